@@ -27,6 +27,15 @@ struct Recognised {
 // Requires and ensures a graph that check_graph accepts; loss and outputs keep their meaning.
 Result<Recognised> recognise(Graph graph);
 
+// Of 16-bit floats, ops that would round between them become ones that round once, whatever chunks
+// are cut later: a product with its bias, and a Gelu behind it, becomes Linear; a cross-entropy
+// reads logits, and makes their gradient, without casts.
+//
+//   y = Gelu (Add (MatMul x w) b)   ->   y, pre = Linear x w b {activation=gelu}
+//
+// Behind sharding, which cuts the ops apart; requires and ensures what sharding ensures.
+Graph round_once(Graph step);
+
 // Composites, backward ones too, written out in primitive ops where `wanted` says so: what a
 // backend lacks. Values change by rounding alone. Requires and ensures a graph that check_graph
 // accepts.

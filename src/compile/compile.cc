@@ -188,7 +188,10 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   const auto shard = [&] { return shard_batch(step, {cut.replicas, cut.microbatches, cut.at}); };
   const auto shard_all = [&]() -> Result<Graph> {
     PIPER_ASSIGN(Graph graph, shard());
-    return making.is_oracle() ? std::move(graph) : shard_axes(std::move(graph), making);
+    if (!making.is_oracle()) {
+      PIPER_ASSIGN(graph, shard_axes(std::move(graph), making));
+    }
+    return round_once(std::move(graph));
   };
   PIPER_ASSIGN(Graph graph, making.steps.run("sharding", shard_all, print_graph));
   if (!making.is_oracle()) {

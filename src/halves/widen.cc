@@ -44,6 +44,9 @@ class Widener {
   // Values of which parts are read by ops that compute, as many bytes as they have.
   void find_roots(const std::vector<ProgramOp>& ops) {
     std::map<int32_t, std::set<int32_t>> parts;
+    std::map<int32_t, size_t> writes;  // that are still to come
+    for (const ProgramOp& op : ops)
+      for (int32_t output : op.outputs) ++writes[output];
     for (const ProgramOp& op : ops) {
       for (int32_t input : op.inputs) {
         if (!computes(op) || !narrow_value(input)) continue;
@@ -53,17 +56,15 @@ class Widener {
         if (root != input) parts[root].insert(input);
       }
       if ((op.op == "Reshape" || op.op == "Slice") && narrow_value(op.outputs[0]) &&
-          op.outputs[0] >= program_.num_args && settled(op.inputs[0]))
+          op.outputs[0] >= program_.num_args && writes[op.inputs[0]] == 0)
         renamed_.emplace(op.outputs[0], op);
+      for (int32_t output : op.outputs) --writes[output];
     }
     for (const auto& [root, values] : parts) {
       int64_t bytes = 0;
       for (int32_t value : values) bytes += program_.values[static_cast<size_t>(value)].bytes();
       if (bytes >= program_.values[static_cast<size_t>(root)].bytes()) roots_.insert(root);
     }
-  }
-  bool settled(int32_t value) const {
-    return value >= program_.num_args || !program_.arg_written[static_cast<size_t>(value)];
   }
   bool has_root(int32_t value) const {
     const auto at = renamed_.find(value);

@@ -65,10 +65,11 @@ Result<Val> fused(RuleContext& c, const Loss& loss) {
   PIPER_ASSIGN(const Val logits, classes_last(c, c.in(0)));
   const Attrs attrs{{"ignore_index", loss.ignore_index}};
   PIPER_ASSIGN(const Vals sum, c.ops("CrossEntropySum", {logits, c.in(1)}, attrs));
-  if (loss.reduction == "sum") return sum[0];
+  if (loss.reduction == "sum") return c.cast(sum[0], logits.dtype);
   PIPER_ASSIGN(Val count, c.op("LabelCount", {c.in(1)}, attrs));
   PIPER_ASSIGN(count, c.cast(count, sum[0].dtype));
-  return c.pointwise("Div", {sum[0], count});
+  PIPER_ASSIGN(const Val mean, c.pointwise("Div", {sum[0], count}));
+  return c.cast(mean, logits.dtype);
 }
 
 Result<Val> is_ignored(RuleContext& c, const Loss& loss) {

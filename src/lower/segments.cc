@@ -185,6 +185,29 @@ void add_reduced_in_place(const Graph& graph, const Chunk& chunk,
   }
 }
 
+// Logits of which the chunk that made them and this one alone know: their gradient is made where
+// they lie.
+void add_gradients_of_logits(const Dag& dag, const Chunk& chunk,
+                             std::unordered_map<int32_t, ValueId>& same) {
+  for (NodeId id : chunk.nodes) {
+    const Node& node = dag.graph.node(id);
+    if (node.op != "CrossEntropyGrad") continue;
+    const ValueId logits = node.inputs[0], made = node.outputs[0];
+    const NodeId maker = dag.graph.value(logits).producer;
+    const auto knows = [&](const Chunk& other) {
+      return std::binary_search(other.reads.begin(), other.reads.end(), logits);
+    };
+    const auto reads = std::count_if(chunk.nodes.begin(), chunk.nodes.end(), [&](NodeId reader) {
+      const auto& inputs = dag.graph.node(reader).inputs;
+      return std::find(inputs.begin(), inputs.end(), logits) != inputs.end();
+    });
+    if (maker.valid() && reads == 1 && knows(chunk) &&
+        std::count_if(dag.chunks.begin(), dag.chunks.end(), knows) == 1 &&
+        !std::binary_search(chunk.writes.begin(), chunk.writes.end(), made))
+      same.emplace(made.value, logits);
+  }
+}
+
 // The own block of a parameter is updated where it lies.
 void add_updated_blocks(const Graph& graph, const Chunk& chunk,
                         std::unordered_map<int32_t, ValueId>& same) {
@@ -236,6 +259,7 @@ std::unordered_map<int32_t, ValueId> find_same_memory(const Dag& dag, const Task
   }
   add_reduced_in_place(dag.graph, chunk, same);
   add_updated_blocks(dag.graph, chunk, same);
+  add_gradients_of_logits(dag, chunk, same);
   return same;
 }
 

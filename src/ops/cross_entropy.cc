@@ -7,12 +7,16 @@
 //   CrossEntropyTerms{ignore_index}(logits, labels, top, first?) -> (above[…], chosen[…])
 //     above = sum of exp(logit - top), chosen = logit of the label - top
 //   CrossEntropyOfTerms{ignore_index}(above, chosen, labels) -> (sum, share[…])
+// Logits, and their gradient, may be of 16 bits: computed with in f32, which all else is of then.
 // share is the probability of the greatest logit. The logarithm of the sum of exponentials would do
 // as well, but in f32 it rounds all probabilities of a row, those of 256 classes by up to 2^-22.
 #include "rules.h"
 
 namespace piper {
 namespace {
+
+// 16-bit floats are the only ones of 2 bytes.
+bool has_halves(const TensorType& type) { return info(type.dtype).bytes == 2; }
 
 // The type of share, once logits and labels are right.
 Result<TensorType> rows_of(const OpTypes& use) {
@@ -21,7 +25,8 @@ Result<TensorType> rows_of(const OpTypes& use) {
   if (logits.shape.empty() || logits.shape.back() == 0) {
     return fail("input 0 (logits) must end with a dim of classes, but is {}", to_string(logits));
   }
-  TensorType rows{logits.dtype, Shape(logits.shape.begin(), logits.shape.end() - 1)};
+  TensorType rows{has_halves(logits) ? DType::kF32 : logits.dtype,
+                  Shape(logits.shape.begin(), logits.shape.end() - 1)};
   PIPER_TRY(check_type(use, 1, "labels", {DType::kI64, rows.shape}));
   return rows;
 }
@@ -59,23 +64,32 @@ TypesResult of_terms_types(const OpTypes& use) {
   return std::vector<TensorType>{{rows.dtype, {}}, rows};
 }
 
-OpDef::Step top_of(const OpTypes& use) {
+// The steps to the greatest logit of a row.
+std::vector<OpDef::Step> top_of(const OpTypes& use) {
   const auto last = static_cast<int64_t>(use.inputs[0].shape.size()) - 1;
-  return {"ReduceMax", {{-1, 0}}, {{"axes", std::vector{last}}, {"keepdims", int64_t{0}}}};
+  std::vector<OpDef::Step> steps{
+      {"ReduceMax", {{-1, 0}}, {{"axes", std::vector{last}}, {"keepdims", int64_t{0}}}}};
+  if (has_halves(use.inputs[0])) steps.push_back({"Cast", {{0, 0}}, {{"to", "f32"}}});
+  return steps;
 }
 
 OpDef::Steps sum_apart(const OpTypes& use) {
-  return {{top_of(use),
-           {"CrossEntropyTerms", {{-1, 0}, {-1, 1}, {0, 0}}, use.attrs},
-           {"CrossEntropyOfTerms", {{1, 0}, {1, 1}, {-1, 1}}, use.attrs}},
-          {{2, 0}, {2, 1}}};
+  OpDef::Steps apart{top_of(use), {}};
+  const int top = static_cast<int>(apart.steps.size()) - 1;
+  apart.steps.push_back({"CrossEntropyTerms", {{-1, 0}, {-1, 1}, {top, 0}}, use.attrs});
+  apart.steps.push_back({"CrossEntropyOfTerms", {{top + 1, 0}, {top + 1, 1}, {-1, 1}}, use.attrs});
+  apart.outputs = {{top + 2, 0}, {top + 2, 1}};
+  return apart;
 }
 
 OpDef::Steps grad_apart(const OpTypes& use) {
   if (has_input(use, 4)) return {};
-  return {
-      {top_of(use), {"CrossEntropyGrad", {{-1, 0}, {-1, 1}, {-1, 2}, {-1, 3}, {0, 0}}, use.attrs}},
-      {{1, 0}}};
+  OpDef::Steps apart{top_of(use), {}};
+  const int top = static_cast<int>(apart.steps.size()) - 1;
+  apart.steps.push_back(
+      {"CrossEntropyGrad", {{-1, 0}, {-1, 1}, {-1, 2}, {-1, 3}, {top, 0}}, use.attrs});
+  apart.outputs = {{top + 1, 0}};
+  return apart;
 }
 
 TypesResult count_types(const OpTypes& use) {
@@ -183,6 +197,7 @@ std::vector<OpDef> cross_entropy_ops() {
   grad.cost = element_cost<12>;
   grad.apart = grad_apart;
   grad.least_is_absent = true;
+  grad.in_place = {{0, 0}};
   OpDef terms{.name = "CrossEntropyTerms", .types = terms_types, .loops = terms_rule};
   terms.cost = element_cost<12>;
   terms.indices = classes;

@@ -12,6 +12,7 @@ std::vector<OpDef> binary_ops();
 std::vector<OpDef> compare_ops();
 std::vector<OpDef> cast_ops();
 std::vector<OpDef> matmul_ops();
+std::vector<OpDef> linear_ops();
 std::vector<OpDef> transpose_ops();
 std::vector<OpDef> reshape_ops();
 std::vector<OpDef> expand_ops();

@@ -196,6 +196,17 @@ ExpandValues grouped_matmul_grad(Builder& b, const Node& node) {
                 {{"axis", int64_t{0}}, {"size", node.attrs.integer("groups")}})};
 }
 
+// ---- Products with a bias ----
+
+ExpandValues linear(Builder& b, const Node& node) {
+  const ValueId product =
+      b.matmul(node.inputs[0], node.inputs[1], false, node.attrs.integer("trans_b") != 0);
+  const ValueId sum = b.add(product, node.inputs[2]);
+  if (node.outputs.size() == 1) return {sum};
+  const bool tanh = node.attrs.text("activation") == "gelu_tanh";
+  return {b.mul(sum, gelu_share(b, sum, tanh)), sum};
+}
+
 // ---- Rotary positions ----
 
 ValueId part(Builder& b, ValueId x, int64_t start, int64_t step) {
@@ -295,6 +306,7 @@ constexpr ExpandExpansion kExpansions[] = {
     {"LayerNorm", layer_norm},
     {"LayerNormGradParams", layer_norm_grad_params},
     {"LayerNormGradX", layer_norm_grad_x},
+    {"Linear", linear},
     {"RmsNorm", rms_norm},
     {"RmsNormGradScale", rms_norm_grad_scale},
     {"RmsNormGradX", rms_norm_grad_x},

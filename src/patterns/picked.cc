@@ -157,6 +157,8 @@ Count recognise_picked_cross_entropy(Graph& graph) {
     } else if (loss.factor != -1) {
       sum = build.mul(sum, build.scalar(-loss.factor, build.type(sum).dtype));
     }
+    const DType dtype = build.type(graph.nodes[i].outputs[0]).dtype;
+    if (build.type(sum).dtype != dtype) sum = build.cast(sum, dtype);
     Node& node = graph.nodes[i];
     node.op = "Reshape";
     node.attrs = Attrs{{"shape", Shape(graph.value(node.outputs[0]).type.shape)}};

@@ -100,9 +100,12 @@ TEST_P(Precision, GivesTheSameBitsUnderEveryPlanOfOneCut) {
     EXPECT_EQ(first.scales, other.scales);
     EXPECT_EQ(first.skipped, other.skipped);
   }
-  const std::string again = text + "  - recompute: {match: \"**/h/{layer}/**\"}\n";
-  expect_equal_bits(first.trained, run_of(model, again, {2, 2, 4, "1f1b"}, steps).trained,
-                    "recomputed");
+  for (const char* again : {"{match: \"**/h/{layer}/**\"}", "{ops: [Gelu, LayerNorm]}"})
+    expect_equal_bits(
+        first.trained,
+        run_of(model, fmt::format("{}  - recompute: {}\n", text, again), {2, 2, 4, "1f1b"}, steps)
+            .trained,
+        again);
 }
 
 TEST_P(Precision, StaysNearSinglePrecisionAndIsNotIt) {
@@ -128,6 +131,24 @@ INSTANTIATE_TEST_SUITE_P(
     Types, Precision, ::testing::Values(kBf16, kF16, kOverflow), [](const auto& info) {
       return std::string(info.index == 0 ? "bf16" : info.index == 1 ? "f16" : "overflow");
     });
+
+// Between the passes the loss keeps logits of 16 bits alone, and over them makes their gradient.
+TEST(Classifier, MakesTheGradientWhereItsLogitsLie) {
+  const std::string model = "gpt-unoptimized";
+  NEEDS_MODEL(model);
+  const auto compiled = compile_model(model, text_with(model, kSgd, kBf16), {1, 1, 2});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  int gradients = 0;
+  for (const Program& program : compiled->set.roles[0].programs)
+    for (const ProgramOp& op : program.ops) {
+      if (op.op != "CrossEntropyGrad") continue;
+      ++gradients;
+      EXPECT_EQ(op.outputs[0], op.inputs[0]);
+      EXPECT_LT(op.outputs[0], program.num_args);
+      EXPECT_EQ(program.values[static_cast<size_t>(op.outputs[0])].dtype, DType::kBF16);
+    }
+  EXPECT_GT(gradients, 0);
+}
 
 // A power of two scales exactly.
 TEST(LossScale, OfAPowerOfTwoChangesNoBitInF32) {

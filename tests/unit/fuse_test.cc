@@ -1,4 +1,7 @@
 // Views and groups: what becomes of a program.
+#include <regex>
+
+#include "piper/halves.h"
 #include "unit/fuse_programs.h"
 
 namespace piper::test {
@@ -130,6 +133,30 @@ TEST(FuseColumns, NothingChangesWhereTheTensorIsWrittenBetween) {
   const auto args = random_args(program, 5);
   FuseCounts counts;
   EXPECT_EQ(run(fuse(program, counts), args), run(program, args));
+}
+
+// In 16 bits, and made here: one cast of the tensor is read and no slice is copied.
+TEST(FuseColumns, SlicesOf16BitsAreColumnsOfOneCast) {
+  Program program = joint_attention({0, 1, 2});
+  for (size_t v = 0; v < program.values.size(); ++v)
+    if (v != 2) program.values[v].dtype = DType::kBF16;  // all but the logarithms of the sums
+  program.arg_written[0] = true;
+  program.ops.insert(program.ops.begin(), {"Neg", {}, {0}, {0}});
+  FuseCounts counts;
+  const Program fused = fuse(widened(program), counts);
+  const std::string text = text_of(fused);
+  EXPECT_TRUE(std::regex_search(text, std::regex(R"(Attention (\d+),\1,\1>)"))) << text;
+  EXPECT_TRUE(std::regex_search(text, std::regex(R"(AttentionGrad (\d+),\1,\1,)"))) << text;
+  EXPECT_EQ(text.find("Slice"), text.npos) << text;
+  std::vector<std::vector<float>> args = random_args(program, 6);
+  for (auto& arg : args)  // the upper halves of two floats each
+    for (float& x : arg) {
+      const auto bits = std::bit_cast<uint32_t>(x);
+      x = std::bit_cast<float>((bits & 0xffff0000u) | bits >> 16);
+    }
+  const auto want = run(widened(program, false), args);
+  EXPECT_EQ(run(fused, args), want);
+  EXPECT_NE(want, args);
 }
 
 TEST(FuseGroups, AChainWithABroadcastBiasIsOneOpWithTwoOutputs) {

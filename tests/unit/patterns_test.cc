@@ -40,6 +40,11 @@ std::vector<std::string> ops_of(const Graph& graph) {
   return ops;
 }
 using Ops = std::vector<std::string>;
+template <class T>
+T must(Result<T> result) {
+  EXPECT_TRUE(result) << print_error(result.error());
+  return *std::move(result);
+}
 
 TEST(Patterns, GeluWrittenOutBecomesOneOp) {
   const auto found = recognise(written_out(0.044715, false).graph);
@@ -142,6 +147,129 @@ TEST(Patterns, PaddedPartsThatOverlapStayASum) {
   const auto found = recognise(std::move(t.graph));
   ASSERT_TRUE(found);
   EXPECT_EQ(ops_of(found->graph), Ops({"Pad", "Pad", "Add"}));
+}
+
+// ---- Rounded once -----------------------------------------------------------------------------
+
+// Gelu(x · w + b) as exporters write it, and its gradient by x, w and b.
+struct LinearForm {
+  DType dtype = DType::kBF16;
+  Shape x{2, 4, 6}, w{6, 8}, bias{8};
+  int64_t trans_a = 0, trans_b = 0;
+  bool bias_first = false, reshapes = false, reads_product = false, gelu = true;
+  int32_t stage_of_sum = 0;
+};
+Graph linear_form(const LinearForm& form) {
+  Graph graph;
+  const auto input = [&](const char* name, const Shape& shape) {
+    Value value;
+    value.name = name;
+    value.type = {form.dtype, shape};
+    value.kind = ValueKind::kInput;
+    graph.inputs.push_back(graph.add_value(std::move(value)));
+    return graph.inputs.back();
+  };
+  const ValueId x = input("x", form.x), w = input("w", form.w), bias = input("b", form.bias);
+  Builder b(graph);
+  graph.add_tag("stage");
+  b.tags = {0};
+  b.scope = "fc";
+  const ValueId product = b.matmul(x, w, form.trans_a != 0, form.trans_b != 0);
+  b.tags = {form.stage_of_sum};
+  const ValueId sum = form.bias_first ? b.add(bias, product) : b.add(product, bias);
+  const ValueId given = form.reshapes ? b.reshape(sum, {2, 2, 2, 8}) : sum;
+  b.scope = "act";
+  const ValueId y = form.gelu ? b.op1("Gelu", {given}, {{"approximate", "tanh"}}) : b.neg(given);
+  graph.outputs = {y};
+  if (form.reads_product) graph.outputs.push_back(b.neg(product));
+  b.pass = Pass::kBI;
+  const ValueId dy = input("dy", Shape(b.shape(y)));
+  graph.outputs.push_back(form.gelu ? b.op1("GeluGrad", {given, dy}, {{"approximate", "tanh"}})
+                                    : b.neg(dy));
+  return graph;
+}
+Ops rounded_once(const LinearForm& form) {
+  const Graph graph = must(in_topological_order(round_once(linear_form(form))));
+  const Status status = check_graph(graph);
+  EXPECT_TRUE(status) << print_error(status.error());
+  return ops_of(graph);
+}
+
+TEST(RoundOnce, AProductItsBiasAndAGeluAreOneOpOf16Bits) {
+  const Graph graph = round_once(linear_form({}));
+  ASSERT_EQ(ops_of(graph), Ops({"Linear", "GeluGrad"}));
+  const Node &linear = graph.nodes[0], &gradient = graph.nodes[1];
+  EXPECT_EQ(linear.attrs.text("activation"), "gelu_tanh");
+  EXPECT_EQ(linear.scope, "fc");
+  EXPECT_EQ(linear.outputs[0], graph.outputs[0]);
+  EXPECT_EQ(linear.outputs[1], gradient.inputs[0]);
+  const Ops joined{"Linear", "GeluGrad"};
+  EXPECT_EQ(rounded_once({.dtype = DType::kF16}), joined);
+  EXPECT_EQ(rounded_once({.x = {4, 6}}), joined);
+  EXPECT_EQ(rounded_once({.w = {8, 6}, .trans_b = 1}), joined);
+  EXPECT_EQ(rounded_once({.bias_first = true}), joined);
+  EXPECT_EQ(rounded_once({.gelu = false}), Ops({"Linear", "Neg", "Neg"}));
+}
+
+TEST(RoundOnce, AGeluOfAnotherShapeIsPartOfItToo) {
+  const Graph graph = round_once(linear_form({.reshapes = true}));
+  EXPECT_EQ(ops_of(graph), Ops({"Linear", "Reshape", "Reshape", "GeluGrad"}));
+  EXPECT_EQ(graph.value(graph.outputs[0]).type.shape, (Shape{2, 2, 2, 8}));
+}
+
+TEST(RoundOnce, OthersStayAsTheyAre) {
+  const Ops apart{"MatMul", "Add", "Gelu", "GeluGrad"};
+  EXPECT_EQ(rounded_once({.dtype = DType::kF32}), apart);  // in which nothing is rounded again
+  EXPECT_EQ(rounded_once({.x = {6, 4}, .trans_a = 1}), apart);
+  EXPECT_EQ(rounded_once({.w = {2, 6, 8}}), apart);     // a matrix for each
+  EXPECT_EQ(rounded_once({.bias = {2, 4, 8}}), apart);  // a residual
+  EXPECT_EQ(rounded_once({.bias = {1}}), apart);        // a number
+  EXPECT_EQ(rounded_once({.stage_of_sum = 1}), apart);  // of two chunks
+  EXPECT_EQ(rounded_once({.reads_product = true}),
+            Ops({"MatMul", "Add", "Gelu", "Neg", "GeluGrad"}));
+}
+
+// The loss of logits of 16 bits that are cast, and its gradient by them; `rows`: of rows that a
+// Reshape makes.
+Graph loss_form(DType logits, DType gradient, bool rows = false) {
+  Graph graph;
+  const auto input = [&](const char* name, TensorType type) {
+    Value value;
+    value.name = name;
+    value.type = std::move(type);
+    value.kind = ValueKind::kInput;
+    graph.inputs.push_back(graph.add_value(std::move(value)));
+    return graph.inputs.back();
+  };
+  const Shape lead = rows ? Shape{2, 2} : Shape{4}, shape = rows ? Shape{2, 2, 7} : Shape{4, 7};
+  const ValueId x = input("x", {logits, shape}), all = input("labels", {DType::kI64, lead}),
+                slope = input("slope", {DType::kF32, {}});
+  Builder b(graph);
+  const ValueId wide = b.cast(b.reshape(x, {4, 7}), DType::kF32), labels = b.reshape(all, {4});
+  const std::vector<ValueId> sum = b.op("CrossEntropySum", {wide, labels});
+  b.pass = Pass::kBI;
+  const ValueId dx = b.op1("CrossEntropyGrad", {wide, labels, sum[1], slope});
+  graph.outputs = {sum[0], b.reshape(b.cast(dx, gradient), shape)};
+  return graph;
+}
+
+TEST(RoundOnce, ACrossEntropyReadsLogitsOf16Bits) {
+  const Graph graph = round_once(loss_form(DType::kBF16, DType::kBF16));
+  ASSERT_EQ(ops_of(graph), Ops({"CrossEntropySum", "CrossEntropyGrad"}));
+  EXPECT_EQ(graph.value(graph.outputs[0]).type, (TensorType{DType::kF32, {}}));
+  EXPECT_EQ(graph.value(graph.outputs[1]).type, (TensorType{DType::kBF16, {4, 7}}));
+  const Status status = check_graph(graph);
+  EXPECT_TRUE(status) << print_error(status.error());
+  // So it does as they lie, whatever rows the loss is taken of.
+  const Graph rows = round_once(loss_form(DType::kBF16, DType::kBF16, true));
+  ASSERT_EQ(ops_of(rows), Ops({"CrossEntropySum", "CrossEntropyGrad"}));
+  EXPECT_EQ(rows.nodes[1].inputs[0], rows.inputs[0]);
+  EXPECT_EQ(rows.value(rows.outputs[1]).type, (TensorType{DType::kBF16, {2, 2, 7}}));
+  // The gradient is wanted in another type: it is not rounded to that of the logits before.
+  EXPECT_EQ(ops_of(round_once(loss_form(DType::kBF16, DType::kF16))),
+            Ops({"Cast", "CrossEntropySum", "CrossEntropyGrad", "Cast"}));
+  EXPECT_EQ(ops_of(round_once(loss_form(DType::kF64, DType::kF64))),
+            Ops({"Cast", "CrossEntropySum", "CrossEntropyGrad", "Cast"}));
 }
 
 }  // namespace

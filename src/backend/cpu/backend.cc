@@ -165,7 +165,7 @@ class Cpu final : public CpuBackend {
       PIPER_WANT(program.arg_read.size() == args && program.arg_written.size() == args,
                  "{} arguments, and flags of {} and {}", args, program.arg_read.size(),
                  program.arg_written.size());
-      FusedProgram wide{widened(program, cpu::takes_halves), {}};
+      FusedProgram wide{widened(taken_apart(program), cpu::takes_halves), {}};
       if (!fuses_) return load_into(wide, loaded);
       PIPER_TRY(make_kernels(wide));  // joining trusts ops
       FuseCounts counts;

@@ -138,8 +138,10 @@ constexpr std::array kKernels = std::to_array<Entry>({
 
 }  // namespace
 
-// They move elements, compare, choose or convert them; a Fused op casts itself.
+// They move elements, compare, choose or convert them; a Fused op casts itself, and those of a
+// cross-entropy do so row by row.
 bool takes_halves(std::string_view op) {
+  if (op.starts_with("CrossEntropy")) return op != "CrossEntropyOfTerms";
   constexpr std::array kTakers = std::to_array<std::string_view>(
       {"Cast",  "Concat",    "Dropout",        "Equal",    "Expand",  "Fill",
        "Fused", "Gather",    "GatherElements", "GatherND", "Greater", "GreaterOrEqual",

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <limits>
 
+#include "blocks.h"
 #include "families.h"
+#include "piper/halves.h"
 #include "places.h"
 #include "rows.h"
 
@@ -26,32 +28,74 @@ Result<Rows> rows_of(const Use& use) {
 
 bool inside(int64_t label, const Rows& rows) { return label >= 0 && label < rows.classes; }
 
+// The type of all but logits and their gradient.
+DType statistics_of(const Use& use) { return is_half(use.type()) ? DType::kF32 : use.type(); }
+
+// Logits in rows; of 16 bits, each row is widened into the scratch memory when its turn comes.
+template <class T>
+class Logits {
+ public:
+  Logits(DType dtype, int64_t classes) : dtype_(dtype), classes_(classes) {
+    if (!is_half(dtype)) return;
+    const DType wide = DType::kF32;
+    widen_ = find_block("Cast", info(wide).name, {&dtype, 1})->run;
+    round_ = find_block("Cast", info(dtype).name, {&wide, 1})->run;
+  }
+  int64_t scratch_bytes() const {
+    return is_half(dtype_) ? classes_ * static_cast<int64_t>(sizeof(float)) : 0;
+  }
+  const T* row(const std::byte* logits, int64_t r, std::byte* scratch) const {
+    const std::byte* from = logits + r * bytes();
+    if (widen_) cast(widen_, from, scratch);
+    return reinterpret_cast<const T*>(widen_ ? scratch : from);
+  }
+  // Where a row of gradients is made, and what then puts it into its place.
+  T* made(std::byte* gradients, int64_t r, std::byte* scratch) const {
+    return reinterpret_cast<T*>(round_ ? scratch : gradients + r * bytes());
+  }
+  void put(const T* made, std::byte* gradients, int64_t r) const {
+    if (round_) cast(round_, reinterpret_cast<const std::byte*>(made), gradients + r * bytes());
+  }
+
+ private:
+  int64_t bytes() const { return classes_ * info(dtype_).bytes; }
+  void cast(BlockFn how, const std::byte* from, std::byte* to) const {
+    constexpr bool kEach = true;
+    how(&from, &kEach, to, classes_);
+  }
+  DType dtype_;
+  int64_t classes_;
+  BlockFn widen_ = nullptr, round_ = nullptr;
+};
+
 }  // namespace
 
 Result<KernelPtr> make_cross_entropy_sum(const Use& use) {
   PIPER_TRY(use.operands(2, 2, 2));
   PIPER_ASSIGN(const Rows rows, rows_of(use));
-  PIPER_WANT(use.outputs[0] == (TensorType{use.type(), {}}) &&
-                 (!use.wanted[1] || use.outputs[1] == TensorType{use.type(), use.in(1)}),
+  const DType dtype = statistics_of(use);
+  PIPER_WANT(use.outputs[0] == (TensorType{dtype, {}}) &&
+                 (!use.wanted[1] || use.outputs[1] == TensorType{dtype, use.in(1)}),
              "of {} to {} and {}", to_string(use.inputs[0]), to_string(use.outputs[0]),
              to_string(use.outputs[1]));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+  return for_floats(use, dtype, [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    return make_kernel(InPlace::kNo, [rows, fns = norm_fns<T>()](Pointers p, std::byte*) {
-      const T* logits = input<T>(p, 0);
+    const Logits<T> logits(use.type(), rows.classes);
+    const auto run = [rows, logits, fns = norm_fns<T>()](Pointers p, std::byte* scratch) {
       const auto* labels = input<int64_t>(p, 1);
       double sum = 0;
-      for (int64_t r = 0; r < rows.count; ++r, logits += rows.classes) {
+      for (int64_t r = 0; r < rows.count; ++r) {
+        const T* row = logits.row(p[0], r, scratch);
         T top;
-        const double above = fns.sum_above(logits, rows.classes, top);
+        const double above = fns.sum_above(row, rows.classes, top);
         if (p[3]) output<T>(p, 3)[r] = static_cast<T>(1 / above);
         if (labels[r] == rows.ignore) continue;
-        sum += inside(labels[r], rows)
-                   ? std::log(above) + static_cast<double>(top - logits[labels[r]])
-                   : std::numeric_limits<double>::quiet_NaN();
+        sum += inside(labels[r], rows) ? std::log(above) + static_cast<double>(top - row[labels[r]])
+                                       : std::numeric_limits<double>::quiet_NaN();
       }
       *output<T>(p, 2) = static_cast<T>(sum);
-    });
+    };
+    return make_kernel(InPlace::kNo, run, logits.scratch_bytes());
   });
 }
 
@@ -59,31 +103,35 @@ Result<KernelPtr> make_cross_entropy_terms(const Use& use) {
   PIPER_TRY(use.operands(3, 4, 2));
   PIPER_ASSIGN(const Rows rows, rows_of(use));
   PIPER_ASSIGN(const Part part, part_of(use, 3, rows.classes));
-  const TensorType row{use.type(), use.in(1)};
+  const DType dtype = statistics_of(use);
+  const TensorType row{dtype, use.in(1)};
   PIPER_WANT(use.inputs[2] == row && use.outputs[0] == row && use.outputs[1] == row,
              "of {} to {} and {}", to_string(use.inputs[0]), to_string(use.outputs[0]),
              to_string(use.outputs[1]));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+  return for_floats(use, dtype, [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    return make_kernel(InPlace::kNo, [rows, part, fns = norm_fns<T>()](Pointers p, std::byte*) {
-      const T* logits = input<T>(p, 0);
+    const Logits<T> logits(use.type(), rows.classes);
+    const auto run = [rows, part, logits, fns = norm_fns<T>()](Pointers p, std::byte* scratch) {
       const auto* labels = input<int64_t>(p, 1);
       const T* tops = input<T>(p, 2);
       const int64_t first = part.first(p);
-      for (int64_t r = 0; r < rows.count; ++r, logits += rows.classes) {
+      for (int64_t r = 0; r < rows.count; ++r) {
+        const T* row = logits.row(p[0], r, scratch);
         T top;
-        const double above = fns.sum_above(logits, rows.classes, top);
+        const double above = fns.sum_above(row, rows.classes, top);
         if (p[part.outputs])
           output<T>(p, part.outputs)[r] =
               static_cast<T>(above * std::exp(static_cast<double>(top - tops[r])));
         if (!p[part.outputs + 1]) continue;
         T& chosen = output<T>(p, part.outputs + 1)[r] = T{0};
         if (labels[r] == rows.ignore) continue;
-        const int64_t at = labels[r] < 0 ? -1 : position_in(labels[r], first, part.size, part.whole);
-        if (at >= 0) chosen = logits[at] - tops[r];
+        const int64_t at =
+            labels[r] < 0 ? -1 : position_in(labels[r], first, part.size, part.whole);
+        if (at >= 0) chosen = row[at] - tops[r];
         if (at == -1) chosen = std::numeric_limits<T>::quiet_NaN();
       }
-    });
+    };
+    return make_kernel(InPlace::kNo, run, logits.scratch_bytes());
   });
 }
 
@@ -119,21 +167,24 @@ Result<KernelPtr> make_cross_entropy_grad(const Use& use) {
   PIPER_ASSIGN(const Part part, part_of(use, 5, rows.classes));
   const bool topped = use.inputs.size() > 4 && use.present[4];
   PIPER_WANT(!topped || use.inputs[4] == use.inputs[2], "top {}", to_string(use.inputs[4]));
-  PIPER_WANT(use.inputs[2] == (TensorType{use.type(), use.in(1)}) &&
-                 use.inputs[3] == (TensorType{use.type(), {}}) && use.outputs[0] == use.inputs[0],
+  const DType dtype = statistics_of(use);
+  PIPER_WANT(use.inputs[2] == (TensorType{dtype, use.in(1)}) &&
+                 use.inputs[3] == (TensorType{dtype, {}}) && use.outputs[0] == use.inputs[0],
              "of {}, {} and {} to {}", to_string(use.inputs[0]), to_string(use.inputs[2]),
              to_string(use.inputs[3]), to_string(use.outputs[0]));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
+  return for_floats(use, dtype, [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    return make_kernel(InPlace::kYes, [rows, part, topped, fns = norm_fns<T>()](Pointers p,
-                                                                            std::byte*) {
-      const T* logits = input<T>(p, 0);
+    const Logits<T> logits(use.type(), rows.classes);
+    const auto run = [rows, part, topped, logits, fns = norm_fns<T>()](Pointers p,
+                                                                       std::byte* scratch) {
       const auto* labels = input<int64_t>(p, 1);
       const T scale = *input<T>(p, 3);
       const int64_t first = part.first(p);
-      T* out = output<T>(p, part.outputs);
-      for (int64_t r = 0; r < rows.count; ++r, logits += rows.classes, out += rows.classes) {
-        const int64_t at = labels[r] < 0 ? -1 : position_in(labels[r], first, part.size, part.whole);
+      for (int64_t r = 0; r < rows.count; ++r) {
+        const T* row = logits.row(p[0], r, scratch);
+        T* out = logits.made(p[part.outputs], r, scratch);
+        const int64_t at =
+            labels[r] < 0 ? -1 : position_in(labels[r], first, part.size, part.whole);
         if (labels[r] == rows.ignore) {
           std::fill_n(out, rows.classes, T{0});
         } else if (at == -1) {
@@ -141,13 +192,14 @@ Result<KernelPtr> make_cross_entropy_grad(const Use& use) {
         } else {
           T share = scale * input<T>(p, 2)[r];
           if (topped)
-            share *= std::exp(*std::max_element(logits, logits + rows.classes) -
-                              input<T>(p, 4)[r]);
-          fns.exp_above(logits, share, out, rows.classes);
+            share *= std::exp(*std::max_element(row, row + rows.classes) - input<T>(p, 4)[r]);
+          fns.exp_above(row, share, out, rows.classes);
           if (at >= 0) out[at] -= scale;
         }
+        logits.put(out, p[part.outputs], r);
       }
-    });
+    };
+    return make_kernel(InPlace::kYes, run, logits.scratch_bytes());
   });
 }
 
