@@ -91,7 +91,7 @@ struct ProductShape {
   bool trans_a = false, trans_b = false;
   int64_t rows = 0, columns = 0, depth = 0;  // m, n, k
 };
-// What src/backend/cpu/products.txt, whose head says its form, holds for one processor.
+// What src/backend_cpu/products.txt, whose head says its form, holds for one processor.
 struct ProductTable {
   struct Condition {
     enum Of : uint8_t { kType, kTransA, kTransB, kRows, kColumns, kDepth, kLine } of = kType;

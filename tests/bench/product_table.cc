@@ -1,5 +1,5 @@
 // Which cut of a matrix product is the fastest, for each class of shapes that training has: prints
-// an entry of src/backend/cpu/products.txt for the processor it runs on. One thread; the cuts
+// an entry of src/backend_cpu/products.txt for the processor it runs on. One thread; the cuts
 // alternate, the least times count. Operands come from memory that other products have used since,
 // as in a step.
 //

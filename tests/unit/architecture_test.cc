@@ -91,11 +91,7 @@ Rooms parse_calls(const std::string& cmake, const std::string& function) {
 Rooms rooms() { return parse_calls(read(kRoot / "CMakeLists.txt"), "piper_room"); }
 Rooms tools() { return parse_calls(read(kRoot / "CMakeLists.txt"), "piper_tool"); }
 
-// backend_cpu -> backend/cpu, as piper_room has it.
-fs::path folder_of(std::string room) {
-  std::replace(room.begin(), room.end(), '_', '/');
-  return kRoot / "src" / room;
-}
+fs::path folder_of(const std::string& room) { return kRoot / "src" / room; }
 
 // Rooms that are several forms of one thing share a door: backend_cpu and backend_null have
 // backend.h.
