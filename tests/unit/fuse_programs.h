@@ -48,25 +48,36 @@ inline std::string fused_text(const Program& program) {
   return text_of(fuse(program, counts));
 }
 
-// One run on the CPU backend.
-inline std::vector<std::vector<float>> run(const FusedProgram& program,
-                                           std::vector<std::vector<float>> args) {
-  auto backend = make_cpu_backend();
-  const auto loaded = backend->load(program);
+// One run on a CPU backend.
+template <class Loaded>
+std::vector<std::vector<float>> run_on(CpuBackend& backend, const Loaded& program,
+                                       std::vector<std::vector<float>> args) {
+  const auto loaded = backend.load(program);
   if (!loaded) {
     ADD_FAILURE() << loaded.error().message;
     return {};
   }
   std::vector<std::byte*> pointers;
   for (auto& arg : args) pointers.push_back(reinterpret_cast<std::byte*>(arg.data()));
-  const auto bound =
-      backend->bind(*loaded, pointers, *backend->allocate(backend->workspace_bytes(*loaded)));
+  std::byte* const workspace = *backend.allocate(backend.workspace_bytes(*loaded));
+  const auto bound = backend.bind(*loaded, pointers, workspace);
   if (!bound) {
     ADD_FAILURE() << bound.error().message;
     return {};
   }
-  backend->launch(*bound);
+  backend.launch(*bound);
   return args;
+}
+inline std::vector<std::vector<float>> run(const FusedProgram& program,
+                                           std::vector<std::vector<float>> args) {
+  return run_on(*make_cpu_backend(), program, std::move(args));
+}
+// As of a plan, its ops one by one.
+inline std::vector<std::vector<float>> run_planned(const Program& program,
+                                                   std::vector<std::vector<float>> args) {
+  CpuOptions options;
+  options.fuse = false;
+  return run_on(*make_cpu_backend(options), program, std::move(args));
 }
 // Its ops one by one.
 inline std::vector<std::vector<float>> run(const Program& program,
