@@ -173,8 +173,9 @@ Status check_divides(const Graph& graph, std::span<const AxisCut> before, const 
     for (const ShardSeed& other : axis.seeds) {
       if (other.value != seed.value || other.dim != seed.dim) continue;
       notes.push_back(fmt::format("it is cut over '{}' at line {}", axis.name, other.at.line));
-      // Every rank loads all of an input, and takes its own block of that once.
-      if (graph.value(seed.value).kind == ValueKind::kInput)
+      // Of an input a rank loads its own samples, all of each, and takes its own block once.
+      const Value& value = graph.value(seed.value);
+      if (value.kind == ValueKind::kInput && value.batch_dim != seed.dim)
         return fail(seed.at, "not supported: dim {} of input '{}' in blocks over two axes",
                     seed.dim, quote_control(graph.value(seed.value).name))
             .with_note(notes.back())

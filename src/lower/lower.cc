@@ -123,6 +123,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
   const auto all_readers = readers(dag.graph);
   in_parallel(cells.size(), [&](size_t c) {
     RoleProgram& role = lowered.roles[c];
+    role.workspace_bytes.resize(role.streams.size());
     describe_needs(role, dag, all_readers);
     if (!overlap) {
       place_buffers(role, held[c], cells[c].overlaps, cells[c].pool);
