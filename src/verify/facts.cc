@@ -32,61 +32,12 @@ class Bits {
   std::vector<uint64_t> words_;
 };
 
-// Runs of bytes where buffers lie. There are far fewer of them than buffers.
-class Extents {
- public:
-  int32_t id_of(int64_t begin, int64_t end) {
-    if (2 * extents_.size() >= slots_.size()) widen();
-    int32_t& id = slot_of({begin, end});
-    if (id < 0) {
-      id = static_cast<int32_t>(extents_.size());
-      extents_.push_back({begin, end});
-    }
-    return id;
-  }
-  // Numbers the places where they begin and end, in ascending order. Returns how many.
-  int32_t number() {
-    std::vector<int64_t> places;
-    for (const auto& [begin, end] : extents_) places.insert(places.end(), {begin, end});
-    std::sort(places.begin(), places.end());
-    places.erase(std::unique(places.begin(), places.end()), places.end());
-    const auto number_of = [&](int64_t at) {
-      return std::lower_bound(places.begin(), places.end(), at) - places.begin();
-    };
-    for (auto& [begin, end] : extents_) begin = number_of(begin), end = number_of(end);
-    return static_cast<int32_t>(places.size());
-  }
-  const std::pair<int64_t, int64_t>& operator[](int32_t id) const { return extents_[id]; }
-
- private:
-  using Extent = std::pair<int64_t, int64_t>;
-
-  // Where its id stands, or may: the first free slot from the one that its bytes are mixed to.
-  int32_t& slot_of(const Extent& extent) {
-    const uint64_t mixed = (static_cast<uint64_t>(extent.first) * 0x9e3779b97f4a7c15 +
-                            static_cast<uint64_t>(extent.second)) *
-                           0x94d049bb133111eb;
-    for (size_t at = mixed >> 32;; ++at) {
-      int32_t& id = slots_[at & (slots_.size() - 1)];
-      if (id < 0 || extents_[id] == extent) return id;
-    }
-  }
-  void widen() {
-    slots_.assign(std::max<size_t>(64, 2 * slots_.size()), -1);
-    for (size_t i = 0; i < extents_.size(); ++i) slot_of(extents_[i]) = static_cast<int32_t>(i);
-  }
-
-  std::vector<int32_t> slots_;  // ids, a power of two of them and at most half full; -1: free
-  std::vector<Extent> extents_;
-};
-
 // What can be said of a role alone.
 RoleFacts facts_of(const RoleProgram& role) {
   RoleFacts facts;
   facts.buffers.reserve(role.buffers.size());
   std::vector<int64_t> bytes_of;  // by tensor
   for (const Tensor& tensor : role.tensors) bytes_of.push_back(tensor.type.bytes());
-  Extents extents;
   for (const Buffer& buffer : role.buffers) {
     const Tensor& tensor = role.tensor(buffer);
     // The host's memory is taken to lie behind the device's.
@@ -94,12 +45,7 @@ RoleFacts facts_of(const RoleProgram& role) {
     const int64_t bytes = bytes_of[buffer.tensor];
     if (tensor.kind != BufferKind::kStep)
       facts.kept.push_back(static_cast<int32_t>(facts.buffers.size()));
-    facts.buffers.push_back({extents.id_of(begin, begin + bytes), 0, -1, tensor.kind});
-  }
-  facts.ends = extents.number();
-  for (BufferFacts& buffer : facts.buffers) {
-    const auto& [begin, end] = extents[buffer.begin];
-    buffer.begin = static_cast<int32_t>(begin), buffer.end = static_cast<int32_t>(end);
+    facts.buffers.push_back({begin, begin + bytes, -1, tensor.kind});
   }
   for (const Program& program : role.programs) facts.programs.push_back(facts_of(program));
   return facts;

@@ -52,7 +52,6 @@ class CellCheck {
         facts_(*model.cells[cell].facts),
         lives_(notes.lives),
         is_body_(section.parts.size() == 1 && section.parts[0].ends_step),
-        owners_(static_cast<size_t>(facts_.ends)),
         marks_(notes.marks) {
     lives_.assign(facts_.buffers.size(), {});
     marks_.clear();

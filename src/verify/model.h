@@ -33,7 +33,7 @@ class NameIds {
 
 // What the rules ask of a role again and again, side by side.
 struct BufferFacts {
-  int32_t begin = 0, end = 0;  // among all places of the arena where a buffer begins or ends
+  int64_t begin = 0, end = 0;  // bytes of the arena, behind which the host's lie
   int32_t param = -1;          // the name's id
   BufferKind kind = BufferKind::kStep;
 };
@@ -46,7 +46,6 @@ struct ProgramFacts {
 struct RoleFacts {
   std::vector<BufferFacts> buffers;
   std::vector<int32_t> kept;  // buffers that outlive a step, ascending
-  int32_t ends = 0;           // how many places
   std::vector<ProgramFacts> programs;
   std::vector<int32_t> targets;  // by sum: its name's id
   std::vector<bool> has_target;  // by that id
