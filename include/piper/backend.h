@@ -1,10 +1,10 @@
 // What executes programs: one small interface, implemented by cpu/ (vectorised loops), null/
 // (records, runs nothing) and sim/ (the loops of cpu/, queued, in any order that is legal).
 //
-// A backend belongs to one rank and is used from that rank's thread. load, bind, add_stream and
-// add_event may allocate; launch, copy, fill, record and wait may not, take no lock (the threads of
-// a rank meet at the end of an op), and do not fail: all that can be wrong is found at load and
-// bind, or said by finish.
+// A backend belongs to one rank and is used from that rank's thread; copy, where nothing is queued,
+// from a second one, too. load, bind, add_stream and add_event may allocate; launch, copy, fill,
+// record and wait may not, take no lock (the threads of a rank meet at the end of an op), and do
+// not fail: all that can be wrong is found at load and bind, or said by finish.
 #pragma once
 
 #include <array>

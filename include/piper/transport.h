@@ -4,7 +4,7 @@
 // element, (((r0 + r1) + r2) + …), whatever the message's size; 16-bit floats in f32, rounded once.
 // The greatest of numbers is no number where one of them is none.
 //
-// A transport and its control belong to one rank and are used from that rank's thread alone.
+// A transport and its control belong to one rank and are used from one thread of it at a time.
 // Everything that a step needs is registered first (add_send, add_recv, add_group: these may
 // allocate and lock); the calls of a step do neither. Every wait has a deadline: when it passes, or
 // another rank has aborted, the call returns an Error with ExitCode::kPeer that names the own rank,

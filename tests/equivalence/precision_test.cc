@@ -42,6 +42,7 @@ Outcome run_of(const std::string& model, const std::string& text, const Shape2& 
   std::unique_ptr<BatchSource> reference_data;
   if (reference) reference_data = std::move(*open_batches(*reference, model));
   auto job = run_job(compiled->set, data->get(), reference, reference_data.get(), options);
+  if (shape.pp == 2 && shape.dp == 2) expect_same_when_queued(compiled->set, model, text);
   if (!job) {
     ADD_FAILURE() << text << print_error(job.error());
     return run;

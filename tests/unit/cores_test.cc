@@ -44,21 +44,22 @@ struct Observed {
 };
 
 // Threads pin themselves as they start: they are waited for.
-Observed observe(int32_t ranks, int threads, size_t wanted) {
+Observed observe(const PlanSet& set, int threads, size_t wanted,
+                 HelperThread helper = HelperThread::kAuto) {
+  const int64_t ranks = set.world();
   const auto folder =
       std::filesystem::temp_directory_path() / fmt::format("piper-cores-{}", getpid());
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
-  const PlanSet set = ranks == 1 ? replicas_oracle(2) : replicas(ranks);
   EXPECT_TRUE(write_plan_set(set, nullptr, nullptr, (folder / "plans").string(), {}));
-  const std::vector<float> numbers(static_cast<size_t>(5 * set.roles[0].batch), 1);
-  const auto samples = static_cast<size_t>(set.roles[0].batch);
-  const std::vector<NamedTensor> data{{"batch/0/t",
-                                       {DType::kF32, {set.roles[0].batch}},
-                                       Bytes::copy_of(numbers.data(), 4 * samples)},
-                                      {"batch/0/x",
-                                       {DType::kF32, {set.roles[0].batch, 5}},
-                                       Bytes::copy_of(numbers.data(), 20 * samples)}};
+  const auto needs = data_needs(set);
+  std::vector<NamedTensor> data;
+  for (const InputNeed& need : *needs) {
+    const std::vector<float> ones(static_cast<size_t>(num_elements(need.type.shape)), 1);
+    data.push_back({"batch/0/" + need.name, need.type,
+                    Bytes::copy_of(ones.data(), static_cast<size_t>(need.type.bytes()))});
+  }
+  std::sort(data.begin(), data.end(), [](auto& one, auto& other) { return one.name < other.name; });
   EXPECT_TRUE(write_safetensors((folder / "data.safetensors").string(), data));
   Observed seen;
   std::mutex mutex;
@@ -66,6 +67,7 @@ Observed observe(int32_t ranks, int threads, size_t wanted) {
   options.plan = (folder / "plans").string();
   options.data.sources = {(folder / "data.safetensors").string()};
   options.job.threads = threads;
+  options.job.helper = helper;
   options.job.before_step = [&](int64_t rank, int64_t, const Executor&) {
     std::lock_guard lock(mutex);
     seen.cores[rank] = cores_of_thread(0);
@@ -93,7 +95,7 @@ class Cores : public testing::Test {
 };
 
 TEST_F(Cores, ARankHasOneForEachOfItsThreads) {
-  const Observed seen = observe(1, 0, all_.size());
+  const Observed seen = observe(replicas_oracle(2), 0, all_.size());
   EXPECT_NE(seen.report.find(fmt::format("1 rank with {} threads each, pinned;", all_.size())),
             seen.report.npos)
       << seen.report;
@@ -105,7 +107,7 @@ TEST_F(Cores, ARankHasOneForEachOfItsThreads) {
 
 TEST_F(Cores, EachRankHasItsOwn) {
   const auto count = static_cast<int32_t>(all_.size());
-  const Observed seen = observe(count, 0, 0);
+  const Observed seen = observe(replicas(count), 0, 0);
   EXPECT_NE(seen.report.find(fmt::format("{} ranks with 1 thread each, pinned;", count)),
             seen.report.npos)
       << seen.report;
@@ -115,10 +117,27 @@ TEST_F(Cores, EachRankHasItsOwn) {
 
 // Threads that are not as many as the cores move freely, and nothing else is said.
 TEST_F(Cores, NoThreadIsPinnedWhereCoresAreLeft) {
-  const Observed seen = observe(1, static_cast<int>(all_.size()) - 1, 0);
+  const Observed seen = observe(replicas_oracle(2), static_cast<int>(all_.size()) - 1, 0);
   EXPECT_EQ(seen.report.find("pinned"), seen.report.npos) << seen.report;
   EXPECT_EQ(seen.cores.at(0), all_);
   EXPECT_EQ(seen.pinned, (std::map<int, int>{}));
+}
+
+// One that is not asked for has a core of its own: of at least four, or that --threads leaves.
+TEST_F(Cores, AHelperIsSaid) {
+  const auto share = static_cast<int>(all_.size() / 2);  // of a rank
+  const auto says = [&](int threads, HelperThread helper, const std::string& what) {
+    const Observed seen = observe(meanwhile(), threads, 0, helper);
+    EXPECT_TRUE(seen.report.starts_with("2 ranks with " + what)) << seen.report;
+  };
+  says(1, HelperThread::kOn, "1 thread and a helper each");
+  says(1, HelperThread::kOff, "1 thread each");
+  says(1, HelperThread::kAuto, share > 1 ? "1 thread and a helper each" : "1 thread each");
+  if (share >= 4)
+    says(0, HelperThread::kAuto, fmt::format("{} threads and a helper each", share - 1));
+  const Observed idle = observe(replicas(2), 1, 0, HelperThread::kOn);
+  EXPECT_TRUE(idle.report.starts_with("2 ranks with 1 thread each")) << idle.report;
+  EXPECT_NE(idle.report.find("no helper has anything to do: "), idle.report.npos) << idle.report;
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

@@ -159,7 +159,10 @@ inline PlanSet meanwhile() {
   second.body[2].waits = {1};
   first.reports = {{"loss", 3}};
   PlanSet set = finish({first, second}, {0, 1});
-  for (RoleProgram& role : set.roles) role.streams.push_back({"messages"});
+  for (RoleProgram& role : set.roles) {
+    role.streams.push_back({"messages"});
+    role.workspace_bytes.push_back(0);
+  }
   return set;
 }
 
