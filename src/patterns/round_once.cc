@@ -51,8 +51,8 @@ class OnceRounder {
   // The product of rows with one matrix of which the sum takes a row as its bias.
   const Node* product_of(const Node& sum, size_t side) const {
     const Node* product = match_.sole(sum.inputs[side], "MatMul");
-    if (!product || product->pass != sum.pass || product->tags != sum.tags ||
-        product->attrs.integer("trans_a") != 0 || product->inputs.size() != 2)
+    if (!product || product->pass != sum.pass || product->attrs.integer("trans_a") != 0 ||
+        product->inputs.size() != 2)
       return nullptr;
     const TensorType &w = type(product->inputs[1]), &with = type(sum.inputs[1 - side]),
                      &made = type(sum.outputs[0]);
@@ -68,15 +68,58 @@ class OnceRounder {
     for (const size_t side : {size_t{0}, size_t{1}}) {
       const Node* product = product_of(sum, side);
       if (!product) continue;
+      if (product->tags != sum.tags && !bring(sum.inputs[1 - side], id, product->tags)) return;
       joined_ = true;
       const int64_t trans_b = product->attrs.integer("trans_b");
       Node& node = graph_.node(id);
       node.op = "Linear";
       node.scope = product->scope;
+      node.tags = product->tags;
       node.attrs = Attrs{{"trans_b", trans_b}};
       node.inputs = {product->inputs[0], product->inputs[1], sum.inputs[1 - side]};
       return join_activation(id, sum.outputs[0]);
     }
+  }
+
+  // Where a stage ends behind the product, the bias, a parameter, goes with it, and so does what
+  // makes its gradient: rounding depends on no stage. Whether it can.
+  bool bring(ValueId bias, NodeId id, const std::vector<int32_t>& to) {
+    const std::vector<int32_t> from = graph_.node(id).tags;
+    std::vector<NodeId> nodes{id};
+    if (const Node* cast = match_.sole(bias, "Cast")) {
+      nodes.push_back(graph_.value(bias).producer);
+      bias = cast->inputs[0];
+    }
+    const auto param = std::find_if(graph_.params.begin(), graph_.params.end(),
+                                    [&](const Param& each) { return each.value == bias; });
+    if (param == graph_.params.end()) return false;
+    if (param->gradient.valid()) {
+      const Node& sum = graph_.node(graph_.value(param->gradient).producer);
+      if (!is_step_sum(sum) || sum.inputs.size() != 1 || !gather(sum.inputs[0], from, nodes))
+        return false;
+    }
+    if (empties(from, nodes)) return false;
+    for (const NodeId node : nodes) graph_.node(node).tags = to;
+    return true;
+  }
+  // Whether the stage has no forward node but these.
+  bool empties(const std::vector<int32_t>& stage, const std::vector<NodeId>& nodes) const {
+    for (size_t i = 0; i < graph_.nodes.size(); ++i)
+      if (graph_.nodes[i].pass == Pass::kF && graph_.nodes[i].tags == stage &&
+          std::find(nodes.begin(), nodes.end(), NodeId(i)) == nodes.end())
+        return false;
+    return true;
+  }
+  // The nodes of the stage that make a parameter's gradient and nothing else.
+  bool gather(ValueId made, const std::vector<int32_t>& stage, std::vector<NodeId>& nodes) const {
+    const NodeId id = made.valid() ? graph_.value(made).producer : NodeId();
+    if (!id.valid() || graph_.node(id).pass != Pass::kBW || graph_.node(id).tags != stage)
+      return true;
+    if (!only_reader(made).valid()) return false;
+    nodes.push_back(id);
+    const auto& inputs = graph_.node(id).inputs;
+    return std::all_of(inputs.begin(), inputs.end(),
+                       [&](ValueId input) { return gather(input, stage, nodes); });
   }
 
   // A Gelu in another shape too: that is given to its result then.
@@ -84,6 +127,7 @@ class OnceRounder {
     const NodeId activation = activation_of(sum);
     if (!activation.valid()) return;
     const Node gelu = graph_.node(activation);
+    if (gelu.tags != graph_.node(id).tags && empties(gelu.tags, {activation})) return;
     const bool is_tanh = gelu.attrs.text("approximate") == "tanh";
     graph_.node(id).attrs.set("activation", std::string(is_tanh ? "gelu_tanh" : "gelu"));
     if (gelu.inputs[0] == sum) return makes(id, {taken_from(activation), sum});
