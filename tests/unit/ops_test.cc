@@ -246,7 +246,6 @@ const std::map<std::string, std::string> kComparesNames = {
     {"verify/layouts_turns.cc", "casts of parts"},
     {"verify/meaning.cc", "which program casts and adds what messages bring"},
     {"verify/scalars.cc", "what the scalars of an update are made of"},
-    {"verify/sum.cc", "which scalars all ranks make alike"},
     {"verify/terms.cc", "terms of ops that move elements"},
     {"verify/values.cc", "values of ops that move elements, of products and of attention"},
 };
