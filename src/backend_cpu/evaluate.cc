@@ -14,7 +14,9 @@ Result<std::vector<Bytes>> evaluate_op(std::string_view op, const Attrs& attrs,
   Program program;
   program.label = "constant";
   program.ops.push_back({std::string(op), attrs, {}, {}});
-  const std::unique_ptr<Backend> backend = make_cpu_backend();
+  CpuOptions options;
+  options.fuse = false;  // there is nothing to join
+  const std::unique_ptr<Backend> backend = make_cpu_backend(options);
   std::vector<std::byte*> args;
   auto add = [&](const TensorType& type, const Bytes* data) -> Result<int32_t> {
     const int64_t bytes = type.bytes();

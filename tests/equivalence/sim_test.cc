@@ -164,7 +164,7 @@ TEST_F(LateReports, SayThatALossIsNotFiniteOneStepLater) {
 TEST_F(LateReports, WaitForNothingWhereSomethingIsComparedBetweenSteps) {
   job_.spoiled_from = 2;
   for (const bool verifies : {false, true}) {
-    job_.change = [&](JobOptions& options) {
+    job_.change = [verifies](JobOptions& options) {
       if (verifies)
         options.verify.against = VerifyAgainst::kSingle;
       else

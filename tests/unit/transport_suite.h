@@ -493,7 +493,7 @@ inline std::string all_to_all_in(Transport& t, const std::vector<int64_t>& ranks
   for (const Form& f : {Form{1, 1, 1, 1, 1, 1, 1},
                         {1, 1, 1, 1, 1, 1, 20011},
                         {3, 2, 1, 2, 3, 2, 5},
-                        {1, 1, 3, 1, 1, 7, 70001}}) {
+                        {1, 1, 3, 1, 1, 7, 26003}}) {
     const int64_t inner = f.run * size, from_cut = f.cut_outer * n * f.cut,
                   to_cut = f.cut_outer * f.cut, joined = f.joined_outer * f.joined,
                   from_row = f.between * from_cut * inner, to_row = f.between * to_cut * inner;
