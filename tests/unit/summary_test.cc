@@ -180,7 +180,8 @@ TEST(Summary, ColumnsOfMemoryAddUp) {
   const Summary summary = summary_of("1f1b.yaml", "{stages: 2, microbatches: 4}", kTrain);
   for (const RoleSummary& role : summary.roles)
     EXPECT_EQ(role.weight_bytes + role.optimizer_bytes + role.step_bytes + role.workspace_bytes +
-                  role.constant_bytes + role.transport_bytes + role.scratch_bytes,
+                  role.constant_bytes + role.packed_bytes + role.transport_bytes +
+                  role.scratch_bytes,
               role.peak_bytes);
 }
 
