@@ -19,23 +19,26 @@ struct Staged {
 };
 
 // One instruction, ready to run.
-struct Op {
+struct Op {  // a cache line: a step is a walk over these
   InstructionKind kind = InstructionKind::kCompute;
-  int32_t handle = -1;                  // binding, route, group or input
-  int32_t root = 0;                     // kBroadcast; the own position for kOwnPart; kRotate: turn
-  std::byte* a = nullptr;               // args[0]
-  std::byte* b = nullptr;               // args[1]; kPosition: the numbers
-  int32_t ahead = 0;                    // steps ahead of the one under way
-  int64_t size = 0;                     // bytes; first sample for kInput
-  int64_t count = 0;                    // samples of kInput; pieces, shards
-  const Piece* pieces = nullptr;        // kAllReduce
-  const Shard* shards = nullptr;        // kReduceScatter, kAllGather, kOwnPart
-  const Exchange* exchanges = nullptr;  // kAllToAll
-  const Rows* rows = nullptr;           // kDispatch, kCombine
-  const MessagePart* parts = nullptr;   // kSend, kRecv of several args
-  const Staged* staged = nullptr;       // kInput, kPosition where a thread of its own reads
-  const char* label = nullptr;          // "instruction 12 (recv F stage=1 mb=3)"
+  int32_t handle = -1;              // binding, route, group or input
+  int32_t root = 0;                 // kBroadcast; the own position for kOwnPart; kRotate: turn
+  int32_t ahead = 0;                // steps ahead of the one under way
+  std::byte* a = nullptr;           // args[0]
+  std::byte* b = nullptr;           // args[1]; kPosition: the numbers
+  int64_t size = 0;                 // bytes; first sample for kInput
+  int64_t count = 0;                // samples of kInput; pieces, shards
+  union {                           // of the kind's own
+    const Piece* pieces = nullptr;  // kAllReduce
+    const Shard* shards;            // kReduceScatter, kAllGather, kOwnPart
+    const Exchange* exchanges;      // kAllToAll
+    const Rows* rows;               // kDispatch, kCombine
+    const MessagePart* parts;       // kSend, kRecv of several args
+    const Staged* staged;           // kInput, kPosition where a thread of its own reads
+  };
+  const char* label = nullptr;  // "instruction 12 (recv F stage=1 mb=3)"
 };
+static_assert(sizeof(Op) == 64);
 
 // What stands around an instruction where the backend queues it.
 struct Queued {

@@ -36,6 +36,16 @@ std::string alone_text(double seconds, const char* where) {
                      "start more time"));
 }
 
+// A rank has more threads than one, and each may be the one that calls MPI.
+[[noreturn]] void end_unthreaded() {
+  const Error error =
+      fail("{}: this MPI lets one thread alone call it (MPI_THREAD_SERIALIZED is not provided)", who())
+          .with_note("help: start with torchrun or srun, or with --rendezvous, which need no MPI");
+  std::fputs(print_error(error).c_str(), stderr);
+  MPI_Finalize();
+  std::_Exit(static_cast<int>(ExitCode::kUsage));
+}
+
 Error mpi_error(int64_t rank, const char* call, int code) {
   char text[MPI_MAX_ERROR_STRING] = {};
   int length = 0;
@@ -105,6 +115,7 @@ MpiWire::MpiWire(const TransportOptions& options, int64_t rank)
                        static_cast<int>(ExitCode::kPeer));
   int provided = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
+  if (provided < MPI_THREAD_SERIALIZED) end_unthreaded();
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm_split(MPI_COMM_WORLD, 0, static_cast<int>(rank), &lanes_[0]);
   for (size_t lane = 1; lane < kLanes; ++lane) MPI_Comm_dup(lanes_[0], &lanes_[lane]);

@@ -17,6 +17,7 @@
 #include <numeric>
 
 #include "dnnl.h"
+#include "piper/fuse.h"
 #include "piper/runtime.h"
 #ifndef PIPER_HAS_OPENBLAS
 #define PIPER_HAS_OPENBLAS 0
@@ -47,7 +48,7 @@ Product product_of(const Program& program, const ProgramOp& op) {
   p.trans_b = op.attrs.integer("trans_b") != 0;
   p.m = a[a.size() - (p.trans_a ? 1 : 2)];
   p.k = a[a.size() - (p.trans_a ? 2 : 1)];
-  p.n = program.values[static_cast<size_t>(op.outputs[0])].shape.back();  // b may be packed
+  p.n = b[b.size() - (p.trans_b ? 2 : 1)];
   const int64_t lead = std::accumulate(a.begin(), a.end() - 2, int64_t{1}, std::multiplies<>());
   if (b.size() == 2 && !p.trans_a)
     p.m *= lead;
@@ -62,10 +63,8 @@ using Products = std::map<Product, double>;
 
 void add_attention(const Program& program, const ProgramOp& op, Products& count) {
   const auto first = op.attrs.integers("tokens_first");
-  const bool columns = op.attrs.find("columns") != nullptr;  // then of the result's form
-  const int32_t y = op.op == "Attention" ? op.outputs[0] : op.inputs[3];
   const auto shape = [&](size_t i) {
-    return program.values[static_cast<size_t>(columns ? y : op.inputs[i])].shape;
+    return program.values[static_cast<size_t>(op.inputs[i])].shape;
   };
   const Shape q = shape(0), k = shape(1), v = shape(2);
   const int64_t queries = q[first[0] ? 1 : 2], keys = k[first[1] ? 1 : 2];
@@ -90,7 +89,7 @@ Products products_of(const RoleProgram& role) {
     if (instruction.kind != InstructionKind::kCompute) continue;
     const Program& program = role.programs[static_cast<size_t>(instruction.program)];
     for (const ProgramOp& op : program.ops) {
-      if (op.op == "MatMul") count[product_of(program, op)] += 1;
+      if (op.op == "MatMul" || op.op == "Linear") count[product_of(program, op)] += 1;
       if (op.op == "Attention" || op.op == "AttentionGrad") add_attention(program, op, count);
     }
   }
@@ -183,7 +182,7 @@ class Timer {
 };
 
 // Seconds of one op alone, on data of its own: halves, zeros for integers.
-double time_op(const Program& program, const ProgramOp& op) {
+double time_op(const FusedProgram& program, const ProgramOp& op) {
   FusedProgram alone;
   std::map<int32_t, int32_t> id;
   std::vector<std::vector<std::byte>> data;
@@ -226,12 +225,16 @@ double time_op(const Program& program, const ProgramOp& op) {
   return least;
 }
 
-// What each op of the step takes on its own, by name: where the time beside the products goes.
+// What each op of the step, joined as the backend joins them, takes on its own, by name: where the
+// time beside the products goes.
 void print_ops(const RoleProgram& role) {
   std::map<std::string, double> by_op, known;
+  FuseCounts counts;
+  std::vector<FusedProgram> joined;
+  for (const Program& program : role.programs) joined.push_back(fuse(program, counts));
   for (const Instruction& instruction : role.body) {
     if (instruction.kind != InstructionKind::kCompute) continue;
-    const Program& program = role.programs[static_cast<size_t>(instruction.program)];
+    const FusedProgram& program = joined[static_cast<size_t>(instruction.program)];
     for (const ProgramOp& op : program.ops) {
       std::string key = op.op + print_attrs(op.attrs);
       for (int32_t v : op.inputs)

@@ -403,6 +403,46 @@ TEST(Faults, WrongPlansAreRefusedAtLoad) {
             "the plan reads the input 'x', and there are no data for it");
 }
 
+TEST(Faults, PlansForOtherDevicesAndOfTooLittleMemoryAreRefusedAtLoad) {
+  Numbers data({1});
+  PlanSet set = pipeline(2);
+  set.roles[0].target = "tpu";
+  auto result = run(set, data, {});
+  EXPECT_EQ(message_of(result),
+            "the plan is made for the target 'tpu', which the cpu backend does not run");
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.error().code, ExitCode::kPlan);
+
+  // The square of a matrix waits in the workspace for the product with it.
+  Program cube;
+  cube.label = "cube";
+  cube.num_args = 2;
+  cube.values.assign(3, {DType::kF32, {2, 2}});
+  cube.ops.resize(2);
+  cube.ops[0] = {.op = "MatMul", .inputs = {0, 0}, .outputs = {2}};
+  cube.ops[1] = {.op = "MatMul", .inputs = {2, 0}, .outputs = {1}};
+  cube.arg_read = {true, false};
+  cube.arg_written = {false, true};
+  RoleProgram role;
+  role.mesh = {{"pp", 1}};
+  role.batch = 1;
+  role.inputs = {{"x", {DType::kF32, {1}}, 0}};
+  role.programs = {cube};
+  add_buffer(role, "w", {2, 2}, BufferKind::kConstant, 1);
+  add_buffer(role, "y", {2, 2});
+  add_buffer(role, "x", {1});
+  role.body = {input("x", 2, 0, {0}, "x"), compute(0, {0, 1}, "cube")};
+  role.reports = {{"loss", 2}};
+  set = finish({role}, {0});
+  set.roles[0].target = "cpu";
+  set.roles[0].workspace_bytes = {15};
+  result = run(set, data, {});
+  EXPECT_EQ(message_of(result),
+            "programs on stream 'compute' take 64 bytes for their values, the plan states 15");
+  set.roles[0].workspace_bytes = {64};
+  EXPECT_EQ(message_of(run(set, data, {})), "ok");
+}
+
 // ---- Comparison with an oracle ------------------------------------------------------------------
 
 Result<JobResult> compare(VerifyAgainst against, const PlanSet& reference,

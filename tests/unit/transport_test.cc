@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -27,6 +28,15 @@ extern "C" int MPI_Isend(const void* data, int count, void* type, int peer, int 
                          void** request) {
   sent_bytes += count;
   return PMPI_Isend(data, count, type, peer, tag, comm, request);
+}
+
+// An MPI that gives no more than it is told.
+static int greatest_level = 3;
+extern "C" int PMPI_Init_thread(int*, char***, int, int*);
+extern "C" int MPI_Init_thread(int* argc, char*** argv, int wanted, int* provided) {
+  const int code = PMPI_Init_thread(argc, argv, wanted, provided);
+  *provided = std::min(*provided, greatest_level);
+  return code;
 }
 
 namespace piper {
@@ -590,6 +600,15 @@ TEST(MpiStart, AProcessThatEndsBeforeMpiBeginsEndsTheJob) {
   EXPECT_EQ(code, static_cast<int>(ExitCode::kPeer)) << output;
 }
 
+TEST(MpiStart, AnMpiForOneThreadIsRefused) {
+  SKIP_UNDER_THREAD_SANITIZER();
+  const auto [code, output] = mpirun(2, "one_thread");
+  EXPECT_NE(output.find("process 1 of 2: this MPI lets one thread alone call it"),
+            std::string::npos)
+      << output;
+  EXPECT_EQ(code, static_cast<int>(ExitCode::kUsage)) << output;
+}
+
 TEST(MpiStart, AProcessThatStopsBeforePlansAreComparedIsNamed) {
   SKIP_UNDER_THREAD_SANITIZER();
   const auto [code, output] = mpirun(2, "late_stop");
@@ -674,6 +693,7 @@ int run_row_bytes(Transport& t) {
 int run_rank_case(std::string_view name) {
   const bool second = launched() && launched()->rank == 1;
   if (name == "early_exit" && second) return 0;
+  if (name == "one_thread") greatest_level = 1;  // MPI_THREAD_FUNNELED
   double timeout = name == "late_stop" || name == "stopped" ? 1.5 : 60;
   for (const Fault& fault : suite::kFaults) {
     if (name == fault.name) timeout = fault.timeout_s;
