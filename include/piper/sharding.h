@@ -18,7 +18,7 @@ struct BatchCut {
   SourceSpan at;  // the split or replicate directive, for errors
 };
 
-// Requires a differentiated graph at global shapes. Ensures: every value has its layout and its
+// Requires a differentiated graph at global shapes, of a batch that divides. Ensures: every value has its layout and its
 // local shape, every op is legal on local shapes (localise), and a Partial value meets only ops
 // linear in it and StepSums; where a non-linear op needs one, a StepSum stands between: legal if it
 // depends on inputs, constants and step-level values alone (the label count), else refused, naming

@@ -57,11 +57,9 @@ void Expander::index_sums() {
 ItemId Expander::combine(int32_t s, const std::vector<ItemId>& members, size_t first,
                          const std::string& name) {
   const int32_t cell = dag_.items[members[0].index()].cell;
-  Chunk chunk = chunk_of_new_nodes(dag_, first, cell, name);
-  chunk.reads = outside_reads(dag_.graph, chunk.nodes);
-  chunk.writes = dag_.graph.nodes.back().outputs;
+  const Chunk chunk = chunk_of_new_nodes(dag_, first, cell, name);
   const ItemId into = new_item(chunk.writes[0], -1, cell, members[0]);
-  Task task = end_task(add_chunk(std::move(chunk)), name);
+  Task task = end_task(add_chunk(chunk), name);
   for (ValueId value : dag_.chunks.back().reads) task.reads.push_back(find_item(value, -1, cell));
   task.writes = {into};
   task.combines.push_back({s, into, Few(members)});
@@ -115,12 +113,11 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
   const DType type = type_in(sums[0], r);
   const bool last = r + 1 == first.rounds.size(), scatter = r == 0 && first.part.valid();
   const std::vector<ItemId> from = in_type(sums, totals, type, fmt::format(".rounded{}", r));
-  Task reduce;
-  reduce.kind = scatter ? TaskKind::kReduceScatter : TaskKind::kAllReduce;
-  reduce.cell = dag_.items[totals[0].index()].cell;
-  reduce.stream = round(sums[0], r).stream;
-  reduce.group = Few(round(sums[0], r).axes);
-  reduce.reads = Few(from);
+  Task reduce{.kind = scatter ? TaskKind::kReduceScatter : TaskKind::kAllReduce,
+              .cell = dag_.items[totals[0].index()].cell,
+              .stream = round(sums[0], r).stream,
+              .group = Few(round(sums[0], r).axes),
+              .reads = Few(from)};
   for (size_t i = 0; i < sums.size(); ++i) {
     ValueId value = result_of(sums[i]);
     if (!last || type != own_type(sums[i]))

@@ -56,22 +56,18 @@ ItemId Expander::move_to(ItemId from, int32_t cell) {
   const ItemId to = new_item(item.value, item.micro, cell);
   dag_.items[to.index()].sum = item.sum;
   const int32_t label = bringing_label(item.value, {"send", "recv"});
-  Task send;
-  send.kind = TaskKind::kSend;
-  send.micro = item.micro;
-  send.cell = item.cell;
-  send.peer = cell;
-  send.reads = {from};
-  send.label = label;
-  dag_.tasks.push_back(std::move(send));
-  Task recv;
-  recv.kind = TaskKind::kRecv;
-  recv.micro = item.micro;
-  recv.cell = cell;
-  recv.peer = item.cell;
-  recv.writes = {to};
-  recv.label = label + 1;
-  dag_.tasks.push_back(std::move(recv));
+  dag_.tasks.push_back({.kind = TaskKind::kSend,
+                        .micro = item.micro,
+                        .cell = item.cell,
+                        .peer = cell,
+                        .label = label,
+                        .reads = {from}});
+  dag_.tasks.push_back({.kind = TaskKind::kRecv,
+                        .micro = item.micro,
+                        .cell = cell,
+                        .peer = item.cell,
+                        .label = label + 1,
+                        .writes = {to}});
   return to;
 }
 
@@ -88,15 +84,13 @@ ItemId Expander::own_part(ItemId whole) {
   const ItemId known = find_item(slice->second, item.micro, item.cell);
   if (known.valid()) return known;
   const ItemId part = new_item(slice->second, item.micro, item.cell);
-  Task take;
-  take.kind = TaskKind::kOwnPart;
-  take.micro = item.micro;
-  take.cell = item.cell;
-  take.group = Few(*sliced(item));
-  take.reads = {whole};
-  take.writes = {part};
-  take.label = bringing_label(item.value, {"own_part", "all_gather"});
-  dag_.tasks.push_back(std::move(take));
+  dag_.tasks.push_back({.kind = TaskKind::kOwnPart,
+                        .micro = item.micro,
+                        .cell = item.cell,
+                        .label = bringing_label(item.value, {"own_part", "all_gather"}),
+                        .group = Few(*sliced(item)),
+                        .reads = {whole},
+                        .writes = {part}});
   return part;
 }
 
@@ -104,15 +98,13 @@ ItemId Expander::move_in_parts(ItemId from, int32_t cell) {
   const Item item = dag_.items[from.index()];
   const ItemId part = move_to(own_part(from), cell);
   const ItemId whole = new_item(item.value, item.micro, cell);
-  Task gather;
-  gather.kind = TaskKind::kAllGather;
-  gather.micro = item.micro;
-  gather.cell = cell;
-  gather.group = Few(*sliced(item));
-  gather.reads = {part};
-  gather.writes = {whole};
-  gather.label = bringing_label(item.value, {"own_part", "all_gather"}) + 1;
-  dag_.tasks.push_back(std::move(gather));
+  dag_.tasks.push_back({.kind = TaskKind::kAllGather,
+                        .micro = item.micro,
+                        .cell = cell,
+                        .label = bringing_label(item.value, {"own_part", "all_gather"}) + 1,
+                        .group = Few(*sliced(item)),
+                        .reads = {part},
+                        .writes = {whole}});
   return whole;
 }
 
@@ -125,13 +117,11 @@ ItemId Expander::ensure(ValueId id, int32_t micro, int32_t cell) {
   if (const ItemId known = find_item(id, micro, cell); known.valid()) return known;
   if (value.kind == ValueKind::kInput) {
     const ItemId item = new_item(id, micro, cell);
-    Task task;
-    task.kind = TaskKind::kInput;
-    task.micro = micro;
-    task.cell = cell;
-    task.writes = {item};
-    task.label = bringing_label(id, {"input"});
-    dag_.tasks.push_back(std::move(task));
+    dag_.tasks.push_back({.kind = TaskKind::kInput,
+                          .micro = micro,
+                          .cell = cell,
+                          .label = bringing_label(id, {"input"}),
+                          .writes = {item}});
     return item;
   }
   if (part_of_.contains(id.value)) return gather_whole(id, cell);
@@ -161,13 +151,12 @@ int32_t Expander::bringing_label(ValueId value, std::initializer_list<std::strin
 }
 
 TaskId Expander::add_compute(ChunkId id, int32_t micro, TaskId before) {
-  Task task;
-  task.pass = dag_.chunks[id.index()].pass;
-  task.chunk = id;
-  task.micro = micro;
-  task.cell = dag_.chunks[id.index()].cell;
-  task.label =
-      before.valid() ? dag_.tasks[before.index()].label : add_label(dag_.chunks[id.index()].name);
+  Task task{.pass = dag_.chunks[id.index()].pass,
+            .chunk = id,
+            .micro = micro,
+            .cell = dag_.chunks[id.index()].cell,
+            .label = before.valid() ? dag_.tasks[before.index()].label
+                                    : add_label(dag_.chunks[id.index()].name)};
   // What is read may be finished on the way, by chunks that are new.
   const size_t reads = dag_.chunks[id.index()].reads.size();
   task.reads.reserve(reads);
@@ -205,14 +194,13 @@ void Expander::add_collectives(TaskId of) {
       const Node& node = dag_.graph.node(id);
       const std::optional<TaskKind> kind = collective_kind(node.op);
       if (!kind) continue;
-      Task task;
-      task.kind = *kind;
-      task.cell = host.cell;
-      task.group = {static_cast<int32_t>(node.attrs.integer("over"))};
-      task.label = add_label(fmt::format("{} {}", kTaskKindNames[static_cast<size_t>(*kind)],
-                                         dag_.graph.value(node.outputs[0]).name));
-      task.nodes = {id};
-      own->push_back(std::move(task));
+      own->push_back(
+          {.kind = *kind,
+           .cell = host.cell,
+           .label = add_label(fmt::format("{} {}", kTaskKindNames[static_cast<size_t>(*kind)],
+                                          dag_.graph.value(node.outputs[0]).name)),
+           .group = {static_cast<int32_t>(node.attrs.integer("over"))},
+           .nodes = {id}});
     }
   }
   for (Task task : *own) {

@@ -11,12 +11,11 @@ std::string Expander::several(const std::vector<int32_t>& sums, DType type) cons
 
 ValueId Expander::end_op(const char* op, Attrs attrs, std::vector<ValueId> inputs, TensorType type,
                          const std::string& name) {
-  Node node;
-  node.op = op;
-  node.name = name;
-  node.pass = Pass::kU;
-  node.attrs = std::move(attrs);
-  node.inputs = std::move(inputs);
+  Node node{.op = op,
+            .name = name,
+            .attrs = std::move(attrs),
+            .inputs = std::move(inputs),
+            .pass = Pass::kU};
   return dag_.graph.node(dag_.graph.add_node(std::move(node), std::span(&type, 1))).outputs[0];
 }
 
@@ -126,10 +125,12 @@ void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& buck
   const std::string what = and_more(sum(bucket[0].sum).name, bucket.size());
   round_bucket(of, bucket);
   const SumRound& first = round(bucket[0].sum, 0);
-  Task reduce = parts_task(TaskKind::kReduceScatter, of.cell, first.axes);
-  reduce.stream = first.stream;
-  reduce.micro = of.micro;
-  reduce.label = add_label("reduce_scatter " + what);
+  Task reduce{.kind = TaskKind::kReduceScatter,
+              .micro = of.micro,
+              .cell = of.cell,
+              .stream = first.stream,
+              .label = add_label("reduce_scatter " + what),
+              .group = Few(first.axes)};
   Task join = end_task(joining_chunk(bucket, of.cell), "add " + what);
   join.micro = of.micro;
   for (const Accumulate& a : bucket) {

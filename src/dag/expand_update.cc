@@ -20,7 +20,7 @@ Status Expander::add_update() {
     if (!cut.empty()) gather_updated(cell, cut);
     dag_.reports.emplace_back();
     for (const auto& [name, value] : own)
-      dag_.reports.back().emplace_back(name, ensure_made(value, cell));
+      dag_.reports.back().emplace_back(name, ensure(value, -1, cell));
   }
   return ok_status();
 }
@@ -32,27 +32,29 @@ ValueId Expander::kept_of(ValueId state) const {
 
 ItemId Expander::gather_whole(ValueId param, int32_t cell) {
   const Part& part = *part_of_.at(param.value);
-  Task gather = parts_task(TaskKind::kAllGather, cell, part.over);
-  gather.stream = part.stream;
-  gather.distance = part.distance;
-  gather.reads = {ensure(part.value, -1, cell)};
-  gather.writes = {new_item(param, -1, cell)};
-  gather.label = add_label("all_gather " + dag_.graph.value(param).name);
-  dag_.tasks.push_back(std::move(gather));
-  return dag_.tasks.back().writes[0];
+  const ItemId own = ensure(part.value, -1, cell), whole = new_item(param, -1, cell);
+  dag_.tasks.push_back({.kind = TaskKind::kAllGather,
+                        .cell = cell,
+                        .stream = part.stream,
+                        .distance = part.distance,
+                        .label = add_label("all_gather " + dag_.graph.value(param).name),
+                        .group = Few(part.over),
+                        .reads = {own},
+                        .writes = {whole}});
+  return whole;
 }
 
 void Expander::keep_newest(const Version& version, int32_t cell) {
   const ValueId previous = kept_of(version.previous);
   const std::string name = dag_.graph.value(previous).name;
   const ValueId next = pseudo_value(name + ".next", dag_.graph.value(previous).type);
-  Task task;
-  task.kind = TaskKind::kCopy;
-  task.cell = cell;
-  task.reads = {ensure(kept_of(version.newest), -1, cell)};
-  task.writes = {new_item(next, -1, cell, ensure(previous, -1, cell))};
-  task.label = add_label("copy " + name);
-  dag_.tasks.push_back(std::move(task));
+  const ItemId newest = ensure(kept_of(version.newest), -1, cell),
+               made = new_item(next, -1, cell, ensure(previous, -1, cell));
+  dag_.tasks.push_back({.kind = TaskKind::kCopy,
+                        .cell = cell,
+                        .label = add_label("copy " + name),
+                        .reads = {newest},
+                        .writes = {made}});
 }
 
 std::vector<const Part*> Expander::cut_in_step(int32_t cell, const UpdateIndex& index) const {
@@ -64,23 +66,15 @@ std::vector<const Part*> Expander::cut_in_step(int32_t cell, const UpdateIndex& 
   return cut;
 }
 
-Task Expander::parts_task(TaskKind kind, int32_t cell, const std::vector<int32_t>& over) {
-  Task task;
-  task.kind = kind;
-  task.cell = cell;
-  task.group = Few(over);
-  return task;
-}
-
 void Expander::add_own_parts(int32_t cell, const std::vector<const Part*>& cut) {
   std::map<std::vector<int32_t>, Task> tasks;
   for (const Part* part : cut) {
-    Task& task = tasks.try_emplace(part->over, parts_task(TaskKind::kOwnPart, cell, part->over))
-                     .first->second;
+    Task& task = tasks[part->over];
     task.reads.push_back(ensure(part->param, -1, cell));
     task.writes.push_back(new_item(part->value, -1, cell));
   }
   for (auto& [over, task] : tasks) {
+    task.kind = TaskKind::kOwnPart, task.cell = cell, task.group = Few(over);
     task.label = add_label(fmt::format("own parts of {} parameters", task.reads.size()));
     dag_.tasks.push_back(std::move(task));
   }
@@ -103,8 +97,10 @@ void Expander::gather_updated(int32_t cell, const std::vector<const Part*>& cut)
     const Value& whole = dag_.graph.value(part->param);
     Bucket& bucket = buckets[part->over];
     if (bucket.bytes == 0) {
-      bucket.gather = parts_task(TaskKind::kAllGather, cell, part->over);
-      bucket.gather.stream = part->stream;
+      bucket.gather = {.kind = TaskKind::kAllGather,
+                       .cell = cell,
+                       .stream = part->stream,
+                       .group = Few(part->over)};
       bucket.first = whole.name;
     }
     const TensorType type = whole.type;
@@ -122,11 +118,6 @@ ValueId Expander::next_of(ValueId state) const {
   for (const StateUpdate& update : dag_.graph.updates)
     if (update.state == state) return update.next;
   return {};
-}
-
-ItemId Expander::ensure_made(ValueId value, int32_t cell) {
-  const ItemId known = find_item(value, -1, cell);
-  return known.valid() ? known : ensure(value, -1, cell);
 }
 
 ItemId Expander::add_update_task(const Chunk& chunk) {
@@ -150,21 +141,20 @@ void Expander::share_scalars() {
   for (int32_t cell = 0; cell < static_cast<int32_t>(dag_.cells.size()); ++cell) {
     std::vector<bool> here;
     for (ValueId source : scalars.sources)
-      here.push_back(owner(sum_of_value_.at(source.value)) == cell);
+      here.push_back(sums_[static_cast<size_t>(sum_of_value_.at(source.value))].home == cell);
     own.push_back(add_update_task(scalar_chunk(dag_, scalars, here, cell)));
   }
   gathers_scalars_ = !dag_.versions.empty() && !update_reads(scalars.shared);
   if (gathers_scalars_) return gather_scalars(scalars, own);
   for (int32_t cell = 0; cell < static_cast<int32_t>(dag_.cells.size()); ++cell) {
     const ItemId mine = own[static_cast<size_t>(cell)];
-    Task reduce;
-    reduce.kind = TaskKind::kAllReduce;
-    reduce.cell = cell;
-    reduce.label = add_label("all_reduce step scalars");
+    Task reduce{.kind = TaskKind::kAllReduce,
+                .cell = cell,
+                .label = add_label("all_reduce step scalars"),
+                .reads = {mine},
+                .writes = {new_item(scalars.shared, -1, cell, mine)}};
     for (size_t a = 0; a < dag_.mesh.size(); ++a)
       if (dag_.mesh[a].placed) reduce.group.push_back(static_cast<int32_t>(a));
-    reduce.reads = {mine};
-    reduce.writes = {new_item(scalars.shared, -1, cell, mine)};
     dag_.tasks.push_back(std::move(reduce));
   }
 }

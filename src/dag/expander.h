@@ -99,12 +99,7 @@ class Expander {
 
   // ---- Items ----
   ItemId new_item(ValueId value, int32_t micro, int32_t cell, ItemId alias = {}) {
-    Item item;
-    item.value = value;
-    item.micro = micro;
-    item.cell = cell;
-    item.alias = alias;
-    dag_.items.push_back(item);
+    dag_.items.push_back({.value = value, .micro = micro, .cell = cell, .alias = alias});
     const ItemId id(dag_.items.size() - 1);
     items_.set(value, micro, cell, id);
     return id;
@@ -114,10 +109,7 @@ class Expander {
   }
   // A value without a producer in the graph: accumulators and what collectives leave behind.
   ValueId pseudo_value(const std::string& name, const TensorType& type) {
-    Value value;
-    value.name = name;
-    value.type = type;
-    return dag_.graph.add_value(std::move(value));
+    return dag_.graph.add_value({.name = name, .type = type});
   }
 
   int32_t add_label(std::string label) {
@@ -140,12 +132,8 @@ class Expander {
     return ChunkId(dag_.chunks.size() - 1);
   }
   Task end_task(ChunkId id, const std::string& label) {
-    Task task;
-    task.pass = 'U';
-    task.chunk = id;
-    task.cell = dag_.chunks[id.index()].cell;
-    task.label = add_label(label);
-    return task;
+    return {
+        .pass = 'U', .chunk = id, .cell = dag_.chunks[id.index()].cell, .label = add_label(label)};
   }
   // The nodes from `first` on, the last of which makes one of several members of a sum in one cell:
   // into the first one's memory.
@@ -242,15 +230,10 @@ class Expander {
 
   // Parameters that stay whole and are updated in parts.
   std::vector<const Part*> cut_in_step(int32_t cell, const UpdateIndex& index) const;
-  // Of whole values and parts of them over these axes.
-  static Task parts_task(TaskKind kind, int32_t cell, const std::vector<int32_t>& over);
   void add_own_parts(int32_t cell, const std::vector<const Part*>& cut);
   // Back into whole parameters, joined into buckets.
   void gather_updated(int32_t cell, const std::vector<const Part*>& cut);
   ValueId next_of(ValueId state) const;
-
-  // A value of the update chunk, or a finished sum.
-  ItemId ensure_made(ValueId value, int32_t cell);
 
   // A chunk of pass U, once for the step; what it writes first.
   ItemId add_update_task(const Chunk& chunk);
@@ -264,9 +247,6 @@ class Expander {
   void gather_scalars(const ScalarVector& scalars, const std::vector<ItemId>& own);
   bool update_reads(ValueId value) const;  // directly or not
   Reports reports_of(const Reports& all, int32_t cell) const;
-
-  // The cell that contributes a sum's scalar: the home of its finished value.
-  int32_t owner(int32_t s) const { return sums_[static_cast<size_t>(s)].home; }
 
   Dag dag_;
   size_t groups_ = 1;  // of microbatches

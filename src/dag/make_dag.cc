@@ -69,44 +69,29 @@ bool runs_in(const Chunk& chunk, int32_t variant) {
          std::binary_search(chunk.variants.begin(), chunk.variants.end(), variant);
 }
 
-// Chunks by key, in order of their first node.
-class Regions {
- public:
-  explicit Regions(const Dag& dag) : dag_(dag) {
-    for (const std::string& tag : dag.region_tags) tag_index_.push_back(dag.graph.tag_index(tag));
-  }
-  std::vector<int32_t> tags_of(NodeId id) const {
-    std::vector<int32_t> tags;
-    for (int index : tag_index_)
-      tags.push_back(index < 0 ? kNoTag : dag_.graph.tag(dag_.graph.node(id), index));
-    return tags;
-  }
-  void add(NodeId id, Key key) {
-    auto [it, is_new] = by_key_.try_emplace(key, chunks_.size());
-    if (is_new) {
-      Chunk chunk;
-      chunk.pass = key.first;
-      chunk.tags = key.second;
-      chunk.name = chunk_name(dag_, chunk);
-      chunks_.push_back(std::move(chunk));
-    }
-    chunks_[it->second].nodes.push_back(id);
-  }
-  std::vector<Chunk> take() { return std::move(chunks_); }
-
- private:
-  const Dag& dag_;
-  std::vector<Chunk> chunks_;
-  std::vector<int> tag_index_;
-  std::map<Key, size_t> by_key_;
-};
-
 // Early chunks hold copies of all that their sums need; the main chunks partition the rest of the
-// passes.
+// passes. In order of their first node.
 std::vector<Chunk> group_nodes(const Dag& dag, int32_t variant) {
   const Graph& graph = dag.graph;
   const std::vector<bool> early = early_sums(graph);
-  Regions regions(dag);
+  const auto tags_of = [&](NodeId id) {
+    std::vector<int32_t> tags;
+    for (const std::string& tag : dag.region_tags) {
+      const int index = graph.tag_index(tag);
+      tags.push_back(index < 0 ? kNoTag : graph.tag(graph.node(id), index));
+    }
+    return tags;
+  };
+  std::vector<Chunk> chunks;
+  std::map<Key, size_t> by_key;
+  const auto add = [&](size_t node, Key key) {
+    const auto [known, is_new] = by_key.try_emplace(std::move(key), chunks.size());
+    if (is_new) {
+      chunks.push_back({.pass = known->first.first, .tags = known->first.second});
+      chunks.back().name = chunk_name(dag, chunks.back());
+    }
+    chunks[known->second].nodes.emplace_back(node);
+  };
   std::vector<bool> needed(graph.nodes.size());
   std::map<std::vector<int32_t>, std::vector<bool>> needed_early;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
@@ -115,7 +100,7 @@ std::vector<Chunk> group_nodes(const Dag& dag, int32_t variant) {
       if (!early[i]) {
         mark(dag, variant, use, needed);
       } else if (graph.value(use).kind == ValueKind::kNode) {
-        auto& marks = needed_early[regions.tags_of(graph.value(use).producer)];
+        auto& marks = needed_early[tags_of(graph.value(use).producer)];
         marks.resize(graph.nodes.size());
         mark(dag, variant, use, marks);
       }
@@ -123,12 +108,10 @@ std::vector<Chunk> group_nodes(const Dag& dag, int32_t variant) {
   }
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     for (const auto& [tags, marks] : needed_early)
-      if (marks[i]) regions.add(NodeId(i), {'P', tags});
-    if (needed[i])
-      regions.add(NodeId(i),
-                  {pass_of(graph.nodes[i], dag.split_backward), regions.tags_of(NodeId(i))});
+      if (marks[i]) add(i, {'P', tags});
+    if (needed[i]) add(i, {pass_of(graph.nodes[i], dag.split_backward), tags_of(NodeId(i))});
   }
-  return regions.take();
+  return chunks;
 }
 
 // For each node the chunk that makes its values for readers in other chunks; early chunks make none
@@ -305,14 +288,13 @@ void keep_previous_weights(Dag& dag) {
   std::vector<ValueId> previous(graph.values.size());
   for (const Param& param : graph.params) {
     if (!param.gradient.valid()) continue;
-    Value value;
-    value.name = param.name + ".previous";
-    value.type = graph.value(param.value).type;
-    value.kind = ValueKind::kState;
-    value.fill = graph.value(param.value).fill;
-    value.layout = graph.value(param.value).layout;
-    value.over = graph.value(param.value).over;
-    previous[param.value.index()] = graph.add_value(std::move(value));
+    const Value& newest = graph.value(param.value);
+    previous[param.value.index()] = graph.add_value({.name = param.name + ".previous",
+                                                     .type = newest.type,
+                                                     .kind = ValueKind::kState,
+                                                     .fill = newest.fill,
+                                                     .layout = newest.layout,
+                                                     .over = newest.over});
     dag.versions.push_back({param.value, previous[param.value.index()]});
   }
   for (Node& node : graph.nodes)
@@ -322,12 +304,8 @@ void keep_previous_weights(Dag& dag) {
 }
 
 ValueId add_number(Graph& graph, const char* name, double first) {
-  Value value;
-  value.name = name;
-  value.type = {DType::kI64, {}};
-  value.kind = ValueKind::kState;
-  value.fill = first;
-  return graph.add_value(std::move(value));
+  return graph.add_value(
+      {.name = name, .type = {DType::kI64, {}}, .kind = ValueKind::kState, .fill = first});
 }
 // `from`'s place among the updates and where they read it goes to `to`.
 void update_instead(Graph& graph, ValueId from, ValueId to) {

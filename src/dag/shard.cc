@@ -49,20 +49,17 @@ class Cutter {
   // Of a parameter, or of what microbatches read, where that is another version.
   ValueId add_part(const std::string& name, ValueId whole, bool stays) {
     const TensorType type = graph_.value(whole).type;
-    Value part;
-    part.name = name + ".part";
-    part.type = {type.dtype, own_shape(type)};
-    part.fill = graph_.value(whole).fill;
-    if (!stays) part.kind = ValueKind::kState;
-    const ValueId id = graph_.add_value(std::move(part));
+    const ValueId id = graph_.add_value({.name = name + ".part",
+                                         .type = {type.dtype, own_shape(type)},
+                                         .kind = stays ? ValueKind::kNode : ValueKind::kState,
+                                         .fill = graph_.value(whole).fill});
     note_part(id, whole, type);
     return id;
   }
   ValueId gradient_part(const Param& param, const std::vector<int32_t>& further) {
     const Value& whole = graph_.value(param.gradient);
-    Value part;
-    part.name = param.name + ".grad.part";
-    part.type = {whole.type.dtype, own_shape(whole.type)};
+    Value part{.name = param.name + ".grad.part",
+               .type = {whole.type.dtype, own_shape(whole.type)}};
     for (int32_t axis : like_.over) part.over.push_back({axis, {LayoutKind::kSharded, 0}});
     part.over.insert(part.over.end(), whole.over.begin(), whole.over.end());
     for (int32_t axis : further) part.over.push_back({axis, {LayoutKind::kSharded, 0}});

@@ -15,13 +15,6 @@ Builder update_builder(Graph& graph, const std::string& prefix) {
   return build;
 }
 
-void replace_in_update(Graph& graph, ValueId from, ValueId to) {
-  for (Node& node : graph.nodes)
-    if (node.pass == Pass::kU)
-      for (ValueId& input : node.inputs)
-        if (input == from) input = to;
-}
-
 const Node* norm_node(const Graph& graph) {
   const auto norm = std::find_if(graph.nodes.begin(), graph.nodes.end(),
                                  [](const Node& node) { return node.op == "GlobalNorm"; });
@@ -76,23 +69,7 @@ void sum_over_axes(Builder& build, const Graph& graph, const std::vector<ValueId
   }
 }
 
-}  // namespace
-
-Chunk end_chunk(const Dag& dag, int32_t cell, std::string name) {
-  Chunk chunk;
-  chunk.pass = 'U';
-  chunk.tags.assign(dag.region_tags.size(), kNoTag);
-  chunk.cell = cell;
-  chunk.name = std::move(name);
-  return chunk;
-}
-
-Chunk chunk_of_new_nodes(const Dag& dag, size_t first, int32_t cell, std::string name) {
-  Chunk chunk = end_chunk(dag, cell, std::move(name));
-  for (size_t i = first; i < dag.graph.nodes.size(); ++i) chunk.nodes.emplace_back(i);
-  return chunk;
-}
-
+// What the nodes read from outside, ascending.
 std::vector<ValueId> outside_reads(const Graph& graph, const std::vector<NodeId>& nodes) {
   const std::set<NodeId> inside(nodes.begin(), nodes.end());
   std::vector<ValueId> reads;
@@ -102,6 +79,23 @@ std::vector<ValueId> outside_reads(const Graph& graph, const std::vector<NodeId>
   std::sort(reads.begin(), reads.end());
   reads.erase(std::unique(reads.begin(), reads.end()), reads.end());
   return reads;
+}
+
+}  // namespace
+
+Chunk end_chunk(const Dag& dag, int32_t cell, std::string name) {
+  return {.pass = 'U',
+          .tags = std::vector<int32_t>(dag.region_tags.size(), kNoTag),
+          .cell = cell,
+          .name = std::move(name)};
+}
+
+Chunk chunk_of_new_nodes(const Dag& dag, size_t first, int32_t cell, std::string name) {
+  Chunk chunk = end_chunk(dag, cell, std::move(name));
+  for (size_t i = first; i < dag.graph.nodes.size(); ++i) chunk.nodes.emplace_back(i);
+  chunk.reads = outside_reads(dag.graph, chunk.nodes);
+  chunk.writes = dag.graph.nodes.back().outputs;
+  return chunk;
 }
 
 void square_by_runs(Dag& dag) {
@@ -143,10 +137,7 @@ ScalarVector scalar_vector(Dag& dag) {
   }
   const auto squares = static_cast<int64_t>(scalars.sources.size());
   scalars.sources.push_back(graph.loss);
-  Value shared;
-  shared.name = "step_scalars";
-  shared.type = {DType::kF64, {squares + 1}};
-  scalars.shared = graph.add_value(std::move(shared));
+  scalars.shared = graph.add_value({.name = "step_scalars", .type = {DType::kF64, {squares + 1}}});
 
   Builder build = update_builder(graph, "step_scalars/");
   if (whole_norm.valid()) {
@@ -155,7 +146,9 @@ ScalarVector scalar_vector(Dag& dag) {
                                    {"ends", std::vector<int64_t>{squares}},
                                    {"steps", std::vector<int64_t>{1}}});
     const ValueId norm = build.op1("GlobalNorm", {all});
-    replace_in_update(graph, whole_norm, norm);
+    for (Node& node : graph.nodes)
+      if (node.pass == Pass::kU)
+        std::replace(node.inputs.begin(), node.inputs.end(), whole_norm, norm);
     if (graph.grad_norm == whole_norm) graph.grad_norm = norm;
   }
   graph.loss = build.reshape(element(build, scalars.shared, static_cast<size_t>(squares)), {});
@@ -188,21 +181,15 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
     parts.push_back(build.reshape(number, {1}));
   }
   add_zeros();
-  const ValueId vector = build.op1("Concat", parts, {{"axis", int64_t{0}}});
-  Chunk chunk = chunk_of_new_nodes(dag, first, cell, "U step scalars");
-  chunk.reads = outside_reads(graph, chunk.nodes);
-  chunk.writes = {vector};
-  return chunk;
+  build.op1("Concat", parts, {{"axis", int64_t{0}}});
+  return chunk_of_new_nodes(dag, first, cell, "U step scalars");
 }
 
 Chunk sum_chunk(Dag& dag, ValueId a, ValueId b, const std::string& name) {
   Builder build = update_builder(dag.graph, "step_scalars/sum/");
   const size_t first = dag.graph.nodes.size();
-  const ValueId sum = build.op1("Add", {a, b});
-  Chunk chunk = chunk_of_new_nodes(dag, first, 0, name);
-  chunk.reads = outside_reads(dag.graph, chunk.nodes);
-  chunk.writes = {sum};
-  return chunk;
+  build.op1("Add", {a, b});
+  return chunk_of_new_nodes(dag, first, 0, name);
 }
 
 Reports report_values(const Dag& dag) {

@@ -8,10 +8,8 @@
 namespace piper {
 
 Chunk end_chunk(const Dag& dag, int32_t cell, std::string name);  // of pass U, without nodes
-// Of the nodes from `first` on.
+// Of the nodes from `first` on; it writes what the last one makes.
 Chunk chunk_of_new_nodes(const Dag& dag, size_t first, int32_t cell, std::string name);
-// What the nodes read from outside, ascending.
-std::vector<ValueId> outside_reads(const Graph& graph, const std::vector<NodeId>& nodes);
 
 // The squares of a gradient are summed in as many runs of its elements as its first round has
 // replicas, and the sums of these added in order: by the rank that has all runs, or, where each

@@ -22,14 +22,13 @@ Result<Graph> accumulate_in_halves(Graph step, const std::vector<Precision>& pre
     for (ValueId& contribution : contributions) {
       const Value& value = step.value(contribution);
       const Node& maker = step.node(value.producer);
-      Node cast;
-      cast.op = "Cast";
-      cast.name = value.name + ".rounded";
-      cast.scope = maker.scope;
-      cast.tags = maker.tags;
-      cast.pass = maker.pass;
-      cast.attrs.set("to", std::string(info(dtype).name));
-      cast.inputs = {contribution};
+      Node cast{.op = "Cast",
+                .name = value.name + ".rounded",
+                .scope = maker.scope,
+                .attrs = {{"to", std::string(info(dtype).name)}},
+                .inputs = {contribution},
+                .pass = maker.pass,
+                .tags = maker.tags};
       const TensorType type{dtype, value.type.shape};
       contribution = step.node(step.add_node(std::move(cast), std::span(&type, 1))).outputs[0];
     }

@@ -53,7 +53,7 @@ class Finder {
       std::stable_sort(messages.begin(), messages.end());
       fill_buckets(messages, rule.bucket_bytes);
     }
-    end_rule(found.size());
+    fused_.matched.push_back(std::ssize(found));
     return ok_status();
   }
   // Messages of one microbatch each, of the same values.
@@ -71,7 +71,7 @@ class Finder {
       std::stable_sort(messages.begin(), messages.end());
       add_neighbours(messages);
     }
-    end_rule(found.size());
+    fused_.matched.push_back(std::ssize(found));
     return ok_status();
   }
 
@@ -205,7 +205,6 @@ class Finder {
     fused_.groups.push_back(tasks);
     fused_.rule.push_back(fused_.matched.size());
   }
-  void end_rule(size_t matched) { fused_.matched.push_back(static_cast<int64_t>(matched)); }
 
   const Dag& dag_;
   const Variables& variables_;

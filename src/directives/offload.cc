@@ -42,12 +42,11 @@ class Chooser {
   }
 
   Result<Offload> choose(const OffloadRule& rule) {
-    Offload offload;
-    offload.optimizer = rule.optimizer;
-    offload.distance = rule.distance;
-    offload.in_flight = rule.in_flight;
-    offload.out_stream = stream_of(dag_, "offload");
-    offload.in_stream = stream_of(dag_, "load");
+    Offload offload{.optimizer = rule.optimizer,
+                    .distance = rule.distance,
+                    .in_flight = rule.in_flight,
+                    .out_stream = stream_of(dag_, "offload"),
+                    .in_stream = stream_of(dag_, "load")};
     if (rule.optimizer) {
       if (optimizer_)
         return fail(rule.at, "offload: the optimizer's states are claimed already")

@@ -219,6 +219,14 @@ Result<size_t> axis_of(const Dag& dag, const Order& order) {
   return axis;
 }
 
+// What expressions of an order see on a cell.
+Variables scope_of(const Dag& dag, size_t cell, size_t axis, const Variables& variables) {
+  Variables scope{
+      {"r", dag.cells[cell][axis]}, {"P", dag.mesh[axis].size}, {"M", dag.microbatches}};
+  scope.insert(scope.end(), variables.begin(), variables.end());
+  return scope;
+}
+
 }  // namespace
 
 Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,
@@ -226,10 +234,8 @@ Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,
   PIPER_ASSIGN(const size_t axis, axis_of(dag, order));
   std::vector<int64_t> limits(dag.cells.size(), std::numeric_limits<int64_t>::max() / 4);
   for (size_t cell = 0; cell < dag.cells.size() && order.policy->in_flight; ++cell) {
-    Variables scope{
-        {"r", dag.cells[cell][axis]}, {"P", dag.mesh[axis].size}, {"M", dag.microbatches}};
-    scope.insert(scope.end(), variables.begin(), variables.end());
-    PIPER_ASSIGN(limits[cell], order.policy->in_flight->evaluate(scope));
+    PIPER_ASSIGN(limits[cell],
+                 order.policy->in_flight->evaluate(scope_of(dag, cell, axis, variables)));
     if (limits[cell] < 1)
       return fail(order.policy->in_flight_at, "policy: in_flight is {} on {}={}", limits[cell],
                   order.each, dag.cells[cell][axis]);
@@ -250,9 +256,8 @@ Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<
   std::vector<std::vector<std::string>> lines(dag.cells.size());
   const auto order_cell = [&](size_t cell) -> Result<ComputeOrder> {
     const int64_t r = dag.cells[cell][axis];
-    Variables scope{{"r", r}, {"P", dag.mesh[axis].size}, {"M", dag.microbatches}};
-    scope.insert(scope.end(), variables.begin(), variables.end());
-    PIPER_ASSIGN(const std::vector<OrderItem> items, expand_order(order, scope));
+    PIPER_ASSIGN(const std::vector<OrderItem> items,
+                 expand_order(order, scope_of(dag, cell, axis, variables)));
     CellOrder taker(dag, order, static_cast<int32_t>(cell), r, tasks[cell]);
     PIPER_ASSIGN(ComputeOrder compute, taker.run(items));
     lines[cell].push_back(taker.text(compute));

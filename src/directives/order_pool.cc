@@ -81,12 +81,12 @@ bool OrderPool::is_taken(const Entry& entry, const std::string& pass) const {
   return entry.taken_by >= 0 || other_half;
 }
 
-Result<int64_t> OrderPool::value_of(const Entry& entry, const std::string& tag) const {
-  if (tag == micro_tag_) return int64_t{task(entry).micro};
-  if (tag == "chunk") return int64_t{entry.chunk};
+int64_t OrderPool::value_of(const Entry& entry, const std::string& tag) const {
+  if (tag == micro_tag_) return task(entry).micro;
+  if (tag == "chunk") return entry.chunk;
   const auto it = std::find(dag_.region_tags.begin(), dag_.region_tags.end(), tag);
-  return int64_t{dag_.chunks[task(entry).chunk.index()]
-                     .tags[static_cast<size_t>(it - dag_.region_tags.begin())]};
+  return dag_.chunks[task(entry).chunk.index()]
+      .tags[static_cast<size_t>(it - dag_.region_tags.begin())];
 }
 
 Status OrderPool::check_tag(const std::string& tag, const OrderItem& item) const {
@@ -101,10 +101,7 @@ Status OrderPool::check_tag(const std::string& tag, const OrderItem& item) const
 Status OrderPool::check_values(const OrderItem& item) const {
   for (const auto& [tag, wanted] : item.tags) {
     std::set<int64_t> there;
-    for (const Entry& entry : entries_) {
-      PIPER_ASSIGN(const int64_t value, value_of(entry, tag));
-      there.insert(value);
-    }
+    for (const Entry& entry : entries_) there.insert(value_of(entry, tag));
     if (there.count(wanted) > 0) continue;
     Error error = fail(item.at, "order: no task of this device has {}={}", tag, wanted)
                       .with_note(fmt::format("its tasks have {} {}", tag, list(there)))
@@ -130,10 +127,7 @@ Result<OrderPool::Queue*> OrderPool::queue_of(const OrderItem& item) {
     for (size_t i = 0; i < entries_.size(); ++i) {
       if (!has_pass(entries_[i], item.pass)) continue;
       std::vector<int64_t> values;
-      for (const std::string& tag : key.second) {
-        PIPER_ASSIGN(const int64_t value, value_of(entries_[i], tag));
-        values.push_back(value);
-      }
+      for (const std::string& tag : key.second) values.push_back(value_of(entries_[i], tag));
       queues->second[values].entries.push_back(static_cast<int32_t>(i));
     }
   }

@@ -56,7 +56,7 @@ class OrderPool {
   void join_halves();
   bool has_pass(const Entry& entry, const std::string& pass) const;
   bool is_taken(const Entry& entry, const std::string& pass) const;
-  Result<int64_t> value_of(const Entry& entry, const std::string& tag) const;
+  int64_t value_of(const Entry& entry, const std::string& tag) const;
   Status check_tag(const std::string& tag, const OrderItem& item) const;
   Status check_values(const OrderItem& item) const;
   Result<Queue*> queue_of(const OrderItem& item);

@@ -96,10 +96,6 @@ class CellLowerer {
   }
 
   // ---- Buffers ----
-  ItemId root(ItemId id) const {
-    while (dag_.items[id.index()].alias.valid()) id = dag_.items[id.index()].alias;
-    return id;
-  }
   // `micro`: negative for what is there once.
   int32_t add_buffer(ValueId id, int32_t micro) {
     int32_t& tensor = tensor_of_[id.index()];
@@ -112,7 +108,7 @@ class CellLowerer {
     return static_cast<int32_t>(role_.buffers.size() - 1);
   }
   int32_t buffer_of(ItemId id) {
-    const ItemId item = root(id);
+    const ItemId item = root_of(dag_, id);
     int32_t& known = places_.buffer[item.index()];
     if (known < 0) known = new_buffer(item);
     return known;

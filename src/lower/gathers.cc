@@ -6,6 +6,7 @@
 
 #include "at.h"
 #include "piper/memory.h"
+#include "segments.h"
 
 namespace piper {
 namespace {
@@ -197,12 +198,11 @@ class Inserter {
   }
 
   Instruction gather(const Load& load) {
-    Instruction one;
-    one.kind = InstructionKind::kAllGather;
-    one.stream = task_of(load.buffers[0]).stream;
-    one.group = part_of_[load.buffers[0]].group;
-    one.pass = '-';
-    one.ahead = load.ahead;
+    Instruction one{.kind = InstructionKind::kAllGather,
+                    .pass = '-',
+                    .stream = task_of(load.buffers[0]).stream,
+                    .group = part_of_[load.buffers[0]].group,
+                    .ahead = load.ahead};
     for (int32_t buffer : load.buffers) {
       one.args.push_back(part_of_[buffer].part);
       one.args.push_back(buffer);
@@ -232,10 +232,9 @@ bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
   if (one.kind != InstructionKind::kReduceScatter && one.kind != InstructionKind::kAllReduce)
     return false;
   const auto& axes = role.groups[at(one.group)].axes;
-  const auto placed = [&](int32_t axis) { return dag.mesh[at(axis)].placed; };
   const auto sharded = [&](int32_t axis) { return dag.mesh[at(axis)].sharded; };
   const bool of_values = one.micro >= 0 && std::all_of(axes.begin(), axes.end(), sharded);
-  return !of_values && std::none_of(axes.begin(), axes.end(), placed);
+  return !of_values && !is_over_cells(dag, axes);
 }
 
 // By instruction: the last one of the overlap that it is in, or -1.

@@ -12,10 +12,7 @@ namespace {
 DataInput describe_input(const Graph& graph, ValueId id,
                          const std::vector<std::vector<NodeId>>& readers) {
   const Value& value = graph.value(id);
-  DataInput input;
-  input.name = value.name;
-  input.type = value.type;
-  input.batch_dim = value.batch_dim;
+  DataInput input{.name = value.name, .type = value.type, .batch_dim = value.batch_dim};
   if (value.batch_dim >= 0) input.type.shape[static_cast<size_t>(value.batch_dim)] *= graph.shards;
   input.low = 0;
   input.high = -1;

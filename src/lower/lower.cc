@@ -82,11 +82,6 @@ void add_tensors(const Dag& dag, const Places& places, Lowered& lowered) {
   }
 }
 
-// What leaves for the host is held until it has left.
-void hold(const OffloadPlan& plan, std::vector<int64_t>& held) {
-  for (const LeavingCopy& copy : plan.leaving) held[at(copy.copy)] = copy.until - 1;
-}
-
 }  // namespace
 
 Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
@@ -114,9 +109,10 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
     PIPER_TRY(split_steps(lowered.roles, orders, transfers,
                           values + static_cast<int32_t>(transfers.size()), dag, lowered.offloads));
   } else {
-    held = send_lifetimes(lowered.roles, transfers);
+    held = send_lifetimes(dag, lowered.roles, transfers);
     for (size_t c = 0; c < cells.size(); ++c) {
-      hold(cells[c].offloads, held[c]);
+      for (const auto& [copy, until] : cells[c].offloads.leaving)
+        held[c][at(copy)] = until - 1;  // what leaves for the host is held until it has left
       add_counts(cells[c].offloads, lowered.offloads);
     }
   }

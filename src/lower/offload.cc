@@ -100,8 +100,8 @@ class Copier {
         if (arg == buffer) arg = again;
     const int32_t micro = role_.body[at(needed)].micro;
     // A run of the body does not begin before all copies of the one before are complete.
-    leave(buffer, host, leaves + 1, start_of(gone + 1), offload, micro, role_.body[at(leaves)]);
-    come(host, again, start_of(comes - between), offload, micro, role_.body[at(needed)]);
+    copy(buffer, host, leaves + 1, start_of(gone + 1), offload, micro, role_.body[at(leaves)]);
+    copy(host, again, start_of(comes - between), -1, offload, micro, role_.body[at(needed)]);
   }
 
   // ---- States ----
@@ -137,9 +137,9 @@ class Copier {
         for (int32_t& arg : role_.body[at(joined[at(k)].first)].args)
           if (arg == state) arg = here;
         const Instruction& update = role_.body[at(joined[at(k)].first)];
-        come(state, here, start(k - offload.distance), offload, -1, update);
-        leave(here, state, joined[at(k)].first + 1, start(k + offload.in_flight + 1), offload, -1,
-              update);
+        copy(state, here, start(k - offload.distance), -1, offload, -1, update);
+        copy(here, state, joined[at(k)].first + 1, start(k + offload.in_flight + 1), offload, -1,
+             update);
         ++count.values;
         count.bytes += role_.tensor(state).type.bytes();
       }
@@ -157,37 +157,25 @@ class Copier {
     role_.buffers.push_back({known->second, micro});
     return static_cast<int32_t>(role_.buffers.size() - 1);
   }
-  Copy copy(const char* what, int32_t from, int32_t to, int32_t stream, int32_t micro,
-            const Instruction& with) {
-    Copy copy;
-    Instruction& one = copy.instruction;
-    one.kind = InstructionKind::kCopy;
-    one.stream = stream;
-    one.args = {from, to};
-    one.pass = '-';
-    one.micro = micro;
-    one.ahead = with.ahead;
-    one.label = fmt::format("{} {}", what, role_.name(role_.tensor(from).host ? to : from));
-    return copy;
-  }
-  void leave(int32_t from, int32_t to, int64_t before, int64_t until, const Offload& offload,
-             int32_t micro, const Instruction& with) {
-    Copy made = copy("offload", from, to, offload.out_stream, micro, with);
+  // Of one that leaves `until` is when it must have left; one that comes has none, -1.
+  void copy(int32_t from, int32_t to, int64_t before, int64_t until, const Offload& offload,
+            int32_t micro, const Instruction& with) {
+    const bool leaves = until >= 0;
     for (const Overlap& o : overlaps_) {  // their sides begin and end together
-      if (before > o.first && before < o.end) before = o.end;
+      if (before > o.first && before < o.end) before = leaves ? o.end : o.first;
       if (until > o.first && until < o.end) until = o.first;
     }
-    made.before = before;
-    made.until = std::max(until, before);
-    copies_.push_back(std::move(made));
-  }
-  void come(int32_t from, int32_t to, int64_t before, const Offload& offload, int32_t micro,
-            const Instruction& with) {
-    Copy made = copy("load", from, to, offload.in_stream, micro, with);
-    for (const Overlap& o : overlaps_)
-      if (before > o.first && before < o.end) before = o.first;
-    made.before = before;
-    copies_.push_back(std::move(made));
+    const int32_t here = role_.tensor(from).host ? to : from;
+    copies_.push_back(
+        {before,
+         leaves ? std::max(until, before) : -1,
+         {.kind = InstructionKind::kCopy,
+          .pass = '-',
+          .stream = leaves ? offload.out_stream : offload.in_stream,
+          .args = {from, to},
+          .label = fmt::format("{} {}", leaves ? "offload" : "load", role_.name(here)),
+          .micro = micro,
+          .ahead = with.ahead}});
   }
 
   std::vector<int32_t> insert() {

@@ -27,34 +27,27 @@ std::vector<bool> find_literals(const Graph& graph) {
   return literal;
 }
 
-// What the whole task does with the values of its chunk, by value id.
-struct TaskUses {
+// What the segments of a task have in common, most of it by value.
+struct ChunkUnderWay {
+  const Dag& dag;
+  const Task& task;
+  const std::vector<bool>& literal;
+  const std::vector<bool>& first;
+  ChunkPrograms& result;
+  std::unordered_map<int32_t, ValueId> same_memory;
   // Some node reads it, or it leaves the chunk: its contribution cannot be made in the accumulator.
-  std::unordered_set<int32_t> read;
-  std::unordered_map<int32_t, std::vector<int32_t>> sums;  // accumulates that it contributes to
+  std::unordered_set<int32_t> read = {};
+  std::unordered_map<int32_t, std::vector<int32_t>> sums = {};  // accumulates it contributes to
+  std::vector<bool> made_here, read_elsewhere;                  // in this segment; in another one
+  std::unordered_map<int32_t, int32_t> inner_index = {};
 };
 
 // Builds one program; arguments are numbered in order of first appearance, so that equal layers get
 // equal programs.
 class SegmentBuilder {
  public:
-  SegmentBuilder(const Dag& dag, const Task& task, const std::vector<bool>& literal,
-                 const std::vector<bool>& first,
-                 const std::unordered_map<int32_t, ValueId>& same_memory, const TaskUses& uses,
-                 const std::vector<bool>& made_here, const std::vector<bool>& read_elsewhere,
-                 std::unordered_map<int32_t, int32_t>& inner_index, ChunkPrograms& result)
-      : dag_(dag),
-        graph_(dag.graph),
-        chunk_(dag.chunks[task.chunk.index()]),
-        task_(task),
-        literal_(literal),
-        first_(first),
-        same_memory_(same_memory),
-        uses_(uses),
-        made_here_(made_here),
-        read_elsewhere_(read_elsewhere),
-        inner_index_(inner_index),
-        result_(result) {}
+  explicit SegmentBuilder(ChunkUnderWay& of)
+      : of_(of), graph_(of.dag.graph), chunk_(of.dag.chunks[of.task.chunk.index()]) {}
 
   std::pair<Program, Segment> build(const std::vector<NodeId>& nodes) {
     for (NodeId id : nodes) add_node(graph_.node(id));
@@ -80,8 +73,8 @@ class SegmentBuilder {
   };
 
   ValueId canonical(ValueId id) const {
-    for (auto it = same_memory_.find(id.value); it != same_memory_.end();
-         it = same_memory_.find(id.value))
+    for (auto it = of_.same_memory.find(id.value); it != of_.same_memory.end();
+         it = of_.same_memory.find(id.value))
       id = it->second;
     return id;
   }
@@ -100,10 +93,10 @@ class SegmentBuilder {
     using Kind = SegmentArg::Kind;
     if (const int32_t r = position(chunk_.reads, id); r >= 0) return SegmentArg{Kind::kRead, r};
     if (const int32_t w = position(chunk_.writes, id); w >= 0) return SegmentArg{Kind::kWrite, w};
-    if (!made_here_[id.index()] || read_elsewhere_[id.index()]) {
+    if (!of_.made_here[id.index()] || of_.read_elsewhere[id.index()]) {
       auto [it, is_new] =
-          inner_index_.try_emplace(id.value, static_cast<int32_t>(result_.inner.size()));
-      if (is_new) result_.inner.push_back(id);
+          of_.inner_index.try_emplace(id.value, static_cast<int32_t>(of_.result.inner.size()));
+      if (is_new) of_.result.inner.push_back(id);
       return SegmentArg{Kind::kInner, it->second};
     }
     return std::nullopt;
@@ -117,7 +110,7 @@ class SegmentBuilder {
     const int32_t slot = new_slot(value.type);
     slot_of_value_[id.value] = slot;
     Slot& s = slots_[at(slot)];
-    if (literal_[id.index()]) {
+    if (of_.literal[id.index()]) {
       s.is_literal = true;
       s.literal = std::string(as_text(value.data.span()));
     } else {
@@ -127,13 +120,13 @@ class SegmentBuilder {
   }
 
   std::vector<int32_t> sums_of(ValueId id) const {
-    const auto found = uses_.sums.find(id.value);
-    return found == uses_.sums.end() ? std::vector<int32_t>() : found->second;
+    const auto found = of_.sums.find(id.value);
+    return found == of_.sums.end() ? std::vector<int32_t>() : found->second;
   }
 
   int32_t sum_slot(int32_t a) {
     segment_.sums.push_back(a);
-    const int32_t slot = new_slot(graph_.value(task_.accumulates[at(a)].contribution).type);
+    const int32_t slot = new_slot(graph_.value(of_.task.accumulates[at(a)].contribution).type);
     slots_[at(slot)].arg = SegmentArg{SegmentArg::Kind::kSum, a};
     return slot;
   }
@@ -153,7 +146,7 @@ class SegmentBuilder {
     const OpDef* def = find_op(node.op);
     const ValueId made = *std::find_if(node.outputs.begin(), node.outputs.end(),
                                        [](ValueId output) { return output.valid(); });
-    work.recomputed += dag_.variants.is_copy(made);
+    work.recomputed += of_.dag.variants.is_copy(made);
     if (def && def->cost && def->cost(use_of(graph_, node)).is_matmul)
       ++products_[static_cast<size_t>(graph_.value(node.inputs[0]).type.dtype)];
   }
@@ -177,10 +170,10 @@ class SegmentBuilder {
     Attrs attrs = node.attrs;
     for (ValueId output : node.outputs) {
       const std::vector<int32_t> sums = sums_of(output);
-      const bool stays = sums.empty() || uses_.read.contains(output.value);
+      const bool stays = sums.empty() || of_.read.contains(output.value);
       size_t s = 0;
       int32_t slot = -1;
-      if (!stays && first_[at(sums[0])]) {
+      if (!stays && of_.first[at(sums[0])]) {
         slot = sum_slot(sums[s++]);
       } else if (!stays && node.op == "MatMul" && inputs.size() == 2) {
         // The product is added where it is made: one pass over the accumulator less.
@@ -199,7 +192,7 @@ class SegmentBuilder {
       attrs.set("blocks", int64_t{1});
     emit(node.op, std::move(attrs), std::move(inputs), outputs);
     for (const auto& [sum, into, slot] : later) {
-      if (first_[at(sum)]) {
+      if (of_.first[at(sum)]) {
         Attrs shape;
         shape.set("shape", slots_[at(slot)].type.shape);
         emit("Reshape", shape, {slot}, {into});
@@ -242,18 +235,9 @@ class SegmentBuilder {
         program_.work.products.emplace_back(static_cast<DType>(d), products_[d]);
   }
 
-  const Dag& dag_;
+  ChunkUnderWay& of_;
   const Graph& graph_;
   const Chunk& chunk_;
-  const Task& task_;
-  const std::vector<bool>& literal_;
-  const std::vector<bool>& first_;
-  const std::unordered_map<int32_t, ValueId>& same_memory_;
-  const TaskUses& uses_;
-  const std::vector<bool>& made_here_;       // by value: in this segment
-  const std::vector<bool>& read_elsewhere_;  // by value: in another segment
-  std::unordered_map<int32_t, int32_t>& inner_index_;
-  ChunkPrograms& result_;
   std::vector<Slot> slots_;
   std::unordered_map<int32_t, int32_t> slot_of_value_;
   Program program_;
@@ -290,33 +274,36 @@ void ProgramPool::build(const Task& task, const Key& key, ChunkPrograms& result)
   const auto& [first, collectives] = key;
   const Graph& graph = dag_.graph;
   const Chunk& chunk = dag_.chunks[task.chunk.index()];
-  const auto same_memory = find_same_memory(dag_, task);
   const auto segments = cut_into_segments(graph, chunk.nodes, collectives);
 
   std::vector<int32_t> segment_of(graph.nodes.size(), -1);
   for (size_t s = 0; s < segments.size(); ++s)
     for (NodeId id : segments[s]) segment_of[id.index()] = static_cast<int32_t>(s);
-  std::vector<bool> read_elsewhere(graph.values.size());
-  TaskUses uses;
+  const std::vector<bool> none(graph.values.size());
+  ChunkUnderWay of{.dag = dag_,
+                   .task = task,
+                   .literal = literal_,
+                   .first = first,
+                   .result = result,
+                   .same_memory = find_same_memory(dag_, task),
+                   .made_here = none,
+                   .read_elsewhere = none};
   for (size_t a = 0; a < task.accumulates.size(); ++a)
-    uses.sums[task.accumulates[a].contribution.value].push_back(static_cast<int32_t>(a));
+    of.sums[task.accumulates[a].contribution.value].push_back(static_cast<int32_t>(a));
   for (NodeId id : chunk.nodes)
     for (ValueId input : graph.node(id).inputs) {
       if (!input.valid()) continue;
-      uses.read.insert(input.value);
+      of.read.insert(input.value);
       const NodeId producer = graph.value(input).producer;
       if (producer.valid() && segment_of[producer.index()] != segment_of[id.index()])
-        read_elsewhere[input.index()] = true;
+        of.read_elsewhere[input.index()] = true;
     }
-  for (ValueId value : chunk.writes) uses.read.insert(value.value);
+  for (ValueId value : chunk.writes) of.read.insert(value.value);
 
   result.first = first;
   result.segments.reserve(segments.size());  // their places do not change
-  std::unordered_map<int32_t, int32_t> inner_index;
-  std::vector<bool> made_here(graph.values.size());
   for (const auto& nodes : segments) {
-    SegmentBuilder builder(dag_, task, literal_, first, same_memory, uses, made_here,
-                           read_elsewhere, inner_index, result);
+    SegmentBuilder builder(of);
     if (is_collective(graph.node(nodes[0]))) {
       const auto known =
           std::find_if(collectives.begin(), collectives.end(),
@@ -326,10 +313,10 @@ void ProgramPool::build(const Task& task, const Key& key, ChunkPrograms& result)
       continue;
     }
     for (NodeId id : nodes)
-      for (ValueId output : graph.node(id).outputs) made_here[output.index()] = true;
+      for (ValueId output : graph.node(id).outputs) of.made_here[output.index()] = true;
     auto [program, segment] = builder.build(nodes);
     for (NodeId id : nodes)
-      for (ValueId output : graph.node(id).outputs) made_here[output.index()] = false;
+      for (ValueId output : graph.node(id).outputs) of.made_here[output.index()] = false;
     const std::string_view layer = layer_of(graph.node(nodes.front()).scope);
     if (!layer.empty()) program.label += fmt::format(" {}", layer);
     result.segments.push_back(std::move(segment));

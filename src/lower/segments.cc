@@ -162,11 +162,6 @@ class Cutter {
   Nodes order_;
 };
 
-ItemId root_of(const Dag& dag, ItemId item) {
-  while (dag.items[item.index()].alias.valid()) item = dag.items[item.index()].alias;
-  return item;
-}
-
 // What one all-reduce alone reads of what the chunk makes is made where its result lies.
 void add_reduced_in_place(const Graph& graph, const Chunk& chunk,
                           std::unordered_map<int32_t, ValueId>& same) {
@@ -235,6 +230,16 @@ void add_updated_blocks(const Graph& graph, const Chunk& chunk,
 }
 
 }  // namespace
+
+ItemId root_of(const Dag& dag, ItemId item) {
+  while (dag.items[item.index()].alias.valid()) item = dag.items[item.index()].alias;
+  return item;
+}
+
+bool is_over_cells(const Dag& dag, const std::vector<int32_t>& axes) {
+  return std::any_of(axes.begin(), axes.end(),
+                     [&](int32_t axis) { return dag.mesh[at(axis)].placed; });
+}
 
 bool is_collective(const Node& node) {
   const OpDef* def = find_op(node.op);

@@ -17,6 +17,10 @@ struct Collective {
 };
 
 bool is_collective(const Node& node);
+// The item whose memory it is in.
+ItemId root_of(const Dag& dag, ItemId item);
+// Whether a group over these axes has ranks of several cells: of all, then.
+bool is_over_cells(const Dag& dag, const std::vector<int32_t>& axes);
 // Nodes without scope stay with their neighbours.
 std::vector<std::vector<NodeId>> cut_into_segments(const Graph& graph,
                                                    const std::vector<NodeId>& nodes,

@@ -4,6 +4,7 @@
 
 #include "at.h"
 #include "piper/parallel.h"
+#include "segments.h"
 
 namespace piper {
 namespace {
@@ -27,14 +28,15 @@ class Rows {
   size_t width_;
 };
 
-// By cell and instruction: whether it joins all cells.
-std::vector<std::vector<uint8_t>> find_joins(const std::vector<RoleProgram>& roles) {
+// By cell and instruction: whether it joins all cells, for axes tell these apart.
+std::vector<std::vector<uint8_t>> find_joins(const Dag& dag,
+                                             const std::vector<RoleProgram>& roles) {
   std::vector<std::vector<uint8_t>> joins(roles.size());
-  const std::vector<bool> crossed = crossed_axes(roles);
   in_parallel(roles.size(), [&](size_t c) {
     joins[c].reserve(roles[c].body.size());
     for (const Instruction& one : roles[c].body)
-      joins[c].push_back(crosses_cells(roles[c], one, crossed));
+      joins[c].push_back(one.kind == InstructionKind::kAllReduce &&
+                         is_over_cells(dag, roles[c].groups[at(one.group)].axes));
   });
   return joins;
 }
@@ -43,12 +45,13 @@ std::vector<std::vector<uint8_t>> find_joins(const std::vector<RoleProgram>& rol
 // changes when it receives, waits for another lane of its cell, or joins the other cells.
 class Walk {
  public:
-  Walk(const std::vector<RoleProgram>& roles, const std::vector<Transfer>& transfers)
+  Walk(const Dag& dag, const std::vector<RoleProgram>& roles,
+       const std::vector<Transfer>& transfers)
       : roles_(roles),
         received_(roles.size()),
         known_(roles.size()),
         next_(roles.size()),
-        joins_(find_joins(roles)) {
+        joins_(find_joins(dag, roles)) {
     for (size_t c = 0; c < roles.size(); ++c) {
       received_[c].resize(roles[c].body.size());
       known_[c].resize(roles[c].body.size());
@@ -164,41 +167,13 @@ class Walk {
 
 }  // namespace
 
-std::vector<bool> crossed_axes(const std::vector<RoleProgram>& roles) {
-  std::vector<std::vector<bool>> of_role(roles.size());
-  in_parallel(roles.size(), [&](size_t c) {
-    std::vector<bool>& crossed = of_role[c];
-    for (const Instruction& one : roles[c].body) {
-      crossed.resize(std::max(crossed.size(), one.peer.size()));
-      for (size_t axis = 0; axis < one.peer.size(); ++axis)
-        if (one.peer[axis] >= 0) crossed[axis] = true;
-    }
-  });
-  std::vector<bool> all;
-  for (const std::vector<bool>& crossed : of_role) {
-    all.resize(std::max(all.size(), crossed.size()));
-    for (size_t axis = 0; axis < crossed.size(); ++axis)
-      if (crossed[axis]) all[axis] = true;
-  }
-  return all;
-}
-
-bool crosses_cells(const RoleProgram& role, const Instruction& instruction,
-                   const std::vector<bool>& crossed_axes) {
-  if (instruction.kind != InstructionKind::kAllReduce) return false;
-  // A group whose axes tell cells apart joins all cells.
-  const auto& axes = role.groups[at(instruction.group)].axes;
-  return std::any_of(axes.begin(), axes.end(), [&](int32_t axis) {
-    return at(axis) < crossed_axes.size() && crossed_axes[at(axis)];
-  });
-}
-
-std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>& roles,
+std::vector<std::vector<int64_t>> send_lifetimes(const Dag& dag,
+                                                 const std::vector<RoleProgram>& roles,
                                                  const std::vector<Transfer>& transfers) {
   std::vector<std::vector<int64_t>> held(roles.size());
   for (size_t c = 0; c < roles.size(); ++c) held[c].assign(roles[c].body.size(), -1);
   if (transfers.empty()) return held;
-  Walk walk(roles, transfers);
+  Walk walk(dag, roles, transfers);
   walk.run();
   for (const Transfer& t : transfers) held[at(t.from_cell)][at(t.send_position)] = walk.held(t);
   return held;

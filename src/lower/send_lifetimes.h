@@ -4,6 +4,7 @@
 #pragma once
 
 #include "piper/bundle.h"
+#include "piper/dag.h"
 
 namespace piper {
 
@@ -12,13 +13,8 @@ struct Transfer {
 };
 // By cell and instruction: for sends the last position at which the receive may still be under way
 // (the body's length if the sender never learns of it inside the step), -1 for others.
-std::vector<std::vector<int64_t>> send_lifetimes(const std::vector<RoleProgram>& roles,
+std::vector<std::vector<int64_t>> send_lifetimes(const Dag& dag,
+                                                 const std::vector<RoleProgram>& roles,
                                                  const std::vector<Transfer>& transfers);
-
-// By mesh axis: whether messages move along it, which tells cells apart.
-std::vector<bool> crossed_axes(const std::vector<RoleProgram>& roles);
-// Whether the instruction meets those of all other cells.
-bool crosses_cells(const RoleProgram& role, const Instruction& instruction,
-                   const std::vector<bool>& crossed_axes);
 
 }  // namespace piper

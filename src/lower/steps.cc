@@ -93,7 +93,7 @@ Result<Positions> split(RoleProgram& role, int32_t channels, const Steady& made)
 // By cell: until when the sends of a section are under way.
 using HeldUntil = std::vector<std::vector<int64_t>>;
 
-HeldUntil held_in(std::vector<RoleProgram>& roles, Section section,
+HeldUntil held_in(const Dag& dag, std::vector<RoleProgram>& roles, Section section,
                   const std::vector<Transfer>& transfers, const std::vector<Positions>& positions) {
   std::vector<RoleProgram> sections;
   for (RoleProgram& role : roles) {
@@ -108,7 +108,7 @@ HeldUntil held_in(std::vector<RoleProgram>& roles, Section section,
     one.recv_position = positions[at(one.to_cell)][section][at(one.recv_position)];
     if (one.send_position >= 0) here.push_back(one);
   }
-  HeldUntil held = send_lifetimes(sections, here);
+  HeldUntil held = send_lifetimes(dag, sections, here);
   for (size_t c = 0; c < roles.size(); ++c) sections[c].body.swap(list_of(roles[c], section));
   return held;
 }
@@ -217,18 +217,11 @@ Status place(RoleProgram& role, const std::vector<Life>& lives, const std::vecto
   return ok_status();
 }
 
-void add_data_waits(RoleProgram& role, Section section) {
+// Does the work on a section as if it were the body.
+template <class Work>
+void as_body(RoleProgram& role, Section section, const Work& work) {
   role.body.swap(list_of(role, section));
-  wait_for_data(role);
-  role.body.swap(list_of(role, section));
-}
-
-void add_memory_waits(RoleProgram& role, Section section, const std::vector<int64_t>& held,
-                      const std::vector<LeavingCopy>& leaving) {
-  role.body.swap(list_of(role, section));
-  for (const LeavingCopy& copy : leaving)
-    if (at(copy.until) < role.body.size()) role.body[at(copy.until)].waits.push_back(copy.copy);
-  wait_for_memory(role, held);
+  work();
   role.body.swap(list_of(role, section));
 }
 
@@ -251,12 +244,13 @@ Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>
   PIPER_TRY(for_all_roles(roles, [&](size_t c) -> Status {
     steady[c] = make_steady(roles[c], orders[c], dag);
     PIPER_ASSIGN(positions[c], split(roles[c], channels, steady[c]));
-    for (Section section : kSections) add_data_waits(roles[c], section);
+    for (Section section : kSections) as_body(roles[c], section, [&] { wait_for_data(roles[c]); });
     return ok_status();
   }));
   for (const Steady& each : steady) add_counts(each.offloads, offloads);
   HeldUntil held[3];
-  for (Section section : kSections) held[section] = held_in(roles, section, transfers, positions);
+  for (Section section : kSections)
+    held[section] = held_in(dag, roles, section, transfers, positions);
   return for_all_roles(roles, [&](size_t c) -> Status {
     RoleProgram& role = roles[c];
     std::array<std::vector<int64_t>, 3> own{held[kPrologue][c], held[kBody][c], held[kEpilogue][c]};
@@ -267,7 +261,11 @@ Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>
     }
     PIPER_TRY(place(role, find_lives(role, positions[c], own, steady[c].pairs), steady[c].pool));
     for (Section section : kSections)
-      add_memory_waits(role, section, own[section], leaving[section]);
+      as_body(role, section, [&] {
+        for (const auto& [copy, until] : leaving[section])
+          if (at(until) < role.body.size()) role.body[at(until)].waits.push_back(copy);
+        wait_for_memory(role, own[section]);
+      });
     return ok_status();
   });
 }

@@ -205,12 +205,11 @@ std::vector<ValueId> AxisWalk::put(Node node, std::span<const ValueId> like,
   const std::vector<TensorType> types = types_here(node);
   node.outputs.assign(like.begin(), like.end());
   for (size_t o = 0; o < types.size() && !is_last; ++o) {
-    Value value;
-    value.name = fmt::format("{}{}", node.name, graph_.values.size());
-    value.type = types[o];
-    value.output_index = static_cast<int>(o);
-    value.layout = graph_.value(like[o]).layout;
-    value.over = graph_.value(like[o]).over;
+    Value value{.name = fmt::format("{}{}", node.name, graph_.values.size()),
+                .type = types[o],
+                .output_index = static_cast<int>(o),
+                .layout = graph_.value(like[o]).layout,
+                .over = graph_.value(like[o]).over};
     if (lie[o].kind != kWhole) value.over.push_back({cut_.axis, lie[o]});
     node.outputs[o] = graph_.add_value(std::move(value));
   }

@@ -141,9 +141,7 @@ Pass AxisWalk::pass_of(ValueId origin, const Node& near) const {
 
 ValueId AxisWalk::emit(std::string_view op, ValueId from, ValueId origin, const Layout& blocks,
                        const Layout& to, const Node& near, NodeId reader) {
-  Node node;
-  node.op = op;
-  node.attrs.set("over", int64_t{cut_.axis});
+  Node node = node_beside(near, cut_.name, op, {from}, {{"over", int64_t{cut_.axis}}});
   if (blocks.kind == kCut) {
     node.attrs.set("ranks", ranks_);
     node.attrs.set("dim", int64_t{blocks.dim});
@@ -155,22 +153,18 @@ ValueId AxisWalk::emit(std::string_view op, ValueId from, ValueId origin, const 
     node.attrs.set("to_outer", to.outer);
     if (to.mirrored) node.attrs.set("to_mirrored", int64_t{1});
   }
-  node.name = fmt::format("{}/{}.{}", graph_.value(origin).name, cut_.name, op);
-  node.scope = near.scope;
-  node.tags = near.tags;
   const Value source = graph_.value(origin);
+  node.name = fmt::format("{}/{}.{}", source.name, cut_.name, op);
   node.pass = pass_of(origin, near);
-  node.inputs = {from};
   if (const Layout& rows = op == "Dispatch" ? to : lies_[origin.index()];
       op == "Dispatch" || op == "Combine") {
     node.attrs.set("owned", routes_.at(rows.by.value).owned);
     node.inputs.push_back(read(rows.by, Layout{}, reader));
   }
-  Value value;
-  value.name = node.name;
-  value.type = {source.type.dtype, local(source.type.shape, to)};
-  value.layout = source.layout;
-  value.over = source.over;
+  Value value{.name = node.name,
+              .type = {source.type.dtype, local(source.type.shape, to)},
+              .layout = source.layout,
+              .over = source.over};
   lay(value, to);
   const ValueId made = graph_.add_value(std::move(value));
   node.outputs = {made};

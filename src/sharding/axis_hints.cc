@@ -166,10 +166,4 @@ bool AxisWalk::only_moves(const Loops& loops, const Node& node) {
          loops.def->cost(loops.types).flops == 0;
 }
 
-void AxisWalk::hint_gradients() {
-  for (const Param& param : graph_.params)
-    if (param.gradient.valid() && lies_[param.value.index()].kind == kCut)
-      hint(param.gradient, lies_[param.value.index()]);
-}
-
 }  // namespace piper

@@ -89,7 +89,6 @@ class AxisWalk {
   Layout will_lie(ValueId id) const;
   // Elements of one value in another shape or order.
   static bool only_moves(const Loops& loops, const Node& node);
-  void hint_gradients();
 
   // ---- One op -----------------------------------------------------------------------------------
 
@@ -121,8 +120,6 @@ class AxisWalk {
   void take(NodeId id, const Node& node, const Choice& choice);
   // Its results lie so from here on.
   void settle(NodeId id, const Node& node, const Choice& choice);
-  // An op adds to a sum over the step, no collective does.
-  ValueId as_contribution(ValueId from, ValueId origin, const Layout& layout);
   // The own numbers of a letter's parts, to be added to those that axes before have left.
   Attrs first_of(const LoopCut& cut, int64_t extent, ValueId before) const;
   // Tells a part where it begins, among the parts of axes before it too.

@@ -3,16 +3,12 @@
 #include <algorithm>
 
 namespace piper {
-namespace {
 
 int64_t size_of(const LoopRule& rule, char letter) {
-  for (const auto& [known, size] : rule.sizes) {
+  for (const auto& [known, size] : rule.sizes)
     if (known == letter) return size;
-  }
   PIPER_CHECK(false, "a loop rule does not know its letter '{}'", letter);
 }
-
-}  // namespace
 
 // The extent of each letter of dim `d`. A whole letter may stand for another extent than its size
 // (a reshape that does not line up), so its extent is what the others leave; empty when that is not

@@ -45,6 +45,7 @@ std::optional<Layout> layout_of(const Operand& operand, const LoopCut& cut);
 // Whether the letter cannot be cut where nothing tells a part at which turn it begins.
 bool is_whole(const LoopRule& rule, char letter);
 
+int64_t size_of(const LoopRule& rule, char letter);
 // The extent of each letter of dim `d`; empty where that is not decided.
 std::vector<int64_t> extents_of(const Operand& operand, size_t d);
 

@@ -220,10 +220,8 @@ class Padding {
     const bool is_whole = contains(loops.rule.whole, place.letter);
     if (is_whole) masked_.insert(id.value);
     if (loops.def->draws >= 0) note_draw(node, loops, place, mark);
-    if (is_whole || begins(loops.rule, place.letter)) {  // indices are those of what is there
-      for (const auto& [name, size] : loops.rule.sizes)
-        if (name == place.letter) node.attrs.set("whole", size);
-    }
+    if (piper::is_whole(loops.rule, place.letter))  // indices are those of what is there
+      node.attrs.set("whole", size_of(loops.rule, place.letter));
     for (size_t o = 0; o < node.outputs.size(); ++o) {
       if (is_whole || makes_zeros(node, loops, place.letter, o)) continue;
       if (occurrences(loops.output(o), place.letter) == 0)
@@ -376,17 +374,11 @@ class Padding {
 
   ValueId add(std::string_view op, std::vector<ValueId> inputs, Attrs attrs, TensorType type,
               const Node& near, ValueId like = {}) {
-    Node node;
-    node.op = op;
-    node.name = fmt::format("{}/{}.{}", near.name, cut_.name, op);
-    node.scope = near.scope, node.pass = near.pass, node.tags = near.tags;
-    node.attrs = std::move(attrs);
-    node.inputs = std::move(inputs);
-    Value value;
+    Node node = node_beside(near, cut_.name, op, std::move(inputs), std::move(attrs));
+    Value value{.name = fmt::format("{}{}", node.name, graph_.values.size()),
+                .type = std::move(type)};
     if (like.valid())
       value.layout = graph_.value(like).layout, value.over = graph_.value(like).over;
-    value.name = fmt::format("{}{}", node.name, graph_.values.size());
-    value.type = std::move(type);
     const ValueId made = graph_.add_value(std::move(value));
     node.outputs = {made};
     append(graph_, graph_.nodes, std::move(node));

@@ -30,28 +30,336 @@ std::vector<bool> find_state_ancestors(const Graph& graph) {
 
 class Propagation {
  public:
-  Propagation(const Graph& graph, const BatchCut& cut);
-  Result<Propagated> run();
+  Propagation(const Graph& graph, const BatchCut& cut)
+      : graph_(graph),
+        cut_(cut),
+        shards_(cut.replicas * cut.microbatches),
+        has_state_(find_state_ancestors(graph)),
+        loops_(graph.nodes.size()) {}
+
+  Result<Propagated> run() {
+    do {
+      found_more_ = false;
+      walk();
+    } while (found_more_);
+    if (first_problem_) {
+      return std::move(*first_problem_)
+          .with_note("help: uncut, with one microbatch and one replica, the model trains as it is");
+    }
+    // Only where there is one shard: sums of one term.
+    for (size_t i = 0; i < unknown_.size(); ++i)
+      if (unknown_[i]) layouts_[i] = Layout{LayoutKind::kPartial};
+    return Propagated{std::move(layouts_), std::move(readings_)};
+  }
 
  private:
-  struct Use;  // of its op by the node that is visited
-  void walk();
-  void visit(NodeId id);
-  void visit_step_sum(const Node& node);
-  bool is_touched(const Node& node) const;
-  bool find_cuts(Use& use);
-  bool meet_inputs(Use& use);
-  bool meet_partials(Use& use);
-  std::vector<int> linear_part(const Use& use, const std::vector<int>& partial);
-  void set_outputs(const Use& use);
-  bool require(const Use& use, size_t input, const Layout& layout);
-  bool has_equal_blocks(ValueId id, const Layout& layout);
-  bool is_zero(ValueId id);
-  bool sum_input(const Use& use, size_t input);
-  const Loops* loops_at(NodeId id);  // null: none are known
-  bool problem(const Node& node, Error error);
-  bool couples(const Use& use, size_t input);
-  std::string name_of(ValueId id) const;
+  // An op by the node that is visited.
+  struct Use {
+    NodeId id;
+    const Node& node;
+    const Loops& loops;
+    std::optional<LoopCut> cut;
+    size_t cut_input = 0;  // the input that brought the cut; past the end: an output did
+  };
+
+  void walk() {
+    layouts_.assign(graph_.values.size(), Layout{});
+    unknown_.assign(graph_.values.size(), false);
+    readings_.clear();
+    first_problem_.reset();
+    for (ValueId id : graph_.inputs) {
+      int dim = graph_.value(id).batch_dim;
+      if (dim >= 0) layouts_[id.index()] = Layout{LayoutKind::kSharded, dim, 1};
+    }
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) visit(NodeId(i));
+  }
+
+  std::string name_of(ValueId id) const {
+    const Value& value = graph_.value(id);
+    return fmt::format("'{}' ({})", quote_control(value.name), to_string(value.type));
+  }
+
+  // An uncut batch needs no layout that holds: what cannot be cut goes on without one.
+  bool problem(const Node& node, Error error) {
+    for (ValueId output : node.outputs) unknown_[output.index()] = true;
+    if (shards_ > 1 && !first_problem_) first_problem_ = std::move(error);
+    return false;
+  }
+
+  bool couples(const Use& use, size_t input) {
+    Error error =
+        fail(cut_.at, "the batch cannot be cut: {} couples its samples", place_of(use.node));
+    if (input < use.node.inputs.size()) {
+      ValueId id = use.node.inputs[input];
+      error.notes.push_back(fmt::format("its input {} holds the samples along dim {}", name_of(id),
+                                        layouts_[id.index()].dim));
+    }
+    return problem(use.node, std::move(error));
+  }
+
+  const Loops* loops_at(NodeId id) {
+    std::unique_ptr<Loops>& loops = loops_[id.index()];
+    if (loops) return loops.get();
+    const Node& node = graph_.node(id);
+    const OpDef* def = find_op(node.op);
+    if (def == nullptr || def->loops == nullptr) return nullptr;
+    loops = std::make_unique<Loops>(loops_of(graph_, node));
+    PIPER_CHECK(loops->rule.inputs.size() == node.inputs.size() &&
+                    loops->rule.outputs.size() == node.outputs.size(),
+                "the loop rule of {} is for other operands", node.op);
+    return loops.get();
+  }
+
+  bool is_touched(const Node& node) const {
+    auto lies = [&](ValueId id) { return id.valid() && layouts_[id.index()] != Layout{}; };
+    auto wanted = [&](ValueId id) { return required_.count(id.value) > 0; };
+    return std::any_of(node.inputs.begin(), node.inputs.end(), lies) ||
+           std::any_of(node.outputs.begin(), node.outputs.end(), wanted);
+  }
+
+  void visit(NodeId id) {
+    const Node& node = graph_.node(id);
+    if (is_step_sum(node) && shards_ == 1) return;
+    for (ValueId input : node.inputs) {
+      if (!input.valid() || !unknown_[input.index()]) continue;
+      for (ValueId output : node.outputs) unknown_[output.index()] = true;
+      return;
+    }
+    if (is_step_sum(node)) return visit_step_sum(node);
+    if (!is_touched(node)) return;
+    const Loops* loops = loops_at(id);
+    if (loops == nullptr) {
+      problem(node, fail(cut_.at, "not supported: {} has no rule for a cut batch", place_of(node)));
+      return;
+    }
+    Use use{id, node, *loops, {}, node.inputs.size()};
+    if (find_cuts(use) && meet_inputs(use) && meet_partials(use)) set_outputs(use);
+  }
+
+  // The one loop that inputs, or readers of the outputs, cut.
+  bool find_cuts(Use& use) {
+    const Node& node = use.node;
+    const auto is_across = [&](size_t input) {  // blocks of which the op takes some
+      const auto dim = static_cast<size_t>(layouts_[node.inputs[input].index()].dim);
+      const LoopRule::Dim& letters = use.loops.rule.inputs[input][dim];
+      return std::any_of(letters.begin(), letters.end(),
+                         [&](char letter) { return is_whole(use.loops.rule, letter); });
+    };
+    auto join = [&](std::optional<LoopCut> cut, size_t input, ValueId id) {
+      if (!cut && input < node.inputs.size() && is_across(input)) return couples(use, input);
+      if (!cut) {
+        return problem(node, fail(cut_.at, "the batch cannot be cut into {}: {} splits {} unevenly",
+                                  shards_, place_of(node), name_of(id)));
+      }
+      if (use.cut && use.cut != cut) return couples(use, input);
+      if (!use.cut) use.cut_input = input;
+      use.cut = cut;
+      return true;
+    };
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (!node.inputs[i].valid()) continue;
+      const Layout& layout = layouts_[node.inputs[i].index()];
+      if (layout.kind != LayoutKind::kSharded) continue;
+      if (!join(cut_of(use.loops.input(i), layout, shards_), i, node.inputs[i])) return false;
+    }
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      auto wanted = required_.find(node.outputs[i].value);
+      if (wanted == required_.end()) continue;
+      std::optional<LoopCut> cut = cut_of(use.loops.output(i), wanted->second, shards_);
+      if (!join(cut, use.cut_input, node.outputs[i])) return false;
+    }
+    if (!use.cut) return true;
+    const char letter = use.cut->letter;
+    const bool is_legal = !is_whole(use.loops.rule, letter) && stands_once(use.loops, letter);
+    return is_legal || couples(use, use.cut_input);
+  }
+
+  // Every input that has the cut loop must be cut alike.
+  bool meet_inputs(Use& use) {
+    if (!use.cut) return true;
+    for (size_t i = 0; i < use.node.inputs.size(); ++i) {
+      ValueId id = use.node.inputs[i];
+      if (!id.valid()) continue;
+      std::optional<Layout> layout = layout_of(use.loops.input(i), *use.cut);
+      if (!layout || layouts_[id.index()] == *layout) continue;
+      if (!require(use, i, *layout)) return false;
+    }
+    return true;
+  }
+
+  bool require(const Use& use, size_t input, const Layout& layout) {
+    ValueId id = use.node.inputs[input];
+    const Value& value = graph_.value(id);
+    auto refuse = [&](std::string why) {
+      if (shards_ == 1) return true;  // uncut, every value is its own block
+      return problem(use.node, fail(cut_.at, "not supported: {} reads {} sample by sample, but {}",
+                                    place_of(use.node), name_of(id), why));
+    };
+    switch (value.kind) {
+      case ValueKind::kConstant:
+        if (!has_equal_blocks(id, layout)) {
+          return refuse(fmt::format("this constant differs between blocks of dim {}", layout.dim));
+        }
+        readings_[{use.id.value, static_cast<int32_t>(input)}].block = layout;
+        return true;
+      case ValueKind::kState:
+        return refuse("it is a parameter or other state of the whole step");
+      case ValueKind::kInput:
+        return refuse("this input has no dim that counts samples");
+      case ValueKind::kNode:
+        break;
+    }
+    const Node& producer = graph_.node(value.producer);
+    if (is_step_sum(producer)) return refuse("it is a sum over the whole batch");
+    const Loops* loops = loops_at(value.producer);
+    if (loops == nullptr) return refuse(fmt::format("{} has no rule for that", place_of(producer)));
+    const Operand made = loops->output(static_cast<size_t>(value.output_index));
+    std::optional<LoopCut> cut = cut_of(made, layout, shards_);
+    if (!cut || is_whole(loops->rule, cut->letter)) {
+      return refuse(fmt::format("{} makes it as a whole", place_of(producer)));
+    }
+    found_more_ = required_.emplace(id.value, layout).second || found_more_;
+    return true;
+  }
+
+  // All blocks of a constant are the same, so that one stands for each shard's.
+  bool has_equal_blocks(ValueId id, const Layout& layout) {
+    if (shards_ == 1) return true;
+    auto [known, fresh] = equal_blocks_.try_emplace({id.value, layout.dim, layout.outer}, false);
+    if (!fresh) return known->second;
+    const Value& value = graph_.value(id);
+    if (static_cast<int64_t>(value.data.size) != value.type.bytes()) return false;
+    const Bytes data = value.data.made();
+    const int64_t outer = stretches_of(value.type.shape, layout.dim, layout.outer);
+    if (value.type.bytes() == 0) return known->second = true;
+    size_t block = value.data.size / static_cast<size_t>(outer * shards_);
+    bool equal = true;
+    for (int64_t o = 0; o < outer; ++o) {
+      const std::byte* first = data.data + static_cast<size_t>(o * shards_) * block;
+      for (int64_t s = 1; s < shards_ && equal; ++s) {
+        equal = std::memcmp(first, first + static_cast<size_t>(s) * block, block) == 0;
+      }
+    }
+    return known->second = equal;
+  }
+
+  // Partial inputs that the op is not linear in are summed over the whole batch first.
+  bool meet_partials(Use& use) {
+    std::vector<int> partial;
+    for (size_t i = 0; i < use.node.inputs.size(); ++i) {
+      ValueId id = use.node.inputs[i];
+      if (id.valid() && layouts_[id.index()].kind == LayoutKind::kPartial &&
+          !required_.count(id.value)) {
+        partial.push_back(static_cast<int>(i));
+      }
+    }
+    if (partial.empty()) return true;
+    const std::vector<int> kept = use.cut ? std::vector<int>{} : linear_part(use, partial);
+    for (int input : partial) {
+      bool stays = std::find(kept.begin(), kept.end(), input) != kept.end();
+      if (!stays && !sum_input(use, static_cast<size_t>(input))) return false;
+    }
+    if (kept.empty()) return true;
+    for (ValueId output : use.node.outputs) layouts_[output.index()] = Layout{LayoutKind::kPartial};
+    return false;  // the outputs are decided
+  }
+
+  // Zeros, written down or moved about. They are a sum of zeros, whatever the cut.
+  bool is_zero(ValueId id) {
+    const Value& value = graph_.value(id);
+    if (value.kind == ValueKind::kConstant) {
+      const auto [known, fresh] = zeros_.try_emplace(id.value, false);
+      if (!fresh) return known->second;
+      const Bytes data = value.data.made();
+      const auto bytes = data.span();
+      if (static_cast<int64_t>(bytes.size()) != value.type.bytes()) return false;
+      return known->second = std::all_of(bytes.begin(), bytes.end(),
+                                         [](std::byte b) { return b == std::byte{0}; });
+    }
+    if (value.kind != ValueKind::kNode) return false;
+    const Node& producer = graph_.node(value.producer);
+    if (producer.op == "Fill") return producer.attrs.real("value") == 0;
+    if (producer.inputs.size() != 1) return false;
+    const Loops* loops = loops_at(value.producer);
+    return loops && loops->rule.linear == std::vector<std::vector<int>>{{0}} &&
+           is_zero(producer.inputs[0]);
+  }
+
+  // The Partial inputs that may stay so: a set the op is linear in, its other inputs being zeros,
+  // while all others can be summed early. Most stay if there is a choice.
+  //   Div(sum of losses, label count): linear in 0 alone; the count, input 1, is summed before the
+  //   microbatches run
+  //   Where(condition, sum, 0): linear in 1 and 2
+  std::vector<int> linear_part(const Use& use, const std::vector<int>& partial) {
+    const auto has = [](const std::vector<int>& list, int i) {
+      return std::find(list.begin(), list.end(), i) != list.end();
+    };
+    auto needs_sum_of_state = [&](const std::vector<int>& kept) {
+      return std::any_of(partial.begin(), partial.end(), [&](int i) {
+        return has_state_[use.node.inputs[static_cast<size_t>(i)].index()] && !has(kept, i);
+      });
+    };
+    std::vector<int> best;
+    for (const std::vector<int>& set : use.loops.rule.linear) {
+      std::vector<int> kept;
+      for (int i : set)
+        if (has(partial, i)) kept.push_back(i);
+      const bool is_sum = std::all_of(set.begin(), set.end(), [&](int i) {
+        return has(kept, i) || is_zero(use.node.inputs[static_cast<size_t>(i)]);
+      });
+      if (is_sum && kept.size() > best.size() && !needs_sum_of_state(kept)) best = kept;
+    }
+    return best;
+  }
+
+  bool sum_input(const Use& use, size_t input) {
+    ValueId id = use.node.inputs[input];
+    if (!has_state_[id.index()]) {
+      readings_[{use.id.value, static_cast<int32_t>(input)}].summed = true;
+      return true;
+    }
+    Error error =
+        fail(cut_.at, "the batch cannot be cut: {} needs the sum of {} over all its samples",
+             place_of(use.node), name_of(id));
+    error.notes.push_back(
+        "only a value of inputs and constants alone can be summed before the microbatches run");
+    return problem(use.node, std::move(error));
+  }
+
+  void set_outputs(const Use& use) {
+    if (!use.cut) return;  // all inputs are whole
+    for (size_t i = 0; i < use.node.outputs.size(); ++i) {
+      Layout& layout = layouts_[use.node.outputs[i].index()];
+      std::optional<Layout> passed = layout_of(use.loops.output(i), *use.cut);
+      if (!passed && use.loops.rule.reduces != LoopRule::kSum) {
+        couples(use, use.cut_input);
+        return;
+      }
+      layout = passed ? *passed : Layout{LayoutKind::kPartial};
+    }
+  }
+
+  void visit_step_sum(const Node& node) {
+    for (ValueId id : node.inputs) {
+      const Layout& layout = layouts_[id.index()];
+      if (layout.kind == LayoutKind::kPartial) continue;
+      std::string what = fmt::format("the sum '{}'", quote_control(node.name));
+      for (const Param& param : graph_.params) {
+        if (param.gradient == node.outputs[0]) {
+          what = fmt::format("the gradient of parameter '{}'", quote_control(param.name));
+        }
+      }
+      if (graph_.loss == node.outputs[0]) what = "the loss";
+      problem(node, layout.kind == LayoutKind::kReplicated
+                        ? fail(cut_.at,
+                               "not supported: {} has a part that does not depend on the "
+                               "samples, {}",
+                               what, name_of(id))
+                        : fail(cut_.at, "not supported: {} has a part for each sample, {}", what,
+                               name_of(id)));
+      return;
+    }
+  }
 
   const Graph& graph_;
   const BatchCut& cut_;
@@ -69,335 +377,6 @@ class Propagation {
   std::optional<Error> first_problem_;
   bool found_more_ = false;
 };
-
-struct Propagation::Use {
-  NodeId id;
-  const Node& node;
-  const Loops& loops;
-  std::optional<LoopCut> cut;
-  size_t cut_input = 0;  // the input that brought the cut; past the end: an output did
-};
-
-Propagation::Propagation(const Graph& graph, const BatchCut& cut)
-    : graph_(graph),
-      cut_(cut),
-      shards_(cut.replicas * cut.microbatches),
-      has_state_(find_state_ancestors(graph)),
-      loops_(graph.nodes.size()) {}
-
-Result<Propagated> Propagation::run() {
-  do {
-    found_more_ = false;
-    walk();
-  } while (found_more_);
-  if (first_problem_) {
-    return std::move(*first_problem_)
-        .with_note("help: uncut, with one microbatch and one replica, the model trains as it is");
-  }
-  for (size_t i = 0; i < unknown_.size(); ++i) {  // only where there is one shard: sums of one term
-    if (unknown_[i]) layouts_[i] = Layout{LayoutKind::kPartial};
-  }
-  return Propagated{std::move(layouts_), std::move(readings_)};
-}
-
-void Propagation::walk() {
-  layouts_.assign(graph_.values.size(), Layout{});
-  unknown_.assign(graph_.values.size(), false);
-  readings_.clear();
-  first_problem_.reset();
-  for (ValueId id : graph_.inputs) {
-    int dim = graph_.value(id).batch_dim;
-    if (dim >= 0) layouts_[id.index()] = Layout{LayoutKind::kSharded, dim, 1};
-  }
-  for (size_t i = 0; i < graph_.nodes.size(); ++i) visit(NodeId(i));
-}
-
-std::string Propagation::name_of(ValueId id) const {
-  const Value& value = graph_.value(id);
-  return fmt::format("'{}' ({})", quote_control(value.name), to_string(value.type));
-}
-
-// An uncut batch needs no layout that holds: what cannot be cut goes on without one.
-bool Propagation::problem(const Node& node, Error error) {
-  for (ValueId output : node.outputs) unknown_[output.index()] = true;
-  if (shards_ > 1 && !first_problem_) first_problem_ = std::move(error);
-  return false;
-}
-
-bool Propagation::couples(const Use& use, size_t input) {
-  Error error =
-      fail(cut_.at, "the batch cannot be cut: {} couples its samples", place_of(use.node));
-  if (input < use.node.inputs.size()) {
-    ValueId id = use.node.inputs[input];
-    error.notes.push_back(fmt::format("its input {} holds the samples along dim {}", name_of(id),
-                                      layouts_[id.index()].dim));
-  }
-  return problem(use.node, std::move(error));
-}
-
-const Loops* Propagation::loops_at(NodeId id) {
-  std::unique_ptr<Loops>& loops = loops_[id.index()];
-  if (loops) return loops.get();
-  const Node& node = graph_.node(id);
-  const OpDef* def = find_op(node.op);
-  if (def == nullptr || def->loops == nullptr) return nullptr;
-  loops = std::make_unique<Loops>(loops_of(graph_, node));
-  PIPER_CHECK(loops->rule.inputs.size() == node.inputs.size() &&
-                  loops->rule.outputs.size() == node.outputs.size(),
-              "the loop rule of {} is for other operands", node.op);
-  return loops.get();
-}
-
-bool Propagation::is_touched(const Node& node) const {
-  auto lies = [&](ValueId id) { return id.valid() && layouts_[id.index()] != Layout{}; };
-  auto wanted = [&](ValueId id) { return required_.count(id.value) > 0; };
-  return std::any_of(node.inputs.begin(), node.inputs.end(), lies) ||
-         std::any_of(node.outputs.begin(), node.outputs.end(), wanted);
-}
-
-void Propagation::visit(NodeId id) {
-  const Node& node = graph_.node(id);
-  if (is_step_sum(node) && shards_ == 1) return;
-  for (ValueId input : node.inputs) {
-    if (!input.valid() || !unknown_[input.index()]) continue;
-    for (ValueId output : node.outputs) unknown_[output.index()] = true;
-    return;
-  }
-  if (is_step_sum(node)) return visit_step_sum(node);
-  if (!is_touched(node)) return;
-  const Loops* loops = loops_at(id);
-  if (loops == nullptr) {
-    problem(node, fail(cut_.at, "not supported: {} has no rule for a cut batch", place_of(node)));
-    return;
-  }
-  Use use{id, node, *loops, {}, node.inputs.size()};
-  if (find_cuts(use) && meet_inputs(use) && meet_partials(use)) set_outputs(use);
-}
-
-// The one loop that inputs, or readers of the outputs, cut.
-bool Propagation::find_cuts(Use& use) {
-  const Node& node = use.node;
-  const auto is_across = [&](size_t input) {  // blocks of which the op takes some
-    const auto dim = static_cast<size_t>(layouts_[node.inputs[input].index()].dim);
-    const LoopRule::Dim& letters = use.loops.rule.inputs[input][dim];
-    return std::any_of(letters.begin(), letters.end(),
-                       [&](char letter) { return is_whole(use.loops.rule, letter); });
-  };
-  auto join = [&](std::optional<LoopCut> cut, size_t input, ValueId id) {
-    if (!cut && input < node.inputs.size() && is_across(input)) return couples(use, input);
-    if (!cut) {
-      return problem(node, fail(cut_.at, "the batch cannot be cut into {}: {} splits {} unevenly",
-                                shards_, place_of(node), name_of(id)));
-    }
-    if (use.cut && use.cut != cut) return couples(use, input);
-    if (!use.cut) use.cut_input = input;
-    use.cut = cut;
-    return true;
-  };
-  for (size_t i = 0; i < node.inputs.size(); ++i) {
-    if (!node.inputs[i].valid()) continue;
-    const Layout& layout = layouts_[node.inputs[i].index()];
-    if (layout.kind != LayoutKind::kSharded) continue;
-    if (!join(cut_of(use.loops.input(i), layout, shards_), i, node.inputs[i])) return false;
-  }
-  for (size_t i = 0; i < node.outputs.size(); ++i) {
-    auto wanted = required_.find(node.outputs[i].value);
-    if (wanted == required_.end()) continue;
-    std::optional<LoopCut> cut = cut_of(use.loops.output(i), wanted->second, shards_);
-    if (!join(cut, use.cut_input, node.outputs[i])) return false;
-  }
-  if (!use.cut) return true;
-  const char letter = use.cut->letter;
-  const bool is_legal = !is_whole(use.loops.rule, letter) && stands_once(use.loops, letter);
-  return is_legal || couples(use, use.cut_input);
-}
-
-// Every input that has the cut loop must be cut alike.
-bool Propagation::meet_inputs(Use& use) {
-  if (!use.cut) return true;
-  for (size_t i = 0; i < use.node.inputs.size(); ++i) {
-    ValueId id = use.node.inputs[i];
-    if (!id.valid()) continue;
-    std::optional<Layout> layout = layout_of(use.loops.input(i), *use.cut);
-    if (!layout || layouts_[id.index()] == *layout) continue;
-    if (!require(use, i, *layout)) return false;
-  }
-  return true;
-}
-
-bool Propagation::require(const Use& use, size_t input, const Layout& layout) {
-  ValueId id = use.node.inputs[input];
-  const Value& value = graph_.value(id);
-  auto refuse = [&](std::string why) {
-    if (shards_ == 1) return true;  // uncut, every value is its own block
-    return problem(use.node, fail(cut_.at, "not supported: {} reads {} sample by sample, but {}",
-                                  place_of(use.node), name_of(id), why));
-  };
-  switch (value.kind) {
-    case ValueKind::kConstant:
-      if (!has_equal_blocks(id, layout)) {
-        return refuse(fmt::format("this constant differs between blocks of dim {}", layout.dim));
-      }
-      readings_[{use.id.value, static_cast<int32_t>(input)}].block = layout;
-      return true;
-    case ValueKind::kState:
-      return refuse("it is a parameter or other state of the whole step");
-    case ValueKind::kInput:
-      return refuse("this input has no dim that counts samples");
-    case ValueKind::kNode:
-      break;
-  }
-  const Node& producer = graph_.node(value.producer);
-  if (is_step_sum(producer)) return refuse("it is a sum over the whole batch");
-  const Loops* loops = loops_at(value.producer);
-  if (loops == nullptr) return refuse(fmt::format("{} has no rule for that", place_of(producer)));
-  const Operand made = loops->output(static_cast<size_t>(value.output_index));
-  std::optional<LoopCut> cut = cut_of(made, layout, shards_);
-  if (!cut || is_whole(loops->rule, cut->letter)) {
-    return refuse(fmt::format("{} makes it as a whole", place_of(producer)));
-  }
-  found_more_ = required_.emplace(id.value, layout).second || found_more_;
-  return true;
-}
-
-// All blocks of a constant are the same, so that one stands for each shard's.
-bool Propagation::has_equal_blocks(ValueId id, const Layout& layout) {
-  if (shards_ == 1) return true;
-  auto [known, fresh] = equal_blocks_.try_emplace({id.value, layout.dim, layout.outer}, false);
-  if (!fresh) return known->second;
-  const Value& value = graph_.value(id);
-  if (static_cast<int64_t>(value.data.size) != value.type.bytes()) return false;
-  const Bytes data = value.data.made();
-  const int64_t outer = stretches_of(value.type.shape, layout.dim, layout.outer);
-  if (value.type.bytes() == 0) return known->second = true;
-  size_t block = value.data.size / static_cast<size_t>(outer * shards_);
-  bool equal = true;
-  for (int64_t o = 0; o < outer; ++o) {
-    const std::byte* first = data.data + static_cast<size_t>(o * shards_) * block;
-    for (int64_t s = 1; s < shards_ && equal; ++s) {
-      equal = std::memcmp(first, first + static_cast<size_t>(s) * block, block) == 0;
-    }
-  }
-  return known->second = equal;
-}
-
-// Partial inputs that the op is not linear in are summed over the whole batch first.
-bool Propagation::meet_partials(Use& use) {
-  std::vector<int> partial;
-  for (size_t i = 0; i < use.node.inputs.size(); ++i) {
-    ValueId id = use.node.inputs[i];
-    if (id.valid() && layouts_[id.index()].kind == LayoutKind::kPartial &&
-        !required_.count(id.value)) {
-      partial.push_back(static_cast<int>(i));
-    }
-  }
-  if (partial.empty()) return true;
-  const std::vector<int> kept = use.cut ? std::vector<int>{} : linear_part(use, partial);
-  for (int input : partial) {
-    bool stays = std::find(kept.begin(), kept.end(), input) != kept.end();
-    if (!stays && !sum_input(use, static_cast<size_t>(input))) return false;
-  }
-  if (kept.empty()) return true;
-  for (ValueId output : use.node.outputs) layouts_[output.index()] = Layout{LayoutKind::kPartial};
-  return false;  // the outputs are decided
-}
-
-// Zeros, written down or moved about. They are a sum of zeros, whatever the cut.
-bool Propagation::is_zero(ValueId id) {
-  const Value& value = graph_.value(id);
-  if (value.kind == ValueKind::kConstant) {
-    const auto [known, fresh] = zeros_.try_emplace(id.value, false);
-    if (!fresh) return known->second;
-    const Bytes data = value.data.made();
-    const auto bytes = data.span();
-    if (static_cast<int64_t>(bytes.size()) != value.type.bytes()) return false;
-    return known->second = std::all_of(bytes.begin(), bytes.end(),
-                                       [](std::byte b) { return b == std::byte{0}; });
-  }
-  if (value.kind != ValueKind::kNode) return false;
-  const Node& producer = graph_.node(value.producer);
-  if (producer.op == "Fill") return producer.attrs.real("value") == 0;
-  if (producer.inputs.size() != 1) return false;
-  const Loops* loops = loops_at(value.producer);
-  return loops && loops->rule.linear == std::vector<std::vector<int>>{{0}} &&
-         is_zero(producer.inputs[0]);
-}
-
-// The Partial inputs that may stay so: a set the op is linear in, its other inputs being zeros,
-// while all others can be summed early. Most stay if there is a choice.
-//   Div(sum of losses, label count): linear in 0 alone; the count, input 1, is summed before the
-//   microbatches run
-//   Where(condition, sum, 0): linear in 1 and 2
-std::vector<int> Propagation::linear_part(const Use& use, const std::vector<int>& partial) {
-  const auto has = [](const std::vector<int>& list, int i) {
-    return std::find(list.begin(), list.end(), i) != list.end();
-  };
-  auto needs_sum_of_state = [&](const std::vector<int>& kept) {
-    return std::any_of(partial.begin(), partial.end(), [&](int i) {
-      return has_state_[use.node.inputs[static_cast<size_t>(i)].index()] && !has(kept, i);
-    });
-  };
-  std::vector<int> best;
-  for (const std::vector<int>& set : use.loops.rule.linear) {
-    std::vector<int> kept;
-    for (int i : set)
-      if (has(partial, i)) kept.push_back(i);
-    const bool is_sum = std::all_of(set.begin(), set.end(), [&](int i) {
-      return has(kept, i) || is_zero(use.node.inputs[static_cast<size_t>(i)]);
-    });
-    if (is_sum && kept.size() > best.size() && !needs_sum_of_state(kept)) best = kept;
-  }
-  return best;
-}
-
-bool Propagation::sum_input(const Use& use, size_t input) {
-  ValueId id = use.node.inputs[input];
-  if (!has_state_[id.index()]) {
-    readings_[{use.id.value, static_cast<int32_t>(input)}].summed = true;
-    return true;
-  }
-  Error error =
-      fail(cut_.at, "the batch cannot be cut: {} needs the sum of {} over all its samples",
-           place_of(use.node), name_of(id));
-  error.notes.push_back(
-      "only a value of inputs and constants alone can be summed before the microbatches run");
-  return problem(use.node, std::move(error));
-}
-
-void Propagation::set_outputs(const Use& use) {
-  if (!use.cut) return;  // all inputs are whole
-  for (size_t i = 0; i < use.node.outputs.size(); ++i) {
-    Layout& layout = layouts_[use.node.outputs[i].index()];
-    std::optional<Layout> passed = layout_of(use.loops.output(i), *use.cut);
-    if (!passed && use.loops.rule.reduces != LoopRule::kSum) {
-      couples(use, use.cut_input);
-      return;
-    }
-    layout = passed ? *passed : Layout{LayoutKind::kPartial};
-  }
-}
-
-void Propagation::visit_step_sum(const Node& node) {
-  for (ValueId id : node.inputs) {
-    const Layout& layout = layouts_[id.index()];
-    if (layout.kind == LayoutKind::kPartial) continue;
-    std::string what = fmt::format("the sum '{}'", quote_control(node.name));
-    for (const Param& param : graph_.params) {
-      if (param.gradient == node.outputs[0]) {
-        what = fmt::format("the gradient of parameter '{}'", quote_control(param.name));
-      }
-    }
-    if (graph_.loss == node.outputs[0]) what = "the loss";
-    problem(node, layout.kind == LayoutKind::kReplicated
-                      ? fail(cut_.at,
-                             "not supported: {} has a part that does not depend on the "
-                             "samples, {}",
-                             what, name_of(id))
-                      : fail(cut_.at, "not supported: {} has a part for each sample, {}", what,
-                             name_of(id)));
-    return;
-  }
-}
 
 }  // namespace
 

@@ -28,6 +28,18 @@ void localise(const Graph& graph, const Node& whole, Node& node, const ShapeOf& 
   node.attrs = std::move(local);
 }
 
+// An op of the same region, for the cut over an axis.
+inline Node node_beside(const Node& near, std::string_view axis, std::string_view op,
+                        std::vector<ValueId> inputs, Attrs attrs) {
+  return {.op = std::string(op),
+          .name = fmt::format("{}/{}.{}", near.name, axis, op),
+          .scope = near.scope,
+          .attrs = std::move(attrs),
+          .inputs = std::move(inputs),
+          .pass = near.pass,
+          .tags = near.tags};
+}
+
 // Puts a node behind others of the graph, whose nodes they will be.
 void append(Graph& graph, std::vector<Node>& nodes, Node node);
 

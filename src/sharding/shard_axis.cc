@@ -17,7 +17,9 @@ Result<ShardedGraph> AxisWalk::run() {
   for (size_t i = 0; i < count; ++i) {
     if (!backward && is_backward(graph_.nodes[i])) {
       backward = true;
-      hint_gradients();
+      for (const Param& param : graph_.params)
+        if (param.gradient.valid() && lies_[param.value.index()].kind == kCut)
+          hint(param.gradient, lies_[param.value.index()]);
     }
     visit(NodeId(i));
     if (wrong_) return *std::move(wrong_);
@@ -212,9 +214,12 @@ void AxisWalk::take(NodeId id, const Node& node, const Choice& choice) {
   std::vector<ValueId> inputs = node.inputs;
   for (size_t i = 0; i < inputs.size(); ++i)
     if (inputs[i].valid()) inputs[i] = read(inputs[i], choice.needs[i], id);
-  for (size_t i = 0; is_step_sum(node) && i < inputs.size(); ++i)
-    if (inputs[i] != now_[node.inputs[i].index()])
-      inputs[i] = as_contribution(inputs[i], node.inputs[i], choice.needs[i]);
+  for (size_t i = 0; is_step_sum(node) && i < inputs.size(); ++i)  // no collective adds to it
+    if (inputs[i] != now_[node.inputs[i].index()]) {
+      const Node near = graph_.node(graph_.value(node.inputs[i]).producer);
+      inputs[i] =
+          add("Reshape", {inputs[i]}, {{"shape", type_of(inputs[i]).shape}}, near, choice.needs[i]);
+    }
   Node made = node;
   made.inputs = std::move(inputs);
   if (choice.cut) place_first(made, loops_of(graph_, node).rule, *choice.cut);
@@ -237,11 +242,6 @@ void AxisWalk::settle(NodeId id, const Node& node, const Choice& choice) {
   }
 }
 
-ValueId AxisWalk::as_contribution(ValueId from, ValueId origin, const Layout& layout) {
-  const Node near = graph_.node(graph_.value(origin).producer);
-  return add("Reshape", {from}, {{"shape", type_of(from).shape}}, near, layout);
-}
-
 Attrs AxisWalk::first_of(const LoopCut& cut, int64_t extent, ValueId before) const {
   Attrs attrs{{"over", int64_t{cut_.axis}}, {"size", extent / (ranks_ * cut.outer)}};
   if (cut.outer == 1 || (before.valid() && !type_of(before).shape.empty())) return attrs;
@@ -255,13 +255,12 @@ void AxisWalk::place_first(Node& node, const LoopRule& rule, const LoopCut& cut)
   for (const auto& [letter, input] : rule.firsts) {
     if (letter != cut.letter) continue;
     const auto at = static_cast<size_t>(input);
-    const auto size = std::find_if(rule.sizes.begin(), rule.sizes.end(),
-                                   [&](const auto& s) { return s.first == cut.letter; });
+    const int64_t size = size_of(rule, letter);
     if (node.inputs.size() <= at) node.inputs.resize(at + 1);
-    ValueId first = add("OwnFirst", {}, first_of(cut, size->second, node.inputs[at]), node, {});
+    ValueId first = add("OwnFirst", {}, first_of(cut, size, node.inputs[at]), node, {});
     if (node.inputs[at].valid()) first = add("Add", {node.inputs[at], first}, {}, node, {});
     node.inputs[at] = first;
-    if (!node.attrs.find("whole")) node.attrs.set("whole", size->second);
+    if (!node.attrs.find("whole")) node.attrs.set("whole", size);
   }
 }
 
@@ -316,17 +315,9 @@ void AxisWalk::sum_numbers(NodeId id, const Node& node, const Choice& choice) {
 
 ValueId AxisWalk::add(std::string_view op, const std::vector<ValueId>& inputs, Attrs attrs,
                       const Node& near, const Layout& layout) {
-  Node node;
-  node.op = op;
-  node.name = fmt::format("{}/{}.{}", near.name, cut_.name, op);
-  node.attrs = std::move(attrs);
-  node.scope = near.scope;
-  node.pass = near.pass;
-  node.tags = near.tags;
-  node.inputs = inputs;
-  Value value;
-  value.name = fmt::format("{}{}", node.name, graph_.values.size());
-  value.type = types_here(node)[0];
+  Node node = node_beside(near, cut_.name, op, inputs, std::move(attrs));
+  Value value{.name = fmt::format("{}{}", node.name, graph_.values.size()),
+              .type = types_here(node)[0]};
   if (!inputs.empty()) value.layout = graph_.value(inputs[0]).layout;
   if (!inputs.empty()) value.over = graph_.value(inputs[0]).over;
   std::erase_if(value.over, [&](const AxisLayout& lies) { return lies.axis == cut_.axis; });
@@ -417,10 +408,8 @@ Graph taken_apart(Graph graph, const std::vector<NodeId>& which) {
     for (size_t s = 0; s < apart.steps.size(); ++s) {
       const OpDef::Step& step = apart.steps[s];
       Node node = whole;
-      node.op = step.op;
-      node.attrs = step.attrs;
-      node.inputs.clear();
-      node.outputs.clear();
+      node.op = step.op, node.attrs = step.attrs;
+      node.inputs.clear(), node.outputs.clear();
       for (const OpDef::Operand& from : step.inputs) {
         const auto at = static_cast<size_t>(from.index);
         node.inputs.push_back(from.step < 0 ? whole.inputs[at]
@@ -436,11 +425,10 @@ Graph taken_apart(Graph graph, const std::vector<NodeId>& which) {
         if (own != apart.outputs.end()) {
           node.outputs.push_back(whole.outputs[static_cast<size_t>(own - apart.outputs.begin())]);
         } else {
-          Value value;
-          value.name = fmt::format("{}/{}", whole.name, node.op);
-          value.type = (*types)[o];
-          value.layout = graph.value(whole.outputs[0]).layout;  // of the batch: as its rows
-          node.outputs.push_back(graph.add_value(std::move(value)));
+          node.outputs.push_back(graph.add_value(
+              {.name = fmt::format("{}/{}", whole.name, node.op),
+               .type = (*types)[o],
+               .layout = graph.value(whole.outputs[0]).layout}));  // of the batch: as its rows
         }
         graph.value(node.outputs.back()).output_index = static_cast<int>(o);
       }

@@ -6,43 +6,6 @@
 namespace piper {
 namespace {
 
-// The numbers nearest to `count`, one below and one above, that divide `total`: "2 or 4 would do".
-std::string nearest_divisors(int64_t total, int64_t count) {
-  int64_t below = std::min(count, total), above = count;
-  while (below > 1 && total % below != 0) --below;
-  while (above <= total && total % above != 0) ++above;
-  if (above > total) return fmt::format("{} would do", below);
-  return fmt::format("{} or {} would do", below, above);
-}
-
-Status check_samples(int64_t samples, const std::string& whose, const BatchCut& cut) {
-  if (samples % cut.replicas != 0) {
-    return fail(cut.at, "{} cannot be shared by {} replicas; {}", whose, cut.replicas,
-                nearest_divisors(samples, cut.replicas));
-  }
-  int64_t each = samples / cut.replicas;
-  if (each % cut.microbatches == 0) return ok_status();
-  std::string part =
-      cut.replicas == 1 ? "" : fmt::format(", {} for each of {} replicas,", each, cut.replicas);
-  return fail(cut.at, "{}{} cannot be cut into {} microbatches; {}", whose, part, cut.microbatches,
-              nearest_divisors(each, cut.microbatches));
-}
-
-Status check_divisible(const Graph& graph, const BatchCut& cut) {
-  PIPER_CHECK(cut.replicas >= 1 && cut.microbatches >= 1);
-  if (graph.batch > 0) {
-    PIPER_TRY(check_samples(graph.batch, fmt::format("a batch of {} samples", graph.batch), cut));
-  }
-  for (ValueId id : graph.inputs) {
-    const Value& value = graph.value(id);
-    if (value.batch_dim < 0) continue;
-    int64_t extent = value.type.shape[static_cast<size_t>(value.batch_dim)];
-    PIPER_TRY(check_samples(
-        extent, fmt::format("input '{}' of {} samples", quote_control(value.name), extent), cut));
-  }
-  return ok_status();
-}
-
 Shape local_shape(Shape shape, const Layout& layout, int64_t shards) {
   if (layout.kind != LayoutKind::kSharded) return shape;
   int64_t& extent = shape[static_cast<size_t>(layout.dim)];
@@ -133,13 +96,11 @@ class Rewrite {
 
   ValueId sample_numbers() {
     if (graph_.sample.valid()) return graph_.sample;
-    Value numbers;
-    numbers.name = "sample";
-    numbers.type = {DType::kI64, {graph_.batch / shards_}};
-    numbers.kind = ValueKind::kInput;
-    numbers.batch_dim = 0;
-    numbers.layout = Layout{LayoutKind::kSharded, 0, 1};
-    graph_.sample = graph_.add_value(std::move(numbers));
+    graph_.sample = graph_.add_value({.name = "sample",
+                                      .type = {DType::kI64, {graph_.batch / shards_}},
+                                      .kind = ValueKind::kInput,
+                                      .batch_dim = 0,
+                                      .layout = {LayoutKind::kSharded, 0, 1}});
     graph_.inputs.push_back(graph_.sample);
     return graph_.sample;
   }
@@ -188,10 +149,8 @@ class Rewrite {
   std::vector<ValueId> add_sum_values(ValueId partial) {
     const TensorType type = graph_.value(partial).type;
     const auto add = [&](const char* suffix, DType dtype) {
-      Value value;
-      value.name = graph_.value(partial).name + suffix;
-      value.type = {dtype, type.shape};
-      return graph_.add_value(std::move(value));
+      return graph_.add_value(
+          {.name = graph_.value(partial).name + suffix, .type = {dtype, type.shape}});
     };
     if (!info(type.dtype).is_float || info(type.dtype).bytes >= 4)
       return {add("/step_sum", type.dtype)};
@@ -203,16 +162,15 @@ class Rewrite {
   // A cast where the types differ.
   Node sum_node(const Node& producer, ValueId from, ValueId to) const {
     const DType dtype = graph_.value(to).type.dtype;
-    Node node;
-    node.op = dtype == graph_.value(from).type.dtype ? "StepSum" : "Cast";
-    if (node.op == "Cast") node.attrs.set("to", std::string(info(dtype).name));
-    node.name = graph_.value(to).name;
-    node.scope = producer.scope;
-    node.inputs = {from};
-    node.outputs = {to};
-    node.pass = producer.pass;
-    node.tags = producer.tags;
-    return node;
+    const bool casts = dtype != graph_.value(from).type.dtype;
+    return {.op = casts ? "Cast" : "StepSum",
+            .name = graph_.value(to).name,
+            .scope = producer.scope,
+            .attrs = casts ? Attrs{{"to", std::string(info(dtype).name)}} : Attrs(),
+            .inputs = {from},
+            .outputs = {to},
+            .pass = producer.pass,
+            .tags = producer.tags};
   }
 
   Graph graph_;
@@ -223,7 +181,8 @@ class Rewrite {
 }  // namespace
 
 Result<Graph> shard_batch(Graph graph, const BatchCut& cut) {
-  PIPER_TRY(check_divisible(graph, cut));
+  PIPER_CHECK(graph.batch % (cut.replicas * cut.microbatches) == 0, "{} samples are not cut evenly",
+              graph.batch);
   PIPER_ASSIGN(Propagated found, propagate(graph, cut));
   return Rewrite(std::move(graph), found, cut.replicas * cut.microbatches).run();
 }

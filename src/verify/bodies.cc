@@ -9,56 +9,42 @@
 namespace piper {
 namespace {
 
-class BodyCheck {
- public:
-  BodyCheck(const Model& model, int32_t cell, Findings& findings)
-      : role_(*model.cells[cell].role), who_(model.who(cell)), findings_(findings) {}
+// What it waits for stands elsewhere in each list.
+bool is_same(const RoleProgram& role, const Instruction& one, const Instruction& other) {
+  const auto is_same_arg = [&](int32_t arg, int32_t in_part) {
+    const int32_t newest = role.tensor(in_part).previous_of;
+    return arg == (one.ahead > 0 && newest >= 0 ? newest : in_part);
+  };
+  Instruction in_part = one;
+  in_part.args = other.args, in_part.ahead = other.ahead, in_part.waits = other.waits;
+  return in_part == other && std::equal(one.args.begin(), one.args.end(), other.args.begin(),
+                                        other.args.end(), is_same_arg);
+}
 
-  void run() {
-    for (const bool next : {true, false}) {
-      const char* part = next ? "prologue" : "epilogue";
-      const std::vector<Instruction>& list = next ? role_.prologue : role_.epilogue;
-      size_t i = 0;
-      for (const Instruction& one : role_.body) {
-        if ((one.ahead > 0) != next) continue;
-        if (i == list.size() || !same(one, list[i]))
-          return findings_.add("microbatch", "{} in the body of {} {}", name_of(one), who_,
-                               i == list.size()
-                                   ? fmt::format("is missing in the {}", part)
-                                   : fmt::format("is not {} of the {}", name_of(list[i]), part));
-        ++i;
-      }
-      if (i < list.size())
-        return findings_.add("microbatch", "{} in the {} of {} is missing in the body",
-                             name_of(list[i]), part, who_);
-    }
+void check_body(const RoleProgram& role, const std::string& who, bool next, Findings& findings) {
+  const char* part = next ? "prologue" : "epilogue";
+  const std::vector<Instruction>& list = next ? role.prologue : role.epilogue;
+  size_t i = 0;
+  for (const Instruction& one : role.body) {
+    if ((one.ahead > 0) != next) continue;
+    if (i == list.size() || !is_same(role, one, list[i]))
+      return findings.add("microbatch", "{} in the body of {} {}", name_of(one), who,
+                          i == list.size()
+                              ? fmt::format("is missing in the {}", part)
+                              : fmt::format("is not {} of the {}", name_of(list[i]), part));
+    ++i;
   }
-
- private:
-  // What it waits for stands elsewhere in each list.
-  bool same(const Instruction& one, const Instruction& other) const {
-    const auto is_same_arg = [&](int32_t arg, int32_t in_part) {
-      const int32_t newest = role_.tensor(in_part).previous_of;
-      return arg == (one.ahead > 0 && newest >= 0 ? newest : in_part);
-    };
-    if (!std::equal(one.args.begin(), one.args.end(), other.args.begin(), other.args.end(),
-                    is_same_arg))
-      return false;
-    Instruction in_part = one;
-    in_part.args = other.args, in_part.ahead = other.ahead, in_part.waits = other.waits;
-    return in_part == other;
-  }
-
-  const RoleProgram& role_;
-  const std::string who_;
-  Findings& findings_;
-};
+  if (i < list.size())
+    findings.add("microbatch", "{} in the {} of {} is missing in the body", name_of(list[i]), part,
+                 who);
+}
 
 }  // namespace
 
 void check_bodies(const Model& model, Findings& findings) {
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
-    BodyCheck(model, c, findings).run();
+    for (const bool next : {true, false})
+      check_body(*model.cells[c].role, model.who(c), next, findings);
 }
 
 }  // namespace piper

@@ -15,7 +15,7 @@ namespace {
 class Copies {
  public:
   Copies(const Model& model, const Section& section, Findings& findings)
-      : model_(model), section_(section), findings_(findings), sent_(section) {}
+      : model_(model), section_(section), findings_(findings) {}
 
   void run() {
     find_holders();

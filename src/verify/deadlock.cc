@@ -1,94 +1,161 @@
-// Runs a section: every cell issues its instructions one by one, receives wait for their sends,
+// Rule deadlock. Every cell issues its instructions one by one, receives wait for their sends,
 // collectives for all members. Each cell's order contains the order of its streams and waits, so
-// what is free of cycles here is so with concurrent streams too.
+// what is free of circles here is so with concurrent streams too.
+//
+// But a message on a stream without computations may wait there until its receive is reached. Where
+// there are such streams, all run at once as well: a stream goes on when the receive does.
 #include <algorithm>
+#include <array>
 
-#include "circle.h"
+#include "model.h"
 
 namespace piper {
 namespace {
 
+// Lanes, which are cells or streams, go on one by one as far as they can.
 class Run {
  public:
-  Run(const Model& model, Section& section)
-      : model_(model), section_(section), next_(model.cells.size()) {}
+  // `may_wait`: by stream, whether its messages wait for their receives; empty: lanes are cells.
+  Run(const Model& model, const Section& section, std::vector<bool> may_wait)
+      : model_(model),
+        section_(section),
+        may_wait_(std::move(may_wait)),
+        lists_(may_wait_.empty() ? section.steps.size() : may_wait_.size()),
+        next_(lists_.size()) {
+    for (int32_t c = 0; c < static_cast<int32_t>(section.steps.size()); ++c) {
+      done_.emplace_back(section.steps[c].size());
+      for (int32_t i = 0; i < static_cast<int32_t>(section.steps[c].size()); ++i)
+        lists_[lane_of({c, i})].push_back({c, i});
+    }
+  }
 
+  // Whether all of it runs; else `order` has what does.
   bool finish() {
     for (bool progress = true; progress;) {
       progress = false;
-      for (int32_t c = 0; c < static_cast<int32_t>(next_.size()); ++c)
-        while (next_[c] < size(c) && !blocked({c, next_[c]})) {
-          take({c, next_[c]});
+      for (size_t lane = 0; lane < lists_.size(); ++lane)
+        while (!is_over(lane) && blockers(head(lane)).empty()) {
+          order.push_back(head(lane));
+          for (Spot member : meeting(order.back())) {
+            done_[member.cell][member.index] = true;
+            ++next_[lane_of(member)];
+          }
           progress = true;
         }
     }
-    for (int32_t c = 0; c < static_cast<int32_t>(next_.size()); ++c)
-      if (next_[c] < size(c)) return false;
+    for (size_t lane = 0; lane < lists_.size(); ++lane)
+      if (!is_over(lane)) return false;
     return true;
   }
 
-  // The shortest circle of waits.
-  std::string chain() const {
-    const auto waits_of = [this](size_t cell) {
-      std::vector<Wait> waits;
-      const auto c = static_cast<int32_t>(cell);
-      if (next_[cell] == size(c)) return waits;
-      for (Spot other : blockers({c, next_[cell]})) waits.push_back({{c, next_[cell]}, other});
-      return waits;
-    };
-    const auto cell_of = [](Spot spot) { return static_cast<size_t>(spot.cell); };
+  // The shortest circle of lanes that wait for each other; of several the one through the lowest.
+  std::string circle() {
+    std::vector<std::pair<Spot, Spot>> best;
+    for (size_t start = 0; start < lists_.size(); ++start) {
+      const std::vector<std::pair<Spot, Spot>> found = circle_through(start);
+      if (!found.empty() && (best.empty() || found.size() < best.size())) best = found;
+    }
     std::string text;
-    for (const Wait& wait : shortest_circle(next_.size(), waits_of, cell_of))
-      text +=
-          fmt::format("{}{} waits for {}", text.empty() ? "" : "; ",
-                      name_of(model_, section_, wait.head), name_of(model_, section_, wait.block));
+    for (const auto& [waiting, block] : best) {
+      text += fmt::format("{}{} waits for {}", text.empty() ? "" : "; ",
+                          name_of(model_, section_, waiting), name_of(model_, section_, block));
+      if (const Spot front = head(lane_of(block)); front != block)
+        text += fmt::format(", which is behind {}", name_of(section_.at(front)));
+    }
     return text;
   }
 
- private:
-  int32_t size(int32_t cell) const { return static_cast<int32_t>(section_.lists[cell].size()); }
-  bool reached(Spot place) const { return next_[place.cell] >= place.index; }
-  bool passed(Spot place) const { return next_[place.cell] > place.index; }
+  std::vector<Spot> order;  // of a joint the member that came last stands for all
 
-  // Whether an instruction that is next in its cell must wait.
-  bool blocked(Spot place) const {
-    if (section_.step(place).kind == InstructionKind::kRecv)
-      return !passed(section_.partner[place.cell][place.index]);
-    const int32_t joint = section_.joint[place.cell][place.index];
-    return joint >= 0 && !std::all_of(section_.joints[joint].begin(), section_.joints[joint].end(),
-                                      [&](Spot member) { return reached(member); });
+ private:
+  size_t lane_of(Spot spot) const {
+    return static_cast<size_t>(may_wait_.empty() ? spot.cell : section_.step(spot).slot);
   }
-  // For what.
-  std::vector<Spot> blockers(Spot place) const {
-    if (section_.step(place).kind == InstructionKind::kRecv)
-      return {section_.partner[place.cell][place.index]};
-    std::vector<Spot> missing;
-    const int32_t joint = section_.joint[place.cell][place.index];
-    if (joint >= 0)
-      std::copy_if(section_.joints[joint].begin(), section_.joints[joint].end(),
-                   std::back_inserter(missing), [&](Spot member) { return !reached(member); });
-    return missing;
+  bool is_over(size_t lane) const { return next_[lane] == lists_[lane].size(); }
+  Spot head(size_t lane) const { return lists_[lane][next_[lane]]; }
+  bool is_next(Spot spot) const {
+    const size_t lane = lane_of(spot);
+    return !is_over(lane) && head(lane) == spot;
   }
-  void take(Spot place) {
-    section_.order.push_back(place);
-    const int32_t joint = section_.joint[place.cell][place.index];
-    if (joint < 0) {
-      ++next_[place.cell];
-      return;
+  bool is_done(Spot spot) const { return done_[spot.cell][spot.index]; }
+
+  // What ends together with the instruction.
+  std::span<const Spot> meeting(const Spot& spot) {
+    if (const int32_t joint = section_.joint[spot.cell][spot.index]; joint >= 0)
+      return section_.joints[joint];
+    pair_ = {spot, section_.partner[spot.cell][spot.index]};
+    const Spot send = section_.step(spot).kind == InstructionKind::kSend ? pair_[0] : pair_[1];
+    const bool waits = pair_[1].valid() && !may_wait_.empty() && may_wait_[lane_of(send)];
+    return std::span(pair_).first(waits ? 2 : 1);
+  }
+  // What keeps the next instruction of a lane from ending; good until the next call.
+  const std::vector<Spot>& blockers(Spot waiting) {
+    blockers_.clear();
+    const std::span<const Spot> together = meeting(waiting);
+    for (Spot member : together) {
+      if (!is_next(member)) blockers_.push_back(member);
+      for (int32_t wait : section_.waits_of(member))
+        if (const Spot awaited{member.cell, wait}; !is_done(awaited)) blockers_.push_back(awaited);
     }
-    for (Spot member : section_.joints[joint]) ++next_[member.cell];
+    if (section_.step(waiting).kind == InstructionKind::kRecv && together.size() == 1)
+      if (const Spot send = section_.partner[waiting.cell][waiting.index]; !is_done(send))
+        blockers_.push_back(send);
+    return blockers_;
+  }
+
+  // By breadth: who waits, and for what; empty: there is none.
+  std::vector<std::pair<Spot, Spot>> circle_through(size_t start) {
+    constexpr size_t kNone = SIZE_MAX;
+    std::vector<size_t> from(lists_.size(), kNone), open{start};
+    std::vector<Spot> block(lists_.size());
+    for (size_t i = 0; i < open.size() && from[start] == kNone; ++i)
+      for (Spot spot : is_over(open[i]) ? std::vector<Spot>() : blockers(head(open[i]))) {
+        const size_t to = lane_of(spot);
+        if (from[to] != kNone) continue;
+        from[to] = open[i], block[to] = spot;
+        open.push_back(to);
+      }
+    std::vector<std::pair<Spot, Spot>> circle;
+    for (size_t at = start; from[start] != kNone && (circle.empty() || at != start); at = from[at])
+      circle.insert(circle.begin(), {head(from[at]), block[at]});
+    return circle;
   }
 
   const Model& model_;
-  Section& section_;
-  std::vector<int32_t> next_;
+  const Section& section_;
+  const std::vector<bool> may_wait_;      // by stream
+  std::vector<std::vector<Spot>> lists_;  // by lane
+  std::vector<size_t> next_;              // by lane
+  std::vector<std::vector<bool>> done_;   // by cell and instruction
+  std::array<Spot, 2> pair_;
+  std::vector<Spot> blockers_;
 };
+
+// By stream: its messages wait for their receives.
+std::vector<bool> find_waiting(const Section& section) {
+  std::vector<bool> sends(static_cast<size_t>(section.slots)), computes = sends;
+  for (const auto& steps : section.steps)
+    for (const Step& step : steps) {
+      if (step.kind == InstructionKind::kSend) sends[static_cast<size_t>(step.slot)] = true;
+      if (step.kind == InstructionKind::kCompute) computes[static_cast<size_t>(step.slot)] = true;
+    }
+  for (size_t s = 0; s < sends.size(); ++s) sends[s] = sends[s] && !computes[s];
+  return sends;
+}
 
 }  // namespace
 
 void check_deadlock(const Model& model, Section& section, Findings& findings) {
-  Run run(model, section);
-  if (!run.finish()) findings.add("deadlock", "the ranks wait for each other: {}", run.chain());
+  Run cells(model, section, {});
+  const bool finished = cells.finish();
+  section.order = std::move(cells.order);
+  if (!finished)
+    return findings.add("deadlock", "the ranks wait for each other: {}", cells.circle());
+  std::vector<bool> may_wait = find_waiting(section);
+  if (std::find(may_wait.begin(), may_wait.end(), true) == may_wait.end()) return;
+  if (Run streams(model, section, std::move(may_wait)); !streams.finish())
+    findings.add("deadlock", "messages that wait for their receives block each other: {}",
+                 streams.circle());
 }
 
 }  // namespace piper

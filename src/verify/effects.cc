@@ -9,7 +9,7 @@ namespace {
 class Follower {
  public:
   Follower(const Model& model, const Section& section, const Effects* known)
-      : model_(model), section_(section), known_(known), sent_(section) {
+      : model_(model), section_(section), known_(known) {
     for (const Cell& cell : model.cells) {
       auto& held = effects_.held.emplace_back(cell.facts->buffers.size());
       for (const int32_t b : cell.facts->kept) held[b] = initial(*cell.role, cell.role->tensor(b));

@@ -1,9 +1,9 @@
 // What the rules ask of a role again and again.
 #include <algorithm>
-#include <bit>
 
 #include "model.h"
 #include "piper/parallel.h"
+#include "sets.h"
 
 namespace piper {
 namespace {
@@ -11,26 +11,6 @@ namespace {
 // Sums that parameters take their next values from: gradients, and of running statistics those of
 // the batch.
 constexpr std::string_view kGradient = ".grad", kStatistic = ".batch";
-
-// A set of arguments, one bit each.
-class Bits {
- public:
-  explicit Bits(size_t bits) : words_((bits + 63) / 64) {}
-  void set(size_t bit) { words_[bit / 64] |= uint64_t{1} << bit % 64; }
-  void unite(const Bits& other) {
-    for (size_t w = 0; w < words_.size(); ++w) words_[w] |= other.words_[w];
-  }
-  std::vector<int32_t> list() const {
-    std::vector<int32_t> bits;
-    for (size_t w = 0; w < words_.size(); ++w)
-      for (uint64_t rest = words_[w]; rest != 0; rest &= rest - 1)
-        bits.push_back(static_cast<int32_t>(w * 64) + std::countr_zero(rest));
-    return bits;
-  }
-
- private:
-  std::vector<uint64_t> words_;
-};
 
 // What can be said of a role alone.
 RoleFacts facts_of(const RoleProgram& role) {
@@ -68,23 +48,24 @@ void name(const RoleProgram& role, Model& model, RoleFacts& facts) {
 ProgramFacts facts_of(const Program& program) {
   ProgramFacts facts;
   const auto args = static_cast<size_t>(program.num_args);
-  std::vector<Bits> from(program.values.size(), Bits(args));  // by value
+  IdSets sets;                                                       // of arguments
+  std::vector<int32_t> from(program.values.size(), IdSets::kEmpty);  // by value
   for (size_t a = 0; a < args; ++a) {
     facts.access.push_back((program.arg_read[a] ? kReads : 0) |
                            (program.arg_written[a] ? kWrites : 0));
-    if (program.arg_read[a]) from[a].set(a);
+    if (program.arg_read[a]) from[a] = sets.single(static_cast<int32_t>(a));
   }
   for (const ProgramOp& op : program.ops) {
-    Bits all(args);
+    int32_t all = IdSets::kEmpty;
     for (int32_t input : op.inputs)
-      if (input >= 0) all.unite(from[input]);
+      if (input >= 0) all = sets.unite(all, from[input]);
     for (int32_t output : op.outputs)
       if (output >= 0) from[output] = all;
   }
   for (size_t a = 0; a < args; ++a)
     if (program.arg_written[a]) {
       facts.written.push_back(static_cast<int32_t>(a));
-      facts.sources.push_back(from[a].list());
+      facts.sources.push_back(sets.at(from[a]));
     }
   return facts;
 }
@@ -126,22 +107,29 @@ Status find_facts(const PlanSet& set, Model& model) {
   return ok_status();
 }
 
-Access access_of(const RoleFacts& facts, InstructionKind kind, int32_t program) {
-  switch (kind) {
+uint8_t access_of(const RoleFacts& facts, const Step& step, size_t arg) {
+  switch (step.kind) {
     case InstructionKind::kCompute:
-      return Access(facts.programs[program].access.data());
+      return facts.programs[step.program].access[arg];
     case InstructionKind::kInput:
     case InstructionKind::kRecv:
     case InstructionKind::kPosition:
-      return {kWrites, kWrites};
+      return kWrites;
     case InstructionKind::kSend:
-      return {kReads, kReads};
+      return kReads;
     case InstructionKind::kAllReduce:
     case InstructionKind::kBroadcast:
-      return {kReads | kWrites, kReads | kWrites};
+      return kReads | kWrites;
     default:  // one after the other, or pairs
-      return {kReads, kWrites};
+      return arg % 2 == 0 ? kReads : kWrites;
   }
+}
+
+bool writes(const RoleFacts& facts, const Step& step, std::span<const int32_t> args,
+            int32_t buffer) {
+  for (size_t a = 0; a < args.size(); ++a)
+    if (args[a] == buffer && access_of(facts, step, a) & kWrites) return true;
+  return false;
 }
 
 }  // namespace piper

@@ -14,8 +14,7 @@ class LayoutCheck {
         axis_(axis),
         ranks_(model.mesh[static_cast<size_t>(axis)].second),
         findings_(findings),
-        all_(all),
-        sent_(section) {}
+        all_(all) {}
 
   void begin() {
     for (const Cell& cell : model_.cells) {
@@ -84,19 +83,11 @@ class LayoutCheck {
 
   // What all ranks of the axis have alike is so because all do the same.
   bool all_alike() {
-    int64_t stride = 1;
-    for (size_t a = model_.mesh.size(); a-- > static_cast<size_t>(axis_) + 1;)
-      stride *= model_.mesh[a].second;
-    for (int64_t rank = 0; rank < static_cast<int64_t>(model_.cell_of_rank.size()); ++rank) {
-      if (rank / stride % ranks_ == 0) continue;
-      const int32_t own = model_.cell_of_rank[rank], before = model_.cell_of_rank[rank - stride];
-      if (model_.cells[own].role == model_.cells[before].role) continue;
-      findings_.add("layout", "{} and {} stand beside each other along '{}', but run other plans",
-                    model_.who(before), model_.who(own),
+    const bool alike = model_.alike_axis[static_cast<size_t>(axis_)];
+    if (!alike)
+      findings_.add("layout", "ranks with blocks along '{}' run different plans",
                     quote_control(model_.mesh[static_cast<size_t>(axis_)].first));
-      return false;
-    }
-    return true;
+    return alike;
   }
 
  private:
@@ -159,12 +150,7 @@ class LayoutCheck {
       case InstructionKind::kRecv:
         return receive(place, one);
       case InstructionKind::kOwnPart:
-        for (size_t a = 0; a + 1 < one.args.size(); a += 2) {
-          const Lies from = given(place, one.args[a]);
-          const auto own = [&](const Lies& each) { return cut(place, one, a, each, Lies::kWhole); };
-          put_moved(place, one.args[a + 1], by_readings(from, own), from);
-        }
-        return;
+        return collective(section_.members(place));
       default:  // copies
         for (size_t a = 0; a + 1 < one.args.size(); a += 2)
           put(place, one.args[a + 1], held(place, one.args[a]));
@@ -286,6 +272,8 @@ class LayoutCheck {
         return reduced(place, one, a, from);
       case InstructionKind::kReduceScatter:
         return cut(place, one, a, from, Lies::kTerms);
+      case InstructionKind::kOwnPart:
+        return cut(place, one, a, from, Lies::kWhole);
       case InstructionKind::kAllGather:
         return gathered(place, one, a, from);
       case InstructionKind::kRotate:
@@ -343,7 +331,6 @@ class LayoutCheck {
   }
   // The own part of what is whole, or of a sum: `wanted`.
   Lies cut(Spot place, const Instruction& one, size_t a, const Lies& from, Lies::Kind wanted) {
-    if (from.kind == Lies::kUnset || from.kind == Lies::kUnknown) return {Lies::kUnknown};
     const int32_t part = one.args[a + 1];
     const uint32_t over = axes(place, one);
     if (!of_axis(over)) {

@@ -125,8 +125,6 @@ Lies reshaped(const Lies& lies, const Shape& from, const Shape& to);
 // Elements [first, first + count) of `all`; kUnknown: not whole blocks.
 Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to);
 
-// A bit each.
-uint32_t axes_of(const Group& group);
 // How what a state keeps lies over the axis. Cuts apply in order, each to what is left.
 Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis);
 // What of a cut along one axis a collective along others leaves, which has `members` blocks of each

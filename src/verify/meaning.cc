@@ -2,8 +2,7 @@
 // round. The sum of arguments is that of their symbols.
 #include <algorithm>
 
-#include "model.h"
-#include "piper/ops.h"
+#include "values.h"
 
 namespace piper {
 namespace {
@@ -30,14 +29,6 @@ class Reader {
  private:
   const TensorType& type(int32_t value) const { return program_.values[value]; }
   Sum load(int32_t value) const { return value >= 0 ? held_[value] : std::nullopt; }
-  // Whether an op only copies all of its input.
-  bool copies(const ProgramOp& op) const {
-    if (op.inputs.size() != 1 || op.outputs.size() != 1 || op.inputs[0] < 0) return false;
-    const TensorType &from = type(op.inputs[0]), &to = type(op.outputs[0]);
-    const OpDef* def = find_op(op.op);
-    return def && def->first_byte && from.bytes() == to.bytes() &&
-           def->first_byte(from, to, op.attrs) == 0;
-  }
   static Sum added(const Sum& a, const Sum& b) { return a && b ? Sum(*a + *b) : std::nullopt; }
 
   // Whether sums may be cast to the type: nothing is lost, or a result of the program has it.
@@ -62,7 +53,7 @@ class Reader {
     const bool rounds = op.op == "Cast" && op.inputs.size() == 1 && op.inputs[0] >= 0 &&
                         info(type(op.inputs[0]).dtype).is_float &&
                         keeps_sums(op, type(op.outputs[0]).dtype);
-    return {rounds || copies(op) ? load(op.inputs[0]) : std::nullopt};
+    return {rounds || renames(program_, op) ? load(op.inputs[0]) : std::nullopt};
   }
 
   const Program& program_;

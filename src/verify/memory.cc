@@ -19,12 +19,12 @@ namespace {
 struct Mark {
   int32_t slot = 0, index = 0;  // of the instruction whose completion ends it
   int32_t by = 0;               // the own instruction that a person would name
-  int32_t next = -1;
 };
+using Marks = std::vector<Mark>;  // one for each slot
 
 // Of a buffer, since it was last begun.
 struct Life {
-  int32_t reads = -1, writes = -1;  // first marks
+  Marks reads, writes;
   bool begun = false;
   int32_t evicted_by = -1, evicted_for = -1;  // an instruction, and the buffer that took the bytes
   int32_t seen_by = -1;                       // the last instruction that was looked at for it
@@ -33,16 +33,10 @@ struct Life {
   bool evicted() const { return evicted_for >= 0; }
 };
 
-// What is noted about a cell; its memory serves one after the other.
-struct Notes {
-  std::vector<Life> lives;  // by buffer
-  std::vector<Mark> marks;
-};
-
 class CellCheck {
  public:
   CellCheck(const Model& model, const Section& section, const Clocks& clocks, int32_t cell,
-            Notes& notes, Findings& findings)
+            Findings& findings)
       : model_(model),
         section_(section),
         clocks_(clocks),
@@ -50,12 +44,8 @@ class CellCheck {
         cell_(cell),
         role_(*model.cells[cell].role),
         facts_(*model.cells[cell].facts),
-        lives_(notes.lives),
-        is_body_(section.parts.size() == 1 && section.parts[0].ends_step),
-        marks_(notes.marks) {
-    lives_.assign(facts_.buffers.size(), {});
-    marks_.clear();
-  }
+        lives_(facts_.buffers.size()),
+        is_body_(section.parts.size() == 1 && section.parts[0].ends_step) {}
 
   void run() {
     for (int32_t b : facts_.kept) begin({}, b);
@@ -78,7 +68,6 @@ class CellCheck {
 
   void visit(Spot place, const Step& step) {
     const std::span<const int32_t> args = section_.args_of(cell_, step);
-    const Access access = access_of(facts_, step);
     const bool computes =
         step.kind == InstructionKind::kCompute || step.kind == InstructionKind::kCopy;
     bool twice = false;
@@ -86,14 +75,16 @@ class CellCheck {
       Life& life = lives_[args[a]];
       twice = twice || life.seen_by == place.index;
       life.seen_by = place.index;
-      if (access[a] & kReads) read(place, step, args[a]);
-      if (computes && access[a] == kReads && life.updated_by >= 0) updated(place, args[a]);
+      const uint8_t access = access_of(facts_, step, a);
+      if (access & kReads) read(place, step, args[a]);
+      if (computes && access == kReads && life.updated_by >= 0) updated(place, args[a]);
     }
     if (twice && step.kind == InstructionKind::kCompute)
       check_same_buffer(place, section_.at(place));
     for (size_t a = 0; a < args.size(); ++a) {
-      if (!(access[a] & kWrites)) continue;
-      write(place, step, args[a], access[a] & kReads);
+      const uint8_t access = access_of(facts_, step, a);
+      if (!(access & kWrites)) continue;
+      write(place, step, args[a], access & kReads);
       const bool is_state = facts_.buffers[args[a]].kind == BufferKind::kState;
       int32_t& by = lives_[args[a]].updated_by;
       if (is_body_ && computes && is_state && by < 0) by = place.index;
@@ -132,12 +123,11 @@ class CellCheck {
     Life& life = lives_[buffer];
     if (!life.begun) return unwritten(place, buffer);
     if (life.evicted()) return overwritten(place, buffer);
-    for (int32_t m = life.writes; m >= 0; m = marks_[m].next)
-      if (!complete(marks_[m], place)) unordered(place, "reads", buffer, marks_[m], "writes");
-    if (step.kind != InstructionKind::kSend)
-      return note(life.reads, {step.slot, place.index, place.index, -1});
-    const Spot end = section_.partner[cell_][place.index];
-    note(life.reads, {section_.step(end).slot, end.index, place.index, -1});
+    for (const Mark& mark : life.writes)
+      if (!complete(mark, place)) unordered(place, "reads", buffer, mark, "writes");
+    const bool sends = step.kind == InstructionKind::kSend;
+    const Spot end = sends ? section_.partner[cell_][place.index] : place;
+    note(life.reads, {section_.step(end).slot, end.index, place.index});
   }
   void write(Spot place, const Step& step, int32_t buffer, bool reads_too) {
     Life& life = lives_[buffer];
@@ -146,7 +136,7 @@ class CellCheck {
     if (life.begun && !life.evicted()) after_all(place, buffer);
     // A new life: after all accesses of the old one and of whatever lies in these bytes.
     if (!goes_on) begin(place, buffer);
-    note(life.writes, {step.slot, place.index, place.index, -1});
+    note(life.writes, {step.slot, place.index, place.index});
   }
   bool complete(const Mark& mark, Spot place) const {
     return mark.by < section_.part_begin(place) ||
@@ -159,12 +149,10 @@ class CellCheck {
 
   void unwritten(Spot place, int32_t buffer) {
     std::string later;
-    const auto& list = section_.lists[cell_];
-    for (size_t i = static_cast<size_t>(place.index) + 1; i < list.size() && later.empty(); ++i)
-      for (size_t a = 0; a < list[i]->args.size(); ++a)
-        if (list[i]->args[a] == buffer &&
-            access_of(facts_, list[i]->kind, list[i]->program)[a] & kWrites)
-          later = "; later " + name_of(*list[i]) + " writes it";
+    const auto& steps = section_.steps[cell_];
+    for (size_t i = static_cast<size_t>(place.index) + 1; i < steps.size() && later.empty(); ++i)
+      if (writes(*model_.cells[cell_].facts, steps[i], section_.args_of(cell_, steps[i]), buffer))
+        later = "; later " + name_of(*section_.lists[cell_][i]) + " writes it";
     findings_.add("order", "{} reads {} before anything writes it{}", name(place),
                   buffer_name(buffer), later);
   }
@@ -186,12 +174,11 @@ class CellCheck {
   // All earlier accesses of a life are complete when `place` writes.
   void after_all(Spot place, int32_t buffer) {
     const Life& life = lives_[buffer];
-    for (int32_t m = life.writes; m >= 0; m = marks_[m].next)
-      if (!complete(marks_[m], place)) unordered(place, "writes", buffer, marks_[m], "writes");
-    for (int32_t m = life.reads; m >= 0; m = marks_[m].next)
-      if (!complete(marks_[m], place))
-        unordered(place, "writes", buffer, marks_[m],
-                  sending(marks_[m]) ? "may still be sending" : "reads");
+    for (const Mark& mark : life.writes)
+      if (!complete(mark, place)) unordered(place, "writes", buffer, mark, "writes");
+    for (const Mark& mark : life.reads)
+      if (!complete(mark, place))
+        unordered(place, "writes", buffer, mark, sending(mark) ? "may still be sending" : "reads");
   }
 
   // ---- Lives and the bytes they own ----
@@ -201,8 +188,7 @@ class CellCheck {
       for (int32_t old : owners_.take(bytes.begin, bytes.end, buffer))
         if (old != buffer) evict(place, old, buffer);
     Life& life = lives_[buffer];
-    forget(life.reads);
-    forget(life.writes);
+    life.reads.clear(), life.writes.clear();
     life.begun = true;
     life.evicted_by = life.evicted_for = -1;
   }
@@ -213,11 +199,9 @@ class CellCheck {
                     buffer_name(taker), buffer_name(buffer), model_.who(cell_));
       return;
     }
-    for (int32_t m = old.writes; m >= 0; m = marks_[m].next)
-      gives_way(place, buffer, marks_[m], "writes", taker);
-    for (int32_t m = old.reads; m >= 0; m = marks_[m].next)
-      gives_way(place, buffer, marks_[m], sending(marks_[m]) ? "may still be sending" : "uses",
-                taker);
+    for (const Mark& mark : old.writes) gives_way(place, buffer, mark, "writes", taker);
+    for (const Mark& mark : old.reads)
+      gives_way(place, buffer, mark, sending(mark) ? "may still be sending" : "uses", taker);
     old.evicted_by = place.index;
     old.evicted_for = taker;
   }
@@ -228,29 +212,13 @@ class CellCheck {
                   own ? "it" : name(mark), did, buffer_name(buffer));
   }
 
-  // ---- Marks ----
-  void note(int32_t& first, const Mark& mark) {
-    int32_t* at = &first;
-    for (; *at >= 0; at = &marks_[*at].next) {
-      Mark& known = marks_[*at];
-      if (known.slot != mark.slot) continue;
-      if (mark.index >= known.index) known.index = mark.index, known.by = mark.by;
-      return;
-    }
-    if (unused_ < 0) {
-      *at = static_cast<int32_t>(marks_.size());
-      marks_.push_back(mark);  // `at` may be gone
-      return;
-    }
-    *at = unused_;
-    unused_ = std::exchange(marks_[unused_].next, -1);
-    marks_[*at] = mark;
-  }
-  void forget(int32_t& first) {
-    if (first < 0) return;
-    int32_t last = first;
-    while (marks_[last].next >= 0) last = marks_[last].next;
-    marks_[last].next = std::exchange(unused_, std::exchange(first, -1));
+  static void note(Marks& marks, const Mark& mark) {
+    const auto known = std::find_if(marks.begin(), marks.end(),
+                                    [&](const Mark& each) { return each.slot == mark.slot; });
+    if (known == marks.end())
+      marks.push_back(mark);
+    else if (mark.index >= known->index)
+      *known = mark;
   }
 
   // What is reported must still be there when the step ends; that waits for all streams.
@@ -274,11 +242,9 @@ class CellCheck {
   int32_t cell_;
   const RoleProgram& role_;
   const RoleFacts& facts_;
-  std::vector<Life>& lives_;  // by buffer
-  const bool is_body_;        // of steps that do not overlap: rule sum follows versions of others
+  std::vector<Life> lives_;  // by buffer
+  const bool is_body_;       // of steps that do not overlap: rule sum follows versions of others
   Owners owners_;
-  std::vector<Mark>& marks_;
-  int32_t unused_ = -1;  // the first mark that belongs to no life
 };
 
 }  // namespace
@@ -286,10 +252,8 @@ class CellCheck {
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings) {
   const bool body = section.parts[0].ends_step;
-  Notes notes;
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
-    if (body || !section.steps[c].empty())
-      CellCheck(model, section, clocks, c, notes, findings).run();
+    if (body || !section.steps[c].empty()) CellCheck(model, section, clocks, c, findings).run();
 }
 
 }  // namespace piper

@@ -13,15 +13,19 @@ namespace {
 
 constexpr size_t kFindingsPerRule = 16, kMaxAxes = 32;
 
-std::vector<bool> find_free_axes(const PlanSet& set) {
+std::vector<bool> find_alike_axes(const PlanSet& set) {
   const auto& mesh = set.roles[0].mesh;
-  std::vector<bool> free(mesh.size(), true);
+  std::vector<bool> alike(mesh.size(), true);
   int64_t stride = 1;
   for (size_t a = mesh.size(); a-- > 0; stride *= mesh[a].second)
     for (int64_t rank = 0; rank < set.world(); ++rank)
       if (rank / stride % mesh[a].second != 0 &&
           set.role_of_rank[rank] != set.role_of_rank[rank - stride])
-        free[a] = false;
+        alike[a] = false;
+  return alike;
+}
+
+std::vector<bool> find_free_axes(const PlanSet& set, std::vector<bool> free) {
   for (const RoleProgram& role : set.roles)
     for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
       for (const Instruction& one : *list)
@@ -55,7 +59,8 @@ Result<Model> make_model(const PlanSet& set) {
     if (role < 0 || role >= static_cast<int32_t>(set.roles.size()))
       return fail("a rank has no role").with_code(ExitCode::kPlan);
   PIPER_TRY(find_facts(set, model));
-  model.free_axis = find_free_axes(set);
+  model.alike_axis = find_alike_axes(set);
+  model.free_axis = find_free_axes(set, model.alike_axis);
   model.followed = find_followed_axes(set);
   model.cell_of_rank.resize(static_cast<size_t>(world));
   for (int64_t rank = 0; rank < world; ++rank) {
@@ -110,7 +115,6 @@ void add_cell(const RoleProgram& role, size_t cell, int32_t first_slot, Section&
       step.slot = first_slot + one.stream;
       step.program = one.program;
       step.micro = one.micro;
-      step.micros = one.micros;
       step.first_arg = static_cast<int32_t>(section.args[cell].size());
       step.num_args = static_cast<int32_t>(one.args.size());
       step.first_wait = static_cast<int32_t>(section.waits[cell].size());
@@ -201,8 +205,6 @@ bool can_run(const Model& model, Section& section, Findings& findings, VerifyRep
   check_collectives(model, section, findings, report);
   if (findings.made() > before) return false;
   check_deadlock(model, section, findings);
-  if (findings.made() > before) return false;
-  check_rendezvous(model, section, findings);
   return findings.made() == before;
 }
 
@@ -210,71 +212,47 @@ constexpr int32_t kSteps = 3;  // that are followed where steps overlap
 constexpr SectionPart kPrologue{&RoleProgram::prologue}, kBody{&RoleProgram::body, 0, true},
     kEpilogue{&RoleProgram::epilogue};
 
-// What the blocks of samples do: what one device does, or all the same. One device adds up at once
-// what ranks with blocks of values add up apart.
-void check_doings(const Model& model, const Section& section, const Single* single,
-                  Findings& findings) {
-  if (single && model.followed == 0)
-    check_effects(model, section, *single, findings);
-  else
-    check_microbatches(model, section, findings);
-}
-
-// What depends on the order of a run.
+// What depends on the order of a run. A state's versions are followed by rule sum where steps
+// overlap.
 void check_run(const Model& model, const Section& section, const Single* single, Findings& findings,
                VerifyReport& report) {
-  const bool body = section.parts[0].ends_step;
+  const bool steps = section.parts.back().ends_step, overlap = section.parts.size() > 1;
   std::vector<Part> parts{[&](Findings& found, VerifyReport&) {
     const Clocks clocks = make_clocks(section);
-    check_channels(model, section, clocks, found);
+    if (!overlap) check_channels(model, section, clocks, found);
     check_memory(model, section, clocks, found);
   }};
   const auto& lists = section.lists;
-  if (!body && std::any_of(lists.begin(), lists.end(), [](const auto& l) { return !l.empty(); }))
+  if (!steps && std::any_of(lists.begin(), lists.end(), [](const auto& l) { return !l.empty(); }))
     parts.push_back(
         [&](Findings& found, VerifyReport&) { check_untouched(model, section, found); });
-  if (body) {
-    parts.push_back(
-        [&](Findings& found, VerifyReport&) { check_doings(model, section, single, found); });
+  if (steps) {
+    // One device adds up at once what ranks with blocks of values add up apart.
+    parts.push_back([&](Findings& found, VerifyReport&) {
+      check_effects(model, section, model.followed == 0 ? single : nullptr, found);
+    });
     parts.push_back(
         [&](Findings& found, VerifyReport&) { check_equal_copies(model, section, found); });
     parts.push_back(
         [&](Findings& found, VerifyReport& counts) { check_sums(model, section, found, counts); });
     parts.push_back([&](Findings& found, VerifyReport&) { check_layouts(model, section, found); });
   }
-  prove(model, parts, body ? std::vector<size_t>{0, 3, 1, 4} : std::vector<size_t>{}, findings,
+  if (overlap) parts.push_back([&](Findings& found, VerifyReport&) { check_bodies(model, found); });
+  prove(model, parts, steps ? std::vector<size_t>{0, 3, 1, 4} : std::vector<size_t>{}, findings,
         report);
 }
 
-// kSteps training steps: begun by the prologue, two bodies, finished by the epilogue. A state's
-// versions are followed by rule sum.
-void check_overlapping(const Model& model, const Single* single, Findings& findings,
-                       VerifyReport& report) {
+// kSteps training steps: begun by the prologue, two bodies, finished by the epilogue.
+Section make_steps(const Model& model) {
   SectionPart second = kBody, last = kEpilogue;
   second.step = 1, last.step = 2, last.ends_step = true;
-  Section section = make_section(model, "steps", {kPrologue, kBody, second, last});
-  if (!can_run(model, section, findings, report)) return;
-  prove(model,
-        {[&](Findings& found, VerifyReport&) { check_bodies(model, found); },
-         [&](Findings& found, VerifyReport&) { check_doings(model, section, single, found); },
-         [&](Findings& found, VerifyReport&) {
-           check_memory(model, section, make_clocks(section), found);
-         },
-         [&](Findings& found, VerifyReport&) { check_equal_copies(model, section, found); },
-         [&](Findings& found, VerifyReport& counts) { check_sums(model, section, found, counts); },
-         [&](Findings& found, VerifyReport&) { check_layouts(model, section, found); }},
-        {4, 2, 3}, findings, report);
+  return make_section(model, "steps", {kPrologue, kBody, second, last});
 }
-
-}  // namespace
-
-namespace {
 
 // Of so many steps. Null: it cannot be run, as is said where it is verified itself.
 Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps) {
   auto single = std::make_unique<Single>();
   PIPER_ASSIGN(single->model, make_model(set));
-  single->role = single->model.cells[0].role;
   single->section = make_section(single->model, "body", {kBody});
   VerifyReport report;
   Findings findings(report);
@@ -329,24 +307,18 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_devi
     if (single && set.manifest.seed != one_device->manifest.seed)
       found.add("single", "the seed is {}, not {}", set.manifest.seed, one_device->manifest.seed);
   };
-  if (overlap) {
-    prove(model,
-          {structure,
-           [&](Findings& found, VerifyReport& counts) {
-             check_overlapping(model, single.get(), found, counts);
-           }},
-          {1}, findings, report);
-    return report;
-  }
+  std::vector<Section> steps;
+  if (overlap) steps.push_back(make_steps(model));
+  std::vector<Section>& run = overlap ? steps : sections;
   std::vector<bool> runs;
   prove(model,
         {structure,
          [&](Findings& found, VerifyReport& counts) {
-           for (Section& section : sections) runs.push_back(can_run(model, section, found, counts));
+           for (Section& section : run) runs.push_back(can_run(model, section, found, counts));
          }},
         {1}, findings, report);
-  for (size_t s = 0; s < sections.size(); ++s)
-    if (runs[s]) check_run(model, sections[s], single.get(), findings, report);
+  for (size_t s = 0; s < run.size(); ++s)
+    if (runs[s]) check_run(model, run[s], single.get(), findings, report);
   return report;
 }
 

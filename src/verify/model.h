@@ -53,20 +53,6 @@ struct RoleFacts {
 inline constexpr uint8_t kReads = 1, kWrites = 2;
 // Instructions for which no second thread is worth its start.
 inline constexpr size_t kFew = 256;
-// By argument, what an instruction does with it.
-class Access {
- public:
-  explicit Access(const uint8_t* of_program) : of_program_(of_program) {}
-  Access(uint8_t even, uint8_t odd) : alternate_{even, odd} {}
-  uint8_t operator[](size_t arg) const {
-    return of_program_ ? of_program_[arg] : alternate_[arg % 2];
-  }
-
- private:
-  const uint8_t* of_program_ = nullptr;
-  uint8_t alternate_[2] = {};
-};
-Access access_of(const RoleFacts& facts, InstructionKind kind, int32_t program);
 
 // Ranks that differ only along free axes: those on which neither roles nor the peers of any
 // instruction depend. Each of them meets the peers of the same free coordinates, so what holds for
@@ -87,7 +73,7 @@ struct Spot {
 
 struct Model {
   std::vector<std::pair<std::string, int64_t>> mesh;
-  std::vector<bool> free_axis;
+  std::vector<bool> alike_axis, free_axis;  // ranks along it have one role; see Cell
   // Mesh axes along which ranks have blocks of values, a bit each: rule layout follows these, and
   // what it lets add up over them is one sum. Others repeat work, or share its sums alone.
   uint32_t followed = 0;
@@ -115,12 +101,11 @@ struct Step {
   int32_t program = -1, micro = -1;
   int32_t first_arg = 0, num_args = 0;    // in Section::args of the cell
   int32_t first_wait = 0, num_waits = 0;  // in Section::waits of the cell
-  int32_t micros = 1;                     // that it is of, from `micro` on
 };
-inline Access access_of(const RoleFacts& facts, const Step& step) {
-  return step.kind == InstructionKind::kCompute ? Access(facts.programs[step.program].access.data())
-                                                : access_of(facts, step.kind, step.program);
-}
+// What it does with an argument, and whether it writes a buffer.
+uint8_t access_of(const RoleFacts& facts, const Step& step, size_t arg);
+bool writes(const RoleFacts& facts, const Step& step, std::span<const int32_t> args,
+            int32_t buffer);
 
 // What a section is made of: one of the role's lists, and the training step under way in it.
 struct SectionPart {
@@ -224,6 +209,7 @@ inline uint64_t join_symbols(uint64_t a, uint64_t b) {
 }
 ProgramFacts facts_of(const Program& program);
 uint32_t find_followed_axes(const PlanSet& set);
+uint32_t axes_of(const Group& group);  // a bit each
 // Fills facts, names and gradients, of roles that are what check_role() wants.
 Status find_facts(const PlanSet& set, Model& model);
 
@@ -239,8 +225,6 @@ void check_collectives(const Model& model, Section& section, Findings& findings,
                        VerifyReport& report);
 // Runs the section; fills section.order.
 void check_deadlock(const Model& model, Section& section, Findings& findings);
-// With streams that run at once, and messages that wait.
-void check_rendezvous(const Model& model, const Section& section, Findings& findings);
 
 // What is known to be complete when an instruction is: of streams that are asked for (the own ones,
 // and those that receive what the cell sends) the last instruction, or -1. Kept where it changes.
@@ -276,8 +260,6 @@ void check_channels(const Model& model, const Section& section, const Clocks& cl
 // order and memory; over the body: a state is read before its update
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings);
-// microbatch, over the body, or all parts
-void check_microbatches(const Model& model, const Section& section, Findings& findings);
 // layout, over the body, or all parts
 void check_layouts(const Model& model, const Section& section, Findings& findings);
 // copies, over the body, or all parts

@@ -6,7 +6,7 @@
 #include <map>
 #include <unordered_map>
 
-#include "model.h"
+#include "mail.h"
 #include "terms.h"
 
 namespace piper {
@@ -88,8 +88,8 @@ class StepScalars {
   const Model& model_;
   const Section& section_;
   Findings& findings_;
-  std::vector<Held> held_;                                           // by cell
-  std::map<std::pair<int32_t, int32_t>, std::vector<Number>> sent_;  // by receive
+  std::vector<Held> held_;  // by cell
+  Mail<Number> sent_;       // where there is any
 
   // Of each training step what was met first: where, and its symbol.
   struct First {

@@ -23,16 +23,12 @@ bool StepScalars::holds(Spot place) const {
 void StepScalars::move(Spot place, const Instruction& one) {
   const auto get = [&](int32_t buffer) { return number_in(place.cell, buffer); };
   if (one.kind == InstructionKind::kCopy) return set(place, one.args[1], get(one.args[0]));
-  if (one.kind == InstructionKind::kSend) {
-    const Spot to = section_.partner[place.cell][place.index];
-    if (!holds(place)) return;
-    for (int32_t arg : one.args) sent_[{to.cell, to.index}].push_back(get(arg));
-    return;
-  }
-  const auto message = sent_.find({place.cell, place.index});
-  for (size_t a = 0; a < one.args.size(); ++a)
-    set(place, one.args[a],
-        message == sent_.end() || a >= message->second.size() ? Number{} : message->second[a]);
+  const bool sends = one.kind == InstructionKind::kSend;
+  if (sends && !holds(place)) return;
+  for (int32_t arg : one.args) sends ? sent_.post(place, get(arg)) : set(place, arg, {});
+  if (!sends)
+    sent_.fetch(section_.partner[place.cell][place.index],
+                [&](size_t a, const Number& number) { set(place, one.args[a], number); });
 }
 
 void StepScalars::collective(std::span<const Spot> members) {

@@ -37,7 +37,7 @@ std::string difference(const Tensor& own, const Tensor& other) {
 class NameCheck {
  public:
   NameCheck(const Model& model, const Single& single, Findings& findings)
-      : model_(model), role_(*single.role), findings_(findings) {}
+      : model_(model), role_(*single.model.cells[0].role), findings_(findings) {}
 
   void run() {
     std::set<const RoleProgram*> seen;
@@ -115,15 +115,16 @@ class NameCheck {
 
 class EffectCheck {
  public:
-  EffectCheck(const Model& model, const Section& section, const Single& single, Findings& findings)
+  EffectCheck(const Model& model, const Section& section, const Single* single, Findings& findings)
       : model_(model),
         section_(section),
         single_(single),
         findings_(findings),
-        effects_(follow(model, section, 1, &single.effects)) {}
+        effects_(follow(model, section, 1, single ? &single->effects : nullptr)) {}
 
   void run() {
     check_sums();
+    if (!single_) return;
     if (effects_.strange_square.valid())
       add("{} takes the squares of something else than one device does",
           name(effects_.strange_square));
@@ -134,7 +135,7 @@ class EffectCheck {
  private:
   template <class... Args>
   void add(fmt::format_string<Args...> text, Args&&... args) {
-    findings_.add("single", text, std::forward<Args>(args)...);
+    findings_.add(single_ ? "single" : "microbatch", text, std::forward<Args>(args)...);
   }
   std::string name(Spot place) const { return name_of(model_, section_, place); }
 
@@ -146,30 +147,32 @@ class EffectCheck {
     return fmt::format("; {} is the first that does, with '{}'", name(place),
                        quote_control(model_.cells[place.cell].role->name(buffer)));
   }
+  // Without one device, what the first block of samples adds is as good as what others do.
   void check_sums() {
     std::map<std::pair<int32_t, int32_t>, const Effects::Added*> wanted;  // by step and own sum
-    for (const Effects::Added& one : single_.effects.added)
-      wanted.try_emplace({one.step, model_.targets.find(single_.model.targets[one.target])}, &one);
+    for (size_t i = 0; single_ && i < single_->effects.added.size(); ++i) {
+      const Effects::Added& one = single_->effects.added[i];
+      wanted.try_emplace({one.step, model_.targets.find(single_->model.targets[one.target])}, &one);
+    }
     std::set<int32_t> said;  // sums
     for (const Effects::Added& one : effects_.added) {
-      const auto other = wanted.find({one.step, one.target});
-      if (other == wanted.end()) continue;  // rule sum, or check_names(), knows
-      const Effects::Added& known = *other->second;
+      const Effects::Added& known = *wanted.try_emplace({one.step, one.target}, &one).first->second;
       if (one.symbol == known.symbol && one.count == known.count) continue;
-      if (!said.insert(one.target).second) continue;
+      if (single_ && !said.insert(one.target).second) continue;
       const std::string sum = quote_control(model_.targets[one.target]);
+      const std::string other = single_ ? "one device" : name(known.last);
       if (one.count != known.count)
-        add("{} adds to '{}' for {} samples, where one device does for {}", name(one.last), sum,
-            one.count, known.count);
+        add("{} adds to '{}' for {} samples, where {} does for {}", name(one.last), sum, one.count,
+            other, known.count);
       else
-        add("{} adds to '{}' something else than one device does{}", name(one.last), sum, origin());
+        add("{} adds to '{}' something else than {} does{}", name(one.last), sum, other, origin());
     }
   }
   void check_states() {
     std::map<std::string, uint64_t> wanted;
-    const Cell& cell = single_.model.cells[0];
+    const Cell& cell = single_->model.cells[0];
     for (const int32_t b : cell.facts->kept)
-      wanted.emplace(identity_of(*cell.role, cell.role->tensor(b)), single_.effects.held[0][b]);
+      wanted.emplace(identity_of(*cell.role, cell.role->tensor(b)), single_->effects.held[0][b]);
     for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c)
       for (const int32_t b : model_.cells[c].facts->kept) {
         const RoleProgram& role = *model_.cells[c].role;
@@ -184,7 +187,7 @@ class EffectCheck {
   // The loss is a sum over the step, which rules sum and update follow to its report.
   void check_reports() {
     std::map<std::pair<int32_t, std::string_view>, uint64_t> wanted;
-    for (const Effects::Reported& one : single_.effects.reported)
+    for (const Effects::Reported& one : single_->effects.reported)
       wanted.emplace(std::pair(one.step, one.name), one.symbol);
     for (const Effects::Reported& one : effects_.reported) {
       const auto other = wanted.find({one.step, one.name});
@@ -196,7 +199,7 @@ class EffectCheck {
 
   const Model& model_;
   const Section& section_;
-  const Single& single_;
+  const Single* const single_;
   Findings& findings_;
   const Effects effects_;
 };
@@ -207,7 +210,7 @@ void check_names(const Model& model, const Single& single, Findings& findings) {
   NameCheck(model, single, findings).run();
 }
 
-void check_effects(const Model& model, const Section& section, const Single& single,
+void check_effects(const Model& model, const Section& section, const Single* single,
                    Findings& findings) {
   EffectCheck(model, section, single, findings).run();
 }

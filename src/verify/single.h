@@ -8,7 +8,6 @@ namespace piper {
 
 // The plan for one device, and what so many of its steps do.
 struct Single {
-  const RoleProgram* role = nullptr;
   Model model;
   Section section;
   Effects effects;
@@ -16,8 +15,10 @@ struct Single {
 
 // States, constants, inputs, sums and reports are those of the plan for one device.
 void check_names(const Model& model, const Single& single, Findings& findings);
-// Sums, states and reports become what they become there.
-void check_effects(const Model& model, const Section& section, const Single& single,
+// Sums, states and reports become what they become there. Rule microbatch, without it: every block
+// of samples adds the same to each sum, on whichever devices, from forward to backward. Blocks may
+// cut their work differently, and keep their values elsewhere. Over the body, or all parts.
+void check_effects(const Model& model, const Section& section, const Single* single,
                    Findings& findings);
 
 }  // namespace piper

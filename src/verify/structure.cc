@@ -8,85 +8,62 @@
 namespace piper {
 namespace {
 
-// One role, as the cell that runs it first.
-class RoleCheck {
- public:
-  RoleCheck(const Model& model, std::span<const Section> sections, int32_t cell, Findings& findings)
-      : role_(*model.cells[cell].role),
-        facts_(*model.cells[cell].facts),
-        sections_(sections),
-        cell_(cell),
-        who_(model.who(cell)),
-        findings_(findings) {}
-
-  void run() {
-    check_writes();
-    check_versions();
+// Of a role, as the cell that runs it first: what is kept in two versions starts one step apart.
+void check_versions(const Model& model, int32_t cell, Findings& findings) {
+  const RoleProgram& role = *model.cells[cell].role;
+  for (const Tensor& tensor : role.tensors) {
+    if (tensor.previous_of < 0) continue;
+    const Tensor& newest = role.tensor(tensor.previous_of);
+    if (newest.param.empty() && newest.fill != tensor.fill + 1)
+      findings.add("structure", "'{}' on {} does not start one step before '{}'",
+                   quote_control(tensor.name), model.who(cell), quote_control(newest.name));
+    if (!newest.param.empty() && (tensor.init != newest.init || tensor.fill != newest.fill))
+      findings.add("structure", "'{}' on {} starts otherwise than parameter '{}'",
+                   quote_control(tensor.name), model.who(cell), quote_control(newest.param));
   }
+}
 
- private:
-  std::string buffer_name(int32_t buffer) const { return quote_control(role_.name(buffer)); }
-
-  void check_versions() {
-    for (const Tensor& tensor : role_.tensors) {
-      if (tensor.previous_of < 0) continue;
-      const Tensor& newest = role_.tensor(tensor.previous_of);
-      if (newest.param.empty() && newest.fill != tensor.fill + 1)
-        findings_.add("structure", "'{}' on {} does not start one step before '{}'",
-                      quote_control(tensor.name), who_, quote_control(newest.name));
-      if (!newest.param.empty() && (tensor.init != newest.init || tensor.fill != newest.fill))
-        findings_.add("structure", "'{}' on {} starts otherwise than parameter '{}'",
-                      quote_control(tensor.name), who_, quote_control(newest.param));
-    }
-  }
-
-  // Constants are never written. States change once a step, and none is kept for nobody.
-  // (Parameters: see rule sum.)
-  void check_writes() {
-    std::vector<bool> used(facts_.buffers.size()), written(facts_.buffers.size());
-    for (const Section& section : sections_) {
-      const bool body = std::string_view(section.name) == "body";
-      std::vector<int32_t> writer(facts_.buffers.size(), -1);
-      for (int32_t i = 0; i < static_cast<int32_t>(section.steps[cell_].size()); ++i) {
-        const Step& step = section.steps[cell_][i];
-        const std::span<const int32_t> args = section.args_of(cell_, step);
-        const Access access = access_of(facts_, step);
-        for (size_t a = 0; a < args.size(); ++a) {
-          if (facts_.buffers[args[a]].kind == BufferKind::kStep) continue;
-          used[args[a]] = true;
-          if (access[a] & kWrites) {
-            written[args[a]] = true;
-            write(section.at({cell_, i}), args[a], body, i, writer[args[a]]);
-          }
-        }
+// Constants are never written. States change once a step, and none is kept for nobody.
+// (Parameters: see rule sum.)
+void check_writes(const Model& model, std::span<const Section> sections, int32_t cell,
+                  Findings& findings) {
+  const RoleProgram& role = *model.cells[cell].role;
+  const RoleFacts& facts = *model.cells[cell].facts;
+  std::vector<bool> used(facts.buffers.size()), written(facts.buffers.size());
+  for (const Section& section : sections) {
+    std::vector<int32_t> writer(facts.buffers.size(), -1);
+    for (int32_t i = 0; i < static_cast<int32_t>(section.steps[cell].size()); ++i) {
+      const Step& step = section.steps[cell][i];
+      const std::span<const int32_t> args = section.args_of(cell, step);
+      for (size_t a = 0; a < args.size(); ++a) {
+        const int32_t b = args[a];
+        if (facts.buffers[b].kind == BufferKind::kStep) continue;
+        used[b] = true;
+        if (!(access_of(facts, step, a) & kWrites)) continue;
+        written[b] = true;
+        const int32_t before = std::exchange(writer[b], i);
+        if (facts.buffers[b].kind == BufferKind::kConstant)
+          findings.add("structure", "{} writes the constant '{}'",
+                       name_of(model, section, {cell, i}), quote_control(role.name(b)));
+        else if (section.parts[0].ends_step && before >= 0 && before != i &&
+                 facts.buffers[b].param < 0)
+          findings.add("structure",
+                       "{} writes the state '{}', which {} has already written in this step",
+                       name_of(model, section, {cell, i}), quote_control(role.name(b)),
+                       name_of(section.at({cell, before})));
       }
     }
-    for (int32_t b : facts_.kept) {
-      if (facts_.buffers[b].kind != BufferKind::kState) continue;
-      if (!used[b])
-        findings_.add("structure", "the state '{}' on {} is used by nothing", buffer_name(b), who_);
-      else if (!written[b] && facts_.buffers[b].param < 0)
-        findings_.add("structure", "the state '{}' on {} never changes", buffer_name(b), who_);
-    }
   }
-  void write(const Instruction& one, int32_t buffer, bool body, int32_t index, int32_t& writer) {
-    if (facts_.buffers[buffer].kind == BufferKind::kConstant)
-      return findings_.add("structure", "{} on {} writes the constant '{}'", name_of(one), who_,
-                           buffer_name(buffer));
-    if (body && writer >= 0 && writer != index && facts_.buffers[buffer].param < 0)
-      findings_.add("structure",
-                    "{} on {} writes the state '{}', which {} has already written in this step",
-                    name_of(one), who_, buffer_name(buffer), name_of(role_.body[writer]));
-    writer = index;
+  for (int32_t b : facts.kept) {
+    if (facts.buffers[b].kind != BufferKind::kState) continue;
+    const char* why = !used[b]                                    ? "is used by nothing"
+                      : !written[b] && facts.buffers[b].param < 0 ? "never changes"
+                                                                  : nullptr;
+    if (why)
+      findings.add("structure", "the state '{}' on {} {}", quote_control(role.name(b)),
+                   model.who(cell), why);
   }
-
-  const RoleProgram& role_;
-  const RoleFacts& facts_;
-  std::span<const Section> sections_;
-  int32_t cell_;
-  std::string who_;
-  Findings& findings_;
-};
+}
 
 // A parameter starts with values of its own.
 void check_starts(const Model& model, Findings& findings) {
@@ -212,11 +189,12 @@ void check_reports(const Model& model, Findings& findings) {
 }  // namespace
 
 void check_structure(const Model& model, std::span<const Section> sections, Findings& findings) {
-  std::vector<bool> seen(model.facts.size());
+  std::vector<uint8_t> seen(model.facts.size());
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
     const auto role = static_cast<size_t>(model.cells[c].facts - model.facts.data());
-    if (!seen[role]) RoleCheck(model, sections, c, findings).run();
-    seen[role] = true;
+    if (std::exchange(seen[role], true)) continue;
+    check_writes(model, sections, c, findings);
+    check_versions(model, c, findings);
   }
   check_starts(model, findings);
   check_kept(model, findings);

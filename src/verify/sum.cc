@@ -232,7 +232,7 @@ void SumCheck::contribute(Spot place, const Instruction& one, const ProgramFacts
       sum.from = IdSets::kEmpty;
       sum.cut = 0;
     }
-    add_run(sum.parts.runs_of(sum_of(place, part.target), part.use),
+    add_run(sum.runs_of(sum_of(place, part.target), part.use),
             samples_.run(samples(place, one.samples)));
   }
 }
@@ -250,7 +250,7 @@ void SumCheck::check_finished(int32_t cell, const Content& content, int32_t targ
                               const std::function<std::string()>& what) {
   if (content.foreign)
     return findings_.add("sum", "{}, which also holds something that is no part of it", what());
-  for (const SumPart& part : content.parts.all())
+  for (const SumPart& part : content.parts)
     if (part.target != target)
       return findings_.add("sum", "{}, which holds a part of {}", what(), target_name(part.target));
   const int32_t uses = model_.uses[name_of_sum(target)];
@@ -263,10 +263,9 @@ void SumCheck::check_finished(int32_t cell, const Content& content, int32_t targ
 
 std::string SumCheck::wrong_samples(int32_t cell, const Content& content, int32_t use,
                                     const std::string& of_use) const {
-  const auto parts = content.parts.all();
-  const auto part = std::find_if(parts.begin(), parts.end(),
+  const auto part = std::find_if(content.parts.begin(), content.parts.end(),
                                  [&](const SumPart& each) { return each.use == use; });
-  if (part == parts.end()) return fmt::format("nothing{} is in it", of_use);
+  if (part == content.parts.end()) return fmt::format("nothing{} is in it", of_use);
   std::vector<SampleSet> sets;
   for (const SampleRun& run : part->runs) {
     sets.push_back(samples_.set_of(run));
@@ -287,9 +286,7 @@ bool SumCheck::is_of_step(int32_t cell, int32_t buffer) const {
   const auto& steps = section_.steps[cell];
   for (size_t i = steps.size(); i-- > 0;) {
     const auto args = section_.args_of(cell, steps[i]);
-    const Access access = access_of(*model_.cells[cell].facts, steps[i]);
-    for (size_t a = 0; a < args.size(); ++a)
-      if (args[a] == buffer && (access[a] & kWrites)) return steps[i].micro < 0;
+    if (writes(*model_.cells[cell].facts, steps[i], args, buffer)) return steps[i].micro < 0;
   }
   return true;
 }
@@ -298,25 +295,18 @@ void SumCheck::check_reports(int32_t cell, int32_t step) {
   for (const Report& report : model_.cells[cell].role->reports) {
     const Content& content = held_[cell][report.buffer];
     Number number;
-    int32_t sums = content.finished;
     if (content.is_part()) {
-      const int32_t target = content.parts.empty() ? -1 : content.parts.all()[0].target;
+      const int32_t target = content.parts.empty() ? -1 : content.parts[0].target;
       check_finished(cell, content, target, [&] {
         return fmt::format("{} reports '{}'", model_.who(cell), quote_control(report.name));
       });
       number.kind = NumberKind::kTerms;
       number.terms = {{.target = target < 0 ? Term::kOther : name_of_sum(target)}};
       number.step = target / sum_names();
-      sums = sets_.single(std::max(target, 0));
     } else if (is_of_step(cell, report.buffer)) {
       number = scalars_.number_in(cell, report.buffer);
     }
     scalars_.check_report(cell, report.name, step, number);
-    const auto [first, is_new] =
-        reported_.try_emplace({step, std::string_view(report.name)}, cell, sums);
-    if (!is_new && first->second.second != sums)
-      findings_.add("sum", "{} reports '{}', which comes from other sums than on {}",
-                    model_.who(cell), quote_control(report.name), model_.who(first->second.first));
   }
 }
 

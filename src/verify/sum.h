@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <memory>
 #include <unordered_map>
 
 #include "mail.h"
@@ -22,40 +21,9 @@ struct SumPart {
   std::vector<SampleRun> runs;
 };
 
-// SumParts of sums, ascending by target and use. Few buffers hold any: a pointer for the others.
-class SumParts {
- public:
-  SumParts() = default;
-  SumParts(SumParts&&) = default;
-  SumParts& operator=(SumParts&&) = default;
-  SumParts(const SumParts& other) { *this = other; }
-  SumParts& operator=(const SumParts& other) {
-    if (this != &other) list_ = other.list_ ? std::make_unique<List>(*other.list_) : nullptr;
-    return *this;
-  }
-  bool empty() const { return !list_; }
-  std::span<SumPart> all() { return list_ ? std::span(*list_) : std::span<SumPart>(); }
-  std::span<const SumPart> all() const {
-    return list_ ? std::span<const SumPart>(*list_) : std::span<const SumPart>();
-  }
-  // Made where it is missing.
-  std::vector<SampleRun>& runs_of(int32_t target, int32_t use) {
-    if (!list_) list_ = std::make_unique<List>();
-    const auto at = std::lower_bound(
-        list_->begin(), list_->end(), std::pair(target, use),
-        [](const SumPart& part, auto key) { return std::pair(part.target, part.use) < key; });
-    if (at != list_->end() && at->target == target && at->use == use) return at->runs;
-    return list_->insert(at, SumPart{target, use, {}})->runs;
-  }
-
- private:
-  using List = std::vector<SumPart>;
-  std::unique_ptr<List> list_;
-};
-
 // What a buffer holds.
 struct Content {
-  SumParts parts;
+  std::vector<SumPart> parts;  // ascending by target and use
   // Mesh axes along which each rank holds another run of the elements; none: it holds all of them.
   uint32_t cut = 0;
   // Not part of a sum: which samples it was computed from; none: finished sums alone, or nothing.
@@ -68,6 +36,14 @@ struct Content {
   bool foreign = false;  // something else was added to a part, or parts do not belong together
 
   bool is_part() const { return foreign || !parts.empty(); }
+  // Of a part, made where it is missing.
+  std::vector<SampleRun>& runs_of(int32_t target, int32_t use) {
+    const auto at = std::lower_bound(
+        parts.begin(), parts.end(), std::pair(target, use),
+        [](const SumPart& part, auto key) { return std::pair(part.target, part.use) < key; });
+    if (at != parts.end() && at->target == target && at->use == use) return at->runs;
+    return parts.insert(at, {target, use, {}})->runs;
+  }
   // Elements are not where whoever holds them looks for them: nobody may read them as what they
   // were.
   void scramble() {
@@ -77,8 +53,8 @@ struct Content {
   void add(const Content& other) {
     if (is_part() && cut != other.cut) foreign = true;
     cut = other.cut;
-    for (const SumPart& part : other.parts.all()) {
-      std::vector<SampleRun>& runs = parts.runs_of(part.target, part.use);
+    for (const SumPart& part : other.parts) {
+      std::vector<SampleRun>& runs = runs_of(part.target, part.use);
       for (const SampleRun& run : part.runs) add_run(runs, run);
     }
     foreign = foreign || other.foreign;
@@ -92,8 +68,7 @@ class SumCheck {
         section_(section),
         findings_(findings),
         report_(report),
-        scalars_(model, section, findings),
-        sent_(section) {
+        scalars_(model, section, findings) {
     for (const Cell& cell : model.cells) {
       held_.emplace_back(cell.role->buffers.size());
       numbers_.emplace_back();
@@ -167,11 +142,6 @@ class SumCheck {
     return facts(place).targets[target] + section_.training_step(place) * sum_names();
   }
   std::string param_name(int32_t param) const { return quote_control(model_.params[param]); }
-  static uint32_t axes_of(const Group& group) {
-    uint32_t axes = 0;
-    for (int32_t axis : group.axes) axes |= uint32_t{1} << axis;
-    return axes;
-  }
   bool trained(int32_t cell, int32_t param) const {
     const int32_t target = model_.gradient_of[param];
     return target >= 0 && model_.cells[cell].facts->has_target[target];
@@ -215,8 +185,7 @@ class SumCheck {
                             const std::string& of_use) const;
 
   // ---- Reports ----
-  // What is reported is no part of a sum but a finished one, or a number of the step, and comes
-  // from the same sums everywhere.
+  // What is reported is no part of a sum but a finished one, or a number of the step.
   void check_reports(int32_t cell, int32_t step);
   // What was written last there was made for no microbatch.
   bool is_of_step(int32_t cell, int32_t buffer) const;
@@ -261,7 +230,7 @@ class SumCheck {
   int32_t known_to_all(uint32_t axes, int32_t sets);
   SampleRun given_by(const std::vector<int64_t>& coordinates, uint32_t axes, const SampleRun& run);
 
-  // SumParts that belong together become what they are parts of.
+  // Parts that belong together become what they are parts of.
   void gather(std::span<const Spot> members);
   void check_gathered(Spot place, int32_t to, const Content& content);
 
@@ -299,8 +268,6 @@ class SumCheck {
     SampleRange range;
     int32_t id = 0;
   } last_samples_;
-  std::map<std::pair<int32_t, std::string_view>, std::pair<int32_t, int32_t>>
-      reported_;  // by training step and name: a cell, and from which sums there
 };
 
 }  // namespace piper

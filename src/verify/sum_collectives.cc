@@ -43,7 +43,7 @@ void SumCheck::reduce(std::span<const Spot> members, bool scatter) {
     }
     if (!some_part && sum.from != IdSets::kEmpty) check_added(members[0], a, over);
     sum.foreign = sum.foreign || (some_part && !all_part);
-    for (SumPart& part : sum.parts.all())
+    for (SumPart& part : sum.parts)
       for (SampleRun& run : part.runs) run = summed_over(over, run);
     // Ranks that hold different runs of the elements cannot be added to one another.
     const bool mixes = (sum.cut & over) != 0, in_runs = section_.at(members[0]).dim < 0;
@@ -153,7 +153,7 @@ void SumCheck::broadcast(std::span<const Spot> members) {
   Content content = held(*from, section_.at(*from).args[0]);
   const uint32_t over = axes(members[0]);
   if ((content.cut & over) != 0) content.scramble();
-  for (SumPart& part : content.parts.all())
+  for (SumPart& part : content.parts)
     for (SampleRun& run : part.runs) run = given_by(coordinates, over, run);
   int32_t given = IdSets::kEmpty;
   for (int32_t set : std::vector<int32_t>(sets_.at(content.from)))

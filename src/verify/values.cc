@@ -105,13 +105,6 @@ class Run {
   }
 
   // ---- Ops that only move elements ----
-  bool renames(const ProgramOp& op) const {
-    if (op.inputs.size() != 1 || op.inputs[0] < 0) return false;
-    const TensorType &from = program_.values[op.inputs[0]], &to = program_.values[op.outputs[0]];
-    const OpDef* def = find_op(op.op);
-    return def && def->first_byte && from.bytes() == to.bytes() &&
-           def->first_byte(from, to, op.attrs) == 0;
-  }
   // Columns [first, first + count) of rows of `row` elements.
   uint64_t columns_of(uint64_t symbol, int64_t elements, int64_t first, int64_t count,
                       int64_t row) {
@@ -177,7 +170,7 @@ class Run {
       if (adds && op.inputs[1 - to] >= 0 && adds_to_sum(op, to) &&
           shape(op.inputs[1 - to]) == shape(op.outputs[0]))
         return {load(op.inputs[0]) + load(op.inputs[1])};
-    if (renames(op)) return {load(op.inputs[0])};
+    if (renames(program_, op)) return {load(op.inputs[0])};
     if (op.op == "Slice" && op.inputs.size() == 1 && op.inputs[0] >= 0) return {sliced(op)};
     if (op.op == "Concat") return {concatenated(op)};
     if (op.op == "GlobalNorm") return {norm(op)};
@@ -246,6 +239,14 @@ class Run {
 };
 
 }  // namespace
+
+bool renames(const Program& program, const ProgramOp& op) {
+  if (op.inputs.size() != 1 || op.outputs.size() != 1 || op.inputs[0] < 0) return false;
+  const TensorType &from = program.values[op.inputs[0]], &to = program.values[op.outputs[0]];
+  const OpDef* def = find_op(op.op);
+  return def && def->first_byte && from.bytes() == to.bytes() &&
+         def->first_byte(from, to, op.attrs) == 0;
+}
 
 Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names) {
   Attrs rest;

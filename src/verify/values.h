@@ -11,6 +11,8 @@
 
 namespace piper {
 
+// Whether an op only copies all of its input.
+bool renames(const Program& program, const ProgramOp& op);
 // All attributes but these.
 Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names);
 

@@ -68,9 +68,9 @@ TEST(Verify, Deadlocks) {
              "2 recv label=\"recv a mb=1\" args=[2] peer=[0,-1]\n  3 send label=\"send da mb=0\" "
              "args=[3] peer=[0,-1] channel=1"}},
            {"deadlock: the ranks wait for each other: 'recv da mb=0' on rank 0 (and 1 like it) "
-            "waits for 'send da mb=0' on rank 2 "
-            "(and 1 like it); 'recv a mb=1' on rank 2 (and 1 like it) waits for 'send a mb=1' on "
-            "rank 0 (and 1 like it)"}}});
+            "waits for 'send da mb=0' on rank 2 (and 1 like it), which is behind 'recv a mb=1'; "
+            "'recv a mb=1' on rank 2 (and 1 like it) waits for 'send a mb=1' on rank 0 (and 1 like "
+            "it), which is behind 'recv da mb=0'"}}});
 }
 
 // Rank 0 waits for both others, and rank 1 for rank 2, too; but ranks 0 and 2 alone make a circle.
@@ -83,14 +83,15 @@ TEST(Verify, TheShortestCircleIsShown) {
            body;
   };
   const std::string all = " all_reduce label=\"sum\" args=[0] group=0\n";
-  EXPECT_EQ(
-      findings_of(set_of({role("  0" + all + "  1 send label=\"to 2\" args=[1] peer=[2]\n"),
-                          role("  0 recv label=\"from 2\" args=[1] peer=[2]\n  1" + all),
-                          role("  0 recv label=\"from 0\" args=[1] peer=[0]\n  1" + all +
-                               "  2 send label=\"to 1\" args=[0] peer=[1]\n")},
-                         1)),
-      std::vector<std::string>{"deadlock: the ranks wait for each other: 'sum' on rank 0 waits for "
-                               "'sum' on rank 2; 'from 0' on rank 2 waits for 'to 2' on rank 0"});
+  EXPECT_EQ(findings_of(set_of({role("  0" + all + "  1 send label=\"to 2\" args=[1] peer=[2]\n"),
+                                role("  0 recv label=\"from 2\" args=[1] peer=[2]\n  1" + all),
+                                role("  0 recv label=\"from 0\" args=[1] peer=[0]\n  1" + all +
+                                     "  2 send label=\"to 1\" args=[0] peer=[1]\n")},
+                               1)),
+            std::vector<std::string>{
+                "deadlock: the ranks wait for each other: 'sum' on rank 0 waits for "
+                "'sum' on rank 2, which is behind 'from 0'; 'from 0' on rank 2 waits "
+                "for 'to 2' on rank 0, which is behind 'sum'"});
 }
 
 TEST(Verify, Collectives) {
@@ -308,11 +309,13 @@ TEST(Verify, CollectivesOfAllGroupsHaveOneOrder) {
   EXPECT_EQ(
       findings_of(set_of({with(kStage0, 1, 2), with(kStage1, 1, 2)}, 2)),
       std::vector<std::string>{"structure: the prologue of rank 2 (and 1 like it) changes 'w1'"});
-  EXPECT_EQ(findings_of(set_of({with(kStage0, 1, 2), with(kStage1, 2, 1)}, 2)),
-            (std::vector<std::string>{
-                "deadlock: the ranks wait for each other: 'first' on rank 0 (and 1 like it) waits "
-                "for 'second' on rank 2 (and 1 like it); 'first' on rank 2 (and 1 like it) waits "
-                "for 'second' on rank 0 (and 1 like it)"}));
+  EXPECT_EQ(
+      findings_of(set_of({with(kStage0, 1, 2), with(kStage1, 2, 1)}, 2)),
+      (std::vector<std::string>{
+          "deadlock: the ranks wait for each other: 'first' on rank 0 (and 1 like it) waits "
+          "for 'second' on rank 2 (and 1 like it), which is behind 'first'; 'first' on rank 2 "
+          "(and 1 like it) waits for 'second' on rank 0 (and 1 like it), which is behind "
+          "'first'"}));
 }
 
 // One of three ranks that each hold a copy of w and compute with a sample of their own: each sends
