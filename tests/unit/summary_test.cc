@@ -3,8 +3,14 @@
 
 #include <gmock/gmock.h>
 
+#include <cstring>
+#include <random>
+
 #include "folder.h"
+#include "piper/backend.h"
 #include "piper/compile.h"
+#include "piper/fuse.h"
+#include "piper/halves.h"
 
 namespace piper {
 namespace {
@@ -238,6 +244,74 @@ TEST(Traffic, OfAStepIsThatOfItsFormulas) {
     EXPECT_GT(by_cut[1].other_bytes() + by_cut[1].product_bytes(),
               by_cut[0].other_bytes() + by_cut[0].product_bytes());
   }
+}
+
+// Bytes of numbers between 0 and 1, of integers below 4.
+std::string random_bytes(const TensorType& type, std::mt19937& random) {
+  std::string bytes(static_cast<size_t>(type.bytes()), '\0');
+  const auto width = static_cast<size_t>(info(type.dtype).bytes);
+  for (size_t at = 0; at < bytes.size(); at += width) {
+    const auto number = static_cast<float>(random() % 1000) / 1000;
+    const auto wide = static_cast<double>(number);
+    const auto integer = static_cast<int64_t>(random() % (type.dtype == DType::kBool ? 2 : 4));
+    std::byte half[2];
+    if (is_half(type.dtype)) round_to_halves(type.dtype, &number, half, 1);
+    std::memcpy(bytes.data() + at,
+                type.dtype == DType::kF64   ? static_cast<const void*>(&wide)
+                : type.dtype == DType::kF32 ? static_cast<const void*>(&number)
+                : is_half(type.dtype)       ? static_cast<const void*>(half)
+                                            : static_cast<const void*>(&integer),
+                width);
+  }
+  return bytes;
+}
+template <class Loaded>
+std::vector<std::string> run_on_cpu(const Loaded& program, std::vector<std::string> args) {
+  const auto backend = make_cpu_backend();
+  const auto loaded = backend->load(program);
+  EXPECT_TRUE(loaded) << print_error(loaded.error());
+  if (!loaded) return {};
+  std::vector<std::byte*> pointers;
+  for (std::string& arg : args) {
+    pointers.push_back(*backend->allocate(static_cast<int64_t>(arg.size())));
+    std::memcpy(pointers.back(), arg.data(), arg.size());
+  }
+  std::byte* const workspace = *backend->allocate(backend->workspace_bytes(*loaded));
+  backend->launch(*backend->bind(*loaded, pointers, workspace));
+  for (size_t a = 0; a < args.size(); ++a) std::memcpy(args[a].data(), pointers[a], args[a].size());
+  return args;
+}
+
+// The programs of a whole step, in passes over rows: their ops, one by one in the order of these,
+// compute what the plan's do.
+TEST(Traffic, ProgramsInPassesComputeTheSame) {
+  const auto compiled =
+      compile_like("1f1b.yaml", "{stages: 2, microbatches: 4}",
+                   std::string(kTrain) + "directives:\n  - precision: {compute: bf16}\n");
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  std::mt19937 random(1);
+  size_t saved = 0;
+  bool shows = false;
+  std::vector<Program> programs;
+  for (const RoleProgram& role : compiled->set.roles)
+    programs.insert(programs.end(), role.programs.begin(), role.programs.end());
+  for (const Program& program : programs) {
+    FusedProgram joined = join_rows(joined_for_cpu(program));
+    if (!joined.ops.empty()) saved += joined.ops.size() - 1 - joined.passes.back();
+    joined.passes.clear();
+    std::vector<std::string> args;
+    for (int32_t a = 0; a < program.num_args; ++a)
+      args.push_back(random_bytes(program.values[static_cast<size_t>(a)], random));
+    const auto want = run_on_cpu(program, args);
+    EXPECT_EQ(run_on_cpu(joined, args) == want, true) << program.label;
+    const auto norm = std::find_if(joined.ops.begin(), joined.ops.end(),
+                                   [](const ProgramOp& op) { return op.op == "LayerNormGradX"; });
+    if (norm == joined.ops.end()) continue;
+    std::swap(norm->inputs[3], norm->inputs[4]);  // the control
+    shows |= run_on_cpu(joined, args) != want;
+  }
+  EXPECT_GT(saved, 30u);
+  EXPECT_TRUE(shows);
 }
 
 TEST(Explain, SaysWhatIsLeftOut) {
