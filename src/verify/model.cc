@@ -144,12 +144,13 @@ Section make_section(const Model& model, const char* name, std::vector<SectionPa
   section.ends.resize(cells);
   section.partner.resize(cells);
   section.joint.resize(cells);
+  std::vector<int32_t> first_slot;
   for (const Cell& cell : model.cells) {
-    section.first_slot.push_back(section.slots);
+    first_slot.push_back(section.slots);
     section.slots += static_cast<int32_t>(cell.role->streams.size());
   }
   for_each(model, cells,
-           [&](size_t c) { add_cell(*model.cells[c].role, c, section.first_slot[c], section); });
+           [&](size_t c) { add_cell(*model.cells[c].role, c, first_slot[c], section); });
   return section;
 }
 

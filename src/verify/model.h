@@ -125,7 +125,6 @@ struct Section {
   std::vector<std::vector<int32_t>> args;  // by cell: those of one after the other
   // By cell, too: the instructions of the cell that are awaited.
   std::vector<std::vector<int32_t>> waits;
-  std::vector<int32_t> first_slot;  // by cell: slot of its stream 0
   int32_t slots = 0;
   std::vector<std::vector<Spot>> partner;  // of a send its receive, of a receive its send
   std::vector<std::vector<int32_t>>
