@@ -271,12 +271,9 @@ void AxisWalk::place_draw(Node& node, const Layout& lies) {
   std::vector<int64_t> cuts = node.attrs.integers("cuts");
   cuts.insert(cuts.end(), {lies.mirrored ? -rows : rows, ranks_});
   node.attrs.set("cuts", std::move(cuts));
-  ValueId& own = own_number_[region_of(node)];
-  if (!own.valid()) {
-    Node near = node;
-    near.pass = is_backward(node) ? Pass::kBI : node.pass;
-    own = add("OwnFirst", {}, {{"over", int64_t{cut_.axis}}, {"size", int64_t{1}}}, near, {});
-  }
+  Node near = node;
+  near.pass = region_of(node).first;
+  const ValueId own = own_first(near, {{"over", int64_t{cut_.axis}}, {"size", int64_t{1}}});
   node.inputs.resize(
       std::max(node.inputs.size(), static_cast<size_t>(find_op(node.op)->draws) + 3));
   node.inputs.push_back(own);

@@ -1,7 +1,6 @@
 #include "scalars.h"
 
 #include <algorithm>
-#include <deque>
 #include <set>
 
 #include "piper/ops.h"
