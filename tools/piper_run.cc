@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "piper/backend_cuda.h"
 #include "piper/picture.h"
 #include "piper/runtime.h"
 
@@ -180,6 +181,14 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "steps between lines where there is no terminal (default: about 20 lines in all)")
       ->type_name("N")
       ->check(a_count(1));
+  app.add_flag_callback(
+      "--devices",
+      [] {
+        std::fputs(to_string(piper::find_cuda()).c_str(), stdout);
+        throw CLI::Success();
+      },
+      "say which NVIDIA devices and libraries are found here, and why not; plans run on the CPU so "
+      "far");
   app.add_flag("--picture", flags.picture,
                "draw the schedule before the run, as piperc --picture does");
 }

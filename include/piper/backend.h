@@ -132,6 +132,8 @@ class CpuBackend : public Backend {
   virtual Result<int32_t> load(const FusedProgram& program) = 0;
 };
 std::unique_ptr<CpuBackend> make_cpu_backend(const CpuOptions& options = {});
+// The program as the CPU backend runs it.
+FusedProgram joined_for_cpu(const Program& program);
 // What a null backend was asked to do. Its `copy` and `fill` leave memory as it is.
 struct NullCounts {
   int64_t loads = 0, binds = 0, launches = 0, copies = 0, fills = 0;

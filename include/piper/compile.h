@@ -72,6 +72,25 @@ Result<ExplainTopics> parse_topics(std::string_view text);
 std::string explain_topics();  // "summary, train, …, all, lines"
 std::string explain(const Compiled& compiled, const ExplainTopics& topics);
 
+// Bytes that the computations of a step read and write on one rank, as the plans' target joins their
+// ops: each pass moves each of its operands once, whatever a cache would keep.
+struct MemoryTraffic {
+  struct Kind {
+    char pass = ' ';  // as Instruction::pass
+    std::string op;   // PassTraffic::kind
+    bool is_product = false;
+    int64_t runs = 0, read = 0, written = 0;
+    int64_t bytes() const { return read + written; }
+  };
+  std::vector<Kind> kinds;  // most bytes first
+  // By tensor, most first; those inside a program count together: "within 'F h/0'".
+  std::vector<std::pair<std::string, int64_t>> tensors;
+  int64_t product_bytes() const;  // matrix products, attention, and what these take along
+  int64_t other_bytes() const;
+};
+// By role. Requires roles of a target of targets().
+std::vector<MemoryTraffic> memory_traffic(const PlanSet& set);
+
 // The order of the computations that the strategy asks for; list scheduling where it gives a policy
 // or, like none (null), nothing. Requires tasks.
 Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& deps,

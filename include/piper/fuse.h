@@ -52,7 +52,10 @@ struct ProgramView {
 };
 struct FusedProgram : Program {
   std::vector<ProgramView> views;      // by value, ascending
+  std::vector<size_t> passes = {};     // by op: its pass, ascending; empty: each op is one
   std::vector<int32_t> bases() const;  // by value: its base, itself when it is no view
+  std::vector<bool> inside() const;    // by value: made and read in one pass alone, never stored
+  size_t pass_of(size_t op) const { return passes.empty() ? op : passes[op]; }
 };
 
 struct FuseCounts {
@@ -67,13 +70,30 @@ struct FuseCounts {
 // take. Ensures: the same; every local is made by an op.
 FusedProgram fuse(Program program, FuseCounts& counts);
 
-// Where locals lie in a program's workspace, by value; -1: arguments, literals and views.
+// Where locals lie in a program's workspace, by value; -1: arguments, literals, views, and what is
+// inside a pass.
 struct LocalPlaces {
   std::vector<int64_t> offsets;  // bytes, multiples of kAlignment
   int64_t bytes = 0;             // the greatest end
 };
 // Locals whose lives are apart may share memory, and one may take the place of an input of the op
-// that makes it, where the op table allows it and nothing reads that later.
+// that makes it, where the op is a pass of its own, the op table allows it and nothing reads that
+// later.
 LocalPlaces place_locals(const FusedProgram& program);
+
+// For devices whose kernels are generated: ops that go over the same rows stand side by side and
+// are one pass. A pass may begin and end with what looks at whole rows (norms, softmax), and end
+// with sums over rows (gradients of biases and of norms' parameters). Run op by op it gives the
+// same bits, but needs places for what is `inside`.
+FusedProgram join_rows(FusedProgram program);
+
+// What a pass moves to and from memory: each operand once, as many elements of it as are looked at.
+struct PassTraffic {
+  std::string kind;         // names of its ops, words of Fused ones: "Cast:f32 Add LayerNorm"
+  bool is_product = false;  // of matrices, or an attention; with all that it takes along
+  std::vector<std::pair<int32_t, int64_t>> read, written;  // bytes, by value: bases, no views
+};
+// By pass.
+std::vector<PassTraffic> traffic_of(const FusedProgram& program);
 
 }  // namespace piper

@@ -251,8 +251,17 @@ class Sweep {
         in_f32(widens ? ValueId(graph_.node(maker).inputs[0]) : sum, first, reads, done);
     return build_.type(wide).dtype == build_.type(sum).dtype || narrow(sum) ? wide : sum;
   }
+  // Whether a value has elements of one that this use did not make, and makes none of its own.
+  bool is_moved(ValueId value, size_t first) const {
+    const NodeId maker = graph_.value(value).producer;
+    if (!maker.valid() || maker.index() < first) return true;
+    const Node& node = graph_.node(maker);
+    return find_op(node.op)->elements != OpDef::Elements::kMade && is_moved(node.inputs[0], first);
+  }
+
   // A 16-bit value in f32: nodes of this use whose results nobody else reads are made again, of
-  // operands in f32; all other values are converted.
+  // operands in f32, but products of what is only moved, which keep their sums; all other values
+  // are converted.
   ValueId in_f32(ValueId value, size_t first, const std::map<ValueId, int>& reads,
                  std::map<NodeId, std::vector<ValueId>>& done) {
     if (!narrow(value)) return value;
@@ -266,7 +275,13 @@ class Sweep {
     if (node.op == "Cast" || !std::all_of(node.outputs.begin(), node.outputs.end(), alone))
       return build_.cast(value, DType::kF32);
     auto [known, is_new] = done.try_emplace(maker);
-    if (is_new) {
+    const auto moved = [&](ValueId input) { return input.valid() && is_moved(input, first); };
+    if (is_new && node.op == "MatMul" &&
+        std::all_of(node.inputs.begin(), node.inputs.end(), moved)) {
+      Attrs attrs = node.attrs;
+      attrs.set("to", std::string(info(DType::kF32).name));
+      known->second = build_.op(node.op, node.inputs, std::move(attrs));
+    } else if (is_new) {
       std::vector<ValueId> inputs;
       for (ValueId input : node.inputs)
         inputs.push_back(input.valid() ? in_f32(input, first, reads, done) : input);

@@ -351,6 +351,11 @@ std::string_view cpu_kernels() { return cpu::gemm_target(); }
 
 bool pin_to_core(int core) { return cpu::pin_thread(core); }
 
+FusedProgram joined_for_cpu(const Program& program) {
+  FuseCounts counts;
+  return fuse(widened(taken_apart(program), cpu::takes_halves), counts);
+}
+
 std::unique_ptr<CpuBackend> make_cpu_backend(const CpuOptions& options) {
   return std::make_unique<Cpu>(options);
 }

@@ -4,6 +4,7 @@
 
 #include "piper/compile.h"
 #include "piper/summary.h"
+#include "traffic.h"
 
 namespace piper {
 namespace {
@@ -62,6 +63,10 @@ void add_memory(const Compiled&, const Summary& summary, bool, std::string& text
   for (const std::string& line : memory_lines(summary)) text += line + "\n";
 }
 
+void add_traffic(const Compiled& compiled, const Summary& summary, bool, std::string& text) {
+  add_section("traffic", memory_traffic_lines(compiled.set, summary), text);
+}
+
 struct Topic {
   std::string_view name;
   void (*add)(const Compiled&, const Summary&, bool lines, std::string& text);
@@ -73,7 +78,8 @@ constexpr Topic kTopics[] = {{"train", add_train, true},
                              {"layouts", add_layouts, false},
                              {"comm", add_comm, false},
                              {"order", add_order, false},
-                             {"memory", add_memory, true}};
+                             {"memory", add_memory, true},
+                             {"traffic", add_traffic, false}};
 
 Lines topic_names() {
   Lines names{"summary"};

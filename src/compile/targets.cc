@@ -31,23 +31,38 @@ Result<Needs> cpu_needs(const RoleProgram& role) {
 
 // 16-bit ops stay what they are, but those that go element by element, which become one kernel with
 // their neighbours. Matrix products have 32 MiB for themselves, as the vendor of cuBLASLt advises.
-Result<Needs> cuda_needs(const RoleProgram& role) {
+FusedProgram joined_for_cuda(const Program& program) {
   const auto stays = [](std::string_view op) {
     const OpDef* def = find_op(op);
     return !def || !def->pointwise;
   };
-  std::vector<int64_t> bytes;  // by program
   FuseCounts counts;
+  return join_rows(fuse(widened(program, stays), counts));
+}
+Result<Needs> cuda_needs(const RoleProgram& role) {
+  std::vector<int64_t> bytes;  // by program
   for (const Program& program : role.programs)
-    bytes.push_back(place_locals(fuse(widened(program, stays), counts)).bytes);
+    bytes.push_back(place_locals(joined_for_cuda(program)).bytes);
   return Needs{workspaces_of(role, bytes), 0, int64_t{32} << 20};
 }
 
 struct Device {
   std::string_view name;
   Result<Needs> (*needs)(const RoleProgram& role);
+  RoleProgram (*prepare)(RoleProgram role);
+  FusedProgram (*join)(const Program& program);
 };
-constexpr std::array kDevices = {Device{"cpu", cpu_needs}, Device{"cuda", cuda_needs}};
+constexpr std::array kDevices = {
+    Device{"cpu", cpu_needs,
+           [](RoleProgram role) { return make_cpu_backend()->prepare(std::move(role)); },
+           joined_for_cpu},
+    Device{"cuda", cuda_needs, [](RoleProgram role) { return role; }, joined_for_cuda}};
+
+const Device* find_device(std::string_view name) {
+  const auto found = std::find_if(kDevices.begin(), kDevices.end(),
+                                  [&](const Device& each) { return each.name == name; });
+  return found == kDevices.end() ? nullptr : &*found;
+}
 
 }  // namespace
 
@@ -58,9 +73,8 @@ std::vector<std::string> targets() {
 }
 
 Status state_needs(std::vector<RoleProgram>& roles, std::string_view name) {
-  const auto target = std::find_if(kDevices.begin(), kDevices.end(),
-                                   [&](const Device& each) { return each.name == name; });
-  if (target == kDevices.end()) {
+  const Device* target = find_device(name);
+  if (!target) {
     const std::vector<std::string> all = targets();
     return fail("there is no target '{}'{}", quote_control(name), did_you_mean(name, all))
         .with_code(ExitCode::kUsage);
@@ -80,6 +94,15 @@ Status state_needs(std::vector<RoleProgram>& roles, std::string_view name) {
   });
   for (Status& status : stated) PIPER_TRY(std::move(status));
   return ok_status();
+}
+
+TargetRole for_its_target(const RoleProgram& role) {
+  const Device* target = find_device(role.target);
+  PIPER_CHECK(target, "a role is made for a target of the table");
+  TargetRole result{target->prepare(role), {}};
+  for (const Program& program : result.role.programs)
+    result.programs.push_back(target->join(program));
+  return result;
 }
 
 }  // namespace piper

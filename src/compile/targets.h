@@ -2,10 +2,18 @@
 #pragma once
 
 #include "piper/bundle.h"
+#include "piper/fuse.h"
 
 namespace piper {
 
 // Writes into each role what the target takes beside the arenas. Error (kUsage): no such target.
 Status state_needs(std::vector<RoleProgram>& roles, std::string_view target);
+
+// A role as its target runs it: its instructions, and their programs joined.
+struct TargetRole {
+  RoleProgram role;
+  std::vector<FusedProgram> programs;
+};
+TargetRole for_its_target(const RoleProgram& role);
 
 }  // namespace piper

@@ -2,8 +2,11 @@
 #pragma once
 
 #include "piper/fuse.h"
+#include "piper/ops.h"
 
 namespace piper {
+
+inline size_t at(int32_t value) { return static_cast<size_t>(value); }
 
 // Ops of whose results nothing is read, nor given out, are gone.
 void drop_dead(FusedProgram& program);
@@ -20,6 +23,11 @@ void drop_unused(FusedProgram& program);
 
 // The product of the extents from dim `from` on.
 int64_t product(const Shape& shape, size_t from);
+
+// Whether the op runs at matrix speed, by its first sample.
+bool is_product(const OpDef& def);
+// The use that a program makes of its op.
+OpTypes use_of(const FusedProgram& program, const ProgramOp& op);
 
 // What makes a pointwise op one word of an expression: its name, with its option behind a colon;
 // nothing when it cannot be one.

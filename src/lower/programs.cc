@@ -148,7 +148,7 @@ class SegmentBuilder {
                                        [](ValueId output) { return output.valid(); });
     work.recomputed += of_.dag.variants.is_copy(made);
     if (def && def->cost && def->cost(use_of(graph_, node)).is_matmul)
-      ++products_[static_cast<size_t>(graph_.value(made).type.dtype)];
+      ++products_[static_cast<size_t>(graph_.value(node.inputs[0]).type.dtype)];
   }
 
   // A dim of which the rank has one element, as its block: to move it past others would be a mere

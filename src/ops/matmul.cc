@@ -1,4 +1,5 @@
-// MatMul{trans_a, trans_b}: products of the last two dims, the leading ones broadcast.
+// MatMul{trans_a, trans_b, to}: products of the last two dims, the leading ones broadcast. `to` is
+// f32 where those of 16-bit floats give their sums as they are, without rounding them.
 #include "rules.h"
 
 namespace piper {
@@ -38,7 +39,14 @@ TypesResult matmul_types(const OpTypes& use) {
   Shape shape = sizes.batch;
   shape.push_back(sizes.m);
   shape.push_back(sizes.n);
-  return std::vector<TensorType>{{use.inputs[0].dtype, std::move(shape)}};
+  DType dtype = use.inputs[0].dtype;
+  if (const AttrValue* to = use.attrs.find("to")) {
+    const auto* text = std::get_if<std::string>(to);
+    if (!text || *text != info(DType::kF32).name || dtype == DType::kF64)
+      return fail("products of {} are not made in {}", operands(use), print_attrs(use.attrs));
+    dtype = DType::kF32;
+  }
+  return std::vector<TensorType>{{dtype, std::move(shape)}};
 }
 
 // With rows of all leading dims in one: the gradient of a shared matrix is then one product.
@@ -50,6 +58,7 @@ ValueId as_rows(Builder& build, ValueId id) {
 }
 
 Grads matmul_gradient(Builder& build, const GradientArgs& args) {
+  if (args.attrs.find("to")) return {};  // gradients of parameters alone
   const ValueId a = args.inputs[0], b = args.inputs[1], dy = args.output_grads[0];
   const bool ta = args.attrs.integer("trans_a"), tb = args.attrs.integer("trans_b");
   const Shape shape_a = build.shape(a), shape_b = build.shape(b);

@@ -741,6 +741,13 @@ TEST_F(Command, TheNullBackendSavesAndComparesNothing) {
   EXPECT_EQ(refused(compares), wanted);
 }
 
+TEST_F(Command, DevicesAreSaidWithoutAPlan) {
+  const auto [code, output] = run_shell("'" PIPER_BINARY_DIR "/bin/piper-run' --devices 2>&1");
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_EQ(output.find("cuda"), 0u) << output;
+  EXPECT_NE(output.find("        driver "), std::string::npos) << output;
+}
+
 TEST_F(Command, MetricsGoToADeviceToo) {
   RunOptions options;
   options.plan = path("plans");

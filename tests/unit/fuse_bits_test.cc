@@ -5,7 +5,8 @@
 namespace piper::test {
 namespace {
 
-// Pointwise ops, reshapes and row sums over random earlier values; some results are arguments.
+// Pointwise ops, reshapes, softmax and sums of rows and over rows, over random earlier values; some
+// results are arguments.
 Program random_program(std::mt19937& random, int32_t outputs) {
   const auto below = [&](size_t n) { return static_cast<size_t>(random() % n); };
   const TensorType full = f32({6, 50}), flat = f32({300}), row = f32({50}), column = f32({6, 1});
@@ -36,8 +37,13 @@ Program random_program(std::mt19937& random, int32_t outputs) {
         add("Reshape", {{"shape", Shape{6, 50}}}, {any(1)}, 0);
         break;
       case 3:
-        add("ReduceSum", {{"axes", std::vector<int64_t>{1}}, {"keepdims", int64_t{1}}}, {any(0)},
-            3);
+        if (below(3) == 0) {
+          add("Softmax", {{"axis", int64_t{1}}}, {any(0)}, 0);
+        } else {
+          const int64_t over = below(2) ? 1 : 0;
+          add("ReduceSum", {{"axes", std::vector{over}}, {"keepdims", over}}, {any(0)},
+              over ? 3 : 2);
+        }
         break;
       case 4:
         add(binary[below(4)], {}, {any(0), any(below(2) ? 2 : 3)}, 0);
@@ -64,6 +70,7 @@ Program random_program(std::mt19937& random, int32_t outputs) {
 TEST(FuseBits, RandomProgramsComputeTheSameFusedAndNot) {
   FuseCounts counts;
   bool wrong_expression_shows = false;
+  size_t passes_saved = 0, moved = 0;
   for (unsigned seed = 1; seed <= 60; ++seed) {
     std::mt19937 random(seed);
     const Program plain = random_program(random, 5);
@@ -77,6 +84,11 @@ TEST(FuseBits, RandomProgramsComputeTheSameFusedAndNot) {
     }
     const auto want = run(plain, args);
     ASSERT_EQ(run(fused, args), want) << "seed " << seed << "\n" << text_of(fused);
+    FusedProgram joined = join_rows(fused);
+    moved += text_of(joined) != text_of(fused);
+    passes_saved += joined.ops.size() - 1 - joined.passes.back();
+    joined.passes.clear();
+    ASSERT_EQ(run(joined, args), want) << "seed " << seed << "\n" << text_of(joined);
     for (ProgramOp& op : fused.ops) {  // the control: one word changed
       std::string expr = op.attrs.text("expr");
       const size_t at = expr.find("Add");
@@ -89,6 +101,8 @@ TEST(FuseBits, RandomProgramsComputeTheSameFusedAndNot) {
   EXPECT_TRUE(wrong_expression_shows);
   EXPECT_GT(counts.groups, 80);
   EXPECT_GT(counts.views, 250);
+  EXPECT_GT(passes_saved, 80u);
+  EXPECT_GT(moved, 10u);
 }
 
 // Products with rows, columns and depths on both sides of every cut; sums and products behind them.
@@ -126,6 +140,43 @@ TEST(FuseBits, FinishedProductsAreTheSame) {
       EXPECT_NE(run(finished, args), want);
     }
   }
+}
+
+// A product of 16-bit operands that keeps its sums gives those of the operands in f32.
+TEST(FuseBits, SumsThatAreKeptAreThoseOfWiderOperands) {
+  const TensorType a = f32({70, 31}), b = f32({70, 45}), y = f32({31, 45});
+  const auto narrow = [](TensorType type) {
+    type.dtype = DType::kBF16;
+    return type;
+  };
+  const auto cast = [](const char* dtype) { return Attrs{{"to", dtype}}; };
+  const Attrs product{{"trans_a", int64_t{1}}};
+  Attrs kept = product;
+  kept.set("to", std::string("f32"));
+  const std::vector<ProgramOp> rounded{{"Cast", cast("bf16"), {0}, {3}},
+                                       {"Cast", cast("bf16"), {1}, {4}}};
+  const auto with = [&](std::vector<TensorType> more, const std::vector<ProgramOp>& behind) {
+    std::vector<TensorType> values{a, b, y, narrow(a), narrow(b)};
+    values.insert(values.end(), more.begin(), more.end());
+    std::vector<ProgramOp> ops = rounded;
+    ops.insert(ops.end(), behind.begin(), behind.end());
+    return program_of(std::move(values), 3, {2}, std::move(ops));
+  };
+  std::mt19937 random(5);
+  std::vector<std::vector<float>> args;
+  for (const TensorType& type : {a, b, y}) {
+    args.emplace_back(static_cast<size_t>(num_elements(type.shape)));
+    for (float& v : args.back()) v = static_cast<float>(random() % 2001) / 1000 - 1;
+  }
+  const auto want = run_planned(with({a, b}, {{"Cast", cast("f32"), {3}, {5}},
+                                              {"Cast", cast("f32"), {4}, {6}},
+                                              {"MatMul", product, {5, 6}, {2}}}),
+                                args);
+  EXPECT_EQ(run_planned(with({}, {{"MatMul", kept, {3, 4}, {2}}}), args), want);
+  EXPECT_NE(run_planned(with({narrow(y)}, {{"MatMul", product, {3, 4}, {5}},  // the control
+                                           {"Cast", cast("f32"), {5}, {2}}}),
+                        args),
+            want);
 }
 
 TEST(FuseBits, FinishedNormGradientsAreTheSame) {

@@ -314,5 +314,167 @@ TEST(FuseGroups, EveryPointwiseOpIsAWord) {
   EXPECT_GT(words, 30);
 }
 
+// "Tanh Neg: 0:96 1:24 > 2:96; " of each op: bytes by value.
+std::string traffic_text(const FusedProgram& program) {
+  std::string text;
+  for (const PassTraffic& op : traffic_of(program)) {
+    text += fmt::format("{}{}:", op.is_product ? "*" : "", op.kind);
+    for (const auto& [value, bytes] : op.read) text += fmt::format(" {}:{}", value, bytes);
+    text += " >";
+    for (const auto& [value, bytes] : op.written) text += fmt::format(" {}:{}", value, bytes);
+    text += "; ";
+  }
+  return text;
+}
+
+TEST(Traffic, AnOpMovesEachOperandOnceAndALookUpTheRowsThatItTakes) {
+  const TensorType table = f32({50, 6}), rows = f32({4, 6}), row = f32({6}),
+                   narrow{DType::kBF16, {4, 6}}, ids{DType::kI64, {4}};
+  FuseCounts counts;
+  // y = tanh(table[ids] + b), also in 16 bits; its square, read as another shape.
+  Program program =
+      program_of({table, ids, row, rows, narrow, f32({24}), rows, rows, f32({24})}, 6, {3, 4, 5},
+                 {{"Gather", {{"axis", int64_t{0}}}, {0, 1}, {6}},
+                  {"Add", {}, {6, 2}, {7}},
+                  {"Tanh", {}, {7}, {3}},
+                  {"Cast", {{"to", "bf16"}}, {3}, {4}},
+                  {"Reshape", {{"shape", Shape{24}}}, {3}, {8}},
+                  {"Softmax", {{"axis", int64_t{0}}}, {8}, {5}}});
+  EXPECT_EQ(traffic_text(fuse(program, counts)),
+            "Gather: 0:96 1:32 > 6:96; Add Tanh Cast:bf16: 2:24 6:96 > 3:96 4:48; Softmax: 3:96 > "
+            "5:96; ");
+  // Its ops alone move what lies between them, too.
+  EXPECT_EQ(traffic_text(FusedProgram{program, {}}),
+            "Gather: 0:96 1:32 > 6:96; Add: 2:24 6:96 > 7:96; Tanh: 7:96 > 3:96; "
+            "Cast:bf16: 3:96 > 4:48; Reshape: 3:96 > 8:96; Softmax: 8:96 > 5:96; ");
+}
+
+TEST(Traffic, WhatAProductTakesAlongIsPartOfIt) {
+  FuseCounts counts;
+  const Program program = program_of(
+      {f32({4, 5}), f32({5, 6}), f32({6}), f32({4, 6}), f32({4, 6}), f32({4, 6}), f32({4, 6})}, 4,
+      {3}, {{"MatMul", {}, {0, 1}, {4}}, {"Add", {}, {4, 2}, {3}}});
+  EXPECT_EQ(traffic_text(fuse(program, counts)), "*MatMul: 0:80 1:120 2:24 > 3:96; ");
+  const Program square =
+      program_of({f32({4, 4}), f32({4, 4})}, 2, {1}, {{"MatMul", {}, {0, 0}, {1}}});
+  EXPECT_EQ(traffic_text(fuse(square, counts)), "*MatMul: 0:64 > 1:64; ");
+}
+
+// ---- Passes
+
+const TensorType kRows = f32({2, 3, 8}), kNarrow{DType::kBF16, {2, 3, 8}}, kRow = f32({8}),
+                 kOfEach = f32({2, 3, 1});
+Attrs to(const char* dtype) { return {{"to", dtype}}; }
+Attrs over_rows() { return {{"axes", Shape{0, 1}}, {"keepdims", int64_t{0}}}; }
+Attrs last_dim() { return {{"axis", int64_t{2}}, {"epsilon", 1e-5}}; }
+std::string passes_text(const Program& program) {
+  FuseCounts counts;
+  return traffic_text(join_rows(fuse(program, counts)));
+}
+
+// A residual sum, the norm behind it and its rounding: what is read and kept moves once.
+TEST(Passes, ASumANormAndItsCastAreOne) {
+  const Program program = program_of(
+      {kRows, kNarrow, kRow, kRow, kRows, kNarrow, kOfEach, kOfEach, kRows, kRows}, 8, {4, 5, 6, 7},
+      {{"Cast", to("f32"), {1}, {8}},
+       {"Add", {}, {0, 8}, {4}},
+       {"LayerNorm", last_dim(), {4, 2, 3}, {9, 6, 7}},
+       {"Cast", to("bf16"), {9}, {5}}});
+  EXPECT_EQ(passes_text(program),
+            "Cast:f32 Add LayerNorm Cast:bf16: 0:192 1:96 2:32 3:32 > 4:192 6:24 7:24 5:96; ");
+}
+
+// The gradient of a norm for what it read and for its parameters, the other gradient of the
+// residual stream, its rounding, and the gradient of the bias before: 16-bit dy, x and the stream
+// are read once, the stream and its rounding written.
+TEST(Passes, GradientsOfANormAndSumsOverRowsAreOne) {
+  const Program program = program_of(
+      {kNarrow, kRows, kRow, kOfEach, kOfEach, kRows, kRows, kNarrow, kRow, kRow, kRow,  // args
+       kRows, kRows, kRows},
+      11, {6, 7, 8, 9, 10},
+      {{"Cast", to("f32"), {0}, {11}},
+       {"LayerNormGradX", last_dim(), {11, 1, 2, 3, 4}, {12}},
+       {"LayerNormGradParams", last_dim(), {11, 1, 3, 4}, {8, 9}},
+       {"Add", {}, {12, 5}, {6}},
+       {"Cast", to("bf16"), {6}, {7}},
+       {"Cast", to("f32"), {7}, {13}},
+       {"ReduceSum", over_rows(), {13}, {10}}});
+  const std::string text = passes_text(program);
+  EXPECT_EQ(std::count(text.begin(), text.end(), ';'), 1) << text;
+  EXPECT_NE(text.find(": 0:96 1:192 2:32 3:24 4:24 5:192 > 6:192 8:32 9:32 7:96 10:32; "),
+            text.npos)
+      << text;
+}
+
+TEST(Passes, ASumOverRowsIsThereOnlyWhenAllRowsAre) {
+  const Program program = program_of(
+      {kRows, kRows, kRow, kRows}, 3, {1, 2},
+      {{"Tanh", {}, {0}, {3}}, {"ReduceSum", over_rows(), {3}, {2}}, {"Sub", {}, {3, 2}, {1}}});
+  EXPECT_EQ(passes_text(program), "Tanh ReduceSum: 0:192 > 3:192 2:32; Sub: 2:32 3:192 > 1:192; ");
+}
+
+TEST(Passes, ARowThatIsGoneOverTwiceIsNotTooLong) {
+  const auto passes = [](int64_t width, const char* op) {
+    const TensorType rows = f32({3, width});
+    FuseCounts counts;
+    const FusedProgram joined = join_rows(
+        fuse(program_of({rows, rows, rows, f32({width})}, 2, {1},
+                        {{"Tanh", {}, {0}, {2}},
+                         {op, op[0] == 'S' ? Attrs{{"axis", int64_t{1}}} : Attrs{}, {2}, {1}}}),
+             counts));
+    return joined.passes.back() + 1;
+  };
+  EXPECT_EQ(passes(16384, "Softmax"), 1u);
+  EXPECT_EQ(passes(16385, "Softmax"), 2u);
+  EXPECT_EQ(passes(1 << 20, "Neg"), 1u);
+}
+
+// Columns of a matrix are no rows; another number of rows is another pass.
+TEST(Passes, OnlyTheSameRowsAreGoneOverTogether) {
+  const TensorType square = f32({8, 8});
+  EXPECT_EQ(passes_text(program_of(
+                {square, square, square}, 2, {1},
+                {{"Tanh", {}, {0}, {2}}, {"Softmax", {{"axis", int64_t{0}}}, {2}, {1}}})),
+            "Tanh: 0:256 > 2:256; Softmax: 2:256 > 1:256; ");
+  EXPECT_EQ(passes_text(program_of({square, f32({4, 16}), square, f32({4, 16})}, 2, {1},
+                                   {{"Tanh", {}, {0}, {2}},
+                                    {"Reshape", {{"shape", Shape{4, 16}}}, {2}, {3}},
+                                    {"Softmax", {{"axis", int64_t{1}}}, {3}, {1}}})),
+            "Tanh: 0:256 > 2:256; Softmax: 2:256 > 1:256; ");
+  EXPECT_EQ(passes_text(program_of(
+                {square, square, square}, 2, {1},
+                {{"Tanh", {}, {0}, {2}}, {"Softmax", {{"axis", int64_t{1}}}, {2}, {1}}})),
+            "Tanh Softmax: 0:256 > 1:256; ");  // the control
+}
+
+// An op stays behind what writes its operand, and before what reads its result elsewhere.
+TEST(Passes, NothingMovesPastWhatItDependsOn) {
+  const TensorType square = f32({8, 8});
+  const auto text = [&](std::vector<ProgramOp> between) {
+    std::vector<ProgramOp> ops{{"Softmax", {{"axis", int64_t{1}}}, {0}, {4}}};
+    ops.insert(ops.end(), between.begin(), between.end());
+    ops.push_back({"Add", {}, {4, 3}, {1}});
+    Program program =
+        program_of({square, square, square, square, square, square}, 4, {1, 2}, std::move(ops));
+    return passes_text(program);
+  };
+  EXPECT_EQ(text({{"MatMul", {}, {3, 3}, {2}}}),
+            "*MatMul: 3:256 > 2:256; Softmax Add: 0:256 3:256 > 1:256; ");
+  EXPECT_EQ(text({{"MatMul", {}, {4, 3}, {2}}}),
+            "Softmax: 0:256 > 4:256; *MatMul: 3:256 4:256 > 2:256; Add: 3:256 4:256 > 1:256; ");
+  EXPECT_EQ(text({{"MatMul", {}, {3, 3}, {0}}}),
+            "Softmax: 0:256 > 4:256; *MatMul: 3:256 > 0:256; Add: 3:256 4:256 > 1:256; ");
+}
+
+TEST(Passes, WhatIsInsideTakesNoMemory) {
+  const Program program =
+      program_of({kRows, kRows, kRows}, 2, {1},
+                 {{"Tanh", {}, {0}, {2}}, {"Softmax", {{"axis", int64_t{2}}}, {2}, {1}}});
+  FuseCounts counts;
+  const FusedProgram apart = fuse(program, counts);
+  EXPECT_EQ(place_locals(apart).bytes, kRows.bytes());
+  EXPECT_EQ(place_locals(join_rows(apart)).bytes, 0);
+}
+
 }  // namespace
 }  // namespace piper::test

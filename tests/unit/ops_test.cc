@@ -214,7 +214,7 @@ TEST(Ops, IndicesChooseFromTheFirstInput) {
 // What another room knows of an op is a column of the table. An op may be made by its name; to
 // compare names or to list them is left to files whose work is those very ops.
 const std::map<std::string, std::string> kComparesNames = {
-    {"autodiff/backward.cc", "takes the rounding of gradients off: Casts"},
+    {"autodiff/backward.cc", "takes the rounding of gradients off: Casts, and that of products"},
     {"autodiff/saved.cc", "keeps the slope of a Gelu in place of its input"},
     {"autodiff/update.cc", "chooses the op of an optimizer"},
     {"compile/emit.cc", "writes updates as ONNX's optimizers"},
@@ -315,6 +315,10 @@ TEST(Ops, TypeErrorsNameShapes) {
             "the inner extents 3 and 5 of f32[2,3], f32[3,5] differ (trans_a=0, trans_b=1)");
   EXPECT_EQ(types_error("MatMul", {f32({3}), f32({3, 5})}),
             "the operands must be matrices or stacks of them, but are f32[3], f32[3,5]");
+  EXPECT_EQ(types_error("MatMul", {f32({2, 3}), f32({3, 5})}, {{"to", "bf16"}}),
+            "products of f32[2,3], f32[3,5] are not made in {to=\"bf16\"}");
+  EXPECT_EQ(types_error("MatMul", {{DType::kF64, {2, 3}}, {DType::kF64, {3, 5}}}, {{"to", "f32"}}),
+            "products of f64[2,3], f64[3,5] are not made in {to=\"f32\"}");
   EXPECT_EQ(types_error("Reshape", {f32({2, 3})}, {{"shape", Shape{4}}}),
             "f32[2,3] with 6 elements cannot have the shape [4] of 4");
   EXPECT_EQ(types_error("Reshape", {f32({2, 3})}, {{"shape", Shape{-1}}}),

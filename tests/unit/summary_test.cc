@@ -192,6 +192,54 @@ TEST(Summary, SmallNumbersOfOperationsAreReadable) {
   EXPECT_EQ(human_flops(2.5e5), "0.250 MFLOP");
 }
 
+// The bytes that a pass moves, in ops whose kind begins with `op`.
+int64_t moved(const MemoryTraffic& traffic, char pass, std::string_view op) {
+  int64_t bytes = 0;
+  for (const MemoryTraffic::Kind& kind : traffic.kinds)
+    if (kind.pass == pass && kind.op.starts_with(op)) bytes += kind.bytes();
+  return bytes;
+}
+
+// AdamW reads a parameter, its gradient and two states, and writes all but the gradient; a sum of
+// squares reads the gradient. The loss reads the logits, and its gradient reads and writes them.
+TEST(Traffic, OfAStepIsThatOfItsFormulas) {
+  for (const char* target : {"cpu", "cuda"}) {
+    SCOPED_TRACE(target);
+    std::vector<MemoryTraffic> by_cut;
+    for (const char* microbatches : {"1", "4"}) {
+      const Folder folder;
+      const auto compiled = compile(
+          {.model = source("samples/gpt/model.onnx"),
+           .strategy = folder.write(
+               "strategy.yaml",
+               fmt::format("piper: 1\n{}directives:\n  - split: {{dim: batch, into: {}, as: mb}}\n",
+                           kTrain, microbatches)),
+           .target = target,
+           .oracles = false});
+      ASSERT_TRUE(compiled) << print_error(compiled.error());
+      const Summary summary = summarise(compiled->set);
+      const int64_t elements = summary.roles[0].elements;
+      const auto parameters = static_cast<int64_t>(summary.parameters.size());
+      by_cut.push_back(memory_traffic(compiled->set)[0]);
+      const MemoryTraffic& traffic = by_cut.back();
+      constexpr int64_t kNumbersOfAnUpdate = 3 * 8, kF64 = 8;
+      EXPECT_EQ(moved(traffic, 'U', "AdamW"), 7 * 4 * elements + kNumbersOfAnUpdate * parameters);
+      EXPECT_EQ(moved(traffic, 'U', "SumSquares"), 4 * elements + kF64 * parameters);
+      constexpr int64_t kRows = 64 * 128, kClasses = 256;
+      EXPECT_NEAR(static_cast<double>(moved(traffic, 'F', "CrossEntropySum")),
+                  kRows * (4.0 * kClasses + 8 + 4), 100);
+      EXPECT_NEAR(static_cast<double>(moved(traffic, 'B', "CrossEntropyGrad")),
+                  kRows * (8.0 * kClasses + 8 + 4), 100);
+      EXPECT_THAT(explain(*compiled, *parse_topics("traffic")),
+                  HasSubstr(fmt::format("in a step on {} beside products and attention", target)));
+      EXPECT_GT(traffic.product_bytes(), 0);
+    }
+    // Gradients are added up and parameters read once a microbatch.
+    EXPECT_GT(by_cut[1].other_bytes() + by_cut[1].product_bytes(),
+              by_cut[0].other_bytes() + by_cut[0].product_bytes());
+  }
+}
+
 TEST(Explain, SaysWhatIsLeftOut) {
   const auto compiled = compile_like(
       "zero1.yaml", "{stages: 2, dp: 2, microbatches: 4, again: 0}",

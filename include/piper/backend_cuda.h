@@ -1,0 +1,38 @@
+// The way to NVIDIA's devices: what of their driver and libraries is on this machine. All of it is
+// found when somebody asks; Piper is built and starts where there is none.
+#pragma once
+
+#include "piper/base.h"
+
+namespace piper {
+
+// A library as the loader found it, or why there is none.
+struct CudaLibrary {
+  std::string name;     // "driver", "NVRTC", "cuBLASLt", "cuDNN", "NCCL"
+  std::string version;  // "13.0", "9.19.0"; empty where it is missing
+  std::string path;     // of its file
+  std::string problem;  // empty where it is there
+  bool found() const { return problem.empty(); }
+};
+struct CudaDevice {
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  int64_t bytes = 0;  // of its memory
+};
+struct CudaMachine {
+  std::vector<CudaLibrary> libraries;  // the driver first
+  std::vector<CudaDevice> devices;
+  std::string problem;               // why there is no device; empty where there are some
+  std::vector<std::string> folders;  // that were looked in, before those of the system's loader
+};
+
+// Looks for libraries in this order: the folders of PIPER_CUDA_PATH (colons between them), wheels
+// of the Python index in the virtual environment and in the system's folders of packages, conda's,
+// the system's loader, CUDA_HOME and /usr/local/cuda. The driver is the system's own, or in
+// PIPER_CUDA_PATH. Loads what it finds, so the first call takes some tenths of a second.
+CudaMachine find_cuda();
+// A line for each device and library, and for what is missing.
+std::string to_string(const CudaMachine& machine);
+
+}  // namespace piper

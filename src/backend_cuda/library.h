@@ -1,0 +1,27 @@
+// Shared libraries that are looked for by name, and the functions in them.
+#pragma once
+
+#include <memory>
+
+#include "piper/base.h"
+
+namespace piper::cuda {
+
+// Stays loaded: libraries of this kind leave threads and handlers behind.
+struct Library {
+  void* handle = nullptr;
+  std::string path;
+};
+
+// Folders that are searched before the system's loader, and behind it; those that are there.
+struct Folders {
+  std::vector<std::string> first, last;
+};
+Folders library_folders();
+
+// The first of `names` that loads, folder by folder. The error is the loader's own for a file that
+// is there, and says that there is none otherwise.
+Result<Library> open_library(std::span<const char* const> names, const Folders& folders);
+Result<void*> function_in(const Library& library, const char* name);
+
+}  // namespace piper::cuda

@@ -1,0 +1,115 @@
+// The search for NVIDIA's libraries, on libraries made for it.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "folder.h"
+#include "piper/backend_cuda.h"
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+const fs::path kFakes = PIPER_FAKE_CUDA;
+
+class FindCuda : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* name : {"PIPER_CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME",
+                             "FAKE_CUDA_INIT", "FAKE_CUDA_DEVICES"})
+      unsetenv(name);
+  }
+  // A folder of libraries: copies of the fakes under the names that are looked for.
+  fs::path folder(const std::string& name) {
+    const fs::path made = fs::path(folder_.path()) / name;
+    fs::create_directories(made);
+    return made;
+  }
+  void copy(const char* fake, const fs::path& to) { fs::copy_file(kFakes / fake, to); }
+  static const CudaLibrary& library(const CudaMachine& machine, const std::string& name) {
+    for (const CudaLibrary& one : machine.libraries)
+      if (one.name == name) return one;
+    ADD_FAILURE() << "no library " << name;
+    return machine.libraries[0];
+  }
+
+  Folder folder_;
+};
+
+TEST_F(FindCuda, DevicesOfADriver) {
+  const fs::path here = folder("driver");
+  copy("driver.so", here / "libcuda.so.1");
+  setenv("PIPER_CUDA_PATH", here.c_str(), 1);
+  const CudaMachine machine = find_cuda();
+  EXPECT_EQ(machine.problem, "");
+  ASSERT_EQ(machine.devices.size(), 2u);
+  EXPECT_EQ(library(machine, "driver").version, "CUDA 13.0");
+  EXPECT_EQ(library(machine, "driver").path, here / "libcuda.so.1");
+  const std::string text = to_string(machine);
+  EXPECT_EQ(text.substr(0, text.find("        driver")),
+            "cuda:0  Fake H100, compute capability 9.0, 132 multiprocessors, 80.0 GiB\n"
+            "cuda:1  Fake H100, compute capability 9.0, 132 multiprocessors, 80.0 GiB\n");
+}
+
+TEST_F(FindCuda, ADriverThatDoesNotStartIsQuoted) {
+  const fs::path here = folder("broken");
+  copy("driver.so", here / "libcuda.so.1");
+  setenv("PIPER_CUDA_PATH", here.c_str(), 1);
+  setenv("FAKE_CUDA_INIT", "100", 1);
+  EXPECT_EQ(find_cuda().problem,
+            "cuInit: CUDA_ERROR_NO_DEVICE (100): no CUDA-capable device is detected");
+  setenv("FAKE_CUDA_INIT", "999", 1);
+  EXPECT_EQ(find_cuda().problem, "cuInit: an unknown error (999)");
+  unsetenv("FAKE_CUDA_INIT");
+  setenv("FAKE_CUDA_DEVICES", "0", 1);
+  EXPECT_EQ(find_cuda().problem, "the driver knows no device");
+}
+
+TEST_F(FindCuda, WhatIsNoLibraryOrLacksAFunctionIsNamed) {
+  const fs::path here = folder("wrong");
+  copy("old_driver.so", here / "libcuda.so.1");
+  std::ofstream(here / "libnvrtc.so.13") << "no library";
+  std::ofstream(here / "libnvrtc.so.12") << "no library";
+  setenv("PIPER_CUDA_PATH", here.c_str(), 1);
+  const CudaMachine machine = find_cuda();
+  EXPECT_EQ(library(machine, "driver").problem,
+            (here / "libcuda.so.1").string() + " has no function cuGetErrorString");
+  EXPECT_EQ(machine.problem, "there is no driver that Piper can use");
+  // Another may be found behind it; if none is, the file is said to be the matter.
+  if (const CudaLibrary& nvrtc = library(machine, "NVRTC"); !nvrtc.found()) {
+    EXPECT_NE(nvrtc.problem.find((here / "libnvrtc.so.1").string()), std::string::npos)
+        << nvrtc.problem;
+  }
+}
+
+TEST_F(FindCuda, WheelsAndFoldersOfOnesOwnGoFirst) {
+  const fs::path wheels = folder("venv/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib"),
+                 own = folder("own"), conda = folder("conda/lib");
+  for (const fs::path& each : {wheels, own, conda}) copy("nvrtc.so", each / "libnvrtc.so.13");
+  const auto path_of_nvrtc = [&] { return library(find_cuda(), "NVRTC").path; };
+  setenv("CONDA_PREFIX", (folder("conda")).c_str(), 1);
+  EXPECT_EQ(path_of_nvrtc(), conda / "libnvrtc.so.13");
+  setenv("VIRTUAL_ENV", (folder("venv")).c_str(), 1);
+  EXPECT_EQ(path_of_nvrtc(), wheels / "libnvrtc.so.13");
+  setenv("PIPER_CUDA_PATH", ("/nowhere:" + own.string()).c_str(), 1);
+  EXPECT_EQ(path_of_nvrtc(), own / "libnvrtc.so.13");
+  EXPECT_EQ(library(find_cuda(), "NVRTC").version, "13.7");
+}
+
+TEST_F(FindCuda, WhereThereIsNoneThePlacesAreSaid) {
+  const fs::path here = folder("empty");
+  setenv("PIPER_CUDA_PATH", here.c_str(), 1);
+  const CudaMachine machine = find_cuda();
+  if (library(machine, "driver").found()) GTEST_SKIP() << "this machine has a driver";
+  const std::string text = to_string(machine);
+  EXPECT_EQ(text.find("cuda    no device: there is no driver of NVIDIA\n"), 0u) << text;
+  EXPECT_NE(text.find("driver    missing   libcuda.so.1: cannot open shared object file"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("looked in " + here.string()), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace piper
