@@ -12,13 +12,6 @@ struct Match {
   GlobMatch captures;
 };
 
-std::vector<std::string> all_scopes(const Graph& graph) {
-  std::set<std::string> scopes;
-  for (const Node& node : graph.nodes)
-    if (!node.scope.empty()) scopes.insert(node.scope);
-  return {scopes.begin(), scopes.end()};
-}
-
 // "layers" for {layer}: how many different values the capture took.
 Variables capture_counts(const std::vector<Match>& matches) {
   std::map<std::string, std::set<int64_t>> seen;
@@ -35,15 +28,8 @@ Result<Graph> apply_rule(Graph graph, const AnnotateRule& rule, const Variables&
   std::vector<Match> matches;
   for (size_t i = 0; i < graph.nodes.size(); ++i)
     if (auto match = rule.match.match(graph.nodes[i].scope)) matches.push_back({NodeId(i), *match});
-  if (matches.empty()) {
-    const auto scopes = all_scopes(graph);
-    Error error = fail(rule.at, "annotate: no op's scope matches '{}'{}", rule.match.pattern(),
-                       did_you_mean(rule.match.pattern(), scopes));
-    error.notes.push_back(
-        fmt::format("the model has scopes such as {}",
-                    join(std::span(scopes).subspan(0, std::min<size_t>(scopes.size(), 6)), ", ")));
-    return with_deeper(std::move(error), rule.match, scopes);
-  }
+  if (matches.empty())
+    return no_ops(graph, "annotate: matches no forward op", rule.at, rule.match, {});
   const Variables counts = capture_counts(matches);
   for (const auto& [tag, expr] : rule.tags) {
     const int index = graph.add_tag(tag);

@@ -46,7 +46,10 @@ class Recomputer {
     for (size_t g = 0; g < groups_.size(); ++g)
       if (recomputes_[groups_[g].directive].budget_bytes) PIPER_TRY(fit(g));
     const int64_t before = kept_bytes(nullptr);
-    for (Variant& variant : variants_) find_again(variant);
+    for (Variant& variant : variants_)
+      variant.again = needed_by(
+          [&](const Node& node, ValueId input) { return reads_again(variant, node, input); },
+          [&](const Node& node, ValueId input) { return copies_too(variant, node, input); });
     std::vector<int64_t> after;
     for (const Variant& variant : variants_) after.push_back(kept_bytes(&variant));
     copy_all();
@@ -270,34 +273,26 @@ class Recomputer {
   }
 
   // ---- Copies ----
-  void find_again(Variant& variant) const {
-    variant.again.assign(count_, false);
-    const auto mark = [&](ValueId value) {
-      variant.again[graph_.value(value).producer.index()] = true;
-    };
+  // By forward op: whether a node reads its copy, or what is copied for that does.
+  template <class Reads, class Copies>
+  std::vector<bool> needed_by(const Reads& reads, const Copies& copies) const {
+    std::vector<bool> needed(count_);
+    const auto mark = [&](ValueId value) { needed[graph_.value(value).producer.index()] = true; };
     for (const Node& node : graph_.nodes)
       for (ValueId input : node.inputs)
-        if (is_backward(node) && reads_again(variant, node, input)) mark(input);
+        if (is_backward(node) && reads(node, input)) mark(input);
     for (size_t i = count_; i-- > 0;)
       for (ValueId input : graph_.nodes[i].inputs)
-        if (variant.again[i] && copies_too(variant, graph_.nodes[i], input)) mark(input);
-  }
-  // By forward op: whether a copy of it is needed by an op of pass BI, and so belongs to it.
-  std::vector<bool> needed_in_bi() const {
-    std::vector<bool> needed(count_);
-    for (const Node& node : graph_.nodes)
-      for (ValueId input : node.inputs)
-        if (node.pass == Pass::kBI && any_reads_again(node, input))
-          needed[graph_.value(input).producer.index()] = true;
-    for (size_t i = needed.size(); i-- > 0;)
-      for (ValueId input : graph_.nodes[i].inputs)
-        if (needed[i] && any_copies_too(graph_.nodes[i], input))
-          needed[graph_.value(input).producer.index()] = true;
+        if (needed[i] && copies(graph_.nodes[i], input)) mark(input);
     return needed;
   }
   // One copy of each op that some variant runs again; it reads copies where some variant's does.
   void copy_all() {
-    const std::vector<bool> in_bi = needed_in_bi();
+    const std::vector<bool> in_bi = needed_by(  // a copy that pass BI needs belongs to it
+        [&](const Node& node, ValueId input) {
+          return node.pass == Pass::kBI && any_reads_again(node, input);
+        },
+        [&](const Node& node, ValueId input) { return any_copies_too(node, input); });
     copies_.assign(count_, NodeId());
     for (size_t i = 0; i < count_; ++i) {
       if (!is_backward(graph_.nodes[i])) continue;

@@ -250,7 +250,7 @@ std::vector<int64_t> ends_of_overlaps(const std::vector<Overlap>& overlaps, size
 std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
                                       const std::vector<Overlap>& overlaps) {
   // Each instruction's place: behind another, in order. Nothing enters or leaves an overlap.
-  std::vector<std::pair<int64_t, int64_t>> place;
+  std::vector<std::pair<int64_t, int64_t>> order;
   std::vector<int64_t> last(role.buffers.size(), -1);  // by buffer: behind what its last use stands
   const std::vector<int64_t> ends = ends_of_overlaps(overlaps, role.body.size());
   for (size_t i = 0; i < role.body.size(); ++i) {
@@ -262,9 +262,8 @@ std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
       if (behind >= 0) behind = std::max(behind, ends[at(behind)]);
     }
     for (int32_t arg : one.args) last[at(arg)] = behind;
-    place.emplace_back(behind, static_cast<int64_t>(i));
+    order.emplace_back(behind, static_cast<int64_t>(i));
   }
-  std::vector<std::pair<int64_t, int64_t>> order = place;
   std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
     const bool stays_a = a.first == a.second, stays_b = b.first == b.second;
     return std::tuple(a.first, !stays_a, a.second) < std::tuple(b.first, !stays_b, b.second);

@@ -128,7 +128,10 @@ Node AxisWalk::at_turn(const Node& placed, ValueId k, ValueId v, const LoopCut& 
   if (!is_masked && node.attrs.integer("causal") == 0) return node;
   const int64_t keys = type_here(k).shape[node.attrs.integers("tokens_first")[1] ? 1 : 2];
   node.inputs.resize(std::max(node.inputs.size(), first + 1));
-  ValueId number = own_first(node, first_of(cut, keys * ranks_, node.inputs[first]), turn);
+  Attrs attrs = first_of(cut, keys * ranks_, node.inputs[first]);
+  attrs.set("ranks", ranks_);
+  attrs.set("turn", turn);
+  ValueId number = own_first(node, std::move(attrs));
   if (node.inputs[first].valid())  // among the keys that axes before have left
     number = add("Add", {node.inputs[first], number}, {}, node, {});
   node.inputs[first] = number;
@@ -181,9 +184,7 @@ void AxisWalk::add_turns(const Node& whole, const Node& placed, const Choice& ch
   for (size_t o = 0; o < own.size(); ++o) sum(o, own[o], on(o, others[o]), true);
 }
 
-ValueId AxisWalk::own_first(const Node& near, Attrs attrs, int64_t turn) {
-  attrs.set("ranks", ranks_);
-  attrs.set("turn", turn);
+ValueId AxisWalk::own_first(const Node& near, Attrs attrs) {
   ValueId& first = first_[{region_of(near), print_attrs(attrs)}];
   if (!first.valid()) first = add("OwnFirst", {}, std::move(attrs), near, {});
   return first;

@@ -148,7 +148,7 @@ class AxisWalk {
   void merge_turns(const Node& whole, const Node& placed, const Choice& choice,
                    const LoopCut& keys);
   void add_turns(const Node& whole, const Node& placed, const Choice& choice, const LoopCut& keys);
-  ValueId own_first(const Node& near, Attrs attrs, int64_t turn);
+  ValueId own_first(const Node& near, Attrs attrs);
   ValueId rotated(ValueId from, ValueId origin, const Layout& lies, const Node& near);
   // One of the ops that stand for another. Its results are like those of that, or, where they are
   // the last, take their place.
@@ -251,8 +251,7 @@ class AxisWalk {
   std::vector<ValueId> now_;         // what stands for a value
   std::map<int32_t, Layout> fixed_;  // by value that a node makes: what its readers get
   std::map<Key, ValueId> converted_;
-  std::map<Region, ValueId> own_number_;                     // along the axis
-  std::map<std::pair<Region, std::string>, ValueId> first_;  // by attributes
+  std::map<std::pair<Region, std::string>, ValueId> first_;  // own numbers, by attributes
   std::optional<Error> wrong_;
   std::map<int32_t, Route> routes_;  // by index, before it was given other shapes
   std::vector<NodeId> put_together_;

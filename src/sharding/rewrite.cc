@@ -16,6 +16,51 @@ void append(Graph& graph, std::vector<Node>& nodes, Node node) {
   nodes.push_back(std::move(node));
 }
 
+Graph taken_apart(Graph graph, const std::vector<NodeId>& which) {
+  std::vector<Node> nodes;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (std::find(which.begin(), which.end(), NodeId(i)) == which.end()) {
+      append(graph, nodes, std::move(graph.nodes[i]));
+      continue;
+    }
+    const Node whole = graph.nodes[i];
+    const OpDef::Steps apart = find_op(whole.op)->apart(use_of(graph, whole));
+    std::vector<std::vector<ValueId>> made;
+    for (size_t s = 0; s < apart.steps.size(); ++s) {
+      const OpDef::Step& step = apart.steps[s];
+      Node node = whole;
+      node.op = step.op, node.attrs = step.attrs;
+      node.inputs.clear(), node.outputs.clear();
+      for (const OpDef::Operand& from : step.inputs) {
+        const auto at = static_cast<size_t>(from.index);
+        node.inputs.push_back(from.step < 0 ? whole.inputs[at]
+                                            : made[static_cast<size_t>(from.step)][at]);
+      }
+      const auto types = find_op(node.op)->types(use_of(graph, node));
+      PIPER_CHECK(types.ok(), "{} of {}: {}", node.op, whole.op, types.error().message);
+      for (size_t o = 0; o < types->size(); ++o) {
+        const auto own =
+            std::find_if(apart.outputs.begin(), apart.outputs.end(), [&](const auto& x) {
+              return x.step == static_cast<int>(s) && x.index == static_cast<int>(o);
+            });
+        if (own != apart.outputs.end()) {
+          node.outputs.push_back(whole.outputs[static_cast<size_t>(own - apart.outputs.begin())]);
+        } else {
+          node.outputs.push_back(graph.add_value(
+              {.name = fmt::format("{}/{}", whole.name, node.op),
+               .type = (*types)[o],
+               .layout = graph.value(whole.outputs[0]).layout}));  // of the batch: as its rows
+        }
+        graph.value(node.outputs.back()).output_index = static_cast<int>(o);
+      }
+      made.push_back(node.outputs);
+      append(graph, nodes, std::move(node));
+    }
+  }
+  graph.nodes = std::move(nodes);
+  return graph;
+}
+
 namespace {
 
 void check_node(const Graph& graph, const Node& node, const std::string& cut) {

@@ -43,6 +43,9 @@ inline Node node_beside(const Node& near, std::string_view axis, std::string_vie
 // Puts a node behind others of the graph, whose nodes they will be.
 void append(Graph& graph, std::vector<Node>& nodes, Node node);
 
+// The ops that do the same in steps stand for the nodes.
+Graph taken_apart(Graph graph, const std::vector<NodeId>& which);
+
 // Every op must be legal on what it reads now; `cut` says what was done, for whoever breaks that.
 void check_types(const Graph& graph, const std::string& cut);
 

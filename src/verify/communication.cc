@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 
 #include "model.h"
@@ -16,52 +15,24 @@ const Tensor& tensor_of(const Model& model, const Section& section, Spot place, 
 
 // What one cell sends another through one channel.
 struct Route {
-  int32_t from = 0, to = 0, channel = 0;
   std::vector<Spot> sends, recvs;
 };
+using Routes = std::map<std::tuple<int32_t, int32_t, int32_t>, Route>;  // by from, to and channel
 
-class Routes {
- public:
-  Routes(const Model& model, const Section& section) : model_(model) {
-    for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
-      peers_.clear();
-      const auto& steps = section.steps[c];
-      for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
-        const bool send = steps[i].kind == InstructionKind::kSend;
-        if (!send && steps[i].kind != InstructionKind::kRecv) continue;
-        const Instruction& one = section.at({c, i});
-        const int32_t peer = peer_of(c, one);
-        Route& route = send ? at(c, peer, one.channel) : at(peer, c, one.channel);
-        (send ? route.sends : route.recvs).push_back({c, i});
-      }
+Routes find_routes(const Model& model, const Section& section) {
+  Routes routes;
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
+    for (int32_t i = 0; i < static_cast<int32_t>(section.steps[c].size()); ++i) {
+      const bool send = section.steps[c][i].kind == InstructionKind::kSend;
+      if (!send && section.steps[c][i].kind != InstructionKind::kRecv) continue;
+      const Instruction& one = section.at({c, i});
+      const Cell& own = model.cells[c];
+      const int32_t peer = model.cell_of_rank[peer_rank(*own.role, one.peer, own.coordinates)];
+      Route& route = routes[{send ? c : peer, send ? peer : c, one.channel}];
+      (send ? route.sends : route.recvs).push_back({c, i});
     }
-    std::sort(routes_.begin(), routes_.end(), [](const Route& a, const Route& b) {
-      return std::tie(a.from, a.to, a.channel) < std::tie(b.from, b.to, b.channel);
-    });
-  }
-  const std::vector<Route>& all() const { return routes_; }
-
- private:
-  // A cell has few peers, each many times.
-  int32_t peer_of(int32_t cell, const Instruction& one) {
-    const auto [known, is_new] = peers_.try_emplace(one.peer, -1);
-    if (is_new) {
-      const Cell& own = model_.cells[cell];
-      known->second = model_.cell_of_rank[peer_rank(*own.role, one.peer, own.coordinates)];
-    }
-    return known->second;
-  }
-  Route& at(int32_t from, int32_t to, int32_t channel) {
-    const uint64_t cells = static_cast<uint64_t>(from) << 32 | static_cast<uint32_t>(to);
-    const auto [known, is_new] = ids_[cells].try_emplace(channel, routes_.size());
-    return is_new ? routes_.emplace_back(Route{from, to, channel, {}, {}}) : routes_[known->second];
-  }
-
-  const Model& model_;
-  std::map<std::vector<int32_t>, int32_t> peers_;                          // of the cell at hand
-  std::unordered_map<uint64_t, std::unordered_map<int32_t, size_t>> ids_;  // by cells and channel
-  std::vector<Route> routes_;
-};
+  return routes;
+}
 
 // Collectives of one set of ranks, by member cell. Two groups over the same axes are the same
 // ranks.
@@ -141,8 +112,9 @@ void compare_types(const Model& model, const Section& section, Spot send, Spot r
 
 void check_transfers(const Model& model, Section& section, Findings& findings,
                      VerifyReport& report) {
-  const Routes routes(model, section);
-  for (const auto& [from, to, channel, sends, recvs] : routes.all()) {
+  for (const auto& [of, route] : find_routes(model, section)) {
+    const auto& [from, to, channel] = of;
+    const auto& [sends, recvs] = route;
     for (size_t k = 0; k < std::max(sends.size(), recvs.size()); ++k) {
       if (k >= recvs.size()) {
         findings.add("transfer", "{} is never received by {}", name_of(model, section, sends[k]),

@@ -27,28 +27,12 @@ std::vector<Draw> draws_of(const Program& program) {
   return draws;
 }
 
-class DrawCheck {
- public:
-  DrawCheck(const Model& model, Findings& findings) : model_(model), findings_(findings) {}
+}  // namespace
 
-  void run() {
-    for (const bool forward : {true, false})
-      for (size_t c = 0; c < model_.cells.size(); ++c) {
-        const RoleProgram& role = *model_.cells[c].role;
-        std::vector<std::vector<Draw>> draws;
-        for (const Program& program : role.programs) draws.push_back(draws_of(program));
-        for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
-          for (const Instruction& one : *list) {
-            if (one.kind != InstructionKind::kCompute || (one.pass == 'F') != forward) continue;
-            for (const Draw& draw : draws[static_cast<size_t>(one.program)])
-              visit(c, one, draw, forward);
-          }
-      }
-  }
-
- private:
-  void visit(size_t c, const Instruction& one, const Draw& draw, bool forward) {
-    const RoleProgram& role = *model_.cells[c].role;
+void check_draws(const Model& model, Findings& findings) {
+  std::set<uint64_t> drawn, said;
+  const auto visit = [&](int32_t cell, const Instruction& one, const Draw& draw) {
+    const RoleProgram& role = *model.cells[cell].role;
     const ProgramOp& op = role.programs[static_cast<size_t>(one.program)].ops[draw.op];
     const auto kept = [&](int32_t arg) -> const Tensor* {
       if (arg < 0) return nullptr;
@@ -62,21 +46,23 @@ class DrawCheck {
                                    symbol_of(print_attrs(without(op.attrs, {"cuts", "zeros"}))));
     if (key) symbol = join_symbols(symbol, symbol_of(key->init.empty() ? key->name : key->init));
     if (step) symbol = join_symbols(symbol, symbol_of(step->name));
-    if (forward)
-      drawn_.insert(symbol);
-    else if (!drawn_.contains(symbol) && said_.insert(symbol).second)
-      findings_.add("microbatch", "{} on {} draws {} by key '{}' and step '{}', as no forward does",
-                    name_of(one), model_.who(static_cast<int32_t>(c)), op.op,
-                    key ? quote_control(key->name) : "", step ? quote_control(step->name) : "");
-  }
-
-  const Model& model_;
-  Findings& findings_;
-  std::set<uint64_t> drawn_, said_;
-};
-
-}  // namespace
-
-void check_draws(const Model& model, Findings& findings) { DrawCheck(model, findings).run(); }
+    if (one.pass == 'F')
+      drawn.insert(symbol);
+    else if (!drawn.contains(symbol) && said.insert(symbol).second)
+      findings.add("microbatch", "{} on {} draws {} by key '{}' and step '{}', as no forward does",
+                   name_of(one), model.who(cell), op.op, key ? quote_control(key->name) : "",
+                   step ? quote_control(step->name) : "");
+  };
+  for (const bool forward : {true, false})
+    for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
+      const RoleProgram& role = *model.cells[c].role;
+      std::vector<std::vector<Draw>> draws;
+      for (const Program& program : role.programs) draws.push_back(draws_of(program));
+      for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+        for (const Instruction& one : *list)
+          if (one.kind == InstructionKind::kCompute && (one.pass == 'F') == forward)
+            for (const Draw& draw : draws[static_cast<size_t>(one.program)]) visit(c, one, draw);
+    }
+}
 
 }  // namespace piper

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "model.h"
-#include "piper/parallel.h"
 #include "sets.h"
 
 namespace piper {
@@ -73,14 +72,10 @@ ProgramFacts facts_of(const Program& program) {
 Status find_facts(const PlanSet& set, Model& model) {
   model.facts.resize(set.roles.size());
   std::vector<Status> checked(set.roles.size(), ok_status());
-  const auto run = [&](size_t r) {
+  for_each(set.roles[0], set.roles.size(), [&](size_t r) {
     checked[r] = check_role(set.roles[r]);
     if (checked[r]) model.facts[r] = facts_of(set.roles[r]);
-  };
-  if (set.roles[0].body.size() > kFew)
-    in_parallel(set.roles.size(), run);
-  else
-    for (size_t r = 0; r < set.roles.size(); ++r) run(r);
+  });
   for (const Status& each : checked) PIPER_TRY(each);
   for (size_t r = 0; r < set.roles.size(); ++r) name(set.roles[r], model, model.facts[r]);
   model.uses.assign(model.targets.size(), 0);

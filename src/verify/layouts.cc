@@ -81,15 +81,6 @@ class LayoutCheck {
     });
   }
 
-  // What all ranks of the axis have alike is so because all do the same.
-  bool all_alike() {
-    const bool alike = model_.alike_axis[static_cast<size_t>(axis_)];
-    if (!alike)
-      findings_.add("layout", "ranks with blocks along '{}' run different plans",
-                    quote_control(model_.mesh[static_cast<size_t>(axis_)].first));
-    return alike;
-  }
-
  private:
   bool of_axis(uint32_t axes) const { return axes >> axis_ & 1; }
   void put(Spot place, int32_t buffer, Lies lies) {
@@ -470,8 +461,12 @@ void check_layouts(const Model& model, const Section& section, Findings& finding
   std::vector<LayoutCheck> checks;
   for (size_t axis = 0; axis < model.mesh.size(); ++axis) {
     if (!(model.followed >> axis & 1)) continue;
-    checks.emplace_back(model, section, static_cast<int32_t>(axis), findings, checks);
-    if (!checks.back().all_alike()) checks.pop_back();
+    // What all ranks of the axis have alike is so because all do the same.
+    if (model.alike_axis[axis])
+      checks.emplace_back(model, section, static_cast<int32_t>(axis), findings, checks);
+    else
+      findings.add("layout", "ranks with blocks along '{}' run different plans",
+                   quote_control(model.mesh[axis].first));
   }
   for (LayoutCheck& check : checks) check.begin();
   for (const Spot place : section.order)

@@ -86,13 +86,13 @@ std::string Model::who(int32_t cell) const {
   return fmt::format("rank {} (and {} like it)", one.rank, one.peers - 1);
 }
 
-namespace {
-
-// At once, where there is enough to do.
-void for_each(const Model& model, size_t count, const std::function<void(size_t)>& work) {
-  if (model.cells[0].role->body.size() > kFew) return in_parallel(count, work);
+void for_each(const RoleProgram& role, size_t count, const std::function<void(size_t)>& work) {
+  constexpr size_t kFew = 256;  // instructions for which no second thread is worth its start
+  if (role.body.size() > kFew) return in_parallel(count, work);
   for (size_t i = 0; i < count; ++i) work(i);
 }
+
+namespace {
 
 // One cell of it; `first_slot` is that of its stream 0.
 void add_cell(const RoleProgram& role, size_t cell, int32_t first_slot, Section& section) {
@@ -144,12 +144,13 @@ Section make_section(const Model& model, const char* name, std::vector<SectionPa
   section.ends.resize(cells);
   section.partner.resize(cells);
   section.joint.resize(cells);
+  std::vector<int32_t> first_slot;
   for (const Cell& cell : model.cells) {
-    section.first_slot.push_back(section.slots);
+    first_slot.push_back(section.slots);
     section.slots += static_cast<int32_t>(cell.role->streams.size());
   }
-  for_each(model, cells,
-           [&](size_t c) { add_cell(*model.cells[c].role, c, section.first_slot[c], section); });
+  for_each(*model.cells[0].role, cells,
+           [&](size_t c) { add_cell(*model.cells[c].role, c, first_slot[c], section); });
   return section;
 }
 
@@ -186,7 +187,7 @@ void prove(const Model& model, const std::vector<Part>& parts, std::vector<size_
     Findings found(own[first[i]]);
     parts[first[i]](found, own[first[i]]);
   };
-  for_each(model, parts.size(), run);
+  for_each(*model.cells[0].role, parts.size(), run);
   for (const VerifyReport& each : own) {
     report.instructions += each.instructions;
     report.transfers += each.transfers;

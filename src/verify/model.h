@@ -3,7 +3,7 @@
 #pragma once
 
 #include <algorithm>
-#include <deque>
+#include <functional>
 #include <span>
 #include <unordered_map>
 
@@ -51,8 +51,6 @@ struct RoleFacts {
   std::vector<bool> has_target;  // by that id
 };
 inline constexpr uint8_t kReads = 1, kWrites = 2;
-// Instructions for which no second thread is worth its start.
-inline constexpr size_t kFew = 256;
 
 // Ranks that differ only along free axes: those on which neither roles nor the peers of any
 // instruction depend. Each of them meets the peers of the same free coordinates, so what holds for
@@ -125,7 +123,6 @@ struct Section {
   std::vector<std::vector<int32_t>> args;  // by cell: those of one after the other
   // By cell, too: the instructions of the cell that are awaited.
   std::vector<std::vector<int32_t>> waits;
-  std::vector<int32_t> first_slot;  // by cell: slot of its stream 0
   int32_t slots = 0;
   std::vector<std::vector<Spot>> partner;  // of a send its receive, of a receive its send
   std::vector<std::vector<int32_t>>
@@ -208,6 +205,8 @@ inline uint64_t join_symbols(uint64_t a, uint64_t b) {
   return x ^ x >> 31;
 }
 ProgramFacts facts_of(const Program& program);
+// work(0 … count - 1): at once, where such a role has enough to do.
+void for_each(const RoleProgram& role, size_t count, const std::function<void(size_t)>& work);
 uint32_t find_followed_axes(const PlanSet& set);
 uint32_t axes_of(const Group& group);  // a bit each
 // Fills facts, names and gradients, of roles that are what check_role() wants.

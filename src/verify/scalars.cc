@@ -1,7 +1,6 @@
 #include "scalars.h"
 
 #include <algorithm>
-#include <deque>
 #include <set>
 
 #include "piper/ops.h"
@@ -275,16 +274,6 @@ Number StepScalars::made_by(Spot place, const ProgramOp& op, std::span<const Num
   return made;
 }
 
-bool StepScalars::is_other(std::map<std::pair<int32_t, std::string_view>, First>& known,
-                           int32_t step, std::string_view what,
-                           const std::function<std::string()>& where, uint64_t symbol,
-                           std::string& first) {
-  const auto [found, is_new] = known.try_emplace({step, what});
-  if (is_new) found->second = {where(), symbol};
-  first = found->second.where;
-  return found->second.symbol != symbol;
-}
-
 void StepScalars::check_update(Spot place, const std::string& shown, size_t states,
                                std::span<const Number* const> inputs) {
   const size_t at = 2 + states;
@@ -309,12 +298,11 @@ void StepScalars::check_update(Spot place, const std::string& shown, size_t stat
       {"count of updates", at + 2},
       {"word whether the step is skipped", at + 3}};
   for (const auto& [what, i] : common) {
-    std::string first;
     const uint64_t symbol = given(i) ? inputs[i]->symbol : 0;
-    if (is_other(
-            factors_, section_.training_step(place), what,
-            [&] { return fmt::format("'{}' on {}", shown, model_.who(place.cell)); }, symbol,
-            first))
+    const std::string here = fmt::format("'{}' on {}", shown, model_.who(place.cell));
+    const auto& [first, known] =
+        factors_.try_emplace({section_.training_step(place), what}, here, symbol).first->second;
+    if (known != symbol)
       return findings_.add("update", "{} updates '{}' with another {} than that of {}", name(place),
                            shown, what, first);
   }

@@ -92,14 +92,8 @@ class StepScalars {
   Mail<Number> sent_;       // where there is any
 
   // Of each training step what was met first: where, and its symbol.
-  struct First {
-    std::string where;
-    uint64_t symbol = 0;
-  };
-  bool is_other(std::map<std::pair<int32_t, std::string_view>, First>& known, int32_t step,
-                std::string_view what, const std::function<std::string()>& where, uint64_t symbol,
-                std::string& first);
-  std::map<std::pair<int32_t, std::string_view>, First> factors_, reports_;
+  using Firsts = std::map<std::pair<int32_t, std::string_view>, std::pair<std::string, uint64_t>>;
+  Firsts factors_, reports_;
   // By the symbol of an optimizer's state: its parameter, and which of the states it is.
   std::unordered_map<uint64_t, std::pair<int32_t, size_t>> state_of_;
   std::map<int32_t, uint64_t> clipped_;  // by training step: the norm that ClipFactor takes

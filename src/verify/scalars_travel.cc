@@ -82,10 +82,10 @@ void StepScalars::check_report(int32_t cell, const std::string& name, int32_t st
     return findings_.add("update", "{} reports something else as '{}'", model_.who(cell),
                          quote_control(name));
   if (number.kind == kNone) return;
-  std::string first;
   const uint64_t symbol = number.kind == kTerms ? symbol_of(number.terms) : number.symbol;
-  if (is_other(
-          reports_, step, name, [&] { return model_.who(cell); }, symbol, first))
+  const auto& [first, known] =
+      reports_.try_emplace({step, name}, model_.who(cell), symbol).first->second;
+  if (known != symbol)
     findings_.add("update", "{} reports '{}', which is another number than on {}", model_.who(cell),
                   quote_control(name), first);
 }

@@ -22,8 +22,14 @@ class IdSets {
     return singles_[value];
   }
   int32_t unite(int32_t a, int32_t b) {
-    if (a == b || b == kEmpty) return a;
-    return a == kEmpty ? b : united(std::min(a, b), std::max(a, b));
+    if (a > b) std::swap(a, b);
+    if (a == b || a == kEmpty) return b;
+    const uint64_t key = static_cast<uint64_t>(a) << 32 | static_cast<uint32_t>(b);
+    if (const auto known = unions_.find(key); known != unions_.end()) return known->second;
+    std::vector<int32_t> both;
+    std::set_union(at(a).begin(), at(a).end(), at(b).begin(), at(b).end(),
+                   std::back_inserter(both));
+    return unions_[key] = id_of(std::move(both));
   }
   bool contains(int32_t set, int32_t value) const {
     return std::binary_search(sets_[set]->begin(), sets_[set]->end(), value);
@@ -36,14 +42,6 @@ class IdSets {
         ids_.try_emplace(std::move(set), static_cast<int32_t>(sets_.size()));
     if (is_new) sets_.push_back(&known->first);
     return known->second;
-  }
-  int32_t united(int32_t a, int32_t b) {
-    const uint64_t key = static_cast<uint64_t>(a) << 32 | static_cast<uint32_t>(b);
-    if (const auto known = unions_.find(key); known != unions_.end()) return known->second;
-    std::vector<int32_t> both;
-    std::set_union(at(a).begin(), at(a).end(), at(b).begin(), at(b).end(),
-                   std::back_inserter(both));
-    return unions_[key] = id_of(std::move(both));
   }
 
   std::map<std::vector<int32_t>, int32_t> ids_;

@@ -78,7 +78,14 @@ int32_t SumCheck::samples(Spot place, const SampleRange& in_step) {
 
 void SumCheck::compute(Spot place, const Instruction& one) {
   const ProgramFacts& program = facts(place).programs[one.program];
-  for (const SumRead& read : one.sum_reads) check_read(place, one, read);
+  for (const SumRead& read : one.sum_reads) {
+    ++report_.sums;
+    const int32_t target = sum_of(place, read.target);
+    check_finished(place.cell, held(place, one.args[read.arg]), target, [&] {
+      return fmt::format("{} reads the sum {} from {}", name(place), target_name(target),
+                         buffer_name(place, one.args[read.arg]));
+    });
+  }
   const int32_t source = find_sources(place, one, program);
   check_contributions(place, one, program, source);
   check_parameters_read(place, one, program, source);
@@ -235,15 +242,6 @@ void SumCheck::contribute(Spot place, const Instruction& one, const ProgramFacts
     add_run(sum.runs_of(sum_of(place, part.target), part.use),
             samples_.run(samples(place, one.samples)));
   }
-}
-
-void SumCheck::check_read(Spot place, const Instruction& one, const SumRead& read) {
-  ++report_.sums;
-  const int32_t target = sum_of(place, read.target);
-  check_finished(place.cell, held(place, one.args[read.arg]), target, [&] {
-    return fmt::format("{} reads the sum {} from {}", name(place), target_name(target),
-                       buffer_name(place, one.args[read.arg]));
-  });
 }
 
 void SumCheck::check_finished(int32_t cell, const Content& content, int32_t target,

@@ -176,7 +176,6 @@ class SumCheck {
   void combine(Spot place, const Instruction& one, const ProgramFacts& program);
   void contribute(Spot place, const Instruction& one, const ProgramFacts& program);
 
-  void check_read(Spot place, const Instruction& one, const SumRead& read);
   // `what()` takes the content for the finished sum.
   void check_finished(int32_t cell, const Content& content, int32_t target,
                       const std::function<std::string()>& what);
@@ -226,7 +225,6 @@ class SumCheck {
   // Along an axis that is followed each rank has terms of one sum: its samples count once.
   SampleRun summed_over(uint32_t axes, const SampleRun& run);
   // Of what is computed from all members' samples.
-  SampleRun known_to(uint32_t axes, int32_t samples);
   int32_t known_to_all(uint32_t axes, int32_t sets);
   SampleRun given_by(const std::vector<int64_t>& coordinates, uint32_t axes, const SampleRun& run);
 

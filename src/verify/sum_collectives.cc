@@ -73,16 +73,13 @@ SampleRun SumCheck::summed_over(uint32_t axes, const SampleRun& run) {
   return samples_.run_of(set);
 }
 
-SampleRun SumCheck::known_to(uint32_t axes, int32_t samples) {
-  SampleRun run = summed_over(axes, samples_.run(samples));
-  run.times = samples_.run(samples).times;
-  return run;
-}
-
 int32_t SumCheck::known_to_all(uint32_t axes, int32_t sets) {
   int32_t known = IdSets::kEmpty;
-  for (const int32_t set : std::vector<int32_t>(sets_.at(sets)))
-    known = sets_.unite(known, sets_.single(samples_.id_of(known_to(axes, set))));
+  for (const int32_t set : std::vector<int32_t>(sets_.at(sets))) {
+    SampleRun run = summed_over(axes, samples_.run(set));
+    run.times = samples_.run(set).times;
+    known = sets_.unite(known, sets_.single(samples_.id_of(run)));
+  }
   return known;
 }
 

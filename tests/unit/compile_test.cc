@@ -440,7 +440,7 @@ INSTANTIATE_TEST_SUITE_P(
     Compile, Refused,
     ::testing::Values(
         BadStrategy{"glob", "**/h/{layer}", "**/g/{layer}",
-                    "6:13: annotate: no op's scope matches '**/g/{layer}/**'"},
+                    "6:13: annotate: matches no forward op"},
         BadStrategy{"batch", "into: 4", "into: 3",
                     "8:5: split: 4 samples a replica cannot be cut into 3 equal microbatches"},
         BadStrategy{"axis", "over: dp", "over: dq",
