@@ -17,7 +17,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 10;
+inline constexpr int kPlanFormatVersion = 11;
 
 // ---- Programs: what one compute instruction runs ------------------------------------------------
 
@@ -205,8 +205,9 @@ struct Instruction {
   bool to_mirrored = false;
   int32_t turn = 0;   // kRotate, kPosition
   int64_t owned = 0;  // kDispatch, kCombine: position k owns the numbers [k × owned, + owned)
-  // kSend, kRecv: messages of one (sender, receiver, channel) arrive in order.
-  int32_t channel = 0;
+  // Messages and collectives: index of RoleProgram::communicators. What one of them does, all its
+  // members do in the same order.
+  int32_t communicator = -1;
   // kInput: name of the data input; empty: the numbers of the samples, i64 [count].
   std::string input;
   // kInput: what it loads; kCompute: what its contributions are of, if it makes any.
@@ -239,6 +240,20 @@ struct Group {
   bool operator==(const Group&) const = default;
 };
 
+// Ranks that open a connection of their own before the first step: the members of a group, or, of
+// an ordered pair, who sends and who receives. All roles list the same, in one order.
+struct Communicator {
+  std::vector<int32_t> axes;  // of a group: mesh axes
+  // Of a pair: the coordinates of both, or -1 on the same axes of both, along which each rank has
+  // its own.
+  std::vector<int32_t> from, to;
+  // On which its operations stand: one of a group; of a pair the sender's, the receiver's.
+  std::vector<int32_t> streams;
+  int64_t sms = 0;  // multiprocessors that it may take, as far as a backend can say so; 0: any
+  bool is_pair() const { return !from.empty(); }
+  bool operator==(const Communicator&) const = default;
+};
+
 // Named results of a step, read by the executor after the body.
 struct Report {
   std::string name;    // "loss", "grad_norm", "learning_rate"
@@ -263,6 +278,7 @@ struct RoleProgram {
   std::vector<std::pair<std::string, int64_t>> mesh;  // axes and sizes, row-major ranks
   std::vector<Stream> streams;
   std::vector<Group> groups;
+  std::vector<Communicator> communicators;
   std::vector<Tensor> tensors;
   std::vector<Buffer> buffers;
   std::vector<Program> programs;
@@ -278,6 +294,9 @@ struct RoleProgram {
   int64_t batch = 0;        // samples of the global batch
   int64_t arena_bytes = 0;  // greatest buffer end on the device
   int64_t host_bytes = 0;   // greatest buffer end on the host
+  // Of the host, beside its arena: what it brings to a device that works by itself, of two
+  // sections.
+  int64_t staging_bytes = 0;
   // The kind of device that the plan is made for. What that takes beside the arenas is stated, and
   // never exceeded: for the values inside programs, by stream; for weights in a form that its
   // products read faster; of transports, for slots; of a thread's kernels, for themselves.
@@ -386,6 +405,9 @@ Held held_of(const RoleProgram& role, const Tensor& tensor,
              const std::vector<int64_t>& coordinates);
 // "f32[4,6] block 1 of 2 of dim 0, elements [0, 6)": equal where the same elements are held.
 std::string to_string(const Held& held);
+// What the host needs at most to stage what instructions read from it, and reports.
+int64_t staging_of(const RoleProgram& role);
+inline constexpr int64_t kStagedReportBytes = 64;
 // Whether states or values are cut along dims: then sums within an op are formed in parts, and the
 // bits are not those of one device.
 bool cuts_dims(const RoleProgram& role);

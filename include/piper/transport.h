@@ -32,9 +32,6 @@ struct TransportOptions {
   bool shared_memory = true;
 };
 
-// Channels from here on are not of plans.
-inline constexpr int32_t kOwnChannels = 1 << 28;
-
 // Which plan a rank holds. Ranks compare it before any data moves.
 struct PlanIdentity {
   std::string set_id;
@@ -190,6 +187,12 @@ class Control {
   virtual void abort(const Error& reason) = 0;
 };
 
+// A text of any length (below 1 GiB), from one rank to another; and texts in one.
+Status tell_text(Control& control, int64_t rank, std::string_view text);
+Result<std::string> hear_text(Control& control, int64_t rank, const char* what);
+std::string pack(std::span<const std::string> texts);
+std::vector<std::string> unpack(std::string_view packed);
+
 class Transport {
  public:
   virtual ~Transport() = default;
@@ -201,18 +204,19 @@ class Transport {
   virtual void set_timeout(double seconds) = 0;
 
   // ---- Before the first step --------------------------------------------------------------------
-  // A route to or from `peer`; the number is what send and recv take. At most `in_flight` messages
-  // of it are sent between two wait_sends. Messages of one (sender, receiver, channel) arrive in
-  // order. Channels count from 0. `stream`: the backend's on which its calls stand in line, where
-  // they return before they are done; such transports alone use it.
-  virtual Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight,
+  // The own end of a communicator: of a pair, to or from `peer`; the number is what send and recv
+  // take. At most `in_flight` messages of it are sent between two wait_sends; they arrive in order.
+  // `communicator` is the same number on all members, from 0. `stream`: the backend's on which its
+  // calls stand in line, where they return before they are done; such transports alone use it.
+  virtual Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight,
                                    int32_t stream = 0) = 0;
-  virtual Result<int32_t> add_recv(int64_t peer, int32_t channel, int32_t stream = 0) = 0;
+  virtual Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream = 0) = 0;
   // A message of several parts that send or recv will take; the span stays where it is.
   virtual Status add_message(std::span<const MessagePart> parts) = 0;
-  // Ranks ascending, the own one among them. The members issue the collectives of a group in one
+  // Of a group: ranks ascending, the own one among them. The members issue its collectives in one
   // order.
-  virtual Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t stream = 0) = 0;
+  virtual Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator = 0,
+                                    int32_t stream = 0) = 0;
 
   // ---- During a step ----------------------------------------------------------------------------
   // Returns at once. The caller leaves the bytes alone until the receive is known to be complete,

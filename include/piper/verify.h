@@ -9,9 +9,11 @@
 // Rules, by name in a Finding:
 //   structure    constants unwritten, states change once a step, parameters start with their own
 //                values; by one name ranks keep, read and sum the same
-//   transfer     every receive has its send: same channel, order, type, and value of a microbatch
-//   collective   all members of a group issue the same collectives in the same order, with the
-//                same sizes
+//   communicator all ranks list the same communicators, and take part in their own
+//   transfer     every receive has its send: same communicator, order, type, and value of a
+//                microbatch
+//   collective   all members of a communicator issue the same collectives in the same order, with
+//                the same sizes
 //   deadlock     the happens-before graph over all ranks, streams and groups has no cycle
 //   order        nothing is read before it is written; streams wait for what they use; a state is
 //                read before its update

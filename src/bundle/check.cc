@@ -37,6 +37,22 @@ Status check_names(const RoleProgram& role) {
   return ok_status();
 }
 
+Status check_communicators(const RoleProgram& role) {
+  for (size_t c = 0; c < role.communicators.size(); ++c) {
+    const Communicator& one = role.communicators[c];
+    const size_t axes = one.is_pair() ? role.mesh.size() : 0;
+    bool fits = one.from.size() == axes && one.to.size() == axes &&
+                one.streams.size() == (one.is_pair() ? 2 : 1) &&
+                !(one.is_pair() && !one.axes.empty());
+    for (size_t a = 0; fits && a < axes; ++a)
+      fits = one.from[a] < role.mesh[a].second && one.to[a] < role.mesh[a].second &&
+             (one.from[a] < 0) == (one.to[a] < 0);
+    if (!fits || (one.is_pair() && one.from == one.to))
+      return bad("communicator {} is of no group, and of no two ranks", c);
+  }
+  return ok_status();
+}
+
 Status check_inputs(const RoleProgram& role) {
   std::set<std::string_view> names;
   for (const DataInput& input : role.inputs) {
@@ -55,7 +71,7 @@ Status check_inputs(const RoleProgram& role) {
 
 Status check_memory(const RoleProgram& role) {
   int64_t total = 0;
-  bool overflow = role.host_bytes > kMostHostBytes ||
+  bool overflow = role.host_bytes > kMostHostBytes || role.staging_bytes > kMostHostBytes ||
                   __builtin_add_overflow(role.arena_bytes, role.transport_bytes, &total) ||
                   __builtin_add_overflow(total, role.scratch_bytes, &total) ||
                   __builtin_add_overflow(total, role.packed_bytes, &total);
@@ -172,7 +188,7 @@ class InstructionCheck {
       return wrong("a collective, and nothing else, has a group");
     if (is_message() ? one_.peer.size() != role_.mesh.size() : !one_.peer.empty())
       return wrong("a send or receive, and nothing else, has a peer coordinate per axis");
-    if (!is_message() && one_.channel != 0) return wrong("it cannot use channel {}", one_.channel);
+    PIPER_TRY(check_communicator());
     const bool rotates = one_.kind == InstructionKind::kRotate;
     if (rotates ? one_.dim != -1 || one_.turn < 1 : !position && one_.turn != 0)
       return wrong("it cannot be of the member {} before", one_.turn);
@@ -198,6 +214,23 @@ class InstructionCheck {
     if (!compute &&
         !(one_.contributions.empty() && one_.combines.empty() && one_.sum_reads.empty()))
       return wrong("it computes nothing, but declares sums");
+    return ok_status();
+  }
+
+  // That of its group, or of its peer and the right direction, on its stream.
+  Status check_communicator() const {
+    if ((is_message() || is_collective(one_.kind)) != (one_.communicator >= 0))
+      return wrong("a message or collective, and nothing else, has a communicator");
+    if (one_.communicator < 0) return ok_status();
+    const Communicator& own = role_.communicators[one_.communicator];
+    const bool receives = one_.kind == InstructionKind::kRecv;
+    const bool fits = own.is_pair() == is_message() &&
+                      (own.is_pair() ? one_.peer == (receives ? own.from : own.to)
+                                     : role_.groups[one_.group].axes == own.axes);
+    if (!fits) return wrong("communicator {} is of other ranks", one_.communicator);
+    const int32_t stream = own.streams[receives ? 1 : 0];
+    if (stream != one_.stream)
+      return wrong("communicator {} is of stream {}", one_.communicator, stream);
     return ok_status();
   }
 
@@ -259,13 +292,6 @@ class InstructionCheck {
       if (std::adjacent_find(args.begin(), args.end()) != args.end())
         return wrong("it moves one buffer twice");
     }
-    bool elsewhere = false;
-    for (size_t a = 0; a < one_.peer.size(); ++a) {
-      if (one_.peer[a] >= role_.mesh[a].second)
-        return wrong("its peer is outside the mesh on axis {}", quote_control(role_.mesh[a].first));
-      elsewhere = elsewhere || one_.peer[a] >= 0;
-    }
-    if (!elsewhere) return wrong("its peer is the rank itself");
     return ok_status();
   }
 
@@ -376,6 +402,7 @@ class InstructionCheck {
 Status check_role(const RoleProgram& role) {
   PIPER_TRY(check_fields(role));
   PIPER_TRY(check_names(role));
+  PIPER_TRY(check_communicators(role));
   PIPER_TRY(check_inputs(role));
   PIPER_TRY(check_memory(role));
   for (size_t p = 0; p < role.programs.size(); ++p)

@@ -7,8 +7,8 @@
 namespace piper {
 namespace {
 
-constexpr const char* kTables[] = {"",       "axis",    "stream", "group", "tensor",
-                                   "buffer", "program", "sum",    "arg"};
+constexpr const char* kTables[] = {"",       "axis",   "stream",  "group", "communicator",
+                                   "tensor", "buffer", "program", "sum",   "arg"};
 
 class FieldCheck {
  public:
@@ -17,6 +17,7 @@ class FieldCheck {
                role.mesh.size(),
                role.streams.size(),
                role.groups.size(),
+               role.communicators.size(),
                role.tensors.size(),
                role.buffers.size(),
                role.programs.size(),

@@ -18,6 +18,7 @@ enum class Table : uint8_t {
   kAxes,
   kStreams,
   kGroups,
+  kCommunicators,
   kTensors,
   kBuffers,
   kPrograms,
@@ -178,7 +179,7 @@ PIPER_FIELDS(Instruction) {
   v("peer", &I::peer, kOrLess);
   v("group", &I::group, id_or_less(Table::kGroups));
   v("root", &I::root);
-  v("channel", &I::channel);
+  v("communicator", &I::communicator, id_or_less(Table::kCommunicators));
   v("input", &I::input);
   v("samples", &I::samples, kOwnLines);
   v("label", &I::label, kPlain.with(kFirst));
@@ -214,6 +215,14 @@ PIPER_FIELDS(Group) {
   v("axes", &Group::axes, id_of(Table::kAxes));
 }
 
+PIPER_FIELDS(Communicator) {
+  v("axes", &Communicator::axes, id_of(Table::kAxes));
+  v("from", &Communicator::from, kOrLess);
+  v("to", &Communicator::to, kOrLess);
+  v("streams", &Communicator::streams, id_of(Table::kStreams));
+  v("sms", &Communicator::sms);
+}
+
 PIPER_FIELDS(Report) {
   v("name", &Report::name, kName);
   v("buffer", &Report::buffer, id_of(Table::kBuffers));
@@ -238,6 +247,7 @@ PIPER_FIELDS(RoleProgram) {
   v("mesh", &R::mesh, kOwnLines);
   v("streams", &R::streams, kOwnLines);
   v("groups", &R::groups, kOwnLines);
+  v("communicators", &R::communicators, kOwnLines);
   v("tensors", &R::tensors, kOwnLines);
   v("buffers", &R::buffers, kOwnLines);
   v("programs", &R::programs, kOwnLines);
@@ -251,6 +261,7 @@ PIPER_FIELDS(RoleProgram) {
   v("batch", &R::batch);
   v("arena_bytes", &R::arena_bytes, kPlain.as("arena"));
   v("host_bytes", &R::host_bytes, kPlain.as("host"));
+  v("staging_bytes", &R::staging_bytes, kPlain.as("staging"));
   v("target", &R::target);
   v("workspace_bytes", &R::workspace_bytes, kPlain.as("workspace"));
   v("packed_bytes", &R::packed_bytes, kPlain.as("packed"));

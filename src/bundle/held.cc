@@ -89,6 +89,18 @@ std::string to_string(const Held& held) {
   return text + fmt::format(" elements [{}, {})", held.first, held.first + held.count);
 }
 
+int64_t staging_of(const RoleProgram& role) {
+  int64_t bytes = 2 * kStagedReportBytes * std::ssize(role.reports);
+  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+    for (const Instruction& one : *section) {
+      const bool input = one.kind == InstructionKind::kInput;
+      if (!input && one.kind != InstructionKind::kPosition) continue;
+      // Numbers are always the same.
+      bytes += role.tensor(one.args[0]).type.bytes() * (input && !one.input.empty() ? 2 : 1);
+    }
+  return bytes;
+}
+
 bool cuts_dims(const RoleProgram& role) {
   const auto ranks_on = [&](int32_t axis) { return role.mesh[static_cast<size_t>(axis)].second; };
   for (const Tensor& tensor : role.tensors)

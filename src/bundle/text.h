@@ -15,6 +15,7 @@ void each_table(Role& role, Visit&& visit) {
   visit("axis", role.mesh, false);
   visit("stream", role.streams, true);
   visit("group", role.groups, true);
+  visit("communicator", role.communicators, true);
   visit("input", role.inputs, false);
   visit("sum", role.sum_targets, true);
   visit("report", role.reports, false);

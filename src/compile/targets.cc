@@ -91,6 +91,7 @@ Status state_needs(std::vector<RoleProgram>& roles, std::string_view name) {
     roles[r].packed_bytes = needs->packed_bytes;
     roles[r].transport_bytes = slots_of(roles[r]);
     roles[r].scratch_bytes = needs->scratch_bytes;
+    roles[r].staging_bytes = staging_of(roles[r]);
   });
   for (Status& status : stated) PIPER_TRY(std::move(status));
   return ok_status();

@@ -217,8 +217,9 @@ class CellLowerer {
     Instruction& instruction = add_instruction(kind_of(task.kind), task);
     instruction.args = std::move(args);
     instruction.peer = dag_.cells[at(task.peer)];
-    // A channel per first value; microbatches of one value travel in order of their production.
-    instruction.channel = dag_.items[items[0].index()].value.value;
+    // A number of its own: that of the send.
+    const auto number = static_cast<int32_t>(&task - dag_.tasks.data());
+    instruction.communicator = task.kind == TaskKind::kSend ? number : number - 1;
   }
 
   int32_t group_of(const std::vector<int32_t>& axes) {

@@ -6,7 +6,7 @@
 
 #include "at.h"
 #include "cell.h"
-#include "channels.h"
+#include "communicators.h"
 #include "piper/parallel.h"
 #include "place.h"
 #include "send_lifetimes.h"
@@ -82,6 +82,15 @@ void add_tensors(const Dag& dag, const Places& places, Lowered& lowered) {
   }
 }
 
+// All have those that any has: communicators name them for all.
+void equal_streams(std::vector<RoleProgram>& roles) {
+  const auto fewer = [](const RoleProgram& a, const RoleProgram& b) {
+    return a.streams.size() < b.streams.size();
+  };
+  const std::vector<Stream> most = std::max_element(roles.begin(), roles.end(), fewer)->streams;
+  for (RoleProgram& role : roles) role.streams = most;
+}
+
 }  // namespace
 
 Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
@@ -97,8 +106,6 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
   });
   const bool overlap = !schedule.body.empty();
   const std::vector<Transfer> transfers = find_transfers(dag, places);
-  const auto values = static_cast<int32_t>(dag.graph.values.size());
-  separate_channels(lowered.roles, transfers, values);
   std::vector<std::vector<int64_t>> held;
   lowered.offloads.resize(dag.offloads.size());
   if (overlap) {
@@ -106,8 +113,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
     for (size_t c = 0; c < cells.size(); ++c)
       orders.push_back({cells[c].starts, schedule.body[c], schedule.ahead[c], schedule.overlaps[c],
                         cells[c].gathered, cells[c].offloaded});
-    PIPER_TRY(split_steps(lowered.roles, orders, transfers,
-                          values + static_cast<int32_t>(transfers.size()), dag, lowered.offloads));
+    PIPER_TRY(split_steps(lowered.roles, orders, transfers, dag, lowered.offloads));
   } else {
     held = send_lifetimes(dag, lowered.roles, transfers);
     for (size_t c = 0; c < cells.size(); ++c) {
@@ -116,6 +122,8 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
       add_counts(cells[c].offloads, lowered.offloads);
     }
   }
+  equal_streams(lowered.roles);
+  assign_communicators(lowered.roles, dag.cells);
   const auto all_readers = readers(dag.graph);
   in_parallel(cells.size(), [&](size_t c) {
     RoleProgram& role = lowered.roles[c];

@@ -54,7 +54,7 @@ Status read_newest(const RoleProgram& role, const std::vector<int32_t>& newest,
   return ok_status();
 }
 
-Result<Positions> split(RoleProgram& role, int32_t channels, const Steady& made) {
+Result<Positions> split(RoleProgram& role, const Steady& made) {
   const std::vector<int32_t> newest = newest_versions(role);
   // States of one version that the update changes.
   std::vector<bool> changes = written_states(role);
@@ -81,7 +81,6 @@ Result<Positions> split(RoleProgram& role, int32_t channels, const Steady& made)
       add(kEpilogue, i, std::move(one));
       continue;
     }
-    if (!one.peer.empty()) one.channel += channels;
     add(kPrologue, i, one);
     role.prologue.back().ahead = 0;
     PIPER_TRY(read_newest(role, newest, changes, one));
@@ -237,13 +236,13 @@ Status for_all_roles(const std::vector<RoleProgram>& roles, const Work& work) {
 }  // namespace
 
 Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>& orders,
-                   const std::vector<Transfer>& transfers, int32_t channels, const Dag& dag,
+                   const std::vector<Transfer>& transfers, const Dag& dag,
                    std::vector<OffloadCount>& offloads) {
   std::vector<Positions> positions(roles.size());
   std::vector<Steady> steady(roles.size());
   PIPER_TRY(for_all_roles(roles, [&](size_t c) -> Status {
     steady[c] = make_steady(roles[c], orders[c], dag);
-    PIPER_ASSIGN(positions[c], split(roles[c], channels, steady[c]));
+    PIPER_ASSIGN(positions[c], split(roles[c], steady[c]));
     for (Section section : kSections) as_body(roles[c], section, [&] { wait_for_data(roles[c]); });
     return ok_status();
   }));

@@ -9,11 +9,9 @@ namespace piper {
 
 // Takes the roles' bodies, of one step, apart; places buffers and adds waits. `transfers`: in the
 // one step. Parameters that live in parts are gathered anew in each section.
-// Adds to `offloads`, by Dag::offloads. What is a step ahead
-// has channels from `channels` on: it does not mix with the rest. Error (kRefused): a value that
-// two steps need at once.
+// Adds to `offloads`, by Dag::offloads. Error (kRefused): a value that two steps need at once.
 Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>& orders,
-                   const std::vector<Transfer>& transfers, int32_t channels, const Dag& dag,
+                   const std::vector<Transfer>& transfers, const Dag& dag,
                    std::vector<OffloadCount>& offloads);
 
 }  // namespace piper

@@ -113,18 +113,17 @@ class Simulation {
       members.emplace_back(rows.begin(), rows.end());
     }
     std::map<std::tuple<InstructionKind, size_t, int32_t>, int64_t> messages;
-    std::map<std::vector<int32_t>, int64_t> meetings;
+    std::map<int32_t, int64_t> meetings;
     for (Step& step : row.steps) {
       const Instruction& one = *step.one;
       if (one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRecv) {
         step.peer = row_of_rank_[at(peer_rank(*row.role, one.peer, own))];
-        step.turn = messages[{one.kind, step.peer, one.channel}]++;
+        step.turn = messages[{one.kind, step.peer, one.communicator}]++;
       }
       if (!is_collective(one.kind)) continue;
-      const std::vector<int32_t>& axes = row.role->groups[at(one.group)].axes;
       const std::vector<size_t>& rows = members[at(one.group)];
-      const auto [known, is_new] =
-          meeting_of_.emplace(std::tuple(axes, rows, meetings[axes]++), meetings_.size());
+      const auto [known, is_new] = meeting_of_.emplace(
+          std::tuple(one.communicator, rows, meetings[one.communicator]++), meetings_.size());
       if (is_new) meetings_.push_back({rows.size(), 0, 0, rows});
       step.meeting = known->second;
     }
@@ -191,7 +190,7 @@ class Simulation {
     return is_collective(step.one->kind) ? met(step, time) : std::optional(time);
   }
   std::optional<double> received(size_t index, const Step& step, double time) {
-    const auto sent = sent_.find({step.peer, index, step.one->channel, step.turn});
+    const auto sent = sent_.find({step.peer, index, step.one->communicator, step.turn});
     if (sent == sent_.end()) return {};
     return std::max(time, sent->second);
   }
@@ -236,7 +235,7 @@ class Simulation {
       add_cell(row, step, start, end);
     }
     if (step.one->kind == InstructionKind::kSend) {
-      sent_[{index, step.peer, step.one->channel, step.turn}] = end;
+      sent_[{index, step.peer, step.one->communicator, step.turn}] = end;
       touch(step.peer);
     }
     touch(index);
@@ -303,7 +302,7 @@ class Simulation {
   std::vector<std::vector<int64_t>> ranks_;  // by row
   std::vector<size_t> row_of_rank_;
   std::vector<Meeting> meetings_;
-  std::map<std::tuple<std::vector<int32_t>, std::vector<size_t>, int64_t>, size_t> meeting_of_;
+  std::map<std::tuple<int32_t, std::vector<size_t>, int64_t>, size_t> meeting_of_;
   std::map<std::tuple<size_t, size_t, int32_t, int64_t>, double> sent_;
   std::set<size_t> touched_;
   std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready_;

@@ -70,17 +70,6 @@ Status BetweenSteps::collect(const Executor& executor, StepMetrics& metrics) {
   return ok_status();
 }
 
-Status BetweenSteps::gather(std::span<const uint64_t> own,
-                            std::vector<std::vector<uint64_t>>& by_rank) {
-  if (control_->rank() != 0) return control_->tell(0, std::as_bytes(own));
-  by_rank.emplace_back(own.begin(), own.end());
-  for (int64_t rank = 1; rank < control_->world(); ++rank) {
-    std::vector<uint64_t>& theirs = by_rank.emplace_back(own.size());
-    PIPER_TRY(control_->hear(rank, std::as_writable_bytes(std::span(theirs)), kWhat));
-  }
-  return ok_status();
-}
-
 Status BetweenSteps::spread_late(bool& stop, int64_t step, bool last) {
   char word = stop ? 1 : 0;
   const bool knows = step >= control_->depth();  // of what rank 0 said so many steps before

@@ -21,8 +21,6 @@ class BetweenSteps {
   // as their tree is high, so that nobody waits for rank 0, nor does it wait for them. Not called
   // before the first step ends; after the last step nothing is said any more.
   Status spread_late(bool& stop, int64_t step, bool last);
-  // Every rank's numbers, the same count on all, reach rank 0; `by_rank` stays empty on the others.
-  Status gather(std::span<const uint64_t> own, std::vector<std::vector<uint64_t>>& by_rank);
   int64_t peak_bytes() const { return facts_.peak_bytes; }
   bool dims_are_cut() const { return facts_.cuts_dims != 0; }  // on any rank
 

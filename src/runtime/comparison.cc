@@ -51,10 +51,6 @@ std::string print_index(const Shape& shape, int64_t index) {
   return to_string(at);
 }
 
-uint64_t number_of(std::string_view bytes) {
-  return std::strtoull(digest(bytes).substr(0, 16).c_str(), nullptr, 16);
-}
-
 // The first element whose bits differ, or -1.
 int64_t first_difference(DType dtype, int64_t count, const std::byte* a, const std::byte* b) {
   size_t width = static_cast<size_t>(info(dtype).bytes);
@@ -167,34 +163,28 @@ Status Comparison::check(int64_t step, std::optional<double> loss) {
   return ok_status();
 }
 
-std::vector<uint64_t> Comparison::digests() const {
-  std::vector<uint64_t> all;
-  for (const Entry& entry : entries_) {
-    uint64_t which = 0, values = 0;
-    if (!entry.holders.empty()) {
-      const auto& [rank, data, held] = entry.holders[0];
+HoldersOf Comparison::holders() const {
+  HoldersOf all;
+  for (size_t i = 0; i < entries_.size(); ++i)
+    for (const auto& [rank, data, held] : entries_[i].holders) {
       const auto bytes = static_cast<size_t>(held.count * info(held.whole.dtype).bytes);
-      which = number_of(to_string(held)) | 1;
-      values = number_of(as_text({data, bytes}));
+      all[{i, number_of(to_string(held))}][number_of(as_text({data, bytes}))].add({1, {rank}});
     }
-    all.insert(all.end(), {which, values});
-  }
   return all;
 }
 
-Status Comparison::check_digests(int64_t step,
-                                 std::span<const std::vector<uint64_t>> by_rank) const {
+Status Comparison::check_holders(int64_t step, const HoldersOf& all) const {
   for (size_t i = 0; i < entries_.size(); ++i) {
-    std::map<uint64_t, size_t> first;  // rank, by what is held
-    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-      const uint64_t which = by_rank[rank][2 * i], values = by_rank[rank][2 * i + 1];
-      if (which == 0) continue;
-      const size_t with = first.emplace(which, rank).first->second;
-      if (values == by_rank[with][2 * i + 1]) continue;
+    auto held = all.lower_bound({i, 0});
+    if (held == all.end() || held->first.first != i) return not_trained(entries_[i]);
+    for (; held != all.end() && held->first.first == i; ++held) {
+      std::vector<int64_t> lowest;  // by value
+      for (const auto& [value, holders] : held->second) lowest.push_back(holders.ranks[0]);
+      if (lowest.size() == 1) continue;
+      std::sort(lowest.begin(), lowest.end());
       return numeric(fmt::format("step {}: parameter '{}' differs between rank {} and rank {}",
-                                 step + 1, entries_[i].reference.name, with, rank));
+                                 step + 1, entries_[i].reference.name, lowest[0], lowest[1]));
     }
-    if (first.empty()) return not_trained(entries_[i]);
   }
   return ok_status();
 }

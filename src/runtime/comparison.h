@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cores.h"
+#include "holders.h"
 #include "piper/runtime.h"
 
 namespace piper {
@@ -22,11 +23,10 @@ class Comparison {
   // process knows it.
   Status check(int64_t step, std::optional<double> loss);
 
-  // Where each process compares its own parameters: two numbers a parameter, a digest of which
-  // elements it holds, 0 for none, and one of their values; and the check on rank 0 that what
-  // several hold is the same and each is held, given all ranks' digests.
-  std::vector<uint64_t> digests() const;
-  Status check_digests(int64_t step, std::span<const std::vector<uint64_t>> by_rank) const;
+  // Where each process compares its own parameters: who holds them, the parameter being a number;
+  // and the check on rank 0 that what several hold is the same and each is held, given all ranks'.
+  HoldersOf holders() const;
+  Status check_holders(int64_t step, const HoldersOf& all) const;
 
   void report(JobResult& result) const;
 

@@ -194,8 +194,8 @@ Status Executor::finish_step(int64_t step) {
     const Report& report = state.role->reports[i];
     const std::byte* at = state.at(report.buffer);
     if (state.backend.is_asynchronous()) {
-      at = state.queues.reports[parity] + kReportBytes * i;
-      state.backend.host_uses(at, kReportBytes, false);
+      at = state.queues.reports[parity] + kStagedReportBytes * static_cast<int64_t>(i);
+      state.backend.host_uses(at, kStagedReportBytes, false);
     }
     state.reports[i] = read_scalar(state.type(report.buffer).dtype, at);
     if (report.name == "loss" && !std::isfinite(state.reports[i]) && !may_skip)

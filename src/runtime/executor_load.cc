@@ -1,8 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
-#include <set>
 
 #include "executor_state.h"
 
@@ -10,12 +8,6 @@ namespace piper {
 namespace {
 
 using State = Executor::State;
-
-// Routes are named by direction, peer, channel and the backend's stream; a channel may carry many
-// messages of a step.
-struct Routes {
-  std::map<std::tuple<bool, int64_t, int32_t, int32_t>, int32_t> handles;
-};
 
 Error wrong_plan(const State& state, const Op& op, const std::string& what) {
   return fail("rank {}, {}: {}", state.source.rank, op.label, what).with_code(ExitCode::kPlan);
@@ -83,24 +75,20 @@ Status bind_input(State& state, const Instruction& from, Op& op) {
   return ok_status();
 }
 
-// How many messages of a section take the route: what may be under way at once.
-int64_t messages_on(const State& state, int64_t peer, int32_t channel) {
+// How many messages of a section the communicator carries: what may be under way at once.
+int64_t messages_on(const RoleProgram& role, int32_t communicator) {
   int64_t most = 1;
-  for (const auto* section : {&state.role->prologue, &state.role->body, &state.role->epilogue}) {
-    int64_t count = 0;
-    for (const Instruction& one : *section) {
-      count += one.kind == InstructionKind::kSend && one.channel == channel &&
-               peer_rank(*state.role, one.peer, state.coordinates) == peer;
-    }
-    most = std::max(most, count);
-  }
+  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+    most = std::max<int64_t>(
+        most, std::count_if(section->begin(), section->end(), [&](const Instruction& one) {
+          return one.kind == InstructionKind::kSend && one.communicator == communicator;
+        }));
   return most;
 }
 
-// The backend's stream for an instruction.
-int32_t stream_of(const State& state, const Instruction& from) {
-  return state.backend.is_asynchronous() ? state.queues.streams[static_cast<size_t>(from.stream)]
-                                         : 0;
+// The backend's stream for one of the plan.
+int32_t stream_of(const State& state, int32_t stream) {
+  return state.backend.is_asynchronous() ? state.queues.streams[static_cast<size_t>(stream)] : 0;
 }
 Result<int32_t> add_hidden(State& state) {
   if (!state.backend.is_asynchronous()) return 0;
@@ -109,23 +97,33 @@ Result<int32_t> add_hidden(State& state) {
   return stream;
 }
 
-Status bind_message(State& state, const Instruction& from, Routes& routes, Op& op) {
-  bool sends = from.kind == InstructionKind::kSend;
-  int64_t peer = peer_rank(*state.role, from.peer, state.coordinates);
-  op.size = bytes_of(state, from, 0);
-  // What is sent leaves on the channel's own stream.
-  const int32_t plan_stream = sends ? -1 : stream_of(state, from);
-  auto [place, fresh] = routes.handles.try_emplace({sends, peer, from.channel, plan_stream}, -1);
-  if (fresh) {
-    PIPER_ASSIGN(const int32_t stream, sends ? add_hidden(state) : Result<int32_t>(plan_stream));
-    auto route = sends ? state.transport.add_send(peer, from.channel,
-                                                  messages_on(state, peer, from.channel), stream)
-                       : state.transport.add_recv(peer, from.channel, stream);
-    if (!route) return wrong_plan(state, op, route.error().message);
-    place->second = *route;
-    if (sends) state.queues.stream_of_route[*route] = stream;
+// The own end of a communicator; -1 where the rank is no member. What is sent leaves on a stream of
+// its own.
+Result<int32_t> open_communicator(State& state, int32_t number) {
+  const RoleProgram& role = *state.role;
+  const Communicator& one = role.communicators[static_cast<size_t>(number)];
+  if (!one.is_pair())
+    return state.transport.add_group(group_ranks(role, {"", one.axes}, state.coordinates), number,
+                                     stream_of(state, one.streams[0]));
+  const auto is_own = [&](const std::vector<int32_t>& place) {
+    return std::equal(place.begin(), place.end(), state.coordinates.begin(),
+                      [](int32_t wanted, int64_t own) { return wanted < 0 || wanted == own; });
+  };
+  if (is_own(one.from)) {
+    PIPER_ASSIGN(const int32_t stream, add_hidden(state));
+    PIPER_ASSIGN(const int32_t end,
+                 state.transport.add_send(peer_rank(role, one.to, state.coordinates), number,
+                                          messages_on(role, number), stream));
+    state.queues.stream_of_route[end] = stream;
+    return end;
   }
-  op.handle = place->second;
+  if (!is_own(one.to)) return -1;
+  return state.transport.add_recv(peer_rank(role, one.from, state.coordinates), number,
+                                  stream_of(state, one.streams[1]));
+}
+
+Status bind_message(State& state, const Instruction& from, Op& op) {
+  op.size = bytes_of(state, from, 0);
   if (from.args.size() == 1) return ok_status();
   std::vector<MessagePart>& parts = state.messages.emplace_back();
   for (size_t k = 0; k < from.args.size(); ++k)
@@ -149,9 +147,8 @@ Status bind_all_reduce(State& state, const Instruction& from, Op& op) {
   return ok_status();
 }
 
-Status bind_collective(State& state, const Instruction& from, std::span<const int32_t> groups,
-                       std::span<const int64_t> group_sizes, Op& op) {
-  op.handle = groups[static_cast<size_t>(from.group)];
+Status bind_collective(State& state, const Instruction& from, std::span<const int64_t> group_sizes,
+                       Op& op) {
   op.root = from.root;
   if (from.kind == InstructionKind::kAllReduce) return bind_all_reduce(state, from, op);
   if (from.root < 0 || from.root >= group_sizes[static_cast<size_t>(from.group)])
@@ -204,10 +201,9 @@ Exchange exchange_of(const Instruction& from, const TensorType& type, const Shap
   return made;
 }
 
-Status bind_exchanges(State& state, const Instruction& from, std::span<const int32_t> groups,
-                      std::span<const int64_t> group_sizes, Op& op) {
+Status bind_exchanges(State& state, const Instruction& from, std::span<const int64_t> group_sizes,
+                      Op& op) {
   const auto group = static_cast<size_t>(from.group);
-  op.handle = groups[group];
   std::vector<Exchange>& exchanges = state.exchanges.emplace_back();
   for (size_t k = 0; k + 1 < from.args.size(); k += 2) {
     const TensorType &type = state.type(from.args[k]), &to = state.type(from.args[k + 1]);
@@ -240,10 +236,9 @@ int64_t stretches_of(const Shape& whole, const Instruction& from) {
   return std::max<int64_t>(stretches, 1);  // of nothing
 }
 
-Status bind_shards(State& state, const Instruction& from, std::span<const int32_t> groups,
-                   std::span<const int64_t> group_sizes, Op& op) {
+Status bind_shards(State& state, const Instruction& from, std::span<const int64_t> group_sizes,
+                   Op& op) {
   const auto group = static_cast<size_t>(from.group);
-  op.handle = groups[group];
   if (from.kind == InstructionKind::kOwnPart)
     op.root = static_cast<int32_t>(
         group_position(*state.role, state.role->groups[group], state.coordinates));
@@ -274,10 +269,9 @@ Status bind_shards(State& state, const Instruction& from, std::span<const int32_
   return ok_status();
 }
 
-Status bind_rows(State& state, const Instruction& from, std::span<const int32_t> groups,
-                 std::span<const int64_t> group_sizes, Op& op) {
+Status bind_rows(State& state, const Instruction& from, std::span<const int64_t> group_sizes,
+                 Op& op) {
   const auto group = static_cast<size_t>(from.group);
-  op.handle = groups[group];
   const size_t whole = from.kind == InstructionKind::kDispatch ? 1 : 0;
   const TensorType &type = state.type(from.args[whole]), &part = state.type(from.args[1 - whole]),
                    &index = state.type(from.args[2]);
@@ -323,10 +317,8 @@ size_t least_args(InstructionKind kind) {
 }
 
 struct Bound {
-  std::vector<int32_t> programs, groups;
-  std::map<std::pair<int32_t, int32_t>, int32_t> group_on;  // by group and the plan's stream
+  std::vector<int32_t> programs, communicators;
   std::vector<int64_t> group_sizes;
-  Routes routes;
 };
 
 // The position of the member `turn` before the own one; -1: there is none.
@@ -357,6 +349,10 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
   op.kind = from.kind;
   op.ahead = from.ahead;
   if (from.args.size() < least_args(from.kind)) return wrong_plan(state, op, "too few arguments");
+  if (from.communicator >= 0) {
+    op.handle = bound.communicators[static_cast<size_t>(from.communicator)];
+    if (op.handle < 0) return wrong_plan(state, op, "its communicator is of other ranks");
+  }
   if (!from.args.empty()) op.a = state.at(from.args[0]);
   if (from.args.size() > 1) op.b = state.at(from.args[1]);
   switch (from.kind) {
@@ -366,7 +362,7 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
       return bind_input(state, from, op);
     case InstructionKind::kSend:
     case InstructionKind::kRecv:
-      return bind_message(state, from, bound.routes, op);
+      return bind_message(state, from, op);
     case InstructionKind::kCopy:
       op.size = bytes_of(state, from, 0);
       if (op.size != bytes_of(state, from, 1)) return wrong_plan(state, op, "copies between sizes");
@@ -374,23 +370,22 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
     case InstructionKind::kReduceScatter:
     case InstructionKind::kAllGather:
     case InstructionKind::kOwnPart:
-      return bind_shards(state, from, bound.groups, bound.group_sizes, op);
+      return bind_shards(state, from, bound.group_sizes, op);
     case InstructionKind::kAllToAll:
-      return bind_exchanges(state, from, bound.groups, bound.group_sizes, op);
+      return bind_exchanges(state, from, bound.group_sizes, op);
     case InstructionKind::kDispatch:
     case InstructionKind::kCombine:
-      return bind_rows(state, from, bound.groups, bound.group_sizes, op);
+      return bind_rows(state, from, bound.group_sizes, op);
     case InstructionKind::kPosition:
       return bind_position(state, from, bound, op);
     case InstructionKind::kRotate:
-      op.handle = bound.groups[static_cast<size_t>(from.group)];
       op.root = from.turn;
       op.size = bytes_of(state, from, 0);
       if (op.size != bytes_of(state, from, 1) || member_before(state, from, bound) < 0)
         return wrong_plan(state, op, "no such turn");
       return ok_status();
     default:
-      return bind_collective(state, from, bound.groups, bound.group_sizes, op);
+      return bind_collective(state, from, bound.group_sizes, op);
   }
 }
 
@@ -409,21 +404,9 @@ Status bind_section(State& state, const char* name, const std::vector<Instructio
                     to_string(from.kind), from.label.empty() ? "" : " ", from.label));
     section.ops[i].label = state.labels.back().c_str();
     PIPER_TRY(bind_instruction(state, from, bound, section.ops[i]));
-    if (state.backend.is_asynchronous() && is_collective(from.kind))
-      section.ops[i].handle = bound.group_on.at({from.group, from.stream});
   }
   draw_lines(state, section);
   return state.backend.is_asynchronous() ? prepare_section(state, section) : ok_status();
-}
-
-// On which streams of the plan the group's collectives stand, ascending; the first one where that
-// makes no difference.
-std::set<int32_t> streams_of(const State& state, int32_t group) {
-  std::set<int32_t> streams;
-  for (const auto* section : {&state.role->prologue, &state.role->body, &state.role->epilogue})
-    for (const Instruction& one : *section)
-      if (one.group == group && is_collective(one.kind)) streams.insert(one.stream);
-  return streams.empty() || !state.backend.is_asynchronous() ? std::set<int32_t>{0} : streams;
 }
 
 Status load_programs(State& state, Bound& bound) {
@@ -434,16 +417,11 @@ Status load_programs(State& state, Bound& bound) {
     bytes.push_back(state.backend.workspace_bytes(handle));
   }
   PIPER_TRY(allocate_workspaces(state, workspaces_of(*state.role, bytes)));
-  for (const Group& group : state.role->groups) {
-    std::vector<int64_t> ranks = group_ranks(*state.role, group, state.coordinates);
-    const auto index = static_cast<int32_t>(bound.groups.size());
-    for (const int32_t stream : streams_of(state, index)) {
-      const Instruction on{.stream = stream};
-      PIPER_ASSIGN(bound.group_on[std::pair(index, stream)],
-                   state.transport.add_group(ranks, stream_of(state, on)));
-    }
-    bound.groups.push_back(bound.group_on.lower_bound({index, 0})->second);
-    bound.group_sizes.push_back(static_cast<int64_t>(ranks.size()));
+  for (const Group& group : state.role->groups)
+    bound.group_sizes.push_back(std::ssize(group_ranks(*state.role, group, state.coordinates)));
+  for (size_t c = 0; c < state.role->communicators.size(); ++c) {
+    PIPER_ASSIGN(const int32_t end, open_communicator(state, static_cast<int32_t>(c)));
+    bound.communicators.push_back(end);
   }
   return ok_status();
 }

@@ -25,6 +25,15 @@ Status allocate(Executor::State& state) {
   return ok_status();
 }
 
+Result<std::byte*> allocate_stage(Executor::State& state, int64_t bytes) {
+  state.staged += bytes;
+  if (state.staged > state.plan->staging_bytes)
+    return fail("rank {} takes {} bytes to stage what the host brings, the plan states {}",
+                state.source.rank, state.staged, state.plan->staging_bytes)
+        .with_code(ExitCode::kPlan);
+  return state.backend.allocate(bytes, Space::kHost);
+}
+
 Status allocate_workspaces(Executor::State& state, std::span<const int64_t> bytes) {
   const RoleProgram& plan = *state.plan;
   const bool is_stated = state.backend.keeps_within(plan.target);

@@ -68,8 +68,6 @@ struct BoundSection {
   std::deque<Staged> staged;  // in the order of issue
 };
 
-inline constexpr size_t kReportBytes = 64;  // on the host, for each report
-
 // How sections follow each other on an asynchronous backend.
 struct Queues {
   std::vector<int32_t> streams;    // by stream of the plan
@@ -77,7 +75,7 @@ struct Queues {
   std::vector<int32_t> joins;      // by stream of `all`: the event of its end
   int32_t ended[2] = {-1, -1};     // by parity of the section: all of it is complete
   int32_t reported[2] = {-1, -1};  // by parity of the step: its reports are on the host
-  std::byte* reports[2] = {};      // the same: these, 64 bytes each
+  std::byte* reports[2] = {};      // the same: these, kStagedReportBytes each
   std::map<int32_t, int32_t> stream_of_route;
 };
 
@@ -94,6 +92,7 @@ struct Executor::State {
   std::vector<int64_t> coordinates;
   std::byte* arena = nullptr;
   std::byte* host = nullptr;           // the host's arena
+  int64_t staged = 0;                  // bytes beside it
   std::vector<std::byte*> workspaces;  // by stream
   BoundSection prologue, body, epilogue;
   std::vector<std::string> labels;  // never resized after load: others read them
@@ -123,6 +122,8 @@ struct Executor::State {
 
 // At load: arenas and workspaces, then initial values and constants.
 Status allocate(Executor::State& state);
+// Of the memory that the plan states for what the host brings. Error (kPlan): it states less.
+Result<std::byte*> allocate_stage(Executor::State& state, int64_t bytes);
 // `bytes`: by stream. Error (kPlan): the plan, which is for this backend, states less.
 Status allocate_workspaces(Executor::State& state, std::span<const int64_t> bytes);
 Status fill_buffers(Executor::State& state);

@@ -25,10 +25,10 @@ RankSource source_of(const PlanSet& set, int64_t rank, const BatchSource* data,
   return {&set, rank, data, options.trace_steps, cores.helper, cores.helper_core};
 }
 
-Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Transport& transport,
+Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Control& control,
                                                 const Executor& executor) {
   if (options.check_replicas == 0) return std::unique_ptr<Replicas>();
-  return Replicas::open(transport, executor);
+  return Replicas::open(control, executor);
 }
 
 // A job whose ranks are threads.
@@ -118,7 +118,7 @@ class Job {
     PIPER_ASSIGN(executors_[index], Executor::load(source_of(set_, rank, data_, options_, cores),
                                                    *backends_[index], transport));
     PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(transport.control(), *executors_[index]));
-    PIPER_ASSIGN(auto replicas, open_replicas(options_, transport, *executors_[index]));
+    PIPER_ASSIGN(auto replicas, open_replicas(options_, transport.control(), *executors_[index]));
     if (rank == 0) PIPER_TRY(open_comparison(between.dims_are_cut()));
     JobResult unused;
     RankRun run{*executors_[index],
@@ -182,7 +182,7 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
       const std::unique_ptr<Executor> executor,
       Executor::load(source_of(set, transport.rank(), data, options, cores), *device, transport));
   PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(transport.control(), *executor));
-  PIPER_ASSIGN(auto replicas, open_replicas(options, transport, *executor));
+  PIPER_ASSIGN(auto replicas, open_replicas(options, transport.control(), *executor));
   // Every process runs the oracle for its own parameters: then nothing but the loss has to travel.
   std::unique_ptr<Comparison> comparison;
   if (options.verify.against != VerifyAgainst::kNone) {
@@ -203,7 +203,7 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
   PIPER_TRY(run_rank(run));
   if (options.parameters) {
     transport.set_timeout(end_timeout(options));
-    PIPER_ASSIGN(result.parameters, gather_parameters(*executor, transport));
+    PIPER_ASSIGN(result.parameters, gather_parameters(*executor, transport.control()));
   }
   if (options.trace_steps > 0) {
     result.traces.push_back({transport.rank(), executor->prepared(), executor->trace()});

@@ -1,15 +1,16 @@
 #include <cstring>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "rank_loop.h"
-#include "raw.h"
 
 namespace piper {
 namespace {
 
-constexpr int32_t kParameterChannel = kOwnChannels + 2;
-constexpr int32_t kWantedChannel = kOwnChannels + 3;
+constexpr const char* kCollection = "collection of parameters";
+constexpr int64_t kChunk = int64_t{16} << 20;  // of what travels: each waits for the one before
 
 // A parameter as far as it is here.
 struct Gathered {
@@ -88,7 +89,7 @@ std::string encode(std::span<const ParameterView> views) {
   return text;
 }
 
-struct Reader {
+struct Decoder {
   std::string_view text;
   int64_t number() {
     int64_t value = 0;
@@ -120,54 +121,108 @@ struct Reader {
 
 std::vector<ParameterView> decode(std::string_view text) {
   std::vector<ParameterView> views;
-  for (Reader reader{text}; !reader.text.empty();) {
+  for (Decoder decoder{text}; !decoder.text.empty();) {
     ParameterView& view = views.emplace_back();
-    view.name = reader.string();
-    view.held = reader.held();
-    view.aliases.resize(static_cast<size_t>(reader.number()));
-    for (std::string& alias : view.aliases) alias = reader.string();
+    view.name = decoder.string();
+    view.held = decoder.held();
+    view.aliases.resize(static_cast<size_t>(decoder.number()));
+    for (std::string& alias : view.aliases) alias = decoder.string();
   }
   return views;
 }
 
-// What a rank other than 0 does: says what it has, sends what is wanted.
-Status offer(std::span<const ParameterView> views, Transport& transport) {
-  PIPER_ASSIGN(int32_t to,
-               transport.add_send(0, kParameterChannel, static_cast<int64_t>(views.size()) + 2));
-  PIPER_ASSIGN(int32_t from, transport.add_recv(0, kWantedChannel));
-  std::string text = encode(views);
-  int64_t size = static_cast<int64_t>(text.size());
-  PIPER_TRY(transport.send(to, raw(&size), 8));
-  PIPER_TRY(transport.send(to, raw(text.data()), size));
-  std::string wanted(views.size(), '\0');
-  PIPER_TRY(transport.recv(from, raw(wanted.data()), static_cast<int64_t>(wanted.size())));
-  for (size_t i = 0; i < views.size(); ++i) {
-    if (wanted[i] == 0) continue;
-    PIPER_TRY(transport.send(to, views[i].data, views[i].bytes()));
-  }
-  return transport.wait_sends();
-}
+// ---- Along the tree -----------------------------------------------------------------------------
 
-Status fetch(int64_t rank, Transport& transport, ByName& all) {
-  PIPER_ASSIGN(int32_t from, transport.add_recv(rank, kParameterChannel));
-  PIPER_ASSIGN(int32_t to, transport.add_send(rank, kWantedChannel, 1));
-  int64_t size = 0;
-  PIPER_TRY(transport.recv(from, raw(&size), 8));
-  std::string text(static_cast<size_t>(size), '\0');
-  PIPER_TRY(transport.recv(from, raw(text.data()), size));
-  std::vector<ParameterView> views = decode(text);
-  std::string wanted;
-  for (const ParameterView& view : views) wanted += has(all, view) ? '\0' : '\1';
-  PIPER_TRY(transport.send(to, raw(wanted.data()), static_cast<int64_t>(wanted.size())));
-  for (size_t i = 0; i < views.size(); ++i) {
-    if (wanted[i] == 0) continue;
-    std::vector<std::byte> data(static_cast<size_t>(views[i].bytes()));
-    PIPER_TRY(transport.recv(from, data.data(), views[i].bytes()));
-    views[i].data = data.data();
-    take(all, views[i]);
+using Sink = std::function<Status(std::span<const std::byte>)>;
+
+// What the rank and those below it hold, each once: the own views, then those of child after child.
+class Subtree {
+ public:
+  Subtree(std::vector<ParameterView> own, Control& control) : control_(control) {
+    for (ParameterView& view : own) add(std::move(view), control.rank(), 0);
   }
-  return transport.wait_sends();
-}
+
+  // Hears what the children's subtrees hold, and says what the own one does.
+  Status meet() {
+    for (const int64_t child : control_.children()) {
+      PIPER_ASSIGN(const std::string theirs, hear_text(control_, child, kCollection));
+      int64_t number = 0;
+      for (ParameterView& view : decode(theirs)) add(std::move(view), child, number++);
+    }
+    const auto up = control_.parent();
+    return up ? tell_text(control_, *up, encode(views_)) : ok_status();
+  }
+  const std::vector<ParameterView>& views() const { return views_; }
+
+  // The bytes of the wanted ones, one after the other. `wanted`: ascending.
+  Status give(std::span<const int64_t> wanted, const Sink& sink) {
+    auto next = wanted.begin();
+    for (; next != wanted.end() && source(*next) == control_.rank(); ++next) {
+      const ParameterView& view = views_[static_cast<size_t>(*next)];
+      PIPER_TRY(sink({view.data, static_cast<size_t>(view.bytes())}));
+    }
+    for (const int64_t child : control_.children()) {
+      std::vector<int64_t> numbers;
+      int64_t bytes = 0;
+      for (; next != wanted.end() && source(*next) == child; ++next) {
+        numbers.push_back(numbers_[static_cast<size_t>(*next)]);
+        bytes += views_[static_cast<size_t>(*next)].bytes();
+      }
+      PIPER_TRY(tell_text(control_, child, as_text(std::as_bytes(std::span(numbers)))));
+      PIPER_TRY(take_chunks(child, bytes, sink));
+    }
+    return ok_status();
+  }
+
+  // What the parent wants, in chunks, each when it has taken the one before.
+  Status offer(int64_t up) {
+    PIPER_ASSIGN(const std::string text, hear_text(control_, up, kCollection));
+    std::vector<int64_t> wanted(text.size() / sizeof(int64_t));
+    std::memcpy(wanted.data(), text.data(), text.size());
+    std::vector<std::byte> chunk;
+    const auto pass = [&]() -> Status {
+      std::byte taken{};
+      PIPER_TRY(control_.tell(up, chunk));
+      chunk.clear();
+      return control_.hear(up, std::span(&taken, 1), kCollection);
+    };
+    PIPER_TRY(give(wanted, [&](std::span<const std::byte> bytes) -> Status {
+      while (!bytes.empty()) {
+        const size_t room = static_cast<size_t>(kChunk) - chunk.size(),
+                     count = std::min(room, bytes.size());
+        chunk.insert(chunk.end(), bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(count));
+        bytes = bytes.subspan(count);
+        if (count == room) PIPER_TRY(pass());
+      }
+      return ok_status();
+    }));
+    return chunk.empty() ? ok_status() : pass();
+  }
+
+ private:
+  int64_t source(int64_t view) const { return sources_[static_cast<size_t>(view)]; }
+  void add(ParameterView view, int64_t from, int64_t number) {
+    if (!known_.insert(view.name + "\t" + to_string(view.held)).second) return;
+    views_.push_back(std::move(view));
+    sources_.push_back(from);
+    numbers_.push_back(number);
+  }
+  Status take_chunks(int64_t child, int64_t bytes, const Sink& sink) {
+    for (std::vector<std::byte> chunk; bytes > 0; bytes -= std::ssize(chunk)) {
+      chunk.resize(static_cast<size_t>(std::min(bytes, kChunk)));
+      PIPER_TRY(control_.hear(child, chunk, kCollection));
+      const std::byte taken{};
+      PIPER_TRY(control_.tell(child, std::span(&taken, 1)));
+      PIPER_TRY(sink(chunk));
+    }
+    return ok_status();
+  }
+
+  Control& control_;
+  std::set<std::string> known_;
+  std::vector<ParameterView> views_;
+  std::vector<int64_t> sources_, numbers_;  // by view: of which rank's list, and its place there
+};
 
 }  // namespace
 
@@ -179,15 +234,32 @@ std::vector<NamedTensor> collect_parameters(std::span<const Executor* const> exe
   return in_order(std::move(all));
 }
 
-Result<std::vector<NamedTensor>> gather_parameters(const Executor& executor, Transport& transport) {
-  std::vector<ParameterView> own = executor.parameters();
-  if (transport.rank() != 0) {
-    PIPER_TRY(offer(own, transport));
+Result<std::vector<NamedTensor>> gather_parameters(const Executor& executor, Control& control) {
+  Subtree subtree(executor.parameters(), control);
+  PIPER_TRY(subtree.meet());
+  if (const auto up = control.parent()) {
+    PIPER_TRY(subtree.offer(*up));
     return std::vector<NamedTensor>{};
   }
   ByName all;
-  for (const ParameterView& view : own) take(all, view);
-  for (int64_t rank = 1; rank < transport.world(); ++rank) PIPER_TRY(fetch(rank, transport, all));
+  std::vector<int64_t> wanted(subtree.views().size());
+  std::iota(wanted.begin(), wanted.end(), 0);
+  size_t next = 0;
+  std::vector<std::byte> data;  // of the view that is next, so far
+  PIPER_TRY(subtree.give(wanted, [&](std::span<const std::byte> bytes) -> Status {
+    while (!bytes.empty()) {
+      ParameterView view = subtree.views()[next];
+      const size_t count = std::min(static_cast<size_t>(view.bytes()) - data.size(), bytes.size());
+      data.insert(data.end(), bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(count));
+      bytes = bytes.subspan(count);
+      if (std::ssize(data) < view.bytes()) continue;
+      view.data = data.data();
+      take(all, view);
+      data.clear();
+      ++next;
+    }
+    return ok_status();
+  }));
   return in_order(std::move(all));
 }
 

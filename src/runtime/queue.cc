@@ -60,8 +60,8 @@ void end_section(State& state, int64_t step, bool reports) {
   const auto parity = static_cast<size_t>(step % 2);
   for (size_t i = 0; reports && i < state.role->reports.size(); ++i) {
     const int32_t buffer = state.role->reports[i].buffer;
-    backend.copy(queues.reports[parity] + kReportBytes * i, state.at(buffer),
-                 state.type(buffer).bytes(), queues.all[0]);
+    backend.copy(queues.reports[parity] + kStagedReportBytes * static_cast<int64_t>(i),
+                 state.at(buffer), state.type(buffer).bytes(), queues.all[0]);
   }
   if (reports) backend.record(queues.reported[parity], queues.all[0]);
   backend.record(queues.ended[state.sections % 2], queues.all[0]);
@@ -87,11 +87,11 @@ Status prepare_queues(State& state) {
     queues.streams.push_back(made);
   }
   queues.all = queues.streams;
-  const auto bytes = static_cast<int64_t>(kReportBytes * state.role->reports.size());
+  const int64_t bytes = kStagedReportBytes * std::ssize(state.role->reports);
   for (size_t parity = 0; parity < 2; ++parity) {
     PIPER_ASSIGN(queues.ended[parity], state.backend.add_event());
     PIPER_ASSIGN(queues.reported[parity], state.backend.add_event());
-    PIPER_ASSIGN(queues.reports[parity], state.backend.allocate(bytes, Space::kHost));
+    PIPER_ASSIGN(queues.reports[parity], allocate_stage(state, bytes));
   }
   return ok_status();
 }

@@ -36,10 +36,10 @@ Status finish_step(RankRun& run, const StepMetrics& metrics, bool& stop) {
 // Each process has compared its own parameters with the oracle; what several hold must be the same
 // bit for bit.
 Status compare_processes(RankRun& run, int64_t step) {
-  std::vector<uint64_t> own = run.comparison->digests();
-  std::vector<std::vector<uint64_t>> by_rank;
-  PIPER_TRY(run.between.gather(own, by_rank));
-  return by_rank.empty() ? ok_status() : run.comparison->check_digests(step, by_rank);
+  Control& control = run.transport.control();
+  HoldersOf all = run.comparison->holders();
+  PIPER_TRY(gather_holders(control, all, "exchange after the step"));
+  return control.rank() == 0 ? run.comparison->check_holders(step, all) : ok_status();
 }
 
 // What is compared between steps stands still meanwhile.

@@ -20,7 +20,7 @@ struct RankRun {
 };
 Status run_rank(RankRun& run);
 
-// What collect_parameters gives, over a transport: collective, and rank 0 has the result.
-Result<std::vector<NamedTensor>> gather_parameters(const Executor& executor, Transport& transport);
+// What collect_parameters gives, along the tree of ranks: collective, and rank 0 has the result.
+Result<std::vector<NamedTensor>> gather_parameters(const Executor& executor, Control& control);
 
 }  // namespace piper

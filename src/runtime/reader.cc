@@ -36,7 +36,7 @@ Status stage(State& state, BoundSection& section, size_t index) {
       at = made.at[0];
       continue;
     }
-    PIPER_ASSIGN(at, state.backend.allocate(made.bytes, Space::kHost));
+    PIPER_ASSIGN(at, allocate_stage(state, made.bytes));
     if (reads_data(op)) continue;
     state.backend.host_uses(at, made.bytes, true);
     write_numbers(op, at);

@@ -130,15 +130,18 @@ class Fabric final : public Transport {
   Status wait_sends() override { return ok_status(); }
   std::atomic<const char*>& activity() override { return label_; }
 
-  Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t, int32_t stream) override {
-    return seat(fmt::format("message {} {} {}", rank_, peer, channel), {rank_, peer}, 0, stream);
+  Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t, int32_t stream) override {
+    return seat(fmt::format("message {} {} {}", rank_, peer, communicator), {rank_, peer}, 0,
+                stream);
   }
-  Result<int32_t> add_recv(int64_t peer, int32_t channel, int32_t stream) override {
-    return seat(fmt::format("message {} {} {}", peer, rank_, channel), {peer, rank_}, 1, stream);
+  Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream) override {
+    return seat(fmt::format("message {} {} {}", peer, rank_, communicator), {peer, rank_}, 1,
+                stream);
   }
-  Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t stream) override {
+  Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator,
+                            int32_t stream) override {
     const auto own = std::find(ranks.begin(), ranks.end(), rank_);
-    return seat(fmt::format("group [{}] on {}", fmt::join(ranks, " "), stream),
+    return seat(fmt::format("group {} [{}]", communicator, fmt::join(ranks, " ")),
                 {ranks.begin(), ranks.end()}, static_cast<size_t>(own - ranks.begin()), stream);
   }
 

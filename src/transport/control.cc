@@ -7,47 +7,8 @@
 namespace piper {
 namespace {
 
-constexpr int64_t kLongestText = int64_t{1} << 20;
+constexpr int64_t kLongestText = int64_t{1} << 30;
 constexpr const char* kAgreement = "comparison of plans";
-
-std::span<const std::byte> bytes_of(const std::string& text) {
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
-
-Status tell_text(Control& control, int64_t rank, const std::string& text) {
-  const auto size = static_cast<int64_t>(text.size());
-  PIPER_TRY(control.tell(rank, std::as_bytes(std::span(&size, 1))));
-  return control.tell(rank, bytes_of(text));
-}
-
-Result<std::string> hear_text(Control& control, int64_t rank) {
-  int64_t size = 0;
-  PIPER_TRY(control.hear(rank, std::as_writable_bytes(std::span(&size, 1)), kAgreement));
-  if (size < 0 || size > kLongestText)
-    return fail("rank {} hears a text of {} bytes from rank {}", control.rank(), size, rank)
-        .with_code(ExitCode::kPeer);
-  std::string text(static_cast<size_t>(size), '\0');
-  PIPER_TRY(
-      control.hear(rank, std::as_writable_bytes(std::span(text.data(), text.size())), kAgreement));
-  return text;
-}
-
-// Fields one after the other, each behind its length.
-std::string pack(std::span<const std::string> fields) {
-  std::string text;
-  for (const std::string& field : fields) text += fmt::format("{}:{}", field.size(), field);
-  return text;
-}
-std::vector<std::string> unpack(std::string_view text) {
-  std::vector<std::string> fields;
-  while (!text.empty()) {
-    const size_t colon = std::min(text.find(':'), text.size() - 1);
-    const size_t size = std::strtoull(std::string(text.substr(0, colon)).c_str(), nullptr, 10);
-    fields.emplace_back(text.substr(colon + 1, size));
-    text.remove_prefix(std::min(colon + 1 + size, text.size()));
-  }
-  return fields;
-}
 
 std::string encode(const PlanIdentity& one) {
   std::vector<std::string> fields{one.set_id, std::to_string(one.rank), std::to_string(one.world),
@@ -88,6 +49,40 @@ std::optional<Conflict> decode_conflict(std::string_view text) {
 
 }  // namespace
 
+Status tell_text(Control& control, int64_t rank, std::string_view text) {
+  const auto size = static_cast<int64_t>(text.size());
+  PIPER_TRY(control.tell(rank, std::as_bytes(std::span(&size, 1))));
+  return control.tell(rank, std::as_bytes(std::span(text)));
+}
+
+Result<std::string> hear_text(Control& control, int64_t rank, const char* what) {
+  int64_t size = 0;
+  PIPER_TRY(control.hear(rank, std::as_writable_bytes(std::span(&size, 1)), what));
+  if (size < 0 || size > kLongestText)
+    return fail("rank {} hears a text of {} bytes from rank {}", control.rank(), size, rank)
+        .with_code(ExitCode::kPeer);
+  std::string text(static_cast<size_t>(size), '\0');
+  PIPER_TRY(control.hear(rank, std::as_writable_bytes(std::span(text)), what));
+  return text;
+}
+
+// One after the other, each behind its length.
+std::string pack(std::span<const std::string> texts) {
+  std::string text;
+  for (const std::string& one : texts) text += fmt::format("{}:{}", one.size(), one);
+  return text;
+}
+std::vector<std::string> unpack(std::string_view text) {
+  std::vector<std::string> fields;
+  while (!text.empty()) {
+    const size_t colon = std::min(text.find(':'), text.size() - 1);
+    const size_t size = std::strtoull(std::string(text.substr(0, colon)).c_str(), nullptr, 10);
+    fields.emplace_back(text.substr(colon + 1, size));
+    text.remove_prefix(std::min(colon + 1 + size, text.size()));
+  }
+  return fields;
+}
+
 std::optional<int64_t> Control::parent() const {
   if (rank() == 0) return std::nullopt;
   return (rank() - 1) / kFanOut;
@@ -120,15 +115,15 @@ Status Control::agree(const PlanIdentity& own) {
     if (one && (!found || one->rule < found->rule)) found = std::move(one);
   };
   for (const int64_t child : children()) {
-    PIPER_ASSIGN(const std::string theirs, hear_text(*this, child));
-    PIPER_ASSIGN(const std::string below, hear_text(*this, child));
+    PIPER_ASSIGN(const std::string theirs, hear_text(*this, child, kAgreement));
+    PIPER_ASSIGN(const std::string below, hear_text(*this, child, kAgreement));
     add(check_pair(own, decode_identity(theirs)));
     add(decode_conflict(below));
   }
   if (const auto up = parent()) {
     PIPER_TRY(tell_text(*this, *up, encode(own)));
     PIPER_TRY(tell_text(*this, *up, encode(found)));
-    PIPER_ASSIGN(const std::string result, hear_text(*this, *up));
+    PIPER_ASSIGN(const std::string result, hear_text(*this, *up, kAgreement));
     found = decode_conflict(result);
   }
   for (const int64_t child : children()) PIPER_TRY(tell_text(*this, child, encode(found)));

@@ -25,11 +25,6 @@ Error timed_out(int64_t rank, double seconds, const std::string& what,
   return error;
 }
 
-std::string name_message(int32_t channel) {
-  if (channel >= kOwnChannels) return "what ranks tell each other beside the plan";
-  return fmt::format("a message on channel {}", channel);
-}
-
 Error stopped_by(int64_t rank, int64_t peer, std::string_view reason) {
   return fail("rank {} stopped because rank {} failed: {}", rank, peer, reason)
       .with_code(ExitCode::kPeer);

@@ -11,7 +11,7 @@ namespace piper::process {
 
 // How far a rank has come in the sums of a group.
 struct SharedCounters {
-  std::atomic<uint64_t> group{0};   // hash of its ranks; 0: free
+  std::atomic<uint64_t> group{0};   // hash of it and its ranks; 0: free
   std::atomic<uint64_t> bytes{0};   // of the message under way
   std::atomic<uint64_t> filled{0};  // segments that lie in the slots
   std::atomic<uint64_t> summed{0};  // segments of which the own slice is summed

@@ -24,10 +24,10 @@ struct Message {
   std::span<const MessagePart> parts;  // of several, instead of `data`
 };
 
-// Messages of one (sender, receiver, channel): one writer, one reader.
+// Messages of one (sender, receiver, communicator): one writer, one reader.
 struct Mailbox {
   int64_t sender = 0, receiver = 0;
-  int32_t channel = 0;
+  int32_t communicator = 0;
   std::vector<Message> ring;  // sized by the sender before its first send
   alignas(64) std::atomic<uint64_t> sent{0};
   alignas(64) std::atomic<uint64_t> received{0};
@@ -76,7 +76,7 @@ struct Shared {
   std::mutex mutex;                                        // guards the maps and the reason
   std::map<std::pair<int64_t, int64_t>, Letters> letters;  // by sender and receiver
   std::map<std::tuple<int64_t, int64_t, int32_t>, Mailbox> mailboxes;
-  std::map<std::vector<int64_t>, Group> groups;
+  std::map<std::pair<int32_t, std::vector<int64_t>>, Group> groups;  // by communicator and ranks
   std::string reason;
   std::atomic<int64_t> stopped{-1};  // the rank that aborted first
 };
@@ -87,7 +87,7 @@ class InprocTransport final : public Transport, public Control {
       : shared_(shared), rank_(rank), timeout_(shared.options.timeout_s) {
     std::vector<int64_t> all;
     for (int64_t i = 0; i < shared.world; ++i) all.push_back(i);
-    open_group(all);
+    open_group(-1, all);
   }
 
   std::string_view name() const override { return "inproc"; }
@@ -102,10 +102,10 @@ class InprocTransport final : public Transport, public Control {
   Status barrier() override { return arrive(groups_[0], "barrier"); }
   void abort(const Error& reason) override;
 
-  Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight, int32_t) override;
-  Result<int32_t> add_recv(int64_t peer, int32_t channel, int32_t) override;
+  Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight, int32_t) override;
+  Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t) override;
   Status add_message(std::span<const MessagePart>) override { return ok_status(); }
-  Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t) override;
+  Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator, int32_t) override;
 
   Status send(int32_t route, const std::byte* data, int64_t bytes) override;
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;
@@ -136,8 +136,8 @@ class InprocTransport final : public Transport, public Control {
 
   Status post(int32_t route, const Message& message);
   Letters& letters(int64_t sender, int64_t receiver);
-  Mailbox& mailbox(int64_t sender, int64_t receiver, int32_t channel);
-  int32_t open_group(const std::vector<int64_t>& ranks);
+  Mailbox& mailbox(int64_t sender, int64_t receiver, int32_t communicator);
+  int32_t open_group(int32_t communicator, const std::vector<int64_t>& ranks);
   Status stopped_error();
   template <class Ready>
   bool wait(int64_t peer, Ready ready);
@@ -233,37 +233,37 @@ Status InprocTransport::hear(int64_t rank, std::span<std::byte> bytes, const cha
 
 // ---- Registration -------------------------------------------------------------------------------
 
-Mailbox& InprocTransport::mailbox(int64_t sender, int64_t receiver, int32_t channel) {
+Mailbox& InprocTransport::mailbox(int64_t sender, int64_t receiver, int32_t communicator) {
   std::lock_guard lock(shared_.mutex);
-  auto [place, fresh] = shared_.mailboxes.try_emplace({sender, receiver, channel});
+  auto [place, fresh] = shared_.mailboxes.try_emplace({sender, receiver, communicator});
   Mailbox& box = place->second;
   if (fresh) {  // the other side may be using it already
     box.sender = sender;
     box.receiver = receiver;
-    box.channel = channel;
+    box.communicator = communicator;
   }
   return box;
 }
 
-Result<int32_t> InprocTransport::add_send(int64_t peer, int32_t channel, int64_t in_flight,
+Result<int32_t> InprocTransport::add_send(int64_t peer, int32_t communicator, int64_t in_flight,
                                           int32_t) {
   PIPER_TRY(check_peer(rank_, world(), peer));
-  Mailbox& box = mailbox(rank_, peer, channel);
+  Mailbox& box = mailbox(rank_, peer, communicator);
   box.ring.resize(std::max(box.ring.size(), static_cast<size_t>(in_flight)));
   routes_.push_back(&box);
   outgoing_.push_back(&box);
   return static_cast<int32_t>(routes_.size() - 1);
 }
 
-Result<int32_t> InprocTransport::add_recv(int64_t peer, int32_t channel, int32_t) {
+Result<int32_t> InprocTransport::add_recv(int64_t peer, int32_t communicator, int32_t) {
   PIPER_TRY(check_peer(rank_, world(), peer));
-  routes_.push_back(&mailbox(peer, rank_, channel));
+  routes_.push_back(&mailbox(peer, rank_, communicator));
   return static_cast<int32_t>(routes_.size() - 1);
 }
 
-int32_t InprocTransport::open_group(const std::vector<int64_t>& ranks) {
+int32_t InprocTransport::open_group(int32_t communicator, const std::vector<int64_t>& ranks) {
   std::lock_guard lock(shared_.mutex);
-  Group& group = shared_.groups[ranks];
+  Group& group = shared_.groups[{communicator, ranks}];
   if (group.members.empty()) {
     group.ranks = ranks;
     for (size_t i = 0; i < ranks.size(); ++i) group.members.emplace_back();
@@ -281,9 +281,10 @@ int32_t InprocTransport::open_group(const std::vector<int64_t>& ranks) {
   return static_cast<int32_t>(groups_.size() - 1);
 }
 
-Result<int32_t> InprocTransport::add_group(std::span<const int64_t> ranks, int32_t) {
+Result<int32_t> InprocTransport::add_group(std::span<const int64_t> ranks, int32_t communicator,
+                                           int32_t) {
   PIPER_TRY(check_group(rank_, world(), ranks));
-  return open_group({ranks.begin(), ranks.end()});
+  return open_group(communicator, {ranks.begin(), ranks.end()});
 }
 
 // ---- Messages -----------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ Status InprocTransport::post(int32_t route, const Message& message) {
   auto room = [&] { return number - box.received.load() < box.ring.size(); };
   if (!room()) {  // more in flight than was promised
     if (!wait(box.receiver, room)) {
-      return late(fmt::format("to send on channel {} to", box.channel), box.receiver);
+      return late(fmt::format("to send on communicator {} to", box.communicator), box.receiver);
     }
     PIPER_TRY(stopped_error());
   }
@@ -337,13 +338,14 @@ Status InprocTransport::recv(int32_t route, std::span<const MessagePart> parts) 
   Mailbox& box = *routes_[static_cast<size_t>(route)];
   uint64_t number = box.received.load();
   if (!wait(box.sender, [&] { return box.sent.load() > number; })) {
-    return late(fmt::format("for {} from", name_message(box.channel)), box.sender);
+    return late(fmt::format("for a message on communicator {} from", box.communicator), box.sender);
   }
   PIPER_TRY(stopped_error());
   const Message message = box.ring[number % box.ring.size()];
   if (message.bytes != bytes_of(parts)) {
-    return size_mismatch(rank_, box.sender, fmt::format("on channel {} from", box.channel),
-                         message.bytes, bytes_of(parts));
+    return size_mismatch(rank_, box.sender,
+                         fmt::format("on communicator {} from", box.communicator), message.bytes,
+                         bytes_of(parts));
   }
   copy_parts(message, parts);
   box.received.store(number + 1);
@@ -355,7 +357,8 @@ Status InprocTransport::wait_sends() {
   for (Mailbox* box : outgoing_) {
     if (box->received.load() == box->sent.load()) continue;
     if (!wait(box->receiver, [&] { return box->received.load() == box->sent.load(); })) {
-      return late(fmt::format("for {} to be taken by", name_message(box->channel)), box->receiver);
+      return late(fmt::format("for a message on communicator {} to be taken by", box->communicator),
+                  box->receiver);
     }
     PIPER_TRY(stopped_error());
   }

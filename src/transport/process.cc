@@ -27,7 +27,7 @@ ProcessTransport::ProcessTransport(std::unique_ptr<Wire> wire, const TransportOp
       memory_(wire_->job(), rank_, world_) {
   std::vector<int64_t> all;
   for (int64_t i = 0; i < world_; ++i) all.push_back(i);
-  groups_.push_back(make_group(all));
+  groups_.push_back(make_group(-1, all));
 }
 
 ProcessTransport::~ProcessTransport() {
@@ -49,8 +49,8 @@ bool ProcessTransport::done(Transfer& transfer, Status& status, const char* what
   status = wire_->test(transfer, got);
   if (status && transfer.open) return false;
   if (status && transfer.bytes >= 0 && got != transfer.bytes) {
-    const std::string where = transfer.channel >= 0
-                                  ? fmt::format("on channel {} from", transfer.channel)
+    const std::string where = transfer.communicator >= 0
+                                  ? fmt::format("on communicator {} from", transfer.communicator)
                                   : fmt::format("in the {} with", what);
     status = size_mismatch(rank_, transfer.peer, where, got, transfer.bytes);
   }
@@ -61,8 +61,8 @@ std::string ProcessTransport::place_of(const Transfer& transfer, const char* wha
                                        const Group* group) const {
   if (group != nullptr)
     return fmt::format("in the {} of ranks [{}] for", what, fmt::join(group->ranks, ","));
-  if (transfer.channel < 0) return fmt::format("in the {} for", what);
-  return fmt::format("for {} {}", name_message(transfer.channel),
+  if (transfer.communicator < 0) return fmt::format("in the {} for", what);
+  return fmt::format("for a message on communicator {} {}", transfer.communicator,
                      transfer.bytes >= 0 ? "from" : "to be taken by");
 }
 
@@ -137,37 +137,43 @@ Status ProcessTransport::hear(int64_t rank, std::span<std::byte> bytes, const ch
 
 // ---- Registration -------------------------------------------------------------------------------
 
-Group ProcessTransport::make_group(std::span<const int64_t> ranks) const {
+Group ProcessTransport::make_group(int32_t communicator, std::span<const int64_t> ranks) const {
   Group group;
+  group.communicator = communicator;
   group.ranks.assign(ranks.begin(), ranks.end());
   group.position = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
   uint32_t hash = 2166136261u;  // members of different groups must not take each other's messages
-  for (int64_t rank : ranks) hash = (hash ^ static_cast<uint32_t>(rank + 1)) * 16777619u;
+  const auto mix = [&](int64_t with) {
+    hash = (hash ^ static_cast<uint32_t>(with + 1)) * 16777619u;
+  };
+  mix(communicator);
+  for (int64_t rank : ranks) mix(rank);
   group.tag = static_cast<int32_t>(hash & 0xfffffff);
   group.from.resize(ranks.size());
   return group;
 }
 
-Result<int32_t> ProcessTransport::add_send(int64_t peer, int32_t channel, int64_t in_flight,
+Result<int32_t> ProcessTransport::add_send(int64_t peer, int32_t communicator, int64_t in_flight,
                                            int32_t) {
   PIPER_TRY(check_peer(rank_, world_, peer));
-  routes_.push_back({peer, channel});
+  routes_.push_back({peer, communicator});
   sends_.reserve(sends_.capacity() + static_cast<size_t>(in_flight));
   return static_cast<int32_t>(routes_.size() - 1);
 }
 
-Result<int32_t> ProcessTransport::add_recv(int64_t peer, int32_t channel, int32_t) {
+Result<int32_t> ProcessTransport::add_recv(int64_t peer, int32_t communicator, int32_t) {
   PIPER_TRY(check_peer(rank_, world_, peer));
-  routes_.push_back({peer, channel});
+  routes_.push_back({peer, communicator});
   return static_cast<int32_t>(routes_.size() - 1);
 }
 
-Result<int32_t> ProcessTransport::add_group(std::span<const int64_t> ranks, int32_t) {
+Result<int32_t> ProcessTransport::add_group(std::span<const int64_t> ranks, int32_t communicator,
+                                            int32_t) {
   PIPER_TRY(check_group(rank_, world_, ranks));
   for (size_t i = 1; i < groups_.size(); ++i)
-    if (std::equal(ranks.begin(), ranks.end(), groups_[i].ranks.begin(), groups_[i].ranks.end()))
+    if (groups_[i].communicator == communicator && std::ranges::equal(ranks, groups_[i].ranks))
       return static_cast<int32_t>(i);
-  Group& group = groups_.emplace_back(make_group(ranks));
+  Group& group = groups_.emplace_back(make_group(communicator, ranks));
   if (ranks.size() < 2) return static_cast<int32_t>(groups_.size() - 1);
   group.transfers.reserve(ranks.size() * 2 * kTogether);
   if (out_.empty()) {
@@ -203,14 +209,15 @@ Status in_messages(std::span<const MessagePart> parts, Visit visit) {
 
 Status ProcessTransport::start_message(int32_t route, std::span<const MessagePart> parts) {
   const Route& to = routes_[static_cast<size_t>(route)];
-  Transfer& transfer = sends_.emplace_back(Transfer{.peer = to.peer, .channel = to.channel});
-  return wire_->send(transfer, {to.peer, Lane::kMessages, to.channel}, parts);
+  Transfer& transfer =
+      sends_.emplace_back(Transfer{.peer = to.peer, .communicator = to.communicator});
+  return wire_->send(transfer, {to.peer, Lane::kMessages, to.communicator}, parts);
 }
 
 Status ProcessTransport::take_message(int32_t route, std::span<const MessagePart> parts) {
   const Route& from = routes_[static_cast<size_t>(route)];
-  Transfer transfer{.peer = from.peer, .bytes = bytes_of(parts), .channel = from.channel};
-  PIPER_TRY(wire_->receive(transfer, {from.peer, Lane::kMessages, from.channel}, parts));
+  Transfer transfer{.peer = from.peer, .bytes = bytes_of(parts), .communicator = from.communicator};
+  PIPER_TRY(wire_->receive(transfer, {from.peer, Lane::kMessages, from.communicator}, parts));
   return wait(std::span(&transfer, 1), "receive", nullptr);
 }
 

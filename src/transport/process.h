@@ -27,10 +27,11 @@ inline constexpr size_t kTogether = 32;
 
 struct Route {
   int64_t peer = 0;
-  int32_t channel = 0;
+  int32_t communicator = 0;
 };
 
 struct Group {
+  int32_t communicator = -1;  // of the whole job
   std::vector<int64_t> ranks;
   int64_t position = 0;
   int32_t tag = 0;
@@ -61,10 +62,10 @@ class ProcessTransport final : public Transport, public Control {
   Status hear(int64_t rank, std::span<std::byte> bytes, const char* what) override;
   void abort(const Error& reason) override;
 
-  Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t in_flight, int32_t) override;
-  Result<int32_t> add_recv(int64_t peer, int32_t channel, int32_t) override;
+  Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight, int32_t) override;
+  Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t) override;
   Status add_message(std::span<const MessagePart> parts) override;
-  Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t) override;
+  Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator, int32_t) override;
 
   Status send(int32_t route, const std::byte* data, int64_t bytes) override;
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;
@@ -89,7 +90,7 @@ class ProcessTransport final : public Transport, public Control {
   };
   Status start_message(int32_t route, std::span<const MessagePart> parts);
   Status take_message(int32_t route, std::span<const MessagePart> parts);
-  Group make_group(std::span<const int64_t> ranks) const;
+  Group make_group(int32_t communicator, std::span<const int64_t> ranks) const;
   bool done(Transfer& transfer, Status& status, const char* what);
   Status wait(std::span<Transfer> transfers, const char* what, const Group* group);
   Status wait_all(std::span<Transfer> transfers, const char* what, const Group* group);

@@ -59,7 +59,7 @@ Status ProcessTransport::join(Group& group) {
   const auto is_here = [&](int64_t rank) { return memory_.is_here(rank); };
   if (!shared_memory_ || !std::all_of(group.ranks.begin(), group.ranks.end(), is_here))
     return ok_status();
-  std::string text;
+  std::string text = fmt::format("{}:", group.communicator);
   for (int64_t rank : group.ranks) text += fmt::format("{},", rank);
   group.hash = std::hash<std::string>()(text) | 1;
   SharedCounters* const own = take_counters(group.hash);

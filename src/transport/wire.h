@@ -24,7 +24,7 @@ struct Transfer {
   bool open = false;
   int64_t peer = 0;
   int64_t bytes = -1;  // expected by a receive; -1 for a send
-  int32_t channel = -1;
+  int32_t communicator = -1;
 };
 
 class Wire {

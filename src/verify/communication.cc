@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <map>
 #include <tuple>
-#include <utility>
 
 #include "model.h"
 
@@ -13,11 +12,11 @@ const Tensor& tensor_of(const Model& model, const Section& section, Spot place, 
   return model.cells[place.cell].role->tensor(section.at(place).args[arg]);
 }
 
-// What one cell sends another through one channel.
+// What one cell sends another on one communicator.
 struct Route {
   std::vector<Spot> sends, recvs;
 };
-using Routes = std::map<std::tuple<int32_t, int32_t, int32_t>, Route>;  // by from, to and channel
+using Routes = std::map<std::tuple<int32_t, int32_t, int32_t>, Route>;  // by from, to, communicator
 
 Routes find_routes(const Model& model, const Section& section) {
   Routes routes;
@@ -28,16 +27,14 @@ Routes find_routes(const Model& model, const Section& section) {
       const Instruction& one = section.at({c, i});
       const Cell& own = model.cells[c];
       const int32_t peer = model.cell_of_rank[peer_rank(*own.role, one.peer, own.coordinates)];
-      Route& route = routes[{send ? c : peer, send ? peer : c, one.channel}];
+      Route& route = routes[{send ? c : peer, send ? peer : c, one.communicator}];
       (send ? route.sends : route.recvs).push_back({c, i});
     }
   return routes;
 }
 
-// Collectives of one set of ranks, by member cell. Two groups over the same axes are the same
-// ranks.
-using Ranks = std::pair<std::vector<int32_t>,
-                        std::vector<int64_t>>;  // axes; the fixed coordinates, -1 on axes
+// Collectives of one set of ranks on one communicator, by member cell.
+using Ranks = std::pair<int32_t, std::vector<int64_t>>;  // the fixed coordinates, -1 on its axes
 
 std::map<Ranks, std::map<int32_t, std::vector<Spot>>> find_groups(const Model& model,
                                                                   const Section& section) {
@@ -47,8 +44,8 @@ std::map<Ranks, std::map<int32_t, std::vector<Spot>>> find_groups(const Model& m
       if (!is_collective(section.steps[c][i].kind)) continue;
       const Instruction& one = section.at({c, i});
       const RoleProgram& role = *model.cells[c].role;
-      Ranks key{role.groups[one.group].axes, model.cells[c].coordinates};
-      for (int32_t axis : key.first) key.second[axis] = -1;
+      Ranks key{one.communicator, model.cells[c].coordinates};
+      for (int32_t axis : role.groups[one.group].axes) key.second[axis] = -1;
       auto& members = groups[key];
       if (members.empty())
         for (int64_t rank : group_ranks(role, role.groups[one.group], model.cells[c].coordinates))
@@ -110,10 +107,33 @@ void compare_types(const Model& model, const Section& section, Spot send, Spot r
 
 }  // namespace
 
+void check_communicators(const Model& model, Findings& findings) {
+  const std::vector<Communicator>& all = model.cells[0].role->communicators;
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
+    const Cell& cell = model.cells[c];
+    if (cell.role->communicators != all) {
+      findings.add("communicator", "{} does not list the communicators that {} does", model.who(c),
+                   model.who(0));
+      continue;
+    }
+    for (const auto* list : {&cell.role->prologue, &cell.role->body, &cell.role->epilogue})
+      for (const Instruction& one : *list) {
+        if (one.peer.empty()) continue;
+        const Communicator& of = all[one.communicator];
+        const auto& own = one.kind == InstructionKind::kSend ? of.from : of.to;
+        if (!std::equal(own.begin(), own.end(), cell.coordinates.begin(),
+                        [](int32_t at, int64_t rank) { return at < 0 || at == rank; }))
+          findings.add("communicator",
+                       "{} on {} stands on communicator {}, which is of other ranks", name_of(one),
+                       model.who(c), one.communicator);
+      }
+  }
+}
+
 void check_transfers(const Model& model, Section& section, Findings& findings,
                      VerifyReport& report) {
   for (const auto& [of, route] : find_routes(model, section)) {
-    const auto& [from, to, channel] = of;
+    const auto& [from, to, communicator] = of;
     const auto& [sends, recvs] = route;
     for (size_t k = 0; k < std::max(sends.size(), recvs.size()); ++k) {
       if (k >= recvs.size()) {
@@ -162,51 +182,6 @@ void check_collectives(const Model& model, Section& section, Findings& findings,
       for (Spot place : joint)
         section.joint[place.cell][place.index] = static_cast<int32_t>(section.joints.size());
       section.joints.push_back(std::move(joint));
-    }
-  }
-}
-
-namespace {
-
-// Whether the earlier message is complete before the later one begins, whatever that receives.
-bool in_order(const Section& section, const Clocks& clocks, Spot earlier, Spot later) {
-  for (int32_t i = later.index; i-- > 0;)
-    if (section.steps[later.cell][i].slot == section.step(later).slot) {
-      if (clocks.before(section, earlier, Spot{later.cell, i})) return true;
-      break;
-    }
-  const auto waits = section.waits_of(later);
-  return std::any_of(waits.begin(), waits.end(), [&](int32_t wait) {
-    return clocks.before(section, earlier, Spot{later.cell, wait});
-  });
-}
-
-}  // namespace
-
-// Messages of one channel are told apart by their order alone: their sends, and their receives, may
-// not overtake each other on several streams.
-void check_channels(const Model& model, const Section& section, const Clocks& clocks,
-                    Findings& findings) {
-  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
-    const auto& steps = section.steps[c];
-    const auto is_message = [](const Step& step) {
-      return step.kind == InstructionKind::kSend || step.kind == InstructionKind::kRecv;
-    };
-    const auto first = std::find_if(steps.begin(), steps.end(), is_message);
-    if (std::all_of(first, steps.end(), [&](const Step& step) {
-          return !is_message(step) || step.slot == first->slot;
-        }))
-      continue;
-    std::map<std::tuple<InstructionKind, int32_t, int32_t>, int32_t> last;
-    for (int32_t i = 0; i < static_cast<int32_t>(steps.size()); ++i) {
-      if (!is_message(steps[i])) continue;
-      const Instruction& one = section.at({c, i});
-      const auto [known, is_new] =
-          last.try_emplace({one.kind, section.partner[c][i].cell, one.channel}, i);
-      const int32_t before = std::exchange(known->second, i);
-      if (!is_new && !in_order(section, clocks, Spot{c, before}, Spot{c, i}))
-        findings.add("transfer", "{} may overtake {}, a message of the same channel",
-                     name_of(model, section, {c, i}), name_of(section.at({c, before})));
     }
   }
 }

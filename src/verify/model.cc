@@ -27,10 +27,9 @@ std::vector<bool> find_alike_axes(const PlanSet& set) {
 
 std::vector<bool> find_free_axes(const PlanSet& set, std::vector<bool> free) {
   for (const RoleProgram& role : set.roles)
-    for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
-      for (const Instruction& one : *list)
-        for (size_t a = 0; a < one.peer.size(); ++a)
-          if (one.peer[a] >= 0) free[a] = false;
+    for (const Communicator& one : role.communicators)
+      for (size_t a = 0; a < one.from.size(); ++a)
+        if (one.from[a] >= 0) free[a] = false;
   return free;
 }
 
@@ -219,9 +218,7 @@ void check_run(const Model& model, const Section& section, const Single* single,
                VerifyReport& report) {
   const bool steps = section.parts.back().ends_step, overlap = section.parts.size() > 1;
   std::vector<Part> parts{[&](Findings& found, VerifyReport&) {
-    const Clocks clocks = make_clocks(section);
-    if (!overlap) check_channels(model, section, clocks, found);
-    check_memory(model, section, clocks, found);
+    check_memory(model, section, make_clocks(section), found);
   }};
   const auto& lists = section.lists;
   if (!steps && std::any_of(lists.begin(), lists.end(), [](const auto& l) { return !l.empty(); }))

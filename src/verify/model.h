@@ -216,6 +216,9 @@ Status find_facts(const PlanSet& set, Model& model);
 void check_structure(const Model& model, std::span<const Section> sections, Findings& findings);
 // microbatch: random numbers
 void check_draws(const Model& model, Findings& findings);
+// All ranks list the same, and take part in theirs alone. (That an instruction's fits its peer or
+// group, and its stream, is checked where plans are read.)
+void check_communicators(const Model& model, Findings& findings);
 // Fills section.partner and counts transfers.
 void check_transfers(const Model& model, Section& section, Findings& findings,
                      VerifyReport& report);
@@ -237,9 +240,6 @@ class Clocks {
     return row >= 0 && cell.known[static_cast<size_t>(row) * cell.asked.size() +
                                   static_cast<size_t>(cell.column_of[slot])] >= earlier;
   }
-  bool before(const Section& section, Spot earlier, Spot later) const {
-    return before(section, section.step(earlier).slot, earlier.index, later);
-  }
 
  private:
   friend class Clockwork;
@@ -253,9 +253,6 @@ class Clocks {
 };
 Clocks make_clocks(const Section& section);
 
-// transfer: the order of a channel
-void check_channels(const Model& model, const Section& section, const Clocks& clocks,
-                    Findings& findings);
 // order and memory; over the body: a state is read before its update
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings);

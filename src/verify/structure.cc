@@ -196,6 +196,7 @@ void check_structure(const Model& model, std::span<const Section> sections, Find
     check_writes(model, sections, c, findings);
     check_versions(model, c, findings);
   }
+  check_communicators(model, findings);
   check_starts(model, findings);
   check_kept(model, findings);
   check_inputs(model, findings);

@@ -192,8 +192,8 @@ def role(**changes):
     program.ops.add(op=b"Mul", inputs=[0, 1], outputs=[3])
     program.ops.add(op=b"Neg", inputs=[3], outputs=[2])
     samples = plan_pb2.SampleRange(count=4, stride=[0])
-    made.body.add(kind=1, program=-1, args=[1], input=b"x", samples=samples, group=-1, stage=-1, micro=-1, micros=1)
-    made.body.add(kind=0, program=0, args=[0, 1, 2], group=-1, stage=-1, micro=-1, micros=1)
+    made.body.add(kind=1, program=-1, args=[1], input=b"x", samples=samples, group=-1, communicator=-1, stage=-1, micro=-1, micros=1)
+    made.body.add(kind=0, program=0, args=[0, 1, 2], group=-1, communicator=-1, stage=-1, micro=-1, micros=1)
     return made
 
 

@@ -1,6 +1,7 @@
 // Tensors cut over mesh axes, five steps of real exports: every rank of tensor-parallel,
 // sequence-parallel and context-parallel meshes, beside pipelines, replicas and ZeRO, trains as one
 // device does that cuts nothing, in f64 to the last digits.
+#include "communicators.h"
 #include "equivalence/jobs.h"
 #include "piper/summary.h"
 #include "piper/verify.h"
@@ -594,6 +595,7 @@ TEST(Axes, EachCollectiveCounts) {
         Instruction& one = wrong.roles[0].body[places[k]];
         SCOPED_TRACE(fmt::format("{} {}", one.label, change == left_out ? "left out" : "over dp"));
         change(wrong.roles[0], one);
+        give_communicators(wrong);
         const Result<VerifyReport> report = verify_plan_set(wrong, nullptr);
         EXPECT_TRUE(!report || !report->findings.empty());
         if (k % (places.size() / 4) != 0) continue;
@@ -628,6 +630,7 @@ TEST(Axes, EachTurnCounts) {
       if ((change == left_out && !rotates) || ++changed % 5 != 0) continue;
       PlanSet wrong = right->set;
       change(wrong.roles[0], wrong.roles[0].body[i]);
+      give_communicators(wrong);
       const Result<VerifyReport> report = verify_plan_set(wrong, nullptr);
       EXPECT_TRUE(!report || !report->findings.empty()) << i << " " << body[i].label;
       if (changed % 100 != 0) continue;
@@ -742,6 +745,7 @@ TEST(Axes, EachRowCounts) {
       if (change[0] == 'o' && change[1] == 'n') --one.owned;
       if (change[0] == 'a' && one.args[2] == last_index) continue;
       if (change[0] == 'a') one.args[2] = last_index;
+      give_communicators(wrong);
       const Result<VerifyReport> report = verify_plan_set(wrong, nullptr);
       EXPECT_TRUE(!report || !report->findings.empty());
       if (k % 5 != 0) continue;

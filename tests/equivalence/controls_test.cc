@@ -1,6 +1,7 @@
 // Negative controls: what a plan inserts is needed. Taking one communication or the sum over two
 // places out, or rescaling the label count or the clip factor, must make the comparison fail that
 // the whole plan passes. SGD throughout: Adam hides constant factors.
+#include "communicators.h"
 #include "equivalence/jobs.h"
 
 namespace piper {
@@ -39,6 +40,7 @@ void neutralise(RoleProgram& role, size_t i) {
   instruction.group = lone_group(role);
   instruction.kind = InstructionKind::kAllReduce;
   instruction.peer.clear();
+  instruction.communicator = -1;
 }
 
 struct Cut {
@@ -69,7 +71,7 @@ std::vector<Cut> communications(const PlanSet& set) {
         for (size_t k = 0; k < set.roles[q].body.size(); ++k)
           if (q != r && set.roles[q].body[k].kind == InstructionKind::kRecv &&
               set.roles[q].body[k].label == wanted &&
-              set.roles[q].body[k].channel == instruction.channel)
+              set.roles[q].body[k].communicator == instruction.communicator)
             cut.instructions.emplace_back(q, k);
       cuts.push_back(std::move(cut));
     }
@@ -79,6 +81,7 @@ std::vector<Cut> communications(const PlanSet& set) {
 
 PlanSet without(PlanSet set, const Cut& cut) {
   for (const auto& [role, position] : cut.instructions) neutralise(set.roles[role], position);
+  give_communicators(set);
   return set;
 }
 
@@ -141,6 +144,7 @@ TEST(Controls, TheSumOverTwoPlacesIsNeeded) {
   for (RoleProgram& role : broken.roles)
     for (size_t i = 0; i < role.body.size(); ++i)
       if (!role.body[i].combines.empty()) neutralise(role, i), ++sums;
+  give_communicators(broken);
   EXPECT_GT(sums, 100);
   EXPECT_TRUE(differs(*whole, train(broken, kModel, kSteps)));
 }

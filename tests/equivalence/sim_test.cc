@@ -2,8 +2,11 @@
 // order that streams, events and communicators allow; and an executor that forgets one of these is
 // found out in every order.
 
+#include <deque>
+
 #include "equivalence/jobs.h"
 #include "equivalence/layouts.h"
+#include "forwarding.h"
 #include "piper/verify.h"
 #include "seed.h"
 
@@ -260,6 +263,10 @@ struct Meddling {
   std::optional<int32_t> computes_on, copies_on, receives_on, reduces_on;
   // A reduction is queued behind the next one.
   bool swaps_reductions = false;
+  // Groups on the first two communicators stand on each other's.
+  bool swaps_communicators = false;
+  // Of all ranks: messages of both directions between two stand on one communicator.
+  bool joins_directions = false;
 };
 
 class MeddlingDevice final : public Backend {
@@ -325,37 +332,30 @@ class MeddlingDevice final : public Backend {
   std::vector<int32_t> events_;
 };
 
-class MeddlingTransport final : public Transport {
+class MeddlingTransport final : public Forwarding {
  public:
-  MeddlingTransport(Transport& inner, const Meddling& with) : inner_(inner), with_(with) {}
-  std::string_view name() const override { return inner_.name(); }
-  int64_t rank() const override { return inner_.rank(); }
-  int64_t world() const override { return inner_.world(); }
-  void set_timeout(double seconds) override { inner_.set_timeout(seconds); }
-  Control& control() override { return inner_.control(); }
-  Result<int32_t> add_send(int64_t peer, int32_t channel, int64_t most, int32_t stream) override {
-    return inner_.add_send(peer, channel, most, stream);
+  MeddlingTransport(Transport& inner, const Meddling& with) : Forwarding(inner), with_(with) {}
+  Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t most,
+                           int32_t stream) override {
+    if (with_.joins_directions) return add_both(peer, stream);
+    return inner_.add_send(peer, communicator, most, stream);
   }
-  Result<int32_t> add_recv(int64_t peer, int32_t channel, int32_t stream) override {
-    return inner_.add_recv(peer, channel, with_.receives_on.value_or(stream));
+  Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream) override {
+    if (with_.joins_directions) return add_both(peer, stream);
+    return inner_.add_recv(peer, communicator, with_.receives_on.value_or(stream));
   }
-  Status add_message(std::span<const MessagePart> parts) override {
-    return inner_.add_message(parts);
+  Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator,
+                            int32_t stream) override {
+    if (with_.swaps_communicators && communicator < 2) communicator = 1 - communicator;
+    return inner_.add_group(ranks, communicator, with_.reduces_on.value_or(stream));
   }
-  Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t stream) override {
-    return inner_.add_group(ranks, with_.reduces_on.value_or(stream));
+  Status send(int32_t end, const std::byte* data, int64_t bytes) override {
+    if (!with_.joins_directions) return inner_.send(end, data, bytes);
+    return inner_.broadcast(end, const_cast<std::byte*>(data), bytes, own_.at(end));
   }
-  Status send(int32_t route, const std::byte* data, int64_t bytes) override {
-    return inner_.send(route, data, bytes);
-  }
-  Status recv(int32_t route, std::byte* to, int64_t bytes) override {
-    return inner_.recv(route, to, bytes);
-  }
-  Status send(int32_t route, std::span<const MessagePart> parts) override {
-    return inner_.send(route, parts);
-  }
-  Status recv(int32_t route, std::span<const MessagePart> parts) override {
-    return inner_.recv(route, parts);
+  Status recv(int32_t end, std::byte* to, int64_t bytes) override {
+    if (!with_.joins_directions) return inner_.recv(end, to, bytes);
+    return inner_.broadcast(end, to, bytes, 1 - own_.at(end));
   }
   Status all_reduce(int32_t group, std::span<const Piece> pieces) override {
     if (!with_.swaps_reductions) return inner_.all_reduce(group, pieces);
@@ -366,49 +366,39 @@ class MeddlingTransport final : public Transport {
     PIPER_TRY(inner_.all_reduce(group, pieces));
     return inner_.all_reduce(group, std::exchange(held_, {}));
   }
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override {
-    return inner_.reduce_scatter(group, shards);
-  }
-  Status all_gather(int32_t group, std::span<const Shard> shards) override {
-    return inner_.all_gather(group, shards);
-  }
-  Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override {
-    return inner_.all_to_all(group, exchanges);
-  }
-  Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
-                int32_t turn) override {
-    return inner_.rotate(group, from, to, bytes, turn);
-  }
-  Status dispatch(int32_t group, const Rows& rows) override { return inner_.dispatch(group, rows); }
-  Status combine(int32_t group, const Rows& rows) override { return inner_.combine(group, rows); }
-  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override {
-    return inner_.broadcast(group, data, bytes, root);
-  }
-  Status wait_sends() override { return inner_.wait_sends(); }
-  std::atomic<const char*>& activity() override { return inner_.activity(); }
 
  private:
-  Transport& inner_;
+  static constexpr int32_t kBoth = 1000;
+  Result<int32_t> add_both(int64_t peer, int32_t stream) {
+    const int64_t ranks[] = {std::min(rank(), peer), std::max(rank(), peer)};
+    PIPER_ASSIGN(const int32_t end, inner_.add_group(ranks, kBoth, stream));
+    own_[end] = rank() < peer ? 0 : 1;
+    return end;
+  }
   const Meddling& with_;
   std::span<const Piece> held_;
+  std::map<int32_t, int32_t> own_;  // by end: the own position
 };
 
 class MeddledWorld final : public SimWorld {
  public:
   MeddledWorld(int64_t world, uint64_t seed, const Meddling& with)
       : inner_(make_sim_world(world, seed)),
-        device_(inner_->device(0), inner_->transport(0), with),
-        transport_(inner_->transport(0), with) {}
+        device_(inner_->device(0), inner_->transport(0), with) {
+    for (int64_t rank = 0; rank < (with.joins_directions ? world : 1); ++rank)
+      transports_.emplace_back(inner_->transport(rank), with);
+  }
   Backend& device(int64_t rank) override { return rank == 0 ? device_ : inner_->device(rank); }
   Transport& transport(int64_t rank) override {
-    return rank == 0 ? transport_ : inner_->transport(rank);
+    const auto at = static_cast<size_t>(rank);
+    return at < transports_.size() ? transports_[at] : inner_->transport(rank);
   }
   Status drain() override { return inner_->drain(); }
 
  private:
   std::unique_ptr<SimWorld> inner_;
   MeddlingDevice device_;
-  MeddlingTransport transport_;
+  std::deque<MeddlingTransport> transports_;
 };
 
 std::function<bool(std::string_view)> of(std::string what) {
@@ -438,12 +428,30 @@ const Planted kPlanted[] = {
     {"compute_on_another_stream", "1f1b", {.computes_on = 1}, "race: "},
     {"inputs_on_another_stream", "1f1b", {.copies_on = 1}, "race: "},
     {"receives_on_another_stream", "1f1b", {.receives_on = 1}, "race: "},
-    {"sums_on_another_stream", "1f1b", {.reduces_on = 1}, "deadlock: "},
+    {"sums_on_another_stream", "1f1b", {.reduces_on = 1}, "race: "},
     {"sums_in_another_order", "1f1b", {.swaps_reductions = true}, "deadlock: "},
+    {"swapped_communicators", "zero", {.swaps_communicators = true}, "deadlock: "},
+    {"one_communicator_for_both_directions", "offload", {.joins_directions = true}, "rank "},
     {"compute_does_not_wait_for_gather", "zero", {.drops_wait = of("(compute F")}, "race: "},
     {"scatter_does_not_wait_for_gradients", "zero", {.drops_wait = of("(reduce_sc")}, "race: "},
     {"copy_back_is_not_waited_for", "offload", {.drops_wait = of("(compute")}, "race: "},
 };
+
+// What the host brings to a device lies in memory that the plan states.
+TEST(SimulatedStaging, IsWithinWhatThePlanStates) {
+  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  auto compiled = compile_on("1f1b", {2, 1, 4}, kOffload);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const int64_t stated = compiled->set.roles[0].staging_bytes--;
+  const auto world = make_sim_world(2, 1);
+  const auto got = train_simulated(compiled->set, "mlp", *world, 1);
+  ASSERT_FALSE(got);
+  EXPECT_EQ(got.error().message,
+            fmt::format("rank 0 takes {} bytes to stage what the host brings, the plan states {}",
+                        stated, stated - 1));
+  EXPECT_EQ(got.error().code, ExitCode::kPlan);
+}
 
 class SimulatedFaults : public testing::TestWithParam<Planted> {};
 

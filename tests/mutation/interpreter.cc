@@ -237,15 +237,15 @@ class Interpreter {
         return false;
     if (is_collective(one.kind)) return is_next_collective(rank, index);
     if (one.kind != InstructionKind::kRecv) return true;
-    const auto mail = mail_.find({peer(rank, one), static_cast<int64_t>(r), one.channel});
+    const auto mail = mail_.find({peer(rank, one), static_cast<int64_t>(r), one.communicator});
     return mail != mail_.end() && !mail->second.empty();
   }
-  // Collectives of one group begin in the order in which they stand, whatever their streams.
+  // Collectives of one communicator begin in the order in which they stand.
   static bool is_next_collective(const Rank& rank, int32_t index) {
-    const int32_t group = (*rank.section)[static_cast<size_t>(index)].group;
+    const int32_t own = (*rank.section)[static_cast<size_t>(index)].communicator;
     for (size_t i = 0; i < static_cast<size_t>(index); ++i) {
       const Instruction& one = (*rank.section)[i];
-      if (is_collective(one.kind) && one.group == group && !rank.arrived[i]) return false;
+      if (is_collective(one.kind) && one.communicator == own && !rank.arrived[i]) return false;
     }
     return true;
   }
@@ -398,13 +398,14 @@ class Interpreter {
       for (int32_t buffer : one.args) message.copied.push_back(read(rank, buffer));
     const bool waits = may_wait(rank, c.stream);
     if (waits) message.waits = {c.stream, c.index};
-    mail_[{static_cast<int64_t>(r), peer(rank, one), one.channel}].push_back(std::move(message));
+    mail_[{static_cast<int64_t>(r), peer(rank, one), one.communicator}].push_back(
+        std::move(message));
     ++rank.unreceived;
     rank.arrived[static_cast<size_t>(c.index)] = waits;
     return !waits;
   }
   void receive(Rank& rank, size_t r, const Instruction& one) {
-    auto& queue = mail_[{peer(rank, one), static_cast<int64_t>(r), one.channel}];
+    auto& queue = mail_[{peer(rank, one), static_cast<int64_t>(r), one.communicator}];
     const Message message = std::move(queue.front());
     queue.pop_front();
     Rank& sender = ranks_[static_cast<size_t>(message.sender)];
@@ -426,7 +427,7 @@ class Interpreter {
     const Instruction& one = (*rank.section)[static_cast<size_t>(c.index)];
     const std::vector<int64_t> members = members_of(rank, one.group);
     rank.arrived[static_cast<size_t>(c.index)] = true;
-    auto& waiting = joints_[members];  // by member
+    auto& waiting = joints_[{one.communicator, members}];  // by member
     waiting[static_cast<int64_t>(c.rank)].push_back(c);
     std::vector<Choice> all;
     for (int64_t member : members) {
@@ -560,7 +561,7 @@ class Interpreter {
   std::vector<Rank> ranks_;
   std::vector<uint64_t> weights_;
   std::map<std::tuple<int64_t, int64_t, int32_t>, std::deque<Message>> mail_;
-  std::map<std::vector<int64_t>, std::map<int64_t, std::deque<Choice>>> joints_;
+  std::map<std::pair<int32_t, std::vector<int64_t>>, std::map<int64_t, std::deque<Choice>>> joints_;
   std::map<std::pair<int64_t, std::ptrdiff_t>, std::vector<Symbol>> left_behind_;  // step, rank
 };
 

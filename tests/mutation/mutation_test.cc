@@ -3,6 +3,7 @@
 // A mutant is wrong when the interpreter of plans sees it end otherwise than the plan that it was
 // made from, under any order tried: the verifier must refuse it. The others count as equivalent,
 // and those that it accepts are listed in equivalent-TEST.txt of the build folder.
+#include "communicators.h"
 #include "mutation/interpreter.h"
 #include "mutation/plans.h"
 #include "piper/verify.h"
@@ -104,6 +105,7 @@ void catch_mutants(MakeStrategy strategy, std::span<const Mutation> mutations, i
         PlanSet mutant = made.compiled->set;
         const auto what = mutation.apply(mutant, random);
         if (!what) continue;
+        give_communicators(mutant);
         const std::optional<PlanSet>& single = made.compiled->single;
         const std::string found = findings_of(mutant, single ? &*single : nullptr);
         const std::string trouble = trouble_of(mutant, right);

@@ -159,15 +159,16 @@ Done change_stride(PlanSet& set, Random& random) {
 }
 
 // ---- Communication ------------------------------------------------------------------------------
-Done change_channel(PlanSet& set, Random& random) {
+Done change_communicator(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, is_transfer);
   if (!spot) return std::nullopt;
-  std::vector<int32_t> channels;
+  std::vector<int32_t> others;
   for (const Instruction& one : spot->role->body)
-    if (is_transfer(one) && one.channel != spot->at().channel) channels.push_back(one.channel);
-  channels.push_back(spot->at().channel + 1000);
-  spot->at().channel = channels[below(random, channels.size())];
-  return fmt::format("{} on channel {}", spot->name(), spot->at().channel);
+    if (is_transfer(one) && one.communicator != spot->at().communicator)
+      others.push_back(one.communicator);
+  others.push_back(spot->at().communicator + 1000);
+  spot->at().communicator = others[below(random, others.size())];
+  return fmt::format("{} on communicator {}", spot->name(), spot->at().communicator);
 }
 Done change_peer(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, is_transfer);
@@ -376,7 +377,7 @@ constexpr Mutation kMutations[] = {
     {"change a program", change_program},
     {"load other samples", shift_samples},
     {"change a stride of samples", change_stride},
-    {"change a channel", change_channel},
+    {"change a communicator", change_communicator},
     {"change a peer", change_peer},
     {"change a group", change_group},
     {"shorten a message", shorten_message},

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <limits>
 
+#include "communicators.h"
 #include "folder.h"
 #include "piper/diff.h"
 #include "piper/runtime.h"
@@ -52,8 +53,6 @@ PlanSet set_of(const std::string& text) {
   for (Buffer& buffer : role.buffers)
     place(buffer.offset, role.tensor(buffer).type, role.arena_bytes);
   role.workspace_bytes = {int64_t{1} << 20};  // enough for their programs
-  const Status checked = check_role(role);
-  EXPECT_TRUE(checked) << checked.error().message;
   PlanSet set;
   for (const Tensor& tensor : role.tensors) {
     if (tensor.init.empty()) continue;
@@ -70,6 +69,9 @@ PlanSet set_of(const std::string& text) {
   set.manifest.set_id = "hand-made";
   set.role_of_rank.assign(static_cast<size_t>(world), 0);
   set.roles = {std::move(role)};
+  give_communicators(set);
+  const Status checked = check_role(set.roles[0]);
+  EXPECT_TRUE(checked) << checked.error().message;
   return set;
 }
 
@@ -366,6 +368,7 @@ TEST(Blocks, WrongCollectivesAreFound) {
       without.roles[0].body.erase(without.roles[0].body.begin() + static_cast<ptrdiff_t>(i));
       elsewhere.roles[0].body[i].group = body[i].group == 0 ? 1 : 0;
       for (PlanSet* wrong : {&without, &elsewhere}) {
+        give_communicators(*wrong);
         JobOptions options = options_of(VerifyAgainst::kUncut);
         options.check_replicas = 0;
         EXPECT_FALSE(run(model, *wrong, options))

@@ -15,6 +15,10 @@ axis "dp" 2
 stream 0 "compute"
 stream 1 "re\"duce\\\x01"
 group 0 "dp" axes=[1]
+communicator 0 axes=[1] streams=[1] sms=4
+communicator 1 axes=[1] streams=[0]
+communicator 2 from=[0,-1] to=[1,-1] streams=[1,0]
+communicator 3 from=[1,-1] to=[0,-1] streams=[0,0]
 input "ids" i64[8,2] high=255 ignore=-100
 sum 0 "grad w" uses=2
 buffer 0 "w" f32[2,2] state at=0 init="w" param="h.0.w" aliases=["tied.w","x,\"y"]
@@ -40,11 +44,11 @@ body
     contribution count=2 stride=[0,4] use=1 accumulates arg=2
     combine arg=2 from=[0,1]
     sum_read arg=2
-  2 send args=[2] waits=[1] stream=1 peer=[1,-1] channel=1
-  3 recv args=[4] peer=[1,-1]
-  4 all_reduce label="reduce" stream=1 args=[2,4] waits=[1,3] group=0
+  2 send args=[2] waits=[1] stream=1 peer=[1,-1] communicator=2
+  3 recv args=[4] peer=[1,-1] communicator=3
+  4 all_reduce label="reduce" stream=1 args=[2,4] waits=[1,3] group=0 communicator=0
 epilogue
-  0 broadcast args=[0] group=0 root=1
+  0 broadcast args=[0] group=0 root=1 communicator=1
 report "loss" buffer=3
 )";
 
@@ -56,6 +60,8 @@ axis "dp" 3
 stream 0 "compute"
 group 0 "tp" axes=[0]
 group 1 "dp" axes=[1]
+communicator 0 axes=[0] streams=[0]
+communicator 1 axes=[1] streams=[0]
 buffer 0 "w" f32[4,6] state init="w" param="w" whole=[4,12] cuts=[S1/3@0]
 buffer 1 "m" f32[9] state at=128 part_of=1 whole=[4,12] cuts=[S1/3@0]
 buffer 2 "both" f32[2,2] state at=192 whole=[4,6] cuts=[S0@0,S1@1]
@@ -69,16 +75,16 @@ buffer 9 "expert" i64[2] step at=640
 buffer 10 "firsts" i64[2] step at=704
 body
   0 own_part args=[4,5] group=0 dim=1 outer=2
-  1 all_gather args=[5,4] group=0 dim=1
-  2 all_reduce args=[5] group=0 max
-  3 reduce_scatter args=[4,5] group=0
-  4 all_to_all args=[4,6] group=0 dim=0 to_dim=1 to_outer=2
-  5 rotate args=[6,7] group=1 turn=2
+  1 all_gather args=[5,4] group=0 communicator=0 dim=1
+  2 all_reduce args=[5] group=0 communicator=0 max
+  3 reduce_scatter args=[4,5] group=0 communicator=0
+  4 all_to_all args=[4,6] group=0 communicator=0 dim=0 to_dim=1 to_outer=2
+  5 rotate args=[6,7] group=1 communicator=1 turn=2
   6 position args=[8] group=1 outer=4 turn=1
-  7 dispatch args=[5,6,9] group=0 dim=0 owned=4
-  8 combine args=[6,5,9] group=0 dim=0 owned=4
-  9 reduce_scatter args=[4,5] group=0 dim=1 outer=2 mirrored
-  10 all_to_all args=[4,6] group=0 dim=0 to_dim=1 to_outer=2 to_mirrored
+  7 dispatch args=[5,6,9] group=0 communicator=0 dim=0 owned=4
+  8 combine args=[6,5,9] group=0 communicator=0 dim=0 owned=4
+  9 reduce_scatter args=[4,5] group=0 communicator=0 dim=1 outer=2 mirrored
+  10 all_to_all args=[4,6] group=0 communicator=0 dim=0 to_dim=1 to_outer=2 to_mirrored
   11 position args=[10] group=0 outer=3 mirrored
 )";
 

@@ -9,6 +9,7 @@
 #include <random>
 #include <sstream>
 
+#include "communicators.h"
 #include "unit/bundle_plans.h"
 
 namespace piper {
@@ -30,6 +31,7 @@ PlanSet small_set(int64_t replicas = 2) {
   set.roles.push_back(role);
   for (int64_t rank = 0; rank < 2 * replicas; ++rank)
     set.role_of_rank.push_back(rank < replicas ? 0 : 1);
+  give_communicators(set);
   const float values[] = {1, 2, 3, 4};
   set.tensor_types.emplace_back("w", TensorType{DType::kF32, {2, 2}});
   set.tensors.emplace_back("w", Bytes::copy_of(values, sizeof values));

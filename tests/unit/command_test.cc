@@ -4,11 +4,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
+#include "forwarding.h"
 #include "sanitizer.h"
 #include "shell.h"
 #include "unit/runtime_plans.h"
@@ -593,6 +595,42 @@ TEST(Replicas, EqualReplicasPass) {
   PlanSet stages = pipeline(2);  // nothing is there twice
   Numbers numbers({1});
   EXPECT_EQ(message_of(run_job(stages, &numbers, nullptr, nullptr, options)), "ok");
+}
+
+class Counted final : public Forwarding {
+ public:
+  explicit Counted(Transport& inner) : Forwarding(inner), counting(inner.control()) {}
+  Control& control() override { return counting; }
+  Counting counting;
+};
+
+// The most messages and bytes of any rank to compare replicas twice and to bring what is saved.
+std::pair<int64_t, int64_t> most_told(int64_t ranks) {
+  const PlanSet set = replicas(static_cast<int32_t>(ranks));
+  Numbers data({5, 1});
+  const auto world = make_inproc_world(ranks, TransportOptions{30});
+  std::vector<int64_t> messages(static_cast<size_t>(ranks)), bytes(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      Counted transport(world->rank(rank));
+      JobOptions options;
+      options.steps = 2;
+      options.check_replicas = 1;
+      const auto result = run_rank_here(set, &data, nullptr, nullptr, transport, options);
+      EXPECT_EQ(message_of(result), "ok");
+      EXPECT_EQ(result ? result->parameters.size() : 0, rank == 0 ? 2U : 0U);
+      messages[static_cast<size_t>(rank)] = transport.counting.messages;
+      bytes[static_cast<size_t>(rank)] = transport.counting.told;
+    });
+  for (std::thread& thread : threads) thread.join();
+  return {*std::ranges::max_element(messages), *std::ranges::max_element(bytes)};
+}
+
+TEST(Replicas, NoRankTellsMoreInALargerWorld) {
+  const auto few = most_told(18), many = most_told(80);
+  EXPECT_EQ(few.first, many.first);
+  EXPECT_LE(many.second, few.second + 16 * 8 * Control::kFanOut);  // more ranks are named
 }
 
 TEST_F(Command, AFlippedBitOfAProcessIsFound) {

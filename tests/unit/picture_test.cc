@@ -24,14 +24,14 @@ Instruction compute(char pass, int32_t stage, int32_t micro, int32_t stream = 0)
   one.label = fmt::format("{} stage={} mb={}", pass, stage, micro);
   return one;
 }
-Instruction message(InstructionKind kind, int32_t peer, int32_t channel, int32_t stream = 0) {
+Instruction message(InstructionKind kind, int32_t peer, int32_t communicator, int32_t stream = 0) {
   Instruction one;
   one.kind = kind;
   one.pass = '-';
   one.peer = {peer};
-  one.channel = channel;
+  one.communicator = communicator;
   one.stream = stream;
-  one.label = fmt::format("{} of {}", to_string(kind), channel);
+  one.label = fmt::format("{} of {}", to_string(kind), communicator);
   return one;
 }
 constexpr auto kSend = InstructionKind::kSend, kRecv = InstructionKind::kRecv;
@@ -54,11 +54,11 @@ PlanSet one_forward_one_backward() {
   for (int32_t r = 0; r < 2; ++r) {
     const char* order = r == 0 ? "F0F1B0F2B1F3B2B3" : "F0B0F1B1F2B2F3B3";
     for (const char* at = order; *at != '\0'; at += 2) {
-      const int32_t channel = *at == 'F' ? 0 : 1;
+      const int32_t communicator = *at == 'F' ? 0 : 1;
       const bool receives = (*at == 'F') == (r == 1);
-      if (receives) bodies[r].push_back(message(kRecv, 1 - r, channel));
+      if (receives) bodies[r].push_back(message(kRecv, 1 - r, communicator));
       for (int part = 0; part < 2; ++part) bodies[r].push_back(compute(*at, r, at[1] - '0'));
-      if (!receives) bodies[r].push_back(message(kSend, 1 - r, channel));
+      if (!receives) bodies[r].push_back(message(kSend, 1 - r, communicator));
     }
   }
   return plans_of(bodies);

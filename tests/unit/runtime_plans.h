@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "communicators.h"
 #include "piper/runtime.h"
 
 namespace piper::plans {
@@ -108,6 +109,8 @@ inline PlanSet finish(std::vector<RoleProgram> roles, std::vector<int32_t> role_
   set.manifest.set_id = "hand-made";
   set.roles = std::move(roles);
   set.role_of_rank = std::move(role_of_rank);
+  for (RoleProgram& role : set.roles) role.staging_bytes = staging_of(role);
+  give_communicators(set);
   return set;
 }
 

@@ -294,7 +294,7 @@ TEST(Faults, AMissingMessageNamesRankInstructionAndPeer) {
   const std::string& said = result.error().message;
   EXPECT_TRUE(said ==
                   "step 1, instruction 5 (recv y mb=2): rank 1 waited 2 s for a message on "
-                  "channel 0 from rank 0, which waits for rank 1" ||
+                  "communicator 0 from rank 0, which waits for rank 1" ||
               said ==
                   "after step 1: rank 0 waited 2 s in the exchange after the step for rank 1, "
                   "which waits for rank 0")
@@ -388,9 +388,11 @@ TEST(Faults, WrongPlansAreRefusedAtLoad) {
   Numbers data({1});
   JobOptions options;
   PlanSet set = pipeline(2);
-  set.roles[1].body[0].peer = {7};
-  EXPECT_EQ(message_of(run(set, data, options)).substr(0, 44),
-            "rank 1, instruction 0 (recv y mb=0): rank 1 ");
+  set.roles[1].communicators[0].from = {7};
+  EXPECT_EQ(message_of(run(set, data, options)), "rank 1 of 2 has no peer of rank 7");
+  set.roles[1].communicators[0] = {.from = {3}, .to = {0}, .streams = {0, 0}};
+  EXPECT_EQ(message_of(run(set, data, options)),
+            "rank 1, instruction 0 (recv y mb=0): its communicator is of other ranks");
   set = pipeline(2);
   set.roles[0].programs[0].ops[0].op = "NoSuchOp";
   EXPECT_NE(message_of(run(set, data, options)).find("NoSuchOp"), std::string::npos);

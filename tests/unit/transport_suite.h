@@ -83,8 +83,8 @@ inline std::vector<int64_t> everyone(const Transport& transport) {
   return ranks;
 }
 
-// Sizes from nothing to beyond any eager limit, round the ring, two channels received against the
-// order of sending.
+// Sizes from nothing to beyond any eager limit, round the ring, two communicators received against
+// the order of sending.
 inline std::string messages(Transport& t) {
   int64_t next = (t.rank() + 1) % t.world();
   int64_t before = (t.rank() + t.world() - 1) % t.world();
@@ -721,13 +721,13 @@ struct Fault {
 };
 inline constexpr Fault kFaults[] = {
     {"dropped_sender", 0.5, dropped_sender,
-     "rank 0 waited 0.5 s for a message on channel 7 from rank 3"},
+     "rank 0 waited 0.5 s for a message on communicator 7 from rank 3"},
     {"dropped_member", 0.5, dropped_member,
      "rank 0 waited 0.5 s in the all-reduce of ranks [0,1,2,3] for rank 3"},
     {"dropped_receiver", 0.5, dropped_receiver,
-     "rank 0 waited 0.5 s for a message on channel 2 to be taken by rank 1"},
+     "rank 0 waited 0.5 s for a message on communicator 2 to be taken by rank 1"},
     {"wrong_size", 30, wrong_size,
-     "rank 1 expects 8 bytes on channel 2 from rank 0, which brings "},
+     "rank 1 expects 8 bytes on communicator 2 from rank 0, which brings "},
     {"aborted", 30, aborted, "rank 0 stopped because rank 1 failed: the disk is full"},
     {"chain", 1, chain, "which waits for rank 3", "rank 3 is at F stage=3 mb=1"},
     {"ring", 1, ring, "which waits for rank 0", "they wait for each other"},

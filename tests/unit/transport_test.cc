@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "forwarding.h"
 #include "sanitizer.h"
 #include "shell.h"
 #include "unit/transport_suite.h"
@@ -240,29 +241,6 @@ TEST(Control, MergesWhatAllBring) {
   EXPECT_EQ(sums, std::vector<int64_t>(kWorld, 74 * 75 * 149 / 6));
   EXPECT_EQ(*std::max_element(near.begin(), near.end()), Control::kFanOut + 1);
 }
-
-// Counts what a rank tells others.
-class Counting final : public Control {
- public:
-  explicit Counting(Control& inner) : inner_(inner) {}
-  int64_t rank() const override { return inner_.rank(); }
-  int64_t world() const override { return inner_.world(); }
-  Status tell(int64_t rank, std::span<const std::byte> bytes) override {
-    ++messages;
-    told += std::ssize(bytes);
-    return inner_.tell(rank, bytes);
-  }
-  Status hear(int64_t rank, std::span<std::byte> bytes, const char* what) override {
-    ++messages;
-    told += std::ssize(bytes);
-    return inner_.hear(rank, bytes, what);
-  }
-  void abort(const Error& reason) override { inner_.abort(reason); }
-  int64_t messages = 0, told = 0;
-
- private:
-  Control& inner_;
-};
 
 // The most messages and bytes of any rank to agree, to merge and to meet.
 std::pair<int64_t, int64_t> most_told(int64_t world) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "communicators.h"
 #include "piper/verify.h"
 
 namespace piper {
@@ -53,10 +54,10 @@ body
   3 input label="input x mb=1" args=[2] input="x" first=1 count=1 stride=[0,2]
   4 compute label="F stage=0 mb=1" program=0 args=[0,2,4]
   5 send label="send a mb=1" args=[4] peer=[1,-1]
-  6 recv label="recv da mb=0" args=[5] peer=[1,-1] channel=1
+  6 recv label="recv da mb=0" args=[5] peer=[1,-1] communicator=1
   7 compute label="B stage=0 mb=0" program=1 args=[1,5,7]
     contribution arg=2 count=1 stride=[0,2]
-  8 recv label="recv da mb=1" args=[6] peer=[1,-1] channel=1
+  8 recv label="recv da mb=1" args=[6] peer=[1,-1] communicator=1
   9 compute label="B stage=0 mb=1" program=2 args=[2,6,7]
     contribution arg=2 first=1 count=1 stride=[0,2] accumulates
   10 all_reduce label="all_reduce w0.grad" stream=1 args=[7] waits=[9] group=0
@@ -103,11 +104,11 @@ body
   0 recv label="recv a mb=0" args=[1] peer=[0,-1]
   1 compute label="B stage=1 mb=0" program=0 args=[0,1,3,5]
     contribution arg=3 target=1 count=1 stride=[0,2]
-  2 send label="send da mb=0" args=[3] peer=[0,-1] channel=1
+  2 send label="send da mb=0" args=[3] peer=[0,-1] communicator=1
   3 recv label="recv a mb=1" args=[2] peer=[0,-1]
   4 compute label="B stage=1 mb=1" program=1 args=[0,2,4,5]
     contribution arg=3 target=1 first=1 count=1 stride=[0,2] accumulates
-  5 send label="send da mb=1" args=[4] peer=[0,-1] channel=1
+  5 send label="send da mb=1" args=[4] peer=[0,-1] communicator=1
   6 all_reduce label="all_reduce w1.grad" stream=1 args=[5] waits=[4] group=0
   7 compute label="U" program=2 args=[5,0] waits=[6]
     sum_read target=1
@@ -142,6 +143,7 @@ inline PlanSet set_of(const std::vector<std::string>& texts, int64_t replicas) {
   }
   for (size_t role = 0; role < texts.size(); ++role)
     for (int64_t r = 0; r < replicas; ++r) set.role_of_rank.push_back(static_cast<int32_t>(role));
+  give_communicators(set);
   return set;
 }
 

@@ -12,10 +12,11 @@ namespace {
 
 TEST(VerifySums, SwappedMessagesAreFoundByTheirSamples) {
   expect({{{},
-           {{"  2 send label=\"send da mb=0\" args=[3] peer=[0,-1] channel=1\n",
+           {{"  2 send label=\"send da mb=0\" args=[3] peer=[0,-1] communicator=1\n",
              "  2 copy args=[3,3]\n"},
-            {"channel=1\n  6 all_reduce",
-             "channel=1\n  6 send label=\"send da mb=0\" args=[3] peer=[0,-1] channel=1\n  7 "
+            {"communicator=1\n  6 all_reduce",
+             "communicator=1\n  6 send label=\"send da mb=0\" args=[3] peer=[0,-1] "
+             "communicator=1\n  7 "
              "all_reduce"},
             {"  7 compute label=\"U\" program=2 args=[5,0] waits=[6]",
              "  8 compute label=\"U\" program=2 args=[5,0] waits=[7]"}},
@@ -262,8 +263,8 @@ TEST(VerifySums, PartsAreReadWhereTheyBelong) {
   EXPECT_EQ(said({}), std::vector<std::string>());
   const Edits again = {{"copy label=\"copy w\" args=[1,8]", "all_gather args=[0,8] group=0"}};
   EXPECT_EQ(said(again), std::vector<std::string>());
-  const auto role = parse_plan(edited(kParts, {{"part\" args=[2,5]", "part\" args=[5,2]"}}));
-  const Status checked = role ? check_role(*role) : Status(role.error());
+  const PlanSet turned = set_of({edited(kParts, {{"part\" args=[2,5]", "part\" args=[5,2]"}})}, 2);
+  const Status checked = check_role(turned.roles[0]);
   EXPECT_TRUE(!checked && checked.error().message.find("f32[2] and f32[1,4] do not fit a group of "
                                                        "2") != std::string::npos);
   // Parts of what two replicas computed from their own samples.

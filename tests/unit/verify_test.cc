@@ -32,8 +32,8 @@ TEST(Verify, Transfers) {
        {{"recv label=\"recv a mb=1\" args=[2] peer=[0,-1]", "copy args=[1,2]"}},
        {"transfer: 'send a mb=1' on rank 0 (and 1 like it) is never received by rank 2 (and 1 like "
         "it)"}},
-      {{{"recv label=\"recv da mb=1\" args=[6] peer=[1,-1] channel=1",
-         "recv label=\"recv da mb=1\" args=[6] peer=[1,-1] channel=2"}},
+      {{{"recv label=\"recv da mb=1\" args=[6] peer=[1,-1] communicator=1",
+         "recv label=\"recv da mb=1\" args=[6] peer=[1,-1] communicator=2"}},
        {},
        {"transfer: 'send da mb=1' on rank 2 (and 1 like it) is never received by rank 0 (and 1 "
         "like it)",
@@ -47,26 +47,52 @@ TEST(Verify, Transfers) {
   });
 }
 
-TEST(Verify, MessagesOfAChannelDoNotOvertake) {
+// So its messages do not overtake each other.
+TEST(Verify, ACommunicatorIsOfOneStream) {
   expect({{{{"8 recv label=\"recv da mb=1\" args=[6]",
              "8 recv label=\"recv da mb=1\" stream=1 args=[6]"},
             {"args=[2,6,7]\n", "args=[2,6,7] waits=[8]\n"}},
            {},
-           {"transfer: 'recv da mb=1' on rank 0 (and 1 like it) may overtake 'recv da mb=0', a "
-            "message of the same channel"}}});
+           {"error: instruction 6 'recv da mb=0' (recv): communicator 1 is of stream 1"}}});
+}
+
+TEST(Verify, CommunicatorsAreListedAlikeAndOfTheirRanks) {
+  PlanSet set = set_of({kStage0, kStage1}, 2);
+  set.roles[1].communicators[0].sms = 8;
+  EXPECT_EQ(findings_of(set),
+            std::vector<std::string>({"communicator: rank 2 (and 1 like it) does not list the "
+                                      "communicators that rank 0 (and 1 like it) does"}));
+  // Rank 0 sends to rank 2 what rank 2 takes from rank 1.
+  const auto role = [](const std::string& body) {
+    return "plan arena=8 workspace=[0]\naxis \"pp\" 3\nstream 0 \"compute\"\n"
+           "buffer 0 \"a\" f32[2] constant at=0\nbody\n" +
+           body;
+  };
+  set = set_of({role("  0 send label=\"to 2\" args=[0] peer=[2]\n"), role(""),
+                role("  0 recv label=\"from 1\" args=[0] peer=[1]\n")},
+               1);
+  for (RoleProgram& one : set.roles) one.communicators[0].from = {1};
+  set.roles[2].body[0].communicator = 0;
+  const std::vector<std::string> found = findings_of(set);
+  EXPECT_EQ(std::ranges::count(found,
+                               "communicator: 'to 2' on rank 0 stands on communicator 0, which is "
+                               "of other ranks"),
+            1);
 }
 
 TEST(Verify, Deadlocks) {
   // Stage 0 waits for the first gradient before it sends the second activation; stage 1 wants that
   // before it sends.
   expect({{{{"5 send label=\"send a mb=1\" args=[4] peer=[1,-1]\n  6 recv label=\"recv da mb=0\" "
-             "args=[5] peer=[1,-1] channel=1",
-             "5 recv label=\"recv da mb=0\" args=[5] peer=[1,-1] channel=1\n  6 send label=\"send "
+             "args=[5] peer=[1,-1] communicator=1",
+             "5 recv label=\"recv da mb=0\" args=[5] peer=[1,-1] communicator=1\n  6 send "
+             "label=\"send "
              "a mb=1\" args=[4] peer=[1,-1]"}},
-           {{"2 send label=\"send da mb=0\" args=[3] peer=[0,-1] channel=1\n  3 recv label=\"recv "
+           {{"2 send label=\"send da mb=0\" args=[3] peer=[0,-1] communicator=1\n  3 recv "
+             "label=\"recv "
              "a mb=1\" args=[2] peer=[0,-1]",
              "2 recv label=\"recv a mb=1\" args=[2] peer=[0,-1]\n  3 send label=\"send da mb=0\" "
-             "args=[3] peer=[0,-1] channel=1"}},
+             "args=[3] peer=[0,-1] communicator=1"}},
            {"deadlock: the ranks wait for each other: 'recv da mb=0' on rank 0 (and 1 like it) "
             "waits for 'send da mb=0' on rank 2 (and 1 like it), which is behind 'recv a mb=1'; "
             "'recv a mb=1' on rank 2 (and 1 like it) waits for 'send a mb=1' on rank 0 (and 1 like "
@@ -297,14 +323,15 @@ TEST(Verify, MicrobatchesRunTheSame) {
 // waits for ever.
 TEST(Verify, CollectivesOfAllGroupsHaveOneOrder) {
   const auto with = [](const char* text, int first, int second) {
-    return edited(text, {{"group 0 \"dp\" axes=[1]",
-                          "group 0 \"dp\" axes=[1]\ngroup 1 \"pp\" axes=[0]\ngroup 2 \"all\" "
-                          "axes=[0,1]"},
-                         {"body\n", fmt::format("prologue\n"
-                                                "  0 broadcast label=\"first\" args=[0] group={}\n"
-                                                "  1 broadcast label=\"second\" args=[0] stream=1 "
-                                                "waits=[0] group={}\nbody\n",
-                                                first, second)}});
+    return edited(
+        text, {{"group 0 \"dp\" axes=[1]",
+                "group 0 \"dp\" axes=[1]\ngroup 1 \"pp\" axes=[0]\ngroup 2 \"all\" "
+                "axes=[0,1]"},
+               {"body\n", fmt::format("prologue\n"
+                                      "  0 broadcast label=\"first\" args=[0] stream={} group={}\n"
+                                      "  1 broadcast label=\"second\" args=[0] stream={} "
+                                      "waits=[0] group={}\nbody\n",
+                                      first - 1, first, second - 1, second)}});
   };
   EXPECT_EQ(
       findings_of(set_of({with(kStage0, 1, 2), with(kStage1, 1, 2)}, 2)),

@@ -1,0 +1,93 @@
+// A transport that another one stands behind: tests change a call of it, or count.
+#pragma once
+
+#include "piper/transport.h"
+
+namespace piper {
+
+class Forwarding : public Transport {
+ public:
+  explicit Forwarding(Transport& inner) : inner_(inner) {}
+  std::string_view name() const override { return inner_.name(); }
+  int64_t rank() const override { return inner_.rank(); }
+  int64_t world() const override { return inner_.world(); }
+  void set_timeout(double seconds) override { inner_.set_timeout(seconds); }
+  Control& control() override { return inner_.control(); }
+  Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t most,
+                           int32_t stream) override {
+    return inner_.add_send(peer, communicator, most, stream);
+  }
+  Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream) override {
+    return inner_.add_recv(peer, communicator, stream);
+  }
+  Status add_message(std::span<const MessagePart> parts) override {
+    return inner_.add_message(parts);
+  }
+  Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator,
+                            int32_t stream) override {
+    return inner_.add_group(ranks, communicator, stream);
+  }
+  Status send(int32_t route, const std::byte* data, int64_t bytes) override {
+    return inner_.send(route, data, bytes);
+  }
+  Status recv(int32_t route, std::byte* to, int64_t bytes) override {
+    return inner_.recv(route, to, bytes);
+  }
+  Status send(int32_t route, std::span<const MessagePart> parts) override {
+    return inner_.send(route, parts);
+  }
+  Status recv(int32_t route, std::span<const MessagePart> parts) override {
+    return inner_.recv(route, parts);
+  }
+  Status all_reduce(int32_t group, std::span<const Piece> pieces) override {
+    return inner_.all_reduce(group, pieces);
+  }
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override {
+    return inner_.reduce_scatter(group, shards);
+  }
+  Status all_gather(int32_t group, std::span<const Shard> shards) override {
+    return inner_.all_gather(group, shards);
+  }
+  Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override {
+    return inner_.all_to_all(group, exchanges);
+  }
+  Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
+                int32_t turn) override {
+    return inner_.rotate(group, from, to, bytes, turn);
+  }
+  Status dispatch(int32_t group, const Rows& rows) override { return inner_.dispatch(group, rows); }
+  Status combine(int32_t group, const Rows& rows) override { return inner_.combine(group, rows); }
+  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override {
+    return inner_.broadcast(group, data, bytes, root);
+  }
+  Status wait_sends() override { return inner_.wait_sends(); }
+  std::atomic<const char*>& activity() override { return inner_.activity(); }
+
+ protected:
+  Transport& inner_;
+};
+
+// Counts what a rank tells and hears.
+class Counting final : public Control {
+ public:
+  explicit Counting(Control& inner) : inner_(inner) {}
+  int64_t rank() const override { return inner_.rank(); }
+  int64_t world() const override { return inner_.world(); }
+  Status tell(int64_t rank, std::span<const std::byte> bytes) override {
+    ++messages;
+    told += std::ssize(bytes);
+    return inner_.tell(rank, bytes);
+  }
+  Status hear(int64_t rank, std::span<std::byte> bytes, const char* what) override {
+    ++messages;
+    told += std::ssize(bytes);
+    return inner_.hear(rank, bytes, what);
+  }
+  void abort(const Error& reason) override { inner_.abort(reason); }
+  int64_t messages = 0, told = 0;
+
+ private:
+  Control& inner_;
+};
+
+}  // namespace piper
