@@ -10,6 +10,7 @@
 #include <random>
 
 #include "piper/backend.h"
+#include "piper/signatures.h"
 
 namespace piper::test {
 
@@ -71,9 +72,26 @@ inline Tensor unpack(const TensorType& type, const Bytes& bytes) {
   }
 }
 
+// Whether a plan may have the use, or joining makes it.
+inline Status check_operands(std::string_view op, const Attrs& attrs,
+                             const std::vector<Tensor>& inputs,
+                             const std::vector<TensorType>& outputs) {
+  for (const char* made : {"then", "columns", "packed_b"})
+    if (attrs.find(made)) return ok_status();
+  if (!find_op(op)) return ok_status();
+  OpTypes use{{}, {}, outputs, attrs};
+  for (const Tensor& t : inputs) {
+    const bool there = !t.v.empty() || num_elements(t.type.shape) == 0;
+    use.inputs.push_back(there ? t.type : TensorType{});
+    use.present.push_back(there);
+  }
+  return check_use(op, use);
+}
+
 inline Result<std::vector<Bytes>> run_bytes(std::string_view op, const Attrs& attrs,
                                             const std::vector<Tensor>& inputs,
                                             const std::vector<TensorType>& outputs) {
+  PIPER_TRY(check_operands(op, attrs, inputs, outputs));
   std::vector<TensorType> types;
   std::vector<Bytes> data;
   for (const Tensor& t : inputs) {

@@ -13,35 +13,22 @@ namespace {
 using Form = AttentionForm;
 constexpr int64_t kFurthest = AttentionNumbers::kFurthest;
 
-Status read_mask(const Use& use, size_t input, Form& f) {
-  if (use.inputs.size() <= input || !use.present[input]) return ok_status();
+void read_mask(const Use& use, size_t input, Form& f) {
+  if (use.inputs.size() <= input || !use.present[input]) return;
   const Shape& shape = use.in(input);
-  PIPER_ASSIGN(f.all_keys, use.integer_or("keys", f.keys));
-  PIPER_WANT(f.all_keys >= f.keys, "{} keys of {}", f.keys, f.all_keys);
-  const Shape scores{f.batch, f.heads, f.queries, f.all_keys};
+  f.all_keys = use.attrs.integer("keys", f.keys);
   f.masks = use.inputs[input].dtype == DType::kBool;
   f.adds = !f.masks;
-  PIPER_WANT(f.masks || use.inputs[input].dtype == use.type(), "mask {}",
-             to_string(use.inputs[input]));
-  PIPER_WANT(shape.size() == 4, "mask {}", to_string(shape));
   f.mask_elements = num_elements(shape);
-  for (size_t d = 0; d < 4; ++d) {
-    PIPER_WANT(shape[d] == 1 || shape[d] == scores[d], "mask {} for {}", to_string(shape),
-               to_string(scores));
-    f.mask[d] = shape[d] == 1 ? 0 : extent(shape, d + 1, 4);
-  }
-  return ok_status();
+  for (size_t d = 0; d < 4; ++d) f.mask[d] = shape[d] == 1 ? 0 : extent(shape, d + 1, 4);
 }
 
-Status read_attributes(const Use& use, Form& f) {
-  PIPER_ASSIGN(f.scale, use.real_or("scale", 1));
-  PIPER_ASSIGN(f.softcap, use.real_or("softcap", 0));
-  PIPER_ASSIGN(f.masked, use.real_or("masked_score", -std::numeric_limits<double>::infinity()));
-  PIPER_ASSIGN(const int64_t causal, use.integer_or("causal", 0));
-  PIPER_ASSIGN(const int64_t offset, use.integer_or("offset", 0));
-  f.offset = std::clamp(offset, -kFurthest, kFurthest);
-  f.causal = causal != 0;
-  return ok_status();
+void read_attributes(const Use& use, Form& f) {
+  f.scale = use.attrs.real("scale", 1);
+  f.softcap = use.attrs.real("softcap", 0);
+  f.masked = use.attrs.real("masked_score", -std::numeric_limits<double>::infinity());
+  f.offset = std::clamp(use.attrs.integer("offset"), -kFurthest, kFurthest);
+  f.causal = use.attrs.integer("causal") != 0;
 }
 
 AttentionStrides strides_of(const Shape& shape, bool tokens_first) {
@@ -52,100 +39,56 @@ AttentionStrides strides_of(const Shape& shape, bool tokens_first) {
 }
 
 // q, k and v, or their gradients, are `columns` of one tensor of `elements`: its rows are tokens.
-Status place_columns(const std::vector<int64_t>& columns, int64_t elements, const Form& f,
-                     std::array<AttentionStrides*, 3> strides) {
+void place_columns(const std::vector<int64_t>& columns, int64_t elements, const Form& f,
+                   std::array<AttentionStrides*, 3> strides) {
   const int64_t tokens = f.batch * f.queries, row = tokens > 0 ? elements / tokens : 0;
-  PIPER_WANT(columns.size() == 3 && row * tokens == elements, "columns {} of {} elements",
-             to_string(columns), elements);
-  for (size_t i = 0; i < 3; ++i) {
-    const int64_t count = (i == 0 ? f.heads : f.kv_heads) * f.width;
-    PIPER_WANT(columns[i] >= 0 && count <= row && columns[i] <= row - count, "columns {} of {}",
-               to_string(columns), row);
-    *strides[i] = {f.queries * row, row, f.width, columns[i]};
-  }
-  return ok_status();
+  for (size_t i = 0; i < 3; ++i) *strides[i] = {f.queries * row, row, f.width, columns[i]};
 }
 
-Result<Form> form_of_columns(const Use& use, const std::vector<int64_t>& columns,
-                             const TensorType& y) {
+Form form_of_columns(const Use& use, const std::vector<int64_t>& columns, const TensorType& y) {
   Form f;
-  PIPER_ASSIGN(const auto first, use.integers("tokens_first"));
-  PIPER_ASSIGN(f.kv_heads, use.integer("kv_heads"));
-  PIPER_WANT(first.size() == 4 && y.shape.size() == 4 && y.dtype == use.type() &&
-                 use.inputs[1] == use.inputs[0] && use.inputs[2] == use.inputs[0],
-             "columns of {} to {}", to_string(use.inputs[0]), to_string(y));
+  const auto first = use.attrs.integers("tokens_first");
+  f.kv_heads = use.attrs.integer("kv_heads");
   f.batch = y.shape[0], f.queries = f.keys = y.shape[first[3] ? 1 : 2];
   f.heads = y.shape[first[3] ? 2 : 1], f.width = f.v_width = y.shape[3];
-  PIPER_WANT(f.kv_heads > 0 && f.kv_heads <= f.heads && f.heads % f.kv_heads == 0,
-             "{} heads of keys for {}", f.kv_heads, f.heads);
   f.y = strides_of(y.shape, first[3]);
-  PIPER_TRY(place_columns(columns, num_elements(use.in(0)), f, {&f.q, &f.k, &f.v}));
+  place_columns(columns, num_elements(use.in(0)), f, {&f.q, &f.k, &f.v});
   return f;
 }
 
-Result<Form> form_of_operands(const Use& use, const TensorType& y) {
+Form form_of_operands(const Use& use, const TensorType& y) {
   Form f;
-  PIPER_ASSIGN(const auto first, use.integers("tokens_first"));
-  PIPER_WANT(first.size() == 4, "tokens_first {}", to_string(first));
+  const auto first = use.attrs.integers("tokens_first");
   int64_t tokens[4], heads[4], widths[4];
   AttentionStrides* strides[] = {&f.q, &f.k, &f.v, &f.y};
   for (size_t i = 0; i < 4; ++i) {
     const TensorType& type = i < 3 ? use.inputs[i] : y;
-    PIPER_WANT(type.shape.size() == 4 && type.dtype == use.type() && type.shape[0] == use.in(0)[0],
-               "of {}", to_string(type));
     tokens[i] = type.shape[first[i] ? 1 : 2];
     heads[i] = type.shape[first[i] ? 2 : 1];
     widths[i] = type.shape[3];
     *strides[i] = strides_of(type.shape, first[i]);
   }
-  PIPER_WANT(tokens[0] == tokens[3] && tokens[1] == tokens[2] && heads[0] == heads[3] &&
-                 heads[1] == heads[2] && heads[0] > 0 && heads[1] > 0 && heads[0] % heads[1] == 0 &&
-                 widths[0] == widths[1] && widths[2] == widths[3],
-             "of {}, {} and {} to {}", to_string(use.in(0)), to_string(use.in(1)),
-             to_string(use.in(2)), to_string(y.shape));
   f.batch = use.in(0)[0], f.queries = tokens[0], f.keys = tokens[1], f.heads = heads[0];
   f.kv_heads = heads[1], f.width = widths[0], f.v_width = widths[2];
   return f;
 }
 
 // The form of a use whose first inputs are q, k, v and whose mask, if any, is `mask`; y is `y`.
-Result<Form> form_of(const Use& use, size_t mask, const TensorType& y) {
-  PIPER_ASSIGN(const std::vector<int64_t> columns, use.integers("columns"));
-  PIPER_ASSIGN(Form f,
-               columns.empty() ? form_of_operands(use, y) : form_of_columns(use, columns, y));
-  PIPER_TRY(read_attributes(use, f));
-  PIPER_TRY(read_mask(use, mask, f));
+Form form_of(const Use& use, size_t mask, const TensorType& y) {
+  const std::vector<int64_t> columns = use.attrs.integers("columns");
+  Form f = columns.empty() ? form_of_operands(use, y) : form_of_columns(use, columns, y);
+  read_attributes(use, f);
+  read_mask(use, mask, f);
   return f;
 }
 
 // Where dq, dk and dv go: outputs of their own, or columns that fill the first.
-Status place_gradients(const Use& use, const std::vector<int64_t>& columns, Form& f) {
-  PIPER_ASSIGN(const auto first, use.integers("tokens_first"));
-  const size_t count = columns.empty() ? 3 : 1;
-  for (size_t i = 0; i < count; ++i)
-    PIPER_WANT(i < use.outputs.size() && use.wanted[i] && use.outputs[i].dtype == use.type(),
-               "no output {}", i);
-  if (columns.empty()) {
-    AttentionStrides* const strides[] = {&f.dq, &f.dk, &f.dv};
-    for (size_t i = 0; i < 3; ++i) {
-      const int64_t heads = i == 0 ? f.heads : f.kv_heads, width = i == 2 ? f.v_width : f.width;
-      Shape shape{f.batch, i == 0 ? f.queries : f.keys, heads, width};
-      if (!first[i]) std::swap(shape[1], shape[2]);
-      PIPER_WANT(use.out(i) == shape, "output {} {}", i, to_string(use.out(i)));
-      *strides[i] = strides_of(shape, first[i]);
-    }
-    return ok_status();
-  }
-  PIPER_WANT(f.width == f.v_width && f.keys == f.queries, "grad_columns of different widths");
-  PIPER_TRY(place_columns(columns, num_elements(use.out()), f, {&f.dq, &f.dk, &f.dv}));
-  const int64_t q = f.heads * f.width, kv = f.kv_heads * f.width;
-  std::array<std::pair<int64_t, int64_t>, 3> parts{
-      {{columns[0], q}, {columns[1], kv}, {columns[2], kv}}};
-  std::sort(parts.begin(), parts.end());
-  PIPER_WANT(parts[0].first == 0 && parts[1].first == parts[0].second &&
-                 parts[2].first == parts[1].first + parts[1].second && f.dq.token == q + 2 * kv,
-             "grad_columns {} leave gaps", to_string(columns));
-  return ok_status();
+void place_gradients(const Use& use, const std::vector<int64_t>& columns, Form& f) {
+  if (!columns.empty())
+    return place_columns(columns, num_elements(use.out()), f, {&f.dq, &f.dk, &f.dv});
+  const auto first = use.attrs.integers("tokens_first");
+  AttentionStrides* const strides[] = {&f.dq, &f.dk, &f.dv};
+  for (size_t i = 0; i < 3; ++i) *strides[i] = strides_of(use.out(i), first[i]);
 }
 
 // Nanoseconds of a head, roughly: two products forward.
@@ -165,16 +108,12 @@ struct Firsts {
     return form;
   }
 };
-Result<Firsts> firsts_of(const Use& use, size_t mask, const Form& form) {
+Firsts firsts_of(const Use& use, size_t mask) {
   Firsts firsts;
   for (size_t i = mask + 1; i < use.inputs.size(); ++i) {
     if (!use.present[i]) continue;
-    const TensorType& type = use.inputs[i];
     const bool of_queries = i == mask + 1;
-    const int64_t stretches = num_elements(type.shape);
-    PIPER_WANT(type.dtype == DType::kI64 && type.shape.size() <= 1 && stretches > 0 &&
-                   (of_queries ? form.queries : form.keys) % stretches == 0,
-               "first {}", to_string(type));
+    const int64_t stretches = num_elements(use.in(i));
     (of_queries ? firsts.query : firsts.key) = i;
     (of_queries ? firsts.query_stretches : firsts.key_stretches) = stretches;
   }
@@ -204,14 +143,10 @@ int64_t attention_scratch(const AttentionForm& form, bool backward) {
 }
 
 Result<KernelPtr> make_attention(const Use& use) {
-  PIPER_TRY(use.operands(3, 6, 2));
-  PIPER_ASSIGN(const Form form, form_of(use, 3, use.outputs[0]));
-  PIPER_ASSIGN(const Firsts firsts, firsts_of(use, 3, form));
+  const Form form = form_of(use, 3, use.outputs[0]);
+  const Firsts firsts = firsts_of(use, 3);
   const size_t outputs = use.inputs.size();
   const bool masked = form.masks || form.adds;
-  PIPER_WANT(!use.wanted[1] ||
-                 use.outputs[1] == (TensorType{use.type(), {form.batch, form.heads, form.queries}}),
-             "lse {}", to_string(use.outputs[1]));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     const auto forward = attention_fns<T>().forward;
@@ -228,18 +163,12 @@ Result<KernelPtr> make_attention(const Use& use) {
 }
 
 Result<KernelPtr> make_attention_grad(const Use& use) {
-  PIPER_ASSIGN(const int64_t mask_grad, use.integer_or("mask_grad", 0));
-  PIPER_ASSIGN(const std::vector<int64_t> columns, use.integers("grad_columns"));
+  const int64_t mask_grad = use.attrs.integer("mask_grad", 0);
+  const std::vector<int64_t> columns = use.attrs.integers("grad_columns");
   const size_t parts = columns.empty() ? 3 : 1;  // outputs of dq, dk and dv
-  PIPER_TRY(use.operands(6, 9, parts + (mask_grad ? 1 : 0)));
-  PIPER_ASSIGN(Form form, form_of(use, 6, use.inputs[3]));
-  PIPER_ASSIGN(const Firsts firsts, firsts_of(use, 6, form));
-  PIPER_WANT(use.inputs[4] == (TensorType{use.type(), {form.batch, form.heads, form.queries}}) &&
-                 use.inputs[5] == use.inputs[3],
-             "lse {}, dy {}", to_string(use.inputs[4]), to_string(use.inputs[5]));
-  PIPER_TRY(place_gradients(use, columns, form));
-  PIPER_WANT(!mask_grad || (form.adds && use.outputs[parts] == use.inputs[6]),
-             "gradient of the mask");
+  Form form = form_of(use, 6, use.inputs[3]);
+  const Firsts firsts = firsts_of(use, 6);
+  place_gradients(use, columns, form);
   const size_t o = use.inputs.size();
   const bool masked = form.masks || form.adds;
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
@@ -264,16 +193,9 @@ Result<KernelPtr> make_attention_grad(const Use& use) {
 
 // Weights by the sums of exponentials; what sees no key has none.
 Result<KernelPtr> make_attention_merge(const Use& use) {
-  PIPER_TRY(use.operands(4, 4, 2));
-  PIPER_ASSIGN(const int64_t tokens_first, use.integer_or("tokens_first", 0));
+  const int64_t tokens_first = use.attrs.integer("tokens_first", 0);
   const Shape& y = use.in(0);
-  PIPER_WANT(y.size() == 4, "of {}", to_string(y));
   const int64_t tokens = y[tokens_first ? 1 : 2], heads = y[tokens_first ? 2 : 1], width = y[3];
-  const TensorType lse{use.type(), {y[0], heads, tokens}};
-  PIPER_WANT(use.inputs[1] == lse && use.inputs[2] == use.inputs[0] && use.inputs[3] == lse &&
-                 use.outputs[0] == use.inputs[0] && use.wanted[1] && use.outputs[1] == lse,
-             "of {}, {}, {} and {}", to_string(use.inputs[0]), to_string(use.inputs[1]),
-             to_string(use.inputs[2]), to_string(use.inputs[3]));
   const AttentionStrides strides = strides_of(y, tokens_first != 0);
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);

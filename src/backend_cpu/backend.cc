@@ -23,8 +23,7 @@ using cpu::KernelPtr;
 using cpu::Use;
 
 constexpr size_t kAlignment = 64;
-// Programs come from files: no shape may make sizes overflow.
-constexpr int64_t kMaxElements = int64_t{1} << 48;
+constexpr int64_t kMostBytes = int64_t{1} << 48;
 
 struct AlignedFree {
   void operator()(std::byte* p) const { std::free(p); }
@@ -70,48 +69,13 @@ struct Binding {
   std::vector<std::byte*> pointers;
 };
 
-Status check_type(const TensorType& type) {
-  PIPER_WANT(type.shape.size() <= cpu::kMaxRank, "{} has more than {} dims", to_string(type.shape),
-             cpu::kMaxRank);
-  int64_t elements = 1;
-  for (int64_t extent : type.shape) {
-    const int64_t size = std::max<int64_t>(extent, 1);  // no product of them overflows
-    PIPER_WANT(extent >= 0 && elements <= kMaxElements / size, "{} is no size",
-               to_string(type.shape));
-    elements *= size;
-  }
-  return ok_status();
-}
-
-// What joining ops may rely on: SSA form is check_role's to see.
-Status check_values(const Program& program) {
-  const size_t count = program.values.size();
-  PIPER_WANT(program.num_args >= 0 && static_cast<size_t>(program.num_args) <= count,
-             "{} arguments among {} values", program.num_args, count);
-  for (const TensorType& type : program.values) PIPER_TRY(check_type(type));
-  for (const auto& [value, bytes] : program.literals)
-    PIPER_WANT(value >= program.num_args && static_cast<size_t>(value) < count &&
-                   static_cast<int64_t>(bytes.size()) == program.values[value].bytes(),
-               "literal {} does not match its value", value);
-  for (const ProgramOp& op : program.ops)
-    for (const auto* ids : {&op.inputs, &op.outputs})
-      for (int32_t id : *ids)
-        PIPER_WANT(id >= -1 && id < static_cast<int32_t>(count), "{} names value {} of {}",
-                   quote_control(op.op), id, count);
-  return ok_status();
-}
-
 Use make_use(const Program& program, const ProgramOp& op) {
-  Use use{op.op, op.attrs, {}, {}, {}, {}, nullptr};
-  const auto add = [&](const std::vector<int32_t>& ids, std::vector<TensorType>& types,
-                       std::vector<bool>& there) {
-    for (int32_t id : ids) {
-      types.push_back(id < 0 ? TensorType{} : program.values[id]);
-      there.push_back(id >= 0);
-    }
-  };
-  add(op.inputs, use.inputs, use.present);
-  add(op.outputs, use.outputs, use.wanted);
+  Use use{op.op, op.attrs, {}, {}, {}, nullptr};
+  for (int32_t id : op.inputs) {
+    use.inputs.push_back(id < 0 ? TensorType{} : program.values[id]);
+    use.present.push_back(id >= 0);
+  }
+  for (int32_t id : op.outputs) use.outputs.push_back(program.values[id]);
   return use;
 }
 
@@ -152,31 +116,27 @@ class Cpu final : public CpuBackend {
   }
 
   Result<std::byte*> allocate(int64_t bytes, Space) override {
-    AlignedBlock block = bytes < 0 || bytes > kMaxElements ? nullptr : aligned_block(bytes);
+    AlignedBlock block = bytes < 0 || bytes > kMostBytes ? nullptr : aligned_block(bytes);
     if (!block) return refused(bytes);
     blocks_.push_back(std::move(block));
     return blocks_.back().get();
   }
 
   Result<int32_t> load(const Program& program) override {
-    return load_by(program, [&](LoadedProgram& loaded) -> Status {
-      PIPER_TRY(check_values(program));
-      const auto args = static_cast<size_t>(program.num_args);
-      PIPER_WANT(program.arg_read.size() == args && program.arg_written.size() == args,
-                 "{} arguments, and flags of {} and {}", args, program.arg_read.size(),
-                 program.arg_written.size());
-      FusedProgram wide{widened(taken_apart(program), cpu::takes_halves), {}};
-      if (!fuses_) return load_into(wide, loaded);
-      PIPER_TRY(make_kernels(wide));  // joining trusts ops
-      FuseCounts counts;
-      return load_into(fuse(std::move(wide), counts), loaded);
-    });
+    FusedProgram wide{widened(taken_apart(program), cpu::takes_halves), {}};
+    FuseCounts counts;
+    return load(fuses_ ? fuse(std::move(wide), counts) : wide);
   }
   Result<int32_t> load(const FusedProgram& program) override {
-    return load_by(program, [&](LoadedProgram& loaded) -> Status {
-      PIPER_TRY(check_values(program));
-      return load_into(program, loaded);
-    });
+    auto loaded = std::make_unique<LoadedProgram>();
+    if (Status ok = load_into(program, *loaded); !ok) {
+      Error error = std::move(ok).error();
+      error.message = fmt::format("program '{}': {}", quote_control(program.label), error.message);
+      if (error.code != ExitCode::kStorage) error.code = ExitCode::kPlan;
+      return error;
+    }
+    programs_.push_back(std::move(loaded));
+    return static_cast<int32_t>(programs_.size()) - 1;
   }
 
   int64_t workspace_bytes(int32_t program) const override {
@@ -234,19 +194,6 @@ class Cpu final : public CpuBackend {
         break;
     }
     return loaded.literals.get() + operand.at;
-  }
-
-  template <class Load>
-  Result<int32_t> load_by(const Program& program, Load load) {
-    auto loaded = std::make_unique<LoadedProgram>();
-    if (Status ok = load(*loaded); !ok) {
-      Error error = std::move(ok).error();
-      error.message = fmt::format("program '{}': {}", quote_control(program.label), error.message);
-      if (error.code != ExitCode::kStorage) error.code = ExitCode::kPlan;
-      return error;
-    }
-    programs_.push_back(std::move(loaded));
-    return static_cast<int32_t>(programs_.size()) - 1;
   }
 
   Status load_into(const FusedProgram& program, LoadedProgram& loaded) {

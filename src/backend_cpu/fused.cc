@@ -114,13 +114,7 @@ class Parser {
 }  // namespace
 
 Result<KernelPtr> make_fused(const Use& use) {
-  PIPER_TRY(use.operands(use.inputs.size(), kMaxOperands - 1, use.outputs.size()));
-  PIPER_WANT(!use.outputs.empty(), "has no output");
-  for (size_t o = 0; o < use.outputs.size(); ++o)
-    PIPER_WANT(use.wanted[o] && use.out(o) == use.out(), "output {} is {}, output 0 {}", o,
-               to_string(use.out(o)), to_string(use.out()));
-  PIPER_ASSIGN(const std::string text, use.text_or("expr", ""));
-  PIPER_ASSIGN(Chain chain, Parser(use).parse(text));
+  PIPER_ASSIGN(Chain chain, Parser(use).parse(use.attrs.text("expr")));
   return chain_kernel(use, std::move(chain));
 }
 

@@ -56,16 +56,10 @@ KernelPtr gather_grad_kernel(int64_t outer, const Part& part, int64_t inner, int
 }  // namespace
 
 Result<KernelPtr> make_gather(const Use& use) {
-  PIPER_TRY(use.operands(2, 3));
   const Shape &data = use.in(0), &indices = use.in(1);
-  PIPER_ASSIGN(const int64_t axis, use.axis("axis", data.size()));
-  Shape expected(data.begin(), data.begin() + axis);
-  expected.insert(expected.end(), indices.begin(), indices.end());
-  expected.insert(expected.end(), data.begin() + axis + 1, data.end());
-  PIPER_WANT(use.out() == expected && use.outputs[0].dtype == use.type(), "of {} at {} to {}",
-             to_string(use.inputs[0]), to_string(indices), to_string(use.outputs[0]));
+  const int64_t axis = use.attrs.integer("axis");
   const int64_t outer = extent(data, 0, axis), inner = extent(data, axis + 1, data.size());
-  PIPER_ASSIGN(const Part part, part_of(use, 2, data[axis]));
+  const Part part = part_of(use, 2, data[axis]);
   return for_indices(use.inputs[1].dtype, [&](auto index) {
     return for_dtype(use.type(), [&](auto zero) -> Result<KernelPtr> {
       return gather_kernel<decltype(zero), decltype(index)>(outer, part, inner,
@@ -75,18 +69,10 @@ Result<KernelPtr> make_gather(const Use& use) {
 }
 
 Result<KernelPtr> make_gather_grad(const Use& use) {
-  PIPER_TRY(use.operands(2, 3));
-  const Shape &dy = use.in(0), &indices = use.in(1), &data = use.out();
-  PIPER_ASSIGN(const int64_t axis, use.axis("axis", data.size()));
-  PIPER_ASSIGN(const int64_t size, use.integer_or("size", data[axis]));
-  Shape expected(data.begin(), data.begin() + axis);
-  expected.insert(expected.end(), indices.begin(), indices.end());
-  expected.insert(expected.end(), data.begin() + axis + 1, data.end());
-  PIPER_WANT(dy == expected && size == data[axis] && use.outputs[0].dtype == use.type(),
-             "of {} at {} to {}", to_string(use.inputs[0]), to_string(indices),
-             to_string(use.outputs[0]));
+  const Shape &indices = use.in(1), &data = use.out();
+  const int64_t axis = use.attrs.integer("axis");
   const int64_t outer = extent(data, 0, axis), inner = extent(data, axis + 1, data.size());
-  PIPER_ASSIGN(const Part part, part_of(use, 2, size));
+  const Part part = part_of(use, 2, data[axis]);
   return for_indices(use.inputs[1].dtype, [&](auto index) {
     return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
       return gather_grad_kernel<decltype(zero), decltype(index)>(outer, part, inner,
@@ -96,20 +82,10 @@ Result<KernelPtr> make_gather_grad(const Use& use) {
 }
 
 Result<KernelPtr> make_gather_nd(const Use& use) {
-  PIPER_TRY(use.operands(2, 2));
-  PIPER_ASSIGN(const int64_t batch_dims, use.integer_or("batch_dims", 0));
+  const int64_t batch_dims = use.attrs.integer("batch_dims", 0);
   const Shape &data = use.in(0), &indices = use.in(1);
   const auto b = static_cast<size_t>(batch_dims);
-  PIPER_WANT(batch_dims >= 0 && b < indices.size() && b < data.size() && indices.back() >= 0 &&
-                 indices.back() <= static_cast<int64_t>(data.size() - b),
-             "of {} at {}", to_string(data), to_string(indices));
   const auto depth = static_cast<size_t>(indices.back());
-  Shape expected(indices.begin(), indices.end() - 1);
-  expected.insert(expected.end(), data.begin() + b + depth, data.end());
-  PIPER_WANT(use.out() == expected && use.outputs[0].dtype == use.type() &&
-                 std::equal(data.begin(), data.begin() + b, indices.begin()),
-             "of {} at {} to {}", to_string(use.inputs[0]), to_string(indices),
-             to_string(use.outputs[0]));
   const Shape dims(data.begin() + b, data.begin() + b + depth);
   const std::vector<int64_t> steps = strides_of(dims);
   const int64_t batches = extent(data, 0, b), per_batch = extent(indices, b, indices.size() - 1);

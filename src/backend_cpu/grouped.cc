@@ -160,24 +160,12 @@ Result<KernelPtr> make_grouped(const Use& use, const Grouped& g, int64_t units, 
 }
 
 // Of x and its indices; `w` are the matrices, `y` what has a row for each of x.
-Result<Grouped> grouped_of(const Use& use, const TensorType& w, const TensorType& y) {
-  PIPER_TRY(use.operands(3, 4));
-  Grouped g;
-  PIPER_ASSIGN(const int64_t trans_b, use.integer_or("trans_b", 0));
-  g.trans_b = trans_b != 0;
-  const Shape& x = use.in(0);
-  const bool are_rows = !x.empty() && y.shape.size() == x.size() &&
-                        Shape(x.begin(), x.end() - 1) == use.in(1) &&
-                        std::equal(x.begin(), x.end() - 1, y.shape.begin());
-  PIPER_WANT(are_rows && w.dtype == use.type() && y.dtype == use.type() && w.shape.size() == 3 &&
-                 w.shape[g.trans_b ? 2 : 1] == x.back() &&
-                 w.shape[g.trans_b ? 1 : 2] == y.shape.back(),
-             "of {} by {}: {} to {}", to_string(use.inputs[0]), to_string(use.in(1)), to_string(w),
-             to_string(y));
-  g.rows = num_elements(use.in(1));
-  g.k = x.back(), g.n = y.shape.back();
-  PIPER_ASSIGN(g.groups, part_of(use, 3, w.shape[0]));
-  return g;
+Grouped grouped_of(const Use& use, const Shape& w, const Shape& y) {
+  return {.groups = part_of(use, 3, w[0]),
+          .rows = num_elements(use.in(1)),
+          .k = use.in(0).back(),
+          .n = y.back(),
+          .trans_b = use.attrs.integer("trans_b") != 0};
 }
 
 // Nanoseconds for a tile, of about as many rows as each matrix has.
@@ -189,14 +177,12 @@ double work_of(const Grouped& g, int64_t extent) {
 }  // namespace
 
 Result<KernelPtr> make_grouped_matmul(const Use& use) {
-  PIPER_WANT(use.inputs.size() > 2 && !use.outputs.empty(), "too few operands");
-  PIPER_ASSIGN(const Grouped g, grouped_of(use, use.inputs[2], use.outputs[0]));
+  const Grouped g = grouped_of(use, use.in(2), use.out());
   return make_grouped<GroupedProduct>(use, g, (g.groups.size + 1) * tiles_in(g.n), work_of(g, g.k));
 }
 
 Result<KernelPtr> make_grouped_matmul_grad(const Use& use) {
-  PIPER_WANT(use.inputs.size() > 2 && !use.outputs.empty(), "too few operands");
-  PIPER_ASSIGN(const Grouped g, grouped_of(use, use.outputs[0], use.inputs[2]));
+  const Grouped g = grouped_of(use, use.out(), use.in(2));
   return make_grouped<GroupedGradient>(use, g, g.groups.size * tiles_in(g.k) * tiles_in(g.n),
                                        work_of(g, kGroupColumns));
 }

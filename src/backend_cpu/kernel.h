@@ -2,8 +2,7 @@
 // failure.
 //
 // One file per family of ops defines makers; kernels.cc lists them under the ops' names. A maker
-// checks the whole use (operand count, element types, shapes, attributes) and returns a located
-// sentence when it is wrong: nothing is checked at launch.
+// refuses element types that it has no loop for; all else has been checked where the use was read.
 #pragma once
 
 #include <algorithm>
@@ -67,31 +66,19 @@ KernelPtr make_units_kernel(InPlace in_place, int64_t units, double work, F f,
   return kernel;
 }
 
-// One use of an op.
+// One use of an op, as check_use (signatures.h) allows it; beside it what joining made: Fused and
+// Pack, and the attributes `then`, `columns`, `grad_columns` and `packed_b`.
 struct Use {
   std::string_view op;
   const Attrs& attrs;
   std::vector<TensorType> inputs;  // of an absent one: f32[]
   std::vector<bool> present;       // by input
   std::vector<TensorType> outputs;
-  std::vector<bool> wanted;                // by output
   const ProductTable* products = nullptr;  // null: products are cut as if there were no table
 
   const Shape& in(size_t i) const { return inputs[i].shape; }
   const Shape& out(size_t i = 0) const { return outputs[i].shape; }
   DType type() const { return inputs[0].dtype; }
-
-  // All inputs up to `required` are present, there are at most `most`, and exactly `num_outputs`
-  // outputs, of which the first is wanted.
-  Status operands(size_t required, size_t most, size_t num_outputs = 1) const;
-  Status same_types() const;  // all inputs and outputs have the element type of input 0
-  Result<int64_t> integer(std::string_view name) const;
-  Result<int64_t> integer_or(std::string_view name, int64_t otherwise) const;
-  Result<double> real_or(std::string_view name, double otherwise) const;
-  Result<std::string> text_or(std::string_view name, std::string otherwise) const;
-  Result<std::vector<int64_t>> integers(std::string_view name) const;  // empty when absent
-  // The attribute `name` as a dim of a tensor of `rank`: negative counts from the end.
-  Result<int64_t> axis(std::string_view name, size_t rank) const;
 };
 
 using Maker = Result<KernelPtr> (*)(const Use& use);
@@ -142,6 +129,10 @@ Result<KernelPtr> for_sizes(DType dtype, F f) {
 }
 
 // Product of extents [from, to) of a shape.
-int64_t extent(const Shape& shape, size_t from, size_t to);
+inline int64_t extent(const Shape& shape, size_t from, size_t to) {
+  int64_t product = 1;
+  for (size_t d = from; d < to; ++d) product *= shape[d];
+  return product;
+}
 
 }  // namespace piper::cpu

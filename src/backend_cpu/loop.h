@@ -13,8 +13,8 @@ inline constexpr int kMaxOperands = 32;
 
 // Row-major strides in elements.
 std::vector<int64_t> strides_of(const Shape& shape);
-// Strides of an operand of shape `from` broadcast to `to`; an error when it cannot be.
-Result<std::vector<int64_t>> broadcast_strides(const Shape& from, const Shape& to);
+// Strides of an operand of shape `from` broadcast to `to`.
+std::vector<int64_t> broadcast_strides(const Shape& from, const Shape& to);
 
 // Extents with, for each operand, a stride per extent. Extents of 1 are gone, and neighbours that
 // every operand walks through without a gap are merged, so most loops have one or two extents. The

@@ -16,14 +16,9 @@ namespace {
 struct Rows {
   int64_t count = 0, classes = 0, ignore = 0;
 };
-Result<Rows> rows_of(const Use& use) {
-  const Shape& logits = use.in(0);
-  PIPER_WANT(!logits.empty() && logits.back() > 0, "of {}", to_string(logits));
-  const Shape lead(logits.begin(), logits.end() - 1);
-  PIPER_WANT(use.inputs[1] == (TensorType{DType::kI64, lead}), "labels {} for {}",
-             to_string(use.inputs[1]), to_string(logits));
-  PIPER_ASSIGN(const int64_t ignore, use.integer_or("ignore_index", -100));
-  return Rows{num_elements(lead), logits.back(), ignore};
+Rows rows_of(const Use& use) {
+  const int64_t classes = use.in(0).back();
+  return {num_elements(use.in(1)), classes, use.attrs.integer("ignore_index", -100)};
 }
 
 bool inside(int64_t label, const Rows& rows) { return label >= 0 && label < rows.classes; }
@@ -71,13 +66,8 @@ class Logits {
 }  // namespace
 
 Result<KernelPtr> make_cross_entropy_sum(const Use& use) {
-  PIPER_TRY(use.operands(2, 2, 2));
-  PIPER_ASSIGN(const Rows rows, rows_of(use));
+  const Rows rows = rows_of(use);
   const DType dtype = statistics_of(use);
-  PIPER_WANT(use.outputs[0] == (TensorType{dtype, {}}) &&
-                 (!use.wanted[1] || use.outputs[1] == TensorType{dtype, use.in(1)}),
-             "of {} to {} and {}", to_string(use.inputs[0]), to_string(use.outputs[0]),
-             to_string(use.outputs[1]));
   return for_floats(use, dtype, [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     const Logits<T> logits(use.type(), rows.classes);
@@ -100,14 +90,9 @@ Result<KernelPtr> make_cross_entropy_sum(const Use& use) {
 }
 
 Result<KernelPtr> make_cross_entropy_terms(const Use& use) {
-  PIPER_TRY(use.operands(3, 4, 2));
-  PIPER_ASSIGN(const Rows rows, rows_of(use));
-  PIPER_ASSIGN(const Part part, part_of(use, 3, rows.classes));
+  const Rows rows = rows_of(use);
+  const Part part = part_of(use, 3, rows.classes);
   const DType dtype = statistics_of(use);
-  const TensorType row{dtype, use.in(1)};
-  PIPER_WANT(use.inputs[2] == row && use.outputs[0] == row && use.outputs[1] == row,
-             "of {} to {} and {}", to_string(use.inputs[0]), to_string(use.outputs[0]),
-             to_string(use.outputs[1]));
   return for_floats(use, dtype, [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     const Logits<T> logits(use.type(), rows.classes);
@@ -136,14 +121,7 @@ Result<KernelPtr> make_cross_entropy_terms(const Use& use) {
 }
 
 Result<KernelPtr> make_cross_entropy_of_terms(const Use& use) {
-  PIPER_TRY(use.operands(3, 3, 2));
-  PIPER_ASSIGN(const int64_t ignore, use.integer_or("ignore_index", -100));
-  PIPER_WANT(use.inputs[1] == use.inputs[0] &&
-                 use.inputs[2] == (TensorType{DType::kI64, use.in(0)}) &&
-                 use.outputs[0] == (TensorType{use.type(), {}}) &&
-                 (!use.wanted[1] || use.outputs[1] == use.inputs[0]),
-             "of {}, {} and {}", to_string(use.inputs[0]), to_string(use.inputs[1]),
-             to_string(use.inputs[2]));
+  const int64_t ignore = use.attrs.integer("ignore_index", -100);
   const int64_t count = num_elements(use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
@@ -162,16 +140,10 @@ Result<KernelPtr> make_cross_entropy_of_terms(const Use& use) {
 }
 
 Result<KernelPtr> make_cross_entropy_grad(const Use& use) {
-  PIPER_TRY(use.operands(4, 6));
-  PIPER_ASSIGN(const Rows rows, rows_of(use));
-  PIPER_ASSIGN(const Part part, part_of(use, 5, rows.classes));
+  const Rows rows = rows_of(use);
+  const Part part = part_of(use, 5, rows.classes);
   const bool topped = use.inputs.size() > 4 && use.present[4];
-  PIPER_WANT(!topped || use.inputs[4] == use.inputs[2], "top {}", to_string(use.inputs[4]));
   const DType dtype = statistics_of(use);
-  PIPER_WANT(use.inputs[2] == (TensorType{dtype, use.in(1)}) &&
-                 use.inputs[3] == (TensorType{dtype, {}}) && use.outputs[0] == use.inputs[0],
-             "of {}, {} and {} to {}", to_string(use.inputs[0]), to_string(use.inputs[2]),
-             to_string(use.inputs[3]), to_string(use.outputs[0]));
   return for_floats(use, dtype, [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     const Logits<T> logits(use.type(), rows.classes);
@@ -204,10 +176,7 @@ Result<KernelPtr> make_cross_entropy_grad(const Use& use) {
 }
 
 Result<KernelPtr> make_label_count(const Use& use) {
-  PIPER_TRY(use.operands(1, 1));
-  PIPER_ASSIGN(const int64_t ignore, use.integer_or("ignore_index", -100));
-  PIPER_WANT(use.type() == DType::kI64 && use.outputs[0] == (TensorType{DType::kF32, {}}),
-             "of {} to {}", to_string(use.inputs[0]), to_string(use.outputs[0]));
+  const int64_t ignore = use.attrs.integer("ignore_index", -100);
   const int64_t count = num_elements(use.in(0));
   return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
     const auto* labels = input<int64_t>(p, 0);

@@ -19,64 +19,36 @@ struct Plan {
 
 // The attribute `then`: words "Add" and "Mul", each with an operand of the result's shape or of one
 // row of it, behind all others.
-Status read_then(const Use& use, size_t operand, Gemm& g) {
-  PIPER_ASSIGN(const std::string then, use.text_or("then", ""));
+void read_then(const Use& use, size_t operand, Gemm& g) {
+  const std::string then = use.attrs.text("then", "");
   for (const std::string& word : split_text(then, ' ')) {
     if (word.empty()) continue;
-    PIPER_WANT((word == "Add" || word == "Mul") && g.thens < std::ssize(g.then), "then={}", then);
     const Shape& with = use.in(operand++);
-    const bool row = num_elements(with) == g.n && !with.empty() && with.back() == g.n;
-    PIPER_WANT(with == use.out() || row, "then {} {} with {}", word, to_string(use.out()),
-               to_string(with));
     g.then[g.thens++] = {word == "Mul", nullptr, with == use.out() ? g.n : 0};
   }
-  PIPER_WANT(g.thens == 0 || g.k > 0, "then={} without products", then);
-  return ok_status();
 }
 
-Result<Plan> plan_of(const Use& use) {
-  PIPER_ASSIGN(const int64_t trans_a, use.integer_or("trans_a", 0));
-  PIPER_ASSIGN(const int64_t trans_b, use.integer_or("trans_b", 0));
-  PIPER_ASSIGN(const int64_t accumulate, use.integer_or("accumulate", 0));
-  PIPER_ASSIGN(const int64_t packed_b, use.integer_or("packed_b", 0));
-  PIPER_ASSIGN(const std::string then, use.text_or("then", ""));
-  const size_t first = accumulate ? 3 : 2;  // operand of `then`
-  const size_t count = first + (then.empty() ? 0 : split_text(then, ' ').size());
-  PIPER_TRY(use.operands(count, count));
-  PIPER_TRY(use.same_types());
+Plan plan_of(const Use& use) {
   const Shape &a = use.in(0), &b = use.in(1), &out = use.out();
-  PIPER_WANT(a.size() >= 2 && b.size() >= 2 && out.size() == std::max(a.size(), b.size()),
-             "of {} and {} to {}", to_string(a), to_string(b), to_string(out));
-  PIPER_WANT(!accumulate || use.in(2) == out, "adds to {}, makes {}", to_string(use.in(2)),
-             to_string(out));
   Plan plan;
   Gemm& g = plan.gemm;
-  g.accumulate = accumulate != 0;
-  g.trans_a = trans_a != 0;
-  g.trans_b = trans_b != 0;
-  g.packed_b = packed_b != 0;
+  g.accumulate = use.attrs.integer("accumulate") != 0;
+  g.trans_a = use.attrs.integer("trans_a") != 0;
+  g.trans_b = use.attrs.integer("trans_b") != 0;
+  g.packed_b = use.attrs.integer("packed_b") != 0;
   const size_t ra = a.size(), rb = b.size(), rank = out.size();
   g.m = a[ra - (g.trans_a ? 1 : 2)];
   g.k = a[ra - (g.trans_a ? 2 : 1)];
   g.n = g.packed_b ? out[rank - 1] : b[rb - (g.trans_b ? 2 : 1)];
-  PIPER_WANT(packed_b >= 0 && packed_b <= 2, "packed_b={}", packed_b);
-  PIPER_WANT(!g.packed_b || (b == packed_shape(g.k, g.n) && !g.trans_b), "of packed {} to {}",
-             to_string(b), to_string(out));
-  PIPER_WANT((g.packed_b || b[rb - (g.trans_b ? 1 : 2)] == g.k) && out[rank - 2] == g.m &&
-                 out[rank - 1] == g.n,
-             "of {}{} and {}{} to {}", to_string(a), g.trans_a ? "ᵀ" : "", to_string(b),
-             g.trans_b ? "ᵀ" : "", to_string(out));
-  PIPER_TRY(read_then(use, first, g));
+  read_then(use, g.accumulate ? 3 : 2, g);
   Shape batch(out.begin(), out.end() - 2);
   if (rb == 2 && !g.trans_a) {
-    PIPER_WANT(Shape(a.begin(), a.end() - 2) == batch, "of {} and {} to {}", to_string(a),
-               to_string(b), to_string(out));
     g.m *= extent(batch, 0, batch.size());
     batch.clear();
   }
   const Shape lead_a(a.begin(), batch.empty() ? a.begin() : a.end() - 2);
-  PIPER_ASSIGN(auto steps_a, broadcast_strides(lead_a, batch));
-  PIPER_ASSIGN(auto steps_b, broadcast_strides(Shape(b.begin(), b.end() - 2), batch));
+  const auto steps_a = broadcast_strides(lead_a, batch);
+  const auto steps_b = broadcast_strides(Shape(b.begin(), b.end() - 2), batch);
   if (use.products)
     g.cut = cut_of(*use.products, {use.type(), g.trans_a, g.trans_b, g.m, g.n, g.k});
   plan.batches = make_loop(batch, {strides_of(batch), steps_a, steps_b});
@@ -157,25 +129,18 @@ KernelPtr matmul_kernel(const Plan& plan) {
 }  // namespace
 
 Result<KernelPtr> make_matmul(const Use& use) {
-  PIPER_WANT(!use.inputs.empty(), "has no inputs");
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    PIPER_ASSIGN(const Plan plan, plan_of(use));
-    return matmul_kernel<decltype(zero)>(plan);
+    return matmul_kernel<decltype(zero)>(plan_of(use));
   });
 }
 
 // The right operand of products whose attribute `packed_b` is set.
 Result<KernelPtr> make_pack(const Use& use) {
-  PIPER_TRY(use.operands(1, 1));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const int64_t trans_b, use.integer_or("trans_b", 0));
+  const int64_t trans_b = use.attrs.integer("trans_b", 0);
   const Shape& b = use.in(0);
-  PIPER_WANT(b.size() == 2, "of {}", to_string(b));
   Gemm g;
   g.trans_b = trans_b != 0;
   g.k = b[g.trans_b ? 1 : 0], g.n = b[g.trans_b ? 0 : 1];
-  PIPER_WANT(use.out() == packed_shape(g.k, g.n), "of {} to {}, not {}", to_string(b),
-             to_string(use.out()), to_string(packed_shape(g.k, g.n)));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     const int64_t units = (g.n + kGemmColumnStep - 1) / kGemmColumnStep;

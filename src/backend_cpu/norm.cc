@@ -7,53 +7,27 @@ namespace {
 
 struct Rows {
   int64_t count = 0, size = 0;
-  Shape stats, params;  // of mean and rstd; of scale and bias
 };
-Result<Rows> rows_of(const Use& use, const Shape& x) {
-  PIPER_ASSIGN(const int64_t axis, use.axis("axis", x.size()));
-  Rows rows{extent(x, 0, axis), extent(x, axis, x.size()), x, Shape(x.begin() + axis, x.end())};
-  std::fill(rows.stats.begin() + axis, rows.stats.end(), 1);
-  PIPER_WANT(rows.size > 0 || rows.count == 0, "of {}", to_string(x));
-  return rows;
+Rows rows_of(const Use& use, const Shape& x) {
+  const auto axis = static_cast<size_t>(use.attrs.integer("axis"));
+  return {extent(x, 0, axis), extent(x, axis, x.size())};
 }
 
-Status want(const Use& use, std::string_view what, const Shape& have, const Shape& shape) {
-  PIPER_WANT(have == shape, "{} of {} is {}, not {}", what, use.op, to_string(have),
-             to_string(shape));
-  return ok_status();
-}
-
-// The attribute `then` of a use of `count` inputs: one word, its operand behind them all.
+// The attribute `then`: one word, its operand behind all others.
 struct Then {
   bool is = false, multiply = false;
 };
-Result<Then> read_then(const Use& use, size_t count) {
-  PIPER_ASSIGN(const std::string then, use.text_or("then", ""));
-  if (then.empty()) {
-    PIPER_TRY(use.operands(count, count));
-    return Then{};
-  }
-  PIPER_WANT(then == "Add" || then == "Mul", "then={}", then);
-  PIPER_TRY(use.operands(count + 1, count + 1));
-  PIPER_WANT(use.inputs.back() == use.outputs[0], "then {} {} with {}", then,
-             to_string(use.outputs[0]), to_string(use.inputs.back()));
-  return Then{true, then == "Mul"};
+Then read_then(const Use& use) {
+  const std::string then = use.attrs.text("then");
+  return {!then.empty(), then == "Mul"};
 }
 
 }  // namespace
 
 Result<KernelPtr> make_layer_norm(const Use& use) {
-  PIPER_TRY(use.operands(2, 3, 3));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const double epsilon, use.real_or("epsilon", 1e-5));
-  PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(0)));
+  const double epsilon = use.attrs.real("epsilon", 1e-5);
+  const Rows rows = rows_of(use, use.in(0));
   const bool bias = use.inputs.size() == 3 && use.present[2];
-  PIPER_TRY(want(use, "scale", use.in(1), rows.params));
-  if (bias) PIPER_TRY(want(use, "bias", use.in(2), rows.params));
-  PIPER_TRY(want(use, "output", use.out(0), use.in(0)));
-  for (size_t i : {1, 2}) {
-    if (use.wanted[i]) PIPER_TRY(want(use, "statistic", use.out(i), rows.stats));
-  }
   const size_t first = use.inputs.size();
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
@@ -69,14 +43,8 @@ Result<KernelPtr> make_layer_norm(const Use& use) {
 }
 
 Result<KernelPtr> make_layer_norm_grad_x(const Use& use) {
-  PIPER_ASSIGN(const Then then, read_then(use, 5));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(1)));
-  PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
-  PIPER_TRY(want(use, "scale", use.in(2), rows.params));
-  PIPER_TRY(want(use, "mean", use.in(3), rows.stats));
-  PIPER_TRY(want(use, "rstd", use.in(4), rows.stats));
-  PIPER_TRY(want(use, "output", use.out(), use.in(1)));
+  const Then then = read_then(use);
+  const Rows rows = rows_of(use, use.in(1));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     const auto gradient = [run = norm_fns<T>().layer_norm_grad_x, size = rows.size, then](
@@ -92,15 +60,7 @@ Result<KernelPtr> make_layer_norm_grad_x(const Use& use) {
 }
 
 Result<KernelPtr> make_layer_norm_grad_params(const Use& use) {
-  PIPER_TRY(use.operands(4, 4, 2));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(1)));
-  PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
-  PIPER_TRY(want(use, "mean", use.in(2), rows.stats));
-  PIPER_TRY(want(use, "rstd", use.in(3), rows.stats));
-  for (size_t i : {0, 1}) {
-    if (use.wanted[i]) PIPER_TRY(want(use, "output", use.out(i), rows.params));
-  }
+  const Rows rows = rows_of(use, use.in(1));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     return make_kernel(InPlace::kNo,
@@ -113,13 +73,8 @@ Result<KernelPtr> make_layer_norm_grad_params(const Use& use) {
 }
 
 Result<KernelPtr> make_rms_norm(const Use& use) {
-  PIPER_TRY(use.operands(2, 2, 2));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const double epsilon, use.real_or("epsilon", 1e-5));
-  PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(0)));
-  PIPER_TRY(want(use, "scale", use.in(1), rows.params));
-  PIPER_TRY(want(use, "output", use.out(0), use.in(0)));
-  if (use.wanted[1]) PIPER_TRY(want(use, "rstd", use.out(1), rows.stats));
+  const double epsilon = use.attrs.real("epsilon", 1e-5);
+  const Rows rows = rows_of(use, use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     const auto norm = [=, run = norm_fns<T>().rms_norm, size = rows.size](
@@ -133,13 +88,8 @@ Result<KernelPtr> make_rms_norm(const Use& use) {
 }
 
 Result<KernelPtr> make_rms_norm_grad_x(const Use& use) {
-  PIPER_ASSIGN(const Then then, read_then(use, 4));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(1)));
-  PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
-  PIPER_TRY(want(use, "scale", use.in(2), rows.params));
-  PIPER_TRY(want(use, "rstd", use.in(3), rows.stats));
-  PIPER_TRY(want(use, "output", use.out(), use.in(1)));
+  const Then then = read_then(use);
+  const Rows rows = rows_of(use, use.in(1));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     const auto gradient = [run = norm_fns<T>().rms_norm_grad_x, size = rows.size, then](
@@ -155,12 +105,7 @@ Result<KernelPtr> make_rms_norm_grad_x(const Use& use) {
 }
 
 Result<KernelPtr> make_rms_norm_grad_scale(const Use& use) {
-  PIPER_TRY(use.operands(3, 3));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const Rows rows, rows_of(use, use.in(1)));
-  PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
-  PIPER_TRY(want(use, "rstd", use.in(2), rows.stats));
-  PIPER_TRY(want(use, "output", use.out(), rows.params));
+  const Rows rows = rows_of(use, use.in(1));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     return make_kernel(InPlace::kNo,
@@ -174,33 +119,19 @@ Result<KernelPtr> make_rms_norm_grad_scale(const Use& use) {
 
 namespace {
 
-struct Groups {
-  GroupShape shape;
-  Shape params, stats;
-};
-Result<Groups> groups_of(const Use& use, const Shape& x) {
-  PIPER_ASSIGN(const int64_t groups, use.integer("groups"));
-  PIPER_WANT(x.size() >= 2 && groups > 0 && x[1] % groups == 0, "of {} in {} groups", to_string(x),
-             groups);
-  return Groups{{x[0], groups, x[1] / groups, extent(x, 2, x.size())}, {x[1]}, {x[0], groups}};
+GroupShape groups_of(const Use& use, const Shape& x) {
+  const int64_t groups = use.attrs.integer("groups");
+  return {x[0], groups, x[1] / groups, extent(x, 2, x.size())};
 }
 
 }  // namespace
 
 Result<KernelPtr> make_group_norm(const Use& use) {
-  PIPER_TRY(use.operands(3, 3, 3));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const double epsilon, use.real_or("epsilon", 1e-5));
-  PIPER_ASSIGN(const Groups groups, groups_of(use, use.in(0)));
-  for (size_t i : {1, 2}) {
-    PIPER_TRY(want(use, "parameter", use.in(i), groups.params));
-    if (use.wanted[i]) PIPER_TRY(want(use, "statistic", use.out(i), groups.stats));
-  }
-  PIPER_TRY(want(use, "output", use.out(0), use.in(0)));
+  const double epsilon = use.attrs.real("epsilon", 1e-5);
+  const GroupShape shape = groups_of(use, use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    return make_kernel(InPlace::kYes, [=, run = norm_fns<T>().group_norm, shape = groups.shape](
-                                          Pointers p, std::byte*) {
+    return make_kernel(InPlace::kYes, [=, run = norm_fns<T>().group_norm](Pointers p, std::byte*) {
       run(shape, input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), output<T>(p, 3), output<T>(p, 4),
           output<T>(p, 5), epsilon);
     });
@@ -208,41 +139,26 @@ Result<KernelPtr> make_group_norm(const Use& use) {
 }
 
 Result<KernelPtr> make_group_norm_grad_x(const Use& use) {
-  PIPER_TRY(use.operands(5, 5));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const Groups groups, groups_of(use, use.in(1)));
-  PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
-  PIPER_TRY(want(use, "scale", use.in(2), groups.params));
-  PIPER_TRY(want(use, "mean", use.in(3), groups.stats));
-  PIPER_TRY(want(use, "rstd", use.in(4), groups.stats));
-  PIPER_TRY(want(use, "output", use.out(), use.in(1)));
+  const GroupShape shape = groups_of(use, use.in(1));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    return make_kernel(InPlace::kYes, [run = norm_fns<T>().group_norm_grad_x, shape = groups.shape](
-                                          Pointers p, std::byte*) {
-      run(shape, input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3), input<T>(p, 4),
-          output<T>(p, 5));
-    });
+    return make_kernel(InPlace::kYes,
+                       [run = norm_fns<T>().group_norm_grad_x, shape](Pointers p, std::byte*) {
+                         run(shape, input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3),
+                             input<T>(p, 4), output<T>(p, 5));
+                       });
   });
 }
 
 Result<KernelPtr> make_group_norm_grad_params(const Use& use) {
-  PIPER_TRY(use.operands(4, 4, 2));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const Groups groups, groups_of(use, use.in(1)));
-  PIPER_TRY(want(use, "dy", use.in(0), use.in(1)));
-  PIPER_TRY(want(use, "mean", use.in(2), groups.stats));
-  PIPER_TRY(want(use, "rstd", use.in(3), groups.stats));
-  for (size_t i : {0, 1}) {
-    if (use.wanted[i]) PIPER_TRY(want(use, "output", use.out(i), groups.params));
-  }
+  const GroupShape shape = groups_of(use, use.in(1));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    return make_kernel(InPlace::kNo, [run = norm_fns<T>().group_norm_grad_params,
-                                      shape = groups.shape](Pointers p, std::byte*) {
-      run(shape, input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3), output<T>(p, 4),
-          output<T>(p, 5));
-    });
+    return make_kernel(InPlace::kNo,
+                       [run = norm_fns<T>().group_norm_grad_params, shape](Pointers p, std::byte*) {
+                         run(shape, input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3),
+                             output<T>(p, 4), output<T>(p, 5));
+                       });
   });
 }
 

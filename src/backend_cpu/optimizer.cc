@@ -11,21 +11,6 @@
 namespace piper::cpu {
 namespace {
 
-const TensorType kRealScalar{DType::kF64, {}};
-const TensorType kStepScalar{DType::kI64, {}};
-const TensorType kSkipScalar{DType::kBool, {}};
-
-Status want_scalar(const Use& use, size_t i, const TensorType& type) {
-  PIPER_WANT(use.inputs[i] == type, "input {} is {}, not {}", i, to_string(use.inputs[i]),
-             to_string(type));
-  return ok_status();
-}
-Status want_real(const Use& use) {
-  PIPER_WANT(use.outputs[0] == kRealScalar, "makes {}, not {}", to_string(kRealScalar),
-             to_string(use.outputs[0]));
-  return ok_status();
-}
-
 struct Schedule {
   double base = 0, min_ratio = 0;
   int64_t warmup = 0, total = 0;
@@ -42,28 +27,6 @@ struct Schedule {
   }
 };
 
-// (p, g, state…, lr, clip?, step): all but the scalars have p's type, as have the outputs.
-Status check_update(const Use& use, size_t states) {
-  const size_t lr = 2 + states;
-  PIPER_WANT(use.inputs.size() == lr + 3, "has {} inputs, not {}", use.inputs.size(), lr + 3);
-  PIPER_WANT(use.outputs.size() == 1 + states, "has {} outputs, not {}", use.outputs.size(),
-             1 + states);
-  for (size_t i = 0; i < lr + 3; ++i) {
-    PIPER_WANT(use.present[i] || i == lr + 1, "input {} is absent", i);
-  }
-  for (size_t i = 1; i < lr; ++i) {
-    PIPER_WANT(use.inputs[i] == use.inputs[0], "input {} is {}, input 0 {}", i,
-               to_string(use.inputs[i]), to_string(use.inputs[0]));
-  }
-  for (size_t i = 0; i <= states; ++i) {
-    PIPER_WANT(use.wanted[i] && use.outputs[i] == use.inputs[0], "output {} is {}, input 0 {}", i,
-               to_string(use.outputs[i]), to_string(use.inputs[0]));
-  }
-  PIPER_TRY(want_scalar(use, lr, kRealScalar));
-  if (use.present[lr + 1]) PIPER_TRY(want_scalar(use, lr + 1, kRealScalar));
-  return want_scalar(use, lr + 2, kStepScalar);
-}
-
 // Elements that a thread updates at a time.
 constexpr int64_t kUpdateUnit = 4096;
 int64_t units_of(int64_t count) { return (count + kUpdateUnit - 1) / kUpdateUnit; }
@@ -73,13 +36,9 @@ double clip_factor(Pointers p, size_t i) { return p[i] ? *input<double>(p, i) : 
 }  // namespace
 
 Result<KernelPtr> make_sum_squares(const Use& use) {
-  PIPER_TRY(use.operands(1, 1));
   const int64_t count = num_elements(use.in(0));
-  PIPER_ASSIGN(const int64_t given, use.integer_or("parts", 0));
-  const TensorType made{DType::kF64, {}};
-  PIPER_WANT(use.outputs[0] == made, "makes {}, not {}", to_string(made),
-             to_string(use.outputs[0]));
-  const int64_t parts = std::max<int64_t>(given, 1), run = (count + parts - 1) / parts;
+  const int64_t parts = std::max<int64_t>(use.attrs.integer("parts"), 1),
+                run = (count + parts - 1) / parts;
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     return make_kernel(InPlace::kNo, [=, sum = sum_fns<T>().sum_squares](Pointers p, std::byte*) {
@@ -93,14 +52,8 @@ Result<KernelPtr> make_sum_squares(const Use& use) {
 
 Result<KernelPtr> make_global_norm(const Use& use) {
   const size_t count = use.inputs.size();
-  PIPER_TRY(use.operands(count, count));
-  PIPER_TRY(want_real(use));
   std::vector<int64_t> elements;  // of each input: a scalar or a vector of sums
-  for (size_t i = 0; i < count; ++i) {
-    if (use.in(i).size() != 1 || use.inputs[i].dtype != DType::kF64)
-      PIPER_TRY(want_scalar(use, i, kRealScalar));
-    elements.push_back(num_elements(use.in(i)));
-  }
+  for (size_t i = 0; i < count; ++i) elements.push_back(num_elements(use.in(i)));
   return make_kernel(InPlace::kYes, [count, elements](Pointers p, std::byte*) {
     double sum = 0;
     for (size_t i = 0; i < count; ++i)
@@ -110,11 +63,7 @@ Result<KernelPtr> make_global_norm(const Use& use) {
 }
 
 Result<KernelPtr> make_clip_factor(const Use& use) {
-  PIPER_TRY(use.operands(1, 1));
-  PIPER_TRY(want_real(use));
-  PIPER_TRY(want_scalar(use, 0, kRealScalar));
-  PIPER_WANT(use.attrs.find("max_norm"), "has no attribute 'max_norm'");
-  PIPER_ASSIGN(const double max_norm, use.real_or("max_norm", 0));
+  const double max_norm = use.attrs.real("max_norm", 0);
   return make_kernel(InPlace::kYes, [max_norm](Pointers p, std::byte*) {
     const double factor = max_norm / (*input<double>(p, 0) + 1e-6);
     *output<double>(p, 1) = factor > 1 ? 1.0 : factor;  // a NaN stays one
@@ -122,63 +71,40 @@ Result<KernelPtr> make_clip_factor(const Use& use) {
 }
 
 Result<KernelPtr> make_learning_rate(const Use& use) {
-  PIPER_TRY(use.operands(1, 1));
-  PIPER_TRY(want_real(use));
-  PIPER_TRY(want_scalar(use, 0, kStepScalar));
   Schedule s;
-  PIPER_WANT(use.attrs.find("base"), "has no attribute 'base'");
-  PIPER_ASSIGN(s.base, use.real_or("base", 0));
-  PIPER_ASSIGN(s.min_ratio, use.real_or("min_ratio", 0));
-  PIPER_ASSIGN(s.warmup, use.integer_or("warmup", 0));
-  PIPER_ASSIGN(s.total, use.integer_or("total", 0));
-  PIPER_ASSIGN(const int64_t cosine, use.integer_or("cosine", 0));
+  s.base = use.attrs.real("base", 0);
+  s.min_ratio = use.attrs.real("min_ratio", 0);
+  s.warmup = use.attrs.integer("warmup", 0);
+  s.total = use.attrs.integer("total", 0);
+  const int64_t cosine = use.attrs.integer("cosine", 0);
   s.cosine = cosine != 0;
-  PIPER_WANT(s.warmup >= 0 && (!s.cosine || s.total > s.warmup), "warmup={} total={}", s.warmup,
-             s.total);
   return make_kernel(InPlace::kYes, [s](Pointers p, std::byte*) {
     *output<double>(p, 1) = s.at(*input<int64_t>(p, 0));
   });
 }
 
 Result<KernelPtr> make_next_step(const Use& use) {
-  PIPER_TRY(use.operands(1, 2));
-  PIPER_TRY(want_scalar(use, 0, kStepScalar));
-  PIPER_WANT(use.outputs[0] == kStepScalar, "makes {}", to_string(kStepScalar));
   const size_t out = use.inputs.size();
-  if (out == 2) PIPER_TRY(want_scalar(use, 1, kSkipScalar));
   return make_kernel(InPlace::kYes, [out](Pointers p, std::byte*) {
     const bool skip = out == 2 && p[1] && *input<uint8_t>(p, 1) != 0;
     *output<int64_t>(p, out) = *input<int64_t>(p, 0) + (skip ? 0 : 1);
   });
 }
 
-Result<KernelPtr> make_not_finite(const Use& use) {
-  PIPER_TRY(use.operands(1, 1));
-  PIPER_TRY(want_scalar(use, 0, kRealScalar));
-  PIPER_WANT(use.outputs[0] == kSkipScalar, "makes {}", to_string(kSkipScalar));
+Result<KernelPtr> make_not_finite(const Use&) {
   return make_kernel(InPlace::kNo, [](Pointers p, std::byte*) {
     *output<uint8_t>(p, 1) = std::isfinite(*input<double>(p, 0)) ? 0 : 1;
   });
 }
 
 Result<KernelPtr> make_next_loss_scale(const Use& use) {
-  const TensorType scale_type{DType::kF32, {}};
   if (use.op == "LossScale") {
-    PIPER_TRY(use.operands(1, 1));
-    PIPER_TRY(want_real(use));
-    PIPER_TRY(want_scalar(use, 0, scale_type));
     return make_kernel(InPlace::kNo,
                        [](Pointers p, std::byte*) { *output<double>(p, 1) = *input<float>(p, 0); });
   }
-  PIPER_TRY(use.operands(3, 3, 2));
-  PIPER_TRY(want_scalar(use, 0, scale_type));
-  PIPER_TRY(want_scalar(use, 1, kStepScalar));
-  PIPER_TRY(want_scalar(use, 2, kSkipScalar));
-  PIPER_WANT(use.wanted[1] && use.outputs[0] == scale_type && use.outputs[1] == kStepScalar,
-             "makes {} and {}", to_string(scale_type), to_string(kStepScalar));
-  PIPER_ASSIGN(const double growth, use.real_or("growth", 2));
-  PIPER_ASSIGN(const double backoff, use.real_or("backoff", 0.5));
-  PIPER_ASSIGN(const int64_t interval, use.integer("interval"));
+  const double growth = use.attrs.real("growth", 2);
+  const double backoff = use.attrs.real("backoff", 0.5);
+  const int64_t interval = use.attrs.integer("interval");
   return make_kernel(InPlace::kYes, [=](Pointers p, std::byte*) {
     const double scale = *input<float>(p, 0);
     const bool skip = *input<uint8_t>(p, 2) != 0;
@@ -197,24 +123,14 @@ Result<KernelPtr> make_next_loss_scale(const Use& use) {
 namespace {
 
 Result<KernelPtr> sgd(const Use& use) {
-  PIPER_WANT(use.inputs.size() == 6, "has {} inputs, not 6", use.inputs.size());
-  Use plain = use;  // without the buffer, when there is none
   const bool buffered = use.present[2];
-  if (!buffered) {
-    plain.inputs.erase(plain.inputs.begin() + 2);
-    plain.present.erase(plain.present.begin() + 2);
-    if (plain.outputs.size() == 2 && !plain.wanted[1]) plain.outputs.pop_back();
-  }
-  PIPER_TRY(check_update(plain, buffered ? 1 : 0));
   SgdStep s{};
-  PIPER_ASSIGN(s.momentum, use.real_or("momentum", 0));
-  PIPER_ASSIGN(s.dampening, use.real_or("dampening", 0));
-  PIPER_ASSIGN(s.weight_decay, use.real_or("weight_decay", 0));
-  PIPER_ASSIGN(const int64_t nesterov, use.integer_or("nesterov", 0));
+  s.momentum = use.attrs.real("momentum", 0);
+  s.dampening = use.attrs.real("dampening", 0);
+  s.weight_decay = use.attrs.real("weight_decay", 0);
+  const int64_t nesterov = use.attrs.integer("nesterov", 0);
   s.nesterov = nesterov != 0;
-  PIPER_ASSIGN(const int64_t before, use.integer_or("count", 0));
-  PIPER_WANT(buffered == (s.momentum != 0), "momentum={} {} a buffer", s.momentum,
-             buffered ? "with" : "without");
+  const int64_t before = use.attrs.integer("count", 0);
   const int64_t count = num_elements(use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
@@ -234,15 +150,14 @@ Result<KernelPtr> sgd(const Use& use) {
 }
 
 Result<KernelPtr> onnx_adam(const Use& use) {
-  PIPER_TRY(check_update(use, 2));
   AdamStep s{};
   s.keep = s.root_correction = 1;
-  PIPER_ASSIGN(s.beta1, use.real_or("beta1", 0.9));
-  PIPER_ASSIGN(s.beta2, use.real_or("beta2", 0.999));
-  PIPER_ASSIGN(s.eps, use.real_or("eps", 1e-6));
-  PIPER_ASSIGN(s.weight_decay, use.real_or("weight_decay", 0));
-  PIPER_ASSIGN(s.shrink_after, use.real_or("weight_decay_after", 0));
-  PIPER_ASSIGN(const int64_t before, use.integer_or("count", 0));
+  s.beta1 = use.attrs.real("beta1", 0.9);
+  s.beta2 = use.attrs.real("beta2", 0.999);
+  s.eps = use.attrs.real("eps", 1e-6);
+  s.weight_decay = use.attrs.real("weight_decay", 0);
+  s.shrink_after = use.attrs.real("weight_decay_after", 0);
+  const int64_t before = use.attrs.integer("count", 0);
   const int64_t count = num_elements(use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
@@ -259,13 +174,12 @@ Result<KernelPtr> onnx_adam(const Use& use) {
 }
 
 Result<KernelPtr> adagrad(const Use& use) {
-  PIPER_TRY(check_update(use, 1));
   AdagradStep s{};
   double lr_decay = 0;
-  PIPER_ASSIGN(lr_decay, use.real_or("lr_decay", 0));
-  PIPER_ASSIGN(s.eps, use.real_or("eps", 1e-6));
-  PIPER_ASSIGN(s.weight_decay, use.real_or("weight_decay", 0));
-  PIPER_ASSIGN(const int64_t before, use.integer_or("count", 0));
+  lr_decay = use.attrs.real("lr_decay", 0);
+  s.eps = use.attrs.real("eps", 1e-6);
+  s.weight_decay = use.attrs.real("weight_decay", 0);
+  const int64_t before = use.attrs.integer("count", 0);
   const int64_t count = num_elements(use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
@@ -281,14 +195,13 @@ Result<KernelPtr> adagrad(const Use& use) {
 }
 
 Result<KernelPtr> adamw(const Use& use) {
-  PIPER_TRY(check_update(use, 2));
   AdamStep s{};
   double decay = 0;
-  PIPER_ASSIGN(s.beta1, use.real_or("beta1", 0.9));
-  PIPER_ASSIGN(s.beta2, use.real_or("beta2", 0.999));
-  PIPER_ASSIGN(s.eps, use.real_or("eps", 1e-8));
-  PIPER_ASSIGN(decay, use.real_or("weight_decay", 0));
-  PIPER_ASSIGN(const int64_t decoupled, use.integer_or("decoupled", 1));
+  s.beta1 = use.attrs.real("beta1", 0.9);
+  s.beta2 = use.attrs.real("beta2", 0.999);
+  s.eps = use.attrs.real("eps", 1e-8);
+  decay = use.attrs.real("weight_decay", 0);
+  const int64_t decoupled = use.attrs.integer("decoupled", 1);
   s.weight_decay = decoupled ? 0 : decay;
   const int64_t count = num_elements(use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
@@ -314,8 +227,6 @@ Result<KernelPtr> adamw(const Use& use) {
 // An update with the input `skip` behind all others: where it is true nothing changes.
 Result<KernelPtr> skippable(const Use& use, size_t inputs, Maker make) {
   if (use.inputs.size() != inputs + 1) return make(use);
-  PIPER_TRY(want_scalar(use, inputs, kSkipScalar));
-  PIPER_WANT(use.present[inputs], "input {} is absent", inputs);
   Use plain = use;
   plain.inputs.pop_back();
   plain.present.pop_back();
@@ -329,7 +240,8 @@ Result<KernelPtr> skippable(const Use& use, size_t inputs, Maker make) {
     std::byte* operands[kMost];
     std::copy_n(p, inputs, operands);
     std::copy_n(p + inputs + 1, bytes.size(), operands + inputs);
-    if (*input<uint8_t>(p, inputs) == 0) return inner->run(operands, scratch, begin, end);
+    if (!p[inputs] || *input<uint8_t>(p, inputs) == 0)
+      return inner->run(operands, scratch, begin, end);
     // (p, g, state…) -> (p', state'…); the first thread does it all.
     for (size_t o = 0; begin == 0 && o < bytes.size(); ++o) {
       const std::byte* from = operands[o == 0 ? 0 : o + 1];

@@ -27,14 +27,9 @@ struct Part {
   int64_t first(Pointers p) const { return given ? *input<int64_t>(p, at) : 0; }
 };
 
-inline Result<Part> part_of(const Use& use, size_t at, int64_t size) {
-  Part part{size, size, at, use.inputs.size(), at < use.inputs.size()};
-  if (!part.given) return part;
-  PIPER_WANT(use.inputs[at] == (TensorType{DType::kI64, {}}), "first {}",
-             to_string(use.inputs[at]));
-  PIPER_ASSIGN(part.whole, use.integer("whole"));
-  PIPER_WANT(part.whole >= size, "{} of {}", size, part.whole);
-  return part;
+inline Part part_of(const Use& use, size_t at, int64_t size) {
+  const bool given = at < use.inputs.size() && use.present[at];
+  return {size, given ? use.attrs.integer("whole") : size, at, use.inputs.size(), given};
 }
 
 // What stands for an element that is not there.

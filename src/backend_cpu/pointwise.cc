@@ -6,22 +6,16 @@ namespace piper::cpu {
 namespace {
 
 // The op's one textual choice, see find_block.
-Result<std::string> option_of(const Use& use) {
-  if (use.op == "Cast") return use.text_or("to", "");
-  if (use.op == "Gelu" || use.op == "GeluGrad") return use.text_or("approximate", "none");
-  if (use.op == "Mod") {
-    PIPER_ASSIGN(const int64_t fmod, use.integer_or("fmod", 0));
-    return std::string(fmod ? "fmod" : "");
-  }
-  return std::string();
+std::string option_of(const Use& use) {
+  if (use.op == "Cast") return use.attrs.text("to");
+  if (use.op == "Gelu" || use.op == "GeluGrad") return use.attrs.text("approximate", "none");
+  return use.op == "Mod" && use.attrs.integer("fmod") != 0 ? "fmod" : "";
 }
 
 }  // namespace
 
 Result<KernelPtr> make_pointwise(const Use& use) {
   const size_t count = block_operands(use.op);
-  PIPER_TRY(use.operands(count, count));
-  PIPER_ASSIGN(const std::string option, option_of(use));
   std::vector<DType> types;
   Step step;
   step.count = static_cast<int>(count);
@@ -29,9 +23,7 @@ Result<KernelPtr> make_pointwise(const Use& use) {
     types.push_back(use.inputs[i].dtype);
     step.operands[i] = {static_cast<int16_t>(i), -1};
   }
-  PIPER_ASSIGN(const Block block, find_block(use.op, option, types));
-  PIPER_WANT(block.type == use.outputs[0].dtype, "makes {}, not {}", info(block.type).name,
-             info(use.outputs[0].dtype).name);
+  PIPER_ASSIGN(const Block block, find_block(use.op, option_of(use), types));
   step.run = block.run;
   step.type = block.type;
   step.output = 0;
@@ -40,12 +32,7 @@ Result<KernelPtr> make_pointwise(const Use& use) {
 
 // The bits of Gelu, and those that GeluGrad multiplies dy with.
 Result<KernelPtr> make_gelu_and_slope(const Use& use) {
-  PIPER_TRY(use.operands(1, 1, 2));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const std::string option, use.text_or("approximate", "none"));
-  PIPER_WANT(use.wanted[1] && use.out(0) == use.in(0) && use.out(1) == use.in(0), "of {} to {}",
-             to_string(use.inputs[0]), to_string(use.outputs[0]));
-  PIPER_WANT(option == "none" || option == "tanh", "approximate={}", option);
+  const std::string option = use.attrs.text("approximate", "none");
   constexpr int64_t kAtOnce = 1024;
   const int64_t count = num_elements(use.in(0)), bytes = info(use.type()).bytes;
   return for_floats(use, use.type(), [&](auto) -> Result<KernelPtr> {

@@ -116,21 +116,9 @@ KernelPtr reduce_kernel(Loop loop, int64_t out_count) {
 }
 
 // Strides with which the input's dims walk the output: 0 for a reduced one.
-Result<std::vector<int64_t>> output_steps(const Use& use, const std::vector<int64_t>& axes) {
-  const Shape& from = use.in(0);
-  const auto rank = static_cast<int64_t>(from.size());
-  std::vector<bool> reduced(from.size(), axes.empty() && from != use.out());
-  for (int64_t axis : axes) {
-    PIPER_WANT(axis >= -rank && axis < rank, "axes={} of {}", to_string(axes), to_string(from));
-    reduced[axis < 0 ? axis + rank : axis] = true;
-  }
-  Shape kept, kept_dims;
-  for (size_t d = 0; d < from.size(); ++d) {
-    kept.push_back(reduced[d] ? 1 : from[d]);
-    if (!reduced[d]) kept_dims.push_back(from[d]);
-  }
-  PIPER_WANT(use.out() == kept || use.out() == kept_dims, "axes={} of {} to {}", to_string(axes),
-             to_string(from), to_string(use.out()));
+std::vector<int64_t> output_steps(const Shape& from, const std::vector<int64_t>& axes) {
+  Shape kept = from;
+  for (int64_t axis : axes) kept[static_cast<size_t>(axis)] = 1;
   return broadcast_strides(kept, from);
 }
 
@@ -146,10 +134,8 @@ void each_pair(const Loop& loop, F f) {
 }  // namespace
 
 Result<KernelPtr> make_reduce(const Use& use) {
-  PIPER_TRY(use.operands(1, 1));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const std::vector<int64_t> axes, use.integers("axes"));
-  PIPER_ASSIGN(std::vector<int64_t> steps, output_steps(use, axes));
+  const std::vector<int64_t> axes = use.attrs.integers("axes");
+  std::vector<int64_t> steps = output_steps(use.in(0), axes);
   Loop loop = make_loop(use.in(0), {strides_of(use.in(0)), std::move(steps)});
   if (loop.inner == 1) loop.inner_steps = {1, 1};  // one element either way
   const int64_t count = num_elements(use.out());
@@ -164,12 +150,8 @@ Result<KernelPtr> make_reduce(const Use& use) {
 
 // dx = dy at the first extreme, or shared by all of them: rows come in the order of the elements.
 Result<KernelPtr> make_reduce_extreme_grad(const Use& use) {
-  PIPER_TRY(use.operands(3, 3));
-  PIPER_TRY(use.same_types());
-  PIPER_WANT(use.in(1) == use.out() && use.in(0) == use.in(2), "of {} and {} to {}",
-             to_string(use.in(0)), to_string(use.in(1)), to_string(use.out()));
-  PIPER_ASSIGN(const int64_t first, use.integer_or("first", 0));
-  PIPER_ASSIGN(const std::vector<int64_t> kept_steps, broadcast_strides(use.in(0), use.out()));
+  const int64_t first = use.attrs.integer("first", 0);
+  const std::vector<int64_t> kept_steps = broadcast_strides(use.in(0), use.out());
   const Loop loop = make_loop(use.out(), {strides_of(use.out()), kept_steps});
   const int64_t kept = num_elements(use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
@@ -195,10 +177,7 @@ Result<KernelPtr> make_reduce_extreme_grad(const Use& use) {
 
 // dx = dy · (product of those before) · (product of those behind): right where elements are zero.
 Result<KernelPtr> make_reduce_prod_grad(const Use& use) {
-  PIPER_TRY(use.operands(2, 2));
-  PIPER_TRY(use.same_types());
-  PIPER_WANT(use.in(1) == use.out(), "of {} to {}", to_string(use.in(1)), to_string(use.out()));
-  PIPER_ASSIGN(const std::vector<int64_t> kept_steps, broadcast_strides(use.in(0), use.out()));
+  const std::vector<int64_t> kept_steps = broadcast_strides(use.in(0), use.out());
   const Loop loop = make_loop(use.out(), {strides_of(use.out()), kept_steps});
   const int64_t kept = num_elements(use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
@@ -226,13 +205,10 @@ Result<KernelPtr> make_reduce_prod_grad(const Use& use) {
 }
 
 Result<KernelPtr> make_cumsum(const Use& use) {
-  PIPER_TRY(use.operands(1, 1));
-  PIPER_TRY(use.same_types());
   const Shape& shape = use.out();
-  PIPER_WANT(shape == use.in(0), "of {} to {}", to_string(use.in(0)), to_string(shape));
-  PIPER_ASSIGN(const int64_t axis, use.axis("axis", shape.size()));
-  PIPER_ASSIGN(const int64_t exclusive, use.integer_or("exclusive", 0));
-  PIPER_ASSIGN(const int64_t reverse, use.integer_or("reverse", 0));
+  const int64_t axis = use.attrs.integer("axis");
+  const int64_t exclusive = use.attrs.integer("exclusive", 0);
+  const int64_t reverse = use.attrs.integer("reverse", 0);
   const int64_t outer = extent(shape, 0, axis), size = shape[axis];
   const int64_t inner = extent(shape, axis + 1, shape.size());
   return for_numbers(use, use.type(), [&](auto zero) -> Result<KernelPtr> {

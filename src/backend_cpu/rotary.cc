@@ -6,17 +6,12 @@
 namespace piper::cpu {
 
 Result<KernelPtr> make_rotary(const Use& use) {
-  PIPER_TRY(use.operands(3, 3));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const int64_t interleaved, use.integer_or("interleaved", 0));
-  PIPER_ASSIGN(const int64_t inverse, use.integer_or("inverse", 0));
+  const int64_t interleaved = use.attrs.integer("interleaved", 0);
+  const int64_t inverse = use.attrs.integer("inverse", 0);
   const Shape &x = use.in(0), &table = use.in(1);
-  PIPER_WANT(!x.empty() && x.back() % 2 == 0 && use.out() == x && use.in(2) == table &&
-                 table.size() == x.size() && table.back() == x.back() / 2,
-             "of {} by {}", to_string(x), to_string(table));
   const int64_t half = x.back() / 2;
   const Shape lead(x.begin(), x.end() - 1);
-  PIPER_ASSIGN(auto steps, broadcast_strides(Shape(table.begin(), table.end() - 1), lead));
+  auto steps = broadcast_strides(Shape(table.begin(), table.end() - 1), lead);
   const Loop rows = make_loop(lead, {strides_of(lead), steps});
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);

@@ -13,14 +13,12 @@ namespace {
 
 enum class Combine { kPut, kAdd, kMul, kMax, kMin };
 
-Result<Combine> combine_of(const Use& use) {
-  PIPER_ASSIGN(const std::string name, use.text_or("reduction", "none"));
-  if (name == "none") return Combine::kPut;
+Combine combine_of(const Use& use) {
+  const std::string name = use.attrs.text("reduction", "none");
   if (name == "add") return Combine::kAdd;
   if (name == "mul") return Combine::kMul;
   if (name == "max") return Combine::kMax;
-  if (name == "min") return Combine::kMin;
-  return fail("reduction '{}'", quote_control(name));
+  return name == "min" ? Combine::kMin : Combine::kPut;
 }
 
 // Integers wrap around.
@@ -47,14 +45,9 @@ struct Along {
   int64_t size = 0, step = 0;
 };
 
-Result<Along> along(const Use& use, const Shape& data, const Shape& indices) {
-  PIPER_ASSIGN(const int64_t axis, use.axis("axis", data.size()));
-  PIPER_WANT(indices.size() == data.size(), "of {} at {}", to_string(data), to_string(indices));
+Along along(const Use& use, const Shape& data, const Shape& indices) {
+  const int64_t axis = use.attrs.integer("axis");
   std::vector<int64_t> steps = strides_of(data);
-  for (size_t d = 0; d < data.size(); ++d) {
-    PIPER_WANT(static_cast<int64_t>(d) == axis || indices[d] <= data[d], "of {} at {}",
-               to_string(data), to_string(indices));
-  }
   Along out;
   out.size = data[axis];
   out.step = steps[axis];
@@ -84,12 +77,8 @@ struct Slices {
 };
 
 // `data` [batch dims, named dims, rest] at indices whose last dim counts the named ones.
-Result<Slices> slices_of(const Shape& data, const Shape& indices, int64_t batch_dims) {
+Slices slices_of(const Shape& data, const Shape& indices, int64_t batch_dims) {
   const auto b = static_cast<size_t>(batch_dims);
-  PIPER_WANT(batch_dims >= 0 && b < indices.size() && b < data.size() && indices.back() >= 0 &&
-                 indices.back() <= static_cast<int64_t>(data.size() - b) &&
-                 std::equal(data.begin(), data.begin() + b, indices.begin()),
-             "of {} at {}", to_string(data), to_string(indices));
   const auto depth = static_cast<size_t>(indices.back());
   Slices s;
   s.dims.assign(data.begin() + b, data.begin() + b + depth);
@@ -131,10 +120,7 @@ Result<KernelPtr> for_combined(const Use& use, Combine how, F f) {
 }  // namespace
 
 Result<KernelPtr> make_gather_elements(const Use& use) {
-  PIPER_TRY(use.operands(2, 2));
-  PIPER_WANT(use.out() == use.in(1) && use.outputs[0].dtype == use.type(), "to {}",
-             to_string(use.outputs[0]));
-  PIPER_ASSIGN(const Along a, along(use, use.in(0), use.in(1)));
+  const Along a = along(use, use.in(0), use.in(1));
   return for_indices(use.inputs[1].dtype, [&](auto index) {
     return for_dtype(use.type(), [&](auto zero) -> Result<KernelPtr> {
       using T = decltype(zero);
@@ -148,10 +134,7 @@ Result<KernelPtr> make_gather_elements(const Use& use) {
 }
 
 Result<KernelPtr> make_gather_elements_grad(const Use& use) {
-  PIPER_TRY(use.operands(2, 2));
-  PIPER_WANT(use.in(0) == use.in(1) && use.outputs[0].dtype == use.type(), "of {} at {}",
-             to_string(use.in(0)), to_string(use.in(1)));
-  PIPER_ASSIGN(const Along a, along(use, use.out(), use.in(1)));
+  const Along a = along(use, use.out(), use.in(1));
   const int64_t count = num_elements(use.out());
   return for_indices(use.inputs[1].dtype, [&](auto index) {
     return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
@@ -167,13 +150,8 @@ Result<KernelPtr> make_gather_elements_grad(const Use& use) {
 }
 
 Result<KernelPtr> make_scatter_elements(const Use& use) {
-  PIPER_TRY(use.operands(3, 3));
-  PIPER_WANT(use.out() == use.in(0) && use.in(2) == use.in(1) &&
-                 use.outputs[0].dtype == use.type() && use.inputs[2].dtype == use.type(),
-             "of {} with {} to {}", to_string(use.inputs[0]), to_string(use.inputs[2]),
-             to_string(use.outputs[0]));
-  PIPER_ASSIGN(const Along a, along(use, use.in(0), use.in(1)));
-  PIPER_ASSIGN(const Combine how, combine_of(use));
+  const Along a = along(use, use.in(0), use.in(1));
+  const Combine how = combine_of(use);
   const int64_t count = num_elements(use.out());
   return for_indices(use.inputs[1].dtype, [&](auto index) {
     return for_combined(use, how, [&](auto zero) -> Result<KernelPtr> {
@@ -190,12 +168,8 @@ Result<KernelPtr> make_scatter_elements(const Use& use) {
 }
 
 Result<KernelPtr> make_gather_nd_grad(const Use& use) {
-  PIPER_TRY(use.operands(2, 2));
-  PIPER_ASSIGN(const int64_t batch_dims, use.integer_or("batch_dims", 0));
-  PIPER_ASSIGN(const Slices s, slices_of(use.out(), use.in(1), batch_dims));
-  PIPER_WANT(num_elements(use.in(0)) == s.batches * s.per_batch * s.inner &&
-                 use.outputs[0].dtype == use.type(),
-             "of {} at {} to {}", to_string(use.in(0)), to_string(use.in(1)), to_string(use.out()));
+  const int64_t batch_dims = use.attrs.integer("batch_dims", 0);
+  const Slices s = slices_of(use.out(), use.in(1), batch_dims);
   const int64_t count = num_elements(use.out());
   return for_indices(use.inputs[1].dtype, [&](auto index) {
     return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
@@ -213,14 +187,8 @@ Result<KernelPtr> make_gather_nd_grad(const Use& use) {
 }
 
 Result<KernelPtr> make_scatter_nd(const Use& use) {
-  PIPER_TRY(use.operands(3, 3));
-  PIPER_ASSIGN(const Slices s, slices_of(use.in(0), use.in(1), 0));
-  PIPER_ASSIGN(const Combine how, combine_of(use));
-  PIPER_WANT(use.out() == use.in(0) && use.outputs[0].dtype == use.type() &&
-                 use.inputs[2].dtype == use.type() &&
-                 num_elements(use.in(2)) == s.batches * s.per_batch * s.inner,
-             "of {} with {} to {}", to_string(use.inputs[0]), to_string(use.inputs[2]),
-             to_string(use.outputs[0]));
+  const Slices s = slices_of(use.in(0), use.in(1), 0);
+  const Combine how = combine_of(use);
   const int64_t count = num_elements(use.out());
   return for_indices(use.inputs[1].dtype, [&](auto index) {
     return for_combined(use, how, [&](auto zero) -> Result<KernelPtr> {

@@ -8,13 +8,10 @@ namespace {
 struct Axis {
   int64_t outer = 1, size = 1, inner = 1;
 };
-Result<Axis> axis_of(const Use& use) {
+Axis axis_of(const Use& use) {
   const Shape& shape = use.out();
-  for (const TensorType& type : use.inputs) {
-    PIPER_WANT(type.shape == shape, "of {} to {}", to_string(type.shape), to_string(shape));
-  }
-  PIPER_ASSIGN(const int64_t axis, use.axis("axis", shape.size()));
-  return Axis{extent(shape, 0, axis), shape[axis], extent(shape, axis + 1, shape.size())};
+  const auto axis = static_cast<size_t>(use.attrs.integer("axis"));
+  return {extent(shape, 0, axis), shape[axis], extent(shape, axis + 1, shape.size())};
 }
 
 // A function of whole rows. Along another axis than the last, elements are gathered into rows of
@@ -55,9 +52,7 @@ KernelPtr row_kernel(const Axis& axis, Rows rows) {
 }  // namespace
 
 Result<KernelPtr> make_softmax(const Use& use) {
-  PIPER_TRY(use.operands(1, 1));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const Axis axis, axis_of(use));
+  const Axis axis = axis_of(use);
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     const NormFns<T> fns = norm_fns<T>();
@@ -69,9 +64,7 @@ Result<KernelPtr> make_softmax(const Use& use) {
 }
 
 Result<KernelPtr> make_softmax_grad(const Use& use) {
-  PIPER_TRY(use.operands(2, 2));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const Axis axis, axis_of(use));
+  const Axis axis = axis_of(use);
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     const NormFns<T> fns = norm_fns<T>();

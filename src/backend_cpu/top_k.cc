@@ -30,8 +30,8 @@ KernelPtr top_k_kernel(int64_t outer, int64_t size, int64_t inner, int64_t k, bo
       std::partial_sort(places, places + k, places + size, before);
       const int64_t to = row / inner * k * inner + row % inner;
       for (int64_t i = 0; i < k; ++i) {
-        if (p[1]) output<T>(p, 1)[to + i * inner] = x[places[i] * inner];
-        if (p[2]) output<int64_t>(p, 2)[to + i * inner] = places[i];
+        output<T>(p, 1)[to + i * inner] = x[places[i] * inner];
+        output<int64_t>(p, 2)[to + i * inner] = places[i];
       }
     }
   };
@@ -41,18 +41,10 @@ KernelPtr top_k_kernel(int64_t outer, int64_t size, int64_t inner, int64_t k, bo
 }  // namespace
 
 Result<KernelPtr> make_top_k(const Use& use) {
-  PIPER_TRY(use.operands(1, 1, 2));
   const Shape& shape = use.in(0);
-  PIPER_ASSIGN(const int64_t axis, use.axis("axis", shape.size()));
-  PIPER_ASSIGN(const int64_t k, use.integer_or("k", 0));
-  PIPER_ASSIGN(const int64_t largest, use.integer_or("largest", 1));
-  Shape expected = shape;
-  expected[axis] = k;
-  const TensorType values{use.type(), expected}, places{DType::kI64, expected};
-  PIPER_WANT(k >= 0 && k <= shape[axis] && (!use.wanted[0] || use.outputs[0] == values) &&
-                 (!use.wanted[1] || use.outputs[1] == places),
-             "of {} elements of {} to {} and {}", k, to_string(use.inputs[0]),
-             to_string(use.outputs[0]), to_string(use.outputs[1]));
+  const int64_t axis = use.attrs.integer("axis");
+  const int64_t k = use.attrs.integer("k", 0);
+  const int64_t largest = use.attrs.integer("largest", 1);
   const int64_t outer = extent(shape, 0, axis), inner = extent(shape, axis + 1, shape.size());
   return for_numbers(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     return top_k_kernel<decltype(zero)>(outer, shape[axis], inner, k, largest != 0);

@@ -14,39 +14,26 @@ struct Walk {
   int64_t windows = 0, image = 0;
 };
 
-Result<Walk> walk_of(const Use& use, const Shape& image, const Shape& windows) {
-  PIPER_ASSIGN(const std::vector<int64_t> strides, use.integers("strides"));
-  PIPER_ASSIGN(const std::vector<int64_t> dilations, use.integers("dilations"));
-  const size_t dims = image.size() < 3 ? 0 : image.size() - 2;
-  PIPER_WANT(dims > 0 && windows.size() == 2 * dims + 2 && strides.size() == dims &&
-                 dilations.size() == dims && image[0] == windows[0] &&
-                 image[1] == windows[dims + 1],
-             "of {} and {}", to_string(image), to_string(windows));
+Walk walk_of(const Use& use, const Shape& image, const Shape& windows) {
+  const std::vector<int64_t> strides = use.attrs.integers("strides");
+  const std::vector<int64_t> dilations = use.attrs.integers("dilations");
+  const size_t dims = image.size() - 2;
   const std::vector<int64_t> own = strides_of(image);
   std::vector<int64_t> steps(windows.size());
   steps[0] = own[0];
   steps[dims + 1] = own[1];
   for (size_t d = 0; d < dims; ++d) {
-    const int64_t count = windows[d + 1], kernel = windows[d + 2 + dims];
-    constexpr int64_t kMost = int64_t{1} << 30;
-    PIPER_WANT(strides[d] > 0 && dilations[d] > 0 && strides[d] <= kMost && dilations[d] <= kMost &&
-                   count > 0 && kernel > 0 && count <= kMost && kernel <= kMost &&
-                   (count - 1) * strides[d] + (kernel - 1) * dilations[d] < image[d + 2],
-               "strides={} dilations={} of {} and {}", to_string(strides), to_string(dilations),
-               to_string(image), to_string(windows));
     steps[d + 1] = own[d + 2] * strides[d];
     steps[d + 2 + dims] = own[d + 2] * dilations[d];
   }
-  return Walk{make_loop(windows, {strides_of(windows), std::move(steps)}), num_elements(windows),
-              num_elements(image)};
+  return {make_loop(windows, {strides_of(windows), std::move(steps)}), num_elements(windows),
+          num_elements(image)};
 }
 
 }  // namespace
 
 Result<KernelPtr> make_unfold(const Use& use) {
-  PIPER_TRY(use.operands(1, 1));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const Walk walk, walk_of(use, use.in(0), use.out()));
+  const Walk walk = walk_of(use, use.in(0), use.out());
   return for_sizes(use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {
@@ -61,9 +48,7 @@ Result<KernelPtr> make_unfold(const Use& use) {
 }
 
 Result<KernelPtr> make_fold(const Use& use) {
-  PIPER_TRY(use.operands(1, 1));
-  PIPER_TRY(use.same_types());
-  PIPER_ASSIGN(const Walk walk, walk_of(use, use.out(), use.in(0)));
+  const Walk walk = walk_of(use, use.out(), use.in(0));
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     return make_kernel(InPlace::kNo, [=](Pointers p, std::byte*) {

@@ -2,6 +2,7 @@
 
 #include "bad.h"
 #include "files.h"
+#include "piper/signatures.h"
 
 namespace piper {
 namespace {
@@ -31,55 +32,25 @@ Status check_literals(const Program& program, std::vector<bool>& literal) {
   return ok_status();
 }
 
-// A name of an op or attribute, as the text form can hold it.
-bool is_word(std::string_view name) {
-  return !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
-  });
-}
-
-// Attributes that are read from plans before a kernel has checked its own are of one kind each.
-bool has_its_kind(std::string_view name, const AttrValue& value) {
-  const auto is_one_of = [&](std::initializer_list<std::string_view> names) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
-  if (is_one_of({"accumulate", "axis", "parts", "trans_a", "trans_b"}))
-    return std::holds_alternative<int64_t>(value);
-  return !is_one_of({"perm", "starts", "steps"}) ||
-         std::holds_alternative<std::vector<int64_t>>(value);
-}
-
-// Of ops that backends have joined: what a verifier does not know.
-bool is_of_backends(std::string_view name) {
-  return name == "then" || name == "expr" || name == "columns" || name == "grad_columns" ||
-         name == "kv_heads" || name == "packed_b";
-}
-
-Status check_words(const Program& program) {
-  for (size_t o = 0; o < program.ops.size(); ++o) {
-    const ProgramOp& op = program.ops[o];
-    if (!is_word(op.op)) return bad("op {} is named '{}'", o, quote_control(op.op));
-    if (op.op == "Fused" || op.op == "Pack") return bad("a plan has no op {}", op.op);
-    for (const auto& [name, value] : op.attrs.items()) {
-      if (!is_word(name))
-        return bad("op {} {} has an attribute named '{}'", o, op.op, quote_control(name));
-      if (is_of_backends(name))
-        return bad("op {} {} has an attribute '{}', which no op of a plan has", o, op.op, name);
-      if (!has_its_kind(name, value))
-        return bad("op {} {} has an attribute '{}' of a wrong kind", o, op.op, name);
-    }
+OpTypes use_in(const Program& program, const ProgramOp& op) {
+  OpTypes use;
+  for (int32_t input : op.inputs) {
+    use.inputs.push_back(input < 0 ? TensorType{} : program.values[input]);
+    use.present.push_back(input >= 0);
   }
-  return ok_status();
+  for (int32_t output : op.outputs) use.outputs.push_back(program.values[output]);
+  use.attrs = op.attrs;
+  return use;
 }
 
 // Walks the ops in order. Locals are made once, before they are read; args are read and written as
-// the flags say. `ready`: by value.
-Status check_order(const Program& program, std::vector<bool> ready) {
+// the flags say; each op is used as the table of ops allows it. `ready`: by value.
+Status check_ops(const Program& program, std::vector<bool> ready) {
   const auto args = static_cast<size_t>(program.num_args);
   std::vector<bool> written(args);
   for (size_t o = 0; o < program.ops.size(); ++o) {
     const ProgramOp& op = program.ops[o];
-    const std::string& name = op.op;  // a word
+    const std::string name = quote_control(op.op);
     for (int32_t input : op.inputs) {
       if (input == -1) continue;
       if (!in_range(input, program.values.size()))
@@ -99,6 +70,8 @@ Status check_order(const Program& program, std::vector<bool> ready) {
         return bad("op {} {} writes value {}, which is already made", o, name, output);
       (i >= args ? ready : written)[i] = true;
     }
+    if (const Status use = check_use(op.op, use_in(program, op)); !use)
+      return bad("op {} {}: {}", o, name, use.error().message);
   }
   if (written != program.arg_written) return bad("the args that it writes are not those it says");
   return ok_status();
@@ -126,9 +99,8 @@ Status check_program(const Program& program) {
   PIPER_TRY(check_sizes(program));
   std::vector<bool> literal;
   PIPER_TRY(check_literals(program, literal));
-  PIPER_TRY(check_words(program));
   PIPER_TRY(check_work(program.work));
-  return check_order(program, std::move(literal));
+  return check_ops(program, std::move(literal));
 }
 
 }  // namespace piper

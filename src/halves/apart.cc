@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "piper/halves.h"
 
 namespace piper {
@@ -13,7 +11,7 @@ class Apart {
     std::vector<ProgramOp> ops = std::move(program_.ops);
     program_.ops.clear();
     for (ProgramOp& op : ops) {
-      if (op.op == "Linear" && is_whole(op))
+      if (op.op == "Linear")
         take(op);
       else
         program_.ops.push_back(std::move(op));
@@ -22,13 +20,6 @@ class Apart {
   }
 
  private:
-  // Has the operands that the op takes, as far as taking it apart needs them.
-  static bool is_whole(const ProgramOp& op) {
-    const auto is_there = [](int32_t value) { return value >= 0; };
-    return op.inputs.size() == 3 && (op.outputs.size() == 1 || op.outputs.size() == 2) &&
-           std::all_of(op.inputs.begin(), op.inputs.end(), is_there) &&
-           std::all_of(op.outputs.begin(), op.outputs.end(), is_there);
-  }
   void take(const ProgramOp& linear) {
     const int32_t product = like(linear.outputs[0]);
     emit("MatMul", {{"trans_b", linear.attrs.integer("trans_b")}},

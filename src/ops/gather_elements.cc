@@ -36,6 +36,7 @@ TypesResult gather_elements_grad_types(const OpTypes& use) {
 
 TypesResult gather_elements_scatter_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 3, 3));
+  PIPER_TRY(check_reduction(use.attrs));
   PIPER_TRY(check_places(use, use.inputs[0].shape, use.inputs[1].shape));
   PIPER_TRY(check_type(use, 2, "updates", {use.inputs[0].dtype, use.inputs[1].shape}));
   return std::vector<TensorType>{use.inputs[0]};

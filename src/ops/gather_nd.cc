@@ -60,6 +60,7 @@ TypesResult gather_nd_grad_types(const OpTypes& use) {
 
 TypesResult gather_nd_scatter_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 3, 3));
+  PIPER_TRY(check_reduction(use.attrs));
   const TensorType& data = use.inputs[0];
   PIPER_TRY(check_indices(use, data.shape, 0));
   PIPER_TRY(

@@ -15,6 +15,15 @@ inline TensorType statistics(const TensorType& x, size_t axis) {
   return type;
 }
 
+// The axis of a use whose rows have elements.
+inline Result<size_t> check_rows_of(const OpTypes& use, const TensorType& x) {
+  PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", x.shape.size()));
+  const bool empty = num_elements(normalised(x, axis).shape) == 0;
+  if (empty && num_elements(statistics(x, axis).shape) > 0)
+    return fail("there is nothing to normalise in {}", to_string(x));
+  return axis;
+}
+
 struct NormLetters {
   LoopBuilder build;
   Dims x, params, statistics;

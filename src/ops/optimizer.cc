@@ -30,7 +30,8 @@ Status check_update(const OpTypes& use, size_t states) {
   const TensorType real{DType::kF64, {}};
   const TensorType& gradient = use.inputs[1];
   const bool rounded = info(gradient.dtype).is_float && info(gradient.dtype).bytes < 4 &&
-                       gradient.shape == use.inputs[0].shape;
+                       gradient.shape == use.inputs[0].shape &&
+                       state_type(use.inputs[0]).dtype == DType::kF32;
   for (size_t i = rounded ? 2 : 1; i < lr; ++i) {
     if (has_input(use, i))
       PIPER_TRY(check_type(use, i, "of the parameter", state_type(use.inputs[0])));

@@ -15,7 +15,7 @@ TypesResult pad_types(const OpTypes& use) {
   PIPER_ASSIGN(const std::vector<int64_t> after,
                check_list(use.attrs, "after", result.shape.size()));
   for (size_t d = 0; d < before.size(); ++d) {
-    const int64_t most = int64_t{1} << 48;
+    const int64_t most = int64_t{1} << 40;
     const bool small = before[d] > -most && before[d] < most && after[d] > -most && after[d] < most;
     if (small) result.shape[d] += before[d] + after[d];
     if (!small || result.shape[d] < 0) {

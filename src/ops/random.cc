@@ -19,33 +19,46 @@
 namespace piper {
 namespace {
 
+// What `cuts` and `zeros` leave, the last cut first: whether each is made of whole runs, of which
+// the samples are `rows`.
+Status check_runs(const Attrs& attrs, int64_t elements) {
+  const std::vector<int64_t> cuts = attrs.integers("cuts"), zeros = attrs.integers("zeros");
+  if (zeros.size() % 3 != 0) return fail("{} numbers of zeros", zeros.size());
+  for (size_t c = cuts.size() / 2 + 1; c-- > 0;) {  // what was there after c cuts
+    for (size_t z = zeros.size() / 3; z-- > 0;) {
+      if (zeros[3 * z] != static_cast<int64_t>(c)) continue;
+      const int64_t rows = zeros[3 * z + 1], behind = zeros[3 * z + 2];
+      if (rows < 1 || behind < 0 || elements % rows != 0 || behind >= elements / rows)
+        return fail("{} zeros behind {} rows of {} elements", behind, rows, elements);
+      elements -= rows * behind;
+    }
+    if (c == 0) break;
+    const int64_t rows = cuts[2 * c - 2], parts = cuts[2 * c - 1];
+    if (rows == 0 || rows < -INT64_MAX || parts < 1 || elements % rows != 0 ||
+        elements > INT64_MAX / parts)
+      return fail("{} parts of {} rows of {} elements", parts, rows, elements);
+    elements *= parts;
+  }
+  const int64_t rows = attrs.integer("rows", 1), shards = attrs.integer("shards", 1);
+  if (rows < 1 || shards < 1 || elements % rows != 0)
+    return fail("{} rows of {} shards are no part of {} elements", rows, shards, elements);
+  return ok_status();
+}
+
 // Inputs [draws, …) of a use whose result has these elements.
 Status check_draws(const OpTypes& use, size_t draws, const Shape& shape) {
   PIPER_TRY(check_type(use, draws, "key", {DType::kI64, {}}));
   PIPER_TRY(check_type(use, draws + 1, "step", {DType::kI64, {}}));
-  const int64_t rows = use.attrs.integer("rows", 1), shards = use.attrs.integer("shards", 1);
-  if (rows < 1 || shards < 1 ||
-      (num_elements(shape) % rows != 0 && use.attrs.integers("zeros").empty())) {
-    return fail("{} rows of {} shards are no part of {}", rows, shards, to_string(shape));
-  }
   const std::vector<int64_t> cuts = use.attrs.integers("cuts");
-  bool counts = true;
-  for (size_t c = 0; c < cuts.size(); ++c)
-    counts = counts && (cuts[c] > 0 || (cuts[c] < 0 && c % 2 == 0));
   const size_t axes = use.inputs.size() - std::min(use.inputs.size(), draws + 3);
-  if (!counts || cuts.size() != 2 * axes)
-    return fail("{} numbers of cuts for {} axes", cuts.size(), axes);
-  const std::vector<int64_t> zeros = use.attrs.integers("zeros");
-  if (zeros.size() % 3 != 0 ||
-      std::any_of(zeros.begin(), zeros.end(), [](int64_t n) { return n < 0; }))
-    return fail("{} numbers of zeros", zeros.size());
+  if (cuts.size() != 2 * axes) return fail("{} numbers of cuts for {} axes", cuts.size(), axes);
+  PIPER_TRY(check_runs(use.attrs, num_elements(shape)));
   for (size_t i = draws + 3; i < use.inputs.size(); ++i)
     PIPER_TRY(check_type(use, i, "number along an axis", {DType::kI64, {}}));
   if (!has_input(use, draws + 2)) return ok_status();
   const TensorType& samples = use.inputs[draws + 2];
-  if (samples.dtype == DType::kI64 && samples.shape.size() == 1 && samples.shape[0] > 0) {
+  if (samples.dtype == DType::kI64 && samples.shape.size() == 1 && samples.shape[0] > 0)
     return ok_status();
-  }
   return fail("input {} (samples) must be i64[n], but is {}", draws + 2, to_string(samples));
 }
 

@@ -11,7 +11,7 @@ TypesResult rms_norm_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 2, 2));
   PIPER_TRY(check_float(use, 0));
   const TensorType& x = use.inputs[0];
-  PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", x.shape.size()));
+  PIPER_ASSIGN(const size_t axis, check_rows_of(use, x));
   PIPER_TRY(check_type(use, 1, "scale", normalised(x, axis)));
   return std::vector<TensorType>{x, statistics(x, axis)};
 }
@@ -20,7 +20,7 @@ TypesResult rms_norm_grad_x_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 4, 4));
   PIPER_TRY(check_float(use, 0));
   const TensorType& x = use.inputs[1];
-  PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", x.shape.size()));
+  PIPER_ASSIGN(const size_t axis, check_rows_of(use, x));
   PIPER_TRY(check_type(use, 0, "dy", x));
   PIPER_TRY(check_type(use, 2, "scale", normalised(x, axis)));
   PIPER_TRY(check_type(use, 3, "rstd", statistics(x, axis)));
@@ -31,7 +31,7 @@ TypesResult grad_scale_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 3, 3));
   PIPER_TRY(check_float(use, 0));
   const TensorType& x = use.inputs[1];
-  PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", x.shape.size()));
+  PIPER_ASSIGN(const size_t axis, check_rows_of(use, x));
   PIPER_TRY(check_type(use, 0, "dy", x));
   PIPER_TRY(check_type(use, 2, "rstd", statistics(x, axis)));
   return std::vector<TensorType>{normalised(x, axis)};

@@ -48,12 +48,26 @@ Status check_first(const OpTypes& use, size_t input) {
   return check_type(use, input, "first", {DType::kI64, {}});
 }
 
+Status check_part(const OpTypes& use, size_t input, int64_t size) {
+  PIPER_TRY(check_first(use, input));
+  const int64_t whole = use.attrs.integer("whole");
+  if (!has_input(use, input) || whole >= size) return ok_status();
+  return fail("whole {} is less than the part of {}", whole, size);
+}
+
 Result<size_t> check_axis(const Attrs& attrs, std::string_view name, size_t rank) {
   const int64_t axis = attrs.integer(name);
   if (axis < 0 || axis >= static_cast<int64_t>(rank)) {
     return fail("{} {} is outside of the {} dims", name, axis, rank);
   }
   return static_cast<size_t>(axis);
+}
+
+Status check_reduction(const Attrs& attrs) {
+  constexpr std::string_view kKnown[] = {"none", "add", "mul", "max", "min"};
+  const std::string name = attrs.text("reduction", "none");
+  if (std::find(std::begin(kKnown), std::end(kKnown), name) != std::end(kKnown)) return ok_status();
+  return fail("there is no reduction '{}'", quote_control(name));
 }
 
 std::optional<Shape> broadcast(const Shape& a, const Shape& b) {

@@ -60,9 +60,13 @@ Status check_float(const OpTypes& use, size_t input);
 Status check_index(const OpTypes& use, size_t input);
 // An optional i64[]: where a part of a letter begins (LoopRule::firsts).
 Status check_first(const OpTypes& use, size_t input);
+// Likewise, of a part of `size` turns of `whole`.
+Status check_part(const OpTypes& use, size_t input, int64_t size);
 Status check_type(const OpTypes& use, size_t input, std::string_view role, const TensorType& type);
 // The attribute `name` as an axis of a value of `rank` dims, counted from 0.
 Result<size_t> check_axis(const Attrs& attrs, std::string_view name, size_t rank);
+// The attribute `reduction` of what is put at places.
+Status check_reduction(const Attrs& attrs);
 // numpy broadcasting; none when the shapes do not fit.
 std::optional<Shape> broadcast(const Shape& a, const Shape& b);
 // The elements of a list attribute that must have one entry for each of `rank` dims.

@@ -40,7 +40,7 @@ TypesResult squares_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, 1));
   PIPER_TRY(check_float(use, 0));
   const int64_t parts = use.attrs.integer("parts", 0);
-  if (parts < 0) return fail("{} parts", parts);
+  if (parts < 0 || parts > int64_t{1} << 48) return fail("{} parts", parts);
   return std::vector<TensorType>{kReal};
 }
 
@@ -76,7 +76,12 @@ TypesResult scalars(const OpTypes& use, std::initializer_list<Scalar> inputs,
 }
 
 TypesResult clip_types(const OpTypes& use) { return scalars(use, {{"norm", kReal}}, {kReal}); }
-TypesResult rate_types(const OpTypes& use) { return scalars(use, {{"step", kStep}}, {kReal}); }
+TypesResult rate_types(const OpTypes& use) {
+  const int64_t warmup = use.attrs.integer("warmup"), total = use.attrs.integer("total");
+  if (warmup < 0 || (use.attrs.integer("cosine") != 0 && total <= warmup))
+    return fail("warmup {} of a total of {} steps", warmup, total);
+  return scalars(use, {{"step", kStep}}, {kReal});
+}
 TypesResult not_finite_types(const OpTypes& use) {
   return scalars(use, {{"norm", kReal}}, {kSkip});
 }

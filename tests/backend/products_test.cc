@@ -183,16 +183,5 @@ TEST(Products, HaveTheSameBitsWithAPackedOperand) {
       }
 }
 
-TEST(Products, RefuseAPackedOperandOfAnotherShape) {
-  const Tensor b = tensor(DType::kF32, {2, 3}, std::vector<double>(6));
-  EXPECT_EQ(refusal("Pack", {}, {b}, {{DType::kF32, {2, 3}}}),
-            "program 'constant': op 0 Pack: of [2,3] to [2,3], not [2,32]");
-  EXPECT_EQ(refusal("Pack", {{"trans_b", int64_t{1}}}, {b}, {{DType::kF32, {2, 32}}}),
-            "program 'constant': op 0 Pack: of [2,3] to [2,32], not [3,32]");
-  const Tensor packed = tensor(DType::kF32, {3, 32}, std::vector<double>(96));
-  EXPECT_EQ(refusal("MatMul", {{"packed_b", int64_t{1}}}, {b, packed}, {{DType::kF32, {2, 33}}}),
-            "program 'constant': op 0 MatMul: of packed [3,32] to [2,33]");
-}
-
 }  // namespace
 }  // namespace piper::test

@@ -136,7 +136,7 @@ const Shape kHeads{8, 4, 128, 32}, kBthd{8, 128, 4, 32}, kLogits{8, 128, 256}, k
 std::vector<Use> other_ops() {
   const TensorType labels{DType::kI64, {8, 128}}, real{DType::kF64, {}}, step{DType::kI64, {}};
   const TensorType params = f32({842000}), mask{DType::kBool, {1, 1, 128, 128}};
-  const Attrs last{{"axis", int64_t{-1}}}, rows{{"axes", List{0, 1}}};
+  const Attrs last{{"axis", int64_t{2}}}, inner{{"axis", int64_t{3}}}, rows{{"axes", List{0, 1}}};
   const Attrs slice{
       {"starts", List{0, 0, 128}}, {"ends", List{8, 128, 256}}, {"steps", List{1, 1, 1}}};
   const std::string gelu = "0 0 Mul 0 Mul 1 Mul 0 Add 2 Mul Tanh 3 Add 0 Mul 4 Mul";
@@ -165,8 +165,8 @@ std::vector<Use> other_ops() {
       use("Op/Mul/scores_scalar", "Mul", {}, {f32(kS), f32({})}, {f32(kS)}, 8),
       use("Op/Add/mask", "Add", {}, {f32(kS), f32({1, 1, 128, 128})}, {f32(kS)}, 4),
       use("Op/Where/mask", "Where", {}, {mask, f32(kS), f32({})}, {f32(kS)}, 0),
-      use("Op/Softmax", "Softmax", last, {f32(kS)}, {f32(kS)}, 4),
-      use("Op/SoftmaxGrad", "SoftmaxGrad", last, {f32(kS), f32(kS)}, {f32(kS)}, 4),
+      use("Op/Softmax", "Softmax", inner, {f32(kS)}, {f32(kS)}, 4),
+      use("Op/SoftmaxGrad", "SoftmaxGrad", inner, {f32(kS), f32(kS)}, {f32(kS)}, 4),
       use("Op/Slice/qkv", "Slice", slice, {f32(kQkv)}, {f32(kX)}, 12),
       use("Op/Transpose/heads", "Transpose", {{"perm", List{0, 2, 1, 3}}}, {f32(kBthd)},
           {f32(kHeads)}, 32),

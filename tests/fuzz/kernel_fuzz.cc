@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "piper/backend.h"
-#include "piper/fuse.h"
 #include "piper/ops.h"
+#include "piper/signatures.h"
 #include "targets.h"
 
 namespace piper::fuzz {
@@ -156,13 +156,30 @@ class Operands {
   std::vector<std::byte*> pointers_;
 };
 
+// Whether a plan that has it would be read.
+bool is_allowed(const OpUse& use) {
+  OpTypes types;
+  for (const std::optional<TensorType>& input : use.inputs) {
+    types.inputs.push_back(input.value_or(TensorType{}));
+    types.present.push_back(input.has_value());
+  }
+  for (const std::optional<TensorType>& output : use.outputs) {
+    if (!output) return false;
+    types.outputs.push_back(*output);
+  }
+  types.attrs = use.attrs;
+  const Status checked = check_use(use.op, types);
+  PIPER_CHECK(checked || !checked.error().message.empty());
+  return checked.ok();
+}
+
 }  // namespace
 
 void run_kernel(std::string_view text) {
   const std::optional<OpUse> use = parse(text);
-  if (!use) return;
+  if (!use || !is_allowed(*use)) return;
   Operands operands(static_cast<uint32_t>(text.size()));
-  FusedProgram program;
+  Program program;
   program.label = "use";
   program.ops.push_back({use->op, use->attrs, {}, {}});
   const auto add = [&](const auto& types, std::vector<int32_t>& ids) {
@@ -177,13 +194,19 @@ void run_kernel(std::string_view text) {
   };
   if (!add(use->inputs, program.ops[0].inputs) || !add(use->outputs, program.ops[0].outputs))
     return;
-  const std::unique_ptr<CpuBackend> backend = make_cpu_backend();
+  program.arg_read.assign(operands.pointers().size(), true);
+  program.arg_written.assign(operands.pointers().size(), false);
+  for (const int32_t output : program.ops[0].outputs)
+    program.arg_written[static_cast<size_t>(output)] = true;
+  const std::unique_ptr<Backend> backend = make_cpu_backend();
   const Result<int32_t> loaded = backend->load(program);
   if (!loaded) {
     PIPER_CHECK(!loaded.error().message.empty());
     return;
   }
-  const Result<int32_t> bound = backend->bind(*loaded, operands.pointers(), nullptr);
+  const int64_t bytes = backend->workspace_bytes(*loaded);
+  std::byte* const workspace = bytes > kMostBytes ? nullptr : *backend->allocate(bytes);
+  const Result<int32_t> bound = backend->bind(*loaded, operands.pointers(), workspace);
   if (bound) backend->launch(*bound);
 }
 
@@ -274,7 +297,7 @@ std::vector<std::string> kernel_seeds() {
         for (const TensorType& type : *outputs) use.outputs.emplace_back(type);
         seeds.push_back(print(use));
       }
-  seeds.push_back("Fused {expr=\"0 1 Add =0 @0 Tanh Mul\"} f32[4,3] f32[3] -> f32[4,3]");
+  seeds.push_back("MatMul {accumulate=1} f32[4,6] f32[6,3] f32[4,3] -> f32[4,3]");
   return seeds;
 }
 

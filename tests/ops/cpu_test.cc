@@ -183,25 +183,9 @@ TEST(MatMul, RefusesShapesThatDoNotFit) {
   const Tensor a = tensor(DType::kF32, {2, 3}, std::vector<double>(6));
   const Tensor b = tensor(DType::kF32, {2, 3}, std::vector<double>(6));
   EXPECT_EQ(refusal("MatMul", {}, {a, b}, {{DType::kF32, {2, 3}}}),
-            "program 'constant': op 0 MatMul: of [2,3] and [2,3] to [2,3]");
+            "the inner extents 3 and 2 of f32[2,3], f32[2,3] differ");
   EXPECT_EQ(refusal("MatMul", {{"trans_b", int64_t{1}}}, {a, b}, {{DType::kF32, {2, 3}}}),
-            "program 'constant': op 0 MatMul: of [2,3] and [2,3]ᵀ to [2,3]");
-  const Tensor square = numbered(DType::kF32, {3, 3}), column = numbered(DType::kF32, {3, 1});
-  const auto finished = [&](const char* then, const Tensor& with) {
-    return refusal("MatMul", {{"then", std::string(then)}}, {square, square, with}, {square.type});
-  };
-  const std::string start = "program 'constant': op 0 MatMul: ";
-  EXPECT_EQ(finished("Sub", square), start + "then=Sub");
-  EXPECT_EQ(finished("Add", column), start + "then Add [3,3] with [3,1]");
-  EXPECT_EQ(finished("Add Add", square), start + "has 3 inputs, not 4");
-  const Tensor row = numbered(DType::kF32, {3});
-  const auto norm = [&](const char* then, const Tensor& with) {
-    return refusal("RmsNormGradX", {{"axis", int64_t{1}}, {"then", std::string(then)}},
-                   {square, square, row, column, with}, {square.type});
-  };
-  EXPECT_EQ(norm("Sub", square), "program 'constant': op 0 RmsNormGradX: then=Sub");
-  EXPECT_EQ(norm("Add", row),
-            "program 'constant': op 0 RmsNormGradX: then Add f32[3,3] with f32[3]");
+            "makes f32[2,2], not f32[2,3]");
 }
 
 // ---- Moving --------------------------------------------------------------------------
@@ -249,9 +233,9 @@ TEST(Move, SlicesForwardsAndBackwards) {
   };
   const Case cases[] = {
       {{1, 0, 2}, {3, 7, 5}, {1, 1, 1}, {2, 7, 3}, {1, 0, 2}},
-      {{0, 6, 4}, {4, -8, 0}, {1, -2, -1}, {4, 4, 4}, {0, 6, 4}},
+      {{0, 6, 4}, {4, -1, 0}, {1, -2, -1}, {4, 4, 4}, {0, 6, 4}},
       {{3, 1, 0}, {0, 7, 5}, {-1, 3, 2}, {3, 2, 3}, {3, 1, 0}},
-      {{-1, 0, 0}, {4, 7, 5}, {1, 1, 1}, {1, 7, 5}, {3, 0, 0}},
+      {{3, 0, 0}, {4, 7, 5}, {1, 1, 1}, {1, 7, 5}, {3, 0, 0}},
       {{2, 0, 0}, {2, 7, 5}, {1, 1, 1}, {0, 7, 5}, {2, 0, 0}},
   };
   for (DType dtype : kAll) {
@@ -269,7 +253,7 @@ TEST(Move, SlicesForwardsAndBackwards) {
   }
   const Attrs beyond{{"starts", List{0, 0, 0}}, {"ends", List{9, 7, 5}}, {"steps", List{1, 1, 1}}};
   EXPECT_EQ(refusal("Slice", beyond, {numbered(DType::kF32, from)}, {{DType::kF32, {9, 7, 5}}}),
-            "program 'constant': op 0 Slice: starts=[0,0,0] steps=[1,1,1] of [4,7,5] to [9,7,5]");
+            "0:9:1 is not a range of dim 0 of f32[4,7,5]");
 }
 
 TEST(Move, ExpandsReshapesConcatenates) {
@@ -277,19 +261,23 @@ TEST(Move, ExpandsReshapesConcatenates) {
     const Tensor x = numbered(dtype, {2, 1, 3});
     std::vector<double> expected;
     each_index({4, 2, 5, 3}, [&](const List& i) { expected.push_back(x[i[1] * 3 + i[3]]); });
-    EXPECT_EQ(run1("Expand", {}, {x}, {dtype, {4, 2, 5, 3}}).v, expected);
-    EXPECT_EQ(run1("Reshape", {}, {x}, {dtype, {3, 2}}).v, x.v);
+    EXPECT_EQ(run1("Expand", {{"shape", Shape{4, 2, 5, 3}}}, {x}, {dtype, {4, 2, 5, 3}}).v,
+              expected);
+    EXPECT_EQ(run1("Reshape", {{"shape", Shape{3, 2}}}, {x}, {dtype, {3, 2}}).v, x.v);
     const Tensor y = numbered(dtype, {2, 2, 3});
     expected.clear();
     each_index({2, 4, 3}, [&](const List& i) {
       const bool middle = i[1] == 1 || i[1] == 2;
       expected.push_back(middle ? y[i[0] * 6 + (i[1] - 1) * 3 + i[2]] : x[i[0] * 3 + i[2]]);
     });
-    EXPECT_EQ(run1("Concat", {{"axis", int64_t{-2}}}, {x, y, x}, {dtype, {2, 4, 3}}).v, expected);
+    EXPECT_EQ(run1("Concat", {{"axis", int64_t{1}}}, {x, y, x}, {dtype, {2, 4, 3}}).v, expected);
   }
 }
 
 TEST(Move, PadsFillsTriangles) {
+  const auto filled = [](double value, DType dtype, int64_t count) {
+    return Attrs{{"value", value}, {"dtype", info(dtype).name}, {"shape", Shape{count}}};
+  };
   for (DType dtype : {DType::kF32, DType::kF64, DType::kI64, DType::kI32}) {
     const Shape from{2, 3}, to{4, 4};
     const Tensor x = numbered(dtype, from);
@@ -297,7 +285,7 @@ TEST(Move, PadsFillsTriangles) {
     const Attrs attrs{{"before", List{1, 2}}, {"after", List{1, -1}}, {"value", 9.0}};
     EXPECT_EQ(run1("Pad", attrs, {x}, {dtype, to}).v,
               (std::vector<double>{9, 9, 9, 9, 9, 9, 1, 2, 9, 9, 4, 5, 9, 9, 9, 9}));
-    EXPECT_EQ(run1("Fill", {{"value", 3.0}}, {}, {dtype, {5}}).v, std::vector<double>(5, 3));
+    EXPECT_EQ(run1("Fill", filled(3, dtype, 5), {}, {dtype, {5}}).v, std::vector<double>(5, 3));
     const Tensor square = numbered(dtype, {2, 4, 5});
     for (int64_t upper : {0, 1}) {
       for (int64_t k : {-7, -3, -1, 0, 1, 2, 9}) {
@@ -311,7 +299,7 @@ TEST(Move, PadsFillsTriangles) {
       }
     }
   }
-  EXPECT_EQ(run1("Fill", {{"value", 1.0}}, {}, {DType::kBF16, {2}}).v,
+  EXPECT_EQ(run1("Fill", filled(1, DType::kBF16, 2), {}, {DType::kBF16, {2}}).v,
             (std::vector<double>{0x3f80, 0x3f80}));
 }
 
@@ -411,22 +399,17 @@ TEST(Reduce, OverAnyAxes) {
   Random random(6);
   const std::vector<std::pair<Shape, List>> cases = {
       {{1000}, {0}},          {{37, 129}, {0}},
-      {{37, 129}, {1}},       {{37, 129}, {-1, 0}},
+      {{37, 129}, {1}},       {{37, 129}, {0, 1}},
       {{3, 4, 5, 6}, {1, 2}}, {{3, 4, 5, 6}, {0, 2}},
       {{3, 4, 5, 6}, {1, 3}}, {{3, 4, 5, 6}, {0, 1, 3}},
       {{2, 1, 3}, {1}},       {{1}, {0}},
-      {{5, 1}, {0, 1}},       {{4, 3}, {}},
-      {{70, 3}, {0}},
+      {{5, 1}, {0, 1}},       {{70, 3}, {0}},
   };
   for (const auto& [shape, axes] : cases) {
     for (DType dtype : {DType::kF32, DType::kF64, DType::kI64, DType::kI32}) {
       const Tensor x = random.uniform(dtype, shape, -9, 9);
-      Shape to = shape, dropped;
-      for (int64_t a : axes) to[a < 0 ? a + int64_t(shape.size()) : a] = 1;
-      if (axes.empty()) to = Shape(shape.size(), 1);
-      for (size_t d = 0; d < shape.size(); ++d) {
-        if (to[d] == shape[d] && (shape[d] != 1 || axes.empty())) dropped.push_back(to[d]);
-      }
+      Shape to = shape;
+      for (int64_t a : axes) to[a] = 1;
       const int64_t count = num_elements(to);
       std::vector<double> sum(count, 0), most(count, -kInf), least(count, kInf);
       for (int64_t i = 0; i < num_elements(shape); ++i) {

@@ -306,8 +306,8 @@ TEST(Architecture, NoTypeIsDefinedTwice) {
 // is there for what backends join, and for what the verifier follows op by op.
 TEST(Architecture, TheRuntimeLinksNoCompilerRoom) {
   const std::set<std::string> executor = {
-      "base", "lines",  "data",        "bundle",       "halves",    "graph",  "ops",
-      "fuse", "memory", "backend_cpu", "backend_null", "transport", "runtime"};
+      "base",       "lines", "data",   "bundle",      "halves",       "graph",     "ops",
+      "signatures", "fuse",  "memory", "backend_cpu", "backend_null", "transport", "runtime"};
   const std::set<std::string> beside = {"flops", "picture", "backend_cuda"};
   const std::vector<std::string> run = tools().uses["piper_run"];
   ASSERT_FALSE(run.empty());

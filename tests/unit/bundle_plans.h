@@ -33,8 +33,11 @@ program 0 label="F stage=0" args=3
   value 3 f32[2,2]
   value 4 f32 literal=0x0000803f
   value 5 f32[2]
+  value 6 f32[2,2]
   op Mul in=[0,4] out=[3]
-  op Gather in=[3,1,-1] out=[2] {axis=1, epsilon=1e-05, mode="a b", perm=[0,2,1]}
+  op Cast in=[3] out=[6] {to="f32"}
+  op ReduceMax in=[6] out=[5] {axes=[0]}
+  op Gather in=[5,1,-1] out=[2] {axis=0}
   work ops=3 recomputed=1 f32=1 bf16=2
 prologue
   0 copy args=[3,3]

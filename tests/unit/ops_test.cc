@@ -5,6 +5,7 @@
 #include <regex>
 #include <set>
 
+#include "piper/signatures.h"
 #include "unit/op_uses.h"
 
 namespace piper {
@@ -269,7 +270,7 @@ TEST(Ops, OtherRoomsReadColumnsInPlaceOfNames) {
   for (const auto& entry : fs::recursive_directory_iterator(sources)) {
     const std::string file = fs::relative(entry.path(), sources).string();
     const std::string room = file.substr(0, file.find('/'));
-    const std::set<std::string> own = {"ops", "import", "patterns", "backend_cpu"};
+    const std::set<std::string> own = {"ops", "import", "patterns", "backend_cpu", "signatures"};
     if (!entry.is_regular_file() || own.contains(room)) continue;
     const std::string source = must(read_text_file(entry.path().string(), 1 << 24));
     for (const std::string& name : names_compared(source)) {
@@ -288,6 +289,99 @@ TEST(Ops, NamesComparedAreSeen) {
   EXPECT_EQ(names_compared("  {\"Sgd\", 1}, {\"Adagrad\", 1}};"), (Names{"Sgd", "Adagrad"}));
   EXPECT_EQ(names_compared("build.op1(\"Cast\", {x}); node.op = \"Add\";  // not \"Mul\""),
             Names{});
+}
+
+// ---- Uses that plans may have -----------------------------------------------------------------
+
+TensorType f32_matrix(int64_t rows, int64_t columns) { return {DType::kF32, {rows, columns}}; }
+
+std::string use_error(const OpDef& def, const OpTypes& use) {
+  const Status checked = check_use(def.name, use);
+  return checked ? "" : checked.error().message;
+}
+
+// Each sample is allowed; with another attribute, another kind of one, another result or none, one
+// input less or one that is not there it is not.
+TEST(Uses, AreThoseOfTheTable) {
+  for_each_use([](const Use& use, std::mt19937_64&) {
+    if (use.def->sums_step) {
+      EXPECT_EQ(use_error(*use.def, use.types), "is not for one device alone");
+      return;
+    }
+    EXPECT_EQ(use_error(*use.def, use.types), "") << use.label;
+    OpTypes changed = use.types;
+    changed.attrs.set("nonsense", int64_t{1});
+    EXPECT_EQ(use_error(*use.def, changed), "has no attribute 'nonsense'") << use.label;
+    for (const OpAttribute& each : attributes_of(use.def->name)) {
+      changed = use.types;
+      const bool number = each.kind == OpAttribute::kInteger;
+      changed.attrs.set(std::string(each.name), number ? AttrValue("3") : AttrValue(int64_t{3}));
+      EXPECT_EQ(use_error(*use.def, changed),
+                fmt::format("attribute '{}' is {}", each.name, number ? "a text" : "an integer"))
+          << use.label;
+    }
+    for (TensorType& type : (changed = use.types).outputs) {
+      type.shape.push_back(2);
+      EXPECT_NE(use_error(*use.def, changed), "") << use.label;
+      type.shape.pop_back();
+    }
+    changed.outputs.pop_back();
+    EXPECT_NE(use_error(*use.def, changed), "") << use.label;
+    for (size_t i = 0; i < use.types.inputs.size(); ++i) {
+      if (!use.types.present[i]) continue;
+      changed = use.types;
+      changed.inputs[i] = {DType::kBool, {7, 7}};
+      EXPECT_NE(use_error(*use.def, changed), "") << use.label << " input " << i;
+    }
+  });
+  EXPECT_EQ(check_use("Fused", {}).error().message, "there is no such op");
+}
+
+TEST(Uses, AProductMayBeAddedToASum) {
+  const TensorType a = f32_matrix(4, 6), b = f32_matrix(6, 3), sum = f32_matrix(4, 3);
+  const OpDef& product = *find_op("MatMul");
+  OpTypes use{{a, b, sum}, {true, true, true}, {sum}, {{"accumulate", int64_t{1}}}};
+  EXPECT_EQ(use_error(product, use), "");
+  use.present[2] = false;
+  EXPECT_NE(use_error(product, use), "");
+  use.present[2] = true;
+  use.inputs[2] = f32_matrix(3, 4);
+  EXPECT_EQ(use_error(product, use),
+            "is added to the last of f32[4,6], f32[6,3], f32[3,4], but makes f32[4,3]");
+  use.attrs = {};
+  EXPECT_EQ(use_error(product, use), "takes 2 inputs, but has 3");
+}
+
+// What kernels rely on beside types.
+TEST(Uses, NumbersAreInTheirRanges) {
+  const auto error = [](std::string_view op, std::vector<TensorType> inputs, Attrs attrs) {
+    OpTypes use;
+    use.present.assign(inputs.size(), true);
+    use.inputs = std::move(inputs);
+    use.attrs = std::move(attrs);
+    return use_error(*find_op(op), use);
+  };
+  const TensorType step{DType::kI64, {}}, x{DType::kF32, {4, 6}}, rows{DType::kI64, {2}};
+  EXPECT_EQ(error("LearningRate", {step}, {{"warmup", int64_t{-1}}}),
+            "warmup -1 of a total of 0 steps");
+  EXPECT_EQ(error("LearningRate", {step}, {{"cosine", int64_t{1}}, {"total", int64_t{0}}}),
+            "warmup 0 of a total of 0 steps");
+  EXPECT_EQ(error("Gather", {x, rows, step}, {{"axis", int64_t{0}}, {"whole", int64_t{3}}}),
+            "whole 3 is less than the part of 4");
+  EXPECT_EQ(error("ScatterElements", {x, {DType::kI64, {4, 6}}, x},
+                  {{"axis", int64_t{0}}, {"reduction", "mean"}}),
+            "there is no reduction 'mean'");
+  EXPECT_EQ(error("LayerNorm", {{DType::kF32, {4, 0}}, {DType::kF32, {0}}}, {{"axis", int64_t{1}}}),
+            "there is nothing to normalise in f32[4,0]");
+  using List = std::vector<int64_t>;
+  const auto draw = [&](List cuts, List zeros) {
+    return error("Dropout", {x, step, step, rows, step}, {{"cuts", cuts}, {"zeros", zeros}});
+  };
+  EXPECT_EQ(draw({5, 2}, {}), "2 parts of 5 rows of 24 elements");
+  EXPECT_EQ(draw({INT64_MIN, 2}, {}), "2 parts of -9223372036854775808 rows of 24 elements");
+  EXPECT_EQ(draw({4, INT64_MAX}, {}), "9223372036854775807 parts of 4 rows of 24 elements");
+  EXPECT_EQ(draw({4, 2}, {1, 4, 6}), "6 zeros behind 4 rows of 24 elements");
+  EXPECT_EQ(draw({4, 2, 4, 2}, {}), "4 numbers of cuts for 1 axes");
 }
 
 // ---- Error sentences --------------------------------------------------------------------------
