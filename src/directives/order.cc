@@ -127,7 +127,14 @@ class CellOrder {
   }
 
   Status take(const OrderItem& item, int32_t number) {
-    if (item.pass == "U") return update(item);
+    if (item.pass == "U") {  // it closes the step whether it is named or not
+      if (update_ && !item.optional)
+        return fail(item.at, "order: on {} 'U' is named twice", where_)
+            .with_code(ExitCode::kRefused)
+            .with_note("a device has one update a step");
+      update_ = true;
+      return ok_status();
+    }
     PIPER_ASSIGN(const Taken taken, pool_.take(item, number));
     if (taken.empty()) {
       if (item.optional) return ok_status();
@@ -161,15 +168,6 @@ class CellOrder {
     const auto [known, is_new] = place_of_.try_emplace({at.line, at.column}, out_.places.size());
     if (is_new) out_.places.push_back(at);
     return static_cast<int32_t>(known->second);
-  }
-  // The update closes the step whether it is named or not.
-  Status update(const OrderItem& item) {
-    if (update_ && !item.optional)
-      return fail(item.at, "order: on {} 'U' is named twice", where_)
-          .with_code(ExitCode::kRefused)
-          .with_note("a device has one update a step");
-    update_ = true;
-    return ok_status();
   }
 
   Status check_left(size_t items) const {

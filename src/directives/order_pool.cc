@@ -40,11 +40,6 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
     const bool known = std::find(regions_.begin(), regions_.end(), chunk.tags) != regions_.end();
     if (chunk.cell == cell && chunk.pass == 'F' && !known) regions_.push_back(chunk.tags);
   }
-  add_entries(tasks);
-  join_halves();
-}
-
-void OrderPool::add_entries(const std::vector<TaskId>& tasks) {
   std::map<std::vector<int32_t>, int32_t> local;
   for (size_t i = 0; i < regions_.size(); ++i) local[regions_[i]] = static_cast<int32_t>(i);
   for (TaskId id : tasks) {
@@ -53,9 +48,6 @@ void OrderPool::add_entries(const std::vector<TaskId>& tasks) {
   }
   std::stable_sort(entries_.begin(), entries_.end(),
                    [&](const Entry& a, const Entry& b) { return task(a).micro < task(b).micro; });
-}
-
-void OrderPool::join_halves() {
   std::map<std::pair<int32_t, int32_t>, size_t> weights;  // chunk, microbatch
   for (size_t i = 0; i < entries_.size(); ++i)
     if (task(entries_[i]).pass == 'W') weights[{entries_[i].chunk, task(entries_[i]).micro}] = i;

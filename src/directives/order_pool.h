@@ -52,8 +52,6 @@ class OrderPool {
   using Key = std::pair<std::string, std::vector<std::string>>;  // pass, tags
   using Queues = std::map<std::vector<int64_t>, Queue>;          // by the tags' values
 
-  void add_entries(const std::vector<TaskId>& tasks);
-  void join_halves();
   bool has_pass(const Entry& entry, const std::string& pass) const;
   bool is_taken(const Entry& entry, const std::string& pass) const;
   int64_t value_of(const Entry& entry, const std::string& tag) const;

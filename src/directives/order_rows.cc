@@ -29,11 +29,11 @@ std::vector<OrderCell> cells_of(const Dag& dag, const ComputeOrder& order, size_
     const Task& task = dag.tasks[order.tasks[static_cast<size_t>(i)].index()];
     while (pair < order.overlaps.size() && order.overlaps[pair].second < i) ++pair;
     if (pair < order.overlaps.size() && order.overlaps[pair].second == i) row.back().paired = true;
-    OrderCell cell;
     const std::vector<int32_t>& tags = dag.chunks[task.chunk.index()].tags;
-    cell.type = task.pass == 'F' || in_halves.contains(tags) ? pass_name(task.pass) : "B";
-    cell.stage = tags[stage];
-    cell.micro = task.micro;
+    OrderCell cell{
+        .type = task.pass == 'F' || in_halves.contains(tags) ? pass_name(task.pass) : "B",
+        .stage = tags[stage],
+        .micro = task.micro};
     while (whole < order.wholes.size() && order.wholes[whole] < i) ++whole;
     if (whole < order.wholes.size() && order.wholes[whole] == i) cell.type = "B", ++i;
     row.push_back(std::move(cell));
@@ -97,11 +97,7 @@ class Backwards {
   // Through the stages from this one down that have none.
   void pass_on(int64_t stage, int64_t micro) {
     for (; row_of_.contains(stage) && !with_backward_.contains(stage); --stage) {
-      OrderCell cell;
-      cell.type = "B";
-      cell.stage = stage;
-      cell.micro = micro;
-      out_[row_of_.at(stage)].push_back(std::move(cell));
+      out_[row_of_.at(stage)].push_back({.type = "B", .stage = stage, .micro = micro});
       done_.insert({'B', stage, micro});
     }
   }

@@ -29,7 +29,19 @@ class Copier {
       else
         for (int32_t buffer : buffers[o]) move_kept(buffer, dag_.offloads[o], plan_.counts[o]);
     }
-    return insert();
+    std::stable_sort(copies_.begin(), copies_.end(), [](const Copy& a, const Copy& b) {
+      return std::pair(a.before, a.until < 0) < std::pair(b.before, b.until < 0);
+    });
+    std::vector<std::pair<int64_t, Instruction>> added;
+    for (Copy& copy : copies_) added.emplace_back(copy.before, std::move(copy.instruction));
+    const std::vector<int32_t> moved = insert_before(role_.body, std::move(added));
+    const auto length = static_cast<int32_t>(role_.body.size());
+    for (size_t c = 0; c < copies_.size(); ++c)
+      if (copies_[c].until >= 0)
+        plan_.leaving.push_back(
+            {static_cast<int32_t>(copies_[c].before) + static_cast<int32_t>(c),
+             at(copies_[c].until) < moved.size() ? moved[at(copies_[c].until)] : length});
+    return moved;
   }
 
  private:
@@ -176,22 +188,6 @@ class Copier {
           .label = fmt::format("{} {}", leaves ? "offload" : "load", role_.name(here)),
           .micro = micro,
           .ahead = with.ahead}});
-  }
-
-  std::vector<int32_t> insert() {
-    std::stable_sort(copies_.begin(), copies_.end(), [](const Copy& a, const Copy& b) {
-      return std::pair(a.before, a.until < 0) < std::pair(b.before, b.until < 0);
-    });
-    std::vector<std::pair<int64_t, Instruction>> added;
-    for (Copy& copy : copies_) added.emplace_back(copy.before, std::move(copy.instruction));
-    const std::vector<int32_t> moved = insert_before(role_.body, std::move(added));
-    const auto length = static_cast<int32_t>(role_.body.size());
-    for (size_t c = 0; c < copies_.size(); ++c)
-      if (copies_[c].until >= 0)
-        plan_.leaving.push_back(
-            {static_cast<int32_t>(copies_[c].before) + static_cast<int32_t>(c),
-             at(copies_[c].until) < moved.size() ? moved[at(copies_[c].until)] : length});
-    return moved;
   }
 
   RoleProgram& role_;

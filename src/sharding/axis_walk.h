@@ -225,8 +225,6 @@ class AxisWalk {
 
   // ---- The end ----------------------------------------------------------------------------------
 
-  // By their places among the nodes that are made.
-  void name_readers();
   void end_step();
   Shape local(Shape shape, const Layout& layout) const {
     if (layout.kind == kCut) shape[static_cast<size_t>(layout.dim)] /= ranks_;

@@ -24,7 +24,11 @@ Result<ShardedGraph> AxisWalk::run() {
     visit(NodeId(i));
     if (wrong_) return *std::move(wrong_);
   }
-  name_readers();
+  // Readers by their places among the nodes that are made.
+  std::vector<NodeId> now(count);
+  for (size_t n = 0; n < was_.size(); ++n)
+    if (was_[n].valid()) now[was_[n].index()] = NodeId(n);
+  for (Conversion& conversion : conversions_) conversion.reader = now[conversion.reader.index()];
   end_step();
   localise_all();
   return ShardedGraph{std::move(graph_), std::move(conversions_)};
@@ -341,13 +345,6 @@ std::vector<TensorType> AxisWalk::types_here(const Node& node) const {
   Result<std::vector<TensorType>> types = find_op(node.op)->types(use);
   PIPER_CHECK(types.ok(), "{} '{}': {}", node.op, node.name, types.error().message);
   return *std::move(types);
-}
-
-void AxisWalk::name_readers() {
-  std::vector<NodeId> now(graph_.nodes.size());
-  for (size_t n = 0; n < was_.size(); ++n)
-    if (was_[n].valid()) now[was_[n].index()] = NodeId(n);
-  for (Conversion& conversion : conversions_) conversion.reader = now[conversion.reader.index()];
 }
 
 void AxisWalk::end_step() {

@@ -11,6 +11,12 @@ bool is_whole(const LoopRule& rule, char letter) {
   return rule.whole.find(letter) != std::string::npos;
 }
 
+int64_t size_of(const LoopRule& rule, char letter) {
+  for (const auto& [known, size] : rule.sizes)
+    if (known == letter) return size;
+  return 1;
+}
+
 // The extent of each letter of the dim; a whole letter has what the others leave of it.
 std::vector<int64_t> extents_of(const LoopRule& rule, const Dim& dim, int64_t extent) {
   std::vector<int64_t> extents;
@@ -20,9 +26,7 @@ std::vector<int64_t> extents_of(const LoopRule& rule, const Dim& dim, int64_t ex
     const bool whole = is_whole(rule, dim[i]);
     if (whole && open) return {};
     if (whole) open = i;
-    const auto size = std::find_if(rule.sizes.begin(), rule.sizes.end(),
-                                   [&](const auto& known) { return known.first == dim[i]; });
-    extents.push_back(whole || size == rule.sizes.end() ? 1 : size->second);
+    extents.push_back(whole ? 1 : size_of(rule, dim[i]));
     product *= extents.back();
   }
   if (open && product > 0) extents[*open] = extent / product;
@@ -241,9 +245,7 @@ OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
   if (letters.empty() || std::any_of(letters.begin(), letters.end(),
                                      [&](char letter) { return is_whole(rule, letter); }))
     return refuse("which does not take rows one by one");
-  int64_t owned = routed.owned;
-  for (const auto& [letter, size] : rule.sizes)
-    if (letter == cut.letter) owned = size;
+  const int64_t owned = looks_up ? size_of(rule, cut.letter) : routed.owned;
   // Of what the rank owns, axes inside may have a part each.
   const bool begins_here = looks_up && routed.owned % owned == 0 && begins(use, first, cut, 0) &&
                            use.inputs[first].lies.outer == routed.owned;
@@ -410,9 +412,8 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t bef
   if (first.kind != Lies::kFirst || first.turn.before != before || first.mirrored != cut.mirrored ||
       num_elements(use.inputs[input].type.shape) != cut.outer)
     return false;
-  const auto size = std::find_if(use.rule.sizes.begin(), use.rule.sizes.end(),
-                                 [&](const auto& known) { return known.first == cut.letter; });
-  const int64_t whole = use.types.attrs.integer("whole", -1), own = first.outer * cut.outer;
+  const int64_t size = size_of(use.rule, cut.letter), own = first.outer * cut.outer;
+  const int64_t whole = use.types.attrs.integer("whole", -1);
   // Where no operand shows the axes outside and inside, both may be.
   const auto any = [&](const auto& is) {
     return std::any_of(use.inputs.begin(), use.inputs.end(), is);
@@ -421,13 +422,13 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t bef
                                  [&](const Dims& d) { return occurrences(d, cut.letter) > 0; });
   const bool is_inside = !shows || any([](const LaidOut&one) { return one.lies.outside != 0; }),
              is_outside = !shows || any([](const LaidOut&one) { return one.lies.inside != 0; });
-  if (own <= 0 || size->second <= 0 || own % size->second != 0) return false;
+  if (own <= 0 || size <= 0 || own % size != 0) return false;
   // Blocks of blocks of all that there is, or of all, rounded up for the parts inside each.
-  const int64_t inside = own / size->second, parts = ranks_ * inside;
+  const int64_t inside = own / size, parts = ranks_ * inside;
   const bool first_of_all =
       own == (whole + ranks_ - 1) / ranks_ || own == (whole + parts - 1) / parts * inside;
   const bool of_all = whole < 0 || first_of_all || (is_inside && whole > (own - 1) * ranks_);
-  return of_all && (own == size->second || is_outside || first_of_all);
+  return of_all && (own == size || is_outside || first_of_all);
 }
 
 }  // namespace piper

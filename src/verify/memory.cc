@@ -122,7 +122,10 @@ class CellCheck {
   void read(Spot place, const Step& step, int32_t buffer) {
     Life& life = lives_[buffer];
     if (!life.begun) return unwritten(place, buffer);
-    if (life.evicted()) return overwritten(place, buffer);
+    if (life.evicted())
+      return findings_.add("memory", "{} needs {}, whose memory {} has given to {}", name(place),
+                           buffer_name(buffer), name_of(section_.at({cell_, life.evicted_by})),
+                           buffer_name(life.evicted_for));
     for (const Mark& mark : life.writes)
       if (!complete(mark, place)) unordered(place, "reads", buffer, mark, "writes");
     const bool sends = step.kind == InstructionKind::kSend;
@@ -160,11 +163,6 @@ class CellCheck {
     const Spot by{cell_, std::exchange(lives_[buffer].updated_by, -1)};
     findings_.add("order", "{} reads {}, which {} may have updated by then", name(place),
                   buffer_name(buffer), name_of(section_.at(by)));
-  }
-  void overwritten(Spot place, int32_t buffer) {
-    findings_.add("memory", "{} needs {}, whose memory {} has given to {}", name(place),
-                  buffer_name(buffer), name_of(section_.at({cell_, lives_[buffer].evicted_by})),
-                  buffer_name(lives_[buffer].evicted_for));
   }
   void unordered(Spot place, const char* does, int32_t buffer, const Mark& other, const char* did) {
     findings_.add("order", "{} {} {}, which {} {} without being waited for", name(place), does,

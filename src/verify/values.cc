@@ -105,12 +105,6 @@ class Run {
   }
 
   // ---- Ops that only move elements ----
-  // Columns [first, first + count) of rows of `row` elements.
-  uint64_t columns_of(uint64_t symbol, int64_t elements, int64_t first, int64_t count,
-                      int64_t row) {
-    if (row == elements) return values_.run_of(symbol, first, count);
-    return values_.moved(joined(symbol_of("columns"), {first, count, row}), {symbol});
-  }
   uint64_t sliced(const ProgramOp& op) {
     const Shape &from = shape(op.inputs[0]), &to = shape(op.outputs[0]);
     const std::vector<int64_t> starts = op.attrs.integers("starts"),
@@ -140,27 +134,20 @@ class Run {
     if (cuts == 0) return symbol;
     if (one_run) return values_.run_of(symbol, first, num_elements(to));
     if (cuts > 1) return otherwise();
-    return columns_of(symbol, num_elements(from), first, behind(to, last), behind(from, last));
-  }
-  uint64_t concatenated(std::span<const std::pair<uint64_t, int64_t>> pieces) {
-    uint64_t how = symbol_of("Concat");
-    std::vector<uint64_t> of;
-    for (const auto& [symbol, count] : pieces) {
-      how = joined(how, {count});
-      of.push_back(symbol);
-    }
-    return pieces.size() == 1 ? of[0] : values_.moved(how, std::move(of));
+    const int64_t count = behind(to, last), row = behind(from, last);
+    if (row == num_elements(from)) return values_.run_of(symbol, first, count);
+    return values_.moved(joined(symbol_of("columns"), {first, count, row}), {symbol});
   }
   uint64_t concatenated(const ProgramOp& op) {
     int64_t axis = op.attrs.integer("axis");
-    std::vector<std::pair<uint64_t, int64_t>> pieces;
+    uint64_t how = symbol_of("Concat");
+    std::vector<uint64_t> of;
     for (const int32_t input : op.inputs) {
-      const auto rank = static_cast<int64_t>(input < 0 ? 0 : shape(input).size());
-      if (axis < 0) axis += rank;
-      pieces.emplace_back(load(input),
-                          input < 0 ? 0 : behind(shape(input), static_cast<size_t>(axis)));
+      if (axis < 0) axis += static_cast<int64_t>(input < 0 ? 0 : shape(input).size());
+      how = joined(how, {input < 0 ? 0 : behind(shape(input), static_cast<size_t>(axis))});
+      of.push_back(load(input));
     }
-    return concatenated(pieces);
+    return of.size() == 1 ? of[0] : values_.moved(how, std::move(of));
   }
 
   // ---- All others ----
