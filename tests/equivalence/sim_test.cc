@@ -192,8 +192,12 @@ TEST_F(LateReports, EndARunOneStepLater) {
   };
   const auto aims = [](JobOptions& options) { options.target_loss = 1e9; };
   for (const bool overlap : {false, true}) {
-    if (overlap) job_.set.roles[0].steps_ahead = 1;
-    if (overlap) job_.set.roles[0].epilogue = job_.set.roles[0].body;
+    if (overlap) {
+      RoleProgram& role = job_.set.roles[0];
+      role.steps_ahead = 1;
+      role.epilogue = role.body;
+      role.staging_bytes = staging_of(role);
+    }
     for (const bool queued : {false, true}) {
       const size_t more = (overlap ? 1 : 0) + (queued ? 1 : 0);  // steps under way
       job_.change = stops;

@@ -135,8 +135,8 @@ Nested nested(const char* product, int next, bool early, int first) {
               one = value(early ? "f64[1,2]" : "f32[1,2]");
     text.ops += fmt::format(
         "  op Concat in=[{0},{0}] out=[{1}] {{axis=0}}\n"
-        "  op Slice in=[{1}] out=[{2}] {{starts=[{3},0]}}\n",
-        text.made, wide, one, level == 30 ? first : 0);
+        "  op Slice in=[{1}] out=[{2}] {{ends=[{4},2], starts=[{3},0], steps=[1,1]}}\n",
+        text.made, wide, one, level == 30 ? first : 0, level == 30 ? first + 1 : 1);
     text.made = one;
   }
   if (!early) cast("f64[1,2]");
@@ -157,12 +157,12 @@ TEST(VerifySingle, MovesAndCastsMayBeNestedDeeply) {
       {again + "  op Mul in=[1,6] out=[3]\n  op Mul in=[6,6] out=[7]",
        "  value 8 f32[1,2]\n" + next.values +
            after(next,
-                 "  op Reshape in=[{0}] out=[6]\n  op Mul in=[1,6] out=[3]\n"
+                 "  op Reshape in=[{0}] out=[6] {{shape=[1,2]}}\n  op Mul in=[1,6] out=[3]\n"
                  "  op Mul in=[6,6] out=[7]")}};
   const auto spread = [&](bool early, int from) {
     const Nested stage = nested("[0,1]", 3, early, from);
     return said({{"  op Mul in=[0,1] out=[2]\n",
-                  stage.values + after(stage, "  op Reshape in=[{}] out=[2]\n")}},
+                  stage.values + after(stage, "  op Reshape in=[{}] out=[2] {{shape=[1,2]}}\n")}},
                 {}, single);
   };
   for (const bool early : {false, true}) {
@@ -198,8 +198,9 @@ std::string reports_as_loss(int buffer) {
                "buffer 8 \"all\" f32[4,2] step at=512\nprogram 0 label"},
               {"body\n",
                "program 3 label=\"L\" args=3\n  value 0 f32[4,2] read\n  value 1 f32[] written\n"
-               "  value 2 f32[] written\n  op ReduceSum in=[0] out=[1]\n"
-               "  op LabelCount in=[0] out=[2]\nbody\n"},
+               "  value 2 f32[] written\n  value 3 i64[4,2]\n  op ReduceSum in=[0] out=[1] "
+               "{axes=[0,1], keepdims=0}\n"
+               "  op Cast in=[0] out=[3] {to=\"i64\"}\n  op LabelCount in=[3] out=[2]\nbody\n"},
               {"  8 compute",
                "  8 input label=\"input x\" args=[8] input=\"x\" count=4 stride=[0]\n"
                "  9 compute label=\"L\" program=3 args=[8,6,7]\n"

@@ -162,7 +162,7 @@ TEST(VerifySums, RoundedSumsAreSums) {
          {"buffer 7 \"g\" f32[1,2] step at=448\n",
           "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"g16\" bf16[1,2] step at=512\n"},
          {"body\n", fmt::format("program 4 label=\"round\" args=2\n"
-                                "  value 0 f32[1,2] read\n  value 1 bf16[1,2] written\n  op {}\n"
+                                "  value 0 f32[1,2] read\n  value 1 bf16[1,2] written\n  {}\n"
                                 "program 5 label=\"widen\" args=2\n"
                                 "  value 0 bf16[1,2] read\n  value 1 f32[1,2]{}body\n",
                                 round, widen)},
@@ -178,10 +178,12 @@ TEST(VerifySums, RoundedSumsAreSums) {
                       from)}});
     return findings_of(set_of({stage0, kStage1}, 2));
   };
-  const char* cast = "Cast in=[0] out=[1] {to=\"bf16\"}";
+  const char* cast = "op Cast in=[0] out=[1] {to=\"bf16\"}";
+  const char* negative =
+      "value 2 f32[1,2]\n  op Neg in=[0] out=[2]\n  op Cast in=[2] out=[1] {to=\"bf16\"}";
   const char* back = " written\n  op Cast in=[0] out=[1] {to=\"f32\"}\n";
   EXPECT_EQ(with(cast, back, "[0]"), std::vector<std::string>());
-  EXPECT_EQ(with("Neg in=[0] out=[1]", back, "[0]"),
+  EXPECT_EQ(with(negative, back, "[0]"),
             std::vector<std::string>{"sum: 'round' on rank 0 (and 1 like it) says that 'g16' "
                                      "becomes a sum, but its program computes something else"});
   // What travelled is added to what was not rounded.
@@ -298,7 +300,8 @@ TEST(VerifySums, ReportsComeFromWhatTheirNamesSay) {
                            "at=512\n"},
                           {"body\n",
                            "program 4 label=\"N\" args=2\n  value 0 f32[1,2] read\n  value 1 f32[] "
-                           "written\n  op Sum in=[0] out=[1]\nbody\n"},
+                           "written\n  op ReduceSum in=[0] out=[1] "
+                           "{axes=[0,1], keepdims=0}\nbody\n"},
                           {"    sum_read\n",
                            fmt::format("    sum_read\n  12 compute label=\"N\" program=4 "
                                        "args=[7,8] waits=[10]\n    sum_read\nreport \"{}\" "

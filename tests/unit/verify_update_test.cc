@@ -8,7 +8,7 @@ using Edits = std::vector<std::pair<std::string, std::string>>;
 
 // A stage of verify_plans.h that clips its gradient: position 0 of the squares is of w0.
 std::string clipped(std::string text, int stage) {
-  const std::string parts = stage == 0 ? "2,3" : "3,2";
+  const std::string parts = stage == 0 ? "4,3" : "3,4";
   const std::string arena = stage == 0 ? "512" : "384";
   const int first = stage == 0 ? 8 : 6, at = stage == 0 ? 512 : 384;
   std::string buffers;
@@ -23,9 +23,9 @@ std::string clipped(std::string text, int stage) {
   const std::string programs =
       fmt::format(
           "program {} label=\"U squares\" args=2\n"
-          "  value 0 f32[1,2] read\n  value 1 f64[2] written\n  value 2 f64[1]\n"
-          "  value 3 f64[1] literal=0x0000000000000000\n"
-          "  op SumSquares in=[0] out=[2] {{parts=1}}\n"
+          "  value 0 f32[1,2] read\n  value 1 f64[2] written\n  value 2 f64[]\n"
+          "  value 3 f64[1] literal=0x0000000000000000\n  value 4 f64[1]\n"
+          "  op SumSquares in=[0] out=[2]\n  op Reshape in=[2] out=[4] {{shape=[1]}}\n"
           "  op Concat in=[{}] out=[1] {{axis=0}}\n",
           squares, parts) +
       fmt::format(
@@ -67,11 +67,10 @@ using Said = std::vector<std::string>;
 
 // Vectors of 2^33 squares, which nobody holds.
 TEST(VerifyUpdate, WhatAProgramStatesCostsNoMoreThanItsOps) {
-  const std::string values = "  value 4 f64[8589934592]\n",
-                    ops = "  op Expand in=[2] out=[4] {shape=[8589934592]}\n";
-  const std::string literal = "  value 3 f64[1] literal=0x0000000000000000\n",
-                    squares = "op SumSquares in=[0] out=[2] {parts=1}\n";
-  EXPECT_EQ(said({{literal, literal + values}, {squares, squares + ops}}, {}), Said());
+  const std::string values = "  value 5 f64[8589934592]\n",
+                    ops = "  op Expand in=[2] out=[5] {shape=[8589934592]}\n";
+  const std::string last = "  value 4 f64[1]\n", squares = "op SumSquares in=[0] out=[2]\n";
+  EXPECT_EQ(said({{last, last + values}, {squares, squares + ops}}, {}), Said());
 }
 
 TEST(VerifyUpdate, AcceptsOneRuleForAll) { EXPECT_EQ(said({}, {}), Said()); }
@@ -119,7 +118,7 @@ TEST(VerifyUpdate, TheNormHoldsEachGradientOnce) {
   EXPECT_EQ(said({all}, {all})[0],
             "update: 'U' on rank 0 (and 1 like it) takes a norm in which 'w0.grad' stands 2 "
             "times");
-  EXPECT_EQ(said({}, {{"Concat in=[3,2]", "Concat in=[2,3]"}})[0],
+  EXPECT_EQ(said({}, {{"Concat in=[3,4]", "Concat in=[4,3]"}})[0],
             "update: 'U' on rank 0 (and 1 like it) takes a norm in which squares of different "
             "gradients are added to one another");
   EXPECT_EQ(
