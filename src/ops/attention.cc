@@ -64,7 +64,7 @@ Result<AttentionSizes> attention_sizes_of(const OpTypes& use) {
   if (s.shape(kK) != k.shape || s.shape(kV) != v.shape)
     return fail("keys and values do not fit the queries: {}", operands(use));
   if (s.all_keys < s.keys) return fail("{} keys of {}", s.keys, s.all_keys);
-  if (s.kv_heads < 1 || s.heads % s.kv_heads != 0)
+  if (s.kv_heads < 1 || s.heads < 1 || s.heads % s.kv_heads != 0)
     return fail("{} heads of keys do not divide {} of queries", s.kv_heads, s.heads);
   return s;
 }

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -158,6 +159,11 @@ class Operands {
 
 // Whether a plan that has it would be read.
 bool is_allowed(const OpUse& use) {
+  for (const auto* types : {&use.inputs, &use.outputs})
+    for (const std::optional<TensorType>& type : *types)
+      if (type && std::any_of(type->shape.begin(), type->shape.end(),
+                              [](int64_t extent) { return extent < 0; }))
+        return false;  // refused before any op is looked at
   OpTypes types;
   for (const std::optional<TensorType>& input : use.inputs) {
     types.inputs.push_back(input.value_or(TensorType{}));
