@@ -9,35 +9,26 @@ namespace {
 
 using namespace cuda;  // NOLINT: this room's own
 
-// Fills a table of functions; the error names the one that is missing.
-#define PIPER_FILL(name, result, arguments) PIPER_TRY(set(table.name, library, #name));
 template <typename Function>
 Status set(Function& to, const Library& library, const char* name) {
   PIPER_ASSIGN(void* function, function_in(library, name));
   to = reinterpret_cast<Function>(function);
   return ok_status();
 }
-Status fill(const Library& library, Driver& table) {
-  PIPER_CUDA_DRIVER(PIPER_FILL)
-  return ok_status();
-}
-Status fill(const Library& library, Nvrtc& table) {
-  PIPER_NVRTC(PIPER_FILL)
-  return ok_status();
-}
-Status fill(const Library& library, CublasLt& table) {
-  PIPER_CUBLASLT(PIPER_FILL)
-  return ok_status();
-}
-Status fill(const Library& library, Cudnn& table) {
-  PIPER_CUDNN(PIPER_FILL)
-  return ok_status();
-}
-Status fill(const Library& library, Nccl& table) {
-  PIPER_NCCL(PIPER_FILL)
-  return ok_status();
-}
+// Fills a table of functions; the error names the one that is missing.
+#define PIPER_SET(name, result, arguments) PIPER_TRY(set(table.name, library, #name));
+#define PIPER_FILL(Table, FUNCTIONS)                  \
+  Status fill(const Library& library, Table& table) { \
+    FUNCTIONS(PIPER_SET)                              \
+    return ok_status();                               \
+  }
+PIPER_FILL(Driver, PIPER_CUDA_DRIVER)
+PIPER_FILL(Nvrtc, PIPER_NVRTC)
+PIPER_FILL(CublasLt, PIPER_CUBLASLT)
+PIPER_FILL(Cudnn, PIPER_CUDNN)
+PIPER_FILL(Nccl, PIPER_NCCL)
 #undef PIPER_FILL
+#undef PIPER_SET
 
 std::string error_text(const Driver& driver, const char* call, int code) {
   const char *name = nullptr, *text = nullptr;
