@@ -4,6 +4,7 @@
     protoc --python_out=/tmp -I formats formats/plan.proto && PYTHONPATH=/tmp python tests/data/make_hostile.py
 """
 import json
+import math
 import pathlib
 import struct
 import onnx
@@ -177,16 +178,15 @@ def strategy_files():
 
 
 def role(**changes):
-    made = plan_pb2.RoleProgram(batch=4, arena_bytes=192, workspace_bytes=[64], scratch_bytes=1 << 22)
+    made = plan_pb2.RoleProgram(batch=4, arena_bytes=192, workspace_bytes=[64], scratch_bytes=1 << 22, staging_bytes=64, target=b"cpu")
     made.streams.add(name=b"compute")
     made.mesh.add(name=b"dp", size=1)
     f32 = plan_pb2.TensorType(dtype=0, shape=[4, 2])
     made.inputs.add(name=b"x", type=f32, batch_dim=0, low=0, high=-1)
     for i, name in enumerate((b"w", b"x", b"y")):
-        made.tensors.add(name=name, type=f32, kind=0 if i == 0 else 2, part_of=-1, previous_of=-1, packed_of=-1)
+        made.tensors.add(name=name, type=f32, kind=0 if i == 0 else 2, part_of=-1, previous_of=-1)
         made.buffers.add(tensor=i, micro=-1, offset=64 * i)
-    program = made.programs.add(label=b"F", num_args=3, workspace_bytes=64, arg_read=[True, True, False],
-                                arg_written=[False, False, True], offsets=[-1, -1, -1, 0])
+    program = made.programs.add(label=b"F", num_args=3, arg_read=[True, True, False], arg_written=[False, False, True])
     for _ in range(4):
         program.values.add().CopyFrom(f32)
     program.ops.add(op=b"Mul", inputs=[0, 1], outputs=[3])
@@ -197,6 +197,14 @@ def role(**changes):
     return made
 
 
+def to_another(r):  # the first rank of two sends its samples
+    r.mesh[0].size = 2
+    made = r.communicators.add(streams=[0, 0])
+    getattr(made, "from").append(0)
+    made.to.append(1)
+    r.body.add(kind=2, program=-1, args=[1], peer=[1], group=-1, communicator=0, stage=-1, micro=-1, micros=1)
+
+
 def plan_files():
     def put(name, change):
         made = role()
@@ -205,6 +213,7 @@ def plan_files():
 
     whole = role().SerializeToString()
     write("plan", "as_it_should_be", whole)
+    put("as_it_should_be_with_a_message", to_another)
     write("plan", "truncated", whole[:len(whole) // 2])
     write("plan", "length_beyond_the_end", b"\x0a\xff\xff\xff\xff\x0f")
     write("plan", "nested_messages", b"".join(b"\x2a" + bytes([120]) for _ in range(5000)))
@@ -227,16 +236,10 @@ def plan_files():
     put("waits_for_itself", lambda r: r.body[1].waits.append(1))
     put("waits_for_the_future", lambda r: r.body[0].waits.append(1))
     put("value_beyond_the_values", lambda r: r.programs[0].ops[0].inputs.__setitem__(0, 2 ** 31 - 1))
-    put("local_beyond_the_workspace", lambda r: r.programs[0].offsets.__setitem__(3, 2 ** 62))
     put("more_args_than_values", lambda r: setattr(r.programs[0], "num_args", 2 ** 31 - 1))
-    put("view_of_itself", lambda r: r.programs[0].views.add(value=3, base=3))
-    put("views_in_a_circle", lambda r: (r.programs[0].values.add().CopyFrom(r.programs[0].values[0]),
-                                        r.programs[0].offsets.append(-1), r.programs[0].views.add(value=3, base=4),
-                                        r.programs[0].views.add(value=4, base=3)))
-    put("view_beyond_its_base", lambda r: r.programs[0].views.add(value=3, base=0, offset=2 ** 62))
     put("literal_of_no_value", lambda r: r.programs[0].literals.add(value=-5, data=b"1234"))
     put("samples_beyond_the_batch", lambda r: setattr(r.body[0].samples, "first", 2 ** 62))
-    put("samples_that_overflow", lambda r: r.body[0].samples.stride.__setitem__(0, 2 ** 63 - 1))
+    put("samples_that_overflow", lambda r: (to_another(r), r.body[0].samples.stride.__setitem__(0, 2 ** 63 - 1)))
     put("negative_samples", lambda r: setattr(r.body[0].samples, "count", -4))
     put("sum_of_a_billion_uses", lambda r: (r.sum_targets.add(name=b"s", uses=2 ** 31 - 1),
                                             r.body[1].contributions.add(arg=2, target=0, use=2 ** 31 - 1)))
@@ -246,13 +249,17 @@ def plan_files():
                                        r.tensors[0].cuts.add(axis=2 ** 31 - 1, dim=0, outer=1)))
     put("cut_that_overflows", lambda r: (r.tensors[0].whole.extend([4, 2]), setattr(r.mesh[0], "size", 2 ** 20),
                                          r.tensors[0].cuts.add(axis=0, dim=1, outer=2 ** 62)))
-    put("blocks_before_the_dims", lambda r: (r.groups.add(name=b"g", axes=[0]), r.body.add(
-        kind=5, program=-1, args=[1, 2], group=0, stage=-1, micro=-1, micros=1,
+    put("blocks_before_the_dims", lambda r: (r.groups.add(name=b"g", axes=[0]), r.communicators.add(axes=[0], streams=[0]), r.body.add(
+        kind=5, program=-1, args=[1, 2], group=0, communicator=0, stage=-1, micro=-1, micros=1,
         blocks=plan_pb2.Blocks(dim=-2 ** 31, outer=-2 ** 63))))
     put("input_without_a_name", lambda r: setattr(r.inputs[0], "name", b""))
     put("batch_dim_of_no_dim", lambda r: setattr(r.inputs[0], "batch_dim", 2 ** 31 - 1))
     put("unknown_kind", lambda r: setattr(r.body[1], "kind", 2 ** 31 - 1))
-    put("sends_to_nobody", lambda r: r.body.add(kind=2, program=-1, args=[1], peer=[2 ** 31 - 1], group=-1))
+    put("sends_to_nobody", lambda r: (to_another(r), r.body.add(kind=2, program=-1, args=[1], peer=[2 ** 31 - 1], group=-1)))
+    put("communicator_beyond_the_communicators", lambda r: (to_another(r), setattr(r.body[2], "communicator", 2 ** 31 - 1)))
+    put("communicator_of_no_stream", lambda r: (to_another(r), r.communicators[0].streams.__setitem__(0, 2 ** 31 - 1)))
+    put("communicator_outside_the_mesh", lambda r: (to_another(r), r.communicators[0].to.__setitem__(0, 2 ** 31 - 1)))
+    put("staging_of_everything", lambda r: setattr(r, "staging_bytes", 2 ** 63 - 1))
 
     deep = "[" * 20000
     write("plan_set", "manifest_nested", "m" + deep)
@@ -333,35 +340,32 @@ def kernel_files():
 
 
 def run_files():
-    head = """plan batch=4 arena=320 workspace=[0] scratch=4194304
-axis "dp" 1
-stream 0 "compute"
-input "x" i64[4]
-buffer 0 "t" f32[3,2] state at=0
-buffer 1 "x@0" i64[4] step at=64
-buffer 2 "y" f32[4,2] step at=128
-buffer 3 "z" f32[] step at=192
-"""
-    tail = """  op %s
-body
-  0 input label="input x" args=[1] input="x" count=4
-  1 compute label="F" program=0 args=%s pass="F"
-"""
+    # A step of one instruction on the input x, which holds numbers from anywhere, and on states, which hold zeros.
+    def put(name, buffers, op):
+        sizes = {"f32": 4, "i64": 8}
+        count = lambda kind: sizes[kind[:3]] * math.prod(json.loads(kind[3:]))
+        arena = max(64 * i + count(kind) for i, (_, kind, _) in enumerate(buffers))
+        text = f"plan batch=4 arena={arena} workspace=[0] staging=64 scratch=4194304 target=\"cpu\"\naxis \"dp\" 1\nstream 0 \"compute\"\n"
+        text += "input \"x\" i64[4]\n"
+        for i, (buffer, kind, _) in enumerate(buffers):
+            text += f"buffer {i} \"{buffer}\" {kind} {'step' if buffer in 'xy' else 'state'} at={64 * i}\n"
+        text += f"program 0 label=\"F\" args={len(buffers)}\n"
+        text += "".join(f"  value {v} {kind} {use}\n" for v, (_, kind, use) in enumerate(buffers))
+        x = [buffer[0] for buffer in buffers].index("x")
+        text += f"  op {op}\nbody\n  0 input label=\"input x\" args=[{x}] input=\"x\" count=4\n"
+        write("run", name, text + f"  1 compute label=\"F\" program=0 args=[{','.join(map(str, range(len(buffers))))}] pass=\"F\"\n")
 
-    def put(name, args, values, op):
-        lines = "".join(f"  value {i} {v}\n" for i, v in enumerate(values))
-        write("run", name, head + f'program 0 label="F" args={len(values)}\n' + lines + tail % (op, args))
-
-    t, x, y = "f32[3,2] read", "i64[4] read", "f32[4,2] written"
-    put("rows_beyond_the_table", "[0,1,2]", [t, x, y], "Gather in=[0,1] out=[2] {axis=0}")
-    put("adds_rows_beyond_the_table", "[2,1,0]", ["f32[4,2] read", x, "f32[3,2] written"],
+    x = ("x", "i64[4]", "read")
+    put("rows_beyond_the_table", [("t", "f32[3,2]", "read"), x, ("y", "f32[4,2]", "written")], "Gather in=[0,1] out=[2] {axis=0}")
+    put("adds_rows_beyond_the_table", [("d", "f32[4,2]", "read"), x, ("y", "f32[3,2]", "written")],
         "GatherGrad in=[0,1] out=[2] {axis=0, size=3}")
-    put("labels_beyond_the_classes", "[2,1,3]", ["f32[4,2] read", x, "f32[] written"],
-        "CrossEntropySum in=[0,1] out=[2] {ignore_index=-100}")
-    put("reads_what_it_writes", "[0,1,0]", [t, x, "f32[3,2] written"], "Gather in=[0,1] out=[2] {axis=0}")
-    put("writes_over_a_neighbour", "[0,1,2]", [t, x, y], "Expand in=[0] out=[2] {shape=[4,2]}")
-    put("draws_for_all_samples_there_are", "[2,1]", ["f32[4,2] written", x],
-        'Random in=[1,1,1] out=[0] {distribution="uniform", dtype="f32", shape=[4,2]}')
+    put("labels_beyond_the_classes", [("l", "f32[4,2]", "read"), x, ("y", "f32[]", "written"), ("s", "f32[4]", "written")],
+        "CrossEntropySum in=[0,1] out=[2,3] {ignore_index=-100}")
+    put("reads_what_it_writes", [("t", "f32[4,2]", "read written"), x], "Gather in=[0,1] out=[0] {axis=0}")
+    put("writes_over_a_neighbour", [("t", "f32[3,2]", "read"), x, ("y", "f32[4,2]", "written")],
+        "Expand in=[0] out=[2] {shape=[4,2]}")
+    put("draws_for_all_samples_there_are", [("k", "i64[]", "read"), ("n", "i64[]", "read"), x, ("y", "f32[4,2]", "written")],
+        'Random in=[0,1,2] out=[3] {distribution="uniform", dtype="f32", rows=4, shape=[4,2], shards=1}')
 
 
 onnx_files()

@@ -37,12 +37,44 @@ TEST_P(Hostile, WhatWouldDoHarm) {
   }
 }
 
+// Those of plans are each one change away from what is read: were that refused, too, they would do
+// nothing.
+TEST(HostilePlans, AreRefusedForWhatWouldDoHarm) {
+  const fs::path folder = fs::path(kSource) / "tests/data/hostile/plan";
+  int refused = 0;
+  for (const fs::path& file : fs::directory_iterator(folder)) {
+    const Result<Bytes> role = map_file(file.string());
+    ASSERT_TRUE(role.ok());
+    const std::string why = why_not_read(as_text(role->span()));
+    const std::string name = file.filename().string();
+    EXPECT_EQ(why.empty(), name.starts_with("as_it_should_be")) << name << ": " << why;
+    refused += !why.empty();
+  }
+  EXPECT_GT(refused, 30);
+}
+
+// What those of runs do wrong lies in the numbers that they read: they run.
+TEST(HostilePlans, RunWithNumbersThatWouldDoHarm) {
+  const fs::path folder = fs::path(kSource) / "tests/data/hostile/run";
+  int ran = 0;
+  for (const fs::path& file : fs::directory_iterator(folder)) {
+    const Result<Bytes> role = map_file(file.string());
+    ASSERT_TRUE(role.ok());
+    const std::string why = why_not_run(as_text(role->span())), name = file.filename().string();
+    const bool by_type = name == "writes_over_a_neighbour";
+    EXPECT_EQ(why, by_type ? "program 0 'F': op 0 Expand: f32[3,2] does not expand to [4,2]" : "")
+        << name;
+    ran += why.empty();
+  }
+  EXPECT_GE(ran, 5);
+}
+
 TEST_P(Hostile, RandomChanges) {
-  static const Seeds seeds =
-      make_seeds({kSource + "/samples/gpt/pp2-dp2.yaml", kSource + "/strategies/schedules/1f1b.yaml",
-                  kSource + "/tests/data/hostile/pp2.yaml"},
-                 {kSource + "/tests/data/mlp.onnx", kSource + "/tests/data/two_tower.onnx",
-                  kSource + "/tests/data/dropout/dynamo.onnx"});
+  static const Seeds seeds = make_seeds(
+      {kSource + "/samples/gpt/pp2-dp2.yaml", kSource + "/strategies/schedules/1f1b.yaml",
+       kSource + "/tests/data/hostile/pp2.yaml"},
+      {kSource + "/tests/data/mlp.onnx", kSource + "/tests/data/two_tower.onnx",
+       kSource + "/tests/data/dropout/dynamo.onnx"});
   const auto own = seeds.find(GetParam().name);
   ASSERT_NE(own, seeds.end());
   const auto seed = static_cast<uint32_t>(given_seed().value_or(20261121));

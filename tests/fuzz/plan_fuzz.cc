@@ -184,10 +184,19 @@ std::string small_role() {
 
 }  // namespace
 
-void run_plan(std::string_view payload) {
+static Result<RankPlan> read_role(std::string_view payload) {
   static SetFolder set("plan");
   set.write(payload);
-  const Result<RankPlan> plan = read_rank_plan(set.folder().path("rank0.plan"));
+  return read_rank_plan(set.folder().path("rank0.plan"));
+}
+
+std::string why_not_read(std::string_view role) {
+  const Result<RankPlan> plan = read_role(role);
+  return plan ? "" : plan.error().message;
+}
+
+void run_plan(std::string_view payload) {
+  const Result<RankPlan> plan = read_role(payload);
   if (!plan) return;
   const RoleProgram& role = plan->set.roles.at(0);
   check_text(role);

@@ -83,27 +83,33 @@ PlanSet set_of(RoleProgram role) {
 
 }  // namespace
 
-void run_run(std::string_view text) {
+std::string why_not_run(std::string_view text) {
   Result<RoleProgram> role = parse_plan(text);
-  if (!role || !check_role(*role) || !is_small(*role) || !are_apart(*role)) return;
+  if (!role) return role.error().message;
+  if (const Status checked = check_role(*role); !checked) return checked.error().message;
+  if (!is_small(*role)) return "it is large";
+  if (!are_apart(*role)) return "args of one instruction share bytes";
   const PlanSet set = set_of(*std::move(role));
   Result<std::vector<InputNeed>> needs = data_needs(set);
-  if (!needs) return;
+  if (!needs) return needs.error().message;
   const AnyData data(*std::move(needs));
   const auto world = make_inproc_world(1, TransportOptions{5});
   Transport& transport = world->rank(0);
-  if (!transport.control().agree({"set", 0, 1, "", ""})) return;
+  if (const Status agreed = transport.control().agree({"set", 0, 1, "", ""}); !agreed)
+    return agreed.error().message;
   const std::unique_ptr<Backend> backend = make_cpu_backend();
   auto executor = Executor::load({&set, 0, &data, 0}, *backend, transport);
   if (!executor) {
     PIPER_CHECK(!executor.error().message.empty());
-    return;
+    return executor.error().message;
   }
-  if (!(*executor)->run_prologue(0)) return;
-  for (int64_t step = 0; step < 2; ++step)
-    if (!(*executor)->run_step(step)) return;
-  (void)(*executor)->run_epilogue(2);
+  Status run = (*executor)->run_prologue(0);
+  for (int64_t step = 0; run && step < 2; ++step) run = (*executor)->run_step(step);
+  if (run) run = (*executor)->run_epilogue(2);
+  return run ? "" : run.error().message;
 }
+
+void run_run(std::string_view text) { (void)why_not_run(text); }
 
 // A number, an element type or a word of the text exchanged for another one: most changes by bytes
 // are no plan.

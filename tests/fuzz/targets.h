@@ -17,10 +17,12 @@ void run_onnx(std::string_view model);     // import, then compile
 void run_strategy(std::string_view yaml);  // parse, expand its orders, compile a small model
 void run_order(std::string_view program);  // order programs
 void run_plan(std::string_view role);      // a serialised role program: decode, print, verify
+std::string why_not_read(std::string_view role);  // the error of its reading, empty for none
 void run_plan_text(
     std::string_view roles);  // the text form of one or several roles: parse, check, verify
 void run_plan_set(std::string_view file);  // one file of a plan set, its first byte says which
 void run_kernel(std::string_view use);     // one use of an op, on the CPU backend
+std::string why_not_run(std::string_view role);  // the error, empty where it ran
 void run_run(std::string_view role);   // the text form of a role for one rank, run for two steps
 void run_data(std::string_view file);  // safetensors, .npy or tokens, its first byte says which
 
