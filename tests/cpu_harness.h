@@ -9,7 +9,7 @@
 #include <cstring>
 #include <random>
 
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 #include "piper/signatures.h"
 
 namespace piper::test {

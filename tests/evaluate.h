@@ -7,7 +7,7 @@
 #include <cstring>
 #include <random>
 
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 #include "piper/graph.h"
 
 namespace piper::test {

@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "piper/backend_cuda.h"
+#include "piper/backends.h"
 #include "piper/picture.h"
 #include "piper/runtime.h"
 
@@ -165,7 +166,7 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->type_name("HOST:PORT");
   app.add_option("--backend", run.job.backend, "what computes; null: nothing, to time the rest")
       ->capture_default_str()
-      ->check(CLI::IsMember({"cpu", "null"}));
+      ->check(CLI::IsMember(piper::backend_names()));
   app.add_flag("!--no-fuse", run.job.fuse,
                "run every op on its own, with the same bits: to look for a fault");
   app.add_option("--threads", run.job.threads, "threads per rank (default: the cores, shared out)")

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 #include "piper/verify.h"
 
 namespace piper {
@@ -84,10 +84,9 @@ bool has_oracle(const PlanSet& set, const char* oracle) {
 // the CPU state.
 void load_programs(const PlanSet& set, VerifyReport& report) {
   for (const RoleProgram& role : set.roles) {
-    const std::unique_ptr<Backend> backend = make_cpu_backend();
-    const Result<Needs> needs = needs_of(*backend, role);
+    const Result<Needs> needs = cpu_needs(role);
     if (!needs) report.findings.push_back({"program", needs.error().message});
-    if (!needs || role.target != backend->name()) continue;
+    if (!needs || role.target != "cpu") continue;
     bool enough =
         needs->packed_bytes <= role.packed_bytes && needs->scratch_bytes <= role.scratch_bytes;
     for (size_t s = 0; s < needs->workspace_bytes.size(); ++s)

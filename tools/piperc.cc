@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "piper/backends.h"
 #include "piper/compile.h"
 #include "piper/picture.h"
 
@@ -238,7 +239,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--target", flags.compile.target,
                  "the kind of device that the plans are for: its memory is stated in them")
-      ->check(CLI::IsMember(piper::targets()))
+      ->check(CLI::IsMember(piper::target_names()))
       ->capture_default_str();
   app.add_flag("--force", flags.force, "replace a directory that holds plans");
   app.add_flag("--dry-run", flags.dry_run,

@@ -19,7 +19,7 @@ struct CompileOptions {
   std::string model, strategy;
   std::string initial_values;  // as in ImportOptions
   std::vector<Definition> defines;
-  std::string target = "cpu";  // the kind of device: see targets()
+  std::string target = "cpu";  // the kind of device: see backends.h
   bool oracles = true;         // also the single-device plans that --verify-against runs beside
   // `single` plays all replicas one after the other: it is left out where it would have more
   // instructions than this, and more than one replica; 0: never.
@@ -31,9 +31,6 @@ struct CompileOptions {
 
 // The values of -D. Error (kUsage): a text that is not name=value.
 Result<std::vector<Definition>> parse_definitions(std::span<const std::string> texts);
-
-// Names that CompileOptions::target accepts.
-std::vector<std::string> targets();
 
 // Names that --dump accepts, in order of the steps.
 std::span<const std::string_view> dump_steps();
@@ -72,8 +69,8 @@ Result<ExplainTopics> parse_topics(std::string_view text);
 std::string explain_topics();  // "summary, train, …, all, lines"
 std::string explain(const Compiled& compiled, const ExplainTopics& topics);
 
-// Bytes that the computations of a step read and write on one rank, as the plans' target joins their
-// ops: each pass moves each of its operands once, whatever a cache would keep.
+// Bytes that the computations of a step read and write on one rank, as the plans' target joins
+// their ops: each pass moves each of its operands once, whatever a cache would keep.
 struct MemoryTraffic {
   struct Kind {
     char pass = ' ';  // as Instruction::pass
@@ -88,7 +85,7 @@ struct MemoryTraffic {
   int64_t product_bytes() const;  // matrix products, attention, and what these take along
   int64_t other_bytes() const;
 };
-// By role. Requires roles of a target of targets().
+// By role. Requires roles of a target of backends.h.
 std::vector<MemoryTraffic> memory_traffic(const PlanSet& set);
 
 // The order of the computations that the strategy asks for; list scheduling where it gives a policy

@@ -1,6 +1,4 @@
 // The CPU backend: a program is a list of kernels, a binding the list of their operands' addresses.
-#include "piper/backend.h"
-
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -11,7 +9,7 @@
 #include "gemm.h"
 #include "loop.h"
 #include "pack.h"
-#include "piper/fuse.h"
+#include "piper/backend_cpu.h"
 #include "piper/halves.h"
 #include "team.h"
 
@@ -301,6 +299,18 @@ bool pin_to_core(int core) { return cpu::pin_thread(core); }
 FusedProgram joined_for_cpu(const Program& program) {
   FuseCounts counts;
   return fuse(widened(taken_apart(program), cpu::takes_halves), counts);
+}
+
+Result<Needs> cpu_needs(const RoleProgram& role) {
+  const std::unique_ptr<CpuBackend> backend = make_cpu_backend();
+  const RoleProgram prepared = backend->prepare(role);
+  std::vector<int64_t> bytes;
+  for (const Program& program : prepared.programs) {
+    PIPER_ASSIGN(const int32_t loaded, backend->load(program));
+    bytes.push_back(backend->workspace_bytes(loaded));
+  }
+  return Needs{workspaces_of(prepared, bytes), prepared.arena_bytes - role.arena_bytes,
+               kKernelScratchBytes};
 }
 
 std::unique_ptr<CpuBackend> make_cpu_backend(const CpuOptions& options) {

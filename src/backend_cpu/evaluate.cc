@@ -1,7 +1,7 @@
 // One op at once on host data: a program of one op, all of whose values are arguments.
 #include <cstring>
 
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 
 namespace piper {
 Result<std::vector<Bytes>> evaluate_op(std::string_view op, const Attrs& attrs,

@@ -15,7 +15,7 @@
 
 #include <cstdint>
 
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 
 namespace piper::cpu {
 

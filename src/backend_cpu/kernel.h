@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <concepts>
 
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 
 namespace piper::cpu {
 

@@ -2,7 +2,7 @@
 #include <array>
 
 #include "families.h"
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 
 namespace piper::cpu {
 namespace {

@@ -5,7 +5,7 @@
 #include "dtypes.h"
 #include "families.h"
 #include "philox.h"
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 
 namespace piper::cpu {
 namespace {

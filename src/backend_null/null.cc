@@ -3,7 +3,7 @@
 #include <cstring>
 #include <new>
 
-#include "piper/backend.h"
+#include "piper/backend_null.h"
 
 namespace piper {
 namespace {

@@ -1,13 +1,9 @@
 #include "targets.h"
 
 #include <algorithm>
-#include <array>
 
-#include "piper/backend.h"
+#include "piper/backends.h"
 #include "piper/compile.h"
-#include "piper/fuse.h"
-#include "piper/halves.h"
-#include "piper/ops.h"
 #include "piper/parallel.h"
 
 namespace piper {
@@ -24,61 +20,10 @@ int64_t slots_of(const RoleProgram& role) {
   return any ? int64_t{2} << 20 : 0;
 }
 
-Result<Needs> cpu_needs(const RoleProgram& role) {
-  const std::unique_ptr<Backend> backend = make_cpu_backend();
-  return needs_of(*backend, role);
-}
-
-// 16-bit ops stay what they are, but those that go element by element, which become one kernel with
-// their neighbours. Matrix products have 32 MiB for themselves, as the vendor of cuBLASLt advises.
-FusedProgram joined_for_cuda(const Program& program) {
-  const auto stays = [](std::string_view op) {
-    const OpDef* def = find_op(op);
-    return !def || !def->pointwise;
-  };
-  FuseCounts counts;
-  return join_rows(fuse(widened(program, stays), counts));
-}
-Result<Needs> cuda_needs(const RoleProgram& role) {
-  std::vector<int64_t> bytes;  // by program
-  for (const Program& program : role.programs)
-    bytes.push_back(place_locals(joined_for_cuda(program)).bytes);
-  return Needs{workspaces_of(role, bytes), 0, int64_t{32} << 20};
-}
-
-struct Device {
-  std::string_view name;
-  Result<Needs> (*needs)(const RoleProgram& role);
-  RoleProgram (*prepare)(RoleProgram role);
-  FusedProgram (*join)(const Program& program);
-};
-constexpr std::array kDevices = {
-    Device{"cpu", cpu_needs,
-           [](RoleProgram role) { return make_cpu_backend()->prepare(std::move(role)); },
-           joined_for_cpu},
-    Device{"cuda", cuda_needs, [](RoleProgram role) { return role; }, joined_for_cuda}};
-
-const Device* find_device(std::string_view name) {
-  const auto found = std::find_if(kDevices.begin(), kDevices.end(),
-                                  [&](const Device& each) { return each.name == name; });
-  return found == kDevices.end() ? nullptr : &*found;
-}
-
 }  // namespace
 
-std::vector<std::string> targets() {
-  std::vector<std::string> names;
-  for (const Device& device : kDevices) names.emplace_back(device.name);
-  return names;
-}
-
 Status state_needs(std::vector<RoleProgram>& roles, std::string_view name) {
-  const Device* target = find_device(name);
-  if (!target) {
-    const std::vector<std::string> all = targets();
-    return fail("there is no target '{}'{}", quote_control(name), did_you_mean(name, all))
-        .with_code(ExitCode::kUsage);
-  }
+  PIPER_ASSIGN(const BackendKind* target, find_target(name));
   std::vector<Status> stated(roles.size(), ok_status());
   in_parallel(roles.size(), [&](size_t r) {
     Result<Needs> needs = target->needs(roles[r]);
@@ -98,11 +43,11 @@ Status state_needs(std::vector<RoleProgram>& roles, std::string_view name) {
 }
 
 TargetRole for_its_target(const RoleProgram& role) {
-  const Device* target = find_device(role.target);
-  PIPER_CHECK(target, "a role is made for a target of the table");
-  TargetRole result{target->prepare(role), {}};
+  const Result<const BackendKind*> target = find_target(role.target);
+  PIPER_CHECK(target.ok(), "a role is made for a target of the table");
+  TargetRole result{(*target)->prepare(role), {}};
   for (const Program& program : result.role.programs)
-    result.programs.push_back(target->join(program));
+    result.programs.push_back((*target)->join(program));
   return result;
 }
 

@@ -1,4 +1,4 @@
-// The kinds of devices that plans are made for.
+// What plans state of the devices that they are made for.
 #pragma once
 
 #include "piper/bundle.h"

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 #include "rules.h"
 
 namespace piper::onnx_import {

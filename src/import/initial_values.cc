@@ -5,7 +5,7 @@
 
 #include "host.h"
 #include "params.h"
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 #include "piper/data.h"
 #include "ways.h"
 

@@ -10,6 +10,7 @@
 #include "cores.h"
 #include "finish.h"
 #include "outputs.h"
+#include "piper/backends.h"
 #include "progress.h"
 
 namespace piper {
@@ -63,13 +64,15 @@ Way way_of(const std::optional<Launch>& launch, const std::string& rendezvous) {
   return rendezvous.empty() && (!launch || launch->mpi) ? Way::kMpi : Way::kTcp;
 }
 
-// Nothing is computed by the null backend: what it leaves says nothing.
+// What a backend leaves that computes nothing says nothing.
 Status check_backend(const RunOptions& options) {
   const bool reads = !options.save.empty() || options.job.target_loss ||
                      options.job.verify.against != VerifyAgainst::kNone;
-  if (options.job.backend != "null" || !reads) return ok_status();
-  return usage(
-      "the null backend computes nothing: there is nothing to save, to compare or to wait for");
+  PIPER_ASSIGN(const BackendKind* kind, find_backend(options.job.backend));
+  if (kind->computes || !reads) return ok_status();
+  return usage(fmt::format(
+      "the {} backend computes nothing: there is nothing to save, to compare or to wait for",
+      kind->name));
 }
 
 Result<Loaded> load_plans(const RunOptions& options) {

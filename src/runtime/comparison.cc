@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 
+#include "piper/backends.h"
 #include "piper/halves.h"
 
 namespace piper {
@@ -80,14 +81,8 @@ Error numeric(std::string text) { return Error{ExitCode::kNumeric, {}, std::move
 }  // namespace
 
 Result<std::unique_ptr<Backend>> make_backend(const JobOptions& options, const Cores& cores) {
-  const std::string& name = options.backend;
-  if (name == "cpu")
-    return std::unique_ptr<Backend>(
-        make_cpu_backend({cores.threads, cores.pinned, nullptr, options.fuse}));
-  if (name == "null") return make_null_backend();
-  const std::string known[] = {"cpu", "null"};
-  return fail("there is no backend '{}'{}; there are cpu and null", name, did_you_mean(name, known))
-      .with_code(ExitCode::kUsage);
+  PIPER_ASSIGN(const BackendKind* kind, find_backend(options.backend));
+  return kind->make({cores.threads, cores.pinned, options.fuse});
 }
 
 Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,

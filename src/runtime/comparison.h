@@ -57,7 +57,7 @@ class Comparison {
   std::optional<double> least_eps_;  // of optimizers that divide a gradient by its size
 };
 
-// The backend that `name` means ("cpu", "null").
+// That which the options name.
 Result<std::unique_ptr<Backend>> make_backend(const JobOptions& options, const Cores& cores);
 
 }  // namespace piper

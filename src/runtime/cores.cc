@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "piper/backend.h"
+#include "piper/backends.h"
 
 namespace piper {
 namespace {
@@ -53,20 +53,22 @@ Cores cores_of(const JobOptions& options, bool can_overlap, int64_t place, int64
 }
 
 std::string kernels_of(const JobOptions& options) {
-  if (options.backend != "cpu") return fmt::format("backend {}", options.backend);
-  return fmt::format("cpu kernels for {}, table of products {}", cpu_kernels(),
-                     std::string_view(cpu_products().digest).substr(0, 8));
+  const auto kind = find_backend(options.backend);
+  return kind ? (*kind)->kernels() : "";
 }
 
 std::string print_cores(const JobOptions& options, const PlanSet& set) {
   const int64_t ranks = set.world();
   const Cores cores = cores_of(options, can_overlap(set), 0, ranks);
-  const std::string cuts =
-      options.backend == "cpu" ? fmt::format(", entry '{}'", cpu_products().entry) : "";
+  const auto kind = find_backend(options.backend);
+  std::string more = kind && (*kind)->note ? ", " + (*kind)->note() : "";
+  const std::string& target = set.roles[0].target;
+  if (kind && (*kind)->needs && target != (*kind)->name)
+    more += fmt::format("; plans for {}, which state its memory", quote_control(target));
   return fmt::format("{} rank{} with {} thread{}{} each{}; {}{}", ranks, ranks == 1 ? "" : "s",
                      cores.threads, cores.threads == 1 ? "" : "s",
                      cores.helper ? " and a helper" : "", cores.pinned.empty() ? "" : ", pinned",
-                     kernels_of(options), cuts);
+                     kernels_of(options), more);
 }
 
 }  // namespace piper

@@ -9,6 +9,7 @@
 
 #include "cores.h"
 #include "finish.h"
+#include "piper/backend_cpu.h"
 #include "rank_loop.h"
 
 namespace piper {

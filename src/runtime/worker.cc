@@ -3,7 +3,7 @@
 #include <csignal>
 #include <system_error>
 
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 
 namespace piper {
 

@@ -5,6 +5,7 @@
 #include <deque>
 
 #include "engine.h"
+#include "piper/backend_cpu.h"
 #include "piper/sim.h"
 
 namespace piper {

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "cpu_harness.h"
+#include "piper/backend_cpu.h"
 #include "piper/fuse.h"
 
 namespace {

@@ -11,7 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 #include "piper/fuse.h"
 
 namespace piper {

@@ -11,7 +11,7 @@
 #include <cstring>
 
 #include "dnnl.h"
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 #include "piper/fuse.h"
 
 extern "C" void omp_set_num_threads(int);

@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "piper/backend_null.h"
 #include "unit/runtime_plans.h"
 
 namespace piper {

@@ -7,7 +7,7 @@
 #include <functional>
 #include <thread>
 
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 #include "piper/fuse.h"
 #include "piper/transport.h"
 

@@ -14,7 +14,7 @@
 
 #include "dnnl.h"
 #include "hwy/targets.h"
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 #include "piper/fuse.h"
 #if PIPER_HAS_OPENBLAS
 #include <cblas.h>

@@ -17,6 +17,7 @@
 #include <numeric>
 
 #include "dnnl.h"
+#include "piper/backend_cpu.h"
 #include "piper/fuse.h"
 #include "piper/runtime.h"
 #ifndef PIPER_HAS_OPENBLAS

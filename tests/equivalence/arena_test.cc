@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "equivalence/jobs.h"
+#include "piper/backend_cpu.h"
 #include "piper/memory.h"
 
 namespace piper {

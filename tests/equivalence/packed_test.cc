@@ -3,7 +3,7 @@
 #include <set>
 
 #include "equivalence/jobs.h"
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 
 namespace piper {
 namespace {

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 #include "piper/ops.h"
 #include "piper/signatures.h"
 #include "targets.h"

@@ -2,6 +2,7 @@
 // is not its own, whatever the plan says and whatever the data are.
 #include <cstring>
 
+#include "piper/backend_cpu.h"
 #include "piper/runtime.h"
 #include "piper/transport.h"
 #include "targets.h"

@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "cpu_harness.h"
+#include "piper/backend_cpu.h"
 #include "piper/fuse.h"
 
 namespace piper::test {

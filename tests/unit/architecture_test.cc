@@ -93,13 +93,6 @@ Rooms tools() { return parse_calls(read(kRoot / "CMakeLists.txt"), "piper_tool")
 
 fs::path folder_of(const std::string& room) { return kRoot / "src" / room; }
 
-// Rooms that are several forms of one thing share a door: backend_cpu and backend_null have
-// backend.h.
-std::string door_of(const std::string& room) {
-  if (fs::exists(kRoot / "include/piper" / (room + ".h"))) return room;
-  return room.substr(0, room.find('_'));
-}
-
 // ---- What the sources include -------------------------------------------------------------------
 
 struct Include {
@@ -130,7 +123,7 @@ std::optional<std::string> door_named(const std::string& include) {
 std::set<std::string> open_doors(const std::vector<std::string>& uses) {
   std::set<std::string> doors;
   std::vector<std::string> todo;
-  for (const std::string& room : uses) todo.push_back(door_of(room));
+  for (const std::string& room : uses) todo.push_back(room);
   while (!todo.empty()) {
     const std::string door = todo.back();
     todo.pop_back();
@@ -217,7 +210,7 @@ TEST(Architecture, EveryFolderIsARoomWithADoor) {
   for (const std::string& name : all.names) {
     folders.insert(folder_of(name));
     if (!fs::exists(folder_of(name)) || fs::is_empty(folder_of(name))) continue;
-    EXPECT_TRUE(fs::exists(kRoot / "include/piper" / (door_of(name) + ".h"))) << name;
+    EXPECT_TRUE(fs::exists(kRoot / "include/piper" / (name + ".h"))) << name;
   }
   for (const fs::path& file : sources_under(kRoot / "src"))
     EXPECT_TRUE(folders.contains(file.parent_path())) << name_of(file) << " is in no room";
@@ -237,10 +230,10 @@ TEST(Architecture, RoomsIncludeOnlyTheDoorsTheyUse) {
 TEST(Architecture, DoorsIncludeOnlyTheDoorsTheirRoomUses) {
   const Rooms all = rooms();
   for (const std::string& name : all.names) {
-    const fs::path header = kRoot / "include/piper" / (door_of(name) + ".h");
+    const fs::path header = kRoot / "include/piper" / (name + ".h");
     if (!fs::exists(header)) continue;
     std::set<std::string> doors;
-    for (const std::string& used : all.uses.at(name)) doors.insert(door_of(used));
+    for (const std::string& used : all.uses.at(name)) doors.insert(used);
     for (const Include& include : includes_of(read(header))) {
       const auto door = door_named(include.target);
       EXPECT_TRUE(!door || doors.contains(*door)) << name << " has no " << include.target;
@@ -305,9 +298,10 @@ TEST(Architecture, NoTypeIsDefinedTwice) {
 // That the executor knows nothing of strategies is then a fact that the linker keeps. The op table
 // is there for what backends join, and for what the verifier follows op by op.
 TEST(Architecture, TheRuntimeLinksNoCompilerRoom) {
-  const std::set<std::string> executor = {
-      "base",       "lines", "data",   "bundle",      "halves",       "graph",     "ops",
-      "signatures", "fuse",  "memory", "backend_cpu", "backend_null", "transport", "runtime"};
+  const std::set<std::string> executor = {"base",         "lines",    "data",      "bundle",
+                                          "halves",       "graph",    "ops",       "signatures",
+                                          "fuse",         "memory",   "backend",   "backend_cpu",
+                                          "backend_null", "backends", "transport", "runtime"};
   const std::set<std::string> beside = {"flops", "picture", "backend_cuda"};
   const std::vector<std::string> run = tools().uses["piper_run"];
   ASSERT_FALSE(run.empty());
@@ -320,6 +314,20 @@ TEST(Architecture, TheRuntimeLinksNoCompilerRoom) {
     EXPECT_TRUE(executor.contains(room) || room == "verify" || room == "parallel" ||
                 room == "graph" || room == "ops")
         << "piper-verify would link " << room;
+}
+
+// Whoever adds a backend writes its room and a line of the table.
+TEST(Architecture, ABackendIsItsRoomAndALine) {
+  std::set<std::string> named;
+  for (const char* folder : {"src", "include", "tools"})
+    for (const fs::path& file : sources_under(kRoot / folder)) {
+      const std::string text = read(file);
+      if (text.find("backend_null") != text.npos || text.find("null_backend") != text.npos)
+        named.insert(name_of(file));
+    }
+  EXPECT_EQ(named,
+            (std::set<std::string>{"include/piper/backend_null.h", "src/backend_null/null.cc",
+                                   "include/piper/backend.h", "src/backends/backends.cc"}));
 }
 
 // A schedule is a text in strategies/; were its name in the sources, the next one would need code.

@@ -1,6 +1,6 @@
 #include "equivalence/jobs.h"
 #include "piper/autodiff.h"
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 #include "piper/dag.h"
 #include "piper/sharding.h"
 

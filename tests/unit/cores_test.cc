@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "piper/backend_cpu.h"
 #include "unit/runtime_plans.h"
 
 namespace piper {

@@ -1,5 +1,7 @@
 // The CPU backend as such: memory, refusals, results in place; Fused; and the null backend.
 #include "cpu_harness.h"
+#include "piper/backend_cpu.h"
+#include "piper/backend_null.h"
 #include "piper/fuse.h"
 #include "piper/memory.h"
 

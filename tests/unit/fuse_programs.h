@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cpu_harness.h"
+#include "piper/backend_cpu.h"
 #include "piper/fuse.h"
 #include "piper/ops.h"
 

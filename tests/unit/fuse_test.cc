@@ -1,6 +1,7 @@
 // Views and groups: what becomes of a program.
 #include <regex>
 
+#include "piper/backend_cpu.h"
 #include "piper/halves.h"
 #include "unit/fuse_programs.h"
 

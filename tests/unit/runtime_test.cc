@@ -11,6 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "piper/backend_cpu.h"
+#include "piper/backend_null.h"
 #include "sanitizer.h"
 #include "unit/runtime_plans.h"
 

@@ -9,7 +9,7 @@
 #include <map>
 #include <random>
 
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 #include "piper/ops.h"
 #include "piper/sharding.h"
 

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "folder.h"
-#include "piper/backend.h"
+#include "piper/backend_cpu.h"
 #include "piper/compile.h"
 #include "piper/fuse.h"
 #include "piper/halves.h"

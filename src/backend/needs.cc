@@ -16,15 +16,4 @@ std::vector<int64_t> workspaces_of(const RoleProgram& role, std::span<const int6
   return most;
 }
 
-Result<Needs> needs_of(Backend& backend, const RoleProgram& role) {
-  const RoleProgram prepared = backend.prepare(role);
-  std::vector<int64_t> bytes;
-  for (const Program& program : prepared.programs) {
-    PIPER_ASSIGN(const int32_t loaded, backend.load(program));
-    bytes.push_back(backend.workspace_bytes(loaded));
-  }
-  return Needs{workspaces_of(prepared, bytes), prepared.arena_bytes - role.arena_bytes,
-               kKernelScratchBytes};
-}
-
 }  // namespace piper

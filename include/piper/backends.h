@@ -1,0 +1,45 @@
+// The kinds of devices, in one table: what plans are made for, and what runs them. A new one is its
+// room and a line in src/backends/backends.cc.
+#pragma once
+
+#include <memory>
+
+#include "piper/backend.h"
+#include "piper/fuse.h"
+
+namespace piper {
+
+// What a rank's backend may use of its machine.
+struct BackendOptions {
+  int threads = 1;
+  std::vector<int> cores;  // by thread; empty: not pinned
+  bool fuse = true;        // false: every op on its own, with the same bits
+};
+
+struct BackendKind {
+  std::string_view name;
+  // One for a rank; null: this build has none.
+  std::unique_ptr<Backend> (*make)(const BackendOptions& options) = nullptr;
+  // Whether what it leaves are results.
+  bool computes = true;
+  // What its bits depend on beside the plan: ranks of a job have the same. And what else a user may
+  // want to know of it; null: nothing.
+  std::string (*kernels)() = nullptr;
+  std::string (*note)() = nullptr;
+
+  // Of kinds that plans are made for; null for others. What a role takes beside its arenas, and how
+  // a role and a program of it run.
+  Result<Needs> (*needs)(const RoleProgram& role) = nullptr;
+  RoleProgram (*prepare)(RoleProgram role) = nullptr;
+  FusedProgram (*join)(const Program& program) = nullptr;
+};
+std::span<const BackendKind> backend_kinds();
+
+// Names of the kinds that run plans, and of those that plans are made for.
+std::vector<std::string> backend_names();
+std::vector<std::string> target_names();
+// Errors (kUsage): there is none of that name that runs plans, or that they are made for.
+Result<const BackendKind*> find_backend(std::string_view name);
+Result<const BackendKind*> find_target(std::string_view name);
+
+}  // namespace piper
