@@ -1,4 +1,4 @@
-// Random words in bulk; see piper/backend.h for one block of them.
+// Random words in bulk; see piper/backend_cpu.h for one block of them.
 #pragma once
 
 #include <cstdint>
