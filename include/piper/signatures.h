@@ -6,6 +6,11 @@
 
 namespace piper {
 
+// The use that a program with these values makes of one of its ops: operands by value, -1 for an
+// absent input.
+OpTypes use_of(std::span<const TensorType> values, std::span<const int32_t> inputs,
+               std::span<const int32_t> outputs, const Attrs& attrs);
+
 // Error: what is wrong with a use: its op, the number and element types of its operands, its
 // attributes and their ranges, and the types of its results. Of 16-bit floats each result is what
 // the op makes in f32, rounded once. With `accumulate` a product is added to one more input, of the

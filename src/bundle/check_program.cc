@@ -32,17 +32,6 @@ Status check_literals(const Program& program, std::vector<bool>& literal) {
   return ok_status();
 }
 
-OpTypes use_in(const Program& program, const ProgramOp& op) {
-  OpTypes use;
-  for (int32_t input : op.inputs) {
-    use.inputs.push_back(input < 0 ? TensorType{} : program.values[input]);
-    use.present.push_back(input >= 0);
-  }
-  for (int32_t output : op.outputs) use.outputs.push_back(program.values[output]);
-  use.attrs = op.attrs;
-  return use;
-}
-
 // Walks the ops in order. Locals are made once, before they are read; args are read and written as
 // the flags say; each op is used as the table of ops allows it. `ready`: by value.
 Status check_ops(const Program& program, std::vector<bool> ready) {
@@ -70,7 +59,9 @@ Status check_ops(const Program& program, std::vector<bool> ready) {
         return bad("op {} {} writes value {}, which is already made", o, name, output);
       (i >= args ? ready : written)[i] = true;
     }
-    if (const Status use = check_use(op.op, use_in(program, op)); !use)
+    if (const Status use =
+            check_use(op.op, use_of(program.values, op.inputs, op.outputs, op.attrs));
+        !use)
       return bad("op {} {}: {}", o, name, use.error().message);
   }
   if (written != program.arg_written) return bad("the args that it writes are not those it says");

@@ -168,7 +168,7 @@ class RowJoiner {
   RowForm form_of(const ProgramOp& op) const {
     const OpDef* def = find_op(op.op);
     if (op.outputs.empty() || (!def && op.op != kFusedOp)) return {};
-    OpTypes use = use_of(program_, op);
+    OpTypes use = use_of(program_.values, op.inputs, op.outputs, op.attrs);
     for (const auto* values : {&op.inputs, &op.outputs})
       for (const int32_t value : *values)
         if (value >= 0 && !is_settled(value)) return {};

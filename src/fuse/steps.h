@@ -3,6 +3,7 @@
 
 #include "piper/fuse.h"
 #include "piper/ops.h"
+#include "piper/signatures.h"
 
 namespace piper {
 
@@ -26,8 +27,6 @@ int64_t product(const Shape& shape, size_t from);
 
 // Whether the op runs at matrix speed, by its first sample.
 bool is_product(const OpDef& def);
-// The use that a program makes of its op.
-OpTypes use_of(const FusedProgram& program, const ProgramOp& op);
 
 // What makes a pointwise op one word of an expression: its name, with its option behind a colon;
 // nothing when it cannot be one.

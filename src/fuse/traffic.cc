@@ -34,17 +34,6 @@ bool is_product(const OpDef& def) {
   return def.cost(use).is_matmul;
 }
 
-OpTypes use_of(const FusedProgram& program, const ProgramOp& op) {
-  OpTypes use;
-  use.attrs = op.attrs;
-  for (const int32_t input : op.inputs) {
-    use.present.push_back(input >= 0);
-    use.inputs.push_back(input >= 0 ? program.values[at(input)] : TensorType{});
-  }
-  for (const int32_t output : op.outputs) use.outputs.push_back(program.values[at(output)]);
-  return use;
-}
-
 std::vector<PassTraffic> traffic_of(const FusedProgram& program) {
   const std::vector<int32_t> bases = program.bases();
   const std::vector<bool> inside = program.inside();
@@ -69,7 +58,8 @@ std::vector<PassTraffic> traffic_of(const FusedProgram& program) {
     int64_t made = 0;  // elements
     for (const int32_t output : op.outputs) made += num_elements(type(output).shape);
     // What only moves elements looks at no more of them than it makes.
-    const bool moves = def && computes_nothing(*def, use_of(program, op));
+    const bool moves =
+        def && computes_nothing(*def, use_of(program.values, op.inputs, op.outputs, op.attrs));
     for (const int32_t input : std::set<int32_t>(op.inputs.begin(), op.inputs.end())) {
       if (input < 0 || known.contains(base(input)) || !known.insert(input).second) continue;
       const int64_t all = num_elements(type(input).shape), read = moves ? std::min(all, made) : all;

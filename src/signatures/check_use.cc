@@ -44,6 +44,19 @@ Result<OpTypes> without_sum(const OpTypes& use) {
 
 }  // namespace
 
+OpTypes use_of(std::span<const TensorType> values, std::span<const int32_t> inputs,
+               std::span<const int32_t> outputs, const Attrs& attrs) {
+  const auto type = [&](int32_t value) { return values[static_cast<size_t>(value)]; };
+  OpTypes use;
+  use.attrs = attrs;
+  for (const int32_t input : inputs) {
+    use.present.push_back(input >= 0);
+    use.inputs.push_back(input >= 0 ? type(input) : TensorType{});
+  }
+  for (const int32_t output : outputs) use.outputs.push_back(type(output));
+  return use;
+}
+
 Status check_use(std::string_view op, const OpTypes& use) {
   const OpDef* def = find_op(op);
   if (!def) {

@@ -2,9 +2,9 @@
 // ones.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <map>
 
 #include "piper/base.h"
 #include "seed.h"
@@ -18,20 +18,28 @@ const std::string kSource = PIPER_SOURCE_DIR;
 
 class Hostile : public testing::TestWithParam<Target> {};
 
-// tests/data/hostile/TARGET/: what fuzzing found, and what tests/data/make_hostile.py made, each
-// named for what it did or would do.
+// tests/data/hostile/TARGET/, by name: what fuzzing found, and what tests/data/make_hostile.py
+// made, each named for what it did or would do.
+std::map<std::string, Bytes> hostile_files(const char* target) {
+  std::map<std::string, Bytes> files;
+  for (const fs::path& file :
+       fs::directory_iterator(fs::path(kSource) / "tests/data/hostile" / target)) {
+    Result<Bytes> input = map_file(file.string());
+    if (input)
+      files.emplace(file.filename().string(), *std::move(input));
+    else
+      ADD_FAILURE() << print_error(input.error());
+  }
+  return files;
+}
+
 TEST_P(Hostile, WhatWouldDoHarm) {
   constexpr double kSeconds =
       20;  // most take milliseconds; sanitizers and other jobs slow them down
-  const fs::path folder = fs::path(kSource) / "tests/data/hostile" / GetParam().name;
-  std::vector<fs::path> files(fs::directory_iterator(folder), fs::directory_iterator{});
-  std::sort(files.begin(), files.end());
-  for (const fs::path& file : files) {
-    SCOPED_TRACE(file.string());
-    const Result<Bytes> input = map_file(file.string());
-    ASSERT_TRUE(input.ok());
+  for (const auto& [name, input] : hostile_files(GetParam().name)) {
+    SCOPED_TRACE(name);
     const auto start = std::chrono::steady_clock::now();
-    GetParam().run(as_text(input->span()));
+    GetParam().run(as_text(input.span()));
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
     EXPECT_LE(spent.count(), kSeconds);
   }
@@ -40,13 +48,9 @@ TEST_P(Hostile, WhatWouldDoHarm) {
 // Those of plans are each one change away from what is read: were that refused, too, they would do
 // nothing.
 TEST(HostilePlans, AreRefusedForWhatWouldDoHarm) {
-  const fs::path folder = fs::path(kSource) / "tests/data/hostile/plan";
   int refused = 0;
-  for (const fs::path& file : fs::directory_iterator(folder)) {
-    const Result<Bytes> role = map_file(file.string());
-    ASSERT_TRUE(role.ok());
-    const std::string why = why_not_read(as_text(role->span()));
-    const std::string name = file.filename().string();
+  for (const auto& [name, role] : hostile_files("plan")) {
+    const std::string why = why_not_read(as_text(role.span()));
     EXPECT_EQ(why.empty(), name.starts_with("as_it_should_be")) << name << ": " << why;
     refused += !why.empty();
   }
@@ -55,12 +59,9 @@ TEST(HostilePlans, AreRefusedForWhatWouldDoHarm) {
 
 // What those of runs do wrong lies in the numbers that they read: they run.
 TEST(HostilePlans, RunWithNumbersThatWouldDoHarm) {
-  const fs::path folder = fs::path(kSource) / "tests/data/hostile/run";
   int ran = 0;
-  for (const fs::path& file : fs::directory_iterator(folder)) {
-    const Result<Bytes> role = map_file(file.string());
-    ASSERT_TRUE(role.ok());
-    const std::string why = why_not_run(as_text(role->span())), name = file.filename().string();
+  for (const auto& [name, role] : hostile_files("run")) {
+    const std::string why = why_not_run(as_text(role.span()));
     const bool by_type = name == "writes_over_a_neighbour";
     EXPECT_EQ(why, by_type ? "program 0 'F': op 0 Expand: f32[3,2] does not expand to [4,2]" : "")
         << name;
