@@ -65,10 +65,15 @@ struct FuseCounts {
   int64_t finished = 0;  // sums and products that became part of another op
 };
 
+struct FuseOptions {
+  // Whether kernels of products and of norms' gradients can take ops along (`then`).
+  bool finishes_products = true;
+};
+
 // The program rewritten; what was done is added to `counts`. Arguments keep their numbers and
 // flags. Requires: SSA form as check_role demands it, ops whose operands have the types that they
 // take. Ensures: the same; every local is made by an op.
-FusedProgram fuse(Program program, FuseCounts& counts);
+FusedProgram fuse(Program program, FuseCounts& counts, const FuseOptions& options = {});
 
 // Where locals lie in a program's workspace, by value; -1: arguments, literals, views, and what is
 // inside a pass.
@@ -84,8 +89,9 @@ LocalPlaces place_locals(const FusedProgram& program);
 // For devices whose kernels are generated: ops that go over the same rows stand side by side and
 // are one pass. A pass may begin and end with what looks at whole rows (norms, softmax), and end
 // with sums over rows (gradients of biases and of norms' parameters). Run op by op it gives the
-// same bits, but needs places for what is `inside`.
-FusedProgram join_rows(FusedProgram program);
+// same bits, but needs places for what is `inside`. Ops that `takes` is false for stay alone.
+using TakesRows = bool (*)(const FusedProgram& program, const ProgramOp& op);
+FusedProgram join_rows(FusedProgram program, TakesRows takes = nullptr);
 
 // What a pass moves to and from memory: each operand once, as many elements of it as are looked at.
 struct PassTraffic {

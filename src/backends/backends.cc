@@ -5,8 +5,7 @@
 
 #include "piper/backend_cpu.h"
 #include "piper/backend_null.h"
-#include "piper/halves.h"
-#include "piper/ops.h"
+#include "piper/cuda_kernels.h"
 
 namespace piper {
 namespace {
@@ -23,16 +22,7 @@ RoleProgram prepared_for_cpu(RoleProgram role) {
   return make_cpu_backend()->prepare(std::move(role));
 }
 
-// 16-bit ops stay what they are, but those that go element by element, which become one kernel with
-// their neighbours. Matrix products have 32 MiB for themselves, as the vendor of cuBLASLt advises.
-FusedProgram joined_for_cuda(const Program& program) {
-  const auto stays = [](std::string_view op) {
-    const OpDef* def = find_op(op);
-    return !def || !def->pointwise;
-  };
-  FuseCounts counts;
-  return join_rows(fuse(widened(program, stays), counts));
-}
+// Matrix products have 32 MiB for themselves, as the vendor of cuBLASLt advises.
 Result<Needs> cuda_needs(const RoleProgram& role) {
   std::vector<int64_t> bytes;  // by program
   for (const Program& program : role.programs)

@@ -61,12 +61,12 @@ void drop_unused(FusedProgram& program) {
   std::erase_if(program.views, [](const ProgramView& view) { return view.value < 0; });
 }
 
-FusedProgram fuse(Program from, FuseCounts& counts) {
+FusedProgram fuse(Program from, FuseCounts& counts, const FuseOptions& options) {
   FusedProgram program{std::move(from), {}};
   drop_dead(program);
   make_views(program, counts);
   make_columns(program, counts);
-  finish_products(program, counts);
+  if (options.finishes_products) finish_products(program, counts);
   make_groups(program, counts);
   drop_unused(program);
   return program;

@@ -102,7 +102,7 @@ RowForm row_form(const OpDef& def, const OpTypes& use) {
 
 class RowJoiner {
  public:
-  explicit RowJoiner(FusedProgram& program)
+  RowJoiner(FusedProgram& program, TakesRows takes)
       : program_(program),
         base_(program.bases()),
         group_(program.ops.size()),
@@ -120,7 +120,8 @@ class RowJoiner {
     }
     for (size_t o = 0; o < program.ops.size(); ++o) {
       members_.push_back({o});
-      forms_.push_back(form_of(program.ops[o]));
+      const ProgramOp& op = program.ops[o];
+      forms_.push_back(!takes || takes(program, op) ? form_of(op) : RowForm{});
     }
   }
 
@@ -267,8 +268,8 @@ class RowJoiner {
 
 }  // namespace
 
-FusedProgram join_rows(FusedProgram program) {
-  RowJoiner(program).run();
+FusedProgram join_rows(FusedProgram program, TakesRows takes) {
+  RowJoiner(program, takes).run();
   return program;
 }
 

@@ -1,0 +1,93 @@
+// Programs as NVIDIA's devices run them: kernels as text in CUDA C++, products and attentions for
+// the vendor's libraries, and where values lie. It calls nothing of CUDA and knows of no device:
+// what it makes follows from the program alone, so that piperc states memory by it, and a compiler
+// of the host runs the same text in tests.
+//
+// An op computes in f32 (f64 stays f64) and rounds each result once. Sums are formed in an order
+// that the shapes alone determine: no kernel adds with atomics, none depends on how many
+// multiprocessors there are.
+#pragma once
+
+#include "piper/fuse.h"
+
+namespace piper {
+
+// Where the memory of an operand is: in an argument of the program, its workspace, its literals, or
+// nowhere (of an absent operand: a null pointer).
+struct DeviceOperand {
+  enum Kind : uint8_t { kAbsent, kArgument, kWorkspace, kLiteral } kind = kAbsent;
+  int32_t argument = 0;
+  int64_t offset = 0;  // bytes
+  bool operator==(const DeviceOperand&) const = default;
+};
+
+// A function of the source: `extern "C" __global__ void NAME(Pointers<COUNT> p)`, of which the only
+// parameter is the addresses of its operands, side by side.
+struct DeviceKernel {
+  std::string name;
+  int64_t blocks = 1;  // of a grid of one dim
+  int32_t threads = 128;
+  int64_t shared_bytes = 0;  // dynamic shared memory
+  int32_t pointers = 0;
+};
+
+// D := activation(A · B [+ C] [+ bias]), `batch` times: row-major matrices, A [m, k] or, where it
+// is transposed, [k, m]; B [k, n] or [n, k]; C and D [m, n]. Sums are of f32 (f64 of f64), and D is
+// rounded once. Operands, in order: A, B, C or absent, bias [n] or absent, D, pre or absent: what
+// the activation is taken of, in D's type.
+struct DeviceProduct {
+  DType type = DType::kF32;    // of A and B
+  DType result = DType::kF32;  // of C, D, bias and pre
+  bool trans_a = false, trans_b = false;
+  int64_t m = 0, n = 0, k = 0;
+  int64_t lda = 0, ldb = 0, ldd = 0;  // elements from row to row; C and pre are as D
+  int64_t batch = 1, a_step = 0, b_step = 0, d_step = 0;  // elements from matrix to matrix
+  enum Activation : uint8_t { kNone, kGelu, kGeluTanh } activation = kNone;
+  bool operator==(const DeviceProduct&) const = default;
+};
+
+// Attention or AttentionGrad as the table of ops has them (src/ops/attention.cc), for a library
+// that has kernels of its own. Operands: inputs, then outputs.
+struct DeviceAttention {
+  bool is_gradient = false;
+  Attrs attrs;
+  std::vector<TensorType> inputs, outputs;
+  std::vector<bool> present;  // by input
+};
+
+struct DeviceStep {
+  enum Kind : uint8_t { kKernel, kProduct, kAttention, kCopy, kZero } kind = kKernel;
+  int32_t index = 0;  // of kernels, products or attentions
+  // kCopy: from, to; kZero: what becomes zero bytes.
+  std::vector<DeviceOperand> operands;
+  int64_t bytes = 0;        // kCopy, kZero
+  DeviceOperand workspace;  // kAttention: for the library, as many bytes as it says it needs
+  int32_t op = 0;           // the first of the program's ops that it runs, as fused: for names
+};
+
+struct DeviceProgram {
+  FusedProgram fused;
+  std::string source;  // one translation unit of all kernels; empty: there are none
+  std::vector<DeviceKernel> kernels;
+  std::vector<DeviceProduct> products;
+  std::vector<DeviceAttention> attentions;
+  std::vector<DeviceStep> steps;  // in order
+  std::string literals;           // 256-byte aligned
+  int64_t workspace_bytes = 0;
+};
+
+// The program with its ops joined as kernels run them; what --explain=traffic counts.
+FusedProgram joined_for_cuda(const Program& program);
+// Error: names the op that there is no kernel for, and why.
+Result<DeviceProgram> device_program(const Program& program);
+
+// The text that every source begins with, and the texts of kernels by family ("norms"), for whoever
+// compiles them apart.
+struct DeviceText {
+  std::string_view name, text;
+};
+std::span<const DeviceText> device_texts();
+// The names of the ops that there are kernels for.
+std::vector<std::string> cuda_ops();
+
+}  // namespace piper

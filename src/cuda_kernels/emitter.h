@@ -1,0 +1,100 @@
+// What the makers of an op's steps are given, and what they write to.
+//
+// One file per family of ops defines makers; table.cc lists them under the ops' names. A maker
+// refuses element types that it has no kernel for; all else has been checked where the use was
+// read. The text of a family is device/FAMILY.cuh: templates over element types and sizes, which a
+// kernel's body calls with those of the use, so that no size is a parameter.
+#pragma once
+
+#include <set>
+
+#include "piper/cuda_kernels.h"
+
+namespace piper::cuda_kernels {
+
+// One use of an op, as check_use (signatures.h) allows it, or what joining made: Fused, and an
+// attention of `columns`.
+struct Use {
+  std::string_view op;
+  const Attrs& attrs;
+  std::vector<TensorType> inputs;  // of an absent one: f32[]
+  std::vector<bool> present;       // by input
+  std::vector<TensorType> outputs;
+
+  const Shape& in(size_t i) const { return inputs[i].shape; }
+  const Shape& out(size_t i = 0) const { return outputs[i].shape; }
+  DType type(size_t i = 0) const { return inputs[i].dtype; }
+};
+Use use_of(const FusedProgram& program, const ProgramOp& op);
+
+inline bool is_absent(const Use& use, size_t input) {
+  return input >= use.inputs.size() || !use.present[input];
+}
+// Product of extents [from, to) of a shape.
+inline int64_t extent(const Shape& shape, size_t from, size_t to) {
+  int64_t product = 1;
+  for (size_t d = from; d < to; ++d) product *= shape[d];
+  return product;
+}
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The names that the text has for element types: "double", "float", "bf16", "f16", "int64_t",
+// "int32_t", "bool". And of unsigned integers of so many bytes: "uint32_t", for what only moves.
+std::string_view type_name(DType dtype);
+std::string_view bits_name(DType dtype);
+// What is computed in: double of f64, float of the other floats, itself of integers and bool.
+DType compute_type(DType dtype);
+// A literal of the text: "1.0e-05f", "-INFINITY".
+std::string literal(double value, DType dtype);
+
+// A kernel to be launched. `body` is what stands between the braces of its function, where operand
+// i of the op (inputs, then outputs, then what `extra` lists) is `p.at<T>(i)`, null where absent.
+struct KernelText {
+  std::string_view family;  // whose text the body uses; empty: none
+  std::string body;
+  int64_t blocks = 1;
+  int32_t threads = 128;
+  int64_t shared_bytes = 0;
+  std::vector<DeviceOperand> extra = {};
+};
+
+class Emitter {
+ public:
+  // What follows is of this op, whose operands are these.
+  void begin(size_t op, std::vector<DeviceOperand> operands);
+  const DeviceOperand& operand(size_t i) const { return operands_[i]; }
+
+  void kernel(KernelText text);  // of no blocks: nothing is launched
+  void product(const DeviceProduct& product, std::vector<DeviceOperand> operands);
+  void attention(DeviceAttention attention, int64_t workspace_bytes);
+  void copy(const DeviceOperand& from, const DeviceOperand& to, int64_t bytes);
+  void zero(const DeviceOperand& what, int64_t bytes);
+  // Memory for the kernels of this op alone, 256-byte aligned; what is in it does not outlive them.
+  DeviceOperand scratch(int64_t bytes);
+
+  // Ends the program: its source, and scratch behind the locals.
+  void finish(DeviceProgram& program, int64_t local_bytes);
+
+ private:
+  DeviceStep& step(DeviceStep::Kind kind, size_t index);
+
+  std::vector<DeviceOperand> operands_;
+  int32_t op_ = 0;
+  int64_t scratch_ = 0, most_scratch_ = 0;
+  std::set<std::string_view> families_;
+  std::vector<std::pair<std::string, int32_t>> functions_;  // by body and threads
+  DeviceProgram made_;
+};
+
+// Writes the steps of a use.
+using Maker = Status (*)(const Use& use, Emitter& emit);
+Maker find_maker(std::string_view op);  // null when there is none
+
+// ---- Passes over rows (rows.cc) -----------------------------------------------------------------
+// Whether kernels over rows can have the op among others.
+bool goes_by_rows(const FusedProgram& program, const ProgramOp& op);
+// Several ops that go over the same rows, as one pass. Operands: those of each op, one after the
+// other; of values inside the pass, absent.
+Status make_pass(const FusedProgram& program, size_t first, size_t last, Emitter& emit);
+
+}  // namespace piper::cuda_kernels

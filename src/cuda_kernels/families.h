@@ -1,0 +1,12 @@
+// The makers of all ops' steps, by the file that defines them.
+#pragma once
+
+#include "emitter.h"
+
+namespace piper::cuda_kernels {
+
+// move.cc
+Status make_reshape(const Use& use, Emitter& emit);
+Status make_transpose(const Use& use, Emitter& emit);
+
+}  // namespace piper::cuda_kernels

@@ -1,0 +1,90 @@
+// A program -> the steps of its passes, in order.
+#include "emitter.h"
+#include "piper/halves.h"
+#include "piper/ops.h"
+
+namespace piper {
+namespace {
+
+using namespace cuda_kernels;  // NOLINT: this room's own
+
+// 16-bit ops stay what they are, but those that go element by element, which become one kernel with
+// their neighbours.
+bool stays_narrow(std::string_view op) {
+  const OpDef* def = find_op(op);
+  return !def || !def->pointwise;
+}
+
+std::vector<DeviceOperand> places_of(DeviceProgram& made, const LocalPlaces& lie) {
+  const FusedProgram& program = made.fused;
+  std::vector<DeviceOperand> places(program.values.size());
+  for (size_t v = 0; v < places.size(); ++v) {
+    if (static_cast<int32_t>(v) < program.num_args)
+      places[v] = {DeviceOperand::kArgument, static_cast<int32_t>(v), 0};
+    else if (lie.offsets[v] >= 0)
+      places[v] = {DeviceOperand::kWorkspace, 0, lie.offsets[v]};
+  }
+  constexpr size_t kAlign = 256;
+  for (const auto& [value, bytes] : program.literals) {
+    places[static_cast<size_t>(value)] = {DeviceOperand::kLiteral, 0,
+                                          static_cast<int64_t>(made.literals.size())};
+    made.literals += bytes;
+    made.literals.resize((made.literals.size() + kAlign - 1) / kAlign * kAlign);
+  }
+  for (const ProgramView& view : program.views) {
+    DeviceOperand& place = places[static_cast<size_t>(view.value)];
+    place = places[static_cast<size_t>(view.base)];
+    place.offset += view.offset;
+  }
+  return places;
+}
+
+Status make_op(const FusedProgram& program, const ProgramOp& op, Emitter& emit) {
+  const Maker make = find_maker(op.op);
+  if (!make) return fail("not supported: the cuda backend has no such op");
+  return make(use_of(program, op), emit);
+}
+
+Status make_steps(const FusedProgram& program, std::span<const DeviceOperand> places,
+                  Emitter& emit) {
+  const size_t count = program.ops.size();
+  for (size_t first = 0, last = 0; first < count; first = last) {
+    while (last < count && program.pass_of(last) == program.pass_of(first)) ++last;
+    std::vector<DeviceOperand> operands;
+    for (size_t o = first; o < last; ++o)
+      for (const auto* values : {&program.ops[o].inputs, &program.ops[o].outputs})
+        for (const int32_t value : *values)
+          operands.push_back(value < 0 ? DeviceOperand{} : places[static_cast<size_t>(value)]);
+    emit.begin(first, std::move(operands));
+    const bool is_pass = last > first + 1 || goes_by_rows(program, program.ops[first]);
+    Status made = is_pass ? make_pass(program, first, last, emit)
+                          : make_op(program, program.ops[first], emit);
+    if (made) continue;
+    Error error = std::move(made).error();
+    error.message =
+        fmt::format("op {} {}: {}", first, quote_control(program.ops[first].op), error.message);
+    return error;
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+FusedProgram joined_for_cuda(const Program& program) {
+  FuseCounts counts;
+  return join_rows(fuse(widened(program, stays_narrow), counts, {.finishes_products = false}),
+                   goes_by_rows);
+}
+
+Result<DeviceProgram> device_program(const Program& program) {
+  DeviceProgram made;
+  made.fused = joined_for_cuda(program);
+  const LocalPlaces lie = place_locals(made.fused);
+  const std::vector<DeviceOperand> places = places_of(made, lie);
+  Emitter emit;
+  PIPER_TRY(make_steps(made.fused, places, emit));
+  emit.finish(made, lie.bytes);
+  return made;
+}
+
+}  // namespace piper
