@@ -209,10 +209,15 @@ struct Part {
   int32_t stream = 0, distance = 0;  // of the task that gathers it
 };
 
-// Two versions of a trained parameter, or of the step's number where random ops read it: what
+// A trained parameter as microbatches read it, rounded to 16 bits: a state that the update writes.
+struct Copy {
+  ValueId master, copy;
+};
+
+// Two versions of a trained parameter, of its copy, or of the step's number where random ops read it: what
 // microbatches read is the one before the last update.
 struct Version {
-  ValueId newest;    // the parameter; the number of the next step
+  ValueId newest;    // the parameter or its copy; the number of the next step
   ValueId previous;  // takes the newest's value just before that is updated
 };
 
@@ -283,7 +288,8 @@ struct Dag {
   int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
   std::vector<SumRound> rounds;  // of the sums, each once
   std::vector<Part> parts;       // states that are cut, by value
-  // In canonical parameter order, the number last; empty: one version of each.
+  std::vector<Copy> copies;      // in canonical parameter order
+  // In canonical parameter order, then of copies, the number last; empty: one version of each.
   std::vector<Version> versions;
   std::vector<Offload> offloads;
   // By value: mesh axes whose ranks hold it alike and send a run of its elements each. Ascending;

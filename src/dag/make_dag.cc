@@ -282,25 +282,103 @@ Status order_chunks(Dag& dag) {
   return ok_status();
 }
 
-// Microbatches read a second state of each trained parameter, which starts as the first does.
-void keep_previous_weights(Dag& dag) {
-  Graph& graph = dag.graph;
-  std::vector<ValueId> previous(graph.values.size());
-  for (const Param& param : graph.params) {
-    if (!param.gradient.valid()) continue;
-    const Value& newest = graph.value(param.value);
-    previous[param.value.index()] = graph.add_value({.name = param.name + ".previous",
-                                                     .type = newest.type,
-                                                     .kind = ValueKind::kState,
-                                                     .fill = newest.fill,
-                                                     .layout = newest.layout,
-                                                     .over = newest.over});
-    dag.versions.push_back({param.value, previous[param.value.index()]});
-  }
+// A state that starts as another one does, perhaps in another type.
+ValueId add_state_like(Graph& graph, ValueId like, std::string name, DType dtype) {
+  const Value& of = graph.value(like);
+  return graph.add_value({.name = std::move(name),
+                          .type = {dtype, of.type.shape},
+                          .kind = ValueKind::kState,
+                          .fill = of.fill,
+                          .layout = of.layout,
+                          .over = of.over});
+}
+
+// Microbatches read `instead`, by value, where it is valid.
+void read_instead(Graph& graph, const std::vector<ValueId>& instead) {
   for (Node& node : graph.nodes)
     for (ValueId& input : node.inputs)
-      if (node.pass != Pass::kU && input.valid() && previous[input.index()].valid())
-        input = previous[input.index()];
+      if (node.pass != Pass::kU && input.valid() && instead[input.index()].valid())
+        input = instead[input.index()];
+}
+
+bool rounds_to_half(const Graph& graph, const Node& node) {
+  if (node.pass == Pass::kU || node.op != "Cast") return false;
+  const DType to = graph.value(node.outputs[0]).type.dtype;
+  return graph.value(node.inputs[0]).type.dtype == DType::kF32 &&
+         (to == DType::kBF16 || to == DType::kF16);
+}
+
+// The next value of a copy is that of its parameter, rounded.
+void round_update(Dag& dag, const Copy& made) {
+  Graph& graph = dag.graph;
+  const auto update = std::find_if(graph.updates.begin(), graph.updates.end(),
+                                   [&](const auto& each) { return each.state == made.master; });
+  PIPER_CHECK(update != graph.updates.end(), "nothing updates '{}'",
+              graph.value(made.master).name);
+  const TensorType type = graph.value(made.copy).type;
+  const ValueId next = update->next;
+  const NodeId cast = graph.add_node({.op = "Cast",
+                                      .name = graph.value(made.copy).name + ".next",
+                                      .scope = graph.node(graph.value(next).producer).scope,
+                                      .attrs = {{"to", std::string(info(type.dtype).name)}},
+                                      .inputs = {next},
+                                      .pass = Pass::kU},
+                                     std::span(&type, 1));
+  const ValueId rounded = graph.node(cast).outputs[0];
+  graph.value(rounded).layout = graph.value(next).layout;
+  graph.value(rounded).over = graph.value(next).over;
+  graph.updates.push_back({made.copy, rounded});
+}
+
+// What microbatches read of a trained parameter in 16 bits is a state of its own, and no cast.
+void keep_copies(Dag& dag) {
+  Graph& graph = dag.graph;
+  const auto all_readers = readers(graph);
+  std::vector<ValueId> instead(graph.values.size());
+  std::vector<NodeId> casts;
+  for (const Param& param : graph.params) {
+    std::map<DType, ValueId> copies;
+    for (NodeId reader : all_readers[param.value.index()]) {
+      const Node& node = graph.node(reader);
+      if (!param.gradient.valid() || !rounds_to_half(graph, node)) continue;
+      const DType to = graph.value(node.outputs[0]).type.dtype;
+      ValueId& copy = copies[to];
+      if (!copy.valid()) {
+        copy = add_state_like(graph, param.value, fmt::format("{}.{}", param.name, info(to).name),
+                              to);
+        dag.copies.push_back({param.value, copy});
+      }
+      instead[node.outputs[0].index()] = copy;
+      casts.push_back(reader);
+    }
+  }
+  if (casts.empty()) return;
+  instead.resize(graph.values.size());
+  read_instead(graph, instead);
+  for (NodeId cast : casts)  // nobody needs them
+    graph.node(cast).inputs[0] = instead[graph.node(cast).outputs[0].index()];
+  for (const Copy& copy : dag.copies) round_update(dag, copy);
+}
+
+// Microbatches read a second state of each trained parameter, and of each copy, which starts as the
+// first does.
+void keep_previous_weights(Dag& dag) {
+  Graph& graph = dag.graph;
+  std::vector<bool> is_read(graph.values.size());
+  for (const Node& node : graph.nodes)
+    for (ValueId input : node.inputs)
+      if (node.pass != Pass::kU && input.valid()) is_read[input.index()] = true;
+  std::vector<ValueId> previous(graph.values.size());
+  const auto keep = [&](ValueId newest, const std::string& name) {
+    if (!is_read[newest.index()]) return;
+    const DType dtype = graph.value(newest).type.dtype;
+    previous[newest.index()] = add_state_like(graph, newest, name + ".previous", dtype);
+    dag.versions.push_back({newest, previous[newest.index()]});
+  };
+  for (const Param& param : graph.params)
+    if (param.gradient.valid()) keep(param.value, param.name);
+  for (const Copy& copy : dag.copies) keep(copy.copy, std::string(graph.value(copy.copy).name));
+  read_instead(graph, previous);
 }
 
 ValueId add_number(Graph& graph, const char* name, double first) {
@@ -391,6 +469,7 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.group_of = spec.group_of;
   dag.variants = spec.variants;
 
+  keep_copies(dag);
   if (spec.weight_versions == 2) {
     keep_previous_weights(dag);
     keep_next_step(dag);

@@ -188,8 +188,8 @@ class RoleWalk {
     if (one.ahead > 0 && reader >= 0) count_kept(role_.tensor(buffer), reader);
   }
   void note_parameter(const Tensor& tensor, int32_t stage) {
-    const Tensor* of = tensor.previous_of < 0 ? &tensor : &role_.tensor(tensor.previous_of);
-    if (!of->param.empty()) parameters_[index_of(stage)].insert(of->param);
+    const std::string& param = role_.original(tensor).param;
+    if (!param.empty()) parameters_[index_of(stage)].insert(param);
   }
 
   // ---- What is no computation ----
@@ -294,7 +294,8 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
     if (tensor.host) continue;
     if (tensor.kind == BufferKind::kConstant) add_bytes(bytes, summary.constant_bytes);
     if (tensor.kind != BufferKind::kState) continue;
-    const bool weight = tensor.previous_of >= 0 || !tensor.param.empty();
+    const bool weight =
+        tensor.previous_of >= 0 || tensor.copy_of >= 0 || !tensor.param.empty();
     add_bytes(bytes, weight ? summary.weight_bytes : summary.optimizer_bytes);
   }
   summary.step_bytes = role.arena_bytes;

@@ -41,7 +41,9 @@ class Follower {
   int32_t step_of(Spot place) const { return first_step_ + section_.training_step(place); }
 
   // Whoever compares the plans looks at what it starts with.
-  static uint64_t initial(const RoleProgram& role, const Tensor& tensor) {
+  uint64_t initial(const RoleProgram& role, const Tensor& tensor) {
+    if (tensor.copy_of >= 0)
+      return values_.cast(initial(role, role.tensor(tensor.copy_of)), info(tensor.type.dtype).name);
     if (tensor.kind == BufferKind::kState)
       return join_symbols(symbol_of("state"), symbol_of(identity_of(role, tensor)));
     const std::string what =
@@ -271,6 +273,9 @@ uint64_t sum_symbol(int32_t step, std::string_view name) {
 std::string identity_of(const RoleProgram& role, const Tensor& tensor) {
   if (tensor.previous_of >= 0)
     return fmt::format("previous {}", identity_of(role, role.tensor(tensor.previous_of)));
+  if (tensor.copy_of >= 0)
+    return fmt::format("{} copy of {}", info(tensor.type.dtype).name,
+                       identity_of(role, role.tensor(tensor.copy_of)));
   return fmt::format("{} {}", tensor.param.empty() ? "state" : "parameter",
                      tensor.param.empty() ? tensor.name : tensor.param);
 }
