@@ -95,7 +95,7 @@ struct Tensor {
   std::vector<int64_t> whole;
   // kState: the version before the last update of that parameter (a buffer); -1: none.
   int32_t previous_of = -1;
-  // The parameter (a buffer: all of it, or the own part) that this is, rounded to 16 bits; -1: none.
+  // The parameter (a buffer: whole, or the own part) that this is, rounded to 16 bits; -1: none.
   // kState: it starts as that does, rounded, and is not saved. kStep: gathered from such parts.
   int32_t copy_of = -1;
   bool is_whole() const { return cuts.empty() && part_of < 0; }

@@ -214,8 +214,8 @@ struct Copy {
   ValueId master, copy;
 };
 
-// Two versions of a trained parameter, of its copy, or of the step's number where random ops read it: what
-// microbatches read is the one before the last update.
+// Two versions of a trained parameter, of its copy, or of the step's number where random ops read
+// it: what microbatches read is the one before the last update.
 struct Version {
   ValueId newest;    // the parameter or its copy; the number of the next step
   ValueId previous;  // takes the newest's value just before that is updated
@@ -325,9 +325,10 @@ struct DagSpec {
   Variants variants;
 };
 
-// Requires a sharded graph. Ensures chunks in a topological order, each node of passes F, BI, BW in
-// exactly one of them for each variant
-// ('P' chunks hold copies of what they need). Error: regions that need each other in a circle,
+// Requires a sharded graph. Trained parameters of f32 that microbatches cast to 16 bits are kept
+// so, too (Dag::copies), and no chunk casts them but that of their update. Ensures chunks in a
+// topological order, each node of passes F, BI, BW in exactly one of them for each variant ('P'
+// chunks hold copies of what they need). Error: regions that need each other in a circle,
 // naming the ops.
 Result<Dag> make_dag(Graph graph, const DagSpec& spec);
 

@@ -86,20 +86,20 @@ Result<T> located(Result<T> made, const Strategy& strategy) {
   return made;
 }
 
-void explain_copies(const Dag& dag, const Strategy& strategy, Explanations& explain) {
-  if (dag.copies.empty()) return;
+void explain_copies(const Dag& dag, Explanations& explain) {
+  const auto last = std::find_if(explain.rbegin(), explain.rend(), [](const Explanation& each) {
+    return each.directive == "precision";
+  });
+  if (dag.copies.empty() || last == explain.rend()) return;
   std::set<ValueId> masters;
   int64_t bytes = 0;
   for (const Copy& copy : dag.copies) {
     masters.insert(copy.master);
     bytes += dag.graph.value(copy.copy).type.bytes();
   }
-  const SourceSpan at = strategy.precisions.empty() ? SourceSpan() : strategy.precisions.front().at;
-  explain.push_back({at,
-                     "precision",
-                     {fmt::format("{} parameters are kept in 16 bits beside their masters, {} "
-                                  "more: the update rounds them, not each pass",
-                                  masters.size(), human_bytes(bytes))}});
+  last->lines.push_back(fmt::format(
+      "{} parameters are kept in 16 bits, too, {} more: the update rounds them, no pass",
+      masters.size(), human_bytes(bytes)));
 }
 
 void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& explain) {
@@ -226,7 +226,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   if (!made && made.error().at.line == 0) made.error().at = strategy.annotate.at;
   PIPER_ASSIGN(Dag dag, std::move(made));
   if (making.is_oracle()) return dag;
-  explain_copies(dag, strategy, explain);
+  explain_copies(dag, explain);
   explain_versions(dag, strategy, explain);
   PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, making.variables, explain));
   PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, explain));

@@ -313,8 +313,7 @@ void round_update(Dag& dag, const Copy& made) {
   Graph& graph = dag.graph;
   const auto update = std::find_if(graph.updates.begin(), graph.updates.end(),
                                    [&](const auto& each) { return each.state == made.master; });
-  PIPER_CHECK(update != graph.updates.end(), "nothing updates '{}'",
-              graph.value(made.master).name);
+  PIPER_CHECK(update != graph.updates.end(), "nothing updates '{}'", graph.value(made.master).name);
   const TensorType type = graph.value(made.copy).type;
   const ValueId next = update->next;
   const NodeId cast = graph.add_node({.op = "Cast",
@@ -344,8 +343,8 @@ void keep_copies(Dag& dag) {
       const DType to = graph.value(node.outputs[0]).type.dtype;
       ValueId& copy = copies[to];
       if (!copy.valid()) {
-        copy = add_state_like(graph, param.value, fmt::format("{}.{}", param.name, info(to).name),
-                              to);
+        copy =
+            add_state_like(graph, param.value, fmt::format("{}.{}", param.name, info(to).name), to);
         dag.copies.push_back({param.value, copy});
       }
       instead[node.outputs[0].index()] = copy;

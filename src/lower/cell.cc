@@ -175,7 +175,8 @@ class CellLowerer {
     for (size_t b = 0; b < role_.buffers.size(); ++b)
       buffer[at(role_.buffers[b].tensor)] = static_cast<int32_t>(b);
     std::map<ValueId, int32_t> kept;  // by parameter: its tensor
-    for (const Param& param : dag_.graph.params) kept[param.value] = tensor_of_[param.value.index()];
+    for (const Param& param : dag_.graph.params)
+      kept[param.value] = tensor_of_[param.value.index()];
     for (const Part& part : dag_.parts)
       if (dag_.graph.value(part.value).kind == ValueKind::kState && part.param.valid())
         kept[part.param] = tensor_of_[part.value.index()];
@@ -464,10 +465,10 @@ class CellLowerer {
   std::vector<GatheredBuffer> gathered_;
   std::vector<Slot> pool_slots_;
   OffloadPlan offload_plan_;
-  std::vector<std::vector<int32_t>> offloaded_;    // buffers, by Dag::offloads
-  std::vector<int32_t> tensor_of_;                 // by value
+  std::vector<std::vector<int32_t>> offloaded_;      // buffers, by Dag::offloads
+  std::vector<int32_t> tensor_of_;                   // by value
   std::vector<std::pair<int32_t, ValueId>> copies_;  // tensors, and the parameters that they round
-  std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
+  std::unordered_map<int32_t, int32_t> programs_;    // by pooled program
 };
 
 }  // namespace

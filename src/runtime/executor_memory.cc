@@ -1,4 +1,7 @@
 // The memory of a rank: its arenas, and what lies there before the first step.
+#include <algorithm>
+#include <array>
+#include <cstring>
 #include <map>
 
 #include "executor_state.h"
@@ -22,8 +25,14 @@ Bytes value_of(const RoleProgram& role, const Tensor& tensor, const Bytes& store
   if (role.original(tensor).type.dtype == tensor.type.dtype) return value;
   const size_t count = value.size / sizeof(float);
   std::string rounded(count * sizeof(uint16_t), '\0');
-  round_to_halves(tensor.type.dtype, reinterpret_cast<const float*>(value.data),
-                  reinterpret_cast<std::byte*>(rounded.data()), static_cast<int64_t>(count));
+  std::array<float, 4096> some;  // files align nothing
+  for (size_t at = 0; at < count; at += some.size()) {
+    const size_t next = std::min(some.size(), count - at);
+    std::memcpy(some.data(), value.data + at * sizeof(float), next * sizeof(float));
+    round_to_halves(tensor.type.dtype, some.data(),
+                    reinterpret_cast<std::byte*>(rounded.data()) + at * sizeof(uint16_t),
+                    static_cast<int64_t>(next));
+  }
   return Bytes::copy_of(rounded.data(), rounded.size());
 }
 

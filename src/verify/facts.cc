@@ -46,8 +46,7 @@ void name(const RoleProgram& role, Model& model, RoleFacts& facts) {
         tensor.copy_of < 0 ? tensor.param : role.tensor(tensor.copy_of).param;
     if (param.empty()) continue;
     const int32_t id = model.params.id_of(param);
-    facts.buffers[b].param =
-        tensor.copy_of < 0 ? id : copy_of(id, tensor.type.dtype, model);
+    facts.buffers[b].param = tensor.copy_of < 0 ? id : copy_of(id, tensor.type.dtype, model);
   }
   for (size_t t = 0; t < role.sum_targets.size(); ++t) {
     const std::string_view name = role.sum_targets[t].name;

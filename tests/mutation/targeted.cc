@@ -211,6 +211,37 @@ Done round_once_more(PlanSet& set, Random& random) {
   return text;
 }
 
+// The copy of a parameter is made of another one, or before the update.
+Done round_wrongly(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_update);
+  if (!spot) return std::nullopt;
+  RoleProgram& role = *spot->role;
+  Program program = role.programs[static_cast<size_t>(spot->at().program)];
+  std::vector<size_t> copies;
+  for (size_t i = 0; i < program.ops.size(); ++i) {
+    const ProgramOp& op = program.ops[i];
+    if (op.op == "Cast" && op.inputs[0] < program.num_args && op.outputs[0] < program.num_args &&
+        info(program.values[static_cast<size_t>(op.outputs[0])].dtype).bytes == 2)
+      copies.push_back(i);
+  }
+  if (copies.empty()) return std::nullopt;
+  const size_t one = copies[below(random, copies.size())],
+               other = copies[below(random, copies.size())];
+  int32_t &from = program.ops[one].inputs[0], &instead = program.ops[other].inputs[0];
+  const auto type = [&](int32_t v) { return program.values[static_cast<size_t>(v)]; };
+  std::string text = fmt::format("{}: {} and {} change places", spot->name(), one, other);
+  if (from != instead && type(from) == type(instead)) {
+    std::swap(from, instead);
+  } else {
+    text = fmt::format("{}: {} comes first", spot->name(), one);
+    const auto at = program.ops.begin() + static_cast<std::ptrdiff_t>(one);
+    std::rotate(program.ops.begin(), at, at + 1);
+  }
+  spot->at().program = static_cast<int32_t>(role.programs.size());
+  role.programs.push_back(std::move(program));
+  return text;
+}
+
 Done change_start(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
   std::vector<std::pair<Tensor*, const Tensor*>> pairs;
@@ -353,6 +384,7 @@ constexpr Mutation kTargeted[] = {
     {"drop all waits", drop_waits},
     {"change a computation", change_computation},
     {"round once more", round_once_more},
+    {"round wrongly", round_wrongly},
     {"change initial values", change_start},
     {"swap reports", swap_reports},
     {"give the first's part", give_first_part},
