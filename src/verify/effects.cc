@@ -42,10 +42,12 @@ class Follower {
 
   // Whoever compares the plans looks at what it starts with.
   uint64_t initial(const RoleProgram& role, const Tensor& tensor) {
-    if (tensor.copy_of >= 0)
-      return values_.cast(initial(role, role.tensor(tensor.copy_of)), info(tensor.type.dtype).name);
-    if (tensor.kind == BufferKind::kState)
-      return join_symbols(symbol_of("state"), symbol_of(identity_of(role, tensor)));
+    if (tensor.kind == BufferKind::kState) {
+      const uint64_t symbol =
+          join_symbols(symbol_of("state"), symbol_of(identity_of(role, tensor)));
+      const bool rounded = role.original(tensor).type.dtype != tensor.type.dtype;
+      return rounded ? values_.cast(symbol, info(tensor.type.dtype).name) : symbol;
+    }
     const std::string what =
         fmt::format("{} {} {}", tensor.init, tensor.fill, info(tensor.type.dtype).name);
     return join_symbols(symbol_of("constant"), symbol_of(what));
@@ -273,9 +275,7 @@ uint64_t sum_symbol(int32_t step, std::string_view name) {
 std::string identity_of(const RoleProgram& role, const Tensor& tensor) {
   if (tensor.previous_of >= 0)
     return fmt::format("previous {}", identity_of(role, role.tensor(tensor.previous_of)));
-  if (tensor.copy_of >= 0)
-    return fmt::format("{} copy of {}", info(tensor.type.dtype).name,
-                       identity_of(role, role.tensor(tensor.copy_of)));
+  if (tensor.copy_of >= 0) return identity_of(role, role.tensor(tensor.copy_of));
   return fmt::format("{} {}", tensor.param.empty() ? "state" : "parameter",
                      tensor.param.empty() ? tensor.name : tensor.param);
 }

@@ -74,6 +74,25 @@ TEST_P(Copies, NoPassRoundsAWeight) {
   }
 }
 
+// The weight of a convolution is a matrix for its product: the copy is reshaped, not what it
+// rounds.
+TEST(Reads, OfAParameterInAnotherShapeAreOfItsCopy) {
+  NEEDS_MODELS();
+  std::string text = strategy_text("vit-hf", kAdamW);
+  const auto made =
+      compile_model("vit-hf", text + "directives:\n" + kBf16, {1, 2, 2, "zero3"}, true);
+  ASSERT_TRUE(made) << print_error(made.error());
+  const RoleProgram& role = made->set.roles[0];
+  const auto found = std::find_if(role.tensors.begin(), role.tensors.end(), [](const Tensor& each) {
+    return each.kind == BufferKind::kStep &&
+           each.name == "model.vit.embeddings.patch_embeddings.projection.weight.bf16";
+  });
+  ASSERT_NE(found, role.tensors.end());
+  const auto got = train(made->set, "vit-hf", 3), want = train(*made->single, "vit-hf", 3);
+  ASSERT_TRUE(got && want);
+  expect_equal_bits(*got, *want, "vit-hf");
+}
+
 // Every copy against the elements of its master that the rank holds; how many it found.
 int64_t compare_copies(const Executor& executor) {
   const RoleProgram& role = executor.role();
