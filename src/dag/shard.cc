@@ -79,6 +79,7 @@ class Cutter {
                                          .type = {type.dtype, own_shape(type)},
                                          .kind = stays ? ValueKind::kNode : ValueKind::kState,
                                          .fill = graph_.value(whole).fill});
+    // A parameter of which the copy stays whole is itself never gathered: nothing asks when.
     const bool gathered = stays || like_.gather != Gather::kUpdate;
     note_part(id, whole, type, gathered ? like_.gather : Gather::kStep);
     return id;

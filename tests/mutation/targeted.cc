@@ -242,6 +242,25 @@ Done round_wrongly(PlanSet& set, Random& random) {
   return text;
 }
 
+// The copies of two parameters change places in an update.
+Done swap_copies(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_update);
+  if (!spot) return std::nullopt;
+  const RoleProgram& role = *spot->role;
+  std::vector<int32_t>& args = spot->at().args;
+  std::vector<std::pair<size_t, size_t>> pairs;
+  for (size_t a = 0; a < args.size(); ++a)
+    for (size_t b = a + 1; b < args.size(); ++b)
+      if (role.tensor(args[a]).copy_of >= 0 && role.tensor(args[b]).copy_of >= 0 &&
+          role.tensor(args[a]).type == role.tensor(args[b]).type)
+        pairs.emplace_back(a, b);
+  if (pairs.empty()) return std::nullopt;
+  const auto [a, b] = pairs[below(random, pairs.size())];
+  const std::string text = fmt::format("{}: args {} and {}", spot->name(), a, b);
+  std::swap(args[a], args[b]);
+  return text;
+}
+
 Done change_start(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
   std::vector<std::pair<Tensor*, const Tensor*>> pairs;
@@ -384,7 +403,6 @@ constexpr Mutation kTargeted[] = {
     {"drop all waits", drop_waits},
     {"change a computation", change_computation},
     {"round once more", round_once_more},
-    {"round wrongly", round_wrongly},
     {"change initial values", change_start},
     {"swap reports", swap_reports},
     {"give the first's part", give_first_part},
@@ -392,8 +410,14 @@ constexpr Mutation kTargeted[] = {
     {"cross replicas", cross_replicas},
 };
 
+constexpr Mutation kOfCopies[] = {
+    {"round wrongly", round_wrongly},
+    {"swap copies", swap_copies},
+};
+
 }  // namespace
 
 std::span<const Mutation> targeted_mutations() { return kTargeted; }
+std::span<const Mutation> copy_mutations() { return kOfCopies; }
 
 }  // namespace piper::mutation
