@@ -154,8 +154,8 @@ TEST(Mutants, OfTwoVersionsAreCaughtToo) {
                 kSanitized ? 10 : 500);
 }
 TEST(Mutants, OfCopiesAreCaughtToo) {
-  catch_mutants(copying_strategy, copy_mutations(), kSanitized ? 3 : 20, kSanitized ? 1 : 5,
-                kSanitized ? 2 : 80);
+  catch_mutants(copying_strategy, copy_mutations(), kSanitized ? 10 : 30, kSanitized ? 2 : 5,
+                kSanitized ? 5 : 80);
 }
 TEST(Mutants, OfRandomNumbersAreCaughtToo) {
   std::vector<Mutation> all = mutations();

@@ -242,23 +242,26 @@ Done round_wrongly(PlanSet& set, Random& random) {
   return text;
 }
 
-// The copies of two parameters change places in an update.
+// The copies of two parameters change places in all updates.
 Done swap_copies(PlanSet& set, Random& random) {
-  const auto spot = any_spot(set, random, is_update);
-  if (!spot) return std::nullopt;
-  const RoleProgram& role = *spot->role;
-  std::vector<int32_t>& args = spot->at().args;
-  std::vector<std::pair<size_t, size_t>> pairs;
-  for (size_t a = 0; a < args.size(); ++a)
-    for (size_t b = a + 1; b < args.size(); ++b)
-      if (role.tensor(args[a]).copy_of >= 0 && role.tensor(args[b]).copy_of >= 0 &&
-          role.tensor(args[a]).type == role.tensor(args[b]).type)
+  RoleProgram& role = any_role(set, random);
+  std::vector<std::pair<int32_t, int32_t>> pairs;
+  const auto count = static_cast<int32_t>(role.buffers.size());
+  for (int32_t a = 0; a < count; ++a)
+    for (int32_t b = a + 1; b < count && role.tensor(a).copy_of >= 0; ++b)
+      if (role.tensor(b).copy_of >= 0 && role.tensor(a).type == role.tensor(b).type)
         pairs.emplace_back(a, b);
   if (pairs.empty()) return std::nullopt;
   const auto [a, b] = pairs[below(random, pairs.size())];
-  const std::string text = fmt::format("{}: args {} and {}", spot->name(), a, b);
-  std::swap(args[a], args[b]);
-  return text;
+  bool changed = false;
+  for (auto* list : {&role.body, &role.epilogue})
+    for (Instruction& one : *list) {
+      if (one.pass != 'U') continue;
+      for (int32_t& arg : one.args)
+        if (arg == a || arg == b) arg = arg == a ? b : a, changed = true;
+    }
+  if (!changed) return std::nullopt;
+  return fmt::format("'{}' and '{}'", role.tensor(a).name, role.tensor(b).name);
 }
 
 Done change_start(PlanSet& set, Random& random) {
