@@ -17,7 +17,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 11;
+inline constexpr int kPlanFormatVersion = 12;
 
 // ---- Programs: what one compute instruction runs ------------------------------------------------
 
@@ -79,7 +79,8 @@ struct Tensor {
   TensorType type;
   BufferKind kind = BufferKind::kStep;  // all but kStep have one buffer
   bool host = false;                    // in the host's arena: only copies touch it
-  // kState, kConstant: name of the tensor in params/init.safetensors; empty: filled with `fill`.
+  // kState, kConstant: name of the tensor in params/init.safetensors, which copies round; empty:
+  // filled with `fill`.
   std::string init;
   double fill = 0;
   // kState: framework name, when the buffer is a trained parameter; what --save writes. kStep: the
@@ -94,6 +95,9 @@ struct Tensor {
   std::vector<int64_t> whole;
   // kState: the version before the last update of that parameter (a buffer); -1: none.
   int32_t previous_of = -1;
+  // The parameter (a buffer: whole, or the own part) that this is, rounded to 16 bits; -1: none.
+  // kState: it starts as that does, rounded, and is not saved. kStep: gathered from such parts.
+  int32_t copy_of = -1;
   bool is_whole() const { return cuts.empty() && part_of < 0; }
   TensorType whole_type() const { return is_whole() ? type : TensorType{type.dtype, whole}; }
   bool operator==(const Tensor&) const = default;
@@ -313,6 +317,11 @@ struct RoleProgram {
   }
   Tensor& tensor(int32_t buffer) {
     return tensors[static_cast<size_t>(buffers[static_cast<size_t>(buffer)].tensor)];
+  }
+  // What a version or copy is of, or the tensor itself: it starts with the same values.
+  const Tensor& original(const Tensor& tensor) const {
+    const Tensor& newest = tensor.previous_of < 0 ? tensor : this->tensor(tensor.previous_of);
+    return newest.copy_of < 0 ? newest : this->tensor(newest.copy_of);
   }
   std::string name(const Buffer& buffer) const;
   std::string name(int32_t buffer) const { return name(buffers[static_cast<size_t>(buffer)]); }

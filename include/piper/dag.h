@@ -209,10 +209,15 @@ struct Part {
   int32_t stream = 0, distance = 0;  // of the task that gathers it
 };
 
-// Two versions of a trained parameter, or of the step's number where random ops read it: what
-// microbatches read is the one before the last update.
+// A trained parameter as microbatches read it, rounded to 16 bits: a state that the update writes.
+struct Copy {
+  ValueId master, copy;
+};
+
+// Two versions of a trained parameter, of its copy, or of the step's number where random ops read
+// it: what microbatches read is the one before the last update.
 struct Version {
-  ValueId newest;    // the parameter; the number of the next step
+  ValueId newest;    // the parameter or its copy; the number of the next step
   ValueId previous;  // takes the newest's value just before that is updated
 };
 
@@ -283,7 +288,8 @@ struct Dag {
   int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
   std::vector<SumRound> rounds;  // of the sums, each once
   std::vector<Part> parts;       // states that are cut, by value
-  // In canonical parameter order, the number last; empty: one version of each.
+  std::vector<Copy> copies;      // in canonical parameter order
+  // In canonical parameter order, then of copies, the number last; empty: one version of each.
   std::vector<Version> versions;
   std::vector<Offload> offloads;
   // By value: mesh axes whose ranks hold it alike and send a run of its elements each. Ascending;
@@ -319,9 +325,10 @@ struct DagSpec {
   Variants variants;
 };
 
-// Requires a sharded graph. Ensures chunks in a topological order, each node of passes F, BI, BW in
-// exactly one of them for each variant
-// ('P' chunks hold copies of what they need). Error: regions that need each other in a circle,
+// Requires a sharded graph. Trained parameters of f32 that microbatches cast to 16 bits are kept
+// so, too (Dag::copies), and no chunk casts them but that of their update. Ensures chunks in a
+// topological order, each node of passes F, BI, BW in exactly one of them for each variant ('P'
+// chunks hold copies of what they need). Error: regions that need each other in a circle,
 // naming the ops.
 Result<Dag> make_dag(Graph graph, const DagSpec& spec);
 

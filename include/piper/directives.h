@@ -40,9 +40,9 @@ Result<Graph> apply_balance(Graph forward, const BalanceRule& balance, Explanati
 // Casts, so that the chosen forward ops compute in the types of mixed precision (Micikevicius et
 // al., 2018): MatMul and Attention in the low type; norms, softmax, losses, sums, powers and
 // exponentials in f32; all others in the widest type of their operands, where parameters and
-// constants follow the others. Parameters are f32, and cast beside each op that reads them. The
-// model's own casts between floats are left out. Requires a forward graph; ops on f64 stay as they
-// are. Errors: nothing matches or is changed, an unknown op, an op chosen twice.
+// constants follow the others. Parameters are f32, and cast beside each op that reads them (see
+// Dag::copies). The model's own casts between floats are left out. Requires a forward graph; ops on
+// f64 stay as they are. Errors: nothing matches or is changed, an unknown op, an op chosen twice.
 Result<Graph> apply_precision(Graph forward, const std::vector<Precision>& precisions,
                               const Variables& variables, Explanations& out);
 

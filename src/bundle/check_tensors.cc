@@ -87,19 +87,39 @@ Status check_part(const RoleProgram& role, const Tensor& tensor, size_t b) {
   return ok_status();
 }
 
-// The previous version of a parameter, cut alike, or of the step's number.
+// The previous version of a parameter or copy, cut alike, or of the step's number.
 Status check_version(const RoleProgram& role, const Tensor& tensor, size_t b) {
   if (tensor.previous_of == -1) return ok_status();
   const auto fits = [&] {
     if (tensor.kind != BufferKind::kState) return false;
     const Tensor& newest = role.tensor(tensor.previous_of);
     const bool number = newest.type == TensorType{DType::kI64, {}};
-    return newest.kind == BufferKind::kState && newest.param.empty() == number &&
+    const bool weight = !newest.param.empty() || newest.copy_of >= 0;
+    return newest.kind == BufferKind::kState && weight != number && newest.previous_of < 0 &&
            tensor.param.empty() && newest.part_of == tensor.part_of && newest.cuts == tensor.cuts &&
            newest.whole == tensor.whole && newest.type == tensor.type;
   };
   if (fits()) return ok_status();
   return bad("buffer {} '{}' is the previous version of no parameter or step", b, named(role, b));
+}
+
+// A parameter in 16 bits: cut alike, or whole where the parameter is a part; or put together from
+// such parts.
+Status check_copy(const RoleProgram& role, const Tensor& tensor, size_t b) {
+  if (tensor.copy_of == -1) return ok_status();
+  const auto fits = [&] {
+    const Tensor& master = role.tensor(tensor.copy_of);
+    const bool half = tensor.type.dtype == DType::kBF16 || tensor.type.dtype == DType::kF16;
+    if (master.kind != BufferKind::kState || master.param.empty() ||
+        master.type.dtype != DType::kF32 || !half || tensor.host)
+      return false;
+    if (tensor.kind == BufferKind::kStep) return tensor.param == master.param;
+    return tensor.kind == BufferKind::kState && tensor.param.empty() && tensor.previous_of < 0 &&
+           (tensor.part_of < 0 || tensor.part_of == master.part_of) && tensor.cuts == master.cuts &&
+           tensor.whole_type().shape == master.whole_type().shape;
+  };
+  if (fits()) return ok_status();
+  return bad("buffer {} '{}' is a copy of no parameter", b, named(role, b));
 }
 
 Status check_tensor(const RoleProgram& role, const Tensor& tensor, size_t b) {
@@ -110,6 +130,7 @@ Status check_tensor(const RoleProgram& role, const Tensor& tensor, size_t b) {
   if (tensor.kind == BufferKind::kConstant && !tensor.param.empty())
     return bad("buffer {} '{}' is a parameter but constant", b, named(role, b));
   PIPER_TRY(check_part(role, tensor, b));
+  PIPER_TRY(check_copy(role, tensor, b));
   return check_version(role, tensor, b);
 }
 

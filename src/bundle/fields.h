@@ -138,6 +138,7 @@ PIPER_FIELDS(Tensor) {
   v("whole", &Tensor::whole);
   v("previous_of", &Tensor::previous_of, id_or_less(Table::kBuffers));
   v("cuts", &Tensor::cuts);
+  v("copy_of", &Tensor::copy_of, id_or_less(Table::kBuffers));
 }
 
 PIPER_FIELDS(Buffer) {

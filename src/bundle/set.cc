@@ -93,7 +93,7 @@ Status read_tensor_types(PlanSet& set) {
       if (found == by_name.end())
         return bad_at(path, "buffer '{}' wants the initial value '{}', which is not there",
                       quote_control(tensor.name), quote_control(tensor.init));
-      if (found->second->dtype != tensor.type.dtype ||
+      if (found->second->dtype != role.original(tensor).type.dtype ||
           num_elements(found->second->shape) != num_elements(tensor.whole_type().shape))
         return bad_at(path, "'{}' is {}, but buffer '{}' is {}", quote_control(tensor.init),
                       to_string(*found->second), quote_control(tensor.name),

@@ -1,6 +1,8 @@
 #include "piper/compile.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "idle.h"
 #include "model.h"
@@ -84,19 +86,38 @@ Result<T> located(Result<T> made, const Strategy& strategy) {
   return made;
 }
 
+void explain_copies(const Dag& dag, Explanations& explain) {
+  const auto last = std::find_if(explain.rbegin(), explain.rend(), [](const Explanation& each) {
+    return each.directive == "precision";
+  });
+  if (dag.copies.empty() || last == explain.rend()) return;
+  std::set<ValueId> masters;
+  int64_t bytes = 0;
+  for (const Copy& copy : dag.copies) {
+    masters.insert(copy.master);
+    bytes += dag.graph.value(copy.copy).type.bytes();
+  }
+  last->lines.push_back(fmt::format(
+      "{} parameters are kept in 16 bits, too, {} more: the update rounds them, no pass",
+      masters.size(), human_bytes(bytes)));
+}
+
 void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& explain) {
   if (dag.versions.empty()) return;
-  int64_t count = 0, bytes = 0;
+  std::map<ValueId, ValueId> master_of;
+  for (const Copy& copy : dag.copies) master_of[copy.copy] = copy.master;
+  std::set<ValueId> kept;
+  int64_t bytes = 0;
   for (const Version& version : dag.versions)
     if (dag.graph.value(version.newest).type.dtype != DType::kI64) {  // no number of the step
-      ++count;
+      kept.insert(master_of.try_emplace(version.newest, version.newest).first->second);
       bytes += dag.graph.value(version.newest).type.bytes();
     }
   explain.push_back({strategy.weight_versions_at,
                      "weight_versions",
                      {fmt::format("{} parameters are kept twice, {} more; gradients are taken at "
                                   "the weights before the last update",
-                                  count, human_bytes(bytes))}});
+                                  kept.size(), human_bytes(bytes))}});
 }
 
 // What one round of joining came to, for what is left from the one before.
@@ -205,6 +226,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   if (!made && made.error().at.line == 0) made.error().at = strategy.annotate.at;
   PIPER_ASSIGN(Dag dag, std::move(made));
   if (making.is_oracle()) return dag;
+  explain_copies(dag, explain);
   explain_versions(dag, strategy, explain);
   PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, making.variables, explain));
   PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, explain));

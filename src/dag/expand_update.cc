@@ -25,6 +25,11 @@ Status Expander::add_update() {
   return ok_status();
 }
 
+bool Expander::is_copy(ValueId state) const {
+  return std::any_of(dag_.copies.begin(), dag_.copies.end(),
+                     [&](const Copy& copy) { return copy.copy == state; });
+}
+
 ValueId Expander::kept_of(ValueId state) const {
   const auto part = part_of_.find(state.value);
   return part == part_of_.end() ? state : part->second->value;
@@ -69,6 +74,10 @@ std::vector<const Part*> Expander::cut_in_step(int32_t cell, const UpdateIndex& 
 void Expander::add_own_parts(int32_t cell, const std::vector<const Part*>& cut) {
   std::map<std::vector<int32_t>, Task> tasks;
   for (const Part* part : cut) {
+    if (is_copy(part->param)) {  // it is made anew
+      new_item(part->value, -1, cell);
+      continue;
+    }
     Task& task = tasks[part->over];
     task.reads.push_back(ensure(part->param, -1, cell));
     task.writes.push_back(new_item(part->value, -1, cell));

@@ -223,12 +223,13 @@ class Expander {
 
   // The previous version takes the newest's value; the update follows.
   void keep_newest(const Version& version, int32_t cell);
+  bool is_copy(ValueId state) const;
   // The own part of a state that lives in parts alone.
   ValueId kept_of(ValueId state) const;
   // Of a parameter that lives in parts.
   ItemId gather_whole(ValueId param, int32_t cell);
 
-  // Parameters that stay whole and are updated in parts.
+  // Parameters and copies that stay whole and are updated in parts.
   std::vector<const Part*> cut_in_step(int32_t cell, const UpdateIndex& index) const;
   void add_own_parts(int32_t cell, const std::vector<const Part*>& cut);
   // Back into whole parameters, joined into buckets.

@@ -47,6 +47,11 @@ PIPER_FIELDS(Part) {
   v("distance", &Part::distance);
 }
 
+PIPER_FIELDS(Copy) {
+  v("master", &Copy::master);
+  v("copy", &Copy::copy);
+}
+
 PIPER_FIELDS(Version) {
   v("newest", &Version::newest);
   v("previous", &Version::previous);
@@ -138,6 +143,7 @@ PIPER_FIELDS(Dag) {
   v("variants", &Dag::variants, kElsewhere);
   v("rounds", &Dag::rounds, kElsewhere);
   v("parts", &Dag::parts, kElsewhere);
+  v("copies", &Dag::copies, kElsewhere);
   v("versions", &Dag::versions, kElsewhere);
   v("offloads", &Dag::offloads, kElsewhere);
   v("sliced", &Dag::sliced, kElsewhere);
@@ -156,6 +162,7 @@ void each_table(SomeDag& dag, Visit&& visit) {
   visit("stream", dag.streams);
   visit("round", dag.rounds);
   visit("part", dag.parts);
+  visit("copy", dag.copies);
   visit("version", dag.versions);
   visit("sum", dag.sums);
   visit("chunk", dag.chunks);

@@ -2,6 +2,7 @@
 #include <map>
 #include <set>
 
+#include "kept.h"
 #include "piper/ops.h"
 #include "rounds.h"
 
@@ -282,67 +283,6 @@ Status order_chunks(Dag& dag) {
   return ok_status();
 }
 
-// Microbatches read a second state of each trained parameter, which starts as the first does.
-void keep_previous_weights(Dag& dag) {
-  Graph& graph = dag.graph;
-  std::vector<ValueId> previous(graph.values.size());
-  for (const Param& param : graph.params) {
-    if (!param.gradient.valid()) continue;
-    const Value& newest = graph.value(param.value);
-    previous[param.value.index()] = graph.add_value({.name = param.name + ".previous",
-                                                     .type = newest.type,
-                                                     .kind = ValueKind::kState,
-                                                     .fill = newest.fill,
-                                                     .layout = newest.layout,
-                                                     .over = newest.over});
-    dag.versions.push_back({param.value, previous[param.value.index()]});
-  }
-  for (Node& node : graph.nodes)
-    for (ValueId& input : node.inputs)
-      if (node.pass != Pass::kU && input.valid() && previous[input.index()].valid())
-        input = previous[input.index()];
-}
-
-ValueId add_number(Graph& graph, const char* name, double first) {
-  return graph.add_value(
-      {.name = name, .type = {DType::kI64, {}}, .kind = ValueKind::kState, .fill = first});
-}
-// `from`'s place among the updates and where they read it goes to `to`.
-void update_instead(Graph& graph, ValueId from, ValueId to) {
-  for (StateUpdate& update : graph.updates)
-    if (update.state == from) {
-      update.state = to;
-      graph.value(update.next).name = graph.value(to).name + ".next";
-    }
-  for (Node& node : graph.nodes)
-    if (node.pass == Pass::kU) std::replace(node.inputs.begin(), node.inputs.end(), from, to);
-}
-
-// What is drawn depends on the number of the step. So that a step may begin while the one before is
-// under way, the number is kept in two versions, too: the newest is that of the next step. What
-// counts updates counts for itself.
-void keep_next_step(Dag& dag) {
-  Graph& graph = dag.graph;
-  const auto reads = [&](const Node& node) {
-    return std::find(node.inputs.begin(), node.inputs.end(), graph.step) != node.inputs.end();
-  };
-  bool drawn = false, counted = false;
-  for (const Node& node : graph.nodes)
-    if (reads(node)) (node.pass == Pass::kU ? counted : drawn) |= node.op != "NextStep";
-  if (!drawn) return;
-  const ValueId next = add_number(graph, "next_step", 1);
-  if (!counted) {
-    update_instead(graph, graph.step, next);
-  } else {
-    update_instead(graph, graph.step, add_number(graph, "updates", 0));
-    Builder build(graph);
-    build.pass = Pass::kU;
-    graph.updates.push_back({next, build.op1("NextStep", {next})});
-    graph.value(graph.updates.back().next).name = "next_step.next";
-  }
-  dag.versions.push_back({next, graph.step});
-}
-
 // All contributions to a sum are terms over the same axes.
 std::vector<int32_t> axes_of(const Graph& graph, const Node& sum) {
   const auto axes_of_use = [&](ValueId use) {
@@ -391,6 +331,7 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.group_of = spec.group_of;
   dag.variants = spec.variants;
 
+  keep_copies(dag);
   if (spec.weight_versions == 2) {
     keep_previous_weights(dag);
     keep_next_step(dag);

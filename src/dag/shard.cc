@@ -2,6 +2,7 @@
 // each rank of an axis of replicas and of those over which the gradient is terms.
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "rounds.h"
 
@@ -13,6 +14,8 @@ class Cutter {
   Cutter(Dag& dag, const Part& like) : dag_(dag), graph_(dag.graph), like_(like) {
     for (const Version& version : dag.versions)
       previous_.emplace(version.newest.value, version.previous);
+    for (const Chunk& chunk : dag.chunks)
+      for (ValueId value : chunk.reads) read_.insert(value.value);
     for (Sum& sum : dag.sums) sums_.emplace(sum.value.value, &sum);
     for (const StateUpdate& update : graph_.updates)
       optimizer_.emplace(update.state.value, graph_.value(update.next).producer);
@@ -25,16 +28,16 @@ class Cutter {
     SumRound round{.axes = like_.over};
     add_axes(round, further);
     over_ = round.axes;
-    const bool stays = like_.gather == Gather::kUpdate;
-    const ValueId part = add_part(param.name, param.value, stays);
-    const auto previous = previous_.find(param.value.value);
-    if (!stays && previous != previous_.end())
-      add_part(graph_.value(previous->second).name, previous->second, stays);
+    // Of what microbatches read in 16 bits alone, the copy stays whole.
+    const bool stays = like_.gather == Gather::kUpdate && is_read(param.value);
+    const ValueId part = cut_versions(param.name, param.value, stays);
     PIPER_CHECK(sum || !param.gradient.valid(), "no sum is the gradient of '{}'", param.name);
     if (!sum) return;
     sum->part = gradient_part(param, further);
     leave_parts(*sum, further);
     cut_update(param, part, sum->part);
+    for (const Copy& copy : dag_.copies)
+      if (copy.master == param.value) cut_copy(copy.copy);
   }
 
  private:
@@ -43,17 +46,42 @@ class Cutter {
     for (int32_t axis : over_) ranks *= dag_.mesh[static_cast<size_t>(axis)].size;
     return {(num_elements(whole.shape) + ranks - 1) / ranks};
   }
-  void note_part(ValueId value, ValueId param, const TensorType& whole) {
-    dag_.parts.push_back({value, param, whole, over_, like_.gather, like_.stream, like_.distance});
+  void note_part(ValueId value, ValueId param, const TensorType& whole, Gather gather) {
+    dag_.parts.push_back({value, param, whole, over_, gather, like_.stream, like_.distance});
   }
-  // Of a parameter, or of what microbatches read, where that is another version.
+  // By a microbatch, in whatever version.
+  bool is_read(ValueId value) const {
+    const auto previous = previous_.find(value.value);
+    return read_.contains(value.value) ||
+           (previous != previous_.end() && read_.contains(previous->second.value));
+  }
+  ValueId cut_versions(const std::string& name, ValueId whole, bool stays) {
+    const ValueId part = add_part(name, whole, stays);
+    const auto previous = previous_.find(whole.value);
+    if (!stays && previous != previous_.end())
+      add_part(graph_.value(previous->second).name, previous->second, stays);
+    return part;
+  }
+  void cut_copy(ValueId copy) {
+    const bool stays = like_.gather == Gather::kUpdate;
+    const Shape own = own_shape(graph_.value(copy).type);
+    const ValueId part = cut_versions(graph_.value(copy).name, copy, stays);
+    for (StateUpdate& update : graph_.updates) {
+      if (update.state != copy) continue;
+      update.state = part;
+      graph_.value(update.next).type.shape = own;
+    }
+  }
+  // Of a parameter or copy, or of what microbatches read, where that is another version.
   ValueId add_part(const std::string& name, ValueId whole, bool stays) {
     const TensorType type = graph_.value(whole).type;
     const ValueId id = graph_.add_value({.name = name + ".part",
                                          .type = {type.dtype, own_shape(type)},
                                          .kind = stays ? ValueKind::kNode : ValueKind::kState,
                                          .fill = graph_.value(whole).fill});
-    note_part(id, whole, type);
+    // A parameter of which the copy stays whole is itself never gathered: nothing asks when.
+    const bool gathered = stays || like_.gather != Gather::kUpdate;
+    note_part(id, whole, type, gathered ? like_.gather : Gather::kStep);
     return id;
   }
   ValueId gradient_part(const Param& param, const std::vector<int32_t>& further) {
@@ -87,7 +115,7 @@ class Cutter {
       if (update.state == param.value) {
         update.state = part;
       } else {
-        note_part(update.state, {}, state.type);
+        note_part(update.state, {}, state.type, like_.gather);
         state.type.shape = own;
       }
       graph_.value(update.next).type.shape = own;
@@ -102,6 +130,7 @@ class Cutter {
   const Part& like_;
   std::vector<int32_t> over_;                      // of the parameter under way
   std::unordered_map<int32_t, ValueId> previous_;  // by newest
+  std::unordered_set<int32_t> read_;               // by microbatches
   std::unordered_map<int32_t, Sum*> sums_;         // by value
   std::unordered_map<int32_t, NodeId> optimizer_;  // by state
 };

@@ -260,7 +260,19 @@ UpdateIndex::UpdateIndex(const Dag& dag)
   for (const Version& version : dag.versions)
     held[version.newest.index()].insert(held[version.previous.index()].begin(),
                                         held[version.previous.index()].end());
+  std::set<ValueId> copies;
+  for (const Copy& copy : dag.copies) {
+    param_of[copy.copy.index()] = copy.copy;
+    copies.insert(copy.copy);
+    held[copy.master.index()].insert(held[copy.copy.index()].begin(),
+                                     held[copy.copy.index()].end());
+  }
   for (const StateUpdate& update : dag.graph.updates) {
+    // A copy is made beside its parameter, wherever microbatches read it.
+    if (const ValueId copy = param_of[update.state.index()]; copies.contains(copy)) {
+      params.push_back({copy});
+      continue;
+    }
     const UpdateReads reads = reads_of(dag.graph, update.next, param_of);
     params.push_back(reads.params);
     for (ValueId param : reads.params)
@@ -297,8 +309,8 @@ Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const
   std::sort(chunk.writes.begin(), chunk.writes.end());
   chunk.writes.erase(std::unique(chunk.writes.begin(), chunk.writes.end()), chunk.writes.end());
 
-  // Graph order with two exceptions: nodes added later may come before their readers, and a node
-  // that replaces state runs after all that read the old value.
+  // Graph order with three exceptions: nodes added later may come before their readers, a node that
+  // replaces state runs after all that read the old value, and what rounds a next value follows it.
   std::vector<int> color(graph.nodes.size());
   const auto visit = [&](NodeId id, const auto& self) -> void {
     if (!needed[id.index()] || color[id.index()]) return;
@@ -311,6 +323,11 @@ Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const
         for (NodeId reader : index.readers[index.state_of[output.index()].index()])
           self(reader, self);
     chunk.nodes.push_back(id);
+    for (ValueId output : graph.node(id).outputs)
+      for (NodeId reader : index.readers[output.index()])
+        if (index.state_of[graph.node(reader).outputs[0].index()].valid() &&
+            graph.node(reader).op == "Cast")
+          self(reader, self);
   };
   for (size_t i = 0; i < graph.nodes.size(); ++i) visit(NodeId(i), visit);
   chunk.reads = outside_reads(graph, chunk.nodes);

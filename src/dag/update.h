@@ -40,13 +40,14 @@ Reports report_values(const Dag& dag);
 // What the updates of all cells look up in the graph.
 struct UpdateIndex {
   explicit UpdateIndex(const Dag& dag);
-  std::vector<ValueId> param_of;             // by value: of parameters and their parts
+  std::vector<ValueId> param_of;             // by value: of parameters, copies and their parts
   std::vector<ValueId> state_of;             // by value: the state that it replaces
   std::vector<std::vector<NodeId>> readers;  // by value
   // By value: the cells in which a chunk reads it, or, of parameters that none reads, in which
   // those sums are begun that they take their next value from.
   std::vector<std::set<int32_t>> held;
-  std::vector<std::vector<ValueId>> params;  // by update: the parameters that it reads
+  // By update: the parameters that it reads, or the copy that it makes.
+  std::vector<std::vector<ValueId>> params;
 };
 // Updates of all state that `cell` holds, and what reports need.
 Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const Reports& reports);

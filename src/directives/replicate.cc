@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "match.h"
 
@@ -61,6 +62,30 @@ std::vector<std::string> explain_further(const Dag& dag, int64_t over, int64_t l
   return lines;
 }
 
+// Of parameters that are put together from parts those of which that is the copy in 16 bits, and
+// the bytes of all that are put together after the update.
+struct Gathered {
+  Sums updated;
+  std::string halves;
+};
+Gathered gathered_of(const Dag& dag) {
+  std::map<ValueId, ValueId> master_of;
+  for (const Copy& copy : dag.copies) master_of[copy.copy] = copy.master;
+  std::set<ValueId> masters, halves;
+  Gathered gathered;
+  for (const Part& part : dag.parts) {
+    if (!part.param.valid()) continue;
+    const auto master = master_of.find(part.param);
+    if (master != master_of.end()) halves.insert(master->second);
+    if (part.gather != Gather::kUpdate) continue;
+    masters.insert(master == master_of.end() ? part.param : master->second);
+    gathered.updated.bytes += part.whole.bytes();
+  }
+  gathered.updated.count = static_cast<int64_t>(masters.size());
+  if (!halves.empty()) gathered.halves = fmt::format(", {} of them in 16 bits", halves.size());
+  return gathered;
+}
+
 // What a directive that cuts states does to the parameters, in words.
 std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate, int64_t ranks) {
   Sums cut, whole, trained;
@@ -84,16 +109,19 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
         "replicas, and differs by rounding: compare with the uncut one");
   lines.push_back(fmt::format(
       "each of {} ranks updates its part, with its part of the optimizer's states", ranks));
+  const Gathered gathered = gathered_of(dag);
   if (!replicate.shard_parameters) {
-    lines.push_back(fmt::format("{} are gathered once a step, after the update, on stream '{}'",
-                                trained.print("parameters"), replicate.gather_stream));
+    const Sums& updated = ranks == 1 ? trained : gathered.updated;
+    lines.push_back(fmt::format("{} are gathered once a step, after the update, on stream '{}'{}",
+                                updated.print("parameters"), replicate.gather_stream,
+                                gathered.halves));
   } else {
     const char* when[] = {"for each pass", "for each microbatch", "once a step"};
     lines.push_back(fmt::format(
-        "{} live in parts{}; they are gathered {}, {} bucket{} ahead, on stream '{}'",
+        "{} live in parts{}; they are gathered {}, {} bucket{} ahead, on stream '{}'{}",
         cut.print("parameters"), dag.versions.empty() ? "" : ", those trained in two versions",
         when[static_cast<size_t>(replicate.gather)], replicate.prefetch,
-        replicate.prefetch == 1 ? "" : "s", replicate.gather_stream));
+        replicate.prefetch == 1 ? "" : "s", replicate.gather_stream, gathered.halves));
   }
   if (whole.count > 0)
     lines.push_back(fmt::format("{}, each below {}, stay whole", whole.print("parameters"),

@@ -1,6 +1,7 @@
 #include "cell.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <unordered_map>
 
@@ -69,6 +70,7 @@ class CellLowerer {
       overlaps_.push_back({start[at(o.first)], start[at(o.second)], start[at(o.end)]});
     for (const auto& [name, item] : dag_.reports[at(cell_)])
       role_.reports.push_back({name, buffer_of(item)});
+    name_masters();
     find_offloaded();
     if (!steps_overlap) {
       move_communication(order);
@@ -130,8 +132,9 @@ class CellLowerer {
   int32_t add_gathered(ItemId id, TaskId by) {
     const ValueId own = dag_.items[id.index()].value;
     const int32_t whole = add_buffer(own, -1);
-    const ValueId newest = places_.newest_of[own.index()];
-    role_.tensor(whole).param = places_.param[(newest.valid() ? newest : own).index()]->name;
+    const ValueId newest = newest_of(own), master = places_.master_of[newest.index()];
+    if (master.valid()) copies_.emplace_back(role_.buffers[at(whole)].tensor, master);
+    role_.tensor(whole).param = places_.param[(master.valid() ? master : newest).index()]->name;
     const Task& gather = dag_.tasks[by.index()];
     const ItemId* const own_write = std::find(gather.writes.begin(), gather.writes.end(), id);
     const ItemId part = gather.reads[at(own_write - gather.writes.begin())];
@@ -142,24 +145,43 @@ class CellLowerer {
 
   void describe_state(ValueId state, Tensor& tensor) {
     const Part* part = places_.part[state.index()];
-    // A part starts as its run of the whole.
-    const ValueId newest = places_.newest_of[state.index()];
-    const ValueId whole = newest.valid()                ? newest
-                          : part && part->param.valid() ? part->param
-                                                        : state;
-    const Value& initial = dag_.graph.value(whole);
+    // A part starts as its run of the whole, a copy as its parameter.
+    const bool previous = places_.newest_of[state.index()].valid();
+    const ValueId whole = newest_of(part && part->param.valid() ? part->param : state);
+    const ValueId master = places_.master_of[whole.index()];
+    const Value& initial = dag_.graph.value(master.valid() ? master : whole);
     tensor.kind = BufferKind::kState;
-    tensor.fill = newest.valid() ? dag_.graph.value(state).fill : initial.fill;
+    tensor.fill = previous ? dag_.graph.value(state).fill : initial.fill;
     if (initial.data.size > 0) tensor.init = initial.name;
     const TensorType& held = part ? part->whole : initial.type;
     if (part) tensor.part_of = group_of(part->over);
     if (part || !initial.over.empty()) tensor.whole = uncut(dag_, initial, held).shape;
     tensor.cuts = cuts_of(dag_, initial, held.shape, tensor.whole);
-    if (newest.valid()) return;  // it is not what is saved
+    if (previous) return;  // it is not what is saved
+    if (master.valid()) copies_.emplace_back(tensor_of_[state.index()], master);
     if (const Param* param = places_.param[whole.index()]) {
       tensor.param = param->name;
       tensor.aliases = param->aliases;
     }
+  }
+
+  ValueId newest_of(ValueId value) const {
+    const ValueId newest = places_.newest_of[value.index()];
+    return newest.valid() ? newest : value;
+  }
+  // Who keeps a copy keeps the parameter, or the own part of it.
+  void name_masters() {
+    std::vector<int32_t> buffer(role_.tensors.size());  // by tensor
+    for (size_t b = 0; b < role_.buffers.size(); ++b)
+      buffer[at(role_.buffers[b].tensor)] = static_cast<int32_t>(b);
+    std::map<ValueId, int32_t> kept;  // by parameter: its tensor
+    for (const Param& param : dag_.graph.params)
+      kept[param.value] = tensor_of_[param.value.index()];
+    for (const Part& part : dag_.parts)
+      if (dag_.graph.value(part.value).kind == ValueKind::kState && part.param.valid())
+        kept[part.param] = tensor_of_[part.value.index()];
+    for (const auto& [copy, master] : copies_)
+      role_.tensors[at(copy)].copy_of = buffer[at(kept.at(master))];
   }
 
   // ---- Instructions ----
@@ -443,9 +465,10 @@ class CellLowerer {
   std::vector<GatheredBuffer> gathered_;
   std::vector<Slot> pool_slots_;
   OffloadPlan offload_plan_;
-  std::vector<std::vector<int32_t>> offloaded_;    // buffers, by Dag::offloads
-  std::vector<int32_t> tensor_of_;                 // by value
-  std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
+  std::vector<std::vector<int32_t>> offloaded_;      // buffers, by Dag::offloads
+  std::vector<int32_t> tensor_of_;                   // by value
+  std::vector<std::pair<int32_t, ValueId>> copies_;  // tensors, and the parameters that they round
+  std::unordered_map<int32_t, int32_t> programs_;    // by pooled program
 };
 
 }  // namespace

@@ -123,7 +123,7 @@ class Copier {
     for (size_t b = 0; b < accesses_.size(); ++b) {
       const Tensor& tensor = role_.tensor(role_.buffers[b]);
       if (tensor.kind != BufferKind::kState || !tensor.param.empty() || tensor.host ||
-          tensor.previous_of >= 0)
+          tensor.previous_of >= 0 || tensor.copy_of >= 0)
         continue;
       if (accesses_[b].size() != 1 || num_elements(tensor.type.shape) <= 1) {
         ++count.stay;

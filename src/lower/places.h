@@ -16,12 +16,14 @@ struct Places {
         instruction(dag.tasks.size(), -1),
         param(dag.graph.values.size()),
         part(dag.graph.values.size()),
-        newest_of(dag.graph.values.size()) {
+        newest_of(dag.graph.values.size()),
+        master_of(dag.graph.values.size()) {
     for (const Param& each : dag.graph.params) param[each.value.index()] = &each;
     for (const Part& each : dag.parts) part[each.value.index()] = &each;
     for (const Version& each : dag.versions) newest_of[each.previous.index()] = each.newest;
     for (const Part& each : dag.parts)
       if (each.param.valid()) newest_of[each.value.index()] = newest_of[each.param.index()];
+    for (const Copy& each : dag.copies) master_of[each.copy.index()] = each.master;
     for (const Item& item : dag.items) ++items_of_cell[static_cast<size_t>(item.cell)];
     for (size_t t = 0; t < dag.tasks.size() && !dag.parts.empty(); ++t)
       if (gathers_parameters(dag, dag.tasks[t]))
@@ -34,6 +36,7 @@ struct Places {
   std::vector<const Param*> param;             // by value
   std::vector<const Part*> part;               // by value: the part that it is
   std::vector<ValueId> newest_of;              // by value that is a previous version, or its part
+  std::vector<ValueId> master_of;              // by value that is a copy of a parameter
   std::unordered_map<int32_t, TaskId> gather_of;  // by item: a parameter that lives in parts
 };
 

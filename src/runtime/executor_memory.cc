@@ -1,7 +1,11 @@
 // The memory of a rank: its arenas, and what lies there before the first step.
+#include <algorithm>
+#include <array>
+#include <cstring>
 #include <map>
 
 #include "executor_state.h"
+#include "piper/halves.h"
 
 namespace piper {
 
@@ -13,6 +17,23 @@ Status finish_copies(State& state) {
   if (!state.backend.is_asynchronous()) return ok_status();
   state.backend.record(state.queues.ended[0], 0);
   return state.backend.finish(state.queues.ended[0]);
+}
+
+// The elements of a file as the tensor has them: a copy of a parameter is that, rounded.
+Bytes value_of(const RoleProgram& role, const Tensor& tensor, const Bytes& stored) {
+  Bytes value = stored.made();
+  if (role.original(tensor).type.dtype == tensor.type.dtype) return value;
+  const size_t count = value.size / sizeof(float);
+  std::string rounded(count * sizeof(uint16_t), '\0');
+  std::array<float, 4096> some;  // files align nothing
+  for (size_t at = 0; at < count; at += some.size()) {
+    const size_t next = std::min(some.size(), count - at);
+    std::memcpy(some.data(), value.data + at * sizeof(float), next * sizeof(float));
+    round_to_halves(tensor.type.dtype, some.data(),
+                    reinterpret_cast<std::byte*>(rounded.data()) + at * sizeof(uint16_t),
+                    static_cast<int64_t>(next));
+  }
+  return Bytes::copy_of(rounded.data(), rounded.size());
 }
 
 }  // namespace
@@ -65,7 +86,7 @@ Status fill_buffers(Executor::State& state) {
                   tensor.name)
           .with_code(ExitCode::kPlan);
     }
-    const Bytes value = found->second->made();
+    const Bytes value = value_of(*state.role, tensor, *found->second);
     const Held held = held_of(*state.role, tensor, state.coordinates);
     if (static_cast<int64_t>(value.size) != held.whole.bytes()) {
       return fail("the initial value '{}' has {} bytes, buffer '{}' is {}", tensor.init, value.size,

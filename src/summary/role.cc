@@ -188,8 +188,8 @@ class RoleWalk {
     if (one.ahead > 0 && reader >= 0) count_kept(role_.tensor(buffer), reader);
   }
   void note_parameter(const Tensor& tensor, int32_t stage) {
-    const Tensor* of = tensor.previous_of < 0 ? &tensor : &role_.tensor(tensor.previous_of);
-    if (!of->param.empty()) parameters_[index_of(stage)].insert(of->param);
+    const std::string& param = role_.original(tensor).param;
+    if (!param.empty()) parameters_[index_of(stage)].insert(param);
   }
 
   // ---- What is no computation ----
@@ -202,8 +202,7 @@ class RoleWalk {
     return axes_text(role_, axes);
   }
 
-  void add_traffic(const Instruction& one, int64_t bytes, const char* of = "") {
-    const DType dtype = role_.tensor(one.args[0]).type.dtype;
+  void add_traffic(const Instruction& one, DType dtype, int64_t bytes, const char* of = "") {
     const std::string& stream = role_.streams[index_of(one.stream)].name;
     const std::string where = over(one);
     TrafficSummary& traffic = traffic_[{one.kind, of, where, dtype, stream}];
@@ -228,7 +227,8 @@ class RoleWalk {
             static_cast<double>(role_.tensor(arg).type.bytes());
     }
     const char* of_micro = forward ? "activations" : "gradients";
-    add_traffic(one, bytes, one.micro < 0 ? "sums of the step" : of_micro);
+    add_traffic(one, role_.tensor(one.args[0]).type.dtype, bytes,
+                one.micro < 0 ? "sums of the step" : of_micro);
   }
 
   void collective(const Instruction& one) {
@@ -237,7 +237,7 @@ class RoleWalk {
       made_[index_of(one.args[a + 1])] = {from.stage, from.forward, from.received, false};
     }
     if (!is_collective(one.kind) || is_local(one)) return;
-    int64_t bytes = 0;
+    std::map<DType, int64_t> bytes;  // a message of several types is one of each
     for (size_t a = 0; a < one.args.size(); ++a) {
       const bool written = a % 2 == 1;
       // Of rows that go where an index sends them: what a rank sends, or gets back, at most.
@@ -245,9 +245,10 @@ class RoleWalk {
           !takes_pairs(one.kind) ||
           (takes_index(one.kind) ? a < 2 && written == (one.kind == InstructionKind::kCombine)
                                  : written == (one.kind == InstructionKind::kAllGather));
-      if (counts) add_bytes(role_.tensor(one.args[a]).type.bytes(), bytes);
+      const TensorType& type = role_.tensor(one.args[a]).type;
+      if (counts) add_bytes(type.bytes(), bytes[type.dtype]);
     }
-    add_traffic(one, bytes);
+    for (const auto& [dtype, of_type] : bytes) add_traffic(one, dtype, of_type);
   }
 
   void copy(const Instruction& one) {
@@ -294,7 +295,7 @@ void count_memory(const RoleProgram& role, RoleSummary& summary) {
     if (tensor.host) continue;
     if (tensor.kind == BufferKind::kConstant) add_bytes(bytes, summary.constant_bytes);
     if (tensor.kind != BufferKind::kState) continue;
-    const bool weight = tensor.previous_of >= 0 || !tensor.param.empty();
+    const bool weight = tensor.previous_of >= 0 || tensor.copy_of >= 0 || !tensor.param.empty();
     add_bytes(bytes, weight ? summary.weight_bytes : summary.optimizer_bytes);
   }
   summary.step_bytes = role.arena_bytes;

@@ -41,9 +41,13 @@ class Follower {
   int32_t step_of(Spot place) const { return first_step_ + section_.training_step(place); }
 
   // Whoever compares the plans looks at what it starts with.
-  static uint64_t initial(const RoleProgram& role, const Tensor& tensor) {
-    if (tensor.kind == BufferKind::kState)
-      return join_symbols(symbol_of("state"), symbol_of(identity_of(role, tensor)));
+  uint64_t initial(const RoleProgram& role, const Tensor& tensor) {
+    if (tensor.kind == BufferKind::kState) {
+      const uint64_t symbol =
+          join_symbols(symbol_of("state"), symbol_of(identity_of(role, tensor)));
+      const bool rounded = role.original(tensor).type.dtype != tensor.type.dtype;
+      return rounded ? values_.cast(symbol, info(tensor.type.dtype).name) : symbol;
+    }
     const std::string what =
         fmt::format("{} {} {}", tensor.init, tensor.fill, info(tensor.type.dtype).name);
     return join_symbols(symbol_of("constant"), symbol_of(what));
@@ -271,6 +275,7 @@ uint64_t sum_symbol(int32_t step, std::string_view name) {
 std::string identity_of(const RoleProgram& role, const Tensor& tensor) {
   if (tensor.previous_of >= 0)
     return fmt::format("previous {}", identity_of(role, role.tensor(tensor.previous_of)));
+  if (tensor.copy_of >= 0) return identity_of(role, role.tensor(tensor.copy_of));
   return fmt::format("{} {}", tensor.param.empty() ? "state" : "parameter",
                      tensor.param.empty() ? tensor.name : tensor.param);
 }

@@ -37,7 +37,8 @@ struct Effects {
 };
 
 uint64_t sum_symbol(int32_t step, std::string_view name);
-// By what a state or constant is known to plans that keep it otherwise: whole or a part.
+// By what a state or constant is known to plans that keep it otherwise: whole or a part. A copy is
+// known as its parameter, and has another type.
 std::string identity_of(const RoleProgram& role, const Tensor& tensor);
 
 // Follows the section, which has an order, `steps` times over. `known`: what is not strange; null

@@ -30,10 +30,24 @@ RoleFacts facts_of(const RoleProgram& role) {
   return facts;
 }
 
+int32_t copy_of(int32_t param, DType dtype, Model& model) {
+  const auto [known, is_new] = model.copies.try_emplace({param, dtype});
+  if (is_new) {
+    model.copy_names.push_back(fmt::format("{} in {}", model.params[param], info(dtype).name));
+    known->second = model.params.add(model.copy_names.back());
+  }
+  return known->second;
+}
+
 void name(const RoleProgram& role, Model& model, RoleFacts& facts) {
-  for (size_t b = 0; b < role.buffers.size(); ++b)
-    if (const std::string& param = role.tensor(role.buffers[b]).param; !param.empty())
-      facts.buffers[b].param = model.params.id_of(param);
+  for (size_t b = 0; b < role.buffers.size(); ++b) {
+    const Tensor& tensor = role.tensor(role.buffers[b]);
+    const std::string& param =
+        tensor.copy_of < 0 ? tensor.param : role.tensor(tensor.copy_of).param;
+    if (param.empty()) continue;
+    const int32_t id = model.params.id_of(param);
+    facts.buffers[b].param = tensor.copy_of < 0 ? id : copy_of(id, tensor.type.dtype, model);
+  }
   for (size_t t = 0; t < role.sum_targets.size(); ++t) {
     const std::string_view name = role.sum_targets[t].name;
     // Most roles list the same sums in the same order.
@@ -47,6 +61,7 @@ void name(const RoleProgram& role, Model& model, RoleFacts& facts) {
 ProgramFacts facts_of(const Program& program) {
   ProgramFacts facts;
   const auto args = static_cast<size_t>(program.num_args);
+  const auto is_arg = [&](int32_t value) { return value >= 0 && value < program.num_args; };
   IdSets sets;                                                       // of arguments
   std::vector<int32_t> from(program.values.size(), IdSets::kEmpty);  // by value
   for (size_t a = 0; a < args; ++a) {
@@ -58,8 +73,15 @@ ProgramFacts facts_of(const Program& program) {
     int32_t all = IdSets::kEmpty;
     for (int32_t input : op.inputs)
       if (input >= 0) all = sets.unite(all, from[input]);
-    for (int32_t output : op.outputs)
-      if (output >= 0) from[output] = all;
+    for (int32_t output : op.outputs) {
+      if (output < 0) continue;
+      from[output] = all;
+      std::erase_if(facts.rounded, [&](const auto& pair) {
+        return pair.first == output || pair.second == output;
+      });
+    }
+    if (op.op == "Cast" && op.inputs.size() == 1 && is_arg(op.inputs[0]) && is_arg(op.outputs[0]))
+      facts.rounded.emplace_back(op.outputs[0], op.inputs[0]);
   }
   for (size_t a = 0; a < args; ++a)
     if (program.arg_written[a]) {
@@ -98,6 +120,11 @@ Status find_facts(const PlanSet& set, Model& model) {
     const int32_t param = model.params.find(name.substr(0, name.size() - suffix));
     if (param >= 0 && (model.is_gradient[t] || model.gradient_of[param] < 0))
       model.gradient_of[param] = t;
+  }
+  model.master_of.assign(model.params.size(), -1);
+  for (const auto& [of, copy] : model.copies) {
+    model.master_of[copy] = of.first;
+    model.gradient_of[copy] = model.gradient_of[of.first];
   }
   return ok_status();
 }

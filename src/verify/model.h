@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <list>
+#include <map>
 #include <span>
 #include <unordered_map>
 
@@ -25,6 +27,10 @@ class NameIds {
   }
   std::string_view operator[](int32_t id) const { return names_[id]; }
   size_t size() const { return names_.size(); }
+  int32_t add(std::string_view name) {  // an id of its own, by which alone it is found
+    names_.push_back(name);
+    return static_cast<int32_t>(names_.size()) - 1;
+  }
 
  private:
   std::unordered_map<std::string_view, int32_t> ids_;
@@ -42,6 +48,8 @@ struct ProgramFacts {
   std::vector<int32_t> written;  // the arguments that it writes, ascending
   // By position in `written`: the arguments that the new content was computed from, ascending.
   std::vector<std::vector<int32_t>> sources;
+  // Arguments that are, when it has run, what another one is then, rounded to their type.
+  std::vector<std::pair<int32_t, int32_t>> rounded;
 };
 struct RoleFacts {
   std::vector<BufferFacts> buffers;
@@ -79,6 +87,11 @@ struct Model {
   std::vector<int32_t> cell_of_rank;
   std::vector<RoleFacts> facts;  // by role
   NameIds params, targets;
+  // Copies of parameters are parameters of their own: by the parameter and the type, and back; -1:
+  // it is none.
+  std::map<std::pair<int32_t, DType>, int32_t> copies;
+  std::vector<int32_t> master_of;
+  std::list<std::string> copy_names;
   std::vector<int32_t> gradient_of;  // by parameter: its gradient, or the statistic of the batch
                                      // that it follows, or -1
   std::vector<bool> is_gradient;     // by sum

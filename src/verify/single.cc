@@ -8,11 +8,16 @@ namespace {
 
 using Tensors = std::map<std::string, const Tensor*>;  // by identity
 
-bool is_kept(const Tensor& tensor) { return tensor.kind != BufferKind::kStep; }
+// Versions and copies of parameters are what these are (rules structure and sum): plans may differ
+// in which of them they keep.
+bool is_kept(const RoleProgram& role, const Tensor& tensor) {
+  const Tensor& original = role.original(tensor);
+  return tensor.kind != BufferKind::kStep && (&original == &tensor || original.param.empty());
+}
 Tensors kept_of(const RoleProgram& role) {
   Tensors kept;
   for (const Tensor& tensor : role.tensors)
-    if (is_kept(tensor)) kept.emplace(identity_of(role, tensor), &tensor);
+    if (is_kept(role, tensor)) kept.emplace(identity_of(role, tensor), &tensor);
   return kept;
 }
 // Of the whole, where a rank keeps a part.
@@ -64,7 +69,7 @@ class NameCheck {
   }
   void check_tensors(int32_t c, const RoleProgram& role) {
     for (const Tensor& tensor : role.tensors) {
-      if (!is_kept(tensor)) continue;
+      if (!is_kept(role, tensor)) continue;
       const auto other = of_one_.find(identity_of(role, tensor));
       if (other == of_one_.end()) {
         add("'{}' on {} is not kept on one device", quote_control(tensor.name), model_.who(c));
@@ -169,15 +174,18 @@ class EffectCheck {
     }
   }
   void check_states() {
-    std::map<std::string, uint64_t> wanted;
+    std::map<std::pair<std::string, DType>, uint64_t> wanted;  // a copy has another type
+    const auto key = [](const RoleProgram& role, const Tensor& tensor) {
+      return std::pair(identity_of(role, tensor), tensor.type.dtype);
+    };
     const Cell& cell = single_->model.cells[0];
     for (const int32_t b : cell.facts->kept)
-      wanted.emplace(identity_of(*cell.role, cell.role->tensor(b)), single_->effects.held[0][b]);
+      wanted.emplace(key(*cell.role, cell.role->tensor(b)), single_->effects.held[0][b]);
     for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c)
       for (const int32_t b : model_.cells[c].facts->kept) {
         const RoleProgram& role = *model_.cells[c].role;
         const Tensor& tensor = role.tensor(b);
-        const auto other = wanted.find(identity_of(role, tensor));
+        const auto other = wanted.find(key(role, tensor));
         if (tensor.kind != BufferKind::kState || other == wanted.end()) continue;
         if (other->second != effects_.held[c][b])
           add("'{}' on {} becomes something else than on one device", quote_control(tensor.name),

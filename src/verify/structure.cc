@@ -8,18 +8,19 @@
 namespace piper {
 namespace {
 
-// Of a role, as the cell that runs it first: what is kept in two versions starts one step apart.
+// Of a role, as the cell that runs it first: what is kept in two versions starts one step apart,
+// versions and copies of parameters as these.
 void check_versions(const Model& model, int32_t cell, Findings& findings) {
   const RoleProgram& role = *model.cells[cell].role;
   for (const Tensor& tensor : role.tensors) {
-    if (tensor.previous_of < 0) continue;
-    const Tensor& newest = role.tensor(tensor.previous_of);
-    if (newest.param.empty() && newest.fill != tensor.fill + 1)
+    const Tensor& original = role.original(tensor);
+    if (tensor.kind != BufferKind::kState || &original == &tensor) continue;
+    if (original.param.empty() && original.fill != tensor.fill + 1)
       findings.add("structure", "'{}' on {} does not start one step before '{}'",
-                   quote_control(tensor.name), model.who(cell), quote_control(newest.name));
-    if (!newest.param.empty() && (tensor.init != newest.init || tensor.fill != newest.fill))
+                   quote_control(tensor.name), model.who(cell), quote_control(original.name));
+    if (!original.param.empty() && (tensor.init != original.init || tensor.fill != original.fill))
       findings.add("structure", "'{}' on {} starts otherwise than parameter '{}'",
-                   quote_control(tensor.name), model.who(cell), quote_control(newest.param));
+                   quote_control(tensor.name), model.who(cell), quote_control(original.param));
   }
 }
 
@@ -81,7 +82,7 @@ void check_starts(const Model& model, Findings& findings) {
       if (param >= 0) known[param] = true;
       const RoleProgram& role = *model.cells[c].role;
       const Tensor& tensor = role.tensor(role.buffers[b]);
-      if (tensor.init.empty() || tensor.previous_of >= 0) continue;
+      if (tensor.init.empty() || &role.original(tensor) != &tensor) continue;
       const First own{&tensor, c};
       const First& first = of_values.emplace(tensor.init, own).first->second;
       const bool both_constant =

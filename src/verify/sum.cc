@@ -96,7 +96,7 @@ void SumCheck::compute(Spot place, const Instruction& one) {
     const int32_t arg = program.written[w];
     Content& before = held(place, one.args[arg]);
     Content& result = results_[arg];
-    if (before.param >= 0) {
+    if (before.param >= 0 && !is_copy(before.param)) {
       check_update(place, one, result, arg, program.sources[w]);
       result.param = before.param;
       result.cut = before.cut;
@@ -105,6 +105,7 @@ void SumCheck::compute(Spot place, const Instruction& one) {
     }
     result.version = static_cast<int16_t>(section_.training_step(place) + 1);
   }
+  round_copies(place, one, program);
   for (int32_t arg : program.written) held(place, one.args[arg]) = std::move(results_[arg]);
 }
 

@@ -211,6 +211,10 @@ class SumCheck {
   void check_update(Spot place, const Instruction& one, const Content& result, int32_t arg,
                     const std::vector<int32_t>& sources);
 
+  // What is a parameter behind its update, rounded, is its copy; nothing else is put into one.
+  bool is_copy(int32_t param) const { return param >= 0 && model_.master_of[param] >= 0; }
+  void round_copies(Spot place, const Instruction& one, const ProgramFacts& program);
+
   // Every trained parameter has its next value, in the form in which it is kept.
   void check_end(int32_t c);
 

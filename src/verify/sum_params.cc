@@ -80,6 +80,33 @@ void SumCheck::check_update(Spot place, const Instruction& one, const Content& r
   }
 }
 
+void SumCheck::round_copies(Spot place, const Instruction& one, const ProgramFacts& program) {
+  const int32_t next = section_.training_step(place) + 1;
+  for (const auto& [to, from] : program.rounded) {
+    const bool written = program.access[from] & kWrites;
+    const Content& master = written ? results_[from] : held(place, one.args[from]);
+    const DType dtype = role(place).tensor(one.args[to]).type.dtype;
+    const auto copy = model_.copies.find({master.param, dtype});
+    if (copy == model_.copies.end() || master.version != next) continue;
+    results_[to].param = copy->second;
+    results_[to].cut = master.cut;
+    results_[to].updated_by = static_cast<int32_t>(updates_.size());
+    updates_.push_back(place);
+  }
+  for (int32_t arg : program.written) {
+    const Content& before = held(place, one.args[arg]);
+    const bool kept = facts(place).buffers[one.args[arg]].kind == BufferKind::kState;
+    if (!kept || !is_copy(before.param)) continue;
+    if (results_[arg].param != before.param)
+      findings_.add("sum", "{} writes '{}' with something else than '{}' behind its update",
+                    name(place), param_name(before.param),
+                    param_name(model_.master_of[before.param]));
+    else if (before.version == next)
+      findings_.add("sum", "{} writes '{}', which {} has already written", name(place),
+                    param_name(before.param), name_of(section_.at(updates_[before.updated_by])));
+  }
+}
+
 void SumCheck::check_end(int32_t c) {
   const RoleProgram& own = *model_.cells[c].role;
   for (int32_t b : model_.cells[c].facts->kept) {
@@ -100,7 +127,7 @@ void SumCheck::check_end(int32_t c) {
                     param_name(param), model_.who(c));
       continue;
     }
-    report_.parameters += trained(c, param) ? 1 : 0;
+    report_.parameters += trained(c, param) && !is_copy(param) ? 1 : 0;
     if (trained(c, param) && content.version != section_.training_steps())
       findings_.add("sum", "nothing updates parameter '{}' on {}", param_name(param),
                     model_.who(c));

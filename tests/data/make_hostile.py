@@ -184,7 +184,7 @@ def role(**changes):
     f32 = plan_pb2.TensorType(dtype=0, shape=[4, 2])
     made.inputs.add(name=b"x", type=f32, batch_dim=0, low=0, high=-1)
     for i, name in enumerate((b"w", b"x", b"y")):
-        made.tensors.add(name=name, type=f32, kind=0 if i == 0 else 2, part_of=-1, previous_of=-1)
+        made.tensors.add(name=name, type=f32, kind=0 if i == 0 else 2, part_of=-1, previous_of=-1, copy_of=-1)
         made.buffers.add(tensor=i, micro=-1, offset=64 * i)
     program = made.programs.add(label=b"F", num_args=3, arg_read=[True, True, False], arg_written=[False, False, True])
     for _ in range(4):
@@ -245,6 +245,8 @@ def plan_files():
                                             r.body[1].contributions.add(arg=2, target=0, use=2 ** 31 - 1)))
     put("group_of_no_axis", lambda r: r.groups.add(name=b"g", axes=[-3, 99]))
     put("axis_twice_in_a_group", lambda r: r.groups.add(name=b"g", axes=[0, 0]))
+    put("copy_of_no_buffer", lambda r: setattr(r.tensors[2], "copy_of", 2 ** 31 - 1))
+    put("copy_of_itself", lambda r: setattr(r.tensors[2], "copy_of", 2))
     put("cut_over_no_axis", lambda r: (r.tensors[0].whole.extend([8, 2]),
                                        r.tensors[0].cuts.add(axis=2 ** 31 - 1, dim=0, outer=1)))
     put("cut_that_overflows", lambda r: (r.tensors[0].whole.extend([4, 2]), setattr(r.mesh[0], "size", 2 ** 20),

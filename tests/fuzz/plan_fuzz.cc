@@ -78,6 +78,7 @@ std::string zeros_for(const proto::RoleProgram& message) {
   int64_t end = 0;
   for (const auto& tensor : message.tensors()) {
     if (tensor.init().empty() || header.contains(tensor.init()) || header.size() > 100) continue;
+    if (tensor.copy_of() >= 0) continue;  // its parameter has it
     if (tensor.type().dtype() < 0 || tensor.type().dtype() >= kNumDTypes) continue;
     const DTypeInfo& type = info(static_cast<DType>(tensor.type().dtype()));
     int64_t bytes = type.bytes;

@@ -74,7 +74,8 @@ PlanSet set_of(RoleProgram role) {
   std::mt19937 random(1);
   for (const Tensor& tensor : role.tensors) {
     if (tensor.init.empty()) continue;
-    std::string bytes(static_cast<size_t>(tensor.type.bytes()), '\0');
+    const TensorType stored{role.original(tensor).type.dtype, tensor.type.shape};
+    std::string bytes(static_cast<size_t>(stored.bytes()), '\0');
     for (char& byte : bytes) byte = static_cast<char>(random() % 5);
     set.tensors.emplace_back(tensor.init, Bytes::copy_of(bytes.data(), bytes.size()));
   }

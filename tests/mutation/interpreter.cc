@@ -66,9 +66,11 @@ class Interpreter {
     for (const Buffer& buffer : rank.role->buffers) {
       const Tensor& one = rank.role->tensor(buffer);
       if (one.kind == BufferKind::kStep) continue;
-      const Symbol from = one.init.empty()
-                              ? join(symbol_of("fill"), symbol_of(fmt::format("{}", one.fill)))
-                              : join(symbol_of("init"), symbol_of(one.init));
+      Symbol from = one.init.empty()
+                        ? join(symbol_of("fill"), symbol_of(fmt::format("{}", one.fill)))
+                        : join(symbol_of("init"), symbol_of(one.init));
+      if (rank.role->original(one).type.dtype != one.type.dtype)
+        from = join(from, symbol_of("rounded"));
       rank.memory(buffer).write(buffer.offset, initial(rank, one, from));
     }
   }

@@ -153,6 +153,10 @@ TEST(Mutants, OfTwoVersionsAreCaughtToo) {
   catch_mutants(overlapping_strategy, all, kSanitized ? 2 : 10, kSanitized ? 1 : 3,
                 kSanitized ? 10 : 500);
 }
+TEST(Mutants, OfCopiesAreCaughtToo) {
+  catch_mutants(copying_strategy, copy_mutations(), kSanitized ? 10 : 30, kSanitized ? 2 : 5,
+                kSanitized ? 5 : 80);
+}
 TEST(Mutants, OfRandomNumbersAreCaughtToo) {
   std::vector<Mutation> all = mutations();
   const auto more = agreement_mutations();

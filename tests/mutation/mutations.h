@@ -22,6 +22,8 @@ std::span<const Mutation> version_mutations();
 std::span<const Mutation> join_mutations();
 // Those of them that aim at one promise of the verifier each.
 std::span<const Mutation> targeted_mutations();
+// Those of copies of parameters in 16 bits.
+std::span<const Mutation> copy_mutations();
 // Those of what all ranks and parameters have in common.
 std::span<const Mutation> agreement_mutations();
 

@@ -217,6 +217,16 @@ inline std::string overlapping_strategy(Random& random, size_t microbatches) {
                                       "        repeat P-r-1: F[step=1] BI? BW?\n"});
 }
 
+// Ops of 16 bits.
+inline std::string copying_strategy(Random& random, size_t microbatches) {
+  while (true) {
+    std::string text = pick(random, 3) == 0 ? overlapping_strategy(random, microbatches)
+                                            : random_strategy(random, microbatches);
+    if (text.find("compute: bf16") != text.npos || text.find("compute: f16") != text.npos)
+      return text;
+  }
+}
+
 // For models whose batch cannot be cut: running statistics on stages.
 inline std::string uncut_strategy(Random& random, size_t) {
   const size_t pp = 1 + pick(random, 3);

@@ -211,6 +211,59 @@ Done round_once_more(PlanSet& set, Random& random) {
   return text;
 }
 
+// The copy of a parameter is made of another one, or before the update.
+Done round_wrongly(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, is_update);
+  if (!spot) return std::nullopt;
+  RoleProgram& role = *spot->role;
+  Program program = role.programs[static_cast<size_t>(spot->at().program)];
+  std::vector<size_t> copies;
+  for (size_t i = 0; i < program.ops.size(); ++i) {
+    const ProgramOp& op = program.ops[i];
+    if (op.op == "Cast" && op.inputs[0] < program.num_args && op.outputs[0] < program.num_args &&
+        info(program.values[static_cast<size_t>(op.outputs[0])].dtype).bytes == 2)
+      copies.push_back(i);
+  }
+  if (copies.empty()) return std::nullopt;
+  const size_t one = copies[below(random, copies.size())],
+               other = copies[below(random, copies.size())];
+  int32_t &from = program.ops[one].inputs[0], &instead = program.ops[other].inputs[0];
+  const auto type = [&](int32_t v) { return program.values[static_cast<size_t>(v)]; };
+  std::string text = fmt::format("{}: {} and {} change places", spot->name(), one, other);
+  if (from != instead && type(from) == type(instead)) {
+    std::swap(from, instead);
+  } else {
+    text = fmt::format("{}: {} comes first", spot->name(), one);
+    const auto at = program.ops.begin() + static_cast<std::ptrdiff_t>(one);
+    std::rotate(program.ops.begin(), at, at + 1);
+  }
+  spot->at().program = static_cast<int32_t>(role.programs.size());
+  role.programs.push_back(std::move(program));
+  return text;
+}
+
+// The copies of two parameters change places in all updates.
+Done swap_copies(PlanSet& set, Random& random) {
+  RoleProgram& role = any_role(set, random);
+  std::vector<std::pair<int32_t, int32_t>> pairs;
+  const auto count = static_cast<int32_t>(role.buffers.size());
+  for (int32_t a = 0; a < count; ++a)
+    for (int32_t b = a + 1; b < count && role.tensor(a).copy_of >= 0; ++b)
+      if (role.tensor(b).copy_of >= 0 && role.tensor(a).type == role.tensor(b).type)
+        pairs.emplace_back(a, b);
+  if (pairs.empty()) return std::nullopt;
+  const auto [a, b] = pairs[below(random, pairs.size())];
+  bool changed = false;
+  for (auto* list : {&role.body, &role.epilogue})
+    for (Instruction& one : *list) {
+      if (one.pass != 'U') continue;
+      for (int32_t& arg : one.args)
+        if (arg == a || arg == b) arg = arg == a ? b : a, changed = true;
+    }
+  if (!changed) return std::nullopt;
+  return fmt::format("'{}' and '{}'", role.tensor(a).name, role.tensor(b).name);
+}
+
 Done change_start(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
   std::vector<std::pair<Tensor*, const Tensor*>> pairs;
@@ -360,8 +413,14 @@ constexpr Mutation kTargeted[] = {
     {"cross replicas", cross_replicas},
 };
 
+constexpr Mutation kOfCopies[] = {
+    {"round wrongly", round_wrongly},
+    {"swap copies", swap_copies},
+};
+
 }  // namespace
 
 std::span<const Mutation> targeted_mutations() { return kTargeted; }
+std::span<const Mutation> copy_mutations() { return kOfCopies; }
 
 }  // namespace piper::mutation

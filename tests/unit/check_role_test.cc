@@ -84,8 +84,7 @@ TEST(CheckRole, RefusesEachFault) {
        "buffer 4 'acc' is f32[2,2], no part of f32[9] over 2 ranks"},
       {"step at=256", "state at=256 part_of=0 whole=[4]",
        "buffer 4 'acc' is f32[2,2], no part of f32[4] over 2 ranks"},
-      {"axis=0", "axis=\"0\"",
-       "program 0 'F stage=0': op 3 Gather: attribute 'axis' is a text"},
+      {"axis=0", "axis=\"0\"", "program 0 'F stage=0': op 3 Gather: attribute 'axis' is a text"},
       {"args=3\n", "args=9\n", "program 0 'F stage=0': 9 of its 7 values are args"},
       {"value 0 f32[2,2] read", "value 0 f32[2,2]",
        "program 0 'F stage=0': op 0 Mul reads arg 0, which the program says it does not"},
@@ -173,6 +172,42 @@ TEST(CheckRole, RefusesEachFault) {
        "instruction 0 '' (copy): it copies f32[] to f32[2,2]"},
   };
   for (const Case& each : cases) expect_refused(kStage0, each.from, each.to, each.message);
+}
+
+// Copies of a parameter that lives in parts: whole, a part, gathered, and one of two versions.
+TEST(CheckRole, RefusesCopiesOfNoParameter) {
+  const std::string plan = R"(plan batch=2 arena=320 workspace=[0]
+axis "dp" 2
+stream 0 "compute"
+group 0 "dp" axes=[0]
+buffer 0 "w" f32[3] state param="w" part_of=0 whole=[6]
+buffer 1 "whole" bf16[6] state at=64 copy_of=0
+buffer 2 "part" bf16[3] state at=128 part_of=0 whole=[6] copy_of=0
+buffer 3 "made" bf16[6] step at=192 param="w" copy_of=0
+buffer 4 "before" bf16[6] state at=256 previous_of=1
+body
+  0 copy args=[1,3]
+)";
+  const auto role = parse_plan(plan);
+  ASSERT_TRUE(role) << print_error(role.error());
+  const Status status = check_role(*role);
+  ASSERT_TRUE(status) << print_error(status.error());
+  const char* none = "buffer 1 'whole' is a copy of no parameter";
+  const std::tuple<const char*, const char*, const char*> cases[] = {
+      {"w\" f32[3]", "w\" f64[3]", none},
+      {"state param=\"w\"", "state", none},
+      {"whole\" bf16[6]", "whole\" f32[6]", none},
+      {"whole\" bf16[6]", "whole\" bf16[5]", none},
+      {"at=64 copy_of=0", "at=64 copy_of=1", none},
+      {"at=64 copy_of=0", "at=64 param=\"w\" copy_of=0", none},
+      {"at=64 copy_of=0", "at=64 copy_of=5", "tensor 1 'whole': there is no buffer 5"},
+      {"whole=[6] copy_of=0", "whole=[5] copy_of=0", "buffer 2 'part' is a copy of no parameter"},
+      {"step at=192 param=\"w\"", "step at=192 param=\"v\"",
+       "buffer 3 'made' is a copy of no parameter"},
+      {"previous_of=1", "previous_of=3",
+       "buffer 4 'before' is the previous version of no parameter or step"},
+  };
+  for (const auto& [from, to, message] : cases) expect_refused(plan, from, to, message);
 }
 
 // The same of blocks.
