@@ -9,6 +9,7 @@
 #pragma once
 
 #include "piper/bundle.h"
+#include "piper/fabric.h"
 
 namespace piper {
 
@@ -55,6 +56,13 @@ class Backend {
   virtual void wait(int32_t /*event*/, int32_t /*stream*/) {}
   // The host waits for it. An error is that of any work since the last call.
   virtual Status finish(int32_t /*event*/) { return ok_status(); }
+  // Whether it need not wait; returns at once.
+  virtual Result<bool> is_done(int32_t /*event*/) { return true; }
+  // What moves bytes between its ranks, beside what their hosts have; destroyed before the backend.
+  // Null: what the hosts have does.
+  virtual Result<std::unique_ptr<Fabric>> make_fabric(const FabricSource&) {
+    return std::unique_ptr<Fabric>();
+  }
   // The host is about to read or write memory of kHost: for devices that check who uses what when.
   virtual void host_uses(const std::byte* /*at*/, int64_t /*bytes*/, bool /*writes*/) {}
 };

@@ -55,9 +55,10 @@ struct TraceEvent {
 class Executor {
  public:
   // Allocates, fills state and constants, loads and binds programs, registers routes and groups.
-  // The transport has agreed.
+  // The ranks have agreed. Error (kUsage): one of backend and fabric is asynchronous, the other one
+  // is not, and the plan has communicators.
   static Result<std::unique_ptr<Executor>> load(const RankSource& source, Backend& backend,
-                                                Transport& transport);
+                                                Control& control, Fabric& fabric);
   ~Executor();
   Status run_prologue(int64_t step);
   // The body (of the last step the epilogue, where steps overlap) with wait_sends, and then the

@@ -261,7 +261,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transpo
   if (transport == nullptr)
     write();
   else
-    PIPER_TRY(finish_together(*transport, end_timeout(options.job), write));
+    PIPER_TRY(finish_together(transport->control(), end_timeout(options.job), write));
   return RunOutcome{watch.interrupted() && result.interrupted, voice.code()};
 }
 

@@ -104,8 +104,9 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
   RankSource source;
   source.set = &reference;
   source.data = data;
+  Transport& alone = comparison->world_->rank(0);
   PIPER_ASSIGN(comparison->executor_,
-               Executor::load(source, *comparison->backend_, comparison->world_->rank(0)));
+               Executor::load(source, *comparison->backend_, alone.control(), alone.fabric()));
   PIPER_TRY(comparison->executor_->run_prologue(0));
   for (ParameterView& view : comparison->executor_->parameters()) {
     comparison->entries_.push_back({std::move(view), {}});

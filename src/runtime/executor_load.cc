@@ -103,8 +103,8 @@ Result<int32_t> open_communicator(State& state, int32_t number) {
   const RoleProgram& role = *state.role;
   const Communicator& one = role.communicators[static_cast<size_t>(number)];
   if (!one.is_pair())
-    return state.transport.add_group(group_ranks(role, {"", one.axes}, state.coordinates), number,
-                                     stream_of(state, one.streams[0]));
+    return state.fabric.add_group(group_ranks(role, {"", one.axes}, state.coordinates), number,
+                                  stream_of(state, one.streams[0]));
   const auto is_own = [&](const std::vector<int32_t>& place) {
     return std::equal(place.begin(), place.end(), state.coordinates.begin(),
                       [](int32_t wanted, int64_t own) { return wanted < 0 || wanted == own; });
@@ -112,14 +112,14 @@ Result<int32_t> open_communicator(State& state, int32_t number) {
   if (is_own(one.from)) {
     PIPER_ASSIGN(const int32_t stream, add_hidden(state));
     PIPER_ASSIGN(const int32_t end,
-                 state.transport.add_send(peer_rank(role, one.to, state.coordinates), number,
-                                          messages_on(role, number), stream));
+                 state.fabric.add_send(peer_rank(role, one.to, state.coordinates), number,
+                                       messages_on(role, number), stream));
     state.queues.stream_of_route[end] = stream;
     return end;
   }
   if (!is_own(one.to)) return -1;
-  return state.transport.add_recv(peer_rank(role, one.from, state.coordinates), number,
-                                  stream_of(state, one.streams[1]));
+  return state.fabric.add_recv(peer_rank(role, one.from, state.coordinates), number,
+                               stream_of(state, one.streams[1]));
 }
 
 Status bind_message(State& state, const Instruction& from, Op& op) {
@@ -130,7 +130,7 @@ Status bind_message(State& state, const Instruction& from, Op& op) {
     parts.push_back({state.at(from.args[k]), bytes_of(state, from, k)});
   op.parts = parts.data();
   op.count = static_cast<int64_t>(parts.size());
-  return state.transport.add_message(parts);
+  return state.fabric.add_message(parts);
 }
 
 Status bind_all_reduce(State& state, const Instruction& from, Op& op) {
@@ -448,14 +448,18 @@ Result<std::vector<InputNeed>> data_needs(const PlanSet& set) {
 }
 
 Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backend& backend,
-                                                 Transport& transport) {
-  auto state = std::make_unique<State>(source, backend, transport);
+                                                 Control& control, Fabric& fabric) {
+  auto state = std::make_unique<State>(source, backend, control, fabric);
   const PlanSet& set = *source.set;
   state->plan = &set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(source.rank)])];
   if (!backend.runs(state->plan->target))
     return fail("the plan is made for the target '{}', which the {} backend does not run",
                 quote_control(state->plan->target), backend.name())
         .with_code(ExitCode::kPlan);
+  if (!state->plan->communicators.empty() && backend.is_asynchronous() != fabric.is_asynchronous())
+    return fail("the {} backend and the {} fabric do not work together: only one of them queues",
+                backend.name(), fabric.name())
+        .with_code(ExitCode::kUsage);
   state->role = std::make_shared<const RoleProgram>(backend.prepare(*state->plan));
   const RoleProgram& role = *state->role;
   if (const int64_t packed = role.arena_bytes - state->plan->arena_bytes;

@@ -12,7 +12,7 @@ using State = Executor::State;
 Status finish_copies(State& state) {
   if (!state.backend.is_asynchronous()) return ok_status();
   state.backend.record(state.queues.ended[0], 0);
-  return state.backend.finish(state.queues.ended[0]);
+  return wait_for(state, state.queues.ended[0], 0);
 }
 
 }  // namespace

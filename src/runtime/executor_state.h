@@ -80,14 +80,16 @@ struct Queues {
 };
 
 struct Executor::State {
-  State(const RankSource& from, Backend& on, Transport& over);
+  State(const RankSource& from, Backend& on, Control& with, Fabric& over);
   ~State();
 
   const RankSource source;
   Backend& backend;
-  Transport& transport;
+  Control& control;
+  Fabric& fabric;
   std::atomic<const char*>& activity;
-  std::shared_ptr<const RoleProgram> role;  // as the backend has prepared it
+  const char* queued_last = "an initial value";  // on an asynchronous backend: the label
+  std::shared_ptr<const RoleProgram> role;       // as the backend has prepared it
   const RoleProgram* plan = nullptr;
   std::vector<int64_t> coordinates;
   std::byte* arena = nullptr;
@@ -130,6 +132,8 @@ Status fill_buffers(Executor::State& state);
 // Queues a section on an asynchronous backend, behind the one before; `reports`: that of a step.
 Status queue_section(Executor::State& state, const BoundSection& section, int64_t step,
                      bool reports);
+// The host waits until the event is complete, as long as it waits for another rank.
+Status wait_for(Executor::State& state, int32_t event, int64_t step);
 // Its instructions in order; returns when they are done.
 Status run_op(Executor::State& state, const Op& op, int64_t step);
 // At load: events, streams, and what lies on the host.

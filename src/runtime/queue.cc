@@ -70,7 +70,9 @@ void end_section(State& state, int64_t step, bool reports) {
 // The section is queued, and the one before has ended: where that had its data there is room.
 Status follow_up(State& state, const BoundSection& section, int64_t step) {
   const int64_t number = state.sections;
-  if (number > 0) PIPER_TRY(state.backend.finish(state.queues.ended[(number + 1) % 2]));
+  if (number > 0)
+    PIPER_TRY(
+        wait_for(state, state.queues.ended[(number + 1) % 2], std::max<int64_t>(step - 1, 0)));
   if (state.reader) read_ahead(state, section, step);
   ++state.sections;
   return ok_status();
@@ -126,6 +128,7 @@ Status queue_section(State& state, const BoundSection& section, int64_t step, bo
     const Op& op = section.ops[i];
     const Queued& queued = section.queued[i];
     state.activity.store(op.label, std::memory_order_release);
+    state.queued_last = op.label;
     for (const int32_t event : queued.waits) backend.wait(event, queued.stream);
     if (Status status = queue_op(state, op, queued, step); !status)
       return located(op, step, std::move(status).error());

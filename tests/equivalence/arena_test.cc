@@ -79,7 +79,8 @@ Status run_rank(const PlanSet& set, int64_t rank, const BatchSource& data, Trans
                 Watched& backend) {
   PIPER_TRY(transport.control().agree({set.manifest.set_id, rank, set.world(), "test", "cpu"}));
   const RankSource source{&set, rank, &data, 0};
-  PIPER_ASSIGN(const auto executor, Executor::load(source, backend, transport));
+  PIPER_ASSIGN(const auto executor,
+               Executor::load(source, backend, transport.control(), transport.fabric()));
   const int64_t kept = kept_bytes(executor->role());
   PIPER_TRY(executor->run_prologue(0));
   int64_t step = 0;
