@@ -16,6 +16,15 @@ namespace piper {
 // Where memory lies: on the device, or on the host, where both sides reach it.
 enum class Space : uint8_t { kDevice, kHost };
 
+// A run of bytes that is taken many times, by nested loops around it.
+struct StridedMove {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::vector<Exchange::Loop> loops;  // the outermost first; at most kMostLoops
+  int64_t run = 0;                    // bytes
+  static constexpr size_t kMostLoops = 16;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -40,6 +49,8 @@ class Backend {
   // Runs a binding, in order with what was queued on the stream before.
   virtual void launch(int32_t binding, int32_t stream = 0) = 0;
   virtual void copy(std::byte* to, const std::byte* from, int64_t bytes, int32_t stream = 0) = 0;
+  // Runs do not overlap others. As many copies, unless the backend has something faster.
+  virtual void move(const StridedMove& move, int32_t stream = 0);
   // Every element of `type` at `to` becomes `value`.
   virtual void fill(std::byte* to, const TensorType& type, double value, int32_t stream = 0) = 0;
 
@@ -54,6 +65,9 @@ class Backend {
   virtual void record(int32_t /*event*/, int32_t /*stream*/) {}
   // What is queued on the stream from here on begins when the event, as last recorded, is complete.
   virtual void wait(int32_t /*event*/, int32_t /*stream*/) {}
+  // The same for an event of another rank of this process, whose backend is of the same kind; its
+  // host has recorded it.
+  virtual void wait_for(const Backend& /*other*/, int32_t /*event*/, int32_t /*stream*/) {}
   // The host waits for it. An error is that of any work since the last call.
   virtual Status finish(int32_t /*event*/) { return ok_status(); }
   // Whether it need not wait; returns at once.

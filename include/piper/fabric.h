@@ -39,6 +39,7 @@ struct Piece {
   DType dtype = DType::kF32;
   int64_t count = 0;
   Reduction reduction = Reduction::kSum;
+  bool operator==(const Piece&) const = default;
 };
 
 // A part of a message of several tensors.
@@ -58,6 +59,7 @@ struct Shard {
   int64_t count = 0, part_count = 0;  // members × part_count >= count; equal for several stretches
   int64_t stretches = 1;
   bool mirrored = false;
+  bool operator==(const Shard&) const = default;
   // Bytes that lie side by side in the whole and in a part.
   struct Run {
     int64_t whole = 0, part = 0, bytes = 0;
@@ -94,6 +96,7 @@ struct Exchange {
   std::vector<Loop> loops;               // the outermost first
   int64_t run = 0;                       // bytes
   int64_t from_block = 0, to_block = 0;  // bytes from one member's block to the next one's
+  bool operator==(const Exchange&) const = default;
   int64_t block_bytes() const {
     int64_t bytes = run;
     for (const Loop& loop : loops) bytes *= loop.count;
@@ -125,6 +128,7 @@ struct Rows {
   int64_t count = 0, row_bytes = 0;  // of the whole
   int64_t stretches = 1, members = 1, owned = 0;
   bool mirrored = false;
+  bool operator==(const Rows&) const = default;
   // Who owns what row `r` names; none: behind the last member.
   int64_t owner(int64_t r) const {
     int64_t at = wide ? reinterpret_cast<const int64_t*>(index)[r]
@@ -282,6 +286,11 @@ class Fabric {
   // After an error: what is under way ends, though others never come.
   virtual void abort() {}
 };
+
+// Errors (kPlan) of registration: the peer is the rank itself or none; ranks are not ascending, or
+// the own one is not among them.
+Status check_peer(int64_t rank, int64_t world, int64_t peer);
+Status check_group(int64_t rank, int64_t world, std::span<const int64_t> ranks);
 
 // What a backend makes a fabric of its own from (Backend::make_fabric).
 struct FabricSource {

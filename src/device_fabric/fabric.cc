@@ -56,14 +56,17 @@ class DeviceFabric final : public Fabric {
 
   Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight,
                            int32_t stream) override {
+    PIPER_TRY(check_peer(rank_, world_, peer));
     return links_->add_pair(rank_, peer, communicator, stream, in_flight);
   }
   Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream) override {
+    PIPER_TRY(check_peer(rank_, world_, peer));
     return links_->add_pair(peer, rank_, communicator, stream, 0);
   }
   Status add_message(std::span<const MessagePart>) override { return ok_status(); }
   Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator,
                             int32_t stream) override {
+    PIPER_TRY(check_group(rank_, world_, ranks));
     Seated seated{{ranks.begin(), ranks.end()}, 0, -1, stream};
     seated.own = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
     PIPER_ASSIGN(seated.link, links_->add_group(ranks, communicator, stream));
@@ -127,6 +130,15 @@ class DeviceFabric final : public Fabric {
   }
   Status combine(int32_t group, const Rows& rows) override {
     return run_rows(InstructionKind::kCombine, group, rows);
+  }
+  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override {
+    return run(
+        InstructionKind::kBroadcast, group, data,
+        [&](const Call& call) { return call.bytes == bytes && call.turn == root; },
+        [&](Call& call, Preparer& prepare) {
+          call.to = data, call.bytes = bytes, call.turn = root;
+          return prepare.broadcast(data, bytes, root);
+        });
   }
   Status wait_sends() override { return links_->wait_sends(); }
   Status poll() override { return links_->poll(); }

@@ -52,8 +52,8 @@ class LocalLinks final : public Links {
     if (from == control_.rank()) {
       pair.box = &box_of(to, communicator);
       pair.box->stream = stream;
-      pair.box->ring.resize(static_cast<size_t>(std::max<int64_t>(in_flight, 1)));
-      for (Mailbox::Letter& letter : pair.box->ring) {
+      while (std::ssize(pair.box->ring) < std::max<int64_t>(in_flight, 1)) {
+        Mailbox::Letter& letter = pair.box->ring.emplace_back();
         PIPER_ASSIGN(letter.ready, backend_.add_event());
         letter.parts.reserve(kUsualParts);
       }
@@ -69,6 +69,8 @@ class LocalLinks final : public Links {
                             int32_t stream) override {
     Group group;
     group.key = {communicator, {ranks.begin(), ranks.end()}};
+    for (size_t g = 0; g < groups_.size(); ++g)
+      if (groups_[g].key == group.key) return static_cast<int32_t>(g);
     group.stream = stream;
     group.own = &member_of(group.key);
     PIPER_ASSIGN(group.own->ready, backend_.add_event());

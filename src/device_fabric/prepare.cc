@@ -62,6 +62,11 @@ Status add_up(const Seated& group, Arithmetic& arithmetic, std::byte* slot,
               std::span<const Term> terms, Stages& stages) {
   for (const Term& term : terms) {
     if (term.count == 0) continue;
+    if (group.size() == 1) {
+      stages.push_back(
+          move_stage({slot + term.offset, term.to, {}, term.count * info(term.dtype).bytes}));
+      continue;
+    }
     std::vector<std::byte*> from;
     for (int64_t k = 0; k < group.size(); ++k) from.push_back(slot + term.offset + k * term.step);
     PIPER_ASSIGN(const int32_t binding,
@@ -322,6 +327,14 @@ Result<Stages> Preparer::rotate(const std::byte* from, std::byte* to, int64_t by
   Stages stages(1);
   add_block(stages[0].outgoing, (group.own + turn) % members, const_cast<std::byte*>(from), bytes);
   add_block(stages[0].incoming, (group.own + members - turn) % members, to, bytes);
+  return stages;
+}
+
+Result<Stages> Preparer::broadcast(std::byte* data, int64_t bytes, int32_t root) {
+  Stages stages(1);
+  if (group.own != root) add_block(stages[0].incoming, root, data, bytes);
+  for (int64_t k = 0; group.own == root && k < group.size(); ++k)
+    if (k != root) add_block(stages[0].outgoing, k, data, bytes);
   return stages;
 }
 

@@ -81,6 +81,7 @@ struct Preparer {
   Result<Stages> all_gather(std::span<const Shard> shards);
   Result<Stages> all_to_all(std::span<const Exchange> exchanges);
   Result<Stages> rotate(const std::byte* from, std::byte* to, int64_t bytes, int32_t turn);
+  Result<Stages> broadcast(std::byte* data, int64_t bytes, int32_t root);
   Result<Stages> dispatch(const Rows& rows);
   Result<Stages> combine(const Rows& rows);
 };

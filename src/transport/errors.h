@@ -18,8 +18,5 @@ Error stopped_by(int64_t rank, int64_t peer, std::string_view reason);
 // `got` < 0: more than wanted, nobody knows how many.
 Error size_mismatch(int64_t rank, int64_t peer, const std::string& what, int64_t got,
                     int64_t wanted);
-// Checks that every add_… call makes.
-Status check_peer(int64_t rank, int64_t world, int64_t peer);
-Status check_group(int64_t rank, int64_t world, std::span<const int64_t> ranks);
 
 }  // namespace piper
