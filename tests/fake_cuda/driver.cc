@@ -93,8 +93,7 @@ int cuGetErrorName(int code, const char** name) {
       {kCaptureUnmatched, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED"},
       {kCaptureUnjoined, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"},
       {kCaptureIsolation, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION"},
-      {kCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT"},
-      {kUnknown, "CUDA_ERROR_UNKNOWN"}};
+      {kCapturedEvent, "CUDA_ERROR_CAPTURED_EVENT"}};
   const auto found = names.find(code);
   *name = found == names.end() ? nullptr : found->second;
   return found == names.end() ? kInvalidValue : kOk;
