@@ -299,10 +299,10 @@ TEST(Architecture, NoTypeIsDefinedTwice) {
 // is there for what backends join, and for what the verifier follows op by op.
 TEST(Architecture, TheRuntimeLinksNoCompilerRoom) {
   const std::set<std::string> executor = {
-      "base",        "lines",        "data",     "bundle",    "halves", "graph",
-      "ops",         "signatures",   "fuse",     "memory",    "fabric", "backend",
-      "backend_cpu", "backend_null", "backends", "transport", "runtime"};
-  const std::set<std::string> beside = {"flops", "picture", "backend_cuda"};
+      "base",    "lines",    "data",      "bundle",       "halves",       "graph",    "ops",
+      "fuse",    "memory",   "fabric", "device_fabric", "backend",   "backend_cpu",  "backend_null", "backends", "signatures",
+      "runtime", "parallel", "transport", "cuda_kernels", "backend_cuda"};
+  const std::set<std::string> beside = {"flops", "picture"};
   const std::vector<std::string> run = tools().uses["piper_run"];
   ASSERT_FALSE(run.empty());
   for (const std::string& room : rooms().closure(run))
