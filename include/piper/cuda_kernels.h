@@ -87,6 +87,10 @@ struct DeviceText {
   std::string_view name, text;
 };
 std::span<const DeviceText> device_texts();
+// A source of kernels that fabrics move blocks with: move_16, move_8, move_4, move_2 and move_1, by
+// the bytes of an element, of kStridedPointers "addresses" (device/strided.cuh).
+inline constexpr size_t kStridedLoops = 16, kStridedPointers = 4 + 3 * kStridedLoops;
+std::string strided_source();
 // The names of the ops that there are kernels for.
 std::vector<std::string> cuda_ops();
 

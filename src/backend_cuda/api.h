@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "api_nccl.h"
+
 // Opaque: (our name, the vendor's).
 #define PIPER_CUDA_HANDLES(F)      \
   F(CuContext, CUctx_st)           \
@@ -146,7 +148,6 @@
      void* workspace, size_t, CuStream*))
 
 #define PIPER_CUDNN(F) F(cudnnGetVersion, size_t, ())
-#define PIPER_NCCL(F) F(ncclGetVersion, int, (int*))
 
 // Numbers that mean something: (our name, number, the vendor's name).
 #define PIPER_CUDA_NUMBERS(F)                                                           \
@@ -221,6 +222,7 @@ namespace piper::cuda {
 PIPER_CUDA_HANDLES(PIPER_HANDLE)
 PIPER_NVRTC_HANDLES(PIPER_HANDLE)
 PIPER_CUBLASLT_HANDLES(PIPER_HANDLE)
+PIPER_NCCL_HANDLES(PIPER_HANDLE)
 #undef PIPER_HANDLE
 using CuAddress = unsigned long long;
 using CuMemory = unsigned long long;  // pages that addresses are mapped to
@@ -274,6 +276,7 @@ struct Nccl {
 #define PIPER_NUMBER(name, value, vendor) name = value,
 enum CudaNumber { PIPER_CUDA_NUMBERS(PIPER_NUMBER) };
 enum LtNumber { PIPER_CUBLASLT_NUMBERS(PIPER_NUMBER) };
+enum NcclNumber { PIPER_NCCL_NUMBERS(PIPER_NUMBER) };
 #undef PIPER_NUMBER
 
 }  // namespace piper::cuda

@@ -6,7 +6,10 @@
 
 #include "compile.h"
 #include "device.h"
+#include "mover.h"
+#include "nccl_links.h"
 #include "piper/backend_cuda.h"
+#include "piper/device_fabric.h"
 #include "piper/halves.h"
 #include "piper/parallel.h"
 #include "product.h"
@@ -83,6 +86,7 @@ class Cuda final : public Backend {
     driver_.cuCtxSynchronize();
     for (CuGraphExec* graph : graphs_) driver_.cuGraphExecDestroy(graph);
     products_.reset();
+    mover_.reset();
     for (const auto& program : programs_)
       if (program->module) driver_.cuModuleUnload(program->module);
   }
@@ -118,6 +122,11 @@ class Cuda final : public Backend {
                                device_->stream(stream)));
   }
   void fill(std::byte* to, const TensorType& type, double value, int32_t stream) override;
+  void move(const StridedMove& move, int32_t stream) override {
+    if (!can_go_on()) return;
+    if (!mover_) return Backend::move(move, stream);
+    note("cuLaunchKernel", mover_->run(move, device_->stream(stream)));
+  }
 
   Result<int32_t> add_stream(const Stream& wanted) override;
   Result<int32_t> add_event() override { return device_->add_event(); }
@@ -130,6 +139,19 @@ class Cuda final : public Backend {
     note("cuStreamWaitEvent",
          driver_.cuStreamWaitEvent(device_->stream(stream), device_->event(event), 0));
   }
+  void wait_for(const Backend& other, int32_t event, int32_t stream) override {
+    if (!can_go_on()) return;
+    const Device& device = *static_cast<const Cuda&>(other).device_;
+    note("cuStreamWaitEvent",
+         driver_.cuStreamWaitEvent(device_->stream(stream), device.event(event), 0));
+  }
+  Result<bool> is_done(int32_t event) override {
+    if (!can_go_on()) return told_or(true);
+    const int code = driver_.cuEventQuery(device_->event(event));
+    if (code != kErrorNotReady) note("cuEventQuery", code);
+    return told_or(code == 0);
+  }
+  Result<std::unique_ptr<Fabric>> make_fabric(const FabricSource& source) override;
   Status finish(int32_t event) override {
     if (can_go_on()) note("cuEventSynchronize", driver_.cuEventSynchronize(device_->event(event)));
     return told();
@@ -169,6 +191,10 @@ class Cuda final : public Backend {
     return code == 0;
   }
   Status told();
+  Result<bool> told_or(bool answer) {
+    PIPER_TRY(told());
+    return answer;
+  }
 
   const std::unique_ptr<Device> device_;
   const Driver& driver_;
@@ -179,6 +205,7 @@ class Cuda final : public Backend {
   std::vector<Binding> bindings_;
   std::map<std::byte*, std::byte*> scratch_;  // by workspace: who has that runs one after the other
   std::vector<CuGraphExec*> graphs_;
+  std::unique_ptr<Mover> mover_;  // null: there is no fabric
   Failure failure_;
 };
 
@@ -399,6 +426,18 @@ Result<int32_t> Cuda::add_stream(const Stream& wanted) {
       options_.note)
     options_.note("the driver sets no multiprocessors apart: SM limits of streams have no effect");
   return device_->add_stream(wanted);
+}
+
+Result<std::unique_ptr<Fabric>> Cuda::make_fabric(const FabricSource& source) {
+  if (source.control.world() == 1) return std::unique_ptr<Fabric>();
+  PIPER_ASSIGN(mover_, Mover::open(*device_, options_.note));
+  std::unique_ptr<Links> links;
+  if (source.local.empty()) {
+    PIPER_ASSIGN(links, make_nccl_links(*device_, source.control));
+  } else {
+    links = make_local_links(*this, source);
+  }
+  return make_device_fabric(*this, source.control, std::move(links));
 }
 
 Result<int32_t> Cuda::end_capture(int32_t stream) {

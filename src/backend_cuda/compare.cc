@@ -38,6 +38,11 @@ PIPER_VENDORS(CuMemAccess, CUmemAccessDesc)
 PIPER_VENDORS(CuResource, CUdevResource)
 PIPER_VENDORS(LtAlgorithm, cublasLtMatmulAlgo_t)
 PIPER_VENDORS(LtHeuristic, cublasLtMatmulHeuristicResult_t)
+#if __has_include(<nccl.h>)
+PIPER_NCCL_HANDLES(PIPER_VENDORS)
+PIPER_VENDORS(NcclId, ncclUniqueId)
+PIPER_VENDORS(NcclConfig, ncclConfig_t)
+#endif
 
 // Numbers and enumerations of one size, and pointers to such, are passed alike.
 template <typename A, typename B>
@@ -104,6 +109,14 @@ PIPER_CUDNN(PIPER_COMPARE)
 #endif
 #if __has_include(<nccl.h>)
 PIPER_NCCL(PIPER_COMPARE)
+PIPER_NCCL_NUMBERS(PIPER_EQUAL)
+static_assert(sizeof(NcclId) == sizeof(ncclUniqueId));
+// The vendor's is longer where it is newer.
+static_assert(offsetof(NcclConfig, version) == offsetof(ncclConfig_t, version) &&
+              offsetof(NcclConfig, blocking) == offsetof(ncclConfig_t, blocking) &&
+              offsetof(NcclConfig, most_blocks) == offsetof(ncclConfig_t, maxCTAs) &&
+              offsetof(NcclConfig, net) == offsetof(ncclConfig_t, netName) &&
+              offsetof(NcclConfig, shares) == offsetof(ncclConfig_t, splitShare));
 #endif
 
 }  // namespace

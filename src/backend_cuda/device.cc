@@ -195,6 +195,7 @@ Result<int32_t> Device::add_stream(const Stream& wanted) {
   else
     PIPER_CU(driver_, cuStreamCreateWithPriority, &made, kStreamNonBlocking, priority);
   streams_.push_back(made);
+  limits_.push_back(wanted.sms);
   return static_cast<int32_t>(streams_.size() - 1);
 }
 

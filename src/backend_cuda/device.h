@@ -46,6 +46,8 @@ class Device {
   // a limit of multiprocessors is kept where the driver can (`keeps_limits`).
   Result<int32_t> add_stream(const Stream& wanted);
   CuStream* stream(int32_t number) const { return streams_[static_cast<size_t>(number)]; }
+  // Multiprocessors that a stream may take; 0: any.
+  int64_t limit_of(int32_t number) const { return limits_[static_cast<size_t>(number)]; }
   bool keeps_limits() const { return green_ != nullptr; }
   Result<int32_t> add_event(bool timed = false);
   CuEvent* event(int32_t number) const { return events_[static_cast<size_t>(number)]; }
@@ -79,6 +81,7 @@ class Device {
   std::vector<CuAddress> blocks_;
   std::vector<void*> host_blocks_;
   std::vector<CuStream*> streams_;
+  std::vector<int64_t> limits_;  // by stream
   std::vector<CuEvent*> events_;
   std::vector<CuGreenContext*> parts_;
 };

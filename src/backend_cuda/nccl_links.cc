@@ -4,16 +4,20 @@
 //
 // Communicators do not block: each call may come back before it is done, and the host asks until it
 // is, for as long as it waits for anything. NCCL itself finds no peer that hangs.
+#include "nccl_links.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <thread>
 
-#include "nccl_links.h"
-
 namespace piper::cuda {
 namespace {
 
-constexpr int kOldestForSeveral = 22600;  // below, communicators of one device may wait for each other
+constexpr int kOldestForSeveral =
+    22600;  // below, communicators of one device may wait for each other
 
 class NcclLinks final : public Links {
  public:
@@ -69,7 +73,8 @@ class NcclLinks final : public Links {
 
   Status exchange(int32_t group, std::span<const Block> outgoing,
                   std::span<const Block> incoming) override {
-    copy_own(group, outgoing, incoming);
+    device_.enter();
+    PIPER_TRY(copy_own(group, outgoing, incoming));
     return together(group, [&](const Communicator& on) {
       int code = 0;
       for (const Block& block : outgoing)
@@ -111,9 +116,9 @@ class NcclLinks final : public Links {
   Error error_of(const Communicator& on, int code) {
     is_broken_ = true;
     const char* const last = nccl_.ncclGetLastError(on.handle);
-    Error error = fail("rank {}, {}: NCCL: {}", control_.rank(), on.label,
-                       nccl_.ncclGetErrorString(code))
-                      .with_code(ExitCode::kPeer);
+    Error error =
+        fail("rank {}, {}: NCCL: {}", control_.rank(), on.label, nccl_.ncclGetErrorString(code))
+            .with_code(ExitCode::kPeer);
     if (last && *last) error.notes.emplace_back(last);
     return error;
   }
@@ -150,7 +155,8 @@ class NcclLinks final : public Links {
     return end == kNcclInProgress ? settle(on) : ok_status();
   }
 
-  void copy_own(int32_t number, std::span<const Block> outgoing, std::span<const Block> incoming) {
+  Status copy_own(int32_t number, std::span<const Block> outgoing,
+                  std::span<const Block> incoming) {
     const Communicator& on = communicators_[static_cast<size_t>(number)];
     size_t from = 0;
     for (const Block& to : incoming) {
@@ -159,9 +165,12 @@ class NcclLinks final : public Links {
       PIPER_CHECK(from < outgoing.size() && outgoing[from].bytes == to.bytes,
                   "a member expects what it does not bring");
       if (outgoing[from].data != to.data)
-        device_.copy(to.data, outgoing[from].data, to.bytes, on.stream);
+        PIPER_CU(device_.driver(), cuMemcpyAsync, reinterpret_cast<CuAddress>(to.data),
+                 reinterpret_cast<CuAddress>(outgoing[from].data), static_cast<size_t>(to.bytes),
+                 stream_of(on));
       ++from;
     }
+    return ok_status();
   }
 
   // The first of the ranks makes the name by which the others find the communicator.
@@ -179,11 +188,9 @@ class NcclLinks final : public Links {
   }
 
   Result<int32_t> open(std::span<const int64_t> ranks, int32_t communicator, int32_t stream) {
-    Communicator made{nullptr,
-                      fmt::format("communicator {} of ranks [{}]", communicator,
-                                  fmt::join(ranks, ",")),
-                      std::find(ranks.begin(), ranks.end(), control_.rank()) - ranks.begin(),
-                      stream};
+    Communicator made{
+        nullptr, fmt::format("communicator {} of ranks [{}]", communicator, fmt::join(ranks, ",")),
+        std::find(ranks.begin(), ranks.end(), control_.rank()) - ranks.begin(), stream};
     device_.enter();
     PIPER_ASSIGN(const NcclId id, name_of(ranks));
     NcclConfig config;
@@ -212,7 +219,7 @@ class NcclLinks final : public Links {
 Result<std::unique_ptr<Links>> make_nccl_links(Device& device, Control& control) {
   // Kernels of several communicators run in the order in which the host has launched them.
   setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
-  PIPER_ASSIGN(const Opened<Nccl>* const nccl, open_table<Nccl>());
+  PIPER_ASSIGN(const Opened<Nccl>* const nccl, opened<Nccl>());
   int version = 0;
   nccl->functions.ncclGetVersion(&version);
   if (version < kOldestForSeveral)

@@ -76,6 +76,13 @@ FusedProgram joined_for_cuda(const Program& program) {
                    goes_by_rows);
 }
 
+std::string strided_source() {
+  std::string source;
+  for (const DeviceText& text : device_texts())
+    if (text.name == "prelude" || text.name == "strided") source += text.text;
+  return source;
+}
+
 Result<DeviceProgram> device_program(const Program& program) {
   DeviceProgram made;
   made.fused = joined_for_cuda(program);
