@@ -91,9 +91,10 @@ class Emitter {
 using Maker = Status (*)(const Use& use, Emitter& emit);
 Maker find_maker(std::string_view op);  // null when there is none
 
-// Writes the steps of several uses of one op that are equal but for the shapes of their tensors,
-// and of which none writes what another reads or writes: they follow each other in the program, and
-// may run at once. Operands: those of each use, one after the other, at most kMostPointers.
+// Writes the steps of several uses of one op that are equal but for attributes and the shapes of
+// their tensors, and of which none writes what another reads or writes: they follow each other in
+// the program, and may run at once. Operands: those of each use, one after the other, at most
+// kMostPointers.
 using RunMaker = Status (*)(std::span<const Use> uses, Emitter& emit);
 RunMaker find_run_maker(std::string_view op);  // null when there is none
 inline constexpr size_t kMostPointers = 480;   // of a kernel, less those of scratch: 4 KiB

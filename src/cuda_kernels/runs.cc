@@ -31,9 +31,9 @@ std::vector<Touched> touched_by(const FusedProgram& program, const ProgramOp& op
   return touched;
 }
 
-// Whether two ops are equal but for the shapes of their operands.
+// Whether two ops are equal but for attributes and the shapes of their operands.
 bool are_alike(const FusedProgram& program, const ProgramOp& a, const ProgramOp& b) {
-  if (a.op != b.op || a.attrs != b.attrs) return false;
+  if (a.op != b.op) return false;
   const auto same = [&](int32_t x, int32_t y) {
     return x < 0 || y < 0 ? x < 0 && y < 0
                           : program.values[static_cast<size_t>(x)].dtype ==

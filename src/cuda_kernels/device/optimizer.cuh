@@ -149,7 +149,7 @@ struct Updated {
 template <class P, class G, int kStateInputs, int kInputs, int64_t kElements, class Rule,
           int kPointers, int kTensors>
 DEVICE void update(const Pointers<kPointers>& p, const Tensors<kTensors>& tensors,
-                   const Rule& rule) {
+                   const Rule* rules) {
   typedef computed<P> C;
   constexpr int kStates = Rule::kStates, kScalars = 2 + kStateInputs;
   typedef typename Rule::template Now<C> Now;
@@ -159,7 +159,7 @@ DEVICE void update(const Pointers<kPointers>& p, const Tensors<kTensors>& tensor
     const double* clip = p.template at<const double>(at + kScalars + 1);
     const StepScalars scalars{*p.template at<const double>(at + kScalars), clip ? *clip : 1.0,
                               *p.template at<const int64_t>(at + kScalars + 2)};
-    shared[0] = rule.template now<C>(scalars);
+    shared[0] = rules[tensor].template now<C>(scalars);
   }
   __syncthreads();
   const Now now = shared[0];
