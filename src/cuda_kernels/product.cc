@@ -112,7 +112,7 @@ void finish(const Linear& linear, int64_t rows, std::vector<DeviceOperand> opera
             Emitter& emit) {
   const DType type = linear.product.type;
   const int64_t n = linear.product.n, count = rows * n, bytes = info(type).bytes;
-  int64_t pack = 16 / info(compute_type(type)).bytes;
+  int64_t pack = 16 / bytes;
   const auto can_pack = [&](const DeviceOperand& operand) {
     return operand.offset % (pack * bytes) == 0;
   };

@@ -123,24 +123,30 @@ struct Updated {
       all |= reinterpret_cast<uint64_t>(old_state[s]) | reinterpret_cast<uint64_t>(made_state[s]);
     return all % 16 == 0;
   }
+  DEVICE void keep(int64_t i) const {
+    made[i] = old[i];
+    for (int s = 0; s < kStates; ++s) made_state[s][i] = old_state[s][i];
+  }
+  // Pack i. Addresses are counted in packs: of elements, i * kPack, the compiler would make single
+  // stores.
   template <int kPack, class Rule, class Now>
-  DEVICE void update(int64_t i, const Now& now, bool skip) const {
+  DEVICE void update(int64_t i, const Now& now) const {
+    typedef Pack<P, kPack> Elements;
     typedef Pack<C, kPack> States;
-    Pack<P, kPack> p = *reinterpret_cast<const Pack<P, kPack>*>(old + i);
-    const Pack<G, kPack> g = *reinterpret_cast<const Pack<G, kPack>*>(gradient + i);
-    States state[kSlots];
+    const Elements p = reinterpret_cast<const Elements*>(old)[i];
+    const Pack<G, kPack> g = reinterpret_cast<const Pack<G, kPack>*>(gradient)[i];
+    Elements p_after;
+    States before[kSlots], after[kSlots];
     for (int s = 0; s < kStates; ++s)
-      state[s] = *reinterpret_cast<const States*>(old_state[s] + i);
-    if (!skip) {
-      for (int e = 0; e < kPack; ++e) {
-        C of_element[kSlots];
-        for (int s = 0; s < kStates; ++s) of_element[s] = state[s].x[e];
-        p.x[e] = P(Rule::template next<C>(now, C(p.x[e]), C(g.x[e]), of_element));
-        for (int s = 0; s < kStates; ++s) state[s].x[e] = of_element[s];
-      }
+      before[s] = reinterpret_cast<const States*>(old_state[s])[i];
+    for (int e = 0; e < kPack; ++e) {
+      C state[kSlots];
+      for (int s = 0; s < kStates; ++s) state[s] = before[s].x[e];
+      p_after.x[e] = P(Rule::template next<C>(now, C(p.x[e]), C(g.x[e]), state));
+      for (int s = 0; s < kStates; ++s) after[s].x[e] = state[s];
     }
-    *reinterpret_cast<Pack<P, kPack>*>(made + i) = p;
-    for (int s = 0; s < kStates; ++s) *reinterpret_cast<States*>(made_state[s] + i) = state[s];
+    reinterpret_cast<Elements*>(made)[i] = p_after;
+    for (int s = 0; s < kStates; ++s) reinterpret_cast<States*>(made_state[s])[i] = after[s];
   }
 };
 
@@ -163,23 +169,25 @@ DEVICE void update(const Pointers<kPointers>& p, const Tensors<kTensors>& tensor
   }
   __syncthreads();
   const Now now = shared[0];
-  const bool* skips = kInputs > kScalars + 3 ? p.template at<const bool>(at + kScalars + 3) : nullptr;
-  const bool skip = skips && *skips;
-
-  Updated<P, G, kStates> all;
-  all.old = p.template at<const P>(at);
-  all.gradient = p.template at<const G>(at + 1);
-  all.made = p.template at<P>(at + kInputs);
-  for (int s = 0; s < kStates; ++s) {
-    all.old_state[s] = p.template at<const C>(at + 2 + s);
-    all.made_state[s] = p.template at<C>(at + kInputs + 1 + s);
-  }
-  constexpr int kPack = 16 / sizeof(C);
   const int64_t begin = (blockIdx.x - tensors.first[tensor]) * kElements;
   const int64_t rest = tensors.count[tensor] - begin, count = rest < kElements ? rest : kElements;
+  Updated<P, G, kStates> all;
+  all.old = p.template at<const P>(at) + begin;
+  all.gradient = p.template at<const G>(at + 1) + begin;
+  all.made = p.template at<P>(at + kInputs) + begin;
+  for (int s = 0; s < kStates; ++s) {
+    all.old_state[s] = p.template at<const C>(at + 2 + s) + begin;
+    all.made_state[s] = p.template at<C>(at + kInputs + 1 + s) + begin;
+  }
+  const bool* skip = kInputs > kScalars + 3 ? p.template at<const bool>(at + kScalars + 3) : nullptr;
+  if (skip && *skip) {
+    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) all.keep(i);
+    return;
+  }
+  constexpr int kPack = 16 / sizeof(C);
   const int64_t packs = all.can_pack() ? count / kPack : 0;
   for (int64_t i = threadIdx.x; i < packs; i += blockDim.x)
-    all.template update<kPack, Rule>(begin + i * kPack, now, skip);
+    all.template update<kPack, Rule>(i, now);
   for (int64_t i = packs * kPack + threadIdx.x; i < count; i += blockDim.x)
-    all.template update<1, Rule>(begin + i, now, skip);
+    all.template update<1, Rule>(i, now);
 }

@@ -38,16 +38,17 @@ struct GeluTanh {  // ½ (1 + tanh u) is 1 / (1 + e^(-2u))
 template <class Activation, class T, int kPack, int64_t kColumns, bool kPre>
 DEVICE void finish_sums(const computed<T>* sums, const T* bias, T* y, T* pre, int64_t count) {
   typedef computed<T> C;
-  const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kPack;
-  if (i >= count) return;
-  const Pack<C, kPack> sum = *reinterpret_cast<const Pack<C, kPack>*>(sums + i);
-  const Pack<T, kPack> b = *reinterpret_cast<const Pack<T, kPack>*>(bias + i % kColumns);
-  Pack<T, kPack> made, before;
+  typedef Pack<T, kPack> Elements;
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;  // of packs
+  if (i >= count / kPack) return;
+  const Pack<C, kPack> sum = reinterpret_cast<const Pack<C, kPack>*>(sums)[i];
+  const Elements b = reinterpret_cast<const Elements*>(bias)[i % (kColumns / kPack)];
+  Elements made, before;
   for (int e = 0; e < kPack; ++e) {
     const C x = sum.x[e] + static_cast<C>(b.x[e]);
     before.x[e] = T(x);
     made.x[e] = T(Activation::of(x));
   }
-  if (kPre) *reinterpret_cast<Pack<T, kPack>*>(pre + i) = before;
-  *reinterpret_cast<Pack<T, kPack>*>(y + i) = made;
+  if (kPre) reinterpret_cast<Elements*>(pre)[i] = before;
+  reinterpret_cast<Elements*>(y)[i] = made;
 }
