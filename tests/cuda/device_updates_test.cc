@@ -162,6 +162,41 @@ TEST(UpdateRuns, TakeOtherNumbersButNoOtherTypes) {
         << "output " << o << " (seed " << kSeed << ")";
 }
 
+// The gradient is a slice of a longer tensor, of which nothing is copied.
+TEST(UpdateRuns, TakeTensorsThatBeginAnywhere) {
+  constexpr int64_t kCount = 203;
+  for (const DType gradient : {DType::kF32, DType::kBF16}) {
+    std::mt19937_64 random(kSeed);
+    Written written;
+    const auto outputs =
+        add_update(written, kUpdates[0], {kCount}, DType::kF32, gradient, {}, random);
+    const std::vector<Bytes> expected = on_cpu(written);
+    ProgramOp& update = written.program.ops[0];
+    const Bytes& aligned = written.arguments[static_cast<size_t>(update.inputs[1])];
+    std::string longer(static_cast<size_t>(info(gradient).bytes), '\0');
+    longer += as_text(aligned.span());
+    const int32_t whole =
+        written.given({gradient, {kCount + 1}}, Bytes::copy_of(longer.data(), longer.size()));
+    const int32_t sum = written.made({DType::kF64, {}}),
+                  of_aligned = written.made({DType::kF64, {}});
+    const auto slice = static_cast<int32_t>(written.program.values.size());
+    written.program.values.push_back({gradient, {kCount}});
+    written.op("SumSquares", {}, {slice}, {sum});
+    written.op("SumSquares", {}, {written.program.ops[0].inputs[1]}, {of_aligned});
+    written.program.ops[0].inputs[1] = slice;
+    const std::vector<int64_t> starts{1}, ends{kCount + 1};
+    written.program.ops.insert(
+        written.program.ops.begin(),
+        {"Slice", {{"starts", starts}, {"ends", ends}, {"steps", starts}}, {whole}, {slice}});
+    ASSERT_EQ(steps_of(written).steps.size(), 3u) << "something is copied";
+    const std::vector<Bytes> made = run(written);
+    for (size_t o = 0; o < outputs.size(); ++o)
+      EXPECT_TRUE(same(made[static_cast<size_t>(outputs[o])], expected[o]) || !cpu_fuses())
+          << "output " << o << " (seed " << kSeed << ")";
+    EXPECT_TRUE(same(made[static_cast<size_t>(sum)], made[static_cast<size_t>(of_aligned)]));
+  }
+}
+
 // ---- Sums of squares ----------------------------------------------------------------------------
 
 TensorType flat(DType type, int64_t count) { return {type, {count}}; }

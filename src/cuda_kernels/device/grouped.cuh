@@ -126,7 +126,7 @@ struct Sums {
       for (int d = 0; d < kDepth; ++d) {
         const Four l = a[d * kPitch + threadIdx.x / kFours], r = b[d * kPitch + threadIdx.x % kFours];
         for (int i = 0; i < 4; ++i)
-          for (int k = 0; k < 4; ++k) x[i][k] = multiply_add(l.x[i], r.x[k], x[i][k]);
+          for (int k = 0; k < 4; ++k) x[i][k] = add_product(l.x[i], r.x[k], x[i][k]);
       }
       __syncthreads();
     }
@@ -144,7 +144,7 @@ struct Sums {
   }
 };
 
-DEVICE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+DEVICE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // A block has kSide of the sorted rows and as many columns of the results; it goes through the
 // groups that the rows are of.
@@ -158,7 +158,7 @@ struct GroupedProduct {
     constexpr int64_t kTiles = (kWidth + kSide - 1) / kSide;
     const int64_t column = blockIdx.x % kTiles * kSide;
     int64_t at = blockIdx.x / kTiles * kSide;
-    const int64_t end = least(at + kSide, rows);
+    const int64_t end = lesser(at + kSide, rows);
     int64_t group = 0, behind = Groups::kAll;  // begins[group] <= at < begins[behind]
     while (behind - group > 1) {
       const int64_t middle = (group + behind) / 2;
@@ -168,7 +168,7 @@ struct GroupedProduct {
         group = middle;
     }
     for (; at < end; ++group) {
-      const int64_t to = least(begins[group + 1], end);
+      const int64_t to = lesser(begins[group + 1], end);
       if (to <= at) continue;
       if (group < Groups::kElsewhere)
         fill(group, at, to, column);

@@ -39,15 +39,15 @@ struct AdamRule {
   template <class C>
   DEVICE static C next(const Now<C>& now, C old, C gradient, C* state) {
     C g = gradient * now.scale;
-    if (now.decays) g = multiply_add(now.decay, old, g);
-    const C m = multiply_add(now.fresh1, g - state[0], state[0]);
-    const C v = multiply_add(now.beta2, state[1], g * g * now.fresh2);
+    if (now.decays) g = add_product(now.decay, old, g);
+    const C m = add_product(now.fresh1, g - state[0], state[0]);
+    const C v = add_product(now.beta2, state[1], g * g * now.fresh2);
     state[0] = m;
     state[1] = v;
-    const C below = multiply_add(square_root(v), now.root, now.eps);
+    const C below = add_product(square_root(v), now.root, now.eps);
     // p is rounded once, and no rounded factor near 1 drifts over the steps.
-    const C p = old - multiply_add(now.step_size, m / below, now.shrink * old);
-    return now.shrinks_after ? multiply_add(-now.after, p, p) : p;
+    const C p = old - add_product(now.step_size, m / below, now.shrink * old);
+    return now.shrinks_after ? add_product(-now.after, p, p) : p;
   }
 };
 
@@ -71,13 +71,13 @@ struct SgdRule {
   template <class C>
   DEVICE static C next(const Now<C>& now, C old, C gradient, C* state) {
     C step = gradient * now.scale;
-    if (now.decays) step = multiply_add(now.decay, old, step);
+    if (now.decays) step = add_product(now.decay, old, step);
     if (kBuffer) {
-      const C next = now.is_first ? step : multiply_add(now.momentum, state[0], now.fresh * step);
+      const C next = now.is_first ? step : add_product(now.momentum, state[0], now.fresh * step);
       state[0] = next;
-      step = now.nesterov ? multiply_add(now.momentum, next, step) : next;
+      step = now.nesterov ? add_product(now.momentum, next, step) : next;
     }
-    return multiply_add(-now.rate, step, old);
+    return add_product(-now.rate, step, old);
   }
 };
 
@@ -99,9 +99,9 @@ struct AdagradRule {
   template <class C>
   DEVICE static C next(const Now<C>& now, C old, C gradient, C* state) {
     C g = gradient * now.scale;
-    if (now.decays) g = multiply_add(now.decay, old, g);
-    state[0] = multiply_add(g, g, state[0]);
-    return multiply_add(-now.step_size, g / (square_root(state[0]) + now.eps), old);
+    if (now.decays) g = add_product(now.decay, old, g);
+    state[0] = add_product(g, g, state[0]);
+    return add_product(-now.step_size, g / (square_root(state[0]) + now.eps), old);
   }
 };
 

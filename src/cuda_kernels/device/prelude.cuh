@@ -143,9 +143,10 @@ DEVICE T over_block(T x, T* shared) {
   return all;
 }
 
-// ---- Arithmetic that is rounded once ------------------------------------------------------------
-DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
-DEVICE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+// ---- Arithmetic of one rounding -----------------------------------------------------------------
+// a · b + c.
+DEVICE float add_product(float a, float b, float c) { return fmaf(a, b, c); }
+DEVICE double add_product(double a, double b, double c) { return fma(a, b, c); }
 DEVICE float square_root(float x) { return sqrtf(x); }
 DEVICE double square_root(double x) { return sqrt(x); }
 

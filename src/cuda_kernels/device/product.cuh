@@ -1,9 +1,9 @@
 // What a library's matrix product leaves to do: bias and activation of its sums.
 
-DEVICE float complement(float x) { return erfcf(x); }
-DEVICE double complement(double x) { return erfc(x); }
-DEVICE float exponential(float x) { return expf(x); }
-DEVICE double exponential(double x) { return exp(x); }
+DEVICE float erfc_of(float x) { return erfcf(x); }
+DEVICE double erfc_of(double x) { return erfc(x); }
+DEVICE float exp_of(float x) { return expf(x); }
+DEVICE double exp_of(double x) { return exp(x); }
 
 // x times the share of a normal distribution below x, and what tanh makes of that. Nothing cancels,
 // and what is far below gives zero, also where it is infinite.
@@ -21,15 +21,15 @@ struct GeluExact {
   template <class C>
   DEVICE static C of(C x) {
     x = at_least(x);
-    return x * (C(0.5) * complement(-x * C(0.70710678118654752440)));
+    return x * (C(0.5) * erfc_of(-x * C(0.70710678118654752440)));
   }
 };
 struct GeluTanh {  // ½ (1 + tanh u) is 1 / (1 + e^(-2u))
   template <class C>
   DEVICE static C of(C x) {
     x = at_least(x);
-    const C inner = multiply_add(C(0.044715) * x, x * x, x);
-    return x / (C(1) + exponential(C(-2 * 0.79788456080286535588) * inner));
+    const C inner = add_product(C(0.044715) * x, x * x, x);
+    return x / (C(1) + exp_of(C(-2 * 0.79788456080286535588) * inner));
   }
 };
 

@@ -34,7 +34,7 @@ DEVICE void sum_chunk(const Pointers<kPointers>& p, const Runs<kTensors>& runs, 
     }
     for (int e = 0; e < kPack; ++e) {
       const double value = static_cast<computed<T>>(pack.x[e]);
-      sum[e] = multiply_add(value, value, sum[e]);
+      sum[e] = add_product(value, value, sum[e]);
     }
   }
   for (int step = kPack / 2; step > 0; step /= 2)
