@@ -25,12 +25,13 @@ struct AdamRule {
   DEVICE Now<C> now(const StepScalars& s) const {
     const double t = static_cast<double>(s.step + (kind == kOnnx ? count : 1));
     const double keep = kind == kDecoupled ? 1 - s.rate * decay : 1.0;
+    const double rest1 = 1 - pow(beta1, t), rest2 = 1 - pow(beta2, t);
     double step_size = s.rate, root = 1;
     if (kind != kOnnx) {
-      step_size = s.rate / (1 - pow(beta1, t));
-      root = sqrt(1 - pow(beta2, t));
+      step_size = s.rate / rest1;
+      root = sqrt(rest2);
     } else if (t > 0) {
-      step_size *= sqrt(1 - pow(beta2, t)) / (1 - pow(beta1, t));
+      step_size *= sqrt(rest2) / rest1;
     }
     const double joined = kind == kDecoupled ? 0.0 : decay;
     return {C(s.clip),    C(1 - keep),  C(joined),    C(eps),      C(beta2),    C(shrink_after),
