@@ -124,7 +124,8 @@ struct Sums {
       right.stage(from, b);
       __syncthreads();
       for (int d = 0; d < kDepth; ++d) {
-        const Four l = a[d * kPitch + threadIdx.x / kFours], r = b[d * kPitch + threadIdx.x % kFours];
+        const Four l = a[d * kPitch + threadIdx.x / kFours],
+                   r = b[d * kPitch + threadIdx.x % kFours];
         for (int i = 0; i < 4; ++i)
           for (int k = 0; k < 4; ++k) x[i][k] = add_product(l.x[i], r.x[k], x[i][k]);
       }
@@ -196,12 +197,14 @@ struct GroupedProduct {
     const int64_t from = column + sums.column();
     for (int r = 0; r < 4; ++r)
       if (at + sums.row() + r < to && from < kWidth)
-        sums.template store<kPack>(r, kWidth - from, y + order[at + sums.row() + r] * kWidth + from);
+        sums.template store<kPack>(r, kWidth - from,
+                                   y + order[at + sums.row() + r] * kWidth + from);
   }
   DEVICE void clear(bool is_nowhere, int64_t at, int64_t to, int64_t column) const {
     const float rest = is_nowhere ? 0.0f * kInfinity : 0.0f;
     for (int64_t i = threadIdx.x; i < (to - at) * kSide; i += kTileThreads)
-      if (column + i % kSide < kWidth) y[order[at + i / kSide] * kWidth + column + i % kSide] = T(rest);
+      if (column + i % kSide < kWidth)
+        y[order[at + i / kSide] * kWidth + column + i % kSide] = T(rest);
   }
 };
 

@@ -138,8 +138,7 @@ struct Updated {
     const Pack<G, kPack> g = reinterpret_cast<const Pack<G, kPack>*>(gradient)[i];
     Elements p_after;
     States before[kSlots], after[kSlots];
-    for (int s = 0; s < kStates; ++s)
-      before[s] = reinterpret_cast<const States*>(old_state[s])[i];
+    for (int s = 0; s < kStates; ++s) before[s] = reinterpret_cast<const States*>(old_state[s])[i];
     for (int e = 0; e < kPack; ++e) {
       C state[kSlots];
       for (int s = 0; s < kStates; ++s) state[s] = before[s].x[e];
@@ -180,7 +179,8 @@ DEVICE void update(const Pointers<kPointers>& p, const Tensors<kTensors>& tensor
     all.old_state[s] = p.template at<const C>(at + 2 + s) + begin;
     all.made_state[s] = p.template at<C>(at + kInputs + 1 + s) + begin;
   }
-  const bool* skip = kInputs > kScalars + 3 ? p.template at<const bool>(at + kScalars + 3) : nullptr;
+  const bool* skip =
+      kInputs > kScalars + 3 ? p.template at<const bool>(at + kScalars + 3) : nullptr;
   if (skip && *skip) {
     for (int64_t i = threadIdx.x; i < count; i += blockDim.x) all.keep(i);
     return;

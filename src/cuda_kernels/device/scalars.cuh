@@ -100,8 +100,7 @@ struct Schedule {
     }
     if (!cosine || step < warmup) return rate;
     if (step >= total) return rate * least;
-    const double done =
-        (t - static_cast<double>(warmup)) / static_cast<double>(total - warmup);
+    const double done = (t - static_cast<double>(warmup)) / static_cast<double>(total - warmup);
     return rate * (least + (1 - least) * (1 + cos(3.141592653589793 * done)) / 2);
   }
 };
