@@ -32,9 +32,14 @@ struct DeviceKernel {
 };
 
 // D := activation(A · B [+ C] [+ bias]), `batch` times: row-major matrices, A [m, k] or, where it
-// is transposed, [k, m]; B [k, n] or [n, k]; C and D [m, n]. Sums are of f32 (f64 of f64), and D is
-// rounded once. Operands, in order: A, B, C or absent, bias [n] or absent, D, pre or absent: what
-// the activation is taken of, in D's type.
+// is transposed, [k, m]; B [k, n] or [n, k]; C and D [m, n]. Sums are of f32 (f64 of f64), bias and
+// activation are of them as they are, and D is rounded once. Operands, in order: A, B, C or absent,
+// bias [n] or absent, D, pre or absent: what the activation is taken of, in D's type. C may be
+// where D is. Not empty, nor is k 0.
+//
+// What libraries do: a bias of any type but f64, 16-byte aligned and without C; a GELU by tanh, of
+// sums with a bias, where D has 16 bits, n is a multiple of 8 and pre is 16-byte aligned. All else
+// that ops mean is left to kernels.
 struct DeviceProduct {
   DType type = DType::kF32;    // of A and B
   DType result = DType::kF32;  // of C, D, bias and pre

@@ -73,7 +73,7 @@ DeviceStep& Emitter::step(DeviceStep::Kind kind, size_t index) {
 void Emitter::kernel(KernelText text) {
   if (text.blocks == 0) return;
   if (!text.family.empty()) families_.insert(text.family);
-  std::vector<DeviceOperand> operands = operands_;
+  std::vector<DeviceOperand> operands = text.operands.empty() ? operands_ : text.operands;
   operands.insert(operands.end(), text.extra.begin(), text.extra.end());
   const auto pointers = static_cast<int32_t>(operands.size());
   // Equal bodies are one function; how many blocks run it is the launch's.

@@ -56,6 +56,7 @@ struct KernelText {
   int32_t threads = 128;
   int64_t shared_bytes = 0;
   std::vector<DeviceOperand> extra = {};
+  std::vector<DeviceOperand> operands = {};  // in place of the op's, if any
 };
 
 class Emitter {
@@ -89,6 +90,16 @@ class Emitter {
 // Writes the steps of a use.
 using Maker = Status (*)(const Use& use, Emitter& emit);
 Maker find_maker(std::string_view op);  // null when there is none
+
+// Writes the steps of several uses of one op that are equal but for attributes and the shapes of
+// their tensors, and of which none writes what another reads or writes: they follow each other in
+// the program, and may run at once. Operands: those of each use, one after the other, at most
+// kMostPointers.
+using RunMaker = Status (*)(std::span<const Use> uses, Emitter& emit);
+RunMaker find_run_maker(std::string_view op);  // null when there is none
+inline constexpr size_t kMostPointers = 480;   // of a kernel, less those of scratch: 4 KiB
+// The op behind the last that goes into one run with op `first`.
+size_t end_of_run(const FusedProgram& program, std::span<const DeviceOperand> places, size_t first);
 
 // ---- Passes over rows (rows.cc) -----------------------------------------------------------------
 // Whether kernels over rows can have the op among others.

@@ -39,7 +39,15 @@ std::vector<DeviceOperand> places_of(DeviceProgram& made, const LocalPlaces& lie
   return places;
 }
 
-Status make_op(const FusedProgram& program, const ProgramOp& op, Emitter& emit) {
+// A pass, a run or an op alone.
+Status make_ops(const FusedProgram& program, size_t first, size_t last, Emitter& emit) {
+  const ProgramOp& op = program.ops[first];
+  if (const RunMaker make = find_run_maker(op.op)) {
+    std::vector<Use> uses;
+    for (size_t o = first; o < last; ++o) uses.push_back(use_of(program, program.ops[o]));
+    return make(uses, emit);
+  }
+  if (last > first + 1 || goes_by_rows(program, op)) return make_pass(program, first, last, emit);
   const Maker make = find_maker(op.op);
   if (!make) return fail("not supported: the cuda backend has no such op");
   return make(use_of(program, op), emit);
@@ -49,6 +57,7 @@ Status make_steps(const FusedProgram& program, std::span<const DeviceOperand> pl
                   Emitter& emit) {
   const size_t count = program.ops.size();
   for (size_t first = 0, last = 0; first < count; first = last) {
+    if (find_run_maker(program.ops[first].op)) last = end_of_run(program, places, first);
     while (last < count && program.pass_of(last) == program.pass_of(first)) ++last;
     std::vector<DeviceOperand> operands;
     for (size_t o = first; o < last; ++o)
@@ -56,9 +65,7 @@ Status make_steps(const FusedProgram& program, std::span<const DeviceOperand> pl
         for (const int32_t value : *values)
           operands.push_back(value < 0 ? DeviceOperand{} : places[static_cast<size_t>(value)]);
     emit.begin(first, std::move(operands));
-    const bool is_pass = last > first + 1 || goes_by_rows(program, program.ops[first]);
-    Status made = is_pass ? make_pass(program, first, last, emit)
-                          : make_op(program, program.ops[first], emit);
+    Status made = make_ops(program, first, last, emit);
     if (made) continue;
     Error error = std::move(made).error();
     error.message =

@@ -142,3 +142,29 @@ DEVICE T over_block(T x, T* shared) {
   __syncthreads();
   return all;
 }
+
+// ---- Arithmetic of one rounding -----------------------------------------------------------------
+// a · b + c.
+DEVICE float add_product(float a, float b, float c) { return fmaf(a, b, c); }
+DEVICE double add_product(double a, double b, double c) { return fma(a, b, c); }
+DEVICE float square_root(float x) { return sqrtf(x); }
+DEVICE double square_root(double x) { return sqrt(x); }
+
+// ---- Several tensors in one launch --------------------------------------------------------------
+// Numbers [first[i], first[i + 1]), of blocks or elements, are those of tensor i.
+template <int kTensors>
+struct Tensors {
+  int64_t first[kTensors + 1];
+  int64_t count[kTensors];  // elements
+  DEVICE int of(int64_t number) const {
+    int low = 0, high = kTensors;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (number < first[middle])
+        high = middle;
+      else
+        low = middle;
+    }
+    return low;
+  }
+};
