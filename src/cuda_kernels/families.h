@@ -5,8 +5,50 @@
 
 namespace piper::cuda_kernels {
 
+// fill.cc
+Status make_fill(const Use& use, Emitter& emit);
+Status make_pad(const Use& use, Emitter& emit);
+Status make_trilu(const Use& use, Emitter& emit);
+
+// gather.cc
+Status make_gather(const Use& use, Emitter& emit);
+Status make_gather_elements(const Use& use, Emitter& emit);
+Status make_gather_nd(const Use& use, Emitter& emit);
+
 // move.cc
+Status make_concat(const Use& use, Emitter& emit);
+Status make_expand(const Use& use, Emitter& emit);
 Status make_reshape(const Use& use, Emitter& emit);
+Status make_slice(const Use& use, Emitter& emit);
 Status make_transpose(const Use& use, Emitter& emit);
+
+// random.cc
+Status make_dropout(const Use& use, Emitter& emit);
+Status make_random(const Use& use, Emitter& emit);
+
+// reduce.cc
+Status make_reduce(const Use& use, Emitter& emit);
+Status make_reduce_extreme_grad(const Use& use, Emitter& emit);
+Status make_reduce_prod_grad(const Use& use, Emitter& emit);
+
+// rotary.cc
+Status make_rotary(const Use& use, Emitter& emit);
+
+// scan.cc
+Status make_cumsum(const Use& use, Emitter& emit);
+
+// scatter.cc
+Status make_gather_elements_grad(const Use& use, Emitter& emit);
+Status make_gather_grad(const Use& use, Emitter& emit);
+Status make_gather_nd_grad(const Use& use, Emitter& emit);
+Status make_scatter_elements(const Use& use, Emitter& emit);
+Status make_scatter_nd(const Use& use, Emitter& emit);
+
+// top_k.cc
+Status make_top_k(const Use& use, Emitter& emit);
+
+// window.cc
+Status make_fold(const Use& use, Emitter& emit);
+Status make_unfold(const Use& use, Emitter& emit);
 
 }  // namespace piper::cuda_kernels

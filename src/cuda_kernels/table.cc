@@ -14,8 +14,35 @@ struct Entry {
 
 // By name, so that it can be searched.
 constexpr std::array kMakers = std::to_array<Entry>({
+    {"Concat", make_concat},
+    {"CumSum", make_cumsum},
+    {"Dropout", make_dropout},
+    {"Expand", make_expand},
+    {"Fill", make_fill},
+    {"Fold", make_fold},
+    {"Gather", make_gather},
+    {"GatherElements", make_gather_elements},
+    {"GatherElementsGrad", make_gather_elements_grad},
+    {"GatherGrad", make_gather_grad},
+    {"GatherND", make_gather_nd},
+    {"GatherNDGrad", make_gather_nd_grad},
+    {"Pad", make_pad},
+    {"Random", make_random},
+    {"ReduceExtremeGrad", make_reduce_extreme_grad},
+    {"ReduceMax", make_reduce},
+    {"ReduceMin", make_reduce},
+    {"ReduceProd", make_reduce},
+    {"ReduceProdGrad", make_reduce_prod_grad},
+    {"ReduceSum", make_reduce},
     {"Reshape", make_reshape},
+    {"Rotary", make_rotary},
+    {"ScatterElements", make_scatter_elements},
+    {"ScatterND", make_scatter_nd},
+    {"Slice", make_slice},
+    {"TopK", make_top_k},
     {"Transpose", make_transpose},
+    {"Trilu", make_trilu},
+    {"Unfold", make_unfold},
 });
 
 }  // namespace

@@ -1,0 +1,134 @@
+// Rows put, or combined with those at places that indices name, in the order of their positions:
+// the places are sorted with their positions, so that those of one place lie side by side, and one
+// thread goes through them. An entry is place << kBits | position; kNowhere stands behind all.
+constexpr uint64_t kNowhere = ~0ull;
+
+// How many positions there are, and entries with those that stand for none.
+struct Entries {
+  int64_t count, all;
+  int bits;
+  DEVICE uint64_t entry(int64_t place, int64_t position) const {
+    return place < 0 ? kNowhere
+                     : static_cast<uint64_t>(place) << bits | static_cast<uint64_t>(position);
+  }
+};
+
+// Of positions [batches, places]: a row of their batch, `rows` of which begin at `first` of those
+// that are named.
+template <class I, int kDepth>
+DEVICE void enter_rows(const I* indices, int64_t first, uint64_t* sorted, const Entries& entries,
+                       int64_t places, int64_t rows, const Named<kDepth>& named) {
+  const int64_t i = this_thread<int64_t>();
+  if (i >= entries.all) return;
+  int64_t row = -1;
+  if (i < entries.count) {
+    const int64_t all = named.row(indices + i * kDepth);
+    if (all >= first && all - first < rows) row = i / places * rows + all - first;
+  }
+  sorted[i] = entries.entry(row, i);
+}
+
+// Of elements: at strides.at(position), but along the axis where its index says.
+template <class I, int kRank>
+DEVICE void enter_elements(const I* indices, uint64_t* sorted, const Entries& entries,
+                           const Strides<int64_t, kRank>& strides, int64_t size, int64_t step) {
+  const int64_t i = this_thread<int64_t>();
+  if (i >= entries.all) return;
+  int64_t place = -1;
+  if (i < entries.count) {
+    const int64_t at = place_in(static_cast<int64_t>(indices[i]), size);
+    if (at >= 0) place = strides.at(i) + at * step;
+  }
+  sorted[i] = entries.entry(place, i);
+}
+
+// ---- Sorting ------------------------------------------------------------------------------------
+// All entries differ but those for nowhere, so that no order of steps shows. A pair of elements
+// `apart` is put in order, ascending in every second run of `run`; the steps of a run halve `apart`.
+DEVICE bool descends(int64_t i, int64_t run) { return (i & run) != 0; }
+
+DEVICE int64_t first_of_pair(int64_t pair, int64_t apart) {
+  return 2 * pair - (pair & (apart - 1));
+}
+
+// One step over all entries.
+DEVICE void sort_step(uint64_t* x, int64_t pairs, int64_t run, int64_t apart) {
+  const int64_t pair = this_thread<int64_t>();
+  if (pair >= pairs) return;
+  const int64_t i = first_of_pair(pair, apart);
+  const uint64_t a = x[i], b = x[i + apart];
+  if ((a > b) == descends(i, run)) return;
+  x[i] = b;
+  x[i + apart] = a;
+}
+
+// All steps of the runs [from, to] that stay in a tile.
+template <int kTile, int kThreads>
+DEVICE void sort_tiles(uint64_t* x, int64_t from, int64_t to) {
+  SHARED(uint64_t, tile, kTile);
+  const int64_t base = static_cast<int64_t>(blockIdx.x) * kTile;
+  const int thread = static_cast<int>(threadIdx.x);
+  for (int i = thread; i < kTile; i += kThreads) tile[i] = x[base + i];
+  __syncthreads();
+  for (int64_t run = from; run <= to; run *= 2) {
+    for (int64_t apart = (run < kTile ? run : kTile) / 2; apart > 0; apart /= 2) {
+      for (int pair = thread; pair < kTile / 2; pair += kThreads) {
+        const int i = static_cast<int>(first_of_pair(pair, apart));
+        const uint64_t a = tile[i], b = tile[i + static_cast<int>(apart)];
+        if ((a > b) != descends(base + i, run)) {
+          tile[i] = b;
+          tile[i + static_cast<int>(apart)] = a;
+        }
+      }
+      __syncthreads();
+    }
+  }
+  for (int i = thread; i < kTile; i += kThreads) x[base + i] = tile[i];
+}
+
+// ---- Combining ----------------------------------------------------------------------------------
+struct Put {
+  template <class T>
+  DEVICE static T of(T update, T) {
+    return update;
+  }
+};
+
+// Updates [outer, positions, inner] to rows [outer, rows, inner] of `to`: the thread at the first
+// of the entries of a row goes through them, kAhead at a time, as many as stand behind the last.
+enum : int { kAhead = 8 };
+struct Combined {
+  int64_t outer, inner, rows;
+};
+template <class How, class T, int kPack>
+DEVICE void combine(const uint64_t* sorted, const Pack<T, kPack>* updates, Pack<T, kPack>* to,
+                    const Entries& entries, const Combined& by) {
+  const int64_t e = this_thread<int64_t>();
+  const int64_t j = e % by.inner, first = e / by.inner % entries.count;
+  const int64_t outer = e / by.inner / entries.count;
+  if (outer >= by.outer) return;
+  const uint64_t head = sorted[first], place = head >> entries.bits;
+  if (head == kNowhere || (first > 0 && sorted[first - 1] >> entries.bits == place)) return;
+  Pack<T, kPack>* const row = to + (outer * by.rows + static_cast<int64_t>(place)) * by.inner + j;
+  const Pack<T, kPack>* const from = updates + outer * entries.count * by.inner + j;
+  const Pack<T, kPack> old = *row;
+  computed<T> all[kPack];
+  for (int k = 0; k < kPack; ++k) all[k] = static_cast<computed<T>>(old.x[k]);
+  bool more = true;
+  for (int64_t at = first; more; at += kAhead) {
+    bool mine[kAhead];
+    Pack<T, kPack> x[kAhead] = {};
+    for (int a = 0; a < kAhead; ++a) {
+      const uint64_t entry = sorted[at + a];
+      more = mine[a] = more && entry != kNowhere && entry >> entries.bits == place;
+      const uint64_t position = entry & ((1ull << entries.bits) - 1);
+      if (more) x[a] = from[static_cast<int64_t>(position) * by.inner];
+    }
+    for (int a = 0; a < kAhead; ++a)
+      for (int k = 0; k < kPack; ++k)
+        if (mine[a]) all[k] = How::of(static_cast<computed<T>>(x[a].x[k]), all[k]);
+  }
+  Pack<T, kPack> made;
+  for (int k = 0; k < kPack; ++k) made.x[k] = T(all[k]);
+  *row = made;
+}
