@@ -36,7 +36,7 @@ DEVICE void fill(T* to, Index count, const T& value) {
 }
 
 // Matrices [rows, kCount * packs]: columns from row + diagonal on are kept, or those up to it.
-template <class T, int kCount, class Index>
+template <class Index, class T, int kCount>
 DEVICE void triangle(const Pack<T, kCount>* from, Pack<T, kCount>* to, Index count, Index rows,
                      Index packs, Index diagonal, bool upper) {
   const Index i = this_thread<Index>();
