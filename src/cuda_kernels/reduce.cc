@@ -128,7 +128,8 @@ void reduce(std::string_view op, Reduction r, Ends ends, bool whole, Emitter& em
     rest.from = ends.to = ends.to + 1;
     rest.extra = ends.extra;
   }
-  const std::string_view index = index_name({count, cut.blocks * kThreads});
+  const std::string_view index =
+      index_name({count, cut.blocks * kThreads, r.elements() + 2 * cut.chunk});
   const std::string identity = identity_of(op, wide);
   std::string body = reduced_text(r, index, cut.chunk);
   const std::string from =

@@ -18,7 +18,7 @@ struct Sorted {
   DeviceOperand entries;
   std::string text;  // a value of the text's Entries
 };
-constexpr int64_t kAhead = 8;  // as the text has it: so many stand for none behind all
+constexpr int64_t kAhead = 16;  // as the text has it: so many stand for none behind all
 
 Result<Sorted> sorted_of(int64_t count, int64_t places, Emitter& emit) {
   Sorted s{.count = count};
@@ -47,11 +47,14 @@ void sort(const Sorted& s, size_t operand, Emitter& emit) {
   };
   tiles(2, tile);
   for (int64_t run = 2 * tile; run <= s.padded; run *= 2) {
-    for (int64_t apart = run / 2; apart >= tile; apart /= 2)
+    for (int64_t apart = run / 2; apart >= tile; apart /= 2) {  // up to four steps at once
+      int steps = 1;
+      for (; steps < 4 && apart > tile; ++steps) apart /= 2;
       launch(emit, "scatter",
-             fmt::format("  sort_step(p.at<uint64_t>({}), {}LL, {}LL, {}LL);", operand,
-                         s.padded / 2, run, apart),
-             s.padded / 2, {s.entries});
+             fmt::format("  sort_steps<{}>(p.at<uint64_t>({}), {}LL, {}LL, {}LL);", steps, operand,
+                         s.padded >> steps, run, apart),
+             s.padded >> steps, {s.entries});
+    }
     tiles(run, run);
   }
 }
@@ -61,8 +64,10 @@ void combine(const Use& use, const Sorted& s, std::string_view how, size_t updat
              int64_t rows, int64_t inner, Emitter& emit) {
   const size_t to = use.inputs.size(), scratch = to + 1;
   const int64_t bytes = info(use.outputs[0].dtype).bytes;
-  const int64_t pack =
-      common_bytes({inner * bytes, emit.operand(updates).offset, emit.operand(to).offset}) / bytes;
+  // Eight bytes of a row a thread: it reads as many rows at once as its registers hold.
+  const int64_t aligned =
+      common_bytes({8, inner * bytes, emit.operand(updates).offset, emit.operand(to).offset});
+  const int64_t pack = aligned / bytes;
   launch(
       emit, "scatter",
       fmt::format("{0}  typedef Pack<{1}, {2}> Elements;\n"

@@ -28,7 +28,9 @@ constexpr DType kSizes[] = {DType::kBool, DType::kBF16, DType::kF32, DType::kI64
 class Uses {
  public:
   // `bound`: how far elements may be from the CPU's, relative to the greatest; 0: no bit differs.
-  void add(std::string_view op, Attrs attrs, const Operands& inputs, double bound = 0) {
+  // `in_place`: the result lies over the first input.
+  void add(std::string_view op, Attrs attrs, const Operands& inputs, double bound = 0,
+           bool in_place = false) {
     OpTypes types{{}, {}, {}, attrs};
     std::vector<Bytes> data;
     ProgramOp use{std::string(op), std::move(attrs), {}, {}};
@@ -43,7 +45,8 @@ class Uses {
     const std::vector<Bytes> made =
         must(evaluate_op(op, types.attrs, types.inputs, data, types.outputs));
     for (size_t o = 0; o < types.outputs.size(); ++o) {
-      use.outputs.push_back(argument(types.outputs[o], nullptr));
+      use.outputs.push_back(in_place ? use.inputs[0] : argument(types.outputs[o], nullptr));
+      program_.arg_written[static_cast<size_t>(use.outputs.back())] = true;
       wanted_.push_back({label(use, types), use.outputs.back(), types.outputs[o], made[o], bound});
     }
     program_.ops.push_back(std::move(use));
@@ -459,10 +462,10 @@ TEST(Moves, RowsAreTurned) {
         const double bound = is_16_bit(dtype) ? 0x1p-7 : 1e-6;
         for (const int64_t half : {16, 3}) {
           const Tensor x = drawn(dtype, {2, 3, 4, 2 * half});
-          uses.add("Rotary", attrs,
-                   {x, drawn(dtype, {1, 1, 4, half}), drawn(dtype, {1, 1, 4, half})}, bound);
-          uses.add("Rotary", attrs,
-                   {x, drawn(dtype, {2, 1, 4, half}), drawn(dtype, {2, 1, 4, half})}, bound);
+          for (const bool in_place : {false, true})
+            for (const Shape& table : {Shape{1, 1, 4, half}, Shape{2, 1, 4, half}})
+              uses.add("Rotary", attrs, {x, drawn(dtype, table), drawn(dtype, table)}, bound,
+                       in_place);
         }
       }
   uses.expect_equal();
@@ -494,7 +497,8 @@ TEST(Moves, PartsDrawWhatTheWholeDraws) {
         OpTypes use{{}, std::vector<bool>(masked.size(), true), {}, attrs};
         for (const auto& operand : masked) use.inputs.push_back(operand->type);
         if (!find_op("Dropout")->types(use)) continue;  // such runs do not fit such rows
-        uses.add("Dropout", attrs, masked, is_16_bit(dtype) ? 0x1p-8 : 0);
+        for (const bool in_place : {false, true})
+          uses.add("Dropout", attrs, masked, is_16_bit(dtype) ? 0x1p-8 : 0, in_place);
         attrs = cut;
         attrs.set("shape", type.shape);
         attrs.set("dtype", info(dtype).name);
@@ -508,7 +512,7 @@ TEST(Moves, PartsDrawWhatTheWholeDraws) {
                                       : 1e-7);
         }
       }
-  EXPECT_GE(uses.program().ops.size(), 90u);
+  EXPECT_GE(uses.program().ops.size(), 120u);
   uses.expect_equal();
 }
 

@@ -47,19 +47,23 @@ DEVICE void enter_elements(const I* indices, uint64_t* sorted, const Entries& en
 // `apart` is put in order, ascending in every second run of `run`; the steps of a run halve `apart`.
 DEVICE bool descends(int64_t i, int64_t run) { return (i & run) != 0; }
 
-DEVICE int64_t first_of_pair(int64_t pair, int64_t apart) {
-  return 2 * pair - (pair & (apart - 1));
-}
-
-// One step over all entries.
-DEVICE void sort_step(uint64_t* x, int64_t pairs, int64_t run, int64_t apart) {
-  const int64_t pair = this_thread<int64_t>();
-  if (pair >= pairs) return;
-  const int64_t i = first_of_pair(pair, apart);
-  const uint64_t a = x[i], b = x[i + apart];
-  if ((a > b) == descends(i, run)) return;
-  x[i] = b;
-  x[i + apart] = a;
+// kSteps steps of a run over all entries, of which the last one's pairs are `apart`: a thread has
+// all entries that its own meet.
+template <int kSteps>
+DEVICE void sort_steps(uint64_t* x, int64_t threads, int64_t run, int64_t apart) {
+  const int64_t thread = this_thread<int64_t>();
+  if (thread >= threads) return;
+  const int64_t first = ((thread & ~(apart - 1)) << kSteps) + (thread & (apart - 1));
+  uint64_t own[1 << kSteps];
+  for (int k = 0; k < 1 << kSteps; ++k) own[k] = x[first + k * apart];
+  for (int half = 1 << (kSteps - 1); half > 0; half /= 2)
+    for (int k = 0; k < 1 << kSteps; ++k) {
+      const uint64_t a = own[k], b = own[k | half];
+      if ((k & half) != 0 || (a > b) == descends(first, run)) continue;
+      own[k] = b;
+      own[k | half] = a;
+    }
+  for (int k = 0; k < 1 << kSteps; ++k) x[first + k * apart] = own[k];
 }
 
 // All steps of the runs [from, to] that stay in a tile.
@@ -73,7 +77,7 @@ DEVICE void sort_tiles(uint64_t* x, int64_t from, int64_t to) {
   for (int64_t run = from; run <= to; run *= 2) {
     for (int64_t apart = (run < kTile ? run : kTile) / 2; apart > 0; apart /= 2) {
       for (int pair = thread; pair < kTile / 2; pair += kThreads) {
-        const int i = static_cast<int>(first_of_pair(pair, apart));
+        const int i = 2 * pair - (pair & static_cast<int>(apart - 1));
         const uint64_t a = tile[i], b = tile[i + static_cast<int>(apart)];
         if ((a > b) != descends(base + i, run)) {
           tile[i] = b;
@@ -96,7 +100,7 @@ struct Put {
 
 // Updates [outer, positions, inner] to rows [outer, rows, inner] of `to`: the thread at the first
 // of the entries of a row goes through them, kAhead at a time, as many as stand behind the last.
-enum : int { kAhead = 8 };
+enum : int { kAhead = 16 };
 struct Combined {
   int64_t outer, inner, rows;
 };
@@ -107,6 +111,7 @@ DEVICE void combine(const uint64_t* sorted, const Pack<T, kPack>* updates, Pack<
   const int64_t j = e % by.inner, first = e / by.inner % entries.count;
   const int64_t outer = e / by.inner / entries.count;
   if (outer >= by.outer) return;
+  const uint64_t mask = (1ull << entries.bits) - 1;
   const uint64_t head = sorted[first], place = head >> entries.bits;
   if (head == kNowhere || (first > 0 && sorted[first - 1] >> entries.bits == place)) return;
   Pack<T, kPack>* const row = to + (outer * by.rows + static_cast<int64_t>(place)) * by.inner + j;
@@ -114,19 +119,19 @@ DEVICE void combine(const uint64_t* sorted, const Pack<T, kPack>* updates, Pack<
   const Pack<T, kPack> old = *row;
   computed<T> all[kPack];
   for (int k = 0; k < kPack; ++k) all[k] = static_cast<computed<T>>(old.x[k]);
-  bool more = true;
-  for (int64_t at = first; more; at += kAhead) {
-    bool mine[kAhead];
-    Pack<T, kPack> x[kAhead] = {};
+  int mine = kAhead;
+  for (int64_t at = first; mine == kAhead; at += kAhead) {
+    Pack<T, kPack> x[kAhead];
+    mine = 0;
     for (int a = 0; a < kAhead; ++a) {
       const uint64_t entry = sorted[at + a];
-      more = mine[a] = more && entry != kNowhere && entry >> entries.bits == place;
-      const uint64_t position = entry & ((1ull << entries.bits) - 1);
-      if (more) x[a] = from[static_cast<int64_t>(position) * by.inner];
+      if (entry >> entries.bits == place) ++mine;  // those behind are of greater places
+      const uint64_t position = entry >> entries.bits == place ? entry & mask : head & mask;
+      x[a] = from[static_cast<int64_t>(position) * by.inner];
     }
     for (int a = 0; a < kAhead; ++a)
       for (int k = 0; k < kPack; ++k)
-        if (mine[a]) all[k] = How::of(static_cast<computed<T>>(x[a].x[k]), all[k]);
+        if (a < mine) all[k] = How::of(static_cast<computed<T>>(x[a].x[k]), all[k]);
   }
   Pack<T, kPack> made;
   for (int k = 0; k < kPack; ++k) made.x[k] = T(all[k]);
