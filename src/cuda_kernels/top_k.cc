@@ -14,7 +14,7 @@ Status make_top_k(const Use& use, Emitter& emit) {
   emit.kernel(
       {.family = "top_k",
        .body = fmt::format("  top_k<{}, {}>(p.at<const {}>(0), p.at<{}>(1), p.at<int64_t>(2), "
-                           "Lines{{{}, {}, {}}});",
+                           "Chosen{{{}, {}, {}}});",
                            use.attrs.integer("largest", 1) == 0, threads, type_name(use.type()),
                            type_name(use.type()), size, inner, use.attrs.integer("k")),
        .blocks = num_elements(use.in(0)) / size,

@@ -1,16 +1,9 @@
 // Ops that move, gather, scatter, reduce, scan and draw elements, where the samples of the table of
 // ops do not reach: tiles and words that do not fit, views that lie anywhere, long rows, equal
-// indices, parts of several shards, indices above 2^31. Each gives what the CPU backend gives, in
-// three orders of threads.
-#include <fmt/format.h>
-
-#include <cstring>
+// indices, parts of several shards, indices above 2^31.
 #include <limits>
 
-#include "evaluate.h"
-#include "fake_cuda/run_program.h"
-#include "piper/ops.h"
-#include "piper/signatures.h"
+#include "uses_on_host.h"
 
 namespace piper {
 namespace {
@@ -20,144 +13,7 @@ using Tensor = test::Tensor;
 using List = std::vector<int64_t>;
 
 constexpr uint64_t kSeed = 20241107;
-constexpr emulator::Order kOrders[] = {
-    {emulator::Order::kForward}, {emulator::Order::kBackward}, {emulator::Order::kRandom, kSeed}};
 constexpr DType kSizes[] = {DType::kBool, DType::kBF16, DType::kF32, DType::kI64};
-
-// Uses of ops side by side in one program, and what the CPU makes of them.
-class Uses {
- public:
-  // `bound`: how far elements may be from the CPU's, relative to the greatest; 0: no bit differs.
-  // `in_place`: the result lies over the first input.
-  void add(std::string_view op, Attrs attrs, const Operands& inputs, double bound = 0,
-           bool in_place = false) {
-    OpTypes types{{}, {}, {}, attrs};
-    std::vector<Bytes> data;
-    ProgramOp use{std::string(op), std::move(attrs), {}, {}};
-    for (const std::optional<Tensor>& input : inputs) {
-      types.inputs.push_back(input ? input->type : TensorType{});
-      types.present.push_back(input.has_value());
-      data.push_back(input ? to_bytes(*input) : Bytes{});
-      use.inputs.push_back(input ? argument(input->type, &data.back()) : -1);
-    }
-    types.outputs = must(find_op(op)->types(types));
-    ASSERT_TRUE(check_use(op, types).ok()) << label(use, types);
-    const std::vector<Bytes> made =
-        must(evaluate_op(op, types.attrs, types.inputs, data, types.outputs));
-    for (size_t o = 0; o < types.outputs.size(); ++o) {
-      use.outputs.push_back(in_place ? use.inputs[0] : argument(types.outputs[o], nullptr));
-      program_.arg_written[static_cast<size_t>(use.outputs.back())] = true;
-      wanted_.push_back({label(use, types), use.outputs.back(), types.outputs[o], made[o], bound});
-    }
-    program_.ops.push_back(std::move(use));
-  }
-
-  // The same of an input that begins one element behind a multiple of 16 bytes: a slice of a longer
-  // one, of which nothing is copied.
-  void add_view(std::string_view op, Attrs attrs, const Tensor& input,
-                const Operands& others = {}) {
-    const int64_t count = num_elements(input.type.shape);
-    Tensor longer{{input.type.dtype, {count + 1}}, {0.0}};
-    longer.values.insert(longer.values.end(), input.values.begin(), input.values.end());
-    const Bytes data = to_bytes(longer);
-    const int32_t whole = argument(longer.type, &data);
-    Operands inputs{input};
-    inputs.insert(inputs.end(), others.begin(), others.end());
-    add(op, std::move(attrs), inputs);
-    views_.push_back({program_.ops.size() - 1, whole, input.type});
-  }
-
-  void expect_equal() {
-    place_views();
-    std::vector<Bytes> first;
-    for (const emulator::Order& order : kOrders) {
-      SCOPED_TRACE(
-          fmt::format("order of threads {} (seed {})", static_cast<int>(order.kind), kSeed));
-      auto made = emulator::run_on_host(program_, arguments_, order);
-      ASSERT_TRUE(made.ok()) << print_error(made.error());
-      if (first.empty()) first = *made;
-      for (const Wanted& wanted : wanted_) {
-        const auto at = static_cast<size_t>(wanted.argument);
-        ASSERT_EQ(as_text((*made)[at].span()), as_text(first[at].span())) << wanted.label;
-      }
-    }
-    for (const Wanted& wanted : wanted_)
-      compare(wanted, first[static_cast<size_t>(wanted.argument)]);
-  }
-  const Program& program() const { return program_; }
-
- private:
-  struct Wanted {
-    std::string label;
-    int32_t argument;
-    TensorType type;
-    Bytes bytes;
-    double bound;
-  };
-  struct View {
-    size_t op;
-    int32_t whole;
-    TensorType type;
-  };
-
-  static std::string label(const ProgramOp& op, const OpTypes& types) {
-    std::string text = op.op;
-    for (const TensorType& type : types.inputs) text += " " + to_string(type);
-    return text;
-  }
-
-  int32_t argument(const TensorType& type, const Bytes* data) {
-    program_.values.push_back(type);
-    arguments_.push_back(data ? *data : Bytes{});
-    program_.arg_read.push_back(data != nullptr);
-    program_.arg_written.push_back(data == nullptr);
-    return program_.num_args++;
-  }
-  int32_t local(const TensorType& type) {
-    program_.values.push_back(type);
-    return static_cast<int32_t>(program_.values.size()) - 1;
-  }
-
-  // Behind all arguments: the values that slices and new shapes make.
-  void place_views() {
-    std::vector<ProgramOp> made;
-    for (const View& view : views_) {
-      const Shape all = program_.values[static_cast<size_t>(view.whole)].shape;
-      const TensorType flat{view.type.dtype, {all[0] - 1}};
-      const int32_t cut = local(flat), shaped = local(view.type);
-      made.push_back(
-          {"Slice", {{"starts", List{1}}, {"ends", all}, {"steps", List{1}}}, {view.whole}, {cut}});
-      made.push_back({"Reshape", {{"shape", view.type.shape}}, {cut}, {shaped}});
-      program_.ops[view.op].inputs[0] = shaped;
-    }
-    if (made.empty()) return;
-    program_.ops.insert(program_.ops.begin(), made.begin(), made.end());
-    ASSERT_EQ(joined_for_cuda(program_).ops.size(), program_.ops.size() - made.size())
-        << "something is copied";
-  }
-
-  static void compare(const Wanted& wanted, const Bytes& made) {
-    if (made.size == wanted.bytes.size &&
-        (made.size == 0 || std::memcmp(made.data, wanted.bytes.data, made.size) == 0))
-      return;
-    const Tensor actual = to_tensor(wanted.type, made);
-    const Tensor expected = to_tensor(wanted.type, wanted.bytes);
-    double scale = 1;
-    for (const double x : expected.values)
-      if (std::isfinite(x)) scale = std::max(scale, std::abs(x));
-    for (size_t i = 0; i < expected.values.size(); ++i) {
-      const double a = actual.values[i], e = expected.values[i];
-      if (a == e || (std::isnan(a) && std::isnan(e))) continue;
-      ASSERT_LE(std::abs(a - e), wanted.bound * scale)
-          << wanted.label << ", element " << i << ": " << a << " is not " << e;
-    }
-  }
-
-  Program program_;
-  std::vector<Bytes> arguments_;
-  std::vector<Wanted> wanted_;
-  std::vector<View> views_;
-};
 
 Tensor drawn(DType dtype, Shape shape, int64_t int_high = 100) {
   std::mt19937_64 random(kSeed + static_cast<uint64_t>(num_elements(shape)));
@@ -487,15 +343,19 @@ TEST(Moves, PartsDrawWhatTheWholeDraws) {
     for (const int64_t width : {8, 7})
       for (const Attrs& cut : cuts) {
         const TensorType type{dtype, {12, width}};
-        Operands operands{key, step, numbers(DType::kI64, {4, 5})};
+        Operands operands{key, step, std::nullopt};
+        if (cut.find("rows")) operands[2] = numbers(DType::kI64, {4, 5});
         for (size_t axis = 0; axis < cut.integers("cuts").size() / 2; ++axis)
           operands.push_back(scalar(1));
         Attrs attrs = cut;
         attrs.set("ratio", 0.4);
         Operands masked = operands;
         masked.insert(masked.begin(), drawn(dtype, type.shape));
-        OpTypes use{{}, std::vector<bool>(masked.size(), true), {}, attrs};
-        for (const auto& operand : masked) use.inputs.push_back(operand->type);
+        OpTypes use{{}, {}, {}, attrs};
+        for (const auto& operand : masked) {
+          use.inputs.push_back(operand ? operand->type : TensorType{});
+          use.present.push_back(operand.has_value());
+        }
         if (!find_op("Dropout")->types(use)) continue;  // such runs do not fit such rows
         for (const bool in_place : {false, true})
           uses.add("Dropout", attrs, masked, is_16_bit(dtype) ? 0x1p-8 : 0, in_place);

@@ -26,12 +26,12 @@ struct Ranked {
   }
 };
 
-struct Lines {
+struct Chosen {
   int64_t size, inner, count;  // count: of those taken
 };
 // A block for each line.
 template <bool kFlip, int kThreads, class T>
-DEVICE void top_k(const T* x, T* values, int64_t* places, const Lines& by) {
+DEVICE void top_k(const T* x, T* values, int64_t* places, const Chosen& by) {
   SHARED(uint64_t, ranks, kThreads / kWarp);
   SHARED(int64_t, at, kThreads / kWarp);
   const int64_t line = static_cast<int64_t>(blockIdx.x), outer = line / by.inner;
