@@ -38,22 +38,17 @@ Reduction reduction_of(const Shape& x, const std::vector<int64_t>& steps) {
   return r;
 }
 
-// Packs along the last dim, as the text has them. `most`: bytes that they may have at most.
-int64_t pack_dims(Reduction& r, int64_t bytes, int64_t most) {
+// Packs of up to 16 bytes along the last dim, as the text has them: how many elements each has.
+int64_t pack_dims(Reduction& r, int64_t bytes) {
   Shape& last = r.by_rows ? r.reduced : r.kept;
-  int64_t size = common_bytes({last.back() * bytes, most});
-  const auto limit = [&](const std::vector<int64_t>& strides, bool has_last) {
-    for (size_t d = 0; d + has_last < strides.size(); ++d)
-      size = std::min(size, common_bytes({strides[d] * bytes}));
+  int64_t size = common_bytes({last.back() * bytes});
+  const auto each_stride = [&](const auto& f) {  // but for that of the last dim
+    for (size_t d = 0; d + r.by_rows < r.reduced.size(); ++d) f(r.reduced_strides[d]);
+    for (size_t d = 0; d + !r.by_rows < r.kept.size(); ++d) f(r.kept_strides[d]);
   };
-  limit(r.reduced_strides, r.by_rows);
-  limit(r.kept_strides, !r.by_rows);
+  each_stride([&](int64_t stride) { size = std::min(size, common_bytes({stride * bytes})); });
   const int64_t pack = size / bytes;
-  const auto divide = [&](std::vector<int64_t>& strides, bool has_last) {
-    for (size_t d = 0; d + has_last < strides.size(); ++d) strides[d] /= pack;
-  };
-  divide(r.reduced_strides, r.by_rows);
-  divide(r.kept_strides, !r.by_rows);
+  each_stride([&](int64_t& stride) { stride /= pack; });
   last.back() /= pack;
   return pack;
 }
@@ -88,9 +83,10 @@ struct Cut {
   int64_t blocks = 1;
 };
 
-Cut cut_of(Reduction& r, const Ends& ends, bool whole) {
-  const int64_t bytes = info(ends.type).bytes, to_bytes = info(ends.result).bytes;
+// `whole`: in one part.
+Cut cut_of(Reduction& r, DType type, bool whole) {
   Cut cut;
+  cut.pack = pack_dims(r, info(type).bytes);
   const auto parts = [&](int64_t blocks, int64_t least) {
     const int64_t most = whole ? 1 : std::max<int64_t>(r.elements() / least, 1);
     const int64_t wanted = std::clamp<int64_t>(kEnoughBlocks / blocks, 1, most);
@@ -98,14 +94,10 @@ Cut cut_of(Reduction& r, const Ends& ends, bool whole) {
     cut.parts = std::max<int64_t>(ceil_div(r.elements(), cut.chunk), 1);
   };
   if (r.by_rows) {
-    cut.pack = pack_dims(r, bytes, ends.from_offset);
     cut.lanes = r.elements() <= 8 ? 1 : r.elements() <= 512 ? 32 : kThreads;
     parts(cut.lanes == kThreads ? r.results() : kEnoughBlocks, 8 * kThreads);
     cut.blocks = ceil_div(cut.parts * r.results() * cut.lanes, kThreads);
   } else {
-    const int64_t aligned = common_bytes({ends.to_offset}) * bytes / to_bytes;
-    cut.pack =
-        pack_dims(r, bytes, std::max(std::min(common_bytes({ends.from_offset}), aligned), bytes));
     const auto results = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(r.results())));
     cut.lanes = std::min<int64_t>(results, r.elements() < 8 ? kThreads : 32);
     const int64_t tiles = ceil_div(r.results(), cut.lanes);
@@ -115,34 +107,42 @@ Cut cut_of(Reduction& r, const Ends& ends, bool whole) {
   return cut;
 }
 
+std::string reduce_text(std::string_view op, const Reduction& r, const Ends& ends, const Cut& cut,
+                        std::string_view index) {
+  const auto word = [&](int64_t offset, DType type) {
+    const int64_t bytes = info(type).bytes;
+    return std::min(common_bytes({offset, cut.pack * bytes}) / bytes, cut.pack);
+  };
+  const std::string operands = fmt::format("p.at<const {}>({}), p.at<{}>({})", type_name(ends.type),
+                                           ends.from, type_name(ends.result), ends.to);
+  const std::string identity = identity_of(op, compute_type(ends.type));
+  const int64_t from_word = word(ends.from_offset, ends.type);
+  if (r.by_rows)
+    return fmt::format("  reduce_rows<{}, {}, {}, {}>({}, {}({}), by, {});", op, cut.lanes,
+                       cut.pack, from_word, operands, index, cut.parts, identity);
+  return fmt::format("  reduce_columns<{}, {}, {}, {}, {}, {}>({}, by, {});", op, kThreads,
+                     cut.lanes, cut.pack, from_word, word(ends.to_offset, ends.result), operands,
+                     identity);
+}
+
 // `op`: Sum, Product, Greatest or Least. In parts, where that makes enough blocks: what they gather
 // is as wide as what is computed, and gathered in turn.
 void reduce(std::string_view op, Reduction r, Ends ends, bool whole, Emitter& emit) {
   const int64_t results = r.results(), count = results * r.elements();
   const DType wide = compute_type(ends.type);
-  const Cut cut = cut_of(r, ends, whole);
+  const Cut cut = cut_of(r, ends.type, whole);
   Ends rest{.to = ends.to, .type = wide, .result = ends.result, .to_offset = ends.to_offset};
   if (cut.parts > 1) {
     ends.extra = {emit.scratch(cut.parts * results * info(wide).bytes)};
     ends.result = wide;
+    ends.to_offset = 0;
     rest.from = ends.to = ends.to + 1;
     rest.extra = ends.extra;
   }
   const std::string_view index =
-      index_name({count, cut.blocks * kThreads, r.elements() + 2 * cut.chunk});
-  const std::string identity = identity_of(op, wide);
-  std::string body = reduced_text(r, index, cut.chunk);
-  const std::string from =
-      fmt::format("p.at<const Pack<{}, {}>>({})", type_name(ends.type), cut.pack, ends.from);
-  if (r.by_rows)
-    body += fmt::format("  reduce_rows<{}, {}>({}, p.at<{}>({}), {}({}), by, {});", op, cut.lanes,
-                        from, type_name(ends.result), ends.to, index, cut.parts, identity);
-  else
-    body +=
-        fmt::format("  reduce_columns<{}, {}, {}>({}, p.at<Pack<{}, {}>>({}), by, {});", op,
-                    kThreads, cut.lanes, from, type_name(ends.result), cut.pack, ends.to, identity);
+      index_name({count, cut.blocks * kThreads, (r.elements() + 2 * cut.chunk) * cut.pack});
   emit.kernel({.family = "reduce",
-               .body = std::move(body),
+               .body = reduced_text(r, index, cut.chunk) + reduce_text(op, r, ends, cut, index),
                .blocks = cut.blocks,
                .threads = kThreads,
                .extra = ends.extra});

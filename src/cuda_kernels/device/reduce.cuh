@@ -22,19 +22,40 @@ DEVICE T over_lanes(T x) {
   }
 }
 
+// Packs of kPack elements by words of kWord, as they are aligned: how sums are formed does not
+// depend on where operands lie.
+template <int kPack, int kWord, class T>
+DEVICE Pack<T, kPack> load_pack(const T* from) {
+  Pack<T, kPack> pack;
+  for (int w = 0; w < kPack; w += kWord) {
+    const Pack<T, kWord> word = *reinterpret_cast<const Pack<T, kWord>*>(from + w);
+    for (int k = 0; k < kWord; ++k) pack.x[w + k] = word.x[k];
+  }
+  return pack;
+}
+template <int kWord, class T, int kPack>
+DEVICE void store_pack(T* to, const Pack<T, kPack>& pack) {
+  for (int w = 0; w < kPack; w += kWord) {
+    Pack<T, kWord> word;
+    for (int k = 0; k < kWord; ++k) word.x[k] = pack.x[w + k];
+    *reinterpret_cast<Pack<T, kWord>*>(to + w) = word;
+  }
+}
+
 // The elements of a pack lie along a reduced dim.
-template <class Op, int kLanes, class T, class To, int kPack, class Index, int kKept, int kReduced>
-DEVICE void reduce_rows(const Pack<T, kPack>* x, To* to, Index parts,
-                        const Reduced<Index, kKept, kReduced>& by, computed<T> identity) {
+template <class Op, int kLanes, int kPack, int kWord, class T, class To, class Index, int kKept,
+          int kReduced>
+DEVICE void reduce_rows(const T* x, To* to, Index parts, const Reduced<Index, kKept, kReduced>& by,
+                        computed<T> identity) {
   const Index group = this_thread<Index>() / kLanes, lane = static_cast<Index>(threadIdx.x) % kLanes;
   const Index part = group / by.results;
   const Index begin = part * by.chunk, ahead = begin + by.chunk;
   const Index end = part >= parts ? begin : ahead < by.elements ? ahead : by.elements;
-  const Pack<T, kPack>* const from = x + by.kept.at(group % by.results);
+  const T* const from = x + by.kept.at(group % by.results) * kPack;
   computed<T> all[kPack];
   for (int k = 0; k < kPack; ++k) all[k] = identity;
   for (Index r = begin + lane; r < end; r += kLanes) {
-    const Pack<T, kPack> next = from[by.reduced.at(r)];
+    const Pack<T, kPack> next = load_pack<kPack, kWord>(from + by.reduced.at(r) * kPack);
     for (int k = 0; k < kPack; ++k) all[k] = Op::of(all[k], static_cast<computed<T>>(next.x[k]));
   }
   for (int half = kPack / 2; half > 0; half /= 2)
@@ -44,11 +65,11 @@ DEVICE void reduce_rows(const Pack<T, kPack>* x, To* to, Index parts,
 }
 
 // The elements of a pack lie along a kept dim: a block makes kAcross packs of results, each by
-// kThreads / kAcross threads that take every so many rows.
-template <class Op, int kThreads, int kAcross, class T, class To, int kPack, class Index, int kKept,
-          int kReduced>
-DEVICE void reduce_columns(const Pack<T, kPack>* x, Pack<To, kPack>* to,
-                           const Reduced<Index, kKept, kReduced>& by, computed<T> identity) {
+// kThreads / kAcross threads that take every so many rows. Results are stored by words of kToWord.
+template <class Op, int kThreads, int kAcross, int kPack, int kWord, int kToWord, class T, class To,
+          class Index, int kKept, int kReduced>
+DEVICE void reduce_columns(const T* x, To* to, const Reduced<Index, kKept, kReduced>& by,
+                           computed<T> identity) {
   constexpr int kDown = kThreads / kAcross;
   SHARED(computed<T>, shared, kDown > 1 ? kThreads * kPack : 1);
   const int across = static_cast<int>(threadIdx.x) % kAcross;
@@ -58,11 +79,11 @@ DEVICE void reduce_columns(const Pack<T, kPack>* x, Pack<To, kPack>* to,
   const Index result = static_cast<Index>(blockIdx.x) % tiles * kAcross + across;
   const Index begin = part * by.chunk, ahead = begin + by.chunk;
   const Index end = result >= by.results ? begin : ahead < by.elements ? ahead : by.elements;
-  const Pack<T, kPack>* const from = x + by.kept.at(result);
+  const T* const from = x + by.kept.at(result) * kPack;
   computed<T> all[kPack];
   for (int k = 0; k < kPack; ++k) all[k] = identity;
   for (Index r = begin + down; r < end; r += kDown) {
-    const Pack<T, kPack> next = from[by.reduced.at(r)];
+    const Pack<T, kPack> next = load_pack<kPack, kWord>(from + by.reduced.at(r) * kPack);
     for (int k = 0; k < kPack; ++k) all[k] = Op::of(all[k], static_cast<computed<T>>(next.x[k]));
   }
   if constexpr (kDown > 1) {
@@ -76,7 +97,7 @@ DEVICE void reduce_columns(const Pack<T, kPack>* x, Pack<To, kPack>* to,
   if (result >= by.results) return;
   Pack<To, kPack> made;
   for (int k = 0; k < kPack; ++k) made.x[k] = To(all[k]);
-  to[part * by.results + result] = made;
+  store_pack<kToWord>(to + (part * by.results + result) * kPack, made);
 }
 
 // dx = dy at the first extreme (kFirst), or shared by all of them.
