@@ -18,7 +18,7 @@ struct Sorted {
   DeviceOperand entries;
   std::string text;  // a value of the text's Entries
 };
-constexpr int64_t kAhead = 16;  // as the text has it: so many stand for none behind all
+constexpr int64_t kAhead = 12;  // as the text has it: so many stand for none behind all
 
 Result<Sorted> sorted_of(int64_t count, int64_t places, Emitter& emit) {
   Sorted s{.count = count};

@@ -74,10 +74,10 @@ struct f16 {
   }
   DEVICE operator float() const {
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, size = bits & 0x7fffu;
-    if (size >= 0x7c00u) return float_of_bits(sign | 0x7f800000u | (size << 13));
     // Exact also of what is below the least normal: a power of two more, and then less.
     const float scaled = float_of_bits(size << 13) * float_of_bits(0x77800000u);  // 2^112
-    return float_of_bits(sign | bits_of_float(scaled));
+    const uint32_t finite = bits_of_float(scaled), other = 0x7f800000u | (size << 13);
+    return float_of_bits(sign | (size < 0x7c00u ? finite : other));
   }
 };
 

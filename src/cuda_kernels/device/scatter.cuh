@@ -100,7 +100,7 @@ struct Put {
 
 // Updates [outer, positions, inner] to rows [outer, rows, inner] of `to`: the thread at the first
 // of the entries of a row goes through them, kAhead at a time, as many as stand behind the last.
-enum : int { kAhead = 16 };
+enum : int { kAhead = 12 };
 struct Combined {
   int64_t outer, inner, rows;
 };
@@ -130,8 +130,10 @@ DEVICE void combine(const uint64_t* sorted, const Pack<T, kPack>* updates, Pack<
       x[a] = from[static_cast<int64_t>(position) * by.inner];
     }
     for (int a = 0; a < kAhead; ++a)
-      for (int k = 0; k < kPack; ++k)
-        if (a < mine) all[k] = How::of(static_cast<computed<T>>(x[a].x[k]), all[k]);
+      for (int k = 0; k < kPack; ++k) {
+        const computed<T> next = How::of(static_cast<computed<T>>(x[a].x[k]), all[k]);
+        all[k] = a < mine ? next : all[k];
+      }
   }
   Pack<T, kPack> made;
   for (int k = 0; k < kPack; ++k) made.x[k] = T(all[k]);
