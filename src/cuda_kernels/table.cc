@@ -32,8 +32,10 @@ Maker find_maker(std::string_view op) {
 namespace piper {
 
 std::vector<std::string> cuda_ops() {
-  std::vector<std::string> names;
+  std::vector<std::string> names = cuda_kernels::row_ops();
   for (const cuda_kernels::Entry& entry : cuda_kernels::kMakers) names.emplace_back(entry.op);
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
 }
 

@@ -1,0 +1,61 @@
+#include "rows_layout.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace piper::cuda_kernels {
+namespace {
+
+constexpr int64_t kWarp = 32, kMostThreads = 1024;
+constexpr int64_t kThreads = 256;        // of a block, about
+constexpr int64_t kSumThreads = 384;     // of one that adds rows up
+constexpr int64_t kRegisters = 64;       // of a thread, for elements that it keeps
+constexpr int64_t kMostElements = 32;    // of a row, that a thread has of each value
+constexpr int64_t kMostSums = 512;       // blocks whose sums are added up
+constexpr int64_t kBlocksOfSums = 1024;  // with tiles
+
+// A power of 2 within a warp, or whole warps.
+int64_t whole_threads(int64_t threads) {
+  if (threads <= kWarp)
+    return static_cast<int64_t>(
+        std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(threads, 1))));
+  return ceil_div(threads, kWarp) * kWarp;
+}
+
+// Of a row of so many runs of lanes: the threads of a tile that leave the fewest without work.
+int64_t tile_threads(int64_t runs) {
+  if (runs <= kThreads) return whole_threads(runs);
+  int64_t best = kThreads;
+  for (int64_t threads = kThreads; threads >= kThreads / 2; threads -= kWarp)
+    if (ceil_div(runs, threads) * threads < ceil_div(runs, best) * best) best = threads;
+  return best;
+}
+
+}  // namespace
+
+RowLayout layout_of(const PassShape& shape) {
+  RowLayout layout;
+  layout.lanes = shape.lanes;
+  const int64_t most = std::max<int64_t>(kRegisters / shape.kept, 1);  // elements of a thread
+  while (layout.lanes > 1 && layout.lanes > most) layout.lanes /= 2;
+  const int64_t runs = ceil_div(shape.width, layout.lanes);
+  if (shape.keeps_row) {
+    const int64_t chunks = std::max<int64_t>(std::min(most, kMostElements) / layout.lanes, 1);
+    layout.threads = std::min(whole_threads(ceil_div(runs, chunks)), kMostThreads);
+    layout.chunks = ceil_div(runs, layout.threads);
+  } else {
+    layout.threads = tile_threads(runs);
+    layout.tiles = ceil_div(runs, layout.threads);
+  }
+  const int64_t threads = shape.sums_rows ? kSumThreads : kThreads;
+  layout.at_once = std::max<int64_t>(threads / layout.threads, 1);
+  const int64_t steps = ceil_div(shape.rows, layout.at_once);
+  layout.row_blocks = steps;
+  if (!shape.sums_rows) return layout;
+  const int64_t most_blocks = std::clamp<int64_t>(kBlocksOfSums / layout.tiles, 1, kMostSums);
+  layout.turns = ceil_div(steps, std::min(steps, most_blocks));
+  layout.row_blocks = ceil_div(steps, layout.turns);
+  return layout;
+}
+
+}  // namespace piper::cuda_kernels
