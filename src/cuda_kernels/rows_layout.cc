@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kWarp = 32, kMostThreads = 1024;
 constexpr int64_t kThreads = 256;        // of a block, about
 constexpr int64_t kSumThreads = 384;     // of one that adds rows up
-constexpr int64_t kRegisters = 64;       // of a thread, for elements that it keeps
+constexpr int64_t kRegisters = 80;       // of a thread, for elements that it keeps
 constexpr int64_t kMostElements = 32;    // of a row, that a thread has of each value
 constexpr int64_t kMostSums = 512;       // blocks whose sums are added up
 constexpr int64_t kBlocksOfSums = 1024;  // with tiles
@@ -31,6 +31,18 @@ int64_t tile_threads(int64_t runs) {
   return best;
 }
 
+// Of a whole row, at most so many runs of it a thread if there are enough: the threads that leave
+// the fewest without work, and the fewest of these.
+int64_t row_threads(int64_t runs, int64_t most_chunks) {
+  int64_t best = 0, idle = 0;
+  for (int64_t chunks = std::max<int64_t>(most_chunks, 1); chunks > 0; --chunks) {
+    const int64_t threads = std::min(whole_threads(ceil_div(runs, chunks)), kMostThreads);
+    const int64_t left = threads * ceil_div(runs, threads) - runs;
+    if (best == 0 || left < idle) best = threads, idle = left;
+  }
+  return best;
+}
+
 }  // namespace
 
 RowLayout layout_of(const PassShape& shape) {
@@ -40,8 +52,7 @@ RowLayout layout_of(const PassShape& shape) {
   while (layout.lanes > 1 && layout.lanes > most) layout.lanes /= 2;
   const int64_t runs = ceil_div(shape.width, layout.lanes);
   if (shape.keeps_row) {
-    const int64_t chunks = std::max<int64_t>(std::min(most, kMostElements) / layout.lanes, 1);
-    layout.threads = std::min(whole_threads(ceil_div(runs, chunks)), kMostThreads);
+    layout.threads = row_threads(runs, std::min(most, kMostElements) / layout.lanes);
     layout.chunks = ceil_div(runs, layout.threads);
   } else {
     layout.threads = tile_threads(runs);

@@ -31,6 +31,12 @@ struct PassOp {
   const RowOp* row_op = nullptr;  // null: an expression
 };
 
+// Whether the op loads the operand when it needs it.
+bool is_weight(const PassOp& op, const Operand& operand) {
+  const auto i = static_cast<size_t>(&operand - op.inputs.data());
+  return op.row_op && i < op.inputs.size() && op.row_op->inputs[i] == 'w';
+}
+
 // ---- Where operands lie in the matrix of the pass
 // ------------------------------------------------
 
@@ -87,10 +93,13 @@ void fold(PassOp& op) {
     strides[k].resize(extents.size());
     Form form{strides[k].back() != 0, ""};
     int64_t inner = 1;
-    for (size_t d = extents.size() - 1; d-- > 0; inner *= extents[d])
-      if (strides[k][d] != 0)
-        form.row_offset +=
-            fmt::format(" + at.row / {}LL % {}LL * {}LL", inner, extents[d], strides[k][d]);
+    for (size_t d = extents.size() - 1; d-- > 0; inner *= extents[d]) {
+      if (strides[k][d] == 0) continue;
+      form.row_offset += " + at.row";
+      if (inner > 1) form.row_offset += fmt::format(" / {}LL", inner);
+      if (d > 0) form.row_offset += fmt::format(" % {}LL", extents[d]);
+      form.row_offset += fmt::format(" * {}LL", strides[k][d]);
+    }
     operands[k]->form = form;
   }
 }
@@ -253,8 +262,8 @@ Status Pass::write_expression(const PassOp& op) {
       operands += operands.empty() ? "" : ", ";
       operands += is_half(known.type) ? fmt::format("float({})", element) : element;
     }
-    line("  const {} t{} = {}({}({}));", type_name(step.type), s, type_name(step.type),
-         step.function, operands);
+    const std::string_view type = type_name(step.type);
+    line("  const {} t{} = {}({}({}));", type, s, type, step.function, operands);
   }
   for (size_t o = 0; o < outputs.size(); ++o)
     line("  {}{} = t{};", outputs[o].name, is_row ? "[i]" : "", expression.outputs[o]);
@@ -266,10 +275,11 @@ Status Pass::write_expression(const PassOp& op) {
 void Pass::write_row_op(const PassOp& op) {
   const RowOp& row_op = *op.row_op;
   std::string call = fmt::format("{}(at", row_op.function);
-  const std::string_view computed = type_name(compute_type(op.use.type()));
-  for (size_t i = 0; i < row_op.inputs.size(); ++i)
-    call += is_absent(op.use, i) ? fmt::format(", Zeros<{}>()", computed)
-                                 : ", " + read(op.inputs[i]).name;
+  for (size_t i = 0; i < row_op.inputs.size(); ++i) {
+    call += is_absent(op.use, i)      ? std::string(", Zeros()")
+            : row_op.inputs[i] == 'w' ? fmt::format(", weights({})", pointer(op.inputs[i], true))
+                                      : ", " + read(op.inputs[i]).name;
+  }
   std::vector<Known> made;
   for (const Operand& output : op.outputs) {
     if (row_op.sums()) {
@@ -344,7 +354,7 @@ int64_t Pass::kept() const {
   for (size_t o = 0; o < ops_.size(); ++o)
     for (const auto* operands : {&ops_[o].inputs, &ops_[o].outputs})
       for (const Operand& operand : *operands) {
-        if (!operand.form.is_row || operand.value < 0) continue;
+        if (!operand.form.is_row || operand.value < 0 || is_weight(ops_[o], operand)) continue;
         const bool is_sum =
             operands == &ops_[o].outputs && ops_[o].row_op && ops_[o].row_op->sums();
         sums += is_sum;

@@ -17,11 +17,25 @@ struct Stored<bool> {
   typedef uint8_t type;
 };
 
-// Elements that an absent operand stands for.
+// One row for all, which is loaded when it is wanted; and one of zeros, where it is absent.
 template <class T>
-struct Zeros {
-  DEVICE T operator[](int) const { return T(0); }
+struct Weights {
+  const T* from;
+  template <class At>
+  DEVICE void load(const At& at, T (&x)[At::kCount]) const {
+    at.load(from, x);
+  }
 };
+struct Zeros {
+  template <class At, class T>
+  DEVICE void load(const At&, T (&x)[At::kCount]) const {
+    EACH(i, At::kCount) x[i] = T(0.0f);
+  }
+};
+template <class T>
+DEVICE Weights<T> weights(const T* from) {
+  return {from};
+}
 
 // kThreads threads go over a row, of kAtOnce rows at a time, kTurns times a block. A thread has
 // kChunks runs of kLanes elements of it, in each tile of kTile columns; what is summed over a row

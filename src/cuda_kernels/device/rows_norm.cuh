@@ -11,17 +11,22 @@ DEVICE void layer_norm(At& at, const T (&x)[At::kCount], const W& scale, const B
     return distance * distance;
   });
   const C rstd = C(1) / word::sqrt(spread / width + epsilon);
-  EACH(i, At::kCount) y[i] = T((C(x[i]) - mean) * rstd * C(scale[i]) + C(bias[i]));
+  T factor[At::kCount], shift[At::kCount];
+  scale.load(at, factor);
+  bias.load(at, shift);
+  EACH(i, At::kCount) y[i] = T((C(x[i]) - mean) * rstd * C(factor[i]) + C(shift[i]));
   mean_out = T(mean);
   rstd_out = T(rstd);
 }
 
-template <class At, class T>
+template <class At, class T, class W>
 DEVICE void layer_norm_grad_x(At& at, const T (&dy)[At::kCount], const T (&x)[At::kCount],
-                              const T (&scale)[At::kCount], T mean, T rstd, T (&dx)[At::kCount],
+                              const W& scale, T mean, T rstd, T (&dx)[At::kCount],
                               computed<T> width) {
   typedef computed<T> C;
-  const auto part = [&](int i) { return C(dy[i]) * C(scale[i]); };
+  T factor[At::kCount];
+  scale.load(at, factor);
+  const auto part = [&](int i) { return C(dy[i]) * C(factor[i]); };
   const auto normal = [&](int i) { return (C(x[i]) - C(mean)) * C(rstd); };
   const C mean_part = at.sum(part) / width;
   const C mean_dot = at.sum([&](int i) { return part(i) * normal(i); }) / width;
@@ -38,21 +43,25 @@ DEVICE void layer_norm_grad_params(At& at, const T (&dy)[At::kCount], const T (&
   }
 }
 
-template <class At, class T>
-DEVICE void rms_norm(At& at, const T (&x)[At::kCount], const T (&scale)[At::kCount], T (&y)[At::kCount],
+template <class At, class T, class W>
+DEVICE void rms_norm(At& at, const T (&x)[At::kCount], const W& scale, T (&y)[At::kCount],
                      T& rstd_out, computed<T> width, computed<T> epsilon) {
   typedef computed<T> C;
   const C squares = at.sum([&](int i) { return C(x[i]) * C(x[i]); });
   const C rstd = C(1) / word::sqrt(squares / width + epsilon);
-  EACH(i, At::kCount) y[i] = T(C(x[i]) * rstd * C(scale[i]));
+  T factor[At::kCount];
+  scale.load(at, factor);
+  EACH(i, At::kCount) y[i] = T(C(x[i]) * rstd * C(factor[i]));
   rstd_out = T(rstd);
 }
 
-template <class At, class T>
+template <class At, class T, class W>
 DEVICE void rms_norm_grad_x(At& at, const T (&dy)[At::kCount], const T (&x)[At::kCount],
-                            const T (&scale)[At::kCount], T rstd, T (&dx)[At::kCount], computed<T> width) {
+                            const W& scale, T rstd, T (&dx)[At::kCount], computed<T> width) {
   typedef computed<T> C;
-  const auto part = [&](int i) { return C(dy[i]) * C(scale[i]); };
+  T factor[At::kCount];
+  scale.load(at, factor);
+  const auto part = [&](int i) { return C(dy[i]) * C(factor[i]); };
   const auto normal = [&](int i) { return C(x[i]) * C(rstd); };
   const C mean_dot = at.sum([&](int i) { return part(i) * normal(i); }) / width;
   EACH(i, At::kCount) dx[i] = T(C(rstd) * (part(i) - normal(i) * mean_dot));
