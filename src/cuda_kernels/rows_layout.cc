@@ -7,9 +7,11 @@ namespace piper::cuda_kernels {
 namespace {
 
 constexpr int64_t kWarp = 32, kMostThreads = 1024;
-constexpr int64_t kThreads = 256;        // of a block, about
-constexpr int64_t kSumThreads = 384;     // of one that adds rows up
-constexpr int64_t kRegisters = 80;       // of a thread, for elements that it keeps
+constexpr int64_t kThreads = 256;     // of a block, about
+constexpr int64_t kSumThreads = 384;  // of one that adds rows up
+constexpr int64_t kRegisters = 80;    // of a thread, for elements that it keeps
+constexpr int64_t kSumRegisters =
+    48;  // where it adds rows up, and more warps hide what it waits for
 constexpr int64_t kMostElements = 32;    // of a row, that a thread has of each value
 constexpr int64_t kMostSums = 512;       // blocks whose sums are added up
 constexpr int64_t kBlocksOfSums = 1024;  // with tiles
@@ -48,7 +50,8 @@ int64_t row_threads(int64_t runs, int64_t most_chunks) {
 RowLayout layout_of(const PassShape& shape) {
   RowLayout layout;
   layout.lanes = shape.lanes;
-  const int64_t most = std::max<int64_t>(kRegisters / shape.kept, 1);  // elements of a thread
+  const int64_t most =
+      std::max<int64_t>((shape.sums_rows ? kSumRegisters : kRegisters) / shape.kept, 1);
   while (layout.lanes > 1 && layout.lanes > most) layout.lanes /= 2;
   const int64_t runs = ceil_div(shape.width, layout.lanes);
   if (shape.keeps_row) {

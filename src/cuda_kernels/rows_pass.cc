@@ -227,7 +227,7 @@ const Pass::Known& Pass::read(const Operand& input) {
   } else if (const auto number = immediate(input)) {
     line("const {} {} = {}({});", type, known.name, type, *number);
   } else {
-    line("const {} {} = At::load_one({});", type, known.name, pointer(input, true));
+    line("const {} {} = at.load_one({});", type, known.name, pointer(input, true));
   }
   return known_.insert_or_assign(key, known).first->second;
 }

@@ -47,8 +47,10 @@ struct Rows {
   static constexpr int64_t kTile = static_cast<int64_t>(kThreads) * kCount;
   static constexpr int64_t kTiles = (kWidth + kTile - 1) / kTile;
 
-  int64_t row = 0;  // the last one in place of those behind it
-  bool is_on = true;
+  static constexpr bool kFits = kRows % (static_cast<int64_t>(kAtOnce) * kTurns) == 0;
+
+  int64_t row = 0;
+  bool is_on = true;  // false: it is behind the last row, of which nothing is touched
   int parity = 0;
 
   DEVICE int64_t block() const { return kTiles == 1 ? blockIdx.x : blockIdx.x / kTiles; }
@@ -58,8 +60,7 @@ struct Rows {
 
   DEVICE void go(int turn) {
     row = (block() * kTurns + turn) * kAtOnce + group();
-    is_on = row < kRows;
-    if (!is_on) row = kRows - 1;
+    is_on = kFits || row < kRows;
   }
   DEVICE int64_t column(int i) const {
     return tile() * kTile + (i / kLanes * kThreads + thread()) * kLanes + i % kLanes;
@@ -72,7 +73,7 @@ struct Rows {
     typedef Pack<typename Stored<T>::type, kLanes> Run;
     EACH(c, kChunks) {
       Run run{};
-      if (has(c * kLanes)) run = *reinterpret_cast<const Run*>(from + column(c * kLanes));
+      if (is_on && has(c * kLanes)) run = *reinterpret_cast<const Run*>(from + column(c * kLanes));
       EACH(l, kLanes) x[c * kLanes + l] = static_cast<T>(run.x[l]);
     }
   }
@@ -88,8 +89,10 @@ struct Rows {
   }
   // One element of the row.
   template <class T>
-  DEVICE static T load_one(const T* from) {
-    return static_cast<T>(*reinterpret_cast<const typename Stored<T>::type*>(from));
+  DEVICE T load_one(const T* from) const {
+    typename Stored<T>::type one{};
+    if (is_on) one = *reinterpret_cast<const typename Stored<T>::type*>(from);
+    return static_cast<T>(one);
   }
   template <class T>
   DEVICE void store_one(T* to, T x) const {
