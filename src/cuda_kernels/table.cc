@@ -14,7 +14,19 @@ struct Entry {
 
 // By name, so that it can be searched.
 constexpr std::array kMakers = std::to_array<Entry>({
+    {"CrossEntropyGrad", make_cross_entropy_grad},
+    {"CrossEntropyOfTerms", make_cross_entropy_of_terms},
+    {"CrossEntropySum", make_cross_entropy_sum},
+    {"CrossEntropyTerms", make_cross_entropy_terms},
+    {"GroupNorm", make_group_norm},
+    {"GroupNormGradParams", make_group_norm_grad_params},
+    {"GroupNormGradX", make_group_norm_grad_x},
+    {"LabelCount", make_label_count},
+    {"LogSoftmax", make_softmax},
+    {"LogSoftmaxGrad", make_softmax_grad},
     {"Reshape", make_reshape},
+    {"Softmax", make_softmax},
+    {"SoftmaxGrad", make_softmax_grad},
     {"Transpose", make_transpose},
 });
 

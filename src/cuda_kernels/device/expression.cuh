@@ -1,5 +1,16 @@
 // Pointwise ops on what is computed in: double, float, int64_t, int32_t, bool. Each rounds as often
 // as its formula says; the caller rounds the result to its type.
+
+// A loop over what a thread has, whose elements then are registers; and one over much, of which
+// some is on its way at once.
+#ifdef PIPER_HOST
+#define EACH(i, count) for (int i = 0; i < (count); ++i)
+#define EACH_OF_MANY(i, count) EACH(i, count)
+#else
+#define EACH(i, count) _Pragma("unroll 64") for (int i = 0; i < (count); ++i)
+#define EACH_OF_MANY(i, count) _Pragma("unroll 4") for (int i = 0; i < (count); ++i)
+#endif
+
 namespace word {
 
 // ---- Arithmetic: integers wrap around, and nothing divided by zero is 0 --------------------------

@@ -1,12 +1,6 @@
 // Passes over the rows of matrices [kRows, kWidth]: where a thread is, what it reads and writes, and
 // sums over a row and over rows. The bodies of kernels are generated.
 
-#ifdef PIPER_HOST
-#define EACH(i, count) for (int i = 0; i < (count); ++i)
-#else
-#define EACH(i, count) _Pragma("unroll") for (int i = 0; i < (count); ++i)
-#endif
-
 // As it lies in memory: a byte that is neither 0 nor 1 is true.
 template <class T>
 struct Stored {
