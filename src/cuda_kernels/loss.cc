@@ -45,9 +45,10 @@ void take_rows(const Rows& rows, std::string_view call, Emitter& emit,
                .extra = std::move(extra)});
 }
 
-// The sum of a term a row, which lie behind the op's operands.
+// The sum of a term a row, which lie behind the op's operands, if anybody reads it.
 void sum_terms(int64_t rows, DType dtype, size_t sum, size_t operands, const DeviceOperand& terms,
                Emitter& emit) {
+  if (emit.operand(sum).kind == DeviceOperand::kAbsent) return;
   emit.kernel({.family = "expression loss",
                .body = fmt::format("  sum_terms<{}LL, {}>(p.at<const {}>({}), p.at<{}>({}));", rows,
                                    kMostThreads, type_name(compute_type(dtype)), operands,

@@ -25,16 +25,16 @@ template <class Group, class T>
 DEVICE void group_norm(const T* x, const T* scale, const T* bias, T* y, T* means, T* rstds,
                        computed<T> epsilon) {
   typedef computed<T> C;
-  x += Group::first(), y += Group::first();
+  x += Group::first();
   const C mean = Group::template mean<C>([&](int64_t i) { return C(x[i]); });
   const C spread = Group::template mean<C>([&](int64_t i) {
     const C distance = C(x[i]) - mean;
     return distance * distance;
   });
   const C rstd = C(1) / word::sqrt(spread + epsilon);
-  Group::each([&](int64_t i) {
+  if (y) Group::each([&](int64_t i) {
     const int64_t channel = Group::channel(i);
-    y[i] = T((C(x[i]) - mean) * rstd * C(scale[channel]) + C(bias[channel]));
+    y[Group::first() + i] = T((C(x[i]) - mean) * rstd * C(scale[channel]) + C(bias[channel]));
   });
   if (threadIdx.x != 0) return;
   if (means) means[blockIdx.x] = T(mean);
