@@ -134,7 +134,7 @@ class Reader {
     const bool is_cast = token.starts_with("Cast:");
     const Word* word = find_word(is_cast ? "Cast" : std::string_view(token));
     if (!word || stack_.size() < word->operands) return false;
-    Step step{.function = fmt::format("word::{}", word->function), .operands = {}};
+    ExpressionStep step{.function = fmt::format("word::{}", word->function), .operands = {}};
     step.type = word->makes_bool ? DType::kBool : stack_.back().type;
     if (is_cast) {
       const std::optional<DType> to = parse_dtype(token.substr(token.find(':') + 1));

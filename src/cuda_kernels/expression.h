@@ -9,13 +9,13 @@ namespace piper::cuda_kernels {
 struct Source {
   int32_t input = -1, step = -1;
 };
-struct Step {
+struct ExpressionStep {
   std::string function;  // of what is computed in
   std::vector<Source> operands;
   DType type = DType::kF32;  // of the result
 };
 struct Expression {
-  std::vector<Step> steps;
+  std::vector<ExpressionStep> steps;
   std::vector<size_t> outputs;  // steps
 };
 

@@ -18,8 +18,8 @@ Groups groups_of(const Use& use, const Shape& x) {
 void take_groups(const Groups& g, std::string_view call, Emitter& emit) {
   if (g.channels * g.size == 0) return;
   emit.kernel({.family = "expression group_norm",
-               .body = fmt::format("  typedef Group<{}LL, {}LL, {}LL, {}> G;\n  {}", g.groups,
-                                   g.channels, g.size, kThreads, call),
+               .body = fmt::format("  typedef groups::Group<{}LL, {}LL, {}LL, {}> G;\n  {}",
+                                   g.groups, g.channels, g.size, kThreads, call),
                .blocks = g.samples * g.groups,
                .threads = kThreads});
 }
@@ -31,9 +31,10 @@ Status make_group_norm(const Use& use, Emitter& emit) {
   const double epsilon = use.attrs.real("epsilon", 1e-5);
   take_groups(
       groups_of(use, use.in(0)),
-      fmt::format("group_norm<G>(p.at<const {0}>(0), p.at<const {0}>(1), p.at<const {0}>(2), "
-                  "p.at<{0}>(3), p.at<{0}>(4), p.at<{0}>(5), {1});",
-                  type, literal(epsilon, compute_type(use.type()))),
+      fmt::format(
+          "groups::group_norm<G>(p.at<const {0}>(0), p.at<const {0}>(1), p.at<const {0}>(2), "
+          "p.at<{0}>(3), p.at<{0}>(4), p.at<{0}>(5), {1});",
+          type, literal(epsilon, compute_type(use.type()))),
       emit);
   return ok_status();
 }
@@ -41,7 +42,7 @@ Status make_group_norm(const Use& use, Emitter& emit) {
 Status make_group_norm_grad_x(const Use& use, Emitter& emit) {
   take_groups(
       groups_of(use, use.in(1)),
-      fmt::format("group_norm_grad_x<G>(p.at<const {0}>(0), p.at<const {0}>(1), "
+      fmt::format("groups::group_norm_grad_x<G>(p.at<const {0}>(0), p.at<const {0}>(1), "
                   "p.at<const {0}>(2), p.at<const {0}>(3), p.at<const {0}>(4), p.at<{0}>(5));",
                   type_name(use.type())),
       emit);
@@ -51,11 +52,11 @@ Status make_group_norm_grad_x(const Use& use, Emitter& emit) {
 Status make_group_norm_grad_params(const Use& use, Emitter& emit) {
   const Groups g = groups_of(use, use.in(1));
   emit.kernel({.family = "expression group_norm",
-               .body = fmt::format("  group_norm_grad_params<{1}LL, {2}LL, {3}LL, {4}LL, {5}>("
-                                   "p.at<const {0}>(0), p.at<const {0}>(1), p.at<const {0}>(2), "
-                                   "p.at<const {0}>(3), p.at<{0}>(4), p.at<{0}>(5));",
-                                   type_name(use.type()), g.samples, g.groups, g.channels, g.size,
-                                   kThreads),
+               .body = fmt::format(
+                   "  groups::group_norm_grad_params<{1}LL, {2}LL, {3}LL, {4}LL, {5}>("
+                   "p.at<const {0}>(0), p.at<const {0}>(1), p.at<const {0}>(2), "
+                   "p.at<const {0}>(3), p.at<{0}>(4), p.at<{0}>(5));",
+                   type_name(use.type()), g.samples, g.groups, g.channels, g.size, kThreads),
                .blocks = g.groups * g.channels,
                .threads = kThreads});
   return ok_status();

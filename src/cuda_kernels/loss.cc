@@ -50,9 +50,9 @@ void sum_terms(int64_t rows, DType dtype, size_t sum, size_t operands, const Dev
                Emitter& emit) {
   if (emit.operand(sum).kind == DeviceOperand::kAbsent) return;
   emit.kernel({.family = "expression loss",
-               .body = fmt::format("  sum_terms<{}LL, {}>(p.at<const {}>({}), p.at<{}>({}));", rows,
-                                   kMostThreads, type_name(compute_type(dtype)), operands,
-                                   type_name(dtype), sum),
+               .body = fmt::format(
+                   "  losses::sum_terms<{}LL, {}>(p.at<const {}>({}), p.at<{}>({}));", rows,
+                   kMostThreads, type_name(compute_type(dtype)), operands, type_name(dtype), sum),
                .threads = kMostThreads,
                .extra = {terms}});
 }
@@ -70,7 +70,8 @@ Status make_cross_entropy_sum(const Use& use, Emitter& emit) {
   const DType dtype = use.outputs[0].dtype;
   const DeviceOperand terms = emit.scratch(rows.count * info(dtype).bytes);
   take_rows(rows,
-            "cross_entropy_row<{classes}LL, {threads}>(p.at<const {T}>(0), p.at<const int64_t>(1), "
+            "losses::cross_entropy_row<{classes}LL, {threads}>(p.at<const {T}>(0), p.at<const "
+            "int64_t>(1), "
             "p.at<{C}>(3), p.at<{C}>(4), {ignore});",
             emit, {terms});
   sum_terms(rows.count, dtype, 2, 4, terms, emit);
@@ -82,7 +83,7 @@ Status make_cross_entropy_terms(const Use& use, Emitter& emit) {
   const size_t outputs = use.inputs.size();
   take_rows(
       rows,
-      "cross_entropy_terms_row<{classes}LL, {whole}LL, {threads}>(p.at<const {T}>(0), "
+      "losses::cross_entropy_terms_row<{classes}LL, {whole}LL, {threads}>(p.at<const {T}>(0), "
       "p.at<const int64_t>(1), p.at<const {C}>(2), " +
           optional(use, 3, "int64_t") +
           fmt::format(", p.at<{{C}}>({}), p.at<{{C}}>({}), {{ignore}});", outputs, outputs + 1),
@@ -96,7 +97,7 @@ Status make_cross_entropy_of_terms(const Use& use, Emitter& emit) {
   const DType computed = compute_type(use.type());
   const DeviceOperand terms = emit.scratch(count * info(computed).bytes);
   emit.kernel({.family = "expression loss",
-               .body = fmt::format("  cross_entropy_of_terms<{}LL>(p.at<const {}>(0), "
+               .body = fmt::format("  losses::cross_entropy_of_terms<{}LL>(p.at<const {}>(0), "
                                    "p.at<const {}>(1), p.at<const int64_t>(2), p.at<{}>(4), "
                                    "p.at<{}>(5), {}LL);",
                                    count, type, type, type, type_name(computed),
@@ -114,7 +115,7 @@ Status make_cross_entropy_grad(const Use& use, Emitter& emit) {
   const Rows rows = rows_of(use);
   const bool keeps = is_absent(use, 4) && rows.bytes <= kMostKept;
   take_rows(rows,
-            "cross_entropy_grad_row<{classes}LL, {whole}LL, {threads}, {keeps}>("
+            "losses::cross_entropy_grad_row<{classes}LL, {whole}LL, {threads}, {keeps}>("
             "p.at<const {T}>(0), p.at<const int64_t>(1), p.at<const {C}>(2), p.at<const {C}>(3), " +
                 optional(use, 4, rows.computed) + ", " + optional(use, 5, "int64_t") +
                 fmt::format(", p.at<{{T}}>({}), {{ignore}});", use.inputs.size()),
@@ -124,7 +125,7 @@ Status make_cross_entropy_grad(const Use& use, Emitter& emit) {
 
 Status make_label_count(const Use& use, Emitter& emit) {
   emit.kernel({.family = "expression loss",
-               .body = fmt::format("  count_labels<{}LL, {}>(p.at<const int64_t>(0), "
+               .body = fmt::format("  losses::count_labels<{}LL, {}>(p.at<const int64_t>(0), "
                                    "p.at<float>(1), {}LL);",
                                    num_elements(use.in(0)), kMostThreads,
                                    use.attrs.integer("ignore_index", -100)),

@@ -24,12 +24,15 @@ int64_t whole_threads(int64_t threads) {
   return ceil_div(threads, kWarp) * kWarp;
 }
 
-// Of a row of so many runs of lanes: the threads of a tile that leave the fewest without work.
+// Of a row of so many runs of lanes: the most threads of a tile that leave few without work, or the
+// fewest.
 int64_t tile_threads(int64_t runs) {
+  constexpr int64_t kFew = 64;  // one in so many
   if (runs <= kThreads) return whole_threads(runs);
   int64_t best = kThreads;
+  const auto idle = [&](int64_t threads) { return ceil_div(runs, threads) * threads - runs; };
   for (int64_t threads = kThreads; threads >= kThreads / 2; threads -= kWarp)
-    if (ceil_div(runs, threads) * threads < ceil_div(runs, best) * best) best = threads;
+    if (idle(best) > runs / kFew && idle(threads) < idle(best)) best = threads;
   return best;
 }
 
@@ -63,6 +66,8 @@ RowLayout layout_of(const PassShape& shape) {
   }
   const int64_t threads = shape.sums_rows ? kSumThreads : kThreads;
   layout.at_once = std::max<int64_t>(threads / layout.threads, 1);
+  const int64_t of_warp = std::max<int64_t>(kWarp / layout.threads, 1);  // rows
+  layout.at_once = std::min(layout.at_once, ceil_div(shape.rows, of_warp) * of_warp);
   const int64_t steps = ceil_div(shape.rows, layout.at_once);
   layout.row_blocks = steps;
   if (!shape.sums_rows) return layout;

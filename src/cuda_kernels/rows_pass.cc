@@ -251,7 +251,7 @@ Status Pass::write_expression(const PassOp& op) {
   const bool is_row = !outputs.empty() && outputs[0].is_row;
   line("{}{{", is_row ? "EACH(i, At::kCount) " : "");
   for (size_t s = 0; s < expression.steps.size(); ++s) {
-    const Step& step = expression.steps[s];
+    const ExpressionStep& step = expression.steps[s];
     std::string operands;
     for (const Source& source : step.operands) {
       const Known known =
@@ -274,11 +274,12 @@ Status Pass::write_expression(const PassOp& op) {
 
 void Pass::write_row_op(const PassOp& op) {
   const RowOp& row_op = *op.row_op;
-  std::string call = fmt::format("{}(at", row_op.function);
+  std::string call = fmt::format("rows::{}(at", row_op.function);
   for (size_t i = 0; i < row_op.inputs.size(); ++i) {
-    call += is_absent(op.use, i)      ? std::string(", Zeros()")
-            : row_op.inputs[i] == 'w' ? fmt::format(", weights({})", pointer(op.inputs[i], true))
-                                      : ", " + read(op.inputs[i]).name;
+    call += is_absent(op.use, i) ? std::string(", rows::Zeros()")
+            : row_op.inputs[i] == 'w'
+                ? fmt::format(", rows::weights({})", pointer(op.inputs[i], true))
+                : ", " + read(op.inputs[i]).name;
   }
   std::vector<Known> made;
   for (const Operand& output : op.outputs) {
@@ -401,7 +402,7 @@ void Pass::write_sum_parts(Emitter& emit, const std::vector<DeviceOperand>& part
     text.blocks += ceil_div(width, kColumns);
     const auto to = std::find(places_.begin(), places_.end(), sum.output.place) - places_.begin();
     text.body += fmt::format(
-        "  if (blockIdx.x < {}u)\n    return sum_parts<{}, {}>(p.at<const {}>({}), "
+        "  if (blockIdx.x < {}u)\n    return rows::sum_parts<{}, {}>(p.at<const {}>({}), "
         "p.at<{}>({}), blockIdx.x - {}u);\n",
         text.blocks, layout_.row_blocks, width, type_name(sum.type), places_.size() + s,
         type_name(sum.output.type.dtype), to, before);
@@ -432,8 +433,8 @@ Status Pass::write(size_t first, Emitter& emit) {
   }
   const RowLayout& l = layout_;
   const std::string head =
-      fmt::format("  typedef Rows<{}LL, {}LL, {}, {}, {}, {}, {}> At;\n  At at;\n", extents_.rows,
-                  extents_.width, l.threads, l.at_once, l.lanes, l.chunks, l.turns);
+      fmt::format("  typedef rows::Rows<{}LL, {}LL, {}, {}, {}, {}, {}> At;\n  At at;\n",
+                  extents_.rows, extents_.width, l.threads, l.at_once, l.lanes, l.chunks, l.turns);
   emit.kernel({.family = "expression rows rows_norm",
                .body = fmt::format(
                    "{}{}  for (int turn = 0; turn < {}; ++turn) {{\n    at.go(turn);\n{}  }}\n{}",

@@ -16,7 +16,7 @@ void take_lines(const Use& use, std::string_view function, std::string_view oper
   if (num_elements(shape) == 0) return;
   const std::string_view type = type_name(use.type());
   emit.kernel({.family = "expression softmax",
-               .body = fmt::format("  {}<{}, {}LL, {}LL, {}LL>({});", function,
+               .body = fmt::format("  lines::{}<{}, {}LL, {}LL, {}LL>({});", function,
                                    use.op.starts_with("Log"), lines, shape[axis], inner,
                                    fmt::format(fmt::runtime(operands), fmt::arg("T", type))),
                .blocks = ceil_div(lines, kThreads),

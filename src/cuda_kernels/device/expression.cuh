@@ -13,7 +13,7 @@
 
 namespace word {
 
-// ---- Arithmetic: integers wrap around, and nothing divided by zero is 0 --------------------------
+// ---- Arithmetic: integers wrap around, and what is divided by zero is 0 --------------------------
 template <class T>
 struct Wrapping {
   typedef T type;
@@ -199,8 +199,8 @@ DEVICE To cast(From x) {
 }
 
 // ---- Functions of floats ------------------------------------------------------------------------
-#define WORD_OF_FLOATS(name, function)                       \
-  DEVICE float name(float x) { return function##f(x); }      \
+#define WORD_OF_FLOATS(name, function)                  \
+  DEVICE float name(float x) { return function##f(x); } \
   DEVICE double name(double x) { return ::function(x); }
 WORD_OF_FLOATS(exp, exp)
 WORD_OF_FLOATS(log, log)

@@ -1,5 +1,7 @@
 // Group norm of [samples, kGroups · kChannels, kSize], and its gradients: a block a group of a
 // sample, whose kChannels · kSize elements lie side by side, or a block a channel.
+namespace groups {
+
 template <int64_t kGroups, int64_t kChannels, int64_t kSize, int kThreads>
 struct Group {
   static constexpr int64_t kCount = kChannels * kSize;
@@ -32,18 +34,19 @@ DEVICE void group_norm(const T* x, const T* scale, const T* bias, T* y, T* means
     return distance * distance;
   });
   const C rstd = C(1) / word::sqrt(spread + epsilon);
-  if (y) Group::each([&](int64_t i) {
-    const int64_t channel = Group::channel(i);
-    y[Group::first() + i] = T((C(x[i]) - mean) * rstd * C(scale[channel]) + C(bias[channel]));
-  });
+  if (y)
+    Group::each([&](int64_t i) {
+      const int64_t channel = Group::channel(i);
+      y[Group::first() + i] = T((C(x[i]) - mean) * rstd * C(scale[channel]) + C(bias[channel]));
+    });
   if (threadIdx.x != 0) return;
   if (means) means[blockIdx.x] = T(mean);
   if (rstds) rstds[blockIdx.x] = T(rstd);
 }
 
 template <class Group, class T>
-DEVICE void group_norm_grad_x(const T* dy, const T* x, const T* scale, const T* means, const T* rstds,
-                              T* dx) {
+DEVICE void group_norm_grad_x(const T* dy, const T* x, const T* scale, const T* means,
+                              const T* rstds, T* dx) {
   typedef computed<T> C;
   dy += Group::first(), x += Group::first(), dx += Group::first();
   const C mean = C(means[blockIdx.x]), rstd = C(rstds[blockIdx.x]);
@@ -51,14 +54,14 @@ DEVICE void group_norm_grad_x(const T* dy, const T* x, const T* scale, const T* 
   const auto normal = [&](int64_t i) { return (C(x[i]) - mean) * rstd; };
   const C mean_part = Group::template mean<C>(part);
   const C mean_dot = Group::template mean<C>([&](int64_t i) { return part(i) * normal(i); });
-  Group::each(
-      [&](int64_t i) { dx[i] = T(rstd * (part(i) - mean_part - normal(i) * mean_dot)); });
+  Group::each([&](int64_t i) { dx[i] = T(rstd * (part(i) - mean_part - normal(i) * mean_dot)); });
 }
 
 // A block a channel, over all samples.
-template <int64_t kSamples, int64_t kGroups, int64_t kChannels, int64_t kSize, int kThreads, class T>
-DEVICE void group_norm_grad_params(const T* dy, const T* x, const T* means, const T* rstds, T* dscale,
-                                   T* dbias) {
+template <int64_t kSamples, int64_t kGroups, int64_t kChannels, int64_t kSize, int kThreads,
+          class T>
+DEVICE void group_norm_grad_params(const T* dy, const T* x, const T* means, const T* rstds,
+                                   T* dscale, T* dbias) {
   typedef computed<T> C;
   SHARED(C, parts, kThreads / kWarp);
   const int64_t channel = blockIdx.x;
@@ -75,3 +78,5 @@ DEVICE void group_norm_grad_params(const T* dy, const T* x, const T* means, cons
   if (dscale) dscale[channel] = T(scale);
   if (dbias) dbias[channel] = T(bias);
 }
+
+}  // namespace groups

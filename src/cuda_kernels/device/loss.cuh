@@ -1,5 +1,7 @@
 // Cross-entropy over the last dim: a block a row of logits.
 
+namespace losses {
+
 // A row of kClasses over kThreads threads, as aligned runs of 16 bytes, of which the first and the
 // last may belong to the row in part. What does not belong to it is minus infinity.
 template <class T, int64_t kClasses, int kThreads>
@@ -56,7 +58,8 @@ struct LogitRow {
   }
 };
 
-// Where among kPart classes from `first` on a label is; -1: nowhere among all kWhole, -2: elsewhere.
+// Where among kPart classes from `first` on a label is; -2: among all kWhole, but elsewhere; -1: it
+// is none of them.
 template <int64_t kPart, int64_t kWhole>
 DEVICE int64_t place_of(int64_t label, const int64_t* first) {
   if (label < 0 || label >= kWhole) return -1;
@@ -107,8 +110,8 @@ DEVICE void cross_entropy_terms_row(const T* logits, const int64_t* labels, cons
   chosen[row] = place >= 0 ? C(x.row[place]) - top : place == -1 ? C(0) * kInfinity : C(0);
 }
 
-// A row of gradients, which may lie over the logits. `tops` may be null: the greatest of the row, for
-// which it is gone over twice; the second time from shared memory, where it has been kept.
+// A row of gradients, which may lie over the logits. `tops` may be null: the greatest of the row,
+// for which it is gone over twice; the second time from shared memory, where it has been kept.
 template <int64_t kClasses, int64_t kWhole, int kThreads, bool kKeeps, class T, class C>
 DEVICE void cross_entropy_grad_row(const T* logits, const int64_t* labels, const C* share,
                                    const C* dsum, const C* tops, const int64_t* first, T* gradients,
@@ -170,7 +173,8 @@ template <int64_t kRows, int kThreads, class C, class T>
 DEVICE void sum_terms(const C* terms, T* sum) {
   SHARED(double, parts, kThreads / kWarp);
   double all = 0;
-  for (int64_t row = threadIdx.x; row < kRows; row += kThreads) all += static_cast<double>(terms[row]);
+  for (int64_t row = threadIdx.x; row < kRows; row += kThreads)
+    all += static_cast<double>(terms[row]);
   all = over_block<Sum, kThreads>(all, parts);
   if (threadIdx.x == 0) *sum = static_cast<T>(static_cast<computed<T>>(all));
 }
@@ -184,3 +188,5 @@ DEVICE void count_labels(const int64_t* labels, float* count, int64_t ignore) {
   all = over_block<Sum, kThreads>(all, parts);
   if (threadIdx.x == 0) *count = static_cast<float>(all);
 }
+
+}  // namespace losses

@@ -1,5 +1,7 @@
-// Passes over the rows of matrices [kRows, kWidth]: where a thread is, what it reads and writes, and
-// sums over a row and over rows. The bodies of kernels are generated.
+// Passes over the rows of matrices [kRows, kWidth]: where a thread is, what it reads and writes,
+// and sums over a row and over rows. The bodies of kernels are generated.
+
+namespace rows {
 
 // As it lies in memory: a byte that is neither 0 nor 1 is true.
 template <class T>
@@ -175,7 +177,8 @@ template <int64_t kParts, int64_t kWidth, class T, class To>
 DEVICE void sum_parts(const T* parts, To* sums, int64_t block) {
   constexpr int kWarps = 8;
   SHARED(T, all, kWarps * kWarp);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp,
+            warp = static_cast<int>(threadIdx.x) / kWarp;
   const int64_t column = block * kWarp + lane;
   T sum = 0;
   if (column < kWidth)
@@ -187,3 +190,5 @@ DEVICE void sum_parts(const T* parts, To* sums, int64_t block) {
   EACH(other, kWarps - 1) sum = word::add(sum, all[(other + 1) * kWarp + lane]);
   sums[column] = static_cast<To>(sum);
 }
+
+}  // namespace rows

@@ -1,9 +1,12 @@
 // Layer and RMS norm, softmax and their gradients of one row, whose elements its threads have: `at`
 // is a Rows. Results are rounded once each.
 
+namespace rows {
+
 template <class At, class T, class W, class B>
-DEVICE void layer_norm(At& at, const T (&x)[At::kCount], const W& scale, const B& bias, T (&y)[At::kCount],
-                       T& mean_out, T& rstd_out, computed<T> width, computed<T> epsilon) {
+DEVICE void layer_norm(At& at, const T (&x)[At::kCount], const W& scale, const B& bias,
+                       T (&y)[At::kCount], T& mean_out, T& rstd_out, computed<T> width,
+                       computed<T> epsilon) {
   typedef computed<T> C;
   const C mean = at.sum([&](int i) { return C(x[i]); }) / width;
   const C spread = at.sum([&](int i) {
@@ -34,8 +37,8 @@ DEVICE void layer_norm_grad_x(At& at, const T (&dy)[At::kCount], const T (&x)[At
 }
 
 template <class At, class T, class S>
-DEVICE void layer_norm_grad_params(At& at, const T (&dy)[At::kCount], const T (&x)[At::kCount], T mean,
-                                   T rstd, S (&scale)[At::kCount], S (&bias)[At::kCount]) {
+DEVICE void layer_norm_grad_params(At& at, const T (&dy)[At::kCount], const T (&x)[At::kCount],
+                                   T mean, T rstd, S (&scale)[At::kCount], S (&bias)[At::kCount]) {
   typedef computed<T> C;
   EACH(i, At::kCount) {
     at.add(scale[i], C(dy[i]) * ((C(x[i]) - C(mean)) * C(rstd)));
@@ -94,7 +97,8 @@ DEVICE void log_softmax(At& at, const T (&x)[At::kCount], T (&y)[At::kCount]) {
 }
 
 template <class At, class T>
-DEVICE void softmax_grad(At& at, const T (&y)[At::kCount], const T (&dy)[At::kCount], T (&dx)[At::kCount]) {
+DEVICE void softmax_grad(At& at, const T (&y)[At::kCount], const T (&dy)[At::kCount],
+                         T (&dx)[At::kCount]) {
   typedef computed<T> C;
   const C dot = at.sum([&](int i) { return C(y[i]) * C(dy[i]); });
   EACH(i, At::kCount) dx[i] = T(C(y[i]) * (C(dy[i]) - dot));
@@ -108,7 +112,7 @@ DEVICE void log_softmax_grad(At& at, const T (&y)[At::kCount], const T (&dy)[At:
   EACH(i, At::kCount) dx[i] = T(C(dy[i]) - word::exp(C(y[i])) * all);
 }
 
-// ---- Sums over rows, of each column or of one element a row --------------------------------------
+// ---- Sums over rows, of each column or of one element a row ---------------------------------------
 template <class At, class T, class S, int kCount>
 DEVICE void sum_rows(At& at, const T (&x)[kCount], S (&sums)[kCount]) {
   EACH(i, kCount) at.add(sums[i], S(computed<T>(x[i])));
@@ -117,3 +121,5 @@ template <class At, class T, class S>
 DEVICE void sum_rows(At& at, const T& x, S& sum) {
   at.add(sum, S(computed<T>(x)));
 }
+
+}  // namespace rows

@@ -1,5 +1,7 @@
 // Softmax and its like along a dim that others follow: [outer, kSize, kInner], a thread a line.
 
+namespace lines {
+
 template <class T, int64_t kSize, int64_t kInner>
 struct Line {
   typedef computed<T> C;
@@ -45,5 +47,8 @@ DEVICE void softmax_grad_lines(const T* results, const T* gradients, T* to) {
   const Line<T, kSize, kInner> dx{to + begin};
   const C sum = dx.sum([&](int64_t i) { return kLog ? C(dy.at(i)) : C(y.at(i)) * C(dy.at(i)); });
   for (int64_t i = 0; i < kSize; ++i)
-    dx.at(i) = T(kLog ? C(dy.at(i)) - word::exp(C(y.at(i))) * sum : C(y.at(i)) * (C(dy.at(i)) - sum));
+    dx.at(i) =
+        T(kLog ? C(dy.at(i)) - word::exp(C(y.at(i))) * sum : C(y.at(i)) * (C(dy.at(i)) - sum));
 }
+
+}  // namespace lines
