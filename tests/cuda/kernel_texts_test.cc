@@ -100,6 +100,50 @@ TEST(Texts, OfTheSampleCompileWithoutSpills) {
   EXPECT_GT(kernels, 20u);
 }
 
+// A norm of 16-bit rows, and its gradients: all but what is one number a row, and partial sums,
+// moves 16 bytes at once.
+TEST(Texts, OfPassesMoveSixteenBytesAtOnce) {
+  const Nvrtc* nvrtc = Nvrtc::find();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  const auto role = parse_plan(R"(plan batch=2 arena=1048576 workspace=[0]
+stream 0 "compute"
+buffer 0 "x" bf16[64,768] step at=0
+buffer 1 "r" f32[64,768] step at=131072
+buffer 2 "w" f32[768] step at=393216
+buffer 3 "y" bf16[64,768] step at=458752
+program 0 label="F" args=4
+  value 0 bf16[64,768] read
+  value 1 f32[64,768] read
+  value 2 f32[768] read
+  value 3 bf16[64,768] written
+  value 4 f32[64,768]
+  value 5 f32[64,768]
+  value 6 f32[64,768]
+  value 7 f32[64,1]
+  op Cast in=[0] out=[4] {to="f32"}
+  op Add in=[4,1] out=[5]
+  op RmsNorm in=[5,2] out=[6,7] {axis=1, epsilon=1e-05}
+  op Cast in=[6] out=[3] {to="bf16"}
+body
+  0 compute label="F" program=0 args=[0,1,2,3] pass="F"
+)");
+  ASSERT_TRUE(role) << print_error(role.error());
+  const auto made = device_program(role->programs[0]);
+  ASSERT_TRUE(made) << print_error(made.error());
+  EXPECT_EQ(made->steps.size(), 1u);
+  const auto text = nvrtc->compile(made->source, "compute_90a");
+  ASSERT_TRUE(text.ok) << text.log;
+  size_t wide = 0, all = 0;
+  for (const std::string& line : split_text(text.assembly, '\n')) {
+    if (line.find("ld.global") == std::string::npos && line.find("st.global") == std::string::npos)
+      continue;
+    ++all;
+    wide += line.find(".v4") != std::string::npos;
+  }
+  EXPECT_GT(wide, 3u);
+  EXPECT_EQ(wide, all) << text.assembly;
+}
+
 // The control: what does not fit is seen.
 TEST(Texts, OfTooMuchHaveAFrame) {
   const Nvrtc* nvrtc = Nvrtc::find();

@@ -22,10 +22,11 @@ class Nvrtc {
     return nvrtc.compile_ ? &nvrtc : nullptr;
   }
 
-  // The binary of a source, or the log of an error.
+  // The binary of a source, or, for an architecture that is "compute_…", its assembly; or the log
+  // of an error.
   struct Made {
     bool ok = false;
-    std::string log, cubin;
+    std::string log, cubin, assembly;
   };
   Made compile(const std::string& source, const std::string& arch) const {
     Made made;
@@ -37,6 +38,7 @@ class Nvrtc {
     made.ok = compile_(program, 4, options) == 0;
     made.log = text(program, log_size_, log_);
     if (made.ok) made.cubin = text(program, cubin_size_, cubin_);
+    if (made.ok) made.assembly = text(program, assembly_size_, assembly_);
     destroy_(&program);
     return made;
   }
@@ -61,6 +63,8 @@ class Nvrtc {
     take(log_, "nvrtcGetProgramLog");
     take(cubin_size_, "nvrtcGetCUBINSize");
     take(cubin_, "nvrtcGetCUBIN");
+    take(assembly_size_, "nvrtcGetPTXSize");
+    take(assembly_, "nvrtcGetPTX");
   }
   static std::string text(void* program, Size size, Text read) {
     size_t bytes = 0;
@@ -74,8 +78,8 @@ class Nvrtc {
                  const char* const*) = nullptr;
   int (*compile_)(void*, int, const char* const*) = nullptr;
   int (*destroy_)(void**) = nullptr;
-  Size log_size_ = nullptr, cubin_size_ = nullptr;
-  Text log_ = nullptr, cubin_ = nullptr;
+  Size log_size_ = nullptr, cubin_size_ = nullptr, assembly_size_ = nullptr;
+  Text log_ = nullptr, cubin_ = nullptr, assembly_ = nullptr;
 };
 
 // What the section .nv.info of a binary (an ELF file) says, by the name of the kernel.

@@ -215,6 +215,23 @@ TEST(Rows, ColumnsRowsAndSingleElements) {
   w.expect(near, 8 * kOfFloat);
 }
 
+// Of rows that tiles cut, and of what a pass has beside them for each row.
+TEST(Rows, SumsOverRows) {
+  const Attrs sums{{"axes", Shape{0}}, {"keepdims", int64_t{0}}};
+  Written w;
+  std::vector<int32_t> exact, near;
+  for (const auto& [rows, width] : {Size{40, 5000}, Size{1300, 33}, Size{9, 1}, Size{3, 4104}}) {
+    const int32_t x = w.input(f32({rows, width})), column = w.op("Neg", {w.input(f32({rows, 1}))});
+    const int32_t y = w.op("Mul", {x, column});
+    exact.insert(exact.end(), {y, column});
+    near.insert(near.end(), {w.op("ReduceSum", {y}, sums), w.op("ReduceSum", {column}, sums)});
+    const int32_t whole = w.input({DType::kI32, {rows, width}});
+    exact.push_back(w.op("ReduceSum", {w.op("Add", {whole, whole})}, sums));
+  }
+  w.expect(exact, kExact);
+  w.expect(near, 4 * kOfFloat);
+}
+
 TEST(Rows, RmsNormOf16Bits) {
   for (const auto& [rows, width] : {Size{33, 768}, Size{4, 4096}, Size{9, 31}}) {
     SCOPED_TRACE(fmt::format("[{}, {}]", rows, width));

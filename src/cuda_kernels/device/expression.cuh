@@ -11,6 +11,22 @@
 #define EACH_OF_MANY(i, count) _Pragma("unroll 4") for (int i = 0; i < (count); ++i)
 #endif
 
+// Stores a run at once. Of 16-bit elements the words are made here: a compiler that is given the
+// elements stores them in several pieces. `to` is counted in runs, for the same reason.
+template <class T, int kLanes>
+DEVICE void store_run(Pack<T, kLanes>* to, const Pack<T, kLanes>& run) {
+  if constexpr (sizeof(T) == 2 && kLanes % 2 == 0) {
+    Pack<uint32_t, kLanes / 2> words;
+    EACH(w, kLanes / 2) {
+      words.x[w] = static_cast<uint32_t>(run.x[2 * w].bits) |
+                   static_cast<uint32_t>(run.x[2 * w + 1].bits) << 16;
+    }
+    *reinterpret_cast<Pack<uint32_t, kLanes / 2>*>(to) = words;
+  } else {
+    *to = run;
+  }
+}
+
 namespace word {
 
 // ---- Arithmetic: integers wrap around, and what is divided by zero is 0 --------------------------

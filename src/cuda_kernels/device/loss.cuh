@@ -28,23 +28,21 @@ struct LogitRow {
     return column(chunk) >= 0 && column(chunk) + kLanes <= kClasses;
   }
   DEVICE Run load(int chunk) const {
-    const T* const from = row + column(chunk);
-    if (is_whole(chunk)) return *reinterpret_cast<const Run*>(from);
+    if (is_whole(chunk)) return reinterpret_cast<const Run*>(row - before)[number(chunk)];
     Run run;
     EACH(l, kLanes) {
+      const int64_t at = column(chunk) + l;
       run.x[l] = T(-kInfinity);
-      if (has(column(chunk) + l)) run.x[l] = from[l];
+      if (has(at)) run.x[l] = row[at];
     }
     return run;
   }
+  // `to`: where the row begins, whose runs lie as those of the logits.
   DEVICE void store(T* to, int chunk, const Run& run) const {
-    to += column(chunk);
-    if (is_whole(chunk)) {
-      *reinterpret_cast<Run*>(to) = run;
-      return;
-    }
+    if (is_whole(chunk)) return store_run(reinterpret_cast<Run*>(to - before) + number(chunk), run);
     EACH(l, kLanes) {
-      if (has(column(chunk) + l)) to[l] = run.x[l];
+      const int64_t at = column(chunk) + l;
+      if (has(at)) to[at] = run.x[l];
     }
   }
   DEVICE static C greatest_of(const Run& run, C top) {

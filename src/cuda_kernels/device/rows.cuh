@@ -41,16 +41,15 @@ template <int64_t kRows, int64_t kWidth, int kThreads, int kAtOnce, int kLanes, 
 struct Rows {
   static constexpr int kCount = kLanes * kChunks;
   static constexpr int64_t kTile = static_cast<int64_t>(kThreads) * kCount;
-  static constexpr int64_t kTiles = (kWidth + kTile - 1) / kTile;
-
+  static constexpr uint32_t kTiles = static_cast<uint32_t>((kWidth + kTile - 1) / kTile);
   static constexpr bool kFits = kRows % (static_cast<int64_t>(kAtOnce) * kTurns) == 0;
 
   int64_t row = 0;
   bool is_on = true;  // false: it is behind the last row, of which nothing is touched
   int parity = 0;
 
-  DEVICE int64_t block() const { return kTiles == 1 ? blockIdx.x : blockIdx.x / kTiles; }
-  DEVICE int64_t tile() const { return kTiles == 1 ? 0 : blockIdx.x % kTiles; }
+  DEVICE int64_t block() const { return blockIdx.x / kTiles; }
+  DEVICE int64_t tile() const { return blockIdx.x % kTiles; }
   DEVICE int thread() const { return static_cast<int>(threadIdx.x) % kThreads; }
   DEVICE int group() const { return static_cast<int>(threadIdx.x) / kThreads; }
 
@@ -58,9 +57,11 @@ struct Rows {
     row = (block() * kTurns + turn) * kAtOnce + group();
     is_on = kFits || row < kRows;
   }
-  DEVICE int64_t column(int i) const {
-    return tile() * kTile + (i / kLanes * kThreads + thread()) * kLanes + i % kLanes;
+  // The number of a run in its row: one to begin with, and a constant.
+  DEVICE int64_t run(int chunk) const {
+    return tile() * (kThreads * kChunks) + thread() + static_cast<int64_t>(chunk * kThreads);
   }
+  DEVICE int64_t column(int i) const { return run(i / kLanes) * kLanes + i % kLanes; }
   DEVICE bool has(int i) const { return kWidth % kTile == 0 || column(i) < kWidth; }
 
   // Elements of a row that begins here.
@@ -68,9 +69,9 @@ struct Rows {
   DEVICE void load(const T* from, T (&x)[kCount]) const {
     typedef Pack<typename Stored<T>::type, kLanes> Run;
     EACH(c, kChunks) {
-      Run run{};
-      if (is_on && has(c * kLanes)) run = *reinterpret_cast<const Run*>(from + column(c * kLanes));
-      EACH(l, kLanes) x[c * kLanes + l] = static_cast<T>(run.x[l]);
+      Run elements{};
+      if (is_on && has(c * kLanes)) elements = reinterpret_cast<const Run*>(from)[run(c)];
+      EACH(l, kLanes) x[c * kLanes + l] = static_cast<T>(elements.x[l]);
     }
   }
   template <class T>
@@ -78,9 +79,9 @@ struct Rows {
     typedef Pack<T, kLanes> Run;
     if (!is_on) return;
     EACH(c, kChunks) {
-      Run run;
-      EACH(l, kLanes) run.x[l] = x[c * kLanes + l];
-      if (has(c * kLanes)) *reinterpret_cast<Run*>(to + column(c * kLanes)) = run;
+      Run elements;
+      EACH(l, kLanes) elements.x[l] = x[c * kLanes + l];
+      if (has(c * kLanes)) store_run(reinterpret_cast<Run*>(to) + run(c), elements);
     }
   }
   // One element of the row.
