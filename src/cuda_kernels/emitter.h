@@ -50,7 +50,7 @@ std::string literal(double value, DType dtype);
 // A kernel to be launched. `body` is what stands between the braces of its function, where operand
 // i of the op (inputs, then outputs, then what `extra` lists) is `p.at<T>(i)`, null where absent.
 struct KernelText {
-  std::string_view family;  // whose text the body uses; empty: none
+  std::string_view family;  // whose texts the body uses, apart by spaces; empty: none
   std::string body;
   int64_t blocks = 1;
   int32_t threads = 128;
@@ -82,7 +82,7 @@ class Emitter {
   std::vector<DeviceOperand> operands_;
   int32_t op_ = 0;
   int64_t scratch_ = 0, most_scratch_ = 0;
-  std::set<std::string_view> families_;
+  std::set<std::string> families_;
   std::vector<std::pair<std::string, int32_t>> functions_;  // by body and threads
   DeviceProgram made_;
 };
@@ -104,6 +104,8 @@ size_t end_of_run(const FusedProgram& program, std::span<const DeviceOperand> pl
 // ---- Passes over rows (rows.cc) -----------------------------------------------------------------
 // Whether kernels over rows can have the op among others.
 bool goes_by_rows(const FusedProgram& program, const ProgramOp& op);
+// The names of the ops of which it can be true.
+std::vector<std::string> row_ops();
 // Several ops that go over the same rows, as one pass. Operands: those of each op, one after the
 // other; of values inside the pass, absent.
 Status make_pass(const FusedProgram& program, size_t first, size_t last, Emitter& emit);

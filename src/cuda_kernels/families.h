@@ -15,9 +15,21 @@ Status make_gather(const Use& use, Emitter& emit);
 Status make_gather_elements(const Use& use, Emitter& emit);
 Status make_gather_nd(const Use& use, Emitter& emit);
 
+// group_norm.cc
+Status make_group_norm(const Use& use, Emitter& emit);
+Status make_group_norm_grad_params(const Use& use, Emitter& emit);
+Status make_group_norm_grad_x(const Use& use, Emitter& emit);
+
 // grouped.cc
 Status make_grouped_matmul(const Use& use, Emitter& emit);
 Status make_grouped_matmul_grad(const Use& use, Emitter& emit);
+
+// loss.cc
+Status make_cross_entropy_grad(const Use& use, Emitter& emit);
+Status make_cross_entropy_of_terms(const Use& use, Emitter& emit);
+Status make_cross_entropy_sum(const Use& use, Emitter& emit);
+Status make_cross_entropy_terms(const Use& use, Emitter& emit);
+Status make_label_count(const Use& use, Emitter& emit);
 
 // move.cc
 Status make_concat(const Use& use, Emitter& emit);
@@ -67,6 +79,10 @@ Status make_gather_grad(const Use& use, Emitter& emit);
 Status make_gather_nd_grad(const Use& use, Emitter& emit);
 Status make_scatter_elements(const Use& use, Emitter& emit);
 Status make_scatter_nd(const Use& use, Emitter& emit);
+
+// softmax.cc
+Status make_softmax(const Use& use, Emitter& emit);
+Status make_softmax_grad(const Use& use, Emitter& emit);
 
 // top_k.cc
 Status make_top_k(const Use& use, Emitter& emit);

@@ -22,6 +22,10 @@ constexpr std::array kMakers = std::to_array<Entry>({
     {"AdamW", make_adamw},
     {"ClipFactor", make_clip_factor},
     {"Concat", make_concat},
+    {"CrossEntropyGrad", make_cross_entropy_grad},
+    {"CrossEntropyOfTerms", make_cross_entropy_of_terms},
+    {"CrossEntropySum", make_cross_entropy_sum},
+    {"CrossEntropyTerms", make_cross_entropy_terms},
     {"CumSum", make_cumsum},
     {"Dropout", make_dropout},
     {"Expand", make_expand},
@@ -34,10 +38,16 @@ constexpr std::array kMakers = std::to_array<Entry>({
     {"GatherND", make_gather_nd},
     {"GatherNDGrad", make_gather_nd_grad},
     {"GlobalNorm", make_global_norm},
+    {"GroupNorm", make_group_norm},
+    {"GroupNormGradParams", make_group_norm_grad_params},
+    {"GroupNormGradX", make_group_norm_grad_x},
     {"GroupedMatMul", make_grouped_matmul},
     {"GroupedMatMulGrad", make_grouped_matmul_grad},
+    {"LabelCount", make_label_count},
     {"LearningRate", make_learning_rate},
     {"Linear", make_linear},
+    {"LogSoftmax", make_softmax},
+    {"LogSoftmaxGrad", make_softmax_grad},
     {"LossScale", make_loss_scale},
     {"MatMul", make_matmul},
     {"NextLossScale", make_next_loss_scale},
@@ -58,6 +68,8 @@ constexpr std::array kMakers = std::to_array<Entry>({
     {"ScatterND", make_scatter_nd},
     {"Sgd", make_sgd},
     {"Slice", make_slice},
+    {"Softmax", make_softmax},
+    {"SoftmaxGrad", make_softmax_grad},
     {"SumSquares", make_sum_squares},
     {"TopK", make_top_k},
     {"Transpose", make_transpose},
@@ -88,8 +100,10 @@ RunMaker find_run_maker(std::string_view op) {
 namespace piper {
 
 std::vector<std::string> cuda_ops() {
-  std::vector<std::string> names;
+  std::vector<std::string> names = cuda_kernels::row_ops();
   for (const cuda_kernels::Entry& entry : cuda_kernels::kMakers) names.emplace_back(entry.op);
+  std::sort(names.begin(), names.end());
+  names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
 }
 
