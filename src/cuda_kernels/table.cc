@@ -14,6 +14,9 @@ struct Entry {
 
 // By name, so that it can be searched.
 constexpr std::array kMakers = std::to_array<Entry>({
+    {"Attention", make_attention},
+    {"AttentionGrad", make_attention_grad},
+    {"AttentionMerge", make_attention_merge},
     {"Reshape", make_reshape},
     {"Transpose", make_transpose},
 });
