@@ -26,11 +26,21 @@ class Backend {
   // What it runs in place of a plan's instructions, with the same results: they may come to be
   // more, with buffers of their own behind those of the arena.
   virtual RoleProgram prepare(RoleProgram role) const { return role; }
+  // Whether the host reads and writes memory of kDevice as its own.
+  virtual bool shares_memory() const { return true; }
   // One block for buffers or workspace: zeroed, 64-byte aligned, freed with the backend.
   virtual Result<std::byte*> allocate(int64_t bytes, Space space = Space::kDevice) = 0;
   // Prepares a program: joins ops, picks kernels, allocates what they prepare. The error names the
   // op it lacks.
   virtual Result<int32_t> load(const Program& program) = 0;
+  // Several, which may be prepared at the same time.
+  virtual Result<std::vector<int32_t>> load_all(std::span<const Program> programs) {
+    std::vector<int32_t> loaded;
+    for (const Program& program : programs) {
+      PIPER_ASSIGN(loaded.emplace_back(), load(program));
+    }
+    return loaded;
+  }
   // What a loaded program takes for its own values while it runs.
   virtual int64_t workspace_bytes(int32_t program) const = 0;
   // Fixes the arguments of one instruction. The pointers stay valid as long as the backend.
@@ -55,6 +65,19 @@ class Backend {
   virtual void wait(int32_t /*event*/, int32_t /*stream*/) {}
   // The host waits for it. An error is that of any work since the last call.
   virtual Status finish(int32_t /*event*/) { return ok_status(); }
+
+  // ---- Graphs -----------------------------------------------------------------------------------
+  // Whether what is queued between begin_capture and end_capture can be kept, to be queued again as
+  // one. Nothing of it is done meanwhile. It stands on the stream, and on others that wait,
+  // directly or not, for an event recorded on it after begin_capture; all of them are waited for by
+  // it before end_capture. Nothing of it waits for events recorded before, and nobody is told of
+  // those in it.
+  virtual bool can_capture() const { return false; }
+  virtual Status begin_capture(int32_t /*stream*/) { return ok_status(); }
+  // Error: it cannot be kept, and none of it has been done.
+  virtual Result<int32_t> end_capture(int32_t /*stream*/) { return 0; }
+  virtual void launch_graph(int32_t /*graph*/, int32_t /*stream*/) {}
+
   // The host is about to read or write memory of kHost: for devices that check who uses what when.
   virtual void host_uses(const std::byte* /*at*/, int64_t /*bytes*/, bool /*writes*/) {}
 };

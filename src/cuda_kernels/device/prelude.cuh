@@ -2,9 +2,9 @@
 // form of a kernel. NVRTC compiles this text for a device; for tests a compiler of the host does,
 // behind a header that defines the same words (PIPER_HOST: tests/fake_cuda/emulator.h).
 //
-// The rules of all kernel texts: grids and blocks of one dim; shared memory by SHARED alone; what
-// threads of a block tell each other goes through a barrier or a shuffle of a full warp; no atomics
-// on floats; no sizes at run time.
+// The rules of all kernel texts: grids and blocks of one dim; shared memory by SHARED and
+// DYNAMIC_SHARED alone; what threads of a block tell each other goes through a barrier or a shuffle
+// of a full warp; no atomics on floats; no sizes at run time.
 #ifndef PIPER_HOST
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -20,6 +20,10 @@ typedef unsigned long long uint64_t;
   extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Pointers<pointers> p)
 // An array of one block: element types without constructors.
 #define SHARED(T, name, count) __shared__ T name[count]
+// What the launch has of dynamic shared memory, as an array; two names are one memory.
+#define DYNAMIC_SHARED(T, name)                          \
+  extern __shared__ __align__(16) char dynamic_shared[]; \
+  T* const name = reinterpret_cast<T*>(dynamic_shared)
 
 DEVICE float float_of_bits(uint32_t bits) { return __uint_as_float(bits); }
 DEVICE uint32_t bits_of_float(float x) { return __float_as_uint(x); }
