@@ -521,8 +521,10 @@ DEVICE void merge(int64_t count, int64_t queries, int64_t heads, int64_t width, 
   typedef computed<T> C;
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
   if (at >= count) return;
-  // All lanes have read when one of them writes over it.
-  const C a = over_warp<Greatest>(lse[at]), b = over_warp<Greatest>(other_lse[at]);
+  // One lane alone touches them, since it may write over what it reads.
+  const int lane = threadIdx.x % kWarp;
+  const C a = __shfl_sync(0xffffffffu, lane == 0 ? lse[at] : C(0), 0);
+  const C b = __shfl_sync(0xffffffffu, lane == 0 ? other_lse[at] : C(0), 0);
   C none;
   set_unseen(none);
   const C top = a == none ? b : b == none ? a : Greatest::of(a, b);
@@ -531,10 +533,10 @@ DEVICE void merge(int64_t count, int64_t queries, int64_t heads, int64_t width, 
   const C share_a = sum == 0 ? C(0) : of_a / sum, share_b = sum == 0 ? C(0) : of_b / sum;
   const int64_t first = rows.at(at / queries / heads, at / queries % heads) +
                         at % queries * rows.token;
-  for (int64_t i = threadIdx.x % kWarp; i < width; i += kWarp)
+  for (int64_t i = lane; i < width; i += kWarp)
     to[first + i] = T(share_a * static_cast<C>(y[first + i]) +
                       share_b * static_cast<C>(other_y[first + i]));
-  if (threadIdx.x % kWarp == 0) to_lse[at] = sum == 0 ? none : top + logarithm(sum);
+  if (lane == 0) to_lse[at] = sum == 0 ? none : top + logarithm(sum);
 }
 
 }  // namespace attention
