@@ -9,6 +9,8 @@ namespace {
 
 using cuda_kernels::ceil_div;
 constexpr int64_t kPiece = 16, kWidest = 128;  // bytes; elements
+// A head of keys is not cut: what of it is larger than that is for kernels with less memory.
+constexpr int64_t kMostForHead = int64_t{2} << 30;
 
 bool fits(const DeviceRows& rows, int64_t bytes) {
   for (const int64_t step : {rows.batch, rows.token, rows.head, rows.first})
@@ -48,7 +50,7 @@ bool cudnn_takes(const DeviceAttention& a) {
     return false;
   for (const DeviceRows* rows : {&a.q, &a.k, &a.v, &a.y, &a.dq, &a.dk, &a.dv})
     if (!fits(*rows, bytes)) return false;
-  return true;
+  return !a.is_gradient || bytes_for_head(a) <= kMostForHead;
 }
 
 CudnnSlice cudnn_slice(const DeviceAttention& a) {
