@@ -151,6 +151,7 @@
 #define PIPER_CUDNN(F)                                                                  \
   F(cudnnGetVersion, size_t, ())                                                        \
   F(cudnnGetLastErrorString, void, (char*, size_t))                                     \
+  F(cudnnGetErrorString, const char*, (int))                                            \
   F(cudnnCreate, int, (DnnContext**))                                                   \
   F(cudnnDestroy, int, (DnnContext*))                                                   \
   F(cudnnSetStream, int, (DnnContext*, CuStream*))                                      \

@@ -1,60 +1,38 @@
-// Attention by cuDNN: the composite graph of scaled dot products, softmax and their gradient, as
-// its engines know it. What cudnn_takes says yes to is asked for, slice by slice.
-//
-// Results are as those of our own kernels within rounding: weights and their adjoints are rounded
-// to 16 bits before they are multiplied, and the gradients of grouped heads before they are summed.
-// No number of cuDNN's has been seen on hardware by this code; that its graphs have plans for
-// devices of compute capability 8.0 to 12.0 is tested without a device.
+// The attentions of a device's programs that cuDNN does.
 #pragma once
 
-#include <optional>
+#include <deque>
 
-#include "attention_graph.h"
-#include "piper/cuda_kernels.h"
+#include "attention_plan.h"
+#include "device.h"
 
 namespace piper::cuda {
 
-// The graph of one slice (cudnn_slice), and where its memory is.
-struct AttentionGraph {
-  // In operand `operand` of a DeviceStep; that of slice (sample b, head of keys g) begins first + b
-  // × batch + g × head bytes behind it.
-  struct Place {
-    DnnGraph::Tensor tensor;
-    size_t operand;
-    int64_t first, batch, head;
-  };
-  DnnGraph graph;
-  std::vector<Place> places;
-  // Of gradients, f32 sums of each query, at the beginning of the workspace.
-  std::optional<DnnGraph::Tensor> sums;
-  int64_t sums_bytes = 0;
-};
-AttentionGraph attention_graph(const DeviceAttention& attention);
-
-class AttentionPlan {
+class Attentions {
  public:
-  // Requires cudnn_takes(attention). Error: cuDNN has no deterministic plan that is content with
-  // the workspace of cudnn_slice, and why; whoever asks runs the kernels then.
-  static Result<AttentionPlan> make(const Cudnn& api, const DeviceAttention& attention,
-                                    const DnnTarget& target);
-  int64_t workspace_bytes() const { return plan_.workspace + graph_.sums_bytes; }  // of a call
+  // Error: there is no cuDNN that works on the device.
+  static Result<std::unique_ptr<Attentions>> open(const Device& device);
+  ~Attentions();
 
-  // A call for each slice, with addresses that stay: those of the step's operands, in order, and of
-  // cudnn_slice(…).bytes of workspace. The plan outlives its calls.
-  using Calls = std::vector<DnnObject>;
-  Result<Calls> bind(const std::vector<char*>& operands, char* workspace) const;
-  // Queues them, one after the other, on the stream that the handle has.
-  Status run(DnnContext* handle, const Calls& calls) const;
+  // An attention of these operands, as its DeviceStep has them. Error: cuDNN declines, and why.
+  Result<int32_t> bind(const DeviceAttention& attention, std::span<std::byte* const> operands,
+                       std::byte* workspace);
+  int run(int32_t bound, CuStream* stream) const;  // cuDNN's status
+  const char* name_of(int status) const { return api_.cudnnGetErrorString(status); }
 
  private:
-  AttentionPlan(const Cudnn& api, const DeviceAttention& attention, AttentionGraph graph,
-                DnnPlan plan)
-      : api_(&api), attention_(attention), graph_(std::move(graph)), plan_(std::move(plan)) {}
+  Attentions(const Cudnn& api, const Device& device) : api_(api), device_(device) {}
+  Result<const AttentionPlan*> plan_of(const DeviceAttention& attention);
 
-  const Cudnn* api_;
-  DeviceAttention attention_;
-  AttentionGraph graph_;
-  DnnPlan plan_;
+  struct Bound {
+    const AttentionPlan* plan = nullptr;
+    AttentionPlan::Calls calls;
+  };
+  const Cudnn& api_;
+  const Device& device_;
+  DnnContext* handle_ = nullptr;
+  std::deque<std::pair<DeviceAttention, Result<AttentionPlan>>> plans_;
+  std::vector<Bound> bound_;
 };
 
 }  // namespace piper::cuda
