@@ -300,6 +300,7 @@
   F(kDnnProductOpType, 1523, CUDNN_ATTR_OPERATION_MATMUL_DESC)              \
   F(kDnnReductionMode, 1600, CUDNN_ATTR_REDUCTION_OPERATOR)                 \
   F(kDnnReductionType, 1601, CUDNN_ATTR_REDUCTION_COMP_TYPE)                \
+  F(kDnnReductionSame, 1602, CUDNN_ATTR_REDUCTION_IS_DETERMINISTIC)         \
   F(kDnnReductionX, 1610, CUDNN_ATTR_OPERATION_REDUCTION_XDESC)             \
   F(kDnnReductionY, 1611, CUDNN_ATTR_OPERATION_REDUCTION_YDESC)             \
   F(kDnnReductionOpMode, 1612, CUDNN_ATTR_OPERATION_REDUCTION_DESC)         \

@@ -167,6 +167,9 @@ Result<DnnObject> describe(const Cudnn& api, const Described& how, DnnNumber mod
   const bool is_pointwise = how.op == kDnnPointwiseOp;
   if (how.op != kDnnProductOp) PIPER_TRY(object.set(how.mode, how.mode_type, mode));
   PIPER_TRY(object.set(how.type, kDnnTypeDataType, is_pointwise ? computed_in(mode) : kDnnF32));
+  const bool is_same = true;  // bits in each run
+  if (how.op == kDnnReductionOp)
+    PIPER_TRY(object.set(kDnnReductionSame, kDnnTypeBool, 1, &is_same));
   if (axis >= 0) PIPER_TRY(object.set(kDnnPointwiseAxis, kDnnTypeI64, 1, &axis));
   PIPER_TRY(object.finish());
   return object;

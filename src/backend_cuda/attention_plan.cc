@@ -136,7 +136,7 @@ class Builder {
 
 // What releases of cuDNN are known not to do right, or at all.
 Status check_release(size_t version, const DeviceAttention& attention) {
-  if (version < 91002) return fail("cuDNN {} is older than 9.10.2", version);
+  if (version < 91100) return fail("cuDNN {} is older than 9.11", version);
   if (version <= 91500 && attention.is_gradient && attention.keys % 128 != 0)
     return fail("cuDNN {} pads keys wrongly that are no multiple of 128", version);
   return ok_status();

@@ -1,10 +1,15 @@
-// Attention by cuDNN: the composite graph of scaled dot products, softmax and their gradient, as
-// its engines know it. What cudnn_takes says yes to is asked for, slice by slice.
+// Attention by cuDNN, from 9.11 on: the composite graph of scaled dot products, softmax and their
+// gradient, as its engines know it. What cudnn_takes says yes to is asked for, slice by slice.
 //
 // Results are as those of our own kernels within rounding: weights and their adjoints are rounded
 // to 16 bits before they are multiplied, and the gradients of grouped heads before they are summed.
-// No number of cuDNN's has been seen on hardware by this code; that its graphs have plans for
-// devices of compute capability 8.0 to 12.0 is tested without a device.
+// They are the same in each run: the adjoints of all scores are kept in the workspace, and products
+// with them are the gradients. (With sums of dq in f32 instead, engines add in any order, in less
+// memory, and cuDNN's note of what is not deterministic does not tell.)
+//
+// No number of cuDNN's has been seen on hardware by this code. That its graphs have plans for
+// devices of compute capability 8.0 to 12.0 is tested without a device, and what they mean, with
+// a cuDNN of our own.
 #pragma once
 
 #include <optional>
