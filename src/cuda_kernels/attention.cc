@@ -146,14 +146,14 @@ Status by_library(const Form& form, std::vector<DeviceOperand> operands,
 
 Status make_attention(const Use& use, Emitter& emit) {
   const Form form = attention_of(use, 3, use.outputs[0]);
-  const size_t o = use.inputs.size();
-  return by_library(
-      form,
-      {emit.operand(0), emit.operand(1), emit.operand(2), emit.operand(o), emit.operand(o + 1)}, {},
-      emit, [&] {
-        Kernels(use, form, 3, emit).forward();
-        return ok_status();
-      });
+  const DeviceOperand scratch = emit.scratch(cudnn_takes(form) ? cudnn_slice(form).bytes : 0);
+  std::vector<DeviceOperand> operands;
+  for (const size_t i : {size_t{0}, size_t{1}, size_t{2}, use.inputs.size(), use.inputs.size() + 1})
+    operands.push_back(emit.operand(i));
+  return by_library(form, std::move(operands), scratch, emit, [&] {
+    Kernels(use, form, 3, emit).forward();
+    return ok_status();
+  });
 }
 
 Status make_attention_grad(const Use& use, Emitter& emit) {

@@ -55,7 +55,7 @@ bool cudnn_takes(const DeviceAttention& a) {
 
 CudnnSlice cudnn_slice(const DeviceAttention& a) {
   constexpr int64_t kSpare = 4096;  // what engines need beside
-  CudnnSlice slice{a.batch, a.kv_heads, 0};
+  CudnnSlice slice{a.batch, a.kv_heads, kSpare};
   if (!a.is_gradient) return slice;
   const int64_t head = bytes_for_head(a), sample = head * a.kv_heads;
   slice.samples = greatest_divisor(a.batch, kMostCudnnBytes / sample);

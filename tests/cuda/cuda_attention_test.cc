@@ -415,7 +415,7 @@ TEST(CudaAttention, GradientsAreMadeInSlicesOfSamplesOrOfHeads) {
   DeviceAttention forward = plain(64, 1024, 12, 64);
   forward.is_gradient = false;
   EXPECT_EQ(slice(forward), (std::vector<int64_t>{64, 12}));
-  EXPECT_EQ(cudnn_slice(forward).bytes, 0);
+  EXPECT_LE(cudnn_slice(forward).bytes, 4096);
 }
 
 }  // namespace

@@ -90,6 +90,7 @@ class CudnnNumbers : public testing::Test {
  protected:
   static void SetUpTestSuite() {
     setenv("PIPER_CUDA_PATH", PIPER_FAKE_CUDA "/cudnn:" PIPER_FAKE_CUDA "/all", 1);
+    setenv("XDG_CACHE_HOME", PIPER_FAKE_CUDA "/cache", 1);
     setenv("FAKE_CUDA_CHECK", "1", 1);
   }
 };
@@ -105,7 +106,7 @@ TEST_F(CudnnNumbers, AreThoseOfTheCpu) {
     const auto cuda =
         must(make_cuda_backend({.note = [&](const std::string& note) { notes.push_back(note); }}));
     const auto expected = run(*make_cpu_backend(), job), made = run(*cuda, job);
-    EXPECT_EQ(notes, std::vector<std::string>{});  // of kernels in cuDNN's place, among others
+    EXPECT_EQ(notes, std::vector<std::string>{});  // of kernels in cuDNN's place
     const double bound = c.type == DType::kBF16 ? 2e-2 : 3e-3;
     for (size_t a = 0; a < made.size(); ++a) {
       const TensorType& type = job.program.values[a];
