@@ -26,6 +26,8 @@
   F(LtLayout, cublasLtMatrixLayoutOpaque_t) \
   F(LtPreference, cublasLtMatmulPreferenceOpaque_t)
 
+#define PIPER_CUDNN_HANDLES(F) F(DnnContext, cudnnContext)
+
 // (function, result, arguments)
 #define PIPER_CUDA_DRIVER(F)                                                                 \
   F(cuInit, int, (unsigned))                                                                 \
@@ -147,7 +149,22 @@
      const void* beta, const void* c, LtLayout*, void* d, LtLayout*, const LtAlgorithm*,          \
      void* workspace, size_t, CuStream*))
 
-#define PIPER_CUDNN(F) F(cudnnGetVersion, size_t, ())
+// A descriptor is a void*; what an attribute is set to or read into are `count` values of a type.
+#define PIPER_CUDNN(F)                                                                  \
+  F(cudnnGetVersion, size_t, ())                                                        \
+  F(cudnnGetLastErrorString, void, (char*, size_t))                                     \
+  F(cudnnGetErrorString, const char*, (int))                                            \
+  F(cudnnCreate, int, (DnnContext**))                                                   \
+  F(cudnnDestroy, int, (DnnContext*))                                                   \
+  F(cudnnSetStream, int, (DnnContext*, CuStream*))                                      \
+  F(cudnnBackendCreateDescriptor, int, (int kind, void**))                              \
+  F(cudnnBackendDestroyDescriptor, int, (void*))                                        \
+  F(cudnnBackendFinalize, int, (void*))                                                 \
+  F(cudnnBackendSetAttribute, int,                                                      \
+    (void*, int attribute, int type, int64_t count, const void* values))                \
+  F(cudnnBackendGetAttribute, int,                                                      \
+    (void* const, int attribute, int type, int64_t most, int64_t* count, void* values)) \
+  F(cudnnBackendExecute, int, (DnnContext*, void* plan, void* pack))
 
 // Numbers that mean something: (our name, number, the vendor's name).
 #define PIPER_CUDA_NUMBERS(F)                                                           \
@@ -215,6 +232,96 @@
   F(kLtStages, 6, CUBLASLT_ALGO_CONFIG_STAGES_ID)                   \
   F(kLtInner, 7, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID)               \
   F(kLtCluster, 8, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID)
+#define PIPER_CUDNN_NUMBERS(F)                                              \
+  F(kDnnF32, 0, CUDNN_DATA_FLOAT)                                           \
+  F(kDnnF16, 2, CUDNN_DATA_HALF)                                            \
+  F(kDnnI32, 4, CUDNN_DATA_INT32)                                           \
+  F(kDnnBF16, 9, CUDNN_DATA_BFLOAT16)                                       \
+  F(kDnnBool, 11, CUDNN_DATA_BOOLEAN)                                       \
+  F(kDnnTypeHandle, 0, CUDNN_TYPE_HANDLE)                                   \
+  F(kDnnTypeDataType, 1, CUDNN_TYPE_DATA_TYPE)                              \
+  F(kDnnTypeBool, 2, CUDNN_TYPE_BOOLEAN)                                    \
+  F(kDnnTypeI64, 3, CUDNN_TYPE_INT64)                                       \
+  F(kDnnTypePointer, 6, CUDNN_TYPE_VOID_PTR)                                \
+  F(kDnnTypeHeuristic, 8, CUDNN_TYPE_HEUR_MODE)                             \
+  F(kDnnTypeNote, 11, CUDNN_TYPE_NUMERICAL_NOTE)                            \
+  F(kDnnTypePointwise, 14, CUDNN_TYPE_POINTWISE_MODE)                       \
+  F(kDnnTypeDescriptor, 15, CUDNN_TYPE_BACKEND_DESCRIPTOR)                  \
+  F(kDnnTypeReduction, 18, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE)              \
+  F(kDnnTypeChar, 24, CUDNN_TYPE_CHAR)                                      \
+  F(kDnnPointwise, 0, CUDNN_BACKEND_POINTWISE_DESCRIPTOR)                   \
+  F(kDnnEngine, 2, CUDNN_BACKEND_ENGINE_DESCRIPTOR)                         \
+  F(kDnnChoice, 3, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR)                      \
+  F(kDnnHeuristic, 4, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)                  \
+  F(kDnnPlan, 5, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)                   \
+  F(kDnnPointwiseOp, 13, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)      \
+  F(kDnnGraph, 15, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)                 \
+  F(kDnnPack, 16, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR)                    \
+  F(kDnnTensor, 17, CUDNN_BACKEND_TENSOR_DESCRIPTOR)                        \
+  F(kDnnProduct, 18, CUDNN_BACKEND_MATMUL_DESCRIPTOR)                       \
+  F(kDnnProductOp, 19, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)           \
+  F(kDnnReduction, 21, CUDNN_BACKEND_REDUCTION_DESCRIPTOR)                  \
+  F(kDnnReductionOp, 22, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)      \
+  F(kDnnReshapeOp, 31, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)          \
+  F(kDnnProperties, 38, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)                \
+  F(kDnnPointwiseMode, 0, CUDNN_ATTR_POINTWISE_MODE)                        \
+  F(kDnnPointwiseType, 1, CUDNN_ATTR_POINTWISE_MATH_PREC)                   \
+  F(kDnnPointwiseAxis, 9, CUDNN_ATTR_POINTWISE_AXIS)                        \
+  F(kDnnHeuristicMode, 200, CUDNN_ATTR_ENGINEHEUR_MODE)                     \
+  F(kDnnHeuristicGraph, 201, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH)         \
+  F(kDnnHeuristicResults, 202, CUDNN_ATTR_ENGINEHEUR_RESULTS)               \
+  F(kDnnHeuristicProperties, 204, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP)         \
+  F(kDnnChoiceEngine, 300, CUDNN_ATTR_ENGINECFG_ENGINE)                     \
+  F(kDnnPlanHandle, 400, CUDNN_ATTR_EXECUTION_PLAN_HANDLE)                  \
+  F(kDnnPlanChoice, 401, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG)           \
+  F(kDnnPlanWorkspace, 402, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE)       \
+  F(kDnnPlanProperties, 407, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP)          \
+  F(kDnnPointwiseOpMode, 750, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR) \
+  F(kDnnPointwiseX, 751, CUDNN_ATTR_OPERATION_POINTWISE_XDESC)              \
+  F(kDnnPointwiseB, 752, CUDNN_ATTR_OPERATION_POINTWISE_BDESC)              \
+  F(kDnnPointwiseY, 753, CUDNN_ATTR_OPERATION_POINTWISE_YDESC)              \
+  F(kDnnPointwiseT, 758, CUDNN_ATTR_OPERATION_POINTWISE_TDESC)              \
+  F(kDnnGraphHandle, 800, CUDNN_ATTR_OPERATIONGRAPH_HANDLE)                 \
+  F(kDnnGraphOps, 801, CUDNN_ATTR_OPERATIONGRAPH_OPS)                       \
+  F(kDnnTensorAlignment, 900, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT)             \
+  F(kDnnTensorType, 901, CUDNN_ATTR_TENSOR_DATA_TYPE)                       \
+  F(kDnnTensorDims, 902, CUDNN_ATTR_TENSOR_DIMENSIONS)                      \
+  F(kDnnTensorSteps, 903, CUDNN_ATTR_TENSOR_STRIDES)                        \
+  F(kDnnTensorId, 906, CUDNN_ATTR_TENSOR_UNIQUE_ID)                         \
+  F(kDnnTensorInside, 907, CUDNN_ATTR_TENSOR_IS_VIRTUAL)                    \
+  F(kDnnTensorByValue, 908, CUDNN_ATTR_TENSOR_IS_BY_VALUE)                  \
+  F(kDnnPackIds, 1000, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS)                  \
+  F(kDnnPackPointers, 1001, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS)          \
+  F(kDnnPackWorkspace, 1003, CUDNN_ATTR_VARIANT_PACK_WORKSPACE)             \
+  F(kDnnEngineNotes, 1303, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE)                \
+  F(kDnnProductType, 1500, CUDNN_ATTR_MATMUL_COMP_TYPE)                     \
+  F(kDnnProductA, 1520, CUDNN_ATTR_OPERATION_MATMUL_ADESC)                  \
+  F(kDnnProductB, 1521, CUDNN_ATTR_OPERATION_MATMUL_BDESC)                  \
+  F(kDnnProductC, 1522, CUDNN_ATTR_OPERATION_MATMUL_CDESC)                  \
+  F(kDnnProductOpType, 1523, CUDNN_ATTR_OPERATION_MATMUL_DESC)              \
+  F(kDnnReductionMode, 1600, CUDNN_ATTR_REDUCTION_OPERATOR)                 \
+  F(kDnnReductionType, 1601, CUDNN_ATTR_REDUCTION_COMP_TYPE)                \
+  F(kDnnReductionSame, 1602, CUDNN_ATTR_REDUCTION_IS_DETERMINISTIC)         \
+  F(kDnnReductionX, 1610, CUDNN_ATTR_OPERATION_REDUCTION_XDESC)             \
+  F(kDnnReductionY, 1611, CUDNN_ATTR_OPERATION_REDUCTION_YDESC)             \
+  F(kDnnReductionOpMode, 1612, CUDNN_ATTR_OPERATION_REDUCTION_DESC)         \
+  F(kDnnReshapeX, 2200, CUDNN_ATTR_OPERATION_RESHAPE_XDESC)                 \
+  F(kDnnReshapeY, 2201, CUDNN_ATTR_OPERATION_RESHAPE_YDESC)                 \
+  F(kDnnPropertiesText, 2702, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION)    \
+  F(kDnnAdd, 0, CUDNN_POINTWISE_ADD)                                        \
+  F(kDnnMul, 1, CUDNN_POINTWISE_MUL)                                        \
+  F(kDnnDiv, 6, CUDNN_POINTWISE_DIV)                                        \
+  F(kDnnSub, 9, CUDNN_POINTWISE_SUB)                                        \
+  F(kDnnExp, 13, CUDNN_POINTWISE_EXP)                                       \
+  F(kDnnLog, 15, CUDNN_POINTWISE_LOG)                                       \
+  F(kDnnAtLeast, 303, CUDNN_POINTWISE_CMP_GE)                               \
+  F(kDnnIndex, 501, CUDNN_POINTWISE_GEN_INDEX)                              \
+  F(kDnnSelect, 601, CUDNN_POINTWISE_BINARY_SELECT)                         \
+  F(kDnnReduceAdd, 0, CUDNN_REDUCE_TENSOR_ADD)                              \
+  F(kDnnReduceMax, 3, CUDNN_REDUCE_TENSOR_MAX)                              \
+  F(kDnnHeuristicA, 3, CUDNN_HEUR_MODE_A)                                   \
+  F(kDnnNondeterministic, 4, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)         \
+  F(kDnnNotes, 10, CUDNN_NUMERICAL_NOTE_TYPE_COUNT)
 
 namespace piper::cuda {
 
@@ -223,6 +330,7 @@ PIPER_CUDA_HANDLES(PIPER_HANDLE)
 PIPER_NVRTC_HANDLES(PIPER_HANDLE)
 PIPER_CUBLASLT_HANDLES(PIPER_HANDLE)
 PIPER_NCCL_HANDLES(PIPER_HANDLE)
+PIPER_CUDNN_HANDLES(PIPER_HANDLE)
 #undef PIPER_HANDLE
 using CuAddress = unsigned long long;
 using CuMemory = unsigned long long;  // pages that addresses are mapped to
@@ -277,6 +385,7 @@ struct Nccl {
 enum CudaNumber { PIPER_CUDA_NUMBERS(PIPER_NUMBER) };
 enum LtNumber { PIPER_CUBLASLT_NUMBERS(PIPER_NUMBER) };
 enum NcclNumber { PIPER_NCCL_NUMBERS(PIPER_NUMBER) };
+enum DnnNumber { PIPER_CUDNN_NUMBERS(PIPER_NUMBER) };
 #undef PIPER_NUMBER
 
 }  // namespace piper::cuda

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "attention.h"
 #include "compile.h"
 #include "device.h"
 #include "mover.h"
@@ -30,7 +31,7 @@ struct LoadedProgram {
 struct Call {
   const DeviceStep* step = nullptr;
   size_t first = 0;      // of its operands' addresses
-  int32_t product = -1;  // of Products, where it is one
+  int32_t product = -1;  // of Products or Attentions, where it is one
 };
 struct Binding {
   const LoadedProgram* program = nullptr;
@@ -43,8 +44,8 @@ struct Binding {
 struct Failure {
   const char* call = nullptr;  // null: nothing
   int code = 0;
-  bool is_library = false;                 // cuBLASLt's status
-  const LoadedProgram* program = nullptr;  // null: none
+  enum Owner : uint8_t { kDriver, kProducts, kAttentions } owner = kDriver;  // of the code
+  const LoadedProgram* program = nullptr;                                    // null: none
   int32_t op = 0;
 };
 
@@ -87,6 +88,7 @@ class Cuda final : public Backend {
     for (CuGraphExec* graph : graphs_) driver_.cuGraphExecDestroy(graph);
     products_.reset();
     mover_.reset();
+    attentions_.reset();
     for (const auto& program : programs_)
       if (program->module) driver_.cuModuleUnload(program->module);
   }
@@ -179,6 +181,8 @@ class Cuda final : public Backend {
   static std::byte* place_of(const LoadedProgram& loaded, const DeviceOperand& operand,
                              std::span<std::byte* const> args, std::byte* workspace);
   Status bind_product(const LoadedProgram& loaded, const Binding& binding, Call& call);
+  bool bind_attention(const LoadedProgram& loaded, const Binding& binding, std::byte* workspace,
+                      Call& call);
   bool run(const Binding& bound, const Call& call, CuStream* stream);
   // Nothing is queued behind what has failed.
   bool can_go_on() const {
@@ -186,8 +190,8 @@ class Cuda final : public Backend {
     return !failure_.call;
   }
   bool note(const char* call, int code, const LoadedProgram* program = nullptr, int32_t op = 0,
-            bool is_library = false) {
-    if (code != 0 && !failure_.call) failure_ = {call, code, is_library, program, op};
+            Failure::Owner owner = Failure::kDriver) {
+    if (code != 0 && !failure_.call) failure_ = {call, code, owner, program, op};
     return code == 0;
   }
   Status told();
@@ -201,6 +205,9 @@ class Cuda final : public Backend {
   const CudaOptions options_;
   bool has_said_no_limits_ = false;
   std::unique_ptr<Products> products_;  // null: no program has any
+  // Nothing before the first is bound; an error where no cuDNN can be had.
+  std::optional<Result<std::unique_ptr<Attentions>>> attentions_;
+  bool has_said_kernels_ = false;
   std::vector<std::unique_ptr<LoadedProgram>> programs_;
   std::vector<Binding> bindings_;
   std::map<std::byte*, std::byte*> scratch_;  // by workspace: who has that runs one after the other
@@ -327,6 +334,24 @@ Status Cuda::bind_product(const LoadedProgram& loaded, const Binding& binding, C
   return ok_status();
 }
 
+// Whether cuDNN does it; if not, the steps behind it do.
+bool Cuda::bind_attention(const LoadedProgram& loaded, const Binding& binding, std::byte* workspace,
+                          Call& call) {
+  const DeviceStep& step = *call.step;
+  if (!attentions_) attentions_ = Attentions::open(*device_);
+  const auto bound = [&]() -> Result<int32_t> {
+    if (!*attentions_) return attentions_->error();
+    return (**attentions_)
+        ->bind(loaded.program.attentions[static_cast<size_t>(step.index)],
+               std::span(binding.addresses.data() + call.first, step.operands.size()),
+               place_of(loaded, step.workspace, {}, workspace));
+  }();
+  if (bound) call.product = *bound;
+  if (!bound && !std::exchange(has_said_kernels_, true) && options_.note)
+    options_.note("attention by slower kernels, without cuDNN: " + bound.error().message);
+  return bound.ok();
+}
+
 Result<int32_t> Cuda::bind(int32_t program, std::span<std::byte* const> args,
                            std::byte* workspace) {
   if (program < 0 || static_cast<size_t>(program) >= programs_.size())
@@ -339,14 +364,18 @@ Result<int32_t> Cuda::bind(int32_t program, std::span<std::byte* const> args,
   if (!workspace && loaded.program.workspace_bytes > 0) return fail("no workspace");
   device_->enter();
   Binding binding{&loaded, {}, {}, nullptr};
-  for (const DeviceStep& step : loaded.program.steps) {
-    binding.calls.push_back({&step, binding.addresses.size()});
-    for (const DeviceOperand& operand : step.operands)
+  const std::vector<DeviceStep>& steps = loaded.program.steps;
+  for (size_t s = 0; s < steps.size(); ++s) {
+    Call call{&steps[s], binding.addresses.size()};
+    for (const DeviceOperand& operand : steps[s].operands)
       binding.addresses.push_back(place_of(loaded, operand, args, workspace));
+    if (steps[s].kind == DeviceStep::kAttention) {
+      if (!bind_attention(loaded, binding, workspace, call)) continue;
+      s += static_cast<size_t>(steps[s].instead);
+    }
+    binding.calls.push_back(call);
   }
   for (Call& call : binding.calls) {
-    if (call.step->kind == DeviceStep::kAttention)
-      return of_program(loaded.label, fail("not supported: an attention of a library"));
     if (call.step->kind != DeviceStep::kProduct) continue;
     if (Status bound = bind_product(loaded, binding, call); !bound)
       return of_program(loaded.label, std::move(bound).error());
@@ -378,7 +407,10 @@ bool Cuda::run(const Binding& bound, const Call& call, CuStream* stream) {
     }
     case DeviceStep::kProduct:
       return note("cublasLtMatmul", products_->run(call.product, bound.scratch, stream), &loaded,
-                  step.op, true);
+                  step.op, Failure::kProducts);
+    case DeviceStep::kAttention:
+      return note("cudnnBackendExecute", (**attentions_)->run(call.product, stream), &loaded,
+                  step.op, Failure::kAttentions);
     case DeviceStep::kCopy:
       return note("cuMemcpyAsync",
                   driver_.cuMemcpyAsync(address_of(operands[1]), address_of(operands[0]),
@@ -389,10 +421,7 @@ bool Cuda::run(const Binding& bound, const Call& call, CuStream* stream) {
                   driver_.cuMemsetD8Async(address_of(operands[0]), 0,
                                           static_cast<size_t>(step.bytes), stream),
                   &loaded, step.op);
-    case DeviceStep::kAttention:
-      break;
   }
-  PIPER_CHECK(false, "bind refuses attentions");
   return false;
 }
 
@@ -459,11 +488,13 @@ Status Cuda::told() {
   const Failure failure = std::exchange(failure_, {});
   if (!failure.call) return ok_status();
   const auto status_of_library = [&] {
-    const char* name = products_->name_of(failure.code);
+    const char* name = failure.owner == Failure::kProducts ? products_->name_of(failure.code)
+                                                           : (**attentions_)->name_of(failure.code);
     return fail("{}: {} ({})", failure.call, name ? name : "an unknown status", failure.code);
   };
-  Error error =
-      failure.is_library ? status_of_library() : failed_call(driver_, failure.call, failure.code);
+  Error error = failure.owner != Failure::kDriver
+                    ? status_of_library()
+                    : failed_call(driver_, failure.call, failure.code);
   if (failure.program) {
     const auto& ops = failure.program->program.fused.ops;
     error.message = fmt::format("program '{}': op {} {}: {}", quote_control(failure.program->label),

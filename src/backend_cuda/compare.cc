@@ -33,6 +33,9 @@ struct Vendors {
 PIPER_CUDA_HANDLES(PIPER_VENDORS)
 PIPER_NVRTC_HANDLES(PIPER_VENDORS)
 PIPER_CUBLASLT_HANDLES(PIPER_VENDORS)
+#if __has_include(<cudnn_graph.h>)
+PIPER_CUDNN_HANDLES(PIPER_VENDORS)
+#endif
 PIPER_VENDORS(CuMemProperties, CUmemAllocationProp)
 PIPER_VENDORS(CuMemAccess, CUmemAccessDesc)
 PIPER_VENDORS(CuResource, CUdevResource)
@@ -106,6 +109,12 @@ PIPER_FIELD(LtHeuristic, waves, cublasLtMatmulHeuristicResult_t, wavesCount)
 
 #if __has_include(<cudnn_graph.h>)
 PIPER_CUDNN(PIPER_COMPARE)
+static_assert(CUDNN_STATUS_SUCCESS == 0);
+// The handles of graphs and plans are deprecated, but releases before 9.8 know no other way.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+PIPER_CUDNN_NUMBERS(PIPER_EQUAL)
+#pragma GCC diagnostic pop
 #endif
 #if __has_include(<nccl.h>)
 PIPER_NCCL(PIPER_COMPARE)

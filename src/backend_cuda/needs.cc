@@ -48,6 +48,7 @@ std::string cuda_versions() {
                         machine.devices[0].multiprocessors);
   add(cuda::opened<cuda::Nvrtc>());
   add(cuda::opened<cuda::CublasLt>());
+  add(cuda::opened<cuda::Cudnn>());
   return text + fmt::format(", table of products {}",
                             std::string_view(cuda::own_algorithms().digest).substr(0, 8));
 }

@@ -96,12 +96,16 @@ void Emitter::product(const DeviceProduct& product, std::vector<DeviceOperand> o
   made_.products.push_back(product);
 }
 
-void Emitter::attention(DeviceAttention attention, int64_t workspace_bytes) {
-  const DeviceOperand workspace = scratch(workspace_bytes);
+Status Emitter::attention(const DeviceAttention& attention, std::vector<DeviceOperand> operands,
+                          const DeviceOperand& workspace, const std::function<Status()>& kernels) {
   DeviceStep& made = step(DeviceStep::kAttention, made_.attentions.size());
-  made.operands = operands_;
+  made.operands = std::move(operands);
   made.workspace = workspace;
-  made_.attentions.push_back(std::move(attention));
+  made_.attentions.push_back(attention);
+  const size_t behind = made_.steps.size();
+  PIPER_TRY(kernels());
+  made_.steps[behind - 1].instead = static_cast<int32_t>(made_.steps.size() - behind);
+  return ok_status();
 }
 
 void Emitter::copy(const DeviceOperand& from, const DeviceOperand& to, int64_t bytes) {

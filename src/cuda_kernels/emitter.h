@@ -6,6 +6,7 @@
 // kernel's body calls with those of the use, so that no size is a parameter.
 #pragma once
 
+#include <functional>
 #include <set>
 
 #include "piper/cuda_kernels.h"
@@ -67,7 +68,9 @@ class Emitter {
 
   void kernel(KernelText text);  // of no blocks: nothing is launched
   void product(const DeviceProduct& product, std::vector<DeviceOperand> operands);
-  void attention(DeviceAttention attention, int64_t workspace_bytes);
+  // For a library that may be there; `kernels` makes the steps that do the same without it.
+  Status attention(const DeviceAttention& attention, std::vector<DeviceOperand> operands,
+                   const DeviceOperand& workspace, const std::function<Status()>& kernels);
   void copy(const DeviceOperand& from, const DeviceOperand& to, int64_t bytes);
   void zero(const DeviceOperand& what, int64_t bytes);
   // Memory for the kernels of this op alone, 256-byte aligned; what is in it does not outlive them.

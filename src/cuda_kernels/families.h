@@ -5,6 +5,11 @@
 
 namespace piper::cuda_kernels {
 
+// attention.cc
+Status make_attention(const Use& use, Emitter& emit);
+Status make_attention_grad(const Use& use, Emitter& emit);
+Status make_attention_merge(const Use& use, Emitter& emit);
+
 // fill.cc
 Status make_fill(const Use& use, Emitter& emit);
 Status make_pad(const Use& use, Emitter& emit);

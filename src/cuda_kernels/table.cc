@@ -20,6 +20,9 @@ struct Entry {
 constexpr std::array kMakers = std::to_array<Entry>({
     {"Adagrad", make_adagrad},
     {"AdamW", make_adamw},
+    {"Attention", make_attention},
+    {"AttentionGrad", make_attention_grad},
+    {"AttentionMerge", make_attention_merge},
     {"ClipFactor", make_clip_factor},
     {"Concat", make_concat},
     {"CrossEntropyGrad", make_cross_entropy_grad},

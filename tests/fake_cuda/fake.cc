@@ -25,6 +25,7 @@ namespace {
 constexpr int kBadEnd = 86;
 
 void at_exit(int status, void*) {
+  if (variable("FAKE_CUDA_REPORT", 1) == 0) return;
   if (State::get().report() == 0 || status != 0) return;
   std::fflush(nullptr);
   _exit(kBadEnd);
@@ -168,10 +169,12 @@ void State::set_capturing(CuGraph* graph, bool capturing) {
 
 Call::Call(const char* of, bool needs_start) : name(of), state(State::get()), lock_(state.mutex) {
   static const int64_t fails = variable("FAKE_CUDA_FAIL", 0);
-  if (++state.calls == fails)
+  if (++state.calls == fails) {
     code = kUnknown;
-  else if (needs_start && !state.is_ready)
+    state.has_failed = true;
+  } else if (needs_start && !state.is_ready) {
     code = kNotInitialized;
+  }
 }
 
 }  // namespace piper::fake

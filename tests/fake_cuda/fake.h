@@ -8,7 +8,8 @@
 //     were
 //
 // Misuse is said on stderr: handles that are no longer, calls without a context, memory that nobody
-// has. At the end so is what was never destroyed, and a process that would end with 0 ends with 86.
+// has. At the end so is what was never destroyed, and a process that would end with 0 ends with 86
+// (unless FAKE_CUDA_REPORT=0).
 #pragma once
 
 #include <api.h>
@@ -135,7 +136,8 @@ struct Range {
 class State {
  public:
   std::recursive_mutex mutex;
-  bool is_ready = false;  // cuInit
+  bool is_ready = false;    // cuInit
+  bool has_failed = false;  // a call, as was wanted: what then cannot be done is no misuse
   int64_t calls = 0;
   std::map<uintptr_t, Range> memory;                 // allocations, and mappings with access
   std::map<uintptr_t, size_t> addresses;             // reserved
@@ -238,5 +240,6 @@ PIPER_CUDA_DRIVER(FAKE_DECLARED)
 PIPER_CUDA_GREEN(FAKE_DECLARED)
 PIPER_NVRTC(FAKE_DECLARED)
 PIPER_CUBLASLT(FAKE_DECLARED)
+PIPER_CUDNN(FAKE_DECLARED)
 }  // namespace piper::fake
 }

@@ -242,7 +242,7 @@ int cuStreamBeginCapture_v2(CuStream* stream, int mode) {
   return kOk;
 }
 int cuStreamEndCapture(CuStream* stream, CuGraph** graph) {
-  FAKE_CALL(cuStreamEndCapture);
+  FAKE_RELEASE(cuStreamEndCapture);
   FAKE_CHECK(stream);
   *graph = nullptr;
   if (!stream->capture || !stream->is_origin) return kCaptureUnmatched;
@@ -257,15 +257,16 @@ int cuStreamEndCapture(CuStream* stream, CuGraph** graph) {
   }
   call.state.set_capturing(made, false);
   const bool is_joined = joined.size() == made->nodes.size();
-  if (!is_joined)
+  if (!is_joined && !call.state.has_failed)
     call.state.misuse(call.name,
                       fmt::format("{} of {} nodes are not joined to the stream",
                                   made->nodes.size() - joined.size(), made->nodes.size()));
-  if (is_joined && !made->is_broken) {
+  if (is_joined && !made->is_broken && call.code == kOk) {
     *graph = made;
     return kOk;
   }
   made->is_alive = false;
+  if (call.code != kOk) return call.code;
   return is_joined ? kCaptureInvalidated : kCaptureUnjoined;
 }
 int cuGraphInstantiateWithFlags(CuGraphExec** made, CuGraph* graph, unsigned long long) {

@@ -1,0 +1,542 @@
+// Attention by tiles of queries and keys: a tile's scores are made, used and forgotten (Dao et al.,
+// 2022, FlashAttention). A block has one tile of queries (or, of the gradients of k and v, of keys)
+// and walks over the tiles of the others in order, so no sum depends on which block comes first.
+// Widths are cut into chunks of columns, a block for each: scores are made anew for each of them.
+namespace attention {
+
+constexpr int kThreads = 256, kSide = 16;  // threads of a tile: kSide along its rows and columns
+constexpr int kDepth = 32;                 // of a product's operands, staged at once
+
+// An operand of [batch, tokens, heads, width]: elements in front of the first one and between
+// neighbours; those of one token and head are adjacent.
+struct Rows {
+  int64_t first, batch, token, head;
+  DEVICE int64_t at(int64_t b, int64_t h) const { return first + b * batch + h * head; }
+};
+
+enum Mask { kNoMask, kKeeps, kAdds };
+
+struct Form {
+  int64_t batch, queries, keys, heads, kv_heads, width, v_width;
+  Rows q, k, v, y, dq, dk, dv;  // y: of dy too
+  double scale, softcap;
+  bool causal;
+  int64_t offset, query_stretches, key_stretches;
+  Mask mask;
+  double masked_score;
+  int64_t mask_step[4], all_keys;
+};
+
+template <class T>
+struct Inputs {
+  const T *q, *k, *v;
+  const char* mask;
+  const int64_t *first, *first_key;  // where tokens begin, by stretches
+};
+template <class T>
+struct Adjoints {
+  const T* dy;
+  const computed<T>*lse, *delta;  // delta: of each query, the sum of dy · y
+};
+
+DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
+DEVICE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
+DEVICE float exponential(float x) { return expf(x); }
+DEVICE double exponential(double x) { return exp(x); }
+DEVICE float logarithm(float x) { return logf(x); }
+DEVICE double logarithm(double x) { return log(x); }
+DEVICE float hyperbolic(float x) { return tanhf(x); }
+DEVICE double hyperbolic(double x) { return tanh(x); }
+// What the sum of no exponentials has for a logarithm.
+DEVICE void set_unseen(float& lse) { lse = float_of_bits(0x7f7fffffu); }
+DEVICE void set_unseen(double& lse) { lse = 1.7976931348623157e308; }
+
+DEVICE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// ---- Numbers of tokens --------------------------------------------------------------------------
+// Token t of n has the number first[t / (n / stretches)] + t % (n / stretches); of no stretches, t.
+struct Numbers {
+  const int64_t* first;
+  int64_t stretches, tokens;
+
+  DEVICE int64_t at(int64_t token) const {
+    if (stretches == 0) return token;
+    const int64_t length = tokens / stretches, begin = first[token / length];
+    const int64_t furthest = 1LL << 40;
+    return (begin < 0 ? 0 : least(begin, furthest)) + token % length;
+  }
+  // The greatest and the least number of tokens [from, to).
+  DEVICE int64_t most(int64_t from, int64_t to) const {
+    if (stretches == 0) return to - 1;
+    const int64_t length = tokens / stretches;
+    int64_t number = -1;
+    for (int64_t end = from; end < to;) {
+      end = least((end / length + 1) * length, to);
+      if (at(end - 1) > number) number = at(end - 1);
+    }
+    return number;
+  }
+  DEVICE int64_t fewest(int64_t from, int64_t to) const {
+    if (stretches == 0) return from;
+    const int64_t length = tokens / stretches;
+    int64_t number = at(from);
+    for (int64_t begin = (from / length + 1) * length; begin < to; begin += length)
+      number = least(number, at(begin));
+    return number;
+  }
+};
+
+// ---- Products of tiles --------------------------------------------------------------------------
+// Rows of a matrix, of which only so many rows and columns are there; the others count as zeros.
+template <class T>
+struct Matrix {
+  const T* at;
+  int64_t step, rows, columns;
+};
+
+// to[begin + column · kTile + row] of kTile rows and kDepth columns.
+template <class T, int kTile, int kVector, class Shared>
+DEVICE void stage_columns(const Matrix<T>& from, Shared& to, int begin) {
+  for (int e = threadIdx.x; e < kTile * (kDepth / kVector); e += kThreads) {
+    const int row = e % kTile, column = e / kTile * kVector;
+    Pack<T, kVector> x{};
+    if (row < from.rows && column < from.columns)
+      x = *reinterpret_cast<const Pack<T, kVector>*>(from.at + row * from.step + column);
+    for (int i = 0; i < kVector; ++i)
+      to[begin + (column + i) * kTile + row] = static_cast<computed<T>>(x.x[i]);
+  }
+}
+// to[row · kColumns + column] of kRows rows.
+template <class T, int kRows, int kColumns, int kVector, class Shared>
+DEVICE void stage_rows(const Matrix<T>& from, Shared& to) {
+  constexpr int kPieces = kColumns / kVector;
+  for (int e = threadIdx.x; e < kRows * kPieces; e += kThreads) {
+    const int row = e / kPieces, column = e % kPieces * kVector;
+    Pack<T, kVector> x{};
+    if (row < from.rows && column < from.columns)
+      x = *reinterpret_cast<const Pack<T, kVector>*>(from.at + row * from.step + column);
+    for (int i = 0; i < kVector; ++i)
+      to[row * kColumns + column + i] = static_cast<computed<T>>(x.x[i]);
+  }
+}
+
+// A thread has the rows row() + i and the columns column() + kSide · j of a tile.
+template <int kTile>
+DEVICE int row() {
+  return static_cast<int>(threadIdx.x) / kSide * (kTile / kSide);
+}
+DEVICE int column() { return static_cast<int>(threadIdx.x) % kSide; }
+
+// s = a · bᵀ of the rows of both.
+template <class T, int kTile, int kVector, class Shared>
+DEVICE void multiply(Matrix<T> a, Matrix<T> b, Shared& stage,
+                     computed<T> (&s)[kTile / kSide][kTile / kSide]) {
+  constexpr int kEach = kTile / kSide;
+  for (int i = 0; i < kEach; ++i)
+    for (int j = 0; j < kEach; ++j) s[i][j] = 0;
+  for (; a.columns > 0; a.columns -= kDepth, b.columns -= kDepth, a.at += kDepth, b.at += kDepth) {
+    __syncthreads();
+    stage_columns<T, kTile, kVector>(a, stage, 0);
+    stage_columns<T, kTile, kVector>(b, stage, kDepth * kTile);
+    __syncthreads();
+#pragma unroll 8
+    for (int d = 0; d < kDepth; ++d) {
+      computed<T> x[kEach], z[kEach];
+      for (int i = 0; i < kEach; ++i) x[i] = stage[d * kTile + row<kTile>() + i];
+      for (int j = 0; j < kEach; ++j) z[j] = stage[(kDepth + d) * kTile + column() + kSide * j];
+      for (int i = 0; i < kEach; ++i)
+        for (int j = 0; j < kEach; ++j) s[i][j] = multiply_add(x[i], z[j], s[i][j]);
+    }
+  }
+}
+
+// Behind each row of weights, so that writes along the rows meet other banks.
+constexpr int kGap = 4;
+
+// made[i][c] += the sum over n of weights[n][row] · b[n][column].
+template <class T, int kTile, int kColumns, int kVector, class Weights, class Shared>
+DEVICE void accumulate(Weights& weights, Matrix<T> b, Shared& stage,
+                       computed<T> (&made)[kTile / kSide][kColumns / kSide]) {
+  constexpr int kEach = kTile / kSide, kWide = kColumns / kSide;
+  constexpr int kStaged = 2 * kDepth * kTile / kColumns, kPart = kStaged < kTile ? kStaged : kTile;
+  for (int n0 = 0; n0 < kTile; n0 += kPart, b.at += kPart * b.step, b.rows -= kPart) {
+    __syncthreads();
+    stage_rows<T, kPart, kColumns, kVector>(b, stage);
+    __syncthreads();
+#pragma unroll 8
+    for (int n = 0; n < kPart; ++n) {
+      computed<T> x[kEach], z[kWide];
+      for (int i = 0; i < kEach; ++i) x[i] = weights[(n0 + n) * (kTile + kGap) + row<kTile>() + i];
+      for (int c = 0; c < kWide; ++c) z[c] = stage[n * kColumns + column() + kSide * c];
+      for (int i = 0; i < kEach; ++i)
+        for (int c = 0; c < kWide; ++c) made[i][c] = multiply_add(x[i], z[c], made[i][c]);
+    }
+  }
+}
+
+template <class T, int kEach, int kWide>
+DEVICE void clear(T (&made)[kEach][kWide]) {
+  for (int i = 0; i < kEach; ++i)
+    for (int c = 0; c < kWide; ++c) made[i][c] = 0;
+}
+// Into rows [0, rows) and columns [0, columns).
+template <class T, int kTile, int kColumns>
+DEVICE void write(const computed<T> (&made)[kTile / kSide][kColumns / kSide], T* to, int64_t step,
+                  int64_t rows, int64_t columns) {
+  for (int i = 0; i < kTile / kSide; ++i)
+    for (int c = 0; c < kColumns / kSide; ++c) {
+      const int at = row<kTile>() + i, along = column() + kSide * c;
+      if (at < rows && along < columns) to[at * step + along] = T(made[i][c]);
+    }
+}
+
+// Over the threads of a tile's row, which all get the same bits.
+template <class Op, class T>
+DEVICE T over_row(T x) {
+  for (int half = kSide / 2; half > 0; half /= 2) {
+    const T other = __shfl_xor_sync(0xffffffffu, x, half);
+    x = (threadIdx.x & half) ? Op::of(other, x) : Op::of(x, other);
+  }
+  return x;
+}
+
+// ---- One tile of queries and keys ---------------------------------------------------------------
+template <class T, int kTile>
+struct Tile {
+  static constexpr int kEach = kTile / kSide;
+  computed<T> score[kEach][kEach];  // -∞ where the key is not seen
+  computed<T> slope[kEach][kEach];  // what one that is seen rises by with the product
+};
+
+// What a block of one head works with.
+template <class T>
+struct Head {
+  const Form& f;
+  Inputs<T> in;
+  int64_t b, h;
+
+  DEVICE int64_t group() const { return h / (f.heads / f.kv_heads); }
+  DEVICE Numbers query_numbers() const { return {in.first, f.query_stretches, f.queries}; }
+  DEVICE Numbers key_numbers() const { return {in.first_key, f.key_stretches, f.keys}; }
+  DEVICE Matrix<T> queries(int64_t i0) const {
+    return {in.q + f.q.at(b, h) + i0 * f.q.token, f.q.token, f.queries - i0, f.width};
+  }
+  DEVICE Matrix<T> keys(int64_t k0) const {
+    return {in.k + f.k.at(b, group()) + k0 * f.k.token, f.k.token, f.keys - k0, f.width};
+  }
+  DEVICE Matrix<T> values(int64_t k0) const {
+    return {in.v + f.v.at(b, group()) + k0 * f.v.token, f.v.token, f.keys - k0, f.v_width};
+  }
+  DEVICE Matrix<T> adjoints(const T* dy, int64_t i0) const {
+    return {dy + f.y.at(b, h) + i0 * f.y.token, f.y.token, f.queries - i0, f.v_width};
+  }
+  // Whether some query of a tile sees some key of another.
+  DEVICE bool meet(int64_t i0, int64_t k0, int tile) const {
+    return !f.causal || key_numbers().fewest(k0, least(k0 + tile, f.keys)) <=
+                            query_numbers().most(i0, least(i0 + tile, f.queries)) + f.offset;
+  }
+  DEVICE int64_t mask_element(int64_t i, int64_t key) const {
+    return b * f.mask_step[0] + h * f.mask_step[1] + i * f.mask_step[2] +
+           least(key, f.all_keys - 1) * f.mask_step[3];
+  }
+};
+
+template <class T>
+DEVICE Matrix<T> columns_from(Matrix<T> matrix, int64_t first) {
+  matrix.at += first;
+  matrix.columns -= first;
+  return matrix;
+}
+
+// The product of a query and a key becomes a score; slope, first that of one without a cap, its own.
+template <class T>
+DEVICE void to_score(const Head<T>& head, int64_t i, int64_t key, computed<T>& x,
+                     computed<T>& slope) {
+  typedef computed<T> C;
+  const Form& f = head.f;
+  if (f.softcap > 0) {
+    const C t = hyperbolic(x * static_cast<C>(f.scale / f.softcap));
+    x = static_cast<C>(f.softcap) * t;
+    slope *= 1 - t * t;
+  } else {
+    x *= slope;
+  }
+  if (f.mask == kAdds)
+    x += static_cast<C>(reinterpret_cast<const T*>(head.in.mask)[head.mask_element(i, key)]);
+  if (f.mask == kKeeps && !reinterpret_cast<const bool*>(head.in.mask)[head.mask_element(i, key)]) {
+    x = static_cast<C>(f.masked_score);
+    slope = 0;
+  }
+}
+
+template <class T, int kTile, int kVector, class Shared>
+DEVICE void make_scores(const Head<T>& head, int64_t i0, int64_t k0, Shared& stage,
+                        Tile<T, kTile>& tile) {
+  constexpr int kEach = kTile / kSide;
+  const Form& f = head.f;
+  multiply<T, kTile, kVector>(head.queries(i0), head.keys(k0), stage, tile.score);
+  const Numbers queries = head.query_numbers(), keys = head.key_numbers();
+  for (int i = 0; i < kEach; ++i)
+    for (int j = 0; j < kEach; ++j) {
+      const int64_t query = i0 + row<kTile>() + i, key = k0 + column() + kSide * j;
+      bool seen = query < f.queries && key < f.keys;
+      if (seen && f.causal) seen = keys.at(key) <= queries.at(query) + f.offset;
+      tile.slope[i][j] = static_cast<computed<T>>(f.scale);
+      if (seen)
+        to_score(head, query, keys.at(key), tile.score[i][j], tile.slope[i][j]);
+      else
+        tile.score[i][j] = -kInfinity;
+    }
+}
+
+// Scores become weights, `ds` the adjoints of scores.
+template <class T, int kTile, int kVector, class Shared>
+DEVICE void make_adjoints(const Head<T>& head, const Adjoints<T>& a, int64_t i0, int64_t k0,
+                          Shared& stage, Tile<T, kTile>& tile,
+                          computed<T> (&ds)[kTile / kSide][kTile / kSide]) {
+  typedef computed<T> C;
+  constexpr int kEach = kTile / kSide;
+  const Form& f = head.f;
+  make_scores<T, kTile, kVector>(head, i0, k0, stage, tile);
+  multiply<T, kTile, kVector>(head.adjoints(a.dy, i0), head.values(k0), stage, ds);
+  for (int i = 0; i < kEach; ++i) {
+    const int64_t query = least(i0 + row<kTile>() + i, f.queries - 1);
+    const int64_t at = (head.b * f.heads + head.h) * f.queries + query;
+    const C lse = a.lse[at], delta = a.delta[at];
+    for (int j = 0; j < kEach; ++j) {
+      C& x = tile.score[i][j];
+      const bool seen = x != -kInfinity;
+      x = seen ? exponential(x - lse) : 0;
+      ds[i][j] = seen ? x * (ds[i][j] - delta) : 0;
+    }
+  }
+}
+
+// What is summed over, queries or keys, is the first index of what a block shares.
+template <int kTile, class Shared, class C>
+DEVICE void share_by_keys(const C (&x)[kTile / kSide][kTile / kSide], Shared& to) {
+  __syncthreads();
+  for (int i = 0; i < kTile / kSide; ++i)
+    for (int j = 0; j < kTile / kSide; ++j)
+      to[(column() + kSide * j) * (kTile + kGap) + row<kTile>() + i] = x[i][j];
+}
+template <int kTile, class Shared, class C>
+DEVICE void share_by_queries(const C (&x)[kTile / kSide][kTile / kSide], Shared& to) {
+  __syncthreads();
+  for (int i = 0; i < kTile / kSide; ++i)
+    for (int j = 0; j < kTile / kSide; ++j)
+      to[(row<kTile>() + i) * (kTile + kGap) + column() + kSide * j] = x[i][j];
+}
+
+template <int kTile>
+constexpr int kWeights = kTile * (kTile + kGap);
+
+// What block `index` has: chunks of columns next to each other, then tiles, the last of which comes
+// first, since it sees most.
+struct Place {
+  int64_t chunk, tile, head, batch;
+};
+DEVICE Place place_of(int64_t index, int64_t chunks, int64_t tiles, int64_t heads) {
+  Place place;
+  place.chunk = index % chunks;
+  place.tile = tiles - 1 - index / chunks % tiles;
+  place.head = index / chunks / tiles % heads;
+  place.batch = index / chunks / tiles / heads;
+  return place;
+}
+
+// ---- Kernels ------------------------------------------------------------------------------------
+template <class T, int kTile, int kColumns, int kVector>
+DEVICE void forward(const Form& f, const Inputs<T>& in, int64_t chunks, T* y, computed<T>* lse) {
+  typedef computed<T> C;
+  constexpr int kEach = kTile / kSide, kWide = kColumns / kSide;
+  SHARED(C, stage, 2 * kDepth * kTile);
+  SHARED(C, weights, kWeights<kTile>);
+  const Place at = place_of(blockIdx.x, chunks, (f.queries + kTile - 1) / kTile, f.heads);
+  const Head<T> head{f, in, at.batch, at.head};
+  const int64_t i0 = at.tile * kTile, c0 = at.chunk * kColumns;
+  C made[kEach][kWide], top[kEach], sum[kEach];
+  clear(made);
+  for (int i = 0; i < kEach; ++i) top[i] = -kInfinity, sum[i] = 0;
+  for (int64_t k0 = 0; k0 < f.keys; k0 += kTile) {
+    if (!head.meet(i0, k0, kTile)) continue;
+    Tile<T, kTile> tile;
+    make_scores<T, kTile, kVector>(head, i0, k0, stage, tile);
+    for (int i = 0; i < kEach; ++i) {
+      C most = tile.score[i][0];
+      for (int j = 1; j < kEach; ++j) most = Greatest::of(most, tile.score[i][j]);
+      most = Greatest::of(top[i], over_row<Greatest>(most));
+      const C keep = most == top[i] ? C(1) : exponential(top[i] - most);
+      const C shift = most == -kInfinity ? C(0) : most;
+      top[i] = most;
+      sum[i] *= keep;  // of this thread's keys
+      for (int j = 0; j < kEach; ++j) {
+        tile.score[i][j] = exponential(tile.score[i][j] - shift);
+        sum[i] += tile.score[i][j];
+      }
+      for (int c = 0; c < kWide; ++c) made[i][c] *= keep;
+    }
+    share_by_keys<kTile>(tile.score, weights);
+    accumulate<T, kTile, kColumns, kVector>(weights, columns_from(head.values(k0), c0), stage,
+                                            made);
+  }
+  for (int i = 0; i < kEach; ++i) {
+    const C all = over_row<Sum>(sum[i]);
+    for (int c = 0; c < kWide; ++c) made[i][c] = all == 0 ? C(0) : made[i][c] / all;
+    C logs = top[i] + logarithm(all);
+    if (all == 0) set_unseen(logs);
+    const int64_t query = i0 + row<kTile>() + i;
+    if (c0 == 0 && column() == 0 && query < f.queries)
+      lse[(head.b * f.heads + head.h) * f.queries + query] = logs;
+  }
+  write<T, kTile, kColumns>(made, y + f.y.at(head.b, head.h) + i0 * f.y.token + c0, f.y.token,
+                            f.queries - i0, f.v_width - c0);
+}
+
+// delta of each query, a warp for each.
+template <class T>
+DEVICE void dot_adjoints(const Form& f, const T* y, const T* dy, computed<T>* delta) {
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
+  if (at >= f.batch * f.heads * f.queries) return;
+  const int64_t query = at % f.queries, h = at / f.queries % f.heads;
+  const int64_t first = f.y.at(at / f.queries / f.heads, h) + query * f.y.token;
+  computed<T> sum = 0;
+  for (int64_t i = threadIdx.x % kWarp; i < f.v_width; i += kWarp)
+    sum = multiply_add(static_cast<computed<T>>(y[first + i]),
+                       static_cast<computed<T>>(dy[first + i]), sum);
+  sum = over_warp<Sum>(sum);
+  if (threadIdx.x % kWarp == 0) delta[at] = sum;
+}
+
+template <class T, int kTile, int kColumns, int kVector>
+DEVICE void query_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>& a,
+                            int64_t chunks, T* dq) {
+  typedef computed<T> C;
+  constexpr int kEach = kTile / kSide;
+  SHARED(C, stage, 2 * kDepth * kTile);
+  SHARED(C, weights, kWeights<kTile>);
+  const Place at = place_of(blockIdx.x, chunks, (f.queries + kTile - 1) / kTile, f.heads);
+  const Head<T> head{f, in, at.batch, at.head};
+  const int64_t i0 = at.tile * kTile, c0 = at.chunk * kColumns;
+  C made[kEach][kColumns / kSide];
+  clear(made);
+  for (int64_t k0 = 0; k0 < f.keys; k0 += kTile) {
+    if (!head.meet(i0, k0, kTile)) continue;
+    Tile<T, kTile> tile;
+    C ds[kEach][kEach];
+    make_adjoints<T, kTile, kVector>(head, a, i0, k0, stage, tile, ds);
+    for (int i = 0; i < kEach; ++i)
+      for (int j = 0; j < kEach; ++j) ds[i][j] *= tile.slope[i][j];
+    share_by_keys<kTile>(ds, weights);
+    accumulate<T, kTile, kColumns, kVector>(weights, columns_from(head.keys(k0), c0), stage, made);
+  }
+  write<T, kTile, kColumns>(made, dq + f.dq.at(head.b, head.h) + i0 * f.dq.token + c0, f.dq.token,
+                            f.queries - i0, f.width - c0);
+}
+
+// Of all heads that read those of the keys, in order.
+template <class T, int kTile, int kColumns, int kVector>
+DEVICE void key_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>& a, int64_t chunks,
+                          T* dk, T* dv) {
+  typedef computed<T> C;
+  constexpr int kEach = kTile / kSide, kWide = kColumns / kSide;
+  SHARED(C, stage, 2 * kDepth * kTile);
+  SHARED(C, weights, kWeights<kTile>);
+  const Place at = place_of(blockIdx.x, chunks, (f.keys + kTile - 1) / kTile, f.kv_heads);
+  const int64_t k0 = at.tile * kTile, c0 = at.chunk * kColumns, repeat = f.heads / f.kv_heads;
+  C of_keys[kEach][kWide], of_values[kEach][kWide];
+  clear(of_keys);
+  clear(of_values);
+  for (int64_t h = at.head * repeat; h < (at.head + 1) * repeat; ++h) {
+    const Head<T> head{f, in, at.batch, h};
+    for (int64_t i0 = 0; i0 < f.queries; i0 += kTile) {
+      if (!head.meet(i0, k0, kTile)) continue;
+      Tile<T, kTile> tile;
+      C ds[kEach][kEach];
+      make_adjoints<T, kTile, kVector>(head, a, i0, k0, stage, tile, ds);
+      share_by_queries<kTile>(tile.score, weights);
+      accumulate<T, kTile, kColumns, kVector>(weights, columns_from(head.adjoints(a.dy, i0), c0),
+                                              stage, of_values);
+      for (int i = 0; i < kEach; ++i)
+        for (int j = 0; j < kEach; ++j) ds[i][j] *= tile.slope[i][j];
+      share_by_queries<kTile>(ds, weights);
+      accumulate<T, kTile, kColumns, kVector>(weights, columns_from(head.queries(i0), c0), stage,
+                                              of_keys);
+    }
+  }
+  write<T, kTile, kColumns>(of_keys, dk + f.dk.at(at.batch, at.head) + k0 * f.dk.token + c0,
+                            f.dk.token, f.keys - k0, f.width - c0);
+  write<T, kTile, kColumns>(of_values, dv + f.dv.at(at.batch, at.head) + k0 * f.dv.token + c0,
+                            f.dv.token, f.keys - k0, f.v_width - c0);
+}
+
+// The gradient of a mask of terms. A block has a tile of it and walks over all that it is repeated
+// for: extents of the mask that are 1 have no step.
+template <class T, int kTile, int kVector>
+DEVICE void mask_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>& a, T* dmask) {
+  typedef computed<T> C;
+  constexpr int kEach = kTile / kSide;
+  SHARED(C, stage, 2 * kDepth * kTile);
+  SHARED(C, weights, kWeights<kTile>);
+  const bool every_batch = f.mask_step[0] == 0, every_head = f.mask_step[1] == 0;
+  const bool every_query = f.mask_step[2] == 0, every_key = f.mask_step[3] == 0;
+  const int64_t query_tiles = (f.queries + kTile - 1) / kTile;
+  const int64_t key_tiles = (f.keys + kTile - 1) / kTile;
+  const Place at = place_of(blockIdx.x, every_key ? 1 : key_tiles, every_query ? 1 : query_tiles,
+                            every_head ? 1 : f.heads);
+  C made[kEach][kEach];
+  clear(made);
+  for (int64_t b = at.batch; b < (every_batch ? f.batch : at.batch + 1); ++b)
+    for (int64_t h = at.head; h < (every_head ? f.heads : at.head + 1); ++h)
+      for (int64_t i = at.tile; i < (every_query ? query_tiles : at.tile + 1); ++i)
+        for (int64_t k = at.chunk; k < (every_key ? key_tiles : at.chunk + 1); ++k) {
+          const Head<T> head{f, in, b, h};
+          if (!head.meet(i * kTile, k * kTile, kTile)) continue;
+          Tile<T, kTile> tile;
+          C ds[kEach][kEach];
+          make_adjoints<T, kTile, kVector>(head, a, i * kTile, k * kTile, stage, tile, ds);
+          for (int r = 0; r < kEach; ++r)
+            for (int c = 0; c < kEach; ++c) made[r][c] += ds[r][c];
+        }
+  share_by_queries<kTile>(made, weights);
+  __syncthreads();
+  const int columns = every_key ? 1 : kTile, rows = every_query ? 1 : kTile;
+  const Head<T> head{f, in, at.batch, at.head};
+  for (int e = threadIdx.x; e < rows * columns; e += kThreads) {
+    const int r = e / columns, c = e % columns;
+    const int64_t query = at.tile * kTile + r, key = at.chunk * kTile + c;
+    if ((!every_query && query >= f.queries) || (!every_key && key >= f.keys)) continue;
+    C sum = 0;
+    for (int i = r; i < (every_query ? kTile : r + 1); ++i)
+      for (int j = c; j < (every_key ? kTile : c + 1); ++j) sum += weights[i * (kTile + kGap) + j];
+    dmask[head.mask_element(query, every_key ? 0 : head.key_numbers().at(key))] = T(sum);
+  }
+}
+
+// Two parts' rows by their sums of exponentials, a warp for each; what sees no key weighs nothing.
+template <class T>
+DEVICE void merge(int64_t count, int64_t queries, int64_t heads, int64_t width, const Rows& rows,
+                  const T* y, const computed<T>* lse, const T* other_y,
+                  const computed<T>* other_lse, T* to, computed<T>* to_lse) {
+  typedef computed<T> C;
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
+  if (at >= count) return;
+  // One lane alone touches them, since it may write over what it reads.
+  const int lane = threadIdx.x % kWarp;
+  const C a = __shfl_sync(0xffffffffu, lane == 0 ? lse[at] : C(0), 0);
+  const C b = __shfl_sync(0xffffffffu, lane == 0 ? other_lse[at] : C(0), 0);
+  C none;
+  set_unseen(none);
+  const C top = a == none ? b : b == none ? a : Greatest::of(a, b);
+  const C of_a = a == none ? C(0) : exponential(a - top);
+  const C of_b = b == none ? C(0) : exponential(b - top), sum = of_a + of_b;
+  const C share_a = sum == 0 ? C(0) : of_a / sum, share_b = sum == 0 ? C(0) : of_b / sum;
+  const int64_t first = rows.at(at / queries / heads, at / queries % heads) +
+                        at % queries * rows.token;
+  for (int64_t i = lane; i < width; i += kWarp)
+    to[first + i] = T(share_a * static_cast<C>(y[first + i]) +
+                      share_b * static_cast<C>(other_y[first + i]));
+  if (lane == 0) to_lse[at] = sum == 0 ? none : top + logarithm(sum);
+}
+
+}  // namespace attention
