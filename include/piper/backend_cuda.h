@@ -40,6 +40,9 @@ CudaMachine find_cuda();
 // A line for each device and library, and for what is missing.
 std::string to_string(const CudaMachine& machine);
 
+// Whether there is a device. Error: there is no driver or no device, and where it was looked for.
+Status cuda_available();
+
 struct CudaOptions {
   int64_t device = 0;  // modulo as many as there are
   // Told what takes long, and what has no effect; nothing: nobody is.
@@ -48,8 +51,7 @@ struct CudaOptions {
 // A rank's part of a device: its streams are the device's, what it queues may fail late, and the
 // host does not reach its memory. Kernels are compiled when a program is loaded, and kept in the
 // folder piper of $XDG_CACHE_HOME or ~/.cache. Products are cuBLASLt's; the same program gives the
-// same bits on devices of one kind with the same libraries. Error: there is no driver or no device,
-// and where it was looked for.
+// same bits on devices of one kind with the same libraries. Error: as cuda_available.
 Result<std::unique_ptr<Backend>> make_cuda_backend(CudaOptions options = {});
 // A program as the backend runs it, and what a role takes beside its arenas. Errors name program
 // and op.

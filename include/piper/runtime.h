@@ -28,6 +28,9 @@ struct RankSource {
   // reads data one step ahead. The bits are the same.
   bool helper = false;
   int helper_core = -1;  // where these threads are pinned; -1: where the caller may be
+  // On a backend that can: a body is queued as one, from the third on, where the host has no part
+  // in it and no times are kept.
+  bool graphs = true;
 };
 // Whether RankSource::helper would have anything to overlap on a rank of this role.
 bool can_overlap(const RoleProgram& role);
@@ -133,10 +136,12 @@ struct VerifyOptions {
 
 struct JobOptions {
   int64_t steps = 1;
-  std::string backend = "cpu";  // "cpu" or "null"
-  bool fuse = true;             // false: every op on its own, with the same bits
-  int threads = 0;              // per rank; 0: the machine's cores shared out
+  std::string backend =
+      "cpu";         // of piper/backends.h; of run_plans alone, empty: what fits the plan
+  bool fuse = true;  // false: every op on its own, with the same bits
+  int threads = 0;   // per rank; 0: the machine's cores shared out
   HelperThread helper = HelperThread::kAuto;
+  bool graphs = true;  // RankSource::graphs
   // Seconds that a rank waits for another before the job ends: this, or five times the longest step
   // so far where that is more. Nothing: 10, but start_timeout_s before the first step is done.
   std::optional<double> timeout_s;

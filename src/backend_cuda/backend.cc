@@ -1,6 +1,6 @@
 // The backend of NVIDIA's devices: a program is a module of kernels and a list of steps, a binding
-// what each step is called with. What is queued fails late, or never tells: the first call that
-// does not succeed is remembered, and finish says it.
+// what each step is called with. The first call of those that queue that does not succeed is
+// remembered, nothing is queued behind it, and finish says it.
 #include <cstring>
 #include <limits>
 
@@ -106,14 +106,13 @@ class Cuda final : public Backend {
                        std::byte* workspace) override;
 
   void launch(int32_t binding, int32_t stream) override {
+    if (!can_go_on()) return;
     const Binding& bound = bindings_[static_cast<size_t>(binding)];
-    device_->enter();
     for (const Call& call : bound.calls)
       if (!run(bound, call, device_->stream(stream))) return;
   }
   void copy(std::byte* to, const std::byte* from, int64_t bytes, int32_t stream) override {
-    if (to == from || bytes <= 0) return;
-    device_->enter();
+    if (to == from || bytes <= 0 || !can_go_on()) return;
     note("cuMemcpyAsync",
          driver_.cuMemcpyAsync(address_of(to), address_of(from), static_cast<size_t>(bytes),
                                device_->stream(stream)));
@@ -123,18 +122,27 @@ class Cuda final : public Backend {
   Result<int32_t> add_stream(const Stream& wanted) override;
   Result<int32_t> add_event() override { return device_->add_event(); }
   void record(int32_t event, int32_t stream) override {
-    device_->enter();
+    if (!can_go_on()) return;
     note("cuEventRecord", driver_.cuEventRecord(device_->event(event), device_->stream(stream)));
   }
   void wait(int32_t event, int32_t stream) override {
-    device_->enter();
+    if (!can_go_on()) return;
     note("cuStreamWaitEvent",
          driver_.cuStreamWaitEvent(device_->stream(stream), device_->event(event), 0));
   }
   Status finish(int32_t event) override {
-    device_->enter();
-    note("cuEventSynchronize", driver_.cuEventSynchronize(device_->event(event)));
+    if (can_go_on()) note("cuEventSynchronize", driver_.cuEventSynchronize(device_->event(event)));
     return told();
+  }
+
+  bool keeps_times() const override { return true; }
+  Result<int32_t> add_timed_event() override { return device_->add_event(true); }
+  double microseconds(int32_t from, int32_t to) override {
+    if (!can_go_on()) return 0;
+    float milliseconds = 0;
+    note("cuEventElapsedTime",
+         driver_.cuEventElapsedTime(&milliseconds, device_->event(from), device_->event(to)));
+    return 1e3 * static_cast<double>(milliseconds);
   }
 
   bool can_capture() const override { return true; }
@@ -146,7 +154,7 @@ class Cuda final : public Backend {
   }
   Result<int32_t> end_capture(int32_t stream) override;
   void launch_graph(int32_t graph, int32_t stream) override {
-    device_->enter();
+    if (!can_go_on()) return;
     note("cuGraphLaunch",
          driver_.cuGraphLaunch(graphs_[static_cast<size_t>(graph)], device_->stream(stream)));
   }
@@ -160,6 +168,11 @@ class Cuda final : public Backend {
                              std::span<std::byte* const> args, std::byte* workspace);
   Status bind_product(const LoadedProgram& loaded, const Binding& binding, Call& call);
   bool run(const Binding& bound, const Call& call, CuStream* stream);
+  // Nothing is queued behind what has failed.
+  bool can_go_on() const {
+    device_->enter();
+    return !failure_.call;
+  }
   bool note(const char* call, int code, const LoadedProgram* program = nullptr, int32_t op = 0,
             bool is_library = false) {
     if (code != 0 && !failure_.call) failure_ = {call, code, is_library, program, op};
@@ -368,8 +381,7 @@ bool Cuda::run(const Binding& bound, const Call& call, CuStream* stream) {
 
 void Cuda::fill(std::byte* to, const TensorType& type, double value, int32_t stream) {
   const auto count = static_cast<size_t>(num_elements(type.shape));
-  if (count == 0) return;
-  device_->enter();
+  if (count == 0 || !can_go_on()) return;
   const uint64_t bits = element_of(type.dtype, value);
   const auto low = static_cast<unsigned>(bits), high = static_cast<unsigned>(bits >> 32);
   const CuAddress at = address_of(to);

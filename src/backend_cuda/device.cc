@@ -27,14 +27,20 @@ CuMemProperties pages_of(int device, bool shares_files) {
 
 thread_local uint64_t Device::current_ = 0;
 
-Result<std::unique_ptr<Device>> Device::open(int64_t ordinal) {
-  PIPER_ASSIGN(const Opened<Driver>* opened_driver, opened<Driver>());
-  const Driver& driver = opened_driver->functions;
+Result<int> count_devices() {
+  PIPER_ASSIGN(const Opened<Driver>* library, opened<Driver>());
+  const Driver& driver = library->functions;
   PIPER_CU(driver, cuInit, 0);
   int count = 0;
   PIPER_CU(driver, cuDeviceGetCount, &count);
-  if (count <= 0) return fail("the driver of NVIDIA ({}) knows no device", opened_driver->path);
-  std::unique_ptr<Device> device(new Device(driver, static_cast<int>(ordinal % count)));
+  if (count <= 0) return fail("NVIDIA's driver ({}) knows no device", library->path);
+  return count;
+}
+
+Result<std::unique_ptr<Device>> Device::open(int64_t ordinal) {
+  PIPER_ASSIGN(const int count, count_devices());
+  PIPER_ASSIGN(const Opened<Driver>* library, opened<Driver>());
+  std::unique_ptr<Device> device(new Device(library->functions, static_cast<int>(ordinal % count)));
   PIPER_TRY(device->start());
   return device;
 }

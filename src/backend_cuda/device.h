@@ -18,6 +18,9 @@ struct Facts {
   int maps_memory = 0, shares_files = 0;
 };
 
+// Error: there is no driver or no device.
+Result<int> count_devices();
+
 class Device {
  public:
   // The device `ordinal`, modulo as many as there are. Error: there is no driver or no device.

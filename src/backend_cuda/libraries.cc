@@ -70,8 +70,8 @@ Result<Opened<Table>> open_or_say() {
   const std::string files = join(
       std::vector<std::string>(std::begin(About<Table>::kFiles), std::end(About<Table>::kFiles)),
       " and ");
-  return fail("{} of NVIDIA's {} that can be used: {}", path.empty() ? "there is none" : "none",
-              About<Table>::kName, made.error().message)
+  return fail("NVIDIA's {} {}: {}", About<Table>::kName,
+              path.empty() ? "is not here" : "cannot be used", made.error().message)
       .with_note(fmt::format("looked for {} in {} and where the system's loader looks", files,
                              join(places, ", ")))
       .with_note("help: piper-run --devices says what is found; PIPER_CUDA_PATH names folders");

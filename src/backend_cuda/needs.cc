@@ -1,9 +1,16 @@
 // What a role takes, and what its bits depend on.
+#include <algorithm>
+
 #include "libraries.h"
 #include "piper/backend_cuda.h"
 #include "product.h"
 
 namespace piper {
+
+Status cuda_available() {
+  PIPER_ASSIGN([[maybe_unused]] const int count, cuda::count_devices());
+  return ok_status();
+}
 
 Result<DeviceProgram> cuda_program(const Program& program) {
   Result<DeviceProgram> made = device_program(program);

@@ -188,6 +188,7 @@ Status Executor::finish_step(int64_t step) {
     PIPER_CHECK(step + 2 > state.begun, "step {} is asked for its results after step {} began",
                 step + 1, state.begun + 1);
     PIPER_TRY(state.backend.finish(state.queues.reported[parity]));
+    read_times(state, step);
   }
   const bool may_skip = report("skipped").has_value();
   for (size_t i = 0; i < state.reports.size(); ++i) {
@@ -207,7 +208,8 @@ Status Executor::finish_step(int64_t step) {
 Status Executor::settle() {
   State& state = *state_;
   if (!is_asynchronous() || state.sections == 0) return ok_status();
-  return state.backend.finish(state.queues.ended[(state.sections + 1) % 2]);
+  PIPER_TRY(state.backend.finish(state.queues.ended[(state.sections + 1) % 2]));
+  return refresh_mirrors(state);
 }
 
 const RoleProgram& Executor::role() const { return *state_->plan; }
@@ -241,7 +243,7 @@ std::vector<ParameterView> Executor::states() const {
                               &buffer - state_->role->buffers.data(),
                               set.role_of_rank[static_cast<size_t>(state_->source.rank)]);
     views.push_back({std::move(name), tensor.aliases,
-                     held_of(*state_->role, tensor, state_->coordinates), state_->at(buffer),
+                     held_of(*state_->role, tensor, state_->coordinates), readable(*state_, buffer),
                      trained});
   }
   return views;
@@ -250,7 +252,8 @@ std::vector<ParameterView> Executor::states() const {
 std::span<const std::byte> Executor::buffer(std::string_view name) const {
   for (const Buffer& buffer : state_->role->buffers) {
     if (state_->role->name(buffer) != name) continue;
-    return {state_->at(buffer), static_cast<size_t>(state_->role->tensor(buffer).type.bytes())};
+    return {readable(*state_, buffer),
+            static_cast<size_t>(state_->role->tensor(buffer).type.bytes())};
   }
   return {};
 }

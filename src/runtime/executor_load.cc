@@ -411,11 +411,9 @@ Status bind_section(State& state, const char* name, const std::vector<Instructio
 
 Status load_programs(State& state, Bound& bound) {
   std::vector<int64_t> bytes;
-  for (const Program& program : state.role->programs) {
-    PIPER_ASSIGN(int32_t handle, state.backend.load(program));
-    bound.programs.push_back(handle);
-    bytes.push_back(state.backend.workspace_bytes(handle));
-  }
+  PIPER_ASSIGN(bound.programs, state.backend.load_all(state.role->programs));
+  for (const int32_t program : bound.programs)
+    bytes.push_back(state.backend.workspace_bytes(program));
   PIPER_TRY(allocate_workspaces(state, workspaces_of(*state.role, bytes)));
   for (const Group& group : state.role->groups)
     bound.group_sizes.push_back(std::ssize(group_ranks(*state.role, group, state.coordinates)));
@@ -456,6 +454,8 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
     return fail("the plan is made for the target '{}', which the {} backend does not run",
                 quote_control(state->plan->target), backend.name())
         .with_code(ExitCode::kPlan);
+  if (!backend.shares_memory() && !state->plan->communicators.empty())
+    return fail("not supported: several ranks on the {} backend", backend.name());
   state->role = std::make_shared<const RoleProgram>(backend.prepare(*state->plan));
   const RoleProgram& role = *state->role;
   if (const int64_t packed = role.arena_bytes - state->plan->arena_bytes;
@@ -479,6 +479,8 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));
   PIPER_TRY(stage_inputs(*state));
+  if (backend.keeps_times() && source.trace_steps > 0) PIPER_TRY(prepare_times(*state));
+  if (source.graphs && backend.can_capture()) prepare_graphs(*state);
   for (size_t s = 0; s < state->queues.all.size(); ++s) {
     PIPER_ASSIGN(const int32_t event, backend.add_event());
     state->queues.joins.push_back(event);

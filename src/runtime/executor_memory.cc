@@ -15,7 +15,30 @@ Status finish_copies(State& state) {
   return state.backend.finish(state.queues.ended[0]);
 }
 
+void copy_to_mirror(State& state, size_t buffer, std::vector<std::byte>& mirror) {
+  state.backend.copy(mirror.data(), state.at(static_cast<int32_t>(buffer)), std::ssize(mirror));
+}
+
 }  // namespace
+
+const std::byte* readable(State& state, const Buffer& buffer) {
+  if (state.backend.shares_memory()) return state.at(buffer);
+  const auto number = static_cast<size_t>(&buffer - state.role->buffers.data());
+  const auto [mirror, is_new] = state.mirrors.try_emplace(number);
+  if (is_new) {
+    mirror->second.resize(static_cast<size_t>(state.role->tensor(buffer).type.bytes()));
+    copy_to_mirror(state, number, mirror->second);
+    if (Status copied = finish_copies(state); !copied) state.mirrored = std::move(copied);
+  }
+  return mirror->second.data();
+}
+
+Status refresh_mirrors(State& state) {
+  PIPER_TRY(state.mirrored);
+  if (state.mirrors.empty()) return ok_status();
+  for (auto& [buffer, mirror] : state.mirrors) copy_to_mirror(state, buffer, mirror);
+  return finish_copies(state);
+}
 
 Status allocate(Executor::State& state) {
   PIPER_ASSIGN(state.arena, state.backend.allocate(state.role->arena_bytes));

@@ -23,7 +23,7 @@ Result<std::unique_ptr<Backend>> backend_of(const JobOptions& options, const Cor
 
 RankSource source_of(const PlanSet& set, int64_t rank, const BatchSource* data,
                      const JobOptions& options, const Cores& cores) {
-  return {&set, rank, data, options.trace_steps, cores.helper, cores.helper_core};
+  return {&set, rank, data, options.trace_steps, cores.helper, cores.helper_core, options.graphs};
 }
 
 Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Control& control,

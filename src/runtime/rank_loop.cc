@@ -119,6 +119,7 @@ Status Steps::begin(int64_t step) {
 
 Status Steps::end(int64_t step, bool last) {
   PIPER_TRY(run_.executor.finish_step(step));
+  if (compares(run_)) PIPER_TRY(run_.executor.settle());
   const double took = seconds();
   StepMetrics metrics;
   metrics.step = step;
@@ -151,6 +152,8 @@ Status Steps::run() {
   }
   if (late_ && begun > 0) PIPER_TRY(end(begun - 1, true));
   if (!overlap_) PIPER_TRY(run_.executor.run_epilogue(steps));
+  if (run_.options.parameters)
+    run_.executor.states();  // what is read of them is there from here on
   return run_.executor.settle();
 }
 

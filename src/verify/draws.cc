@@ -4,6 +4,7 @@
 
 #include "model.h"
 #include "piper/ops.h"
+#include "values.h"
 
 namespace piper {
 namespace {

@@ -10,19 +10,24 @@
 namespace piper::emulator {
 namespace {
 
-// With calls in front of accesses to memory (emulator.h has what is called). No contraction, as
-// kernels are compiled for devices.
+// No contraction, as kernels are compiled for devices.
 constexpr std::string_view kFlags =
     "-std=c++17 -O1 -g1 -fPIC -w -fno-exceptions -fno-rtti -ffp-contract=off -fvisibility=hidden "
-    "-fsanitize=thread,alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero "
-    "-fsanitize-recover=all -DPIPER_HOST -include emulator.h";
+    "-DPIPER_HOST -include emulator.h";
+// Calls in front of accesses to memory, and where behaviour is undefined: emulator.h has what is
+// called.
+constexpr std::string_view kChecks =
+    " -fsanitize=thread,alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero "
+    "-fsanitize-recover=all";
 
 }  // namespace
 
-Result<std::string> compile_for_host(const std::string& source, const std::string& folder) {
+Result<std::string> compile_for_host(const std::string& source, const std::string& folder,
+                                     bool is_checked) {
+  const std::string flags = fmt::format("{}{}", kFlags, is_checked ? kChecks : "");
   const std::string words = std::string(PIPER_SOURCE_DIR) + "/tests/fake_cuda";
   Digester all;
-  all.add(kFlags);
+  all.add(flags);
   all.add(source);
   for (const char* file : {"/emulator.h", "/emulator_link.h"}) {
     PIPER_ASSIGN(const std::string text, read_text_file(words + file, 1 << 20));
@@ -38,7 +43,7 @@ Result<std::string> compile_for_host(const std::string& source, const std::strin
   const auto [code, output] = run_shell(
       fmt::format("cd {0} && {1} {2} -I{0} -c {3}.cc -o {4}.o 2>&1 && {1} -shared {4}.o -o {4}.so "
                   "2>&1 && rm {4}.o && mv {4}.so {5}",
-                  words, PIPER_HOST_COMPILER, kFlags, stem, own, library));
+                  words, PIPER_HOST_COMPILER, flags, stem, own, library));
   if (code != 0) return fail("kernels cannot be compiled for the host:\n{}", output);
   return library;
 }

@@ -385,10 +385,15 @@ Module::~Module() {
 
 void* Module::symbol(const std::string& name) const { return dlsym(library_, name.c_str()); }
 
+int Module::pointers_of(const std::string& kernel) const {
+  const auto* pointers = static_cast<const int*>(symbol(kernel + "_pointers"));
+  return pointers ? *pointers : -1;
+}
+
 Status Module::run(const Grid& grid, WatchedMemory& memory, const Order& order) {
   void* kernel = symbol(grid.kernel);
   if (!kernel) return fail("there is no kernel {}", quote_control(grid.kernel));
-  const int pointers = *static_cast<const int*>(symbol(grid.kernel + "_pointers"));
+  const int pointers = pointers_of(grid.kernel);
   const int threads = *static_cast<const int*>(symbol(grid.kernel + "_threads"));
   if (grid.pointers.size() != static_cast<size_t>(pointers))
     return fail("kernel {} is given {} pointers and takes {}", grid.kernel, grid.pointers.size(),

@@ -23,7 +23,9 @@ struct Grid {
 };
 
 // The source as a library of the host: its path, in `folder`, where it stays for the next time.
-Result<std::string> compile_for_host(const std::string& source, const std::string& folder);
+// Without checks only barriers and shuffles are looked at, which is some ten times as fast.
+Result<std::string> compile_for_host(const std::string& source, const std::string& folder,
+                                     bool is_checked = true);
 
 // A library of kernels as it lies in memory.
 struct Image {
@@ -39,7 +41,8 @@ class Module {
   ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
-  bool has(const std::string& kernel) const { return symbol(kernel) != nullptr; }
+  // How many pointers a kernel takes; -1: there is no such kernel.
+  int pointers_of(const std::string& kernel) const;
   // The first thing that goes wrong. What `memory` does not know of nobody may touch.
   Status run(const Grid& grid, WatchedMemory& memory, const Order& order);
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "piper/halves.h"
+#include "elements.h"
 
 namespace piper::emulator {
 namespace {
@@ -22,35 +22,6 @@ struct Block {
   std::vector<char> memory;
   char* data = nullptr;
 };
-
-double number_at(DType type, const char* at) {
-  if (type == DType::kF64) {
-    double x;
-    std::memcpy(&x, at, sizeof x);
-    return x;
-  }
-  if (type == DType::kF32) {
-    float x;
-    std::memcpy(&x, at, sizeof x);
-    return static_cast<double>(x);
-  }
-  uint16_t bits;
-  std::memcpy(&bits, at, sizeof bits);
-  return static_cast<double>(float_of_half(type, bits));
-}
-
-void store(DType type, double x, char* at) {
-  if (type == DType::kF64) {
-    std::memcpy(at, &x, sizeof x);
-    return;
-  }
-  const auto narrow = static_cast<float>(x);
-  if (type == DType::kF32) {
-    std::memcpy(at, &narrow, sizeof narrow);
-    return;
-  }
-  round_to_halves(type, &narrow, reinterpret_cast<std::byte*>(at), 1);
-}
 
 double activated(DeviceProduct::Activation activation, double x) {
   if (activation == DeviceProduct::kGelu) return 0.5 * x * std::erfc(-x * std::sqrt(0.5));
@@ -203,13 +174,14 @@ void multiply(const DeviceProduct& p, const ProductPlaces& at) {
         for (int64_t k = 0; k < p.k; ++k) {
           const int64_t a = z * p.a_step + (p.trans_a ? k * p.lda + i : i * p.lda + k);
           const int64_t b = z * p.b_step + (p.trans_b ? j * p.ldb + k : k * p.ldb + j);
-          sum += number_at(p.type, at.a + a * of_input) * number_at(p.type, at.b + b * of_input);
+          sum +=
+              load_number(p.type, at.a + a * of_input) * load_number(p.type, at.b + b * of_input);
         }
         const int64_t d = (z * p.d_step + i * p.ldd + j) * of_result;
-        if (at.c) sum += number_at(p.result, at.c + d);
-        if (at.bias) sum += number_at(p.result, at.bias + j * of_result);
-        if (at.pre) store(p.result, sum, at.pre + d);
-        store(p.result, activated(p.activation, sum), at.d + d);
+        if (at.c) sum += load_number(p.result, at.c + d);
+        if (at.bias) sum += load_number(p.result, at.bias + j * of_result);
+        if (at.pre) store_number(p.result, sum, at.pre + d);
+        store_number(p.result, activated(p.activation, sum), at.d + d);
       }
 }
 
