@@ -40,12 +40,11 @@ struct Runs {
   int64_t begin(int64_t k) const { return std::min(k * each, count); }
   int64_t size(int64_t k) const { return begin(k + 1) - begin(k); }
 };
-// Long runs begin where wide loads can.
-Runs even_runs(int64_t count, int64_t members) {
-  constexpr int64_t kWide = 128;
-  int64_t each = (count + members - 1) / members;
-  if (each >= 8 * kWide) each = (each + kWide - 1) / kWide * kWide;
-  return {count, each};
+// All begin where wide loads can, for pieces that do.
+constexpr int64_t kWide = 16;  // bytes, and what programs ask of their arguments
+Runs even_runs(int64_t count, int64_t members, int64_t size) {
+  const int64_t step = std::max<int64_t>(1, kWide / size);
+  return {count, ((count + members - 1) / members + step - 1) / step * step};
 }
 
 // What is added up at once: of each member a run, side by side in the slot.
@@ -88,9 +87,10 @@ std::vector<Batch> batches_of(std::span<const Piece> pieces, int64_t members, in
   for (const Piece& piece : pieces) {
     const int64_t size = info(piece.dtype).bytes;
     const auto room_of = [&](int64_t count) {
-      return members * aligned(even_runs(count, members).each * size);
+      return members * aligned(even_runs(count, members, size).each * size);
     };
-    const int64_t most = std::max<int64_t>(members, (limit - members * kAlign) / size / 2);
+    const int64_t most =
+        std::max<int64_t>(1, (limit - members * kAlign) / size / 2 / kAlign) * kAlign;
     for (int64_t at = 0; at < piece.count;) {
       const int64_t count = std::min(piece.count - at, most);
       if (batches.back().bytes > 0 && batches.back().bytes + room_of(count) > limit)
@@ -113,7 +113,7 @@ Status reduce_batch(const Preparer& with, const Batch& batch, Stages& stages) {
   int64_t offset = 0;
   for (const Piece& piece : batch.pieces) {
     const int64_t size = info(piece.dtype).bytes;
-    const Runs runs = even_runs(piece.count, group.size());
+    const Runs runs = even_runs(piece.count, group.size(), size);
     std::byte* const own = piece.data + runs.begin(group.own) * size;
     const int64_t own_bytes = runs.size(group.own) * size, step = aligned(runs.each * size);
     for (int64_t k = 0; k < group.size(); ++k) {
@@ -196,19 +196,20 @@ Status reduce_flat(const Preparer& with, const Shard& shard, Stages& stages) {
 Status reduce_blocks(const Preparer& with, const Shard& shard, Stages& stages) {
   const Seated& group = with.group;
   const int64_t size = info(shard.dtype).bytes, members = group.size(), run = run_of(shard);
-  const int64_t most = stretches_at_once(shard, members, 2, with.slots.limit() - 2 * kAlign);
+  const int64_t most =
+      stretches_at_once(shard, members, 2, with.slots.limit() - (members + 1) * kAlign);
   for (int64_t first = 0; first < shard.stretches; first += most) {
     const int64_t last = std::min(first + most, shard.stretches), count = (last - first) * run;
-    const int64_t bytes = count * size, half = aligned(members * bytes);
-    PIPER_ASSIGN(std::byte* const packed, with.slots.at_least(group.stream, 2 * half));
+    const int64_t bytes = count * size, half = aligned(members * bytes), step = aligned(bytes);
+    PIPER_ASSIGN(std::byte* const packed, with.slots.at_least(group.stream, half + members * step));
     move_stretches(shard, members, first, last, packed, true, stages);
     Stage bring;
     for (int64_t k = 0; k < members; ++k) {
       add_block(bring.outgoing, k, packed + k * bytes, bytes);
-      add_block(bring.incoming, k, packed + half + k * bytes, bytes);
+      add_block(bring.incoming, k, packed + half + k * step, bytes);
     }
     stages.push_back(std::move(bring));
-    const Term term{shard.part + first * run * size, shard.dtype, Reduction::kSum, count, 0, bytes};
+    const Term term{shard.part + first * run * size, shard.dtype, Reduction::kSum, count, 0, step};
     PIPER_TRY(add_up(group, with.arithmetic, packed + half, {&term, 1}, stages));
   }
   return ok_status();
@@ -352,23 +353,27 @@ Result<Stages> Preparer::combine(const Rows& rows) {
   const int64_t members = group.size(), count = rows.count / members;
   const int64_t bytes = count * rows.row_bytes, number = rows.wide ? 8 : 4;
   if (bytes == 0) return stages;
-  const int64_t half = aligned(members * bytes), numbers = aligned(rows.count * number);
-  PIPER_ASSIGN(std::byte* const packed, slots.at_least(group.stream, 2 * half + numbers));
+  // In the slot: what goes out, what comes in, and the index, first all of it and then the own
+  // part.
+  const int64_t step = aligned(bytes), in = aligned(members * bytes), all = in + members * step,
+                own = all + aligned(rows.count * number);
+  PIPER_ASSIGN(std::byte* const packed, slots.at_least(group.stream, own + count * number));
   const Shard whole = shard_of(rows, rows.whole, rows.part, rows.row_bytes);
   move_stretches(whole, members, 0, rows.stretches, packed, true, stages);
   const Shard index = shard_of(rows, const_cast<std::byte*>(rows.index), nullptr, number);
-  move_stretches(index, members, 0, rows.stretches, packed + 2 * half, true, stages);
+  move_stretches(index, members, 0, rows.stretches, packed + all, true, stages);
+  stages.push_back(
+      move_stage({packed + all + group.own * count * number, packed + own, {}, count * number}));
   Stage bring;
   std::vector<std::byte*> from;
   for (int64_t k = 0; k < members; ++k) {
-    from.push_back(packed + half + k * bytes);
+    from.push_back(packed + in + k * step);
     add_block(bring.outgoing, k, packed + k * bytes, bytes);
     add_block(bring.incoming, k, from.back(), bytes);
   }
   stages.push_back(std::move(bring));
   PIPER_ASSIGN(const int32_t binding,
-               arithmetic.choose_owner(rows, count, packed + 2 * half + group.own * count * number,
-                                       from, rows.part));
+               arithmetic.choose_owner(rows, count, packed + own, from, rows.part));
   stages.push_back(launch_stage(binding));
   return stages;
 }
