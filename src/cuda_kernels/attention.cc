@@ -85,12 +85,8 @@ class Kernels {
   std::string_view sums() const { return type_name(compute_type(f_.type)); }
   int64_t tiles(int64_t tokens) const { return ceil_div(tokens, tile_); }
 
-  // That a block has of a width.
-  int64_t columns_of(int64_t width) const {
-    int64_t columns = 16;
-    while (columns < std::min<int64_t>(width, f_.type == DType::kF64 ? 64 : 128)) columns *= 2;
-    return columns;
-  }
+  // That a block has of a width: one tile's side or two.
+  int64_t columns_of(int64_t width) const { return width <= tile_ ? tile_ : 2 * tile_; }
 
   // How many elements of q, k, v and dy are read at once: 16 bytes where all of them allow it.
   int64_t pieces() const {
