@@ -66,6 +66,13 @@ class Backend {
   // The host waits for it. An error is that of any work since the last call.
   virtual Status finish(int32_t /*event*/) { return ok_status(); }
 
+  // ---- Times ------------------------------------------------------------------------------------
+  // Whether it can say when something was done.
+  virtual bool keeps_times() const { return false; }
+  virtual Result<int32_t> add_timed_event() { return add_event(); }
+  // Between two timed events that have been waited for.
+  virtual double microseconds(int32_t /*from*/, int32_t /*to*/) { return 0; }
+
   // ---- Graphs -----------------------------------------------------------------------------------
   // Whether what is queued between begin_capture and end_capture can be kept, to be queued again as
   // one. Nothing of it is done meanwhile. It stands on the stream, and on others that wait,

@@ -137,6 +137,16 @@ class Cuda final : public Backend {
     return told();
   }
 
+  bool keeps_times() const override { return true; }
+  Result<int32_t> add_timed_event() override { return device_->add_event(true); }
+  double microseconds(int32_t from, int32_t to) override {
+    if (!can_go_on()) return 0;
+    float milliseconds = 0;
+    note("cuEventElapsedTime",
+         driver_.cuEventElapsedTime(&milliseconds, device_->event(from), device_->event(to)));
+    return 1e3 * static_cast<double>(milliseconds);
+  }
+
   bool can_capture() const override { return true; }
   Status begin_capture(int32_t stream) override {
     device_->enter();

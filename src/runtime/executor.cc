@@ -188,6 +188,7 @@ Status Executor::finish_step(int64_t step) {
     PIPER_CHECK(step + 2 > state.begun, "step {} is asked for its results after step {} began",
                 step + 1, state.begun + 1);
     PIPER_TRY(state.backend.finish(state.queues.reported[parity]));
+    read_times(state, step);
   }
   const bool may_skip = report("skipped").has_value();
   for (size_t i = 0; i < state.reports.size(); ++i) {

@@ -479,6 +479,7 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));
   PIPER_TRY(stage_inputs(*state));
+  if (backend.keeps_times() && source.trace_steps > 0) PIPER_TRY(prepare_times(*state));
   if (source.graphs && backend.can_capture()) prepare_graphs(*state);
   for (size_t s = 0; s < state->queues.all.size(); ++s) {
     PIPER_ASSIGN(const int32_t event, backend.add_event());

@@ -68,6 +68,13 @@ struct BoundSection {
   std::deque<Staged> staged;  // in the order of issue
 };
 
+// Events of a body whose times are kept: of its begin and end, and around each instruction.
+struct TimedBody {
+  int64_t step = -1;  // whose they are; -1: nobody's
+  int32_t begin = -1, end = -1;
+  std::vector<std::pair<int32_t, int32_t>> instructions;
+};
+
 // How sections follow each other on an asynchronous backend.
 struct Queues {
   std::vector<int32_t> streams;    // by stream of the plan
@@ -77,6 +84,7 @@ struct Queues {
   int32_t reported[2] = {-1, -1};  // by parity of the step: its reports are on the host
   std::byte* reports[2] = {};      // the same: these, kStagedReportBytes each
   std::map<int32_t, int32_t> stream_of_route;
+  TimedBody times[2];  // by parity of the step, where a trace is kept
   int32_t begun = -1;  // event: what stands before a section is complete
   // Of the body: by parities of section and step; -1: none yet. None are made where it has what the
   // host does, or where making one has failed.
@@ -143,6 +151,10 @@ Status run_op(Executor::State& state, const Op& op, int64_t step);
 // At load: events, streams, and what lies on the host.
 Status prepare_queues(Executor::State& state);
 Status prepare_section(Executor::State& state, BoundSection& section);
+// At load: events for a trace, where one is kept and the backend knows times.
+Status prepare_times(Executor::State& state);
+// After a step has been waited for: its part of the trace.
+void read_times(Executor::State& state, int64_t step);
 // At load, after all sections: whether bodies can be queued as one.
 void prepare_graphs(Executor::State& state);
 // Where the host reads a buffer when all that was queued is done: its memory, or a copy of it that

@@ -77,18 +77,26 @@ void end_section(State& state, int64_t step, bool reports) {
 
 Status queue_all(State& state, const BoundSection& section, int64_t step, bool reports) {
   Backend& backend = state.backend;
+  TimedBody* times = &section == &state.body ? &state.queues.times[step % 2] : nullptr;
+  if (times && times->begin < 0) times = nullptr;
+  if (times) backend.record(times->begin, state.queues.all[0]);
   begin_section(state);
   for (size_t i = 0; i < section.ops.size(); ++i) {
     const Op& op = section.ops[i];
     const Queued& queued = section.queued[i];
     state.activity.store(op.label, std::memory_order_release);
     for (const int32_t event : queued.waits) backend.wait(event, queued.stream);
+    if (times) backend.record(times->instructions[i].first, queued.stream);
     if (Status status = queue_op(state, op, queued, step); !status)
       return located(op, step, std::move(status).error());
     if (queued.event >= 0) backend.record(queued.event, queued.stream);
+    if (times) backend.record(times->instructions[i].second, queued.stream);
   }
   state.activity.store("the end of its step", std::memory_order_release);
   end_section(state, step, reports);
+  if (!times) return ok_status();
+  times->step = step;
+  backend.record(times->end, state.queues.all[0]);
   return ok_status();
 }
 
@@ -167,6 +175,34 @@ Status prepare_section(State& state, BoundSection& section) {
     PIPER_ASSIGN(queued.ready, state.backend.add_event());
   }
   return ok_status();
+}
+
+Status prepare_times(State& state) {
+  for (TimedBody& times : state.queues.times) {
+    times.instructions.resize(state.body.ops.size());
+    for (auto& [before, behind] : times.instructions) {
+      PIPER_ASSIGN(before, state.backend.add_timed_event());
+      PIPER_ASSIGN(behind, state.backend.add_timed_event());
+    }
+    PIPER_ASSIGN(times.begin, state.backend.add_timed_event());
+    PIPER_ASSIGN(times.end, state.backend.add_timed_event());
+  }
+  return ok_status();
+}
+
+// The device's clock is another one: the body's end is now.
+void read_times(State& state, int64_t step) {
+  TimedBody& times = state.queues.times[step % 2];
+  if (times.step != step) return;
+  times.step = -1;
+  const double began = now_us() - state.backend.microseconds(times.begin, times.end);
+  const auto at = [&](int32_t event) {
+    return began + state.backend.microseconds(times.begin, event);
+  };
+  TraceEvent* event = next_trace(state, state.body);
+  for (size_t i = 0; i < times.instructions.size(); ++i)
+    event[i] = {step, static_cast<int32_t>(i), at(times.instructions[i].first),
+                at(times.instructions[i].second)};
 }
 
 void prepare_graphs(State& state) {

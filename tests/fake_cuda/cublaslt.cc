@@ -227,7 +227,16 @@ Status run(State& state, const Product& p, uintptr_t workspace, size_t bytes) {
   return ok_status();
 }
 
-bool is_aligned(uintptr_t at, uint64_t to) { return to == 0 || at % to == 0; }
+std::string misfit(const Product& p, const LtAlgorithm& algorithm, size_t workspace) {
+  const uint64_t* data = algorithm.data;
+  if (data[kMagic] != kIsOurs) return "an algorithm of another";
+  if (workspace < data[kOfWorkspace]) return "less workspace than the algorithm takes";
+  for (const auto& [at, datum] :
+       {std::pair{p.at_a, kOfA}, {p.at_b, kOfB}, {p.at_c, kOfC}, {p.at_d, kOfD}})
+    if (data[datum] != 0 && at % data[datum] != 0)
+      return "operands that are less aligned than the preference promised";
+  return "";
+}
 
 }  // namespace
 
@@ -393,12 +402,7 @@ int cublasLtMatmul(LtContext* context, LtDesc* description, const void* alpha, c
   const auto address = [](const void* at) { return reinterpret_cast<uintptr_t>(at); };
   p.at_a = address(a), p.at_b = address(b), p.at_c = address(c), p.at_d = address(d);
   std::string wrong = misfit(p);
-  const uint64_t* data = algorithm->data;
-  if (data[kMagic] != kIsOurs) wrong = "an algorithm of another";
-  if (!is_aligned(p.at_a, data[kOfA]) || !is_aligned(p.at_b, data[kOfB]) ||
-      !is_aligned(p.at_c, data[kOfC]) || !is_aligned(p.at_d, data[kOfD]))
-    wrong = "operands that are less aligned than the preference promised";
-  if (bytes < data[kOfWorkspace]) wrong = "less workspace than the algorithm takes";
+  if (wrong.empty()) wrong = misfit(p, *algorithm, bytes);
   if (!wrong.empty()) {
     call.state.misuse(call.name, wrong);
     return kLtInvalidValue;

@@ -6,7 +6,10 @@
 // access; and with checks for undefined behaviour, which end here as well.
 #pragma once
 
-#include <cmath>
+// With overloads for float and double outside of std, as NVRTC has them.
+#include <math.h>
+#include <stdlib.h>
+
 #include <cstdint>
 #include <cstring>
 
@@ -103,6 +106,7 @@ inline int __clzll(long long x) {
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float rsqrt(float x) { return rsqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float normcdff(float x) { return 0.5f * std::erfc(-x * 0.70710678118654752f); }
 template <class T>

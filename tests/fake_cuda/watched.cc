@@ -66,48 +66,50 @@ std::string WatchedMemory::race(const Region& region, size_t byte, bool is_other
   return fmt::format("race on {} of threads {} and {}", place(region, byte), name, who.thread);
 }
 
+std::string WatchedMemory::outside(uintptr_t at, size_t bytes) {
+  auto next = regions_.upper_bound(at);
+  if (next == regions_.begin()) return fmt::format("{} bytes of no memory", bytes);
+  const Region& before = std::prev(next)->second;
+  return fmt::format(
+      "{} bytes of no memory: the nearest is {}, {} bytes of which end {} bytes before", bytes,
+      before.name, before.cells.size(), at - before.begin - before.cells.size());
+}
+
+std::string WatchedMemory::touch(Region& region, size_t byte, Access access, const Toucher& who) {
+  Cell& cell = region.cells[byte];
+  const bool is_atomic = access == Access::kAtomic;
+  if (cell.written == 0 && access != Access::kWrite)
+    return fmt::format("reads {}, which nobody wrote", place(region, byte));
+  const Order write = order_of(cell.written, cell.writer, cell.write_step, who);
+  if (races(write) && !(is_atomic && cell.writer == kAtomically))
+    return race(region, byte, write == Order::kOtherBlock, cell.writer, who);
+  const Order read = order_of(cell.read, cell.reader, cell.read_step, who);
+  if (access == Access::kRead) {
+    cell.reader = read == Order::kOtherThread ? kMany : who.thread;
+    cell.read = who.epoch;
+    cell.read_step = who.step;
+    return "";
+  }
+  if (cell.read > 0 && races(read))
+    return race(region, byte, read == Order::kOtherBlock, cell.reader, who);
+  cell.written = who.epoch;
+  cell.writer = is_atomic ? kAtomically : who.thread;
+  cell.write_step = who.step;
+  return "";
+}
+
 std::string WatchedMemory::touch(const void* address, size_t bytes, Access access,
                                  const Toucher& who) {
   const auto at = reinterpret_cast<uintptr_t>(address);
   Region* region = find(at);
   const char* verb = access == Access::kRead ? "reads" : "writes";
-  if (!region) {
-    auto next = regions_.upper_bound(at);
-    if (next == regions_.begin()) return fmt::format("{} {} bytes of no memory", verb, bytes);
-    const Region& before = std::prev(next)->second;
-    return fmt::format(
-        "{} {} bytes of no memory: the nearest is {}, {} bytes of which end {} "
-        "bytes before",
-        verb, bytes, before.name, before.cells.size(), at - before.begin - before.cells.size());
-  }
+  if (!region) return fmt::format("{} {}", verb, outside(at, bytes));
   const size_t first = at - region->begin;
   if (first + bytes > region->cells.size())
     return fmt::format("{} {} bytes at {}, which has {}", verb, bytes, place(*region, first),
                        region->cells.size());
-  for (size_t byte = first; byte < first + bytes; ++byte) {
-    Cell& cell = region->cells[byte];
-    const bool is_atomic = access == Access::kAtomic;
-    if (cell.written == 0 && access != Access::kWrite)
-      return fmt::format("{} {}, which nobody wrote", verb, place(*region, byte));
-    const Order write = order_of(cell.written, cell.writer, cell.write_step, who);
-    if (races(write) && !(is_atomic && cell.writer == kAtomically))
-      return race(*region, byte, write == Order::kOtherBlock, cell.writer, who);
-    if (access == Access::kRead) {
-      const bool is_shared =
-          cell.read == who.epoch && cell.reader != who.thread &&
-          order_of(cell.read, cell.reader, cell.read_step, who) != Order::kBefore;
-      cell.read = who.epoch;
-      cell.reader = is_shared ? kMany : who.thread;
-      cell.read_step = who.step;
-      continue;
-    }
-    const Order read = order_of(cell.read, cell.reader, cell.read_step, who);
-    if (cell.read > 0 && races(read))
-      return race(*region, byte, read == Order::kOtherBlock, cell.reader, who);
-    cell.written = who.epoch;
-    cell.writer = is_atomic ? kAtomically : who.thread;
-    cell.write_step = who.step;
-  }
+  for (size_t byte = first; byte < first + bytes; ++byte)
+    if (std::string wrong = touch(*region, byte, access, who); !wrong.empty()) return wrong;
   return "";
 }
 

@@ -51,6 +51,8 @@ class WatchedMemory {
     bool holds(uintptr_t at) const { return at >= begin && at - begin < cells.size(); }
   };
   Region* find(uintptr_t at);
+  std::string touch(Region& region, size_t byte, Access access, const Toucher& who);
+  std::string outside(uintptr_t at, size_t bytes);
   std::string place(const Region& region, size_t byte) const;
   std::string race(const Region& region, size_t byte, bool is_other_block, uint16_t other,
                    const Toucher& who) const;
