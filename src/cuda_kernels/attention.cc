@@ -103,7 +103,7 @@ class Kernels {
   }
 
   void launch(const std::string& call, int64_t blocks) {
-    emit_.kernel({.family = "attention",
+    emit_.kernel({.family = f_.is_gradient ? "attention attention_grad" : "attention",
                   .body = fmt::format("{}  attention::{};", text_, call),
                   .blocks = blocks,
                   .threads = kThreads,

@@ -72,7 +72,7 @@ DeviceStep& Emitter::step(DeviceStep::Kind kind, size_t index) {
 
 void Emitter::kernel(KernelText text) {
   if (text.blocks == 0) return;
-  if (!text.family.empty()) families_.insert(text.family);
+  for (std::string& family : split_text(text.family, ' ')) families_.insert(std::move(family));
   std::vector<DeviceOperand> operands = operands_;
   operands.insert(operands.end(), text.extra.begin(), text.extra.end());
   const auto pointers = static_cast<int32_t>(operands.size());
@@ -146,7 +146,7 @@ void Emitter::finish(DeviceProgram& program, int64_t local_bytes) {
   if (!functions_.empty()) {
     families_.insert("prelude");
     for (const DeviceText& text : device_texts())
-      if (families_.contains(text.name)) made_.source += text.text;
+      if (families_.contains(std::string(text.name))) made_.source += text.text;
     for (const auto& [head, function] : functions_)
       made_.source += fmt::format("KERNEL(k{}, {}", function, head.substr(1));
   }

@@ -51,7 +51,7 @@ std::string literal(double value, DType dtype);
 // A kernel to be launched. `body` is what stands between the braces of its function, where operand
 // i of the op (inputs, then outputs, then what `extra` lists) is `p.at<T>(i)`, null where absent.
 struct KernelText {
-  std::string_view family;  // whose text the body uses; empty: none
+  std::string_view family;  // whose texts the body uses, apart by spaces; empty: none
   std::string body;
   int64_t blocks = 1;
   int32_t threads = 128;
@@ -84,7 +84,7 @@ class Emitter {
   std::vector<DeviceOperand> operands_;
   int32_t op_ = 0;
   int64_t scratch_ = 0, most_scratch_ = 0;
-  std::set<std::string_view> families_;
+  std::set<std::string> families_;
   std::vector<std::pair<std::string, int32_t>> functions_;  // by body and threads
   DeviceProgram made_;
 };
