@@ -153,7 +153,7 @@ DEVICE void multiply(Matrix<T> a, Matrix<T> b, Shared& stage, Square<T, kTile>& 
     stage_columns<T, kTile, kVector>(a, stage, 0);
     stage_columns<T, kTile, kVector>(b, stage, kDepth);
     __syncthreads();
-#pragma unroll 4
+#pragma unroll 2
     for (int d = 0; d < kDepth; ++d) {
       const Piece<T, kTile> x = stage[(d * kTile + row<kTile>()) / kEach<kTile>];
       const Piece<T, kTile> z = stage[((kDepth + d) * kTile + column<kTile>()) / kEach<kTile>];
@@ -179,7 +179,7 @@ DEVICE void accumulate(Weights& weights, Matrix<T> b, Shared& stage,
     __syncthreads();
     stage_rows<T, kTile, kPart, kColumns, kVector>(b, stage);
     __syncthreads();
-#pragma unroll 4
+#pragma unroll 2
     for (int n = 0; n < kPart; ++n) {
       const Piece<T, kTile> x = weights[piece_of<kTile>(n0 + n, row<kTile>())];
       for (int p = 0; p < kColumns / kTile; ++p) {
