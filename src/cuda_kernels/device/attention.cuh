@@ -121,18 +121,23 @@ DEVICE void stage_columns(const Matrix<T>& from, Shared& to, int begin) {
           static_cast<computed<T>>(x.x[i]);
   }
 }
-// Element [row][column] of lines of kColumns, of kRows rows.
+// Element [row][column] of lines of kColumns, of kRows rows: piece by piece, where so many may be
+// read at once.
 template <class T, int kTile, int kRows, int kColumns, int kVector, class Shared>
 DEVICE void stage_rows(const Matrix<T>& from, Shared& to) {
-  constexpr int kPieces = kColumns / kVector;
+  constexpr int kTaken = kVector % kEach<kTile> == 0 ? kEach<kTile> : 1;
+  constexpr int kPieces = kColumns / kTaken;
   for (int e = threadIdx.x; e < kRows * kPieces; e += kThreads) {
-    const int row = e / kPieces, column = e % kPieces * kVector;
-    Pack<T, kVector> x{};
+    const int row = e / kPieces, column = e % kPieces * kTaken;
+    Pack<T, kTaken> x{};
     if (row < from.rows && column < from.columns)
-      x = *reinterpret_cast<const Pack<T, kVector>*>(from.at + row * from.step + column);
-    for (int i = 0; i < kVector; ++i)
-      to[(row * kColumns + column + i) / kEach<kTile>].x[(column + i) % kEach<kTile>] =
-          static_cast<computed<T>>(x.x[i]);
+      x = *reinterpret_cast<const Pack<T, kTaken>*>(from.at + row * from.step + column);
+    Pack<computed<T>, kTaken> wide;
+    for (int i = 0; i < kTaken; ++i) wide.x[i] = static_cast<computed<T>>(x.x[i]);
+    if constexpr (kTaken == kEach<kTile>)
+      to[e] = wide;
+    else
+      to[e / kEach<kTile>].x[e % kEach<kTile>] = wide.x[0];
   }
 }
 
