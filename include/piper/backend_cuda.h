@@ -50,8 +50,10 @@ struct CudaOptions {
 };
 // A rank's part of a device: its streams are the device's, what it queues may fail late, and the
 // host does not reach its memory. Kernels are compiled when a program is loaded, and kept in the
-// folder piper of $XDG_CACHE_HOME or ~/.cache. Products are cuBLASLt's; the same program gives the
-// same bits on devices of one kind with the same libraries. Error: as cuda_available.
+// folder piper of $XDG_CACHE_HOME or ~/.cache. Products are cuBLASLt's. Attentions are
+// cuDNN's where it is there and takes them (cuda_kernels.h), and slower kernels' where not, which
+// `note` is told. The same program gives the same bits on devices of one kind with the same
+// libraries. Error: as cuda_available.
 Result<std::unique_ptr<Backend>> make_cuda_backend(CudaOptions options = {});
 // A program as the backend runs it, and what a role takes beside its arenas. Errors name program
 // and op.

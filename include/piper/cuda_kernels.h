@@ -80,13 +80,14 @@ struct DeviceAttention {
   bool operator==(const DeviceAttention&) const = default;
 };
 
-// Whether cuDNN has a kernel for it, by what is known of its releases from 9.0 on: 16-bit floats,
+// Whether cuDNN has a kernel for it, by what is known of its releases from 9.11 on: 16-bit floats,
 // widths of whole 16 bytes, causal or not, no masks (a row that they hide would be NaN there), no
 // numbers, no cap. The answer is the program's alone; a library that declines is no error (see
 // DeviceStep).
 bool cudnn_takes(const DeviceAttention& attention);
 // What one call of it is given: all, or, of gradients, so many samples, or heads of one, that its
-// workspace stays below kMostCudnnBytes where a slice can. Calls for slices follow each other.
+// workspace stays below kMostCudnnBytes where a slice can: a head of keys, with the heads that read
+// it, is not cut. Calls for slices follow each other.
 constexpr int64_t kMostCudnnBytes = int64_t{256} << 20;
 struct CudnnSlice {
   int64_t samples = 0, kv_heads = 0;  // divide those of all

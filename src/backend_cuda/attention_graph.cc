@@ -6,8 +6,8 @@
 namespace piper::cuda {
 namespace {
 
-// Tensors of memory begin at multiples of so many bytes.
-constexpr int64_t kAlignment = 16;
+// Tensors of memory begin at multiples of so many bytes; those of f32 may begin at any element.
+int64_t alignment_of(DnnNumber type) { return type == kDnnF32 ? 4 : 16; }
 
 }  // namespace
 
@@ -126,14 +126,14 @@ Result<std::vector<DnnObject>> DnnGraph::make_tensors(const Cudnn& api) const {
   for (Tensor t = 0; t < tensors_.size(); ++t) {
     const TensorOf& tensor = tensors_[t];
     PIPER_ASSIGN(DnnObject object, DnnObject::make(api, kDnnTensor));
-    const int64_t unique = id(t);
+    const int64_t unique = id(t), alignment = alignment_of(tensor.type);
     const bool is_inside = tensor.kind == TensorOf::kInside;
     const bool is_number = tensor.kind == TensorOf::kNumber;
     PIPER_TRY(object.set(kDnnTensorType, kDnnTypeDataType, tensor.type));
     PIPER_TRY(object.set(kDnnTensorDims, kDnnTypeI64, 4, tensor.dims.data()));
     PIPER_TRY(object.set(kDnnTensorSteps, kDnnTypeI64, 4, tensor.steps.data()));
     PIPER_TRY(object.set(kDnnTensorId, kDnnTypeI64, 1, &unique));
-    PIPER_TRY(object.set(kDnnTensorAlignment, kDnnTypeI64, 1, &kAlignment));
+    PIPER_TRY(object.set(kDnnTensorAlignment, kDnnTypeI64, 1, &alignment));
     PIPER_TRY(object.set(kDnnTensorInside, kDnnTypeBool, 1, &is_inside));
     PIPER_TRY(object.set(kDnnTensorByValue, kDnnTypeBool, 1, &is_number));
     PIPER_TRY(object.finish());

@@ -7,7 +7,8 @@ namespace {
 
 using Tensor = DnnGraph::Tensor;
 using Dims = DnnGraph::Dims;
-constexpr int64_t kSumBytes = 4;  // of an f32
+constexpr int64_t kSumBytes = 4;     // of an f32
+constexpr int64_t kAlignment = 256;  // of workspaces
 
 // Operands of a step, in order.
 enum Operand : size_t { kQ, kK, kV, kY, kLse, kDy, kDq, kDk, kDv };
@@ -108,7 +109,8 @@ class Builder {
     const Tensor terms = point(kDnnMul, {dy, y}, {samples_, heads_, a_.queries, a_.v_width});
     const Tensor sum = graph().reduce(kDnnReduceAdd, terms, graph().inside(rows_));
     made_.sums = graph().memory(rows_, {heads_ * a_.queries, a_.queries, 1, 1}, kDnnF32);
-    made_.sums_bytes = samples_ * heads_ * a_.queries * kSumBytes;
+    const int64_t bytes = samples_ * heads_ * a_.queries * kSumBytes;
+    made_.sums_bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     return graph().pointwise(kDnnMul, {sum, graph().number(1)}, *made_.sums);
   }
 

@@ -85,12 +85,8 @@ class Kernels {
   std::string_view sums() const { return type_name(compute_type(f_.type)); }
   int64_t tiles(int64_t tokens) const { return ceil_div(tokens, tile_); }
 
-  // That a block has of a width.
-  int64_t columns_of(int64_t width) const {
-    int64_t columns = 16;
-    while (columns < std::min<int64_t>(width, f_.type == DType::kF64 ? 64 : 128)) columns *= 2;
-    return columns;
-  }
+  // That a block has of a width: one tile's side or two.
+  int64_t columns_of(int64_t width) const { return width <= tile_ ? tile_ : 2 * tile_; }
 
   // How many elements of q, k, v and dy are read at once: 16 bytes where all of them allow it.
   int64_t pieces() const {
@@ -107,7 +103,7 @@ class Kernels {
   }
 
   void launch(const std::string& call, int64_t blocks) {
-    emit_.kernel({.family = "attention",
+    emit_.kernel({.family = f_.is_gradient ? "attention attention_grad" : "attention",
                   .body = fmt::format("{}  attention::{};", text_, call),
                   .blocks = blocks,
                   .threads = kThreads,
@@ -134,41 +130,45 @@ class Kernels {
   std::vector<DeviceOperand> extra_;
 };
 
-// By cuDNN, if it takes it and is there; by kernels, if not.
-Status by_library(const Form& form, std::vector<DeviceOperand> operands,
-                  const DeviceOperand& workspace, Emitter& emit,
-                  const std::function<Status()>& kernels) {
-  if (!cudnn_takes(form)) return kernels();
-  return emit.attention(form, std::move(operands), workspace, kernels);
+bool library_takes(const Form& form, const std::vector<DeviceOperand>& operands) {
+  return cudnn_takes(form) && std::all_of(operands.begin(), operands.end(),
+                                          [](const auto& each) { return each.offset % 16 == 0; });
+}
+
+// By cuDNN, if it takes it and is there; by kernels, if not. `least`: of scratch for kernels.
+Status make(const Form& form, std::vector<DeviceOperand> operands, int64_t least, Emitter& emit,
+            const std::function<void(const DeviceOperand&)>& kernels) {
+  const bool is_taken = library_takes(form, operands);
+  const DeviceOperand scratch =
+      emit.scratch(is_taken ? std::max(least, cudnn_slice(form).bytes) : least);
+  const auto make_kernels = [&] {
+    kernels(scratch);
+    return ok_status();
+  };
+  if (!is_taken) return make_kernels();
+  return emit.attention(form, std::move(operands), scratch, make_kernels);
 }
 
 }  // namespace
 
 Status make_attention(const Use& use, Emitter& emit) {
   const Form form = attention_of(use, 3, use.outputs[0]);
-  const DeviceOperand scratch = emit.scratch(cudnn_takes(form) ? cudnn_slice(form).bytes : 0);
   std::vector<DeviceOperand> operands;
   for (const size_t i : {size_t{0}, size_t{1}, size_t{2}, use.inputs.size(), use.inputs.size() + 1})
     operands.push_back(emit.operand(i));
-  return by_library(form, std::move(operands), scratch, emit, [&] {
-    Kernels(use, form, 3, emit).forward();
-    return ok_status();
-  });
+  return make(form, std::move(operands), 0, emit,
+              [&](const DeviceOperand&) { Kernels(use, form, 3, emit).forward(); });
 }
 
 Status make_attention_grad(const Use& use, Emitter& emit) {
   const Form form = attention_grad_of(use);
-  const int64_t sums = num_elements(use.in(4)) * info(compute_type(form.type)).bytes;
-  const DeviceOperand scratch =
-      emit.scratch(cudnn_takes(form) ? std::max(sums, cudnn_slice(form).bytes) : sums);
   std::vector<DeviceOperand> operands;
   for (size_t i = 0; i < 6; ++i) operands.push_back(emit.operand(i));
   for (size_t i = 0; i < 3; ++i)
     operands.push_back(emit.operand(use.inputs.size() + (use.outputs.size() > 2 ? i : 0)));
-  return by_library(form, std::move(operands), scratch, emit, [&] {
-    Kernels(use, form, 6, emit).backward(scratch);
-    return ok_status();
-  });
+  const int64_t sums = num_elements(use.in(4)) * info(compute_type(form.type)).bytes;
+  return make(form, std::move(operands), sums, emit,
+              [&](const DeviceOperand& delta) { Kernels(use, form, 6, emit).backward(delta); });
 }
 
 Status make_attention_merge(const Use& use, Emitter& emit) {

@@ -100,6 +100,8 @@ TEST_F(CudnnPlans, OfGroupedHeads) { expect_plan({2, 2048, 2048, 32, 8, 128}, h1
 TEST_F(CudnnPlans, OfEncoders) {
   expect_plan({8, 512, 512, 12, 12, 64, false, false, DType::kF16}, h100());
   expect_plan({2, 77, 130, 4, 4, 64, false}, h100());
+  expect_plan({2, 77, 130, 4, 4, 64, true}, h100());
+  expect_plan({2, 130, 77, 4, 4, 64, true}, h100());
 }
 TEST_F(CudnnPlans, OfSmallAndOddSizes) {
   expect_plan({2, 128, 128, 4, 4, 32, true, true}, h100());

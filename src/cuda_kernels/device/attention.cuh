@@ -33,12 +33,6 @@ struct Inputs {
   const char* mask;
   const int64_t *first, *first_key;  // where tokens begin, by stretches
 };
-template <class T>
-struct Adjoints {
-  const T* dy;
-  const computed<T>*lse, *delta;  // delta: of each query, the sum of dy · y
-};
-
 DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 DEVICE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 DEVICE float exponential(float x) { return expf(x); }
@@ -94,7 +88,27 @@ struct Matrix {
   int64_t step, rows, columns;
 };
 
-// to[begin + column · kTile + row] of kTile rows and kDepth columns.
+// A thread has kEach rows and as many columns of a tile, side by side: what it reads of shared
+// memory for them is one piece.
+template <int kTile>
+constexpr int kEach = kTile / kSide;
+template <int kTile>
+DEVICE int row() {
+  return static_cast<int>(threadIdx.x) / kSide * kEach<kTile>;
+}
+template <int kTile>
+DEVICE int column() {
+  return static_cast<int>(threadIdx.x) % kSide * kEach<kTile>;
+}
+template <class T, int kTile>
+using Piece = Pack<computed<T>, kEach<kTile>>;
+// Of the second operand of a product of weights it has several such pieces.
+template <int kTile>
+DEVICE int column(int c) {
+  return c / kEach<kTile> * kTile + column<kTile>() + c % kEach<kTile>;
+}
+
+// Element [begin + column][row] of lines of kTile, of kTile rows and kDepth columns.
 template <class T, int kTile, int kVector, class Shared>
 DEVICE void stage_columns(const Matrix<T>& from, Shared& to, int begin) {
   for (int e = threadIdx.x; e < kTile * (kDepth / kVector); e += kThreads) {
@@ -103,89 +117,96 @@ DEVICE void stage_columns(const Matrix<T>& from, Shared& to, int begin) {
     if (row < from.rows && column < from.columns)
       x = *reinterpret_cast<const Pack<T, kVector>*>(from.at + row * from.step + column);
     for (int i = 0; i < kVector; ++i)
-      to[begin + (column + i) * kTile + row] = static_cast<computed<T>>(x.x[i]);
+      to[((begin + column + i) * kTile + row) / kEach<kTile>].x[row % kEach<kTile>] =
+          static_cast<computed<T>>(x.x[i]);
   }
 }
-// to[row · kColumns + column] of kRows rows.
-template <class T, int kRows, int kColumns, int kVector, class Shared>
+// Element [row][column] of lines of kColumns, of kRows rows: piece by piece, where so many may be
+// read at once.
+template <class T, int kTile, int kRows, int kColumns, int kVector, class Shared>
 DEVICE void stage_rows(const Matrix<T>& from, Shared& to) {
-  constexpr int kPieces = kColumns / kVector;
+  constexpr int kTaken = kVector % kEach<kTile> == 0 ? kEach<kTile> : 1;
+  constexpr int kPieces = kColumns / kTaken;
   for (int e = threadIdx.x; e < kRows * kPieces; e += kThreads) {
-    const int row = e / kPieces, column = e % kPieces * kVector;
-    Pack<T, kVector> x{};
+    const int row = e / kPieces, column = e % kPieces * kTaken;
+    Pack<T, kTaken> x{};
     if (row < from.rows && column < from.columns)
-      x = *reinterpret_cast<const Pack<T, kVector>*>(from.at + row * from.step + column);
-    for (int i = 0; i < kVector; ++i)
-      to[row * kColumns + column + i] = static_cast<computed<T>>(x.x[i]);
+      x = *reinterpret_cast<const Pack<T, kTaken>*>(from.at + row * from.step + column);
+    Pack<computed<T>, kTaken> wide;
+    for (int i = 0; i < kTaken; ++i) wide.x[i] = static_cast<computed<T>>(x.x[i]);
+    if constexpr (kTaken == kEach<kTile>)
+      to[e] = wide;
+    else
+      to[e / kEach<kTile>].x[e % kEach<kTile>] = wide.x[0];
   }
 }
 
-// A thread has the rows row() + i and the columns column() + kSide · j of a tile.
-template <int kTile>
-DEVICE int row() {
-  return static_cast<int>(threadIdx.x) / kSide * (kTile / kSide);
+template <class T, int kRows, int kColumns>
+DEVICE void clear(T (&made)[kRows][kColumns]) {
+  for (int i = 0; i < kRows; ++i)
+    for (int c = 0; c < kColumns; ++c) made[i][c] = 0;
 }
-DEVICE int column() { return static_cast<int>(threadIdx.x) % kSide; }
+template <class T, int kTile>
+using Square = computed<T>[kEach<kTile>][kEach<kTile>];
 
 // s = a · bᵀ of the rows of both.
 template <class T, int kTile, int kVector, class Shared>
-DEVICE void multiply(Matrix<T> a, Matrix<T> b, Shared& stage,
-                     computed<T> (&s)[kTile / kSide][kTile / kSide]) {
-  constexpr int kEach = kTile / kSide;
-  for (int i = 0; i < kEach; ++i)
-    for (int j = 0; j < kEach; ++j) s[i][j] = 0;
+DEVICE void multiply(Matrix<T> a, Matrix<T> b, Shared& stage, Square<T, kTile>& s) {
+  clear(s);
   for (; a.columns > 0; a.columns -= kDepth, b.columns -= kDepth, a.at += kDepth, b.at += kDepth) {
     __syncthreads();
     stage_columns<T, kTile, kVector>(a, stage, 0);
-    stage_columns<T, kTile, kVector>(b, stage, kDepth * kTile);
+    stage_columns<T, kTile, kVector>(b, stage, kDepth);
     __syncthreads();
-#pragma unroll 8
+#pragma unroll 2
     for (int d = 0; d < kDepth; ++d) {
-      computed<T> x[kEach], z[kEach];
-      for (int i = 0; i < kEach; ++i) x[i] = stage[d * kTile + row<kTile>() + i];
-      for (int j = 0; j < kEach; ++j) z[j] = stage[(kDepth + d) * kTile + column() + kSide * j];
-      for (int i = 0; i < kEach; ++i)
-        for (int j = 0; j < kEach; ++j) s[i][j] = multiply_add(x[i], z[j], s[i][j]);
+      const Piece<T, kTile> x = stage[(d * kTile + row<kTile>()) / kEach<kTile>];
+      const Piece<T, kTile> z = stage[((kDepth + d) * kTile + column<kTile>()) / kEach<kTile>];
+      for (int i = 0; i < kEach<kTile>; ++i)
+        for (int j = 0; j < kEach<kTile>; ++j) s[i][j] = multiply_add(x.x[i], z.x[j], s[i][j]);
     }
   }
 }
 
-// Behind each row of weights, so that writes along the rows meet other banks.
-constexpr int kGap = 4;
+// What a block shares of a tile: lines of pieces, in an order that lets neighbours write to
+// different banks.
+template <int kTile>
+DEVICE int piece_of(int line, int element) {
+  return line * kSide + ((element / kEach<kTile>)^(line / kEach<kTile> % 8));
+}
 
 // made[i][c] += the sum over n of weights[n][row] · b[n][column].
 template <class T, int kTile, int kColumns, int kVector, class Weights, class Shared>
 DEVICE void accumulate(Weights& weights, Matrix<T> b, Shared& stage,
-                       computed<T> (&made)[kTile / kSide][kColumns / kSide]) {
-  constexpr int kEach = kTile / kSide, kWide = kColumns / kSide;
+                       computed<T> (&made)[kEach<kTile>][kColumns / kSide]) {
   constexpr int kStaged = 2 * kDepth * kTile / kColumns, kPart = kStaged < kTile ? kStaged : kTile;
   for (int n0 = 0; n0 < kTile; n0 += kPart, b.at += kPart * b.step, b.rows -= kPart) {
     __syncthreads();
-    stage_rows<T, kPart, kColumns, kVector>(b, stage);
+    stage_rows<T, kTile, kPart, kColumns, kVector>(b, stage);
     __syncthreads();
-#pragma unroll 8
+#pragma unroll 2
     for (int n = 0; n < kPart; ++n) {
-      computed<T> x[kEach], z[kWide];
-      for (int i = 0; i < kEach; ++i) x[i] = weights[(n0 + n) * (kTile + kGap) + row<kTile>() + i];
-      for (int c = 0; c < kWide; ++c) z[c] = stage[n * kColumns + column() + kSide * c];
-      for (int i = 0; i < kEach; ++i)
-        for (int c = 0; c < kWide; ++c) made[i][c] = multiply_add(x[i], z[c], made[i][c]);
+      const Piece<T, kTile> x = weights[piece_of<kTile>(n0 + n, row<kTile>())];
+      for (int p = 0; p < kColumns / kTile; ++p) {
+        const Piece<T, kTile> z =
+            stage[(n * kColumns + p * kTile + column<kTile>()) / kEach<kTile>];
+        for (int i = 0; i < kEach<kTile>; ++i)
+          for (int j = 0; j < kEach<kTile>; ++j) {
+            computed<T>& to = made[i][p * kEach<kTile> + j];
+            to = multiply_add(x.x[i], z.x[j], to);
+          }
+      }
     }
   }
 }
 
-template <class T, int kEach, int kWide>
-DEVICE void clear(T (&made)[kEach][kWide]) {
-  for (int i = 0; i < kEach; ++i)
-    for (int c = 0; c < kWide; ++c) made[i][c] = 0;
-}
 // Into rows [0, rows) and columns [0, columns).
 template <class T, int kTile, int kColumns>
-DEVICE void write(const computed<T> (&made)[kTile / kSide][kColumns / kSide], T* to, int64_t step,
+DEVICE void write(const computed<T> (&made)[kEach<kTile>][kColumns / kSide], T* to, int64_t step,
                   int64_t rows, int64_t columns) {
-  for (int i = 0; i < kTile / kSide; ++i)
+  for (int i = 0; i < kEach<kTile>; ++i)
     for (int c = 0; c < kColumns / kSide; ++c) {
-      const int at = row<kTile>() + i, along = column() + kSide * c;
+      const int at = row<kTile>() + i, along = column<kTile>(c);
       if (at < rows && along < columns) to[at * step + along] = T(made[i][c]);
     }
 }
@@ -203,9 +224,8 @@ DEVICE T over_row(T x) {
 // ---- One tile of queries and keys ---------------------------------------------------------------
 template <class T, int kTile>
 struct Tile {
-  static constexpr int kEach = kTile / kSide;
-  computed<T> score[kEach][kEach];  // -∞ where the key is not seen
-  computed<T> slope[kEach][kEach];  // what one that is seen rises by with the product
+  Square<T, kTile> score;  // -∞ where the key is not seen
+  Square<T, kTile> slope;  // what one that is seen rises by with the product
 };
 
 // What a block of one head works with.
@@ -213,9 +233,9 @@ template <class T>
 struct Head {
   const Form& f;
   Inputs<T> in;
-  int64_t b, h;
+  int b, h;
 
-  DEVICE int64_t group() const { return h / (f.heads / f.kv_heads); }
+  DEVICE int group() const { return h / static_cast<int>(f.heads / f.kv_heads); }
   DEVICE Numbers query_numbers() const { return {in.first, f.query_stretches, f.queries}; }
   DEVICE Numbers key_numbers() const { return {in.first_key, f.key_stretches, f.keys}; }
   DEVICE Matrix<T> queries(int64_t i0) const {
@@ -230,6 +250,8 @@ struct Head {
   DEVICE Matrix<T> adjoints(const T* dy, int64_t i0) const {
     return {dy + f.y.at(b, h) + i0 * f.y.token, f.y.token, f.queries - i0, f.v_width};
   }
+  // Of lse.
+  DEVICE int64_t row_of(int64_t query) const { return (b * f.heads + h) * f.queries + query; }
   // Whether some query of a tile sees some key of another.
   DEVICE bool meet(int64_t i0, int64_t k0, int tile) const {
     return !f.causal || key_numbers().fewest(k0, least(k0 + tile, f.keys)) <=
@@ -248,7 +270,8 @@ DEVICE Matrix<T> columns_from(Matrix<T> matrix, int64_t first) {
   return matrix;
 }
 
-// The product of a query and a key becomes a score; slope, first that of one without a cap, its own.
+// The product of a query and a key becomes a score; slope, first that of one without a cap, its
+// own.
 template <class T>
 DEVICE void to_score(const Head<T>& head, int64_t i, int64_t key, computed<T>& x,
                      computed<T>& slope) {
@@ -272,13 +295,12 @@ DEVICE void to_score(const Head<T>& head, int64_t i, int64_t key, computed<T>& x
 template <class T, int kTile, int kVector, class Shared>
 DEVICE void make_scores(const Head<T>& head, int64_t i0, int64_t k0, Shared& stage,
                         Tile<T, kTile>& tile) {
-  constexpr int kEach = kTile / kSide;
   const Form& f = head.f;
   multiply<T, kTile, kVector>(head.queries(i0), head.keys(k0), stage, tile.score);
   const Numbers queries = head.query_numbers(), keys = head.key_numbers();
-  for (int i = 0; i < kEach; ++i)
-    for (int j = 0; j < kEach; ++j) {
-      const int64_t query = i0 + row<kTile>() + i, key = k0 + column() + kSide * j;
+  for (int i = 0; i < kEach<kTile>; ++i)
+    for (int j = 0; j < kEach<kTile>; ++j) {
+      const int64_t query = i0 + row<kTile>() + i, key = k0 + column<kTile>() + j;
       bool seen = query < f.queries && key < f.keys;
       if (seen && f.causal) seen = keys.at(key) <= queries.at(query) + f.offset;
       tile.slope[i][j] = static_cast<computed<T>>(f.scale);
@@ -289,228 +311,74 @@ DEVICE void make_scores(const Head<T>& head, int64_t i0, int64_t k0, Shared& sta
     }
 }
 
-// Scores become weights, `ds` the adjoints of scores.
-template <class T, int kTile, int kVector, class Shared>
-DEVICE void make_adjoints(const Head<T>& head, const Adjoints<T>& a, int64_t i0, int64_t k0,
-                          Shared& stage, Tile<T, kTile>& tile,
-                          computed<T> (&ds)[kTile / kSide][kTile / kSide]) {
-  typedef computed<T> C;
-  constexpr int kEach = kTile / kSide;
-  const Form& f = head.f;
-  make_scores<T, kTile, kVector>(head, i0, k0, stage, tile);
-  multiply<T, kTile, kVector>(head.adjoints(a.dy, i0), head.values(k0), stage, ds);
-  for (int i = 0; i < kEach; ++i) {
-    const int64_t query = least(i0 + row<kTile>() + i, f.queries - 1);
-    const int64_t at = (head.b * f.heads + head.h) * f.queries + query;
-    const C lse = a.lse[at], delta = a.delta[at];
-    for (int j = 0; j < kEach; ++j) {
-      C& x = tile.score[i][j];
-      const bool seen = x != -kInfinity;
-      x = seen ? exponential(x - lse) : 0;
-      ds[i][j] = seen ? x * (ds[i][j] - delta) : 0;
-    }
+// What is summed over, queries or keys, are the lines of what a block shares.
+template <class T, int kTile, class Shared>
+DEVICE void share_by_keys(const Square<T, kTile>& x, Shared& to) {
+  __syncthreads();
+  for (int j = 0; j < kEach<kTile>; ++j) {
+    Piece<T, kTile> piece;
+    for (int i = 0; i < kEach<kTile>; ++i) piece.x[i] = x[i][j];
+    to[piece_of<kTile>(column<kTile>() + j, row<kTile>())] = piece;
   }
 }
-
-// What is summed over, queries or keys, is the first index of what a block shares.
-template <int kTile, class Shared, class C>
-DEVICE void share_by_keys(const C (&x)[kTile / kSide][kTile / kSide], Shared& to) {
-  __syncthreads();
-  for (int i = 0; i < kTile / kSide; ++i)
-    for (int j = 0; j < kTile / kSide; ++j)
-      to[(column() + kSide * j) * (kTile + kGap) + row<kTile>() + i] = x[i][j];
-}
-template <int kTile, class Shared, class C>
-DEVICE void share_by_queries(const C (&x)[kTile / kSide][kTile / kSide], Shared& to) {
-  __syncthreads();
-  for (int i = 0; i < kTile / kSide; ++i)
-    for (int j = 0; j < kTile / kSide; ++j)
-      to[(row<kTile>() + i) * (kTile + kGap) + column() + kSide * j] = x[i][j];
-}
-
-template <int kTile>
-constexpr int kWeights = kTile * (kTile + kGap);
-
-// What block `index` has: chunks of columns next to each other, then tiles, the last of which comes
+// What a block has: chunks of columns next to each other, then tiles, the last of which comes
 // first, since it sees most.
 struct Place {
-  int64_t chunk, tile, head, batch;
+  int chunk, tile, head, batch;
 };
-DEVICE Place place_of(int64_t index, int64_t chunks, int64_t tiles, int64_t heads) {
-  Place place;
-  place.chunk = index % chunks;
-  place.tile = tiles - 1 - index / chunks % tiles;
-  place.head = index / chunks / tiles % heads;
-  place.batch = index / chunks / tiles / heads;
-  return place;
+DEVICE Place place_of(int64_t chunks, int64_t tiles, int64_t heads) {
+  const int index = static_cast<int>(blockIdx.x), c = static_cast<int>(chunks),
+            t = static_cast<int>(tiles), h = static_cast<int>(heads);
+  return {index % c, t - 1 - index / c % t, index / c / t % h, index / c / t / h};
 }
 
 // ---- Kernels ------------------------------------------------------------------------------------
 template <class T, int kTile, int kColumns, int kVector>
 DEVICE void forward(const Form& f, const Inputs<T>& in, int64_t chunks, T* y, computed<T>* lse) {
   typedef computed<T> C;
-  constexpr int kEach = kTile / kSide, kWide = kColumns / kSide;
-  SHARED(C, stage, 2 * kDepth * kTile);
-  SHARED(C, weights, kWeights<kTile>);
-  const Place at = place_of(blockIdx.x, chunks, (f.queries + kTile - 1) / kTile, f.heads);
+  constexpr int kWide = kColumns / kSide;
+  typedef Piece<T, kTile> Shared;
+  SHARED(Shared, stage, 2 * kDepth * kSide);
+  SHARED(Shared, weights, kTile * kSide);
+  const Place at = place_of(chunks, (f.queries + kTile - 1) / kTile, f.heads);
   const Head<T> head{f, in, at.batch, at.head};
-  const int64_t i0 = at.tile * kTile, c0 = at.chunk * kColumns;
-  C made[kEach][kWide], top[kEach], sum[kEach];
+  const int64_t i0 = int64_t{at.tile} * kTile;
+  const int c0 = at.chunk * kColumns;
+  C made[kEach<kTile>][kWide], top[kEach<kTile>], sum[kEach<kTile>];
   clear(made);
-  for (int i = 0; i < kEach; ++i) top[i] = -kInfinity, sum[i] = 0;
+  for (int i = 0; i < kEach<kTile>; ++i) top[i] = -kInfinity, sum[i] = 0;
   for (int64_t k0 = 0; k0 < f.keys; k0 += kTile) {
     if (!head.meet(i0, k0, kTile)) continue;
     Tile<T, kTile> tile;
     make_scores<T, kTile, kVector>(head, i0, k0, stage, tile);
-    for (int i = 0; i < kEach; ++i) {
+    for (int i = 0; i < kEach<kTile>; ++i) {
       C most = tile.score[i][0];
-      for (int j = 1; j < kEach; ++j) most = Greatest::of(most, tile.score[i][j]);
+      for (int j = 1; j < kEach<kTile>; ++j) most = Greatest::of(most, tile.score[i][j]);
       most = Greatest::of(top[i], over_row<Greatest>(most));
       const C keep = most == top[i] ? C(1) : exponential(top[i] - most);
       const C shift = most == -kInfinity ? C(0) : most;
       top[i] = most;
       sum[i] *= keep;  // of this thread's keys
-      for (int j = 0; j < kEach; ++j) {
+      for (int j = 0; j < kEach<kTile>; ++j) {
         tile.score[i][j] = exponential(tile.score[i][j] - shift);
         sum[i] += tile.score[i][j];
       }
       for (int c = 0; c < kWide; ++c) made[i][c] *= keep;
     }
-    share_by_keys<kTile>(tile.score, weights);
+    share_by_keys<T, kTile>(tile.score, weights);
     accumulate<T, kTile, kColumns, kVector>(weights, columns_from(head.values(k0), c0), stage,
                                             made);
   }
-  for (int i = 0; i < kEach; ++i) {
+  for (int i = 0; i < kEach<kTile>; ++i) {
     const C all = over_row<Sum>(sum[i]);
     for (int c = 0; c < kWide; ++c) made[i][c] = all == 0 ? C(0) : made[i][c] / all;
     C logs = top[i] + logarithm(all);
     if (all == 0) set_unseen(logs);
     const int64_t query = i0 + row<kTile>() + i;
-    if (c0 == 0 && column() == 0 && query < f.queries)
-      lse[(head.b * f.heads + head.h) * f.queries + query] = logs;
+    if (c0 == 0 && column<kTile>() == 0 && query < f.queries) lse[head.row_of(query)] = logs;
   }
   write<T, kTile, kColumns>(made, y + f.y.at(head.b, head.h) + i0 * f.y.token + c0, f.y.token,
                             f.queries - i0, f.v_width - c0);
-}
-
-// delta of each query, a warp for each.
-template <class T>
-DEVICE void dot_adjoints(const Form& f, const T* y, const T* dy, computed<T>* delta) {
-  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
-  if (at >= f.batch * f.heads * f.queries) return;
-  const int64_t query = at % f.queries, h = at / f.queries % f.heads;
-  const int64_t first = f.y.at(at / f.queries / f.heads, h) + query * f.y.token;
-  computed<T> sum = 0;
-  for (int64_t i = threadIdx.x % kWarp; i < f.v_width; i += kWarp)
-    sum = multiply_add(static_cast<computed<T>>(y[first + i]),
-                       static_cast<computed<T>>(dy[first + i]), sum);
-  sum = over_warp<Sum>(sum);
-  if (threadIdx.x % kWarp == 0) delta[at] = sum;
-}
-
-template <class T, int kTile, int kColumns, int kVector>
-DEVICE void query_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>& a,
-                            int64_t chunks, T* dq) {
-  typedef computed<T> C;
-  constexpr int kEach = kTile / kSide;
-  SHARED(C, stage, 2 * kDepth * kTile);
-  SHARED(C, weights, kWeights<kTile>);
-  const Place at = place_of(blockIdx.x, chunks, (f.queries + kTile - 1) / kTile, f.heads);
-  const Head<T> head{f, in, at.batch, at.head};
-  const int64_t i0 = at.tile * kTile, c0 = at.chunk * kColumns;
-  C made[kEach][kColumns / kSide];
-  clear(made);
-  for (int64_t k0 = 0; k0 < f.keys; k0 += kTile) {
-    if (!head.meet(i0, k0, kTile)) continue;
-    Tile<T, kTile> tile;
-    C ds[kEach][kEach];
-    make_adjoints<T, kTile, kVector>(head, a, i0, k0, stage, tile, ds);
-    for (int i = 0; i < kEach; ++i)
-      for (int j = 0; j < kEach; ++j) ds[i][j] *= tile.slope[i][j];
-    share_by_keys<kTile>(ds, weights);
-    accumulate<T, kTile, kColumns, kVector>(weights, columns_from(head.keys(k0), c0), stage, made);
-  }
-  write<T, kTile, kColumns>(made, dq + f.dq.at(head.b, head.h) + i0 * f.dq.token + c0, f.dq.token,
-                            f.queries - i0, f.width - c0);
-}
-
-// Of all heads that read those of the keys, in order.
-template <class T, int kTile, int kColumns, int kVector>
-DEVICE void key_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>& a, int64_t chunks,
-                          T* dk, T* dv) {
-  typedef computed<T> C;
-  constexpr int kEach = kTile / kSide, kWide = kColumns / kSide;
-  SHARED(C, stage, 2 * kDepth * kTile);
-  SHARED(C, weights, kWeights<kTile>);
-  const Place at = place_of(blockIdx.x, chunks, (f.keys + kTile - 1) / kTile, f.kv_heads);
-  const int64_t k0 = at.tile * kTile, c0 = at.chunk * kColumns, repeat = f.heads / f.kv_heads;
-  C of_keys[kEach][kWide], of_values[kEach][kWide];
-  clear(of_keys);
-  clear(of_values);
-  for (int64_t h = at.head * repeat; h < (at.head + 1) * repeat; ++h) {
-    const Head<T> head{f, in, at.batch, h};
-    for (int64_t i0 = 0; i0 < f.queries; i0 += kTile) {
-      if (!head.meet(i0, k0, kTile)) continue;
-      Tile<T, kTile> tile;
-      C ds[kEach][kEach];
-      make_adjoints<T, kTile, kVector>(head, a, i0, k0, stage, tile, ds);
-      share_by_queries<kTile>(tile.score, weights);
-      accumulate<T, kTile, kColumns, kVector>(weights, columns_from(head.adjoints(a.dy, i0), c0),
-                                              stage, of_values);
-      for (int i = 0; i < kEach; ++i)
-        for (int j = 0; j < kEach; ++j) ds[i][j] *= tile.slope[i][j];
-      share_by_queries<kTile>(ds, weights);
-      accumulate<T, kTile, kColumns, kVector>(weights, columns_from(head.queries(i0), c0), stage,
-                                              of_keys);
-    }
-  }
-  write<T, kTile, kColumns>(of_keys, dk + f.dk.at(at.batch, at.head) + k0 * f.dk.token + c0,
-                            f.dk.token, f.keys - k0, f.width - c0);
-  write<T, kTile, kColumns>(of_values, dv + f.dv.at(at.batch, at.head) + k0 * f.dv.token + c0,
-                            f.dv.token, f.keys - k0, f.v_width - c0);
-}
-
-// The gradient of a mask of terms. A block has a tile of it and walks over all that it is repeated
-// for: extents of the mask that are 1 have no step.
-template <class T, int kTile, int kVector>
-DEVICE void mask_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>& a, T* dmask) {
-  typedef computed<T> C;
-  constexpr int kEach = kTile / kSide;
-  SHARED(C, stage, 2 * kDepth * kTile);
-  SHARED(C, weights, kWeights<kTile>);
-  const bool every_batch = f.mask_step[0] == 0, every_head = f.mask_step[1] == 0;
-  const bool every_query = f.mask_step[2] == 0, every_key = f.mask_step[3] == 0;
-  const int64_t query_tiles = (f.queries + kTile - 1) / kTile;
-  const int64_t key_tiles = (f.keys + kTile - 1) / kTile;
-  const Place at = place_of(blockIdx.x, every_key ? 1 : key_tiles, every_query ? 1 : query_tiles,
-                            every_head ? 1 : f.heads);
-  C made[kEach][kEach];
-  clear(made);
-  for (int64_t b = at.batch; b < (every_batch ? f.batch : at.batch + 1); ++b)
-    for (int64_t h = at.head; h < (every_head ? f.heads : at.head + 1); ++h)
-      for (int64_t i = at.tile; i < (every_query ? query_tiles : at.tile + 1); ++i)
-        for (int64_t k = at.chunk; k < (every_key ? key_tiles : at.chunk + 1); ++k) {
-          const Head<T> head{f, in, b, h};
-          if (!head.meet(i * kTile, k * kTile, kTile)) continue;
-          Tile<T, kTile> tile;
-          C ds[kEach][kEach];
-          make_adjoints<T, kTile, kVector>(head, a, i * kTile, k * kTile, stage, tile, ds);
-          for (int r = 0; r < kEach; ++r)
-            for (int c = 0; c < kEach; ++c) made[r][c] += ds[r][c];
-        }
-  share_by_queries<kTile>(made, weights);
-  __syncthreads();
-  const int columns = every_key ? 1 : kTile, rows = every_query ? 1 : kTile;
-  const Head<T> head{f, in, at.batch, at.head};
-  for (int e = threadIdx.x; e < rows * columns; e += kThreads) {
-    const int r = e / columns, c = e % columns;
-    const int64_t query = at.tile * kTile + r, key = at.chunk * kTile + c;
-    if ((!every_query && query >= f.queries) || (!every_key && key >= f.keys)) continue;
-    C sum = 0;
-    for (int i = r; i < (every_query ? kTile : r + 1); ++i)
-      for (int j = c; j < (every_key ? kTile : c + 1); ++j) sum += weights[i * (kTile + kGap) + j];
-    dmask[head.mask_element(query, every_key ? 0 : head.key_numbers().at(key))] = T(sum);
-  }
 }
 
 // Two parts' rows by their sums of exponentials, a warp for each; what sees no key weighs nothing.
@@ -531,11 +399,11 @@ DEVICE void merge(int64_t count, int64_t queries, int64_t heads, int64_t width, 
   const C of_a = a == none ? C(0) : exponential(a - top);
   const C of_b = b == none ? C(0) : exponential(b - top), sum = of_a + of_b;
   const C share_a = sum == 0 ? C(0) : of_a / sum, share_b = sum == 0 ? C(0) : of_b / sum;
-  const int64_t first = rows.at(at / queries / heads, at / queries % heads) +
-                        at % queries * rows.token;
+  const int64_t first =
+      rows.at(at / queries / heads, at / queries % heads) + at % queries * rows.token;
   for (int64_t i = lane; i < width; i += kWarp)
-    to[first + i] = T(share_a * static_cast<C>(y[first + i]) +
-                      share_b * static_cast<C>(other_y[first + i]));
+    to[first + i] =
+        T(share_a * static_cast<C>(y[first + i]) + share_b * static_cast<C>(other_y[first + i]));
   if (lane == 0) to_lse[at] = sum == 0 ? none : top + logarithm(sum);
 }
 
