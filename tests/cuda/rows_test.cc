@@ -146,8 +146,9 @@ constexpr double kOfFloat = 4e-6, kOfBf16 = 0x1p-6;
 struct Size {
   int64_t rows, width;
 };
-constexpr Size kSizes[] = {{1, 1},    {70, 1},   {5, 7},     {1, 33},    {70, 33},  {3, 64},
-                           {19, 768}, {2, 5000}, {2, 16384}, {25000, 7}, {700, 40}, {1, 768}};
+constexpr Size kSizes[] = {{1, 1},     {33, 33},  {70, 1},   {5, 7},    {1, 33},
+                           {70, 33},   {3, 64},   {19, 768}, {2, 5000}, {2, 16384},
+                           {25000, 7}, {700, 40}, {1, 768}};
 
 Attrs last_axis(bool with_epsilon) {
   Attrs attrs{{"axis", int64_t{1}}};
