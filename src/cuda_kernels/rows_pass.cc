@@ -403,8 +403,13 @@ void Pass::write_sum_parts(Emitter& emit, const std::vector<DeviceOperand>& part
 }
 
 Status Pass::write(size_t first, Emitter& emit) {
+  // A thread of a block keeps what it has of a whole row, beyond its registers in memory.
+  constexpr int64_t kMostKept = int64_t{1} << 20;
   find_extents();
-  layout_ = layout_of(shape_of());
+  const PassShape shape = shape_of();
+  if (shape.keeps_row && shape.width > kMostKept)
+    return fail("not supported: rows of more than {} elements", kMostKept);
+  layout_ = layout_of(shape);
   for (const PassOp& op : ops_) {
     if (op.row_op)
       write_row_op(op);
