@@ -445,7 +445,8 @@ Status Pass::write(size_t first, Emitter& emit) {
 
 PassOp pass_op(const FusedProgram& program, const ProgramOp& op, size_t& operand,
                const Emitter& emit) {
-  PassOp made{use_of(program, op), {}, {}, {}, find_row_op(op.op)};
+  PassOp made{use_of(program, op), {}, {}, {}, nullptr};
+  made.row_op = find_row_op(made.use);
   made.extents = extents_of(made.use).value();
   const auto add = [&](std::vector<Operand>& to, int32_t value, const TensorType& type,
                        std::string_view kinds) {

@@ -224,6 +224,10 @@ TEST(Rows, ColumnsRowsAndSingleElements) {
     const int32_t back = w.op("Div", {norm[0], w.op("Add", {norm[1], one})});
     const int32_t p = w.op("Softmax", {back}, last_axis(false));
     const int32_t dp = w.op("SoftmaxGrad", {p, x}, last_axis(false));
+    const Attrs over{{"axes", Shape{1}}, {"keepdims", int64_t{1}}};
+    const int32_t most = w.op("ReduceMax", {a}, over), least = w.op("ReduceMin", {a}, over);
+    exact.insert(exact.end(), {most, least, w.op("Sub", {b, most}), w.op("Add", {least, column})});
+    near.push_back(w.op("Mul", {w.op("ReduceSum", {a}, over), b}));
     const int32_t log = w.op("LogSoftmax", {x}, last_axis(false));
     const int32_t dlog = w.op("LogSoftmaxGrad", {log, b}, last_axis(false));
     near.insert(near.end(), {norm[1], back, p, dp, log, dlog});
@@ -343,7 +347,7 @@ TEST_P(RandomPass, IsThatOfItsOps) {
   const auto pick = [&] { return values[below(values.size())]; };
   for (size_t step = 0; step < 4 + below(10); ++step) {
     const int32_t x = pick();
-    const size_t kind = below(12);
+    const size_t kind = below(13);
     if (kind < 7) {
       constexpr const char* kOps[] = {"Add", "Sub", "Mul", "Max", "Min"};
       const int32_t with[] = {pick(), pick(), column, row};
@@ -361,6 +365,11 @@ TEST_P(RandomPass, IsThatOfItsOps) {
       values.push_back(norm[0]);
       values.push_back(w.op("Mul", {x, norm[1]}));
       is_exact = false;
+    } else if (kind == 11) {
+      const char* const how = below(2) == 0 ? "ReduceMax" : "ReduceSum";
+      const int32_t one = w.op(how, {x}, {{"axes", Shape{1}}, {"keepdims", int64_t{1}}});
+      values.push_back(w.op("Sub", {pick(), one}));
+      is_exact = false;
     } else {
       values.push_back(w.cast(w.cast(x, DType::kBF16), type));
     }
@@ -370,7 +379,7 @@ TEST_P(RandomPass, IsThatOfItsOps) {
   if (values.size() > 3) shown.push_back(values[values.size() - 2]);
   w.expect(shown, is_exact ? kExact : type == DType::kF32 ? 1e-2 : 4 * kOfBf16);
 }
-INSTANTIATE_TEST_SUITE_P(Seeds, RandomPass, ::testing::Range(1, 17));
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomPass, ::testing::Range(1, 25));
 
 // ---- Words --------------------------------------------------------------------------------------
 
