@@ -14,7 +14,10 @@ constexpr std::array kRowOps = std::to_array<RowOp>({
     {"LayerNormGradX", RowOp::kFromAxis, "layer_norm_grad_x", "xxwcc", "x", "n"},
     {"LogSoftmax", RowOp::kLastAxis, "log_softmax", "x", "x"},
     {"LogSoftmaxGrad", RowOp::kLastAxis, "log_softmax_grad", "xx", "x"},
-    {"ReduceSum", RowOp::kSum, "sum_rows", "x", "s"},
+    {"ReduceMax", RowOp::kLastAxes, "greatest_of_row", "x", "c"},
+    {"ReduceMin", RowOp::kLastAxes, "least_of_row", "x", "c"},
+    {"ReduceSum", RowOp::kLastAxes, "sum_of_row", "x", "c"},
+    {"ReduceSum", RowOp::kOtherAxes, "sum_rows", "x", "s"},
     {"RmsNorm", RowOp::kFromAxis, "rms_norm", "xw", "xc", "ne"},
     {"RmsNormGradScale", RowOp::kFromAxis, "rms_norm_grad_scale", "xxc", "s"},
     {"RmsNormGradX", RowOp::kFromAxis, "rms_norm_grad_x", "xxwc", "x", "n"},
@@ -29,31 +32,43 @@ Extents of_last_dim(const Shape& shape) {
   return from_axis(shape, shape.size() < 2 ? 0 : shape.size() - 1);
 }
 
-// Whether all dims but the last are summed.
-bool sums_rows(const Use& use) {
-  std::vector<int64_t> leading(use.in(0).empty() ? 0 : use.in(0).size() - 1);
-  std::iota(leading.begin(), leading.end(), 0);
-  return !leading.empty() && use.attrs.integers("axes") == leading;
+// Whether `axes` has the last dim alone, of which threads can keep all, or all others.
+bool has_last(const Use& use) {
+  constexpr int64_t kMostKept = 16384;
+  const Shape& shape = use.in(0);
+  return shape.size() > 1 && shape.back() > 0 && shape.back() <= kMostKept &&
+         info(use.type()).is_float &&
+         use.attrs.integers("axes") == Shape{static_cast<int64_t>(shape.size()) - 1};
+}
+bool has_others(const Use& use) {
+  Shape others(use.in(0).empty() ? 0 : use.in(0).size() - 1);
+  std::iota(others.begin(), others.end(), 0);
+  return !others.empty() && use.attrs.integers("axes") == others;
+}
+
+std::optional<Extents> extents_for(const RowOp& op, const Use& use) {
+  const Shape& shape = use.in(0);
+  const auto axis = static_cast<size_t>(use.attrs.integer("axis"));
+  if (op.along == RowOp::kFromAxis) return from_axis(shape, axis);
+  const bool is_last = op.along == RowOp::kLastAxis   ? axis + 1 == shape.size()
+                       : op.along == RowOp::kLastAxes ? has_last(use)
+                                                      : has_others(use);
+  return is_last ? std::optional(of_last_dim(shape)) : std::nullopt;
 }
 
 }  // namespace
 
-const RowOp* find_row_op(std::string_view op) {
-  const auto* row = std::find_if(kRowOps.begin(), kRowOps.end(),
-                                 [&](const RowOp& each) { return each.op == op; });
+const RowOp* find_row_op(const Use& use) {
+  const auto* row = std::find_if(kRowOps.begin(), kRowOps.end(), [&](const RowOp& each) {
+    return each.op == use.op && extents_for(each, use);
+  });
   return row == kRowOps.end() ? nullptr : row;
 }
 
 std::optional<Extents> extents_of(const Use& use) {
   if (is_expression(use.op)) return of_last_dim(use.out());
-  const RowOp* op = find_row_op(use.op);
-  if (!op) return std::nullopt;
-  const Shape& shape = use.in(0);
-  const auto axis = static_cast<size_t>(use.attrs.integer("axis"));
-  if (op->along == RowOp::kSum)
-    return sums_rows(use) ? std::optional(of_last_dim(shape)) : std::nullopt;
-  if (op->along == RowOp::kLastAxis && axis + 1 != shape.size()) return std::nullopt;
-  return from_axis(shape, axis);
+  const RowOp* op = find_row_op(use);
+  return op ? extents_for(*op, use) : std::nullopt;
 }
 
 bool goes_by_rows(const FusedProgram& program, const ProgramOp& op) {

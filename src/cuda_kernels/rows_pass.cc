@@ -22,7 +22,8 @@ struct Operand {
   int32_t value = -1;
   DeviceOperand place;
   TensorType type;
-  Form form;
+  char kind = ' ';  // of RowOp::inputs and outputs; of an expression, a blank
+  Form form = {};
 };
 struct PassOp {
   Use use;
@@ -31,26 +32,25 @@ struct PassOp {
   const RowOp* row_op = nullptr;  // null: an expression
 };
 
-// Whether the op loads the operand when it needs it.
-bool is_weight(const PassOp& op, const Operand& operand) {
-  const auto i = static_cast<size_t>(&operand - op.inputs.data());
-  return op.row_op && i < op.inputs.size() && op.row_op->inputs[i] == 'w';
-}
-
-// ---- Where operands lie in the matrix of the pass
-// ------------------------------------------------
+// ---- Where operands lie in the matrix of the pass -----------------------------------------------
 
 Form form_in_rows(bool is_row, int64_t width) {
   const bool is_column = !is_row || width == 1;
   return {is_row, is_column ? std::string(" + at.row") : fmt::format(" + at.row * {}LL", width)};
 }
-// Of an operand of so many elements: a whole matrix, one element for each row, one row for all, or
-// one element for all.
-Form form_of_count(int64_t count, const Extents& extents, int64_t width) {
+// Of an operand of an op that goes over these rows, in a pass over rows of `width`. One of an
+// expression is a whole matrix, one element for each row, one element for all, or one row for all.
+Form form_of(const Operand& operand, const Extents& extents, int64_t width) {
   const bool is_row = extents.width == width;
+  if (operand.kind == 'x') return form_in_rows(is_row, width);
+  if (operand.kind == 'c') return form_in_rows(false, width);
+  if (operand.kind != ' ') return {is_row, ""};
+  const Shape& shape = operand.type.shape;
+  const int64_t count = num_elements(shape);
   if (count == extents.rows * extents.width) return form_in_rows(is_row, width);
-  if (count == 1) return {};
-  return count == extents.rows ? form_in_rows(false, width) : Form{is_row, ""};
+  if (count == extents.rows && !shape.empty() && shape.back() == 1)
+    return form_in_rows(false, width);
+  return count == 1 ? Form{} : Form{is_row, ""};
 }
 
 // What an operand of a shape, broadcast to another, has by dim of that: elements from one to the
@@ -63,49 +63,57 @@ std::vector<int64_t> strides_in(const Shape& from, const Shape& to) {
   return strides;
 }
 
-// An expression alone, with operands that are broadcast in whatever way: neighbouring dims that all
-// operands go through without a gap are one; the last is the row.
+// Dims of a loop, outermost first, and what each operand has by dim.
+struct Loop {
+  Shape extents;
+  std::vector<std::vector<int64_t>> strides;  // by operand
+};
+// Neighbouring dims that all operands go through without a gap are one.
+Loop loop_of(const Shape& shape, const std::vector<Operand*>& operands) {
+  std::vector<std::vector<int64_t>> all;
+  for (const Operand* operand : operands) all.push_back(strides_in(operand->type.shape, shape));
+  Loop loop{{}, std::vector<std::vector<int64_t>>(operands.size())};
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] == 1) continue;
+    bool joins = !loop.extents.empty();
+    for (size_t k = 0; k < operands.size() && joins; ++k)
+      joins = loop.strides[k].back() == all[k][d] * shape[d];
+    if (joins)
+      loop.extents.back() *= shape[d];
+    else
+      loop.extents.push_back(shape[d]);
+    for (size_t k = 0; k < operands.size(); ++k) {
+      loop.strides[k].resize(loop.extents.size());
+      loop.strides[k].back() = all[k][d];
+    }
+  }
+  if (!loop.extents.empty()) return loop;
+  return {{1}, std::vector<std::vector<int64_t>>(operands.size(), {0})};
+}
+
+// The forms of an expression alone, whose operands are broadcast in whatever way: the last dim of
+// its loop is the row.
 void fold(PassOp& op) {
   std::vector<Operand*> operands;
   for (auto* list : {&op.inputs, &op.outputs})
     for (Operand& operand : *list) operands.push_back(&operand);
-  const Shape& shape = op.use.out();
-  Shape extents;
-  std::vector<std::vector<int64_t>> strides;  // by operand
-  std::vector<std::vector<int64_t>> whole;
-  for (const Operand* operand : operands) whole.push_back(strides_in(operand->type.shape, shape));
-  strides.resize(operands.size());
-  for (size_t d = 0; d < shape.size(); ++d) {
-    if (shape[d] == 1) continue;
-    bool joins = !extents.empty();
-    for (size_t k = 0; k < operands.size() && joins; ++k)
-      joins = strides[k].back() == whole[k][d] * shape[d];
-    if (joins) extents.back() *= shape[d];
-    if (!joins) extents.push_back(shape[d]);
-    for (size_t k = 0; k < operands.size(); ++k) {
-      if (!joins) strides[k].push_back(0);
-      strides[k].back() = whole[k][d];
-    }
-  }
-  if (extents.empty()) extents.push_back(1);
-  op.extents = {extent(extents, 0, extents.size() - 1), extents.back()};
+  const auto [extents, strides] = loop_of(op.use.out(), operands);
+  const size_t last = extents.size() - 1;
+  op.extents = {extent(extents, 0, last), extents[last]};
   for (size_t k = 0; k < operands.size(); ++k) {
-    strides[k].resize(extents.size());
-    Form form{strides[k].back() != 0, ""};
+    Form& form = operands[k]->form = {strides[k][last] != 0, ""};
     int64_t inner = 1;
-    for (size_t d = extents.size() - 1; d-- > 0; inner *= extents[d]) {
+    for (size_t d = last; d-- > 0; inner *= extents[d]) {
       if (strides[k][d] == 0) continue;
       form.row_offset += " + at.row";
       if (inner > 1) form.row_offset += fmt::format(" / {}LL", inner);
       if (d > 0) form.row_offset += fmt::format(" % {}LL", extents[d]);
       form.row_offset += fmt::format(" * {}LL", strides[k][d]);
     }
-    operands[k]->form = form;
   }
 }
 
-// ---- The text
-// ------------------------------------------------------------------------------------
+// ---- The text -----------------------------------------------------------------------------------
 
 class Pass {
  public:
@@ -301,38 +309,24 @@ void Pass::write_row_op(const PassOp& op) {
   for (size_t o = 0; o < made.size(); ++o) store(op.outputs[o], made[o]);
 }
 
-// ---- The layout
-// ----------------------------------------------------------------------------------
+// ---- The layout ---------------------------------------------------------------------------------
 
-// The matrix of the pass, and the forms of its operands. Rows of matrices without any other operand
-// are one row.
+// The matrix of the pass, and the forms of its operands.
 void Pass::find_extents() {
-  for (const PassOp& op : ops_) extents_.width = std::max(extents_.width, op.extents.width);
-  extents_.rows = ops_[0].extents.rows;
   if (ops_.size() == 1 && !ops_[0].row_op) {
     fold(ops_[0]);
     extents_ = ops_[0].extents;
     return;
   }
+  extents_.rows = ops_[0].extents.rows;
+  for (const PassOp& op : ops_) extents_.width = std::max(extents_.width, op.extents.width);
   for (PassOp& op : ops_) {
     PIPER_CHECK(op.extents.rows == extents_.rows &&
                     (op.extents.width == extents_.width || op.extents.width == 1),
                 "a pass over different rows");
     for (auto* operands : {&op.inputs, &op.outputs})
-      for (size_t i = 0; i < operands->size(); ++i) {
-        Operand& operand = (*operands)[i];
-        const std::string_view kinds = !op.row_op               ? ""
-                                       : operands == &op.inputs ? op.row_op->inputs
-                                                                : op.row_op->outputs;
-        const bool is_row = op.extents.width == extents_.width;
-        const char kind = i < kinds.size() ? kinds[i] : ' ';
-        if (kind == 'w' || kind == 's') operand.form = {is_row, ""};
-        if (kind == 'x' || kind == 'c')
-          operand.form = form_in_rows(kind == 'x' && is_row, extents_.width);
-        if (kind == ' ')
-          operand.form =
-              form_of_count(num_elements(operand.type.shape), op.extents, extents_.width);
-      }
+      for (Operand& operand : *operands)
+        operand.form = form_of(operand, op.extents, extents_.width);
   }
 }
 
@@ -355,11 +349,11 @@ int64_t Pass::kept() const {
   for (size_t o = 0; o < ops_.size(); ++o)
     for (const auto* operands : {&ops_[o].inputs, &ops_[o].outputs})
       for (const Operand& operand : *operands) {
-        if (!operand.form.is_row || operand.value < 0 || is_weight(ops_[o], operand)) continue;
-        const bool is_sum =
-            operands == &ops_[o].outputs && ops_[o].row_op && ops_[o].row_op->sums();
-        sums += is_sum;
-        if (!is_sum) lives.try_emplace(key_of(operand), o, o).first->second.second = o;
+        if (!operand.form.is_row || operand.kind == 'w') continue;  // which is there for a moment
+        if (operand.kind == 's')
+          ++sums;
+        else
+          lives.try_emplace(key_of(operand), o, o).first->second.second = o;
       }
   for (size_t o = 0; o < ops_.size(); ++o)
     most = std::max<int64_t>(most, std::count_if(lives.begin(), lives.end(), [&](const auto& life) {
@@ -373,8 +367,7 @@ PassShape Pass::shape_of() const {
   int64_t least_bytes = 8;  // of an element that is moved
   shape.lanes = 8;
   for (const PassOp& op : ops_) {
-    shape.keeps_row |= op.row_op && !op.row_op->sums();
-    shape.sums_rows |= op.row_op && op.row_op->sums();
+    if (op.row_op) (op.row_op->sums() ? shape.sums_rows : shape.keeps_row) = true;
     for (const auto* operands : {&op.inputs, &op.outputs})
       for (const Operand& operand : *operands) {
         if (operand.place.kind == DeviceOperand::kAbsent || !operand.form.is_row) continue;
@@ -387,8 +380,7 @@ PassShape Pass::shape_of() const {
   return shape;
 }
 
-// ---- The steps
-// -----------------------------------------------------------------------------------
+// ---- The steps ----------------------------------------------------------------------------------
 
 void Pass::write_sum_parts(Emitter& emit, const std::vector<DeviceOperand>& parts) const {
   constexpr int64_t kColumns = 32;
@@ -411,8 +403,13 @@ void Pass::write_sum_parts(Emitter& emit, const std::vector<DeviceOperand>& part
 }
 
 Status Pass::write(size_t first, Emitter& emit) {
+  // A thread of a block keeps what it has of a whole row, beyond its registers in memory.
+  constexpr int64_t kMostKept = int64_t{1} << 20;
   find_extents();
-  layout_ = layout_of(shape_of());
+  const PassShape shape = shape_of();
+  if (shape.keeps_row && shape.width > kMostKept)
+    return fail("not supported: rows of more than {} elements", kMostKept);
+  layout_ = layout_of(shape);
   for (const PassOp& op : ops_) {
     if (op.row_op)
       write_row_op(op);
@@ -448,12 +445,19 @@ Status Pass::write(size_t first, Emitter& emit) {
 
 PassOp pass_op(const FusedProgram& program, const ProgramOp& op, size_t& operand,
                const Emitter& emit) {
-  PassOp made{use_of(program, op), {}, {}, {}, find_row_op(op.op)};
+  PassOp made{use_of(program, op), {}, {}, {}, nullptr};
+  made.row_op = find_row_op(made.use);
   made.extents = extents_of(made.use).value();
+  const auto add = [&](std::vector<Operand>& to, int32_t value, const TensorType& type,
+                       std::string_view kinds) {
+    const char kind = to.size() < kinds.size() ? kinds[to.size()] : ' ';
+    to.push_back({value, emit.operand(operand++), type, kind});
+  };
+  const RowOp none{}, &row_op = made.row_op ? *made.row_op : none;
   for (size_t i = 0; i < op.inputs.size(); ++i)
-    made.inputs.push_back({op.inputs[i], emit.operand(operand++), made.use.inputs[i], {}});
+    add(made.inputs, op.inputs[i], made.use.inputs[i], row_op.inputs);
   for (size_t o = 0; o < op.outputs.size(); ++o)
-    made.outputs.push_back({op.outputs[o], emit.operand(operand++), made.use.outputs[o], {}});
+    add(made.outputs, op.outputs[o], made.use.outputs[o], row_op.outputs);
   return made;
 }
 

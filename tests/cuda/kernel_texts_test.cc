@@ -10,6 +10,7 @@
 #include "piper/compile.h"
 #include "piper/cuda_kernels.h"
 #include "piper/fuse.h"
+#include "piper/signatures.h"
 
 namespace piper {
 namespace {
@@ -142,6 +143,55 @@ body
   }
   EXPECT_GT(wide, 3u);
   EXPECT_EQ(wide, all) << text.assembly;
+}
+
+// A use of the op for each sample that may be of this type, each with operands of its own.
+void add_uses(const OpDef& def, DType type, Program& program) {
+  for (const OpSample& sample : def.samples) {
+    OpTypes use{.inputs = sample.inputs, .present = {}, .outputs = {}, .attrs = sample.attrs};
+    use.present.assign(sample.inputs.size(), true);
+    for (const int i : sample.absent) use.present[static_cast<size_t>(i)] = false;
+    for (TensorType& input : use.inputs)
+      if (input.dtype == DType::kF64) input.dtype = type;
+    for (const char* name : {"to", "dtype"})
+      if (use.attrs.text(name) == "f64") use.attrs.set(name, info(type).name);
+    auto outputs = def.types(use);
+    if (!outputs) continue;
+    use.outputs = *outputs;
+    if (!check_use(def.name, use)) continue;
+    ProgramOp op{std::string(def.name), use.attrs, {}, {}};
+    const auto add = [&](const TensorType& of, bool is_read) {
+      program.values.push_back(of);
+      program.arg_read.push_back(is_read);
+      program.arg_written.push_back(!is_read);
+      return program.num_args++;
+    };
+    for (size_t i = 0; i < use.inputs.size(); ++i)
+      op.inputs.push_back(use.present[i] ? add(use.inputs[i], true) : -1);
+    for (const TensorType& output : use.outputs) op.outputs.push_back(add(output, false));
+    Program alone = program;
+    alone.ops = {op};
+    if (device_program(alone)) program.ops.push_back(std::move(op));
+  }
+}
+
+TEST(Texts, OfAllOpsCompile) {
+  const Nvrtc* nvrtc = Nvrtc::find();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  constexpr size_t kTogether = 12;
+  const std::vector<std::string> names = cuda_ops();
+  for (size_t first = 0; first < names.size(); first += kTogether) {
+    Program program;
+    for (size_t n = first; n < std::min(first + kTogether, names.size()); ++n)
+      for (const DType type : {DType::kF64, DType::kBF16})
+        if (const OpDef* def = find_op(names[n])) add_uses(*def, type, program);
+    SCOPED_TRACE("ops from " + names[first] + " on");
+    const auto made = device_program(program);
+    ASSERT_TRUE(made) << print_error(made.error());
+    const auto binary = nvrtc->compile(made->source, "sm_90a");
+    ASSERT_TRUE(binary.ok) << binary.log;
+    EXPECT_EQ(binary.log.find("warning"), std::string::npos) << binary.log;
+  }
 }
 
 // The control: what does not fit is seen.

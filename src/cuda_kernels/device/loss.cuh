@@ -145,9 +145,11 @@ DEVICE void cross_entropy_grad_row(const T* logits, const int64_t* labels, const
       run = kept[x.number(c)];
     else
       run = x.load(c);
+    const int64_t ahead = place - x.column(c);
+    const int chosen = ahead >= 0 && ahead < Row::kLanes ? static_cast<int>(ahead) : -1;
     EACH(l, Row::kLanes) {
       C slope = word::exp(C(run.x[l]) - top) * factor;
-      if (x.column(c) + l == place) slope -= scale;
+      if (l == chosen) slope -= scale;
       run.x[l] = T(is_ignored ? C(0) : slope);
     }
     x.store(gradients + row * kClasses, c, run);

@@ -160,15 +160,16 @@ struct Rows {
   // What the groups of rows have, added to that of the first.
   template <class T, int kRun>
   DEVICE static void add_groups(T (&run)[kRun]) {
-    if (kAtOnce == 1) return;
-    SHARED(T, all, kThreads * kAtOnce * kRun);
-    const int own = static_cast<int>(threadIdx.x) * kRun;
-    EACH(l, kRun) all[own + l] = run[l];
-    __syncthreads();
-    if (threadIdx.x < kThreads)
-      for (int other = 1; other < kAtOnce; ++other)
-        EACH(l, kRun) run[l] = word::add(run[l], all[other * kThreads * kRun + own + l]);
-    __syncthreads();
+    if constexpr (kAtOnce > 1) {
+      SHARED(T, all, kThreads * kAtOnce * kRun);
+      const int own = static_cast<int>(threadIdx.x) * kRun;
+      EACH(l, kRun) all[own + l] = run[l];
+      __syncthreads();
+      if (threadIdx.x < kThreads)
+        for (int other = 1; other < kAtOnce; ++other)
+          EACH(l, kRun) run[l] = word::add(run[l], all[other * kThreads * kRun + own + l]);
+      __syncthreads();
+    }
   }
 };
 

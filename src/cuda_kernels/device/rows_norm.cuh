@@ -1,5 +1,5 @@
-// Layer and RMS norm, softmax and their gradients of one row, whose elements its threads have: `at`
-// is a Rows. Results are rounded once each.
+// What looks at whole rows, whose elements their threads have, or adds rows up: `at` is a Rows.
+// Results are rounded once each.
 
 namespace rows {
 
@@ -110,6 +110,20 @@ DEVICE void log_softmax_grad(At& at, const T (&y)[At::kCount], const T (&dy)[At:
   typedef computed<T> C;
   const C all = at.sum([&](int i) { return C(dy[i]); });
   EACH(i, At::kCount) dx[i] = T(C(dy[i]) - word::exp(C(y[i])) * all);
+}
+
+// ---- One number a row ----------------------------------------------------------------------------
+template <class At, class T>
+DEVICE void sum_of_row(At& at, const T (&x)[At::kCount], T& sum) {
+  sum = T(at.sum([&](int i) { return computed<T>(x[i]); }));
+}
+template <class At, class T>
+DEVICE void greatest_of_row(At& at, const T (&x)[At::kCount], T& greatest) {
+  greatest = T(at.greatest([&](int i) { return computed<T>(x[i]); }));
+}
+template <class At, class T>
+DEVICE void least_of_row(At& at, const T (&x)[At::kCount], T& least) {
+  least = T(-at.greatest([&](int i) { return -computed<T>(x[i]); }));
 }
 
 // ---- Sums over rows, of each column or of one element a row ---------------------------------------
