@@ -45,6 +45,9 @@ Status cuda_available();
 
 struct CudaOptions {
   int64_t device = 0;  // modulo as many as there are
+  // A table of algorithms for products, of the form that src/backend_cuda/products_cuda.txt says;
+  // empty: that one.
+  std::string products;
   // Told what takes long, and what has no effect; nothing: nobody is.
   std::function<void(const std::string&)> note;
 };

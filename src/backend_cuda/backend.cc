@@ -80,8 +80,11 @@ CuAddress address_of(const std::byte* at) { return reinterpret_cast<CuAddress>(a
 
 class Cuda final : public Backend {
  public:
-  Cuda(std::unique_ptr<Device> device, CudaOptions options)
-      : device_(std::move(device)), driver_(device_->driver()), options_(std::move(options)) {}
+  Cuda(std::unique_ptr<Device> device, CudaOptions options, AlgorithmTable algorithms)
+      : device_(std::move(device)),
+        driver_(device_->driver()),
+        options_(std::move(options)),
+        algorithms_(std::move(algorithms)) {}
   ~Cuda() override {
     device_->enter();
     driver_.cuCtxSynchronize();
@@ -213,6 +216,7 @@ class Cuda final : public Backend {
   const std::unique_ptr<Device> device_;
   const Driver& driver_;
   const CudaOptions options_;
+  const AlgorithmTable algorithms_;
   bool has_said_no_limits_ = false;
   std::unique_ptr<Products> products_;  // null: no program has any
   // Nothing before the first is bound; an error where no cuDNN can be had.
@@ -336,7 +340,7 @@ Result<std::byte*> Cuda::scratch_for(std::byte* workspace) {
 Status Cuda::bind_product(const LoadedProgram& loaded, const Binding& binding, Call& call) {
   const DeviceStep& step = *call.step;
   if (!products_) {
-    PIPER_ASSIGN(products_, Products::open(*device_));
+    PIPER_ASSIGN(products_, Products::open(*device_, algorithms_));
   }
   const std::span operands(binding.addresses.data() + call.first, step.operands.size());
   PIPER_ASSIGN(call.product,
@@ -516,8 +520,15 @@ Status Cuda::told() {
 }  // namespace
 
 Result<std::unique_ptr<Backend>> make_cuda_backend(CudaOptions options) {
+  AlgorithmTable algorithms = own_algorithms();
+  if (!options.products.empty()) {
+    Result<AlgorithmTable> read = read_algorithms(options.products);
+    if (!read) return fail("the table of products: {}", read.error().message);
+    algorithms = *std::move(read);
+  }
   PIPER_ASSIGN(std::unique_ptr<Device> device, Device::open(options.device));
-  return std::unique_ptr<Backend>(std::make_unique<Cuda>(std::move(device), std::move(options)));
+  return std::unique_ptr<Backend>(
+      std::make_unique<Cuda>(std::move(device), std::move(options), std::move(algorithms)));
 }
 
 }  // namespace piper

@@ -37,7 +37,9 @@ Result<Needs> cuda_needs(const RoleProgram& role) {
   return Needs{workspaces_of(role, bytes), 0, streams * cuda::kProductScratch};
 }
 
-std::string cuda_versions() {
+namespace {
+
+std::string versions_here() {
   std::string text = "cuda";
   const auto add = [&]<class Table>(const Result<const cuda::Opened<Table>*>& library) {
     if (library) text += fmt::format(", {} {}", cuda::About<Table>::kName, (*library)->version);
@@ -51,6 +53,13 @@ std::string cuda_versions() {
   add(cuda::opened<cuda::Cudnn>());
   return text + fmt::format(", table of products {}",
                             std::string_view(cuda::own_algorithms().digest).substr(0, 8));
+}
+
+}  // namespace
+
+std::string cuda_versions() {
+  static const std::string versions = versions_here();  // libraries stay what they are
+  return versions;
 }
 
 }  // namespace piper

@@ -73,9 +73,10 @@ Status Products::checked(const char* call, int status) const {
 }
 #define PIPER_LT(call, ...) PIPER_TRY(checked(#call, functions_.call(__VA_ARGS__)))
 
-Result<std::unique_ptr<Products>> Products::open(const Device& device) {
+Result<std::unique_ptr<Products>> Products::open(const Device& device,
+                                                 const AlgorithmTable& table) {
   PIPER_ASSIGN(const Opened<CublasLt>* library, opened<CublasLt>());
-  std::unique_ptr<Products> products(new Products(*library, device));
+  std::unique_ptr<Products> products(new Products(*library, device, table));
   PIPER_TRY(
       products->checked("cublasLtCreate", library->functions.cublasLtCreate(&products->context_)));
   return products;
@@ -164,7 +165,8 @@ Status Products::take_listed(const DeviceProduct& p,
   PIPER_LT(cublasLtMatmulAlgoCheck, context_, bound.description, at.b, at.a, at.d, at.d,
            &bound.algorithm, &found);
   if (found.workspace > static_cast<size_t>(kProductScratch))
-    return fail("the listed algorithm takes {} for itself", found.workspace);
+    return fail("the listed algorithm takes {} for itself",
+                human_bytes(static_cast<int64_t>(found.workspace)));
   bound.workspace = found.workspace;
   return ok_status();
 }
@@ -205,10 +207,9 @@ Status Products::take_first(std::span<std::byte* const> operands, Bound& bound) 
 Status Products::choose(const DeviceProduct& p, std::span<std::byte* const> operands,
                         Bound& bound) {
   const std::string name = to_string(p, operands[kC], operands[kBias], operands[kPre]);
-  const auto& entries = own_algorithms().entries;
   const auto listed =
-      entries.find(fmt::format("{} | {} | {}", device_.facts().name, version_, name));
-  if (listed != entries.end()) return take_listed(p, listed->second, bound);
+      table_.entries.find(fmt::format("{} | {} | {}", device_.facts().name, version_, name));
+  if (listed != table_.entries.end()) return take_listed(p, listed->second, bound);
   std::string key = name;
   for (const std::byte* at : operands) key += fmt::format(" {}", at ? alignment_of(at) : 0);
   if (const auto known = chosen_.find(key); known != chosen_.end()) {

@@ -28,7 +28,8 @@ const AlgorithmTable& own_algorithms();  // of products_cuda.txt
 
 class Products {
  public:
-  static Result<std::unique_ptr<Products>> open(const Device& device);
+  // The table outlives it.
+  static Result<std::unique_ptr<Products>> open(const Device& device, const AlgorithmTable& table);
   ~Products();
 
   // A product of these operands, as DeviceProduct has them. Error: the library has no way.
@@ -49,8 +50,8 @@ class Products {
     std::byte *a = nullptr, *b = nullptr, *c = nullptr, *d = nullptr;
     bool is_f64 = false;
   };
-  explicit Products(const Opened<CublasLt>& library, const Device& device)
-      : functions_(library.functions), version_(library.version), device_(device) {}
+  Products(const Opened<CublasLt>& library, const Device& device, const AlgorithmTable& table)
+      : functions_(library.functions), version_(library.version), device_(device), table_(table) {}
   Result<const Layouts*> layouts_of(const DeviceProduct& product);
   Status make_layout(LtLayout** layout, DType type, int64_t rows, int64_t columns, int64_t line,
                      int64_t batch, int64_t step);
@@ -64,6 +65,7 @@ class Products {
   const CublasLt& functions_;
   const std::string version_;
   const Device& device_;
+  const AlgorithmTable& table_;
   LtContext* context_ = nullptr;
   std::deque<std::pair<DeviceProduct, Layouts>> layouts_;
   std::map<std::string, LtHeuristic> chosen_;  // by product and alignments

@@ -41,7 +41,7 @@ Result<std::unique_ptr<Backend>> make_cuda(const BackendOptions& options) {
   const auto note = [](const std::string& text) {
     std::fputs(fmt::format("cuda: {}\n", text).c_str(), stderr);
   };
-  return make_cuda_backend({device_of(options), note});
+  return make_cuda_backend({device_of(options), "", note});
 }
 
 constexpr std::array kKinds = {

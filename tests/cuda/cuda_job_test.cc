@@ -4,7 +4,9 @@
 
 #include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 
 #include "folder.h"
 #include "piper/data.h"
@@ -110,6 +112,19 @@ TEST_F(CudaJob, GraphsSaveCalls) {
     return at == std::string::npos ? 0 : std::atoll(output.c_str() + at + 11);
   };
   EXPECT_LT(calls("--graphs on") * 4, calls("--graphs off") * 3);
+}
+
+// Each instruction's time on the device lies in the step, and none ends before it begins.
+TEST_F(CudaJob, ATraceHasTheDevicesTimes) {
+  on_device("", "--trace " + at("trace.json") + " --trace-steps 2", "unused.safetensors");
+  const auto trace = nlohmann::json::parse(bits("trace.json"));
+  std::set<std::string> names;
+  for (const auto& event : trace.is_array() ? trace : trace.at("traceEvents")) {
+    if (event.value("ph", "") != "X") continue;
+    names.insert(event.at("name").get<std::string>());
+    EXPECT_GT(event.at("dur").get<double>(), 0) << event;
+  }
+  EXPECT_GE(names.size(), 4u) << trace;
 }
 
 TEST_F(CudaJob, WithoutADeviceItSaysWhatItLookedFor) {

@@ -2,6 +2,7 @@
 // queued one by one and as a graph, beside the same programs on the CPU. Says "right", or what it
 // was told instead, and ends with 0 in both cases.
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 
@@ -125,7 +126,9 @@ Status run() {
   const Program made = program(std::count(ops.begin(), ops.end(), "MatMul") > 0);
   PIPER_ASSIGN(const Data expected, on_cpu(made));
   Data data = begin();
-  PIPER_ASSIGN(const std::unique_ptr<Backend> backend, make_cuda_backend());
+  CudaOptions options;
+  if (const char* products = std::getenv("SESSION_PRODUCTS")) options.products = products;
+  PIPER_ASSIGN(const std::unique_ptr<Backend> backend, make_cuda_backend(options));
   Session session(*backend);
   PIPER_TRY(session.prepare(made, data));
   session.queue();
