@@ -15,6 +15,22 @@ bool stays_narrow(std::string_view op) {
   return !def || !def->pointwise;
 }
 
+// Of results that nobody reads, passes over rows store nothing; all else writes them, to places
+// behind all others.
+void place_unread(const FusedProgram& program, LocalPlaces& lie) {
+  constexpr int64_t kAlign = 256;
+  const std::vector<bool> inside = program.inside();
+  for (const ProgramOp& op : program.ops) {
+    if (goes_by_rows(program, op)) continue;
+    for (const int32_t output : op.outputs) {
+      const auto v = static_cast<size_t>(output);
+      if (!inside[v] || lie.offsets[v] >= 0) continue;
+      lie.offsets[v] = ceil_div(lie.bytes, kAlign) * kAlign;
+      lie.bytes = lie.offsets[v] + program.values[v].bytes();
+    }
+  }
+}
+
 std::vector<DeviceOperand> places_of(DeviceProgram& made, const LocalPlaces& lie) {
   const FusedProgram& program = made.fused;
   std::vector<DeviceOperand> places(program.values.size());
@@ -93,7 +109,8 @@ std::string strided_source() {
 Result<DeviceProgram> device_program(const Program& program) {
   DeviceProgram made;
   made.fused = joined_for_cuda(program);
-  const LocalPlaces lie = place_locals(made.fused);
+  LocalPlaces lie = place_locals(made.fused);
+  place_unread(made.fused, lie);
   const std::vector<DeviceOperand> places = places_of(made, lie);
   Emitter emit;
   PIPER_TRY(make_steps(made.fused, places, emit));
