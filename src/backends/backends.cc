@@ -37,7 +37,7 @@ Result<Needs> cuda_needs(const RoleProgram& role) {
   std::vector<int64_t> bytes;  // by program
   for (const Program& program : role.programs)
     bytes.push_back(place_locals(joined_for_cuda(program)).bytes);
-  return Needs{workspaces_of(role, bytes), 0, int64_t{32} << 20};
+  return Needs{workspaces_of(role, bytes), 0, reduction_slot_bytes(role), int64_t{32} << 20};
 }
 
 constexpr std::array kKinds = {
@@ -45,10 +45,12 @@ constexpr std::array kKinds = {
                 .make = make_cpu,
                 .kernels = kernels_of_cpu,
                 .note = note_on_cpu,
+                .table = [] { return cpu_products().digest; },
                 .needs = cpu_needs,
                 .prepare = prepared_for_cpu,
                 .join = joined_for_cpu},
     BackendKind{.name = "cuda",
+                .sums_fast = true,
                 .needs = cuda_needs,
                 .prepare = [](RoleProgram role) { return role; },
                 .join = joined_for_cuda},
