@@ -40,11 +40,11 @@ class Forwarding : public Fabric {
   Status recv(int32_t route, std::span<const MessagePart> parts) override {
     return inner_.recv(route, parts);
   }
-  Status all_reduce(int32_t group, std::span<const Piece> pieces) override {
-    return inner_.all_reduce(group, pieces);
+  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool fast) override {
+    return inner_.all_reduce(group, pieces, fast);
   }
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override {
-    return inner_.reduce_scatter(group, shards);
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool fast) override {
+    return inner_.reduce_scatter(group, shards, fast);
   }
   Status all_gather(int32_t group, std::span<const Shard> shards) override {
     return inner_.all_gather(group, shards);
@@ -58,9 +58,6 @@ class Forwarding : public Fabric {
   }
   Status dispatch(int32_t group, const Rows& rows) override { return inner_.dispatch(group, rows); }
   Status combine(int32_t group, const Rows& rows) override { return inner_.combine(group, rows); }
-  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override {
-    return inner_.broadcast(group, data, bytes, root);
-  }
   Status wait_sends() override { return inner_.wait_sends(); }
 
  protected:

@@ -38,7 +38,7 @@ class Backend {
   virtual RoleProgram prepare(RoleProgram role) const { return role; }
   // Whether the host reads and writes memory of kDevice as its own.
   virtual bool shares_memory() const { return true; }
-  // One block for buffers or workspace: zeroed, 64-byte aligned, freed with the backend.
+  // One block for buffers or workspace: zeroed, 256-byte aligned, freed with the backend.
   virtual Result<std::byte*> allocate(int64_t bytes, Space space = Space::kDevice) = 0;
   // Prepares a program: joins ops, picks kernels, allocates what they prepare. The error names the
   // op it lacks.
@@ -115,9 +115,17 @@ class Backend {
 struct Needs {
   std::vector<int64_t> workspace_bytes;  // by stream: the most of its programs
   int64_t packed_bytes = 0;              // of buffers that prepare adds
+  int64_t transport_bytes = 0;           // of fabrics, for the parts of sums that they form
   int64_t scratch_bytes = 0;             // a thread's
 };
 // By stream, of what each program takes.
 std::vector<int64_t> workspaces_of(const RoleProgram& role, std::span<const int64_t> by_program);
+// Whether the rank reduces with others.
+bool has_groups(const RoleProgram& role);
+// Where a device adds up in rank order what lies on several: memory for the own slice of all
+// members of the largest sum that the plan does not call fast, a multiple of kAlignment each, at
+// most kMostReductionBytes of all. What is larger goes in pieces. 0: there is no such sum.
+inline constexpr int64_t kMostReductionBytes = int64_t{32} << 20;
+int64_t reduction_slot_bytes(const RoleProgram& role);
 
 }  // namespace piper

@@ -27,10 +27,15 @@ struct BackendKind {
   bool ranks_streams = false;
   // Whether what it leaves are results.
   bool computes = true;
+  // Whether it has a library of its own for sums that plans call fast; else they are formed in rank
+  // order.
+  bool sums_fast = false;
   // What its bits depend on beside the plan: ranks of a job have the same. And what else a user may
   // want to know of it; null: nothing.
   std::string (*kernels)() = nullptr;
   std::string (*note)() = nullptr;
+  // The digest of the table by which it chooses algorithms (RoleProgram::table); null: it has none.
+  std::string (*table)() = nullptr;
 
   // Of kinds that plans are made for; null for others. What a role takes beside its arenas, and how
   // a role and a program of it run.

@@ -40,15 +40,24 @@ class Links {
                           std::span<const Block> incoming) = 0;
   // On the sending stream, behind what receivers still read.
   virtual Status wait_sends() = 0;
+  // Whether the library adds up itself, in an order of its own; and that, of pieces in place.
+  virtual bool adds() const { return false; }
+  virtual Status add_up(int32_t /*group*/, std::span<const Piece>) { return ok_status(); }
   virtual Status poll() { return ok_status(); }
   virtual void abort() {}
 };
 
-// `slot_bytes`: what the fabric may take on each stream for blocks that are under way; one
-// collective may take more, if one row or stretch of it does.
+// What blocks that are under way take at once, unless a row or stretch of them takes more.
+inline constexpr int64_t kMostSlotBytes = int64_t{32} << 20;
+// By stream of the plan: what its collectives take for such blocks.
+std::vector<int64_t> device_fabric_bytes(const RoleProgram& role, int64_t limit = kMostSlotBytes);
+
+// `reserved`: by stream, the memory for blocks; where it says nothing, or too little, as much as is
+// needed is taken when it is. What is called fast is added up by the links, if they do that.
 std::unique_ptr<Fabric> make_device_fabric(Backend& backend, Control& control,
                                            std::unique_ptr<Links> links,
-                                           int64_t slot_bytes = int64_t{32} << 20);
+                                           std::vector<int64_t> reserved = {},
+                                           int64_t limit = kMostSlotBytes);
 
 // Between ranks of one process, whose backends are of one kind and reach each other's memory:
 // receivers copy from where senders have it. `source.local` holds fabrics made of such links.

@@ -1,8 +1,8 @@
 // How ranks talk: two small interfaces. Control carries the few host bytes that keep a job
 // together, Fabric what a step moves between devices: on streams, by communicator. A fabric may be
 // combined with any Control. All fabrics give the same bits: a reduction adds in rank order per
-// element,
-// (((r0 + r1) + r2) + …), whatever the message's size; 16-bit floats in f32, rounded once. The
+// element, (((r0 + r1) + r2) + …), whatever the message's size; 16-bit floats in f32, rounded once.
+// Only what is called fast may be added up by a device's own library, in an order of its own. The
 // greatest of numbers is no number where one of them is none.
 //
 // Both belong to one rank and are used from one thread of it at a time. Everything that a step
@@ -32,6 +32,10 @@ struct PlanIdentity {
   // What else must be the same on all ranks, with its value: all name the same.
   std::vector<std::pair<std::string, std::string>> flags;
 };
+
+// What the hosts' fabrics between processes allocate for a rank that has a group of more than one
+// member (a plan's transport_bytes where it is made for the CPU).
+inline constexpr int64_t kTransportSlotBytes = int64_t{2} << 20;
 
 // A part of one all-reduce message.
 struct Piece {
@@ -258,12 +262,13 @@ class Fabric {
   virtual Status send(int32_t route, std::span<const MessagePart> parts) = 0;
   virtual Status recv(int32_t route, std::span<const MessagePart> parts) = 0;
   // All pieces as one message, in place; all members bring the same dtypes, counts and
-  // reductions (not of bool).
-  virtual Status all_reduce(int32_t group, std::span<const Piece> pieces) = 0;
+  // reductions (not of bool), and the same `fast`.
+  virtual Status all_reduce(int32_t group, std::span<const Piece> pieces, bool fast = false) = 0;
   // All shards as one message; all members bring the same dtypes, counts and stretches. A part
   // becomes the own part of the sum of all wholes; a whole is put together from all parts, its own
   // one may lie in it where there is one stretch. Wholes of a reduce-scatter are left alone.
-  virtual Status reduce_scatter(int32_t group, std::span<const Shard> shards) = 0;
+  virtual Status reduce_scatter(int32_t group, std::span<const Shard> shards,
+                                bool fast = false) = 0;
   virtual Status all_gather(int32_t group, std::span<const Shard> shards) = 0;
   // All exchanges as one message: block k of `from` goes to member k, where it lands as the block
   // of the own position of `to`.
@@ -276,8 +281,6 @@ class Fabric {
   // is the rows that another member has or owns.
   virtual Status dispatch(int32_t group, const Rows& rows) = 0;
   virtual Status combine(int32_t group, const Rows& rows) = 0;
-  // root: a position in the group.
-  virtual Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) = 0;
   virtual Status wait_sends() = 0;
 
   // ---- Where calls return before they are done --------------------------------------------------
@@ -295,6 +298,7 @@ Status check_group(int64_t rank, int64_t world, std::span<const int64_t> ranks);
 // What a backend makes a fabric of its own from (Backend::make_fabric).
 struct FabricSource {
   Control& control;
+  const RoleProgram& role;
   // By rank: the fabrics of ranks that are threads of this process, all of them before the first
   // add_… call; empty where each rank is a process.
   std::span<const std::atomic<Fabric*>> local;

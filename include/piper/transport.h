@@ -7,10 +7,6 @@
 
 namespace piper {
 
-// What processes allocate for a rank that has a group of more than one member (a plan's
-// transport_bytes); inproc copies straight between the callers' buffers.
-inline constexpr int64_t kTransportSlotBytes = int64_t{2} << 20;
-
 struct TransportOptions {
   double timeout_s = 60;        // for each wait, until set_timeout
   double start_timeout_s = 60;  // for all processes of a job to start
@@ -37,10 +33,10 @@ struct Brought {
   std::span<const Shard> shards;
   std::span<const Exchange> exchanges;
   Rows rows;
-  const std::byte* from = nullptr;  // kRotate, kBroadcast
+  const std::byte* from = nullptr;  // kRotate
   std::byte* to = nullptr;
   int64_t bytes = 0;
-  int32_t root = 0;  // kBroadcast; kRotate: the turn
+  int32_t turn = 0;  // kRotate
 };
 // Whether two members bring the same, but for where it lies.
 bool are_alike(const Brought& a, const Brought& b);

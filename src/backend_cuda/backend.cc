@@ -480,7 +480,8 @@ Result<std::unique_ptr<Fabric>> Cuda::make_fabric(const FabricSource& source) {
   } else {
     links = make_local_links(*this, source);
   }
-  return make_device_fabric(*this, source.control, std::move(links));
+  return make_device_fabric(*this, source.control, std::move(links),
+                            device_fabric_bytes(source.role));
 }
 
 Result<int32_t> Cuda::end_capture(int32_t stream) {

@@ -16,6 +16,27 @@
 namespace piper::cuda {
 namespace {
 
+int type_of(DType dtype) {
+  switch (dtype) {
+    case DType::kF64:
+      return kNcclF64;
+    case DType::kF32:
+      return kNcclF32;
+    case DType::kBF16:
+      return kNcclBF16;
+    case DType::kF16:
+      return kNcclF16;
+    case DType::kI64:
+      return kNcclInt64;
+    case DType::kI32:
+      return kNcclInt32;
+    case DType::kBool:
+      break;
+  }
+  PIPER_CHECK(false, "nothing adds booleans");
+  return kNcclInt8;
+}
+
 constexpr int kOldestForSeveral =
     22600;  // below, communicators of one device may wait for each other
 
@@ -85,6 +106,19 @@ class NcclLinks final : public Links {
         if (block.member != on.own && !failed(code))
           code = nccl_.ncclRecv(block.data, static_cast<size_t>(block.bytes), kNcclInt8,
                                 static_cast<int>(block.member), on.handle, stream_of(on));
+      return code;
+    });
+  }
+
+  bool adds() const override { return true; }
+  Status add_up(int32_t group, std::span<const Piece> pieces) override {
+    return together(group, [&](const Communicator& on) {
+      int code = 0;
+      for (const Piece& piece : pieces)
+        if (piece.count > 0 && !failed(code))
+          code = nccl_.ncclAllReduce(
+              piece.data, piece.data, static_cast<size_t>(piece.count), type_of(piece.dtype),
+              piece.reduction == Reduction::kSum ? kNcclSum : kNcclMax, on.handle, stream_of(on));
       return code;
     });
   }

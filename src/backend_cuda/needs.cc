@@ -1,8 +1,10 @@
 // What a role takes, and what its bits depend on.
 #include <algorithm>
+#include <numeric>
 
 #include "libraries.h"
 #include "piper/backend_cuda.h"
+#include "piper/device_fabric.h"
 #include "product.h"
 
 namespace piper {
@@ -34,7 +36,10 @@ Result<Needs> cuda_needs(const RoleProgram& role) {
       if (each.kind == InstructionKind::kCompute && has_products[static_cast<size_t>(each.program)])
         multiplies[static_cast<size_t>(each.stream)] = true;
   const auto streams = std::count(multiplies.begin(), multiplies.end(), true);
-  return Needs{workspaces_of(role, bytes), 0, streams * cuda::kProductScratch};
+  const std::vector<int64_t> blocks = device_fabric_bytes(role);
+  return Needs{workspaces_of(role, bytes), 0,
+               std::accumulate(blocks.begin(), blocks.end(), int64_t{0}),
+               streams * cuda::kProductScratch};
 }
 
 namespace {

@@ -12,6 +12,8 @@ Result<std::byte*> Slots::at_least(int32_t stream, int64_t bytes) {
                              [&](const Region& each) { return each.stream == stream; });
   if (region == regions_.end()) region = regions_.insert(regions_.end(), {stream, 0, nullptr});
   if (bytes > region->bytes || region->at == nullptr) {
+    if (const auto s = static_cast<size_t>(stream); region->at == nullptr && s < reserved_.size())
+      bytes = std::max(bytes, reserved_[s]);
     PIPER_ASSIGN(region->at, backend_.allocate(bytes));
     region->bytes = bytes;
   }
@@ -40,12 +42,13 @@ struct Prepared {
 
 class DeviceFabric final : public Fabric {
  public:
-  DeviceFabric(Backend& backend, Control& control, std::unique_ptr<Links> links, int64_t slot_bytes)
+  DeviceFabric(Backend& backend, Control& control, std::unique_ptr<Links> links,
+               std::vector<int64_t> reserved, int64_t limit)
       : backend_(backend),
         rank_(control.rank()),
         world_(control.world()),
         links_(std::move(links)),
-        slots_(backend, slot_bytes),
+        slots_(backend, std::move(reserved), limit),
         arithmetic_(backend) {}
 
   std::string_view name() const override { return links_->name(); }
@@ -89,16 +92,20 @@ class DeviceFabric final : public Fabric {
     return links_->recv(route, parts);
   }
 
-  Status all_reduce(int32_t group, std::span<const Piece> pieces) override {
+  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool fast) override {
     return run(
         InstructionKind::kAllReduce, group, pieces.data(),
         [&](const Call& call) { return std::ranges::equal(call.pieces, pieces); },
-        [&](Call& call, Preparer& prepare) {
+        [&](Call& call, Preparer& prepare) -> Result<Stages> {
           call.pieces.assign(pieces.begin(), pieces.end());
-          return prepare.all_reduce(call.pieces);
+          if (!fast || !links_->adds()) return prepare.all_reduce(call.pieces);
+          Stages stages(1);
+          stages[0].kind = Stage::kAdd;
+          stages[0].pieces = call.pieces;
+          return stages;
         });
   }
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override {
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool) override {
     return run_shards(InstructionKind::kReduceScatter, group, shards);
   }
   Status all_gather(int32_t group, std::span<const Shard> shards) override {
@@ -130,15 +137,6 @@ class DeviceFabric final : public Fabric {
   }
   Status combine(int32_t group, const Rows& rows) override {
     return run_rows(InstructionKind::kCombine, group, rows);
-  }
-  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override {
-    return run(
-        InstructionKind::kBroadcast, group, data,
-        [&](const Call& call) { return call.bytes == bytes && call.turn == root; },
-        [&](Call& call, Preparer& prepare) {
-          call.to = data, call.bytes = bytes, call.turn = root;
-          return prepare.broadcast(data, bytes, root);
-        });
   }
   Status wait_sends() override { return links_->wait_sends(); }
   Status poll() override { return links_->poll(); }
@@ -193,6 +191,9 @@ class DeviceFabric final : public Fabric {
         case Stage::kLaunch:
           backend_.launch(stage.binding, seated.stream);
           break;
+        case Stage::kAdd:
+          PIPER_TRY(links_->add_up(seated.link, stage.pieces));
+          break;
         case Stage::kFill:
           backend_.fill(stage.to, stage.type, 0, seated.stream);
           break;
@@ -217,9 +218,10 @@ Links& links_of(Fabric& fabric) { return static_cast<DeviceFabric&>(fabric).link
 }  // namespace device_fabric
 
 std::unique_ptr<Fabric> make_device_fabric(Backend& backend, Control& control,
-                                           std::unique_ptr<Links> links, int64_t slot_bytes) {
+                                           std::unique_ptr<Links> links,
+                                           std::vector<int64_t> reserved, int64_t limit) {
   return std::make_unique<device_fabric::DeviceFabric>(backend, control, std::move(links),
-                                                       slot_bytes);
+                                                       std::move(reserved), limit);
 }
 
 }  // namespace piper

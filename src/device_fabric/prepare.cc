@@ -331,14 +331,6 @@ Result<Stages> Preparer::rotate(const std::byte* from, std::byte* to, int64_t by
   return stages;
 }
 
-Result<Stages> Preparer::broadcast(std::byte* data, int64_t bytes, int32_t root) {
-  Stages stages(1);
-  if (group.own != root) add_block(stages[0].incoming, root, data, bytes);
-  for (int64_t k = 0; group.own == root && k < group.size(); ++k)
-    if (k != root) add_block(stages[0].outgoing, k, data, bytes);
-  return stages;
-}
-
 Result<Stages> Preparer::dispatch(const Rows& rows) {
   const Shard shard = shard_of(rows, rows.whole, rows.part, rows.row_bytes);
   PIPER_ASSIGN(Stages stages, all_gather(std::span(&shard, 1)));

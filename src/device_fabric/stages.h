@@ -8,9 +8,10 @@
 namespace piper::device_fabric {
 
 struct Stage {
-  enum Kind : uint8_t { kExchange, kMove, kLaunch, kFill } kind = kExchange;
+  enum Kind : uint8_t { kExchange, kMove, kLaunch, kFill, kAdd } kind = kExchange;
   std::vector<Links::Block> outgoing, incoming;  // kExchange
   StridedMove move;                              // kMove
+  std::span<const Piece> pieces;                 // kAdd
   int32_t binding = -1;                          // kLaunch
   std::byte* to = nullptr;                       // kFill: zeros
   TensorType type;
@@ -29,7 +30,8 @@ struct Seated {
 // other, so they share it.
 class Slots {
  public:
-  Slots(Backend& backend, int64_t limit) : backend_(backend), limit_(limit) {}
+  Slots(Backend& backend, std::vector<int64_t> reserved, int64_t limit)
+      : backend_(backend), reserved_(std::move(reserved)), limit_(limit) {}
   int64_t limit() const { return limit_; }
   Result<std::byte*> at_least(int32_t stream, int64_t bytes);
 
@@ -40,6 +42,7 @@ class Slots {
     std::byte* at = nullptr;
   };
   Backend& backend_;
+  const std::vector<int64_t> reserved_;  // by stream
   const int64_t limit_;
   std::vector<Region> regions_;
 };
@@ -47,7 +50,7 @@ class Slots {
 // Programs that add and choose, each loaded once.
 class Arithmetic {
  public:
-  explicit Arithmetic(Backend& backend) : backend_(backend), workspaces_(backend, 0) {}
+  explicit Arithmetic(Backend& backend) : backend_(backend), workspaces_(backend, {}, 0) {}
   // What follows runs on this stream.
   void use(int32_t stream) { stream_ = stream; }
   // to := the reduction of `from`, in their order, of 16-bit floats in f32. A binding.
@@ -81,7 +84,6 @@ struct Preparer {
   Result<Stages> all_gather(std::span<const Shard> shards);
   Result<Stages> all_to_all(std::span<const Exchange> exchanges);
   Result<Stages> rotate(const std::byte* from, std::byte* to, int64_t bytes, int32_t turn);
-  Result<Stages> broadcast(std::byte* data, int64_t bytes, int32_t root);
   Result<Stages> dispatch(const Rows& rows);
   Result<Stages> combine(const Rows& rows);
 };

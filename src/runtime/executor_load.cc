@@ -147,16 +147,6 @@ Status bind_all_reduce(State& state, const Instruction& from, Op& op) {
   return ok_status();
 }
 
-Status bind_collective(State& state, const Instruction& from, std::span<const int64_t> group_sizes,
-                       Op& op) {
-  op.root = from.root;
-  if (from.kind == InstructionKind::kAllReduce) return bind_all_reduce(state, from, op);
-  if (from.root < 0 || from.root >= group_sizes[static_cast<size_t>(from.group)])
-    return wrong_plan(state, op, "no such root");
-  op.size = bytes_of(state, from, 0);
-  return ok_status();
-}
-
 // Loops over the elements of a block, which has some of two dims and all of the others. Of a dim
 // in which every second stretch counts from its end, one exchange has those, and another one all
 // else: `turned` says which of the two it is, of what is put together and of what is cut.
@@ -240,7 +230,7 @@ Status bind_shards(State& state, const Instruction& from, std::span<const int64_
                    Op& op) {
   const auto group = static_cast<size_t>(from.group);
   if (from.kind == InstructionKind::kOwnPart)
-    op.root = static_cast<int32_t>(
+    op.member = static_cast<int32_t>(
         group_position(*state.role, state.role->groups[group], state.coordinates));
   std::vector<Shard>& shards = state.shards.emplace_back();
   const size_t whole_first = from.kind == InstructionKind::kAllGather ? 1 : 0;
@@ -347,6 +337,7 @@ Status bind_position(State& state, const Instruction& from, const Bound& bound, 
 
 Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op& op) {
   op.kind = from.kind;
+  op.fast = from.fast;
   op.ahead = from.ahead;
   if (from.args.size() < least_args(from.kind)) return wrong_plan(state, op, "too few arguments");
   if (from.communicator >= 0) {
@@ -379,13 +370,13 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
     case InstructionKind::kPosition:
       return bind_position(state, from, bound, op);
     case InstructionKind::kRotate:
-      op.root = from.turn;
+      op.member = from.turn;
       op.size = bytes_of(state, from, 0);
       if (op.size != bytes_of(state, from, 1) || member_before(state, from, bound) < 0)
         return wrong_plan(state, op, "no such turn");
       return ok_status();
     default:
-      return bind_collective(state, from, bound.group_sizes, op);
+      return bind_all_reduce(state, from, op);
   }
 }
 

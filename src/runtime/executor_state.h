@@ -21,8 +21,9 @@ struct Staged {
 // One instruction, ready to run.
 struct Op {  // a cache line: a step is a walk over these
   InstructionKind kind = InstructionKind::kCompute;
+  bool fast = false;                // as the plan's
   int32_t handle = -1;              // binding, route, group or input
-  int32_t root = 0;                 // kBroadcast; the own position for kOwnPart; kRotate: turn
+  int32_t member = 0;               // kOwnPart: the own position; kRotate: the turn
   int32_t ahead = 0;                // steps ahead of the one under way
   std::byte* a = nullptr;           // args[0]
   std::byte* b = nullptr;           // args[1]; kPosition: the numbers

@@ -17,7 +17,7 @@ void take_parts(State& state, const Op& op, int32_t stream) {
   for (int64_t s = 0; s < op.count; ++s) {
     const Shard& shard = op.shards[s];
     int64_t end = 0;
-    shard.for_each_run(op.root, [&](const Shard::Run& run) {
+    shard.for_each_run(op.member, [&](const Shard::Run& run) {
       state.backend.copy(shard.part + run.part, shard.whole + run.whole, run.bytes, stream);
       end = run.part + run.bytes;
     });

@@ -174,7 +174,7 @@ class Ends final : public Transport, public Fabric {
     return message(route, InstructionKind::kRecv, parts);
   }
 
-  Status all_reduce(int32_t group, std::span<const Piece> pieces) override {
+  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool) override {
     Brought brings;
     brings.pieces = pieces;
     std::vector<Range> ranges;
@@ -182,7 +182,7 @@ class Ends final : public Transport, public Fabric {
       ranges.push_back({piece.data, piece.count * info(piece.dtype).bytes, true});
     return meet(group, InstructionKind::kAllReduce, brings, std::move(ranges));
   }
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override {
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool) override {
     return meet(group, InstructionKind::kReduceScatter, of(shards), ranges_of(shards, false));
   }
   Status all_gather(int32_t group, std::span<const Shard> shards) override {
@@ -204,12 +204,12 @@ class Ends final : public Transport, public Fabric {
   }
   Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
                 int32_t turn) override {
-    return meet(group, InstructionKind::kRotate, moved(from, to, bytes, turn),
-                {{from, bytes, false}, {to, bytes, true}});
-  }
-  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override {
-    return meet(group, InstructionKind::kBroadcast, moved(data, data, bytes, root),
-                {{data, bytes, true}});
+    Brought brings;
+    brings.from = from;
+    brings.to = to;
+    brings.bytes = bytes;
+    brings.turn = turn;
+    return meet(group, InstructionKind::kRotate, brings, {{from, bytes, false}, {to, bytes, true}});
   }
   Status dispatch(int32_t group, const Rows& rows) override {
     return meet(group, InstructionKind::kDispatch, of(rows), ranges_of(rows, true));
@@ -239,14 +239,6 @@ class Ends final : public Transport, public Fabric {
   static Brought of(const Rows& rows) {
     Brought brings;
     brings.rows = rows;
-    return brings;
-  }
-  static Brought moved(const std::byte* from, std::byte* to, int64_t bytes, int32_t root) {
-    Brought brings;
-    brings.from = from;
-    brings.to = to;
-    brings.bytes = bytes;
-    brings.root = root;
     return brings;
   }
   static std::vector<Range> ranges_of(std::span<const Shard> shards, bool writes_whole) {

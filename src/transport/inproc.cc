@@ -114,15 +114,14 @@ class InprocTransport final : public Transport, public Control, public Fabric {
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;
   Status send(int32_t route, std::span<const MessagePart> parts) override;
   Status recv(int32_t route, std::span<const MessagePart> parts) override;
-  Status all_reduce(int32_t group, std::span<const Piece> pieces) override;
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override;
+  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool) override;
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool) override;
   Status all_gather(int32_t group, std::span<const Shard> shards) override;
   Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override;
   Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
                 int32_t turn) override;
   Status dispatch(int32_t group, const Rows& rows) override;
   Status combine(int32_t group, const Rows& rows) override;
-  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
   Status wait_sends() override;
 
  private:
@@ -419,7 +418,7 @@ Status InprocTransport::compare(Seated& seated, const char* what) {
   return ok_status();
 }
 
-Status InprocTransport::all_reduce(int32_t group, std::span<const Piece> pieces) {
+Status InprocTransport::all_reduce(int32_t group, std::span<const Piece> pieces, bool) {
   if (groups_[static_cast<size_t>(group)].size() == 1) return ok_status();
   Brought brings;
   brings.pieces = pieces;
@@ -427,7 +426,7 @@ Status InprocTransport::all_reduce(int32_t group, std::span<const Piece> pieces)
   return meet(group, InstructionKind::kAllReduce, brings, "all-reduce");
 }
 
-Status InprocTransport::reduce_scatter(int32_t group, std::span<const Shard> shards) {
+Status InprocTransport::reduce_scatter(int32_t group, std::span<const Shard> shards, bool) {
   Brought brings;
   brings.shards = shards;
   brings.bytes = whole_bytes(shards);
@@ -454,7 +453,7 @@ Status InprocTransport::rotate(int32_t group, const std::byte* from, std::byte* 
   brings.from = from;
   brings.to = to;
   brings.bytes = bytes;
-  brings.root = turn;
+  brings.turn = turn;
   return meet(group, InstructionKind::kRotate, brings, "rotation");
 }
 
@@ -468,15 +467,6 @@ Status InprocTransport::combine(int32_t group, const Rows& rows) {
   Brought brings;
   brings.rows = rows;
   return meet(group, InstructionKind::kCombine, brings, "combine");
-}
-
-Status InprocTransport::broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) {
-  Brought brings;
-  brings.from = data;
-  brings.to = data;
-  brings.bytes = bytes;
-  brings.root = root;
-  return meet(group, InstructionKind::kBroadcast, brings, "broadcast");
 }
 
 class World final : public InprocWorld {

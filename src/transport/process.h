@@ -77,15 +77,14 @@ class ProcessTransport final : public Transport, public Control, public Fabric {
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;
   Status send(int32_t route, std::span<const MessagePart> parts) override;
   Status recv(int32_t route, std::span<const MessagePart> parts) override;
-  Status all_reduce(int32_t group, std::span<const Piece> pieces) override;
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override;
+  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool) override;
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool) override;
   Status all_gather(int32_t group, std::span<const Shard> shards) override;
   Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override;
   Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
                 int32_t turn) override;
   Status dispatch(int32_t group, const Rows& rows) override;
   Status combine(int32_t group, const Rows& rows) override;
-  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
   Status wait_sends() override;
 
  private:

@@ -181,9 +181,9 @@ TEST(ArenaControl, DifferencesAreSeen) {
   const auto data = open_batches(set, "mlp");
   ASSERT_TRUE(data) << print_error(data.error());
   EXPECT_EQ(difference(role, *run_all(set, **data)[0]), "");
-  role.arena_bytes += 64;
+  role.arena_bytes += kAlignment;
   EXPECT_TRUE(difference(role, *run_all(set, **data)[0]).starts_with("block 0: written to "));
-  role.arena_bytes -= 64;
+  role.arena_bytes -= kAlignment;
   const auto backends = run_all(set, **data);
   for (const Buffer& buffer : role.buffers) {
     Tensor& tensor = role.tensors[static_cast<size_t>(buffer.tensor)];

@@ -443,8 +443,8 @@ TEST(Faults, PlansForOtherDevicesAndOfTooLittleMemoryAreRefusedAtLoad) {
   set.roles[0].workspace_bytes = {15};
   result = run(set, data, {});
   EXPECT_EQ(message_of(result),
-            "programs on stream 'compute' take 64 bytes for their values, the plan states 15");
-  set.roles[0].workspace_bytes = {64};
+            "programs on stream 'compute' take 256 bytes for their values, the plan states 15");
+  set.roles[0].workspace_bytes = {256};
   EXPECT_EQ(message_of(run(set, data, {})), "ok");
 }
 

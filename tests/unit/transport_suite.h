@@ -591,17 +591,6 @@ inline std::string rows(Fabric& t) {
   return wrong;
 }
 
-inline std::string broadcast(Fabric& t) {
-  auto group = t.add_group(everyone(t));
-  SUITE_OK(group);
-  for (int32_t root = 0; root < t.world(); ++root) {
-    auto data = data_of<double>(t.rank(), 5, 10007);
-    SUITE_OK(t.broadcast(*group, bytes_of(data.data()), 10007 * 8, root));
-    SUITE_CHECK(same_bits(data, data_of<double>(root, 5, 10007)));
-  }
-  return "";
-}
-
 // Nobody leaves a barrier that not all have reached: rank 0's message of this round is always
 // there.
 inline std::string barriers(Control& control) {
@@ -639,7 +628,6 @@ inline constexpr Case kCases[] = {
     {"two_axes", two_axes},
     {"greatest", greatest},
     {"rotate", rotate},
-    {"broadcast", broadcast},
     {"wrong_registration", wrong_registration},
 };
 
