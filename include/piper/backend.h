@@ -122,10 +122,5 @@ struct Needs {
 std::vector<int64_t> workspaces_of(const RoleProgram& role, std::span<const int64_t> by_program);
 // Whether the rank reduces with others.
 bool has_groups(const RoleProgram& role);
-// Where a device adds up in rank order what lies on several: memory for the own slice of all
-// members of the largest sum that the plan does not call fast, a multiple of kAlignment each, at
-// most kMostReductionBytes of all. What is larger goes in pieces. 0: there is no such sum.
-inline constexpr int64_t kMostReductionBytes = int64_t{32} << 20;
-int64_t reduction_slot_bytes(const RoleProgram& role);
 
 }  // namespace piper

@@ -64,5 +64,7 @@ Result<DeviceProgram> cuda_program(const Program& program);
 Result<Needs> cuda_needs(const RoleProgram& role);
 // What bits depend on: devices and versions of libraries, as far as they are found.
 std::string cuda_versions();
+// The digest of the table by which it chooses algorithms of products.
+std::string cuda_table();
 
 }  // namespace piper

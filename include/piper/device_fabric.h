@@ -52,8 +52,8 @@ inline constexpr int64_t kMostSlotBytes = int64_t{32} << 20;
 // By stream of the plan: what its collectives take for such blocks.
 std::vector<int64_t> device_fabric_bytes(const RoleProgram& role, int64_t limit = kMostSlotBytes);
 
-// `reserved`: by stream, the memory for blocks; where it says nothing, or too little, as much as is
-// needed is taken when it is. What is called fast is added up by the links, if they do that.
+// `reserved`: by stream, the memory for blocks, which is not exceeded; of streams that it does not
+// name as much as is needed. What is called fast is added up by the links, if they do that.
 std::unique_ptr<Fabric> make_device_fabric(Backend& backend, Control& control,
                                            std::unique_ptr<Links> links,
                                            std::vector<int64_t> reserved = {},

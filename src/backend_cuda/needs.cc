@@ -62,6 +62,8 @@ std::string versions_here() {
 
 }  // namespace
 
+std::string cuda_table() { return cuda::own_algorithms().digest; }
+
 std::string cuda_versions() {
   static const std::string versions = versions_here();  // libraries stay what they are
   return versions;

@@ -57,6 +57,7 @@ constexpr std::array kKinds = {
                 .make = make_cuda,
                 .available = cuda_available,
                 .ranks_streams = true,
+                .table = cuda_table,
                 .kernels = cuda_versions,
                 .sums_fast = true,
                 .needs = cuda_needs,

@@ -12,8 +12,13 @@ Result<std::byte*> Slots::at_least(int32_t stream, int64_t bytes) {
                              [&](const Region& each) { return each.stream == stream; });
   if (region == regions_.end()) region = regions_.insert(regions_.end(), {stream, 0, nullptr});
   if (bytes > region->bytes || region->at == nullptr) {
-    if (const auto s = static_cast<size_t>(stream); region->at == nullptr && s < reserved_.size())
-      bytes = std::max(bytes, reserved_[s]);
+    if (const auto s = static_cast<size_t>(stream); s < reserved_.size()) {
+      if (bytes > reserved_[s])
+        return fail("a collective on stream {} takes {} bytes for its blocks, the plan states {}",
+                    stream, bytes, reserved_[s])
+            .with_code(ExitCode::kPlan);
+      bytes = reserved_[s];
+    }
     PIPER_ASSIGN(region->at, backend_.allocate(bytes));
     region->bytes = bytes;
   }

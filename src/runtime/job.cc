@@ -34,10 +34,11 @@ Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Contr
 
 // What moves a rank's bytes: the fabric that its backend brings, `own`, or else the transport's,
 // which reaches what lies on the host. `local`: FabricSource::local, to be filled.
-Result<Fabric*> choose_fabric(Backend& backend, Transport& transport,
+Result<Fabric*> choose_fabric(const PlanSet& set, Backend& backend, Transport& transport,
                               std::span<std::atomic<Fabric*>> local, std::unique_ptr<Fabric>& own) {
   Control& control = transport.control();
-  PIPER_ASSIGN(own, backend.make_fabric({control, local}));
+  const auto role = static_cast<size_t>(set.role_of_rank[static_cast<size_t>(control.rank())]);
+  PIPER_ASSIGN(own, backend.make_fabric({control, set.roles[role], local}));
   if (own == nullptr) return &transport.fabric();
   if (!local.empty()) local[static_cast<size_t>(control.rank())].store(own.get());
   PIPER_TRY(control.barrier());  // from here on all know each other's
@@ -132,7 +133,7 @@ class Job {
     const Cores cores = cores_of(options_, can_overlap(set_), rank, set_.world());
     PIPER_ASSIGN(backends_[index], backend_of(options_, cores));
     PIPER_ASSIGN(Fabric * fabric,
-                 choose_fabric(*backends_[index], transport, local_, fabrics_[index]));
+                 choose_fabric(set_, *backends_[index], transport, local_, fabrics_[index]));
     PIPER_ASSIGN(executors_[index], Executor::load(source_of(set_, rank, data_, options_, cores),
                                                    *backends_[index], control, *fabric));
     PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executors_[index]));
@@ -201,7 +202,7 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
     device = backend.get();
   }
   std::unique_ptr<Fabric> own;
-  PIPER_ASSIGN(Fabric * fabric, choose_fabric(*device, transport, {}, own));
+  PIPER_ASSIGN(Fabric * fabric, choose_fabric(set, *device, transport, {}, own));
   PIPER_ASSIGN(const std::unique_ptr<Executor> executor,
                Executor::load(source_of(set, control.rank(), data, options, cores), *device,
                               control, *fabric));

@@ -85,6 +85,7 @@ Status queue_all(State& state, const BoundSection& section, int64_t step, bool r
     const Op& op = section.ops[i];
     const Queued& queued = section.queued[i];
     state.activity.store(op.label, std::memory_order_release);
+    state.queued_last = op.label;
     for (const int32_t event : queued.waits) backend.wait(event, queued.stream);
     if (times) backend.record(times->instructions[i].first, queued.stream);
     if (Status status = queue_op(state, op, queued, step); !status)
@@ -123,6 +124,7 @@ Status queue_body(State& state, int64_t step) {
     }
   }
   if (graph < 0) return queue_all(state, state.body, step, true);
+  state.queued_last = "the graph of its step";
   state.backend.launch_graph(graph, queues.all[0]);
   return ok_status();
 }

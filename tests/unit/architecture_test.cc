@@ -266,7 +266,7 @@ TEST(Architecture, TestsReachNoPrivateHeader) {
 // The types that a source defines for other files to see: "piper::cpu::Block". House style puts a
 // namespace's end on a line of its own, "}  // namespace…".
 std::vector<std::string> visible_types(const std::string& source) {
-  static const std::regex opening("namespace ([A-Za-z:]*) ?\\{"),
+  static const std::regex opening("namespace ([A-Za-z_:]*) ?\\{"),
       type("(struct|class|enum class) ([A-Za-z]+) [^;]*\\{.*");
   std::vector<std::string> open, types;
   for (const std::string& line : split_text(source, '\n')) {

@@ -101,34 +101,6 @@ TEST(Compile, PlansReadBackAndPrintTheSame) {
   }
 }
 
-// A rank that adds up in order has the own slice of all members in memory at once.
-TEST(Compile, OrderedSumsOfADeviceTakeMemoryForASliceOfEachMember) {
-  RoleProgram role;
-  role.mesh = {{"dp", 4}, {"pp", 2}, {"ep", 1}};
-  role.groups = {{"dp", {0}}, {"ep", {2}}};
-  for (const int64_t count : {int64_t{1000}, int64_t{250}, int64_t{1} << 26})
-    role.add_buffer({.name = "b", .type = {DType::kF32, {count}}});
-  const auto slots_of = [&](InstructionKind kind, std::vector<int32_t> args, int32_t group,
-                            bool fast = false) {
-    Instruction one;
-    one.kind = kind;
-    one.args = std::move(args);
-    one.group = group;
-    one.fast = fast;
-    role.body = {one};
-    return reduction_slot_bytes(role);
-  };
-  using enum InstructionKind;
-  EXPECT_EQ(slots_of(kAllReduce, {0}, 0), 4 * 1024);     // of 4,000 bytes: 1,000 each
-  EXPECT_EQ(slots_of(kAllReduce, {0, 0}, 0), 4 * 2048);  // as one message
-  EXPECT_EQ(slots_of(kReduceScatter, {0, 1}, 0), 4 * 1024);
-  EXPECT_EQ(slots_of(kReduceScatter, {0, 1, 0, 1}, 0), 4 * 2048);
-  EXPECT_EQ(slots_of(kAllReduce, {2}, 0), kMostReductionBytes);  // in pieces
-  EXPECT_EQ(slots_of(kAllReduce, {0}, 0, true), 0);
-  EXPECT_EQ(slots_of(kAllGather, {1, 0}, 0), 0);
-  EXPECT_EQ(slots_of(kAllReduce, {0}, 1), 0);  // alone
-}
-
 TEST(Compile, PlansStateTheTableOfTheirTarget) {
   NEED_MODELS();
   const auto compiled = compile_model("mlp", strategy_text("mlp", kAdamW), {1, 2, 2, "1f1b"});

@@ -15,6 +15,8 @@ namespace {
 using suite::Case;
 using suite::Fault;
 
+const RoleProgram kNoRole;
+
 // Runs `body` on `world` threads, each with its fabric; slots of so many bytes.
 template <class Body>
 void run_ranks(int64_t world, double timeout_s, int64_t slot_bytes, Body body) {
@@ -25,9 +27,9 @@ void run_ranks(int64_t world, double timeout_s, int64_t slot_bytes, Body body) {
   for (int64_t rank = 0; rank < world; ++rank) {
     backends.push_back(make_cpu_backend());
     Control& control = job->rank(rank).control();
-    fabrics.push_back(make_device_fabric(*backends.back(), control,
-                                         make_local_links(*backends.back(), {control, local}),
-                                         slot_bytes));
+    fabrics.push_back(make_device_fabric(
+        *backends.back(), control, make_local_links(*backends.back(), {control, kNoRole, local}),
+        {}, slot_bytes));
     local[static_cast<size_t>(rank)].store(fabrics.back().get());
   }
   std::vector<std::thread> threads;
@@ -61,6 +63,37 @@ INSTANTIATE_TEST_SUITE_P(Suite, DeviceFabric,
                                               suite::kCases[std::get<1>(info.param)].name,
                                               std::get<0>(info.param));
                          });
+
+// What is stated for a plan: each stream has what its largest collective takes.
+TEST(DeviceFabric, StatesWhatItsBlocksTake) {
+  RoleProgram role;
+  role.mesh = {{"dp", 4}, {"pp", 2}, {"ep", 1}};
+  role.groups = {{"dp", {0}}, {"ep", {2}}};
+  role.streams = {{"compute"}, {"reduce"}};
+  for (const int64_t count : {int64_t{1000}, int64_t{250}, int64_t{1} << 26})
+    role.add_buffer({.name = "b", .type = {DType::kF32, {count}}});
+  const auto bytes_of = [&](InstructionKind kind, std::vector<int32_t> args, int32_t group,
+                            bool fast = false) {
+    Instruction one;
+    one.kind = kind;
+    one.args = std::move(args);
+    one.group = group;
+    one.fast = fast;
+    one.stream = 1;
+    role.body = {one};
+    const std::vector<int64_t> bytes = device_fabric_bytes(role);
+    EXPECT_EQ(bytes[0], 0);
+    return bytes[1];
+  };
+  using enum InstructionKind;
+  EXPECT_GE(bytes_of(kAllReduce, {0}, 0), 4 * 1024);
+  EXPECT_LE(bytes_of(kAllReduce, {0}, 0), 4 * 2048);
+  EXPECT_EQ(bytes_of(kReduceScatter, {0, 1}, 0), 4 * 1024);
+  EXPECT_EQ(bytes_of(kAllReduce, {2}, 0), kMostSlotBytes);  // in turns
+  EXPECT_EQ(bytes_of(kAllReduce, {0}, 0, true), 0);         // the library's
+  EXPECT_EQ(bytes_of(kAllGather, {1, 0}, 0), 0);            // where they belong
+  EXPECT_EQ(bytes_of(kAllReduce, {0}, 1), 0);               // alone
+}
 
 TEST(DeviceFabric, NamesWhomItWaitsFor) {
   Status got = ok_status();
