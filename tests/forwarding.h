@@ -1,18 +1,19 @@
-// A transport that another one stands behind: tests change a call of it, or count.
+// Fabrics and Controls that others stand behind: tests change a call of it, or count.
 #pragma once
 
-#include "piper/transport.h"
+#include "piper/fabric.h"
 
 namespace piper {
 
-class Forwarding : public Transport {
+class Forwarding : public Fabric {
  public:
-  explicit Forwarding(Transport& inner) : inner_(inner) {}
+  explicit Forwarding(Fabric& inner) : inner_(inner) {}
   std::string_view name() const override { return inner_.name(); }
   int64_t rank() const override { return inner_.rank(); }
   int64_t world() const override { return inner_.world(); }
-  void set_timeout(double seconds) override { inner_.set_timeout(seconds); }
-  Control& control() override { return inner_.control(); }
+  bool is_asynchronous() const override { return inner_.is_asynchronous(); }
+  Status poll() override { return inner_.poll(); }
+  void abort() override { inner_.abort(); }
   Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t most,
                            int32_t stream) override {
     return inner_.add_send(peer, communicator, most, stream);
@@ -39,11 +40,11 @@ class Forwarding : public Transport {
   Status recv(int32_t route, std::span<const MessagePart> parts) override {
     return inner_.recv(route, parts);
   }
-  Status all_reduce(int32_t group, std::span<const Piece> pieces) override {
-    return inner_.all_reduce(group, pieces);
+  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool fast) override {
+    return inner_.all_reduce(group, pieces, fast);
   }
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override {
-    return inner_.reduce_scatter(group, shards);
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool fast) override {
+    return inner_.reduce_scatter(group, shards, fast);
   }
   Status all_gather(int32_t group, std::span<const Shard> shards) override {
     return inner_.all_gather(group, shards);
@@ -57,14 +58,10 @@ class Forwarding : public Transport {
   }
   Status dispatch(int32_t group, const Rows& rows) override { return inner_.dispatch(group, rows); }
   Status combine(int32_t group, const Rows& rows) override { return inner_.combine(group, rows); }
-  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override {
-    return inner_.broadcast(group, data, bytes, root);
-  }
   Status wait_sends() override { return inner_.wait_sends(); }
-  std::atomic<const char*>& activity() override { return inner_.activity(); }
 
  protected:
-  Transport& inner_;
+  Fabric& inner_;
 };
 
 // Counts what a rank tells and hears.
@@ -84,6 +81,10 @@ class Counting final : public Control {
     return inner_.hear(rank, bytes, what);
   }
   void abort(const Error& reason) override { inner_.abort(reason); }
+  void set_timeout(double seconds) override { inner_.set_timeout(seconds); }
+  double timeout() const override { return inner_.timeout(); }
+  Status check_stopped() override { return inner_.check_stopped(); }
+  Seat& seat() override { return inner_.seat(); }
   int64_t messages = 0, told = 0;
 
  private:

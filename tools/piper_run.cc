@@ -69,7 +69,7 @@ them. With longer steps, say how many seconds S it shall wait before and after i
 
 struct Flags {
   piper::RunOptions run;
-  std::string verify, helper = "auto";
+  std::string verify, helper = "auto", graphs = "on";
   double target = 0;
   bool no_shuffle = false, picture = false;
 };
@@ -164,9 +164,15 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--rendezvous", run.rendezvous,
                  "where rank 0 listens for the others over TCP (default: as the launcher says)")
       ->type_name("HOST:PORT");
-  app.add_option("--backend", run.job.backend, "what computes; null: nothing, to time the rest")
-      ->capture_default_str()
+  app.add_option("--backend", run.job.backend,
+                 "what computes (default: what the plans are made for, where this machine has it, "
+                 "else cpu); null: nothing, to time the rest")
       ->check(CLI::IsMember(piper::backend_names()));
+  app.add_option("--graphs", flags.graphs,
+                 "on: a GPU is given a whole step at once, from the third on, where no host has a "
+                 "part in it and no --trace is kept")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"on", "off"}));
   app.add_flag("!--no-fuse", run.job.fuse,
                "run every op on its own, with the same bits: to look for a fault");
   app.add_option("--threads", run.job.threads, "threads per rank (default: the cores, shared out)")
@@ -188,8 +194,7 @@ void add_flags(CLI::App& app, Flags& flags) {
         std::fputs(to_string(piper::find_cuda()).c_str(), stdout);
         throw CLI::Success();
       },
-      "say which NVIDIA devices and libraries are found here, and why not; plans run on the CPU so "
-      "far");
+      "say which NVIDIA devices and libraries are found here, and why not");
   app.add_flag("--picture", flags.picture,
                "draw the schedule before the run, as piperc --picture does");
 }
@@ -199,6 +204,7 @@ void add_flags(CLI::App& app, Flags& flags) {
 int main(int argc, char** argv) {
   piper::prepare_process();
   Flags flags;
+  flags.run.job.backend.clear();  // what fits the plans
   CLI::App app{
       "Runs the plans that piperc wrote: all ranks as threads of this process, or one rank per "
       "process under mpirun, torchrun or srun."};
@@ -213,6 +219,7 @@ int main(int argc, char** argv) {
   flags.run.data.shuffle = !flags.no_shuffle;
   if (flags.verify == "single") flags.run.job.verify.against = piper::VerifyAgainst::kSingle;
   if (flags.verify == "uncut") flags.run.job.verify.against = piper::VerifyAgainst::kUncut;
+  flags.run.job.graphs = flags.graphs == "on";
   if (flags.helper == "on") flags.run.job.helper = piper::HelperThread::kOn;
   if (flags.helper == "off") flags.run.job.helper = piper::HelperThread::kOff;
   if (app.count("--target-loss") > 0) flags.run.job.target_loss = flags.target;

@@ -1,8 +1,13 @@
-// The way to NVIDIA's devices: what of their driver and libraries is on this machine. All of it is
-// found when somebody asks; Piper is built and starts where there is none.
+// The way to NVIDIA's devices: what of their driver and libraries is on this machine, and the
+// backend that runs on them. All of it is found when somebody asks; Piper is built and starts where
+// there is none.
 #pragma once
 
-#include "piper/base.h"
+#include <functional>
+#include <memory>
+
+#include "piper/backend.h"
+#include "piper/cuda_kernels.h"
 
 namespace piper {
 
@@ -34,5 +39,32 @@ struct CudaMachine {
 CudaMachine find_cuda();
 // A line for each device and library, and for what is missing.
 std::string to_string(const CudaMachine& machine);
+
+// Whether there is a device. Error: there is no driver or no device, and where it was looked for.
+Status cuda_available();
+
+struct CudaOptions {
+  int64_t device = 0;  // modulo as many as there are
+  // A table of algorithms for products, of the form that src/backend_cuda/products_cuda.txt says;
+  // empty: that one.
+  std::string products;
+  // Told what takes long, and what has no effect; nothing: nobody is.
+  std::function<void(const std::string&)> note;
+};
+// A rank's part of a device: its streams are the device's, what it queues may fail late, and the
+// host does not reach its memory. Kernels are compiled when a program is loaded, and kept in the
+// folder piper of $XDG_CACHE_HOME or ~/.cache. Products are cuBLASLt's. Attentions are
+// cuDNN's where it is there and takes them (cuda_kernels.h), and slower kernels' where not, which
+// `note` is told. The same program gives the same bits on devices of one kind with the same
+// libraries. Error: as cuda_available.
+Result<std::unique_ptr<Backend>> make_cuda_backend(CudaOptions options = {});
+// A program as the backend runs it, and what a role takes beside its arenas. Errors name program
+// and op.
+Result<DeviceProgram> cuda_program(const Program& program);
+Result<Needs> cuda_needs(const RoleProgram& role);
+// What bits depend on: devices and versions of libraries, as far as they are found.
+std::string cuda_versions();
+// The digest of the table by which it chooses algorithms of products.
+std::string cuda_table();
 
 }  // namespace piper

@@ -105,7 +105,7 @@ struct Tensor {
 struct Buffer {
   int32_t tensor = 0;  // index of RoleProgram::tensors
   int32_t micro = -1;  // the microbatch, which the buffer's name ends with ("h@3"); -1: none
-  int64_t offset = 0;  // bytes from the arena's start, 64-byte aligned
+  int64_t offset = 0;  // bytes from the arena's start, a multiple of 256
   bool operator==(const Buffer&) const = default;
 };
 
@@ -124,7 +124,6 @@ enum class InstructionKind : uint8_t {
   kAllGather,  // pairs (own part, whole), as one message
   kAllToAll,   // pairs (own part by `dim`, own part by `to_dim`), as one message
   kRotate,     // args[1] := args[0] of the member `turn` positions before, in a circle
-  kBroadcast,  // args[0] from position `root` of `group`
   kCopy,       // args[0] -> args[1]
   kOwnPart,    // pairs (whole, own part), without communication
   // args[0], i64[] or i64[n]: where the blocks of `outer` elements begin that the member of `group`
@@ -135,7 +134,7 @@ enum class InstructionKind : uint8_t {
   kDispatch,
   kCombine,  // (whole, own part, index): each row from the rank that owns what its index names
 };
-inline constexpr int kNumInstructionKinds = 15;
+inline constexpr int kNumInstructionKinds = 14;
 // Whether args come in pairs: read, written. An index stands behind the only pair.
 bool takes_pairs(InstructionKind kind);
 bool takes_index(InstructionKind kind);
@@ -195,8 +194,10 @@ struct Instruction {
   // kSend, kRecv: the peer's mesh coordinates; -1 keeps the own coordinate.
   std::vector<int32_t> peer;
   int32_t group = -1;  // collectives, kOwnPart, kPosition: index of RoleProgram::groups
-  int32_t root = 0;    // kBroadcast
   Reduction reduction = Reduction::kSum;  // kAllReduce
+  // Sums of kAllReduce and kReduceScatter: formed by the device's own library, in an order of its
+  // own that follows from plan and topology; else, and by devices without one, in rank order.
+  bool fast = false;
   // Of pairs: this dim of the whole is `outer` equal stretches, each of as many equal blocks as the
   // group has members; the part has the own block of every stretch. -1: parts are flat runs.
   int32_t dim = -1;
@@ -305,6 +306,8 @@ struct RoleProgram {
   // never exceeded: for the values inside programs, by stream; for weights in a form that its
   // products read faster; of transports, for slots; of a thread's kernels, for themselves.
   std::string target = "cpu";
+  // The digest of the table by which the target chooses algorithms; "": it has none.
+  std::string table;
   std::vector<int64_t> workspace_bytes;
   int64_t packed_bytes = 0;
   int64_t transport_bytes = 0;

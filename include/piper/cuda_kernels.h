@@ -8,6 +8,8 @@
 // multiprocessors there are.
 #pragma once
 
+#include <array>
+
 #include "piper/fuse.h"
 
 namespace piper {
@@ -32,9 +34,14 @@ struct DeviceKernel {
 };
 
 // D := activation(A · B [+ C] [+ bias]), `batch` times: row-major matrices, A [m, k] or, where it
-// is transposed, [k, m]; B [k, n] or [n, k]; C and D [m, n]. Sums are of f32 (f64 of f64), and D is
-// rounded once. Operands, in order: A, B, C or absent, bias [n] or absent, D, pre or absent: what
-// the activation is taken of, in D's type.
+// is transposed, [k, m]; B [k, n] or [n, k]; C and D [m, n]. Sums are of f32 (f64 of f64), bias and
+// activation are of them as they are, and D is rounded once. Operands, in order: A, B, C or absent,
+// bias [n] or absent, D, pre or absent: what the activation is taken of, in D's type. C may be
+// where D is. Not empty, nor is k 0.
+//
+// What libraries do: a bias of any type but f64, 16-byte aligned and without C; a GELU by tanh, of
+// sums with a bias, where D has 16 bits, n is a multiple of 8 and pre is 16-byte aligned. All else
+// that ops mean is left to kernels.
 struct DeviceProduct {
   DType type = DType::kF32;    // of A and B
   DType result = DType::kF32;  // of C, D, bias and pre
@@ -46,22 +53,59 @@ struct DeviceProduct {
   bool operator==(const DeviceProduct&) const = default;
 };
 
-// Attention or AttentionGrad as the table of ops has them (src/ops/attention.cc), for a library
-// that has kernels of its own. Operands: inputs, then outputs.
-struct DeviceAttention {
-  bool is_gradient = false;
-  Attrs attrs;
-  std::vector<TensorType> inputs, outputs;
-  std::vector<bool> present;  // by input
+// An operand of an attention: elements between neighbours along batch, tokens and heads, and in
+// front of the first; those of one token and head are adjacent.
+struct DeviceRows {
+  int64_t batch = 0, token = 0, head = 0, first = 0;
+  bool operator==(const DeviceRows&) const = default;
 };
 
+// Attention or AttentionGrad as the table of ops has them (src/ops/attention.cc), whatever lies
+// where. lse is f32 (f64 of f64), of [batch, heads, queries].
+struct DeviceAttention {
+  bool is_gradient = false;
+  DType type = DType::kF32;  // of q, k, v, y and their adjoints
+  int64_t batch = 0, queries = 0, keys = 0, heads = 0, kv_heads = 0, width = 0, v_width = 0;
+  DeviceRows q, k, v, y;  // y: of dy too
+  DeviceRows dq, dk, dv;
+  double scale = 1, softcap = 0;
+  bool causal = false;
+  int64_t offset = 0;
+  int64_t query_stretches = 0, key_stretches = 0;  // of first and first_key; 0: numbers from 0 on
+  enum Mask : uint8_t { kNoMask, kKeeps, kAdds } mask = kNoMask;
+  double masked_score = 0;
+  std::array<int64_t, 4> mask_step{};  // elements between neighbours, 0 where it is repeated
+  int64_t all_keys = 0;                // that the mask is for
+  bool mask_grad = false;
+  bool operator==(const DeviceAttention&) const = default;
+};
+
+// Whether cuDNN has a kernel for it, by what is known of its releases from 9.11 on: 16-bit floats,
+// widths of whole 16 bytes, causal or not, no masks (a row that they hide would be NaN there), no
+// numbers, no cap. The answer is the program's alone; a library that declines is no error (see
+// DeviceStep).
+bool cudnn_takes(const DeviceAttention& attention);
+// What one call of it is given: all, or, of gradients, so many samples, or heads of one, that its
+// workspace stays below kMostCudnnBytes where a slice can: a head of keys, with the heads that read
+// it, is not cut. Calls for slices follow each other.
+constexpr int64_t kMostCudnnBytes = int64_t{256} << 20;
+struct CudnnSlice {
+  int64_t samples = 0, kv_heads = 0;  // divide those of all
+  int64_t bytes = 0;                  // of workspace for a call
+};
+CudnnSlice cudnn_slice(const DeviceAttention& attention);
+
+// kAttention is for a library that may be there: whoever runs it leaves out the `instead` steps
+// behind it, which do the same by kernels, and whoever does not run it has nothing else to do.
 struct DeviceStep {
   enum Kind : uint8_t { kKernel, kProduct, kAttention, kCopy, kZero } kind = kKernel;
   int32_t index = 0;  // of kernels, products or attentions
-  // kCopy: from, to; kZero: what becomes zero bytes.
+  // kCopy: from, to; kZero: what becomes zero bytes; kAttention: q, k, v, y, lse and, of gradients,
+  // dy, dq, dk, dv.
   std::vector<DeviceOperand> operands;
   int64_t bytes = 0;        // kCopy, kZero
-  DeviceOperand workspace;  // kAttention: for the library, as many bytes as it says it needs
+  DeviceOperand workspace;  // kAttention: cudnn_slice(…).bytes
+  int32_t instead = 0;      // kAttention
   int32_t op = 0;           // the first of the program's ops that it runs, as fused: for names
 };
 
@@ -87,6 +131,10 @@ struct DeviceText {
   std::string_view name, text;
 };
 std::span<const DeviceText> device_texts();
+// A source of kernels that fabrics move blocks with: move_16, move_8, move_4, move_2 and move_1, by
+// the bytes of an element, of kStridedPointers "addresses" (device/strided.cuh).
+inline constexpr size_t kStridedLoops = 16, kStridedPointers = 4 + 3 * kStridedLoops;
+std::string strided_source();
 // The names of the ops that there are kernels for.
 std::vector<std::string> cuda_ops();
 

@@ -160,6 +160,7 @@ struct Task {
   int32_t distance = 0;       // kRecv, kInput: compute tasks ahead, or kEarliest
   int32_t label = -1;         // index of Dag::labels, without the microbatch: see print_label
   Few<int32_t> group;         // collectives: mesh axes
+  bool fast = false;          // kAllReduce, kReduceScatter: see SumRound
   Few<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
   Few<Accumulate> accumulates;
   Few<Combine> combines;
@@ -180,6 +181,7 @@ struct SumRound {
   // Terms are rounded to this type before they travel, and so is their sum; nothing: they travel as
   // they are added up.
   std::optional<DType> dtype = {};
+  bool fast = false;  // added up by the device's own library, not in rank order
   bool operator==(const SumRound&) const = default;
 };
 

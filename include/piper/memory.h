@@ -11,7 +11,9 @@ struct Block {
   int64_t offset = -1;          // given, or found
 };
 inline constexpr int64_t kNoCircle = INT64_MAX;
-inline constexpr int64_t kAlignment = 64;
+// Of buffers, of values inside programs, and of the sizes of arenas, in bytes: what devices and
+// their libraries want of memory that they allocate themselves.
+inline constexpr int64_t kAlignment = 256;
 int64_t align_up(int64_t bytes);
 
 // Finds offsets (multiples of kAlignment) for blocks without one, behind all that have one: as time

@@ -28,6 +28,9 @@ struct RankSource {
   // reads data one step ahead. The bits are the same.
   bool helper = false;
   int helper_core = -1;  // where these threads are pinned; -1: where the caller may be
+  // On a backend that can: a body is queued as one, from the third on, where the host has no part
+  // in it and no times are kept.
+  bool graphs = true;
 };
 // Whether RankSource::helper would have anything to overlap on a rank of this role.
 bool can_overlap(const RoleProgram& role);
@@ -55,9 +58,10 @@ struct TraceEvent {
 class Executor {
  public:
   // Allocates, fills state and constants, loads and binds programs, registers routes and groups.
-  // The transport has agreed.
+  // The ranks have agreed. Error (kUsage): one of backend and fabric is asynchronous, the other one
+  // is not, and the plan has communicators.
   static Result<std::unique_ptr<Executor>> load(const RankSource& source, Backend& backend,
-                                                Transport& transport);
+                                                Control& control, Fabric& fabric);
   ~Executor();
   Status run_prologue(int64_t step);
   // The body (of the last step the epilogue, where steps overlap) with wait_sends, and then the
@@ -133,10 +137,12 @@ struct VerifyOptions {
 
 struct JobOptions {
   int64_t steps = 1;
-  std::string backend = "cpu";  // "cpu" or "null"
-  bool fuse = true;             // false: every op on its own, with the same bits
-  int threads = 0;              // per rank; 0: the machine's cores shared out
+  std::string backend =
+      "cpu";         // of piper/backends.h; of run_plans alone, empty: what fits the plan
+  bool fuse = true;  // false: every op on its own, with the same bits
+  int threads = 0;   // per rank; 0: the machine's cores shared out
   HelperThread helper = HelperThread::kAuto;
+  bool graphs = true;  // RankSource::graphs
   // Seconds that a rank waits for another before the job ends: this, or five times the longest step
   // so far where that is more. Nothing: 10, but start_timeout_s before the first step is done.
   std::optional<double> timeout_s;

@@ -19,8 +19,7 @@ namespace piper {
 class SimWorld {
  public:
   virtual ~SimWorld() = default;
-  // Of one rank. The transport knows add_send, add_recv, add_group and the calls of a step; what
-  // hosts say to each other does not go through it.
+  // Of one rank. Hosts that take turns have nothing to say to each other: Control carries nothing.
   virtual Backend& device(int64_t rank) = 0;
   virtual Transport& transport(int64_t rank) = 0;
   // Runs what is queued anywhere. Error: as finish of any device.

@@ -104,6 +104,8 @@ struct Replicate {
   std::optional<SourceSpan> stream_at, gather_stream_at;  // where they are given
   When reduce = When::kStep;
   std::optional<DType> dtype;  // in which gradients travel; nothing: as they are added up
+  enum class Order { kOrdered, kFast };
+  Order sum = Order::kOrdered;  // how what replicas have is added up
   SourceSpan at, over_at, shard_at, dtype_at;
 };
 // Tasks to a stream, and what the stream is.

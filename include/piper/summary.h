@@ -61,6 +61,7 @@ struct TrafficSummary {
   std::string over;  // mesh axes: "pp"
   DType dtype = DType::kF32;
   std::string stream;
+  bool fast = false;  // as Instruction::fast
   int64_t messages = 0, bytes = 0;
 };
 
@@ -87,6 +88,7 @@ struct OffloadSummary {
 
 struct RoleSummary {
   std::string digest;
+  std::string target, table;  // as RoleProgram has them
   std::vector<StageSummary> stages;
   std::vector<ParameterSummary> parameters;  // in order of use
   std::vector<OrderedTask> order;            // of a steady step

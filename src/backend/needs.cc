@@ -16,4 +16,19 @@ std::vector<int64_t> workspaces_of(const RoleProgram& role, std::span<const int6
   return most;
 }
 
+namespace {
+
+int64_t members_of(const RoleProgram& role, const Group& group) {
+  int64_t members = 1;
+  for (const int32_t axis : group.axes) members *= role.mesh[static_cast<size_t>(axis)].second;
+  return members;
+}
+
+}  // namespace
+
+bool has_groups(const RoleProgram& role) {
+  return std::any_of(role.groups.begin(), role.groups.end(),
+                     [&](const Group& group) { return members_of(role, group) > 1; });
+}
+
 }  // namespace piper

@@ -11,6 +11,7 @@
 #include "pack.h"
 #include "piper/backend_cpu.h"
 #include "piper/halves.h"
+#include "piper/memory.h"
 #include "team.h"
 
 namespace piper {
@@ -20,7 +21,6 @@ using cpu::Kernel;
 using cpu::KernelPtr;
 using cpu::Use;
 
-constexpr size_t kAlignment = 64;
 constexpr int64_t kMostBytes = int64_t{1} << 48;
 
 struct AlignedFree {
@@ -32,8 +32,8 @@ using AlignedBlock = std::unique_ptr<std::byte[], AlignedFree>;
 // and looking up small pages takes some hundredths of its time.
 AlignedBlock aligned_block(int64_t bytes) {
   constexpr size_t kLargePage = size_t{2} << 20, kWorthAPage = kLargePage / 8;
-  size_t size = (static_cast<size_t>(bytes) + kAlignment) / kAlignment * kAlignment;
-  const size_t alignment = size < kWorthAPage ? kAlignment : kLargePage;
+  auto size = static_cast<size_t>(align_up(bytes + 1));
+  const size_t alignment = size < kWorthAPage ? size_t{kAlignment} : kLargePage;
   size = (size + alignment - 1) / alignment * alignment;
   std::byte* p = nullptr;
   void* block = nullptr;
@@ -248,7 +248,7 @@ class Cpu final : public CpuBackend {
     int64_t bytes = 0;
     for (const auto& [value, text] : program.literals) {
       places[value] = {LoadedProgram::Operand::kLiteral, 0, bytes};
-      bytes += (static_cast<int64_t>(text.size()) + 63) / 64 * 64;
+      bytes += align_up(static_cast<int64_t>(text.size()));
     }
     loaded.literals = aligned_block(bytes);
     if (!loaded.literals) return refused(bytes);
@@ -273,7 +273,7 @@ class Cpu final : public CpuBackend {
     if (bytes <= scratch_bytes_) return ok_status();
     PIPER_WANT(bytes <= kKernelScratchBytes, "a kernel needs {} for itself, more than {}",
                human_bytes(bytes), human_bytes(kKernelScratchBytes));
-    bytes = (bytes + 63) / 64 * 64;
+    bytes = align_up(bytes);
     scratch_ = aligned_block(bytes * team_.size());
     if (!scratch_) return refused(bytes * team_.size());
     scratch_bytes_ = bytes;
@@ -310,7 +310,7 @@ Result<Needs> cpu_needs(const RoleProgram& role) {
     bytes.push_back(backend->workspace_bytes(loaded));
   }
   return Needs{workspaces_of(prepared, bytes), prepared.arena_bytes - role.arena_bytes,
-               kKernelScratchBytes};
+               has_groups(role) ? kTransportSlotBytes : 0, kKernelScratchBytes};
 }
 
 std::unique_ptr<CpuBackend> make_cpu_backend(const CpuOptions& options) {

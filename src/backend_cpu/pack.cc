@@ -155,7 +155,7 @@ class Packer {
     const int64_t bytes = copy.type.bytes();
     role_.add_buffer(std::move(copy));
     role_.buffers.back().offset = align_up(role_.arena_bytes);
-    role_.arena_bytes = align_up(role_.arena_bytes) + bytes;
+    role_.arena_bytes = align_up(role_.arena_bytes) + align_up(bytes);
     return known->second;
   }
 

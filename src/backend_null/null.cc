@@ -4,11 +4,10 @@
 #include <new>
 
 #include "piper/backend_null.h"
+#include "piper/memory.h"
 
 namespace piper {
 namespace {
-
-constexpr size_t kAlignment = 64;
 
 struct AlignedFree {
   void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
@@ -23,7 +22,7 @@ class NullBackend final : public Backend {
   // Memory is real: the executor's own copies and messages go through it.
   Result<std::byte*> allocate(int64_t bytes, Space) override {
     if (bytes < 0) return fail("cannot allocate {} bytes", bytes).with_code(ExitCode::kStorage);
-    const size_t size = (static_cast<size_t>(bytes) + kAlignment) / kAlignment * kAlignment;
+    const auto size = static_cast<size_t>(align_up(bytes + 1));
     auto* p =
         static_cast<std::byte*>(::operator new (size, std::align_val_t{kAlignment}, std::nothrow));
     if (!p) return fail("cannot allocate {}", human_bytes(bytes)).with_code(ExitCode::kStorage);

@@ -2,16 +2,19 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdio>
+#include <cstdlib>
 
 #include "piper/backend_cpu.h"
+#include "piper/backend_cuda.h"
 #include "piper/backend_null.h"
-#include "piper/cuda_kernels.h"
 
 namespace piper {
 namespace {
 
-std::unique_ptr<Backend> make_cpu(const BackendOptions& options) {
-  return make_cpu_backend({options.threads, options.cores, nullptr, options.fuse});
+Result<std::unique_ptr<Backend>> make_cpu(const BackendOptions& options) {
+  return std::unique_ptr<Backend>(
+      make_cpu_backend({options.threads, options.cores, nullptr, options.fuse}));
 }
 std::string kernels_of_cpu() {
   return fmt::format("cpu kernels for {}, table of products {}", cpu_kernels(),
@@ -21,13 +24,24 @@ std::string note_on_cpu() { return fmt::format("entry '{}'", cpu_products().entr
 RoleProgram prepared_for_cpu(RoleProgram role) {
   return make_cpu_backend()->prepare(std::move(role));
 }
+Result<std::unique_ptr<Backend>> make_null(const BackendOptions&) {
+  return std::unique_ptr<Backend>(make_null_backend());
+}
 
-// Matrix products have 32 MiB for themselves, as the vendor of cuBLASLt advises.
-Result<Needs> cuda_needs(const RoleProgram& role) {
-  std::vector<int64_t> bytes;  // by program
-  for (const Program& program : role.programs)
-    bytes.push_back(place_locals(joined_for_cuda(program)).bytes);
-  return Needs{workspaces_of(role, bytes), 0, int64_t{32} << 20};
+// The number of a process among those of its host, as its launcher says; else that of the rank.
+int64_t device_of(const BackendOptions& options) {
+  for (const char* name : {"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"})
+    if (const char* value = std::getenv(name))
+      return std::max<int64_t>(0, std::strtoll(value, nullptr, 10));
+  return options.place;
+}
+Result<std::unique_ptr<Backend>> make_cuda(const BackendOptions& options) {
+  if (!options.fuse)
+    return fail("not supported: the cuda backend runs no op on its own (--no-fuse)");
+  const auto note = [](const std::string& text) {
+    std::fputs(fmt::format("cuda: {}\n", text).c_str(), stderr);
+  };
+  return make_cuda_backend({device_of(options), "", note});
 }
 
 constexpr std::array kKinds = {
@@ -35,17 +49,23 @@ constexpr std::array kKinds = {
                 .make = make_cpu,
                 .kernels = kernels_of_cpu,
                 .note = note_on_cpu,
+                .table = [] { return cpu_products().digest; },
                 .needs = cpu_needs,
                 .prepare = prepared_for_cpu,
                 .join = joined_for_cpu},
     BackendKind{.name = "cuda",
+                .make = make_cuda,
+                .available = cuda_available,
+                .ranks_streams = true,
+                .table = cuda_table,
+                .kernels = cuda_versions,
+                .sums_fast = true,
                 .needs = cuda_needs,
                 .prepare = [](RoleProgram role) { return role; },
                 .join = joined_for_cuda},
-    BackendKind{.name = "null",
-                .make = [](const BackendOptions&) { return make_null_backend(); },
-                .computes = false,
-                .kernels = [] { return std::string("backend null"); }}};
+    BackendKind{.name = "null", .make = make_null, .computes = false, .kernels = [] {
+                  return std::string("backend null");
+                }}};
 
 template <class Has>
 std::vector<std::string> names_of(Has has) {
@@ -77,6 +97,11 @@ Result<const BackendKind*> find_backend(std::string_view name) {
 }
 Result<const BackendKind*> find_target(std::string_view name) {
   return find(name, "target", is_target);
+}
+std::string_view backend_for(std::string_view target) {
+  const auto kind = find_backend(target);
+  const bool is_here = kind && (!(*kind)->available || (*kind)->available());
+  return is_here ? (*kind)->name : "cpu";
 }
 
 }  // namespace piper

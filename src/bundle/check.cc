@@ -141,7 +141,7 @@ class InstructionCheck {
     if (takes_pairs(one_.kind))
       PIPER_TRY(check_pairs());
     else if (is_collective(one_.kind))
-      PIPER_TRY(check_collective());
+      PIPER_TRY(check_all_reduce());
     if (one_.kind == InstructionKind::kCopy) PIPER_TRY(check_copy());
     if (one_.kind == InstructionKind::kPosition) PIPER_TRY(check_position());
     return check_sums();
@@ -192,7 +192,10 @@ class InstructionCheck {
     const bool rotates = one_.kind == InstructionKind::kRotate;
     if (rotates ? one_.dim != -1 || one_.turn < 1 : !position && one_.turn != 0)
       return wrong("it cannot be of the member {} before", one_.turn);
-    if (one_.kind != InstructionKind::kBroadcast && one_.root != 0) return wrong("it has a root");
+    const bool adds = (one_.kind == InstructionKind::kAllReduce ||
+                       one_.kind == InstructionKind::kReduceScatter) &&
+                      one_.reduction == Reduction::kSum;
+    if (one_.fast && !adds) return wrong("it adds nothing up that could be fast");
     if (takes_pairs(one_.kind) ? one_.dim < 0 && one_.outer != 1
                                : one_.dim != -1 || (!position && one_.outer != 1))
       return wrong("it cannot have blocks of dim {} in {} stretches", one_.dim, one_.outer);
@@ -295,17 +298,10 @@ class InstructionCheck {
     return ok_status();
   }
 
-  Status check_collective() const {
-    const int64_t size = members_of(role_, one_.group);
-    if (one_.kind == InstructionKind::kAllReduce) {
-      if (one_.args.empty()) return wrong("it reduces nothing");
-      for (size_t a = 1; a < one_.args.size(); ++a)
-        if (type(a).dtype != type(0).dtype) return wrong("its args have several element types");
-      return ok_status();
-    }
-    if (!in_range(one_.root, static_cast<size_t>(size)))
-      return wrong("its root {} is not in the group of {}", one_.root, size);
-    PIPER_TRY(needs_args(1));
+  Status check_all_reduce() const {
+    if (one_.args.empty()) return wrong("it reduces nothing");
+    for (size_t a = 1; a < one_.args.size(); ++a)
+      if (type(a).dtype != type(0).dtype) return wrong("its args have several element types");
     return ok_status();
   }
 

@@ -4,6 +4,7 @@
 
 #include "bad.h"
 #include "files.h"
+#include "piper/memory.h"
 
 namespace piper {
 namespace {
@@ -28,8 +29,9 @@ Status check_uses(const RoleProgram& role) {
 }
 
 Status check_arena(const char* what, int64_t stated, int64_t end) {
-  if (stated == end || stated == (end + 63) / 64 * 64) return ok_status();
-  return bad("{} of {} bytes is stated, but its buffers end at {}", what, stated, end);
+  if (stated == align_up(end)) return ok_status();
+  return bad("{} of {} bytes is stated, but its buffers end at {}, and arenas at multiples of {}",
+             what, stated, end, kAlignment);
 }
 
 Status check_arenas(const RoleProgram& role) {

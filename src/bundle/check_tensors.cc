@@ -3,6 +3,7 @@
 
 #include "bad.h"
 #include "files.h"
+#include "piper/memory.h"
 
 namespace piper {
 
@@ -165,9 +166,9 @@ Status check_buffers(const RoleProgram& role) {
       if (!possible) return bad("buffer {} '{}' has no possible type", b, named(role, b));
       size = *possible;
     }
-    if (buffer.offset % 64 != 0)
-      return bad("buffer {} '{}' has the offset {}, which is no multiple of 64", b, named(role, b),
-                 buffer.offset);
+    if (buffer.offset % kAlignment != 0)
+      return bad("buffer {} '{}' has the offset {}, which is no multiple of {}", b, named(role, b),
+                 buffer.offset, kAlignment);
     const int64_t arena = tensor.host ? role.host_bytes : role.arena_bytes;
     int64_t end = 0;
     if (__builtin_add_overflow(buffer.offset, size, &end) || end > arena)

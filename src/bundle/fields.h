@@ -70,9 +70,8 @@ using EnumNames = std::array<const char*, count>;
 inline constexpr EnumNames<3> kBufferKinds = {"state", "constant", "step"};
 inline constexpr EnumNames<2> kReductions = {"sum", "max"};
 inline constexpr EnumNames<kNumInstructionKinds> kInstructionKinds = {
-    "compute",        "input",      "send",       "recv",     "all_reduce",
-    "reduce_scatter", "all_gather", "all_to_all", "rotate",   "broadcast",
-    "copy",           "own_part",   "position",   "dispatch", "combine"};
+    "compute",    "input",  "send", "recv",     "all_reduce", "reduce_scatter", "all_gather",
+    "all_to_all", "rotate", "copy", "own_part", "position",   "dispatch",       "combine"};
 constexpr const auto& names_of(BufferKind) { return kBufferKinds; }
 constexpr const auto& names_of(Reduction) { return kReductions; }
 constexpr const auto& names_of(InstructionKind) { return kInstructionKinds; }
@@ -179,7 +178,7 @@ PIPER_FIELDS(Instruction) {
   v("waits", &I::waits);
   v("peer", &I::peer, kOrLess);
   v("group", &I::group, id_or_less(Table::kGroups));
-  v("root", &I::root);
+  v("fast", &I::fast);
   v("communicator", &I::communicator, id_or_less(Table::kCommunicators));
   v("input", &I::input);
   v("samples", &I::samples, kOwnLines);
@@ -264,6 +263,7 @@ PIPER_FIELDS(RoleProgram) {
   v("host_bytes", &R::host_bytes, kPlain.as("host"));
   v("staging_bytes", &R::staging_bytes, kPlain.as("staging"));
   v("target", &R::target);
+  v("table", &R::table);
   v("workspace_bytes", &R::workspace_bytes, kPlain.as("workspace"));
   v("packed_bytes", &R::packed_bytes, kPlain.as("packed"));
   v("transport_bytes", &R::transport_bytes, kPlain.as("transport"));

@@ -58,7 +58,7 @@ bool takes_index(InstructionKind kind) {
 }
 
 bool is_collective(InstructionKind kind) {
-  return (kind >= InstructionKind::kAllReduce && kind <= InstructionKind::kBroadcast) ||
+  return (kind >= InstructionKind::kAllReduce && kind <= InstructionKind::kRotate) ||
          takes_index(kind);
 }
 

@@ -409,6 +409,7 @@ Result<Compiled> compile(const CompileOptions& options) {
                       {target, options, strategy, steps, compiled, variables, summing});
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
+  explain_fast_sums(strategy, options.target, compiled.explanations);
   for (const LeftOut& one : strategy.left_out)
     compiled.explanations.push_back({one.at, one.what, {"left out: " + one.why}});
   if (options.oracles) {

@@ -1,27 +1,10 @@
 #include "targets.h"
 
-#include <algorithm>
-
 #include "piper/backends.h"
 #include "piper/compile.h"
 #include "piper/parallel.h"
 
 namespace piper {
-namespace {
-
-// Of transports for ranks that reduce with others (transport.h: kTransportSlotBytes).
-int64_t slots_of(const RoleProgram& role) {
-  const auto joins = [&](const Group& group) {
-    return std::any_of(group.axes.begin(), group.axes.end(), [&](int32_t axis) {
-      return role.mesh[static_cast<size_t>(axis)].second > 1;
-    });
-  };
-  const bool any = std::any_of(role.groups.begin(), role.groups.end(), joins);
-  return any ? int64_t{2} << 20 : 0;
-}
-
-}  // namespace
-
 Status state_needs(std::vector<RoleProgram>& roles, std::string_view name) {
   PIPER_ASSIGN(const BackendKind* target, find_target(name));
   std::vector<Status> stated(roles.size(), ok_status());
@@ -32,14 +15,28 @@ Status state_needs(std::vector<RoleProgram>& roles, std::string_view name) {
       return;
     }
     roles[r].target = name;
+    if (target->table) roles[r].table = target->table();
     roles[r].workspace_bytes = needs->workspace_bytes;
     roles[r].packed_bytes = needs->packed_bytes;
-    roles[r].transport_bytes = slots_of(roles[r]);
+    roles[r].transport_bytes = needs->transport_bytes;
     roles[r].scratch_bytes = needs->scratch_bytes;
     roles[r].staging_bytes = staging_of(roles[r]);
   });
   for (Status& status : stated) PIPER_TRY(std::move(status));
   return ok_status();
+}
+
+void explain_fast_sums(const Strategy& strategy, std::string_view target, Explanations& out) {
+  const Result<const BackendKind*> kind = find_target(target);
+  PIPER_CHECK(kind.ok(), "plans are made for a target of the table");
+  if ((*kind)->sums_fast) return;
+  for (const Replicate& one : strategy.replicates)
+    if (one.sum == Replicate::Order::kFast)
+      out.push_back({one.at,
+                     "replicate",
+                     {fmt::format("note: {} has no library for sums: over {} they are formed in "
+                                  "rank order, with the bits of 'sum: ordered'",
+                                  target, one.over)}});
 }
 
 TargetRole for_its_target(const RoleProgram& role) {

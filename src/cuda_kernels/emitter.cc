@@ -72,8 +72,8 @@ DeviceStep& Emitter::step(DeviceStep::Kind kind, size_t index) {
 
 void Emitter::kernel(KernelText text) {
   if (text.blocks == 0) return;
-  if (!text.family.empty()) families_.insert(text.family);
-  std::vector<DeviceOperand> operands = operands_;
+  for (std::string& family : split_text(text.family, ' ')) families_.insert(std::move(family));
+  std::vector<DeviceOperand> operands = text.operands.empty() ? operands_ : text.operands;
   operands.insert(operands.end(), text.extra.begin(), text.extra.end());
   const auto pointers = static_cast<int32_t>(operands.size());
   // Equal bodies are one function; how many blocks run it is the launch's.
@@ -96,12 +96,16 @@ void Emitter::product(const DeviceProduct& product, std::vector<DeviceOperand> o
   made_.products.push_back(product);
 }
 
-void Emitter::attention(DeviceAttention attention, int64_t workspace_bytes) {
-  const DeviceOperand workspace = scratch(workspace_bytes);
+Status Emitter::attention(const DeviceAttention& attention, std::vector<DeviceOperand> operands,
+                          const DeviceOperand& workspace, const std::function<Status()>& kernels) {
   DeviceStep& made = step(DeviceStep::kAttention, made_.attentions.size());
-  made.operands = operands_;
+  made.operands = std::move(operands);
   made.workspace = workspace;
-  made_.attentions.push_back(std::move(attention));
+  made_.attentions.push_back(attention);
+  const size_t behind = made_.steps.size();
+  PIPER_TRY(kernels());
+  made_.steps[behind - 1].instead = static_cast<int32_t>(made_.steps.size() - behind);
+  return ok_status();
 }
 
 void Emitter::copy(const DeviceOperand& from, const DeviceOperand& to, int64_t bytes) {
@@ -142,7 +146,7 @@ void Emitter::finish(DeviceProgram& program, int64_t local_bytes) {
   if (!functions_.empty()) {
     families_.insert("prelude");
     for (const DeviceText& text : device_texts())
-      if (families_.contains(text.name)) made_.source += text.text;
+      if (families_.contains(std::string(text.name))) made_.source += text.text;
     for (const auto& [head, function] : functions_)
       made_.source += fmt::format("KERNEL(k{}, {}", function, head.substr(1));
   }

@@ -6,6 +6,7 @@
 // kernel's body calls with those of the use, so that no size is a parameter.
 #pragma once
 
+#include <functional>
 #include <set>
 
 #include "piper/cuda_kernels.h"
@@ -50,12 +51,13 @@ std::string literal(double value, DType dtype);
 // A kernel to be launched. `body` is what stands between the braces of its function, where operand
 // i of the op (inputs, then outputs, then what `extra` lists) is `p.at<T>(i)`, null where absent.
 struct KernelText {
-  std::string_view family;  // whose text the body uses; empty: none
+  std::string_view family;  // whose texts the body uses, apart by spaces; empty: none
   std::string body;
   int64_t blocks = 1;
   int32_t threads = 128;
   int64_t shared_bytes = 0;
   std::vector<DeviceOperand> extra = {};
+  std::vector<DeviceOperand> operands = {};  // in place of the op's, if any
 };
 
 class Emitter {
@@ -66,7 +68,9 @@ class Emitter {
 
   void kernel(KernelText text);  // of no blocks: nothing is launched
   void product(const DeviceProduct& product, std::vector<DeviceOperand> operands);
-  void attention(DeviceAttention attention, int64_t workspace_bytes);
+  // For a library that may be there; `kernels` makes the steps that do the same without it.
+  Status attention(const DeviceAttention& attention, std::vector<DeviceOperand> operands,
+                   const DeviceOperand& workspace, const std::function<Status()>& kernels);
   void copy(const DeviceOperand& from, const DeviceOperand& to, int64_t bytes);
   void zero(const DeviceOperand& what, int64_t bytes);
   // Memory for the kernels of this op alone, 256-byte aligned; what is in it does not outlive them.
@@ -81,7 +85,7 @@ class Emitter {
   std::vector<DeviceOperand> operands_;
   int32_t op_ = 0;
   int64_t scratch_ = 0, most_scratch_ = 0;
-  std::set<std::string_view> families_;
+  std::set<std::string> families_;
   std::vector<std::pair<std::string, int32_t>> functions_;  // by body and threads
   DeviceProgram made_;
 };
@@ -90,9 +94,21 @@ class Emitter {
 using Maker = Status (*)(const Use& use, Emitter& emit);
 Maker find_maker(std::string_view op);  // null when there is none
 
+// Writes the steps of several uses of one op that are equal but for attributes and the shapes of
+// their tensors, and of which none writes what another reads or writes: they follow each other in
+// the program, and may run at once. Operands: those of each use, one after the other, at most
+// kMostPointers.
+using RunMaker = Status (*)(std::span<const Use> uses, Emitter& emit);
+RunMaker find_run_maker(std::string_view op);  // null when there is none
+inline constexpr size_t kMostPointers = 480;   // of a kernel, less those of scratch: 4 KiB
+// The op behind the last that goes into one run with op `first`.
+size_t end_of_run(const FusedProgram& program, std::span<const DeviceOperand> places, size_t first);
+
 // ---- Passes over rows (rows.cc) -----------------------------------------------------------------
 // Whether kernels over rows can have the op among others.
 bool goes_by_rows(const FusedProgram& program, const ProgramOp& op);
+// The names of the ops of which it can be true.
+std::vector<std::string> row_ops();
 // Several ops that go over the same rows, as one pass. Operands: those of each op, one after the
 // other; of values inside the pass, absent.
 Status make_pass(const FusedProgram& program, size_t first, size_t last, Emitter& emit);

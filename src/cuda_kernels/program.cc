@@ -15,6 +15,22 @@ bool stays_narrow(std::string_view op) {
   return !def || !def->pointwise;
 }
 
+// Of results that nobody reads, passes over rows store nothing; all else writes them, to places
+// behind all others.
+void place_unread(const FusedProgram& program, LocalPlaces& lie) {
+  constexpr int64_t kAlign = 256;
+  const std::vector<bool> inside = program.inside();
+  for (const ProgramOp& op : program.ops) {
+    if (goes_by_rows(program, op)) continue;
+    for (const int32_t output : op.outputs) {
+      const auto v = static_cast<size_t>(output);
+      if (!inside[v] || lie.offsets[v] >= 0) continue;
+      lie.offsets[v] = ceil_div(lie.bytes, kAlign) * kAlign;
+      lie.bytes = lie.offsets[v] + program.values[v].bytes();
+    }
+  }
+}
+
 std::vector<DeviceOperand> places_of(DeviceProgram& made, const LocalPlaces& lie) {
   const FusedProgram& program = made.fused;
   std::vector<DeviceOperand> places(program.values.size());
@@ -39,7 +55,15 @@ std::vector<DeviceOperand> places_of(DeviceProgram& made, const LocalPlaces& lie
   return places;
 }
 
-Status make_op(const FusedProgram& program, const ProgramOp& op, Emitter& emit) {
+// A pass, a run or an op alone.
+Status make_ops(const FusedProgram& program, size_t first, size_t last, Emitter& emit) {
+  const ProgramOp& op = program.ops[first];
+  if (const RunMaker make = find_run_maker(op.op)) {
+    std::vector<Use> uses;
+    for (size_t o = first; o < last; ++o) uses.push_back(use_of(program, program.ops[o]));
+    return make(uses, emit);
+  }
+  if (last > first + 1 || goes_by_rows(program, op)) return make_pass(program, first, last, emit);
   const Maker make = find_maker(op.op);
   if (!make) return fail("not supported: the cuda backend has no such op");
   return make(use_of(program, op), emit);
@@ -49,6 +73,7 @@ Status make_steps(const FusedProgram& program, std::span<const DeviceOperand> pl
                   Emitter& emit) {
   const size_t count = program.ops.size();
   for (size_t first = 0, last = 0; first < count; first = last) {
+    if (find_run_maker(program.ops[first].op)) last = end_of_run(program, places, first);
     while (last < count && program.pass_of(last) == program.pass_of(first)) ++last;
     std::vector<DeviceOperand> operands;
     for (size_t o = first; o < last; ++o)
@@ -56,9 +81,7 @@ Status make_steps(const FusedProgram& program, std::span<const DeviceOperand> pl
         for (const int32_t value : *values)
           operands.push_back(value < 0 ? DeviceOperand{} : places[static_cast<size_t>(value)]);
     emit.begin(first, std::move(operands));
-    const bool is_pass = last > first + 1 || goes_by_rows(program, program.ops[first]);
-    Status made = is_pass ? make_pass(program, first, last, emit)
-                          : make_op(program, program.ops[first], emit);
+    Status made = make_ops(program, first, last, emit);
     if (made) continue;
     Error error = std::move(made).error();
     error.message =
@@ -76,10 +99,18 @@ FusedProgram joined_for_cuda(const Program& program) {
                    goes_by_rows);
 }
 
+std::string strided_source() {
+  std::string source;
+  for (const DeviceText& text : device_texts())
+    if (text.name == "prelude" || text.name == "strided") source += text.text;
+  return source;
+}
+
 Result<DeviceProgram> device_program(const Program& program) {
   DeviceProgram made;
   made.fused = joined_for_cuda(program);
-  const LocalPlaces lie = place_locals(made.fused);
+  LocalPlaces lie = place_locals(made.fused);
+  place_unread(made.fused, lie);
   const std::vector<DeviceOperand> places = places_of(made, lie);
   Emitter emit;
   PIPER_TRY(make_steps(made.fused, places, emit));

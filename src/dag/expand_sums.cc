@@ -117,6 +117,7 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
               .cell = dag_.items[totals[0].index()].cell,
               .stream = round(sums[0], r).stream,
               .group = Few(round(sums[0], r).axes),
+              .fast = round(sums[0], r).fast,
               .reads = Few(from)};
   for (size_t i = 0; i < sums.size(); ++i) {
     ValueId value = result_of(sums[i]);

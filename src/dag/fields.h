@@ -29,6 +29,7 @@ PIPER_FIELDS(SumRound) {
   v("axes", &SumRound::axes);
   v("stream", &SumRound::stream);
   v("dtype", &SumRound::dtype);
+  v("fast", &SumRound::fast);
 }
 
 PIPER_FIELDS(Variants) {
@@ -112,6 +113,7 @@ PIPER_FIELDS(Task) {
   v("stream", &Task::stream);
   v("distance", &Task::distance);
   v("group", &Task::group);
+  v("fast", &Task::fast);
   v("reads", &Task::reads);
   v("writes", &Task::writes);
   v("within", &Task::within);

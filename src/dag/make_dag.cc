@@ -298,7 +298,8 @@ std::vector<int32_t> axes_of(const Graph& graph, const Node& sum) {
   return axes;
 }
 
-// The rounds of all replicas, the last one also over further axes. Gradients alone are rounded.
+// The rounds of all replicas, the last one also over further axes. Gradients alone are rounded, or
+// added up in another order than that of ranks.
 void add_sums(Dag& dag, const std::vector<SumRound>& of_replicas) {
   std::set<ValueId> gradients;
   for (const Param& param : dag.graph.params) gradients.insert(param.gradient);
@@ -307,8 +308,10 @@ void add_sums(Dag& dag, const std::vector<SumRound>& of_replicas) {
     const ValueId value = node.outputs[0];
     const DType own = dag.graph.value(value).type.dtype;
     std::vector<SumRound> rounds = of_replicas;
-    for (SumRound& round : rounds)
+    for (SumRound& round : rounds) {
       if (round.dtype == own || !gradients.contains(value)) round.dtype.reset();
+      round.fast = round.fast && gradients.contains(value);
+    }
     if (const std::vector<int32_t> axes = axes_of(dag.graph, node); !axes.empty()) {
       if (rounds.empty()) rounds.emplace_back();
       add_axes(rounds.back(), axes);

@@ -12,6 +12,7 @@ struct SectionDef {
 };
 // The most important first: what is trained, what it costs, how it is done.
 constexpr SectionDef kSections[] = {{"model", compare_model},
+                                    {"target", compare_target},
                                     {"train", compare_train},
                                     {"parameters", compare_parameters},
                                     {"memory", compare_memory, true},

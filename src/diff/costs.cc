@@ -99,6 +99,17 @@ void compare_memory(const SetMatch& match, DiffSection& section) {
   section.summary = measure_text("the greatest peak", *section.measure);
 }
 
+void compare_target(const SetMatch& match, DiffSection& section) {
+  const auto value = [](const std::string& text) {
+    return text.empty() ? DiffValue() : DiffValue(quote_control(text));
+  };
+  const RoleSummary &was = match.before.roles.at(0), &is = match.after.roles.at(0);
+  add_text(section, "", "made for", value(was.target), value(is.target));
+  add_text(section, "", "table of algorithms", value(was.table), value(is.table));
+  section.summary =
+      was.target == is.target ? "algorithms are chosen otherwise" : "the devices differ";
+}
+
 void compare_flops(const SetMatch& match, DiffSection& section) {
   for (const DevicePair& pair : match.devices)
     add_numbers(section, match.where(pair), "a step",

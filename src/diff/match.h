@@ -96,6 +96,7 @@ std::string list_text(const std::vector<std::string>& names, size_t most);
 void compare_model(const SetMatch& match, DiffSection& section);
 void compare_train(const SetMatch& match, DiffSection& section);
 void compare_parameters(const SetMatch& match, DiffSection& section);
+void compare_target(const SetMatch& match, DiffSection& section);
 void compare_memory(const SetMatch& match, DiffSection& section);
 void compare_flops(const SetMatch& match, DiffSection& section);
 void compare_placement(const SetMatch& match, DiffSection& section);

@@ -77,12 +77,12 @@ class Finder {
 
  private:
   // Of what is equal in messages that may join: kind, cell, peer, stream, stream and distance of
-  // the receive, pass and tags, microbatches, group of ranks, element type of a sum; and of
-  // collectives within a computation that, how many of them are one behind the other up to these,
-  // the layer, and what they do.
+  // the receive, pass and tags, microbatches, group of ranks, element type and order of a sum; and
+  // of collectives within a computation that, how many of them are one behind the other up to
+  // these, the layer, and what they do.
   using Within = std::tuple<TaskId, int32_t, std::string_view, std::string, std::string>;
   using Key = std::tuple<TaskKind, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t,
-                         std::vector<int32_t>, DType, Within>;
+                         std::vector<int32_t>, DType, bool, Within>;
   struct Message {
     size_t at = 0;  // in this order
     TaskId task;
@@ -122,8 +122,8 @@ class Finder {
     const Task& other = dag_.tasks[id.index() + (sends ? 1 : 0)];
     // Messages of any element types are bytes.
     const DType dtype = sends ? DType::kF32 : moved_by(task)[0]->dtype;
-    return {task.kind,         task.cell, task.peer,  task.stream, other.stream,   other.distance,
-            matcher_.view(id), micro,     task.group, dtype,       within_of(task)};
+    return {task.kind,         task.cell, task.peer,  task.stream, other.stream, other.distance,
+            matcher_.view(id), micro,     task.group, dtype,       task.fast,    within_of(task)};
   }
   Within within_of(const Task& task) {
     if (!task.within.valid()) return {};

@@ -37,6 +37,11 @@ std::string travelling(const Dag& dag, const Replicate& replicate, int64_t ranks
   return fmt::format(", in {} ({})", info(*replicate.dtype).name, human_bytes(bytes));
 }
 
+// Where it is not in rank order.
+const char* order_of(const Replicate& replicate) {
+  return replicate.sum == Replicate::Order::kFast ? ", by the device's own library" : "";
+}
+
 // Gradients that are cut over further axes, for they are terms of a sum over these.
 std::vector<std::string> explain_further(const Dag& dag, int64_t over, int64_t least) {
   std::map<ValueId, std::vector<int32_t>> axes_of;  // by gradient
@@ -97,10 +102,10 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
   }
   std::vector<std::string> lines;
   const std::string each = replicate.reduce == Replicate::When::kMicrobatch ? "microbatch" : "step";
-  lines.push_back(fmt::format("{} are reduce-scattered over {} once a {}{}, {}, on stream '{}'",
+  lines.push_back(fmt::format("{} are reduce-scattered over {} once a {}{}, {}, on stream '{}'{}",
                               trained.print("gradients"), replicate.over, each,
                               travelling(dag, replicate, ranks, replicate.persist_bytes),
-                              messages(replicate), replicate.stream));
+                              messages(replicate), replicate.stream, order_of(replicate)));
   const auto further = explain_further(dag, ranks, replicate.persist_bytes);
   lines.insert(lines.end(), further.begin(), further.end());
   if (replicate.reduce == Replicate::When::kMicrobatch && dag.microbatches > 1)
@@ -176,10 +181,10 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
       Sums sums;
       for (const Param& param : dag.graph.params)
         if (param.gradient.valid()) sums.add(dag.graph.value(param.gradient).type.bytes());
-      report.lines.push_back(fmt::format("{} are summed over {} once a step{}, {}, on stream '{}'",
-                                         sums.print("gradients"), replicate.over,
-                                         travelling(dag, replicate, ranks, 0), messages(replicate),
-                                         replicate.stream));
+      report.lines.push_back(
+          fmt::format("{} are summed over {} once a step{}, {}, on stream '{}'{}",
+                      sums.print("gradients"), replicate.over, travelling(dag, replicate, ranks, 0),
+                      messages(replicate), replicate.stream, order_of(replicate)));
     }
     out.push_back(std::move(report));
   }

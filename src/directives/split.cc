@@ -69,7 +69,12 @@ Result<std::vector<SumRound>> sum_rounds(const Strategy& strategy, const Cut& cu
       const int64_t size = cut.mesh[a].size;
       if (size > 1)
         rounds.insert(replicate.shard_optimizer ? rounds.begin() : rounds.end(),
-                      {size, stride, {static_cast<int32_t>(a)}, 0, replicate.dtype});
+                      {size,
+                       stride,
+                       {static_cast<int32_t>(a)},
+                       0,
+                       replicate.dtype,
+                       replicate.sum == Replicate::Order::kFast});
       stride *= size;
     }
   return rounds;

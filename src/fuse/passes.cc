@@ -200,8 +200,9 @@ class RowJoiner {
     members_[b] = std::move(both);
   }
 
-  // Whether the ops may go over their rows at once: they have the same, one makes no sum over rows
-  // that another reads, and what is made row by row is read so.
+  // Whether the ops may go over their rows at once: they have the same, of one width or of single
+  // elements, one makes no sum over rows that another reads, and what is made row by row is read
+  // so.
   bool go_together(const std::vector<size_t>& members) const {
     int64_t width = 0;
     bool keeps_row = false;
@@ -209,6 +210,7 @@ class RowJoiner {
     for (const size_t o : members) {
       const RowForm& form = forms_[o];
       if (form.rows == 0 || form.rows != forms_[members[0]].rows) return false;
+      if (width > 1 && form.width > 1 && form.width != width) return false;
       width = std::max(width, form.width);
       keeps_row |= form.keeps_row;
       for (const int32_t output : program_.ops[o].outputs) made.insert(base_[at(output)]);

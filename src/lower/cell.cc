@@ -267,6 +267,7 @@ class CellLowerer {
     Instruction& instruction = add_instruction(kind, task);
     instruction.args = std::move(args);
     instruction.group = group;
+    instruction.fast = task.fast;
   }
 
   void lower_copy(const Task& task) {

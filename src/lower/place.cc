@@ -179,7 +179,6 @@ bool is_written(const RoleProgram& role, const Instruction& one, size_t arg) {
     case InstructionKind::kInput:
     case InstructionKind::kRecv:
     case InstructionKind::kAllReduce:
-    case InstructionKind::kBroadcast:
     case InstructionKind::kPosition:
       return true;
     default:  // pairs

@@ -64,11 +64,13 @@ Way way_of(const std::optional<Launch>& launch, const std::string& rendezvous) {
   return rendezvous.empty() && (!launch || launch->mpi) ? Way::kMpi : Way::kTcp;
 }
 
-// What a backend leaves that computes nothing says nothing.
+// What a backend leaves that computes nothing says nothing, and one that this machine lacks leaves
+// nothing.
 Status check_backend(const RunOptions& options) {
   const bool reads = !options.save.empty() || options.job.target_loss ||
                      options.job.verify.against != VerifyAgainst::kNone;
   PIPER_ASSIGN(const BackendKind* kind, find_backend(options.job.backend));
+  if (kind->available) PIPER_TRY(kind->available());
   if (kind->computes || !reads) return ok_status();
   return usage(fmt::format(
       "the {} backend computes nothing: there is nothing to save, to compare or to wait for",
@@ -241,7 +243,8 @@ std::string introduce(const RunOptions& options, const PlanSet& set) {
   if (const int64_t host = most_on_host(set); host > 0)
     text += fmt::format("what is offloaded takes at most {} of the host's memory a rank\n",
                         human_bytes(host));
-  if (asks_for_more(set))
+  const auto kind = find_backend(options.job.backend);
+  if (asks_for_more(set) && kind && !(*kind)->ranks_streams)
     text += fmt::format(
         "the {} backend knows neither priorities nor SM limits of streams: they have no effect\n",
         options.job.backend);
@@ -261,7 +264,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transpo
   if (transport == nullptr)
     write();
   else
-    PIPER_TRY(finish_together(*transport, end_timeout(options.job), write));
+    PIPER_TRY(finish_together(transport->control(), end_timeout(options.job), write));
   return RunOutcome{watch.interrupted() && result.interrupted, voice.code()};
 }
 
@@ -284,8 +287,10 @@ Result<RunOutcome> run_process(RunOptions& options, const Loaded& loaded, Voice&
 }
 
 Result<RunOutcome> run_here(RunOptions& options, Voice& voice) {
-  PIPER_TRY(check_backend(options));
+  const bool is_chosen = !options.job.backend.empty();
+  if (is_chosen) PIPER_TRY(check_backend(options));
   PIPER_ASSIGN(Loaded loaded, load_plans(options));
+  if (!is_chosen) options.job.backend = backend_for(loaded.set.roles[0].target);
   options.data.seed = options.seed.value_or(loaded.set.manifest.seed);
   PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));
   PIPER_TRY(load_reference(options, loaded));

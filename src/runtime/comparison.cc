@@ -82,7 +82,7 @@ Error numeric(std::string text) { return Error{ExitCode::kNumeric, {}, std::move
 
 Result<std::unique_ptr<Backend>> make_backend(const JobOptions& options, const Cores& cores) {
   PIPER_ASSIGN(const BackendKind* kind, find_backend(options.backend));
-  return kind->make({cores.threads, cores.pinned, options.fuse});
+  return kind->make({cores.threads, cores.pinned, options.fuse, cores.place});
 }
 
 Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
@@ -104,8 +104,9 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
   RankSource source;
   source.set = &reference;
   source.data = data;
+  Transport& alone = comparison->world_->rank(0);
   PIPER_ASSIGN(comparison->executor_,
-               Executor::load(source, *comparison->backend_, comparison->world_->rank(0)));
+               Executor::load(source, *comparison->backend_, alone.control(), alone.fabric()));
   PIPER_TRY(comparison->executor_->run_prologue(0));
   for (ParameterView& view : comparison->executor_->parameters()) {
     comparison->entries_.push_back({std::move(view), {}});
@@ -150,6 +151,7 @@ Status Comparison::check_complete() const {
 
 Status Comparison::check(int64_t step, std::optional<double> loss) {
   PIPER_TRY(executor_->run_step(step));
+  PIPER_TRY(executor_->settle());
   if (loss) PIPER_TRY(check_loss(step, *loss));
   for (const Entry& entry : entries_) {
     if (entry.holders.empty()) continue;

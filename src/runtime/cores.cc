@@ -40,6 +40,7 @@ Cores cores_of(const JobOptions& options, bool can_overlap, int64_t place, int64
   const auto count = static_cast<int64_t>(all.size());
   const int64_t share = count / std::max<int64_t>(ranks_here, 1);
   Cores cores;
+  cores.place = place;
   cores.helper = has_helper(options, can_overlap, share);
   cores.threads = options.threads > 0
                       ? options.threads
@@ -57,6 +58,27 @@ std::string kernels_of(const JobOptions& options) {
   return kind ? (*kind)->kernels() : "";
 }
 
+namespace {
+
+// Plans are run whatever table they were made with: nothing but times and bits may differ.
+std::string other_table(const BackendKind& kind, const RoleProgram& role) {
+  const bool is_known = kind.table && role.target == kind.name && !role.table.empty();
+  if (!is_known || role.table == kind.table()) return "";
+  return fmt::format("; the plans were compiled with table {:.8}, not {:.8}",
+                     quote_control(role.table), kind.table());
+}
+
+std::string other_sums(const BackendKind& kind, const PlanSet& set) {
+  if (kind.sums_fast || !kind.computes) return "";
+  for (const RoleProgram& role : set.roles)
+    for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+      for (const Instruction& one : *section)
+        if (one.fast) return "; sums that the plans call fast are formed in rank order";
+  return "";
+}
+
+}  // namespace
+
 std::string print_cores(const JobOptions& options, const PlanSet& set) {
   const int64_t ranks = set.world();
   const Cores cores = cores_of(options, can_overlap(set), 0, ranks);
@@ -65,6 +87,7 @@ std::string print_cores(const JobOptions& options, const PlanSet& set) {
   const std::string& target = set.roles[0].target;
   if (kind && (*kind)->needs && target != (*kind)->name)
     more += fmt::format("; plans for {}, which state its memory", quote_control(target));
+  if (kind) more += other_table(**kind, set.roles[0]) + other_sums(**kind, set);
   return fmt::format("{} rank{} with {} thread{}{} each{}; {}{}", ranks, ranks == 1 ? "" : "s",
                      cores.threads, cores.threads == 1 ? "" : "s",
                      cores.helper ? " and a helper" : "", cores.pinned.empty() ? "" : ", pinned",

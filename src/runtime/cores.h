@@ -10,6 +10,7 @@ struct Cores {
   std::vector<int> pinned;  // by thread; empty: the system places them
   bool helper = false;      // a thread that communicates, see RankSource::helper
   int helper_core = -1;     // where it is pinned
+  int64_t place = 0;        // of the rank among those here
 };
 
 // Of the rank with number `place` among `ranks_here` that share this process's cores. Threads are

@@ -15,8 +15,8 @@ using State = Executor::State;
 
 }  // namespace
 
-State::State(const RankSource& from, Backend& on, Transport& over)
-    : source(from), backend(on), transport(over), activity(over.activity()) {}
+State::State(const RankSource& from, Backend& on, Control& with, Fabric& over)
+    : source(from), backend(on), control(with), fabric(over), activity(with.activity()) {}
 State::~State() = default;
 
 double now_us() {
@@ -26,7 +26,7 @@ double now_us() {
 
 // All but compute: what may wait or fail.
 Status run_op(State& state, const Op& op, int64_t step) {
-  Transport& transport = state.transport;
+  Fabric& fabric = state.fabric;
   switch (op.kind) {
     case InstructionKind::kInput:
       if (op.handle < 0) {  // the numbers of the samples
@@ -40,33 +40,31 @@ Status run_op(State& state, const Op& op, int64_t step) {
       }
       return state.source.data->read(step + op.ahead, op.handle, op.size, op.count, op.a);
     case InstructionKind::kSend:
-      if (op.parts) return transport.send(op.handle, {op.parts, static_cast<size_t>(op.count)});
-      return transport.send(op.handle, op.a, op.size);
+      if (op.parts) return fabric.send(op.handle, {op.parts, static_cast<size_t>(op.count)});
+      return fabric.send(op.handle, op.a, op.size);
     case InstructionKind::kRecv:
-      if (op.parts) return transport.recv(op.handle, {op.parts, static_cast<size_t>(op.count)});
-      return transport.recv(op.handle, op.a, op.size);
+      if (op.parts) return fabric.recv(op.handle, {op.parts, static_cast<size_t>(op.count)});
+      return fabric.recv(op.handle, op.a, op.size);
     case InstructionKind::kAllReduce:
-      return transport.all_reduce(op.handle, {op.pieces, static_cast<size_t>(op.count)});
+      return fabric.all_reduce(op.handle, {op.pieces, static_cast<size_t>(op.count)}, op.fast);
     case InstructionKind::kReduceScatter:
-      return transport.reduce_scatter(op.handle, {op.shards, static_cast<size_t>(op.count)});
+      return fabric.reduce_scatter(op.handle, {op.shards, static_cast<size_t>(op.count)}, op.fast);
     case InstructionKind::kAllGather:
-      return transport.all_gather(op.handle, {op.shards, static_cast<size_t>(op.count)});
+      return fabric.all_gather(op.handle, {op.shards, static_cast<size_t>(op.count)});
     case InstructionKind::kOwnPart:
-      for (int64_t s = 0; s < op.count; ++s) take_part(op.shards[s], op.root);
+      for (int64_t s = 0; s < op.count; ++s) take_part(op.shards[s], op.member);
       return ok_status();
     case InstructionKind::kPosition:
       std::memcpy(op.a, op.b, static_cast<size_t>(op.size));
       return ok_status();
     case InstructionKind::kAllToAll:
-      return transport.all_to_all(op.handle, {op.exchanges, static_cast<size_t>(op.count)});
+      return fabric.all_to_all(op.handle, {op.exchanges, static_cast<size_t>(op.count)});
     case InstructionKind::kRotate:
-      return transport.rotate(op.handle, op.a, op.b, op.size, op.root);
+      return fabric.rotate(op.handle, op.a, op.b, op.size, op.member);
     case InstructionKind::kDispatch:
-      return transport.dispatch(op.handle, *op.rows);
+      return fabric.dispatch(op.handle, *op.rows);
     case InstructionKind::kCombine:
-      return transport.combine(op.handle, *op.rows);
-    case InstructionKind::kBroadcast:
-      return transport.broadcast(op.handle, op.a, op.size, op.root);
+      return fabric.combine(op.handle, *op.rows);
     case InstructionKind::kCopy:
       state.backend.copy(op.b, op.a, op.size);
       return ok_status();
@@ -77,7 +75,7 @@ Status run_op(State& state, const Op& op, int64_t step) {
   return ok_status();
 }
 
-// Adds where it happened; the transport's sentence has the ranks.
+// Adds where it happened; the fabric's sentence has the ranks.
 Error located(const Op& op, int64_t step, Error error) {
   error.message = fmt::format("step {}, {}: {}", step + 1, op.label, error.message);
   return error;
@@ -123,7 +121,7 @@ Status start_section(State& state, const BoundSection& section, int64_t step, bo
   PIPER_TRY(run_instructions(state, section, step));
   ++state.sections;
   state.activity.store("the end of its step", std::memory_order_release);
-  if (Status status = state.transport.wait_sends(); !status) {
+  if (Status status = state.fabric.wait_sends(); !status) {
     Error error = std::move(status).error();
     error.message = fmt::format("step {}, at its end: {}", step + 1, error.message);
     return error;
@@ -187,7 +185,8 @@ Status Executor::finish_step(int64_t step) {
   if (state.backend.is_asynchronous()) {
     PIPER_CHECK(step + 2 > state.begun, "step {} is asked for its results after step {} began",
                 step + 1, state.begun + 1);
-    PIPER_TRY(state.backend.finish(state.queues.reported[parity]));
+    PIPER_TRY(wait_for(state, state.queues.reported[parity], step));
+    read_times(state, step);
   }
   const bool may_skip = report("skipped").has_value();
   for (size_t i = 0; i < state.reports.size(); ++i) {
@@ -207,7 +206,8 @@ Status Executor::finish_step(int64_t step) {
 Status Executor::settle() {
   State& state = *state_;
   if (!is_asynchronous() || state.sections == 0) return ok_status();
-  return state.backend.finish(state.queues.ended[(state.sections + 1) % 2]);
+  PIPER_TRY(wait_for(state, state.queues.ended[(state.sections + 1) % 2], state.begun));
+  return refresh_mirrors(state);
 }
 
 const RoleProgram& Executor::role() const { return *state_->plan; }
@@ -241,7 +241,7 @@ std::vector<ParameterView> Executor::states() const {
                               &buffer - state_->role->buffers.data(),
                               set.role_of_rank[static_cast<size_t>(state_->source.rank)]);
     views.push_back({std::move(name), tensor.aliases,
-                     held_of(*state_->role, tensor, state_->coordinates), state_->at(buffer),
+                     held_of(*state_->role, tensor, state_->coordinates), readable(*state_, buffer),
                      trained});
   }
   return views;
@@ -250,7 +250,8 @@ std::vector<ParameterView> Executor::states() const {
 std::span<const std::byte> Executor::buffer(std::string_view name) const {
   for (const Buffer& buffer : state_->role->buffers) {
     if (state_->role->name(buffer) != name) continue;
-    return {state_->at(buffer), static_cast<size_t>(state_->role->tensor(buffer).type.bytes())};
+    return {readable(*state_, buffer),
+            static_cast<size_t>(state_->role->tensor(buffer).type.bytes())};
   }
   return {};
 }

@@ -103,8 +103,8 @@ Result<int32_t> open_communicator(State& state, int32_t number) {
   const RoleProgram& role = *state.role;
   const Communicator& one = role.communicators[static_cast<size_t>(number)];
   if (!one.is_pair())
-    return state.transport.add_group(group_ranks(role, {"", one.axes}, state.coordinates), number,
-                                     stream_of(state, one.streams[0]));
+    return state.fabric.add_group(group_ranks(role, {"", one.axes}, state.coordinates), number,
+                                  stream_of(state, one.streams[0]));
   const auto is_own = [&](const std::vector<int32_t>& place) {
     return std::equal(place.begin(), place.end(), state.coordinates.begin(),
                       [](int32_t wanted, int64_t own) { return wanted < 0 || wanted == own; });
@@ -112,14 +112,14 @@ Result<int32_t> open_communicator(State& state, int32_t number) {
   if (is_own(one.from)) {
     PIPER_ASSIGN(const int32_t stream, add_hidden(state));
     PIPER_ASSIGN(const int32_t end,
-                 state.transport.add_send(peer_rank(role, one.to, state.coordinates), number,
-                                          messages_on(role, number), stream));
+                 state.fabric.add_send(peer_rank(role, one.to, state.coordinates), number,
+                                       messages_on(role, number), stream));
     state.queues.stream_of_route[end] = stream;
     return end;
   }
   if (!is_own(one.to)) return -1;
-  return state.transport.add_recv(peer_rank(role, one.from, state.coordinates), number,
-                                  stream_of(state, one.streams[1]));
+  return state.fabric.add_recv(peer_rank(role, one.from, state.coordinates), number,
+                               stream_of(state, one.streams[1]));
 }
 
 Status bind_message(State& state, const Instruction& from, Op& op) {
@@ -130,7 +130,7 @@ Status bind_message(State& state, const Instruction& from, Op& op) {
     parts.push_back({state.at(from.args[k]), bytes_of(state, from, k)});
   op.parts = parts.data();
   op.count = static_cast<int64_t>(parts.size());
-  return state.transport.add_message(parts);
+  return state.fabric.add_message(parts);
 }
 
 Status bind_all_reduce(State& state, const Instruction& from, Op& op) {
@@ -144,16 +144,6 @@ Status bind_all_reduce(State& state, const Instruction& from, Op& op) {
   }
   op.pieces = pieces.data();
   op.count = static_cast<int64_t>(pieces.size());
-  return ok_status();
-}
-
-Status bind_collective(State& state, const Instruction& from, std::span<const int64_t> group_sizes,
-                       Op& op) {
-  op.root = from.root;
-  if (from.kind == InstructionKind::kAllReduce) return bind_all_reduce(state, from, op);
-  if (from.root < 0 || from.root >= group_sizes[static_cast<size_t>(from.group)])
-    return wrong_plan(state, op, "no such root");
-  op.size = bytes_of(state, from, 0);
   return ok_status();
 }
 
@@ -240,7 +230,7 @@ Status bind_shards(State& state, const Instruction& from, std::span<const int64_
                    Op& op) {
   const auto group = static_cast<size_t>(from.group);
   if (from.kind == InstructionKind::kOwnPart)
-    op.root = static_cast<int32_t>(
+    op.member = static_cast<int32_t>(
         group_position(*state.role, state.role->groups[group], state.coordinates));
   std::vector<Shard>& shards = state.shards.emplace_back();
   const size_t whole_first = from.kind == InstructionKind::kAllGather ? 1 : 0;
@@ -347,6 +337,7 @@ Status bind_position(State& state, const Instruction& from, const Bound& bound, 
 
 Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op& op) {
   op.kind = from.kind;
+  op.fast = from.fast;
   op.ahead = from.ahead;
   if (from.args.size() < least_args(from.kind)) return wrong_plan(state, op, "too few arguments");
   if (from.communicator >= 0) {
@@ -379,13 +370,13 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
     case InstructionKind::kPosition:
       return bind_position(state, from, bound, op);
     case InstructionKind::kRotate:
-      op.root = from.turn;
+      op.member = from.turn;
       op.size = bytes_of(state, from, 0);
       if (op.size != bytes_of(state, from, 1) || member_before(state, from, bound) < 0)
         return wrong_plan(state, op, "no such turn");
       return ok_status();
     default:
-      return bind_collective(state, from, bound.group_sizes, op);
+      return bind_all_reduce(state, from, op);
   }
 }
 
@@ -411,11 +402,9 @@ Status bind_section(State& state, const char* name, const std::vector<Instructio
 
 Status load_programs(State& state, Bound& bound) {
   std::vector<int64_t> bytes;
-  for (const Program& program : state.role->programs) {
-    PIPER_ASSIGN(int32_t handle, state.backend.load(program));
-    bound.programs.push_back(handle);
-    bytes.push_back(state.backend.workspace_bytes(handle));
-  }
+  PIPER_ASSIGN(bound.programs, state.backend.load_all(state.role->programs));
+  for (const int32_t program : bound.programs)
+    bytes.push_back(state.backend.workspace_bytes(program));
   PIPER_TRY(allocate_workspaces(state, workspaces_of(*state.role, bytes)));
   for (const Group& group : state.role->groups)
     bound.group_sizes.push_back(std::ssize(group_ranks(*state.role, group, state.coordinates)));
@@ -448,14 +437,18 @@ Result<std::vector<InputNeed>> data_needs(const PlanSet& set) {
 }
 
 Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backend& backend,
-                                                 Transport& transport) {
-  auto state = std::make_unique<State>(source, backend, transport);
+                                                 Control& control, Fabric& fabric) {
+  auto state = std::make_unique<State>(source, backend, control, fabric);
   const PlanSet& set = *source.set;
   state->plan = &set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(source.rank)])];
   if (!backend.runs(state->plan->target))
     return fail("the plan is made for the target '{}', which the {} backend does not run",
                 quote_control(state->plan->target), backend.name())
         .with_code(ExitCode::kPlan);
+  if (!state->plan->communicators.empty() && backend.is_asynchronous() != fabric.is_asynchronous())
+    return fail("the {} backend and the {} fabric do not work together: only one of them queues",
+                backend.name(), fabric.name())
+        .with_code(ExitCode::kUsage);
   state->role = std::make_shared<const RoleProgram>(backend.prepare(*state->plan));
   const RoleProgram& role = *state->role;
   if (const int64_t packed = role.arena_bytes - state->plan->arena_bytes;
@@ -479,6 +472,8 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));
   PIPER_TRY(stage_inputs(*state));
+  if (backend.keeps_times() && source.trace_steps > 0) PIPER_TRY(prepare_times(*state));
+  if (source.graphs && backend.can_capture()) prepare_graphs(*state);
   for (size_t s = 0; s < state->queues.all.size(); ++s) {
     PIPER_ASSIGN(const int32_t event, backend.add_event());
     state->queues.joins.push_back(event);

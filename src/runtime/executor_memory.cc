@@ -16,7 +16,11 @@ using State = Executor::State;
 Status finish_copies(State& state) {
   if (!state.backend.is_asynchronous()) return ok_status();
   state.backend.record(state.queues.ended[0], 0);
-  return state.backend.finish(state.queues.ended[0]);
+  return wait_for(state, state.queues.ended[0], 0);
+}
+
+void copy_to_mirror(State& state, size_t buffer, std::vector<std::byte>& mirror) {
+  state.backend.copy(mirror.data(), state.at(static_cast<int32_t>(buffer)), std::ssize(mirror));
 }
 
 // The elements of a file as the tensor has them: a copy of a parameter is that, rounded.
@@ -37,6 +41,25 @@ Bytes value_of(const RoleProgram& role, const Tensor& tensor, const Bytes& store
 }
 
 }  // namespace
+
+const std::byte* readable(State& state, const Buffer& buffer) {
+  if (state.backend.shares_memory()) return state.at(buffer);
+  const auto number = static_cast<size_t>(&buffer - state.role->buffers.data());
+  const auto [mirror, is_new] = state.mirrors.try_emplace(number);
+  if (is_new) {
+    mirror->second.resize(static_cast<size_t>(state.role->tensor(buffer).type.bytes()));
+    copy_to_mirror(state, number, mirror->second);
+    if (Status copied = finish_copies(state); !copied) state.mirrored = std::move(copied);
+  }
+  return mirror->second.data();
+}
+
+Status refresh_mirrors(State& state) {
+  PIPER_TRY(state.mirrored);
+  if (state.mirrors.empty()) return ok_status();
+  for (auto& [buffer, mirror] : state.mirrors) copy_to_mirror(state, buffer, mirror);
+  return finish_copies(state);
+}
 
 Status allocate(Executor::State& state) {
   PIPER_ASSIGN(state.arena, state.backend.allocate(state.role->arena_bytes));

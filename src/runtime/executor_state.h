@@ -21,8 +21,9 @@ struct Staged {
 // One instruction, ready to run.
 struct Op {  // a cache line: a step is a walk over these
   InstructionKind kind = InstructionKind::kCompute;
+  bool fast = false;                // as the plan's
   int32_t handle = -1;              // binding, route, group or input
-  int32_t root = 0;                 // kBroadcast; the own position for kOwnPart; kRotate: turn
+  int32_t member = 0;               // kOwnPart: the own position; kRotate: the turn
   int32_t ahead = 0;                // steps ahead of the one under way
   std::byte* a = nullptr;           // args[0]
   std::byte* b = nullptr;           // args[1]; kPosition: the numbers
@@ -68,6 +69,13 @@ struct BoundSection {
   std::deque<Staged> staged;  // in the order of issue
 };
 
+// Events of a body whose times are kept: of its begin and end, and around each instruction.
+struct TimedBody {
+  int64_t step = -1;  // whose they are; -1: nobody's
+  int32_t begin = -1, end = -1;
+  std::vector<std::pair<int32_t, int32_t>> instructions;
+};
+
 // How sections follow each other on an asynchronous backend.
 struct Queues {
   std::vector<int32_t> streams;    // by stream of the plan
@@ -77,17 +85,25 @@ struct Queues {
   int32_t reported[2] = {-1, -1};  // by parity of the step: its reports are on the host
   std::byte* reports[2] = {};      // the same: these, kStagedReportBytes each
   std::map<int32_t, int32_t> stream_of_route;
+  TimedBody times[2];  // by parity of the step, where a trace is kept
+  int32_t begun = -1;  // event: what stands before a section is complete
+  // Of the body: by parities of section and step; -1: none yet. None are made where it has what the
+  // host does, or where making one has failed.
+  bool keeps_graphs = false, has_warmed_up = false;
+  int32_t graphs[2][2] = {{-1, -1}, {-1, -1}};
 };
 
 struct Executor::State {
-  State(const RankSource& from, Backend& on, Transport& over);
+  State(const RankSource& from, Backend& on, Control& with, Fabric& over);
   ~State();
 
   const RankSource source;
   Backend& backend;
-  Transport& transport;
+  Control& control;
+  Fabric& fabric;
   std::atomic<const char*>& activity;
-  std::shared_ptr<const RoleProgram> role;  // as the backend has prepared it
+  const char* queued_last = "an initial value";  // on an asynchronous backend: the label
+  std::shared_ptr<const RoleProgram> role;       // as the backend has prepared it
   const RoleProgram* plan = nullptr;
   std::vector<int64_t> coordinates;
   std::byte* arena = nullptr;
@@ -109,6 +125,9 @@ struct Executor::State {
   // The last `trace_steps` steps, as a ring of whole steps.
   std::vector<TraceEvent> trace;
   int64_t traced_steps = 0;
+  // What the host reads of memory that it does not reach, by buffer; and why it could not last.
+  std::map<size_t, std::vector<std::byte>> mirrors;
+  Status mirrored = ok_status();
   // Threads, which end before all of that.
   std::unique_ptr<Reader> reader;
   std::unique_ptr<Helper> helper;
@@ -130,11 +149,23 @@ Status fill_buffers(Executor::State& state);
 // Queues a section on an asynchronous backend, behind the one before; `reports`: that of a step.
 Status queue_section(Executor::State& state, const BoundSection& section, int64_t step,
                      bool reports);
+// The host waits until the event is complete, as long as it waits for another rank.
+Status wait_for(Executor::State& state, int32_t event, int64_t step);
 // Its instructions in order; returns when they are done.
 Status run_op(Executor::State& state, const Op& op, int64_t step);
 // At load: events, streams, and what lies on the host.
 Status prepare_queues(Executor::State& state);
 Status prepare_section(Executor::State& state, BoundSection& section);
+// At load: events for a trace, where one is kept and the backend knows times.
+Status prepare_times(Executor::State& state);
+// After a step has been waited for: its part of the trace.
+void read_times(Executor::State& state, int64_t step);
+// At load, after all sections: whether bodies can be queued as one.
+void prepare_graphs(Executor::State& state);
+// Where the host reads a buffer when all that was queued is done: its memory, or a copy of it that
+// refresh_mirrors makes anew.
+const std::byte* readable(Executor::State& state, const Buffer& buffer);
+Status refresh_mirrors(Executor::State& state);
 // At load: the helper, where there is one, and what of each section it does.
 Status start_helper(Executor::State& state);
 void draw_lines(const Executor::State& state, BoundSection& section);

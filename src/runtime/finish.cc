@@ -15,10 +15,10 @@ enum class Word : uint8_t { kGoesOn, kIsDone };
 
 class Ending {
  public:
-  Ending(Transport& transport, double timeout_s)
-      : control_(transport.control()), interval_(std::min(0.5, timeout_s / 10)) {
-    transport.set_timeout(timeout_s);
-    transport.activity().store("what it does after the last step", std::memory_order_release);
+  Ending(Control& control, double timeout_s)
+      : control_(control), interval_(std::min(0.5, timeout_s / 10)) {
+    control.set_timeout(timeout_s);
+    control.activity().store("what it does after the last step", std::memory_order_release);
     near_ = control_.children();
     if (const auto up = control_.parent()) near_.push_back(*up);
   }
@@ -84,8 +84,8 @@ Status work_and_tell(Ending& ending, const std::function<void()>& work) {
 
 }  // namespace
 
-Status finish_together(Transport& transport, double timeout_s, const std::function<void()>& work) {
-  Ending ending(transport, timeout_s);
+Status finish_together(Control& control, double timeout_s, const std::function<void()>& work) {
+  Ending ending(control, timeout_s);
   Status status = work_and_tell(ending, work);
   if (status) status = ending.close();
   if (status) return ok_status();

@@ -4,7 +4,7 @@
 // Each of the two has its instructions in the order of issue and counts those that are done; one
 // waits for the other where `waits` or a stream say so. So whatever the plan allows to overlap
 // does, nothing waits for what would come after it in one thread, and one thread at a time uses the
-// transport: the helper within sections, the rank's own between them.
+// fabric: the helper within sections, the rank's own between them.
 #pragma once
 
 #include "executor_state.h"

@@ -23,13 +23,26 @@ Result<std::unique_ptr<Backend>> backend_of(const JobOptions& options, const Cor
 
 RankSource source_of(const PlanSet& set, int64_t rank, const BatchSource* data,
                      const JobOptions& options, const Cores& cores) {
-  return {&set, rank, data, options.trace_steps, cores.helper, cores.helper_core};
+  return {&set, rank, data, options.trace_steps, cores.helper, cores.helper_core, options.graphs};
 }
 
 Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Control& control,
                                                 const Executor& executor) {
   if (options.check_replicas == 0) return std::unique_ptr<Replicas>();
   return Replicas::open(control, executor);
+}
+
+// What moves a rank's bytes: the fabric that its backend brings, `own`, or else the transport's,
+// which reaches what lies on the host. `local`: FabricSource::local, to be filled.
+Result<Fabric*> choose_fabric(const PlanSet& set, Backend& backend, Transport& transport,
+                              std::span<std::atomic<Fabric*>> local, std::unique_ptr<Fabric>& own) {
+  Control& control = transport.control();
+  const auto role = static_cast<size_t>(set.role_of_rank[static_cast<size_t>(control.rank())]);
+  PIPER_ASSIGN(own, backend.make_fabric({control, set.roles[role], local}));
+  if (own == nullptr) return &transport.fabric();
+  if (!local.empty()) local[static_cast<size_t>(control.rank())].store(own.get());
+  PIPER_TRY(control.barrier());  // from here on all know each other's
+  return own.get();
 }
 
 // A job whose ranks are threads.
@@ -44,6 +57,8 @@ class Job {
         options_(options),
         world_(make_inproc_world(set.world(), TransportOptions{options.start_timeout_s})),
         backends_(static_cast<size_t>(set.world())),
+        local_(static_cast<size_t>(set.world())),
+        fabrics_(static_cast<size_t>(set.world())),
         executors_(static_cast<size_t>(set.world())) {}
 
   Result<JobResult> run() {
@@ -111,19 +126,23 @@ class Job {
 
   Status run_one(int64_t rank) {
     Transport& transport = world_->rank(rank);
-    PIPER_TRY(transport.control().agree(
+    Control& control = transport.control();
+    PIPER_TRY(control.agree(
         {set_.manifest.set_id, rank, set_.world(), set_.directory, kernels_of(options_)}));
     size_t index = static_cast<size_t>(rank);
     const Cores cores = cores_of(options_, can_overlap(set_), rank, set_.world());
     PIPER_ASSIGN(backends_[index], backend_of(options_, cores));
+    PIPER_ASSIGN(Fabric * fabric,
+                 choose_fabric(set_, *backends_[index], transport, local_, fabrics_[index]));
     PIPER_ASSIGN(executors_[index], Executor::load(source_of(set_, rank, data_, options_, cores),
-                                                   *backends_[index], transport));
-    PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(transport.control(), *executors_[index]));
-    PIPER_ASSIGN(auto replicas, open_replicas(options_, transport.control(), *executors_[index]));
+                                                   *backends_[index], control, *fabric));
+    PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executors_[index]));
+    PIPER_ASSIGN(auto replicas, open_replicas(options_, control, *executors_[index]));
     if (rank == 0) PIPER_TRY(open_comparison(between.dims_are_cut()));
     JobResult unused;
     RankRun run{*executors_[index],
-                transport,
+                control,
+                *fabric,
                 between,
                 options_,
                 data_ != nullptr ? data_->tokens_per_step() : executors_[index]->role().batch,
@@ -154,6 +173,8 @@ class Job {
   const JobOptions& options_;
   std::unique_ptr<InprocWorld> world_;
   std::vector<std::unique_ptr<Backend>> backends_;
+  std::vector<std::atomic<Fabric*>> local_;
+  std::vector<std::unique_ptr<Fabric>> fabrics_;
   std::vector<std::unique_ptr<Executor>> executors_;
   std::unique_ptr<Comparison> comparison_;
   JobResult result_;
@@ -173,41 +194,40 @@ Result<JobResult> run_job(const PlanSet& set, const BatchSource* data, const Pla
 Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
                                 const PlanSet* reference, const BatchSource* reference_data,
                                 Transport& transport, const JobOptions& options, Backend* device) {
-  const Cores cores = cores_of(options, can_overlap(set), transport.rank(), transport.world());
+  Control& control = transport.control();
+  const Cores cores = cores_of(options, can_overlap(set), control.rank(), control.world());
   std::unique_ptr<Backend> backend;
   if (device == nullptr) {
     PIPER_ASSIGN(backend, backend_of(options, cores));
     device = backend.get();
   }
-  PIPER_ASSIGN(
-      const std::unique_ptr<Executor> executor,
-      Executor::load(source_of(set, transport.rank(), data, options, cores), *device, transport));
-  PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(transport.control(), *executor));
-  PIPER_ASSIGN(auto replicas, open_replicas(options, transport.control(), *executor));
+  std::unique_ptr<Fabric> own;
+  PIPER_ASSIGN(Fabric * fabric, choose_fabric(set, *device, transport, {}, own));
+  PIPER_ASSIGN(const std::unique_ptr<Executor> executor,
+               Executor::load(source_of(set, control.rank(), data, options, cores), *device,
+                              control, *fabric));
+  PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executor));
+  PIPER_ASSIGN(auto replicas, open_replicas(options, control, *executor));
   // Every process runs the oracle for its own parameters: then nothing but the loss has to travel.
   std::unique_ptr<Comparison> comparison;
   if (options.verify.against != VerifyAgainst::kNone) {
     PIPER_ASSIGN(comparison,
                  Comparison::open(*reference, reference_data, options, between.dims_are_cut()));
-    PIPER_TRY(comparison->watch(transport.rank(), *executor));
+    PIPER_TRY(comparison->watch(control.rank(), *executor));
   }
   JobResult result;
-  RankRun run{*executor,
-              transport,
-              between,
-              options,
-              data != nullptr ? data->tokens_per_step() : executor->role().batch,
-              comparison.get(),
-              comparison != nullptr,
-              replicas.get(),
-              result};
+  RankRun run{*executor,        control,
+              *fabric,          between,
+              options,          data != nullptr ? data->tokens_per_step() : executor->role().batch,
+              comparison.get(), comparison != nullptr,
+              replicas.get(),   result};
   PIPER_TRY(run_rank(run));
   if (options.parameters) {
-    transport.set_timeout(end_timeout(options));
-    PIPER_ASSIGN(result.parameters, gather_parameters(*executor, transport.control()));
+    control.set_timeout(end_timeout(options));
+    PIPER_ASSIGN(result.parameters, gather_parameters(*executor, control));
   }
   if (options.trace_steps > 0) {
-    result.traces.push_back({transport.rank(), executor->prepared(), executor->trace()});
+    result.traces.push_back({control.rank(), executor->prepared(), executor->trace()});
   }
   if (comparison) comparison->report(result);
   return result;

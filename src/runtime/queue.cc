@@ -1,6 +1,8 @@
 // A section on an asynchronous backend: each instruction stands on its stream, behind the events of
 // what it waits for. Sections follow each other; the host waits for the last but one of them alone,
 // when it fills again what that has brought to the device.
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <numeric>
 
@@ -15,7 +17,7 @@ void take_parts(State& state, const Op& op, int32_t stream) {
   for (int64_t s = 0; s < op.count; ++s) {
     const Shard& shard = op.shards[s];
     int64_t end = 0;
-    shard.for_each_run(op.root, [&](const Shard::Run& run) {
+    shard.for_each_run(op.member, [&](const Shard::Run& run) {
       state.backend.copy(shard.part + run.part, shard.whole + run.whole, run.bytes, stream);
       end = run.part + run.bytes;
     });
@@ -49,6 +51,14 @@ Status queue_op(State& state, const Op& op, const Queued& queued, int64_t step) 
   }
 }
 
+// All streams go on behind what has been queued so far.
+void begin_section(State& state) {
+  Backend& backend = state.backend;
+  Queues& queues = state.queues;
+  backend.record(queues.begun, queues.all[0]);
+  for (size_t s = 1; s < queues.all.size(); ++s) backend.wait(queues.begun, queues.all[s]);
+}
+
 // Stream 0 has all that others have done, and what is reported goes to the host behind it.
 void end_section(State& state, int64_t step, bool reports) {
   Backend& backend = state.backend;
@@ -63,14 +73,68 @@ void end_section(State& state, int64_t step, bool reports) {
     backend.copy(queues.reports[parity] + kStagedReportBytes * static_cast<int64_t>(i),
                  state.at(buffer), state.type(buffer).bytes(), queues.all[0]);
   }
-  if (reports) backend.record(queues.reported[parity], queues.all[0]);
-  backend.record(queues.ended[state.sections % 2], queues.all[0]);
+}
+
+Status queue_all(State& state, const BoundSection& section, int64_t step, bool reports) {
+  Backend& backend = state.backend;
+  TimedBody* times = &section == &state.body ? &state.queues.times[step % 2] : nullptr;
+  if (times && times->begin < 0) times = nullptr;
+  if (times) backend.record(times->begin, state.queues.all[0]);
+  begin_section(state);
+  for (size_t i = 0; i < section.ops.size(); ++i) {
+    const Op& op = section.ops[i];
+    const Queued& queued = section.queued[i];
+    state.activity.store(op.label, std::memory_order_release);
+    state.queued_last = op.label;
+    for (const int32_t event : queued.waits) backend.wait(event, queued.stream);
+    if (times) backend.record(times->instructions[i].first, queued.stream);
+    if (Status status = queue_op(state, op, queued, step); !status)
+      return located(op, step, std::move(status).error());
+    if (queued.event >= 0) backend.record(queued.event, queued.stream);
+    if (times) backend.record(times->instructions[i].second, queued.stream);
+  }
+  state.activity.store("the end of its step", std::memory_order_release);
+  end_section(state, step, reports);
+  if (!times) return ok_status();
+  times->step = step;
+  backend.record(times->end, state.queues.all[0]);
+  return ok_status();
+}
+
+// The first body is queued op by op: libraries load on first use what no graph may.
+Status queue_body(State& state, int64_t step) {
+  Queues& queues = state.queues;
+  int32_t& graph = queues.graphs[state.sections % 2][step % 2];
+  if (graph < 0 && std::exchange(queues.has_warmed_up, true)) {
+    const auto captured = [&]() -> Result<int32_t> {
+      PIPER_TRY(state.backend.begin_capture(queues.all[0]));
+      const Status queued = queue_all(state, state.body, step, true);
+      Result<int32_t> made = state.backend.end_capture(queues.all[0]);
+      PIPER_TRY(queued);
+      return made;
+    }();
+    if (!captured) {
+      queues.keeps_graphs = false;
+      std::fputs(fmt::format("rank {}: no graph of its step: {}\n", state.source.rank,
+                             captured.error().message)
+                     .c_str(),
+                 stderr);
+    } else {
+      graph = *captured;
+    }
+  }
+  if (graph < 0) return queue_all(state, state.body, step, true);
+  state.queued_last = "the graph of its step";
+  state.backend.launch_graph(graph, queues.all[0]);
+  return ok_status();
 }
 
 // The section is queued, and the one before has ended: where that had its data there is room.
 Status follow_up(State& state, const BoundSection& section, int64_t step) {
   const int64_t number = state.sections;
-  if (number > 0) PIPER_TRY(state.backend.finish(state.queues.ended[(number + 1) % 2]));
+  if (number > 0)
+    PIPER_TRY(
+        wait_for(state, state.queues.ended[(number + 1) % 2], std::max<int64_t>(step - 1, 0)));
   if (state.reader) read_ahead(state, section, step);
   ++state.sections;
   return ok_status();
@@ -87,6 +151,7 @@ Status prepare_queues(State& state) {
     queues.streams.push_back(made);
   }
   queues.all = queues.streams;
+  PIPER_ASSIGN(queues.begun, state.backend.add_event());
   const int64_t bytes = kStagedReportBytes * std::ssize(state.role->reports);
   for (size_t parity = 0; parity < 2; ++parity) {
     PIPER_ASSIGN(queues.ended[parity], state.backend.add_event());
@@ -116,23 +181,52 @@ Status prepare_section(State& state, BoundSection& section) {
   return ok_status();
 }
 
+Status prepare_times(State& state) {
+  for (TimedBody& times : state.queues.times) {
+    times.instructions.resize(state.body.ops.size());
+    for (auto& [before, behind] : times.instructions) {
+      PIPER_ASSIGN(before, state.backend.add_timed_event());
+      PIPER_ASSIGN(behind, state.backend.add_timed_event());
+    }
+    PIPER_ASSIGN(times.begin, state.backend.add_timed_event());
+    PIPER_ASSIGN(times.end, state.backend.add_timed_event());
+  }
+  return ok_status();
+}
+
+// The device's clock is another one: the body's end is now.
+void read_times(State& state, int64_t step) {
+  TimedBody& times = state.queues.times[step % 2];
+  if (times.step != step) return;
+  times.step = -1;
+  const double began = now_us() - state.backend.microseconds(times.begin, times.end);
+  const auto at = [&](int32_t event) {
+    return began + state.backend.microseconds(times.begin, event);
+  };
+  TraceEvent* event = next_trace(state, state.body);
+  for (size_t i = 0; i < times.instructions.size(); ++i)
+    event[i] = {step, static_cast<int32_t>(i), at(times.instructions[i].first),
+                at(times.instructions[i].second)};
+}
+
+void prepare_graphs(State& state) {
+  const auto is_queued = [](const Op& op) {
+    return op.kind == InstructionKind::kCompute || op.kind == InstructionKind::kCopy ||
+           op.kind == InstructionKind::kOwnPart || op.kind == InstructionKind::kInput ||
+           op.kind == InstructionKind::kPosition;
+  };
+  const std::vector<Op>& ops = state.body.ops;
+  state.queues.keeps_graphs =
+      state.source.trace_steps == 0 && std::all_of(ops.begin(), ops.end(), is_queued);
+}
+
 Status queue_section(State& state, const BoundSection& section, int64_t step, bool reports) {
-  Backend& backend = state.backend;
   Queues& queues = state.queues;
   PIPER_TRY(take_inputs(state, section, step));
-  for (size_t s = 1; state.sections > 0 && s < queues.all.size(); ++s)
-    backend.wait(queues.ended[(state.sections + 1) % 2], queues.all[s]);
-  for (size_t i = 0; i < section.ops.size(); ++i) {
-    const Op& op = section.ops[i];
-    const Queued& queued = section.queued[i];
-    state.activity.store(op.label, std::memory_order_release);
-    for (const int32_t event : queued.waits) backend.wait(event, queued.stream);
-    if (Status status = queue_op(state, op, queued, step); !status)
-      return located(op, step, std::move(status).error());
-    if (queued.event >= 0) backend.record(queued.event, queued.stream);
-  }
-  state.activity.store("the end of its step", std::memory_order_release);
-  end_section(state, step, reports);
+  const bool is_kept = queues.keeps_graphs && &section == &state.body && reports;
+  PIPER_TRY(is_kept ? queue_body(state, step) : queue_all(state, section, step, reports));
+  if (reports) state.backend.record(queues.reported[step % 2], queues.all[0]);
+  state.backend.record(queues.ended[state.sections % 2], queues.all[0]);
   return follow_up(state, section, step);
 }
 

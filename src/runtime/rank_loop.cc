@@ -36,10 +36,9 @@ Status finish_step(RankRun& run, const StepMetrics& metrics, bool& stop) {
 // Each process has compared its own parameters with the oracle; what several hold must be the same
 // bit for bit.
 Status compare_processes(RankRun& run, int64_t step) {
-  Control& control = run.transport.control();
   HoldersOf all = run.comparison->holders();
-  PIPER_TRY(gather_holders(control, all, "exchange after the step"));
-  return control.rank() == 0 ? run.comparison->check_holders(step, all) : ok_status();
+  PIPER_TRY(gather_holders(run.control, all, "exchange after the step"));
+  return run.control.rank() == 0 ? run.comparison->check_holders(step, all) : ok_status();
 }
 
 // What is compared between steps stands still meanwhile.
@@ -50,7 +49,7 @@ bool compares(const RankRun& run) {
 Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) {
   PIPER_TRY(run.between.collect(run.executor, metrics));
   if (run.options.verify.against != VerifyAgainst::kNone) {
-    PIPER_TRY(run.transport.control().barrier());  // nobody writes while somebody compares
+    PIPER_TRY(run.control.barrier());  // nobody writes while somebody compares
     if (run.comparison != nullptr) PIPER_TRY(run.comparison->check(metrics.step, metrics.loss));
     if (run.apart) PIPER_TRY(compare_processes(run, metrics.step));
   }
@@ -58,14 +57,14 @@ Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool l
   if (run.replicas != nullptr &&
       (done % run.options.check_replicas == 0 || done == run.options.steps))
     PIPER_TRY(run.replicas->check(metrics.step));
-  if (run.transport.rank() == 0) PIPER_TRY(finish_step(run, metrics, stop));
+  if (run.control.rank() == 0) PIPER_TRY(finish_step(run, metrics, stop));
   if (run.executor.role().steps_ahead > 0 && !compares(run))
     return run.between.spread_late(stop, metrics.step, last);
   return run.between.spread(stop);
 }
 
 Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) {
-  run.transport.activity().store("the end of its step", std::memory_order_release);
+  run.control.activity().store("the end of its step", std::memory_order_release);
   Status status = meet_between_steps(run, metrics, stop, last);
   if (!status && status.error().code == ExitCode::kPeer) {
     Error error = std::move(status).error();
@@ -112,13 +111,14 @@ Status Steps::begin(int64_t step) {
   // A step that has begun is finished.
   last_ = step + 1 == run_.options.steps || (stop_ && overlap_);
   if (run_.options.before_step)
-    PIPER_TRY(run_.options.before_step(run_.transport.rank(), step, run_.executor));
+    PIPER_TRY(run_.options.before_step(run_.control.rank(), step, run_.executor));
   if (!late_ || step == 0) since_ = Clock::now();
   return run_.executor.start_step(step, last_);
 }
 
 Status Steps::end(int64_t step, bool last) {
   PIPER_TRY(run_.executor.finish_step(step));
+  if (compares(run_)) PIPER_TRY(run_.executor.settle());
   const double took = seconds();
   StepMetrics metrics;
   metrics.step = step;
@@ -127,20 +127,20 @@ Status Steps::end(int64_t step, bool last) {
   metrics.peak_bytes = run_.between.peak_bytes();
   // The oracle's first step takes as long as it takes.
   if (run_.options.verify.against != VerifyAgainst::kNone && step == 0)
-    run_.transport.set_timeout(
+    run_.control.set_timeout(
         std::max(run_.options.start_timeout_s, wait_limit(run_.options, took)));
   const Clock::time_point ended = Clock::now();
   PIPER_TRY(between_steps(run_, metrics, stop_, last));
   longest_s_ = std::max(longest_s_, seconds());
   if (late_) since_ = ended;
-  run_.transport.set_timeout(wait_limit(run_.options, longest_s_));
+  run_.control.set_timeout(wait_limit(run_.options, longest_s_));
   return ok_status();
 }
 
 Status Steps::run() {
   const int64_t steps = run_.options.steps;
   if (overlap_ && steps == 0) return ok_status();
-  run_.transport.set_timeout(wait_limit(run_.options, 0));
+  run_.control.set_timeout(wait_limit(run_.options, 0));
   PIPER_TRY(run_.executor.run_prologue(0));
   int64_t begun = 0;
   for (; begun < steps && !last_; ++begun) {
@@ -151,11 +151,17 @@ Status Steps::run() {
   }
   if (late_ && begun > 0) PIPER_TRY(end(begun - 1, true));
   if (!overlap_) PIPER_TRY(run_.executor.run_epilogue(steps));
+  if (run_.options.parameters)
+    run_.executor.states();  // what is read of them is there from here on
   return run_.executor.settle();
 }
 
 }  // namespace
 
-Status run_rank(RankRun& run) { return Steps(run).run(); }
+Status run_rank(RankRun& run) {
+  Status status = Steps(run).run();
+  if (!status) run.fabric.abort();  // what is queued may wait for others for ever
+  return status;
+}
 
 }  // namespace piper

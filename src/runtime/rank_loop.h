@@ -9,7 +9,8 @@ namespace piper {
 
 struct RankRun {
   Executor& executor;
-  Transport& transport;
+  Control& control;
+  Fabric& fabric;
   BetweenSteps& between;
   const JobOptions& options;
   int64_t tokens_per_step = 0;

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "piper/base.h"
+#include "piper/memory.h"
 
 namespace piper::sim {
 
@@ -48,7 +48,7 @@ class Shadow {
   std::optional<Use> use(const Range& range, const Use& by, const Clock& clock);
 
  private:
-  static constexpr int64_t kGrain = 64;
+  static constexpr int64_t kGrain = kAlignment;
   struct Cell {
     Use written;
     std::vector<Use> read;  // since then; one a line

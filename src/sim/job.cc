@@ -20,7 +20,8 @@ Result<JobResult> run_simulated(const PlanSet& set, const BatchSource* data, Sim
   for (int64_t rank = 0; rank < set.world(); ++rank) {
     const RankSource source{&set, rank, data, 0};
     PIPER_ASSIGN(executors.emplace_back(),
-                 Executor::load(source, world.device(rank), world.transport(rank)));
+                 Executor::load(source, world.device(rank), world.transport(rank).control(),
+                                world.transport(rank).fabric()));
   }
   const auto each = [&](auto act) -> Status {
     for (const auto& executor : executors) PIPER_TRY(act(*executor));

@@ -17,9 +17,9 @@ using sim::Work;
 
 class Device final : public Backend {
  public:
-  Device(Engine& engine, int64_t rank, const std::atomic<const char*>& label)
-      : engine_(engine), rank_(rank), label_(label) {
-    streams_.push_back(engine.add_stream(rank));
+  Device(Engine& engine, Control& control)
+      : engine_(engine), rank_(control.rank()), label_(control.activity()) {
+    streams_.push_back(engine.add_stream(rank_));
   }
 
   std::string_view name() const override { return "sim"; }
@@ -64,6 +64,11 @@ class Device final : public Backend {
     engine_.wait(line(stream), event, label_.load());
   }
   Status finish(int32_t event) override { return engine_.finish(rank_, event); }
+  // Whoever asks has nothing else to do.
+  Result<bool> is_done(int32_t event) override {
+    PIPER_TRY(engine_.finish(rank_, event));
+    return true;
+  }
   void host_uses(const std::byte* at, int64_t bytes, bool writes) override {
     engine_.host_uses(rank_, {at, bytes, writes}, label_.load());
   }
@@ -104,32 +109,40 @@ class Device final : public Backend {
 // Hosts that take turns on one thread have nothing to say to each other.
 class Silence final : public Control {
  public:
-  Silence(int64_t rank, int64_t world) : rank_(rank), world_(world) {}
+  Silence(int64_t rank, int64_t world) : rank_(rank), world_(world) {
+    seat_.activity.store("its start");
+  }
   int64_t rank() const override { return rank_; }
   int64_t world() const override { return world_; }
   Status tell(int64_t, std::span<const std::byte>) override { return nobody(); }
   Status hear(int64_t, std::span<std::byte>, const char*) override { return nobody(); }
   void abort(const Error&) override {}
+  void set_timeout(double seconds) override { timeout_ = seconds; }
+  double timeout() const override { return timeout_; }
+  Status check_stopped() override { return ok_status(); }
+  Seat& seat() override { return seat_; }
 
  private:
   static Error nobody() { return fail("no host of a simulated job hears another"); }
   const int64_t rank_, world_;
+  double timeout_ = TransportOptions{}.timeout_s;
+  Seat seat_;
 };
 
-class Fabric final : public Transport {
+class Ends final : public Transport, public Fabric {
  public:
-  Fabric(Engine& engine, int64_t rank, int64_t world, Device& device,
-         std::atomic<const char*>& label)
-      : engine_(engine), rank_(rank), control_(rank, world), device_(device), label_(label) {}
+  Ends(Engine& engine, Control& control, Device& device)
+      : engine_(engine), rank_(control.rank()), control_(control), device_(device) {}
+
+  Control& control() override { return control_; }
+  Fabric& fabric() override { return *this; }
 
   std::string_view name() const override { return "sim"; }
   int64_t rank() const override { return rank_; }
   int64_t world() const override { return control_.world(); }
-  void set_timeout(double) override {}
-  Control& control() override { return control_; }
+  bool is_asynchronous() const override { return true; }
   Status add_message(std::span<const MessagePart>) override { return ok_status(); }
   Status wait_sends() override { return ok_status(); }
-  std::atomic<const char*>& activity() override { return label_; }
 
   Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t, int32_t stream) override {
     return seat(fmt::format("message {} {} {}", rank_, peer, communicator), {rank_, peer}, 0,
@@ -161,7 +174,7 @@ class Fabric final : public Transport {
     return message(route, InstructionKind::kRecv, parts);
   }
 
-  Status all_reduce(int32_t group, std::span<const Piece> pieces) override {
+  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool) override {
     Brought brings;
     brings.pieces = pieces;
     std::vector<Range> ranges;
@@ -169,7 +182,7 @@ class Fabric final : public Transport {
       ranges.push_back({piece.data, piece.count * info(piece.dtype).bytes, true});
     return meet(group, InstructionKind::kAllReduce, brings, std::move(ranges));
   }
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override {
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool) override {
     return meet(group, InstructionKind::kReduceScatter, of(shards), ranges_of(shards, false));
   }
   Status all_gather(int32_t group, std::span<const Shard> shards) override {
@@ -191,12 +204,12 @@ class Fabric final : public Transport {
   }
   Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
                 int32_t turn) override {
-    return meet(group, InstructionKind::kRotate, moved(from, to, bytes, turn),
-                {{from, bytes, false}, {to, bytes, true}});
-  }
-  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override {
-    return meet(group, InstructionKind::kBroadcast, moved(data, data, bytes, root),
-                {{data, bytes, true}});
+    Brought brings;
+    brings.from = from;
+    brings.to = to;
+    brings.bytes = bytes;
+    brings.turn = turn;
+    return meet(group, InstructionKind::kRotate, brings, {{from, bytes, false}, {to, bytes, true}});
   }
   Status dispatch(int32_t group, const Rows& rows) override {
     return meet(group, InstructionKind::kDispatch, of(rows), ranges_of(rows, true));
@@ -226,14 +239,6 @@ class Fabric final : public Transport {
   static Brought of(const Rows& rows) {
     Brought brings;
     brings.rows = rows;
-    return brings;
-  }
-  static Brought moved(const std::byte* from, std::byte* to, int64_t bytes, int32_t root) {
-    Brought brings;
-    brings.from = from;
-    brings.to = to;
-    brings.bytes = bytes;
-    brings.root = root;
     return brings;
   }
   static std::vector<Range> ranges_of(std::span<const Shard> shards, bool writes_whole) {
@@ -272,7 +277,7 @@ class Fabric final : public Transport {
     const Seat& seat = seats_[static_cast<size_t>(handle)];
     Work work;
     work.kind = Work::kMeet;
-    work.label = label_.load();
+    work.label = control_.activity().load();
     work.what = kind;
     work.communicator = seat.communicator;
     work.member = seat.member;
@@ -285,9 +290,8 @@ class Fabric final : public Transport {
 
   Engine& engine_;
   const int64_t rank_;
-  Silence control_;
+  Control& control_;
   Device& device_;
-  std::atomic<const char*>& label_;
   std::vector<Seat> seats_;
 };
 
@@ -295,20 +299,20 @@ class World final : public SimWorld {
  public:
   World(int64_t world, uint64_t seed) : engine_(world, seed) {
     for (int64_t rank = 0; rank < world; ++rank) {
-      Place& place = places_.emplace_back();
-      place.device = std::make_unique<Device>(engine_, rank, place.label);
-      place.fabric = std::make_unique<Fabric>(engine_, rank, world, *place.device, place.label);
+      places_.emplace_back(engine_, rank, world);
     }
   }
-  Backend& device(int64_t rank) override { return *places_[static_cast<size_t>(rank)].device; }
-  Transport& transport(int64_t rank) override { return *places_[static_cast<size_t>(rank)].fabric; }
+  Backend& device(int64_t rank) override { return places_[static_cast<size_t>(rank)].device; }
+  Transport& transport(int64_t rank) override { return places_[static_cast<size_t>(rank)].ends; }
   Status drain() override { return engine_.drain(); }
 
  private:
   struct Place {
-    std::atomic<const char*> label{"its start"};
-    std::unique_ptr<Device> device;
-    std::unique_ptr<Fabric> fabric;
+    Place(Engine& engine, int64_t rank, int64_t world)
+        : control(rank, world), device(engine, control), ends(engine, control, device) {}
+    Silence control;
+    Device device;
+    Ends ends;
   };
   Engine engine_;
   std::deque<Place> places_;

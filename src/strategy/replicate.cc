@@ -90,6 +90,8 @@ constexpr Word kGatherWhen[] = {word("per_pass", When::kPass),
                                 word("per_step", When::kStep)};
 constexpr Word kReduceWhen[] = {word("per_step", When::kStep),
                                 word("per_microbatch", When::kMicrobatch)};
+constexpr Word kSumOrders[] = {word("ordered", Replicate::Order::kOrdered),
+                               word("fast", Replicate::Order::kFast)};
 constexpr Member kStreamOfSums = located<&Replicate::stream, &Replicate::stream_at>;
 
 constexpr Member kDtype = {read_located<&Replicate::dtype, &Replicate::dtype_at>,
@@ -108,6 +110,10 @@ constexpr Field kReduce[] = {
      member<&Replicate::reduce>},
     {"dtype", one_of(kGradientTypes), kOptional,
      "Type in which gradients travel. Default: the one they are added up in.", kDtype},
+    {"sum", one_of(kSumOrders), kOptional,
+     "How they are added up: ordered (default) in rank order, with the same bits everywhere; fast "
+     "by the device's own library.",
+     member<&Replicate::sum>},
     {"stream", kName, kOptional, "Stream of the reductions. Default reduce.", {kStreamOfSums.read}},
 };
 constexpr Field kReplicateKeys[] = {

@@ -205,12 +205,13 @@ class RoleWalk {
   void add_traffic(const Instruction& one, DType dtype, int64_t bytes, const char* of = "") {
     const std::string& stream = role_.streams[index_of(one.stream)].name;
     const std::string where = over(one);
-    TrafficSummary& traffic = traffic_[{one.kind, of, where, dtype, stream}];
+    TrafficSummary& traffic = traffic_[{one.kind, of, where, dtype, stream, one.fast}];
     traffic.kind = one.kind;
     traffic.of = of;
     traffic.over = where;
     traffic.dtype = dtype;
     traffic.stream = stream;
+    traffic.fast = one.fast;
     ++traffic.messages;
     add_bytes(bytes, traffic.bytes);
   }
@@ -278,7 +279,7 @@ class RoleWalk {
   std::vector<std::set<std::string>> parameters_, programs_;  // by stage
   std::vector<std::set<int32_t>> forwards_;
   std::vector<int32_t> first_micro_;
-  std::map<std::tuple<InstructionKind, std::string, std::string, DType, std::string>,
+  std::map<std::tuple<InstructionKind, std::string, std::string, DType, std::string, bool>,
            TrafficSummary>
       traffic_;
   std::map<std::string, OffloadSummary> offloads_;
@@ -396,6 +397,8 @@ Result<RoleSummary> summarise_role(const RoleProgram& role) {
   PIPER_ASSIGN(std::vector<double> flops, program_flops(role));
   RoleSummary summary = RoleWalk(role, std::move(flops)).run();
   Training training = find_training(role);
+  summary.target = role.target;
+  summary.table = role.table;
   count_memory(role, summary);
   add_parameters(role, training, summary);
   sum_by_stage(summary);

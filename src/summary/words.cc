@@ -71,7 +71,7 @@ std::string order_text(const RoleSummary& role, size_t first, size_t end, bool w
 }
 
 std::string traffic_text(const TrafficSummary& traffic, const std::string& over) {
-  return fmt::format("{}{} over {}", to_string(traffic.kind),
+  return fmt::format("{}{}{} over {}", traffic.fast ? "fast " : "", to_string(traffic.kind),
                      traffic.of.empty() ? "" : " of " + traffic.of, over);
 }
 

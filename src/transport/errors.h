@@ -18,16 +18,5 @@ Error stopped_by(int64_t rank, int64_t peer, std::string_view reason);
 // `got` < 0: more than wanted, nobody knows how many.
 Error size_mismatch(int64_t rank, int64_t peer, const std::string& what, int64_t got,
                     int64_t wanted);
-// Why ranks cannot work together; the smallest rule is the gravest.
-struct Conflict {
-  int rule = 0;
-  Error error;
-};
-// Of what process number `number` of `world` holds, by itself and beside another one's.
-std::optional<Conflict> check_own(const PlanIdentity& own, int64_t number, int64_t world);
-std::optional<Conflict> check_pair(const PlanIdentity& first, const PlanIdentity& one);
-// Checks that every add_… call makes.
-Status check_peer(int64_t rank, int64_t world, int64_t peer);
-Status check_group(int64_t rank, int64_t world, std::span<const int64_t> ranks);
 
 }  // namespace piper

@@ -81,7 +81,7 @@ struct Shared {
   std::atomic<int64_t> stopped{-1};  // the rank that aborted first
 };
 
-class InprocTransport final : public Transport, public Control {
+class InprocTransport final : public Transport, public Control, public Fabric {
  public:
   InprocTransport(Shared& shared, int64_t rank)
       : shared_(shared), rank_(rank), timeout_(shared.options.timeout_s) {
@@ -93,10 +93,13 @@ class InprocTransport final : public Transport, public Control {
   std::string_view name() const override { return "inproc"; }
   int64_t rank() const override { return rank_; }
   int64_t world() const override { return shared_.world; }
-  void set_timeout(double seconds) override { timeout_ = seconds; }
-  std::atomic<const char*>& activity() override { return shared_.seat(rank_).activity; }
-
   Control& control() override { return *this; }
+  Fabric& fabric() override { return *this; }
+
+  void set_timeout(double seconds) override { timeout_ = seconds; }
+  double timeout() const override { return timeout_; }
+  Seat& seat() override { return shared_.seat(rank_); }
+  Status check_stopped() override;
   Status tell(int64_t rank, std::span<const std::byte> bytes) override;
   Status hear(int64_t rank, std::span<std::byte> bytes, const char* what) override;
   Status barrier() override { return arrive(groups_[0], "barrier"); }
@@ -111,15 +114,14 @@ class InprocTransport final : public Transport, public Control {
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;
   Status send(int32_t route, std::span<const MessagePart> parts) override;
   Status recv(int32_t route, std::span<const MessagePart> parts) override;
-  Status all_reduce(int32_t group, std::span<const Piece> pieces) override;
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override;
+  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool) override;
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool) override;
   Status all_gather(int32_t group, std::span<const Shard> shards) override;
   Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override;
   Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
                 int32_t turn) override;
   Status dispatch(int32_t group, const Rows& rows) override;
   Status combine(int32_t group, const Rows& rows) override;
-  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
   Status wait_sends() override;
 
  private:
@@ -138,7 +140,6 @@ class InprocTransport final : public Transport, public Control {
   Letters& letters(int64_t sender, int64_t receiver);
   Mailbox& mailbox(int64_t sender, int64_t receiver, int32_t communicator);
   int32_t open_group(int32_t communicator, const std::vector<int64_t>& ranks);
-  Status stopped_error();
   template <class Ready>
   bool wait(int64_t peer, Ready ready);
   Status late(const std::string& what, int64_t peer);
@@ -171,7 +172,7 @@ bool InprocTransport::wait(int64_t peer, Ready ready) {
   return true;
 }
 
-Status InprocTransport::stopped_error() {
+Status InprocTransport::check_stopped() {
   int64_t by = shared_.stopped.load();
   if (by < 0) return ok_status();
   std::lock_guard lock(shared_.mutex);
@@ -219,7 +220,7 @@ Status InprocTransport::hear(int64_t rank, std::span<std::byte> bytes, const cha
   Letters& from = letters(rank, rank_);
   if (!wait(rank, [&] { return from.count.load() > 0; }))
     return late(fmt::format("in the {} for", what), rank);
-  PIPER_TRY(stopped_error());
+  PIPER_TRY(check_stopped());
   std::lock_guard lock(from.mutex);
   const std::vector<std::byte> letter = std::move(from.queue.front());
   from.queue.pop_front();
@@ -313,7 +314,7 @@ Status InprocTransport::post(int32_t route, const Message& message) {
     if (!wait(box.receiver, room)) {
       return late(fmt::format("to send on communicator {} to", box.communicator), box.receiver);
     }
-    PIPER_TRY(stopped_error());
+    PIPER_TRY(check_stopped());
   }
   box.ring[number % box.ring.size()] = message;
   box.sent.store(number + 1);
@@ -340,7 +341,7 @@ Status InprocTransport::recv(int32_t route, std::span<const MessagePart> parts) 
   if (!wait(box.sender, [&] { return box.sent.load() > number; })) {
     return late(fmt::format("for a message on communicator {} from", box.communicator), box.sender);
   }
-  PIPER_TRY(stopped_error());
+  PIPER_TRY(check_stopped());
   const Message message = box.ring[number % box.ring.size()];
   if (message.bytes != bytes_of(parts)) {
     return size_mismatch(rank_, box.sender,
@@ -360,7 +361,7 @@ Status InprocTransport::wait_sends() {
       return late(fmt::format("for a message on communicator {} to be taken by", box->communicator),
                   box->receiver);
     }
-    PIPER_TRY(stopped_error());
+    PIPER_TRY(check_stopped());
   }
   return ok_status();
 }
@@ -382,7 +383,7 @@ Status InprocTransport::arrive(Seated& seated, const char* what) {
       return late(fmt::format("in the {} of ranks [{}] for", what, fmt::join(group.ranks, ",")),
                   group.ranks[i]);
     }
-    PIPER_TRY(stopped_error());
+    PIPER_TRY(check_stopped());
   }
   return ok_status();
 }
@@ -417,7 +418,7 @@ Status InprocTransport::compare(Seated& seated, const char* what) {
   return ok_status();
 }
 
-Status InprocTransport::all_reduce(int32_t group, std::span<const Piece> pieces) {
+Status InprocTransport::all_reduce(int32_t group, std::span<const Piece> pieces, bool) {
   if (groups_[static_cast<size_t>(group)].size() == 1) return ok_status();
   Brought brings;
   brings.pieces = pieces;
@@ -425,7 +426,7 @@ Status InprocTransport::all_reduce(int32_t group, std::span<const Piece> pieces)
   return meet(group, InstructionKind::kAllReduce, brings, "all-reduce");
 }
 
-Status InprocTransport::reduce_scatter(int32_t group, std::span<const Shard> shards) {
+Status InprocTransport::reduce_scatter(int32_t group, std::span<const Shard> shards, bool) {
   Brought brings;
   brings.shards = shards;
   brings.bytes = whole_bytes(shards);
@@ -452,7 +453,7 @@ Status InprocTransport::rotate(int32_t group, const std::byte* from, std::byte* 
   brings.from = from;
   brings.to = to;
   brings.bytes = bytes;
-  brings.root = turn;
+  brings.turn = turn;
   return meet(group, InstructionKind::kRotate, brings, "rotation");
 }
 
@@ -466,15 +467,6 @@ Status InprocTransport::combine(int32_t group, const Rows& rows) {
   Brought brings;
   brings.rows = rows;
   return meet(group, InstructionKind::kCombine, brings, "combine");
-}
-
-Status InprocTransport::broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) {
-  Brought brings;
-  brings.from = data;
-  brings.to = data;
-  brings.bytes = bytes;
-  brings.root = root;
-  return meet(group, InstructionKind::kBroadcast, brings, "broadcast");
 }
 
 class World final : public InprocWorld {

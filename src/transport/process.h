@@ -45,7 +45,7 @@ struct Group {
   int64_t size() const { return static_cast<int64_t>(ranks.size()); }
 };
 
-class ProcessTransport final : public Transport, public Control {
+class ProcessTransport final : public Transport, public Control, public Fabric {
  public:
   ProcessTransport(std::unique_ptr<Wire> wire, const TransportOptions& options);
   ~ProcessTransport() override;
@@ -53,10 +53,16 @@ class ProcessTransport final : public Transport, public Control {
   std::string_view name() const override { return wire_->name(); }
   int64_t rank() const override { return rank_; }
   int64_t world() const override { return world_; }
-  void set_timeout(double seconds) override { timeout_ = seconds; }
-  std::atomic<const char*>& activity() override { return memory_.own().seat.activity; }
-
   Control& control() override { return *this; }
+  Fabric& fabric() override { return *this; }
+
+  void set_timeout(double seconds) override { timeout_ = seconds; }
+  double timeout() const override { return timeout_; }
+  Seat& seat() override { return memory_.own().seat; }
+  Status check_stopped() override {
+    wire_->rest(0);  // what has come is heard
+    return wire_->check_stopped();
+  }
   Status agree(const PlanIdentity& own) override;
   Status tell(int64_t rank, std::span<const std::byte> bytes) override;
   Status hear(int64_t rank, std::span<std::byte> bytes, const char* what) override;
@@ -71,15 +77,14 @@ class ProcessTransport final : public Transport, public Control {
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;
   Status send(int32_t route, std::span<const MessagePart> parts) override;
   Status recv(int32_t route, std::span<const MessagePart> parts) override;
-  Status all_reduce(int32_t group, std::span<const Piece> pieces) override;
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards) override;
+  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool) override;
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool) override;
   Status all_gather(int32_t group, std::span<const Shard> shards) override;
   Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override;
   Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
                 int32_t turn) override;
   Status dispatch(int32_t group, const Rows& rows) override;
   Status combine(int32_t group, const Rows& rows) override;
-  Status broadcast(int32_t group, std::byte* data, int64_t bytes, int32_t root) override;
   Status wait_sends() override;
 
  private:

@@ -35,7 +35,7 @@ int64_t ProcessTransport::segment_bytes(const Group& group) const {
   return std::max(room / kFlatAlign, int64_t{1}) * kFlatAlign;
 }
 
-Status ProcessTransport::all_reduce(int32_t group_id, std::span<const Piece> pieces) {
+Status ProcessTransport::all_reduce(int32_t group_id, std::span<const Piece> pieces, bool) {
   Group& group = groups_[static_cast<size_t>(group_id)];
   if (group.size() == 1) return ok_status();
   if (!group.joined) PIPER_TRY(join(group));
@@ -160,7 +160,7 @@ int64_t ProcessTransport::member_room(const Group& group) const {
   return std::max(segment_bytes(group) / group.size() / kFlatAlign, int64_t{1}) * kFlatAlign;
 }
 
-Status ProcessTransport::reduce_scatter(int32_t group_id, std::span<const Shard> shards) {
+Status ProcessTransport::reduce_scatter(int32_t group_id, std::span<const Shard> shards, bool) {
   Group& group = groups_[static_cast<size_t>(group_id)];
   const int64_t own = group.position, room = member_room(group);
   if (group.size() == 1) {
@@ -344,21 +344,6 @@ Status ProcessTransport::dispatch(int32_t group, const Rows& rows) {
 }
 Status ProcessTransport::combine(int32_t group, const Rows& rows) {
   return move_rows(groups_[static_cast<size_t>(group)], rows, false);
-}
-
-Status ProcessTransport::broadcast(int32_t group_id, std::byte* data, int64_t bytes, int32_t root) {
-  Group& group = groups_[static_cast<size_t>(group_id)];
-  for (int64_t at = 0; at < bytes; at += kLargest) {
-    int64_t length = std::min(kLargest, bytes - at);
-    if (group.position == root) {
-      PIPER_TRY(
-          with_others(group, [&](int64_t i) { return start_send(group, i, data + at, length); }));
-    } else {
-      PIPER_TRY(start_recv(group, root, data + at, length));
-    }
-    PIPER_TRY(finish(group, "broadcast"));
-  }
-  return ok_status();
 }
 
 }  // namespace piper::process

@@ -89,22 +89,24 @@ void share_combine(Members members, size_t position) {
   });
 }
 
+void share_rotate(Members members, size_t own) {
+  const Brought& mine = *members[own];
+  const size_t from = (own + members.size() - static_cast<size_t>(mine.turn)) % members.size();
+  if (members[from]->from != mine.to)
+    std::memcpy(mine.to, members[from]->from, static_cast<size_t>(mine.bytes));
+}
+
 }  // namespace
 
 bool are_alike(const Brought& a, const Brought& b) {
   const auto alike = [](const auto& x, const auto& y) { return are_alike(x, y); };
-  return a.bytes == b.bytes && a.root == b.root && std::ranges::equal(a.pieces, b.pieces, alike) &&
+  return a.bytes == b.bytes && a.turn == b.turn && std::ranges::equal(a.pieces, b.pieces, alike) &&
          std::ranges::equal(a.shards, b.shards, alike) &&
          std::ranges::equal(a.exchanges, b.exchanges, alike) && are_alike(a.rows, b.rows);
 }
 
 void do_share(InstructionKind kind, std::span<const Brought* const> members, size_t own,
               ShareScratch& scratch) {
-  const Brought& mine = *members[own];
-  const auto take = [&](size_t from) {
-    if (members[from]->from != mine.to)
-      std::memcpy(mine.to, members[from]->from, static_cast<size_t>(mine.bytes));
-  };
   switch (kind) {
     case InstructionKind::kAllReduce:
       return share_all_reduce(members, own, scratch);
@@ -115,13 +117,11 @@ void do_share(InstructionKind kind, std::span<const Brought* const> members, siz
     case InstructionKind::kAllToAll:
       return share_all_to_all(members, own);
     case InstructionKind::kRotate:
-      return take((own + members.size() - static_cast<size_t>(mine.root)) % members.size());
+      return share_rotate(members, own);
     case InstructionKind::kDispatch:
       return share_dispatch(members, own);
     case InstructionKind::kCombine:
       return share_combine(members, own);
-    case InstructionKind::kBroadcast:
-      return take(static_cast<size_t>(mine.root));
     default:
       PIPER_CHECK(false, "{} is no collective", to_string(kind));
   }

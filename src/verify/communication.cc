@@ -58,7 +58,7 @@ std::map<Ranks, std::map<int32_t, std::vector<Spot>>> find_groups(const Model& m
 bool same_collective(const Model& model, const Section& section, Spot a, Spot b) {
   const Instruction &one = section.at(a), &other = section.at(b);
   const auto form = [](const Instruction& each) {
-    return std::tuple(each.kind, each.root, each.args.size(), each.reduction, each.dim, each.outer,
+    return std::tuple(each.kind, each.fast, each.args.size(), each.reduction, each.dim, each.outer,
                       each.to_dim, each.to_outer, each.turn, each.owned, each.mirrored,
                       each.to_mirrored);
   };
@@ -75,12 +75,12 @@ bool same_collective(const Model& model, const Section& section, Spot a, Spot b)
 
 std::string describe(const Model& model, const Section& section, Spot place) {
   const Instruction& one = section.at(place);
-  std::string text = fmt::format("{} ({} of", name_of(model, section, place), to_string(one.kind));
+  std::string text = fmt::format("{} ({}{} of", name_of(model, section, place),
+                                 one.fast ? "fast " : "", to_string(one.kind));
   for (size_t k = 0; k < one.args.size() && k < 3; ++k)
     text += " " + to_string(tensor_of(model, section, place, k).type);
   if (one.args.size() > 3) text += fmt::format(" and {} more", one.args.size() - 3);
-  return text +
-         (one.kind == InstructionKind::kBroadcast ? fmt::format(" from {})", one.root) : ")");
+  return text + ")";
 }
 
 // Of a message, tensor by tensor: values of a microbatch have one name everywhere. (Parts of sums

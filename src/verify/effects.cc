@@ -217,16 +217,15 @@ class Follower {
   void collective(std::span<const Spot> members) {
     const Instruction& one = section_.at(members[0]);
     const bool pairs = takes_pairs(one.kind);
-    const Spot* root = one.kind == InstructionKind::kBroadcast ? root_of(members, one) : nullptr;
     for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {
       const auto read = [&](Spot member) { return held(member, section_.at(member).args[a]); };
-      uint64_t made = read(root ? *root : members[0]);
+      uint64_t made = read(members[0]);
       bool same = true;
       for (const Spot member : members) same = same && read(member) == made;
-      const bool keeps = root || (same && (one.kind == InstructionKind::kAllGather ||
-                                           (one.kind != InstructionKind::kAllToAll &&
-                                            one.kind != InstructionKind::kRotate &&
-                                            !takes_index(one.kind) && sums_.contains(made))));
+      const bool keeps = same && (one.kind == InstructionKind::kAllGather ||
+                                  (one.kind != InstructionKind::kAllToAll &&
+                                   one.kind != InstructionKind::kRotate && !takes_index(one.kind) &&
+                                   sums_.contains(made)));
       if (!keeps) {
         for (const Spot member : members) made = join_symbols(made, read(member));
         made = join_symbols(made, static_cast<uint64_t>(one.kind) + 1);
@@ -236,17 +235,6 @@ class Follower {
         held(member, section_.at(member).args[pairs ? a + 1 : a]) = made;
     }
   }
-  // Null: it is none of the cells that are looked at.
-  const Spot* root_of(std::span<const Spot> members, const Instruction& one) const {
-    const Cell& cell = model_.cells[members[0].cell];
-    const std::vector<int64_t> ranks =
-        group_ranks(*cell.role, cell.role->groups[one.group], cell.coordinates);
-    const int32_t wanted = model_.cell_of_rank[ranks[one.root]];
-    const auto root = std::find_if(members.begin(), members.end(),
-                                   [&](Spot member) { return member.cell == wanted; });
-    return root == members.end() ? nullptr : &*root;
-  }
-
   const Model& model_;
   const Section& section_;
   const Effects* known_;

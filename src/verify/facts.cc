@@ -140,7 +140,6 @@ uint8_t access_of(const RoleFacts& facts, const Step& step, size_t arg) {
     case InstructionKind::kSend:
       return kReads;
     case InstructionKind::kAllReduce:
-    case InstructionKind::kBroadcast:
       return kReads | kWrites;
     default:  // one after the other, or pairs
       return arg % 2 == 0 ? kReads : kWrites;

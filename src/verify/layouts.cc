@@ -272,9 +272,6 @@ class LayoutCheck {
       case InstructionKind::kDispatch:
       case InstructionKind::kCombine:
         return routed(place, one, from);
-      case InstructionKind::kBroadcast:
-        if (!of_axis(axes(place, one)) || from.kind == Lies::kWhole) return from;
-        return wrong(place, "gives to others", one.args[a], from);
       default:
         return exchanged(place, one, a, from);
     }

@@ -230,15 +230,12 @@ class SumCheck {
   SampleRun summed_over(uint32_t axes, const SampleRun& run);
   // Of what is computed from all members' samples.
   int32_t known_to_all(uint32_t axes, int32_t sets);
-  SampleRun given_by(const std::vector<int64_t>& coordinates, uint32_t axes, const SampleRun& run);
 
   // Parts that belong together become what they are parts of.
   void gather(std::span<const Spot> members);
   void check_gathered(Spot place, int32_t to, const Content& content);
 
   void take_part(Spot place, int32_t from, int32_t to);
-
-  void broadcast(std::span<const Spot> members);
 
   const Model& model_;
   const Section& section_;

@@ -13,8 +13,6 @@ void SumCheck::collective(std::span<const Spot> members) {
       return reduce(members, true);
     case InstructionKind::kAllGather:
       return gather(members);
-    case InstructionKind::kBroadcast:
-      return broadcast(members);
     default:  // blocks or rows that change ranks: parts of sums are not followed through it
       for (Spot member : members) {
         const Instruction& own = section_.at(member);
@@ -83,14 +81,6 @@ int32_t SumCheck::known_to_all(uint32_t axes, int32_t sets) {
   return known;
 }
 
-SampleRun SumCheck::given_by(const std::vector<int64_t>& coordinates, uint32_t axes,
-                             const SampleRun& run) {
-  SampleSet set = samples_.set_of(run);
-  for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
-    if (axes >> axis & 1 && model_.free_axis[axis]) take_from(set, axis, coordinates[axis]);
-  return samples_.run_of(set);
-}
-
 void SumCheck::gather(std::span<const Spot> members) {
   const size_t args = section_.at(members[0]).args.size();
   const bool in_runs = section_.at(members[0]).dim < 0;
@@ -136,28 +126,6 @@ void SumCheck::take_part(Spot place, int32_t from, int32_t to) {
   if (in_runs && content.cut != 0) content.scramble();
   if (in_runs) content.cut = axes(place);
   held(place, to) = std::move(content);
-}
-
-void SumCheck::broadcast(std::span<const Spot> members) {
-  const Instruction& one = section_.at(members[0]);
-  const auto ranks = group_ranks(role(members[0]), role(members[0]).groups[one.group],
-                                 model_.cells[members[0].cell].coordinates);
-  const int64_t root = ranks[one.root];
-  const std::vector<int64_t> coordinates = coordinates_of(model_.mesh, root);
-  const auto from = std::find_if(members.begin(), members.end(), [&](Spot member) {
-    return member.cell == model_.cell_of_rank[root];
-  });
-  Content content = held(*from, section_.at(*from).args[0]);
-  const uint32_t over = axes(members[0]);
-  if ((content.cut & over) != 0) content.scramble();
-  for (SumPart& part : content.parts)
-    for (SampleRun& run : part.runs) run = given_by(coordinates, over, run);
-  int32_t given = IdSets::kEmpty;
-  for (int32_t set : std::vector<int32_t>(sets_.at(content.from)))
-    given = sets_.unite(
-        given, sets_.single(samples_.id_of(given_by(coordinates, over, samples_.run(set)))));
-  content.from = given;
-  for (Spot member : members) held(member, section_.at(member).args[0]) = content;
 }
 
 }  // namespace piper

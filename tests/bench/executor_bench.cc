@@ -38,7 +38,8 @@ void compute_chain(benchmark::State& state) {
   RankSource source;
   source.set = &set;
   source.trace_steps = state.range(0);
-  auto executor = Executor::load(source, *backend, world->rank(0));
+  auto executor =
+      Executor::load(source, *backend, world->rank(0).control(), world->rank(0).fabric());
   if (!executor) return state.SkipWithError(executor.error().message.c_str());
   int64_t step = 0;
   for (auto _ : state) {
@@ -64,7 +65,8 @@ void pipeline(benchmark::State& state) {
     source.set = &set;
     source.rank = rank;
     source.data = &data;
-    auto executor = Executor::load(source, *backends[rank], world->rank(rank));
+    auto executor = Executor::load(source, *backends[rank], world->rank(rank).control(),
+                                   world->rank(rank).fabric());
     if (!executor) return state.SkipWithError(executor.error().message.c_str());
     executors[rank] = *std::move(executor);
   }
@@ -104,17 +106,17 @@ void all_reduce(benchmark::State& state) {
     if (!transport.control().barrier() || stop.load()) return false;
     const Piece pieces[] = {
         {reinterpret_cast<std::byte*>(data[static_cast<size_t>(rank)].data()), DType::kF32, count}};
-    return transport.all_reduce(group, pieces).ok();
+    return transport.fabric().all_reduce(group, pieces).ok();
   };
   std::vector<std::thread> others;
   for (int64_t rank = 1; rank < kRanks; ++rank) {
     others.emplace_back([&, rank] {
-      auto group = world->rank(rank).add_group(all);
+      auto group = world->rank(rank).fabric().add_group(all);
       while (round(rank, *group)) {
       }
     });
   }
-  auto group = world->rank(0).add_group(all);
+  auto group = world->rank(0).fabric().add_group(all);
   for (auto _ : state) round(0, *group);
   stop.store(true);
   (void)world->rank(0).control().barrier();

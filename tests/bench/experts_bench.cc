@@ -81,7 +81,7 @@ void compare_messages(int64_t world) {
   const auto job = make_inproc_world(world, {});
   std::vector<double> sent(static_cast<size_t>(world), 1e30), gathered = sent;
   const auto body = [&](size_t r) {
-    Transport& t = job->rank(static_cast<int64_t>(r));
+    Fabric& t = job->rank(static_cast<int64_t>(r)).fabric();
     std::vector<int64_t> ranks, index;
     for (int64_t k = 0; k < world; ++k) ranks.push_back(k);
     for (int64_t i = 0; i < kRows; ++i) index.push_back(expert_of(i));

@@ -20,12 +20,12 @@ double reduce_once(Transport& t, int32_t group, std::vector<float>& data) {
                     static_cast<int64_t>(data.size())};
   if (!t.control().barrier()) return -1;
   const auto start = std::chrono::steady_clock::now();
-  if (!t.all_reduce(group, std::span(&piece, 1))) return -1;
+  if (!t.fabric().all_reduce(group, std::span(&piece, 1))) return -1;
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
   return took.count();
 }
 
-std::vector<int64_t> everyone(const Transport& t) {
+std::vector<int64_t> everyone(const Fabric& t) {
   std::vector<int64_t> ranks;
   for (int64_t i = 0; i < t.world(); ++i) ranks.push_back(i);
   return ranks;
@@ -33,7 +33,7 @@ std::vector<int64_t> everyone(const Transport& t) {
 
 // Of two to be added again and again: zeros stay what they are.
 double best_of(Transport& t, std::vector<float>& data, int rounds) {
-  const auto group = t.add_group(everyone(t));
+  const auto group = t.fabric().add_group(everyone(t.fabric()));
   double best = std::numeric_limits<double>::infinity();
   for (int i = 0; group && i < rounds; ++i) best = std::min(best, reduce_once(t, *group, data));
   return best;
@@ -53,20 +53,22 @@ double between_threads(int64_t world, std::vector<std::vector<float>>& data, int
 int run(size_t mib, bool apart) {
   const auto mpi =
       make_mpi_transport({.shared_memory = !apart}, launched().value_or(Launch{}).rank);
-  const std::string plan = fmt::format("rank{}", mpi->rank());
-  if (!mpi->control().agree({"bench", mpi->rank(), mpi->world(), plan})) return 1;
+  const std::string plan = fmt::format("rank{}", mpi->control().rank());
+  if (!mpi->control().agree({"bench", mpi->control().rank(), mpi->control().world(), plan}))
+    return 1;
   std::vector<float> own(mib << 18);
   std::vector<std::vector<float>> all;
-  if (mpi->rank() == 0)
-    all.assign(static_cast<size_t>(mpi->world()), std::vector<float>(own.size()));
+  if (mpi->control().rank() == 0)
+    all.assign(static_cast<size_t>(mpi->control().world()), std::vector<float>(own.size()));
   double threads = std::numeric_limits<double>::infinity(), processes = threads;
   for (int round = 0; round < kRounds; ++round) {
-    if (mpi->rank() == 0) threads = std::min(threads, between_threads(mpi->world(), all, 2));
+    if (mpi->control().rank() == 0)
+      threads = std::min(threads, between_threads(mpi->control().world(), all, 2));
     processes = std::min(processes, best_of(*mpi, own, 2));
   }
-  if (mpi->rank() == 0)
+  if (mpi->control().rank() == 0)
     fmt::print("{} MiB between {} ranks: threads {:.1f} ms, processes {:.1f} ms, {:.2f} times\n",
-               mib, mpi->world(), threads, processes, processes / threads);
+               mib, mpi->control().world(), threads, processes, processes / threads);
   return 0;
 }
 

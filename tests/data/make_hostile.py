@@ -178,14 +178,14 @@ def strategy_files():
 
 
 def role(**changes):
-    made = plan_pb2.RoleProgram(batch=4, arena_bytes=192, workspace_bytes=[64], scratch_bytes=1 << 22, staging_bytes=64, target=b"cpu")
+    made = plan_pb2.RoleProgram(batch=4, arena_bytes=768, workspace_bytes=[64], scratch_bytes=1 << 22, staging_bytes=64, target=b"cpu")
     made.streams.add(name=b"compute")
     made.mesh.add(name=b"dp", size=1)
     f32 = plan_pb2.TensorType(dtype=0, shape=[4, 2])
     made.inputs.add(name=b"x", type=f32, batch_dim=0, low=0, high=-1)
     for i, name in enumerate((b"w", b"x", b"y")):
         made.tensors.add(name=name, type=f32, kind=0 if i == 0 else 2, part_of=-1, previous_of=-1, copy_of=-1)
-        made.buffers.add(tensor=i, micro=-1, offset=64 * i)
+        made.buffers.add(tensor=i, micro=-1, offset=256 * i)
     program = made.programs.add(label=b"F", num_args=3, arg_read=[True, True, False], arg_written=[False, False, True])
     for _ in range(4):
         program.values.add().CopyFrom(f32)
@@ -226,7 +226,7 @@ def plan_files():
     put("buffer_of_many_dims", lambda r: r.tensors[2].type.shape.extend([1] * 30000))
     put("buffer_of_no_type", lambda r: setattr(r.tensors[2].type, "dtype", 77))
     put("buffer_beyond_the_arena", lambda r: setattr(r.buffers[2], "offset", 2 ** 62))
-    put("buffer_before_the_arena", lambda r: setattr(r.buffers[2], "offset", -64))
+    put("buffer_before_the_arena", lambda r: setattr(r.buffers[2], "offset", -256))
     put("arena_of_everything", lambda r: setattr(r, "arena_bytes", 2 ** 63 - 1))
     put("memory_that_overflows", lambda r: (setattr(r, "transport_bytes", 2 ** 62), setattr(r, "scratch_bytes", 2 ** 62)))
     put("args_beyond_the_buffers", lambda r: r.body[1].args.__setitem__(2, 2 ** 30))
@@ -344,13 +344,11 @@ def kernel_files():
 def run_files():
     # A step of one instruction on the input x, which holds numbers from anywhere, and on states, which hold zeros.
     def put(name, buffers, op):
-        sizes = {"f32": 4, "i64": 8}
-        count = lambda kind: sizes[kind[:3]] * math.prod(json.loads(kind[3:]))
-        arena = max(64 * i + count(kind) for i, (_, kind, _) in enumerate(buffers))
+        arena = 256 * len(buffers)  # none has more
         text = f"plan batch=4 arena={arena} workspace=[0] staging=64 scratch=4194304 target=\"cpu\"\naxis \"dp\" 1\nstream 0 \"compute\"\n"
         text += "input \"x\" i64[4]\n"
         for i, (buffer, kind, _) in enumerate(buffers):
-            text += f"buffer {i} \"{buffer}\" {kind} {'step' if buffer in 'xy' else 'state'} at={64 * i}\n"
+            text += f"buffer {i} \"{buffer}\" {kind} {'step' if buffer in 'xy' else 'state'} at={256 * i}\n"
         text += f"program 0 label=\"F\" args={len(buffers)}\n"
         text += "".join(f"  value {v} {kind} {use}\n" for v, (_, kind, use) in enumerate(buffers))
         x = [buffer[0] for buffer in buffers].index("x")

@@ -79,7 +79,8 @@ Status run_rank(const PlanSet& set, int64_t rank, const BatchSource& data, Trans
                 Watched& backend) {
   PIPER_TRY(transport.control().agree({set.manifest.set_id, rank, set.world(), "test", "cpu"}));
   const RankSource source{&set, rank, &data, 0};
-  PIPER_ASSIGN(const auto executor, Executor::load(source, backend, transport));
+  PIPER_ASSIGN(const auto executor,
+               Executor::load(source, backend, transport.control(), transport.fabric()));
   const int64_t kept = kept_bytes(executor->role());
   PIPER_TRY(executor->run_prologue(0));
   int64_t step = 0;
@@ -180,9 +181,9 @@ TEST(ArenaControl, DifferencesAreSeen) {
   const auto data = open_batches(set, "mlp");
   ASSERT_TRUE(data) << print_error(data.error());
   EXPECT_EQ(difference(role, *run_all(set, **data)[0]), "");
-  role.arena_bytes += 64;
+  role.arena_bytes += kAlignment;
   EXPECT_TRUE(difference(role, *run_all(set, **data)[0]).starts_with("block 0: written to "));
-  role.arena_bytes -= 64;
+  role.arena_bytes -= kAlignment;
   const auto backends = run_all(set, **data);
   for (const Buffer& buffer : role.buffers) {
     Tensor& tensor = role.tensors[static_cast<size_t>(buffer.tensor)];

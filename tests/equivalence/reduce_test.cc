@@ -105,6 +105,46 @@ TEST(ReduceEachMicrobatch, RoundsEverySum) {
 }
 
 // Two axes, the inner one in f32, the outer one in 16 bits.
+Compiled compiled_with(const std::string& reduce) {
+  const Folder folder;
+  const std::string text = "piper: 1\nmesh: {dp: 2}\ntrain: {global_batch: 8, " +
+                           std::string(kAdamW) +
+                           "}\ndirectives:\n  - split: {dim: batch, into: 2, as: mb}\n  - "
+                           "replicate: {over: dp, " +
+                           reduce + "}\n";
+  auto compiled = compile(
+      {.model = model_path("mlp", "model.onnx"), .strategy = folder.write("strategy.yaml", text)});
+  EXPECT_TRUE(compiled) << text << print_error(compiled.error());
+  return compiled ? *std::move(compiled) : Compiled{};
+}
+
+// A CPU has no library that forms sums faster: it says so, and the bits are those of sums in order.
+TEST(FastSums, AreSumsInOrderOnACpu) {
+  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
+    GTEST_SKIP() << "no models in " << models_folder();
+  for (const std::string shard : {"", "shard: [optimizer, gradients], "}) {
+    const Compiled fast = compiled_with(shard + "reduce: {sum: fast}"),
+                   ordered = compiled_with(shard + "reduce: {sum: ordered}");
+    ASSERT_TRUE(!fast.set.roles.empty() && !ordered.set.roles.empty());
+    const auto count = [](const Compiled& one) {
+      return std::ranges::count_if(one.set.roles[0].body,
+                                   [](const Instruction& i) { return i.fast; });
+    };
+    EXPECT_GT(count(fast), 0);
+    EXPECT_EQ(count(ordered), 0);
+    for (const Instruction& one : fast.set.roles[0].body)
+      EXPECT_FALSE(one.fast && one.label.find("loss") != std::string::npos) << one.label;
+    const Status same = same_training("mlp", fast.set, *fast.single, 5);
+    EXPECT_TRUE(same) << print_error(same.error());
+    const auto says = [](const Compiled& one) {
+      return explain(one, *parse_topics("all")).find("they are formed in rank order") !=
+             std::string::npos;
+    };
+    EXPECT_TRUE(says(fast));
+    EXPECT_FALSE(says(ordered));
+  }
+}
+
 TEST(ReduceNested, EachAxisHasItsType) {
   if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
     GTEST_SKIP() << "no models in " << models_folder();

@@ -38,7 +38,7 @@ Held held_by(const RoleProgram& role) {
     if (tensor.name.ends_with(".grad.use0")) held.gradients += bytes;
     if (tensor.kind != BufferKind::kStep || tensor.param.empty()) continue;
     pool_begin = std::min(pool_begin, buffer.offset);
-    pool_end = std::max(pool_end, buffer.offset + (bytes + 63) / 64 * 64);
+    pool_end = std::max(pool_end, buffer.offset + align_up(bytes));
   }
   held.gathered = std::max<int64_t>(pool_end - pool_begin, 0);
   return held;
@@ -67,7 +67,7 @@ TEST(ZeroMemory, IsTheClosedForm) {
       const int64_t n = num_elements(tensor.type.shape);
       all += n;
       cut += part_of(n, dp);
-      layers[tensor.param.substr(0, tensor.param.rfind('.'))] += (4 * n + 63) / 64 * 64;
+      layers[tensor.param.substr(0, tensor.param.rfind('.'))] += align_up(4 * n);
     }
     std::vector<int64_t> sizes;
     for (const auto& [layer, bytes] : layers) sizes.push_back(bytes);

@@ -100,7 +100,8 @@ std::string why_not_run(std::string_view text) {
   if (const Status agreed = transport.control().agree({"set", 0, 1, "", ""}); !agreed)
     return agreed.error().message;
   const std::unique_ptr<Backend> backend = make_cpu_backend();
-  auto executor = Executor::load({&set, 0, &data, 0}, *backend, transport);
+  auto executor =
+      Executor::load({&set, 0, &data, 0}, *backend, transport.control(), transport.fabric());
   if (!executor) {
     PIPER_CHECK(!executor.error().message.empty());
     return executor.error().message;

@@ -448,7 +448,7 @@ class Interpreter {
     for (const Choice& each : all) {
       const Instruction& one = instruction(each);
       if (one.kind != first.kind || one.args.size() != first.args.size() ||
-          one.root != first.root || one.dim != first.dim || one.outer != first.outer ||
+          one.fast != first.fast || one.dim != first.dim || one.outer != first.outer ||
           one.to_dim != first.to_dim || one.to_outer != first.to_outer ||
           one.reduction != first.reduction || one.turn != first.turn || one.owned != first.owned)
         fault("'{}' meets '{}'", first.label, one.label);
@@ -463,11 +463,10 @@ class Interpreter {
       }
       return;
     }
-    const bool in_place = first.kind == InstructionKind::kBroadcast;
-    for (size_t k = 0; k + (in_place ? 0 : 1) < first.args.size(); k += 2) {
+    for (size_t k = 0; k + 1 < first.args.size(); k += 2) {
       const std::vector<Symbols> results = moved(first, k, all);
       for (size_t i = 0; i < all.size(); ++i) {
-        const int32_t to = instruction(all[i]).args[in_place ? k : k + 1];
+        const int32_t to = instruction(all[i]).args[k + 1];
         // The last part of a whole that does not divide evenly is longer than what is left of it.
         const auto size = cells_of(type(ranks_[all[i].rank], to));
         write(ranks_[all[i].rank], to, part_of(results[i], 0, static_cast<size_t>(size)));
@@ -548,8 +547,6 @@ class Interpreter {
       for (size_t j = 0; j < all.size(); ++j) {
         Symbols piece;
         if (one.kind == InstructionKind::kAllGather) piece = given[j];
-        if (one.kind == InstructionKind::kBroadcast && j == static_cast<size_t>(one.root))
-          piece = given[j];
         results[i].insert(results[i].end(), piece.begin(), piece.end());
       }
     }

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "mutation/places.h"
+#include "piper/memory.h"
 
 namespace piper::mutation {
 namespace {
@@ -228,10 +229,10 @@ Done shift_buffer(PlanSet& set, Random& random) {
 Done shrink_memory(PlanSet& set, Random& random) {
   RoleProgram& role = any_role(set, random);
   if (random() % 2 && role.host_bytes >= 64) {
-    role.host_bytes -= 64;
+    role.host_bytes -= kAlignment;
     return "the host's arena";
   }
-  role.arena_bytes -= 64;
+  role.arena_bytes -= kAlignment;
   return "the arena";
 }
 Done forget_state(PlanSet& set, Random& random) {

@@ -1,6 +1,7 @@
 // Mutations that aim at one promise of the verifier each: updates once a step, parameters gathered
 // fresh, one order of collectives, races between streams, equal microbatches.
 #include "mutation/places.h"
+#include "piper/memory.h"
 
 namespace piper::mutation {
 namespace {
@@ -314,6 +315,12 @@ void insert_beside(PlanSet& set, std::string label, size_t behind, Make make) {
       i += count;
     }
 }
+int32_t add_behind(RoleProgram& role, const char* name, const TensorType& type) {
+  const int32_t buffer = role.add_buffer({.name = name, .type = type});
+  role.buffers[static_cast<size_t>(buffer)].offset = role.arena_bytes;
+  role.arena_bytes += align_up(type.bytes());
+  return buffer;
+}
 Instruction communicate(InstructionKind kind, std::vector<int32_t> args, const Instruction& like,
                         int32_t group) {
   Instruction made;
@@ -326,15 +333,20 @@ Instruction communicate(InstructionKind kind, std::vector<int32_t> args, const I
   return made;
 }
 
-// What each rank has its own part of, all have the first one's part of.
-Done give_first_part(PlanSet& set, Random& random) {
+// Each rank has the part of the one before.
+Done give_part_before(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, [](const Instruction& i) {
     return i.kind == InstructionKind::kReduceScatter && i.args.size() == 2;
   });
   if (!spot || members_of(*spot->role, spot->at().group) == 1) return std::nullopt;
   const std::string name = spot->name();
-  insert_beside(set, spot->at().label, 1, [](RoleProgram&, const Instruction& one) {
-    return std::vector{communicate(InstructionKind::kBroadcast, {one.args[1]}, one, one.group)};
+  insert_beside(set, spot->at().label, 1, [](RoleProgram& role, const Instruction& one) {
+    const TensorType type = tensor_of(role, one, 1).type;
+    const int32_t moved = add_behind(role, "moved", type);
+    Instruction rotate =
+        communicate(InstructionKind::kRotate, {one.args[1], moved}, one, one.group);
+    rotate.turn = 1;
+    return std::vector{rotate, communicate(InstructionKind::kCopy, {moved, one.args[1]}, one, -1)};
   });
   return name;
 }
@@ -356,14 +368,9 @@ Done gather_from_replicas(PlanSet& set, Random& random) {
            arg >= one.args.size() || tensor_of(role, one, arg).type != type))
         return std::nullopt;
   insert_beside(set, label, 0, [&](RoleProgram& role, Instruction& one) {
-    const auto add = [&](const char* of, const TensorType& as) {
-      const int32_t buffer = role.add_buffer({.name = of, .type = as});
-      role.buffers[static_cast<size_t>(buffer)].offset = role.arena_bytes;
-      role.arena_bytes += (as.bytes() + 63) / 64 * 64;
-      return buffer;
-    };
-    const int32_t whole = one.args[arg], part = add("part", {type.dtype, {elements / members}}),
-                  again = add("again", type);
+    const int32_t whole = one.args[arg],
+                  part = add_behind(role, "part", {type.dtype, {elements / members}}),
+                  again = add_behind(role, "again", type);
     one.args[arg] = again;
     return std::vector{communicate(InstructionKind::kOwnPart, {whole, part}, one, group),
                        communicate(InstructionKind::kAllGather, {part, again}, one, group)};
@@ -408,7 +415,7 @@ constexpr Mutation kTargeted[] = {
     {"round once more", round_once_more},
     {"change initial values", change_start},
     {"swap reports", swap_reports},
-    {"give the first's part", give_first_part},
+    {"give the part before", give_part_before},
     {"gather from replicas", gather_from_replicas},
     {"cross replicas", cross_replicas},
 };

@@ -10,6 +10,7 @@
 #include "communicators.h"
 #include "folder.h"
 #include "piper/diff.h"
+#include "piper/memory.h"
 #include "piper/runtime.h"
 #include "sanitizer.h"
 #include "shell.h"
@@ -47,11 +48,12 @@ PlanSet set_of(const std::string& text) {
   EXPECT_TRUE(parsed) << (parsed ? "" : print_error(parsed.error()));
   RoleProgram role = *std::move(parsed);
   const auto place = [](int64_t& offset, const TensorType& type, int64_t& end) {
-    offset = (end + 63) / 64 * 64;
+    offset = align_up(end);
     end = offset + type.bytes();
   };
   for (Buffer& buffer : role.buffers)
     place(buffer.offset, role.tensor(buffer).type, role.arena_bytes);
+  role.arena_bytes = align_up(role.arena_bytes);
   role.workspace_bytes = {int64_t{1} << 20};  // enough for their programs
   PlanSet set;
   for (const Tensor& tensor : role.tensors) {

@@ -112,7 +112,7 @@ TEST(PlanText, BlocksPrintParseAndPrintTheSame) {
 }
 
 TEST(PlanText, MicrobatchesShareATensor) {
-  const char* text = R"(plan arena=64
+  const char* text = R"(plan arena=256
 buffer 0 "h@0" f32[] step
 buffer 1 "h@10" f32[] step
 buffer 2 "h@3" f32[1] step
@@ -138,7 +138,7 @@ TEST(PlanText, SaysWhatIsWrongInWhichLine) {
       {"buffer 0 \"b\" f32[2] stop at=0", "'stop' is none of state, constant, step"},
       {"body\n  0 jump",
        "'jump' is none of compute, input, send, recv, all_reduce, reduce_scatter, all_gather, "
-       "all_to_all, rotate, broadcast, copy, own_part, position, dispatch, combine"},
+       "all_to_all, rotate, copy, own_part, position, dispatch, combine"},
       {"  op Mul", "this line belongs to nothing"},
       {"buffer 0 \"b\" f32[2] state at=0 cuts=[0@1]", "'0@1' is no cut"},
       {"buffer 0 \"b\" f32[2] state at=0 cuts=[S0]", "'S0' is no cut"},

@@ -597,11 +597,15 @@ TEST(Replicas, EqualReplicasPass) {
   EXPECT_EQ(message_of(run_job(stages, &numbers, nullptr, nullptr, options)), "ok");
 }
 
-class Counted final : public Forwarding {
+class Counted final : public Transport {
  public:
-  explicit Counted(Transport& inner) : Forwarding(inner), counting(inner.control()) {}
+  explicit Counted(Transport& inner) : counting(inner.control()), inner_(inner) {}
   Control& control() override { return counting; }
+  Fabric& fabric() override { return inner_.fabric(); }
   Counting counting;
+
+ private:
+  Transport& inner_;
 };
 
 // The most messages and bytes of any rank to compare replicas twice and to bring what is saved.

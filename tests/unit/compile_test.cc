@@ -101,6 +101,13 @@ TEST(Compile, PlansReadBackAndPrintTheSame) {
   }
 }
 
+TEST(Compile, PlansStateTheTableOfTheirTarget) {
+  NEED_MODELS();
+  const auto compiled = compile_model("mlp", strategy_text("mlp", kAdamW), {1, 2, 2, "1f1b"});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  for (const RoleProgram& role : compiled->set.roles) EXPECT_EQ(role.table, cpu_products().digest);
+}
+
 // Ops that run as one are another way to the same bits, and so are more threads.
 TEST(Compile, JoinedOpsAndThreadsTrainLikeOpsOneByOne) {
   NEED_MODELS();

@@ -153,5 +153,34 @@ TEST(Threads, ThatTheSystemRefusesAreNotMissed) {
 }
 #endif
 
+// ---- What else the first line says --------------------------------------------------------------
+
+std::string first_line(const PlanSet& set) {
+  const std::string report = observe(set, 1, 0).report;
+  return report.substr(0, report.find('\n'));
+}
+
+TEST(FirstLine, SaysThatPlansWereCompiledWithAnotherTable) {
+  PlanSet set = replicas(2);
+  const std::string own = cpu_products().digest.substr(0, 8);
+  for (RoleProgram& role : set.roles) role.table = cpu_products().digest;
+  EXPECT_EQ(first_line(set).find("compiled with"), std::string::npos);
+  for (RoleProgram& role : set.roles) role.table = "0123456789abcdef";
+  EXPECT_TRUE(
+      first_line(set).ends_with("; the plans were compiled with table 01234567, not " + own))
+      << first_line(set);
+  for (RoleProgram& role : set.roles) role.target = "cuda";  // of which the table is
+  EXPECT_EQ(first_line(set).find("compiled with"), std::string::npos);
+}
+
+TEST(FirstLine, SaysThatFastSumsAreInOrder) {
+  PlanSet set = replicas(2);
+  EXPECT_EQ(first_line(set).find("fast"), std::string::npos);
+  for (RoleProgram& role : set.roles)
+    for (Instruction& one : role.body) one.fast = one.kind == InstructionKind::kAllReduce;
+  EXPECT_TRUE(first_line(set).ends_with("; sums that the plans call fast are formed in rank order"))
+      << first_line(set);
+}
+
 }  // namespace
 }  // namespace piper

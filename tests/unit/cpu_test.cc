@@ -127,7 +127,7 @@ TEST(Backend, AllocatesAlignedZeros) {
   for (int64_t bytes : {0, 1, 63, 64, 4097}) {
     auto block = backend->allocate(bytes);
     ASSERT_TRUE(block.ok());
-    EXPECT_EQ(reinterpret_cast<uintptr_t>(*block) % 64, 0u);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(*block) % 256, 0u);
     for (int64_t i = 0; i < bytes; ++i) ASSERT_EQ((*block)[i], std::byte{0});
   }
   EXPECT_FALSE(backend->allocate(-1).ok());

@@ -40,7 +40,7 @@ class FindCuda : public testing::Test {
 
 TEST_F(FindCuda, DevicesOfADriver) {
   const fs::path here = folder("driver");
-  copy("driver.so", here / "libcuda.so.1");
+  copy("fake_cuda.so", here / "libcuda.so.1");
   setenv("PIPER_CUDA_PATH", here.c_str(), 1);
   const CudaMachine machine = find_cuda();
   EXPECT_EQ(machine.problem, "");
@@ -55,7 +55,7 @@ TEST_F(FindCuda, DevicesOfADriver) {
 
 TEST_F(FindCuda, ADriverThatDoesNotStartIsQuoted) {
   const fs::path here = folder("broken");
-  copy("driver.so", here / "libcuda.so.1");
+  copy("fake_cuda.so", here / "libcuda.so.1");
   setenv("PIPER_CUDA_PATH", here.c_str(), 1);
   setenv("FAKE_CUDA_INIT", "100", 1);
   EXPECT_EQ(find_cuda().problem,
@@ -87,7 +87,7 @@ TEST_F(FindCuda, WhatIsNoLibraryOrLacksAFunctionIsNamed) {
 TEST_F(FindCuda, WheelsAndFoldersOfOnesOwnGoFirst) {
   const fs::path wheels = folder("venv/lib/python3.11/site-packages/nvidia/cuda_nvrtc/lib"),
                  own = folder("own"), conda = folder("conda/lib");
-  for (const fs::path& each : {wheels, own, conda}) copy("nvrtc.so", each / "libnvrtc.so.13");
+  for (const fs::path& each : {wheels, own, conda}) copy("fake_cuda.so", each / "libnvrtc.so.13");
   const auto path_of_nvrtc = [&] { return library(find_cuda(), "NVRTC").path; };
   setenv("CONDA_PREFIX", (folder("conda")).c_str(), 1);
   EXPECT_EQ(path_of_nvrtc(), conda / "libnvrtc.so.13");

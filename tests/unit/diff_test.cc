@@ -67,6 +67,20 @@ TEST_P(DiffOf, SaysThisAndNothingElse) {
 INSTANTIATE_TEST_SUITE_P(, DiffOf, testing::ValuesIn(kCases),
                          [](const auto& test) { return std::string(test.param.name); });
 
+TEST(DiffTarget, AndItsTableOfAlgorithmsAreNamed) {
+  Summary other = base();
+  for (RoleSummary& role : other.roles) role.table = "0123456789abcdef";
+  Diff diff = compare(base(), other);
+  EXPECT_EQ(names_of(diff), "target");
+  EXPECT_THAT(print_diff(diff, false), HasSubstr("table of algorithms"));
+  EXPECT_THAT(print_diff(diff, false), HasSubstr("0123456789abcdef"));
+  for (RoleSummary& role : other.roles) role.target = "cuda", role.table = "";
+  diff = compare(base(), other);
+  EXPECT_EQ(names_of(diff), "target");
+  EXPECT_THAT(print_diff(diff, false), HasSubstr("made for"));
+  EXPECT_THAT(print_diff(diff, false), HasSubstr("cuda"));
+}
+
 TEST(DiffPlaces, PermutedDevicesAreComparedByTheirWork) {
   const std::string turned =
       replaced(replaced(kStrategy, "{pp: s}", "{pp: \"P-1-s\"}"), "P-r-1", "r");

@@ -448,6 +448,17 @@ TEST(Passes, OnlyTheSameRowsAreGoneOverTogether) {
             "Tanh Softmax: 0:256 > 1:256; ");  // the control
 }
 
+// Rows of two lengths are two passes, though both read a number of each row.
+TEST(Passes, RowsHaveOneWidth) {
+  const auto text = [](int64_t width) {
+    const TensorType square = f32({8, 8}), other = f32({8, width});
+    return passes_text(program_of({square, other, f32({8, 1}), square, other}, 5, {3, 4},
+                                  {{"Mul", {}, {0, 2}, {3}}, {"Mul", {}, {1, 2}, {4}}}));
+  };
+  EXPECT_EQ(text(8), "Mul Mul: 0:256 2:32 1:256 > 3:256 4:256; ");
+  EXPECT_EQ(text(16), "Mul: 0:256 2:32 > 3:256; Mul: 1:512 2:32 > 4:512; ");
+}
+
 // An op stays behind what writes its operand, and before what reads its result elsewhere.
 TEST(Passes, NothingMovesPastWhatItDependsOn) {
   const TensorType square = f32({8, 8});

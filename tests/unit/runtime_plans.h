@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "communicators.h"
+#include "piper/memory.h"
 #include "piper/runtime.h"
 
 namespace piper::plans {
@@ -102,7 +103,7 @@ inline PlanSet finish(std::vector<RoleProgram> roles, std::vector<int32_t> role_
     role.workspace_bytes = {0};
     for (Buffer& one : role.buffers) {
       one.offset = role.arena_bytes;
-      role.arena_bytes += (role.tensor(one).type.bytes() + 63) / 64 * 64;
+      role.arena_bytes += align_up(role.tensor(one).type.bytes());
     }
   }
   set.manifest.mesh = roles[0].mesh;

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "forwarding.h"
 #include "piper/backend_cpu.h"
 #include "piper/backend_null.h"
 #include "sanitizer.h"
@@ -159,7 +160,7 @@ TEST(Executor, AStepAllocatesNothing) {
         auto kernels =
             std::string_view(backend) == "cpu" ? make_cpu_backend() : make_null_backend();
         RankSource source{one, r, &data, 2, one == &helped};
-        auto executor = Executor::load(source, *kernels, transport);
+        auto executor = Executor::load(source, *kernels, transport.control(), transport.fabric());
         std::string& text = wrong[static_cast<size_t>(r)];
         if (!executor) {
           text = executor.error().message;
@@ -442,8 +443,8 @@ TEST(Faults, PlansForOtherDevicesAndOfTooLittleMemoryAreRefusedAtLoad) {
   set.roles[0].workspace_bytes = {15};
   result = run(set, data, {});
   EXPECT_EQ(message_of(result),
-            "programs on stream 'compute' take 64 bytes for their values, the plan states 15");
-  set.roles[0].workspace_bytes = {64};
+            "programs on stream 'compute' take 256 bytes for their values, the plan states 15");
+  set.roles[0].workspace_bytes = {256};
   EXPECT_EQ(message_of(run(set, data, {})), "ok");
 }
 
@@ -586,6 +587,116 @@ TEST(Job, StopsAtTheTarget) {
   EXPECT_TRUE(result->reached_target);
   EXPECT_GE(result->steps.size(), 20u);
   EXPECT_LT(result->steps.size(), 1000u);
+}
+
+// ---- Devices that work asynchronously -----------------------------------------------------------
+
+// Takes what is queued; when and how it ends, the test says.
+struct Stuck {
+  bool is_done = false;
+  Status polled = ok_status();
+  int aborts = 0;
+};
+class StuckFabric final : public Forwarding {
+ public:
+  StuckFabric(Fabric& inner, Stuck& how) : Forwarding(inner), how_(how) {}
+  bool is_asynchronous() const override { return true; }
+  Status send(int32_t, const std::byte*, int64_t) override { return ok_status(); }
+  Status recv(int32_t, std::byte*, int64_t) override { return ok_status(); }
+  Status poll() override { return how_.polled; }
+  void abort() override { ++how_.aborts; }
+
+ private:
+  Stuck& how_;
+};
+class StuckDevice final : public Backend {
+ public:
+  StuckDevice(Fabric* inner, Stuck& how) : inner_(inner), how_(how) {}
+  std::string_view name() const override { return "stuck"; }
+  bool runs(std::string_view) const override { return true; }
+  bool is_asynchronous() const override { return true; }
+  Result<std::byte*> allocate(int64_t bytes, Space space) override {
+    return null_->allocate(bytes, space);
+  }
+  Result<int32_t> load(const Program& program) override { return null_->load(program); }
+  int64_t workspace_bytes(int32_t) const override { return 0; }
+  Result<int32_t> bind(int32_t program, std::span<std::byte* const> args,
+                       std::byte* workspace) override {
+    return null_->bind(program, args, workspace);
+  }
+  void launch(int32_t, int32_t) override {}
+  void copy(std::byte*, const std::byte*, int64_t, int32_t) override {}
+  void fill(std::byte*, const TensorType&, double, int32_t) override {}
+  Result<bool> is_done(int32_t) override { return how_.is_done; }
+  Result<std::unique_ptr<Fabric>> make_fabric(const FabricSource& source) override {
+    EXPECT_TRUE(source.local.empty());
+    std::unique_ptr<Fabric> made;
+    if (inner_ != nullptr) made = std::make_unique<StuckFabric>(*inner_, how_);
+    return made;
+  }
+
+ private:
+  Fabric* inner_;
+  Stuck& how_;
+  std::unique_ptr<Backend> null_ = make_null_backend();
+};
+
+// The errors of two ranks on such devices, each of which stops the other.
+std::vector<std::string> run_stuck(std::vector<Stuck>& how, bool own_fabric = true) {
+  const PlanSet set = pipeline(2);
+  const Numbers data({1});
+  const auto world = make_inproc_world(2, TransportOptions{30});
+  std::vector<std::string> said(2);
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < 2; ++r)
+    threads.emplace_back([&, r] {
+      Transport& transport = world->rank(static_cast<int64_t>(r));
+      StuckDevice device(own_fabric ? &transport.fabric() : nullptr, how[r]);
+      JobOptions options;
+      options.steps = 3;
+      options.timeout_s = 0.4 * static_cast<double>(r + 1);
+      const auto result = run_rank_here(set, &data, nullptr, nullptr, transport, options, &device);
+      said[r] = message_of(result);
+      if (!result) transport.control().abort(result.error());
+    });
+  for (std::thread& thread : threads) thread.join();
+  return said;
+}
+
+TEST(AsynchronousFabric, ThatNeverCompletesEndsInAnErrorThatNamesTheInstruction) {
+  std::vector<Stuck> how(2);
+  const auto start = std::chrono::steady_clock::now();
+  const auto said = run_stuck(how);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(said[0],
+            "rank 0 waited 0.4 s for its device in step 1; what it queued last is instruction 5 "
+            "(send y mb=1)");
+  EXPECT_EQ(said[1], "rank 1 stopped because rank 0 failed: " + said[0]);
+  EXPECT_LT(took.count(), 5);
+  EXPECT_EQ(how[0].aborts, 1);
+  EXPECT_EQ(how[1].aborts, 1);
+}
+
+TEST(AsynchronousFabric, SaysWhatHasGoneWrong) {
+  std::vector<Stuck> how(2);
+  how[1].polled = fail("communicator 0 is broken").with_code(ExitCode::kPeer);
+  const auto said = run_stuck(how);
+  EXPECT_EQ(said[1], "rank 1, step 1: communicator 0 is broken");
+  EXPECT_EQ(said[0], "rank 0 stopped because rank 1 failed: " + said[1]);
+}
+
+TEST(AsynchronousFabric, IsNotAbortedWhereAllIsWell) {
+  std::vector<Stuck> how(2, {true});
+  EXPECT_EQ(run_stuck(how), std::vector<std::string>(2, "ok"));
+  EXPECT_EQ(how[0].aborts + how[1].aborts, 0);
+}
+
+TEST(AsynchronousFabric, IsWhatAnAsynchronousBackendNeeds) {
+  std::vector<Stuck> how(2);
+  for (const std::string& one : run_stuck(how, false))
+    EXPECT_EQ(one,
+              "the stuck backend and the inproc fabric do not work together: only one of them "
+              "queues");
 }
 
 // ---- What people see ----------------------------------------------------------------------------

@@ -189,7 +189,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
           "  - order:\n      each: pp\n      lists:\n"
           "        - \"0F0 0F1&0B0 0BI1 0BW1\"\n        - \"1F0 1B0 1F1 1B1\"\n",
       "directives:\n"
-      "  - replicate: {over: pp, reduce: {dtype: bf16}}\n"
+      "  - replicate: {over: pp, reduce: {dtype: bf16, sum: fast}}\n"
       "  - order:\n      each: pp\n"
       "      policy: {prefer: [BI, F, BW], in_flight: 2 * P - r, memory: 2GiB, costs: unit}\n"};
   std::string said;

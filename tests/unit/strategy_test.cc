@@ -549,7 +549,7 @@ int read_examples(const std::string& name) {
 }
 
 TEST(Page, ShowsTrueExamples) {
-  EXPECT_EQ(read_examples("formats/strategy.md"), 12);
+  EXPECT_EQ(read_examples("formats/strategy.md"), 13);
   EXPECT_EQ(read_examples("strategies/README.md"), 3);
 }
 

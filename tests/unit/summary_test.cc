@@ -131,12 +131,12 @@ TEST(Summary, RecomputationKeepsWhatItsDirectiveSays) {
 }
 
 // A model that is stored in 16 bits is updated in 32: its weights are converted there and back.
-constexpr const char* kHalves = R"(plan batch=2 arena=192 workspace=[0]
+constexpr const char* kHalves = R"(plan batch=2 arena=768 workspace=[0]
 stream 0 "compute"
 input "x" i64[2] high=9 ignore=-100
 buffer 0 "w" bf16[4] state at=0 init="w" param="w"
-buffer 1 "g" f32[4] step at=64
-buffer 2 "step" i64[] state at=128
+buffer 1 "g" f32[4] step at=256
+buffer 2 "step" i64[] state at=512
 program 0 label="U" args=3
   value 0 bf16[4] read written
   value 1 f32[4] read

@@ -1,5 +1,5 @@
-// What every transport must do, as cases that all ranks of a job run together. A case returns "" or
-// what went wrong.
+// What every fabric of hosts must do, as cases that all ranks of a job run together. A case returns
+// "" or what went wrong.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace piper::suite {
 
 struct Case {
   const char* name;
-  std::string (*run)(Transport& transport);
+  std::string (*run)(Fabric& fabric);
 };
 
 #define SUITE_OK(expr)                                                \
@@ -77,15 +77,15 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
          (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
 
-inline std::vector<int64_t> everyone(const Transport& transport) {
+inline std::vector<int64_t> everyone(const Fabric& fabric) {
   std::vector<int64_t> ranks;
-  for (int64_t i = 0; i < transport.world(); ++i) ranks.push_back(i);
+  for (int64_t i = 0; i < fabric.world(); ++i) ranks.push_back(i);
   return ranks;
 }
 
 // Sizes from nothing to beyond any eager limit, round the ring, two communicators received against
 // the order of sending.
-inline std::string messages(Transport& t) {
+inline std::string messages(Fabric& t) {
   int64_t next = (t.rank() + 1) % t.world();
   int64_t before = (t.rank() + t.world() - 1) % t.world();
   int32_t out[2], in[2];
@@ -118,7 +118,7 @@ inline std::string messages(Transport& t) {
 
 // Several tensors as one message, cut otherwise where it is received; between messages of one
 // tensor, and of another size each time.
-inline std::string joined_messages(Transport& t) {
+inline std::string joined_messages(Fabric& t) {
   int64_t next = (t.rank() + 1) % t.world();
   int64_t before = (t.rank() + t.world() - 1) % t.world();
   const auto out = t.add_send(next, 0, 8), in = t.add_recv(before, 0);
@@ -165,7 +165,7 @@ inline std::string joined_messages(Transport& t) {
 }
 
 // A whole step's messages under way before the first is taken; three steps reuse the slots.
-inline std::string many_in_flight(Transport& t) {
+inline std::string many_in_flight(Fabric& t) {
   constexpr int kMessages = 500;
   int64_t next = (t.rank() + 1) % t.world();
   int64_t before = (t.rank() + t.world() - 1) % t.world();
@@ -190,7 +190,7 @@ inline std::string many_in_flight(Transport& t) {
 }
 
 // Of all types as one message, sizes that no number of ranks divides, larger than any staging.
-inline std::string all_reduce_in(Transport& t, const std::vector<int64_t>& ranks, int64_t large) {
+inline std::string all_reduce_in(Fabric& t, const std::vector<int64_t>& ranks, int64_t large) {
   auto group = t.add_group(ranks);
   SUITE_OK(group);
   for (int64_t salt = 0; salt < 2; ++salt) {
@@ -214,7 +214,7 @@ inline std::string all_reduce_in(Transport& t, const std::vector<int64_t>& ranks
   return "";
 }
 // 16-bit floats are added in f32 and rounded once: not after each rank.
-inline std::string all_reduce_of_halves(Transport& t) {
+inline std::string all_reduce_of_halves(Fabric& t) {
   const std::vector<int64_t> ranks = everyone(t);
   auto group = t.add_group(ranks);
   SUITE_OK(group);
@@ -249,16 +249,16 @@ inline std::string all_reduce_of_halves(Transport& t) {
   }
   return "";
 }
-inline std::string all_reduce(Transport& t) { return all_reduce_in(t, everyone(t), 300001); }
-inline std::string small_all_reduce(Transport& t) { return all_reduce_in(t, everyone(t), 3); }
-inline std::string one_member(Transport& t) { return all_reduce_in(t, {t.rank()}, 17); }
-inline std::string subgroups(Transport& t) {
+inline std::string all_reduce(Fabric& t) { return all_reduce_in(t, everyone(t), 300001); }
+inline std::string small_all_reduce(Fabric& t) { return all_reduce_in(t, everyone(t), 3); }
+inline std::string one_member(Fabric& t) { return all_reduce_in(t, {t.rank()}, 17); }
+inline std::string subgroups(Fabric& t) {
   std::vector<int64_t> ranks;  // of the own parity
   for (int64_t i = t.rank() % 2; i < t.world(); i += 2) ranks.push_back(i);
   return all_reduce_in(t, ranks, 1000);
 }
 
-inline std::string reduce_scatter_in(Transport& t, const std::vector<int64_t>& ranks, int64_t part,
+inline std::string reduce_scatter_in(Fabric& t, const std::vector<int64_t>& ranks, int64_t part,
                                      int64_t missing = 0) {
   auto group = t.add_group(ranks);
   SUITE_OK(group);
@@ -289,7 +289,7 @@ inline std::string reduce_scatter_in(Transport& t, const std::vector<int64_t>& r
   SUITE_CHECK(same_bits(whole_again, sum));
   return "";
 }
-inline std::string reduce_scatter(Transport& t) {
+inline std::string reduce_scatter(Fabric& t) {
   std::string wrong = reduce_scatter_in(t, everyone(t), 13);
   if (wrong.empty()) wrong = reduce_scatter_in(t, everyone(t), 70001);
   if (wrong.empty()) wrong = reduce_scatter_in(t, {t.rank()}, 13);
@@ -315,7 +315,7 @@ std::vector<T> block_of(const std::vector<T>& whole, int64_t k, int64_t members,
 }
 
 // Blocks beside flat parts in one message: runs of one element and runs that travel in pieces.
-inline std::string blocks_in(Transport& t, const std::vector<int64_t>& ranks) {
+inline std::string blocks_in(Fabric& t, const std::vector<int64_t>& ranks) {
   auto group = t.add_group(ranks);
   SUITE_OK(group);
   const int64_t members = std::ssize(ranks);
@@ -358,7 +358,7 @@ inline std::string blocks_in(Transport& t, const std::vector<int64_t>& ranks) {
   }
   return "";
 }
-inline std::string blocks(Transport& t) {
+inline std::string blocks(Fabric& t) {
   std::string wrong = blocks_in(t, everyone(t));
   if (wrong.empty()) wrong = blocks_in(t, {t.rank()});
   return wrong;
@@ -366,7 +366,7 @@ inline std::string blocks(Transport& t) {
 
 // A mesh [2, world / 2]: the groups of both axes take turns, those of the outer one are no
 // neighbours.
-inline std::string two_axes(Transport& t) {
+inline std::string two_axes(Fabric& t) {
   const int64_t half = t.world() / 2, n = 12 * t.world();
   if (t.world() % 2 != 0) return "";
   const auto outer_of = [&](int64_t i) { return std::vector<int64_t>{i, half + i}; };
@@ -398,7 +398,7 @@ inline std::string two_axes(Transport& t) {
 }
 
 template <class T>
-std::string greatest_in(Transport& t, int32_t group, DType dtype, int64_t count) {
+std::string greatest_in(Fabric& t, int32_t group, DType dtype, int64_t count) {
   auto own = data_of<T>(t.rank(), 6, count), want = data_of<T>(0, 6, count);
   for (int64_t rank = 1; rank < t.world(); ++rank) {
     const auto theirs = data_of<T>(rank, 6, count);
@@ -412,7 +412,7 @@ std::string greatest_in(Transport& t, int32_t group, DType dtype, int64_t count)
 
 // The greatest, of numbers below zero too; what is no number stays so, whoever has it. Beside a sum
 // in one message.
-inline std::string greatest(Transport& t) {
+inline std::string greatest(Fabric& t) {
   auto group = t.add_group(everyone(t));
   SUITE_OK(group);
   for (const int64_t count : {int64_t{1}, int64_t{300001}}) {
@@ -444,7 +444,7 @@ inline std::string greatest(Transport& t) {
 }
 
 // Many tensors in one message, some of them larger than what travels at once.
-inline std::string reduce_scatter_of_many(Transport& t) {
+inline std::string reduce_scatter_of_many(Fabric& t) {
   const std::vector<int64_t> ranks = everyone(t);
   auto group = t.add_group(ranks);
   SUITE_OK(group);
@@ -477,7 +477,7 @@ inline std::string reduce_scatter_of_many(Transport& t) {
 }
 
 // A dim in blocks becomes whole and another one is in blocks, of each of several stretches.
-inline std::string all_to_all_in(Transport& t, const std::vector<int64_t>& ranks) {
+inline std::string all_to_all_in(Fabric& t, const std::vector<int64_t>& ranks) {
   auto group = t.add_group(ranks);
   SUITE_OK(group);
   const int64_t n = std::ssize(ranks), size = 4;
@@ -522,14 +522,14 @@ inline std::string all_to_all_in(Transport& t, const std::vector<int64_t>& ranks
   for (const Tensor& tensor : tensors) SUITE_CHECK(tensor.to == tensor.wanted);
   return "";
 }
-inline std::string all_to_all(Transport& t) {
+inline std::string all_to_all(Fabric& t) {
   std::string wrong = all_to_all_in(t, everyone(t));
   if (wrong.empty()) wrong = all_to_all_in(t, {t.rank()});
   return wrong;
 }
 
 // Longer than a segment, and round the end of the circle.
-inline std::string rotate(Transport& t) {
+inline std::string rotate(Fabric& t) {
   auto group = t.add_group(everyone(t));
   SUITE_OK(group);
   const int64_t n = t.world();
@@ -547,7 +547,7 @@ inline std::string rotate(Transport& t) {
 // Rows go to the members that own what an index names, and come back: spread over all, all to one,
 // or to nobody.
 template <class I>
-std::string rows_in(Transport& t, const std::vector<int64_t>& ranks, int64_t width) {
+std::string rows_in(Fabric& t, const std::vector<int64_t>& ranks, int64_t width) {
   auto group = t.add_group(ranks);
   SUITE_OK(group);
   const int64_t n = std::ssize(ranks), numbers = 3 * n, count = 2 * n * 5;
@@ -584,32 +584,21 @@ std::string rows_in(Transport& t, const std::vector<int64_t>& ranks, int64_t wid
   }
   return "";
 }
-inline std::string rows(Transport& t) {
+inline std::string rows(Fabric& t) {
   std::string wrong = rows_in<int64_t>(t, everyone(t), 5);
   if (wrong.empty()) wrong = rows_in<int32_t>(t, everyone(t), 40009);
   if (wrong.empty()) wrong = rows_in<int64_t>(t, {t.rank()}, 5);
   return wrong;
 }
 
-inline std::string broadcast(Transport& t) {
-  auto group = t.add_group(everyone(t));
-  SUITE_OK(group);
-  for (int32_t root = 0; root < t.world(); ++root) {
-    auto data = data_of<double>(t.rank(), 5, 10007);
-    SUITE_OK(t.broadcast(*group, bytes_of(data.data()), 10007 * 8, root));
-    SUITE_CHECK(same_bits(data, data_of<double>(root, 5, 10007)));
-  }
-  return "";
-}
-
 // Nobody leaves a barrier that not all have reached: rank 0's message of this round is always
 // there.
-inline std::string barriers(Transport& t) {
-  for (int i = 0; i < 200; ++i) SUITE_OK(t.control().barrier());
+inline std::string barriers(Control& control) {
+  for (int i = 0; i < 200; ++i) SUITE_OK(control.barrier());
   return "";
 }
 
-inline std::string wrong_registration(Transport& t) {
+inline std::string wrong_registration(Fabric& t) {
   auto self = t.add_send(t.rank(), 0, 1);
   SUITE_CHECK(!self.ok());
   SUITE_CHECK(self.error().message ==
@@ -639,8 +628,6 @@ inline constexpr Case kCases[] = {
     {"two_axes", two_axes},
     {"greatest", greatest},
     {"rotate", rotate},
-    {"broadcast", broadcast},
-    {"barriers", barriers},
     {"wrong_registration", wrong_registration},
 };
 
@@ -649,14 +636,14 @@ inline constexpr Case kCases[] = {
 // ranks it concerns; the text is what they must say ("" for the others).
 
 // The last rank takes no part.
-inline Status dropped_sender(Transport& t) {
+inline Status dropped_sender(Control&, Fabric& t) {
   int64_t last = t.world() - 1;
   if (t.rank() == last) return ok_status();
   PIPER_ASSIGN(int32_t route, t.add_recv(last, 7));
   int64_t value = 0;
   return t.recv(route, bytes_of(&value), 8);
 }
-inline Status dropped_member(Transport& t) {
+inline Status dropped_member(Control&, Fabric& t) {
   if (t.rank() == t.world() - 1) return ok_status();
   PIPER_ASSIGN(int32_t group, t.add_group(everyone(t)));
   float value = 0;
@@ -664,7 +651,7 @@ inline Status dropped_member(Transport& t) {
   return t.all_reduce(group, pieces);
 }
 // Rank 0 sends to rank 1, which never takes it (large, so that no transport holds it in a buffer).
-inline Status dropped_receiver(Transport& t) {
+inline Status dropped_receiver(Control&, Fabric& t) {
   if (t.rank() != 0) return ok_status();
   static std::vector<std::byte> data(1 << 20);
   PIPER_ASSIGN(int32_t route, t.add_send(1, 2, 1));
@@ -672,7 +659,7 @@ inline Status dropped_receiver(Transport& t) {
   return t.wait_sends();
 }
 // Rank 0 sends 16 bytes, rank 1 wants 8.
-inline Status wrong_size(Transport& t) {
+inline Status wrong_size(Control&, Fabric& t) {
   static int64_t values[2] = {1, 2};
   if (t.rank() == 0) {
     PIPER_ASSIGN(int32_t route, t.add_send(1, 2, 1));
@@ -684,30 +671,30 @@ inline Status wrong_size(Transport& t) {
   return t.recv(route, bytes_of(&value), 8);
 }
 // Rank 1 fails; the others wait for it, with a deadline far away.
-inline Status aborted(Transport& t) {
+inline Status aborted(Control& control, Fabric& t) {
   if (t.rank() == 1) {
-    t.control().abort(fail("the disk is full").with_code(ExitCode::kStorage));
+    control.abort(fail("the disk is full").with_code(ExitCode::kStorage));
     return ok_status();
   }
-  return t.control().barrier();
+  return control.barrier();
 }
 
 // Rank 3 is stuck; rank 2 waits for it, 1 for 2 and 0 for 1: whoever speaks first names rank 3, and
 // what it was about.
-inline Status chain(Transport& t) {
+inline Status chain(Control& control, Fabric& t) {
   if (t.rank() == 3) {
-    t.activity().store("F stage=3 mb=1");
+    control.activity().store("F stage=3 mb=1");
     return ok_status();
   }
   PIPER_ASSIGN(int32_t route, t.add_recv(t.rank() + 1, 5));
-  t.activity().store("recv");
+  control.activity().store("recv");
   int64_t value = 0;
   return t.recv(route, bytes_of(&value), 8);
 }
 // The same, but for ranks that wait for each other: nobody of them is to blame.
-inline Status ring(Transport& t) {
+inline Status ring(Control& control, Fabric& t) {
   PIPER_ASSIGN(int32_t route, t.add_recv((t.rank() + 1) % t.world(), 5));
-  t.activity().store("recv");
+  control.activity().store("recv");
   int64_t value = 0;
   return t.recv(route, bytes_of(&value), 8);
 }
@@ -715,7 +702,7 @@ inline Status ring(Transport& t) {
 struct Fault {
   const char* name;
   double timeout_s;
-  Status (*run)(Transport& transport);
+  Status (*run)(Control& control, Fabric& fabric);
   const char* expected;  // of rank 0 (rank 1 for wrong_size), of 4
   const char* note = nullptr;
 };

@@ -46,12 +46,13 @@ namespace {
 using suite::Case;
 using suite::Fault;
 
-// Runs `body` on `world` threads, each with its transport.
+// Runs `body` on `world` threads, each with its Control and its fabric.
 template <class Body>
 void run_ranks(int64_t world, double timeout_s, Body body) {
   auto job = make_inproc_world(world, TransportOptions{timeout_s});
   std::vector<std::thread> threads;
-  for (int64_t i = 0; i < world; ++i) threads.emplace_back([&, i] { body(job->rank(i)); });
+  for (int64_t i = 0; i < world; ++i)
+    threads.emplace_back([&, i] { body(job->rank(i).control(), job->rank(i).fabric()); });
   for (std::thread& thread : threads) thread.join();
 }
 
@@ -61,7 +62,8 @@ TEST_P(Inproc, Conforms) {
   auto [world, index] = GetParam();
   const Case& one = suite::kCases[index];
   std::vector<std::string> wrong(static_cast<size_t>(world));
-  run_ranks(world, 60, [&](Transport& t) { wrong[static_cast<size_t>(t.rank())] = one.run(t); });
+  run_ranks(world, 60,
+            [&](Control&, Fabric& t) { wrong[static_cast<size_t>(t.rank())] = one.run(t); });
   for (int64_t i = 0; i < world; ++i) EXPECT_EQ(wrong[static_cast<size_t>(i)], "") << "rank " << i;
 }
 INSTANTIATE_TEST_SUITE_P(Suite, Inproc,
@@ -73,14 +75,21 @@ INSTANTIATE_TEST_SUITE_P(Suite, Inproc,
                                               std::get<0>(info.param));
                          });
 
+TEST(InprocWorld, HasBarriers) {
+  for (const int64_t world : {2, 3, 8})
+    run_ranks(world, 60,
+              [&](Control& control, Fabric&) { EXPECT_EQ(suite::barriers(control), ""); });
+}
+
 class InprocFault : public testing::TestWithParam<size_t> {};
 
 TEST_P(InprocFault, NamesBothSides) {
   const Fault& fault = suite::kFaults[GetParam()];
   std::vector<Status> got(4, ok_status());
   auto start = std::chrono::steady_clock::now();
-  run_ranks(4, fault.timeout_s,
-            [&](Transport& t) { got[static_cast<size_t>(t.rank())] = fault.run(t); });
+  run_ranks(4, fault.timeout_s, [&](Control& control, Fabric& t) {
+    got[static_cast<size_t>(t.rank())] = fault.run(control, t);
+  });
   std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   EXPECT_LT(took.count(), 10);
   const Status& seen = got[std::string_view(fault.name) == "wrong_size" ? 1 : 0];
@@ -98,13 +107,13 @@ INSTANTIATE_TEST_SUITE_P(Suite, InprocFault, testing::Range(size_t{0}, std::size
 
 TEST(InprocWorld, TellsWhereThePeerStands) {
   Status got = ok_status();
-  run_ranks(2, 1, [&](Transport& t) {
-    if (t.rank() == 1) {
-      t.activity().store("F stage=1 mb=3");
+  run_ranks(2, 1, [&](Control& control, Fabric&) {
+    if (control.rank() == 1) {
+      control.activity().store("F stage=1 mb=3");
       return;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    got = t.control().barrier();
+    got = control.barrier();
   });
   ASSERT_FALSE(got.ok());
   EXPECT_EQ(got.error().message, "rank 0 waited 1 s in the barrier of ranks [0,1] for rank 1");
@@ -114,7 +123,7 @@ TEST(InprocWorld, TellsWhereThePeerStands) {
 
 TEST(InprocWorld, RefusesOtherReductionsAndBlocks) {
   Status reduced = ok_status(), gathered = ok_status();
-  run_ranks(2, 5, [&](Transport& t) {
+  run_ranks(2, 5, [&](Control&, Fabric& t) {
     auto group = t.add_group(suite::everyone(t));
     float values[4] = {}, part[2] = {};
     const bool second = t.rank() == 1;
@@ -137,10 +146,10 @@ TEST(InprocWorld, TimeInWhichTheProcessStoodStillDoesNotCount) {
   const pid_t child = fork();
   if (child == 0) {
     bool fine = true;
-    run_ranks(2, 0.8, [&](Transport& t) {
-      for (int i = 0; t.rank() == 1 && i < 25; ++i)
+    run_ranks(2, 0.8, [&](Control& control, Fabric&) {
+      for (int i = 0; control.rank() == 1 && i < 25; ++i)
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      const Status met = t.control().barrier();
+      const Status met = control.barrier();
       if (!met) fine = false;
     });
     _exit(fine ? 0 : 1);
@@ -156,7 +165,7 @@ TEST(InprocWorld, TimeInWhichTheProcessStoodStillDoesNotCount) {
 
 TEST(InprocWorld, OtherSizesInACollectiveAreRefusedByAll) {
   std::vector<std::string> got(2);
-  run_ranks(2, 5, [&](Transport& t) {
+  run_ranks(2, 5, [&](Control&, Fabric& t) {
     auto group = t.add_group(suite::everyone(t));
     std::vector<float> data(100);
     const Piece pieces[] = {{suite::bytes_of(data.data()), DType::kF32, t.rank() == 0 ? 10 : 20}};
@@ -171,9 +180,9 @@ TEST(InprocWorld, OtherSizesInACollectiveAreRefusedByAll) {
 
 std::vector<std::string> agree_all(std::vector<PlanIdentity> plans) {
   std::vector<std::string> got(plans.size());
-  run_ranks(static_cast<int64_t>(plans.size()), 5, [&](Transport& t) {
-    Status status = t.control().agree(plans[static_cast<size_t>(t.rank())]);
-    got[static_cast<size_t>(t.rank())] = status.ok() ? "ok" : status.error().message;
+  run_ranks(static_cast<int64_t>(plans.size()), 5, [&](Control& control, Fabric&) {
+    Status status = control.agree(plans[static_cast<size_t>(control.rank())]);
+    got[static_cast<size_t>(control.rank())] = status.ok() ? "ok" : status.error().message;
   });
   return got;
 }
@@ -223,20 +232,22 @@ TEST(Agree, ComparesAlongTheTree) {
 TEST(Control, MergesWhatAllBring) {
   constexpr int64_t kWorld = 75;  // three levels
   std::vector<int64_t> sums(kWorld), near(kWorld);
-  run_ranks(kWorld, 30, [&](Transport& t) {
-    Control& control = t.control();
-    int64_t own = t.rank() * t.rank();
+  run_ranks(kWorld, 30, [&](Control& control, Fabric&) {
+    int64_t own = control.rank() * control.rank();
     const auto bytes = std::as_writable_bytes(std::span(&own, 1));
     const Status merged = control.merge(bytes, "sum", [&](std::span<const std::byte> theirs) {
       int64_t other = 0;
       std::memcpy(&other, theirs.data(), sizeof other);
       own += other;
     });
-    sums[static_cast<size_t>(t.rank())] = merged ? own : -1;
-    near[static_cast<size_t>(t.rank())] =
+    sums[static_cast<size_t>(control.rank())] = merged ? own : -1;
+    near[static_cast<size_t>(control.rank())] =
         std::ssize(control.children()) + (control.parent() ? 1 : 0);
     EXPECT_EQ(control.height(), 3);
-    EXPECT_EQ(control.depth(), t.rank() == 0 ? 0 : t.rank() < 9 ? 1 : t.rank() < 73 ? 2 : 3);
+    EXPECT_EQ(control.depth(), control.rank() == 0   ? 0
+                               : control.rank() < 9  ? 1
+                               : control.rank() < 73 ? 2
+                                                     : 3);
   });
   EXPECT_EQ(sums, std::vector<int64_t>(kWorld, 74 * 75 * 149 / 6));
   EXPECT_EQ(*std::max_element(near.begin(), near.end()), Control::kFanOut + 1);
@@ -245,15 +256,15 @@ TEST(Control, MergesWhatAllBring) {
 // The most messages and bytes of any rank to agree, to merge and to meet.
 std::pair<int64_t, int64_t> most_told(int64_t world) {
   std::vector<int64_t> messages(static_cast<size_t>(world)), bytes(static_cast<size_t>(world));
-  run_ranks(world, 30, [&](Transport& t) {
-    Counting control(t.control());
+  run_ranks(world, 30, [&](Control& control, Fabric&) {
+    Counting counting(control);
     int64_t own = 0;
-    EXPECT_TRUE(control.agree({"set", t.rank(), world, "plans", "cpu", {{"--steps", "1"}}}));
-    EXPECT_TRUE(control.merge(std::as_writable_bytes(std::span(&own, 1)), "sum",
-                              [](std::span<const std::byte>) {}));
-    EXPECT_TRUE(control.barrier());
-    messages[static_cast<size_t>(t.rank())] = control.messages;
-    bytes[static_cast<size_t>(t.rank())] = control.told;
+    EXPECT_TRUE(counting.agree({"set", control.rank(), world, "plans", "cpu", {{"--steps", "1"}}}));
+    EXPECT_TRUE(counting.merge(std::as_writable_bytes(std::span(&own, 1)), "sum",
+                               [](std::span<const std::byte>) {}));
+    EXPECT_TRUE(counting.barrier());
+    messages[static_cast<size_t>(control.rank())] = counting.messages;
+    bytes[static_cast<size_t>(control.rank())] = counting.told;
   });
   return {*std::ranges::max_element(messages), *std::ranges::max_element(bytes)};
 }
@@ -283,7 +294,7 @@ std::vector<Status> run_tcp(int64_t world, const TransportOptions& options, Body
     std::unique_ptr<Transport>& own = transports[static_cast<size_t>(rank)];
     PIPER_ASSIGN(own, make_tcp_transport(options, rank, world, at));
     PIPER_TRY(own->control().agree({"set", rank, world, fmt::format("rank{}.plan", rank)}));
-    return body(*own);
+    return body(own->control(), own->fabric());
   };
   for (int64_t rank = 0; rank < world; ++rank)
     threads.emplace_back([&, rank] { got[static_cast<size_t>(rank)] = run(rank); });
@@ -296,7 +307,7 @@ std::vector<Status> run_tcp(int64_t world, const TransportOptions& options, Body
 
 std::string text_of(const Status& status) { return status ? "ok" : print_error(status.error()); }
 
-Status pass_suite(Transport& t);
+Status pass_suite(Control& control, Fabric& t);
 
 class Tcp : public testing::TestWithParam<std::tuple<int64_t, bool>> {};
 
@@ -310,7 +321,7 @@ INSTANTIATE_TEST_SUITE_P(Suite, Tcp,
                                          std::tuple(4, true), std::tuple(3, false)));
 
 TEST(Tcp, OverIPv6AndByName) {
-  const auto meet = [](Transport& t) { return t.control().barrier(); };
+  const auto meet = [](Control& control, Fabric&) { return control.barrier(); };
   for (const char* host : {"[::1]", "localhost"})
     for (const Status& one : run_tcp(3, {10, 10}, meet, free_rendezvous(host)))
       EXPECT_EQ(text_of(one), "ok") << host;
@@ -432,9 +443,9 @@ TEST(TcpStart, StrangersAreNotHeard) {
       close(file);
     }
   });
-  const auto slow = [&](Transport& t) -> Status {
+  const auto slow = [&](Control& control, Fabric&) -> Status {
     for (int i = 0; i < 20; ++i) {
-      PIPER_TRY(t.control().barrier());
+      PIPER_TRY(control.barrier());
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     return ok_status();
@@ -611,15 +622,15 @@ TEST(MpiAgree, RanksAreThoseOfThePlans) {
 
 // ---- What a process under mpirun does -----------------------------------------------------------
 
-int fail_rank(Transport& t, const Error& error) {
+int fail_rank(Control& control, const Error& error) {
   fmt::print("{}", print_error(error));
   std::fflush(stdout);
   std::this_thread::sleep_for(std::chrono::milliseconds(400));  // let the others speak, too
-  t.control().abort(error);
+  control.abort(error);
   return static_cast<int>(error.code);
 }
 
-Status pass_suite(Transport& t) {
+Status pass_suite(Control& control, Fabric& t) {
   for (const Case& one : suite::kCases) {
     // Rings of messages need a peer.
     bool alone =
@@ -627,22 +638,24 @@ Status pass_suite(Transport& t) {
                            one.run == suite::joined_messages);
     std::string wrong = alone ? "" : one.run(t);
     if (!wrong.empty()) return fail("rank {}, {}: {}", t.rank(), one.name, wrong);
-    PIPER_TRY(t.control().barrier());
+    PIPER_TRY(control.barrier());
   }
-  return ok_status();
+  const std::string wrong = suite::barriers(control);
+  return wrong.empty() ? ok_status() : Status(fail("rank {}, barriers: {}", t.rank(), wrong));
 }
 
-int run_suite(Transport& t) {
-  if (const Status passed = pass_suite(t); !passed) return fail_rank(t, passed.error());
+int run_suite(Control& control, Fabric& t) {
+  if (const Status passed = pass_suite(control, t); !passed)
+    return fail_rank(control, passed.error());
   if (t.rank() == 0) fmt::print("suite passed on {} ranks\n", t.world());
   return 0;
 }
 
 // Of 6 rows of 12 bytes each; a dispatch and a combine where few go to the other rank, and where
 // all go to rank 1.
-int run_row_bytes(Transport& t) {
+int run_row_bytes(Control& control, Fabric& t) {
   const auto group = t.add_group(suite::everyone(t));
-  if (!group) return fail_rank(t, group.error());
+  if (!group) return fail_rank(control, group.error());
   std::vector<std::byte> whole(144), part(72);
   std::vector<int64_t> sent;
   const std::vector<int64_t> mixed{0, 1, 1, 0, 1, 3, 0, 1, 1, 1, 2, 3}, all(12, 2);
@@ -659,7 +672,7 @@ int run_row_bytes(Transport& t) {
     for (const bool comes : {true, false}) {
       const int64_t before = sent_bytes;
       const Status moved = comes ? t.dispatch(*group, rows) : t.combine(*group, rows);
-      if (!moved) return fail_rank(t, moved.error());
+      if (!moved) return fail_rank(control, moved.error());
       sent.push_back(sent_bytes - before);
     }
   }
@@ -680,23 +693,24 @@ int run_rank_case(std::string_view name) {
   const int64_t rank = name == "reversed" ? launch.world - 1 - launch.rank : launch.rank;
   auto transport = make_mpi_transport(
       TransportOptions{timeout, name == "early_exit" ? 1.5 : 60, name != "apart"}, rank);
-  PlanIdentity plan{"set", rank, transport->world(), fmt::format("rank{}.plan", rank)};
+  Control& control = transport->control();
+  Fabric& fabric = transport->fabric();
+  PlanIdentity plan{"set", rank, control.world(), fmt::format("rank{}.plan", rank)};
   if (name == "two_sets") plan.set_id = fmt::format("set{}", rank);
   if (name == "late_stop" && second) raise(SIGSTOP);
-  if (Status agreed = transport->control().agree(plan); !agreed)
-    return fail_rank(*transport, agreed.error());
-  if (transport->rank() != plan.rank) return 1;
-  if (name == "suite" || name == "reversed" || name == "apart") return run_suite(*transport);
-  if (name == "row_bytes") return run_row_bytes(*transport);
+  if (Status agreed = control.agree(plan); !agreed) return fail_rank(control, agreed.error());
+  if (control.rank() != plan.rank) return 1;
+  if (name == "suite" || name == "reversed" || name == "apart") return run_suite(control, fabric);
+  if (name == "row_bytes") return run_row_bytes(control, fabric);
   if (name == "stopped") {
-    transport->activity().store("F stage=1 mb=7");
+    control.activity().store("F stage=1 mb=7");
     if (second) raise(SIGSTOP);
-    return fail_rank(*transport, transport->control().barrier().error());
+    return fail_rank(control, control.barrier().error());
   }
   for (const Fault& fault : suite::kFaults) {
     if (name != fault.name) continue;
-    Status status = fault.run(*transport);
-    if (!status) return fail_rank(*transport, status.error());
+    Status status = fault.run(control, fabric);
+    if (!status) return fail_rank(control, status.error());
     std::this_thread::sleep_for(std::chrono::seconds(4));  // a rank that takes no part
     return 1;
   }

@@ -7,17 +7,17 @@ namespace {
 using Edits = std::vector<std::pair<std::string, std::string>>;
 using Said = std::vector<std::string>;
 
-// Fills in where buffers lie: "at=?", 128 bytes each and the last 64.
+// Fills in where buffers lie: "at=?", 256 bytes each.
 std::string placed(std::string text) {
   int64_t at = 0;
-  for (size_t mark = text.find("at=?"); mark != text.npos; mark = text.find("at=?"), at += 128)
+  for (size_t mark = text.find("at=?"); mark != text.npos; mark = text.find("at=?"), at += 256)
     text.replace(mark, 4, fmt::format("at={}", at));
-  return edited(std::move(text), {{"arena=?", fmt::format("arena={}", at - 64)}});
+  return edited(std::move(text), {{"arena=?", fmt::format("arena={}", at)}});
 }
 
 // a = x · s;  h = a w1 (columns);  y = h w2 (rows), summed;  dy = (y + b)².
 const std::string kColumnsAndRows = placed(
-    R"(plan batch=2 arena=? workspace=[88] transport=2097152 scratch=4194304
+    R"(plan batch=2 arena=? workspace=[352] transport=2097152 scratch=4194304
 axis "tp" 2
 stream 0 "compute"
 group 0 "tp" axes=[0]
@@ -111,7 +111,7 @@ body
 
 // The same with tokens in blocks where nothing is multiplied: gathered before, scattered behind.
 const std::string kTokens = placed(
-    R"(plan batch=1 arena=? workspace=[48] transport=2097152 scratch=4194304
+    R"(plan batch=1 arena=? workspace=[192] transport=2097152 scratch=4194304
 axis "tp" 2
 stream 0 "compute"
 group 0 "tp" axes=[0]
@@ -254,7 +254,7 @@ body
 
 // Of four blocks of tokens, the one that is so far from each end attends to all before it.
 const std::string kZigzag = placed(
-    R"(plan batch=1 arena=? workspace=[16] transport=2097152 scratch=4194304
+    R"(plan batch=1 arena=? workspace=[64] transport=2097152 scratch=4194304
 axis "cp" 2
 stream 0 "compute"
 group 0 "cp" axes=[0]
@@ -281,7 +281,7 @@ body
 
 // q, k and v of one head of two, from one weight that nothing trains; then the rows of another.
 const std::string kHeads = placed(
-    R"(plan batch=1 arena=? workspace=[208] transport=2097152 scratch=4194304
+    R"(plan batch=1 arena=? workspace=[832] transport=2097152 scratch=4194304
 axis "tp" 2
 stream 0 "compute"
 group 0 "tp" axes=[0]
@@ -330,7 +330,7 @@ body
 )");
 // Rows of a table of which each rank has its own: it must know where they begin.
 const std::string kRows = placed(
-    R"(plan batch=8 arena=? workspace=[128] transport=2097152 scratch=4194304
+    R"(plan batch=8 arena=? workspace=[512] transport=2097152 scratch=4194304
 axis "tp" 2
 stream 0 "compute"
 group 0 "tp" axes=[0]
@@ -365,7 +365,7 @@ body
 // Rows at the ranks that own what their numbers name, multiplied there by their matrices twice,
 // with a bias between, and back.
 const std::string kExperts = placed(
-    R"(plan batch=4 arena=? workspace=[192] transport=2097152 scratch=4194304
+    R"(plan batch=4 arena=? workspace=[768] transport=2097152 scratch=4194304
 axis "ep" 2
 stream 0 "compute"
 group 0 "ep" axes=[0]
@@ -506,7 +506,7 @@ TEST(VerifyLayout, DimsThatCannotBeToldApartAreKeptOpen) {
 // A change of shape and its way back: [samples, tokens, columns] as
 // [rows, columns], of which each is repeated.
 const std::string kRepeated = placed(
-    R"(plan batch=2 arena=? workspace=[224] transport=2097152 scratch=4194304
+    R"(plan batch=2 arena=? workspace=[896] transport=2097152 scratch=4194304
 axis "tp" 2
 stream 0 "compute"
 group 0 "tp" axes=[0]
@@ -550,7 +550,7 @@ TEST(VerifyLayout, ViewsOfOneShapeMayHaveHadAnother) {
 
 // Blocks of tokens, put together behind a change of shape.
 const std::string kUnsqueezed = placed(
-    R"(plan batch=2 arena=? workspace=[64] transport=2097152 scratch=4194304
+    R"(plan batch=2 arena=? workspace=[256] transport=2097152 scratch=4194304
 axis "tp" 2
 stream 0 "compute"
 group 0 "tp" axes=[0]
@@ -604,7 +604,7 @@ TEST(VerifyLayout, NoChangeOfShapeChangesTheBlocks) {
 // Of one sample: blocks of rows, or of samples for all that is known, are added up over samples and
 // turned; put together are columns.
 const std::string kTurned = placed(
-    R"(plan batch=1 arena=? workspace=[112] transport=2097152 scratch=4194304
+    R"(plan batch=1 arena=? workspace=[448] transport=2097152 scratch=4194304
 axis "tp" 2
 stream 0 "compute"
 group 0 "tp" axes=[0]

@@ -9,7 +9,7 @@
 namespace piper {
 
 inline constexpr const char* kStage0 =
-    R"(plan batch=4 arena=512 workspace=[64,0] transport=2097152 scratch=4194304
+    R"(plan batch=4 arena=2048 workspace=[256,0] transport=2097152 scratch=4194304
 axis "pp" 2
 axis "dp" 2
 stream 0 "compute"
@@ -19,13 +19,13 @@ input "x" f32[4,2]
 sum 0 "w0.grad"
 sum 1 "w1.grad"
 buffer 0 "w0" f32[1,2] state at=0 init="w0" param="w0"
-buffer 1 "x@0" f32[1,2] step at=64
-buffer 2 "x@1" f32[1,2] step at=128
-buffer 3 "a@0" f32[1,2] step at=192
-buffer 4 "a@1" f32[1,2] step at=256
-buffer 5 "da@0" f32[1,2] step at=320
-buffer 6 "da@1" f32[1,2] step at=384
-buffer 7 "g" f32[1,2] step at=448
+buffer 1 "x@0" f32[1,2] step at=256
+buffer 2 "x@1" f32[1,2] step at=512
+buffer 3 "a@0" f32[1,2] step at=768
+buffer 4 "a@1" f32[1,2] step at=1024
+buffer 5 "da@0" f32[1,2] step at=1280
+buffer 6 "da@1" f32[1,2] step at=1536
+buffer 7 "g" f32[1,2] step at=1792
 program 0 label="F" args=3
   value 0 f32[1,2] read
   value 1 f32[1,2] read
@@ -66,7 +66,7 @@ body
 )";
 
 inline constexpr const char* kStage1 =
-    R"(plan batch=4 arena=384 workspace=[64,0] transport=2097152 scratch=4194304
+    R"(plan batch=4 arena=1536 workspace=[256,0] transport=2097152 scratch=4194304
 axis "pp" 2
 axis "dp" 2
 stream 0 "compute"
@@ -75,11 +75,11 @@ group 0 "dp" axes=[1]
 sum 0 "w0.grad"
 sum 1 "w1.grad"
 buffer 0 "w1" f32[1,2] state at=0 init="w1" param="w1"
-buffer 1 "a@0" f32[1,2] step at=64
-buffer 2 "a@1" f32[1,2] step at=128
-buffer 3 "da@0" f32[1,2] step at=192
-buffer 4 "da@1" f32[1,2] step at=256
-buffer 5 "g" f32[1,2] step at=320
+buffer 1 "a@0" f32[1,2] step at=256
+buffer 2 "a@1" f32[1,2] step at=512
+buffer 3 "da@0" f32[1,2] step at=768
+buffer 4 "da@1" f32[1,2] step at=1024
+buffer 5 "g" f32[1,2] step at=1280
 program 0 label="B first" args=4
   value 0 f32[1,2] read
   value 1 f32[1,2] read

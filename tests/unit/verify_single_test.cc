@@ -10,18 +10,18 @@ using Said = std::vector<std::string>;
 
 // The plan of verify_plans.h on one device: four blocks of one sample.
 std::string one_device() {
-  std::string text = R"(plan batch=4 arena=384 workspace=[0] scratch=4194304
+  std::string text = R"(plan batch=4 arena=1536 workspace=[0] scratch=4194304
 axis "one" 1
 stream 0 "compute"
 input "x" f32[4,2]
 sum 0 "w0.grad"
 sum 1 "w1.grad"
 buffer 0 "w0" f32[1,2] state at=0 init="w0" param="w0"
-buffer 1 "w1" f32[1,2] state at=64 init="w1" param="w1"
-buffer 2 "x" f32[1,2] step at=128
-buffer 3 "da" f32[1,2] step at=192
-buffer 4 "g0" f32[1,2] step at=256
-buffer 5 "g1" f32[1,2] step at=320
+buffer 1 "w1" f32[1,2] state at=256 init="w1" param="w1"
+buffer 2 "x" f32[1,2] step at=512
+buffer 3 "da" f32[1,2] step at=768
+buffer 4 "g0" f32[1,2] step at=1024
+buffer 5 "g1" f32[1,2] step at=1280
 program 0 label="first" args=6
   value 0 f32[1,2] read
   value 1 f32[1,2] read
@@ -191,11 +191,11 @@ TEST(VerifySingle, AnotherUpdate) {
 std::string reports_as_loss(int buffer) {
   const std::string text =
       edited(one_device(),
-             {{"arena=384", "arena=576"},
+             {{"arena=1536", "arena=2304"},
               {"sum 1 \"w1.grad\"\n", "sum 1 \"w1.grad\"\nsum 2 \"step_loss\"\nsum 3 \"count\"\n"},
               {"program 0 label",
-               "buffer 6 \"loss\" f32[] step at=384\nbuffer 7 \"count\" f32[] step at=448\n"
-               "buffer 8 \"all\" f32[4,2] step at=512\nprogram 0 label"},
+               "buffer 6 \"loss\" f32[] step at=1536\nbuffer 7 \"count\" f32[] step at=1792\n"
+               "buffer 8 \"all\" f32[4,2] step at=2048\nprogram 0 label"},
               {"body\n",
                "program 3 label=\"L\" args=3\n  value 0 f32[4,2] read\n  value 1 f32[] written\n"
                "  value 2 f32[] written\n  value 3 i64[4,2]\n  op ReduceSum in=[0] out=[1] "

@@ -115,10 +115,10 @@ TEST(VerifySums, SumsHoldEachUseAndSampleOnce) {
 TEST(VerifySums, SumsOfPartsAreSums) {
   const auto with = [](const char* op, const char* combine) {
     const std::string stage0 =
-        edited(kStage0, {{"arena=512", "arena=576"},
-                         {"buffer 7 \"g\" f32[1,2] step at=448\n",
-                          "buffer 7 \"g\" f32[1,2] step at=448\n"
-                          "buffer 8 \"g@1\" f32[1,2] step at=512\n"},
+        edited(kStage0, {{"arena=2048", "arena=2304"},
+                         {"buffer 7 \"g\" f32[1,2] step at=1792\n",
+                          "buffer 7 \"g\" f32[1,2] step at=1792\n"
+                          "buffer 8 \"g@1\" f32[1,2] step at=2048\n"},
                          {"body\n", fmt::format("program 4 label=\"add\" args=2\n"
                                                 "  value 0 f32[1,2] read\n"
                                                 "  value 1 f32[1,2] read written\n"
@@ -158,9 +158,9 @@ TEST(VerifySums, RoundedSumsAreSums) {
   const auto with = [](const char* round, const char* widen, const char* from) {
     const std::string stage0 = edited(
         kStage0,
-        {{"arena=512", "arena=576"},
-         {"buffer 7 \"g\" f32[1,2] step at=448\n",
-          "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"g16\" bf16[1,2] step at=512\n"},
+        {{"arena=2048", "arena=2304"},
+         {"buffer 7 \"g\" f32[1,2] step at=1792\n",
+          "buffer 7 \"g\" f32[1,2] step at=1792\nbuffer 8 \"g16\" bf16[1,2] step at=2048\n"},
          {"body\n", fmt::format("program 4 label=\"round\" args=2\n"
                                 "  value 0 f32[1,2] read\n  value 1 bf16[1,2] written\n  {}\n"
                                 "program 5 label=\"widen\" args=2\n"
@@ -215,21 +215,21 @@ TEST(VerifySums, ParametersAreUpdatedOnce) {
 
 // Two replicas keep a parameter in parts, and gather it.
 constexpr const char* kParts =
-    R"(plan batch=2 arena=576 workspace=[0] transport=2097152 scratch=4194304
+    R"(plan batch=2 arena=2304 workspace=[0] transport=2097152 scratch=4194304
 axis "dp" 2
 stream 0 "compute"
 group 0 "dp" axes=[0]
 input "x" f32[2,4]
 sum 0 "w.grad"
 buffer 0 "w" f32[2] state at=0 init="w" param="w" part_of=0 whole=[1,4]
-buffer 1 "w.whole" f32[1,4] step at=64 param="w"
-buffer 2 "x" f32[1,4] step at=128
-buffer 3 "g" f32[1,4] step at=192
-buffer 4 "g.part" f32[2] step at=256
-buffer 5 "x.part" f32[2] step at=320
-buffer 6 "x.again" f32[1,4] step at=384
-buffer 7 "g.other" f32[2] step at=448
-buffer 8 "w.again" f32[1,4] step at=512
+buffer 1 "w.whole" f32[1,4] step at=256 param="w"
+buffer 2 "x" f32[1,4] step at=512
+buffer 3 "g" f32[1,4] step at=768
+buffer 4 "g.part" f32[2] step at=1024
+buffer 5 "x.part" f32[2] step at=1280
+buffer 6 "x.again" f32[1,4] step at=1536
+buffer 7 "g.other" f32[2] step at=1792
+buffer 8 "w.again" f32[1,4] step at=2048
 program 0 label="B" args=3
   value 0 f32[1,4] read
   value 1 f32[1,4] read
@@ -273,10 +273,9 @@ TEST(VerifySums, PartsAreReadWhereTheyBelong) {
   EXPECT_EQ(first({{"copy label=\"copy x\" args=[2,6]", "all_gather args=[5,6] group=0"}}),
             "sum: 'B' on rank 0 (and 1 like it) adds to 'w.grad' for samples [0, 1) + 1 × dp, but "
             "computes from samples [0, 1) and 1 more at distance 1");
-  // The first rank's part, on all of them.
+  // The part of the rank before, on all of them.
   EXPECT_EQ(first({{"copy label=\"copy g\" args=[4,7]",
-                    "broadcast label=\"give\" args=[4] group=0\n  8 copy args=[4,7]"},
-                   {"8 compute label=\"U\"", "9 compute label=\"U\""}}),
+                    "rotate label=\"give\" args=[4,7] group=0 turn=1"}}),
             "sum: 'U' on rank 0 (and 1 like it) reads the sum 'w.grad' from 'g.other', which also "
             "holds something that is no part of it");
   // The other rank's part.
@@ -294,10 +293,10 @@ TEST(VerifySums, PartsAreReadWhereTheyBelong) {
 TEST(VerifySums, ReportsComeFromWhatTheirNamesSay) {
   const auto reported = [](const char* name) {
     const PlanSet set = set_of(
-        {edited(kStage0, {{"arena=512", "arena=576"},
-                          {"buffer 7 \"g\" f32[1,2] step at=448\n",
-                           "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"n\" f32[] step "
-                           "at=512\n"},
+        {edited(kStage0, {{"arena=2048", "arena=2304"},
+                          {"buffer 7 \"g\" f32[1,2] step at=1792\n",
+                           "buffer 7 \"g\" f32[1,2] step at=1792\nbuffer 8 \"n\" f32[] step "
+                           "at=2048\n"},
                           {"body\n",
                            "program 4 label=\"N\" args=2\n  value 0 f32[1,2] read\n  value 1 f32[] "
                            "written\n  op ReduceSum in=[0] out=[1] "
@@ -366,7 +365,7 @@ TEST_F(PiperVerify, ExitCodes) {
   EXPECT_EQ(piper_verify("--help").first, 0);
   EXPECT_EQ(piper_verify(folder_).first, 4);
   write(edited(kStage0,
-               {{"buffer 3 \"a@0\" f32[1,2] step at=192", "buffer 3 \"a@0\" f32[1,2] step at=0"}}));
+               {{"buffer 3 \"a@0\" f32[1,2] step at=768", "buffer 3 \"a@0\" f32[1,2] step at=0"}}));
   const auto [code, text] = piper_verify("--json " + folder_);
   EXPECT_EQ(code, 3);
   EXPECT_NE(text.find("{\"rule\": \"memory\", \"text\": \"'a@0' shares bytes with 'w0' on rank 0 "

@@ -64,7 +64,7 @@ TEST(Verify, CommunicatorsAreListedAlikeAndOfTheirRanks) {
                                       "communicators that rank 0 (and 1 like it) does"}));
   // Rank 0 sends to rank 2 what rank 2 takes from rank 1.
   const auto role = [](const std::string& body) {
-    return "plan arena=8 workspace=[0]\naxis \"pp\" 3\nstream 0 \"compute\"\n"
+    return "plan arena=256 workspace=[0]\naxis \"pp\" 3\nstream 0 \"compute\"\n"
            "buffer 0 \"a\" f32[2] constant at=0\nbody\n" +
            body;
   };
@@ -102,10 +102,10 @@ TEST(Verify, Deadlocks) {
 // Rank 0 waits for both others, and rank 1 for rank 2, too; but ranks 0 and 2 alone make a circle.
 TEST(Verify, TheShortestCircleIsShown) {
   const auto role = [](const std::string& body) {
-    return "plan batch=0 arena=72 workspace=[0] transport=2097152 scratch=4194304\naxis \"pp\" "
+    return "plan batch=0 arena=512 workspace=[0] transport=2097152 scratch=4194304\naxis \"pp\" "
            "3\nstream 0 \"compute\"\n"
            "group 0 \"pp\" axes=[0]\nbuffer 0 \"x\" f32[2] step at=0\n"
-           "buffer 1 \"y\" f32[2] step at=64\nbody\n" +
+           "buffer 1 \"y\" f32[2] step at=256\nbody\n" +
            body;
   };
   const std::string all = " all_reduce label=\"sum\" args=[0] group=0\n";
@@ -138,10 +138,12 @@ TEST(Verify, Collectives) {
        {"collective: 'two' on rank 0 (and 1 like it) (all_reduce of f32[1,2] f32[1,2]) meets "
         "'all_reduce w1.grad' on rank 2 "
         "(and 1 like it) (all_reduce of f32[1,2]): they are not the same collective"}},
-      {{all, {"all_reduce label=\"all_reduce w0.grad\"", "broadcast label=\"broadcast\""}},
+      {{all,
+        {"10 all_reduce label=\"all_reduce w0.grad\" stream=1 args=[7] waits=[9] group=0",
+         "10 all_reduce label=\"all_reduce w0.grad\" stream=1 args=[7] waits=[9] group=0 fast"}},
        {all},
-       {"collective: 'broadcast' on rank 0 (and 1 like it) (broadcast of f32[1,2] from 0) meets "
-        "'all_reduce w1.grad' on rank 2 "
+       {"collective: 'all_reduce w0.grad' on rank 0 (and 1 like it) (fast all_reduce of f32[1,2]) "
+        "meets 'all_reduce w1.grad' on rank 2 "
         "(and 1 like it) (all_reduce of f32[1,2]): they are not the same collective"}},
   });
 }
@@ -186,40 +188,41 @@ TEST(Verify, OrderAndStreams) {
 TEST(Verify, Memory) {
   expect({
       // The second input lies where the first one is still needed by the backward.
-      {{{"buffer 2 \"x@1\" f32[1,2] step at=128", "buffer 2 \"x@1\" f32[1,2] step at=64"}},
+      {{{"buffer 2 \"x@1\" f32[1,2] step at=512", "buffer 2 \"x@1\" f32[1,2] step at=256"}},
        {},
        {"memory: 'B stage=0 mb=0' on rank 0 (and 1 like it) needs 'x@0', whose memory 'input x "
         "mb=1' has given to 'x@1'"}},
       // The next activation lies where the first one may still be on its way.
-      {{{"buffer 4 \"a@1\" f32[1,2] step at=256", "buffer 4 \"a@1\" f32[1,2] step at=192"}},
+      {{{"buffer 4 \"a@1\" f32[1,2] step at=1024", "buffer 4 \"a@1\" f32[1,2] step at=768"}},
        {},
        {"memory: 'F stage=0 mb=1' on rank 0 (and 1 like it) puts 'a@1' where 'send a mb=0' on rank "
         "0 (and 1 like it) may still be "
         "sending 'a@0'"}},
       // After the first gradient has come back, the first activation is known to have arrived; not
       // so the second.
-      {{{"buffer 6 \"da@1\" f32[1,2] step at=384", "buffer 6 \"da@1\" f32[1,2] step at=192"}},
+      {{{"buffer 6 \"da@1\" f32[1,2] step at=1536", "buffer 6 \"da@1\" f32[1,2] step at=768"}},
        {},
        {}},
-      {{{"buffer 5 \"da@0\" f32[1,2] step at=320", "buffer 5 \"da@0\" f32[1,2] step at=256"}},
+      {{{"buffer 5 \"da@0\" f32[1,2] step at=1280", "buffer 5 \"da@0\" f32[1,2] step at=1024"}},
        {},
        {"memory: 'recv da mb=0' on rank 0 (and 1 like it) puts 'da@0' where 'send a mb=1' on rank "
         "0 (and 1 like it) may still be "
         "sending 'a@1'"}},
-      {{{"buffer 3 \"a@0\" f32[1,2] step at=192", "buffer 3 \"a@0\" f32[1,2] step at=64"}},
+      {{{"buffer 3 \"a@0\" f32[1,2] step at=768", "buffer 3 \"a@0\" f32[1,2] step at=256"}},
        {},
        {"memory: 'F stage=0 mb=0' on rank 0 (and 1 like it) puts 'a@0' where it uses 'x@0'",
         "memory: 'B stage=0 mb=0' on rank 0 (and 1 like it) needs 'x@0', whose memory "
         "'F stage=0 mb=0' has given to 'a@0'"}},
-      {{{"buffer 3 \"a@0\" f32[1,2] step at=192", "buffer 3 \"a@0\" f32[1,2] step at=0"}},
+      {{{"buffer 3 \"a@0\" f32[1,2] step at=768", "buffer 3 \"a@0\" f32[1,2] step at=0"}},
        {},
        {"memory: 'a@0' shares bytes with 'w0' on rank 0 (and 1 like it), which is kept for ever"}},
-      {{{"arena=512", "arena=1024"}},
+      {{{"arena=2048", "arena=4096"}},
        {},
-       {"error: an arena of 1024 bytes is stated, but its buffers end at 456"}},
+       {"error: an arena of 4096 bytes is stated, but its buffers end at 1800, and arenas at "
+        "multiples of 256"}},
       // Another stream still reads what lay there.
-      {{{"buffer 7 \"g\" f32[1,2] step at=448\n",
-         "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"z\" f32[1,2] step at=448\n"},
+      {{{"buffer 7 \"g\" f32[1,2] step at=1792\n",
+         "buffer 7 \"g\" f32[1,2] step at=1792\nbuffer 8 \"z\" f32[1,2] step at=1792\n"},
         {"label=\"U\" program", "label=\"U\" stream=1 program"},
         {"    sum_read\n", "    sum_read\n  12 copy args=[6,8]\n"}},
        {},
@@ -273,9 +276,9 @@ TEST(Verify, Structure) {
 
 TEST(Verify, StatesChangeOnceAStep) {
   const std::pair<std::string, std::string> state = {
-      "buffer 7 \"g\" f32[1,2] step at=448\n",
-      "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"m\" f32[1,2] state at=512\n"};
-  const std::pair<std::string, std::string> arena = {"arena=512", "arena=576"};
+      "buffer 7 \"g\" f32[1,2] step at=1792\n",
+      "buffer 7 \"g\" f32[1,2] step at=1792\nbuffer 8 \"m\" f32[1,2] state at=2048\n"};
+  const std::pair<std::string, std::string> arena = {"arena=2048", "arena=2304"};
   expect({
       {{arena, state},
        {},
@@ -295,9 +298,9 @@ TEST(Verify, StatesChangeOnceAStep) {
 
 TEST(Verify, MicrobatchesRunTheSame) {
   const std::string state = edited(
-      kStage0, {{"buffer 7 \"g\" f32[1,2] step at=448\n",
-                 "buffer 7 \"g\" f32[1,2] step at=448\nbuffer 8 \"m\" f32[1,2] state at=512\n"},
-                {"arena=512", "arena=576"},
+      kStage0, {{"buffer 7 \"g\" f32[1,2] step at=1792\n",
+                 "buffer 7 \"g\" f32[1,2] step at=1792\nbuffer 8 \"m\" f32[1,2] state at=2048\n"},
+                {"arena=2048", "arena=2304"},
                 {"program=0 args=[0,2,4]", "program=0 args=[8,2,4]"}});
   EXPECT_EQ(
       findings_of(set_of({state, kStage1}, 2)),
@@ -328,14 +331,15 @@ TEST(Verify, CollectivesOfAllGroupsHaveOneOrder) {
                 "group 0 \"dp\" axes=[1]\ngroup 1 \"pp\" axes=[0]\ngroup 2 \"all\" "
                 "axes=[0,1]"},
                {"body\n", fmt::format("prologue\n"
-                                      "  0 broadcast label=\"first\" args=[0] stream={} group={}\n"
-                                      "  1 broadcast label=\"second\" args=[0] stream={} "
+                                      "  0 all_reduce label=\"first\" args=[0] stream={} group={}\n"
+                                      "  1 all_reduce label=\"second\" args=[0] stream={} "
                                       "waits=[0] group={}\nbody\n",
                                       first - 1, first, second - 1, second)}});
   };
   EXPECT_EQ(
       findings_of(set_of({with(kStage0, 1, 2), with(kStage1, 1, 2)}, 2)),
-      std::vector<std::string>{"structure: the prologue of rank 2 (and 1 like it) changes 'w1'"});
+      (std::vector<std::string>{"structure: the prologue of rank 0 (and 1 like it) changes 'w0'",
+                                "structure: the prologue of rank 2 (and 1 like it) changes 'w1'"}));
   EXPECT_EQ(
       findings_of(set_of({with(kStage0, 1, 2), with(kStage1, 2, 1)}, 2)),
       (std::vector<std::string>{
@@ -350,18 +354,18 @@ TEST(Verify, CollectivesOfAllGroupsHaveOneOrder) {
 std::string copy_text(int64_t rank, const std::array<int, 3>& order, const char* update = "Sub",
                       const char* start = "") {
   const int64_t a = (rank + 1) % 3, b = (rank + 2) % 3;
-  std::string text = fmt::format(R"(plan batch=3 arena=448 workspace=[0] scratch=4194304
+  std::string text = fmt::format(R"(plan batch=3 arena=1792 workspace=[0] scratch=4194304
 axis "pp" 3
 stream 0 "compute"
 input "x" f32[3,2]
 sum 0 "w.grad"
 buffer 0 "w" f32[1,2] state at=0 init="w" param="w"
-buffer 1 "x" f32[1,2] step at=64
-buffer 2 "g0" f32[1,2] step at=128
-buffer 3 "g1" f32[1,2] step at=192
-buffer 4 "g2" f32[1,2] step at=256
-buffer 5 "w.moment" f32[1,2] state at=320{}
-buffer 6 "sum" f32[1,2] step at=384
+buffer 1 "x" f32[1,2] step at=256
+buffer 2 "g0" f32[1,2] step at=512
+buffer 3 "g1" f32[1,2] step at=768
+buffer 4 "g2" f32[1,2] step at=1024
+buffer 5 "w.moment" f32[1,2] state at=1280{}
+buffer 6 "sum" f32[1,2] step at=1536
 program 0 label="B" args=3
   value 0 f32[1,2] read
   value 1 f32[1,2] read

@@ -9,8 +9,8 @@ using Edits = std::vector<std::pair<std::string, std::string>>;
 // A stage of verify_plans.h that clips its gradient: position 0 of the squares is of w0.
 std::string clipped(std::string text, int stage) {
   const std::string parts = stage == 0 ? "4,3" : "3,4";
-  const std::string arena = stage == 0 ? "512" : "384";
-  const int first = stage == 0 ? 8 : 6, at = stage == 0 ? 512 : 384;
+  const std::string arena = stage == 0 ? "2048" : "1536";
+  const int first = stage == 0 ? 8 : 6, at = stage == 0 ? 2048 : 1536;
   std::string buffers;
   const std::pair<const char*, const char*> kBuffers[] = {{"squares", "f64[2] step"},
                                                           {"norm", "f64[] step"},
@@ -18,7 +18,7 @@ std::string clipped(std::string text, int stage) {
                                                           {"step", "i64[] state"}};
   for (int b = 0; b < 4; ++b)
     buffers += fmt::format("buffer {} \"{}\" {} at={}\n", first + b, kBuffers[b].first,
-                           kBuffers[b].second, at + 64 * b);
+                           kBuffers[b].second, at + 256 * b);
   const int squares = stage == 0 ? 3 : 2;
   const std::string programs =
       fmt::format(
@@ -54,7 +54,7 @@ std::string clipped(std::string text, int stage) {
              squares, gradient, first, index - 1, target, index + 1, first, index + 2, squares + 1,
              first, first + 1, first + 3, first + 2, gradient, target, first + 1, first + 2);
   return edited(
-      text, {{"arena=" + arena, fmt::format("arena={}", at + 200)},
+      text, {{"arena=" + arena, fmt::format("arena={}", at + 1024)},
              {"group 0 \"dp\" axes=[1]\n", "group 0 \"dp\" axes=[1]\ngroup 1 \"pp\" axes=[0]\n"},
              {"program 0 label", buffers + "program 0 label"}});
 }

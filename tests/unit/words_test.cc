@@ -22,6 +22,7 @@ const std::map<std::string, std::string> kUses = {
     {"reduce.when",
      "directives: [{replicate: {over: dp, shard: [optimizer, gradients], reduce: {when: WORD}}}]"},
     {"reduce.dtype", "directives: [{replicate: {over: dp, reduce: {dtype: WORD}}}]"},
+    {"reduce.sum", "directives: [{replicate: {over: dp, reduce: {sum: WORD}}}]"},
     {"precision.compute", "directives: [{precision: {compute: WORD}}]"},
     {"precision.accumulate", "directives: [{precision: {compute: bf16, accumulate: WORD}}]"},
     {"precision.reduce", "directives: [{precision: {compute: bf16, reduce: WORD}}]"},

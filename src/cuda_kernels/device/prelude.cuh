@@ -2,9 +2,9 @@
 // form of a kernel. NVRTC compiles this text for a device; for tests a compiler of the host does,
 // behind a header that defines the same words (PIPER_HOST: tests/fake_cuda/emulator.h).
 //
-// The rules of all kernel texts: grids and blocks of one dim; shared memory by SHARED alone; what
-// threads of a block tell each other goes through a barrier or a shuffle of a full warp; no atomics
-// on floats; no sizes at run time.
+// The rules of all kernel texts: grids and blocks of one dim; shared memory by SHARED and
+// DYNAMIC_SHARED alone; what threads of a block tell each other goes through a barrier or a shuffle
+// of a full warp; no atomics on floats; no sizes at run time.
 #ifndef PIPER_HOST
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -20,6 +20,10 @@ typedef unsigned long long uint64_t;
   extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Pointers<pointers> p)
 // An array of one block: element types without constructors.
 #define SHARED(T, name, count) __shared__ T name[count]
+// What the launch has of dynamic shared memory, as an array; two names are one memory.
+#define DYNAMIC_SHARED(T, name)                          \
+  extern __shared__ __align__(16) char dynamic_shared[]; \
+  T* const name = reinterpret_cast<T*>(dynamic_shared)
 
 DEVICE float float_of_bits(uint32_t bits) { return __uint_as_float(bits); }
 DEVICE uint32_t bits_of_float(float x) { return __float_as_uint(x); }
@@ -70,10 +74,10 @@ struct f16 {
   }
   DEVICE operator float() const {
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, size = bits & 0x7fffu;
-    if (size >= 0x7c00u) return float_of_bits(sign | 0x7f800000u | (size << 13));
     // Exact also of what is below the least normal: a power of two more, and then less.
     const float scaled = float_of_bits(size << 13) * float_of_bits(0x77800000u);  // 2^112
-    return float_of_bits(sign | bits_of_float(scaled));
+    const uint32_t finite = bits_of_float(scaled), other = 0x7f800000u | (size << 13);
+    return float_of_bits(sign | (size < 0x7c00u ? finite : other));
   }
 };
 
@@ -99,11 +103,87 @@ struct alignas(sizeof(T) * kCount) Pack {
   T x[kCount];
 };
 
+// ---- Places -------------------------------------------------------------------------------------
+// The number of this thread among those of all blocks. Index is int32_t where all numbers of a
+// kernel's elements and of their places fit, else int64_t.
+template <class Index>
+DEVICE Index this_thread() {
+  return static_cast<Index>(blockIdx.x) * static_cast<Index>(blockDim.x) +
+         static_cast<Index>(threadIdx.x);
+}
+
+// Where element i lies, by strides: its index is taken apart by the extents, last dim first.
+template <class Index, int kRank>
+struct Strides {
+  Index extent[kRank], stride[kRank];
+  DEVICE Index at(Index i) const {
+    Index place = 0;
+    for (int d = kRank - 1; d > 0; --d) {
+      place += i % extent[d] * stride[d];
+      i /= extent[d];
+    }
+    return place + i * stride[0];
+  }
+};
+
+// Position in [0, size), or -1. Negative indices count from the end.
+DEVICE int64_t place_in(int64_t index, int64_t size) {
+  if (index < 0) index += size;
+  return index >= 0 && index < size ? index : -1;
+}
+
+// The row that kDepth indices name of what has these sizes, or -1.
+template <int kDepth>
+struct Named {
+  int64_t size[kDepth], step[kDepth];
+  template <class I>
+  DEVICE int64_t row(const I* index) const {
+    int64_t row = 0;
+    bool inside = true;
+    for (int d = 0; d < kDepth; ++d) {
+      const int64_t at = place_in(static_cast<int64_t>(index[d]), size[d]);
+      inside = inside && at >= 0;
+      row += at * step[d];
+    }
+    return inside ? row : -1;
+  }
+};
+template <>
+struct Named<0> {  // there is one
+  template <class I>
+  DEVICE int64_t row(const I*) const {
+    return 0;
+  }
+};
+
 // ---- Over a warp and a block --------------------------------------------------------------------
+DEVICE float added(float a, float b) { return a + b; }
+DEVICE double added(double a, double b) { return a + b; }
+DEVICE int32_t added(int32_t a, int32_t b) {  // integers wrap around
+  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
+}
+DEVICE int64_t added(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
+DEVICE float multiplied(float a, float b) { return a * b; }
+DEVICE double multiplied(double a, double b) { return a * b; }
+DEVICE int32_t multiplied(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) * static_cast<uint32_t>(b));
+}
+DEVICE int64_t multiplied(int64_t a, int64_t b) {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+}
+
 struct Sum {
   template <class T>
   DEVICE static T of(T a, T b) {
-    return a + b;
+    return added(a, b);
+  }
+};
+struct Product {
+  template <class T>
+  DEVICE static T of(T a, T b) {
+    return multiplied(a, b);
   }
 };
 struct Greatest {  // NaN where one of them is
@@ -112,8 +192,14 @@ struct Greatest {  // NaN where one of them is
     return a > b || a != a ? a : b;
   }
 };
+struct Least {
+  template <class T>
+  DEVICE static T of(T a, T b) {
+    return a < b || a != a ? a : b;
+  }
+};
 
-constexpr int kWarp = 32;
+enum : int { kWarp = 32 };
 
 // All lanes get the same bits: each step joins what two halves have, in one order.
 template <class Op, class T>
@@ -138,3 +224,29 @@ DEVICE T over_block(T x, T* shared) {
   __syncthreads();
   return all;
 }
+
+// ---- Arithmetic of one rounding -----------------------------------------------------------------
+// a · b + c.
+DEVICE float add_product(float a, float b, float c) { return fmaf(a, b, c); }
+DEVICE double add_product(double a, double b, double c) { return fma(a, b, c); }
+DEVICE float square_root(float x) { return sqrtf(x); }
+DEVICE double square_root(double x) { return sqrt(x); }
+
+// ---- Several tensors in one launch --------------------------------------------------------------
+// Numbers [first[i], first[i + 1]), of blocks or elements, are those of tensor i.
+template <int kTensors>
+struct Tensors {
+  int64_t first[kTensors + 1];
+  int64_t count[kTensors];  // elements
+  DEVICE int of(int64_t number) const {
+    int low = 0, high = kTensors;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (number < first[middle])
+        high = middle;
+      else
+        low = middle;
+    }
+    return low;
+  }
+};

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "errors.h"
+#include "agreement.h"
 
 namespace piper {
 namespace {

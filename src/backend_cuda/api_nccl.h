@@ -1,0 +1,58 @@
+// What Piper calls of NCCL, in declarations of its own: part of api.h.
+#pragma once
+
+#include <cstddef>
+
+#define PIPER_NCCL_HANDLES(F) F(NcclComm, ncclComm)
+
+// (function, result, arguments)
+#define PIPER_NCCL(F)                                                                     \
+  F(ncclGetVersion, int, (int*))                                                          \
+  F(ncclGetErrorString, const char*, (int))                                               \
+  F(ncclGetLastError, const char*, (NcclComm*))                                           \
+  F(ncclGetUniqueId, int, (NcclId*))                                                      \
+  F(ncclCommInitRankConfig, int, (NcclComm**, int size, NcclId, int rank, NcclConfig*))   \
+  F(ncclCommGetAsyncError, int, (NcclComm*, int*))                                        \
+  F(ncclCommFinalize, int, (NcclComm*))                                                   \
+  F(ncclCommDestroy, int, (NcclComm*))                                                    \
+  F(ncclCommAbort, int, (NcclComm*))                                                      \
+  F(ncclGroupStart, int, ())                                                              \
+  F(ncclGroupEnd, int, ())                                                                \
+  F(ncclSend, int, (const void*, size_t count, int type, int peer, NcclComm*, CuStream*)) \
+  F(ncclRecv, int, (void*, size_t count, int type, int peer, NcclComm*, CuStream*))       \
+  F(ncclAllReduce, int,                                                                   \
+    (const void* from, void* to, size_t count, int type, int operation, NcclComm*, CuStream*))
+
+// (our name, number, the vendor's name)
+#define PIPER_NCCL_NUMBERS(F)           \
+  F(kNcclInProgress, 7, ncclInProgress) \
+  F(kNcclInt8, 0, ncclInt8)             \
+  F(kNcclInt32, 2, ncclInt32)           \
+  F(kNcclInt64, 4, ncclInt64)           \
+  F(kNcclF16, 6, ncclFloat16)           \
+  F(kNcclF32, 7, ncclFloat32)           \
+  F(kNcclF64, 8, ncclFloat64)           \
+  F(kNcclBF16, 9, ncclBfloat16)         \
+  F(kNcclSum, 0, ncclSum)               \
+  F(kNcclMax, 2, ncclMax)               \
+  F(kNcclUndefined, (-2147483647 - 1), NCCL_CONFIG_UNDEF_INT)
+
+namespace piper::cuda {
+
+struct NcclComm;
+struct CuStream;
+struct NcclId {  // ncclUniqueId
+  char bytes[128] = {};
+};
+// ncclConfig_t as of NCCL 2.22, which later ones read: its size and version say so.
+struct NcclConfig {
+  static constexpr int kUndefined = -2147483647 - 1;
+  size_t size = sizeof(NcclConfig);
+  unsigned magic = 0xcafebeef, version = 22200;
+  int blocking = kUndefined, cluster = kUndefined, least_blocks = kUndefined,
+      most_blocks = kUndefined;
+  const char* net = nullptr;
+  int shares = kUndefined;
+};
+
+}  // namespace piper::cuda

@@ -1,0 +1,66 @@
+// Attention by cuDNN, from 9.11 on: the composite graph of scaled dot products, softmax and their
+// gradient, as its engines know it. What cudnn_takes says yes to is asked for, slice by slice.
+//
+// Results are as those of our own kernels within rounding: weights and their adjoints are rounded
+// to 16 bits before they are multiplied, and the gradients of grouped heads before they are summed.
+// They are the same in each run: the adjoints of all scores are kept in the workspace, and products
+// with them are the gradients. (With sums of dq in f32 instead, engines add in any order, in less
+// memory, and cuDNN's note of what is not deterministic does not tell.)
+//
+// No number of cuDNN's has been seen on hardware by this code. That its graphs have plans for
+// devices of compute capability 8.0 to 12.0 is tested without a device, and what they mean, with
+// a cuDNN of our own.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "attention_graph.h"
+#include "piper/cuda_kernels.h"
+
+namespace piper::cuda {
+
+// The graph of one slice (cudnn_slice), and where its memory is.
+struct AttentionGraph {
+  // In operand `operand` of a DeviceStep; that of slice (sample b, head of keys g) begins first + b
+  // × batch + g × head bytes behind it.
+  struct Place {
+    DnnGraph::Tensor tensor;
+    size_t operand;
+    int64_t first, batch, head;
+  };
+  DnnGraph graph;
+  std::vector<Place> places;
+  // Of gradients, f32 sums of each query, at the beginning of the workspace.
+  std::optional<DnnGraph::Tensor> sums;
+  int64_t sums_bytes = 0;
+};
+AttentionGraph attention_graph(const DeviceAttention& attention);
+
+class AttentionPlan {
+ public:
+  // Error: cudnn_takes says no, or cuDNN is too old, or has no deterministic plan that is content
+  // with the workspace of cudnn_slice; why. Kernels do it then.
+  static Result<AttentionPlan> make(const Cudnn& api, const DeviceAttention& attention,
+                                    const DnnTarget& target);
+  int64_t workspace_bytes() const { return plan_.workspace + graph_.sums_bytes; }  // of a call
+
+  // A call for each slice, with addresses that stay: those of the step's operands, in order, and of
+  // cudnn_slice(…).bytes of workspace. The plan outlives its calls.
+  using Calls = std::vector<DnnObject>;
+  Result<Calls> bind(std::span<std::byte* const> operands, std::byte* workspace) const;
+  // Queues them, one after the other, on the stream that the handle has. cuDNN's status.
+  int run(DnnContext* handle, const Calls& calls) const;
+
+ private:
+  AttentionPlan(const Cudnn& api, const DeviceAttention& attention, AttentionGraph graph,
+                DnnPlan plan)
+      : api_(&api), attention_(attention), graph_(std::move(graph)), plan_(std::move(plan)) {}
+
+  const Cudnn* api_;
+  DeviceAttention attention_;
+  AttentionGraph graph_;
+  DnnPlan plan_;
+};
+
+}  // namespace piper::cuda

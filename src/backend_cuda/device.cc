@@ -1,0 +1,210 @@
+#include "device.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+namespace piper::cuda {
+namespace {
+
+constexpr int64_t kMostBytes = int64_t{1} << 48;
+
+Error out_of(const char* whose, int64_t bytes, const Error& why) {
+  return fail("cannot allocate {} of the {} memory: {}", human_bytes(bytes), whose, why.message)
+      .with_code(ExitCode::kStorage);
+}
+
+CuMemProperties pages_of(int device, bool shares_files) {
+  CuMemProperties wanted;
+  wanted.type = kMemoryPinned;
+  wanted.place = kMemoryOnDevice;
+  wanted.device = device;
+  wanted.handle = shares_files ? kMemoryFileHandle : kMemoryNoHandle;
+  return wanted;
+}
+
+}  // namespace
+
+thread_local uint64_t Device::current_ = 0;
+
+Result<int> count_devices() {
+  PIPER_ASSIGN(const Opened<Driver>* library, opened<Driver>());
+  const Driver& driver = library->functions;
+  PIPER_CU(driver, cuInit, 0);
+  int count = 0;
+  PIPER_CU(driver, cuDeviceGetCount, &count);
+  if (count <= 0) return fail("NVIDIA's driver ({}) knows no device", library->path);
+  return count;
+}
+
+Result<std::unique_ptr<Device>> Device::open(int64_t ordinal) {
+  PIPER_ASSIGN(const int count, count_devices());
+  PIPER_ASSIGN(const Opened<Driver>* library, opened<Driver>());
+  std::unique_ptr<Device> device(new Device(library->functions, static_cast<int>(ordinal % count)));
+  PIPER_TRY(device->start());
+  return device;
+}
+
+Status Device::start() {
+  static std::atomic<uint64_t> opened_so_far{0};
+  id_ = ++opened_so_far;
+  PIPER_CU(driver_, cuDeviceGet, &handle_, ordinal_);
+  std::array<char, 256> name{};
+  PIPER_CU(driver_, cuDeviceGetName, name.data(), name.size() - 1, handle_);
+  facts_.name = name.data();
+  for (const auto& [attribute, to] : {std::pair(kMultiprocessors, &facts_.multiprocessors),
+                                      {kMajor, &facts_.major},
+                                      {kMinor, &facts_.minor},
+                                      {kMostShared, &facts_.most_shared},
+                                      {kMapsMemory, &facts_.maps_memory},
+                                      {kSharesFiles, &facts_.shares_files}})
+    PIPER_CU(driver_, cuDeviceGetAttribute, to, attribute, handle_);
+  PIPER_CU(driver_, cuDevicePrimaryCtxRetain, &context_, handle_);
+  PIPER_CU(driver_, cuCtxSetCurrent, context_);
+  current_ = id_;
+  if (facts_.maps_memory != 0) {
+    const CuMemProperties wanted = pages_of(handle_, false);
+    PIPER_CU(driver_, cuMemGetAllocationGranularity, &page_, &wanted, kGranularityLeast);
+  }
+  PIPER_CU(driver_, cuCtxGetStreamPriorityRange, &least_, &greatest_);
+  green_ = green_of_driver();
+  PIPER_ASSIGN([[maybe_unused]] const int32_t first, add_stream({}));
+  return ok_status();
+}
+
+// What ends here does so whatever the calls say: nothing can be done about it.
+Device::~Device() {
+  if (!context_) return;
+  enter();
+  driver_.cuCtxSynchronize();
+  for (CuEvent* event : events_) driver_.cuEventDestroy_v2(event);
+  for (CuStream* stream : streams_) driver_.cuStreamDestroy_v2(stream);
+  for (CuGreenContext* part : parts_) green_->cuGreenCtxDestroy(part);
+  for (const Mapping& one : mappings_) {
+    if (one.is_mapped) driver_.cuMemUnmap(one.at, one.bytes);
+    if (one.pages != 0) driver_.cuMemRelease(one.pages);
+    driver_.cuMemAddressFree(one.at, one.bytes);
+  }
+  for (const CuAddress block : blocks_) driver_.cuMemFree_v2(block);
+  for (void* block : host_blocks_) driver_.cuMemFreeHost(block);
+  driver_.cuCtxSetCurrent(nullptr);
+  current_ = 0;
+  driver_.cuDevicePrimaryCtxRelease_v2(handle_);
+}
+
+void Device::enter_anew() const {
+  // Where this fails, so does whatever comes next, and that is said.
+  if (driver_.cuCtxSetCurrent(context_) == 0) current_ = id_;
+}
+
+// ---- Memory -------------------------------------------------------------------------------------
+
+Result<CuAddress> Device::map_pages(size_t bytes) {
+  Mapping& made = mappings_.emplace_back();
+  const size_t size = (bytes + page_ - 1) / page_ * page_;
+  if (Status reserved = checked(driver_, "cuMemAddressReserve",
+                                driver_.cuMemAddressReserve(&made.at, size, 0, 0, 0));
+      !reserved) {
+    mappings_.pop_back();
+    return std::move(reserved).error();
+  }
+  made.bytes = size;
+  CuMemProperties wanted = pages_of(handle_, facts_.shares_files != 0);
+  int code = driver_.cuMemCreate(&made.pages, size, &wanted, 0);
+  // Not every machine that could share files is allowed to.
+  if (code != 0 && code != kErrorOutOfMemory && wanted.handle != kMemoryNoHandle) {
+    facts_.shares_files = 0;
+    wanted.handle = kMemoryNoHandle;
+    code = driver_.cuMemCreate(&made.pages, size, &wanted, 0);
+  }
+  if (code != 0) made.pages = 0;
+  PIPER_TRY(checked(driver_, "cuMemCreate", code));
+  PIPER_CU(driver_, cuMemMap, made.at, size, 0, made.pages, 0);
+  made.is_mapped = true;
+  const CuMemAccess access{kMemoryOnDevice, handle_, kMemoryReadWrite};
+  PIPER_CU(driver_, cuMemSetAccess, made.at, size, &access, 1);
+  return made.at;
+}
+
+Result<CuAddress> Device::take_pages(size_t bytes) {
+  if (page_ != 0 && bytes >= page_) return map_pages(bytes);
+  CuAddress at = 0;
+  PIPER_CU(driver_, cuMemAlloc_v2, &at, std::max<size_t>(bytes, 1));
+  blocks_.push_back(at);
+  return at;
+}
+
+Result<std::byte*> Device::allocate(int64_t bytes, bool on_host) {
+  enter();
+  const char* whose = on_host ? "host's pinned" : "device's";
+  if (bytes < 0 || bytes > kMostBytes) return out_of(whose, bytes, fail("no such size"));
+  const auto size = static_cast<size_t>(bytes);
+  if (on_host) {
+    void* at = nullptr;
+    const int code = driver_.cuMemHostAlloc(&at, std::max<size_t>(size, 1), kHostPortable);
+    if (code != 0) return out_of(whose, bytes, failed_call(driver_, "cuMemHostAlloc", code));
+    host_blocks_.push_back(at);
+    std::fill_n(static_cast<std::byte*>(at), size, std::byte{0});
+    return static_cast<std::byte*>(at);
+  }
+  Result<CuAddress> at = take_pages(size);
+  if (!at) {
+    size_t left = 0, all = 0;
+    Error why = std::move(at).error();
+    if (driver_.cuMemGetInfo_v2(&left, &all) == 0)
+      why.message += fmt::format("; {} of {} are free", human_bytes(static_cast<int64_t>(left)),
+                                 human_bytes(static_cast<int64_t>(all)));
+    return out_of(whose, bytes, why);
+  }
+  if (size > 0) PIPER_CU(driver_, cuMemsetD8Async, *at, 0, size, stream(0));
+  PIPER_CU(driver_, cuStreamSynchronize, stream(0));
+  return reinterpret_cast<std::byte*>(*at);
+}
+
+// ---- Streams ------------------------------------------------------------------------------------
+
+// A stream on so many multiprocessors, or the next number that the device can set apart.
+Status Device::limit(int64_t multiprocessors, int priority, CuStream** stream) {
+  CuResource all, part, rest;
+  const Green& green = *green_;
+  PIPER_TRY(checked(driver_, "cuDeviceGetDevResource",
+                    green.cuDeviceGetDevResource(handle_, &all, kResourceOfMultiprocessors)));
+  unsigned parts = 1;
+  PIPER_TRY(checked(driver_, "cuDevSmResourceSplitByCount",
+                    green.cuDevSmResourceSplitByCount(&part, &parts, &all, &rest, 0,
+                                                      static_cast<unsigned>(multiprocessors))));
+  CuResourceDesc* description = nullptr;
+  PIPER_TRY(checked(driver_, "cuDevResourceGenerateDesc",
+                    green.cuDevResourceGenerateDesc(&description, &part, 1)));
+  CuGreenContext* context = nullptr;
+  PIPER_TRY(checked(driver_, "cuGreenCtxCreate",
+                    green.cuGreenCtxCreate(&context, description, handle_, kGreenDefaultStream)));
+  parts_.push_back(context);
+  return checked(driver_, "cuGreenCtxStreamCreate",
+                 green.cuGreenCtxStreamCreate(stream, context, kStreamNonBlocking, priority));
+}
+
+Result<int32_t> Device::add_stream(const Stream& wanted) {
+  enter();
+  const int priority =
+      static_cast<int>(std::clamp<int64_t>(int64_t{0} - wanted.priority, greatest_, least_));
+  CuStream* made = nullptr;
+  const bool is_part = wanted.sms > 0 && wanted.sms < facts_.multiprocessors && green_;
+  if (is_part)
+    PIPER_TRY(limit(wanted.sms, priority, &made));
+  else
+    PIPER_CU(driver_, cuStreamCreateWithPriority, &made, kStreamNonBlocking, priority);
+  streams_.push_back(made);
+  limits_.push_back(wanted.sms);
+  return static_cast<int32_t>(streams_.size() - 1);
+}
+
+Result<int32_t> Device::add_event(bool timed) {
+  enter();
+  CuEvent* made = nullptr;
+  PIPER_CU(driver_, cuEventCreate, &made, timed ? 0 : kEventNoTiming);
+  events_.push_back(made);
+  return static_cast<int32_t>(events_.size() - 1);
+}
+
+}  // namespace piper::cuda

@@ -1,0 +1,89 @@
+// A device of NVIDIA's as one rank has it: its context, memory, streams and events. All of it ends
+// with the device, and what is still under way is waited for.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "libraries.h"
+#include "piper/bundle.h"
+
+namespace piper::cuda {
+
+struct Facts {
+  std::string name;
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  int most_shared = 0;  // bytes of shared memory that a block may have
+  int maps_memory = 0, shares_files = 0;
+};
+
+// Error: there is no driver or no device.
+Result<int> count_devices();
+
+class Device {
+ public:
+  // The device `ordinal`, modulo as many as there are. Error: there is no driver or no device.
+  static Result<std::unique_ptr<Device>> open(int64_t ordinal);
+  ~Device();
+
+  const Driver& driver() const { return driver_; }
+  const Facts& facts() const { return facts_; }
+  int ordinal() const { return ordinal_; }
+
+  // Makes the context the calling thread's, if it is not: to be called before any other call that
+  // may come from another thread than the one before.
+  void enter() const {
+    if (current_ != id_) enter_anew();
+  }
+
+  // Zeroed. On the device: whole pages under addresses of their own, which other processes may be
+  // given; small blocks together. On the host: pages that stay where they are. Error (kStorage):
+  // there is no more.
+  Result<std::byte*> allocate(int64_t bytes, bool on_host);
+
+  // Stream 0 is there from the beginning. Priorities are cut to the range that the device has;
+  // a limit of multiprocessors is kept where the driver can (`keeps_limits`).
+  Result<int32_t> add_stream(const Stream& wanted);
+  CuStream* stream(int32_t number) const { return streams_[static_cast<size_t>(number)]; }
+  // Multiprocessors that a stream may take; 0: any.
+  int64_t limit_of(int32_t number) const { return limits_[static_cast<size_t>(number)]; }
+  bool keeps_limits() const { return green_ != nullptr; }
+  Result<int32_t> add_event(bool timed = false);
+  CuEvent* event(int32_t number) const { return events_[static_cast<size_t>(number)]; }
+
+ private:
+  Device(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {}
+  Status start();
+  void enter_anew() const;
+  Result<CuAddress> map_pages(size_t bytes);
+  Result<CuAddress> take_pages(size_t bytes);
+  Status limit(int64_t multiprocessors, int priority, CuStream** stream);
+
+  struct Mapping {
+    CuAddress at = 0;
+    size_t bytes = 0;
+    CuMemory pages = 0;
+    bool is_mapped = false;
+  };
+
+  static thread_local uint64_t current_;  // the device whose context the thread has; 0: none
+  const Driver& driver_;
+  const Green* green_ = nullptr;
+  const int ordinal_;
+  uint64_t id_ = 0;  // of this process; none has that of another, whenever it was opened
+  int handle_ = 0;
+  CuContext* context_ = nullptr;
+  Facts facts_;
+  size_t page_ = 0;               // bytes
+  int least_ = 0, greatest_ = 0;  // priorities; the greatest is the smaller number
+  std::vector<Mapping> mappings_;
+  std::vector<CuAddress> blocks_;
+  std::vector<void*> host_blocks_;
+  std::vector<CuStream*> streams_;
+  std::vector<int64_t> limits_;  // by stream
+  std::vector<CuEvent*> events_;
+  std::vector<CuGreenContext*> parts_;
+};
+
+}  // namespace piper::cuda

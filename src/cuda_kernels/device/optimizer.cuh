@@ -1,0 +1,194 @@
+// Updates of parameters, those of several in one launch. What the scalars of a step say is computed
+// in f64 by one thread of a block, and rounded once to what the elements are computed in. Products
+// are added with one rounding, as the kernels of the CPU do it.
+
+struct StepScalars {
+  double rate, clip;
+  int64_t step;
+};
+
+// A rule's numbers are its op's attributes. In the order of the states that it reads and writes:
+//   now(scalars)                     what all elements of the tensor share
+//   next(now, old, gradient, state)  the element; state becomes what it is after the step
+struct AdamRule {
+  static constexpr int kStates = 2;
+  double beta1, beta2, eps, decay, shrink_after;
+  int64_t count;  // of updates before step 0
+  enum Kind : int32_t { kDecoupled, kJoined, kOnnx } kind;
+
+  template <class C>
+  struct Now {
+    C scale, shrink, decay, eps, beta2, after, fresh1, fresh2, step_size, root;
+    bool decays, shrinks_after;
+  };
+  template <class C>
+  DEVICE Now<C> now(const StepScalars& s) const {
+    const double t = static_cast<double>(s.step + (kind == kOnnx ? count : 1));
+    const double keep = kind == kDecoupled ? 1 - s.rate * decay : 1.0;
+    const double rest1 = 1 - pow(beta1, t), rest2 = 1 - pow(beta2, t);
+    double step_size = s.rate, root = 1;
+    if (kind != kOnnx) {
+      step_size = s.rate / rest1;
+      root = sqrt(rest2);
+    } else if (t > 0) {
+      step_size *= sqrt(rest2) / rest1;
+    }
+    const double joined = kind == kDecoupled ? 0.0 : decay;
+    return {C(s.clip),    C(1 - keep),  C(joined),    C(eps),      C(beta2),    C(shrink_after),
+            C(1 - beta1), C(1 - beta2), C(step_size), C(1 / root), joined != 0, shrink_after != 0};
+  }
+  template <class C>
+  DEVICE static C next(const Now<C>& now, C old, C gradient, C* state) {
+    C g = gradient * now.scale;
+    if (now.decays) g = add_product(now.decay, old, g);
+    const C m = add_product(now.fresh1, g - state[0], state[0]);
+    const C v = add_product(now.beta2, state[1], g * g * now.fresh2);
+    state[0] = m;
+    state[1] = v;
+    const C below = add_product(square_root(v), now.root, now.eps);
+    // p is rounded once, and no rounded factor near 1 drifts over the steps.
+    const C p = old - add_product(now.step_size, m / below, now.shrink * old);
+    return now.shrinks_after ? add_product(-now.after, p, p) : p;
+  }
+};
+
+template <bool kBuffer>
+struct SgdRule {
+  static constexpr int kStates = kBuffer ? 1 : 0;
+  double momentum, dampening, decay;
+  int64_t count;
+  bool nesterov;
+
+  template <class C>
+  struct Now {
+    C rate, scale, decay, momentum, fresh;
+    bool decays, nesterov, is_first;
+  };
+  template <class C>
+  DEVICE Now<C> now(const StepScalars& s) const {
+    return {C(s.rate),        C(s.clip),  C(decay), C(momentum),
+            C(1 - dampening), decay != 0, nesterov, s.step + count == 0};
+  }
+  template <class C>
+  DEVICE static C next(const Now<C>& now, C old, C gradient, C* state) {
+    C step = gradient * now.scale;
+    if (now.decays) step = add_product(now.decay, old, step);
+    if (kBuffer) {
+      const C next = now.is_first ? step : add_product(now.momentum, state[0], now.fresh * step);
+      state[0] = next;
+      step = now.nesterov ? add_product(now.momentum, next, step) : next;
+    }
+    return add_product(-now.rate, step, old);
+  }
+};
+
+struct AdagradRule {
+  static constexpr int kStates = 1;
+  double rate_decay, eps, decay;
+  int64_t count;
+
+  template <class C>
+  struct Now {
+    C scale, eps, decay, step_size;
+    bool decays;
+  };
+  template <class C>
+  DEVICE Now<C> now(const StepScalars& s) const {
+    const double t = static_cast<double>(s.step + count);
+    return {C(s.clip), C(eps), C(decay), C(s.rate / (1 + t * rate_decay)), decay != 0};
+  }
+  template <class C>
+  DEVICE static C next(const Now<C>& now, C old, C gradient, C* state) {
+    C g = gradient * now.scale;
+    if (now.decays) g = add_product(now.decay, old, g);
+    state[0] = add_product(g, g, state[0]);
+    return add_product(-now.step_size, g / (square_root(state[0]) + now.eps), old);
+  }
+};
+
+// Of one tensor: a parameter of P, its gradient of G, and states of what P is computed in.
+template <class P, class G, int kStates>
+struct Updated {
+  typedef computed<P> C;
+  static constexpr int kSlots = kStates > 0 ? kStates : 1;
+  const P* old;
+  const G* gradient;
+  P* made;
+  const C* old_state[kSlots];
+  C* made_state[kSlots];
+
+  DEVICE bool can_pack() const {
+    uint64_t all = reinterpret_cast<uint64_t>(old) | reinterpret_cast<uint64_t>(gradient) |
+                   reinterpret_cast<uint64_t>(made);
+    for (int s = 0; s < kStates; ++s)
+      all |= reinterpret_cast<uint64_t>(old_state[s]) | reinterpret_cast<uint64_t>(made_state[s]);
+    return all % 16 == 0;
+  }
+  DEVICE void keep(int64_t i) const {
+    made[i] = old[i];
+    for (int s = 0; s < kStates; ++s) made_state[s][i] = old_state[s][i];
+  }
+  // Pack i. Addresses are counted in packs: of elements, i * kPack, the compiler would make single
+  // stores.
+  template <int kPack, class Rule, class Now>
+  DEVICE void update(int64_t i, const Now& now) const {
+    typedef Pack<P, kPack> Elements;
+    typedef Pack<C, kPack> States;
+    const Elements p = reinterpret_cast<const Elements*>(old)[i];
+    const Pack<G, kPack> g = reinterpret_cast<const Pack<G, kPack>*>(gradient)[i];
+    Elements p_after;
+    States before[kSlots], after[kSlots];
+    for (int s = 0; s < kStates; ++s) before[s] = reinterpret_cast<const States*>(old_state[s])[i];
+    for (int e = 0; e < kPack; ++e) {
+      C state[kSlots];
+      for (int s = 0; s < kStates; ++s) state[s] = before[s].x[e];
+      p_after.x[e] = P(Rule::template next<C>(now, C(p.x[e]), C(g.x[e]), state));
+      for (int s = 0; s < kStates; ++s) after[s].x[e] = state[s];
+    }
+    reinterpret_cast<Elements*>(made)[i] = p_after;
+    for (int s = 0; s < kStates; ++s) reinterpret_cast<States*>(made_state[s])[i] = after[s];
+  }
+};
+
+// Operands of each tensor: p, g, kStateInputs states, rate, clip, step, skip if kInputs has it; p'
+// and the states after it. A block has kElements elements.
+template <class P, class G, int kStateInputs, int kInputs, int64_t kElements, class Rule,
+          int kPointers, int kTensors>
+DEVICE void update(const Pointers<kPointers>& p, const Tensors<kTensors>& tensors,
+                   const Rule* rules) {
+  typedef computed<P> C;
+  constexpr int kStates = Rule::kStates, kScalars = 2 + kStateInputs;
+  typedef typename Rule::template Now<C> Now;
+  const int tensor = tensors.of(blockIdx.x), at = tensor * (kInputs + 1 + kStates);
+  SHARED(Now, shared, 1);
+  if (threadIdx.x == 0) {
+    const double* clip = p.template at<const double>(at + kScalars + 1);
+    const StepScalars scalars{*p.template at<const double>(at + kScalars), clip ? *clip : 1.0,
+                              *p.template at<const int64_t>(at + kScalars + 2)};
+    shared[0] = rules[tensor].template now<C>(scalars);
+  }
+  __syncthreads();
+  const Now now = shared[0];
+  const int64_t begin = (blockIdx.x - tensors.first[tensor]) * kElements;
+  const int64_t rest = tensors.count[tensor] - begin, count = rest < kElements ? rest : kElements;
+  Updated<P, G, kStates> all;
+  all.old = p.template at<const P>(at) + begin;
+  all.gradient = p.template at<const G>(at + 1) + begin;
+  all.made = p.template at<P>(at + kInputs) + begin;
+  for (int s = 0; s < kStates; ++s) {
+    all.old_state[s] = p.template at<const C>(at + 2 + s) + begin;
+    all.made_state[s] = p.template at<C>(at + kInputs + 1 + s) + begin;
+  }
+  const bool* skip =
+      kInputs > kScalars + 3 ? p.template at<const bool>(at + kScalars + 3) : nullptr;
+  if (skip && *skip) {
+    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) all.keep(i);
+    return;
+  }
+  constexpr int kPack = 16 / sizeof(C);
+  const int64_t packs = all.can_pack() ? count / kPack : 0;
+  for (int64_t i = threadIdx.x; i < packs; i += blockDim.x)
+    all.template update<kPack, Rule>(i, now);
+  for (int64_t i = packs * kPack + threadIdx.x; i < count; i += blockDim.x)
+    all.template update<1, Rule>(i, now);
+}

@@ -1,0 +1,80 @@
+#include "rows_layout.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace piper::cuda_kernels {
+namespace {
+
+constexpr int64_t kWarp = 32, kMostThreads = 1024;
+constexpr int64_t kThreads = 256;     // of a block, about
+constexpr int64_t kSumThreads = 384;  // of one that adds rows up
+constexpr int64_t kRegisters = 80;    // of a thread, for elements that it keeps
+constexpr int64_t kSumRegisters =
+    48;  // where it adds rows up, and more warps hide what it waits for
+constexpr int64_t kMostElements = 32;    // of a row, that a thread has of each value
+constexpr int64_t kMostSums = 512;       // blocks whose sums are added up
+constexpr int64_t kBlocksOfSums = 1024;  // with tiles
+
+// A power of 2 within a warp, or whole warps.
+int64_t whole_threads(int64_t threads) {
+  if (threads <= kWarp)
+    return static_cast<int64_t>(
+        std::bit_ceil(static_cast<uint64_t>(std::max<int64_t>(threads, 1))));
+  return ceil_div(threads, kWarp) * kWarp;
+}
+
+// Of a row of so many runs of lanes: the most threads of a tile that leave few without work, or the
+// fewest.
+int64_t tile_threads(int64_t runs) {
+  constexpr int64_t kFew = 64;  // one in so many
+  if (runs <= kThreads) return whole_threads(runs);
+  int64_t best = kThreads;
+  const auto idle = [&](int64_t threads) { return ceil_div(runs, threads) * threads - runs; };
+  for (int64_t threads = kThreads; threads >= kThreads / 2; threads -= kWarp)
+    if (idle(best) > runs / kFew && idle(threads) < idle(best)) best = threads;
+  return best;
+}
+
+// Of a whole row, at most so many runs of it a thread if there are enough: the threads that leave
+// the fewest without work, and the fewest of these.
+int64_t row_threads(int64_t runs, int64_t most_chunks) {
+  int64_t best = 0, idle = 0;
+  for (int64_t chunks = std::max<int64_t>(most_chunks, 1); chunks > 0; --chunks) {
+    const int64_t threads = std::min(whole_threads(ceil_div(runs, chunks)), kMostThreads);
+    const int64_t left = threads * ceil_div(runs, threads) - runs;
+    if (best == 0 || left < idle) best = threads, idle = left;
+  }
+  return best;
+}
+
+}  // namespace
+
+RowLayout layout_of(const PassShape& shape) {
+  RowLayout layout;
+  layout.lanes = shape.lanes;
+  const int64_t most =
+      std::max<int64_t>((shape.sums_rows ? kSumRegisters : kRegisters) / shape.kept, 1);
+  while (layout.lanes > 1 && layout.lanes > most) layout.lanes /= 2;
+  const int64_t runs = ceil_div(shape.width, layout.lanes);
+  if (shape.keeps_row) {
+    layout.threads = row_threads(runs, std::min(most, kMostElements) / layout.lanes);
+    layout.chunks = ceil_div(runs, layout.threads);
+  } else {
+    layout.threads = tile_threads(runs);
+    layout.tiles = ceil_div(runs, layout.threads);
+  }
+  const int64_t threads = shape.sums_rows ? kSumThreads : kThreads;
+  layout.at_once = std::max<int64_t>(threads / layout.threads, 1);
+  const int64_t of_warp = std::max<int64_t>(kWarp / layout.threads, 1);  // rows
+  layout.at_once = std::min(layout.at_once, ceil_div(shape.rows, of_warp) * of_warp);
+  const int64_t steps = ceil_div(shape.rows, layout.at_once);
+  layout.row_blocks = steps;
+  if (!shape.sums_rows) return layout;
+  const int64_t most_blocks = std::clamp<int64_t>(kBlocksOfSums / layout.tiles, 1, kMostSums);
+  layout.turns = ceil_div(steps, std::min(steps, most_blocks));
+  layout.row_blocks = ceil_div(steps, layout.turns);
+  return layout;
+}
+
+}  // namespace piper::cuda_kernels

@@ -1,0 +1,232 @@
+// The fabric: prepares each collective when it is first called, and queues its stages.
+#include <algorithm>
+#include <map>
+
+#include "stages.h"
+
+namespace piper {
+namespace device_fabric {
+
+Result<std::byte*> Slots::at_least(int32_t stream, int64_t bytes) {
+  auto region = std::find_if(regions_.begin(), regions_.end(),
+                             [&](const Region& each) { return each.stream == stream; });
+  if (region == regions_.end()) region = regions_.insert(regions_.end(), {stream, 0, nullptr});
+  if (bytes > region->bytes || region->at == nullptr) {
+    if (const auto s = static_cast<size_t>(stream); s < reserved_.size()) {
+      if (bytes > reserved_[s])
+        return fail("a collective on stream {} takes {} bytes for its blocks, the plan states {}",
+                    stream, bytes, reserved_[s])
+            .with_code(ExitCode::kPlan);
+      bytes = reserved_[s];
+    }
+    PIPER_ASSIGN(region->at, backend_.allocate(bytes));
+    region->bytes = bytes;
+  }
+  return region->at;
+}
+
+namespace {
+
+// What a collective was prepared of; a plan's is the same in every step.
+struct Call {
+  InstructionKind kind = InstructionKind::kCompute;
+  int32_t group = -1;
+  std::vector<Piece> pieces;
+  std::vector<Shard> shards;
+  std::vector<Exchange> exchanges;
+  std::optional<Rows> rows;
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  int64_t bytes = 0;
+  int32_t turn = 0;
+};
+struct Prepared {
+  Call call;
+  Stages stages;
+};
+
+class DeviceFabric final : public Fabric {
+ public:
+  DeviceFabric(Backend& backend, Control& control, std::unique_ptr<Links> links,
+               std::vector<int64_t> reserved, int64_t limit)
+      : backend_(backend),
+        rank_(control.rank()),
+        world_(control.world()),
+        links_(std::move(links)),
+        slots_(backend, std::move(reserved), limit),
+        arithmetic_(backend) {}
+
+  std::string_view name() const override { return links_->name(); }
+  int64_t rank() const override { return rank_; }
+  int64_t world() const override { return world_; }
+  bool is_asynchronous() const override { return backend_.is_asynchronous(); }
+  Links& links() { return *links_; }
+
+  Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight,
+                           int32_t stream) override {
+    PIPER_TRY(check_peer(rank_, world_, peer));
+    return links_->add_pair(rank_, peer, communicator, stream, in_flight);
+  }
+  Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream) override {
+    PIPER_TRY(check_peer(rank_, world_, peer));
+    return links_->add_pair(peer, rank_, communicator, stream, 0);
+  }
+  Status add_message(std::span<const MessagePart>) override { return ok_status(); }
+  Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator,
+                            int32_t stream) override {
+    PIPER_TRY(check_group(rank_, world_, ranks));
+    Seated seated{{ranks.begin(), ranks.end()}, 0, -1, stream};
+    seated.own = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
+    PIPER_ASSIGN(seated.link, links_->add_group(ranks, communicator, stream));
+    groups_.push_back(std::move(seated));
+    return static_cast<int32_t>(groups_.size()) - 1;
+  }
+
+  Status send(int32_t route, const std::byte* data, int64_t bytes) override {
+    const MessagePart whole{const_cast<std::byte*>(data), bytes};
+    return links_->send(route, {&whole, 1});
+  }
+  Status recv(int32_t route, std::byte* to, int64_t bytes) override {
+    const MessagePart whole{to, bytes};
+    return links_->recv(route, {&whole, 1});
+  }
+  Status send(int32_t route, std::span<const MessagePart> parts) override {
+    return links_->send(route, parts);
+  }
+  Status recv(int32_t route, std::span<const MessagePart> parts) override {
+    return links_->recv(route, parts);
+  }
+
+  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool fast) override {
+    return run(
+        InstructionKind::kAllReduce, group, pieces.data(),
+        [&](const Call& call) { return std::ranges::equal(call.pieces, pieces); },
+        [&](Call& call, Preparer& prepare) -> Result<Stages> {
+          call.pieces.assign(pieces.begin(), pieces.end());
+          if (!fast || !links_->adds()) return prepare.all_reduce(call.pieces);
+          Stages stages(1);
+          stages[0].kind = Stage::kAdd;
+          stages[0].pieces = call.pieces;
+          return stages;
+        });
+  }
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool) override {
+    return run_shards(InstructionKind::kReduceScatter, group, shards);
+  }
+  Status all_gather(int32_t group, std::span<const Shard> shards) override {
+    return run_shards(InstructionKind::kAllGather, group, shards);
+  }
+  Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override {
+    return run(
+        InstructionKind::kAllToAll, group, exchanges.data(),
+        [&](const Call& call) { return std::ranges::equal(call.exchanges, exchanges); },
+        [&](Call& call, Preparer& prepare) {
+          call.exchanges.assign(exchanges.begin(), exchanges.end());
+          return prepare.all_to_all(call.exchanges);
+        });
+  }
+  Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
+                int32_t turn) override {
+    return run(
+        InstructionKind::kRotate, group, to,
+        [&](const Call& call) {
+          return call.from == from && call.bytes == bytes && call.turn == turn;
+        },
+        [&](Call& call, Preparer& prepare) {
+          call.from = from, call.to = to, call.bytes = bytes, call.turn = turn;
+          return prepare.rotate(from, to, bytes, turn);
+        });
+  }
+  Status dispatch(int32_t group, const Rows& rows) override {
+    return run_rows(InstructionKind::kDispatch, group, rows);
+  }
+  Status combine(int32_t group, const Rows& rows) override {
+    return run_rows(InstructionKind::kCombine, group, rows);
+  }
+  Status wait_sends() override { return links_->wait_sends(); }
+  Status poll() override { return links_->poll(); }
+  void abort() override { links_->abort(); }
+
+ private:
+  // `same`: whether a call that was prepared is this one; `make` prepares it. Calls are found by
+  // where their first operand is.
+  template <class Same, class Make>
+  Status run(InstructionKind kind, int32_t group, const void* where, Same same, Make make) {
+    const Seated& seated = groups_[static_cast<size_t>(group)];
+    std::unique_ptr<Prepared>& prepared = prepared_[{where, kind, group}];
+    if (!prepared || !same(prepared->call)) {
+      auto fresh = std::make_unique<Prepared>();
+      fresh->call.kind = kind, fresh->call.group = group;
+      arithmetic_.use(seated.stream);
+      Preparer preparer{seated, slots_, arithmetic_};
+      PIPER_ASSIGN(fresh->stages, make(fresh->call, preparer));
+      prepared = std::move(fresh);
+    }
+    return queue(seated, prepared->stages);
+  }
+  Status run_shards(InstructionKind kind, int32_t group, std::span<const Shard> shards) {
+    return run(
+        kind, group, shards.data(),
+        [&](const Call& call) { return std::ranges::equal(call.shards, shards); },
+        [&](Call& call, Preparer& prepare) {
+          call.shards.assign(shards.begin(), shards.end());
+          return kind == InstructionKind::kAllGather ? prepare.all_gather(call.shards)
+                                                     : prepare.reduce_scatter(call.shards);
+        });
+  }
+  Status run_rows(InstructionKind kind, int32_t group, const Rows& rows) {
+    return run(
+        kind, group, &rows, [&](const Call& call) { return call.rows == rows; },
+        [&](Call& call, Preparer& prepare) {
+          call.rows = rows;
+          return kind == InstructionKind::kDispatch ? prepare.dispatch(rows)
+                                                    : prepare.combine(rows);
+        });
+  }
+
+  Status queue(const Seated& seated, const Stages& stages) {
+    for (const Stage& stage : stages) {
+      switch (stage.kind) {
+        case Stage::kExchange:
+          PIPER_TRY(links_->exchange(seated.link, stage.outgoing, stage.incoming));
+          break;
+        case Stage::kMove:
+          backend_.move(stage.move, seated.stream);
+          break;
+        case Stage::kLaunch:
+          backend_.launch(stage.binding, seated.stream);
+          break;
+        case Stage::kAdd:
+          PIPER_TRY(links_->add_up(seated.link, stage.pieces));
+          break;
+        case Stage::kFill:
+          backend_.fill(stage.to, stage.type, 0, seated.stream);
+          break;
+      }
+    }
+    return ok_status();
+  }
+
+  Backend& backend_;
+  const int64_t rank_, world_;
+  std::unique_ptr<Links> links_;
+  Slots slots_;
+  Arithmetic arithmetic_;
+  std::vector<Seated> groups_;
+  std::map<std::tuple<const void*, InstructionKind, int32_t>, std::unique_ptr<Prepared>> prepared_;
+};
+
+}  // namespace
+
+Links& links_of(Fabric& fabric) { return static_cast<DeviceFabric&>(fabric).links(); }
+
+}  // namespace device_fabric
+
+std::unique_ptr<Fabric> make_device_fabric(Backend& backend, Control& control,
+                                           std::unique_ptr<Links> links,
+                                           std::vector<int64_t> reserved, int64_t limit) {
+  return std::make_unique<device_fabric::DeviceFabric>(backend, control, std::move(links),
+                                                       std::move(reserved), limit);
+}
+
+}  // namespace piper

@@ -1,0 +1,83 @@
+// What the stages of a plan's collectives take for blocks that are under way (prepare.cc).
+#include <algorithm>
+
+#include "piper/device_fabric.h"
+#include "piper/memory.h"
+
+namespace piper {
+namespace {
+
+struct Sizes {
+  int64_t members = 1, limit = 0;
+  // Of each member a run side by side, or as much of it at once as the limit lets.
+  int64_t of_runs(int64_t run_bytes) const {
+    const int64_t most = std::max(limit / members / kAlignment * kAlignment, kAlignment);
+    return members * std::min(align_up(run_bytes), most);
+  }
+  // So many copies of a whole of equal stretches, or of as many of these as the limit lets.
+  int64_t of_stretches(int64_t whole_bytes, int64_t stretches, int64_t copies) const {
+    const int64_t all = copies * whole_bytes, one = all / std::max<int64_t>(stretches, 1);
+    return std::min(all, std::max(limit, one)) + (members + 2) * kAlignment;
+  }
+};
+
+// Of the whole: as many as the dims before the one that is cut have places, times its own.
+int64_t stretches_of(const Shape& whole, const Instruction& one) {
+  int64_t stretches = one.dim < 0 ? 1 : one.outer;
+  for (size_t d = 0; one.dim > 0 && d < static_cast<size_t>(one.dim); ++d) stretches *= whole[d];
+  return stretches;
+}
+
+int64_t slot_of(const RoleProgram& role, const Instruction& one, const Sizes& sizes) {
+  const auto type = [&](size_t arg) -> const TensorType& {
+    return role.tensor(one.args[arg]).type;
+  };
+  const auto bytes = [&](size_t arg) { return type(arg).bytes(); };
+  int64_t most = 0;
+  switch (one.kind) {
+    case InstructionKind::kAllReduce:
+      for (size_t a = 0; a < one.args.size() && !one.fast; ++a)
+        most += sizes.of_runs(bytes(a) / sizes.members + 2 * kAlignment);
+      return std::min(most, std::max(sizes.limit, sizes.members * 4 * kAlignment));
+    case InstructionKind::kReduceScatter:
+      for (size_t a = 0; a + 1 < one.args.size(); a += 2) {
+        const int64_t stretches = stretches_of(type(a).shape, one);
+        most = std::max(most, stretches == 1 ? sizes.of_runs(bytes(a + 1))
+                                             : sizes.of_stretches(bytes(a), stretches, 2));
+      }
+      return most;
+    case InstructionKind::kAllGather:
+      for (size_t a = 1; a < one.args.size(); a += 2)
+        if (const int64_t stretches = stretches_of(type(a).shape, one); stretches > 1)
+          most = std::max(most, sizes.of_stretches(bytes(a), stretches, 1));
+      return most;
+    case InstructionKind::kAllToAll:
+      for (size_t a = 0; a + 1 < one.args.size(); a += 2) most += 2 * bytes(a) + 8 * kAlignment;
+      return most;
+    case InstructionKind::kDispatch:
+      return sizes.of_stretches(bytes(1), stretches_of(type(1).shape, one), 1);
+    case InstructionKind::kCombine:
+      return 2 * bytes(0) + 2 * bytes(2) + (sizes.members + 4) * kAlignment;
+    default:
+      return 0;
+  }
+}
+
+}  // namespace
+
+std::vector<int64_t> device_fabric_bytes(const RoleProgram& role, int64_t limit) {
+  std::vector<int64_t> most(role.streams.size());
+  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+    for (const Instruction& one : *section) {
+      if (!is_collective(one.kind) || one.group < 0) continue;
+      Sizes sizes{1, limit};
+      for (const int32_t axis : role.groups[static_cast<size_t>(one.group)].axes)
+        sizes.members *= role.mesh[static_cast<size_t>(axis)].second;
+      if (sizes.members == 1 && one.kind == InstructionKind::kAllReduce) continue;
+      int64_t& bytes = most[static_cast<size_t>(one.stream)];
+      bytes = std::max(bytes, align_up(slot_of(role, one, sizes)));
+    }
+  return most;
+}
+
+}  // namespace piper

@@ -1,0 +1,43 @@
+// The host waits for its device, and looks meanwhile whether what that waits for can still come.
+#include <thread>
+
+#include "executor_state.h"
+
+namespace piper {
+namespace {
+
+constexpr double kLooks = 2e-3;  // seconds before it rests
+constexpr std::chrono::microseconds kRest{50};
+
+Error late(const Executor::State& state, int64_t step) {
+  return fail("rank {} waited {:.3g} s for its device in step {}; what it queued last is {}",
+              state.control.rank(), state.control.timeout(), step + 1, state.queued_last)
+      .with_code(ExitCode::kPeer);
+}
+
+Status look_around(Executor::State& state, Patience& patience, int64_t step) {
+  PIPER_TRY(state.control.check_stopped());
+  if (Status status = state.fabric.poll(); !status) {
+    Error error = std::move(status).error();
+    error.message =
+        fmt::format("rank {}, step {}: {}", state.control.rank(), step + 1, error.message);
+    return error;
+  }
+  return patience.look() ? ok_status() : Status(late(state, step));
+}
+
+}  // namespace
+
+Status wait_for(Executor::State& state, int32_t event, int64_t step) {
+  std::optional<Patience> patience;
+  for (int turn = 0;; ++turn) {
+    PIPER_ASSIGN(const bool is_done, state.backend.is_done(event));
+    if (is_done) return state.backend.finish(event);
+    if (!patience) patience.emplace(state.control.seat(), state.control.timeout());
+    const bool rests = patience->waited() > kLooks;
+    if (rests || turn % 32 == 0) PIPER_TRY(look_around(state, *patience, step));
+    rests ? std::this_thread::sleep_for(kRest) : std::this_thread::yield();
+  }
+}
+
+}  // namespace piper

@@ -1,0 +1,140 @@
+// A small model trained by piper-run on the faked libraries: what the CPU gives, with a step queued
+// at once or op by op, in any legal order of streams.
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+
+#include "folder.h"
+#include "piper/data.h"
+#include "shell.h"
+
+namespace piper {
+namespace {
+
+constexpr const char* kStrategy = R"(piper: 1
+train:
+  global_batch: 16
+  optimizer: {adamw: {lr: 1e-2}}
+  clip_norm: 1.0
+directives:
+  - split: {dim: batch, into: 2, as: mb}
+)";
+
+// 64 samples of so many numbers.
+void write_samples(const std::string& path, int64_t width, uint32_t seed) {
+  std::string header =
+      fmt::format("{{'descr': '<f4', 'fortran_order': False, 'shape': (64, {}), }}", width);
+  header.resize(117, ' ');
+  header += '\n';
+  std::ofstream file(path, std::ios::binary);
+  file << "\x93NUMPY" << '\x01' << '\0' << static_cast<char>(header.size()) << '\0' << header;
+  std::mt19937 random(seed);
+  for (int64_t i = 0; i < 64 * width; ++i) {
+    const float x = static_cast<float>(random() % 1000) / 500 - 1;
+    file.write(reinterpret_cast<const char*>(&x), sizeof x);
+  }
+}
+
+class CudaJob : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::ofstream(at("strategy.yaml")) << kStrategy;
+    write_samples(at("x.npy"), 16, 1);
+    write_samples(at("y.npy"), 4, 2);
+    const auto [code, output] = run_shell(fmt::format(
+        "{0}/bin/piperc {1}/tests/data/mlp.onnx {2}/strategy.yaml --target cuda -o {2}/plans 2>&1",
+        PIPER_BINARY_DIR, PIPER_SOURCE_DIR, folder_.path()));
+    ASSERT_EQ(code, 0) << output;
+  }
+  std::string at(const char* name) const { return std::string(folder_.path()) + "/" + name; }
+  // Its exit code and what it said on both outputs.
+  std::pair<int, std::string> train(const std::string& variables, const std::string& flags,
+                                    const char* save) {
+    return run_shell(fmt::format(
+        "env XDG_CACHE_HOME={0} {1} timeout 300 {2}/bin/piper-run {0}/plans --data x={0}/x.npy "
+        "--data y={0}/y.npy --steps 6 --save {0}/{3} {4} 2>&1",
+        folder_.path(), variables, PIPER_BINARY_DIR, save, flags));
+  }
+  std::string on_device(const std::string& more, const std::string& flags, const char* save) {
+    const auto [code, output] =
+        train(fmt::format("PIPER_CUDA_PATH={}/all {}", PIPER_FAKE_CUDA, more), flags, save);
+    EXPECT_EQ(code, 0) << output;
+    return output;
+  }
+  std::string bits(const char* name) const { return *read_text_file(at(name), 1 << 20); }
+  std::map<std::string, std::vector<float>> values(const char* name) const {
+    std::map<std::string, std::vector<float>> values;
+    const auto tensors = read_safetensors(at(name));
+    EXPECT_TRUE(tensors.ok());
+    for (const NamedTensor& one : *tensors) {
+      std::vector<float>& to = values[one.name];
+      to.resize(one.data.size / sizeof(float));
+      std::memcpy(to.data(), one.data.data, one.data.size);
+    }
+    return values;
+  }
+
+  Folder folder_;
+};
+
+TEST_F(CudaJob, TrainsWhatTheCpuTrains) {
+  const auto [code, output] = train("", "--backend cpu", "cpu.safetensors");
+  ASSERT_EQ(code, 0) << output;
+  // Nobody says which: the plans are made for cuda, and there is a device.
+  EXPECT_THAT(on_device("", "", "graphs.safetensors"), testing::HasSubstr("cuda on Fake H100"));
+  const auto expected = values("cpu.safetensors"), made = values("graphs.safetensors");
+  ASSERT_EQ(expected.size(), 6u);
+  ASSERT_EQ(made.size(), 6u);
+  for (const auto& [name, numbers] : expected) {
+    const auto& others = made.at(name);
+    ASSERT_EQ(others.size(), numbers.size());
+    for (size_t i = 0; i < numbers.size(); ++i)
+      ASSERT_NEAR(others[i], numbers[i], 1e-5) << name << " " << i;
+  }
+  for (int seed = 1; seed <= 6; ++seed) {
+    const bool graphs = seed % 2 == 0;
+    on_device(fmt::format("FAKE_CUDA_SEED={} FAKE_CUDA_CHECK=1", seed),
+              graphs ? "--graphs on" : "--graphs off", "again.safetensors");
+    EXPECT_EQ(bits("again.safetensors"), bits("graphs.safetensors")) << "seed " << seed;
+  }
+}
+
+// With graphs a step is one call, from the third on.
+TEST_F(CudaJob, GraphsSaveCalls) {
+  const auto calls = [&](const char* graphs) {
+    const std::string output = on_device("FAKE_CUDA_COUNT=1", graphs, "unused.safetensors");
+    const size_t at = output.find("fake cuda: ");
+    EXPECT_NE(at, std::string::npos) << output;
+    return at == std::string::npos ? 0 : std::atoll(output.c_str() + at + 11);
+  };
+  EXPECT_LT(calls("--graphs on") * 4, calls("--graphs off") * 3);
+}
+
+// Each instruction's time on the device lies in the step, and none ends before it begins.
+TEST_F(CudaJob, ATraceHasTheDevicesTimes) {
+  on_device("", "--trace " + at("trace.json") + " --trace-steps 2", "unused.safetensors");
+  const auto trace = nlohmann::json::parse(bits("trace.json"));
+  std::set<std::string> names;
+  for (const auto& event : trace.is_array() ? trace : trace.at("traceEvents")) {
+    if (event.value("ph", "") != "X") continue;
+    names.insert(event.at("name").get<std::string>());
+    EXPECT_GT(event.at("dur").get<double>(), 0) << event;
+  }
+  EXPECT_GE(names.size(), 4u) << trace;
+}
+
+TEST_F(CudaJob, WithoutADeviceItSaysWhatItLookedFor) {
+  const auto [code, output] =
+      train("PIPER_CUDA_PATH=/nowhere FAKE_CUDA_DEVICES=0", "--backend cuda", "unused.safetensors");
+  if (output.find("libcuda.so.1") == std::string::npos) GTEST_SKIP() << "this machine has a driver";
+  EXPECT_EQ(code, 1) << output;
+  EXPECT_EQ(output.find("error: NVIDIA's driver is not here: "), 0u) << output;
+  EXPECT_THAT(output, testing::HasSubstr("looked for libcuda.so.1 in "));
+}
+
+}  // namespace
+}  // namespace piper

@@ -1,0 +1,211 @@
+// The texts of kernels, as NVRTC compiles them: without warnings, and within the registers of a
+// thread. Skipped where there is no NVRTC.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "folder.h"
+#include "nvrtc.h"
+#include "piper/compile.h"
+#include "piper/cuda_kernels.h"
+#include "piper/fuse.h"
+#include "piper/signatures.h"
+
+namespace piper {
+namespace {
+
+std::string source(const std::string& path) { return std::string(PIPER_SOURCE_DIR) + "/" + path; }
+
+// The programs of the sample model in bf16, trained on one device.
+std::vector<Program> programs_of_sample() {
+  const Folder folder;
+  const std::string text =
+      "piper: 1\ntrain:\n  global_batch: 64\n  optimizer: {adamw: {lr: 1e-3}}\n  clip_norm: 1\n"
+      "directives:\n  - precision: {compute: bf16}\n";
+  const auto compiled = compile({.model = source("samples/gpt/model.onnx"),
+                                 .strategy = folder.write("strategy.yaml", text),
+                                 .target = "cuda",
+                                 .oracles = false});
+  EXPECT_TRUE(compiled) << print_error(compiled.error());
+  return compiled ? compiled->set.roles[0].programs : std::vector<Program>();
+}
+
+// The ops that there are kernels for: what others make is given.
+Program with_kernels(const Program& program) {
+  const std::vector<std::string> names = cuda_ops();
+  std::vector<int32_t> given;
+  Program carved{.label = program.label};
+  for (const ProgramOp& op : program.ops)
+    if (std::binary_search(names.begin(), names.end(), op.op))
+      carved.ops.push_back(op);
+    else
+      given.insert(given.end(), op.outputs.begin(), op.outputs.end());
+  // Arguments first, then what is given, then all else.
+  std::vector<int32_t> order(program.values.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    const auto rank = [&](int32_t v) {
+      return v < program.num_args ? 0 : std::count(given.begin(), given.end(), v) > 0 ? 1 : 2;
+    };
+    return rank(a) < rank(b);
+  });
+  std::vector<int32_t> place(order.size());
+  for (size_t v = 0; v < order.size(); ++v) {
+    place[static_cast<size_t>(order[v])] = static_cast<int32_t>(v);
+    carved.values.push_back(program.values[static_cast<size_t>(order[v])]);
+  }
+  carved.arg_read = program.arg_read;
+  carved.arg_written = program.arg_written;
+  for (const int32_t value : given)
+    if (value >= program.num_args) ++carved.num_args;
+  carved.num_args += program.num_args;
+  carved.arg_read.resize(static_cast<size_t>(carved.num_args), true);
+  carved.arg_written.resize(static_cast<size_t>(carved.num_args), true);
+  for (const auto& [value, bytes] : program.literals)
+    carved.literals.emplace_back(place[static_cast<size_t>(value)], bytes);
+  for (ProgramOp& op : carved.ops)
+    for (auto* operands : {&op.inputs, &op.outputs})
+      for (int32_t& value : *operands)
+        if (value >= 0) value = place[static_cast<size_t>(value)];
+  return carved;
+}
+
+// Each architecture for which the texts are written; sm_90a is the one that they are tuned for.
+constexpr const char* kArchitectures[] = {"sm_80", "sm_90a", "sm_100", "sm_120"};
+
+TEST(Texts, OfTheSampleCompileWithoutSpills) {
+  const Nvrtc* nvrtc = Nvrtc::find();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  size_t kernels = 0;
+  for (const Program& program : programs_of_sample()) {
+    const auto made = device_program(with_kernels(program));
+    ASSERT_TRUE(made) << program.label << ": " << print_error(made.error());
+    if (made->source.empty()) continue;
+    for (const char* arch : kArchitectures) {
+      SCOPED_TRACE(program.label + " for " + arch);
+      const auto binary = nvrtc->compile(made->source, arch);
+      ASSERT_TRUE(binary.ok) << binary.log;
+      EXPECT_EQ(binary.log.find("warning"), std::string::npos) << binary.log;
+      const auto costs = costs_of(binary.cubin);
+      for (const DeviceKernel& kernel : made->kernels) {
+        const auto cost = costs.find(kernel.name);
+        ASSERT_NE(cost, costs.end()) << kernel.name;
+        EXPECT_GT(cost->second.registers, 0u);
+        EXPECT_LE(cost->second.registers, 128u) << kernel.name << "\n" << made->source;
+        EXPECT_EQ(cost->second.frame_bytes, 0u) << kernel.name << "\n" << made->source;
+        ++kernels;
+      }
+    }
+  }
+  EXPECT_GT(kernels, 20u);
+}
+
+// A norm of 16-bit rows, and its gradients: all but what is one number a row, and partial sums,
+// moves 16 bytes at once.
+TEST(Texts, OfPassesMoveSixteenBytesAtOnce) {
+  const Nvrtc* nvrtc = Nvrtc::find();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  const auto role = parse_plan(R"(plan batch=2 arena=1048576 workspace=[0]
+stream 0 "compute"
+buffer 0 "x" bf16[64,768] step at=0
+buffer 1 "r" f32[64,768] step at=131072
+buffer 2 "w" f32[768] step at=393216
+buffer 3 "y" bf16[64,768] step at=458752
+program 0 label="F" args=4
+  value 0 bf16[64,768] read
+  value 1 f32[64,768] read
+  value 2 f32[768] read
+  value 3 bf16[64,768] written
+  value 4 f32[64,768]
+  value 5 f32[64,768]
+  value 6 f32[64,768]
+  value 7 f32[64,1]
+  op Cast in=[0] out=[4] {to="f32"}
+  op Add in=[4,1] out=[5]
+  op RmsNorm in=[5,2] out=[6,7] {axis=1, epsilon=1e-05}
+  op Cast in=[6] out=[3] {to="bf16"}
+body
+  0 compute label="F" program=0 args=[0,1,2,3] pass="F"
+)");
+  ASSERT_TRUE(role) << print_error(role.error());
+  const auto made = device_program(role->programs[0]);
+  ASSERT_TRUE(made) << print_error(made.error());
+  EXPECT_EQ(made->steps.size(), 1u);
+  const auto text = nvrtc->compile(made->source, "compute_90a");
+  ASSERT_TRUE(text.ok) << text.log;
+  size_t wide = 0, all = 0;
+  for (const std::string& line : split_text(text.assembly, '\n')) {
+    if (line.find("ld.global") == std::string::npos && line.find("st.global") == std::string::npos)
+      continue;
+    ++all;
+    wide += line.find(".v4") != std::string::npos;
+  }
+  EXPECT_GT(wide, 3u);
+  EXPECT_EQ(wide, all) << text.assembly;
+}
+
+// A use of the op for each sample that may be of this type, each with operands of its own.
+void add_uses(const OpDef& def, DType type, Program& program) {
+  for (const OpSample& sample : def.samples) {
+    OpTypes use{.inputs = sample.inputs, .present = {}, .outputs = {}, .attrs = sample.attrs};
+    use.present.assign(sample.inputs.size(), true);
+    for (const int i : sample.absent) use.present[static_cast<size_t>(i)] = false;
+    for (TensorType& input : use.inputs)
+      if (input.dtype == DType::kF64) input.dtype = type;
+    for (const char* name : {"to", "dtype"})
+      if (use.attrs.text(name) == "f64") use.attrs.set(name, info(type).name);
+    auto outputs = def.types(use);
+    if (!outputs) continue;
+    use.outputs = *outputs;
+    if (!check_use(def.name, use)) continue;
+    ProgramOp op{std::string(def.name), use.attrs, {}, {}};
+    const auto add = [&](const TensorType& of, bool is_read) {
+      program.values.push_back(of);
+      program.arg_read.push_back(is_read);
+      program.arg_written.push_back(!is_read);
+      return program.num_args++;
+    };
+    for (size_t i = 0; i < use.inputs.size(); ++i)
+      op.inputs.push_back(use.present[i] ? add(use.inputs[i], true) : -1);
+    for (const TensorType& output : use.outputs) op.outputs.push_back(add(output, false));
+    Program alone = program;
+    alone.ops = {op};
+    if (device_program(alone)) program.ops.push_back(std::move(op));
+  }
+}
+
+TEST(Texts, OfAllOpsCompile) {
+  const Nvrtc* nvrtc = Nvrtc::find();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  constexpr size_t kTogether = 12;
+  const std::vector<std::string> names = cuda_ops();
+  for (size_t first = 0; first < names.size(); first += kTogether) {
+    Program program;
+    for (size_t n = first; n < std::min(first + kTogether, names.size()); ++n)
+      for (const DType type : {DType::kF64, DType::kBF16})
+        if (const OpDef* def = find_op(names[n])) add_uses(*def, type, program);
+    SCOPED_TRACE("ops from " + names[first] + " on");
+    const auto made = device_program(program);
+    ASSERT_TRUE(made) << print_error(made.error());
+    const auto binary = nvrtc->compile(made->source, "sm_90a");
+    ASSERT_TRUE(binary.ok) << binary.log;
+    EXPECT_EQ(binary.log.find("warning"), std::string::npos) << binary.log;
+  }
+}
+
+// The control: what does not fit is seen.
+TEST(Texts, OfTooMuchHaveAFrame) {
+  const Nvrtc* nvrtc = Nvrtc::find();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  const auto binary = nvrtc->compile(
+      "extern \"C\" __global__ void k(int* x) {\n  int a[64] = {};\n"
+      "  for (int i = 0; i < 64; ++i) a[x[i] & 63] = i;\n  x[0] = a[x[64] & 63];\n}\n",
+      "sm_90a");
+  ASSERT_TRUE(binary.ok) << binary.log;
+  EXPECT_GE(costs_of(binary.cubin).at("k").frame_bytes, 256u);
+  EXPECT_FALSE(nvrtc->compile("no text", "sm_90a").ok);
+}
+
+}  // namespace
+}  // namespace piper

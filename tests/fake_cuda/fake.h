@@ -1,0 +1,245 @@
+// A driver, NVRTC and cuBLASLt for tests, in one library that stands for all three
+// (PIPER_CUDA_PATH). Kernels are compiled for the host and run by the emulator (grid.h); whatever
+// is queued runs when somebody waits, in an order drawn from all that are legal.
+//
+//     FAKE_CUDA_DEVICES=N  so many devices (2)        FAKE_CUDA_INIT=CODE   cuInit fails
+//     FAKE_CUDA_SEED=N     of orders (1)              FAKE_CUDA_CHECK=1     kernels with all checks
+//     FAKE_CUDA_FAIL=N     the Nth call fails, once   FAKE_CUDA_COUNT=1     says how many there
+//     were
+//
+// Misuse is said on stderr: handles that are no longer, calls without a context, memory that nobody
+// has. At the end so is what was never destroyed, and a process that would end with 0 ends with 86
+// (unless FAKE_CUDA_REPORT=0).
+#pragma once
+
+#include <api.h>
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "grid.h"
+
+namespace piper::fake {
+
+using namespace piper::cuda;  // NOLINT: the names of what is called
+
+enum Code : int {
+  kOk = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kNotInitialized = 3,
+  kInvalidDevice = 101,
+  kInvalidImage = 200,
+  kInvalidContext = 201,
+  kInvalidHandle = 400,
+  kNotFound = 500,
+  kNotReady = 600,
+  kLaunchFailed = 719,
+  kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901,
+  kCaptureUnmatched = 903,
+  kCaptureUnjoined = 904,
+  kCaptureIsolation = 905,
+  kCapturedEvent = 907,
+  kUnknown = 999,
+};
+
+// What a handle stands for. It is kept when it has been destroyed, so that its later uses are
+// known.
+struct Object {
+  virtual ~Object() = default;
+  virtual const char* kind() const = 0;
+  bool is_alive = true;
+};
+
+// Work, once it is done.
+struct Point {
+  bool is_done = false;
+  double milliseconds = 0;
+};
+using Work = std::function<Status()>;
+struct Queued {
+  Work work;  // none: it only waits, or is waited for
+  std::shared_ptr<Point> after, done;
+};
+
+}  // namespace piper::fake
+
+namespace piper::cuda {
+
+struct CuContext : fake::Object {
+  const char* kind() const override { return "context"; }
+  int device = 0, users = 0;
+};
+struct CuModule : fake::Object {
+  const char* kind() const override { return "module"; }
+  std::shared_ptr<emulator::Module> kernels;
+};
+struct CuFunction : fake::Object {
+  const char* kind() const override { return "function"; }
+  CuModule* module = nullptr;
+  std::string name;
+  int pointers = 0;
+  int64_t most_shared = 48 << 10;
+};
+// A graph under way: nodes that come after others.
+struct CuGraph : fake::Object {
+  const char* kind() const override { return "graph"; }
+  struct Node {
+    fake::Work work;
+    std::set<size_t> after;
+  };
+  std::vector<Node> nodes;
+  bool is_open = true, is_broken = false;
+};
+struct CuGraphExec : fake::Object {
+  const char* kind() const override { return "executable graph"; }
+  std::vector<CuGraph::Node> nodes;
+};
+struct CuStream : fake::Object {
+  const char* kind() const override { return "stream"; }
+  CuContext* context = nullptr;
+  std::deque<fake::Queued> queue;
+  CuGraph* capture = nullptr;  // what is queued becomes a part of it
+  bool is_origin = false;
+  std::set<size_t> last;  // nodes of the capture, after which the next one comes
+};
+struct CuEvent : fake::Object {
+  const char* kind() const override { return "event"; }
+  CuContext* context = nullptr;
+  bool is_timed = false;
+  std::shared_ptr<fake::Point> recorded;  // null: never
+  CuGraph* capture = nullptr;             // recorded while this was captured, after these nodes
+  std::set<size_t> nodes;
+};
+struct CuResourceDesc : fake::Object {
+  const char* kind() const override { return "resource description"; }
+};
+struct CuGreenContext : fake::Object {
+  const char* kind() const override { return "green context"; }
+};
+
+}  // namespace piper::cuda
+
+namespace piper::fake {
+
+struct Range {
+  size_t bytes = 0;
+  bool is_host = false, is_mapped = false;
+};
+
+class State {
+ public:
+  std::recursive_mutex mutex;
+  bool is_ready = false;    // cuInit
+  bool has_failed = false;  // a call, as was wanted: what then cannot be done is no misuse
+  int64_t calls = 0;
+  std::map<uintptr_t, Range> memory;                 // allocations, and mappings with access
+  std::map<uintptr_t, size_t> addresses;             // reserved
+  std::map<CuMemory, std::pair<int, size_t>> pages;  // file, bytes
+  emulator::WatchedMemory watched;                   // where kernels are checked
+  std::vector<CuStream*> streams;
+  const bool is_checked;
+  std::mt19937_64 random;
+
+  static State& get();
+
+  template <class T>
+  T* make() {
+    T* made = new T;
+    objects_.emplace_back(made);
+    known_.insert(made);
+    return made;
+  }
+  // Null, and misuse is noted, unless there is such an object, and alive.
+  template <class T>
+  T* check(const char* call, T* handle) {
+    const bool is_known = known_.contains(handle);
+    if (is_known && handle->is_alive) return handle;
+    misuse(call,
+           is_known ? std::string("a destroyed ") + handle->kind() : "a handle that never was");
+    return nullptr;
+  }
+  void misuse(const char* call, const std::string& what);
+
+  // What is wrong with touching [at, at + bytes); empty: nothing. Pageable memory of the host is
+  // nobody's to check.
+  std::string touch(uintptr_t at, size_t bytes, emulator::Access access);
+  const Range* range_of(uintptr_t at) const;
+  void add_range(uintptr_t at, const Range& range, const char* name);
+  void drop_range(uintptr_t at);
+
+  // Queues work; a stream under capture notes it.
+  int queue(const char* call, CuStream* stream, Work work);
+  // Runs what is queued, in some order, until it is done. Error: some work failed, now or before.
+  int run_until(const std::function<bool()>& is_done);
+  bool run_one();
+  int failure() const { return failure_.empty() ? kOk : kLaunchFailed; }
+  // Whether the calling thread captures, so that it may not call what waits or allocates.
+  bool is_capturing() const;
+  void set_capturing(CuGraph* graph, bool capturing);
+
+  int report();
+
+ private:
+  State();
+  std::vector<std::unique_ptr<Object>> objects_;
+  std::set<const void*> known_;
+  std::map<CuGraph*, std::thread::id> capturing_;
+  std::string failure_;  // of work
+  int64_t misused_ = 0;
+};
+
+// The way into every call: one at a time, counted, and made to fail where that is wanted.
+class Call {
+ public:
+  explicit Call(const char* name, bool needs_start = true);
+  const char* name;
+  State& state;
+  int code = kOk;
+
+ private:
+  std::unique_lock<std::recursive_mutex> lock_;
+};
+#define FAKE_CALL(name) \
+  Call call(#name);     \
+  if (call.code != kOk) return call.code
+// What releases does so even where it says that it failed.
+#define FAKE_RELEASE(name) Call call(#name)
+#define FAKE_CHECK(handle) \
+  if (!call.state.check(call.name, handle)) return kInvalidHandle
+// The current context of the thread; calls without one fail.
+CuContext*& current_context();
+#define FAKE_CONTEXT()                                      \
+  if (!current_context() || !current_context()->is_alive) { \
+    call.state.misuse(call.name, "no context is current");  \
+    return kInvalidContext;                                 \
+  }
+#define FAKE_NO_CAPTURE()                                            \
+  if (call.state.is_capturing()) {                                   \
+    call.state.misuse(call.name, "it may not be called in capture"); \
+    return kCaptureUnsupported;                                      \
+  }
+
+int64_t variable(const char* name, int64_t otherwise);
+
+}  // namespace piper::fake
+
+extern "C" {
+// What went wrong and what was never destroyed, on stderr; how much of it.
+int fake_cuda_report();
+// What is faked has the types with which it is called.
+#define FAKE_DECLARED(name, result, arguments) result name arguments;
+namespace piper::fake {
+PIPER_CUDA_DRIVER(FAKE_DECLARED)
+PIPER_CUDA_GREEN(FAKE_DECLARED)
+PIPER_NVRTC(FAKE_DECLARED)
+PIPER_CUBLASLT(FAKE_DECLARED)
+PIPER_CUDNN(FAKE_DECLARED)
+}  // namespace piper::fake
+}

@@ -1,0 +1,346 @@
+// The driver's streams, events, copies and graphs.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "fake.h"
+
+using namespace piper;        // NOLINT: what is called is all outside of namespaces
+using namespace piper::fake;  // NOLINT
+
+namespace {
+
+CuStream* make_stream(State& state) {
+  CuStream* stream = state.make<CuStream>();
+  stream->context = current_context();
+  state.streams.push_back(stream);
+  return stream;
+}
+
+int run_stream(State& state, const CuStream* stream) {
+  return state.run_until([&] { return stream->queue.empty(); });
+}
+
+// Sets lines of `width` elements that begin `pitch` bytes apart.
+template <class T>
+int set(Call& call, CuAddress at, size_t pitch, T value, size_t width, size_t height,
+        CuStream* stream) {
+  if (at % sizeof(T) != 0) {
+    call.state.misuse(call.name, "an address that is not aligned");
+    return kInvalidValue;
+  }
+  State& state = call.state;
+  return state.queue(call.name, stream, [=, &state]() -> Status {
+    for (size_t line = 0; line < height; ++line) {
+      const std::string wrong =
+          state.range_of(at)
+              ? state.touch(at + line * pitch, width * sizeof(T), emulator::Access::kWrite)
+              : "no memory of a device";
+      if (!wrong.empty()) return fail("a memset: {}", wrong);
+      for (size_t i = 0; i < width; ++i)
+        std::memcpy(reinterpret_cast<char*>(at) + line * pitch + i * sizeof(T), &value, sizeof(T));
+    }
+    return ok_status();
+  });
+}
+
+Status copy(State& state, CuAddress to, CuAddress from, size_t bytes) {
+  for (const auto& [at, access] :
+       {std::pair{from, emulator::Access::kRead}, {to, emulator::Access::kWrite}})
+    if (const std::string wrong = state.touch(at, bytes, access); !wrong.empty())
+      return fail("a copy: {}", wrong);
+  std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  return ok_status();
+}
+
+// All nodes before these, and themselves.
+std::set<size_t> ancestors(const CuGraph& graph, std::set<size_t> nodes) {
+  std::vector<size_t> open(nodes.begin(), nodes.end());
+  while (!open.empty()) {
+    const size_t node = open.back();
+    open.pop_back();
+    for (const size_t before : graph.nodes[node].after)
+      if (nodes.insert(before).second) open.push_back(before);
+  }
+  return nodes;
+}
+
+// In an order drawn from all that are legal.
+Status run_graph(State& state, const std::vector<CuGraph::Node>& nodes) {
+  std::vector<bool> done(nodes.size());
+  for (size_t count = 0; count < nodes.size(); ++count) {
+    std::vector<size_t> able;
+    for (size_t n = 0; n < nodes.size(); ++n)
+      if (!done[n] && std::all_of(nodes[n].after.begin(), nodes[n].after.end(),
+                                  [&](size_t before) { return done[before]; }))
+        able.push_back(n);
+    const size_t next = able[state.random() % able.size()];
+    if (nodes[next].work) PIPER_TRY(nodes[next].work());
+    done[next] = true;
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+extern "C" {
+
+int cuStreamCreateWithPriority(CuStream** stream, unsigned flags, int priority) {
+  FAKE_CALL(cuStreamCreateWithPriority);
+  FAKE_CONTEXT();
+  if (flags > kStreamNonBlocking || priority > 0 || priority < -5) return kInvalidValue;
+  *stream = make_stream(call.state);
+  return kOk;
+}
+int cuStreamDestroy_v2(CuStream* stream) {
+  FAKE_RELEASE(cuStreamDestroy_v2);
+  FAKE_CHECK(stream);
+  if (stream->capture) call.state.misuse(call.name, "the stream is captured");
+  stream->is_alive = false;  // what is queued still runs
+  return call.code;
+}
+int cuStreamSynchronize(CuStream* stream) {
+  FAKE_CALL(cuStreamSynchronize);
+  FAKE_CHECK(stream);
+  FAKE_NO_CAPTURE();
+  if (stream->capture) return kCaptureUnsupported;
+  return run_stream(call.state, stream);
+}
+int cuStreamWaitEvent(CuStream* stream, CuEvent* event, unsigned) {
+  FAKE_CALL(cuStreamWaitEvent);
+  FAKE_CHECK(stream);
+  FAKE_CHECK(event);
+  if (event->capture) {  // the stream's work becomes a part of that graph
+    if (!event->capture->is_open) {
+      call.state.misuse(call.name, "the event was recorded in a capture that has ended");
+      return kCapturedEvent;
+    }
+    if (stream->capture && stream->capture != event->capture) return kCaptureIsolation;
+    stream->capture = event->capture;
+    stream->last.insert(event->nodes.begin(), event->nodes.end());
+    return kOk;
+  }
+  if (stream->capture) {
+    if (!event->recorded) return kOk;
+    call.state.misuse(call.name, "a captured stream waits for what is not in the graph");
+    stream->capture->is_broken = true;
+    return kCaptureIsolation;
+  }
+  if (event->recorded) stream->queue.push_back({nullptr, event->recorded, nullptr});
+  return call.state.failure();
+}
+
+// ---- Events -------------------------------------------------------------------------------------
+
+int cuEventCreate(CuEvent** event, unsigned flags) {
+  FAKE_CALL(cuEventCreate);
+  FAKE_CONTEXT();
+  *event = call.state.make<CuEvent>();
+  (*event)->context = current_context();
+  (*event)->is_timed = (flags & kEventNoTiming) == 0;
+  return kOk;
+}
+int cuEventRecord(CuEvent* event, CuStream* stream) {
+  FAKE_CALL(cuEventRecord);
+  FAKE_CHECK(event);
+  FAKE_CHECK(stream);
+  if (event->context != stream->context) {
+    call.state.misuse(call.name, "event and stream have two contexts");
+    return kInvalidHandle;
+  }
+  event->capture = stream->capture;
+  event->nodes = stream->last;
+  event->recorded = nullptr;
+  if (stream->capture) return kOk;
+  event->recorded = std::make_shared<Point>();
+  stream->queue.push_back({nullptr, nullptr, event->recorded});
+  return call.state.failure();
+}
+int cuEventQuery(CuEvent* event) {
+  FAKE_CALL(cuEventQuery);
+  FAKE_CHECK(event);
+  if (event->capture) return kCapturedEvent;
+  if (!event->recorded || event->recorded->is_done) return call.state.failure();
+  call.state.run_one();
+  return event->recorded->is_done ? call.state.failure() : static_cast<int>(kNotReady);
+}
+int cuEventSynchronize(CuEvent* event) {
+  FAKE_CALL(cuEventSynchronize);
+  FAKE_CHECK(event);
+  FAKE_NO_CAPTURE();
+  if (event->capture) return kCapturedEvent;
+  const auto recorded = event->recorded;
+  return call.state.run_until([&] { return !recorded || recorded->is_done; });
+}
+int cuEventElapsedTime(float* milliseconds, CuEvent* start, CuEvent* end) {
+  FAKE_CALL(cuEventElapsedTime);
+  FAKE_CHECK(start);
+  FAKE_CHECK(end);
+  if (!start->is_timed || !end->is_timed || !start->recorded || !end->recorded)
+    return kInvalidHandle;
+  if (!start->recorded->is_done || !end->recorded->is_done) return kNotReady;
+  *milliseconds = static_cast<float>(end->recorded->milliseconds - start->recorded->milliseconds);
+  return kOk;
+}
+int cuEventDestroy_v2(CuEvent* event) {
+  FAKE_RELEASE(cuEventDestroy_v2);
+  FAKE_CHECK(event);
+  event->is_alive = false;
+  return call.code;
+}
+
+// ---- Copies -------------------------------------------------------------------------------------
+
+int cuMemcpyAsync(CuAddress to, CuAddress from, size_t bytes, CuStream* stream) {
+  FAKE_CALL(cuMemcpyAsync);
+  State& state = call.state;
+  if (bytes == 0) return kOk;
+  const bool from_pageable = !state.range_of(from), to_pageable = !state.range_of(to);
+  if (!state.check(call.name, stream)) return kInvalidHandle;
+  if (from_pageable && !stream->capture) {  // read before the call returns
+    const auto* bytes_from = reinterpret_cast<const char*>(from);
+    return state.queue(
+        call.name, stream,
+        [&state, to, held = std::vector<char>(bytes_from, bytes_from + bytes)]() -> Status {
+          return copy(state, to, reinterpret_cast<uintptr_t>(held.data()), held.size());
+        });
+  }
+  const int code =
+      state.queue(call.name, stream, [=, &state] { return copy(state, to, from, bytes); });
+  if (code != kOk || !to_pageable || stream->capture) return code;
+  return run_stream(state, stream);  // written before the call returns
+}
+int cuMemsetD8Async(CuAddress at, unsigned char value, size_t count, CuStream* stream) {
+  FAKE_CALL(cuMemsetD8Async);
+  return set(call, at, 0, value, count, 1, stream);
+}
+int cuMemsetD16Async(CuAddress at, unsigned short value, size_t count, CuStream* stream) {
+  FAKE_CALL(cuMemsetD16Async);
+  return set(call, at, 0, value, count, 1, stream);
+}
+int cuMemsetD32Async(CuAddress at, unsigned value, size_t count, CuStream* stream) {
+  FAKE_CALL(cuMemsetD32Async);
+  return set(call, at, 0, value, count, 1, stream);
+}
+int cuMemsetD2D32Async(CuAddress at, size_t pitch, unsigned value, size_t width, size_t height,
+                       CuStream* stream) {
+  FAKE_CALL(cuMemsetD2D32Async);
+  return set(call, at, pitch, value, width, height, stream);
+}
+
+// ---- Graphs -------------------------------------------------------------------------------------
+
+int cuStreamBeginCapture_v2(CuStream* stream, int mode) {
+  FAKE_CALL(cuStreamBeginCapture_v2);
+  FAKE_CHECK(stream);
+  if (stream->capture || mode != kCaptureThread) return kInvalidValue;
+  stream->capture = call.state.make<CuGraph>();
+  stream->is_origin = true;
+  stream->last.clear();
+  call.state.set_capturing(stream->capture, true);
+  return kOk;
+}
+int cuStreamEndCapture(CuStream* stream, CuGraph** graph) {
+  FAKE_RELEASE(cuStreamEndCapture);
+  FAKE_CHECK(stream);
+  *graph = nullptr;
+  if (!stream->capture || !stream->is_origin) return kCaptureUnmatched;
+  CuGraph* made = stream->capture;
+  made->is_open = false;
+  const std::set<size_t> joined = ancestors(*made, stream->last);
+  for (CuStream* one : call.state.streams) {
+    if (one->capture != made) continue;
+    one->capture = nullptr;
+    one->is_origin = false;
+    one->last.clear();
+  }
+  call.state.set_capturing(made, false);
+  const bool is_joined = joined.size() == made->nodes.size();
+  if (!is_joined && !call.state.has_failed)
+    call.state.misuse(call.name,
+                      fmt::format("{} of {} nodes are not joined to the stream",
+                                  made->nodes.size() - joined.size(), made->nodes.size()));
+  if (is_joined && !made->is_broken && call.code == kOk) {
+    *graph = made;
+    return kOk;
+  }
+  made->is_alive = false;
+  if (call.code != kOk) return call.code;
+  return is_joined ? kCaptureInvalidated : kCaptureUnjoined;
+}
+int cuGraphInstantiateWithFlags(CuGraphExec** made, CuGraph* graph, unsigned long long) {
+  FAKE_CALL(cuGraphInstantiateWithFlags);
+  FAKE_CHECK(graph);
+  *made = call.state.make<CuGraphExec>();
+  (*made)->nodes = graph->nodes;
+  return kOk;
+}
+int cuGraphLaunch(CuGraphExec* graph, CuStream* stream) {
+  FAKE_CALL(cuGraphLaunch);
+  FAKE_CHECK(graph);
+  State& state = call.state;
+  return state.queue(call.name, stream, [&state, graph] { return run_graph(state, graph->nodes); });
+}
+int cuGraphExecDestroy(CuGraphExec* graph) {
+  FAKE_RELEASE(cuGraphExecDestroy);
+  FAKE_CHECK(graph);
+  graph->is_alive = false;
+  return call.code;
+}
+int cuGraphDestroy(CuGraph* graph) {
+  FAKE_RELEASE(cuGraphDestroy);
+  FAKE_CHECK(graph);
+  graph->is_alive = false;
+  return call.code;
+}
+
+// ---- Streams on a part of the multiprocessors ---------------------------------------------------
+
+int cuDeviceGetDevResource(int, CuResource* resource, int type) {
+  FAKE_CALL(cuDeviceGetDevResource);
+  *resource = {};
+  resource->type = type;
+  resource->multiprocessors = 132;
+  return type == kResourceOfMultiprocessors ? kOk : kInvalidValue;
+}
+int cuDevSmResourceSplitByCount(CuResource* parts, unsigned* count, const CuResource* from,
+                                CuResource* rest, unsigned, unsigned least) {
+  FAKE_CALL(cuDevSmResourceSplitByCount);
+  constexpr unsigned kStep = 8;
+  const unsigned each = (least + kStep - 1) / kStep * kStep;
+  *count = std::min(*count, from->multiprocessors / each);
+  for (unsigned i = 0; i < *count; ++i) {
+    parts[i] = *from;
+    parts[i].multiprocessors = each;
+  }
+  *rest = *from;
+  rest->multiprocessors = from->multiprocessors - *count * each;
+  return kOk;
+}
+int cuDevResourceGenerateDesc(CuResourceDesc** description, CuResource*, unsigned) {
+  FAKE_CALL(cuDevResourceGenerateDesc);
+  *description = call.state.make<CuResourceDesc>();
+  return kOk;
+}
+int cuGreenCtxCreate(CuGreenContext** context, CuResourceDesc* description, int, unsigned flags) {
+  FAKE_CALL(cuGreenCtxCreate);
+  FAKE_CHECK(description);
+  *context = call.state.make<CuGreenContext>();
+  return flags == kGreenDefaultStream ? kOk : kInvalidValue;
+}
+int cuGreenCtxDestroy(CuGreenContext* context) {
+  FAKE_RELEASE(cuGreenCtxDestroy);
+  FAKE_CHECK(context);
+  context->is_alive = false;
+  return call.code;
+}
+int cuGreenCtxStreamCreate(CuStream** stream, CuGreenContext* context, unsigned, int) {
+  FAKE_CALL(cuGreenCtxStreamCreate);
+  FAKE_CONTEXT();
+  FAKE_CHECK(context);
+  *stream = make_stream(call.state);
+  return kOk;
+}
+
+}  // extern "C"
