@@ -5,9 +5,9 @@
 
 #include <cstring>
 
-#include "fake_cuda/run_program.h"
 #include "piper/halves.h"
 #include "piper/signatures.h"
+#include "run_on_device.h"
 #include "unit/op_uses.h"
 
 namespace piper {
@@ -223,7 +223,7 @@ TEST_P(Conformance, AgreesWithTheCpu) {
   std::vector<Bytes> first;
   for (const emulator::Order& order : kOrders) {
     SCOPED_TRACE(fmt::format("order of threads {} (seed {})", static_cast<int>(order.kind), kSeed));
-    auto made = emulator::run_on_host(pack.program, pack.arguments, order);
+    auto made = run_where_wanted(pack.program, pack.arguments, order);
     ASSERT_TRUE(made.ok()) << made.error().message;
     for (size_t i = 0; i < first.size(); ++i)
       ASSERT_EQ(as_text(made->at(i).span()), as_text(first[i].span()))

@@ -127,6 +127,43 @@ TEST_F(CudaJob, ATraceHasTheDevicesTimes) {
   EXPECT_GE(names.size(), 4u) << trace;
 }
 
+// Ranks of one device copy from each other: the bits are those of the plan for one rank, in any
+// legal order of all streams.
+struct Parallel {
+  const char* name;
+  const char* strategy;
+  const char* flags;
+};
+class CudaRanks : public CudaJob, public testing::WithParamInterface<Parallel> {};
+
+TEST_P(CudaRanks, TrainWhatOneTrains) {
+  std::ofstream(at("ranks.yaml")) << fmt::format(
+      "piper: 1\ninclude: {}/strategies/{}.yaml\ntrain:\n  global_batch: 24\n"
+      "  optimizer: {{adamw: {{lr: 1e-2}}}}\n  clip_norm: 1.0\n",
+      PIPER_SOURCE_DIR, GetParam().strategy);
+  const auto [code, output] =
+      run_shell(fmt::format("{0}/bin/piperc {1}/tests/data/mlp.onnx {2}/ranks.yaml {3} --target "
+                            "cuda -o {2}/plans --force "
+                            "2>&1",
+                            PIPER_BINARY_DIR, PIPER_SOURCE_DIR, folder_.path(), GetParam().flags));
+  ASSERT_EQ(code, 0) << output;
+  for (int seed = 1; seed <= 3; ++seed)
+    EXPECT_THAT(on_device(fmt::format("FAKE_CUDA_SEED={} FAKE_CUDA_CHECK={}", seed, seed == 1),
+                          "--backend cuda --verify-against single", "ranks.safetensors"),
+                testing::HasSubstr("equal to the single-device plan bit for bit"))
+        << "seed " << seed;
+}
+INSTANTIATE_TEST_SUITE_P(
+    Strategies, CudaRanks,
+    testing::Values(
+        Parallel{"ddp", "ddp", "-D dp=2 -D microbatches=2"}, Parallel{"zero1", "zero1", "-D dp=3"},
+        Parallel{"zero3", "zero3", "-D dp=2 -D microbatches=2"},
+        Parallel{"stages", "1f1b", "-D stages=2 -D dp=2 -D microbatches=3"},
+        Parallel{"halves_of_backward", "zb-h1", "-D stages=2 -D dp=1 -D microbatches=4"},
+        Parallel{"both_ways", "dualpipev", "-D stages=2 -D dp=1 -D microbatches=6"},
+        Parallel{"two_versions", "pipedream-2bw", "-D stages=2 -D dp=2 -D microbatches=4"}),
+    [](const auto& info) { return info.param.name; });
+
 TEST_F(CudaJob, WithoutADeviceItSaysWhatItLookedFor) {
   const auto [code, output] =
       train("PIPER_CUDA_PATH=/nowhere FAKE_CUDA_DEVICES=0", "--backend cuda", "unused.safetensors");

@@ -7,9 +7,9 @@
 #include <thread>
 
 #include "evaluate.h"
-#include "fake_cuda/run_program.h"
 #include "folder.h"
 #include "piper/compile.h"
+#include "run_on_device.h"
 
 namespace piper {
 namespace {
@@ -90,7 +90,7 @@ double error_of(const TensorType& type, const Bytes& made, const Bytes& wanted) 
 
 void expect_same(const Program& program, double bound) {
   const std::vector<Bytes> arguments = draw_arguments(program);
-  const auto made = emulator::run_on_host(program, arguments);
+  const auto made = run_where_wanted(program, arguments);
   ASSERT_TRUE(made.ok()) << made.error().message;
   const auto wanted = run_on_cpu(program, arguments);
   ASSERT_TRUE(wanted.ok()) << wanted.error().message;

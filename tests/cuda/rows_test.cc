@@ -1,8 +1,8 @@
 // Passes over rows, as the cuda backend makes them, give what their ops give one by one on the CPU.
 #include <limits>
 
-#include "piper/halves.h"
 #include "composed.h"
+#include "piper/halves.h"
 
 namespace piper {
 namespace {

@@ -114,7 +114,8 @@ Status follow_rank(const PlanSet& set, int64_t rank, const BatchSource& data,
                    Transport& transport) {
   PIPER_TRY(transport.control().agree({set.manifest.set_id, rank, set.world(), "test", "cpu"}));
   const auto backend = make_cpu_backend();
-  PIPER_ASSIGN(const auto executor, Executor::load({&set, rank, &data}, *backend, transport));
+  PIPER_ASSIGN(const auto executor, Executor::load({&set, rank, &data}, *backend,
+                                                   transport.control(), transport.fabric()));
   EXPECT_GT(compare_copies(*executor), 0);
   PIPER_TRY(executor->run_prologue(0));
   for (int64_t step = 0; step < 6; ++step) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <thread>
@@ -146,11 +147,18 @@ bool State::run_one() {
 }
 
 int State::run_until(const std::function<bool()>& is_done) {
-  while (!is_done())
-    if (!run_one()) {
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!is_done()) {
+    if (run_one()) continue;
+    // Other threads may still queue what is waited for, if ranks communicate.
+    if (!communicates || std::chrono::steady_clock::now() > patience) {
       misuse("a wait", "what is waited for never comes");
       return kLaunchFailed;
     }
+    mutex.unlock();
+    std::this_thread::yield();
+    mutex.lock();
+  }
   return failure();
 }
 

@@ -1,4 +1,4 @@
-// A driver, NVRTC and cuBLASLt for tests, in one library that stands for all three
+// A driver, NVRTC, cuBLASLt and NCCL for tests, in one library that stands for all of them
 // (PIPER_CUDA_PATH). Kernels are compiled for the host and run by the emulator (grid.h); whatever
 // is queued runs when somebody waits, in an order drawn from all that are legal.
 //
@@ -120,6 +120,12 @@ struct CuEvent : fake::Object {
 struct CuResourceDesc : fake::Object {
   const char* kind() const override { return "resource description"; }
 };
+struct NcclComm : fake::Object {
+  const char* kind() const override { return "communicator"; }
+  std::string room;  // where its ranks meet
+  int size = 0, rank = 0;
+  CuContext* context = nullptr;
+};
 struct CuGreenContext : fake::Object {
   const char* kind() const override { return "green context"; }
 };
@@ -145,6 +151,7 @@ class State {
   emulator::WatchedMemory watched;                   // where kernels are checked
   std::vector<CuStream*> streams;
   const bool is_checked;
+  bool communicates = false;  // several ranks have met
   std::mt19937_64 random;
 
   static State& get();
@@ -241,5 +248,6 @@ PIPER_CUDA_GREEN(FAKE_DECLARED)
 PIPER_NVRTC(FAKE_DECLARED)
 PIPER_CUBLASLT(FAKE_DECLARED)
 PIPER_CUDNN(FAKE_DECLARED)
+PIPER_NCCL(FAKE_DECLARED)
 }  // namespace piper::fake
 }

@@ -5,8 +5,8 @@
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build}
-if [[ ! -x $build/bin/piper-run || ! -x $build/tests/device_test ]]; then
-  cmake -G Ninja -S . -B "$build" -DPIPER_WHOLE=ON >/dev/null && ninja -C "$build" piperc piper-run device_test >/dev/null || exit 1
+if [[ ! -x $build/bin/piper-run || ! -x $build/tests/conformance_test ]]; then
+  cmake -G Ninja -S . -B "$build" -DPIPER_WHOLE=ON >/dev/null && ninja -C "$build" piperc piper-run conformance_test plan_programs_test >/dev/null || exit 1
 fi
 start=$SECONDS status=0
 BUILD=$build timeout 300 tests/gpu/day A "$@" || status=1

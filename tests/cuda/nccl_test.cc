@@ -1,0 +1,162 @@
+// Ranks with a device each that communicate over NCCL, on faked libraries: what one rank trains,
+// bit for bit, and within rounding where the library adds up itself.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "folder.h"
+#include "piper/compile.h"
+#include "piper/runtime.h"
+
+namespace piper {
+namespace {
+
+constexpr int64_t kSteps = 3;
+
+struct Job {
+  const char* name;
+  const char* strategy;
+  std::vector<Definition> definitions;
+  const char* more = "";  // of the strategy
+  bool is_exact = true;
+};
+
+// Numbers that follow from their places.
+class Numbers final : public BatchSource {
+ public:
+  explicit Numbers(std::vector<InputNeed> needs) : needs_(std::move(needs)) {}
+  Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
+    const Shape& shape = needs_[static_cast<size_t>(input)].type.shape;
+    const int64_t each = num_elements(shape) / shape[0];
+    for (int64_t i = 0; i < count * each; ++i) {
+      const auto place = static_cast<double>((first * each + i) * (input + 3) + step * 1009);
+      const auto number = static_cast<float>(std::sin(place));
+      std::memcpy(to + i * info(DType::kF32).bytes, &number, sizeof number);
+    }
+    return ok_status();
+  }
+  int64_t steps() const override { return INT64_MAX; }
+  int64_t tokens_per_step() const override { return 1; }
+
+ private:
+  std::vector<InputNeed> needs_;
+};
+
+using Parameters = std::vector<NamedTensor>;
+
+JobOptions options_of() {
+  JobOptions options;
+  options.steps = kSteps;
+  options.backend = "cuda";
+  options.threads = 1;
+  return options;
+}
+
+// Each rank as a process of its own would run it.
+Result<Parameters> train(const PlanSet& set) {
+  PIPER_ASSIGN(std::vector<InputNeed> needs, data_needs(set));
+  const Numbers data(std::move(needs));
+  const auto world = make_inproc_world(set.world(), TransportOptions{60});
+  std::vector<Status> ended(static_cast<size_t>(set.world()), ok_status());
+  Parameters parameters;
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < set.world(); ++rank)
+    threads.emplace_back([&, rank] {
+      Transport& transport = world->rank(rank);
+      Result<JobResult> result =
+          run_rank_here(set, &data, nullptr, nullptr, transport, options_of());
+      if (!result) {
+        ended[static_cast<size_t>(rank)] = result.error();
+        transport.control().abort(result.error());
+      } else if (rank == 0) {
+        parameters = std::move(result->parameters);
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (Status& status : ended) PIPER_TRY(std::move(status));
+  return parameters;
+}
+
+class Nccl : public testing::TestWithParam<Job> {
+ protected:
+  static void SetUpTestSuite() {
+    static const Folder cache;
+    setenv("PIPER_CUDA_PATH", PIPER_FAKE_CUDA "/nccl", 1);
+    setenv("XDG_CACHE_HOME", std::string(cache.path()).c_str(), 1);
+  }
+};
+
+TEST_P(Nccl, TrainsWhatOneRankTrains) {
+  const Job& job = GetParam();
+  const Folder folder;
+  const std::string source = PIPER_SOURCE_DIR;
+  const std::string text = fmt::format(
+      "piper: 1\ninclude: {}/strategies/{}.yaml\ntrain:\n  global_batch: 24\n"
+      "  optimizer: {{adamw: {{lr: 1e-2}}}}\n  clip_norm: 1.0\n{}",
+      source, job.strategy, job.more);
+  const auto compiled = compile({.model = source + "/tests/data/mlp.onnx",
+                                 .strategy = folder.write("strategy.yaml", text),
+                                 .defines = job.definitions,
+                                 .target = "cuda"});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto many = train(compiled->set), one = train(*compiled->single);
+  ASSERT_TRUE(many) << print_error(many.error());
+  ASSERT_TRUE(one) << print_error(one.error());
+  ASSERT_EQ(many->size(), one->size());
+  ASSERT_FALSE(one->empty());
+  for (size_t p = 0; p < one->size(); ++p) {
+    const Bytes &a = (*many)[p].data, &b = (*one)[p].data;
+    ASSERT_EQ(a.size, b.size);
+    EXPECT_TRUE(!job.is_exact || std::memcmp(a.data, b.data, a.size) == 0) << (*one)[p].name;
+    for (size_t i = 0; i + sizeof(float) <= a.size; i += sizeof(float)) {
+      float x = 0, y = 0;
+      std::memcpy(&x, a.data + i, sizeof x);
+      std::memcpy(&y, b.data + i, sizeof y);
+      ASSERT_NEAR(x, y, 1e-4) << (*one)[p].name;
+    }
+  }
+}
+INSTANTIATE_TEST_SUITE_P(
+    Strategies, Nccl,
+    testing::Values(
+        Job{"ddp", "ddp", {{"dp", "3"}, {"microbatches", "2"}}},
+        Job{"fast",
+            "ddp",
+            {{"dp", "2"}},
+            "directives:\n  - name: replicate\n    replicate: {over: dp, reduce: {sum: fast}}\n",
+            false},
+        Job{"zero3", "zero3", {{"dp", "2"}, {"microbatches", "2"}}},
+        Job{"stages", "1f1b", {{"stages", "2"}, {"dp", "2"}, {"microbatches", "3"}}},
+        Job{"both_ways", "dualpipev", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "6"}}}),
+    [](const auto& info) { return info.param.name; });
+
+// What another rank does not answer ends in an error that names it.
+TEST_F(Nccl, ARankThatNeverComesIsMissed) {
+  const auto world = make_inproc_world(2, TransportOptions{1});
+  JobOptions options = options_of();
+  options.start_timeout_s = 1;
+  const Folder folder;
+  const std::string source = PIPER_SOURCE_DIR;
+  const auto compiled =
+      compile({.model = source + "/tests/data/mlp.onnx",
+               .strategy = folder.write("strategy.yaml",
+                                        "piper: 1\ninclude: " + source +
+                                            "/strategies/ddp.yaml\ntrain: {global_batch: 8}\n"),
+               .defines = {{"dp", "2"}},
+               .target = "cuda",
+               .oracles = false});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const Numbers data(*data_needs(compiled->set));
+  const auto result =
+      run_rank_here(compiled->set, &data, nullptr, nullptr, world->rank(0), options);
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error().code, ExitCode::kPeer);
+  EXPECT_NE(result.error().message.find("rank 0 waited 1 s"), std::string::npos)
+      << result.error().message;
+}
+
+}  // namespace
+}  // namespace piper
