@@ -420,7 +420,7 @@ TEST(Moves, NumbersAboveTwoToThe31) {
               {"int64_t(3221225472LL)"}, 3221225472 / 256);
   expect_wide("Trilu", {{"upper", int64_t{1}}}, {bytes}, {"triangle<int64_t>"},
               rows * wide / 16 / 256);
-  expect_wide("ReduceSum", {{"axes", List{0}}, {"keepdims", int64_t{0}}}, {floats},
+  expect_wide("ReduceProd", {{"axes", List{0}}, {"keepdims", int64_t{0}}}, {floats},
               {"Reduced<int64_t, 1, 1>"}, 1024);
   expect_wide("CumSum", {{"axis", int64_t{0}}}, {floats}, {"Scanned<int64_t>"}, wide);
   expect_wide("Dropout", {{"ratio", 0.5}}, {floats, {DType::kI64, {}}, {DType::kI64, {}}},

@@ -179,15 +179,15 @@ TEST(CheckRole, RefusesEachFault) {
 
 // Copies of a parameter that lives in parts: whole, a part, gathered, and one of two versions.
 TEST(CheckRole, RefusesCopiesOfNoParameter) {
-  const std::string plan = R"(plan batch=2 arena=320 workspace=[0]
+  const std::string plan = R"(plan batch=2 arena=1280 workspace=[0]
 axis "dp" 2
 stream 0 "compute"
 group 0 "dp" axes=[0]
 buffer 0 "w" f32[3] state param="w" part_of=0 whole=[6]
-buffer 1 "whole" bf16[6] state at=64 copy_of=0
-buffer 2 "part" bf16[3] state at=128 part_of=0 whole=[6] copy_of=0
-buffer 3 "made" bf16[6] step at=192 param="w" copy_of=0
-buffer 4 "before" bf16[6] state at=256 previous_of=1
+buffer 1 "whole" bf16[6] state at=256 copy_of=0
+buffer 2 "part" bf16[3] state at=512 part_of=0 whole=[6] copy_of=0
+buffer 3 "made" bf16[6] step at=768 param="w" copy_of=0
+buffer 4 "before" bf16[6] state at=1024 previous_of=1
 body
   0 copy args=[1,3]
 )";
@@ -201,11 +201,11 @@ body
       {"state param=\"w\"", "state", none},
       {"whole\" bf16[6]", "whole\" f32[6]", none},
       {"whole\" bf16[6]", "whole\" bf16[5]", none},
-      {"at=64 copy_of=0", "at=64 copy_of=1", none},
-      {"at=64 copy_of=0", "at=64 param=\"w\" copy_of=0", none},
-      {"at=64 copy_of=0", "at=64 copy_of=5", "tensor 1 'whole': there is no buffer 5"},
+      {"at=256 copy_of=0", "at=256 copy_of=1", none},
+      {"at=256 copy_of=0", "at=256 param=\"w\" copy_of=0", none},
+      {"at=256 copy_of=0", "at=256 copy_of=5", "tensor 1 'whole': there is no buffer 5"},
       {"whole=[6] copy_of=0", "whole=[5] copy_of=0", "buffer 2 'part' is a copy of no parameter"},
-      {"step at=192 param=\"w\"", "step at=192 param=\"v\"",
+      {"step at=768 param=\"w\"", "step at=768 param=\"v\"",
        "buffer 3 'made' is a copy of no parameter"},
       {"previous_of=1", "previous_of=3",
        "buffer 4 'before' is the previous version of no parameter or step"},

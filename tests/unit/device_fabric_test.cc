@@ -119,15 +119,15 @@ TEST(DeviceFabric, RefusesBlocksOfAnotherSize) {
   run_ranks(2, 5, kSmallSlot, [&](Control& control, Fabric& t) {
     const auto group = t.add_group(suite::everyone(t));
     ASSERT_TRUE(group.ok());
-    float values[8] = {};
+    float values[16] = {};
     const bool second = control.rank() == 1;
-    const Piece piece{suite::bytes_of(values), DType::kF32, second ? 8 : 4};
+    const Piece piece{suite::bytes_of(values), DType::kF32, second ? 16 : 8};
     const Status status = t.all_reduce(*group, std::span(&piece, 1));
     if (second) got = status;
     if (!status) control.abort(status.error());
   });
   ASSERT_FALSE(got.ok());
-  EXPECT_EQ(got.error().message, "rank 1 expects a block of 16 bytes of rank 0, which brings 8");
+  EXPECT_EQ(got.error().message, "rank 1 expects a block of 32 bytes of rank 0, which brings 16");
 }
 
 TEST(DeviceFabric, RefusesMessagesOfAnotherSize) {
