@@ -49,7 +49,7 @@ struct DeviceProduct {
   int64_t m = 0, n = 0, k = 0;
   int64_t lda = 0, ldb = 0, ldd = 0;  // elements from row to row; C and pre are as D
   int64_t batch = 1, a_step = 0, b_step = 0, d_step = 0;  // elements from matrix to matrix
-  enum Activation : uint8_t { kNone, kGelu, kGeluTanh } activation = kNone;
+  enum Activation : uint8_t { kNone, kGeluTanh } activation = kNone;
   bool operator==(const DeviceProduct&) const = default;
 };
 

@@ -32,8 +32,6 @@ int epilogue_of(const DeviceProduct& product, bool has_bias, bool has_pre) {
 // What the library has no epilogue for.
 Status check_epilogue(const DeviceProduct& product, bool has_pre) {
   if (product.activation == DeviceProduct::kNone) return ok_status();
-  if (product.activation == DeviceProduct::kGelu)
-    return fail("not supported: cuBLASLt has no Gelu by the error function");
   if (product.type == DType::kF64) return fail("not supported: cuBLASLt has no Gelu of f64");
   if (has_pre && product.ldd % 8 != 0)
     return fail(
@@ -58,8 +56,7 @@ std::string to_string(const DeviceProduct& p, bool has_c, bool has_bias, bool ha
                                  p.m, p.n, p.k, p.lda, p.ldb, p.ldd);
   if (has_c) text += " + c";
   if (has_bias) text += " + bias";
-  if (p.activation != DeviceProduct::kNone)
-    text += p.activation == DeviceProduct::kGelu ? " gelu" : " gelu_tanh";
+  if (p.activation != DeviceProduct::kNone) text += " gelu_tanh";
   if (has_pre) text += " pre";
   if (p.batch != 1)
     text += fmt::format(" x {} steps {} {} {}", p.batch, p.a_step, p.b_step, p.d_step);

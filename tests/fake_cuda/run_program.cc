@@ -24,7 +24,6 @@ struct Block {
 };
 
 double activated(DeviceProduct::Activation activation, double x) {
-  if (activation == DeviceProduct::kGelu) return 0.5 * x * std::erfc(-x * std::sqrt(0.5));
   if (activation != DeviceProduct::kGeluTanh) return x;
   const double slope = std::sqrt(2 / M_PI);
   return 0.5 * x * (1 + std::tanh(slope * (x + 0.044715 * x * x * x)));
