@@ -68,10 +68,6 @@ Program reduction(Reduction how, DType dtype, int64_t count, size_t members) {
   return write.take();
 }
 
-// Rows are chosen, not computed with: the widest element that fits.
-DType carrier_of(int64_t row_bytes) {
-  return row_bytes % 4 == 0 ? DType::kI32 : row_bytes % 2 == 0 ? DType::kBF16 : DType::kBool;
-}
 TensorType rows_type(int64_t rows, int64_t row_bytes) {
   const DType dtype = carrier_of(row_bytes);
   return {dtype, {rows, row_bytes / info(dtype).bytes}};
@@ -110,6 +106,10 @@ TensorType index_type(const Rows& rows, int64_t count) {
 }
 
 }  // namespace
+
+DType carrier_of(int64_t row_bytes) {
+  return row_bytes % 4 == 0 ? DType::kI32 : row_bytes % 2 == 0 ? DType::kBF16 : DType::kBool;
+}
 
 Result<int32_t> Arithmetic::bind(const Program& program, std::span<std::byte* const> args) {
   const std::string name = program_digest(program);

@@ -29,14 +29,11 @@ namespace {
 
 // What a collective was prepared of; a plan's is the same in every step.
 struct Call {
-  InstructionKind kind = InstructionKind::kCompute;
-  int32_t group = -1;
   std::vector<Piece> pieces;
   std::vector<Shard> shards;
   std::vector<Exchange> exchanges;
   std::optional<Rows> rows;
   const std::byte* from = nullptr;
-  std::byte* to = nullptr;
   int64_t bytes = 0;
   int32_t turn = 0;
 };
@@ -133,7 +130,7 @@ class DeviceFabric final : public Fabric {
           return call.from == from && call.bytes == bytes && call.turn == turn;
         },
         [&](Call& call, Preparer& prepare) {
-          call.from = from, call.to = to, call.bytes = bytes, call.turn = turn;
+          call.from = from, call.bytes = bytes, call.turn = turn;
           return prepare.rotate(from, to, bytes, turn);
         });
   }
@@ -156,7 +153,6 @@ class DeviceFabric final : public Fabric {
     std::unique_ptr<Prepared>& prepared = prepared_[{where, kind, group}];
     if (!prepared || !same(prepared->call)) {
       auto fresh = std::make_unique<Prepared>();
-      fresh->call.kind = kind, fresh->call.group = group;
       arithmetic_.use(seated.stream);
       Preparer preparer{seated, slots_, arithmetic_};
       PIPER_ASSIGN(fresh->stages, make(fresh->call, preparer));

@@ -263,9 +263,7 @@ StridedMove blocks_move(const Exchange& exchange, int64_t members, std::byte* pa
 
 // A tensor of rows as a shard of elements.
 Shard shard_of(const Rows& rows, std::byte* whole, std::byte* part, int64_t row_bytes) {
-  const DType dtype = row_bytes % 4 == 0   ? DType::kI32
-                      : row_bytes % 2 == 0 ? DType::kBF16
-                                           : DType::kBool;
+  const DType dtype = carrier_of(row_bytes);
   const int64_t elements = rows.count * row_bytes / info(dtype).bytes;
   return {whole, part, dtype, elements, elements / rows.members, rows.stretches, rows.mirrored};
 }

@@ -47,6 +47,9 @@ class Slots {
   std::vector<Region> regions_;
 };
 
+// Of rows that are moved and chosen, not computed with: the widest element that fits.
+DType carrier_of(int64_t row_bytes);
+
 // Programs that add and choose, each loaded once.
 class Arithmetic {
  public:
