@@ -337,8 +337,9 @@ Descriptor* descriptor(Call& call, void* object) {
 
 }  // namespace
 
-#define FAKE_DNN_CALL(name) \
-  Call call(#name);         \
+// Descriptions and plans are made without a device, as cuDNN does.
+#define FAKE_DNN_CALL(name)                \
+  Call call(#name, /*needs_start=*/false); \
   if (call.code != kOk) return kInternal
 
 extern "C" {
