@@ -29,6 +29,7 @@ struct Life {
   int32_t evicted_by = -1, evicted_for = -1;  // an instruction, and the buffer that took the bytes
   int32_t seen_by = -1;                       // the last instruction that was looked at for it
   int32_t updated_by = -1;                    // the first that computes a state's next value
+  int32_t written_by = -1;                    // the last instruction that writes it
 
   bool evicted() const { return evicted_for >= 0; }
 };
@@ -81,13 +82,32 @@ class CellCheck {
     }
     if (twice && step.kind == InstructionKind::kCompute)
       check_same_buffer(place, section_.at(place));
+    if (step.kind == InstructionKind::kCompute) check_repeated(place, step, args);
     for (size_t a = 0; a < args.size(); ++a) {
       const uint8_t access = access_of(facts_, step, a);
       if (!(access & kWrites)) continue;
       write(place, step, args[a], access & kReads);
+      lives_[args[a]].written_by = place.index;
       const bool is_state = facts_.buffers[args[a]].kind == BufferKind::kState;
       int32_t& by = lives_[args[a]].updated_by;
       if (is_body_ && computes && is_state && by < 0) by = place.index;
+    }
+  }
+
+  // What changes an argument that it reads does not do so again to what it has made of it, of the
+  // same other arguments.
+  void check_repeated(Spot place, const Step& step, std::span<const int32_t> args) {
+    for (size_t a = 0; a < args.size(); ++a) {
+      const int32_t by = lives_[args[a]].written_by;
+      if (access_of(facts_, step, a) != (kReads | kWrites) || by < section_.part_begin(place))
+        continue;
+      const Step& before = section_.step({cell_, by});
+      const bool is_same = before.kind == step.kind && before.program == step.program &&
+                           std::ranges::equal(section_.args_of(cell_, before), args);
+      const auto is_new = [&](int32_t arg) { return lives_[arg].written_by > by; };
+      if (!is_same || std::any_of(args.begin(), args.end(), is_new)) continue;
+      findings_.add("order", "{} does again to {} what {} has done", name(place),
+                    buffer_name(args[a]), name(Spot{cell_, by}));
     }
   }
 

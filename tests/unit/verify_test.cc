@@ -47,6 +47,30 @@ TEST(Verify, Transfers) {
   });
 }
 
+// A gradient that takes the logits' place, made of itself: it reads what is no longer there.
+TEST(Verify, WhatIsChangedInPlaceIsNotChangedAgain) {
+  const auto found = [](const char* second) {
+    return findings_of(set_of(
+        {fmt::format("plan arena=768 workspace=[0]\naxis \"dp\" 1\nstream 0 \"compute\"\n"
+                     "buffer 0 \"w\" f32[2] constant at=0\nbuffer 1 \"x\" f32[2] step at=256\n"
+                     "buffer 2 \"y\" f32[2] step at=512\n"
+                     "program 0 args=2\n  value 0 f32[2] read\n  value 1 f32[2] written\n"
+                     "  op Neg in=[0] out=[1]\n"
+                     "program 1 args=2\n  value 0 f32[2] read\n  value 1 f32[2] read written\n"
+                     "  op Mul in=[0,1] out=[1]\nbody\n"
+                     "  0 compute label=\"F of x\" program=0 args=[0,1]\n"
+                     "  1 compute label=\"F\" program=0 args=[0,2]\n"
+                     "  2 compute label=\"B\" program=1 args=[0,2]\n  3 compute {}\n"
+                     "  4 compute label=\"B again\" program=1 args=[0,2]\n",
+                     second)},
+        1));
+  };
+  EXPECT_EQ(found("label=\"F of x\" program=0 args=[0,1]"),
+            std::vector<std::string>(
+                {"order: 'B again' on rank 0 does again to 'y' what 'B' on rank 0 has done"}));
+  EXPECT_EQ(found("label=\"F anew\" program=0 args=[0,2]"), std::vector<std::string>());
+}
+
 // So its messages do not overtake each other.
 TEST(Verify, ACommunicatorIsOfOneStream) {
   expect({{{{"8 recv label=\"recv da mb=1\" args=[6]",
