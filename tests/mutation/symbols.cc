@@ -63,6 +63,24 @@ bool is_zero(const Operand& operand) {
                      [](Symbol cell) { return cell == 0; });
 }
 
+// Of numbers in a row: side by side, or some of them that lie so. Nothing: it is something else.
+std::optional<Symbols> in_a_row(const ProgramOp& op, const std::vector<Operand>& inputs,
+                                const TensorType& output) {
+  const int64_t cells = info(output.dtype).bytes / 4;
+  const auto is_row = [](const TensorType& type) { return type.shape.size() == 1; };
+  if (cells == 0 || !is_row(output) || !is_row(inputs[0].type)) return std::nullopt;
+  Symbols made;
+  if (op.op == "Concat") {
+    for (const Operand& input : inputs)
+      made.insert(made.end(), input.cells.begin(), input.cells.end());
+    return made;
+  }
+  if (op.op != "Slice" || op.attrs.integers("steps")[0] != 1) return std::nullopt;
+  const auto first = inputs[0].cells.begin() + op.attrs.integers("starts")[0] * cells;
+  made.assign(first, first + output.shape[0] * cells);
+  return made;
+}
+
 Attrs without(const Attrs& attrs, std::string_view name) {
   Attrs rest;
   for (const auto& [key, value] : attrs.items())
@@ -90,6 +108,7 @@ std::vector<Symbols> apply(const ProgramOp& op, const std::vector<Operand>& inpu
     return {inputs[0].cells};
   if (op.op == "Cast" && inputs.size() == 1)
     if (const auto same = converted(inputs[0], outputs[0].dtype)) return {*same};
+  if (const auto row = in_a_row(op, inputs, outputs[0])) return {*row};
   std::vector<Symbols> made;
   for (size_t i = 0; i < outputs.size(); ++i)
     made.push_back(opaque(op.op, op.attrs, inputs, i, outputs[i]));
