@@ -279,7 +279,7 @@ static int release(Call& call, uintptr_t at, bool is_host) {
   // What is under way may still use it.
   const int code = call.state.run_until([&] {
     for (const CuStream* stream : call.state.streams)
-      if (!stream->queue.empty()) return false;
+      if (stream->context == current_context() && !stream->queue.empty()) return false;
     return true;
   });
   call.state.drop_range(at);
