@@ -12,6 +12,8 @@ class Forwarding : public Fabric {
   int64_t rank() const override { return inner_.rank(); }
   int64_t world() const override { return inner_.world(); }
   bool is_asynchronous() const override { return inner_.is_asynchronous(); }
+  bool is_capturable() const override { return inner_.is_capturable(); }
+  Status prepare(const std::function<Status()>& calls) override { return inner_.prepare(calls); }
   Status poll() override { return inner_.poll(); }
   void abort() override { inner_.abort(); }
   Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t most,

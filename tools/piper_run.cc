@@ -169,8 +169,8 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "else cpu); null: nothing, to time the rest")
       ->check(CLI::IsMember(piper::backend_names()));
   app.add_option("--graphs", flags.graphs,
-                 "on: a GPU is given a whole step at once, from the third on, where no host has a "
-                 "part in it and no --trace is kept")
+                 "on: a GPU is given a whole step at once, from the second on, where its rank is a "
+                 "process of its own or the only one and no --trace is kept")
       ->capture_default_str()
       ->check(CLI::IsMember({"on", "off"}));
   app.add_flag("!--no-fuse", run.job.fuse,

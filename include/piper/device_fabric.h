@@ -24,6 +24,8 @@ class Links {
   virtual ~Links() = default;
   virtual std::string_view name() const = 0;
 
+  virtual bool is_capturable() const { return false; }  // Fabric's
+
   // The own end of a communicator, in the order in which all ranks list them; `in_flight`: of a
   // sender, messages between two wait_sends.
   virtual Result<int32_t> add_pair(int64_t from, int64_t to, int32_t communicator, int32_t stream,

@@ -236,6 +236,9 @@ class Fabric {
   // Whether the calls of a step stand on streams of an asynchronous backend and return before they
   // are done.
   virtual bool is_asynchronous() const { return false; }
+  // Whether they may stand in a graph of that backend (Backend::begin_capture), which is queued
+  // again without them. Ranks that have it so capture the same calls, or none of them does.
+  virtual bool is_capturable() const { return false; }
 
   // ---- Before the first step --------------------------------------------------------------------
   // The own end of a communicator: of a pair, to or from `peer`; the number is what send and recv
@@ -251,6 +254,9 @@ class Fabric {
   // order.
   virtual Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator = 0,
                                     int32_t stream = 0) = 0;
+  // Makes the calls of collectives that steps will make, if there is anything to prepare for them:
+  // they queue nothing.
+  virtual Status prepare(const std::function<Status()>& /*calls*/) { return ok_status(); }
 
   // ---- During a step ----------------------------------------------------------------------------
   // Returns at once. The caller leaves the bytes alone until the receive is known to be complete,

@@ -28,8 +28,8 @@ struct RankSource {
   // reads data one step ahead. The bits are the same.
   bool helper = false;
   int helper_core = -1;  // where these threads are pinned; -1: where the caller may be
-  // On a backend that can: a body is queued as one, from the third on, where the host has no part
-  // in it and no times are kept.
+  // On a backend that can: a body is queued as one, from the second on, where the fabrics of all
+  // ranks can and no times are kept.
   bool graphs = true;
 };
 // Whether RankSource::helper would have anything to overlap on a rank of this role.

@@ -88,7 +88,7 @@ class Cuda final : public Backend {
   ~Cuda() override {
     device_->enter();
     driver_.cuCtxSynchronize();
-    for (CuGraphExec* graph : graphs_) driver_.cuGraphExecDestroy(graph);
+    device_->end_graphs();
     products_.reset();
     mover_.reset();
     attentions_.reset();
@@ -182,8 +182,7 @@ class Cuda final : public Backend {
   Result<int32_t> end_capture(int32_t stream) override;
   void launch_graph(int32_t graph, int32_t stream) override {
     if (!can_go_on()) return;
-    note("cuGraphLaunch",
-         driver_.cuGraphLaunch(graphs_[static_cast<size_t>(graph)], device_->stream(stream)));
+    note("cuGraphLaunch", driver_.cuGraphLaunch(device_->graph(graph), device_->stream(stream)));
   }
 
  private:
@@ -200,11 +199,12 @@ class Cuda final : public Backend {
   // Nothing is queued behind what has failed.
   bool can_go_on() const {
     device_->enter();
-    return !failure_.call;
+    return !device_->has_failed;
   }
   bool note(const char* call, int code, const LoadedProgram* program = nullptr, int32_t op = 0,
             Failure::Owner owner = Failure::kDriver) {
     if (code != 0 && !failure_.call) failure_ = {call, code, owner, program, op};
+    device_->has_failed = failure_.call;
     return code == 0;
   }
   Status told();
@@ -225,8 +225,7 @@ class Cuda final : public Backend {
   std::vector<std::unique_ptr<LoadedProgram>> programs_;
   std::vector<Binding> bindings_;
   std::map<std::byte*, std::byte*> scratch_;  // by workspace: who has that runs one after the other
-  std::vector<CuGraphExec*> graphs_;
-  std::unique_ptr<Mover> mover_;  // null: there is no fabric
+  std::unique_ptr<Mover> mover_;              // null: there is no fabric
   Failure failure_;
 };
 
@@ -495,12 +494,12 @@ Result<int32_t> Cuda::end_capture(int32_t stream) {
                        driver_.cuGraphInstantiateWithFlags(&made, graph, 0));
   if (graph) driver_.cuGraphDestroy(graph);
   PIPER_TRY(std::move(captured));
-  graphs_.push_back(made);
-  return static_cast<int32_t>(graphs_.size() - 1);
+  return device_->add_graph(made);
 }
 
 Status Cuda::told() {
   const Failure failure = std::exchange(failure_, {});
+  device_->has_failed = false;
   if (!failure.call) return ok_status();
   const auto status_of_library = [&] {
     const char* name = failure.owner == Failure::kProducts ? products_->name_of(failure.code)

@@ -207,4 +207,15 @@ Result<int32_t> Device::add_event(bool timed) {
   return static_cast<int32_t>(events_.size() - 1);
 }
 
+int32_t Device::add_graph(CuGraphExec* made) {
+  graphs_.push_back(made);
+  return static_cast<int32_t>(graphs_.size() - 1);
+}
+
+void Device::end_graphs() {
+  enter();
+  for (CuGraphExec* graph : graphs_) driver_.cuGraphExecDestroy(graph);
+  graphs_.clear();
+}
+
 }  // namespace piper::cuda

@@ -52,6 +52,15 @@ class Device {
   Result<int32_t> add_event(bool timed = false);
   CuEvent* event(int32_t number) const { return events_[static_cast<size_t>(number)]; }
 
+  // Executable graphs. They end before the communicators of which they have calls, which wait for
+  // that; what is under way of them is done before they are gone.
+  int32_t add_graph(CuGraphExec* made);
+  CuGraphExec* graph(int32_t number) const { return graphs_[static_cast<size_t>(number)]; }
+  void end_graphs();
+
+  // Whether a call that queues has failed: nothing is queued behind it.
+  bool has_failed = false;
+
  private:
   Device(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {}
   Status start();
@@ -84,6 +93,7 @@ class Device {
   std::vector<int64_t> limits_;  // by stream
   std::vector<CuEvent*> events_;
   std::vector<CuGreenContext*> parts_;
+  std::vector<CuGraphExec*> graphs_;
 };
 
 }  // namespace piper::cuda

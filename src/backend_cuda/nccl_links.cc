@@ -45,6 +45,7 @@ class NcclLinks final : public Links {
   NcclLinks(const Nccl& nccl, Device& device, Control& control)
       : nccl_(nccl), device_(device), control_(control) {}
   ~NcclLinks() override {
+    device_.end_graphs();
     for (const Communicator& each : communicators_) {
       if (is_broken_) {
         nccl_.ncclCommAbort(each.handle);
@@ -58,6 +59,13 @@ class NcclLinks final : public Links {
   NcclLinks& operator=(const NcclLinks&) = delete;
 
   std::string_view name() const override { return "nccl"; }
+  // Before this driver NCCL lets what is captured run one after the other, as the host has called
+  // it: then a send that waits for its receiver keeps back what that one waits for.
+  bool is_capturable() const override {
+    constexpr int kCapturesInParallel = 12090;
+    int version = 0;
+    return device_.driver().cuDriverGetVersion(&version) == 0 && version >= kCapturesInParallel;
+  }
 
   Result<int32_t> add_pair(int64_t from, int64_t to, int32_t communicator, int32_t stream,
                            int64_t) override {
@@ -95,7 +103,7 @@ class NcclLinks final : public Links {
   Status exchange(int32_t group, std::span<const Block> outgoing,
                   std::span<const Block> incoming) override {
     device_.enter();
-    PIPER_TRY(copy_own(group, outgoing, incoming));
+    if (!device_.has_failed) PIPER_TRY(copy_own(group, outgoing, incoming));
     return together(group, [&](const Communicator& on) {
       int code = 0;
       for (const Block& block : outgoing)
@@ -181,6 +189,7 @@ class NcclLinks final : public Links {
   template <class Calls>
   Status together(int32_t number, Calls calls) {
     const Communicator& on = communicators_[static_cast<size_t>(number)];
+    if (device_.has_failed) return ok_status();
     device_.enter();
     int code = nccl_.ncclGroupStart();
     if (!failed(code)) code = calls(on);

@@ -1,4 +1,5 @@
-// The fabric: prepares each collective when it is first called, and queues its stages.
+// The fabric: prepares each collective before the first step, or when it is first called, and
+// queues its stages.
 #include <algorithm>
 #include <map>
 
@@ -57,6 +58,7 @@ class DeviceFabric final : public Fabric {
   int64_t rank() const override { return rank_; }
   int64_t world() const override { return world_; }
   bool is_asynchronous() const override { return backend_.is_asynchronous(); }
+  bool is_capturable() const override { return links_->is_capturable(); }
   Links& links() { return *links_; }
 
   Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight,
@@ -77,6 +79,13 @@ class DeviceFabric final : public Fabric {
     PIPER_ASSIGN(seated.link, links_->add_group(ranks, communicator, stream));
     groups_.push_back(std::move(seated));
     return static_cast<int32_t>(groups_.size()) - 1;
+  }
+
+  Status prepare(const std::function<Status()>& calls) override {
+    queues_ = false;
+    Status prepared = calls();
+    queues_ = true;
+    return prepared;
   }
 
   Status send(int32_t route, const std::byte* data, int64_t bytes) override {
@@ -158,7 +167,7 @@ class DeviceFabric final : public Fabric {
       PIPER_ASSIGN(fresh->stages, make(fresh->call, preparer));
       prepared = std::move(fresh);
     }
-    return queue(seated, prepared->stages);
+    return queues_ ? queue(seated, prepared->stages) : ok_status();
   }
   Status run_shards(InstructionKind kind, int32_t group, std::span<const Shard> shards) {
     return run(
@@ -208,6 +217,7 @@ class DeviceFabric final : public Fabric {
   std::unique_ptr<Links> links_;
   Slots slots_;
   Arithmetic arithmetic_;
+  bool queues_ = true;
   std::vector<Seated> groups_;
   std::map<std::tuple<const void*, InstructionKind, int32_t>, std::unique_ptr<Prepared>> prepared_;
 };

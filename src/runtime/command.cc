@@ -176,6 +176,7 @@ Result<std::vector<std::pair<std::string, std::string>>> common_flags(const RunO
       {"--data", digest},
       {"--save", given(options.save)},
       {"--metrics", given(options.metrics)},
+      {"--graphs", job.graphs ? "on" : "off"},
       {"--trace", given(options.trace)},
       {"--trace-steps", std::to_string(job.trace_steps)},
       {"--log-every", std::to_string(options.log_every)},

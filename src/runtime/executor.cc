@@ -81,6 +81,14 @@ Error located(const Op& op, int64_t step, Error error) {
   return error;
 }
 
+Status wait_sends(State& state, int64_t step) {
+  Status status = state.fabric.wait_sends();
+  if (status) return status;
+  Error error = std::move(status).error();
+  error.message = fmt::format("step {}, at its end: {}", step + 1, error.message);
+  return error;
+}
+
 TraceEvent* next_trace(State& state, const BoundSection& section) {
   if (state.source.trace_steps == 0 || &section != &state.body) return nullptr;
   const auto slot = static_cast<size_t>(state.traced_steps++ % state.source.trace_steps);
@@ -121,12 +129,7 @@ Status start_section(State& state, const BoundSection& section, int64_t step, bo
   PIPER_TRY(run_instructions(state, section, step));
   ++state.sections;
   state.activity.store("the end of its step", std::memory_order_release);
-  if (Status status = state.fabric.wait_sends(); !status) {
-    Error error = std::move(status).error();
-    error.message = fmt::format("step {}, at its end: {}", step + 1, error.message);
-    return error;
-  }
-  return ok_status();
+  return wait_sends(state, step);
 }
 
 Error no_finite_loss(int64_t step, double loss) {

@@ -400,6 +400,22 @@ Status bind_section(State& state, const char* name, const std::vector<Instructio
   return state.backend.is_asynchronous() ? prepare_section(state, section) : ok_status();
 }
 
+Status prepare_collectives(State& state) {
+  return state.fabric.prepare([&]() -> Status {
+    for (const BoundSection* section : {&state.prologue, &state.body, &state.epilogue})
+      for (const Op& op : section->ops) {
+        if (!is_collective(op.kind)) continue;
+        if (Status prepared = run_op(state, op, 0); !prepared) {
+          Error error = std::move(prepared).error();
+          error.message =
+              fmt::format("rank {}, {}: {}", state.source.rank, op.label, error.message);
+          return error;
+        }
+      }
+    return ok_status();
+  });
+}
+
 Status load_programs(State& state, Bound& bound) {
   std::vector<int64_t> bytes;
   PIPER_ASSIGN(bound.programs, state.backend.load_all(state.role->programs));
@@ -471,9 +487,11 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(bind_section(*state, "prologue", role.prologue, bound, state->prologue));
   PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));
+  PIPER_TRY(prepare_collectives(*state));
   PIPER_TRY(stage_inputs(*state));
   if (backend.keeps_times() && source.trace_steps > 0) PIPER_TRY(prepare_times(*state));
-  if (source.graphs && backend.can_capture()) prepare_graphs(*state);
+  if (source.graphs && source.trace_steps == 0 && backend.can_capture())
+    PIPER_TRY(prepare_graphs(*state));
   for (size_t s = 0; s < state->queues.all.size(); ++s) {
     PIPER_ASSIGN(const int32_t event, backend.add_event());
     state->queues.joins.push_back(event);

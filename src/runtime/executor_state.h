@@ -87,10 +87,10 @@ struct Queues {
   std::map<int32_t, int32_t> stream_of_route;
   TimedBody times[2];  // by parity of the step, where a trace is kept
   int32_t begun = -1;  // event: what stands before a section is complete
-  // Of the body: by parities of section and step; -1: none yet. None are made where it has what the
-  // host does, or where making one has failed.
+  // Of the body: by parity of the step, which is that of the section or always the other one; -1:
+  // none yet. None are kept where some rank cannot.
   bool keeps_graphs = false, has_warmed_up = false;
-  int32_t graphs[2][2] = {{-1, -1}, {-1, -1}};
+  int32_t graphs[2] = {-1, -1};
 };
 
 struct Executor::State {
@@ -160,8 +160,10 @@ Status prepare_section(Executor::State& state, BoundSection& section);
 Status prepare_times(Executor::State& state);
 // After a step has been waited for: its part of the trace.
 void read_times(Executor::State& state, int64_t step);
-// At load, after all sections: whether bodies can be queued as one.
-void prepare_graphs(Executor::State& state);
+// At load, after all sections: whether bodies can be queued as one. Collective.
+Status prepare_graphs(Executor::State& state);
+// At the end of a section: what it has sent is its own again, or will be for what is queued next.
+Status wait_sends(Executor::State& state, int64_t step);
 // Where the host reads a buffer when all that was queued is done: its memory, or a copy of it that
 // refresh_mirrors makes anew.
 const std::byte* readable(Executor::State& state, const Buffer& buffer);

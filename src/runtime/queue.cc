@@ -94,6 +94,7 @@ Status queue_all(State& state, const BoundSection& section, int64_t step, bool r
     if (times) backend.record(times->instructions[i].second, queued.stream);
   }
   state.activity.store("the end of its step", std::memory_order_release);
+  PIPER_TRY(wait_sends(state, step));
   end_section(state, step, reports);
   if (!times) return ok_status();
   times->step = step;
@@ -101,31 +102,60 @@ Status queue_all(State& state, const BoundSection& section, int64_t step, bool r
   return ok_status();
 }
 
-// The first body is queued op by op: libraries load on first use what no graph may.
+// Whether all ranks can. NCCL, for one, wants a call to stand in a graph on all of its ranks or on
+// none.
+Result<bool> can_all(State& state, bool own) {
+  auto can = static_cast<std::byte>(own);
+  PIPER_TRY(state.control.merge({&can, 1}, "graph of its step",
+                                [&](std::span<const std::byte> theirs) { can &= theirs[0]; }));
+  return can != std::byte{0};
+}
+
+// The body as a graph for each parity of the step, of which this is the first. False: a rank has
+// said why it has none.
+Result<bool> capture_body(State& state, int64_t step) {
+  Queues& queues = state.queues;
+  const int64_t sections = state.sections;
+  Status made = ok_status();
+  for (int64_t ahead = 0; ahead < 2 && made; ++ahead) {
+    made = state.backend.begin_capture(queues.all[0]);
+    if (!made) break;
+    state.sections = sections + ahead;
+    Status queued = queue_all(state, state.body, step + ahead, true);
+    state.sections = sections;
+    Result<int32_t> graph = state.backend.end_capture(queues.all[0]);
+    if (!queued) {
+      Error error = std::move(queued).error();
+      error.notes.push_back("note: its step was made a graph of; --graphs off does without");
+      return error;
+    }
+    if (graph)
+      queues.graphs[(step + ahead) % 2] = *graph;
+    else
+      made = std::move(graph).error();
+  }
+  if (!made)
+    std::fputs(fmt::format("rank {}: no graph of its step, which all ranks queue op by op: {}\n",
+                           state.source.rank, made.error().message)
+                   .c_str(),
+               stderr);
+  Result<bool> all = can_all(state, made.ok());
+  if (all) return all;
+  Error error = std::move(all).error();
+  error.message = fmt::format("step {}, the graph of its step: {}", step + 1, error.message);
+  return error;
+}
+
+// The first body is queued op by op: libraries load on first use what no graph may, and connect.
 Status queue_body(State& state, int64_t step) {
   Queues& queues = state.queues;
-  int32_t& graph = queues.graphs[state.sections % 2][step % 2];
-  if (graph < 0 && std::exchange(queues.has_warmed_up, true)) {
-    const auto captured = [&]() -> Result<int32_t> {
-      PIPER_TRY(state.backend.begin_capture(queues.all[0]));
-      const Status queued = queue_all(state, state.body, step, true);
-      Result<int32_t> made = state.backend.end_capture(queues.all[0]);
-      PIPER_TRY(queued);
-      return made;
-    }();
-    if (!captured) {
-      queues.keeps_graphs = false;
-      std::fputs(fmt::format("rank {}: no graph of its step: {}\n", state.source.rank,
-                             captured.error().message)
-                     .c_str(),
-                 stderr);
-    } else {
-      graph = *captured;
-    }
+  if (!std::exchange(queues.has_warmed_up, true)) return queue_all(state, state.body, step, true);
+  if (queues.graphs[0] < 0) {
+    PIPER_ASSIGN(queues.keeps_graphs, capture_body(state, step));
+    if (!queues.keeps_graphs) return queue_all(state, state.body, step, true);
   }
-  if (graph < 0) return queue_all(state, state.body, step, true);
   state.queued_last = "the graph of its step";
-  state.backend.launch_graph(graph, queues.all[0]);
+  state.backend.launch_graph(queues.graphs[step % 2], queues.all[0]);
   return ok_status();
 }
 
@@ -209,15 +239,10 @@ void read_times(State& state, int64_t step) {
                 at(times.instructions[i].second)};
 }
 
-void prepare_graphs(State& state) {
-  const auto is_queued = [](const Op& op) {
-    return op.kind == InstructionKind::kCompute || op.kind == InstructionKind::kCopy ||
-           op.kind == InstructionKind::kOwnPart || op.kind == InstructionKind::kInput ||
-           op.kind == InstructionKind::kPosition;
-  };
-  const std::vector<Op>& ops = state.body.ops;
-  state.queues.keeps_graphs =
-      state.source.trace_steps == 0 && std::all_of(ops.begin(), ops.end(), is_queued);
+Status prepare_graphs(State& state) {
+  const bool can = state.role->communicators.empty() || state.fabric.is_capturable();
+  PIPER_ASSIGN(state.queues.keeps_graphs, can_all(state, can));
+  return ok_status();
 }
 
 Status queue_section(State& state, const BoundSection& section, int64_t step, bool reports) {

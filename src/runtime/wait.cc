@@ -15,14 +15,16 @@ Error late(const Executor::State& state, int64_t step) {
       .with_code(ExitCode::kPeer);
 }
 
+Error of_step(const Executor::State& state, int64_t step, Error error) {
+  error.message =
+      fmt::format("rank {}, step {}: {}", state.control.rank(), step + 1, error.message);
+  return error;
+}
+
 Status look_around(Executor::State& state, Patience& patience, int64_t step) {
   PIPER_TRY(state.control.check_stopped());
-  if (Status status = state.fabric.poll(); !status) {
-    Error error = std::move(status).error();
-    error.message =
-        fmt::format("rank {}, step {}: {}", state.control.rank(), step + 1, error.message);
-    return error;
-  }
+  if (Status status = state.fabric.poll(); !status)
+    return of_step(state, step, std::move(status).error());
   return patience.look() ? ok_status() : Status(late(state, step));
 }
 
@@ -31,8 +33,12 @@ Status look_around(Executor::State& state, Patience& patience, int64_t step) {
 Status wait_for(Executor::State& state, int32_t event, int64_t step) {
   std::optional<Patience> patience;
   for (int turn = 0;; ++turn) {
-    PIPER_ASSIGN(const bool is_done, state.backend.is_done(event));
-    if (is_done) return state.backend.finish(event);
+    Result<bool> is_done = state.backend.is_done(event);
+    if (is_done && *is_done) {
+      Status finished = state.backend.finish(event);
+      return finished ? finished : of_step(state, step, std::move(finished).error());
+    }
+    if (!is_done) return of_step(state, step, std::move(is_done).error());
     if (!patience) patience.emplace(state.control.seat(), state.control.timeout());
     const bool rests = patience->waited() > kLooks;
     if (rests || turn % 32 == 0) PIPER_TRY(look_around(state, *patience, step));

@@ -42,7 +42,7 @@ int cuInit(unsigned) {
   return code;
 }
 int cuDriverGetVersion(int* version) {
-  *version = 13000;
+  *version = static_cast<int>(variable("FAKE_CUDA_DRIVER", 13000));
   return kOk;
 }
 int cuDeviceGetCount(int* count) {
@@ -152,6 +152,7 @@ int cuMemGetAllocationGranularity(size_t* bytes, const CuMemProperties* wanted, 
 }
 int cuMemAddressReserve(CuAddress* at, size_t bytes, size_t, CuAddress, unsigned long long) {
   FAKE_CALL(cuMemAddressReserve);
+  FAKE_NO_CAPTURE();
   if (bytes == 0 || bytes % kPage != 0) return kInvalidValue;
   // More than is asked for, so that it begins at a page of the device.
   void* memory =
@@ -204,6 +205,7 @@ int cuMemRelease(CuMemory pages) {
 }
 int cuMemMap(CuAddress at, size_t bytes, size_t offset, CuMemory pages, unsigned long long) {
   FAKE_CALL(cuMemMap);
+  FAKE_NO_CAPTURE();
   const auto found = call.state.pages.find(pages);
   const auto reserved = call.state.addresses.upper_bound(at);
   if (found == call.state.pages.end() || reserved == call.state.addresses.begin() || offset != 0 ||
@@ -231,6 +233,7 @@ int cuMemUnmap(CuAddress at, size_t bytes) {
 }
 int cuMemSetAccess(CuAddress at, size_t bytes, const CuMemAccess* access, size_t count) {
   FAKE_CALL(cuMemSetAccess);
+  FAKE_NO_CAPTURE();
   const auto found = call.state.memory.find(at);
   if (found == call.state.memory.end() || found->second.bytes != bytes || count == 0 ||
       access->access != kMemoryReadWrite)
@@ -276,7 +279,7 @@ static int release(Call& call, uintptr_t at, bool is_host) {
   // What is under way may still use it.
   const int code = call.state.run_until([&] {
     for (const CuStream* stream : call.state.streams)
-      if (!stream->queue.empty()) return false;
+      if (stream->context == current_context() && !stream->queue.empty()) return false;
     return true;
   });
   call.state.drop_range(at);
@@ -303,6 +306,7 @@ int cuMemGetInfo_v2(size_t* left, size_t* all) {
 
 int cuModuleLoadDataEx(CuModule** module, const void* image, unsigned, int*, void**) {
   FAKE_CALL(cuModuleLoadDataEx);
+  FAKE_NO_CAPTURE();
   FAKE_CONTEXT();
   const auto* path = static_cast<const char*>(image);  // as the fake NVRTC has made it
   if (*path != '/') return kInvalidImage;
@@ -334,6 +338,7 @@ int cuModuleGetFunction(CuFunction** function, CuModule* module, const char* nam
 }
 int cuFuncSetAttribute(CuFunction* function, int attribute, int value) {
   FAKE_CALL(cuFuncSetAttribute);
+  FAKE_NO_CAPTURE();
   FAKE_CHECK(function);
   if (attribute != kFunctionShared || value < 0 || value > 227 << 10) return kInvalidValue;
   function->most_shared = value;

@@ -53,6 +53,7 @@ void State::misuse(const char* call, const std::string& what) {
 
 int State::report() {
   const std::lock_guard lock(mutex);
+  failure_.clear();
   int64_t left = misused_;
   const auto lost = [&](const std::string& what) {
     ++left;
@@ -105,6 +106,13 @@ std::string State::touch(uintptr_t at, size_t bytes, emulator::Access access) {
 // ---- Queues -------------------------------------------------------------------------------------
 
 int State::queue(const char* call, CuStream* stream, Work work) {
+  return begin(call, stream, [work = std::move(work)]() -> Result<std::shared_ptr<Point>> {
+    PIPER_TRY(work());
+    return std::shared_ptr<Point>();
+  });
+}
+
+int State::begin(const char* call, CuStream* stream, Begin work) {
   if (!check(call, stream)) return kInvalidHandle;
   if (!current_context() || current_context() != stream->context) {
     misuse(call, "the stream's context is not current");
@@ -120,25 +128,111 @@ int State::queue(const char* call, CuStream* stream, Work work) {
   return failure();
 }
 
-// The work at the head of a stream, drawn from all that need not wait.
+int State::communicate(const char* call, NcclComm* comm, CuStream* stream, Begin work) {
+  const int64_t number = ++communicated_;
+  if (stream->capture) {
+    if (!comm->has_called) misuse(call, "a communicator's first call is captured");
+    stream->capture->calls.emplace_back(comm, number);
+  } else {
+    comm->has_called = true;
+    comm->expected.push_back(number);
+  }
+  return begin(call, stream, [=, work = std::move(work)]() -> Result<std::shared_ptr<Point>> {
+    if (!comm->is_alive) return std::shared_ptr<Point>();
+    if (comm->expected.empty() || comm->expected.front() != number)
+      return fail("a communicator's calls begin in another order than they were made in");
+    comm->expected.pop_front();
+    PIPER_ASSIGN(std::shared_ptr<Point> over, work());
+    comm->under_way.push_back(over);
+    return over;
+  });
+}
+
+void State::end(const char* call, NcclComm* comm) {
+  for (const auto& object : objects_) {
+    const auto* graph = dynamic_cast<const CuGraphExec*>(object.get());
+    if (graph && graph->is_alive &&
+        std::any_of(graph->calls.begin(), graph->calls.end(),
+                    [&](const auto& each) { return each.first == comm; }))
+      misuse(call, "a graph has calls of the communicator");
+  }
+  for (const std::shared_ptr<Point>& over : comm->under_way) over->is_done = true;
+  comm->is_alive = false;
+}
+
+// ---- Graphs that run ----------------------------------------------------------------------------
+
+void Launch::end(size_t node) {
+  for (size_t n = node + 1; n < nodes->size(); ++n)
+    if ((*nodes)[n].after.contains(node) && --waits[n] == 0) able.push_back(n);
+  if (--left == 0) done->is_done = true;
+}
+
+void State::expect(const CuGraphExec& graph) {
+  for (const auto& [comm, number] : graph.calls) comm->expected.push_back(number);
+}
+
+std::shared_ptr<Point> State::launch(const CuGraphExec& graph) {
+  Launch made{graph.nodes, {}, {}, {}, graph.nodes->size(), std::make_shared<Point>()};
+  for (size_t n = 0; n < graph.nodes->size(); ++n) {
+    made.waits.push_back((*graph.nodes)[n].after.size());
+    if (made.waits[n] == 0) made.able.push_back(n);
+  }
+  made.done->is_done = made.left == 0;
+  launches_.push_back(made);
+  return made.done;
+}
+
+// ---- What runs next -----------------------------------------------------------------------------
+
+// Null: it is done, or nothing runs any more.
+std::shared_ptr<Point> State::start(const Begin& work) {
+  if (!work || !failure_.empty()) return nullptr;
+  Result<std::shared_ptr<Point>> begun = work();
+  if (begun) return *begun;
+  failure_ = begun.error().message;
+  misuse("work on a stream", failure_);
+  return nullptr;
+}
+
+// The work at the head of a stream, or of a graph, drawn from all that need not wait.
 bool State::run_one() {
+  std::erase_if(launches_, [](const Launch& each) { return each.left == 0; });
   std::vector<CuStream*> able;
   for (CuStream* stream : streams) {
     if (stream->queue.empty()) continue;
     const auto& after = stream->queue.front().after;
-    if (!after || after->is_done) able.push_back(stream);
+    if (!after || after->is_done || !failure_.empty()) able.push_back(stream);
   }
-  if (able.empty()) return false;
-  CuStream* stream = able[random() % able.size()];
+  size_t count = able.size();
+  for (Launch& launch : launches_) {
+    for (const auto& [node, over] : std::exchange(launch.under_way, {}))
+      if (over->is_done || !failure_.empty())
+        launch.end(node);
+      else
+        launch.under_way.emplace_back(node, over);
+    count += launch.able.size();
+  }
+  if (count == 0) return false;
+  size_t drawn = random() % count;
+  if (drawn >= able.size()) {
+    drawn -= able.size();
+    auto launch = launches_.begin();
+    for (; drawn >= launch->able.size(); ++launch) drawn -= launch->able.size();
+    const size_t node = launch->able[drawn];
+    launch->able.erase(launch->able.begin() + static_cast<ptrdiff_t>(drawn));
+    if (const auto over = start((*launch->nodes)[node].begin))
+      launch->under_way.emplace_back(node, over);
+    else
+      launch->end(node);
+    return true;
+  }
+  CuStream* stream = able[drawn];
   const Queued next = std::move(stream->queue.front());
   stream->queue.pop_front();
-  if (next.work && failure_.empty()) {
-    if (Status ran = next.work(); !ran) {
-      failure_ = ran.error().message;
-      misuse("work on a stream", failure_);
-    }
-  }
-  if (next.done) {
+  if (const auto over = start(next.begin)) {
+    stream->queue.push_front({nullptr, over, next.done});
+  } else if (next.done) {
     static double clock = 0;
     next.done->is_done = true;
     next.done->milliseconds = clock += 0.5;
@@ -166,6 +260,10 @@ bool State::is_capturing() const {
   return std::any_of(capturing_.begin(), capturing_.end(),
                      [](const auto& each) { return each.second == std::this_thread::get_id(); });
 }
+void State::break_captures() {
+  for (const auto& [graph, thread] : capturing_)
+    if (thread == std::this_thread::get_id()) graph->is_broken = true;
+}
 void State::set_capturing(CuGraph* graph, bool capturing) {
   if (capturing)
     capturing_[graph] = std::this_thread::get_id();
@@ -177,7 +275,11 @@ void State::set_capturing(CuGraph* graph, bool capturing) {
 
 Call::Call(const char* of, bool needs_start) : name(of), state(State::get()), lock_(state.mutex) {
   static const int64_t fails = variable("FAKE_CUDA_FAIL", 0);
-  if (++state.calls == fails) {
+  ++state.calls_of[name];
+  const std::string_view text = name;
+  const bool captures =
+      state.is_capturing() || text.starts_with("cuGraph") || text == "cuStreamBeginCapture_v2";
+  if (++state.calls == fails || (captures && ++state.captured_calls == state.fails_captured)) {
     code = kUnknown;
     state.has_failed = true;
   } else if (needs_start && !state.is_ready) {
@@ -187,4 +289,26 @@ Call::Call(const char* of, bool needs_start) : name(of), state(State::get()), lo
 
 }  // namespace piper::fake
 
-extern "C" int fake_cuda_report() { return piper::fake::State::get().report(); }
+extern "C" {
+int fake_cuda_report() { return piper::fake::State::get().report(); }
+int64_t fake_cuda_calls(const char* name) {
+  piper::fake::State& state = piper::fake::State::get();
+  const std::lock_guard lock(state.mutex);
+  int64_t count = 0;
+  for (auto at = state.calls_of.lower_bound(name);
+       at != state.calls_of.end() && at->first.starts_with(name); ++at)
+    count += at->second;
+  return count;
+}
+void fake_cuda_seed(int64_t seed) {
+  piper::fake::State& state = piper::fake::State::get();
+  const std::lock_guard lock(state.mutex);
+  state.random.seed(static_cast<uint64_t>(seed));
+}
+int64_t fake_cuda_fail_captured(int64_t number) {
+  piper::fake::State& state = piper::fake::State::get();
+  const std::lock_guard lock(state.mutex);
+  state.fails_captured = number;
+  return std::exchange(state.captured_calls, 0);
+}
+}

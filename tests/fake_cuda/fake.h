@@ -5,7 +5,7 @@
 //     FAKE_CUDA_DEVICES=N  so many devices (2)        FAKE_CUDA_INIT=CODE   cuInit fails
 //     FAKE_CUDA_SEED=N     of orders (1)              FAKE_CUDA_CHECK=1     kernels with all checks
 //     FAKE_CUDA_FAIL=N     the Nth call fails, once   FAKE_CUDA_COUNT=1     says how many there
-//     were
+//     were                                            FAKE_CUDA_DRIVER=N    its version (13000)
 //
 // Misuse is said on stderr: handles that are no longer, calls without a context, memory that nobody
 // has. At the end so is what was never destroyed, and a process that would end with 0 ends with 86
@@ -63,8 +63,10 @@ struct Point {
   double milliseconds = 0;
 };
 using Work = std::function<Status()>;
+// Work that is done when the point is that it gives; null: when it has begun.
+using Begin = std::function<Result<std::shared_ptr<Point>>()>;
 struct Queued {
-  Work work;  // none: it only waits, or is waited for
+  Begin begin;  // none: it only waits, or is waited for
   std::shared_ptr<Point> after, done;
 };
 
@@ -91,15 +93,17 @@ struct CuFunction : fake::Object {
 struct CuGraph : fake::Object {
   const char* kind() const override { return "graph"; }
   struct Node {
-    fake::Work work;
+    fake::Begin begin;
     std::set<size_t> after;
   };
   std::vector<Node> nodes;
+  std::vector<std::pair<NcclComm*, int64_t>> calls;  // that nodes are, in order, and their numbers
   bool is_open = true, is_broken = false;
 };
 struct CuGraphExec : fake::Object {
   const char* kind() const override { return "executable graph"; }
-  std::vector<CuGraph::Node> nodes;
+  std::shared_ptr<const std::vector<CuGraph::Node>> nodes;
+  std::vector<std::pair<NcclComm*, int64_t>> calls;
 };
 struct CuStream : fake::Object {
   const char* kind() const override { return "stream"; }
@@ -125,6 +129,10 @@ struct NcclComm : fake::Object {
   std::string room;  // where its ranks meet
   int size = 0, rank = 0;
   CuContext* context = nullptr;
+  std::function<int()> pending;  // queues what was called last, as a thread of the library will
+  bool has_called = false;       // outside of graphs, where it may connect
+  std::deque<int64_t> expected;  // numbers of calls that are to begin
+  std::vector<std::shared_ptr<fake::Point>> under_way;  // what has begun
 };
 struct CuGreenContext : fake::Object {
   const char* kind() const override { return "green context"; }
@@ -139,12 +147,26 @@ struct Range {
   bool is_host = false, is_mapped = false;
 };
 
+// A graph that runs.
+struct Launch {
+  std::shared_ptr<const std::vector<CuGraph::Node>> nodes;
+  std::vector<size_t> waits;  // by node: so many nodes before it are not done
+  std::vector<size_t> able;   // nodes that wait for nothing and have not begun
+  std::vector<std::pair<size_t, std::shared_ptr<Point>>> under_way;
+  size_t left = 0;  // nodes that are not done
+  std::shared_ptr<Point> done;
+  void end(size_t node);
+};
+
 class State {
  public:
   std::recursive_mutex mutex;
   bool is_ready = false;    // cuInit
   bool has_failed = false;  // a call, as was wanted: what then cannot be done is no misuse
   int64_t calls = 0;
+  std::map<std::string, int64_t, std::less<>> calls_of;  // by name
+  int64_t captured_calls = 0;  // that make graphs; of these the one that is to fail
+  int64_t fails_captured = 0;
   std::map<uintptr_t, Range> memory;                 // allocations, and mappings with access
   std::map<uintptr_t, size_t> addresses;             // reserved
   std::map<CuMemory, std::pair<int, size_t>> pages;  // file, bytes
@@ -183,6 +205,15 @@ class State {
 
   // Queues work; a stream under capture notes it.
   int queue(const char* call, CuStream* stream, Work work);
+  int begin(const char* call, CuStream* stream, Begin work);
+  // Queues what a communicator does; each begins in the order in which the host has called, and
+  // graphs are queued.
+  int communicate(const char* call, NcclComm* comm, CuStream* stream, Begin work);
+  // Queues a graph's calls again.
+  void expect(const CuGraphExec& graph);
+  std::shared_ptr<Point> launch(const CuGraphExec& graph);
+  // What is under way of it ends, and its memory may go. Misuse, unless no graph has calls of it.
+  void end(const char* call, NcclComm* comm);
   // Runs what is queued, in some order, until it is done. Error: some work failed, now or before.
   int run_until(const std::function<bool()>& is_done);
   bool run_one();
@@ -190,12 +221,16 @@ class State {
   // Whether the calling thread captures, so that it may not call what waits or allocates.
   bool is_capturing() const;
   void set_capturing(CuGraph* graph, bool capturing);
+  void break_captures();  // of the calling thread
 
   int report();
 
  private:
   State();
+  std::shared_ptr<Point> start(const Begin& work);
   std::vector<std::unique_ptr<Object>> objects_;
+  std::deque<Launch> launches_;
+  int64_t communicated_ = 0;
   std::set<const void*> known_;
   std::map<CuGraph*, std::thread::id> capturing_;
   std::string failure_;  // of work
@@ -230,6 +265,7 @@ CuContext*& current_context();
 #define FAKE_NO_CAPTURE()                                            \
   if (call.state.is_capturing()) {                                   \
     call.state.misuse(call.name, "it may not be called in capture"); \
+    call.state.break_captures();                                     \
     return kCaptureUnsupported;                                      \
   }
 
@@ -238,8 +274,14 @@ int64_t variable(const char* name, int64_t otherwise);
 }  // namespace piper::fake
 
 extern "C" {
-// What went wrong and what was never destroyed, on stderr; how much of it.
+// What went wrong and what was never destroyed, on stderr; how much of it. Work is run again after
+// some has failed.
 int fake_cuda_report();
+// How many calls there were of functions whose names begin so.
+int64_t fake_cuda_calls(const char* name);
+// From now on the Nth call that makes a graph fails, once; how many there were before.
+int64_t fake_cuda_fail_captured(int64_t number);
+void fake_cuda_seed(int64_t seed);
 // What is faked has the types with which it is called.
 #define FAKE_DECLARED(name, result, arguments) result name arguments;
 namespace piper::fake {

@@ -27,6 +27,7 @@ struct Transfer {
   char* at = nullptr;
   size_t bytes = 0;
   std::shared_ptr<Waiting> of;
+  bool in_graph = false;
 };
 // Of one room and ordered pair: what is there on one side alone.
 struct Line {
@@ -36,12 +37,14 @@ struct Line {
 struct Addition {
   std::vector<char*> at;
   std::vector<std::shared_ptr<Waiting>> of;
+  bool in_graph = false;
 };
 struct Room {
   std::set<int> ranks;
   std::map<std::pair<int, int>, Line> lines;
   std::map<int64_t, Addition> additions;  // by number
   std::map<int, int64_t> added;           // by rank: how many
+  bool is_over = false;                   // a rank has aborted
 };
 std::map<std::string, Room>& rooms() {
   static std::map<std::string, Room> all;
@@ -77,6 +80,7 @@ Status meet(State& state, Line& line) {
     const Transfer from = line.sends.front(), to = line.receives.front();
     line.sends.pop_front();
     line.receives.pop_front();
+    if (from.in_graph != to.in_graph) return fail("a message stands in a graph on one side alone");
     if (from.bytes != to.bytes)
       return fail("{} bytes are sent where {} are received", from.bytes, to.bytes);
     for (const auto& [at, access] :
@@ -92,11 +96,15 @@ Status meet(State& state, Line& line) {
   return ok_status();
 }
 
-Status arrive(State& state, const Operation& one, const std::shared_ptr<Waiting>& of) {
+Status arrive(State& state, const Operation& one, const std::shared_ptr<Waiting>& of,
+              bool in_graph) {
   Room& room = rooms()[one.comm->room];
+  if (room.is_over) return ok_status();
   const int own = one.comm->rank;
   if (one.kind == Operation::kAdd) {
     Addition& sum = room.additions[room.added[own]++];
+    if (sum.at.empty()) sum.in_graph = in_graph;
+    if (sum.in_graph != in_graph) return fail("a sum stands in a graph on some ranks alone");
     sum.at.push_back(one.at);
     sum.of.push_back(of);
     if (static_cast<int>(sum.at.size()) < one.comm->size) return ok_status();
@@ -112,26 +120,33 @@ Status arrive(State& state, const Operation& one, const std::shared_ptr<Waiting>
     for (const auto& each : sum.of) each->one_less();
     return ok_status();
   }
-  const Transfer transfer{one.at, one.count * size_of(one.type), of};
+  const Transfer transfer{one.at, one.count * size_of(one.type), of, in_graph};
   const bool sends = one.kind == Operation::kSend;
   Line& line = room.lines[sends ? std::pair{own, one.peer} : std::pair{one.peer, own}];
   (sends ? line.sends : line.receives).push_back(transfer);
   return meet(state, line);
 }
 
-int queue_group(State& state) {
-  std::vector<Operation> all = std::move(group);
-  group.clear();
-  if (all.empty()) return kNcclOk;
+int queue_all(State& state, const std::vector<Operation>& all) {
   CuStream* const stream = all[0].stream;
-  const auto waiting = std::make_shared<Waiting>();
-  waiting->count = static_cast<int>(all.size());
-  const int code = state.queue("ncclGroupEnd", stream, [&state, all, waiting]() -> Status {
-    for (const Operation& one : all) PIPER_TRY(arrive(state, one, waiting));
-    return ok_status();
-  });
-  stream->queue.push_back({nullptr, waiting->over, nullptr});
+  const bool in_graph = stream->capture != nullptr;
+  const auto begin = [&state, all, in_graph]() -> Result<std::shared_ptr<Point>> {
+    const auto waiting = std::make_shared<Waiting>();
+    waiting->count = static_cast<int>(all.size());
+    for (const Operation& one : all) PIPER_TRY(arrive(state, one, waiting, in_graph));
+    return waiting->over;
+  };
+  const int code = state.communicate("ncclGroupEnd", all[0].comm, stream, begin);
   return code == kOk ? kNcclOk : kNcclInvalid;
+}
+
+// Communicators do not block: what is called is queued while somebody asks whether it is.
+int queue_group(State& state) {
+  if (group.empty()) return kNcclOk;
+  NcclComm* const comm = group[0].comm;
+  if (comm->pending) state.misuse("ncclGroupEnd", "the communicator's last call is not done");
+  comm->pending = [&state, all = std::exchange(group, {})] { return queue_all(state, all); };
+  return kNcclInProgress;
 }
 
 int add(Call& call, Operation one) {
@@ -165,6 +180,7 @@ int ncclGetUniqueId(NcclId* id) {
 int ncclCommInitRankConfig(NcclComm** comm, int size, NcclId id, int rank, NcclConfig* config) {
   FAKE_CALL(ncclCommInitRankConfig);
   FAKE_CONTEXT();
+  FAKE_NO_CAPTURE();
   if (config->magic != 0xcafebeef || rank < 0 || rank >= size) return kNcclInvalid;
   if (!rooms()[id.bytes].ranks.insert(rank).second) return kNcclInvalid;
   *comm = call.state.make<NcclComm>();
@@ -179,6 +195,11 @@ int ncclCommGetAsyncError(NcclComm* comm, int* state) {
   FAKE_CALL(ncclCommGetAsyncError);
   FAKE_CHECK(comm);
   const bool all = static_cast<int>(rooms()[comm->room].ranks.size()) == comm->size;
+  if (comm->pending && call.state.random() % 2 == 0) {
+    *state = kNcclInProgress;
+    return kNcclOk;
+  }
+  if (const auto pending = std::exchange(comm->pending, nullptr)) return *state = pending();
   *state = all ? kNcclOk : static_cast<int>(kNcclInProgress);
   return kNcclOk;
 }
@@ -190,13 +211,17 @@ int ncclCommFinalize(NcclComm* comm) {
 int ncclCommDestroy(NcclComm* comm) {
   FAKE_RELEASE(ncclCommDestroy);
   FAKE_CHECK(comm);
-  comm->is_alive = false;
+  call.state.end(call.name, comm);
   return call.code;
 }
 int ncclCommAbort(NcclComm* comm) {
   FAKE_RELEASE(ncclCommAbort);
   FAKE_CHECK(comm);
-  comm->is_alive = false;
+  Room& room = rooms()[comm->room];
+  room.is_over = true;
+  room.lines.clear();
+  room.additions.clear();
+  call.state.end(call.name, comm);
   return call.code;
 }
 int ncclGroupStart() {

@@ -66,22 +66,6 @@ std::set<size_t> ancestors(const CuGraph& graph, std::set<size_t> nodes) {
   return nodes;
 }
 
-// In an order drawn from all that are legal.
-Status run_graph(State& state, const std::vector<CuGraph::Node>& nodes) {
-  std::vector<bool> done(nodes.size());
-  for (size_t count = 0; count < nodes.size(); ++count) {
-    std::vector<size_t> able;
-    for (size_t n = 0; n < nodes.size(); ++n)
-      if (!done[n] && std::all_of(nodes[n].after.begin(), nodes[n].after.end(),
-                                  [&](size_t before) { return done[before]; }))
-        able.push_back(n);
-    const size_t next = able[state.random() % able.size()];
-    if (nodes[next].work) PIPER_TRY(nodes[next].work());
-    done[next] = true;
-  }
-  return ok_status();
-}
-
 }  // namespace
 
 extern "C" {
@@ -161,6 +145,7 @@ int cuEventQuery(CuEvent* event) {
   FAKE_CALL(cuEventQuery);
   FAKE_CHECK(event);
   if (event->capture) return kCapturedEvent;
+  FAKE_NO_CAPTURE();
   if (!event->recorded || event->recorded->is_done) return call.state.failure();
   call.state.run_one();
   return event->recorded->is_done ? call.state.failure() : static_cast<int>(kNotReady);
@@ -273,14 +258,20 @@ int cuGraphInstantiateWithFlags(CuGraphExec** made, CuGraph* graph, unsigned lon
   FAKE_CALL(cuGraphInstantiateWithFlags);
   FAKE_CHECK(graph);
   *made = call.state.make<CuGraphExec>();
-  (*made)->nodes = graph->nodes;
+  (*made)->nodes = std::make_shared<const std::vector<CuGraph::Node>>(graph->nodes);
+  (*made)->calls = graph->calls;
   return kOk;
 }
 int cuGraphLaunch(CuGraphExec* graph, CuStream* stream) {
   FAKE_CALL(cuGraphLaunch);
   FAKE_CHECK(graph);
+  FAKE_CHECK(stream);
+  if (stream->capture) return kCaptureUnsupported;
   State& state = call.state;
-  return state.queue(call.name, stream, [&state, graph] { return run_graph(state, graph->nodes); });
+  state.expect(*graph);
+  return state.begin(call.name, stream, [&state, graph]() -> Result<std::shared_ptr<Point>> {
+    return state.launch(*graph);
+  });
 }
 int cuGraphExecDestroy(CuGraphExec* graph) {
   FAKE_RELEASE(cuGraphExecDestroy);
