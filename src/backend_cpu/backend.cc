@@ -77,7 +77,7 @@ Use make_use(const Program& program, const ProgramOp& op) {
   return use;
 }
 
-// What the op table lets results be stored over, kernels must.
+// What the op table lets results be stored over, kernels must. What has no bytes lies nowhere.
 Status check_overlaps(const FusedProgram& program, const LocalPlaces& lie,
                       std::span<const KernelPtr> kernels) {
   const std::vector<int32_t> bases = program.bases();
@@ -88,7 +88,7 @@ Status check_overlaps(const FusedProgram& program, const LocalPlaces& lie,
         const int64_t from = in < 0 ? -1 : lie.offsets[bases[in]];
         PIPER_WANT(out < 0 || from < 0 || from != lie.offsets[out] ||
                        (k < 32 && (kernels[i]->in_place >> k & 1)) ||
-                       program.values[out].bytes() == 0,
+                       program.values[out].bytes() == 0 || program.values[in].bytes() == 0,
                    "op {} {}: output {} lies over input {}", i, program.ops[i].op, out, in);
       }
   return ok_status();

@@ -4,12 +4,13 @@
 #include <algorithm>
 
 #include "families.h"
+#include "piper/halves.h"
 
 namespace piper::cuda_kernels {
 namespace {
 
 using Form = DeviceAttention;
-constexpr int32_t kThreads = 256;
+constexpr int32_t kThreads = 256, kMmaThreads = 128;  // as the texts have them
 constexpr int64_t kWarp = 32;
 
 std::string text_of(const DeviceRows& rows) {
@@ -40,38 +41,51 @@ class Kernels {
     text_ += fmt::format("  const attention::Inputs<{}> in{{{}, {}, {}, {}, {}, {}}};\n", type_,
                          input(0, type_), input(1, type_), input(2, type_), input(mask, "char"),
                          input(mask + 1, "int64_t"), input(mask + 2, "int64_t"));
+    by_mma_ = fits_mma();
   }
 
   void forward() {
+    if (by_mma_) {
+      launch_by_mma(
+          fmt::format("forward<{}>(form, in, {}, {})", mma_types(), output(0), output(1, sums())),
+          f_.heads, f_.queries);
+      return;
+    }
     const int64_t columns = columns_of(f_.v_width);
     const int64_t chunks = std::max<int64_t>(ceil_div(f_.v_width, columns), 1);  // one has the lse
-    launch(fmt::format("forward<{}, {}, {}, {}>(form, in, {}LL, {}, {})", type_, tile_, columns,
-                       pieces(), chunks, output(0), output(1, sums())),
+    launch(fmt::format("attention::forward<{}, {}, {}, {}>(form, in, {}LL, {}, {})", type_, tile_,
+                       columns, pieces(), chunks, output(0), output(1, sums())),
            f_.batch * f_.heads * tiles(f_.queries) * chunks);
   }
 
   void backward(const DeviceOperand& delta) {
     extra_ = {delta};
     const std::string sum = at(sums(), use_.inputs.size() + use_.outputs.size());
-    launch(fmt::format("dot_adjoints<{}>(form, {}, {}, {})", type_, input(3, type_),
+    launch(fmt::format("attention::dot_adjoints<{}>(form, {}, {}, {})", type_, input(3, type_),
                        input(5, type_), sum),
            ceil_div(f_.batch * f_.heads * f_.queries * kWarp, kThreads));
     text_ += fmt::format("  const attention::Adjoints<{}> a{{{}, {}, {}}};\n", type_,
                          input(5, type_), input(4, sums()), sum);
     const size_t o = use_.outputs.size() > 2 ? 1 : 0;  // dq, dk and dv are outputs, or one is all
-    int64_t columns = columns_of(f_.width), chunks = ceil_div(f_.width, columns);
-    launch(fmt::format("query_gradients<{}, {}, {}, {}>(form, in, a, {}LL, {})", type_, tile_,
-                       columns, pieces(), chunks, output(0)),
-           f_.batch * f_.heads * tiles(f_.queries) * chunks);
-    const int64_t widest = std::max(f_.width, f_.v_width);
-    columns = columns_of(widest), chunks = ceil_div(widest, columns);
-    launch(fmt::format("key_gradients<{}, {}, {}, {}>(form, in, a, {}LL, {}, {})", type_, tile_,
-                       columns, pieces(), chunks, output(o), output(2 * o)),
-           f_.batch * f_.kv_heads * tiles(f_.keys) * chunks);
+    if (by_mma_)
+      gradients_by_mma(o);
+    else
+      gradients(o);
     if (f_.mask_grad) mask_gradient();
   }
 
  private:
+  void gradients(size_t o) {
+    int64_t columns = columns_of(f_.width), chunks = ceil_div(f_.width, columns);
+    launch(fmt::format("attention::query_gradients<{}, {}, {}, {}>(form, in, a, {}LL, {})", type_,
+                       tile_, columns, pieces(), chunks, output(0)),
+           f_.batch * f_.heads * tiles(f_.queries) * chunks);
+    const int64_t widest = std::max(f_.width, f_.v_width);
+    columns = columns_of(widest), chunks = ceil_div(widest, columns);
+    launch(fmt::format("attention::key_gradients<{}, {}, {}, {}>(form, in, a, {}LL, {}, {})", type_,
+                       tile_, columns, pieces(), chunks, output(o), output(2 * o)),
+           f_.batch * f_.kv_heads * tiles(f_.keys) * chunks);
+  }
   static std::string at(std::string_view type, size_t operand) {
     return fmt::format("p.at<{}>({})", type, operand);
   }
@@ -102,12 +116,50 @@ class Kernels {
     return fits ? many : 1;
   }
 
-  void launch(const std::string& call, int64_t blocks) {
-    emit_.kernel({.family = f_.is_gradient ? "attention attention_grad" : "attention",
-                  .body = fmt::format("{}  attention::{};", text_, call),
+  void launch(const std::string& call, int64_t blocks, int32_t threads = kThreads) {
+    std::string family = f_.is_gradient ? "attention attention_grad" : "attention";
+    if (threads == kMmaThreads) family += " mma mma_attention";
+    if (threads == kMmaThreads && f_.is_gradient) family += " mma_attention_grad";
+    emit_.kernel({.family = family,
+                  .body = fmt::format("{}  {};", text_, call),
                   .blocks = blocks,
-                  .threads = kThreads,
+                  .threads = threads,
                   .extra = extra_});
+  }
+
+  // ---- By tensor cores (mma_attention.cuh) ----
+  // 16-bit floats in rows of whole 16 bytes, up to 128 elements wide.
+  bool fits_mma() const {
+    constexpr int64_t kWidest = 128, kMost = int64_t{1} << 30;
+    if (!is_half(f_.type) || std::min(f_.width, f_.v_width) < 1) return false;
+    if (std::max(f_.width, f_.v_width) > kWidest) return false;
+    return std::max(f_.queries, f_.keys) < kMost && pieces() == 8 && are_written_whole();
+  }
+  bool are_written_whole() const {
+    const auto is_whole = [](const DeviceRows& rows) {
+      return rows.batch % 8 == 0 && rows.token % 8 == 0 && rows.head % 8 == 0 &&
+             rows.first % 8 == 0;
+    };
+    bool all =
+        f_.is_gradient ? is_whole(f_.dq) && is_whole(f_.dk) && is_whole(f_.dv) : is_whole(f_.y);
+    for (size_t o = 0; o < use_.outputs.size(); ++o)  // others than these are of single elements
+      all = all && emit_.operand(use_.inputs.size() + o).offset % 16 == 0;
+    return all;
+  }
+  std::string mma_types() const {
+    return fmt::format("{}, {}, {}", type_, ceil_div(f_.width, 16) * 16,
+                       ceil_div(f_.v_width, 16) * 16);
+  }
+  void gradients_by_mma(size_t o) {
+    launch_by_mma(fmt::format("query_gradients<{}>(form, in, a, {})", mma_types(), output(0)),
+                  f_.heads, f_.queries);
+    launch_by_mma(fmt::format("key_gradients<{}>(form, in, a, {}, {})", mma_types(), output(o),
+                              output(2 * o)),
+                  f_.kv_heads, f_.keys);
+  }
+  void launch_by_mma(const std::string& call, int64_t heads, int64_t tokens) {
+    constexpr int64_t kTokens = 64;  // of a tile
+    launch("mma::" + call, f_.batch * heads * ceil_div(tokens, kTokens), kMmaThreads);
   }
 
   void mask_gradient() {
@@ -115,8 +167,8 @@ class Kernels {
     const size_t last = use_.outputs.size() - 1;
     if (!repeats(3) && (f_.key_stretches > 0 || f_.all_keys > f_.keys))  // others have none
       emit_.zero(emit_.operand(use_.inputs.size() + last), use_.outputs[last].bytes());
-    launch(fmt::format("mask_gradients<{}, {}, {}>(form, in, a, {})", type_, tile_, pieces(),
-                       output(last)),
+    launch(fmt::format("attention::mask_gradients<{}, {}, {}>(form, in, a, {})", type_, tile_,
+                       pieces(), output(last)),
            (repeats(0) ? 1 : f_.batch) * (repeats(1) ? 1 : f_.heads) *
                (repeats(2) ? 1 : tiles(f_.queries)) * (repeats(3) ? 1 : tiles(f_.keys)));
   }
@@ -127,6 +179,7 @@ class Kernels {
   const std::string_view type_;
   std::string text_;  // that each kernel begins with
   int64_t tile_ = 64;
+  bool by_mma_ = false;
   std::vector<DeviceOperand> extra_;
 };
 

@@ -218,6 +218,41 @@ TEST(CudaAttention, Of16Bits) {
            {.queries = 34, .keys = 9, .type = type, .tokens_first = {0, 1, 0, 1}}});
 }
 
+// What tensor cores do: 16-bit floats of whole eights. With all that a score can be, in tiles that
+// are seen whole, in part and not at all, of one stretch and of two.
+std::vector<Case> cases_of_16_bits(DType type) {
+  Case ring{.queries = 80, .keys = 136, .type = type, .kv_heads = 1, .width = 16, .v_width = 24};
+  ring.causal = true, ring.first = {60, 300}, ring.first_key = {0, 272}, ring.all_keys = 400;
+  Case masked = ring;
+  masked.mask = {type, {1, 2, 80, 400}}, masked.softcap = 1.5;
+  return {{.queries = 130, .keys = 130, .type = type, .kv_heads = 1, .width = 64, .causal = true},
+          {.queries = 65,
+           .keys = 64,
+           .type = type,
+           .heads = 1,
+           .kv_heads = 1,
+           .width = 40,
+           .v_width = 128},
+          {.queries = 9, .keys = 70, .type = type, .width = 24, .causal = true, .offset = 61},
+          {.queries = 70,
+           .keys = 20,
+           .type = type,
+           .tokens_first = {0, 1, 0, 1},
+           .causal = true,
+           .offset = -17},
+          {.queries = 66,
+           .keys = 37,
+           .type = type,
+           .masked = -2,
+           .mask = TensorType{DType::kBool, {1, 2, 66, 37}}},
+          ring,
+          masked};
+}
+
+TEST(CudaAttention, Of16BitsByTensorCores) {
+  for (const DType type : {DType::kBF16, DType::kF16}) check(cases_of_16_bits(type));
+}
+
 TEST(CudaAttention, WhereSomeQueriesOrKeysSeeNothing) {
   check({{.queries = 70, .keys = 70, .causal = true, .offset = -17},
          {.queries = 70, .keys = 70, .causal = true, .offset = -70},

@@ -299,11 +299,27 @@ void add_experts(Checks& to, const Experts& e, DType type, DType index_type, boo
     const double of_sums = terms * (type == DType::kF64 ? 1e-15 : 1e-6);
     for (size_t i = 0; i < made.values.size(); ++i) {
       const double a = made.values[i], b = expected.values[i];
-      const double bound = of_sums + (type == DType::kBF16 ? std::abs(b) * 0x1p-7 : 0);
+      const double bound =
+          of_sums + (is_half(type) ? std::abs(b) * (type == DType::kBF16 ? 0x1p-7 : 0x1p-10) : 0);
       ASSERT_TRUE(std::abs(a - b) <= bound || (std::isnan(a) && std::isnan(b)))
           << "element " << i << ": " << a << " is not " << b;
     }
   });
+}
+
+// Both 16-bit floats, by tensor cores, at the edges of their tiles and with operands that are
+// aligned to all or to one of their elements; the first and the last matrix have no rows in some.
+TEST(Experts, Of16BitsAgreeWithTheCpuAtTheEdgesOfTiles) {
+  const Experts cases[] = {{129, 40, 136, 2, 2, 0, Experts::kSpread},
+                           {70, 32, 130, 2, 2, 1, Experts::kOne},
+                           {60, 130, 20, 3, 3, 0, Experts::kOne},
+                           {65, 31, 15, 2, 4, 1, Experts::kOutside}};
+  Checks all;
+  for (const bool is_gradient : {false, true})
+    for (const Experts& e : cases) add_experts(all, e, DType::kF16, DType::kI64, is_gradient);
+  add_experts(all, {40, 0, 24, 2, 2, 0}, DType::kBF16, DType::kI64, false);
+  add_experts(all, {0, 16, 24, 2, 2, 0}, DType::kBF16, DType::kI64, true);
+  all.run();
 }
 
 TEST(Experts, AgreeWithTheCpu) {

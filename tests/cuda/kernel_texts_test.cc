@@ -61,6 +61,68 @@ TEST(Texts, OfTheSampleCompileWithinRegisters) {
   EXPECT_GT(kernels, 20u);
 }
 
+// Experts' products of rows of k with matrices k × n, and their gradients, in this type.
+Program experts(DType type, int64_t k, int64_t n) {
+  Program program;
+  const auto add = [&](DType of, const Shape& shape, bool is_read) {
+    program.values.push_back({of, shape});
+    program.arg_read.push_back(is_read);
+    program.arg_written.push_back(!is_read);
+    return program.num_args++;
+  };
+  constexpr int64_t kRows = 16384, kGroups = 8;
+  const int32_t x = add(type, {kRows, k}, true), index = add(DType::kI64, {kRows}, true);
+  const int32_t w = add(type, {kGroups, k, n}, true), y = add(type, {kRows, n}, false);
+  const int32_t dy = add(type, {kRows, n}, true), dx = add(type, {kRows, k}, false);
+  const int32_t dw = add(type, {kGroups, k, n}, false);
+  const Attrs plain{{"trans_b", int64_t{0}}}, trans{{"trans_b", int64_t{1}}};
+  program.ops.push_back({"GroupedMatMul", plain, {x, index, w}, {y}});
+  program.ops.push_back({"GroupedMatMul", trans, {dy, index, w}, {dx}});
+  program.ops.push_back(
+      {"GroupedMatMulGrad", {{"trans_b", int64_t{0}}, {"groups", kGroups}}, {x, index, dy}, {dw}});
+  return program;
+}
+
+// Blocks of 128 threads that have at most 255 registers each, and 40 KiB of shared memory: two of
+// them fit a multiprocessor. Only elements that are brought one by one may take a few bytes more.
+TEST(Texts, OfExpertsFitTwiceOnAMultiprocessor) {
+  const Nvrtc* nvrtc = Nvrtc::find();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  for (const bool is_odd : {false, true}) {
+    const auto made = device_program(is_odd ? experts(DType::kF16, 4095, 14335)
+                                            : experts(DType::kBF16, 4096, 14336));
+    ASSERT_TRUE(made) << print_error(made.error());
+    for (const std::string_view arch : kArchitectures) {
+      if (is_odd && arch != "sm_90a") continue;
+      SCOPED_TRACE(fmt::format("{} for {}", is_odd ? "odd" : "even", arch));
+      const auto binary = nvrtc->compile(made->source, std::string(arch));
+      ASSERT_TRUE(binary.ok) << binary.log;
+      EXPECT_EQ(binary.log.find("warning"), std::string::npos) << binary.log;
+      const auto costs = costs_of(binary.cubin);
+      for (const DeviceKernel& kernel : made->kernels) {
+        const KernelCost& cost = costs.at(kernel.name);
+        EXPECT_GT(cost.registers, 0u);
+        EXPECT_LE(cost.registers, 255u) << kernel.name;
+        EXPECT_LE(cost.frame_bytes, is_odd ? 16u : 0u) << kernel.name;
+      }
+    }
+  }
+  const auto even = device_program(experts(DType::kBF16, 4096, 14336));
+  ASSERT_TRUE(even) << print_error(even.error());
+  const auto text = nvrtc->compile(even->source, "compute_80");
+  ASSERT_TRUE(text.ok) << text.log;
+  size_t products = 0, sixteen = 0, small = 0;
+  for (const std::string& line : split_text(text.assembly, '\n')) {
+    products += line.find("mma.sync.aligned.m16n8k16") != std::string::npos;
+    sixteen += line.find("ld.global.v4") != std::string::npos;
+    small += line.find("ld.global.u16") != std::string::npos ||
+             line.find("ld.global.b16") != std::string::npos;
+  }
+  EXPECT_GT(products, 3 * 64u - 1);
+  EXPECT_GT(sixteen, 3 * 8u - 1);
+  EXPECT_EQ(small, 0u);
+}
+
 // A norm of 16-bit rows, and its gradients: all but what is one number a row, and partial sums,
 // moves 16 bytes at once.
 TEST(Texts, OfPassesMoveSixteenBytesAtOnce) {

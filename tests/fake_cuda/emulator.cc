@@ -9,6 +9,7 @@
 #include <random>
 
 #include "fibers.h"
+#include "fragments.h"
 #include "grid.h"
 #include "shell.h"
 
@@ -20,11 +21,20 @@ constexpr size_t kAlign = 256;
 
 // A thread of the block that runs.
 struct Thread {
-  enum State : uint8_t { kUnstarted, kReady, kAtBarrier, kAtWarpBarrier, kAtExchange, kEnded };
+  enum State : uint8_t {
+    kUnstarted,
+    kReady,
+    kAtBarrier,
+    kAtWarpBarrier,
+    kAtExchange,
+    kAtProduct,
+    kEnded
+  };
   State state = kUnstarted;
   int line = 0;  // where it waits
   size_t fiber = 0;
   uint32_t exchanges = 0;
+  Fragments fragments;
 };
 struct Warp {
   uint64_t values[2][kLanes];  // of this exchange, and of the next one, which lanes may be at
@@ -46,6 +56,8 @@ std::string_view name_of(Thread::State state) {
       return "is at the barrier of its warp in line";
     case Thread::kAtExchange:
       return "is at the shuffle of line";
+    case Thread::kAtProduct:
+      return "is at the product of line";
     default:
       return "has ended";
   }
@@ -95,6 +107,7 @@ class Running {
   // What the texts call, in the fiber of a thread.
   void wait(Thread::State state, int line);
   const uint64_t* exchange(int line, unsigned mask, uint64_t value);
+  void multiply(int line, const Fragments& fragments);
   void* shared(const void* key, const char* name, size_t bytes, size_t element);
   void* dynamic_shared(const char* name, size_t element);
   void access(const void* address, size_t bytes, Access access, const void* from);
@@ -108,6 +121,8 @@ class Running {
   bool release_warps();
   bool release_block();
   bool release_warp(int32_t first, int32_t last);
+  void check_warp(unsigned mask, const char* what, int line);
+  void multiply_warp(int32_t first);
   void disagree(int32_t a, int32_t b);
   void arrange(std::vector<int32_t>& numbers);
   Toucher toucher() const;
@@ -229,13 +244,14 @@ bool Running::release_warp(int32_t first, int32_t last) {
   const auto at = [&](int32_t i) -> Thread& { return threads_[static_cast<size_t>(i)]; };
   int32_t waits = -1;
   for (int32_t i = first; i < last && waits < 0; ++i)
-    if (at(i).state == Thread::kAtWarpBarrier || at(i).state == Thread::kAtExchange) waits = i;
+    if (at(i).state >= Thread::kAtWarpBarrier && at(i).state <= Thread::kAtProduct) waits = i;
   if (waits < 0) return false;
   for (int32_t i = first; i < last; ++i)
     if (at(i).state != at(waits).state || at(i).line != at(waits).line) {
       disagree(waits, i);
       return true;
     }
+  if (at(waits).state == Thread::kAtProduct) multiply_warp(first);
   if (at(waits).state == Thread::kAtWarpBarrier) ++warps_[static_cast<size_t>(first / kLanes)].step;
   for (int32_t i = first; i < last; ++i) at(i).state = Thread::kReady;
   return true;
@@ -266,10 +282,29 @@ bool Running::release_block() {
   return true;
 }
 
-const uint64_t* Running::exchange(int line, unsigned mask, uint64_t value) {
+void Running::check_warp(unsigned mask, const char* what, int line) {
   const int32_t first = thread_ / kLanes * kLanes;
   if (mask != UINT32_MAX || first + kLanes > grid_.threads)
-    broken("a shuffle by a part of a warp", static_cast<unsigned>(line));
+    broken(what, static_cast<unsigned>(line));
+}
+
+void Running::multiply(int line, const Fragments& fragments) {
+  check_warp(UINT32_MAX, "a product by a part of a warp", line);
+  threads_[static_cast<size_t>(thread_)].fragments = fragments;
+  wait(Thread::kAtProduct, line);
+}
+
+void Running::multiply_warp(int32_t first) {
+  std::array<Fragments, kLanes> lanes;
+  for (int32_t i = 0; i < kLanes; ++i)
+    lanes[static_cast<size_t>(i)] = threads_[static_cast<size_t>(first + i)].fragments;
+  if (!multiply_fragments(lanes))
+    error_ = fmt::format("kernel {}, block {}, thread {}: lanes of a product have other types",
+                         grid_.kernel, block_, first);
+}
+
+const uint64_t* Running::exchange(int line, unsigned mask, uint64_t value) {
+  check_warp(mask, "a shuffle by a part of a warp", line);
   const auto lane = static_cast<size_t>(thread_ % kLanes);
   uint64_t* values = warps_[static_cast<size_t>(thread_ / kLanes)]
                          .values[threads_[static_cast<size_t>(thread_)].exchanges++ % 2];
@@ -338,6 +373,9 @@ void call_warp_barrier(int line, unsigned) { running->wait(Thread::kAtWarpBarrie
 const uint64_t* call_exchange(int line, unsigned mask, uint64_t value) {
   return running->exchange(line, mask, value);
 }
+void call_multiply(int line, bool is_bf16, const uint32_t* a, const uint32_t* b, float* d) {
+  running->multiply(line, {is_bf16, a, b, d});
+}
 void* call_shared(const void* key, const char* name, size_t bytes, size_t element) {
   return running->shared(key, name, bytes, element);
 }
@@ -370,6 +408,7 @@ Result<std::unique_ptr<Module>> Module::open(const std::string& path) {
   *module->link_ = {.barrier = call_barrier,
                     .warp_barrier = call_warp_barrier,
                     .exchange = call_exchange,
+                    .multiply = call_multiply,
                     .shared = call_shared,
                     .dynamic_shared = call_dynamic_shared,
                     .access = call_access,

@@ -74,6 +74,46 @@ EMULATOR_OWN inline unsigned emulator_ballot(int line, unsigned mask, int x) {
   return all;
 }
 
+// ---- Fragments of a warp's products (device/mma.cuh)
+// ---------------------------------------------
+#define multiply_fragments(...) emulator_multiply(__LINE__, __VA_ARGS__)
+#define load_fragments(x, row) emulator_load(__LINE__, x, row, false)
+#define load_transposed(x, row) emulator_load(__LINE__, x, row, true)
+struct bf16;
+template <class T>
+constexpr bool emulator_is_bf16 = false;
+template <>
+constexpr bool emulator_is_bf16<bf16> = true;
+
+template <class T>
+EMULATOR_OWN void emulator_multiply(int line, T, float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1) {
+  const uint32_t b[] = {b0, b1};
+  emulator_link.multiply(line, emulator_is_bf16<T>, a, b, d);
+}
+EMULATOR_OWN inline void emulator_load(int line, uint32_t (&x)[4], const void* row,
+                                       bool is_transposed) {
+  const auto at = reinterpret_cast<uintptr_t>(row);
+  if (at % 16 != 0) emulator_link.broken("a row of a matrix that is not 16-byte aligned", line);
+  const uint64_t* rows = emulator_link.exchange(line, 0xffffffffu, at);
+  const int g = static_cast<int>(threadIdx.x % 32u) / 4, t = static_cast<int>(threadIdx.x % 4u);
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    uint16_t pair[2];
+    for (int e = 0; e < 2; ++e) {
+      const int of = is_transposed ? 2 * t + e : g, column = is_transposed ? g : 2 * t + e;
+      const auto* from = reinterpret_cast<const uint16_t*>(rows[8 * matrix + of]) + column;
+      emulator_link.access(from, sizeof *from, piper::emulator::Access::kRead,
+                           __builtin_return_address(0));
+      pair[e] = *from;
+    }
+    x[matrix] = pair[0] | static_cast<uint32_t>(pair[1]) << 16;
+  }
+}
+template <class T>
+uint32_t rounded_pair(T, float first, float second) {
+  return T(first).bits | static_cast<uint32_t>(T(second).bits) << 16;
+}
+
 // ---- Functions that NVRTC knows of itself -------------------------------------------------------
 template <class To, class From>
 EMULATOR_OWN inline To emulator_bits(From x) {

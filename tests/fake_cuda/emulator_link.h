@@ -21,6 +21,8 @@ struct Link {
   void (*warp_barrier)(int line, unsigned mask);
   // The values of all lanes of the warp, each of which calls it in the same line.
   const uint64_t* (*exchange)(int line, unsigned mask, uint64_t value);
+  // d += a · b of all lanes of the warp, whose fragments these are: see fragments.h.
+  void (*multiply)(int line, bool is_bf16, const uint32_t* a, const uint32_t* b, float* d);
   // The block's array that is declared at `key`.
   void* (*shared)(const void* key, const char* name, size_t bytes, size_t element);
   void* (*dynamic_shared)(const char* name, size_t element);

@@ -157,6 +157,27 @@ TEST(Backend, RefusesWhatItCannotRun) {
             "program 'p': op 0 Neg: not supported on bf16");
 }
 
+// Ops that do not take 16-bit floats have wide copies of them, of no bytes where they are empty.
+TEST(Backend, SumsOfNothingIn16BitsAreZeros) {
+  const auto zeros = [](const char* op, const Attrs& attrs, const std::vector<TensorType>& types,
+                        const TensorType& result) {
+    std::vector<Bytes> inputs;
+    for (const TensorType& type : types)
+      inputs.push_back(Bytes::copy_of(std::string(static_cast<size_t>(type.bytes()), '\0').data(),
+                                      static_cast<size_t>(type.bytes())));
+    const auto made = evaluate_op(op, attrs, types, inputs, std::vector<TensorType>{result});
+    ASSERT_TRUE(made.ok()) << made.error().message;
+    for (const std::byte each : made->at(0).span()) EXPECT_EQ(each, std::byte{0});
+  };
+  for (const DType type : {DType::kBF16, DType::kF16}) {
+    zeros("ReduceSum", {{"axes", Shape{0}}}, {{type, {0, 3}}}, {type, {3}});
+    zeros("GroupedMatMul", {{"trans_b", int64_t{0}}},
+          {{type, {3, 0}}, {DType::kI64, {3}}, {type, {2, 0, 4}}}, {type, {3, 4}});
+    zeros("GroupedMatMulGrad", {{"trans_b", int64_t{0}}, {"groups", int64_t{2}}},
+          {{type, {0, 5}}, {DType::kI64, {0}}, {type, {0, 4}}}, {type, {2, 5, 4}});
+  }
+}
+
 TEST(Backend, LiteralsAreOperands) {
   const TensorType type{DType::kF32, {3}}, one{DType::kF32, {}};
   const float two = 2;

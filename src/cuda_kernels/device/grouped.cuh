@@ -43,6 +43,8 @@ DEVICE void sort_rows(const I* index, Groups groups, int64_t rows, int64_t* begi
     if (groups.of(index[r]) == group) order[at++] = r;
 }
 
+DEVICE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
 // ---- Tiles --------------------------------------------------------------------------------------
 // A tile of kSide × kSide sums over a depth, kDepth of it at a time: the two factors stand in
 // shared memory as packs of four along the side, and each of 256 threads has 4 × 4 sums.
@@ -145,68 +147,66 @@ struct Sums {
   }
 };
 
-DEVICE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// A block has kSide of the sorted rows and as many columns of the results; it goes through the
-// groups that the rows are of.
-template <class Groups, class T, bool kTransposed, bool kPack, int64_t kDeep, int64_t kWidth>
-struct GroupedProduct {
-  const T *x, *w;
-  const int64_t *begins, *order;
-  T* y;
-
-  DEVICE void run(int64_t rows) const {
-    constexpr int64_t kTiles = (kWidth + kSide - 1) / kSide;
-    const int64_t column = blockIdx.x % kTiles * kSide;
-    int64_t at = blockIdx.x / kTiles * kSide;
-    const int64_t end = lesser(at + kSide, rows);
-    int64_t group = 0, behind = Groups::kAll;  // begins[group] <= at < begins[behind]
+// The tiles of a group's rows are numbered from begins[group] / kSide + group on, which leaves room
+// for those of the groups before it; where one has fewer tiles, `rows` of the numbers behind them
+// is not above 0.
+template <class Groups, int kSide>
+struct RowTile {
+  int64_t group, at, rows;  // begins with sorted row `at`
+  DEVICE RowTile(const int64_t* begins, int64_t number) {
+    int64_t behind = Groups::kAll;
+    group = 0;
     while (behind - group > 1) {
       const int64_t middle = (group + behind) / 2;
-      if (at < begins[middle])
+      if (number < begins[middle] / kSide + middle)
         behind = middle;
       else
         group = middle;
     }
-    for (; at < end; ++group) {
-      const int64_t to = lesser(begins[group + 1], end);
-      if (to <= at) continue;
-      if (group < Groups::kElsewhere)
-        fill(group, at, to, column);
-      else
-        clear(group == Groups::kNowhere, at, to, column);
-      at = to;
-    }
-  }
-
-  DEVICE void fill(int64_t group, int64_t at, int64_t to, int64_t column) const {
-    const T* matrix = w + group * kDeep * kWidth;
-    const Lines<T> left(kDeep, [&](int i) -> const T* {
-      return at + i < to ? x + order[at + i] * kDeep : nullptr;
-    });
-    Sums<computed<T>> sums;
-    if constexpr (kTransposed) {
-      const Lines<T> right(kDeep, [&](int i) -> const T* {
-        return column + i < kWidth ? matrix + (column + i) * kDeep : nullptr;
-      });
-      sums.multiply(left, right, kDeep);
-    } else {
-      const auto row = [&](int64_t d) { return matrix + d * kWidth + column; };
-      sums.multiply(left, columns<T, kPack>(kDeep, kWidth - column, row), kDeep);
-    }
-    const int64_t from = column + sums.column();
-    for (int r = 0; r < 4; ++r)
-      if (at + sums.row() + r < to && from < kWidth)
-        sums.template store<kPack>(r, kWidth - from,
-                                   y + order[at + sums.row() + r] * kWidth + from);
-  }
-  DEVICE void clear(bool is_nowhere, int64_t at, int64_t to, int64_t column) const {
-    const float rest = is_nowhere ? 0.0f * kInfinity : 0.0f;
-    for (int64_t i = threadIdx.x; i < (to - at) * kSide; i += kTileThreads)
-      if (column + i % kSide < kWidth)
-        y[order[at + i / kSide] * kWidth + column + i % kSide] = T(rest);
+    at = begins[group] + (number - begins[group] / kSide - group) * kSide;
+    rows = lesser(begins[group + 1] - at, kSide);
   }
 };
+
+// Rows of no matrix that is here, of which the block has kSide columns.
+template <int kSide, int kThreads, class T>
+DEVICE void clear_rows(T* y, const int64_t* order, int64_t rows, int64_t width, int64_t column,
+                       bool is_nowhere) {
+  const float rest = is_nowhere ? 0.0f * kInfinity : 0.0f;
+  for (int64_t i = threadIdx.x; i < rows * kSide; i += kThreads)
+    if (column + i % kSide < width) y[order[i / kSide] * width + column + i % kSide] = T(rest);
+}
+
+// A block has a tile of the sorted rows and kSide columns of the results.
+template <class Groups, class T, bool kTransposed, bool kPack, int64_t kDeep, int64_t kWidth>
+DEVICE void grouped_product(const T* x, const T* w, const int64_t* begins, const int64_t* order,
+                            T* y) {
+  constexpr int64_t kAcross = (kWidth + kSide - 1) / kSide;
+  const RowTile<Groups, kSide> tile(begins, blockIdx.x / kAcross);
+  const int64_t column = blockIdx.x % kAcross * kSide;
+  const int64_t* named = order + tile.at;
+  if (tile.rows <= 0) return;
+  if (tile.group >= Groups::kElsewhere)
+    return clear_rows<kSide, kTileThreads>(y, named, tile.rows, kWidth, column,
+                                           tile.group == Groups::kNowhere);
+  const T* matrix = w + tile.group * kDeep * kWidth;
+  const Lines<T> left(
+      kDeep, [&](int i) -> const T* { return i < tile.rows ? x + named[i] * kDeep : nullptr; });
+  Sums<computed<T>> sums;
+  if constexpr (kTransposed) {
+    const Lines<T> right(kDeep, [&](int i) -> const T* {
+      return column + i < kWidth ? matrix + (column + i) * kDeep : nullptr;
+    });
+    sums.multiply(left, right, kDeep);
+  } else {
+    const auto row = [&](int64_t d) { return matrix + d * kWidth + column; };
+    sums.multiply(left, columns<T, kPack>(kDeep, kWidth - column, row), kDeep);
+  }
+  const int64_t from = column + sums.column();
+  for (int r = 0; r < 4; ++r)
+    if (sums.row() + r < tile.rows && from < kWidth)
+      sums.template store<kPack>(r, kWidth - from, y + named[sums.row() + r] * kWidth + from);
+}
 
 // A block has a tile of a matrix of kHeight × kWidth: sums over the rows of its group, in order, of
 // what `left` and `right` have in them.

@@ -3,8 +3,8 @@
 // behind a header that defines the same words (PIPER_HOST: tests/fake_cuda/emulator.h).
 //
 // The rules of all kernel texts: grids and blocks of one dim; shared memory by SHARED and
-// DYNAMIC_SHARED alone; what threads of a block tell each other goes through a barrier or a shuffle
-// of a full warp; no atomics on floats; no sizes at run time.
+// DYNAMIC_SHARED alone; what threads of a block tell each other goes through a barrier, or a shuffle
+// or product (mma.cuh) of a full warp; no atomics on floats; no sizes at run time.
 #ifndef PIPER_HOST
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
