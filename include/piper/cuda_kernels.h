@@ -81,10 +81,17 @@ struct DeviceAttention {
 };
 
 // Whether cuDNN has a kernel for it, by what is known of its releases from 9.11 on: 16-bit floats,
-// widths of whole 16 bytes, causal or not, no masks (a row that they hide would be NaN there), no
-// numbers, no cap. The answer is the program's alone; a library that declines is no error (see
-// DeviceStep).
+// widths of whole 16 bytes; causal or not, later by an offset, by numbers of queries and of keys in
+// few stretches each (below 2^31); masks of terms, or of booleans that become -∞; a cap. The answer
+// is the program's alone; a library that declines is no error (see DeviceStep).
 bool cudnn_takes(const DeviceAttention& attention);
+// It is given no mask but terms of the attention's type, which kernels make: a tensor of the mask's
+// dims, less the keys that are not there. Rows begin at multiples of 16 bytes.
+struct CudnnTerms {
+  std::array<int64_t, 4> dims{}, steps{};  // elements between neighbours
+  int64_t bytes = 0;                       // 0: there is no mask
+};
+CudnnTerms cudnn_terms(const DeviceAttention& attention);
 // What one call of it is given: all, or, of gradients, so many samples, or heads of one, that its
 // workspace stays below kMostCudnnBytes where a slice can: a head of keys, with the heads that read
 // it, is not cut. Calls for slices follow each other.
@@ -95,18 +102,19 @@ struct CudnnSlice {
 };
 CudnnSlice cudnn_slice(const DeviceAttention& attention);
 
-// kAttention is for a library that may be there: whoever runs it leaves out the `instead` steps
-// behind it, which do the same by kernels, and whoever does not run it has nothing else to do.
+// kAttention is for a library that may be there, and steps of three kinds are behind it: `before`
+// and `after` go with the library, in front of it and behind it; `instead` are kernels that do
+// without it. Whoever runs it leaves out the latter, and whoever does not has them alone to run.
 struct DeviceStep {
   enum Kind : uint8_t { kKernel, kProduct, kAttention, kCopy, kZero } kind = kKernel;
   int32_t index = 0;  // of kernels, products or attentions
-  // kCopy: from, to; kZero: what becomes zero bytes; kAttention: q, k, v, y, lse and, of gradients,
-  // dy, dq, dk, dv.
+  // kCopy: from, to; kZero: what becomes zero bytes; kAttention: q, k, v, y, lse, terms, first and
+  // first_key and, of gradients, dy, dq, dk, dv.
   std::vector<DeviceOperand> operands;
-  int64_t bytes = 0;        // kCopy, kZero
-  DeviceOperand workspace;  // kAttention: cudnn_slice(…).bytes
-  int32_t instead = 0;      // kAttention
-  int32_t op = 0;           // the first of the program's ops that it runs, as fused: for names
+  int64_t bytes = 0;                           // kCopy, kZero
+  DeviceOperand workspace;                     // kAttention: cudnn_slice(…).bytes
+  int32_t before = 0, after = 0, instead = 0;  // kAttention: so many steps each, in this order
+  int32_t op = 0;  // the first of the program's ops that it runs, as fused: for names
 };
 
 struct DeviceProgram {

@@ -281,6 +281,8 @@
   F(kDnnPointwiseB, 752, CUDNN_ATTR_OPERATION_POINTWISE_BDESC)              \
   F(kDnnPointwiseY, 753, CUDNN_ATTR_OPERATION_POINTWISE_YDESC)              \
   F(kDnnPointwiseT, 758, CUDNN_ATTR_OPERATION_POINTWISE_TDESC)              \
+  F(kDnnPointwiseDx, 756, CUDNN_ATTR_OPERATION_POINTWISE_DXDESC)            \
+  F(kDnnPointwiseDy, 757, CUDNN_ATTR_OPERATION_POINTWISE_DYDESC)            \
   F(kDnnGraphHandle, 800, CUDNN_ATTR_OPERATIONGRAPH_HANDLE)                 \
   F(kDnnGraphOps, 801, CUDNN_ATTR_OPERATIONGRAPH_OPS)                       \
   F(kDnnTensorAlignment, 900, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT)             \
@@ -314,6 +316,8 @@
   F(kDnnSub, 9, CUDNN_POINTWISE_SUB)                                        \
   F(kDnnExp, 13, CUDNN_POINTWISE_EXP)                                       \
   F(kDnnLog, 15, CUDNN_POINTWISE_LOG)                                       \
+  F(kDnnTanh, 101, CUDNN_POINTWISE_TANH_FWD)                                \
+  F(kDnnTanhBack, 201, CUDNN_POINTWISE_TANH_BWD)                            \
   F(kDnnAtLeast, 303, CUDNN_POINTWISE_CMP_GE)                               \
   F(kDnnIndex, 501, CUDNN_POINTWISE_GEN_INDEX)                              \
   F(kDnnSelect, 601, CUDNN_POINTWISE_BINARY_SELECT)                         \

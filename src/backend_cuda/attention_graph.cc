@@ -1,13 +1,14 @@
 #include "attention_graph.h"
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 
 namespace piper::cuda {
 namespace {
 
-// Tensors of memory begin at multiples of so many bytes; those of f32 may begin at any element.
-int64_t alignment_of(DnnNumber type) { return type == kDnnF32 ? 4 : 16; }
+// Tensors of memory begin at multiples of so many bytes; those of 32 bits may begin at any element.
+int64_t alignment_of(DnnNumber type) { return type == kDnnF32 || type == kDnnI32 ? 4 : 16; }
 
 }  // namespace
 
@@ -83,7 +84,18 @@ DnnGraph::Tensor DnnGraph::inside(const Dims& dims, DnnNumber type) {
   return inside(dims, {dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1}, type);
 }
 DnnGraph::Tensor DnnGraph::number(float value) {
-  return add({TensorOf::kNumber, {1, 1, 1, 1}, {1, 1, 1, 1}, kDnnF32, value});
+  return add({TensorOf::kNumber,
+              {1, 1, 1, 1},
+              {1, 1, 1, 1},
+              kDnnF32,
+              std::bit_cast<std::array<std::byte, 4>>(value)});
+}
+DnnGraph::Tensor DnnGraph::whole_number(int32_t value) {
+  return add({TensorOf::kNumber,
+              {1, 1, 1, 1},
+              {1, 1, 1, 1},
+              kDnnI32,
+              std::bit_cast<std::array<std::byte, 4>>(value)});
 }
 
 DnnGraph::Tensor DnnGraph::add(Op op) {
@@ -112,10 +124,16 @@ DnnGraph::Tensor DnnGraph::pointwise(DnnNumber mode, std::initializer_list<Tenso
   return add(std::move(op));
 }
 
-std::vector<std::pair<DnnGraph::Tensor, const float*>> DnnGraph::numbers() const {
-  std::vector<std::pair<Tensor, const float*>> all;
+DnnGraph::Tensor DnnGraph::pointwise_back(DnnNumber mode, Tensor adjoint, Tensor x, Tensor to) {
+  return add({kDnnPointwiseOp,
+              {{kDnnPointwiseX, x}, {kDnnPointwiseDy, adjoint}, {kDnnPointwiseDx, to}},
+              mode});
+}
+
+std::vector<std::pair<DnnGraph::Tensor, const void*>> DnnGraph::numbers() const {
+  std::vector<std::pair<Tensor, const void*>> all;
   for (Tensor t = 0; t < tensors_.size(); ++t)
-    if (tensors_[t].kind == TensorOf::kNumber) all.emplace_back(t, &tensors_[t].value);
+    if (tensors_[t].kind == TensorOf::kNumber) all.emplace_back(t, tensors_[t].value.data());
   return all;
 }
 
@@ -157,16 +175,18 @@ constexpr Described kDescribed[] = {
      kDnnPointwiseType},
 };
 
-// Indices are made and compared as what they are; all else is computed in f32.
-DnnNumber computed_in(DnnNumber mode) {
-  return mode == kDnnIndex ? kDnnI32 : mode == kDnnAtLeast ? kDnnBool : kDnnF32;
+// Numbers of tokens are made, added and compared as what they are; all else is computed in f32.
+DnnNumber computed_in(DnnNumber mode, DnnNumber made) {
+  return mode == kDnnAtLeast ? kDnnBool : made == kDnnI32 ? kDnnI32 : kDnnF32;
 }
 
-Result<DnnObject> describe(const Cudnn& api, const Described& how, DnnNumber mode, int64_t axis) {
+Result<DnnObject> describe(const Cudnn& api, const Described& how, DnnNumber mode, int64_t axis,
+                           DnnNumber made) {
   PIPER_ASSIGN(DnnObject object, DnnObject::make(api, how.kind));
   const bool is_pointwise = how.op == kDnnPointwiseOp;
   if (how.op != kDnnProductOp) PIPER_TRY(object.set(how.mode, how.mode_type, mode));
-  PIPER_TRY(object.set(how.type, kDnnTypeDataType, is_pointwise ? computed_in(mode) : kDnnF32));
+  PIPER_TRY(
+      object.set(how.type, kDnnTypeDataType, is_pointwise ? computed_in(mode, made) : kDnnF32));
   const bool is_same = true;  // bits in each run
   if (how.op == kDnnReductionOp)
     PIPER_TRY(object.set(kDnnReductionSame, kDnnTypeBool, 1, &is_same));
@@ -245,7 +265,8 @@ Status DnnGraph::make_ops(const Cudnn& api, const std::vector<DnnObject>& tensor
     const auto* how = std::find_if(std::begin(kDescribed), std::end(kDescribed),
                                    [&](const Described& d) { return d.op == op.kind; });
     if (how != std::end(kDescribed)) {
-      PIPER_ASSIGN(DnnObject made, describe(api, *how, op.mode, op.axis));
+      const DnnNumber type = tensors_[op.operands.back().second].type;
+      PIPER_ASSIGN(DnnObject made, describe(api, *how, op.mode, op.axis, type));
       PIPER_TRY(object.set(how->attribute, made));
       described.push_back(std::move(made));
     }

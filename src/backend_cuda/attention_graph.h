@@ -60,19 +60,22 @@ class DnnGraph {
   Tensor inside(const Dims& dims, DnnNumber type = kDnnF32);
   Tensor inside(const Dims& dims, const Dims& steps, DnnNumber type);
   Tensor number(float value);
+  Tensor whole_number(int32_t value);
 
   // Each makes `to`, and returns it.
   Tensor product(Tensor a, Tensor b, Tensor to);
   Tensor reduce(DnnNumber mode, Tensor x, Tensor to);
   Tensor view(Tensor x, Tensor to);  // the same memory under other dims
   Tensor index(int64_t axis, Tensor like, Tensor to);
-  // Of one operand, or two, or of two and what selects between them.
+  // Of one operand, or two, or of two and what selects between them; of i32 where `to` is.
   Tensor pointwise(DnnNumber mode, std::initializer_list<Tensor> operands, Tensor to);
+  // The adjoint of x, of which an operation was taken, from that of what it gave.
+  Tensor pointwise_back(DnnNumber mode, Tensor adjoint, Tensor x, Tensor to);
 
   const Dims& dims(Tensor tensor) const { return tensors_[tensor].dims; }
   static int64_t id(Tensor tensor) { return static_cast<int64_t>(tensor) + 1; }
   // The numbers' tensors, and where they stand as long as the graph is not touched.
-  std::vector<std::pair<Tensor, const float*>> numbers() const;
+  std::vector<std::pair<Tensor, const void*>> numbers() const;
 
   // The first of those that cuDNN's heuristics name that is deterministic and needs at most so many
   // bytes of workspace. Error: why there is none.
@@ -83,7 +86,7 @@ class DnnGraph {
     enum Kind { kMemory, kInside, kNumber } kind;
     Dims dims, steps;
     DnnNumber type;
-    float value = 0;
+    std::array<std::byte, 4> value = {};
   };
   struct Op {
     DnnNumber kind;

@@ -1,5 +1,6 @@
 #include "attention_plan.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace piper::cuda {
@@ -8,10 +9,11 @@ namespace {
 using Tensor = DnnGraph::Tensor;
 using Dims = DnnGraph::Dims;
 constexpr int64_t kSumBytes = 4;     // of an f32
+constexpr int64_t kNumberBytes = 8;  // of an i64
 constexpr int64_t kAlignment = 256;  // of workspaces
 
 // Operands of a step, in order.
-enum Operand : size_t { kQ, kK, kV, kY, kLse, kDy, kDq, kDk, kDv };
+enum Operand : size_t { kQ, kK, kV, kY, kLse, kTerms, kFirst, kFirstKey, kDy, kDq, kDk, kDv };
 
 Dims transposed(const Dims& dims) { return {dims[0], dims[1], dims[3], dims[2]}; }
 
@@ -30,7 +32,7 @@ class Builder {
   AttentionGraph forward() {
     const Tensor q = queries(kQ, a_.q, a_.width), k = keys(kK, a_.k, a_.width, true);
     const Tensor v = keys(kV, a_.v, a_.v_width, false);
-    const Tensor s = masked(scaled(graph().product(q, k, graph().inside(scores_))));
+    const Tensor s = seen(with_terms(capped(multiplied(q, k))));
     const Tensor top = graph().reduce(kDnnReduceMax, s, graph().inside(rows_));
     const Tensor e = point(kDnnExp, {point(kDnnSub, {s, top}, scores_)}, scores_);
     const Tensor sum = graph().reduce(kDnnReduceAdd, e, graph().inside(rows_));
@@ -44,17 +46,18 @@ class Builder {
     const Tensor q = queries(kQ, a_.q, a_.width), k = keys(kK, a_.k, a_.width, true);
     const Tensor v = keys(kV, a_.v, a_.v_width, true);
     const Tensor y = queries(kY, a_.y, a_.v_width), dy = queries(kDy, a_.y, a_.v_width);
-    const Tensor sums = sums_of(y, dy);
-    const Tensor s = scaled(graph().product(q, k, graph().inside(scores_)));
-    const Tensor p = point(kDnnExp, {masked(point(kDnnSub, {s, logarithms()}, scores_))}, scores_);
+    const Tensor sums = sums_of(y, dy), x = multiplied(q, k), s = with_terms(capped(x));
+    const Tensor p = point(kDnnExp, {seen(point(kDnnSub, {s, logarithms()}, scores_))}, scores_);
     to_keys(p, dy, kDv, a_.dv, a_.v_width);
     const Tensor dp = graph().product(dy, v, graph().inside(scores_));
-    const Tensor ds = scaled(point(kDnnMul, {point(kDnnSub, {dp, sums}, scores_), p}, scores_));
-    to_keys(ds, q, kDk, a_.dk, a_.width);
+    const Tensor ds =
+        uncapped(point(kDnnMul, {point(kDnnSub, {dp, sums}, scores_), p}, scores_), x);
+    const Tensor dx = point(kDnnMul, {ds, graph().number(factor())}, scores_);
+    to_keys(dx, q, kDk, a_.dk, a_.width);
     const Dims plain{samples_, kv_heads_, a_.keys, a_.width};
     const Tensor k_rows =
         graph().view(k, graph().inside(plain, {a_.k.batch, a_.k.head, a_.k.token, 1}, type_));
-    graph().product(ds, k_rows, queries(kDq, a_.dq, a_.width));
+    graph().product(dx, k_rows, queries(kDq, a_.dq, a_.width));
     return std::move(made_);
   }
 
@@ -80,9 +83,10 @@ class Builder {
     if (is_transposed) return memory(operand, rows, transposed(dims), transposed(steps), 1);
     return memory(operand, rows, dims, steps, 1);
   }
+  // Those of a slice are side by side: it has all heads, or one sample.
   Tensor logarithms() {
     const int64_t head = a_.queries * kSumBytes;
-    const Tensor made = graph().memory(rows_, {a_.heads * a_.queries, a_.queries, 1, 1}, kDnnF32);
+    const Tensor made = graph().memory(rows_, {heads_ * a_.queries, a_.queries, 1, 1}, kDnnF32);
     made_.places.push_back({made, kLse, 0, a_.heads * head, repeat_ * head});
     return made;
   }
@@ -90,19 +94,81 @@ class Builder {
   Tensor point(DnnNumber mode, std::initializer_list<Tensor> operands, const Dims& dims) {
     return graph().pointwise(mode, operands, graph().inside(dims));
   }
-  Tensor scaled(Tensor x) {
-    return point(kDnnMul, {x, graph().number(static_cast<float>(a_.scale))}, scores_);
+
+  // ---- Scores ----
+
+  float factor() const {
+    return static_cast<float>(a_.softcap > 0 ? a_.scale / a_.softcap : a_.scale);
   }
-  // -∞ where the number of the key is above that of the query.
-  Tensor masked(Tensor x) {
+  Tensor multiplied(Tensor q, Tensor k) {
+    const Tensor product = graph().product(q, k, graph().inside(scores_));
+    return point(kDnnMul, {product, graph().number(factor())}, scores_);
+  }
+  Tensor capped(Tensor x) {
+    if (a_.softcap == 0) return x;
+    const Tensor cap = graph().number(static_cast<float>(a_.softcap));
+    return point(kDnnMul, {point(kDnnTanh, {x}, scores_), cap}, scores_);
+  }
+  Tensor uncapped(Tensor ds, Tensor x) {
+    if (a_.softcap == 0) return ds;
+    const Tensor cap = graph().number(static_cast<float>(a_.softcap));
+    return graph().pointwise_back(kDnnTanhBack, point(kDnnMul, {ds, cap}, scores_), x,
+                                  graph().inside(scores_));
+  }
+  Tensor with_terms(Tensor x) {
+    CudnnTerms all = cudnn_terms(a_);
+    if (all.bytes == 0) return x;
+    const int64_t bytes = info(a_.type).bytes, batch = all.dims[0] > 1 ? all.steps[0] * bytes : 0,
+                  head = all.dims[1] > 1 ? all.steps[1] * repeat_ * bytes : 0;
+    all.dims[0] = std::min(all.dims[0], samples_), all.dims[1] = std::min(all.dims[1], heads_);
+    const Tensor terms = graph().memory(all.dims, all.steps, type_);
+    made_.places.push_back({terms, kTerms, 0, batch, head});
+    return point(kDnnAdd, {x, terms}, scores_);
+  }
+
+  // A number below all others where that of the key is above that of the query.
+  Tensor seen(Tensor x) {
     if (!a_.causal) return x;
-    const Tensor query = graph().index(2, x, graph().inside(scores_, kDnnI32));
-    const Tensor key = graph().index(3, x, graph().inside(scores_, kDnnI32));
-    const Tensor seen =
+    Tensor query = number_of(2, x, kFirst, a_.query_stretches);
+    if (a_.offset > 0)
+      query = whole(kDnnAdd, {query, graph().whole_number(static_cast<int32_t>(a_.offset))});
+    const Tensor key = number_of(3, x, kFirstKey, a_.key_stretches);
+    const Tensor is_seen =
         graph().pointwise(kDnnAtLeast, {query, key}, graph().inside(scores_, kDnnBool));
-    const Tensor none = graph().number(-std::numeric_limits<float>::infinity());
-    return point(kDnnSelect, {x, none, seen}, scores_);
+    return point(kDnnSelect, {x, graph().number(unseen()), is_seen}, scores_);
   }
+  // Finite where a query may see no key of a tile that is worked on (see attention_terms.cuh).
+  float unseen() const {
+    const bool may_hide = a_.mask != DeviceAttention::kNoMask || a_.query_stretches > 0;
+    return may_hide ? -1e30f : -std::numeric_limits<float>::infinity();
+  }
+
+  // Of each token along an axis. Where `first` are the numbers of the first tokens of equal
+  // stretches, i64, their low halves are read.
+  Tensor number_of(int64_t axis, Tensor like, Operand first, int64_t stretches) {
+    const Tensor token = graph().index(axis, like, graph().inside(scores_, kDnnI32));
+    Tensor made = token;
+    for (int64_t i = 0; i < stretches; ++i) {
+      const Tensor begin = graph().memory({1, 1, 1, 1}, {1, 1, 1, 1}, kDnnI32);
+      made_.places.push_back({begin, first, i * kNumberBytes, 0, 0});
+      const Tensor number = whole(kDnnAdd, {token, begin});
+      if (i == 0) {
+        made = number;
+        continue;
+      }
+      const auto from = static_cast<int32_t>(scores_[static_cast<size_t>(axis)] / stretches * i);
+      const Tensor later = graph().pointwise(kDnnAtLeast, {token, graph().whole_number(from)},
+                                             graph().inside(scores_, kDnnBool));
+      made =
+          whole(kDnnSelect, {whole(kDnnAdd, {number, graph().whole_number(-from)}), made, later});
+    }
+    return made;
+  }
+  Tensor whole(DnnNumber mode, std::initializer_list<Tensor> operands) {
+    return graph().pointwise(mode, operands, graph().inside(scores_, kDnnI32));
+  }
+
+  // ---- Gradients ----
 
   // Of each query, the sum of dy · y: memory, since two of the kernels that are made read it.
   Tensor sums_of(Tensor y, Tensor dy) {

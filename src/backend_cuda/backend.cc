@@ -195,6 +195,8 @@ class Cuda final : public Backend {
   Status bind_product(const LoadedProgram& loaded, const Binding& binding, Call& call);
   bool bind_attention(const LoadedProgram& loaded, const Binding& binding, std::byte* workspace,
                       Call& call);
+  void add_calls(const LoadedProgram& loaded, std::span<std::byte* const> args,
+                 std::byte* workspace, Binding& binding);
   bool run(const Binding& bound, const Call& call, CuStream* stream);
   // Nothing is queued behind what has failed.
   bool can_go_on() const {
@@ -365,6 +367,36 @@ bool Cuda::bind_attention(const LoadedProgram& loaded, const Binding& binding, s
   return bound.ok();
 }
 
+// The steps that are run: of an attention, those with cuDNN or those instead.
+void Cuda::add_calls(const LoadedProgram& loaded, std::span<std::byte* const> args,
+                     std::byte* workspace, Binding& binding) {
+  const std::vector<DeviceStep>& steps = loaded.program.steps;
+  const auto placed = [&](const DeviceStep& step) {
+    const Call call{&step, binding.addresses.size()};
+    for (const DeviceOperand& operand : step.operands)
+      binding.addresses.push_back(place_of(loaded, operand, args, workspace));
+    return call;
+  };
+  for (size_t s = 0; s < steps.size(); ++s) {
+    const DeviceStep& step = steps[s];
+    Call call = placed(step);
+    if (step.kind != DeviceStep::kAttention) {
+      binding.calls.push_back(call);
+      continue;
+    }
+    const size_t after = s + 1 + static_cast<size_t>(step.before),
+                 instead = after + static_cast<size_t>(step.after);
+    if (!bind_attention(loaded, binding, workspace, call)) {
+      s = instead - 1;
+      continue;
+    }
+    for (++s; s < after; ++s) binding.calls.push_back(placed(steps[s]));
+    binding.calls.push_back(call);
+    for (; s < instead; ++s) binding.calls.push_back(placed(steps[s]));
+    s += static_cast<size_t>(step.instead) - 1;
+  }
+}
+
 Result<int32_t> Cuda::bind(int32_t program, std::span<std::byte* const> args,
                            std::byte* workspace) {
   if (program < 0 || static_cast<size_t>(program) >= programs_.size())
@@ -377,17 +409,7 @@ Result<int32_t> Cuda::bind(int32_t program, std::span<std::byte* const> args,
   if (!workspace && loaded.program.workspace_bytes > 0) return fail("no workspace");
   device_->enter();
   Binding binding{&loaded, {}, {}, nullptr};
-  const std::vector<DeviceStep>& steps = loaded.program.steps;
-  for (size_t s = 0; s < steps.size(); ++s) {
-    Call call{&steps[s], binding.addresses.size()};
-    for (const DeviceOperand& operand : steps[s].operands)
-      binding.addresses.push_back(place_of(loaded, operand, args, workspace));
-    if (steps[s].kind == DeviceStep::kAttention) {
-      if (!bind_attention(loaded, binding, workspace, call)) continue;
-      s += static_cast<size_t>(steps[s].instead);
-    }
-    binding.calls.push_back(call);
-  }
+  add_calls(loaded, args, workspace, binding);
   for (Call& call : binding.calls) {
     if (call.step->kind != DeviceStep::kProduct) continue;
     if (Status bound = bind_product(loaded, binding, call); !bound)

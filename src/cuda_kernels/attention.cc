@@ -12,6 +12,7 @@ namespace {
 using Form = DeviceAttention;
 constexpr int32_t kThreads = 256, kMmaThreads = 128;  // as the texts have them
 constexpr int64_t kWarp = 32;
+constexpr const char* kTermsFamily = "attention attention_terms";
 
 std::string text_of(const DeviceRows& rows) {
   return fmt::format("{{{}LL, {}LL, {}LL, {}LL}}", rows.first, rows.batch, rows.token, rows.head);
@@ -74,6 +75,23 @@ class Kernels {
     if (f_.mask_grad) mask_gradient();
   }
 
+  // What a library is given for the mask.
+  void terms(const DeviceOperand& to) {
+    extra_ = {to};
+    const CudnnTerms made = cudnn_terms(f_);
+    const int64_t rows = made.dims[0] * made.dims[1] * made.dims[2];
+    launch(fmt::format("attention::make_terms<{}>(form, in, {}LL, {}LL, {}LL, {}LL, {})", type_,
+                       rows, made.dims[1], made.dims[2], made.steps[2],
+                       at(type_, use_.inputs.size() + use_.outputs.size())),
+           ceil_div(rows * f_.keys, kThreads), kThreads, kTermsFamily);
+  }
+  // Where a library has been: rows of queries that see no key.
+  void clear() {
+    launch(fmt::format("attention::clear_unseeing<{}>(form, in, {}, {})", type_, output(0),
+                       output(1, sums())),
+           ceil_div(f_.batch * f_.heads * f_.queries * kWarp, kThreads), kThreads, kTermsFamily);
+  }
+
  private:
   void gradients(size_t o) {
     int64_t columns = columns_of(f_.width), chunks = ceil_div(f_.width, columns);
@@ -120,6 +138,9 @@ class Kernels {
     std::string family = f_.is_gradient ? "attention attention_grad" : "attention";
     if (threads == kMmaThreads) family += " mma mma_attention";
     if (threads == kMmaThreads && f_.is_gradient) family += " mma_attention_grad";
+    launch(call, blocks, threads, family);
+  }
+  void launch(const std::string& call, int64_t blocks, int32_t threads, const std::string& family) {
     emit_.kernel({.family = family,
                   .body = fmt::format("{}  {};", text_, call),
                   .blocks = blocks,
@@ -188,8 +209,15 @@ bool library_takes(const Form& form, const std::vector<DeviceOperand>& operands)
                                           [](const auto& each) { return each.offset % 16 == 0; });
 }
 
-// By cuDNN, if it takes it and is there; by kernels, if not. `least`: of scratch for kernels.
-Status make(const Form& form, std::vector<DeviceOperand> operands, int64_t least, Emitter& emit,
+// Whether queries may see no key.
+bool may_hide_all(const Form& form) {
+  return form.mask != Form::kNoMask || (form.causal && form.key_stretches > 0);
+}
+
+// By cuDNN, if it takes it and is there; by kernels, if not. Operands: q, k, v, y, lse and, of
+// gradients, dy, dq, dk, dv. `mask`: its place among inputs. `least`: of scratch for kernels.
+Status make(const Use& use, const Form& form, std::vector<DeviceOperand> operands, size_t mask,
+            int64_t least, Emitter& emit,
             const std::function<void(const DeviceOperand&)>& kernels) {
   const bool is_taken = library_takes(form, operands);
   const DeviceOperand scratch =
@@ -199,7 +227,20 @@ Status make(const Form& form, std::vector<DeviceOperand> operands, int64_t least
     return ok_status();
   };
   if (!is_taken) return make_kernels();
-  return emit.attention(form, std::move(operands), scratch, make_kernels);
+  const auto input = [&](size_t i, bool is_read) {
+    return is_read && !is_absent(use, i) ? emit.operand(i) : DeviceOperand{};
+  };
+  DeviceOperand terms;
+  if (const int64_t bytes = cudnn_terms(form).bytes) terms = emit.scratch(bytes);
+  operands.insert(operands.begin() + 5,
+                  {terms, input(mask + 1, form.causal), input(mask + 2, form.causal)});
+  const auto before = [&] {
+    if (terms.kind != DeviceOperand::kAbsent) Kernels(use, form, mask, emit).terms(terms);
+  };
+  const auto after = [&] {
+    if (!form.is_gradient && may_hide_all(form)) Kernels(use, form, mask, emit).clear();
+  };
+  return emit.attention(form, std::move(operands), scratch, {before, after, make_kernels});
 }
 
 }  // namespace
@@ -209,7 +250,7 @@ Status make_attention(const Use& use, Emitter& emit) {
   std::vector<DeviceOperand> operands;
   for (const size_t i : {size_t{0}, size_t{1}, size_t{2}, use.inputs.size(), use.inputs.size() + 1})
     operands.push_back(emit.operand(i));
-  return make(form, std::move(operands), 0, emit,
+  return make(use, form, std::move(operands), 3, 0, emit,
               [&](const DeviceOperand&) { Kernels(use, form, 3, emit).forward(); });
 }
 
@@ -220,7 +261,7 @@ Status make_attention_grad(const Use& use, Emitter& emit) {
   for (size_t i = 0; i < 3; ++i)
     operands.push_back(emit.operand(use.inputs.size() + (use.outputs.size() > 2 ? i : 0)));
   const int64_t sums = num_elements(use.in(4)) * info(compute_type(form.type)).bytes;
-  return make(form, std::move(operands), sums, emit,
+  return make(use, form, std::move(operands), 6, sums, emit,
               [&](const DeviceOperand& delta) { Kernels(use, form, 6, emit).backward(delta); });
 }
 

@@ -1,6 +1,7 @@
 // What cuDNN is asked for. The limits are those of its releases, as its documentation and plans for
 // devices that are not there show them.
 #include <algorithm>
+#include <cmath>
 
 #include "emitter.h"
 
@@ -9,6 +10,7 @@ namespace {
 
 using cuda_kernels::ceil_div;
 constexpr int64_t kPiece = 16, kWidest = 128;  // bytes; elements
+constexpr int64_t kMostStretches = 4, kFurthest = int64_t{1} << 30;
 // A head of keys is not cut: what of it is larger than that is for kernels with less memory.
 constexpr int64_t kMostForHead = int64_t{2} << 30;
 
@@ -34,23 +36,46 @@ int64_t greatest_divisor(int64_t n, int64_t most) {
   return d;
 }
 
+// A score that replaces others is no term, unless it is -∞.
+bool is_mask_taken(const DeviceAttention& a) {
+  if (a.mask == DeviceAttention::kNoMask) return true;
+  const bool is_term = a.mask == DeviceAttention::kAdds || std::isinf(a.masked_score);
+  return is_term && a.mask_step[3] != 0 && !a.mask_grad;
+}
+
+// Which keys queries see by their numbers.
+bool is_order_taken(const DeviceAttention& a) {
+  if (!a.causal) return true;
+  if (a.query_stretches == 0) return a.key_stretches == 0 && a.offset >= 0 && a.offset <= kFurthest;
+  return a.offset == 0 && std::max(a.query_stretches, a.key_stretches) <= kMostStretches;
+}
+
 }  // namespace
 
 bool cudnn_takes(const DeviceAttention& a) {
   const bool is_half = a.type == DType::kBF16 || a.type == DType::kF16;
-  const bool is_plain = a.mask == DeviceAttention::kNoMask && a.softcap == 0 &&
-                        a.query_stretches == 0 && a.key_stretches == 0 &&
-                        (!a.causal || a.offset == 0);
   const bool is_there = a.batch > 0 && a.queries > 0 && a.keys > 0 && a.queries * a.keys > 1;
   const int64_t bytes = info(a.type).bytes;
   const auto fits_width = [&](int64_t width) {
     return width > 0 && width <= kWidest && width * bytes % kPiece == 0;
   };
-  if (!is_half || !is_plain || !is_there || !fits_width(a.width) || !fits_width(a.v_width))
-    return false;
+  if (!is_half || !is_there || !fits_width(a.width) || !fits_width(a.v_width)) return false;
+  if (!is_mask_taken(a) || !is_order_taken(a)) return false;
   for (const DeviceRows* rows : {&a.q, &a.k, &a.v, &a.y, &a.dq, &a.dk, &a.dv})
     if (!fits(*rows, bytes)) return false;
   return !a.is_gradient || bytes_for_head(a) <= kMostForHead;
+}
+
+CudnnTerms cudnn_terms(const DeviceAttention& a) {
+  if (a.mask == DeviceAttention::kNoMask) return {};
+  const int64_t bytes = info(a.type).bytes, whole = kPiece / bytes;
+  CudnnTerms terms{{a.batch, a.heads, a.queries, a.keys}, {}, bytes};
+  for (size_t d = 0; d < 3; ++d)
+    if (a.mask_step[d] == 0) terms.dims[d] = 1;
+  const int64_t row = ceil_div(a.keys, whole) * whole, head = terms.dims[2] * row;
+  terms.steps = {terms.dims[1] * head, head, row, 1};
+  terms.bytes *= terms.dims[0] * terms.steps[0];
+  return terms;
 }
 
 CudnnSlice cudnn_slice(const DeviceAttention& a) {

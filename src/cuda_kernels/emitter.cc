@@ -97,14 +97,23 @@ void Emitter::product(const DeviceProduct& product, std::vector<DeviceOperand> o
 }
 
 Status Emitter::attention(const DeviceAttention& attention, std::vector<DeviceOperand> operands,
-                          const DeviceOperand& workspace, const std::function<Status()>& kernels) {
+                          const DeviceOperand& workspace, const Around& around) {
   DeviceStep& made = step(DeviceStep::kAttention, made_.attentions.size());
   made.operands = std::move(operands);
   made.workspace = workspace;
   made_.attentions.push_back(attention);
-  const size_t behind = made_.steps.size();
-  PIPER_TRY(kernels());
-  made_.steps[behind - 1].instead = static_cast<int32_t>(made_.steps.size() - behind);
+  size_t end = made_.steps.size();
+  const size_t at = end - 1;
+  const auto count = [&](int32_t DeviceStep::*steps) {
+    made_.steps[at].*steps = static_cast<int32_t>(made_.steps.size() - end);
+    end = made_.steps.size();
+  };
+  around.before();
+  count(&DeviceStep::before);
+  around.after();
+  count(&DeviceStep::after);
+  PIPER_TRY(around.instead());
+  count(&DeviceStep::instead);
   return ok_status();
 }
 

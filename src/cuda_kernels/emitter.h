@@ -68,9 +68,13 @@ class Emitter {
 
   void kernel(KernelText text);  // of no blocks: nothing is launched
   void product(const DeviceProduct& product, std::vector<DeviceOperand> operands);
-  // For a library that may be there; `kernels` makes the steps that do the same without it.
+  // For a library that may be there: what makes the steps that DeviceStep has behind it.
+  struct Around {
+    std::function<void()> before, after;
+    std::function<Status()> instead;
+  };
   Status attention(const DeviceAttention& attention, std::vector<DeviceOperand> operands,
-                   const DeviceOperand& workspace, const std::function<Status()>& kernels);
+                   const DeviceOperand& workspace, const Around& around);
   void copy(const DeviceOperand& from, const DeviceOperand& to, int64_t bytes);
   void zero(const DeviceOperand& what, int64_t bytes);
   // Memory for the kernels of this op alone, 256-byte aligned; what is in it does not outlive them.

@@ -410,14 +410,28 @@ TEST(CudaAttention, WhatCudnnTakes) {
   using Change = void (*)(DeviceAttention&);
   EXPECT_TRUE(cudnn_takes(plain(2, 128, 4, 64)));
   const Change taken[] = {
-      [](DeviceAttention& a) { a.causal = true; }, [](DeviceAttention& a) { a.type = DType::kF16; },
-      [](DeviceAttention& a) { a.keys = 77; }, [](DeviceAttention& a) { a.kv_heads = 2; }};
+      [](DeviceAttention& a) { a.causal = true; },
+      [](DeviceAttention& a) { a.type = DType::kF16; },
+      [](DeviceAttention& a) { a.keys = 77; },
+      [](DeviceAttention& a) { a.kv_heads = 2; },
+      [](DeviceAttention& a) { a.causal = true, a.offset = 1; },
+      [](DeviceAttention& a) { a.softcap = 1; },
+      [](DeviceAttention& a) { a.mask = DeviceAttention::kAdds, a.mask_step[3] = 1; },
+      [](DeviceAttention& a) { a.key_stretches = 1; },
+      [](DeviceAttention& a) { a.causal = true, a.query_stretches = a.key_stretches = 2; }};
   const Change refused[] = {[](DeviceAttention& a) { a.type = DType::kF32; },
-                            [](DeviceAttention& a) { a.causal = true, a.offset = 1; },
+                            [](DeviceAttention& a) { a.causal = true, a.offset = -1; },
                             [](DeviceAttention& a) { a.mask = DeviceAttention::kAdds; },
-                            [](DeviceAttention& a) { a.softcap = 1; },
-                            [](DeviceAttention& a) { a.key_stretches = 1; },
-                            [](DeviceAttention& a) { a.query_stretches = 2; },
+                            [](DeviceAttention& a) {
+                              a.mask = DeviceAttention::kKeeps, a.mask_step[3] = 1;
+                              a.masked_score = -1e4;
+                            },
+                            [](DeviceAttention& a) {
+                              a.mask = DeviceAttention::kAdds, a.mask_step[3] = 1;
+                              a.mask_grad = true;
+                            },
+                            [](DeviceAttention& a) { a.causal = true, a.key_stretches = 1; },
+                            [](DeviceAttention& a) { a.causal = true, a.query_stretches = 8; },
                             [](DeviceAttention& a) { a.width = 60; },
                             [](DeviceAttention& a) { a.v_width = 136; },
                             [](DeviceAttention& a) { a.k.first = 4; },

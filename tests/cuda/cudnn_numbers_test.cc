@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 
 #include "attention_plan.h"
 #include "evaluate.h"
@@ -18,11 +20,20 @@ namespace {
 using namespace test;  // NOLINT: the helpers of this test
 constexpr uint64_t kSeed = 20250312;
 
+constexpr double kLowest = -std::numeric_limits<double>::infinity();
+
+// An attention, or several parts of its keys that are merged, and the gradients of each.
 struct Case {
   DType type;
   int64_t queries, keys, heads, kv_heads, width, v_width;
   bool causal;
   std::vector<int64_t> tokens_first;
+  int64_t offset = 0;
+  double softcap = 0;
+  std::optional<TensorType> mask = {};
+  std::vector<int64_t> first = {};                    // of equal stretches of queries
+  std::vector<std::vector<int64_t>> first_keys = {};  // of each part
+  int64_t all_keys = keys;
 
   TensorType operand(size_t i) const {  // q, k, v, y
     const bool of_keys = i == 1 || i == 2;
@@ -30,40 +41,87 @@ struct Case {
     const int64_t w = i > 1 ? v_width : width;
     return {type, tokens_first[i] ? Shape{2, tokens, h, w} : Shape{2, h, tokens, w}};
   }
+  Attrs attrs() const {
+    Attrs a{{"tokens_first", tokens_first}, {"scale", 0.4}};
+    if (causal) a.set("causal", int64_t{1}), a.set("offset", offset);
+    if (softcap > 0) a.set("softcap", softcap);
+    if (all_keys != keys) a.set("keys", all_keys);
+    return a;
+  }
 };
 
 struct Job {
   Program program;
   std::vector<std::string> data;  // of arguments
+  struct Place {
+    size_t mask = 0, first = 0;  // arguments
+    size_t op = 0, end = 0;      // its ops
+  };
+  std::vector<Place> cases;
+  std::mt19937_64 random{kSeed};
+
+  int32_t add(const TensorType& type, std::optional<Bytes> data_read) {
+    program.values.push_back(type);
+    program.arg_read.push_back(data_read.has_value());
+    program.arg_written.push_back(!data_read);
+    std::string bytes(static_cast<size_t>(type.bytes()), '\0');
+    if (data_read) std::memcpy(bytes.data(), data_read->data, bytes.size());
+    data.push_back(std::move(bytes));
+    return program.num_args++;
+  }
+  int32_t read(const TensorType& type) { return add(type, to_bytes(draw(type, random, -1, 1, 2))); }
+  int32_t write(const TensorType& type) { return add(type, std::nullopt); }
+  int32_t numbers(const std::vector<int64_t>& of) {
+    if (of.empty()) return -1;
+    const Shape shape = of.size() == 1 ? Shape{} : Shape{std::ssize(of)};
+    return add({DType::kI64, shape}, Bytes::copy_of(of.data(), of.size() * sizeof(int64_t)));
+  }
+  // Of which each fifth row hides all keys, and each third key is hidden.
+  int32_t add_mask(const TensorType& type) {
+    test::Tensor drawn = draw(type, random, -1, 1, 2);
+    for (size_t i = 0; i < drawn.values.size(); ++i) {
+      const int64_t at = static_cast<int64_t>(i), key = at % type.shape[3];
+      const bool hides = at / type.shape[3] % 5 == 4 || key % 3 == 1;
+      if (type.dtype == DType::kBool) drawn.values[i] = hides ? 0 : 1;
+      if (type.dtype != DType::kBool && hides) drawn.values[i] = kLowest;
+    }
+    return add(type, to_bytes(drawn));
+  }
 };
 
-Job job_of(const Case& c) {
-  Job job;
-  std::mt19937_64 random(kSeed);
-  const auto add = [&](const TensorType& type, bool is_read) {
-    job.program.values.push_back(type);
-    job.program.arg_read.push_back(is_read);
-    job.program.arg_written.push_back(!is_read);
-    std::string bytes(static_cast<size_t>(type.bytes()), '\0');
-    if (is_read) {
-      const Bytes drawn = to_bytes(draw(type, random, -1, 1, 2));
-      std::memcpy(bytes.data(), drawn.data, drawn.size);
+void add_case(Job& job, const Case& c) {
+  const TensorType sums{DType::kF32, {2, c.heads, c.queries}};
+  const int32_t q = job.read(c.operand(0)), dy = job.read(c.operand(3));
+  const int32_t mask = c.mask ? job.add_mask(*c.mask) : -1, first = job.numbers(c.first);
+  const size_t op = job.program.ops.size();
+  std::vector<std::vector<int32_t>> parts;  // q, k, v, mask, first, first_key
+  int32_t y = -1, lse = -1;
+  for (size_t p = 0; p < std::max<size_t>(c.first_keys.size(), 1); ++p) {
+    const int32_t k = job.read(c.operand(1)), v = job.read(c.operand(2));
+    const int32_t first_key = job.numbers(c.first_keys.empty() ? Shape{} : c.first_keys[p]);
+    parts.push_back({q, k, v, mask, first, first_key});
+    while (parts.back().back() < 0) parts.back().pop_back();
+    const std::vector<int32_t> made{job.write(c.operand(3)), job.write(sums)};
+    job.program.ops.push_back({"Attention", c.attrs(), parts.back(), made});
+    if (p > 0) {
+      const std::vector<int32_t> all{job.write(c.operand(3)), job.write(sums)};
+      job.program.ops.push_back({"AttentionMerge",
+                                 {{"tokens_first", c.tokens_first[3]}},
+                                 {y, lse, made[0], made[1]},
+                                 all});
+      y = all[0], lse = all[1];
+    } else {
+      y = made[0], lse = made[1];
     }
-    job.data.push_back(std::move(bytes));
-    return job.program.num_args++;
-  };
-  Attrs attrs{{"tokens_first", c.tokens_first}, {"scale", 0.4}};
-  if (c.causal) attrs.set("causal", int64_t{1});
-  const int32_t q = add(c.operand(0), true), k = add(c.operand(1), true),
-                v = add(c.operand(2), true), dy = add(c.operand(3), true);
-  const int32_t y = add(c.operand(3), false),
-                lse = add({DType::kF32, {2, c.heads, c.queries}}, false);
-  std::vector<int32_t> made;
-  for (size_t i = 0; i < 3; ++i) made.push_back(add(c.operand(i), false));
-  job.program.label = "attention";
-  job.program.ops = {{"Attention", attrs, {q, k, v}, {y, lse}},
-                     {"AttentionGrad", attrs, {q, k, v, y, lse, dy}, made}};
-  return job;
+  }
+  for (std::vector<int32_t> inputs : parts) {
+    inputs.insert(inputs.begin() + 3, {y, lse, dy});
+    std::vector<int32_t> made;
+    for (size_t i = 0; i < 3; ++i) made.push_back(job.write(c.operand(i)));
+    job.program.ops.push_back({"AttentionGrad", c.attrs(), inputs, made});
+  }
+  job.cases.push_back(
+      {static_cast<size_t>(mask), static_cast<size_t>(first), op, job.program.ops.size()});
 }
 
 // What the arguments are afterwards.
@@ -95,30 +153,143 @@ class CudnnNumbers : public testing::Test {
   }
 };
 
+// The first argument that is not what is wanted, and where; empty: there is none.
+std::string difference(const Job& job, const std::vector<std::string>& made,
+                       const std::vector<std::string>& wanted) {
+  double bound = 0;  // of the last type of 16 bits, that sums are of
+  for (size_t a = 0; a < made.size(); ++a) {
+    const TensorType& type = job.program.values[a];
+    if (type.dtype == DType::kI64 || type.dtype == DType::kBool) continue;
+    if (type.dtype != DType::kF32) bound = type.dtype == DType::kBF16 ? 2e-2 : 3e-3;
+    const auto tensor = [&](const std::string& bytes) {
+      return to_tensor(type, Bytes::copy_of(bytes.data(), bytes.size())).values;
+    };
+    const std::vector<double> x = tensor(made[a]), y = tensor(wanted[a]);
+    for (size_t i = 0; i < x.size(); ++i)
+      if (x[i] != y[i] && !(std::abs(x[i] - y[i]) <= bound * std::max(1.0, std::abs(y[i]))))
+        return fmt::format("argument {}, element {}: {} is not {}", a, i, x[i], y[i]);
+  }
+  return "";
+}
+
+const std::vector<int64_t> kTokens(4, 1), kHeads(4, 0);
+constexpr DType kBF16 = DType::kBF16, kF16 = DType::kF16, kBool = DType::kBool;
+
+const Case kCases[] = {
+    {kBF16, 19, 19, 2, 2, 16, 16, true, kTokens},
+    {kF16, 19, 19, 4, 2, 8, 24, true, kHeads},
+    {kF16, 7, 21, 2, 1, 16, 8, false, {1, 0, 0, 1}},
+    {kF16, 7, 21, 2, 1, 8, 8, true, kTokens, 14},
+    {kBF16, 11, 21, 2, 2, 8, 8, false, kTokens, 0, 0, TensorType{kBF16, {2, 1, 1, 21}}},
+    {kF16, 11, 21, 4, 2, 8, 8, false, kHeads, 0, 0, TensorType{kBool, {2, 4, 11, 21}}},
+    {kF16, 11, 11, 4, 1, 8, 8, true, kTokens, 0, 0, TensorType{kBool, {1, 1, 11, 11}}},
+    {kF16, 11, 21, 2, 1, 8, 8, true, kTokens, 10, 0, TensorType{kF16, {1, 2, 11, 21}}},
+    {kF16, 13, 13, 4, 2, 8, 8, true, kTokens, 0, 1.5},
+    {kF16, 13, 13, 2, 2, 8, 8, false, kTokens, 0, 2, TensorType{kF16, {2, 1, 13, 13}}},
+    {kF16, 8, 32, 2, 1, 8, 8, true, kTokens, 0, 0, {}, {17}},
+    {kF16, 8, 32, 2, 1, 8, 8, true, kTokens, 0, 0, {}, {4, 24}},
+    {kBF16, 10, 10, 2, 1, 8, 8, true, kTokens, 0, 0, {}, {20}, {{0}, {10}, {20}, {30}}, 40},
+    {kF16,
+     10,
+     10,
+     2,
+     1,
+     8,
+     8,
+     true,
+     kTokens,
+     0,
+     0,
+     {},
+     {5, 30},
+     {{5, 30}, {0, 35}, {10, 25}, {15, 20}},
+     40},
+    {kF16,
+     10,
+     10,
+     2,
+     2,
+     8,
+     8,
+     true,
+     kHeads,
+     0,
+     2,
+     TensorType{kBool, {2, 1, 10, 20}},
+     {5, 10},
+     {{5, 10}, {0, 15}},
+     20},
+    {kF16,
+     10,
+     10,
+     2,
+     2,
+     8,
+     8,
+     false,
+     kTokens,
+     0,
+     0,
+     TensorType{kF16, {2, 1, 1, 20}},
+     {},
+     {{5, 10}, {0, 15}},
+     20},
+};
+
+Job job_of_all() {
+  Job job;
+  for (const Case& c : kCases) add_case(job, c);
+  job.program.label = "attention";
+  return job;
+}
+
+std::vector<std::string> run_by_cudnn(const Job& job) {
+  std::string note;
+  const auto cuda = must(make_cuda_backend({.note = [&](const std::string& said) {
+    if (said.starts_with("attention by")) note = said;
+  }}));
+  std::vector<std::string> made = run(*cuda, job);
+  EXPECT_EQ(note, "");  // of kernels in cuDNN's place
+  return made;
+}
+
 TEST_F(CudnnNumbers, AreThoseOfTheCpu) {
-  const std::vector<int64_t> tokens(4, 1), heads(4, 0);
-  const Case cases[] = {{DType::kBF16, 19, 19, 2, 2, 16, 16, true, tokens},
-                        {DType::kF16, 19, 19, 4, 2, 8, 24, true, heads},
-                        {DType::kF16, 7, 21, 2, 1, 16, 8, false, {1, 0, 0, 1}}};
-  for (const Case& c : cases) {
-    const Job job = job_of(c);
-    std::vector<std::string> notes;
-    const auto cuda = must(make_cuda_backend({.note = [&](const std::string& note) {
-      if (note.starts_with("attention by")) notes.push_back(note);
-    }}));
-    const auto expected = run(*make_cpu_backend(), job), made = run(*cuda, job);
-    EXPECT_EQ(notes, std::vector<std::string>{});  // of kernels in cuDNN's place
-    const double bound = c.type == DType::kBF16 ? 2e-2 : 3e-3;
-    for (size_t a = 0; a < made.size(); ++a) {
-      const TensorType& type = job.program.values[a];
-      const auto tensor = [&](const std::string& bytes) {
-        return to_tensor(type, Bytes::copy_of(bytes.data(), bytes.size())).values;
-      };
-      const std::vector<double> actual = tensor(made[a]), wanted = tensor(expected[a]);
-      for (size_t i = 0; i < wanted.size(); ++i)
-        ASSERT_NEAR(actual[i], wanted[i], bound * std::max(1.0, std::abs(wanted[i])))
-            << "argument " << a << ", element " << i;
-    }
+  const Job job = job_of_all();
+  const auto is_merge = [](const ProgramOp& op) { return op.op == "AttentionMerge"; };
+  EXPECT_EQ(std::ssize(must(device_program(job.program)).attentions),
+            std::ssize(job.program.ops) - std::ranges::count_if(job.program.ops, is_merge));
+  EXPECT_EQ(difference(job, run_by_cudnn(job), run(*make_cpu_backend(), job)), "");
+}
+
+// What a graph must not forget is seen above: results without it are others.
+TEST_F(CudnnNumbers, DifferFromThoseOfAnythingElse) {
+  using Place = Job::Place;
+  const auto turn = [](std::string& bytes, int64_t by) {
+    std::rotate(bytes.begin(), bytes.begin() + by, bytes.end());
+  };
+  const auto set = [](Job& job, const Place& at, const char* op, const char* name, auto value) {
+    for (size_t o = at.op; o < at.end; ++o)
+      if (job.program.ops[o].op == op) job.program.ops[o].attrs.set(name, value);
+  };
+  const std::pair<size_t, std::function<void(Job&, const Place&)>> others[] = {
+      {3, [&](Job& job, const Place& p) { set(job, p, "Attention", "offset", int64_t{13}); }},
+      {3, [&](Job& job, const Place& p) { set(job, p, "AttentionGrad", "offset", int64_t{13}); }},
+      {4, [&](Job& job, const Place& p) { turn(job.data[p.mask], 2); }},
+      {5, [&](Job& job, const Place& p) { turn(job.data[p.mask], 1); }},
+      {8, [&](Job& job, const Place& p) { set(job, p, "Attention", "softcap", 0.0); }},
+      {8, [&](Job& job, const Place& p) { set(job, p, "AttentionGrad", "softcap", 0.0); }},
+      {9, [&](Job& job, const Place& p) { set(job, p, "AttentionGrad", "softcap", 1.0); }},
+      {10, [&](Job& job, const Place& p) { --job.data[p.first][0]; }},
+      {13, [&](Job& job, const Place& p) { ++job.data[p.first][8]; }},
+      {15, [&](Job& job, const Place& p) { turn(job.data[p.mask], 2); }},
+  };
+  const Job job = job_of_all();
+  const std::vector<std::string> made = run_by_cudnn(job);
+  for (const auto& other : others) {
+    Job changed = job;
+    other.second(changed, job.cases[other.first]);
+    EXPECT_NE(difference(job, made, run(*make_cpu_backend(), changed)), "")
+        << &other - others << ", case " << other.first;
   }
 }
 
@@ -130,13 +301,14 @@ TEST_F(CudnnNumbers, SlicesFollowEachOther) {
   a.q = a.y = a.dq = {4096 * 24 * 64, 24 * 64, 64, 0};
   a.k = a.v = a.dk = a.dv = {4096 * 12 * 64, 12 * 64, 64, 0};
   a.v.first = 8;
+  a.mask = DeviceAttention::kAdds, a.mask_step = {24 * 4096, 4096, 0, 1};
   ASSERT_EQ(cudnn_slice(a).samples, 1);
   ASSERT_EQ(cudnn_slice(a).kv_heads, 3);
   const Cudnn& api = must(opened<Cudnn>())->functions;
   const DnnObject properties = must(dnn_properties(api, "{}"));
   const AttentionPlan plan = must(AttentionPlan::make(api, a, {.properties = &properties}));
   std::vector<std::byte> memory(1);
-  const std::vector<std::byte*> operands(9, memory.data());
+  const std::vector<std::byte*> operands(12, memory.data());
   const AttentionPlan::Calls calls = must(plan.bind(operands, memory.data()));
   ASSERT_EQ(calls.size(), 8u);
   const AttentionGraph graph = attention_graph(a);
@@ -149,11 +321,12 @@ TEST_F(CudnnNumbers, SlicesFollowEachOther) {
               0);
     for (size_t p = 0; p < graph.places.size(); ++p) {
       const size_t operand = graph.places[p].operand;
-      const bool is_sums = operand == 4, of_keys = operand == 1 || operand == 2 || operand > 6;
+      const bool is_sums = operand == 4, of_keys = operand == 1 || operand == 2 || operand > 9;
       const int64_t head = of_keys ? first : 2 * first;
-      const int64_t expected = is_sums   ? (sample * 24 + head) * 4096 * 4
-                               : of_keys ? (sample * 4096 * 12 + head) * 64 * 2
-                                         : (sample * 4096 * 24 + head) * 64 * 2;
+      const int64_t expected = operand == 5 ? (sample * 24 + head) * 4096 * 2
+                               : is_sums    ? (sample * 24 + head) * 4096 * 4
+                               : of_keys    ? (sample * 4096 * 12 + head) * 64 * 2
+                                            : (sample * 4096 * 24 + head) * 64 * 2;
       EXPECT_EQ(pointers[p] - memory.data(), expected + (operand == 2 ? 16 : 0))
           << "call " << c << ", operand " << operand;
     }

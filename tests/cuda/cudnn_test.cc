@@ -73,7 +73,7 @@ class CudnnPlans : public testing::Test {
     EXPECT_LE(plan.workspace_bytes(), cudnn_slice(attention).bytes);
     const CudnnSlice slice = cudnn_slice(attention);
     std::vector<std::byte> memory(16);
-    const std::vector<std::byte*> operands(9, memory.data());
+    const std::vector<std::byte*> operands(12, memory.data());
     PIPER_ASSIGN(const AttentionPlan::Calls calls, plan.bind(operands, memory.data()));
     EXPECT_EQ(std::ssize(calls),
               attention.batch / slice.samples * (attention.kv_heads / slice.kv_heads));
@@ -88,6 +88,8 @@ class CudnnPlans : public testing::Test {
                              << (is_gradient ? ", gradient" : "") << ": " << made.error().message;
     }
   }
+
+  void expect_forms(const std::string& device, bool has_gradients_of_caps);
 
   const Cudnn* api_ = nullptr;
 };
@@ -117,6 +119,57 @@ TEST_F(CudnnPlans, ForOtherDevices) {
         properties_of(1200, 170, 101376)})
     expect_plan({4, 256, 256, 8, 4, 64}, device);
 }
+
+// ---- Masks, numbers and caps --------------------------------------------------------------------
+
+struct Form {
+  const char* name;
+  Shape4 shape;
+  void (*change)(DeviceAttention&);
+  bool has_cap = false;
+};
+void add_mask(DeviceAttention& a, bool of_batch, bool of_heads, bool of_queries) {
+  a.mask = DeviceAttention::kAdds;
+  a.mask_step = {of_batch ? a.keys * 64 : 0, of_heads ? a.keys * 8 : 0, of_queries ? a.keys : 0, 1};
+}
+using A = DeviceAttention;
+const Form kForms[] = {
+    {"keys' own mask",
+     {2, 256, 256, 4, 4, 64, false},
+     [](A& a) { add_mask(a, true, false, false); }},
+    {"a mask of tokens", {2, 256, 256, 4, 4, 64}, [](A& a) { add_mask(a, false, false, true); }},
+    {"a mask of all", {2, 77, 130, 4, 2, 64, false}, [](A& a) { add_mask(a, true, true, true); }},
+    {"keys before", {2, 128, 256, 4, 4, 64}, [](A& a) { a.offset = 128; }},
+    {"a block of queries", {2, 128, 256, 4, 2, 64}, [](A& a) { a.query_stretches = 1; }},
+    {"zigzag", {2, 256, 256, 4, 2, 64}, [](A& a) { a.query_stretches = a.key_stretches = 2; }},
+    {"many stretches and a mask",
+     {2, 120, 136, 4, 2, 64, true, false, DType::kF16},
+     [](A& a) {
+       a.query_stretches = a.key_stretches = 4;
+       add_mask(a, true, false, false);
+     }},
+    {"a cap", {2, 256, 256, 4, 2, 64}, [](A& a) { a.softcap = 30; }, true},
+};
+
+// All have plans forwards and backwards, but caps alone forwards where `has_gradients_of_caps` is
+// not said.
+void CudnnPlans::expect_forms(const std::string& device, bool has_gradients_of_caps) {
+  for (const Form& form : kForms)
+    for (const bool is_gradient : {false, true}) {
+      DeviceAttention attention = attention_of(form.shape, is_gradient);
+      form.change(attention);
+      ASSERT_TRUE(cudnn_takes(attention)) << form.name;
+      const Status made = check(attention, device);
+      EXPECT_EQ(made.ok(), !is_gradient || !form.has_cap || has_gradients_of_caps)
+          << form.name << (is_gradient ? ", gradient" : "") << (made ? "" : made.error().message);
+    }
+}
+
+TEST_F(CudnnPlans, OfAllFormsForSm80) { expect_forms(properties_of(800, 108, 166912), false); }
+TEST_F(CudnnPlans, OfAllFormsForSm90) { expect_forms(h100(), true); }
+TEST_F(CudnnPlans, OfAllFormsForSm100) { expect_forms(properties_of(1000, 148, 232448), false); }
+
+// ---- What is refused ----------------------------------------------------------------------------
 
 TEST_F(CudnnPlans, WhatIsNotTakenIsRefused) {
   DeviceAttention attention = attention_of({2, 128, 128, 4, 4, 60}, false);

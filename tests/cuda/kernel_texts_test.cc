@@ -216,6 +216,29 @@ TEST(Texts, OfAllOpsCompile) {
   }
 }
 
+// What goes with a library's attention: a mask's terms, and the rows that see no key.
+TEST(Texts, BesideALibraryCompile) {
+  const Nvrtc* nvrtc = Nvrtc::find();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  for (const DType type : {DType::kBF16, DType::kF16}) {
+    const TensorType rows{type, {2, 16, 4, 8}};
+    const Program program{
+        .values =
+            {rows, rows, rows, {DType::kBool, {2, 1, 16, 16}}, rows, {DType::kF32, {2, 4, 16}}},
+        .num_args = 6,
+        .ops = {{"Attention", {{"tokens_first", Shape{1, 1, 1, 1}}}, {0, 1, 2, 3}, {4, 5}}},
+        .arg_written = {false, false, false, false, true, true},
+        .arg_read = {true, true, true, true, false, false}};
+    const auto made = device_program(program);
+    ASSERT_TRUE(made) << print_error(made.error());
+    EXPECT_EQ(made->steps[0].before + made->steps[0].after, 2);
+    const auto binary = nvrtc->compile(made->source, "sm_80");
+    ASSERT_TRUE(binary.ok) << binary.log;
+    EXPECT_EQ(binary.log.find("warning"), std::string::npos) << binary.log;
+    for (const auto& [name, cost] : costs_of(binary.cubin)) EXPECT_EQ(cost.frame_bytes, 0u) << name;
+  }
+}
+
 // The control: what does not fit is seen.
 TEST(Texts, OfTooMuchHaveAFrame) {
   const Nvrtc* nvrtc = Nvrtc::find();

@@ -109,7 +109,8 @@ class PlanMaker {
       op.mode = how->get<int>(kDnnReductionMode);
     for (const int attribute :
          {kDnnProductA, kDnnProductB, kDnnProductC, kDnnReductionX, kDnnReductionY, kDnnReshapeX,
-          kDnnReshapeY, kDnnPointwiseX, kDnnPointwiseB, kDnnPointwiseT, kDnnPointwiseY})
+          kDnnReshapeY, kDnnPointwiseX, kDnnPointwiseB, kDnnPointwiseT, kDnnPointwiseY,
+          kDnnPointwiseDy, kDnnPointwiseDx})
       if (const Descriptor* tensor = from.other(attribute))
         op.operands.push_back(index_of(*tensor));
     plan_.ops.push_back(std::move(op));
@@ -134,7 +135,8 @@ class PlanMaker {
 
 // ---- Running ------------------------------------------------------------------------------------
 
-std::optional<DType> float_type(int type) {
+std::optional<DType> element_type(int type) {
+  if (type == kDnnI32) return DType::kI32;
   if (type == kDnnF32) return DType::kF32;
   if (type == kDnnF16) return DType::kF16;
   if (type == kDnnBF16) return DType::kBF16;
@@ -167,7 +169,7 @@ class PlanRun {
     if (!values.empty() || from.count() == 0) return ok_status();
     const auto at = addresses_.find(from.id);
     if (from.is_inside || at == addresses_.end()) return fail("tensor {} is made by none", from.id);
-    const DType type = *float_type(from.type);
+    const DType type = *element_type(from.type);
     for (int64_t i = 0; i < from.count(); ++i) {
       const uintptr_t element =
           at->second + static_cast<uintptr_t>(from.place(i) * info(type).bytes);
@@ -180,7 +182,7 @@ class PlanRun {
   // What was made is rounded, and written where it is memory.
   Status store(size_t t) {
     const Tensor& to = tensor(t);
-    const auto type = float_type(to.type);
+    const auto type = element_type(to.type);
     if (!type) return ok_status();
     char rounded[8];
     const auto at = addresses_.find(to.id);
@@ -306,6 +308,10 @@ class PlanRun {
         return std::exp(x[0]);
       case kDnnLog:
         return std::log(x[0]);
+      case kDnnTanh:
+        return std::tanh(x[0]);
+      case kDnnTanhBack:
+        return x[1] * (1 - std::tanh(x[0]) * std::tanh(x[0]));
       case kDnnAtLeast:
         return x[0] >= x[1] ? 1.0 : 0.0;
       case kDnnSelect:

@@ -45,6 +45,7 @@ inline double load_number(DType type, const char* at) {
   };
   if (type == DType::kF64) return load(double{});
   if (type == DType::kF32) return static_cast<double>(load(float{}));
+  if (type == DType::kI32) return load(int32_t{});
   return number_of_half(half_of(type), load(uint16_t{}));
 }
 
@@ -52,6 +53,7 @@ inline double load_number(DType type, const char* at) {
 inline void store_number(DType type, double x, char* at) {
   const auto store = [at](auto element) { std::memcpy(at, &element, sizeof element); };
   if (type == DType::kF64) return store(x);
+  if (type == DType::kI32) return store(static_cast<int32_t>(x));
   const auto narrow = static_cast<float>(x);
   if (type == DType::kF32) return store(narrow);
   store(half_of_number(half_of(type), static_cast<double>(narrow)));
