@@ -66,7 +66,8 @@ int State::report() {
     lost(fmt::format("{} bytes of {} memory", range.bytes, range.is_host ? "host" : "device"));
   for (const auto& [at, bytes] : addresses) lost(fmt::format("{} bytes of addresses", bytes));
   for (const auto& [handle, file] : pages) lost(fmt::format("{} bytes of pages", file.second));
-  if (variable("FAKE_CUDA_COUNT", 0) != 0) fmt::print(stderr, "fake cuda: {} calls\n", calls);
+  if (variable("FAKE_CUDA_COUNT", 0) != 0)
+    fmt::print(stderr, "fake cuda: {} calls, {} of them for memory\n", calls, memory_calls);
   return static_cast<int>(std::min<int64_t>(left, INT32_MAX));
 }
 
@@ -139,7 +140,6 @@ bool State::run_one() {
     }
   }
   if (next.done) {
-    static double clock = 0;
     next.done->is_done = true;
     next.done->milliseconds = clock += 0.5;
   }
@@ -177,6 +177,11 @@ void State::set_capturing(CuGraph* graph, bool capturing) {
 
 Call::Call(const char* of, bool needs_start) : name(of), state(State::get()), lock_(state.mutex) {
   static const int64_t fails = variable("FAKE_CUDA_FAIL", 0);
+  constexpr std::string_view kOfMemory[] = {
+      "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate",    "cuMemRelease",  "cuMemMap",
+      "cuMemUnmap",          "cuMemAlloc_v2",    "cuMemHostAlloc", "cuMemFreeHost", "cuMemFree_v2"};
+  if (std::find(std::begin(kOfMemory), std::end(kOfMemory), name) != std::end(kOfMemory))
+    ++state.memory_calls;
   if (++state.calls == fails) {
     code = kUnknown;
     state.has_failed = true;

@@ -5,7 +5,8 @@
 //     FAKE_CUDA_DEVICES=N  so many devices (2)        FAKE_CUDA_INIT=CODE   cuInit fails
 //     FAKE_CUDA_SEED=N     of orders (1)              FAKE_CUDA_CHECK=1     kernels with all checks
 //     FAKE_CUDA_FAIL=N     the Nth call fails, once   FAKE_CUDA_COUNT=1     says how many there
-//     were
+//     were, and how many of them took or gave back memory
+//     FAKE_CUDA_OFFERS=1   cuBLASLt has several algorithms, most of them no good (cublaslt.cc)
 //
 // Misuse is said on stderr: handles that are no longer, calls without a context, memory that nobody
 // has. At the end so is what was never destroyed, and a process that would end with 0 ends with 86
@@ -144,7 +145,8 @@ class State {
   std::recursive_mutex mutex;
   bool is_ready = false;    // cuInit
   bool has_failed = false;  // a call, as was wanted: what then cannot be done is no misuse
-  int64_t calls = 0;
+  int64_t calls = 0, memory_calls = 0;
+  double clock = 0;                                  // milliseconds that work has taken
   std::map<uintptr_t, Range> memory;                 // allocations, and mappings with access
   std::map<uintptr_t, size_t> addresses;             // reserved
   std::map<CuMemory, std::pair<int, size_t>> pages;  // file, bytes
