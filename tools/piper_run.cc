@@ -202,13 +202,12 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "steps between lines where there is no terminal (default: about 20 lines in all)")
       ->type_name("N")
       ->check(a_count(1));
-  CLI::Option* products =
-      app.add_option(
-             "--products", flags.products,
-             "which algorithms of cuBLASLt products take on a GPU: a table that --tune wrote "
-             "(default: the one that is built in)")
-          ->type_name("FILE")
-          ->envname("PIPER_CUDA_PRODUCTS");
+
+  app.add_option("--products", flags.products,
+                 "which algorithms of cuBLASLt products take on a GPU: a table that --tune wrote "
+                 "(default: the one that is built in)")
+      ->type_name("FILE")
+      ->envname("PIPER_CUDA_PRODUCTS");
   app.add_option("--tune", flags.tune,
                  "train nothing: measure which algorithms the products of the plans, a directory, "
                  "take least time with on the GPU that is here, and write them into this table, "

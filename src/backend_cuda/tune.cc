@@ -165,6 +165,7 @@ class Tuner {
  public:
   static Result<std::unique_ptr<Tuner>> open(const CudaOptions& options);
   ~Tuner() {
+    if (!device_) return;
     device_->enter();
     device_->driver().cuCtxSynchronize();
     products_.reset();
@@ -380,6 +381,7 @@ Status Tuner::add(const Wanted& wanted, const AlgorithmNumbers& numbers) {
     PIPER_TRY(check(wanted, one));
   } else {
     one.problem = bound.error().message;
+    one.problem.erase(0, fmt::format("the product {}: ", to_string(wanted)).size());
   }
   candidates_.push_back(std::move(one));
   return ok_status();
@@ -444,7 +446,12 @@ Status Tuner::try_variations(const Wanted& wanted) {
         variations.push_back(std::move(numbers));
       }
   const size_t offered = candidates_.size();
-  for (const AlgorithmNumbers& numbers : variations) PIPER_TRY(add(wanted, numbers));
+  for (const AlgorithmNumbers& numbers : variations) {
+    const size_t before = candidates_.size();
+    PIPER_TRY(add(wanted, numbers));
+    const bool is_none = candidates_.size() > before && candidates_.back().bound < 0;
+    if (is_none) candidates_.pop_back();  // the library has no such variation
+  }
   return time(std::span(candidates_).subspan(offered));
 }
 
