@@ -69,7 +69,7 @@ them. With longer steps, say how many seconds S it shall wait before and after i
 
 struct Flags {
   piper::RunOptions run;
-  std::string verify, helper = "auto", graphs = "on";
+  std::string verify, helper = "auto", graphs = "on", products, tune;
   double target = 0;
   bool no_shuffle = false, picture = false;
 };
@@ -79,6 +79,20 @@ piper::Status draw(const piper::PlanSet& set) {
   std::fputs(piper::draw_text(picture, piper::text_for(stdout)).c_str(), stdout);
   std::fflush(stdout);
   return piper::ok_status();
+}
+
+// Of all roles: none of them need run here.
+piper::Status tune(const std::string& plan, const std::string& file) {
+  PIPER_ASSIGN(const piper::PlanSet set, piper::read_plan_set(plan));
+  std::vector<piper::Program> programs;
+  for (const piper::RoleProgram& role : set.roles) {
+    if (role.target != "cuda")
+      return piper::fail("{} is for {}: no product of it is cuBLASLt's", plan, role.target);
+    programs.insert(programs.end(), role.programs.begin(), role.programs.end());
+  }
+  piper::CudaOptions options;
+  options.note = [](const std::string& text) { fmt::print(stderr, "{}\n", text); };
+  return piper::tune_cuda_products(programs, file, options);
 }
 
 // As CLI::Range, which says its bounds with all 309 digits of the largest double.
@@ -188,6 +202,17 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "steps between lines where there is no terminal (default: about 20 lines in all)")
       ->type_name("N")
       ->check(a_count(1));
+
+  app.add_option("--products", flags.products,
+                 "which algorithms of cuBLASLt products take on a GPU: a table that --tune wrote "
+                 "(default: the one that is built in)")
+      ->type_name("FILE")
+      ->envname("PIPER_CUDA_PRODUCTS");
+  app.add_option("--tune", flags.tune,
+                 "train nothing: measure which algorithms the products of the plans, a directory, "
+                 "take least time with on the GPU that is here, and write them into this table, "
+                 "beside what it has for others")
+      ->type_name("FILE");
   app.add_flag_callback(
       "--devices",
       [] {
@@ -216,6 +241,13 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& problem) {
     return app.exit(problem) == 0 ? 0 : static_cast<int>(piper::ExitCode::kUsage);
   }
+  const piper::Status prepared = !flags.tune.empty() ? tune(flags.run.plan, flags.tune)
+                                 : !flags.products.empty()
+                                     ? piper::take_cuda_products(flags.products)
+                                     : piper::ok_status();
+  if (!prepared) std::fputs(print_error(prepared.error()).c_str(), stderr);
+  if (!prepared || !flags.tune.empty())
+    return static_cast<int>(prepared ? piper::ExitCode::kOk : prepared.error().code);
   flags.run.data.shuffle = !flags.no_shuffle;
   if (flags.verify == "single") flags.run.job.verify.against = piper::VerifyAgainst::kSingle;
   if (flags.verify == "uncut") flags.run.job.verify.against = piper::VerifyAgainst::kUncut;

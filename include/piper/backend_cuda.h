@@ -46,7 +46,7 @@ Status cuda_available();
 struct CudaOptions {
   int64_t device = 0;  // modulo as many as there are
   // A table of algorithms for products, of the form that src/backend_cuda/products_cuda.txt says;
-  // empty: that one.
+  // empty: that of the process (take_cuda_products).
   std::string products;
   // Told what takes long, and what has no effect; nothing: nobody is.
   std::function<void(const std::string&)> note;
@@ -66,5 +66,20 @@ Result<Needs> cuda_needs(const RoleProgram& role);
 std::string cuda_versions();
 // The digest of the table by which it chooses algorithms of products.
 std::string cuda_table();
+
+// The table of algorithms for products that all of this process takes from here on, in place of the
+// one that is built in. To be called before anybody asks for a backend or a digest. Errors: what is
+// wrong in it, by line.
+Status take_cuda_products(const std::string& file);
+// Finds the fastest of the algorithms that cuBLASLt offers for each product of the programs, on the
+// device of the options, and writes it into `file`, a table of that form, beside what is there for
+// other products, devices and versions; after each product, so that an end in the middle leaves
+// what was found. An algorithm counts if it sums over k in one piece, has enough with the workspace
+// of a run, gives the same bits each time and, but for rounding, what the library's first one
+// gives. The first one stays unless another takes 2 % less time. What is wrong with others is told
+// to `options.note`, and so is what each product has come to. Error: the device fails, or the file
+// is no such table.
+Status tune_cuda_products(std::span<const Program> programs, const std::string& file,
+                          const CudaOptions& options);
 
 }  // namespace piper

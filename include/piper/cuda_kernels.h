@@ -143,6 +143,15 @@ std::span<const DeviceText> device_texts();
 // the bytes of an element, of kStridedPointers "addresses" (device/strided.cuh).
 inline constexpr size_t kStridedLoops = 16, kStridedPointers = 4 + 3 * kStridedLoops;
 std::string strided_source();
+// A source of kernels that compare tensors: differences_f64, _f32, _bf16 and _f16, of a, b, the
+// number of their elements in place of an address, and what each of kDifferenceThreads a block
+// found (device/differences.cuh).
+struct Difference {
+  double most = 0, scale = 0;  // the largest |a - b|, and the largest |b|
+  int64_t count = 0;           // elements of which any bit differs
+};
+inline constexpr int kDifferenceThreads = 256;
+std::string differences_source();
 // The names of the ops that there are kernels for.
 std::vector<std::string> cuda_ops();
 

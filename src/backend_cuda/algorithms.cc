@@ -3,6 +3,7 @@
 #include <array>
 #include <charconv>
 
+#include "piper/backend_cuda.h"
 #include "product.h"
 
 namespace piper::cuda {
@@ -19,6 +20,8 @@ constexpr auto kNames = std::to_array<std::pair<std::string_view, int>>({{"id", 
                                                                          {"stages", kLtStages},
                                                                          {"inner", kLtInner},
                                                                          {"cluster", kLtCluster}});
+
+constexpr std::string_view kHead = "products-cuda 1";
 
 std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(' ');
@@ -58,7 +61,7 @@ Result<std::pair<int, int64_t>> read_number(std::string_view word) {
 Status read_line(std::string_view line, AlgorithmTable& table) {
   const std::vector<std::string_view> parts = split(line, '|');
   if (parts.size() != 4) return fail("it is not DEVICE | VERSION | PRODUCT | NAME=NUMBER…");
-  std::vector<std::pair<int, int64_t>> numbers;
+  AlgorithmNumbers numbers;
   for (const std::string_view word : split(parts[3], ' ')) {
     PIPER_ASSIGN(numbers.emplace_back(), read_number(word));
   }
@@ -86,8 +89,8 @@ Result<AlgorithmTable> read_algorithms(std::string_view text) {
     meant += fmt::format("{}\n", line);
     const bool is_head = !has_head;
     has_head = true;
-    if (is_head && line != "products-cuda 1")
-      return fail("line {}: it does not begin with 'products-cuda 1'", number);
+    if (is_head && line != kHead)
+      return fail("line {}: it does not begin with '{}'", number, kHead);
     if (is_head) continue;
     if (Status read = read_line(line, table); !read)
       return fail("line {}: {}", number, read.error().message);
@@ -97,8 +100,26 @@ Result<AlgorithmTable> read_algorithms(std::string_view text) {
   return table;
 }
 
-const AlgorithmTable& own_algorithms() {
-  static const AlgorithmTable table = [] {
+std::string to_string(const AlgorithmNumbers& numbers) {
+  std::vector<std::string> words;
+  for (const auto& [attribute, number] : numbers)
+    for (const auto& [name, named] : kNames)
+      if (named == attribute) words.push_back(fmt::format("{}={}", name, number));
+  return join(words, " ");
+}
+
+std::string print_algorithms(const AlgorithmTable& table, std::string_view comments) {
+  std::string text(comments);
+  text += fmt::format("{}\n", kHead);
+  for (const auto& [key, numbers] : table.entries)
+    text += fmt::format("{} | {}\n", key, to_string(numbers));
+  return text;
+}
+
+namespace {
+
+AlgorithmTable& table_here() {
+  static AlgorithmTable table = [] {
     Result<AlgorithmTable> read = read_algorithms(kProductsText);
     PIPER_CHECK(read.ok(), "products_cuda.txt: {}", read.error().message);
     return *std::move(read);
@@ -106,4 +127,20 @@ const AlgorithmTable& own_algorithms() {
   return table;
 }
 
+}  // namespace
+
+const AlgorithmTable& algorithms_here() { return table_here(); }
+
 }  // namespace piper::cuda
+
+namespace piper {
+
+Status take_cuda_products(const std::string& file) {
+  PIPER_ASSIGN(const std::string text, read_text_file(file, cuda::kMostTableBytes));
+  Result<cuda::AlgorithmTable> read = cuda::read_algorithms(text);
+  if (!read) return fail("{}: {}", file, read.error().message);
+  cuda::table_here() = *std::move(read);
+  return ok_status();
+}
+
+}  // namespace piper

@@ -542,7 +542,7 @@ Status Cuda::told() {
 }  // namespace
 
 Result<std::unique_ptr<Backend>> make_cuda_backend(CudaOptions options) {
-  AlgorithmTable algorithms = own_algorithms();
+  AlgorithmTable algorithms = algorithms_here();
   if (!options.products.empty()) {
     Result<AlgorithmTable> read = read_algorithms(options.products);
     if (!read) return fail("the table of products: {}", read.error().message);

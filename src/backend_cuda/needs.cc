@@ -56,17 +56,16 @@ std::string versions_here() {
   add(cuda::opened<cuda::Nvrtc>());
   add(cuda::opened<cuda::CublasLt>());
   add(cuda::opened<cuda::Cudnn>());
-  return text + fmt::format(", table of products {}",
-                            std::string_view(cuda::own_algorithms().digest).substr(0, 8));
+  return text;
 }
 
 }  // namespace
 
-std::string cuda_table() { return cuda::own_algorithms().digest; }
+std::string cuda_table() { return cuda::algorithms_here().digest; }
 
 std::string cuda_versions() {
   static const std::string versions = versions_here();  // libraries stay what they are
-  return versions;
+  return fmt::format("{}, table of products {:.8}", versions, cuda_table());
 }
 
 }  // namespace piper

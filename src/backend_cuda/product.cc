@@ -6,6 +6,8 @@
 namespace piper::cuda {
 namespace {
 
+constexpr uint32_t kMostAligned = 256;  // bytes
+
 int lt_type(DType dtype) {
   switch (dtype) {
     case DType::kF64:
@@ -18,9 +20,6 @@ int lt_type(DType dtype) {
       return kLtF32;
   }
 }
-
-// Of what they are given, in order.
-enum Operand { kA, kB, kC, kBias, kD, kPre, kOperands };
 
 int epilogue_of(const DeviceProduct& product, bool has_bias, bool has_pre) {
   if (product.activation == DeviceProduct::kNone)
@@ -43,9 +42,16 @@ Status check_epilogue(const DeviceProduct& product, bool has_pre) {
 
 uint32_t alignment_of(const std::byte* at) {
   const auto address = reinterpret_cast<uintptr_t>(at);
-  uint32_t alignment = 256;
+  uint32_t alignment = kMostAligned;
   while (address % alignment != 0) alignment /= 2;
   return alignment;
+}
+
+// Numbers of two bytes; others have four.
+bool is_narrow(int attribute) { return attribute == kLtInner || attribute == kLtCluster; }
+
+std::string name_of_product(const DeviceProduct& p, std::span<std::byte* const> operands) {
+  return to_string(p, operands[kC], operands[kBias], operands[kPre]);
 }
 
 }  // namespace
@@ -143,19 +149,18 @@ Status Products::describe(const DeviceProduct& p, std::span<std::byte* const> op
 
 // ---- Algorithms ---------------------------------------------------------------------------------
 
-Status Products::take_listed(const DeviceProduct& p,
-                             std::span<const std::pair<int, int64_t>> numbers, Bound& bound) {
+Status Products::take_listed(const DeviceProduct& p, const AlgorithmNumbers& numbers,
+                             Bound& bound) {
   const int type = lt_type(p.type), result = lt_type(p.result);
   PIPER_LT(cublasLtMatmulAlgoInit, context_, bound.is_f64 ? kLtComputeF64 : kLtComputeF32,
            bound.is_f64 ? kLtF64 : kLtF32, type, type, result, result,
            static_cast<int>(numbers.front().second), &bound.algorithm);
-  for (const auto& [attribute, number] : numbers.subspan(1)) {
+  for (const auto& [attribute, number] : std::span(numbers).subspan(1)) {
     const auto wide = static_cast<uint32_t>(number);
     const auto narrow = static_cast<uint16_t>(number);
-    const bool is_narrow = attribute == kLtInner || attribute == kLtCluster;
     PIPER_LT(cublasLtMatmulAlgoConfigSetAttribute, &bound.algorithm, attribute,
-             is_narrow ? static_cast<const void*>(&narrow) : &wide,
-             is_narrow ? sizeof narrow : sizeof wide);
+             is_narrow(attribute) ? static_cast<const void*>(&narrow) : &wide,
+             is_narrow(attribute) ? sizeof narrow : sizeof wide);
   }
   LtHeuristic found;
   const Layouts& at = *bound.layouts;
@@ -168,7 +173,8 @@ Status Products::take_listed(const DeviceProduct& p,
   return ok_status();
 }
 
-Status Products::take_first(std::span<std::byte* const> operands, Bound& bound) {
+Result<std::vector<LtHeuristic>> Products::found_for(std::span<std::byte* const> operands,
+                                                     const Bound& bound, int most) {
   LtPreference* wanted = nullptr;
   PIPER_LT(cublasLtMatmulPreferenceCreate, &wanted);
   const auto release = [this](LtPreference* one) {
@@ -189,54 +195,106 @@ Status Products::take_first(std::span<std::byte* const> operands, Bound& bound) 
                                       {kLtAlignmentC, c},
                                       {kLtAlignmentD, operands[kD]}})
     PIPER_TRY(set(attribute, alignment_of(at)));
-  LtHeuristic found;
+  std::vector<LtHeuristic> found(static_cast<size_t>(most));
   int count = 0;
   const Layouts& at = *bound.layouts;
   PIPER_LT(cublasLtMatmulAlgoGetHeuristic, context_, bound.description, at.b, at.a, at.d, at.d,
-           wanted, 1, &found, &count);
+           wanted, most, found.data(), &count);
   if (count == 0) return fail("cuBLASLt has no algorithm for it");
-  PIPER_TRY(checked("cublasLtMatmulAlgoGetHeuristic", found.state));
-  bound.algorithm = found.algorithm;
-  bound.workspace = found.workspace;
-  return ok_status();
+  PIPER_TRY(checked("cublasLtMatmulAlgoGetHeuristic", found[0].state));
+  found.resize(static_cast<size_t>(count));
+  return found;
+}
+
+Result<AlgorithmNumbers> Products::numbers_of(const LtAlgorithm& algorithm) const {
+  const auto read = [&](int attribute) -> Result<int64_t> {
+    uint32_t number = 0;  // the machine is little-endian: two bytes are its lower half
+    size_t written = 0;
+    PIPER_LT(cublasLtMatmulAlgoConfigGetAttribute, &algorithm, attribute, &number,
+             is_narrow(attribute) ? sizeof(uint16_t) : sizeof number, &written);
+    return int64_t{number};
+  };
+  PIPER_ASSIGN(const int64_t reduction, read(kLtReduction));
+  if (reduction != kLtReductionNone) return fail("it adds up parts of k");
+  AlgorithmNumbers numbers;
+  for (const int attribute : {kLtAlgorithmId, kLtTile, kLtSplit, kLtSwizzle, kLtCustom, kLtStages,
+                              kLtInner, kLtCluster}) {
+    PIPER_ASSIGN(const int64_t number, read(attribute));
+    if (number > UINT16_MAX || (attribute == kLtSplit && number > 1))
+      return fail("it has no line in the table");
+    numbers.emplace_back(attribute, number);
+  }
+  return numbers;
+}
+
+Result<std::vector<AlgorithmNumbers>> Products::offers(const DeviceProduct& p,
+                                                       std::span<std::byte* const> operands,
+                                                       int most) {
+  PIPER_ASSIGN(const Bound bound, begin(p, operands));
+  PIPER_ASSIGN(const std::vector<LtHeuristic> found, found_for(operands, bound, most));
+  std::vector<AlgorithmNumbers> offered;
+  for (const LtHeuristic& one : found) {
+    if (one.state != 0) continue;
+    Result<AlgorithmNumbers> numbers = numbers_of(one.algorithm);
+    if (numbers && std::find(offered.begin(), offered.end(), *numbers) == offered.end())
+      offered.push_back(*std::move(numbers));
+  }
+  return offered;
 }
 
 Status Products::choose(const DeviceProduct& p, std::span<std::byte* const> operands,
                         Bound& bound) {
-  const std::string name = to_string(p, operands[kC], operands[kBias], operands[kPre]);
-  const auto listed =
-      table_.entries.find(fmt::format("{} | {} | {}", device_.facts().name, version_, name));
+  const auto listed = table_.entries.find(key_of(p, operands));
   if (listed != table_.entries.end()) return take_listed(p, listed->second, bound);
-  std::string key = name;
+  std::string key = name_of_product(p, operands);
   for (const std::byte* at : operands) key += fmt::format(" {}", at ? alignment_of(at) : 0);
   if (const auto known = chosen_.find(key); known != chosen_.end()) {
     bound.algorithm = known->second.algorithm;
     bound.workspace = known->second.workspace;
     return ok_status();
   }
-  PIPER_TRY(take_first(operands, bound));
-  chosen_[key] = {bound.algorithm, bound.workspace};
+  PIPER_ASSIGN(const std::vector<LtHeuristic> found, found_for(operands, bound, 1));
+  bound.algorithm = found[0].algorithm;
+  bound.workspace = found[0].workspace;
+  chosen_[key] = found[0];
   return ok_status();
 }
 
-Result<int32_t> Products::bind(const DeviceProduct& p, std::span<std::byte* const> operands) {
+std::string Products::key_of(const DeviceProduct& p, std::span<std::byte* const> operands) const {
+  uint32_t aligned = kMostAligned;
+  for (const Operand each : {kA, kB, kC, kD})
+    aligned = std::min(aligned, alignment_of(operands[each]));
+  std::string key =
+      fmt::format("{} | {} | {}", device_.facts().name, version_, name_of_product(p, operands));
+  if (aligned < kMostAligned) key += fmt::format(" aligned {}", aligned);
+  return key;
+}
+
+Result<Products::Bound> Products::begin(const DeviceProduct& p,
+                                        std::span<std::byte* const> operands) {
   PIPER_CHECK(operands.size() == kOperands, "a product of {} operands", operands.size());
   device_.enter();
   Bound bound{.a = operands[kA], .b = operands[kB], .c = operands[kC], .d = operands[kD]};
   bound.is_f64 = p.type == DType::kF64;
-  const auto make = [&]() -> Status {
-    PIPER_ASSIGN(bound.layouts, layouts_of(p));
-    PIPER_TRY(describe(p, operands, bound));
-    return choose(p, operands, bound);
+  PIPER_ASSIGN(bound.layouts, layouts_of(p));
+  PIPER_TRY(describe(p, operands, bound));
+  return bound;
+}
+
+Result<int32_t> Products::bind(const DeviceProduct& p, std::span<std::byte* const> operands,
+                               const AlgorithmNumbers* algorithm) {
+  const auto make = [&]() -> Result<Bound> {
+    PIPER_ASSIGN(Bound bound, begin(p, operands));
+    PIPER_TRY(algorithm ? take_listed(p, *algorithm, bound) : choose(p, operands, bound));
+    return bound;
   };
-  if (Status made = make(); !made) {
-    Error error = std::move(made).error();
-    error.message =
-        fmt::format("the product {}: {}",
-                    to_string(p, operands[kC], operands[kBias], operands[kPre]), error.message);
+  Result<Bound> bound = make();
+  if (!bound) {
+    Error error = std::move(bound).error();
+    error.message = fmt::format("the product {}: {}", name_of_product(p, operands), error.message);
     return error;
   }
-  bound_.push_back(bound);
+  bound_.push_back(*bound);
   return static_cast<int32_t>(bound_.size() - 1);
 }
 

@@ -99,12 +99,19 @@ FusedProgram joined_for_cuda(const Program& program) {
                    goes_by_rows);
 }
 
-std::string strided_source() {
+namespace {
+
+std::string source_of(std::string_view family) {
   std::string source;
   for (const DeviceText& text : device_texts())
-    if (text.name == "prelude" || text.name == "strided") source += text.text;
+    if (text.name == "prelude" || text.name == family) source += text.text;
   return source;
 }
+
+}  // namespace
+
+std::string strided_source() { return source_of("strided"); }
+std::string differences_source() { return source_of("differences"); }
 
 Result<DeviceProgram> device_program(const Program& program) {
   DeviceProgram made;

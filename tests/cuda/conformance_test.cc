@@ -3,7 +3,9 @@
 // nobody reads, in three orders of threads with the same bits.
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 
 #include "piper/halves.h"
 #include "piper/signatures.h"
@@ -216,6 +218,19 @@ void compare(const Case& one, size_t output, const Bytes& made) {
   }
 }
 
+// Into the file that PIPER_DIGESTS names, for whoever compares the bits of two machines
+// (tests/gpu/day): a line for each result, of the use of its op and what it was.
+void write_digests(const Pack& pack, const std::vector<Bytes>& made) {
+  const char* const path = std::getenv("PIPER_DIGESTS");
+  if (!path) return;
+  std::ofstream file(path, std::ios::app);
+  for (const Case& one : pack.cases)
+    for (size_t o = 0; o < one.results.size(); ++o)
+      if (one.results[o] >= 0)
+        file << fmt::format("{} output {} {}\n", one.label, o,
+                            digest(as_text(made[static_cast<size_t>(one.results[o])].span())));
+}
+
 class Conformance : public ::testing::TestWithParam<std::vector<std::string>> {};
 
 TEST_P(Conformance, AgreesWithTheCpu) {
@@ -230,6 +245,7 @@ TEST_P(Conformance, AgreesWithTheCpu) {
           << "argument " << i << " depends on the order of threads";
     if (first.empty()) first = std::move(*made);
   }
+  write_digests(pack, first);
   for (const Case& one : pack.cases)
     for (size_t o = 0; o < one.results.size(); ++o)
       if (one.results[o] >= 0) compare(one, o, first[static_cast<size_t>(one.results[o])]);

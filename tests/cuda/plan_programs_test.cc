@@ -2,6 +2,7 @@
 // gives.
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -35,12 +36,18 @@ constexpr Case kCases[] = {
      "train: {global_batch: 2, optimizer: {sgd: {lr: 1e-2, momentum: 0.9}}}\n"},
 };
 
+// Programs that were packed for another machine (tests/gpu/pack) are told where the sources are
+// there.
+std::string sources() {
+  const char* told = std::getenv("PIPER_SOURCE");
+  return told ? told : PIPER_SOURCE_DIR;
+}
+
 std::vector<Program> programs_of(const Case& one) {
   const Folder folder;
   std::string text = std::string("piper: 1\n") + one.strategy;
-  if (const size_t at = text.find('@'); at != std::string::npos)
-    text.replace(at, 1, PIPER_SOURCE_DIR);
-  const auto compiled = compile({.model = std::string(PIPER_SOURCE_DIR) + "/samples/gpt/model.onnx",
+  if (const size_t at = text.find('@'); at != std::string::npos) text.replace(at, 1, sources());
+  const auto compiled = compile({.model = sources() + "/samples/gpt/model.onnx",
                                  .strategy = folder.write("strategy.yaml", text),
                                  .target = "cuda",
                                  .oracles = false});

@@ -1,5 +1,6 @@
 // cuBLASLt: column-major products, as the handles describe them, one element after the other. Its
-// one algorithm wants what the preference promised: alignments and workspace.
+// algorithm wants what the preference promised: alignments and workspace. With FAKE_CUDA_OFFERS it
+// has several (kOffers).
 #include <fmt/format.h>
 
 #include <cmath>
@@ -47,9 +48,51 @@ enum LtCode : int {
   kLtNotSupported = 15,
 };
 constexpr uint64_t kWorkspace = 1 << 16;
-// Of the algorithm's data.
-enum Datum { kMagic, kOfWorkspace, kOfA, kOfB, kOfC, kOfD };
+// Of the algorithm's data; kNumbers: of its attributes, a byte each, up to kLtStages, and kMore
+// behind them.
+enum Datum { kMagic, kOfWorkspace, kOfA, kOfB, kOfC, kOfD, kNumbers, kMore };
 constexpr uint64_t kIsOurs = 0xfa4eb1a5;
+
+// What FAKE_CUDA_OFFERS offers, the first first; a product takes so many milliseconds.
+struct Offer {
+  uint64_t id, tile;
+  double ms;
+  enum Kind : uint8_t {
+    kRight,
+    kWrong,       // an element is another
+    kVaries,      // so is its last bit, every second time
+    kBulky,       // takes more workspace than it may
+    kFails,       // when it is called
+    kSplits,      // sums parts of k
+    kUnknownWay,  // is offered, and not known when its numbers are said
+  } kind = kRight;
+};
+constexpr Offer kOffers[] = {
+    {0, 1, 4, Offer::kRight}, {1, 1, 1, Offer::kWrong},  {2, 1, 1, Offer::kBulky},
+    {3, 1, 1, Offer::kFails}, {4, 1, 1, Offer::kVaries}, {5, 1, 1, Offer::kSplits},
+    {6, 7, 2, Offer::kRight}, {7, 8, 2, Offer::kRight},  {8, 1, 1, Offer::kUnknownWay}};
+bool has_offers() {
+  static const bool has = variable("FAKE_CUDA_OFFERS", 0) != 0;
+  return has;
+}
+uint64_t number_of(const LtAlgorithm& algorithm, int attribute) {
+  const uint64_t word = algorithm.data[attribute <= kLtStages ? kNumbers : kMore];
+  return word >> 8 * (attribute <= kLtStages ? attribute : attribute - kLtInner) & 255;
+}
+void set_number(LtAlgorithm& algorithm, int attribute, uint64_t number) {
+  uint64_t& word = algorithm.data[attribute <= kLtStages ? kNumbers : kMore];
+  const int shift = 8 * (attribute <= kLtStages ? attribute : attribute - kLtInner);
+  word = (word & ~(uint64_t{255} << shift)) | number << shift;
+}
+const Offer& offer_of(const LtAlgorithm& algorithm) {
+  const uint64_t id = number_of(algorithm, kLtAlgorithmId);
+  return kOffers[id < std::size(kOffers) ? id : 0];
+}
+// Another way through the tiles is faster, and clusters are not to be had.
+double milliseconds_of(const LtAlgorithm& algorithm) {
+  if (!has_offers()) return 0;
+  return offer_of(algorithm).ms - (number_of(algorithm, kLtSwizzle) == 1 ? 0.25 : 0);
+}
 
 std::optional<DType> type_of(int type) {
   switch (type) {
@@ -83,6 +126,10 @@ int set_number(std::map<int, int64_t>& numbers, int attribute, const void* value
 size_t bytes_of(int attribute) {
   constexpr int kWide[] = {kLtBias, kLtBiasStep, kLtAux, kLtAuxRow, kLtAuxStep};
   return std::find(std::begin(kWide), std::end(kWide), attribute) != std::end(kWide) ? 8 : 4;
+}
+
+size_t bytes_of_config(int attribute) {
+  return attribute == kLtInner || attribute == kLtCluster ? 2 : 4;
 }
 
 // A product, its handles read: what they become later does not count.
@@ -198,7 +245,18 @@ void multiply(const Product& p) {
   }
 }
 
-Status run(State& state, const Product& p, uintptr_t workspace, size_t bytes) {
+// An element of D is another.
+void spoil(const Product& p, Offer::Kind kind) {
+  static int64_t runs = 0;
+  auto* d = reinterpret_cast<char*>(p.at_d);
+  if (kind == Offer::kWrong)
+    store_number(p.result, 1.5 * load_number(p.result, d) + 1, d);
+  else if (kind == Offer::kVaries)
+    d[0] = static_cast<char>(d[0] ^ (++runs & 1));
+}
+
+Status run(State& state, const Product& p, const LtAlgorithm& algorithm, uintptr_t workspace,
+           size_t bytes) {
   LtLayout aux = p.d;
   aux.line = p.described.number(kLtAuxRow);
   aux.step = p.described.number(kLtAuxStep);
@@ -224,6 +282,8 @@ Status run(State& state, const Product& p, uintptr_t workspace, size_t bytes) {
     return fail("the workspace of a product: {}", wrong);
   std::memset(reinterpret_cast<void*>(workspace), 0xff, bytes);
   multiply(p);
+  if (has_offers()) spoil(p, offer_of(algorithm).kind);
+  state.clock += milliseconds_of(algorithm);
   return ok_status();
 }
 
@@ -337,35 +397,53 @@ int cublasLtMatmulAlgoGetHeuristic(LtContext* context, LtDesc* description, LtLa
   for (LtLayout* layout : {a, b, c, d}) FAKE_LT_CHECK(layout);
   if (wanted < 1) return kLtInvalidValue;
   std::map<int, int64_t>& said = preference->numbers;
-  *found = {};
-  *count = 1;
-  found->workspace = std::min<uint64_t>(kWorkspace, static_cast<uint64_t>(said[kLtMostWorkspace]));
-  uint64_t* data = found->algorithm.data;
-  data[kMagic] = kIsOurs;
-  data[kOfWorkspace] = found->workspace;
-  for (const auto& [datum, attribute] : {std::pair{kOfA, kLtAlignmentA},
-                                         {kOfB, kLtAlignmentB},
-                                         {kOfC, kLtAlignmentC},
-                                         {kOfD, kLtAlignmentD}}) {
-    const auto promised = said.find(attribute);
-    data[datum] = promised == said.end() ? 256 : static_cast<uint64_t>(promised->second);
+  *count = has_offers() ? std::min(wanted, static_cast<int>(std::size(kOffers))) : 1;
+  for (int i = 0; i < *count; ++i) {
+    found[i] = {};
+    found[i].workspace =
+        std::min<uint64_t>(kWorkspace, static_cast<uint64_t>(said[kLtMostWorkspace]));
+    LtAlgorithm& algorithm = found[i].algorithm;
+    algorithm.data[kMagic] = kIsOurs;
+    algorithm.data[kOfWorkspace] = found[i].workspace;
+    for (const auto& [datum, attribute] : {std::pair{kOfA, kLtAlignmentA},
+                                           {kOfB, kLtAlignmentB},
+                                           {kOfC, kLtAlignmentC},
+                                           {kOfD, kLtAlignmentD}}) {
+      const auto promised = said.find(attribute);
+      algorithm.data[datum] =
+          promised == said.end() ? 256 : static_cast<uint64_t>(promised->second);
+    }
+    if (!has_offers()) continue;
+    set_number(algorithm, kLtAlgorithmId, kOffers[i].id);
+    set_number(algorithm, kLtTile, kOffers[i].tile);
+    if (kOffers[i].kind == Offer::kSplits) set_number(algorithm, kLtSplit, 4);
+    if (kOffers[i].kind == Offer::kSplits) set_number(algorithm, kLtReduction, 1);
   }
   return kOk;
 }
-int cublasLtMatmulAlgoInit(LtContext*, int, int, int, int, int, int, int, LtAlgorithm* algorithm) {
+int cublasLtMatmulAlgoInit(LtContext*, int, int, int, int, int, int, int id,
+                           LtAlgorithm* algorithm) {
   FAKE_LT_CALL(cublasLtMatmulAlgoInit);
   *algorithm = {};
   algorithm->data[kMagic] = kIsOurs;
+  set_number(*algorithm, kLtAlgorithmId, static_cast<uint64_t>(id) & 255);
   return kOk;
 }
-int cublasLtMatmulAlgoConfigSetAttribute(LtAlgorithm*, int, const void*, size_t) {
+int cublasLtMatmulAlgoConfigSetAttribute(LtAlgorithm* algorithm, int attribute, const void* value,
+                                         size_t bytes) {
   FAKE_LT_CALL(cublasLtMatmulAlgoConfigSetAttribute);
+  if (bytes != bytes_of_config(attribute)) return kLtInvalidValue;
+  uint64_t number = 0;
+  std::memcpy(&number, value, bytes);
+  set_number(*algorithm, attribute, number & 255);
   return kOk;
 }
-int cublasLtMatmulAlgoConfigGetAttribute(const LtAlgorithm*, int, void* value, size_t bytes,
-                                         size_t* written) {
+int cublasLtMatmulAlgoConfigGetAttribute(const LtAlgorithm* algorithm, int attribute, void* value,
+                                         size_t bytes, size_t* written) {
   FAKE_LT_CALL(cublasLtMatmulAlgoConfigGetAttribute);
-  std::memset(value, 0, bytes);
+  if (bytes != bytes_of_config(attribute)) return kLtInvalidValue;
+  const uint64_t number = number_of(*algorithm, attribute);
+  std::memcpy(value, &number, bytes);
   if (written) *written = bytes;
   return kOk;
 }
@@ -374,6 +452,12 @@ int cublasLtMatmulAlgoCheck(LtContext*, LtDesc*, LtLayout*, LtLayout*, LtLayout*
   FAKE_LT_CALL(cublasLtMatmulAlgoCheck);
   *found = {};
   found->algorithm = *algorithm;
+  if (!has_offers()) return kOk;
+  const Offer& offer = offer_of(*algorithm);
+  if (offer.kind == Offer::kUnknownWay || number_of(*algorithm, kLtCluster) > 0)
+    return kLtNotSupported;
+  found->workspace = offer.kind == Offer::kBulky ? uint64_t{64} << 20 : kWorkspace;
+  found->algorithm.data[kOfWorkspace] = found->workspace;
   return kOk;
 }
 
@@ -407,10 +491,12 @@ int cublasLtMatmul(LtContext* context, LtDesc* description, const void* alpha, c
     call.state.misuse(call.name, wrong);
     return kLtInvalidValue;
   }
+  if (has_offers() && offer_of(*algorithm).kind == Offer::kFails) return kLtNotSupported;
   State& state = call.state;
-  const int queued = state.queue(call.name, stream, [&state, p, bytes, at = address(workspace)] {
-    return run(state, p, at, bytes);
-  });
+  const int queued =
+      state.queue(call.name, stream, [&state, p, bytes, by = *algorithm, at = address(workspace)] {
+        return run(state, p, by, at, bytes);
+      });
   return queued == kOk ? static_cast<int>(kOk) : kLtExecutionFailed;
 }
 

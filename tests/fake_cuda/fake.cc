@@ -51,6 +51,16 @@ void State::misuse(const char* call, const std::string& what) {
   fmt::print(stderr, "fake cuda: {}: {}\n", call, what);
 }
 
+int64_t State::calls_for_memory() const {
+  constexpr std::string_view kNames[] = {
+      "cuMemAddressReserve", "cuMemAddressFree", "cuMemCreate",    "cuMemRelease",  "cuMemMap",
+      "cuMemUnmap",          "cuMemAlloc_v2",    "cuMemHostAlloc", "cuMemFreeHost", "cuMemFree_v2"};
+  int64_t count = 0;
+  for (const std::string_view name : kNames)
+    if (const auto called = calls_of.find(name); called != calls_of.end()) count += called->second;
+  return count;
+}
+
 int State::report() {
   const std::lock_guard lock(mutex);
   failure_.clear();
@@ -67,7 +77,8 @@ int State::report() {
     lost(fmt::format("{} bytes of {} memory", range.bytes, range.is_host ? "host" : "device"));
   for (const auto& [at, bytes] : addresses) lost(fmt::format("{} bytes of addresses", bytes));
   for (const auto& [handle, file] : pages) lost(fmt::format("{} bytes of pages", file.second));
-  if (variable("FAKE_CUDA_COUNT", 0) != 0) fmt::print(stderr, "fake cuda: {} calls\n", calls);
+  if (variable("FAKE_CUDA_COUNT", 0) != 0)
+    fmt::print(stderr, "fake cuda: {} calls, {} of them for memory\n", calls, calls_for_memory());
   return static_cast<int>(std::min<int64_t>(left, INT32_MAX));
 }
 
@@ -233,7 +244,6 @@ bool State::run_one() {
   if (const auto over = start(next.begin)) {
     stream->queue.push_front({nullptr, over, next.done});
   } else if (next.done) {
-    static double clock = 0;
     next.done->is_done = true;
     next.done->milliseconds = clock += 0.5;
   }

@@ -5,7 +5,9 @@
 //     FAKE_CUDA_DEVICES=N  so many devices (2)        FAKE_CUDA_INIT=CODE   cuInit fails
 //     FAKE_CUDA_SEED=N     of orders (1)              FAKE_CUDA_CHECK=1     kernels with all checks
 //     FAKE_CUDA_FAIL=N     the Nth call fails, once   FAKE_CUDA_COUNT=1     says how many there
-//     were                                            FAKE_CUDA_DRIVER=N    its version (13000)
+//     were, and how many of them took or gave back memory
+//     FAKE_CUDA_DRIVER=N   its version (13000)
+//     FAKE_CUDA_OFFERS=1   cuBLASLt has several algorithms, most of them no good (cublaslt.cc)
 //
 // Misuse is said on stderr: handles that are no longer, calls without a context, memory that nobody
 // has. At the end so is what was never destroyed, and a process that would end with 0 ends with 86
@@ -167,6 +169,7 @@ class State {
   std::map<std::string, int64_t, std::less<>> calls_of;  // by name
   int64_t captured_calls = 0;  // that make graphs; of these the one that is to fail
   int64_t fails_captured = 0;
+  double clock = 0;                                  // milliseconds that work has taken
   std::map<uintptr_t, Range> memory;                 // allocations, and mappings with access
   std::map<uintptr_t, size_t> addresses;             // reserved
   std::map<CuMemory, std::pair<int, size_t>> pages;  // file, bytes
@@ -223,6 +226,7 @@ class State {
   void set_capturing(CuGraph* graph, bool capturing);
   void break_captures();  // of the calling thread
 
+  int64_t calls_for_memory() const;
   int report();
 
  private:
