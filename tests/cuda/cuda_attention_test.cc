@@ -253,6 +253,31 @@ TEST(CudaAttention, Of16BitsByTensorCores) {
   for (const DType type : {DType::kBF16, DType::kF16}) check(cases_of_16_bits(type));
 }
 
+TEST(CudaAttention, WhatTensorCoresDo) {
+  const auto is_by_mma = [](const Case& c) {
+    Job job;
+    add_case(job, c);
+    const std::string source = must(device_program(job.program)).source;
+    const bool forward = source.find("  mma::forward<") != std::string::npos;
+    EXPECT_EQ(source.find("  mma::key_gradients<") != std::string::npos, forward) << c.label();
+    return forward;
+  };
+  const Case plain{.queries = 9, .keys = 9, .type = DType::kBF16, .width = 24, .v_width = 128};
+  EXPECT_TRUE(is_by_mma(plain));
+  for (const int64_t width : {0, 4, 20, 136}) {
+    Case other = plain;
+    other.width = width;
+    EXPECT_FALSE(is_by_mma(other)) << width;
+    other = plain, other.v_width = width;
+    EXPECT_FALSE(is_by_mma(other)) << width;
+  }
+  for (const DType type : {DType::kF32, DType::kF64}) {
+    Case other = plain;
+    other.type = type;
+    EXPECT_FALSE(is_by_mma(other));
+  }
+}
+
 TEST(CudaAttention, WhereSomeQueriesOrKeysSeeNothing) {
   check({{.queries = 70, .keys = 70, .causal = true, .offset = -17},
          {.queries = 70, .keys = 70, .causal = true, .offset = -70},

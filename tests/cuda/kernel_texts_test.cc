@@ -61,26 +61,60 @@ TEST(Texts, OfTheSampleCompileWithinRegisters) {
   EXPECT_GT(kernels, 20u);
 }
 
-// Experts' products of rows of k with matrices k × n, and their gradients, in this type.
-Program experts(DType type, int64_t k, int64_t n) {
+// A program's operands, each an argument.
+struct Arguments {
   Program program;
-  const auto add = [&](DType of, const Shape& shape, bool is_read) {
+  int32_t add(DType of, const Shape& shape, bool is_read = true) {
     program.values.push_back({of, shape});
     program.arg_read.push_back(is_read);
     program.arg_written.push_back(!is_read);
     return program.num_args++;
-  };
+  }
+};
+
+// Experts' products of rows of k with matrices k × n, and their gradients, in this type.
+Program experts(DType type, int64_t k, int64_t n) {
+  Arguments args;
   constexpr int64_t kRows = 16384, kGroups = 8;
-  const int32_t x = add(type, {kRows, k}, true), index = add(DType::kI64, {kRows}, true);
-  const int32_t w = add(type, {kGroups, k, n}, true), y = add(type, {kRows, n}, false);
-  const int32_t dy = add(type, {kRows, n}, true), dx = add(type, {kRows, k}, false);
-  const int32_t dw = add(type, {kGroups, k, n}, false);
+  const int32_t x = args.add(type, {kRows, k}), index = args.add(DType::kI64, {kRows});
+  const int32_t w = args.add(type, {kGroups, k, n}), y = args.add(type, {kRows, n}, false);
+  const int32_t dy = args.add(type, {kRows, n}), dx = args.add(type, {kRows, k}, false);
+  const int32_t dw = args.add(type, {kGroups, k, n}, false);
   const Attrs plain{{"trans_b", int64_t{0}}}, trans{{"trans_b", int64_t{1}}};
-  program.ops.push_back({"GroupedMatMul", plain, {x, index, w}, {y}});
-  program.ops.push_back({"GroupedMatMul", trans, {dy, index, w}, {dx}});
-  program.ops.push_back(
+  args.program.ops.push_back({"GroupedMatMul", plain, {x, index, w}, {y}});
+  args.program.ops.push_back({"GroupedMatMul", trans, {dy, index, w}, {dx}});
+  args.program.ops.push_back(
       {"GroupedMatMulGrad", {{"trans_b", int64_t{0}}, {"groups", kGroups}}, {x, index, dy}, {dw}});
-  return program;
+  return args.program;
+}
+
+// Causal attention of 1,024 tokens and its gradients: plain, of parts of a ring, or with a mask.
+struct AttentionForm {
+  int64_t width;
+  enum Kind { kPlain, kRing, kMasked } kind;
+};
+Program attention(const AttentionForm& form) {
+  Arguments args;
+  constexpr DType kType = DType::kBF16;
+  const Shape all{2, 1024, 12, form.width};
+  std::vector<int32_t> inputs, others, gradients;
+  for (int i = 0; i < 3; ++i) inputs.push_back(args.add(kType, all));
+  if (form.kind == AttentionForm::kMasked) others = {args.add(DType::kBool, {2, 1, 1024, 1024})};
+  if (form.kind == AttentionForm::kRing)
+    others = {-1, args.add(DType::kI64, {2}), args.add(DType::kI64, {2})};
+  const int32_t y = args.add(kType, all, false), lse = args.add(DType::kF32, {2, 12, 1024}, false);
+  for (int i = 0; i < 3; ++i) gradients.push_back(args.add(kType, all, false));
+  Attrs attrs{{"tokens_first", Shape{1, 1, 1, 1}},
+              {"scale", 0.125},
+              {"causal", int64_t{1}},
+              {"offset", int64_t{1}}};  // which no library takes
+  if (form.kind == AttentionForm::kRing) attrs.set("keys", int64_t{8192});
+  std::vector<int32_t> of_gradient{inputs[0], inputs[1], inputs[2], y, lse, args.add(kType, all)};
+  for (std::vector<int32_t>* each : {&inputs, &of_gradient})
+    each->insert(each->end(), others.begin(), others.end());
+  args.program.ops.push_back({"Attention", attrs, inputs, {y, lse}});
+  args.program.ops.push_back({"AttentionGrad", attrs, of_gradient, gradients});
+  return args.program;
 }
 
 // Blocks of 128 threads that have at most 255 registers each, and 40 KiB of shared memory: two of
@@ -121,6 +155,37 @@ TEST(Texts, OfExpertsFitTwiceOnAMultiprocessor) {
   EXPECT_GT(products, 3 * 64u - 1);
   EXPECT_GT(sixteen, 3 * 8u - 1);
   EXPECT_EQ(small, 0u);
+}
+
+// So do those of attention, in the widths that models have; where scores are more than products, a
+// thread may lack a few registers.
+TEST(Texts, OfAttentionByTensorCoresFitTwiceOnAMultiprocessor) {
+  const Nvrtc* nvrtc = Nvrtc::find();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  for (const AttentionForm& form :
+       {AttentionForm{64, AttentionForm::kPlain}, AttentionForm{128, AttentionForm::kPlain},
+        AttentionForm{128, AttentionForm::kRing}, AttentionForm{128, AttentionForm::kMasked}}) {
+    const bool is_plain = form.kind == AttentionForm::kPlain;
+    const auto made = device_program(attention(form));
+    ASSERT_TRUE(made) << print_error(made.error());
+    for (const std::string_view arch : kArchitectures) {
+      if (!is_plain && arch != "sm_90a") continue;
+      SCOPED_TRACE(
+          fmt::format("{} wide, form {}, for {}", form.width, static_cast<int>(form.kind), arch));
+      const auto binary = nvrtc->compile(made->source, std::string(arch));
+      ASSERT_TRUE(binary.ok) << binary.log;
+      EXPECT_EQ(binary.log.find("warning"), std::string::npos) << binary.log;
+      const auto costs = costs_of(binary.cubin);
+      size_t by_mma = 0;
+      for (const DeviceKernel& kernel : made->kernels) {
+        const KernelCost& cost = costs.at(kernel.name);
+        by_mma += kernel.threads == 128;
+        EXPECT_LE(cost.registers, form.width > 64 ? 255u : 168u) << kernel.name;
+        EXPECT_LE(cost.frame_bytes, is_plain ? 0u : 32u) << kernel.name;
+      }
+      EXPECT_EQ(by_mma, 3u);
+    }
+  }
 }
 
 // A norm of 16-bit rows, and its gradients: all but what is one number a row, and partial sums,

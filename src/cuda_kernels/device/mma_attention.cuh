@@ -8,16 +8,16 @@ using attention::Form;
 using attention::Head;
 using attention::Inputs;
 using attention::Matrix;
-using attention::Numbers;
 
 constexpr int kTokens = 64, kOfWarp = 16;  // of a tile, and of a warp's share of it
 
 DEVICE float to_power(float x) { return exp2f(x * 1.44269504088896341f); }  // e to that power
 DEVICE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// Four at once are under way to registers: more of them would leave room for fewer blocks.
 template <class T, class Tile>
 DEVICE void stage(const Matrix<T>& from, const Tile& to) {
-#pragma unroll
+#pragma unroll 4
   for (int i = 0; i < Share<Tile>::kEights; ++i) {
     if (!Share<Tile>::is_inside(i)) continue;
     const int row = Share<Tile>::row(i), column = Share<Tile>::column(i);
@@ -112,55 +112,55 @@ DEVICE void write_rows(const float (&sums)[Tile::kColumns / 8][4], const Tile& t
 }
 
 // ---- Scores -------------------------------------------------------------------------------------
-// The numbers of a tile's tokens, of which all but those across two stretches follow each other.
-struct Tokens {
-  Numbers numbers;
-  int from, count;
-  bool is_straight;
-
-  DEVICE Tokens(const Numbers& numbers_, int from_) : numbers(numbers_), from(from_) {
-    const int rest = static_cast<int>(numbers.tokens) - from;
-    count = rest < kTokens ? rest : kTokens;
-    is_straight = numbers.stretches == 0 ||
-                  from / (numbers.tokens / numbers.stretches) ==
-                      (from + count - 1) / (numbers.tokens / numbers.stretches);
-  }
-  DEVICE int64_t number(int i) const { return numbers.at(from + i); }
-};
-
-// A tile of queries and one of keys.
+// A tile of queries and one of keys. Where tokens have numbers of their own, threads bring them to
+// shared memory, for the sake of tiles that go over the end of a stretch.
 template <class T>
 struct Meeting {
   const Head<T>& head;
-  Tokens queries, keys;
-  // Where numbers follow each other, query i sees keys up to i + reach.
-  int reach = 0;
-  bool is_straight, is_plain;  // is_plain: all is seen, and scores are multiples of products
+  int64_t* numbers;  // of the queries, with the offset, and of the keys
+  int i0, k0, queries, keys;
+  bool is_plain;  // all is seen, and scores are multiples of products
 
-  DEVICE Meeting(const Head<T>& head_, int i0, int k0)
-      : head(head_), queries(head_.query_numbers(), i0), keys(head_.key_numbers(), k0) {
+  static DEVICE int tokens_of(int64_t all, int from) {
+    return static_cast<int>(least(all - from, kTokens));
+  }
+  DEVICE Meeting(const Head<T>& head_, int64_t* numbers_, int i0_, int k0_)
+      : head(head_),
+        numbers(numbers_),
+        i0(i0_),
+        k0(k0_),
+        queries(tokens_of(head.f.queries, i0)),
+        keys(tokens_of(head.f.keys, k0)) {
     const Form& f = head.f;
-    is_straight = queries.is_straight && keys.is_straight;
-    if (f.causal && is_straight) {
-      const int64_t all = queries.number(0) + f.offset - keys.number(0);
-      reach = static_cast<int>(all < -kTokens ? -kTokens : least(all, kTokens));
-    }
-    is_plain = f.mask == attention::kNoMask && !(f.softcap > 0) && keys.count == kTokens &&
-               queries.count == kTokens && (!f.causal || (is_straight && reach >= kTokens - 1));
+    is_plain = f.mask == attention::kNoMask && !(f.softcap > 0) && queries == kTokens &&
+               keys == kTokens;
+    if (f.causal)
+      is_plain = is_plain && head.key_numbers().most(k0, k0 + keys) <=
+                                 head.query_numbers().fewest(i0, i0 + queries) + f.offset;
+  }
+  DEVICE bool has_numbers() const {
+    return head.f.query_stretches > 0 || head.f.key_stretches > 0;
+  }
+  DEVICE void stage_numbers() const {
+    if (!has_numbers()) return;
+    const int i = threadIdx.x % kTokens;
+    numbers[threadIdx.x] =
+        threadIdx.x < kTokens
+            ? head.query_numbers().at(i0 + (i < queries ? i : queries - 1)) + head.f.offset
+            : head.key_numbers().at(k0 + (i < keys ? i : keys - 1));
   }
   DEVICE float scale() const { return static_cast<float>(head.f.scale); }
   // Where it is not plain, the product of query i and key j becomes a score, `slope` what it rises
-  // by with the product.
+  // by with the product. What is not there counts as the last that is, and then as not seen.
   DEVICE void score(int i, int j, float& x, float& slope) const {
     const Form& f = head.f;
+    bool seen = i < queries && j < keys;
+    i = i < queries ? i : queries - 1, j = j < keys ? j : keys - 1;
+    const int64_t key = has_numbers() ? numbers[kTokens + j] : k0 + j;
+    if (f.causal) seen = seen && key <= (has_numbers() ? numbers[i] : i0 + i + f.offset);
     slope = scale();
-    bool seen = i < queries.count && j < keys.count;
-    if (seen && f.causal)
-      seen = is_straight ? j <= i + reach : keys.number(j) <= queries.number(i) + f.offset;
-    if (seen)
-      to_score(head, queries.from + i, f.mask == attention::kNoMask ? 0 : keys.number(j), x, slope);
-    else
-      x = -kInfinity;
+    to_score(head, i0 + i, key, x, slope);
+    if (!seen) x = -kInfinity;
   }
 };
 
@@ -238,6 +238,7 @@ DEVICE void forward(const Form& f, const Inputs<T>& in, T* y, float* lse) {
   typedef Tile<kTokens, kWidth> Keys;
   typedef Tile<kTokens, kValueWidth> Values;
   SHARED(Eight, shared, Keys::kEights + Values::kEights);
+  SHARED(int64_t, numbers, 2 * kTokens);
   const Keys keys{shared};
   const Values values{shared + Keys::kEights};
   const attention::Place at =
@@ -250,7 +251,9 @@ DEVICE void forward(const Form& f, const Inputs<T>& in, T* y, float* lse) {
   Softmax<Values> rows;
   for (int k0 = 0; k0 < static_cast<int>(f.keys); k0 += kTokens) {
     if (!head.meet(i0, k0, kTokens)) continue;
+    const Meeting<T> meeting(head, numbers, i0, k0);
     __syncthreads();
+    meeting.stage_numbers();
     stage(head.keys(k0), keys);
     stage(head.values(k0), values);
     __syncthreads();
@@ -258,7 +261,7 @@ DEVICE void forward(const Form& f, const Inputs<T>& in, T* y, float* lse) {
     clear(x);
     add_along<T>(queries, keys, 0, x);
     float slope[kTokens / 8][4];  // the gradients' affair
-    make_scores<false>(Meeting<T>(head, i0, k0), warp() * kOfWarp, 0, x, slope);
+    make_scores<false>(meeting, warp() * kOfWarp, 0, x, slope);
     rows.weigh(x);
     add_weighted<T>(x, values, 0, rows.made);
   }

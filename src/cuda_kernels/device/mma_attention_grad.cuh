@@ -31,6 +31,7 @@ DEVICE void query_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T
   typedef Tile<kTokens, kWidth> Keys;
   typedef Tile<kTokens, kValueWidth> Values;
   SHARED(Eight, shared, Keys::kEights + Values::kEights);
+  SHARED(int64_t, numbers, 2 * kTokens);
   const Keys keys{shared};
   const Values values{shared + Keys::kEights};
   const attention::Place at = attention::place_of(1, (f.queries + kTokens - 1) / kTokens, f.heads);
@@ -50,11 +51,12 @@ DEVICE void query_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T
   clear(made);
   for (int k0 = 0; k0 < static_cast<int>(f.keys); k0 += kTokens) {
     if (!head.meet(i0, k0, kTokens)) continue;
+    const Meeting<T> meeting(head, numbers, i0, k0);
     __syncthreads();
+    meeting.stage_numbers();
     stage(head.keys(k0), keys);
     stage(head.values(k0), values);
     __syncthreads();
-    const Meeting<T> meeting(head, i0, k0);
 #pragma unroll 1
     for (int part = 0; part < kTokens; part += kAtOnce) {
       float x[kAtOnce / 8][4], ds[kAtOnce / 8][4];
@@ -66,8 +68,8 @@ DEVICE void query_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T
       add_weighted<T>(ds, keys, part, made);
     }
   }
-  write_rows(made, keys, dq + f.dq.at(head.b, head.h) + int64_t{i0} * f.dq.token, f.dq.token, f.queries - i0,
-             f.width);
+  write_rows(made, keys, dq + f.dq.at(head.b, head.h) + int64_t{i0} * f.dq.token, f.dq.token,
+             f.queries - i0, f.width);
 }
 
 // Of all heads that read those of the keys, in order.
@@ -83,6 +85,7 @@ DEVICE void key_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>&
   constexpr int kWalked = kFirst + Queries::kEights + Outputs::kEights;
   SHARED(Eight, shared, kWalked > Keys::kEights ? kWalked : Keys::kEights);
   SHARED(float, sums, 2 * kStaged);
+  SHARED(int64_t, numbers, 2 * kTokens);
   const Keys keys{shared};
   const Values values{shared};
   const Queries queries{shared + kFirst};
@@ -104,9 +107,10 @@ DEVICE void key_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>&
     const Head<T> head{f, in, at.batch, h};
     for (int i0 = 0; i0 < static_cast<int>(f.queries); i0 += kTokens) {
       if (!head.meet(i0, k0, kTokens)) continue;
-      const Meeting<T> meeting(head, i0, k0);
+      const Meeting<T> meeting(head, numbers, i0, k0);
       for (int from = 0; from < kTokens && i0 + from < f.queries; from += kStaged) {
         __syncthreads();
+        meeting.stage_numbers();
         stage(head.queries(i0 + from), queries);
         stage(head.adjoints(a.dy, i0 + from), adjoints);
         for (int i = threadIdx.x; i < 2 * kStaged; i += kThreads) {
@@ -128,10 +132,10 @@ DEVICE void key_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>&
       }
     }
   }
-  write_rows(made, keys, dk + f.dk.at(at.batch, at.head) + int64_t{k0} * f.dk.token, f.dk.token, f.keys - k0,
-             f.width);
-  write_rows(made_values, values, dv + f.dv.at(at.batch, at.head) + int64_t{k0} * f.dv.token, f.dv.token,
-             f.keys - k0, f.v_width);
+  write_rows(made, keys, dk + f.dk.at(at.batch, at.head) + int64_t{k0} * f.dk.token, f.dk.token,
+             f.keys - k0, f.width);
+  write_rows(made_values, values, dv + f.dv.at(at.batch, at.head) + int64_t{k0} * f.dv.token,
+             f.dv.token, f.keys - k0, f.v_width);
 }
 
 }  // namespace mma
