@@ -142,11 +142,17 @@ class Ends final : public Transport, public Fabric {
   int64_t world() const override { return control_.world(); }
   bool is_asynchronous() const override { return true; }
   Status add_message(std::span<const MessagePart>) override { return ok_status(); }
-  Status wait_sends() override { return ok_status(); }
+  Status wait_sends() override {
+    for (Seat& seat : seats_) seat.sent = 0;
+    return ok_status();
+  }
 
-  Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t, int32_t stream) override {
-    return seat(fmt::format("message {} {} {}", rank_, peer, communicator), {rank_, peer}, 0,
-                stream);
+  Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight,
+                           int32_t stream) override {
+    const int32_t made =
+        seat(fmt::format("message {} {} {}", rank_, peer, communicator), {rank_, peer}, 0, stream);
+    seats_.back().in_flight = in_flight;
+    return made;
   }
   Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream) override {
     return seat(fmt::format("message {} {} {}", peer, rank_, communicator), {peer, rank_}, 1,
@@ -168,6 +174,10 @@ class Ends final : public Transport, public Fabric {
     return recv(route, {&whole, 1});
   }
   Status send(int32_t route, std::span<const MessagePart> parts) override {
+    Seat& seat = seats_[static_cast<size_t>(route)];
+    if (++seat.sent > seat.in_flight)
+      return fail("rank {} sends more than {} messages between two wait_sends", rank_,
+                  seat.in_flight);
     return message(route, InstructionKind::kSend, parts);
   }
   Status recv(int32_t route, std::span<const MessagePart> parts) override {
@@ -223,6 +233,7 @@ class Ends final : public Transport, public Fabric {
     int32_t communicator = 0;
     size_t member = 0, members = 0;
     int32_t stream = 0;
+    int64_t in_flight = 0, sent = 0;  // messages between two wait_sends
   };
 
   int32_t seat(const std::string& key, std::vector<int64_t> ranks, size_t member, int32_t stream) {
