@@ -87,9 +87,7 @@ def processes(day, name, plans, world, extra=(), kill=None, expect=0, limit_s=10
         killed = time.monotonic()
         done = [day.finish(child, limit_s if kill is None else 30) for child in children]
     finally:
-        for child in children:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
+        day.kill_all()
     codes = [code for code, _ in done]
     output = "".join(text for _, text in done)
     with day.log.open("a") as log:

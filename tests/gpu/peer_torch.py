@@ -102,6 +102,7 @@ def step_times(call, model, batch, parts, seconds):
 
     def step():
         for part in range(parts):
+            torch.compiler.cudagraph_mark_step_begin()
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 loss = call(ids[part], labels[part]) / parts
             loss.backward()

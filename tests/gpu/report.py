@@ -14,6 +14,7 @@ import signal
 import site
 import subprocess
 import sysconfig
+import tempfile
 import time
 import traceback
 
@@ -40,9 +41,9 @@ class Day:
         self.part, self.dry = part, words.dry_run
         self.out = words.out.resolve()
         self.build = build_folder()
-        self.end = time.monotonic() + LIMIT_S[part]
+        self.end = time.monotonic() + min(LIMIT_S[part], words.seconds or LIMIT_S[part])
         self.section_end = self.end
-        self.results, self.facts = [], {}
+        self.results, self.facts, self.children = [], {}, []
         self.env = dict(os.environ)
         if self.dry:
             self.env["PIPER_CUDA_PATH"] = str((words.fakes or self.build / "tests/fake_cuda/all").resolve())
@@ -72,27 +73,45 @@ class Day:
         return made
 
     def start(self, command, env=None):
-        return subprocess.Popen([str(word) for word in command], cwd=ROOT, env=self.variables(command[0], env), text=True,
-                                errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                start_new_session=True)
+        """A child with a session of its own. What it says goes into a file: nobody waits for the end of a pipe that others hold."""
+        said = tempfile.TemporaryFile()
+        child = subprocess.Popen([str(word) for word in command], cwd=ROOT, env=self.variables(command[0], env),
+                                 stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True)
+        child.said = said
+        self.children.append(child)
+        return child
 
     def left(self):
         return min(self.end, self.section_end) - time.monotonic()
 
     def finish(self, child, limit_s):
-        """(exit code, output); 124: it was ended, with all that it started."""
+        """(exit code, the end of its output); 124: it was ended, with all that it started."""
         try:
-            output, _ = child.communicate(timeout=max(1.0, min(limit_s, self.left())))
-            return child.returncode, output
+            code = child.wait(timeout=max(1.0, min(limit_s, self.left())))
         except subprocess.TimeoutExpired:
-            try:
-                os.killpg(child.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            try:
-                return 124, child.communicate(timeout=20)[0]
-            except subprocess.TimeoutExpired:  # what cannot be killed holds nobody up
-                return 124, "it could not be ended"
+            code = 124
+        self.kill(child)
+        self.children.remove(child)
+        child.said.seek(max(0, child.said.seek(0, os.SEEK_END) - (1 << 20)))
+        output = child.said.read().decode(errors="replace")
+        child.said.close()
+        return code, output
+
+    @staticmethod
+    def kill(child):
+        """And what it has left running. What cannot be killed holds nobody up."""
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
+        try:
+            child.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            pass
+
+    def kill_all(self):
+        for child in list(self.children):
+            self.kill(child)
 
     def run(self, command, limit_s=120, env=None):
         try:

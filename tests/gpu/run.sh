@@ -14,6 +14,7 @@ if [[ ! -v BUILD ]]; then
 fi
 export BUILD
 start=$SECONDS status=0
-timeout 330 tests/gpu/day A "$@" || status=1
-timeout $((570 - (SECONDS - start))) tests/gpu/day B "$@" || status=1
+timeout 350 tests/gpu/day A --seconds 330 "$@" || status=1
+left=$((560 - (SECONDS - start)))
+timeout $((left + 20)) tests/gpu/day B --seconds "$left" "$@" || status=1
 exit $status
