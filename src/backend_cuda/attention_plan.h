@@ -7,9 +7,27 @@
 // with them are the gradients. (With sums of dq in f32 instead, engines add in any order, in less
 // memory, and cuDNN's note of what is not deterministic does not tell.)
 //
-// No number of cuDNN's has been seen on hardware by this code. That its graphs have plans for
-// devices of compute capability 8.0 to 12.0 is tested without a device, and what they mean, with
-// a cuDNN of our own.
+// Of masks it is given terms, added to scores behind a cap (cudnn_terms): it has no plans for masks
+// of booleans. Numbers of tokens are sums of indices and of what the program has in memory. A score
+// that is not seen is finite there, so that no softmax over part of the keys is NaN; what it makes
+// of a query that sees none is overwritten by a kernel, and with the greatest number for a
+// logarithm of sums the gradient has weights of 0 for it.
+//
+// What cuDNN 9.19 has deterministic plans for, as tests/cuda/cudnn_test.cc asks it:
+//
+//                                  forward                 gradient
+//                                  8.0  9.0  10.0  12.0    8.0  9.0  10.0  12.0
+//   causal or not, heads in groups  +    +    +     +       +    +    +     +
+//   causal from an offset on        +    +    +     .       +    +    +     .
+//   numbers in stretches            +    +    +     .       +    +    +     .
+//   masks: keys, tokens, all        +    +    +     .       +    +    +     .
+//   masks and numbers               +    +    +     .       +    +    +     .
+//   a cap                           +    +    +     .       -    +    -     .
+//
+// (.: not asked in tests.) Where there is none, kernels of our own do it.
+//
+// No number of cuDNN's has been seen on hardware by this code. That its graphs have plans is tested
+// without a device, and what they mean, with a cuDNN of our own.
 #pragma once
 
 #include <optional>
