@@ -125,7 +125,7 @@ class TuneCommand : public Tune {
   void SetUp() override {
     const auto [code, output] = run_shell(
         fmt::format("cd {1} && mkdir model && {0}/tests/make_models gpt2 1 model layers=1 width=16 "
-                    "heads=2 hidden=64 context=8 vocabulary=128 2>&1 && {0}/bin/piperc "
+                    "heads=2 kv_heads=2 hidden=64 context=8 vocabulary=128 2>&1 && {0}/bin/piperc "
                     "model/model.onnx model/bf16.yaml --target cuda --no-oracles -o plans 2>&1",
                     PIPER_BINARY_DIR, folder_.path()));
     ASSERT_EQ(code, 0) << output;
