@@ -105,6 +105,22 @@ TEST_F(Tune, GoesThroughEveryProductOnce) {
   EXPECT_EQ(tune(programs), table);  // equal times, equal table
 }
 
+// A part of an operand begins where it begins, and the table says what that is aligned to.
+TEST_F(Tune, TellsApartHowOperandsAreAligned) {
+  Program program = product(DType::kF32, 8, 16, 8);
+  program.values[0] = {DType::kF32, {9, 8}};
+  program.values.push_back({DType::kF32, {8, 8}});
+  const Attrs rows{{"starts", std::vector<int64_t>{1, 0}},
+                   {"ends", std::vector<int64_t>{9, 8}},
+                   {"steps", std::vector<int64_t>{1, 1}}};
+  program.ops.insert(program.ops.begin(), {"Slice", rows, {0}, {3}});
+  program.ops[1].inputs[0] = 3;
+  const std::string name = std::string(kDevice) + "f32 -> f32 a·b 8x16x8 lines 8 16 16";
+  const std::string both = tune({program, product(DType::kF32, 8, 16, 8)});
+  EXPECT_THAT(both, HasSubstr(name + kBest));
+  EXPECT_THAT(both, HasSubstr(name + " aligned 32" + kBest));
+}
+
 TEST_F(Tune, LeavesWhatTheTableHasForOthers) {
   const std::string comment = "# mine\n", other = "A100 | 13.0.7 | f32 -> f32 a·b 8x16x8 | id=3\n",
                     old = std::string(kDevice) + "f32 -> f32 a·b 8x16x8 lines 8 16 16";
