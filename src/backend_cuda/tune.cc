@@ -9,7 +9,7 @@
 #include "compile.h"
 #include "piper/backend_cuda.h"
 #include "piper/halves.h"
-#include "product.h"
+#include "wanted.h"
 
 namespace piper {
 namespace {
@@ -23,77 +23,10 @@ constexpr int kTurns = 5;          // of which the median counts
 constexpr double kTurnMs = 1;      // at least, of as many calls as that takes
 constexpr int kMostCalls = 100;    // in a turn
 constexpr double kWorthIt = 0.98;  // of the time of the first one
-constexpr int64_t kAlignment = 256, kMostBlocks = 256;
+constexpr int64_t kMostBlocks = 256;
 
-// ---- What the plans multiply --------------------------------------------------------------------
-
-struct Wanted {
-  DeviceProduct product;
-  std::array<bool, kOperands> is_present{};
-  std::array<int64_t, kOperands> offset{};  // of 256 bytes
-};
-
-std::string to_string(const Wanted& one) {
-  return cuda::to_string(one.product, one.is_present[kC], one.is_present[kBias],
-                         one.is_present[kPre]);
-}
-
-double flops_of(const DeviceProduct& p) {
-  return 2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) *
-         static_cast<double>(p.batch);
-}
-
-// Elements from the first to behind the last one.
-int64_t extent_of(const DeviceProduct& p, Operand operand) {
-  const auto extent = [&](int64_t rows, int64_t columns, int64_t line, int64_t step) {
-    return (p.batch - 1) * step + (rows - 1) * line + columns;
-  };
-  switch (operand) {
-    case kA:
-      return p.trans_a ? extent(p.k, p.m, p.lda, p.a_step) : extent(p.m, p.k, p.lda, p.a_step);
-    case kB:
-      return p.trans_b ? extent(p.n, p.k, p.ldb, p.b_step) : extent(p.k, p.n, p.ldb, p.b_step);
-    case kBias:
-      return p.n;
-    default:
-      return extent(p.m, p.n, p.ldd, p.d_step);
-  }
-}
-DType type_of(const DeviceProduct& p, Operand operand) {
-  return operand == kA || operand == kB ? p.type : p.result;
-}
 int64_t bytes_of(const DeviceProduct& p, Operand operand) {
   return extent_of(p, operand) * info(type_of(p, operand)).bytes;
-}
-
-// Each once, as the table tells them apart; those with most work first.
-Result<std::vector<Wanted>> products_of(std::span<const Program> programs) {
-  std::vector<std::pair<std::string, Wanted>> all;
-  for (const Program& program : programs) {
-    PIPER_ASSIGN(const DeviceProgram made, cuda_program(program));
-    for (const DeviceStep& step : made.steps) {
-      if (step.kind != DeviceStep::kProduct) continue;
-      Wanted one{.product = made.products[static_cast<size_t>(step.index)]};
-      for (size_t o = 0; o < kOperands; ++o) {
-        one.is_present[o] = step.operands[o].kind != DeviceOperand::kAbsent;
-        one.offset[o] = step.operands[o].offset % kAlignment;
-      }
-      std::string name =
-          to_string(one.product, one.is_present[kC], one.is_present[kBias], one.is_present[kPre]);
-      for (const Operand o : {kA, kB, kC, kD}) name += fmt::format(" {}", one.offset[o]);
-      all.emplace_back(std::move(name), one);
-    }
-  }
-  std::sort(all.begin(), all.end(), [](const auto& x, const auto& y) {
-    const double a = flops_of(x.second.product), b = flops_of(y.second.product);
-    return a != b ? a > b : x.first < y.first;
-  });
-  all.erase(std::unique(all.begin(), all.end(),
-                        [](const auto& x, const auto& y) { return x.first == y.first; }),
-            all.end());
-  std::vector<Wanted> wanted;
-  for (auto& [name, one] : all) wanted.push_back(one);
-  return wanted;
 }
 
 // ---- Where they lie -----------------------------------------------------------------------------
@@ -109,7 +42,8 @@ struct Layout {
     const auto place = [&](Operand operand) -> int64_t {
       if (!wanted.is_present[operand]) return -1;
       const int64_t begin =
-          (bytes + kAlignment - 1) / kAlignment * kAlignment + wanted.offset[operand];
+          (bytes + kOperandAlignment - 1) / kOperandAlignment * kOperandAlignment +
+          wanted.offset[operand];
       bytes = begin + bytes_of(wanted.product, operand);
       return begin;
     };
@@ -192,6 +126,7 @@ class Tuner {
   Result<double> time(Candidate& one, int calls);
   Status try_variations(const Wanted& wanted);
   const Candidate* best() const;
+  std::optional<AlgorithmNumbers> choose(const Wanted& wanted, const std::string& name) const;
   int run(int32_t bound) { return products_->run(bound, scratch_, device_->stream(0)); }
   // What a run says of a candidate that cannot.
   std::string said(int status) const {
@@ -474,23 +409,28 @@ Result<std::pair<std::string, std::optional<AlgorithmNumbers>>> Tuner::tune(cons
   for (const Candidate& one : candidates_)
     if (!one.problem.empty())
       note(fmt::format("{}: {}: {}", name, to_string(one.numbers), one.problem));
+  if (2 * differ > std::ssize(offered))
+    note(fmt::format("{}: most algorithms differ from the first: none is listed", name));
+  const bool is_known = 2 * differ <= std::ssize(offered);
+  return std::pair(key, is_known ? choose(wanted, name) : std::nullopt);
+}
+
+// The algorithm that is worth a line.
+std::optional<AlgorithmNumbers> Tuner::choose(const Wanted& wanted, const std::string& name) const {
   const Candidate* chosen = best();
-  std::pair<std::string, std::optional<AlgorithmNumbers>> made{key, std::nullopt};
-  if (!chosen || 2 * differ > std::ssize(offered)) {
-    note(fmt::format("{}: nothing is listed: {}", name,
-                     chosen ? "most algorithms differ from the first" : "no algorithm is right"));
-    return made;
+  if (!chosen) {
+    note(fmt::format("{}: no algorithm is right", name));
+    return std::nullopt;
   }
   const Candidate& first = candidates_[0];
   const bool is_worth_it = !first.problem.empty() || chosen->ms < kWorthIt * first.ms;
-  if (is_worth_it) made.second = chosen->numbers;
   const double ms = is_worth_it ? chosen->ms : first.ms;
   note(fmt::format(
       "{}: {:.4f} ms, {:.1f} TFLOP/s, {}", name, ms, flops_of(wanted.product) / ms * 1e-9,
       is_worth_it
           ? fmt::format("with {}; the first {:.4f} ms", to_string(chosen->numbers), first.ms)
           : "with the first"));
-  return made;
+  return is_worth_it ? std::optional(chosen->numbers) : std::nullopt;
 }
 
 }  // namespace
@@ -522,7 +462,7 @@ Status tune_cuda_products(std::span<const Program> programs, const std::string& 
   for (const Wanted& one : wanted) {
     auto tuned = tuner->tune(one);
     if (!tuned) {
-      options.note(fmt::format("{}: {}", to_string(one), tuned.error().message));
+      if (options.note) options.note(fmt::format("{}: {}", to_string(one), tuned.error().message));
       if (first) first = std::move(tuned).error();
       continue;
     }

@@ -105,6 +105,22 @@ TEST_F(Tune, GoesThroughEveryProductOnce) {
   EXPECT_EQ(tune(programs), table);  // equal times, equal table
 }
 
+// A part of an operand begins where it begins, and the table says what that is aligned to.
+TEST_F(Tune, TellsApartHowOperandsAreAligned) {
+  Program program = product(DType::kF32, 8, 16, 8);
+  program.values[0] = {DType::kF32, {9, 8}};
+  program.values.push_back({DType::kF32, {8, 8}});
+  const Attrs rows{{"starts", std::vector<int64_t>{1, 0}},
+                   {"ends", std::vector<int64_t>{9, 8}},
+                   {"steps", std::vector<int64_t>{1, 1}}};
+  program.ops.insert(program.ops.begin(), {"Slice", rows, {0}, {3}});
+  program.ops[1].inputs[0] = 3;
+  const std::string name = std::string(kDevice) + "f32 -> f32 a·b 8x16x8 lines 8 16 16";
+  const std::string both = tune({program, product(DType::kF32, 8, 16, 8)});
+  EXPECT_THAT(both, HasSubstr(name + kBest));
+  EXPECT_THAT(both, HasSubstr(name + " aligned 32" + kBest));
+}
+
 TEST_F(Tune, LeavesWhatTheTableHasForOthers) {
   const std::string comment = "# mine\n", other = "A100 | 13.0.7 | f32 -> f32 a·b 8x16x8 | id=3\n",
                     old = std::string(kDevice) + "f32 -> f32 a·b 8x16x8 lines 8 16 16";
@@ -125,7 +141,7 @@ class TuneCommand : public Tune {
   void SetUp() override {
     const auto [code, output] = run_shell(
         fmt::format("cd {1} && mkdir model && {0}/tests/make_models gpt2 1 model layers=1 width=16 "
-                    "heads=2 hidden=64 context=8 vocabulary=128 2>&1 && {0}/bin/piperc "
+                    "heads=2 kv_heads=2 hidden=64 context=8 vocabulary=128 2>&1 && {0}/bin/piperc "
                     "model/model.onnx model/bf16.yaml --target cuda --no-oracles -o plans 2>&1",
                     PIPER_BINARY_DIR, folder_.path()));
     ASSERT_EQ(code, 0) << output;

@@ -64,12 +64,19 @@ def ours(day, name, plans, steps, *flags, limit_s=90):
     return {"ms": round(ms, 3), "tokens_per_s": round(speed), "stated_gib": round(kept[-1]["peak_bytes"] / 2**30, 2)}
 
 
+def bytes_on_device(taken):
+    """A number, or one by what has it: {"device": {"arena": …}, "host": …}."""
+    if isinstance(taken, dict):
+        return bytes_on_device(taken["device"]) if "device" in taken else sum(map(bytes_on_device, taken.values()))
+    return taken or 0
+
+
 def profile(day, name, plans):
     """What the host takes an instruction, what the backend takes of memory, and ms a step by pass; where piper-run says it."""
     if "--profile" not in day.run([day.build / "bin/piper-run", "--help"], 30)[1]:
         return {}
     file = day.results_folder / f"profile-{name}.json"
-    words = [day.build / "bin/piper-run", plans, "--backend", "cuda", "--data", day.tokens(), "--profile", file]
+    words = [day.build / "bin/piper-run", plans, "--backend", "cuda", "--data", day.tokens(), "--profile", file, *(["--steps", 4] if day.dry else [])]
     if day.check(f"profile of {name}", words, 60) is None or not file.exists():
         return {}
     made = json.loads(file.read_text())
@@ -77,9 +84,9 @@ def profile(day, name, plans):
     passes = {}
     for program in made.get("programs", []):
         passes[program.get("pass", "")] = passes.get(program.get("pass", ""), 0) + program.get("total_us", 0) / 1e3 / steps
-    taken = [role["taken_bytes"] for role in made.get("roles", []) if isinstance(role.get("taken_bytes"), (int, float))]
+    taken = [bytes_on_device(role.get("taken_bytes")) for role in made.get("roles", [])]
     return {"host_us_per_instruction": made.get("host", {}).get("us_per_instruction", made.get("host_us_per_instruction")),
-            "taken_gib": round(max(taken) / 2**30, 2) if taken else None,
+            "taken_gib": round(max(taken, default=0) / 2**30, 2),
             "ms_by_pass": {key: round(ms, 3) for key, ms in passes.items()}}
 
 

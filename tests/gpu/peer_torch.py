@@ -34,6 +34,7 @@ class Sizes:
 
 MODELS = {"gpt2": Sizes(False, 12, 768, 12, 12, 3072, 1024, 50257), "gpt2-xl": Sizes(False, 48, 1600, 25, 25, 6400, 1024, 50257),
           "llama-1b": Sizes(True, 16, 2048, 32, 8, 8192, 2048, 128256)}
+WAYS = ("eager-flash", "eager-cudnn", "compile", "reduce-overhead")
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -185,6 +186,8 @@ def main():
         try:
             if word == "ceilings":
                 line = ceilings()
+            elif word not in WAYS:
+                line = {"error": f"there are {', '.join(WAYS)}"}
             else:
                 best = max(speeds, key=speeds.get, default="eager-flash")
                 backend = word.removeprefix("eager-") if word.startswith("eager-") else best.removeprefix("eager-")
