@@ -289,7 +289,7 @@ TEST(CudaAttention, OfNothing) {
   check({{.queries = 5, .keys = 0},
          {.queries = 0, .keys = 5},
          {.queries = 5, .keys = 5, .batch = 0},
-         {.queries = 5, .keys = 5, .heads = 1, .kv_heads = 1, .width = 0},
+         {.queries = 5, .keys = 5, .width = 0},
          {.queries = 5, .keys = 5, .v_width = 0}});
 }
 
