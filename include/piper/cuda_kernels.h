@@ -3,8 +3,9 @@
 // what it makes follows from the program alone, so that piperc states memory by it, and a compiler
 // of the host runs the same text in tests.
 //
-// An op computes in f32 (f64 stays f64) and rounds each result once. Sums are formed in an order
-// that the shapes alone determine: no kernel adds with atomics, none depends on how many
+// An op computes in f32 (f64 stays f64) and rounds each result once; attention of 16-bit floats
+// rounds its weights, and their adjoints, where they are multiplied, too. Sums are formed in an
+// order that the shapes alone determine: no kernel adds with atomics, none depends on how many
 // multiprocessors there are.
 #pragma once
 

@@ -161,9 +161,10 @@ void Attention<T>::forward(T* y, T* lse, int64_t begin, int64_t end) {
   dense_v = take(sizes.key_block * f.v_width);
   const int64_t rows = whole_panels(f.queries) + kPanel;  // a block's last panel may begin anywhere
   top = take(rows), sum = take(rows);
-  const T* packed = nullptr;  // the keys in packed_k, when they are all of their head's
+  int64_t packed = -1;  // the head of keys, over the batch, that is in packed_k, when it is whole
   for (int64_t unit = begin; unit < end; ++unit) {
     const int64_t b = unit / f.heads;
+    const int64_t of_keys = unit / (f.heads / f.kv_heads);
     const Head h = head(b, unit % f.heads);
     T* const y_head = y + f.y.at(b, unit % f.heads);
     T* const lse_head = lse ? lse + unit * f.queries : nullptr;
@@ -172,11 +173,11 @@ void Attention<T>::forward(T* y, T* lse, int64_t begin, int64_t end) {
     int64_t k0 = 0;
     do {
       const int64_t n = keys_from(k0);
-      if (packed != h.k || f.keys > n) {
+      if (packed != of_keys || f.keys > n) {
         pack_keys(h.k + k0 * f.k.token, f.k.token, n, f.width, packed_k);
         copy_rows(h.v + k0 * f.v.token, f.v.token, n, f.v_width, dense_v);
       }
-      packed = h.k;
+      packed = of_keys;
       for (int64_t i0 = 0, m = 0; i0 < f.queries; i0 += m) {
         m = queries_from(i0);
         const Block block{i0, m, k0, n, f.offset_of(i0, k0)};

@@ -229,6 +229,15 @@ TEST(Attention, OfAnyWidth) {
                   .offset = 16});
 }
 
+// All keys weigh the same, or values are nothing, for every head.
+TEST(Attention, OfNoWidth) {
+  for (const int64_t kv_heads : {1, 2}) {
+    compare_both({.queries = 19, .keys = 35, .kv_heads = kv_heads, .width = 0});
+    compare_both({.queries = 19, .keys = 35, .kv_heads = kv_heads, .v_width = 0});
+    compare_both({.queries = 19, .keys = 19, .kv_heads = kv_heads, .width = 0, .causal = true});
+  }
+}
+
 TEST(Attention, OverSeveralBlocksOfKeys) {
   compare_both({.queries = 70, .keys = 1100, .width = 4, .v_width = 4, .batch = 1});
   compare_both({.queries = 700, .keys = 700, .width = 4, .v_width = 4, .causal = true, .batch = 1});

@@ -320,6 +320,12 @@ TEST(Experts, Of16BitsAgreeWithTheCpuAtTheEdgesOfTiles) {
   add_experts(all, {40, 0, 24, 2, 2, 0}, DType::kBF16, DType::kI64, false);
   add_experts(all, {0, 16, 24, 2, 2, 0}, DType::kBF16, DType::kI64, true);
   all.run();
+  const auto made = [&](emulator::Order::Kind order) {
+    return must(emulator::run_on_host(all.written.program, all.written.arguments, {order}));
+  };
+  const Results forward = made(emulator::Order::kForward),
+                backward = made(emulator::Order::kBackward);
+  for (size_t a = 0; a < forward.size(); ++a) EXPECT_TRUE(same(forward[a], backward[a])) << a;
 }
 
 TEST(Experts, AgreeWithTheCpu) {

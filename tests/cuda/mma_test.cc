@@ -130,11 +130,13 @@ constexpr Order kOrders[] = {{Order::kForward}, {Order::kBackward}, {Order::kRan
 
 class Mma : public ::testing::Test {
  protected:
-  static void SetUpTestSuite() {
+  static void SetUpTestSuite() { open(true); }
+  static void open(bool is_checked) {
     std::string source(device_texts()[0].text);
     for (const DeviceText& text : device_texts())
       if (text.name == "mma") source += text.text;
-    auto library = compile_for_host(source + kText, std::string(PIPER_BINARY_DIR) + "/cuda_cache");
+    auto library =
+        compile_for_host(source + kText, std::string(PIPER_BINARY_DIR) + "/cuda_cache", is_checked);
     ASSERT_TRUE(library.ok()) << library.error().message;
     auto opened = Module::open(*library);
     ASSERT_TRUE(opened.ok()) << opened.error().message;
@@ -202,6 +204,14 @@ TEST_F(Mma, IsAPlainProduct) {
     EXPECT_LT(furthest("tiles_bf16", DType::kBF16, order), 1e-5);
     EXPECT_LT(furthest("tiles_f16", DType::kF16, order), 1e-5);
   }
+}
+
+// Nor is memory watched where the compiler does not say what is touched.
+TEST_F(Mma, IsTheSameWithoutChecks) {
+  open(false);
+  EXPECT_LT(furthest("tiles_bf16", DType::kBF16, {}), 1e-5);
+  EXPECT_LT(furthest("lanes_f16", DType::kF16, {}), 1e-5);
+  open(true);
 }
 
 // The control: fragments laid out otherwise are something else.

@@ -74,8 +74,16 @@ EMULATOR_OWN inline unsigned emulator_ballot(int line, unsigned mask, int x) {
   return all;
 }
 
-// ---- Fragments of a warp's products (device/mma.cuh)
-// ---------------------------------------------
+// Says that memory is touched where the compiler does not: where it says nothing at all, neither
+// does this.
+#ifdef __SANITIZE_THREAD__
+#define EMULATOR_TOUCH(at, how) \
+  emulator_link.access(at, sizeof *(at), piper::emulator::Access::how, __builtin_return_address(0))
+#else
+#define EMULATOR_TOUCH(at, how) static_cast<void>(at)
+#endif
+
+// ---- Fragments of a warp's products (device/mma.cuh) --------------------------------------------
 #define multiply_fragments(...) emulator_multiply(__LINE__, __VA_ARGS__)
 #define load_fragments(x, row) emulator_load(__LINE__, x, row, false)
 #define load_transposed(x, row) emulator_load(__LINE__, x, row, true)
@@ -102,8 +110,7 @@ EMULATOR_OWN inline void emulator_load(int line, uint32_t (&x)[4], const void* r
     for (int e = 0; e < 2; ++e) {
       const int of = is_transposed ? 2 * t + e : g, column = is_transposed ? g : 2 * t + e;
       const auto* from = reinterpret_cast<const uint16_t*>(rows[8 * matrix + of]) + column;
-      emulator_link.access(from, sizeof *from, piper::emulator::Access::kRead,
-                           __builtin_return_address(0));
+      EMULATOR_TOUCH(from, kRead);
       pair[e] = *from;
     }
     x[matrix] = pair[0] | static_cast<uint32_t>(pair[1]) << 16;
@@ -169,13 +176,12 @@ inline double min(double a, double b) { return std::fmin(a, b); }
 inline double max(double a, double b) { return std::fmax(a, b); }
 
 // Atomics on integers, whose order does not matter. What they return depends on it.
-#define EMULATOR_ATOMIC(name, T, result)                                  \
-  EMULATOR_OWN inline T name(T* at, T x) {                                \
-    emulator_link.access(at, sizeof(T), piper::emulator::Access::kAtomic, \
-                         __builtin_return_address(0));                    \
-    const T old = *at;                                                    \
-    *at = result;                                                         \
-    return old;                                                           \
+#define EMULATOR_ATOMIC(name, T, result)   \
+  EMULATOR_OWN inline T name(T* at, T x) { \
+    EMULATOR_TOUCH(at, kAtomic);           \
+    const T old = *at;                     \
+    *at = result;                          \
+    return old;                            \
   }
 #define EMULATOR_ATOMICS(T)                              \
   EMULATOR_ATOMIC(atomicAdd, T, static_cast<T>(old + x)) \
