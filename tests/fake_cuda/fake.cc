@@ -67,7 +67,9 @@ int State::report() {
     lost(fmt::format("{} bytes of {} memory", range.bytes, range.is_host ? "host" : "device"));
   for (const auto& [at, bytes] : addresses) lost(fmt::format("{} bytes of addresses", bytes));
   for (const auto& [handle, file] : pages) lost(fmt::format("{} bytes of pages", file.second));
-  if (variable("FAKE_CUDA_COUNT", 0) != 0) fmt::print(stderr, "fake cuda: {} calls\n", calls);
+  if (const char* counted = std::getenv("FAKE_CUDA_COUNT"))
+    fmt::print(stderr, "fake cuda: {} calls\n",
+               std::string_view(counted) == "1" ? calls : fake_cuda_calls(counted));
   return static_cast<int>(std::min<int64_t>(left, INT32_MAX));
 }
 

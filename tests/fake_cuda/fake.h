@@ -5,7 +5,7 @@
 //     FAKE_CUDA_DEVICES=N  so many devices (2)        FAKE_CUDA_INIT=CODE   cuInit fails
 //     FAKE_CUDA_SEED=N     of orders (1)              FAKE_CUDA_CHECK=1     kernels with all checks
 //     FAKE_CUDA_FAIL=N     the Nth call fails, once   FAKE_CUDA_COUNT=1     says how many there
-//     were                                            FAKE_CUDA_DRIVER=N    its version (13000)
+//     were; =NAME: of functions whose names begin so  FAKE_CUDA_DRIVER=N    its version (13000)
 //
 // Misuse is said on stderr: handles that are no longer, calls without a context, memory that nobody
 // has. At the end so is what was never destroyed, and a process that would end with 0 ends with 86
