@@ -234,6 +234,7 @@ TEST_P(GraphsThatFail, AreSaid) {
       continue;
     }
     ++ended;
+    EXPECT_FALSE(is_said);
     EXPECT_TRUE(std::ranges::any_of(made.errors, [](const Error& error) {
       return error.message.find("rank ") != std::string::npos &&
              error.message.find("step ") != std::string::npos;

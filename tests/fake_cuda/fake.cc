@@ -77,8 +77,12 @@ int State::report() {
     lost(fmt::format("{} bytes of {} memory", range.bytes, range.is_host ? "host" : "device"));
   for (const auto& [at, bytes] : addresses) lost(fmt::format("{} bytes of addresses", bytes));
   for (const auto& [handle, file] : pages) lost(fmt::format("{} bytes of pages", file.second));
-  if (variable("FAKE_CUDA_COUNT", 0) != 0)
+  const char* const set = std::getenv("FAKE_CUDA_COUNT");
+  const std::string_view counted = set ? set : "";
+  if (counted == "1")
     fmt::print(stderr, "fake cuda: {} calls, {} of them for memory\n", calls, calls_for_memory());
+  else if (!counted.empty())
+    fmt::print(stderr, "fake cuda: {} calls\n", fake_cuda_calls(counted.data()));
   return static_cast<int>(std::min<int64_t>(left, INT32_MAX));
 }
 

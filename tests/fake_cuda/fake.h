@@ -5,7 +5,7 @@
 //     FAKE_CUDA_DEVICES=N  so many devices (2)        FAKE_CUDA_INIT=CODE   cuInit fails
 //     FAKE_CUDA_SEED=N     of orders (1)              FAKE_CUDA_CHECK=1     kernels with all checks
 //     FAKE_CUDA_FAIL=N     the Nth call fails, once   FAKE_CUDA_COUNT=1     says how many there
-//     were, and how many of them took or gave back memory
+//     were, and how many of them took or gave back memory; =NAME: of functions whose names begin so
 //     FAKE_CUDA_DRIVER=N   its version (13000)
 //     FAKE_CUDA_OFFERS=1   cuBLASLt has several algorithms, most of them no good (cublaslt.cc)
 //
