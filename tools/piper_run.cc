@@ -67,6 +67,8 @@ them. With longer steps, say how many seconds S it shall wait before and after i
   mpirun --mca odls_base_sigkill_timeout S ...
 )";
 
+constexpr int64_t kProfileSteps = 13;  // where nobody says how many
+
 struct Flags {
   piper::RunOptions run;
   std::string verify, helper = "auto", graphs = "on";
@@ -125,6 +127,10 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->type_name("N")
       ->check(a_count(1))
       ->needs(trace);
+  app.add_option("--profile", run.profile,
+                 "write what programs, messages and collectives took here, of the last 100 steps "
+                 "at most (formats/profile.md); sets --steps to 13, if nothing does: 3 to warm up")
+      ->type_name("FILE.json");
   const auto seconds = between(1e-3, 1e9, "a number of seconds from 0.001 to 1e9");
   app.add_option("--timeout", run.job.timeout_s,
                  "seconds a rank waits for another before the job ends, at least; it waits five "
@@ -217,6 +223,7 @@ int main(int argc, char** argv) {
     return app.exit(problem) == 0 ? 0 : static_cast<int>(piper::ExitCode::kUsage);
   }
   flags.run.data.shuffle = !flags.no_shuffle;
+  if (!flags.run.profile.empty() && app.count("--steps") == 0) flags.run.job.steps = kProfileSteps;
   if (flags.verify == "single") flags.run.job.verify.against = piper::VerifyAgainst::kSingle;
   if (flags.verify == "uncut") flags.run.job.verify.against = piper::VerifyAgainst::kUncut;
   flags.run.job.graphs = flags.graphs == "on";

@@ -92,6 +92,7 @@ namespace {
 template <bool kTraced>
 Status run_section(State& state, const BoundSection& section, int64_t step) {
   TraceEvent* event = kTraced ? next_trace(state, section) : nullptr;
+  double before = kTraced ? now_us() : 0;
   for (const Op& op : section.ops) {
     state.activity.store(op.label, std::memory_order_release);
     double start = kTraced ? now_us() : 0;
@@ -101,7 +102,9 @@ Status run_section(State& state, const BoundSection& section, int64_t step) {
       return located(op, step, std::move(status).error());
     }
     if constexpr (kTraced) {
-      *event++ = {step, static_cast<int32_t>(&op - section.ops.data()), start, now_us()};
+      const double end = now_us();
+      *event++ = {step, static_cast<int32_t>(&op - section.ops.data()), start, end, start - before};
+      before = end;
     }
   }
   return ok_status();
@@ -212,6 +215,8 @@ Status Executor::settle() {
 
 const RoleProgram& Executor::role() const { return *state_->plan; }
 std::shared_ptr<const RoleProgram> Executor::prepared() const { return state_->role; }
+const Backend& Executor::backend() const { return state_->backend; }
+const Fabric& Executor::fabric() const { return state_->fabric; }
 bool Executor::is_asynchronous() const { return state_->backend.is_asynchronous(); }
 std::span<const double> Executor::reports() const { return state_->reports; }
 

@@ -74,6 +74,7 @@ struct TimedBody {
   int64_t step = -1;  // whose they are; -1: nobody's
   int32_t begin = -1, end = -1;
   std::vector<std::pair<int32_t, int32_t>> instructions;
+  std::vector<double> issue_us;  // by instruction: the host's
 };
 
 // How sections follow each other on an asynchronous backend.

@@ -170,6 +170,11 @@ void write_results(const RunOptions& options, const JobResult& result, int64_t r
     const std::string path = rank < 0 ? options.trace : with_rank(options.trace, rank);
     voice.note(write_file(path, print_trace(result.traces)));
   }
+  if (!options.profile.empty() && rank <= 0)
+    voice.note(result.profile.empty()
+                   ? fail("no step was timed: there is nothing to write to {}", options.profile)
+                         .with_code(ExitCode::kStorage)
+                   : write_file(options.profile, result.profile));
   voice.note(check_mapped_files());
   if (rank <= 0 && options.job.target_loss && !result.reached_target && !result.interrupted)
     voice.note(
