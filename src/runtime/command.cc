@@ -11,6 +11,7 @@
 #include "finish.h"
 #include "outputs.h"
 #include "piper/backends.h"
+#include "piper/nvtx.h"
 #include "progress.h"
 
 namespace piper {
@@ -244,6 +245,8 @@ std::string introduce(const RunOptions& options, const PlanSet& set) {
   if (const int64_t host = most_on_host(set); host > 0)
     text += fmt::format("what is offloaded takes at most {} of the host's memory a rank\n",
                         human_bytes(host));
+  if (const auto tool = Nvtx::tool(); !tool)
+    text += fmt::format("no tool is told of ranges: {}\n", tool.error().message);
   const auto kind = find_backend(options.job.backend);
   if (asks_for_more(set) && kind && !(*kind)->ranks_streams)
     text += fmt::format(

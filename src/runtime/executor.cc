@@ -89,12 +89,14 @@ TraceEvent* next_trace(State& state, const BoundSection& section) {
 
 namespace {
 
-template <bool kTraced>
+template <bool kTraced, bool kShown>
 Status run_section(State& state, const BoundSection& section, int64_t step) {
   TraceEvent* event = kTraced ? next_trace(state, section) : nullptr;
   double before = kTraced ? now_us() : 0;
   for (const Op& op : section.ops) {
     state.activity.store(op.label, std::memory_order_release);
+    const auto number = static_cast<size_t>(&op - section.ops.data());
+    const NvtxScope range = kShown ? range_of(state, section, number) : NvtxScope();
     double start = kTraced ? now_us() : 0;
     if (op.kind == InstructionKind::kCompute) {
       state.backend.launch(op.handle);
@@ -103,7 +105,7 @@ Status run_section(State& state, const BoundSection& section, int64_t step) {
     }
     if constexpr (kTraced) {
       const double end = now_us();
-      *event++ = {step, static_cast<int32_t>(&op - section.ops.data()), start, end, start - before};
+      *event++ = {step, static_cast<int32_t>(number), start, end, start - before};
       before = end;
     }
   }
@@ -113,8 +115,12 @@ Status run_section(State& state, const BoundSection& section, int64_t step) {
 Status run_instructions(State& state, const BoundSection& section, int64_t step) {
   if (!section.lines[0].empty()) return state.helper->run(section, step);
   const bool traced = state.source.trace_steps > 0 && &section == &state.body;
-  return traced ? run_section<true>(state, section, step)
-                : run_section<false>(state, section, step);
+  const bool shown = state.tool != nullptr;
+  if (traced)
+    return shown ? run_section<true, true>(state, section, step)
+                 : run_section<true, false>(state, section, step);
+  return shown ? run_section<false, true>(state, section, step)
+               : run_section<false, false>(state, section, step);
 }
 
 Status start_section(State& state, const BoundSection& section, int64_t step, bool is_step) {
@@ -179,6 +185,8 @@ Status Executor::start_step(int64_t step, bool last) {
   State& state = *state_;
   const bool ends = last && state.role->steps_ahead > 0;
   state.begun = step;
+  const NvtxScope range =
+      state.tool ? NvtxScope(*state.tool, Nvtx::numbered(state.step_range, step + 1)) : NvtxScope();
   return start_section(state, ends ? state.epilogue : state.body, step, true);
 }
 

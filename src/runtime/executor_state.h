@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 
+#include "piper/nvtx.h"
 #include "piper/runtime.h"
 
 namespace piper {
@@ -62,7 +63,8 @@ struct BoundSection {
   const char* name = nullptr;  // "prologue", "epilogue"; null for the body
   const std::vector<Instruction>* instructions = nullptr;
   std::vector<Op> ops;
-  std::vector<Queued> queued;  // by instruction, where the backend is asynchronous
+  std::vector<Queued> queued;     // by instruction, where the backend is asynchronous
+  std::vector<NvtxRange> ranges;  // by instruction, where a tool listens
   // In the order of issue, where there is a helper: what the rank's thread does, and what that one
   // does; empty where either has nothing to do.
   std::vector<LineOp> lines[2];
@@ -121,6 +123,8 @@ struct Executor::State {
   std::vector<std::vector<MessagePart>> messages;
   std::vector<double> reports;
   Queues queues;
+  const Nvtx* tool = nullptr;  // null: nobody listens
+  NvtxRange step_range;
   int64_t begun = -1;    // step
   int64_t sections = 0;  // begun so far, where the host stages something
   // The last `trace_steps` steps, as a ring of whole steps.
@@ -179,6 +183,10 @@ void read_ahead(Executor::State& state, const BoundSection& section, int64_t ste
 // Of a body whose times are kept: those of this step, by instruction; else null.
 TraceEvent* next_trace(Executor::State& state, const BoundSection& section);
 double now_us();
+// While an instruction is issued, where a tool listens.
+inline NvtxScope range_of(const Executor::State& state, const BoundSection& section, size_t op) {
+  return section.ranges.empty() ? NvtxScope() : NvtxScope(*state.tool, section.ranges[op]);
+}
 Error located(const Op& op, int64_t step, Error error);
 
 }  // namespace piper

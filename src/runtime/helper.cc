@@ -104,6 +104,7 @@ Status Helper::run_line(size_t line) {
     const Op& op = section_->ops[static_cast<size_t>(at.op)];
     // The one that others may be waiting for says where the rank stands.
     if (line == kHelps) state_.activity.store(op.label, std::memory_order_release);
+    const NvtxScope range = range_of(state_, *section_, static_cast<size_t>(at.op));
     const double start = trace_ != nullptr ? now_us() : 0;
     if (Status status = run_op(state_, op, step_); !status) {
       publish(line, kFailed);

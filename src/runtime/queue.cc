@@ -86,6 +86,7 @@ Status queue_all(State& state, const BoundSection& section, int64_t step, bool r
     const Queued& queued = section.queued[i];
     state.activity.store(op.label, std::memory_order_release);
     state.queued_last = op.label;
+    const NvtxScope range = range_of(state, section, i);
     double from = times ? now_us() : 0;
     for (const int32_t event : queued.waits) backend.wait(event, queued.stream);
     if (times) {
