@@ -48,6 +48,8 @@ Rank 0 listens for the others where MASTER_ADDR and MASTER_PORT say (one port fu
 torchrun's agent listens there), else, under Slurm, on the first node of the step at a port from
 20000 to 31999 that follows from the numbers of job and step; --rendezvous says another place.
 
+A tool that NVTX_INJECTION64_PATH names (nsys sets it) is told of steps and of the tasks in them.
+
 Exit codes:
    0  done
    1  the data or flags are wrong, or ask for what is not supported
@@ -56,7 +58,7 @@ Exit codes:
   10  a rank failed or did not answer in time; starting again is sensible (mpirun itself says 137,
       139 or 1 for a process that was killed, or that ended in the middle)
   11  the loss is not finite, a comparison failed or the target was missed; starting again is not
-  12  the disk or the operating system refused; a run that lost only metrics, trace or report went
+  12  the disk or the operating system refused; a run that lost only metrics, trace, profile or report went
       on to its end and has saved what it trained
  130  interrupted (SIGINT, SIGTERM, SIGHUP; of several processes rank 0): ended after the step under way,
       results written
@@ -176,7 +178,7 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->check(CLI::IsMember(piper::backend_names()));
   app.add_option("--graphs", flags.graphs,
                  "on: a GPU is given a whole step at once, from the third on, where no host has a "
-                 "part in it and no --trace is kept")
+                 "part in it and no times are kept (--trace, --profile)")
       ->capture_default_str()
       ->check(CLI::IsMember({"on", "off"}));
   app.add_flag("!--no-fuse", run.job.fuse,

@@ -188,6 +188,7 @@ struct JobResult {
   // By name, aliases included, if they were asked for; of rank 0 alone where ranks are processes.
   std::vector<NamedTensor> parameters;
   std::vector<RankTrace> traces;
+  int64_t taken_bytes = 0;  // of a device, by the backend of the rank that has taken most
   // What print_profile says; of rank 0 alone. Empty: not asked for, or no step was timed.
   std::string profile;
   bool interrupted = false, reached_target = false;

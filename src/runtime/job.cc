@@ -173,6 +173,7 @@ class Job {
                 false,
                 replicas.get(),
                 rank == 0 ? result_ : unused};
+    run.result.taken_bytes = between.taken_bytes();
     PIPER_TRY(run_rank(run));
     if (rank == 0 && comparison_) comparison_->report(result_);
     return ok_status();
@@ -244,6 +245,7 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
               options,          data != nullptr ? data->tokens_per_step() : executor->role().batch,
               comparison.get(), comparison != nullptr,
               replicas.get(),   result};
+  result.taken_bytes = between.taken_bytes();
   PIPER_TRY(run_rank(run));
   if (options.parameters) {
     control.set_timeout(end_timeout(options));

@@ -137,7 +137,10 @@ std::string summary(const RunOptions& options, const JobResult& result) {
   text += fmt::format("{} steps", result.steps.size());
   if (first.loss && last.loss)
     text += fmt::format(", loss {:.4f} -> {:.4f}", *first.loss, *last.loss);
-  text += fmt::format(", {:.1f} ms a step, at most {} a rank\n", ms, human_bytes(last.peak_bytes));
+  text += fmt::format(", {:.1f} ms a step, at most {} a rank", ms, human_bytes(last.peak_bytes));
+  if (result.taken_bytes > last.peak_bytes)  // in whole pages
+    text += fmt::format(", taken as {}", human_bytes(result.taken_bytes));
+  text += "\n";
   if (result.reached_target)
     text += fmt::format("the target loss {} is reached\n", *options.job.target_loss);
   return text + comparison_text(options.job.verify, result);
