@@ -58,8 +58,8 @@ Exit codes:
   10  a rank failed or did not answer in time; starting again is sensible (mpirun itself says 137,
       139 or 1 for a process that was killed, or that ended in the middle)
   11  the loss is not finite, a comparison failed or the target was missed; starting again is not
-  12  the disk or the operating system refused; a run that lost only metrics, trace, profile or report went
-      on to its end and has saved what it trained
+  12  the disk or the operating system refused; a run that lost only metrics, trace, profile or
+      report went on to its end and has saved what it trained
  130  interrupted (SIGINT, SIGTERM, SIGHUP; of several processes rank 0): ended after the step under way,
       results written
 

@@ -380,38 +380,6 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
   }
 }
 
-// Of a pass, as people see it on a time line.
-uint32_t colour_of(char pass) {
-  switch (pass) {
-    case 'F':
-      return 0x2e7d32;
-    case 'B':
-      return 0x1565c0;
-    case 'I':
-      return 0x00838f;
-    case 'W':
-      return 0xf9a825;
-    case 'U':
-      return 0x6a1b9a;
-    default:
-      return 0x757575;
-  }
-}
-
-// A range's category is the kind of instruction, from 1 on; steps come behind.
-NvtxRange range_for(const Nvtx& tool, const Instruction& one) {
-  return tool.range(one.label.empty() ? to_string(one.kind) : one.label,
-                    static_cast<uint32_t>(one.kind) + 1, to_string(one.kind), colour_of(one.pass));
-}
-
-// Why there is none is said where the run is introduced.
-void find_tool(State& state) {
-  const auto tool = Nvtx::tool();
-  if (!tool || !*tool) return;
-  state.tool = *tool;
-  state.step_range = state.tool->range("step", kNumInstructionKinds + 1, "step", colour_of(' '));
-}
-
 Status bind_section(State& state, const char* name, const std::vector<Instruction>& instructions,
                     Bound& bound, BoundSection& section) {
   section.name = name;
