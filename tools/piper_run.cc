@@ -48,6 +48,8 @@ Rank 0 listens for the others where MASTER_ADDR and MASTER_PORT say (one port fu
 torchrun's agent listens there), else, under Slurm, on the first node of the step at a port from
 20000 to 31999 that follows from the numbers of job and step; --rendezvous says another place.
 
+A tool that NVTX_INJECTION64_PATH names (nsys sets it) is told of steps and of the tasks in them.
+
 Exit codes:
    0  done
    1  the data or flags are wrong, or ask for what is not supported
@@ -56,8 +58,8 @@ Exit codes:
   10  a rank failed or did not answer in time; starting again is sensible (mpirun itself says 137,
       139 or 1 for a process that was killed, or that ended in the middle)
   11  the loss is not finite, a comparison failed or the target was missed; starting again is not
-  12  the disk or the operating system refused; a run that lost only metrics, trace or report went
-      on to its end and has saved what it trained
+  12  the disk or the operating system refused; a run that lost only metrics, trace, profile or
+      report went on to its end and has saved what it trained
  130  interrupted (SIGINT, SIGTERM, SIGHUP; of several processes rank 0): ended after the step under way,
       results written
 
@@ -66,6 +68,8 @@ Of several processes, signal that of rank 0: mpirun gives its processes one seco
 them. With longer steps, say how many seconds S it shall wait before and after it passes a signal on:
   mpirun --mca odls_base_sigkill_timeout S ...
 )";
+
+constexpr int64_t kProfileSteps = 13;  // where nobody says how many
 
 struct Flags {
   piper::RunOptions run;
@@ -139,6 +143,10 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->type_name("N")
       ->check(a_count(1))
       ->needs(trace);
+  app.add_option("--profile", run.profile,
+                 "write what programs, messages and collectives took here, of the last 100 steps "
+                 "at most (formats/profile.md); sets --steps to 13, if nothing does: 3 to warm up")
+      ->type_name("FILE.json");
   const auto seconds = between(1e-3, 1e9, "a number of seconds from 0.001 to 1e9");
   app.add_option("--timeout", run.job.timeout_s,
                  "seconds a rank waits for another before the job ends, at least; it waits five "
@@ -184,7 +192,7 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->check(CLI::IsMember(piper::backend_names()));
   app.add_option("--graphs", flags.graphs,
                  "on: a GPU is given a whole step at once, from the second on, where its rank is a "
-                 "process of its own or the only one and no --trace is kept")
+                 "process of its own or the only one and no times are kept (--trace, --profile)")
       ->capture_default_str()
       ->check(CLI::IsMember({"on", "off"}));
   app.add_flag("!--no-fuse", run.job.fuse,
@@ -249,6 +257,7 @@ int main(int argc, char** argv) {
   if (!prepared || !flags.tune.empty())
     return static_cast<int>(prepared ? piper::ExitCode::kOk : prepared.error().code);
   flags.run.data.shuffle = !flags.no_shuffle;
+  if (!flags.run.profile.empty() && app.count("--steps") == 0) flags.run.job.steps = kProfileSteps;
   if (flags.verify == "single") flags.run.job.verify.against = piper::VerifyAgainst::kSingle;
   if (flags.verify == "uncut") flags.run.job.verify.against = piper::VerifyAgainst::kUncut;
   flags.run.job.graphs = flags.graphs == "on";

@@ -25,6 +25,10 @@ struct StridedMove {
   static constexpr size_t kMostLoops = 16;
 };
 
+struct Taken {
+  int64_t device = 0, host = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -38,6 +42,13 @@ class Backend {
   virtual RoleProgram prepare(RoleProgram role) const { return role; }
   // Whether the host reads and writes memory of kDevice as its own.
   virtual bool shares_memory() const { return true; }
+  // What it runs on, as its vendor names it.
+  virtual std::string device() const { return std::string(name()); }
+  // So much of the device is all that will be allocated: it may be taken at once.
+  virtual Status reserve(int64_t /*bytes*/) { return ok_status(); }
+  // What it has taken so far, in bytes: by allocate and for itself, whole pages where it takes
+  // such.
+  virtual Taken taken() const { return {}; }
   // One block for buffers or workspace: zeroed, 256-byte aligned, freed with the backend.
   virtual Result<std::byte*> allocate(int64_t bytes, Space space = Space::kDevice) = 0;
   // Prepares a program: joins ops, picks kernels, allocates what they prepare. The error names the

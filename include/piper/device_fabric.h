@@ -54,12 +54,23 @@ inline constexpr int64_t kMostSlotBytes = int64_t{32} << 20;
 // By stream of the plan: what its collectives take for such blocks.
 std::vector<int64_t> device_fabric_bytes(const RoleProgram& role, int64_t limit = kMostSlotBytes);
 
+// The programs that the plan's collectives sum and choose with, the largest of each kind on each
+// stream.
+struct FabricProgram {
+  int32_t stream = 0;
+  Program program;
+};
+std::vector<FabricProgram> device_fabric_programs(const RoleProgram& role,
+                                                  int64_t limit = kMostSlotBytes);
+
 // `reserved`: by stream, the memory for blocks, which is not exceeded; of streams that it does not
-// name as much as is needed. What is called fast is added up by the links, if they do that.
+// name as much as is needed. `workspaces`: the same for values of programs. What is called fast is
+// added up by the links, if they do that.
 std::unique_ptr<Fabric> make_device_fabric(Backend& backend, Control& control,
                                            std::unique_ptr<Links> links,
                                            std::vector<int64_t> reserved = {},
-                                           int64_t limit = kMostSlotBytes);
+                                           int64_t limit = kMostSlotBytes,
+                                           std::vector<int64_t> workspaces = {});
 
 // Between ranks of one process, whose backends are of one kind and reach each other's memory:
 // receivers copy from where senders have it. `source.local` holds fabrics made of such links.

@@ -50,6 +50,9 @@ struct TraceEvent {
   int64_t step = 0;
   int32_t instruction = 0;          // of the body
   double start_us = 0, end_us = 0;  // of the machine's steady clock
+  // The host's own time for it: to queue it; or where it does not queue, since the one before, or
+  // since what it waited for on the rank's other thread.
+  double issue_us = 0;
 };
 
 // One rank's state and its instructions, bound to memory, kernels and routes at load. Used from one
@@ -82,6 +85,8 @@ class Executor {
 
   const RoleProgram& role() const;
   std::shared_ptr<const RoleProgram> prepared() const;  // what the backend runs of it
+  const Backend& backend() const;
+  const Fabric& fabric() const;
   bool is_asynchronous() const;
   std::span<const double> reports() const;  // after a step, by RoleProgram::reports
   std::optional<double> report(std::string_view name) const;
@@ -153,7 +158,8 @@ struct JobOptions {
   // never.
   int64_t check_replicas = 0;
   int64_t trace_steps = 0;
-  bool parameters = true;  // whether the result has them: a copy beside the plan's memory
+  int64_t profile_steps = 0;  // the result has a profile of this many last steps
+  bool parameters = true;     // whether the result has them: a copy beside the plan's memory
   // Stop when the mean loss of the last 20 steps is at most this. On an asynchronous backend a step
   // is queued before the one that runs is asked for its results, unless something is compared
   // between steps: then a run ends one step after its loss has said so, which is one step later for
@@ -182,6 +188,9 @@ struct JobResult {
   // By name, aliases included, if they were asked for; of rank 0 alone where ranks are processes.
   std::vector<NamedTensor> parameters;
   std::vector<RankTrace> traces;
+  int64_t taken_bytes = 0;  // of a device, by the backend of the rank that has taken most
+  // What print_profile says; of rank 0 alone. Empty: not asked for, or no step was timed.
+  std::string profile;
   bool interrupted = false, reached_target = false;
   int64_t compared_parameters = 0;  // by --verify-against, in every step
   bool bitwise = false;             // how; else within bounds
@@ -212,7 +221,7 @@ struct RunOptions {
   std::string plan;  // a directory of plans, or one rankN.plan
   DataOptions data;  // its seed is the plan set's unless `seed` says another
   std::optional<uint64_t> seed;
-  std::string save, metrics, trace;
+  std::string save, metrics, trace, profile;
   std::string rendezvous;  // HOST:PORT where rank 0 listens; "": as the launcher says, or by MPI
   int64_t log_every = 0;   // 0: chosen by the number of steps
   // Told the plans before they run, by the process that speaks for the job; an error ends it.

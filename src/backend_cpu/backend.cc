@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 
 #include "dtypes.h"
 #include "families.h"
@@ -98,6 +99,16 @@ Error refused(int64_t bytes) {
   return fail("cannot allocate {}", human_bytes(bytes)).with_code(ExitCode::kStorage);
 }
 
+// As the system names it.
+std::string processor() {
+  std::ifstream about("/proc/cpuinfo");
+  constexpr std::string_view kName = "model name";
+  for (std::string line; std::getline(about, line);)
+    if (const size_t colon = line.find(": "); line.starts_with(kName) && colon != line.npos)
+      return line.substr(colon + 2);
+  return "a processor without a name";
+}
+
 class Cpu final : public CpuBackend {
  public:
   explicit Cpu(const CpuOptions& options)
@@ -113,9 +124,14 @@ class Cpu final : public CpuBackend {
     return fuses_ ? cpu::pack_weights(std::move(role)) : role;
   }
 
-  Result<std::byte*> allocate(int64_t bytes, Space) override {
+  std::string device() const override { return processor(); }
+  Taken taken() const override {
+    return {taken_.device + scratch_bytes_ * team_.size(), taken_.host};
+  }
+  Result<std::byte*> allocate(int64_t bytes, Space space) override {
     AlignedBlock block = bytes < 0 || bytes > kMostBytes ? nullptr : aligned_block(bytes);
     if (!block) return refused(bytes);
+    (space == Space::kHost ? taken_.host : taken_.device) += bytes;
     blocks_.push_back(std::move(block));
     return blocks_.back().get();
   }
@@ -283,6 +299,7 @@ class Cpu final : public CpuBackend {
   const ProductTable& products_;
   const bool fuses_;
   std::vector<AlignedBlock> blocks_;
+  Taken taken_;  // by allocate
   std::vector<std::unique_ptr<LoadedProgram>> programs_;
   std::vector<Binding> bindings_;
   AlignedBlock scratch_;       // of the op that runs: ops run one after the other

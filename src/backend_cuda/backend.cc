@@ -9,6 +9,7 @@
 #include "device.h"
 #include "mover.h"
 #include "nccl_links.h"
+#include "needs.h"
 #include "piper/backend_cuda.h"
 #include "piper/device_fabric.h"
 #include "piper/halves.h"
@@ -100,6 +101,9 @@ class Cuda final : public Backend {
   bool is_asynchronous() const override { return true; }
   bool shares_memory() const override { return false; }
 
+  std::string device() const override { return device_->facts().name; }
+  Status reserve(int64_t bytes) override { return device_->reserve(bytes); }
+  Taken taken() const override { return device_->taken(); }
   Result<std::byte*> allocate(int64_t bytes, Space space) override {
     return device_->allocate(bytes, space == Space::kHost);
   }
@@ -109,7 +113,7 @@ class Cuda final : public Backend {
   }
   Result<std::vector<int32_t>> load_all(std::span<const Program> programs) override;
   int64_t workspace_bytes(int32_t program) const override {
-    return programs_[static_cast<size_t>(program)]->program.workspace_bytes;
+    return workspace_of(programs_[static_cast<size_t>(program)]->program);
   }
   Result<int32_t> bind(int32_t program, std::span<std::byte* const> args,
                        std::byte* workspace) override;
@@ -501,8 +505,9 @@ Result<std::unique_ptr<Fabric>> Cuda::make_fabric(const FabricSource& source) {
   } else {
     links = make_local_links(*this, source);
   }
-  return make_device_fabric(*this, source.control, std::move(links),
-                            device_fabric_bytes(source.role));
+  PIPER_ASSIGN(FabricNeeds needs, fabric_needs(source.role));
+  return make_device_fabric(*this, source.control, std::move(links), std::move(needs.blocks),
+                            kMostSlotBytes, std::move(needs.workspaces));
 }
 
 Result<int32_t> Cuda::end_capture(int32_t stream) {

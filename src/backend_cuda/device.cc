@@ -121,6 +121,7 @@ Result<CuAddress> Device::map_pages(size_t bytes) {
   PIPER_TRY(checked(driver_, "cuMemCreate", code));
   PIPER_CU(driver_, cuMemMap, made.at, size, 0, made.pages, 0);
   made.is_mapped = true;
+  taken_.device += static_cast<int64_t>(size);
   const CuMemAccess access{kMemoryOnDevice, handle_, kMemoryReadWrite};
   PIPER_CU(driver_, cuMemSetAccess, made.at, size, &access, 1);
   return made.at;
@@ -131,7 +132,38 @@ Result<CuAddress> Device::take_pages(size_t bytes) {
   CuAddress at = 0;
   PIPER_CU(driver_, cuMemAlloc_v2, &at, std::max<size_t>(bytes, 1));
   blocks_.push_back(at);
+  taken_.device += static_cast<int64_t>(bytes);
   return at;
+}
+
+Result<CuAddress> Device::take_reserved(size_t bytes) {
+  constexpr size_t kAlign = 256;
+  Reserved& from = *reserved_;
+  const size_t size = (bytes + kAlign - 1) / kAlign * kAlign;
+  if (size > from.bytes - from.used)
+    return fail("a block of {} behind {} bytes of the device's memory: the plan states {} bytes",
+                bytes, from.used, from.bytes)
+        .with_code(ExitCode::kPlan);
+  return from.at + std::exchange(from.used, from.used + size);
+}
+
+Status Device::reserve(int64_t bytes) {
+  enter();
+  if (bytes < 0 || bytes > kMostBytes) return out_of("device's", bytes, fail("no such size"));
+  const auto size = static_cast<size_t>(bytes);
+  Result<CuAddress> at = page_ != 0 ? map_pages(std::max<size_t>(size, 1)) : take_pages(size);
+  if (!at) return no_more(bytes, std::move(at).error());
+  reserved_ = {*at, size};
+  return ok_status();
+}
+
+// What is left is said, too.
+Error Device::no_more(int64_t bytes, Error why) {
+  size_t left = 0, all = 0;
+  if (driver_.cuMemGetInfo_v2(&left, &all) == 0)
+    why.message += fmt::format("; {} of {} are free", human_bytes(static_cast<int64_t>(left)),
+                               human_bytes(static_cast<int64_t>(all)));
+  return out_of("device's", bytes, why);
 }
 
 Result<std::byte*> Device::allocate(int64_t bytes, bool on_host) {
@@ -144,18 +176,13 @@ Result<std::byte*> Device::allocate(int64_t bytes, bool on_host) {
     const int code = driver_.cuMemHostAlloc(&at, std::max<size_t>(size, 1), kHostPortable);
     if (code != 0) return out_of(whose, bytes, failed_call(driver_, "cuMemHostAlloc", code));
     host_blocks_.push_back(at);
+    taken_.host += bytes;
     std::fill_n(static_cast<std::byte*>(at), size, std::byte{0});
     return static_cast<std::byte*>(at);
   }
-  Result<CuAddress> at = take_pages(size);
-  if (!at) {
-    size_t left = 0, all = 0;
-    Error why = std::move(at).error();
-    if (driver_.cuMemGetInfo_v2(&left, &all) == 0)
-      why.message += fmt::format("; {} of {} are free", human_bytes(static_cast<int64_t>(left)),
-                                 human_bytes(static_cast<int64_t>(all)));
-    return out_of(whose, bytes, why);
-  }
+  Result<CuAddress> at = reserved_ ? take_reserved(size) : take_pages(size);
+  if (!at && at.error().code == ExitCode::kPlan) return std::move(at).error();
+  if (!at) return no_more(bytes, std::move(at).error());
   if (size > 0) PIPER_CU(driver_, cuMemsetD8Async, *at, 0, size, stream(0));
   PIPER_CU(driver_, cuStreamSynchronize, stream(0));
   return reinterpret_cast<std::byte*>(*at);

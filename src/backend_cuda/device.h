@@ -4,9 +4,10 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "libraries.h"
-#include "piper/bundle.h"
+#include "piper/backend.h"
 
 namespace piper::cuda {
 
@@ -37,10 +38,15 @@ class Device {
     if (current_ != id_) enter_anew();
   }
 
-  // Zeroed. On the device: whole pages under addresses of their own, which other processes may be
-  // given; small blocks together. On the host: pages that stay where they are. Error (kStorage):
+  // Of the device's memory, for all blocks from here on: one run of whole pages. Error (kStorage):
   // there is no more.
+  Status reserve(int64_t bytes);
+  // Zeroed. On the device: of what is reserved, if anything is; else whole pages under addresses of
+  // their own, which other processes may be given; small blocks together. On the host: pages that
+  // stay where they are. Errors: more than is reserved (kPlan); there is no more (kStorage).
   Result<std::byte*> allocate(int64_t bytes, bool on_host);
+
+  Taken taken() const { return taken_; }
 
   // Stream 0 is there from the beginning. Priorities are cut to the range that the device has;
   // a limit of multiprocessors is kept where the driver can (`keeps_limits`).
@@ -67,6 +73,8 @@ class Device {
   void enter_anew() const;
   Result<CuAddress> map_pages(size_t bytes);
   Result<CuAddress> take_pages(size_t bytes);
+  Result<CuAddress> take_reserved(size_t bytes);
+  Error no_more(int64_t bytes, Error why);
   Status limit(int64_t multiprocessors, int priority, CuStream** stream);
 
   struct Mapping {
@@ -86,6 +94,12 @@ class Device {
   Facts facts_;
   size_t page_ = 0;               // bytes
   int least_ = 0, greatest_ = 0;  // priorities; the greatest is the smaller number
+  struct Reserved {
+    CuAddress at = 0;
+    size_t bytes = 0, used = 0;
+  };
+  std::optional<Reserved> reserved_;
+  Taken taken_;
   std::vector<Mapping> mappings_;
   std::vector<CuAddress> blocks_;
   std::vector<void*> host_blocks_;

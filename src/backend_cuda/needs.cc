@@ -1,10 +1,13 @@
 // What a role takes, and what its bits depend on.
+#include "needs.h"
+
 #include <algorithm>
 #include <numeric>
 
 #include "libraries.h"
 #include "piper/backend_cuda.h"
 #include "piper/device_fabric.h"
+#include "piper/memory.h"
 #include "product.h"
 
 namespace piper {
@@ -22,13 +25,32 @@ Result<DeviceProgram> cuda_program(const Program& program) {
   return error;
 }
 
+int64_t cuda::workspace_of(const DeviceProgram& program) {
+  constexpr int64_t kLeast = 256;
+  return align_up(std::max(program.workspace_bytes, program.products.empty() ? 0 : kLeast));
+}
+
+Result<cuda::FabricNeeds> cuda::fabric_needs(const RoleProgram& role) {
+  FabricNeeds needs{device_fabric_bytes(role), std::vector<int64_t>(role.streams.size())};
+  for (const FabricProgram& each : device_fabric_programs(role)) {
+    PIPER_ASSIGN(const DeviceProgram made, cuda_program(each.program));
+    int64_t& most = needs.workspaces[static_cast<size_t>(each.stream)];
+    most = std::max(most, workspace_of(made));
+    needs.literals += align_up(std::ssize(made.literals));
+  }
+  return needs;
+}
+
+// Streams that multiply have a scratch each, programs their literals.
 Result<Needs> cuda_needs(const RoleProgram& role) {
   std::vector<int64_t> bytes;  // by program
   std::vector<bool> has_products;
+  int64_t literals = 0;
   for (const Program& program : role.programs) {
     PIPER_ASSIGN(const DeviceProgram made, cuda_program(program));
-    bytes.push_back(made.workspace_bytes);
+    bytes.push_back(cuda::workspace_of(made));
     has_products.push_back(!made.products.empty());
+    literals += align_up(std::ssize(made.literals));
   }
   std::vector<bool> multiplies(role.streams.size());
   for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
@@ -36,10 +58,12 @@ Result<Needs> cuda_needs(const RoleProgram& role) {
       if (each.kind == InstructionKind::kCompute && has_products[static_cast<size_t>(each.program)])
         multiplies[static_cast<size_t>(each.stream)] = true;
   const auto streams = std::count(multiplies.begin(), multiplies.end(), true);
-  const std::vector<int64_t> blocks = device_fabric_bytes(role);
-  return Needs{workspaces_of(role, bytes), 0,
-               std::accumulate(blocks.begin(), blocks.end(), int64_t{0}),
-               streams * cuda::kProductScratch};
+  PIPER_ASSIGN(const cuda::FabricNeeds fabric, cuda::fabric_needs(role));
+  int64_t transport = fabric.literals;
+  for (const auto* by_stream : {&fabric.blocks, &fabric.workspaces})
+    transport += std::accumulate(by_stream->begin(), by_stream->end(), int64_t{0});
+  return Needs{workspaces_of(role, bytes), 0, transport,
+               streams * cuda::kProductScratch + literals};
 }
 
 namespace {

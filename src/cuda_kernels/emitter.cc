@@ -139,6 +139,20 @@ DeviceOperand Emitter::scratch(int64_t bytes) {
   return at;
 }
 
+// Most are numbers of the text: what no step reads is not kept.
+void Emitter::keep_literals(const std::string& all) {
+  constexpr int64_t kAlign = 256;
+  std::map<int64_t, int64_t> places;  // by place among all of them
+  for (DeviceStep& each : made_.steps)
+    for (DeviceOperand& operand : each.operands) {
+      if (operand.kind != DeviceOperand::kLiteral) continue;
+      const int64_t from = operand.offset / kAlign * kAlign;
+      const auto [place, is_new] = places.try_emplace(from, std::ssize(made_.literals));
+      if (is_new) made_.literals += all.substr(static_cast<size_t>(from), kAlign);
+      operand.offset += place->second - from;
+    }
+}
+
 void Emitter::finish(DeviceProgram& program, int64_t local_bytes) {
   constexpr int64_t kAlign = 256;
   const int64_t behind = ceil_div(local_bytes, kAlign) * kAlign;
@@ -160,7 +174,7 @@ void Emitter::finish(DeviceProgram& program, int64_t local_bytes) {
       made_.source += fmt::format("KERNEL(k{}, {}", function, head.substr(1));
   }
   made_.fused = std::move(program.fused);
-  made_.literals = std::move(program.literals);
+  keep_literals(program.literals);
   program = std::move(made_);
 }
 

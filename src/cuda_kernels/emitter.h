@@ -85,6 +85,7 @@ class Emitter {
 
  private:
   DeviceStep& step(DeviceStep::Kind kind, size_t index);
+  void keep_literals(const std::string& all);
 
   std::vector<DeviceOperand> operands_;
   int32_t op_ = 0;

@@ -46,28 +46,6 @@ class Writer {
 
 bool is_narrow(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
 
-Program reduction(Reduction how, DType dtype, int64_t count, size_t members) {
-  Writer write(
-      fmt::format("{} of {} members", how == Reduction::kSum ? "sum" : "greatest", members));
-  const TensorType type{dtype, {count}};
-  const TensorType wide{is_narrow(dtype) ? DType::kF32 : dtype, {count}};
-  std::vector<int32_t> from;
-  for (size_t m = 0; m < members; ++m) from.push_back(write.argument(type, true, false));
-  const int32_t to = write.argument(type, false, true);
-  const char* name = how == Reduction::kSum ? "Add" : "Max";
-  if (is_narrow(dtype))
-    for (int32_t& each : from) each = write.op("Cast", {each}, wide, {{"to", "f32"}});
-  int32_t sum = from[0];
-  for (size_t m = 1; m < members; ++m) {
-    if (m + 1 == members && wide == type)
-      write.into(to, name, {sum, from[m]});
-    else
-      sum = write.op(name, {sum, from[m]}, wide);
-  }
-  if (wide != type) write.into(to, "Cast", {sum}, {{"to", info(dtype).name}});
-  return write.take();
-}
-
 TensorType rows_type(int64_t rows, int64_t row_bytes) {
   const DType dtype = carrier_of(row_bytes);
   return {dtype, {rows, row_bytes / info(dtype).bytes}};
@@ -107,6 +85,60 @@ TensorType index_type(const Rows& rows, int64_t count) {
 
 }  // namespace
 
+Program reduction(Reduction how, DType dtype, int64_t count, int64_t members) {
+  Writer write(
+      fmt::format("{} of {} members", how == Reduction::kSum ? "sum" : "greatest", members));
+  const TensorType type{dtype, {count}};
+  const TensorType wide{is_narrow(dtype) ? DType::kF32 : dtype, {count}};
+  std::vector<int32_t> from;
+  for (int64_t m = 0; m < members; ++m) from.push_back(write.argument(type, true, false));
+  const int32_t to = write.argument(type, false, true);
+  const char* name = how == Reduction::kSum ? "Add" : "Max";
+  if (is_narrow(dtype))
+    for (int32_t& each : from) each = write.op("Cast", {each}, wide, {{"to", "f32"}});
+  int32_t sum = from[0];
+  for (size_t m = 1; m < from.size(); ++m) {
+    if (m + 1 == from.size() && wide == type)
+      write.into(to, name, {sum, from[m]});
+    else
+      sum = write.op(name, {sum, from[m]}, wide);
+  }
+  if (wide != type) write.into(to, "Cast", {sum}, {{"to", info(dtype).name}});
+  return write.take();
+}
+
+Program keeping(const Rows& rows, int64_t own) {
+  Writer write("rows that it owns");
+  const TensorType type = rows_type(rows.count, rows.row_bytes);
+  const int32_t whole = write.argument(type, true, true);
+  const int32_t index = write.argument(index_type(rows, rows.count), true, false);
+  const int32_t numbers = counted(write, index, rows.count, rows);
+  const int32_t kept = is_between(write, numbers, rows.count, own * rows.owned, rows.owned);
+  const int32_t zero = filled(write, type.dtype, 0);
+  write.into(whole, "Where", {kept, whole, zero});
+  return write.take();
+}
+
+Program choosing(const Rows& rows, int64_t count) {
+  Writer write("rows from their owners");
+  const TensorType type = rows_type(count, rows.row_bytes);
+  std::vector<int32_t> members;
+  for (int64_t m = 0; m < rows.members; ++m) members.push_back(write.argument(type, true, false));
+  const int32_t of = write.argument(index_type(rows, count), true, false);
+  const int32_t part = write.argument(type, false, true);
+  const int32_t numbers = counted(write, of, count, rows);
+  int32_t chosen = filled(write, type.dtype, 0xff);
+  for (int64_t m = 0; m < rows.members; ++m) {
+    const int32_t is_its = is_between(write, numbers, count, m * rows.owned, rows.owned),
+                  its = members[static_cast<size_t>(m)];
+    if (m + 1 == rows.members)
+      write.into(part, "Where", {is_its, its, chosen});
+    else
+      chosen = write.op("Where", {is_its, its, chosen}, type);
+  }
+  return write.take();
+}
+
 DType carrier_of(int64_t row_bytes) {
   return row_bytes % 4 == 0 ? DType::kI32 : row_bytes % 2 == 0 ? DType::kBF16 : DType::kBool;
 }
@@ -129,44 +161,20 @@ Result<int32_t> Arithmetic::reduce(Reduction how, DType dtype, int64_t count,
                                    std::span<std::byte* const> from, std::byte* to) {
   std::vector<std::byte*> args(from.begin(), from.end());
   args.push_back(to);
-  return bind(reduction(how, dtype, count, from.size()), args);
+  return bind(reduction(how, dtype, count, std::ssize(from)), args);
 }
 
 Result<int32_t> Arithmetic::keep_owned(const Rows& rows, int64_t own) {
-  Writer write("rows that it owns");
-  const TensorType type = rows_type(rows.count, rows.row_bytes);
-  const int32_t whole = write.argument(type, true, true);
-  const int32_t index = write.argument(index_type(rows, rows.count), true, false);
-  const int32_t numbers = counted(write, index, rows.count, rows);
-  const int32_t kept = is_between(write, numbers, rows.count, own * rows.owned, rows.owned);
-  const int32_t zero = filled(write, type.dtype, 0);
-  write.into(whole, "Where", {kept, whole, zero});
   std::byte* const args[] = {rows.whole, const_cast<std::byte*>(rows.index)};
-  return bind(write.take(), args);
+  return bind(keeping(rows, own), args);
 }
 
 Result<int32_t> Arithmetic::choose_owner(const Rows& rows, int64_t count, std::byte* index,
                                          std::span<std::byte* const> from, std::byte* to) {
-  Writer write("rows from their owners");
-  const TensorType type = rows_type(count, rows.row_bytes);
-  std::vector<int32_t> members;
-  for (size_t m = 0; m < from.size(); ++m) members.push_back(write.argument(type, true, false));
-  const int32_t of = write.argument(index_type(rows, count), true, false);
-  const int32_t part = write.argument(type, false, true);
-  const int32_t numbers = counted(write, of, count, rows);
-  int32_t chosen = filled(write, type.dtype, 0xff);
-  for (size_t m = 0; m < from.size(); ++m) {
-    const int32_t is_its =
-        is_between(write, numbers, count, static_cast<int64_t>(m) * rows.owned, rows.owned);
-    if (m + 1 == from.size())
-      write.into(part, "Where", {is_its, members[m], chosen});
-    else
-      chosen = write.op("Where", {is_its, members[m], chosen}, type);
-  }
   std::vector<std::byte*> args(from.begin(), from.end());
   args.push_back(index);
   args.push_back(to);
-  return bind(write.take(), args);
+  return bind(choosing(rows, count), args);
 }
 
 }  // namespace piper::device_fabric

@@ -46,13 +46,13 @@ struct Prepared {
 class DeviceFabric final : public Fabric {
  public:
   DeviceFabric(Backend& backend, Control& control, std::unique_ptr<Links> links,
-               std::vector<int64_t> reserved, int64_t limit)
+               std::vector<int64_t> reserved, int64_t limit, std::vector<int64_t> workspaces)
       : backend_(backend),
         rank_(control.rank()),
         world_(control.world()),
         links_(std::move(links)),
         slots_(backend, std::move(reserved), limit),
-        arithmetic_(backend) {}
+        arithmetic_(backend, std::move(workspaces)) {}
 
   std::string_view name() const override { return links_->name(); }
   int64_t rank() const override { return rank_; }
@@ -230,9 +230,10 @@ Links& links_of(Fabric& fabric) { return static_cast<DeviceFabric&>(fabric).link
 
 std::unique_ptr<Fabric> make_device_fabric(Backend& backend, Control& control,
                                            std::unique_ptr<Links> links,
-                                           std::vector<int64_t> reserved, int64_t limit) {
-  return std::make_unique<device_fabric::DeviceFabric>(backend, control, std::move(links),
-                                                       std::move(reserved), limit);
+                                           std::vector<int64_t> reserved, int64_t limit,
+                                           std::vector<int64_t> workspaces) {
+  return std::make_unique<device_fabric::DeviceFabric>(
+      backend, control, std::move(links), std::move(reserved), limit, std::move(workspaces));
 }
 
 }  // namespace piper

@@ -1,8 +1,11 @@
 // What the stages of a plan's collectives take for blocks that are under way (prepare.cc).
 #include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
 
-#include "piper/device_fabric.h"
 #include "piper/memory.h"
+#include "stages.h"
 
 namespace piper {
 namespace {
@@ -20,6 +23,13 @@ struct Sizes {
     return std::min(all, std::max(limit, one)) + (members + 2) * kAlignment;
   }
 };
+
+int64_t members_of(const RoleProgram& role, const Instruction& one) {
+  int64_t members = 1;
+  for (const int32_t axis : role.groups[static_cast<size_t>(one.group)].axes)
+    members *= role.mesh[static_cast<size_t>(axis)].second;
+  return members;
+}
 
 // Of the whole: as many as the dims before the one that is cut have places, times its own.
 int64_t stretches_of(const Shape& whole, const Instruction& one) {
@@ -70,14 +80,83 @@ std::vector<int64_t> device_fabric_bytes(const RoleProgram& role, int64_t limit)
   for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
     for (const Instruction& one : *section) {
       if (!is_collective(one.kind) || one.group < 0) continue;
-      Sizes sizes{1, limit};
-      for (const int32_t axis : role.groups[static_cast<size_t>(one.group)].axes)
-        sizes.members *= role.mesh[static_cast<size_t>(axis)].second;
+      const Sizes sizes{members_of(role, one), limit};
       if (sizes.members == 1 && one.kind == InstructionKind::kAllReduce) continue;
       int64_t& bytes = most[static_cast<size_t>(one.stream)];
       bytes = std::max(bytes, align_up(slot_of(role, one, sizes)));
     }
   return most;
+}
+
+// ---- Programs -----------------------------------------------------------------------------------
+
+namespace {
+
+using namespace device_fabric;  // NOLINT: this room's own
+
+// What is told apart of sums, and the most numbers that one of them is of.
+using Sums = std::map<std::tuple<int32_t, DType, Reduction, int64_t>, int64_t>;
+
+void add_sums(const RoleProgram& role, const Instruction& one, int64_t members, int64_t limit,
+              Sums& sums) {
+  const auto add = [&](DType dtype, int64_t count) {
+    int64_t& most = sums[{one.stream, dtype, one.reduction, members}];
+    most = std::max(most, count);
+  };
+  if (one.kind == InstructionKind::kAllReduce)
+    for (const int32_t arg : one.args) {
+      const TensorType& type = role.tensor(arg).type;
+      add(type.dtype, most_reduced(type, members, limit));
+    }
+  if (one.kind == InstructionKind::kReduceScatter)
+    for (size_t a = 0; a + 1 < one.args.size(); a += 2) {
+      const TensorType &whole = role.tensor(one.args[a]).type,
+                       &part = role.tensor(one.args[a + 1]).type;
+      add(whole.dtype, most_scattered(part, stretches_of(whole.shape, one), members, limit));
+    }
+}
+
+Rows rows_of(const RoleProgram& role, const Instruction& one, int64_t members) {
+  const TensorType &index = role.tensor(one.args[2]).type,
+                   &whole =
+                       role.tensor(one.args[one.kind == InstructionKind::kDispatch ? 1 : 0]).type;
+  Rows rows;
+  rows.wide = index.dtype == DType::kI64;
+  rows.count = num_elements(index.shape);
+  rows.members = members;
+  rows.owned = one.owned;
+  rows.row_bytes = rows.count > 0 ? whole.bytes() / rows.count : 0;
+  return rows;
+}
+
+}  // namespace
+
+std::vector<FabricProgram> device_fabric_programs(const RoleProgram& role, int64_t limit) {
+  std::vector<FabricProgram> programs;
+  Sums sums;
+  std::set<std::tuple<int32_t, InstructionKind, int64_t, int64_t, int64_t, int64_t, bool>> known;
+  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+    for (const Instruction& one : *section) {
+      if (!is_collective(one.kind) || one.group < 0) continue;
+      const int64_t members = members_of(role, one);
+      if (members == 1) continue;
+      add_sums(role, one, members, limit, sums);
+      if (one.kind != InstructionKind::kDispatch && one.kind != InstructionKind::kCombine) continue;
+      const Rows rows = rows_of(role, one, members);
+      const bool is_new = known
+                              .emplace(one.stream, one.kind, members, rows.count, rows.row_bytes,
+                                       rows.owned, rows.wide)
+                              .second;
+      if (is_new && rows.count > 0 && rows.row_bytes > 0)
+        programs.push_back({one.stream, one.kind == InstructionKind::kDispatch
+                                            ? keeping(rows, 0)
+                                            : choosing(rows, rows.count / members)});
+    }
+  for (const auto& [what, count] : sums) {
+    const auto& [stream, dtype, how, members] = what;
+    if (count > 0) programs.push_back({stream, reduction(how, dtype, count, members)});
+  }
+  return programs;
 }
 
 }  // namespace piper

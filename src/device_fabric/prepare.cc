@@ -82,6 +82,11 @@ struct Batch {
   std::vector<Piece> pieces;
   int64_t bytes = 0;
 };
+// Elements of a piece that go into a batch.
+int64_t most_of_piece(int64_t size, int64_t members, int64_t limit) {
+  return std::max<int64_t>(1, (limit - members * kAlign) / size / 2 / kAlign) * kAlign;
+}
+
 std::vector<Batch> batches_of(std::span<const Piece> pieces, int64_t members, int64_t limit) {
   std::vector<Batch> batches(1);
   for (const Piece& piece : pieces) {
@@ -89,8 +94,7 @@ std::vector<Batch> batches_of(std::span<const Piece> pieces, int64_t members, in
     const auto room_of = [&](int64_t count) {
       return members * aligned(even_runs(count, members, size).each * size);
     };
-    const int64_t most =
-        std::max<int64_t>(1, (limit - members * kAlign) / size / 2 / kAlign) * kAlign;
+    const int64_t most = most_of_piece(size, members, limit);
     for (int64_t at = 0; at < piece.count;) {
       const int64_t count = std::min(piece.count - at, most);
       if (batches.back().bytes > 0 && batches.back().bytes + room_of(count) > limit)
@@ -169,11 +173,16 @@ int64_t stretches_at_once(const Shard& shard, int64_t members, int64_t copies, i
   return std::clamp<int64_t>(limit / std::max<int64_t>(bytes, 1), 1, shard.stretches);
 }
 
+// Elements of a part of one stretch that are added up at once.
+int64_t most_of_part(int64_t size, int64_t members, int64_t limit) {
+  return std::max<int64_t>(1, limit / members / size / 128 * 128);
+}
+
 Status reduce_flat(const Preparer& with, const Shard& shard, Stages& stages) {
   const Seated& group = with.group;
   const int64_t size = info(shard.dtype).bytes, members = group.size();
   const Runs runs{shard.count, shard.part_count};
-  const int64_t most = std::max<int64_t>(1, with.slots.limit() / members / size / 128 * 128);
+  const int64_t most = most_of_part(size, members, with.slots.limit());
   for (int64_t at = 0; at < shard.part_count; at += most) {
     const auto part = [&](int64_t k) { return std::clamp<int64_t>(runs.size(k) - at, 0, most); };
     const int64_t step = aligned(part(group.own) * size);
@@ -193,11 +202,14 @@ Status reduce_flat(const Preparer& with, const Shard& shard, Stages& stages) {
   return ok_status();
 }
 
+int64_t stretches_to_add(const Shard& shard, int64_t members, int64_t limit) {
+  return stretches_at_once(shard, members, 2, limit - (members + 1) * kAlign);
+}
+
 Status reduce_blocks(const Preparer& with, const Shard& shard, Stages& stages) {
   const Seated& group = with.group;
   const int64_t size = info(shard.dtype).bytes, members = group.size(), run = run_of(shard);
-  const int64_t most =
-      stretches_at_once(shard, members, 2, with.slots.limit() - (members + 1) * kAlign);
+  const int64_t most = stretches_to_add(shard, members, with.slots.limit());
   for (int64_t first = 0; first < shard.stretches; first += most) {
     const int64_t last = std::min(first + most, shard.stretches), count = (last - first) * run;
     const int64_t bytes = count * size, half = aligned(members * bytes), step = aligned(bytes);
@@ -269,6 +281,22 @@ Shard shard_of(const Rows& rows, std::byte* whole, std::byte* part, int64_t row_
 }
 
 }  // namespace
+
+int64_t most_reduced(const TensorType& piece, int64_t members, int64_t limit) {
+  const int64_t size = info(piece.dtype).bytes;
+  const int64_t most = std::min(num_elements(piece.shape), most_of_piece(size, members, limit));
+  return even_runs(most, members, size).each;
+}
+
+int64_t most_scattered(const TensorType& part, int64_t stretches, int64_t members, int64_t limit) {
+  Shard shard;
+  shard.dtype = part.dtype;
+  shard.part_count = num_elements(part.shape);
+  shard.stretches = stretches;
+  if (stretches == 1)
+    return std::min(shard.part_count, most_of_part(info(part.dtype).bytes, members, limit));
+  return stretches_to_add(shard, members, limit) * run_of(shard);
+}
 
 Result<Stages> Preparer::all_reduce(std::span<const Piece> pieces) {
   Stages stages;

@@ -50,19 +50,26 @@ class Slots {
 // Of rows that are moved and chosen, not computed with: the widest element that fits.
 DType carrier_of(int64_t row_bytes);
 
-// Programs that add and choose, each loaded once.
+// Programs that add and choose. Sums are the reduction of all but the last argument, in their
+// order, of 16-bit floats in f32. What a member keeps: rows of the whole of which the own position
+// is not the owner become zeros. What it chooses: each of `count` rows from the member that owns
+// what the index names; all bits are set where nobody does.
+Program reduction(Reduction how, DType dtype, int64_t count, int64_t members);
+Program keeping(const Rows& rows, int64_t own);
+Program choosing(const Rows& rows, int64_t count);
+
+// These, each loaded once. `workspaces`: by stream, as Slots have it.
 class Arithmetic {
  public:
-  explicit Arithmetic(Backend& backend) : backend_(backend), workspaces_(backend, {}, 0) {}
+  explicit Arithmetic(Backend& backend, std::vector<int64_t> workspaces = {})
+      : backend_(backend), workspaces_(backend, std::move(workspaces), 0) {}
   // What follows runs on this stream.
   void use(int32_t stream) { stream_ = stream; }
-  // to := the reduction of `from`, in their order, of 16-bit floats in f32. A binding.
+  // Bindings of them.
   Result<int32_t> reduce(Reduction reduction, DType dtype, int64_t count,
                          std::span<std::byte* const> from, std::byte* to);
-  // Rows of `rows`' whole of which the own position is not the owner become zeros.
   Result<int32_t> keep_owned(const Rows& rows, int64_t own);
-  // Each row of `to` from the member that owns what the index names; all bits are set where nobody
-  // does. `from`: as many rows of each member.
+  // `from`: as many rows of each member.
   Result<int32_t> choose_owner(const Rows& rows, int64_t count, std::byte* index,
                                std::span<std::byte* const> from, std::byte* to);
 
@@ -74,6 +81,10 @@ class Arithmetic {
   Slots workspaces_;
   int32_t stream_ = 0;
 };
+
+// The most numbers of a member that a collective adds up at once, of one piece or part.
+int64_t most_reduced(const TensorType& piece, int64_t members, int64_t limit);
+int64_t most_scattered(const TensorType& part, int64_t stretches, int64_t members, int64_t limit);
 
 // The stages of collectives. Errors: the backend has no room or no kernel.
 using Stages = std::vector<Stage>;

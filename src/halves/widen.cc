@@ -41,6 +41,13 @@ class Widener {
 
   bool computes(const ProgramOp& op) const { return !takes_(op.op); }
 
+  // A cast between f32 and 16 bits is as wide as it will be.
+  bool is_widened(const ProgramOp& op) const {
+    if (op.op != "Cast") return false;
+    const bool from = narrow_value(op.inputs[0]), to = narrow_value(op.outputs[0]);
+    return from != to && dtype_of(from ? op.outputs[0] : op.inputs[0]) == DType::kF32;
+  }
+
   // Values of which parts are read by ops that compute, as many bytes as they have.
   void find_roots(const std::vector<ProgramOp>& ops) {
     std::map<int32_t, std::set<int32_t>> parts;
@@ -103,7 +110,7 @@ class Widener {
       return std::any_of(values.begin(), values.end(), [&](int32_t v) { return narrow_value(v); });
     };
     const std::vector<int32_t> made = op.outputs;
-    if (computes(op) && (any_narrow(op.inputs) || any_narrow(op.outputs))) {
+    if (computes(op) && !is_widened(op) && (any_narrow(op.inputs) || any_narrow(op.outputs))) {
       for (int32_t& input : op.inputs)
         if (narrow_value(input)) input = widened(input);
       for (int32_t& output : op.outputs)

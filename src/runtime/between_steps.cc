@@ -29,6 +29,7 @@ Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& execut
   opened.control_ = &control;
   Facts& facts = opened.facts_;
   facts.peak_bytes = executor.role().peak_bytes();
+  facts.taken_bytes = executor.backend().taken().device;
   facts.cuts_dims = cuts_dims(executor.role()) ? 1 : 0;
   for (int k = 0; k < kValues; ++k)
     facts.source[k] = reports(executor.role(), kNames[k]) ? control.rank() : control.world();
@@ -37,6 +38,7 @@ Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& execut
     std::memcpy(&theirs, bytes.data(), sizeof theirs);
     for (int k = 0; k < kValues; ++k) facts.source[k] = std::min(facts.source[k], theirs.source[k]);
     facts.peak_bytes = std::max(facts.peak_bytes, theirs.peak_bytes);
+    facts.taken_bytes = std::max(facts.taken_bytes, theirs.taken_bytes);
     facts.cuts_dims = std::max(facts.cuts_dims, theirs.cuts_dims);
   }));
   for (const int64_t source : facts.source)

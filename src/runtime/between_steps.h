@@ -22,6 +22,7 @@ class BetweenSteps {
   // before the first step ends; after the last step nothing is said any more.
   Status spread_late(bool& stop, int64_t step, bool last);
   int64_t peak_bytes() const { return facts_.peak_bytes; }
+  int64_t taken_bytes() const { return facts_.taken_bytes; }
   bool dims_are_cut() const { return facts_.cuts_dims != 0; }  // on any rank
 
  private:
@@ -29,6 +30,7 @@ class BetweenSteps {
   struct Facts {                   // of all ranks
     int64_t source[kValues] = {};  // the lowest that reports a value; the world's size: none
     int64_t peak_bytes = 0;        // the largest of any
+    int64_t taken_bytes = 0;       // of the device, after load: the most of any
     int64_t cuts_dims = 0;
   };
   Control* control_ = nullptr;

@@ -11,6 +11,7 @@
 #include "finish.h"
 #include "outputs.h"
 #include "piper/backends.h"
+#include "piper/nvtx.h"
 #include "progress.h"
 
 namespace piper {
@@ -179,6 +180,7 @@ Result<std::vector<std::pair<std::string, std::string>>> common_flags(const RunO
       {"--graphs", job.graphs ? "on" : "off"},
       {"--trace", given(options.trace)},
       {"--trace-steps", std::to_string(job.trace_steps)},
+      {"--profile", given(options.profile)},
       {"--log-every", std::to_string(options.log_every)},
       {"--target-loss", job.target_loss ? fmt::format("{}", *job.target_loss) : "not given"},
       {"--check-replicas", std::to_string(job.check_replicas)},
@@ -244,6 +246,8 @@ std::string introduce(const RunOptions& options, const PlanSet& set) {
   if (const int64_t host = most_on_host(set); host > 0)
     text += fmt::format("what is offloaded takes at most {} of the host's memory a rank\n",
                         human_bytes(host));
+  if (const auto tool = Nvtx::tool(); !tool)
+    text += fmt::format("no tool is told of ranges: {}\n", tool.error().message);
   const auto kind = find_backend(options.job.backend);
   if (asks_for_more(set) && kind && !(*kind)->ranks_streams)
     text += fmt::format(
@@ -287,6 +291,22 @@ Result<RunOutcome> run_process(RunOptions& options, const Loaded& loaded, Voice&
   return outcome;
 }
 
+// Of so many steps at most, the last ones, times are kept.
+constexpr int64_t kMostProfiled = 100;
+
+Status prepare_profile(RunOptions& options, const PlanSet& set) {
+  if (options.profile.empty()) return ok_status();
+  int64_t least = 1;  // a step that is a body
+  for (const RoleProgram& role : set.roles) least = std::max<int64_t>(least, 1 + role.steps_ahead);
+  if (options.job.steps < least)
+    return usage(fmt::format("--profile has nothing to time in {} steps", options.job.steps))
+        .with_note(fmt::format("help: --steps {} or more; the first three are not counted, if "
+                               "there are others",
+                               least));
+  options.job.profile_steps = std::min(options.job.steps, kMostProfiled);
+  return ok_status();
+}
+
 Result<RunOutcome> run_here(RunOptions& options, Voice& voice) {
   const bool is_chosen = !options.job.backend.empty();
   if (is_chosen) PIPER_TRY(check_backend(options));
@@ -295,10 +315,12 @@ Result<RunOutcome> run_here(RunOptions& options, Voice& voice) {
   options.data.seed = options.seed.value_or(loaded.set.manifest.seed);
   PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));
   PIPER_TRY(load_reference(options, loaded));
-  for (const std::string* path : {&options.save, &options.metrics, &options.trace}) {
+  for (const std::string* path :
+       {&options.save, &options.metrics, &options.trace, &options.profile}) {
     PIPER_TRY(check_target(*path));
   }
   if (!options.trace.empty() && options.job.trace_steps == 0) options.job.trace_steps = 1;
+  PIPER_TRY(prepare_profile(options, loaded.set));
   options.job.parameters = !options.save.empty();
   options.job.on_error = [&](const Error& error) { voice.tell(error); };
   return loaded.is_process() ? run_process(options, loaded, voice)

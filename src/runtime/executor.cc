@@ -97,11 +97,14 @@ TraceEvent* next_trace(State& state, const BoundSection& section) {
 
 namespace {
 
-template <bool kTraced>
+template <bool kTraced, bool kShown>
 Status run_section(State& state, const BoundSection& section, int64_t step) {
   TraceEvent* event = kTraced ? next_trace(state, section) : nullptr;
+  double before = kTraced ? now_us() : 0;
   for (const Op& op : section.ops) {
     state.activity.store(op.label, std::memory_order_release);
+    const auto number = static_cast<size_t>(&op - section.ops.data());
+    const NvtxScope range = kShown ? range_of(state, section, number) : NvtxScope();
     double start = kTraced ? now_us() : 0;
     if (op.kind == InstructionKind::kCompute) {
       state.backend.launch(op.handle);
@@ -109,7 +112,9 @@ Status run_section(State& state, const BoundSection& section, int64_t step) {
       return located(op, step, std::move(status).error());
     }
     if constexpr (kTraced) {
-      *event++ = {step, static_cast<int32_t>(&op - section.ops.data()), start, now_us()};
+      const double end = now_us();
+      *event++ = {step, static_cast<int32_t>(number), start, end, start - before};
+      before = end;
     }
   }
   return ok_status();
@@ -118,8 +123,12 @@ Status run_section(State& state, const BoundSection& section, int64_t step) {
 Status run_instructions(State& state, const BoundSection& section, int64_t step) {
   if (!section.lines[0].empty()) return state.helper->run(section, step);
   const bool traced = state.source.trace_steps > 0 && &section == &state.body;
-  return traced ? run_section<true>(state, section, step)
-                : run_section<false>(state, section, step);
+  const bool shown = state.tool != nullptr;
+  if (traced)
+    return shown ? run_section<true, true>(state, section, step)
+                 : run_section<true, false>(state, section, step);
+  return shown ? run_section<false, true>(state, section, step)
+               : run_section<false, false>(state, section, step);
 }
 
 Status start_section(State& state, const BoundSection& section, int64_t step, bool is_step) {
@@ -179,6 +188,8 @@ Status Executor::start_step(int64_t step, bool last) {
   State& state = *state_;
   const bool ends = last && state.role->steps_ahead > 0;
   state.begun = step;
+  const NvtxScope range =
+      state.tool ? NvtxScope(*state.tool, Nvtx::numbered(state.step_range, step + 1)) : NvtxScope();
   return start_section(state, ends ? state.epilogue : state.body, step, true);
 }
 
@@ -215,6 +226,8 @@ Status Executor::settle() {
 
 const RoleProgram& Executor::role() const { return *state_->plan; }
 std::shared_ptr<const RoleProgram> Executor::prepared() const { return state_->role; }
+const Backend& Executor::backend() const { return state_->backend; }
+const Fabric& Executor::fabric() const { return state_->fabric; }
 bool Executor::is_asynchronous() const { return state_->backend.is_asynchronous(); }
 std::span<const double> Executor::reports() const { return state_->reports; }
 

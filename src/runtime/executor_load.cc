@@ -394,6 +394,7 @@ Status bind_section(State& state, const char* name, const std::vector<Instructio
         fmt::format("{}instruction{} ({}{}{})", name ? fmt::format("{}, ", name) : "", number,
                     to_string(from.kind), from.label.empty() ? "" : " ", from.label));
     section.ops[i].label = state.labels.back().c_str();
+    if (state.tool) section.ranges.push_back(range_for(*state.tool, from));
     PIPER_TRY(bind_instruction(state, from, bound, section.ops[i]));
   }
   draw_lines(state, section);
@@ -484,6 +485,7 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   state->pieces.reserve(instructions);
   state->shards.reserve(instructions);
   state->messages.reserve(instructions);
+  find_tool(*state);
   PIPER_TRY(bind_section(*state, "prologue", role.prologue, bound, state->prologue));
   PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));

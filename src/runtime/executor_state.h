@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 
+#include "piper/nvtx.h"
 #include "piper/runtime.h"
 
 namespace piper {
@@ -62,7 +63,8 @@ struct BoundSection {
   const char* name = nullptr;  // "prologue", "epilogue"; null for the body
   const std::vector<Instruction>* instructions = nullptr;
   std::vector<Op> ops;
-  std::vector<Queued> queued;  // by instruction, where the backend is asynchronous
+  std::vector<Queued> queued;     // by instruction, where the backend is asynchronous
+  std::vector<NvtxRange> ranges;  // by instruction, where a tool listens
   // In the order of issue, where there is a helper: what the rank's thread does, and what that one
   // does; empty where either has nothing to do.
   std::vector<LineOp> lines[2];
@@ -74,6 +76,7 @@ struct TimedBody {
   int64_t step = -1;  // whose they are; -1: nobody's
   int32_t begin = -1, end = -1;
   std::vector<std::pair<int32_t, int32_t>> instructions;
+  std::vector<double> issue_us;  // by instruction: the host's
 };
 
 // How sections follow each other on an asynchronous backend.
@@ -120,6 +123,8 @@ struct Executor::State {
   std::vector<std::vector<MessagePart>> messages;
   std::vector<double> reports;
   Queues queues;
+  const Nvtx* tool = nullptr;  // null: nobody listens
+  NvtxRange step_range;
   int64_t begun = -1;    // step
   int64_t sections = 0;  // begun so far, where the host stages something
   // The last `trace_steps` steps, as a ring of whole steps.
@@ -180,6 +185,14 @@ void read_ahead(Executor::State& state, const BoundSection& section, int64_t ste
 // Of a body whose times are kept: those of this step, by instruction; else null.
 TraceEvent* next_trace(Executor::State& state, const BoundSection& section);
 double now_us();
+// At load: the tool that listens, if any does. Why not is said where the run is introduced.
+void find_tool(Executor::State& state);
+// A range's category is the kind of instruction, from 1 on; steps come behind.
+NvtxRange range_for(const Nvtx& tool, const Instruction& one);
+// While an instruction is issued, where a tool listens.
+inline NvtxScope range_of(const Executor::State& state, const BoundSection& section, size_t op) {
+  return section.ranges.empty() ? NvtxScope() : NvtxScope(*state.tool, section.ranges[op]);
+}
 Error located(const Op& op, int64_t step, Error error);
 
 }  // namespace piper

@@ -10,6 +10,7 @@
 #include "cores.h"
 #include "finish.h"
 #include "piper/backend_cpu.h"
+#include "profile.h"
 #include "rank_loop.h"
 
 namespace piper {
@@ -23,7 +24,10 @@ Result<std::unique_ptr<Backend>> backend_of(const JobOptions& options, const Cor
 
 RankSource source_of(const PlanSet& set, int64_t rank, const BatchSource* data,
                      const JobOptions& options, const Cores& cores) {
-  return {&set, rank, data, options.trace_steps, cores.helper, cores.helper_core, options.graphs};
+  return {&set,          rank,
+          data,          std::max(options.trace_steps, options.profile_steps),
+          cores.helper,  cores.helper_core,
+          options.graphs};
 }
 
 Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Control& control,
@@ -43,6 +47,15 @@ Result<Fabric*> choose_fabric(const PlanSet& set, Backend& backend, Transport& t
   if (!local.empty()) local[static_cast<size_t>(control.rank())].store(own.get());
   PIPER_TRY(control.barrier());  // from here on all know each other's
   return own.get();
+}
+
+// Of the steps that a trace was asked for.
+RankTrace trace_of(const Executor& executor, int64_t rank, const JobOptions& options) {
+  RankTrace trace{rank, executor.prepared(), executor.trace()};
+  const size_t wanted = trace.role->body.size() * static_cast<size_t>(options.trace_steps);
+  if (trace.events.size() > wanted)
+    trace.events.erase(trace.events.begin(), trace.events.end() - static_cast<int64_t>(wanted));
+  return trace;
 }
 
 // A job whose ranks are threads.
@@ -79,13 +92,23 @@ class Job {
     for (const auto& executor : executors_) executors.push_back(executor.get());
     if (options_.parameters) result_.parameters = collect_parameters(executors);
     for (int64_t rank = 0; options_.trace_steps > 0 && rank < set_.world(); ++rank) {
-      const Executor& executor = *executors[static_cast<size_t>(rank)];
-      result_.traces.push_back({rank, executor.prepared(), executor.trace()});
+      result_.traces.push_back(trace_of(*executors[static_cast<size_t>(rank)], rank, options_));
     }
+    if (options_.profile_steps > 0) add_profile(executors);
     return std::move(result_);
   }
 
  private:
+  void add_profile(std::span<const Executor* const> executors) {
+    const Cores cores = cores_of(options_, can_overlap(set_), 0, set_.world());
+    const auto of = [&](int64_t rank) {
+      return make_profile(*executors[static_cast<size_t>(rank)], rank, cores,
+                          options_.profile_steps);
+    };
+    Profile profile = of(0);
+    for (int64_t rank = 1; rank < set_.world(); ++rank) profile.add(of(rank));
+    result_.profile = print_profile(profile, set_, options_, result_.steps);
+  }
   void run_guarded(int64_t rank) {
     Status status = ok_status();
     try {
@@ -150,6 +173,7 @@ class Job {
                 false,
                 replicas.get(),
                 rank == 0 ? result_ : unused};
+    run.result.taken_bytes = between.taken_bytes();
     PIPER_TRY(run_rank(run));
     if (rank == 0 && comparison_) comparison_->report(result_);
     return ok_status();
@@ -221,13 +245,19 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
               options,          data != nullptr ? data->tokens_per_step() : executor->role().batch,
               comparison.get(), comparison != nullptr,
               replicas.get(),   result};
+  result.taken_bytes = between.taken_bytes();
   PIPER_TRY(run_rank(run));
   if (options.parameters) {
     control.set_timeout(end_timeout(options));
     PIPER_ASSIGN(result.parameters, gather_parameters(*executor, control));
   }
-  if (options.trace_steps > 0) {
-    result.traces.push_back({control.rank(), executor->prepared(), executor->trace()});
+  if (options.trace_steps > 0)
+    result.traces.push_back(trace_of(*executor, control.rank(), options));
+  if (options.profile_steps > 0) {
+    Profile profile = make_profile(*executor, control.rank(), cores, options.profile_steps);
+    control.set_timeout(end_timeout(options));
+    PIPER_TRY(gather_profiles(control, profile));
+    if (control.rank() == 0) result.profile = print_profile(profile, set, options, result.steps);
   }
   if (comparison) comparison->report(result);
   return result;

@@ -137,7 +137,10 @@ std::string summary(const RunOptions& options, const JobResult& result) {
   text += fmt::format("{} steps", result.steps.size());
   if (first.loss && last.loss)
     text += fmt::format(", loss {:.4f} -> {:.4f}", *first.loss, *last.loss);
-  text += fmt::format(", {:.1f} ms a step, at most {} a rank\n", ms, human_bytes(last.peak_bytes));
+  text += fmt::format(", {:.1f} ms a step, at most {} a rank", ms, human_bytes(last.peak_bytes));
+  if (result.taken_bytes > last.peak_bytes)  // in whole pages
+    text += fmt::format(", taken as {}", human_bytes(result.taken_bytes));
+  text += "\n";
   if (result.reached_target)
     text += fmt::format("the target loss {} is reached\n", *options.job.target_loss);
   return text + comparison_text(options.job.verify, result);
@@ -170,6 +173,11 @@ void write_results(const RunOptions& options, const JobResult& result, int64_t r
     const std::string path = rank < 0 ? options.trace : with_rank(options.trace, rank);
     voice.note(write_file(path, print_trace(result.traces)));
   }
+  if (!options.profile.empty() && rank <= 0)
+    voice.note(result.profile.empty()
+                   ? fail("no step was timed: there is nothing to write to {}", options.profile)
+                         .with_code(ExitCode::kStorage)
+                   : write_file(options.profile, result.profile));
   voice.note(check_mapped_files());
   if (rank <= 0 && options.job.target_loss && !result.reached_target && !result.interrupted)
     voice.note(

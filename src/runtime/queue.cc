@@ -86,12 +86,20 @@ Status queue_all(State& state, const BoundSection& section, int64_t step, bool r
     const Queued& queued = section.queued[i];
     state.activity.store(op.label, std::memory_order_release);
     state.queued_last = op.label;
+    const NvtxScope range = range_of(state, section, i);
+    double from = times ? now_us() : 0;
     for (const int32_t event : queued.waits) backend.wait(event, queued.stream);
-    if (times) backend.record(times->instructions[i].first, queued.stream);
+    if (times) {
+      times->issue_us[i] = now_us() - from;
+      backend.record(times->instructions[i].first, queued.stream);
+      from = now_us();
+    }
     if (Status status = queue_op(state, op, queued, step); !status)
       return located(op, step, std::move(status).error());
     if (queued.event >= 0) backend.record(queued.event, queued.stream);
-    if (times) backend.record(times->instructions[i].second, queued.stream);
+    if (!times) continue;
+    times->issue_us[i] += now_us() - from;
+    backend.record(times->instructions[i].second, queued.stream);
   }
   state.activity.store("the end of its step", std::memory_order_release);
   PIPER_TRY(wait_sends(state, step));
@@ -214,6 +222,7 @@ Status prepare_section(State& state, BoundSection& section) {
 Status prepare_times(State& state) {
   for (TimedBody& times : state.queues.times) {
     times.instructions.resize(state.body.ops.size());
+    times.issue_us.resize(state.body.ops.size());
     for (auto& [before, behind] : times.instructions) {
       PIPER_ASSIGN(before, state.backend.add_timed_event());
       PIPER_ASSIGN(behind, state.backend.add_timed_event());
@@ -236,7 +245,7 @@ void read_times(State& state, int64_t step) {
   TraceEvent* event = next_trace(state, state.body);
   for (size_t i = 0; i < times.instructions.size(); ++i)
     event[i] = {step, static_cast<int32_t>(i), at(times.instructions[i].first),
-                at(times.instructions[i].second)};
+                at(times.instructions[i].second), times.issue_us[i]};
 }
 
 Status prepare_graphs(State& state) {

@@ -128,6 +128,51 @@ TEST_F(CudaJob, ATraceHasTheDevicesTimes) {
   EXPECT_GE(names.size(), 4u) << trace;
 }
 
+// Times are the device's, of each program once; the plan states what is taken of it.
+TEST_F(CudaJob, AProfileHasTheDevicesTimes) {
+  on_device("", "--profile " + at("p.json"), "unused.safetensors");
+  const auto profile = nlohmann::json::parse(bits("p.json"));
+  EXPECT_EQ(profile.at("clock"), "device");
+  EXPECT_EQ(profile.at("target"), "cuda");
+  EXPECT_EQ(profile.at("device").at("name"), "Fake H100");
+  EXPECT_EQ(profile.at("first_step"), 4);
+  std::set<std::string> programs;
+  for (const auto& entry : profile.at("programs")) {
+    EXPECT_TRUE(programs.insert(entry.at("program")).second) << entry;
+    EXPECT_GT(entry.at("count"), 0) << entry;
+    EXPECT_GT(entry.at("min_us"), 0) << entry;
+  }
+  EXPECT_GE(programs.size(), 3u);
+  EXPECT_GT(profile.at("host").at("us_per_instruction"), 0);
+  constexpr int64_t kPage = int64_t{2} << 20;
+  for (const auto& role : profile.at("roles")) {
+    const int64_t stated = role.at("stated_bytes").at("device");
+    EXPECT_EQ(role.at("taken_bytes").at("device"), (stated + kPage - 1) / kPage * kPage);
+    EXPECT_EQ(role.at("taken_bytes").at("host"), role.at("stated_bytes").at("host"));
+  }
+}
+
+// A tool is told of instructions while the host queues them, or makes a graph of them, and of all
+// steps.
+TEST_F(CudaJob, AToolIsToldOfEachStep) {
+  const auto count = [&](const char* graphs) {
+    on_device(fmt::format("NVTX_INJECTION64_PATH={} NVTX_TOOL_LOG={}", PIPER_NVTX_TOOL, at("log")),
+              graphs, "unused.safetensors");
+    std::map<std::string, int> lines;
+    std::ifstream log(at("log"));
+    for (std::string line; std::getline(log, line);) ++lines[line.substr(0, line.rfind('/'))];
+    return lines;
+  };
+  const auto with = count("--graphs on"), without = count("--graphs off");
+  EXPECT_EQ(with.at("begin 1 piper/step"), 6);
+  EXPECT_EQ(without.at("begin 1 piper/step"), 6);
+  const int computed = without.at("begin 1 piper/compute");
+  EXPECT_EQ(computed % 6, 0);
+  EXPECT_GT(computed, 0);
+  EXPECT_LT(with.at("begin 1 piper/compute"), computed);
+  EXPECT_GE(with.at("begin 1 piper/compute"), computed / 6 * 2);  // the first step, and a graph
+}
+
 // Ranks of one device copy from each other: the bits are those of the plan for one rank, in any
 // legal order of all streams.
 struct Parallel {

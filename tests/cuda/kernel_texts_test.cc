@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "folder.h"
 #include "nvrtc.h"
@@ -315,6 +316,60 @@ TEST(Texts, OfTooMuchHaveAFrame) {
   ASSERT_TRUE(binary.ok) << binary.log;
   EXPECT_GE(costs_of(binary.cubin).at("k").frame_bytes, 256u);
   EXPECT_FALSE(nvrtc->compile("no text", "sm_90a").ok);
+}
+
+// A sum of 16-bit floats in f32, as fabrics form it of what members bring: one kernel that keeps
+// nothing.
+TEST(Programs, ThatSumSixteenBitsInThirtyTwoAreOneKernel) {
+  const TensorType narrow{DType::kBF16, {1000}}, wide{DType::kF32, {1000}};
+  Program program;
+  program.label = "sum";
+  program.values = {narrow, narrow, narrow, wide, wide, wide};
+  program.num_args = 3;
+  program.arg_read = {true, true, false};
+  program.arg_written = {false, false, true};
+  program.ops = {{"Cast", {{"to", "f32"}}, {0}, {3}},
+                 {"Cast", {{"to", "f32"}}, {1}, {4}},
+                 {"Add", {}, {3, 4}, {5}},
+                 {"Cast", {{"to", "bf16"}}, {5}, {2}}};
+  const auto made = device_program(program);
+  ASSERT_TRUE(made) << print_error(made.error());
+  EXPECT_EQ(made->kernels.size(), 1u);
+  EXPECT_EQ(made->workspace_bytes, 0);
+}
+
+// Literals that are numbers of the text take no memory; those that kernels read do, and are found.
+TEST(Programs, KeepTheLiteralsThatTheyRead) {
+  const auto made_of = [](const char* op, Shape shape, Attrs attrs) {
+    const float two = 2;
+    Program program;
+    program.label = op;
+    program.values = {
+        {DType::kF32, {4}}, {DType::kF32, shape}, {DType::kF32, {}}, {DType::kF32, {1}}};
+    program.num_args = 2;
+    program.literals = {{2, std::string(4, '\0')},
+                        {3, std::string(reinterpret_cast<const char*>(&two), sizeof two)}};
+    program.arg_read = {true, false};
+    program.arg_written = {false, true};
+    program.ops = {{op, std::move(attrs), {0, 3}, {1}}};
+    auto made = device_program(program);
+    EXPECT_TRUE(made) << print_error(made.error());
+    return *std::move(made);
+  };
+  EXPECT_EQ(made_of("Mul", {4}, {}).literals, "");
+  const DeviceProgram read = made_of("Concat", {5}, {{"axis", 0}});
+  ASSERT_EQ(read.literals.size(), 256u);
+  float kept = 0;
+  std::memcpy(&kept, read.literals.data(), sizeof kept);
+  EXPECT_EQ(kept, 2);
+  int found = 0;
+  for (const DeviceStep& step : read.steps)
+    for (const DeviceOperand& operand : step.operands)
+      if (operand.kind == DeviceOperand::kLiteral) {
+        EXPECT_EQ(operand.offset, 0);
+        ++found;
+      }
+  EXPECT_EQ(found, 1);
 }
 
 }  // namespace

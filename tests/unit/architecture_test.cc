@@ -301,7 +301,7 @@ TEST(Architecture, TheRuntimeLinksNoCompilerRoom) {
   const std::set<std::string> executor = {
       "base",    "lines",    "data",      "bundle",       "halves",       "graph",    "ops",
       "fuse",    "memory",   "fabric", "device_fabric", "backend",   "backend_cpu",  "backend_null", "backends", "signatures",
-      "runtime", "parallel", "transport", "cuda_kernels", "backend_cuda"};
+      "nvtx", "runtime", "parallel", "transport", "cuda_kernels", "backend_cuda"};
   const std::set<std::string> beside = {"flops", "picture"};
   const std::vector<std::string> run = tools().uses["piper_run"];
   ASSERT_FALSE(run.empty());

@@ -1,0 +1,480 @@
+#include "profile.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace piper {
+
+// ---- Times --------------------------------------------------------------------------------------
+
+void Times::add(double total, int64_t count, double least, double point) {
+  least_ = count_ == 0 ? least : std::min(least_, least);
+  count_ += count;
+  total_ += total;
+  points_.emplace_back(point, count);
+  if (points_.size() > kMostPoints) thin();
+}
+
+void Times::add(const Times& others) {
+  if (others.count_ == 0) return;
+  least_ = count_ == 0 ? others.least_ : std::min(least_, others.least_);
+  count_ += others.count_;
+  total_ += others.total_;
+  points_.insert(points_.end(), others.points_.begin(), others.points_.end());
+  if (points_.size() > kMostPoints) thin();
+}
+
+double Times::at(int64_t place) const {
+  for (const auto& [time, count] : points_)
+    if ((place -= count) < 0) return time;
+  return points_.back().first;
+}
+
+void Times::thin() {
+  std::sort(points_.begin(), points_.end());
+  std::vector<Point> kept;
+  for (size_t p = 0; p < kPoints; ++p) {
+    const auto bound = [&](size_t part) {
+      return count_ * static_cast<int64_t>(part) / static_cast<int64_t>(kPoints);
+    };
+    const int64_t from = bound(p), to = bound(p + 1);
+    kept.emplace_back(at((from + to - 1) / 2), to - from);
+  }
+  points_ = std::move(kept);
+}
+
+double Times::quantile(double share) const {
+  if (count_ == 0) return 0;
+  Times sorted = *this;
+  std::sort(sorted.points_.begin(), sorted.points_.end());
+  const auto place = static_cast<int64_t>(std::ceil(share * static_cast<double>(count_)));
+  return sorted.at(std::max<int64_t>(place, 1) - 1);
+}
+
+// ---- Between ranks ------------------------------------------------------------------------------
+
+namespace {
+
+template <class Number>
+void write(std::vector<std::string>& fields, Number number) {
+  fields.push_back(fmt::format("{}", number));
+}
+std::string next(std::span<const std::string>& fields) {
+  if (fields.empty()) return "";
+  std::string field = fields.front();
+  fields = fields.subspan(1);
+  return field;
+}
+int64_t next_whole(std::span<const std::string>& fields) {
+  return std::strtoll(next(fields).c_str(), nullptr, 10);
+}
+double next_number(std::span<const std::string>& fields) {
+  return std::strtod(next(fields).c_str(), nullptr);
+}
+
+std::string encode(const Profile& profile) {
+  std::vector<std::string> fields;
+  write(fields, profile.entries.size());
+  for (const auto& [key, entry] : profile.entries) {
+    fields.insert(fields.end(), {key.name, key.where, entry.label, entry.passes});
+    for (const int64_t number : {int64_t{key.table}, key.bytes, key.members, int64_t{key.fast}})
+      write(fields, number);
+    entry.times.write(fields);
+  }
+  for (const auto& [digest, role] : profile.roles) {
+    fields.push_back(digest);
+    for (const int64_t number : {role.first_rank, role.ranks, role.instructions, role.taken.device,
+                                 role.taken.host, std::ssize(role.stated)})
+      write(fields, number);
+    for (const auto& [what, bytes] : role.stated) {
+      fields.push_back(what);
+      write(fields, bytes);
+    }
+  }
+  return pack(fields);
+}
+
+// What goes with the lowest rank is not told.
+Profile decode(std::string_view text) {
+  const std::vector<std::string> all = unpack(text);
+  std::span<const std::string> fields = all;
+  Profile profile;
+  for (int64_t count = next_whole(fields); count > 0 && !fields.empty(); --count) {
+    ProfileKey key;
+    ProfileEntry entry;
+    for (std::string* text : {&key.name, &key.where, &entry.label, &entry.passes})
+      *text = next(fields);
+    key.table = static_cast<ProfileKey::Table>(next_whole(fields));
+    key.bytes = next_whole(fields);
+    key.members = next_whole(fields);
+    key.fast = next_whole(fields) != 0;
+    entry.times = Times::read(fields);
+    profile.entries[key] = std::move(entry);
+  }
+  while (!fields.empty()) {
+    ProfileRole& role = profile.roles[next(fields)];
+    for (int64_t* number :
+         {&role.first_rank, &role.ranks, &role.instructions, &role.taken.device, &role.taken.host})
+      *number = next_whole(fields);
+    for (int64_t count = next_whole(fields); count > 0 && !fields.empty(); --count) {
+      std::string what = next(fields);
+      role.stated.emplace_back(std::move(what), next_whole(fields));
+    }
+  }
+  return profile;
+}
+
+std::string joined(const std::string& a, const std::string& b) {
+  std::set<char> all(a.begin(), a.end());
+  all.insert(b.begin(), b.end());
+  return {all.begin(), all.end()};
+}
+
+}  // namespace
+
+void Times::write(std::vector<std::string>& fields) const {
+  piper::write(fields, count_);
+  piper::write(fields, total_);
+  piper::write(fields, least_);
+  piper::write(fields, points_.size());
+  for (const auto& [time, count] : points_) {
+    piper::write(fields, time);
+    piper::write(fields, count);
+  }
+}
+
+Times Times::read(std::span<const std::string>& fields) {
+  Times times;
+  times.count_ = next_whole(fields);
+  times.total_ = next_number(fields);
+  times.least_ = next_number(fields);
+  for (int64_t count = next_whole(fields); count > 0 && !fields.empty(); --count) {
+    const double time = next_number(fields);
+    times.points_.emplace_back(time, next_whole(fields));
+  }
+  return times;
+}
+
+void Profile::add(const Profile& others) {
+  for (const auto& [key, theirs] : others.entries) {
+    const auto [at, is_new] = entries.try_emplace(key, theirs);
+    if (is_new) continue;
+    ProfileEntry& own = at->second;
+    own.times.add(theirs.times);
+    own.label = std::min(own.label, theirs.label);
+    own.passes = joined(own.passes, theirs.passes);
+  }
+  for (const auto& [digest, theirs] : others.roles) {
+    const auto [at, is_new] = roles.try_emplace(digest, theirs);
+    if (is_new) continue;
+    ProfileRole& own = at->second;
+    own.first_rank = std::min(own.first_rank, theirs.first_rank);
+    own.ranks += theirs.ranks;
+    own.taken.device = std::max(own.taken.device, theirs.taken.device);
+    own.taken.host = std::max(own.taken.host, theirs.taken.host);
+  }
+}
+
+Status gather_profiles(Control& control, Profile& own) {
+  constexpr const char* kWhat = "exchange of profiles";
+  for (const int64_t child : control.children()) {
+    PIPER_ASSIGN(const std::string theirs, hear_text(control, child, kWhat));
+    own.add(decode(theirs));
+  }
+  const auto up = control.parent();
+  return up ? tell_text(control, *up, encode(own)) : ok_status();
+}
+
+// ---- Of one rank --------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int64_t kWarmUp = 3;  // steps, where there are more
+
+// What goes through the instruction, of whole tensors where they are cut.
+int64_t bytes_of(const RoleProgram& role, const Instruction& one) {
+  size_t first = 0, step = takes_pairs(one.kind) ? 2 : 1, count = one.args.size();
+  switch (one.kind) {
+    case InstructionKind::kDispatch:
+      first = 1, count = 2;
+      break;
+    case InstructionKind::kCombine:
+      count = 1;
+      break;
+    case InstructionKind::kAllGather:
+    case InstructionKind::kOwnPart:
+      first = 1;
+      break;
+    case InstructionKind::kRotate:
+    case InstructionKind::kCopy:
+      count = 1;
+      break;
+    default:
+      break;
+  }
+  int64_t bytes = 0;
+  for (size_t a = first; a < count; a += step) bytes += role.tensor(one.args[a]).type.bytes();
+  return bytes;
+}
+
+std::string link_of(const Fabric& fabric) {
+  return fabric.name() == "local" ? "device" : std::string(fabric.name());
+}
+
+std::string way_of(const RoleProgram& role, const Instruction& one) {
+  const auto place = [&](size_t arg) {
+    return role.tensor(one.args[arg]).host ? "host" : "device";
+  };
+  if (one.kind == InstructionKind::kInput) return "host to device";
+  if (one.kind != InstructionKind::kCopy) return "device";
+  return std::string(place(0)) == place(1) ? place(0) : fmt::format("{} to {}", place(0), place(1));
+}
+
+struct Maker {
+  const Executor& executor;
+  const RoleProgram& role = executor.role();
+  const std::shared_ptr<const RoleProgram> prepared = executor.prepared();
+  std::vector<int64_t> coordinates;
+  std::vector<std::string> digests;  // by program
+
+  ProfileKey key_of(const Instruction& one) const {
+    if (one.kind == InstructionKind::kCompute)
+      return {ProfileKey::kPrograms, digests[static_cast<size_t>(one.program)], "", 0, 0, false};
+    ProfileKey key{ProfileKey::kLocal, to_string(one.kind), "", bytes_of(role, one), 0, false};
+    if (!is_collective(one.kind) && one.kind != InstructionKind::kSend &&
+        one.kind != InstructionKind::kRecv) {
+      key.where = way_of(role, one);
+      return key;
+    }
+    key.table = ProfileKey::kCommunication;
+    key.where = link_of(executor.fabric());
+    key.members = 2;
+    if (is_collective(one.kind))
+      key.members =
+          std::ssize(group_ranks(role, role.groups[static_cast<size_t>(one.group)], coordinates));
+    key.fast = one.fast;
+    return key;
+  }
+  // What the backend has put in front of the plan's instructions.
+  ProfileKey key_of_added(const Instruction& one) const {
+    return {ProfileKey::kLocal,
+            "prepared",
+            "device",
+            prepared->tensor(one.args.back()).type.bytes(),
+            0,
+            false};
+  }
+};
+
+// A program that no body runs has no times.
+void list_programs(const Maker& make, Profile& profile) {
+  for (size_t p = 0; p < make.digests.size(); ++p) {
+    ProfileEntry& entry =
+        profile.entries[{ProfileKey::kPrograms, make.digests[p], "", 0, 0, false}];
+    const std::string& label = make.role.programs[p].label;
+    entry.label = entry.label.empty() ? label : std::min(entry.label, label);
+  }
+  for (const auto* section : {&make.role.prologue, &make.role.body, &make.role.epilogue})
+    for (const Instruction& one : *section)
+      if (one.kind == InstructionKind::kCompute) {
+        std::string& passes = profile.entries[make.key_of(one)].passes;
+        passes = joined(passes, {one.pass});
+      }
+}
+
+void add_role(const Executor& executor, int64_t rank, Profile& profile) {
+  const RoleProgram& role = executor.role();
+  int64_t workspaces = 0;
+  for (const int64_t bytes : role.workspace_bytes) workspaces += bytes;
+  profile.roles[role_digest(role)] = {rank,
+                                      1,
+                                      std::ssize(role.body),
+                                      {{"arena", role.arena_bytes},
+                                       {"workspaces", workspaces},
+                                       {"packed", role.packed_bytes},
+                                       {"transport", role.transport_bytes},
+                                       {"scratch", role.scratch_bytes},
+                                       {"device", role.peak_bytes()},
+                                       {"host", role.host_bytes + role.staging_bytes}},
+                                      executor.backend().taken()};
+}
+
+}  // namespace
+
+Profile make_profile(const Executor& executor, int64_t rank, const Cores& cores, int64_t steps) {
+  Profile profile;
+  const std::vector<TraceEvent> events = executor.trace();
+  profile.device = executor.backend().device();
+  profile.has_device_times = executor.is_asynchronous();
+  profile.threads = cores.threads;
+  profile.helpers = cores.helper ? 1 : 0;
+  Maker make{executor};
+  make.coordinates = coordinates_of(make.role.mesh, rank);
+  for (const Program& program : make.role.programs) make.digests.push_back(program_digest(program));
+  list_programs(make, profile);
+  add_role(executor, rank, profile);
+  if (events.empty()) return profile;
+  profile.last_step = events.back().step;
+  profile.first_step = std::max(
+      {events.front().step, profile.last_step + 1 - steps, std::min(kWarmUp, profile.last_step)});
+  const size_t added = make.prepared->body.size() - make.role.body.size();
+  std::vector<std::pair<ProfileEntry*, Times*>> targets;  // by instruction
+  for (size_t i = 0; i < make.prepared->body.size(); ++i) {
+    const Instruction& one = make.prepared->body[i];
+    const ProfileKey key =
+        i < added ? make.key_of_added(one) : make.key_of(make.role.body[i - added]);
+    const ProfileKey host{ProfileKey::kHost, to_string(one.kind), "", 0, 0, false};
+    targets.emplace_back(&profile.entries[key], &profile.entries[host].times);
+  }
+  for (const TraceEvent& event : events) {
+    if (event.step < profile.first_step) continue;
+    const auto& [entry, host] = targets[static_cast<size_t>(event.instruction)];
+    entry->times.add(event.end_us - event.start_us);
+    host->add(event.issue_us);
+  }
+  return profile;
+}
+
+// ---- The file -----------------------------------------------------------------------------------
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// To a nanosecond.
+double rounded(double us) { return std::round(us * 1e3) / 1e3; }
+
+void add_times(const Times& times, Json& to) {
+  to["count"] = times.count();
+  if (times.count() == 0) return;
+  to["median_us"] = rounded(times.quantile(0.5));
+  to["min_us"] = rounded(times.least());
+  to["p90_us"] = rounded(times.quantile(0.9));
+  to["total_us"] = rounded(times.total());
+}
+
+Json entry_of(const ProfileKey& key, const ProfileEntry& entry) {
+  Json made;
+  switch (key.table) {
+    case ProfileKey::kPrograms:
+      made = {{"program", key.name}, {"label", entry.label}, {"pass", entry.passes}};
+      break;
+    case ProfileKey::kCommunication:
+      made = {{"kind", key.name},
+              {"bytes", key.bytes},
+              {"members", key.members},
+              {"link", key.where},
+              {"sum", key.fast ? "fast" : "ordered"}};
+      if (key.name != to_string(InstructionKind::kAllReduce) &&
+          key.name != to_string(InstructionKind::kReduceScatter))
+        made.erase("sum");
+      break;
+    case ProfileKey::kLocal:
+      made = {{"kind", key.name}, {"bytes", key.bytes}, {"where", key.where}};
+      break;
+    case ProfileKey::kHost:
+      made = {{"kind", key.name}};
+      break;
+  }
+  add_times(entry.times, made);
+  return made;
+}
+
+Json table_of(const Profile& profile, ProfileKey::Table table) {
+  std::vector<std::pair<const ProfileKey*, const ProfileEntry*>> entries;
+  for (const auto& [key, entry] : profile.entries)
+    if (key.table == table) entries.emplace_back(&key, &entry);
+  std::stable_sort(entries.begin(), entries.end(),
+                   [](const auto& a, const auto& b) { return a.second->label < b.second->label; });
+  Json made = Json::array();
+  for (const auto& [key, entry] : entries) made.push_back(entry_of(*key, *entry));
+  return made;
+}
+
+Json host_of(const Profile& profile) {
+  int64_t count = 0;
+  double total = 0;
+  for (const auto& [key, entry] : profile.entries)
+    if (key.table == ProfileKey::kHost) {
+      count += entry.times.count();
+      total += entry.times.total();
+    }
+  const double each = count > 0 ? total / static_cast<double>(count) : 0;
+  return {{"us_per_instruction", rounded(each)}, {"kinds", table_of(profile, ProfileKey::kHost)}};
+}
+
+Json roles_of(const Profile& profile) {
+  Json made = Json::array();
+  for (const auto& [digest, role] : profile.roles) {
+    Json stated;
+    for (const auto& [what, bytes] : role.stated) stated[what] = bytes;
+    made.push_back({{"role", digest},
+                    {"first_rank", role.first_rank},
+                    {"ranks", role.ranks},
+                    {"instructions", role.instructions},
+                    {"stated_bytes", std::move(stated)},
+                    {"taken_bytes", {{"device", role.taken.device}, {"host", role.taken.host}}}});
+  }
+  return made;
+}
+
+// Lists have a line for each entry, all else a line for each key.
+std::string print(const Json& file) {
+  const auto text = [](const Json& json) {
+    return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  };
+  std::vector<std::string> lines;
+  for (const auto& [key, value] : file.items()) {
+    std::vector<std::string> entries;
+    if (value.is_array())
+      for (const Json& entry : value) entries.push_back("\n    " + text(entry));
+    lines.push_back(
+        fmt::format("\n  {}: {}", text(key),
+                    entries.empty() ? text(value) : "[" + join(entries, ",") + "\n  ]"));
+  }
+  return "{" + join(lines, ",") + "\n}\n";
+}
+
+}  // namespace
+
+std::string print_profile(const Profile& profile, const PlanSet& set, const JobOptions& options,
+                          std::span<const StepMetrics> steps) {
+  Times times;
+  double tokens = 0;  // of a step
+  for (const StepMetrics& one : steps) {
+    if (one.step < profile.first_step || one.step > profile.last_step) continue;
+    times.add(one.step_ms * 1e3);
+    tokens = one.tokens_per_s * one.step_ms / 1e3;
+  }
+  if (times.count() == 0) return "";
+  Json file, mesh = Json::object(), step;
+  for (const auto& [axis, size] : set.manifest.mesh) mesh[axis] = size;
+  add_times(times, step);
+  file["piper_profile"] = 1;
+  file["plan_set"] = set.manifest.set_id;
+  file["target"] = set.roles[0].target;
+  file["device"] = {{"backend", options.backend},
+                    {"name", profile.device},
+                    {"kernels", kernels_of(options)},
+                    {"threads", profile.threads},
+                    {"helpers", profile.helpers}};
+  file["clock"] = profile.has_device_times ? "device" : "host";
+  file["world"] = set.world();
+  file["mesh"] = std::move(mesh);
+  file["first_step"] = profile.first_step + 1;
+  file["step"] = std::move(step);
+  file["tokens_per_s"] = rounded(tokens * 1e6 / times.quantile(0.5));
+  file["host"] = host_of(profile);
+  file["roles"] = roles_of(profile);
+  file["programs"] = table_of(profile, ProfileKey::kPrograms);
+  file["communication"] = table_of(profile, ProfileKey::kCommunication);
+  file["local"] = table_of(profile, ProfileKey::kLocal);
+  return print(file);
+}
+
+}  // namespace piper
