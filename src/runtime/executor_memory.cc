@@ -63,6 +63,10 @@ Status refresh_mirrors(State& state) {
 
 Status allocate(Executor::State& state) {
   PIPER_ASSIGN(state.arena, state.backend.allocate(state.role->arena_bytes));
+  std::string places;
+  for (const Buffer& buffer : state.role->buffers)
+    fmt::format_to(std::back_inserter(places), "{} ", buffer.offset);
+  PIPER_TRY(state.fabric.add_memory(state.arena, state.role->arena_bytes, digest(places)));
   if (state.role->host_bytes > 0) {
     PIPER_ASSIGN(state.host, state.backend.allocate(state.role->host_bytes, Space::kHost));
   }

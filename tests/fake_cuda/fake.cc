@@ -1,12 +1,14 @@
 #include "fake.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 namespace piper::fake {
@@ -66,7 +68,9 @@ int State::report() {
     lost(fmt::format("{} bytes of {} memory", range.bytes, range.is_host ? "host" : "device"));
   for (const auto& [at, bytes] : addresses) lost(fmt::format("{} bytes of addresses", bytes));
   for (const auto& [handle, file] : pages) lost(fmt::format("{} bytes of pages", file.second));
-  if (variable("FAKE_CUDA_COUNT", 0) != 0) fmt::print(stderr, "fake cuda: {} calls\n", calls);
+  if (variable("FAKE_CUDA_COUNT", 0) != 0)
+    fmt::print(stderr, "fake cuda: {} calls, {} windows, {} registrations\n", calls, windows,
+               registrations);
   return static_cast<int>(std::min<int64_t>(left, INT32_MAX));
 }
 
@@ -87,6 +91,9 @@ void State::add_range(uintptr_t at, const Range& range, const char* name) {
 }
 
 void State::drop_range(uintptr_t at) {
+  for (const NcclWindow* each : registered)
+    if (each->is_alive && each->comm->is_alive && range_of(at) == range_of(each->at))
+      misuse("memory", "it is released while a communicator has it");
   memory.erase(at);
   watched.forget(reinterpret_cast<void*>(at));
 }
@@ -120,8 +127,14 @@ int State::queue(const char* call, CuStream* stream, Work work) {
   return failure();
 }
 
+void State::fail_work(const std::string& what) {
+  failure_ = what;
+  misuse("work on a stream", what);
+}
+
 // The work at the head of a stream, drawn from all that need not wait.
 bool State::run_one() {
+  if (poll && poll(*this)) return true;
   std::vector<CuStream*> able;
   for (CuStream* stream : streams) {
     if (stream->queue.empty()) continue;
@@ -133,10 +146,7 @@ bool State::run_one() {
   const Queued next = std::move(stream->queue.front());
   stream->queue.pop_front();
   if (next.work && failure_.empty()) {
-    if (Status ran = next.work(); !ran) {
-      failure_ = ran.error().message;
-      misuse("work on a stream", failure_);
-    }
+    if (Status ran = next.work(); !ran) fail_work(ran.error().message);
   }
   if (next.done) {
     static double clock = 0;
@@ -177,6 +187,8 @@ void State::set_capturing(CuGraph* graph, bool capturing) {
 
 Call::Call(const char* of, bool needs_start) : name(of), state(State::get()), lock_(state.mutex) {
   static const int64_t fails = variable("FAKE_CUDA_FAIL", 0);
+  static const char* const stops = std::getenv("FAKE_CUDA_STOP");
+  if (stops && std::strcmp(stops, of) == 0) raise(SIGSTOP);
   if (++state.calls == fails) {
     code = kUnknown;
     state.has_failed = true;

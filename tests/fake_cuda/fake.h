@@ -6,6 +6,10 @@
 //     FAKE_CUDA_SEED=N     of orders (1)              FAKE_CUDA_CHECK=1     kernels with all checks
 //     FAKE_CUDA_FAIL=N     the Nth call fails, once   FAKE_CUDA_COUNT=1     says how many there
 //     were
+//     FAKE_CUDA_PAGE=N     bytes of a page of the device's memory (2 MiB)
+//     FAKE_CUDA_STOP=NAME  the process stops where it calls this first
+//     FAKE_NCCL_FOLDER=F   ranks of several processes meet there
+//     FAKE_NCCL_VERSION=N  (22809)
 //
 // Misuse is said on stderr: handles that are no longer, calls without a context, memory that nobody
 // has. At the end so is what was never destroyed, and a process that would end with 0 ends with 86
@@ -125,6 +129,17 @@ struct NcclComm : fake::Object {
   std::string room;  // where its ranks meet
   int size = 0, rank = 0;
   CuContext* context = nullptr;
+  CuStream* stream = nullptr;         // the one on which all of its operations stand
+  std::map<int, int> sent, expected;  // letters, by rank
+  std::vector<std::string> brought;   // to what all come together, in order: what this one says
+};
+// Memory that a communicator knows: alone, or as all its members do.
+struct NcclWindow : fake::Object {
+  const char* kind() const override { return "registration with a communicator"; }
+  NcclComm* comm = nullptr;
+  uintptr_t at = 0;
+  size_t bytes = 0;
+  bool is_window = false;
 };
 struct CuGreenContext : fake::Object {
   const char* kind() const override { return "green context"; }
@@ -151,7 +166,10 @@ class State {
   emulator::WatchedMemory watched;                   // where kernels are checked
   std::vector<CuStream*> streams;
   const bool is_checked;
-  bool communicates = false;  // several ranks have met
+  bool communicates = false;       // several ranks have met
+  bool (*poll)(State&) = nullptr;  // whether something has come that streams wait for
+  std::vector<NcclWindow*> registered;
+  int64_t windows = 0, registrations = 0;  // so far
   std::mt19937_64 random;
 
   static State& get();
@@ -186,6 +204,7 @@ class State {
   // Runs what is queued, in some order, until it is done. Error: some work failed, now or before.
   int run_until(const std::function<bool()>& is_done);
   bool run_one();
+  void fail_work(const std::string& what);
   int failure() const { return failure_.empty() ? kOk : kLaunchFailed; }
   // Whether the calling thread captures, so that it may not call what waits or allocates.
   bool is_capturing() const;
@@ -249,5 +268,6 @@ PIPER_NVRTC(FAKE_DECLARED)
 PIPER_CUBLASLT(FAKE_DECLARED)
 PIPER_CUDNN(FAKE_DECLARED)
 PIPER_NCCL(FAKE_DECLARED)
+PIPER_NCCL_WINDOWS(FAKE_DECLARED)
 }  // namespace piper::fake
 }
