@@ -79,7 +79,8 @@ class NcclLinks final : public Links {
 
   Status add_memory(std::byte* at, int64_t bytes, std::string_view layout) override {
     const Device::Block block = device_.mapped_block(at);
-    if (block.bytes == 0) return ok_status();  // what is not mapped is better not registered
+    // What is not mapped, or may not be shown to other processes, is better not registered.
+    if (block.bytes == 0 || device_.facts().shares_files == 0) return ok_status();
     memory_.push_back(block);
     layout_ = digest(fmt::format("{} {} {} {}", layout_, layout, bytes, block.bytes));
     return ok_status();
@@ -162,7 +163,7 @@ class NcclLinks final : public Links {
  private:
   struct Joined {
     NcclComm* handle = nullptr;
-    std::string label;  // "communicator 3 of ranks [0,2]"
+    std::string name, label;  // "communicator 3", "communicator 3 of ranks [0,2]"
     std::vector<int64_t> ranks;
     int64_t own = 0;  // position
     int32_t stream = 0;
@@ -294,18 +295,20 @@ class NcclLinks final : public Links {
     return ok_status();
   }
 
+  // NCCL keeps the name's address.
   Result<int32_t> open(std::span<const int64_t> ranks, int32_t communicator, int32_t stream) {
     device_.enter();
     PIPER_ASSIGN(const Name name, name_of(ranks));
     Joined& made = communicators_.emplace_back();
-    made.label = fmt::format("communicator {} of ranks [{}]", communicator, fmt::join(ranks, ","));
+    made.name = fmt::format("communicator {}", communicator);
+    made.label = fmt::format("{} of ranks [{}]", made.name, fmt::join(ranks, ","));
     made.ranks.assign(ranks.begin(), ranks.end());
     made.own = std::find(ranks.begin(), ranks.end(), control_.rank()) - ranks.begin();
     made.stream = stream;
     NcclConfig config;
     config.blocking = 0;
     config.shares = 0;
-    config.name = made.label.c_str();
+    config.name = made.name.c_str();
     if (const auto c = static_cast<size_t>(communicator); c < listed_.size()) {
       config.most_blocks = most_blocks_[c];
       if (listed_[c].sms > 0) config.least_blocks = config.most_blocks;
