@@ -46,6 +46,7 @@ constexpr int kOldestForSeveral =
     22600;  // below, communicators of one device may wait for each other
 constexpr int kOldestWithWindows = 22700;
 constexpr int kMostBlocks = 32;
+constexpr const char* kState = "ncclCommGetAsyncError";
 
 class NcclLinks final : public Links {
  public:
@@ -98,7 +99,7 @@ class NcclLinks final : public Links {
 
   Status send(int32_t pair, std::span<const MessagePart> parts) override {
     constexpr int kReceiver = 1;
-    return together(pair, [&](const Joined& on) {
+    return together("ncclSend", pair, [&](const Joined& on) {
       int code = 0;
       for (const MessagePart& part : parts)
         if (part.bytes > 0 && !failed(code))
@@ -109,7 +110,7 @@ class NcclLinks final : public Links {
   }
   Status recv(int32_t pair, std::span<const MessagePart> parts) override {
     constexpr int kSender = 0;
-    return together(pair, [&](const Joined& on) {
+    return together("ncclRecv", pair, [&](const Joined& on) {
       int code = 0;
       for (const MessagePart& part : parts)
         if (part.bytes > 0 && !failed(code))
@@ -123,7 +124,7 @@ class NcclLinks final : public Links {
                   std::span<const Block> incoming) override {
     device_.enter();
     PIPER_TRY(copy_own(group, outgoing, incoming));
-    return together(group, [&](const Joined& on) {
+    return together("ncclSend or ncclRecv", group, [&](const Joined& on) {
       int code = 0;
       for (const Block& block : outgoing)
         if (block.member != on.own && !failed(code))
@@ -139,7 +140,7 @@ class NcclLinks final : public Links {
 
   bool adds() const override { return true; }
   Status add_up(int32_t group, std::span<const Sum> sums) override {
-    return together(group, [&](const Joined& on) {
+    return together("ncclAllReduce, ncclReduceScatter or ncclReduce", group, [&](const Joined& on) {
       int code = 0;
       for (const Sum& sum : sums)
         if (!failed(code)) code = add_up(on, sum);
@@ -154,7 +155,7 @@ class NcclLinks final : public Links {
     for (const Joined& each : communicators_) {
       int state = 0;
       const int code = nccl_.ncclCommGetAsyncError(each.handle, &state);
-      if (failed(code) || failed(state)) return error_of(each, failed(code) ? code : state);
+      if (failed(code) || failed(state)) return error_of(each, kState, failed(code) ? code : state);
     }
     return ok_status();
   }
@@ -174,11 +175,11 @@ class NcclLinks final : public Links {
   static bool failed(int code) { return code != 0 && code != kNcclInProgress; }
   CuStream* stream_of(const Joined& on) const { return device_.stream(on.stream); }
 
-  Error error_of(const Joined& on, int code) {
+  Error error_of(const Joined& on, const char* call, int code) {
     is_broken_ = true;
     const char* const last = nccl_.ncclGetLastError(on.handle);
     Error error =
-        fail("rank {}, {}: NCCL: {}", control_.rank(), on.label, nccl_.ncclGetErrorString(code))
+        fail("rank {}, {}: {}: {}", control_.rank(), on.label, call, nccl_.ncclGetErrorString(code))
             .with_code(ExitCode::kPeer);
     if (last && *last) error.notes.emplace_back(last);
     return error;
@@ -216,8 +217,8 @@ class NcclLinks final : public Links {
     for (;;) {
       int state = 0;
       if (const int code = nccl_.ncclCommGetAsyncError(on.handle, &state); failed(code))
-        return error_of(on, code);
-      if (failed(state)) return error_of(on, state);
+        return error_of(on, kState, code);
+      if (failed(state)) return error_of(on, kState, state);
       if (state == 0) return ok_status();
       PIPER_TRY(control_.check_stopped());
       if (!patience.look()) return late(on);
@@ -226,13 +227,14 @@ class NcclLinks final : public Links {
   }
 
   template <class Calls>
-  Status together(int32_t number, Calls calls) {
+  Status together(const char* what, int32_t number, Calls calls) {
     const Joined& on = communicators_[static_cast<size_t>(number)];
     device_.enter();
     int code = nccl_.ncclGroupStart();
     if (!failed(code)) code = calls(on);
     const int end = nccl_.ncclGroupEnd();
-    if (failed(code) || failed(end)) return error_of(on, failed(code) ? code : end);
+    if (failed(code)) return error_of(on, what, code);
+    if (failed(end)) return error_of(on, "ncclGroupEnd", end);
     return end == kNcclInProgress ? settle(on) : ok_status();
   }
 
@@ -270,7 +272,7 @@ class NcclLinks final : public Links {
       return name;
     }
     if (const int code = nccl_.ncclGetUniqueId(&name.id); failed(code))
-      return fail("NCCL: {}", nccl_.ncclGetErrorString(code)).with_code(ExitCode::kPeer);
+      return fail("ncclGetUniqueId: {}", nccl_.ncclGetErrorString(code)).with_code(ExitCode::kPeer);
     name.is_alike = windows_ && !memory_.empty();
     for (const int64_t rank : ranks.subspan(1)) {
       PIPER_ASSIGN(const std::string theirs, hear_text(control_, rank, "layout of its memory"));
@@ -289,7 +291,8 @@ class NcclLinks final : public Links {
       const int code = is_alike ? windows_->ncclCommWindowRegister(on.handle, at, bytes,
                                                                    &on.windows[m], kNcclSymmetric)
                                 : nccl_.ncclCommRegister(on.handle, at, bytes, &on.memories[m]);
-      if (failed(code)) return error_of(on, code);
+      if (failed(code))
+        return error_of(on, is_alike ? "ncclCommWindowRegister" : "ncclCommRegister", code);
       PIPER_TRY(settle(on));
     }
     return ok_status();
@@ -319,7 +322,7 @@ class NcclLinks final : public Links {
     }
     const int code = nccl_.ncclCommInitRankConfig(&made.handle, static_cast<int>(ranks.size()),
                                                   name.id, static_cast<int>(made.own), &config);
-    if (failed(code)) return error_of(made, code);
+    if (failed(code)) return error_of(made, "ncclCommInitRankConfig", code);
     PIPER_TRY(settle(made));
     if (ranks.size() > 1) PIPER_TRY(register_memory(made, name.is_alike));
     return static_cast<int32_t>(communicators_.size()) - 1;

@@ -109,6 +109,26 @@ TEST_F(NcclProcesses, TrainWhatOneTrains) {
   }
 }
 
+// Both ranks end, and who calls says what.
+TEST_F(NcclProcesses, NameTheCallThatFails) {
+  compile("ddp", "-D dp=2");
+  for (const char* const call :
+       {"ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommGetAsyncError",
+        "ncclCommWindowRegister", "ncclGroupEnd", "ncclSend", "ncclRecv"}) {
+    const auto [code, output] =
+        run_shell("(" +
+                  as_processes(2,
+                               fmt::format("FAKE_CUDA_FAIL_FIRST=$([ $RANK = 0 ] && echo {}) {}",
+                                           call, variables(2)),
+                               run("--steps 2")) +
+                  ") 2>&1");
+    EXPECT_EQ(code, 10) << call << output;
+    EXPECT_THAT(output, testing::HasSubstr(call));
+    EXPECT_THAT(output, testing::Not(testing::HasSubstr("never released")));
+    expect_no_letters();
+  }
+}
+
 // Whoever is left ends with the code that says that restarting is sensible, and names who is gone.
 TEST_F(NcclProcesses, NameWhoEndsStopsOrNeverComes) {
   compile("ddp", "-D dp=3");

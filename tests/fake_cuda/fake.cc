@@ -189,7 +189,10 @@ Call::Call(const char* of, bool needs_start) : name(of), state(State::get()), lo
   static const int64_t fails = variable("FAKE_CUDA_FAIL", 0);
   static const char* const stops = std::getenv("FAKE_CUDA_STOP");
   if (stops && std::strcmp(stops, of) == 0) raise(SIGSTOP);
-  if (++state.calls == fails) {
+  static const char* fails_first = std::getenv("FAKE_CUDA_FAIL_FIRST");
+  const bool is_named = fails_first && std::strcmp(fails_first, of) == 0;
+  if (is_named) fails_first = nullptr;
+  if (++state.calls == fails || is_named) {
     code = kUnknown;
     state.has_failed = true;
   } else if (needs_start && !state.is_ready) {

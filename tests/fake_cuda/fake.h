@@ -6,6 +6,7 @@
 //     FAKE_CUDA_SEED=N     of orders (1)              FAKE_CUDA_CHECK=1     kernels with all checks
 //     FAKE_CUDA_FAIL=N     the Nth call fails, once   FAKE_CUDA_COUNT=1     says how many there
 //     were
+//     FAKE_CUDA_FAIL_FIRST=NAME  the first call of this fails
 //     FAKE_CUDA_PAGE=N     bytes of a page of the device's memory (2 MiB)
 //     FAKE_CUDA_STOP=NAME  the process stops where it calls this first
 //     FAKE_NCCL_FOLDER=F   ranks of several processes meet there
