@@ -133,5 +133,7 @@ struct Needs {
 std::vector<int64_t> workspaces_of(const RoleProgram& role, std::span<const int64_t> by_program);
 // Whether the rank reduces with others.
 bool has_groups(const RoleProgram& role);
+// Whether the plan calls a sum fast.
+bool has_fast_sums(const RoleProgram& role);
 
 }  // namespace piper

@@ -21,11 +21,26 @@ class Links {
     std::byte* data = nullptr;
     int64_t bytes = 0;
   };
+  // A sum of `count` numbers of each member, which all of them get, in place, or one does; or of as
+  // many for each member, in order, of which each gets its own. `to` is where who gets them has it.
+  struct Sum {
+    static constexpr int64_t kAll = -1, kEach = -2;
+    const std::byte* from = nullptr;
+    std::byte* to = nullptr;
+    DType dtype = DType::kF32;
+    Reduction reduction = Reduction::kSum;
+    int64_t count = 0;
+    int64_t member = kAll;  // position
+  };
   virtual ~Links() = default;
   virtual std::string_view name() const = 0;
 
   virtual bool is_capturable() const { return false; }  // Fabric's
 
+  // As Fabric::add_memory.
+  virtual Status add_memory(std::byte* /*at*/, int64_t /*bytes*/, std::string_view /*layout*/) {
+    return ok_status();
+  }
   // The own end of a communicator, in the order in which all ranks list them; `in_flight`: of a
   // sender, messages between two wait_sends.
   virtual Result<int32_t> add_pair(int64_t from, int64_t to, int32_t communicator, int32_t stream,
@@ -42,9 +57,9 @@ class Links {
                           std::span<const Block> incoming) = 0;
   // On the sending stream, behind what receivers still read.
   virtual Status wait_sends() = 0;
-  // Whether the library adds up itself, in an order of its own; and that, of pieces in place.
+  // Whether the library adds up itself, in an order of its own; and that, all at once.
   virtual bool adds() const { return false; }
-  virtual Status add_up(int32_t /*group*/, std::span<const Piece>) { return ok_status(); }
+  virtual Status add_up(int32_t /*group*/, std::span<const Sum>) { return ok_status(); }
   virtual Status poll() { return ok_status(); }
   virtual void abort() {}
 };

@@ -216,6 +216,9 @@ class Control {
   // An error when another rank has aborted or is gone: for waits that go through something else.
   virtual Status check_stopped() = 0;
   virtual Seat& seat() = 0;
+  // Of these ranks those that have not looked around for half that time, so that others may wait
+  // for them; as far as anything is known of them.
+  virtual std::vector<int64_t> find_stuck(std::span<const int64_t> /*ranks*/) { return {}; }
   // Where the own rank stands, for the errors of those who wait for it: a text that outlives the
   // job. May stay unread.
   std::atomic<const char*>& activity() { return seat().activity; }
@@ -241,6 +244,11 @@ class Fabric {
   virtual bool is_capturable() const { return false; }
 
   // ---- Before the first step --------------------------------------------------------------------
+  // Memory in which lies what is moved, before the communicators that move it. `layout`: a text
+  // that ranks share whose buffers lie alike there.
+  virtual Status add_memory(std::byte* /*at*/, int64_t /*bytes*/, std::string_view /*layout*/) {
+    return ok_status();
+  }
   // The own end of a communicator: of a pair, to or from `peer`; the number is what send and recv
   // take. At most `in_flight` messages of it are sent between two wait_sends; they arrive in order.
   // `communicator` is the same number on all members, from 0. `stream`: the backend's on which its

@@ -31,4 +31,11 @@ bool has_groups(const RoleProgram& role) {
                      [&](const Group& group) { return members_of(role, group) > 1; });
 }
 
+bool has_fast_sums(const RoleProgram& role) {
+  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+    for (const Instruction& one : *section)
+      if (one.fast) return true;
+  return false;
+}
+
 }  // namespace piper

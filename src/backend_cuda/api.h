@@ -383,12 +383,15 @@ struct Cudnn {
 struct Nccl {
   PIPER_NCCL(PIPER_MEMBER)
 };
+struct NcclWindows {
+  PIPER_NCCL_WINDOWS(PIPER_MEMBER)
+};
 #undef PIPER_MEMBER
 
 #define PIPER_NUMBER(name, value, vendor) name = value,
 enum CudaNumber { PIPER_CUDA_NUMBERS(PIPER_NUMBER) };
 enum LtNumber { PIPER_CUBLASLT_NUMBERS(PIPER_NUMBER) };
-enum NcclNumber { PIPER_NCCL_NUMBERS(PIPER_NUMBER) };
+enum NcclNumber { PIPER_NCCL_NUMBERS(PIPER_NUMBER) PIPER_NCCL_NEW_NUMBERS(PIPER_NUMBER) };
 enum DnnNumber { PIPER_CUDNN_NUMBERS(PIPER_NUMBER) };
 #undef PIPER_NUMBER
 

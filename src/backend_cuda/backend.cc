@@ -501,8 +501,12 @@ Result<std::unique_ptr<Fabric>> Cuda::make_fabric(const FabricSource& source) {
   PIPER_ASSIGN(mover_, Mover::open(*device_, options_.note));
   std::unique_ptr<Links> links;
   if (source.local.empty()) {
-    PIPER_ASSIGN(links, make_nccl_links(*device_, source.control));
+    PIPER_ASSIGN(links, make_nccl_links(*device_, source, options_.note));
   } else {
+    if (options_.note && has_fast_sums(source.role))
+      options_.note(
+          "sums that the plans call fast are formed in rank order: NCCL has no two ranks of one "
+          "process");
     links = make_local_links(*this, source);
   }
   PIPER_ASSIGN(FabricNeeds needs, fabric_needs(source.role));

@@ -45,6 +45,9 @@ PIPER_VENDORS(LtHeuristic, cublasLtMatmulHeuristicResult_t)
 PIPER_NCCL_HANDLES(PIPER_VENDORS)
 PIPER_VENDORS(NcclId, ncclUniqueId)
 PIPER_VENDORS(NcclConfig, ncclConfig_t)
+#if NCCL_VERSION_CODE >= 22700
+PIPER_VENDORS(NcclWindow, ncclWindow_vidmem)
+#endif
 #endif
 
 // Numbers and enumerations of one size, and pointers to such, are passed alike.
@@ -126,6 +129,17 @@ static_assert(offsetof(NcclConfig, version) == offsetof(ncclConfig_t, version) &
               offsetof(NcclConfig, most_blocks) == offsetof(ncclConfig_t, maxCTAs) &&
               offsetof(NcclConfig, net) == offsetof(ncclConfig_t, netName) &&
               offsetof(NcclConfig, shares) == offsetof(ncclConfig_t, splitShare));
+#if NCCL_VERSION_CODE >= 22700
+PIPER_NCCL_WINDOWS(PIPER_COMPARE)
+PIPER_NCCL_NEW_NUMBERS(PIPER_EQUAL)
+static_assert(offsetof(NcclConfig, name) == offsetof(ncclConfig_t, commName) &&
+              offsetof(NcclConfig, policy) == offsetof(ncclConfig_t, CTAPolicy) &&
+              offsetof(NcclConfig, switch_blocks) == offsetof(ncclConfig_t, nvlsCTAs));
+#endif
+#if NCCL_VERSION_CODE >= 22800
+static_assert(sizeof(NcclConfig) <= sizeof(ncclConfig_t) &&
+              offsetof(NcclConfig, switch_centric) == offsetof(ncclConfig_t, nvlinkCentricSched));
+#endif
 #endif
 
 }  // namespace

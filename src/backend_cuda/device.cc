@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdlib>
 
 namespace piper::cuda {
 namespace {
@@ -30,6 +31,8 @@ thread_local uint64_t Device::current_ = 0;
 Result<int> count_devices() {
   PIPER_ASSIGN(const Opened<Driver>* library, opened<Driver>());
   const Driver& driver = library->functions;
+  // Streams that share a way to the device wait for each other; it has 8 unless more are asked for.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   PIPER_CU(driver, cuInit, 0);
   int count = 0;
   PIPER_CU(driver, cuDeviceGetCount, &count);
@@ -63,7 +66,7 @@ Status Device::start() {
   PIPER_CU(driver_, cuCtxSetCurrent, context_);
   current_ = id_;
   if (facts_.maps_memory != 0) {
-    const CuMemProperties wanted = pages_of(handle_, false);
+    const CuMemProperties wanted = pages_of(handle_, facts_.shares_files != 0);
     PIPER_CU(driver_, cuMemGetAllocationGranularity, &page_, &wanted, kGranularityLeast);
   }
   PIPER_CU(driver_, cuCtxGetStreamPriorityRange, &least_, &greatest_);
@@ -188,6 +191,14 @@ Result<std::byte*> Device::allocate(int64_t bytes, bool on_host) {
   return reinterpret_cast<std::byte*>(*at);
 }
 
+Device::Block Device::mapped_block(const std::byte* at) const {
+  const auto address = reinterpret_cast<CuAddress>(at);
+  for (const Mapping& one : mappings_)
+    if (one.is_mapped && address >= one.at && address - one.at < one.bytes)
+      return {reinterpret_cast<std::byte*>(one.at), one.bytes};
+  return {};
+}
+
 // ---- Streams ------------------------------------------------------------------------------------
 
 // A stream on so many multiprocessors, or the next number that the device can set apart.
@@ -222,7 +233,6 @@ Result<int32_t> Device::add_stream(const Stream& wanted) {
   else
     PIPER_CU(driver_, cuStreamCreateWithPriority, &made, kStreamNonBlocking, priority);
   streams_.push_back(made);
-  limits_.push_back(wanted.sms);
   return static_cast<int32_t>(streams_.size() - 1);
 }
 

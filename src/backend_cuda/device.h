@@ -47,13 +47,17 @@ class Device {
   Result<std::byte*> allocate(int64_t bytes, bool on_host);
 
   Taken taken() const { return taken_; }
+  // The pages under addresses of their own in which this lies; none: of 0 bytes.
+  struct Block {
+    std::byte* at = nullptr;
+    size_t bytes = 0;
+  };
+  Block mapped_block(const std::byte* at) const;
 
   // Stream 0 is there from the beginning. Priorities are cut to the range that the device has;
   // a limit of multiprocessors is kept where the driver can (`keeps_limits`).
   Result<int32_t> add_stream(const Stream& wanted);
   CuStream* stream(int32_t number) const { return streams_[static_cast<size_t>(number)]; }
-  // Multiprocessors that a stream may take; 0: any.
-  int64_t limit_of(int32_t number) const { return limits_[static_cast<size_t>(number)]; }
   bool keeps_limits() const { return green_ != nullptr; }
   Result<int32_t> add_event(bool timed = false);
   CuEvent* event(int32_t number) const { return events_[static_cast<size_t>(number)]; }
@@ -104,7 +108,6 @@ class Device {
   std::vector<CuAddress> blocks_;
   std::vector<void*> host_blocks_;
   std::vector<CuStream*> streams_;
-  std::vector<int64_t> limits_;  // by stream
   std::vector<CuEvent*> events_;
   std::vector<CuGreenContext*> parts_;
   std::vector<CuGraphExec*> graphs_;

@@ -22,6 +22,7 @@ PIPER_FILL(Nvrtc, PIPER_NVRTC)
 PIPER_FILL(CublasLt, PIPER_CUBLASLT)
 PIPER_FILL(Cudnn, PIPER_CUDNN)
 PIPER_FILL(Nccl, PIPER_NCCL)
+PIPER_FILL(NcclWindows, PIPER_NCCL_WINDOWS)
 #undef PIPER_FILL
 #undef PIPER_SET
 
@@ -106,15 +107,27 @@ PIPER_OPENED(Cudnn)
 PIPER_OPENED(Nccl)
 #undef PIPER_OPENED
 
+namespace {
+
+// A part of a library that not all versions have.
+template <class Table, class Part>
+Result<Part> part_of() {
+  PIPER_ASSIGN(const Opened<Table>* whole, opened<Table>());
+  const char* const files[] = {whole->path.c_str()};
+  PIPER_ASSIGN(const Library library, open_library(files, {}));
+  Part made;
+  PIPER_TRY(fill(library, made));
+  return made;
+}
+
+}  // namespace
+
 const Green* green_of_driver() {
-  static const Result<Green> once = []() -> Result<Green> {
-    PIPER_ASSIGN(const Opened<Driver>* driver, opened<Driver>());
-    const char* const files[] = {driver->path.c_str()};
-    PIPER_ASSIGN(const Library library, open_library(files, {}));
-    Green made;
-    PIPER_TRY(fill(library, made));
-    return made;
-  }();
+  static const Result<Green> once = part_of<Driver, Green>();
+  return once ? &*once : nullptr;
+}
+const NcclWindows* windows_of_nccl() {
+  static const Result<NcclWindows> once = part_of<Nccl, NcclWindows>();
   return once ? &*once : nullptr;
 }
 

@@ -48,8 +48,9 @@ Result<Opened<Table>> open_anew(const Folders& folders, std::string& path);
 // Once for the process. The error says what was looked for, and where.
 template <class Table>
 Result<const Opened<Table>*> opened();
-// Null where the driver has none of it.
+// Null where the driver or NCCL has none of it.
 const Green* green_of_driver();
+const NcclWindows* windows_of_nccl();
 
 // What a call of the driver says that did not succeed: "cuMemCreate: CUDA_ERROR_…: …".
 Error failed_call(const Driver& driver, const char* call, int code);

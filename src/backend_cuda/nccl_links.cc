@@ -2,6 +2,11 @@
 // each of the plan's. All that a block of an exchange is goes into one group, so that nobody waits
 // for an order among them.
 //
+// Kernels of all communicators that are under way at once fit on the device (blocks_of), so that
+// none waits for another one's end to begin. In the order in which the host has called them, which
+// NCCL can keep, they would: a send that is behind one not yet received keeps back the receive that
+// its peer sends for (tests/cuda/communicator_orders_test.cc).
+//
 // Communicators do not block: each call may come back before it is done, and the host asks until it
 // is, for as long as it waits for anything. NCCL itself finds no peer that hangs.
 #include "nccl_links.h"
@@ -9,8 +14,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cstdlib>
+#include <deque>
+#include <map>
 #include <thread>
 
 namespace piper::cuda {
@@ -39,18 +44,32 @@ int type_of(DType dtype) {
 
 constexpr int kOldestForSeveral =
     22600;  // below, communicators of one device may wait for each other
+constexpr int kOldestWithWindows = 22700;
+constexpr int kMostBlocks = 32;
+constexpr const char* kState = "ncclCommGetAsyncError";
 
 class NcclLinks final : public Links {
  public:
-  NcclLinks(const Nccl& nccl, Device& device, Control& control)
-      : nccl_(nccl), device_(device), control_(control) {}
+  NcclLinks(const Nccl& nccl, const NcclWindows* windows, Device& device,
+            const FabricSource& source)
+      : nccl_(nccl),
+        windows_(windows),
+        device_(device),
+        control_(source.control),
+        listed_(source.role.communicators),
+        most_blocks_(blocks_of(listed_, device.facts().multiprocessors).most) {}
   ~NcclLinks() override {
     device_.end_graphs();
-    for (const Communicator& each : communicators_) {
+    device_.enter();
+    for (const Joined& each : communicators_) {
+      if (!each.handle) continue;
       if (is_broken_) {
         nccl_.ncclCommAbort(each.handle);
         continue;
       }
+      for (NcclWindow* window : each.windows)
+        windows_->ncclCommWindowDeregister(each.handle, window);
+      for (void* memory : each.memories) nccl_.ncclCommDeregister(each.handle, memory);
       const bool ends = !failed(nccl_.ncclCommFinalize(each.handle)) && settle(each).ok();
       ends ? nccl_.ncclCommDestroy(each.handle) : nccl_.ncclCommAbort(each.handle);
     }
@@ -67,6 +86,17 @@ class NcclLinks final : public Links {
     return device_.driver().cuDriverGetVersion(&version) == 0 && version >= kCapturesInParallel;
   }
 
+  Status add_memory(std::byte* at, int64_t bytes, std::string_view layout) override {
+    const Device::Block block = device_.mapped_block(at);
+    // What is not mapped, or may not be shown to other processes, is better not registered.
+    if (block.bytes == 0 || device_.facts().shares_files == 0) return ok_status();
+    const bool is_known = std::any_of(memory_.begin(), memory_.end(),
+                                      [&](const auto& each) { return each.at == block.at; });
+    if (!is_known) memory_.push_back(block);
+    layout_ = digest(fmt::format("{} {} {} {}", layout_, layout, bytes, block.bytes));
+    return ok_status();
+  }
+
   Result<int32_t> add_pair(int64_t from, int64_t to, int32_t communicator, int32_t stream,
                            int64_t) override {
     const int64_t ranks[] = {from, to};
@@ -79,7 +109,7 @@ class NcclLinks final : public Links {
 
   Status send(int32_t pair, std::span<const MessagePart> parts) override {
     constexpr int kReceiver = 1;
-    return together(pair, [&](const Communicator& on) {
+    return together("ncclSend", pair, [&](const Joined& on) {
       int code = 0;
       for (const MessagePart& part : parts)
         if (part.bytes > 0 && !failed(code))
@@ -90,7 +120,7 @@ class NcclLinks final : public Links {
   }
   Status recv(int32_t pair, std::span<const MessagePart> parts) override {
     constexpr int kSender = 0;
-    return together(pair, [&](const Communicator& on) {
+    return together("ncclRecv", pair, [&](const Joined& on) {
       int code = 0;
       for (const MessagePart& part : parts)
         if (part.bytes > 0 && !failed(code))
@@ -104,7 +134,7 @@ class NcclLinks final : public Links {
                   std::span<const Block> incoming) override {
     device_.enter();
     if (!device_.has_failed) PIPER_TRY(copy_own(group, outgoing, incoming));
-    return together(group, [&](const Communicator& on) {
+    return together("ncclSend or ncclRecv", group, [&](const Joined& on) {
       int code = 0;
       for (const Block& block : outgoing)
         if (block.member != on.own && !failed(code))
@@ -119,14 +149,11 @@ class NcclLinks final : public Links {
   }
 
   bool adds() const override { return true; }
-  Status add_up(int32_t group, std::span<const Piece> pieces) override {
-    return together(group, [&](const Communicator& on) {
+  Status add_up(int32_t group, std::span<const Sum> sums) override {
+    return together("ncclAllReduce, ncclReduceScatter or ncclReduce", group, [&](const Joined& on) {
       int code = 0;
-      for (const Piece& piece : pieces)
-        if (piece.count > 0 && !failed(code))
-          code = nccl_.ncclAllReduce(
-              piece.data, piece.data, static_cast<size_t>(piece.count), type_of(piece.dtype),
-              piece.reduction == Reduction::kSum ? kNcclSum : kNcclMax, on.handle, stream_of(on));
+      for (const Sum& sum : sums)
+        if (!failed(code)) code = add_up(on, sum);
       return code;
     });
   }
@@ -135,72 +162,96 @@ class NcclLinks final : public Links {
   Status wait_sends() override { return ok_status(); }
 
   Status poll() override {
-    for (const Communicator& each : communicators_) {
+    for (const Joined& each : communicators_) {
       int state = 0;
       const int code = nccl_.ncclCommGetAsyncError(each.handle, &state);
-      if (failed(code) || failed(state)) return error_of(each, failed(code) ? code : state);
+      if (failed(code) || failed(state)) return error_of(each, kState, failed(code) ? code : state);
     }
     return ok_status();
   }
   void abort() override { is_broken_ = true; }
 
  private:
-  struct Communicator {
+  struct Joined {
     NcclComm* handle = nullptr;
-    std::string label;  // "communicator 3 of ranks [0,2]"
-    int64_t own = 0;    // position
+    std::string name, label;  // "communicator 3", "communicator 3 of ranks [0,2]"
+    std::vector<int64_t> ranks;
+    int64_t own = 0;  // position
     int32_t stream = 0;
+    std::vector<NcclWindow*> windows;  // where NCCL writes them, which stay
+    std::vector<void*> memories;
   };
 
   static bool failed(int code) { return code != 0 && code != kNcclInProgress; }
-  CuStream* stream_of(const Communicator& on) const { return device_.stream(on.stream); }
+  CuStream* stream_of(const Joined& on) const { return device_.stream(on.stream); }
 
-  Error error_of(const Communicator& on, int code) {
+  Error error_of(const Joined& on, const char* call, int code) {
     is_broken_ = true;
     const char* const last = nccl_.ncclGetLastError(on.handle);
     Error error =
-        fail("rank {}, {}: NCCL: {}", control_.rank(), on.label, nccl_.ncclGetErrorString(code))
+        fail("rank {}, {}: {}: {}", control_.rank(), on.label, call, nccl_.ncclGetErrorString(code))
             .with_code(ExitCode::kPeer);
     if (last && *last) error.notes.emplace_back(last);
     return error;
   }
 
+  int add_up(const Joined& on, const Sum& sum) const {
+    const auto count = static_cast<size_t>(sum.count);
+    const int type = type_of(sum.dtype),
+              how = sum.reduction == Reduction::kSum ? kNcclSum : kNcclMax;
+    CuStream* const stream = stream_of(on);
+    switch (sum.member) {
+      case Sum::kAll:
+        return nccl_.ncclAllReduce(sum.from, sum.to, count, type, how, on.handle, stream);
+      case Sum::kEach:
+        return nccl_.ncclReduceScatter(sum.from, sum.to, count, type, how, on.handle, stream);
+      default:
+        return nccl_.ncclReduce(sum.from, sum.to, count, type, how, static_cast<int>(sum.member),
+                                on.handle, stream);
+    }
+  }
+
+  Error late(const Joined& on) {
+    is_broken_ = true;
+    std::string others;
+    for (const int64_t rank : control_.find_stuck(on.ranks))
+      others += fmt::format("; rank {} does not go on", rank);
+    return fail("rank {} waited {:.3g} s for the other ranks of {}{}", control_.rank(),
+                control_.timeout(), on.label, others)
+        .with_code(ExitCode::kPeer);
+  }
+
   // Until what was called last on it is done.
-  Status settle(const Communicator& on) {
-    const auto start = std::chrono::steady_clock::now();
+  Status settle(const Joined& on) {
+    Patience patience(control_.seat(), control_.timeout());
     for (;;) {
       int state = 0;
       if (const int code = nccl_.ncclCommGetAsyncError(on.handle, &state); failed(code))
-        return error_of(on, code);
-      if (failed(state)) return error_of(on, state);
+        return error_of(on, kState, code);
+      if (failed(state)) return error_of(on, kState, state);
       if (state == 0) return ok_status();
       PIPER_TRY(control_.check_stopped());
-      const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
-      if (waited.count() > control_.timeout()) {
-        is_broken_ = true;
-        return fail("rank {} waited {:.3g} s for the other ranks of {}", control_.rank(),
-                    control_.timeout(), on.label)
-            .with_code(ExitCode::kPeer);
-      }
+      if (!patience.look()) return late(on);
       std::this_thread::yield();
     }
   }
 
   template <class Calls>
-  Status together(int32_t number, Calls calls) {
-    const Communicator& on = communicators_[static_cast<size_t>(number)];
+  Status together(const char* what, int32_t number, Calls calls) {
+    const Joined& on = communicators_[static_cast<size_t>(number)];
     if (device_.has_failed) return ok_status();
     device_.enter();
     int code = nccl_.ncclGroupStart();
     if (!failed(code)) code = calls(on);
     const int end = nccl_.ncclGroupEnd();
-    if (failed(code) || failed(end)) return error_of(on, failed(code) ? code : end);
+    if (failed(code)) return error_of(on, what, code);
+    if (failed(end)) return error_of(on, "ncclGroupEnd", end);
     return end == kNcclInProgress ? settle(on) : ok_status();
   }
 
   Status copy_own(int32_t number, std::span<const Block> outgoing,
                   std::span<const Block> incoming) {
-    const Communicator& on = communicators_[static_cast<size_t>(number)];
+    const Joined& on = communicators_[static_cast<size_t>(number)];
     size_t from = 0;
     for (const Block& to : incoming) {
       if (to.member != on.own) continue;
@@ -216,58 +267,144 @@ class NcclLinks final : public Links {
     return ok_status();
   }
 
-  // The first of the ranks makes the name by which the others find the communicator.
-  Result<NcclId> name_of(std::span<const int64_t> ranks) {
+  // The first of the ranks makes the name by which the others find the communicator, and tells
+  // whether buffers lie alike in the memory of all.
+  struct Name {
     NcclId id;
-    const std::span<std::byte> bytes(reinterpret_cast<std::byte*>(id.bytes), sizeof id.bytes);
+    bool is_alike = false;
+  };
+  Result<Name> name_of(std::span<const int64_t> ranks) {
+    Name name;
+    const std::span<std::byte> bytes(reinterpret_cast<std::byte*>(&name), sizeof name);
+    const std::string own = windows_ && !memory_.empty() ? layout_ : std::string();
     if (ranks[0] != control_.rank()) {
+      PIPER_TRY(tell_text(control_, ranks[0], own));
       PIPER_TRY(control_.hear(ranks[0], bytes, "name of a communicator"));
-      return id;
+      return name;
     }
-    if (const int code = nccl_.ncclGetUniqueId(&id); failed(code))
-      return fail("NCCL: {}", nccl_.ncclGetErrorString(code)).with_code(ExitCode::kPeer);
+    if (const int code = nccl_.ncclGetUniqueId(&name.id); failed(code))
+      return fail("ncclGetUniqueId: {}", nccl_.ncclGetErrorString(code)).with_code(ExitCode::kPeer);
+    name.is_alike = windows_ && !memory_.empty();
+    for (const int64_t rank : ranks.subspan(1)) {
+      PIPER_ASSIGN(const std::string theirs, hear_text(control_, rank, "layout of its memory"));
+      name.is_alike = name.is_alike && theirs == own;
+    }
     for (const int64_t rank : ranks.subspan(1)) PIPER_TRY(control_.tell(rank, bytes));
-    return id;
+    return name;
   }
 
+  // Memory whose buffers lie alike is a window of all, else each knows its own.
+  Status register_memory(Joined& on, bool is_alike) {
+    on.windows.resize(is_alike ? memory_.size() : 0);
+    on.memories.resize(is_alike ? 0 : memory_.size());
+    for (size_t m = 0; m < memory_.size(); ++m) {
+      const auto [at, bytes] = memory_[m];
+      const int code = is_alike ? windows_->ncclCommWindowRegister(on.handle, at, bytes,
+                                                                   &on.windows[m], kNcclSymmetric)
+                                : nccl_.ncclCommRegister(on.handle, at, bytes, &on.memories[m]);
+      if (failed(code))
+        return error_of(on, is_alike ? "ncclCommWindowRegister" : "ncclCommRegister", code);
+      PIPER_TRY(settle(on));
+    }
+    return ok_status();
+  }
+
+  // NCCL keeps the name's address.
   Result<int32_t> open(std::span<const int64_t> ranks, int32_t communicator, int32_t stream) {
-    Communicator made{
-        nullptr, fmt::format("communicator {} of ranks [{}]", communicator, fmt::join(ranks, ",")),
-        std::find(ranks.begin(), ranks.end(), control_.rank()) - ranks.begin(), stream};
     device_.enter();
-    PIPER_ASSIGN(const NcclId id, name_of(ranks));
+    PIPER_ASSIGN(const Name name, name_of(ranks));
+    Joined& made = communicators_.emplace_back();
+    made.name = fmt::format("communicator {}", communicator);
+    made.label = fmt::format("{} of ranks [{}]", made.name, fmt::join(ranks, ","));
+    made.ranks.assign(ranks.begin(), ranks.end());
+    made.own = std::find(ranks.begin(), ranks.end(), control_.rank()) - ranks.begin();
+    made.stream = stream;
     NcclConfig config;
     config.blocking = 0;
     config.shares = 0;
-    if (const int64_t limit = device_.limit_of(stream); limit > 0)
-      config.most_blocks = static_cast<int>(std::min<int64_t>(limit, kMostBlocks));
-    const int code = nccl_.ncclCommInitRankConfig(&made.handle, static_cast<int>(ranks.size()), id,
-                                                  static_cast<int>(made.own), &config);
-    communicators_.push_back(std::move(made));
-    if (failed(code)) return error_of(communicators_.back(), code);
-    PIPER_TRY(settle(communicators_.back()));
+    config.name = made.name.c_str();
+    if (const auto c = static_cast<size_t>(communicator); c < listed_.size()) {
+      config.most_blocks = most_blocks_[c];
+      if (listed_[c].sms > 0) config.least_blocks = config.most_blocks;
+      // Beside what computes it takes no more than it needs.
+      const bool is_beside =
+          std::ranges::any_of(listed_[c].streams, [](int32_t s) { return s > 0; });
+      if (is_beside) config.policy = kNcclEfficient;
+    }
+    const int code = nccl_.ncclCommInitRankConfig(&made.handle, static_cast<int>(ranks.size()),
+                                                  name.id, static_cast<int>(made.own), &config);
+    if (failed(code)) return error_of(made, "ncclCommInitRankConfig", code);
+    PIPER_TRY(settle(made));
+    if (ranks.size() > 1) PIPER_TRY(register_memory(made, name.is_alike));
     return static_cast<int32_t>(communicators_.size()) - 1;
   }
-  static constexpr int64_t kMostBlocks = 32;
 
   const Nccl& nccl_;
+  const NcclWindows* const windows_;  // null: NCCL has none
   Device& device_;
   Control& control_;
-  std::vector<Communicator> communicators_;
+  const std::vector<Communicator>& listed_;  // by the plan
+  const std::vector<int> most_blocks_;       // of those
+  std::vector<Device::Block> memory_;
+  std::string layout_;  // of all of it
+  std::deque<Joined> communicators_;
   bool is_broken_ = false;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Links>> make_nccl_links(Device& device, Control& control) {
-  // Kernels of several communicators run in the order in which the host has launched them.
-  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+BlocksOf blocks_of(std::span<const Communicator> all, int multiprocessors) {
+  // By place of a mesh and queue there: how many multiprocessors the plan says, 0: nothing. What is
+  // sent leaves on a queue of its own.
+  std::map<std::vector<int32_t>, std::map<int64_t, int64_t>> places;
+  const auto use = [&](std::map<int64_t, int64_t>& queues, int64_t queue, int64_t sms) {
+    const auto [known, is_new] = queues.try_emplace(queue, sms);
+    if (!is_new)
+      known->second = std::min(known->second, sms) > 0 ? std::max(known->second, sms) : 0;
+  };
+  for (size_t c = 0; c < all.size(); ++c) {
+    if (!all[c].is_pair()) continue;
+    use(places[all[c].from], -1 - static_cast<int64_t>(c), all[c].sms);
+    use(places[all[c].to], all[c].streams[1], all[c].sms);
+  }
+  if (places.empty()) places[{}];
+  BlocksOf made;
+  int64_t share = kMostBlocks;
+  for (auto& [place, queues] : places) {
+    for (const Communicator& one : all)
+      if (!one.is_pair()) use(queues, one.streams[0], one.sms);
+    int64_t said = 0, others = 0;
+    for (const auto& [queue, sms] : queues)
+      sms > 0 ? said += std::min<int64_t>(sms, kMostBlocks) : ++others;
+    const int64_t rest = multiprocessors - 1 - said;
+    made.are_too_many |= rest < others;
+    if (others > 0) share = std::min(share, rest / others);
+  }
+  for (const Communicator& one : all)
+    made.most.push_back(
+        static_cast<int>(std::clamp<int64_t>(one.sms > 0 ? one.sms : share, 1, kMostBlocks)));
+  return made;
+}
+
+Result<std::unique_ptr<Links>> make_nccl_links(
+    Device& device, const FabricSource& source,
+    const std::function<void(const std::string&)>& note) {
   PIPER_ASSIGN(const Opened<Nccl>* const nccl, opened<Nccl>());
   int version = 0;
   nccl->functions.ncclGetVersion(&version);
   if (version < kOldestForSeveral)
     return fail("{} is NCCL {}; Piper needs 2.26 or later", nccl->path, nccl->version);
-  return std::unique_ptr<Links>(std::make_unique<NcclLinks>(nccl->functions, device, control));
+  const NcclWindows* const windows = version < kOldestWithWindows ? nullptr : windows_of_nccl();
+  const int multiprocessors = device.facts().multiprocessors;
+  if (note && !windows)
+    note(fmt::format("NCCL {} shares no windows of memory: 2.27 or later does", nccl->version));
+  if (note && blocks_of(source.role.communicators, multiprocessors).are_too_many)
+    note(fmt::format(
+        "communicators that may run at once take all {} multiprocessors: fewer streams, or smaller "
+        "limits of these, leave some for what computes",
+        multiprocessors));
+  return std::unique_ptr<Links>(
+      std::make_unique<NcclLinks>(nccl->functions, windows, device, source));
 }
 
 }  // namespace piper::cuda

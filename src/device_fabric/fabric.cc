@@ -26,12 +26,22 @@ Result<std::byte*> Slots::at_least(int32_t stream, int64_t bytes) {
   return region->at;
 }
 
+Result<std::span<std::byte>> Slots::reserve(int32_t stream) {
+  const auto s = static_cast<size_t>(stream);
+  if (s >= reserved_.size() || reserved_[s] == 0 ||
+      std::ranges::any_of(regions_, [&](const Region& each) { return each.stream == stream; }))
+    return std::span<std::byte>();
+  PIPER_ASSIGN(std::byte* const at, at_least(stream, reserved_[s]));
+  return std::span(at, static_cast<size_t>(reserved_[s]));
+}
+
 namespace {
 
 // What a collective was prepared of; a plan's is the same in every step.
 struct Call {
   std::vector<Piece> pieces;
   std::vector<Shard> shards;
+  bool fast = false;
   std::vector<Exchange> exchanges;
   std::optional<Rows> rows;
   const std::byte* from = nullptr;
@@ -61,6 +71,9 @@ class DeviceFabric final : public Fabric {
   bool is_capturable() const override { return links_->is_capturable(); }
   Links& links() { return *links_; }
 
+  Status add_memory(std::byte* at, int64_t bytes, std::string_view layout) override {
+    return links_->add_memory(at, bytes, layout);
+  }
   Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight,
                            int32_t stream) override {
     PIPER_TRY(check_peer(rank_, world_, peer));
@@ -76,6 +89,8 @@ class DeviceFabric final : public Fabric {
     PIPER_TRY(check_group(rank_, world_, ranks));
     Seated seated{{ranks.begin(), ranks.end()}, 0, -1, stream};
     seated.own = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
+    PIPER_ASSIGN(const std::span<std::byte> slot, slots_.reserve(stream));
+    if (!slot.empty()) PIPER_TRY(links_->add_memory(slot.data(), std::ssize(slot), "blocks"));
     PIPER_ASSIGN(seated.link, links_->add_group(ranks, communicator, stream));
     groups_.push_back(std::move(seated));
     return static_cast<int32_t>(groups_.size()) - 1;
@@ -106,18 +121,17 @@ class DeviceFabric final : public Fabric {
   Status all_reduce(int32_t group, std::span<const Piece> pieces, bool fast) override {
     return run(
         InstructionKind::kAllReduce, group, pieces.data(),
-        [&](const Call& call) { return std::ranges::equal(call.pieces, pieces); },
-        [&](Call& call, Preparer& prepare) -> Result<Stages> {
+        [&](const Call& call) {
+          return call.fast == fast && std::ranges::equal(call.pieces, pieces);
+        },
+        [&](Call& call, Preparer& prepare) {
+          call.fast = fast;
           call.pieces.assign(pieces.begin(), pieces.end());
-          if (!fast || !links_->adds()) return prepare.all_reduce(call.pieces);
-          Stages stages(1);
-          stages[0].kind = Stage::kAdd;
-          stages[0].pieces = call.pieces;
-          return stages;
+          return prepare.all_reduce(pieces, fast);
         });
   }
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool) override {
-    return run_shards(InstructionKind::kReduceScatter, group, shards);
+  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool fast) override {
+    return run_shards(InstructionKind::kReduceScatter, group, shards, fast);
   }
   Status all_gather(int32_t group, std::span<const Shard> shards) override {
     return run_shards(InstructionKind::kAllGather, group, shards);
@@ -163,20 +177,24 @@ class DeviceFabric final : public Fabric {
     if (!prepared || !same(prepared->call)) {
       auto fresh = std::make_unique<Prepared>();
       arithmetic_.use(seated.stream);
-      Preparer preparer{seated, slots_, arithmetic_};
+      Preparer preparer{seated, slots_, arithmetic_, links_->adds()};
       PIPER_ASSIGN(fresh->stages, make(fresh->call, preparer));
       prepared = std::move(fresh);
     }
     return queues_ ? queue(seated, prepared->stages) : ok_status();
   }
-  Status run_shards(InstructionKind kind, int32_t group, std::span<const Shard> shards) {
+  Status run_shards(InstructionKind kind, int32_t group, std::span<const Shard> shards,
+                    bool fast = false) {
     return run(
         kind, group, shards.data(),
-        [&](const Call& call) { return std::ranges::equal(call.shards, shards); },
+        [&](const Call& call) {
+          return call.fast == fast && std::ranges::equal(call.shards, shards);
+        },
         [&](Call& call, Preparer& prepare) {
+          call.fast = fast;
           call.shards.assign(shards.begin(), shards.end());
-          return kind == InstructionKind::kAllGather ? prepare.all_gather(call.shards)
-                                                     : prepare.reduce_scatter(call.shards);
+          return kind == InstructionKind::kAllGather ? prepare.all_gather(shards)
+                                                     : prepare.reduce_scatter(shards, fast);
         });
   }
   Status run_rows(InstructionKind kind, int32_t group, const Rows& rows) {
@@ -202,7 +220,7 @@ class DeviceFabric final : public Fabric {
           backend_.launch(stage.binding, seated.stream);
           break;
         case Stage::kAdd:
-          PIPER_TRY(links_->add_up(seated.link, stage.pieces));
+          PIPER_TRY(links_->add_up(seated.link, stage.sums));
           break;
         case Stage::kFill:
           backend_.fill(stage.to, stage.type, 0, seated.stream);

@@ -1,4 +1,5 @@
-// What the stages of a plan's collectives take for blocks that are under way (prepare.cc).
+// What the stages of a plan's collectives take for blocks that are under way (prepare.cc). Fast
+// sums take no more than those in order, which links make of them that do not add up.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -46,7 +47,7 @@ int64_t slot_of(const RoleProgram& role, const Instruction& one, const Sizes& si
   int64_t most = 0;
   switch (one.kind) {
     case InstructionKind::kAllReduce:
-      for (size_t a = 0; a < one.args.size() && !one.fast; ++a)
+      for (size_t a = 0; a < one.args.size(); ++a)
         most += sizes.of_runs(bytes(a) / sizes.members + 2 * kAlignment);
       return std::min(most, std::max(sizes.limit, sizes.members * 4 * kAlignment));
     case InstructionKind::kReduceScatter:

@@ -22,6 +22,12 @@ Stage launch_stage(int32_t binding) {
   stage.binding = binding;
   return stage;
 }
+Stage sum_stage(std::optional<Links::Sum> sum = {}) {
+  Stage stage;
+  stage.kind = Stage::kAdd;
+  if (sum) stage.sums.push_back(*sum);
+  return stage;
+}
 Stage zero_stage(std::byte* to, DType dtype, int64_t count) {
   Stage stage;
   stage.kind = Stage::kFill;
@@ -206,6 +212,39 @@ int64_t stretches_to_add(const Shard& shard, int64_t members, int64_t limit) {
   return stretches_at_once(shard, members, 2, limit - (members + 1) * kAlign);
 }
 
+// The library's own sums of one stretch: one call where all members have as much of it, else one
+// for each of them. Behind them what is padding.
+void sum_flat(const Seated& group, const Shard& shard, Stage& sum, Stages& behind) {
+  const int64_t size = info(shard.dtype).bytes;
+  const Runs runs{shard.count, shard.part_count};
+  Links::Sum one{shard.whole,     shard.part,       shard.dtype,
+                 Reduction::kSum, shard.part_count, Links::Sum::kEach};
+  if (shard.count == group.size() * shard.part_count) return sum.sums.push_back(one);
+  for (one.member = 0; one.member < group.size(); ++one.member) {
+    one.from = shard.whole + runs.begin(one.member) * size;
+    one.count = runs.size(one.member);
+    if (one.count > 0) sum.sums.push_back(one);
+  }
+  const int64_t own = runs.size(group.own);
+  if (own < shard.part_count)
+    behind.push_back(zero_stage(shard.part + own * size, shard.dtype, shard.part_count - own));
+}
+
+// Of several stretches, of which members' blocks are put side by side first.
+Status sum_blocks(const Preparer& with, const Shard& shard, Stages& stages) {
+  const int64_t size = info(shard.dtype).bytes, members = with.group.size(), run = run_of(shard);
+  const int64_t most = stretches_at_once(shard, members, 1, with.slots.limit());
+  for (int64_t first = 0; first < shard.stretches; first += most) {
+    const int64_t last = std::min(first + most, shard.stretches), count = (last - first) * run;
+    PIPER_ASSIGN(std::byte* const packed,
+                 with.slots.at_least(with.group.stream, members * count * size));
+    move_stretches(shard, members, first, last, packed, true, stages);
+    stages.push_back(sum_stage(Links::Sum{packed, shard.part + first * run * size, shard.dtype,
+                                          Reduction::kSum, count, Links::Sum::kEach}));
+  }
+  return ok_status();
+}
+
 Status reduce_blocks(const Preparer& with, const Shard& shard, Stages& stages) {
   const Seated& group = with.group;
   const int64_t size = info(shard.dtype).bytes, members = group.size(), run = run_of(shard);
@@ -298,21 +337,36 @@ int64_t most_scattered(const TensorType& part, int64_t stretches, int64_t member
   return stretches_to_add(shard, members, limit) * run_of(shard);
 }
 
-Result<Stages> Preparer::all_reduce(std::span<const Piece> pieces) {
+Result<Stages> Preparer::all_reduce(std::span<const Piece> pieces, bool fast) {
   Stages stages;
   if (group.size() == 1) return stages;
+  if (fast && adds) {
+    Stage& sum = stages.emplace_back(sum_stage());
+    for (const Piece& piece : pieces)
+      if (piece.count > 0)
+        sum.sums.push_back({piece.data, piece.data, piece.dtype, piece.reduction, piece.count});
+    return stages;
+  }
   for (const Batch& batch : batches_of(pieces, group.size(), slots.limit()))
     PIPER_TRY(reduce_batch(*this, batch, stages));
   return stages;
 }
 
-Result<Stages> Preparer::reduce_scatter(std::span<const Shard> shards) {
+Result<Stages> Preparer::reduce_scatter(std::span<const Shard> shards, bool fast) {
   Stages stages;
+  const bool sums = fast && adds && group.size() > 1;
+  Stage flat = sum_stage();  // all of one stretch at once
   for (const Shard& shard : shards) {
     if (shard.count == 0 && shard.part_count == 0) continue;
-    PIPER_TRY(shard.stretches == 1 ? reduce_flat(*this, shard, stages)
-                                   : reduce_blocks(*this, shard, stages));
+    if (sums && shard.stretches == 1)
+      sum_flat(group, shard, flat, stages);
+    else if (sums)
+      PIPER_TRY(sum_blocks(*this, shard, stages));
+    else
+      PIPER_TRY(shard.stretches == 1 ? reduce_flat(*this, shard, stages)
+                                     : reduce_blocks(*this, shard, stages));
   }
+  if (!flat.sums.empty()) stages.insert(stages.begin(), std::move(flat));
   return stages;
 }
 

@@ -11,7 +11,7 @@ struct Stage {
   enum Kind : uint8_t { kExchange, kMove, kLaunch, kFill, kAdd } kind = kExchange;
   std::vector<Links::Block> outgoing, incoming;  // kExchange
   StridedMove move;                              // kMove
-  std::span<const Piece> pieces;                 // kAdd
+  std::vector<Links::Sum> sums;                  // kAdd
   int32_t binding = -1;                          // kLaunch
   std::byte* to = nullptr;                       // kFill: zeros
   TensorType type;
@@ -34,6 +34,8 @@ class Slots {
       : backend_(backend), reserved_(std::move(reserved)), limit_(limit) {}
   int64_t limit() const { return limit_; }
   Result<std::byte*> at_least(int32_t stream, int64_t bytes);
+  // What is stated for the stream, at the first call for it; none, of 0 bytes, at others.
+  Result<std::span<std::byte>> reserve(int32_t stream);
 
  private:
   struct Region {
@@ -92,9 +94,10 @@ struct Preparer {
   const Seated& group;
   Slots& slots;
   Arithmetic& arithmetic;
+  bool adds = false;  // the links do, where a sum is fast
 
-  Result<Stages> all_reduce(std::span<const Piece> pieces);
-  Result<Stages> reduce_scatter(std::span<const Shard> shards);
+  Result<Stages> all_reduce(std::span<const Piece> pieces, bool fast);
+  Result<Stages> reduce_scatter(std::span<const Shard> shards, bool fast);
   Result<Stages> all_gather(std::span<const Shard> shards);
   Result<Stages> all_to_all(std::span<const Exchange> exchanges);
   Result<Stages> rotate(const std::byte* from, std::byte* to, int64_t bytes, int32_t turn);

@@ -70,11 +70,9 @@ std::string other_table(const BackendKind& kind, const RoleProgram& role) {
 
 std::string other_sums(const BackendKind& kind, const PlanSet& set) {
   if (kind.sums_fast || !kind.computes) return "";
-  for (const RoleProgram& role : set.roles)
-    for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
-      for (const Instruction& one : *section)
-        if (one.fast) return "; sums that the plans call fast are formed in rank order";
-  return "";
+  return std::ranges::any_of(set.roles, has_fast_sums)
+             ? "; sums that the plans call fast are formed in rank order"
+             : "";
 }
 
 }  // namespace

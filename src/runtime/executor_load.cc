@@ -97,29 +97,37 @@ Result<int32_t> add_hidden(State& state) {
   return stream;
 }
 
+void add_peers(State& state, std::span<const int64_t> ranks) {
+  for (const int64_t rank : ranks)
+    if (rank != state.source.rank && std::ranges::find(state.peers, rank) == state.peers.end())
+      state.peers.push_back(rank);
+}
+
 // The own end of a communicator; -1 where the rank is no member. What is sent leaves on a stream of
 // its own.
 Result<int32_t> open_communicator(State& state, int32_t number) {
   const RoleProgram& role = *state.role;
   const Communicator& one = role.communicators[static_cast<size_t>(number)];
-  if (!one.is_pair())
-    return state.fabric.add_group(group_ranks(role, {"", one.axes}, state.coordinates), number,
-                                  stream_of(state, one.streams[0]));
+  if (!one.is_pair()) {
+    const std::vector<int64_t> ranks = group_ranks(role, {"", one.axes}, state.coordinates);
+    add_peers(state, ranks);
+    return state.fabric.add_group(ranks, number, stream_of(state, one.streams[0]));
+  }
   const auto is_own = [&](const std::vector<int32_t>& place) {
     return std::equal(place.begin(), place.end(), state.coordinates.begin(),
                       [](int32_t wanted, int64_t own) { return wanted < 0 || wanted == own; });
   };
+  const int64_t peer = peer_rank(role, is_own(one.from) ? one.to : one.from, state.coordinates);
+  if (is_own(one.from) || is_own(one.to)) add_peers(state, {&peer, 1});
   if (is_own(one.from)) {
     PIPER_ASSIGN(const int32_t stream, add_hidden(state));
     PIPER_ASSIGN(const int32_t end,
-                 state.fabric.add_send(peer_rank(role, one.to, state.coordinates), number,
-                                       messages_on(role, number), stream));
+                 state.fabric.add_send(peer, number, messages_on(role, number), stream));
     state.queues.stream_of_route[end] = stream;
     return end;
   }
   if (!is_own(one.to)) return -1;
-  return state.fabric.add_recv(peer_rank(role, one.from, state.coordinates), number,
-                               stream_of(state, one.streams[1]));
+  return state.fabric.add_recv(peer, number, stream_of(state, one.streams[1]));
 }
 
 Status bind_message(State& state, const Instruction& from, Op& op) {

@@ -66,6 +66,10 @@ Status allocate(Executor::State& state) {
   if (state.backend.keeps_within(state.plan->target))
     PIPER_TRY(state.backend.reserve(state.plan->peak_bytes()));
   PIPER_ASSIGN(state.arena, state.backend.allocate(state.role->arena_bytes));
+  std::string places;
+  for (const Buffer& buffer : state.role->buffers)
+    fmt::format_to(std::back_inserter(places), "{} ", buffer.offset);
+  PIPER_TRY(state.fabric.add_memory(state.arena, state.role->arena_bytes, digest(places)));
   if (state.role->host_bytes > 0) {
     PIPER_ASSIGN(state.host, state.backend.allocate(state.role->host_bytes, Space::kHost));
   }

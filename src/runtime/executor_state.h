@@ -109,6 +109,7 @@ struct Executor::State {
   std::shared_ptr<const RoleProgram> role;       // as the backend has prepared it
   const RoleProgram* plan = nullptr;
   std::vector<int64_t> coordinates;
+  std::vector<int64_t> peers;  // with whom it communicates
   std::byte* arena = nullptr;
   std::byte* host = nullptr;           // the host's arena
   int64_t staged = 0;                  // bytes beside it

@@ -9,9 +9,13 @@ namespace {
 constexpr double kLooks = 2e-3;  // seconds before it rests
 constexpr std::chrono::microseconds kRest{50};
 
+// Its device may wait for other ranks: those that do not go on are named.
 Error late(const Executor::State& state, int64_t step) {
-  return fail("rank {} waited {:.3g} s for its device in step {}; what it queued last is {}",
-              state.control.rank(), state.control.timeout(), step + 1, state.queued_last)
+  std::string others;
+  for (const int64_t rank : state.control.find_stuck(state.peers))
+    others += fmt::format("; rank {} does not go on", rank);
+  return fail("rank {} waited {:.3g} s for its device in step {}{}; what it queued last is {}",
+              state.control.rank(), state.control.timeout(), step + 1, others, state.queued_last)
       .with_code(ExitCode::kPeer);
 }
 

@@ -99,6 +99,9 @@ class InprocTransport final : public Transport, public Control, public Fabric {
   void set_timeout(double seconds) override { timeout_ = seconds; }
   double timeout() const override { return timeout_; }
   Seat& seat() override { return shared_.seat(rank_); }
+  std::vector<int64_t> find_stuck(std::span<const int64_t> ranks) override {
+    return stuck_ranks(ranks, timeout_ / 2, [&](int64_t rank) { return &shared_.seat(rank); });
+  }
   Status check_stopped() override;
   Status tell(int64_t rank, std::span<const std::byte> bytes) override;
   Status hear(int64_t rank, std::span<std::byte> bytes, const char* what) override;

@@ -66,11 +66,17 @@ std::string ProcessTransport::place_of(const Transfer& transfer, const char* wha
                      transfer.bytes >= 0 ? "from" : "to be taken by");
 }
 
+const Seat* ProcessTransport::seat_of(int64_t rank) const {
+  const HostBlock* const block = memory_.block(rank);
+  return block == nullptr ? nullptr : &block->seat;
+}
+
+std::vector<int64_t> ProcessTransport::find_stuck(std::span<const int64_t> ranks) {
+  return stuck_ranks(ranks, timeout_ / 2, [&](int64_t rank) { return seat_of(rank); });
+}
+
 Error ProcessTransport::late(int64_t peer, const std::string& where) const {
-  const auto seat = [&](int64_t rank) -> const Seat* {
-    const HostBlock* const block = memory_.block(rank);
-    return block == nullptr ? nullptr : &block->seat;
-  };
+  const auto seat = [&](int64_t rank) { return seat_of(rank); };
   const auto chain = chain_of_waits(rank_, peer, timeout_ / 2, seat);
   Error error = timed_out(rank_, timeout_, where, chain, [&](int64_t rank) -> std::string {
     if (seat(rank) == nullptr) return {};

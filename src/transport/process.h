@@ -59,6 +59,7 @@ class ProcessTransport final : public Transport, public Control, public Fabric {
   void set_timeout(double seconds) override { timeout_ = seconds; }
   double timeout() const override { return timeout_; }
   Seat& seat() override { return memory_.own().seat; }
+  std::vector<int64_t> find_stuck(std::span<const int64_t> ranks) override;
   Status check_stopped() override {
     wire_->rest(0);  // what has come is heard
     return wire_->check_stopped();
@@ -99,6 +100,8 @@ class ProcessTransport final : public Transport, public Control, public Fabric {
   bool done(Transfer& transfer, Status& status, const char* what);
   Status wait(std::span<Transfer> transfers, const char* what, const Group* group);
   Status wait_all(std::span<Transfer> transfers, const char* what, const Group* group);
+  // Null: it is on another host.
+  const Seat* seat_of(int64_t rank) const;
   Error late(int64_t peer, const std::string& where) const;
   std::string place_of(const Transfer& transfer, const char* what, const Group* group) const;
   // Until ready(peer), which says for whom it waits; rests for so many seconds between two looks.

@@ -28,4 +28,14 @@ std::vector<int64_t> chain_of_waits(int64_t from, int64_t peer, double stale_s,
   }
 }
 
+std::vector<int64_t> stuck_ranks(std::span<const int64_t> ranks, double stale_s,
+                                 const std::function<const Seat*(int64_t rank)>& seat) {
+  std::vector<int64_t> stuck;
+  for (const int64_t rank : ranks)
+    if (const Seat* const its = seat(rank);
+        its && now_ns() - its->looked_ns.load() > static_cast<int64_t>(stale_s * 1e9))
+      stuck.push_back(rank);
+  return stuck;
+}
+
 }  // namespace piper

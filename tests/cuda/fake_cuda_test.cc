@@ -33,6 +33,8 @@ class FakeCuda : public ::testing::Test {
     fill(driver);
     fill(nvrtc);
     fill(lt);
+    fill(nccl);
+    fill(windows);
     report = reinterpret_cast<int (*)()>(dlsym(library(), "fake_cuda_report"));
     ::testing::internal::CaptureStderr();
     ASSERT_EQ(driver.cuInit(0), 0);
@@ -56,6 +58,8 @@ class FakeCuda : public ::testing::Test {
   static void fill(Driver& table) { PIPER_CUDA_DRIVER(FAKE_GET) }
   static void fill(Nvrtc& table) { PIPER_NVRTC(FAKE_GET) }
   static void fill(CublasLt& table) { PIPER_CUBLASLT(FAKE_GET) }
+  static void fill(Nccl& table) { PIPER_NCCL(FAKE_GET) }
+  static void fill(NcclWindows& table) { PIPER_NCCL_WINDOWS(FAKE_GET) }
   template <class T>
   T* at(int i) const {
     return reinterpret_cast<T*>(memory[i]);
@@ -71,6 +75,8 @@ class FakeCuda : public ::testing::Test {
   Driver driver;
   Nvrtc nvrtc;
   CublasLt lt;
+  Nccl nccl;
+  NcclWindows windows;
   int (*report)() = nullptr;
   CuContext* context = nullptr;
   CuStream* streams[2] = {};
@@ -88,6 +94,49 @@ TEST_F(FakeCuda, StreamsKeepTheirOrderAndEventsThatOfTwo) {
     EXPECT_EQ(at<unsigned>(1)[7], turn);
   }
   EXPECT_EQ(end(), "");
+}
+
+// Memory that a communicator knows is mapped, and known for shorter than either of them is there.
+TEST_F(FakeCuda, CommunicatorsKnowMappedMemory) {
+  constexpr size_t kPage = size_t{2} << 20;
+  CuMemProperties wanted;
+  wanted.type = kMemoryPinned;
+  wanted.place = kMemoryOnDevice;
+  CuAddress mapped = 0;
+  CuMemory pages = 0;
+  const CuMemAccess access{kMemoryOnDevice, 0, kMemoryReadWrite};
+  ASSERT_EQ(driver.cuMemAddressReserve(&mapped, kPage, 0, 0, 0), 0);
+  ASSERT_EQ(driver.cuMemCreate(&pages, kPage, &wanted, 0), 0);
+  ASSERT_EQ(driver.cuMemMap(mapped, kPage, 0, pages, 0), 0);
+  ASSERT_EQ(driver.cuMemSetAccess(mapped, kPage, &access, 1), 0);
+  NcclId id;
+  ASSERT_EQ(nccl.ncclGetUniqueId(&id), 0);
+  NcclConfig config;
+  config.blocking = 0;
+  config.name = "alone";
+  NcclComm* comm = nullptr;
+  ASSERT_EQ(nccl.ncclCommInitRankConfig(&comm, 1, id, 0, &config), kNcclInProgress);
+  void* known = nullptr;
+  NcclWindow* window = nullptr;
+  EXPECT_NE(nccl.ncclCommRegister(comm, at<void>(0), kBytes, &known), 0);
+  EXPECT_NE(nccl.ncclCommRegister(comm, reinterpret_cast<void*>(mapped), kPage + 1, &known), 0);
+  ASSERT_EQ(nccl.ncclCommRegister(comm, reinterpret_cast<void*>(mapped), kPage, &known), 0);
+  ASSERT_EQ(windows.ncclCommWindowRegister(comm, reinterpret_cast<void*>(mapped), kPage, &window,
+                                           kNcclSymmetric),
+            kNcclInProgress);
+  EXPECT_EQ(nccl.ncclCommDeregister(comm, known), 0);
+  EXPECT_NE(nccl.ncclCommDeregister(comm, known), 0);
+  EXPECT_EQ(driver.cuMemUnmap(mapped, kPage), 0);
+  EXPECT_EQ(nccl.ncclCommDestroy(comm), 0);
+  EXPECT_EQ(driver.cuMemRelease(pages), 0);
+  EXPECT_EQ(driver.cuMemAddressFree(mapped, kPage), 0);
+  EXPECT_EQ(windows.ncclCommWindowDeregister(comm, window), 4);
+  const std::string said = end();
+  for (const char* const each : {"ncclCommRegister: it is no part of mapped memory",
+                                 "ncclCommDeregister: a destroyed registration with a communicator",
+                                 "memory: it is released while a communicator has it",
+                                 "ncclCommDestroy: memory is still registered with it"})
+    EXPECT_THAT(said, HasSubstr(each));
 }
 
 TEST_F(FakeCuda, WaitingForWhatWasNeverRecordedIsNoWait) {

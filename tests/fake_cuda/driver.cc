@@ -12,7 +12,8 @@ using namespace piper::fake;  // NOLINT: what is called is all outside of namesp
 
 namespace {
 
-constexpr size_t kPage = size_t{2} << 20, kDeviceBytes = size_t{80} << 30;
+const auto kPage = static_cast<size_t>(variable("FAKE_CUDA_PAGE", int64_t{2} << 20));
+constexpr size_t kDeviceBytes = size_t{80} << 30;
 
 int devices() { return static_cast<int>(variable("FAKE_CUDA_DEVICES", 2)); }
 bool is_there(int device) { return device >= 0 && device < devices(); }

@@ -1,12 +1,14 @@
 #include "fake.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 namespace piper::fake {
@@ -80,9 +82,11 @@ int State::report() {
   const char* const set = std::getenv("FAKE_CUDA_COUNT");
   const std::string_view counted = set ? set : "";
   if (counted == "1")
-    fmt::print(stderr, "fake cuda: {} calls, {} of them for memory\n", calls, calls_for_memory());
+    fmt::print(stderr, "fake cuda: {} calls, {} of them for memory, {} windows, {} registrations\n",
+               calls, calls_for_memory(), fake_cuda_calls("ncclCommWindowRegister"),
+               fake_cuda_calls("ncclCommRegister"));
   else if (!counted.empty())
-    fmt::print(stderr, "fake cuda: {} calls\n", fake_cuda_calls(counted.data()));
+    fmt::print(stderr, "fake cuda: {} calls\n", fake_cuda_calls(set));
   return static_cast<int>(std::min<int64_t>(left, INT32_MAX));
 }
 
@@ -103,6 +107,9 @@ void State::add_range(uintptr_t at, const Range& range, const char* name) {
 }
 
 void State::drop_range(uintptr_t at) {
+  for (const NcclWindow* each : registered)
+    if (each->is_alive && each->comm->is_alive && range_of(at) == range_of(each->at))
+      misuse("memory", "it is released while a communicator has it");
   memory.erase(at);
   watched.forget(reinterpret_cast<void*>(at));
 }
@@ -205,13 +212,18 @@ std::shared_ptr<Point> State::start(const Begin& work) {
   if (!work || !failure_.empty()) return nullptr;
   Result<std::shared_ptr<Point>> begun = work();
   if (begun) return *begun;
-  failure_ = begun.error().message;
-  misuse("work on a stream", failure_);
+  fail_work(begun.error().message);
   return nullptr;
+}
+
+void State::fail_work(const std::string& what) {
+  failure_ = what;
+  misuse("work on a stream", what);
 }
 
 // The work at the head of a stream, or of a graph, drawn from all that need not wait.
 bool State::run_one() {
+  if (poll && poll(*this)) return true;
   std::erase_if(launches_, [](const Launch& each) { return each.left == 0; });
   std::vector<CuStream*> able;
   for (CuStream* stream : streams) {
@@ -289,11 +301,17 @@ void State::set_capturing(CuGraph* graph, bool capturing) {
 
 Call::Call(const char* of, bool needs_start) : name(of), state(State::get()), lock_(state.mutex) {
   static const int64_t fails = variable("FAKE_CUDA_FAIL", 0);
+  static const char* const stops = std::getenv("FAKE_CUDA_STOP");
+  if (stops && std::strcmp(stops, of) == 0) raise(SIGSTOP);
+  static const char* fails_first = std::getenv("FAKE_CUDA_FAIL_FIRST");
+  const bool is_named = fails_first && std::strcmp(fails_first, of) == 0;
+  if (is_named) fails_first = nullptr;
   ++state.calls_of[name];
   const std::string_view text = name;
   const bool captures =
       state.is_capturing() || text.starts_with("cuGraph") || text == "cuStreamBeginCapture_v2";
-  if (++state.calls == fails || (captures && ++state.captured_calls == state.fails_captured)) {
+  if (++state.calls == fails || is_named ||
+      (captures && ++state.captured_calls == state.fails_captured)) {
     code = kUnknown;
     state.has_failed = true;
   } else if (needs_start && !state.is_ready) {

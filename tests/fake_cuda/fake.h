@@ -8,6 +8,11 @@
 //     were, and how many of them took or gave back memory; =NAME: of functions whose names begin so
 //     FAKE_CUDA_DRIVER=N   its version (13000)
 //     FAKE_CUDA_OFFERS=1   cuBLASLt has several algorithms, most of them no good (cublaslt.cc)
+//     FAKE_CUDA_FAIL_FIRST=NAME  the first call of this fails
+//     FAKE_CUDA_PAGE=N     bytes of a page of the device's memory (2 MiB)
+//     FAKE_CUDA_STOP=NAME  the process stops where it calls this first
+//     FAKE_NCCL_FOLDER=F   ranks of several processes meet there
+//     FAKE_NCCL_VERSION=N  (22809)
 //
 // Misuse is said on stderr: handles that are no longer, calls without a context, memory that nobody
 // has. At the end so is what was never destroyed, and a process that would end with 0 ends with 86
@@ -135,6 +140,17 @@ struct NcclComm : fake::Object {
   bool has_called = false;       // outside of graphs, where it may connect
   std::deque<int64_t> expected;  // numbers of calls that are to begin
   std::vector<std::shared_ptr<fake::Point>> under_way;  // what has begun
+  CuStream* stream = nullptr;        // the one on which all of its operations stand
+  std::map<int, int> sent, awaited;  // letters, by rank
+  std::vector<std::string> brought;  // to what all come together, in order: what this one says
+};
+// Memory that a communicator knows: alone, or as all its members do.
+struct NcclWindow : fake::Object {
+  const char* kind() const override { return "registration with a communicator"; }
+  NcclComm* comm = nullptr;
+  uintptr_t at = 0;
+  size_t bytes = 0;
+  bool is_window = false;
 };
 struct CuGreenContext : fake::Object {
   const char* kind() const override { return "green context"; }
@@ -176,7 +192,9 @@ class State {
   emulator::WatchedMemory watched;                   // where kernels are checked
   std::vector<CuStream*> streams;
   const bool is_checked;
-  bool communicates = false;  // several ranks have met
+  bool communicates = false;       // several ranks have met
+  bool (*poll)(State&) = nullptr;  // whether something has come that streams wait for
+  std::vector<NcclWindow*> registered;
   std::mt19937_64 random;
 
   static State& get();
@@ -220,6 +238,7 @@ class State {
   // Runs what is queued, in some order, until it is done. Error: some work failed, now or before.
   int run_until(const std::function<bool()>& is_done);
   bool run_one();
+  void fail_work(const std::string& what);
   int failure() const { return failure_.empty() ? kOk : kLaunchFailed; }
   // Whether the calling thread captures, so that it may not call what waits or allocates.
   bool is_capturing() const;
@@ -295,5 +314,6 @@ PIPER_NVRTC(FAKE_DECLARED)
 PIPER_CUBLASLT(FAKE_DECLARED)
 PIPER_CUDNN(FAKE_DECLARED)
 PIPER_NCCL(FAKE_DECLARED)
+PIPER_NCCL_WINDOWS(FAKE_DECLARED)
 }  // namespace piper::fake
 }

@@ -1,12 +1,17 @@
-// NCCL between ranks that are threads of one process. A send or receive is there when its group is
-// at the head of its stream; when its partner is there too, the bytes are copied, and the group's
-// stream goes on when that is so of all of it.
+// NCCL between ranks that are threads of one process, or processes that meet in a folder. All that
+// ranks do with each other is letters (letters.h): an operation posts its own when its group is at
+// the head of its stream; the group is over when it has taken all that it expects and all of its
+// own have been taken. So nothing ends before both sides are there.
 #include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "elements.h"
 #include "fake.h"
+#include "letters.h"
 
 using namespace piper;        // NOLINT: what is called is all outside of namespaces
 using namespace piper::fake;  // NOLINT
@@ -15,59 +20,69 @@ namespace {
 
 constexpr int kNcclOk = 0, kNcclInvalid = 4;
 
-// What a group still waits for.
-struct Waiting {
-  int count = 0;
-  std::shared_ptr<Point> over = std::make_shared<Point>();
-  void one_less() {
-    if (--count == 0) over->is_done = true;
-  }
-};
-struct Transfer {
-  char* at = nullptr;
-  size_t bytes = 0;
-  std::shared_ptr<Waiting> of;
-  bool in_graph = false;
-};
-// Of one room and ordered pair: what is there on one side alone.
-struct Line {
-  std::deque<Transfer> sends, receives;
-};
-// A sum that members have come to, in turn.
-struct Addition {
-  std::vector<char*> at;
-  std::vector<std::shared_ptr<Waiting>> of;
-  bool in_graph = false;
-};
-struct Room {
-  std::set<int> ranks;
-  std::map<std::pair<int, int>, Line> lines;
-  std::map<int64_t, Addition> additions;  // by number
-  std::map<int, int64_t> added;           // by rank: how many
-  bool is_over = false;                   // a rank has aborted
-};
-std::map<std::string, Room>& rooms() {
-  static std::map<std::string, Room> all;
-  return all;
-}
-
 struct Operation {
-  enum Kind { kSend, kReceive, kAdd } kind = kSend;
-  char* at = nullptr;
+  enum Kind { kSend, kReceive, kAllReduce, kReduceScatter, kReduce } kind = kSend;
+  const char* from = nullptr;
+  char* to = nullptr;
   size_t count = 0;
-  int type = 0, peer = 0, how = 0;
+  int type = 0, how = 0;
+  int peer = -1;  // of a message, or who gets a sum
   NcclComm* comm = nullptr;
   CuStream* stream = nullptr;
+  bool in_graph = false;
+
+  size_t size() const {
+    return type == kNcclInt8                        ? 1
+           : type == kNcclF16 || type == kNcclBF16  ? 2
+           : type == kNcclInt32 || type == kNcclF32 ? 4
+                                                    : 8;
+  }
+  size_t bytes() const { return count * size(); }
+  // What both sides of a letter must say.
+  std::string says() const {
+    constexpr const char* kNames[] = {"", "", "all-reduce", "reduce-scatter", "reduce"};
+    const char* const where = in_graph ? " in a graph" : "";
+    if (kind <= kReceive) return fmt::format("{} bytes{}", bytes(), where);
+    return fmt::format("{} of {} of type {} by {} to {}{}", kNames[kind], count, type, how, peer,
+                       where);
+  }
+  bool gets() const { return kind != kSend && (kind != kReduce || peer == comm->rank); }
+  bool gives_to(int rank) const {
+    return kind != kReceive && (peer < 0 || peer == rank) && rank != comm->rank;
+  }
+  bool takes_from(int rank) const {
+    return gets() && (kind != kReceive || peer == rank) && rank != comm->rank;
+  }
+  const char* part_for(int rank) const {
+    return from + (kind == kReduceScatter ? static_cast<size_t>(rank) * bytes() : 0);
+  }
 };
 thread_local std::vector<Operation> group;
 thread_local int depth = 0;
 
-size_t size_of(int type) {
-  return type == kNcclInt8                        ? 1
-         : type == kNcclF16 || type == kNcclBF16  ? 2
-         : type == kNcclInt32 || type == kNcclF32 ? 4
-                                                  : 8;
+// What a group still waits for.
+struct Incoming {
+  size_t operation = 0;
+  int from = 0;
+  std::string name;
+};
+struct UnderWay {
+  std::vector<Operation> operations;
+  std::vector<std::string> outgoing;
+  std::vector<Incoming> incoming;
+  std::map<std::pair<size_t, int>, std::string> terms;  // of sums: by operation and rank
+  std::shared_ptr<Point> over = std::make_shared<Point>();
+};
+std::vector<UnderWay>& under_way() {
+  static std::vector<UnderWay> all;
+  return all;
 }
+
+Status touch(State& state, const char* at, size_t bytes, emulator::Access access) {
+  const std::string wrong = state.touch(reinterpret_cast<uintptr_t>(at), bytes, access);
+  return wrong.empty() ? ok_status() : Status(fail("a message: {}", wrong));
+}
+
 DType dtype_of(int type) {
   return type == kNcclF64    ? DType::kF64
          : type == kNcclF32  ? DType::kF32
@@ -75,68 +90,112 @@ DType dtype_of(int type) {
                              : DType::kF16;
 }
 
-Status meet(State& state, Line& line) {
-  while (!line.sends.empty() && !line.receives.empty()) {
-    const Transfer from = line.sends.front(), to = line.receives.front();
-    line.sends.pop_front();
-    line.receives.pop_front();
-    if (from.in_graph != to.in_graph) return fail("a message stands in a graph on one side alone");
-    if (from.bytes != to.bytes)
-      return fail("{} bytes are sent where {} are received", from.bytes, to.bytes);
-    for (const auto& [at, access] :
-         {std::pair{from.at, emulator::Access::kRead}, {to.at, emulator::Access::kWrite}})
-      if (const std::string wrong =
-              state.touch(reinterpret_cast<uintptr_t>(at), from.bytes, access);
-          !wrong.empty())
-        return fail("a message: {}", wrong);
-    std::memmove(to.at, from.at, from.bytes);
-    from.of->one_less();
-    to.of->one_less();
+// From the last rank to the first, each rounded: an order of its own.
+Status sum_up(State& state, UnderWay& all, size_t number) {
+  const Operation& one = all.operations[number];
+  const DType type = dtype_of(one.type);
+  all.terms[{number, one.comm->rank}] = std::string(one.part_for(one.comm->rank), one.bytes());
+  PIPER_TRY(touch(state, one.to, one.bytes(), emulator::Access::kWrite));
+  for (size_t i = 0; i < one.bytes(); i += one.size()) {
+    const auto term = [&](int rank) {
+      return emulator::load_number(type, all.terms[{number, rank}].data() + i);
+    };
+    double sum = term(one.comm->size - 1);
+    for (int rank = one.comm->size - 2; rank >= 0; --rank) {
+      sum = one.how == kNcclSum ? sum + term(rank) : std::max(sum, term(rank));
+      emulator::store_number(type, sum, one.to + i);
+      sum = emulator::load_number(type, one.to + i);
+    }
+    emulator::store_number(type, sum, one.to + i);
   }
   return ok_status();
 }
 
-Status arrive(State& state, const Operation& one, const std::shared_ptr<Waiting>& of,
-              bool in_graph) {
-  Room& room = rooms()[one.comm->room];
-  if (room.is_over) return ok_status();
-  const int own = one.comm->rank;
-  if (one.kind == Operation::kAdd) {
-    Addition& sum = room.additions[room.added[own]++];
-    if (sum.at.empty()) sum.in_graph = in_graph;
-    if (sum.in_graph != in_graph) return fail("a sum stands in a graph on some ranks alone");
-    sum.at.push_back(one.at);
-    sum.of.push_back(of);
-    if (static_cast<int>(sum.at.size()) < one.comm->size) return ok_status();
-    const DType type = dtype_of(one.type);
-    for (size_t i = 0; i < one.count * size_of(one.type); i += size_of(one.type)) {
-      double all = emulator::load_number(type, sum.at[0] + i);
-      for (size_t k = 1; k < sum.at.size(); ++k) {
-        const double x = emulator::load_number(type, sum.at[k] + i);
-        all = one.how == kNcclSum ? all + x : std::max(all, x);
-      }
-      for (char* at : sum.at) emulator::store_number(type, all, at + i);
-    }
-    for (const auto& each : sum.of) each->one_less();
+Status take(State& state, UnderWay& all, const Incoming& each, const std::string& letter) {
+  const Operation& one = all.operations[each.operation];
+  const size_t head = letter.find('\n');
+  const std::string said = letter.substr(0, head);
+  if (said != one.says())
+    return fail("rank {} brings {} where rank {} expects {}", each.from, said, one.comm->rank,
+                one.says());
+  if (one.kind != Operation::kReceive) {
+    all.terms[{each.operation, each.from}] = letter.substr(head + 1);
     return ok_status();
   }
-  const Transfer transfer{one.at, one.count * size_of(one.type), of, in_graph};
-  const bool sends = one.kind == Operation::kSend;
-  Line& line = room.lines[sends ? std::pair{own, one.peer} : std::pair{one.peer, own}];
-  (sends ? line.sends : line.receives).push_back(transfer);
-  return meet(state, line);
+  PIPER_TRY(touch(state, one.to, one.bytes(), emulator::Access::kWrite));
+  std::memcpy(one.to, letter.data() + head + 1, one.bytes());
+  return ok_status();
 }
 
-int queue_all(State& state, const std::vector<Operation>& all) {
-  CuStream* const stream = all[0].stream;
-  const bool in_graph = stream->capture != nullptr;
-  const auto begin = [&state, all, in_graph]() -> Result<std::shared_ptr<Point>> {
-    const auto waiting = std::make_shared<Waiting>();
-    waiting->count = static_cast<int>(all.size());
-    for (const Operation& one : all) PIPER_TRY(arrive(state, one, waiting, in_graph));
-    return waiting->over;
+// Whether it has come further.
+Result<bool> go_on(State& state, UnderWay& all) {
+  Letters& letters = Letters::get();
+  const size_t left = all.incoming.size() + all.outgoing.size();
+  for (size_t i = 0; i < all.incoming.size();) {
+    const Incoming each = all.incoming[i];
+    const auto letter = letters.read(each.name);
+    if (!letter) {
+      ++i;
+      continue;
+    }
+    all.incoming.erase(all.incoming.begin() + static_cast<std::ptrdiff_t>(i));
+    letters.remove(each.name);
+    PIPER_TRY(take(state, all, each, *letter));
+  }
+  std::erase_if(all.outgoing, [&](const std::string& name) { return !letters.is_there(name); });
+  const size_t now = all.incoming.size() + all.outgoing.size();
+  if (now > 0) return now < left;
+  for (size_t n = 0; n < all.operations.size(); ++n)
+    if (all.operations[n].kind > Operation::kReceive && all.operations[n].gets())
+      PIPER_TRY(sum_up(state, all, n));
+  all.over->is_done = true;
+  return true;
+}
+
+bool poll(State& state) {
+  bool moved = false;
+  for (UnderWay& all : under_way()) {
+    Result<bool> went = go_on(state, all);
+    if (!went) state.fail_work(went.error().message);
+    if (!went) all.over->is_done = true;
+    moved |= !went || *went;
+  }
+  std::erase_if(under_way(), [](const UnderWay& all) { return all.over->is_done; });
+  return moved;
+}
+
+std::string letter_name(const NcclComm& comm, int from, int to, int number) {
+  return fmt::format("{}.{}.{}.{}", comm.room, from, to, number);
+}
+
+// The group is at the head of its stream, and done when the point is.
+Result<std::shared_ptr<Point>> begin(State& state, UnderWay all) {
+  const std::shared_ptr<Point> over = all.over;
+  for (size_t n = 0; n < all.operations.size(); ++n) {
+    const Operation& one = all.operations[n];
+    NcclComm& comm = *one.comm;
+    for (int rank = 0; rank < comm.size; ++rank) {
+      if (one.gives_to(rank)) {
+        PIPER_TRY(touch(state, one.part_for(rank), one.bytes(), emulator::Access::kRead));
+        all.outgoing.push_back(letter_name(comm, comm.rank, rank, comm.sent[rank]++));
+        Letters::get().put(all.outgoing.back(),
+                           one.says() + "\n" + std::string(one.part_for(rank), one.bytes()));
+      }
+      if (one.takes_from(rank))
+        all.incoming.push_back({n, rank, letter_name(comm, rank, comm.rank, comm.awaited[rank]++)});
+    }
+  }
+  under_way().push_back(std::move(all));
+  return over;
+}
+
+int queue_all(State& state, const std::vector<Operation>& operations) {
+  state.poll = poll;
+  const auto start = [&state, operations] {
+    return begin(state, UnderWay{.operations = operations});
   };
-  const int code = state.communicate("ncclGroupEnd", all[0].comm, stream, begin);
+  const int code =
+      state.communicate("ncclGroupEnd", operations[0].comm, operations[0].stream, start);
   return code == kOk ? kNcclOk : kNcclInvalid;
 }
 
@@ -145,6 +204,7 @@ int queue_group(State& state) {
   if (group.empty()) return kNcclOk;
   NcclComm* const comm = group[0].comm;
   if (comm->pending) state.misuse("ncclGroupEnd", "the communicator's last call is not done");
+  for (Operation& one : group) one.in_graph = one.stream->capture != nullptr;
   comm->pending = [&state, all = std::exchange(group, {})] { return queue_all(state, all); };
   return kNcclInProgress;
 }
@@ -152,8 +212,93 @@ int queue_group(State& state) {
 int add(Call& call, Operation one) {
   if (!call.state.check(call.name, one.comm) || !call.state.check(call.name, one.stream))
     return kNcclInvalid;
+  if (one.comm->stream && one.comm->stream != one.stream)
+    call.state.misuse(call.name, "a communicator on two streams");
+  one.comm->stream = one.stream;
+  const bool is_sum = one.kind > Operation::kReceive;
+  const bool adds =
+      one.type == kNcclF64 || one.type == kNcclF32 || one.type == kNcclBF16 || one.type == kNcclF16;
+  if ((is_sum && !adds) || one.peer >= one.comm->size ||
+      (!is_sum && (one.peer < 0 || one.peer == one.comm->rank)))
+    return kNcclInvalid;
   group.push_back(one);
   return depth > 0 ? kNcclOk : queue_group(call.state);
+}
+Operation sum_of(Operation::Kind kind, const void* from, void* to, size_t count, int type, int how,
+                 NcclComm* comm, CuStream* stream) {
+  return {kind,  static_cast<const char*>(from), static_cast<char*>(to), count, type, how, -1, comm,
+          stream};
+}
+
+// ---- What all members come to together ----------------------------------------------------------
+
+std::string meeting(const NcclComm& comm, size_t number, int rank) {
+  return fmt::format("{}.all.{}.{}", comm.room, number, rank);
+}
+void come_together(NcclComm& comm, const std::string& says) {
+  Letters::get().put(meeting(comm, comm.brought.size(), comm.rank), says);
+  comm.brought.push_back(says);
+}
+// Whether all have come to all; what they say of it must be the same.
+bool are_all_there(State& state, const NcclComm& comm) {
+  for (size_t n = 0; n < comm.brought.size(); ++n)
+    for (int rank = 0; rank < comm.size; ++rank) {
+      const auto said = Letters::get().read(meeting(comm, n, rank));
+      if (!said) return false;
+      if (*said != comm.brought[n])
+        state.misuse("a communicator", fmt::format("rank {} says {}, rank {} says {}", rank, *said,
+                                                   comm.rank, comm.brought[n]));
+    }
+  return true;
+}
+
+// Who leaves last takes all letters along: who is left and has ended will not.
+std::string here(const NcclComm& comm, int rank) {
+  return fmt::format("{}.here.{}", comm.room, rank);
+}
+void leave(Call& call, NcclComm& comm) {
+  call.state.end(call.name, &comm);
+  Letters& letters = Letters::get();
+  std::erase_if(under_way(), [](const UnderWay& all) { return all.over->is_done; });
+  letters.remove(here(comm, comm.rank));
+  for (int rank = 0; rank < comm.size; ++rank)
+    if (const auto process = letters.read(here(comm, rank)))
+      if (kill(std::atoi(process->c_str()), 0) == 0) return;
+  for (const std::string& name : letters.names(comm.room + ".")) letters.remove(name);
+}
+
+NcclWindow* registered(Call& call, NcclComm* comm, void* at, size_t bytes, bool is_window) {
+  const auto begin = reinterpret_cast<uintptr_t>(at);
+  const Range* range = call.state.range_of(begin);
+  const uintptr_t first = range ? std::prev(call.state.memory.upper_bound(begin))->first : 0;
+  if (!range || !range->is_mapped || begin - first + bytes > range->bytes || begin % 4096 != 0) {
+    call.state.misuse(call.name, "it is no part of mapped memory that begins at a page");
+    return nullptr;
+  }
+  NcclWindow* made = call.state.make<NcclWindow>();
+  made->comm = comm;
+  made->at = begin;
+  made->bytes = bytes;
+  made->is_window = is_window;
+  call.state.registered.push_back(made);
+  return made;
+}
+int forget(Call& call, NcclComm* comm, NcclWindow* window, bool is_window) {
+  if (!call.state.check(call.name, comm) || !call.state.check(call.name, window))
+    return kNcclInvalid;
+  if (window->comm != comm || window->is_window != is_window)
+    call.state.misuse(call.name, "it was registered otherwise");
+  window->is_alive = false;
+  std::erase(call.state.registered, window);
+  return call.code;
+}
+
+// Whether there was any.
+bool forget_all(State& state, const NcclComm* comm) {
+  return std::erase_if(state.registered, [&](NcclWindow* each) {
+           if (each->comm == comm) each->is_alive = false;
+           return each->comm == comm;
+         }) > 0;
 }
 
 }  // namespace
@@ -161,7 +306,7 @@ int add(Call& call, Operation one) {
 extern "C" {
 
 int ncclGetVersion(int* version) {
-  *version = 22809;
+  *version = static_cast<int>(variable("FAKE_NCCL_VERSION", 22809));
   return kNcclOk;
 }
 const char* ncclGetErrorString(int code) {
@@ -174,33 +319,43 @@ int ncclGetUniqueId(NcclId* id) {
   FAKE_CALL(ncclGetUniqueId);
   static int64_t made = 0;
   *id = {};
-  fmt::format_to_n(id->bytes, sizeof id->bytes - 1, "room {}", made++);
+  fmt::format_to_n(id->bytes, sizeof id->bytes - 1, "room-{}-{}", getpid(), made++);
   return kNcclOk;
 }
 int ncclCommInitRankConfig(NcclComm** comm, int size, NcclId id, int rank, NcclConfig* config) {
   FAKE_CALL(ncclCommInitRankConfig);
   FAKE_CONTEXT();
   FAKE_NO_CAPTURE();
-  if (config->magic != 0xcafebeef || rank < 0 || rank >= size) return kNcclInvalid;
-  if (!rooms()[id.bytes].ranks.insert(rank).second) return kNcclInvalid;
+  const bool has_limits = config->most_blocks != NcclConfig::kUndefined;
+  if (config->magic != 0xcafebeef || config->size < sizeof(NcclConfig) || rank < 0 ||
+      rank >= size || (has_limits && (config->most_blocks < 1 || config->most_blocks > 64)) ||
+      (config->least_blocks != NcclConfig::kUndefined &&
+       (!has_limits || config->least_blocks > config->most_blocks)) ||
+      config->cluster != NcclConfig::kUndefined || !config->name)
+    return kNcclInvalid;
+  NcclComm made;
+  made.room = id.bytes;
+  if (Letters::get().is_there(here(made, rank))) return kNcclInvalid;
   *comm = call.state.make<NcclComm>();
   (*comm)->room = id.bytes;
   (*comm)->size = size;
   (*comm)->rank = rank;
   (*comm)->context = current_context();
+  Letters::get().put(here(**comm, rank), std::to_string(getpid()));
+  come_together(**comm, fmt::format("{} of {}, {} to {} blocks, policy {}", config->name, size,
+                                    config->least_blocks, config->most_blocks, config->policy));
   call.state.communicates |= size > 1;
   return config->blocking == 0 ? static_cast<int>(kNcclInProgress) : kNcclOk;
 }
 int ncclCommGetAsyncError(NcclComm* comm, int* state) {
   FAKE_CALL(ncclCommGetAsyncError);
   FAKE_CHECK(comm);
-  const bool all = static_cast<int>(rooms()[comm->room].ranks.size()) == comm->size;
   if (comm->pending && call.state.random() % 2 == 0) {
     *state = kNcclInProgress;
     return kNcclOk;
   }
   if (const auto pending = std::exchange(comm->pending, nullptr)) return *state = pending();
-  *state = all ? kNcclOk : static_cast<int>(kNcclInProgress);
+  *state = are_all_there(call.state, *comm) ? kNcclOk : static_cast<int>(kNcclInProgress);
   return kNcclOk;
 }
 int ncclCommFinalize(NcclComm* comm) {
@@ -211,18 +366,41 @@ int ncclCommFinalize(NcclComm* comm) {
 int ncclCommDestroy(NcclComm* comm) {
   FAKE_RELEASE(ncclCommDestroy);
   FAKE_CHECK(comm);
-  call.state.end(call.name, comm);
+  if (forget_all(call.state, comm))
+    call.state.misuse(call.name, "memory is still registered with it");
+  leave(call, *comm);
   return call.code;
 }
 int ncclCommAbort(NcclComm* comm) {
   FAKE_RELEASE(ncclCommAbort);
   FAKE_CHECK(comm);
-  Room& room = rooms()[comm->room];
-  room.is_over = true;
-  room.lines.clear();
-  room.additions.clear();
-  call.state.end(call.name, comm);
+  forget_all(call.state, comm);
+  leave(call, *comm);
   return call.code;
+}
+int ncclCommRegister(NcclComm* comm, void* at, size_t bytes, void** made) {
+  FAKE_CALL(ncclCommRegister);
+  FAKE_CHECK(comm);
+  FAKE_NO_CAPTURE();
+  *made = registered(call, comm, at, bytes, false);
+  return *made ? kNcclOk : kNcclInvalid;
+}
+int ncclCommDeregister(NcclComm* comm, void* made) {
+  FAKE_RELEASE(ncclCommDeregister);
+  return forget(call, comm, static_cast<NcclWindow*>(made), false);
+}
+int ncclCommWindowRegister(NcclComm* comm, void* at, size_t bytes, NcclWindow** made, int flags) {
+  FAKE_CALL(ncclCommWindowRegister);
+  FAKE_CHECK(comm);
+  FAKE_NO_CAPTURE();
+  *made = registered(call, comm, at, bytes, true);
+  if (!*made) return kNcclInvalid;
+  come_together(*comm, fmt::format("a window of {} bytes, flags {}", bytes, flags));
+  return kNcclInProgress;
+}
+int ncclCommWindowDeregister(NcclComm* comm, NcclWindow* window) {
+  FAKE_RELEASE(ncclCommWindowDeregister);
+  return forget(call, comm, window, true);
 }
 int ncclGroupStart() {
   ++depth;
@@ -234,20 +412,30 @@ int ncclGroupEnd() {
 }
 int ncclSend(const void* data, size_t count, int type, int peer, NcclComm* comm, CuStream* stream) {
   FAKE_CALL(ncclSend);
-  return add(call, {Operation::kSend, static_cast<char*>(const_cast<void*>(data)), count, type,
-                    peer, 0, comm, stream});
+  return add(call, {Operation::kSend, static_cast<const char*>(data), nullptr, count, type, 0, peer,
+                    comm, stream});
 }
 int ncclRecv(void* data, size_t count, int type, int peer, NcclComm* comm, CuStream* stream) {
   FAKE_CALL(ncclRecv);
-  return add(call,
-             {Operation::kReceive, static_cast<char*>(data), count, type, peer, 0, comm, stream});
+  return add(call, {Operation::kReceive, nullptr, static_cast<char*>(data), count, type, 0, peer,
+                    comm, stream});
 }
 int ncclAllReduce(const void* from, void* to, size_t count, int type, int how, NcclComm* comm,
                   CuStream* stream) {
   FAKE_CALL(ncclAllReduce);
-  if (from != to || type == kNcclInt8 || type == kNcclInt32 || type == kNcclInt64)
-    return kNcclInvalid;
-  return add(call, {Operation::kAdd, static_cast<char*>(to), count, type, 0, how, comm, stream});
+  return add(call, sum_of(Operation::kAllReduce, from, to, count, type, how, comm, stream));
+}
+int ncclReduceScatter(const void* from, void* to, size_t each, int type, int how, NcclComm* comm,
+                      CuStream* stream) {
+  FAKE_CALL(ncclReduceScatter);
+  return add(call, sum_of(Operation::kReduceScatter, from, to, each, type, how, comm, stream));
+}
+int ncclReduce(const void* from, void* to, size_t count, int type, int how, int root,
+               NcclComm* comm, CuStream* stream) {
+  FAKE_CALL(ncclReduce);
+  Operation one = sum_of(Operation::kReduce, from, to, count, type, how, comm, stream);
+  one.peer = root;
+  return add(call, one);
 }
 
 }  // extern "C"

@@ -4,6 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <barrier>
+#include <cmath>
+#include <cstring>
 #include <thread>
 
 #include "piper/backend_cpu.h"
@@ -89,10 +92,129 @@ TEST(DeviceFabric, StatesWhatItsBlocksTake) {
   EXPECT_GE(bytes_of(kAllReduce, {0}, 0), 4 * 1024);
   EXPECT_LE(bytes_of(kAllReduce, {0}, 0), 4 * 2048);
   EXPECT_EQ(bytes_of(kReduceScatter, {0, 1}, 0), 4 * 1024);
-  EXPECT_EQ(bytes_of(kAllReduce, {2}, 0), kMostSlotBytes);  // in turns
-  EXPECT_EQ(bytes_of(kAllReduce, {0}, 0, true), 0);         // the library's
-  EXPECT_EQ(bytes_of(kAllGather, {1, 0}, 0), 0);            // where they belong
-  EXPECT_EQ(bytes_of(kAllReduce, {0}, 1), 0);               // alone
+  EXPECT_EQ(bytes_of(kAllReduce, {2}, 0), kMostSlotBytes);                      // in turns
+  EXPECT_EQ(bytes_of(kAllReduce, {0}, 0, true), bytes_of(kAllReduce, {0}, 0));  // where none adds
+  EXPECT_EQ(bytes_of(kAllGather, {1, 0}, 0), 0);                                // where they belong
+  EXPECT_EQ(bytes_of(kAllReduce, {0}, 1), 0);                                   // alone
+}
+
+// Links whose library adds up, from the last member to the first: between threads, which see what
+// the others bring.
+struct Adding {
+  static constexpr int64_t kWorld = 3;
+  enum Fault { kNone, kLeavesOneOut, kSwapsMembers } fault = kNone;
+  std::vector<std::span<const Links::Sum>> brought =
+      std::vector<std::span<const Links::Sum>>(kWorld);
+  std::vector<int64_t> calls = std::vector<int64_t>(3);  // of rank 0: to all, to each, to one
+  std::barrier<> meet{kWorld};
+};
+class AddingLinks final : public Links {
+ public:
+  AddingLinks(Adding& shared, int64_t rank) : shared_(shared), rank_(rank) {}
+  std::string_view name() const override { return "adding"; }
+  Result<int32_t> add_pair(int64_t, int64_t, int32_t, int32_t, int64_t) override { return 0; }
+  Result<int32_t> add_group(std::span<const int64_t>, int32_t, int32_t) override { return 0; }
+  Status send(int32_t, std::span<const MessagePart>) override { return ok_status(); }
+  Status recv(int32_t, std::span<const MessagePart>) override { return ok_status(); }
+  Status exchange(int32_t, std::span<const Block>, std::span<const Block>) override {
+    return fail("nothing is exchanged where the library adds up");
+  }
+  Status wait_sends() override { return ok_status(); }
+  bool adds() const override { return true; }
+  Status add_up(int32_t, std::span<const Sum> sums) override {
+    shared_.brought[static_cast<size_t>(rank_)] = sums;
+    shared_.meet.arrive_and_wait();
+    std::vector<std::vector<float>> made;
+    for (size_t n = 0; n < sums.size(); ++n) made.push_back(sum_of(n));
+    shared_.meet.arrive_and_wait();
+    for (size_t n = 0; n < sums.size(); ++n)
+      std::memcpy(sums[n].to, made[n].data(), made[n].size() * sizeof(float));
+    shared_.meet.arrive_and_wait();
+    return ok_status();
+  }
+
+ private:
+  std::vector<float> sum_of(size_t n) {
+    const Sum& own = shared_.brought[static_cast<size_t>(rank_)][n];
+    if (rank_ == 0) ++shared_.calls[own.member >= 0 ? 2 : own.member == Sum::kEach ? 1 : 0];
+    const bool swaps = shared_.fault == Adding::kSwapsMembers;
+    const int64_t place = swaps ? Adding::kWorld - 1 - rank_ : rank_;
+    if (own.member >= 0 && own.member != place) return {};
+    std::vector<float> sum(static_cast<size_t>(own.count));
+    const int64_t least = shared_.fault == Adding::kLeavesOneOut ? 1 : 0;
+    for (int64_t k = Adding::kWorld - 1; k >= least; --k) {
+      const Sum& theirs = shared_.brought[static_cast<size_t>(k)][n];
+      EXPECT_EQ(std::tuple(theirs.count, theirs.member, theirs.dtype),
+                std::tuple(own.count, own.member, own.dtype));
+      const auto* from = reinterpret_cast<const float*>(theirs.from) +
+                         (own.member == Sum::kEach ? place * own.count : 0);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += from[i];
+    }
+    return sum;
+  }
+  Adding& shared_;
+  const int64_t rank_;
+};
+
+// The largest error of a part, of shards that are cut evenly, with padding, with members that have
+// nothing, and along dims, in turn and mirrored; infinite where padding is not zero.
+double worst_of_fast_parts(Adding& shared) {
+  struct Form {
+    int64_t count, part, stretches;
+    bool mirrored;
+  };
+  constexpr Form kForms[] = {{12, 4, 1, false},  {10, 4, 1, false}, {1, 1, 1, false},
+                             {60, 20, 5, false}, {60, 20, 5, true}, {30000, 10000, 10, true}};
+  const auto job = make_inproc_world(Adding::kWorld, TransportOptions{20});
+  std::vector<double> worst(Adding::kWorld);
+  const auto value = [](int64_t rank, size_t s, size_t i) {
+    return static_cast<float>(std::sin(
+        static_cast<double>(rank * 977 + static_cast<int64_t>(s) * 31) + static_cast<double>(i)));
+  };
+  const auto train = [&](int64_t rank) {
+    const auto backend = make_cpu_backend();
+    const auto fabric =
+        make_device_fabric(*backend, job->rank(rank).control(),
+                           std::make_unique<AddingLinks>(shared, rank), {}, kSmallSlot);
+    const auto group = fabric->add_group(suite::everyone(*fabric));
+    std::vector<std::vector<float>> wholes, parts;
+    std::vector<Shard> shards;
+    for (size_t s = 0; s < std::size(kForms); ++s) {
+      const Form& form = kForms[s];
+      wholes.emplace_back();
+      for (int64_t i = 0; i < form.count; ++i)
+        wholes[s].push_back(value(rank, s, static_cast<size_t>(i)));
+      parts.emplace_back(static_cast<size_t>(form.part), 7.0F);
+      shards.push_back({suite::bytes_of(wholes[s].data()), suite::bytes_of(parts[s].data()),
+                        DType::kF32, form.count, form.part, form.stretches, form.mirrored});
+    }
+    ASSERT_TRUE(fabric->reduce_scatter(*group, shards, true).ok());
+    double& most = worst[static_cast<size_t>(rank)];
+    for (size_t s = 0; s < shards.size(); ++s) {
+      std::vector<double> want(parts[s].size());
+      shards[s].for_each_run(rank, [&](const Shard::Run& run) {
+        for (int64_t i = 0; i < run.bytes / 4; ++i)
+          for (int64_t k = 0; k < Adding::kWorld; ++k)
+            want[static_cast<size_t>(run.part / 4 + i)] +=
+                value(k, s, static_cast<size_t>(run.whole / 4 + i));
+      });
+      for (size_t i = 0; i < want.size(); ++i)
+        most = std::max(most, std::abs(want[i] - static_cast<double>(parts[s][i])));
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < Adding::kWorld; ++rank) threads.emplace_back(train, rank);
+  for (std::thread& thread : threads) thread.join();
+  return *std::ranges::max_element(worst);
+}
+
+TEST(DeviceFabric, FastPartsAreTheLibrarysSums) {
+  Adding right, short_of_one{Adding::kLeavesOneOut}, swapped{Adding::kSwapsMembers};
+  EXPECT_LE(worst_of_fast_parts(right), 1e-6);
+  // To all; to each: what is cut evenly, or along dims, in turns of a slot; to one: three, and one.
+  EXPECT_EQ(right.calls, (std::vector<int64_t>{0, 13, 4}));
+  EXPECT_GT(worst_of_fast_parts(short_of_one), 0.1);
+  EXPECT_GT(worst_of_fast_parts(swapped), 0.1);
 }
 
 TEST(DeviceFabric, NamesWhomItWaitsFor) {

@@ -1,0 +1,167 @@
+// Ranks that are processes, as torchrun starts them, over a faked NCCL that meets in a folder: what
+// one rank trains, bit for bit; and what becomes of the others when one ends, stops or never comes.
+#include <gmock/gmock.h>
+
+#include "cuda/samples.h"
+#include "folder.h"
+#include "shell.h"
+
+namespace piper {
+namespace {
+
+class NcclProcesses : public testing::Test {
+ protected:
+  void SetUp() override {
+    write_samples(at("x.npy"), 16, 1);
+    write_samples(at("y.npy"), 4, 2);
+    std::filesystem::create_directory(at("letters"));
+  }
+  std::string at(const std::string& name) const { return folder_.path() + "/" + name; }
+  void compile(const char* strategy, const char* flags) {
+    folder_.write("strategy.yaml",
+                  fmt::format("piper: 1\ninclude: {}/strategies/{}.yaml\ntrain:\n  global_batch: "
+                              "12\n  optimizer: {{sgd: {{lr: 1e-2}}}}\n",
+                              PIPER_SOURCE_DIR, strategy));
+    const auto [code, output] = run_shell(fmt::format(
+        "{0}/bin/piperc {1}/tests/data/mlp.onnx {2}/strategy.yaml {3} --target cuda -o {2}/plans "
+        "--force 2>&1",
+        PIPER_BINARY_DIR, PIPER_SOURCE_DIR, folder_.path(), flags));
+    ASSERT_EQ(code, 0) << output;
+  }
+  std::string variables(int world) const {
+    return fmt::format(
+        "PIPER_CUDA_PATH={}/nccl FAKE_NCCL_FOLDER={} FAKE_CUDA_PAGE=4096 XDG_CACHE_HOME={} {}",
+        PIPER_FAKE_CUDA, at("letters"), folder_.path(), torch_variables(world, free_port()));
+  }
+  std::string run(const std::string& flags) const {
+    return fmt::format(
+        "{0}/bin/piper-run {1}/plans --backend cuda --data x={1}/x.npy --data y={1}/y.npy {2}",
+        PIPER_BINARY_DIR, folder_.path(), flags);
+  }
+  // Of processes of which something becomes: their exit codes, what they said, and how many seconds
+  // after `act` all but rank 1 had ended.
+  struct Ended {
+    std::vector<int> codes;
+    std::vector<std::string> said;
+    double seconds = 0;
+  };
+  Ended disturb(int world, const std::string& more, const std::string& flags,
+                const std::string& act) {
+    std::filesystem::remove(at("m"));
+    const std::string script = fmt::format(
+        "cd {0}; for RANK in $(seq 0 {1}); do env {2} {3} {4} > out$RANK 2>&1 & echo $! > "
+        "pid$RANK; "
+        "done; {5}; S=$(date +%s%N); for RANK in 0 $(seq 2 {1}); do wait $(cat pid$RANK); echo $? "
+        "> "
+        "code$RANK; done; echo $(($(date +%s%N) - S)) > took; kill -CONT $(cat pid1) 2> /dev/null; "
+        "wait $(cat pid1); echo $? > code1",
+        folder_.path(), world - 1, variables(world), more,
+        run("--steps 100000000 --log-every 1000000000 --metrics m " + flags), act);
+    run_shell("bash -c '" + script + "' 2>&1");
+    Ended ended;
+    for (int rank = 0; rank < world; ++rank) {
+      const auto read = [&](const char* name) {
+        const auto text = read_text_file(at(fmt::format("{}{}", name, rank)), 1 << 20);
+        return text ? *text : "";
+      };
+      ended.codes.push_back(std::atoi(read("code").c_str()));
+      ended.said.push_back(read("out"));
+    }
+    const auto took = read_text_file(at("took"), 64);
+    ended.seconds = took ? std::atof(took->c_str()) / 1e9 : 1e9;
+    return ended;
+  }
+  // Nothing of what they told each other is left.
+  void expect_no_letters() const {
+    for (const auto& entry : std::filesystem::directory_iterator(at("letters")))
+      ADD_FAILURE() << entry.path().filename();
+  }
+  static constexpr const char* kTrains =
+      "for i in $(seq 1500); do grep -qs \"\\\"step\\\":3,\" m && break; sleep 0.02; done; ";
+
+  const Folder folder_;
+};
+
+// Replicas share windows of memory, where NCCL has any; stages, whose buffers lie elsewhere, each
+// know their own.
+TEST_F(NcclProcesses, TrainWhatOneTrains) {
+  struct Case {
+    const char *strategy, *flags, *variables, *registers;
+  };
+  for (const Case& one :
+       {Case{"ddp", "-D dp=2", "", " calls, [1-9][0-9]* windows, 0 registrations"},
+        {"ddp", "-D dp=2", " FAKE_NCCL_VERSION=22605",
+         " calls, 0 windows, [1-9][0-9]* registrations"},
+        {"1f1b", "-D stages=2 -D dp=1 -D microbatches=3", "",
+         " calls, 0 windows, [1-9][0-9]* registrations"}}) {
+    compile(one.strategy, one.flags);
+    const auto [code, output] =
+        run_shell("(" +
+                  as_processes(2, variables(2) + one.variables + " FAKE_CUDA_COUNT=1",
+                               run("--steps 3 --verify-against single")) +
+                  ") 2>&1");
+    EXPECT_EQ(code, 0) << output;
+    EXPECT_THAT(output, testing::HasSubstr("equal to the single-device plan bit for bit"));
+    EXPECT_THAT(output, testing::ContainsRegex(one.registers));
+    EXPECT_EQ(output.find("shares no windows of memory") != std::string::npos, *one.variables != 0)
+        << output;
+    expect_no_letters();
+  }
+}
+
+// Both ranks end, and who calls says what.
+TEST_F(NcclProcesses, NameTheCallThatFails) {
+  compile("ddp", "-D dp=2");
+  for (const char* const call :
+       {"ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommGetAsyncError",
+        "ncclCommWindowRegister", "ncclGroupEnd", "ncclSend", "ncclRecv"}) {
+    const auto [code, output] =
+        run_shell("(" +
+                  as_processes(2,
+                               fmt::format("FAKE_CUDA_FAIL_FIRST=$([ $RANK = 0 ] && echo {}) {}",
+                                           call, variables(2)),
+                               run("--steps 2")) +
+                  ") 2>&1");
+    EXPECT_EQ(code, 10) << call << output;
+    EXPECT_THAT(output, testing::HasSubstr(call));
+    EXPECT_THAT(output, testing::Not(testing::HasSubstr("never released")));
+    expect_no_letters();
+  }
+}
+
+// Whoever is left ends with the code that says that restarting is sensible, and names who is gone.
+TEST_F(NcclProcesses, NameWhoEndsStopsOrNeverComes) {
+  compile("ddp", "-D dp=3");
+  const std::string quick = "--timeout 2 --start-timeout 60";
+  const Ended killed = disturb(3, "", quick, kTrains + std::string("kill -9 $(cat pid1)"));
+  EXPECT_EQ(killed.codes, (std::vector<int>{10, 137, 10})) << killed.said[0] << killed.said[2];
+  EXPECT_LT(killed.seconds, 15);
+  for (const int rank : {0, 2})
+    EXPECT_THAT(killed.said[static_cast<size_t>(rank)], testing::HasSubstr("rank 1"));
+  EXPECT_THAT(killed.said[0], testing::HasSubstr("rank 0 lost rank 1 (127.0.0.1:"));
+  expect_no_letters();
+
+  const Ended stopped = disturb(3, "", quick, kTrains + std::string("kill -STOP $(cat pid1)"));
+  EXPECT_EQ(stopped.codes, (std::vector<int>{10, 10, 10})) << stopped.said[0] << stopped.said[1];
+  EXPECT_GT(stopped.seconds, 1.9);
+  EXPECT_LT(stopped.seconds, 20);
+  EXPECT_THAT(stopped.said[0] + stopped.said[2],
+              testing::ContainsRegex("rank [02] waited [0-9.]+ s for its device in step [0-9]+; "
+                                     "rank 1 does not go on"));
+  expect_no_letters();
+
+  // Before it has joined its first communicator.
+  const Ended late = disturb(3, "FAKE_CUDA_STOP=$([ $RANK = 1 ] && echo ncclCommInitRankConfig)",
+                             "--start-timeout 3", "true");
+  EXPECT_EQ(late.codes[0], 10) << late.said[0];
+  EXPECT_EQ(late.codes[2], 10) << late.said[2];
+  EXPECT_LT(late.seconds, 30);
+  EXPECT_THAT(
+      late.said[0] + late.said[2],
+      testing::ContainsRegex("rank [02] waited 3 s for the other ranks of communicator 0 of "
+                             "ranks .0,1,2.; rank 1 does not go on"));
+  expect_no_letters();
+}
+
+}  // namespace
+}  // namespace piper
