@@ -271,20 +271,5 @@ TEST_F(Graphs, AreNotOfRanksThatCopyFromEachOther) {
   EXPECT_EQ(made.memory, 0);
 }
 
-// NCCL would order what an older driver captures in a way that pipelines do not come through.
-TEST_F(Graphs, AreNotMadeWithOlderDrivers) {
-  const auto plans = compiled({"", "ddp", {{"dp", "2"}}});
-  ASSERT_TRUE(plans) << print_error(plans.error());
-  setenv("FAKE_CUDA_DRIVER", "12080", 1);
-  const Trained made = train(plans->set, true);
-  setenv("FAKE_CUDA_DRIVER", "12090", 1);
-  const Trained with = train(plans->set, true);
-  unsetenv("FAKE_CUDA_DRIVER");
-  ASSERT_TRUE(made.errors.empty() && with.errors.empty());
-  EXPECT_EQ(made.graphs, 0);
-  EXPECT_EQ(with.graphs, 2 * (kSteps - 1));
-  EXPECT_TRUE(made == with);
-}
-
 }  // namespace
 }  // namespace piper
