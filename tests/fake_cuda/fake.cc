@@ -187,4 +187,9 @@ Call::Call(const char* of, bool needs_start) : name(of), state(State::get()), lo
 
 }  // namespace piper::fake
 
+extern "C" void fake_cuda_seed(uint64_t seed) {
+  piper::fake::State& state = piper::fake::State::get();
+  const std::lock_guard lock(state.mutex);
+  state.random.seed(seed);
+}
 extern "C" int fake_cuda_report() { return piper::fake::State::get().report(); }

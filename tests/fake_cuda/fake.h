@@ -240,6 +240,8 @@ int64_t variable(const char* name, int64_t otherwise);
 extern "C" {
 // What went wrong and what was never destroyed, on stderr; how much of it.
 int fake_cuda_report();
+// Orders are drawn from here on, as FAKE_CUDA_SEED says where they begin.
+void fake_cuda_seed(uint64_t seed);
 // What is faked has the types with which it is called.
 #define FAKE_DECLARED(name, result, arguments) result name arguments;
 namespace piper::fake {
