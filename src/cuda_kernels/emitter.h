@@ -110,8 +110,9 @@ inline constexpr size_t kMostPointers = 480;   // of a kernel, less those of scr
 size_t end_of_run(const FusedProgram& program, std::span<const DeviceOperand> places, size_t first);
 
 // ---- Passes over rows (rows.cc) -----------------------------------------------------------------
-// Whether kernels over rows can have the op among others.
+// Whether there are kernels over rows for the op, and whether it can be one among others.
 bool goes_by_rows(const FusedProgram& program, const ProgramOp& op);
+bool joins_rows(const FusedProgram& program, const ProgramOp& op);
 // The names of the ops of which it can be true.
 std::vector<std::string> row_ops();
 // Several ops that go over the same rows, as one pass. Operands: those of each op, one after the

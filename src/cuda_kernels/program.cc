@@ -96,7 +96,7 @@ Status make_steps(const FusedProgram& program, std::span<const DeviceOperand> pl
 FusedProgram joined_for_cuda(const Program& program) {
   FuseCounts counts;
   return join_rows(fuse(widened(program, stays_narrow), counts, {.finishes_products = false}),
-                   goes_by_rows);
+                   joins_rows);
 }
 
 namespace {

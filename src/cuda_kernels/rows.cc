@@ -75,6 +75,14 @@ bool goes_by_rows(const FusedProgram& program, const ProgramOp& op) {
   return extents_of(use_of(program, op)).has_value();
 }
 
+// What sums in rows of one element would do so in another order among ops of wider rows.
+bool joins_rows(const FusedProgram& program, const ProgramOp& op) {
+  const Use use = use_of(program, op);
+  const std::optional<Extents> extents = extents_of(use);
+  const RowOp* const row_op = find_row_op(use);
+  return extents && (!row_op || extents->width != 1);
+}
+
 std::vector<std::string> row_ops() {
   std::vector<std::string> names = expression_ops();
   for (const RowOp& op : kRowOps) names.emplace_back(op.op);

@@ -10,9 +10,7 @@ constexpr int64_t kWarp = 32, kMostThreads = 1024;
 constexpr int64_t kThreads = 256;     // of a block, about
 constexpr int64_t kSumThreads = 384;  // of one that adds rows up
 constexpr int64_t kRegisters = 80;    // of a thread, for elements that it keeps
-constexpr int64_t kSumRegisters =
-    48;  // where it adds rows up, and more warps hide what it waits for
-constexpr int64_t kMostElements = 32;    // of a row, that a thread has of each value
+constexpr int64_t kMostLanes = 8;
 constexpr int64_t kMostSums = 512;       // blocks whose sums are added up
 constexpr int64_t kBlocksOfSums = 1024;  // with tiles
 
@@ -48,33 +46,59 @@ int64_t row_threads(int64_t runs, int64_t most_chunks) {
   return best;
 }
 
-}  // namespace
+// Rows that a block has at once, of about so many threads.
+int64_t rows_at_once(int64_t threads, int64_t of_row, int64_t rows) {
+  const int64_t of_warp = std::max<int64_t>(kWarp / of_row, 1);
+  return std::min(std::max<int64_t>(threads / of_row, 1), ceil_div(rows, of_warp) * of_warp);
+}
 
-RowLayout layout_of(const PassShape& shape) {
+RowLayout without_sums(const PassShape& shape) {
   RowLayout layout;
   layout.lanes = shape.lanes;
-  const int64_t most =
-      std::max<int64_t>((shape.sums_rows ? kSumRegisters : kRegisters) / shape.kept, 1);
+  const int64_t most = std::max<int64_t>(kRegisters / shape.kept, 1);
   while (layout.lanes > 1 && layout.lanes > most) layout.lanes /= 2;
   const int64_t runs = ceil_div(shape.width, layout.lanes);
-  if (shape.keeps_row) {
-    layout.threads = row_threads(runs, std::min(most, kMostElements) / layout.lanes);
-    layout.chunks = ceil_div(runs, layout.threads);
-  } else {
-    layout.threads = tile_threads(runs);
-    layout.tiles = ceil_div(runs, layout.threads);
+  layout.threads = tile_threads(runs);
+  layout.tiles = ceil_div(runs, layout.threads);
+  layout.at_once = rows_at_once(kThreads, layout.threads, shape.rows);
+  layout.row_blocks = ceil_div(shape.rows, layout.at_once);
+  return layout;
+}
+
+// A short row is laid out as one that is kept is; of a long one, with one row at once, tiles add
+// the rows of their columns in the order in which one block would.
+RowLayout with_sums(const PassShape& shape) {
+  RowLayout layout;
+  layout.lanes = kMostLanes;
+  while (shape.width % layout.lanes != 0) layout.lanes /= 2;
+  const int64_t runs = ceil_div(shape.width, layout.lanes);
+  layout.threads = row_threads(runs, kMostLanes / layout.lanes);
+  layout.chunks = ceil_div(runs, layout.threads);
+  const int64_t at_once = rows_at_once(kSumThreads, layout.threads, shape.rows);
+  const int64_t steps = ceil_div(shape.rows, at_once);
+  int64_t tiles = 1;
+  if (layout.threads > kThreads) {
+    const int64_t threads = tile_threads(runs);
+    tiles = ceil_div(runs, threads);
+    if (!shape.keeps_row) {
+      layout.threads = threads;
+      layout.chunks = 1;
+      layout.tiles = tiles;
+    }
   }
-  const int64_t threads = shape.sums_rows ? kSumThreads : kThreads;
-  layout.at_once = std::max<int64_t>(threads / layout.threads, 1);
-  const int64_t of_warp = std::max<int64_t>(kWarp / layout.threads, 1);  // rows
-  layout.at_once = std::min(layout.at_once, ceil_div(shape.rows, of_warp) * of_warp);
-  const int64_t steps = ceil_div(shape.rows, layout.at_once);
-  layout.row_blocks = steps;
+  layout.at_once = shape.sums_rows ? at_once : rows_at_once(kThreads, layout.threads, shape.rows);
+  layout.row_blocks = ceil_div(shape.rows, layout.at_once);
   if (!shape.sums_rows) return layout;
-  const int64_t most_blocks = std::clamp<int64_t>(kBlocksOfSums / layout.tiles, 1, kMostSums);
+  const int64_t most_blocks = std::clamp<int64_t>(kBlocksOfSums / tiles, 1, kMostSums);
   layout.turns = ceil_div(steps, std::min(steps, most_blocks));
   layout.row_blocks = ceil_div(steps, layout.turns);
   return layout;
+}
+
+}  // namespace
+
+RowLayout layout_of(const PassShape& shape) {
+  return shape.keeps_row || shape.sums_rows ? with_sums(shape) : without_sums(shape);
 }
 
 }  // namespace piper::cuda_kernels

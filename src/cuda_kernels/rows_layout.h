@@ -5,13 +5,16 @@
 
 namespace piper::cuda_kernels {
 
-// What the layout follows from, and nothing else.
+// What the layout follows from, and nothing else. Where something is summed the layout follows from
+// rows and width alone: the order of a sum, and so its bits, are the same whatever other ops the
+// pass has, and wherever its operands lie.
 struct PassShape {
   int64_t rows = 0, width = 0;
-  int64_t lanes = 1;       // elements side by side that each operand can be moved in
-  int64_t kept = 1;        // elements of each place in a row that are kept at once, about
   bool keeps_row = false;  // one block has a row whole
   bool sums_rows = false;  // it makes sums over rows
+  // Where nothing is summed:
+  int64_t lanes = 1;  // elements side by side that each operand can be moved in
+  int64_t kept = 1;   // elements of each place in a row that are kept at once, about
 };
 // As Rows (device/rows.cuh) has it.
 struct RowLayout {

@@ -139,6 +139,7 @@ class Pass {
   PassShape shape_of() const;
   int64_t lanes_of(const Operand& operand) const;
   int64_t kept() const;
+  int64_t piece_of(const Operand& operand) const;
   Status write_expression(const PassOp& op);
   void write_row_op(const PassOp& op);
   void write_sum_parts(Emitter& emit, const std::vector<DeviceOperand>& parts) const;
@@ -231,7 +232,7 @@ const Pass::Known& Pass::read(const Operand& input) {
          found->second.name, known.is_row ? "}" : "[0]");
   } else if (known.is_row) {
     line("{} {}[At::kCount];", type, known.name);
-    line("at.load({}, {});", pointer(input, true), known.name);
+    line("at.load<{}>({}, {});", piece_of(input), pointer(input, true), known.name);
   } else if (const auto number = immediate(input)) {
     line("const {} {} = {}({});", type, known.name, type, *number);
   } else {
@@ -248,7 +249,9 @@ const Pass::Known& Pass::declare(const Operand& output) {
 
 void Pass::store(const Operand& output, const Known& known) {
   if (output.place.kind == DeviceOperand::kAbsent) return;
-  line("at.{}({}, {});", known.is_row ? "store" : "store_one", pointer(output, false), known.name);
+  const std::string function =
+      known.is_row ? fmt::format("store<{}>", piece_of(output)) : "store_one";
+  line("at.{}({}, {});", function, pointer(output, false), known.name);
 }
 
 Status Pass::write_expression(const PassOp& op) {
@@ -286,7 +289,8 @@ void Pass::write_row_op(const PassOp& op) {
   for (size_t i = 0; i < row_op.inputs.size(); ++i) {
     call += is_absent(op.use, i) ? std::string(", rows::Zeros()")
             : row_op.inputs[i] == 'w'
-                ? fmt::format(", rows::weights({})", pointer(op.inputs[i], true))
+                ? fmt::format(", rows::weights<{}>({})", piece_of(op.inputs[i]),
+                              pointer(op.inputs[i], true))
                 : ", " + read(op.inputs[i]).name;
   }
   std::vector<Known> made;
@@ -330,16 +334,22 @@ void Pass::find_extents() {
   }
 }
 
+constexpr int64_t kMostLanes = 8;
+
 // How many elements side by side the operand can be moved in: a power of 2 that its rows and its
 // place allow.
 int64_t Pass::lanes_of(const Operand& operand) const {
-  constexpr int64_t kMostLanes = 8;
   if (!operand.form.is_row || operand.place.kind == DeviceOperand::kAbsent) return kMostLanes;
   const int64_t bytes = info(operand.type.dtype).bytes;
   int64_t lanes = kMostLanes;
   while (lanes > 1 && (extents_.width % lanes != 0 || operand.place.offset % (lanes * bytes) != 0))
     lanes /= 2;
   return lanes;
+}
+
+// How many it is moved in, of those that a thread has side by side.
+int64_t Pass::piece_of(const Operand& operand) const {
+  return std::min(layout_.lanes, lanes_of(operand));
 }
 
 // The greatest number of rows that a thread has at once, of values and sums.

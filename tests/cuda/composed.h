@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <map>
 
 #include "evaluate.h"
 #include "fake_cuda/run_program.h"
@@ -75,6 +76,16 @@ class Written {
     return joined.ops.empty() ? 0 : joined.pass_of(joined.ops.size() - 1) + 1;
   }
 
+  std::vector<Bytes> results(const std::vector<int32_t>& shown) const {
+    std::vector<Bytes> arguments;
+    for (size_t v = 0; v < types_.size(); ++v)
+      if (is_input_[v]) arguments.push_back(bytes_[v]);
+    const auto inputs = static_cast<ptrdiff_t>(arguments.size());
+    arguments.resize(arguments.size() + shown.size());
+    const auto made = must(emulator::run_on_host(program(shown), arguments));
+    return {made.begin() + inputs, made.end()};
+  }
+
   // Runs it, and compares: the difference of each element is at most `bound` of the greatest, or of
   // itself where it is more than 1.
   enum Scale { kOfGreatest, kOfEach };
@@ -99,10 +110,12 @@ class Written {
     }
   }
 
- private:
+ protected:
   static size_t at(int32_t value) { return static_cast<size_t>(value); }
 
-  Program program(const std::vector<int32_t>& shown) const {
+  // `over`: results that are written over the arguments of inputs, and not behind these.
+  Program program(const std::vector<int32_t>& shown,
+                  const std::map<int32_t, int32_t>& over = {}) const {
     Program program;
     std::vector<int32_t> place(types_.size(), -1);
     const auto add = [&](size_t v) {
@@ -112,10 +125,15 @@ class Written {
     for (size_t v = 0; v < types_.size(); ++v)
       if (is_input_[v]) add(v);
     program.arg_read.assign(program.values.size(), true);
-    for (const int32_t value : shown) add(at(value));
+    for (const int32_t value : shown)
+      if (!over.contains(value)) add(at(value));
     program.num_args = static_cast<int32_t>(program.values.size());
     program.arg_read.resize(program.values.size(), false);
     for (const bool reads : program.arg_read) program.arg_written.push_back(!reads);
+    for (const auto& [value, input] : over) {
+      place[at(value)] = place[at(input)];
+      program.arg_written[at(place[at(input)])] = true;
+    }
     for (size_t v = 0; v < types_.size(); ++v)
       if (place[v] < 0) add(v);
     for (const int32_t value : literals_)

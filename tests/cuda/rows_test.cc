@@ -16,6 +16,7 @@ struct Size {
 constexpr Size kSizes[] = {{1, 1},     {33, 33},  {70, 1},   {5, 7},    {1, 33},
                            {70, 33},   {3, 64},   {19, 768}, {2, 5000}, {2, 16384},
                            {25000, 7}, {700, 40}, {1, 768}};
+constexpr size_t kOfOne = 2;  // of these: in rows of one element what sums is a pass by itself
 
 Attrs last_axis(bool with_epsilon) {
   Attrs attrs{{"axis", int64_t{1}}};
@@ -35,7 +36,7 @@ TEST(Rows, ANormWithWhatStandsAroundIt) {
         "LayerNorm", {sums.back(), w.input(f32({width})), w.input(f32({width}))}, last_axis(true));
     shown.insert(shown.end(), {sums.back(), w.cast(norm[0], DType::kBF16), norm[1], norm[2]});
   }
-  EXPECT_EQ(w.passes(shown), std::size(kSizes));
+  EXPECT_EQ(w.passes(shown), std::size(kSizes) + 2 * kOfOne);
   w.expect(shown, kOfBf16);
   w.expect(sums, kExact);
 }
@@ -56,9 +57,49 @@ TEST(Rows, TheGradientsOfANorm) {
     wide.insert(wide.end(), {all, params[0], params[1]});
     shown.insert(shown.end(), {all, narrow, params[0], params[1], bias});
   }
-  EXPECT_EQ(w.passes(shown), std::size(kSizes));
+  EXPECT_EQ(w.passes(shown), std::size(kSizes) + 4 * kOfOne);
   w.expect(shown, kOfBf16);
   w.expect(wide, 4 * kOfFloat);
+}
+
+// The bits of what is summed are the same whatever else the pass has, and wherever operands lie: a
+// backward in halves, or a forward that is done again, has other ops beside it.
+TEST(Rows, SumsHaveTheSameBitsInAnyPass) {
+  constexpr Size kMany[] = {{33, 33},  {40, 8},   {16, 24}, {64, 768}, {70, 96},
+                            {5, 1600}, {9, 5000}, {130, 7}, {300, 40}, {3, 16384}};
+  for (const auto& [rows, width] : kMany) {
+    SCOPED_TRACE(fmt::format("[{}, {}]", rows, width));
+    std::vector<std::vector<Bytes>> made;
+    for (const bool has_more : {false, true}) {
+      Written w;
+      // A view that begins at an odd element leaves no more than one to be moved at once.
+      const int32_t apart = w.input(f32({rows + 1, width}));
+      const int32_t dy = w.input(f32({rows, width})), scale = w.input(f32({width}));
+      const int32_t x =
+          w.op("Slice", {apart},
+               {{"starts", Shape{1, 0}}, {"ends", Shape{rows + 1, width}}, {"steps", Shape{1, 1}}});
+      const int32_t mean = w.input(f32({rows, 1})), rstd = w.input(f32({rows, 1}), 0.5, 2);
+      const Attrs sums{{"axes", Shape{0}}, {"keepdims", int64_t{0}}};
+      std::vector<int32_t> shown{
+          w.op("LayerNormGradX", {dy, x, scale, mean, rstd}, last_axis(false)),
+          w.op("Softmax", {dy}, last_axis(false)), w.op("ReduceSum", {dy}, sums)};
+      const size_t common = shown.size();
+      if (has_more) {
+        const auto params = w.ops("LayerNormGradParams", {dy, x, mean, rstd}, last_axis(false));
+        int32_t all = w.op("Mul", {shown[0], shown[1]});
+        for (int k = 0; k < 6; ++k) {
+          const int32_t more = w.input(bf16({rows, width}));
+          shown.push_back(all = w.op("Add", {all, w.cast(more, DType::kF32)}));
+        }
+        shown.insert(shown.end(), {params[0], params[1], w.op("ReduceSum", {all}, sums),
+                                   w.op("Softmax", {all}, last_axis(false))});
+      }
+      const std::vector<Bytes> results = w.results(shown);
+      made.emplace_back(results.begin(), results.begin() + static_cast<ptrdiff_t>(common));
+    }
+    for (size_t s = 0; s < made[0].size(); ++s)
+      EXPECT_EQ(as_text(made[0][s].span()), as_text(made[1][s].span())) << "result " << s;
+  }
 }
 
 TEST(Rows, ColumnsRowsAndSingleElements) {

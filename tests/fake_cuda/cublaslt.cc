@@ -214,7 +214,10 @@ void finish(const Product& p, int64_t z, const std::vector<double>& sums) {
   auto* aux = reinterpret_cast<char*>(p.described.number(kLtAux));
   for (int64_t j = 0; j < p.n; ++j)
     for (int64_t i = 0; i < p.m; ++i) {
+      // A library's sums are of f32 before anything is added to them: then it makes no difference
+      // whether C is added here or by a kernel behind the product.
       double x = p.alpha * sums[static_cast<size_t>(i * p.n + j)];
+      if (p.result != DType::kF64) x = static_cast<float>(x);
       if (p.beta != 0)
         x += p.beta * load_number(p.result, c + (z * p.c.step + j * p.c.line + i) * element);
       if (p.has(kBiasBit))

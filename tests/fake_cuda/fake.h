@@ -303,6 +303,7 @@ int fake_cuda_report();
 int64_t fake_cuda_calls(const char* name);
 // From now on the Nth call that makes a graph fails, once; how many there were before.
 int64_t fake_cuda_fail_captured(int64_t number);
+// Orders are drawn from here on, as FAKE_CUDA_SEED says where they begin.
 void fake_cuda_seed(int64_t seed);
 // What is faked has the types with which it is called.
 #define FAKE_DECLARED(name, result, arguments) result name arguments;

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cstdint>
+#include <mutex>
 
 #include "piper/base.h"
 #include "sanitizer.h"
@@ -73,6 +74,37 @@ void set_up(Context& context, char* stack, void (*entry)()) {
 void exchange(Context& from, Context& to) { swapcontext(&from, &to); }
 #endif
 
+// Stacks that nobody has: launches follow each other, and the system is slow to give and take them.
+class Stacks {
+ public:
+  // Behind a page that nobody may touch.
+  char* take() {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      char* const stack = idle_.back();
+      idle_.pop_back();
+      return stack;
+    }
+    void* memory = mmap(nullptr, kStackBytes + kPage, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    PIPER_CHECK(memory != MAP_FAILED, "no memory for the stack of a fiber");
+    mprotect(memory, kPage, PROT_NONE);
+    return static_cast<char*>(memory) + kPage;
+  }
+  void give_back(char* stack) {
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(stack);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<char*> idle_;
+};
+Stacks& stacks() {
+  static Stacks& all = *new Stacks;  // fibers may end after everything else
+  return all;
+}
+
 }  // namespace
 
 struct Fibers::Host {
@@ -85,7 +117,7 @@ struct Fibers::Host {
 
 struct Fibers::Fiber {
   size_t number = 0;
-  char* stack = nullptr;  // behind a page that nobody may touch
+  char* stack = nullptr;
   Context context{};
   bool is_idle = true, is_prepared = false;
   void* fake = nullptr;
@@ -97,18 +129,14 @@ Fibers::Fibers(std::function<void(size_t)> body)
 
 Fibers::~Fibers() {
   abandon();
-  for (const auto& fiber : fibers_) munmap(fiber->stack - kPage, kStackBytes + kPage);
+  for (const auto& fiber : fibers_) stacks().give_back(fiber->stack);
 }
 
 Fibers::Fiber& Fibers::at(size_t number) {
   while (fibers_.size() <= number) {
     auto fiber = std::make_unique<Fiber>();
     fiber->number = fibers_.size();
-    void* memory = mmap(nullptr, kStackBytes + kPage, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    PIPER_CHECK(memory != MAP_FAILED, "no memory for the stack of a fiber");
-    mprotect(memory, kPage, PROT_NONE);
-    fiber->stack = static_cast<char*>(memory) + kPage;
+    fiber->stack = stacks().take();
     fibers_.push_back(std::move(fiber));
   }
   return *fibers_[number];

@@ -166,6 +166,8 @@ Result<std::vector<Bytes>> ProgramRun::take() {
 }  // namespace
 
 // Sums in the order of k, in f64: what a library adds up in f32 in an order of its own is near it.
+// They become f32 before anything is added to them, as those of a library are: then it makes no
+// difference whether C is added by the product or behind it.
 void multiply(const DeviceProduct& p, const ProductPlaces& at) {
   const int64_t of_input = info(p.type).bytes, of_result = info(p.result).bytes;
   for (int64_t z = 0; z < p.batch; ++z)
@@ -178,6 +180,7 @@ void multiply(const DeviceProduct& p, const ProductPlaces& at) {
           sum +=
               load_number(p.type, at.a + a * of_input) * load_number(p.type, at.b + b * of_input);
         }
+        if (p.type != DType::kF64) sum = static_cast<float>(sum);
         const int64_t d = (z * p.d_step + i * p.ldd + j) * of_result;
         if (at.c) sum += load_number(p.result, at.c + d);
         if (at.bias) sum += load_number(p.result, at.bias + j * of_result);

@@ -14,12 +14,12 @@ struct Stored<bool> {
 };
 
 // One row for all, which is loaded when it is wanted; and one of zeros, where it is absent.
-template <class T>
+template <int kPiece, class T>
 struct Weights {
   const T* from;
   template <class At>
   DEVICE void load(const At& at, T (&x)[At::kCount]) const {
-    at.load(from, x);
+    at.template load<kPiece>(from, x);
   }
 };
 struct Zeros {
@@ -28,8 +28,8 @@ struct Zeros {
     EACH(i, At::kCount) x[i] = T(0.0f);
   }
 };
-template <class T>
-DEVICE Weights<T> weights(const T* from) {
+template <int kPiece, class T>
+DEVICE Weights<kPiece, T> weights(const T* from) {
   return {from};
 }
 
@@ -64,24 +64,29 @@ struct Rows {
   DEVICE int64_t column(int i) const { return run(i / kLanes) * kLanes + i % kLanes; }
   DEVICE bool has(int i) const { return kWidth % kTile == 0 || column(i) < kWidth; }
 
-  // Elements of a row that begins here.
-  template <class T>
+  // Elements of a row that begins here, so many at once.
+  template <int kPiece, class T>
   DEVICE void load(const T* from, T (&x)[kCount]) const {
-    typedef Pack<typename Stored<T>::type, kLanes> Run;
-    EACH(c, kChunks) {
-      Run elements{};
-      if (is_on && has(c * kLanes)) elements = reinterpret_cast<const Run*>(from)[run(c)];
-      EACH(l, kLanes) x[c * kLanes + l] = static_cast<T>(elements.x[l]);
+    typedef Pack<typename Stored<T>::type, kPiece> Piece;
+    constexpr int kPieces = kLanes / kPiece;
+    EACH(c, kChunks * kPieces) {
+      Piece elements{};
+      if (is_on && has(c / kPieces * kLanes))
+        elements = reinterpret_cast<const Piece*>(from)[run(c / kPieces) * kPieces + c % kPieces];
+      EACH(l, kPiece) x[c * kPiece + l] = static_cast<T>(elements.x[l]);
     }
   }
-  template <class T>
+  template <int kPiece, class T>
   DEVICE void store(T* to, const T (&x)[kCount]) const {
-    typedef Pack<T, kLanes> Run;
+    typedef Pack<T, kPiece> Piece;
+    constexpr int kPieces = kLanes / kPiece;
     if (!is_on) return;
-    EACH(c, kChunks) {
-      Run elements;
-      EACH(l, kLanes) elements.x[l] = x[c * kLanes + l];
-      if (has(c * kLanes)) store_run(reinterpret_cast<Run*>(to) + run(c), elements);
+    EACH(c, kChunks * kPieces) {
+      Piece elements;
+      EACH(l, kPiece) elements.x[l] = x[c * kPiece + l];
+      if (has(c / kPieces * kLanes))
+        store_run(reinterpret_cast<Piece*>(to) + run(c / kPieces) * kPieces + c % kPieces,
+                  elements);
     }
   }
   // One element of the row.
