@@ -99,6 +99,7 @@ class CellCheck {
   void check_repeated(Spot place, const Step& step, std::span<const int32_t> args) {
     for (size_t a = 0; a < args.size(); ++a) {
       const int32_t by = lives_[args[a]].written_by;
+      if (permanent(args[a])) continue;  // a state changes once a step
       if (access_of(facts_, step, a) != (kReads | kWrites) || by < section_.part_begin(place))
         continue;
       const Step& before = section_.step({cell_, by});

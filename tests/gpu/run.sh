@@ -1,5 +1,5 @@
 #!/bin/bash
-# All that a GPU is needed for, in one call of less than ten minutes: part A of tests/gpu/day and as much of part B as there is time for.
+# All that a GPU is needed for, in one call of less than eight minutes: part A of tests/gpu/day and as much of part B as there is time for.
 # Takes the programs in build/, else those that tests/gpu/pack put into .gpu/, else builds them. Prints what passed.
 #   tests/gpu/run.sh [--dry-run] [--results DIR] [--fakes DIR]
 set -uo pipefail
@@ -14,7 +14,7 @@ if [[ ! -v BUILD ]]; then
 fi
 export BUILD
 start=$SECONDS status=0
-timeout 350 tests/gpu/day A --seconds 330 "$@" || status=1
-left=$((560 - (SECONDS - start)))
+timeout 290 tests/gpu/day A --seconds 270 "$@" || status=1
+left=$((450 - (SECONDS - start)))
 timeout $((left + 20)) tests/gpu/day B --seconds "$left" "$@" || status=1
 exit $status
