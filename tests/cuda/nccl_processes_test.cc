@@ -89,11 +89,11 @@ TEST_F(NcclProcesses, TrainWhatOneTrains) {
     const char *strategy, *flags, *variables, *registers;
   };
   for (const Case& one :
-       {Case{"ddp", "-D dp=2", "", " calls, [1-9][0-9]* windows, 0 registrations"},
+       {Case{"ddp", "-D dp=2", "", " memory, [1-9][0-9]* windows, 0 registrations"},
         {"ddp", "-D dp=2", " FAKE_NCCL_VERSION=22605",
-         " calls, 0 windows, [1-9][0-9]* registrations"},
+         " memory, 0 windows, [1-9][0-9]* registrations"},
         {"1f1b", "-D stages=2 -D dp=1 -D microbatches=3", "",
-         " calls, 0 windows, [1-9][0-9]* registrations"}}) {
+         " memory, 0 windows, [1-9][0-9]* registrations"}}) {
     compile(one.strategy, one.flags);
     const auto [code, output] =
         run_shell("(" +

@@ -189,7 +189,8 @@ Result<std::shared_ptr<Point>> begin(State& state, UnderWay all) {
   return over;
 }
 
-int queue_all(State& state, const std::vector<Operation>& operations) {
+int queue_all(State& state, std::vector<Operation> operations) {
+  for (Operation& one : operations) one.in_graph = one.stream->capture != nullptr;
   state.poll = poll;
   const auto start = [&state, operations] {
     return begin(state, UnderWay{.operations = operations});
@@ -204,7 +205,6 @@ int queue_group(State& state) {
   if (group.empty()) return kNcclOk;
   NcclComm* const comm = group[0].comm;
   if (comm->pending) state.misuse("ncclGroupEnd", "the communicator's last call is not done");
-  for (Operation& one : group) one.in_graph = one.stream->capture != nullptr;
   comm->pending = [&state, all = std::exchange(group, {})] { return queue_all(state, all); };
   return kNcclInProgress;
 }
