@@ -12,7 +12,7 @@ namespace {
 
 // No contraction, as kernels are compiled for devices.
 constexpr std::string_view kFlags =
-    "-std=c++17 -O1 -g1 -fPIC -w -fno-exceptions -fno-rtti -ffp-contract=off -fvisibility=hidden "
+    "-std=c++17 -fPIC -w -fno-exceptions -fno-rtti -ffp-contract=off -fvisibility=hidden "
     "-DPIPER_HOST -include emulator.h";
 // Calls in front of accesses to memory, and where behaviour is undefined: emulator.h has what is
 // called.
@@ -23,8 +23,9 @@ constexpr std::string_view kChecks =
 }  // namespace
 
 Result<std::string> compile_for_host(const std::string& source, const std::string& folder,
-                                     bool is_checked) {
-  const std::string flags = fmt::format("{}{}", kFlags, is_checked ? kChecks : "");
+                                     bool is_checked, bool is_optimised) {
+  const std::string flags =
+      fmt::format("{}{}{}", kFlags, is_optimised ? " -O1 -g1" : " -O0", is_checked ? kChecks : "");
   const std::string words = std::string(PIPER_SOURCE_DIR) + "/tests/fake_cuda";
   Digester all;
   all.add(flags);

@@ -6,6 +6,7 @@
 //     FAKE_CUDA_SEED=N     of orders (1)              FAKE_CUDA_CHECK=1     kernels with all checks
 //     FAKE_CUDA_FAIL=N     the Nth call fails, once   FAKE_CUDA_COUNT=1     says how many there
 //     were, and how many of them took or gave back memory; =NAME: of functions whose names begin so
+//     FAKE_NVRTC_PLAIN=1   kernels are not optimised: soon compiled, and slow
 //     FAKE_CUDA_OFFERS=1   cuBLASLt has several algorithms, most of them no good (cublaslt.cc)
 //     FAKE_CUDA_FAIL_FIRST=NAME  the first call of this fails
 //     FAKE_CUDA_PAGE=N     bytes of a page of the device's memory (2 MiB)

@@ -65,7 +65,8 @@ int nvrtcCompileProgram(NvrtcProgram* program, int count, const char* const* opt
   if (!has_architecture) return kInvalidOption;
   // Several threads may compile: the way into calls is open to others meanwhile.
   auto library = piper::emulator::compile_for_host(
-      program->source, std::string(PIPER_BINARY_DIR) + "/cuda_cache", State::get().is_checked);
+      program->source, std::string(PIPER_BINARY_DIR) + "/cuda_cache", State::get().is_checked,
+      variable("FAKE_NVRTC_PLAIN", 0) == 0);
   if (library)
     program->code = *library;
   else
