@@ -45,7 +45,7 @@ int type_of(DType dtype) {
 constexpr int kOldestForSeveral =
     22600;  // below, communicators of one device may wait for each other
 constexpr int kOldestWithWindows = 22700;
-constexpr int kMostBlocks = 32;
+constexpr int kMostChannels = 32;
 constexpr const char* kState = "ncclCommGetAsyncError";
 
 class NcclLinks final : public Links {
@@ -363,20 +363,20 @@ BlocksOf blocks_of(std::span<const Communicator> all, int multiprocessors) {
   }
   if (places.empty()) places[{}];
   BlocksOf made;
-  int64_t share = kMostBlocks;
+  int64_t share = kMostChannels;
   for (auto& [place, queues] : places) {
     for (const Communicator& one : all)
       if (!one.is_pair()) use(queues, one.streams[0], one.sms);
     int64_t said = 0, others = 0;
     for (const auto& [queue, sms] : queues)
-      sms > 0 ? said += std::min<int64_t>(sms, kMostBlocks) : ++others;
+      sms > 0 ? said += std::min<int64_t>(sms, kMostChannels) : ++others;
     const int64_t rest = multiprocessors - 1 - said;
     made.are_too_many |= rest < others;
     if (others > 0) share = std::min(share, rest / others);
   }
   for (const Communicator& one : all)
     made.most.push_back(
-        static_cast<int>(std::clamp<int64_t>(one.sms > 0 ? one.sms : share, 1, kMostBlocks)));
+        static_cast<int>(std::clamp<int64_t>(one.sms > 0 ? one.sms : share, 1, kMostChannels)));
   return made;
 }
 
