@@ -100,7 +100,7 @@ std::string encode(const Profile& profile) {
 }
 
 // What goes with the lowest rank is not told.
-Profile decode(std::string_view text) {
+Profile decode_profile(std::string_view text) {
   const std::vector<std::string> all = unpack(text);
   std::span<const std::string> fields = all;
   Profile profile;
@@ -184,7 +184,7 @@ Status gather_profiles(Control& control, Profile& own) {
   constexpr const char* kWhat = "exchange of profiles";
   for (const int64_t child : control.children()) {
     PIPER_ASSIGN(const std::string theirs, hear_text(control, child, kWhat));
-    own.add(decode(theirs));
+    own.add(decode_profile(theirs));
   }
   const auto up = control.parent();
   return up ? tell_text(control, *up, encode(own)) : ok_status();
