@@ -26,7 +26,11 @@ JobOptions options_of(int64_t steps) {
   return options;
 }
 JobResult run(const PlanSet& set, const JobOptions& options) {
-  const Numbers data({1});
+  std::vector<int64_t> widths;
+  for (const RoleProgram& role : set.roles)
+    for (const DataInput& input : role.inputs)
+      widths.push_back(num_elements(input.type.shape) / role.batch);
+  const Numbers data(widths);
   auto result = run_job(set, &data, nullptr, nullptr, options);
   EXPECT_TRUE(result.ok()) << result.error().message;
   return result.ok() ? *std::move(result) : JobResult();
