@@ -19,6 +19,7 @@ namespace piper {
 struct SumPart {
   int32_t target = 0, use = 0;  // the sum's name, by id
   std::vector<SampleRun> runs;
+  bool operator==(const SumPart&) const = default;
 };
 
 // What a buffer holds.
@@ -233,6 +234,7 @@ class SumCheck {
 
   // Parts that belong together become what they are parts of.
   void gather(std::span<const Spot> members);
+  bool has_own_terms(Spot place, const Content& content, const Content& first);
   void check_gathered(Spot place, int32_t to, const Content& content);
 
   void take_part(Spot place, int32_t from, int32_t to);

@@ -81,6 +81,20 @@ int32_t SumCheck::known_to_all(uint32_t axes, int32_t sets) {
   return known;
 }
 
+// Whether those that gather have terms of other samples, each its own: what they put together is no
+// sum.
+bool SumCheck::has_own_terms(Spot place, const Content& content, const Content& first) {
+  if (content.parts != first.parts) return true;
+  const uint32_t over = axes(place);
+  for (const SumPart& part : content.parts)
+    for (const SampleRun& run : part.runs) {
+      const SampleSet set = samples_.set_of(run);
+      for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
+        if (over >> axis & 1 && model_.free_axis[axis] && set.stride[axis] != 0) return true;
+    }
+  return false;
+}
+
 void SumCheck::gather(std::span<const Spot> members) {
   const size_t args = section_.at(members[0]).args.size();
   const bool in_runs = section_.at(members[0]).dim < 0;
@@ -99,7 +113,8 @@ void SumCheck::gather(std::span<const Spot> members) {
       const int32_t to = section_.at(member).args[a + 1];
       Content content = held(member, section_.at(member).args[a]);
       if (!alike) content.scramble();
-      content.foreign = content.foreign || (!alike && in_runs);
+      content.foreign =
+          content.foreign || (!alike && in_runs) || has_own_terms(member, content, first);
       if (in_runs) content.cut = 0;
       content.from = from;
       check_gathered(member, to, content);
