@@ -1,12 +1,11 @@
 // NCCL's calls in graphs, as the fake has them (fake_cuda/fake.h): what is legal moves the bytes
 // again with each launch, and what is not is said. Two ranks, of one thread.
-#include <api.h>
-#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
+#include "fake_library.h"
 #include "piper/base.h"
 
 namespace piper::cuda {
@@ -14,27 +13,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-void* library() {
-  static void* const opened = [] {
-    setenv("FAKE_CUDA_REPORT", "0", 1);  // what is misused here is meant to be
-    return dlopen(PIPER_FAKE_CUDA "/all/libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  }();
-  return opened;
-}
-#define FAKE_GET(name, result, arguments) \
-  table.name = reinterpret_cast<result(*) arguments>(dlsym(library(), #name));
-void fill(Driver& table) { PIPER_CUDA_DRIVER(FAKE_GET) }
-void fill(Nccl& table) { PIPER_NCCL(FAKE_GET) }
-
 constexpr size_t kBytes = 64;
 
 class CapturedCalls : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_NE(library(), nullptr) << dlerror();
+    ASSERT_NE(fake_library(), nullptr) << dlerror();
     fill(driver);
     fill(nccl);
-    report = reinterpret_cast<int (*)()>(dlsym(library(), "fake_cuda_report"));
+    report = reinterpret_cast<int (*)()>(dlsym(fake_library(), "fake_cuda_report"));
     ::testing::internal::CaptureStderr();
     ASSERT_EQ(driver.cuInit(0), 0);
     ASSERT_EQ(driver.cuDevicePrimaryCtxRetain(&context, 0), 0);

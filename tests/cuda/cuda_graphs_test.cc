@@ -4,15 +4,11 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 
-#include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <mutex>
-#include <thread>
 
 #include "folder.h"
-#include "piper/compile.h"
-#include "piper/runtime.h"
+#include "over_nccl.h"
 
 namespace piper {
 namespace {
@@ -55,38 +51,8 @@ struct Job {
 };
 
 Result<Compiled> compiled(const Job& job) {
-  const Folder folder;
-  const std::string source = PIPER_SOURCE_DIR;
-  const std::string text = fmt::format(
-      "piper: 1\ninclude: {}/strategies/{}.yaml\ntrain:\n  global_batch: 24\n"
-      "  optimizer: {{adamw: {{lr: 1e-2}}}}\n  clip_norm: 1.0\n{}",
-      source, job.strategy, job.more);
-  return compile({.model = source + "/tests/data/mlp.onnx",
-                  .strategy = folder.write("strategy.yaml", text),
-                  .defines = job.definitions,
-                  .target = "cuda"});
+  return compile_mlp(job.strategy, job.definitions, job.more);
 }
-
-// Numbers that follow from their places.
-class Numbers final : public BatchSource {
- public:
-  explicit Numbers(std::vector<InputNeed> needs) : needs_(std::move(needs)) {}
-  Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
-    const Shape& shape = needs_[static_cast<size_t>(input)].type.shape;
-    const int64_t each = num_elements(shape) / shape[0];
-    for (int64_t i = 0; i < count * each; ++i) {
-      const auto place = static_cast<double>((first * each + i) * (input + 3) + step * 1009);
-      const auto number = static_cast<float>(std::sin(place));
-      std::memcpy(to + i * info(DType::kF32).bytes, &number, sizeof number);
-    }
-    return ok_status();
-  }
-  int64_t steps() const override { return INT64_MAX; }
-  int64_t tokens_per_step() const override { return 1; }
-
- private:
-  std::vector<InputNeed> needs_;
-};
 
 struct Trained {
   std::vector<double> losses;
@@ -126,7 +92,6 @@ Trained train(const PlanSet& set, bool graphs, bool apart = true, int64_t fails_
   };
   const int64_t before = calls_of("cuGraphLaunch");
   const auto keep = [&](Result<JobResult> result, bool is_first) {
-    const std::lock_guard lock(mutex);
     if (!result) return made.errors.push_back(result.error());
     for (const NamedTensor& each : result->parameters)
       if (is_first)
@@ -135,16 +100,8 @@ Trained train(const PlanSet& set, bool graphs, bool apart = true, int64_t fails_
   if (!apart) {
     keep(run_job(set, &data, nullptr, nullptr, options), true);
   } else {
-    const auto world = make_inproc_world(set.world(), TransportOptions{20});
-    std::vector<std::thread> threads;
-    for (int64_t rank = 0; rank < set.world(); ++rank)
-      threads.emplace_back([&, rank] {
-        Transport& transport = world->rank(rank);
-        auto result = run_rank_here(set, &data, nullptr, nullptr, transport, options);
-        if (!result) transport.control().abort(result.error());
-        keep(std::move(result), rank == 0);
-      });
-    for (std::thread& thread : threads) thread.join();
+    std::vector<Result<JobResult>> ranks = run_over_nccl(set, data, options, 20);
+    for (size_t rank = 0; rank < ranks.size(); ++rank) keep(std::move(ranks[rank]), rank == 0);
   }
   made.graphs = calls_of("cuGraphLaunch") - before;
   return made;

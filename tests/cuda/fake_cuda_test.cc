@@ -1,7 +1,5 @@
 // The faked driver, NVRTC and cuBLASLt: what is legal runs in any order that is, and misuse is
 // said.
-#include <api.h>
-#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "fake_library.h"
 #include "piper/base.h"
 
 namespace piper::cuda {
@@ -16,26 +15,16 @@ namespace {
 
 using ::testing::HasSubstr;
 
-void* library() {
-  static void* const opened = [] {
-    setenv("FAKE_CUDA_REPORT", "0", 1);  // what is misused here is meant to be
-    return dlopen(PIPER_FAKE_CUDA "/all/libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  }();
-  return opened;
-}
-#define FAKE_GET(name, result, arguments) \
-  table.name = reinterpret_cast<result(*) arguments>(dlsym(library(), #name));
-
 class FakeCuda : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_NE(library(), nullptr) << dlerror();
+    ASSERT_NE(fake_library(), nullptr) << dlerror();
     fill(driver);
     fill(nvrtc);
     fill(lt);
     fill(nccl);
     fill(windows);
-    report = reinterpret_cast<int (*)()>(dlsym(library(), "fake_cuda_report"));
+    report = reinterpret_cast<int (*)()>(dlsym(fake_library(), "fake_cuda_report"));
     ::testing::internal::CaptureStderr();
     ASSERT_EQ(driver.cuInit(0), 0);
     ASSERT_EQ(driver.cuDevicePrimaryCtxRetain(&context, 0), 0);
@@ -55,11 +44,6 @@ class FakeCuda : public ::testing::Test {
     report();
     return ::testing::internal::GetCapturedStderr();
   }
-  static void fill(Driver& table) { PIPER_CUDA_DRIVER(FAKE_GET) }
-  static void fill(Nvrtc& table) { PIPER_NVRTC(FAKE_GET) }
-  static void fill(CublasLt& table) { PIPER_CUBLASLT(FAKE_GET) }
-  static void fill(Nccl& table) { PIPER_NCCL(FAKE_GET) }
-  static void fill(NcclWindows& table) { PIPER_NCCL_WINDOWS(FAKE_GET) }
   template <class T>
   T* at(int i) const {
     return reinterpret_cast<T*>(memory[i]);

@@ -5,12 +5,10 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-#include <thread>
 
 #include "folder.h"
 #include "nccl_links.h"
-#include "piper/compile.h"
-#include "piper/runtime.h"
+#include "over_nccl.h"
 
 namespace piper {
 namespace {
@@ -23,27 +21,6 @@ struct Job {
   std::vector<Definition> definitions;
   const char* more = "";  // of the strategy
   bool is_exact = true;
-};
-
-// Numbers that follow from their places.
-class Numbers final : public BatchSource {
- public:
-  explicit Numbers(std::vector<InputNeed> needs) : needs_(std::move(needs)) {}
-  Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
-    const Shape& shape = needs_[static_cast<size_t>(input)].type.shape;
-    const int64_t each = num_elements(shape) / shape[0];
-    for (int64_t i = 0; i < count * each; ++i) {
-      const auto place = static_cast<double>((first * each + i) * (input + 3) + step * 1009);
-      const auto number = static_cast<float>(std::sin(place));
-      std::memcpy(to + i * info(DType::kF32).bytes, &number, sizeof number);
-    }
-    return ok_status();
-  }
-  int64_t steps() const override { return INT64_MAX; }
-  int64_t tokens_per_step() const override { return 1; }
-
- private:
-  std::vector<InputNeed> needs_;
 };
 
 using Parameters = std::vector<NamedTensor>;
@@ -60,25 +37,10 @@ JobOptions options_of() {
 Result<Parameters> train(const PlanSet& set) {
   PIPER_ASSIGN(std::vector<InputNeed> needs, data_needs(set));
   const Numbers data(std::move(needs));
-  const auto world = make_inproc_world(set.world(), TransportOptions{60});
-  std::vector<Status> ended(static_cast<size_t>(set.world()), ok_status());
-  Parameters parameters;
-  std::vector<std::thread> threads;
-  for (int64_t rank = 0; rank < set.world(); ++rank)
-    threads.emplace_back([&, rank] {
-      Transport& transport = world->rank(rank);
-      Result<JobResult> result =
-          run_rank_here(set, &data, nullptr, nullptr, transport, options_of());
-      if (!result) {
-        ended[static_cast<size_t>(rank)] = result.error();
-        transport.control().abort(result.error());
-      } else if (rank == 0) {
-        parameters = std::move(result->parameters);
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  for (Status& status : ended) PIPER_TRY(std::move(status));
-  return parameters;
+  std::vector<Result<JobResult>> ranks = run_over_nccl(set, data, options_of(), 60);
+  for (const Result<JobResult>& rank : ranks)
+    if (!rank) return rank.error();
+  return std::move(ranks[0]->parameters);
 }
 
 class Nccl : public testing::TestWithParam<Job> {
@@ -93,16 +55,7 @@ class Nccl : public testing::TestWithParam<Job> {
 
 TEST_P(Nccl, TrainsWhatOneRankTrains) {
   const Job& job = GetParam();
-  const Folder folder;
-  const std::string source = PIPER_SOURCE_DIR;
-  const std::string text = fmt::format(
-      "piper: 1\ninclude: {}/strategies/{}.yaml\ntrain:\n  global_batch: 24\n"
-      "  optimizer: {{adamw: {{lr: 1e-2}}}}\n  clip_norm: 1.0\n{}",
-      source, job.strategy, job.more);
-  const auto compiled = compile({.model = source + "/tests/data/mlp.onnx",
-                                 .strategy = folder.write("strategy.yaml", text),
-                                 .defines = job.definitions,
-                                 .target = "cuda"});
+  const auto compiled = compile_mlp(job.strategy, job.definitions, job.more);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const auto many = train(compiled->set), one = train(*compiled->single);
   ASSERT_TRUE(many) << print_error(many.error());

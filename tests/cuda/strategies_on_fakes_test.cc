@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "equivalence/jobs.h"
+#include "over_nccl.h"
 #include "seed.h"
 #include "tiny_models.h"
 
@@ -72,18 +73,7 @@ Result<Trained> train_here(const PlanSet& set, const JobOptions& options) {
 Result<Trained> train_over_nccl(const PlanSet& set) {
   PIPER_ASSIGN(auto needs, data_needs(set));
   const Tokens data(std::move(needs));
-  const auto world = make_inproc_world(set.world(), TransportOptions{60});
-  std::vector<Result<JobResult>> results(static_cast<size_t>(set.world()),
-                                         Result<JobResult>(fail("it did not run")));
-  std::vector<std::thread> threads;
-  for (int64_t rank = 0; rank < set.world(); ++rank)
-    threads.emplace_back([&, rank] {
-      Transport& transport = world->rank(rank);
-      auto& result = results[static_cast<size_t>(rank)];
-      result = run_rank_here(set, &data, nullptr, nullptr, transport, options_for("cuda"));
-      if (!result) transport.control().abort(result.error());
-    });
-  for (std::thread& thread : threads) thread.join();
+  std::vector<Result<JobResult>> results = run_over_nccl(set, data, options_for("cuda"), 60);
   for (const auto& result : results)
     if (!result) return result.error();
   return trained_by(*std::move(results[0]));
