@@ -53,15 +53,6 @@ JobOptions options_for(const std::string& backend, bool graphs = true) {
   options.graphs = graphs;
   return options;
 }
-Trained trained_by(JobResult job) {
-  Trained trained;
-  for (const StepMetrics& step : job.steps) {
-    trained.losses.push_back(step.loss.value_or(NAN));
-    trained.norms.push_back(step.grad_norm.value_or(NAN));
-  }
-  for (NamedTensor& tensor : job.parameters) trained.parameters[tensor.name] = std::move(tensor);
-  return trained;
-}
 // Ranks as threads of one process; on cuda they share a device.
 Result<Trained> train_here(const PlanSet& set, const JobOptions& options) {
   PIPER_ASSIGN(auto needs, data_needs(set));

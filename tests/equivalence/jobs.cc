@@ -117,18 +117,6 @@ std::string write_batches(const Folder& folder, const nlohmann::json& batches, i
   return path;
 }
 
-namespace {
-Trained trained_by(JobResult job) {
-  Trained trained;
-  for (const StepMetrics& step : job.steps) {
-    trained.losses.push_back(step.loss.value_or(NAN));
-    trained.norms.push_back(step.grad_norm.value_or(NAN));
-  }
-  for (NamedTensor& tensor : job.parameters) trained.parameters[tensor.name] = std::move(tensor);
-  return trained;
-}
-}  // namespace
-
 Result<Trained> train_on(const PlanSet& set, const std::string& path, int64_t steps, int threads,
                          bool fuse) {
   PIPER_ASSIGN(const auto data, open_file(set, path));

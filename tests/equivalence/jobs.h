@@ -58,6 +58,15 @@ struct Trained {
   std::vector<double> losses, norms;
   std::map<std::string, NamedTensor> parameters;
 };
+inline Trained trained_by(JobResult job) {
+  Trained trained;
+  for (const StepMetrics& step : job.steps) {
+    trained.losses.push_back(step.loss.value_or(NAN));
+    trained.norms.push_back(step.grad_norm.value_or(NAN));
+  }
+  for (NamedTensor& tensor : job.parameters) trained.parameters[tensor.name] = std::move(tensor);
+  return trained;
+}
 Result<Trained> train_on(const PlanSet& set, const std::string& path, int64_t steps,
                          int threads = 1, bool fuse = true);
 Result<Trained> train(const PlanSet& set, const std::string& model, int64_t steps, int threads = 1,
