@@ -84,6 +84,7 @@ template <class Table>
 Result<Opened<Table>> open_anew(const Folders& folders, std::string& path) {
   PIPER_ASSIGN(const Library library, open_library(About<Table>::kFiles, folders));
   path = library.path;
+  if constexpr (requires { About<Table>::kBeside; }) load_beside(library, About<Table>::kBeside);
   Opened<Table> made{{}, library.path, {}};
   PIPER_TRY(fill(library, made.functions));
   PIPER_ASSIGN(made.version, version_of(made.functions));

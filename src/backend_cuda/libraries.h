@@ -25,6 +25,8 @@ template <>
 struct About<Nvrtc> {
   static constexpr const char* kName = "NVRTC";
   static constexpr const char* kFiles[] = {"libnvrtc.so.13", "libnvrtc.so.12"};
+  // NVRTC opens this one by its bare name when it compiles, and has no path of its own to find it.
+  static constexpr const char* kBeside = "libnvrtc-builtins.so.";
 };
 template <>
 struct About<CublasLt> {

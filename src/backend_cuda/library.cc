@@ -100,6 +100,11 @@ Result<Library> open_library(std::span<const char* const> names, const Folders& 
   return Library{handle, file_of(handle)};
 }
 
+void load_beside(const Library& library, std::string_view prefix) {
+  for (const fs::path& file : entries_of(fs::path(library.path).parent_path()))
+    if (file.filename().string().starts_with(prefix)) dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+}
+
 Result<void*> function_in(const Library& library, const char* name) {
   void* function = dlsym(library.handle, name);
   if (!function) return fail("{} has no function {}", library.path, name);
