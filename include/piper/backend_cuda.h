@@ -28,6 +28,7 @@ struct CudaDevice {
 struct CudaMachine {
   std::vector<CudaLibrary> libraries;  // the driver first
   std::vector<CudaDevice> devices;
+  std::string switched_off;          // by PIPER_CUDA_WITHOUT: "vmm,graphs"; empty: nothing
   std::string problem;               // why there is no device; empty where there are some
   std::vector<std::string> folders;  // that were looked in, before those of the system's loader
 };

@@ -176,7 +176,7 @@ class Cuda final : public Backend {
     return 1e3 * static_cast<double>(milliseconds);
   }
 
-  bool can_capture() const override { return true; }
+  bool can_capture() const override { return !device_->without().graphs; }
   Status begin_capture(int32_t stream) override {
     device_->enter();
     PIPER_TRY(told());

@@ -43,7 +43,9 @@ Result<int> count_devices() {
 Result<std::unique_ptr<Device>> Device::open(int64_t ordinal) {
   PIPER_ASSIGN(const int count, count_devices());
   PIPER_ASSIGN(const Opened<Driver>* library, opened<Driver>());
-  std::unique_ptr<Device> device(new Device(library->functions, static_cast<int>(ordinal % count)));
+  PIPER_ASSIGN(const Without without, switched_off());
+  std::unique_ptr<Device> device(
+      new Device(library->functions, without, static_cast<int>(ordinal % count)));
   PIPER_TRY(device->start());
   return device;
 }
@@ -62,6 +64,7 @@ Status Device::start() {
                                       {kMapsMemory, &facts_.maps_memory},
                                       {kSharesFiles, &facts_.shares_files}})
     PIPER_CU(driver_, cuDeviceGetAttribute, to, attribute, handle_);
+  if (without_.vmm) facts_.maps_memory = 0;
   PIPER_CU(driver_, cuDevicePrimaryCtxRetain, &context_, handle_);
   PIPER_CU(driver_, cuCtxSetCurrent, context_);
   current_ = id_;

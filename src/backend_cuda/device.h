@@ -30,6 +30,7 @@ class Device {
 
   const Driver& driver() const { return driver_; }
   const Facts& facts() const { return facts_; }
+  const Without& without() const { return without_; }
   int ordinal() const { return ordinal_; }
 
   // Makes the context the calling thread's, if it is not: to be called before any other call that
@@ -72,7 +73,8 @@ class Device {
   bool has_failed = false;
 
  private:
-  Device(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {}
+  Device(const Driver& driver, const Without& without, int ordinal)
+      : driver_(driver), without_(without), ordinal_(ordinal) {}
   Status start();
   void enter_anew() const;
   Result<CuAddress> map_pages(size_t bytes);
@@ -90,6 +92,7 @@ class Device {
 
   static thread_local uint64_t current_;  // the device whose context the thread has; 0: none
   const Driver& driver_;
+  const Without without_;
   const Green* green_ = nullptr;
   const int ordinal_;
   uint64_t id_ = 0;  // of this process; none has that of another, whenever it was opened

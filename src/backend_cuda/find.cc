@@ -57,12 +57,18 @@ CudaMachine find_cuda() {
   const Folders folders = library_folders();
   machine.folders = folders.first;
   machine.folders.insert(machine.folders.end(), folders.last.begin(), folders.last.end());
+  const Result<Without> without = switched_off();
+  if (without) machine.switched_off = cuda::to_string(*without);
   Driver driver;
   machine.libraries = {found<Driver>(folders, &driver), found<Nvrtc>(folders),
                        found<CublasLt>(folders), found<Cudnn>(folders), found<Nccl>(folders)};
   if (const CudaLibrary& driver_library = machine.libraries[0]; !driver_library.found()) {
     machine.problem = driver_library.path.empty() ? "there is no driver of NVIDIA"
                                                   : "there is no driver that Piper can use";
+    return machine;
+  }
+  if (!without) {
+    machine.problem = without.error().message;
     return machine;
   }
   Result<std::vector<CudaDevice>> devices = devices_of(driver);
@@ -90,6 +96,8 @@ std::string to_string(const CudaMachine& machine) {
             ? fmt::format("        {:<9} {:<9} {}\n", library.name, library.version, library.path)
             : fmt::format("        {:<9} missing   {}\n", library.name, library.problem);
   }
+  if (!machine.switched_off.empty())
+    text += fmt::format("        off       {} (PIPER_CUDA_WITHOUT)\n", machine.switched_off);
   if (any_missing)
     text += fmt::format("        looked in {} and where the system's loader looks\n",
                         join(machine.folders, ", "));

@@ -60,8 +60,20 @@ Result<std::string> version_of(const Nccl& nccl) {
   return in_three(static_cast<size_t>(version), 10000, 100);
 }
 
+// Fails if PIPER_CUDA_WITHOUT switches the functions of this table off.
+template <class Table>
+Status check_switch(const char* name) {
+  if constexpr (kSwitch<Table> != nullptr) {
+    PIPER_ASSIGN(const Without without, switched_off());
+    if (without.*kSwitch<Table>)
+      return fail("PIPER_CUDA_WITHOUT={} switches {} off", to_string(without), name);
+  }
+  return ok_status();
+}
+
 template <class Table>
 Result<Opened<Table>> open_or_say() {
+  PIPER_TRY(check_switch<Table>(About<Table>::kName));
   const Folders folders = library_folders();
   std::string path;
   Result<Opened<Table>> made = open_anew<Table>(folders, path);
@@ -113,6 +125,7 @@ namespace {
 // A part of a library that not all versions have.
 template <class Table, class Part>
 Result<Part> part_of() {
+  PIPER_TRY(check_switch<Part>("a part of it"));
   PIPER_ASSIGN(const Opened<Table>* whole, opened<Table>());
   const char* const files[] = {whole->path.c_str()};
   PIPER_ASSIGN(const Library library, open_library(files, {}));

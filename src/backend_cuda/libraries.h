@@ -4,6 +4,7 @@
 
 #include "api.h"
 #include "library.h"
+#include "without.h"
 
 namespace piper::cuda {
 
@@ -44,13 +45,23 @@ struct About<Nccl> {
   static constexpr const char* kFiles[] = {"libnccl.so.2"};
 };
 
+// The switch of PIPER_CUDA_WITHOUT that a table of functions has; null: none.
+template <class Table>
+inline constexpr bool Without::*kSwitch = nullptr;
+template <>
+inline constexpr bool Without::*kSwitch<Cudnn> = &Without::cudnn;
+template <>
+inline constexpr bool Without::*kSwitch<Green> = &Without::green;
+template <>
+inline constexpr bool Without::*kSwitch<NcclWindows> = &Without::windows;
+
 // Looks for it anew. `path`: of the file that was found, also where that is no use.
 template <class Table>
 Result<Opened<Table>> open_anew(const Folders& folders, std::string& path);
-// Once for the process. The error says what was looked for, and where.
+// Once for the process. The error says what was looked for and where, or that it is switched off.
 template <class Table>
 Result<const Opened<Table>*> opened();
-// Null where the driver or NCCL has none of it.
+// Null where the driver or NCCL has none of it, or it is switched off.
 const Green* green_of_driver();
 const NcclWindows* windows_of_nccl();
 

@@ -390,7 +390,7 @@ Result<std::unique_ptr<Links>> make_nccl_links(
     return fail("{} is NCCL {}; Piper needs 2.26 or later", nccl->path, nccl->version);
   const NcclWindows* const windows = version < kOldestWithWindows ? nullptr : windows_of_nccl();
   const int multiprocessors = device.facts().multiprocessors;
-  if (note && !windows)
+  if (note && !windows && !device.without().windows)
     note(fmt::format("NCCL {} shares no windows of memory: 2.27 or later does", nccl->version));
   if (note && blocks_of(source.role.communicators, multiprocessors).are_too_many)
     note(fmt::format(

@@ -13,6 +13,8 @@
 namespace piper {
 
 Status cuda_available() {
+  // A misspelt switch is said by the backend; it is no reason to run on the CPU.
+  if (!cuda::switched_off()) return ok_status();
   PIPER_ASSIGN([[maybe_unused]] const int count, cuda::count_devices());
   return ok_status();
 }

@@ -12,8 +12,10 @@ namespace piper {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
+using testing::Not;
 
 class CudaSession : public testing::Test {
  protected:
@@ -65,6 +67,21 @@ TEST_F(CudaSession, KeepsItsCodeAndMakesDamagedCodeAnew) {
     EXPECT_EQ(*read_text_file(files[0].string(), 64 << 20), code);
     EXPECT_EQ(kept(), files);
   }
+}
+
+// Each word switches off the calls that it names, and the session is right without them.
+TEST_F(CudaSession, DoesWithoutWhatIsSwitchedOff) {
+  for (const auto& [word, call] :
+       {std::pair("vmm", "cuMemCreate"), {"green", "cuGreenCtx"}, {"graphs", "cuGraph"}}) {
+    const std::string counted = fmt::format("FAKE_CUDA_COUNT={}", call);
+    EXPECT_THAT(session(counted), Not(HasSubstr("fake cuda: 0 calls"))) << word;
+    const std::string without = session(fmt::format("PIPER_CUDA_WITHOUT={} {}", word, counted));
+    EXPECT_THAT(without, AllOf(HasSubstr("right\n"), HasSubstr("fake cuda: 0 calls\n"))) << word;
+  }
+  EXPECT_EQ(session("PIPER_CUDA_WITHOUT=vmm,cudnn,green,windows,graphs"), "right\n");
+  EXPECT_EQ(session("PIPER_CUDA_WITHOUT=vmm,graph"),
+            "PIPER_CUDA_WITHOUT: 'graph' is no part that can be switched off (did you mean "
+            "'graphs'?); there are vmm, cudnn, green, windows, graphs\n");
 }
 
 // A table of algorithms with these lines.

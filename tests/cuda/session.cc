@@ -1,6 +1,6 @@
 // A short life of the backend cuda, on whatever driver there is: programs on several streams,
-// queued one by one and as a graph, beside the same programs on the CPU. Says "right", or what it
-// was told instead, and ends with 0 in both cases.
+// queued one by one and, where it can, as a graph, beside the same programs on the CPU. Says
+// "right", or what it was told instead, and ends with 0 in both cases.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -135,6 +135,7 @@ Status run() {
   PIPER_TRY(session.finish());
   session.read(data);
   if (data != expected) return fail("queued one by one it is wrong");
+  if (!backend->can_capture()) return ok_status();
   PIPER_TRY(session.as_graph());
   session.read(data);
   if (data != expected) return fail("as a graph it is wrong");

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "folder.h"
+#include "libraries.h"
 #include "piper/backend_cuda.h"
 
 namespace piper {
@@ -18,7 +19,7 @@ class FindCuda : public testing::Test {
  protected:
   void SetUp() override {
     for (const char* name : {"PIPER_CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME",
-                             "FAKE_CUDA_INIT", "FAKE_CUDA_DEVICES"})
+                             "PIPER_CUDA_WITHOUT", "FAKE_CUDA_INIT", "FAKE_CUDA_DEVICES"})
       unsetenv(name);
   }
   // A folder of libraries: copies of the fakes under the names that are looked for.
@@ -96,6 +97,44 @@ TEST_F(FindCuda, WheelsAndFoldersOfOnesOwnGoFirst) {
   setenv("PIPER_CUDA_PATH", ("/nowhere:" + own.string()).c_str(), 1);
   EXPECT_EQ(path_of_nvrtc(), own / "libnvrtc.so.13");
   EXPECT_EQ(library(find_cuda(), "NVRTC").version, "13.7");
+}
+
+TEST_F(FindCuda, WhatIsSwitchedOffIsSaid) {
+  setenv("PIPER_CUDA_PATH", (kFakes / "all").c_str(), 1);
+  EXPECT_EQ(to_string(find_cuda()).find("PIPER_CUDA_WITHOUT"), std::string::npos);
+  setenv("PIPER_CUDA_WITHOUT", "graphs,vmm", 1);
+  EXPECT_NE(to_string(find_cuda()).find("\n        off       vmm,graphs (PIPER_CUDA_WITHOUT)\n"),
+            std::string::npos);
+  setenv("PIPER_CUDA_WITHOUT", "cudn", 1);
+  EXPECT_EQ(find_cuda().problem,
+            "PIPER_CUDA_WITHOUT: 'cudn' is no part that can be switched off (did you mean "
+            "'cudnn'?); there are vmm, cudnn, green, windows, graphs");
+}
+
+// Libraries are opened once for the process: each look is that of a process of its own.
+template <class Look>
+void expect_in_child(Look look) {
+  EXPECT_EXIT(
+      {
+        setenv("FAKE_CUDA_REPORT", "0", 1);
+        std::exit(look() ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+TEST_F(FindCuda, WhatIsSwitchedOffIsNotOpened) {
+  const auto has_windows = [] { return cuda::windows_of_nccl() != nullptr; };
+  setenv("PIPER_CUDA_PATH", (kFakes / "nccl").c_str(), 1);
+  expect_in_child(has_windows);
+  setenv("PIPER_CUDA_WITHOUT", "windows", 1);
+  expect_in_child([&] { return !has_windows(); });
+  const auto cudnn = [] { return cuda::opened<cuda::Cudnn>(); };
+  setenv("PIPER_CUDA_PATH", (kFakes / "cudnn").c_str(), 1);
+  expect_in_child([&] { return cudnn().ok(); });
+  setenv("PIPER_CUDA_WITHOUT", "cudnn", 1);
+  expect_in_child([&] {
+    const auto opened = cudnn();
+    return !opened && opened.error().message == "PIPER_CUDA_WITHOUT=cudnn switches cuDNN off";
+  });
 }
 
 TEST_F(FindCuda, WhereThereIsNoneThePlacesAreSaid) {
