@@ -1,0 +1,142 @@
+"""Whether the device computes what the CPU computes: every kernel, whole programs of plans, and the sample trained on both."""
+
+import concurrent.futures
+import re
+
+from session import ROOT, losses
+
+SAMPLE = ROOT / "samples/gpt/model.onnx"
+BOUNDS = {"f32": 1e-4, "bf16": 2e-2}  # of losses beside the CPU's, relative
+
+
+def one_device(session, numerics):
+    """Returns the strategy of the sample on one device; in a dry run that of a smaller model, since kernels are interpreted there."""
+    include = "" if numerics == "f32" else f"include: {ROOT}/strategies/numerics/{numerics}.yaml"
+    loss = "loss: {cross_entropy: {logits: logits, labels: labels}}" if session.dry else ""
+    return session.strategy(f"one-{numerics}", f"""piper: 1
+{include}
+{loss}
+train: {{optimizer: {{adamw: {{lr: 1e-3}}}}, clip_norm: 1.0, global_batch: {8 if session.dry else 16}}}
+""")
+
+
+def plans_of_sample(session, numerics):
+    folder = session.model() if session.dry else None
+    return session.compile(f"gpt-{numerics}", folder / "model.onnx" if folder else SAMPLE, one_device(session, numerics))
+
+
+def sample(session, numerics="bf16", steps=5):
+    """Trains the sample op by op, as a graph, again, and on the CPU: the first three give the same bits, the last the same losses within a bound."""
+    plans = plans_of_sample(session, numerics)
+    if plans is None:
+        return
+    steps = 2 if session.dry else steps
+    runs = {"op by op": ("--graphs", "off"), "as a graph": ("--graphs", "on"), "as a graph again": ("--graphs", "on")}
+    made = {}
+    for way, flags in runs.items():
+        made[way] = session.train(f"sample {numerics} {way}".replace(" ", "-"), plans, steps, *flags, limit_s=60)
+    theirs, _ = session.train(f"sample-{numerics}-cpu", plans, steps, backend="cpu", limit_s=60)
+    ours = losses(made["op by op"][0])
+    worst = max((abs(a - b) / max(1.0, abs(b)) for a, b in zip(ours, losses(theirs))), default=1.0)
+    session.note(f"losses of the sample in {numerics}, cuda beside cpu", len(ours) == len(theirs) == steps and worst <= BOUNDS[numerics],
+                 worst=f"{worst:.2e}", bound=BOUNDS[numerics], output=f"{ours} and {losses(theirs)}")
+    first_losses, first_saved = losses(made["op by op"][0]), made["op by op"][1]
+    for way in list(runs)[1:]:
+        lines, saved = made[way]
+        session.note(f"the sample in {numerics}: {way} gives the bits of op by op", bool(first_saved) and saved == first_saved
+                     and losses(lines) == first_losses)
+
+
+def cases(session, program, pattern):
+    code, output = session.run([program, "--gtest_list_tests", f"--gtest_filter={pattern}"], 60)
+    names, suite = [], ""
+    for line in output.splitlines() if code == 0 else []:
+        word = line.split("#")[0].rstrip()
+        if word.endswith(".") and not word.startswith(" "):
+            suite = word
+        elif word.startswith("  "):
+            names.append(suite + word.strip())
+    return names
+
+
+def kernels(session, name, program, pattern="*", at_once=16, limit_s=110, digests=None):
+    """Runs each case in a process of its own: one that breaks the device's context costs no other."""
+    program = session.build / "tests" / program
+    names = cases(session, program, pattern)
+    on_device = {} if session.dry else {"PIPER_ON_DEVICE": "1"}
+
+    def run(case):
+        env = {"PIPER_SOURCE": str(ROOT), **on_device}
+        if digests:
+            env["PIPER_DIGESTS"] = str(digests / re.sub(r"\W", "_", case))
+        return case, *session.run([program, f"--gtest_filter={case}"], limit_s, env)
+
+    if digests:
+        digests.mkdir(exist_ok=True)
+    with concurrent.futures.ThreadPoolExecutor(1 if session.dry else at_once) as pool:
+        done = list(pool.map(run, names))
+    failed = [(case, code, output) for case, code, output in done if code != 0]
+    skipped = sum("[  SKIPPED ]" in output for _, code, output in done if code == 0)
+    messages = "\n".join(line for _, _, output in failed for line in output.splitlines() if "Failure" not in line)
+    for case, code, output in failed:
+        session.write_log(f"{case}: {code}", output[-20000:])
+    for case, code, _ in failed[:3]:
+        session.failed.append((case, [program, f"--gtest_filter={case}"], {"PIPER_SOURCE": str(ROOT), **on_device}))
+    session.note(name, bool(names) and not failed, cases=len(names), failed=len(failed), skipped=skipped,
+                 which=[case for case, _, _ in failed][:40], output=messages[-4000:],
+                 more=[{"case": case, "code": code, "output": output[-2000:]} for case, code, output in failed])
+
+
+def conformance(session):
+    few = "*Adagrad*:*Softmax*" if session.dry else "*"  # in a dry run each kernel is compiled for the host
+    kernels(session, "kernels beside the CPU's", "conformance_test", few, digests=session.out / "digests")
+
+
+def programs(session):
+    if session.dry:
+        return session.note("programs of plans beside the CPU's", None, why="plan_programs_test is a test of its own here")
+    return kernels(session, "programs of plans beside the CPU's", "plan_programs_test", at_once=4, limit_s=90)
+
+
+def cudnn(session):
+    if session.dry:
+        return session.note("attention of cuDNN beside its definition", None, why="the faked libraries have no cuDNN of numbers")
+    return kernels(session, "attention of cuDNN beside its definition", "cudnn_numbers_test", at_once=4)
+
+
+def read_digests(path):
+    """Returns the digest of each result of each use of an op, by its name."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    lines = [line.rpartition(" ") for file in files for line in file.read_text().splitlines()]
+    return {label: digest for label, _, digest in lines}
+
+
+def emulation(session):
+    """Says which ops give the bits that the emulated kernels gave where the programs were packed."""
+    packed, ours = session.build / "emulated.txt", session.out / "digests"
+    if not packed.exists() or not ours.exists():
+        return session.note("bits beside the emulation's", None, why="tests/gpu/pack --emulated makes what they are compared with")
+    ours, theirs, ops = read_digests(ours), read_digests(packed), {}
+    for label, digest in ours.items():
+        ops.setdefault(label.split()[0], []).append(theirs.get(label) == digest)
+    exact = sorted(op for op, same in ops.items() if all(same))
+    others = {op: f"{sum(same)} of {len(same)}" for op, same in sorted(ops.items()) if not all(same)}
+    session.facts["exact_ops"], session.facts["other_ops"] = exact, others
+    return session.note("bits beside the emulation's", bool(ours), exact=len(exact), others=len(others))
+
+
+def attention_twice(session):
+    """Forward and backward, by cuDNN and by our own kernels, give the same bits in two runs."""
+    made = []
+    for turn in (1, 2):
+        folder = session.out / f"attention-{turn}"
+        kernels(session, f"attention, run {turn}", "conformance_test", "*Attention*", digests=folder)
+        made.append(read_digests(folder))
+    session.note("attention twice gives the same bits", bool(made[0]) and made[0] == made[1], results=len(made[0]))
+
+
+def sanitizer(session, tool):
+    program = session.build / "tests/conformance_test"
+    words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", program, "--gtest_filter=*Norm*:*Softmax*:*Reduce*:*Attention*"]
+    # compute-sanitizer starts our program, which needs the libraries packed beside it.
+    session.check(f"compute-sanitizer {tool}", words, 120, env={"PIPER_ON_DEVICE": "1", **session.variables(program)}, again=False)
