@@ -1,4 +1,7 @@
 // NVRTC, whose code is a library of the host: what it says is its path.
+#include <dlfcn.h>
+#include <fmt/format.h>
+
 #include <cstring>
 
 #include "fake.h"
@@ -17,9 +20,14 @@ enum NvrtcCode : int {
   kInvalidInput = 3,
   kInvalidProgram = 4,
   kInvalidOption = 5,
-  kCompilation = 6
+  kCompilation = 6,
+  kBuiltins = 7
 };
 constexpr int kInternal = 11;
+
+// NVRTC opens this by its bare name when it compiles: the loader finds it where the process has it
+// already, or in folders of its own, and never because it lies beside NVRTC.
+constexpr const char* kBuiltinsFile = "libnvrtc-builtins.so.13.7";
 }  // namespace
 
 #define FAKE_NVRTC_CALL(name) \
@@ -35,6 +43,7 @@ int nvrtcVersion(int* major, int* minor) {
 }
 const char* nvrtcGetErrorString(int code) {
   return code == kCompilation     ? "NVRTC_ERROR_COMPILATION"
+         : code == kBuiltins      ? "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE"
          : code == kInternal      ? "NVRTC_ERROR_INTERNAL_ERROR"
          : code == kInvalidOption ? "NVRTC_ERROR_INVALID_OPTION"
                                   : "NVRTC_ERROR";
@@ -63,6 +72,10 @@ int nvrtcCompileProgram(NvrtcProgram* program, int count, const char* const* opt
   for (int i = 0; i < count; ++i)
     has_architecture |= std::string_view(options[i]).starts_with("--gpu-architecture=sm_");
   if (!has_architecture) return kInvalidOption;
+  if (!dlopen(kBuiltinsFile, RTLD_NOW | RTLD_LOCAL)) {
+    program->log = fmt::format("nvrtc: error: failed to open {}", kBuiltinsFile);
+    return kBuiltins;
+  }
   // Several threads may compile: the way into calls is open to others meanwhile.
   auto library = piper::emulator::compile_for_host(
       program->source, std::string(PIPER_BINARY_DIR) + "/cuda_cache", State::get().is_checked,

@@ -8,6 +8,7 @@
 #include "folder.h"
 #include "libraries.h"
 #include "piper/backend_cuda.h"
+#include "shell.h"
 
 namespace piper {
 namespace {
@@ -97,6 +98,33 @@ TEST_F(FindCuda, WheelsAndFoldersOfOnesOwnGoFirst) {
   setenv("PIPER_CUDA_PATH", ("/nowhere:" + own.string()).c_str(), 1);
   EXPECT_EQ(path_of_nvrtc(), own / "libnvrtc.so.13");
   EXPECT_EQ(library(find_cuda(), "NVRTC").version, "13.7");
+}
+
+// NVRTC and its second library in a folder that the loader does not know, as in a wheel: it opens
+// that one by its bare name, and compiles if somebody has opened it before.
+TEST_F(FindCuda, NvrtcOfAFolderThatTheLoaderDoesNotKnowCompiles) {
+  const fs::path nvrtc = library(find_cuda(), "NVRTC").path;
+  fs::path builtins;
+  for (const auto& entry :
+       fs::directory_iterator(nvrtc.parent_path().empty() ? "." : nvrtc.parent_path()))
+    if (entry.path().filename().string().starts_with("libnvrtc-builtins.so.")) builtins = entry;
+  if (nvrtc.empty() || builtins.empty()) GTEST_SKIP() << "no NVRTC here";
+  const fs::path here = folder("wheel");
+  copy("fake_cuda.so", here / "libcuda.so.1");
+  fs::create_symlink(nvrtc, here / nvrtc.filename());
+  const auto session = [&] {
+    return run_shell(fmt::format("env -u LD_LIBRARY_PATH PIPER_CUDA_PATH={} XDG_CACHE_HOME={} "
+                                 "/lib64/ld-linux-x86-64.so.2 --inhibit-cache "
+                                 "{}/tests/cuda_session 2>&1",
+                                 here.string(), folder_.path(), PIPER_BINARY_DIR))
+        .second;
+  };
+  if (const std::string said = session();
+      said.find("NVRTC_ERROR_BUILTIN_OPERATION_FAILURE (7)") == std::string::npos)
+    GTEST_SKIP() << "the loader itself knows NVRTC here: " << said;
+  fs::create_symlink(builtins, here / builtins.filename());
+  // Its code is a device's, which the faked driver does not take.
+  EXPECT_EQ(session(), "program 'a session': cuModuleLoadDataEx: CUDA_ERROR_INVALID_IMAGE (200)\n");
 }
 
 TEST_F(FindCuda, WhatIsSwitchedOffIsSaid) {
