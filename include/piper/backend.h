@@ -89,6 +89,13 @@ class Backend {
   // The same for an event of another rank of this process, whose backend is of the same kind; its
   // host has recorded it.
   virtual void wait_for(const Backend& /*other*/, int32_t /*event*/, int32_t /*stream*/) {}
+  // Prepares copies from memory of another rank of this process, whose backend is of the same kind.
+  virtual Status meet(const Backend& /*other*/) { return ok_status(); }
+  // As copy, from memory of such a rank.
+  virtual void copy_from(const Backend& /*other*/, std::byte* to, const std::byte* from,
+                         int64_t bytes, int32_t stream = 0) {
+    copy(to, from, bytes, stream);
+  }
   // The host waits for it. An error is that of any work since the last call.
   virtual Status finish(int32_t /*event*/) { return ok_status(); }
   // Whether it need not wait; returns at once.

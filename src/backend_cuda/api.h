@@ -39,12 +39,14 @@
   F(cuDeviceGetAttribute, int, (int*, int, int))                                             \
   F(cuGetErrorName, int, (int, const char**))                                                \
   F(cuGetErrorString, int, (int, const char**))                                              \
+  F(cuDeviceCanAccessPeer, int, (int* can, int reader, int owner))                           \
   /* Contexts. */                                                                            \
   F(cuDevicePrimaryCtxRetain, int, (CuContext**, int))                                       \
   F(cuDevicePrimaryCtxRelease_v2, int, (int))                                                \
   F(cuCtxSetCurrent, int, (CuContext*))                                                      \
   F(cuCtxSynchronize, int, ())                                                               \
   F(cuCtxGetStreamPriorityRange, int, (int* least, int* greatest))                           \
+  F(cuCtxEnablePeerAccess, int, (CuContext * owner, unsigned flags))                         \
   /* Memory: addresses, and what lies behind them. */                                        \
   F(cuMemGetAllocationGranularity, int, (size_t*, const CuMemProperties*, int option))       \
   F(cuMemAddressReserve, int,                                                                \
@@ -72,6 +74,8 @@
   F(cuEventElapsedTime, int, (float* milliseconds, CuEvent* start, CuEvent* end))            \
   F(cuEventDestroy_v2, int, (CuEvent*))                                                      \
   F(cuMemcpyAsync, int, (CuAddress to, CuAddress from, size_t, CuStream*))                   \
+  F(cuMemcpyPeerAsync, int,                                                                  \
+    (CuAddress to, CuContext*, CuAddress from, CuContext*, size_t, CuStream*))               \
   F(cuMemsetD8Async, int, (CuAddress, unsigned char, size_t count, CuStream*))               \
   F(cuMemsetD16Async, int, (CuAddress, unsigned short, size_t count, CuStream*))             \
   F(cuMemsetD32Async, int, (CuAddress, unsigned, size_t count, CuStream*))                   \

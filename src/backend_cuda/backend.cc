@@ -130,6 +130,18 @@ class Cuda final : public Backend {
          driver_.cuMemcpyAsync(address_of(to), address_of(from), static_cast<size_t>(bytes),
                                device_->stream(stream)));
   }
+  Status meet(const Backend& other) override { return device_->meet(device_of(other)); }
+  void copy_from(const Backend& other, std::byte* to, const std::byte* from, int64_t bytes,
+                 int32_t stream) override {
+    const Device& owner = device_of(other);
+    if (device_->is_same_as(owner)) return copy(to, from, bytes, stream);
+    if (bytes <= 0 || !can_go_on()) return;
+    // Plain copies need access to the other device's memory; this one does without.
+    note("cuMemcpyPeerAsync",
+         driver_.cuMemcpyPeerAsync(address_of(to), device_->context(), address_of(from),
+                                   owner.context(), static_cast<size_t>(bytes),
+                                   device_->stream(stream)));
+  }
   void fill(std::byte* to, const TensorType& type, double value, int32_t stream) override;
   void move(const StridedMove& move, int32_t stream) override {
     if (!can_go_on()) return;
@@ -150,9 +162,8 @@ class Cuda final : public Backend {
   }
   void wait_for(const Backend& other, int32_t event, int32_t stream) override {
     if (!can_go_on()) return;
-    const Device& device = *static_cast<const Cuda&>(other).device_;
     note("cuStreamWaitEvent",
-         driver_.cuStreamWaitEvent(device_->stream(stream), device.event(event), 0));
+         driver_.cuStreamWaitEvent(device_->stream(stream), device_of(other).event(event), 0));
   }
   Result<bool> is_done(int32_t event) override {
     if (!can_go_on()) return told_or(true);
@@ -190,6 +201,9 @@ class Cuda final : public Backend {
   }
 
  private:
+  static const Device& device_of(const Backend& other) {
+    return *static_cast<const Cuda&>(other).device_;
+  }
   Status load_code(LoadedProgram& loaded, const std::string& code);
   Status store_literals(LoadedProgram& loaded);
   Status find_functions(LoadedProgram& loaded);

@@ -128,9 +128,31 @@ Result<CuAddress> Device::map_pages(size_t bytes) {
   PIPER_CU(driver_, cuMemMap, made.at, size, 0, made.pages, 0);
   made.is_mapped = true;
   taken_.device += static_cast<int64_t>(size);
-  const CuMemAccess access{kMemoryOnDevice, handle_, kMemoryReadWrite};
-  PIPER_CU(driver_, cuMemSetAccess, made.at, size, &access, 1);
+  PIPER_TRY(checked(driver_, "cuMemSetAccess", allow(handle_, made)));
+  for (const int reader : readers_) allow(reader, made);
   return made.at;
+}
+
+// The driver's result. Copies are right without the access of other devices, and slower.
+int Device::allow(int device, const Mapping& mapping) const {
+  const CuMemAccess access{kMemoryOnDevice, device, kMemoryReadWrite};
+  return driver_.cuMemSetAccess(mapping.at, mapping.bytes, &access, 1);
+}
+
+Status Device::meet(const Device& other) {
+  if (is_same_as(other) || !met_.insert(other.handle_).second) return ok_status();
+  enter();
+  int reads = 0, is_read = 0;
+  PIPER_CU(driver_, cuDeviceCanAccessPeer, &reads, handle_, other.handle_);
+  PIPER_CU(driver_, cuDeviceCanAccessPeer, &is_read, other.handle_, handle_);
+  // This is for blocks that are not mapped. Another rank of this device may have done it before,
+  // and where it fails copies are slower.
+  if (reads != 0) driver_.cuCtxEnablePeerAccess(other.context_, 0);
+  if (is_read == 0) return ok_status();
+  readers_.push_back(other.handle_);
+  for (const Mapping& mapping : mappings_)
+    if (mapping.is_mapped) allow(other.handle_, mapping);
+  return ok_status();
 }
 
 Result<CuAddress> Device::take_pages(size_t bytes) {

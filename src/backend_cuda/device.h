@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 
 #include "libraries.h"
 #include "piper/backend.h"
@@ -47,6 +48,13 @@ class Device {
   // stay where they are. Errors: more than is reserved (kPlan); there is no more (kStorage).
   Result<std::byte*> allocate(int64_t bytes, bool on_host);
 
+  // Prepares copies between the memory of both devices, what is still to be taken included: each
+  // may read the other's, as far as the machine lets it. Both devices do so for themselves.
+  Status meet(const Device& other);
+  // Whether memory of `other` is on the same device.
+  bool is_same_as(const Device& other) const { return other.handle_ == handle_; }
+  CuContext* context() const { return context_; }
+
   Taken taken() const { return taken_; }
   // The pages under addresses of their own in which this lies; none: of 0 bytes.
   struct Block {
@@ -75,20 +83,21 @@ class Device {
  private:
   Device(const Driver& driver, const Without& without, int ordinal)
       : driver_(driver), without_(without), ordinal_(ordinal) {}
-  Status start();
-  void enter_anew() const;
-  Result<CuAddress> map_pages(size_t bytes);
-  Result<CuAddress> take_pages(size_t bytes);
-  Result<CuAddress> take_reserved(size_t bytes);
-  Error no_more(int64_t bytes, Error why);
-  Status limit(int64_t multiprocessors, int priority, CuStream** stream);
-
   struct Mapping {
     CuAddress at = 0;
     size_t bytes = 0;
     CuMemory pages = 0;
     bool is_mapped = false;
   };
+
+  Status start();
+  void enter_anew() const;
+  Result<CuAddress> map_pages(size_t bytes);
+  int allow(int device, const Mapping& mapping) const;
+  Result<CuAddress> take_pages(size_t bytes);
+  Result<CuAddress> take_reserved(size_t bytes);
+  Error no_more(int64_t bytes, Error why);
+  Status limit(int64_t multiprocessors, int priority, CuStream** stream);
 
   static thread_local uint64_t current_;  // the device whose context the thread has; 0: none
   const Driver& driver_;
@@ -108,6 +117,8 @@ class Device {
   std::optional<Reserved> reserved_;
   Taken taken_;
   std::vector<Mapping> mappings_;
+  std::set<int> met_;         // devices
+  std::vector<int> readers_;  // devices that may read what is mapped
   std::vector<CuAddress> blocks_;
   std::vector<void*> host_blocks_;
   std::vector<CuStream*> streams_;

@@ -49,6 +49,7 @@ class LocalLinks final : public Links {
   Result<int32_t> add_pair(int64_t from, int64_t to, int32_t communicator, int32_t stream,
                            int64_t in_flight) override {
     Pair pair{from, to, stream};
+    PIPER_TRY(backend_.meet(peer(from == control_.rank() ? to : from).backend_));
     if (from == control_.rank()) {
       pair.box = &box_of(to, communicator);
       pair.box->stream = stream;
@@ -76,6 +77,7 @@ class LocalLinks final : public Links {
     PIPER_ASSIGN(group.own->ready, backend_.add_event());
     PIPER_ASSIGN(group.own->done, backend_.add_event());
     for (const int64_t rank : ranks) {
+      PIPER_TRY(backend_.meet(peer(rank).backend_));
       group.members.push_back(&peer(rank).member_of(group.key));
       if (rank == control_.rank()) group.position = std::ssize(group.members) - 1;
     }
@@ -222,7 +224,8 @@ class LocalLinks final : public Links {
       for (int64_t at = 0; at < own.bytes;) {
         while (done == from[part].bytes) ++part, done = 0;
         const int64_t bytes = std::min(own.bytes - at, from[part].bytes - done);
-        backend_.copy(own.data + at, from[part].data + done, bytes, pair.stream);
+        backend_.copy_from(peer(pair.from).backend_, own.data + at, from[part].data + done, bytes,
+                           pair.stream);
         at += bytes;
         done += bytes;
       }
@@ -246,7 +249,7 @@ class LocalLinks final : public Links {
                     next == member.outgoing.size() ? 0 : member.outgoing[next].bytes)
             .with_code(ExitCode::kPlan);
       if (const std::byte* from = member.outgoing[next].data; from != block.data)
-        backend_.copy(block.data, from, block.bytes, group.stream);
+        backend_.copy_from(peer(rank).backend_, block.data, from, block.bytes, group.stream);
       ++next;
     }
     return ok_status();

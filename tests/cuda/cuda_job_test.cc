@@ -202,6 +202,29 @@ INSTANTIATE_TEST_SUITE_P(
         Parallel{"two_versions", "pipedream-2bw", "-D stages=2 -D dp=2 -D microbatches=4"}),
     [](const auto& info) { return info.param.name; });
 
+// Ranks with a device each copy from each other's, whether the devices reach each other or not, and
+// whether their memory is mapped or not.
+TEST_F(CudaJob, RanksOnSeveralDevicesTrainWhatOneTrains) {
+  std::ofstream(at("ranks.yaml")) << fmt::format(
+      "piper: 1\ninclude: {}/strategies/1f1b.yaml\ntrain:\n  global_batch: 24\n"
+      "  optimizer: {{adamw: {{lr: 1e-2}}}}\n  clip_norm: 1.0\n",
+      PIPER_SOURCE_DIR);
+  const auto [code, output] = run_shell(
+      fmt::format("{0}/bin/piperc {1}/tests/data/mlp.onnx {2}/ranks.yaml -D stages=2 -D dp=2 "
+                  "-D microbatches=3 --target cuda -o {2}/plans --force 2>&1",
+                  PIPER_BINARY_DIR, PIPER_SOURCE_DIR, folder_.path()));
+  ASSERT_EQ(code, 0) << output;
+  for (const char* variables :
+       {"FAKE_CUDA_PEERS=1", "FAKE_CUDA_PEERS=0", "FAKE_CUDA_PEERS=1 PIPER_CUDA_WITHOUT=vmm",
+        "FAKE_CUDA_PEERS=0 PIPER_CUDA_WITHOUT=vmm"}) {
+    const std::string said = on_device(
+        fmt::format("FAKE_CUDA_DEVICES=4 FAKE_CUDA_COUNT=cuMemcpyPeerAsync {}", variables),
+        "--backend cuda --verify-against single", "ranks.safetensors");
+    EXPECT_THAT(said, testing::HasSubstr("equal to the single-device plan bit for bit"));
+    EXPECT_THAT(said, testing::Not(testing::HasSubstr("fake cuda: 0 calls"))) << variables;
+  }
+}
+
 TEST_F(CudaJob, WithoutADeviceItSaysWhatItLookedFor) {
   const auto [code, output] =
       train("PIPER_CUDA_PATH=/nowhere FAKE_CUDA_DEVICES=0", "--backend cuda", "unused.safetensors");

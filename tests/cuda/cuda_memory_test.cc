@@ -54,6 +54,7 @@ class CudaMemory : public testing::TestWithParam<Job> {
     static const Folder cache;
     setenv("PIPER_CUDA_PATH", PIPER_FAKE_CUDA "/nccl", 1);
     setenv("XDG_CACHE_HOME", cache.path().c_str(), 1);
+    setenv("FAKE_CUDA_DEVICES", "1", 1);
   }
   static Result<PlanSet> plans(const Job& job) {
     const Folder folder;

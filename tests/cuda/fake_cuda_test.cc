@@ -299,6 +299,35 @@ TEST_F(FakeCuda, MultipliesByColumns) {
   EXPECT_THAT(said, HasSubstr("matrices that do not fit: 5x4 · 4x5 -> 3x5\n"));
 }
 
+// Memory of another device is copied by a plain copy where the current context has access, late to
+// be said where it has not; a copy that names both contexts needs none.
+TEST_F(FakeCuda, PlainCopiesFromOtherDevicesNeedAccess) {
+  CuContext* other = nullptr;
+  CuAddress there = 0;
+  ASSERT_EQ(driver.cuDevicePrimaryCtxRetain(&other, 1), 0);
+  ASSERT_EQ(driver.cuCtxSetCurrent(other), 0);
+  ASSERT_EQ(driver.cuMemAlloc_v2(&there, kBytes), 0);
+  ASSERT_EQ(driver.cuCtxSetCurrent(context), 0);
+  EXPECT_EQ(driver.cuMemcpyPeerAsync(memory[0], context, there, other, kBytes, streams[0]), 0);
+  EXPECT_EQ(driver.cuStreamSynchronize(streams[0]), 0);
+  EXPECT_EQ(driver.cuMemcpyPeerAsync(memory[0], context, there, context, kBytes, streams[0]), 1);
+  EXPECT_EQ(driver.cuMemcpyAsync(memory[0], there, kBytes, streams[0]), 0);
+  EXPECT_EQ(driver.cuStreamSynchronize(streams[0]), 719);
+  EXPECT_GT(report(), 0);  // work runs again
+  int can = 0;
+  EXPECT_EQ(driver.cuDeviceCanAccessPeer(&can, 0, 1), 0);
+  EXPECT_EQ(can, 1);
+  EXPECT_EQ(driver.cuCtxEnablePeerAccess(other, 0), 0);
+  EXPECT_EQ(driver.cuCtxEnablePeerAccess(other, 0), 704);
+  EXPECT_EQ(driver.cuMemcpyAsync(memory[0], there, kBytes, streams[0]), 0);
+  EXPECT_EQ(driver.cuStreamSynchronize(streams[0]), 0);
+  EXPECT_EQ(driver.cuCtxSetCurrent(other), 0);
+  EXPECT_EQ(driver.cuMemFree_v2(there), 0);
+  EXPECT_EQ(driver.cuDevicePrimaryCtxRelease_v2(1), 0);
+  EXPECT_EQ(driver.cuCtxSetCurrent(context), 0);
+  EXPECT_THAT(end(), HasSubstr("a copy: device 0 has no access to memory of device 1\n"));
+}
+
 // The last one: nothing runs any more after work that failed.
 TEST_F(FakeCuda, SaysWhatIsMisused) {
   CuStream* gone = nullptr;

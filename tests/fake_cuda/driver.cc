@@ -17,6 +17,9 @@ constexpr size_t kDeviceBytes = size_t{80} << 30;
 
 int devices() { return static_cast<int>(variable("FAKE_CUDA_DEVICES", 2)); }
 bool is_there(int device) { return device >= 0 && device < devices(); }
+bool reaches(int reader, int owner) {
+  return reader == owner || variable("FAKE_CUDA_PEERS", 1) != 0;
+}
 
 CuContext* primary(State& state, int device) {
   static std::map<int, CuContext*> contexts;
@@ -104,6 +107,13 @@ int cuGetErrorString(int code, const char** text) {
   return code == 100 ? kOk : kInvalidValue;
 }
 
+int cuDeviceCanAccessPeer(int* can, int reader, int owner) {
+  FAKE_CALL(cuDeviceCanAccessPeer);
+  if (!is_there(reader) || !is_there(owner)) return kInvalidDevice;
+  *can = reader != owner && reaches(reader, owner) ? 1 : 0;
+  return kOk;
+}
+
 // ---- Contexts -----------------------------------------------------------------------------------
 
 int cuDevicePrimaryCtxRetain(CuContext** context, int device) {
@@ -135,6 +145,16 @@ int cuCtxSynchronize() {
       if (stream->context == current_context() && !stream->queue.empty()) return false;
     return true;
   });
+}
+int cuCtxEnablePeerAccess(CuContext* owner, unsigned flags) {
+  FAKE_CALL(cuCtxEnablePeerAccess);
+  FAKE_CONTEXT();
+  FAKE_CHECK(owner);
+  const int reader = current_context()->device;
+  if (flags != 0) return kInvalidValue;
+  if (reader == owner->device) return kInvalidDevice;
+  if (!reaches(reader, owner->device)) return kPeerUnsupported;
+  return call.state.peers.emplace(reader, owner->device).second ? kOk : kPeerEnabled;
 }
 int cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   FAKE_CALL(cuCtxGetStreamPriorityRange);
@@ -190,7 +210,7 @@ int cuMemCreate(CuMemory* pages, size_t bytes, const CuMemProperties* wanted, un
   }
   static CuMemory handles = 0;
   *pages = ++handles;
-  call.state.pages[*pages] = {file, bytes};
+  call.state.pages[*pages] = {file, bytes, wanted->device};
   return kOk;
 }
 int cuMemRelease(CuMemory pages) {
@@ -200,7 +220,7 @@ int cuMemRelease(CuMemory pages) {
     call.state.misuse(call.name, "pages that are not there");
     return kInvalidValue;
   }
-  close(found->second.first);  // what is mapped keeps the pages
+  close(found->second.file);  // what is mapped keeps the pages
   call.state.pages.erase(found);
   return call.code;
 }
@@ -210,13 +230,13 @@ int cuMemMap(CuAddress at, size_t bytes, size_t offset, CuMemory pages, unsigned
   const auto found = call.state.pages.find(pages);
   const auto reserved = call.state.addresses.upper_bound(at);
   if (found == call.state.pages.end() || reserved == call.state.addresses.begin() || offset != 0 ||
-      bytes > found->second.second ||
+      bytes > found->second.bytes ||
       std::prev(reserved)->first + std::prev(reserved)->second < at + bytes)
     return kInvalidValue;
   void* memory = mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
-                      found->second.first, 0);
+                      found->second.file, 0);
   if (memory == MAP_FAILED) return kOutOfMemory;
-  call.state.add_range(at, {bytes, false, true}, "mapped memory");
+  call.state.add_range(at, {bytes, false, true, found->second.device, {}}, "mapped memory");
   return kOk;
 }
 int cuMemUnmap(CuAddress at, size_t bytes) {
@@ -236,11 +256,18 @@ int cuMemSetAccess(CuAddress at, size_t bytes, const CuMemAccess* access, size_t
   FAKE_CALL(cuMemSetAccess);
   FAKE_NO_CAPTURE();
   const auto found = call.state.memory.find(at);
-  if (found == call.state.memory.end() || found->second.bytes != bytes || count == 0 ||
-      access->access != kMemoryReadWrite)
+  if (found == call.state.memory.end() || found->second.bytes != bytes || count == 0)
     return kInvalidValue;
-  mprotect(reinterpret_cast<void*>(at), bytes, PROT_READ | PROT_WRITE);
-  poison(reinterpret_cast<void*>(at), bytes);
+  Range& range = found->second;
+  for (const CuMemAccess& one : std::span(access, count)) {
+    if (one.access != kMemoryReadWrite || one.place != kMemoryOnDevice) return kInvalidValue;
+    if (!is_there(one.device) || !reaches(one.device, range.device)) return kInvalidDevice;
+    if (range.readers.empty()) {
+      mprotect(reinterpret_cast<void*>(at), bytes, PROT_READ | PROT_WRITE);
+      poison(reinterpret_cast<void*>(at), bytes);
+    }
+    range.readers.insert(one.device);
+  }
   return kOk;
 }
 int cuMemAlloc_v2(CuAddress* at, size_t bytes) {
@@ -255,7 +282,7 @@ int cuMemAlloc_v2(CuAddress* at, size_t bytes) {
   if (!memory) return kOutOfMemory;
   poison(memory, bytes);
   *at = reinterpret_cast<uintptr_t>(memory);
-  call.state.add_range(*at, {bytes, false, false}, "device memory");
+  call.state.add_range(*at, {bytes, false, false, current_context()->device, {}}, "device memory");
   return kOk;
 }
 int cuMemHostAlloc(void** at, size_t bytes, unsigned) {
@@ -267,7 +294,8 @@ int cuMemHostAlloc(void** at, size_t bytes, unsigned) {
   *at = std::aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign);
   if (!*at) return kOutOfMemory;
   poison(*at, bytes);
-  call.state.add_range(reinterpret_cast<uintptr_t>(*at), {bytes, true, false}, "pinned memory");
+  call.state.add_range(reinterpret_cast<uintptr_t>(*at), {bytes, true, false, 0, {}},
+                       "pinned memory");
   return kOk;
 }
 static int release(Call& call, uintptr_t at, bool is_host) {
@@ -299,7 +327,8 @@ int cuMemGetInfo_v2(size_t* left, size_t* all) {
   FAKE_CALL(cuMemGetInfo_v2);
   FAKE_CONTEXT();
   *all = *left = kDeviceBytes;
-  for (const auto& [at, range] : call.state.memory) *left -= range.is_host ? 0 : range.bytes;
+  for (const auto& [at, range] : call.state.memory)
+    if (!range.is_host && range.device == current_context()->device) *left -= range.bytes;
   return kOk;
 }
 
@@ -351,6 +380,7 @@ int cuLaunchKernel(CuFunction* function, unsigned blocks, unsigned grid_y, unsig
   FAKE_CALL(cuLaunchKernel);
   FAKE_CHECK(function);
   FAKE_CHECK(function->module);
+  FAKE_CHECK(stream);
   if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || extra || blocks == 0 ||
       threads == 0 || threads > 1024 || shared > function->most_shared) {
     call.state.misuse(call.name, fmt::format("no launch of {}", function->name));
@@ -361,7 +391,12 @@ int cuLaunchKernel(CuFunction* function, unsigned blocks, unsigned grid_y, unsig
   grid.pointers.assign(pointers, pointers + function->pointers);
   return call.state.queue(
       call.name, stream,
-      [grid = std::move(grid), &state = call.state, kernels = function->module->kernels] {
+      [grid = std::move(grid), &state = call.state, kernels = function->module->kernels,
+       device = stream->context->device]() -> piper::Status {
+        for (const void* pointer : grid.pointers)
+          if (const std::string wrong = state.reach(reinterpret_cast<uintptr_t>(pointer), device);
+              !wrong.empty())
+            return piper::fail("a kernel: {}", wrong);
         const piper::emulator::Order order{piper::emulator::Order::kRandom, state.random()};
         return kernels->run(grid, state.watched, order);
       });

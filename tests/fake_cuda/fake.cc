@@ -78,7 +78,7 @@ int State::report() {
   for (const auto& [at, range] : memory)
     lost(fmt::format("{} bytes of {} memory", range.bytes, range.is_host ? "host" : "device"));
   for (const auto& [at, bytes] : addresses) lost(fmt::format("{} bytes of addresses", bytes));
-  for (const auto& [handle, file] : pages) lost(fmt::format("{} bytes of pages", file.second));
+  for (const auto& [handle, file] : pages) lost(fmt::format("{} bytes of pages", file.bytes));
   const char* const set = std::getenv("FAKE_CUDA_COUNT");
   const std::string_view counted = set ? set : "";
   if (counted == "1")
@@ -112,6 +112,16 @@ void State::drop_range(uintptr_t at) {
       misuse("memory", "it is released while a communicator has it");
   memory.erase(at);
   watched.forget(reinterpret_cast<void*>(at));
+}
+
+std::string State::reach(uintptr_t at, int device) const {
+  const Range* range = range_of(at);
+  if (!range || range->is_host || range->device == device) return "";
+  const bool is_let =
+      range->is_mapped ? range->readers.contains(device) : peers.contains({device, range->device});
+  return is_let
+             ? ""
+             : fmt::format("device {} has no access to memory of device {}", device, range->device);
 }
 
 std::string State::touch(uintptr_t at, size_t bytes, emulator::Access access) {

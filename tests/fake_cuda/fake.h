@@ -10,6 +10,7 @@
 //     FAKE_CUDA_OFFERS=1   cuBLASLt has several algorithms, most of them no good (cublaslt.cc)
 //     FAKE_CUDA_FAIL_FIRST=NAME  the first call of this fails
 //     FAKE_CUDA_PAGE=N     bytes of a page of the device's memory (2 MiB)
+//     FAKE_CUDA_PEERS=0    no device reaches another one's memory
 //     FAKE_CUDA_STOP=NAME  the process stops where it calls this first
 //     FAKE_NCCL_FOLDER=F   ranks of several processes meet there
 //     FAKE_NCCL_VERSION=N  (22809)
@@ -43,9 +44,11 @@ enum Code : int {
   kInvalidDevice = 101,
   kInvalidImage = 200,
   kInvalidContext = 201,
+  kPeerUnsupported = 217,
   kInvalidHandle = 400,
   kNotFound = 500,
   kNotReady = 600,
+  kPeerEnabled = 704,
   kLaunchFailed = 719,
   kCaptureUnsupported = 900,
   kCaptureInvalidated = 901,
@@ -163,6 +166,8 @@ namespace piper::fake {
 struct Range {
   size_t bytes = 0;
   bool is_host = false, is_mapped = false;
+  int device = 0;         // whose memory it is
+  std::set<int> readers;  // devices that have access, where it is mapped
 };
 
 // A graph that runs.
@@ -185,11 +190,17 @@ class State {
   std::map<std::string, int64_t, std::less<>> calls_of;  // by name
   int64_t captured_calls = 0;  // that make graphs; of these the one that is to fail
   int64_t fails_captured = 0;
-  double clock = 0;                                  // milliseconds that work has taken
-  std::map<uintptr_t, Range> memory;                 // allocations, and mappings with access
-  std::map<uintptr_t, size_t> addresses;             // reserved
-  std::map<CuMemory, std::pair<int, size_t>> pages;  // file, bytes
-  emulator::WatchedMemory watched;                   // where kernels are checked
+  double clock = 0;                       // milliseconds that work has taken
+  std::map<uintptr_t, Range> memory;      // allocations, and mappings with access
+  std::set<std::pair<int, int>> peers;    // (reader, owner) of what is not mapped
+  std::map<uintptr_t, size_t> addresses;  // reserved
+  struct Pages {
+    int file = -1;
+    size_t bytes = 0;
+    int device = 0;
+  };
+  std::map<CuMemory, Pages> pages;
+  emulator::WatchedMemory watched;  // where kernels are checked
   std::vector<CuStream*> streams;
   const bool is_checked;
   bool communicates = false;       // several ranks have met
@@ -220,6 +231,8 @@ class State {
   // What is wrong with touching [at, at + bytes); empty: nothing. Pageable memory of the host is
   // nobody's to check.
   std::string touch(uintptr_t at, size_t bytes, emulator::Access access);
+  // What is wrong with a device touching what begins here; empty: nothing.
+  std::string reach(uintptr_t at, int device) const;
   const Range* range_of(uintptr_t at) const;
   void add_range(uintptr_t at, const Range& range, const char* name);
   void drop_range(uintptr_t at);

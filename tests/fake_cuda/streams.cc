@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "fake.h"
 
@@ -31,7 +32,10 @@ int set(Call& call, CuAddress at, size_t pitch, T value, size_t width, size_t he
     return kInvalidValue;
   }
   State& state = call.state;
-  return state.queue(call.name, stream, [=, &state]() -> Status {
+  if (!state.check(call.name, stream)) return kInvalidHandle;
+  return state.queue(call.name, stream, [=, &state, device = stream->context->device]() -> Status {
+    if (const std::string wrong = state.reach(at, device); !wrong.empty())
+      return fail("a memset: {}", wrong);
     for (size_t line = 0; line < height; ++line) {
       const std::string wrong =
           state.range_of(at)
@@ -45,11 +49,14 @@ int set(Call& call, CuAddress at, size_t pitch, T value, size_t width, size_t he
   });
 }
 
-Status copy(State& state, CuAddress to, CuAddress from, size_t bytes) {
+// By a device's own engine, which reaches what the device has access to; none: by way of the host.
+Status copy(State& state, std::optional<int> device, CuAddress to, CuAddress from, size_t bytes) {
   for (const auto& [at, access] :
-       {std::pair{from, emulator::Access::kRead}, {to, emulator::Access::kWrite}})
-    if (const std::string wrong = state.touch(at, bytes, access); !wrong.empty())
-      return fail("a copy: {}", wrong);
+       {std::pair{from, emulator::Access::kRead}, {to, emulator::Access::kWrite}}) {
+    std::string wrong = device ? state.reach(at, *device) : "";
+    if (wrong.empty()) wrong = state.touch(at, bytes, access);
+    if (!wrong.empty()) return fail("a copy: {}", wrong);
+  }
   std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
   return ok_status();
 }
@@ -189,18 +196,34 @@ int cuMemcpyAsync(CuAddress to, CuAddress from, size_t bytes, CuStream* stream) 
   if (bytes == 0) return kOk;
   const bool from_pageable = !state.range_of(from), to_pageable = !state.range_of(to);
   if (!state.check(call.name, stream)) return kInvalidHandle;
+  const int device = stream->context->device;
   if (from_pageable && !stream->capture) {  // read before the call returns
     const auto* bytes_from = reinterpret_cast<const char*>(from);
     return state.queue(
         call.name, stream,
-        [&state, to, held = std::vector<char>(bytes_from, bytes_from + bytes)]() -> Status {
-          return copy(state, to, reinterpret_cast<uintptr_t>(held.data()), held.size());
+        [&state, device, to, held = std::vector<char>(bytes_from, bytes_from + bytes)]() -> Status {
+          return copy(state, device, to, reinterpret_cast<uintptr_t>(held.data()), held.size());
         });
   }
   const int code =
-      state.queue(call.name, stream, [=, &state] { return copy(state, to, from, bytes); });
+      state.queue(call.name, stream, [=, &state] { return copy(state, device, to, from, bytes); });
   if (code != kOk || !to_pageable || stream->capture) return code;
   return run_stream(state, stream);  // written before the call returns
+}
+// The contexts are those of the memory's devices.
+int cuMemcpyPeerAsync(CuAddress to, CuContext* to_context, CuAddress from, CuContext* from_context,
+                      size_t bytes, CuStream* stream) {
+  FAKE_CALL(cuMemcpyPeerAsync);
+  State& state = call.state;
+  for (const auto& [at, context] : {std::pair(to, to_context), {from, from_context}}) {
+    FAKE_CHECK(context);
+    const Range* range = state.range_of(at);
+    if (range && !range->is_host && range->device == context->device) continue;
+    state.misuse(call.name, "memory that the context's device does not have");
+    return kInvalidValue;
+  }
+  return state.queue(call.name, stream,
+                     [=, &state] { return copy(state, std::nullopt, to, from, bytes); });
 }
 int cuMemsetD8Async(CuAddress at, unsigned char value, size_t count, CuStream* stream) {
   FAKE_CALL(cuMemsetD8Async);
