@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -43,6 +44,20 @@ void add_wheels(const fs::path& prefix, std::vector<std::string>& to) {
   }
 }
 
+// The wheels of the python3 that the shell would start: of an environment that is on PATH, whether
+// it is activated or not, and of the installation that its links lead to.
+void add_wheels_of_python(std::vector<std::string>& to) {
+  for (const std::string& folder : split_text(variable("PATH"), ':')) {
+    const fs::path python = fs::path(folder) / "python3";
+    if (folder.empty() || access(python.c_str(), X_OK) != 0) continue;
+    std::error_code ignored;
+    add_wheels(python.parent_path().parent_path() / "lib", to);
+    const fs::path real = fs::canonical(python, ignored);
+    if (!real.empty()) add_wheels(real.parent_path().parent_path() / "lib", to);
+    return;
+  }
+}
+
 std::string file_of(void* handle) {
   link_map* map = nullptr;
   return dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map->l_name ? map->l_name : "";
@@ -60,6 +75,7 @@ Folders library_folders() {
   }
   if (const std::string home = variable("VIRTUAL_ENV"); !home.empty())
     add_wheels(fs::path(home) / "lib", folders.first);
+  add_wheels_of_python(folders.first);
   if (const std::string home = variable("HOME"); !home.empty())
     add_wheels(fs::path(home) / ".local/lib", folders.first);
   for (const char* prefix : {"/usr/local/lib", "/usr/lib"}) add_wheels(prefix, folders.first);

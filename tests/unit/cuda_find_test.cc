@@ -100,6 +100,32 @@ TEST_F(FindCuda, WheelsAndFoldersOfOnesOwnGoFirst) {
   EXPECT_EQ(library(find_cuda(), "NVRTC").version, "13.7");
 }
 
+// The environment's own come before those of the installation that it is made of; another python3
+// that comes later on PATH has no part in it.
+TEST_F(FindCuda, WheelsOfThePythonOnThePathAreFound) {
+  const fs::path wheels = folder("env/lib/python3.12/site-packages/nvidia/cu13/lib"),
+                 base = folder("base/lib/python3.12/site-packages/nvidia/cu13/lib"),
+                 later = folder("later/lib/python3.12/site-packages/nvidia/cu13/lib");
+  for (const fs::path& each : {wheels, base, later}) copy("fake_cuda.so", each / "libnvrtc.so.13");
+  for (const char* program : {"base/bin", "later/bin"}) {
+    const fs::path python = folder(program) / "python3.12";
+    std::ofstream(python) << "#!/bin/sh\n";
+    fs::permissions(python, fs::perms::owner_all);
+    fs::create_symlink("python3.12", python.parent_path() / "python3");
+  }
+  fs::create_symlink(folder("base") / "bin/python3", folder("env/bin") / "python3");
+  const std::string before = std::getenv("PATH");
+  const std::string path =
+      fmt::format("{0}/none:{0}/env/bin:{0}/later/bin:{1}", folder_.path(), before);
+  setenv("PATH", path.c_str(), 1);
+  EXPECT_EQ(library(find_cuda(), "NVRTC").path, wheels / "libnvrtc.so.13");
+  fs::remove_all(folder("env/lib"));
+  EXPECT_EQ(library(find_cuda(), "NVRTC").path, base / "libnvrtc.so.13");
+  fs::remove_all(folder("base/lib"));
+  EXPECT_NE(library(find_cuda(), "NVRTC").path, later / "libnvrtc.so.13");
+  setenv("PATH", before.c_str(), 1);
+}
+
 // NVRTC and its second library in a folder that the loader does not know, as in a wheel: it opens
 // that one by its bare name, and compiles if somebody has opened it before.
 TEST_F(FindCuda, NvrtcOfAFolderThatTheLoaderDoesNotKnowCompiles) {
