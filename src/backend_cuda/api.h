@@ -113,6 +113,8 @@
 #define PIPER_NVRTC(F)                                                              \
   F(nvrtcVersion, int, (int*, int*))                                                \
   F(nvrtcGetErrorString, const char*, (int))                                        \
+  F(nvrtcGetNumSupportedArchs, int, (int*))                                         \
+  F(nvrtcGetSupportedArchs, int, (int*))                                            \
   F(nvrtcCreateProgram, int,                                                        \
     (NvrtcProgram**, const char* source, const char* name, int, const char* const*, \
      const char* const*))                                                           \
@@ -121,7 +123,9 @@
   F(nvrtcGetProgramLogSize, int, (NvrtcProgram*, size_t*))                          \
   F(nvrtcGetProgramLog, int, (NvrtcProgram*, char*))                                \
   F(nvrtcGetCUBINSize, int, (NvrtcProgram*, size_t*))                               \
-  F(nvrtcGetCUBIN, int, (NvrtcProgram*, char*))
+  F(nvrtcGetCUBIN, int, (NvrtcProgram*, char*))                                     \
+  F(nvrtcGetPTXSize, int, (NvrtcProgram*, size_t*))                                 \
+  F(nvrtcGetPTX, int, (NvrtcProgram*, char*))
 
 #define PIPER_CUBLASLT(F)                                                                         \
   F(cublasLtGetVersion, size_t, ())                                                               \

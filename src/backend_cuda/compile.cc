@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -18,8 +19,8 @@ namespace fs = std::filesystem;
 
 // The options that the texts are written for (src/cuda_kernels/device/prelude.cuh): no product and
 // sum becomes one rounding.
-std::vector<std::string> options_for(const std::string& capability) {
-  return {"--gpu-architecture=sm_" + capability, "--std=c++17", "--fmad=false"};
+std::vector<std::string> options_for(const std::string& architecture) {
+  return {"--gpu-architecture=" + architecture, "--std=c++17", "--fmad=false"};
 }
 
 Error failed(const Nvrtc& nvrtc, const char* call, int code) {
@@ -50,8 +51,37 @@ Result<std::string> log_of(const Unit& unit) {
   return log;
 }
 
+// Returns the compute capabilities that this NVRTC compiles for: 90, 100.
+Result<std::vector<int>> known_architectures(const Nvrtc& nvrtc) {
+  int count = 0;
+  PIPER_NVRTC_CALL(nvrtcGetNumSupportedArchs, &count);
+  std::vector<int> known(static_cast<size_t>(std::max(count, 0)));
+  PIPER_NVRTC_CALL(nvrtcGetSupportedArchs, known.data());
+  return known;
+}
+
+// Returns "sm_90": code of the device itself; or "compute_90": PTX.
+Result<std::string> architecture_for(const Opened<Nvrtc>& nvrtc, const std::string& capability) {
+  const int own = std::atoi(capability.c_str());
+  if (own < 10 * kLeastMajor)
+    return fail(
+        "kernels for sm_{}: Piper needs devices of compute capability {}.0 or later, which "
+        "multiply bf16 on tensor cores",
+        capability, kLeastMajor);
+  PIPER_ASSIGN(const std::vector<int> known, known_architectures(nvrtc.functions));
+  if (std::find(known.begin(), known.end(), own) != known.end()) return "sm_" + capability;
+  int newest = 0;
+  for (const int each : known)
+    if (each >= 10 * kLeastMajor && each < own) newest = std::max(newest, each);
+  if (newest == 0)
+    return fail(
+        "NVRTC {} ({}) compiles neither for sm_{} nor for an older device that Piper can use",
+        nvrtc.version, nvrtc.path, capability);
+  return fmt::format("compute_{}", newest);
+}
+
 Result<std::string> compile_one(const Nvrtc& nvrtc, const CompileSource& source,
-                                const std::vector<std::string>& options) {
+                                const std::vector<std::string>& options, bool is_ptx) {
   Unit unit{nvrtc};
   PIPER_NVRTC_CALL(nvrtcCreateProgram, &unit.program, source.text.c_str(), "kernels.cu", 0, nullptr,
                    nullptr);
@@ -66,9 +96,16 @@ Result<std::string> compile_one(const Nvrtc& nvrtc, const CompileSource& source,
     return error;
   }
   size_t bytes = 0;
-  PIPER_NVRTC_CALL(nvrtcGetCUBINSize, unit.program, &bytes);
-  std::string code(bytes, '\0');
-  PIPER_NVRTC_CALL(nvrtcGetCUBIN, unit.program, code.data());
+  std::string code;
+  if (is_ptx) {  // a text with the zero at its end
+    PIPER_NVRTC_CALL(nvrtcGetPTXSize, unit.program, &bytes);
+    code.resize(bytes);
+    PIPER_NVRTC_CALL(nvrtcGetPTX, unit.program, code.data());
+  } else {
+    PIPER_NVRTC_CALL(nvrtcGetCUBINSize, unit.program, &bytes);
+    code.resize(bytes);
+    PIPER_NVRTC_CALL(nvrtcGetCUBIN, unit.program, code.data());
+  }
   return code;
 }
 
@@ -110,7 +147,9 @@ Result<std::vector<std::string>> compile(const Opened<Nvrtc>& nvrtc,
                                          std::span<const CompileSource> sources,
                                          const std::string& capability, const std::string& folder,
                                          const std::function<void(const std::string&)>& note) {
-  const std::vector<std::string> options = options_for(capability);
+  PIPER_ASSIGN(const std::string architecture, architecture_for(nvrtc, capability));
+  const bool is_ptx = architecture.starts_with("compute_");
+  const std::vector<std::string> options = options_for(architecture);
   std::vector<std::string> codes(sources.size());
   std::vector<fs::path> files;
   std::map<fs::path, size_t> first_of;  // equal sources are compiled once
@@ -128,12 +167,17 @@ Result<std::vector<std::string>> compile(const Opened<Nvrtc>& nvrtc,
       missing.push_back(s);
   }
   if (!missing.empty() && note)
-    note(fmt::format("compiling the kernels of {} programs for sm_{}{}", missing.size(), capability,
-                     folder.empty() ? "" : fmt::format("; they are kept in {}", folder)));
+    note(
+        fmt::format("compiling the kernels of {} programs for {}{}{}", missing.size(), architecture,
+                    is_ptx ? fmt::format(", which the driver finishes for sm_{}: NVRTC {} does not "
+                                         "know that",
+                                         capability, nvrtc.version)
+                           : "",
+                    folder.empty() ? "" : fmt::format("; they are kept in {}", folder)));
   std::vector<Status> done(missing.size(), ok_status());
   in_parallel(missing.size(), [&](size_t m) {
     const size_t s = missing[m];
-    Result<std::string> code = compile_one(nvrtc.functions, sources[s], options);
+    Result<std::string> code = compile_one(nvrtc.functions, sources[s], options, is_ptx);
     if (!code) {
       Error error = std::move(code).error();
       error.message =

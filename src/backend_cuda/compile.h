@@ -14,7 +14,11 @@ struct CompileSource {
   std::string label;  // for errors
   std::string text;
 };
-// By source, for devices of this compute capability ("90", "90a"). What is not in the folder is
+// The least compute capability whose tensor cores multiply bf16, as kernels here do.
+inline constexpr int kLeastMajor = 8;
+// By source, for devices of this compute capability ("90", "90a"): their own code, or, where NVRTC
+// does not know them, PTX of the newest that it knows and that is older, which the driver finishes.
+// Fails for devices older than 8.0. What is not in the folder is
 // compiled, on all cores, and put there; what is damaged there is made again, and what cannot be
 // written is not kept. `note` is told when compiling begins. Errors: NVRTC's log.
 Result<std::vector<std::string>> compile(const Opened<Nvrtc>& nvrtc,

@@ -65,6 +65,12 @@ Status Device::start() {
                                       {kSharesFiles, &facts_.shares_files}})
     PIPER_CU(driver_, cuDeviceGetAttribute, to, attribute, handle_);
   if (without_.vmm) facts_.maps_memory = 0;
+  if (facts_.major < kLeastMajor)
+    return fail(
+               "cuda:{}, {}, has compute capability {}.{}: Piper needs {}.0 or later, whose tensor "
+               "cores multiply bf16",
+               ordinal_, facts_.name, facts_.major, facts_.minor, kLeastMajor)
+        .with_note("help: --backend cpu runs the same plans on the CPU");
   PIPER_CU(driver_, cuDevicePrimaryCtxRetain, &context_, handle_);
   PIPER_CU(driver_, cuCtxSetCurrent, context_);
   current_ = id_;

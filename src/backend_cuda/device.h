@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "compile.h"
 #include "libraries.h"
 #include "piper/backend.h"
 

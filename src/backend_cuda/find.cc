@@ -1,5 +1,6 @@
 #include <array>
 
+#include "compile.h"
 #include "libraries.h"
 #include "piper/backend_cuda.h"
 
@@ -83,9 +84,11 @@ std::string to_string(const CudaMachine& machine) {
   std::string text;
   for (size_t d = 0; d < machine.devices.size(); ++d) {
     const CudaDevice& device = machine.devices[d];
-    text += fmt::format("cuda:{}  {}, compute capability {}.{}, {} multiprocessors, {}\n", d,
-                        device.name, device.major, device.minor, device.multiprocessors,
-                        human_bytes(device.bytes));
+    text += fmt::format(
+        "cuda:{}  {}, compute capability {}.{}, {} multiprocessors, {}{}\n", d, device.name,
+        device.major, device.minor, device.multiprocessors, human_bytes(device.bytes),
+        device.major < kLeastMajor ? fmt::format("; too old: {}.0 or later is needed", kLeastMajor)
+                                   : "");
   }
   if (!machine.problem.empty()) text += fmt::format("cuda    no device: {}\n", machine.problem);
   bool any_missing = false;

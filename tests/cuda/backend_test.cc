@@ -84,6 +84,27 @@ TEST_F(CudaSession, DoesWithoutWhatIsSwitchedOff) {
             "'graphs'?); there are vmm, cudnn, green, windows, graphs\n");
 }
 
+// Where NVRTC does not know the device, the driver finishes code for an older one; a device that is
+// too old is refused, and so is an NVRTC that knows none that is old enough.
+TEST_F(CudaSession, TakesPtxForADeviceThatNvrtcDoesNotKnow) {
+  const auto compiled = [&](const char* capability, const char* known) {
+    fs::remove_all(fs::path(cache_.path()) / "piper");
+    return session(
+        fmt::format("FAKE_CUDA_CAPABILITY={} FAKE_NVRTC_ARCHS={} FAKE_CUDA_COUNT=nvrtcGetPTX",
+                    capability, known));
+  };
+  EXPECT_EQ(compiled("90", "75,80,90,100"), "fake cuda: 0 calls\nright\n");
+  EXPECT_EQ(compiled("121", "80,90,120"), "fake cuda: 2 calls\nright\n");
+  EXPECT_EQ(compiled("103", "75,80,90,120"), "fake cuda: 2 calls\nright\n");
+  EXPECT_THAT(compiled("90", "70,75,100"),
+              AllOf(HasSubstr("NVRTC 13.5 ("),
+                    HasSubstr(") compiles neither for sm_90 nor for an older device that Piper can "
+                              "use\n")));
+  EXPECT_THAT(compiled("75", "75,80,90"),
+              HasSubstr("cuda:0, Fake H100, has compute capability 7.5: Piper needs 8.0 or later, "
+                        "whose tensor cores multiply bf16\n"));
+}
+
 // A table of algorithms with these lines.
 std::string products(const std::string& lines) {
   return fmt::format("SESSION_PRODUCTS='products-cuda 1\n{}'", lines);
@@ -141,7 +162,8 @@ TEST_F(CudaSession, SaysWhichCallFailed) {
     if (output == "right\n") continue;
     ++told;
     EXPECT_THAT(output, AnyOf(HasSubstr(": an unknown error (999)"),
-                              HasSubstr(": CUBLAS_STATUS_INTERNAL_ERROR (14)")));
+                              HasSubstr(": CUBLAS_STATUS_INTERNAL_ERROR (14)"),
+                              HasSubstr(": NVRTC_ERROR_INTERNAL_ERROR (11)")));
   }
   EXPECT_GT(told, count / 2);
 }

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -30,6 +31,9 @@ CuContext* primary(State& state, int device) {
   }
   return context;
 }
+
+// Ten times the compute capability.
+int capability() { return static_cast<int>(variable("FAKE_CUDA_CAPABILITY", 90)); }
 
 // As a device's memory is before anybody writes it.
 void poison(void* at, size_t bytes) { std::memset(at, 0xff, bytes); }
@@ -71,8 +75,12 @@ int cuDeviceTotalMem_v2(size_t* bytes, int device) {
 }
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   FAKE_CALL(cuDeviceGetAttribute);
-  const std::map<int, int> known = {{kMultiprocessors, 132},  {kMajor, 9},      {kMinor, 0},
-                                    {kMostShared, 227 << 10}, {kMapsMemory, 1}, {kSharesFiles, 1}};
+  const std::map<int, int> known = {{kMultiprocessors, 132},
+                                    {kMajor, capability() / 10},
+                                    {kMinor, capability() % 10},
+                                    {kMostShared, 227 << 10},
+                                    {kMapsMemory, 1},
+                                    {kSharesFiles, 1}};
   const auto found = known.find(attribute);
   if (found == known.end()) return kInvalidValue;
   *value = found->second;
@@ -88,6 +96,8 @@ int cuGetErrorName(int code, const char** name) {
       {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
       {kInvalidImage, "CUDA_ERROR_INVALID_IMAGE"},
       {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
+      {kNoBinary, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+      {kInvalidPtx, "CUDA_ERROR_INVALID_PTX"},
       {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
       {kNotFound, "CUDA_ERROR_NOT_FOUND"},
       {kNotReady, "CUDA_ERROR_NOT_READY"},
@@ -338,8 +348,13 @@ int cuModuleLoadDataEx(CuModule** module, const void* image, unsigned, int*, voi
   FAKE_CALL(cuModuleLoadDataEx);
   FAKE_NO_CAPTURE();
   FAKE_CONTEXT();
-  const auto* path = static_cast<const char*>(image);  // as the fake NVRTC has made it
-  if (*path != '/') return kInvalidImage;
+  int made_for = 0, begin = 0;  // as the fake NVRTC has made it
+  const auto* text = static_cast<const char*>(image);
+  const bool is_cubin = std::sscanf(text, "cubin %d %n", &made_for, &begin) == 1;
+  if (!is_cubin && std::sscanf(text, "ptx %d %n", &made_for, &begin) != 1) return kInvalidImage;
+  if (is_cubin && (made_for / 10 != capability() / 10 || made_for > capability())) return kNoBinary;
+  if (made_for > capability()) return kInvalidPtx;
+  const char* path = text + begin;
   auto opened = piper::emulator::Module::open(path);
   if (!opened) {
     call.state.misuse(call.name, opened.error().message);

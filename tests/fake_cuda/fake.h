@@ -11,6 +11,7 @@
 //     FAKE_CUDA_FAIL_FIRST=NAME  the first call of this fails
 //     FAKE_CUDA_PAGE=N     bytes of a page of the device's memory (2 MiB)
 //     FAKE_CUDA_PEERS=0    no device reaches another one's memory
+//     FAKE_CUDA_CAPABILITY=N  of the devices (90)   FAKE_NVRTC_ARCHS=N,N  that NVRTC knows
 //     FAKE_CUDA_STOP=NAME  the process stops where it calls this first
 //     FAKE_NCCL_FOLDER=F   ranks of several processes meet there
 //     FAKE_NCCL_VERSION=N  (22809)
@@ -44,7 +45,9 @@ enum Code : int {
   kInvalidDevice = 101,
   kInvalidImage = 200,
   kInvalidContext = 201,
+  kNoBinary = 209,
   kPeerUnsupported = 217,
+  kInvalidPtx = 218,
   kInvalidHandle = 400,
   kNotFound = 500,
   kNotReady = 600,

@@ -19,8 +19,9 @@ const fs::path kFakes = PIPER_FAKE_CUDA;
 class FindCuda : public testing::Test {
  protected:
   void SetUp() override {
-    for (const char* name : {"PIPER_CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME",
-                             "PIPER_CUDA_WITHOUT", "FAKE_CUDA_INIT", "FAKE_CUDA_DEVICES"})
+    for (const char* name :
+         {"PIPER_CUDA_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME", "PIPER_CUDA_WITHOUT",
+          "FAKE_CUDA_CAPABILITY", "FAKE_CUDA_INIT", "FAKE_CUDA_DEVICES"})
       unsetenv(name);
   }
   // A folder of libraries: copies of the fakes under the names that are looked for.
@@ -53,6 +54,16 @@ TEST_F(FindCuda, DevicesOfADriver) {
   EXPECT_EQ(text.substr(0, text.find("        driver")),
             "cuda:0  Fake H100, compute capability 9.0, 132 multiprocessors, 80.0 GiB\n"
             "cuda:1  Fake H100, compute capability 9.0, 132 multiprocessors, 80.0 GiB\n");
+}
+
+TEST_F(FindCuda, ADeviceThatIsTooOldIsSaidToBe) {
+  setenv("PIPER_CUDA_PATH", (kFakes / "all").c_str(), 1);
+  setenv("FAKE_CUDA_CAPABILITY", "75", 1);
+  EXPECT_EQ(
+      to_string(find_cuda())
+          .find("cuda:0  Fake H100, compute capability 7.5, 132 multiprocessors, 80.0 GiB; too "
+                "old: 8.0 or later is needed\n"),
+      0u);
 }
 
 TEST_F(FindCuda, ADriverThatDoesNotStartIsQuoted) {
@@ -97,7 +108,7 @@ TEST_F(FindCuda, WheelsAndFoldersOfOnesOwnGoFirst) {
   EXPECT_EQ(path_of_nvrtc(), wheels / "libnvrtc.so.13");
   setenv("PIPER_CUDA_PATH", ("/nowhere:" + own.string()).c_str(), 1);
   EXPECT_EQ(path_of_nvrtc(), own / "libnvrtc.so.13");
-  EXPECT_EQ(library(find_cuda(), "NVRTC").version, "13.7");
+  EXPECT_EQ(library(find_cuda(), "NVRTC").version, "13.5");
 }
 
 // The environment's own come before those of the installation that it is made of; another python3
