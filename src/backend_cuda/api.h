@@ -184,6 +184,7 @@
   F(kMostShared, 97, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)             \
   F(kMapsMemory, 102, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)          \
   F(kSharesFiles, 103, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) \
+  F(kMapsForRdma, 110, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)     \
   F(kMemoryPinned, 1, CU_MEM_ALLOCATION_TYPE_PINNED)                                    \
   F(kMemoryOnDevice, 1, CU_MEM_LOCATION_TYPE_DEVICE)                                    \
   F(kMemoryNoHandle, 0, CU_MEM_HANDLE_TYPE_NONE)                                        \
@@ -350,7 +351,9 @@ using CuMemory = unsigned long long;  // pages that addresses are mapped to
 struct CuMemProperties {  // CUmemAllocationProp
   int type = 0, handle = 0, place = 0, device = 0;
   void* windows = nullptr;
-  unsigned char flags[8] = {};
+  unsigned char compression = 0, rdma = 0;  // rdma: adapters of a network may reach the memory
+  unsigned short usage = 0;
+  unsigned char unused[4] = {};
 };
 struct CuMemAccess {  // CUmemAccessDesc
   int place = 0, device = 0, access = 0;

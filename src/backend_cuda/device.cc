@@ -15,12 +15,13 @@ Error out_of(const char* whose, int64_t bytes, const Error& why) {
       .with_code(ExitCode::kStorage);
 }
 
-CuMemProperties pages_of(int device, bool shares_files) {
+CuMemProperties pages_of(int device, bool shares_files, bool is_for_rdma) {
   CuMemProperties wanted;
   wanted.type = kMemoryPinned;
   wanted.place = kMemoryOnDevice;
   wanted.device = device;
   wanted.handle = shares_files ? kMemoryFileHandle : kMemoryNoHandle;
+  wanted.rdma = is_for_rdma ? 1 : 0;
   return wanted;
 }
 
@@ -62,7 +63,8 @@ Status Device::start() {
                                       {kMinor, &facts_.minor},
                                       {kMostShared, &facts_.most_shared},
                                       {kMapsMemory, &facts_.maps_memory},
-                                      {kSharesFiles, &facts_.shares_files}})
+                                      {kSharesFiles, &facts_.shares_files},
+                                      {kMapsForRdma, &facts_.maps_for_rdma}})
     PIPER_CU(driver_, cuDeviceGetAttribute, to, attribute, handle_);
   if (without_.vmm) facts_.maps_memory = 0;
   if (facts_.major < kLeastMajor)
@@ -75,7 +77,8 @@ Status Device::start() {
   PIPER_CU(driver_, cuCtxSetCurrent, context_);
   current_ = id_;
   if (facts_.maps_memory != 0) {
-    const CuMemProperties wanted = pages_of(handle_, facts_.shares_files != 0);
+    const CuMemProperties wanted =
+        pages_of(handle_, facts_.shares_files != 0, facts_.maps_for_rdma != 0);
     PIPER_CU(driver_, cuMemGetAllocationGranularity, &page_, &wanted, kGranularityLeast);
   }
   PIPER_CU(driver_, cuCtxGetStreamPriorityRange, &least_, &greatest_);
@@ -111,6 +114,29 @@ void Device::enter_anew() const {
 
 // ---- Memory -------------------------------------------------------------------------------------
 
+// Not every machine that could let adapters reach memory, or share it as a file, is allowed to:
+// each property is left out where it is refused, and from then on.
+Result<CuMemory> Device::create_pages(size_t bytes) {
+  std::vector<std::pair<int, int>> properties = {{facts_.shares_files, facts_.maps_for_rdma},
+                                                 {facts_.shares_files, 0},
+                                                 {0, facts_.maps_for_rdma},
+                                                 {0, 0}};
+  properties.erase(std::unique(properties.begin(), properties.end()), properties.end());
+  int code = 0;
+  for (const auto& [shares_files, is_for_rdma] : properties) {
+    const CuMemProperties wanted = pages_of(handle_, shares_files != 0, is_for_rdma != 0);
+    CuMemory pages = 0;
+    code = driver_.cuMemCreate(&pages, bytes, &wanted, 0);
+    if (code == 0) {
+      facts_.shares_files = shares_files;
+      facts_.maps_for_rdma = is_for_rdma;
+      return pages;
+    }
+    if (code == kErrorOutOfMemory) break;
+  }
+  return failed_call(driver_, "cuMemCreate", code);
+}
+
 Result<CuAddress> Device::map_pages(size_t bytes) {
   Mapping& made = mappings_.emplace_back();
   const size_t size = (bytes + page_ - 1) / page_ * page_;
@@ -121,16 +147,7 @@ Result<CuAddress> Device::map_pages(size_t bytes) {
     return std::move(reserved).error();
   }
   made.bytes = size;
-  CuMemProperties wanted = pages_of(handle_, facts_.shares_files != 0);
-  int code = driver_.cuMemCreate(&made.pages, size, &wanted, 0);
-  // Not every machine that could share files is allowed to.
-  if (code != 0 && code != kErrorOutOfMemory && wanted.handle != kMemoryNoHandle) {
-    facts_.shares_files = 0;
-    wanted.handle = kMemoryNoHandle;
-    code = driver_.cuMemCreate(&made.pages, size, &wanted, 0);
-  }
-  if (code != 0) made.pages = 0;
-  PIPER_TRY(checked(driver_, "cuMemCreate", code));
+  PIPER_ASSIGN(made.pages, create_pages(size));
   PIPER_CU(driver_, cuMemMap, made.at, size, 0, made.pages, 0);
   made.is_mapped = true;
   taken_.device += static_cast<int64_t>(size);
@@ -189,6 +206,13 @@ Status Device::reserve(int64_t bytes) {
   if (!at) return no_more(bytes, std::move(at).error());
   reserved_ = {*at, size};
   return ok_status();
+}
+
+std::optional<int64_t> Device::free_bytes() const {
+  enter();
+  size_t left = 0, all = 0;
+  if (driver_.cuMemGetInfo_v2(&left, &all) != 0) return std::nullopt;
+  return static_cast<int64_t>(left);
 }
 
 // What is left is said, too.

@@ -19,6 +19,7 @@ struct Facts {
   int multiprocessors = 0;
   int most_shared = 0;  // bytes of shared memory that a block may have
   int maps_memory = 0, shares_files = 0;
+  int maps_for_rdma = 0;  // whether adapters of a network may reach mapped memory
 };
 
 // Error: there is no driver or no device.
@@ -57,6 +58,9 @@ class Device {
   CuContext* context() const { return context_; }
 
   Taken taken() const { return taken_; }
+  // Returns the bytes that the driver says are free, for all who share the device; nothing if it
+  // does not say.
+  std::optional<int64_t> free_bytes() const;
   // The pages under addresses of their own in which this lies; none: of 0 bytes.
   struct Block {
     std::byte* at = nullptr;
@@ -93,6 +97,7 @@ class Device {
 
   Status start();
   void enter_anew() const;
+  Result<CuMemory> create_pages(size_t bytes);
   Result<CuAddress> map_pages(size_t bytes);
   int allow(int device, const Mapping& mapping) const;
   Result<CuAddress> take_pages(size_t bytes);

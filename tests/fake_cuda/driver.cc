@@ -32,6 +32,14 @@ CuContext* primary(State& state, int device) {
   return context;
 }
 
+// What a device says that it can, and what it then does: 0, 1, or 2 for what it says and refuses.
+int has(const char* name) { return variable(name, 1) != 0 ? 1 : 0; }
+int refusal(const char* name, bool is_wanted) {
+  if (!is_wanted) return kOk;
+  const int64_t value = variable(name, 1);
+  return value == 0 ? kInvalidValue : value == 2 ? kUnsupported : kOk;
+}
+
 // Ten times the compute capability.
 int capability() { return static_cast<int>(variable("FAKE_CUDA_CAPABILITY", 90)); }
 
@@ -80,7 +88,8 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
                                     {kMinor, capability() % 10},
                                     {kMostShared, 227 << 10},
                                     {kMapsMemory, 1},
-                                    {kSharesFiles, 1}};
+                                    {kSharesFiles, has("FAKE_CUDA_FILES")},
+                                    {kMapsForRdma, has("FAKE_CUDA_RDMA")}};
   const auto found = known.find(attribute);
   if (found == known.end()) return kInvalidValue;
   *value = found->second;
@@ -213,6 +222,9 @@ int cuMemCreate(CuMemory* pages, size_t bytes, const CuMemProperties* wanted, un
   if (bytes == 0 || bytes % kPage != 0 || wanted->type != kMemoryPinned ||
       wanted->place != kMemoryOnDevice || !is_there(wanted->device))
     return kInvalidValue;
+  for (const int code : {refusal("FAKE_CUDA_FILES", wanted->handle == kMemoryFileHandle),
+                         refusal("FAKE_CUDA_RDMA", wanted->rdma != 0)})
+    if (code != kOk) return code;
   const int file = memfd_create("fake device", MFD_CLOEXEC);
   if (bytes > kDeviceBytes || file < 0 || ftruncate(file, static_cast<off_t>(bytes)) != 0) {
     if (file >= 0) close(file);
@@ -220,7 +232,7 @@ int cuMemCreate(CuMemory* pages, size_t bytes, const CuMemProperties* wanted, un
   }
   static CuMemory handles = 0;
   *pages = ++handles;
-  call.state.pages[*pages] = {file, bytes, wanted->device};
+  call.state.pages[*pages] = {file, bytes, wanted->device, wanted->rdma != 0};
   return kOk;
 }
 int cuMemRelease(CuMemory pages) {
@@ -246,7 +258,9 @@ int cuMemMap(CuAddress at, size_t bytes, size_t offset, CuMemory pages, unsigned
   void* memory = mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
                       found->second.file, 0);
   if (memory == MAP_FAILED) return kOutOfMemory;
-  call.state.add_range(at, {bytes, false, true, found->second.device, {}}, "mapped memory");
+  call.state.add_range(at,
+                       {bytes, false, true, found->second.device, {}, found->second.is_for_rdma},
+                       "mapped memory");
   return kOk;
 }
 int cuMemUnmap(CuAddress at, size_t bytes) {

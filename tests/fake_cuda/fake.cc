@@ -333,6 +333,13 @@ Call::Call(const char* of, bool needs_start) : name(of), state(State::get()), lo
 
 extern "C" {
 int fake_cuda_report() { return piper::fake::State::get().report(); }
+int fake_cuda_is_for_rdma(uintptr_t at) {
+  piper::fake::State& state = piper::fake::State::get();
+  const std::lock_guard lock(state.mutex);
+  const piper::fake::Range* range = state.range_of(at);
+  if (!range) return -1;
+  return range->is_for_rdma ? 1 : 0;
+}
 int64_t fake_cuda_calls(const char* name) {
   piper::fake::State& state = piper::fake::State::get();
   const std::lock_guard lock(state.mutex);

@@ -12,6 +12,8 @@
 //     FAKE_CUDA_PAGE=N     bytes of a page of the device's memory (2 MiB)
 //     FAKE_CUDA_PEERS=0    no device reaches another one's memory
 //     FAKE_CUDA_CAPABILITY=N  of the devices (90)   FAKE_NVRTC_ARCHS=N,N  that NVRTC knows
+//     FAKE_CUDA_RDMA=N     0: no device maps memory for adapters; 2: it says so, and refuses to
+//     FAKE_CUDA_FILES=N    the same for memory that is shared as a file
 //     FAKE_CUDA_STOP=NAME  the process stops where it calls this first
 //     FAKE_NCCL_FOLDER=F   ranks of several processes meet there
 //     FAKE_NCCL_VERSION=N  (22809)
@@ -53,6 +55,7 @@ enum Code : int {
   kNotReady = 600,
   kPeerEnabled = 704,
   kLaunchFailed = 719,
+  kUnsupported = 801,
   kCaptureUnsupported = 900,
   kCaptureInvalidated = 901,
   kCaptureUnmatched = 903,
@@ -171,6 +174,7 @@ struct Range {
   bool is_host = false, is_mapped = false;
   int device = 0;         // whose memory it is
   std::set<int> readers;  // devices that have access, where it is mapped
+  bool is_for_rdma = false;
 };
 
 // A graph that runs.
@@ -201,6 +205,7 @@ class State {
     int file = -1;
     size_t bytes = 0;
     int device = 0;
+    bool is_for_rdma = false;
   };
   std::map<CuMemory, Pages> pages;
   emulator::WatchedMemory watched;  // where kernels are checked
@@ -316,6 +321,9 @@ extern "C" {
 // What went wrong and what was never destroyed, on stderr; how much of it. Work is run again after
 // some has failed.
 int fake_cuda_report();
+// Whether adapters of a network may reach this memory, as cuPointerGetAttribute says; -1: there is
+// none.
+int fake_cuda_is_for_rdma(uintptr_t at);
 // How many calls there were of functions whose names begin so.
 int64_t fake_cuda_calls(const char* name);
 // From now on the Nth call that makes a graph fails, once; how many there were before.

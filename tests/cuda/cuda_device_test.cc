@@ -1,0 +1,68 @@
+// A device of the backend cuda by itself, on the faked driver: the memory that it takes and the
+// multiprocessors that its streams have.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "device.h"
+#include "fake_library.h"
+
+namespace piper::cuda {
+namespace {
+
+class CudaDevice : public testing::Test {
+ protected:
+  void SetUp() override {
+    setenv("PIPER_CUDA_PATH", PIPER_FAKE_CUDA "/all", 1);
+    for (const char* name : {"PIPER_CUDA_WITHOUT", "FAKE_CUDA_RDMA", "FAKE_CUDA_FILES"})
+      unsetenv(name);
+  }
+  static std::unique_ptr<Device> open() {
+    Result<std::unique_ptr<Device>> made = Device::open(0);
+    EXPECT_TRUE(made.ok()) << made.error().message;
+    return *std::move(made);
+  }
+  template <class Function>
+  static Function of_fake(const char* name) {
+    return reinterpret_cast<Function>(dlsym(fake_library(), name));
+  }
+};
+
+// Memory is for adapters of a network and shared as a file where the driver lets it, and each of
+// the two where it refuses the other.
+TEST_F(CudaDevice, MapsMemoryWithWhatTheDriverLetsIt) {
+  struct Case {
+    const char *rdma, *files;
+    int is_for_rdma, shares_files;
+  };
+  for (const Case& one : {Case{"1", "1", 1, 1},
+                          {"0", "1", 0, 1},
+                          {"2", "1", 0, 1},
+                          {"1", "2", 1, 0},
+                          {"1", "0", 1, 0},
+                          {"2", "2", 0, 0}}) {
+    SCOPED_TRACE(std::string(one.rdma) + one.files);
+    setenv("FAKE_CUDA_RDMA", one.rdma, 1);
+    setenv("FAKE_CUDA_FILES", one.files, 1);
+    const auto device = open();
+    const auto reserved = device->reserve(4 << 20);
+    ASSERT_TRUE(reserved.ok()) << reserved.error().message;
+    const auto at = device->allocate(1024, false);
+    ASSERT_TRUE(at.ok());
+    EXPECT_EQ(
+        of_fake<int (*)(uintptr_t)>("fake_cuda_is_for_rdma")(reinterpret_cast<uintptr_t>(*at)),
+        one.is_for_rdma);
+    EXPECT_EQ(device->facts().shares_files, one.shares_files);
+  }
+}
+
+TEST_F(CudaDevice, SaysWhatTheDriverHasLeft) {
+  const auto device = open();
+  const auto before = device->free_bytes();
+  ASSERT_TRUE(before.has_value());
+  ASSERT_TRUE(device->reserve(4 << 20).ok());
+  EXPECT_EQ(*before - device->free_bytes().value_or(0), 4 << 20);
+}
+
+}  // namespace
+}  // namespace piper::cuda
