@@ -108,6 +108,7 @@
   F(cuDevResourceGenerateDesc, int, (CuResourceDesc**, CuResource*, unsigned count)) \
   F(cuGreenCtxCreate, int, (CuGreenContext**, CuResourceDesc*, int, unsigned flags)) \
   F(cuGreenCtxDestroy, int, (CuGreenContext*))                                       \
+  F(cuGreenCtxGetDevResource, int, (CuGreenContext*, CuResource*, int type))         \
   F(cuGreenCtxStreamCreate, int, (CuStream**, CuGreenContext*, unsigned flags, int priority))
 
 #define PIPER_NVRTC(F)                                                              \
@@ -178,6 +179,7 @@
 #define PIPER_CUDA_NUMBERS(F)                                                           \
   F(kErrorOutOfMemory, 2, CUDA_ERROR_OUT_OF_MEMORY)                                     \
   F(kErrorNotReady, 600, CUDA_ERROR_NOT_READY)                                          \
+  F(kErrorInvalidResource, 915, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION)              \
   F(kMultiprocessors, 16, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)                     \
   F(kMajor, 75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)                           \
   F(kMinor, 76, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)                           \

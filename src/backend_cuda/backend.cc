@@ -507,7 +507,7 @@ Result<int32_t> Cuda::add_stream(const Stream& wanted) {
   if (wanted.sms > 0 && !device_->keeps_limits() && !std::exchange(has_said_no_limits_, true) &&
       options_.note)
     options_.note("the driver sets no multiprocessors apart: SM limits of streams have no effect");
-  return device_->add_stream(wanted);
+  return device_->add_stream(wanted, options_.note);
 }
 
 Result<std::unique_ptr<Fabric>> Cuda::make_fabric(const FabricSource& source) {

@@ -256,37 +256,91 @@ Device::Block Device::mapped_block(const std::byte* at) const {
 
 // ---- Streams ------------------------------------------------------------------------------------
 
-// A stream on so many multiprocessors, or the next number that the device can set apart.
-Status Device::limit(int64_t multiprocessors, int priority, CuStream** stream) {
-  CuResource all, part, rest;
-  const Green& green = *green_;
-  PIPER_TRY(checked(driver_, "cuDeviceGetDevResource",
-                    green.cuDeviceGetDevResource(handle_, &all, kResourceOfMultiprocessors)));
+// Takes at least so many multiprocessors from a resource. Returns nothing where it has too few.
+Result<std::optional<Device::Split>> Device::split(const CuResource& from,
+                                                   int64_t multiprocessors) const {
+  if (multiprocessors > from.multiprocessors) return std::optional<Split>();
+  Split made;
   unsigned parts = 1;
-  PIPER_TRY(checked(driver_, "cuDevSmResourceSplitByCount",
-                    green.cuDevSmResourceSplitByCount(&part, &parts, &all, &rest, 0,
-                                                      static_cast<unsigned>(multiprocessors))));
-  CuResourceDesc* description = nullptr;
-  PIPER_TRY(checked(driver_, "cuDevResourceGenerateDesc",
-                    green.cuDevResourceGenerateDesc(&description, &part, 1)));
-  CuGreenContext* context = nullptr;
-  PIPER_TRY(checked(driver_, "cuGreenCtxCreate",
-                    green.cuGreenCtxCreate(&context, description, handle_, kGreenDefaultStream)));
-  parts_.push_back(context);
-  return checked(driver_, "cuGreenCtxStreamCreate",
-                 green.cuGreenCtxStreamCreate(stream, context, kStreamNonBlocking, priority));
+  const int code = green_->cuDevSmResourceSplitByCount(&made.part, &parts, &from, &made.rest, 0,
+                                                       static_cast<unsigned>(multiprocessors));
+  if (code == kErrorInvalidResource || (code == 0 && parts == 0)) return std::optional<Split>();
+  PIPER_TRY(checked(driver_, "cuDevSmResourceSplitByCount", code));
+  return std::optional(made);
 }
 
-Result<int32_t> Device::add_stream(const Stream& wanted) {
-  enter();
+Result<CuGreenContext*> Device::add_part(CuResource resource) {
+  CuResourceDesc* description = nullptr;
+  PIPER_TRY(checked(driver_, "cuDevResourceGenerateDesc",
+                    green_->cuDevResourceGenerateDesc(&description, &resource, 1)));
+  CuGreenContext* context = nullptr;
+  PIPER_TRY(checked(driver_, "cuGreenCtxCreate",
+                    green_->cuGreenCtxCreate(&context, description, handle_, kGreenDefaultStream)));
+  parts_.push_back(context);
+  return context;
+}
+
+// What a split leaves can be split again only as the resource of a green context.
+Result<std::optional<Device::Split>> Device::split_rest(int64_t multiprocessors) {
+  if (multiprocessors > rest_->multiprocessors) return std::optional<Split>();
+  PIPER_ASSIGN(CuGreenContext* const owner, add_part(*rest_));
+  CuResource rest;
+  PIPER_TRY(checked(driver_, "cuGreenCtxGetDevResource",
+                    green_->cuGreenCtxGetDevResource(owner, &rest, kResourceOfMultiprocessors)));
+  return split(rest, multiprocessors);
+}
+
+// Returns so many multiprocessors, or the next number that the device can set apart, which no other
+// stream with a limit has if enough are left. Returns nothing where it can set none apart.
+Result<std::optional<CuResource>> Device::set_apart(const Stream& wanted, const Note& note) {
+  std::optional<Split> made;
+  if (rest_) {
+    PIPER_ASSIGN(made, split_rest(wanted.sms));
+    if (!made && note)
+      note(
+          fmt::format("stream '{}' asks for {} multiprocessors, and {} are left by the streams "
+                      "before it: it shares theirs",
+                      quote_control(wanted.name), wanted.sms, rest_->multiprocessors));
+  }
+  const bool is_shared = rest_ && !made;
+  if (!made) {
+    CuResource all;
+    PIPER_TRY(checked(driver_, "cuDeviceGetDevResource",
+                      green_->cuDeviceGetDevResource(handle_, &all, kResourceOfMultiprocessors)));
+    PIPER_ASSIGN(made, split(all, wanted.sms));
+  }
+  if (!made) return std::optional<CuResource>();
+  if (!is_shared) rest_ = made->rest;
+  return std::optional(made->part);
+}
+
+Result<CuStream*> Device::make_stream(const Stream& wanted, const Note& note) {
   const int priority =
       static_cast<int>(std::clamp<int64_t>(int64_t{0} - wanted.priority, greatest_, least_));
   CuStream* made = nullptr;
-  const bool is_part = wanted.sms > 0 && wanted.sms < facts_.multiprocessors && green_;
-  if (is_part)
-    PIPER_TRY(limit(wanted.sms, priority, &made));
-  else
+  std::optional<CuResource> part;
+  const bool is_limited = wanted.sms > 0 && wanted.sms < facts_.multiprocessors && green_;
+  if (is_limited) {
+    PIPER_ASSIGN(part, set_apart(wanted, note));
+  }
+  if (!part) {
+    if (is_limited && note)
+      note(fmt::format(
+          "stream '{}' takes all multiprocessors: of the {} of this device {} cannot be "
+          "set apart",
+          quote_control(wanted.name), facts_.multiprocessors, wanted.sms));
     PIPER_CU(driver_, cuStreamCreateWithPriority, &made, kStreamNonBlocking, priority);
+    return made;
+  }
+  PIPER_ASSIGN(CuGreenContext* const context, add_part(*part));
+  PIPER_TRY(checked(driver_, "cuGreenCtxStreamCreate",
+                    green_->cuGreenCtxStreamCreate(&made, context, kStreamNonBlocking, priority)));
+  return made;
+}
+
+Result<int32_t> Device::add_stream(const Stream& wanted, const Note& note) {
+  enter();
+  PIPER_ASSIGN(CuStream* const made, make_stream(wanted, note));
   streams_.push_back(made);
   return static_cast<int32_t>(streams_.size() - 1);
 }

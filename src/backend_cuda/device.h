@@ -2,6 +2,7 @@
 // with the device, and what is still under way is waited for.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -68,9 +69,11 @@ class Device {
   };
   Block mapped_block(const std::byte* at) const;
 
-  // Stream 0 is there from the beginning. Priorities are cut to the range that the device has;
-  // a limit of multiprocessors is kept where the driver can (`keeps_limits`).
-  Result<int32_t> add_stream(const Stream& wanted);
+  // Stream 0 is there from the beginning. Priorities are cut to the range that the device has.
+  // A limit of multiprocessors is kept where the driver can (`keeps_limits`): streams with limits
+  // have different ones, as long as there are enough. `note` is told where there are not.
+  using Note = std::function<void(const std::string&)>;
+  Result<int32_t> add_stream(const Stream& wanted, const Note& note = {});
   CuStream* stream(int32_t number) const { return streams_[static_cast<size_t>(number)]; }
   bool keeps_limits() const { return green_ != nullptr; }
   Result<int32_t> add_event(bool timed = false);
@@ -103,7 +106,14 @@ class Device {
   Result<CuAddress> take_pages(size_t bytes);
   Result<CuAddress> take_reserved(size_t bytes);
   Error no_more(int64_t bytes, Error why);
-  Status limit(int64_t multiprocessors, int priority, CuStream** stream);
+  struct Split {
+    CuResource part, rest;
+  };
+  Result<std::optional<Split>> split(const CuResource& from, int64_t multiprocessors) const;
+  Result<std::optional<Split>> split_rest(int64_t multiprocessors);
+  Result<std::optional<CuResource>> set_apart(const Stream& wanted, const Note& note);
+  Result<CuGreenContext*> add_part(CuResource resource);
+  Result<CuStream*> make_stream(const Stream& wanted, const Note& note);
 
   static thread_local uint64_t current_;  // the device whose context the thread has; 0: none
   const Driver& driver_;
@@ -130,6 +140,7 @@ class Device {
   std::vector<CuStream*> streams_;
   std::vector<CuEvent*> events_;
   std::vector<CuGreenContext*> parts_;
+  std::optional<CuResource> rest_;  // multiprocessors that no part has; nothing: there is no part
   std::vector<CuGraphExec*> graphs_;
 };
 

@@ -56,6 +56,40 @@ TEST_F(CudaDevice, MapsMemoryWithWhatTheDriverLetsIt) {
   }
 }
 
+// Streams with limits have different multiprocessors, as long as there are enough; then they share
+// those of others, and that is said.
+TEST_F(CudaDevice, StreamsWithLimitsHaveMultiprocessorsOfTheirOwn) {
+  const auto device = open();
+  std::vector<std::string> notes;
+  const auto add = [&](const char* name, int64_t sms) {
+    const auto number =
+        device->add_stream({name, 0, sms}, [&](const std::string& text) { notes.push_back(text); });
+    EXPECT_TRUE(number.ok()) << number.error().message;
+    int first = 0;
+    const int count = of_fake<int (*)(const CuStream*, int*)>("fake_cuda_multiprocessors")(
+        device->stream(*number), &first);
+    return std::pair(first, count);
+  };
+  using Part = std::pair<int, int>;  // the first one, and how many
+  EXPECT_EQ(add("free", 0), Part(0, 132));
+  EXPECT_EQ(add("a", 60), Part(0, 64));
+  EXPECT_EQ(add("b", 16), Part(64, 16));
+  EXPECT_EQ(add("c", 40), Part(80, 40));
+  EXPECT_TRUE(notes.empty());
+  EXPECT_EQ(add("d", 16), Part(0, 16));
+  EXPECT_EQ(notes,
+            std::vector<std::string>{"stream 'd' asks for 16 multiprocessors, and 12 are left "
+                                     "by the streams before it: it shares theirs"});
+  notes.clear();
+  EXPECT_EQ(add("e", 8), Part(120, 8));
+  EXPECT_TRUE(notes.empty());
+  EXPECT_EQ(add("f", 131), Part(0, 132));
+  ASSERT_EQ(notes.size(), 2u);
+  EXPECT_EQ(notes[1],
+            "stream 'f' takes all multiprocessors: of the 132 of this device 131 cannot be "
+            "set apart");
+}
+
 TEST_F(CudaDevice, SaysWhatTheDriverHasLeft) {
   const auto device = open();
   const auto before = device->free_bytes();

@@ -22,16 +22,6 @@ bool reaches(int reader, int owner) {
   return reader == owner || variable("FAKE_CUDA_PEERS", 1) != 0;
 }
 
-CuContext* primary(State& state, int device) {
-  static std::map<int, CuContext*> contexts;
-  CuContext*& context = contexts[device];
-  if (!context || !context->is_alive) {
-    context = state.make<CuContext>();
-    context->device = device;
-  }
-  return context;
-}
-
 // What a device says that it can, and what it then does: 0, 1, or 2 for what it says and refuses.
 int has(const char* name) { return variable(name, 1) != 0 ? 1 : 0; }
 int refusal(const char* name, bool is_wanted) {
@@ -47,6 +37,16 @@ int capability() { return static_cast<int>(variable("FAKE_CUDA_CAPABILITY", 90))
 void poison(void* at, size_t bytes) { std::memset(at, 0xff, bytes); }
 
 }  // namespace
+
+CuContext* piper::fake::primary_context(State& state, int device) {
+  static std::map<int, CuContext*> contexts;
+  CuContext*& context = contexts[device];
+  if (!context || !context->is_alive) {
+    context = state.make<CuContext>();
+    context->device = device;
+  }
+  return context;
+}
 
 extern "C" {
 
@@ -138,13 +138,13 @@ int cuDeviceCanAccessPeer(int* can, int reader, int owner) {
 int cuDevicePrimaryCtxRetain(CuContext** context, int device) {
   FAKE_CALL(cuDevicePrimaryCtxRetain);
   if (!is_there(device)) return kInvalidDevice;
-  *context = primary(call.state, device);
+  *context = primary_context(call.state, device);
   ++(*context)->users;
   return kOk;
 }
 int cuDevicePrimaryCtxRelease_v2(int device) {
   FAKE_RELEASE(cuDevicePrimaryCtxRelease_v2);
-  CuContext* context = primary(call.state, device);
+  CuContext* context = primary_context(call.state, device);
   if (--context->users < 0) call.state.misuse(call.name, "nobody has the context");
   if (context->users <= 0) context->is_alive = false;
   return call.code;
@@ -161,7 +161,8 @@ int cuCtxSynchronize() {
   FAKE_NO_CAPTURE();
   return call.state.run_until([&] {
     for (const CuStream* stream : call.state.streams)
-      if (stream->context == current_context() && !stream->queue.empty()) return false;
+      if (stream->context->root() == current_context()->root() && !stream->queue.empty())
+        return false;
     return true;
   });
 }
@@ -332,7 +333,8 @@ static int release(Call& call, uintptr_t at, bool is_host) {
   // What is under way may still use it.
   const int code = call.state.run_until([&] {
     for (const CuStream* stream : call.state.streams)
-      if (stream->context == current_context() && !stream->queue.empty()) return false;
+      if (stream->context->root() == current_context()->root() && !stream->queue.empty())
+        return false;
     return true;
   });
   call.state.drop_range(at);
@@ -376,6 +378,7 @@ int cuModuleLoadDataEx(CuModule** module, const void* image, unsigned, int*, voi
   }
   *module = call.state.make<CuModule>();
   (*module)->kernels = std::move(*opened);
+  (*module)->context = current_context();
   return kOk;
 }
 int cuModuleUnload(CuModule* module) {
@@ -410,6 +413,10 @@ int cuLaunchKernel(CuFunction* function, unsigned blocks, unsigned grid_y, unsig
   FAKE_CHECK(function);
   FAKE_CHECK(function->module);
   FAKE_CHECK(stream);
+  if (function->module->context->root() != stream->context->root()) {
+    call.state.misuse(call.name, "function and stream have contexts of two devices");
+    return kInvalidHandle;
+  }
   if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || extra || blocks == 0 ||
       threads == 0 || threads > 1024 || shared > function->most_shared) {
     call.state.misuse(call.name, fmt::format("no launch of {}", function->name));

@@ -146,7 +146,7 @@ int State::queue(const char* call, CuStream* stream, Work work) {
 
 int State::begin(const char* call, CuStream* stream, Begin work) {
   if (!check(call, stream)) return kInvalidHandle;
-  if (!current_context() || current_context() != stream->context) {
+  if (!current_context() || current_context()->root() != stream->context->root()) {
     misuse(call, "the stream's context is not current");
     return kInvalidContext;
   }
@@ -339,6 +339,10 @@ int fake_cuda_is_for_rdma(uintptr_t at) {
   const piper::fake::Range* range = state.range_of(at);
   if (!range) return -1;
   return range->is_for_rdma ? 1 : 0;
+}
+int fake_cuda_multiprocessors(const piper::cuda::CuStream* stream, int* first) {
+  *first = static_cast<int>(stream->part.first);
+  return static_cast<int>(stream->part.count);
 }
 int64_t fake_cuda_calls(const char* name) {
   piper::fake::State& state = piper::fake::State::get();

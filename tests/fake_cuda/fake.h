@@ -54,6 +54,7 @@ enum Code : int {
   kNotFound = 500,
   kNotReady = 600,
   kPeerEnabled = 704,
+  kContextDestroyed = 709,
   kLaunchFailed = 719,
   kUnsupported = 801,
   kCaptureUnsupported = 900,
@@ -62,6 +63,7 @@ enum Code : int {
   kCaptureUnjoined = 904,
   kCaptureIsolation = 905,
   kCapturedEvent = 907,
+  kInvalidResource = 915,
   kUnknown = 999,
 };
 
@@ -93,9 +95,13 @@ namespace piper::cuda {
 struct CuContext : fake::Object {
   const char* kind() const override { return "context"; }
   int device = 0, users = 0;
+  CuContext* primary = nullptr;  // of a green one; null: it is one itself
+  // What is made in the one may be used in the other.
+  const CuContext* root() const { return primary ? primary : this; }
 };
 struct CuModule : fake::Object {
   const char* kind() const override { return "module"; }
+  CuContext* context = nullptr;
   std::shared_ptr<emulator::Module> kernels;
 };
 struct CuFunction : fake::Object {
@@ -121,12 +127,18 @@ struct CuGraphExec : fake::Object {
   std::shared_ptr<const std::vector<CuGraph::Node>> nodes;
   std::vector<std::pair<NcclComm*, int64_t>> calls;
 };
+// Multiprocessors, from the first one on.
+struct CuPart {
+  unsigned first = 0, count = 0;
+  bool is_split = false;  // made by a split: it is not split again
+};
 struct CuStream : fake::Object {
   const char* kind() const override { return "stream"; }
   CuContext* context = nullptr;
   std::deque<fake::Queued> queue;
   CuGraph* capture = nullptr;  // what is queued becomes a part of it
   bool is_origin = false;
+  CuPart part{0, 132};
   std::set<size_t> last;  // nodes of the capture, after which the next one comes
 };
 struct CuEvent : fake::Object {
@@ -138,6 +150,7 @@ struct CuEvent : fake::Object {
   std::set<size_t> nodes;
 };
 struct CuResourceDesc : fake::Object {
+  CuPart part;
   const char* kind() const override { return "resource description"; }
 };
 struct NcclComm : fake::Object {
@@ -163,6 +176,8 @@ struct NcclWindow : fake::Object {
 };
 struct CuGreenContext : fake::Object {
   const char* kind() const override { return "green context"; }
+  CuContext* context = nullptr;
+  CuPart part;
 };
 
 }  // namespace piper::cuda
@@ -313,6 +328,7 @@ CuContext*& current_context();
     return kCaptureUnsupported;                                      \
   }
 
+CuContext* primary_context(State& state, int device);
 int64_t variable(const char* name, int64_t otherwise);
 
 }  // namespace piper::fake
@@ -324,6 +340,8 @@ int fake_cuda_report();
 // Whether adapters of a network may reach this memory, as cuPointerGetAttribute says; -1: there is
 // none.
 int fake_cuda_is_for_rdma(uintptr_t at);
+// How many multiprocessors a stream has, and which is the first.
+int fake_cuda_multiprocessors(const piper::cuda::CuStream* stream, int* first);
 // How many calls there were of functions whose names begin so.
 int64_t fake_cuda_calls(const char* name);
 // From now on the Nth call that makes a graph fails, once; how many there were before.

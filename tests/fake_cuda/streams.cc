@@ -12,11 +12,25 @@ using namespace piper::fake;  // NOLINT
 
 namespace {
 
-CuStream* make_stream(State& state) {
+CuStream* make_stream(State& state, CuContext* context) {
   CuStream* stream = state.make<CuStream>();
-  stream->context = current_context();
+  stream->context = context;
   state.streams.push_back(stream);
   return stream;
+}
+
+// What the fake knows of a resource lies where the vendor's has bytes of its own.
+void write_part(const CuPart& part, CuResource* resource) {
+  static_assert(sizeof part <= sizeof resource->unused);
+  *resource = {};
+  resource->type = kResourceOfMultiprocessors;
+  resource->multiprocessors = part.count;
+  std::memcpy(resource->unused, &part, sizeof part);
+}
+CuPart part_of(const CuResource& resource) {
+  CuPart part;
+  std::memcpy(&part, resource.unused, sizeof part);
+  return part;
 }
 
 int run_stream(State& state, const CuStream* stream) {
@@ -81,12 +95,16 @@ int cuStreamCreateWithPriority(CuStream** stream, unsigned flags, int priority) 
   FAKE_CALL(cuStreamCreateWithPriority);
   FAKE_CONTEXT();
   if (flags > kStreamNonBlocking || priority > 0 || priority < -5) return kInvalidValue;
-  *stream = make_stream(call.state);
+  *stream = make_stream(call.state, current_context());
   return kOk;
 }
 int cuStreamDestroy_v2(CuStream* stream) {
   FAKE_RELEASE(cuStreamDestroy_v2);
   FAKE_CHECK(stream);
+  if (!stream->context->is_alive) {
+    call.state.misuse(call.name, "the stream's context is gone");
+    return kContextDestroyed;
+  }
   if (stream->capture) call.state.misuse(call.name, "the stream is captured");
   stream->is_alive = false;  // what is queued still runs
   return call.code;
@@ -136,7 +154,7 @@ int cuEventRecord(CuEvent* event, CuStream* stream) {
   FAKE_CALL(cuEventRecord);
   FAKE_CHECK(event);
   FAKE_CHECK(stream);
-  if (event->context != stream->context) {
+  if (event->context->root() != stream->context->root()) {
     call.state.misuse(call.name, "event and stream have two contexts");
     return kInvalidHandle;
   }
@@ -317,49 +335,79 @@ int cuGraphDestroy(CuGraph* graph) {
 
 // ---- Streams on a part of the multiprocessors ---------------------------------------------------
 
-int cuDeviceGetDevResource(int, CuResource* resource, int type) {
+int cuDeviceGetDevResource(int device, CuResource* resource, int type) {
   FAKE_CALL(cuDeviceGetDevResource);
-  *resource = {};
-  resource->type = type;
-  resource->multiprocessors = 132;
-  return type == kResourceOfMultiprocessors ? kOk : kInvalidValue;
+  if (type != kResourceOfMultiprocessors) return kInvalidValue;
+  write_part({0, 132, false}, resource);
+  return device >= 0 ? kOk : kInvalidDevice;
 }
+// What a split has given is not split again.
 int cuDevSmResourceSplitByCount(CuResource* parts, unsigned* count, const CuResource* from,
                                 CuResource* rest, unsigned, unsigned least) {
   FAKE_CALL(cuDevSmResourceSplitByCount);
   constexpr unsigned kStep = 8;
-  const unsigned each = (least + kStep - 1) / kStep * kStep;
-  *count = std::min(*count, from->multiprocessors / each);
-  for (unsigned i = 0; i < *count; ++i) {
-    parts[i] = *from;
-    parts[i].multiprocessors = each;
+  const CuPart whole = part_of(*from);
+  if (from->type != kResourceOfMultiprocessors || least > whole.count) return kInvalidValue;
+  if (whole.is_split) {
+    call.state.misuse(call.name, "what a split has given is no input");
+    return kInvalidResource;
   }
-  *rest = *from;
-  rest->multiprocessors = from->multiprocessors - *count * each;
+  const unsigned each = std::max(kStep, (least + kStep - 1) / kStep * kStep);
+  *count = std::min(*count, whole.count / each);
+  if (*count == 0) return kInvalidResource;
+  for (unsigned i = 0; i < *count; ++i) write_part({whole.first + i * each, each, true}, &parts[i]);
+  write_part({whole.first + *count * each, whole.count - *count * each, true}, rest);
   return kOk;
 }
-int cuDevResourceGenerateDesc(CuResourceDesc** description, CuResource*, unsigned) {
+int cuDevResourceGenerateDesc(CuResourceDesc** description, CuResource* resources, unsigned count) {
   FAKE_CALL(cuDevResourceGenerateDesc);
+  if (count != 1) return kInvalidValue;
+  const CuPart part = part_of(*resources);
+  if (part.count == 0) return kInvalidResource;
   *description = call.state.make<CuResourceDesc>();
+  (*description)->part = part;
   return kOk;
 }
-int cuGreenCtxCreate(CuGreenContext** context, CuResourceDesc* description, int, unsigned flags) {
+int cuGreenCtxCreate(CuGreenContext** context, CuResourceDesc* description, int device,
+                     unsigned flags) {
   FAKE_CALL(cuGreenCtxCreate);
   FAKE_CHECK(description);
+  if (flags != kGreenDefaultStream) return kInvalidValue;
+  CuContext* const primary = primary_context(call.state, device);
+  ++primary->users;
   *context = call.state.make<CuGreenContext>();
-  return flags == kGreenDefaultStream ? kOk : kInvalidValue;
+  (*context)->part = description->part;
+  (*context)->context = call.state.make<CuContext>();
+  (*context)->context->device = device;
+  (*context)->context->primary = primary;
+  return kOk;
 }
+int cuGreenCtxGetDevResource(CuGreenContext* context, CuResource* resource, int type) {
+  FAKE_CALL(cuGreenCtxGetDevResource);
+  FAKE_CHECK(context);
+  if (type != kResourceOfMultiprocessors) return kInvalidValue;
+  write_part({context->part.first, context->part.count, false}, resource);
+  return kOk;
+}
+// Its streams are to be destroyed before.
 int cuGreenCtxDestroy(CuGreenContext* context) {
   FAKE_RELEASE(cuGreenCtxDestroy);
   FAKE_CHECK(context);
-  context->is_alive = false;
+  for (const CuStream* stream : call.state.streams)
+    if (stream->is_alive && stream->context == context->context)
+      call.state.misuse(call.name, "it still has a stream");
+  context->is_alive = context->context->is_alive = false;
+  CuContext* const primary = context->context->primary;
+  if (--primary->users <= 0) primary->is_alive = false;
   return call.code;
 }
-int cuGreenCtxStreamCreate(CuStream** stream, CuGreenContext* context, unsigned, int) {
+// The context that is current has no part in it.
+int cuGreenCtxStreamCreate(CuStream** stream, CuGreenContext* context, unsigned flags, int) {
   FAKE_CALL(cuGreenCtxStreamCreate);
-  FAKE_CONTEXT();
   FAKE_CHECK(context);
-  *stream = make_stream(call.state);
+  if (flags != kStreamNonBlocking) return kInvalidValue;
+  *stream = make_stream(call.state, context->context);
+  (*stream)->part = context->part;
   return kOk;
 }
 
