@@ -31,7 +31,7 @@ Program program(bool multiplies) {
 }
 
 struct Data {
-  std::vector<float> in, weights, out;
+  std::vector<float> in, weights, out, narrow_out;  // on each of two streams
   std::vector<double> row;
   bool operator==(const Data&) const = default;
 };
@@ -40,7 +40,7 @@ std::byte* bytes_of(auto& values) { return reinterpret_cast<std::byte*>(values.d
 Data begin() {
   std::mt19937 random(1);
   Data data{std::vector<float>(48 * 64), std::vector<float>(64 * 64), std::vector<float>(48 * 64),
-            std::vector<double>(3000)};
+            std::vector<float>(48 * 64), std::vector<double>(3000)};
   // Small whole numbers: sums of their products are the same in any order.
   for (std::vector<float>* each : {&data.in, &data.weights})
     for (float& x : *each) x = static_cast<float>(random() % 16) - 8;
@@ -55,6 +55,7 @@ Result<Data> on_cpu(const Program& program) {
   std::byte* const args[] = {bytes_of(data.in), bytes_of(data.weights), bytes_of(data.out)};
   PIPER_ASSIGN(const int32_t bound, backend->bind(loaded, args, workspace));
   backend->launch(bound);
+  data.narrow_out = data.out;
   backend->fill(bytes_of(data.row), kRow, 0.1);
   return data;
 }
@@ -73,9 +74,11 @@ class Session {
       PIPER_ASSIGN(event, backend_.add_event());
     }
     PIPER_ASSIGN(const int32_t loaded, backend_.load(program));
-    PIPER_ASSIGN(std::byte * workspace, backend_.allocate(backend_.workspace_bytes(loaded)));
-    std::byte* const args[] = {arena_, arena_ + kWeights, arena_ + kResult};
-    PIPER_ASSIGN(bound_, backend_.bind(loaded, args, workspace));
+    for (size_t s = 0; s < 2; ++s) {
+      PIPER_ASSIGN(std::byte * workspace, backend_.allocate(backend_.workspace_bytes(loaded)));
+      std::byte* const args[] = {arena_, arena_ + kWeights, arena_ + (s == 0 ? kResult : kNarrow)};
+      PIPER_ASSIGN(bound_[s], backend_.bind(loaded, args, workspace));
+    }
     std::memcpy(host_, data.in.data(), kIn.bytes());
     std::memcpy(host_ + kWeights, data.weights.data(), 64 * 64 * sizeof(float));
     return ok_status();
@@ -86,7 +89,7 @@ class Session {
     backend_.copy(arena_, host_, kResult);
     backend_.record(events_[0], 0);
     for (const int32_t stream : streams_) backend_.wait(events_[0], stream);
-    backend_.launch(bound_, streams_[0]);
+    for (size_t s = 0; s < 2; ++s) backend_.launch(bound_[s], streams_[s]);
     backend_.fill(arena_ + kFilled, kRow, 0.1, streams_[1]);
     for (size_t s = 0; s < 2; ++s) {
       backend_.record(events_[1 + s], streams_[s]);
@@ -108,17 +111,19 @@ class Session {
   // What the host has been brought; it forgets it.
   void read(Data& data) {
     std::memcpy(data.out.data(), host_ + kResult, kOut.bytes());
+    std::memcpy(data.narrow_out.data(), host_ + kNarrow, kOut.bytes());
     std::memcpy(data.row.data(), host_ + kFilled, kRow.bytes());
     std::memset(host_ + kResult, 0, kBytes - kResult);
   }
 
  private:
-  static constexpr int64_t kWeights = 16384, kResult = 32768, kFilled = 49152, kBytes = 81920;
+  static constexpr int64_t kWeights = 16384, kResult = 32768, kNarrow = 49152, kFilled = 65536,
+                           kBytes = 98304;
   Backend& backend_;
   std::byte *arena_ = nullptr, *host_ = nullptr;
   std::vector<int32_t> streams_;
   int32_t events_[4] = {};
-  int32_t bound_ = -1;
+  int32_t bound_[2] = {};
 };
 
 Status run() {
