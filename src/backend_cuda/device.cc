@@ -42,9 +42,9 @@ Result<int> count_devices() {
 }
 
 Result<std::unique_ptr<Device>> Device::open(int64_t ordinal) {
+  PIPER_ASSIGN(const Without without, switched_off());
   PIPER_ASSIGN(const int count, count_devices());
   PIPER_ASSIGN(const Opened<Driver>* library, opened<Driver>());
-  PIPER_ASSIGN(const Without without, switched_off());
   std::unique_ptr<Device> device(
       new Device(library->functions, without, static_cast<int>(ordinal % count)));
   PIPER_TRY(device->start());

@@ -225,6 +225,18 @@ TEST_F(CudaJob, RanksOnSeveralDevicesTrainWhatOneTrains) {
   }
 }
 
+// Also where there is no device: it does not run on the CPU as if nothing had been asked for.
+TEST_F(CudaJob, AMisspeltSwitchIsAnError) {
+  for (const char* folder : {PIPER_FAKE_CUDA "/all", "/nowhere"}) {
+    const auto [code, output] =
+        train(fmt::format("PIPER_CUDA_PATH={} PIPER_CUDA_WITHOUT=graph", folder), "",
+              "unused.safetensors");
+    EXPECT_EQ(code, static_cast<int>(ExitCode::kUsage)) << output;
+    EXPECT_THAT(output, testing::HasSubstr("PIPER_CUDA_WITHOUT: 'graph' is no part that can be "
+                                           "switched off (did you mean 'graphs'?)"));
+  }
+}
+
 TEST_F(CudaJob, WithoutADeviceItSaysWhatItLookedFor) {
   const auto [code, output] =
       train("PIPER_CUDA_PATH=/nowhere FAKE_CUDA_DEVICES=0", "--backend cuda", "unused.safetensors");
