@@ -17,8 +17,8 @@ class CudaDevice : public testing::Test {
     for (const char* name : {"PIPER_CUDA_WITHOUT", "FAKE_CUDA_RDMA", "FAKE_CUDA_FILES"})
       unsetenv(name);
   }
-  static std::unique_ptr<Device> open() {
-    Result<std::unique_ptr<Device>> made = Device::open(0);
+  static std::unique_ptr<Device> open(int64_t ordinal = 0) {
+    Result<std::unique_ptr<Device>> made = Device::open(ordinal);
     EXPECT_TRUE(made.ok()) << made.error().message;
     return *std::move(made);
   }
@@ -88,6 +88,30 @@ TEST_F(CudaDevice, StreamsWithLimitsHaveMultiprocessorsOfTheirOwn) {
   EXPECT_EQ(notes[1],
             "stream 'f' takes all multiprocessors: of the 132 of this device 131 cannot be "
             "set apart");
+}
+
+// Devices that have met may copy from each other's memory as from their own: from what was taken
+// before and from what is taken later, mapped or not.
+TEST_F(CudaDevice, ReachesTheMemoryOfOneThatItHasMet) {
+  for (const char* without : {"", "vmm"}) {
+    setenv("PIPER_CUDA_WITHOUT", without, 1);
+    const auto reader = open(0), owner = open(1);
+    const auto take = [](Device& device) {
+      const auto at = device.allocate(4 << 20, false);
+      EXPECT_TRUE(at.ok());
+      return reinterpret_cast<CuAddress>(*at);
+    };
+    const CuAddress before = take(*owner), to = take(*reader);
+    ASSERT_TRUE(reader->meet(*owner).ok());
+    ASSERT_TRUE(owner->meet(*reader).ok());
+    const CuAddress later = take(*owner);
+    reader->enter();
+    for (const CuAddress from : {before, later}) {
+      const Driver& driver = reader->driver();
+      EXPECT_EQ(driver.cuMemcpyAsync(to, from, 4 << 20, reader->stream(0)), 0);
+      EXPECT_EQ(driver.cuStreamSynchronize(reader->stream(0)), 0) << without;
+    }
+  }
 }
 
 TEST_F(CudaDevice, SaysWhatTheDriverHasLeft) {
