@@ -35,8 +35,9 @@ struct CudaMachine {
 
 // Looks for libraries in this order: the folders of PIPER_CUDA_PATH (colons between them), wheels
 // of the Python index in the virtual environment, beside the python3 on PATH and in the system's
-// folders of packages, conda's, the system's loader, CUDA_HOME and /usr/local/cuda. The driver is the system's own, or in
-// PIPER_CUDA_PATH. Loads what it finds, so the first call takes some tenths of a second.
+// folders of packages, conda's, the system's loader, CUDA_HOME and /usr/local/cuda. The driver is
+// the system's own, or in PIPER_CUDA_PATH. Loads what it finds, so the first call takes some tenths
+// of a second.
 CudaMachine find_cuda();
 // A line for each device and library, and for what is missing.
 std::string to_string(const CudaMachine& machine);
