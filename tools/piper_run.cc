@@ -75,6 +75,7 @@ struct Flags {
   piper::RunOptions run;
   std::string verify, helper = "auto", graphs = "on", products, tune;
   double target = 0;
+  std::vector<std::string> architectures;  // of --compile-only
   bool no_shuffle = false, picture = false;
 };
 
@@ -84,6 +85,8 @@ piper::Status draw(const piper::PlanSet& set) {
   std::fflush(stdout);
   return piper::ok_status();
 }
+
+void print_to_stderr(const std::string& text) { fmt::print(stderr, "{}\n", text); }
 
 // Of all roles: none of them need run here.
 piper::Status tune(const std::string& plan, const std::string& file) {
@@ -95,8 +98,38 @@ piper::Status tune(const std::string& plan, const std::string& file) {
     programs.insert(programs.end(), role.programs.begin(), role.programs.end());
   }
   piper::CudaOptions options;
-  options.note = [](const std::string& text) { fmt::print(stderr, "{}\n", text); };
+  options.note = print_to_stderr;
   return piper::tune_cuda_products(programs, file, options);
+}
+
+piper::Status note_kernels(const std::string& plan, piper::CudaCompiler& compiler) {
+  PIPER_ASSIGN(piper::PlanSet set, piper::read_plan_set(plan));
+  for (const piper::RoleProgram& role : set.roles)
+    if (role.target != "cuda")
+      return piper::fail("{} is for {}: no kernel of it is to be compiled", plan, role.target)
+          .with_note("help: piperc --target cuda");
+  return piper::load_ranks(std::move(set), [&] {
+    return piper::Result<std::unique_ptr<piper::Backend>>(compiler.make_backend());
+  });
+}
+
+// Compiles for GPUs of these architectures, none of which need be here, what a run of the plans
+// would compile, with those that it would compare with.
+piper::Status compile_only(const Flags& flags) {
+  PIPER_ASSIGN(piper::CudaCompiler compiler,
+               piper::CudaCompiler::open(flags.architectures, print_to_stderr));
+  PIPER_TRY(note_kernels(flags.run.plan, compiler));
+  if (!flags.verify.empty()) PIPER_TRY(note_kernels(flags.run.plan + "/" + flags.verify, compiler));
+  PIPER_ASSIGN(const std::vector<piper::CudaCompiled> all, compiler.compile());
+  for (const piper::CudaCompiled& each : all) std::fputs(to_string(each).c_str(), stdout);
+  return piper::ok_status();
+}
+
+// What is done in place of a run, if anything is.
+std::optional<piper::Status> do_instead(const Flags& flags) {
+  if (!flags.tune.empty()) return tune(flags.run.plan, flags.tune);
+  if (!flags.architectures.empty()) return compile_only(flags);
+  return std::nullopt;
 }
 
 // As CLI::Range, which says its bounds with all 309 digits of the largest double.
@@ -221,6 +254,15 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "take least time with on the GPU that is here, and write them into this table, "
                  "beside what it has for others")
       ->type_name("FILE");
+  app.add_option("--compile-only", flags.architectures,
+                 "train nothing: compile the kernels of the plans, a directory, for GPUs of these "
+                 "architectures, which need not be here, into $XDG_CACHE_HOME/piper or "
+                 "~/.cache/piper: copied to another machine, it spares runs with the same version "
+                 "of NVRTC the compiling")
+      ->type_name("sm_90[,…]")
+      ->delimiter(',')
+      ->expected(1)
+      ->take_all();
   app.add_flag_callback(
       "--devices",
       [] {
@@ -249,12 +291,13 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& problem) {
     return app.exit(problem) == 0 ? 0 : static_cast<int>(piper::ExitCode::kUsage);
   }
-  const piper::Status prepared = !flags.tune.empty() ? tune(flags.run.plan, flags.tune)
-                                 : !flags.products.empty()
-                                     ? piper::take_cuda_products(flags.products)
-                                     : piper::ok_status();
+  const std::optional<piper::Status> instead = do_instead(flags);
+  const piper::Status prepared = instead ? *instead
+                                 : flags.products.empty()
+                                     ? piper::ok_status()
+                                     : piper::take_cuda_products(flags.products);
   if (!prepared) std::fputs(print_error(prepared.error()).c_str(), stderr);
-  if (!prepared || !flags.tune.empty())
+  if (!prepared || instead)
     return static_cast<int>(prepared ? piper::ExitCode::kOk : prepared.error().code);
   flags.run.data.shuffle = !flags.no_shuffle;
   if (!flags.run.profile.empty() && app.count("--steps") == 0) flags.run.job.steps = kProfileSteps;

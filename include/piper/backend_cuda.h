@@ -60,6 +60,41 @@ struct CudaOptions {
 // `note` is told. The same program gives the same bits on devices of one kind with the same
 // libraries. Error: as cuda_available.
 Result<std::unique_ptr<Backend>> make_cuda_backend(CudaOptions options = {});
+// What CudaCompiler has compiled for one architecture.
+struct CudaCompiled {
+  std::string architecture;  // "sm_90"
+  std::string folder;        // that keeps the code
+  size_t programs = 0;       // that have kernels; equal sources count once
+  size_t found = 0;          // so many of these were in the folder before
+  int64_t bytes = 0;         // of all their code
+};
+std::string to_string(const CudaCompiled& compiled);  // a line
+
+// Compiles what ranks of plans would compile where they run, without a device or a driver, into the
+// folder that runs look in. Code is found there by the version of NVRTC, its options, which name
+// the architecture, and the source, so the folder may be copied to another machine.
+class CudaCompiler {
+ public:
+  // Architectures: "sm_90", "90"; an "a" or "f" at the end is ignored, as devices ask for code
+  // without it. `note` is told what takes long. Errors: there is no NVRTC; NVRTC or Piper does not
+  // know an architecture (kUsage); there is no such folder (kUsage).
+  static Result<CudaCompiler> open(std::span<const std::string> architectures,
+                                   std::function<void(const std::string&)> note);
+  CudaCompiler(CudaCompiler&& other) noexcept;
+  ~CudaCompiler();
+  // A backend for one rank, which notes the programs that are loaded and runs nothing. It ends
+  // before the compiler. All are used by one thread.
+  std::unique_ptr<Backend> make_backend();
+  // Compiles what all of them have noted: an entry for each architecture. Errors: NVRTC's; the
+  // folder cannot be written to (kStorage).
+  Result<std::vector<CudaCompiled>> compile() const;
+
+ private:
+  struct State;
+  explicit CudaCompiler(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
 // A program as the backend runs it, and what a role takes beside its arenas. Errors name program
 // and op.
 Result<DeviceProgram> cuda_program(const Program& program);

@@ -209,6 +209,12 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
                                 Transport& transport, const JobOptions& options,
                                 Backend* device = nullptr);
 
+// Loads all ranks of the set one after the other, each onto a backend that is made for it, and runs
+// none: for backends that note what is loaded. Reads neither initial values nor data, and waits for
+// no other rank.
+Status load_ranks(PlanSet set,
+                  const std::function<Result<std::unique_ptr<Backend>>()>& make_backend);
+
 // ---- What people see ----------------------------------------------------------------------------
 
 // Chrome's trace form: a process per rank, a row per stream.

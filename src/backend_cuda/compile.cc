@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <mutex>
 
 #include "piper/parallel.h"
 
@@ -49,15 +51,6 @@ Result<std::string> log_of(const Unit& unit) {
   PIPER_NVRTC_CALL(nvrtcGetProgramLog, unit.program, log.data());
   while (!log.empty() && (log.back() == '\0' || log.back() == '\n')) log.pop_back();
   return log;
-}
-
-// Returns the compute capabilities that this NVRTC compiles for: 90, 100.
-Result<std::vector<int>> known_architectures(const Nvrtc& nvrtc) {
-  int count = 0;
-  PIPER_NVRTC_CALL(nvrtcGetNumSupportedArchs, &count);
-  std::vector<int> known(static_cast<size_t>(std::max(count, 0)));
-  PIPER_NVRTC_CALL(nvrtcGetSupportedArchs, known.data());
-  return known;
 }
 
 // Returns "sm_90": code of the device itself; or "compute_90": PTX.
@@ -121,7 +114,7 @@ std::optional<std::string> read_kept(const fs::path& file) {
 }
 
 // Whole or not at all, whoever else writes it: under a name of its own first.
-void keep(const fs::path& file, const std::string& code) {
+bool keep(const fs::path& file, const std::string& code) {
   static std::atomic<int> so_far{0};
   std::error_code ignored;
   fs::create_directories(file.parent_path(), ignored);
@@ -130,10 +123,42 @@ void keep(const fs::path& file, const std::string& code) {
   out << digest(code) << '\n' << code;
   out.close();
   if (out) fs::rename(part, file, ignored);
-  if (!out || ignored) fs::remove(part, ignored);
+  const bool is_kept = out && !ignored;
+  if (!is_kept) fs::remove(part, ignored);
+  return is_kept;
 }
 
+// Says every ten seconds how many are done; may be told from several threads.
+class CompileProgress {
+ public:
+  CompileProgress(size_t count, const std::function<void(const std::string&)>& note)
+      : count_(count), note_(note) {}
+  void add_one() {
+    const std::lock_guard lock(mutex_);
+    ++done_;
+    if (!note_ || done_ == count_ || Clock::now() - noted_ < std::chrono::seconds(10)) return;
+    noted_ = Clock::now();
+    note_(fmt::format("{} of {} programs are compiled", done_, count_));
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::mutex mutex_;
+  size_t done_ = 0;
+  const size_t count_;
+  const std::function<void(const std::string&)>& note_;
+  Clock::time_point noted_ = Clock::now();
+};
+
 }  // namespace
+
+Result<std::vector<int>> known_architectures(const Nvrtc& nvrtc) {
+  int count = 0;
+  PIPER_NVRTC_CALL(nvrtcGetNumSupportedArchs, &count);
+  std::vector<int> known(static_cast<size_t>(std::max(count, 0)));
+  PIPER_NVRTC_CALL(nvrtcGetSupportedArchs, known.data());
+  return known;
+}
 
 std::string cache_folder() {
   for (const auto& [variable, under] : {std::pair("XDG_CACHE_HOME", ""), {"HOME", ".cache"}}) {
@@ -146,7 +171,8 @@ std::string cache_folder() {
 Result<std::vector<std::string>> compile(const Opened<Nvrtc>& nvrtc,
                                          std::span<const CompileSource> sources,
                                          const std::string& capability, const std::string& folder,
-                                         const std::function<void(const std::string&)>& note) {
+                                         const std::function<void(const std::string&)>& note,
+                                         CompileReport* report) {
   PIPER_ASSIGN(const std::string architecture, architecture_for(nvrtc, capability));
   const bool is_ptx = architecture.starts_with("compute_");
   const std::vector<std::string> options = options_for(architecture);
@@ -174,6 +200,8 @@ Result<std::vector<std::string>> compile(const Opened<Nvrtc>& nvrtc,
                                          capability, nvrtc.version)
                            : "",
                     folder.empty() ? "" : fmt::format("; they are kept in {}", folder)));
+  CompileProgress progress(missing.size(), note);
+  std::atomic<size_t> unwritten{0};
   std::vector<Status> done(missing.size(), ok_status());
   in_parallel(missing.size(), [&](size_t m) {
     const size_t s = missing[m];
@@ -186,9 +214,14 @@ Result<std::vector<std::string>> compile(const Opened<Nvrtc>& nvrtc,
       return;
     }
     codes[s] = *std::move(code);
-    if (!folder.empty()) keep(files[s], codes[s]);
+    if (folder.empty() || !keep(files[s], codes[s])) ++unwritten;
+    progress.add_one();
   });
   for (Status& status : done) PIPER_TRY(std::move(status));
+  if (report) {
+    *report = {first_of.size(), first_of.size() - missing.size(), unwritten.load(), 0};
+    for (const auto& [file, s] : first_of) report->bytes += std::ssize(codes[s]);
+  }
   for (size_t s = 0; s < sources.size(); ++s) codes[s] = codes[first_of.at(files[s])];
   return codes;
 }

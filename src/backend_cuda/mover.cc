@@ -15,7 +15,7 @@ constexpr int64_t kThreads = 256, kMostBlocks = 4096;
 Result<std::unique_ptr<Mover>> Mover::open(Device& device,
                                            const std::function<void(const std::string&)>& note) {
   PIPER_ASSIGN(const Opened<Nvrtc>* const nvrtc, opened<Nvrtc>());
-  const CompileSource source{"moves of blocks", strided_source()};
+  const CompileSource source{kMoverLabel, strided_source()};
   const Facts& facts = device.facts();
   PIPER_ASSIGN(const std::vector<std::string> codes,
                compile(*nvrtc, {&source, 1}, fmt::format("{}{}", facts.major, facts.minor),

@@ -7,6 +7,8 @@
 
 namespace piper::cuda {
 
+inline constexpr const char* kMoverLabel = "moves of blocks";
+
 class Mover {
  public:
   static Result<std::unique_ptr<Mover>> open(Device& device,

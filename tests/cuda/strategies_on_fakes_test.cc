@@ -7,6 +7,7 @@
 
 #include "equivalence/jobs.h"
 #include "over_nccl.h"
+#include "piper/backend_cuda.h"
 #include "seed.h"
 #include "tiny_models.h"
 
@@ -77,6 +78,24 @@ uint64_t draw_order() {
   static uint64_t seed = given_seed().value_or(1);
   seed_device(++seed);
   return seed;
+}
+
+// Calls of the faked libraries whose names begin so.
+int64_t calls_of(const char* name) {
+  static const auto calls = reinterpret_cast<int64_t (*)(const char*)>(
+      dlsym(dlopen(PIPER_FAKE_CUDA "/nccl/libcuda.so.1", RTLD_NOW), "fake_cuda_calls"));
+  return calls(name);
+}
+
+// Compiles what ranks of these sets take for the faked device, as piper-run --compile-only does.
+Result<CudaCompiled> compile_ahead(std::initializer_list<const PlanSet*> sets) {
+  const std::string architecture = "sm_90";
+  PIPER_ASSIGN(CudaCompiler compiler, CudaCompiler::open({&architecture, 1}, nullptr));
+  for (const PlanSet* const set : sets)
+    PIPER_TRY(load_ranks(
+        *set, [&] { return Result<std::unique_ptr<Backend>>(compiler.make_backend()); }));
+  PIPER_ASSIGN(const std::vector<CudaCompiled> all, compiler.compile());
+  return all.at(0);
 }
 
 // ---- Cases --------------------------------------------------------------------------------------
@@ -254,6 +273,10 @@ TEST_P(StrategiesOnFakes, TrainWhatOneDeviceTrains) {
   const auto compiled = compile_case(one, folder);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const PlanSet& reference = one.equal == Case::kBits ? *compiled->single : *compiled->uncut;
+  const auto ahead = compile_ahead({&compiled->set, &reference});
+  ASSERT_TRUE(ahead) << print_error(ahead.error());
+  EXPECT_GT(ahead->programs, 0u);
+  const int64_t compiled_ahead = calls_of("nvrtcCompileProgram");
   const auto single = train_here(reference, options_for("cuda"));
   ASSERT_TRUE(single) << print_error(single.error());
   const auto compare = [&](const Result<Trained>& trained, const char* what) {
@@ -280,6 +303,7 @@ TEST_P(StrategiesOnFakes, TrainWhatOneDeviceTrains) {
     SCOPED_TRACE(fmt::format("order PIPER_SEED={}", draw_order()));
     compare(train_over_nccl(compiled->set), "a device for each rank");
   }
+  EXPECT_EQ(calls_of("nvrtcCompileProgram"), compiled_ahead) << "a run compiles something, too";
   const auto on_cpu = train_here(reference, options_for("cpu"));
   ASSERT_TRUE(on_cpu) << print_error(on_cpu.error());
   expect_near(*single, *on_cpu, one.bound, "on the CPU");
