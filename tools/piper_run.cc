@@ -164,8 +164,10 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_flag("--no-shuffle", flags.no_shuffle, "samples in the order of the file");
   app.add_option("--save", run.save, "write the trained parameters here")
       ->type_name("FILE.safetensors");
-  app.add_option("--metrics", run.metrics,
-                 "add a line of JSON for the run and one per step to this file")
+  app.add_option(
+         "--metrics", run.metrics,
+         "add a line of JSON for the run, one per step and, on a GPU, two about its memory to "
+         "this file")
       ->type_name("FILE.jsonl");
   CLI::Option* trace =
       app.add_option("--trace", run.trace,

@@ -49,6 +49,9 @@ class Backend {
   // What it has taken so far, in bytes: by allocate and for itself, whole pages where it takes
   // such.
   virtual Taken taken() const { return {}; }
+  // Bytes that the driver reports as free on the device; none where the backend has no memory of
+  // its own.
+  virtual std::optional<int64_t> free_bytes() const { return std::nullopt; }
   // One block for buffers or workspace: zeroed, 256-byte aligned, freed with the backend.
   virtual Result<std::byte*> allocate(int64_t bytes, Space space = Space::kDevice) = 0;
   // Prepares a program: joins ops, picks kernels, allocates what they prepare. The error names the

@@ -122,6 +122,15 @@ struct StepMetrics {
   int64_t peak_bytes = 0;  // the largest that a rank's plan states
 };
 
+// Memory of the device of rank 0, where its backend has memory of its own.
+struct MemoryMetrics {
+  int64_t stated_bytes = 0;  // by the rank's plan
+  int64_t taken_bytes = 0;   // by its backend, in whole pages
+  // Free as the driver reports it, whoever has the rest; none after step 2 before that is done.
+  int64_t free_after_load = 0;
+  std::optional<int64_t> free_after_step_2;
+};
+
 enum class VerifyAgainst {
   kNone,
   // The single-device plan with the same cut of the batch: equal bits, or within bounds where sums
@@ -169,6 +178,9 @@ struct JobOptions {
   const std::atomic<bool>* stop = nullptr;
   // Called on rank 0 after each step; an error ends the job.
   std::function<Status(const StepMetrics&)> on_step;
+  // Called on rank 0, if Backend::free_bytes says something there, before the first step and after
+  // step 2; an error ends the job.
+  std::function<Status(const MemoryMetrics&)> on_memory;
   // Called by every rank before each step; an error is that rank's failure. For tests.
   std::function<Status(int64_t rank, int64_t step, const Executor& executor)> before_step;
   // Of ranks as threads: called once, at once, by the rank that fails first. Ranks that do not come
@@ -221,6 +233,7 @@ Status load_ranks(PlanSet set,
 std::string print_trace(std::span<const RankTrace> traces);
 // {"step":1,"loss":2.5,…} on one line: steps count from 1.
 std::string print_metrics(const StepMetrics& metrics);
+std::string print_metrics(const MemoryMetrics& metrics);  // {"memory":{"stated_bytes":…,…}}
 
 // piper-run: everything behind the command line.
 struct RunOptions {

@@ -104,6 +104,7 @@ class Cuda final : public Backend {
   std::string device() const override { return device_->facts().name; }
   Status reserve(int64_t bytes) override { return device_->reserve(bytes); }
   Taken taken() const override { return device_->taken(); }
+  std::optional<int64_t> free_bytes() const override { return device_->free_bytes(); }
   Result<std::byte*> allocate(int64_t bytes, Space space) override {
     return device_->allocate(bytes, space == Space::kHost);
   }

@@ -211,6 +211,10 @@ class Watch {
     if (!options.metrics.empty()) voice_.note(metrics_.open(options.metrics, options, set));
     options.job.stop = &stop_;
     options.job.on_step = [this](const StepMetrics& one) { return see(one); };
+    options.job.on_memory = [this](const MemoryMetrics& memory) {
+      voice_.note(metrics_.write(print_metrics(memory)));
+      return ok_status();
+    };
   }
   bool interrupted() const { return interrupt_ != nullptr && interrupt_->load(); }
 

@@ -97,6 +97,7 @@ class Steps {
   using Clock = std::chrono::steady_clock;
   Status begin(int64_t step);
   Status end(int64_t step, bool last);
+  Status tell_memory(bool is_loaded);
   double seconds() const { return std::chrono::duration<double>(Clock::now() - since_).count(); }
 
   RankRun& run_;
@@ -105,7 +106,24 @@ class Steps {
   bool stop_ = false, last_ = false;
   Clock::time_point since_;  // when the step began, or where they are late, the one before ended
   double longest_s_ = 0;     // of the steps so far, with what is done between them
+  MemoryMetrics memory_;
 };
+
+// Tells what is free after load or, where that is done, after step 2, by when libraries have taken
+// what they need for a step and for its graph.
+Status Steps::tell_memory(bool is_loaded) {
+  if (run_.control.rank() != 0 || !run_.options.on_memory) return ok_status();
+  const Backend& backend = run_.executor.backend();
+  const std::optional<int64_t> free = backend.free_bytes();
+  if (!free) return ok_status();
+  memory_.stated_bytes = run_.executor.role().peak_bytes();
+  memory_.taken_bytes = backend.taken().device;
+  if (is_loaded)
+    memory_.free_after_load = *free;
+  else
+    memory_.free_after_step_2 = free;
+  return run_.options.on_memory(memory_);
+}
 
 Status Steps::begin(int64_t step) {
   // A step that has begun is finished.
@@ -131,6 +149,7 @@ Status Steps::end(int64_t step, bool last) {
         std::max(run_.options.start_timeout_s, wait_limit(run_.options, took)));
   const Clock::time_point ended = Clock::now();
   PIPER_TRY(between_steps(run_, metrics, stop_, last));
+  if (step == 1) PIPER_TRY(tell_memory(/*is_loaded=*/false));
   longest_s_ = std::max(longest_s_, seconds());
   if (late_) since_ = ended;
   run_.control.set_timeout(wait_limit(run_.options, longest_s_));
@@ -139,6 +158,7 @@ Status Steps::end(int64_t step, bool last) {
 
 Status Steps::run() {
   const int64_t steps = run_.options.steps;
+  PIPER_TRY(tell_memory(/*is_loaded=*/true));
   if (overlap_ && steps == 0) return ok_status();
   run_.control.set_timeout(wait_limit(run_.options, 0));
   PIPER_TRY(run_.executor.run_prologue(0));

@@ -85,4 +85,14 @@ std::string print_metrics(const StepMetrics& metrics) {
   return line.dump() + "\n";
 }
 
+std::string print_metrics(const MemoryMetrics& metrics) {
+  nlohmann::ordered_json memory;
+  memory["stated_bytes"] = metrics.stated_bytes;
+  memory["taken_bytes"] = metrics.taken_bytes;
+  memory["device_free_bytes_after_load"] = metrics.free_after_load;
+  if (metrics.free_after_step_2)
+    memory["device_free_bytes_after_step_2"] = *metrics.free_after_step_2;
+  return nlohmann::ordered_json{{"memory", std::move(memory)}}.dump() + "\n";
+}
+
 }  // namespace piper

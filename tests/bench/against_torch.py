@@ -66,7 +66,7 @@ class Piper:
         metrics.unlink(missing_ok=True)
         subprocess.run([self.run_program, self.folder / "plans", "--data", self.folder / "batches.safetensors", "--steps", str(count),
                         "--threads", "1", "--metrics", metrics], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        return [json.loads(line) for line in metrics.read_text().splitlines()[1:]]  # behind the line of the run
+        return [line for line in map(json.loads, metrics.read_text().splitlines()) if "step" in line]
 
     def losses(self, count):
         return [step["loss"] for step in self.steps(count)]

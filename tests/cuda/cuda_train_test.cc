@@ -99,6 +99,38 @@ TEST_F(CudaTrain, In16BitsAsOnTheCpu) {
   expect_near(train("cuda"), train("cpu"), 5e-3);
 }
 
+TEST_F(CudaTrain, SaysWhatMemoryTheDeviceHasFree) {
+  compile("");
+  const auto memory = [&](const std::string& backend, const std::string& variables) {
+    train(backend, variables);
+    std::vector<std::pair<std::string, nlohmann::json>> found;  // and the line before
+    std::ifstream lines(folder_.path() + "/metrics.jsonl");
+    std::string before;
+    for (std::string line; std::getline(lines, line); before = line)
+      if (const auto json = nlohmann::json::parse(line); json.contains("memory"))
+        found.emplace_back(before.substr(0, before.find(',')), json["memory"]);
+    return found;
+  };
+  EXPECT_TRUE(memory("cpu", "").empty());
+  // A library takes 4 MiB for itself in the first step.
+  const auto found = memory("cuda", "FAKE_CUDA_LIBRARIES_TAKE=4194304");
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].first, "{\"run\":1");
+  EXPECT_EQ(found[1].first, "{\"step\":2");
+  const auto number = [&](size_t line, const char* name) {
+    return found[line].second.value(name, int64_t{-1});
+  };
+  constexpr int64_t kDevice = int64_t{80} << 30, kPage = int64_t{2} << 20;
+  const int64_t taken = number(0, "taken_bytes");
+  EXPECT_GE(taken, number(0, "stated_bytes"));
+  EXPECT_LT(taken, number(0, "stated_bytes") + kPage);
+  EXPECT_EQ(number(0, "device_free_bytes_after_load"), kDevice - taken);
+  EXPECT_EQ(number(0, "device_free_bytes_after_step_2"), -1);
+  EXPECT_EQ(number(1, "taken_bytes"), taken);
+  EXPECT_EQ(number(1, "device_free_bytes_after_load"), kDevice - taken);
+  EXPECT_EQ(number(1, "device_free_bytes_after_step_2"), kDevice - taken - 4194304);
+}
+
 TEST_F(CudaTrain, CompilesNothingWhereAllWasCompiledAhead) {
   compile("");
   const std::string counted = "FAKE_CUDA_COUNT=nvrtcCompileProgram";

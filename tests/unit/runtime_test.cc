@@ -727,6 +727,17 @@ TEST(Trace, HoldsTheLastStepOfEveryRank) {
             static_cast<int>(result->traces[0].events.size() + result->traces[1].events.size()));
 }
 
+TEST(Metrics, OfMemoryAreOneLineOfJson) {
+  MemoryMetrics memory{.stated_bytes = 4000, .taken_bytes = 4096, .free_after_load = 100};
+  EXPECT_EQ(print_metrics(memory),
+            "{\"memory\":{\"stated_bytes\":4000,\"taken_bytes\":4096,"
+            "\"device_free_bytes_after_load\":100}}\n");
+  memory.free_after_step_2 = 90;
+  EXPECT_EQ(print_metrics(memory),
+            "{\"memory\":{\"stated_bytes\":4000,\"taken_bytes\":4096,"
+            "\"device_free_bytes_after_load\":100,\"device_free_bytes_after_step_2\":90}}\n");
+}
+
 TEST(Metrics, OneLineOfJson) {
   StepMetrics metrics;
   metrics.step = 3;
