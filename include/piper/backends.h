@@ -15,7 +15,13 @@ struct BackendOptions {
   std::vector<int> cores;  // by thread; empty: not pinned
   bool fuse = true;        // false: every op on its own, with the same bits
   int64_t place = 0;       // of the rank among those that share the machine's devices
+  // Whether the rank is the only one of its process, so that what a launcher says of the process is
+  // said of the rank.
+  bool is_process = false;
 };
+// The number of the device that a rank takes, modulo as many as there are: of a process its number
+// among those of its host, as mpirun, torchrun or srun says it; else the rank's place.
+int64_t device_number(const BackendOptions& options);
 
 struct BackendKind {
   std::string_view name;

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 
 #include "piper/backend_cpu.h"
 #include "piper/backend_cuda.h"
@@ -28,20 +29,22 @@ Result<std::unique_ptr<Backend>> make_null(const BackendOptions&) {
   return std::unique_ptr<Backend>(make_null_backend());
 }
 
-// The number of a process among those of its host, as its launcher says; else that of the rank.
-int64_t device_of(const BackendOptions& options) {
-  for (const char* name : {"LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK"})
-    if (const char* value = std::getenv(name))
-      return std::max<int64_t>(0, std::strtoll(value, nullptr, 10));
-  return options.place;
+// What the environment has under the name, if it is a whole number from 0 on.
+std::optional<int64_t> variable(const char* name) {
+  const char* const text = std::getenv(name);
+  if (!text || *text < '0' || *text > '9') return std::nullopt;
+  char* end = nullptr;
+  const int64_t number = std::strtoll(text, &end, 10);
+  return *end == '\0' ? std::optional(number) : std::nullopt;
 }
+
 Result<std::unique_ptr<Backend>> make_cuda(const BackendOptions& options) {
   if (!options.fuse)
     return fail("not supported: the cuda backend runs no op on its own (--no-fuse)");
   const auto note = [](const std::string& text) {
     std::fputs(fmt::format("cuda: {}\n", text).c_str(), stderr);
   };
-  return make_cuda_backend({device_of(options), "", note});
+  return make_cuda_backend({device_number(options), "", note});
 }
 
 constexpr std::array kKinds = {
@@ -88,6 +91,17 @@ bool runs(const BackendKind& kind) { return kind.make != nullptr; }
 bool is_target(const BackendKind& kind) { return kind.needs != nullptr; }
 
 }  // namespace
+
+// In the order in which piper/transport.h asks launchers for ranks. A launcher that another one has
+// started comes first: scripts of Slurm give SLURM_LOCALID=0 to all that their mpirun or torchrun
+// starts.
+int64_t device_number(const BackendOptions& options) {
+  if (!options.is_process) return options.place;
+  for (const char* name :
+       {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK", "SLURM_LOCALID"})
+    if (const auto number = variable(name)) return *number;
+  return options.place;
+}
 
 std::span<const BackendKind> backend_kinds() { return kKinds; }
 std::vector<std::string> backend_names() { return names_of(runs); }

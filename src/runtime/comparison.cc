@@ -82,12 +82,13 @@ Error numeric(std::string text) { return Error{ExitCode::kNumeric, {}, std::move
 
 Result<std::unique_ptr<Backend>> make_backend(const JobOptions& options, const Cores& cores) {
   PIPER_ASSIGN(const BackendKind* kind, find_backend(options.backend));
-  return kind->make({cores.threads, cores.pinned, options.fuse, cores.place});
+  return kind->make({cores.threads, cores.pinned, options.fuse, cores.place, cores.is_process});
 }
 
 Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
                                                      const BatchSource* data,
-                                                     const JobOptions& options, bool dims_are_cut) {
+                                                     const JobOptions& options,
+                                                     const Cores& of_rank, bool dims_are_cut) {
   if (reference.world() != 1) {
     return fail("{} is for {} ranks, not for one", oracle_name(options.verify.against),
                 reference.world())
@@ -100,6 +101,7 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
   comparison->world_ = make_inproc_world(1, TransportOptions{});
   Cores cores = cores_of(options, false, 0, 1);
   cores.pinned.clear();  // the ranks have the cores
+  cores.place = of_rank.place, cores.is_process = of_rank.is_process;
   PIPER_ASSIGN(comparison->backend_, make_backend(options, cores));
   RankSource source;
   source.set = &reference;

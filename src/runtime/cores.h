@@ -11,6 +11,7 @@ struct Cores {
   bool helper = false;      // a thread that communicates, see RankSource::helper
   int helper_core = -1;     // where it is pinned
   int64_t place = 0;        // of the rank among those here
+  bool is_process = false;  // BackendOptions::is_process
 };
 
 // Of the rank with number `place` among `ranks_here` that share this process's cores. Threads are

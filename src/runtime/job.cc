@@ -161,7 +161,7 @@ class Job {
                                                    *backends_[index], control, *fabric));
     PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executors_[index]));
     PIPER_ASSIGN(auto replicas, open_replicas(options_, control, *executors_[index]));
-    if (rank == 0) PIPER_TRY(open_comparison(between.dims_are_cut()));
+    if (rank == 0) PIPER_TRY(open_comparison(cores, between.dims_are_cut()));
     JobResult unused;
     RankRun run{*executors_[index],
                 control,
@@ -180,10 +180,10 @@ class Job {
   }
 
   // All executors are loaded: BetweenSteps::open has seen everyone.
-  Status open_comparison(bool dims_are_cut) {
+  Status open_comparison(const Cores& cores, bool dims_are_cut) {
     if (options_.verify.against == VerifyAgainst::kNone) return ok_status();
     PIPER_ASSIGN(comparison_,
-                 Comparison::open(*reference_, reference_data_, options_, dims_are_cut));
+                 Comparison::open(*reference_, reference_data_, options_, cores, dims_are_cut));
     for (size_t rank = 0; rank < executors_.size(); ++rank) {
       PIPER_TRY(comparison_->watch(static_cast<int64_t>(rank), *executors_[rank]));
     }
@@ -219,7 +219,8 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
                                 const PlanSet* reference, const BatchSource* reference_data,
                                 Transport& transport, const JobOptions& options, Backend* device) {
   Control& control = transport.control();
-  const Cores cores = cores_of(options, can_overlap(set), control.rank(), control.world());
+  Cores cores = cores_of(options, can_overlap(set), control.rank(), control.world());
+  cores.is_process = true;
   std::unique_ptr<Backend> backend;
   if (device == nullptr) {
     PIPER_ASSIGN(backend, backend_of(options, cores));
@@ -235,8 +236,8 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
   // Every process runs the oracle for its own parameters: then nothing but the loss has to travel.
   std::unique_ptr<Comparison> comparison;
   if (options.verify.against != VerifyAgainst::kNone) {
-    PIPER_ASSIGN(comparison,
-                 Comparison::open(*reference, reference_data, options, between.dims_are_cut()));
+    PIPER_ASSIGN(comparison, Comparison::open(*reference, reference_data, options, cores,
+                                              between.dims_are_cut()));
     PIPER_TRY(comparison->watch(control.rank(), *executor));
   }
   JobResult result;

@@ -228,5 +228,30 @@ TEST_F(Graphs, AreNotOfRanksThatCopyFromEachOther) {
   EXPECT_EQ(made.memory, 0);
 }
 
+// A launcher's number of the process says which device a rank takes that is a process, and says
+// nothing of ranks that are threads.
+TEST_F(Graphs, AreOfTheDeviceThatALauncherSays) {
+  const auto plans = compiled({"", "ddp", {{"dp", "2"}}});
+  ASSERT_TRUE(plans) << print_error(plans.error());
+  const auto contexts = [] {
+    std::vector<int64_t> of_device;
+    for (int device = 0; device < 4; ++device)
+      of_device.push_back(calls_of(fmt::format("context of device {}", device).c_str()));
+    return of_device;
+  };
+  const auto taken = [&](const PlanSet& set, bool apart) {
+    std::vector<int64_t> before = contexts();
+    setenv("SLURM_LOCALID", "3", 1);
+    const Trained made = train(set, true, apart);
+    unsetenv("SLURM_LOCALID");
+    EXPECT_TRUE(made.errors.empty()) << print_error(made.errors[0]);
+    std::vector<int64_t> more = contexts();
+    for (size_t device = 0; device < more.size(); ++device) more[device] -= before[device];
+    return more;
+  };
+  EXPECT_EQ(taken(*plans->single, true), (std::vector<int64_t>{0, 0, 0, 1}));
+  EXPECT_EQ(taken(plans->set, false), (std::vector<int64_t>{1, 1, 0, 0}));
+}
+
 }  // namespace
 }  // namespace piper

@@ -140,6 +140,7 @@ int cuDevicePrimaryCtxRetain(CuContext** context, int device) {
   if (!is_there(device)) return kInvalidDevice;
   *context = primary_context(call.state, device);
   ++(*context)->users;
+  ++call.state.calls_of[fmt::format("context of device {}", device)];
   return kOk;
 }
 int cuDevicePrimaryCtxRelease_v2(int device) {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "piper/backend_cpu.h"
+#include "piper/backends.h"
 #include "unit/runtime_plans.h"
 
 namespace piper {
@@ -180,6 +181,30 @@ TEST(FirstLine, SaysThatFastSumsAreInOrder) {
     for (Instruction& one : role.body) one.fast = one.kind == InstructionKind::kAllReduce;
   EXPECT_TRUE(first_line(set).ends_with("; sums that the plans call fast are formed in rank order"))
       << first_line(set);
+}
+
+// Launchers that start each other leave the variables of both: the inner one's count.
+TEST(DeviceNumber, IsWhatTheLauncherSaysOfTheProcess) {
+  using Variables = std::vector<std::pair<const char*, const char*>>;
+  const auto number = [](const Variables& variables, bool is_process = true) {
+    for (const char* const name :
+         {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK", "SLURM_LOCALID"})
+      unsetenv(name);
+    for (const auto& [name, value] : variables) setenv(name, value, 1);
+    const int64_t device = device_number({.place = 7, .is_process = is_process});
+    for (const auto& [name, value] : variables) unsetenv(name);
+    return device;
+  };
+  EXPECT_EQ(number({}), 7);
+  EXPECT_EQ(number({{"SLURM_LOCALID", "3"}}), 3);
+  EXPECT_EQ(number({{"LOCAL_RANK", "2"}}), 2);
+  EXPECT_EQ(number({{"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}), 1);
+  EXPECT_EQ(number({{"MPI_LOCALRANKID", "5"}}), 5);
+  EXPECT_EQ(number({{"SLURM_LOCALID", "0"}, {"LOCAL_RANK", "2"}}), 2);
+  EXPECT_EQ(number({{"SLURM_LOCALID", "0"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}), 1);
+  for (const char* const nothing : {"", "x", "-1", "3x"})
+    EXPECT_EQ(number({{"LOCAL_RANK", nothing}, {"SLURM_LOCALID", "3"}}), 3) << nothing;
+  EXPECT_EQ(number({{"SLURM_LOCALID", "0"}}, /*is_process=*/false), 7);
 }
 
 }  // namespace
