@@ -251,11 +251,13 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "(default: the one that is built in)")
       ->type_name("FILE")
       ->envname("PIPER_CUDA_PRODUCTS");
-  app.add_option("--tune", flags.tune,
-                 "train nothing: measure which algorithms the products of the plans, a directory, "
-                 "take least time with on the GPU that is here, and write them into this table, "
-                 "beside what it has for others")
-      ->type_name("FILE");
+  CLI::Option* const tune =
+      app.add_option(
+             "--tune", flags.tune,
+             "train nothing: measure which algorithms the products of the plans, a directory, "
+             "take least time with on the GPU that is here, and write them into this table, "
+             "beside what it has for others")
+          ->type_name("FILE");
   app.add_option("--compile-only", flags.architectures,
                  "train nothing: compile the kernels of the plans, a directory, for GPUs of these "
                  "architectures, which need not be here, into $XDG_CACHE_HOME/piper or "
@@ -263,6 +265,7 @@ void add_flags(CLI::App& app, Flags& flags) {
                  "of NVRTC the compiling")
       ->type_name("sm_90[,…]")
       ->delimiter(',')
+      ->excludes(tune)
       ->expected(1)
       ->take_all();
   app.add_flag_callback(

@@ -176,6 +176,10 @@ Result<std::vector<std::string>> compile(const Opened<Nvrtc>& nvrtc,
   PIPER_ASSIGN(const std::string architecture, architecture_for(nvrtc, capability));
   const bool is_ptx = architecture.starts_with("compute_");
   const std::vector<std::string> options = options_for(architecture);
+  // Ranks that are threads of one process load the same programs at the same time: the first one
+  // compiles, on all cores, and the others find its code.
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
   std::vector<std::string> codes(sources.size());
   std::vector<fs::path> files;
   std::map<fs::path, size_t> first_of;  // equal sources are compiled once
@@ -193,13 +197,14 @@ Result<std::vector<std::string>> compile(const Opened<Nvrtc>& nvrtc,
       missing.push_back(s);
   }
   if (!missing.empty() && note)
-    note(
-        fmt::format("compiling the kernels of {} programs for {}{}{}", missing.size(), architecture,
-                    is_ptx ? fmt::format(", which the driver finishes for sm_{}: NVRTC {} does not "
-                                         "know that",
-                                         capability, nvrtc.version)
-                           : "",
-                    folder.empty() ? "" : fmt::format("; they are kept in {}", folder)));
+    note(fmt::format("compiling the kernels of {} program{} for {}{}{}", missing.size(),
+                     missing.size() == 1 ? "" : "s", architecture,
+                     is_ptx
+                         ? fmt::format(", which the driver finishes for sm_{}: NVRTC {} does not "
+                                       "know that",
+                                       capability, nvrtc.version)
+                         : "",
+                     folder.empty() ? "" : fmt::format("; they are kept in {}", folder)));
   CompileProgress progress(missing.size(), note);
   std::atomic<size_t> unwritten{0};
   std::vector<Status> done(missing.size(), ok_status());

@@ -228,6 +228,23 @@ TEST_F(Graphs, AreNotOfRanksThatCopyFromEachOther) {
   EXPECT_EQ(made.memory, 0);
 }
 
+// Ranks that are threads load the same programs: each source is compiled once.
+TEST_F(Graphs, AreOfKernelsThatOneRankCompilesForAll) {
+  const auto plans = compiled({"", "ddp", {{"dp", "3"}}});
+  ASSERT_TRUE(plans) << print_error(plans.error());
+  const Folder cache;
+  const std::string before = std::getenv("XDG_CACHE_HOME");
+  setenv("XDG_CACHE_HOME", cache.path().c_str(), 1);
+  const int64_t compiled_before = calls_of("nvrtcCompileProgram");
+  const Trained made = train(plans->set, true, false);
+  setenv("XDG_CACHE_HOME", before.c_str(), 1);
+  ASSERT_TRUE(made.errors.empty()) << print_error(made.errors[0]);
+  const auto files = std::distance(std::filesystem::directory_iterator(cache.path() + "/piper"),
+                                   std::filesystem::directory_iterator());
+  EXPECT_GT(files, 3);
+  EXPECT_EQ(calls_of("nvrtcCompileProgram") - compiled_before, files);
+}
+
 // A launcher's number of the process says which device a rank takes that is a process, and says
 // nothing of ranks that are threads.
 TEST_F(Graphs, AreOfTheDeviceThatALauncherSays) {
