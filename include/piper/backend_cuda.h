@@ -63,6 +63,7 @@ Result<std::unique_ptr<Backend>> make_cuda_backend(CudaOptions options = {});
 // What CudaCompiler has compiled for one architecture.
 struct CudaCompiled {
   std::string architecture;  // "sm_90"
+  std::string nvrtc;         // the version, "13.0"
   std::string folder;        // that keeps the code
   size_t programs = 0;       // that have kernels; equal sources count once
   size_t found = 0;          // so many of these were in the folder before

@@ -206,16 +206,16 @@ Result<std::vector<CudaCompiled>> CudaCompiler::compile() const {
       return fail("the code of {} of {} programs cannot be written to {}", report.unwritten,
                   report.programs, state_->folder)
           .with_code(ExitCode::kStorage);
-    all.push_back(
-        {"sm_" + capability, state_->folder, report.programs, report.found, report.bytes});
+    all.push_back({"sm_" + capability, state_->nvrtc->version, state_->folder, report.programs,
+                   report.found, report.bytes});
   }
   return all;
 }
 
 std::string to_string(const CudaCompiled& one) {
-  return fmt::format("{}: kernels of {} program{}, {} of them found there, {} in {}\n",
-                     one.architecture, one.programs, one.programs == 1 ? "" : "s", one.found,
-                     human_bytes(one.bytes), one.folder);
+  return fmt::format("{} by NVRTC {}: kernels of {} program{}, {} of them found there, {} in {}\n",
+                     one.architecture, one.nvrtc, one.programs, one.programs == 1 ? "" : "s",
+                     one.found, human_bytes(one.bytes), one.folder);
 }
 
 }  // namespace piper

@@ -136,16 +136,19 @@ TEST_F(CudaTrain, CompilesNothingWhereAllWasCompiledAhead) {
   const std::string counted = "FAKE_CUDA_COUNT=nvrtcCompileProgram";
   const auto [code, output] = compile_only("sm_90,80", counted);
   EXPECT_EQ(code, 0) << output;
-  EXPECT_THAT(output, ContainsRegex("sm_90: kernels of [0-9]+ programs, 0 of them found there, "
-                                    "[0-9.]+ [KM]iB in HERE/cache/piper\n"
-                                    "sm_80: kernels of [0-9]+ programs, 0 of them found there"));
+  EXPECT_THAT(
+      output,
+      ContainsRegex("sm_90 by NVRTC 13.5: kernels of [0-9]+ programs, 0 of them found there, "
+                    "[0-9.]+ [KM]iB in HERE/cache/piper\n"
+                    "sm_80 by NVRTC 13.5: kernels of [0-9]+ programs, 0 of them found there"));
   EXPECT_THAT(output, Not(HasSubstr("fake cuda: 0 calls")));
   train("cuda", counted);
   EXPECT_THAT(said_, HasSubstr("fake cuda: 0 calls"));
   // What a device of 9.0 asks for has this name, too.
   const auto [again, more] = compile_only("sm_90a", counted);
   EXPECT_EQ(again, 0) << more;
-  EXPECT_THAT(more, ContainsRegex("sm_90: kernels of [0-9]+ programs, [1-9][0-9]* of them"));
+  EXPECT_THAT(
+      more, ContainsRegex("sm_90 by NVRTC 13.5: kernels of [0-9]+ programs, [1-9][0-9]* of them"));
   EXPECT_THAT(more, HasSubstr("fake cuda: 0 calls"));
 }
 
