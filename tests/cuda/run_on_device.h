@@ -9,15 +9,27 @@
 
 namespace piper::test {
 
+inline bool is_on_device() {
+  const char* const wanted = std::getenv("PIPER_ON_DEVICE");
+  return wanted && std::string_view(wanted) == "1";
+}
+
+// Whatever the program does not write keeps bytes of 0xFF, which are no numbers.
 inline Result<std::vector<Bytes>> run_on_device(const Program& program,
                                                 std::span<const Bytes> arguments) {
   PIPER_ASSIGN(const std::unique_ptr<Backend> backend, make_cuda_backend());
   PIPER_ASSIGN(const int32_t loaded, backend->load(program));
-  PIPER_ASSIGN(std::byte* const workspace, backend->allocate(backend->workspace_bytes(loaded)));
+  const auto allocate = [&](int64_t bytes) -> Result<std::byte*> {
+    PIPER_ASSIGN(std::byte* const memory, backend->allocate(bytes));
+    const std::vector<std::byte> unwritten(static_cast<size_t>(bytes), std::byte{0xff});
+    backend->copy(memory, unwritten.data(), bytes);
+    return memory;
+  };
+  PIPER_ASSIGN(std::byte* const workspace, allocate(backend->workspace_bytes(loaded)));
   PIPER_ASSIGN(const int32_t end, backend->add_event());
   std::vector<std::byte*> args;
   for (size_t a = 0; a < arguments.size(); ++a) {
-    PIPER_ASSIGN(args.emplace_back(), backend->allocate(program.values[a].bytes()));
+    PIPER_ASSIGN(args.emplace_back(), allocate(program.values[a].bytes()));
     backend->copy(args[a], arguments[a].data, static_cast<int64_t>(arguments[a].size));
   }
   PIPER_ASSIGN(const int32_t bound, backend->bind(loaded, args, workspace));
@@ -37,8 +49,7 @@ inline Result<std::vector<Bytes>> run_on_device(const Program& program,
 inline Result<std::vector<Bytes>> run_where_wanted(const Program& program,
                                                    std::span<const Bytes> arguments,
                                                    const emulator::Order& order = {}) {
-  const char* const wanted = std::getenv("PIPER_ON_DEVICE");
-  if (wanted && std::string_view(wanted) == "1") return run_on_device(program, arguments);
+  if (is_on_device()) return run_on_device(program, arguments);
   return emulator::run_on_host(program, arguments, order);
 }
 
