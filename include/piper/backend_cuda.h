@@ -112,11 +112,12 @@ Status take_cuda_products(const std::string& file);
 // Finds the fastest of the algorithms that cuBLASLt offers for each product of the programs, on the
 // device of the options, and writes it into `file`, a table of that form, beside what is there for
 // other products, devices and versions; after each product, so that an end in the middle leaves
-// what was found. An algorithm counts if it sums over k in one piece, has enough with the workspace
-// of a run, gives the same bits each time and, but for rounding, what the library's first one
-// gives. The first one stays unless another takes 2 % less time. What is wrong with others is told
-// to `options.note`, and so is what each product has come to. Error: the device fails, or the file
-// is no such table.
+// what was found. An algorithm counts if it sums over k in a fixed order (in one piece, or in
+// parts whose sums are stored and added in a separate step), has enough with the workspace of a
+// run, gives the same bits each time and, but for rounding, what the library's first one gives. The
+// first one stays unless another takes 2 % less time. What is wrong with others is told to
+// `options.note`, and so is what each product has come to. Error: the device fails, or the file is
+// no such table.
 Status tune_cuda_products(std::span<const Program> programs, const std::string& file,
                           const CudaOptions& options);
 

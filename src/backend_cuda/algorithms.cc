@@ -12,14 +12,16 @@ extern const char kProductsText[];
 
 namespace {
 
-constexpr auto kNames = std::to_array<std::pair<std::string_view, int>>({{"id", kLtAlgorithmId},
-                                                                         {"tile", kLtTile},
-                                                                         {"split", kLtSplit},
-                                                                         {"swizzle", kLtSwizzle},
-                                                                         {"custom", kLtCustom},
-                                                                         {"stages", kLtStages},
-                                                                         {"inner", kLtInner},
-                                                                         {"cluster", kLtCluster}});
+constexpr auto kNames =
+    std::to_array<std::pair<std::string_view, int>>({{"id", kLtAlgorithmId},
+                                                     {"tile", kLtTile},
+                                                     {"split", kLtSplit},
+                                                     {"reduction", kLtReduction},
+                                                     {"swizzle", kLtSwizzle},
+                                                     {"custom", kLtCustom},
+                                                     {"stages", kLtStages},
+                                                     {"inner", kLtInner},
+                                                     {"cluster", kLtCluster}});
 
 constexpr std::string_view kHead = "products-cuda 1";
 
@@ -53,8 +55,6 @@ Result<std::pair<int, int64_t>> read_number(std::string_view word) {
     if (problem != std::errc() || end != digits.data() + digits.size()) number = -1;
   }
   if (number < 0 || number > UINT16_MAX) return fail("'{}' is no NAME=NUMBER", word);
-  if (name->second == kLtSplit && number > 1)
-    return fail("'{}': sums of parts have no order that is always the same", word);
   return std::pair(name->second, number);
 }
 
@@ -66,6 +66,7 @@ Status read_line(std::string_view line, AlgorithmTable& table) {
     PIPER_ASSIGN(numbers.emplace_back(), read_number(word));
   }
   if (numbers.empty() || numbers[0].first != kLtAlgorithmId) return fail("id=NUMBER comes first");
+  PIPER_TRY(check_reduction(numbers));
   const std::string key = fmt::format("{} | {} | {}", parts[0], parts[1], parts[2]);
   if (!table.entries.try_emplace(key, std::move(numbers)).second)
     return fail("a line before it is for the same product");
@@ -98,6 +99,24 @@ Result<AlgorithmTable> read_algorithms(std::string_view text) {
   if (!has_head) return fail("it is empty");
   table.digest = digest(meant);
   return table;
+}
+
+Status check_reduction(const AlgorithmNumbers& numbers) {
+  int64_t split = 1, reduction = kLtReductionNone;
+  for (const auto& [attribute, number] : numbers) {
+    if (attribute == kLtSplit) split = number;
+    if (attribute == kLtReduction) reduction = number;
+  }
+  if (reduction != kLtReductionNone && reduction != kLtReductionStored)
+    return fail(
+        "'reduction={}': expected {}, no partial sums, or {}, which are stored and added in a "
+        "separate step; the order of others may vary",
+        reduction, int{kLtReductionNone}, int{kLtReductionStored});
+  if (split > 1 && reduction == kLtReductionNone)
+    return fail(
+        "'split={}' needs 'reduction={}': partial sums are stored and added in a separate step",
+        split, int{kLtReductionStored});
+  return ok_status();
 }
 
 std::string to_string(const AlgorithmNumbers& numbers) {

@@ -234,6 +234,7 @@
   F(kLtAlignmentC, 7, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES)   \
   F(kLtAlignmentD, 8, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES)   \
   F(kLtReductionNone, 0, CUBLASLT_REDUCTION_SCHEME_NONE)            \
+  F(kLtReductionStored, 2, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)  \
   F(kLtAlgorithmId, 0, CUBLASLT_ALGO_CONFIG_ID)                     \
   F(kLtTile, 1, CUBLASLT_ALGO_CONFIG_TILE_ID)                       \
   F(kLtSplit, 2, CUBLASLT_ALGO_CONFIG_SPLITK_NUM)                   \

@@ -187,8 +187,8 @@ Result<std::vector<LtHeuristic>> Products::found_for(std::span<std::byte* const>
         functions_.cublasLtMatmulPreferenceSetAttribute(wanted, attribute, &value, sizeof value));
   };
   PIPER_TRY(set(kLtMostWorkspace, static_cast<uint64_t>(kProductScratch)));
-  // No parts of k are added up in memory, where their order may vary.
-  PIPER_TRY(set(kLtReductions, uint32_t{kLtReductionNone}));
+  // Partial sums along k are stored, and added in a separate step: in an order that is fixed.
+  PIPER_TRY(set(kLtReductions, uint32_t{kLtReductionNone | kLtReductionStored}));
   const std::byte* c = operands[kC] ? operands[kC] : operands[kD];
   for (const auto& [attribute, at] : {std::pair<int, const std::byte*>{kLtAlignmentA, operands[kB]},
                                       {kLtAlignmentB, operands[kA]},
@@ -214,16 +214,15 @@ Result<AlgorithmNumbers> Products::numbers_of(const LtAlgorithm& algorithm) cons
              is_narrow(attribute) ? sizeof(uint16_t) : sizeof number, &written);
     return int64_t{number};
   };
-  PIPER_ASSIGN(const int64_t reduction, read(kLtReduction));
-  if (reduction != kLtReductionNone) return fail("it adds up parts of k");
   AlgorithmNumbers numbers;
-  for (const int attribute : {kLtAlgorithmId, kLtTile, kLtSplit, kLtSwizzle, kLtCustom, kLtStages,
-                              kLtInner, kLtCluster}) {
+  for (const int attribute : {kLtAlgorithmId, kLtTile, kLtSplit, kLtReduction, kLtSwizzle,
+                              kLtCustom, kLtStages, kLtInner, kLtCluster}) {
     PIPER_ASSIGN(const int64_t number, read(attribute));
-    if (number > UINT16_MAX || (attribute == kLtSplit && number > 1))
-      return fail("it has no line in the table");
+    if (number > UINT16_MAX)
+      return fail("attribute {} is {}: at most {}", attribute, number, UINT16_MAX);
     numbers.emplace_back(attribute, number);
   }
+  PIPER_TRY(check_reduction(numbers));
   return numbers;
 }
 

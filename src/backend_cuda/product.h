@@ -11,8 +11,9 @@
 
 namespace piper::cuda {
 
-// What a product has for itself while it runs, as the vendor advises.
-inline constexpr int64_t kProductScratch = int64_t{32} << 20;
+// What a product has for itself while it runs: the 32 MiB that the vendor advises, and as much for
+// the partial sums of products that are split along k.
+inline constexpr int64_t kProductScratch = int64_t{64} << 20;
 
 // "bf16 -> f32 aT·b 768x3072x1024 lines 768 3072 3072 + c + bias gelu_tanh pre", with
 // "x 12 steps 1 2 3" behind it for several matrices.
@@ -21,6 +22,9 @@ std::string to_string(const DeviceProduct& product, bool has_c, bool has_bias, b
 // An algorithm: numbers by attribute, its id first.
 using AlgorithmNumbers = std::vector<std::pair<int, int64_t>>;
 std::string to_string(const AlgorithmNumbers& numbers);  // "id=66 tile=20"
+// Fails if the algorithm adds up parts of k otherwise than by storing all partial sums and adding
+// them in a separate step, whose order is fixed: then its bits could vary from run to run.
+Status check_reduction(const AlgorithmNumbers& numbers);
 
 // The table of algorithms, by "DEVICE | VERSION | PRODUCT".
 struct AlgorithmTable {
@@ -50,8 +54,8 @@ class Products {
                        const AlgorithmNumbers* algorithm = nullptr);
   // What the table lists it under.
   std::string key_of(const DeviceProduct& product, std::span<std::byte* const> operands) const;
-  // At most so many algorithms that the library offers for it, its first one first: those that sum
-  // over k in one piece.
+  // Returns at most so many algorithms that the library offers for it, its first one first: those
+  // that check_reduction allows.
   Result<std::vector<AlgorithmNumbers>> offers(const DeviceProduct& product,
                                                std::span<std::byte* const> operands, int most);
   // The library's status. `scratch`: of kProductScratch, which nobody else uses meanwhile.

@@ -363,25 +363,37 @@ const Candidate* Tuner::best() const {
   return best;
 }
 
-// Other ways to go through the tiles, and other clusters of blocks, of the fastest ones.
+// What variations of an algorithm set: another way to go through the tiles, another cluster of
+// blocks, or more parts of k, whose sums are stored and added in a separate step.
+const std::vector<AlgorithmNumbers>& variations() {
+  static const std::vector<AlgorithmNumbers> all = [] {
+    std::vector<AlgorithmNumbers> made;
+    for (const int64_t swizzle : {0, 1}) made.push_back({{kLtSwizzle, swizzle}});
+    for (const int64_t cluster : {2, 3, 5, 6}) made.push_back({{kLtCluster, cluster}});
+    for (const int64_t parts : {2, 4, 8})
+      made.push_back({{kLtSplit, parts}, {kLtReduction, kLtReductionStored}});
+    return made;
+  }();
+  return all;
+}
+
+// Measures variations of the fastest algorithms.
 Status Tuner::try_variations(const Wanted& wanted) {
   std::vector<const Candidate*> fastest;
   for (const Candidate& one : candidates_)
     if (one.problem.empty()) fastest.push_back(&one);
   std::stable_sort(fastest.begin(), fastest.end(),
                    [](const Candidate* a, const Candidate* b) { return a->ms < b->ms; });
-  std::vector<AlgorithmNumbers> variations;
+  std::vector<AlgorithmNumbers> varied;
   for (size_t i = 0; i < std::min(kVaried, fastest.size()); ++i)
-    for (const auto& [attribute, values] :
-         {std::pair<int, std::vector<int64_t>>{kLtSwizzle, {0, 1}}, {kLtCluster, {2, 3, 5, 6}}})
-      for (const int64_t value : values) {
-        AlgorithmNumbers numbers = fastest[i]->numbers;
+    for (const AlgorithmNumbers& variation : variations()) {
+      AlgorithmNumbers& numbers = varied.emplace_back(fastest[i]->numbers);
+      for (const auto& [attribute, value] : variation)
         for (auto& [name, number] : numbers)
           if (name == attribute) number = value;
-        variations.push_back(std::move(numbers));
-      }
+    }
   const size_t offered = candidates_.size();
-  for (const AlgorithmNumbers& numbers : variations) {
+  for (const AlgorithmNumbers& numbers : varied) {
     const size_t before = candidates_.size();
     PIPER_TRY(add(wanted, numbers));
     const bool is_none = candidates_.size() > before && candidates_.back().bound < 0;

@@ -126,7 +126,7 @@ TEST_F(CudaSession, TakesTheAlgorithmThatIsListed) {
         {"A | 1 | p | id=2 tiles=1", "'tiles=1' is no NAME=NUMBER"},
         {"A | 1 | p | id=x", "'id=x' is no NAME=NUMBER"},
         {"A | 1 | p | id=2 split=2",
-         "'split=2': sums of parts have no order that is always the same"}})
+         "'split=2' needs 'reduction=2': partial sums are stored and added in a separate step"}})
     EXPECT_EQ(session(products(line)), fmt::format("the table of products: line 2: {}\n", problem));
   EXPECT_EQ(session("SESSION_PRODUCTS='A | 1 | p | id=2'"),
             "the table of products: line 1: it does not begin with 'products-cuda 1'\n");

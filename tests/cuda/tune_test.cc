@@ -1,6 +1,7 @@
 // Which algorithms piper-run --tune finds, on a cuBLASLt that offers several, most of them no good
-// (FAKE_CUDA_OFFERS in fake_cuda/cublaslt.cc): of wrong, varying, bulky, failing and split ones
-// none is kept, of two that are as fast the first, and a faster way through the tiles.
+// (FAKE_CUDA_OFFERS in fake_cuda/cublaslt.cc): of wrong, varying, bulky and failing ones, and of
+// those that add up parts of k in the result, none is kept; of two that are as fast the first, a
+// faster way through the tiles, and more parts of a long k whose sums are stored.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -25,7 +26,7 @@ using testing::Not;
 constexpr const char* kDevice = "Fake H100 | 13.0.7 | ";
 // The sixth offer, with another way through the tiles.
 constexpr const char* kBest =
-    " | id=6 tile=7 split=0 swizzle=1 custom=0 stages=0 inner=0 cluster=0\n";
+    " | id=6 tile=7 split=0 reduction=0 swizzle=1 custom=0 stages=0 inner=0 cluster=0\n";
 
 int32_t add(Program& program, const TensorType& type, bool is_read) {
   program.values.push_back(type);
@@ -78,11 +79,11 @@ TEST_F(Tune, KeepsTheFastestThatIsRight) {
     return Contains(AllOf(HasSubstr(fmt::format("{}: id={} ", name, id)), HasSubstr(problem)));
   };
   EXPECT_THAT(notes_, about(1, "differs by"));
-  EXPECT_THAT(notes_, about(2, "takes 64.0 MiB for itself"));
+  EXPECT_THAT(notes_, about(2, "takes 128.0 MiB for itself"));
   EXPECT_THAT(notes_, about(3, "CUBLAS_STATUS_NOT_SUPPORTED (15)"));
   EXPECT_THAT(notes_, about(4, "differs in 1 elements from its own run before"));
   EXPECT_THAT(notes_, about(8, "CUBLAS_STATUS_NOT_SUPPORTED (15)"));
-  for (const int right : {0, 5, 7})  // the fifth one is no candidate
+  for (const int right : {0, 5, 7, 9})  // the fifth one is no candidate
     EXPECT_THAT(notes_, Not(about(right, ": ")));
   EXPECT_THAT(notes_.back(), AllOf(HasSubstr(": 2.2500 ms"), HasSubstr("with id=6 tile=7"),
                                    HasSubstr("swizzle=1"), HasSubstr("; the first 4.5000 ms")));
@@ -103,6 +104,51 @@ TEST_F(Tune, GoesThroughEveryProductOnce) {
   }
   EXPECT_EQ(static_cast<size_t>(std::count(table.begin(), table.end(), '|')), 3 * lines);
   EXPECT_EQ(tune(programs), table);  // equal times, equal table
+}
+
+std::vector<float> run(const Program& program, const std::vector<float>& a,
+                       const std::vector<float>& b) {
+  const auto backend = must(make_cuda_backend());
+  const int32_t loaded = must(backend->load(program)), end = must(backend->add_event());
+  std::byte* const workspace = must(backend->allocate(backend->workspace_bytes(loaded)));
+  std::vector<std::byte*> args;
+  for (const TensorType& type : program.values)
+    args.push_back(must(backend->allocate(type.bytes())));
+  backend->copy(args[0], reinterpret_cast<const std::byte*>(a.data()), program.values[0].bytes());
+  backend->copy(args[1], reinterpret_cast<const std::byte*>(b.data()), program.values[1].bytes());
+  backend->launch(must(backend->bind(loaded, args, workspace)));
+  std::vector<float> made(static_cast<size_t>(num_elements(program.values[2].shape)));
+  backend->copy(reinterpret_cast<std::byte*>(made.data()), args[2], program.values[2].bytes());
+  backend->record(end, 0);
+  const Status finished = backend->finish(end);
+  EXPECT_TRUE(finished.ok()) << finished.error().message;
+  return made;
+}
+
+// With more parts than the library offers, in the workspace that their sums take.
+TEST_F(Tune, SplitsALongSumIntoPartsThatAreStored) {
+  constexpr int64_t kRows = 8, kColumns = 16, kTerms = 768;
+  const Program program = product(DType::kF32, kRows, kColumns, kTerms);
+  const std::string key = std::string(kDevice) + "f32 -> f32 a·b 8x16x768 lines 768 16 16";
+  const std::string split =
+      " | id=9 tile=9 split=8 reduction=2 swizzle=0 custom=0 stages=0 inner=0 cluster=0\n";
+  EXPECT_THAT(tune({program}), HasSubstr(key + split));
+  EXPECT_THAT(notes_.back(), HasSubstr(": 1.0000 ms"));
+  const Status taken = take_cuda_products(file_);
+  ASSERT_TRUE(taken.ok()) << taken.error().message;
+  std::vector<float> a(kRows * kTerms), b(kTerms * kColumns);
+  for (size_t i = 0; i < a.size(); ++i) a[i] = static_cast<float>(i % 7) - 3;
+  for (size_t i = 0; i < b.size(); ++i) b[i] = static_cast<float>(i % 5) - 1;
+  const std::vector<float> made = run(program, a, b);
+  for (size_t i = 0; i < made.size(); ++i) {
+    float sum = 0;  // of whole numbers: exact
+    for (size_t k = 0; k < kTerms; ++k)
+      sum += a[i / kColumns * kTerms + k] * b[k * kColumns + i % kColumns];
+    ASSERT_EQ(made[i], sum) << "element " << i;
+  }
+  const Status restored =
+      take_cuda_products(PIPER_SOURCE_DIR "/src/backend_cuda/products_cuda.txt");
+  ASSERT_TRUE(restored.ok()) << restored.error().message;
 }
 
 // A part of an operand begins where it begins, and the table says what that is aligned to.
@@ -180,7 +226,11 @@ TEST_F(TuneCommand, IsTakenByARunThatIsToldSo) {
   EXPECT_EQ(saved(), bits);  // the algorithms that are right have the same bits there
   write("products-cuda 1\nA | 1 | p | id=2 split=2\n");
   EXPECT_THAT(run("--products " + file_),
-              testing::Pair(1, HasSubstr("line 2: 'split=2': sums of parts have no order")));
+              testing::Pair(1, HasSubstr("line 2: 'split=2' needs 'reduction=2'")));
+  write("products-cuda 1\nA | 1 | p | id=2 split=2 reduction=1\n");
+  EXPECT_THAT(run("--products " + file_),
+              testing::Pair(1, HasSubstr("line 2: 'reduction=1': expected 0, no partial sums, or "
+                                         "2, which are stored and added in a separate step")));
 }
 
 TEST_F(TuneCommand, SaysWhatFailed) {

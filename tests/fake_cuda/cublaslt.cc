@@ -63,14 +63,16 @@ struct Offer {
     kVaries,      // so is its last bit, every second time
     kBulky,       // takes more workspace than it may
     kFails,       // when it is called
-    kSplits,      // sums parts of k
+    kAddsUp,      // sums parts of k into the result
+    kStoresSums,  // sums parts of k, stores these sums, and adds them in a separate step
     kUnknownWay,  // is offered, and not known when its numbers are said
   } kind = kRight;
 };
-constexpr Offer kOffers[] = {
-    {0, 1, 4, Offer::kRight}, {1, 1, 1, Offer::kWrong},  {2, 1, 1, Offer::kBulky},
-    {3, 1, 1, Offer::kFails}, {4, 1, 1, Offer::kVaries}, {5, 1, 1, Offer::kSplits},
-    {6, 7, 2, Offer::kRight}, {7, 8, 2, Offer::kRight},  {8, 1, 1, Offer::kUnknownWay}};
+constexpr Offer kOffers[] = {{0, 1, 4, Offer::kRight},      {1, 1, 1, Offer::kWrong},
+                             {2, 1, 1, Offer::kBulky},      {3, 1, 1, Offer::kFails},
+                             {4, 1, 1, Offer::kVaries},     {5, 1, 1, Offer::kAddsUp},
+                             {6, 7, 2, Offer::kRight},      {7, 8, 2, Offer::kRight},
+                             {8, 1, 1, Offer::kUnknownWay}, {9, 9, 3, Offer::kStoresSums}};
 bool has_offers() {
   static const bool has = variable("FAKE_CUDA_OFFERS", 0) != 0;
   return has;
@@ -88,10 +90,26 @@ const Offer& offer_of(const LtAlgorithm& algorithm) {
   const uint64_t id = number_of(algorithm, kLtAlgorithmId);
   return kOffers[id < std::size(kOffers) ? id : 0];
 }
-// Another way through the tiles is faster, and clusters are not to be had.
-double milliseconds_of(const LtAlgorithm& algorithm) {
+// Another way through the tiles is faster, and so are more parts of a long k; clusters are not to
+// be had.
+double milliseconds_of(const LtAlgorithm& algorithm, int64_t k) {
   if (!has_offers()) return 0;
-  return offer_of(algorithm).ms - (number_of(algorithm, kLtSwizzle) == 1 ? 0.25 : 0);
+  constexpr int64_t kLong = 512;
+  const Offer& offer = offer_of(algorithm);
+  const double ms = offer.kind == Offer::kStoresSums && k >= kLong
+                        ? 4.0 / static_cast<double>(number_of(algorithm, kLtSplit))
+                        : offer.ms;
+  return ms - (number_of(algorithm, kLtSwizzle) == 1 ? 0.25 : 0);
+}
+
+// What an algorithm takes for itself: with partial sums, those of each part and matrix.
+uint64_t workspace_of(const LtAlgorithm& algorithm, const LtLayout& d) {
+  const Offer& offer = offer_of(algorithm);
+  if (offer.kind == Offer::kBulky) return uint64_t{128} << 20;
+  if (offer.kind != Offer::kStoresSums) return kWorkspace;
+  const uint64_t element = d.type == kLtF64 ? sizeof(double) : sizeof(float);
+  return number_of(algorithm, kLtSplit) * static_cast<uint64_t>(d.rows * d.columns * d.batch) *
+         element;
 }
 
 std::optional<DType> type_of(int type) {
@@ -232,19 +250,43 @@ void finish(const Product& p, int64_t z, const std::vector<double>& sums) {
     }
 }
 
-void multiply(const Product& p) {
+// Adds terms [from, to) of k, rows of doubles times rows of doubles.
+std::vector<double> sums_of(const Product& p, const std::vector<double>& a,
+                            const std::vector<double>& b, int64_t from, int64_t to) {
+  std::vector<double> sums(static_cast<size_t>(p.m * p.n));
+  for (int64_t i = 0; i < p.m; ++i)
+    for (int64_t k = from; k < to; ++k) {
+      const double x = a[static_cast<size_t>(i * p.k + k)];
+      const double* row = b.data() + k * p.n;
+      double* at = sums.data() + i * p.n;
+      for (int64_t j = 0; j < p.n; ++j) at[j] += x * row[j];
+    }
+  return sums;
+}
+
+// The sums of each part of k lie in the workspace, part by part, before they are added.
+void multiply(const Product& p, int64_t parts, uintptr_t workspace) {
+  const DType type = p.is_f64 ? DType::kF64 : DType::kF32;
+  const int64_t element = info(type).bytes;
   for (int64_t z = 0; z < p.batch; ++z) {
     const std::vector<double> a = read_matrix(p.a, p.trans_a, p.at_a, z);
     const std::vector<double> b = read_matrix(p.b, p.trans_b, p.at_b, z);
-    std::vector<double> sums(static_cast<size_t>(p.m * p.n));
-    for (int64_t i = 0; i < p.m; ++i)
-      for (int64_t k = 0; k < p.k; ++k) {
-        const double x = a[static_cast<size_t>(i * p.k + k)];
-        const double* row = b.data() + k * p.n;
-        double* to = sums.data() + i * p.n;
-        for (int64_t j = 0; j < p.n; ++j) to[j] += x * row[j];
-      }
-    finish(p, z, sums);
+    if (parts <= 1) {
+      finish(p, z, sums_of(p, a, b, 0, p.k));
+      continue;
+    }
+    const int64_t count = p.m * p.n;
+    auto* stored = reinterpret_cast<char*>(workspace) + z * parts * count * element;
+    for (int64_t part = 0; part < parts; ++part) {
+      const std::vector<double> sums =
+          sums_of(p, a, b, p.k * part / parts, p.k * (part + 1) / parts);
+      for (int64_t i = 0; i < count; ++i)
+        store_number(type, sums[static_cast<size_t>(i)], stored + (part * count + i) * element);
+    }
+    std::vector<double> all(static_cast<size_t>(count));
+    for (int64_t i = 0; i < parts * count; ++i)
+      all[static_cast<size_t>(i % count)] += load_number(type, stored + i * element);
+    finish(p, z, all);
   }
 }
 
@@ -284,9 +326,10 @@ Status run(State& state, const Product& p, const LtAlgorithm& algorithm, uintptr
   if (const std::string wrong = state.touch(workspace, bytes, Access::kWrite); !wrong.empty())
     return fail("the workspace of a product: {}", wrong);
   std::memset(reinterpret_cast<void*>(workspace), 0xff, bytes);
-  multiply(p);
+  const bool has_parts = has_offers() && offer_of(algorithm).kind == Offer::kStoresSums;
+  multiply(p, has_parts ? static_cast<int64_t>(number_of(algorithm, kLtSplit)) : 1, workspace);
   if (has_offers()) spoil(p, offer_of(algorithm).kind);
-  state.clock += milliseconds_of(algorithm);
+  state.clock += milliseconds_of(algorithm, p.k);
   return ok_status();
 }
 
@@ -294,11 +337,59 @@ std::string misfit(const Product& p, const LtAlgorithm& algorithm, size_t worksp
   const uint64_t* data = algorithm.data;
   if (data[kMagic] != kIsOurs) return "an algorithm of another";
   if (workspace < data[kOfWorkspace]) return "less workspace than the algorithm takes";
+  if (has_offers() && offer_of(algorithm).kind == Offer::kStoresSums &&
+      workspace < workspace_of(algorithm, p.d))
+    return "less workspace than partial sums take";
   for (const auto& [at, datum] :
        {std::pair{p.at_a, kOfA}, {p.at_b, kOfB}, {p.at_c, kOfC}, {p.at_d, kOfD}})
     if (data[datum] != 0 && at % data[datum] != 0)
       return "operands that are less aligned than the preference promised";
   return "";
+}
+
+// The algorithm that an offer is, or false where it has a reduction that the preference rules out
+// or takes more workspace than that allows.
+bool make_offer(const Offer& offer, const std::map<int, int64_t>& said, const LtLayout& d,
+                LtHeuristic& found) {
+  constexpr int64_t kAllReductions = 7, kInPlace = 1, kParts = 4;
+  const auto number = [&](int attribute, int64_t otherwise) {
+    const auto at = said.find(attribute);
+    return at == said.end() ? otherwise : at->second;
+  };
+  LtAlgorithm& algorithm = found.algorithm;
+  algorithm.data[kMagic] = kIsOurs;
+  if (has_offers()) {
+    set_number(algorithm, kLtAlgorithmId, offer.id);
+    set_number(algorithm, kLtTile, offer.tile);
+    const int64_t reduction = offer.kind == Offer::kAddsUp       ? kInPlace
+                              : offer.kind == Offer::kStoresSums ? int64_t{kLtReductionStored}
+                                                                 : int64_t{kLtReductionNone};
+    if ((number(kLtReductions, kAllReductions) & reduction) != reduction) return false;
+    set_number(algorithm, kLtReduction, static_cast<uint64_t>(reduction));
+    if (reduction != kLtReductionNone) set_number(algorithm, kLtSplit, kParts);
+  }
+  const auto most = static_cast<uint64_t>(number(kLtMostWorkspace, 0));
+  found.workspace = offer.kind == Offer::kStoresSums ? workspace_of(algorithm, d)
+                                                     : std::min<uint64_t>(kWorkspace, most);
+  if (found.workspace > most) return false;
+  algorithm.data[kOfWorkspace] = found.workspace;
+  for (const auto& [datum, attribute] : {std::pair{kOfA, kLtAlignmentA},
+                                         {kOfB, kLtAlignmentB},
+                                         {kOfC, kLtAlignmentC},
+                                         {kOfD, kLtAlignmentD}})
+    algorithm.data[datum] = static_cast<uint64_t>(number(attribute, 256));
+  return true;
+}
+
+// Whether an offer can be had with these numbers: those that have no parts cannot be split, and
+// parts have a reduction.
+bool is_known(const LtAlgorithm& algorithm) {
+  const Offer& offer = offer_of(algorithm);
+  const bool is_split = number_of(algorithm, kLtSplit) > 1;
+  const bool can_split = offer.kind == Offer::kStoresSums || offer.kind == Offer::kAddsUp;
+  if (is_split != (number_of(algorithm, kLtReduction) != kLtReductionNone)) return false;
+  return offer.kind != Offer::kUnknownWay && number_of(algorithm, kLtCluster) == 0 &&
+         (can_split || !is_split);
 }
 
 }  // namespace
@@ -399,28 +490,12 @@ int cublasLtMatmulAlgoGetHeuristic(LtContext* context, LtDesc* description, LtLa
   FAKE_LT_CHECK(preference);
   for (LtLayout* layout : {a, b, c, d}) FAKE_LT_CHECK(layout);
   if (wanted < 1) return kLtInvalidValue;
-  std::map<int, int64_t>& said = preference->numbers;
-  *count = has_offers() ? std::min(wanted, static_cast<int>(std::size(kOffers))) : 1;
-  for (int i = 0; i < *count; ++i) {
-    found[i] = {};
-    found[i].workspace =
-        std::min<uint64_t>(kWorkspace, static_cast<uint64_t>(said[kLtMostWorkspace]));
-    LtAlgorithm& algorithm = found[i].algorithm;
-    algorithm.data[kMagic] = kIsOurs;
-    algorithm.data[kOfWorkspace] = found[i].workspace;
-    for (const auto& [datum, attribute] : {std::pair{kOfA, kLtAlignmentA},
-                                           {kOfB, kLtAlignmentB},
-                                           {kOfC, kLtAlignmentC},
-                                           {kOfD, kLtAlignmentD}}) {
-      const auto promised = said.find(attribute);
-      algorithm.data[datum] =
-          promised == said.end() ? 256 : static_cast<uint64_t>(promised->second);
-    }
-    if (!has_offers()) continue;
-    set_number(algorithm, kLtAlgorithmId, kOffers[i].id);
-    set_number(algorithm, kLtTile, kOffers[i].tile);
-    if (kOffers[i].kind == Offer::kSplits) set_number(algorithm, kLtSplit, 4);
-    if (kOffers[i].kind == Offer::kSplits) set_number(algorithm, kLtReduction, 1);
+  *count = 0;
+  for (const Offer& offer : kOffers) {
+    if (*count == wanted || (*count == 1 && !has_offers())) break;
+    LtHeuristic made;
+    if (!make_offer(offer, preference->numbers, *d, made)) continue;
+    found[(*count)++] = made;
   }
   return kOk;
 }
@@ -450,16 +525,15 @@ int cublasLtMatmulAlgoConfigGetAttribute(const LtAlgorithm* algorithm, int attri
   if (written) *written = bytes;
   return kOk;
 }
-int cublasLtMatmulAlgoCheck(LtContext*, LtDesc*, LtLayout*, LtLayout*, LtLayout*, LtLayout*,
+int cublasLtMatmulAlgoCheck(LtContext*, LtDesc*, LtLayout*, LtLayout*, LtLayout*, LtLayout* d,
                             const LtAlgorithm* algorithm, LtHeuristic* found) {
   FAKE_LT_CALL(cublasLtMatmulAlgoCheck);
   *found = {};
   found->algorithm = *algorithm;
   if (!has_offers()) return kOk;
-  const Offer& offer = offer_of(*algorithm);
-  if (offer.kind == Offer::kUnknownWay || number_of(*algorithm, kLtCluster) > 0)
-    return kLtNotSupported;
-  found->workspace = offer.kind == Offer::kBulky ? uint64_t{64} << 20 : kWorkspace;
+  FAKE_LT_CHECK(d);
+  if (!is_known(*algorithm)) return kLtNotSupported;
+  found->workspace = workspace_of(*algorithm, *d);
   found->algorithm.data[kOfWorkspace] = found->workspace;
   return kOk;
 }
