@@ -95,7 +95,8 @@ piper::Status tune(const std::string& plan, const std::string& file) {
   for (const piper::RoleProgram& role : set.roles) {
     if (role.target != "cuda")
       return piper::fail("{} is for {}: no product of it is cuBLASLt's", plan, role.target);
-    programs.insert(programs.end(), role.programs.begin(), role.programs.end());
+    piper::RoleProgram prepared = piper::prepared_for_cuda(role);
+    std::move(prepared.programs.begin(), prepared.programs.end(), std::back_inserter(programs));
   }
   piper::CudaOptions options;
   options.note = print_to_stderr;

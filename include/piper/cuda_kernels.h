@@ -21,6 +21,7 @@ struct DeviceOperand {
   enum Kind : uint8_t { kAbsent, kArgument, kWorkspace, kLiteral } kind = kAbsent;
   int32_t argument = 0;
   int64_t offset = 0;  // bytes
+  int64_t pitch = 0;   // elements from row to row of a matrix; 0: there is no gap between rows
   bool operator==(const DeviceOperand&) const = default;
 };
 
@@ -129,6 +130,10 @@ struct DeviceProgram {
   int64_t workspace_bytes = 0;
 };
 
+// Returns what runs in place of a role: matrices of 16-bit floats that only products and
+// cross-entropy touch, and whose rows do not begin at multiples of 16 bytes, have a gap behind each
+// row. Buffers behind such a matrix move by its gaps, which the plan states as packed memory.
+RoleProgram prepared_for_cuda(RoleProgram role);
 // The program with its ops joined as kernels run them; what --explain=traffic counts.
 FusedProgram joined_for_cuda(const Program& program);
 // Error: names the op that there is no kernel for, and why.

@@ -108,6 +108,9 @@ class Cuda final : public Backend {
   Result<std::byte*> allocate(int64_t bytes, Space space) override {
     return device_->allocate(bytes, space == Space::kHost);
   }
+  RoleProgram prepare(RoleProgram role) const override {
+    return prepared_for_cuda(std::move(role));
+  }
   Result<int32_t> load(const Program& program) override {
     PIPER_ASSIGN(const std::vector<int32_t> loaded, load_all({&program, 1}));
     return loaded[0];

@@ -45,10 +45,11 @@ Result<cuda::FabricNeeds> cuda::fabric_needs(const RoleProgram& role) {
 
 // Streams that multiply have a scratch each, programs their literals.
 Result<Needs> cuda_needs(const RoleProgram& role) {
+  const RoleProgram prepared = prepared_for_cuda(role);
   std::vector<int64_t> bytes;  // by program
   std::vector<bool> has_products;
   int64_t literals = 0;
-  for (const Program& program : role.programs) {
+  for (const Program& program : prepared.programs) {
     PIPER_ASSIGN(const DeviceProgram made, cuda_program(program));
     bytes.push_back(cuda::workspace_of(made));
     has_products.push_back(!made.products.empty());
@@ -64,7 +65,7 @@ Result<Needs> cuda_needs(const RoleProgram& role) {
   int64_t transport = fabric.literals;
   for (const auto* by_stream : {&fabric.blocks, &fabric.workspaces})
     transport += std::accumulate(by_stream->begin(), by_stream->end(), int64_t{0});
-  return Needs{workspaces_of(role, bytes), 0, transport,
+  return Needs{workspaces_of(role, bytes), prepared.arena_bytes - role.arena_bytes, transport,
                streams * cuda::kProductScratch + literals};
 }
 

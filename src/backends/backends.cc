@@ -64,7 +64,7 @@ constexpr std::array kKinds = {
                 .kernels = cuda_versions,
                 .table = cuda_table,
                 .needs = cuda_needs,
-                .prepare = [](RoleProgram role) { return role; },
+                .prepare = prepared_for_cuda,
                 .join = joined_for_cuda},
     BackendKind{.name = "null", .make = make_null, .computes = false, .kernels = [] {
                   return std::string("backend null");

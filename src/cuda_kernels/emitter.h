@@ -37,6 +37,10 @@ inline int64_t extent(const Shape& shape, size_t from, size_t to) {
   for (size_t d = from; d < to; ++d) product *= shape[d];
   return product;
 }
+// Elements from row to row of an operand of this shape.
+inline int64_t pitch_of(const DeviceOperand& operand, const Shape& shape) {
+  return operand.pitch > 0 ? operand.pitch : shape.back();
+}
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The names that the text has for element types: "double", "float", "bf16", "f16", "int64_t",

@@ -10,13 +10,15 @@ constexpr int32_t kMostThreads = 1024, kRowThreads = 256, kMostOfRow = 512;
 
 struct Rows {
   int64_t count = 0, classes = 0, whole = 0;
+  int64_t pitch = 0;  // elements from row to row of logits and their gradients
   std::string ignore;
   std::string_view type, computed;  // of logits; of all else
   int32_t threads = 0;              // of a block, which has a row
   int64_t bytes = 0;                // of the aligned runs that a row is of
 };
-Rows rows_of(const Use& use) {
+Rows rows_of(const Use& use, const Emitter& emit) {
   Rows rows{num_elements(use.in(1)), use.in(0).back()};
+  rows.pitch = pitch_of(emit.operand(0), use.in(0));
   rows.whole = use.attrs.integer("whole", rows.classes);
   rows.ignore = fmt::format("{}LL", use.attrs.integer("ignore_index", -100));
   rows.type = type_name(use.type());
@@ -34,9 +36,10 @@ Rows rows_of(const Use& use) {
 void take_rows(const Rows& rows, std::string_view call, Emitter& emit,
                std::vector<DeviceOperand> extra = {}, int64_t kept_bytes = 0) {
   const std::string body = fmt::format(
-      fmt::runtime(call), fmt::arg("classes", rows.classes), fmt::arg("whole", rows.whole),
-      fmt::arg("threads", rows.threads), fmt::arg("keeps", kept_bytes > 0),
-      fmt::arg("T", rows.type), fmt::arg("C", rows.computed), fmt::arg("ignore", rows.ignore));
+      fmt::runtime(call), fmt::arg("classes", rows.classes), fmt::arg("pitch", rows.pitch),
+      fmt::arg("whole", rows.whole), fmt::arg("threads", rows.threads),
+      fmt::arg("keeps", kept_bytes > 0), fmt::arg("T", rows.type), fmt::arg("C", rows.computed),
+      fmt::arg("ignore", rows.ignore));
   emit.kernel({.family = "expression loss",
                .body = "  " + body,
                .blocks = rows.count,
@@ -66,24 +69,24 @@ std::string optional(const Use& use, size_t input, std::string_view type) {
 }  // namespace
 
 Status make_cross_entropy_sum(const Use& use, Emitter& emit) {
-  const Rows rows = rows_of(use);
+  const Rows rows = rows_of(use, emit);
   const DType dtype = use.outputs[0].dtype;
   const DeviceOperand terms = emit.scratch(rows.count * info(dtype).bytes);
   take_rows(rows,
-            "losses::cross_entropy_row<{classes}LL, {threads}>(p.at<const {T}>(0), p.at<const "
-            "int64_t>(1), "
-            "p.at<{C}>(3), p.at<{C}>(4), {ignore});",
+            "losses::cross_entropy_row<{classes}LL, {pitch}LL, {threads}>(p.at<const {T}>(0), "
+            "p.at<const int64_t>(1), p.at<{C}>(3), p.at<{C}>(4), {ignore});",
             emit, {terms});
   sum_terms(rows.count, dtype, 2, 4, terms, emit);
   return ok_status();
 }
 
 Status make_cross_entropy_terms(const Use& use, Emitter& emit) {
-  const Rows rows = rows_of(use);
+  const Rows rows = rows_of(use, emit);
   const size_t outputs = use.inputs.size();
   take_rows(
       rows,
-      "losses::cross_entropy_terms_row<{classes}LL, {whole}LL, {threads}>(p.at<const {T}>(0), "
+      "losses::cross_entropy_terms_row<{classes}LL, {pitch}LL, {whole}LL, "
+      "{threads}>(p.at<const {T}>(0), "
       "p.at<const int64_t>(1), p.at<const {C}>(2), " +
           optional(use, 3, "int64_t") +
           fmt::format(", p.at<{{C}}>({}), p.at<{{C}}>({}), {{ignore}});", outputs, outputs + 1),
@@ -112,10 +115,10 @@ Status make_cross_entropy_of_terms(const Use& use, Emitter& emit) {
 Status make_cross_entropy_grad(const Use& use, Emitter& emit) {
   // What every device has beside the static shared memory of the kernel.
   constexpr int64_t kMostKept = 99 * 1024 - 512;
-  const Rows rows = rows_of(use);
+  const Rows rows = rows_of(use, emit);
   const bool keeps = is_absent(use, 4) && rows.bytes <= kMostKept;
   take_rows(rows,
-            "losses::cross_entropy_grad_row<{classes}LL, {whole}LL, {threads}, {keeps}>("
+            "losses::cross_entropy_grad_row<{classes}LL, {pitch}LL, {whole}LL, {threads}, {keeps}>("
             "p.at<const {T}>(0), p.at<const int64_t>(1), p.at<const {C}>(2), p.at<const {C}>(3), " +
                 optional(use, 4, rows.computed) + ", " + optional(use, 5, "int64_t") +
                 fmt::format(", p.at<{{T}}>({}), {{ignore}});", use.inputs.size()),

@@ -16,9 +16,9 @@ struct BatchDim {
 };
 
 // Elements from one index of each dim of `batch` to the next, in a tensor of such matrices.
-std::vector<int64_t> steps_of(const Shape& tensor, const Shape& batch) {
+std::vector<int64_t> steps_of(const Shape& tensor, int64_t pitch, const Shape& batch) {
   std::vector<int64_t> steps(batch.size());
-  int64_t step = tensor[tensor.size() - 2] * tensor[tensor.size() - 1];
+  int64_t step = tensor[tensor.size() - 2] * pitch;
   for (size_t behind = 1; behind + 2 <= tensor.size(); ++behind) {
     const int64_t here = tensor[tensor.size() - 2 - behind];
     if (here != 1) steps[batch.size() - behind] = step;
@@ -28,11 +28,11 @@ std::vector<int64_t> steps_of(const Shape& tensor, const Shape& batch) {
 }
 
 // The dims of a batch, innermost first; those that follow each other alike in all three are one.
-std::vector<BatchDim> batch_of(const Use& use) {
+std::vector<BatchDim> batch_of(const Use& use, const DeviceProduct& product) {
   const Shape& out = use.out();
   const Shape batch(out.begin(), out.end() - 2);
-  const auto a = steps_of(use.in(0), batch), b = steps_of(use.in(1), batch),
-             d = steps_of(out, batch);
+  const auto a = steps_of(use.in(0), product.lda, batch),
+             b = steps_of(use.in(1), product.ldb, batch), d = steps_of(out, product.ldd, batch);
   std::vector<BatchDim> dims;
   for (size_t i = batch.size(); i-- > 0;) {
     if (batch[i] == 1) continue;
@@ -67,7 +67,9 @@ void make_products(const Use& use, const DeviceProduct& product, std::span<const
                   emit);
 }
 
-DeviceProduct product_of(const Use& use, bool trans_a, bool trans_b, int64_t m) {
+// D is operand `result` of the op.
+DeviceProduct product_of(const Use& use, const Emitter& emit, size_t result, bool trans_a,
+                         bool trans_b, int64_t m) {
   const Shape &a = use.in(0), &b = use.in(1);
   DeviceProduct product{.type = use.type(),
                         .result = use.outputs[0].dtype,
@@ -76,9 +78,9 @@ DeviceProduct product_of(const Use& use, bool trans_a, bool trans_b, int64_t m) 
                         .m = m,
                         .n = b[b.size() - (trans_b ? 2 : 1)],
                         .k = b[b.size() - (trans_b ? 1 : 2)]};
-  product.lda = a.back();
-  product.ldb = b.back();
-  product.ldd = product.n;
+  product.lda = pitch_of(emit.operand(0), a);
+  product.ldb = pitch_of(emit.operand(1), b);
+  product.ldd = pitch_of(emit.operand(result), use.out());
   return product;
 }
 
@@ -153,9 +155,12 @@ void make_in_two(const Linear& linear, Emitter& emit) {
     if (k == 0)
       emit.zero(sums, here * row_of_sums);
     else
-      emit.product(
-          product,
-          {moved(emit.operand(kX), first * k * bytes), emit.operand(kW), {}, {}, sums, {}});
+      emit.product(product, {moved(emit.operand(kX), first * product.lda * bytes),
+                             emit.operand(kW),
+                             {},
+                             {},
+                             sums,
+                             {}});
     finish(linear, here, {sums, emit.operand(kBias), y, pre}, emit);
   }
 }
@@ -169,8 +174,9 @@ Status make_matmul(const Use& use, Emitter& emit) {
   const int64_t bytes = use.outputs[0].bytes();
   if (bytes == 0) return ok_status();
   const Shape& out = use.out();
-  DeviceProduct product = product_of(use, use.attrs.integer("trans_a") != 0,
-                                     use.attrs.integer("trans_b") != 0, out[out.size() - 2]);
+  DeviceProduct product =
+      product_of(use, emit, use.inputs.size(), use.attrs.integer("trans_a") != 0,
+                 use.attrs.integer("trans_b") != 0, out[out.size() - 2]);
   if (product.k == 0) {
     if (adds)
       emit.copy(c, d, bytes);
@@ -178,9 +184,9 @@ Status make_matmul(const Use& use, Emitter& emit) {
       emit.zero(d, bytes);
     return ok_status();
   }
-  std::vector<BatchDim> dims = batch_of(use);
+  std::vector<BatchDim> dims = batch_of(use, product);
   // Matrices that lie below each other and have one factor are one.
-  if (!dims.empty() && !product.trans_a && dims[0].a == product.m * product.k && dims[0].b == 0) {
+  if (!dims.empty() && !product.trans_a && dims[0].a == product.m * product.lda && dims[0].b == 0) {
     product.m *= dims[0].extent;
     dims.erase(dims.begin());
   }
@@ -199,7 +205,7 @@ Status make_matmul(const Use& use, Emitter& emit) {
 Status make_linear(const Use& use, Emitter& emit) {
   const Shape& out = use.out();
   if (num_elements(out) == 0) return ok_status();
-  Linear linear{.product = product_of(use, false, use.attrs.integer("trans_b") != 0,
+  Linear linear{.product = product_of(use, emit, kY, false, use.attrs.integer("trans_b") != 0,
                                       extent(out, 0, out.size() - 1)),
                 .activation = use.attrs.text("activation", "none")};
   linear.is_activated = linear.activation != "none";

@@ -1,7 +1,7 @@
 // A program -> the steps of its passes, in order.
-#include "emitter.h"
 #include "piper/halves.h"
 #include "piper/ops.h"
+#include "pitch.h"
 
 namespace piper {
 namespace {
@@ -16,8 +16,8 @@ bool stays_narrow(std::string_view op) {
 }
 
 // Of results that nobody reads, passes over rows store nothing; all else writes them, to places
-// behind all others.
-void place_unread(const FusedProgram& program, LocalPlaces& lie) {
+// behind all others. `widened` has the values as wide as they are placed.
+void place_unread(const FusedProgram& program, const FusedProgram& widened, LocalPlaces& lie) {
   constexpr int64_t kAlign = 256;
   const std::vector<bool> inside = program.inside();
   for (const ProgramOp& op : program.ops) {
@@ -26,12 +26,13 @@ void place_unread(const FusedProgram& program, LocalPlaces& lie) {
       const auto v = static_cast<size_t>(output);
       if (!inside[v] || lie.offsets[v] >= 0) continue;
       lie.offsets[v] = ceil_div(lie.bytes, kAlign) * kAlign;
-      lie.bytes = lie.offsets[v] + program.values[v].bytes();
+      lie.bytes = lie.offsets[v] + widened.values[v].bytes();
     }
   }
 }
 
-std::vector<DeviceOperand> places_of(DeviceProgram& made, const LocalPlaces& lie) {
+std::vector<DeviceOperand> places_of(DeviceProgram& made, const Pitches& pitches,
+                                     const LocalPlaces& lie) {
   const FusedProgram& program = made.fused;
   std::vector<DeviceOperand> places(program.values.size());
   for (size_t v = 0; v < places.size(); ++v) {
@@ -39,6 +40,7 @@ std::vector<DeviceOperand> places_of(DeviceProgram& made, const LocalPlaces& lie
       places[v] = {DeviceOperand::kArgument, static_cast<int32_t>(v), 0};
     else if (lie.offsets[v] >= 0)
       places[v] = {DeviceOperand::kWorkspace, 0, lie.offsets[v]};
+    if (places[v].kind != DeviceOperand::kAbsent) places[v].pitch = pitches.rows[v];
   }
   constexpr size_t kAlign = 256;
   for (const auto& [value, bytes] : program.literals) {
@@ -50,7 +52,8 @@ std::vector<DeviceOperand> places_of(DeviceProgram& made, const LocalPlaces& lie
   for (const ProgramView& view : program.views) {
     DeviceOperand& place = places[static_cast<size_t>(view.value)];
     place = places[static_cast<size_t>(view.base)];
-    place.offset += view.offset;
+    const TensorType& base = program.values[static_cast<size_t>(view.base)];
+    place.offset += place.pitch > 0 ? view.offset / base.shape.back() * place.pitch : view.offset;
   }
   return places;
 }
@@ -116,9 +119,17 @@ std::string differences_source() { return source_of("differences"); }
 Result<DeviceProgram> device_program(const Program& program) {
   DeviceProgram made;
   made.fused = joined_for_cuda(program);
-  LocalPlaces lie = place_locals(made.fused);
-  place_unread(made.fused, lie);
-  const std::vector<DeviceOperand> places = places_of(made, lie);
+  const std::vector<bool> args = aligned_args(program);
+  const Pitches pitches = find_pitches(made.fused, args);
+  for (size_t a = 0; a < args.size(); ++a)
+    if (args[a] && pitches.rows[a] == 0)
+      return fail(
+          "argument {} is listed as '{}', but an op of the program takes no gaps between its rows",
+          a, kAlignedArgs);
+  const FusedProgram widened = widened_by(pitches, made.fused);
+  LocalPlaces lie = place_locals(widened);
+  place_unread(made.fused, widened, lie);
+  const std::vector<DeviceOperand> places = places_of(made, pitches, lie);
   Emitter emit;
   PIPER_TRY(make_steps(made.fused, places, emit));
   emit.finish(made, lie.bytes);

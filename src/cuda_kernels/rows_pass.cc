@@ -34,32 +34,35 @@ struct PassOp {
 
 // ---- Where operands lie in the matrix of the pass -----------------------------------------------
 
-Form form_in_rows(bool is_row, int64_t width) {
+Form form_in_rows(bool is_row, int64_t width, int64_t pitch) {
   const bool is_column = !is_row || width == 1;
-  return {is_row, is_column ? std::string(" + at.row") : fmt::format(" + at.row * {}LL", width)};
+  return {is_row, is_column ? std::string(" + at.row") : fmt::format(" + at.row * {}LL", pitch)};
 }
 // Of an operand of an op that goes over these rows, in a pass over rows of `width`. One of an
 // expression is a whole matrix, one element for each row, one element for all, or one row for all.
 Form form_of(const Operand& operand, const Extents& extents, int64_t width) {
   const bool is_row = extents.width == width;
-  if (operand.kind == 'x') return form_in_rows(is_row, width);
-  if (operand.kind == 'c') return form_in_rows(false, width);
+  const int64_t pitch = operand.place.pitch > 0 ? operand.place.pitch : width;
+  if (operand.kind == 'x') return form_in_rows(is_row, width, pitch);
+  if (operand.kind == 'c') return form_in_rows(false, width, pitch);
   if (operand.kind != ' ') return {is_row, ""};
   const Shape& shape = operand.type.shape;
   const int64_t count = num_elements(shape);
-  if (count == extents.rows * extents.width) return form_in_rows(is_row, width);
+  if (count == extents.rows * extents.width) return form_in_rows(is_row, width, pitch);
   if (count == extents.rows && !shape.empty() && shape.back() == 1)
-    return form_in_rows(false, width);
+    return form_in_rows(false, width, pitch);
   return count == 1 ? Form{} : Form{is_row, ""};
 }
 
-// What an operand of a shape, broadcast to another, has by dim of that: elements from one to the
-// next.
-std::vector<int64_t> strides_in(const Shape& from, const Shape& to) {
+// What an operand, broadcast to a shape, has by dim of that: elements from one to the next.
+std::vector<int64_t> strides_in(const Operand& operand, const Shape& to) {
+  const Shape& from = operand.type.shape;
   std::vector<int64_t> strides(to.size());
   int64_t step = 1;
-  for (size_t d = from.size(); d-- > 0; step *= from[d])
+  for (size_t d = from.size(); d-- > 0;) {
     if (from[d] != 1) strides[d + to.size() - from.size()] = step;
+    step *= d + 1 == from.size() ? pitch_of(operand.place, from) : from[d];
+  }
   return strides;
 }
 
@@ -71,7 +74,7 @@ struct Loop {
 // Neighbouring dims that all operands go through without a gap are one.
 Loop loop_of(const Shape& shape, const std::vector<Operand*>& operands) {
   std::vector<std::vector<int64_t>> all;
-  for (const Operand* operand : operands) all.push_back(strides_in(operand->type.shape, shape));
+  for (const Operand* operand : operands) all.push_back(strides_in(*operand, shape));
   Loop loop{{}, std::vector<std::vector<int64_t>>(operands.size())};
   for (size_t d = 0; d < shape.size(); ++d) {
     if (shape[d] == 1) continue;
@@ -336,13 +339,14 @@ void Pass::find_extents() {
 
 constexpr int64_t kMostLanes = 8;
 
-// How many elements side by side the operand can be moved in: a power of 2 that its rows and its
-// place allow.
+// How many elements side by side the operand can be moved in: a power of 2 that its rows, or their
+// pitch, and its place allow.
 int64_t Pass::lanes_of(const Operand& operand) const {
   if (!operand.form.is_row || operand.place.kind == DeviceOperand::kAbsent) return kMostLanes;
   const int64_t bytes = info(operand.type.dtype).bytes;
+  const int64_t pitch = operand.place.pitch > 0 ? operand.place.pitch : extents_.width;
   int64_t lanes = kMostLanes;
-  while (lanes > 1 && (extents_.width % lanes != 0 || operand.place.offset % (lanes * bytes) != 0))
+  while (lanes > 1 && (pitch % lanes != 0 || operand.place.offset % (lanes * bytes) != 0))
     lanes /= 2;
   return lanes;
 }

@@ -10,6 +10,7 @@
 #include "equivalence/jobs.h"
 #include "nvrtc.h"
 #include "piper/cuda_kernels.h"
+#include "shell.h"
 
 namespace piper {
 namespace {
@@ -188,6 +189,110 @@ TEST(GoldenTexts, OfTheLibraryAreWithinBounds) {
   Gathered texts;
   gather_library(texts);
   expect_all_within_bounds(texts, 6);
+}
+
+// ---- Rows at multiples of sixteen bytes
+// -----------------------------------------------------------
+
+bool is_aligned(const DeviceProduct& p, std::string& what) {
+  constexpr int64_t kLeast = 256, kElements = 8;
+  what = fmt::format("{} {}x{}x{} lines {} {} {}", info(p.type).name, p.m, p.n, p.k, p.lda, p.ldb,
+                     p.ldd);
+  if (info(p.type).bytes != 2 || std::max(p.m, p.n) < kLeast || p.k < kLeast) return true;
+  return p.lda % kElements == 0 && p.ldb % kElements == 0 &&
+         (info(p.result).bytes != 2 || p.ldd % kElements == 0);
+}
+
+// Where the buffers of a role are on the device, by buffer, with the gaps of its rows.
+std::vector<std::pair<int64_t, int64_t>> places_of(const RoleProgram& role) {
+  std::vector<bool> is_wide(role.buffers.size());
+  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+    for (const Instruction& one : *section) {
+      if (one.kind != InstructionKind::kCompute) continue;
+      for (const ProgramOp& op : role.programs[static_cast<size_t>(one.program)].ops)
+        if (op.attrs.find("aligned_args"))
+          for (const int64_t arg : op.attrs.integers("aligned_args"))
+            is_wide[static_cast<size_t>(one.args[static_cast<size_t>(arg)])] = true;
+    }
+  std::vector<std::pair<int64_t, int64_t>> places;
+  for (size_t b = 0; b < role.buffers.size(); ++b) {
+    const Tensor& tensor = role.tensor(role.buffers[b]);
+    int64_t bytes = tensor.host ? 0 : tensor.type.bytes();
+    if (is_wide[b]) {
+      const int64_t row = tensor.type.shape.back() * info(tensor.type.dtype).bytes;
+      const int64_t to = row < 2048 ? 16 : 128;
+      bytes = bytes / row * ((row + to - 1) / to * to);
+    }
+    places.emplace_back(role.buffers[b].offset, role.buffers[b].offset + bytes);
+  }
+  return places;
+}
+
+// Buffers overlap only where those of the plan do, whose users wait for each other.
+void expect_room(const RoleProgram& plan, const RoleProgram& prepared) {
+  const auto before = places_of(plan), after = places_of(prepared);
+  const auto overlap = [](const auto& a, const auto& b) {
+    return a.first < b.second && b.first < a.second;
+  };
+  for (size_t b = 0; b < after.size(); ++b) {
+    EXPECT_EQ(after[b].first % 256, 0);
+    EXPECT_LE(after[b].second, prepared.arena_bytes);
+    for (size_t c = 0; c < b; ++c)
+      EXPECT_TRUE(!overlap(after[b], after[c]) || overlap(before[b], before[c]))
+          << plan.name(static_cast<int32_t>(b)) << " and " << plan.name(static_cast<int32_t>(c));
+  }
+}
+
+// The products of 16 bits that a plan has; what they are that begin rows elsewhere.
+size_t count_products(const CompileOptions& options, const std::string& file) {
+  const auto compiled = compile(options);
+  EXPECT_TRUE(compiled) << file << ": " << print_error(compiled.error());
+  if (!compiled) return 0;
+  size_t count = 0;
+  for (const RoleProgram& role : compiled->set.roles) {
+    const RoleProgram prepared = prepared_for_cuda(role);
+    EXPECT_EQ(prepared.arena_bytes - role.arena_bytes, role.packed_bytes);
+    expect_room(role, prepared);
+    for (const Program& program : prepared.programs) {
+      const auto made = device_program(program);
+      EXPECT_TRUE(made) << program.label << ": " << print_error(made.error());
+      if (!made) continue;
+      std::string what;
+      for (const DeviceProduct& product : made->products) {
+        EXPECT_TRUE(is_aligned(product, what)) << file << ", " << program.label << ": " << what;
+        count += info(product.type).bytes == 2 && product.ldd % 8 == 0;
+      }
+    }
+  }
+  return count;
+}
+
+// Every complete strategy of the library has a GPT-2 whose classes are no multiple of 8, with more
+// of them than a matrix is wide.
+TEST(AlignedRows, OfAllProductsOf16Bits) {
+  const Folder folder;
+  const auto [code, output] =
+      run_shell(fmt::format("{}/tests/make_models gpt2 8 {} layers=4 width=256 heads=4 kv_heads=4 "
+                            "hidden=1024 context=64 vocabulary=1030",
+                            PIPER_BINARY_DIR, folder.path()));
+  ASSERT_EQ(code, 0) << output;
+  for (const std::string& file : library_files()) {
+    const std::string text = library_text(file);
+    const bool both_ways = file == "dualpipe" || file == "dualpipev" || file == "chimera";
+    Shape2 shape{.pp = 2, .dp = 2, .mb = both_ways ? 4 : 2, .order = file};
+    const std::string strategy = fmt::format(
+        "piper: 1\ninclude: {}/strategies/{}.yaml\n"
+        "loss: {{cross_entropy: {{logits: logits, labels: labels, ignore_index: -100}}}}\n"
+        "train: {{{}}}\ndirectives: [{{precision: {{compute: bf16}}}}]\n",
+        PIPER_SOURCE_DIR, file, kAdamW);
+    const size_t products = count_products({.model = folder.path() + "/model.onnx",
+                                            .strategy = folder.write("strategy.yaml", strategy),
+                                            .defines = definitions_of(text, shape),
+                                            .target = "cuda",
+                                            .oracles = false},
+                                           file);
+    EXPECT_GT(products, 10u) << file;
+  }
 }
 
 // ---- Sixteen bytes at once ----------------------------------------------------------------------

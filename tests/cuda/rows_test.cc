@@ -380,6 +380,94 @@ TEST(CrossEntropy, OfManyClasses) {
   }
 }
 
+// ---- Rows with gaps between them
+// ------------------------------------------------------------------
+
+// Products' logits and their gradients, whose rows are no multiple of 16 bytes.
+struct Head : Written {
+  std::vector<int32_t> near, wide;  // results, of 16 bits and of f32 sums
+
+  Head(DType type, int64_t rows, int64_t classes) {
+    constexpr int64_t kWidth = 24;
+    const DType sums = is_half(type) ? DType::kF32 : type;
+    const int32_t x = input({type, {2, rows, kWidth}}), w = input({type, {classes, kWidth}}, -1, 1);
+    const int32_t raw = op("MatMul", {x, w}, {{"trans_a", int64_t{0}}, {"trans_b", int64_t{1}}});
+    const int32_t bias = input({type, {classes}});
+    const int32_t logits = op("Tanh", {op("Add", {raw, bias})});
+    std::vector<int64_t> classes_of_rows;
+    for (int64_t r = 0; r < 2 * rows; ++r)
+      classes_of_rows.push_back(r == 1 ? -100 : r * 37 % classes);
+    const int32_t labels = given({DType::kI64, {2, rows}}, bytes_of(classes_of_rows));
+    const Attrs ignore{{"ignore_index", int64_t{-100}}};
+    const auto sum = ops("CrossEntropySum", {logits, labels}, ignore);
+    const int32_t scale = input({sums, {}}, 0.5, 2);
+    const int32_t dlogits = op("CrossEntropyGrad", {logits, labels, sum[1], scale}, ignore);
+    const int32_t dx =
+        op("MatMul", {dlogits, w}, {{"trans_a", int64_t{0}}, {"trans_b", int64_t{0}}});
+    const auto as_rows = [&](int32_t value, int64_t columns) {
+      return op("Reshape", {value}, {{"shape", Shape{2 * rows, columns}}});
+    };
+    Attrs transposed{{"trans_a", int64_t{1}}, {"trans_b", int64_t{0}}};
+    if (is_half(type)) transposed.set("to", "f32");
+    const int32_t dw = op("MatMul", {as_rows(dlogits, classes), as_rows(x, kWidth)}, transposed);
+    const int32_t top = op("ReduceMax", {logits}, {{"axes", Shape{2}}, {"keepdims", int64_t{0}}});
+    const int32_t likely = op("Softmax", {dlogits}, {{"axis", int64_t{2}}});
+    near = {dx, likely};
+    wide = {sum[0], dw};
+    if (!is_half(type)) wide.push_back(top);
+  }
+  Program program_of_all() const {
+    std::vector<int32_t> all = near;
+    all.insert(all.end(), wide.begin(), wide.end());
+    return program(all);
+  }
+};
+
+TEST(Rows, WithGapsBetweenThem) {
+  for (const auto& [type, classes, pitch] : {std::tuple(DType::kBF16, 259, 264),
+                                             {DType::kF16, 1057, 1088},
+                                             {DType::kBF16, 1031, 1088},
+                                             {DType::kF32, 67, 68},
+                                             {DType::kF32, 1031, 1056},
+                                             {DType::kF64, 33, 34}}) {
+    SCOPED_TRACE(fmt::format("{} classes of {}", classes, info(type).name));
+    const Head head(type, 5, classes);
+    const DeviceProgram made = must(device_program(head.program_of_all()));
+    ASSERT_EQ(made.products.size(), 3u);
+    EXPECT_EQ(made.products[0].ldd, pitch);
+    EXPECT_EQ(made.products[0].n, classes);
+    EXPECT_EQ(made.products[1].lda, pitch);
+    EXPECT_EQ(made.products[1].k, classes);
+    EXPECT_EQ(made.products[2].lda, pitch);
+    EXPECT_EQ(made.products[2].m, classes);
+    EXPECT_EQ(made.products[1].ldd, 24);
+    head.expect(head.near, is_half(type) ? 2 * kOfBf16 : 4 * kOfFloat);
+    head.expect(head.wide, is_half(type) ? kOfBf16 : 4 * kOfFloat);
+  }
+}
+
+// What passes move of such rows, they move 16 bytes at once but for the ends; what has no gaps, or
+// is too short, stays as it is.
+TEST(Rows, WithoutGapsWhereAnOpKnowsNone) {
+  const auto pitches = [](int64_t classes, bool is_copied) {
+    struct Shown : Written {
+      using Written::program;
+    } w;
+    const int32_t x = w.input(bf16({6, 8})), weights = w.input(bf16({8, classes}));
+    const int32_t y = w.op("MatMul", {x, weights});
+    std::vector<int32_t> shown{
+        w.op("Softmax", {w.op("MatMul", {x, y}, {{"trans_a", int64_t{1}}})}, last_axis(false))};
+    if (is_copied) shown.push_back(w.op("Concat", {y, y}, {{"axis", int64_t{0}}}));
+    const DeviceProgram made = must(device_program(w.program(shown)));
+    w.expect(shown, kOfBf16);
+    return std::vector<int64_t>{made.products[0].ldd, made.products[1].ldb, made.products[1].ldd};
+  };
+  EXPECT_EQ(pitches(259, false), (std::vector<int64_t>{264, 264, 264}));
+  EXPECT_EQ(pitches(259, true), (std::vector<int64_t>{259, 259, 264}));
+  EXPECT_EQ(pitches(256, false), (std::vector<int64_t>{256, 256, 256}));
+  EXPECT_EQ(pitches(67, false), (std::vector<int64_t>{67, 67, 67}));
+}
+
 TEST(CrossEntropy, OfAPartOfTheClasses) {
   constexpr int64_t kPart = 700, kFirst = 1400, kWhole = 2100;
   Written w;

@@ -3,8 +3,9 @@
 namespace losses {
 
 // A row of kClasses over kThreads threads, as aligned runs of 16 bytes, of which the first and the
-// last may belong to the row in part. What does not belong to it is minus infinity.
-template <class T, int64_t kClasses, int kThreads>
+// last may belong to the row in part. What does not belong to it is minus infinity. The next row
+// begins kPitch elements behind it.
+template <class T, int64_t kClasses, int64_t kPitch, int kThreads>
 struct LogitRow {
   typedef computed<T> C;
   static constexpr int kLanes = 16 / sizeof(T);
@@ -16,7 +17,7 @@ struct LogitRow {
   int before;  // elements between the first run's begin and the row's
 
   DEVICE explicit LogitRow(const T* logits) {
-    row = logits + static_cast<int64_t>(blockIdx.x) * kClasses;
+    row = logits + static_cast<int64_t>(blockIdx.x) * kPitch;
     before = static_cast<int>(reinterpret_cast<uint64_t>(row) % 16 / sizeof(T));
   }
   DEVICE int number(int chunk) const { return chunk * kThreads + static_cast<int>(threadIdx.x); }
@@ -67,11 +68,11 @@ DEVICE int64_t place_of(int64_t label, const int64_t* first) {
 
 // The term of the sum that this row has, and the probability of its greatest logit. Each thread
 // sums above the greatest that it has seen.
-template <int64_t kClasses, int kThreads, class T, class C>
+template <int64_t kClasses, int64_t kPitch, int kThreads, class T, class C>
 DEVICE void cross_entropy_row(const T* logits, const int64_t* labels, C* share, C* terms,
                               int64_t ignore) {
   SHARED(C, parts, kThreads / kWarp);
-  const LogitRow<T, kClasses, kThreads> x(logits);
+  const LogitRow<T, kClasses, kPitch, kThreads> x(logits);
   C seen = -kInfinity, sum = 0;
   EACH_OF_MANY(c, x.kChunks) {
     const auto run = x.load(c);
@@ -91,11 +92,11 @@ DEVICE void cross_entropy_row(const T* logits, const int64_t* labels, C* share, 
   terms[row] = term;
 }
 
-template <int64_t kClasses, int64_t kWhole, int kThreads, class T, class C>
+template <int64_t kClasses, int64_t kPitch, int64_t kWhole, int kThreads, class T, class C>
 DEVICE void cross_entropy_terms_row(const T* logits, const int64_t* labels, const C* tops,
                                     const int64_t* first, C* above, C* chosen, int64_t ignore) {
   SHARED(C, parts, kThreads / kWarp);
-  const LogitRow<T, kClasses, kThreads> x(logits);
+  const LogitRow<T, kClasses, kPitch, kThreads> x(logits);
   const int64_t row = blockIdx.x, label = labels[row];
   const C top = tops[row];
   C sum = 0;
@@ -110,11 +111,12 @@ DEVICE void cross_entropy_terms_row(const T* logits, const int64_t* labels, cons
 
 // A row of gradients, which may lie over the logits. `tops` may be null: the greatest of the row,
 // for which it is gone over twice; the second time from shared memory, where it has been kept.
-template <int64_t kClasses, int64_t kWhole, int kThreads, bool kKeeps, class T, class C>
+template <int64_t kClasses, int64_t kPitch, int64_t kWhole, int kThreads, bool kKeeps, class T,
+          class C>
 DEVICE void cross_entropy_grad_row(const T* logits, const int64_t* labels, const C* share,
                                    const C* dsum, const C* tops, const int64_t* first, T* gradients,
                                    int64_t ignore) {
-  typedef LogitRow<T, kClasses, kThreads> Row;
+  typedef LogitRow<T, kClasses, kPitch, kThreads> Row;
   SHARED(C, parts, kThreads / kWarp);
   const Row x(logits);
   typename Row::Run* kept = nullptr;
@@ -152,7 +154,7 @@ DEVICE void cross_entropy_grad_row(const T* logits, const int64_t* labels, const
       if (l == chosen) slope -= scale;
       run.x[l] = T(is_ignored ? C(0) : slope);
     }
-    x.store(gradients + row * kClasses, c, run);
+    x.store(gradients + row * kPitch, c, run);
   }
 }
 

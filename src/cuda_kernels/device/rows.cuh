@@ -35,13 +35,15 @@ DEVICE Weights<kPiece, T> weights(const T* from) {
 
 // kThreads threads go over a row, of kAtOnce rows at a time, kTurns times a block. A thread has
 // kChunks runs of kLanes elements of it, in each tile of kTile columns; what is summed over a row
-// has one tile. Threads are a power of 2 within a warp, or whole warps.
+// has one tile. Threads are a power of 2 within a warp, or whole warps. The last run may belong to
+// the row in part, where there is a gap behind each row of all operands.
 template <int64_t kRows, int64_t kWidth, int kThreads, int kAtOnce, int kLanes, int kChunks,
           int kTurns>
 struct Rows {
   static constexpr int kCount = kLanes * kChunks;
   static constexpr int64_t kTile = static_cast<int64_t>(kThreads) * kCount;
   static constexpr uint32_t kTiles = static_cast<uint32_t>((kWidth + kTile - 1) / kTile);
+  static constexpr bool kWhole = kWidth % kLanes == 0;
   static constexpr bool kFits = kRows % (static_cast<int64_t>(kAtOnce) * kTurns) == 0;
 
   int64_t row = 0;
@@ -63,6 +65,11 @@ struct Rows {
   }
   DEVICE int64_t column(int i) const { return run(i / kLanes) * kLanes + i % kLanes; }
   DEVICE bool has(int i) const { return kWidth % kTile == 0 || column(i) < kWidth; }
+  // Whether all of a piece belongs to the row, which begins at element `first` of a run.
+  template <int kPiece>
+  DEVICE bool has_piece(int first) const {
+    return kWhole ? has(first / kLanes * kLanes) : column(first) + kPiece <= kWidth;
+  }
 
   // Elements of a row that begins here, so many at once.
   template <int kPiece, class T>
@@ -71,8 +78,15 @@ struct Rows {
     constexpr int kPieces = kLanes / kPiece;
     EACH(c, kChunks * kPieces) {
       Piece elements{};
-      if (is_on && has(c / kPieces * kLanes))
+      if (is_on && has_piece<kPiece>(c * kPiece)) {
         elements = reinterpret_cast<const Piece*>(from)[run(c / kPieces) * kPieces + c % kPieces];
+      } else if (!kWhole && is_on) {
+        EACH(l, kPiece) {
+          const int64_t at = column(c * kPiece + l);
+          if (at < kWidth)
+            elements.x[l] = reinterpret_cast<const typename Stored<T>::type*>(from)[at];
+        }
+      }
       EACH(l, kPiece) x[c * kPiece + l] = static_cast<T>(elements.x[l]);
     }
   }
@@ -84,9 +98,15 @@ struct Rows {
     EACH(c, kChunks * kPieces) {
       Piece elements;
       EACH(l, kPiece) elements.x[l] = x[c * kPiece + l];
-      if (has(c / kPieces * kLanes))
+      if (has_piece<kPiece>(c * kPiece)) {
         store_run(reinterpret_cast<Piece*>(to) + run(c / kPieces) * kPieces + c % kPieces,
                   elements);
+      } else if (!kWhole) {
+        EACH(l, kPiece) {
+          const int64_t at = column(c * kPiece + l);
+          if (at < kWidth) to[at] = elements.x[l];
+        }
+      }
     }
   }
   // One element of the row.
