@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdlib>
+#include <deque>
 
 #include "fake_cuda/run_program.h"
 #include "piper/backend_cuda.h"
@@ -19,10 +20,11 @@ inline Result<std::vector<Bytes>> run_on_device(const Program& program,
                                                 std::span<const Bytes> arguments) {
   PIPER_ASSIGN(const std::unique_ptr<Backend> backend, make_cuda_backend());
   PIPER_ASSIGN(const int32_t loaded, backend->load(program));
+  std::deque<std::vector<std::byte>> unwritten;  // copies may read them until the end
   const auto allocate = [&](int64_t bytes) -> Result<std::byte*> {
     PIPER_ASSIGN(std::byte* const memory, backend->allocate(bytes));
-    const std::vector<std::byte> unwritten(static_cast<size_t>(bytes), std::byte{0xff});
-    backend->copy(memory, unwritten.data(), bytes);
+    unwritten.emplace_back(static_cast<size_t>(bytes), std::byte{0xff});
+    backend->copy(memory, unwritten.back().data(), bytes);
     return memory;
   };
   PIPER_ASSIGN(std::byte* const workspace, allocate(backend->workspace_bytes(loaded)));
