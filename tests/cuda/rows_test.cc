@@ -380,8 +380,7 @@ TEST(CrossEntropy, OfManyClasses) {
   }
 }
 
-// ---- Rows with gaps between them
-// ------------------------------------------------------------------
+// ---- Rows with gaps between them ----------------------------------------------------------------
 
 // Products' logits and their gradients, whose rows are no multiple of 16 bytes.
 struct Head : Written {

@@ -18,9 +18,9 @@ inline bool is_on_device() {
 // Whatever the program does not write keeps bytes of 0xFF, which are no numbers.
 inline Result<std::vector<Bytes>> run_on_device(const Program& program,
                                                 std::span<const Bytes> arguments) {
+  std::deque<std::vector<std::byte>> unwritten;  // copies may read them until the backend ends
   PIPER_ASSIGN(const std::unique_ptr<Backend> backend, make_cuda_backend());
   PIPER_ASSIGN(const int32_t loaded, backend->load(program));
-  std::deque<std::vector<std::byte>> unwritten;  // copies may read them until the end
   const auto allocate = [&](int64_t bytes) -> Result<std::byte*> {
     PIPER_ASSIGN(std::byte* const memory, backend->allocate(bytes));
     unwritten.emplace_back(static_cast<size_t>(bytes), std::byte{0xff});
