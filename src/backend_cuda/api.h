@@ -86,6 +86,7 @@
     (CuModule**, const void* image, unsigned options, int* option, void** values))           \
   F(cuModuleUnload, int, (CuModule*))                                                        \
   F(cuModuleGetFunction, int, (CuFunction**, CuModule*, const char*))                        \
+  F(cuFuncGetAttribute, int, (int* value, int attribute, CuFunction*))                       \
   F(cuFuncSetAttribute, int, (CuFunction*, int attribute, int value))                        \
   F(cuLaunchKernel, int,                                                                     \
     (CuFunction*, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,       \
@@ -197,6 +198,7 @@
   F(kStreamNonBlocking, 1, CU_STREAM_NON_BLOCKING)                                      \
   F(kEventNoTiming, 2, CU_EVENT_DISABLE_TIMING)                                         \
   F(kCaptureThread, 1, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)                             \
+  F(kFunctionFixedShared, 1, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)                       \
   F(kFunctionShared, 8, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)                \
   F(kResourceOfMultiprocessors, 1, CU_DEV_RESOURCE_TYPE_SM)                             \
   F(kGreenDefaultStream, 1, CU_GREEN_CTX_DEFAULT_STREAM)

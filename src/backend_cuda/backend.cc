@@ -304,20 +304,28 @@ Status Cuda::load_code(LoadedProgram& loaded, const std::string& code) {
 
 Status Cuda::find_functions(LoadedProgram& loaded) {
   constexpr int64_t kAlwaysAllowed = 48 << 10;
-  std::map<std::string, std::pair<CuFunction*, int64_t>> by_name;  // and most shared bytes
+  struct Found {
+    CuFunction* function = nullptr;
+    int fixed = 0;        // bytes of shared memory that its text declares
+    int64_t allowed = 0;  // bytes beside these that a launch may ask for
+  };
+  std::map<std::string, Found> by_name;
   for (const DeviceKernel& kernel : loaded.program.kernels) {
     if (kernel.blocks > std::numeric_limits<int32_t>::max())
       return fail("not supported: a kernel of {} blocks", kernel.blocks);
-    if (kernel.shared_bytes > device_->facts().most_shared)
-      return fail("a kernel takes {} of shared memory, and a block of the {} has {}",
-                  human_bytes(kernel.shared_bytes), device_->facts().name,
-                  human_bytes(device_->facts().most_shared));
-    auto& [function, shared] = by_name[kernel.name];
-    if (!function)
+    auto& [function, fixed, allowed] = by_name[kernel.name];
+    if (!function) {
       PIPER_CU(driver_, cuModuleGetFunction, &function, loaded.module, kernel.name.c_str());
-    if (kernel.shared_bytes > std::max(shared, kAlwaysAllowed)) {
-      shared = kernel.shared_bytes;
-      PIPER_CU(driver_, cuFuncSetAttribute, function, kFunctionShared, static_cast<int>(shared));
+      PIPER_CU(driver_, cuFuncGetAttribute, &fixed, kFunctionFixedShared, function);
+      allowed = kAlwaysAllowed - fixed;
+    }
+    if (fixed + kernel.shared_bytes > device_->facts().most_shared)
+      return fail("a kernel takes {} of shared memory, and a block of the {} has {}",
+                  human_bytes(fixed + kernel.shared_bytes), device_->facts().name,
+                  human_bytes(device_->facts().most_shared));
+    if (kernel.shared_bytes > allowed) {
+      allowed = kernel.shared_bytes;
+      PIPER_CU(driver_, cuFuncSetAttribute, function, kFunctionShared, static_cast<int>(allowed));
     }
     loaded.functions.push_back(function);
   }

@@ -399,13 +399,23 @@ int cuModuleGetFunction(CuFunction** function, CuModule* module, const char* nam
   (*function)->module = module;
   (*function)->name = name;
   (*function)->pointers = pointers;
+  (*function)->fixed_shared = variable("FAKE_CUDA_SHARED", 0);
+  (*function)->most_shared -= (*function)->fixed_shared;
+  return kOk;
+}
+int cuFuncGetAttribute(int* value, int attribute, CuFunction* function) {
+  FAKE_CALL(cuFuncGetAttribute);
+  FAKE_CHECK(function);
+  if (attribute != kFunctionFixedShared) return kInvalidValue;
+  *value = static_cast<int>(function->fixed_shared);
   return kOk;
 }
 int cuFuncSetAttribute(CuFunction* function, int attribute, int value) {
   FAKE_CALL(cuFuncSetAttribute);
   FAKE_NO_CAPTURE();
   FAKE_CHECK(function);
-  if (attribute != kFunctionShared || value < 0 || value > 227 << 10) return kInvalidValue;
+  if (attribute != kFunctionShared || value < 0 || value > (227 << 10) - function->fixed_shared)
+    return kInvalidValue;
   function->most_shared = value;
   return kOk;
 }
@@ -421,7 +431,7 @@ int cuLaunchKernel(CuFunction* function, unsigned blocks, unsigned grid_y, unsig
     return kInvalidHandle;
   }
   if (grid_y != 1 || grid_z != 1 || block_y != 1 || block_z != 1 || extra || blocks == 0 ||
-      threads == 0 || threads > 1024 || shared > function->most_shared) {
+      threads == 0 || threads > 1024 || shared > std::max<int64_t>(function->most_shared, 0)) {
     call.state.misuse(call.name, fmt::format("no launch of {}", function->name));
     return kInvalidValue;
   }

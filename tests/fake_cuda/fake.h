@@ -9,6 +9,7 @@
 //     FAKE_NVRTC_PLAIN=1   kernels are not optimised: soon compiled, and slow
 //     FAKE_CUDA_OFFERS=1   cuBLASLt has several algorithms, most of them no good (cublaslt.cc)
 //     FAKE_CUDA_FAIL_FIRST=NAME  the first call of this fails
+//     FAKE_CUDA_SHARED=N   bytes of shared memory that the text of each kernel declares (0)
 //     FAKE_CUDA_PAGE=N     bytes of a page of the device's memory (2 MiB)
 //     FAKE_CUDA_PEERS=0    no device reaches another one's memory
 //     FAKE_CUDA_CAPABILITY=N  of the devices (90)   FAKE_NVRTC_ARCHS=N,N  that NVRTC knows
@@ -110,7 +111,8 @@ struct CuFunction : fake::Object {
   CuModule* module = nullptr;
   std::string name;
   int pointers = 0;
-  int64_t most_shared = 48 << 10;
+  int64_t fixed_shared = 0;        // bytes that its text declares
+  int64_t most_shared = 48 << 10;  // bytes beside these that a launch may ask for
 };
 // A graph under way: nodes that come after others.
 struct CuGraph : fake::Object {
