@@ -98,8 +98,10 @@ class Gathered {
 void gather(const CompileOptions& options, const std::string& what, Gathered& into) {
   const auto compiled = compile(options);
   ASSERT_TRUE(compiled) << what << print_error(compiled.error());
-  for (const RoleProgram& role : compiled->set.roles)
-    for (const Program& program : role.programs) into.add(program);
+  for (const RoleProgram& role : compiled->set.roles) {
+    const RoleProgram prepared = prepared_for_cuda(role);
+    for (const Program& program : prepared.programs) into.add(program);
+  }
 }
 
 // The plans of the exported models, in their own types and in 16 bits.
@@ -191,8 +193,35 @@ TEST(GoldenTexts, OfTheLibraryAreWithinBounds) {
   expect_all_within_bounds(texts, 6);
 }
 
-// ---- Rows at multiples of sixteen bytes
-// -----------------------------------------------------------
+// GPT-2 with 124M parameters at 64 x 1024 in bf16: what threads have stays in registers, in
+// attention by tensor cores, too.
+TEST(GoldenTexts, OfGpt2StayInRegisters) {
+  const Nvrtc* const nvrtc = Nvrtc::find();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  const Folder folder;
+  const auto [code, output] = run_shell(
+      fmt::format("{}/tests/make_models gpt2 64 {} 2>&1", PIPER_BINARY_DIR, folder.path()));
+  ASSERT_EQ(code, 0) << output;
+  Gathered texts;
+  gather({.model = folder.path() + "/model.onnx",
+          .strategy = folder.path() + "/bf16.yaml",
+          .target = "cuda",
+          .oracles = false},
+         "gpt2", texts);
+  const std::vector<std::string> sources = texts.sources(1);
+  for (size_t s = 0; s < sources.size(); ++s)
+    for (size_t a = 0; a < std::size(kArchitectures); ++a) {
+      if (!has_all() && s % std::size(kArchitectures) != a) continue;
+      const auto binary = nvrtc->compile(sources[s], kArchitectures[a]);
+      ASSERT_TRUE(binary.ok) << binary.log;
+      for (const auto& [name, cost] : costs_of(binary.cubin))
+        EXPECT_LE(cost.frame_bytes, kMostFrame) << kArchitectures[a] << ", " << name << "\n"
+                                                << sources[s];
+    }
+  EXPECT_GT(texts.distinct(), 20u);
+}
+
+// ---- Rows at multiples of sixteen bytes ---------------------------------------------------------
 
 bool is_aligned(const DeviceProduct& p, std::string& what) {
   constexpr int64_t kLeast = 256, kElements = 8;

@@ -233,6 +233,66 @@ body
   EXPECT_EQ(wide, all) << text.assembly;
 }
 
+// Accesses of 32 bytes, which newer devices have.
+size_t accesses_of_32_bytes(const std::string& assembly) {
+  size_t count = 0;
+  for (const std::string& line : split_text(assembly, '\n')) {
+    if (line.find("ld.global") == std::string::npos && line.find("st.global") == std::string::npos)
+      continue;
+    const bool has_64_bits =
+        line.find("64 ") != std::string::npos || line.find("64\t") != std::string::npos;
+    count += line.find(".v8") != std::string::npos ||
+             (line.find(".v4") != std::string::npos && has_64_bits);
+  }
+  return count;
+}
+
+// Arguments begin at multiples of 16 bytes, so that no access is longer: where 16-bit floats are
+// eight side by side, so are f32 beside them.
+TEST(Texts, AccessSixteenBytesAtMost) {
+  const Nvrtc* nvrtc = Nvrtc::find();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  std::vector<Program> programs = programs_of_sample();
+  for (const DType wide : {DType::kF32, DType::kF64}) {
+    Arguments args;
+    const Shape all{64, 768};
+    const int32_t x = args.add(DType::kBF16, all), r = args.add(wide, all),
+                  y = args.add(wide, all, false), as_wide = args.program.num_args;
+    args.program.values.push_back({wide, all});
+    args.program.ops = {{"Cast", {{"to", info(wide).name}}, {x}, {as_wide}},
+                        {"Add", {}, {as_wide, r}, {y}}};
+    programs.push_back(args.program);
+  }
+  size_t sources = 0;
+  for (const Program& program : programs) {
+    const auto made = device_program(program);
+    ASSERT_TRUE(made) << print_error(made.error());
+    if (made->source.empty()) continue;
+    for (const char* arch : {"compute_100", "compute_120"}) {
+      const auto text = nvrtc->compile(made->source, arch);
+      ASSERT_TRUE(text.ok) << text.log;
+      EXPECT_EQ(accesses_of_32_bytes(text.assembly), 0u) << program.label << " for " << arch;
+      ++sources;
+    }
+  }
+  EXPECT_GT(sources, 4u);
+}
+
+// The control: what is aligned to 32 bytes is moved at once.
+TEST(Texts, OfLongerTypesAccessMore) {
+  const Nvrtc* nvrtc = Nvrtc::find();
+  if (!nvrtc) GTEST_SKIP() << "no NVRTC";
+  for (const char* const type : {"float x[8]", "double x[4]"}) {
+    const auto text = nvrtc->compile(
+        fmt::format("struct alignas(32) Long {{ {}; }};\n"
+                    "extern \"C\" __global__ void k(const Long* x, Long* y) {{ y[0] = x[1]; }}\n",
+                    type),
+        "compute_100");
+    ASSERT_TRUE(text.ok) << text.log;
+    EXPECT_EQ(accesses_of_32_bytes(text.assembly), 2u) << text.assembly;
+  }
+}
+
 // A use of the op for each sample that may be of this type, each with operands of its own.
 void add_uses(const OpDef& def, DType type, Program& program) {
   for (const OpSample& sample : def.samples) {

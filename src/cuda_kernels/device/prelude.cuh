@@ -98,8 +98,10 @@ template <class T>
 using computed = typename Computed<T>::type;
 
 // ---- Several elements at once -------------------------------------------------------------------
+// Aligned to at most 16 bytes, as arguments are: what is longer is moved in several accesses, and
+// never by one of 32 bytes, which newer devices have.
 template <class T, int kCount>
-struct alignas(sizeof(T) * kCount) Pack {
+struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
   T x[kCount];
 };
 
