@@ -305,10 +305,14 @@ TEST(AlignedRows, OfAllProductsOf16Bits) {
                             "hidden=1024 context=64 vocabulary=1030",
                             PIPER_BINARY_DIR, folder.path()));
   ASSERT_EQ(code, 0) << output;
-  for (const std::string& file : library_files()) {
+  std::vector<std::string> files = library_files();
+  for (const std::string& file : library_files("/tensor")) files.push_back("tensor/" + file);
+  for (const std::string& file : files) {
     const std::string text = library_text(file);
     const bool both_ways = file == "dualpipe" || file == "dualpipev" || file == "chimera";
     Shape2 shape{.pp = 2, .dp = 2, .mb = both_ways ? 4 : 2, .order = file};
+    std::vector<Definition> definitions = definitions_of(text, shape);
+    if (file.starts_with("tensor/")) definitions = {{"tp", "2"}};
     const std::string strategy = fmt::format(
         "piper: 1\ninclude: {}/strategies/{}.yaml\n"
         "loss: {{cross_entropy: {{logits: logits, labels: labels, ignore_index: -100}}}}\n"
@@ -316,7 +320,7 @@ TEST(AlignedRows, OfAllProductsOf16Bits) {
         PIPER_SOURCE_DIR, file, kAdamW);
     const size_t products = count_products({.model = folder.path() + "/model.onnx",
                                             .strategy = folder.write("strategy.yaml", strategy),
-                                            .defines = definitions_of(text, shape),
+                                            .defines = definitions,
                                             .target = "cuda",
                                             .oracles = false},
                                            file);
