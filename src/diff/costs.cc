@@ -83,7 +83,7 @@ void compare_memory(const SetMatch& match, DiffSection& section) {
                                {"constants", &RoleSummary::constant_bytes},
                                {"within the step", &RoleSummary::step_bytes},
                                {"workspaces", &RoleSummary::workspace_bytes},
-                               {"packed weights", &RoleSummary::packed_bytes},
+                               {"packed weights and gaps between rows", &RoleSummary::packed_bytes},
                                {"transport", &RoleSummary::transport_bytes},
                                {"scratch of kernels", &RoleSummary::scratch_bytes},
                                {"on the host", &RoleSummary::host_bytes}};

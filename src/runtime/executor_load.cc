@@ -478,8 +478,10 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   const RoleProgram& role = *state->role;
   if (const int64_t packed = role.arena_bytes - state->plan->arena_bytes;
       backend.keeps_within(role.target) && packed > role.packed_bytes)
-    return fail("rank {} takes {} bytes for packed weights, the plan states {}", source.rank,
-                packed, role.packed_bytes)
+    return fail(
+               "rank {} takes {} bytes for packed weights and gaps between rows, the plan states "
+               "{}",
+               source.rank, packed, role.packed_bytes)
         .with_code(ExitCode::kPlan);
   state->coordinates = coordinates_of(role.mesh, source.rank);
   PIPER_TRY(allocate(*state));

@@ -155,8 +155,9 @@ std::vector<std::string> memory_lines(const Summary& summary) {
   for (const DeviceSummary& device : summary.devices) {
     const RoleSummary& r = summary.role(device);
     if (r.packed_bytes > 0)
-      lines.push_back(fmt::format("{:<14}{} of the others are packed weights", device.where,
-                                  human_bytes(r.packed_bytes)));
+      lines.push_back(fmt::format("{:<14}{} of the others are {}", device.where,
+                                  human_bytes(r.packed_bytes),
+                                  r.target == "cuda" ? "gaps between rows" : "packed weights"));
     if (r.host_bytes > 0)
       lines.push_back(fmt::format("{:<14}{} on the host", device.where, human_bytes(r.host_bytes)));
   }
