@@ -41,6 +41,9 @@ class Links {
   virtual Status add_memory(std::byte* /*at*/, int64_t /*bytes*/, std::string_view /*layout*/) {
     return ok_status();
   }
+  // Device memory that communicators may exchange with each other while they are opened: lent
+  // before the first of them, of connect_scratch_bytes.
+  virtual void use_scratch(std::span<std::byte> /*scratch*/) {}
   // The own end of a communicator, in the order in which all ranks list them; `in_flight`: of a
   // sender, messages between two wait_sends.
   virtual Result<int32_t> add_pair(int64_t from, int64_t to, int32_t communicator, int32_t stream,
@@ -69,6 +72,9 @@ inline constexpr int64_t kMostSlotBytes = int64_t{32} << 20;
 // By stream of the plan: what its collectives take for such blocks.
 std::vector<int64_t> device_fabric_bytes(const RoleProgram& role, int64_t limit = kMostSlotBytes);
 
+// What Links::use_scratch takes for communicators of as many members as the plan's.
+int64_t connect_scratch_bytes(const RoleProgram& role);
+
 // The programs that the plan's collectives sum and choose with, the largest of each kind on each
 // stream.
 struct FabricProgram {
@@ -80,12 +86,13 @@ std::vector<FabricProgram> device_fabric_programs(const RoleProgram& role,
 
 // `reserved`: by stream, the memory for blocks, which is not exceeded; of streams that it does not
 // name as much as is needed. `workspaces`: the same for values of programs. What is called fast is
-// added up by the links, if they do that.
+// added up by the links, if they do that. `scratch_bytes`: Links::use_scratch.
 std::unique_ptr<Fabric> make_device_fabric(Backend& backend, Control& control,
                                            std::unique_ptr<Links> links,
                                            std::vector<int64_t> reserved = {},
                                            int64_t limit = kMostSlotBytes,
-                                           std::vector<int64_t> workspaces = {});
+                                           std::vector<int64_t> workspaces = {},
+                                           int64_t scratch_bytes = 0);
 
 // Between ranks of one process, whose backends are of one kind and reach each other's memory:
 // receivers copy from where senders have it. `source.local` holds fabrics made of such links.

@@ -537,7 +537,7 @@ Result<std::unique_ptr<Fabric>> Cuda::make_fabric(const FabricSource& source) {
   }
   PIPER_ASSIGN(FabricNeeds needs, fabric_needs(source.role));
   return make_device_fabric(*this, source.control, std::move(links), std::move(needs.blocks),
-                            kMostSlotBytes, std::move(needs.workspaces));
+                            kMostSlotBytes, std::move(needs.workspaces), needs.connect_scratch);
 }
 
 Result<int32_t> Cuda::end_capture(int32_t stream) {

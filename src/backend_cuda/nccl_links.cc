@@ -7,6 +7,12 @@
 // NCCL can keep, they would: a send that is behind one not yet received keeps back the receive that
 // its peer sends for (tests/cuda/communicator_orders_test.cc).
 //
+// All that NCCL sets up between members is set up when a communicator is opened. Left to itself it
+// connects two members when one of them first sends to the other, and the host's call waits until
+// the other makes its first call on the same communicator: two ranks that begin two communicators
+// in different orders would wait for each other for ever. All ranks open communicators in one
+// order.
+//
 // Communicators do not block: each call may come back before it is done, and the host asks until it
 // is, for as long as it waits for anything. NCCL itself finds no peer that hangs.
 #include "nccl_links.h"
@@ -14,8 +20,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <map>
+#include <set>
 #include <thread>
 
 namespace piper::cuda {
@@ -48,6 +56,15 @@ constexpr int kOldestWithWindows = 22700;
 constexpr int kMostChannels = 32;
 constexpr const char* kState = "ncclCommGetAsyncError";
 
+// On which the plan's sums are left to the library.
+std::set<int32_t> communicators_that_add(const RoleProgram& role) {
+  std::set<int32_t> found;
+  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+    for (const Instruction& one : *section)
+      if (one.fast && one.communicator >= 0) found.insert(one.communicator);
+  return found;
+}
+
 class NcclLinks final : public Links {
  public:
   NcclLinks(const Nccl& nccl, const NcclWindows* windows, Device& device,
@@ -57,6 +74,7 @@ class NcclLinks final : public Links {
         device_(device),
         control_(source.control),
         listed_(source.role.communicators),
+        adding_(communicators_that_add(source.role)),
         most_blocks_(blocks_of(listed_, device.facts().multiprocessors).most) {}
   ~NcclLinks() override {
     device_.end_graphs();
@@ -91,14 +109,19 @@ class NcclLinks final : public Links {
     return ok_status();
   }
 
+  void use_scratch(std::span<std::byte> scratch) override { scratch_ = scratch; }
   Result<int32_t> add_pair(int64_t from, int64_t to, int32_t communicator, int32_t stream,
                            int64_t) override {
     const int64_t ranks[] = {from, to};
-    return open(ranks, communicator, stream);
+    PIPER_ASSIGN(const int32_t pair, open(ranks, communicator, stream));
+    PIPER_TRY(connect_pair(pair));
+    return pair;
   }
   Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator,
                             int32_t stream) override {
-    return open(ranks, communicator, stream);
+    PIPER_ASSIGN(const int32_t group, open(ranks, communicator, stream));
+    if (ranks.size() > 1) PIPER_TRY(connect_group(group, adding_.contains(communicator)));
+    return group;
   }
 
   Status send(int32_t pair, std::span<const MessagePart> parts) override {
@@ -303,6 +326,52 @@ class NcclLinks final : public Links {
     return ok_status();
   }
 
+  // The sender's byte goes where the receiver's are not.
+  Status connect_pair(int32_t number) {
+    const MessagePart byte{scratch_.data(), 1};
+    const bool sends = communicators_[static_cast<size_t>(number)].own == 0;
+    PIPER_TRY(sends ? send(number, {&byte, 1}) : recv(number, {&byte, 1}));
+    return wait_for_stream(communicators_[static_cast<size_t>(number)]);
+  }
+
+  // Everybody sends a byte to everybody. Where the library adds up, it adds a number of each, too:
+  // larger sums take no ways that were not opened with the communicator (make_nccl_links).
+  Status connect_group(int32_t number, bool adds_up) {
+    constexpr size_t kResult = 8, kBytes = 16;  // in the scratch, behind the number that is added
+    const Joined& on = communicators_[static_cast<size_t>(number)];
+    PIPER_CHECK(scratch_.size() >= kBytes + on.ranks.size(), "too little was lent to connect");
+    std::vector<Block> outgoing, incoming;
+    for (size_t k = 0; k < on.ranks.size(); ++k) {
+      if (static_cast<int64_t>(k) == on.own) continue;
+      outgoing.push_back({static_cast<int64_t>(k), scratch_.data(), 1});
+      incoming.push_back({static_cast<int64_t>(k), scratch_.data() + kBytes + k, 1});
+    }
+    PIPER_TRY(exchange(number, outgoing, incoming));
+    if (adds_up) {
+      const Sum one{scratch_.data(), scratch_.data() + kResult, DType::kF32, Reduction::kSum, 1};
+      PIPER_TRY(add_up(number, {&one, 1}));
+    }
+    return wait_for_stream(on);
+  }
+
+  // Until all that was queued for the communicator is done.
+  Status wait_for_stream(const Joined& on) {
+    if (event_ < 0) {
+      PIPER_ASSIGN(event_, device_.add_event());
+    }
+    PIPER_CU(device_.driver(), cuEventRecord, device_.event(event_), stream_of(on));
+    Patience patience(control_.seat(), control_.timeout());
+    for (;;) {
+      const int code = device_.driver().cuEventQuery(device_.event(event_));
+      if (code == 0) return ok_status();
+      if (code != kErrorNotReady) return failed_call(device_.driver(), "cuEventQuery", code);
+      PIPER_TRY(settle(on));
+      PIPER_TRY(control_.check_stopped());
+      if (!patience.look()) return late(on);
+      std::this_thread::yield();
+    }
+  }
+
   // NCCL keeps the name's address.
   Result<int32_t> open(std::span<const int64_t> ranks, int32_t communicator, int32_t stream) {
     device_.enter();
@@ -338,7 +407,10 @@ class NcclLinks final : public Links {
   Device& device_;
   Control& control_;
   const std::vector<Communicator>& listed_;  // by the plan
+  const std::set<int32_t> adding_;           // of those: on which the library adds up
   const std::vector<int> most_blocks_;       // of those
+  std::span<std::byte> scratch_;             // lent
+  int32_t event_ = -1;                       // of wait_for_stream; -1: not made yet
   std::vector<Device::Block> memory_;
   std::string layout_;  // of all of it
   std::deque<Joined> communicators_;
@@ -383,6 +455,9 @@ BlocksOf blocks_of(std::span<const Communicator> all, int multiprocessors) {
 Result<std::unique_ptr<Links>> make_nccl_links(
     Device& device, const FabricSource& source,
     const std::function<void(const std::string&)>& note) {
+  // Which of its ways a sum takes follows from its size: all are opened with the communicator.
+  // (NCCL reads this when a process makes its first communicator.)
+  if (has_fast_sums(source.role)) setenv("NCCL_RUNTIME_CONNECT", "0", 0);
   PIPER_ASSIGN(const Opened<Nccl>* const nccl, opened<Nccl>());
   int version = 0;
   nccl->functions.ncclGetVersion(&version);

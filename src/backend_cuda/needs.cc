@@ -34,6 +34,7 @@ int64_t cuda::workspace_of(const DeviceProgram& program) {
 
 Result<cuda::FabricNeeds> cuda::fabric_needs(const RoleProgram& role) {
   FabricNeeds needs{device_fabric_bytes(role), std::vector<int64_t>(role.streams.size())};
+  needs.connect_scratch = connect_scratch_bytes(role);
   for (const FabricProgram& each : device_fabric_programs(role)) {
     PIPER_ASSIGN(const DeviceProgram made, cuda_program(each.program));
     int64_t& most = needs.workspaces[static_cast<size_t>(each.stream)];
@@ -62,7 +63,7 @@ Result<Needs> cuda_needs(const RoleProgram& role) {
         multiplies[static_cast<size_t>(each.stream)] = true;
   const auto streams = std::count(multiplies.begin(), multiplies.end(), true);
   PIPER_ASSIGN(const cuda::FabricNeeds fabric, cuda::fabric_needs(role));
-  int64_t transport = fabric.literals;
+  int64_t transport = fabric.literals + fabric.connect_scratch;
   for (const auto* by_stream : {&fabric.blocks, &fabric.workspaces})
     transport += std::accumulate(by_stream->begin(), by_stream->end(), int64_t{0});
   return Needs{workspaces_of(role, bytes), prepared.arena_bytes - role.arena_bytes, transport,

@@ -12,10 +12,10 @@ namespace piper::cuda {
 int64_t workspace_of(const DeviceProgram& program);
 
 // Of collectives, by stream: for blocks that are under way, and for the values of the programs that
-// sum and choose; and of these programs' literals.
+// sum and choose; of these programs' literals; and what communicators exchange when they connect.
 struct FabricNeeds {
   std::vector<int64_t> blocks, workspaces;
-  int64_t literals = 0;
+  int64_t literals = 0, connect_scratch = 0;
 };
 Result<FabricNeeds> fabric_needs(const RoleProgram& role);
 

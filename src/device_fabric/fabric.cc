@@ -56,13 +56,15 @@ struct Prepared {
 class DeviceFabric final : public Fabric {
  public:
   DeviceFabric(Backend& backend, Control& control, std::unique_ptr<Links> links,
-               std::vector<int64_t> reserved, int64_t limit, std::vector<int64_t> workspaces)
+               std::vector<int64_t> reserved, int64_t limit, std::vector<int64_t> workspaces,
+               int64_t scratch_bytes)
       : backend_(backend),
         rank_(control.rank()),
         world_(control.world()),
         links_(std::move(links)),
         slots_(backend, std::move(reserved), limit),
-        arithmetic_(backend, std::move(workspaces)) {}
+        arithmetic_(backend, std::move(workspaces)),
+        scratch_bytes_(scratch_bytes) {}
 
   std::string_view name() const override { return links_->name(); }
   int64_t rank() const override { return rank_; }
@@ -77,16 +79,19 @@ class DeviceFabric final : public Fabric {
   Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight,
                            int32_t stream) override {
     PIPER_TRY(check_peer(rank_, world_, peer));
+    PIPER_TRY(lend());
     return links_->add_pair(rank_, peer, communicator, stream, in_flight);
   }
   Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream) override {
     PIPER_TRY(check_peer(rank_, world_, peer));
+    PIPER_TRY(lend());
     return links_->add_pair(peer, rank_, communicator, stream, 0);
   }
   Status add_message(std::span<const MessagePart>) override { return ok_status(); }
   Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator,
                             int32_t stream) override {
     PIPER_TRY(check_group(rank_, world_, ranks));
+    PIPER_TRY(lend());
     Seated seated{{ranks.begin(), ranks.end()}, 0, -1, stream};
     seated.own = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
     PIPER_ASSIGN(const std::span<std::byte> slot, slots_.reserve(stream));
@@ -168,6 +173,14 @@ class DeviceFabric final : public Fabric {
   void abort() override { links_->abort(); }
 
  private:
+  // Lends the links their scratch before they open the first communicator.
+  Status lend() {
+    if (scratch_bytes_ == 0) return ok_status();
+    const auto bytes = static_cast<size_t>(std::exchange(scratch_bytes_, 0));
+    PIPER_ASSIGN(std::byte* const at, backend_.allocate(static_cast<int64_t>(bytes)));
+    links_->use_scratch({at, bytes});
+    return ok_status();
+  }
   // `same`: whether a call that was prepared is this one; `make` prepares it. Calls are found by
   // where their first operand is.
   template <class Same, class Make>
@@ -235,6 +248,7 @@ class DeviceFabric final : public Fabric {
   std::unique_ptr<Links> links_;
   Slots slots_;
   Arithmetic arithmetic_;
+  int64_t scratch_bytes_ = 0;  // bytes that the links are still to be lent
   bool queues_ = true;
   std::vector<Seated> groups_;
   std::map<std::tuple<const void*, InstructionKind, int32_t>, std::unique_ptr<Prepared>> prepared_;
@@ -249,9 +263,10 @@ Links& links_of(Fabric& fabric) { return static_cast<DeviceFabric&>(fabric).link
 std::unique_ptr<Fabric> make_device_fabric(Backend& backend, Control& control,
                                            std::unique_ptr<Links> links,
                                            std::vector<int64_t> reserved, int64_t limit,
-                                           std::vector<int64_t> workspaces) {
-  return std::make_unique<device_fabric::DeviceFabric>(
-      backend, control, std::move(links), std::move(reserved), limit, std::move(workspaces));
+                                           std::vector<int64_t> workspaces, int64_t scratch_bytes) {
+  return std::make_unique<device_fabric::DeviceFabric>(backend, control, std::move(links),
+                                                       std::move(reserved), limit,
+                                                       std::move(workspaces), scratch_bytes);
 }
 
 }  // namespace piper

@@ -76,6 +76,17 @@ int64_t slot_of(const RoleProgram& role, const Instruction& one, const Sizes& si
 
 }  // namespace
 
+int64_t connect_scratch_bytes(const RoleProgram& role) {
+  constexpr int64_t kNumbers = 16;  // of a sum of one number: the own one and the result
+  int64_t most = 1;
+  for (const Communicator& one : role.communicators) {
+    int64_t members = one.is_pair() ? 2 : 1;
+    for (const int32_t axis : one.axes) members *= role.mesh[static_cast<size_t>(axis)].second;
+    most = std::max(most, members);
+  }
+  return most == 1 ? 0 : align_up(kNumbers + most);  // and a byte of each member
+}
+
 std::vector<int64_t> device_fabric_bytes(const RoleProgram& role, int64_t limit) {
   std::vector<int64_t> most(role.streams.size());
   for (const auto* section : {&role.prologue, &role.body, &role.epilogue})

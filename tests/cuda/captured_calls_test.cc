@@ -56,10 +56,12 @@ class CapturedCalls : public ::testing::Test {
     begin_call(rank, stream);
     settle(rank);
   }
-  // Outside of graphs, as communicators want it first.
+  // Outside of graphs, as communicators want it first; neither call is done before the other began.
   void connect(int stream_of_sender = 0) {
-    call(0, stream_of_sender);
-    call(1, 1);
+    begin_call(0, stream_of_sender);
+    begin_call(1, 1);
+    settle(0);
+    settle(1);
     ASSERT_EQ(driver.cuCtxSynchronize(), 0);
   }
   void begin(int stream) {
@@ -118,6 +120,23 @@ TEST_F(CapturedCalls, MoveTheBytesWithEachLaunch) {
     ASSERT_EQ(driver.cuStreamSynchronize(streams[1]), 0);
     EXPECT_EQ(reinterpret_cast<unsigned*>(memory[1])[5], turn);
   }
+  EXPECT_EQ(end(), "");
+}
+
+// A first call is not done before the peer has made its own, whatever else either of them queues.
+TEST_F(CapturedCalls, WaitForThePeersFirst) {
+  begin_call(0, 0);
+  int state = 0;
+  for (int look = 0; look < 100; ++look) {
+    ASSERT_EQ(nccl.ncclCommGetAsyncError(ranks[0], &state), 0);
+    ASSERT_EQ(state, kNcclInProgress);
+  }
+  begin_call(1, 1);
+  settle(0);
+  settle(1);
+  call(0, 0);  // but the second
+  call(1, 1);
+  EXPECT_EQ(driver.cuCtxSynchronize(), 0);
   EXPECT_EQ(end(), "");
 }
 
@@ -182,7 +201,10 @@ TEST_F(CapturedCalls, OfACommunicatorHaveAnOrder) {
 
 TEST_F(CapturedCalls, AreNotTheFirst) {
   begin(0);
-  call(0, 0);
+  begin_call(0, 0);
+  int state = kNcclInProgress;
+  while (state == kNcclInProgress) ASSERT_EQ(nccl.ncclCommGetAsyncError(ranks[0], &state), 0);
+  EXPECT_NE(state, 0);
   captured(0);
   EXPECT_THAT(end(), HasSubstr("a communicator's first call is captured\n"));
 }

@@ -13,6 +13,7 @@
 
 #include <deque>
 #include <functional>
+#include <set>
 
 #include "equivalence/jobs.h"
 #include "piper/compile.h"
@@ -264,6 +265,29 @@ class Simulation {
   std::map<std::pair<Members, size_t>, size_t> last_;  // that has begun
 };
 
+// What a host would wait for if members connected as late as NCCL lets them: at the first operation
+// of a communicator each host waits until all members have come to theirs. Empty: for nothing.
+std::string blocked_by_late_connections(const std::vector<Rank>& ranks) {
+  std::vector<size_t> next(ranks.size());
+  std::map<Members, std::set<size_t>> arrived;
+  const auto can_pass = [&](size_t r) {
+    const Members& members = ranks[r].queue[next[r]].members;
+    if (members.second.empty()) return true;
+    arrived[members].insert(r);
+    return arrived[members].size() == members.second.size();
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t r = 0; r < ranks.size(); ++r)
+      for (; next[r] < ranks[r].queue.size() && can_pass(r); ++next[r]) moved = true;
+  }
+  for (size_t r = 0; r < ranks.size(); ++r)
+    if (next[r] < ranks[r].queue.size())
+      return fmt::format("the host of {} waits for others of {}", ranks[r].queue[next[r]].name,
+                         name_of(ranks[r].queue[next[r]].members));
+  return "";
+}
+
 std::string wrong_of(const std::vector<Rank>& ranks) {
   for (const auto& wrong : {wrong_opening(ranks), wrong_operations(ranks)})
     if (!wrong.empty()) return wrong;
@@ -370,6 +394,18 @@ TEST(CommunicatorOrders, TheHostsOrderOfAllWouldBlock) {
     const std::vector<Rank> ranks = ranks_of(compiled->set);
     EXPECT_TRUE(Simulation(ranks, true).run().ends_with(" never ends")) << name;
   }
+}
+
+// So links connect all communicators when they open them (nccl_links.cc).
+TEST(CommunicatorOrders, ConnectionsAtTheFirstUseWouldBlock) {
+  for (const char* name : {"dualpipe", "chimera"}) {
+    const auto compiled = compile_file(name, 2);
+    ASSERT_TRUE(compiled) << name << print_error(compiled.error());
+    EXPECT_NE(blocked_by_late_connections(ranks_of(compiled->set)), "") << name;
+  }
+  const auto in_one_order = compile_file("gpipe", 2);
+  ASSERT_TRUE(in_one_order) << print_error(in_one_order.error());
+  EXPECT_EQ(blocked_by_late_connections(ranks_of(in_one_order->set)), "");
 }
 
 // ---- Faults -------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 // Ranks with a device each that communicate over NCCL, on faked libraries: what one rank trains,
 // bit for bit, and within rounding where the library adds up itself.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +16,7 @@ namespace piper {
 namespace {
 
 constexpr int64_t kSteps = 3;
+constexpr double kTimeout = 10;  // seconds
 
 struct Job {
   const char* name;
@@ -34,10 +37,13 @@ JobOptions options_of() {
 }
 
 // Each rank as a process of its own would run it.
-Result<Parameters> train(const PlanSet& set) {
+Result<Parameters> train(const PlanSet& set, bool graphs = true) {
   PIPER_ASSIGN(std::vector<InputNeed> needs, data_needs(set));
   const Numbers data(std::move(needs));
-  std::vector<Result<JobResult>> ranks = run_over_nccl(set, data, options_of(), 60);
+  JobOptions options = options_of();
+  options.graphs = graphs;
+  options.start_timeout_s = options.grace_s = kTimeout;
+  std::vector<Result<JobResult>> ranks = run_over_nccl(set, data, options, kTimeout);
   for (const Result<JobResult>& rank : ranks)
     if (!rank) return rank.error();
   return std::move(ranks[0]->parameters);
@@ -49,6 +55,7 @@ class Nccl : public testing::TestWithParam<Job> {
     static const Folder cache;
     setenv("PIPER_CUDA_PATH", PIPER_FAKE_CUDA "/nccl", 1);
     setenv("FAKE_CUDA_PAGE", "4096", 1);  // so that all memory is mapped
+    setenv("FAKE_NVRTC_PLAIN", "1", 1);
     setenv("XDG_CACHE_HOME", std::string(cache.path()).c_str(), 1);
   }
 };
@@ -57,15 +64,19 @@ TEST_P(Nccl, TrainsWhatOneRankTrains) {
   const Job& job = GetParam();
   const auto compiled = compile_mlp(job.strategy, job.definitions, job.more);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
-  const auto many = train(compiled->set), one = train(*compiled->single);
+  const auto many = train(compiled->set), op_by_op = train(compiled->set, /*graphs=*/false),
+             one = train(*compiled->single);
   ASSERT_TRUE(many) << print_error(many.error());
+  ASSERT_TRUE(op_by_op) << print_error(op_by_op.error());
   ASSERT_TRUE(one) << print_error(one.error());
   ASSERT_EQ(many->size(), one->size());
   ASSERT_FALSE(one->empty());
   bool is_same = true;
   for (size_t p = 0; p < one->size(); ++p) {
-    const Bytes &a = (*many)[p].data, &b = (*one)[p].data;
+    const Bytes &a = (*many)[p].data, &b = (*one)[p].data, &plain = (*op_by_op)[p].data;
     ASSERT_EQ(a.size, b.size);
+    ASSERT_EQ(a.size, plain.size);
+    EXPECT_EQ(std::memcmp(a.data, plain.data, a.size), 0) << (*one)[p].name << " without graphs";
     is_same &= std::memcmp(a.data, b.data, a.size) == 0;
     EXPECT_TRUE(!job.is_exact || is_same) << (*one)[p].name;
     for (size_t i = 0; i + sizeof(float) <= a.size; i += sizeof(float)) {
@@ -96,8 +107,37 @@ INSTANTIATE_TEST_SUITE_P(
             false},
         Job{"zero3", "zero3", {{"dp", "2"}, {"microbatches", "2"}}},
         Job{"stages", "1f1b", {{"stages", "2"}, {"dp", "2"}, {"microbatches", "3"}}},
-        Job{"both_ways", "dualpipev", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "6"}}}),
+        Job{"both_ways", "dualpipev", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "6"}}},
+        Job{"two_pipelines", "dualpipe", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "4"}}},
+        Job{"crossed_pipelines", "chimera", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "4"}}}),
     [](const auto& info) { return info.param.name; });
+
+// A sum of one number connects what adds before the first step, and the process has told NCCL to
+// open all the ways of larger ones with their communicators.
+TEST_F(Nccl, FastSumsConnectBeforeTheFirstStep) {
+  const auto compiled = compile_mlp(
+      "ddp", {{"dp", "2"}},
+      "directives:\n  - name: replicate\n    replicate: {over: dp, reduce: {sum: fast}}\n");
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto sums = [] {
+    static const auto calls_of = reinterpret_cast<int64_t (*)(const char*)>(
+        dlsym(dlopen(PIPER_FAKE_CUDA "/nccl/libcuda.so.1", RTLD_NOW), "fake_cuda_calls"));
+    return calls_of("ncclAllReduce");
+  };
+  const int64_t before = sums();
+  std::atomic<int64_t> made = -1;
+  JobOptions options = options_of();
+  options.before_step = [&](int64_t rank, int64_t step, const Executor&) {
+    if (rank == 0 && step == 0) made = sums() - before;
+    return ok_status();
+  };
+  const Numbers data(*data_needs(compiled->set));
+  for (const auto& rank : run_over_nccl(compiled->set, data, options, kTimeout))
+    ASSERT_TRUE(rank) << print_error(rank.error());
+  const auto& all = compiled->set.roles[0].communicators;
+  EXPECT_EQ(made, 2 * std::ranges::count_if(all, [](const auto& each) { return !each.is_pair(); }));
+  EXPECT_STREQ(std::getenv("NCCL_RUNTIME_CONNECT"), "0");
+}
 
 // What the plan says is kept; of the rest all that a rank may have under way at once get even
 // shares, and are fewer than there are multiprocessors.

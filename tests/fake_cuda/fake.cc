@@ -163,10 +163,8 @@ int State::begin(const char* call, CuStream* stream, Begin work) {
 int State::communicate(const char* call, NcclComm* comm, CuStream* stream, Begin work) {
   const int64_t number = ++communicated_;
   if (stream->capture) {
-    if (!comm->has_called) misuse(call, "a communicator's first call is captured");
     stream->capture->calls.emplace_back(comm, number);
   } else {
-    comm->has_called = true;
     comm->expected.push_back(number);
   }
   return begin(call, stream, [=, work = std::move(work)]() -> Result<std::shared_ptr<Point>> {

@@ -161,9 +161,10 @@ struct NcclComm : fake::Object {
   std::string room;  // where its ranks meet
   int size = 0, rank = 0;
   CuContext* context = nullptr;
-  std::function<int()> pending;  // queues what was called last, as a thread of the library will
-  bool has_called = false;       // outside of graphs, where it may connect
-  std::deque<int64_t> expected;  // numbers of calls that are to begin
+  // Queues what was called last, as a thread of the library does; "in progress" until it could.
+  std::function<int()> pending;
+  std::set<std::string> connected;  // the ways that work: "send 0 1", "receive 0 1", "sum 0"
+  std::deque<int64_t> expected;     // numbers of calls that are to begin
   std::vector<std::shared_ptr<fake::Point>> under_way;  // what has begun
   CuStream* stream = nullptr;        // the one on which all of its operations stand
   std::map<int, int> sent, awaited;  // letters, by rank

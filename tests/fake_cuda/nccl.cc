@@ -2,6 +2,11 @@
 // ranks do with each other is letters (letters.h): an operation posts its own when its group is at
 // the head of its stream; the group is over when it has taken all that it expects and all of its
 // own have been taken. So nothing ends before both sides are there.
+//
+// Members connect as late as the vendor's library lets them: the first group that sends to a peer,
+// or receives from it, is queued when the peer has made its first call that does the opposite, and
+// stays in progress until then. So does the first sum of a kind and size, unless
+// NCCL_RUNTIME_CONNECT was 0 when the process first made a communicator.
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
@@ -200,12 +205,86 @@ int queue_all(State& state, std::vector<Operation> operations) {
   return code == kOk ? kNcclOk : kNcclInvalid;
 }
 
+// ---- What members do before their first call of a kind
+// -------------------------------------------
+
+bool sums_connect_late() {
+  static const bool is_late = variable("NCCL_RUNTIME_CONNECT", 1) != 0;
+  return is_late;
+}
+
+std::string way_name(const NcclComm& comm, const std::string& way) {
+  return fmt::format("{}.way.{}", comm.room, way);
+}
+
+// The way that the operation needs, and those of other members that must be open with it.
+struct Way {
+  std::string own;
+  std::vector<std::string> others;
+};
+std::optional<Way> way_of(const Operation& one) {
+  const int rank = one.comm->rank;
+  switch (one.kind) {
+    case Operation::kSend:
+      return Way{fmt::format("send {} {}", rank, one.peer),
+                 {fmt::format("receive {} {}", rank, one.peer)}};
+    case Operation::kReceive:
+      return Way{fmt::format("receive {} {}", one.peer, rank),
+                 {fmt::format("send {} {}", one.peer, rank)}};
+    default:
+      break;
+  }
+  if (!sums_connect_late()) return std::nullopt;
+  constexpr size_t kMostOfTree = 1024;  // bytes: larger sums take other ways
+  const auto way = [&](int member) {
+    return fmt::format("sum {} {} {}", static_cast<int>(one.kind), one.bytes() > kMostOfTree,
+                       member);
+  };
+  Way made{way(rank), {}};
+  for (int member = 0; member < one.comm->size; ++member) made.others.push_back(way(member));
+  return made;
+}
+
+std::vector<Way> closed_ways(const NcclComm& comm, const std::vector<Operation>& operations) {
+  std::vector<Way> closed;
+  for (const Operation& one : operations)
+    if (auto way = way_of(one); way && !comm.connected.contains(way->own))
+      closed.push_back(*std::move(way));
+  return closed;
+}
+void show_ways(const NcclComm& comm, const std::vector<Operation>& operations) {
+  for (const Way& way : closed_ways(comm, operations))
+    Letters::get().put(way_name(comm, way.own), "");
+}
+// Whether all of the group's ways are open.
+bool connect(NcclComm& comm, const std::vector<Operation>& operations) {
+  const std::vector<Way> closed = closed_ways(comm, operations);
+  for (const Way& way : closed)
+    for (const std::string& other : way.others)
+      if (!Letters::get().is_there(way_name(comm, other))) return false;
+  for (const Way& way : closed) comm.connected.insert(way.own);
+  return true;
+}
+
+int connect_and_queue(State& state, NcclComm& comm, const std::vector<Operation>& operations) {
+  const bool is_captured = operations[0].stream->capture != nullptr;
+  if (is_captured && !closed_ways(comm, operations).empty()) {
+    state.misuse("ncclGroupEnd", "a communicator's first call is captured");
+    return kNcclInvalid;
+  }
+  return connect(comm, operations) ? queue_all(state, operations)
+                                   : static_cast<int>(kNcclInProgress);
+}
+
 // Communicators do not block: what is called is queued while somebody asks whether it is.
 int queue_group(State& state) {
   if (group.empty()) return kNcclOk;
   NcclComm* const comm = group[0].comm;
   if (comm->pending) state.misuse("ncclGroupEnd", "the communicator's last call is not done");
-  comm->pending = [&state, all = std::exchange(group, {})] { return queue_all(state, all); };
+  show_ways(*comm, group);
+  comm->pending = [&state, comm, all = std::exchange(group, {})] {
+    return connect_and_queue(state, *comm, all);
+  };
   return kNcclInProgress;
 }
 
@@ -354,7 +433,11 @@ int ncclCommGetAsyncError(NcclComm* comm, int* state) {
     *state = kNcclInProgress;
     return kNcclOk;
   }
-  if (const auto pending = std::exchange(comm->pending, nullptr)) return *state = pending();
+  if (comm->pending) {
+    *state = comm->pending();
+    if (*state != kNcclInProgress) comm->pending = nullptr;
+    return kNcclOk;
+  }
   *state = are_all_there(call.state, *comm) ? kNcclOk : static_cast<int>(kNcclInProgress);
   return kNcclOk;
 }
