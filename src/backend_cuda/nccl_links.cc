@@ -79,18 +79,11 @@ class NcclLinks final : public Links {
   ~NcclLinks() override {
     device_.end_graphs();
     device_.enter();
-    for (const Joined& each : communicators_) {
-      if (!each.handle) continue;
-      if (is_broken_) {
-        nccl_.ncclCommAbort(each.handle);
-        continue;
-      }
-      for (NcclWindow* window : each.windows)
-        windows_->ncclCommWindowDeregister(each.handle, window);
-      for (void* memory : each.memories) nccl_.ncclCommDeregister(each.handle, memory);
-      const bool ends = !failed(nccl_.ncclCommFinalize(each.handle)) && settle(each).ok();
-      ends ? nccl_.ncclCommDestroy(each.handle) : nccl_.ncclCommAbort(each.handle);
+    if (is_broken_ || !finalize_all()) {
+      abort_all();
+      return;
     }
+    for (const Joined& each : communicators_) nccl_.ncclCommDestroy(each.handle);
   }
   NcclLinks(const NcclLinks&) = delete;
   NcclLinks& operator=(const NcclLinks&) = delete;
@@ -199,6 +192,27 @@ class NcclLinks final : public Links {
     std::vector<void*> memories;
   };
 
+  // False: not all communicators have ended what they do.
+  bool finalize_all() {
+    for (const Joined& each : communicators_) {
+      for (NcclWindow* window : each.windows)
+        windows_->ncclCommWindowDeregister(each.handle, window);
+      for (void* memory : each.memories) nccl_.ncclCommDeregister(each.handle, memory);
+      if (failed(nccl_.ncclCommFinalize(each.handle)) || !settle(each)) return false;
+    }
+    return true;
+  }
+
+  // In one group, where NCCL tells the kernels of all to end before it waits for any of them. An
+  // abort outside of a group waits for its communicator's streams at once, and there a kernel of
+  // another communicator may wait for a peer that is gone.
+  void abort_all() {
+    nccl_.ncclGroupStart();
+    for (const Joined& each : communicators_)
+      if (each.handle) nccl_.ncclCommAbort(each.handle);
+    nccl_.ncclGroupEnd();
+  }
+
   static bool failed(int code) { return code != 0 && code != kNcclInProgress; }
   CuStream* stream_of(const Joined& on) const { return device_.stream(on.stream); }
 
@@ -247,10 +261,15 @@ class NcclLinks final : public Links {
         return error_of(on, kState, code);
       if (failed(state)) return error_of(on, kState, state);
       if (state == 0) return ok_status();
-      PIPER_TRY(control_.check_stopped());
+      PIPER_TRY(check_stopped());
       if (!patience.look()) return late(on);
       std::this_thread::yield();
     }
+  }
+  Status check_stopped() {
+    Status going_on = control_.check_stopped();
+    is_broken_ |= !going_on;
+    return going_on;
   }
 
   template <class Calls>
@@ -366,7 +385,7 @@ class NcclLinks final : public Links {
       if (code == 0) return ok_status();
       if (code != kErrorNotReady) return failed_call(device_.driver(), "cuEventQuery", code);
       PIPER_TRY(settle(on));
-      PIPER_TRY(control_.check_stopped());
+      PIPER_TRY(check_stopped());
       if (!patience.look()) return late(on);
       std::this_thread::yield();
     }

@@ -215,22 +215,16 @@ Result<JobResult> run_job(const PlanSet& set, const BatchSource* data, const Pla
   return Job(set, data, reference, reference_data, options).run();
 }
 
-Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
-                                const PlanSet* reference, const BatchSource* reference_data,
-                                Transport& transport, const JobOptions& options, Backend* device) {
-  Control& control = transport.control();
-  Cores cores = cores_of(options, can_overlap(set), control.rank(), control.world());
-  cores.is_process = true;
-  std::unique_ptr<Backend> backend;
-  if (device == nullptr) {
-    PIPER_ASSIGN(backend, backend_of(options, cores));
-    device = backend.get();
-  }
-  std::unique_ptr<Fabric> own;
-  PIPER_ASSIGN(Fabric * fabric, choose_fabric(set, *device, transport, {}, own));
-  PIPER_ASSIGN(const std::unique_ptr<Executor> executor,
-               Executor::load(source_of(set, control.rank(), data, options, cores), *device,
-                              control, *fabric));
+namespace {
+
+// Loads what the rank executes into `executor`, and runs it.
+Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
+                               const PlanSet* reference, const BatchSource* reference_data,
+                               Control& control, const JobOptions& options, const Cores& cores,
+                               Backend& backend, Fabric& fabric,
+                               std::unique_ptr<Executor>& executor) {
+  PIPER_ASSIGN(executor, Executor::load(source_of(set, control.rank(), data, options, cores),
+                                        backend, control, fabric));
   PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executor));
   PIPER_ASSIGN(auto replicas, open_replicas(options, control, *executor));
   // Every process runs the oracle for its own parameters: then nothing but the loss has to travel.
@@ -242,7 +236,7 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
   }
   JobResult result;
   RankRun run{*executor,        control,
-              *fabric,          between,
+              fabric,           between,
               options,          data != nullptr ? data->tokens_per_step() : executor->role().batch,
               comparison.get(), comparison != nullptr,
               replicas.get(),   result};
@@ -261,6 +255,29 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
     if (control.rank() == 0) result.profile = print_profile(profile, set, options, result.steps);
   }
   if (comparison) comparison->report(result);
+  return result;
+}
+
+}  // namespace
+
+Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
+                                const PlanSet* reference, const BatchSource* reference_data,
+                                Transport& transport, const JobOptions& options, Backend* device) {
+  Control& control = transport.control();
+  Cores cores = cores_of(options, can_overlap(set), control.rank(), control.world());
+  cores.is_process = true;
+  std::unique_ptr<Backend> backend;
+  if (device == nullptr) {
+    PIPER_ASSIGN(backend, backend_of(options, cores));
+    device = backend.get();
+  }
+  std::unique_ptr<Fabric> own;
+  PIPER_ASSIGN(Fabric * fabric, choose_fabric(set, *device, transport, {}, own));
+  std::unique_ptr<Executor> executor;
+  Result<JobResult> result = load_and_run(set, data, reference, reference_data, control, options,
+                                          cores, *device, *fabric, executor);
+  // The others are told before the fabric ends, which may wait for what they have queued.
+  if (!result) control.abort(result.error());
   return result;
 }
 

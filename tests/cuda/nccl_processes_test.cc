@@ -150,6 +150,17 @@ TEST_F(NcclProcesses, NameWhoEndsStopsOrNeverComes) {
                                      "rank 1 does not go on"));
   expect_no_letters();
 
+  // The others are told before it ends what it has queued, which may take for ever.
+  const Ended failed = disturb(3,
+                               "FAKE_CUDA_FAIL_FIRST=$([ $RANK = 1 ] && echo cuGraphLaunch) "
+                               "FAKE_CUDA_STOP=$([ $RANK = 1 ] && echo ncclCommAbort)",
+                               "--timeout 60 --start-timeout 60", "true");
+  EXPECT_LT(failed.seconds, 30);
+  for (const size_t rank : {0u, 2u})
+    EXPECT_THAT(failed.said[rank],
+                testing::ContainsRegex("because rank 1 failed: .*cuGraphLaunch"));
+  expect_no_letters();
+
   // Before it has joined its first communicator.
   const Ended late = disturb(3, "FAKE_CUDA_STOP=$([ $RANK = 1 ] && echo ncclCommInitRankConfig)",
                              "--start-timeout 3", "true");

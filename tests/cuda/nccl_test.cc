@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -27,6 +28,13 @@ struct Job {
 };
 
 using Parameters = std::vector<NamedTensor>;
+
+// A function of the faked libraries, which are one.
+template <class Function>
+Function* of_fake(const char* name) {
+  static void* const library = dlopen(PIPER_FAKE_CUDA "/nccl/libcuda.so.1", RTLD_NOW);
+  return reinterpret_cast<Function*>(dlsym(library, name));
+}
 
 JobOptions options_of() {
   JobOptions options;
@@ -120,9 +128,7 @@ TEST_F(Nccl, FastSumsConnectBeforeTheFirstStep) {
       "directives:\n  - name: replicate\n    replicate: {over: dp, reduce: {sum: fast}}\n");
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const auto sums = [] {
-    static const auto calls_of = reinterpret_cast<int64_t (*)(const char*)>(
-        dlsym(dlopen(PIPER_FAKE_CUDA "/nccl/libcuda.so.1", RTLD_NOW), "fake_cuda_calls"));
-    return calls_of("ncclAllReduce");
+    return of_fake<int64_t(const char*)>("fake_cuda_calls")("ncclAllReduce");
   };
   const int64_t before = sums();
   std::atomic<int64_t> made = -1;
@@ -160,6 +166,42 @@ TEST(Blocks, AreSharedByWhatRunsAtOnce) {
   EXPECT_EQ(most({said, forward, backward}, 10).most, (std::vector<int>{8, 1, 1}));
   // Two groups of one stream follow each other.
   EXPECT_EQ(most({group, group}, 21).most, (std::vector<int>{20, 20}));
+}
+
+// A rank ends in the middle of a step. The others have kernels of two communicators queued, some of
+// which stand behind a kernel of another one that waits for the rank that is gone.
+TEST_F(Nccl, ARankThatEndsTakesTheOthersAlong) {
+  const auto compiled =
+      compile_mlp("1f1b", {{"stages", "2"}, {"dp", "2"}, {"microbatches", "3"}}, "");
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const Numbers data(*data_needs(compiled->set));
+  for (const bool graphs : {false, true}) {
+    for (int64_t gone = 0; gone < compiled->set.world(); ++gone) {
+      SCOPED_TRACE(fmt::format("rank {}, graphs {}", gone, graphs ? "on" : "off"));
+      JobOptions options = options_of();
+      options.graphs = graphs;
+      options.before_step = [&](int64_t rank, int64_t step, const Executor&) -> Status {
+        if (rank == gone && step == 2) return fail("its host is out of order");
+        return ok_status();
+      };
+      const auto begun = std::chrono::steady_clock::now();
+      const auto ranks = run_over_nccl(compiled->set, data, options, 60);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+      EXPECT_LT(took.count(), 5);
+      for (int64_t rank = 0; rank < compiled->set.world(); ++rank) {
+        const auto& result = ranks[static_cast<size_t>(rank)];
+        ASSERT_FALSE(result);
+        const std::string wanted =
+            rank == gone ? "its host is out of order"
+                         : fmt::format(
+                               "rank {} stopped because rank {} failed: its host is out of "
+                               "order",
+                               rank, gone);
+        EXPECT_NE(result.error().message.find(wanted), std::string::npos) << result.error().message;
+      }
+    }
+  }
+  EXPECT_EQ(of_fake<int()>("fake_cuda_report")(), 0);
 }
 
 // What another rank does not answer ends in an error that names it.

@@ -169,6 +169,10 @@ int State::communicate(const char* call, NcclComm* comm, CuStream* stream, Begin
   }
   return begin(call, stream, [=, work = std::move(work)]() -> Result<std::shared_ptr<Point>> {
     if (!comm->is_alive) return std::shared_ptr<Point>();
+    if (comm->is_aborted) {
+      std::erase(comm->expected, number);
+      return std::shared_ptr<Point>();
+    }
     if (comm->expected.empty() || comm->expected.front() != number)
       return fail("a communicator's calls begin in another order than they were made in");
     comm->expected.pop_front();
@@ -318,7 +322,10 @@ Call::Call(const char* of, bool needs_start) : name(of), state(State::get()), lo
   const std::string_view text = name;
   const bool captures =
       state.is_capturing() || text.starts_with("cuGraph") || text == "cuStreamBeginCapture_v2";
-  if (++state.calls == fails || is_named ||
+  const bool is_drawn =
+      state.fails_call_in > 0 && state.fails_call == text && --state.fails_call_in == 0;
+  state.call_has_failed |= is_drawn;
+  if (++state.calls == fails || is_named || is_drawn ||
       (captures && ++state.captured_calls == state.fails_captured)) {
     code = kUnknown;
     state.has_failed = true;
@@ -350,6 +357,19 @@ int64_t fake_cuda_calls(const char* name) {
        at != state.calls_of.end() && at->first.starts_with(name); ++at)
     count += at->second;
   return count;
+}
+int64_t fake_cuda_calls_of(const char* name) {
+  piper::fake::State& state = piper::fake::State::get();
+  const std::lock_guard lock(state.mutex);
+  const auto found = state.calls_of.find(name);
+  return found == state.calls_of.end() ? 0 : found->second;
+}
+int fake_cuda_fail_call(const char* name, int64_t number) {
+  piper::fake::State& state = piper::fake::State::get();
+  const std::lock_guard lock(state.mutex);
+  state.fails_call = name;
+  state.fails_call_in = number;
+  return std::exchange(state.call_has_failed, false) ? 1 : 0;
 }
 void fake_cuda_seed(int64_t seed) {
   piper::fake::State& state = piper::fake::State::get();

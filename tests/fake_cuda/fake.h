@@ -164,6 +164,7 @@ struct NcclComm : fake::Object {
   // Queues what was called last, as a thread of the library does; "in progress" until it could.
   std::function<int()> pending;
   std::set<std::string> connected;  // the ways that work: "send 0 1", "receive 0 1", "sum 0"
+  bool is_aborted = false;          // its operations end when they begin
   std::deque<int64_t> expected;     // numbers of calls that are to begin
   std::vector<std::shared_ptr<fake::Point>> under_way;  // what has begun
   CuStream* stream = nullptr;        // the one on which all of its operations stand
@@ -216,6 +217,9 @@ class State {
   std::map<std::string, int64_t, std::less<>> calls_of;  // by name
   int64_t captured_calls = 0;  // that make graphs; of these the one that is to fail
   int64_t fails_captured = 0;
+  std::string fails_call;                 // a call of this is to fail
+  int64_t fails_call_in = 0;              // that many calls of it from now on; 0: none
+  bool call_has_failed = false;           // as was wanted
   double clock = 0;                       // milliseconds that work has taken
   std::map<uintptr_t, Range> memory;      // allocations, and mappings with access
   std::set<std::pair<int, int>> peers;    // (reader, owner) of what is not mapped
@@ -346,6 +350,9 @@ int fake_cuda_report();
 int fake_cuda_is_for_rdma(uintptr_t at);
 // How many multiprocessors a stream has, and which is the first.
 int fake_cuda_multiprocessors(const piper::cuda::CuStream* stream, int* first);
+// From now on the Nth call of this function fails, once; whether that wanted before has failed.
+int fake_cuda_fail_call(const char* name, int64_t number);
+int64_t fake_cuda_calls_of(const char* name);
 // How many calls there were of functions whose names begin so.
 int64_t fake_cuda_calls(const char* name);
 // From now on the Nth call that makes a graph fails, once; how many there were before.

@@ -346,6 +346,30 @@ void leave(Call& call, NcclComm& comm) {
   for (const std::string& name : letters.names(comm.room + ".")) letters.remove(name);
 }
 
+// Whether there was any.
+bool forget_all(State& state, const NcclComm* comm) {
+  return std::erase_if(state.registered, [&](NcclWindow* each) {
+           if (each->comm == comm) each->is_alive = false;
+           return each->comm == comm;
+         }) > 0;
+}
+
+// What is under way of it ends at once. Then the library waits for the streams on which its
+// operations stand, behind whatever else stands there.
+void begin_abort(NcclComm& comm) {
+  comm.is_aborted = true;
+  comm.pending = nullptr;
+  for (const std::shared_ptr<Point>& over : comm.under_way) over->is_done = true;
+  std::erase_if(under_way(), [](const UnderWay& all) { return all.over->is_done; });
+}
+void end_abort(Call& call, NcclComm& comm) {
+  State& state = call.state;
+  state.run_until([&] { return comm.expected.empty() || state.failure() != kOk; });
+  forget_all(state, &comm);
+  leave(call, comm);
+}
+thread_local std::vector<NcclComm*> aborted;  // by the group that is open
+
 NcclWindow* registered(Call& call, NcclComm* comm, void* at, size_t bytes, bool is_window) {
   const auto begin = reinterpret_cast<uintptr_t>(at);
   const Range* range = call.state.range_of(begin);
@@ -370,14 +394,6 @@ int forget(Call& call, NcclComm* comm, NcclWindow* window, bool is_window) {
   window->is_alive = false;
   std::erase(call.state.registered, window);
   return call.code;
-}
-
-// Whether there was any.
-bool forget_all(State& state, const NcclComm* comm) {
-  return std::erase_if(state.registered, [&](NcclWindow* each) {
-           if (each->comm == comm) each->is_alive = false;
-           return each->comm == comm;
-         }) > 0;
 }
 
 }  // namespace
@@ -457,8 +473,11 @@ int ncclCommDestroy(NcclComm* comm) {
 int ncclCommAbort(NcclComm* comm) {
   FAKE_RELEASE(ncclCommAbort);
   FAKE_CHECK(comm);
-  forget_all(call.state, comm);
-  leave(call, *comm);
+  begin_abort(*comm);
+  if (depth > 0)
+    aborted.push_back(comm);
+  else
+    end_abort(call, *comm);
   return call.code;
 }
 int ncclCommRegister(NcclComm* comm, void* at, size_t bytes, void** made) {
@@ -490,8 +509,12 @@ int ncclGroupStart() {
   return kNcclOk;
 }
 int ncclGroupEnd() {
-  FAKE_CALL(ncclGroupEnd);
-  return --depth > 0 ? kNcclOk : queue_group(call.state);
+  FAKE_RELEASE(ncclGroupEnd);
+  if (--depth > 0) return call.code;
+  for (NcclComm* comm : std::exchange(aborted, {})) end_abort(call, *comm);
+  if (call.code == kOk) return queue_group(call.state);
+  group.clear();
+  return call.code;
 }
 int ncclSend(const void* data, size_t count, int type, int peer, NcclComm* comm, CuStream* stream) {
   FAKE_CALL(ncclSend);
