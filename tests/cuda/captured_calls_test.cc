@@ -34,6 +34,7 @@ class CapturedCalls : public ::testing::Test {
     ASSERT_EQ(nccl.ncclGetUniqueId(&id), 0);
     NcclConfig config;
     config.blocking = 0;
+    config.cluster = 1;
     config.name = "a pair";
     for (int rank = 0; rank < 2; ++rank)
       ASSERT_EQ(nccl.ncclCommInitRankConfig(&ranks[rank], 2, id, rank, &config), kNcclInProgress);

@@ -97,6 +97,7 @@ TEST_F(FakeCuda, CommunicatorsKnowMappedMemory) {
   ASSERT_EQ(nccl.ncclGetUniqueId(&id), 0);
   NcclConfig config;
   config.blocking = 0;
+  config.cluster = 1;
   config.name = "alone";
   NcclComm* comm = nullptr;
   ASSERT_EQ(nccl.ncclCommInitRankConfig(&comm, 1, id, 0, &config), kNcclInProgress);

@@ -157,10 +157,18 @@ TEST(Blocks, AreSharedByWhatRunsAtOnce) {
   EXPECT_EQ(most({group}, 132).most, (std::vector<int>{32}));
   EXPECT_EQ(most({group}, 21).most, (std::vector<int>{20}));
   // At a place: the group's queue, that of what is sent, that of what is received.
-  EXPECT_EQ(most({group, forward, backward}, 61).most, (std::vector<int>{20, 20, 20}));
+  EXPECT_EQ(most({group, forward, backward}, 22).most, (std::vector<int>{7, 7, 7}));
+  // A pair uses no more than 8, and leaves the others to the group.
+  EXPECT_EQ(most({group, forward, backward}, 41).most, (std::vector<int>{24, 8, 8}));
+  EXPECT_EQ(most({group, forward, backward}, 132).most, (std::vector<int>{32, 8, 8}));
+  EXPECT_EQ(most({forward, backward}, 132).most, (std::vector<int>{8, 8}));
   Communicator said = group;
   said.sms = 8;
-  EXPECT_EQ(most({said, forward, backward}, 61).most, (std::vector<int>{8, 26, 26}));
+  EXPECT_EQ(most({said, forward, backward}, 61).most, (std::vector<int>{8, 8, 8}));
+  EXPECT_EQ(most({said, forward, backward}, 19).most, (std::vector<int>{8, 5, 5}));
+  Communicator wide = forward;
+  wide.sms = 20;
+  EXPECT_EQ(most({group, wide, backward}, 132).most, (std::vector<int>{32, 20, 8}));
   EXPECT_FALSE(most({said, forward, backward}, 61).are_too_many);
   EXPECT_TRUE(most({said, forward, backward}, 10).are_too_many);
   EXPECT_EQ(most({said, forward, backward}, 10).most, (std::vector<int>{8, 1, 1}));

@@ -426,8 +426,12 @@ int ncclCommInitRankConfig(NcclComm** comm, int size, NcclId id, int rank, NcclC
       rank >= size || (has_limits && (config->most_blocks < 1 || config->most_blocks > 64)) ||
       (config->least_blocks != NcclConfig::kUndefined &&
        (!has_limits || config->least_blocks > config->most_blocks)) ||
-      config->cluster != NcclConfig::kUndefined || !config->name)
+      (config->cluster != NcclConfig::kUndefined && (config->cluster < 0 || config->cluster > 8)) ||
+      !config->name)
     return kNcclInvalid;
+  // The blocks of a cluster wait for room for all of them, which the limits above do not count.
+  if (config->cluster > 1 || config->cluster == NcclConfig::kUndefined)
+    call.state.misuse(call.name, "blocks of a communicator begin in clusters");
   NcclComm made;
   made.room = id.bytes;
   if (Letters::get().is_there(here(made, rank))) return kNcclInvalid;
