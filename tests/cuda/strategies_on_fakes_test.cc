@@ -62,10 +62,11 @@ Result<Trained> train_here(const PlanSet& set, const JobOptions& options) {
   return trained_by(std::move(job));
 }
 // Each rank as a process of its own would run it, over NCCL.
-Result<Trained> train_over_nccl(const PlanSet& set) {
+Result<Trained> train_over_nccl(const PlanSet& set, bool graphs) {
   PIPER_ASSIGN(auto needs, data_needs(set));
   const Tokens data(std::move(needs));
-  std::vector<Result<JobResult>> results = run_over_nccl(set, data, options_for("cuda"), 60);
+  std::vector<Result<JobResult>> results =
+      run_over_nccl(set, data, options_for("cuda", graphs), 60);
   for (const auto& result : results)
     if (!result) return result.error();
   return trained_by(*std::move(results[0]));
@@ -156,6 +157,20 @@ void add_halves(std::vector<Case>& cases) {
                    {"schedules/gpipe", "memory/zero1", "memory/offload"},
                    "stages: 2, dp: 2, microbatches: 2, what: optimizer"});
 }
+// Up to eight devices: of schedules that have a stage for each layer, some; given a seed, all.
+void add_wide(std::vector<Case>& cases) {
+  constexpr const char *kAlways[] = {"chimera", "dualpipe"},
+                       *kSeeded[] = {"1f1b", "gpipe", "pipedream-2bw", "zb-h1", "zb-h2"};
+  std::vector<std::string> schedules(std::begin(kAlways), std::end(kAlways));
+  if (given_seed()) schedules.insert(schedules.end(), std::begin(kSeeded), std::end(kSeeded));
+  for (const std::string& schedule : schedules)
+    cases.push_back({identifier("four_stages_" + schedule),
+                     {"schedules/" + schedule, "memory/ddp"},
+                     schedule == "dualpipe" ? "stages: 4, dp: 1, microbatches: 8"
+                                            : "stages: 4, dp: 2, microbatches: 4"});
+  cases.push_back(
+      {"eight_replicas", {"schedules/gpipe", "memory/zero2"}, "stages: 1, dp: 8, microbatches: 1"});
+}
 void add_axes(std::vector<Case>& cases) {
   const std::string two = "stages: 1, dp: 1, microbatches: 2, ";
   for (const std::string& file : library_files("/tensor"))
@@ -218,6 +233,7 @@ std::vector<Case> all_cases() {
   std::vector<Case> cases;
   add_complete(cases);
   add_halves(cases);
+  add_wide(cases);
   add_axes(cases);
   add_numerics(cases);
   for (size_t k = 0; k < cases.size(); ++k) cases[k].number = k;
@@ -262,6 +278,7 @@ class OnFakes : public ::testing::Test {
     setenv("PIPER_CUDA_PATH", PIPER_FAKE_CUDA "/nccl", 1);
     setenv("XDG_CACHE_HOME", cache.path().c_str(), 1);
     setenv("FAKE_NVRTC_PLAIN", "1", 1);
+    setenv("FAKE_CUDA_DEVICES", "8", 1);
   }
 };
 
@@ -292,17 +309,19 @@ TEST_P(StrategiesOnFakes, TrainWhatOneDeviceTrains) {
     ASSERT_TRUE(again) << print_error(again.error());
     expect_equal_bits(*again, *single, "one device without graphs");
   }
-  // By the order of cases ranks share a device or have one each; given a seed, both, in three
-  // orders.
-  const bool has_all = given_seed().has_value(), shares = one.number % 2 == 0;
-  for (int orders = has_all ? 3 : shares ? 1 : 0; orders > 0; --orders) {
+  // Given a seed, all of it in three orders; else every second case shares a device, and of those
+  // that compile for long, over NCCL every second one has graphs.
+  const bool has_all = given_seed().has_value(), is_even = one.number % 2 == 0;
+  for (int orders = has_all ? 3 : is_even ? 1 : 0; orders > 0; --orders) {
     SCOPED_TRACE(fmt::format("order PIPER_SEED={}", draw_order()));
     compare(train_here(compiled->set, options_for("cuda")), "ranks that share a device");
   }
-  if (has_all || !shares) {
-    SCOPED_TRACE(fmt::format("order PIPER_SEED={}", draw_order()));
-    compare(train_over_nccl(compiled->set), "a device for each rank");
-  }
+  for (int orders = has_all ? 3 : 1; orders > 0; --orders)
+    for (const bool graphs : {false, true}) {
+      if (!has_all && one.equal == Case::kNear && graphs == is_even) continue;
+      SCOPED_TRACE(fmt::format("order PIPER_SEED={}, graphs {}", draw_order(), graphs));
+      compare(train_over_nccl(compiled->set, graphs), "a device for each rank");
+    }
   EXPECT_EQ(calls_of("nvrtcCompileProgram"), compiled_ahead) << "a run compiles something, too";
   const auto on_cpu = train_here(reference, options_for("cpu"));
   ASSERT_TRUE(on_cpu) << print_error(on_cpu.error());
