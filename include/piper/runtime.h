@@ -183,8 +183,9 @@ struct JobOptions {
   std::function<Status(const MemoryMetrics&)> on_memory;
   // Called by every rank before each step; an error is that rank's failure. For tests.
   std::function<Status(int64_t rank, int64_t step, const Executor& executor)> before_step;
-  // Of ranks as threads: called once, at once, by the rank that fails first. Ranks that do not come
-  // back within grace_s after it end the process, with the error's code.
+  // Called by a rank that fails, before what it has queued on a device ends. Of ranks as threads:
+  // called once, at once, by the first of them; ranks that do not come back within grace_s after it
+  // end the process, with the error's code.
   std::function<void(const Error&)> on_error;
   double grace_s = 2;
 };

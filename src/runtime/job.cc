@@ -276,8 +276,12 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
   std::unique_ptr<Executor> executor;
   Result<JobResult> result = load_and_run(set, data, reference, reference_data, control, options,
                                           cores, *device, *fabric, executor);
-  // The others are told before the fabric ends, which may wait for what they have queued.
-  if (!result) control.abort(result.error());
+  // Before a fabric ends that may wait for what others have queued, they are told; and before that
+  // the user, since their end may be that of this process.
+  if (!result && fabric->is_asynchronous()) {
+    if (options.on_error) options.on_error(result.error());
+    control.abort(result.error());
+  }
   return result;
 }
 
