@@ -41,8 +41,8 @@ class Links {
   virtual Status add_memory(std::byte* /*at*/, int64_t /*bytes*/, std::string_view /*layout*/) {
     return ok_status();
   }
-  // Device memory that communicators may exchange with each other while they are opened: lent
-  // before the first of them, of connect_scratch_bytes.
+  // Called before the first communicator is opened, with device memory of connect_scratch_bytes,
+  // whose contents members may exchange to connect.
   virtual void use_scratch(std::span<std::byte> /*scratch*/) {}
   // The own end of a communicator, in the order in which all ranks list them; `in_flight`: of a
   // sender, messages between two wait_sends.
@@ -72,7 +72,8 @@ inline constexpr int64_t kMostSlotBytes = int64_t{32} << 20;
 // By stream of the plan: what its collectives take for such blocks.
 std::vector<int64_t> device_fabric_bytes(const RoleProgram& role, int64_t limit = kMostSlotBytes);
 
-// What Links::use_scratch takes for communicators of as many members as the plan's.
+// Returns how many bytes Links::use_scratch is given for communicators of as many members as the
+// plan's.
 int64_t connect_scratch_bytes(const RoleProgram& role);
 
 // The programs that the plan's collectives sum and choose with, the largest of each kind on each

@@ -346,7 +346,7 @@ class NcclLinks final : public Links {
     return ok_status();
   }
 
-  // The sender's byte goes where the receiver's are not.
+  // Sends a byte from the one to the other.
   Status connect_pair(int32_t number) {
     const MessagePart byte{scratch_.data(), 1};
     const bool sends = communicators_[static_cast<size_t>(number)].own == 0;
@@ -354,12 +354,13 @@ class NcclLinks final : public Links {
     return wait_for_stream(communicators_[static_cast<size_t>(number)]);
   }
 
-  // Everybody sends a byte to everybody. Where the library adds up, it adds a number of each, too:
-  // larger sums take no ways that were not opened with the communicator (make_nccl_links).
+  // Sends a byte from each member to each other one. Where the library adds up, it adds a number of
+  // each, too; what larger sums need was connected with the communicator (make_nccl_links).
   Status connect_group(int32_t number, bool adds_up) {
     constexpr size_t kResult = 8, kBytes = 16;  // in the scratch, behind the number that is added
     const Joined& on = communicators_[static_cast<size_t>(number)];
-    PIPER_CHECK(scratch_.size() >= kBytes + on.ranks.size(), "too little was lent to connect");
+    PIPER_CHECK(scratch_.size() >= kBytes + on.ranks.size(),
+                "the scratch holds no byte of each member");
     std::vector<Block> outgoing, incoming;
     for (size_t k = 0; k < on.ranks.size(); ++k) {
       if (static_cast<int64_t>(k) == on.own) continue;
@@ -374,7 +375,7 @@ class NcclLinks final : public Links {
     return wait_for_stream(on);
   }
 
-  // Until all that was queued for the communicator is done.
+  // Waits until all that was queued for the communicator is done.
   Status wait_for_stream(const Joined& on) {
     if (event_ < 0) {
       PIPER_ASSIGN(event_, device_.add_event());
@@ -504,8 +505,9 @@ BlocksOf blocks_of(std::span<const Communicator> all, int multiprocessors) {
 Result<std::unique_ptr<Links>> make_nccl_links(
     Device& device, const FabricSource& source,
     const std::function<void(const std::string&)>& note) {
-  // Which of its ways a sum takes follows from its size: all are opened with the communicator.
-  // (NCCL reads this when a process makes its first communicator.)
+  // NCCL chooses the algorithm of a sum by its size and would connect members when it first uses
+  // one; told so before a process makes its first communicator, it connects them for all algorithms
+  // when it makes a communicator.
   if (has_fast_sums(source.role)) setenv("NCCL_RUNTIME_CONNECT", "0", 0);
   PIPER_ASSIGN(const Opened<Nccl>* const nccl, opened<Nccl>());
   int version = 0;

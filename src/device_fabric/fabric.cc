@@ -79,19 +79,19 @@ class DeviceFabric final : public Fabric {
   Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight,
                            int32_t stream) override {
     PIPER_TRY(check_peer(rank_, world_, peer));
-    PIPER_TRY(lend());
+    PIPER_TRY(give_scratch());
     return links_->add_pair(rank_, peer, communicator, stream, in_flight);
   }
   Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream) override {
     PIPER_TRY(check_peer(rank_, world_, peer));
-    PIPER_TRY(lend());
+    PIPER_TRY(give_scratch());
     return links_->add_pair(peer, rank_, communicator, stream, 0);
   }
   Status add_message(std::span<const MessagePart>) override { return ok_status(); }
   Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator,
                             int32_t stream) override {
     PIPER_TRY(check_group(rank_, world_, ranks));
-    PIPER_TRY(lend());
+    PIPER_TRY(give_scratch());
     Seated seated{{ranks.begin(), ranks.end()}, 0, -1, stream};
     seated.own = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
     PIPER_ASSIGN(const std::span<std::byte> slot, slots_.reserve(stream));
@@ -173,8 +173,8 @@ class DeviceFabric final : public Fabric {
   void abort() override { links_->abort(); }
 
  private:
-  // Lends the links their scratch before they open the first communicator.
-  Status lend() {
+  // Gives the links their scratch before they open the first communicator.
+  Status give_scratch() {
     if (scratch_bytes_ == 0) return ok_status();
     const auto bytes = static_cast<size_t>(std::exchange(scratch_bytes_, 0));
     PIPER_ASSIGN(std::byte* const at, backend_.allocate(static_cast<int64_t>(bytes)));
@@ -248,7 +248,7 @@ class DeviceFabric final : public Fabric {
   std::unique_ptr<Links> links_;
   Slots slots_;
   Arithmetic arithmetic_;
-  int64_t scratch_bytes_ = 0;  // bytes that the links are still to be lent
+  int64_t scratch_bytes_ = 0;  // that the links are still to be given
   bool queues_ = true;
   std::vector<Seated> groups_;
   std::map<std::tuple<const void*, InstructionKind, int32_t>, std::unique_ptr<Prepared>> prepared_;

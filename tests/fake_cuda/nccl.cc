@@ -217,7 +217,8 @@ std::string way_name(const NcclComm& comm, const std::string& way) {
   return fmt::format("{}.way.{}", comm.room, way);
 }
 
-// The way that the operation needs, and those of other members that must be open with it.
+// What must be set up before an operation: a way of the own rank, and of the other members those
+// that are set up with it.
 struct Way {
   std::string own;
   std::vector<std::string> others;
