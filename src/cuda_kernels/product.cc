@@ -54,10 +54,130 @@ DeviceOperand moved(DeviceOperand operand, int64_t bytes) {
   return operand;
 }
 
+// ---- Parts --------------------------------------------------------------------------------------
+// The library's fast kernels read and write runs of 16 bytes, so they take an extent along which
+// elements adjoin only if it is a whole number of runs. Of others, 50,257 classes for one, the last
+// few elements are a product of their own, which takes little time; along k a kernel of ours adds
+// it.
+
+constexpr int64_t kRun = 8;            // elements of 16 bits
+constexpr int64_t kLeastExtent = 256;  // below, nothing is gained
+constexpr int32_t kTailThreads = 256;
+// Of f32 sums that are finished by a kernel of ours: what a device keeps in its cache meanwhile.
+constexpr int64_t kSumBytes = int64_t{32} << 20;
+constexpr int64_t kRowsOfTile = 128;  // of the library
+
+using Operands = std::array<DeviceOperand, 6>;  // as DeviceProduct has them
+enum : size_t { kOfA, kOfB, kOfC, kOfBias, kOfD, kOfPre };
+
+// Elements of the extent that the fast kernels take; all of it where nothing is gained.
+int64_t whole_runs(int64_t extent, bool adjoins) {
+  return !adjoins || extent < kLeastExtent ? extent : extent / kRun * kRun;
+}
+
+bool has_aligned_rows(const DeviceProduct& p) { return (p.lda | p.ldb | p.ldd) % kRun == 0; }
+
+// The rows (of D and A) or columns (of D and B) from `first` on, `count` of them.
+struct PartOf {
+  const DeviceProduct& product;
+  const Operands& at;
+  int64_t type_bytes() const { return info(product.type).bytes; }
+  int64_t result_bytes() const { return info(product.result).bytes; }
+
+  std::pair<DeviceProduct, Operands> rows(int64_t first, int64_t count) const {
+    DeviceProduct part = product;
+    Operands to = at;
+    part.m = count;
+    to[kOfA] = moved(at[kOfA], first * (product.trans_a ? 1 : product.lda) * type_bytes());
+    for (const size_t d : {kOfC, kOfD, kOfPre})
+      to[d] = moved(at[d], first * product.ldd * result_bytes());
+    return {part, to};
+  }
+  std::pair<DeviceProduct, Operands> columns(int64_t first, int64_t count) const {
+    DeviceProduct part = product;
+    Operands to = at;
+    part.n = count;
+    to[kOfB] = moved(at[kOfB], first * (product.trans_b ? product.ldb : 1) * type_bytes());
+    for (const size_t d : {kOfC, kOfBias, kOfD, kOfPre})
+      to[d] = moved(at[d], first * result_bytes());
+    return {part, to};
+  }
+};
+
+// D := sums, `pitch` elements from row to row, + what the last `tail` elements of k give.
+void add_tail(const DeviceProduct& p, int64_t tail, int64_t pitch, const DeviceOperand& sums,
+              const Operands& at, Emitter& emit) {
+  const int64_t first = p.k - tail, bytes = info(p.type).bytes, count = p.m * p.n;
+  const int64_t a_step = p.trans_a ? p.lda : 1, b_step = p.trans_b ? 1 : p.ldb;
+  int64_t pack = 4;
+  while (p.n % pack != 0) pack /= 2;
+  emit.kernel({.family = "product",
+               .body = fmt::format("  add_tail<{0}, {1}, {2}, {3}, {4}, {5}, {6}LL, {7}LL, {8}LL, "
+                                   "{9}LL, {10}LL>(p.at<const float>(0), "
+                                   "p.at<const {0}>(1), p.at<const {0}>(2), p.at<{1}>(3), {11}LL);",
+                                   type_name(p.type), type_name(p.result), pack, tail, p.trans_a,
+                                   p.trans_b, p.n, p.lda, p.ldb, p.ldd, pitch, count),
+               .blocks = ceil_div(count, pack * kTailThreads),
+               .threads = kTailThreads,
+               .operands = {sums, moved(at[kOfA], first * a_step * bytes),
+                            moved(at[kOfB], first * b_step * bytes), at[kOfD]}});
+}
+
+// The sums over all of k but the last few, as f32, some rows at a time, and then the rest.
+void make_with_tail(const DeviceProduct& product, int64_t whole, const Operands& at,
+                    Emitter& emit) {
+  const bool in_place = product.result == DType::kF32;
+  const int64_t row_of_sums = product.n * info(DType::kF32).bytes;
+  const int64_t most =
+      in_place ? product.m
+               : std::min(product.m, std::max(kSumBytes / row_of_sums / kRowsOfTile, int64_t{1}) *
+                                         kRowsOfTile);
+  const DeviceOperand scratch = in_place ? DeviceOperand{} : emit.scratch(most * row_of_sums);
+  for (int64_t first = 0; first < product.m; first += most) {
+    auto [part, to] = PartOf{product, at}.rows(first, std::min(most, product.m - first));
+    const DeviceOperand sums = in_place ? to[kOfD] : scratch;
+    DeviceProduct head = part;
+    head.k = whole;
+    head.result = DType::kF32;
+    if (!in_place) head.ldd = part.n;
+    emit.product(head, {to[kOfA], to[kOfB], {}, {}, sums, {}});
+    add_tail(part, part.k - whole, head.ldd, sums, to, emit);
+  }
+}
+
+// A product in as many parts as its extents ask for.
+void make_parts(const DeviceProduct& product, const Operands& at, Emitter& emit) {
+  const auto whole = [&] { emit.product(product, {at.begin(), at.end()}); };
+  const bool is_16_bit = product.type == DType::kBF16 || product.type == DType::kF16;
+  if (!is_16_bit || product.batch != 1 || !has_aligned_rows(product)) return whole();
+  const int64_t m = whole_runs(product.m, product.trans_a), n = whole_runs(product.n, true),
+                k = whole_runs(product.k, !product.trans_a || product.trans_b);
+  const PartOf part{product, at};
+  if (n < product.n) {
+    for (const auto& [first, count] : {std::pair(int64_t{0}, n), {n, product.n - n}}) {
+      const auto [made, to] = part.columns(first, count);
+      first == 0 ? make_parts(made, to, emit) : emit.product(made, {to.begin(), to.end()});
+    }
+    return;
+  }
+  if (m < product.m) {
+    for (const auto& [first, count] : {std::pair(int64_t{0}, m), {m, product.m - m}}) {
+      const auto [made, to] = part.rows(first, count);
+      first == 0 ? make_parts(made, to, emit) : emit.product(made, {to.begin(), to.end()});
+    }
+    return;
+  }
+  const auto is_absent = [&](size_t operand) { return at[operand].kind == DeviceOperand::kAbsent; };
+  const bool is_sum_alone =
+      is_absent(kOfC) && is_absent(kOfBias) && product.activation == DeviceProduct::kNone;
+  if (k < product.k && is_sum_alone) return make_with_tail(product, k, at, emit);
+  whole();
+}
+
 // One product for each place in `dims`; operands are A, B, C, D.
 void make_products(const Use& use, const DeviceProduct& product, std::span<const BatchDim> dims,
                    std::array<DeviceOperand, 4> at, Emitter& emit) {
-  if (dims.empty()) return emit.product(product, {at[0], at[1], at[2], {}, at[3], {}});
+  if (dims.empty()) return make_parts(product, {at[0], at[1], at[2], {}, at[3], {}}, emit);
   const BatchDim& dim = dims.back();
   const int64_t bytes = info(use.type()).bytes, of_result = info(product.result).bytes;
   for (int64_t i = 0; i < dim.extent; ++i)
@@ -87,8 +207,6 @@ DeviceProduct product_of(const Use& use, const Emitter& emit, size_t result, boo
 // ---- Linear -------------------------------------------------------------------------------------
 constexpr size_t kX = 0, kW = 1, kBias = 2, kY = 3, kPre = 4;
 constexpr int32_t kFinishThreads = 256;
-// Of f32 sums that are finished by a kernel of ours: what a device keeps in its cache meanwhile.
-constexpr int64_t kSumBytes = int64_t{32} << 20;
 
 struct Linear {
   DeviceProduct product;
@@ -138,10 +256,10 @@ void make_in_two(const Linear& linear, Emitter& emit) {
   const DType type = linear.product.type, sums_type = compute_type(type);
   const int64_t bytes = info(type).bytes, row_of_sums = n * info(sums_type).bytes;
   const bool in_place = type == sums_type;
-  constexpr int64_t kRows = 128;  // of a library's tiles
   const int64_t most =
       in_place ? rows
-               : std::min(rows, std::max(kSumBytes / row_of_sums / kRows, int64_t{1}) * kRows);
+               : std::min(rows, std::max(kSumBytes / row_of_sums / kRowsOfTile, int64_t{1}) *
+                                    kRowsOfTile);
   const DeviceOperand scratch = in_place ? DeviceOperand{} : emit.scratch(most * row_of_sums);
   for (int64_t first = 0; first < rows; first += most) {
     const int64_t here = std::min(most, rows - first);
@@ -214,12 +332,10 @@ Status make_linear(const Use& use, Emitter& emit) {
     return ok_status();
   }
   if (linear.is_activated) linear.product.activation = DeviceProduct::kGeluTanh;
-  emit.product(linear.product, {emit.operand(kX),
-                                emit.operand(kW),
-                                {},
-                                emit.operand(kBias),
-                                emit.operand(kY),
-                                linear.is_activated ? emit.operand(kPre) : DeviceOperand{}});
+  make_parts(linear.product,
+             {emit.operand(kX), emit.operand(kW), DeviceOperand{}, emit.operand(kBias),
+              emit.operand(kY), linear.is_activated ? emit.operand(kPre) : DeviceOperand{}},
+             emit);
   return ok_status();
 }
 

@@ -51,8 +51,22 @@ def has_torch(session):
 
 
 def torch_command(session, name, batch, seconds, ways):
+    """Returns a command and its environment; its caches are the session's."""
     return ([sys.executable, ROOT / "tests/gpu/peer_torch.py", name, batch, seconds, *ways],
             {"TORCHINDUCTOR_CACHE_DIR": str(session.out / "inductor"), "TRITON_CACHE_DIR": str(session.out / "triton"), "PYTHONUNBUFFERED": "1"})
+
+
+def fill_caches(session, *batches):
+    """Begins to compile GPT-2 in PyTorch beside checks that are not timed, so that `torch` finds it compiled."""
+    if not has_torch(session):
+        return []
+    return [session.start(*torch_command(session, "gpt2", batch, 0, ["compile"])) for batch in batches]
+
+
+def await_caches(session, children):
+    for child in children:
+        code, output = session.finish(child, 40)
+        session.write_log(f"torch, to fill its caches: {code}", output)
 
 
 def torch(session, name, batch, seconds, ways, limit_s):

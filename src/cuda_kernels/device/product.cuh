@@ -52,3 +52,25 @@ DEVICE void finish_sums(const computed<T>* sums, const T* bias, T* y, T* pre, in
   if (kPre) reinterpret_cast<Elements*>(pre)[i] = before;
   reinterpret_cast<Elements*>(y)[i] = made;
 }
+
+// d = sum + what the last kTail elements of k give: a [rows, kTail] · b [kTail, kColumns],
+// either of which may be transposed. Rows are so many elements apart. A thread has kPack of the
+// `count` elements of d, of one row.
+template <class T, class R, int kPack, int kTail, bool kTransA, bool kTransB, int64_t kColumns,
+          int64_t kLda, int64_t kLdb, int64_t kLdd, int64_t kLdSums>
+DEVICE void add_tail(const float* sums, const T* a, const T* b, R* d, int64_t count) {
+  const int64_t i = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kPack;
+  if (i >= count) return;
+  const int64_t row = i / kColumns, column = i % kColumns;
+  Pack<float, kPack> sum =
+      *reinterpret_cast<const Pack<float, kPack>*>(sums + row * kLdSums + column);
+  for (int j = 0; j < kTail; ++j) {
+    const float factor = static_cast<float>(kTransA ? a[j * kLda + row] : a[row * kLda + j]);
+    for (int e = 0; e < kPack; ++e)
+      sum.x[e] += factor * static_cast<float>(kTransB ? b[(column + e) * kLdb + j]
+                                                      : b[j * kLdb + column + e]);
+  }
+  Pack<R, kPack> made;
+  for (int e = 0; e < kPack; ++e) made.x[e] = R(sum.x[e]);
+  *reinterpret_cast<Pack<R, kPack>*>(d + row * kLdd + column) = made;
+}
