@@ -123,15 +123,16 @@ void add_tail(const DeviceProduct& p, int64_t tail, int64_t pitch, const DeviceO
                             moved(at[kOfB], first * b_step * bytes), at[kOfD]}});
 }
 
-// The sums over all of k but the last few, as f32, some rows at a time, and then the rest.
+// The sums over all of k but the last few, as f32, and then the rest: of all rows, or of as many at
+// a time as have a place. Few and equal parts leave few tiles without work.
 void make_with_tail(const DeviceProduct& product, int64_t whole, const Operands& at,
                     Emitter& emit) {
   const bool in_place = product.result == DType::kF32;
+  constexpr int64_t kMostBytes = int64_t{256} << 20;
   const int64_t row_of_sums = product.n * info(DType::kF32).bytes;
+  const int64_t parts = in_place ? 1 : ceil_div(product.m * row_of_sums, kMostBytes);
   const int64_t most =
-      in_place ? product.m
-               : std::min(product.m, std::max(kSumBytes / row_of_sums / kRowsOfTile, int64_t{1}) *
-                                         kRowsOfTile);
+      std::min(product.m, ceil_div(ceil_div(product.m, parts), kRowsOfTile) * kRowsOfTile);
   const DeviceOperand scratch = in_place ? DeviceOperand{} : emit.scratch(most * row_of_sums);
   for (int64_t first = 0; first < product.m; first += most) {
     auto [part, to] = PartOf{product, at}.rows(first, std::min(most, product.m - first));

@@ -220,7 +220,7 @@ void compare(const Case& one, size_t output, const Bytes& made) {
 }
 
 // Into the file that PIPER_DIGESTS names, for whoever compares the bits of two machines
-// (tests/gpu/day): a line for each result, of the use of its op and what it was.
+// (tests/gpu/more kernels): a line for each result, of the use of its op and what it was.
 void write_digests(const Pack& pack, const std::vector<Bytes>& made) {
   const char* const path = std::getenv("PIPER_DIGESTS");
   if (!path) return;

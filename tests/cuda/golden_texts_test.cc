@@ -221,15 +221,21 @@ TEST(GoldenTexts, OfGpt2StayInRegisters) {
   EXPECT_GT(texts.distinct(), 20u);
 }
 
-// ---- Rows at multiples of sixteen bytes ---------------------------------------------------------
+// ---- Rows at multiples of sixteen bytes, and whole runs of these
+// ---------------------------------------------------------
 
 bool is_aligned(const DeviceProduct& p, std::string& what) {
   constexpr int64_t kLeast = 256, kElements = 8;
   what = fmt::format("{} {}x{}x{} lines {} {} {}", info(p.type).name, p.m, p.n, p.k, p.lda, p.ldb,
                      p.ldd);
   if (info(p.type).bytes != 2 || std::max(p.m, p.n) < kLeast || p.k < kLeast) return true;
+  // The last elements of an extent that is no whole number of runs are a product of their own.
+  const bool is_tail = std::min(p.m, p.n) < kElements;
+  const bool adjoins_k = !p.trans_a || p.trans_b;
+  const bool has_whole_runs = p.n % kElements == 0 && (!p.trans_a || p.m % kElements == 0) &&
+                              (!adjoins_k || p.k % kElements == 0);
   return p.lda % kElements == 0 && p.ldb % kElements == 0 &&
-         (info(p.result).bytes != 2 || p.ldd % kElements == 0);
+         (info(p.result).bytes != 2 || p.ldd % kElements == 0) && (is_tail || has_whole_runs);
 }
 
 // Where the buffers of a role are on the device, by buffer, with the gaps of its rows.

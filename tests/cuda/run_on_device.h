@@ -1,5 +1,5 @@
 // Programs on the device that is here, for tests that usually run them on the host: with
-// PIPER_ON_DEVICE=1 in the environment (tests/gpu/day).
+// PIPER_ON_DEVICE=1 in the environment (tests/gpu/first).
 #pragma once
 
 #include <cstdlib>

@@ -7,6 +7,7 @@ import re
 import statistics
 import sys
 
+import correctness
 from session import ROOT, lines_of
 
 TOKENS = {"gpt2": 1024, "gpt2-xl": 1024, "llama-1b": 2048}  # of a sample
@@ -100,10 +101,11 @@ def bytes_on_device(taken):
     return taken or 0
 
 
-def profile(session, title, plans, steps=6):
-    """Notes the host's time an instruction, the memory taken, and ms a step by pass and by program."""
+def profile(session, title, plans, steps=6, data=None):
+    """Notes the host's time an instruction, the memory taken, and ms a step by pass and by program. The first is the host's own only
+    where the device is not behind: a full queue holds the host back."""
     file = session.kept / f"profile-{title}.json"
-    words = [session.build / "bin/piper-run", plans, "--backend", "cuda", "--data", session.tokens(), "--profile", file, "--steps", steps]
+    words = [session.build / "bin/piper-run", plans, "--backend", "cuda", "--data", data or session.tokens(), "--profile", file, "--steps", steps]
     if session.check(f"profile of {title}", words, 60) is None or not file.exists():
         return
     made = json.loads(file.read_text())
@@ -135,6 +137,13 @@ def compare(session, name, batch, all_of_ours, theirs):
                   "memory_ratio": round(right[best]["reserved_gib"] / all_of_ours[0]["stated_gib"], 3)}
     session.facts.setdefault("speed", {})[title] = {"torch": theirs, **facts}
     session.note(title, facts["ratio"] >= aim if right else None, **facts)
+
+
+def host(session):
+    """The host's time an instruction, in a model so small that the device waits for the host."""
+    plans = correctness.plans_of_sample(session, "bf16")
+    if plans is not None:
+        profile(session, "sample", plans, 20, session.tokens() if session.dry else session.text())
 
 
 def launches(session):
