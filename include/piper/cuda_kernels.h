@@ -87,8 +87,8 @@ struct DeviceAttention {
 // few stretches each (below 2^31); masks of terms, or of booleans that become -∞; a cap. The answer
 // is the program's alone; a library that declines is no error (see DeviceStep).
 bool cudnn_takes(const DeviceAttention& attention);
-// It is given no mask but terms of the attention's type, which kernels make: a tensor of the mask's
-// dims, less the keys that are not there. Rows begin at multiples of 16 bytes.
+// It is given no mask but terms of the attention's type, which kernels make: of the mask's dims, in
+// gradients with a row for each query, less absent keys. Rows begin at multiples of 16 bytes.
 struct CudnnTerms {
   std::array<int64_t, 4> dims{}, steps{};  // elements between neighbours
   int64_t bytes = 0;                       // 0: there is no mask

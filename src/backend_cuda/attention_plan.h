@@ -8,10 +8,12 @@
 // memory, and cuDNN's note of what is not deterministic does not tell.)
 //
 // Of masks it is given terms, added to scores behind a cap (cudnn_terms): it has no plans for masks
-// of booleans. Numbers of tokens are sums of indices and of what the program has in memory. A score
-// that is not seen is finite there, so that no softmax over part of the keys is NaN; what it makes
-// of a query that sees none is overwritten by a kernel, and with the greatest number for a
-// logarithm of sums the gradient has weights of 0 for it.
+// of booleans. Gradients need a row of terms for each query: of one for all queries, their engines
+// read the first term alone, for every key (seen with cuDNN 9.19 on an H100). Numbers of tokens are
+// sums of indices and of what the program has in memory. A score that is not seen is finite there,
+// so that no softmax over part of the keys is NaN; what it makes of a query that sees none is
+// overwritten by a kernel, and with the greatest number for a logarithm of sums the gradient has
+// weights of 0 for it.
 //
 // What cuDNN 9.19 has deterministic plans for, as tests/cuda/cudnn_test.cc asks it:
 //
@@ -26,8 +28,8 @@
 //
 // (.: not asked in tests.) Where there is none, kernels of our own do it.
 //
-// No number of cuDNN's has been seen on hardware by this code. That its graphs have plans is tested
-// without a device, and what they mean, with a cuDNN of our own.
+// That its graphs have plans is tested without a device; what they mean, with a cuDNN of our own
+// and, where there is a device, with cuDNN (tests/cuda/cudnn_numbers_test.cc).
 #pragma once
 
 #include <optional>

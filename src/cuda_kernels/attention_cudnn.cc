@@ -36,11 +36,17 @@ int64_t greatest_divisor(int64_t n, int64_t most) {
   return d;
 }
 
+// Of terms that have one row for all queries, the engines of gradients read the first alone, for
+// all keys (cuDNN 9.19 on an H100): kernels repeat the row for each query, where there are several.
+bool repeats_rows(const DeviceAttention& a) { return a.is_gradient && a.mask_step[2] == 0; }
+
 // A score that replaces others is no term, unless it is -∞.
 bool is_mask_taken(const DeviceAttention& a) {
   if (a.mask == DeviceAttention::kNoMask) return true;
   const bool is_term = a.mask == DeviceAttention::kAdds || std::isinf(a.masked_score);
-  return is_term && a.mask_step[3] != 0 && !a.mask_grad;
+  if (!is_term || a.mask_step[3] == 0 || a.mask_grad) return false;
+  if (a.is_gradient && a.queries == 1) return false;
+  return !repeats_rows(a) || cudnn_terms(a).bytes <= kMostCudnnBytes;
 }
 
 // Which keys queries see by their numbers.
@@ -71,7 +77,7 @@ CudnnTerms cudnn_terms(const DeviceAttention& a) {
   const int64_t bytes = info(a.type).bytes, whole = kPiece / bytes;
   CudnnTerms terms{{a.batch, a.heads, a.queries, a.keys}, {}, bytes};
   for (size_t d = 0; d < 3; ++d)
-    if (a.mask_step[d] == 0) terms.dims[d] = 1;
+    if (a.mask_step[d] == 0 && !(d == 2 && repeats_rows(a))) terms.dims[d] = 1;
   const int64_t row = ceil_div(a.keys, whole) * whole, head = terms.dims[2] * row;
   terms.steps = {terms.dims[1] * head, head, row, 1};
   terms.bytes *= terms.dims[0] * terms.steps[0];

@@ -444,6 +444,14 @@ TEST(CudaAttention, WhatCudnnTakes) {
       [](DeviceAttention& a) { a.causal = true, a.offset = 1; },
       [](DeviceAttention& a) { a.softcap = 1; },
       [](DeviceAttention& a) { a.mask = DeviceAttention::kAdds, a.mask_step[3] = 1; },
+      [](DeviceAttention& a) {
+        a.mask = DeviceAttention::kAdds, a.mask_step = {0, 0, 16384, 1};
+        a.queries = a.keys = 16384;
+      },
+      [](DeviceAttention& a) {
+        a.mask = DeviceAttention::kAdds, a.mask_step[3] = 1;
+        a.is_gradient = false, a.queries = 1;
+      },
       [](DeviceAttention& a) { a.key_stretches = 1; },
       [](DeviceAttention& a) { a.causal = true, a.query_stretches = a.key_stretches = 2; }};
   const Change refused[] = {[](DeviceAttention& a) { a.type = DType::kF32; },
@@ -456,6 +464,14 @@ TEST(CudaAttention, WhatCudnnTakes) {
                             [](DeviceAttention& a) {
                               a.mask = DeviceAttention::kAdds, a.mask_step[3] = 1;
                               a.mask_grad = true;
+                            },
+                            [](DeviceAttention& a) {
+                              a.mask = DeviceAttention::kAdds, a.mask_step[3] = 1;
+                              a.queries = 1;
+                            },
+                            [](DeviceAttention& a) {
+                              a.mask = DeviceAttention::kAdds, a.mask_step = {16384, 0, 0, 1};
+                              a.queries = a.keys = 16384;
                             },
                             [](DeviceAttention& a) { a.causal = true, a.key_stretches = 1; },
                             [](DeviceAttention& a) { a.causal = true, a.query_stretches = 8; },
@@ -475,6 +491,17 @@ TEST(CudaAttention, WhatCudnnTakes) {
     change(a);
     EXPECT_FALSE(cudnn_takes(a)) << &change - refused;
   }
+}
+
+// A row of terms for all queries is repeated for those of a gradient.
+TEST(CudaAttention, TermsForCudnn) {
+  DeviceAttention a = plain(2, 11, 4, 8);
+  a.mask = DeviceAttention::kAdds, a.mask_step = {11, 0, 0, 1};
+  EXPECT_EQ(cudnn_terms(a).dims, (std::array<int64_t, 4>{2, 1, 11, 11}));
+  EXPECT_EQ(cudnn_terms(a).steps, (std::array<int64_t, 4>{176, 176, 16, 1}));
+  EXPECT_EQ(cudnn_terms(a).bytes, 2 * 176 * 2);
+  a.is_gradient = false;
+  EXPECT_EQ(cudnn_terms(a).dims, (std::array<int64_t, 4>{2, 1, 1, 11}));
 }
 
 TEST(CudaAttention, GradientsAreMadeInSlicesOfSamplesOrOfHeads) {

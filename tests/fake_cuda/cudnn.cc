@@ -1,6 +1,7 @@
 // cuDNN's backend API: descriptors keep what they are given, a plan is a copy of its graph, and
 // running it goes from operation to operation in doubles, each result rounded to its tensor's type.
 // Its one engine wants workspace, and overwrites it.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -284,13 +285,26 @@ class PlanRun {
     return ok_status();
   }
 
+  // Engines of gradients, which view what they made by other steps, read the first term alone of a
+  // row that is for all queries, as cuDNN 9.19 does.
+  bool reads_first_alone(const Op& op, const Tensor& operand) const {
+    const auto is_view = [](const Op& each) { return each.kind == kDnnReshapeOp; };
+    const bool is_terms = op.mode == kDnnAdd && !operand.is_inside && operand.type != kDnnI32;
+    return is_terms && operand.dims[2] == 1 && operand.dims[3] > 1 &&
+           std::ranges::any_of(plan_.ops, is_view);
+  }
+
   Status pointwise(const Op& op) {
     const size_t to = op.operands.back();
     const Tensor& y = tensor(to);
     for (int64_t i = 0; i < y.count(); ++i) {
       std::vector<double> x;
-      for (size_t o = 0; o + 1 < op.operands.size(); ++o)
-        x.push_back(values_[op.operands[o]][into(y, tensor(op.operands[o]), i)]);
+      for (size_t o = 0; o + 1 < op.operands.size(); ++o) {
+        const Tensor& operand = tensor(op.operands[o]);
+        size_t at = into(y, operand, i);
+        if (reads_first_alone(op, operand)) at -= at % static_cast<size_t>(operand.dims[3]);
+        x.push_back(values_[op.operands[o]][at]);
+      }
       x.resize(3);
       int64_t index = i;
       for (int64_t d = 3; d > op.axis; --d) index /= y.dims[d];
