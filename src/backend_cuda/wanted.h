@@ -20,8 +20,8 @@ double flops_of(const DeviceProduct& product);
 int64_t extent_of(const DeviceProduct& product, Operand operand);
 DType type_of(const DeviceProduct& product, Operand operand);
 
-// Each once, as the table tells them apart; those with most work first. Error: there is no kernel
-// for an op of the programs.
+// Returns each once, as the table tells them apart; those with most work first, and no tails of
+// products that are made in parts. Error: there is no kernel for an op of the programs.
 Result<std::vector<Wanted>> products_of(std::span<const Program> programs);
 
 }  // namespace piper::cuda

@@ -57,19 +57,6 @@ def torch_command(session, name, batch, seconds, ways):
             {"TORCHINDUCTOR_CACHE_DIR": str(session.out / "inductor"), "TRITON_CACHE_DIR": str(session.out / "triton"), "PYTHONUNBUFFERED": "1"})
 
 
-def fill_caches(session, *batches):
-    """Begins to compile GPT-2 in PyTorch beside checks that are not timed, so that `torch` finds it compiled."""
-    if not has_torch(session):
-        return []
-    return [session.start(*torch_command(session, "gpt2", batch, 0, ["compile"])) for batch in batches]
-
-
-def await_caches(session, children):
-    for child in children:
-        code, output = session.finish(child, 40)
-        session.write_log(f"torch, to fill its caches: {code}", output)
-
-
 def torch(session, name, batch, seconds, ways, limit_s):
     """Returns what was measured, by way; also what there is when the time is up."""
     words, env = torch_command(session, name, batch, seconds, ways)
@@ -173,10 +160,12 @@ def beside_torch(session, name, batch, steps, with_torch, ways=WAYS, seconds=3):
     plans = prepare(session, name, batch)
     if plans is None:
         return
-    made = [ours(session, f"{name}-{batch}-before", name, plans, steps, "--graphs", "on")]
+    table = session.folder / "products_cuda.txt"  # if `tune` came before
+    flags = ["--graphs", "on", *(["--products", table] if table.exists() else [])]
+    made = [ours(session, f"{name}-{batch}-before", name, plans, steps, *flags)]
     theirs = torch(session, name, batch, seconds, ways, session.left() - 20) if with_torch else {}
     if not session.dry:
-        made.append(ours(session, f"{name}-{batch}-after", name, plans, steps, "--graphs", "on", limit_s=25))
+        made.append(ours(session, f"{name}-{batch}-after", name, plans, steps, *flags, limit_s=25))
     made = [one for one in made if one]
     if made:
         compare(session, name, batch, made, theirs)
