@@ -62,9 +62,7 @@ DeviceOperand moved(DeviceOperand operand, int64_t bytes) {
 
 constexpr int64_t kRun = 8;            // elements of 16 bits
 constexpr int64_t kLeastExtent = 256;  // below, nothing is gained
-constexpr int32_t kTailThreads = 256;
-// Of f32 sums that are finished by a kernel of ours: what a device keeps in its cache meanwhile.
-constexpr int64_t kSumBytes = int64_t{32} << 20;
+constexpr int32_t kFinishThreads = 256;
 constexpr int64_t kRowsOfTile = 128;  // of the library
 
 using Operands = std::array<DeviceOperand, 6>;  // as DeviceProduct has them
@@ -117,8 +115,8 @@ void add_tail(const DeviceProduct& p, int64_t tail, int64_t pitch, const DeviceO
                                    "p.at<const {0}>(1), p.at<const {0}>(2), p.at<{1}>(3), {11}LL);",
                                    type_name(p.type), type_name(p.result), pack, tail, p.trans_a,
                                    p.trans_b, p.n, p.lda, p.ldb, p.ldd, pitch, count),
-               .blocks = ceil_div(count, pack * kTailThreads),
-               .threads = kTailThreads,
+               .blocks = ceil_div(count, pack * kFinishThreads),
+               .threads = kFinishThreads,
                .operands = {sums, moved(at[kOfA], first * a_step * bytes),
                             moved(at[kOfB], first * b_step * bytes), at[kOfD]}});
 }
@@ -154,20 +152,14 @@ void make_parts(const DeviceProduct& product, const Operands& at, Emitter& emit)
   const int64_t m = whole_runs(product.m, product.trans_a), n = whole_runs(product.n, true),
                 k = whole_runs(product.k, !product.trans_a || product.trans_b);
   const PartOf part{product, at};
-  if (n < product.n) {
-    for (const auto& [first, count] : {std::pair(int64_t{0}, n), {n, product.n - n}}) {
-      const auto [made, to] = part.columns(first, count);
-      first == 0 ? make_parts(made, to, emit) : emit.product(made, {to.begin(), to.end()});
-    }
-    return;
-  }
-  if (m < product.m) {
-    for (const auto& [first, count] : {std::pair(int64_t{0}, m), {m, product.m - m}}) {
-      const auto [made, to] = part.rows(first, count);
-      first == 0 ? make_parts(made, to, emit) : emit.product(made, {to.begin(), to.end()});
-    }
-    return;
-  }
+  const auto in_two = [&](auto part_of, int64_t first, int64_t rest) {
+    const auto [head, to_head] = (part.*part_of)(0, first);
+    make_parts(head, to_head, emit);
+    const auto [tail, to_tail] = (part.*part_of)(first, rest);
+    emit.product(tail, {to_tail.begin(), to_tail.end()});
+  };
+  if (n < product.n) return in_two(&PartOf::columns, n, product.n - n);
+  if (m < product.m) return in_two(&PartOf::rows, m, product.m - m);
   const auto is_absent = [&](size_t operand) { return at[operand].kind == DeviceOperand::kAbsent; };
   const bool is_sum_alone =
       is_absent(kOfC) && is_absent(kOfBias) && product.activation == DeviceProduct::kNone;
@@ -207,7 +199,8 @@ DeviceProduct product_of(const Use& use, const Emitter& emit, size_t result, boo
 
 // ---- Linear -------------------------------------------------------------------------------------
 constexpr size_t kX = 0, kW = 1, kBias = 2, kY = 3, kPre = 4;
-constexpr int32_t kFinishThreads = 256;
+// Of f32 sums that are finished by a kernel of ours: what a device keeps in its cache meanwhile.
+constexpr int64_t kSumBytes = int64_t{32} << 20;
 
 struct Linear {
   DeviceProduct product;

@@ -68,7 +68,7 @@ def torch(session, name, batch, seconds, ways, limit_s):
     return {line.pop("way"): line for line in lines}
 
 
-def ours(session, title, name, plans, steps, *flags, limit_s=60):
+def ours(session, title, plans, steps, *flags, limit_s=60):
     """Returns the median of the steps after the first quarter: ms, tokens a second, and the memory that the plan states; None if it failed."""
     lines, _ = session.train(title, plans, 3 if session.dry else steps, *flags, data=session.tokens(), limit_s=limit_s, saves=False)
     if not lines:
@@ -138,8 +138,8 @@ def launches(session):
     plans = prepare(session, "gpt2", 4)
     if plans is None:
         return
-    graph = ours(session, "gpt2-4-graph", "gpt2", plans, 60, "--graphs", "on")
-    apart = ours(session, "gpt2-4-op-by-op", "gpt2", plans, 20, "--graphs", "off")
+    graph = ours(session, "gpt2-4-graph", plans, 60, "--graphs", "on")
+    apart = ours(session, "gpt2-4-op-by-op", plans, 20, "--graphs", "off")
     if graph and apart:
         session.note("gpt2 at 4 as a graph beside op by op", True, graph_ms=graph["ms"], ops_ms=apart["ms"], tokens_per_s=graph["tokens_per_s"])
 
@@ -149,7 +149,7 @@ def large(session):
     plans = prepare(session, "gpt2", 64)
     if plans is None:
         return
-    made = ours(session, "gpt2-64-graph", "gpt2", plans, 15, "--graphs", "on")
+    made = ours(session, "gpt2-64-graph", plans, 15, "--graphs", "on")
     if made:
         session.note("gpt2 at 64", True, **made)
         profile(session, "gpt2-64", plans)
@@ -162,10 +162,10 @@ def beside_torch(session, name, batch, steps, with_torch, ways=WAYS, seconds=3):
         return
     table = session.folder / "products_cuda.txt"  # if `tune` came before
     flags = ["--graphs", "on", *(["--products", table] if table.exists() else [])]
-    made = [ours(session, f"{name}-{batch}-before", name, plans, steps, *flags)]
+    made = [ours(session, f"{name}-{batch}-before", plans, steps, *flags)]
     theirs = torch(session, name, batch, seconds, ways, session.left() - 20) if with_torch else {}
     if not session.dry:
-        made.append(ours(session, f"{name}-{batch}-after", name, plans, steps, *flags, limit_s=25))
+        made.append(ours(session, f"{name}-{batch}-after", plans, steps, *flags, limit_s=25))
     made = [one for one in made if one]
     if made:
         compare(session, name, batch, made, theirs)
@@ -189,8 +189,8 @@ def tune(session, name="gpt2", batch=64, steps=15):
     session.facts.setdefault("products", []).extend((output or "").splitlines())
     if not table.exists():
         return
-    before = session.facts.get("ours", {}).get(f"{name}-{batch}-graph") or ours(session, f"{name}-{batch}-untuned", name, plans, steps)
-    tuned = ours(session, f"{name}-{batch}-tuned", name, plans, steps, "--products", table, limit_s=40)
+    before = session.facts.get("ours", {}).get(f"{name}-{batch}-graph") or ours(session, f"{name}-{batch}-untuned", plans, steps)
+    tuned = ours(session, f"{name}-{batch}-tuned", plans, steps, "--products", table, limit_s=40)
     if tuned and before:
         session.note(f"{name} at {batch} with measured algorithms", True, ms=tuned["ms"], before_ms=before["ms"],
                      ratio=round(before["ms"] / tuned["ms"], 3))
