@@ -49,8 +49,8 @@ class Backend {
   // What it has taken so far, in bytes: by allocate and for itself, whole pages where it takes
   // such.
   virtual Taken taken() const { return {}; }
-  // Bytes that the driver reports as free on the device; none where the backend has no memory of
-  // its own.
+  // Returns the bytes that the driver reports as free on the device; nothing if the backend has no
+  // memory of its own.
   virtual std::optional<int64_t> free_bytes() const { return std::nullopt; }
   // One block for buffers or workspace: zeroed, 256-byte aligned, freed with the backend.
   virtual Result<std::byte*> allocate(int64_t bytes, Space space = Space::kDevice) = 0;
@@ -94,7 +94,7 @@ class Backend {
   virtual void wait_for(const Backend& /*other*/, int32_t /*event*/, int32_t /*stream*/) {}
   // Prepares copies from memory of another rank of this process, whose backend is of the same kind.
   virtual Status meet(const Backend& /*other*/) { return ok_status(); }
-  // As copy, from memory of such a rank.
+  // Copies like copy(), from memory of such a rank.
   virtual void copy_from(const Backend& /*other*/, std::byte* to, const std::byte* from,
                          int64_t bytes, int32_t stream = 0) {
     copy(to, from, bytes, stream);

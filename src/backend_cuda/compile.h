@@ -17,7 +17,7 @@ struct CompileSource {
   std::string label;  // for errors
   std::string text;
 };
-// What became of the sources of one call, of which equal ones count once.
+// Counts the sources of one call; equal ones count once.
 struct CompileReport {
   size_t programs = 0;
   size_t found = 0;      // of these, the folder had so many before
@@ -26,9 +26,9 @@ struct CompileReport {
 };
 // The least compute capability whose tensor cores multiply bf16, as kernels here do.
 inline constexpr int kLeastMajor = 8;
-// By source, for devices of this compute capability ("90", "90a"): their own code, or, where NVRTC
-// does not know them, PTX of the newest that it knows and that is older, which the driver finishes.
-// Fails for devices older than 8.0. What is not in the folder is
+// Returns, by source, code for devices of this compute capability ("90", "90a"). If NVRTC does not
+// know it, that is PTX of the newest older one that it knows, which the driver finishes. Fails for
+// devices older than 8.0. What is not in the folder is
 // compiled, on all cores, and put there; what is damaged there is made again, and what cannot be
 // written is not kept. `note` is told when compiling begins, and every ten seconds how far it is.
 // Errors: NVRTC's log.

@@ -18,7 +18,7 @@ namespace piper {
 
 namespace cuda {
 
-// Programs that were loaded, each once, and their sources.
+// Holds the programs that were loaded, each once, and their sources.
 class NotedPrograms {
  public:
   Status add(std::span<const Program> programs) {
@@ -36,7 +36,7 @@ class NotedPrograms {
     return ok_status();
   }
   void add(CompileSource source) { sources_.push_back(std::move(source)); }
-  // The number of a program that was added, and the bytes of its workspace.
+  // Both require that the program was added.
   int32_t number_of(const Program& program) const {
     return static_cast<int32_t>(numbers_.at(program_digest(program)));
   }
@@ -80,7 +80,7 @@ class NoLinks final : public Links {
   int32_t links_ = 0;
 };
 
-// It looks like the backend of a device to whoever loads a plan. Its memory has addresses, and
+// Looks like the backend of a device to whoever loads a plan. Its memory has addresses, and
 // takes no pages until somebody writes there.
 class NotingBackend final : public Backend {
  public:

@@ -156,7 +156,7 @@ Result<CuAddress> Device::map_pages(size_t bytes) {
   return made.at;
 }
 
-// The driver's result. Copies are right without the access of other devices, and slower.
+// Returns the driver's result. Without access of other devices copies are right, but slower.
 int Device::allow(int device, const Mapping& mapping) const {
   const CuMemAccess access{kMemoryOnDevice, device, kMemoryReadWrite};
   return driver_.cuMemSetAccess(mapping.at, mapping.bytes, &access, 1);

@@ -58,10 +58,11 @@ inline constexpr bool Without::*kSwitch<NcclWindows> = &Without::windows;
 // Looks for it anew. `path`: of the file that was found, also where that is no use.
 template <class Table>
 Result<Opened<Table>> open_anew(const Folders& folders, std::string& path);
-// Once for the process. The error says what was looked for and where, or that it is switched off.
+// Opens it once for the process. The error says what was looked for and where, or that it is
+// switched off.
 template <class Table>
 Result<const Opened<Table>*> opened();
-// Null where the driver or NCCL has none of it, or it is switched off.
+// Return null if the driver or NCCL lacks it or it is switched off.
 const Green* green_of_driver();
 const NcclWindows* windows_of_nccl();
 

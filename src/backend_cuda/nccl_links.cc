@@ -57,7 +57,7 @@ constexpr int kMostChannels = 32;
 constexpr int kMostOfPair = 8;  // blocks that bring two devices to the speed of what connects them
 constexpr const char* kState = "ncclCommGetAsyncError";
 
-// On which the plan's sums are left to the library.
+// Returns the communicators whose sums the plan leaves to the library.
 std::set<int32_t> communicators_that_add(const RoleProgram& role) {
   std::set<int32_t> found;
   for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
@@ -193,7 +193,7 @@ class NcclLinks final : public Links {
     std::vector<void*> memories;
   };
 
-  // False: not all communicators have ended what they do.
+  // Returns whether all communicators have ended what they do.
   bool finalize_all() {
     for (const Joined& each : communicators_) {
       for (NcclWindow* window : each.windows)
@@ -204,7 +204,7 @@ class NcclLinks final : public Links {
     return true;
   }
 
-  // In one group, where NCCL tells the kernels of all to end before it waits for any of them. An
+  // Aborts all in one group: NCCL then tells the kernels of all to end before it waits for any. An
   // abort outside of a group waits for its communicator's streams at once, and there a kernel of
   // another communicator may wait for a peer that is gone.
   void abort_all() {

@@ -29,7 +29,7 @@ Result<std::unique_ptr<Backend>> make_null(const BackendOptions&) {
   return std::unique_ptr<Backend>(make_null_backend());
 }
 
-// What the environment has under the name, if it is a whole number from 0 on.
+// Returns the value of an environment variable if it is a whole number, at least 0.
 std::optional<int64_t> variable(const char* name) {
   const char* const text = std::getenv(name);
   if (!text || *text < '0' || *text > '9') return std::nullopt;
@@ -92,9 +92,9 @@ bool is_target(const BackendKind& kind) { return kind.needs != nullptr; }
 
 }  // namespace
 
-// In the order in which piper/transport.h asks launchers for ranks. A launcher that another one has
-// started comes first: scripts of Slurm give SLURM_LOCALID=0 to all that their mpirun or torchrun
-// starts.
+// Asks launchers in the order in which piper/transport.h asks them for ranks. A launcher that
+// another one has started comes first: scripts of Slurm give SLURM_LOCALID=0 to all that their
+// mpirun or torchrun starts.
 int64_t device_number(const BackendOptions& options) {
   if (!options.is_process) return options.place;
   for (const char* name :

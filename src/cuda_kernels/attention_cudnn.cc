@@ -36,8 +36,8 @@ int64_t greatest_divisor(int64_t n, int64_t most) {
   return d;
 }
 
-// Of terms that have one row for all queries, the engines of gradients read the first alone, for
-// all keys (cuDNN 9.19 on an H100): kernels repeat the row for each query, where there are several.
+// Returns whether kernels repeat a row of mask terms for each query: if all queries share one row,
+// cuDNN's gradients apply its first term to every key (seen with cuDNN 9.19 on an H100).
 bool repeats_rows(const DeviceAttention& a) { return a.is_gradient && a.mask_step[2] == 0; }
 
 // A score that replaces others is no term, unless it is -∞.

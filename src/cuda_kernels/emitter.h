@@ -37,7 +37,7 @@ inline int64_t extent(const Shape& shape, size_t from, size_t to) {
   for (size_t d = from; d < to; ++d) product *= shape[d];
   return product;
 }
-// Elements from row to row of an operand of this shape.
+// Returns the elements from one row of an operand of this shape to the next.
 inline int64_t pitch_of(const DeviceOperand& operand, const Shape& shape) {
   return operand.pitch > 0 ? operand.pitch : shape.back();
 }

@@ -53,7 +53,8 @@ class PitchSearch {
     made_.rows[at(value)] = 0;
   }
 
-  // All that have a place in the workspace, and the arguments that may; views are of whole rows.
+  // Proposes gaps for all values in the workspace and the arguments that may have them, unless a
+  // view of it has other rows.
   void propose(const std::vector<bool>& args) {
     for (size_t v = 0; v < made_.rows.size(); ++v)
       if (v >= args.size() || args[v]) made_.rows[v] = aligned_pitch(program_.values[v]);
@@ -107,7 +108,7 @@ class PitchSearch {
   bool has_terms(const ProgramOp& op) const {
     return num_elements(type(op.inputs[0]).shape) > 0 && num_elements(type(op.inputs[1]).shape) > 0;
   }
-  // Whether a library's product makes all of a Linear (product.cc), without an activation.
+  // Returns whether the library makes all of a Linear without an activation (see product.cc).
   bool is_of_library(const ProgramOp& op) const {
     const int32_t bias = op.inputs[2];
     const auto view = std::find_if(program_.views.begin(), program_.views.end(),

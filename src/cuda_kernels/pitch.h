@@ -17,7 +17,7 @@ inline constexpr std::string_view kAlignedArgs = "aligned_args";
 // than a sixteenth. Long rows begin at multiples of 128 bytes, a line of the cache.
 int64_t aligned_pitch(const TensorType& type);
 
-// Which arguments the ops of a program list as such.
+// Returns, by argument, whether an op of the program lists it there.
 std::vector<bool> aligned_args(const Program& program);
 
 struct Pitches {

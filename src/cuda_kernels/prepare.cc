@@ -1,5 +1,5 @@
-// What runs in place of a role: matrices that programs hand on to each other, as logits from the
-// forward to the loss and to the backward, have their rows apart where products want that.
+// Prepares roles for cuda: matrices that programs pass to each other, such as logits, get gaps
+// between their rows if products are faster with them.
 #include <algorithm>
 #include <map>
 
@@ -45,7 +45,7 @@ class RowAligner {
   }
   int32_t tensor_of(int32_t buffer) const { return role_.buffers[at(buffer)].tensor; }
 
-  // Matrices of 16-bit floats that only programs touch.
+  // Proposes the 16-bit matrices that only programs use.
   void propose() {
     constexpr int64_t kLeastColumns = 256;  // of products by tensor cores that are worth it
     for (size_t t = 0; t < may_.size(); ++t) {
@@ -79,7 +79,7 @@ class RowAligner {
       if (!uses_[p].bound.empty()) uses_[p].joined = joined_for_cuda(role_.programs[p]);
   }
 
-  // The arguments of a program that are such matrices, whatever it is bound to.
+  // Returns which arguments of a program are such matrices in every instruction that runs it.
   std::vector<bool> args_of(size_t program) const {
     std::vector<bool> args(at(role_.programs[program].num_args), !uses_[program].bound.empty());
     for (const Tensors& tensors : uses_[program].bound)
@@ -89,7 +89,7 @@ class RowAligner {
     return args;
   }
 
-  // Rules out what an op of any program cannot take so, until nothing changes.
+  // Excludes what an op of any program cannot take with gaps, until nothing changes.
   void settle() {
     for (bool changed = true; changed;) {
       changed = false;
@@ -110,7 +110,7 @@ class RowAligner {
     }
   }
 
-  // The first op that is not joined with others.
+  // Returns the first op that fusing leaves as it is; null if there is none.
   ProgramOp* op_to_mark(size_t program) {
     std::vector<ProgramOp>& ops = role_.programs[program].ops;
     const auto op = std::find_if(ops.begin(), ops.end(), [](const ProgramOp& each) {

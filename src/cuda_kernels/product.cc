@@ -68,14 +68,15 @@ constexpr int64_t kRowsOfTile = 128;  // of the library
 using Operands = std::array<DeviceOperand, 6>;  // as DeviceProduct has them
 enum : size_t { kOfA, kOfB, kOfC, kOfBias, kOfD, kOfPre };
 
-// Elements of the extent that the fast kernels take; all of it where nothing is gained.
+// Returns how many elements of the extent the fast kernels take; all of it if nothing is gained.
 int64_t whole_runs(int64_t extent, bool adjoins) {
   return !adjoins || extent < kLeastExtent ? extent : extent / kRun * kRun;
 }
 
 bool has_aligned_rows(const DeviceProduct& p) { return (p.lda | p.ldb | p.ldd) % kRun == 0; }
 
-// The rows (of D and A) or columns (of D and B) from `first` on, `count` of them.
+// Returns the part of a product that makes `count` rows (of D and A) or columns (of D and B) from
+// `first` on.
 struct PartOf {
   const DeviceProduct& product;
   const Operands& at;
@@ -121,8 +122,8 @@ void add_tail(const DeviceProduct& p, int64_t tail, int64_t pitch, const DeviceO
                             moved(at[kOfB], first * b_step * bytes), at[kOfD]}});
 }
 
-// The sums over all of k but the last few, as f32, and then the rest: of all rows, or of as many at
-// a time as have a place. Few and equal parts leave few tiles without work.
+// Makes the sums over all of k but the last few elements in f32, then adds these: for all rows at
+// once if the sums have room. Few and equal parts leave few tiles without work.
 void make_with_tail(const DeviceProduct& product, int64_t whole, const Operands& at,
                     Emitter& emit) {
   const bool in_place = product.result == DType::kF32;
@@ -144,7 +145,7 @@ void make_with_tail(const DeviceProduct& product, int64_t whole, const Operands&
   }
 }
 
-// A product in as many parts as its extents ask for.
+// Emits a product in as many parts as its extents need.
 void make_parts(const DeviceProduct& product, const Operands& at, Emitter& emit) {
   const auto whole = [&] { emit.product(product, {at.begin(), at.end()}); };
   const bool is_16_bit = product.type == DType::kBF16 || product.type == DType::kF16;

@@ -276,8 +276,8 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
   std::unique_ptr<Executor> executor;
   Result<JobResult> result = load_and_run(set, data, reference, reference_data, control, options,
                                           cores, *device, *fabric, executor);
-  // Before a fabric ends that may wait for what others have queued, they are told; and before that
-  // the user, since their end may be that of this process.
+  // An asynchronous fabric may wait at its end for what other ranks have queued, so they are told
+  // first. The user is told before them, since their end may end this process, too.
   if (!result && fabric->is_asynchronous()) {
     if (options.on_error) options.on_error(result.error());
     control.abort(result.error());

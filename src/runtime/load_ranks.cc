@@ -1,4 +1,4 @@
-// Loads plans without running them. Whoever wants to know what ranks load calls it.
+// Loads plans without running them; piper-run --compile-only calls it to learn what ranks load.
 #include "piper/runtime.h"
 
 namespace piper {
