@@ -253,19 +253,27 @@ class NcclLinks final : public Links {
         .with_code(ExitCode::kPeer);
   }
 
-  // Until what was called last on it is done.
-  Status settle(const Joined& on) {
+  // Asks whether the condition holds until it does, for as long as ranks wait for each other.
+  template <class Condition>
+  Status wait_until(const Joined& on, Condition holds) {
     Patience patience(control_.seat(), control_.timeout());
     for (;;) {
-      int state = 0;
-      if (const int code = nccl_.ncclCommGetAsyncError(on.handle, &state); failed(code))
-        return error_of(on, kState, code);
-      if (failed(state)) return error_of(on, kState, state);
-      if (state == 0) return ok_status();
+      PIPER_ASSIGN(const bool is_so, holds());
+      if (is_so) return ok_status();
       PIPER_TRY(check_stopped());
       if (!patience.look()) return late(on);
       std::this_thread::yield();
     }
+  }
+  // Waits until what was called last on it is done.
+  Status settle(const Joined& on) {
+    return wait_until(on, [&]() -> Result<bool> {
+      int state = 0;
+      if (const int code = nccl_.ncclCommGetAsyncError(on.handle, &state); failed(code))
+        return error_of(on, kState, code);
+      if (failed(state)) return error_of(on, kState, state);
+      return state == 0;
+    });
   }
   Status check_stopped() {
     Status going_on = control_.check_stopped();
@@ -381,16 +389,13 @@ class NcclLinks final : public Links {
       PIPER_ASSIGN(event_, device_.add_event());
     }
     PIPER_CU(device_.driver(), cuEventRecord, device_.event(event_), stream_of(on));
-    Patience patience(control_.seat(), control_.timeout());
-    for (;;) {
+    return wait_until(on, [&]() -> Result<bool> {
       const int code = device_.driver().cuEventQuery(device_.event(event_));
-      if (code == 0) return ok_status();
-      if (code != kErrorNotReady) return failed_call(device_.driver(), "cuEventQuery", code);
-      PIPER_TRY(settle(on));
-      PIPER_TRY(check_stopped());
-      if (!patience.look()) return late(on);
-      std::this_thread::yield();
-    }
+      if (code != 0 && code != kErrorNotReady)
+        return failed_call(device_.driver(), "cuEventQuery", code);
+      if (code != 0) PIPER_TRY(settle(on));
+      return code == 0;
+    });
   }
 
   // NCCL keeps the name's address.
