@@ -43,16 +43,7 @@ int64_t memory_calls() {
   return count;
 }
 
-struct Job {
-  const char* name;
-  const char* strategy;
-  std::vector<Definition> definitions;
-  const char* more = "";  // of the strategy
-};
-
-Result<Compiled> compiled(const Job& job) {
-  return compile_mlp(job.strategy, job.definitions, job.more);
-}
+Result<Compiled> compiled(const MlpJob& job) { return compile_mlp(job); }
 
 struct Trained {
   std::vector<double> losses;
@@ -107,7 +98,7 @@ Trained train(const PlanSet& set, bool graphs, bool apart = true, int64_t fails_
   return made;
 }
 
-class Graphs : public testing::TestWithParam<Job> {
+class Graphs : public testing::TestWithParam<MlpJob> {
  protected:
   static void SetUpTestSuite() {
     static const Folder cache;
@@ -141,20 +132,22 @@ TEST_P(Graphs, ChangeNoBit) {
 INSTANTIATE_TEST_SUITE_P(
     Strategies, Graphs,
     testing::Values(
-        Job{"ddp", "ddp", {{"dp", "3"}, {"microbatches", "2"}}},
-        Job{"fast",
+        MlpJob{"ddp", "ddp", {{"dp", "3"}, {"microbatches", "2"}}},
+        MlpJob{
+            "fast",
             "ddp",
             {{"dp", "2"}},
             "directives:\n  - name: replicate\n    replicate: {over: dp, reduce: {sum: fast}}\n"},
-        Job{"zero3", "zero3", {{"dp", "2"}, {"microbatches", "2"}}},
-        Job{"stages", "1f1b", {{"stages", "2"}, {"dp", "2"}, {"microbatches", "3"}}},
-        Job{"halves_of_backward", "zb-h1", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "4"}}},
-        Job{"both_ways", "dualpipev", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "6"}}},
-        Job{"tensor",
-            "tensor/tensor",
-            {{"tp", "2"}},
-            "directives:\n  - name: columns\n    shard: {match: ['**/0/*'], dim: 0, over: tp}\n"
-            "  - name: rows\n    shard: {match: ['**/2/weight'], dim: 1, over: tp}\n"}),
+        MlpJob{"zero3", "zero3", {{"dp", "2"}, {"microbatches", "2"}}},
+        MlpJob{"stages", "1f1b", {{"stages", "2"}, {"dp", "2"}, {"microbatches", "3"}}},
+        MlpJob{
+            "halves_of_backward", "zb-h1", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "4"}}},
+        MlpJob{"both_ways", "dualpipev", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "6"}}},
+        MlpJob{"tensor",
+               "tensor/tensor",
+               {{"tp", "2"}},
+               "directives:\n  - name: columns\n    shard: {match: ['**/0/*'], dim: 0, over: tp}\n"
+               "  - name: rows\n    shard: {match: ['**/2/weight'], dim: 1, over: tp}\n"}),
     [](const auto& info) { return info.param.name; });
 
 // A call that makes a graph fails once. Then all ranks queue their steps op by op, which is
@@ -201,7 +194,8 @@ TEST_P(GraphsThatFail, AreSaid) {
 }
 INSTANTIATE_TEST_SUITE_P(
     Strategies, GraphsThatFail,
-    testing::Values(Job{"stages", "1f1b", {{"stages", "2"}, {"dp", "2"}, {"microbatches", "3"}}}),
+    testing::Values(MlpJob{
+        "stages", "1f1b", {{"stages", "2"}, {"dp", "2"}, {"microbatches", "3"}}}),
     [](const auto& info) { return info.param.name; });
 
 // What the others have queued of the step ends, with its communicators and their graphs.

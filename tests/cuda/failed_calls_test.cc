@@ -45,13 +45,6 @@ const std::vector<const char*>& all_calls() {
   return names;
 }
 
-struct Job {
-  const char* name;
-  const char* strategy;
-  std::vector<Definition> definitions;
-  const char* more = "";  // of the strategy
-};
-
 struct Outcome {
   std::vector<Error> errors;            // of ranks
   std::vector<std::string> parameters;  // their bytes
@@ -106,7 +99,7 @@ bool names(const Outcome& outcome, const std::string& call) {
   });
 }
 
-class FailedCalls : public testing::TestWithParam<Job> {
+class FailedCalls : public testing::TestWithParam<MlpJob> {
  protected:
   static void SetUpTestSuite() {
     static const Folder cache;
@@ -118,8 +111,8 @@ class FailedCalls : public testing::TestWithParam<Job> {
 };
 
 TEST_P(FailedCalls, EndTheJobOrChangeNothing) {
-  const Job& job = GetParam();
-  const auto plans = compile_mlp(job.strategy, job.definitions, job.more);
+  const MlpJob& job = GetParam();
+  const auto plans = compile_mlp(job);
   ASSERT_TRUE(plans) << print_error(plans.error());
   const Outcome right = train(plans->set, true);
   ASSERT_TRUE(right.errors.empty()) << print_error(right.errors[0]);
@@ -164,10 +157,11 @@ TEST_P(FailedCalls, EndTheJobOrChangeNothing) {
 INSTANTIATE_TEST_SUITE_P(
     Jobs, FailedCalls,
     testing::Values(
-        Job{"stages", "1f1b", {{"stages", "2"}, {"dp", "2"}, {"microbatches", "3"}}},
-        Job{"both_ways", "dualpipe", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "4"}}},
-        Job{"shards", "zero3", {{"dp", "2"}, {"microbatches", "2"}}},
-        Job{"fast",
+        MlpJob{"stages", "1f1b", {{"stages", "2"}, {"dp", "2"}, {"microbatches", "3"}}},
+        MlpJob{"both_ways", "dualpipe", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "4"}}},
+        MlpJob{"shards", "zero3", {{"dp", "2"}, {"microbatches", "2"}}},
+        MlpJob{
+            "fast",
             "ddp",
             {{"dp", "3"}},
             "directives:\n  - name: replicate\n    replicate: {over: dp, reduce: {sum: fast}}\n"}),

@@ -49,6 +49,17 @@ inline Result<Compiled> compile_mlp(const std::string& strategy,
                   .target = "cuda"});
 }
 
+// A case of a test: a strategy of the library for that model.
+struct MlpJob {
+  const char* name;
+  const char* strategy;
+  std::vector<Definition> definitions;
+  const char* more = "";  // of the strategy
+};
+inline Result<Compiled> compile_mlp(const MlpJob& job) {
+  return compile_mlp(job.strategy, job.definitions, job.more);
+}
+
 // By rank. Where one fails the others are told; they wait so many seconds for each other.
 inline std::vector<Result<JobResult>> run_over_nccl(const PlanSet& set, const BatchSource& data,
                                                     const JobOptions& options, double timeout_s) {
