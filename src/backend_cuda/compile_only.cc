@@ -2,6 +2,7 @@
 // folder that keeps code. piper-run --compile-only calls it.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 
