@@ -1,5 +1,6 @@
 // Each member's share of a collective, where all of them can reach all memory: it reads what others
 // have brought and writes what nobody else touches.
+#include <algorithm>
 #include <fmt/format.h>
 
 #include "reduce.h"
