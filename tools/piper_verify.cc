@@ -63,11 +63,9 @@ void print_text(const std::string& directory, const PlanSet& set, const VerifyRe
   line("order", "all is written before it is read, and streams wait for what they use");
   line("memory", fmt::format("no two buffers share bytes while they are needed; at most {} a rank",
                              human_bytes(largest_peak(set))));
-  const bool blocks = !report.axes.empty();  // of which one device has none
-  if (blocks)
+  if (!report.axes.empty())
     line("layout",
          fmt::format("every op does its part along {}", quote_control(join(report.axes, ", "))));
-  compared = compared && !blocks;
   line(compared ? "single" : "microbatch",
        compared ? "all blocks of samples and updates do what one device does"
                 : "all blocks of samples do the same");

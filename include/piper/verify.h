@@ -23,7 +23,8 @@
 //                collectives turn one into the other, and states, updates and reports get what
 //                they are stated to hold
 //   single       every block of samples adds to each sum what it does on one device, op by op;
-//                states, parameters and reports start as there and become the same
+//                states, parameters and reports start as there and become the same. What ranks
+//                have blocks or terms of is compared as the whole value
 //   microbatch   without a plan for one device, or where ranks have blocks of values: every block
 //   of samples adds the same to each sum,
 //                on whichever ranks. Where steps overlap, a body does what prologue and epilogue

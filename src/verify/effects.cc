@@ -8,8 +8,8 @@ namespace {
 
 class Follower {
  public:
-  Follower(const Model& model, const Section& section, const Effects* known)
-      : model_(model), section_(section), known_(known) {
+  Follower(const Model& model, const Section& section, bool whole, const Effects* known)
+      : model_(model), section_(section), whole_(whole), known_(known), values_(whole) {
     for (const Cell& cell : model.cells) {
       auto& held = effects_.held.emplace_back(cell.facts->buffers.size());
       for (const int32_t b : cell.facts->kept) held[b] = initial(*cell.role, cell.role->tensor(b));
@@ -46,7 +46,7 @@ class Follower {
       const uint64_t symbol =
           join_symbols(symbol_of("state"), symbol_of(identity_of(role, tensor)));
       const bool rounded = role.original(tensor).type.dtype != tensor.type.dtype;
-      return rounded ? values_.cast(symbol, info(tensor.type.dtype).name) : symbol;
+      return rounded && !whole_ ? values_.cast(symbol, info(tensor.type.dtype).name) : symbol;
     }
     const std::string what =
         fmt::format("{} {} {}", tensor.init, tensor.fill, info(tensor.type.dtype).name);
@@ -94,6 +94,7 @@ class Follower {
   }
 
   uint64_t position(Spot place) const {
+    if (whole_) return symbol_of("position");
     const Instruction& one = section_.at(place);
     uint64_t symbol = join_symbols(symbol_of("position"), static_cast<uint64_t>(one.outer));
     symbol = join_symbols(symbol, static_cast<uint64_t>(one.turn) * 2 + one.mirrored);
@@ -139,16 +140,30 @@ class Follower {
     for (const auto& [arg, symbol] : combined_) held(place, args[arg]) = symbol;
     add(place, one, args, after);
   }
+  // Ranks that have parts or terms of the same add to it as one.
+  bool adds_again(Spot place, const SampleRange& samples) const {
+    const std::vector<int64_t>& at = model_.cells[place.cell].coordinates;
+    bool again = false;
+    for (size_t axis = 0; whole_ && axis < at.size(); ++axis)
+      again = again || ((model_.followed >> axis & 1) != 0 && at[axis] != 0 &&
+                        (axis >= samples.stride.size() || samples.stride[axis] == 0));
+    return again;
+  }
   void add(Spot place, const Instruction& one, std::span<const int32_t> args,
            const std::vector<uint64_t>& after) {
+    const bool again = adds_again(place, one.samples);
     for (size_t i = 0; i < one.contributions.size(); ++i) {
       const Contribution& part = one.contributions[i];
+      if (again) {
+        held(place, args[part.arg]) = sum_of(place, part.target);
+        continue;
+      }
       Effects::Added& sum = block_of(place, one.samples, facts(place).targets[part.target]);
       sum.last = place;
       // One argument may be the sum of several uses.
-      const bool again = std::any_of(one.contributions.begin(), one.contributions.begin() + i,
+      const bool known = std::any_of(one.contributions.begin(), one.contributions.begin() + i,
                                      [&](const Contribution& c) { return c.arg == part.arg; });
-      if (again) continue;
+      if (known) continue;
       sum.symbol +=
           after[part.arg] - (part.accumulates ? initial_symbol(static_cast<size_t>(part.arg)) : 0);
       held(place, args[part.arg]) = sum_of(place, part.target);
@@ -206,14 +221,15 @@ class Follower {
     for (const int32_t arg : facts(place).programs[step.program].written) {
       const bool sum = std::any_of(one.contributions.begin(), one.contributions.end(),
                                    [&](const Contribution& part) { return part.arg == arg; });
-      if (sum || known_->made.contains(after[arg])) continue;
+      if (sum || known_->made.contains(values_.of_turn(after[arg]).value_or(after[arg]))) continue;
       effects_.strange = place;
       effects_.strange_arg = static_cast<size_t>(arg);
       return;
     }
   }
 
-  // Sums stay what they are, whoever has added more to them, and so does what is whole or a part.
+  // Sums stay what they are, whoever has added more to them, and so does what is whole or a part;
+  // where whole values are followed, all that ranks have parts or terms of.
   void collective(std::span<const Spot> members) {
     const Instruction& one = section_.at(members[0]);
     const bool pairs = takes_pairs(one.kind);
@@ -222,7 +238,9 @@ class Follower {
       uint64_t made = read(members[0]);
       bool same = true;
       for (const Spot member : members) same = same && read(member) == made;
-      const bool keeps = same && (one.kind == InstructionKind::kAllGather ||
+      const bool parts = whole_ && (axes_of(model_.cells[members[0].cell].role->groups[one.group]) &
+                                    model_.followed) != 0;
+      const bool keeps = same && (parts || one.kind == InstructionKind::kAllGather ||
                                   (one.kind != InstructionKind::kAllToAll &&
                                    one.kind != InstructionKind::kRotate && !takes_index(one.kind) &&
                                    sums_.contains(made)));
@@ -231,12 +249,14 @@ class Follower {
         made = join_symbols(made, static_cast<uint64_t>(one.kind) + 1);
         if (takes_index(one.kind)) made = join_symbols(made, held(members[0], one.args[2]));
       }
+      if (parts && one.kind == InstructionKind::kRotate) made = values_.in_turn(made);
       for (const Spot member : members)
         held(member, section_.at(member).args[pairs ? a + 1 : a]) = made;
     }
   }
   const Model& model_;
   const Section& section_;
+  const bool whole_;
   const Effects* known_;
   Effects effects_;
   Values values_;
@@ -269,8 +289,8 @@ std::string identity_of(const RoleProgram& role, const Tensor& tensor) {
 }
 
 void check_untouched(const Model& model, const Section& section, Findings& findings) {
-  const Effects before = follow(model, section, 0, nullptr),
-                after = follow(model, section, 1, nullptr);
+  const Effects before = follow(model, section, 0, false, nullptr),
+                after = follow(model, section, 1, false, nullptr);
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
     for (const int32_t b : model.cells[c].facts->kept)
       if (before.held[c][b] != after.held[c][b])
@@ -278,8 +298,9 @@ void check_untouched(const Model& model, const Section& section, Findings& findi
                      quote_control(model.cells[c].role->name(b)));
 }
 
-Effects follow(const Model& model, const Section& section, int32_t steps, const Effects* known) {
-  return Follower(model, section, known).run(steps);
+Effects follow(const Model& model, const Section& section, int32_t steps, bool whole,
+               const Effects* known) {
+  return Follower(model, section, whole, known).run(steps);
 }
 
 }  // namespace piper

@@ -225,7 +225,6 @@ void check_run(const Model& model, const Section& section, const Single* single,
     parts.push_back(
         [&](Findings& found, VerifyReport&) { check_untouched(model, section, found); });
   if (steps) {
-    // One device adds up at once what ranks with blocks of values add up apart.
     parts.push_back([&](Findings& found, VerifyReport&) {
       check_effects(model, section, model.followed == 0 ? single : nullptr, found);
     });
@@ -236,6 +235,9 @@ void check_run(const Model& model, const Section& section, const Single* single,
     parts.push_back([&](Findings& found, VerifyReport&) { check_layouts(model, section, found); });
   }
   if (overlap) parts.push_back([&](Findings& found, VerifyReport&) { check_bodies(model, found); });
+  if (steps && single && model.followed != 0)  // whole values, of which ranks have parts
+    parts.push_back(
+        [&](Findings& found, VerifyReport&) { check_effects(model, section, single, found); });
   prove(model, parts, steps ? std::vector<size_t>{0, 3, 1, 4} : std::vector<size_t>{}, findings,
         report);
 }
@@ -248,7 +250,7 @@ Section make_steps(const Model& model) {
 }
 
 // Of so many steps. Null: it cannot be run, as is said where it is verified itself.
-Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps) {
+Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps, bool whole) {
   auto single = std::make_unique<Single>();
   PIPER_ASSIGN(single->model, make_model(set));
   single->section = make_section(single->model, "body", {kBody});
@@ -256,7 +258,7 @@ Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps)
   Findings findings(report);
   if (single->model.cells.size() > 1 || !can_run(single->model, single->section, findings, report))
     return std::unique_ptr<Single>();
-  single->effects = follow(single->model, single->section, steps, nullptr);
+  single->effects = follow(single->model, single->section, steps, whole, nullptr);
   return single;
 }
 
@@ -285,7 +287,7 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_devi
   const bool overlap = model.cells[0].role->steps_ahead > 0;
   std::unique_ptr<Single> single;
   if (one_device) {
-    PIPER_ASSIGN(single, follow_single(*one_device, overlap ? kSteps : 1));
+    PIPER_ASSIGN(single, follow_single(*one_device, overlap ? kSteps : 1, model.followed != 0));
   }
   if (single) take_sums(model, single->effects);
   VerifyReport report;

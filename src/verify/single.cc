@@ -125,7 +125,8 @@ class EffectCheck {
         section_(section),
         single_(single),
         findings_(findings),
-        effects_(follow(model, section, 1, single ? &single->effects : nullptr)) {}
+        effects_(follow(model, section, 1, single && model.followed != 0,
+                        single ? &single->effects : nullptr)) {}
 
   void run() {
     check_sums();

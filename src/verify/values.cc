@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "piper/ops.h"
+#include "whole.h"
 
 namespace piper {
 namespace {
@@ -20,17 +21,6 @@ int64_t behind(const Shape& shape, size_t dim) {  // elements from that dim on
   int64_t count = 1;
   for (; dim < shape.size(); ++dim) count *= shape[dim];
   return count;
-}
-
-// An op and its attributes, as expressions write pointwise ones.
-std::string word_of(std::string_view op, const Attrs& attrs) {
-  const auto& items = attrs.items();
-  if (items.size() != 1) return std::string(op) + print_attrs(attrs);
-  const auto& [name, value] = items.front();
-  if (const auto* text = std::get_if<std::string>(&value)) return fmt::format("{}:{}", op, *text);
-  const auto* flag = std::get_if<int64_t>(&value);
-  if (!flag || *flag < 0 || *flag > 1) return std::string(op) + print_attrs(attrs);
-  return *flag ? fmt::format("{}:{}", op, name) : std::string(op);
 }
 
 // An operand; the shape where it is not that of the result.
@@ -78,7 +68,7 @@ class Run {
       return values_.cast(operands[0].symbol, word.substr(5));
     // What the gradient multiplies with may be kept instead of what it is made of.
     if (word.starts_with("GeluGrad") && operands.size() == 2) {
-      const Operand factors[] = {{slope(word.substr(8), operands[0].in(result)), nullptr},
+      const Operand factors[] = {{slope_symbol(word.substr(8), operands[0].in(result)), nullptr},
                                  operands[1]};
       return pointwise("Mul", factors, result);
     }
@@ -93,9 +83,6 @@ class Run {
   }
   static uint64_t named(std::string_view word, const Shape& result) {
     return join_symbols(symbol_of(word), shape_symbol(result));
-  }
-  static uint64_t slope(std::string_view form, uint64_t x) {
-    return join_symbols(symbol_of(form), join_symbols(symbol_of("slope"), x));
   }
   // Whether the op adds to an argument that is a sum over the step.
   bool adds_to_sum(const ProgramOp& op, size_t to) const {
@@ -191,7 +178,7 @@ class Run {
     if (op.op == "GeluAndSlope" && operands.size() == 1) {
       const std::string_view form = std::string_view(word).substr(op.op.size());
       return {pointwise(fmt::format("Gelu{}", form), operands, result),
-              slope(form, operands[0].in(result))};
+              slope_symbol(form, operands[0].in(result))};
     }
     if (op.outputs.size() == 1) return {pointwise(word, operands, result)};
     uint64_t symbol = named(word, result);
@@ -227,6 +214,20 @@ class Run {
 
 }  // namespace
 
+std::string word_of(std::string_view op, const Attrs& attrs) {
+  const auto& items = attrs.items();
+  if (items.size() != 1) return std::string(op) + print_attrs(attrs);
+  const auto& [name, value] = items.front();
+  if (const auto* text = std::get_if<std::string>(&value)) return fmt::format("{}:{}", op, *text);
+  const auto* flag = std::get_if<int64_t>(&value);
+  if (!flag || *flag < 0 || *flag > 1) return std::string(op) + print_attrs(attrs);
+  return *flag ? fmt::format("{}:{}", op, name) : std::string(op);
+}
+
+uint64_t slope_symbol(std::string_view form, uint64_t x) {
+  return join_symbols(symbol_of(form), join_symbols(symbol_of("slope"), x));
+}
+
 bool renames(const Program& program, const ProgramOp& op) {
   if (op.inputs.size() != 1 || op.outputs.size() != 1 || op.inputs[0] < 0) return false;
   const TensorType &from = program.values[op.inputs[0]], &to = program.values[op.outputs[0]];
@@ -244,7 +245,8 @@ Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names)
 
 std::vector<uint64_t> Values::run(const Program& program, std::span<const uint64_t> args,
                                   std::span<const int32_t> sums) {
-  return Run(*this, program, args, sums).run();
+  return whole_ ? WholeRun(*this, program, args, sums).run()
+                : Run(*this, program, args, sums).run();
 }
 
 uint64_t Values::cast_to(uint64_t symbol, uint64_t to) {
@@ -291,6 +293,18 @@ uint64_t Values::run_of(uint64_t symbol, int64_t first, int64_t count) {
   const uint64_t made = join_symbols(joined(symbol_of("run"), {first, count}), symbol);
   runs_.try_emplace(made, Begun{symbol, first});
   return put_casts(made, casts);
+}
+
+uint64_t Values::in_turn(uint64_t symbol) {
+  if (of_turn(symbol)) return symbol;
+  const uint64_t made = join_symbols(symbol_of("turn"), symbol);
+  turns_.try_emplace(made, symbol);
+  return made;
+}
+
+std::optional<uint64_t> Values::of_turn(uint64_t symbol) const {
+  const auto known = turns_.find(symbol);
+  return known == turns_.end() ? std::nullopt : std::optional(known->second);
 }
 
 uint64_t Values::cast(uint64_t symbol, std::string_view to) {

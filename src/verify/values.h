@@ -15,9 +15,15 @@ namespace piper {
 bool renames(const Program& program, const ProgramOp& op);
 // All attributes but these.
 Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names);
+// An op and its attributes, as expressions write pointwise ones.
+std::string word_of(std::string_view op, const Attrs& attrs);
+// What the gradient of a Gelu multiplies with.
+uint64_t slope_symbol(std::string_view form, uint64_t x);
 
 class Values {
  public:
+  // `whole`: of whole values, of which ranks may have parts; see whole.h.
+  explicit Values(bool whole = false) : whole_(whole) {}
   // By argument what it holds when the program has run, given what it held before. `sums`: those
   // that are sums over the step.
   std::vector<uint64_t> run(const Program& program, std::span<const uint64_t> args,
@@ -37,6 +43,22 @@ class Values {
 
   std::unordered_map<uint64_t, uint64_t> squares;  // by the symbol of their sum: of what
 
+  // Whole values of which ranks have parts in turn: what such a part is of.
+  uint64_t in_turn(uint64_t symbol);
+  std::optional<uint64_t> of_turn(uint64_t symbol) const;
+  // What a Concat puts together along its axis, with their extents there.
+  struct Joined {
+    size_t axis = 0;
+    std::vector<std::pair<uint64_t, int64_t>> parts;
+  };
+  std::unordered_map<uint64_t, Joined> concats;
+  // Elements that are one number up to where zeros go on behind a dim, and another one there: all
+  // are the first where nothing goes on.
+  struct Row {
+    double there = 0, behind = 0;
+  };
+  std::unordered_map<uint64_t, Row> rows;
+
  private:
   // What is cast or is a run, and to which type or from which element on.
   struct Cast {
@@ -51,6 +73,8 @@ class Values {
   std::vector<uint64_t> take_casts(std::span<uint64_t> symbols) const;
   uint64_t put_casts(uint64_t symbol, const std::vector<uint64_t>& casts);
 
+  const bool whole_;
+  std::unordered_map<uint64_t, uint64_t> turns_;
   std::unordered_map<uint64_t, Cast> casts_;
   std::unordered_map<uint64_t, Begun> runs_;  // none is of a run
 };

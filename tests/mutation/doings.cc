@@ -1,5 +1,8 @@
 // Mutations of what a plan does, perhaps alike in all microbatches or on all ranks: such as only
 // the plan for one device tells.
+#include <array>
+#include <map>
+
 #include "mutation/places.h"
 
 namespace piper::mutation {
@@ -190,6 +193,90 @@ Done slice_elsewhere(PlanSet& set, Random& random) {
   op->attrs.set("starts", starts);
   return fmt::format("{}", print_attrs(op->attrs));
 }
+// An op that takes and makes the same.
+Done replace_op(PlanSet& set, Random& random) {
+  static const std::map<std::string_view, std::vector<const char*>> kAlike = {
+      {"Add", {"Sub", "Mul"}}, {"Sub", {"Add", "Mul"}},   {"Mul", {"Add", "Div"}},
+      {"Div", {"Mul"}},        {"Relu", {"Tanh", "Neg"}}, {"Tanh", {"Relu", "Sigmoid"}},
+      {"Exp", {"Neg", "Tanh"}}};
+  std::vector<ProgramOp*> ops;
+  Program* program = any_program(role_or_rank(set, random), random);
+  for (size_t o = 0; program && o < program->ops.size(); ++o)
+    if (kAlike.contains(program->ops[o].op)) ops.push_back(&program->ops[o]);
+  ProgramOp* op = one_of(ops, random);
+  if (!op) return std::nullopt;
+  const auto& others = kAlike.at(op->op);
+  const std::string was = std::exchange(op->op, others[below(random, others.size())]);
+  return was + " " + op->op;
+}
+// A scale, the number that keeps a norm from infinity, a share that is dropped.
+Done change_number(PlanSet& set, Random& random) {
+  std::vector<std::pair<ProgramOp*, std::string>> numbers;
+  for (Program& program : role_or_rank(set, random).programs)
+    for (ProgramOp& op : program.ops)
+      for (const auto& [name, value] : op.attrs.items())
+        if (std::holds_alternative<double>(value)) numbers.emplace_back(&op, name);
+  if (numbers.empty()) return std::nullopt;
+  const auto& [op, name] = numbers[below(random, numbers.size())];
+  op->attrs.set(name, op->attrs.real(name) / 2 + 0.125);
+  return op->op + " " + name;
+}
+// A factor, a bound, a rate.
+Done change_literal(PlanSet& set, Random& random) {
+  std::vector<std::pair<const Program*, std::string*>> literals;
+  for (Program& program : role_or_rank(set, random).programs)
+    for (auto& [value, bytes] : program.literals)
+      if (!bytes.empty()) literals.emplace_back(&program, &bytes);
+  if (literals.empty()) return std::nullopt;
+  const auto& [program, bytes] = literals[below(random, literals.size())];
+  bytes->back() = static_cast<char>(bytes->back() ^ 1);
+  return program->label;
+}
+// One value for another of the same type, wherever the role's instructions of that kind read it.
+Done exchange_values(PlanSet& set, Random& random) {
+  RoleProgram& role = role_or_rank(set, random);
+  std::vector<std::pair<int32_t, int32_t>> pairs;
+  for (const Instruction& one : role.body)
+    for (const int32_t a : one.args)
+      for (const int32_t b : one.args)
+        if (one.kind == InstructionKind::kCompute && a < b &&
+            role.tensor(a).type == role.tensor(b).type)
+          pairs.emplace_back(a, b);
+  if (pairs.empty()) return std::nullopt;
+  const auto [a, b] = pairs[below(random, pairs.size())];
+  const std::string label = any_instruction(role, random, computes)->label;
+  for (Instruction& one : role.body)
+    if (one.kind == InstructionKind::kCompute && one.label == label)
+      for (int32_t& arg : one.args) arg = arg == a ? b : arg == b ? a : arg;
+  return fmt::format("{}: '{}' and '{}'", label, role.name(a), role.name(b));
+}
+// Of two operands of one type each stands for the other.
+Done exchange_inputs(PlanSet& set, Random& random) {
+  std::vector<std::array<int32_t*, 2>> pairs;
+  for (Program& program : role_or_rank(set, random).programs)
+    for (ProgramOp& op : program.ops)
+      for (size_t i = 1; i < op.inputs.size(); ++i)
+        if (op.inputs[i - 1] >= 0 && op.inputs[i] >= 0 && op.inputs[i - 1] != op.inputs[i] &&
+            program.values[static_cast<size_t>(op.inputs[i - 1])] ==
+                program.values[static_cast<size_t>(op.inputs[i])])
+          pairs.push_back({&op.inputs[i - 1], &op.inputs[i]});
+  if (pairs.empty()) return std::nullopt;
+  const auto& [a, b] = pairs[below(random, pairs.size())];
+  std::swap(*a, *b);
+  return fmt::format("{} and {}", *a, *b);
+}
+// Other random numbers.
+Done change_draw(PlanSet& set, Random& random) {
+  RoleProgram& role = role_or_rank(set, random);
+  std::vector<Tensor*> constants;
+  for (Tensor& tensor : role.tensors)
+    if (tensor.kind == BufferKind::kConstant && tensor.type.dtype == DType::kI64)
+      constants.push_back(&tensor);
+  Tensor* key = one_of(constants, random);
+  if (!key) return std::nullopt;
+  key->init.empty() ? void(key->fill += 1) : void(key->init += "'");
+  return key->name;
+}
 // Rank 0 speaks for all.
 Done drop_report(PlanSet& set, Random& random) {
   std::vector<Report>& reports = role_or_rank(set, random, 0).reports;
@@ -212,6 +299,12 @@ constexpr Mutation kDoings[] = {
     {"call otherwise", call_otherwise},
     {"exchange squares", exchange_squares},
     {"slice elsewhere", slice_elsewhere},
+    {"replace an op", replace_op},
+    {"change a number", change_number},
+    {"change a literal", change_literal},
+    {"exchange values", exchange_values},
+    {"exchange inputs", exchange_inputs},
+    {"change a draw", change_draw},
     {"drop a report", drop_report},
 };
 

@@ -212,5 +212,27 @@ TEST(Mutants, OfTwoVersionsAreCaughtBesideOneDevice) {
                 kSanitized ? 5 : 100, true);
 }
 
+// Where ranks have blocks of values, too.
+TEST(Mutants, OfBlocksAreCaughtBesideOneDevice) {
+  catch_mutants(blocks_strategy, doing_mutations(), kSanitized ? 1 : 8, kSanitized ? 1 : 3,
+                kSanitized ? 3 : 100, true);
+}
+TEST(Mutants, OfRowsAreCaughtBesideOneDevice) {
+  catch_mutants(rows_strategy, doing_mutations(), kSanitized ? 1 : 4, kSanitized ? 1 : 3,
+                kSanitized ? 3 : 60, true);
+}
+TEST(Mutants, OfTurnsAreCaughtBesideOneDevice) {
+  catch_mutants(turns_strategy, doing_mutations(), kSanitized ? 1 : 2, kSanitized ? 1 : 2,
+                kSanitized ? 3 : 20, true);
+}
+TEST(Mutants, OfExpertsAreCaughtBesideOneDevice) {
+  catch_mutants(experts_strategy, doing_mutations(), kSanitized ? 1 : 4, kSanitized ? 1 : 3,
+                kSanitized ? 3 : 60, true);
+}
+TEST(Mutants, OfRandomNumbersAreCaughtBesideOneDevice) {
+  catch_mutants(drawing_strategy, doing_mutations(), kSanitized ? 1 : 2, kSanitized ? 1 : 2,
+                kSanitized ? 3 : 40, true);
+}
+
 }  // namespace
 }  // namespace piper::mutation

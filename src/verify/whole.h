@@ -1,0 +1,56 @@
+// What ops make of whole values, of which ranks may have parts, as symbols. Private to the verify
+// room.
+#pragma once
+
+#include "piper/ops.h"
+#include "values.h"
+
+namespace piper {
+
+// Rule layout has proved which part of a whole value each rank has, or that it has a term of it. So
+// what an op makes of parts is the part of what it makes of whole values, and its symbol is made of
+// theirs: without extents, numbers of parts, and all else that differs between a part and its
+// whole.
+class WholeRun {
+ public:
+  WholeRun(Values& values, const Program& program, std::span<const uint64_t> args,
+           std::span<const int32_t> sums);
+  std::vector<uint64_t> run();
+
+ private:
+  using Made = std::vector<uint64_t>;
+  struct Operand {
+    uint64_t symbol = 0;
+    const TensorType* type = nullptr;  // null: absent
+  };
+  struct Use {
+    std::string_view op;
+    const Attrs& attrs;
+    std::vector<Operand> inputs;
+    std::vector<TensorType> outputs;
+  };
+
+  const TensorType& type(int32_t value) const {
+    return program_.values[static_cast<size_t>(value)];
+  }
+  Operand operand(const ProgramOp& op, size_t i) const;
+  bool adds_to_sum(const ProgramOp& op, size_t to) const;
+  Made results(const ProgramOp& op);
+  Made product(const ProgramOp& op);
+  Made norm(const ProgramOp& op);
+  Made make(Use use);
+  Made make_one(const Use& use);
+  std::optional<Made> apart(const OpDef& def, const OpTypes& types, const Use& use);
+  Made named(const OpDef* def, const Use& use, const std::vector<bool>& counts);
+  uint64_t sliced(const Use& use);
+  uint64_t concatenated(const Use& use);
+  uint64_t padded(const Use& use);
+  std::optional<uint64_t> without_padding(const Use& use) const;
+
+  Values& values_;
+  const Program& program_;
+  const std::span<const int32_t> sums_;  // arguments
+  std::vector<uint64_t> held_;           // by value
+};
+
+}  // namespace piper
