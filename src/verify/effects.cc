@@ -14,7 +14,10 @@ class Follower {
       auto& held = effects_.held.emplace_back(cell.facts->buffers.size());
       for (const int32_t b : cell.facts->kept) held[b] = initial(*cell.role, cell.role->tensor(b));
     }
-    if (!known) values_.made = &effects_.made;
+    if (!known) values_.made = &effects_.made, values_.shapes = &effects_.shapes;
+    if (known) values_.whole_shapes = &known->shapes;
+    for (size_t axis = 0; axis < model.mesh.size(); ++axis)
+      if (model.followed >> axis & 1) values_.ranks *= model.mesh[axis].second;
   }
 
   Effects run(int32_t steps) {

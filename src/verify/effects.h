@@ -29,6 +29,8 @@ struct Effects {
   std::vector<std::vector<uint64_t>> held;  // by cell and buffer, at the end
   // All that ops make of samples, and the values of whose elements squares are taken.
   std::unordered_set<uint64_t> made, squared;
+  std::unordered_map<uint64_t, std::vector<Shape>>
+      shapes;                    // of what is made, where wholes are followed
   std::vector<uint64_t> normed;  // the values whose squares the first norm adds, in order
   // The first computation, updates apart, that makes something else than `known`, and which of its
   // arguments; and the first that squares something else.
@@ -42,8 +44,8 @@ uint64_t sum_symbol(int32_t step, std::string_view name);
 std::string identity_of(const RoleProgram& role, const Tensor& tensor);
 
 // Follows the section, which has an order, `steps` times over. `whole`: what ranks have parts of
-// is known as the whole value, as on one device. `known`: what is not strange; null where nothing is
-// compared.
+// is known as the whole value, as on one device. `known`: what is not strange; null where nothing
+// is compared.
 Effects follow(const Model& model, const Section& section, int32_t steps, bool whole,
                const Effects* known);
 

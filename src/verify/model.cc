@@ -225,9 +225,8 @@ void check_run(const Model& model, const Section& section, const Single* single,
     parts.push_back(
         [&](Findings& found, VerifyReport&) { check_untouched(model, section, found); });
   if (steps) {
-    parts.push_back([&](Findings& found, VerifyReport&) {
-      check_effects(model, section, model.followed == 0 ? single : nullptr, found);
-    });
+    parts.push_back(
+        [&](Findings& found, VerifyReport&) { check_effects(model, section, single, found); });
     parts.push_back(
         [&](Findings& found, VerifyReport&) { check_equal_copies(model, section, found); });
     parts.push_back(
@@ -235,9 +234,6 @@ void check_run(const Model& model, const Section& section, const Single* single,
     parts.push_back([&](Findings& found, VerifyReport&) { check_layouts(model, section, found); });
   }
   if (overlap) parts.push_back([&](Findings& found, VerifyReport&) { check_bodies(model, found); });
-  if (steps && single && model.followed != 0)  // whole values, of which ranks have parts
-    parts.push_back(
-        [&](Findings& found, VerifyReport&) { check_effects(model, section, single, found); });
   prove(model, parts, steps ? std::vector<size_t>{0, 3, 1, 4} : std::vector<size_t>{}, findings,
         report);
 }

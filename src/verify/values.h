@@ -40,6 +40,12 @@ class Values {
   std::vector<uint64_t> squared, normed;
   uint64_t norm = 0;
   std::unordered_set<uint64_t>* made = nullptr;  // takes all that ops make
+  // By symbol: the shapes that values have on one device. It takes those, or, where ranks have
+  // parts, is only asked.
+  using Shapes = std::unordered_map<uint64_t, std::vector<Shape>>;
+  Shapes* shapes = nullptr;
+  const Shapes* whole_shapes = nullptr;
+  int64_t ranks = 1;  // along axes that cut values
 
   std::unordered_map<uint64_t, uint64_t> squares;  // by the symbol of their sum: of what
 
@@ -56,6 +62,7 @@ class Values {
   // are the first where nothing goes on.
   struct Row {
     double there = 0, behind = 0;
+    int64_t count = 0;  // of the first
   };
   std::unordered_map<uint64_t, Row> rows;
 

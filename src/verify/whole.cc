@@ -40,6 +40,13 @@ Attrs of_whole(const OpDef* def, const Attrs& attrs, size_t dims) {
   return rest;
 }
 
+// Absent outputs have no type.
+bool are(const std::vector<TensorType>& made, const std::vector<TensorType>& outputs) {
+  return std::equal(
+      made.begin(), made.end(), outputs.begin(), outputs.end(),
+      [](const TensorType& a, const TensorType& b) { return a == b || b == TensorType{}; });
+}
+
 // The inputs that count: all but those that say where a part begins.
 std::vector<bool> inputs_of_whole(const OpDef& def, const OpTypes& types) {
   std::vector<bool> counts = types.present;
@@ -68,13 +75,22 @@ WholeRun::WholeRun(Values& values, const Program& program, std::span<const uint6
 std::vector<uint64_t> WholeRun::run() {
   for (const ProgramOp& op : program_.ops) {
     const Made made = results(op);
-    if (values_.made) values_.made->insert(made.begin(), made.end());
     for (size_t i = 0; i < op.outputs.size(); ++i)
-      if (op.outputs[i] >= 0)
+      if (op.outputs[i] >= 0) {
         held_[static_cast<size_t>(op.outputs[i])] = i < made.size() ? made[i] : 0;
+        if (i < made.size()) note(made[i], type(op.outputs[i]).shape);
+      }
   }
   held_.resize(static_cast<size_t>(program_.num_args));
   return std::move(held_);
+}
+
+// Of one device.
+void WholeRun::note(uint64_t symbol, const Shape& shape) {
+  if (values_.made) values_.made->insert(symbol);
+  if (!values_.shapes) return;
+  std::vector<Shape>& shapes = (*values_.shapes)[symbol];
+  if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
 }
 
 WholeRun::Operand WholeRun::operand(const ProgramOp& op, size_t i) const {
@@ -144,20 +160,6 @@ WholeRun::Made WholeRun::make(Use use) {
 
 WholeRun::Made WholeRun::make_one(const Use& use) {
   const OpDef* def = find_op(use.op);
-  const bool is_one = use.inputs.size() == 1 && use.inputs[0].type && use.outputs.size() == 1;
-  if (is_one && (use.op == "Reshape" || use.op == "Expand")) return {use.inputs[0].symbol};
-  if (is_one && use.op == "Cast") {
-    const DType from = use.inputs[0].type->dtype, to = use.outputs[0].dtype;
-    if (from == to || is_half(from) || is_half(to)) return {use.inputs[0].symbol};
-    const uint64_t made = values_.cast(use.inputs[0].symbol, info(to).name);
-    if (const auto row = values_.rows.find(use.inputs[0].symbol); row != values_.rows.end())
-      values_.rows.try_emplace(made, row->second);
-    return {made};
-  }
-  if (const auto same = without_padding(use)) return {*same};
-  if (is_one && use.op == "Slice") return {sliced(use)};
-  if (is_one && use.op == "Pad") return {padded(use)};
-  if (use.op == "Concat") return {concatenated(use)};
   OpTypes types;
   types.attrs = use.attrs;
   for (const Operand& one : use.inputs) {
@@ -165,7 +167,13 @@ WholeRun::Made WholeRun::make_one(const Use& use) {
     types.present.push_back(one.type != nullptr);
   }
   const auto made = def ? def->types(types) : Result<std::vector<TensorType>>(fail("unknown"));
-  if (!made || *made != use.outputs) return named(def, use, types.present);
+  if (!made || !are(*made, use.outputs)) return named(def, use, types.present);
+  if (const auto same = without_padding(use)) return {*same};
+  if (use.op == "Reshape" || use.op == "Expand") return {use.inputs[0].symbol};
+  if (use.op == "Cast") return {cast(use)};
+  if (use.op == "Slice") return {sliced(use)};
+  if (use.op == "Pad") return {padded(use)};
+  if (use.op == "Concat") return {concatenated(use)};
   types.outputs = *made;
   if (def->apart)
     if (auto steps = apart(*def, types, use)) return *std::move(steps);
@@ -195,7 +203,7 @@ std::optional<WholeRun::Made> WholeRun::apart(const OpDef& def, const OpTypes& t
     if (!outputs) return std::nullopt;
     one.outputs = *outputs;
     made.push_back(make_one(one));
-    if (values_.made) values_.made->insert(made.back().begin(), made.back().end());
+    for (size_t o = 0; o < made.back().size(); ++o) note(made.back()[o], (*outputs)[o].shape);
     made_types.push_back(*std::move(outputs));
   }
   Made results;
@@ -226,7 +234,7 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
     if (counts[i]) symbol = join_symbols(symbol, join_symbols(i + 1, inputs[i].symbol));
   if (use.op == "Fill") {
     const double value = use.attrs.real("value");
-    values_.rows.try_emplace(symbol, Values::Row{value, value});
+    values_.rows.try_emplace(symbol, Values::Row{value, value, 0});
   }
   if (use.outputs.size() == 1) return {symbol};
   Made made;
@@ -235,6 +243,15 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
 }
 
 // ---- Ops that only move elements ----------------------------------------------------------------
+
+uint64_t WholeRun::cast(const Use& use) {
+  const DType from = use.inputs[0].type->dtype, to = use.outputs[0].dtype;
+  if (from == to || is_half(from) || is_half(to)) return use.inputs[0].symbol;
+  const uint64_t made = values_.cast(use.inputs[0].symbol, info(to).name);
+  if (const auto row = values_.rows.find(use.inputs[0].symbol); row != values_.rows.end())
+    values_.rows.try_emplace(made, row->second);
+  return made;
+}
 
 uint64_t WholeRun::sliced(const Use& use) {
   const Shape &from = use.inputs[0].type->shape, &to = use.outputs[0].shape;
@@ -281,7 +298,8 @@ uint64_t WholeRun::padded(const Use& use) {
   const bool at_end = std::all_of(before.begin(), before.end(), [](int64_t n) { return n == 0; });
   if (const auto row = values_.rows.find(use.inputs[0].symbol);
       at_end && row != values_.rows.end() && row->second.there == row->second.behind)
-    values_.rows.try_emplace(made, Values::Row{row->second.there, use.attrs.real("value")});
+    values_.rows.try_emplace(
+        made, Values::Row{row->second.there, use.attrs.real("value"), num_elements(shape)});
   return made;
 }
 
@@ -290,13 +308,30 @@ uint64_t WholeRun::padded(const Use& use) {
 // none.
 std::optional<uint64_t> WholeRun::without_padding(const Use& use) const {
   const auto is_row = [&](size_t i, double there, double behind) {
-    const auto row =
-        i < use.inputs.size() ? values_.rows.find(use.inputs[i].symbol) : values_.rows.end();
+    const auto row = values_.rows.find(use.inputs[i].symbol);
     return row != values_.rows.end() && row->second.there == there && row->second.behind == behind;
   };
-  if (use.op == "Add" && is_row(1, 0, kLeast)) return use.inputs[0].symbol;
-  if (use.op == "Where" && is_row(0, 1, 0) && is_row(2, 0, 0)) return use.inputs[1].symbol;
+  const auto ends = [&](size_t i, uint64_t symbol) {
+    return ends_where(values_.rows.at(use.inputs[i].symbol).count, *use.inputs[i].type, symbol);
+  };
+  if (use.op == "Add" && is_row(1, 0, kLeast) && ends(1, use.inputs[0].symbol))
+    return use.inputs[0].symbol;
+  if (use.op == "Where" && is_row(0, 1, 0) && is_row(2, 0, 0) && ends(0, use.inputs[1].symbol))
+    return use.inputs[1].symbol;
   return std::nullopt;
+}
+
+// Whether a row has so many elements before the zeros as the value has on one device in the row's
+// first dim; or its part of them, where axes beside this one cut them.
+bool WholeRun::ends_where(int64_t count, const TensorType& row, uint64_t symbol) const {
+  const auto known =
+      values_.whole_shapes ? values_.whole_shapes->find(symbol) : Values::Shapes::const_iterator();
+  if (!values_.whole_shapes || known == values_.whole_shapes->end() || count <= 0) return false;
+  return std::any_of(known->second.begin(), known->second.end(), [&](const Shape& shape) {
+    if (shape.size() < row.shape.size() || row.shape.empty()) return false;
+    const int64_t extent = shape[shape.size() - row.shape.size()];
+    return extent >= count && extent % count == 0 && values_.ranks % (extent / count) == 0;
+  });
 }
 
 uint64_t WholeRun::concatenated(const Use& use) {

@@ -33,6 +33,7 @@ class WholeRun {
   const TensorType& type(int32_t value) const {
     return program_.values[static_cast<size_t>(value)];
   }
+  void note(uint64_t symbol, const Shape& shape);
   Operand operand(const ProgramOp& op, size_t i) const;
   bool adds_to_sum(const ProgramOp& op, size_t to) const;
   Made results(const ProgramOp& op);
@@ -42,10 +43,12 @@ class WholeRun {
   Made make_one(const Use& use);
   std::optional<Made> apart(const OpDef& def, const OpTypes& types, const Use& use);
   Made named(const OpDef* def, const Use& use, const std::vector<bool>& counts);
+  uint64_t cast(const Use& use);
   uint64_t sliced(const Use& use);
   uint64_t concatenated(const Use& use);
   uint64_t padded(const Use& use);
   std::optional<uint64_t> without_padding(const Use& use) const;
+  bool ends_where(int64_t count, const TensorType& row, uint64_t symbol) const;
 
   Values& values_;
   const Program& program_;
