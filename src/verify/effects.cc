@@ -219,12 +219,17 @@ class Follower {
       look(place, step, known->second);
     return known->second;
   }
+  // Rows behind which zeros go on are of parts alone.
+  bool is_known(uint64_t symbol) const {
+    return known_->made.contains(values_.of_turn(symbol).value_or(symbol)) ||
+           values_.rows.contains(symbol);
+  }
   void look(Spot place, const Step& step, const std::vector<uint64_t>& after) {
     const Instruction& one = section_.at(place);
     for (const int32_t arg : facts(place).programs[step.program].written) {
       const bool sum = std::any_of(one.contributions.begin(), one.contributions.end(),
                                    [&](const Contribution& part) { return part.arg == arg; });
-      if (sum || known_->made.contains(values_.of_turn(after[arg]).value_or(after[arg]))) continue;
+      if (sum || is_known(after[arg])) continue;
       effects_.strange = place;
       effects_.strange_arg = static_cast<size_t>(arg);
       return;
