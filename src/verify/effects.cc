@@ -97,7 +97,7 @@ class Follower {
   }
 
   uint64_t position(Spot place) const {
-    if (whole_) return symbol_of("position");
+    if (whole_) return position_symbol();
     const Instruction& one = section_.at(place);
     uint64_t symbol = join_symbols(symbol_of("position"), static_cast<uint64_t>(one.outer));
     symbol = join_symbols(symbol, static_cast<uint64_t>(one.turn) * 2 + one.mirrored);

@@ -7,7 +7,7 @@
 
 #include <unordered_set>
 
-#include "model.h"
+#include "values.h"
 
 namespace piper {
 
@@ -29,8 +29,7 @@ struct Effects {
   std::vector<std::vector<uint64_t>> held;  // by cell and buffer, at the end
   // All that ops make of samples, and the values of whose elements squares are taken.
   std::unordered_set<uint64_t> made, squared;
-  std::unordered_map<uint64_t, std::vector<Shape>>
-      shapes;                    // of what is made, where wholes are followed
+  WholeShapes shapes;            // of one device, where whole values are followed
   std::vector<uint64_t> normed;  // the values whose squares the first norm adds, in order
   // The first computation, updates apart, that makes something else than `known`, and which of its
   // arguments; and the first that squares something else.

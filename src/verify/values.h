@@ -20,6 +20,15 @@ std::string word_of(std::string_view op, const Attrs& attrs);
 // What the gradient of a Gelu multiplies with.
 uint64_t slope_symbol(std::string_view form, uint64_t x);
 
+// Of one device, by symbol: the shapes that values have, and those of the operands that they are
+// made of.
+struct WholeShapes {
+  std::unordered_map<uint64_t, std::vector<Shape>> made;
+  std::unordered_map<uint64_t, std::vector<std::vector<Shape>>> operands;
+};
+// Of own numbers, and sums of them.
+inline uint64_t position_symbol() { return symbol_of("position"); }
+
 class Values {
  public:
   // `whole`: of whole values, of which ranks may have parts; see whole.h.
@@ -40,11 +49,9 @@ class Values {
   std::vector<uint64_t> squared, normed;
   uint64_t norm = 0;
   std::unordered_set<uint64_t>* made = nullptr;  // takes all that ops make
-  // By symbol: the shapes that values have on one device. It takes those, or, where ranks have
-  // parts, is only asked.
-  using Shapes = std::unordered_map<uint64_t, std::vector<Shape>>;
-  Shapes* shapes = nullptr;
-  const Shapes* whole_shapes = nullptr;
+  // One device fills these; where ranks have parts, they are only asked.
+  WholeShapes* shapes = nullptr;
+  const WholeShapes* whole_shapes = nullptr;
   int64_t ranks = 1;  // along axes that cut values
 
   std::unordered_map<uint64_t, uint64_t> squares;  // by the symbol of their sum: of what

@@ -1,23 +1,7 @@
 #include "whole.h"
 
-#include <numeric>
-
 namespace piper {
 namespace {
-
-// The part of an extent that so many elements are: the same of a part as of the whole.
-uint64_t share_symbol(int64_t count, int64_t extent) {
-  const int64_t common = std::max<int64_t>(1, std::gcd(count, extent));
-  return join_symbols(static_cast<uint64_t>(count / common),
-                      static_cast<uint64_t>(extent / common));
-}
-
-// Added to an element, it leaves nothing of its exponential, in f16 too.
-constexpr double kLeast = -60000;
-
-// Where ranks have terms of a sum in 16 bits, these are rounded elsewhere than on one device: what
-// is rounded, and when, does not count.
-bool is_half(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16; }
 
 // Without what is of the part: extents, and numbers that say which part it is. Dims count from the
 // end: rows may lie in more dims than one, or in one.
@@ -47,19 +31,18 @@ bool are(const std::vector<TensorType>& made, const std::vector<TensorType>& out
       [](const TensorType& a, const TensorType& b) { return a == b || b == TensorType{}; });
 }
 
-// The inputs that count: all but those that say where a part begins.
-std::vector<bool> inputs_of_whole(const OpDef& def, const OpTypes& types) {
-  std::vector<bool> counts = types.present;
-  const auto leave_out = [&](int input) {
-    if (input >= 0 && static_cast<size_t>(input) < counts.size())
-      counts[static_cast<size_t>(input)] = false;
+// The inputs that say where a part begins.
+std::vector<bool> firsts_of(const OpDef& def, const OpTypes& types) {
+  std::vector<bool> firsts(types.inputs.size());
+  const auto add = [&](int input) {
+    if (input >= 0 && static_cast<size_t>(input) < firsts.size())
+      firsts[static_cast<size_t>(input)] = true;
   };
   const LoopRule rule = def.loops ? def.loops(types) : LoopRule();
-  for (const auto& [letter, input] : rule.firsts) leave_out(input);
-  if (rule.turns) leave_out(rule.turns->first);
-  for (size_t i = static_cast<size_t>(def.draws + 3); def.draws >= 0 && i < counts.size(); ++i)
-    counts[i] = false;
-  return counts;
+  for (const auto& [letter, input] : rule.firsts) add(input);
+  if (rule.turns) add(rule.turns->first);
+  for (int i = def.draws + 3; def.draws >= 0 && i < std::ssize(firsts); ++i) add(i);
+  return firsts;
 }
 
 }  // namespace
@@ -89,7 +72,7 @@ std::vector<uint64_t> WholeRun::run() {
 void WholeRun::note(uint64_t symbol, const Shape& shape) {
   if (values_.made) values_.made->insert(symbol);
   if (!values_.shapes) return;
-  std::vector<Shape>& shapes = (*values_.shapes)[symbol];
+  std::vector<Shape>& shapes = values_.shapes->made[symbol];
   if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
 }
 
@@ -177,7 +160,15 @@ WholeRun::Made WholeRun::make_one(const Use& use) {
   types.outputs = *made;
   if (def->apart)
     if (auto steps = apart(*def, types, use)) return *std::move(steps);
-  return named(def, use, inputs_of_whole(*def, types));
+  // Own numbers are added up where several axes cut a dim.
+  const auto is_position = [](const Operand& one) { return one.symbol == position_symbol(); };
+  if (use.op == "Add" && std::all_of(use.inputs.begin(), use.inputs.end(), is_position))
+    return {position_symbol()};
+  std::vector<bool> counts = types.present;
+  const std::vector<bool> firsts = firsts_of(*def, types);
+  for (size_t i = 0; i < counts.size(); ++i)
+    if (firsts[i] && is_position(use.inputs[i])) counts[i] = false;
+  return named(def, use, counts);
 }
 
 // Ranks do so in steps what one device does at once.
@@ -227,8 +218,8 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
     return {join_symbols(symbol_of("Gelu" + form), join_symbols(1, inputs[0].symbol)),
             slope_symbol(form, inputs[0].symbol)};
   }
-  if (def && def->commutes && inputs.size() == 2 && inputs[0].symbol > inputs[1].symbol)
-    std::swap(inputs[0], inputs[1]);
+  const bool commutes = def && def->commutes && inputs.size() == 2;
+  if (commutes && inputs[0].symbol > inputs[1].symbol) std::swap(inputs[0], inputs[1]);
   uint64_t symbol = symbol_of(word);
   for (size_t i = 0; i < inputs.size(); ++i)
     if (counts[i]) symbol = join_symbols(symbol, join_symbols(i + 1, inputs[i].symbol));
@@ -236,125 +227,46 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
     const double value = use.attrs.real("value");
     values_.rows.try_emplace(symbol, Values::Row{value, value, 0});
   }
+  std::vector<Shape> shapes;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    shapes.push_back(counts[i] ? inputs[i].type->shape : Shape());
+  if (commutes && inputs[0].symbol == inputs[1].symbol)  // in whichever order
+    of_shapes(symbol, {shapes[1], shapes[0]});
+  if (!def || def->states < 0)
+    symbol = of_shapes(symbol, shapes);  // updates are of flat parts, too
   if (use.outputs.size() == 1) return {symbol};
   Made made;
   for (size_t o = 0; o < use.outputs.size(); ++o) made.push_back(join_symbols(symbol, o));
   return made;
 }
 
-// ---- Ops that only move elements ----------------------------------------------------------------
-
-uint64_t WholeRun::cast(const Use& use) {
-  const DType from = use.inputs[0].type->dtype, to = use.outputs[0].dtype;
-  if (from == to || is_half(from) || is_half(to)) return use.inputs[0].symbol;
-  const uint64_t made = values_.cast(use.inputs[0].symbol, info(to).name);
-  if (const auto row = values_.rows.find(use.inputs[0].symbol); row != values_.rows.end())
-    values_.rows.try_emplace(made, row->second);
-  return made;
-}
-
-uint64_t WholeRun::sliced(const Use& use) {
-  const Shape &from = use.inputs[0].type->shape, &to = use.outputs[0].shape;
-  const std::vector<int64_t> starts = use.attrs.integers("starts"),
-                             steps = use.attrs.integers("steps");
-  uint64_t how = symbol_of("Slice");
-  bool cuts = false;
-  const auto joins = values_.concats.find(use.inputs[0].symbol);
-  for (size_t d = 0; d < from.size() && d < to.size() && d < starts.size(); ++d) {
-    const int64_t step = d < steps.size() ? steps[d] : 1;
-    if (to[d] == from[d] && step == 1) continue;
-    if (joins != values_.concats.end() && joins->second.axis == d && !cuts) {
-      int64_t first = 0;
-      for (const auto& [symbol, extent] : joins->second.parts) {
-        const bool rest = std::equal(from.begin() + static_cast<std::ptrdiff_t>(d) + 1, from.end(),
-                                     to.begin() + static_cast<std::ptrdiff_t>(d) + 1, to.end());
-        if (rest && first == starts[d] && extent == to[d]) return symbol;
-        first += extent;
-      }
+// One device's operands have one of the shapes of which these are parts: dims are broadcast as
+// there. Where it has other numbers of dims, that is not known.
+uint64_t WholeRun::of_shapes(uint64_t symbol, const std::vector<Shape>& own) {
+  if (values_.shapes) {
+    auto& known = values_.shapes->operands[symbol];
+    if (std::find(known.begin(), known.end(), own) == known.end()) known.push_back(own);
+    return symbol;
+  }
+  const auto known = values_.whole_shapes->operands.find(symbol);
+  if (known == values_.whole_shapes->operands.end()) return symbol;
+  bool is_alike = false;  // in numbers of dims
+  for (const std::vector<Shape>& whole : known->second) {
+    bool fits = whole.size() == own.size(), dims = fits;
+    for (size_t i = 0; dims && i < own.size(); ++i) {
+      dims = whole[i].size() == own[i].size();
+      for (size_t d = 0; dims && d < own[i].size(); ++d)
+        fits = fits && may_be_part(own[i][d], whole[i][d]);
     }
-    cuts = true;
-    how = join_symbols(how, d);
-    if (step == 1) {
-      how = join_symbols(how, share_symbol(starts[d], from[d]));
-      how = join_symbols(how, share_symbol(to[d], from[d]));
-    } else {
-      for (const int64_t number : {starts[d], to[d], step})
-        how = join_symbols(how, static_cast<uint64_t>(number));
-    }
+    if (dims && fits) return symbol;
+    is_alike = is_alike || dims;
   }
-  return cuts ? values_.moved(how, {use.inputs[0].symbol}) : use.inputs[0].symbol;
+  return is_alike ? join_symbols(symbol, symbol_of("other shapes")) : symbol;
 }
 
-uint64_t WholeRun::padded(const Use& use) {
-  const std::vector<int64_t> before = use.attrs.integers("before"),
-                             after = use.attrs.integers("after");
-  const Shape& shape = use.inputs[0].type->shape;
-  uint64_t how = symbol_of(word_of("Pad", without(use.attrs, {"before", "after"})));
-  for (size_t d = 0; d < shape.size() && d < before.size() && d < after.size(); ++d) {
-    how = join_symbols(how, share_symbol(before[d], shape[d]));
-    how = join_symbols(how, share_symbol(after[d], shape[d]));
-  }
-  const uint64_t made = join_symbols(how, use.inputs[0].symbol);
-  const bool at_end = std::all_of(before.begin(), before.end(), [](int64_t n) { return n == 0; });
-  if (const auto row = values_.rows.find(use.inputs[0].symbol);
-      at_end && row != values_.rows.end() && row->second.there == row->second.behind)
-    values_.rows.try_emplace(
-        made, Values::Row{row->second.there, use.attrs.real("value"), num_elements(shape)});
-  return made;
-}
-
-// Elements behind the end that a cut has put there become what counts as none: the least number
-// where it is added, or zeros instead of what an op has made of zeros. On one device there are
-// none.
-std::optional<uint64_t> WholeRun::without_padding(const Use& use) const {
-  const auto is_row = [&](size_t i, double there, double behind) {
-    const auto row = values_.rows.find(use.inputs[i].symbol);
-    return row != values_.rows.end() && row->second.there == there && row->second.behind == behind;
-  };
-  const auto ends = [&](size_t i, uint64_t symbol) {
-    return ends_where(values_.rows.at(use.inputs[i].symbol).count, *use.inputs[i].type, symbol);
-  };
-  if (use.op == "Add" && is_row(1, 0, kLeast) && ends(1, use.inputs[0].symbol))
-    return use.inputs[0].symbol;
-  if (use.op == "Where" && is_row(0, 1, 0) && is_row(2, 0, 0) && ends(0, use.inputs[1].symbol))
-    return use.inputs[1].symbol;
-  return std::nullopt;
-}
-
-// Whether a row has so many elements before the zeros as the value has on one device in the row's
-// first dim; or its part of them, where axes beside this one cut them.
-bool WholeRun::ends_where(int64_t count, const TensorType& row, uint64_t symbol) const {
-  const auto known =
-      values_.whole_shapes ? values_.whole_shapes->find(symbol) : Values::Shapes::const_iterator();
-  if (!values_.whole_shapes || known == values_.whole_shapes->end() || count <= 0) return false;
-  return std::any_of(known->second.begin(), known->second.end(), [&](const Shape& shape) {
-    if (shape.size() < row.shape.size() || row.shape.empty()) return false;
-    const int64_t extent = shape[shape.size() - row.shape.size()];
-    return extent >= count && extent % count == 0 && values_.ranks % (extent / count) == 0;
-  });
-}
-
-uint64_t WholeRun::concatenated(const Use& use) {
-  int64_t axis = use.attrs.integer("axis"), all = 0;
-  Values::Joined joins;
-  std::vector<uint64_t> of;
-  for (const Operand& one : use.inputs) {
-    const auto rank = static_cast<int64_t>(one.type ? one.type->shape.size() : 0);
-    if (axis < 0) axis += rank;
-    const int64_t extent =
-        axis >= 0 && axis < rank ? one.type->shape[static_cast<size_t>(axis)] : 0;
-    joins.parts.emplace_back(one.symbol, extent);
-    of.push_back(one.symbol);
-    all += extent;
-  }
-  if (of.size() == 1) return of[0];
-  joins.axis = static_cast<size_t>(axis);
-  uint64_t how = join_symbols(symbol_of("Concat"), static_cast<uint64_t>(axis));
-  for (const auto& [symbol, extent] : joins.parts)
-    how = join_symbols(how, share_symbol(extent, all));
-  const uint64_t made = values_.moved(how, std::move(of));
-  values_.concats.try_emplace(made, std::move(joins));
-  return made;
+// Of an extent, which may have gone on into zeros.
+bool WholeRun::may_be_part(int64_t own, int64_t whole) const {
+  return own == whole || (whole <= own * values_.ranks && own < 2 * whole);
 }
 
 }  // namespace piper

@@ -43,6 +43,8 @@ class WholeRun {
   Made make_one(const Use& use);
   std::optional<Made> apart(const OpDef& def, const OpTypes& types, const Use& use);
   Made named(const OpDef* def, const Use& use, const std::vector<bool>& counts);
+  uint64_t of_shapes(uint64_t symbol, const std::vector<Shape>& own);
+  bool may_be_part(int64_t own, int64_t whole) const;
   uint64_t cast(const Use& use);
   uint64_t sliced(const Use& use);
   uint64_t concatenated(const Use& use);

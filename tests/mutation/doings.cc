@@ -265,6 +265,28 @@ Done exchange_inputs(PlanSet& set, Random& random) {
   std::swap(*a, *b);
   return fmt::format("{} and {}", *a, *b);
 }
+// A part begins elsewhere, as all ranks count.
+Done shift_first(PlanSet& set, Random& random) {
+  std::vector<std::pair<Program*, size_t>> places;
+  for (Program& program : role_or_rank(set, random).programs)
+    for (size_t o = 0; o < program.ops.size(); ++o)
+      if ((program.ops[o].attrs.find("whole") || program.ops[o].attrs.find("cuts")) &&
+          program.ops[o].inputs.back() >= 0)
+        places.emplace_back(&program, o);
+  if (places.empty()) return std::nullopt;
+  const auto [program, o] = places[below(random, places.size())];
+  const int32_t first = program->ops[o].inputs.back();
+  const auto one = static_cast<int32_t>(program->values.size());
+  const TensorType type = program->values[static_cast<size_t>(first)];
+  program->values.insert(program->values.end(), 2, type);
+  std::vector<int64_t> ones(static_cast<size_t>(num_elements(type.shape)), 1);
+  program->literals.emplace_back(
+      one, std::string(reinterpret_cast<const char*>(ones.data()), ones.size() * sizeof(int64_t)));
+  program->ops[o].inputs.back() = one + 1;
+  program->ops.insert(program->ops.begin() + static_cast<std::ptrdiff_t>(o),
+                      {"Add", {}, {first, one}, {one + 1}});
+  return fmt::format("{}: op {}", program->label, o);
+}
 // Other random numbers.
 Done change_draw(PlanSet& set, Random& random) {
   RoleProgram& role = role_or_rank(set, random);
@@ -304,6 +326,7 @@ constexpr Mutation kDoings[] = {
     {"change a literal", change_literal},
     {"exchange values", exchange_values},
     {"exchange inputs", exchange_inputs},
+    {"shift a first", shift_first},
     {"change a draw", change_draw},
     {"drop a report", drop_report},
 };

@@ -1,4 +1,5 @@
 // What the verifier says of values that ranks have in blocks, or as terms of a sum.
+#include "piper/ops.h"
 #include "unit/verify_plans.h"
 
 namespace piper {
@@ -809,6 +810,99 @@ TEST(VerifyLayout, StatesLieAsTheyAreStated) {
                        "  op MatMul in=[3,13] out=[7] {trans_a=1}"}}}),
             "layout: over 'tp', 'U' on rank 0 (and 1 like it) cannot do op 0, Sub, of f32[4,3] cut "
             "at dim 1, f32[4,3] whole: which cannot be done on these parts alone");
+}
+
+// The plan for one device that kColumnsAndRows is cut from.
+PlanSet one_device_of_columns_and_rows(const Edits& more = {}) {
+  return set_of(
+      {edited(edited(kColumnsAndRows, more),
+              {{"axis \"tp\" 2\n", "axis \"one\" 1\n"},
+               {"group 0 \"tp\" axes=[0]\n", ""},
+               {"workspace=[352]", "workspace=[384]"},
+               {"w1\" f32[4,3] state", "w1\" f32[4,6] state"},
+               {"w2\" f32[3,4] state", "w2\" f32[6,4] state"},
+               {" cuts=[S1@0] whole=[4,6]", ""},
+               {" cuts=[S0@0] whole=[6,4]", ""},
+               {"\"h@0\" f32[2,3]", "\"h@0\" f32[2,6]"},
+               {"\"g1\" f32[4,3]", "\"g1\" f32[4,6]"},
+               {"\"g2\" f32[3,4]", "\"g2\" f32[6,4]"},
+               {"value 2 f32[4,3] read\n  value 3 f32[3,4] read\n",
+                "value 2 f32[4,6] read\n  value 3 f32[6,4] read\n"},
+               {"value 5 f32[2,3] written", "value 5 f32[2,6] written"},
+               {"value 2 f32[2,3] read\n", "value 2 f32[2,6] read\n"},
+               {"value 4 f32[4,3] read\n  value 5 f32[3,4] read\n",
+                "value 4 f32[4,6] read\n  value 5 f32[6,4] read\n"},
+               {"value 7 f32[4,3] written\n  value 8 f32[3,4] written\n",
+                "value 7 f32[4,6] written\n  value 8 f32[6,4] written\n"},
+               {"value 11 f32[2,3]\n", "value 11 f32[2,6]\n"},
+               {"value 0 f32[4,3] read\n  value 1 f32[4,3] read written\n  value 2 f32[3,4] read\n"
+                "  value 3 f32[3,4] read written\n",
+                "value 0 f32[4,6] read\n  value 1 f32[4,6] read written\n  value 2 f32[6,4] read\n"
+                "  value 3 f32[6,4] read written\n"},
+               {"  2 all_reduce label=\"sum y\" args=[7] group=0 micro=0\n", ""},
+               {"  4 all_reduce label=\"sum da\" args=[8] group=0 micro=0\n", ""},
+               {"  3 compute label=\"B\"", "  2 compute label=\"B\""},
+               {"  5 compute label=\"B scale\"", "  3 compute label=\"B scale\""},
+               {"  6 compute label=\"U\"", "  4 compute label=\"U\""}})},
+      1);
+}
+
+TEST(VerifyLayout, WholeValuesAreThoseOfOneDevice) {
+  const PlanSet one = one_device_of_columns_and_rows();
+  ASSERT_EQ(findings_of(one, &one), Said());
+  const auto beside = [&](const Edits& edits) {
+    const PlanSet set = set_of({edited(kColumnsAndRows, edits)}, 2);
+    const Said alone = findings_of(set), all = findings_of(set, &one);
+    EXPECT_EQ(alone, Said());  // as a plan of its own it does the same on all ranks
+    return all.empty() ? std::string() : all[0];
+  };
+  EXPECT_EQ(beside({}), "");
+  EXPECT_EQ(beside({{"op Mul in=[0,1] out=[4]", "op Sub in=[0,1] out=[4]"}}),
+            "single: 'B' on rank 0 (and 1 like it) adds to 'w1.grad' something else than one "
+            "device does; 'F' on rank 0 (and 1 like it) is the first that does, with 'a@0'");
+  EXPECT_EQ(beside({{"op Mul in=[0,1] out=[4]", "op Mul in=[0,0] out=[4]"}}).substr(0, 6),
+            "single");
+  EXPECT_EQ(beside({{"op Add in=[0,1] out=[12]", "op Sub in=[0,1] out=[12]"}}),
+            "single: 'B' on rank 0 (and 1 like it) adds to 'w1.grad' something else than one "
+            "device does; 'B' on rank 0 (and 1 like it) is the first that does, with 'da@0'");
+  EXPECT_EQ(beside({{"op Sub in=[5,4] out=[5]", "op Sub in=[4,5] out=[5]"}}),
+            "single: 's' on rank 0 (and 1 like it) becomes something else than on one device");
+}
+
+// Of one value in two shapes, as of the numbers of queries and keys in a mask.
+TEST(VerifyLayout, WholeValuesAreBroadcastAsOnOneDevice) {
+  const auto with = [](const char* difference) {
+    return Edits{
+        {"value 12 f32[2,4]\n",
+         "value 12 f32[2,4]\n  value 13 f32[4,1]\n  value 14 f32[1,4]\n  value 15 f32[4,4]\n"
+         "  value 16 f32[4]\n"},
+        {"op Add in=[0,1] out=[12]",
+         fmt::format("op Reshape in=[1] out=[13] {{shape=[4,1]}}\n"
+                     "  op Reshape in=[1] out=[14] {{shape=[1,4]}}\n  op Sub in={} "
+                     "out=[15]\n  op ReduceSum in=[15] out=[16] {{axes=[0], keepdims=0}}\n"
+                     "  op Add in=[0,16] out=[12]",
+                     difference)}};
+  };
+  const PlanSet one = one_device_of_columns_and_rows(with("[13,14]"));
+  ASSERT_EQ(findings_of(one, &one), Said());
+  const auto beside = [&](const char* difference) {
+    return findings_of(set_of({edited(kColumnsAndRows, with(difference))}, 2), &one);
+  };
+  EXPECT_EQ(beside("[13,14]"), Said());
+  EXPECT_NE(beside("[14,13]"), Said());
+}
+
+// Nobody has looked yet whether an op has the operands that it takes.
+TEST(VerifyLayout, WholeValuesOfOperandsThatAreMissing) {
+  const PlanSet one = one_device_of_columns_and_rows();
+  for (const OpDef* def : all_ops())
+    for (const char* rest :
+         {"in=[] out=[4]", "in=[-1] out=[4]", "in=[0] out=[4] {then=\"Mul\"}",
+          "in=[0,1,-1] out=[4] {accumulate=1, axis=-9, axes=[9], starts=[0,7]}"}) {
+      const Edits edits{{"op Mul in=[0,1] out=[4]", fmt::format("op {} {}", def->name, rest)}};
+      EXPECT_NE(findings_of(set_of({edited(kColumnsAndRows, edits)}, 2), &one), Said())
+          << def->name << rest;
+    }
 }
 
 }  // namespace
