@@ -150,7 +150,7 @@ WholeRun::Made WholeRun::make_one(const Use& use) {
     types.present.push_back(one.type != nullptr);
   }
   const auto made = def ? def->types(types) : Result<std::vector<TensorType>>(fail("unknown"));
-  if (!made || !are(*made, use.outputs)) return named(def, use, types.present);
+  if (!made || !are(*made, use.outputs)) return named(nullptr, use, types.present, types);
   if (const auto same = without_padding(use)) return {*same};
   if (use.op == "Reshape" || use.op == "Expand") return {use.inputs[0].symbol};
   if (use.op == "Cast") return {cast(use)};
@@ -168,7 +168,7 @@ WholeRun::Made WholeRun::make_one(const Use& use) {
   const std::vector<bool> firsts = firsts_of(*def, types);
   for (size_t i = 0; i < counts.size(); ++i)
     if (firsts[i] && is_position(use.inputs[i])) counts[i] = false;
-  return named(def, use, counts);
+  return named(def, use, counts, types);
 }
 
 // Ranks do so in steps what one device does at once.
@@ -203,7 +203,8 @@ std::optional<WholeRun::Made> WholeRun::apart(const OpDef& def, const OpTypes& t
   return results;
 }
 
-WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vector<bool>& counts) {
+WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vector<bool>& counts,
+                               const OpTypes& types) {
   const bool has_dims = !use.inputs.empty() && use.inputs[0].type;
   const size_t dims = has_dims ? use.inputs[0].type->shape.size() : 0;
   const std::string word = word_of(use.op, of_whole(def, use.attrs, dims));
@@ -211,7 +212,7 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
   if (use.op == "GeluGrad" && inputs.size() == 2) {
     inputs[0].symbol = slope_symbol(std::string_view(word).substr(8), inputs[0].symbol);
     static const Attrs none;
-    return named(find_op("Mul"), {"Mul", none, inputs, use.outputs}, counts);
+    return named(find_op("Mul"), {"Mul", none, inputs, use.outputs}, counts, types);
   }
   if (use.op == "GeluAndSlope" && inputs.size() == 1) {
     const std::string form = word.substr(use.op.size());
@@ -234,10 +235,40 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
     of_shapes(symbol, {shapes[1], shapes[0]});
   if (!def || def->states < 0)
     symbol = of_shapes(symbol, shapes);  // updates are of flat parts, too
+  if (def && !says_whole(*def, types, symbol))
+    symbol = join_symbols(symbol, symbol_of("of another whole"));
   if (use.outputs.size() == 1) return {symbol};
   Made made;
   for (size_t o = 0; o < use.outputs.size(); ++o) made.push_back(join_symbols(symbol, o));
   return made;
+}
+
+// Whether a part knows how many numbers there are in all: as many as one device has of what it is a
+// part of, or, where these go on into zeros, as some ranks have parts.
+bool WholeRun::says_whole(const OpDef& def, const OpTypes& types, uint64_t symbol) const {
+  const int64_t all = types.attrs.integer("whole", -1);
+  if (all < 0 || !values_.whole_shapes || !def.loops) return true;
+  const LoopRule rule = def.loops(types);
+  const auto known = values_.whole_shapes->operands.find(symbol);
+  if (rule.firsts.empty() || known == values_.whole_shapes->operands.end()) return true;
+  const LoopRule::Dim letter{rule.firsts[0].first};
+  const auto fits = [&](int64_t own, int64_t whole) {
+    const bool filled = all > whole && own > 0 && all % own == 0;
+    return all == whole || (filled && values_.ranks % (all / own) == 0);
+  };
+  std::optional<bool> says;
+  const auto look = [&](const std::vector<LoopRule::Dim>& dims, const Shape& own,
+                        const Shape& whole) {
+    for (size_t d = 0; d < whole.size() && whole.size() == dims.size(); ++d)
+      if (dims[d] == letter) says = says.value_or(false) || fits(own[d], whole[d]);
+  };
+  for (const std::vector<Shape>& whole : known->second)
+    for (size_t i = 0; i < whole.size() && i < rule.inputs.size(); ++i)
+      look(rule.inputs[i], types.inputs[i].shape, whole[i]);
+  if (const auto made = values_.whole_shapes->made.find(symbol);
+      made != values_.whole_shapes->made.end())
+    for (const Shape& whole : made->second) look(rule.outputs[0], types.outputs[0].shape, whole);
+  return says.value_or(true);
 }
 
 // One device's operands have one of the shapes of which these are parts: dims are broadcast as

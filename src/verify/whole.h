@@ -42,7 +42,9 @@ class WholeRun {
   Made make(Use use);
   Made make_one(const Use& use);
   std::optional<Made> apart(const OpDef& def, const OpTypes& types, const Use& use);
-  Made named(const OpDef* def, const Use& use, const std::vector<bool>& counts);
+  Made named(const OpDef* def, const Use& use, const std::vector<bool>& counts,
+             const OpTypes& types);
+  bool says_whole(const OpDef& def, const OpTypes& types, uint64_t symbol) const;
   uint64_t of_shapes(uint64_t symbol, const std::vector<Shape>& own);
   bool may_be_part(int64_t own, int64_t whole) const;
   uint64_t cast(const Use& use);

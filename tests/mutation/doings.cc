@@ -221,6 +221,18 @@ Done change_number(PlanSet& set, Random& random) {
   op->attrs.set(name, op->attrs.real(name) / 2 + 0.125);
   return op->op + " " + name;
 }
+// Of how many a part is, along which dim, which label does not count.
+Done change_integer(PlanSet& set, Random& random) {
+  std::vector<std::pair<ProgramOp*, const char*>> numbers;
+  for (Program& program : role_or_rank(set, random).programs)
+    for (ProgramOp& op : program.ops)
+      for (const char* name : {"whole", "axis", "ignore_index", "offset", "causal"})
+        if (op.attrs.find(name)) numbers.emplace_back(&op, name);
+  if (numbers.empty()) return std::nullopt;
+  const auto& [op, name] = numbers[below(random, numbers.size())];
+  op->attrs.set(name, op->attrs.integer(name) + (below(random, 2) == 0 ? 1 : -1));
+  return fmt::format("{} {} {}", op->op, name, op->attrs.integer(name));
+}
 // A factor, a bound, a rate.
 Done change_literal(PlanSet& set, Random& random) {
   std::vector<std::pair<const Program*, std::string*>> literals;
@@ -323,6 +335,7 @@ constexpr Mutation kDoings[] = {
     {"slice elsewhere", slice_elsewhere},
     {"replace an op", replace_op},
     {"change a number", change_number},
+    {"change an integer", change_integer},
     {"change a literal", change_literal},
     {"exchange values", exchange_values},
     {"exchange inputs", exchange_inputs},

@@ -214,20 +214,20 @@ TEST(Mutants, OfTwoVersionsAreCaughtBesideOneDevice) {
 
 // Where ranks have blocks of values, too.
 TEST(Mutants, OfBlocksAreCaughtBesideOneDevice) {
-  catch_mutants(blocks_strategy, doing_mutations(), kSanitized ? 1 : 8, kSanitized ? 1 : 3,
-                kSanitized ? 3 : 100, true);
+  catch_mutants(blocks_strategy, doing_mutations(), kSanitized ? 1 : 5, kSanitized ? 1 : 2,
+                kSanitized ? 3 : 60, true);
 }
 TEST(Mutants, OfRowsAreCaughtBesideOneDevice) {
-  catch_mutants(rows_strategy, doing_mutations(), kSanitized ? 1 : 4, kSanitized ? 1 : 3,
-                kSanitized ? 3 : 60, true);
+  catch_mutants(rows_strategy, doing_mutations(), kSanitized ? 1 : 3, kSanitized ? 1 : 2,
+                kSanitized ? 3 : 40, true);
 }
 TEST(Mutants, OfTurnsAreCaughtBesideOneDevice) {
   catch_mutants(turns_strategy, doing_mutations(), kSanitized ? 1 : 2, kSanitized ? 1 : 2,
                 kSanitized ? 3 : 20, true);
 }
 TEST(Mutants, OfExpertsAreCaughtBesideOneDevice) {
-  catch_mutants(experts_strategy, doing_mutations(), kSanitized ? 1 : 4, kSanitized ? 1 : 3,
-                kSanitized ? 3 : 60, true);
+  catch_mutants(experts_strategy, doing_mutations(), kSanitized ? 1 : 3, kSanitized ? 1 : 2,
+                kSanitized ? 3 : 40, true);
 }
 TEST(Mutants, OfRandomNumbersAreCaughtBesideOneDevice) {
   catch_mutants(drawing_strategy, doing_mutations(), kSanitized ? 1 : 2, kSanitized ? 1 : 2,
