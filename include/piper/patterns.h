@@ -19,8 +19,18 @@ struct PatternForm {
 // In the order in which they are looked for.
 std::vector<PatternForm> known_patterns();
 
+// A softmax of products of which no attention was made: its scores are stored whole.
+struct LeftAttention {
+  std::string node, scope;  // of the softmax
+  std::string why;          // the first thing that did not fit
+  int64_t bytes = 0;        // of its weights in a step, and of each value of their size before them
+};
+// A line for each reason, with the first softmax that it is said of.
+std::vector<std::string> lines_of(const std::vector<LeftAttention>& left);
+
 struct Recognised {
   Graph graph;
+  std::vector<LeftAttention> left;
   // Composite op -> how many were found; only those found.
   std::vector<std::pair<std::string, int64_t>> counts;
 };

@@ -30,6 +30,7 @@ Result<Graph> find_patterns(Graph graph, Steps& steps, Compiled& compiled) {
     return print_graph(r.graph);
   }));
   for (const auto& [op, count] : found.counts) compiled.patterns.emplace_back(op, count);
+  compiled.left = lines_of(found.left);
   return std::move(found.graph);
 }
 

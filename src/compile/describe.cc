@@ -209,6 +209,8 @@ void Description::costs(const Imported& imported) {
   } else {
     counts("recognised", recognised->counts);
   }
+  for (const std::string& left : lines_of(recognised->left))
+    line("no attention: {}", quote_control(left));
   const auto batch = static_cast<double>(std::max<int64_t>(imported.graph.batch, 1));
   line("a sample's forward: {:.6g} MFLOP", flops / batch / 1e6);
   if (!imported.graph.loss.valid()) {

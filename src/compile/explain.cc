@@ -30,6 +30,8 @@ void add_directives(const Compiled& compiled, const Summary& summary, bool lines
   add_section("messages", traffic_lines(summary), text);
   for (const auto& [op, count] : compiled.patterns)
     text += fmt::format("recognised: {} {}\n", count, op);
+  for (const std::string& line : compiled.left)
+    text += fmt::format("no attention: {}\n", quote_control(line));
 }
 
 void add_parameters(const Compiled& compiled, const Summary& summary, bool, std::string& text) {

@@ -1,5 +1,7 @@
 #include "match.h"
 
+#include <cstring>
+
 #include "piper/halves.h"
 
 namespace piper::patterns {
@@ -50,13 +52,20 @@ const Node* Matcher::sole(ValueId id, std::string_view op) const {
 }
 
 std::optional<double> Matcher::scalar(ValueId id) const {
+  return num_elements(graph_.value(id).type.shape) == 1 ? number(id) : std::nullopt;
+}
+
+std::optional<double> Matcher::number(ValueId id) const {
   const Value& value = graph_.value(id);
-  if (value.kind != ValueKind::kConstant || num_elements(value.type.shape) != 1 || !value.data.data)
+  if (value.kind != ValueKind::kConstant || value.data.size == 0 || !value.data.data)
+    return std::nullopt;
+  const auto width = static_cast<size_t>(info(value.type.dtype).bytes);
+  if (std::memcmp(value.data.data, value.data.data + width, value.data.size - width) != 0)
     return std::nullopt;
   if (value.type.dtype == DType::kF32) return *reinterpret_cast<const float*>(value.data.data);
   if (value.type.dtype == DType::kF64) return *reinterpret_cast<const double*>(value.data.data);
-  if (info(value.type.dtype).is_float) return halves(value)[0];
-  return std::nullopt;
+  if (!info(value.type.dtype).is_float) return std::nullopt;
+  return float_of_half(value.type.dtype, *reinterpret_cast<const uint16_t*>(value.data.data));
 }
 
 std::optional<std::vector<double>> Matcher::elements(ValueId id) const {

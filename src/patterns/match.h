@@ -1,7 +1,7 @@
 // Looking at a graph from a value upwards.
 #pragma once
 
-#include "piper/graph.h"
+#include "piper/patterns.h"
 
 namespace piper::patterns {
 
@@ -17,6 +17,7 @@ class Matcher {
     return readers_[id.index()] == 1 ? last_reader_[id.index()] : NodeId();
   }
   std::optional<double> scalar(ValueId id) const;  // a constant of one element
+  std::optional<double> number(ValueId id) const;  // a constant all of whose elements are that
   // The elements of a constant of floats or booleans; none when it is no constant.
   std::optional<std::vector<double>> elements(ValueId id) const;
   // value = factor × the product of atoms: seen through products and divisions by constants that
@@ -55,6 +56,7 @@ Count recognise_swiglu(Graph& graph);
 Count recognise_picked_cross_entropy(Graph& graph);
 Count recognise_cross_entropy(Graph& graph);
 Count recognise_attention(Graph& graph);
+std::vector<LeftAttention> left_attentions(const Graph& graph);
 Count recognise_gelu(Graph& graph);
 Count recognise_grouped(Graph& graph);
 Count fold_transposes(Graph& graph);

@@ -28,11 +28,14 @@ constexpr Pattern kPatterns[] = {
       "constants, or made from a value beside itself. Moves before a swap of heads and tokens."},
      patterns::recognise_rotary},
     {{"Attention",
-      "Softmax of the scaled products of q and k, times v. Scaled on q, k or the product; "
-      "soft-capped; masked by added terms or Where; guarded against rows of NaN (a row without "
-      "keys gives 0); heads transposed or repeated. A constant mask is read: where it hides "
-      "exactly the keys behind each query's, the composite is causal and skips them. Constants "
-      "of -10⁴ and less hide a key there."},
+      "Softmax of the scaled products of q and k, times v, whatever Reshapes, Transposes, "
+      "Expands and Casts stand between, in which order the operands and their dims are. Scaled "
+      "on q, k or the product, by numbers or by values that are the same for all keys (then q "
+      "is multiplied); soft-capped; masked by added terms or Where, several of them; guarded "
+      "against rows of NaN, or hidden keys' weights put to zero (a row without keys gives 0); "
+      "repeated heads of k and v read once. A constant mask is read: where it hides exactly the "
+      "keys behind each query's, the composite is causal and skips them. Constants of -10⁴ and "
+      "less hide a key there."},
      patterns::recognise_attention},
     {{"Gelu", "x · ½(1 + erf(x/√2)) and the tanh form, factors and terms in any order."},
      patterns::recognise_gelu},
@@ -76,6 +79,7 @@ Result<Recognised> recognise(Graph graph) {
     PIPER_ASSIGN(graph, in_topological_order(std::move(graph)));
     graph = without_dead_nodes(std::move(graph), true);
   }
+  result.left = patterns::left_attentions(graph);
   result.graph = std::move(graph);
   PIPER_TRY(check_graph(result.graph));
   return result;
