@@ -39,6 +39,7 @@ struct Call {
   std::vector<std::string> words;  // by position, as they are written: "%x", "2", "False"
 };
 std::optional<Call> parse_call(std::string_view text);
+inline constexpr std::string_view kAttentionCall = "aten.scaled_dot_product_attention";
 // Not one of the numbers in a list of sizes: "%view", "[%mul_3, 128]".
 bool is_tensor(const Call& call, const CallArg& arg);
 

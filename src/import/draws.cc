@@ -18,8 +18,6 @@ struct ReadingCall {  // the nodes of one call
   int64_t users = 0;  // calls that read its results in the exported program
 };
 
-constexpr std::string_view kAttention = "aten.scaled_dot_product_attention";
-
 int64_t users_of(std::string_view call) {
   constexpr std::string_view kUsers = "[num_users=";
   int64_t users = 0;
@@ -95,7 +93,7 @@ bool Draws::is_random(size_t node) const {
   if (n.op == "Dropout") return n.inputs.size() > 2 && !n.inputs[2].empty();
   if (n.op == "Bernoulli" || n.op.starts_with("Random")) return true;
   const ReadingCall* of = call_at(node);
-  return of && of->call.function == kAttention && of->call.words.size() > 4 &&
+  return of && of->call.function == kAttentionCall && of->call.words.size() > 4 &&
          of->call.words[4] != "0.0";
 }
 
@@ -220,7 +218,7 @@ bool Draws::is_complete(const Merged& merged) const {
   for (const size_t n : before) {
     if (!is_random(n) || settled.contains(n)) continue;
     const ReadingCall* of = call_at(n);
-    const bool attention = of && of->call.function == kAttention;
+    const bool attention = of && of->call.function == kAttentionCall;
     const std::string_view stem = stem_of(attention ? of->call.name : model_.nodes[n].outputs[0]);
     const int64_t below = stem == stem_of(merged.value)
                               ? number_of(merged.value)
@@ -295,7 +293,7 @@ Status separate_draws(OnnxModel& model, std::vector<std::string>& scopes,
                       const std::vector<SignatureInput>& signature) {
   const bool any = std::any_of(model.nodes.begin(), model.nodes.end(), [](const OnnxNode& node) {
     return node.op == "Dropout" || node.op == "Bernoulli" || node.op.starts_with("Random") ||
-           find_metadata(node.metadata, "pkg.torch.onnx.fx_node").find(kAttention) !=
+           find_metadata(node.metadata, "pkg.torch.onnx.fx_node").find(kAttentionCall) !=
                std::string_view::npos;
   });
   if (!any || signature.empty()) return ok_status();

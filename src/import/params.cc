@@ -245,6 +245,7 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
       parse_signature(find_metadata(model.metadata, kSignatureKey));
   restore_training_norms(model, signature);
   PIPER_TRY(separate_draws(model, scopes, signature));
+  guard_rows_without_keys(model);
   std::vector<Note> notes;
   PIPER_ASSIGN(auto changed, find_changed_buffers(model, signature, notes));
   const bool has_parameters =

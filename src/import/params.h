@@ -141,6 +141,8 @@ void freeze_sinusoids(const OnnxModel& model, Recovery& recovery);
 // Random results that were merged come apart again. Errors: the file does not say which.
 Status separate_draws(OnnxModel& model, std::vector<std::string>& scopes,
                       const std::vector<SignatureInput>& signature);
+// Attention with masks of booleans gives queries that see no key what PyTorch gives them.
+void guard_rows_without_keys(OnnxModel& model);
 // Adds what was detached. Errors: the file does not say which of a node's inputs that was.
 Status find_detached(const OnnxModel& model, const std::vector<SignatureInput>& signature,
                      Recovery& recovery);

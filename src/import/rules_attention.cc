@@ -61,7 +61,8 @@ Result<Val> causal_mask(RuleContext& c, int64_t queries, int64_t keys, int64_t p
   return constant_val(DType::kBool, {queries, keys}, bytes_of(mask));
 }
 
-Result<Val> masked(RuleContext& c, Val scores, int64_t past) {
+// `hidden`: the score of a key that a mask of booleans hides.
+Result<Val> masked(RuleContext& c, Val scores, int64_t past, double hidden) {
   const Val lowest = c.number(-std::numeric_limits<float>::infinity(), scores);
   if (c.integer("is_causal", 0) != 0) {
     if (scores.shape[2] * scores.shape[3] > (1 << 28)) return c.error("its mask is too large");
@@ -69,7 +70,8 @@ Result<Val> masked(RuleContext& c, Val scores, int64_t past) {
     PIPER_ASSIGN(scores, c.pointwise("Where", {mask, scores, lowest}));
   }
   if (!c.has(3)) return scores;
-  if (c.in(3).dtype == DType::kBool) return c.pointwise("Where", {c.in(3), scores, lowest});
+  if (c.in(3).dtype == DType::kBool)
+    return c.pointwise("Where", {c.in(3), scores, c.number(hidden, scores)});
   return c.pointwise("Add", {scores, c.in(3)});
 }
 
@@ -92,11 +94,17 @@ Result<Val> capped(RuleContext& c, Val scores) {
   return c.pointwise("Mul", {scores, c.number(cap, scores)});
 }
 
+// Finite, so that a query without keys makes no NaN: its weights are put to zero behind the
+// softmax.
+double lowest_of(DType dtype) { return dtype == DType::kF16 ? -65504 : -3.3e38; }
+
 // A row whose keys are all masked weighs none of them.
 Result<Val> weights_of(RuleContext& c, const Val& scores) {
   PIPER_ASSIGN(Val weights, c.op("Softmax", {scores}, {{"axis", int64_t{3}}}));
   PIPER_ASSIGN(weights, with_attention_dropout(c, weights));
   if (!c.has(3)) return weights;
+  if (c.in(3).dtype == DType::kBool)
+    return c.pointwise("Where", {c.in(3), weights, c.number(0, weights)});
   PIPER_ASSIGN(const Val none, c.pointwise("IsNaN", {weights}));
   return c.pointwise("Where", {none, c.number(0, weights), weights});
 }
@@ -117,7 +125,7 @@ Result<Vals> attention(RuleContext& c) {
   PIPER_ASSIGN(const Heads h, read_heads(c));
   PIPER_ASSIGN(const Val raw, scores_of(c, h));
   PIPER_ASSIGN(const Val bent, capped(c, raw));
-  PIPER_ASSIGN(const Val seen, masked(c, bent, h.past));
+  PIPER_ASSIGN(const Val seen, masked(c, bent, h.past, lowest_of(bent.dtype)));
   PIPER_ASSIGN(const Val weights, weights_of(c, seen));
   PIPER_ASSIGN(const Val wide, repeat_heads(c, h.v, h.q.shape[1]));
   PIPER_ASSIGN(Val y, c.matmul(weights, wide));
@@ -127,7 +135,9 @@ Result<Vals> attention(RuleContext& c) {
   }
   Vals out{std::move(y), h.k, h.v};
   if (c.node.outputs.size() > 3) {
-    PIPER_ASSIGN(Val shown, shown_scores(c, {raw, bent, seen, weights}));
+    const double infinity = std::numeric_limits<double>::infinity();
+    PIPER_ASSIGN(const Val hidden, masked(c, bent, h.past, -infinity));
+    PIPER_ASSIGN(Val shown, shown_scores(c, {raw, bent, hidden, weights}));
     out.push_back(std::move(shown));
   }
   return out;

@@ -405,6 +405,32 @@ class FreshParts(nn.Module):
         return F.mse_loss(self.out(q.mean(1)), y)
 
 
+class Padded(nn.Module):
+    """Grouped heads by scaled_dot_product_attention, masks of booleans: some queries see no key, and one sample has none at all."""
+    def __init__(self, layers=2, width=16, heads=4, kv=2):
+        super().__init__()
+        self.heads, self.kv = heads, kv
+        self.embedding, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+        sizes = {"q": width, "k": width * kv // heads, "v": width * kv // heads, "o": width}
+        self.layers = nn.ModuleList(nn.ModuleDict({n: nn.Linear(width, s) for n, s in sizes.items()}) for _ in range(layers))
+
+    def forward(self, input_ids, mask, labels):
+        b, t = input_ids.shape
+        seen = mask[:, None, None, :].bool() & torch.ones(t, t, dtype=torch.bool).tril()
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            q, k, v = (layer[n](x).view(b, t, h, -1).transpose(1, 2) for n, h in (("q", self.heads), ("k", self.kv), ("v", self.kv)))
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+            x = x + layer["o"](y.transpose(1, 2).reshape(b, t, -1))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+def padded(g):
+    batch = tokens(g)
+    mask = (torch.arange(TIME) >= torch.tensor([0, 3, TIME, 5])[:, None]).long()  # in front, and the whole third sample
+    return {"input_ids": batch["input_ids"], "mask": mask, "labels": batch["labels"]}
+
+
 def sequences(g):
     return {"x": torch.randn(BATCH, 6, 8, generator=g), "y": torch.randn(BATCH, 4, generator=g)}
 
@@ -414,7 +440,7 @@ def nodes(g):
     return {"x": torch.randn(BATCH, 6, 8, generator=g), "places": places, "y": torch.randn(BATCH, 6, 4, generator=g)}
 
 
-def write(name, build, batch_of, static=False, older=None, plain=False):
+def write(name, build, batch_of, static=False, older=None, plain=False, opset=18):
     torch.manual_seed(5)
     model = build().eval()
     g = torch.Generator().manual_seed(6)
@@ -428,7 +454,7 @@ def write(name, build, batch_of, static=False, older=None, plain=False):
     if older:
         torch.onnx.export(model, args, file, dynamo=False, opset_version=older, dynamic_axes={n: {0: "batch"} for n in batches[0]}, **names)
     else:
-        torch.onnx.export(model, args, file, dynamo=True, opset_version=18, dynamic_shapes=None if static else tuple({0: dim} for _ in args),
+        torch.onnx.export(model, args, file, dynamo=True, opset_version=opset, dynamic_shapes=None if static else tuple({0: dim} for _ in args),
                           external_data=False, optimize=not plain, **names)
     proto = onnx.load(file)
     keep = {"pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes", "pkg.onnxscript.rewriter.rule_name"}
@@ -476,3 +502,4 @@ write("folded-fresh", lambda: Folded(True), tokens)
 write("equal", Equal, vectors, plain=True)
 write("scattered", Scattered, nodes)
 write("fresh-parts", FreshParts, sequences)
+write("padded", Padded, padded, opset=20)

@@ -68,7 +68,7 @@ INSTANTIATE_TEST_SUITE_P(All, Families,
                                            "falcon", "static-tables", "quantised", "older-fresh",
                                            "older-norms", "older-converted", "older-images",
                                            "folded", "folded-fresh", "equal", "scattered",
-                                           "fresh-parts"),
+                                           "fresh-parts", "padded"),
                          [](const auto& info) { return identifier(info.param); });
 
 }  // namespace
