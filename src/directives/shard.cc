@@ -42,6 +42,7 @@ class Seeds {
                       quote_control(node.scope), cut.name)
               .with_note(fmt::format("the other one is at line {}", other.at.line));
     }
+    if (all.empty()) return no_attention(cut.name);
     PIPER_TRY(nothing("attention", shard_.attention, all));
     return AttentionCut{shard_.attention, way().by, shard_.at};
   }
@@ -104,6 +105,17 @@ class Seeds {
                   quote_control(shard_.scope.front().pattern()))
           .with_note("help: 'scope' names modules whose results other modules read");
     return nothing("module", shard_.scope, all);
+  }
+
+  Error no_attention(std::string_view axis) const {
+    return fail(shard_.of_at, "shard: no attention of the model is recognised, so '{}' matches none",
+                quote_control(shard_.attention.front().pattern()))
+        .with_note("`piperc MODEL --describe` says which softmaxes of products it has, and what of "
+                   "each did not fit")
+        .with_note(fmt::format("help: without this directive tokens are cut over '{}' all the same "
+                               "(strategies/context/gather.yaml): what each rank attends to is "
+                               "gathered",
+                               axis));
   }
 
   Status nothing(std::string_view what, const std::vector<Glob>& globs,
