@@ -405,23 +405,31 @@ class FreshParts(nn.Module):
         return F.mse_loss(self.out(q.mean(1)), y)
 
 
-class Padded(nn.Module):
-    """Grouped heads by scaled_dot_product_attention, masks of booleans: some queries see no key, and one sample has none at all."""
-    def __init__(self, layers=2, width=16, heads=4, kv=2):
+class Grouped(nn.Module):
+    def __init__(self, width=16, heads=4, kv=2):
         super().__init__()
         self.heads, self.kv = heads, kv
-        self.embedding, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
-        sizes = {"q": width, "k": width * kv // heads, "v": width * kv // heads, "o": width}
-        self.layers = nn.ModuleList(nn.ModuleDict({n: nn.Linear(width, s) for n, s in sizes.items()}) for _ in range(layers))
+        self.q, self.out = nn.Linear(width, width), nn.Linear(width, width)
+        self.k, self.v = nn.Linear(width, width * kv // heads), nn.Linear(width, width * kv // heads)
+
+    def forward(self, x, seen):
+        b, t, _ = x.shape
+        q, k, v = (y.view(b, t, h, -1).transpose(1, 2) for y, h in ((self.q(x), self.heads), (self.k(x), self.kv), (self.v(x), self.kv)))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        return x + self.out(y.transpose(1, 2).reshape(b, t, -1))
+
+
+class Padded(nn.Module):
+    """Grouped heads by scaled_dot_product_attention, masks of booleans: some queries see no key, and one sample has none at all."""
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layers, self.head = nn.Embedding(VOCAB, 16), nn.ModuleList(Grouped() for _ in range(4)), nn.Linear(16, VOCAB)
 
     def forward(self, input_ids, mask, labels):
-        b, t = input_ids.shape
-        seen = mask[:, None, None, :].bool() & torch.ones(t, t, dtype=torch.bool).tril()
+        seen = mask[:, None, None, :].bool() & torch.ones(TIME, TIME, dtype=torch.bool).tril()
         x = self.embedding(input_ids)
         for layer in self.layers:
-            q, k, v = (layer[n](x).view(b, t, h, -1).transpose(1, 2) for n, h in (("q", self.heads), ("k", self.kv), ("v", self.kv)))
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
-            x = x + layer["o"](y.transpose(1, 2).reshape(b, t, -1))
+            x = layer(x, seen)
         return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
 
 
