@@ -17,14 +17,17 @@ std::map<std::string, NamedTensor> read_all(const std::string& path) {
   return tensors;
 }
 
-Result<JobResult> train_family(const std::string& folder, const Shape2& shape) {
+Result<JobResult> train_family(const std::string& folder, const Shape2& shape,
+                               const std::string& more) {
   const Folder temporary;
   CompileOptions options;
   options.model = folder + "/model.onnx";
   options.strategy = temporary.write(
-      "strategy.yaml", "piper: 1\ninclude: " PIPER_SOURCE_DIR
-                       "/strategies/1f1b.yaml\nparams: {stages: 1, dp: 1, microbatches: 1}\n"
-                       "train: {global_batch: 4, optimizer: {sgd: {lr: 0.05, momentum: 0.9}}}\n");
+      "strategy.yaml",
+      std::string("piper: 1\ninclude: " PIPER_SOURCE_DIR
+                  "/strategies/1f1b.yaml\nparams: {stages: 1, dp: 1, microbatches: 1}\n"
+                  "train: {global_batch: 4, optimizer: {sgd: {lr: 0.05, momentum: 0.9}}}\n") +
+          more);
   options.defines = {{"stages", std::to_string(shape.pp)},
                      {"dp", std::to_string(shape.dp)},
                      {"microbatches", std::to_string(shape.mb)}};
@@ -45,8 +48,11 @@ TEST_P(Families, TrainAsPyTorch) {
   const std::string folder = PIPER_SOURCE_DIR "/tests/data/families/" + std::string(GetParam());
   const auto reference = read_all(folder + "/reference.safetensors");
   const auto* losses = reinterpret_cast<const double*>(reference.at("losses").data.data);
+  // The lowest number of 32 bits stands for hidden keys: only wider ones tell it from -∞.
+  const std::string more =
+      GetParam() == std::string_view("padded") ? "directives: [{precision: {compute: f64}}]\n" : "";
   for (const Shape2& shape : {Shape2{1, 1, 1}, Shape2{2, 2, 2}}) {
-    const auto job = train_family(folder, shape);
+    const auto job = train_family(folder, shape, more);
     ASSERT_TRUE(job) << print_error(job.error());
     for (size_t k = 0; k < 6; ++k)
       EXPECT_NEAR(*job->steps[k].loss / losses[k], 1, 1e-6) << shape.pp << " step " << k;
