@@ -48,8 +48,8 @@ struct Compiled {
   // Composite ops found in the model and its gradient.
   std::vector<std::pair<std::string, int64_t>> patterns;
   std::vector<std::string> left;  // softmaxes of products of which no attention was made, and why
-  int64_t instructions = 0;  // of a step, over devices that run different ones
-  OrderRows order;           // the computations of each device, if asked for
+  int64_t instructions = 0;       // of a step, over devices that run different ones
+  OrderRows order;                // the computations of each device, if asked for
   std::vector<std::pair<std::string, double>> seconds;  // by step
   // What the steps made on the way, of the last plans: a program that ends now need not take it
   // apart.

@@ -108,10 +108,12 @@ class Seeds {
   }
 
   Error no_attention(std::string_view axis) const {
-    return fail(shard_.of_at, "shard: no attention of the model is recognised, so '{}' matches none",
+    return fail(shard_.of_at,
+                "shard: no attention of the model is recognised, so '{}' matches none",
                 quote_control(shard_.attention.front().pattern()))
-        .with_note("`piperc MODEL --describe` says which softmaxes of products it has, and what of "
-                   "each did not fit")
+        .with_note(
+            "`piperc MODEL --describe` says which softmaxes of products it has, and what of "
+            "each did not fit")
         .with_note(fmt::format("help: without this directive tokens are cut over '{}' all the same "
                                "(strategies/context/gather.yaml): what each rank attends to is "
                                "gathered",

@@ -82,8 +82,7 @@ std::optional<double> known_number(const Val& v) {
 double ratio_of_attention(const RuleContext& c) {
   const auto call = parse_call(find_metadata(c.node.metadata, "pkg.torch.onnx.fx_node"));
   double ratio = 0;
-  if (!call || call->function != kAttentionCall || call->words.size() < 5)
-    return 0;
+  if (!call || call->function != kAttentionCall || call->words.size() < 5) return 0;
   const std::string& word = call->words[4];
   std::from_chars(word.data(), word.data() + word.size(), ratio);
   return ratio > 0 && ratio < 1 ? ratio : 0;
