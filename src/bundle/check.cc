@@ -138,6 +138,7 @@ class InstructionCheck {
     if (one_.kind == InstructionKind::kCompute) PIPER_TRY(check_compute());
     if (one_.kind == InstructionKind::kInput) PIPER_TRY(check_input());
     if (is_message()) PIPER_TRY(check_message());
+    PIPER_TRY(check_apart());
     if (takes_pairs(one_.kind))
       PIPER_TRY(check_pairs());
     else if (is_collective(one_.kind))
@@ -288,13 +289,21 @@ class InstructionCheck {
   }
 
   Status check_message() const {
-    if (one_.args.empty()) return wrong("it moves nothing");
-    if (one_.args.size() > 1) {
-      std::vector<int32_t> args = one_.args;
-      std::sort(args.begin(), args.end());
-      if (std::adjacent_find(args.begin(), args.end()) != args.end())
-        return wrong("it moves one buffer twice");
-    }
+    return one_.args.empty() ? wrong("it moves nothing") : ok_status();
+  }
+
+  // What moves elements reads some buffers while it writes others, in an order of the backend's.
+  Status check_apart() const {
+    const bool pairs = takes_pairs(one_.kind);
+    if (!is_message() && !is_collective(one_.kind) && !pairs) return ok_status();
+    std::vector<std::pair<int32_t, bool>> args;  // and whether it only reads that
+    for (size_t a = 0; a < one_.args.size(); ++a)
+      args.emplace_back(one_.args[a], pairs && a % 2 == 0);
+    std::sort(args.begin(), args.end());
+    for (size_t a = 1; a < args.size(); ++a)
+      if (args[a].first == args[a - 1].first && !(args[a].second && args[a - 1].second))
+        return wrong("it {} '{}' twice", is_message() ? "moves" : "takes",
+                     quote_control(role_.name(args[a].first)));
     return ok_status();
   }
 
@@ -374,7 +383,7 @@ class InstructionCheck {
 
   Status check_copy() const {
     PIPER_TRY(needs_args(2));
-    if (type(0).dtype != type(1).dtype || elements(0) != elements(1))
+    if (type(0) != type(1))
       return wrong("it copies {} to {}", to_string(type(0)), to_string(type(1)));
     return ok_status();
   }

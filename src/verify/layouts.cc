@@ -173,8 +173,10 @@ class LayoutCheck {
     const Program& program = role(place).programs[one.program];
     std::vector<Lies> args;
     std::vector<int32_t> numbers{0};  // of integers, as the program meets them
-    for (const int32_t arg : one.args) {
-      args.push_back(given(place, arg));
+    for (size_t a = 0; a < one.args.size(); ++a) {
+      const Shape &own = shape(place, one.args[a]), &taken = program.values[a].shape;
+      const Lies lies = given(place, one.args[a]);
+      args.push_back(own == taken ? lies : reshaped(lies, own, taken));
       each_number(args.back(), [&](int32_t& number) {
         const auto met = std::find(numbers.begin(), numbers.end(), number);
         if (met == numbers.end())
@@ -198,7 +200,8 @@ class LayoutCheck {
       each_number(lies, [&](int32_t& number) {  // of its own, or that it was given
         number = number < 0 ? number_of(place, {number}) : numbers[static_cast<size_t>(number)];
       });
-      put(place, one.args[a], std::move(lies));
+      const Shape &own = shape(place, one.args[a]), &made_in = program.values[a].shape;
+      put(place, one.args[a], own == made_in ? std::move(lies) : reshaped(lies, made_in, own));
     }
   }
 

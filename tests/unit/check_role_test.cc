@@ -154,6 +154,8 @@ TEST(CheckRole, RefusesEachFault) {
        "instruction 4 'reduce' (all_reduce): there is no group 1"},
       {"rotate args=[2,4] group=0", "rotate args=[2,4] group=0 fast",
        "instruction 0 '' (rotate): it adds nothing up that could be fast"},
+      {"rotate args=[2,4] group=0", "rotate args=[2,2] group=0",
+       "instruction 0 '' (rotate): it takes 'g' twice"},
       {"count=2 stride=[0,4] pass", "count=2 stride=[0,7] pass",
        "instruction 0 'ids mb=0' (input): its samples reach outside the batch of 8"},
       {"count=2 stride=[0,4] pass", "count=3 stride=[0,4] pass",

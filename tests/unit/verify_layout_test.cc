@@ -435,13 +435,14 @@ TEST(VerifyLayout, BlocksOfThreeProjectionsAreAccepted) { EXPECT_EQ(said(kHeads,
 TEST(VerifyLayout, BlocksOfOneDimBecomeThoseOfAnother) {
   EXPECT_EQ(said(kExchange, {}), Said());
   EXPECT_EQ(
-      refused(kExchange, {{{"[2,3] group=0 micro=0 dim=2", "[2,3] group=0 micro=0 dim=2 outer=3"}},
-                          {{"dim=2 to_dim=1", "dim=2 to_dim=1 to_outer=2"}},
-                          {{"4 all_to_all label=\"columns\" args=[4,5] group=0 micro=0 dim=1 "
-                            "to_dim=2",
-                            "4 copy label=\"columns\" args=[4,5] micro=0"}}}),
-      "layout: over 'tp', 'F add' on rank 0 (and 1 like it) cannot do op 0, Add, of f32[1,4,3] cut "
-      "at dim 2, f32[1,4,3] cut at dim 1: which cannot be done on these parts alone");
+      refused(kExchange,
+              {{{"[2,3] group=0 micro=0 dim=2", "[2,3] group=0 micro=0 dim=2 outer=3"}},
+               {{"dim=2 to_dim=1", "dim=2 to_dim=1 to_outer=2"}}}),
+      "");
+  EXPECT_EQ(said(kExchange, {{"4 all_to_all label=\"columns\" args=[4,5] group=0 micro=0 dim=1 "
+                              "to_dim=2",
+                              "4 copy label=\"columns\" args=[4,5] micro=0"}}),
+            Said{"error: instruction 4 'columns' (copy): it copies f32[1,2,6] to f32[1,4,3]"});
 }
 
 TEST(VerifyLayout, EverySecondStretchIsCountedFromItsEnd) {
