@@ -249,8 +249,8 @@ int main(int argc, char** argv) {
                    "leave out the single-device plans for piper-run --verify-against");
   app.add_flag(
          "--oracles", flags.oracles,
-         fmt::format("write them whatever their size; without this, 'single' is left out where "
-                     "its replicas have more than {} instructions together",
+         fmt::format("let them play all replicas; without this, 'single' plays the first alone "
+                     "where all together have more than {} instructions",
                      kLargestSingle))
       ->excludes(no_oracles);
   app.add_flag("--timings", flags.timings, "print how long each step took");

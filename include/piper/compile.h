@@ -21,8 +21,8 @@ struct CompileOptions {
   std::vector<Definition> defines;
   std::string target = "cpu";  // the kind of device: see backends.h
   bool oracles = true;         // also the single-device plans that --verify-against runs beside
-  // `single` plays all replicas one after the other: it is left out where it would have more
-  // instructions than this, and more than one replica; 0: never.
+  // `single` plays all replicas one after the other: where there are several and it would have more
+  // instructions than this, it plays the first alone; 0: never.
   int64_t largest_single = 0;
   bool order = false;  // also Compiled::order
   // Called after each step with its name and a function that prints what it made; may be empty.

@@ -148,8 +148,9 @@ Result<Dag> fused_messages(Dag dag, std::vector<ComputeOrder>& order, const Stra
 }
 
 // The plan that the strategy asks for, or one of the two oracles: one device that plays all
-// replicas, with the same cut of the batch or with none.
-enum class Target { kStrategy, kSingle, kUncut };
+// replicas, with the same cut of the batch or with none. kFirst: one that plays the first replica
+// alone, by which others are proved as by all of them.
+enum class Target { kStrategy, kSingle, kFirst, kUncut };
 
 // What the steps from the differentiated graph to plans share.
 struct Making {
@@ -163,20 +164,21 @@ struct Making {
   Explanations unsaid = {};  // by oracles: what the strategy's plan has explained
 
   bool is_oracle() const { return target != Target::kStrategy; }
+  bool is_single() const { return target == Target::kSingle || target == Target::kFirst; }
   Explanations& explain() { return is_oracle() ? unsaid : compiled.explanations; }
 };
 
 Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making) {
   DagSpec spec;
   spec.microbatches = cut.microbatches;
-  if (making.is_oracle()) spec.replicas_in_turn = cut.replicas;
-  spec.rounds = cut.rounds;
+  if (making.is_oracle() && making.target != Target::kFirst) spec.replicas_in_turn = cut.replicas;
+  if (making.target != Target::kFirst) spec.rounds = cut.rounds;
   spec.weight_versions = making.strategy.weight_versions;
   for (SumRound& round : spec.rounds)
     if (making.is_oracle()) round.axes.clear();  // it has no mesh
-  if (making.target == Target::kSingle) spec.group_of = making.summing.group_of;
+  if (making.is_single()) spec.group_of = making.summing.group_of;
   const bool like_strategy =
-      making.target == Target::kSingle && !making.summing.orders.empty();  // chunk by chunk
+      making.is_single() && !making.summing.orders.empty();  // chunk by chunk
   if (making.is_oracle() && !like_strategy) return spec;
   PIPER_ASSIGN(spec.region_tags, region_tags(making.strategy, step));
   PIPER_ASSIGN(spec.split_backward, splits_backward(making.strategy));
@@ -253,7 +255,7 @@ struct Scheduled {
   Schedule schedule;
 };
 Result<std::vector<ComputeOrder>> order_tasks(const Scheduled& made, Making& making) {
-  if (making.target == Target::kSingle)
+  if (making.is_single())
     return list_schedule(made.dag, made.deps, policy_like(made.dag, making.summing));
   PIPER_ASSIGN(auto order,
                choose_order(made.dag, made.deps, making.is_oracle() ? nullptr : &making.strategy,
@@ -342,23 +344,26 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   PIPER_TRY(explain_plans(lowered, making));
   PlanSet set = make_plan_set(scheduled.dag, std::move(lowered));
   set.manifest.seed = strategy.seed;
-  if (making.is_oracle() || !options.oracles)
+  // Of the first replica sums are not those of the batch.
+  if (making.target != Target::kFirst && (making.is_oracle() || !options.oracles))
     PIPER_TRY(steps.run("verify", [&] { return check_plans(set, nullptr); }));
   making.compiled.remains = std::move(scheduled);
   return set;
 }
 
-// The single-device plan plays the replicas one after the other.
-bool leaves_single_out(const CompileOptions& options, const Cut& cut, Compiled& compiled) {
+// The single-device plan plays the replicas one after the other; the first alone where all are too
+// many.
+Target single_target(const CompileOptions& options, const Cut& cut, Compiled& compiled) {
   const int64_t instructions = compiled.instructions * cut.replicas;
   if (options.largest_single == 0 || cut.replicas == 1 || instructions <= options.largest_single)
-    return false;
+    return Target::kSingle;
   compiled.set.manifest.predictions["single_instructions"] = static_cast<double>(instructions);
   compiled.warnings.push_back(
-      fmt::format("the single-device plan is left out: with {} replicas it has about {} "
-                  "instructions, more than {}; --oracles writes it, --no-oracles says nothing",
+      fmt::format("the single-device plan plays the first of {} replicas alone, enough to prove "
+                  "the plans by, not to train: for all it has about {} instructions, more than {}; "
+                  "--oracles writes it",
                   cut.replicas, instructions, options.largest_single));
-  return true;
+  return Target::kFirst;
 }
 
 }  // namespace
@@ -415,13 +420,10 @@ Result<Compiled> compile(const CompileOptions& options) {
     compiled.explanations.push_back({one.at, one.what, {"left out: " + one.why}});
   if (options.oracles) {
     steps.quiet = true;
-    if (!leaves_single_out(options, cut, compiled)) {
-      PIPER_ASSIGN(compiled.single, plans_of(Target::kSingle));
-    }
+    PIPER_ASSIGN(compiled.single, plans_of(single_target(options, cut, compiled)));
     PIPER_ASSIGN(compiled.uncut, plans_of(Target::kUncut));
     steps.quiet = false;
-    const PlanSet* single = compiled.single ? &*compiled.single : nullptr;
-    PIPER_TRY(steps.run("verify", [&] { return check_plans(compiled.set, single); }));
+    PIPER_TRY(steps.run("verify", [&] { return check_plans(compiled.set, &*compiled.single); }));
   }
   PIPER_TRY(name_plan_sets(options, strategy, compiled));
   return compiled;

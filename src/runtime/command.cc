@@ -127,18 +127,18 @@ Status load_reference(const RunOptions& options, Loaded& loaded) {
   bool single = options.job.verify.against == VerifyAgainst::kSingle;
   fs::path directory = fs::path(loaded.set.directory) / (single ? "single" : "uncut");
   std::error_code ignored;
-  if (!fs::is_directory(directory, ignored)) {
-    const auto& predicted = loaded.set.manifest.predictions;
-    const auto left_out = predicted.find("single_instructions");
-    Error error = usage(
+  if (!fs::is_directory(directory, ignored))
+    return usage(
         fmt::format("{} does not exist: the plans were written without it", directory.string()));
-    if (!single || left_out == predicted.end()) return error;
-    return std::move(error)
-        .with_note(fmt::format("piperc leaves out a single-device plan of {:.0f} instructions",
-                               left_out->second))
+  const auto& predicted = loaded.set.manifest.predictions;
+  if (const auto all = predicted.find("single_instructions"); single && all != predicted.end())
+    return usage(
+               fmt::format("{} plays the first replica alone, which is no training to compare with",
+                           directory.string()))
+        .with_note(
+            fmt::format("for all replicas it would have about {:.0f} instructions", all->second))
         .with_note(
             "help: compile with 'piperc --oracles', or compare with '--verify-against uncut'");
-  }
   PIPER_ASSIGN(loaded.reference, read_plan_set(directory.string()));
   PIPER_TRY(load_params(*loaded.reference));
   PIPER_ASSIGN(loaded.reference_data, open_inputs(*loaded.reference, options.data));

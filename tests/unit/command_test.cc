@@ -245,17 +245,19 @@ TEST_F(Command, ReplicasThatDriftApartAreFound) {
       << mpi_output;
 }
 
-TEST_F(Command, SaysWhyThereIsNoSingleDevicePlan) {
+TEST_F(Command, SaysWhyASingleDevicePlanIsNoTraining) {
   PlanSet set = replicas(2);
   set.manifest.predictions["single_instructions"] = 70000;
-  Status written = write_plan_set(set, nullptr, nullptr, path("large"), {});
+  const PlanSet first = replicas(1);
+  Status written = write_plan_set(set, &first, nullptr, path("large"), {});
   ASSERT_TRUE(written.ok()) << written.error().message;
   auto [code, output] =
       spawn("", fmt::format("{} {} {}", path("large"), path("data.safetensors"), path("a")));
   EXPECT_EQ(code, static_cast<int>(ExitCode::kUsage));
   EXPECT_EQ(output,
-            fmt::format("error: {} does not exist: the plans were written without it\n"
-                        "  = note: piperc leaves out a single-device plan of 70000 instructions\n"
+            fmt::format("error: {} plays the first replica alone, which is no training to compare "
+                        "with\n"
+                        "  = note: for all replicas it would have about 70000 instructions\n"
                         "  = help: compile with 'piperc --oracles', or compare with "
                         "'--verify-against uncut'\n",
                         path("large/single")));
