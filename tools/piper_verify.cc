@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "piper/backend_cpu.h"
+#include "piper/backends.h"
 #include "piper/verify.h"
 
 namespace piper {
@@ -29,6 +30,18 @@ int64_t largest_peak(const PlanSet& set) {
   return peak;
 }
 
+bool has_oracle(const PlanSet& set, const char* oracle) {
+  return set.manifest.files.contains(fmt::format("{}/manifest.json", oracle));
+}
+// What the set is compared with: a plan for one device that plays all replicas, or the first.
+enum class Reference { kNone, kFirst, kAll };
+constexpr const char* kReferences[] = {"none", "first", "all"};
+Reference reference_of(const PlanSet& set) {
+  if (!has_oracle(set, "single")) return Reference::kNone;
+  return set.manifest.predictions.contains("single_instructions") ? Reference::kFirst
+                                                                  : Reference::kAll;
+}
+
 void print_json(const std::string& directory, const PlanSet& set, const VerifyReport& report) {
   std::string findings;
   for (const Finding& finding : report.findings)
@@ -41,13 +54,15 @@ void print_json(const std::string& directory, const PlanSet& set, const VerifyRe
   fmt::print(
       "{{\"directory\": \"{}\", \"ranks\": {}, \"cells\": {}, \"instructions\": {}, \"transfers\": "
       "{}, \"collectives\": {}, \"sums\": {}, \"parameters\": {}, \"peak_bytes\": {}, "
-      "\"axes\": [{}],\n \"findings\": [{}]}}\n",
+      "\"axes\": [{}], \"single\": \"{}\",\n \"findings\": [{}]}}\n",
       escape(directory), report.ranks, report.cells, report.instructions, report.transfers,
-      report.collectives, report.sums, report.parameters, largest_peak(set), axes, findings);
+      report.collectives, report.sums, report.parameters, largest_peak(set), axes,
+      kReferences[static_cast<size_t>(reference_of(set))], findings);
 }
 
+// `is_oracle`: it is a plan for one device itself, with which others are compared.
 void print_text(const std::string& directory, const PlanSet& set, const VerifyReport& report,
-                bool compared) {
+                bool is_oracle) {
   for (const Finding& finding : report.findings)
     fmt::print("{}: {}: {}\n", directory, finding.rule, finding.text);
   if (!report.findings.empty()) return;
@@ -66,54 +81,80 @@ void print_text(const std::string& directory, const PlanSet& set, const VerifyRe
   if (!report.axes.empty())
     line("layout",
          fmt::format("every op does its part along {}", quote_control(join(report.axes, ", "))));
+  const Reference reference = reference_of(set);
+  const bool compared = reference != Reference::kNone;
   line(compared ? "single" : "microbatch",
        compared ? "all blocks of samples and updates do what one device does"
                 : "all blocks of samples do the same");
   line("sum", fmt::format("{} finished sums hold each use and sample once; {} kept parameters are "
                           "updated once",
                           report.sums, report.parameters));
+  constexpr const char* kWith[] = {
+      "nothing: the plans were written without one for one device (--no-oracles), so start values, "
+      "names, data and what the first block of samples does are trusted",
+      "single/, which plays the first replica", "single/, which plays all replicas"};
+  if (!is_oracle) line("beside", kWith[static_cast<size_t>(reference)]);
 }
 
-bool has_oracle(const PlanSet& set, const char* oracle) {
-  return set.manifest.files.contains(fmt::format("{}/manifest.json", oracle));
-}
-
-// What the CPU's kernels refuse, they would when the plans are run; and what they take, plans for
-// the CPU state.
-void load_programs(const PlanSet& set, VerifyReport& report) {
-  for (const RoleProgram& role : set.roles) {
-    const Result<Needs> needs = cpu_needs(role);
-    if (!needs) report.findings.push_back({"program", needs.error().message});
-    if (!needs || role.target != "cpu") continue;
-    bool enough =
-        needs->packed_bytes <= role.packed_bytes && needs->scratch_bytes <= role.scratch_bytes;
-    for (size_t s = 0; s < needs->workspace_bytes.size(); ++s)
-      enough = enough && needs->workspace_bytes[s] <= role.workspace_bytes[s];
-    if (!enough)
+// What a role states beside its arena is what its target takes, neither less nor more. `exact`: it
+// names no other table of algorithms than this machine's; by another one it may take less.
+void check_stated(const RoleProgram& role, size_t r, const Needs& needs, bool exact,
+                  VerifyReport& report) {
+  const auto check = [&](const std::string& what, int64_t stated, int64_t taken) {
+    if (exact ? stated != taken : stated < taken)
       report.findings.push_back(
-          {"memory", fmt::format("role {} states less than its programs take beside the arena",
-                                 &role - set.roles.data())});
+          {"memory", fmt::format("role {} states {} bytes {}, where '{}' takes {}", r, stated, what,
+                                 quote_control(role.target), taken)});
+  };
+  for (size_t s = 0; s < needs.workspace_bytes.size(); ++s)
+    check(fmt::format("for the values of programs on stream '{}'",
+                      quote_control(role.streams[s].name)),
+          role.workspace_bytes[s], needs.workspace_bytes[s]);
+  check("for packed weights and gaps between rows", role.packed_bytes, needs.packed_bytes);
+  check("for blocks that are under way", role.transport_bytes, needs.transport_bytes);
+  check("for kernels themselves", role.scratch_bytes, needs.scratch_bytes);
+}
+
+// What the CPU's kernels refuse, they would when the plans are run: it runs those for other
+// targets, too. And what plans state of memory beside their arenas.
+void check_programs(const PlanSet& set, VerifyReport& report) {
+  for (size_t r = 0; r < set.roles.size(); ++r) {
+    const RoleProgram& role = set.roles[r];
+    const Result<const BackendKind*> target = find_target(role.target);
+    const Result<Needs> on_cpu = cpu_needs(role);
+    if (!target) report.findings.push_back({"program", target.error().message});
+    if (!on_cpu) report.findings.push_back({"program", on_cpu.error().message});
+    if (!target || !on_cpu) continue;
+    const Result<Needs> needs = role.target == "cpu" ? on_cpu : (*target)->needs(role);
+    if (!needs)
+      report.findings.push_back({"program", needs.error().message});
+    else
+      check_stated(role, r, *needs,
+                   !(*target)->table || role.table.empty() || (*target)->table() == role.table,
+                   report);
   }
 }
 
-// The set, and the oracle's sets below it.
-Result<bool> verify(const std::string& directory, bool json) {
+// The set, and the oracle's sets below it. The first replica alone has not the sums of a batch: it
+// proves others.
+Result<bool> verify(const std::string& directory, bool json, bool is_oracle) {
   PIPER_ASSIGN(PlanSet set, read_plan_set(directory));
   PIPER_TRY(load_params(set));
   std::optional<PlanSet> single;
-  if (has_oracle(set, "single")) {
+  const Reference reference = reference_of(set);
+  if (reference != Reference::kNone) {
     PIPER_ASSIGN(single, read_plan_set(directory + "/single"));
   }
   PIPER_ASSIGN(VerifyReport report, verify_plan_set(set, single ? &*single : nullptr));
-  load_programs(set, report);
-  json ? print_json(directory, set, report)
-       : print_text(directory, set, report, single.has_value());
+  check_programs(set, report);
+  json ? print_json(directory, set, report) : print_text(directory, set, report, is_oracle);
   bool proved = report.findings.empty();
-  for (const char* oracle : {"single", "uncut"})
-    if (has_oracle(set, oracle)) {
-      PIPER_ASSIGN(const bool below, verify(directory + "/" + oracle, json));
-      proved = proved && below;
-    }
+  for (const char* oracle : {"single", "uncut"}) {
+    const bool is_first = std::string_view(oracle) == "single" && reference == Reference::kFirst;
+    if (!has_oracle(set, oracle) || is_first) continue;
+    PIPER_ASSIGN(const bool below, verify(directory + "/" + oracle, json, true));
+    proved = proved && below;
+  }
   return proved;
 }
 
@@ -136,7 +177,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(piper::ExitCode::kUsage);
   }
-  auto proved = piper::verify(directory, json);
+  auto proved = piper::verify(directory, json, false);
   if (const auto printed = piper::flush_output(); proved && !printed) proved = printed.error();
   if (!proved) {
     std::fputs(piper::print_error(proved.error()).c_str(), stderr);

@@ -201,7 +201,7 @@ class Follower {
   const std::vector<uint64_t>& results(Spot place, const Step& step) {
     const Program& program = model_.cells[place.cell].role->programs[step.program];
     uint64_t key = reinterpret_cast<uintptr_t>(&program);
-    if (step.micro < 0) key = join_symbols(key, static_cast<uint64_t>(step_of(place)));
+    key = join_symbols(key, static_cast<uint64_t>(step_of(place)));
     for (const uint64_t symbol : before_) key = join_symbols(key, symbol);
     for (const int32_t arg : added_) key = join_symbols(key, static_cast<uint64_t>(arg));
     const auto [known, is_new] = results_.try_emplace(key);

@@ -3,6 +3,17 @@
 
 namespace piper {
 
+namespace {
+
+// Whether it takes a run of what is made in a step, not of a parameter that is kept.
+bool takes_run(const RoleProgram& role, const Instruction& one) {
+  const Tensor& whole = role.tensor(one.args[0]);
+  return one.kind == InstructionKind::kOwnPart && whole.kind == BufferKind::kStep &&
+         whole.param.empty();
+}
+
+}  // namespace
+
 uint32_t find_followed_axes(const PlanSet& set) {
   uint32_t axes = 0;
   for (const RoleProgram& role : set.roles) {
@@ -11,8 +22,7 @@ uint32_t find_followed_axes(const PlanSet& set) {
     for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
       for (const Instruction& one : *list)
         if (one.group >= 0 && (one.dim >= 0 || one.kind == InstructionKind::kRotate ||
-                               one.reduction == Reduction::kMax ||
-                               (one.kind == InstructionKind::kOwnPart && one.micro >= 0)))
+                               one.reduction == Reduction::kMax || takes_run(role, one)))
           axes |= axes_of(role.groups[one.group]);
   }
   for (size_t axis = 0; axis < set.roles[0].mesh.size(); ++axis)

@@ -34,12 +34,7 @@ class Reader {
   // Whether sums may be cast to the type: nothing is lost, or a result of the program has it.
   bool keeps_sums(const ProgramOp& op, DType to) const {
     if (!info(to).is_float || roundings_ == Roundings::kAny) return info(to).is_float;
-    const bool exact =
-        to == DType::kF64 ||
-        (to == DType::kF32 && std::none_of(op.inputs.begin(), op.inputs.end(), [&](int32_t input) {
-           return input >= 0 && type(input).dtype == DType::kF64;
-         }));
-    if (exact) return true;
+    if (holds_all(to, type(op.inputs[0]).dtype)) return true;
     for (size_t arg = 0; arg < static_cast<size_t>(program_.num_args); ++arg)
       if (program_.arg_written[arg] && program_.values[arg].dtype == to) return true;
     return false;

@@ -268,6 +268,21 @@ class CellCheck {
 
 }  // namespace
 
+void check_staging(const Model& model, Findings& findings) {
+  std::vector<bool> seen(model.facts.size());
+  for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
+    const RoleProgram& role = *model.cells[c].role;
+    const auto of_role = static_cast<size_t>(model.cells[c].facts - model.facts.data());
+    if (seen[of_role]) continue;
+    seen[of_role] = true;
+    if (const int64_t taken = staging_of(role); role.staging_bytes != taken)
+      findings.add("memory",
+                   "{} states {} bytes to stage what the host brings; its inputs, positions and "
+                   "reports take {}",
+                   model.who(c), role.staging_bytes, taken);
+  }
+}
+
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings) {
   const bool body = section.parts[0].ends_step;

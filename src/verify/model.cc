@@ -232,6 +232,8 @@ void check_run(const Model& model, const Section& section, const Single* single,
     parts.push_back(
         [&](Findings& found, VerifyReport& counts) { check_sums(model, section, found, counts); });
     parts.push_back([&](Findings& found, VerifyReport&) { check_layouts(model, section, found); });
+    parts.push_back(
+        [&](Findings& found, VerifyReport&) { check_draws(model, section, single, found); });
   }
   if (overlap) parts.push_back([&](Findings& found, VerifyReport&) { check_bodies(model, found); });
   prove(model, parts, steps ? std::vector<size_t>{0, 3, 1, 4} : std::vector<size_t>{}, findings,
@@ -298,7 +300,7 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_devi
   sections.push_back(make_section(model, "epilogue", {kEpilogue}));
   const auto structure = [&](Findings& found, VerifyReport&) {
     check_structure(model, sections, found);
-    check_draws(model, found);
+    check_staging(model, found);
     if (single) check_names(model, *single, found);
     if (single && set.manifest.seed != one_device->manifest.seed)
       found.add("single", "the seed is {}, not {}", set.manifest.seed, one_device->manifest.seed);

@@ -210,6 +210,11 @@ enum class Roundings { kToResults, kAny };
 std::vector<std::optional<uint64_t>> sums_of(const Program& program, Roundings roundings);
 uint64_t initial_symbol(size_t arg);
 uint64_t symbol_of(std::string_view text);
+// Whether a float type has all numbers of another.
+inline bool holds_all(DType type, DType other) {
+  if (!info(type).is_float || !info(other).is_float) return false;
+  return type == other || type == DType::kF64 || (type == DType::kF32 && other != DType::kF64);
+}
 // The finaliser of SplitMix64 (Steele, Lea, Flood, 2014) of both.
 inline uint64_t join_symbols(uint64_t a, uint64_t b) {
   uint64_t x = a * 0x2545f4914f6cdd1d + b + 0x9e3779b97f4a7c15;
@@ -227,8 +232,6 @@ Status find_facts(const PlanSet& set, Model& model);
 
 // ---- The rules ----------------------------------------------------------------------------------
 void check_structure(const Model& model, std::span<const Section> sections, Findings& findings);
-// microbatch: random numbers
-void check_draws(const Model& model, Findings& findings);
 // All ranks list the same, and take part in theirs alone. (That an instruction's fits its peer or
 // group, and its stream, is checked where plans are read.)
 void check_communicators(const Model& model, Findings& findings);
@@ -266,6 +269,8 @@ class Clocks {
 };
 Clocks make_clocks(const Section& section);
 
+// memory: what plans state of the host beside its arena is what they take.
+void check_staging(const Model& model, Findings& findings);
 // order and memory; over the body: a state is read before its update
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings);

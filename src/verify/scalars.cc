@@ -41,17 +41,20 @@ bool is_of_step(std::string_view op) {
 
 }  // namespace
 
-StepScalars::StepScalars(const Model& model, const Section& section, Findings& findings)
-    : model_(model), section_(section), findings_(findings) {
+StepScalars::StepScalars(const Model& model, const Section& section, Findings& findings,
+                         KnownOf known_of)
+    : model_(model), section_(section), findings_(findings), known_of_(std::move(known_of)) {
   for (const Cell& cell : model.cells) {
     Held& held = held_.emplace_back();
+    auto& kinds = kinds_.emplace_back(cell.facts->buffers.size());
     for (int32_t b : cell.facts->kept) {
       const BufferFacts& facts = cell.facts->buffers[b];
       const Tensor& tensor = cell.role->tensor(b);
       const bool scalar = tensor.type.shape.empty();
       if (facts.param >= 0) continue;
       if (!scalar && (facts.kind != BufferKind::kState || tensor.previous_of >= 0)) continue;
-      held[b] = {scalar ? kState : kMoment, symbol_of(tensor.name), 0, -1, {}};
+      kinds[b] = scalar ? kState : kMoment;
+      held[b] = {.kind = kinds[b], .symbol = symbol_of(tensor.name)};
     }
   }
 }
@@ -59,20 +62,19 @@ StepScalars::StepScalars(const Model& model, const Section& section, Findings& f
 // The values of a program.
 class StepScalars::Values {
  public:
-  Values(StepScalars& of, Spot place, const Instruction& one, const KnownOf& known_of)
+  Values(StepScalars& of, Spot place, const Instruction& one)
       : of_(of),
         place_(place),
         one_(one),
-        known_of_(known_of),
         program_(of.role(place).programs[one.program]),
         values_(program_.values.size()) {
     for (const auto& [value, bytes] : program_.literals) {
       const TensorType& type = program_.values[value];
       const bool zeros = std::all_of(bytes.begin(), bytes.end(), [](char b) { return b == 0; });
       if (zeros && type.dtype == DType::kF64)
-        values_[value] = {kTerms, 0, 0, -1, Terms(bytes.size() / sizeof(double))};
+        values_[value] = {.kind = kTerms, .terms = Terms(bytes.size() / sizeof(double))};
       else  // a number that never changes
-        values_[value] = {kState, symbol_of(bytes), 0, -1, {}};
+        values_[value] = {.kind = kState, .symbol = symbol_of(bytes)};
     }
     for (size_t a = 0; a < one.args.size(); ++a)
       if (program_.arg_read[a]) values_[a] = bound(a);
@@ -110,7 +112,7 @@ class StepScalars::Values {
     const int32_t param = argument(op.outputs[0]);
     if (param < 0) return;
     const std::string shown = buffer_name(param);
-    const int32_t id = known_of_(one_.args[param]).param;
+    const int32_t id = of_.known_of_(place_, one_.args[param]).param;
     of_.check_update(place_, shown, states, inputs);
     if (id < 0) return add("{} updates '{}', which is no parameter", shown);
     if (!written_.insert(param).second) return add("{} writes '{}' twice", shown);
@@ -143,41 +145,69 @@ class StepScalars::Values {
       Number number;
       number.target = target;
       // Rule layout follows the others.
-      number.cut = known_of_(one_.args[arg]).cut & ~of_.model_.followed;
+      number.cut = of_.known_of_(place_, one_.args[arg]).cut & ~of_.model_.followed;
       number.kind = of_.model_.is_gradient[target] ? kGradient : kTerms;
+      number.exact = program_.values[arg].dtype;
       if (number.kind == kTerms) {
         if (num_elements(program_.values[arg].shape) != 1) return {};
-        number.terms = {{.target = target}};
+        number.terms = {{.target = target, .exact = number.exact}};
       }
       return number;
     }
     return of_.number_in(place_.cell, one_.args[arg]);
   }
   Number result(const ProgramOp& op, std::span<const Number* const> inputs, size_t output) const {
-    const bool is_square = op.op == "SumSquares";
-    const bool keeps = op.op == "Reshape" || op.op == "Cast";
-    if (inputs.size() == 1 && inputs[0] && inputs[0]->kind == kGradient && (is_square || keeps))
-      return keeps ? *inputs[0] : of_.squares_of(op, *inputs[0]);
+    if (inputs.size() == 1 && inputs[0] && inputs[0]->kind == kGradient) {
+      if (op.op == "SumSquares") return of_.squares_of(op, *inputs[0]);
+      const DType to = program_.values[op.outputs[0]].dtype;
+      if (op.op == "Reshape" || (op.op == "Cast" && holds_all(to, inputs[0]->exact)))
+        return *inputs[0];
+    }
     if (op.op == "GlobalNorm") return of_.norm_of(place_, inputs);
     std::vector<const Terms*> terms;
     for (const Number* input : inputs)
       terms.push_back(input && input->kind == kTerms ? &input->terms : nullptr);
     const size_t most = of_.model_.targets.size();  // no rank holds more numbers than sums
-    if (auto known = moved(op, program_, terms, most)) return {kTerms, 0, 0, -1, *std::move(known)};
+    if (auto known = moved(op, program_, terms, most))
+      return {.kind = kTerms, .terms = *std::move(known)};
     return of_.made_by(place_, op, inputs, output);
   }
 
   StepScalars& of_;
   const Spot place_;
   const Instruction& one_;
-  const KnownOf& known_of_;
   const Program& program_;
   std::vector<Number> values_;           // by value
   std::set<int32_t> written_, updated_;  // arguments; those by an optimizer
 };
 
-void StepScalars::compute(Spot place, const Instruction& one, const KnownOf& known_of) {
-  Values(*this, place, one, known_of).run();
+// Whether it may make numbers of the step, or update: whole programs that compute with samples do
+// neither.
+bool StepScalars::concerns(Spot place, const Instruction& one) {
+  const Program& program = role(place).programs[one.program];
+  const auto [known, is_new] = concerned_.try_emplace(&program);
+  if (is_new) {
+    known->second = std::any_of(program.ops.begin(), program.ops.end(), [](const ProgramOp& op) {
+      const OpDef* def = find_op(op.op);
+      return (def && def->states >= 0) || op.op == "SumSquares" || op.op == "GlobalNorm" ||
+             is_of_step(op.op);
+    });
+    for (size_t a = 0; a < one.args.size(); ++a)  // zeros, for squares elsewhere
+      known->second =
+          known->second || (program.arg_written[a] && program.values[a].dtype == DType::kF64 &&
+                            program.values[a].shape.size() == 1);
+  }
+  if (known->second || !one.sum_reads.empty()) return true;
+  return std::any_of(one.args.begin(), one.args.end(), [&](int32_t arg) {
+    const NumberKind kind = kinds_[place.cell][arg];
+    return kind != kNone && kind != kState && kind != kMoment;
+  });
+}
+
+void StepScalars::compute(Spot place, const Instruction& one) {
+  if (concerns(place, one)) return Values(*this, place, one).run();
+  for (const int32_t arg : model_.cells[place.cell].facts->programs[one.program].written)
+    set(place, one.args[arg], {});
 }
 
 void StepScalars::check_state(Spot place, const std::string& shown, int32_t param, size_t number,
@@ -199,7 +229,7 @@ Number StepScalars::squares_of(const ProgramOp& op, const Number& gradient) cons
   term.cut = gradient.cut;
   for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
     if (term.cut >> axis & 1) term.runs *= model_.mesh[axis].second;
-  return {kTerms, 0, 0, -1, {term}};
+  return {.kind = kTerms, .terms = {term}};
 }
 
 Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
@@ -216,7 +246,7 @@ Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
     findings_.add("update", "{} takes a norm in which {}", name(place), wrong);
     return {};
   }
-  return {kNorm, join_symbols(symbol_of("GlobalNorm"), symbol_of(all)), 0, -1, {}};
+  return {.kind = kNorm, .symbol = join_symbols(symbol_of("GlobalNorm"), symbol_of(all))};
 }
 
 std::string StepScalars::wrong_squares(const Terms& terms) const {
@@ -265,8 +295,8 @@ Number StepScalars::made_by(Spot place, const ProgramOp& op, std::span<const Num
                     name(place), op.op);
     return {};
   }
-  Number made{
-      rule->makes, join_symbols(symbol_of(op.op), symbol_of(print_attrs(op.attrs))), 0, -1, {}};
+  Number made{.kind = rule->makes,
+              .symbol = join_symbols(symbol_of(op.op), symbol_of(print_attrs(op.attrs)))};
   for (const Number* input : inputs) made.symbol = join_symbols(made.symbol, input->symbol);
   made.symbol = join_symbols(made.symbol, output);
   made.of = inputs[0]->symbol;

@@ -34,29 +34,30 @@ struct Number {
   int32_t target = -1;  // kGradient, of which each rank along `cut` has another run
   Terms terms;          // kTerms
   uint32_t cut = 0;
-  int32_t step = -1;    // in which it was made; -1: before them
-  int32_t version = 0;  // kMoment: how many updates have written it
+  DType exact = DType::kF64;  // kGradient: of whose numbers it is one
+  int32_t step = -1;          // in which it was made; -1: before them
+  int32_t version = 0;        // kMoment: how many updates have written it
 };
 
 class StepScalars {
  public:
-  StepScalars(const Model& model, const Section& section, Findings& findings);
-
-  // Of what belongs to no microbatch. `known_of` says of a buffer which parameter it is, and along
-  // which axes each rank holds another run of its sum.
+  // Says of a buffer which parameter it is, and along which axes each rank holds another run of its
+  // sum.
   struct Known {
     int32_t param = -1;
     uint32_t cut = 0;
   };
-  using KnownOf = std::function<Known(int32_t buffer)>;
-  void compute(Spot place, const Instruction& one, const KnownOf& known_of);
+  using KnownOf = std::function<Known(Spot place, int32_t buffer)>;
+  StepScalars(const Model& model, const Section& section, Findings& findings, KnownOf known_of);
+
+  // Of every instruction, whatever it is called: a buffer that it writes holds a number of the step
+  // afterwards if that follows from what it does.
+  void follow(Spot place, const Instruction& one);
   void collective(std::span<const Spot> members);
-  void move(Spot place, const Instruction& one);  // a send, receive or copy
 
   // What the cell holds of the numbers of a step.
   Number number_in(int32_t cell, int32_t buffer) const {
-    const auto held = held_[cell].find(buffer);
-    return held == held_[cell].end() ? Number{} : held->second;
+    return kinds_[cell][buffer] == NumberKind::kNone ? Number{} : held_[cell].at(buffer);
   }
   // A report of the step is what its name says, and the same number on all ranks.
   void check_report(int32_t cell, const std::string& name, int32_t step, const Number& number);
@@ -69,6 +70,9 @@ class StepScalars {
   const RoleProgram& role(Spot place) const { return *model_.cells[place.cell].role; }
   std::string name(Spot place) const { return name_of(model_, section_, place); }
 
+  bool concerns(Spot place, const Instruction& one);
+  void compute(Spot place, const Instruction& one);
+  void move(Spot place, const Instruction& one);  // a send, receive or copy
   Number squares_of(const ProgramOp& op, const Number& gradient) const;
   Number norm_of(Spot place, std::span<const Number* const> inputs);
   Number made_by(Spot place, const ProgramOp& op, std::span<const Number* const> inputs,
@@ -82,14 +86,18 @@ class StepScalars {
   Number reduced(std::span<const Spot> members, size_t arg) const;
   bool holds(Spot place) const;
   void set(Spot place, int32_t buffer, const Number& number);
+  void forget(Spot place, std::span<const int32_t> args, size_t first, size_t each);
   // In which way the squares are not those of all gradients; empty: they are.
   std::string wrong_squares(const Terms& terms) const;
 
   const Model& model_;
   const Section& section_;
   Findings& findings_;
-  std::vector<Held> held_;  // by cell
-  Mail<Number> sent_;       // where there is any
+  const KnownOf known_of_;
+  std::vector<Held> held_;                      // by cell
+  std::vector<std::vector<NumberKind>> kinds_;  // of these, by cell and buffer
+  Mail<Number> sent_;                           // where there is any
+  std::unordered_map<const Program*, bool> concerned_;
 
   // Of each training step what was met first: where, and its symbol.
   using Firsts = std::map<std::pair<int32_t, std::string_view>, std::pair<std::string, uint64_t>>;

@@ -8,16 +8,38 @@ namespace piper {
 using enum NumberKind;
 
 void StepScalars::set(Spot place, int32_t buffer, const Number& number) {
-  if (number.kind == kNone || number.kind == kGradient)
-    held_[place.cell].erase(buffer);
-  else
+  const bool is_number = number.kind != kNone && number.kind != kGradient;
+  NumberKind& kind = kinds_[place.cell][buffer];
+  if (is_number)
     held_[place.cell][buffer] = number;
+  else if (kind != kNone)
+    held_[place.cell].erase(buffer);
+  kind = is_number ? number.kind : kNone;
+}
+
+void StepScalars::forget(Spot place, std::span<const int32_t> args, size_t first, size_t each) {
+  for (size_t a = first; a < args.size(); a += each) set(place, args[a], {});
 }
 
 bool StepScalars::holds(Spot place) const {
-  const Held& held = held_[place.cell];
   const std::vector<int32_t>& args = section_.at(place).args;
-  return std::any_of(args.begin(), args.end(), [&](int32_t arg) { return held.contains(arg); });
+  return std::any_of(args.begin(), args.end(),
+                     [&](int32_t arg) { return kinds_[place.cell][arg] != kNone; });
+}
+
+void StepScalars::follow(Spot place, const Instruction& one) {
+  switch (one.kind) {
+    case InstructionKind::kCompute:
+      return compute(place, one);
+    case InstructionKind::kSend:
+    case InstructionKind::kRecv:
+    case InstructionKind::kCopy:
+      return move(place, one);
+    case InstructionKind::kOwnPart:
+      return forget(place, one.args, 1, 2);
+    default:  // samples, and where blocks begin
+      return forget(place, one.args, 0, 1);
+  }
 }
 
 void StepScalars::move(Spot place, const Instruction& one) {
@@ -47,7 +69,7 @@ Number StepScalars::reduced(std::span<const Spot> members, size_t arg) const {
   Number sum;
   for (Spot member : members) {
     Number own = number_in(member.cell, section_.at(member).args[arg]);
-    if (own.kind != kTerms) return {};
+    if (own.kind != kTerms || section_.at(member).reduction != Reduction::kSum) return {};
     if (sum.kind != kNone) own.terms = added(std::move(own.terms), sum.terms);
     sum = std::move(own);
   }
@@ -91,6 +113,11 @@ void StepScalars::check_report(int32_t cell, const std::string& name, int32_t st
 }
 
 void StepScalars::check_end() {
+  for (const auto& [step, norm] : clipped_)
+    if (const auto factor = factors_.find({step, "factor of the gradients"});
+        factor != factors_.end() && factor->second.second == 0)
+      findings_.add("update", "{} is updated without the factor that clips gradients",
+                    factor->second.first);
   std::map<std::string_view, std::pair<int32_t, uint64_t>> known;  // of a state: cell and symbol
   for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c)
     for (int32_t b : model_.cells[c].facts->kept) {
@@ -98,15 +125,14 @@ void StepScalars::check_end() {
       const Tensor& tensor = model_.cells[c].role->tensor(b);
       const BufferFacts& facts = model_.cells[c].facts->buffers[b];
       if (facts.kind != BufferKind::kState || facts.param >= 0) continue;
-      if (!tensor.type.shape.empty()) {
-        const uint64_t own = symbol_of(tensor.name);
-        const int32_t version = state_of_.contains(own) ? section_.training_steps() : 0;
-        const bool is_kept = held.symbol == own && held.version == version;
-        if (!is_kept && (held.symbol != 0 || version > 0))
-          findings_.add("update", "'{}' on {} is not what updates have made of it when a step ends",
-                        quote_control(tensor.name), model_.who(c));
-        continue;
-      }
+      const uint64_t own = symbol_of(tensor.name);
+      const bool is_moment = state_of_.contains(own), is_number = tensor.type.shape.empty();
+      const int32_t version = is_moment ? section_.training_steps() : 0;
+      const bool is_kept = held.symbol == own && held.version == version;
+      if (is_moment ? !is_kept : is_number ? held.kind != kState : !is_kept && held.symbol != 0)
+        findings_.add("update", "'{}' on {} is not what updates have made of it when a step ends",
+                      quote_control(tensor.name), model_.who(c));
+      if (!is_number) continue;
       const auto [first, is_new] = known.try_emplace(tensor.name, c, held.symbol);
       if (!is_new && first->second.second != held.symbol)
         findings_.add("update", "'{}' on {} and on {} does not start or advance alike",

@@ -21,4 +21,8 @@ void check_names(const Model& model, const Single& single, Findings& findings);
 void check_effects(const Model& model, const Section& section, const Single* single,
                    Findings& findings);
 
+// Random numbers, of rules microbatch and single.
+void check_draws(const Model& model, const Section& section, const Single* single,
+                 Findings& findings);
+
 }  // namespace piper

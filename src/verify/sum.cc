@@ -3,17 +3,6 @@
 
 namespace piper {
 
-void SumCheck::share(Spot place, const Instruction& one) {
-  if (one.kind == InstructionKind::kCompute)
-    scalars_.compute(place, one, [&](int32_t buffer) {
-      const Content& content = held(place, buffer);
-      return StepScalars::Known{content.param, content.cut};
-    });
-  else if (one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRecv ||
-           one.kind == InstructionKind::kCopy)
-    scalars_.move(place, one);
-}
-
 void SumCheck::step(Spot place, const Instruction& one) {
   switch (one.kind) {
     case InstructionKind::kInput: {
@@ -281,15 +270,6 @@ std::string SumCheck::wrong_samples(int32_t cell, const Content& content, int32_
                            : fmt::format("{} are in it {} times", range, wrong->times);
 }
 
-bool SumCheck::is_of_step(int32_t cell, int32_t buffer) const {
-  const auto& steps = section_.steps[cell];
-  for (size_t i = steps.size(); i-- > 0;) {
-    const auto args = section_.args_of(cell, steps[i]);
-    if (writes(*model_.cells[cell].facts, steps[i], args, buffer)) return steps[i].micro < 0;
-  }
-  return true;
-}
-
 void SumCheck::check_reports(int32_t cell, int32_t step) {
   for (const Report& report : model_.cells[cell].role->reports) {
     const Content& content = held_[cell][report.buffer];
@@ -302,7 +282,7 @@ void SumCheck::check_reports(int32_t cell, int32_t step) {
       number.kind = NumberKind::kTerms;
       number.terms = {{.target = target < 0 ? Term::kOther : name_of_sum(target)}};
       number.step = target / sum_names();
-    } else if (is_of_step(cell, report.buffer)) {
+    } else {
       number = scalars_.number_in(cell, report.buffer);
     }
     scalars_.check_report(cell, report.name, step, number);

@@ -69,7 +69,10 @@ class SumCheck {
         section_(section),
         findings_(findings),
         report_(report),
-        scalars_(model, section, findings) {
+        scalars_(model, section, findings, [this](Spot place, int32_t buffer) {
+          const Content& content = held(place, buffer);
+          return StepScalars::Known{content.param, content.cut};
+        }) {
     for (const Cell& cell : model.cells) {
       held_.emplace_back(cell.role->buffers.size());
       numbers_.emplace_back();
@@ -98,7 +101,7 @@ class SumCheck {
       if (is_collective(one.kind)) {
         collective(section_.members(place));
       } else {
-        if (one.micro < 0 || one.kind == InstructionKind::kCopy) share(place, section_.at(place));
+        scalars_.follow(place, section_.at(place));
         step(place, section_.at(place));
       }
       if (section_.parts.size() == 1) continue;
@@ -156,8 +159,6 @@ class SumCheck {
 
   void step(Spot place, const Instruction& one);
   void receive(Spot place, const Instruction& one);
-  // Follows the numbers of the step.
-  void share(Spot place, const Instruction& one);
   int32_t samples(Spot place, const SampleRange& range);
   std::string print(int32_t samples) const {
     return print_samples(samples_.set_of(samples_.run(samples)), model_.mesh);
@@ -187,8 +188,6 @@ class SumCheck {
   // ---- Reports ----
   // What is reported is no part of a sum but a finished one, or a number of the step.
   void check_reports(int32_t cell, int32_t step);
-  // What was written last there was made for no microbatch.
-  bool is_of_step(int32_t cell, int32_t buffer) const;
 
   // ---- Parameters ----
   // What is computed from samples takes whole parameters, as they were before the update.

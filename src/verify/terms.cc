@@ -17,10 +17,17 @@ std::optional<Terms> sliced(const ProgramOp& op, const Shape& from, const Shape&
   return Terms(input.begin() + first, input.begin() + first + to[0]);
 }
 
+// Nothing: a number would lose something.
+std::optional<Terms> rounded(const Terms& input, DType to) {
+  const auto stays = [&](const Term& term) { return term.is_zero() || holds_all(to, term.exact); };
+  return std::all_of(input.begin(), input.end(), stays) ? std::optional(input) : std::nullopt;
+}
+
 Term added(const Term& a, const Term& b) {
   if (a.is_zero() || b.is_zero()) return a.is_zero() ? b : a;
   if (a.target != b.target || a.runs != b.runs || a.cut != b.cut) return {.target = Term::kOther};
   Term both = a;
+  both.exact = DType::kF64;  // in which numbers of a step are added
   both.times = std::min(a.times + b.times, kMostTimes);
   return both;
 }
@@ -50,7 +57,9 @@ std::optional<Terms> moved(const ProgramOp& op, const Program& program,
   if (op.op == "Add" && inputs.size() == 2 && input.size() == inputs[1]->size())
     return added(input, *inputs[1]);
   if (inputs.size() != 1 || op.inputs[0] < 0) return std::nullopt;
-  if (op.op == "Reshape" || op.op == "Cast") return input;
+  if (op.op == "Reshape") return input;
+  if (op.op == "Cast")
+    return rounded(input, program.values[static_cast<size_t>(op.outputs[0])].dtype);
   if (op.op == "Slice")
     return sliced(op, program.values[static_cast<size_t>(op.inputs[0])].shape, to, input);
   const int64_t count = num_elements(to);

@@ -14,6 +14,8 @@ struct Term {
   int64_t runs = 1;  // in which squares are summed, on all ranks together
   uint32_t cut = 0;  // mesh axes along which each rank has another run
   int64_t times = 1;
+  DType exact =
+      DType::kF64;  // of whose numbers it is one: a cast to a type without them changes it
   bool is_zero() const { return target == kZero; }
 };
 using Terms = std::vector<Term>;

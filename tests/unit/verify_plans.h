@@ -139,6 +139,7 @@ inline PlanSet set_of(const std::vector<std::string>& texts, int64_t replicas) {
     auto role = parse_plan(text);
     EXPECT_TRUE(role) << (role ? "" : print_error(role.error()));
     if (!role) return set;
+    role->staging_bytes = staging_of(*role);
     set.roles.push_back(*std::move(role));
   }
   for (size_t role = 0; role < texts.size(); ++role)

@@ -357,7 +357,32 @@ TEST_F(PiperVerify, SaysWhatItProved) {
           "rank\n"
           "  microbatch  all blocks of samples do the same\n"
           "  sum         2 finished sums hold each use and sample once; 2 kept parameters are "
-          "updated once\n");
+          "updated once\n"
+          "  beside      nothing: the plans were written without one for one device "
+          "(--no-oracles), so start values, names, data and what the first block of samples does "
+          "are trusted\n");
+}
+
+// What is stated beside the arena is what is taken: no less, and no more.
+TEST_F(PiperVerify, MemoryIsStatedExactly) {
+  const std::pair<const char*, std::vector<const char*>> kStated[] = {
+      {"workspace=[256,0]", {"workspace=[0,0]", "workspace=[512,0]", "workspace=[256,256]"}},
+      {"transport=2097152", {"transport=0", "transport=2097153", "packed=256 transport=2097152"}},
+      {"scratch=4194304", {"scratch=0", "scratch=8388608"}}};
+  for (const auto& [right, wrong] : kStated)
+    for (const char* other : wrong) {
+      std::filesystem::remove_all(folder_);
+      write(edited(kStage0, {{right, other}}));
+      const auto [code, text] = piper_verify(folder_);
+      EXPECT_EQ(code, 3) << other;
+      EXPECT_TRUE(text.starts_with(folder_ + ": memory: role 0 states ")) << text;
+    }
+  std::filesystem::remove_all(folder_);
+  write(edited(kStage0, {{"transport=2097152", "transport=0"}}));
+  EXPECT_EQ(piper_verify(folder_).second,
+            folder_ +
+                ": memory: role 0 states 0 bytes for blocks that are under way, where 'cpu' "
+                "takes 2097152\n");
 }
 
 TEST_F(PiperVerify, ExitCodes) {

@@ -478,6 +478,21 @@ TEST(Verify, ManyReplicas) {
   RecordProperty("verify_2048_ranks_ms", fmt::format("{:.2f}", took.count()));
 }
 
+// What the host takes beside its arena follows from what it brings.
+TEST(Verify, StagingIsStatedExactly) {
+  PlanSet set = set_of({kStage0, kStage1}, 2);
+  const int64_t taken = set.roles[0].staging_bytes;
+  ASSERT_GT(taken, 0);
+  for (const int64_t stated : {int64_t{0}, taken - 1, taken + 1}) {
+    set.roles[0].staging_bytes = stated;
+    EXPECT_EQ(findings_of(set),
+              std::vector<std::string>{fmt::format(
+                  "memory: rank 0 (and 1 like it) states {} bytes to stage what the host brings; "
+                  "its inputs, positions and reports take {}",
+                  stated, taken)});
+  }
+}
+
 // A set whose files are good but whose content is edited at random never crashes the verifier,
 // whatever it says.
 TEST(Verify, RandomPlansNeverCrash) {
@@ -494,6 +509,7 @@ TEST(Verify, RandomPlansNeverCrash) {
     }
     auto first = parse_plan(texts[0]), second = parse_plan(texts[1]);
     if (!first || !second) continue;
+    for (auto* role : {&*first, &*second}) role->staging_bytes = staging_of(*role);
     PlanSet set;
     set.roles = {*std::move(first), *std::move(second)};
     set.role_of_rank = {0, 0, 1, 1};

@@ -127,6 +127,42 @@ TEST(VerifyUpdate, TheNormHoldsEachGradientOnce) {
       "update: 'U' on rank 2 (and 1 like it) takes a norm in which 'w0.grad' is missing");
 }
 
+// Neither squares nor a gradient may be rounded on the way.
+TEST(VerifyUpdate, ACastLosesNothing) {
+  const std::string last = "  value 4 f64[1]\n", squares = "op SumSquares in=[0] out=[2]\n";
+  const Edits rounded = {{last, last + "  value 5 f64[]\n  value 6 f32[]\n"},
+                         {squares,
+                          "op SumSquares in=[0] out=[5]\n  op Cast in=[5] out=[6] {to=\"f32\"}\n"
+                          "  op Cast in=[6] out=[2] {to=\"f64\"}\n"}};
+  EXPECT_EQ(said(rounded, {})[0],
+            "update: 'U' on rank 0 (and 1 like it) takes a norm of something else than squares of "
+            "gradients");
+  const std::string scalar = "  value 6 f64[]\n", update = "op Sgd in=[4,5,-1,3,6,2] out=[4]\n";
+  const auto through = [&](const std::string& narrow) {
+    return Edits{{scalar, fmt::format("{}  value 7 {}[1,2]\n  value 8 f32[1,2]\n", scalar, narrow)},
+                 {update, fmt::format("op Cast in=[5] out=[7] {{to=\"{}\"}}\n"
+                                      "  op Cast in=[7] out=[8] {{to=\"f32\"}}\n"
+                                      "  op Sgd in=[4,8,-1,3,6,2] out=[4]\n",
+                                      narrow)}};
+  };
+  EXPECT_EQ(said(through("f64"), {}), Said());
+  EXPECT_EQ(said(through("f16"), {})[0],
+            "update: 'U' on rank 0 (and 1 like it) updates 'w0' with something else than its "
+            "gradient");
+}
+
+// What an instruction is called decides nothing.
+TEST(VerifyUpdate, AnUpdateSaidToBeOfAMicrobatchIsOne) {
+  const std::pair<std::string, std::string> called = {"compute label=\"U\" program",
+                                                      "compute label=\"F\" micro=0 program"};
+  EXPECT_EQ(said({called}, {called}), Said());
+  const std::pair<std::string, std::string> unclipped = {"Sgd in=[4,5,-1,3,6,2]",
+                                                         "Sgd in=[4,5,-1,3,-1,2]"};
+  EXPECT_EQ(said({called, unclipped}, {called, unclipped}),
+            Said{"update: 'w0' on rank 0 (and 1 like it) is updated without the factor that clips "
+                 "gradients"});
+}
+
 TEST(VerifyUpdate, AnOptimizerTakesWhatIsItsParameters) {
   const auto expect = [](const Edits& edits, const std::string& text) {
     const Said all = said(edits, {});
