@@ -138,11 +138,11 @@ class InstructionCheck {
     if (one_.kind == InstructionKind::kCompute) PIPER_TRY(check_compute());
     if (one_.kind == InstructionKind::kInput) PIPER_TRY(check_input());
     if (is_message()) PIPER_TRY(check_message());
-    PIPER_TRY(check_apart());
     if (takes_pairs(one_.kind))
       PIPER_TRY(check_pairs());
     else if (is_collective(one_.kind))
       PIPER_TRY(check_all_reduce());
+    PIPER_TRY(check_apart());
     if (one_.kind == InstructionKind::kCopy) PIPER_TRY(check_copy());
     if (one_.kind == InstructionKind::kPosition) PIPER_TRY(check_position());
     return check_sums();

@@ -219,6 +219,17 @@ Done keep_own_turn(PlanSet& set, Random& random) {
   return fmt::format("{} is a copy", name);
 }
 
+// What a ring hands on comes into the buffer from which it is taken.
+Done rotate_in_place(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, rotates);
+  if (!spot) return std::nullopt;
+  const std::vector<int32_t> args = spot->at().args;
+  for (Instruction& one : spot->role->body)
+    for (int32_t& arg : one.args)
+      if (arg == args[1]) arg = args[0];
+  return spot->name();
+}
+
 // ---- States -------------------------------------------------------------------------------------
 Tensor* any_cut(PlanSet& set, Random& random, RoleProgram*& role) {
   role = &any_role(set, random);
@@ -289,6 +300,7 @@ constexpr auto kMutations = std::to_array<Mutation>({
     {"change position", change_position},
     {"change turn", change_turn},
     {"keep own turn", keep_own_turn},
+    {"rotate in place", rotate_in_place},
     {"change cut outer", change_cut_outer},
     {"change cut dim", change_cut_dim},
     {"change cut axis", change_cut_axis},

@@ -200,8 +200,10 @@ class Interpreter {
           tensor.kind == BufferKind::kState)
         left.push_back(
             join(symbol_of(tensor.param), symbol_of(read(rank, static_cast<int32_t>(b)))));
+    Symbol reported = 0;  // in whatever order
     for (const Report& report : rank.role->reports)
-      left.push_back(symbol_of(read(rank, report.buffer)));
+      reported += join(symbol_of(report.name), symbol_of(read(rank, report.buffer)));
+    left.push_back(reported);
   }
 
   // ---- Which instruction is next

@@ -106,6 +106,7 @@ void catch_mutants(MakeStrategy strategy, std::span<const Mutation> mutations, i
         const auto what = mutation.apply(mutant, random);
         if (!what) continue;
         give_communicators(mutant);
+        for (RoleProgram& role : mutant.roles) role.staging_bytes = staging_of(role);
         const std::optional<PlanSet>& single = made.compiled->single;
         const std::string found = findings_of(mutant, single ? &*single : nullptr);
         const std::string trouble = trouble_of(mutant, right);
@@ -232,6 +233,23 @@ TEST(Mutants, OfExpertsAreCaughtBesideOneDevice) {
 TEST(Mutants, OfRandomNumbersAreCaughtBesideOneDevice) {
   catch_mutants(drawing_strategy, doing_mutations(), kSanitized ? 1 : 2, kSanitized ? 1 : 2,
                 kSanitized ? 3 : 40, true);
+}
+
+TEST(Mutants, OfTheNumbersOfAStepAreCaught) {
+  catch_mutants(random_strategy, number_mutations(), kSanitized ? 2 : 10, kSanitized ? 1 : 4,
+                kSanitized ? 5 : 60);
+}
+TEST(Mutants, OfTheNumbersOfAStepAreCaughtBesideBlocks) {
+  catch_mutants(blocks_strategy, number_mutations(), kSanitized ? 1 : 6, kSanitized ? 1 : 4,
+                kSanitized ? 5 : 40);
+}
+TEST(Mutants, OfWhatIsDrawnAreCaughtBesideOneDevice) {
+  catch_mutants(drawing_strategy, draw_mutations(), kSanitized ? 1 : 3, kSanitized ? 1 : 3, 6,
+                true);
+}
+TEST(Mutants, ThatHideBehindOwnPartsAreCaughtBesideOneDevice) {
+  catch_mutants(random_strategy, hidden_mutations(), kSanitized ? 4 : 12, kSanitized ? 1 : 4, 3,
+                true);
 }
 
 }  // namespace

@@ -32,4 +32,11 @@ std::span<const Mutation> block_mutations();
 // Those of what plans do, which the plan for one device tells.
 std::span<const Mutation> doing_mutations();
 
+// Those of the step's numbers, where no label tells.
+std::span<const Mutation> number_mutations();
+// Those of what random numbers are drawn for, and by which keys.
+std::span<const Mutation> draw_mutations();
+// Those of what microbatches do, beside something that is done for nothing.
+std::span<const Mutation> hidden_mutations();
+
 }  // namespace piper::mutation

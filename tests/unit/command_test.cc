@@ -248,7 +248,7 @@ TEST_F(Command, ReplicasThatDriftApartAreFound) {
 TEST_F(Command, SaysWhyASingleDevicePlanIsNoTraining) {
   PlanSet set = replicas(2);
   set.manifest.predictions["single_instructions"] = 70000;
-  const PlanSet first = replicas(1);
+  const PlanSet first = replicas_oracle(2);
   Status written = write_plan_set(set, &first, nullptr, path("large"), {});
   ASSERT_TRUE(written.ok()) << written.error().message;
   auto [code, output] =
