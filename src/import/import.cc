@@ -293,7 +293,7 @@ Status Importer::run(const ImportOptions& options) {
 // What files of the older exporter cannot tell, and which parameters that concerns.
 void note_possible_buffers(const OnnxModel& model, const Recovery& recovery,
                            std::vector<Note>& notes) {
-  if (!find_metadata(model.metadata, kSignatureKey).empty() || model.training) return;
+  if (!find_metadata(model.metadata, kSignatureKey).empty() || lists_parameters(model)) return;
   for (const RecoveredParam& param : recovery.params) {
     const std::string leaf = param.name.substr(param.name.rfind('.') + 1);
     if (leaf == "weight" || leaf == "bias" || param.running || param.frozen) continue;

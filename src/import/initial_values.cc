@@ -178,7 +178,7 @@ Status InitialValues::check_rest() {
   const auto signature = parse_signature(find_metadata(model_.metadata, kSignatureKey));
   for (const SignatureInput& input : signature) others.insert(input.target);
   for (const OnnxTensor& tensor : model_.initializers) others.insert(tensor.name);
-  const bool names_all = !signature.empty() || model_.training;
+  const bool names_all = !signature.empty() || lists_parameters(model_);
   std::vector<std::string> names;
   for (const RecoveredParam& param : out_.params) names.push_back(param.name);
   for (const auto& [name, value] : values_) {
@@ -216,7 +216,7 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
   const OnnxModel file = model;
   const std::vector<std::string> file_scopes = scopes;
   PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes, known));
-  const bool told = !find_metadata(model.metadata, kSignatureKey).empty() || model.training;
+  const bool told = !find_metadata(model.metadata, kSignatureKey).empty() || lists_parameters(model);
   for (const NamedTensor& value : values)
     if (!told || recovery.is_swallowed(value.name))
       known.values[value.name] = {value.name, value.type, value.data};

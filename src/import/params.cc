@@ -5,7 +5,6 @@
 #include <set>
 
 #include "host.h"
-#include "training.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -103,6 +102,7 @@ Status Assembly::add_use(const Claim& claim) {
     param.evidence = claim.evidence;
     param.initializer = stored_as(model_, claim);
     param.type = claim.type;
+    param.frozen = claims_.frozen.count(param.name) > 0;
     const auto given = claims_.given.find(param.name);
     if (given != claims_.given.end()) {
       param.data = given->second.data;
@@ -206,38 +206,6 @@ std::optional<double> stored_plus(const Known& known, const std::string& name) {
   return {};
 }
 
-// Each parameter is an initializer under its own name. Our own files say their other names, and
-// which are frozen.
-Result<Claims> claims_by_training(const OnnxModel& model) {
-  Claims claims;
-  std::string lines(find_metadata(model.metadata, kParametersKey));
-  for (const std::string& line : split_text(lines, '\n')) {
-    const std::vector<std::string> names = split_text(line, ' ');
-    if (names[0].empty()) continue;
-    claims.order.push_back(names[0]);
-    for (size_t i = 1; i < names.size(); ++i) claims.ties.alias_of.emplace_back(names[i], names[0]);
-  }
-  std::set<std::string> parameters(claims.order.begin(), claims.order.end());
-  for (const TrainingUpdate& update : model.training->updates)
-    if (parameters.insert(update.parameter).second) claims.order.push_back(update.parameter);
-  const InitializerIndex index(model);
-  for (size_t n = 0; n < model.nodes.size(); ++n) {
-    for (size_t i = 0; i < model.nodes[n].inputs.size(); ++i) {
-      const std::string& name = model.nodes[n].inputs[i];
-      const int found = parameters.count(name) ? index.find_float(name) : -1;
-      if (found < 0) continue;
-      claims.list.push_back({n,
-                             i,
-                             found,
-                             name,
-                             {},
-                             model.initializers[static_cast<size_t>(found)].type,
-                             "training_info"});
-    }
-  }
-  return claims;
-}
-
 Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes,
                                 const Known& known) {
   PIPER_TRY(check_not_fused(model));
@@ -251,9 +219,9 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
   const bool has_parameters =
       std::any_of(signature.begin(), signature.end(),
                   [](const SignatureInput& s) { return s.kind == "PARAMETER"; });
-  Result<Claims> claims = model.training   ? claims_by_training(model)
-                          : has_parameters ? claims_by_calls(model, scopes, signature, known)
-                                           : claims_by_names(model, scopes, known);
+  Result<Claims> claims = lists_parameters(model) ? claims_by_list(model, changed)
+                          : has_parameters        ? claims_by_calls(model, scopes, signature, known)
+                                                  : claims_by_names(model, scopes, known);
   if (!claims) return std::move(claims).error();
   Assembly assembly(model, *claims);
   PIPER_TRY(assembly.run());
@@ -262,7 +230,7 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
   find_running_statistics(model, scopes, recovery);
   PIPER_TRY(find_detached(model, signature, recovery));
   keep_changed_buffers(model, std::move(changed), recovery);
-  freeze_sinusoids(model, recovery);
+  if (!claims->listed) freeze_sinusoids(model, recovery);
   return recovery;
 }
 

@@ -4,11 +4,17 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <span>
 
 #include "calls.h"
 #include "derivation.h"
 
 namespace piper::onnx_import {
+
+// In the graph's metadata: a list in JSON of {"name": …}, by parameter in the module's order, with
+// "also" (the other names of a tied one), "shape", "trained": false and "unused": true.
+inline constexpr std::string_view kParametersKey = "piper.parameters";
 
 // "Input `input` of node `node` is the parameter `name`" — or a constant of its own, for an empty
 // name.
@@ -112,6 +118,8 @@ struct Claims {
   std::map<std::string, OnnxTensor> given;  // values that go before the file's
   std::vector<Unnamed> unnamed;             // likewise
   std::vector<std::string> stored;          // to which the number 0 was added
+  bool listed = false;                      // by claims_by_list: nothing is guessed
+  std::set<std::string> frozen;             // names of what is not trained
 };
 struct InitializerIndex {
   explicit InitializerIndex(const OnnxModel& model);
@@ -151,8 +159,12 @@ void restore_training_norms(OnnxModel& model, const std::vector<SignatureInput>&
 // By the exported program's signature and calls.
 Result<Claims> claims_by_calls(OnnxModel& model, std::vector<std::string>& scopes,
                                const std::vector<SignatureInput>& signature, const Known& known);
-// By the file's training_info.
-Result<Claims> claims_by_training(const OnnxModel& model);
+// By the list of parameters in the file, or its training_info, and with buffers that forward
+// changes.
+bool lists_parameters(const OnnxModel& model);
+Result<Claims> claims_by_list(const OnnxModel& model, std::span<const ChangedBuffer> changed);
+// That list, as text for the key kParametersKey.
+std::string parameter_list(std::span<const RecoveredParam> params);
 // By names, scopes and contents, for files without them; makes the scopes those of the modules.
 Result<Claims> claims_by_names(OnnxModel& model, std::vector<std::string>& scopes,
                                const Known& known);

@@ -6,10 +6,6 @@
 namespace piper::onnx_import {
 
 inline constexpr std::string_view kTrainingDomain = "ai.onnx.preview.training";
-// Names of our own in the graph's metadata: a line for each parameter, its name and then its other
-// names; those without an update are frozen.
-inline constexpr std::string_view kParametersKey = "piper.parameters";
-
 // A model without an algorithm stays as it is. Else the graph has the forward nodes alone from here
 // on, model.loss is among its outputs, and model.training says how each parameter is updated.
 // Gradients at other points than the values

@@ -236,13 +236,8 @@ void Writer::forward() {
   }
   write_nodes();
   write_constants();
-  std::string lines;
-  for (const RecoveredParam& param : recovery_.params) {
-    lines += param.name;
-    for (const std::string& alias : param.aliases) lines += " " + alias;
-    lines += "\n";
-  }
-  write_metadata(graph, kGraphMetadata, std::string(kParametersKey), lines);
+  write_metadata(graph, kGraphMetadata, std::string(kParametersKey),
+                 parameter_list(recovery_.params));
 }
 
 // ---- The algorithm ------------------------------------------------------------------------------

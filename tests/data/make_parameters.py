@@ -4,6 +4,7 @@
     python tests/data/make_parameters.py            # --check: says whether these are the files that are stored
 """
 import filecmp
+import json
 import pathlib
 import sys
 import tempfile
@@ -39,7 +40,7 @@ def node(op, inputs, output, call=None, scope="", rule=None, trace=None, cls=Non
     return made
 
 
-def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), integers=(), outputs=(), returns="loss"):
+def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), integers=(), outputs=(), returns="loss", listed=None):
     infos = [helper.make_tensor_value_info(i, TensorProto.INT64, [1]) for i in integers]
     for value, sources in (folded or {}).items():
         shape, dtype = next((list(i.dims), i.data_type) for i in initializers if i.name == value)
@@ -53,6 +54,8 @@ def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), int
              f"{returns}: USER_OUTPUT", ""]
     if parameters:
         graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value="\n".join(lines))
+    if listed is not None:
+        graph.metadata_props.add(key="piper.parameters", value=listed if isinstance(listed, str) else json.dumps(listed))
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), OUT / f"{name}.onnx")
 
 
@@ -520,6 +523,17 @@ write("merged_chains",
 write("removed_penalty",
       [node("Add", "x shift", "add", ("add", "aten.add.Tensor", "%x, %p_shift"), cls="net.Net"), *loss("add")], [zeros("shift", 4)], ["batch", 4], ["shift"],
       returns="add_1")
+# Files that list their parameters: ones that are equal and stay apart, one frozen, one with two names, one that is not used and a table of
+# sinusoids that is trained; and lists that are none, or not of this file.
+NORMS = [node("Mul", "x a.scale", "mul"), node("Mul", "mul b.scale", "mul_1"), node("Add", "mul_1 table", "add"), *loss("add")]
+table = numpy_helper.from_array(np.stack([np.sin(np.arange(4)), np.cos(np.arange(4)), np.sin(np.arange(4) / 10), np.cos(np.arange(4) / 10)], 1)
+                                .astype(np.float32), "table")
+LIST = [{"name": "a.scale", "shape": [4], "trained": True}, {"name": "b.scale", "also": ["c.scale"], "shape": [4], "trained": False},
+        {"name": "table", "shape": [4, 4], "trained": True}, {"name": "head.bias", "shape": [2], "trained": True, "unused": True}]
+for name, listed in {"listed": LIST, "listed_shape": [LIST[0] | {"shape": [2, 2]}, *LIST[1:]], "listed_text": "a.scale b.scale", "listed_type": [3],
+                     "listed_twice": [*LIST, LIST[0]], "listed_lost": [*LIST, {"name": "d.scale", "shape": [4]}], "listed_size": [LIST[0] | {"shape": [-4]}],
+                     "listed_flag": [LIST[0] | {"trained": "no"}], "listed_also": [LIST[0] | {"also": "c"}]}.items():
+    write(name, NORMS, [ones("a.scale", 4), ones("b.scale", 4), table], ["batch", 4, 4], ["a.scale", "b.scale", "table"], listed=listed)
 
 if OUT != STORED:
     names = sorted({path.name for folder in (OUT, STORED) for path in folder.glob("*.onnx")})

@@ -29,9 +29,10 @@ import warnings
 import family_models as models
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tools"))
 BIN = pathlib.Path(os.environ.get("BIN", ROOT / "build/bin")).resolve()
 STEPS, BATCH, RATE, BOUND, SECONDS = 6, 8, 0.02, 1e-5, 600
-OPSETS = {"dynamo": [18, 20, 23], "plain": [18], "older": [14, 17]}  # plain: dynamo with optimize=False
+OPSETS = {"dynamo": [18, 20, 23], "plain": [18], "older": [14, 17], "tool": [20]}  # plain: dynamo with optimize=False; tool: tools/export.py
 WORDS = ["right", "noted", "refused", "wrong", "no export"]
 ONE = """piper: 1
 train: {{global_batch: {batch}, optimizer: {{sgd: {{lr: {rate}, momentum: 0.9}}}}}}
@@ -43,6 +44,10 @@ FOUR = ONE + "include: {root}/strategies/1f1b.yaml\nparams: {{stages: 2, dp: 2, 
 def export(case, module, batch, path):
     import torch
     name, exporter, opset, _ = case
+    if exporter == "tool":
+        from export import export as lossless
+        lossless(module, tuple(batch.values()), path, opset=opset, check=False, log=lambda text: None)
+        return
     names = dict(input_names=list(batch), output_names=["loss"], opset_version=opset, verbose=False)
     inputs = tuple(batch.values())
     if exporter == "older":
@@ -221,7 +226,7 @@ def read_libraries():
 def main():
     parser = argparse.ArgumentParser(prog="tests/torch/families", description="Families of exported models: right, noted, refused or wrong.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="families (default: all)")
-    parser.add_argument("--exporter", action="append", choices=list(OPSETS), help="dynamo, plain (optimize=False) or older; default: all")
+    parser.add_argument("--exporter", action="append", choices=list(OPSETS), help="dynamo, plain (optimize=False), older, or tool (tools/export.py); default: all")
     parser.add_argument("--opset", action="append", type=int, help="default: " + str(OPSETS))
     parser.add_argument("--weights", action="append", choices=["used", "fresh"], help="default: used and fresh at the first opset, then used")
     parser.add_argument("--list", action="store_true", help="the families' names")

@@ -1,0 +1,133 @@
+"""tools/export.py loses nothing: modules with everything that PyTorch's own exporter leaves out train as they do in PyTorch, which the tool
+itself compares; and where they would not, it says so.
+
+  export_test.py ROOT BIN    77 where no python here has PyTorch; one that PYTHON names serves, or the environment of tests/bench/against-torch
+"""
+import importlib.util
+import os
+import pathlib
+import sys
+import tempfile
+
+NEEDED = ["torch", "onnx", "onnxscript", "safetensors"]
+ROOT, BIN = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
+
+
+def find_python():
+    """Goes on in a python that has what is needed, or ends the test as skipped."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if not missing:
+        return
+    for python in [os.environ.get("PYTHON"), ROOT / "build/torch/bin/python3"]:
+        if python and os.access(python, os.X_OK) and "EXPORT_TEST" not in os.environ:
+            os.execve(python, [str(python), *sys.argv], os.environ | {"EXPORT_TEST": "1"})
+    print(f"skipped: {sys.executable} has no {', '.join(missing)}")
+    sys.exit(77)
+
+
+find_python()
+sys.path.insert(0, str(ROOT / "tools"))
+import onnx  # noqa: E402
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from export import NotExported, export  # noqa: E402
+from torch import nn  # noqa: E402
+
+
+class Lossy(nn.Module):
+    """A target without gradient, a frozen weight, dropout, a batch norm that trains, equal fresh norms and a Linear that is frozen in part."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.target, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.norms = nn.ModuleList([nn.LayerNorm(4), nn.LayerNorm(4)])
+        self.statistics, self.dropout = nn.BatchNorm1d(4), nn.Dropout(0.1)
+        self.last.bias.requires_grad_(False)
+
+    def forward(self, x):
+        h = self.dropout(self.first(x))
+        with torch.no_grad():
+            wanted = self.target(h).sigmoid()
+            with torch.enable_grad():
+                wanted = wanted + self.norms[0](h)
+        h = self.statistics(self.last(self.norms[1](h) + h.detach()))
+        return F.mse_loss(h, wanted) + F.mse_loss(h * wanted, x)
+
+
+class Tied(nn.Module):
+    """A head that is the embedding, a buffer that forward changes, a parameter that nothing reads, and a dict of results."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(10, 8), nn.Linear(8, 10, bias=False)
+        self.head.weight = self.table.weight
+        self.unused = nn.Parameter(torch.zeros(3))
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, ids, labels, scale=2.0):
+        h = self.table(ids)
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(0.1 * h.mean((0, 1)))
+        return {"loss": F.cross_entropy(self.head(h - self.mean).flatten(0, 1) * scale, labels.flatten()), "hidden": h}
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.sign(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Quantised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return F.mse_loss(self.last(Straight.apply(self.first(x))), x)
+
+
+def listed(path):
+    import json
+    model = onnx.load(str(path), load_external_data=False)
+    return {entry["name"]: entry for pair in model.graph.metadata_props if pair.key == "piper.parameters" for entry in json.loads(pair.value)}
+
+
+def said(module, args, path, kwargs=None, **options):
+    """What the tool says, or how it refuses."""
+    lines = []
+    try:
+        export(module, args, path, kwargs, programs=BIN, log=lines.append, **options)
+    except NotExported as error:
+        lines.append(f"refused: {error}")
+    return "\n".join(lines)
+
+
+def main():
+    torch.manual_seed(0)
+    ids = dict(ids=torch.randint(0, 10, (4, 5)), labels=torch.randint(0, 10, (4, 5)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.onnx"
+        whole = Lossy().train()
+        state = {name: value.clone() for name, value in whole.state_dict().items()}
+        cases = [(said(whole, (torch.randn(6, 4),), path), ["1 frozen", "stop gradients", "is one of PyTorch, with its dropout off"])]
+        entries = listed(path)
+        assert not entries["last.bias"]["trained"] and entries["norms.1.weight"] == {"name": "norms.1.weight", "shape": [4], "trained": True}, entries
+        assert all(torch.equal(value, state[name]) for name, value in whole.state_dict().items()), "the module has changed"
+        cases.append((said(Tied(), (), path, ids), ["1 that nothing reads", "1 further names", "changes the buffers mean", "is one of PyTorch: loss"]))
+        assert listed(path)["table.weight"]["also"] == ["head.weight"]
+        cases.append((said(Quantised(), (torch.randn(4, 4),), path), ["would train another model", "'first.weight'", "Straight (torch.autograd.Function)"]))
+        cases.append((said(Tied(), (ids["ids"][:1], ids["labels"][:1]), path), ["refused: the example has one sample"]))
+        cases.append((said(Tied(), (ids["ids"],), path), ["refused: Tied.forward does not take these arguments"]))
+        cases.append((said(Tied(), (), path, ids, batch={"id": 0}), ["refused: batch names 'id', which is no input; inputs are ids, labels"]))
+    wrong = [(text, word) for text, words in cases for word in words if word not in text]
+    for text, word in wrong:
+        print(f"not said: {word}\n{text}\n")
+    print(f"{len(cases) - len({text for text, _ in wrong})} of {len(cases)} as they should be")
+    sys.exit(1 if wrong else 0)
+
+
+main()

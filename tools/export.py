@@ -1,0 +1,529 @@
+#!/usr/bin/env python3
+"""Exports a PyTorch module to ONNX for training and loses nothing on the way.
+
+    from export import export
+    export(module, args, "model.onnx")
+
+PyTorch's own exporter writes what is needed to run a module. What is needed to train it is not all there: parameters that have equal values
+are merged, weights are multiplied into each other, and nothing says which parameters are trained, which are one tensor under two names, where
+no gradient flows and what forward does to buffers. Here the module is traced, that is written down, and the file is read back: Piper trains
+it for one step on `args` and the loss and the change of each parameter are compared with PyTorch's, both in float64.
+
+Needs torch, onnx, onnxscript and safetensors, and piperc and piper-run for the comparison.
+"""
+import argparse
+import contextlib
+import copy
+import importlib.util
+import inspect
+import json
+import logging
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+
+import onnx
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+BOUND = 1e-4  # between a step of Piper and one of PyTorch, of the largest change of the tensor: files hold their constants in float32
+PARAMETERS, SIGNATURE = "piper.parameters", "pkg.torch.export.ExportedProgram.graph_signature"
+OPSET = 20
+
+
+class NotExported(Exception):
+    """What cannot be exported, or not be trained as the module is, and why. The file is left where it is if it was written."""
+
+
+def export(module, args=(), path="model.onnx", kwargs=None, *, training=None, batch="auto", opset=OPSET, check=True, programs=None, log=print):
+    """Writes `path`, and `path`.data for large models, and returns what the file says of the parameters.
+
+    args, kwargs  an example batch of at least two samples, as the module takes it
+    training      True or False: the module's mode while it is traced; None: the mode that it is in
+    batch         "auto": the first dim of all inputs of which the first is as long as that of the first input is the batch, and left open;
+                  None: nothing is left open; {"x": 0, "mask": None}: by input, which dim is
+    check         train one step by Piper and compare (what draws random numbers is compared with its dropout off)
+    programs      the folder of piperc and piper-run; None: that of PIPER_BIN, of the tree around this file, or of PATH
+    """
+    kwargs = dict(kwargs or {})
+    before = module.training
+    try:
+        if training is not None:
+            module.train(training)
+        tools = find_programs(programs) if check else None
+        job = Export(module, tuple(args), kwargs, batch, opset)
+        listed = job.write(pathlib.Path(path))
+        log(job.summary(path, listed))
+        if check:
+            log(job.check(pathlib.Path(path), tools))
+        return listed
+    finally:
+        module.train(before)
+
+
+# ---- What is traced ---------------------------------------------------------------------------------------------------------------------
+
+
+class Watch(TorchFunctionMode):
+    """Notes what draws random numbers; with `quiet`, dropout passes everything on."""
+
+    DROPOUT = {name for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout")}
+    DRAWS = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "normal", "normal_", "uniform_",
+             "multinomial", "randperm", "exponential_", "poisson", "gumbel_softmax", "rrelu"}
+
+    def __init__(self, quiet=False):
+        super().__init__()
+        self.quiet, self.dropout, self.draws = quiet, False, set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name.rstrip("_") in self.DROPOUT:
+            bound = dict(zip(("input", "p", "training"), args)) | kwargs
+            default = name.startswith(("alpha", "feature_alpha")) or func in (torch.nn.functional.dropout,)
+            if bound.get("training", bound.get("train", default)) and bound.get("p", 0.5) > 0:
+                self.dropout = True
+                if self.quiet:
+                    return bound["input"]
+        elif name == "scaled_dot_product_attention" and (kwargs.get("dropout_p", 0) or (len(args) > 4 and args[4])):
+            self.dropout = True
+            if self.quiet:
+                args, kwargs["dropout_p"] = args[:4], 0.0
+                kwargs |= dict(zip(("is_causal",), args[5:]))
+        elif name in self.DRAWS:
+            self.draws.add(name)
+        return func(*args, **kwargs)
+
+
+class Backwards:
+    """While it is entered, notes classes of torch.autograd.Function: their own backward is not in the file."""
+
+    def __enter__(self):
+        self.classes, self.apply = set(), torch.autograd.Function.__dict__["apply"]
+
+        def apply(cls, *args, **kwargs):
+            self.classes.add(cls.__name__)
+            return self.apply.__get__(None, cls)(*args, **kwargs)
+
+        torch.autograd.Function.apply = classmethod(apply)
+        return self
+
+    def __exit__(self, *_):
+        torch.autograd.Function.apply = self.apply
+
+
+@contextlib.contextmanager
+def quietly():
+    """Without what the exporter prints and logs."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings(), open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.disable(level)
+
+
+def first_line(error):
+    """Of what was at fault first."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[0].strip() if lines else type(error).__name__
+
+
+def flat_inputs(module, args, kwargs):
+    """{name: tensor} of what forward takes, nested arguments with their keys: the names of the file's inputs, in their order."""
+    try:
+        names = list(inspect.signature(module.forward).bind(*args, **kwargs).arguments.items())
+    except TypeError as error:
+        raise NotExported(f"{type(module).__name__}.forward does not take these arguments: {error}") from None
+    kinds = {name: p.kind for name, p in inspect.signature(module.forward).parameters.items()}
+    inputs = {}
+    for name, value in names:
+        if kinds[name] is inspect.Parameter.VAR_KEYWORD:
+            parts = list(value.items())
+        elif kinds[name] is inspect.Parameter.VAR_POSITIONAL:
+            parts = [(f"{name}_{k}", one) for k, one in enumerate(value)]
+        else:
+            parts = [(name, value)]
+        for part, one in parts:
+            for keys, leaf in pytree.tree_flatten_with_path(one)[0]:
+                if isinstance(leaf, torch.Tensor):
+                    inputs["_".join([part, *(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)])] = leaf
+    return inputs
+
+
+def choose_batch(inputs, batch):
+    """{name: dim or None}"""
+    if batch is None:
+        return dict.fromkeys(inputs)
+    if isinstance(batch, dict):
+        unknown = sorted(set(batch) - set(inputs))
+        if unknown:
+            raise NotExported(f"batch names '{unknown[0]}', which is no input; inputs are {', '.join(inputs)}")
+        return {name: batch.get(name) for name in inputs}
+    if batch != "auto":
+        raise NotExported(f"batch is {batch!r}; it is 'auto', None, or the dim of each input")
+    sizes = [len(value) for value in inputs.values() if value.dim()]
+    return {name: 0 if value.dim() and len(value) == sizes[0] else None for name, value in inputs.items()}
+
+
+def size_of_batch(inputs, dims):
+    sizes = {name: inputs[name].shape[dim] for name, dim in dims.items() if dim is not None}
+    if len(set(sizes.values())) > 1:
+        raise NotExported(f"the inputs have batches of several sizes: {sizes}")
+    size = next(iter(sizes.values()), 0)
+    if size == 1:
+        raise NotExported("the example has one sample: of one, the tracer does not tell what grows with the batch; give two or more")
+    return size
+
+
+def detach_what_has_no_gradient(program):
+    """Results of torch.no_grad() are detached where they leave it, as the graph for inference has no such regions."""
+    graph = program.graph_module
+    regions = [node for node in graph.graph.nodes if node.target is torch.ops.higher_order.wrap_with_set_grad_enabled]
+    count = 0
+    for region in regions:
+        if region.args[0]:
+            continue
+        body = getattr(graph, region.args[1].target)
+        results = next(node for node in body.graph.nodes if node.op == "output").args[0]
+        for use in [user for user in region.users if user.target.__name__ == "getitem"]:
+            source = results[use.args[1]]
+            while getattr(source.target, "__name__", "") == "getitem":
+                source = source.args[0]
+            if source.target is torch.ops.higher_order.wrap_with_set_grad_enabled and source.args[0]:
+                continue  # of an enable_grad() inside
+            value = use.meta.get("val")
+            if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                continue
+            with graph.graph.inserting_after(use):
+                detached = graph.graph.call_function(torch.ops.aten.detach.default, (use,))
+            detached.meta = dict(use.meta)
+            use.replace_all_uses_with(detached, delete_user_cb=lambda user: user is not detached)
+            count += 1
+    graph.recompile()
+    return count
+
+
+def output_names(out):
+    """Names of the tensors that forward returns: keys, or output_K."""
+    leaves = pytree.tree_flatten_with_path(out)[0]
+    return ["_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys) or f"output_{k}" for k, (keys, _) in enumerate(leaves)]
+
+
+def find_loss(leaves, names):
+    """The index of the loss, or None where forward returns no single scalar."""
+    scalars = [k for k, one in enumerate(leaves) if isinstance(one, torch.Tensor) and one.dim() == 0 and one.is_floating_point()]
+    called = [k for k in scalars if names[k] == "loss"]
+    if called or len(scalars) == 1:
+        return (called or scalars)[0]
+    return None
+
+
+# ---- The file ---------------------------------------------------------------------------------------------------------------------------
+
+
+class Export:
+    def __init__(self, module, args, kwargs, batch, opset):
+        self.module, self.args, self.kwargs, self.opset = module, args, kwargs, opset
+        self.inputs = flat_inputs(module, args, kwargs)
+        self.dims = choose_batch(self.inputs, batch)
+        self.size = size_of_batch(self.inputs, self.dims)
+        self.fixed = ""  # why the batch is, where it was to be left open
+        self.quiet = False
+
+    def trace(self):
+        """The exported program, with everything that forward returns and changes."""
+        watch, backwards = Watch(self.quiet), Backwards()
+        state = {name: value.detach().clone() for name, value in self.module.state_dict(keep_vars=True).items()}
+        try:
+            with quietly(), torch.enable_grad(), watch, backwards:
+                out = self.module(*copy.deepcopy(self.args), **copy.deepcopy(self.kwargs))
+        finally:
+            with torch.no_grad():
+                for name, value in self.module.state_dict(keep_vars=True).items():
+                    value.copy_(state[name])
+        self.leaves, self.names = pytree.tree_leaves(out), output_names(out)
+        self.watch, self.backwards = watch, sorted(backwards.classes)
+        self.loss = find_loss(self.leaves, self.names)
+        with quietly(), torch.enable_grad(), Watch(self.quiet):
+            return self.traced()
+
+    def traced(self):
+        def shaped(open_batch):
+            dim = torch.export.Dim("batch", min=1, max=2**31 - 1)
+            by_id = {id(self.inputs[name]): {at: dim} for name, at in self.dims.items() if at is not None and open_batch}
+            return pytree.tree_map(lambda leaf: by_id.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None, self.signature_arguments())
+
+        def attempt(open_batch):
+            return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(open_batch), strict=False)
+
+        if self.size and not self.fixed:
+            try:
+                return attempt(True)
+            except Exception as error:  # the tracer has many classes of them
+                self.fixed = first_line(error)
+        try:
+            return attempt(False)
+        except Exception as error:
+            raise NotExported(f"torch.export does not trace {type(self.module).__name__}: {first_line(error)}") from error
+
+    def signature_arguments(self):
+        return dict(inspect.signature(self.module.forward).bind(*self.args, **self.kwargs).arguments)
+
+    def keep_changed_buffers(self, program):
+        """What buffers of floats become is returned, so that it is in the file: (the signature before, their names)."""
+        told = str(program.graph_signature)
+        kinds = torch.export.graph_signature.OutputKind
+        norms = self.statistics_of_norms(program)
+        kept = []
+        for spec in program.graph_signature.output_specs:
+            if spec.kind is not kinds.BUFFER_MUTATION or spec.target in norms:
+                continue
+            if not self.module.get_buffer(spec.target).is_floating_point():
+                continue
+            kept.append(spec.target)
+            spec.kind, spec.target = kinds.USER_OUTPUT, None
+        returned = sum(spec.kind is kinds.USER_OUTPUT for spec in program.graph_signature.output_specs)
+        program.module_call_graph[0].signature.out_spec = pytree.tree_structure(tuple(range(returned)))
+        return told, kept
+
+    @staticmethod
+    def statistics_of_norms(program):
+        """Buffers that are running statistics: batch norms say themselves what becomes of them."""
+        buffers = program.graph_signature.inputs_to_buffers
+        return {buffers[arg.name] for node in program.graph.nodes if "batch_norm" in str(node.target)
+                for arg in node.args if isinstance(arg, torch.fx.Node) and arg.name in buffers}
+
+    def write(self, path):
+        program = self.trace()
+        self.detached = detach_what_has_no_gradient(program)
+        with quietly():
+            program = program.run_decompositions({})
+            told, self.changed = self.keep_changed_buffers(program)
+            try:
+                written = torch.onnx.export(program, dynamo=True, optimize=False, opset_version=self.opset, verbose=False)
+            except Exception as error:
+                raise NotExported(f"torch.onnx does not write {type(self.module).__name__}: {first_line(error)}") from error
+        listed = self.listed()
+        self.describe(written.model, told, listed)
+        with quietly():
+            written.save(str(path), external_data=sum(value.nbytes for value in self.module.parameters()) > 2**20)
+        return listed
+
+    def listed(self):
+        """By tensor, in the module's order: its first name, its others, its shape and whether it is trained."""
+        by_tensor = {}
+        for name, value in self.module.named_parameters(remove_duplicate=False):
+            entry = by_tensor.setdefault(id(value), {"name": name, "shape": list(value.shape), "trained": bool(value.requires_grad)})
+            if entry["name"] != name:
+                entry.setdefault("also", []).append(name)
+        return list(by_tensor.values())
+
+    def describe(self, model, told, listed):
+        """Parameters under their first names, inputs and the loss under theirs, and the list."""
+        graph = model.graph
+        for entry in listed:
+            for name in [entry["name"], *entry.get("also", [])]:
+                if name in graph.initializers and name != entry["name"]:
+                    value = graph.initializers.pop(name)
+                    value.name = entry["name"]
+                    graph.initializers[entry["name"]] = value
+        for value in [value for node in graph for value in node.outputs if value.name in graph.initializers or value.name in self.inputs]:
+            value.name += "_result"  # of a call that has the name of a buffer, such as 'mean'
+        used = {value.name for node in graph for value in node.inputs if value is not None} | {value.name for value in graph.outputs}
+        for entry in listed:
+            if entry["name"] not in used:
+                entry["unused"] = True
+        for value, name in zip(graph.inputs, self.inputs):
+            value.name = name
+        self.name_outputs(graph)
+        graph.metadata_props[SIGNATURE] = told
+        graph.metadata_props[PARAMETERS] = json.dumps(listed, separators=(",", ":"))
+
+    def name_outputs(self, graph):
+        """The loss alone, where there is one, and what buffers become."""
+        count = len(self.changed)
+        of_user = list(graph.outputs)[count:]
+        if self.loss is not None and len(of_user) == len(self.leaves):
+            of_user[self.loss].name = "loss"
+            keep = list(graph.outputs)[:count] + [of_user[self.loss]]
+            del graph.outputs[:]
+            graph.outputs.extend(keep)
+
+    def summary(self, path, listed):
+        trained = [entry for entry in listed if entry["trained"] and not entry.get("unused")]
+        lines = [f"{path}: {len(trained)} parameters to train, {sum(self.count(entry) for entry in trained)} elements"]
+        frozen, unused = sum(not entry["trained"] for entry in listed), sum(entry.get("unused", False) for entry in listed)
+        lines[0] += (f"; {frozen} frozen" if frozen else "") + (f"; {unused} that nothing reads" if unused else "")
+        tied = sum(len(entry.get("also", [])) for entry in listed)
+        if tied:
+            lines[0] += f"; {tied} further names of tied ones"
+        if self.changed:
+            lines.append(f"  forward changes the buffers {', '.join(self.changed)}")
+        if self.detached:
+            lines.append(f"  {self.detached} results of torch.no_grad() stop gradients")
+        if self.fixed:
+            lines.append(f"  the batch stays {self.size}: the module does not take another ({self.fixed})")
+        if self.loss is None:
+            lines.append("  forward returns no single scalar: name its loss in the strategy")
+        return "\n".join(lines)
+
+    @staticmethod
+    def count(entry):
+        return torch.Size(entry["shape"]).numel()
+
+    # ---- The file is read back ----------------------------------------------------------------------------------------------------------
+
+    def check(self, path, tools):
+        if self.loss is None:
+            done = subprocess.run([tools / "piperc", path, "--describe"], capture_output=True, text=True)
+            if done.returncode:
+                raise NotExported(f"piperc does not read {path}:\n{done.stderr.strip()}")
+            return "  read back; nothing is compared without a loss"
+        if self.watch.draws:
+            return f"  not compared with PyTorch: forward draws numbers of its own ({', '.join(sorted(self.watch.draws))})"
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            wanted, changes, buffers = self.step_in_torch()
+            rate = 1 / (max(map(largest, changes.values()), default=0.0) or 1.0)  # the largest change is 1: float32 holds it and the values
+            if self.watch.dropout:
+                twin = copy.copy(self)
+                twin.quiet, path = True, folder / "model.onnx"
+                twin.write(path)
+            loss, saved = step_in_piper(tools, path, folder, self.inputs, self.size, rate)
+        self.compare(loss, wanted, saved, changes, rate, buffers)
+        how = ", with its dropout off" if self.watch.dropout else ""
+        return f"  one step of Piper is one of PyTorch{how}: loss {loss:.6g}, {len(changes)} gradients"
+
+    def step_in_torch(self):
+        """The loss, the gradient of each parameter that has one, by its first name, and what buffers of floats become, in float64."""
+        module = copy.deepcopy(self.module).double()
+        before = {name: value.clone() for name, value in module.named_buffers()}
+        widen = lambda leaf: leaf.detach().double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf  # noqa: E731
+        args, kwargs = pytree.tree_map(widen, (self.args, self.kwargs))
+        with quietly(), torch.enable_grad(), Watch(quiet=True):
+            loss = pytree.tree_leaves(module(*args, **kwargs))[self.loss]
+            loss.backward()
+        changed = {name: value for name, value in module.named_buffers() if value.is_floating_point() and not torch.equal(value, before[name])}
+        return loss.item(), {name: value.grad for name, value in module.named_parameters() if value.grad is not None}, changed
+
+    def compare(self, loss, wanted, saved, changes, rate, buffers):
+        wrong = []
+        if not abs(loss - wanted) <= BOUND * max(abs(wanted), 1e-3):
+            wrong.append(f"the loss is {loss:.8g}, that of PyTorch {wanted:.8g}")
+        values = dict(self.module.named_parameters())
+        for name, value in values.items():
+            if name not in saved:
+                if name in changes and changes[name].abs().max() > 0:
+                    wrong.append(f"'{name}' is not trained")
+                continue
+            change = changes.get(name, torch.zeros_like(value)).double() * rate
+            if saved[name].shape != value.shape:
+                wrong.append(f"'{name}' is saved as {list(saved[name].shape)}, not {list(value.shape)}")
+                continue
+            off = largest(value.detach().double() - saved[name].double() - change)
+            if not off <= BOUND * max(largest(change), 1e-2) + 1e-6 * largest(value.detach()):
+                wrong.append(f"the gradient of '{name}' differs by {off / rate:.2g} of {largest(change) / rate:.2g}")
+        for name, value in buffers.items():
+            if name not in saved:
+                wrong.append(f"the buffer '{name}', which forward changes, is not saved")
+            elif not torch.allclose(saved[name].double(), value, rtol=BOUND, atol=1e-6):
+                wrong.append(f"the buffer '{name}' becomes another value")
+        if wrong:
+            more = [f"its gradient is that of {', '.join(self.backwards)} (torch.autograd.Function), which the file does not have"] if self.backwards else []
+            raise NotExported("\n  ".join(["Piper would train another model:", *wrong[:8], *(["…"] if len(wrong) > 8 else []), *more]))
+
+
+def largest(tensor):
+    return tensor.abs().max().item() if tensor.numel() else 0.0
+
+
+STRATEGY = """piper: 1
+train: {{global_batch: {batch}, optimizer: {{sgd: {{lr: {rate!r}}}}}}}
+directives: [{{precision: {{compute: f64}}}}]
+"""
+
+
+def step_in_piper(tools, path, folder, inputs, size, rate):
+    """The loss of one step of SGD and the parameters after it, by name."""
+    from safetensors.torch import load_file, save_file
+    save_file({f"batch/0/{name}": value.detach().contiguous().clone() for name, value in inputs.items()}, folder / "data.safetensors")
+    (folder / "strategy.yaml").write_text(STRATEGY.format(batch=size or 1, rate=rate))
+    plans, saved, metrics = folder / "plans", folder / "saved.safetensors", folder / "metrics.jsonl"
+    call([tools / "piperc", path, folder / "strategy.yaml", "-o", plans, "--no-oracles"], "piperc does not take the file")
+    call([tools / "piper-run", plans, "--data", folder / "data.safetensors", "--steps", "1", "--save", saved, "--metrics", metrics],
+         "piper-run does not run it")
+    losses = [line["loss"] for line in map(json.loads, metrics.read_text().splitlines()) if "loss" in line]
+    return losses[0], load_file(saved)
+
+
+def call(command, what):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if done.returncode:
+        raise NotExported(f"{what}:\n{done.stderr.strip()}")
+
+
+def find_programs(folder):
+    """The folder of piperc and piper-run."""
+    here = pathlib.Path(__file__).resolve().parents[1] / "build" / "bin"
+    on_path = shutil.which("piperc")
+    places = [folder, os.environ.get("PIPER_BIN"), here, on_path and pathlib.Path(on_path).parent]
+    for place in places:
+        if place and all(os.access(pathlib.Path(place) / name, os.X_OK) for name in ("piperc", "piper-run")):
+            return pathlib.Path(place)
+    raise NotExported("piperc and piper-run are not found: build them, name their folder as programs= or PIPER_BIN, or pass check=False")
+
+
+# ---- As a command -----------------------------------------------------------------------------------------------------------------------
+
+
+def load(text):
+    """(module, args, kwargs) of FILE.py:FUNCTION."""
+    file, _, function = text.rpartition(":")
+    if not file or not pathlib.Path(file).is_file():
+        raise NotExported(f"'{text}' is not FILE.py:FUNCTION of a file that is there")
+    sys.path.insert(0, str(pathlib.Path(file).resolve().parent))
+    spec = importlib.util.spec_from_file_location(pathlib.Path(file).stem, file)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    make = getattr(loaded, function, None)
+    if not callable(make):
+        known = [name for name, value in vars(loaded).items() if inspect.isfunction(value)]
+        raise NotExported(f"{file} has no function '{function}'; it has {', '.join(known) or 'none'}")
+    made = make()
+    if not isinstance(made, tuple) or not 2 <= len(made) <= 3 or not isinstance(made[0], torch.nn.Module):
+        raise NotExported(f"{function}() returns (module, args) or (module, args, kwargs), not {type(made).__name__}")
+    module, args, kwargs = (*made, None)[:3]
+    return (module, (), args) if isinstance(args, dict) and kwargs is None else (module, args, kwargs)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="export.py", description=__doc__.splitlines()[0], epilog="FUNCTION returns (module, args): args is a tuple "
+                                     "of an example batch, or a dict where forward takes keywords.")
+    parser.add_argument("what", metavar="FILE.py:FUNCTION")
+    parser.add_argument("-o", "--output", default="model.onnx", metavar="FILE")
+    parser.add_argument("--training", action=argparse.BooleanOptionalAction, default=None, help="the module's mode (default: the one that it is in)")
+    parser.add_argument("--fixed-batch", action="store_true", help="leave no dim open")
+    parser.add_argument("--opset", type=int, default=OPSET, help=f"default: {OPSET}")
+    parser.add_argument("--no-check", action="store_true", help="do not train a step of it")
+    parser.add_argument("--programs", metavar="FOLDER", help="of piperc and piper-run")
+    asked = parser.parse_args()
+    try:
+        module, args, kwargs = load(asked.what)
+        export(module, args, asked.output, kwargs, training=asked.training, batch=None if asked.fixed_batch else "auto", opset=asked.opset,
+               check=not asked.no_check, programs=asked.programs)
+    except NotExported as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
