@@ -37,6 +37,7 @@ struct Chunk {
   int32_t cell = 0;
   std::vector<int32_t> groups;    // of Dag::group_of that it runs for, ascending; empty: all
   std::vector<int32_t> variants;  // of Dag::variants that it runs for, ascending; empty: all
+  int32_t level = 0;              // of pass 'P': its sums need some of so many levels before it
   std::string name;               // "F stage=1"
 };
 
@@ -270,7 +271,9 @@ struct DagAxis {
   int64_t size = 1;
   bool placed = false;      // some place directive names it
   bool replicated = false;  // some replicate directive names it
-  bool sharded = false;     // some shard directive names it
+  bool sharded = false;     // some shard directive names it, or its replicas are coupled
+  // Replicas that need samples of each other: they run one graph, of whose batch each has a block.
+  bool is_coupled() const { return replicated && sharded; }
 };
 
 struct Dag {

@@ -26,6 +26,10 @@ struct BatchCut {
 // the same StepSums (so that plans differ in cut alone).
 Result<Graph> shard_batch(Graph graph, const BatchCut& cut);
 
+// Whether the batch of the graph can be cut so: the error that shard_batch would give, naming the first op that the cut
+// does not get past.
+Status check_batch(const Graph& graph, const BatchCut& cut);
+
 // A tensor that is cut over a mesh axis because a strategy says so. Of a parameter whose readers
 // take it apart (three projections in one), the parts are cut alike.
 struct ShardSeed {

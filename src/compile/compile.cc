@@ -187,9 +187,9 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
 }
 
 // One axis after the other: what one cuts is what those before it left to a rank.
-Result<Graph> shard_axes(Graph graph, Making& making) {
+Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
   PIPER_ASSIGN(const std::vector<AxisCut> cuts,
-               apply_shard(graph, making.strategy, making.explain()));
+               apply_shard(graph, making.strategy, of_batch, making.explain()));
   for (const AxisCut& cut : cuts) {
     PIPER_ASSIGN(ShardedGraph made, shard_axis(std::move(graph), cut));
     explain_axis(made, cut, making.explain(), making.compiled.layouts);
@@ -213,7 +213,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   const auto shard_all = [&]() -> Result<Graph> {
     PIPER_ASSIGN(Graph graph, shard());
     if (!making.is_oracle()) {
-      PIPER_ASSIGN(graph, shard_axes(std::move(graph), making));
+      PIPER_ASSIGN(graph, shard_axes(std::move(graph), cut, making));
     }
     return round_once(std::move(graph));
   };
@@ -389,7 +389,7 @@ Result<Compiled> compile(const CompileOptions& options) {
   compiled.notes = std::move(imported.notes);
   PIPER_ASSIGN(Graph graph, with_loss(std::move(imported.graph), strategy));
   PIPER_ASSIGN(graph, find_patterns(std::move(graph), steps, compiled));
-  PIPER_ASSIGN(const Cut cut, apply_split(strategy, graph.batch, compiled.explanations));
+  PIPER_ASSIGN(Cut cut, apply_split(strategy, graph.batch, compiled.explanations));
   const Variables variables = scope_of(strategy, cut);
   const auto annotate = [&] {
     return annotated(std::move(graph), strategy, variables, compiled.explanations);
@@ -408,6 +408,8 @@ Result<Compiled> compile(const CompileOptions& options) {
   PIPER_ASSIGN(step.graph, accumulate_in_halves(std::move(step.graph), strategy.precisions));
   for (const std::string& name : step.without_gradient)
     compiled.notes.push_back({name, "gets no gradient and is not trained"});
+
+  PIPER_ASSIGN(cut, couple_replicas(step.graph, strategy, std::move(cut), compiled.explanations));
 
   Summing summing;
   const auto plans_of = [&](Target target) {

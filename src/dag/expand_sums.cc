@@ -12,7 +12,11 @@ std::vector<int32_t> Expander::chunks_of_nodes(bool early) const {
     if ((dag_.chunks[c].pass == 'P') == early)
       for (size_t k = 0; k < classes; ++k)
         if (runs_for(dag_.chunks[c], k))
-          for (NodeId node : dag_.chunks[c].nodes) chunks[slot(node, k)] = static_cast<int32_t>(c);
+          for (NodeId node : dag_.chunks[c].nodes) {
+            int32_t& known = chunks[slot(node, k)];
+            if (known < 0 || dag_.chunks[c].level <= dag_.chunks[static_cast<size_t>(known)].level)
+              known = static_cast<int32_t>(c);
+          }
   return chunks;
 }
 

@@ -74,6 +74,7 @@ PIPER_FIELDS(Chunk) {
   v("tags", &Chunk::tags);
   v("groups", &Chunk::groups);
   v("variants", &Chunk::variants);
+  v("level", &Chunk::level);
   v("nodes", &Chunk::nodes);
   v("reads", &Chunk::reads);
   v("writes", &Chunk::writes);

@@ -25,8 +25,11 @@ void mark(const Dag& dag, int32_t variant, ValueId value, std::vector<bool>& mar
   }
 }
 
-// StepSums that some microbatch needs: they are finished before the first one.
-std::vector<bool> early_sums(const Graph& graph) {
+constexpr int32_t kLate = -1;
+
+// By node, of StepSums that some microbatch needs and that are finished before the first one: how
+// many of these stand one behind the other before it, as a mean does before the deviation from it.
+std::vector<int32_t> levels_of_sums(const Graph& graph) {
   std::vector<bool> early(graph.nodes.size());
   for (const Node& node : graph.nodes) {
     if (node.pass == Pass::kU) continue;
@@ -36,7 +39,15 @@ std::vector<bool> early_sums(const Graph& graph) {
       if (is_step_sum(graph.node(producer)) && !is_step_sum(node)) early[producer.index()] = true;
     }
   }
-  return early;
+  std::vector<int32_t> levels(graph.nodes.size(), kLate), behind(graph.values.size());
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    int32_t deepest = 0;
+    for (ValueId input : graph.nodes[i].inputs)
+      if (input.valid()) deepest = std::max(deepest, behind[input.index()]);
+    if (early[i]) levels[i] = deepest;
+    for (ValueId output : graph.nodes[i].outputs) behind[output.index()] = deepest + early[i];
+  }
+  return levels;
 }
 
 char pass_of(const Node& node, bool split_backward) {
@@ -58,12 +69,13 @@ std::string chunk_name(const Dag& dag, const Chunk& chunk) {
                      : chunk.pass == 'W' ? "BW"
                      : chunk.pass == 'P' ? "count"
                                          : std::string(1, chunk.pass);
+  if (chunk.level > 0) name += fmt::format(" {}", chunk.level + 1);
   for (size_t t = 0; t < chunk.tags.size(); ++t)
     if (chunk.tags[t] != kNoTag) name += fmt::format(" {}={}", dag.region_tags[t], chunk.tags[t]);
   return name;
 }
 
-using Key = std::pair<char, std::vector<int32_t>>;
+using Key = std::tuple<char, int32_t, std::vector<int32_t>>;  // pass, level and tags
 
 bool runs_in(const Chunk& chunk, int32_t variant) {
   return chunk.variants.empty() ||
@@ -74,7 +86,7 @@ bool runs_in(const Chunk& chunk, int32_t variant) {
 // passes. In order of their first node.
 std::vector<Chunk> group_nodes(const Dag& dag, int32_t variant) {
   const Graph& graph = dag.graph;
-  const std::vector<bool> early = early_sums(graph);
+  const std::vector<int32_t> levels = levels_of_sums(graph);
   const auto tags_of = [&](NodeId id) {
     std::vector<int32_t> tags;
     for (const std::string& tag : dag.region_tags) {
@@ -88,29 +100,30 @@ std::vector<Chunk> group_nodes(const Dag& dag, int32_t variant) {
   const auto add = [&](size_t node, Key key) {
     const auto [known, is_new] = by_key.try_emplace(std::move(key), chunks.size());
     if (is_new) {
-      chunks.push_back({.pass = known->first.first, .tags = known->first.second});
+      const auto& [pass, level, tags] = known->first;
+      chunks.push_back({.pass = pass, .tags = tags, .level = level});
       chunks.back().name = chunk_name(dag, chunks.back());
     }
     chunks[known->second].nodes.emplace_back(node);
   };
   std::vector<bool> needed(graph.nodes.size());
-  std::map<std::vector<int32_t>, std::vector<bool>> needed_early;
+  std::map<std::pair<int32_t, std::vector<int32_t>>, std::vector<bool>> needed_early;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     if (!is_step_sum(graph.nodes[i])) continue;
     for (ValueId use : graph.nodes[i].inputs) {
-      if (!early[i]) {
+      if (levels[i] == kLate) {
         mark(dag, variant, use, needed);
       } else if (graph.value(use).kind == ValueKind::kNode) {
-        auto& marks = needed_early[tags_of(graph.value(use).producer)];
+        auto& marks = needed_early[{levels[i], tags_of(graph.value(use).producer)}];
         marks.resize(graph.nodes.size());
         mark(dag, variant, use, marks);
       }
     }
   }
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    for (const auto& [tags, marks] : needed_early)
-      if (marks[i]) add(i, {'P', tags});
-    if (needed[i]) add(i, {pass_of(graph.nodes[i], dag.split_backward), tags_of(NodeId(i))});
+    for (const auto& [of, marks] : needed_early)
+      if (marks[i]) add(i, {'P', of.first, of.second});
+    if (needed[i]) add(i, {pass_of(graph.nodes[i], dag.split_backward), 0, tags_of(NodeId(i))});
   }
   return chunks;
 }
@@ -182,7 +195,7 @@ void make_chunks(Dag& dag) {
     find_reads_and_writes(dag, v, chunks);
     for (Chunk& chunk : chunks) {
       const auto [at, is_new] =
-          known.try_emplace({{chunk.pass, chunk.tags},
+          known.try_emplace({{chunk.pass, chunk.level, chunk.tags},
                              {numbers(chunk.nodes), numbers(chunk.reads), numbers(chunk.writes)}},
                             dag.chunks.size());
       if (is_new) dag.chunks.push_back(std::move(chunk));
@@ -254,7 +267,11 @@ Status order_chunks(Dag& dag) {
   std::vector<int32_t> early_of(dag.graph.nodes.size(), -1);
   for (size_t c = 0; c < n; ++c)
     if (dag.chunks[c].pass == 'P')
-      for (NodeId node : dag.chunks[c].nodes) early_of[node.index()] = static_cast<int32_t>(c);
+      for (NodeId node : dag.chunks[c].nodes) {
+        int32_t& known = early_of[node.index()];
+        if (known < 0 || dag.chunks[c].level <= dag.chunks[static_cast<size_t>(known)].level)
+          known = static_cast<int32_t>(c);
+      }
   std::vector<std::vector<int32_t>> preds(n), succs(n);
   std::vector<int32_t> waiting(n);
   for (size_t c = 0; c < n; ++c) {
@@ -298,8 +315,26 @@ std::vector<int32_t> axes_of(const Graph& graph, const Node& sum) {
   return axes;
 }
 
-// The rounds of all replicas, the last one also over further axes. Gradients alone are rounded, or
-// added up in another order than that of ranks.
+// The rounds of all replicas, the last one also over further axes of which contributions are terms.
+// Coupled replicas have terms of some sums and the whole of others.
+std::vector<SumRound> rounds_of(const Dag& dag, const std::vector<SumRound>& of_replicas,
+                                std::vector<int32_t> terms) {
+  std::vector<SumRound> rounds;
+  for (SumRound round : of_replicas) {
+    std::erase_if(round.axes, [&](int32_t axis) {
+      return dag.mesh[static_cast<size_t>(axis)].is_coupled() &&
+             !std::binary_search(terms.begin(), terms.end(), axis);
+    });
+    for (int32_t axis : round.axes) std::erase(terms, axis);
+    if (round.size > 1 || !round.axes.empty()) rounds.push_back(std::move(round));
+  }
+  if (terms.empty()) return rounds;
+  if (rounds.empty()) rounds.emplace_back();
+  add_axes(rounds.back(), terms);
+  return rounds;
+}
+
+// Gradients alone are rounded, or added up in another order than that of ranks.
 void add_sums(Dag& dag, const std::vector<SumRound>& of_replicas) {
   std::set<ValueId> gradients;
   for (const Param& param : dag.graph.params) gradients.insert(param.gradient);
@@ -307,14 +342,10 @@ void add_sums(Dag& dag, const std::vector<SumRound>& of_replicas) {
     if (!is_step_sum(node)) continue;
     const ValueId value = node.outputs[0];
     const DType own = dag.graph.value(value).type.dtype;
-    std::vector<SumRound> rounds = of_replicas;
+    std::vector<SumRound> rounds = rounds_of(dag, of_replicas, axes_of(dag.graph, node));
     for (SumRound& round : rounds) {
       if (round.dtype == own || !gradients.contains(value)) round.dtype.reset();
       round.fast = round.fast && gradients.contains(value);
-    }
-    if (const std::vector<int32_t> axes = axes_of(dag.graph, node); !axes.empty()) {
-      if (rounds.empty()) rounds.emplace_back();
-      add_axes(rounds.back(), axes);
     }
     Sum& sum = dag.sums.emplace_back(value, node.inputs, dag.graph.value(value).name);
     for (SumRound& round : rounds) sum.rounds.push_back(round_of(dag, std::move(round)));

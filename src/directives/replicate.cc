@@ -144,6 +144,18 @@ Status check_persist(const Dag& dag, const Replicate& replicate) {
                              human_bytes(largest), human_bytes(replicate.persist_bytes)));
 }
 
+// Whether ranks of the axis have terms of a parameter's gradient. Coupled ones may have all of it.
+bool has_terms(const Dag& dag, const Param& param, int32_t axis) {
+  if (!dag.mesh[static_cast<size_t>(axis)].is_coupled()) return true;
+  const auto sum = std::find_if(dag.sums.begin(), dag.sums.end(),
+                                [&](const Sum& each) { return each.value == param.gradient; });
+  return sum == dag.sums.end() ||
+         std::any_of(sum->rounds.begin(), sum->rounds.end(), [&](int32_t round) {
+           const std::vector<int32_t>& axes = dag.rounds[static_cast<size_t>(round)].axes;
+           return std::binary_search(axes.begin(), axes.end(), axis);
+         });
+}
+
 // Which parameters, and where their parts travel. An axis of one rank cuts nothing.
 void cut_over(Dag& dag, const Replicate& replicate, int32_t axis) {
   Part like{.over = {axis}, .gather = static_cast<Gather>(replicate.gather)};
@@ -154,7 +166,7 @@ void cut_over(Dag& dag, const Replicate& replicate, int32_t axis) {
   std::vector<Param> cut;
   for (const Param& param : dag.graph.params)
     if (dag.graph.value(param.value).type.bytes() >= replicate.persist_bytes &&
-        (param.gradient.valid() || replicate.shard_parameters))
+        (param.gradient.valid() || replicate.shard_parameters) && has_terms(dag, param, axis))
       cut.push_back(param);
   cut_states(dag, cut, like);
   for (Sum& sum : dag.sums)
@@ -162,6 +174,22 @@ void cut_over(Dag& dag, const Replicate& replicate, int32_t axis) {
 }
 
 }  // namespace
+
+Result<Cut> couple_replicas(const Graph& step, const Strategy& strategy, Cut cut,
+                            Explanations& out) {
+  Status cuttable = check_batch(step, {cut.replicas, cut.microbatches, cut.at});
+  if (cuttable) return cut;
+  if (cut.microbatches > 1) return std::move(cuttable).error();
+  for (DagAxis& axis : cut.mesh) axis.sharded |= axis.replicated;
+  for (SumRound& round : cut.rounds) round.size = 1;  // of one graph
+  cut.replicas = 1;
+  out.push_back({strategy.replicates.front().at,
+                 "replicate",
+                 {"the ranks run one step together, each on its block of the samples, and exchange "
+                  "inside it what samples need of each other",
+                  "note: " + cuttable.error().message}});
+  return cut;
+}
 
 Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, Explanations& out) {
   for (const Replicate& replicate : replicates) {

@@ -70,12 +70,42 @@ class Seeds {
 
   Status find_input() {
     std::vector<std::string> all;
+    const int64_t extent = extent_of_many();
     for (ValueId id : graph_.inputs) {
-      all.push_back(graph_.value(id).name);
-      if (!is_any(shard_.input, all.back())) continue;
-      PIPER_TRY(add(id, fmt::format("input '{}'", quote_control(all.back()))));
+      if (id == graph_.sample) continue;  // no input of the model
+      const std::string& name = all.emplace_back(graph_.value(id).name);
+      if (!is_any(shard_.input, name)) continue;
+      if (!is_named(name) && extent > 0 && extent_at(id) != extent) continue;
+      PIPER_TRY(add(id, fmt::format("input '{}'", quote_control(name))));
     }
     return nothing("input", shard_.input, all);
+  }
+
+  bool is_named(const std::string& input) const {
+    return std::any_of(shard_.input.begin(), shard_.input.end(),
+                       [&](const Glob& glob) { return glob.pattern() == input; });
+  }
+  // Of the input's dim that is to be cut; 0: it has none.
+  int64_t extent_at(ValueId id) const {
+    const Shape& shape = graph_.value(id).type.shape;
+    const int64_t dim = *shard_.dim < 0 ? *shard_.dim + std::ssize(shape) : *shard_.dim;
+    return dim >= 0 && dim < std::ssize(shape) ? shape[static_cast<size_t>(dim)] : 0;
+  }
+  // A pattern means the inputs that have samples, or tokens, along the dim: as many as an input whose
+  // samples these are, or the first input of integers has there, or else the first that has the dim
+  // at all. 0: none has.
+  int64_t extent_of_many() const {
+    int64_t extent = 0;
+    bool told = false;
+    for (ValueId id : graph_.inputs) {
+      const Value& value = graph_.value(id);
+      if (!shard_.dim || id == graph_.sample || !is_any(shard_.input, value.name)) continue;
+      if (value.batch_dim >= 0 && value.batch_dim == *shard_.dim) return extent_at(id);
+      const bool tells = extent_at(id) > 1 && !info(value.type.dtype).is_float;
+      if (extent <= 1 || (tells && !told)) extent = extent_at(id);
+      told = told || tells;
+    }
+    return extent;
   }
 
   // What modules make that others read.
@@ -248,14 +278,24 @@ Status add_attention(const Graph& step, const ShardRule& shard, AxisCut& cut, Ex
   return ok_status();
 }
 
+// Coupled replicas: samples in blocks, all of what lives from step to step.
+void add_samples(const Graph& step, const SourceSpan& at, AxisCut& cut) {
+  for (ValueId input : step.inputs)
+    if (const int dim = step.value(input).batch_dim; dim >= 0) cut.seeds.push_back({input, dim, at});
+  for (const Param& param : step.params) cut.seeds.push_back({param.value, -1, at});
+}
+
 }  // namespace
 
 Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
-                                         Explanations& out) {
+                                         const Cut& of_batch, Explanations& out) {
   std::vector<AxisCut> cuts;
   for (size_t a = 0; a < strategy.mesh.size(); ++a) {
     const MeshAxis& axis = strategy.mesh[a];
     AxisCut cut{static_cast<int32_t>(a), axis.name, axis.size, {}};
+    for (const Replicate& replicate : strategy.replicates)
+      if (replicate.over == axis.name && of_batch.mesh[a].is_coupled())
+        add_samples(step, replicate.at, cut);
     for (const ShardRule& shard : strategy.shards) {
       if (shard.over != axis.name || !shard.sends.empty()) continue;
       if (!shard.attention.empty()) {

@@ -40,6 +40,7 @@ class Importer {
     bool condition;
   };
   const std::vector<Taken>& taken() const { return taken_; }
+  const std::vector<Note>& notes() const { return notes_; }
 
  private:
   void add_params();
@@ -67,6 +68,7 @@ class Importer {
   std::unordered_map<std::string_view, Val> values_;
   std::vector<std::pair<ValueId, std::string>> names_;  // what values shall be called
   std::vector<Taken> taken_;
+  std::vector<Note> notes_;  // on inputs
 };
 
 void Importer::add_params() {
@@ -269,7 +271,7 @@ void Importer::rename() {
 
 Status Importer::run(const ImportOptions& options) {
   PIPER_ASSIGN(const std::vector<size_t> order, node_order(model_));
-  PIPER_TRY(bind_inputs(model_, options, graph_));
+  PIPER_TRY(bind_inputs(model_, options, graph_, notes_));
   for (const ValueId id : graph_.inputs) {
     const Value& value = graph_.value(id);
     const auto input = std::find_if(model_.inputs.begin(), model_.inputs.end(),
@@ -334,7 +336,7 @@ Result<Survey> survey_model(OnnxModel model) {
     Survey::Input& known = out.inputs.emplace_back();
     known.name = input.name;
     known.dtype = input.dtype;
-    known.batch_dim = input.dims.empty() ? -1 : 0;
+    known.batch_dim = is_shared(model, input, 0) ? -1 : 0;
     for (size_t d = 0; d < input.dims.size(); ++d) {
       const OnnxDim& dim = input.dims[d];
       if (dim.value < 0 && !batch.empty() && dim.param == batch)
@@ -389,6 +391,7 @@ Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
   taken = importer.taken();
   PIPER_TRY(taken.empty() ? said_at_once(check_swallowed(model, recovery), done) : done);
   fill_reports(model, recovery, out);
+  out.notes.insert(out.notes.end(), importer.notes().begin(), importer.notes().end());
   for (const RecoveredParam& param : recovery.params)
     for (const std::string& alias : param.aliases)
       out.notes.push_back({alias, fmt::format("tied to {}", param.name)});

@@ -22,10 +22,11 @@ class InputShapes {
         batch_param_(shared_param(model)),
         batch_(options.batch) {}
   Status bind(Graph& graph);
+  std::vector<Note> notes() && { return std::move(notes_); }
 
  private:
   Status check_bindings() const;
-  Result<int> batch_dim(const OnnxInput& input, const InputBinding* binding) const;
+  Result<int> batch_dim(const OnnxInput& input, const InputBinding* binding);
   Status bind_batch(const OnnxInput& input, const OnnxDim& dim);
   Result<int64_t> bind_dim(const OnnxInput& input, size_t d, bool is_batch) const;
   SourceSpan at(const InputBinding* binding) const {
@@ -36,7 +37,34 @@ class InputShapes {
   const ImportOptions& options_;
   std::string batch_param_;
   int64_t batch_ = 0;
+  std::vector<Note> notes_;
 };
+
+// How many samples the inputs of a model without dynamic dims have: what the strategy says, if some
+// input has so many, or what most inputs have, of several the first. 0: the strategy says what none
+// has.
+int64_t samples_of(const OnnxModel& model, int64_t wanted) {
+  std::vector<std::pair<int64_t, int>> counts;
+  for (const OnnxInput& input : model.inputs) {
+    if (input.dims.empty() || input.dims[0].value < 0) continue;
+    const int64_t extent = input.dims[0].value;
+    const auto known = std::find_if(counts.begin(), counts.end(),
+                                    [&](const auto& each) { return each.first == extent; });
+    if (known == counts.end())
+      counts.emplace_back(extent, 1);
+    else
+      ++known->second;
+  }
+  if (wanted > 0)
+    return std::any_of(counts.begin(), counts.end(),
+                       [&](const auto& each) { return each.first == wanted; })
+               ? wanted
+               : 0;
+  const auto most = std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) {
+    return a.second < b.second;
+  });
+  return most == counts.end() ? 0 : most->first;
+}
 
 Status InputShapes::check_bindings() const {
   std::vector<std::string> names;
@@ -61,7 +89,7 @@ Status InputShapes::check_bindings() const {
   return ok_status();
 }
 
-Result<int> InputShapes::batch_dim(const OnnxInput& input, const InputBinding* binding) const {
+Result<int> InputShapes::batch_dim(const OnnxInput& input, const InputBinding* binding) {
   const int rank = static_cast<int>(input.dims.size());
   if (binding && binding->batch_dim) {
     if (*binding->batch_dim < -1 || *binding->batch_dim >= rank) {
@@ -74,7 +102,13 @@ Result<int> InputShapes::batch_dim(const OnnxInput& input, const InputBinding* b
     const OnnxDim& dim = input.dims[static_cast<size_t>(d)];
     if (dim.value < 0 && dim.param == batch_param_) return d;
   }
-  return rank > 0 ? 0 : -1;
+  if (rank == 0) return -1;
+  if (binding && binding->shape) return 0;
+  if (!is_shared(model_, input, options_.batch)) return 0;
+  notes_.push_back({input.name,
+                    "an input that all samples share, by its shape; 'batch_dim' under 'inputs' "
+                    "says otherwise"});
+  return -1;
 }
 
 Status InputShapes::bind_batch(const OnnxInput& input, const OnnxDim& dim) {
@@ -161,13 +195,17 @@ Status InputShapes::bind(Graph& graph) {
 
 }  // namespace
 
-// The dim_param that all inputs share, "" if there is none.
 std::string shared_param(const OnnxModel& model) {
-  if (model.inputs.empty()) return {};
-  for (const OnnxDim& dim : model.inputs[0].dims) {
+  const auto is_dynamic = [](const OnnxDim& dim) { return dim.value < 0; };
+  std::vector<const OnnxInput*> inputs;
+  for (const OnnxInput& input : model.inputs)
+    if (std::any_of(input.dims.begin(), input.dims.end(), is_dynamic) && input.dims[0].value != 1)
+      inputs.push_back(&input);
+  if (inputs.empty()) return {};
+  for (const OnnxDim& dim : inputs[0]->dims) {
     const bool everywhere =
-        std::all_of(model.inputs.begin(), model.inputs.end(), [&](const OnnxInput& input) {
-          return std::any_of(input.dims.begin(), input.dims.end(),
+        std::all_of(inputs.begin(), inputs.end(), [&](const OnnxInput* input) {
+          return std::any_of(input->dims.begin(), input->dims.end(),
                              [&](const OnnxDim& d) { return d.value < 0 && d.param == dim.param; });
         });
     if (dim.value < 0 && !dim.param.empty() && everywhere) return dim.param;
@@ -175,8 +213,20 @@ std::string shared_param(const OnnxModel& model) {
   return {};
 }
 
-Status bind_inputs(const OnnxModel& model, const ImportOptions& options, Graph& graph) {
-  return InputShapes(model, options).bind(graph);
+bool is_shared(const OnnxModel& model, const OnnxInput& input, int64_t batch) {
+  const int64_t extent = input.dims.empty() ? 0 : input.dims[0].value;
+  if (extent < 0) return false;
+  if (!shared_param(model).empty()) return extent != batch || extent == 1;
+  const int64_t samples = samples_of(model, batch);
+  return samples > 0 && extent != samples;
+}
+
+Status bind_inputs(const OnnxModel& model, const ImportOptions& options, Graph& graph,
+                   std::vector<Note>& notes) {
+  InputShapes shapes(model, options);
+  PIPER_TRY(shapes.bind(graph));
+  for (Note& note : std::move(shapes).notes()) notes.push_back(std::move(note));
+  return ok_status();
 }
 
 }  // namespace piper::onnx_import

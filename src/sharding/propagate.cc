@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "closing.h"
 #include "letters.h"
 #include "rewrite.h"
 
@@ -35,6 +36,7 @@ class Propagation {
         cut_(cut),
         shards_(cut.replicas * cut.microbatches),
         has_state_(find_state_ancestors(graph)),
+        closing_(find_closing(graph)),
         loops_(graph.nodes.size()) {}
 
   Result<Propagated> run() {
@@ -42,14 +44,20 @@ class Propagation {
       found_more_ = false;
       walk();
     } while (found_more_);
-    if (first_problem_) {
-      return std::move(*first_problem_)
-          .with_note("help: uncut, with one microbatch and one replica, the model trains as it is");
+    if (first_problem_ && cut_.microbatches > 1) {
+      first_problem_->notes.push_back(
+          fmt::format("the step is cut into {} microbatches: samples of one of them are not all "
+                      "samples, and none waits for the next",
+                      cut_.microbatches));
+      first_problem_->notes.push_back(
+          "help: with one microbatch (no 'split', or `into: 1`) the model trains as it is, on any "
+          "number of replicas: they exchange what samples need of each other");
     }
+    if (first_problem_) return *std::move(first_problem_);
     // Only where there is one shard: sums of one term.
     for (size_t i = 0; i < unknown_.size(); ++i)
       if (unknown_[i]) layouts_[i] = Layout{LayoutKind::kPartial};
-    return Propagated{std::move(layouts_), std::move(readings_)};
+    return Propagated{std::move(layouts_), std::move(readings_), std::move(late_)};
   }
 
  private:
@@ -66,6 +74,7 @@ class Propagation {
     layouts_.assign(graph_.values.size(), Layout{});
     unknown_.assign(graph_.values.size(), false);
     readings_.clear();
+    late_.assign(graph_.nodes.size(), false);
     first_problem_.reset();
     for (ValueId id : graph_.inputs) {
       int dim = graph_.value(id).batch_dim;
@@ -125,7 +134,11 @@ class Propagation {
       for (ValueId output : node.outputs) unknown_[output.index()] = true;
       return;
     }
-    if (is_step_sum(node)) return visit_step_sum(node);
+    if (std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) { return is_late(input); })) {
+      if (!is_step_sum(node) && node.pass == Pass::kF) close(id, node);
+      return;
+    }
+    if (is_step_sum(node)) return visit_step_sum(id, node);
     if (!is_touched(node)) return;
     const Loops* loops = loops_at(id);
     if (loops == nullptr) {
@@ -197,10 +210,8 @@ class Propagation {
     };
     switch (value.kind) {
       case ValueKind::kConstant:
-        if (!has_equal_blocks(id, layout)) {
-          return refuse(fmt::format("this constant differs between blocks of dim {}", layout.dim));
-        }
-        readings_[{use.id.value, static_cast<int32_t>(input)}].block = layout;
+        readings_[{use.id.value, static_cast<int32_t>(input)}] = {
+            .block = layout, .differs = !has_equal_blocks(id, layout)};
         return true;
       case ValueKind::kState:
         return refuse("it is a parameter or other state of the whole step");
@@ -260,6 +271,7 @@ class Propagation {
       if (!stays && !sum_input(use, static_cast<size_t>(input))) return false;
     }
     if (kept.empty()) return true;
+    share_others(use, kept);
     for (ValueId output : use.node.outputs) layouts_[output.index()] = Layout{LayoutKind::kPartial};
     return false;  // the outputs are decided
   }
@@ -285,14 +297,28 @@ class Propagation {
            is_zero(producer.inputs[0]);
   }
 
+  // A number that all shards have as a whole: it can be one's term of a sum over them.
+  bool is_shareable(ValueId id) const {
+    return layouts_[id.index()] == Layout{} && !required_.count(id.value) &&
+           graph_.value(id).type.dtype != DType::kBool;
+  }
+
   // The Partial inputs that may stay so: a set the op is linear in, its other inputs being zeros,
-  // while all others can be summed early. Most stay if there is a choice.
+  // while all others can be summed early. Most stay if there is a choice. Where some cannot be
+  // summed early, the set may have whole values, as terms.
   //   Div(sum of losses, label count): linear in 0 alone; the count, input 1, is summed before the
   //   microbatches run
   //   Where(condition, sum, 0): linear in 1 and 2
+  //   Add(sum of losses, penalty on weights)
   std::vector<int> linear_part(const Use& use, const std::vector<int>& partial) {
     const auto has = [](const std::vector<int>& list, int i) {
       return std::find(list.begin(), list.end(), i) != list.end();
+    };
+    const bool shares = std::any_of(partial.begin(), partial.end(), [&](int i) {
+      return has_state_[use.node.inputs[static_cast<size_t>(i)].index()];
+    });
+    const auto is_term = [&](ValueId id) {
+      return is_zero(id) || (shares && is_shareable(id));
     };
     auto needs_sum_of_state = [&](const std::vector<int>& kept) {
       return std::any_of(partial.begin(), partial.end(), [&](int i) {
@@ -305,11 +331,26 @@ class Propagation {
       for (int i : set)
         if (has(partial, i)) kept.push_back(i);
       const bool is_sum = std::all_of(set.begin(), set.end(), [&](int i) {
-        return has(kept, i) || is_zero(use.node.inputs[static_cast<size_t>(i)]);
+        return has(kept, i) || is_term(use.node.inputs[static_cast<size_t>(i)]);
       });
       if (is_sum && kept.size() > best.size() && !needs_sum_of_state(kept)) best = kept;
     }
     return best;
+  }
+
+  void share_others(const Use& use, const std::vector<int>& kept) {
+    for (const std::vector<int>& set : use.loops.rule.linear) {
+      if (!std::includes(set.begin(), set.end(), kept.begin(), kept.end())) continue;
+      for (int i : set)
+        if (const ValueId id = use.node.inputs[static_cast<size_t>(i)];
+            layouts_[id.index()].kind != LayoutKind::kPartial && !is_zero(id))
+          share(use.id, static_cast<size_t>(i));
+      return;
+    }
+  }
+
+  void share(NodeId reader, size_t input) {
+    readings_[{reader.value, static_cast<int32_t>(input)}].shared = true;
   }
 
   bool sum_input(const Use& use, size_t input) {
@@ -318,12 +359,40 @@ class Propagation {
       readings_[{use.id.value, static_cast<int32_t>(input)}].summed = true;
       return true;
     }
+    if (closing_[use.id.index()]) return close(use.id, use.node);
     Error error =
         fail(cut_.at, "the batch cannot be cut: {} needs the sum of {} over all its samples",
              place_of(use.node), name_of(id));
     error.notes.push_back(
         "only a value of inputs and constants alone can be summed before the microbatches run");
     return problem(use.node, std::move(error));
+  }
+
+  bool is_late(ValueId id) const {
+    return id.valid() && graph_.value(id).kind == ValueKind::kNode &&
+           late_[graph_.value(id).producer.index()];
+  }
+
+  // What only a state's next value needs runs behind the microbatches, on sums over them.
+  bool close(NodeId id, const Node& node) {
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const ValueId input = node.inputs[i];
+      if (!input.valid() || is_late(input)) continue;
+      Reading& reading = readings_[{id.value, static_cast<int32_t>(i)}];
+      const LayoutKind lies = layouts_[input.index()].kind;
+      if (lies == LayoutKind::kPartial) {
+        reading.summed = true;
+      } else if (lies != LayoutKind::kReplicated) {
+        return problem(node, fail(cut_.at, "the batch cannot be cut: {} couples its samples", place_of(node)));
+      } else if (graph_.value(input).kind == ValueKind::kNode &&
+                 !is_step_sum(graph_.node(graph_.value(input).producer))) {
+        if (!is_shareable(input))
+          return problem(node, fail(cut_.at, "not supported: {} reads {} behind the microbatches", place_of(node), name_of(input)));
+        reading = {.summed = true, .shared = true};
+      }
+    }
+    late_[id.index()] = true;
+    return false;  // the outputs are decided
   }
 
   void set_outputs(const Use& use) {
@@ -339,32 +408,37 @@ class Propagation {
     }
   }
 
-  void visit_step_sum(const Node& node) {
-    for (ValueId id : node.inputs) {
-      const Layout& layout = layouts_[id.index()];
+  void visit_step_sum(NodeId id, const Node& node) {
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const ValueId input = node.inputs[i];
+      const Layout& layout = layouts_[input.index()];
       if (layout.kind == LayoutKind::kPartial) continue;
-      std::string what = fmt::format("the sum '{}'", quote_control(node.name));
-      for (const Param& param : graph_.params) {
-        if (param.gradient == node.outputs[0]) {
-          what = fmt::format("the gradient of parameter '{}'", quote_control(param.name));
-        }
+      if (is_shareable(input)) {
+        share(id, i);
+        continue;
       }
-      if (graph_.loss == node.outputs[0]) what = "the loss";
-      problem(node, layout.kind == LayoutKind::kReplicated
-                        ? fail(cut_.at,
-                               "not supported: {} has a part that does not depend on the "
-                               "samples, {}",
-                               what, name_of(id))
-                        : fail(cut_.at, "not supported: {} has a part for each sample, {}", what,
-                               name_of(id)));
+      problem(node, fail(cut_.at, "not supported: {} has a part {}, {}", what_sums(node),
+                         layout.kind == LayoutKind::kReplicated
+                             ? "that does not depend on the samples"
+                             : "for each sample",
+                         name_of(input)));
       return;
     }
+  }
+
+  std::string what_sums(const Node& node) const {
+    for (const Param& param : graph_.params)
+      if (param.gradient == node.outputs[0])
+        return fmt::format("the gradient of parameter '{}'", quote_control(param.name));
+    if (graph_.loss == node.outputs[0]) return "the loss";
+    return fmt::format("the sum '{}'", quote_control(node.name));
   }
 
   const Graph& graph_;
   const BatchCut& cut_;
   int64_t shards_;
   std::vector<bool> has_state_;                // by value: state is among its ancestors
+  std::vector<bool> closing_;                  // by node
   std::vector<std::unique_ptr<Loops>> loops_;  // by node: made when first needed
   std::map<int32_t, Layout> required_;         // by value: found by readers that need it cut
   std::map<std::tuple<int32_t, int, int64_t>, bool> equal_blocks_;
@@ -373,6 +447,7 @@ class Propagation {
   // Of one walk.
   std::vector<Layout> layouts_;
   std::vector<bool> unknown_;  // by value: behind a problem
+  std::vector<bool> late_;     // by node: it runs behind the microbatches
   std::map<std::pair<int32_t, int32_t>, Reading> readings_;
   std::optional<Error> first_problem_;
   bool found_more_ = false;

@@ -16,13 +16,16 @@ namespace piper {
 // What a node reads in place of the value itself.
 struct Reading {
   bool summed = false;          // the StepSum of a Partial value
+  bool shared = false;          // a term of a value that all shards have: one has it, others zeros
   std::optional<Layout> block;  // a block of a constant
+  bool differs = false;         // of which not all are the same
 };
 
 struct Propagated {
   std::vector<Layout> layouts;  // by value
   // By node and input, where a node does not read the value itself.
   std::map<std::pair<int32_t, int32_t>, Reading> readings;
+  std::vector<bool> late;  // by node: it runs behind the microbatches, once
 };
 
 // The error names the first op, in node order, that the cut does not get past. One shard cannot

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "closing.h"
 #include "propagate.h"
 #include "rewrite.h"
 
@@ -14,15 +15,15 @@ Shape local_shape(Shape shape, const Layout& layout, int64_t shards) {
   return shape;
 }
 
-// The first shard's part of a constant.
-Bytes first_block(const Value& value, const Layout& layout, int64_t shards) {
+// A shard's part of a constant.
+Bytes block_of(const Value& value, const Layout& layout, int64_t shards, int64_t shard) {
   const int64_t outer = stretches_of(value.type.shape, layout.dim, layout.outer);
   size_t stride = value.data.size / static_cast<size_t>(std::max<int64_t>(outer, 1));
   size_t block = stride / static_cast<size_t>(shards);
   const Bytes data = value.data.made();
   std::string bytes;
   for (size_t o = 0; block > 0 && o < static_cast<size_t>(outer); ++o) {
-    bytes += as_text(data.span().subspan(o * stride, block));
+    bytes += as_text(data.span().subspan(o * stride + static_cast<size_t>(shard) * block, block));
   }
   return Bytes::copy_of(bytes.data(), bytes.size());
 }
@@ -33,17 +34,20 @@ class Rewrite {
       : graph_(std::move(graph)), found_(found), shards_(shards) {}
 
   Graph run() {
+    for (size_t n = 0; n < graph_.nodes.size(); ++n)
+      if (found_.late[n]) graph_.nodes[n].pass = Pass::kU;
     if (shards_ > 1) {
       localise_attrs();
       localise_values();
       cut_constants();
+      share_terms();
       place_draws();
     } else {
       for (size_t i = 0; i < graph_.values.size(); ++i) {
         graph_.values[i].layout = found_.layouts[i];
       }
     }
-    insert_sums();
+    insert_nodes();
     graph_.shards = shards_;
     check_types(graph_, "microbatches and replicas");
     return std::move(graph_);
@@ -66,18 +70,107 @@ class Rewrite {
     }
   }
 
-  // A node that reads a constant sample by sample gets a constant of one block.
+  ValueId& input_at(const std::pair<int32_t, int32_t>& where) {
+    return graph_.nodes[static_cast<size_t>(where.first)]
+        .inputs[static_cast<size_t>(where.second)];
+  }
+
+  // What a node reads in place of a value, made in front of it beside `near`.
+  template <class Make>
+  ValueId make_before(int32_t reader, const Node& near, const Make& make) {
+    const auto count = static_cast<std::ptrdiff_t>(graph_.nodes.size());
+    Builder build(graph_);
+    build.scope = near.scope, build.tags = near.tags, build.pass = near.pass;
+    build.name_prefix = near.name + "/";
+    const ValueId made = make(build);
+    auto& before = before_[reader];
+    std::move(graph_.nodes.begin() + count, graph_.nodes.end(), std::back_inserter(before));
+    graph_.nodes.erase(graph_.nodes.begin() + count, graph_.nodes.end());
+    return made;
+  }
+
+  // A node that reads a constant sample by sample gets a constant of one block, where all blocks
+  // are the same, or else the block that its samples have.
   void cut_constants() {
-    std::map<std::tuple<int32_t, int, int64_t>, ValueId> blocks;
+    using Region = std::pair<Pass, std::vector<int32_t>>;
+    std::map<std::tuple<int32_t, int, int64_t, Region>, ValueId> blocks;
     for (const auto& [where, reading] : found_.readings) {
       if (!reading.block) continue;
-      ValueId& input =
-          graph_.nodes[static_cast<size_t>(where.first)].inputs[static_cast<size_t>(where.second)];
-      auto [block, fresh] =
-          blocks.try_emplace({input.value, reading.block->dim, reading.block->outer});
-      if (fresh) block->second = add_block(input, *reading.block);
-      input = block->second;
+      const Layout& layout = *reading.block;
+      const Node near = graph_.nodes[static_cast<size_t>(where.first)];
+      Region region;
+      if (reading.differs) region = {near.pass, near.tags};
+      auto [block, fresh] = blocks.try_emplace(
+          {input_at(where).value, layout.dim, layout.outer, std::move(region)});
+      const ValueId whole = input_at(where);
+      if (fresh && reading.differs) {
+        block->second = make_before(
+            where.first, near, [&](Builder& build) { return own_block(build, whole, layout); });
+        graph_.value(block->second).layout = layout;
+      } else if (fresh) {
+        block->second = add_block(whole, layout);
+      }
+      input_at(where) = block->second;
     }
+  }
+
+  ValueId first_number(Builder& build) {
+    return build.op1("Slice", {sample_numbers()},
+                     {{"starts", std::vector<int64_t>{0}},
+                      {"ends", std::vector<int64_t>{1}},
+                      {"steps", std::vector<int64_t>{1}}});
+  }
+
+  // All blocks, one after the other, and of these the one that the number of the first sample says.
+  ValueId own_block(Builder& build, ValueId id, const Layout& layout) {
+    const Value whole = graph_.value(id);
+    const Shape own = local_shape(whole.type.shape, layout, shards_);
+    Shape all = own;
+    all.insert(all.begin(), shards_);
+    std::string bytes;
+    for (int64_t s = 0; s < shards_; ++s)
+      bytes += as_text(block_of(whole, layout, shards_, s).span());
+    const ValueId blocks = graph_.add_constant(whole.name + "/blocks", {whole.type.dtype, all},
+                                               Bytes::copy_of(bytes.data(), bytes.size()));
+    ValueId number = first_number(build);
+    const int64_t samples = graph_.batch / shards_;
+    if (samples > 1) {
+      const Bytes count = Bytes::copy_of(reinterpret_cast<const char*>(&samples), sizeof samples);
+      number = build.div(number, build.constant({DType::kI64, {1}}, count));
+    }
+    return build.reshape(build.op1("Gather", {blocks, number}, {{"axis", int64_t{0}}}), own);
+  }
+
+  // Of a value that all shards have, beside terms of a sum over them: the shard of the batch's first
+  // samples has it as its term, the others have zeros.
+  void share_terms() {
+    std::map<std::pair<Pass, std::vector<int32_t>>, ValueId> are_first;  // by region
+    for (const auto& [where, reading] : found_.readings) {
+      if (!reading.shared) continue;
+      const ValueId whole = input_at(where);
+      const Node near = maker_near(graph_.nodes[static_cast<size_t>(where.first)], whole);
+      ValueId& is_first = are_first[{near.pass, near.tags}];
+      const ValueId term = make_before(where.first, near, [&](Builder& build) {
+        if (!is_first.valid()) {
+          const ValueId number = build.reshape(first_number(build), {});
+          is_first = build.op1("Equal", {number, build.scalar(0, DType::kI64)});
+        }
+        const ValueId zero = build.scalar(0, build.type(whole).dtype);
+        return build.op1("Where", {is_first, whole, zero});
+      });
+      graph_.value(term).layout = Layout{LayoutKind::kPartial};
+      input_at(where) = term;
+    }
+  }
+
+  // Where terms for it are made: what sums over the step makes none.
+  Node maker_near(const Node& reader, ValueId whole) const {
+    if (!is_step_sum(reader) && reader.pass != Pass::kU) return reader;
+    for (ValueId id : {whole, reader.inputs.front(), reader.inputs.back()})
+      if (graph_.value(id).kind == ValueKind::kNode) return graph_.node(graph_.value(id).producer);
+    Node near = reader;
+    near.pass = graph_.loss == reader.outputs[0] ? Pass::kF : Pass::kBW;
+    return near;
   }
 
   // A node that draws random numbers for some samples is told which (ops/random.cc).
@@ -109,30 +202,30 @@ class Rewrite {
     const Value& whole = graph_.value(id);
     TensorType type{whole.type.dtype, local_shape(whole.type.shape, layout, shards_)};
     ValueId block =
-        graph_.add_constant(whole.name + "/block", type, first_block(whole, layout, shards_));
+        graph_.add_constant(whole.name + "/block", type, block_of(whole, layout, shards_, 0));
     graph_.value(block).layout = layout;
     return block;
   }
 
-  // One StepSum for each Partial value that some node needs whole, right behind its producer; of
-  // 16-bit floats in f32.
-  void insert_sums() {
+  // What nodes read in place of values stands in front of them. One StepSum for each Partial value
+  // that some node needs whole, right behind its producer; of 16-bit floats in f32.
+  void insert_nodes() {
     std::map<int32_t, std::vector<ValueId>> sums;  // by Partial value: what leads to its sum
     for (const auto& [where, reading] : found_.readings) {
       if (!reading.summed) continue;
-      ValueId& input =
-          graph_.nodes[static_cast<size_t>(where.first)].inputs[static_cast<size_t>(where.second)];
+      ValueId& input = input_at(where);
       auto [sum, fresh] = sums.try_emplace(input.value);
       if (fresh) sum->second = add_sum_values(input);
       input = sum->second.back();
     }
-    if (sums.empty()) return;
+    if (sums.empty() && before_.empty()) return;
     std::vector<Node> nodes;
-    nodes.reserve(graph_.nodes.size() + 3 * sums.size());
-    for (Node& node : graph_.nodes) {
+    nodes.reserve(graph_.nodes.size() + 3 * sums.size() + 4 * before_.size());
+    std::vector<bool> late;
+    const auto put = [&](Node node, bool is_late) {
       append(graph_, nodes, std::move(node));
-      std::vector<ValueId> outputs = nodes.back().outputs;
-      size_t producer = nodes.size() - 1;
+      const size_t producer = nodes.size() - 1;
+      const std::vector<ValueId> outputs = nodes.back().outputs;
       for (ValueId output : outputs) {
         auto sum = sums.find(output.value);
         if (sum == sums.end()) continue;
@@ -142,8 +235,16 @@ class Rewrite {
           from = to;
         }
       }
+      late.resize(nodes.size());
+      late[producer] = is_late;
+    };
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (const auto before = before_.find(static_cast<int32_t>(n)); before != before_.end())
+        for (Node& node : before->second) put(std::move(node), false);
+      put(std::move(graph_.nodes[n]), found_.late[n]);
     }
     graph_.nodes = std::move(nodes);
+    close_step(graph_, late);
   }
 
   std::vector<ValueId> add_sum_values(ValueId partial) {
@@ -176,9 +277,15 @@ class Rewrite {
   Graph graph_;
   const Propagated& found_;
   int64_t shards_;
+  std::map<int32_t, std::vector<Node>> before_;  // by reader
 };
 
 }  // namespace
+
+Status check_batch(const Graph& graph, const BatchCut& cut) {
+  PIPER_ASSIGN(const Propagated found, propagate(graph, cut));
+  return ok_status();
+}
 
 Result<Graph> shard_batch(Graph graph, const BatchCut& cut) {
   PIPER_CHECK(graph.batch % (cut.replicas * cut.microbatches) == 0, "{} samples are not cut evenly",

@@ -131,12 +131,23 @@ Status read_shape(const Field&, const yaml::Entry& entry, const Reading& reading
   }
   return ok_status();
 }
+constexpr Word kNoDim[] = {{"none"}};
+
 Status read_batch_dim(const Field& field, const yaml::Entry& entry, const Reading& reading,
                       InputBinding& input) {
+  PIPER_ASSIGN(const yaml::Node dim, with_texts(entry.value, reading.scope));
+  if (dim.text == "none") {
+    input.batch_dim = -1;
+    return ok_status();
+  }
   Field of_rank = field;
   const int64_t rank = input.shape ? static_cast<int64_t>(input.shape->size()) : 16;
   of_rank.form.integers = {0, std::max<int64_t>(rank - 1, 0)};
-  return read_value(of_rank, entry.value, reading, input.batch_dim);
+  return read_value(of_rank, dim, reading, input.batch_dim);
+}
+std::string print_batch_dim(const Field& field, const InputBinding& input) {
+  if (!input.batch_dim) return "";
+  return *input.batch_dim < 0 ? "none" : print_value(field, *input.batch_dim);
 }
 
 constexpr Word kElementTypes[] = {word("f32", DType::kF32),   word("f64", DType::kF64),
@@ -147,8 +158,9 @@ constexpr Field kInput[] = {
     {"shape", kIntegers, kOptional, "The whole shape, batch included.",
      custom<read_shape, print_member<&InputBinding::shape>>},
     {"dtype", one_of(kElementTypes), kOptional, "Element type.", member<&InputBinding::dtype>},
-    {"batch_dim", kInteger, kOptional, "Which dim is the batch.",
-     custom<read_batch_dim, print_member<&InputBinding::batch_dim>>},
+    {"batch_dim", integer_or(kNoDim, {0, 63}), kOptional,
+     "Which dim is the batch; none: all samples share the input.",
+     custom<read_batch_dim, print_batch_dim>},
 };
 
 // ---- parameters ----

@@ -16,6 +16,8 @@ W = (rng.normal(size=(D, D)) * 0.5).astype(np.float32)
 BATCHES = [{"x": rng.normal(size=(BATCH, D)).astype(np.float32), "y": rng.normal(size=(BATCH, D)).astype(np.float32),
             "order": rng.permutation(BATCH).astype(np.int64)} for _ in range(STEPS)]
 
+ROWS = [np.linspace(-1, 1, D, dtype=np.float32)[None] * (k + 1) for k in range(STEPS)]
+
 
 def node(op, inputs, output, scope, **attrs):
     made = helper.make_node(op, inputs.split(), [output], name=f"/{scope}/{op}_{output}", **attrs)
@@ -24,6 +26,11 @@ def node(op, inputs, output, scope, **attrs):
 
 def constant(name, value):
     return numpy_helper.from_array(np.asarray(value), name)
+
+
+def numbers(name, value):
+    """No initializer, which would be a parameter."""
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
 
 
 def squares(of, to="loss"):
@@ -41,11 +48,24 @@ def entropy_sum(z, labels):
     return -np.log(softmax(z, 1)[np.arange(BATCH), labels]).sum()
 
 
+def learned_weight(w, mse):
+    return np.exp(-w[0, 0]) * mse + w[0, 0]
+
+
+SIGNS = np.array([1, -1, 2, -2, 3, -3, 4, -4], np.float32)
 MASK = np.array([True, False, False, True])
 CLASSES = constant("classes", np.int64(D))
 PLACES = [constant("places", np.int64(1)), constant("zero", np.float32(0))]
 H = [node("MatMul", "x w", "h", "fc")]
 BATCH_AXIS = constant("batch_axis", np.array([0], np.int64))
+STANDARD = [node("ReduceMean", "x batch_axis", "mean", "inputs"), node("Sub", "x mean", "c", "inputs"), node("Mul", "c c", "c2", "inputs"),
+            node("ReduceMean", "c2 batch_axis", "var", "inputs"), node("Sqrt", "var", "std", "inputs"), node("Div", "c std", "z", "inputs")]
+
+
+def standard(x):
+    return (x - x.mean(0)) / x.std(0)
+
+
 MODELS = {
     # Every sample against every other, as in contrastive learning.
     "contrastive": ([*H, node("MatMul", "y w", "g", "fc"), node("Transpose", "g", "gt", "contrast", perm=[1, 0]),
@@ -125,12 +145,46 @@ MODELS = {
                      node("Mul", "shifted chosen", "z", "bias"), *squares("z")],
                     [*PLACES, BATCH_AXIS, constant("mask", MASK), constant("one", np.float32(1))],
                     lambda w, x, y, order: (((x @ w + np.where(MASK, w[1] ** 2, 1)) * np.where(MASK, (x @ w).mean(0), 1) - y) ** 2).mean()),
+    # What does not depend on the samples, beside a mean over them: it counts once.
+    "penalty": ([*H, *squares("h", "mse"), node("ReduceSumSquare", "w", "l2", "penalty", keepdims=0), node("Mul", "l2 tenth", "small", "penalty"),
+                 node("Add", "mse small", "loss", "loss")], [constant("tenth", np.float32(0.1))],
+                lambda w, x, y, order: ((x @ w - y) ** 2).mean() + np.float32(0.1) * (w**2).sum()),
+    "no_penalty": ([*H, *squares("h", "mse"), node("ReduceSum", "w", "all", "penalty", keepdims=0), node("Mul", "all nothing", "none", "penalty"),
+                    node("Add", "mse none", "loss", "loss")], [constant("nothing", np.float32(0))],
+                   lambda w, x, y, order: ((x @ w - y) ** 2).mean()),
+    "one_minus": ([*H, *squares("h", "mse"), node("Sub", "one mse", "rest", "loss"), node("Mul", "rest minus", "scaled", "loss"),
+                   node("Add", "scaled one", "loss", "loss")], [constant("one", np.float32(1)), constant("minus", np.float32(-2))],
+                  lambda w, x, y, order: -2 * (1 - ((x @ w - y) ** 2).mean()) + 1),
+    # A task's learned weight (Kendall et al., 2018).
+    "learned_weight": ([*H, *squares("h", "mse"), node("Slice", "w from to", "corner", "weight"), node("ReduceSum", "corner", "s", "weight", keepdims=0),
+                        node("Neg", "s", "minus", "weight"), node("Exp", "minus", "scale", "weight"), node("Mul", "scale mse", "scaled", "loss"),
+                        node("Add", "scaled s", "loss", "loss")],
+                       [constant("from", np.array([0, 0], np.int64)), constant("to", np.array([1, 1], np.int64))],
+                       lambda w, x, y, order: learned_weight(w, ((x @ w - y) ** 2).mean())),
+    # Statistics of the inputs that need others: a deviation from a mean, and what is divided by it.
+    "standardised": ([*STANDARD, node("MatMul", "z w", "h", "fc"), *squares("h")], [BATCH_AXIS],
+                     lambda w, x, y, order: (((x - x.mean(0)) / x.std(0) @ w - y) ** 2).mean()),
+    "standardised_twice": ([*STANDARD, node("Mul", "z z", "z2", "inputs"), node("Mul", "z2 z2", "z4", "inputs"),
+                            node("ReduceMean", "z4 batch_axis", "kurtosis", "inputs"), node("Div", "z kurtosis", "u", "inputs"),
+                            node("MatMul", "u w", "h", "fc"), *squares("h")], [BATCH_AXIS],
+                           lambda w, x, y, order: (standard(x) / (standard(x) ** 4).mean(0) @ w - y).__pow__(2).mean()),
+    # By each sample's place in the batch, which the exporter made a constant.
+    "by_place": ([*H, numbers("signs", SIGNS[:, None]), node("Mul", "h signs", "z", "place"), *squares("z")], [],
+                 lambda w, x, y, order: ((x @ w * SIGNS[:, None] - y) ** 2).mean()),
+    "flat_places": ([*H, numbers("places", np.arange(BATCH * D).astype(np.float32) / 16), node("Reshape", "h flat", "f", "place"), node("Mul", "f places", "g", "place"), node("Reshape", "g back", "z", "place"),
+                     *squares("z")],
+                    [constant("flat", np.array([BATCH * D], np.int64)), constant("back", np.array([BATCH, D], np.int64))],
+                    lambda w, x, y, order: ((x @ w * (np.arange(BATCH * D) / 16).reshape(BATCH, D) - y) ** 2).mean()),
+    # An input that all samples share.
+    "shared_offset": ([*H, node("Add", "h offset", "z", "shift"), *squares("z")], [],
+                   lambda w, x, y, order, offset: ((x @ w + offset - y) ** 2).mean()),
 }
+STATIC = ("by_place", "flat_places")  # whose batch is exported as a number
 
 
-def descend(loss):
+def descend(loss, batches):
     w, losses = W.astype(np.float64), []
-    for batch in BATCHES:
+    for batch in batches:
         feeds = {k: v.astype(np.float64) if v.dtype == np.float32 else v for k, v in batch.items()}
         losses.append(float(loss(w, **feeds)))
         gradient = np.zeros_like(w)
@@ -145,19 +199,23 @@ def descend(loss):
 def main():
     OUT.mkdir(exist_ok=True)
     reference = {"rate": RATE, "batches": [{k: [float(e) for e in v.ravel()] for k, v in b.items()} for b in BATCHES], "models": {}}
+    rows = [{**b, "offset": row} for b, row in zip(BATCHES, ROWS)]
     infos = {"x": helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", D]),
              "y": helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", D]),
-             "order": helper.make_tensor_value_info("order", TensorProto.INT64, ["batch"])}
+             "order": helper.make_tensor_value_info("order", TensorProto.INT64, ["batch"]),
+             "offset": helper.make_tensor_value_info("offset", TensorProto.FLOAT, [1, D])}
+    reference["rows"] = [[float(e) for e in row.ravel()] for row in ROWS]
+    static = {k: helper.make_tensor_value_info(k, TensorProto.FLOAT, [BATCH, D]) for k in ("x", "y")}
     for name, (nodes, constants, loss) in MODELS.items():
         used = {i for n in nodes for i in n.input}
-        graph = helper.make_graph(nodes, name, [v for k, v in infos.items() if k in used],
+        graph = helper.make_graph(nodes, name, [v for k, v in (static if name in STATIC else infos).items() if k in used],
                                   [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])], [constant("fc.weight", W), *constants])
         for n in graph.node:
             for i, value in enumerate(n.input):
                 n.input[i] = "fc.weight" if value == "w" else value
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
         save(model, OUT / f"{name}.onnx")
-        reference["models"][name] = descend(loss)
+        reference["models"][name] = descend(loss, rows if "offset" in used else BATCHES)
     (OUT / "reference.json").write_text(json.dumps(reference, indent=1) + "\n")
 
 

@@ -50,6 +50,22 @@ Result<Trained> run(const PlanSet& set, const std::string& model, int64_t steps 
 
 class BatchNorm : public ::testing::TestWithParam<const char*> {};
 
+void expect_as_in_pytorch(const Trained& trained, const std::map<std::string, NamedTensor>& want,
+                          const std::string& what) {
+  const auto* losses = reinterpret_cast<const float*>(want.at("losses").data.data);
+  for (size_t k = 0; k < 5; ++k)
+    EXPECT_NEAR(trained.losses[k], losses[k], 2e-5) << what << " step " << k;
+  size_t compared = 0;
+  for (const auto& [name, tensor] : want) {
+    if (!name.starts_with("after/")) continue;
+    const auto got = trained.parameters.find(name.substr(6));
+    ASSERT_NE(got, trained.parameters.end()) << what << " lacks " << name;
+    EXPECT_LT(tensor_error(got->second, tensor), 2e-5) << what << " " << name;
+    ++compared;
+  }
+  EXPECT_EQ(compared, trained.parameters.size()) << what;
+}
+
 TEST_P(BatchNorm, TrainsAsInPyTorch) {
   const std::string model = GetParam();
   const auto want = reference_of(model);
@@ -61,20 +77,23 @@ TEST_P(BatchNorm, TrainsAsInPyTorch) {
     ASSERT_TRUE(compiled) << what << print_error(compiled.error());
     const auto trained = run(compiled->set, model);
     ASSERT_TRUE(trained) << what << print_error(trained.error());
-    const auto* losses = reinterpret_cast<const float*>(want.at("losses").data.data);
-    for (size_t k = 0; k < 5; ++k)
-      EXPECT_NEAR(trained->losses[k], losses[k], 2e-5) << what << " step " << k;
-    size_t compared = 0;
-    for (const auto& [name, tensor] : want) {
-      if (!name.starts_with("after/")) continue;
-      const auto got = trained->parameters.find(name.substr(6));
-      ASSERT_NE(got, trained->parameters.end()) << what << " lacks " << name;
-      EXPECT_LT(tensor_error(got->second, tensor), 2e-5) << what << " " << name;
-      ++compared;
-    }
-    EXPECT_EQ(compared, trained->parameters.size()) << what;
+    expect_as_in_pytorch(*trained, want, what);
     if (!first) first = *trained;
     expect_equal_bits(*trained, *first, what);
+  }
+}
+
+// The statistics are those of all samples, whose replicas exchange sums (SyncBatchNorm).
+TEST_P(BatchNorm, TrainsOnReplicas) {
+  const std::string model = GetParam();
+  const bool has_layers = model != "centred" && model != "codes";
+  for (const Shape2& shape : {Shape2{1, 2, 1}, Shape2{1, 4, 1}, Shape2{has_layers ? 2 : 1, 2, 1}}) {
+    const std::string what = fmt::format("{} on {} stages, {} replicas", model, shape.pp, shape.dp);
+    const auto compiled = compile_norms(model, shape);
+    ASSERT_TRUE(compiled) << what << print_error(compiled.error());
+    const auto trained = run(compiled->set, model);
+    ASSERT_TRUE(trained) << what << print_error(trained.error());
+    expect_as_in_pytorch(*trained, reference_of(model), what);
   }
 }
 
@@ -127,18 +146,26 @@ TEST(BatchNorm, TrainsInEveryPrecision) {
   }
 }
 
-TEST(BatchNorm, ACutIsRefused) {
-  const std::pair<const char*, const char*> refusals[] = {
-      {"residual", "the batch cannot be cut: op "},
-      {"centred", "the batch cannot be cut: op "},
-      {"codes", "the batch cannot be cut: op "},
-      {"spectral", "not supported: the sum "}};
-  for (const auto& [model, message] : refusals)
-    for (const auto& [dp, mb] : {std::pair<int64_t, int64_t>{1, 2}, {2, 1}}) {
-      const auto compiled = compile_norms(model, {1, dp, mb});
+TEST(BatchNorm, MicrobatchesAreRefused) {
+  for (const char* model : {"residual", "centred", "codes"})
+    for (const Shape2& shape : {Shape2{1, 1, 2}, Shape2{1, 2, 2}}) {
+      const auto compiled = compile_norms(model, shape);
       ASSERT_FALSE(compiled) << model;
-      EXPECT_TRUE(compiled.error().message.starts_with(message)) << compiled.error().message;
+      EXPECT_TRUE(compiled.error().message.starts_with("the batch cannot be cut: op "))
+          << compiled.error().message;
     }
+}
+
+// What a buffer becomes without the samples, each microbatch would make again: it counts once.
+TEST(BatchNorm, BuffersThatNeedNoSamplesTrainInMicrobatches) {
+  for (const Shape2& shape : {Shape2{1, 1, 2}, Shape2{1, 2, 2}, Shape2{2, 1, 8}}) {
+    const std::string what = fmt::format("{} stages, {} replicas", shape.pp, shape.dp);
+    const auto compiled = compile_norms("spectral", shape);
+    ASSERT_TRUE(compiled) << what << print_error(compiled.error());
+    const auto trained = run(compiled->set, "spectral");
+    ASSERT_TRUE(trained) << what << print_error(trained.error());
+    expect_as_in_pytorch(*trained, reference_of("spectral"), what);
+  }
 }
 
 // Without it the table would be that of the file in every step.

@@ -1,5 +1,6 @@
-// Losses that couple the samples of a batch, or look as if they did: uncut they train as central
-// differences in double say; cut, they do the same or are refused with the op that couples.
+// Losses that couple the samples of a batch, or look as if they did. Uncut they train as central
+// differences in double say, and so they do on replicas, which exchange what samples need of each
+// other; of microbatches each has some samples alone, and is refused with the op that couples.
 #include <nlohmann/json.hpp>
 
 #include "equivalence/jobs.h"
@@ -13,7 +14,7 @@ const std::string kFolder = PIPER_SOURCE_DIR "/tests/data/coupled/";
 
 struct Model {
   const char* name;
-  const char* refusal;  // of a cut; "" where every cut is exact
+  const char* refusal;  // of microbatches; "" where every cut is exact
 };
 const Model kModels[] = {
     {"batch_norm", "op Sub at norm needs the sum of 'mean' (f32[1,4]) over all its samples"},
@@ -24,14 +25,23 @@ const Model kModels[] = {
     {"shuffled", "op Gather at shuffle couples its samples"},
     {"softmax_over_batch", "op Softmax at head couples its samples"},
     {"squared_mean", "op Mul at aux needs the sum of 'mean' (f32[1,4]) over all its samples"},
-    {"ones_beside", "op Where at bias needs the sum of 'mean' (f32[4]) over all its samples"},
+    {"ones_beside", "op Mul at bias needs the sum of 'chosen' (f32[4]) over all its samples"},
+    {"by_place", ""},
     {"centred_inputs", ""},
     {"entropy_sum", ""},
+    {"flat_places", ""},
     {"inner", ""},
+    {"learned_weight", ""},
     {"losses", ""},
     {"masked_bias", ""},
-    {"plain_mean", ""},
+    {"no_penalty", ""},
+    {"one_minus", ""},
     {"pairs", ""},
+    {"penalty", ""},
+    {"plain_mean", ""},
+    {"shared_offset", ""},
+    {"standardised", ""},
+    {"standardised_twice", ""},
     {"weight_norm", ""},
     {"zeros_beside", ""},
 };
@@ -68,19 +78,26 @@ void expect_reference(const PlanSet& set, const std::string& batches, const nloh
   for (size_t i = 0; i < 16; ++i) EXPECT_NEAR(w[i], want["w"][i].get<double>(), 1e-6) << what;
 }
 
+nlohmann::json batches_of(const nlohmann::json& json, const std::string& model) {
+  nlohmann::json batches = json["batches"];
+  for (size_t k = 0; model == "shared_offset" && k < batches.size(); ++k)
+    batches[k]["offset"] = json["rows"][k];
+  return batches;
+}
+
 class Coupled : public ::testing::TestWithParam<Model> {};
 
 TEST_P(Coupled, TrainsRightOrIsRefused) {
   const Model& model = GetParam();
   const Folder folder;
   const auto json = reference();
-  const std::string batches = write_batches(folder, json["batches"]);
-  const std::pair<int64_t, int64_t> cuts[] = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 8}};
+  const std::string batches = write_batches(folder, batches_of(json, model.name));
+  const std::pair<int64_t, int64_t> cuts[] = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 8}, {8, 1}};
   for (const auto& [dp, mb] : cuts) {
     const std::string what = fmt::format("{} dp={} mb={}", model.name, dp, mb);
     const auto compiled = compile_cut(folder, model.name, dp, mb);
-    std::string refusal = dp * mb > 1 ? model.refusal : "";
-    if (std::string(model.name) == "pairs" && dp * mb == 8)
+    std::string refusal = mb > 1 ? model.refusal : "";
+    if (std::string(model.name) == "pairs" && mb == 8)
       refusal = "op Reshape at pairs splits 'h' (f32[8,4]) unevenly";
     if (refusal.empty()) {
       ASSERT_TRUE(compiled) << what << print_error(compiled.error());
@@ -88,20 +105,116 @@ TEST_P(Coupled, TrainsRightOrIsRefused) {
       continue;
     }
     ASSERT_FALSE(compiled) << what;
-    EXPECT_NE(compiled.error().message.find(refusal), std::string::npos)
-        << compiled.error().message;
-    EXPECT_EQ(compiled.error().message.find("the batch cannot be cut"), 0u)
-        << compiled.error().message;
-    EXPECT_EQ(compiled.error().notes.back(),
-              "help: uncut, with one microbatch and one replica, the model trains as it is");
-    // The place of the directive that asks for it: split, or else replicate.
-    const std::string& file = compiled.error().at.file;
-    EXPECT_TRUE(file.ends_with(mb > 1 ? "strategies/ddp.yaml" : "memory/ddp.yaml")) << file;
+    const Error& error = compiled.error();
+    EXPECT_NE(error.message.find(refusal), std::string::npos) << error.message;
+    EXPECT_EQ(error.message.find("the batch cannot be cut"), 0u) << error.message;
+    EXPECT_EQ(error.notes[error.notes.size() - 2],
+              fmt::format("the step is cut into {} microbatches: samples of one of them are not "
+                          "all samples, and none waits for the next",
+                          mb));
+    EXPECT_EQ(error.notes.back(),
+              "help: with one microbatch (no 'split', or `into: 1`) the model trains as it is, on "
+              "any number of replicas: they exchange what samples need of each other");
+    EXPECT_TRUE(error.at.file.ends_with("strategies/ddp.yaml")) << error.at.file;  // its split
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Coupled, ::testing::ValuesIn(kModels),
                          [](const auto& info) { return std::string(info.param.name); });
+
+// ---- Every way to have replicas -----------------------------------------------------------------
+
+struct Way {
+  const char* name;
+  const char* text;
+};
+const Way kWays[] = {
+    {"ddp", "include: [numerics/f64.yaml, memory/ddp.yaml]\nparams: {dp: 4}\n"},
+    {"zero1", "include: [numerics/f64.yaml, memory/zero1.yaml]\nparams: {dp: 2}\n"},
+    {"zero2", "include: [numerics/f64.yaml, memory/zero2.yaml]\nparams: {dp: 4, reduce: per_microbatch}\n"},
+    {"zero3", "include: [numerics/f64.yaml, memory/zero3.yaml]\nparams: {dp: 2}\n"},
+    {"hsdp", "include: [numerics/f64.yaml, memory/hsdp.yaml]\nparams: {nodes: 2, gpus: 2}\n"},
+    {"samples",
+     "include: [numerics/f64.yaml]\nmesh: {a: 2}\ndirectives:\n  - shard: {input: \"*\", dim: 0, over: a}\n"
+     "  - shard: {match: \"**\", dim: none, over: a}\n"},
+    {"widths",  // which the order of the samples has not
+     "include: [numerics/f64.yaml]\nmesh: {a: 2}\ndirectives:\n"
+     "  - shard: {input: \"*\", dim: 1, over: a}\n  - shard: {match: \"**\", dim: none, over: a}\n"},
+    {"both",
+     "include: [numerics/f64.yaml, memory/zero1.yaml]\nparams: {dp: 2}\nmesh: {dp: $dp, a: 2}\ndirectives:\n"
+     "  - shard: {input: \"*\", dim: 0, over: a}\n  - shard: {match: \"**\", dim: none, over: a}\n"},
+};
+
+const char* kOne = "include: [numerics/f64.yaml]\n";
+
+Result<Compiled> compile_way(const Folder& folder, const std::string& name, std::string text,
+                             int64_t batch = 8) {
+  for (const char* part : {"numerics/", "memory/"})
+    if (const size_t at = text.find(part); at != std::string::npos)
+      text.insert(at, PIPER_SOURCE_DIR "/strategies/");
+  CompileOptions options;
+  options.model = kFolder + name + ".onnx";
+  options.strategy = folder.write(
+      "way.yaml", fmt::format("piper: 1\n{}\ntrain: {{global_batch: {}, optimizer: {{adamw: {{lr: "
+                              "1e-2, weight_decay: 0.1}}}}, clip_norm: 0.5}}\n",
+                              text, batch));
+  options.oracles = false;
+  return compile(options);
+}
+
+class Replicas : public ::testing::TestWithParam<Way> {};
+
+TEST_P(Replicas, TrainAsOneDeviceDoes) {
+  const Folder folder;
+  const auto json = reference();
+  for (const Model& model : kModels) {
+    const std::string batches = write_batches(folder, batches_of(json, model.name));
+    const auto one = compile_way(folder, model.name, kOne);
+    ASSERT_TRUE(one) << print_error(one.error());
+    const auto cut = compile_way(folder, model.name, GetParam().text);
+    ASSERT_TRUE(cut) << model.name << print_error(cut.error());
+    const auto want = train_on(one->set, batches, 3), got = train_on(cut->set, batches, 3);
+    ASSERT_TRUE(want) << print_error(want.error());
+    ASSERT_TRUE(got) << model.name << print_error(got.error());
+    for (size_t k = 0; k < 3; ++k) {
+      EXPECT_NEAR(got->losses[k], want->losses[k], 1e-12 * std::max(1.0, want->losses[k]));
+      EXPECT_NEAR(got->norms[k], want->norms[k], 1e-12 * std::max(1.0, want->norms[k]));
+    }
+    EXPECT_LE(largest_difference(*got, *want), 1e-11) << model.name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, Replicas, ::testing::ValuesIn(kWays),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// The mean of the losses of two halves, each by itself, is what replicas would have that do not
+// exchange anything.
+TEST(Replicas, DifferFromLossesOfTheirOwnSamples) {
+  const Folder folder;
+  const auto json = reference();
+  for (const Model& model : kModels) {
+    if (*model.refusal == 0 || std::string(model.name) == "shuffled") continue;
+    const auto half = compile_way(folder, model.name, kOne, 4);
+    if (!half) continue;  // its numbers of samples are constants
+    double mean = 0;
+    for (size_t h = 0; h < 2; ++h) {
+      nlohmann::json part;
+      for (const auto& [name, values] : json["batches"][0].items()) {
+        const size_t each = values.size() / 2;
+        for (size_t i = 0; i < each; ++i) {
+          const double value = values[h * each + i].template get<double>();
+          part[name].push_back(name == "order" ? static_cast<double>(int64_t(value) % 4) : value);
+        }
+      }
+      const auto trained =
+          train_on(half->set, write_batches(folder, nlohmann::json::array({part}), 4), 1);
+      ASSERT_TRUE(trained) << print_error(trained.error());
+      mean += trained->losses[0] / 2;
+    }
+    const double want = json["models"][model.name]["losses"][0].get<double>();
+    EXPECT_GT(std::abs(mean - want), 1e-4 * want) << model.name;
+  }
+}
 
 }  // namespace
 }  // namespace piper

@@ -208,6 +208,7 @@ TEST_F(Draws, BlocksOverMeshAxesDrawTheSame) {
                {"{ep: 4}", split + samples, 1},
                {"{dp: 2, ep: 2}", split + samples + "  - replicate: {over: dp}\n", 1},
                {"{cp: 3}", zigzag, 1},
+               {"{cp: 3}", split + zigzag, 1},  // "*" is no number of samples
                {"{ep: 2, tp: 2}", weights + tokens + samples, 2},
                {"{tp: 2, ep: 2}", split + samples + weights + tokens, 2},
                {"{tp: 3}", split + zeros, 1},  // hidden dims and heads go on into zeros

@@ -105,8 +105,9 @@ std::string write_batches(const Folder& folder, const nlohmann::json& batches, i
       const auto reals = values.template get<std::vector<float>>();
       const std::vector<int64_t> indices(reals.begin(), reals.end());
       const auto each = static_cast<int64_t>(reals.size()) / samples;
-      const TensorType type =
-          is_index ? TensorType{DType::kI64, {samples}} : TensorType{DType::kF32, {samples, each}};
+      TensorType type{DType::kF32, {samples, each}};
+      if (is_index) type = {DType::kI64, {samples}};
+      if (each == 0) type.shape = {1, static_cast<int64_t>(reals.size())};  // all samples share it
       const void* data = reals.data();
       if (is_index) data = indices.data();
       tensors.push_back({fmt::format("batch/{}/{}", k, name), type,
