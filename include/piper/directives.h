@@ -74,14 +74,16 @@ struct Cut {
   SourceSpan at;                 // of the split, or else the replicate directive
 };
 Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& out);
-// Replicas of a differentiated graph whose ops need samples of each other: their axes then cut one graph as `shard` does,
-// samples in blocks and states whole, with collectives inside the step. Otherwise the cut as it is. Error: microbatches as
-// well, for each runs before the next one's samples are known.
-Result<Cut> couple_replicas(const Graph& step, const Strategy& strategy, Cut cut, Explanations& out);
+// Replicas of a differentiated graph whose ops need samples of each other: their axes then cut one
+// graph as `shard` does, samples in blocks and states whole, with collectives inside the step.
+// Otherwise the cut as it is. Error: microbatches as well, for each runs before the next one's
+// samples are there.
+Result<Cut> couple_replicas(const Graph& step, const Strategy& strategy, Cut cut,
+                            Explanations& out);
 
-// What `shard` directives and coupled replicas ask for: a cut for each axis that they name, in the order of the mesh.
-// Requires a graph whose batch is cut. Errors: nothing matches, a dim that the tensor has not, a
-// tensor that two directives cut over one axis.
+// What `shard` directives and coupled replicas ask for: a cut for each axis that they name, in the
+// order of the mesh. Requires a graph whose batch is cut. Errors: nothing matches, a dim that the
+// tensor has not, a tensor that two directives cut over one axis.
 Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
                                          const Cut& cut, Explanations& out);
 // What stages send one another in parts. Requires chunks that have their places. Error: nothing

@@ -18,16 +18,17 @@ struct BatchCut {
   SourceSpan at;  // the split or replicate directive, for errors
 };
 
-// Requires a differentiated graph at global shapes, of a batch that divides. Ensures: every value has its layout and its
-// local shape, every op is legal on local shapes (localise), and a Partial value meets only ops
-// linear in it and StepSums; where a non-linear op needs one, a StepSum stands between: legal if it
-// depends on inputs, constants and step-level values alone (the label count), else refused, naming
-// op and scope. Every gradient contribution is Partial. n = 1 returns the graph as it is, but with
-// the same StepSums (so that plans differ in cut alone).
+// Requires a differentiated graph at global shapes, of a batch that divides. Ensures: every value
+// has its layout and its local shape, every op is legal on local shapes (localise), and a Partial
+// value meets only ops linear in it and StepSums; where a non-linear op needs one, a StepSum stands
+// between: legal if it depends on inputs, constants and step-level values alone (the label count),
+// or if only what a state becomes needs it, which is then made in pass U; else refused, naming op
+// and scope. Every gradient contribution is Partial: what all shards have alike is that of the
+// first. n = 1 returns the graph as it is, but with the same StepSums (so that plans differ in cut
+// alone).
 Result<Graph> shard_batch(Graph graph, const BatchCut& cut);
 
-// Whether the batch of the graph can be cut so: the error that shard_batch would give, naming the first op that the cut
-// does not get past.
+// Whether the batch of the graph can be cut so: the error that shard_batch would give.
 Status check_batch(const Graph& graph, const BatchCut& cut);
 
 // A tensor that is cut over a mesh axis because a strategy says so. Of a parameter whose readers

@@ -121,8 +121,8 @@ class Expander {
 
   // ---- Sums ----
   void index_sums();
-  // Of each node and group of microbatches the chunk of the wanted kind that holds it, of early ones
-  // one of the first level; -1: none.
+  // Of each node and group of microbatches the chunk of the wanted kind that holds it, of early
+  // ones one of the first level; -1: none.
   std::vector<int32_t> chunks_of_nodes(bool early) const;
 
   // ---- The end of the step, piece by piece ----

@@ -144,8 +144,12 @@ Status check_persist(const Dag& dag, const Replicate& replicate) {
                              human_bytes(largest), human_bytes(replicate.persist_bytes)));
 }
 
-// Whether ranks of the axis have terms of a parameter's gradient. Coupled ones may have all of it.
-bool has_terms(const Dag& dag, const Param& param, int32_t axis) {
+// Whether each rank of the axis can update its part of what the parameter becomes: it has terms of
+// a gradient. Coupled ranks may have all of it; and what forward makes of a buffer is whole.
+bool has_parts(const Dag& dag, const Param& param, int32_t axis) {
+  if (!param.gradient.valid())
+    return std::none_of(dag.graph.updates.begin(), dag.graph.updates.end(),
+                        [&](const StateUpdate& update) { return update.state == param.value; });
   if (!dag.mesh[static_cast<size_t>(axis)].is_coupled()) return true;
   const auto sum = std::find_if(dag.sums.begin(), dag.sums.end(),
                                 [&](const Sum& each) { return each.value == param.gradient; });
@@ -166,7 +170,7 @@ void cut_over(Dag& dag, const Replicate& replicate, int32_t axis) {
   std::vector<Param> cut;
   for (const Param& param : dag.graph.params)
     if (dag.graph.value(param.value).type.bytes() >= replicate.persist_bytes &&
-        (param.gradient.valid() || replicate.shard_parameters) && has_terms(dag, param, axis))
+        (param.gradient.valid() || replicate.shard_parameters) && has_parts(dag, param, axis))
       cut.push_back(param);
   cut_states(dag, cut, like);
   for (Sum& sum : dag.sums)

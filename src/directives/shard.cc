@@ -91,9 +91,9 @@ class Seeds {
     const int64_t dim = *shard_.dim < 0 ? *shard_.dim + std::ssize(shape) : *shard_.dim;
     return dim >= 0 && dim < std::ssize(shape) ? shape[static_cast<size_t>(dim)] : 0;
   }
-  // A pattern means the inputs that have samples, or tokens, along the dim: as many as an input whose
-  // samples these are, or the first input of integers has there, or else the first that has the dim
-  // at all. 0: none has.
+  // A pattern means the inputs that have samples, or tokens, along the dim: as many as an input
+  // whose samples these are, or the first input of integers has there, or else the first that has
+  // the dim at all. 0: none has.
   int64_t extent_of_many() const {
     int64_t extent = 0;
     bool told = false;
@@ -281,7 +281,8 @@ Status add_attention(const Graph& step, const ShardRule& shard, AxisCut& cut, Ex
 // Coupled replicas: samples in blocks, all of what lives from step to step.
 void add_samples(const Graph& step, const SourceSpan& at, AxisCut& cut) {
   for (ValueId input : step.inputs)
-    if (const int dim = step.value(input).batch_dim; dim >= 0) cut.seeds.push_back({input, dim, at});
+    if (const int dim = step.value(input).batch_dim; dim >= 0)
+      cut.seeds.push_back({input, dim, at});
   for (const Param& param : step.params) cut.seeds.push_back({param.value, -1, at});
 }
 

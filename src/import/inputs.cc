@@ -60,9 +60,9 @@ int64_t samples_of(const OnnxModel& model, int64_t wanted) {
                        [&](const auto& each) { return each.first == wanted; })
                ? wanted
                : 0;
-  const auto most = std::max_element(counts.begin(), counts.end(), [](const auto& a, const auto& b) {
-    return a.second < b.second;
-  });
+  const auto most =
+      std::max_element(counts.begin(), counts.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
   return most == counts.end() ? 0 : most->first;
 }
 
@@ -114,10 +114,11 @@ Result<int> InputShapes::batch_dim(const OnnxInput& input, const InputBinding* b
 Status InputShapes::bind_batch(const OnnxInput& input, const OnnxDim& dim) {
   if (dim.value < 0) {
     if (batch_ > 0) return ok_status();
-    return fail(
-        model_.at(),
-        "input '{}' has a dynamic batch{}: the strategy must say how many samples a batch has",
-        quote_control(input.name), dim.param.empty() ? "" : " '" + quote_control(dim.param) + "'")
+    return fail(model_.at(),
+                "input '{}' has a dynamic batch{}: the strategy must say how many samples a batch "
+                "has",
+                quote_control(input.name),
+                dim.param.empty() ? "" : " '" + quote_control(dim.param) + "'")
         .with_note("help: train: {global_batch: 8}");
   }
   if (batch_ == 0) batch_ = dim.value;
@@ -203,11 +204,10 @@ std::string shared_param(const OnnxModel& model) {
       inputs.push_back(&input);
   if (inputs.empty()) return {};
   for (const OnnxDim& dim : inputs[0]->dims) {
-    const bool everywhere =
-        std::all_of(inputs.begin(), inputs.end(), [&](const OnnxInput* input) {
-          return std::any_of(input->dims.begin(), input->dims.end(),
-                             [&](const OnnxDim& d) { return d.value < 0 && d.param == dim.param; });
-        });
+    const bool everywhere = std::all_of(inputs.begin(), inputs.end(), [&](const OnnxInput* input) {
+      return std::any_of(input->dims.begin(), input->dims.end(),
+                         [&](const OnnxDim& d) { return d.value < 0 && d.param == dim.param; });
+    });
     if (dim.value < 0 && !dim.param.empty() && everywhere) return dim.param;
   }
   return {};

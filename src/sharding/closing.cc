@@ -3,26 +3,36 @@
 #include "piper/ops.h"
 
 namespace piper {
+namespace {
 
-std::vector<bool> find_closing(const Graph& graph) {
-  std::vector<bool> needed(graph.nodes.size());
-  std::vector<ValueId> open{graph.loss};
-  for (const Param& param : graph.params) open.push_back(param.gradient);
-  for (const Node& node : graph.nodes)
-    if (is_backward(node)) open.insert(open.end(), node.inputs.begin(), node.inputs.end());
+// By node: whether some of the values is made of what it makes.
+std::vector<bool> makers_of(const Graph& graph, std::vector<ValueId> open) {
+  std::vector<bool> makers(graph.nodes.size());
   while (!open.empty()) {
     const ValueId value = open.back();
     open.pop_back();
     if (!value.valid() || graph.value(value).kind != ValueKind::kNode) continue;
     const NodeId producer = graph.value(value).producer;
-    if (needed[producer.index()]) continue;
-    needed[producer.index()] = true;
+    if (makers[producer.index()]) continue;
+    makers[producer.index()] = true;
     const std::vector<ValueId>& inputs = graph.node(producer).inputs;
     open.insert(open.end(), inputs.begin(), inputs.end());
   }
-  std::vector<bool> closing(graph.nodes.size());
-  for (size_t i = 0; i < graph.nodes.size(); ++i)
-    closing[i] = !needed[i] && graph.nodes[i].pass == Pass::kF;
+  return makers;
+}
+
+}  // namespace
+
+std::vector<bool> find_closing(const Graph& graph) {
+  std::vector<ValueId> of_states, of_step{graph.loss};
+  for (const StateUpdate& update : graph.updates) of_states.push_back(update.next);
+  for (const Param& param : graph.params) of_step.push_back(param.gradient);
+  for (const Node& node : graph.nodes)
+    if (is_backward(node)) of_step.insert(of_step.end(), node.inputs.begin(), node.inputs.end());
+  std::vector<bool> closing = makers_of(graph, std::move(of_states));
+  const std::vector<bool> needed = makers_of(graph, std::move(of_step));
+  for (size_t i = 0; i < closing.size(); ++i)
+    closing[i] = closing[i] && !needed[i] && graph.nodes[i].pass == Pass::kF;
   return closing;
 }
 

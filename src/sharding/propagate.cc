@@ -134,7 +134,8 @@ class Propagation {
       for (ValueId output : node.outputs) unknown_[output.index()] = true;
       return;
     }
-    if (std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) { return is_late(input); })) {
+    if (std::any_of(node.inputs.begin(), node.inputs.end(),
+                    [&](ValueId input) { return is_late(input); })) {
       if (!is_step_sum(node) && node.pass == Pass::kF) close(id, node);
       return;
     }
@@ -317,9 +318,7 @@ class Propagation {
     const bool shares = std::any_of(partial.begin(), partial.end(), [&](int i) {
       return has_state_[use.node.inputs[static_cast<size_t>(i)].index()];
     });
-    const auto is_term = [&](ValueId id) {
-      return is_zero(id) || (shares && is_shareable(id));
-    };
+    const auto is_term = [&](ValueId id) { return is_zero(id) || (shares && is_shareable(id)); };
     auto needs_sum_of_state = [&](const std::vector<int>& kept) {
       return std::any_of(partial.begin(), partial.end(), [&](int i) {
         return has_state_[use.node.inputs[static_cast<size_t>(i)].index()] && !has(kept, i);
@@ -383,11 +382,13 @@ class Propagation {
       if (lies == LayoutKind::kPartial) {
         reading.summed = true;
       } else if (lies != LayoutKind::kReplicated) {
-        return problem(node, fail(cut_.at, "the batch cannot be cut: {} couples its samples", place_of(node)));
+        return problem(
+            node, fail(cut_.at, "the batch cannot be cut: {} couples its samples", place_of(node)));
       } else if (graph_.value(input).kind == ValueKind::kNode &&
                  !is_step_sum(graph_.node(graph_.value(input).producer))) {
         if (!is_shareable(input))
-          return problem(node, fail(cut_.at, "not supported: {} reads {} behind the microbatches", place_of(node), name_of(input)));
+          return problem(node, fail(cut_.at, "not supported: {} reads {} behind the microbatches",
+                                    place_of(node), name_of(input)));
         reading = {.summed = true, .shared = true};
       }
     }
@@ -417,11 +418,11 @@ class Propagation {
         share(id, i);
         continue;
       }
-      problem(node, fail(cut_.at, "not supported: {} has a part {}, {}", what_sums(node),
-                         layout.kind == LayoutKind::kReplicated
-                             ? "that does not depend on the samples"
-                             : "for each sample",
-                         name_of(input)));
+      problem(node,
+              fail(cut_.at, "not supported: {} has a part {}, {}", what_sums(node),
+                   layout.kind == LayoutKind::kReplicated ? "that does not depend on the samples"
+                                                          : "for each sample",
+                   name_of(input)));
       return;
     }
   }

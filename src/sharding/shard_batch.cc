@@ -71,8 +71,7 @@ class Rewrite {
   }
 
   ValueId& input_at(const std::pair<int32_t, int32_t>& where) {
-    return graph_.nodes[static_cast<size_t>(where.first)]
-        .inputs[static_cast<size_t>(where.second)];
+    return graph_.nodes[static_cast<size_t>(where.first)].inputs[static_cast<size_t>(where.second)];
   }
 
   // What a node reads in place of a value, made in front of it beside `near`.
@@ -100,8 +99,8 @@ class Rewrite {
       const Node near = graph_.nodes[static_cast<size_t>(where.first)];
       Region region;
       if (reading.differs) region = {near.pass, near.tags};
-      auto [block, fresh] = blocks.try_emplace(
-          {input_at(where).value, layout.dim, layout.outer, std::move(region)});
+      auto [block, fresh] =
+          blocks.try_emplace({input_at(where).value, layout.dim, layout.outer, std::move(region)});
       const ValueId whole = input_at(where);
       if (fresh && reading.differs) {
         block->second = make_before(
@@ -141,8 +140,8 @@ class Rewrite {
     return build.reshape(build.op1("Gather", {blocks, number}, {{"axis", int64_t{0}}}), own);
   }
 
-  // Of a value that all shards have, beside terms of a sum over them: the shard of the batch's first
-  // samples has it as its term, the others have zeros.
+  // Of a value that all shards have, beside terms of a sum over them: the shard of the batch's
+  // first samples has it as its term, the others have zeros.
   void share_terms() {
     std::map<std::pair<Pass, std::vector<int32_t>>, ValueId> are_first;  // by region
     for (const auto& [where, reading] : found_.readings) {

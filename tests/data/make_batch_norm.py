@@ -97,6 +97,26 @@ class Spectral(nn.Module):
         return F.cross_entropy(self.down(F.gelu(self.mid(F.gelu(self.up(x))))), y)
 
 
+class Router(nn.Module):
+    """A bias on the scores of experts, which the sign of what each has too few moves (Wang et al., 2024), and a counter of steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(6, 8), nn.Linear(8, 4, bias=False), nn.Linear(4, 3)
+        self.register_buffer("bias", torch.zeros(4))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x, y):
+        scores = self.gate(torch.tanh(self.up(x))).sigmoid()
+        chosen = F.one_hot((scores + self.bias).topk(2, -1)[1], 4).to(scores.dtype).sum(1)
+        with torch.no_grad():
+            counts = chosen.sum(0)
+            self.bias.add_(0.05 * torch.sign(counts.mean() - counts))
+            self.steps.add_(1)
+        weights = chosen * scores / (chosen * scores).sum(-1, keepdim=True)
+        return F.cross_entropy(self.down(weights * (1 + 0.1 * self.steps)), y), self.bias
+
+
 def images():
     return {"x": torch.randint(-8, 9, (BATCH, 2, 4, 4)) / 4.0, "y": torch.randint(0, 3, (BATCH,))}
 
@@ -127,7 +147,8 @@ def write_program(name, module, batches):
 
 
 MODELS = {"residual": (Residual, images, write_older), "twice": (Twice, images, write_older), "centred": (Centred, rows, write_program),
-          "codes": (Codes, rows, write_program), "spectral": (Spectral, rows, write_program)}
+          "codes": (Codes, rows, write_program), "spectral": (Spectral, rows, write_program),
+          "router": (Router, rows, write_program)}
 
 
 def main():

@@ -178,8 +178,25 @@ MODELS = {
     # An input that all samples share.
     "shared_offset": ([*H, node("Add", "h offset", "z", "shift"), *squares("z")], [],
                    lambda w, x, y, order, offset: ((x @ w + offset - y) ** 2).mean()),
+    # Losses of each sample that take its classes together.
+    "smoothed": ([*H, node("Mod", "order classes", "labels", "loss"), node("LogSoftmax", "h", "logs", "loss", axis=-1),
+                  node("Unsqueeze", "labels last_axis", "places", "loss"), node("GatherElements", "logs places", "own", "loss", axis=1),
+                  node("ReduceMean", "own", "likely", "loss", keepdims=0), node("ReduceMean", "logs", "all", "loss", keepdims=0),
+                  node("Mul", "all tenth", "smooth", "loss"), node("Add", "likely smooth", "sum", "loss"), node("Neg", "sum", "loss", "loss")],
+                 [CLASSES, constant("last_axis", np.array([1], np.int64)), constant("tenth", np.float32(0.1))],
+                 lambda w, x, y, order: entropy_sum(x @ w, order % D) / BATCH - np.float32(0.1) * np.log(softmax(x @ w, 1)).mean()),
+    "z_loss": ([*H, node("ReduceLogSumExp", "h last_axis", "z", "loss", keepdims=0), node("Mul", "z z", "square", "loss"),
+                node("ReduceMean", "square", "loss", "loss", keepdims=0)], [constant("last_axis", np.array([1], np.int64))],
+               lambda w, x, y, order: (np.log(np.exp(x @ w).sum(1)) ** 2).mean()),
+    "probabilities": ([*H, node("Softmax", "h", "z", "head", axis=-1), *squares("z")], [],
+                      lambda w, x, y, order: ((softmax(x @ w, 1) - y) ** 2).mean()),
+    "margin": ([*H, node("ReduceMax", "h last_axis", "top", "head"), node("Sub", "h top", "z", "head"), *squares("z")],
+               [constant("last_axis", np.array([1], np.int64))],
+               lambda w, x, y, order: ((x @ w - (x @ w).max(1, keepdims=True) - y) ** 2).mean()),
+    "shared_static": ([*H, node("Add", "h offset", "z", "shift"), *squares("z")], [],
+                      lambda w, x, y, order, offset: ((x @ w + offset - y) ** 2).mean()),
 }
-STATIC = ("by_place", "flat_places")  # whose batch is exported as a number
+STATIC = ("by_place", "flat_places", "shared_static")  # whose batch is exported as a number
 
 
 def descend(loss, batches):
@@ -205,7 +222,7 @@ def main():
              "order": helper.make_tensor_value_info("order", TensorProto.INT64, ["batch"]),
              "offset": helper.make_tensor_value_info("offset", TensorProto.FLOAT, [1, D])}
     reference["rows"] = [[float(e) for e in row.ravel()] for row in ROWS]
-    static = {k: helper.make_tensor_value_info(k, TensorProto.FLOAT, [BATCH, D]) for k in ("x", "y")}
+    static = {k: helper.make_tensor_value_info(k, TensorProto.FLOAT, [BATCH, D]) for k in ("x", "y")} | {"offset": infos["offset"]}
     for name, (nodes, constants, loss) in MODELS.items():
         used = {i for n in nodes for i in n.input}
         graph = helper.make_graph(nodes, name, [v for k, v in (static if name in STATIC else infos).items() if k in used],

@@ -70,7 +70,7 @@ TEST_P(BatchNorm, TrainsAsInPyTorch) {
   const std::string model = GetParam();
   const auto want = reference_of(model);
   std::optional<Trained> first;
-  const bool has_layers = model != "centred" && model != "codes";  // to cut between
+  const bool has_layers = model != "centred" && model != "codes" && model != "router";  // to cut between
   for (int64_t stages = 1; stages <= (has_layers ? 3 : 1); ++stages) {
     const std::string what = fmt::format("{} on {} stages", model, stages);
     const auto compiled = compile_norms(model, {stages, 1, 1});
@@ -83,22 +83,29 @@ TEST_P(BatchNorm, TrainsAsInPyTorch) {
   }
 }
 
+const char* kParts =
+    "directives: [{name: replicate, replicate: {over: dp, shard: [optimizer, gradients, "
+    "parameters]}}]\n";
+
 // The statistics are those of all samples, whose replicas exchange sums (SyncBatchNorm).
 TEST_P(BatchNorm, TrainsOnReplicas) {
   const std::string model = GetParam();
-  const bool has_layers = model != "centred" && model != "codes";
+  const bool has_layers = model != "centred" && model != "codes" && model != "router";
   for (const Shape2& shape : {Shape2{1, 2, 1}, Shape2{1, 4, 1}, Shape2{has_layers ? 2 : 1, 2, 1}}) {
-    const std::string what = fmt::format("{} on {} stages, {} replicas", model, shape.pp, shape.dp);
-    const auto compiled = compile_norms(model, shape);
-    ASSERT_TRUE(compiled) << what << print_error(compiled.error());
-    const auto trained = run(compiled->set, model);
-    ASSERT_TRUE(trained) << what << print_error(trained.error());
-    expect_as_in_pytorch(*trained, reference_of(model), what);
+    for (const char* more : {"", kParts}) {
+      const std::string what =
+          fmt::format("{} on {} stages, {} replicas {}", model, shape.pp, shape.dp, more);
+      const auto compiled = compile_norms(model, shape, more);
+      ASSERT_TRUE(compiled) << what << print_error(compiled.error());
+      const auto trained = run(compiled->set, model);
+      ASSERT_TRUE(trained) << what << print_error(trained.error());
+      expect_as_in_pytorch(*trained, reference_of(model), what);
+    }
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, BatchNorm,
-                         ::testing::Values("residual", "twice", "centred", "codes", "spectral"),
+                         ::testing::Values("residual", "twice", "centred", "codes", "spectral", "router"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Fewer updates, and ONNX's variance instead of PyTorch's, miss the reference.
@@ -147,7 +154,7 @@ TEST(BatchNorm, TrainsInEveryPrecision) {
 }
 
 TEST(BatchNorm, MicrobatchesAreRefused) {
-  for (const char* model : {"residual", "centred", "codes"})
+  for (const char* model : {"residual", "centred"})
     for (const Shape2& shape : {Shape2{1, 1, 2}, Shape2{1, 2, 2}}) {
       const auto compiled = compile_norms(model, shape);
       ASSERT_FALSE(compiled) << model;
@@ -156,16 +163,19 @@ TEST(BatchNorm, MicrobatchesAreRefused) {
     }
 }
 
-// What a buffer becomes without the samples, each microbatch would make again: it counts once.
-TEST(BatchNorm, BuffersThatNeedNoSamplesTrainInMicrobatches) {
-  for (const Shape2& shape : {Shape2{1, 1, 2}, Shape2{1, 2, 2}, Shape2{2, 1, 8}}) {
-    const std::string what = fmt::format("{} stages, {} replicas", shape.pp, shape.dp);
-    const auto compiled = compile_norms("spectral", shape);
-    ASSERT_TRUE(compiled) << what << print_error(compiled.error());
-    const auto trained = run(compiled->set, "spectral");
-    ASSERT_TRUE(trained) << what << print_error(trained.error());
-    expect_as_in_pytorch(*trained, reference_of("spectral"), what);
-  }
+// What a buffer becomes without the samples, each microbatch would make again: it counts once. What
+// it becomes of sums over the batch, and nothing of the step reads, is made when these are there.
+TEST(BatchNorm, BuffersTrainInMicrobatches) {
+  for (const char* model : {"spectral", "codes", "router"})
+    for (const Shape2& shape : {Shape2{1, 1, 2}, Shape2{1, 2, 2}, Shape2{1, 1, 8}}) {
+      const std::string what =
+          fmt::format("{}: {} replicas, {} microbatches", model, shape.dp, shape.mb);
+      const auto compiled = compile_norms(model, shape);
+      ASSERT_TRUE(compiled) << what << print_error(compiled.error());
+      const auto trained = run(compiled->set, model);
+      ASSERT_TRUE(trained) << what << print_error(trained.error());
+      expect_as_in_pytorch(*trained, reference_of(model), what);
+    }
 }
 
 // Without it the table would be that of the file in every step.

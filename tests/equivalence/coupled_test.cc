@@ -33,16 +33,21 @@ const Model kModels[] = {
     {"inner", ""},
     {"learned_weight", ""},
     {"losses", ""},
+    {"margin", ""},
     {"masked_bias", ""},
     {"no_penalty", ""},
     {"one_minus", ""},
     {"pairs", ""},
     {"penalty", ""},
     {"plain_mean", ""},
+    {"probabilities", ""},
     {"shared_offset", ""},
+    {"shared_static", ""},
+    {"smoothed", ""},
     {"standardised", ""},
     {"standardised_twice", ""},
     {"weight_norm", ""},
+    {"z_loss", ""},
     {"zeros_beside", ""},
 };
 
@@ -80,7 +85,7 @@ void expect_reference(const PlanSet& set, const std::string& batches, const nloh
 
 nlohmann::json batches_of(const nlohmann::json& json, const std::string& model) {
   nlohmann::json batches = json["batches"];
-  for (size_t k = 0; model == "shared_offset" && k < batches.size(); ++k)
+  for (size_t k = 0; model.starts_with("shared_") && k < batches.size(); ++k)
     batches[k]["offset"] = json["rows"][k];
   return batches;
 }
@@ -122,6 +127,35 @@ TEST_P(Coupled, TrainsRightOrIsRefused) {
 INSTANTIATE_TEST_SUITE_P(Models, Coupled, ::testing::ValuesIn(kModels),
                          [](const auto& info) { return std::string(info.param.name); });
 
+// An input without samples is noted, unless the strategy says it.
+TEST(Inputs, AreSharedByShapeOrByWord) {
+  const Folder folder;
+  const auto with = [&](const char* inputs) {
+    CompileOptions options;
+    options.model = kFolder + "shared_offset.onnx";
+    options.strategy = folder.write(
+        "inputs.yaml",
+        fmt::format("piper: 1\n{}train: {{global_batch: 8, optimizer: {{sgd: {{lr: 0.1}}}}}}\n",
+                    inputs));
+    options.oracles = false;
+    return compile(options);
+  };
+  const auto noted = [](const Compiled& compiled) {
+    return std::count_if(compiled.notes.begin(), compiled.notes.end(), [](const Note& note) {
+      return note.of == "offset" && note.text.starts_with("an input that all samples share");
+    });
+  };
+  const auto plain = with(""), said = with("inputs: {offset: {batch_dim: none}}\n"),
+             wrong = with("inputs: {offset: {batch_dim: 0}}\n");
+  ASSERT_TRUE(plain) << print_error(plain.error());
+  ASSERT_TRUE(said) << print_error(said.error());
+  EXPECT_EQ(noted(*plain), 1);
+  EXPECT_EQ(noted(*said), 0);
+  ASSERT_FALSE(wrong);
+  EXPECT_NE(wrong.error().message.find("a batch of 8 samples, but the model was exported for 1"),
+            std::string::npos);
+}
+
 // ---- Every way to have replicas -----------------------------------------------------------------
 
 struct Way {
@@ -131,18 +165,23 @@ struct Way {
 const Way kWays[] = {
     {"ddp", "include: [numerics/f64.yaml, memory/ddp.yaml]\nparams: {dp: 4}\n"},
     {"zero1", "include: [numerics/f64.yaml, memory/zero1.yaml]\nparams: {dp: 2}\n"},
-    {"zero2", "include: [numerics/f64.yaml, memory/zero2.yaml]\nparams: {dp: 4, reduce: per_microbatch}\n"},
+    {"zero2",
+     "include: [numerics/f64.yaml, memory/zero2.yaml]\nparams: {dp: 4, reduce: per_microbatch}\n"},
     {"zero3", "include: [numerics/f64.yaml, memory/zero3.yaml]\nparams: {dp: 2}\n"},
     {"hsdp", "include: [numerics/f64.yaml, memory/hsdp.yaml]\nparams: {nodes: 2, gpus: 2}\n"},
     {"samples",
-     "include: [numerics/f64.yaml]\nmesh: {a: 2}\ndirectives:\n  - shard: {input: \"*\", dim: 0, over: a}\n"
+     "include: [numerics/f64.yaml]\nmesh: {a: 2}\ndirectives:\n  - shard: {input: \"*\", dim: 0, "
+     "over: a}\n"
      "  - shard: {match: \"**\", dim: none, over: a}\n"},
     {"widths",  // which the order of the samples has not
      "include: [numerics/f64.yaml]\nmesh: {a: 2}\ndirectives:\n"
-     "  - shard: {input: \"*\", dim: 1, over: a}\n  - shard: {match: \"**\", dim: none, over: a}\n"},
+     "  - shard: {input: \"*\", dim: 1, over: a}\n  - shard: {match: \"**\", dim: none, over: "
+     "a}\n"},
     {"both",
-     "include: [numerics/f64.yaml, memory/zero1.yaml]\nparams: {dp: 2}\nmesh: {dp: $dp, a: 2}\ndirectives:\n"
-     "  - shard: {input: \"*\", dim: 0, over: a}\n  - shard: {match: \"**\", dim: none, over: a}\n"},
+     "include: [numerics/f64.yaml, memory/zero1.yaml]\nparams: {dp: 2}\nmesh: {dp: $dp, a: "
+     "2}\ndirectives:\n"
+     "  - shard: {input: \"*\", dim: 0, over: a}\n  - shard: {match: \"**\", dim: none, over: "
+     "a}\n"},
 };
 
 const char* kOne = "include: [numerics/f64.yaml]\n";

@@ -154,6 +154,7 @@ class Run {
     for (size_t i = 0; i < graph.values.size(); ++i) {
       if (graph.values[i].kind != ValueKind::kNode) start(graph.values[i], values_[i], sources);
     }
+    if (graph.sample.valid()) number_samples(values_[graph.sample.index()]);
     for (const Node& node : graph.nodes) {
       if (node.op == "StepSum") {
         sum(node);
@@ -174,6 +175,15 @@ class Run {
       shards[s] = whole == sources.end() || value.kind == ValueKind::kConstant
                       ? elements(value.type, value.data)
                       : block_of(value, whole->second, s, shards.size());
+    }
+  }
+
+  void number_samples(Values& shards) const {
+    const int64_t count = graph_.batch / graph_.shards;
+    for (size_t s = 0; s < shards.size(); ++s) {
+      shards[s].clear();
+      for (int64_t i = 0; i < count; ++i)
+        shards[s].push_back(static_cast<double>(static_cast<int64_t>(s) * count + i));
     }
   }
 
