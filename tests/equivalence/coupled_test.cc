@@ -201,6 +201,15 @@ Result<Compiled> compile_way(const Folder& folder, const std::string& name, std:
   return compile(options);
 }
 
+// Whether replicas run one step together.
+bool is_coupled(const Compiled& compiled) {
+  return std::any_of(compiled.explanations.begin(), compiled.explanations.end(),
+                     [](const Explanation& each) {
+                       return each.directive == "replicate" &&
+                              each.lines[0].starts_with("the ranks run one step together");
+                     });
+}
+
 class Replicas : public ::testing::TestWithParam<Way> {};
 
 TEST_P(Replicas, TrainAsOneDeviceDoes) {
@@ -212,6 +221,8 @@ TEST_P(Replicas, TrainAsOneDeviceDoes) {
     ASSERT_TRUE(one) << print_error(one.error());
     const auto cut = compile_way(folder, model.name, GetParam().text);
     ASSERT_TRUE(cut) << model.name << print_error(cut.error());
+    const bool replicates = std::string(GetParam().text).find("dp") != std::string::npos;
+    EXPECT_EQ(is_coupled(*cut), replicates && *model.refusal != 0) << model.name;
     const auto want = train_on(one->set, batches, 3), got = train_on(cut->set, batches, 3);
     ASSERT_TRUE(want) << print_error(want.error());
     ASSERT_TRUE(got) << model.name << print_error(got.error());
