@@ -13,6 +13,7 @@ using nlohmann::json;
 // By definition and key: what a strategy says to give it a word, WORD.
 const std::map<std::string, std::string> kUses = {
     {"input.dtype", "inputs: {x: {dtype: WORD}}"},
+    {"input.batch_dim", "inputs: {x: {batch_dim: WORD}}"},
     {"split.dim", "directives: [{split: {dim: WORD, into: 2}}]"},
     {"replicate.shard", "directives: [{replicate: {over: dp, shard: [WORD]}}]"},
     {"gather.when",
