@@ -82,7 +82,12 @@ std::string page() {
          "\n## Recognised patterns\n\n"
          "Groups of ops that become one, with its own gradient, in the order in which they are "
          "looked for. `piperc MODEL --describe` and\n"
-         "`--explain` say how many a model has.\n\n" +
+         "`--explain` say how many a model has. A softmax of products of which no attention was "
+         "made "
+         "stores all its scores: both say\n"
+         "`no attention:` with its name, the first thing that did not fit and the bytes of a step "
+         "for "
+         "each matrix of scores.\n\n" +
          pattern_table() +
          "\n## Of plans\n\n"
          "The closed set that every backend implements, composites included. With a gradient:\n" +
