@@ -69,8 +69,9 @@ struct Launch {
 };
 // Of mpirun or srun with PMI; else of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) or of
 // srun without PMI (SLURM_PROCID, SLURM_STEP_NUM_TASKS, the first host of SLURM_STEP_NODELIST and a
-// port that follows from the numbers of job and step).
-std::optional<Launch> launched();
+// port that follows from the numbers of job and step). Errors (kUsage) name a variable that is no
+// number, or of which its rank and number of ranks one is missing or too large.
+Result<std::optional<Launch>> launched();
 // The first host of a Slurm node list, such as "node7" of "node[07-12,20],login"; "" of none.
 std::string first_host(std::string_view nodes);
 

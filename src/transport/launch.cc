@@ -1,5 +1,5 @@
 // What a launcher leaves in the environment.
-#include <algorithm>
+#include <charconv>
 #include <cstdlib>
 
 #include "piper/transport.h"
@@ -13,24 +13,46 @@ std::string text_of(const char* name) {
   return text == nullptr ? "" : text;
 }
 
-std::optional<int64_t> variable(const char* name) {
+constexpr int64_t kMostRanks = INT32_MAX;
+
+// A launcher that says something else than a number is not taken for none: each process would train
+// the whole job.
+Result<std::optional<int64_t>> variable(const char* name, int64_t least = 0,
+                                        int64_t most = INT64_MAX) {
   const std::string text = text_of(name);
-  if (text.empty()) return std::nullopt;
-  char* end = nullptr;
-  int64_t value = std::strtoll(text.c_str(), &end, 10);
-  if (*end != '\0' || value < 0) return std::nullopt;
-  return value;
+  if (text.empty()) return std::optional<int64_t>();
+  int64_t value = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (problem != std::errc() || end != text.data() + text.size() || value < least || value > most)
+    return fail("the environment says {}={}, which is no whole number from {}{}", name,
+                quote_control(text), least, most == INT64_MAX ? " on" : fmt::format(" to {}", most))
+        .with_code(ExitCode::kUsage)
+        .with_note("help: correct what sets it, or unset it where no launcher starts this process");
+  return std::optional(value);
 }
 
-using Variables = std::pair<const char*, const char*>;  // of a process's rank and their number
+// The variables of a process's rank and of their number.
+struct Variables {
+  const char *rank = nullptr, *world = nullptr;
+  bool is_alone = false;  // one without the other says something, too, which is a mistake
+};
 
-std::optional<Launch> first_of(std::span<const Variables> launchers) {
-  for (auto [rank_name, world_name] : launchers) {
-    auto rank = variable(rank_name);
-    auto world = variable(world_name);
-    if (rank && world) return Launch{*rank, *world, true, ""};
+Result<std::optional<Launch>> first_of(std::span<const Variables> launchers) {
+  for (const Variables& names : launchers) {
+    const bool has_rank = !text_of(names.rank).empty(), has_world = !text_of(names.world).empty();
+    if (has_rank != has_world && names.is_alone)
+      return fail("the environment says {}={}, but nothing of {}",
+                  has_rank ? names.rank : names.world,
+                  quote_control(text_of(has_rank ? names.rank : names.world)),
+                  has_rank ? names.world : names.rank)
+          .with_code(ExitCode::kUsage)
+          .with_note("help: set both for a process of a job, or none");
+    if (!has_rank || !has_world) continue;
+    PIPER_ASSIGN(const auto world, variable(names.world, 1, kMostRanks));
+    PIPER_ASSIGN(const auto rank, variable(names.rank, 0, *world - 1));
+    return std::optional(Launch{*rank, *world, true, ""});
   }
-  return std::nullopt;
+  return std::optional<Launch>();
 }
 
 std::string join_host(const std::string& host, int64_t port) {
@@ -39,23 +61,23 @@ std::string join_host(const std::string& host, int64_t port) {
 }
 
 // The agent of torchrun may listen at MASTER_PORT itself, and says so.
-std::string rendezvous_of_torch() {
-  const auto port = variable("MASTER_PORT");
-  if (!port || *port < 1 || *port > 65535) return "";
+Result<std::string> rendezvous_of_torch() {
+  PIPER_ASSIGN(const auto port, variable("MASTER_PORT", 1, 65535));
+  if (!port) return std::string();
   const bool is_taken = text_of("TORCHELASTIC_USE_AGENT_STORE") == "True";
   return join_host(text_of("MASTER_ADDR"), !is_taken ? *port : *port < 65535 ? *port + 1 : 65534);
 }
 
 // Task 0 runs on the first node of a step. Jobs and steps that share a node differ in their port.
-std::string rendezvous_of_slurm() {
+Result<std::string> rendezvous_of_slurm() {
   constexpr int64_t kFirst = 20000, kCount = 12000;  // below what systems give away by themselves
   std::string host;
   for (const char* name : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"})
     if (host.empty()) host = first_host(text_of(name));
   if (host.empty()) host = text_of("SLURM_LAUNCH_NODE_IPADDR");
-  const int64_t job = variable("SLURM_JOB_ID").value_or(0);
-  const int64_t step = variable("SLURM_STEP_ID").value_or(0);
-  return join_host(host, kFirst + (job % kCount * 8 + step % 8) % kCount);
+  PIPER_ASSIGN(const auto job, variable("SLURM_JOB_ID"));
+  PIPER_ASSIGN(const auto step, variable("SLURM_STEP_ID"));
+  return join_host(host, kFirst + (job.value_or(0) % kCount * 8 + step.value_or(0) % 8) % kCount);
 }
 
 }  // namespace
@@ -73,26 +95,36 @@ std::string first_host(std::string_view nodes) {
                      numbers.substr(0, numbers.find_first_of("-,")), rest);
 }
 
-std::optional<Launch> launched() {
+Result<std::optional<Launch>> launched() {
   constexpr Variables kMpi[] = {
       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
       {"PMI_RANK", "PMI_SIZE"},
       {"PMIX_RANK", "SLURM_NTASKS"},
   };
-  constexpr Variables kTorch[] = {{"RANK", "WORLD_SIZE"}},
-                      kTorchHere[] = {{"LOCAL_RANK", "WORLD_SIZE"}},
+  constexpr Variables kTorchHere[] = {{"LOCAL_RANK", "WORLD_SIZE"}},
+                      kTorch[] = {{"RANK", "WORLD_SIZE", true}},
                       kSlurm[] = {{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}};
-  if (const auto launch = first_of(kMpi)) return launch;
-  if (const auto launch = first_of(kTorch))
-    return Launch{launch->rank, launch->world, false, rendezvous_of_torch()};
-  if (const auto launch = first_of(kTorchHere))
-    return Launch{launch->rank, launch->world, false, ""};
-  if (const auto launch = first_of(kSlurm)) {
-    const std::string torch = rendezvous_of_torch();  // where a script of the job sets it
-    return Launch{launch->rank, launch->world, false,
-                  torch.empty() ? rendezvous_of_slurm() : torch};
+  PIPER_ASSIGN(auto launch, first_of(kMpi));
+  if (launch) return launch;
+  if (text_of("RANK").empty()) {
+    PIPER_ASSIGN(launch, first_of(kTorchHere));
   }
-  return std::nullopt;
+  if (!launch) {
+    PIPER_ASSIGN(launch, first_of(kTorch));
+    if (launch) {
+      PIPER_ASSIGN(launch->rendezvous, rendezvous_of_torch());
+    }
+  }
+  if (!launch) {
+    PIPER_ASSIGN(launch, first_of(kSlurm));
+    if (!launch) return launch;
+    PIPER_ASSIGN(launch->rendezvous, rendezvous_of_torch());  // where a script of the job sets it
+    if (launch->rendezvous.empty()) {
+      PIPER_ASSIGN(launch->rendezvous, rendezvous_of_slurm());
+    }
+  }
+  launch->mpi = false;
+  return launch;
 }
 
 std::string_view mpi_environment_help() {

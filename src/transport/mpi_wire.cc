@@ -24,7 +24,8 @@ constexpr double kAbortSeconds = 5;
 // For the messages of a process that does not know its rank yet.
 std::string who() {
   const auto launch = launched();
-  return launch ? fmt::format("process {} of {}", launch->rank, launch->world) : "this process";
+  if (!launch || !*launch) return "this process";
+  return fmt::format("process {} of {}", (*launch)->rank, (*launch)->world);
 }
 
 // A rank that ends or stops before MPI knows it would be waited for without end.

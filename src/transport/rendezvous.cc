@@ -178,9 +178,12 @@ void Rendezvous::accept_guests() {
 
 bool Rendezvous::hear(Guest& guest) {
   if (guest.joined) {  // nothing more is to be said: it has ended
-    if (!complete_ && problem_.empty())
-      end_with(fmt::format("rank {} ({}) ended before all had come to {}", guest.ask.rank,
-                           to_string(peer_place_of(guest.socket)), print(at_)));
+    if (complete_ || !problem_.empty()) return false;
+    Place listens = peer_place_of(guest.socket);
+    const std::string from = to_string(listens);
+    listens.port = static_cast<uint16_t>(guest.ask.port);
+    end_with(fmt::format("rank {} ({}) was lost before all had come to {}: {}", guest.ask.rank,
+                         from, print(at_), why_lost(listens, "it was closed")));
     return false;
   }
   const ssize_t now = recv(guest.socket.file(), reinterpret_cast<char*>(&guest.ask) + guest.got,

@@ -216,6 +216,16 @@ Socket connect_to(const Place& place, double seconds) {
   return socket;
 }
 
+std::string why_lost(const Place& place, const std::string& how) {
+  constexpr double kProbe = 0.5;  // seconds
+  if (place.family == 0) return how;
+  if (connect_to(place, kProbe))
+    return fmt::format("the connection was cut, its process lives ({})", how);
+  if (errno == ECONNREFUSED) return "its process ended";
+  return fmt::format("the connection was cut ({}), and its host does not answer: {}", how,
+                     std::strerror(errno));
+}
+
 bool write_all(const Socket& socket, const void* data, size_t bytes, double seconds) {
   return move_all(socket, POLLOUT, bytes, seconds, [&](size_t at) {
     return send(socket.file(), static_cast<const char*>(data) + at, bytes - at, MSG_NOSIGNAL);

@@ -54,6 +54,10 @@ Socket accept_from(const Socket& listener);
 // None, with errno, where it does not come about in time.
 Socket connect_to(const Place& place, double seconds);
 
+// Why a connection to a process that listens at `place` has come to its end, which `how` says: a
+// process that lives still listens there.
+std::string why_lost(const Place& place, const std::string& how);
+
 // All bytes within so many seconds; false, with errno (0: the other side has closed), where not.
 bool write_all(const Socket& socket, const void* data, size_t bytes, double seconds);
 bool read_all(const Socket& socket, void* data, size_t bytes, double seconds);

@@ -47,8 +47,9 @@ void TcpWire::write(Line& line) {
     const ssize_t now = sendmsg(line.socket.file(), &message, MSG_NOSIGNAL);
     if (now < 0) {
       if (errno == EAGAIN || errno == EINTR) return;
+      const int problem = errno;
       if (!broken_ && !aborted_) read(line);  // it may have said why
-      return lose(line, "its process ended");
+      return ended(line, problem);
     }
     const size_t of_frame = std::min(static_cast<size_t>(now), frame_left);
     words.frame_done += of_frame;
@@ -79,7 +80,7 @@ bool TcpWire::read_some(Line& line) {
   const ssize_t now = readv(line.socket.file(), stretches, static_cast<int>(count));
   if (now < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   if (now <= 0) {
-    lose(line, "its process ended");
+    ended(line, now < 0 ? errno : 0);
     return false;
   }
   bool fine = true;

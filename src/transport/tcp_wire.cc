@@ -66,7 +66,7 @@ void TcpWire::abort(const Error& reason) {
   frame.tag = static_cast<int32_t>(stopped_by_ >= 0 ? stopped_by_ : rank_);
   const std::string text = (stopped_by_ >= 0 ? reason_
                             : lost_.empty()  ? reason.message
-                                             : lost_)
+                                             : loss())
                                .substr(0, kMaxReason);
   if (rank_ > 0) (void)line_to((rank_ - 1) / Control::kFanOut);
   for (const auto& line : lines_) {
@@ -155,6 +155,22 @@ void TcpWire::lose(Line& line, const std::string& why) {
                       known.empty() ? to_string(place) : known, why);
 }
 
+// `problem`: the system's; 0: the other side has closed the line. Why is asked later: a process
+// that ends does not close all at once.
+void TcpWire::ended(Line& line, int problem) {
+  const bool is_first = lost_.empty();
+  lose(line, "");
+  if (!is_first || lost_.empty()) return;
+  if (const auto known = places_.find(line.peer); known != places_.end())
+    lost_place_ = known->second;
+  lost_how_ = problem == 0 ? "it was closed" : std::strerror(problem);
+}
+
+const std::string& TcpWire::loss() {
+  if (!lost_how_.empty()) lost_ += why_lost(lost_place_, std::exchange(lost_how_, {}));
+  return lost_;
+}
+
 Status TcpWire::check_stopped() {
   if (!lost_.empty() && stopped_by_ < 0) {
     const auto until = Clock::now() + std::chrono::duration<double>(kGrace);
@@ -162,9 +178,12 @@ Status TcpWire::check_stopped() {
   }
   if (stopped_by_ >= 0) return stopped_by(rank_, stopped_by_, reason_);
   if (!lost_.empty())
-    return fail("{}", lost_)
+    return fail("{}", loss())
         .with_code(ExitCode::kPeer)
-        .with_note("help: look at what that rank said last, and why its process ended");
+        .with_note(
+            lost_.ends_with("its process ended")
+                ? "help: look at what that rank said last, and why its process ended"
+                : "help: look at what that rank said last, and at what is between the hosts");
   return ok_status();
 }
 

@@ -160,6 +160,8 @@ class TcpWire final : public Wire {
   void stop(Line& line);
   void write(Line& line);
   void lose(Line& line, const std::string& why);
+  void ended(Line& line, int problem);
+  const std::string& loss();
   void take(Line& line, Work& work, Early& early);
   void give_leave(Inbox& inbox, int64_t peer, Work& work, const Frame& offer);
   void flush(double seconds);
@@ -181,6 +183,10 @@ class TcpWire final : public Wire {
   std::vector<pollfd> files_;
   int64_t stopped_by_ = -1;
   std::string reason_, lost_;
+  // Of the line that was lost first: where the peer listens, and how the line ended, until it is
+  // found out why.
+  Place lost_place_;
+  std::string lost_how_;
   bool aborted_ = false, broken_ = false;
 };
 

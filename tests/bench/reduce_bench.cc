@@ -52,7 +52,7 @@ double between_threads(int64_t world, std::vector<std::vector<float>>& data, int
 
 int run(size_t mib, bool apart) {
   const auto mpi =
-      make_mpi_transport({.shared_memory = !apart}, launched().value_or(Launch{}).rank);
+      make_mpi_transport({.shared_memory = !apart}, launched()->value_or(Launch{}).rank);
   const std::string plan = fmt::format("rank{}", mpi->control().rank());
   if (!mpi->control().agree({"bench", mpi->control().rank(), mpi->control().world(), plan}))
     return 1;

@@ -419,6 +419,32 @@ TEST(TcpStart, APortThatIsTakenAndNoAddressAreNamed) {
               0u);
 }
 
+// As a router or a firewall between two hosts may cut it.
+TEST(TcpFaults, AConnectionThatIsCutIsToldFromAProcessThatEnds) {
+  const auto cut_all = [] {
+    for (int file = 3; file < 1024; ++file) {
+      sockaddr_storage peer{};
+      socklen_t size = sizeof peer;
+      if (getpeername(file, reinterpret_cast<sockaddr*>(&peer), &size) == 0 &&
+          (peer.ss_family == AF_INET || peer.ss_family == AF_INET6))
+        shutdown(file, SHUT_RDWR);
+    }
+  };
+  const auto meet = [&](Control& control, Fabric&) -> Status {
+    PIPER_TRY(control.barrier());
+    if (control.rank() == 1) cut_all();
+    for (int i = 0; i < 100; ++i) PIPER_TRY(control.barrier());
+    return ok_status();
+  };
+  const auto got = run_tcp(2, {10, 10}, meet);
+  for (const Status& one : got) EXPECT_FALSE(one.ok());
+  const std::string said = text_of(got[0]) + text_of(got[1]);
+  EXPECT_NE(said.find("): the connection was cut, its process lives (it was closed)"),
+            std::string::npos)
+      << said;
+  EXPECT_EQ(said.find("process ended"), std::string::npos) << said;
+}
+
 // Bytes of others at both places where a rank listens: at the rendezvous, while and after all come,
 // and at its own port.
 TEST(TcpStart, StrangersAreNotHeard) {
@@ -477,9 +503,10 @@ TEST(Launchers, VariablesSayRankAndRendezvous) {
     for (const auto& [name, value] : variables) setenv(name, value, 1);
     const auto launch = launched();
     for (const auto& [name, value] : variables) unsetenv(name);
-    if (!launch) return "none";
-    return fmt::format("{}/{} {}", launch->rank, launch->world,
-                       launch->mpi ? "mpi" : launch->rendezvous);
+    if (!launch) return launch.error().message;
+    if (!*launch) return "none";
+    return fmt::format("{}/{} {}", (*launch)->rank, (*launch)->world,
+                       (*launch)->mpi ? "mpi" : (*launch)->rendezvous);
   };
   const Variables torch{{"RANK", "3"},
                         {"LOCAL_RANK", "1"},
@@ -509,6 +536,38 @@ TEST(Launchers, VariablesSayRankAndRendezvous) {
   EXPECT_EQ(say(pmix), "2/8 mpi");
   EXPECT_EQ(say({{"LOCAL_RANK", "1"}, {"WORLD_SIZE", "2"}}), "1/2 ");
   EXPECT_EQ(say({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}}), "none");  // a batch script itself
+}
+
+// Taken for no launcher, each process would train the whole job and save over the others.
+TEST(Launchers, VariablesThatAreNoRanksAreErrors) {
+  const auto say = [](const std::vector<std::pair<const char*, const char*>>& variables) {
+    for (const auto& [name, value] : variables) setenv(name, value, 1);
+    const auto launch = launched();
+    for (const auto& [name, value] : variables) unsetenv(name);
+    EXPECT_TRUE(launch.ok() || launch.error().code == ExitCode::kUsage);
+    return launch ? std::string("ok") : launch.error().message;
+  };
+  const std::string no = ", which is no whole number from ";
+  const std::string said = "the environment says ";
+  EXPECT_EQ(say({{"RANK", "x"}, {"WORLD_SIZE", "2"}}), said + "RANK=x" + no + "0 to 1");
+  EXPECT_EQ(say({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}), said + "RANK=-1" + no + "0 to 1");
+  EXPECT_EQ(say({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), said + "RANK=2" + no + "0 to 1");
+  EXPECT_EQ(say({{"RANK", "1 "}, {"WORLD_SIZE", "2"}}), said + "RANK=1 " + no + "0 to 1");
+  EXPECT_EQ(say({{"RANK", "0"}, {"WORLD_SIZE", "0"}}),
+            said + "WORLD_SIZE=0" + no + "1 to 2147483647");
+  EXPECT_EQ(say({{"RANK", "0"}, {"WORLD_SIZE", "99999999999999999999"}}),
+            said + "WORLD_SIZE=99999999999999999999" + no + "1 to 2147483647");
+  EXPECT_EQ(say({{"RANK", "1"}}), said + "RANK=1, but nothing of WORLD_SIZE");
+  EXPECT_EQ(say({{"WORLD_SIZE", "2"}}), said + "WORLD_SIZE=2, but nothing of RANK");
+  EXPECT_EQ(say({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_PORT", "70000"}}),
+            said + "MASTER_PORT=70000" + no + "1 to 65535");
+  EXPECT_EQ(say({{"OMPI_COMM_WORLD_RANK", "a"}, {"OMPI_COMM_WORLD_SIZE", "2"}}),
+            said + "OMPI_COMM_WORLD_RANK=a" + no + "0 to 1");
+  EXPECT_EQ(say({{"SLURM_PROCID", "8"}, {"SLURM_STEP_NUM_TASKS", "8"}}),
+            said + "SLURM_PROCID=8" + no + "0 to 7");
+  EXPECT_EQ(say({{"LOCAL_RANK", "?"}, {"WORLD_SIZE", "2"}}), said + "LOCAL_RANK=?" + no + "0 to 1");
+  EXPECT_EQ(say({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}, {"RANK", "x"}}),
+            "ok");  // mpirun's own come first
 }
 
 // ---- The same suite under mpirun ----------------------------------------------------------------
@@ -682,14 +741,14 @@ int run_row_bytes(Control& control, Fabric& t) {
 }
 
 int run_rank_case(std::string_view name) {
-  const bool second = launched() && launched()->rank == 1;
+  const bool second = launched()->value_or(Launch{}).rank == 1;
   if (name == "early_exit" && second) return 0;
   if (name == "one_thread") greatest_level = 1;  // MPI_THREAD_FUNNELED
   double timeout = name == "late_stop" || name == "stopped" ? 1.5 : 60;
   for (const Fault& fault : suite::kFaults) {
     if (name == fault.name) timeout = fault.timeout_s;
   }
-  const Launch launch = launched().value_or(Launch{});
+  const Launch launch = launched()->value_or(Launch{});
   const int64_t rank = name == "reversed" ? launch.world - 1 - launch.rank : launch.rank;
   auto transport = make_mpi_transport(
       TransportOptions{timeout, name == "early_exit" ? 1.5 : 60, name != "apart"}, rank);
