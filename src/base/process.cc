@@ -1,7 +1,10 @@
 // What every program does first and last.
 #include <fcntl.h>
+#include <pthread.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <csignal>
@@ -75,9 +78,33 @@ void end_without_file(int, siginfo_t* about, void*) {
                     nullptr);
 };
 
+// A stack that is too small would end the process by a signal. This thread's grows up to a limit,
+// which is raised where it may be; the others' are of the size that the limit had at the start.
+void ensure_stack() {
+  constexpr rlim_t kLeast = rlim_t{1} << 20, kUsual = rlim_t{8} << 20;  // bytes
+  rlimit stack = {};
+  if (getrlimit(RLIMIT_STACK, &stack) != 0 || stack.rlim_cur >= kLeast) return;
+  stack.rlim_cur = kUsual;
+  stack.rlim_max = std::max(kUsual, stack.rlim_max);  // root may
+  if (setrlimit(RLIMIT_STACK, &stack) != 0) {
+    getrlimit(RLIMIT_STACK, &stack);
+    stack.rlim_cur = std::min(kUsual, stack.rlim_max);
+    if (stack.rlim_cur < kLeast || setrlimit(RLIMIT_STACK, &stack) != 0) {
+      say("error: the system allows less than 1 MiB of stack\n  = help: ulimit -s 8192\n");
+      _exit(static_cast<int>(ExitCode::kStorage));
+    }
+  }
+  pthread_attr_t usual;
+  pthread_attr_init(&usual);
+  pthread_attr_setstacksize(&usual, kUsual);
+  pthread_setattr_default_np(&usual);
+  pthread_attr_destroy(&usual);
+}
+
 }  // namespace
 
 void prepare_process() {
+  ensure_stack();
   // The next file to be opened would take the place of a standard stream that is closed. Nothing
   // can be written to these.
   for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; ++stream)
