@@ -29,7 +29,7 @@ Status check_required(const Sections& sections, const Scope& scope,
     PIPER_ASSIGN(const std::string why, read_text(*map["why"], scope));
     if (holds != 0) continue;
     PIPER_ASSIGN(const Expr expr, Expr::parse(that.text, that.at));
-    Error error = fail(that.at, "{}", why).with_code(ExitCode::kRefused);
+    Error error = fail(that.at, "{}", why);
     for (const std::string& name : expr.names())
       for (const auto& [known, value] : scope.integers)
         if (known == name) error.notes.push_back(given(name, value, sections, defines));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <set>
 
@@ -499,6 +500,25 @@ TEST(Schema, KeysStandOnTheUsersPage) {
     ++keys;
   }
   EXPECT_GT(keys, 40);
+}
+
+// The table of directives has all keys of each.
+TEST(Schema, KeysStandInTheRowOfTheirDirective) {
+  const auto page = read_text_file(std::string(PIPER_SOURCE_DIR) + "/formats/strategy.md", 1 << 20);
+  ASSERT_TRUE(page.ok());
+  const auto definitions = nlohmann::json::parse(strategy_schema()).at("definitions");
+  int directives = 0;
+  for (const auto& one : definitions.at("directive").at("oneOf")) {
+    const std::string name = one.at("required").at(0);
+    const size_t row = page->find(fmt::format("\n| `{}` | ", name));
+    ASSERT_NE(row, std::string::npos) << name;
+    const std::string text = page->substr(row, page->find('\n', row + 1) - row);
+    if (!definitions.contains(name)) continue;  // 'drop' has no keys
+    for (const auto& [key, value] : definitions.at(name).at("properties").items())
+      EXPECT_NE(text.find("`" + key + "`"), std::string::npos) << name << ": " << key;
+    ++directives;
+  }
+  EXPECT_GE(directives, 11);
 }
 
 // The expansions on the user's page are what its programs yield.
