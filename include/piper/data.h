@@ -50,7 +50,7 @@ class BatchSource {
   virtual ~BatchSource() = default;
   // Copies samples [first, first + count) of input `input` (position in needs) of step `step` to
   // `to`, in the plan's dtype. Does not allocate. Values are checked against low, high and ignore:
-  // the error names the source, sample and value.
+  // the error names the source, sample and value; kStorage: a file has been cut or cannot be read.
   virtual Status read(int64_t step, int input, int64_t first, int64_t count,
                       std::byte* to) const = 0;
   // How many batches there are before data repeats; INT64_MAX if it never ends.
@@ -58,7 +58,11 @@ class BatchSource {
   virtual int64_t tokens_per_step() const = 0;  // elements of the first integer input, or samples
   // Of the sources' forms and contents: whole files up to 64 MiB, of larger ones the size and 1,024
   // blocks of 64 KiB, evenly spread. Equal where all ranks read the same, under whatever paths.
-  virtual Result<std::string> digest() const { return std::string(); }
+  virtual std::string digest() const { return {}; }
+  // An error (kStorage) that names a file which somebody has cut, or written to since it was
+  // opened, even where its times were set back. Files that were replaced by others are as they
+  // were.
+  virtual Status check() const { return ok_status(); }
 };
 Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
                                                std::span<const InputNeed> needs, int64_t batch);

@@ -31,6 +31,8 @@ struct PlanIdentity {
   std::string kernels;  // what the rank computes with: ranks of one job must not round differently
   // What else must be the same on all ranks, with its value: all name the same.
   std::vector<std::pair<std::string, std::string>> flags;
+  // Why the rank cannot take part: what the others wait for in vain. The rest may be empty then.
+  std::optional<Error> failure = std::nullopt;
 };
 
 // What the hosts' fabrics between processes allocate for a rank that has a group of more than one
@@ -195,7 +197,7 @@ class Control {
   int64_t height() const;  // the largest depth
 
   // To be called first, by all ranks: an error on every rank, naming both sides, unless all hold
-  // plans of one set for the same world, each for another rank.
+  // plans of one set for the same world, each for another rank, and all can take part.
   virtual Status agree(const PlanIdentity& own);
   // Returns at once: the bytes are copied. What one rank tells another is heard in order.
   virtual Status tell(int64_t rank, std::span<const std::byte> bytes) = 0;

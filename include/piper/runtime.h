@@ -74,6 +74,9 @@ class Executor {
     PIPER_TRY(start_step(step, last));
     return finish_step(step);
   }
+  // What the body takes of the data in this step, which is the next one, is read; an error leaves
+  // all as it was. A step reads what was not read before it.
+  Status read_inputs(int64_t step);
   // The two halves of it. On an asynchronous backend the first one only queues what is to be done,
   // and one more step may start before the second one waits for what this one reports.
   Status start_step(int64_t step, bool last = false);
@@ -183,6 +186,10 @@ struct JobOptions {
   std::function<Status(const MemoryMetrics&)> on_memory;
   // Called by every rank before each step; an error is that rank's failure. For tests.
   std::function<Status(int64_t rank, int64_t step, const Executor& executor)> before_step;
+  // Called by a rank, from its thread, whose data are lost (kStorage) before a step that would take
+  // them: the job ends after the step before, as one that is told to stop. Where steps overlap on
+  // several ranks there is no such place: then it is the rank's failure.
+  std::function<void(const Error&)> on_loss;
   // Called by a rank that fails, before what it has queued on a device ends. Of ranks as threads:
   // called once, at once, by the first of them; ranks that do not come back within grace_s after it
   // end the process, with the error's code.

@@ -67,6 +67,7 @@ class RowFeed final : public Feed {
  public:
   RowFeed(std::string path, Array array, InputNeed need, RowOrder order)
       : path_(std::move(path)), array_(std::move(array)), need_(std::move(need)), order_(order) {}
+  const std::string& path() const override { return path_; }
   int64_t steps() const override { return need_.batch_dim < 0 ? INT64_MAX : order_.steps(); }
   std::optional<Extent> extent() const override {
     if (need_.batch_dim < 0) return std::nullopt;
@@ -92,6 +93,7 @@ class BatchFeed final : public Feed {
  public:
   BatchFeed(std::string path, std::vector<Array> batches, InputNeed need)
       : path_(std::move(path)), batches_(std::move(batches)), need_(std::move(need)) {}
+  const std::string& path() const override { return path_; }
   int64_t steps() const override { return static_cast<int64_t>(batches_.size()); }
   std::optional<Extent> extent() const override {
     return Extent{need_.batch_dim < 0 ? steps() : steps() * batches_[0].rows, false};

@@ -15,6 +15,7 @@ struct Extent {
 class Feed {
  public:
   virtual ~Feed() = default;
+  virtual const std::string& path() const = 0;  // of its file
   virtual Status read(int64_t step, int64_t first, int64_t count, std::byte* to) const = 0;
   virtual int64_t steps() const = 0;                 // before samples repeat
   virtual std::optional<Extent> extent() const = 0;  // nothing: the same value in every batch

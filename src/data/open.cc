@@ -1,6 +1,9 @@
+#include <sys/stat.h>
+
 #include <algorithm>
 
 #include "feed.h"
+#include "lost.h"
 
 namespace piper {
 namespace {
@@ -132,8 +135,10 @@ int64_t tokens_per_step(std::span<const InputNeed> needs, int64_t batch) {
   return batch;
 }
 
+constexpr size_t kWhole = size_t{64} << 20;  // bytes: of larger files, blocks
+
 void add_content(Digester& digester, const Bytes& file) {
-  constexpr size_t kWhole = size_t{64} << 20, kBlock = size_t{64} << 10;
+  constexpr size_t kBlock = size_t{64} << 10;
   const std::string_view text = as_text(file.span());
   digester.add(fmt::format("{}\n", text.size()));
   if (text.size() <= kWhole) return digester.add(text);
@@ -142,12 +147,73 @@ void add_content(Digester& digester, const Bytes& file) {
     digester.add(text.substr((text.size() - kBlock) / (kBlocks - 1) * i, kBlock));
 }
 
+// A source as it was when it was opened.
+struct Opened {
+  Source source;
+  struct stat about = {};
+  std::string content;  // digest
+};
+
+Result<std::string> content_of(const std::string& path) {
+  PIPER_ASSIGN(const Bytes file, map_file(path));
+  Digester digester;
+  add_content(digester, file);
+  return digester.digest();
+}
+
+Result<Opened> look_at(Source source) {
+  Opened opened;
+  PIPER_ASSIGN(opened.content, content_of(source.path));
+  stat(source.path.c_str(), &opened.about);
+  opened.source = std::move(source);
+  return opened;
+}
+
+std::optional<struct stat> look_again(const Opened& opened) {
+  struct stat now = {};
+  const bool is_there = stat(opened.source.path.c_str(), &now) == 0 &&
+                        now.st_dev == opened.about.st_dev && now.st_ino == opened.about.st_ino;
+  return is_there ? std::optional(now) : std::nullopt;  // replaced: the job has the old one
+}
+
+// Behind the end that the file has now its last page has zeros, which no signal tells.
+bool is_cut(const Opened& opened) {
+  const auto now = look_again(opened);
+  return now && now->st_size < opened.about.st_size;
+}
+
+// Whether somebody has written to the file, whatever its times say: they can be set, all but the
+// one of the last change of anything. Of a file that is not read as a whole, such a change is taken
+// for a write unless something else of it has changed.
+bool is_written_to(const Opened& opened) {
+  const struct stat& then = opened.about;
+  const auto now = look_again(opened);
+  if (!now ||
+      (now->st_ctim.tv_sec == then.st_ctim.tv_sec && now->st_ctim.tv_nsec == then.st_ctim.tv_nsec))
+    return false;
+  const Result<std::string> content = content_of(opened.source.path);
+  if (!content || *content != opened.content) return true;
+  const bool has_other = now->st_mode != then.st_mode || now->st_uid != then.st_uid ||
+                         now->st_gid != then.st_gid || now->st_nlink != then.st_nlink;
+  return static_cast<size_t>(now->st_size) > kWhole && !has_other;
+}
+
 class Batches final : public BatchSource {
  public:
-  Batches(std::vector<std::unique_ptr<Feed>> feeds, int64_t tokens, std::vector<Source> sources)
-      : feeds_(std::move(feeds)), tokens_(tokens), sources_(std::move(sources)) {}
+  Batches(std::vector<std::unique_ptr<Feed>> feeds, int64_t tokens, std::vector<Opened> sources)
+      : feeds_(std::move(feeds)), tokens_(tokens), sources_(std::move(sources)) {
+    for (const auto& feed : feeds_)
+      source_of_.push_back(
+          &*std::find_if(sources_.begin(), sources_.end(),
+                         [&](const Opened& opened) { return opened.source.path == feed->path(); }));
+  }
   Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
-    return feeds_[static_cast<size_t>(input)]->read(step, first, count, to);
+    const Feed& feed = *feeds_[static_cast<size_t>(input)];
+    const Reading reading(feed.path());
+    Status read = feed.read(step, first, count, to);
+    PIPER_TRY(check_losses());  // the graver one
+    const Opened& opened = *source_of_[static_cast<size_t>(input)];
+    return is_cut(opened) ? Status(loss_of(opened.source.path)) : read;
   }
   int64_t steps() const override {
     int64_t steps = INT64_MAX;
@@ -155,27 +221,41 @@ class Batches final : public BatchSource {
     return steps;
   }
   int64_t tokens_per_step() const override { return tokens_; }
-  Result<std::string> digest() const override {
+  std::string digest() const override {
     Digester digester;
-    for (const Source& source : sources_) {
-      PIPER_ASSIGN(const Bytes file, map_file(source.path));
-      digester.add(fmt::format("{} {} {}\n", static_cast<int>(source.kind),
-                               static_cast<int>(source.type), source.input));
-      add_content(digester, file);
-    }
+    for (const auto& [source, about, content] : sources_)
+      digester.add(fmt::format("{} {} {}\n{}\n", static_cast<int>(source.kind),
+                               static_cast<int>(source.type), source.input, content));
     return digester.digest().substr(0, 16);
+  }
+  Status check() const override {
+    PIPER_TRY(check_losses());
+    for (const Opened& opened : sources_)
+      if (is_cut(opened)) return loss_of(opened.source.path);
+    for (const Opened& opened : sources_)
+      if (is_written_to(opened))
+        return fail(
+                   "'{}' was written to while it was in use: what was read before and after does "
+                   "not belong together",
+                   opened.source.path)
+            .with_code(ExitCode::kStorage)
+            .with_note(
+                "help: write beside it and rename; a job keeps to the file that it has opened");
+    return ok_status();
   }
 
  private:
   std::vector<std::unique_ptr<Feed>> feeds_;
   int64_t tokens_;
-  std::vector<Source> sources_;
+  std::vector<Opened> sources_;
+  std::vector<const Opened*> source_of_;  // by feed
 };
 
 }  // namespace
 
 Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
                                                std::span<const InputNeed> needs, int64_t batch) {
+  watch_for_losses();
   if (batch <= 0) return fail("a batch of {} samples cannot be read", batch);
   for (const InputNeed& need : needs) PIPER_TRY(check_need(need, batch));
   std::vector<Source> sources;
@@ -194,8 +274,13 @@ Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
           .with_note("help: give --data TOKENS.bin, --data " + needs[i].name +
                      "=FILE.npy or --data FILE.safetensors");
   PIPER_TRY(check_extents(needs, feeds));
+  std::vector<Opened> opened;
+  for (Source& source : sources) {
+    PIPER_ASSIGN(Opened one, look_at(std::move(source)));
+    opened.push_back(std::move(one));
+  }
   return std::unique_ptr<BatchSource>(std::make_unique<Batches>(
-      std::move(feeds), tokens_per_step(needs, batch), std::move(sources)));
+      std::move(feeds), tokens_per_step(needs, batch), std::move(opened)));
 }
 
 }  // namespace piper

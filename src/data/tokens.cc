@@ -27,6 +27,7 @@ class TokenFeed final : public Feed {
         shift_(shift),
         order_(order) {}
 
+  const std::string& path() const override { return file_.path; }
   int64_t steps() const override { return order_.steps(); }
   std::optional<Extent> extent() const override { return order_.extent(); }
 

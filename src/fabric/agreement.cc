@@ -8,6 +8,12 @@ std::optional<Conflict> check_own(const PlanIdentity& own, int64_t number, int64
   const auto conflict = [](int rule, Error error) {
     return Conflict{rule, std::move(error).with_code(ExitCode::kPlan)};
   };
+  if (own.failure) {
+    const std::string file = own.failure->at.file.empty() ? "" : own.failure->at.file + ": ";
+    Error error = fail("rank {} cannot take part: {}{}", number, file, own.failure->message);
+    error.notes = own.failure->notes;
+    return Conflict{-1, std::move(error).with_code(own.failure->code)};
+  }
   if (own.world != world)
     return conflict(1, fail("the plan of rank {} ({}) is for {} ranks, but {} take part", own.rank,
                             own.source, own.world, world));

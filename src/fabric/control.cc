@@ -117,8 +117,8 @@ Status Control::agree(const PlanIdentity& own) {
   for (const int64_t child : children()) {
     PIPER_ASSIGN(const std::string theirs, hear_text(*this, child, kAgreement));
     PIPER_ASSIGN(const std::string below, hear_text(*this, child, kAgreement));
-    add(check_pair(own, decode_identity(theirs)));
     add(decode_conflict(below));
+    add(check_pair(own, decode_identity(theirs)));
   }
   if (const auto up = parent()) {
     PIPER_TRY(tell_text(*this, *up, encode(own)));

@@ -87,11 +87,11 @@ Status BetweenSteps::spread_late(bool& stop, int64_t step, bool last) {
   return ok_status();
 }
 
-Status BetweenSteps::spread(bool& stop) {
-  char flag = stop ? 1 : 0;
-  if (const auto up = control_->parent()) PIPER_TRY(control_->hear(*up, as_bytes(flag), kWhat));
-  for (const int64_t child : control_->children()) PIPER_TRY(control_->tell(child, as_bytes(flag)));
-  stop = flag != 0;
+Status BetweenSteps::agree(bool& stop) {
+  auto flag = static_cast<std::byte>(stop);
+  PIPER_TRY(control_->merge({&flag, 1}, kWhat,
+                            [&](std::span<const std::byte> theirs) { flag |= theirs[0]; }));
+  stop = flag != std::byte{0};
   return ok_status();
 }
 

@@ -15,11 +15,11 @@ class BetweenSteps {
   // After a step. On rank 0: fills loss, grad_norm and learning_rate of `metrics` from the lowest
   // rank that reports each.
   Status collect(const Executor& executor, StepMetrics& metrics);
-  // Rank 0's `stop` reaches all.
-  Status spread(bool& stop);
-  // The same where steps overlap: what rank 0 says after a step counts on all as many steps later
-  // as their tree is high, so that nobody waits for rank 0, nor does it wait for them. Not called
-  // before the first step ends; after the last step nothing is said any more.
+  // Whether any rank wants to stop reaches all.
+  Status agree(bool& stop);
+  // Where steps overlap rank 0 alone decides: what it says after a step counts on all as many steps
+  // later as their tree is high, so that nobody waits for rank 0, nor does it wait for them. Not
+  // called before the first step ends; after the last step nothing is said any more.
   Status spread_late(bool& stop, int64_t step, bool last);
   int64_t peak_bytes() const { return facts_.peak_bytes; }
   int64_t taken_bytes() const { return facts_.taken_bytes; }

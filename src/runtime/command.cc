@@ -28,7 +28,7 @@ struct Loaded {
   PlanSet set;
   std::optional<PlanSet> reference;
   std::unique_ptr<BatchSource> data, reference_data;
-  int64_t rank = 0;
+  int64_t rank = 0, world = 1;
   Way way = Way::kThreads;
   std::string rendezvous;  // of kTcp
   bool is_process() const { return way != Way::kThreads; }
@@ -36,7 +36,7 @@ struct Loaded {
 
 Status check_launch(const Loaded& loaded, const std::string& plan,
                     const std::optional<Launch>& launch) {
-  const int64_t world = loaded.set.world();
+  const int64_t world = loaded.world;
   const std::string advice =
       fmt::format("help: mpirun -n {} piper-run {}", world, loaded.set.directory);
   if (launch && launch->world != world && (loaded.is_process() || launch->world > 1)) {
@@ -78,14 +78,21 @@ Status check_backend(const RunOptions& options) {
       kind->name));
 }
 
-Result<Loaded> load_plans(const RunOptions& options) {
-  Loaded loaded;
-  std::optional<Launch> launch = launched();
-  bool several = launch && launch->world > 1;
+// As which process of a job this one was started, whatever its plan says.
+void take_launch(const std::optional<Launch>& launch, const std::string& rendezvous,
+                 Loaded& loaded) {
+  loaded.rendezvous = !rendezvous.empty() ? rendezvous : launch ? launch->rendezvous : "";
+  if (!launch || launch->world < 2) return;
+  loaded.rank = launch->rank;
+  loaded.world = launch->world;
+  loaded.way = way_of(launch, rendezvous);
+}
+
+Status load_plans(const RunOptions& options, const std::optional<Launch>& launch, Loaded& loaded) {
+  bool several = loaded.is_process();
   std::error_code ignored;
   if (fs::is_directory(options.plan, ignored)) {
     PIPER_ASSIGN(loaded.set, read_plan_set(options.plan));
-    loaded.rank = several ? launch->rank : 0;
     if (!options.rendezvous.empty() && !launch && loaded.set.world() > 1)
       return usage("--rendezvous wants to know which rank this is")
           .with_note("help: give one rankN.plan, or set RANK and WORLD_SIZE");
@@ -98,13 +105,13 @@ Result<Loaded> load_plans(const RunOptions& options) {
     loaded.rank = plan.header.rank;
     several = (launch && launch->mpi) || loaded.set.world() > 1;
   }
-  loaded.rendezvous = !options.rendezvous.empty() ? options.rendezvous
-                      : launch                    ? launch->rendezvous
-                                                  : "";
+  loaded.world = loaded.set.world();
   if (several) loaded.way = way_of(launch, options.rendezvous);
-  PIPER_TRY(check_launch(loaded, options.plan, launch));
-  PIPER_TRY(load_params(loaded.set));
-  return loaded;
+  if (Status fits = check_launch(loaded, options.plan, launch); !fits) {
+    loaded.way = Way::kThreads;  // there is no job of others to be told
+    return fits;
+  }
+  return load_params(loaded.set);
 }
 
 // The inputs that this process reads, from the given sources.
@@ -160,31 +167,31 @@ bool asks_for_more(const PlanSet& set) {
 }
 
 // What must be the same on all ranks, or they would not train one model or wait for each other.
-Result<std::vector<std::pair<std::string, std::string>>> common_flags(const RunOptions& options,
-                                                                      const BatchSource* data) {
+std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& options,
+                                                              const BatchSource* data) {
   const auto given = [](const std::string& path) { return path.empty() ? "not given" : "given"; };
   const JobOptions& job = options.job;
   const char* against[] = {"not given", "single", "uncut"};
-  std::string digest = "not read";
-  if (data != nullptr) {
-    PIPER_ASSIGN(digest, data->digest());
-    digest = "of digest " + digest;
-  }
-  return std::vector<std::pair<std::string, std::string>>{
-      {"--steps", std::to_string(job.steps)},
-      {"--seed", std::to_string(options.data.seed)},
-      {"--no-shuffle", options.data.shuffle ? "not given" : "given"},
-      {"--data", digest},
-      {"--save", given(options.save)},
-      {"--metrics", given(options.metrics)},
-      {"--graphs", job.graphs ? "on" : "off"},
-      {"--trace", given(options.trace)},
-      {"--trace-steps", std::to_string(job.trace_steps)},
-      {"--profile", given(options.profile)},
-      {"--log-every", std::to_string(options.log_every)},
-      {"--target-loss", job.target_loss ? fmt::format("{}", *job.target_loss) : "not given"},
-      {"--check-replicas", std::to_string(job.check_replicas)},
-      {"--verify-against", against[static_cast<int>(job.verify.against)]}};
+  return {{"--steps", std::to_string(job.steps)},
+          {"--seed", std::to_string(options.data.seed)},
+          {"--no-shuffle", options.data.shuffle ? "not given" : "given"},
+          {"--no-fuse", job.fuse ? "not given" : "given"},
+          {"--backend", job.backend},
+          {"--timeout", job.timeout_s ? fmt::format("{}", *job.timeout_s) : "not given"},
+          {"--start-timeout", fmt::format("{}", job.start_timeout_s)},
+          {"--data", data == nullptr ? "not read" : "of digest " + data->digest()},
+          {"--save", given(options.save)},
+          {"--metrics", given(options.metrics)},
+          {"--graphs", job.graphs ? "on" : "off"},
+          {"--trace", given(options.trace)},
+          {"--trace-steps", std::to_string(job.trace_steps)},
+          {"--profile", given(options.profile)},
+          {"--log-every", std::to_string(options.log_every)},
+          {"--target-loss", job.target_loss ? fmt::format("{}", *job.target_loss) : "not given"},
+          {"--check-replicas", std::to_string(job.check_replicas)},
+          {"--verify-against", against[static_cast<int>(job.verify.against)]},
+          {"--loss-bound", fmt::format("{}", job.verify.loss_bound)},
+          {"--param-bound", fmt::format("{}", job.verify.param_bound)}};
 }
 
 Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Transport* transport) {
@@ -193,9 +200,9 @@ Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Tra
   if (transport == nullptr) {
     return run_job(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(), job);
   }
-  PIPER_ASSIGN(auto flags, common_flags(options, loaded.data.get()));
-  PIPER_TRY(transport->control().agree({loaded.set.manifest.set_id, loaded.rank, loaded.set.world(),
-                                        loaded.set.directory, kernels_of(job), std::move(flags)}));
+  PIPER_TRY(transport->control().agree({loaded.set.manifest.set_id, loaded.rank, loaded.world,
+                                        loaded.set.directory, kernels_of(job),
+                                        common_flags(options, loaded.data.get())}));
   return run_rank_here(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(),
                        *transport, job);
 }
@@ -204,11 +211,11 @@ Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Tra
 // whether the run shall go on.
 class Watch {
  public:
-  Watch(RunOptions& options, const PlanSet& set, Voice& voice, bool speaks)
-      : voice_(voice), interrupt_(options.job.stop) {
+  Watch(RunOptions& options, const Loaded& loaded, Voice& voice, bool speaks)
+      : voice_(voice), data_(loaded.data.get()), interrupt_(options.job.stop) {
     if (!speaks) return;
     progress_.emplace(options.job.steps, options.log_every);
-    if (!options.metrics.empty()) voice_.note(metrics_.open(options.metrics, options, set));
+    if (!options.metrics.empty()) voice_.note(metrics_.open(options.metrics, options, loaded.set));
     options.job.stop = &stop_;
     options.job.on_step = [this](const StepMetrics& one) { return see(one); };
     options.job.on_memory = [this](const MemoryMetrics& memory) {
@@ -227,14 +234,15 @@ class Watch {
     if (Clock::now() - looked_ < std::chrono::seconds(1)) return ok_status();
     looked_ = Clock::now();
     // What was trained so far is kept.
-    if (const Status same = check_mapped_files(); !same) {
-      voice_.note(same);
-      stop_.store(true);
-    }
+    Status same = check_mapped_files();
+    if (same && data_ != nullptr) same = data_->check();
+    voice_.note(same);
+    if (!same) stop_.store(true);
     return ok_status();
   }
 
   Voice& voice_;
+  const BatchSource* const data_;
   const std::atomic<bool>* interrupt_;
   std::atomic<bool> stop_{false};
   std::optional<Progress> progress_;
@@ -265,10 +273,11 @@ Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transpo
   const bool speaks = loaded.rank == 0 || !loaded.is_process();
   if (speaks && options.on_plans) PIPER_TRY(options.on_plans(loaded.set));
   if (speaks) std::fputs(introduce(options, loaded.set).c_str(), stderr);
-  Watch watch(options, loaded.set, voice, speaks);
+  Watch watch(options, loaded, voice, speaks);
   PIPER_ASSIGN(const JobResult result, run_ranks(options, loaded, transport));
   const auto write = [&] {
     write_results(options, result, loaded.is_process() ? loaded.rank : -1, voice);
+    if (loaded.data) voice.note(loaded.data->check());
   };
   if (transport == nullptr)
     write();
@@ -295,6 +304,19 @@ Result<RunOutcome> run_process(RunOptions& options, const Loaded& loaded, Voice&
   return outcome;
 }
 
+// The others learn at the meeting why this rank is not to train with them: they would wait for it.
+void tell_others(const RunOptions& options, const Loaded& loaded, const Error& why) {
+  const auto transport = open_transport(options, loaded);
+  if (!transport) return;
+  static_cast<void>((*transport)
+                        ->control()
+                        .agree({.rank = loaded.rank,
+                                .world = loaded.world,
+                                .source = options.plan,
+                                .failure = why}));
+  (*transport)->control().abort(why);
+}
+
 // Of so many steps at most, the last ones, times are kept.
 constexpr int64_t kMostProfiled = 100;
 
@@ -311,10 +333,13 @@ Status prepare_profile(RunOptions& options, const PlanSet& set) {
   return ok_status();
 }
 
-Result<RunOutcome> run_here(RunOptions& options, Voice& voice) {
+// All that a rank can find wrong by itself.
+Status prepare(RunOptions& options, Loaded& loaded) {
+  PIPER_ASSIGN(const std::optional<Launch> launch, launched());
+  take_launch(launch, options.rendezvous, loaded);
   const bool is_chosen = !options.job.backend.empty();
   if (is_chosen) PIPER_TRY(check_backend(options));
-  PIPER_ASSIGN(Loaded loaded, load_plans(options));
+  PIPER_TRY(load_plans(options, launch, loaded));
   if (!is_chosen) options.job.backend = backend_for(loaded.set.roles[0].target);
   options.data.seed = options.seed.value_or(loaded.set.manifest.seed);
   PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));
@@ -324,9 +349,19 @@ Result<RunOutcome> run_here(RunOptions& options, Voice& voice) {
     PIPER_TRY(check_target(*path));
   }
   if (!options.trace.empty() && options.job.trace_steps == 0) options.job.trace_steps = 1;
-  PIPER_TRY(prepare_profile(options, loaded.set));
+  return prepare_profile(options, loaded.set);
+}
+
+Result<RunOutcome> run_here(RunOptions& options, Voice& voice) {
+  Loaded loaded;
+  if (Status ready = prepare(options, loaded); !ready) {
+    voice.tell(ready.error());
+    if (loaded.is_process()) tell_others(options, loaded, ready.error());
+    return std::move(ready).error();
+  }
   options.job.parameters = !options.save.empty();
   options.job.on_error = [&](const Error& error) { voice.tell(error); };
+  options.job.on_loss = [&](const Error& error) { voice.note(error); };
   return loaded.is_process() ? run_process(options, loaded, voice)
                              : run_loaded(options, loaded, nullptr, voice);
 }

@@ -25,7 +25,7 @@ double now_us() {
 }
 
 // All but compute: what may wait or fail.
-Status run_op(State& state, const Op& op, int64_t step) {
+Status run_op(State& state, const Op& op) {
   Fabric& fabric = state.fabric;
   switch (op.kind) {
     case InstructionKind::kInput:
@@ -34,11 +34,8 @@ Status run_op(State& state, const Op& op, int64_t step) {
         std::iota(numbers, numbers + op.count, op.size);
         return ok_status();
       }
-      if (op.staged != nullptr) {
-        std::memcpy(op.a, op.staged->at[state.sections % 2], static_cast<size_t>(op.staged->bytes));
-        return ok_status();
-      }
-      return state.source.data->read(step + op.ahead, op.handle, op.size, op.count, op.a);
+      std::memcpy(op.a, op.staged->at[state.sections % 2], static_cast<size_t>(op.staged->bytes));
+      return ok_status();
     case InstructionKind::kSend:
       if (op.parts) return fabric.send(op.handle, {op.parts, static_cast<size_t>(op.count)});
       return fabric.send(op.handle, op.a, op.size);
@@ -108,7 +105,7 @@ Status run_section(State& state, const BoundSection& section, int64_t step) {
     double start = kTraced ? now_us() : 0;
     if (op.kind == InstructionKind::kCompute) {
       state.backend.launch(op.handle);
-    } else if (Status status = run_op(state, op, step); !status) {
+    } else if (Status status = run_op(state, op); !status) {
       return located(op, step, std::move(status).error());
     }
     if constexpr (kTraced) {
@@ -183,6 +180,8 @@ Status Executor::run_prologue(int64_t step) {
 Status Executor::run_epilogue(int64_t step) {
   return start_section(*state_, state_->epilogue, step, false);
 }
+
+Status Executor::read_inputs(int64_t step) { return take_inputs(*state_, state_->body, step); }
 
 Status Executor::start_step(int64_t step, bool last) {
   State& state = *state_;

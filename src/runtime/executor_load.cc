@@ -414,7 +414,7 @@ Status prepare_collectives(State& state) {
     for (const BoundSection* section : {&state.prologue, &state.body, &state.epilogue})
       for (const Op& op : section->ops) {
         if (!is_collective(op.kind)) continue;
-        if (Status prepared = run_op(state, op, 0); !prepared) {
+        if (Status prepared = run_op(state, op); !prepared) {
           Error error = std::move(prepared).error();
           error.message =
               fmt::format("rank {}, {}: {}", state.source.rank, op.label, error.message);

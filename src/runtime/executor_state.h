@@ -36,7 +36,7 @@ struct Op {  // a cache line: a step is a walk over these
     const Exchange* exchanges;      // kAllToAll
     const Rows* rows;               // kDispatch, kCombine
     const MessagePart* parts;       // kSend, kRecv of several args
-    const Staged* staged;           // kInput, kPosition where a thread of its own reads
+    const Staged* staged;           // kInput; kPosition where the backend works by itself
   };
   const char* label = nullptr;  // "instruction 12 (recv F stage=1 mb=3)"
 };
@@ -158,7 +158,7 @@ Status queue_section(Executor::State& state, const BoundSection& section, int64_
 // The host waits until the event is complete, as long as it waits for another rank.
 Status wait_for(Executor::State& state, int32_t event, int64_t step);
 // Its instructions in order; returns when they are done.
-Status run_op(Executor::State& state, const Op& op, int64_t step);
+Status run_op(Executor::State& state, const Op& op);
 // At load: events, streams, and what lies on the host.
 Status prepare_queues(Executor::State& state);
 Status prepare_section(Executor::State& state, BoundSection& section);

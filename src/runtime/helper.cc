@@ -106,7 +106,7 @@ Status Helper::run_line(size_t line) {
     if (line == kHelps) state_.activity.store(op.label, std::memory_order_release);
     const NvtxScope range = range_of(state_, *section_, static_cast<size_t>(at.op));
     const double start = trace_ != nullptr ? now_us() : 0;
-    if (Status status = run_op(state_, op, step_); !status) {
+    if (Status status = run_op(state_, op); !status) {
       publish(line, kFailed);
       return located(op, step_, std::move(status).error());
     }

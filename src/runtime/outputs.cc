@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 // ---- Errors -------------------------------------------------------------------------------------
 
 void Voice::tell(const Error& error) {
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_);
   if (std::find(told_.begin(), told_.end(), error.message) != told_.end()) return;
   told_.push_back(error.message);
   tell_(error);
@@ -25,6 +25,7 @@ void Voice::tell(const Error& error) {
 
 void Voice::note(const Error& error) {
   tell(error);
+  const std::lock_guard lock(mutex_);
   if (code_ == ExitCode::kOk) code_ = error.code;
 }
 

@@ -26,7 +26,7 @@ void take_parts(State& state, const Op& op, int32_t stream) {
   }
 }
 
-Status queue_op(State& state, const Op& op, const Queued& queued, int64_t step) {
+Status queue_op(State& state, const Op& op, const Queued& queued) {
   Backend& backend = state.backend;
   switch (op.kind) {
     case InstructionKind::kCompute:
@@ -45,9 +45,9 @@ Status queue_op(State& state, const Op& op, const Queued& queued, int64_t step) 
     case InstructionKind::kSend:
       backend.record(queued.ready, queued.stream);
       backend.wait(queued.ready, queued.leaves);
-      return run_op(state, op, step);
+      return run_op(state, op);
     default:
-      return run_op(state, op, step);
+      return run_op(state, op);
   }
 }
 
@@ -94,7 +94,7 @@ Status queue_all(State& state, const BoundSection& section, int64_t step, bool r
       backend.record(times->instructions[i].first, queued.stream);
       from = now_us();
     }
-    if (Status status = queue_op(state, op, queued, step); !status)
+    if (Status status = queue_op(state, op, queued); !status)
       return located(op, step, std::move(status).error());
     if (queued.event >= 0) backend.record(queued.event, queued.stream);
     if (!times) continue;

@@ -46,6 +46,9 @@ bool compares(const RankRun& run) {
   return run.options.verify.against != VerifyAgainst::kNone || run.replicas != nullptr;
 }
 
+// Whether all ranks are between the same two steps at some time.
+bool meets(const RankRun& run) { return run.executor.role().steps_ahead == 0 || compares(run); }
+
 Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) {
   PIPER_TRY(run.between.collect(run.executor, metrics));
   if (run.options.verify.against != VerifyAgainst::kNone) {
@@ -58,9 +61,11 @@ Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool l
       (done % run.options.check_replicas == 0 || done == run.options.steps))
     PIPER_TRY(run.replicas->check(metrics.step));
   if (run.control.rank() == 0) PIPER_TRY(finish_step(run, metrics, stop));
-  if (run.executor.role().steps_ahead > 0 && !compares(run))
-    return run.between.spread_late(stop, metrics.step, last);
-  return run.between.spread(stop);
+  if (!meets(run)) return run.between.spread_late(stop, metrics.step, last);
+  const bool own = stop;
+  PIPER_TRY(run.between.agree(stop));
+  run.result.interrupted |= stop && !own;  // by a rank that lacks its data
+  return ok_status();
 }
 
 Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) {
@@ -97,6 +102,7 @@ class Steps {
   using Clock = std::chrono::steady_clock;
   Status begin(int64_t step);
   Status end(int64_t step, bool last);
+  bool lacks_data(int64_t step);
   Status tell_memory(bool is_loaded);
   double seconds() const { return std::chrono::duration<double>(Clock::now() - since_).count(); }
 
@@ -134,6 +140,16 @@ Status Steps::begin(int64_t step) {
   return run_.executor.start_step(step, last_);
 }
 
+// Whether what the step would read is lost: then it does not begin, on any rank.
+bool Steps::lacks_data(int64_t step) {
+  const bool is_body = step < run_.options.steps - (overlap_ ? 1 : 0);
+  if (!is_body || !(meets(run_) || run_.control.world() == 1)) return false;
+  const Status read = run_.executor.read_inputs(step);
+  if (read || read.error().code != ExitCode::kStorage) return false;  // the step itself says it
+  if (run_.options.on_loss) run_.options.on_loss(read.error());
+  return run_.result.interrupted = true;
+}
+
 Status Steps::end(int64_t step, bool last) {
   PIPER_TRY(run_.executor.finish_step(step));
   if (compares(run_)) PIPER_TRY(run_.executor.settle());
@@ -148,6 +164,7 @@ Status Steps::end(int64_t step, bool last) {
     run_.control.set_timeout(
         std::max(run_.options.start_timeout_s, wait_limit(run_.options, took)));
   const Clock::time_point ended = Clock::now();
+  if (!last) stop_ = lacks_data(late_ ? step + 2 : step + 1) || stop_;
   PIPER_TRY(between_steps(run_, metrics, stop_, last));
   if (step == 1) PIPER_TRY(tell_memory(/*is_loaded=*/false));
   longest_s_ = std::max(longest_s_, seconds());

@@ -47,25 +47,29 @@ Status stage(State& state, BoundSection& section, size_t index) {
 
 }  // namespace
 
-Result<std::unique_ptr<Reader>> Reader::start(State& state) {
+Result<std::unique_ptr<Reader>> Reader::start(State& state, bool has_thread) {
   std::unique_ptr<Reader> made(new Reader(state));
+  if (!has_thread) return made;
   PIPER_ASSIGN(made->worker_,
                Worker::start([reader = made.get()] { reader->read(); }, state.source.helper_core));
   return made;
 }
 
 void Reader::begin(const BoundSection& section, int64_t step, size_t parity) {
-  worker_->finish();
+  if (worker_) worker_->finish();
   order_ = {&section, step, parity};
   for (const Staged& one : section.staged)
     if (reads_data(section.ops[static_cast<size_t>(one.op)]))
       state_.backend.host_uses(one.at[parity], one.bytes, true);
-  worker_->begin();
+  if (worker_)
+    worker_->begin();
+  else
+    read();
 }
 
 Status Reader::take(const BoundSection& section, int64_t step, size_t parity) {
   if (order_ != Order{&section, step, parity}) begin(section, step, parity);
-  worker_->finish();
+  if (worker_) worker_->finish();
   return status_;
 }
 
@@ -81,7 +85,7 @@ void Reader::read() {
 }
 
 Status stage_inputs(State& state) {
-  if (!state.helper && !state.backend.is_asynchronous()) return ok_status();
+  const bool has_thread = state.helper || state.backend.is_asynchronous();
   bool needs_reader = false;
   for (BoundSection* section : {&state.prologue, &state.body, &state.epilogue}) {
     for (size_t i = 0; i < section->ops.size(); ++i) {
@@ -94,7 +98,7 @@ Status stage_inputs(State& state) {
     needs_reader = needs_reader || reads_data(*section);
   }
   if (needs_reader) {
-    PIPER_ASSIGN(state.reader, Reader::start(state));
+    PIPER_ASSIGN(state.reader, Reader::start(state, has_thread));
   }
   return ok_status();
 }
@@ -105,7 +109,8 @@ Status take_inputs(State& state, const BoundSection& section, int64_t step) {
 }
 
 void read_ahead(State& state, const BoundSection& section, int64_t step) {
-  if (&section == &state.epilogue || !reads_data(state.body)) return;
+  const bool has_thread = state.helper || state.backend.is_asynchronous();
+  if (!has_thread || &section == &state.epilogue || !reads_data(state.body)) return;
   const int64_t next = &section == &state.prologue ? step : step + 1;
   state.reader->begin(state.body, next, static_cast<size_t>((state.sections + 1) % 2));
 }

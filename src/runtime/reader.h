@@ -1,4 +1,5 @@
-// Reads what a section takes from the data while the one before it runs.
+// Reads what a section takes from the data before the section begins: where there is a thread for
+// it, while the one before runs.
 #pragma once
 
 #include "executor_state.h"
@@ -8,12 +9,12 @@ namespace piper {
 
 class Reader {
  public:
-  static Result<std::unique_ptr<Reader>> start(Executor::State& state);
+  static Result<std::unique_ptr<Reader>> start(Executor::State& state, bool has_thread);
   // Begins to read what the section takes in `step` into the staging of this parity, which nobody
   // uses any more.
   void begin(const BoundSection& section, int64_t step, size_t parity);
-  // Until that is done; reads it now if something else was begun. The error is that of the first
-  // instruction that has one.
+  // Until that is done; reads it now if nothing or something else was begun. The error is that of
+  // the first instruction that has one.
   Status take(const BoundSection& section, int64_t step, size_t parity);
 
  private:
@@ -30,7 +31,7 @@ class Reader {
   Executor::State& state_;
   Order order_;
   Status status_ = ok_status();
-  std::unique_ptr<Worker> worker_;  // last: it ends first
+  std::unique_ptr<Worker> worker_;  // null: no thread; last: it ends first
 };
 
 }  // namespace piper

@@ -207,7 +207,50 @@ TEST_F(OverTcp, ARankThatEndsDuringTheStartIsNamed) {
       folder_.string(), at, three, at, three));
   EXPECT_EQ(code, 10) << output;
   EXPECT_NE(output.find("error: rank 1 (127.0.0.1:"), std::string::npos) << output;
-  EXPECT_NE(output.find("ended before all had come to 127.0.0.1:"), std::string::npos) << output;
+  EXPECT_NE(output.find("was lost before all had come to 127.0.0.1:"), std::string::npos) << output;
+  EXPECT_NE(output.find(": its process ended\n"), std::string::npos) << output;
+}
+
+// Before it could train: nobody waits for it.
+TEST_F(OverTcp, ARankThatCannotTakePartTellsAllWhy) {
+  std::filesystem::create_directories(path("here1"));
+  std::filesystem::copy(path("data.safetensors"), path("here1/data.safetensors"));
+  std::filesystem::copy(path("plans"), path("here1/plans"),
+                        std::filesystem::copy_options::recursive);
+  const std::pair<std::string, std::string> cases[] = {
+      {fmt::format("{} --data {}/here$RANK/data.safetensors", path("plans"), folder_.string()),
+       "cannot read '" + path("here0/data.safetensors")},
+      {fmt::format("{}/here$RANK/plans --data {}", folder_.string(), path("data.safetensors")),
+       path("here0/plans")},
+      {fmt::format("{} --data {} --save {}/here$RANK/a", path("plans"), path("data.safetensors"),
+                   folder_.string()),
+       "cannot write " + path("here0/a")}};
+  for (const auto& [arguments, why] : cases) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto [code, output] = run_shell(
+        "(" +
+        as_processes(2, torch_variables(2, free_port()),
+                     fmt::format("{}/bin/piper-run {} --threads 1", PIPER_BINARY_DIR, arguments)) +
+        ") 2>&1");
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    EXPECT_LT(took.count(), 20) << output;
+    EXPECT_NE(code, 0) << output;
+    EXPECT_NE(output.find("error: rank 0 cannot take part: "), std::string::npos) << output;
+    const size_t first = output.find(why);
+    ASSERT_NE(first, std::string::npos) << output;
+    EXPECT_NE(output.find(why, first + 1), std::string::npos) << output;  // by both
+  }
+}
+
+TEST_F(OverTcp, VariablesThatAreNoRanksAreRefused) {
+  for (const char* variables :
+       {"RANK=x WORLD_SIZE=2", "RANK=-1 WORLD_SIZE=2", "WORLD_SIZE=0 RANK=0"}) {
+    const auto [code, output] =
+        run_shell(fmt::format("env {} {} 2>&1", variables, plans("--save " + path("a"))));
+    EXPECT_EQ(code, 2) << output;
+    EXPECT_EQ(output.find("error: the environment says "), 0u) << output;
+    EXPECT_FALSE(std::filesystem::exists(path("a")));
+  }
 }
 
 TEST_F(OverTcp, OtherFlagsAndWorldsAreRefusedByAll) {
@@ -217,6 +260,22 @@ TEST_F(OverTcp, OtherFlagsAndWorldsAreRefusedByAll) {
   EXPECT_EQ(code, 1) << output;
   EXPECT_NE(output.find("rank 1 runs with --seed 1, rank 0 with --seed 0"), std::string::npos)
       << output;
+  const std::pair<const char*, const char*> others[] = {
+      {"--timeout 1$RANK", "--timeout 11, rank 0 with --timeout 10"},
+      {"--start-timeout 2$RANK", "--start-timeout 21, rank 0 with --start-timeout 20"},
+      {"$(test $RANK = 0 || echo --no-fuse)", "--no-fuse given, rank 0 with --no-fuse not given"},
+      {"--verify-against single --loss-bound 0.$RANK",
+       "--loss-bound 0.1, rank 0 with --loss-bound 0"},
+      {"--verify-against single --param-bound 0.$RANK",
+       "--param-bound 0.1, rank 0 with --param-bound 0"}};
+  for (const auto& [flags, differs] : others) {
+    const auto [refused, why] = run_shell("(" +
+                                          as_processes(2, torch_variables(2, free_port()),
+                                                       plans(fmt::format("--steps 2 {}", flags))) +
+                                          ") 2>&1");
+    EXPECT_EQ(refused, 1) << why;
+    EXPECT_NE(why.find(fmt::format("rank 1 runs with {}", differs)), std::string::npos) << why;
+  }
   const auto [other, said] = run_shell(
       "(" + as_processes(1, torch_variables(3, free_port()), plans("--steps 2")) + ") 2>&1");
   EXPECT_EQ(other, 2) << said;
@@ -298,21 +357,49 @@ TEST_F(Command, AFailingRankEndsTheJobWithItsReason) {
   EXPECT_FALSE(std::filesystem::exists(path("a")));
 }
 
-// Mapped memory of a file that has become shorter: the process would end without a word.
-TEST_F(Command, DataThatIsCutEndsTheRunWithAReason) {
+// Mapped memory of a file that has become shorter: no step begins without its data, on any rank,
+// and what was trained is saved. With a thread that reads ahead, and without.
+TEST_F(Command, DataThatAreCutEndTheRunWithWhatWasTrained) {
   if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
-  auto [code, output] = run_shell(fmt::format(
-      "(for i in $(seq 1000); do grep -qs loss {0}/m && break; sleep 0.02; done; "
-      "truncate -s 0 {0}/data.safetensors) >/dev/null & "
-      "{1}/bin/piper-run {0}/plans --data {0}/data.safetensors --steps 1000000 --threads 1 "
-      "--metrics {0}/m --log-every 1000000000 2>&1; exit $?",
-      folder_.string(), PIPER_BINARY_DIR));
+  const std::string whole = bytes_of(path("data.safetensors"));
+  for (const char* helper : {"off", "on"}) {
+    std::ofstream(path("data.safetensors"), std::ios::binary) << whole;
+    std::filesystem::remove(path("m"));
+    std::filesystem::remove(path("a"));
+    auto [code, output] = run_shell(fmt::format(
+        "(for i in $(seq 1000); do grep -qs loss {0}/m && break; sleep 0.02; done; "
+        "truncate -s 0 {0}/data.safetensors) >/dev/null & "
+        "{1}/bin/piper-run {0}/plans --data {0}/data.safetensors --steps 100000000 --threads 1 "
+        "--metrics {0}/m --save {0}/a --helper-thread {2} --log-every 1000000000 2>&1; exit $?",
+        folder_.string(), PIPER_BINARY_DIR, helper));
+    EXPECT_EQ(code, 12) << output;
+    EXPECT_NE(output.find(fmt::format("'{}' was cut or became unreadable while it was in use\n",
+                                      path("data.safetensors"))),
+              std::string::npos)
+        << output;
+    EXPECT_NE(output.find("interrupted after step "), std::string::npos) << output;
+    EXPECT_TRUE(std::filesystem::exists(path("a"))) << output;
+  }
+}
+
+// The same number of steps without an accident leaves the same bytes: no rank trained on what had
+// vanished.
+TEST_F(OverTcp, DataThatAreCutEndTheRunWithWhatWasTrained) {
+  const auto [code, output] = disturb("truncate -s 0 data.safetensors");
   EXPECT_EQ(code, 12) << output;
-  EXPECT_NE(output.find(fmt::format("\nerror: '{}' was cut or became unreadable while it was in "
-                                    "use\n",
-                                    path("data.safetensors"))),
-            std::string::npos)
+  EXPECT_NE(output.find("was cut or became unreadable while it was in use\n"), std::string::npos)
       << output;
+  const size_t at = output.find("interrupted after step ");
+  ASSERT_NE(at, std::string::npos) << output;
+  const std::string saved = bytes_of(path("a"));
+  EXPECT_FALSE(saved.empty());
+  SetUp();
+  const auto [again, said] =
+      run_shell(plans(fmt::format("--steps {} --log-every 1000000000 --save {}",
+                                  std::stoll(output.substr(at + 23)), path("a"))) +
+                " 2>&1");
+  EXPECT_EQ(again, 0) << said;
+  EXPECT_EQ(bytes_of(path("a")), saved);
 }
 
 // The run ends early, with what was trained: no numbers say that the data were others.
@@ -500,6 +587,18 @@ TEST_F(Command, LittleMemoryIsSaid) {
   }
   for (const char* name : {"piperc", "piper-ve", "piper-ru"})
     EXPECT_NE(refused.find(name), std::string::npos) << name;
+}
+
+// Threads have stacks of the usual size, whatever the limit is.
+TEST_F(Command, ALittleStackIsEnough) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers want more before the program begins";
+  for (const char* limit : {"ulimit -s 16", "ulimit -S -s 64"}) {
+    const auto [code, output] = run_shell(
+        fmt::format("{0}; {1}/bin/piper-run {2}/plans --data {2}/data.safetensors --steps 3 2>&1",
+                    limit, PIPER_BINARY_DIR, folder_.string()));
+    EXPECT_TRUE(code == 0 || (code == 12 && output.find("help: ulimit -s 8192") != output.npos))
+        << code << output;
+  }
 }
 
 TEST_F(Command, MetricsOfEarlierRunsStay) {
@@ -752,6 +851,7 @@ TEST_F(Command, ALauncherThatDoesNotSayWhereRank0ListensIsRefused) {
   setenv("LOCAL_RANK", "1", 1);
   setenv("WORLD_SIZE", "2", 1);
   const std::string said = refused(options);
+  setenv("LOCAL_RANK", "0", 1);
   setenv("WORLD_SIZE", "1", 1);
   const std::string alone = refused(options);
   unsetenv("LOCAL_RANK");

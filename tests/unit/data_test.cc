@@ -407,5 +407,56 @@ TEST_F(DataTest, HalfFloatsWiden) {
   EXPECT_EQ(batch<double>(*source, 0, 1, 0, 5, 5), (std::vector<double>{1, -2, 0, 0, INFINITY}));
 }
 
+// Times can be set back; what was read cannot.
+TEST_F(DataTest, AFileThatIsWrittenToIsNoticedWhateverItsTimesSay) {
+  const std::string file = write("t.bin", std::string(64, '\1'));
+  const auto source = open({file + ":u8"}, {ids(2, 8)}, 2);
+  EXPECT_EQ(message(source->check()), "accepted");
+  const auto then = fs::last_write_time(file);
+  fs::permissions(file, fs::perms::owner_read | fs::perms::owner_write);
+  fs::rename(file, path("elsewhere"));
+  EXPECT_EQ(message(source->check()), "accepted");
+  fs::rename(path("elsewhere"), file);
+  fs::last_write_time(file, then);
+  EXPECT_EQ(message(source->check()), "accepted");
+  std::fstream(file, std::ios::in | std::ios::out | std::ios::binary) << 'x';
+  fs::last_write_time(file, then);
+  EXPECT_EQ(message(source->check()),
+            fmt::format("'{}' was written to while it was in use: what was read before and after "
+                        "does not belong together",
+                        file));
+  fs::rename(file, path("elsewhere"));
+  write("t.bin", std::string(64, '\2'));
+  EXPECT_EQ(message(source->check()), "accepted");  // the job keeps the file that it has opened
+}
+
+// Behind its new end a file that is cut within its last page reads as zeros, without a signal.
+TEST_F(DataTest, AFileThatIsCutWithinAPageIsAnError) {
+  const std::string file = write("t.bin", std::string(64, '\1'));
+  const auto source = open({file + ":u8"}, {ids(2, 8)}, 2);
+  EXPECT_EQ(batch<int64_t>(*source, 0, 0, 0, 2, 16).back(), 1);
+  fs::resize_file(file, 60);
+  std::vector<std::byte> to(16 * 8);
+  const std::string cut =
+      fmt::format("'{}' was cut or became unreadable while it was in use", file);
+  EXPECT_EQ(message(source->read(0, 0, 0, 2, to.data())), cut);
+  EXPECT_EQ(message(source->check()), cut);
+}
+
+// The system says it by a signal, which would end the process.
+TEST_F(DataTest, AFileThatIsCutIsAnError) {
+  const std::string tokens = write("t.bin", std::string(1 << 16, '\1'));
+  const auto source = open({tokens + ":u8"}, {ids(2, 1 << 14)}, 2);
+  EXPECT_EQ(batch<int64_t>(*source, 0, 0, 1, 1, 1 << 14).front(), 1);
+  fs::resize_file(tokens, 100);
+  std::vector<std::byte> to(size_t{1} << 18);
+  const std::string cut =
+      fmt::format("'{}' was cut or became unreadable while it was in use", tokens);
+  EXPECT_EQ(message(source->read(0, 0, 1, 1, to.data())), cut);
+  EXPECT_EQ(message(source->read(0, 0, 0, 2, to.data())), cut);  // nothing is trained on any more
+  EXPECT_EQ(message(source->check()), cut);
+  EXPECT_EQ(source->read(0, 0, 0, 2, to.data()).error().code, ExitCode::kStorage);
+}
+
 }  // namespace
 }  // namespace piper

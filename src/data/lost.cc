@@ -1,0 +1,57 @@
+#include "lost.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <mutex>
+
+namespace piper {
+namespace {
+
+thread_local const char* reads = nullptr;  // path
+std::atomic<const char*> lost{nullptr};    // path of the file that was lost first
+struct sigaction before = {};              // what else is done at the signal
+uintptr_t page = 4096;
+
+// A page of zeros takes the place of the one that has vanished, so that the read comes to its end.
+void replace_page(int signal, siginfo_t* about, void* context) {
+  const auto at = reinterpret_cast<uintptr_t>(about->si_addr) / page * page;
+  const char* none = nullptr;
+  if (reads != nullptr) lost.compare_exchange_strong(none, reads);
+  if (reads != nullptr && mmap(reinterpret_cast<void*>(at), page, PROT_READ,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED)
+    return;
+  if ((before.sa_flags & SA_SIGINFO) != 0) return before.sa_sigaction(signal, about, context);
+  sigaction(signal, &before, nullptr);  // it comes again
+}
+
+}  // namespace
+
+Reading::Reading(const std::string& path) { reads = path.c_str(); }
+Reading::~Reading() { reads = nullptr; }
+
+void watch_for_losses() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    struct sigaction ours = {};
+    ours.sa_sigaction = replace_page;
+    ours.sa_flags = SA_SIGINFO;
+    sigaction(SIGBUS, &ours, &before);
+  });
+  lost.store(nullptr);
+}
+
+Status check_losses() {
+  const char* const path = lost.load();
+  return path == nullptr ? ok_status() : Status(loss_of(path));
+}
+
+Error loss_of(const std::string& path) {
+  return fail("'{}' was cut or became unreadable while it was in use", path)
+      .with_code(ExitCode::kStorage);
+}
+
+}  // namespace piper

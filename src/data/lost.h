@@ -1,0 +1,26 @@
+// What is read of mapped files may vanish: a file is cut, a disk fails. The system says so by a
+// signal alone.
+#pragma once
+
+#include <string>
+
+#include "piper/base.h"
+
+namespace piper {
+
+// While it lives, the thread reads of the file at this path, which outlives it: what has vanished
+// reads as zeros.
+class Reading {
+ public:
+  explicit Reading(const std::string& path);
+  ~Reading();
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+};
+// At the opening of files: what comes by the signal is heard from here on, and nothing is lost yet.
+void watch_for_losses();
+// An error (kStorage) when anything has vanished since: no rank may take zeros for data.
+Status check_losses();
+Error loss_of(const std::string& path);
+
+}  // namespace piper
