@@ -29,8 +29,8 @@ void replace_page(int signal, siginfo_t* about, void* context) {
 
 }  // namespace
 
-Reading::Reading(const std::string& path) { reads = path.c_str(); }
-Reading::~Reading() { reads = nullptr; }
+MappedRead::MappedRead(const std::string& path) { reads = path.c_str(); }
+MappedRead::~MappedRead() { reads = nullptr; }
 
 void watch_for_losses() {
   static std::once_flag once;

@@ -10,12 +10,12 @@ namespace piper {
 
 // While it lives, the thread reads of the file at this path, which outlives it: what has vanished
 // reads as zeros.
-class Reading {
+class MappedRead {
  public:
-  explicit Reading(const std::string& path);
-  ~Reading();
-  Reading(const Reading&) = delete;
-  Reading& operator=(const Reading&) = delete;
+  explicit MappedRead(const std::string& path);
+  ~MappedRead();
+  MappedRead(const MappedRead&) = delete;
+  MappedRead& operator=(const MappedRead&) = delete;
 };
 // At the opening of files: what comes by the signal is heard from here on, and nothing is lost yet.
 void watch_for_losses();

@@ -209,7 +209,7 @@ class Batches final : public BatchSource {
   }
   Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
     const Feed& feed = *feeds_[static_cast<size_t>(input)];
-    const Reading reading(feed.path());
+    const MappedRead reading(feed.path());
     Status read = feed.read(step, first, count, to);
     PIPER_TRY(check_losses());  // the graver one
     const Opened& opened = *source_of_[static_cast<size_t>(input)];
