@@ -277,8 +277,7 @@ struct Strategy {
   std::vector<InputBinding> inputs;
   std::vector<std::pair<std::string, int64_t>> dims;
   std::vector<ParamRule> parameters;
-  // None, an output's name, or cross-entropy.
-  std::variant<std::monostate, std::string, CrossEntropyLoss> loss;
+  std::vector<LossTerm> loss;  // empty: the model's own
   SourceSpan loss_at;
   TrainSpec train;
   bool has_optimizer = false;   // train: {optimizer: …} is given

@@ -215,8 +215,9 @@ void Description::costs(const Imported& imported) {
   line("a sample's forward: {:.6g} MFLOP", flops / batch / 1e6);
   if (!imported.graph.loss.valid()) {
     line(
-        "no loss: name one in the strategy, loss: {{cross_entropy: {{logits: NAME, labels: "
-        "labels}}}} or loss: OUTPUT");
+        "no loss: name one in the strategy, loss: OUTPUT, loss: {{mean: OUTPUT}}, loss: {{mse: "
+        "{{output: NAME, target: target}}}} or loss: {{cross_entropy: {{logits: NAME, labels: "
+        "labels}}}}");
     return;
   }
   step_costs(std::move(recognised->graph));

@@ -74,6 +74,21 @@ Result<TrainingInfo> updates_of(const Graph& step) {
   return out;
 }
 
+// An output of the model as it is, or a mean cross-entropy over classes that are last.
+Status export_loss(const Strategy& strategy, const Graph& graph, TrainingExport& out) {
+  const LossTerm term = strategy.loss.empty() ? LossTerm{} : strategy.loss[0];
+  const bool plain = strategy.loss.size() < 2 && term.weight == 1 && term.dim == -1 &&
+                     term.label_smoothing == 0 && term.reduction == LossTerm::Reduction::kMean;
+  if (plain && term.kind == LossTerm::Kind::kCrossEntropy)
+    out.cross_entropy = CrossEntropyExport{term.output, term.target, term.ignore_index};
+  else if (plain && term.kind == LossTerm::Kind::kOutput)
+    out.output = term.output.empty() ? graph.value(graph.loss).name : term.output;
+  else
+    return fail(strategy.loss_at, "this loss cannot be written into training_info")
+        .with_note("help: an output of the model and a plain cross_entropy can");
+  return ok_status();
+}
+
 }  // namespace
 
 Status emit_onnx_training(const CompileOptions& options, const std::string& path) {
@@ -87,11 +102,7 @@ Status emit_onnx_training(const CompileOptions& options, const std::string& path
   PIPER_TRY(use_training(imported, strategy, ignored));
   PIPER_ASSIGN(Graph graph, with_loss(std::move(imported.graph), strategy));
   TrainingExport out;
-  if (const auto* loss = std::get_if<CrossEntropyLoss>(&strategy.loss)) {
-    out.cross_entropy = CrossEntropyExport{loss->logits, loss->labels, loss->ignore_index};
-  } else {
-    out.output = graph.value(graph.loss).name;
-  }
+  PIPER_TRY(export_loss(strategy, graph, out));
   PIPER_ASSIGN(const Differentiated step, differentiate(std::move(graph), strategy.train));
   Result<TrainingInfo> updates = updates_of(step.graph);
   if (!updates) {

@@ -136,27 +136,16 @@ Status use_training(const Imported& imported, Strategy& strategy, Explanations& 
 }
 
 Result<Graph> with_loss(Graph graph, const Strategy& strategy) {
-  if (const auto* loss = std::get_if<CrossEntropyLoss>(&strategy.loss))
-    return add_cross_entropy(std::move(graph), *loss);
+  if (!strategy.loss.empty()) return add_loss(std::move(graph), strategy.loss);
+  if (graph.loss.valid()) return graph;
   std::vector<std::string> names;
   for (ValueId output : graph.outputs) names.push_back(graph.value(output).name);
-  if (const auto* name = std::get_if<std::string>(&strategy.loss)) {
-    const auto it = std::find(names.begin(), names.end(), *name);
-    if (it == names.end())
-      return fail(strategy.loss_at, "loss: the model has no output '{}'{}", *name,
-                  did_you_mean(*name, names));
-    graph.loss = graph.outputs[static_cast<size_t>(it - names.begin())];
-  }
-  if (!graph.loss.valid())
-    return fail(SourceSpan{strategy.path},
-                "the model has no scalar output to minimise, and the strategy names no loss")
-        .with_note("outputs of the model: " + join(names, ", "))
-        .with_note("help: loss: {cross_entropy: {logits: NAME, labels: labels}}, or loss: OUTPUT");
-  const TensorType& type = graph.value(graph.loss).type;
-  if (num_elements(type.shape) != 1 || !info(type.dtype).is_float)
-    return fail(strategy.loss_at, "loss: '{}' is {}, not a scalar of floats",
-                graph.value(graph.loss).name, to_string(type));
-  return graph;
+  return fail(SourceSpan{strategy.path},
+              "the model has no scalar output to minimise, and the strategy names no loss")
+      .with_note("outputs of the model: " + join(names, ", "))
+      .with_note(
+          "help: loss: OUTPUT, loss: {mean: OUTPUT}, loss: {mse: {output: NAME, target: target}}, "
+          "loss: {cross_entropy: {logits: NAME, labels: labels}}, …");
 }
 
 }  // namespace piper

@@ -94,7 +94,7 @@ template <auto... Steps>
 std::string print_member(const Field& field, const void* object) {
   using Way = Path<Steps...>;
   const std::string text = print_value(field, Way::of(object));
-  if (field.presence != kOptional) return text;
+  if (field.presence == kStated || field.presence == kRequired) return text;
   const typename Way::Object defaults{};
   return text == print_value(field, Way::in(defaults)) ? "" : text;
 }

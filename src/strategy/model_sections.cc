@@ -106,10 +106,20 @@ Result<std::vector<ParamRule>> read_parameters(const std::vector<Sections::Item>
 }
 
 Status read_loss(const yaml::Entry& entry, const Scope& scope, Strategy& out) {
-  out.loss_at = entry.value.at;
-  if (entry.value.is(yaml::Node::Kind::kMap))
-    return fields::read_map(fields::object("loss"), entry.value, entry.key.at, {scope}, &out);
-  PIPER_ASSIGN(out.loss, read_text(entry.value, scope));
+  const yaml::Node& value = entry.value;
+  out.loss_at = value.at;
+  const auto read_term = [&](const yaml::Node& node, const SourceSpan& at) {
+    return fields::read_map(fields::object("loss"), node, at, {scope}, &out.loss.emplace_back());
+  };
+  if (value.is(yaml::Node::Kind::kMap)) return read_term(value, entry.key.at);
+  if (value.is(yaml::Node::Kind::kList)) {
+    if (value.items.empty()) return fail(value.at, "'loss' is a list without terms");
+    for (const yaml::Node& item : value.items) PIPER_TRY(read_term(item, item.at));
+    return ok_status();
+  }
+  LossTerm& term = out.loss.emplace_back();
+  term.at = term.output_at = value.at;
+  PIPER_ASSIGN(term.output, read_text(value, scope));
   return ok_status();
 }
 
@@ -236,38 +246,99 @@ constexpr Field kStored[] = {
 
 // ---- loss ----
 
-Status read_output(const Field&, const yaml::Entry& entry, const Reading& reading, Strategy& out) {
-  out.loss_at = entry.value.at;
-  PIPER_ASSIGN(out.loss, read_text(entry.value, reading.scope));
+using Loss = LossTerm::Kind;
+using Reduction = LossTerm::Reduction;
+
+// A key that says which loss it is: the name of an output, or a map.
+template <Loss kind>
+Status read_loss_kind(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                      LossTerm& term) {
+  term.kind = kind;
+  term.at = entry.key.at;
+  if (field.form.type == Type::kOne) return read_inside(field, entry, reading, &term);
+  term.output_at = entry.value.at;
+  PIPER_ASSIGN(term.output, read_text(entry.value, reading.scope));
   return ok_status();
 }
-Status read_cross_entropy(const Field& field, const yaml::Entry& entry, const Reading& reading,
-                          Strategy& out) {
-  CrossEntropyLoss& loss = out.loss.emplace<CrossEntropyLoss>();
-  out.loss_at = loss.at = entry.key.at;
-  return read_inside(field, entry, reading, &loss);
+template <Loss kind>
+std::string print_loss_kind(const Field& field, const LossTerm& term) {
+  if (term.kind != kind) return "";
+  return field.form.type == Type::kOne ? print_inside(field, &term)
+                                       : print_value(field, term.output);
 }
-std::string print_output(const Field& field, const Strategy& from) {
-  const auto* output = std::get_if<std::string>(&from.loss);
-  return output ? print_value(field, *output) : "";
-}
-std::string print_cross_entropy(const Field& field, const Strategy& from) {
-  const auto* loss = std::get_if<CrossEntropyLoss>(&from.loss);
-  return loss ? print_inside(field, loss) : "";
+template <Loss kind>
+constexpr Field loss_row(std::string_view name, Form form, std::string_view doc) {
+  return {name, form, kOptional, doc, custom<read_loss_kind<kind>, print_loss_kind<kind>>};
 }
 
 constexpr Field kLoss[] = {
-    {"output", kText, kOptional, "A scalar output of the model.",
-     custom<read_output, print_output>},
-    {"cross_entropy", one("cross_entropy"), kOptional, "Mean cross-entropy over labels.",
-     custom<read_cross_entropy, print_cross_entropy>},
+    loss_row<Loss::kOutput>("output", kText, "A scalar output of the model."),
+    loss_row<Loss::kMean>("mean", kText, "The mean of an output."),
+    loss_row<Loss::kSum>("sum", kText, "The sum of an output."),
+    loss_row<Loss::kCrossEntropy>("cross_entropy", one("cross_entropy"),
+                                  "Cross-entropy of logits, over labels."),
+    loss_row<Loss::kMse>("mse", one("mse"), "The squared error."),
+    loss_row<Loss::kL1>("l1", one("l1"), "The absolute error."),
+    loss_row<Loss::kSmoothL1>("smooth_l1", one("smooth_l1"),
+                              "The squared error over 2 beta below beta, then the absolute."),
+    loss_row<Loss::kHuber>("huber", one("huber"),
+                           "Half the squared error below delta, then delta times the absolute."),
+    loss_row<Loss::kBce>("bce", one("bce"), "Binary cross-entropy of probabilities."),
+    loss_row<Loss::kBceWithLogits>("bce_with_logits", one("bce_with_logits"),
+                                   "Binary cross-entropy of logits."),
+    loss_row<Loss::kKl>("kl", one("kl"), "Kullback-Leibler divergence of log-probabilities."),
+    {"weight", kReal, kBeside, "Its factor in the sum of all terms. Default 1.",
+     member<&LossTerm::weight>},
 };
+
+constexpr Member kOfOutput = located<&LossTerm::output, &LossTerm::output_at>;
+constexpr Member kOfTarget = located<&LossTerm::target, &LossTerm::target_at>;
+constexpr Word kReductions[] = {word("mean", Reduction::kMean), word("sum", Reduction::kSum)};
+constexpr Word kKlReductions[] = {word("mean", Reduction::kMean),
+                                  word("batchmean", Reduction::kBatchMean),
+                                  word("sum", Reduction::kSum)};
+constexpr Field kOutput = {"output", kText, kRequired, "A value of the model.", kOfOutput};
+constexpr Field kTarget = {"target", kText, kRequired,
+                           "What it should be: an input, made where the model has none.",
+                           kOfTarget};
+constexpr Field kReduction = {"reduction", one_of(kReductions), kOptional,
+                              "Over all elements. Default mean.", member<&LossTerm::reduction>};
 constexpr Field kCrossEntropy[] = {
-    {"logits", kText, kRequired, "An output [..., classes].", member<&CrossEntropyLoss::logits>},
-    {"labels", kText, kRequired, "An input of class numbers.", member<&CrossEntropyLoss::labels>},
+    {"logits", kText, kRequired, "A value of the model, [..., classes].", kOfOutput},
+    {"labels", kText, kRequired, "An input of class numbers, made where the model has none.",
+     kOfTarget},
+    {"dim", kInteger, kOptional, "Which dim of the logits is the classes. Default -1, the last.",
+     member<&LossTerm::dim>},
     {"ignore_index", kInteger, kStated, "The label that does not count. Default -100.",
-     member<&CrossEntropyLoss::ignore_index>},
+     member<&LossTerm::ignore_index>},
+    {"label_smoothing", real(kUnit), kOptional, "The share that all classes get. Default 0.",
+     member<&LossTerm::label_smoothing>},
+    {"reduction", one_of(kReductions), kOptional, "Over all labels that count. Default mean.",
+     member<&LossTerm::reduction>},
 };
+constexpr Field kElementwise[] = {kOutput, kTarget, kReduction};
+constexpr Field kSmoothL1[] = {
+    kOutput, kTarget,
+    {"beta", real(kPositive), kOptional, "Where the square ends. Default 1.",
+     member<&LossTerm::beta>},
+    kReduction};
+constexpr Field kHuber[] = {
+    kOutput, kTarget,
+    {"delta", real(kPositive), kOptional, "Where the square ends. Default 1.",
+     member<&LossTerm::beta>},
+    kReduction};
+constexpr Field kBceWithLogits[] = {
+    {"logits", kText, kRequired, "A value of the model.", kOfOutput}, kTarget,
+    {"pos_weight", real(kNotNegative), kOptional, "Factor of what is 1 in the target. Default 1.",
+     member<&LossTerm::pos_weight>},
+    kReduction};
+constexpr Field kKl[] = {
+    kOutput, kTarget,
+    {"log_target", kBool, kOptional, "Whether the target is log-probabilities. Default false.",
+     member<&LossTerm::log_target>},
+    {"reduction", one_of(kKlReductions), kOptional,
+     "Over all elements; batchmean: the sum, by samples. Default mean.",
+     member<&LossTerm::reduction>}};
 
 constexpr Object kModelObjects[] = {
     {"input", kInput},
@@ -277,6 +348,13 @@ constexpr Object kModelObjects[] = {
     {"stored", kStored},
     single("loss", kLoss),
     {"cross_entropy", kCrossEntropy},
+    {"mse", kElementwise},
+    {"l1", kElementwise},
+    {"bce", kElementwise},
+    {"smooth_l1", kSmoothL1},
+    {"huber", kHuber},
+    {"bce_with_logits", kBceWithLogits},
+    {"kl", kKl},
 };
 
 }  // namespace

@@ -56,8 +56,11 @@ class StrategyPrinter {
     for (const ParamRule& rule : s_.parameters)
       lines += fmt::format("  - {}\n", print_entries(object("parameter"), &rule));
     section("parameters", lines);
-    const std::string loss = print_map(object("loss"), &s_);
-    if (loss != "{}") line("loss", loss);
+    const auto term = [](const LossTerm& one) { return print_map(object("loss"), &one); };
+    if (s_.loss.size() == 1) return line("loss", term(s_.loss[0]));
+    lines = "";
+    for (const LossTerm& one : s_.loss) lines += fmt::format("  - {}\n", term(one));
+    section("loss", lines);
   }
 
   void annotate() {

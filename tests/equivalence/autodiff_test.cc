@@ -17,6 +17,9 @@
 namespace piper {
 namespace {
 
+const std::vector<LossTerm> kCrossEntropy{
+    {.kind = LossTerm::Kind::kCrossEntropy, .output = "logits", .target = "labels"}};
+
 using test::must;
 using test::Tensor;
 using test::Values;
@@ -54,7 +57,7 @@ TEST_P(Reference, GradientsAtStepZero) {
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << "no " << folder;
   Graph graph = must(import_onnx(folder / "model.onnx", {.batch = 8})).graph;
   if (!graph.loss.valid()) {
-    graph = must(add_cross_entropy(std::move(graph), {.logits = "logits", .labels = "labels"}));
+    graph = must(add_loss(std::move(graph), kCrossEntropy));
   }
   TrainSpec train;
   train.groups.push_back({.match = "**"});

@@ -16,6 +16,9 @@
 namespace piper {
 namespace {
 
+const std::vector<LossTerm> kCrossEntropy{
+    {.kind = LossTerm::Kind::kCrossEntropy, .output = "logits", .target = "labels"}};
+
 using test::must;
 using test::Tensor;
 using test::Values;
@@ -181,7 +184,7 @@ class Exports : public testing::TestWithParam<Model> {
   Graph import() const {
     Graph graph = must(import_onnx(folder_ / "model.onnx", {.batch = 8})).graph;
     if (graph.loss.valid()) return graph;
-    return must(add_cross_entropy(std::move(graph), {.logits = "logits", .labels = "labels"}));
+    return must(add_loss(std::move(graph), kCrossEntropy));
   }
   std::filesystem::path folder_;
 };

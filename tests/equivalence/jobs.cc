@@ -118,6 +118,34 @@ std::string write_batches(const Folder& folder, const nlohmann::json& batches, i
   return path;
 }
 
+double difference_from(const Trained& trained, const std::string& path,
+                       const std::string& prefix) {
+  const auto file = read_safetensors(path);
+  EXPECT_TRUE(file) << print_error(file.error());
+  double worst = 0;
+  const auto compare = [&](const double* got, const NamedTensor& want) {
+    const auto* numbers = reinterpret_cast<const double*>(want.data.data);
+    double most = 0.05, difference = 0;
+    for (int64_t i = 0; i < num_elements(want.type.shape); ++i) {
+      most = std::max(most, std::abs(numbers[i]));
+      difference = std::max(difference, std::abs(got[i] - numbers[i]));
+      if (std::isnan(got[i])) difference = INFINITY;
+    }
+    worst = std::max(worst, difference / most);
+  };
+  for (const NamedTensor& want : *file) {
+    const std::string after = prefix + "after/";
+    if (want.name == prefix + "losses") compare(trained.losses.data(), want);
+    if (!want.name.starts_with(after)) continue;
+    const auto got = trained.parameters.find(want.name.substr(after.size()));
+    EXPECT_NE(got, trained.parameters.end()) << want.name;
+    if (got == trained.parameters.end()) return INFINITY;
+    EXPECT_EQ(got->second.type, want.type) << want.name;
+    compare(reinterpret_cast<const double*>(got->second.data.data), want);
+  }
+  return worst;
+}
+
 Result<Trained> train_on(const PlanSet& set, const std::string& path, int64_t steps, int threads,
                          bool fuse) {
   PIPER_ASSIGN(const auto data, open_file(set, path));

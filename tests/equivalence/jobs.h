@@ -85,6 +85,9 @@ void expect_same_when_queued(const PlanSet& set, const std::string& model, const
 void expect_equal_bits(const Trained& a, const Trained& b, const std::string& what);
 // The largest of any parameter: absolute difference ÷ max(largest absolute value in b, 0.05).
 double largest_difference(const Trained& a, const Trained& b);
+// The largest, from what a file of f64 has as PREFIXlosses and PREFIXafter/PARAMETER: absolute
+// difference ÷ max(largest absolute value there, 0.05).
+double difference_from(const Trained& trained, const std::string& path, const std::string& prefix);
 // Largest absolute difference ÷ max(largest absolute reference, 0.05).
 double tensor_error(const NamedTensor& got, const NamedTensor& want);
 

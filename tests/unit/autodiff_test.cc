@@ -278,8 +278,11 @@ output %logits
 )";
 
 TEST(CrossEntropy, AddsLabelsAndAMean) {
-  const Graph graph = must(add_cross_entropy(
-      must(parse_graph(kLogits)), {.logits = "logits", .labels = "labels", .ignore_index = -1}));
+  const std::vector<LossTerm> terms{{.kind = LossTerm::Kind::kCrossEntropy,
+                                     .output = "logits",
+                                     .target = "labels",
+                                     .ignore_index = -1}};
+  const Graph graph = must(add_loss(must(parse_graph(kLogits)), terms));
   must(check_graph(graph));
   EXPECT_EQ(print_graph(graph), R"(graph batch=4 shards=1
 input %ids:i64[4,3] batch_dim=0
@@ -296,17 +299,26 @@ loss %loss_Div_3
 )");
 }
 
-TEST(CrossEntropy, ErrorsNameTheValues) {
-  auto error = [](const CrossEntropyLoss& loss) {
-    const Result<Graph> made = add_cross_entropy(must(parse_graph(kLogits)), loss);
+TEST(Loss, ErrorsNameTheValues) {
+  using enum LossTerm::Kind;
+  auto error = [](LossTerm term) {
+    const Result<Graph> made = add_loss(must(parse_graph(kLogits)), {&term, 1});
     return made ? "ok" : made.error().message;
   };
-  EXPECT_EQ(error({.logits = "logit", .labels = "labels"}),
-            "the model has no value 'logit' to take as logits (did you mean 'logits'?)");
-  EXPECT_EQ(error({.logits = "ids", .labels = "labels"}),
-            "logits must be floating point of shape [samples, …, classes], but 'ids' is i64[4,3]");
-  EXPECT_EQ(error({.logits = "logits", .labels = "w"}),
-            "labels for the logits 'logits' must be i64[4,3], but 'w' is f32[5,6]");
+  EXPECT_EQ(error({.kind = kCrossEntropy, .output = "logit", .target = "labels"}),
+            "loss: the model has no value 'logit' (did you mean 'logits'?)");
+  EXPECT_EQ(error({.kind = kCrossEntropy, .output = "ids", .target = "labels"}),
+            "loss: 'ids' is i64[4,3], not floats");
+  EXPECT_EQ(error({.kind = kCrossEntropy, .output = "logits", .target = "w"}),
+            "loss: the target of 'logits' must be i64[4,3], but 'w' is f32[5,6]");
+  EXPECT_EQ(error({.kind = kCrossEntropy, .output = "logits", .target = "y", .dim = 3}),
+            "loss: 'logits' is f32[4,3,6], which has no dim 3 of classes");
+  EXPECT_EQ(error({.kind = kMse, .output = "logits", .target = "w"}),
+            "loss: the target of 'logits' must be f32[4,3,6], but 'w' is f32[5,6]");
+  EXPECT_EQ(error({.kind = kMse, .output = "w", .target = "y"}),
+            "loss: the target of 'w' would be [5,6], and no dim counts the 4 samples of a batch");
+  EXPECT_EQ(error({.kind = kOutput, .output = "logits"}),
+            "loss: 'logits' is f32[4,3,6], not a scalar");
 }
 
 }  // namespace

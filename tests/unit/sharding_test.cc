@@ -14,6 +14,9 @@
 namespace piper {
 namespace {
 
+const std::vector<LossTerm> kCrossEntropy{
+    {.kind = LossTerm::Kind::kCrossEntropy, .output = "logits", .target = "labels"}};
+
 int64_t number_in(const std::string& text, const std::string& name) {
   size_t at = text.find(name + "=");
   int64_t value = 0;
@@ -246,7 +249,7 @@ Result<Graph> training_graph(const std::string& path, bool has_loss) {
   PIPER_ASSIGN(Imported imported, import_onnx(path, options));
   Graph graph = std::move(imported.graph);
   if (!has_loss) {
-    PIPER_ASSIGN(graph, add_cross_entropy(std::move(graph), {"logits", "labels", -100, {}}));
+    PIPER_ASSIGN(graph, add_loss(std::move(graph), kCrossEntropy));
   }
   TrainSpec train;
   train.optimizer.kind = OptimizerKind::kAdamW;

@@ -157,6 +157,19 @@ TEST(Spelling, HasAllThatCanBeSaid) {
       "  - replicate: {over: pp, bucket: 25MiB, shard: [optimizer, gradients], reduce: {when: "
       "per_microbatch}}\n"
       "  - offload: {what: activations, min: 512B, distance: 2}\n",
+      "loss:\n"
+      "  - {output: a}\n"
+      "  - {mean: a}\n"
+      "  - {sum: a, weight: -2}\n"
+      "  - {cross_entropy: {logits: a, labels: b, dim: 1, ignore_index: -1, label_smoothing: 0.5, "
+      "reduction: sum}, weight: 0.5}\n"
+      "  - {mse: {output: a, target: b}}\n"
+      "  - {l1: {output: a, target: b, reduction: sum}}\n"
+      "  - {smooth_l1: {output: a, target: b, beta: 0.5}}\n"
+      "  - {huber: {output: a, target: b, delta: 0.5}}\n"
+      "  - {bce: {output: a, target: b}}\n"
+      "  - {bce_with_logits: {logits: a, target: b, pos_weight: 3}}\n"
+      "  - {kl: {output: a, target: b, log_target: true, reduction: batchmean}}\n",
       "train:\n  optimizer: {sgd: {lr: 0.1, momentum: 0.9, dampening: 0, nesterov: true, "
       "weight_decay: 1e-05}}\n  microbatch_size: 2\n",
       "train:\n  optimizer: {adagrad: {lr: 0.01, lr_decay: 0.5, eps: 1e-10, weight_decay: 0, "

@@ -105,13 +105,35 @@ TEST(Strategy, ReadsModelSections) {
   EXPECT_EQ(strategy.inputs[0].batch_dim, 0);
   EXPECT_FALSE(strategy.inputs[1].shape.has_value());
   EXPECT_EQ(strategy.dims[0].second, 128);
-  const auto& loss = std::get<CrossEntropyLoss>(strategy.loss);
-  EXPECT_EQ(loss.logits, "logits");
-  EXPECT_EQ(loss.labels, "labels");
+  const LossTerm& loss = strategy.loss.at(0);
+  EXPECT_EQ(loss.kind, LossTerm::Kind::kCrossEntropy);
+  EXPECT_EQ(loss.output, "logits");
+  EXPECT_EQ(loss.target, "labels");
   EXPECT_EQ(loss.ignore_index, -1);
-  EXPECT_EQ(std::get<std::string>(parsed("piper: 1\nloss: total\n").loss), "total");
-  EXPECT_EQ(std::get<std::string>(parsed("piper: 1\nloss: {output: total}\n").loss), "total");
-  EXPECT_EQ(parsed("piper: 1\n").loss.index(), 0u);
+  for (const char* text : {"piper: 1\nloss: total\n", "piper: 1\nloss: {output: total}\n"}) {
+    EXPECT_EQ(parsed(text).loss.at(0).kind, LossTerm::Kind::kOutput);
+    EXPECT_EQ(parsed(text).loss.at(0).output, "total");
+  }
+  EXPECT_TRUE(parsed("piper: 1\n").loss.empty());
+}
+
+TEST(Strategy, ReadsAndPrintsLosses) {
+  for (const char* loss :
+       {"{output: total}", "{mean: a, weight: 0.5}",
+        "{cross_entropy: {logits: a, labels: b, dim: 1, ignore_index: 2, label_smoothing: 0.1, "
+        "reduction: sum}}",
+        "{smooth_l1: {output: a, target: b, beta: 0.5}, weight: -2}",
+        "{huber: {output: a, target: b, delta: 0.5}}",
+        "{bce_with_logits: {logits: a, target: b, pos_weight: 3}}",
+        "{kl: {output: a, target: b, log_target: true, reduction: batchmean}}"}) {
+    const std::string text = fmt::format("piper: 1\nloss: {}\n", loss);
+    EXPECT_NE(print_strategy(parsed(text)).find(fmt::format("loss: {}\n", loss)),
+              std::string::npos)
+        << print_strategy(parsed(text));
+  }
+  const std::string several = "loss:\n  - {mse: {output: a, target: b}}\n  - {sum: c, weight: 2}\n";
+  const std::string printed = print_strategy(parsed("piper: 1\n" + several));
+  EXPECT_NE(printed.find(several), std::string::npos) << printed;
 }
 
 TEST(Strategy, ReadsTrain) {
@@ -310,7 +332,7 @@ TEST(Strategy, JoinsFiles) {
   EXPECT_EQ(strategy->seed, 5u);
   EXPECT_EQ(strategy->train.clip_norm, 1);
   EXPECT_EQ(strategy->global_batch, 8);
-  EXPECT_EQ(std::get<std::string>(strategy->loss), "own");
+  EXPECT_EQ(strategy->loss.at(0).output, "own");
   EXPECT_EQ(strategy->weight_versions, 1);
   EXPECT_EQ(strategy->inputs.size() + strategy->dims.size(), 2u);
   ASSERT_EQ(strategy->parameters.size(), 2u);
@@ -358,7 +380,7 @@ TEST(Strategy, TheFileThatIncludesTheOthersDecides) {
     if (!strategy.ok()) {
       EXPECT_EQ(strategy.error().message, "'loss' is given twice");
     } else if (!uppermost.empty()) {
-      EXPECT_EQ(std::get<std::string>(strategy->loss), fmt::format("l{}", *uppermost.begin()));
+      EXPECT_EQ(strategy->loss.at(0).output, fmt::format("l{}", *uppermost.begin()));
     }
   }
   EXPECT_GT(clashes, 5);
@@ -440,7 +462,7 @@ TEST(Strategy, InsertsParamsIntoPaths) {
       "top.yaml", "piper: 1\nparams: {n: 1, kind: a, file: \"a$n\"}\ninclude: \"$file.yaml\"\n");
   const auto loss = [&](const std::vector<Definition>& defines) {
     const Result<Strategy> strategy = parse_strategy(path, defines);
-    return strategy ? std::get<std::string>(strategy->loss) +
+    return strategy ? strategy->loss.at(0).output +
                           std::to_string(strategy->mesh.empty() ? 0 : strategy->mesh[0].size)
                     : strategy.error().message;
   };
@@ -569,8 +591,8 @@ int read_examples(const std::string& name) {
 }
 
 TEST(Page, ShowsTrueExamples) {
-  EXPECT_EQ(read_examples("formats/strategy.md"), 13);
-  EXPECT_EQ(read_examples("strategies/README.md"), 3);
+  EXPECT_EQ(read_examples("formats/strategy.md"), 14);
+  EXPECT_EQ(read_examples("strategies/README.md"), 4);
 }
 
 const char* const kEverything =
