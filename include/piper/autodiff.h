@@ -97,8 +97,8 @@ Graph keep_slopes(Graph step);
 Graph rename_in_backward(Graph step);
 
 // One term of a loss that the strategy names, of a value of the model, element by element beside a
-// target of the same shape; of cross-entropy the target is a label for each row of classes. A target
-// that the model does not have becomes an input. Options mean what they mean in PyTorch.
+// target of the same shape; of cross-entropy the target is a label for each row of classes. A
+// target that the model does not have becomes an input. Options mean what they mean in PyTorch.
 struct LossTerm {
   enum class Kind {
     kOutput,  // the value itself, a scalar
@@ -116,8 +116,8 @@ struct LossTerm {
   std::string output, target;  // names of values; kinds up to kSum have no target
   // Divided by the number of elements (of labels that count), by that of samples, or by nothing.
   enum class Reduction { kMean, kBatchMean, kSum } reduction = Reduction::kMean;
-  double weight = 1;          // in the sum of all terms
-  int64_t dim = -1;           // kCrossEntropy: where the classes are
+  double weight = 1;            // in the sum of all terms
+  int64_t dim = -1;             // kCrossEntropy: where the classes are
   int64_t ignore_index = -100;  // kCrossEntropy
   double label_smoothing = 0;   // kCrossEntropy
   double beta = 1;              // kSmoothL1: where the square begins, > 0; kHuber calls it delta
@@ -125,9 +125,9 @@ struct LossTerm {
   bool log_target = false;      // kKl: the target is log-probabilities, too
   SourceSpan at, output_at, target_at;
 };
-// Appends their weighted sum as the graph's loss, and as an output. Error, at the place of the name:
-// a value that is not there, with the nearest; one of another type or shape; a target without a dim
-// of samples.
+// Appends their weighted sum as the graph's loss, and as an output. Error, at the place of the
+// name: a value that is not there, with the nearest; one of another type or shape; a target without
+// a dim of samples.
 Result<Graph> add_loss(Graph forward, std::span<const LossTerm> terms);
 
 }  // namespace piper

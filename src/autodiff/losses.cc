@@ -95,7 +95,7 @@ ValueId divergence(const Use& u) {
 // Whole numbers are exact in every type, their reciprocals in none: sums are divided.
 ValueId reduced(const Use& u, ValueId elements, Reduction reduction) {
   const Shape& shape = u.build.shape(elements);
-  const int64_t count = reduction == Reduction::kMean ? num_elements(shape)
+  const int64_t count = reduction == Reduction::kMean                          ? num_elements(shape)
                         : reduction == Reduction::kBatchMean && !shape.empty() ? shape[0]
                                                                                : 1;
   const ValueId sum = u.sum(elements);
@@ -109,8 +109,7 @@ ValueId smoothed_part(const Use& u) {
   Builder& b = u.build;
   const auto last = static_cast<int64_t>(b.shape(u.y).size()) - 1;
   const auto classes = static_cast<double>(b.shape(u.y).back());
-  const ValueId rows =
-      b.reduce_sum(u.op("LogSoftmax", {u.y}, {{"axis", last}}), {last}, false);
+  const ValueId rows = b.reduce_sum(u.op("LogSoftmax", {u.y}, {{"axis", last}}), {last}, false);
   const ValueId ignored = b.scalar(static_cast<double>(u.term.ignore_index), DType::kI64);
   const ValueId counted = u.op("Where", {u.op("Equal", {u.t, ignored}), u.number(0), rows});
   return b.div(u.sum(counted), u.number(-classes));
@@ -273,14 +272,15 @@ Result<ValueId> term_of(Builder& build, const LossTerm& term) {
     if (build.type(t).dtype != build.type(y).dtype) t = build.cast(t, build.type(y).dtype);
   }
   const Use use{build, term, y, t};
-  return reduced(use, row.elements(use), term.kind == Kind::kSum ? Reduction::kSum : term.reduction);
+  return reduced(use, row.elements(use),
+                 term.kind == Kind::kSum ? Reduction::kSum : term.reduction);
 }
 
 // In the widest type of the parts, at least f32 where there are several.
 ValueId weighted_sum(Builder& build, std::span<const LossTerm> terms,
                      const std::vector<ValueId>& parts) {
   const auto is_f64 = [&](ValueId id) { return build.type(id).dtype == DType::kF64; };
-  const DType type = parts.size() == 1 ? build.type(parts[0]).dtype
+  const DType type = parts.size() == 1                                 ? build.type(parts[0]).dtype
                      : std::any_of(parts.begin(), parts.end(), is_f64) ? DType::kF64
                                                                        : DType::kF32;
   ValueId total;

@@ -44,12 +44,6 @@ std::string RuleContext::text(std::string_view name, std::string otherwise) cons
   return value ? *value : otherwise;
 }
 
-std::vector<int64_t> RuleContext::integers(std::string_view name) const {
-  const OnnxAttr* attr = node.find(name);
-  const auto* value = attr ? std::get_if<std::vector<int64_t>>(&attr->value) : nullptr;
-  return value ? *value : std::vector<int64_t>();
-}
-
 std::string RuleContext::called() const {
   const auto call = parse_call(find_metadata(node.metadata, "pkg.torch.onnx.fx_node"));
   return call ? call->function : "";
@@ -235,6 +229,17 @@ Result<Val> RuleContext::slice(const Val& x, const std::vector<int64_t>& starts,
   if (!made) return located(made.error().message);
   out.id = (*made)[0].id;
   return out;
+}
+
+Result<Val> RuleContext::part(const Val& x, size_t axis, int64_t start, int64_t count) {
+  if (start < 0 || count < 0 || count > x.shape[axis] - start)
+    return error("wants elements [{}, {}) of dim {} of {}", start, start + count, axis,
+                 to_string(x.shape));
+  Shape shape = x.shape;
+  shape[axis] = count;
+  std::vector<int64_t> starts(x.rank(), 0);
+  starts[axis] = start;
+  return slice(x, starts, std::vector<int64_t>(x.rank(), 1), shape);
 }
 
 Result<Val> RuleContext::reduce_sum(const Val& x, const std::vector<int64_t>& axes, bool keepdims) {

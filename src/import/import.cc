@@ -34,10 +34,11 @@ class Importer {
         emit_(graph_, stored_bytes(model), seed, model.producer.starts_with("pytorch")) {}
   Status run(const ImportOptions& options);
   Graph take() && { return std::move(graph_); }
-  // Ifs whose condition is known: run() fails until their branches stand in their places.
+  // Ifs, Loops and Scans that are known: run() fails until branches and turns stand in their
+  // places.
   struct Taken {
     std::string output;  // the first of the node
-    bool condition;
+    int64_t value;       // the condition, or how many turns
   };
   const std::vector<Taken>& taken() const { return taken_; }
   const std::vector<Note>& notes() const { return notes_; }
@@ -92,7 +93,9 @@ void Importer::add_params() {
 
 void Importer::add_constants() {
   for (const OnnxTensor& tensor : model_.initializers) {
-    values_.emplace(tensor.name, constant_val(tensor.type.dtype, tensor.type.shape, tensor.data));
+    Val val = constant_val(tensor.type.dtype, tensor.type.shape, tensor.data);
+    val.narrow = tensor.narrow;
+    values_.emplace(tensor.name, std::move(val));
   }
 }
 
@@ -146,7 +149,7 @@ void Importer::name_results(size_t n, const Vals& results, size_t first_node) {
 void Importer::try_node(size_t n) {
   const OnnxNode& node = model_.nodes[n];
   const ImportRule* rule = table_.find(node, model_.opset);
-  bool known = rule != nullptr || is_if(node);
+  bool known = rule != nullptr || is_nested(node);
   if (!known) refusals_.no_rule(node, scopes_[n]);
   for (const std::string& input : node.inputs) known = known && !unknown_.count(input);
   if (known) {
@@ -158,17 +161,93 @@ void Importer::try_node(size_t n) {
   unknown_.erase("");
 }
 
-// An If: which branch it is, where its condition is known; its results are unknown until then.
+// How often: of a Loop, whose condition may only be true, or of a Scan along its inputs.
+Result<int64_t> turns_of(const RuleContext& c) {
+  if (c.node.op == "Loop") {
+    if (c.has(1) && (!c.in(1).is_constant() || num_elements(c.in(1).shape) != 1))
+      return c.error("is not supported where its condition depends on the data");
+    if (c.has(1) && read_number(c.in(1).data, c.in(1).dtype, 0) == 0) return int64_t{0};
+    if (!c.has(0)) return c.error("is not supported where only its body ends it");
+    PIPER_ASSIGN(const auto turns, c.constant_integers(0, "number of turns"));
+    if (turns.size() != 1) return c.error("has {} numbers of turns", turns.size());
+    return std::max<int64_t>(turns[0], 0);
+  }
+  const int64_t scanned = c.integer("num_scan_inputs", 0);
+  const auto inputs = static_cast<int64_t>(c.num_inputs());
+  if (c.opset < 9 || scanned < 1 || scanned > inputs)
+    return c.error("is not supported of opset {} along {} of {} inputs", c.opset, scanned, inputs);
+  const Val& first = c.in(static_cast<size_t>(inputs - scanned));
+  const auto axes = c.integers("scan_input_axes");
+  PIPER_ASSIGN(const size_t axis, c.axis(axes.empty() ? 0 : axes[0], first.rank()));
+  return first.shape[axis];
+}
+
+// Which branch it is, or how many turns, where that is known; its results are unknown until then.
 Status Importer::decide(size_t n) {
   const OnnxNode& node = model_.nodes[n];
   PIPER_ASSIGN(Vals inputs, inputs_of(n));
   const RuleContext context(node, std::move(inputs), model_.opset, scopes_[n], emit_);
-  PIPER_TRY(context.need(1, 1));
   if (node.outputs.empty()) return context.error("has no outputs");
+  if (node.op != "If") {
+    PIPER_ASSIGN(const int64_t turns, turns_of(context));
+    taken_.push_back({node.outputs[0], turns});
+    return ok_status();
+  }
+  PIPER_TRY(context.need(1, 1));
   const Val& condition = context.in(0);
   if (!condition.is_constant() || num_elements(condition.shape) != 1)
     return context.error("is not supported where its condition depends on the data");
   taken_.push_back({node.outputs[0], read_number(condition.data, condition.dtype, 0) != 0});
+  return ok_status();
+}
+
+// Integers of 8 and 16 bits are held in i32: ops that move or choose them keep that, what casts
+// them says itself what it makes, and arithmetic would have to wrap around.
+Status pass_narrow(const RuleContext& c, Vals& results) {
+  constexpr std::string_view kKeep[] = {"Clip",
+                                        "Concat",
+                                        "DepthToSpace",
+                                        "Expand",
+                                        "Flatten",
+                                        "Gather",
+                                        "GatherElements",
+                                        "GatherND",
+                                        "Identity",
+                                        "Max",
+                                        "MaxPool",
+                                        "Min",
+                                        "Pad",
+                                        "ReduceMax",
+                                        "ReduceMin",
+                                        "Reshape",
+                                        "Resize",
+                                        "ReverseSequence",
+                                        "ScatterElements",
+                                        "ScatterND",
+                                        "Slice",
+                                        "SpaceToDepth",
+                                        "Split",
+                                        "Squeeze",
+                                        "Tile",
+                                        "TopK",
+                                        "Transpose",
+                                        "Unsqueeze",
+                                        "Where"};
+  constexpr std::string_view kOwn[] = {"Cast", "CastLike", "Constant", "DequantizeLinear",
+                                       "QuantizeLinear"};
+  const auto has = [&](const auto& list) {
+    return std::find(std::begin(list), std::end(list), c.node.op) != std::end(list);
+  };
+  Narrow narrow;
+  for (size_t i = 0; i < c.num_inputs(); ++i)
+    if (c.in(i).narrow.bits > 0) narrow = c.in(i).narrow;
+  if (narrow.bits == 0 || has(kOwn)) return ok_status();
+  for (Val& result : results) {
+    if (result.dtype != DType::kI32 || !result.present()) continue;
+    if (!has(kKeep))
+      return c.error("is not supported of integers of {} bits: cast them before", narrow.bits);
+    result.narrow = narrow;
+  }
   return ok_status();
 }
 
@@ -180,6 +259,7 @@ Status Importer::import_node(size_t n, Rule rule) {
   PIPER_ASSIGN(Vals inputs, inputs_of(n));
   RuleContext context(node, std::move(inputs), model_.opset, scopes_[n], emit_);
   PIPER_ASSIGN(Vals results, rule(context));
+  PIPER_TRY(pass_narrow(context, results));
   for (size_t i = 0; i < node.outputs.size(); ++i) {
     if (node.outputs[i].empty()) continue;
     if (i >= results.size()) return context.error("its output {} is not supported", i);
@@ -276,15 +356,15 @@ Status Importer::run(const ImportOptions& options) {
     const Value& value = graph_.value(id);
     const auto input = std::find_if(model_.inputs.begin(), model_.inputs.end(),
                                     [&](const OnnxInput& i) { return i.name == value.name; });
-    values_.emplace(
-        input->name,
-        Val{Val::Kind::kGraph, value.type.dtype, value.type.shape, value.type.shape, id, {}, {}});
+    Val val = graph_val(graph_, id);
+    val.narrow = input->narrow;
+    values_.emplace(input->name, std::move(val));
   }
   add_params();
   values_.reserve(model_.initializers.size() + 2 * model_.nodes.size());
   add_constants();
   for (const size_t n : order) try_node(n);
-  if (!taken_.empty()) return fail("awaits the branches of its Ifs");
+  if (!taken_.empty()) return fail("awaits what its Ifs and loops become");
   if (refusals_.any()) return refusals_.error(model_);
   PIPER_TRY(add_outputs());
   PIPER_TRY(change_buffers());
@@ -298,7 +378,10 @@ void note_possible_buffers(const OnnxModel& model, const Recovery& recovery,
   if (!find_metadata(model.metadata, kSignatureKey).empty() || lists_parameters(model)) return;
   for (const RecoveredParam& param : recovery.params) {
     const std::string leaf = param.name.substr(param.name.rfind('.') + 1);
-    if (leaf == "weight" || leaf == "bias" || param.running || param.frozen) continue;
+    const bool ordinary = leaf == "weight" || leaf == "bias" || leaf.starts_with("weight_ih_l") ||
+                          leaf.starts_with("weight_hh_l") || leaf.starts_with("bias_ih_l") ||
+                          leaf.starts_with("bias_hh_l");
+    if (ordinary || param.running || param.frozen) continue;
     notes.push_back({param.name,
                      "perhaps a buffer, which files of this exporter do not tell from parameters, "
                      "nor what forward changes it to: 'exclude' under 'parameters' leaves it as it "
@@ -403,11 +486,11 @@ Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
   return out;
 }
 
-// Ifs whose conditions fold away are replaced by their branches, and the import begins again:
-// parameters may be used there, and what follows may decide further ones.
+// Ifs whose conditions fold away are replaced by their branches, loops of known turns by these, and
+// the import begins again: parameters may be used there, and what follows may decide further ones.
 Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
   constexpr int kMostTimes = 100;
-  const bool branches = std::any_of(model.nodes.begin(), model.nodes.end(), is_if);
+  const bool branches = std::any_of(model.nodes.begin(), model.nodes.end(), is_nested);
   std::vector<Importer::Taken> taken;
   if (!branches) return import_flat(std::move(model), options, taken);
   for (int k = 0; k < kMostTimes; ++k) {
@@ -416,17 +499,19 @@ Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
     for (const Importer::Taken& choice : taken) {
       const auto node =
           std::find_if(model.nodes.begin(), model.nodes.end(), [&](const OnnxNode& candidate) {
-            return is_if(candidate) && !candidate.outputs.empty() &&
+            return is_nested(candidate) && !candidate.outputs.empty() &&
                    candidate.outputs[0] == choice.output;
           });
       if (node == model.nodes.end())
-        return fail(model.at(), "'{}' is an If's, which is not in the file", choice.output);
-      PIPER_TRY(
-          take_branch(model, static_cast<size_t>(node - model.nodes.begin()), choice.condition));
+        return fail(model.at(), "'{}' is an If's or a loop's, which is not in the file",
+                    choice.output);
+      const auto at = static_cast<size_t>(node - model.nodes.begin());
+      PIPER_TRY(node->op == "If" ? take_branch(model, at, choice.value != 0)
+                                 : unroll(model, at, choice.value));
     }
     PIPER_TRY(check_defined(model));
   }
-  return fail(model.at(), "has Ifs that decide Ifs, more than {} deep", kMostTimes);
+  return fail(model.at(), "has Ifs and loops that decide others, more than {} deep", kMostTimes);
 }
 
 }  // namespace

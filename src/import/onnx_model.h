@@ -18,12 +18,22 @@ std::string_view find_metadata(const Metadata& metadata, std::string_view key);
 // supported.
 std::optional<DType> dtype_of_code(int64_t code);
 
+// Integers of the file that have 8 or 16 bits, which are held in i32; bits 0: they are none.
+struct Narrow {
+  int bits = 0;
+  bool is_signed = false;
+  bool operator==(const Narrow&) const = default;
+};
+inline constexpr Narrow kUint8{8, false};
+Narrow narrow_of_code(int64_t code);
+
 struct OnnxTensor {
   std::string name;
   TensorType type;
   Bytes data;                            // exactly type.bytes()
   bool mapped = false;                   // a window of a file: may be released
   std::vector<std::string> folded_from;  // initializers: names that the exporter computed it from
+  Narrow narrow = {};
 };
 
 struct OnnxAttr {
@@ -40,14 +50,15 @@ struct OnnxNode {
   std::vector<std::string> inputs, outputs;  // "" where an optional one is absent
   std::vector<OnnxAttr> attrs;
   Metadata metadata;
-  std::vector<OnnxSubgraph> branches;  // of an If
+  std::vector<OnnxSubgraph> branches;  // of an If; the body of a Loop or Scan
   const OnnxAttr* find(std::string_view attr) const;
   // "node 'x' (MatMul)": how every error about it begins.
   std::string label() const;
 };
 
 struct OnnxSubgraph {
-  std::string attr;  // "then_branch" or "else_branch"
+  std::string attr;  // "then_branch", "else_branch" or "body"
+  std::vector<std::string> inputs;
   std::vector<OnnxNode> nodes;
   std::vector<OnnxTensor> initializers;
   std::vector<std::string> outputs;
@@ -61,6 +72,7 @@ struct OnnxInput {
   std::string name;
   DType dtype = DType::kF32;
   std::vector<OnnxDim> dims;
+  Narrow narrow = {};
 };
 
 struct OnnxAlgorithm {  // of training_info; its nodes and values stand behind those of the graph
@@ -93,6 +105,8 @@ Status check_defined(const OnnxModel& model);
 Result<std::vector<size_t>> node_order(const OnnxModel& model);
 // Puts a branch of the If at model.nodes[n] in its place; names are not checked again.
 Status take_branch(OnnxModel& model, size_t n, bool condition);
+// Puts the turns of the Loop or Scan at model.nodes[n] in its place.
+Status unroll(OnnxModel& model, size_t n, int64_t turns);
 
 // Gives back the memory of a window of a mapped file, which is read again when it is looked at
 // again.

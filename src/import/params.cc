@@ -212,6 +212,7 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
   std::vector<SignatureInput> signature =
       parse_signature(find_metadata(model.metadata, kSignatureKey));
   restore_training_norms(model, signature);
+  separate_recurrent(model, scopes);
   PIPER_TRY(separate_draws(model, scopes, signature));
   guard_rows_without_keys(model);
   std::vector<Note> notes;

@@ -154,6 +154,8 @@ void guard_rows_without_keys(OnnxModel& model);
 // Adds what was detached. Errors: the file does not say which of a node's inputs that was.
 Status find_detached(const OnnxModel& model, const std::vector<SignatureInput>& signature,
                      Recovery& recovery);
+// Parameters of recurrent layers that were folded into one tensor come apart.
+void separate_recurrent(OnnxModel& model, std::vector<std::string>& scopes);
 // Batch norms that train in training mode.
 void restore_training_norms(OnnxModel& model, const std::vector<SignatureInput>& signature);
 // By the exported program's signature and calls.

@@ -15,8 +15,11 @@ namespace {
 
 // Inputs that no training changes: running statistics, scales.
 bool is_setting(std::string_view op, size_t input) {
-  return (op == "BatchNormalization" && input >= 3) || (op == "Resize" && input >= 1) ||
-         (op == "OneHot" && input >= 1);
+  if (op == "BatchNormalization") return input >= 3;
+  constexpr std::string_view kOnlyFirst[] = {"DequantizeLinear", "OneHot", "QuantizeLinear",
+                                             "Resize", "Upsample"};
+  return input >= 1 &&
+         std::find(std::begin(kOnlyFirst), std::end(kOnlyFirst), op) != std::end(kOnlyFirst);
 }
 
 // Inputs that are mostly literals; PyTorch writes those as nodes.

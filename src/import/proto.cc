@@ -104,6 +104,7 @@ Result<OnnxSubgraph> read_branch(onnx::AttributeProto& attr, ExternalData& files
     PIPER_ASSIGN(OnnxNode read, read_node(node, files, read_metadata(node, kNodeMetadata)));
     out.nodes.push_back(std::move(read));
   }
+  for (const onnx::ValueInfoProto& value : graph.input()) out.inputs.push_back(value.name());
   for (const onnx::ValueInfoProto& value : graph.output()) out.outputs.push_back(value.name());
   return out;
 }
@@ -126,7 +127,8 @@ Result<OnnxNode> read_node(onnx::NodeProto& node, ExternalData& files, Result<Me
     if (out.find(attr.name())) {
       return fail("{} has the attribute '{}' twice", out.label(), shown(attr.name()));
     }
-    if (out.op == "If" && attr.has_g()) {
+    const bool nests = out.op == "If" || out.op == "Loop" || out.op == "Scan";
+    if (nests && attr.has_g()) {
       PIPER_ASSIGN(OnnxSubgraph branch, read_branch(attr, files));
       out.branches.push_back(std::move(branch));
       continue;
@@ -149,6 +151,7 @@ Result<OnnxInput> read_input(const onnx::ValueInfoProto& value) {
   if (!dtype)
     return fail("{} has elements of {}, which is not supported", who, type_name(type.elem_type()));
   out.dtype = *dtype;
+  out.narrow = narrow_of_code(type.elem_type());
   if (!type.has_shape()) return fail("{} has no shape", who);
   if (type.shape().dim_size() > kMaxRank)
     return fail("{} has {} dims", who, type.shape().dim_size());

@@ -1,5 +1,7 @@
 #include "proto_tensor.h"
 
+#include <cstring>
+
 namespace piper::onnx_import {
 namespace {
 
@@ -85,6 +87,23 @@ Result<Bytes> tensor_bytes(onnx::TensorProto& tensor, const TensorType& type, Ex
   return Bytes{owner, reinterpret_cast<const std::byte*>(owner->data()), owner->size()};
 }
 
+// Bytes of narrow integers as those of i32.
+template <class From>
+Bytes widened(const Bytes& data) {
+  const size_t count = data.size / sizeof(From);
+  std::vector<int32_t> out(count);
+  for (size_t i = 0; i < count; ++i) {
+    From value;
+    std::memcpy(&value, data.data + i * sizeof value, sizeof value);
+    out[i] = value;
+  }
+  return Bytes::copy_of(out.data(), count * sizeof(int32_t));
+}
+Bytes widened(const Bytes& data, Narrow from) {
+  if (from.bits == 8) return from.is_signed ? widened<int8_t>(data) : widened<uint8_t>(data);
+  return from.is_signed ? widened<int16_t>(data) : widened<uint16_t>(data);
+}
+
 // Bools are read in place later: each must be 0 or 1.
 Status check_bools(const Bytes& data) {
   for (const std::byte b : data.span()) {
@@ -110,9 +129,28 @@ std::optional<DType> dtype_of_code(int64_t code) {
     case onnx::TensorProto::INT64:
       return DType::kI64;
     case onnx::TensorProto::INT32:
+    case onnx::TensorProto::UINT8:
+    case onnx::TensorProto::INT8:
+    case onnx::TensorProto::UINT16:
+    case onnx::TensorProto::INT16:
       return DType::kI32;
     case onnx::TensorProto::BOOL:
       return DType::kBool;
+    default:
+      return {};
+  }
+}
+
+Narrow narrow_of_code(int64_t code) {
+  switch (code) {
+    case onnx::TensorProto::UINT8:
+      return kUint8;
+    case onnx::TensorProto::INT8:
+      return {8, true};
+    case onnx::TensorProto::UINT16:
+      return {16, false};
+    case onnx::TensorProto::INT16:
+      return {16, true};
     default:
       return {};
   }
@@ -129,8 +167,14 @@ std::string type_name(int type) {
 Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor,
                                ExternalData& files) {
   PIPER_ASSIGN(TensorType type, tensor_type(who, tensor));
+  const bool has_raw = tensor.has_raw_data();
   Result<Bytes> data = tensor_bytes(tensor, type, files);
   if (!data) return fail("{}: {}", who, data.error().message).with_code(data.error().code);
+  const Narrow narrow = narrow_of_code(tensor.data_type());
+  const bool stored_narrow =
+      narrow.bits > 0 && (has_raw || tensor.data_location() == onnx::TensorProto::EXTERNAL);
+  const auto most = static_cast<size_t>(num_elements(type.shape)) * sizeof(int32_t);
+  if (stored_narrow && data->size <= most) *data = widened(*data, narrow);
   if (static_cast<int64_t>(data->size) != type.bytes()) {
     return fail("{} is {}, which takes {} bytes, but {} are stored", who, to_string(type),
                 type.bytes(), data->size);
@@ -139,7 +183,7 @@ Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor
     if (Status bools = check_bools(*data); !bools) return fail("{} {}", who, bools.error().message);
   }
   const bool mapped = files.holds(*data);
-  return OnnxTensor{tensor.name(), std::move(type), *std::move(data), mapped, {}};
+  return OnnxTensor{tensor.name(), std::move(type), *std::move(data), mapped, {}, narrow};
 }
 
 }  // namespace piper::onnx_import

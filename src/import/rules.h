@@ -24,6 +24,7 @@ struct Val {
   ValueId id;              // kGraph: of shape `stored`
   Bytes data;              // kConstant: of shape `stored`
   std::vector<Val> items;  // kSequence
+  Narrow narrow = {};      // i32: what the file has
   bool present() const { return kind != Kind::kAbsent; }
   bool is_constant() const { return kind == Kind::kConstant; }
   size_t rank() const { return shape.size(); }
@@ -123,7 +124,15 @@ class RuleContext {
   // The framework's call that the node comes from ("aten.clamp"), or "" where none is noted. It
   // says which slope a bound, a tie or a zero has, which the operator leaves open.
   std::string called() const;
-  std::vector<int64_t> integers(std::string_view name) const;
+  std::vector<int64_t> integers(std::string_view name) const {
+    return list<int64_t>(name).value_or(std::vector<int64_t>());
+  }
+  template <class T>  // int64_t, double or std::string; none when absent or of another kind
+  std::optional<std::vector<T>> list(std::string_view name) const {
+    const OnnxAttr* attr = node.find(name);
+    const auto* values = attr ? std::get_if<std::vector<T>>(&attr->value) : nullptr;
+    return values ? std::optional(*values) : std::nullopt;
+  }
 
   // Input i as constant integers, which an op needs at import time.
   Result<std::vector<int64_t>> constant_integers(size_t i, std::string_view role) const;
@@ -148,11 +157,15 @@ class RuleContext {
   Result<Val> op(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
   Result<Val> cast(const Val& x, DType dtype);  // x itself, where it has that type
   Result<Val> pointwise(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
+  Result<Val> add(const Val& a, const Val& b) { return pointwise("Add", {a, b}); }
+  Result<Val> mul(const Val& a, const Val& b) { return pointwise("Mul", {a, b}); }
   Result<Val> exact(const Val& val);
   Result<Val> reshape(const Val& x, const Shape& shape);
   Result<Val> transpose(const Val& x, const std::vector<int64_t>& perm);
   Result<Val> slice(const Val& x, const std::vector<int64_t>& starts,
                     const std::vector<int64_t>& steps, const Shape& shape);
+  // [start, start + count) of one dim, which the rest keeps whole.
+  Result<Val> part(const Val& x, size_t axis, int64_t start, int64_t count);
   Result<Val> reduce_sum(const Val& x, const std::vector<int64_t>& axes, bool keepdims);
   Result<Val> matmul(const Val& a, const Val& b);        // ranks >= 2
   Result<Val> root(const Val& x);                        // of numbers >= 0; its slope at 0 is 0
@@ -168,7 +181,7 @@ class RuleContext {
 using Rule = Result<Vals> (*)(RuleContext&);
 struct ImportRule {
   std::string_view op;  // of ai.onnx, or "domain::op"
-  int64_t since;        // opsets that the rule reads, inclusive
+  int64_t since;        // opsets of ai.onnx that the rule reads, inclusive
   int64_t until;
   Rule rule;
   std::string_view note = {};  // what of the op is not read
@@ -194,6 +207,12 @@ std::span<const ImportRule> scatter_rules();
 std::span<const ImportRule> resize_rules();
 std::span<const ImportRule> batch_norm_rules();
 std::span<const ImportRule> random_rules();
+std::span<const ImportRule> recurrent_rules();
+std::span<const ImportRule> quantize_rules();
+std::span<const ImportRule> sample_rules();
+std::span<const ImportRule> signal_rules();
+std::span<const ImportRule> microsoft_rules();
+std::span<const ImportRule> microsoft_attention_rules();
 
 // The weights of an attention as it trains: the exporter leaves their dropout out of the file, or
 // writes one that does not train, but the call that it notes has it.

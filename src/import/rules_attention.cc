@@ -2,16 +2,9 @@
 #include <cmath>
 #include <limits>
 
-#include "rules.h"
+#include "heads.h"
 
 namespace piper::onnx_import {
-namespace {
-
-struct Heads {
-  Val q, k, v;        // [batch, heads, tokens, width], those of the past included
-  int64_t past = 0;   // keys before those of the first query
-  bool flat = false;  // they came as [batch, tokens, heads·width], and so goes the result
-};
 
 Result<Val> split_heads(RuleContext& c, const Val& x, int64_t heads) {
   if (heads < 1 || x.shape[2] % heads != 0)
@@ -19,6 +12,57 @@ Result<Val> split_heads(RuleContext& c, const Val& x, int64_t heads) {
   PIPER_ASSIGN(const Val apart, c.reshape(x, {x.shape[0], x.shape[1], heads, x.shape[2] / heads}));
   return c.transpose(apart, {0, 2, 1, 3});
 }
+
+Result<Val> joined_heads(RuleContext& c, const Val& x) {
+  PIPER_ASSIGN(const Val y, c.transpose(x, {0, 2, 1, 3}));
+  return c.reshape(y, {y.shape[0], y.shape[1], y.shape[2] * y.shape[3]});
+}
+
+Result<Val> repeat_heads(RuleContext& c, const Val& x, int64_t heads) {
+  const int64_t own = x.shape[1];
+  if (own == heads) return x;
+  if (own < 1 || heads % own != 0) return c.error("{} query heads do not divide by {}", heads, own);
+  PIPER_ASSIGN(Val wide, c.reshape(x, {x.shape[0], own, 1, x.shape[2], x.shape[3]}));
+  PIPER_ASSIGN(wide, c.expand(wide, {x.shape[0], own, heads / own, x.shape[2], x.shape[3]}));
+  return c.reshape(wide, {x.shape[0], heads, x.shape[2], x.shape[3]});
+}
+
+Result<Val> causal_mask(RuleContext& c, int64_t queries, int64_t keys, int64_t past,
+                        int64_t window) {
+  if (queries * keys > (1 << 28)) return c.error("its mask is too large");
+  PIPER_TRY(c.emit.take_room({DType::kBool, {queries, keys}}));
+  std::vector<uint8_t> mask(static_cast<size_t>(queries * keys));
+  for (int64_t i = 0; i < queries; ++i) {
+    const int64_t last = std::min(i + past, keys - 1);
+    for (int64_t j = window > 0 ? std::max<int64_t>(i + past - window + 1, 0) : 0; j <= last; ++j)
+      mask[static_cast<size_t>(i * keys + j)] = 1;
+  }
+  return constant_val(DType::kBool, {queries, keys}, bytes_of(mask));
+}
+
+Result<Val> scaled_scores(RuleContext& c, const Val& q, const Val& k, double scale) {
+  const Val root = c.number(std::sqrt(scale), q);
+  PIPER_ASSIGN(const Val wide, repeat_heads(c, k, q.shape[1]));
+  PIPER_ASSIGN(const Val queries, c.pointwise("Mul", {q, root}));
+  PIPER_ASSIGN(Val keys, c.pointwise("Mul", {wide, root}));
+  PIPER_ASSIGN(keys, c.transpose(keys, {0, 1, 3, 2}));
+  return c.matmul(queries, keys);
+}
+
+Result<Val> capped(RuleContext& c, Val scores, double cap) {
+  if (!(cap > 0)) return scores;
+  PIPER_ASSIGN(scores, c.pointwise("Mul", {scores, c.number(1 / cap, scores)}));
+  PIPER_ASSIGN(scores, c.pointwise("Tanh", {scores}));
+  return c.pointwise("Mul", {scores, c.number(cap, scores)});
+}
+
+namespace {
+
+struct Heads {
+  Val q, k, v;        // those of the past included
+  int64_t past = 0;   // keys before those of the first query
+  bool flat = false;  // they came as [batch, tokens, heads·width], and so goes the result
+};
 
 Result<Heads> read_heads(RuleContext& c) {
   Heads h{.q = c.in(0), .k = c.in(1), .v = c.in(2), .flat = c.in(0).rank() == 3};
@@ -41,31 +85,10 @@ Result<Heads> read_heads(RuleContext& c) {
   return h;
 }
 
-// Each of the fewer key and value heads serves several query heads.
-Result<Val> repeat_heads(RuleContext& c, const Val& x, int64_t heads) {
-  const int64_t own = x.shape[1];
-  if (own == heads) return x;
-  if (own < 1 || heads % own != 0) return c.error("{} query heads do not divide by {}", heads, own);
-  PIPER_ASSIGN(Val wide, c.reshape(x, {x.shape[0], own, 1, x.shape[2], x.shape[3]}));
-  PIPER_ASSIGN(wide, c.expand(wide, {x.shape[0], own, heads / own, x.shape[2], x.shape[3]}));
-  return c.reshape(wide, {x.shape[0], heads, x.shape[2], x.shape[3]});
-}
-
-Result<Val> causal_mask(RuleContext& c, int64_t queries, int64_t keys, int64_t past) {
-  PIPER_TRY(c.emit.take_room({DType::kBool, {queries, keys}}));
-  std::vector<uint8_t> mask(static_cast<size_t>(queries * keys));
-  for (int64_t i = 0; i < queries; ++i) {
-    for (int64_t j = 0; j <= std::min(i + past, keys - 1); ++j)
-      mask[static_cast<size_t>(i * keys + j)] = 1;
-  }
-  return constant_val(DType::kBool, {queries, keys}, bytes_of(mask));
-}
-
 // `hidden`: the score of a key that a mask of booleans hides.
 Result<Val> masked(RuleContext& c, Val scores, int64_t past, double hidden) {
   const Val lowest = c.number(-std::numeric_limits<float>::infinity(), scores);
   if (c.integer("is_causal", 0) != 0) {
-    if (scores.shape[2] * scores.shape[3] > (1 << 28)) return c.error("its mask is too large");
     PIPER_ASSIGN(const Val mask, causal_mask(c, scores.shape[2], scores.shape[3], past));
     PIPER_ASSIGN(scores, c.pointwise("Where", {mask, scores, lowest}));
   }
@@ -73,25 +96,6 @@ Result<Val> masked(RuleContext& c, Val scores, int64_t past, double hidden) {
   if (c.in(3).dtype == DType::kBool)
     return c.pointwise("Where", {c.in(3), scores, c.number(hidden, scores)});
   return c.pointwise("Add", {scores, c.in(3)});
-}
-
-// Scores of q and k, [batch, heads, queries, keys].
-Result<Val> scores_of(RuleContext& c, const Heads& h) {
-  const double scale = c.real("scale", 1 / std::sqrt(static_cast<double>(h.q.shape[3])));
-  const Val root = c.number(std::sqrt(scale), h.q);
-  PIPER_ASSIGN(const Val wide, repeat_heads(c, h.k, h.q.shape[1]));
-  PIPER_ASSIGN(const Val q, c.pointwise("Mul", {h.q, root}));
-  PIPER_ASSIGN(Val k, c.pointwise("Mul", {wide, root}));
-  PIPER_ASSIGN(k, c.transpose(k, {0, 1, 3, 2}));
-  return c.matmul(q, k);
-}
-
-Result<Val> capped(RuleContext& c, Val scores) {
-  const double cap = c.real("softcap", 0);
-  if (!(cap > 0)) return scores;
-  PIPER_ASSIGN(scores, c.pointwise("Mul", {scores, c.number(1 / cap, scores)}));
-  PIPER_ASSIGN(scores, c.pointwise("Tanh", {scores}));
-  return c.pointwise("Mul", {scores, c.number(cap, scores)});
 }
 
 // Finite, so that a query without keys makes no NaN: its weights are put to zero behind the
@@ -123,15 +127,15 @@ Result<Vals> attention(RuleContext& c) {
     if (c.has(i)) return c.error("its input {} is not supported", i);
   }
   PIPER_ASSIGN(const Heads h, read_heads(c));
-  PIPER_ASSIGN(const Val raw, scores_of(c, h));
-  PIPER_ASSIGN(const Val bent, capped(c, raw));
+  const double scale = c.real("scale", 1 / std::sqrt(static_cast<double>(h.q.shape[3])));
+  PIPER_ASSIGN(const Val raw, scaled_scores(c, h.q, h.k, scale));
+  PIPER_ASSIGN(const Val bent, capped(c, raw, c.real("softcap", 0)));
   PIPER_ASSIGN(const Val seen, masked(c, bent, h.past, lowest_of(bent.dtype)));
   PIPER_ASSIGN(const Val weights, weights_of(c, seen));
   PIPER_ASSIGN(const Val wide, repeat_heads(c, h.v, h.q.shape[1]));
   PIPER_ASSIGN(Val y, c.matmul(weights, wide));
   if (h.flat) {
-    PIPER_ASSIGN(y, c.transpose(y, {0, 2, 1, 3}));
-    PIPER_ASSIGN(y, c.reshape(y, {y.shape[0], y.shape[1], y.shape[2] * y.shape[3]}));
+    PIPER_ASSIGN(y, joined_heads(c, y));
   }
   Vals out{std::move(y), h.k, h.v};
   if (c.node.outputs.size() > 3) {
@@ -166,6 +170,32 @@ Result<std::pair<Val, Val>> turned(RuleContext& c, const Val& a, const Val& b, c
   return std::pair(std::move(first), std::move(second));
 }
 
+}  // namespace
+
+Result<Val> rotated(RuleContext& c, const Val& x, const Val& cos, const Val& sin,
+                    bool interleaved) {
+  const int64_t width = x.shape[3], half = cos.shape.back();
+  if (sin.shape != cos.shape || 2 * half > width)
+    return c.error("its tables {} and {} do not fit {} elements", to_string(cos.shape),
+                   to_string(sin.shape), width);
+  PIPER_ASSIGN(const Val a, last_dims(c, x, 0, interleaved ? 2 : 1, half));
+  PIPER_ASSIGN(const Val b, last_dims(c, x, interleaved ? 1 : half, interleaved ? 2 : 1, half));
+  PIPER_ASSIGN(auto both, turned(c, a, b, cos, sin));
+  if (interleaved) {
+    const Shape pairs{x.shape[0], x.shape[1], x.shape[2], half, 1};
+    PIPER_ASSIGN(both.first, c.reshape(both.first, pairs));
+    PIPER_ASSIGN(both.second, c.reshape(both.second, pairs));
+  }
+  PIPER_ASSIGN(Val y,
+               c.op("Concat", {both.first, both.second}, {{"axis", int64_t{interleaved ? 4 : 3}}}));
+  PIPER_ASSIGN(y, c.reshape(y, {x.shape[0], x.shape[1], x.shape[2], 2 * half}));
+  if (2 * half == width) return y;
+  PIPER_ASSIGN(const Val rest, last_dims(c, x, 2 * half, 1, width - 2 * half));
+  return c.op("Concat", {y, rest}, {{"axis", int64_t{3}}});
+}
+
+namespace {
+
 // [batch or 1, tokens, half] with a dim for the heads; caches are looked up by position where there
 // is an input for it.
 Result<Val> table(RuleContext& c, const Val& cache) {
@@ -195,25 +225,9 @@ Result<Vals> rotary(RuleContext& c) {
   PIPER_ASSIGN(const Val sin, table(c, c.in(2)));
   if (cos.shape[3] != turning / 2 || sin.shape != cos.shape)
     return c.error("its tables do not fit {} elements", turning);
-  const bool pairs = c.integer("interleaved", 0) != 0;
-  PIPER_ASSIGN(const Val a, last_dims(c, x, 0, pairs ? 2 : 1, turning / 2));
-  PIPER_ASSIGN(const Val b, last_dims(c, x, pairs ? 1 : turning / 2, pairs ? 2 : 1, turning / 2));
-  PIPER_ASSIGN(auto both, turned(c, a, b, cos, sin));
-  const Shape pair_shape{x.shape[0], x.shape[1], x.shape[2], turning / 2, 1};
-  if (pairs) {
-    PIPER_ASSIGN(both.first, c.reshape(both.first, pair_shape));
-    PIPER_ASSIGN(both.second, c.reshape(both.second, pair_shape));
-  }
-  PIPER_ASSIGN(Val y,
-               c.op("Concat", {both.first, both.second}, {{"axis", int64_t{pairs ? 4 : 3}}}));
-  PIPER_ASSIGN(y, c.reshape(y, {x.shape[0], x.shape[1], x.shape[2], turning}));
-  if (turning < width) {
-    PIPER_ASSIGN(const Val rest, last_dims(c, x, turning, 1, width - turning));
-    PIPER_ASSIGN(y, c.op("Concat", {y, rest}, {{"axis", int64_t{3}}}));
-  }
+  PIPER_ASSIGN(const Val y, rotated(c, x, cos, sin, c.integer("interleaved", 0) != 0));
   if (!flat) return Vals{y};
-  PIPER_ASSIGN(y, c.transpose(y, {0, 2, 1, 3}));
-  return single(c.reshape(y, {y.shape[0], y.shape[1], y.shape[2] * y.shape[3]}));
+  return single(joined_heads(c, y));
 }
 
 constexpr ImportRule kAttentionRules[] = {

@@ -181,7 +181,45 @@ Result<Vals> conv_transpose(RuleContext& c) {
   return single(c.pointwise("Add", {y, bias}));
 }
 
+// Sums of overlapping blocks, [n, channels·block, places] -> [n, channels, image…].
+Result<Vals> col2im(RuleContext& c) {
+  PIPER_TRY(c.need(3, 3));
+  const Val& x = c.in(0);
+  PIPER_ASSIGN(const auto image, c.constant_integers(1, "image_shape"));
+  PIPER_ASSIGN(const auto block, c.constant_integers(2, "block_shape"));
+  if (x.rank() != 3 || image.size() != block.size() || image.empty())
+    return c.error("cannot lay {} out in {} by blocks of {}", to_string(x.shape), to_string(image),
+                   to_string(block));
+  Shape whole{x.shape[0], 1};
+  whole.insert(whole.end(), image.begin(), image.end());
+  PIPER_TRY(c.check_shape(whole));
+  PIPER_TRY(c.check_shape(block));
+  const Val like{x.kind, x.dtype, whole, whole, {}, {}, {}};  // whose windows the blocks are
+  PIPER_ASSIGN(const Windows w, read_windows(c, like, block, false));
+  const int64_t elements = num_elements(block), channels = x.shape[1] / elements;
+  if (x.shape[1] != channels * elements || x.shape[2] != w.places())
+    return c.error("cannot lay {} out in {} places of blocks of {}", to_string(x.shape), w.places(),
+                   to_string(block));
+  PIPER_ASSIGN(Val y, c.transpose(x, {0, 2, 1}));
+  Shape shape{x.shape[0]}, size;
+  shape.insert(shape.end(), w.count.begin(), w.count.end());
+  shape.push_back(channels);
+  shape.insert(shape.end(), block.begin(), block.end());
+  PIPER_ASSIGN(y, c.reshape(y, shape));
+  std::vector<int64_t> before{0, 0}, after{0, 0};
+  for (size_t d = 0; d < image.size(); ++d) {
+    size.push_back(image[d] + w.before[d] + w.after[d]);
+    before.push_back(-w.before[d]);
+    after.push_back(-w.after[d]);
+  }
+  PIPER_ASSIGN(
+      y, c.op("Fold", {y}, {{"size", size}, {"strides", w.strides}, {"dilations", w.dilations}}));
+  if (!w.padded()) return Vals{y};
+  return single(c.op("Pad", {y}, {{"before", before}, {"after", after}, {"value", 0.0}}));
+}
+
 constexpr ImportRule kConvRules[] = {
+    {"Col2Im", 18, kNewest, col2im, "of known shapes"},
     {"Conv", 1, kNewest, conv},
     {"ConvTranspose", 1, kNewest, conv_transpose},
 };

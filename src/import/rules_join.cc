@@ -60,14 +60,6 @@ Result<Vals> slice(RuleContext& c) {
   return single(c.slice(x, begin, stride, out));
 }
 
-Result<Val> part(RuleContext& c, const Val& x, size_t axis, int64_t start, int64_t count) {
-  Shape shape = x.shape;
-  shape[axis] = count;
-  std::vector<int64_t> starts(x.rank(), 0);
-  starts[axis] = start;
-  return c.slice(x, starts, std::vector<int64_t>(x.rank(), 1), shape);
-}
-
 Result<Vals> split_up(RuleContext& c, const Val& x, size_t axis,
                       const std::vector<int64_t>& sizes) {
   Vals out;
@@ -75,7 +67,7 @@ Result<Vals> split_up(RuleContext& c, const Val& x, size_t axis,
   for (const int64_t size : sizes) {
     if (size < 0 || size > x.shape[axis] - start)
       return c.error("its parts do not fit into {}", to_string(x.shape));
-    PIPER_ASSIGN(Val piece, part(c, x, axis, start, size));
+    PIPER_ASSIGN(Val piece, c.part(x, axis, start, size));
     out.push_back(std::move(piece));
     start += size;
   }

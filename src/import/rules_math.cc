@@ -77,17 +77,31 @@ Result<Vals> mean(RuleContext& c) {
 
 // ---- Casts --------------------------------------------------------------------------------------
 
+// The lowest bits alone are kept of what is wider.
+Result<Val> cast_to(RuleContext& c, const Val& x, DType dtype, Narrow narrow) {
+  PIPER_ASSIGN(Val y, c.cast(x, dtype));
+  const bool fits = x.dtype == DType::kBool || x.narrow == narrow;
+  if (narrow.bits > 0 && !fits) {
+    const double count = 1 << narrow.bits, least = narrow.is_signed ? -count / 2 : 0;
+    PIPER_ASSIGN(y, c.pointwise("Sub", {y, c.number(least, y)}));
+    PIPER_ASSIGN(y, c.pointwise("Mod", {y, c.number(count, y)}));
+    PIPER_ASSIGN(y, c.pointwise("Add", {y, c.number(least, y)}));
+  }
+  y.narrow = narrow;
+  return y;
+}
+
 Result<Vals> cast(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
   const std::optional<DType> dtype = dtype_of_code(c.integer("to", 0));
   if (!dtype)
     return c.error("casts to element type {}, which is not supported", c.integer("to", 0));
-  return single(c.cast(c.in(0), *dtype));
+  return single(cast_to(c, c.in(0), *dtype, narrow_of_code(c.integer("to", 0))));
 }
 
 Result<Vals> cast_like(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
-  return single(c.cast(c.in(0), c.in(1).dtype));
+  return single(cast_to(c, c.in(0), c.in(1).dtype, c.in(1).narrow));
 }
 
 // ---- Powers -------------------------------------------------------------------------------------
@@ -275,7 +289,8 @@ constexpr ImportRule kMathRules[] = {
     {"Add", 7, kNewest, same_binary},
     {"Add", 1, 6, old_binary},
     {"And", 7, kNewest, same_binary},
-    {"Cast", 6, kNewest, cast, "of and to f64, f32, bf16, f16, i64, i32, bool"},
+    {"Cast", 6, kNewest, cast,
+     "of and to f64, f32, bf16, f16, i64, i32, bool; integers of 8 and 16 bits are held in i32"},
     {"CastLike", 15, kNewest, cast_like},
     {"Ceil", 1, kNewest, same_unary},
     {"Clip", 1, kNewest, clip},

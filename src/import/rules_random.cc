@@ -73,6 +73,36 @@ Result<Vals> bernoulli(RuleContext& c) {
   return single(c.pointwise("Cast", {hit}, {{"to", std::string(info(*dtype).name)}}));
 }
 
+// Of log-probabilities x [n, classes], up to a constant for each row: the class in which x with
+// noise of Gumbel's distribution is greatest is drawn by its probability (Maddison et al., A*
+// sampling, 2014).
+Result<Vals> multinomial(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  const int64_t count = c.integer("sample_size", 1);
+  const std::optional<DType> dtype = dtype_of_code(c.integer("dtype", 6));  // i32
+  if (x.rank() != 2 || x.shape[1] < 1 || count < 1 || !info(x.dtype).is_float)
+    return c.error("cannot draw {} from {}", count, to_string(x.shape));
+  if (dtype != DType::kI32 && dtype != DType::kI64)
+    return c.error("numbers of type {} are not supported", c.integer("dtype", 6));
+  const TensorType type{DType::kF64, {x.shape[0], count, x.shape[1]}};
+  PIPER_ASSIGN(Val noise, random(c, c.emit.draw(own_seed(c)), type, {"uniform", 0, 1}));
+  for (int k = 0; k < 2; ++k) {  // -log(-log u), less the last sign
+    PIPER_ASSIGN(noise, c.pointwise("Log", {noise}));
+    if (k == 0) {
+      PIPER_ASSIGN(noise, c.pointwise("Neg", {noise}));
+    }
+  }
+  PIPER_ASSIGN(Val logits, c.reshape(x, {x.shape[0], 1, x.shape[1]}));
+  PIPER_ASSIGN(logits, c.cast(logits, DType::kF64));
+  PIPER_ASSIGN(const Val noisy, c.pointwise("Sub", {logits, noise}));
+  PIPER_ASSIGN(
+      const Vals best,
+      c.ops("TopK", {noisy}, {{"axis", int64_t{2}}, {"k", int64_t{1}}, {"largest", int64_t{1}}}));
+  PIPER_ASSIGN(const Val drawn, c.reshape(best[1], {x.shape[0], count}));
+  return single(c.cast(drawn, *dtype));
+}
+
 std::optional<double> known_number(const Val& v) {
   if (!v.is_constant() || num_elements(v.stored) != 1) return std::nullopt;
   return read_number(v.data, v.dtype, 0);
@@ -117,6 +147,7 @@ Result<Vals> dropout(RuleContext& c) {
 constexpr ImportRule kRandomRules[] = {
     {"Bernoulli", 15, kNewest, bernoulli},
     {"Dropout", 7, kNewest, dropout, "with a known mode and ratio"},
+    {"Multinomial", 7, kNewest, multinomial},
     {"RandomNormal", 1, kNewest, random_of_shape},
     {"RandomNormalLike", 1, kNewest, random_like},
     {"RandomUniform", 1, kNewest, random_of_shape},

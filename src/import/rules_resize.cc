@@ -262,13 +262,10 @@ Result<std::vector<ResizeDim>> read_dims(RuleContext& c, const Modes& m) {
   return dims;
 }
 
-Result<Vals> resize(RuleContext& c) {
-  PIPER_TRY(c.need(1, 4));
-  PIPER_ASSIGN(const Modes modes, read_modes(c));
+Result<Vals> resized(RuleContext& c, const Modes& modes, const std::vector<ResizeDim>& dims) {
   Val x = c.in(0);
   if (modes.mode != "nearest" && !info(x.dtype).is_float)
     return c.error("interpolates {}", info(x.dtype).name);
-  PIPER_ASSIGN(const std::vector<ResizeDim> dims, read_dims(c, modes));
   for (size_t d = 0; d < dims.size(); ++d) {
     const bool same = dims[d].out == dims[d].size && dims[d].scale == 1 && dims[d].roi_start == 0 &&
                       dims[d].roi_end == 1;
@@ -277,6 +274,39 @@ Result<Vals> resize(RuleContext& c) {
     PIPER_ASSIGN(x, resize_dim(c, x, d, taps_of(dims[d], modes), modes.extrapolation));
   }
   return Vals{x};
+}
+
+Result<Vals> resize(RuleContext& c) {
+  PIPER_TRY(c.need(1, 4));
+  PIPER_ASSIGN(const Modes modes, read_modes(c));
+  PIPER_ASSIGN(const std::vector<ResizeDim> dims, read_dims(c, modes));
+  return resized(c, modes, dims);
+}
+
+// What Resize replaced in opset 10: by scales alone, an attribute at first, from the first element.
+Result<Vals> upsample(RuleContext& c) {
+  PIPER_TRY(c.need(1, 2));
+  Modes modes{c.text("mode", "nearest"), "asymmetric", "floor"};
+  if (modes.mode == "bilinear") modes.mode = "linear";
+  if (modes.mode != "nearest" && modes.mode != "linear")
+    return c.error("mode '{}' is not known", quote_control(modes.mode));
+  std::vector<double> scales = c.list<double>("scales").value_or(std::vector<double>());
+  if (c.has(1)) {
+    PIPER_ASSIGN(scales, known_numbers(c, 1, "scales"));
+  }
+  std::vector<ResizeDim> dims(c.in(0).rank());
+  if (scales.size() != dims.size())
+    return c.error("has {} scales for {} dims", scales.size(), dims.size());
+  for (size_t d = 0; d < dims.size(); ++d) {
+    const int64_t size = c.in(0).shape[d];
+    const double out = std::floor(static_cast<double>(size) * scales[d]);
+    if (!(out >= 1 && out <= kMaxSize) || size < 1)
+      return c.error("makes {} elements of {}", out, size);
+    dims[d].size = size;
+    dims[d].out = static_cast<int64_t>(out);
+    dims[d].scale = scales[d];
+  }
+  return resized(c, modes, dims);
 }
 
 // ---- Channels against places ------------------------------------------------------------------
@@ -315,6 +345,7 @@ constexpr ImportRule kResizeRules[] = {
     {"DepthToSpace", 1, kNewest, depth_to_space},
     {"Resize", 11, kNewest, resize, "to known sizes or by known scales"},
     {"SpaceToDepth", 1, kNewest, space_to_depth},
+    {"Upsample", 7, 9, upsample, "by known scales"},
 };
 
 }  // namespace

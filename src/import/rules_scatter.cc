@@ -227,7 +227,7 @@ Result<Vals> non_zero(RuleContext& c) {
   return Vals{constant_val(DType::kI64, {static_cast<int64_t>(rank), count}, bytes_of(all))};
 }
 
-Result<Vals> compress(RuleContext& c) {
+Result<Vals> compressed(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
   Val x = c.in(0);
   PIPER_ASSIGN(const std::vector<double> keep, known_values(c, 1));
@@ -282,7 +282,7 @@ Result<Vals> reverse_sequence(RuleContext& c) {
 constexpr ImportRule kScatterRules[] = {
     {"ArgMax", 1, kNewest, arg_extreme},
     {"ArgMin", 1, kNewest, arg_extreme},
-    {"Compress", 9, kNewest, compress, "with a known condition"},
+    {"Compress", 9, kNewest, compressed, "with a known condition"},
     {"GatherElements", 11, kNewest, gather_elements},
     {"Hardmax", 1, kNewest, hardmax, "from opset 13 on"},
     {"NonZero", 9, kNewest, non_zero, "of known values"},

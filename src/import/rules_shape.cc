@@ -18,7 +18,9 @@ Val list_val(DType dtype, const std::vector<From>& values) {
 Result<Vals> constant(RuleContext& c) {
   for (const OnnxAttr& attr : c.node.attrs) {
     if (const auto* t = std::get_if<OnnxTensor>(&attr.value)) {
-      return Vals{constant_val(t->type.dtype, t->type.shape, t->data)};
+      Val val = constant_val(t->type.dtype, t->type.shape, t->data);
+      val.narrow = t->narrow;
+      return Vals{std::move(val)};
     }
     if (const auto* v = std::get_if<int64_t>(&attr.value)) return Vals{integer_val(*v)};
     if (const auto* v = std::get_if<double>(&attr.value)) return Vals{number_val(*v, DType::kF32)};

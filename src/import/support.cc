@@ -21,14 +21,10 @@ std::string_view reason_of(std::string_view op) {
   struct Reason {
     std::string_view op, text;
   };
-  constexpr std::string_view kRandom = " (draws random numbers)";
   constexpr std::string_view kShape = " (its shape depends on the data)";
   constexpr std::string_view kLoop = " (repeats a graph)";
   constexpr Reason kReasons[] = {
-      {"Loop", kLoop},
-      {"Multinomial", kRandom},
       {"NonMaxSuppression", kShape},
-      {"Scan", kLoop},
       {"SequenceMap", kLoop},
       {"Unique", kShape},
   };
@@ -41,10 +37,29 @@ std::string_view reason_of(std::string_view op) {
 }  // namespace
 
 RuleTable::RuleTable() {
-  for (const auto rules :
-       {math_rules(), shape_rules(), join_rules(), index_rules(), reduce_rules(), matmul_rules(),
-        norm_rules(), loss_rules(), attention_rules(), einsum_rules(), pool_rules(), conv_rules(),
-        activation_rules(), scatter_rules(), resize_rules(), batch_norm_rules(), random_rules()}) {
+  for (const auto rules : {math_rules(),
+                           shape_rules(),
+                           join_rules(),
+                           index_rules(),
+                           reduce_rules(),
+                           matmul_rules(),
+                           norm_rules(),
+                           loss_rules(),
+                           attention_rules(),
+                           einsum_rules(),
+                           pool_rules(),
+                           conv_rules(),
+                           activation_rules(),
+                           scatter_rules(),
+                           resize_rules(),
+                           batch_norm_rules(),
+                           random_rules(),
+                           recurrent_rules(),
+                           quantize_rules(),
+                           sample_rules(),
+                           signal_rules(),
+                           microsoft_rules(),
+                           microsoft_attention_rules()}) {
     for (const ImportRule& rule : rules) rules_.push_back(&rule);
   }
   std::stable_sort(rules_.begin(), rules_.end(),
@@ -52,10 +67,10 @@ RuleTable::RuleTable() {
 }
 
 const ImportRule* RuleTable::find(const OnnxNode& node, int64_t opset) const {
-  if (!node.domain.empty()) return nullptr;
-  auto at = std::lower_bound(rules_.begin(), rules_.end(), node.op,
-                             [](const ImportRule* r, const std::string& op) { return r->op < op; });
-  for (; at != rules_.end() && (*at)->op == node.op; ++at) {
+  const std::string op = node.domain.empty() ? node.op : node.domain + "::" + node.op;
+  auto at = std::lower_bound(rules_.begin(), rules_.end(), op,
+                             [](const ImportRule* r, const std::string& o) { return r->op < o; });
+  for (; at != rules_.end() && (*at)->op == op; ++at) {
     if ((*at)->since <= opset && opset <= (*at)->until) return *at;
   }
   return nullptr;

@@ -19,8 +19,11 @@ class RuleTable {
   std::vector<const ImportRule*> rules_;
 };
 
-// Has no rule: it is replaced by a branch where its condition is known.
-inline bool is_if(const OnnxNode& node) { return node.domain.empty() && node.op == "If"; }
+// Has no rule: an If is replaced by a branch where its condition is known, a Loop or Scan by its
+// turns where their number is.
+inline bool is_nested(const OnnxNode& node) {
+  return node.domain.empty() && (node.op == "If" || node.op == "Loop" || node.op == "Scan");
+}
 
 // All that a model asks for in vain, said at once. What depends on a refused node is not looked at.
 class Refusals {

@@ -317,23 +317,25 @@ constexpr Field kCrossEntropy[] = {
      member<&LossTerm::reduction>},
 };
 constexpr Field kElementwise[] = {kOutput, kTarget, kReduction};
-constexpr Field kSmoothL1[] = {
-    kOutput, kTarget,
-    {"beta", real(kPositive), kOptional, "Where the square ends. Default 1.",
-     member<&LossTerm::beta>},
-    kReduction};
-constexpr Field kHuber[] = {
-    kOutput, kTarget,
-    {"delta", real(kPositive), kOptional, "Where the square ends. Default 1.",
-     member<&LossTerm::beta>},
-    kReduction};
+constexpr Field kSmoothL1[] = {kOutput,
+                               kTarget,
+                               {"beta", real(kPositive), kOptional,
+                                "Where the square ends. Default 1.", member<&LossTerm::beta>},
+                               kReduction};
+constexpr Field kHuber[] = {kOutput,
+                            kTarget,
+                            {"delta", real(kPositive), kOptional,
+                             "Where the square ends. Default 1.", member<&LossTerm::beta>},
+                            kReduction};
 constexpr Field kBceWithLogits[] = {
-    {"logits", kText, kRequired, "A value of the model.", kOfOutput}, kTarget,
+    {"logits", kText, kRequired, "A value of the model.", kOfOutput},
+    kTarget,
     {"pos_weight", real(kNotNegative), kOptional, "Factor of what is 1 in the target. Default 1.",
      member<&LossTerm::pos_weight>},
     kReduction};
 constexpr Field kKl[] = {
-    kOutput, kTarget,
+    kOutput,
+    kTarget,
     {"log_target", kBool, kOptional, "Whether the target is log-probabilities. Default false.",
      member<&LossTerm::log_target>},
     {"reduction", one_of(kKlReductions), kOptional,

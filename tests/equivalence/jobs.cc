@@ -118,8 +118,7 @@ std::string write_batches(const Folder& folder, const nlohmann::json& batches, i
   return path;
 }
 
-double difference_from(const Trained& trained, const std::string& path,
-                       const std::string& prefix) {
+double difference_from(const Trained& trained, const std::string& path, const std::string& prefix) {
   const auto file = read_safetensors(path);
   EXPECT_TRUE(file) << print_error(file.error());
   double worst = 0;

@@ -21,26 +21,22 @@ struct Cut {
   const char* name;
   int stages, dp, microbatches, tp;
 };
-constexpr Cut kCuts[] = {{"whole", 1, 1, 1, 1},
-                         {"replicas", 1, 2, 1, 1},
-                         {"microbatches", 1, 1, 4, 1},
-                         {"pipeline", 2, 1, 2, 1},
-                         {"tensors", 1, 1, 1, 2},
-                         {"all", 2, 2, 2, 2}};
+constexpr Cut kCuts[] = {{"whole", 1, 1, 1, 1},        {"replicas", 1, 2, 1, 1},
+                         {"microbatches", 1, 1, 4, 1}, {"pipeline", 2, 1, 2, 1},
+                         {"tensors", 1, 1, 1, 2},      {"all", 2, 2, 2, 2}};
 
 Result<Compiled> compile_loss(const Folder& folder, const std::string& loss, const Cut& cut) {
   CompileOptions options;
   options.model = kFolder + "model.onnx";
   options.strategy = folder.write(
       "strategy.yaml",
-      fmt::format(
-          "piper: 1\ninclude: {}/strategies/1f1b.yaml\n"
-          "params: {{stages: {}, dp: {}, microbatches: {}}}\nmesh: {{tp: {}}}\n"
-          "loss: {}\n"
-          "train: {{global_batch: 8, optimizer: {{sgd: {{lr: 0.05, momentum: 0.9}}}}}}\n"
-          "directives:\n"
-          "  - shard: {{match: [\"fc1/*\", \"fc2/*\"], dim: 0, over: tp}}\n",
-          PIPER_SOURCE_DIR, cut.stages, cut.dp, cut.microbatches, cut.tp, loss));
+      fmt::format("piper: 1\ninclude: {}/strategies/1f1b.yaml\n"
+                  "params: {{stages: {}, dp: {}, microbatches: {}}}\nmesh: {{tp: {}}}\n"
+                  "loss: {}\n"
+                  "train: {{global_batch: 8, optimizer: {{sgd: {{lr: 0.05, momentum: 0.9}}}}}}\n"
+                  "directives:\n"
+                  "  - shard: {{match: [\"fc1/*\", \"fc2/*\"], dim: 0, over: tp}}\n",
+                  PIPER_SOURCE_DIR, cut.stages, cut.dp, cut.microbatches, cut.tp, loss));
   options.oracles = false;
   return compile(options);
 }
@@ -55,7 +51,8 @@ TEST_P(Losses, TrainAsInTorch) {
     ASSERT_TRUE(compiled) << name << print_error(compiled.error());
     const auto trained = train_on(compiled->set, kFolder + "reference.safetensors", kSteps);
     ASSERT_TRUE(trained) << name << print_error(trained.error());
-    EXPECT_LT(difference_from(*trained, kFolder + "reference.safetensors", name + "/"), 1e-12) << name;
+    EXPECT_LT(difference_from(*trained, kFolder + "reference.safetensors", name + "/"), 1e-12)
+        << name;
   }
 }
 
@@ -71,7 +68,8 @@ TEST_P(Losses, AnotherWeightIsSeen) {
     ASSERT_TRUE(compiled) << name << print_error(compiled.error());
     const auto trained = train_on(compiled->set, kFolder + "reference.safetensors", kSteps);
     ASSERT_TRUE(trained) << name << print_error(trained.error());
-    EXPECT_GT(difference_from(*trained, kFolder + "reference.safetensors", name + "/"), 1e-6) << name;
+    EXPECT_GT(difference_from(*trained, kFolder + "reference.safetensors", name + "/"), 1e-6)
+        << name;
   }
 }
 

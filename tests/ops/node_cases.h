@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -108,8 +109,18 @@ inline std::vector<NodeCase> packed_cases(const std::string& path) {
 
 // ---- Tensors and models of ours ----
 
+inline bool is_narrow(int type) {
+  return type == onnx::TensorProto::UINT8 || type == onnx::TensorProto::INT8 ||
+         type == onnx::TensorProto::UINT16 || type == onnx::TensorProto::INT16;
+}
+
 inline std::optional<DType> dtype_of(int type) {
   switch (type) {
+    case onnx::TensorProto::UINT8:
+    case onnx::TensorProto::INT8:
+    case onnx::TensorProto::UINT16:
+    case onnx::TensorProto::INT16:
+      return DType::kI32;  // which holds them
     case onnx::TensorProto::FLOAT:
       return DType::kF32;
     case onnx::TensorProto::DOUBLE:
@@ -136,7 +147,26 @@ Bytes packed_elements(const Field& field) {
   return Bytes::copy_of(out.data(), out.size() * sizeof(To));
 }
 
+template <class From>
+Bytes widened(const std::string& raw) {
+  std::vector<From> from(raw.size() / sizeof(From));
+  std::memcpy(from.data(), raw.data(), from.size() * sizeof(From));
+  return packed_elements<int32_t>(from);
+}
+
 inline Bytes data_of(const onnx::TensorProto& tensor, DType dtype) {
+  if (tensor.has_raw_data()) switch (tensor.data_type()) {
+      case onnx::TensorProto::UINT8:
+        return widened<uint8_t>(tensor.raw_data());
+      case onnx::TensorProto::INT8:
+        return widened<int8_t>(tensor.raw_data());
+      case onnx::TensorProto::UINT16:
+        return widened<uint16_t>(tensor.raw_data());
+      case onnx::TensorProto::INT16:
+        return widened<int16_t>(tensor.raw_data());
+      default:
+        break;
+    }
   if (tensor.has_raw_data())
     return Bytes::copy_of(tensor.raw_data().data(), tensor.raw_data().size());
   switch (dtype) {

@@ -33,6 +33,8 @@ std::string onnx_table() {
                                     : opsets(op.since, op.until) + ", " + row.opsets;
     if (row.note.empty()) row.note = op.note;
   }
+  rows["Loop"] = {"1–", "with a known number of turns, which stand one by one in its place"};
+  rows["Scan"] = {"9–", "its turns one by one"};
   rows["If"] = {"1–", "with a known condition: the branch taken stands in its place"};
   std::string text = "| operator | opsets | |\n|---|---|---|\n";
   for (const auto& [op, row] : rows) {

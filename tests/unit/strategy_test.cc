@@ -127,8 +127,7 @@ TEST(Strategy, ReadsAndPrintsLosses) {
         "{bce_with_logits: {logits: a, target: b, pos_weight: 3}}",
         "{kl: {output: a, target: b, log_target: true, reduction: batchmean}}"}) {
     const std::string text = fmt::format("piper: 1\nloss: {}\n", loss);
-    EXPECT_NE(print_strategy(parsed(text)).find(fmt::format("loss: {}\n", loss)),
-              std::string::npos)
+    EXPECT_NE(print_strategy(parsed(text)).find(fmt::format("loss: {}\n", loss)), std::string::npos)
         << print_strategy(parsed(text));
   }
   const std::string several = "loss:\n  - {mse: {output: a, target: b}}\n  - {sum: c, weight: 2}\n";

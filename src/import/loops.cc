@@ -1,0 +1,221 @@
+// Loop and Scan whose turns are known: their bodies, once for each turn, in their place.
+#include <map>
+
+#include "host.h"
+#include "onnx_model.h"
+
+namespace piper::onnx_import {
+namespace {
+
+constexpr int64_t kMostNodes = 500'000;
+
+using TurnNames = std::map<std::string, std::string>;
+
+// A body's nodes under the names of one turn; what the body does not define is of the graph around.
+class TurnCopy {
+ public:
+  TurnCopy(TurnNames names, std::string prefix)
+      : names_(std::move(names)), prefix_(std::move(prefix)) {}
+
+  std::string name_of(const std::string& inner) const {
+    const auto found = names_.find(inner);
+    return found == names_.end() ? inner : found->second;
+  }
+  OnnxSubgraph body(const OnnxSubgraph& from) {
+    OnnxSubgraph out = from;
+    for (OnnxTensor& tensor : out.initializers) tensor.name = define(tensor.name);
+    for (OnnxNode& node : out.nodes)
+      for (std::string& name : node.outputs) name = define(name);
+    for (OnnxNode& node : out.nodes) {
+      for (std::string& name : node.inputs) name = name_of(name);
+      for (OnnxSubgraph& inner : node.branches) {
+        for (std::string& name : inner.inputs) name = define(name);
+        inner = body(inner);
+      }
+    }
+    for (std::string& name : out.outputs) name = name_of(name);
+    return out;
+  }
+
+ private:
+  std::string define(const std::string& name) {
+    if (name.empty()) return name;
+    return names_[name] = prefix_ + name;
+  }
+  TurnNames names_;
+  const std::string prefix_;
+};
+
+int64_t loop_integer(const OnnxNode& node, std::string_view attr, int64_t otherwise) {
+  const OnnxAttr* found = node.find(attr);
+  const auto* value = found ? std::get_if<int64_t>(&found->value) : nullptr;
+  return value ? *value : otherwise;
+}
+// Element i of a list, or 0.
+int64_t loop_item(const OnnxNode& node, std::string_view attr, size_t i) {
+  const OnnxAttr* found = node.find(attr);
+  const auto* list = found ? std::get_if<std::vector<int64_t>>(&found->value) : nullptr;
+  return list && i < list->size() ? (*list)[i] : 0;
+}
+
+class Unrolling {
+ public:
+  Unrolling(OnnxModel& model, size_t n)
+      : model_(model), node_(model.nodes[n]), at_(n), is_scan_(node_.op == "Scan") {}
+
+  Status run(int64_t turns) {
+    PIPER_TRY(read());
+    const auto count = static_cast<int64_t>(body_->nodes.size() + stacked_ + 4);
+    if (turns > kMostNodes / count)
+      return fail("{}: {} turns of {} nodes are more than the {} that are written one by one",
+                  node_.label(), turns, body_->nodes.size(), kMostNodes);
+    if (turns == 0 && stacked_ > 0)
+      return fail("{}: a loop without turns has nothing to stack", node_.label());
+    if (!is_scan_) PIPER_TRY(check_goes_on());
+    for (int64_t t = 0; t < turns; ++t) take_turn(t, turns);
+    finish();
+    return ok_status();
+  }
+
+ private:
+  Status read() {
+    if (node_.branches.size() != 1) return fail("{} has no body", node_.label());
+    body_ = &node_.branches[0];
+    const size_t fixed = is_scan_ ? 0 : 2;  // the number of the turn, the condition
+    scanned_ =
+        is_scan_
+            ? static_cast<size_t>(std::max<int64_t>(loop_integer(node_, "num_scan_inputs", 0), 0))
+            : 0;
+    const bool fits = node_.inputs.size() >= fixed + scanned_ &&
+                      body_->inputs.size() == node_.inputs.size() &&
+                      body_->outputs.size() == node_.outputs.size() + (is_scan_ ? 0 : 1);
+    if (fits) carried_ = node_.inputs.size() - fixed - scanned_;
+    if (!fits || node_.outputs.size() < carried_)
+      return fail("{} and its body do not fit each other", node_.label());
+    stacked_ = node_.outputs.size() - carried_;
+    states_.assign(node_.inputs.begin() + static_cast<int64_t>(fixed),
+                   node_.inputs.begin() + static_cast<int64_t>(fixed + carried_));
+    stacks_.resize(stacked_);
+    return ok_status();
+  }
+
+  // Of the body's condition: what it was before, or a constant that is true.
+  Status check_goes_on() const {
+    std::string name = body_->outputs[0];
+    for (bool moved = true; moved && name != body_->inputs[1];) {
+      moved = false;
+      for (const OnnxNode& node : body_->nodes) {
+        if (node.outputs.empty() || node.outputs[0] != name) continue;
+        if (node.op == "Constant" && is_true(node)) return ok_status();
+        if ((node.op != "Identity" && node.op != "Cast") || node.inputs.empty()) continue;
+        name = node.inputs[0];
+        moved = true;
+        break;
+      }
+    }
+    if (name == body_->inputs[1] || is_true(body_->initializers, name) ||
+        is_true(model_.initializers, name))
+      return ok_status();
+    for (const OnnxNode& node : model_.nodes)
+      if (node.op == "Constant" && !node.outputs.empty() && node.outputs[0] == name &&
+          is_true(node))
+        return ok_status();
+    return fail("{} is not supported where its body decides whether it goes on", node_.label());
+  }
+  static bool is_true(const OnnxTensor& tensor) {
+    return tensor.type.dtype == DType::kBool && tensor.data.size == 1 &&
+           tensor.data.data[0] != std::byte{0};
+  }
+  static bool is_true(const OnnxNode& constant) {
+    const OnnxAttr* value = constant.find("value");
+    const auto* tensor = value ? std::get_if<OnnxTensor>(&value->value) : nullptr;
+    return tensor && is_true(*tensor);
+  }
+  static bool is_true(const std::vector<OnnxTensor>& tensors, const std::string& name) {
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [&](const OnnxTensor& t) { return t.name == name && is_true(t); });
+  }
+
+  void take_turn(int64_t t, int64_t turns) {
+    const std::string prefix = fmt::format("{}/turn {}/", node_.outputs[0], t);
+    TurnNames names;
+    const size_t fixed = is_scan_ ? 0 : 2;
+    if (!is_scan_) {
+      names[body_->inputs[0]] = number(prefix + "number", t, DType::kI64);
+      names[body_->inputs[1]] = number(prefix + "goes on", 1, DType::kBool);
+    }
+    for (size_t i = 0; i < carried_; ++i) names[body_->inputs[fixed + i]] = states_[i];
+    for (size_t i = 0; i < scanned_; ++i) {
+      const bool back = loop_item(node_, "scan_input_directions", i) != 0;
+      const std::string place =
+          number(fmt::format("{}place {}", prefix, i), back ? turns - 1 - t : t, DType::kI64);
+      const std::string slice = fmt::format("{}slice {}", prefix, i);
+      add("Gather", {node_.inputs[carried_ + i], place}, slice,
+          {{"axis", loop_item(node_, "scan_input_axes", i)}});
+      names[body_->inputs[carried_ + i]] = slice;
+    }
+    OnnxSubgraph turn = TurnCopy(std::move(names), prefix).body(*body_);
+    std::move(turn.nodes.begin(), turn.nodes.end(), std::back_inserter(made_));
+    std::move(turn.initializers.begin(), turn.initializers.end(),
+              std::back_inserter(model_.initializers));
+    const size_t first = is_scan_ ? 0 : 1;  // behind the condition
+    states_.assign(turn.outputs.begin() + static_cast<int64_t>(first),
+                   turn.outputs.begin() + static_cast<int64_t>(first + carried_));
+    for (size_t j = 0; j < stacked_; ++j) stacks_[j].push_back(turn.outputs[first + carried_ + j]);
+  }
+
+  void finish() {
+    for (size_t i = 0; i < carried_; ++i)
+      if (!node_.outputs[i].empty()) add("Identity", {states_[i]}, node_.outputs[i], {});
+    for (size_t j = 0; j < stacked_; ++j) {
+      const std::string& output = node_.outputs[carried_ + j];
+      if (output.empty()) continue;
+      if (is_scan_ && loop_item(node_, "scan_output_directions", j) != 0)
+        std::reverse(stacks_[j].begin(), stacks_[j].end());
+      add("SequenceConstruct", stacks_[j], output + "/turns", {});
+      add("ConcatFromSequence", {output + "/turns"}, output,
+          {{"axis", is_scan_ ? loop_item(node_, "scan_output_axes", j) : 0},
+           {"new_axis", int64_t{1}}});
+    }
+    std::vector<OnnxNode> made = std::move(made_);
+    const auto at = model_.nodes.begin() + static_cast<int64_t>(at_);
+    model_.nodes.insert(model_.nodes.erase(at), std::make_move_iterator(made.begin()),
+                        std::make_move_iterator(made.end()));
+  }
+
+  std::string number(std::string name, int64_t value, DType dtype) {
+    OnnxTensor made;
+    made.name = name;
+    made.type = {dtype, {}};
+    made.data = number_bytes(static_cast<double>(value), dtype);
+    model_.initializers.push_back(std::move(made));
+    return name;
+  }
+  void add(std::string op, std::vector<std::string> inputs, std::string output,
+           std::vector<OnnxAttr> attrs) {
+    OnnxNode node;
+    node.name = node_.name;
+    node.op = std::move(op);
+    node.inputs = std::move(inputs);
+    node.outputs = {std::move(output)};
+    node.attrs = std::move(attrs);
+    node.metadata = node_.metadata;
+    made_.push_back(std::move(node));
+  }
+
+  OnnxModel& model_;
+  const OnnxNode node_;
+  const size_t at_;
+  const bool is_scan_;
+  const OnnxSubgraph* body_ = nullptr;
+  size_t carried_ = 0, scanned_ = 0, stacked_ = 0;
+  std::vector<std::string> states_;               // carried to the next turn
+  std::vector<std::vector<std::string>> stacks_;  // by stacked output, of each turn
+  std::vector<OnnxNode> made_;
+};
+
+}  // namespace
+
+Status unroll(OnnxModel& model, size_t n, int64_t turns) { return Unrolling(model, n).run(turns); }
+
+}  // namespace piper::onnx_import

@@ -1,0 +1,90 @@
+// QuantizeLinear and DequantizeLinear as fake quantisation: what would be integers stays floats, so
+// that a gradient passes straight through the rounding where nothing is cut off (Jacob et al.,
+// Quantization and Training of Neural Networks, 2018), and one of the scale follows (Esser et al.,
+// Learned Step Size Quantization, 2020).
+#include "rules.h"
+
+namespace piper::onnx_import {
+namespace {
+
+struct QuantizedRange {
+  double low = 0, high = 255;
+};
+
+// Of the type of the zero point, or of `output_dtype`; 8 bits without a sign where neither is
+// there.
+Result<QuantizedRange> quantized_range(RuleContext& c) {
+  Narrow type = kUint8;
+  if (c.has(2)) type = c.in(2).narrow;
+  if (!c.has(2) && c.integer("output_dtype", 0) != 0)
+    type = narrow_of_code(c.integer("output_dtype", 0));
+  if (type.bits == 0) return c.error("integers of 8 and 16 bits are supported");
+  const auto count = static_cast<double>(int64_t{1} << type.bits);
+  return type.is_signed ? QuantizedRange{-count / 2, count / 2 - 1} : QuantizedRange{0, count - 1};
+}
+
+// A scale or a zero point for all of x, or one for each place along `axis`.
+Result<Val> along_axis(RuleContext& c, const Val& x, const Val& v) {
+  if (c.integer("block_size", 0) != 0) return c.error("blocks are not supported");
+  if (num_elements(v.shape) == 1) return c.reshape(v, {});
+  PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", 1), x.rank()));
+  if (v.shape != Shape{x.shape[axis]})
+    return c.error("{} scales or zero points for dim {} of {}", to_string(v.shape), axis,
+                   to_string(x.shape));
+  Shape shape(x.rank() - axis, 1);
+  shape[0] = v.shape[0];
+  return c.reshape(v, shape);
+}
+
+Result<Val> zero_point(RuleContext& c, const Val& x, DType dtype) {
+  if (!c.has(2)) return Val();
+  PIPER_ASSIGN(const Val zero, along_axis(c, x, c.in(2)));
+  return c.cast(zero, dtype);
+}
+
+// clamp(round(x / scale) + zero)
+Result<Vals> quantize(RuleContext& c) {
+  PIPER_TRY(c.need(2, 3));
+  PIPER_ASSIGN(const QuantizedRange range, quantized_range(c));
+  PIPER_ASSIGN(const Val scale, along_axis(c, c.in(0), c.in(1)));
+  PIPER_ASSIGN(const Val x, c.cast(c.in(0), scale.dtype));
+  if (!info(x.dtype).is_float) return c.error("of {} is not supported", info(x.dtype).name);
+  PIPER_ASSIGN(const Val zero, zero_point(c, x, x.dtype));
+  PIPER_ASSIGN(Val y, c.pointwise("Div", {x, scale}));
+  PIPER_ASSIGN(Val rest, c.pointwise("Round", {y}));
+  PIPER_ASSIGN(rest, c.pointwise("Sub", {rest, y}));
+  PIPER_ASSIGN(rest, c.pointwise("Detach", {rest}));
+  PIPER_ASSIGN(y, c.pointwise("Add", {y, rest}));  // rounded, with the slope of y
+  if (zero.present()) {
+    PIPER_ASSIGN(y, c.pointwise("Add", {y, zero}));
+  }
+  for (const auto& [beyond, bound] : {std::pair("Less", range.low), {"Greater", range.high}}) {
+    PIPER_ASSIGN(const Val is_beyond, c.pointwise(beyond, {y, c.number(bound, y)}));
+    PIPER_ASSIGN(y, c.pointwise("Where", {is_beyond, c.number(bound, y), y}));
+  }
+  return Vals{y};
+}
+
+// (x - zero) · scale
+Result<Vals> dequantize(RuleContext& c) {
+  PIPER_TRY(c.need(2, 3));
+  PIPER_ASSIGN(const Val scale, along_axis(c, c.in(0), c.in(1)));
+  PIPER_ASSIGN(Val y, c.cast(c.in(0), scale.dtype));
+  PIPER_ASSIGN(const Val zero, zero_point(c, y, scale.dtype));
+  if (zero.present()) {
+    PIPER_ASSIGN(y, c.pointwise("Sub", {y, zero}));
+  }
+  return single(c.pointwise("Mul", {y, scale}));
+}
+
+constexpr ImportRule kQuantizeRules[] = {
+    {"DequantizeLinear", 10, kNewest, dequantize, "without blocks"},
+    {"QuantizeLinear", 10, kNewest, quantize,
+     "to 8 or 16 bits, without blocks; the gradient passes straight through"},
+};
+
+}  // namespace
+
+std::span<const ImportRule> quantize_rules() { return kQuantizeRules; }
+
+}  // namespace piper::onnx_import

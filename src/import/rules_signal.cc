@@ -1,0 +1,193 @@
+// Fourier transforms: products with the matrices of their cosines and sines.
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "rules.h"
+
+namespace piper::onnx_import {
+namespace {
+
+// A transform of n elements, cut or filled with zeros to `length`, into `bins`.
+struct FourierTransform {
+  int64_t n = 0, length = 0, bins = 0;
+  bool inverse = false;
+};
+
+// cos or sin of 2π·j·k / length for the elements j and the bins k, [n, bins]; 0 behind the length.
+Result<Val> waves(RuleContext& c, const FourierTransform& t, bool sine, DType dtype) {
+  PIPER_TRY(c.emit.take_room({DType::kF64, {t.n, t.bins}}));
+  std::vector<double> values(static_cast<size_t>(t.n * t.bins));
+  for (int64_t j = 0; j < std::min(t.n, t.length); ++j)
+    for (int64_t k = 0; k < t.bins; ++k) {
+      const auto turn = static_cast<double>(j * k % t.length);
+      const double angle = 2 * std::numbers::pi * turn / static_cast<double>(t.length);
+      values[static_cast<size_t>(j * t.bins + k)] = sine ? std::sin(angle) : std::cos(angle);
+    }
+  if (t.inverse)
+    for (double& value : values) value /= static_cast<double>(t.length);
+  return c.cast(constant_val(DType::kF64, {t.n, t.bins}, bytes_of(values)), dtype);
+}
+
+struct Complex {
+  Val real, imaginary;  // absent: 0
+};
+
+// Of the last dim: exp(∓i·angle) = cos ∓ i·sin, minus where it goes forth.
+Result<Complex> transformed(RuleContext& c, const Complex& x, const FourierTransform& t) {
+  PIPER_ASSIGN(const Val cos, waves(c, t, false, x.real.dtype));
+  PIPER_ASSIGN(const Val sin, waves(c, t, true, x.real.dtype));
+  Complex y;
+  PIPER_ASSIGN(y.real, c.matmul(x.real, cos));
+  PIPER_ASSIGN(y.imaginary, c.matmul(x.real, sin));
+  if (!t.inverse) {
+    PIPER_ASSIGN(y.imaginary, c.pointwise("Neg", {y.imaginary}));
+  }
+  if (!x.imaginary.present()) return y;
+  PIPER_ASSIGN(const Val across, c.matmul(x.imaginary, sin));
+  PIPER_ASSIGN(const Val along, c.matmul(x.imaginary, cos));
+  PIPER_ASSIGN(y.real, c.pointwise(t.inverse ? "Sub" : "Add", {y.real, across}));
+  PIPER_ASSIGN(y.imaginary, c.pointwise("Add", {y.imaginary, along}));
+  return y;
+}
+
+// x [..., 1 or 2] as its parts, without that dim.
+Result<Complex> complex_parts(RuleContext& c, const Val& x) {
+  const size_t last = x.rank() - 1;
+  const Shape shape(x.shape.begin(), x.shape.end() - 1);
+  Complex out;
+  PIPER_ASSIGN(const Val real, c.part(x, last, 0, 1));
+  PIPER_ASSIGN(out.real, c.reshape(real, shape));
+  if (x.shape[last] == 1) return out;
+  PIPER_ASSIGN(const Val imaginary, c.part(x, last, 1, 1));
+  PIPER_ASSIGN(out.imaginary, c.reshape(imaginary, shape));
+  return out;
+}
+Result<Val> with_parts(RuleContext& c, const Complex& y) {
+  Shape shape = y.real.shape;
+  shape.push_back(1);
+  PIPER_ASSIGN(const Val real, c.reshape(y.real, shape));
+  PIPER_ASSIGN(const Val imaginary, c.reshape(y.imaginary, shape));
+  return c.op("Concat", {real, imaginary}, {{"axis", static_cast<int64_t>(shape.size()) - 1}});
+}
+
+Result<std::optional<int64_t>> one_known_integer(RuleContext& c, size_t input,
+                                                 std::string_view role) {
+  if (!c.has(input)) return std::optional<int64_t>();
+  PIPER_ASSIGN(const auto values, c.constant_integers(input, role));
+  if (values.size() != 1) return c.error("has {} numbers as its {}", values.size(), role);
+  return std::optional(values[0]);
+}
+
+constexpr int64_t kMostLength = int64_t{1} << 20;
+
+// Dims `axis` and the one before last trade places: what is transformed is then followed by its
+// parts alone, and products act on it.
+Result<Val> with_dims_swapped(RuleContext& c, const Val& x, size_t axis, size_t to) {
+  std::vector<int64_t> perm;
+  for (size_t d = 0; d < x.rank(); ++d) perm.push_back(static_cast<int64_t>(d));
+  std::swap(perm[axis], perm[to]);
+  return c.transpose(x, perm);
+}
+
+Result<Vals> dft(RuleContext& c) {
+  PIPER_TRY(c.need(1, 3));
+  Val x = c.in(0);
+  const auto parts = x.rank() > 0 ? x.shape.back() : 0;
+  if (x.rank() < 2 || (parts != 1 && parts != 2) || !info(x.dtype).is_float)
+    return c.error("transforms no {}: the last dim is 1, or 2 for real and imaginary parts",
+                   to_string(x.shape));
+  // The axis is an attribute before opset 20, and counts all dims; then an input.
+  PIPER_ASSIGN(const auto given, one_known_integer(c, 2, "axis"));
+  const int64_t otherwise = c.opset < 20 ? c.integer("axis", 1) : -2;
+  PIPER_ASSIGN(const size_t axis, c.axis(given.value_or(otherwise), x.rank()));
+  if (axis + 1 == x.rank()) return c.error("cannot transform its parts, dim {}", axis);
+  PIPER_ASSIGN(const auto length, one_known_integer(c, 1, "length"));
+  FourierTransform t{.n = x.shape[axis],
+                     .length = length.value_or(x.shape[axis]),
+                     .inverse = c.integer("inverse", 0) != 0};
+  const bool half = c.integer("onesided", 0) != 0;
+  if (t.length < 1 || t.length > kMostLength || t.n < 1)
+    return c.error("cannot transform {} elements as {}", t.n, t.length);
+  if (half && t.inverse) return c.error("an inverse of one side is not supported");
+  t.bins = half ? t.length / 2 + 1 : t.length;
+  const size_t last = x.rank() - 2;
+  PIPER_ASSIGN(x, with_dims_swapped(c, x, axis, last));
+  PIPER_ASSIGN(Complex y, complex_parts(c, x));
+  // Products need rows.
+  const bool flat = y.real.rank() == 1;
+  for (Val* one : {&y.real, &y.imaginary}) {
+    if (!flat || !one->present()) continue;
+    PIPER_ASSIGN(*one, c.reshape(*one, {1, one->shape[0]}));
+  }
+  PIPER_ASSIGN(y, transformed(c, y, t));
+  PIPER_ASSIGN(Val out, with_parts(c, y));
+  if (flat) {
+    PIPER_ASSIGN(out, c.reshape(out, {t.bins, 2}));
+  }
+  return single(with_dims_swapped(c, out, axis, last));
+}
+
+// ---- STFT: transforms of windows along a signal -------------------------------------------------
+
+struct SignalFrames {
+  int64_t step = 0, length = 0, count = 0;
+};
+Result<SignalFrames> read_frames(RuleContext& c, const Val& signal) {
+  PIPER_ASSIGN(const auto step, one_known_integer(c, 1, "step"));
+  PIPER_ASSIGN(const auto length, one_known_integer(c, 3, "length of frames"));
+  SignalFrames f{.step = step.value_or(0),
+                 .length = length.value_or(c.has(2) ? num_elements(c.in(2).shape) : 0)};
+  if (f.step < 1 || f.length < 1 || f.length > signal.shape[1] || f.length > kMostLength)
+    return c.error("cannot take frames of {} each {} from {}", f.length, f.step,
+                   to_string(signal.shape));
+  if (c.has(2) && c.in(2).shape != Shape{f.length})
+    return c.error("a window {} does not fit frames of {}", to_string(c.in(2).shape), f.length);
+  f.count = (signal.shape[1] - f.length) / f.step + 1;
+  return f;
+}
+
+// [batch, signal] -> [batch, frames, length]
+Result<Val> frames_of(RuleContext& c, const Val& x, const SignalFrames& f) {
+  PIPER_ASSIGN(const Val image, c.reshape(x, {x.shape[0], 1, x.shape[1]}));
+  PIPER_ASSIGN(const Val y, c.op("Unfold", {image},
+                                 {{"kernel", std::vector{f.length}},
+                                  {"strides", std::vector{f.step}},
+                                  {"dilations", std::vector{int64_t{1}}}}));
+  PIPER_ASSIGN(const Val frames, c.reshape(y, {x.shape[0], f.count, f.length}));
+  if (!c.has(2)) return frames;
+  return c.pointwise("Mul", {frames, c.in(2)});
+}
+
+Result<Vals> stft(RuleContext& c) {
+  PIPER_TRY(c.need(2, 4));
+  Val x = c.in(0);
+  if (x.rank() == 2) {
+    PIPER_ASSIGN(x, c.reshape(x, {x.shape[0], x.shape[1], 1}));
+  }
+  if (x.rank() != 3 || (x.shape[2] != 1 && x.shape[2] != 2) || !info(x.dtype).is_float)
+    return c.error("needs [batch, signal, 1 or 2], got {}", to_string(x.shape));
+  PIPER_ASSIGN(const SignalFrames f, read_frames(c, x));
+  PIPER_ASSIGN(Complex y, complex_parts(c, x));
+  for (Val* one : {&y.real, &y.imaginary}) {
+    if (!one->present()) continue;
+    PIPER_ASSIGN(*one, frames_of(c, *one, f));
+  }
+  const bool half = c.integer("onesided", 1) != 0;
+  PIPER_ASSIGN(
+      y,
+      transformed(c, y,
+                  {.n = f.length, .length = f.length, .bins = half ? f.length / 2 + 1 : f.length}));
+  return single(with_parts(c, y));
+}
+
+constexpr ImportRule kSignalRules[] = {
+    {"DFT", 17, kNewest, dft, "of known lengths"},
+    {"STFT", 17, kNewest, stft, "of known frames"},
+};
+
+}  // namespace
+
+std::span<const ImportRule> signal_rules() { return kSignalRules; }
+
+}  // namespace piper::onnx_import
