@@ -52,7 +52,8 @@ Result<Graph> apply_rule(Graph graph, const AnnotateRule& rule, const Variables&
   return graph;
 }
 
-// Producers of a node's inputs that carry the tag: the latest region; kNoTag if none does.
+}  // namespace
+
 int32_t latest_producer(const Graph& graph, const Node& node, int tag) {
   int32_t best = kNoTag;
   for (ValueId input : node.inputs)
@@ -60,6 +61,8 @@ int32_t latest_producer(const Graph& graph, const Node& node, int tag) {
       best = std::max(best, graph.tag(graph.node(graph.value(input).producer), tag));
   return best;
 }
+
+namespace {
 
 using Joined = std::map<int32_t, std::vector<NodeId>>;  // by tag value
 

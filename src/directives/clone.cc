@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <map>
 
-#include "piper/directives.h"
+#include "match.h"
 #include "piper/ops.h"
 
 namespace piper {
@@ -10,7 +10,8 @@ namespace {
 
 using Region = std::vector<int32_t>;  // the values of the region tags
 
-// Nodes that no parameter reaches and that are not matrix products: cheaper to repeat than to send.
+}  // namespace
+
 std::vector<bool> data_ops(const Graph& graph) {
   std::vector<bool> tied(graph.values.size());  // needs a parameter, or much work
   for (size_t v = 0; v < graph.values.size(); ++v)
@@ -26,6 +27,8 @@ std::vector<bool> data_ops(const Graph& graph) {
   }
   return data;
 }
+
+namespace {
 
 class Cloner {
  public:

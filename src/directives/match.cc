@@ -282,6 +282,30 @@ std::string ranges(const std::vector<int32_t>& numbers) {
   return text;
 }
 
+Error with_regions(Error error, const Dag& dag) {
+  bool has_gap = false;
+  for (size_t t = 0; t < dag.region_tags.size(); ++t) {
+    std::set<int32_t> values;
+    for (const Chunk& chunk : dag.chunks)
+      if (chunk.tags[t] != kNoTag) values.insert(chunk.tags[t]);
+    if (values.empty()) continue;
+    std::vector<int32_t> missing;
+    for (int32_t value = 0; value < *values.rbegin(); ++value)
+      if (values.count(value) == 0) missing.push_back(value);
+    const std::string& tag = dag.region_tags[t];
+    error.notes.push_back(fmt::format("'{}' is {}", tag, ranges({values.begin(), values.end()})));
+    if (!missing.empty())
+      error.notes.push_back(fmt::format("no op of the model has '{}' {}: 'annotate' left it empty",
+                                        tag, ranges(missing)));
+    has_gap = has_gap || !missing.empty();
+  }
+  error.notes.push_back(
+      has_gap ? "help: number them without a gap"
+              : "help: make the mesh axis as long as there are places, or cut the model into more "
+                "regions");
+  return error;
+}
+
 Error with_deeper(Error error, const Glob& match, std::span<const std::string> scopes) {
   const auto deeper = Glob::parse("**/" + match.pattern(), error.at);
   if (deeper && matches_any(*deeper, scopes))

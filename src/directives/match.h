@@ -13,6 +13,12 @@ struct MicroTag {
   std::string_view name;
   int32_t number = 0;
 };
+// By node: no parameter reaches it and it is no matrix product. It is cheaper to repeat than to
+// send, so that it goes where it is read (clone.cc).
+std::vector<bool> data_ops(const Graph& graph);
+// Producers of a node's inputs that carry the tag: the latest region; kNoTag if none does
+// (annotate.cc).
+int32_t latest_producer(const Graph& graph, const Node& node, int tag);
 // Variables with what the conditions bind, if the chunk meets all of them for this microbatch.
 Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk, const Where& where,
                                              const Variables& variables, const MicroTag& micro);
@@ -63,6 +69,9 @@ Result<int32_t> find_axis(const Dag& dag, const std::string& name, const SourceS
 std::string place_of(const SourceSpan& at);
 // "0 to 3, 8" of ascending numbers.
 std::string ranges(const std::vector<int32_t>& numbers);
+// To an error about a place without work: which values the region tags have, and which are left
+// out.
+Error with_regions(Error error, const Dag& dag);
 // To an error about a pattern that matches none of the scopes: the help that it does further down.
 Error with_deeper(Error error, const Glob& match, std::span<const std::string> scopes);
 // What matches no forward op, with the scopes and values of tags that there are.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <set>
 
+#include "match.h"
+
 namespace piper {
 namespace {
 
@@ -98,6 +100,7 @@ Status OrderPool::check_values(const OrderItem& item) const {
     Error error = fail(item.at, "order: no task of this device has {}={}", tag, wanted)
                       .with_note(fmt::format("its tasks have {} {}", tag, list(there)))
                       .with_code(ExitCode::kRefused);
+    if (tag == "chunk") error = with_regions(std::move(error), dag_);
     if (tag == micro_tag_ && wanted >= dag_.microbatches)
       error.notes.push_back(fmt::format(
           "help: '- split: {{dim: batch, into: {}}}' makes that many microbatches", wanted + 1));

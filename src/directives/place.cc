@@ -239,25 +239,8 @@ class Placer {
                         chunk.nodes.size(), dag_.region_tags[t], dag_.region_tags[t]));
     return error;
   }
-  // With the values that the ops' tags have: a number that is left out is an empty place.
   Error nothing_on(const std::string& where) const {
-    Error error = fail(places_.front().at, "place: nothing is placed on{}", where);
-    bool has_gap = false;
-    for (size_t t = 0; t < dag_.region_tags.size(); ++t) {
-      std::set<int32_t> values;
-      for (const Chunk& chunk : dag_.chunks)
-        if (chunk.tags[t] != kNoTag) values.insert(chunk.tags[t]);
-      if (values.empty()) continue;
-      has_gap = has_gap || *values.rbegin() + 1 > static_cast<int64_t>(values.size());
-      error.notes.push_back(
-          fmt::format("'{}' is {}", dag_.region_tags[t],
-                      ranges(std::vector<int32_t>(values.begin(), values.end()))));
-    }
-    error.notes.push_back(
-        has_gap ? "help: number them without a gap"
-                : "help: make the mesh axis as long as there are places, or cut the model into "
-                  "more regions");
-    return error;
+    return with_regions(fail(places_.front().at, "place: nothing is placed on{}", where), dag_);
   }
 
   // Microbatches of which all chunks are placed alike.
