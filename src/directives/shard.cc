@@ -286,6 +286,14 @@ void add_samples(const Graph& step, const SourceSpan& at, AxisCut& cut) {
   for (const Param& param : step.params) cut.seeds.push_back({param.value, -1, at});
 }
 
+// The last dim at which it cuts an input; -1: none.
+int last_input_dim(const Graph& step, const AxisCut& cut) {
+  int last = -1;
+  for (const ShardSeed& seed : cut.seeds)
+    if (step.value(seed.value).kind == ValueKind::kInput) last = std::max(last, seed.dim);
+  return last;
+}
+
 }  // namespace
 
 Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
@@ -317,6 +325,11 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
                                  cut.name));
     if (!cut.seeds.empty() && cut.ranks > 1) cuts.push_back(std::move(cut));
   }
+  // The order of the mesh decides nothing but where axes are alike: what inputs begin with all ops
+  // behind them have, and tokens are mixed by fewer ops than samples are by lookups.
+  std::stable_sort(cuts.begin(), cuts.end(), [&](const AxisCut& a, const AxisCut& b) {
+    return last_input_dim(step, a) > last_input_dim(step, b);
+  });
   add_zeros(cuts);
   for (size_t c = 0; c < cuts.size(); ++c)
     for (const ShardSeed& seed : cuts[c].seeds)

@@ -74,13 +74,34 @@ std::optional<LoopCut> AxisWalk::tokens_of(const Node& node, const Loops& loops,
       lies.kind == kCut ? cut_of(loops.input(0), lies, ranks_) : std::optional<LoopCut>();
   if (cut && cut->letter == letters(loops, node, 0, true)[0] && is_legal(loops, *cut)) return cut;
   refuse(node, how, fmt::format("has no tokens in blocks over '{}'", cut_.name));
+  wrong_->notes.push_back(lies.kind == kCut
+                              ? fmt::format("its queries are cut at dim {} over it", lies.dim)
+                              : "its queries are whole on each of its ranks");
+  bool cuts_tokens = false;
   for (const ShardSeed& seed : cut_.seeds)
-    if (const Value& value = graph_.value(seed.value);
-        seed.dim >= 0 && value.kind == ValueKind::kInput)
-      wrong_->notes.push_back(
-          fmt::format("'{}' is cut over it at line {}", quote_control(value.name), seed.at.line));
-  wrong_->notes.push_back(fmt::format(
-      "help: `shard: {{input: \"*\", dim: 1, over: {}}}` cuts those of inputs", cut_.name));
+    if (const Value& value = graph_.value(seed.value); value.kind == ValueKind::kInput) {
+      cuts_tokens = cuts_tokens || seed.dim == 1;
+      wrong_->notes.push_back(fmt::format("'{}' is cut at dim {} over it at line {}",
+                                          quote_control(value.name), seed.dim, seed.at.line));
+    }
+  const auto together =
+      std::find_if(conversions_.begin(), conversions_.end(), [&](const Conversion& one) {
+        return one.reader.valid() && nodes_[one.node.index()].op == "AllGather";
+      });
+  if (cuts_tokens && together != conversions_.end()) {
+    const Node& reader = graph_.node(together->reader);
+    wrong_->notes.push_back(fmt::format("'{}' is put together for {} in {}",
+                                        quote_control(graph_.value(together->value).name),
+                                        reader.op, quote_control(reader.scope)));
+  }
+  wrong_->notes.push_back(
+      cuts_tokens
+          ? fmt::format(
+                "help: `shard: {{match: \"**\", dim: none, over: {}}}` keeps weights whole, "
+                "and tokens in blocks",
+                cut_.name)
+          : fmt::format("help: `shard: {{input: \"*\", dim: 1, over: {}}}` cuts those of inputs",
+                        cut_.name));
   return std::nullopt;
 }
 

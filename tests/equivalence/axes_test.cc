@@ -712,11 +712,10 @@ TEST(Axes, AttentionThatCannotBeDoneSoIsRefused) {
             "  = note: the other one is at line 7\n");
   EXPECT_EQ(refusal("{cp: 2}", "  - shard: {input: \"*\", dim: 0, over: cp}\n" + of_line),
             "6:5: error: " + at + "has no tokens in blocks over 'cp'\n" + sizes +
-                "  = note: 'input_ids' is cut over it at line 5\n"
-                "  = note: 'labels' is cut over it at line 5\n"
+                "  = note: its queries are cut at dim 0 over it\n"
+                "  = note: 'input_ids' is cut at dim 0 over it at line 5\n"
+                "  = note: 'labels' is cut at dim 0 over it at line 5\n"
                 "  = help: `shard: {input: \"*\", dim: 1, over: cp}` cuts those of inputs\n");
-  EXPECT_EQ(refusal("{tp: 2, cp: 2}", kSequence.at("llama-hf") + kRing).substr(0, 13 + at.size()),
-            "8:5: error: " + at + "h");
   EXPECT_EQ(refusal("{cp: 2}", kTokens + "  - shard: {attention: nowhere, by: ring, over: cp}\n")
                 .substr(0, 50),
             "7:24: error: shard: no attention matches 'nowhere'");
@@ -836,6 +835,10 @@ std::vector<Case> cases() {
                    kZigzagRing + sequence + rows + zero});
     pipeline("pipeline2_zigzag2", "{cp: 2}", "zb-h1", kZigzagRing);
     pipeline("pipeline2_zigzag2_tensor2", "{cp: 2, tp: 2}", "dualpipev", kZigzagRing + tensor);
+    pipeline("pipeline2_zigzag2_tensor2_sends", "{cp: 2, tp: 2}", "1f1b",
+             kZigzagRing + tensor + "  - shard: {sends: \"**\", over: tp}\n");
+    // The order of axes in the mesh decides nothing.
+    all.push_back({"sequence2_ring2_" + id, model, "{tp: 2, cp: 2}", sequence + ring});
     all.push_back({"zigzag4_gathered_" + id, model, "{cp: 4}", kZigzag});
     pipeline("pipeline2_zigzag2_gathered_tensor2", "{cp: 2, tp: 2}", "zb-h1",
              kZigzag + tensor + rows);
@@ -913,6 +916,8 @@ std::vector<Case> cases() {
   lookups("zigzag2", "{ep: 2}", "  - shard: {input: \"*\", dim: 1, over: ep, order: zigzag}\n");
   lookups("samples2_zero2", "{edp: 2, ep: 2}", split + kSamples + edp);
   lookups("samples2_tensor2", "{ep: 2, tp: 2}", kSamples + kLookedUpTensor);
+  lookups("samples2_gather2", "{ep: 2, cp: 2}", kSamples + kTokens);
+  lookups("samples2_zigzag2", "{ep: 2, cp: 2}", kSamples + kZigzagRing);
   all.push_back(
       {"lookups_padded_experts3_qwen", "qwen3-moe-hf", "{ep: 3}", with_zeros(kLookups, "ep")});
   // Nodes, and ranks of each: rows go to the node of their expert, whose ranks have a part each.
