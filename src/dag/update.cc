@@ -37,6 +37,13 @@ Node& squares_of(Graph& graph, ValueId number) {
   }
 }
 
+// What was put together from its blocks, as few elements are before they are squared.
+ValueId put_together_of(const Graph& graph, ValueId value) {
+  while (graph.node(graph.value(value).producer).op == "AllGather")
+    value = graph.node(graph.value(value).producer).inputs[0];
+  return value;
+}
+
 // The mesh axes that cut a value.
 std::vector<int32_t> cut_over(const Value& value) {
   std::vector<int32_t> axes;
@@ -107,7 +114,8 @@ void square_by_runs(Dag& dag) {
   std::vector<ValueId> squares = norm->inputs, sources;
   for (ValueId& number : squares) {
     Node& node = squares_of(graph, number);
-    const Sum& sum = *sums.at(node.inputs[0]);
+    const Sum& sum = *sums.at(put_together_of(graph, node.inputs[0]));
+    node.inputs[0] = sum.value;
     const int64_t runs =
         sum.rounds.empty() ? 1 : dag.rounds[static_cast<size_t>(sum.rounds[0])].size;
     if (sum.part.valid())
