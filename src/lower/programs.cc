@@ -12,11 +12,12 @@ namespace piper {
 
 namespace {
 
-// Small constants; but not the keys of random ops, by which alone equal layers would differ.
+// Constants of one element, which no axis cuts; but not the keys of random ops, by which alone
+// equal layers would differ.
 std::vector<bool> find_literals(const Graph& graph) {
   std::vector<bool> literal;
   for (const Value& value : graph.values)
-    literal.push_back(value.kind == ValueKind::kConstant && value.type.bytes() <= 64 &&
+    literal.push_back(value.kind == ValueKind::kConstant && num_elements(value.type.shape) <= 1 &&
                       value.data.data != nullptr);
   for (const Node& node : graph.nodes) {
     const OpDef* def = find_op(node.op);
