@@ -172,6 +172,10 @@ void SumCheck::find_results(Spot place, const Instruction& one, const ProgramFac
     for (int32_t a : program.sources[w]) {
       const Flow& flow = flows_[a];
       if (flow.part && a != program.written[w]) check_use(place, one, program.written[w], a);
+      if (flow.param >= 0)
+        result.of_param = result.of_param == Content::kNone || result.of_param == flow.param
+                              ? flow.param
+                              : Content::kSeveral;
       result.cut |= flow.cut;
       result.from = sets_.unite(result.from, flow.from);
       result.finished = sets_.unite(result.finished, flow.finished);

@@ -33,6 +33,9 @@ struct Content {
   // The parameter that it is, and who has given it its value of the next step (an id).
   int32_t param = -1;
   int32_t updated_by = -1;
+  // Not a parameter: the one that it was computed from, or that none was, or several.
+  static constexpr int32_t kNone = -1, kSeveral = -2;
+  int32_t of_param = kNone;
   int16_t version = 0;   // of a state: before this training step; the first is 0
   bool foreign = false;  // something else was added to a part, or parts do not belong together
 
@@ -50,6 +53,7 @@ struct Content {
   void scramble() {
     foreign = is_part() || param >= 0;
     param = -1;
+    of_param = kSeveral;
   }
   void add(const Content& other) {
     if (is_part() && cut != other.cut) foreign = true;
@@ -234,6 +238,7 @@ class SumCheck {
   // Parts that belong together become what they are parts of.
   void gather(std::span<const Spot> members);
   bool has_own_terms(Spot place, const Content& content, const Content& first);
+  bool is_next_value(Spot place, int32_t to, const Content& content) const;
   void check_gathered(Spot place, int32_t to, const Content& content);
 
   void take_part(Spot place, int32_t from, int32_t to);

@@ -107,7 +107,7 @@ void SumCheck::gather(std::span<const Spot> members) {
     const bool alike = std::all_of(members.begin(), members.end(), [&](Spot member) {
       const Content& other = held(member, section_.at(member).args[a]);
       return other.cut == (in_runs ? axes(member) : first.cut) && other.param == first.param &&
-             (other.updated_by < 0) == (first.updated_by < 0);
+             other.of_param == first.of_param && (other.updated_by < 0) == (first.updated_by < 0);
     });
     for (Spot member : members) {
       const int32_t to = section_.at(member).args[a + 1];
@@ -117,10 +117,30 @@ void SumCheck::gather(std::span<const Spot> members) {
           content.foreign || (!alike && in_runs) || has_own_terms(member, content, first);
       if (in_runs) content.cut = 0;
       content.from = from;
+      if (content.param < 0 && is_next_value(member, to, content)) {
+        content.param = facts(member).buffers[to].param;
+        content.updated_by = static_cast<int32_t>(updates_.size());
+        updates_.push_back(member);
+      }
       check_gathered(member, to, content);
       held(member, to) = std::move(content);
     }
   }
+}
+
+// Whether a parameter that is kept whole becomes what ranks have computed in blocks, each of its
+// own part and its finished gradient or statistic, or of that alone.
+bool SumCheck::is_next_value(Spot place, int32_t to, const Content& content) const {
+  const BufferFacts& buffer = facts(place).buffers[to];
+  const int32_t step = section_.training_step(place);
+  if (buffer.kind != BufferKind::kState || buffer.param < 0 || is_copy(buffer.param) ||
+      !trained(place.cell, buffer.param) || content.is_part() || content.cut != 0 ||
+      content.version != step + 1 || held_[place.cell][to].version != step)
+    return false;
+  const int32_t sum = model_.gradient_of[buffer.param] + step * sum_names();
+  if (content.of_param == Content::kNone)
+    return sets_.at(content.finished) == std::vector<int32_t>{sum};
+  return content.of_param == buffer.param && sets_.contains(content.finished, sum);
 }
 
 void SumCheck::check_gathered(Spot place, int32_t to, const Content& content) {
