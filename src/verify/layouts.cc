@@ -122,7 +122,10 @@ class LayoutCheck {
     return integers_.try_emplace(std::move(of), number).first->second;
   }
   void put_moved(Spot place, int32_t buffer, Lies lies, const Lies& from) {
+    const bool adds = section_.at(place).kind == InstructionKind::kAllReduce;
+    const uint32_t same = adds && lies.kind == Lies::kWhole ? lies.dims : 0;
     lies = renewed(std::move(lies));
+    lies.dims |= same;
     name_integers(place, buffer, lies, from.index);
     put(place, buffer, std::move(lies));
   }
@@ -349,10 +352,14 @@ class LayoutCheck {
     return made;
   }
   Lies in_runs(Spot place, int32_t buffer, const Lies& from, uint32_t over) {
-    if (from.run != 0 || from.mirrored || from.turn != Lies::Turn())
+    if (from.run != 0 || from.turn != Lies::Turn())
       return wrong(place, "takes a run of", buffer, from);
-    if (from.kind != Lies::kCut) return from;
-    return {Lies::kCut, 0, over, from.outer, from.outside, from.inside};
+    Lies made = from;
+    if (from.kind == Lies::kCut) made.dims = 0, made.run = over;
+    const Shape& all = shape(place, buffer);
+    for (size_t d = 0; from.kind == Lies::kWhole && d < all.size() && d < 32; ++d)
+      if (from.dims >> d & 1) made.add_reading({Lies::kCut, 0, over, elements_of(all, d)});
+    return made;
   }
   Lies gathered(Spot place, const Instruction& one, size_t a, const Lies& from) {
     const uint32_t over = axes(place, one);
@@ -361,8 +368,9 @@ class LayoutCheck {
     if (from.kind != Lies::kCut || from.run != over)
       return wrong(place, "puts runs together of", one.args[a], from);
     if (of_axis(over)) return {Lies::kWhole};
-    const uint32_t dims = dims_of(shape(place, one.args[a + 1]), from.outer, false);
-    return {Lies::kCut, dims, 0, from.outer, from.outside, from.inside};
+    Lies made = from;
+    made.dims = dims_of(shape(place, one.args[a + 1]), from.outer, false), made.run = 0;
+    return made;
   }
   // Blocks put together, by a collective that does no more, or gives each its block of another dim.
   Lies joined(Spot place, const Instruction& one, int32_t part, const Lies& from) {

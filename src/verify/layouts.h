@@ -27,7 +27,9 @@ struct Lies {
                 // index names
   };
   Kind kind = kUnset;
-  uint32_t dims = 0;  // kCut: those that may be the one, a bit each
+  // kCut: those that may be the one, a bit each. kWhole: those along which all elements are the
+  // same, so that it may be taken for any block as well.
+  uint32_t dims = 0;
   // kCut: mesh axes whose ranks hold flat runs, of the blocks or, with this axis, of the elements.
   uint32_t run = 0;
   int64_t outer = 1;
@@ -95,6 +97,7 @@ inline int64_t elements_of(const Shape& shape, size_t dims) {  // the first so m
 // The same layout of other elements.
 inline Lies renewed(Lies lies) {
   if (lies.kind != Lies::kRows) lies.index = 0;
+  if (lies.kind == Lies::kWhole) lies.dims = 0;
   for (Lies& one : lies.also) one = renewed(std::move(one));
   return lies;
 }

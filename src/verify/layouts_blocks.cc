@@ -109,10 +109,27 @@ uint32_t dims_within(const Shape& from, size_t d, const Shape& to, int64_t outer
   return dims_of(to, outer, false) & ~((uint32_t{1} << std::min<size_t>(first, 31)) - 1);
 }
 
+// Dims of `to` that lie within dims of `from`, or several of them side by side, along which all
+// elements are the same.
+uint32_t same_along(uint32_t dims, const Shape& from, const Shape& to) {
+  uint32_t same = 0;
+  for (size_t first = 0, end = 0; dims != 0 && first < from.size(); first = end + 1) {
+    for (end = first; end < from.size() && (from[end] == 1 || (dims >> end & 1)); ++end) {
+    }
+    const int64_t before = elements_of(from, first), behind = elements_of(from, end);
+    for (size_t d = 0; d < to.size() && d < 32 && before < behind; ++d)
+      if (elements_of(to, d) % before == 0 && elements_of(to, d + 1) > 0 &&
+          behind % elements_of(to, d + 1) == 0)
+        same |= uint32_t{1} << d;
+  }
+  return same;
+}
+
 }  // namespace
 
 Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
   return of_each(lies, [&](Lies one) {
+    if (one.kind == Lies::kWhole) one.dims = same_along(one.dims, from, to);
     if (one.kind != Lies::kCut || one.run != 0) return one;
     const uint32_t known = std::exchange(one.dims, 0);
     for (size_t d = 0; d < from.size() && d < 32; ++d)
@@ -189,7 +206,7 @@ bool cut_factors(std::vector<Factor>& dim, const TensorCut& cut, int64_t parts) 
 }  // namespace
 
 Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis) {
-  const Shape& whole = tensor.whole.empty() ? tensor.type.shape : tensor.whole;
+  const Shape whole = tensor.whole_type().shape;
   Shape left = whole;
   std::vector<std::vector<Factor>> dims;
   for (const int64_t extent : whole) dims.push_back({{-1, extent}});

@@ -43,6 +43,12 @@ int64_t extent_in(const LoopRule& rule, const Dims& dims, const Shape& shape, ch
   return 0;
 }
 
+size_t dim_of(const Dims& dims, char letter) {
+  size_t d = 0;
+  while (d < 31 && std::count(dims[d].begin(), dims[d].end(), letter) == 0) ++d;
+  return d;
+}
+
 }  // namespace
 
 size_t occurrences(const Dims& dims, char letter) {
@@ -110,7 +116,8 @@ OpLayouts::Made OpLayouts::make_one(std::string_view op, const Attrs& attrs,
   const auto all = [&](Lies::Kind kind) { return std::vector<Lies>(outputs.size(), {kind}); };
   if (any([](const Lies& l) { return l.kind == Lies::kUnset || l.kind == Lies::kUnknown; }))
     return all(Lies::kUnknown);
-  if (!any([](const Lies& l) { return l.kind != Lies::kWhole; })) return all(Lies::kWhole);
+  if (!any([](const Lies& l) { return l.kind != Lies::kWhole; }))
+    return keep_whole(op, attrs, inputs, outputs);
   const std::optional<Use> use = use_of(op, attrs, inputs, outputs);
   if (!use) return std::nullopt;
   const auto first = [&](Lies::Kind kind) {
@@ -126,6 +133,40 @@ OpLayouts::Made OpLayouts::make_one(std::string_view op, const Attrs& attrs,
   if (run < inputs.size()) return cut_runs(*use, run);
   if (has(Lies::kCut)) return cut_blocks(*use, first(Lies::kCut));
   return pass_number(*use, op, first(Lies::kFirst));
+}
+
+// An op is not told which turn of a loop it does: of one along which it reads nothing, or the same
+// at all of them, it makes the same at all of them.
+OpLayouts::Made OpLayouts::keep_whole(std::string_view op, const Attrs& attrs,
+                                      std::span<const LaidOut> inputs,
+                                      std::span<const TensorType> outputs) {
+  std::vector<Lies> made(outputs.size(), {Lies::kWhole});
+  const bool may_repeat = std::all_of(inputs.begin(), inputs.end(), [&](const LaidOut& one) {
+    return !outputs.empty() && num_elements(one.type.shape) < num_elements(outputs[0].shape);
+  });
+  const bool repeats = std::any_of(inputs.begin(), inputs.end(),
+                                   [](const LaidOut& one) { return one.lies.dims != 0; });
+  if (!may_repeat && !repeats) return made;
+  const std::optional<Use> use = use_of(op, attrs, inputs, outputs);
+  if (!use || use->def->draws >= 0) return made;
+  const LoopRule& rule = use->rule;
+  const auto differs = [&](char letter) {
+    for (const auto& [first, input] : rule.firsts)
+      if (first == letter) return true;
+    for (size_t i = 0; i < inputs.size(); ++i)
+      for (size_t d = 0; d < rule.inputs[i].size() && d < 32; ++d)
+        if (std::count(rule.inputs[i][d].begin(), rule.inputs[i][d].end(), letter) > 0 &&
+            !(inputs[i].lies.dims >> d & 1))
+          return true;
+    return is_whole(rule, letter);
+  };
+  for (size_t o = 0; o < made.size(); ++o)
+    for (size_t d = 0; d < rule.outputs[o].size() && d < 32; ++d) {
+      const Dim& letters = rule.outputs[o][d];
+      if (!letters.empty() && std::none_of(letters.begin(), letters.end(), differs))
+        made[o].dims |= uint32_t{1} << d;
+    }
+  return made;
 }
 
 std::optional<OpLayouts::Use> OpLayouts::use_of(std::string_view op, const Attrs& attrs,
@@ -385,7 +426,7 @@ std::optional<Lies> OpLayouts::looked_up(const Use& use, const Cut& cut, size_t 
               index.lies.index, first.outer};
 }
 
-// Of one turn a whole operand has the same for all: it is repeated.
+// Of one turn a whole operand has the same for all: it is repeated. Or it has been.
 bool OpLayouts::takes(const Use& use, size_t input, const Cut& cut) const {
   const LaidOut& one = use.inputs[input];
   const Dims& dims = use.rule.inputs[input];
@@ -400,7 +441,8 @@ bool OpLayouts::takes(const Use& use, size_t input, const Cut& cut) const {
   for (const LaidOut& other : use.inputs)  // all are of one rank
     if (other.lies.kind == Lies::kCut) wanted->turn = other.lies.turn;
   if (one.lies.kind == Lies::kWhole)
-    return extent_in(use.rule, dims, one.type.shape, cut.letter) == 1;
+    return extent_in(use.rule, dims, one.type.shape, cut.letter) == 1 ||
+           (one.lies.dims >> dim_of(dims, cut.letter) & 1);
   return one.lies.fits(*wanted);
 }
 

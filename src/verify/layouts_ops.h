@@ -52,6 +52,8 @@ class OpLayouts {
   Made refuse(std::string reason);
   Made make_one(std::string_view op, const Attrs& attrs, std::span<const LaidOut> inputs,
                 std::span<const TensorType> outputs);
+  Made keep_whole(std::string_view op, const Attrs& attrs, std::span<const LaidOut> inputs,
+                  std::span<const TensorType> outputs);
   std::optional<Use> use_of(std::string_view op, const Attrs& attrs,
                             std::span<const LaidOut> inputs, std::span<const TensorType> outputs);
   Made draw_blocks(const Use& use);

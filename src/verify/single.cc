@@ -20,10 +20,6 @@ Tensors kept_of(const RoleProgram& role) {
     if (is_kept(role, tensor)) kept.emplace(identity_of(role, tensor), &tensor);
   return kept;
 }
-// Of the whole, where a rank keeps a part.
-TensorType type_of(const Tensor& tensor) {
-  return {tensor.type.dtype, tensor.whole.empty() ? tensor.type.shape : tensor.whole};
-}
 // In which way a tensor is another than on one device; empty: in none.
 std::string difference(const Tensor& own, const Tensor& other) {
   if (own.kind != other.kind)
@@ -34,8 +30,8 @@ std::string difference(const Tensor& own, const Tensor& other) {
                        quote_control(other.init));
   if (own.fill != other.fill) return fmt::format("starts at {}, not {}", own.fill, other.fill);
   if (own.aliases != other.aliases) return "has other aliases";
-  if (type_of(own) != type_of(other))
-    return fmt::format("is {}, not {}", to_string(type_of(own)), to_string(type_of(other)));
+  if (own.whole_type() != other.whole_type())
+    return fmt::format("is {}, not {}", to_string(own.whole_type()), to_string(other.whole_type()));
   return "";
 }
 

@@ -653,6 +653,52 @@ body
 
 TEST(VerifyLayout, NoReadingIsLostBesideTerms) { EXPECT_EQ(said(kTurned, {}), Said()); }
 
+// What is whole, and the same for all columns, meets columns of a weight.
+const std::string kSameForAll = placed(
+    R"(plan batch=2 arena=? workspace=[256] transport=2097152 scratch=4194304
+axis "tp" 2
+stream 0 "compute"
+input "x" f32[2,3]
+sum 0 "w.grad"
+buffer 0 "w" f32[3,3] state at=? init="w" param="w" cuts=[S1@0] whole=[3,6]
+buffer 1 "x@0" f32[2,3] step at=?
+buffer 2 "gw" f32[3,3] step at=?
+program 0 label="F" args=3
+  value 0 f32[2,3] read
+  value 1 f32[3,3] read
+  value 2 f32[3,3] written
+  value 3 f32[3]
+  value 4 f32[3,1]
+  value 5 f32[3,3]
+  value 6 f32[3,3]
+  op ReduceSum in=[0] out=[3] {axes=[0], keepdims=0}
+  op Reshape in=[3] out=[4] {shape=[3,1]}
+  op Expand in=[4] out=[5] {shape=[3,3]}
+  op Neg in=[5] out=[6]
+  op Mul in=[6,1] out=[2]
+program 1 label="U" args=2
+  value 0 f32[3,3] read
+  value 1 f32[3,3] read written
+  op Sub in=[1,0] out=[1]
+body
+  0 input label="input x" args=[1] input="x" count=2
+  1 compute label="F" program=0 args=[1,0,2] pass="F" micro=0
+    contribution arg=2 count=2
+  2 compute label="U" program=1 args=[2,0] pass="U"
+    sum_read
+)");
+
+TEST(VerifyLayout, WhatIsRepeatedIsAnyBlock) {
+  EXPECT_EQ(said(kSameForAll, {}), Said());
+  // Another number for each column, made so or turned so.
+  EXPECT_EQ(
+      refused(kSameForAll,
+              {{{"f32[3,1]", "f32[1,3]"}, {"shape=[3,1]", "shape=[1,3]"}},
+               {{"op Neg in=[5] out=[6]", "op Transpose in=[5] out=[6] {perm=[1,0]}"}}}),
+      "layout: over 'tp', 'F' on rank 0 (and 1 like it) cannot do op 4, Mul, of f32[3,3] whole, "
+      "f32[3,3] cut at dim 1: which cannot be done on these parts alone");
+}
+
 // x in blocks of samples over b, or of columns for all that is known; in blocks of columns over a;
 // sums of samples in blocks of these over b.
 const std::string kBlocksOfBlocks = placed(
