@@ -17,7 +17,7 @@ class OnceRounder {
 
   // Whether there was anything to join.
   bool run() {
-    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+    for (size_t i = 0, count = graph_.nodes.size(); i < count; ++i) {
       join_product(NodeId(i));
       read_logits(NodeId(i));
     }
@@ -77,8 +77,30 @@ class OnceRounder {
       node.tags = product->tags;
       node.attrs = Attrs{{"trans_b", trans_b}};
       node.inputs = {product->inputs[0], product->inputs[1], sum.inputs[1 - side]};
-      return join_activation(id, sum.outputs[0]);
+      const std::vector<int32_t> here = node.tags;
+      const NodeId activation = activation_of(sum.outputs[0]);
+      const std::vector<int32_t> of_activation =
+          activation.valid() ? graph_.node(activation).tags : sum.tags;
+      if (activation.valid()) join_activation(id, activation);
+      if (sum.tags != here && is_empty(sum.tags)) pass_on(id, sum.tags);
+      if (of_activation != here && of_activation != sum.tags && is_empty(of_activation))
+        pass_on(id, of_activation);
+      return;
     }
+  }
+  // A stage of which nothing is left stands where it was, between what makes the result and those
+  // who read it.
+  void pass_on(NodeId id, const std::vector<int32_t>& stage) {
+    Node view = graph_.node(id);
+    const ValueId result = view.outputs[0];
+    view.op = "Reshape";
+    view.tags = stage;
+    view.inputs = view.outputs = {result};
+    view.attrs = Attrs{{"shape", Shape(type(result).shape)}};
+    const ValueId passed = graph_.node(graph_.add_copy(view)).outputs[0];
+    for (Node& node : graph_.nodes)
+      if (node.pass == Pass::kF && node.outputs[0] != passed)
+        std::replace(node.inputs.begin(), node.inputs.end(), result, passed);
   }
 
   // Where a stage ends behind the product, the bias, a parameter, goes with it, and so does what
@@ -98,17 +120,16 @@ class OnceRounder {
       if (!is_step_sum(sum) || sum.inputs.size() != 1 || !gather(sum.inputs[0], from, nodes))
         return false;
     }
-    if (empties(from, nodes)) return false;
     for (const NodeId node : nodes) graph_.node(node).tags = to;
     return true;
   }
-  // Whether the stage has no forward node but these.
-  bool empties(const std::vector<int32_t>& stage, const std::vector<NodeId>& nodes) const {
-    for (size_t i = 0; i < graph_.nodes.size(); ++i)
-      if (graph_.nodes[i].pass == Pass::kF && graph_.nodes[i].tags == stage &&
-          std::find(nodes.begin(), nodes.end(), NodeId(i)) == nodes.end())
-        return false;
-    return true;
+  // Whether the stage has no forward node but such of which all has been taken.
+  bool is_empty(const std::vector<int32_t>& stage) const {
+    const auto is_taken = [&](ValueId made) { return made.index() >= readers_.size(); };
+    return std::all_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const Node& node) {
+      return node.pass != Pass::kF || node.tags != stage ||
+             (node.op != "Linear" && is_taken(node.outputs[0]));
+    });
   }
   // The nodes of the stage that make a parameter's gradient and nothing else.
   bool gather(ValueId made, const std::vector<int32_t>& stage, std::vector<NodeId>& nodes) const {
@@ -123,11 +144,9 @@ class OnceRounder {
   }
 
   // A Gelu in another shape too: that is given to its result then.
-  void join_activation(NodeId id, ValueId sum) {
-    const NodeId activation = activation_of(sum);
-    if (!activation.valid()) return;
+  void join_activation(NodeId id, NodeId activation) {
+    const ValueId sum = graph_.node(id).outputs[0];
     const Node gelu = graph_.node(activation);
-    if (gelu.tags != graph_.node(id).tags && empties(gelu.tags, {activation})) return;
     const bool is_tanh = gelu.attrs.text("approximate") == "tanh";
     graph_.node(id).attrs.set("activation", std::string(is_tanh ? "gelu_tanh" : "gelu"));
     if (gelu.inputs[0] == sum) return makes(id, {taken_from(activation), sum});
@@ -215,7 +234,10 @@ class OnceRounder {
 }  // namespace
 
 Graph round_once(Graph step) {
-  return OnceRounder(step).run() ? without_dead_nodes(std::move(step), true) : std::move(step);
+  if (!OnceRounder(step).run()) return step;
+  Result<Graph> ordered = in_topological_order(without_dead_nodes(std::move(step), true));
+  PIPER_CHECK(ordered.ok(), "{}", ordered.error().message);
+  return *std::move(ordered);
 }
 
 }  // namespace piper
