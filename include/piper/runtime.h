@@ -137,7 +137,7 @@ struct MemoryMetrics {
 enum class VerifyAgainst {
   kNone,
   // The single-device plan with the same cut of the batch: equal bits, or within bounds where sums
-  // within ops are cut.
+  // are formed in another order.
   kSingle,
   kUncut,  // the single-device plan without microbatches: within bounds
 };

@@ -22,6 +22,20 @@ std::span<std::byte> as_bytes(T& value) {
   return std::as_writable_bytes(std::span(&value, 1));
 }
 
+// Within ops where dims are cut; or gradients over ranks in each of several microbatches.
+bool adds_otherwise(const RoleProgram& role) {
+  return cuts_dims(role) ||
+         std::any_of(role.body.begin(), role.body.end(), [&](const Instruction& one) {
+           const bool adds = one.kind == InstructionKind::kReduceScatter ||
+                             one.kind == InstructionKind::kAllReduce;
+           if (!adds || one.micro <= 0) return false;
+           const auto& axes = role.groups[static_cast<size_t>(one.group)].axes;
+           return std::any_of(axes.begin(), axes.end(), [&](int32_t axis) {
+             return role.mesh[static_cast<size_t>(axis)].second > 1;
+           });
+         });
+}
+
 }  // namespace
 
 Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& executor) {
@@ -30,7 +44,7 @@ Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& execut
   Facts& facts = opened.facts_;
   facts.peak_bytes = executor.role().peak_bytes();
   facts.taken_bytes = executor.backend().taken().device;
-  facts.cuts_dims = cuts_dims(executor.role()) ? 1 : 0;
+  facts.sums_otherwise = adds_otherwise(executor.role()) ? 1 : 0;
   for (int k = 0; k < kValues; ++k)
     facts.source[k] = reports(executor.role(), kNames[k]) ? control.rank() : control.world();
   PIPER_TRY(control.merge(as_bytes(facts), "load", [&](std::span<const std::byte> bytes) {
@@ -39,7 +53,7 @@ Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& execut
     for (int k = 0; k < kValues; ++k) facts.source[k] = std::min(facts.source[k], theirs.source[k]);
     facts.peak_bytes = std::max(facts.peak_bytes, theirs.peak_bytes);
     facts.taken_bytes = std::max(facts.taken_bytes, theirs.taken_bytes);
-    facts.cuts_dims = std::max(facts.cuts_dims, theirs.cuts_dims);
+    facts.sums_otherwise = std::max(facts.sums_otherwise, theirs.sums_otherwise);
   }));
   for (const int64_t source : facts.source)
     if (source > 0 && source < control.world()) opened.speakers_.push_back(source);

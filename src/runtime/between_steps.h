@@ -23,7 +23,8 @@ class BetweenSteps {
   Status spread_late(bool& stop, int64_t step, bool last);
   int64_t peak_bytes() const { return facts_.peak_bytes; }
   int64_t taken_bytes() const { return facts_.taken_bytes; }
-  bool dims_are_cut() const { return facts_.cuts_dims != 0; }  // on any rank
+  // Whether some rank forms sums in another order than one device.
+  bool sums_otherwise() const { return facts_.sums_otherwise != 0; }
 
  private:
   static constexpr int kValues = 5;
@@ -31,7 +32,7 @@ class BetweenSteps {
     int64_t source[kValues] = {};  // the lowest that reports a value; the world's size: none
     int64_t peak_bytes = 0;        // the largest of any
     int64_t taken_bytes = 0;       // of the device, after load: the most of any
-    int64_t cuts_dims = 0;
+    int64_t sums_otherwise = 0;
   };
   Control* control_ = nullptr;
   Facts facts_;

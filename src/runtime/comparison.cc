@@ -88,7 +88,7 @@ Result<std::unique_ptr<Backend>> make_backend(const JobOptions& options, const C
 Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
                                                      const BatchSource* data,
                                                      const JobOptions& options,
-                                                     const Cores& of_rank, bool dims_are_cut) {
+                                                     const Cores& of_rank, bool sums_otherwise) {
   if (reference.world() != 1) {
     return fail("{} is for {} ranks, not for one", oracle_name(options.verify.against),
                 reference.world())
@@ -97,7 +97,7 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
   auto comparison = std::make_unique<Comparison>();
   comparison->least_eps_ = least_eps(reference);
   comparison->options_ = options.verify;
-  comparison->bitwise_ = options.verify.against == VerifyAgainst::kSingle && !dims_are_cut;
+  comparison->bitwise_ = options.verify.against == VerifyAgainst::kSingle && !sums_otherwise;
   comparison->world_ = make_inproc_world(1, TransportOptions{});
   Cores cores = cores_of(options, false, 0, 1);
   cores.pinned.clear();  // the ranks have the cores

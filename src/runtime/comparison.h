@@ -10,11 +10,11 @@ namespace piper {
 
 class Comparison {
  public:
-  // Bit for bit with the plan of the same cut of the batch, unless dims are cut (cuts_dims, on any
-  // rank); else within bounds. It runs on the device of the rank that has these cores.
+  // Bit for bit with the plan of the same cut of the batch, unless some rank forms sums otherwise;
+  // else within bounds. It runs on the device of the rank that has these cores.
   static Result<std::unique_ptr<Comparison>> open(const PlanSet& reference, const BatchSource* data,
                                                   const JobOptions& options, const Cores& of_rank,
-                                                  bool dims_are_cut);
+                                                  bool sums_otherwise);
   // A rank whose parameters are compared. Each must be the oracle's, whole.
   Status watch(int64_t rank, const Executor& executor);
   // After the last watch, when all ranks of the job are watched: each of the oracle's parameters is

@@ -161,7 +161,7 @@ class Job {
                                                    *backends_[index], control, *fabric));
     PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executors_[index]));
     PIPER_ASSIGN(auto replicas, open_replicas(options_, control, *executors_[index]));
-    if (rank == 0) PIPER_TRY(open_comparison(cores, between.dims_are_cut()));
+    if (rank == 0) PIPER_TRY(open_comparison(cores, between.sums_otherwise()));
     JobResult unused;
     RankRun run{*executors_[index],
                 control,
@@ -180,10 +180,10 @@ class Job {
   }
 
   // All executors are loaded: BetweenSteps::open has seen everyone.
-  Status open_comparison(const Cores& cores, bool dims_are_cut) {
+  Status open_comparison(const Cores& cores, bool sums_otherwise) {
     if (options_.verify.against == VerifyAgainst::kNone) return ok_status();
     PIPER_ASSIGN(comparison_,
-                 Comparison::open(*reference_, reference_data_, options_, cores, dims_are_cut));
+                 Comparison::open(*reference_, reference_data_, options_, cores, sums_otherwise));
     for (size_t rank = 0; rank < executors_.size(); ++rank) {
       PIPER_TRY(comparison_->watch(static_cast<int64_t>(rank), *executors_[rank]));
     }
@@ -231,7 +231,7 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
   std::unique_ptr<Comparison> comparison;
   if (options.verify.against != VerifyAgainst::kNone) {
     PIPER_ASSIGN(comparison, Comparison::open(*reference, reference_data, options, cores,
-                                              between.dims_are_cut()));
+                                              between.sums_otherwise()));
     PIPER_TRY(comparison->watch(control.rank(), *executor));
   }
   JobResult result;

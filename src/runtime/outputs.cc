@@ -122,8 +122,8 @@ std::string comparison_text(const VerifyOptions& verify, const JobResult& result
       "within bounds of the {} plan after each of {} steps{}: loss within {:.2g} (bound {:.2g}), "
       "{} parameters within {:.2g} (bound {:.2g})\n",
       single ? "single-device" : "uncut", result.steps.size(),
-      single ? ", as sums within ops are cut here" : "", result.worst_loss_error, verify.loss_bound,
-      result.compared_parameters, result.worst_param_error, verify.param_bound);
+      single ? ", as sums are formed in another order here" : "", result.worst_loss_error,
+      verify.loss_bound, result.compared_parameters, result.worst_param_error, verify.param_bound);
 }
 
 std::string summary(const RunOptions& options, const JobResult& result) {

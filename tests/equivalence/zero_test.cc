@@ -139,8 +139,8 @@ TEST(ZeroSave, PutsPartsTogether) {
 }
 
 // Sums over replicas in every microbatch add the same numbers in another order: within bounds of
-// the uncut plan, and not the bits of the plan with the same cut, which shows that the comparison
-// can fail. With one microbatch there is no other order.
+// the uncut plan, and of the plan with the same cut, but not its bits. With one microbatch there is
+// no other order.
 TEST(ZeroEachMicrobatch, DiffersByRoundingAlone) {
   if (!std::filesystem::exists(model_path("gpt", "model.onnx")))
     GTEST_SKIP() << "no models in " << models_folder();
@@ -152,8 +152,9 @@ TEST(ZeroEachMicrobatch, DiffersByRoundingAlone) {
     expect_same_training("gpt", kAdamW, {2, 2, 2, order}, of, kSanitized ? 1 : 5,
                          VerifyAgainst::kUncut);
     const auto other = train_beside_oracle("mlp", kAdamW, many, of.more, 5, VerifyAgainst::kSingle);
-    ASSERT_FALSE(other);
-    EXPECT_EQ(other.error().code, ExitCode::kNumeric) << print_error(other.error());
+    ASSERT_TRUE(other) << print_error(other.error());
+    EXPECT_FALSE(other->bitwise);
+    EXPECT_GT(other->worst_param_error, 0);
   }
 }
 
