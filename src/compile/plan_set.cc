@@ -64,10 +64,18 @@ Status check_plans(const PlanSet& set, const PlanSet* single) {
       fail("the plan was refused: {}", report.findings.front().text).with_code(ExitCode::kRefused);
   for (size_t i = 1; i < report.findings.size() && i < 8; ++i)
     error.notes.push_back(report.findings[i].text);
-  if (report.findings.front().rule == "deadlock")
+  if (report.findings.front().rule == "deadlock") {
     error.notes.push_back(
         "help: '- prefetch: {where: {kind: recv}, distance: eager}' posts each receive when its "
         "send is issued, in one order of all devices");
+    return error;
+  }
+  error.notes.push_back(
+      "internal error: neither model nor strategy are wrong; piperc cannot prove the plan that it "
+      "has made, and so writes none");
+  error.notes.push_back(
+      "help: report these lines to those who work on Piper, with the strategy as `--dump strategy` "
+      "prints it and the model as `--describe` does");
   return error;
 }
 
