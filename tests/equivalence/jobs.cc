@@ -234,9 +234,10 @@ double largest_difference(const Trained& a, const Trained& b) {
     double size = 0.05, difference = 0;
     for (size_t i = 0; i < n; ++i) {
       size = std::max(size, std::abs(at(other, i)));
-      difference = std::max(difference, std::abs(at(tensor, i) - at(other, i)));
+      const double apart = std::abs(at(tensor, i) - at(other, i));
+      if (!(apart <= difference)) difference = apart;  // also where one is no number
     }
-    worst = std::max(worst, difference / size);
+    if (!(difference / size <= worst)) worst = difference / size;
   }
   return worst;
 }

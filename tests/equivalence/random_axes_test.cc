@@ -1,7 +1,6 @@
 // Random models, cut by random directives over random meshes: the verifier accepts every plan, and
 // its ranks train as one device does that cuts nothing, in f64 to the last digits.
-#include <cmath>
-
+#include "equivalence/numbers.h"
 #include "equivalence/random_blocks.h"
 #include "mutation/plans.h"
 #include "piper/verify.h"
@@ -13,59 +12,6 @@ namespace {
 using mutation::one_of;
 using mutation::pick;
 using mutation::Random;
-
-// Numbers that follow from the step, the input and the sample.
-class Numbers : public BatchSource {
- public:
-  explicit Numbers(std::vector<InputNeed> needs) : needs_(std::move(needs)) {}
-  Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
-    const InputNeed& need = needs_[static_cast<size_t>(input)];
-    const int64_t width = num_elements(need.type.shape) / need.type.shape[0];
-    const auto fill = [&](auto* out) {
-      for (int64_t s = first * width; s < (first + count) * width; ++s)
-        *out++ = static_cast<std::remove_reference_t<decltype(*out)>>(at(need, step * 4096 + s));
-    };
-    switch (need.type.dtype) {
-      case DType::kF64:
-        fill(reinterpret_cast<double*>(to));
-        break;
-      case DType::kF32:
-        fill(reinterpret_cast<float*>(to));
-        break;
-      default:
-        fill(reinterpret_cast<int64_t*>(to));
-    }
-    return ok_status();
-  }
-  int64_t steps() const override { return INT64_MAX; }
-  int64_t tokens_per_step() const override { return 1; }
-
- private:
-  static double at(const InputNeed& need, int64_t i) {
-    const auto part = static_cast<double>(need.name[0]);
-    if (info(need.type.dtype).is_float) return std::sin(static_cast<double>(i) * 5 + part * 11);
-    return static_cast<double>((i * i * 7 + i + need.name[0]) % RandomBlocks::kClasses);
-  }
-  std::vector<InputNeed> needs_;
-};
-
-// Nothing where the loss ends in no number, as that of few models does.
-jobs::Trained train(const PlanSet& set, const std::string& what) {
-  auto needs = data_needs(set);
-  const Numbers data(*std::move(needs));
-  JobOptions options;
-  options.steps = 3;
-  options.threads = 1;
-  auto job = run_job(set, &data, nullptr, nullptr, options);
-  jobs::Trained trained;
-  if (!job) {
-    if (job.error().code != ExitCode::kNumeric) ADD_FAILURE() << what << print_error(job.error());
-    return trained;
-  }
-  for (const StepMetrics& step : job->steps) trained.losses.push_back(step.loss.value_or(NAN));
-  for (NamedTensor& tensor : job->parameters) trained.parameters[tensor.name] = std::move(tensor);
-  return trained;
-}
 
 // ---- Strategies ---------------------------------------------------------------------------------
 
@@ -205,22 +151,6 @@ class RandomStrategy {
 
 // ---- One of each --------------------------------------------------------------------------------
 
-// Largest difference, as a part of the largest element or 0.05.
-double difference(const jobs::Trained& a, const jobs::Trained& b) {
-  double worst = 0;
-  for (const auto& [name, tensor] : a.parameters) {
-    const auto* got = reinterpret_cast<const double*>(tensor.data.data);
-    const auto* want = reinterpret_cast<const double*>(b.parameters.at(name).data.data);
-    double most = 0, size = 0.05;
-    for (int64_t i = 0; i < num_elements(tensor.type.shape); ++i) {
-      if (!(std::abs(got[i] - want[i]) <= most)) most = std::abs(got[i] - want[i]);
-      size = std::max(size, std::abs(want[i]));
-    }
-    if (!(most / size <= worst)) worst = most / size;
-  }
-  return worst;
-}
-
 struct Tried {
   bool refused = false;
   int64_t collectives = 0;
@@ -241,7 +171,7 @@ int64_t collectives_of(const PlanSet& set) {
 
 RandomBlocks model_of(uint64_t seed, Random& random) {
   const bool grouped = pick(random, 4) == 0;
-  return RandomBlocks(seed, grouped);
+  return RandomBlocks(seed, grouped, pick(random, 3) == 0);
 }
 
 Tried try_one(uint64_t seed) {
@@ -269,14 +199,15 @@ Tried try_one(uint64_t seed) {
     if (given_seed()) std::printf("%s\n%s", what.c_str(), error.c_str());
     return {true};
   }
-  const jobs::Trained spread = train(compiled->set, what), uncut = train(*compiled->uncut, what);
+  const jobs::Trained spread = train_on_numbers(compiled->set, what),
+                      uncut = train_on_numbers(*compiled->uncut, what);
   if (seed % 8 == 0 && !spread.losses.empty())
     jobs::expect_same_when_queued(compiled->set, Numbers(*data_needs(compiled->set)), what);
   EXPECT_EQ(spread.losses.size(), uncut.losses.size()) << what;
   if (spread.losses.size() != uncut.losses.size() || uncut.losses.empty()) return {};
   for (size_t k = 0; k < uncut.losses.size(); ++k)
     EXPECT_NEAR(spread.losses[k], uncut.losses[k], 1e-12 * std::max(1.0, uncut.losses[k])) << what;
-  const double apart = difference(spread, uncut);
+  const double apart = jobs::largest_difference(spread, uncut);
   EXPECT_LT(apart, 1e-12) << what;
   const std::vector<Instruction>& body = compiled->set.roles[0].body;
   const bool turns = std::any_of(body.begin(), body.end(), [](const Instruction& each) {
@@ -310,7 +241,7 @@ TEST(RandomAxes, BlocksBesideThoseOfOtherAxesAreFollowed) {
     Random random(seed);
     const Folder folder;
     CompileOptions options;
-    options.model = folder.write("model.onnx", model_of(seed, random).bytes());
+    options.model = folder.write("model.onnx", RandomBlocks(seed, pick(random, 4) == 0).bytes());
     options.strategy = folder.write(
         "strategy.yaml", fmt::format("piper: 1\nmesh: {}\ntrain: {{global_batch: 4, optimizer: "
                                      "{{adamw: {{lr: 1e-3}}}}}}\ndirectives:\n{}",

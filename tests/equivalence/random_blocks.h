@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "equivalence/numbers.h"
 #include "equivalence/random_model.h"
 
 namespace piper {
@@ -14,11 +15,13 @@ class RandomBlocks : public ModelMaker {
     std::string name;
     Shape shape;
   };
-  static constexpr int64_t kClasses = 24;
+  static constexpr int64_t kClasses = Numbers::kClasses;
   static constexpr int64_t kHidden = 10;  // which fewer axes divide
 
-  // `grouped`: heads may share their keys and values.
-  explicit RandomBlocks(uint64_t seed, bool grouped = false) : ModelMaker(seed), grouped_(grouped) {
+  // `grouped`: heads may share their keys and values; `rare`: there are layers that transformers
+  // seldom have.
+  explicit RandomBlocks(uint64_t seed, bool grouped = false, bool rare = false)
+      : ModelMaker(seed), grouped_(grouped), rare_(rare) {
     tokens_ = 4 * (1 + below(3));
     scope_ = "block.0";
     start();
@@ -48,9 +51,6 @@ class RandomBlocks : public ModelMaker {
     const auto count = static_cast<int64_t>(live_.size());
     const int64_t back = std::min(below(count), below(count));
     return live_[static_cast<size_t>(count - 1 - back)];
-  }
-  std::string made(const std::string& op, const std::vector<std::string>& inputs) {
-    return node(op, inputs).output(0);
   }
   std::string along(const std::string& op, const std::vector<std::string>& inputs, int64_t axis) {
     onnx::NodeProto& at = node(op, inputs);
@@ -116,7 +116,7 @@ class RandomBlocks : public ModelMaker {
 
   void add_op() {
     const Live v = any();
-    switch (below(12)) {
+    switch (below(rare_ ? 16 : 12)) {
       case 0: {
         const Live made = linear(v, widths());
         return keep(made.name, made.width);
@@ -148,8 +148,29 @@ class RandomBlocks : public ModelMaker {
       case 9:
       case 10:
         return feed(v);
-      default:
+      case 11:
         return rearrange(v);
+      default:
+        return add_rare(v);
+    }
+  }
+  void add_rare(const Live& v) {
+    switch (below(8)) {
+      case 0:
+      case 1:
+        return keep(made("Mul", {v.name, parameter({}, 1, 0.3f)}), v.width);
+      case 2:
+        return keep(made("Mul", {v.name, constants(v.width)}), v.width);
+      case 3: {
+        const std::string rows = batch_norm(shaped(v.name, {-1, v.width}), v.width);
+        return keep(shaped(rows, {-1, tokens_, v.width}), v.width);
+      }
+      default: {
+        const int64_t width = widths();
+        const std::string weight = parameter({v.width, width}, 0.05f, 0.4f);
+        const std::string of = below(3) ? normed(weight, below(2)) : standardised(weight);
+        return keep(made("MatMul", {v.name, of}), width);
+      }
     }
   }
   // Keys, values and queries of one weight or of three; heads; a residual.
@@ -244,7 +265,9 @@ class RandomBlocks : public ModelMaker {
            "loss");
     } else {
       input("target", {tokens_, 12});
-      squares(made("Sub", {linear(last, 12).name, "target"}));
+      const bool penalised = rare_ && below(4) == 0;
+      squares(made("Sub", {linear(last, 12).name, "target"}), penalised ? "mean" : "loss");
+      if (penalised) penalise(weights_.begin()->second.front());
     }
     finish_with_loss();
   }
@@ -267,7 +290,7 @@ class RandomBlocks : public ModelMaker {
       if (used.count(input.name())) inputs_.push_back(input.name());
   }
 
-  bool grouped_ = false;
+  bool grouped_ = false, rare_ = false;
   int64_t tokens_ = 0;
   bool attends_ = false;             // in what the loss depends on
   std::set<std::string> attention_;  // what it makes

@@ -75,10 +75,63 @@ class ModelMaker {
     if (!list) attr.set_i(values[0]);
     for (size_t i = 0; list && i < values.size(); ++i) attr.add_ints(values[i]);
   }
-  // The mean of the squares is the loss.
-  void squares(const std::string& error) {
-    const std::string square = node("Mul", {error, error}).output(0);
-    attribute(node("ReduceMean", {square}, "loss"), "keepdims", {0}, false);
+  std::string made(const std::string& op, const std::vector<std::string>& inputs) {
+    return node(op, inputs).output(0);
+  }
+  std::string number(float value) { return scalar(onnx::TensorProto::FLOAT, value); }
+  // Numbers that no parameter is made of: 1, 1/2, 1/3 …
+  std::string constants(int64_t count) {
+    onnx::AttributeProto value;
+    value.set_name("value");
+    value.set_type(onnx::AttributeProto::TENSOR);
+    value.mutable_t()->set_data_type(onnx::TensorProto::FLOAT);
+    value.mutable_t()->add_dims(count);
+    for (int64_t i = 0; i < count; ++i)
+      value.mutable_t()->add_float_data(1.0f / static_cast<float>(i + 1));
+    onnx::NodeProto& at = node("Constant", {});
+    *at.add_attribute() = value;
+    return at.output(0);
+  }
+  // The rows, or columns, of a weight as unit vectors.
+  std::string normed(const std::string& weight, int64_t dim) {
+    const std::string square = made("Mul", {weight, weight});
+    return made("Div", {weight, made("Sqrt", {made("ReduceSum", {square, integers({dim})})})});
+  }
+  // With the mean 0 and the deviation 1.
+  std::string standardised(const std::string& weight) {
+    const auto mean = [&](const std::string& of) {
+      return made("ReduceMean", {of, integers({0, 1})});
+    };
+    const std::string centred = made("Sub", {weight, mean(weight)});
+    const std::string variance =
+        made("Add", {mean(made("Mul", {centred, centred})), number(1e-3f)});
+    return made("Div", {centred, made("Sqrt", {variance})});
+  }
+  // Of [rows, width], with statistics of all rows and those that run.
+  std::string batch_norm(const std::string& rows, int64_t width) {
+    onnx::NodeProto& norm =
+        node("BatchNormalization", {rows, parameter({width}, 1, 0.2f), parameter({width}, 0, 0.2f),
+                                    parameter({width}, 0, 0), parameter({width}, 1, 0)});
+    const std::string y = norm.output(0);
+    norm.add_output(y + "_mean");
+    norm.add_output(y + "_var");
+    attribute(norm, "training_mode", {1}, false);
+    return y;
+  }
+  // The mean of the squares is the loss, or what it is called.
+  void squares(const std::string& error, const std::string& loss = "loss") {
+    attribute(node("ReduceMean", {made("Mul", {error, error})}, loss), "keepdims", {0}, false);
+  }
+  // What is called "mean" and a penalty on a weight are the loss.
+  void penalise(const std::string& weight) {
+    const auto sum = [&](const std::string& of) {
+      onnx::NodeProto& at = node("ReduceSum", {of});
+      attribute(at, "keepdims", {0}, false);
+      return at.output(0);
+    };
+    const std::string absolute = made("Mul", {sum(made("Abs", {weight})), number(0.003f)}),
+                      squared = made("Mul", {sum(made("Mul", {weight, weight})), number(0.01f)});
+    node("Add", {"mean", made("Add", {squared, absolute})}, "loss");
   }
   void finish_with_loss() {
     onnx::ValueInfoProto& info = *graph_.add_output();

@@ -1,0 +1,114 @@
+// Layers that are rarer than those of transformers, under strategies that they meet: the verifier
+// accepts every plan, and its ranks train as one device does that cuts nothing.
+#include "equivalence/numbers.h"
+#include "equivalence/random_model.h"
+
+namespace piper {
+namespace {
+
+// A product, an activation, something rare, a product and the mean of squares.
+class RareLayers : public ModelMaker {
+ public:
+  explicit RareLayers(const std::string& kind, int64_t width = 8) : ModelMaker(1), width_(width) {
+    scope_ = "model";
+    input("x", {4});
+    input("y", {3});
+    scope_ = "a";
+    std::string h = made("Tanh", {linear("x", 4, width)});
+    scope_ = "rare";
+    h = rare(kind, h);
+    scope_ = "b";
+    const bool penalised = kind == "penalised";
+    squares(made("Sub", {linear(h, width, 3, kind), "y"}), penalised ? "mean" : "loss");
+    if (penalised) penalise(weight_);
+    finish_with_loss();
+  }
+  // Of the last product.
+  const std::string& weight() const { return weight_; }
+
+ private:
+  // A weight as [to, from], what the layer makes of it, and a bias.
+  std::string linear(const std::string& x, int64_t from, int64_t to, const std::string& kind = "") {
+    std::string weight = parameter({to, from}, 0.1f, 0.5f);
+    if (scope_ == "b") weight_ = weight;
+    if (kind.starts_with("norm")) weight = normed(weight, kind == "norm of rows" ? 1 : 0);
+    if (kind == "standardised") weight = standardised(weight);
+    onnx::NodeProto& turned = node("Transpose", {weight});
+    attribute(turned, "perm", {1, 0}, true);
+    const std::string product = made("MatMul", {x, turned.output(0)});
+    return made("Add", {product, parameter({to}, 0, 0.3f)});
+  }
+  std::string rare(const std::string& kind, const std::string& h) {
+    if (kind == "number") return made("Mul", {h, parameter({}, 0.7f, 0.1f)});
+    if (kind == "constants") return made("Mul", {h, constants(width_)});
+    if (kind == "running statistics") return batch_norm(h, width_);
+    return h;
+  }
+
+  const int64_t width_;
+  std::string weight_;
+};
+
+struct Case {
+  const char* name;
+  const char* kind;
+  int64_t width;
+  const char* mesh;
+  std::string directives;  // with WEIGHT for the weight of the last product
+  bool wide = true;
+};
+
+class Proved : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Proved, TrainsAsOneDevice) {
+  const Case& of = GetParam();
+  const Folder folder;
+  const RareLayers model(of.kind, of.width);
+  std::string directives = of.directives;
+  if (const size_t at = directives.find("WEIGHT"); at != directives.npos)
+    directives.replace(at, 6, model.weight());
+  CompileOptions options;
+  options.model = folder.write("model.onnx", model.bytes());
+  options.strategy = folder.write(
+      "strategy.yaml",
+      fmt::format("piper: 1\nmesh: {}\ntrain: {{global_batch: 4, optimizer: {{sgd: {{lr: 0.05, "
+                  "momentum: 0.9}}}}, clip_norm: 0.3}}\ndirectives:\n{}{}",
+                  of.mesh, directives, of.wide ? "  - precision: {compute: f64}\n" : ""));
+  const auto compiled = compile(options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const jobs::Trained got = train_on_numbers(compiled->set, of.name),
+                      want = train_on_numbers(*compiled->uncut, of.name);
+  ASSERT_EQ(want.losses.size(), 3U);
+  EXPECT_LT(jobs::largest_difference(got, want), of.wide ? 1e-12 : 1e-5);
+  EXPECT_GT(std::abs(want.losses[2] - want.losses[0]), 1e-4);
+}
+
+const std::string kColumns = "  - shard: {match: \"a.*\", dim: 0, over: tp}\n",
+                  kRows = "  - shard: {match: WEIGHT, dim: 1, over: tp}\n",
+                  kClasses = "  - shard: {match: WEIGHT, dim: 0, over: tp, pad: true}\n",
+                  kAll = "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n";
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Proved,
+    ::testing::Values(Case{"number-zero1", "number", 8, "{dp: 2}",
+                           "  - replicate: {over: dp, shard: [optimizer]}\n"},
+                      Case{"number-zero3", "number", 8, "{dp: 4}", kAll},
+                      Case{"number-columns-zero3", "number", 8, "{dp: 2, tp: 2}", kColumns + kAll},
+                      Case{"constants", "constants", 8, "{tp: 2}", kColumns},
+                      Case{"constants-f32", "constants", 16, "{tp: 4}", kColumns, false},
+                      Case{"one-element-a-rank", "none", 2, "{tp: 2}", kColumns, false},
+                      Case{"two-axes-one-element", "none", 4, "{dp: 2, tp: 4}", kColumns + kAll,
+                           false},
+                      Case{"running-statistics", "running statistics", 8, "{tp: 2}", kColumns},
+                      Case{"norm-of-rows", "norm of rows", 8, "{tp: 4}", kColumns + kRows},
+                      Case{"norm-of-columns", "norm of columns", 8, "{tp: 4}", kRows},
+                      Case{"norm-zeros", "norm of rows", 8, "{tp: 2}", kClasses},
+                      Case{"norm-zero3", "norm of rows", 8, "{dp: 2, tp: 2}", kRows + kAll},
+                      Case{"standardised", "standardised", 8, "{tp: 2}", kColumns + kRows},
+                      Case{"standardised-zero3", "standardised", 8, "{dp: 2, tp: 2}", kRows + kAll},
+                      Case{"penalised", "penalised", 8, "{tp: 2}", kRows},
+                      Case{"penalised-zeros", "penalised", 8, "{tp: 2}", kClasses}),
+    [](const auto& info) { return jobs::identifier(info.param.name); });
+
+}  // namespace
+}  // namespace piper
