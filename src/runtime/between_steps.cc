@@ -22,17 +22,21 @@ std::span<std::byte> as_bytes(T& value) {
   return std::as_writable_bytes(std::span(&value, 1));
 }
 
-// Within ops where dims are cut; or gradients over ranks in each of several microbatches.
+// Within ops where dims are cut; or gradients over ranks in each microbatch, before those of other
+// microbatches, or of a parameter's other uses, are added.
 bool adds_otherwise(const RoleProgram& role) {
+  const bool reused = std::any_of(role.sum_targets.begin(), role.sum_targets.end(),
+                                  [](const SumTarget& sum) { return sum.uses > 1; });
+  const auto has_ranks = [&](int32_t axis) {
+    return role.mesh[static_cast<size_t>(axis)].second > 1;
+  };
   return cuts_dims(role) ||
          std::any_of(role.body.begin(), role.body.end(), [&](const Instruction& one) {
            const bool adds = one.kind == InstructionKind::kReduceScatter ||
                              one.kind == InstructionKind::kAllReduce;
-           if (!adds || one.micro <= 0) return false;
+           if (!adds || one.micro < (reused ? 0 : 1)) return false;
            const auto& axes = role.groups[static_cast<size_t>(one.group)].axes;
-           return std::any_of(axes.begin(), axes.end(), [&](int32_t axis) {
-             return role.mesh[static_cast<size_t>(axis)].second > 1;
-           });
+           return std::any_of(axes.begin(), axes.end(), has_ranks);
          });
 }
 

@@ -155,6 +155,10 @@ TEST(ZeroEachMicrobatch, DiffersByRoundingAlone) {
     ASSERT_TRUE(other) << print_error(other.error());
     EXPECT_FALSE(other->bitwise);
     EXPECT_GT(other->worst_param_error, 0);
+    // Uses of a tied parameter are added behind the replicas, too.
+    const auto tied =
+        train_beside_oracle("gpt", kSgd, {1, 2, 1, order}, of.more, 2, VerifyAgainst::kSingle);
+    EXPECT_TRUE(tied) << print_error(tied.error());
   }
 }
 
