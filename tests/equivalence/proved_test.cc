@@ -42,6 +42,12 @@ class RareLayers : public ModelMaker {
     if (kind == "number") return made("Mul", {h, parameter({}, 0.7f, 0.1f)});
     if (kind == "constants") return made("Mul", {h, constants(width_)});
     if (kind == "running statistics") return batch_norm(h, width_);
+    if (kind == "a mask of the data") {  // which takes more work than all else
+      input("mask", {64});
+      std::string mask = "mask";
+      for (int i = 0; i < 8; ++i) mask = made(i % 2 ? "Tanh" : "Sigmoid", {mask});
+      return made("Mul", {h, made("ReduceMean", {mask, integers({1})})});
+    }
     return h;
   }
 
@@ -56,7 +62,11 @@ struct Case {
   const char* mesh;
   std::string directives;  // with WEIGHT for the weight of the last product
   bool wide = true;
+  int stages = 1;
 };
+
+const std::string kStages =
+    "  - place: {where: {stage: s}, on: {pp: s}}\n  - split: {dim: batch, into: 2}\n";
 
 class Proved : public ::testing::TestWithParam<Case> {};
 
@@ -70,10 +80,11 @@ TEST_P(Proved, TrainsAsOneDevice) {
   CompileOptions options;
   options.model = folder.write("model.onnx", model.bytes());
   options.strategy = folder.write(
-      "strategy.yaml",
-      fmt::format("piper: 1\nmesh: {}\ntrain: {{global_batch: 4, optimizer: {{sgd: {{lr: 0.05, "
-                  "momentum: 0.9}}}}, clip_norm: 0.3}}\ndirectives:\n{}{}",
-                  of.mesh, directives, of.wide ? "  - precision: {compute: f64}\n" : ""));
+      "strategy.yaml", fmt::format("piper: 1\nmesh: {}\nannotate: [balance: {{tag: stage, into: "
+                                   "{}}}]\ntrain: {{global_batch: 4, optimizer: {{sgd: {{lr: 0.05, "
+                                   "momentum: 0.9}}}}, clip_norm: 0.3}}\ndirectives:\n{}{}",
+                                   of.mesh, of.stages, directives,
+                                   of.wide ? "  - precision: {compute: f64}\n" : ""));
   const auto compiled = compile(options);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const jobs::Trained got = train_on_numbers(compiled->set, of.name),
@@ -106,6 +117,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"norm-zero3", "norm of rows", 8, "{dp: 2, tp: 2}", kRows + kAll},
                       Case{"standardised", "standardised", 8, "{tp: 2}", kColumns + kRows},
                       Case{"standardised-zero3", "standardised", 8, "{dp: 2, tp: 2}", kRows + kAll},
+                      Case{"empty-stages", "a mask of the data", 8, "{pp: 4}", kStages, true, 4},
                       Case{"penalised", "penalised", 8, "{tp: 2}", kRows},
                       Case{"penalised-zeros", "penalised", 8, "{tp: 2}", kClasses}),
     [](const auto& info) { return jobs::identifier(info.param.name); });
