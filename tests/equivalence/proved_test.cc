@@ -96,7 +96,9 @@ TEST_P(Proved, TrainsAsOneDevice) {
 
 const std::string kColumns = "  - shard: {match: \"a.*\", dim: 0, over: tp}\n",
                   kRows = "  - shard: {match: WEIGHT, dim: 1, over: tp}\n",
-                  kClasses = "  - shard: {match: WEIGHT, dim: 0, over: tp, pad: true}\n",
+                  kZeros =
+                      "  - shard: {match: \"a.*\", dim: 0, over: tp, pad: true}\n"
+                      "  - shard: {match: WEIGHT, dim: 1, over: tp, pad: true}\n",
                   kAll = "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n";
 
 INSTANTIATE_TEST_SUITE_P(
@@ -113,13 +115,13 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"running-statistics", "running statistics", 8, "{tp: 2}", kColumns},
                       Case{"norm-of-rows", "norm of rows", 8, "{tp: 4}", kColumns + kRows},
                       Case{"norm-of-columns", "norm of columns", 8, "{tp: 4}", kRows},
-                      Case{"norm-zeros", "norm of rows", 8, "{tp: 2}", kClasses},
+                      Case{"norm-zeros", "norm of rows", 5, "{tp: 2}", kZeros},
                       Case{"norm-zero3", "norm of rows", 8, "{dp: 2, tp: 2}", kRows + kAll},
                       Case{"standardised", "standardised", 8, "{tp: 2}", kColumns + kRows},
                       Case{"standardised-zero3", "standardised", 8, "{dp: 2, tp: 2}", kRows + kAll},
                       Case{"empty-stages", "a mask of the data", 8, "{pp: 4}", kStages, true, 4},
                       Case{"penalised", "penalised", 8, "{tp: 2}", kRows},
-                      Case{"penalised-zeros", "penalised", 8, "{tp: 2}", kClasses}),
+                      Case{"penalised-zeros", "penalised", 7, "{tp: 4}", kZeros}),
     [](const auto& info) { return jobs::identifier(info.param.name); });
 
 }  // namespace
