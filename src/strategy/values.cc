@@ -101,6 +101,10 @@ Status read_value(const Field& field, const yaml::Node& node, const Reading& rea
       return ok_status();
     }
     default: {
+      if (field.form.type == Type::kAxis && node.is(yaml::Node::Kind::kList))
+        return fail(node.at, "not supported: '{}' with several mesh axes, expected the name of one",
+                    field.name)
+            .with_note("help: a directive for each axis, or one axis of all their ranks");
       PIPER_ASSIGN(out, read_text(node, reading.scope));
       return field.form.type == Type::kAxis ? check_axis(out, node.at, reading.names) : ok_status();
     }
