@@ -49,7 +49,7 @@ class Follower {
       const uint64_t symbol =
           join_symbols(symbol_of("state"), symbol_of(identity_of(role, tensor)));
       const bool rounded = role.original(tensor).type.dtype != tensor.type.dtype;
-      return rounded && !whole_ ? values_.cast(symbol, info(tensor.type.dtype).name) : symbol;
+      return rounded ? values_.cast(symbol, info(tensor.type.dtype).name) : symbol;
     }
     const std::string what =
         fmt::format("{} {} {}", tensor.init, tensor.fill, info(tensor.type.dtype).name);

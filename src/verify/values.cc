@@ -307,6 +307,12 @@ std::optional<uint64_t> Values::of_turn(uint64_t symbol) const {
   return known == turns_.end() ? std::nullopt : std::optional(known->second);
 }
 
+uint64_t Values::rounded(uint64_t symbol, std::string_view to) {
+  const auto known = casts_.find(symbol);
+  const bool is_rounded = known != casts_.end() && known->second.to == symbol_of(to);
+  return is_rounded ? symbol : cast(symbol, to);
+}
+
 uint64_t Values::cast(uint64_t symbol, std::string_view to) {
   return cast_to(symbol, symbol_of(to));
 }

@@ -42,6 +42,7 @@ class Values {
   uint64_t moved(uint64_t how, std::vector<uint64_t> of);
   uint64_t run_of(uint64_t symbol, int64_t first, int64_t count);
   uint64_t cast(uint64_t symbol, std::string_view to);
+  uint64_t rounded(uint64_t symbol, std::string_view to);  // a cast, unless it is one already
 
   // Of whose elements the programs have taken squares, since this was emptied; those that the
   // last norm adds, as far as it takes them one by one; and what stands for it: rule update

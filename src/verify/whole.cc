@@ -24,6 +24,11 @@ Attrs of_whole(const OpDef* def, const Attrs& attrs, size_t dims) {
   return rest;
 }
 
+// What it makes of rounded numbers is rounded.
+bool selects(std::string_view op) {
+  return op == "ReduceMax" || op == "Relu" || op == "Neg" || op == "Where";
+}
+
 // Absent outputs have no type.
 bool are(const std::vector<TensorType>& made, const std::vector<TensorType>& outputs) {
   return std::equal(
@@ -141,7 +146,15 @@ WholeRun::Made WholeRun::make(Use use) {
   return made;
 }
 
+// Each result of 16 bits is rounded once.
 WholeRun::Made WholeRun::make_one(const Use& use) {
+  Made made = make_exact(use);
+  for (size_t o = 0; o < made.size() && o < use.outputs.size(); ++o)
+    if (!selects(use.op)) made[o] = rounded(made[o], use.outputs[o].dtype);
+  return made;
+}
+
+WholeRun::Made WholeRun::make_exact(const Use& use) {
   const OpDef* def = find_op(use.op);
   OpTypes types;
   types.attrs = use.attrs;

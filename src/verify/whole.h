@@ -41,6 +41,8 @@ class WholeRun {
   Made norm(const ProgramOp& op);
   Made make(Use use);
   Made make_one(const Use& use);
+  Made make_exact(const Use& use);
+  uint64_t rounded(uint64_t symbol, DType dtype);
   std::optional<Made> apart(const OpDef& def, const OpTypes& types, const Use& use);
   Made named(const OpDef* def, const Use& use, const std::vector<bool>& counts,
              const OpTypes& types);

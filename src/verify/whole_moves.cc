@@ -16,19 +16,23 @@ uint64_t share_symbol(int64_t count, int64_t extent) {
 // Added to an element, it leaves nothing of its exponential, in f16 too.
 constexpr double kLeast = -60000;
 
-// Where ranks have terms of a sum in 16 bits, these are rounded elsewhere than on one device: what
-// is rounded, and when, does not count.
 bool is_half(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16; }
 
 }  // namespace
 
 uint64_t WholeRun::cast(const Use& use) {
   const DType from = use.inputs[0].type->dtype, to = use.outputs[0].dtype;
-  if (from == to || is_half(from) || is_half(to)) return use.inputs[0].symbol;
+  const bool widens = is_half(from) && info(to).is_float;
+  if (from == to || is_half(to) || widens) return use.inputs[0].symbol;  // see rounded()
   const uint64_t made = values_.cast(use.inputs[0].symbol, info(to).name);
   if (const auto row = values_.rows.find(use.inputs[0].symbol); row != values_.rows.end())
     values_.rows.try_emplace(made, row->second);
   return made;
+}
+
+// Terms of a sum are of f32 where the sum is of 16 bits, and it is rounded behind them.
+uint64_t WholeRun::rounded(uint64_t symbol, DType dtype) {
+  return is_half(dtype) ? values_.rounded(symbol, info(dtype).name) : symbol;
 }
 
 uint64_t WholeRun::sliced(const Use& use) {

@@ -277,6 +277,29 @@ Done exchange_inputs(PlanSet& set, Random& random) {
   std::swap(*a, *b);
   return fmt::format("{} and {}", *a, *b);
 }
+// What an op reads has been rounded to 16 bits and back.
+Done round_between(PlanSet& set, Random& random) {
+  Program* program = any_program(role_or_rank(set, random), random);
+  std::vector<std::pair<size_t, size_t>> places;
+  for (size_t o = 0; program && o < program->ops.size(); ++o)
+    for (size_t i = 0; i < program->ops[o].inputs.size(); ++i)
+      if (const int32_t input = program->ops[o].inputs[i];
+          input >= 0 && program->values[static_cast<size_t>(input)].dtype == DType::kF32)
+        places.emplace_back(o, i);
+  if (places.empty()) return std::nullopt;
+  const auto [o, i] = places[below(random, places.size())];
+  const int32_t input = program->ops[o].inputs[i];
+  const auto half = static_cast<int32_t>(program->values.size());
+  const Shape shape = program->values[static_cast<size_t>(input)].shape;
+  program->values.push_back({DType::kBF16, shape});
+  program->values.push_back({DType::kF32, shape});
+  program->ops[o].inputs[i] = half + 1;
+  const std::vector<ProgramOp> casts = {{"Cast", {{"to", "bf16"}}, {input}, {half}},
+                                        {"Cast", {{"to", "f32"}}, {half}, {half + 1}}};
+  program->ops.insert(program->ops.begin() + static_cast<std::ptrdiff_t>(o), casts.begin(),
+                      casts.end());
+  return fmt::format("{}: op {}", program->label, o);
+}
 // A part begins elsewhere, as all ranks count.
 Done shift_first(PlanSet& set, Random& random) {
   std::vector<std::pair<Program*, size_t>> places;
@@ -339,6 +362,7 @@ constexpr Mutation kDoings[] = {
     {"change a literal", change_literal},
     {"exchange values", exchange_values},
     {"exchange inputs", exchange_inputs},
+    {"round between", round_between},
     {"shift a first", shift_first},
     {"change a draw", change_draw},
     {"drop a report", drop_report},
