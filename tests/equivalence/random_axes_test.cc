@@ -251,56 +251,56 @@ TEST(RandomAxes, BlocksBesideThoseOfOtherAxesAreFollowed) {
   }
 }
 
-// Changes a program that masks what stands behind the end of a dim; false: it does not.
-using ChangeMask = bool (*)(Program& program, ProgramOp& fill, ProgramOp& pad);
-std::vector<std::string> rules_of_masks(PlanSet set, const PlanSet& single, ChangeMask change) {
-  bool changed = false;
+// Changes a program that masks what stands behind the end of a dim.
+using ChangeMask = void (*)(Program& program, ProgramOp& fill, ProgramOp& pad);
+// How many masks it has changed.
+int change_masks(PlanSet& set, ChangeMask change) {
+  int changed = 0;
   for (RoleProgram& role : set.roles)
     for (Program& program : role.programs)
       for (ProgramOp& pad : program.ops)
         for (ProgramOp& fill : program.ops)
           if (pad.op == "Pad" && fill.op == "Fill" && pad.inputs[0] == fill.outputs[0])
-            changed = change(program, fill, pad) || changed;
-  EXPECT_TRUE(changed);
+            change(program, fill, pad), ++changed;
+  return changed;
+}
+std::string rule_of_masks(PlanSet set, const PlanSet& single, ChangeMask change) {
+  EXPECT_GT(change_masks(set, change), 0);
   const auto report = verify_plan_set(set, &single);
-  EXPECT_TRUE(report);
-  std::vector<std::string> rules;
-  for (const Finding& finding : report->findings) rules.push_back(finding.rule);
-  rules.erase(std::unique(rules.begin(), rules.end()), rules.end());
-  return rules;
+  return !report ? "error" : report->findings.empty() ? "" : report->findings[0].rule;
 }
 
 // Alike on all ranks and in all microbatches: that is seen beside the plan for one device alone.
 TEST(RandomAxes, MasksOfZerosAreThoseThatOneDeviceNeedsNot) {
-  for (const uint64_t seed : {129, 157}) {
+  const auto as_it_is = [](Program&, ProgramOp&, ProgramOp&) {};
+  const auto other_value = [](Program&, ProgramOp&, ProgramOp& pad) {
+    pad.attrs.set("value", pad.attrs.real("value") + 1);
+  };
+  const auto ends_earlier = [](Program& program, ProgramOp& fill, ProgramOp& pad) {
+    std::vector<int64_t> after = pad.attrs.integers("after");
+    Shape& shape = program.values[static_cast<size_t>(fill.outputs[0])].shape;
+    --shape[1], ++after[1];
+    fill.attrs.set("shape", shape);
+    pad.attrs.set("after", std::move(after));
+  };
+  int with_masks = 0;
+  for (uint64_t seed = 1; seed < 1000 && with_masks < 2; ++seed) {
     Random random(seed);
     const Folder folder;
     const RandomBlocks model = model_of(seed, random);
+    const std::string text = RandomStrategy(random, model).text();
+    if (text.find("pad: true") == text.npos) continue;
     CompileOptions options;
     options.model = folder.write("model.onnx", model.bytes());
-    options.strategy = folder.write("strategy.yaml", RandomStrategy(random, model).text());
-    const auto compiled = compile(options);
-    ASSERT_TRUE(compiled) << seed << print_error(compiled.error());
-    const auto rules = [&](ChangeMask change) {
-      return rules_of_masks(compiled->set, *compiled->single, change);
-    };
-    using Rules = std::vector<std::string>;
-    EXPECT_EQ(rules([](Program&, ProgramOp&, ProgramOp&) { return true; }), Rules{}) << seed;
-    const auto other_value = [](Program&, ProgramOp&, ProgramOp& pad) {
-      pad.attrs.set("value", pad.attrs.real("value") + 1);
-      return true;
-    };
-    EXPECT_EQ(rules(other_value), Rules{"single"}) << seed;
-    const auto ends_earlier = [](Program& program, ProgramOp& fill, ProgramOp& pad) {
-      std::vector<int64_t> after = pad.attrs.integers("after");
-      Shape& shape = program.values[static_cast<size_t>(fill.outputs[0])].shape;
-      --shape[1], ++after[1];
-      fill.attrs.set("shape", shape);
-      pad.attrs.set("after", std::move(after));
-      return true;
-    };
-    EXPECT_EQ(rules(ends_earlier), Rules{"single"}) << seed;
+    options.strategy = folder.write("strategy.yaml", text);
+    auto compiled = compile(options);
+    if (!compiled || change_masks(compiled->set, as_it_is) == 0) continue;
+    ++with_masks;
+    EXPECT_EQ(rule_of_masks(compiled->set, *compiled->single, as_it_is), "") << seed;
+    EXPECT_EQ(rule_of_masks(compiled->set, *compiled->single, other_value), "single") << seed;
+    EXPECT_EQ(rule_of_masks(compiled->set, *compiled->single, ends_earlier), "single") << seed;
   }
+  EXPECT_EQ(with_masks, 2);
 }
 
 TEST(RandomAxes, TrainAsOneDeviceDoes) {

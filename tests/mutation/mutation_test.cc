@@ -230,10 +230,6 @@ TEST(Mutants, OfExpertsAreCaughtBesideOneDevice) {
   catch_mutants(experts_strategy, doing_mutations(), kSanitized ? 1 : 3, kSanitized ? 1 : 2,
                 kSanitized ? 3 : 40, true);
 }
-TEST(Mutants, OfRandomNumbersAreCaughtBesideOneDevice) {
-  catch_mutants(drawing_strategy, doing_mutations(), kSanitized ? 1 : 2, kSanitized ? 1 : 2,
-                kSanitized ? 3 : 40, true);
-}
 
 TEST(Mutants, OfTheNumbersOfAStepAreCaught) {
   catch_mutants(random_strategy, number_mutations(), kSanitized ? 2 : 10, kSanitized ? 1 : 4,
