@@ -33,6 +33,7 @@ Influence trace(const Graph& graph) {
       inputs = inputs || of.inputs[id.index()];
       params = params || of.params[id.index()];
     }
+    params = params && node.op != "Detach";
     for (ValueId id : node.outputs) {
       of.inputs[id.index()] = inputs;
       of.params[id.index()] = params && is_float(id);
