@@ -147,12 +147,20 @@ std::string print_optimizer(const Field&, const Strategy& from) {
 
 // ---- groups: what they do not say is the optimizer's --------------------------------------------
 
+// One entry: a group for each of its patterns.
+struct GroupEntry {
+  ParamGroup group;
+  std::vector<Glob> match = {};
+  SourceSpan at = {};
+};
+
 constexpr Field kGroup[] = {
-    {"match", kGlob, kRequired, "Parameters: a pattern over their paths.",
-     located<&ParamGroup::match, &ParamGroup::at>},
-    {"lr", kAtLeast0, kStated, "Default: the optimizer's.", member<&ParamGroup::lr>},
+    {"match", kPaths, kRequired, "Parameters: patterns over their paths.",
+     located<&GroupEntry::match, &GroupEntry::at>},
+    {"lr", kAtLeast0, kStated, "Default: the optimizer's.",
+     member<&GroupEntry::group, &ParamGroup::lr>},
     {"weight_decay", kAtLeast0, kStated, "Default: the optimizer's.",
-     member<&ParamGroup::weight_decay>},
+     member<&GroupEntry::group, &ParamGroup::weight_decay>},
     kWhen,
 };
 
@@ -160,17 +168,25 @@ Status read_groups(const Field&, const yaml::Entry& entry, const Reading& readin
   std::vector<ParamGroup>& groups = out.train.groups;
   if (!entry.value.is(yaml::Node::Kind::kList)) return no_list(entry.value, "a list of groups");
   for (const yaml::Node& item : entry.value.items) {
-    ParamGroup group = groups.back();
-    PIPER_TRY(read_map(fields::object("group"), item, item.at, reading, &group));
-    groups.insert(groups.end() - 1, std::move(group));
+    GroupEntry one{.group = groups.back()};
+    PIPER_TRY(read_map(fields::object("group"), item, item.at, reading, &one));
+    one.group.at = one.at;
+    for (const Glob& pattern : one.match) {
+      one.group.match = pattern.pattern();
+      groups.insert(groups.end() - 1, one.group);
+    }
   }
   return ok_status();
 }
 std::string print_groups(const Field&, const Strategy& from) {
   const std::vector<ParamGroup>& groups = from.train.groups;
   std::string text;
-  for (size_t g = 0; g + 1 < groups.size(); ++g)
-    text += "\n    - " + print_map(fields::object("group"), &groups[g]);
+  for (size_t g = 0; g + 1 < groups.size(); ++g) {
+    const Result<Glob> pattern = Glob::parse(groups[g].match, groups[g].at);
+    PIPER_CHECK(pattern.ok(), "'{}' was read as a pattern", groups[g].match);
+    const GroupEntry one{groups[g], {*pattern}};
+    text += "\n    - " + print_map(fields::object("group"), &one);
+  }
   return text;
 }
 

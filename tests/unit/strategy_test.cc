@@ -164,6 +164,12 @@ TEST(Strategy, ReadsTrain) {
   EXPECT_EQ(train.groups[0].weight_decay, 0);
   EXPECT_EQ(train.groups[1].lr, 1e-2);
   EXPECT_EQ(train.groups[1].weight_decay, 0.1);
+  const std::string listed = "{match: [\"**/bias\", \"**/norm/*\"], weight_decay: 0}";
+  const TrainSpec several =
+      parsed("piper: 1\ntrain: {optimizer: {sgd: {lr: 1}}, groups: [" + listed + "]}\n").train;
+  ASSERT_EQ(several.groups.size(), 3u);
+  EXPECT_EQ(several.groups[1].match, "**/norm/*");
+  EXPECT_EQ(several.groups[1].weight_decay, 0);
   EXPECT_EQ(train.groups[2].match, "**");
   EXPECT_EQ(train.groups[2].lr, 3e-4);
   EXPECT_EQ(strategy.global_batch, 8);
