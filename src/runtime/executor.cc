@@ -144,7 +144,9 @@ Error no_finite_loss(int64_t step, double loss) {
                      no_number ? std::numeric_limits<double>::quiet_NaN() : loss)
                     .with_code(ExitCode::kNumeric);
   if (no_number && step == 0)
-    error.notes.push_back("help: a mean over labels is none where a batch ignores all of them");
+    error.notes.push_back(
+        "help: data that has such numbers makes it one, a logarithm or root of a negative number, "
+        "and 0/0, as a mean over labels is where a batch ignores all of them");
   return error;
 }
 
