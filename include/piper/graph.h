@@ -77,6 +77,9 @@ struct Value {
   std::vector<AxisLayout> over;  // in the order in which the axes were applied
   // Extents of all ranks together without the zeros that let axes cut a dim; 0, or empty: none.
   Shape unpadded;
+  // kConstant that an import rule made: of f64, the numbers that were rounded to `data`; empty:
+  // those of `data`. What is computed in f64 takes these.
+  Bytes exact;
   // Stands for `data` in a graph read from text that left the elements out.
   std::string data_digest;
 };

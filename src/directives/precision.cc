@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "match.h"
 #include "piper/halves.h"
@@ -124,8 +125,9 @@ class Caster {
   bool widen(Value& value) const {
     const DType dtype = value.type.dtype;
     if (dtype == wide_ || !is_castable(dtype)) return false;
-    value.data = wide_ == DType::kF64 ? widened<double>(value.data, dtype)
-                                      : widened<float>(value.data, dtype);
+    value.data = wide_ != DType::kF64   ? widened<float>(value.data, dtype)
+                 : value.exact.size > 0 ? std::exchange(value.exact, {})
+                                        : widened<double>(value.data, dtype);
     value.type.dtype = wide_;
     return true;
   }
@@ -288,9 +290,8 @@ class Caster {
     const Counts& counts = counts_[d];
     if (!counts.changes() && !precision.loss_scale && !precision.reduce &&
         (!precision.accumulate || *precision.accumulate == DType::kF32))
-      return fail(precision.at,
-                  "precision: these {} ops compute in f32 anyway, and nothing is cast",
-                  counts.matched);
+      return fail(precision.at, "precision: these {} ops compute in {} anyway, and nothing is cast",
+                  counts.matched, info(precision.compute).name);
     std::vector<std::string> lines;
     if (precision.compute == DType::kF64) {
       lines.push_back(fmt::format("in f64: {} ops, {} parameters, their gradients and states",

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "piper/backend_cpu.h"
 #include "rules.h"
@@ -52,8 +53,24 @@ Val integers_val(const std::vector<int64_t>& values) {
   return constant_val(DType::kI64, {static_cast<int64_t>(values.size())}, bytes_of(values));
 }
 
-Val number_val(double value, DType dtype) {
-  return {Val::Kind::kConstant, dtype, {}, {}, {}, number_bytes(value, dtype), {}};
+Val number_val(double value, DType dtype) { return numbers_val({value}, {}, dtype); }
+
+Val numbers_val(const std::vector<double>& values, const Shape& shape, DType dtype) {
+  Val out = constant_val(DType::kF64, shape, bytes_of(values));
+  if (dtype == DType::kF64) return out;
+  const Bytes wide = std::exchange(out.data, {});
+  std::string data;
+  bool rounds = false;
+  for (size_t i = 0; i < wide.size / sizeof(double); ++i) {
+    const double value = read_number(wide, DType::kF64, i);
+    const Bytes one = number_bytes(value, dtype);
+    data += as_text(one.span());
+    rounds = rounds || read_number(one, dtype, 0) != value;
+  }
+  out.dtype = dtype;
+  out.data = Bytes::copy_of(data.data(), data.size());
+  if (rounds && info(dtype).is_float) out.exact = wide;
+  return out;
 }
 
 Val integer_val(int64_t value) {
@@ -78,11 +95,13 @@ ValueId Emitter::id_of(const Val& val) {
   if (!val.is_constant()) return val.id;
   const TensorType type{val.dtype, val.stored};
   std::string key = content_key(type, val.data);
+  key += as_text(val.exact.span());
   const auto at =
       std::lower_bound(constants_.begin(), constants_.end(), key,
                        [](const auto& entry, const std::string& k) { return entry.first < k; });
   if (at != constants_.end() && at->first == key) return at->second;
   const ValueId id = graph().add_constant("constant", type, val.data);
+  graph().value(id).exact = val.exact;
   constants_.insert(at, {std::move(key), id});
   return id;
 }
@@ -108,6 +127,7 @@ Result<Val> Emitter::exact_dims(const Val& val, std::span<const size_t> dims) {
   const TensorType type{val.dtype, shape};
   PIPER_TRY(take_room(type));
   out.data = expand_bytes(val.data, val.stored, shape, val.dtype);
+  out.exact = {};
   return out;
 }
 
