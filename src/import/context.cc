@@ -16,6 +16,14 @@ Error RuleContext::located(std::string text) const {
   return fail("{}: {}", where, std::move(text));
 }
 
+// Of an op that the rule emits, whose name the user need not know.
+Error RuleContext::located_op(std::string_view op, const Error& error) const {
+  std::string text = error.message;
+  const std::string prefix = fmt::format("{}: ", op);
+  if (op != node.op && text.starts_with(prefix)) text.erase(0, prefix.size());
+  return located(std::move(text));
+}
+
 Status RuleContext::need(size_t least, size_t most) const {
   if (num_inputs() > most)
     return error("has {} inputs; at most {} are possible", num_inputs(), most);
@@ -107,7 +115,7 @@ Result<Vals> RuleContext::ops(std::string_view name, const Vals& inputs, const A
     held.push_back(std::move(e));
   }
   Result<Vals> out = emit.op(name, held, attrs);
-  if (!out) return located(out.error().message);
+  if (!out) return located_op(name, out.error());
   return out;
 }
 
@@ -123,7 +131,7 @@ Result<Val> RuleContext::cast(const Val& x, DType dtype) {
 
 Result<Val> RuleContext::pointwise(std::string_view name, const Vals& inputs, const Attrs& attrs) {
   Result<Val> out = emit.pointwise(name, inputs, attrs);
-  if (!out) return located(out.error().message);
+  if (!out) return located_op(name, out.error());
   return out;
 }
 
@@ -150,7 +158,7 @@ Result<Val> RuleContext::expand(const Val& x, const Shape& shape) {
 Result<Val> RuleContext::reshape(const Val& x, const Shape& shape) {
   if (shape == x.shape) return x;
   if (x.is_constant() && num_elements(x.stored) == 1 && num_elements(shape) > 0) {
-    return Val{x.kind, x.dtype, shape, Shape(shape.size(), 1), {}, x.data, {}};
+    return Val{x.kind, x.dtype, shape, Shape(shape.size(), 1), {}, x.data, {}, x.exact};
   }
   // Where only ones come or go, what is broadcast stays so.
   auto no_ones = [](const Shape& s) {
@@ -191,6 +199,7 @@ Result<Val> RuleContext::transpose(const Val& x, const std::vector<int64_t>& per
   if (std::is_sorted(perm.begin(), perm.end())) return out;
   if (x.is_constant()) {
     out.data = permute_bytes(x.data, x.stored, perm, x.dtype);
+    out.exact = {};
     return out;
   }
   Result<Vals> made = emit.op("Transpose", {x}, {{"perm", perm}});
@@ -240,6 +249,43 @@ Result<Val> RuleContext::part(const Val& x, size_t axis, int64_t start, int64_t 
   std::vector<int64_t> starts(x.rank(), 0);
   starts[axis] = start;
   return slice(x, starts, std::vector<int64_t>(x.rank(), 1), shape);
+}
+
+Result<Val> second_operand(RuleContext& c) {
+  const Val &a = c.in(0), &b = c.in(1);
+  if (c.opset >= 7 || c.integer("broadcast", 0) == 0 || b.rank() > a.rank()) return b;
+  const auto rest = static_cast<int64_t>(a.rank() - b.rank());
+  const int64_t axis = c.integer("axis", rest);
+  const int64_t at = axis < 0 ? axis + static_cast<int64_t>(a.rank()) : axis;
+  if (at < 0 || at > rest)
+    return c.error("{} does not fit {} from dim {} on", to_string(b.shape), to_string(a.shape),
+                   axis);
+  Shape shape = b.shape;
+  shape.resize(a.rank() - static_cast<size_t>(at), 1);
+  return c.reshape(b, shape);
+}
+
+Result<Val> along_axis(RuleContext& c, Result<Val> (*of)(RuleContext&, const Val&, size_t axis)) {
+  constexpr int64_t kOneAxis = 13;  // the opset from which it is
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  if (c.opset >= kOneAxis) {
+    PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank()));
+    return of(c, x, axis);
+  }
+  // An axis behind the last dim leaves a dim of one.
+  const auto rank = static_cast<int64_t>(x.rank());
+  const int64_t named = c.integer("axis", 1);
+  const int64_t axis = named < 0 ? named + rank : named;
+  if (axis < 0 || axis > rank)
+    return c.error("axis {} is outside a value of {} dims", named, x.rank());
+  if (axis + 1 == rank) return of(c, x, static_cast<size_t>(axis));
+  const Shape rest(x.shape.begin() + axis, x.shape.end());
+  Shape flat(x.shape.begin(), x.shape.begin() + axis);
+  flat.push_back(num_elements(rest));
+  PIPER_ASSIGN(const Val rows, c.reshape(x, flat));
+  PIPER_ASSIGN(const Val made, of(c, rows, static_cast<size_t>(axis)));
+  return c.reshape(made, x.shape);
 }
 
 Result<Val> RuleContext::reduce_sum(const Val& x, const std::vector<int64_t>& axes, bool keepdims) {

@@ -1,5 +1,7 @@
 #include "proto_tensor.h"
 
+#include <algorithm>
+#include <cctype>
 #include <cstring>
 
 namespace piper::onnx_import {
@@ -156,12 +158,29 @@ Narrow narrow_of_code(int64_t code) {
   }
 }
 
-std::string type_name(int type) {
-  const std::string name =
-      onnx::TensorProto::DataType_IsValid(type)
-          ? onnx::TensorProto::DataType_Name(static_cast<onnx::TensorProto::DataType>(type))
-          : std::string();
-  return name.empty() ? fmt::format("type {}", type) : name;
+namespace {
+
+// By number. The installed schema (IR 8) does not know those behind bfloat16.
+constexpr std::string_view kTypeNames[] = {
+    "undefined",      "float",    "uint8",        "int8",           "uint16",
+    "int16",          "int32",    "int64",        "string",         "bool",
+    "float16",        "double",   "uint32",       "uint64",         "complex64",
+    "complex128",     "bfloat16", "float8e4m3fn", "float8e4m3fnuz", "float8e5m2",
+    "float8e5m2fnuz", "uint4",    "int4",         "float4e2m1",     "float8e8m0",
+    "uint2",          "int2"};
+
+}  // namespace
+
+std::string type_name(int64_t code) {
+  if (code < 0 || code >= static_cast<int64_t>(std::size(kTypeNames)))
+    return fmt::format("type {}", code);
+  return std::string(kTypeNames[code]);
+}
+
+int64_t code_of_type(std::string name) {
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  const auto at = std::find(std::begin(kTypeNames), std::end(kTypeNames), name);
+  return at == std::end(kTypeNames) ? 0 : at - std::begin(kTypeNames);
 }
 
 Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor,

@@ -13,7 +13,6 @@ inline constexpr int kNodeMetadata = 9, kGraphMetadata = 16, kValueMetadata = 4;
 
 // A name of the file, for an error.
 std::string shown(const std::string& name);
-std::string type_name(int type);
 // `who` begins the errors. Takes the bytes out of the message where they stand in it raw.
 Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor,
                                ExternalData& files);

@@ -25,6 +25,7 @@ struct Val {
   Bytes data;              // kConstant: of shape `stored`
   std::vector<Val> items;  // kSequence
   Narrow narrow = {};      // i32: what the file has
+  Bytes exact;             // kConstant: of f64, what was rounded to `data`; empty: that itself
   bool present() const { return kind != Kind::kAbsent; }
   bool is_constant() const { return kind == Kind::kConstant; }
   size_t rank() const { return shape.size(); }
@@ -35,8 +36,9 @@ using Vals = std::vector<Val>;
 Val constant_val(DType dtype, Shape shape, Bytes data);  // compressed where slices are equal
 Val integers_val(const std::vector<int64_t>& values);    // i64, one dim
 Val number_val(double value, DType dtype);               // a scalar
-Val integer_val(int64_t value);                          // i64, a scalar
-Val graph_val(const Graph& graph, ValueId id);           // held in full
+Val numbers_val(const std::vector<double>& values, const Shape& shape, DType dtype);
+Val integer_val(int64_t value);                 // i64, a scalar
+Val graph_val(const Graph& graph, ValueId id);  // held in full
 // Elements of a shape; none when there are more than any model has.
 std::optional<int64_t> elements_of(const Shape& shape);
 
@@ -127,6 +129,9 @@ class RuleContext {
   std::vector<int64_t> integers(std::string_view name) const {
     return list<int64_t>(name).value_or(std::vector<int64_t>());
   }
+  std::vector<double> reals(std::string_view name) const {
+    return list<double>(name).value_or(std::vector<double>());
+  }
   template <class T>  // int64_t, double or std::string; none when absent or of another kind
   std::optional<std::vector<T>> list(std::string_view name) const {
     const OnnxAttr* attr = node.find(name);
@@ -151,6 +156,7 @@ class RuleContext {
     return located(fmt::format(text, std::forward<Args>(args)...));
   }
   Error located(std::string text) const;
+  Error located_op(std::string_view op, const Error& error) const;
 
   // Canonical ops on exact operands, except pointwise ones. `x` must be present.
   Result<Vals> ops(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
@@ -213,6 +219,13 @@ std::span<const ImportRule> sample_rules();
 std::span<const ImportRule> signal_rules();
 std::span<const ImportRule> microsoft_rules();
 std::span<const ImportRule> microsoft_attention_rules();
+
+// Input 1 with dims of 1 around it, so that it meets those of input 0 that the attributes of opsets
+// before 7 name: from `axis` on, or the last ones. Newer ones broadcast as numpy does.
+Result<Val> second_operand(RuleContext& c);
+// What `of` makes of input 0 along the attribute `axis`. Before opset 13 that was along all dims
+// from there on, taken as one.
+Result<Val> along_axis(RuleContext& c, Result<Val> (*of)(RuleContext&, const Val&, size_t axis));
 
 // The weights of an attention as it trains: the exporter leaves their dropout out of the file, or
 // writes one that does not train, but the call that it notes has it.

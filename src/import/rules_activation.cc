@@ -37,8 +37,9 @@ Result<Vals> elu(RuleContext& c) {
 
 Result<Vals> selu(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
-  const double gamma = c.real("gamma", 1.05070102214813232421875);
-  const double alpha = c.real("alpha", 1.67326319217681884765625);
+  const bool old = c.opset < 6;  // of fewer digits
+  const double gamma = c.real("gamma", old ? 1.0507 : 1.05070102214813232421875);
+  const double alpha = c.real("alpha", old ? 1.6732 : 1.67326319217681884765625);
   return single(exponential_below(c, c.in(0), gamma, gamma * alpha, 1));
 }
 
@@ -110,7 +111,7 @@ constexpr ImportRule kActivationRules[] = {
     {"Elu", 1, kNewest, elu},
     {"IsInf", 10, kNewest, is_infinite},
     {"Mish", 18, kNewest, mish},
-    {"Selu", 6, kNewest, selu},
+    {"Selu", 1, kNewest, selu},
     {"Shrink", 9, kNewest, shrink},
     {"Sinh", 9, kNewest, same},
     {"Softsign", 1, kNewest, softsign},

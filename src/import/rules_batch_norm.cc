@@ -62,8 +62,12 @@ Result<Vals> batch_norm(RuleContext& c) {
     if (c.in(i).shape != Shape{x.shape[1]})
       return c.error("input {} must have {} elements", i, x.shape[1]);
   }
+  if (c.opset < 9 && c.integer("spatial", 1) == 0)
+    return c.error("of each place of a channel (spatial=0) is not supported");
   constexpr int64_t kTrainingMode = 14;  // before that opset, further outputs meant it
-  if (c.opset < kTrainingMode && c.node.outputs.size() > 1)
+  const auto is_read = [](const std::string& output) { return !output.empty(); };
+  if (c.opset < kTrainingMode &&
+      std::count_if(c.node.outputs.begin(), c.node.outputs.end(), is_read) > 1)
     return c.error(
         "is in training mode, which is read from opset 14 on: export at that or a later one");
   const bool training = c.integer("training_mode", 0) != 0;
@@ -158,7 +162,7 @@ Result<Vals> mean_variance_norm(RuleContext& c) {
 }
 
 constexpr ImportRule kBatchNormRules[] = {
-    {"BatchNormalization", 9, kNewest, batch_norm,
+    {"BatchNormalization", 1, kNewest, batch_norm,
      "in training mode it couples the samples of a batch; its running statistics are saved with "
      "the parameters"},
     {"LRN", 1, kNewest, local_response},

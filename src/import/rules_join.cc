@@ -135,7 +135,7 @@ Result<Vals> concat(RuleContext& c) {
   PIPER_TRY(c.need(1));
   Vals items;
   for (size_t i = 0; i < c.num_inputs(); ++i) items.push_back(c.in(i));
-  return single(join_all(c, std::move(items), c.integer("axis", 0)));
+  return single(join_all(c, std::move(items), c.integer("axis", c.opset < 4 ? 1 : 0)));
 }
 
 // Where element i (from before the first to behind the last) of a dim of n comes from.
@@ -166,7 +166,7 @@ Result<Vals> pad(RuleContext& c) {
   const std::string mode = c.text("mode", "constant");
   if (mode != "constant" && mode != "edge" && mode != "reflect" && mode != "wrap")
     return c.error("mode '{}' is not known", quote_control(mode));
-  PIPER_ASSIGN(const auto pads, c.integers_or_input("pads", 1));
+  PIPER_ASSIGN(const auto pads, c.integers_or_input(c.opset < 2 ? "paddings" : "pads", 1));
   PIPER_ASSIGN(auto axes, c.integers_or_input("axes", 3));
   if (!axes) {
     axes.emplace();
@@ -305,13 +305,13 @@ constexpr ImportRule kJoinRules[] = {
     {"SequenceErase", 11, kNewest, sequence_erase, "folds away"},
     {"SequenceInsert", 11, kNewest, sequence_insert, "folds away"},
     {"SequenceLength", 11, kNewest, sequence_length, "folds away"},
-    {"Concat", 4, kNewest, concat},
+    {"Concat", 1, kNewest, concat},
     {"ConcatFromSequence", 11, kNewest, concat_from_sequence, "folds away"},
-    {"Pad", 2, kNewest, pad, "by known pads"},
+    {"Pad", 1, kNewest, pad, "by known pads"},
     {"SequenceAt", 11, kNewest, sequence_at, "folds away"},
     {"SequenceConstruct", 11, kNewest, sequence_construct, "folds away"},
     {"Slice", 1, kNewest, slice, "at known places"},
-    {"Split", 2, kNewest, split, "into known sizes"},
+    {"Split", 1, kNewest, split, "into known sizes"},
     {"SplitToSequence", 11, kNewest, split_to_sequence, "folds away"},
 };
 

@@ -28,6 +28,7 @@ struct Loss {
   int64_t ignore_index = -100;
   double smoothing = 0;  // of labels, over all classes
   bool soft = false;     // labels are a share of each class
+  Val labels = {};       // i64, unless they are shares
 };
 
 // cross_entropy_loss(scores, labels, weight, reduction, ignore_index, label_smoothing): ONNX has no
@@ -51,12 +52,18 @@ Result<Loss> read_loss(RuleContext& c) {
   }
   const Val &scores = c.in(0), &labels = c.in(1);
   loss.soft = info(labels.dtype).is_float && labels.shape == scores.shape;
+  if (!loss.soft && labels.dtype != DType::kI64 && labels.dtype != DType::kI32)
+    return c.error("labels must be i64 or i32, not {}", info(labels.dtype).name);
   if (scores.rank() < 2 || (!loss.soft && labels.rank() + 1 != scores.rank())) {
     return c.error("scores {} and labels {} do not fit", to_string(scores.shape),
                    to_string(labels.shape));
   }
   if (c.has(2) && c.in(2).shape != Shape{scores.shape[1]})
     return c.error("{} weights for {} classes", to_string(c.in(2).shape), scores.shape[1]);
+  loss.labels = labels;
+  if (!loss.soft) {
+    PIPER_ASSIGN(loss.labels, c.cast(labels, DType::kI64));
+  }
   return loss;
 }
 
@@ -64,24 +71,22 @@ Result<Loss> read_loss(RuleContext& c) {
 Result<Val> fused(RuleContext& c, const Loss& loss) {
   PIPER_ASSIGN(const Val logits, classes_last(c, c.in(0)));
   const Attrs attrs{{"ignore_index", loss.ignore_index}};
-  PIPER_ASSIGN(const Vals sum, c.ops("CrossEntropySum", {logits, c.in(1)}, attrs));
+  PIPER_ASSIGN(const Vals sum, c.ops("CrossEntropySum", {logits, loss.labels}, attrs));
   if (loss.reduction == "sum") return c.cast(sum[0], logits.dtype);
-  PIPER_ASSIGN(Val count, c.op("LabelCount", {c.in(1)}, attrs));
+  PIPER_ASSIGN(Val count, c.op("LabelCount", {loss.labels}, attrs));
   PIPER_ASSIGN(count, c.cast(count, sum[0].dtype));
   PIPER_ASSIGN(const Val mean, c.pointwise("Div", {sum[0], count}));
   return c.cast(mean, logits.dtype);
 }
 
 Result<Val> is_ignored(RuleContext& c, const Loss& loss) {
-  const Val& labels = c.in(1);
-  return c.pointwise("Equal",
-                     {labels, number_val(static_cast<double>(loss.ignore_index), labels.dtype)});
+  return c.pointwise(
+      "Equal", {loss.labels, number_val(static_cast<double>(loss.ignore_index), DType::kI64)});
 }
 Result<Val> safe_labels(RuleContext& c, const Loss& loss) {
-  const Val& labels = c.in(1);
-  if (!loss.ignores) return labels;
+  if (!loss.ignores) return loss.labels;
   PIPER_ASSIGN(const Val ignored, is_ignored(c, loss));
-  return c.pointwise("Where", {ignored, number_val(0, labels.dtype), labels});
+  return c.pointwise("Where", {ignored, number_val(0, DType::kI64), loss.labels});
 }
 
 // The weight of each label: that of its class, 0 where it is ignored. `safe`: 0 for ignored ones.

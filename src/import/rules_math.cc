@@ -13,13 +13,8 @@ Result<Vals> same_unary(RuleContext& c) {
 
 Result<Vals> same_binary(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
-  return single(c.pointwise(c.node.op, {c.in(0), c.in(1)}));
-}
-
-Result<Vals> old_binary(RuleContext& c) {  // opset 1 and 6: broadcasting by attributes
-  if (c.integer("broadcast", 0) != 0)
-    return c.error("broadcasting as before opset 7 is not supported");
-  return same_binary(c);
+  PIPER_ASSIGN(const Val second, second_operand(c));
+  return single(c.pointwise(c.node.op, {c.in(0), second}));
 }
 
 Result<Vals> mod(RuleContext& c) {
@@ -91,12 +86,14 @@ Result<Val> cast_to(RuleContext& c, const Val& x, DType dtype, Narrow narrow) {
   return y;
 }
 
-Result<Vals> cast(RuleContext& c) {
+Result<Vals> cast(RuleContext& c) {  // before opset 6 the attribute is a name
   PIPER_TRY(c.need(1, 1));
-  const std::optional<DType> dtype = dtype_of_code(c.integer("to", 0));
+  const int64_t code = c.opset < 6 ? code_of_type(c.text("to", "")) : c.integer("to", 0);
+  const std::optional<DType> dtype = dtype_of_code(code);
   if (!dtype)
-    return c.error("casts to element type {}, which is not supported", c.integer("to", 0));
-  return single(cast_to(c, c.in(0), *dtype, narrow_of_code(c.integer("to", 0))));
+    return c.error("casts to {}, which is not supported",
+                   c.opset < 6 ? quote_control(c.text("to", "")) : type_name(code));
+  return single(cast_to(c, c.in(0), *dtype, narrow_of_code(code)));
 }
 
 Result<Vals> cast_like(RuleContext& c) {
@@ -139,8 +136,9 @@ Result<Vals> sqrt(RuleContext& c) {
 Result<Vals> pow(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
   const Val& x = c.in(0);
-  const std::optional<double> exponent = constant_number(c.in(1));
-  const bool scalar = num_elements(c.in(1).shape) == 1 && c.in(1).rank() <= x.rank();
+  PIPER_ASSIGN(const Val second, second_operand(c));
+  const std::optional<double> exponent = constant_number(second);
+  const bool scalar = num_elements(second.shape) == 1 && second.rank() <= x.rank();
   if (exponent && scalar && *exponent == 1) return Vals{x};
   if (exponent && scalar && (*exponent == 2 || *exponent == 3)) {
     PIPER_ASSIGN(Val out, c.pointwise("Mul", {x, x}));
@@ -152,7 +150,7 @@ Result<Vals> pow(RuleContext& c) {
   if (exponent && scalar && *exponent > 0 && *exponent < 1 && is_magnitude(c, x.id))
     return single(c.power(x, *exponent));
   if (exponent && scalar && *exponent == 0.5) return single(c.pointwise("Sqrt", {x}));
-  PIPER_ASSIGN(const Val power, c.cast(c.in(1), x.dtype));
+  PIPER_ASSIGN(const Val power, c.cast(second, x.dtype));
   return single(c.pointwise("Pow", {x, power}));
 }
 
@@ -196,7 +194,13 @@ Result<Vals> leaky_relu(RuleContext& c) {
 
 Result<Vals> prelu(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
-  PIPER_ASSIGN(const Val below, c.pointwise("Mul", {c.in(0), c.in(1)}));
+  Val slope = c.in(1);
+  if (c.opset < 7 && slope.rank() == 1) {  // of each channel
+    Shape channels(c.in(0).rank(), 1);
+    channels[std::min<size_t>(1, c.in(0).rank() - 1)] = slope.shape[0];
+    PIPER_ASSIGN(slope, c.reshape(slope, channels));
+  }
+  PIPER_ASSIGN(const Val below, c.pointwise("Mul", {c.in(0), slope}));
   return single(negative_part(c, c.in(0), below));
 }
 
@@ -285,43 +289,40 @@ Result<Vals> gelu(RuleContext& c) {
 }
 
 constexpr ImportRule kMathRules[] = {
-    {"Abs", 6, kNewest, same_unary},
-    {"Add", 7, kNewest, same_binary},
-    {"Add", 1, 6, old_binary},
-    {"And", 7, kNewest, same_binary},
-    {"Cast", 6, kNewest, cast,
+    {"Abs", 1, kNewest, same_unary},
+    {"Add", 1, kNewest, same_binary},
+    {"And", 1, kNewest, same_binary},
+    {"Cast", 1, kNewest, cast, 
      "of and to f64, f32, bf16, f16, i64, i32, bool; integers of 8 and 16 bits are held in i32"},
     {"CastLike", 15, kNewest, cast_like},
     {"Ceil", 1, kNewest, same_unary},
     {"Clip", 1, kNewest, clip},
     {"Cos", 7, kNewest, same_unary},
-    {"Div", 7, kNewest, div},
-    {"Div", 1, 6, old_binary},
-    {"Equal", 7, kNewest, same_binary},
+    {"Div", 1, kNewest, div},
+    {"Equal", 1, kNewest, same_binary},
     {"Erf", 9, kNewest, same_unary},
     {"Exp", 1, kNewest, same_unary},
     {"Floor", 1, kNewest, same_unary},
-    {"Gelu", 20, kNewest, gelu},
-    {"Greater", 7, kNewest, same_binary},
+    {"Gelu", 1, kNewest, gelu},
+    {"Greater", 1, kNewest, same_binary},
     {"GreaterOrEqual", 12, kNewest, same_binary},
     {"HardSigmoid", 1, kNewest, hard_sigmoid},
     {"HardSwish", 14, kNewest, hard_swish},
     {"IsNaN", 9, kNewest, same_unary},
     {"LeakyRelu", 1, kNewest, leaky_relu},
-    {"Less", 7, kNewest, same_binary},
+    {"Less", 1, kNewest, same_binary},
     {"LessOrEqual", 12, kNewest, same_binary},
     {"Log", 1, kNewest, log},
-    {"Max", 8, kNewest, variadic},
-    {"Mean", 8, kNewest, mean},
-    {"Min", 8, kNewest, variadic},
+    {"Max", 1, kNewest, variadic},
+    {"Mean", 1, kNewest, mean},
+    {"Min", 1, kNewest, variadic},
     {"Mod", 10, kNewest, mod},
-    {"Mul", 7, kNewest, same_binary},
-    {"Mul", 1, 6, old_binary},
+    {"Mul", 1, kNewest, same_binary},
     {"Neg", 1, kNewest, same_unary},
     {"Not", 1, kNewest, same_unary},
-    {"Or", 7, kNewest, same_binary},
-    {"PRelu", 9, kNewest, prelu},
-    {"Pow", 7, kNewest, pow},
+    {"Or", 1, kNewest, same_binary},
+    {"PRelu", 1, kNewest, prelu},
+    {"Pow", 1, kNewest, pow},
     {"Reciprocal", 1, kNewest, same_unary},
     {"Relu", 1, kNewest, same_unary},
     {"Round", 11, kNewest, same_unary},
@@ -330,13 +331,12 @@ constexpr ImportRule kMathRules[] = {
     {"Sin", 7, kNewest, same_unary},
     {"Softplus", 1, kNewest, same_unary},
     {"Sqrt", 1, kNewest, sqrt},
-    {"Sub", 7, kNewest, same_binary},
-    {"Sub", 1, 6, old_binary},
-    {"Sum", 8, kNewest, variadic},
+    {"Sub", 1, kNewest, same_binary},
+    {"Sum", 1, kNewest, variadic},
     {"Swish", 24, kNewest, swish},
     {"Tanh", 1, kNewest, same_unary},
     {"Where", 9, kNewest, where},
-    {"Xor", 7, kNewest, same_binary},
+    {"Xor", 1, kNewest, same_binary},
 };
 
 }  // namespace

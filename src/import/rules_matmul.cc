@@ -97,7 +97,7 @@ Result<Vals> gemm(RuleContext& c) {
 }
 
 constexpr ImportRule kMatmulRules[] = {
-    {"Gemm", 7, kNewest, gemm},
+    {"Gemm", 1, kNewest, gemm},
     {"MatMul", 1, kNewest, matmul},
 };
 

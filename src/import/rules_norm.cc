@@ -71,8 +71,8 @@ Result<Vals> instance_norm(RuleContext& c) {
 
 constexpr ImportRule kNormRules[] = {
     {"GroupNormalization", 18, kNewest, group_norm},
-    {"InstanceNormalization", 6, kNewest, instance_norm},
-    {"LayerNormalization", 17, kNewest, layer_norm},
+    {"InstanceNormalization", 1, kNewest, instance_norm},
+    {"LayerNormalization", 1, kNewest, layer_norm},
     {"RMSNormalization", 23, kNewest, rms_norm},
 };
 

@@ -74,11 +74,8 @@ Result<Val> shares(RuleContext& c, const Windows& w, const Val& x, bool pads_cou
     }
     product = std::move(next);
   }
-  std::vector<float> inverse;
-  for (const double p : product) inverse.push_back(static_cast<float>(1 / std::max(p, 1.0)));
-  const Val made = constant_val(DType::kF32, w.count, bytes_of(inverse));
-  if (x.dtype == DType::kF32) return made;
-  return c.pointwise("Cast", {made}, {{"to", std::string(info(x.dtype).name)}});
+  for (double& p : product) p = 1 / std::max(p, 1.0);
+  return numbers_val(product, w.count, x.dtype);
 }
 
 Result<Vals> average_pool(RuleContext& c) {
@@ -153,7 +150,10 @@ Result<Vals> max_pool(RuleContext& c) {
   return Vals{std::move(y), std::move(places)};
 }
 
-// The p-th root of a sum of p-th powers.
+// The p-th root of a sum of p-th powers; before opset 2 p is a float.
+double power_of(const RuleContext& c) {
+  return c.opset < 2 ? c.real("p", 2) : static_cast<double>(c.integer("p", 2));
+}
 Result<Val> powers(RuleContext& c, const Val& x, double p) {
   PIPER_ASSIGN(const Val size, c.pointwise("Abs", {x}));
   if (p == 1) return size;
@@ -167,7 +167,7 @@ Result<Val> root(RuleContext& c, const Val& x, double p) {
 }
 Result<Vals> lp_pool(RuleContext& c) {
   PIPER_ASSIGN(const Windows w, windows(c));
-  const auto p = static_cast<double>(c.integer("p", 2));
+  const double p = power_of(c);
   if (p < 1) return c.error("p {} is not supported", p);
   PIPER_ASSIGN(const Val x, powers(c, c.in(0), p));
   PIPER_ASSIGN(const Val sum, over_windows(c, "ReduceSum", x, w, 0));
@@ -201,7 +201,7 @@ Result<Vals> global_max_pool(RuleContext& c) {
 
 Result<Vals> global_lp_pool(RuleContext& c) {
   PIPER_ASSIGN(const auto axes, spatial_axes(c));
-  const auto p = static_cast<double>(c.integer("p", 2));
+  const double p = power_of(c);
   if (p < 1) return c.error("p {} is not supported", p);
   PIPER_ASSIGN(const Val x, powers(c, c.in(0), p));
   PIPER_ASSIGN(const Val sum, c.reduce_sum(x, axes, true));
@@ -209,12 +209,12 @@ Result<Vals> global_lp_pool(RuleContext& c) {
 }
 
 constexpr ImportRule kPoolRules[] = {
-    {"AveragePool", 7, kNewest, average_pool},
+    {"AveragePool", 1, kNewest, average_pool},
     {"GlobalAveragePool", 1, kNewest, global_average_pool},
-    {"GlobalLpPool", 2, kNewest, global_lp_pool},
+    {"GlobalLpPool", 1, kNewest, global_lp_pool},
     {"GlobalMaxPool", 1, kNewest, global_max_pool},
-    {"LpPool", 2, kNewest, lp_pool},
-    {"MaxPool", 8, kNewest, max_pool},
+    {"LpPool", 1, kNewest, lp_pool},
+    {"MaxPool", 1, kNewest, max_pool},
 };
 
 }  // namespace

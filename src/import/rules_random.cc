@@ -19,7 +19,7 @@ Result<DType> float_type(const RuleContext& c, DType otherwise) {
   if (!c.has_attr("dtype")) return otherwise;
   const std::optional<DType> dtype = dtype_of_code(c.integer("dtype", 0));
   if (dtype && info(*dtype).is_float) return *dtype;
-  return c.error("elements of type {} are not supported", c.integer("dtype", 0));
+  return c.error("elements of {} are not supported", type_name(c.integer("dtype", 0)));
 }
 
 struct Distribution {
@@ -66,7 +66,7 @@ Result<Vals> bernoulli(RuleContext& c) {
   if (!info(p.dtype).is_float) return c.error("needs probabilities, got {}", info(p.dtype).name);
   const std::optional<DType> dtype =
       c.has_attr("dtype") ? dtype_of_code(c.integer("dtype", 0)) : std::optional(p.dtype);
-  if (!dtype) return c.error("elements of type {} are not supported", c.integer("dtype", 0));
+  if (!dtype) return c.error("elements of {} are not supported", type_name(c.integer("dtype", 0)));
   PIPER_ASSIGN(const Val drawn,
                random(c, c.emit.draw(own_seed(c)), {p.dtype, p.shape}, {"uniform", 0, 1}));
   PIPER_ASSIGN(const Val hit, c.pointwise("Less", {drawn, p}));
@@ -118,12 +118,14 @@ double ratio_of_attention(const RuleContext& c) {
   return ratio > 0 && ratio < 1 ? ratio : 0;
 }
 
-// Up to opset 11, and unless it is told that it trains, nothing.
+// It trains where it is told so: from opset 12 on by an input, before opset 7 by not being told
+// that it tests, and between them never.
 Result<Vals> dropout(RuleContext& c) {
   PIPER_TRY(c.need(1, 3));
   const Val& x = c.in(0);
-  const std::optional<double> training = c.has(2) ? known_number(c.in(2)) : 0.0;
-  const std::optional<double> ratio = c.has(1) ? known_number(c.in(1)) : 0.5;
+  const bool trains = c.opset < 7 && c.integer("is_test", 0) == 0;
+  const std::optional<double> training = c.has(2) ? known_number(c.in(2)) : trains ? 1.0 : 0.0;
+  const std::optional<double> ratio = c.has(1) ? known_number(c.in(1)) : c.real("ratio", 0.5);
   const bool done = ratio_of_attention(c) > 0;  // see with_attention_dropout()
   if (training == 0.0 || ratio == 0.0 || done) {
     PIPER_ASSIGN(Val kept, c.expand(number_val(1, DType::kBool), x.shape));
@@ -146,7 +148,7 @@ Result<Vals> dropout(RuleContext& c) {
 
 constexpr ImportRule kRandomRules[] = {
     {"Bernoulli", 15, kNewest, bernoulli},
-    {"Dropout", 7, kNewest, dropout, "with a known mode and ratio"},
+    {"Dropout", 1, kNewest, dropout, "with a known mode and ratio"},
     {"Multinomial", 7, kNewest, multinomial},
     {"RandomNormal", 1, kNewest, random_of_shape},
     {"RandomNormalLike", 1, kNewest, random_like},

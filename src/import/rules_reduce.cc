@@ -124,19 +124,16 @@ Result<Vals> reduce_log_sum_exp(RuleContext& c) {  // max + log(sum(exp(x - max)
   return single(c.reshape(x, shape));
 }
 
-Result<Vals> softmax(RuleContext& c) {  // and LogSoftmax
-  PIPER_TRY(c.need(1, 1));
-  const Val& x = c.in(0);
-  PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", c.opset < 13 ? 1 : -1), x.rank()));
-  if (c.opset < 13 && axis + 1 != x.rank()) {
-    return c.error("over several dims at once (as before opset 13) is not supported");
-  }
-  PIPER_ASSIGN(const Val y, c.op(c.node.op, {x}, {{"axis", static_cast<int64_t>(axis)}}));
+Result<Val> softmax_of(RuleContext& c, const Val& x, size_t axis) {  // or LogSoftmax
+  return c.op(c.node.op, {x}, {{"axis", static_cast<int64_t>(axis)}});
+}
+Result<Vals> softmax(RuleContext& c) {
+  PIPER_ASSIGN(const Val y, along_axis(c, softmax_of));
   return single(with_attention_dropout(c, y));
 }
 
 constexpr ImportRule kReduceRules[] = {
-    {"LogSoftmax", 1, kNewest, softmax, "before opset 13 over the last dim"},
+    {"LogSoftmax", 1, kNewest, softmax},
     {"ReduceL1", 1, kNewest, reduce_l1},
     {"ReduceL2", 1, kNewest, reduce_l2},
     {"ReduceLogSum", 1, kNewest, reduce_log_sum},
@@ -147,7 +144,7 @@ constexpr ImportRule kReduceRules[] = {
     {"ReduceProd", 1, kNewest, plain},
     {"ReduceSum", 1, kNewest, plain},
     {"ReduceSumSquare", 1, kNewest, reduce_sum_square},
-    {"Softmax", 1, kNewest, softmax, "before opset 13 over the last dim"},
+    {"Softmax", 1, kNewest, softmax},
 };
 
 }  // namespace

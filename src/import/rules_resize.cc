@@ -9,6 +9,7 @@ namespace {
 
 constexpr int64_t kMaxSize = int64_t{1} << 24;
 constexpr double kMaxTaps = 64;
+constexpr int64_t kByMode = 11;  // the opset from which a Resize says how it maps places
 
 // What a dim of the result is made of: out[o] = sum over taps t of weights[t][o] · x[places[t][o]].
 struct Taps {
@@ -119,13 +120,10 @@ Taps taps_of(const ResizeDim& d, const Modes& m) {
 }
 
 // Numbers along dim `d` of a value of `rank` dims.
-Result<Val> along(RuleContext& c, const std::vector<double>& numbers, size_t d, const Val& like) {
-  std::vector<float> data(numbers.begin(), numbers.end());
+Val along(const std::vector<double>& numbers, size_t d, const Val& like) {
   Shape shape(like.rank(), 1);
-  shape[d] = static_cast<int64_t>(data.size());
-  const Val made = constant_val(DType::kF32, shape, bytes_of(data));
-  if (like.dtype == DType::kF32) return made;
-  return c.pointwise("Cast", {made}, {{"to", std::string(info(like.dtype).name)}});
+  shape[d] = static_cast<int64_t>(numbers.size());
+  return numbers_val(numbers, shape, like.dtype);
 }
 
 Status check_taps(RuleContext& c, const ResizeDim& d, const Modes& m) {
@@ -143,7 +141,7 @@ Result<Val> resize_dim(RuleContext& c, const Val& x, size_t d, const Taps& taps,
     PIPER_ASSIGN(Val part, c.op("Gather", {x, integers_val(taps.places[k])},
                                 {{"axis", static_cast<int64_t>(d)}}));
     if (!taps.weights.empty()) {
-      PIPER_ASSIGN(const Val weight, along(c, taps.weights[k], d, x));
+      const Val weight = along(taps.weights[k], d, x);
       PIPER_ASSIGN(part, c.pointwise("Mul", {part, weight}));
     }
     if (!sum.present()) {
@@ -154,7 +152,7 @@ Result<Val> resize_dim(RuleContext& c, const Val& x, size_t d, const Taps& taps,
   }
   if (!taps.outside) return sum;
   std::vector<double> inside(taps.inside.begin(), taps.inside.end());
-  PIPER_ASSIGN(const Val mask, along(c, inside, d, x));
+  const Val mask = along(inside, d, x);
   PIPER_ASSIGN(const Val kept, c.pointwise("Greater", {mask, c.number(0.5, mask)}));
   return c.pointwise("Where", {kept, sum, c.number(extrapolation, x)});
 }
@@ -171,6 +169,14 @@ Result<std::vector<double>> known_numbers(RuleContext& c, size_t i, std::string_
   return out;
 }
 
+// By how much each dim grows; before opset 9 (Upsample) an attribute says so, before 11 input 1.
+Result<std::vector<double>> read_scales(RuleContext& c) {
+  if (c.opset < 9) return c.reals("scales");
+  const size_t input = c.opset < kByMode ? 1 : 2;
+  if (!c.has(input)) return c.error("names neither scales nor sizes");
+  return known_numbers(c, input, "scales");
+}
+
 Result<Modes> read_modes(RuleContext& c) {
   Modes m{c.text("mode", "nearest"),
           c.text("coordinate_transformation_mode", "half_pixel"),
@@ -179,6 +185,10 @@ Result<Modes> read_modes(RuleContext& c) {
           c.real("extrapolation_value", 0),
           c.integer("antialias", 0) != 0,
           c.integer("exclude_outside", 0) != 0};
+  if (c.opset < kByMode) {  // there was one way
+    m.coordinates = "asymmetric";
+    m.nearest = "floor";
+  }
   auto known = [](const std::string& text, std::initializer_list<std::string_view> list) {
     return std::find(list.begin(), list.end(), text) != list.end();
   };
@@ -231,8 +241,7 @@ Result<std::vector<ResizeDim>> read_dims(RuleContext& c, const Modes& m) {
     if (size > kMaxSize) return c.error("of {} is too large", to_string(x.shape));
   }
   const bool by_size = c.has(3) && num_elements(c.in(3).shape) > 0;
-  if (!by_size && !c.has(2)) return c.error("names neither scales nor sizes");
-  PIPER_ASSIGN(const auto numbers, known_numbers(c, by_size ? 3 : 2, by_size ? "sizes" : "scales"));
+  PIPER_ASSIGN(const auto numbers, by_size ? known_numbers(c, 3, "sizes") : read_scales(c));
   std::vector<double> roi;
   if (m.coordinates == "tf_crop_and_resize") {
     PIPER_ASSIGN(roi, known_numbers(c, 1, "region"));
@@ -343,7 +352,7 @@ Result<Vals> space_to_depth(RuleContext& c) {
 
 constexpr ImportRule kResizeRules[] = {
     {"DepthToSpace", 1, kNewest, depth_to_space},
-    {"Resize", 11, kNewest, resize, "to known sizes or by known scales"},
+    {"Resize", 10, kNewest, resize, "to known sizes or by known scales"},
     {"SpaceToDepth", 1, kNewest, space_to_depth},
     {"Upsample", 7, 9, upsample, "by known scales"},
 };

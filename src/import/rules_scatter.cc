@@ -8,10 +8,17 @@
 namespace piper::onnx_import {
 namespace {
 
+// Of 64 bits, where the model has 32.
+Result<Val> indices(RuleContext& c) {
+  const Val& index = c.in(1);
+  return index.dtype == DType::kI32 ? c.cast(index, DType::kI64) : Result<Val>(index);
+}
+
 Result<Vals> gather_elements(RuleContext& c) {
   PIPER_TRY(c.need(2, 2));
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", 0), c.in(0).rank()));
-  return single(c.op("GatherElements", {c.in(0), c.in(1)}, {{"axis", static_cast<int64_t>(axis)}}));
+  PIPER_ASSIGN(const Val index, indices(c));
+  return single(c.op("GatherElements", {c.in(0), index}, {{"axis", static_cast<int64_t>(axis)}}));
 }
 
 Result<std::string> reduction_of(RuleContext& c) {
@@ -26,7 +33,8 @@ Result<Vals> scatter_elements(RuleContext& c) {
   PIPER_TRY(c.need(3, 3));
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", 0), c.in(0).rank()));
   PIPER_ASSIGN(const std::string reduction, reduction_of(c));
-  return single(c.op("ScatterElements", {c.in(0), c.in(1), c.in(2)},
+  PIPER_ASSIGN(const Val index, indices(c));
+  return single(c.op("ScatterElements", {c.in(0), index, c.in(2)},
                      {{"axis", static_cast<int64_t>(axis)}, {"reduction", reduction}}));
 }
 
@@ -173,12 +181,7 @@ Result<Vals> arg_extreme(RuleContext& c) {
   return single(c.reshape(place, shape));
 }
 
-Result<Vals> hardmax(RuleContext& c) {
-  PIPER_TRY(c.need(1, 1));
-  const Val& x = c.in(0);
-  if (c.opset < 13)
-    return c.error("over several dims at once (as before opset 13) is not supported");
-  PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank()));
+Result<Val> hardmax_of(RuleContext& c, const Val& x, size_t axis) {
   if (x.shape[axis] > kMostListed) return c.error("of more than {} elements", kMostListed);
   PIPER_ASSIGN(const Val place, place_of_extreme(c, x, axis, true, false));
   std::vector<int64_t> numbers(static_cast<size_t>(x.shape[axis]));
@@ -187,8 +190,9 @@ Result<Vals> hardmax(RuleContext& c) {
   row[axis] = x.shape[axis];
   PIPER_ASSIGN(const Val names, c.reshape(integers_val(numbers), row));
   PIPER_ASSIGN(const Val hit, c.pointwise("Equal", {place, names}));
-  return single(c.pointwise("Cast", {hit}, {{"to", std::string(info(x.dtype).name)}}));
+  return c.pointwise("Cast", {hit}, {{"to", std::string(info(x.dtype).name)}});
 }
+Result<Vals> hardmax(RuleContext& c) { return single(along_axis(c, hardmax_of)); }
 
 // ---- Shapes that depend on values -------------------------------------------------------------
 
@@ -284,9 +288,10 @@ constexpr ImportRule kScatterRules[] = {
     {"ArgMin", 1, kNewest, arg_extreme},
     {"Compress", 9, kNewest, compressed, "with a known condition"},
     {"GatherElements", 11, kNewest, gather_elements},
-    {"Hardmax", 1, kNewest, hardmax, "from opset 13 on"},
+    {"Hardmax", 1, kNewest, hardmax},
     {"NonZero", 9, kNewest, non_zero, "of known values"},
     {"ReverseSequence", 10, kNewest, reverse_sequence},
+    {"Scatter", 9, 10, scatter_elements, "its newer name is ScatterElements"},
     {"ScatterElements", 11, kNewest, scatter_elements},
     {"ScatterND", 11, kNewest, scatter_nd},
     {"TopK", 1, kNewest, top_k, "of known k"},

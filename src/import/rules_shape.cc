@@ -91,10 +91,13 @@ Result<Vals> pass_through(RuleContext& c) {  // Identity
 
 // ---- Other shapes of the same elements ----------------------------------------------------------
 
-Result<Vals> reshape(RuleContext& c) {
-  PIPER_TRY(c.need(2, 2));
+Result<Vals> reshape(RuleContext& c) {  // before opset 5 the shape is an attribute
+  PIPER_TRY(c.need(c.opset < 5 ? 1 : 2, c.opset < 5 ? 1 : 2));
   const Val& x = c.in(0);
-  PIPER_ASSIGN(Shape shape, c.constant_integers(1, "shape"));
+  Shape shape = c.integers("shape");
+  if (c.opset >= 5) {
+    PIPER_ASSIGN(shape, c.constant_integers(1, "shape"));
+  }
   int64_t known = 1, open = -1;
   for (size_t d = 0; d < shape.size(); ++d) {
     if (shape[d] == 0 && c.integer("allowzero", 0) == 0) {
@@ -194,9 +197,17 @@ Result<Vals> expand(RuleContext& c) {
 }
 
 Result<Vals> tile(RuleContext& c) {  // [n·a] = reshape(expand([1,a], [n,a]))
-  PIPER_TRY(c.need(2, 2));
+  PIPER_TRY(c.need(c.opset < 6 ? 3 : 2, c.opset < 6 ? 3 : 2));
   const Val& x = c.in(0);
-  PIPER_ASSIGN(const Shape repeats, c.constant_integers(1, "repeats"));
+  PIPER_ASSIGN(Shape repeats, c.constant_integers(1, "repeats"));
+  if (c.opset < 6) {  // of one axis
+    PIPER_ASSIGN(const auto named, c.constant_integers(2, "axis"));
+    if (repeats.size() != 1 || named.size() != 1) return c.error("repeats along more than an axis");
+    PIPER_ASSIGN(const size_t axis, c.axis(named[0], x.rank()));
+    const int64_t times = repeats[0];
+    repeats.assign(x.rank(), 1);
+    repeats[axis] = times;
+  }
   if (repeats.size() != x.rank())
     return c.error("has {} repeats for {} dims", repeats.size(), x.rank());
   PIPER_TRY(c.check_shape(repeats));
@@ -227,7 +238,7 @@ Result<Vals> eye_like(RuleContext& c) {
   if (num_elements(x.shape) > kMostListed) return c.error("its result is too large");
   const std::optional<DType> dtype =
       c.has_attr("dtype") ? dtype_of_code(c.integer("dtype", 0)) : std::optional(x.dtype);
-  if (!dtype) return c.error("elements of type {} are not supported", c.integer("dtype", 0));
+  if (!dtype) return c.error("elements of {} are not supported", type_name(c.integer("dtype", 0)));
   const int64_t k = std::clamp(c.integer("k", 0), -x.shape[0], x.shape[1]);
   std::vector<int32_t> ones(static_cast<size_t>(num_elements(x.shape)));
   for (int64_t i = 0; i < x.shape[0]; ++i) {
@@ -245,11 +256,11 @@ constexpr ImportRule kShapeRules[] = {
     {"Flatten", 1, kNewest, flatten},
     {"Identity", 1, kNewest, pass_through},
     {"Range", 11, kNewest, range, "of known bounds"},
-    {"Reshape", 5, kNewest, reshape, "to a known shape"},
+    {"Reshape", 1, kNewest, reshape, "to a known shape"},
     {"Shape", 1, kNewest, shape_of},
     {"Size", 1, kNewest, size_of},
     {"Squeeze", 1, kNewest, squeeze},
-    {"Tile", 6, kNewest, tile, "by known repeats"},
+    {"Tile", 1, kNewest, tile, "by known repeats"},
     {"Transpose", 1, kNewest, transpose},
     {"Unsqueeze", 1, kNewest, unsqueeze},
 };

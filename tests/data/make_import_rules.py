@@ -8,8 +8,6 @@ import numpy as np
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-TYPES = {"f32": TensorProto.FLOAT, "i64": TensorProto.INT64, "bool": TensorProto.BOOL}
-NUMPY = {"f32": np.float32, "i64": np.int64, "bool": np.bool_}
 
 
 def floats(*shape, low=-1.0, step=0.375, seed=5):
@@ -32,11 +30,12 @@ def number(x):
 
 
 def tensor(value, constant):
-    kind = {"float32": "f32", "int64": "i64", "bool": "bool"}[str(value.dtype)]
+    kind = {"float32": "f32", "int64": "i64", "int32": "i32", "bool": "bool"}[str(value.dtype)]
     return {"type": kind, "shape": list(value.shape), "data": [number(v) for v in value.ravel()], "constant": constant}
 
 
-def case(op, inputs, opset=18, outputs=1, **attrs):
+# `results`: of operators whose older versions the evaluator does not know.
+def case(op, inputs, opset=18, outputs=1, results=None, **attrs):
     names = [f"in{i}" for i in range(len(inputs))]
     node = helper.make_node(op, ["" if v is None else n for n, v in zip(names, inputs)],
                             [f"out{i}" for i in range(outputs)], **attrs)
@@ -45,13 +44,85 @@ def case(op, inputs, opset=18, outputs=1, **attrs):
     outs = [helper.make_empty_tensor_value_info(f"out{i}") for i in range(outputs)]
     graph = helper.make_graph([node], "g", infos, outs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-    results = ReferenceEvaluator(model).run(None, feeds)
+    if results is None:
+        results = ReferenceEvaluator(model).run(None, feeds)
     return {"op": op, "opset": opset, "attrs": attrs,
             "inputs": [None if v is None else tensor(feeds[n], isinstance(v, Const)) for n, v in zip(names, inputs)],
             "outputs": [tensor(np.asarray(r), False) for r in results]}
 
 
+# By the definitions of the older versions.
+def lp_pool(x, h, w, p):
+    y = np.stack([(np.abs(x[:, :, i:i + x.shape[2] - h + 1, j:j + x.shape[3] - w + 1]) ** p) for i in range(h) for j in range(w)])
+    return (y.sum(0) ** (1 / p)).astype(np.float32)
+
+
+def scattered(x, places, values):
+    out = x.copy()
+    for k, place in enumerate(places):
+        out[0, place, k] = values[0, 0, k]
+    return out
+
+
+def resized(x, down, right, mode):  # output o stands at o / scale of the input
+    def along(x, scale, axis):
+        at = np.arange(x.shape[axis] * scale) / scale
+        low = np.floor(at).astype(int)
+        if mode == "nearest":
+            return np.take(x, low, axis)
+        high = np.minimum(low + 1, x.shape[axis] - 1)
+        share = (at - low).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
+        return np.take(x, low, axis) * (1 - share) + np.take(x, high, axis) * share
+    return along(along(x, down, 2), right, 3).astype(np.float32)
+
+
+# An operator as its newest version computes it, for an older one that does the same otherwise.
+def as_new(op, inputs, old, new):
+    made = case(op, new.pop("inputs", inputs), new.pop("opset", 18), **new)
+    made["opset"], made["attrs"] = old.pop("opset"), old
+    made["inputs"] = [None if v is None else tensor(v.value if isinstance(v, Const) else v, isinstance(v, Const)) for v in inputs]
+    return made
+
+
+# Before opset 13: along all dims from `axis` on.
+def flat(op, x, opset, **attrs):
+    axis = attrs.get("axis", 1)
+    made = case(op, [x.reshape(*x.shape[:axis], -1)], axis=-1)["outputs"][0]
+    return case(op, [x], opset, results=[np.array(made["data"], np.float32).reshape(x.shape)], **attrs)
+
+
 X = floats(2, 3, 4)
+OLDER = [
+    flat("Softmax", X, 11, axis=1), flat("LogSoftmax", X, 11), flat("Hardmax", X, 11, axis=1), flat("Softmax", X, 1, axis=2), flat("Softmax", floats(2, 3, 2, 2), 9, axis=2),
+    *[as_new(op, [X, floats(3, low=0.5, seed=7)], dict(opset=6, broadcast=1, axis=1), dict(inputs=[X, floats(3, 1, low=0.5, seed=7)])) for op in ["Add", "Sub", "Mul", "Div"]],
+    as_new("Add", [X, floats(3, 4, seed=7)], dict(opset=1, broadcast=1), {}), as_new("Sub", [X, floats(2, 3, seed=7)], dict(opset=6, broadcast=1, axis=0), dict(inputs=[X, floats(2, 3, 1, seed=7)])),
+    as_new("Mul", [X, floats(seed=7)], dict(opset=6, broadcast=1), {}), as_new("Pow", [floats(2, 3, low=0.5), floats(2)], dict(opset=1, broadcast=1, axis=0), dict(inputs=[floats(2, 3, low=0.5), floats(2, 1)])),
+    as_new("Greater", [X, floats(3, seed=7)], dict(opset=1, broadcast=1, axis=1), dict(inputs=[X, floats(3, 1, seed=7)])), as_new("And", [X > 0, X[0, :, 0] < 1], dict(opset=1, broadcast=1, axis=1), dict(inputs=[X > 0, X[0, :, :1] < 1])),
+    as_new("PRelu", [X, floats(3, seed=7)], dict(opset=6), dict(inputs=[X, floats(3, 1, seed=7)])), as_new("PRelu", [X, floats(1, seed=7)], dict(opset=1), {}), as_new("PRelu", [X, floats(4, seed=7)], dict(opset=7), {}),
+    as_new("Abs", [X], dict(opset=1), {}), as_new("Max", [X, floats(2, 3, 4, seed=7)], dict(opset=6), {}), as_new("Sum", [X, X, X], dict(opset=1), {}), as_new("Mean", [X, X], dict(opset=6), {}),
+    as_new("Cast", [X], dict(opset=1, to="INT64"), dict(to=TensorProto.INT64)), as_new("Cast", [ints(1, 0, 3)], dict(opset=5, to="FLOAT"), dict(to=TensorProto.FLOAT)),
+    as_new("Reshape", [X], dict(opset=1, shape=[0, -1]), dict(inputs=[X, Const(ints(0, -1))])), as_new("Tile", [floats(2, 3), Const(ints(2)), Const(ints(1))], dict(opset=5), dict(inputs=[floats(2, 3), Const(ints(1, 2))])),
+    as_new("Pad", [floats(2, 3)], dict(opset=1, paddings=[1, 0, 0, 2], value=9.5), dict(inputs=[floats(2, 3), Const(ints(1, 0, 0, 2)), Const(np.float32(9.5))])),
+    as_new("Concat", [X, floats(2, 1, 4)], dict(opset=3), dict(axis=1)), as_new("Split", [X], dict(opset=1, axis=2, split=[1, 3]), dict(inputs=[X, Const(ints(1, 3))], axis=2, outputs=2)),
+    as_new("Gemm", [floats(2, 3), floats(3, 4), floats(4)], dict(opset=6, broadcast=1), {}), as_new("Selu", [X], dict(opset=1), dict(alpha=1.6732, gamma=1.0507)),
+    as_new("MaxPool", [floats(1, 2, 5, 4)], dict(opset=1, kernel_shape=[2, 2], strides=[2, 2], pads=[1, 0, 0, 0]), dict(kernel_shape=[2, 2], strides=[2, 2], pads=[1, 0, 0, 0])),
+    as_new("AveragePool", [floats(1, 2, 4, 6)], dict(opset=1, kernel_shape=[2, 3], strides=[2, 3], pads=[0, 1, 0, 1]), dict(kernel_shape=[2, 3], strides=[2, 3], pads=[0, 1, 0, 1])),
+    as_new("LpPool", [floats(1, 2, 4, 6)], dict(opset=1, kernel_shape=[2, 3], p=2.5), dict(kernel_shape=[2, 3], results=[lp_pool(floats(1, 2, 4, 6), 2, 3, 2.5)])),
+    as_new("GlobalLpPool", [floats(1, 2, 4, 6)], dict(opset=1, p=1.0), dict(results=[np.abs(floats(1, 2, 4, 6)).sum((2, 3), keepdims=True)])),
+    *[as_new("BatchNormalization", [floats(2, 3, 5), floats(3), floats(3, seed=3), Const(floats(3, seed=2)), Const(floats(3, low=0.5))], dict(opset=v, epsilon=0.001, **more), dict(epsilon=0.001))
+      for v, more in [(1, dict(is_test=1)), (6, dict(is_test=1)), (7, dict(spatial=1)), (7, {})]],
+    as_new("InstanceNormalization", [floats(2, 3, 5), floats(3), floats(3, seed=3)], dict(opset=1), {}), as_new("Dropout", [X], dict(opset=1, is_test=1), {}), as_new("Dropout", [X], dict(opset=7, ratio=0.25), {}),
+    as_new("LayerNormalization", [X, floats(4), floats(4, seed=3)], dict(opset=11, axis=-1), dict(axis=-1)), as_new("Gelu", [X], dict(opset=14), dict(opset=20)),
+    as_new("Scatter", [X, Const(ints(2, 0, 1, shape=(1, 1, 3))), floats(1, 1, 3, seed=7)], dict(opset=9, axis=1), dict(results=[scattered(X, [2, 0, 1], floats(1, 1, 3, seed=7))], axis=1)),
+    *[as_new(op, [floats(1, 1, 2, 3), *scales], dict(opset=v, mode=mode, **attrs), dict(results=[resized(floats(1, 1, 2, 3), 2, 3, mode)]))
+      for op, v, scales, attrs in [("Upsample", 7, [], dict(scales=[1.0, 1.0, 2.0, 3.0])), ("Upsample", 9, [Const(np.array([1, 1, 2, 3], np.float32))], {}), ("Resize", 10, [Const(np.array([1, 1, 2, 3], np.float32))], {})]
+      for mode in ("nearest", "linear")],
+    # Labels and indices of 32 bits.
+    as_new("GatherElements", [X, ints(2, 0, 1, 3, 1, 0, shape=(2, 3, 1)).astype(np.int32)], dict(opset=13, axis=2), dict(inputs=[X, ints(2, 0, 1, 3, 1, 0, shape=(2, 3, 1))], axis=2)),
+    as_new("ScatterElements", [X, Const(ints(2, 0, 1, shape=(1, 1, 3)).astype(np.int32)), floats(1, 1, 3, seed=7)], dict(opset=13, axis=1), dict(results=[scattered(X, [2, 0, 1], floats(1, 1, 3, seed=7))], axis=1)),
+    as_new("SoftmaxCrossEntropyLoss", [floats(4, 3), ints(2, 0, -100, 1).astype(np.int32)], dict(opset=13, ignore_index=-100), dict(inputs=[floats(4, 3), ints(2, 0, -100, 1)], ignore_index=-100)),
+    as_new("NegativeLogLikelihoodLoss", [floats(4, 3), ints(2, 0, 1, 1).astype(np.int32), floats(3, low=0.5)], dict(opset=13), dict(inputs=[floats(4, 3), ints(2, 0, 1, 1), floats(3, low=0.5)])),
+]
 CASES = [
     *[case(op, [X]) for op in ["Abs", "Neg", "Exp", "Tanh", "Sigmoid", "Erf", "Relu", "Sin", "Cos", "Sign", "Floor", "Ceil", "Round", "Softplus", "HardSwish"]],
     *[case(op, [floats(2, 3, low=0.5)]) for op in ["Log", "Sqrt", "Reciprocal"]],
@@ -100,6 +171,7 @@ CASES = [
     case("Shape", [X], start=1), case("Size", [X]), case("Range", [Const(ints(2, shape=())), Const(ints(9, shape=())), Const(ints(3, shape=()))]),
     case("ConstantOfShape", [Const(ints(2, 3))]), case("Not", [X > 0]), case("And", [X > 0, X < 1]), case("Or", [X > 0, X < -0.5]), case("Xor", [X > 0, X < 1]), case("IsNaN", [X]),
     case("Dropout", [X]), case("CastLike", [X, ints(1)]),
+    *OLDER,
 ]
 print("[")
 print(",\n".join(json.dumps(c, separators=(",", ":")) for c in CASES))

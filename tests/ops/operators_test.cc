@@ -109,6 +109,33 @@ TEST(Operators, ThePageIsWhatTheTablesSay) {
       << "PIPER_UPDATE_GOLDEN=1 build/tests/operators_test writes it anew";
 }
 
+// An operator that is read at all is read in all its versions. Some programs write a few before the
+// opset that brought them.
+TEST(Operators, AreReadInAllVersions) {
+  std::map<std::string, std::vector<std::pair<int64_t, int64_t>>> read;
+  for (const SupportedOperator& op : supported_operators())
+    read[op.op].emplace_back(op.since, op.until);
+  std::ifstream in(std::string(PIPER_SOURCE_DIR) + "/tests/data/operator_versions.txt");
+  std::map<std::string, std::vector<int64_t>> versions;
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream words(line);
+    std::string name;
+    words >> name;
+    for (int64_t version = 0; words >> version;) versions[name].push_back(version);
+  }
+  ASSERT_FALSE(versions.empty());
+  const std::set<std::string> deprecated{"Scatter", "Upsample"};
+  for (const auto& [op, ranges] : read) {
+    ASSERT_TRUE(versions.count(op)) << op;
+    for (const int64_t version : versions[op]) {
+      const bool taken = std::any_of(ranges.begin(), ranges.end(), [&](const auto& range) {
+        return range.first <= version && version <= range.second;
+      });
+      EXPECT_TRUE(taken || deprecated.count(op)) << op << " of opset " << version;
+    }
+  }
+}
+
 // What exporters of ordinary models write.
 TEST(Operators, AllOrdinaryOnesAreRead) {
   constexpr std::string_view kOrdinary =
