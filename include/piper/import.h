@@ -46,6 +46,9 @@ struct RuleMatch {  // what one of them did
   int64_t elements = 0;
 };
 
+// Of a file, tensors beside it apart: what protobuf reads.
+inline constexpr int64_t kMostFileBytes = INT32_MAX;
+
 struct ImportOptions {
   int64_t batch = 0;  // binds the dynamic batch dim; 0: the file must be static
   SourceSpan batch_at;
@@ -56,7 +59,7 @@ struct ImportOptions {
   // A safetensors file with what parameters begin with instead of the model's values: under the
   // framework's names and in its orientation, as its state_dict is. Empty: none.
   std::string initial_values;
-  int64_t max_file_bytes = int64_t{512} << 20;
+  int64_t max_file_bytes = kMostFileBytes;
 };
 
 // What the file's training_info says of one parameter: an optimizer of ai.onnx.preview.training 1,
@@ -109,7 +112,8 @@ struct Imported {
 struct Survey {
   struct Input {
     std::string name;
-    DType dtype = DType::kF32;
+    std::string type;               // "f32", or the file's word for what is not supported
+    bool has_shape = true;          // the file says it
     std::vector<std::string> dims;  // sizes, names of dynamic dims, or "?"
     int batch_dim = -1;
   };
@@ -122,8 +126,10 @@ struct Survey {
   std::vector<Note> notes;
   std::vector<std::string> scopes;                   // of each node; "" outside of all modules
   std::vector<std::pair<std::string, int64_t>> ops;  // by name, and how many nodes
+  std::vector<std::string> tensors;  // where the parameters among them are not found: all of them
 };
-Result<Survey> survey_onnx(const std::string& path, int64_t max_file_bytes = int64_t{512} << 20);
+// Errors: the file is none of ONNX.
+Result<Survey> survey_onnx(const std::string& path, int64_t max_file_bytes = kMostFileBytes);
 
 // All operators without a rule, and all nodes whose rule refuses them, are in one error.
 Result<Imported> import_onnx(const std::string& path, const ImportOptions& options);

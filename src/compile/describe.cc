@@ -19,7 +19,8 @@ bool is_number(const std::string& dim) {
 }
 
 std::string type_text(const Survey::Input& input) {
-  return fmt::format("{}[{}]", info(input.dtype).name, join(input.dims, ","));
+  if (!input.has_shape) return input.type + ", of any shape";
+  return fmt::format("{}[{}]", input.type, join(input.dims, ","));
 }
 
 class Description {
@@ -99,6 +100,7 @@ int64_t Description::size_of(const std::string& dim, bool is_batch) {
 Status Description::bind_dims() {
   for (const Survey::Input& input : survey_.inputs) {
     InputBinding binding;
+    if (!input.has_shape) continue;
     binding.name = input.name;
     binding.shape.emplace();
     for (size_t d = 0; d < input.dims.size(); ++d) {
@@ -150,6 +152,9 @@ void Description::inputs(const Result<Imported>& imported) {
 }
 
 void Description::parameters() {
+  if (!survey_.tensors.empty()) line("tensors, among them parameters: {}", survey_.tensors.size());
+  for (const std::string& text : survey_.tensors) line("  {}", quote_control(text));
+  if (!survey_.tensors.empty()) return;
   int64_t elements = 0, bytes = 0, frozen = 0;
   for (const ParamReport& p : survey_.parameters) {
     elements += num_elements(p.type.shape);
@@ -195,7 +200,11 @@ void Description::refusal(const Error& error) {
 
 void Description::costs(const Imported& imported) {
   Result<Recognised> recognised = recognise(imported.graph);
-  if (!recognised) return refusal(recognised.error());
+  if (!recognised) {
+    out_.supported = false;
+    operators();
+    return refusal(recognised.error());
+  }
   std::map<std::string, int64_t> ops;
   double flops = 0;
   for (const Node& node : recognised->graph.nodes) {

@@ -162,10 +162,24 @@ std::vector<std::string> parse_outputs(std::string_view text) {
 }
 
 std::string export_help(const OnnxModel& model) {
-  const bool dynamo = !find_metadata(model.metadata, kSignatureKey).empty();
-  return dynamo ? "help: export the model with optimize=False"
-                : "help: export the model with dynamo=True, or with do_constant_folding=False and "
-                  "training=TrainingMode.PRESERVE";
+  constexpr int64_t kOldestWithCalls = 18;  // to write an older opset, the exporter removes them
+  if (model.lacks_calls)
+    return model.opset < kOldestWithCalls
+               ? fmt::format(
+                     "help: export the model at opset {} or later, so that the exporter "
+                     "leaves its metadata in the file",
+                     kOldestWithCalls)
+               : "help: give piperc the file that the exporter wrote";
+  if (!find_metadata(model.metadata, kSignatureKey).empty()) {
+    const bool whole = std::any_of(model.nodes.begin(), model.nodes.end(),
+                                   [](const OnnxNode& node) { return node.op == "Constant"; });
+    return whole ? "help: the file is one of optimize=False already, and says no more of it"
+                 : "help: export the model with optimize=False";
+  }
+  return model.producer.starts_with("pytorch")
+             ? "help: export the model with dynamo=True, or with do_constant_folding=False and "
+               "training=TrainingMode.PRESERVE"
+             : "help: export the model without folding constants and merging tensors";
 }
 
 std::optional<Call> parse_call(std::string_view text) {
@@ -194,7 +208,8 @@ std::vector<std::string> scopes_of(const OnnxModel& model) {
   std::unordered_map<std::string_view, size_t> producer;
   for (size_t i = 0; i < model.nodes.size(); ++i) {
     scopes.push_back(own_scope(model.nodes[i]));
-    for (const std::string& output : model.nodes[i].outputs) producer.emplace(output, i);
+    for (const std::string& output : model.nodes[i].outputs)
+      if (!output.empty()) producer.emplace(output, i);
   }
   std::vector<std::optional<std::string>> from_consumer(scopes.size());
   for (size_t i = 0; i < model.nodes.size(); ++i) {

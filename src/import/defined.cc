@@ -41,12 +41,18 @@ Status check_name(std::string_view role, const std::string& name) {
 }
 
 Status check_defined(const OnnxModel& model) {
-  std::unordered_set<std::string> defined;
+  std::unordered_map<std::string, std::string_view> defined;  // and as what
   auto define = [&](std::string_view what, const std::string& name) -> Status {
     PIPER_TRY(check_name(what, name));
-    if (!defined.insert(name).second)
-      return fail("the name '{}' is defined twice", quote_control(name));
-    return ok_status();
+    const auto [known, fresh] = defined.emplace(name, what);
+    if (fresh) return ok_status();
+    Error error = fail("the name '{}' is defined twice, as {} and as {}", quote_control(name),
+                       known->second, what);
+    if (known->second != what)
+      error.notes.emplace_back(
+          "help: the exporter calls a buffer of the outermost module and the result of a function "
+          "alike, as 'mean' and 't': give the buffer another name");
+    return error;
   };
   for (const OnnxTensor& t : model.initializers) PIPER_TRY(define("an initializer", t.name));
   for (const OnnxInput& i : model.inputs) PIPER_TRY(define("an input", i.name));
@@ -75,7 +81,8 @@ Status check_defined(const OnnxModel& model) {
 Result<std::vector<size_t>> node_order(const OnnxModel& model) {
   std::unordered_map<std::string_view, size_t> producer;
   for (size_t n = 0; n < model.nodes.size(); ++n) {
-    for (const std::string& output : model.nodes[n].outputs) producer.emplace(output, n);
+    for (const std::string& output : model.nodes[n].outputs)
+      if (!output.empty()) producer.emplace(output, n);
   }
   enum class State : uint8_t { kNew, kOpen, kDone };
   std::vector<State> state(model.nodes.size(), State::kNew);

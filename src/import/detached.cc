@@ -38,6 +38,8 @@ class Detached {
   void leave_constants_out(const DetachingCall& reader, size_t values,
                            std::vector<Arg>& args) const;
   Status find(const DetachingCall& reader);
+  std::set<std::string_view> trained_values() const;
+  bool find_only(const std::vector<Arg>& args, const std::vector<Place>& values);
   const ParamUse* param_at(const Place& at) const;
   const std::string& name_at(const Place& at) const {
     return model_.nodes[at.first].inputs[at.second];
@@ -62,7 +64,7 @@ Detached::Detached(const OnnxModel& model, const std::vector<SignatureInput>& si
     std::optional<Call> call =
         parse_call(find_metadata(model.nodes[n].metadata, "pkg.torch.onnx.fx_node"));
     for (const std::string& output : model.nodes[n].outputs)
-      call_of_.emplace(output, call ? call->name : output);
+      if (!output.empty()) call_of_.emplace(output, call ? call->name : output);
     if (!call) continue;
     const auto [entry, fresh] = index.emplace(call->name, readers_.size());
     if (fresh) readers_.push_back({*std::move(call), {}});
@@ -98,6 +100,7 @@ std::vector<Place> Detached::values_of(const DetachingCall& reader) const {
       named.insert(at->second->target);
   std::vector<Place> out;
   for (const size_t n : reader.nodes) {
+    if (model_.nodes[n].op == "Shape" || model_.nodes[n].op == "Size") continue;  // of no elements
     for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
       const ParamUse* param = param_at({n, i});
       const auto maker = call_of_.find(model_.nodes[n].inputs[i]);
@@ -142,6 +145,41 @@ void Detached::leave_constants_out(const DetachingCall& reader, size_t values,
   if (count <= constants && values + count == args.size()) std::erase_if(args, unknown);
 }
 
+// The values that a gradient would flow back from.
+std::set<std::string_view> Detached::trained_values() const {
+  std::set<std::string_view> out;
+  for (size_t n = 0; n < model_.nodes.size(); ++n) {
+    const OnnxNode& node = model_.nodes[n];
+    bool carries = false;
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      carries = carries || param_at({n, i}) || out.count(node.inputs[i]);
+    if (node.op == "Shape" || node.op == "Size") continue;
+    for (const std::string& output : node.outputs)
+      if (carries && !output.empty() && !model_.integers.count(output)) out.insert(output);
+  }
+  return out;
+}
+
+// Where one value alone of those that the call does not name has a gradient, that is the detached
+// one.
+bool Detached::find_only(const std::vector<Arg>& args, const std::vector<Place>& values) {
+  const std::set<std::string_view> trained = trained_values();
+  std::vector<Place> places;
+  std::set<std::string_view> names;
+  for (const Place& at : values) {
+    const bool named = std::any_of(args.begin(), args.end(),
+                                   [&](const Arg& arg) { return arg.known && is(at, arg); });
+    if (named || (!trained.count(name_at(at)) && !param_at(at))) continue;
+    names.insert(name_at(at));
+    places.push_back(at);
+  }
+  const auto detached =
+      std::count_if(args.begin(), args.end(), [](const Arg& arg) { return arg.detached; });
+  if (names.size() > 1 || detached != 1) return false;
+  found_.insert(found_.end(), places.begin(), places.end());
+  return true;
+}
+
 Status Detached::find(const DetachingCall& reader) {
   const Error unsure = fail("{}: some of its inputs are detached, and the file does not say which",
                             model_.nodes[reader.nodes[0]].label())
@@ -159,7 +197,10 @@ Status Detached::find(const DetachingCall& reader) {
   in_order = values.size() == args.size();
   for (size_t i = 0; i < args.size() && in_order; ++i)
     in_order = !args[i].known || is(values[i], args[i]);
-  if (!all_read || (!all_known && !(in_order && reader.nodes.size() == 1))) return unsure;
+  if (!all_read || (!all_known && !(in_order && reader.nodes.size() == 1))) {
+    if (find_only(args, values)) return ok_status();
+    return unsure;
+  }
   if (in_order) {
     for (size_t i = 0; i < args.size(); ++i)
       if (args[i].detached) found_.push_back(values[i]);

@@ -103,6 +103,7 @@ void Draws::read_calls() {
   for (const OnnxInput& input : model_.inputs) known_.insert(input.name);
   for (size_t n = 0; n < model_.nodes.size(); ++n) {
     for (const std::string& output : model_.nodes[n].outputs) {
+      if (output.empty()) continue;
       maker_.emplace(output, n);
       known_.insert(output);
     }

@@ -278,6 +278,7 @@ Status Importer::add_outputs() {
       return fail("the output '{}' is a sequence", quote_control(name));
     PIPER_ASSIGN(const Val full, emit_.exact(val));
     graph_.outputs.push_back(emit_.id_of(full));
+    if (full.is_constant()) names_.emplace_back(graph_.outputs.back(), name);
   }
   const auto loss = std::find(model_.outputs.begin(), model_.outputs.end(), model_.loss);
   std::vector<ValueId> scalars;
@@ -375,7 +376,10 @@ Status Importer::run(const ImportOptions& options) {
 // What files of the older exporter cannot tell, and which parameters that concerns.
 void note_possible_buffers(const OnnxModel& model, const Recovery& recovery,
                            std::vector<Note>& notes) {
-  if (!find_metadata(model.metadata, kSignatureKey).empty() || lists_parameters(model)) return;
+  const bool names_modules = model.producer.starts_with("pytorch");
+  if (!names_modules || !find_metadata(model.metadata, kSignatureKey).empty() ||
+      lists_parameters(model))
+    return;
   for (const RecoveredParam& param : recovery.params) {
     const std::string leaf = param.name.substr(param.name.rfind('.') + 1);
     const bool ordinary = leaf == "weight" || leaf == "bias" || leaf.starts_with("weight_ih_l") ||
@@ -389,6 +393,13 @@ void note_possible_buffers(const OnnxModel& model, const Recovery& recovery,
   }
 }
 
+// Under one of its names; `include` may have given it to a tensor.
+bool has_place(const Recovery& recovery, const std::string& name) {
+  return std::any_of(recovery.params.begin(), recovery.params.end(), [&](const auto& param) {
+    return param.name == name || std::count(param.aliases.begin(), param.aliases.end(), name) > 0;
+  });
+}
+
 template <class Report>  // Imported or Survey
 void fill_reports(const OnnxModel& model, const Recovery& recovery, Report& out) {
   for (const RecoveredParam& param : recovery.params) {
@@ -400,40 +411,56 @@ void fill_reports(const OnnxModel& model, const Recovery& recovery, Report& out)
   out.notes = recovery.notes;
   note_possible_buffers(model, recovery, out.notes);
   for (const std::string& name : recovery.lost) {
-    if (recovery.is_swallowed(name)) continue;
+    if (recovery.is_swallowed(name) || has_place(recovery, name)) continue;
     out.notes.push_back({name,
                          "in no call: unused, or another name of a tied tensor; 'tie: [NAME, "
                          "OTHER]' under 'parameters' says of which"});
   }
 }
 
-Result<Survey> survey_model(OnnxModel model) {
-  std::vector<std::string> scopes = scopes_of(model);
-  PIPER_ASSIGN(const Recovery recovery, recover_params(model, scopes, Known{}));
+Survey::Input survey_input(const OnnxModel& model, const OnnxInput& input,
+                           const std::string& batch) {
+  Survey::Input known;
+  known.name = input.name;
+  known.type = dtype_of_code(code_of_type(input.type)) ? info(input.dtype).name : input.type;
+  known.has_shape = input.has_shape;
+  known.batch_dim = input.dims.empty() || is_shared(model, input, 0) ? -1 : 0;
+  for (size_t d = 0; d < input.dims.size(); ++d) {
+    const OnnxDim& dim = input.dims[d];
+    if (dim.value < 0 && !batch.empty() && dim.param == batch)
+      known.batch_dim = static_cast<int>(d);
+    known.dims.push_back(dim.value >= 0      ? std::to_string(dim.value)
+                         : dim.param.empty() ? "?"
+                                             : dim.param);
+  }
+  return known;
+}
+
+// Also of what is refused: all that is known.
+Survey survey_model(OnnxModel model) {
   Survey out;
   out.producer = model.producer;
   out.opset = model.opset;
   out.outputs = model.outputs;
   const std::string batch = shared_param(model);
-  for (const OnnxInput& input : model.inputs) {
-    Survey::Input& known = out.inputs.emplace_back();
-    known.name = input.name;
-    known.dtype = input.dtype;
-    known.batch_dim = is_shared(model, input, 0) ? -1 : 0;
-    for (size_t d = 0; d < input.dims.size(); ++d) {
-      const OnnxDim& dim = input.dims[d];
-      if (dim.value < 0 && !batch.empty() && dim.param == batch)
-        known.batch_dim = static_cast<int>(d);
-      known.dims.push_back(dim.value >= 0      ? std::to_string(dim.value)
-                           : dim.param.empty() ? "?"
-                                               : dim.param);
-    }
-  }
-  fill_reports(model, recovery, out);
-  out.scopes = std::move(scopes);
+  for (const OnnxInput& input : model.inputs)
+    out.inputs.push_back(survey_input(model, input, batch));
   std::map<std::string, int64_t> ops;
-  for (const OnnxNode& node : model.nodes) ++ops[node.op];
+  for (const OnnxNode& node : model.nodes)
+    ++ops[node.domain.empty() ? node.op : node.domain + "::" + node.op];
   out.ops.assign(ops.begin(), ops.end());
+  out.scopes = scopes_of(model);
+  std::vector<std::string> scopes = out.scopes;
+  const OnnxModel whole = model;
+  const Result<Recovery> recovery =
+      model.refused ? Result<Recovery>(*model.refused) : recover_params(model, scopes, Known{});
+  if (recovery) {
+    fill_reports(model, *recovery, out);
+    out.scopes = std::move(scopes);
+  } else {
+    for (const OnnxTensor& tensor : whole.initializers)
+      out.tensors.push_back(fmt::format("{} {}", tensor.name, to_string(tensor.type)));
+  }
   return out;
 }
 
@@ -453,26 +480,41 @@ TrainingInfo training_of(TrainingInfo training, const Recovery& recovery, Graph&
   return training;
 }
 
-// What is wrong with the parameters, and what with the nodes.
-Status said_at_once(Status lost, Status refused) {
+// What is wrong with the nodes, and what with the parameters.
+Status said_at_once(Status refused, Status lost) {
   if (lost || refused) return lost ? refused : lost;
-  Error error = std::move(lost).error();
-  error.notes.push_back("and " + refused.error().message);
-  error.notes.insert(error.notes.end(), refused.error().notes.begin(), refused.error().notes.end());
+  Error error = std::move(refused).error();
+  error.notes.push_back("and " + lost.error().message);
+  error.notes.insert(error.notes.end(), lost.error().notes.begin(), lost.error().notes.end());
   return error;
+}
+
+// That there is a rule for each operator.
+Status check_operators(const OnnxModel& model, const std::vector<std::string>& scopes) {
+  const RuleTable table;
+  Refusals refusals;
+  for (size_t n = 0; n < model.nodes.size(); ++n)
+    if (!table.find(model.nodes[n], model.opset) && !is_if(model.nodes[n]))
+      refusals.no_rule(model.nodes[n], scopes[n]);
+  if (refusals.any()) return refusals.error(model);
+  return ok_status();
 }
 
 // `model` with its parameters found and all nodes imported; `taken`: what to decide first.
 Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
                              std::vector<Importer::Taken>& taken) {
+  PIPER_TRY(take_shapes(model, options));
   std::vector<std::string> scopes = scopes_of(model);
-  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes, options));
+  const Status known = check_operators(model, scopes);
+  Result<Recovery> recovered = recover_params(model, scopes, options);
+  if (!recovered) return said_at_once(known, std::move(recovered).error()).error();
+  Recovery recovery = *std::move(recovered);
   Imported out;
   PIPER_ASSIGN(out.matched, apply_param_rules(model, recovery, options.parameters));
   Importer importer(model, scopes, recovery, options.seed);
   const Status done = importer.run(options);
   taken = importer.taken();
-  PIPER_TRY(taken.empty() ? said_at_once(check_swallowed(model, recovery), done) : done);
+  PIPER_TRY(taken.empty() ? said_at_once(done, check_swallowed(model, recovery)) : done);
   fill_reports(model, recovery, out);
   out.notes.insert(out.notes.end(), importer.notes().begin(), importer.notes().end());
   for (const RecoveredParam& param : recovery.params)
@@ -540,6 +582,7 @@ std::vector<std::string> lines_of(std::span<const Note> notes, size_t most_names
 
 Result<Imported> import_onnx(const std::string& path, const ImportOptions& options) {
   PIPER_ASSIGN(onnx_import::OnnxModel model, onnx_import::read_onnx(path, options.max_file_bytes));
+  if (model.refused) return *std::move(model.refused);
   const Status taken = onnx_import::take_training(model);
   Result<Imported> out = taken ? onnx_import::import_model(std::move(model), options)
                                : Result<Imported>(taken.error());
@@ -549,11 +592,10 @@ Result<Imported> import_onnx(const std::string& path, const ImportOptions& optio
 
 Result<Survey> survey_onnx(const std::string& path, int64_t max_file_bytes) {
   PIPER_ASSIGN(onnx_import::OnnxModel model, onnx_import::read_onnx(path, max_file_bytes));
-  const Status taken = onnx_import::take_training(model);
-  Result<Survey> out =
-      taken ? onnx_import::survey_model(std::move(model)) : Result<Survey>(taken.error());
-  if (!out && out.error().at.file.empty()) out.error().at = SourceSpan{path, 0, 0, 1};
-  return out;
+  if (!model.refused)
+    if (Status taken = onnx_import::take_training(model); !taken)
+      model.refused = std::move(taken).error();
+  return onnx_import::survey_model(std::move(model));
 }
 
 }  // namespace piper

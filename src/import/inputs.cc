@@ -150,6 +150,9 @@ Result<int64_t> InputShapes::bind_dim(const OnnxInput& input, size_t d, bool is_
                 quote_control(input.name),
                 dim.param.empty() ? "" : " ('" + quote_control(dim.param) + "')");
   }
+  if (is_batch && value == 0)
+    return fail(at(binding), "input '{}' has no samples: its dim {} is 0",
+                quote_control(input.name), d);
   return value;
 }
 
@@ -211,6 +214,22 @@ std::string shared_param(const OnnxModel& model) {
     if (dim.value < 0 && !dim.param.empty() && everywhere) return dim.param;
   }
   return {};
+}
+
+Status take_shapes(OnnxModel& model, const ImportOptions& options) {
+  for (OnnxInput& input : model.inputs) {
+    if (input.has_shape && !input.dims.empty()) continue;  // some programs write none as no dims
+    const InputBinding* binding = binding_of(options, input.name);
+    if (input.has_shape && !(binding && binding->shape)) continue;
+    if (!binding || !binding->shape)
+      return fail(model.at(), "input '{}' has no shape in the file: the strategy must say it",
+                  quote_control(input.name))
+          .with_note(fmt::format("help: inputs: {{\"{}\": {{shape: [8, 16]}}}}",
+                                 quote_control(input.name)));
+    input.dims.assign(binding->shape->size(), {});
+    input.has_shape = true;
+  }
+  return ok_status();
 }
 
 bool is_shared(const OnnxModel& model, const OnnxInput& input, int64_t batch) {

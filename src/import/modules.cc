@@ -38,8 +38,10 @@ std::vector<size_t> places(const std::vector<std::string>& scope,
 
 }  // namespace
 
-bool is_anonymous(std::string_view name) {
-  return name.find("::") != kNone || name.find('/') != kNone || all_digits(name);
+bool is_anonymous(const OnnxModel& model, std::string_view name) {
+  const bool own = name == "weight" || name == "bias" || name.find('.') != kNone;
+  return name.find("::") != kNone || name.find('/') != kNone || all_digits(name) ||
+         (model.lacks_calls && !own);
 }
 
 std::optional<CallNumber> call_number(const std::string& scope) {
@@ -55,7 +57,7 @@ ModulePaths::ModulePaths(const OnnxModel& model, const std::vector<std::string>&
     while (!scope.empty() && scopes_.insert(scope).second) scope = around(scope);
   std::set<std::string_view> parameters;
   for (const OnnxTensor& tensor : model.initializers)
-    if (!is_anonymous(tensor.name)) parameters.insert(tensor.name);
+    if (!is_anonymous(model, tensor.name)) parameters.insert(tensor.name);
   for (size_t n = 0; n < model.nodes.size(); ++n)
     for (const std::string& input : model.nodes[n].inputs)
       if (!scopes[n].empty() && parameters.count(input)) learn(scopes[n], module_of(input));

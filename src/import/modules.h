@@ -9,8 +9,9 @@
 
 namespace piper::onnx_import {
 
-// Not the framework's name of it: "onnx::MatMul_562", "562", "/h.0/Constant_output_0".
-bool is_anonymous(std::string_view name);
+// Not the framework's name of it: "onnx::MatMul_562", "562", "/h.0/Constant_output_0"; and "val_9",
+// "permute_3" of a file that lacks calls.
+bool is_anonymous(const OnnxModel& model, std::string_view name);
 
 // The exporter leaves out of a scope what is not called ("h" of "h.0", a ModuleDict), and gives the
 // second call of a module a number ("h/fc_1"). A parameter that is read in its own module's scope

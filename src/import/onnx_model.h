@@ -17,6 +17,9 @@ std::string_view find_metadata(const Metadata& metadata, std::string_view key);
 // The element type that the format has this number for (TensorProto.DataType); nothing: it is not
 // supported.
 std::optional<DType> dtype_of_code(int64_t code);
+// What the format calls it, in small letters: "uint8".
+std::string type_name(int64_t code);
+int64_t code_of_type(std::string name);  // of letters of any size; 0 where there is none
 
 // Integers of the file that have 8 or 16 bits, which are held in i32; bits 0: they are none.
 struct Narrow {
@@ -71,6 +74,8 @@ struct OnnxDim {
 struct OnnxInput {
   std::string name;
   DType dtype = DType::kF32;
+  std::string type;  // as the file has it: "float", "uint8", "a sequence"
+  bool has_shape = true;
   std::vector<OnnxDim> dims;
   Narrow narrow = {};
 };
@@ -93,6 +98,11 @@ struct OnnxModel {
   std::optional<OnnxAlgorithm> algorithm;       // until take_training
   std::optional<TrainingInfo> training;         // from then on
   std::string loss;                             // that training_info names, or ""
+  // The newer exporter says in metadata what its tensors and calls are; some programs remove it.
+  bool lacks_calls = false;
+  // What of the file is not supported whatever is done with it; the first of them. Without the
+  // tensors that are refused it is no model, but can be described.
+  std::optional<Error> refused;
   SourceSpan at() const { return {path, 0, 0, 1}; }
 };
 

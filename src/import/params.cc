@@ -143,6 +143,10 @@ void Assembly::report_initializers() {
       out_.constants.push_back(fmt::format("{} {}: {}", tensor.name, to_string(tensor.type), why));
     }
   }
+  for (const OnnxTensor& tensor : tensors_of_nodes(model_))
+    if (num_elements(tensor.type.shape) > 1)
+      out_.constants.push_back(
+          fmt::format("{} {}: in a Constant node", tensor.name, to_string(tensor.type)));
 }
 
 Status Assembly::run() {
@@ -163,21 +167,6 @@ Status Assembly::run() {
   return ok_status();
 }
 
-// A batch norm that was multiplied into a convolution leaves a weight under its old name with
-// another value.
-Status check_not_fused(const OnnxModel& model) {
-  for (const OnnxNode& node : model.nodes) {
-    const std::string_view rule = find_metadata(node.metadata, "pkg.onnxscript.rewriter.rule_name");
-    if (rule.find("FuseBatchNorm") == std::string_view::npos) continue;
-    return fail(
-               "{}: the exporter multiplied a batch norm into it ({}), so that its parameters are "
-               "lost",
-               node.label(), quote_control(rule))
-        .with_note(export_help(model));
-  }
-  return ok_status();
-}
-
 }  // namespace
 
 InitializerIndex::InitializerIndex(const OnnxModel& m) : model(m) {
@@ -185,6 +174,19 @@ InitializerIndex::InitializerIndex(const OnnxModel& m) : model(m) {
     by_name_.emplace_back(m.initializers[i].name, static_cast<int>(i));
   }
   std::sort(by_name_.begin(), by_name_.end());
+}
+
+std::vector<OnnxTensor> tensors_of_nodes(const OnnxModel& model) {
+  std::vector<OnnxTensor> out;
+  for (const OnnxNode& node : model.nodes) {
+    if (node.op != "Constant" || node.outputs.empty()) continue;
+    const OnnxAttr* attr = node.find("value");
+    const auto* tensor = attr ? std::get_if<OnnxTensor>(&attr->value) : nullptr;
+    if (!tensor || !info(tensor->type.dtype).is_float) continue;
+    out.push_back(*tensor);
+    out.back().name = node.outputs[0];
+  }
+  return out;
 }
 
 int InitializerIndex::find(std::string_view name) const {
@@ -195,6 +197,20 @@ int InitializerIndex::find(std::string_view name) const {
 int InitializerIndex::find_float(std::string_view name) const {
   const int i = find(name);
   return i >= 0 && info(model.initializers[static_cast<size_t>(i)].type.dtype).is_float ? i : -1;
+}
+
+bool is_fused(const OnnxNode& node) {
+  return find_metadata(node.metadata, "pkg.onnxscript.rewriter.rule_name").find("FuseBatchNorm") !=
+         std::string_view::npos;
+}
+
+void find_fused_norms(const OnnxModel& model, Recovery& recovery) {
+  for (const ParamUse& use : recovery.uses) {
+    const std::string& name = recovery.params[use.param].name;
+    if (!is_fused(model.nodes[use.node]) || recovery.is_swallowed(name)) continue;
+    recovery.swallowed.push_back(
+        {.name = name, .why = "a batch norm was multiplied into it", .placed = true});
+  }
 }
 
 std::optional<double> stored_plus(const Known& known, const std::string& name) {
@@ -208,7 +224,6 @@ std::optional<double> stored_plus(const Known& known, const std::string& name) {
 
 Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes,
                                 const Known& known) {
-  PIPER_TRY(check_not_fused(model));
   std::vector<SignatureInput> signature =
       parse_signature(find_metadata(model.metadata, kSignatureKey));
   restore_training_norms(model, signature);
@@ -228,6 +243,7 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
   PIPER_TRY(assembly.run());
   Recovery recovery = std::move(assembly).take();
   recovery.notes.insert(recovery.notes.end(), notes.begin(), notes.end());
+  find_fused_norms(model, recovery);
   find_running_statistics(model, scopes, recovery);
   PIPER_TRY(find_detached(model, signature, recovery));
   keep_changed_buffers(model, std::move(changed), recovery);

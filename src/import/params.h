@@ -53,6 +53,7 @@ struct ChangedBuffer {
 // What the exporter computed, from parameters or from constants, which the file does not say.
 struct Unnamed {
   std::string initializer, text;  // "onnx::Mul_15 f32[8] at node '/Mul' (Mul)"
+  std::string path;               // its name in the scope of the node: "h/0/onnx::Mul_15"
 };
 
 // A parameter that the file has not, or not alone: trained without it the model would be another.
@@ -60,6 +61,7 @@ struct Swallowed {
   std::string name, why;
   bool unnamed = false;   // no call names it: it may be of no use, or another name of a tied tensor
   bool by_value = false;  // its value may show what the file has of it
+  bool placed = false;    // it is among the parameters, but its values are perhaps not its own
 };
 
 struct Recovery {
@@ -121,6 +123,8 @@ struct Claims {
   bool listed = false;                      // by claims_by_list: nothing is guessed
   std::set<std::string> frozen;             // names of what is not trained
 };
+// Of Constant nodes, those of floats, by the names of their results.
+std::vector<OnnxTensor> tensors_of_nodes(const OnnxModel& model);
 struct InitializerIndex {
   explicit InitializerIndex(const OnnxModel& model);
   const OnnxModel& model;
@@ -138,6 +142,11 @@ void find_running_statistics(const OnnxModel& model, const std::vector<std::stri
 Result<std::vector<ChangedBuffer>> find_changed_buffers(const OnnxModel& model,
                                                         std::vector<SignatureInput>& signature,
                                                         std::vector<Note>& notes);
+// Batch norms that the exporter multiplied into convolutions: these have other values than their
+// parameters. Adds to what is swallowed.
+void find_fused_norms(const OnnxModel& model, Recovery& recovery);
+// Whether the node is a convolution into which the exporter multiplied a batch norm.
+bool is_fused(const OnnxNode& node);
 // Marks them as the model's own to update; no gradient flows back through what they become.
 void keep_changed_buffers(const OnnxModel& model, std::vector<ChangedBuffer> changed,
                           Recovery& recovery);

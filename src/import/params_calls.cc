@@ -128,7 +128,8 @@ void CallClaims::make_groups() {
       calls[n] = parse_call(find_metadata(model_.nodes[n].metadata, "pkg.torch.onnx.fx_node"));
   });
   for (size_t n = 0; n < model_.nodes.size(); ++n) {
-    for (const std::string& output : model_.nodes[n].outputs) maker_.emplace(output, n);
+    for (const std::string& output : model_.nodes[n].outputs)
+      if (!output.empty()) maker_.emplace(output, n);
     std::optional<Call>& call = calls[n];
     if (!call) continue;
     const auto [entry, fresh] = group_of_.emplace(call->name, groups_.size());
@@ -336,7 +337,8 @@ void CallClaims::claim_by_name() {
       if (found < 0 || taken_.count({n, i}) || !is_parameter(tensor(found).name)) continue;
       const SignatureInput& input = *by_target_.find(tensor(found).name)->second;
       const Group* group = group_at(n);
-      if (merges_ && group && !names(*group, input.placeholder) && !unknowns(*group).empty()) {
+      if (merges_ && group && !is_fused(model_.nodes[n]) && !names(*group, input.placeholder) &&
+          !unknowns(*group).empty()) {
         stand_ins_.push_back({n, i, found});
         continue;
       }
@@ -367,6 +369,7 @@ Result<Claims> CallClaims::run() {
   }
   claims_.lost = missing();
   find_swallowed();
+  tie_lost();
   return std::move(claims_);
 }
 

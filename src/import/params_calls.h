@@ -90,6 +90,7 @@ class CallClaims {
   bool comes_from(const std::string& value, const std::string& source) const;
   std::optional<OnnxTensor> value_of_parameter(const std::string& name) const;
   void solve_back(Fold& fold, const std::vector<Fold>& folds, bool cut);
+  bool keeps_shape(const Fold& fold) const;
   bool explains_others(const Fold& fold, const Derivation& derivation,
                        const std::vector<Fold>& folds) const;
   void solve_forth(Fold& fold);
@@ -131,6 +132,7 @@ class CallClaims {
   void find_merged_parts();
   void tie(const std::string& a, const std::string& b);
   void tie_unused();
+  void tie_lost();
   void find_swallowed();
   bool is_unknown(const CallArg& arg) const;  // names a result that no node makes
   void find_merged();

@@ -6,6 +6,7 @@
 
 #include "host.h"
 #include "params_calls.h"
+#include "pieces.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -265,6 +266,22 @@ bool CallClaims::explains_others(const Fold& fold, const Derivation& derivation,
          });
 }
 
+// What a convolution reads has as many dims as the operator wants: dims of one that came and went
+// before it have left the parameter's shape.
+bool CallClaims::keeps_shape(const Fold& fold) const {
+  const auto moves_nothing = [](const std::string& function) {
+    const PieceKind kind = kind_of(function);
+    return kind == PieceKind::kReshape || kind == PieceKind::kSame;
+  };
+  const auto convolves = [&](const Slot& slot) {
+    return model_.nodes[slot.node].op == "Conv" && slot.input == 1;
+  };
+  const Shape& shape = tensor(fold.initializer).type.shape;
+  return !fold.own.empty() && std::all_of(fold.own.begin(), fold.own.end(), convolves) &&
+         std::count(shape.begin(), shape.end(), 1) > 0 &&
+         std::all_of(fold.chain.functions.begin(), fold.chain.functions.end(), moves_nothing);
+}
+
 // From the value alone. `cut`: also where only a part of the parameter is left, or its shape lost.
 void CallClaims::solve_back(Fold& fold, const std::vector<Fold>& folds, bool cut) {
   if (fold.solved || fold.sources.size() > 1 || value_of_parameter(fold.sources[0])) return;
@@ -275,7 +292,8 @@ void CallClaims::solve_back(Fold& fold, const std::vector<Fold>& folds, bool cut
   }
   const bool adds = std::count(functions.begin(), functions.end(), "add");
   if (adds) fold.chain.plus = added_number(fold);
-  Result<Way> way = way_back(made_by_chain(fold), fold.chain);
+  Result<Way> way = keeps_shape(fold) ? Way{tensor(fold.initializer).type, {}}
+                                      : way_back(made_by_chain(fold), fold.chain);
   if (!way) fold.why = ": " + way.error().message;
   if (!way || (!cut && !way->note.empty())) return;
   if (!explains_others(fold, way->derivation, folds)) {
@@ -412,6 +430,8 @@ void CallClaims::claim_copy(const Fold& fold, const Slot& slot) {
     std::erase_if(makers, [&](const std::string& name) {
       return scope_of_name(name.substr(0, name.rfind('.'))) != scopes_[slot.node];
     });
+  const bool itself = makers.empty() && same != values.end() && fold.solved;
+  if (itself) return claim_fold(fold, slot, fold.sources[0], true);
   if (makers.size() != 1) {
     for (const std::string& source : fold.sources) swallow(source, why);
     return;

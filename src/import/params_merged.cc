@@ -82,7 +82,9 @@ std::vector<std::string> CallClaims::read_instead(const Group& group, const Call
     const std::vector<std::string>& inputs = model_.nodes[reader].inputs;
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!group_of_.count(inputs[i]) || stem_of(inputs[i]) != stem_of(arg.name)) continue;
-      if (in_place && args[i].name != arg.name && is_unknown(args[i])) continue;
+      const bool others = in_place && args[i].name != arg.name &&
+                          (is_unknown(args[i]) || args[i].name == inputs[i]);
+      if (others) continue;
       out.push_back(inputs[i]);
     }
   }
@@ -227,7 +229,8 @@ void CallClaims::copy_node(size_t original, const std::vector<Claim>& own,
   OnnxNode copy = model_.nodes[original];
   std::string scope = scopes_[original];
   copy.outputs = outputs;
-  for (const std::string& output : outputs) maker_.emplace(output, n);
+  for (const std::string& output : outputs)
+    if (!output.empty()) maker_.emplace(output, n);
   for (size_t k = 0; k < own.size(); ++k) {
     Claim claim = own[k];
     claim.node = n;
@@ -305,10 +308,43 @@ void CallClaims::tie_unused() {
           leaf_of(claim.name) != leaf_of(name))
         continue;
       if (module_of(claim.name) == module_of(name) || !ties_alone(claim.node)) continue;
+      if (is_fused(model_.nodes[claim.node])) continue;
       tie(name, claim.name);
       break;
     }
   }
+}
+
+// A parameter that nothing reads under its name, and that of a module within the one that has it
+// ("bias" and "decoder.bias") are two names of one: of several such modules, of that whose weight
+// has another name as well. Where it is of no use instead, what is saved under its name is, too.
+void CallClaims::tie_lost() {
+  auto& ties = claims_.ties.alias_of;
+  const auto is_tied = [&](const std::string& name) {
+    return std::any_of(ties.begin(), ties.end(),
+                       [&](const auto& tie) { return tie.first == name || tie.second == name; });
+  };
+  std::erase_if(claims_.lost, [&](const std::string& name) {
+    if (swallowed_.count(name)) return false;
+    std::set<std::string> within, tied;
+    for (const Claim& claim : claims_.list) {
+      const std::string module = module_of(claim.name);
+      if (module.empty() || module_of(module) != module_of(name) ||
+          leaf_of(claim.name) != leaf_of(name))
+        continue;
+      within.insert(claim.name);
+      if (is_tied(module + ".weight")) tied.insert(claim.name);
+    }
+    if (within.size() != 1) within = tied;
+    if (within.size() != 1) return false;
+    claims_.notes.push_back(
+        {name, fmt::format("taken for another name of {}, since nothing reads it under its own",
+                           *within.begin())});
+    const auto known = std::find_if(ties.begin(), ties.end(),
+                                    [&](const auto& tie) { return tie.first == *within.begin(); });
+    ties.emplace_back(name, known == ties.end() ? *within.begin() : known->second);
+    return true;
+  });
 }
 
 void CallClaims::tie(const std::string& a, const std::string& b) {
@@ -387,7 +423,8 @@ std::string CallClaims::equal_module(const std::vector<Claim>& own,
 std::vector<std::string> CallClaims::trained_just_before(std::string_view value) const {
   std::map<std::string_view, size_t> maker;
   for (size_t n = 0; n < model_.nodes.size(); ++n)
-    for (const std::string& output : model_.nodes[n].outputs) maker.emplace(output, n);
+    for (const std::string& output : model_.nodes[n].outputs)
+      if (!output.empty()) maker.emplace(output, n);
   std::map<size_t, size_t> group_by_node;
   for (size_t g = 0; g < groups_.size(); ++g)
     for (const size_t n : groups_[g].nodes) group_by_node.emplace(n, g);
@@ -464,9 +501,13 @@ void CallClaims::find_swallowed() {
   for (const Group& group : groups_) {  // named by a call, and without a place
     for (const CallArg& arg : group.call.args)
       if (const auto at = targets_.find(arg.name); at != targets_.end())
-        if (std::count(claims_.lost.begin(), claims_.lost.end(), at->second->target))
-          swallow(at->second->target, fmt::format("{} reads it under no name of its own",
-                                                  model_.nodes[group.nodes[0]].label()));
+        if (std::count(claims_.lost.begin(), claims_.lost.end(), at->second->target)) {
+          const OnnxNode& node = model_.nodes[group.nodes[0]];
+          swallow(at->second->target,
+                  is_fused(node)
+                      ? fmt::format("the exporter multiplied it into {}", node.label())
+                      : fmt::format("{} reads it under no name of its own", node.label()));
+        }
   }
   for (const std::string& name : claims_.lost)
     if (const auto at = unseen_.find(name); at != unseen_.end()) swallow(name, at->second, true);

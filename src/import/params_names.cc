@@ -5,6 +5,7 @@
 #include "params_names.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <set>
 
@@ -52,10 +53,11 @@ class Namer {
   const OnnxNode& node(const Place& place) const { return model_.nodes[place.node]; }
   void add(int initializer, const Place& place, std::string name, TensorType type,
            Derivation derivation, std::string evidence);
-  Status claim(int initializer, const std::vector<Place>& places);
-  Status claim_kept(int initializer, const std::vector<Place>& places);
-  Status check_not_fused(const Place& place) const;
-  Status claim_anonymous(int initializer, const std::vector<Place>& places);
+  void claim(int initializer, const std::vector<Place>& places);
+  void claim_kept(int initializer, const std::vector<Place>& places);
+  bool may_be_fused(const Place& place) const;
+  bool is_number(const OnnxTensor& tensor) const;
+  void claim_anonymous(int initializer, const std::vector<Place>& places);
   bool claim_tied(int initializer, const std::vector<Place>& places,
                   const std::optional<Role>& role);
   bool is_mixed_with(const Place& place, const std::string& name) const;
@@ -67,8 +69,10 @@ class Namer {
   void leave_named();
   void leave_shared();
   void leave(int initializer, const Place& place, std::string_view why);
-  Status check_exporter() const;
-  Status check_unmerged(int initializer, const std::vector<Place>& places) const;
+  void doubt(int initializer, std::string why);
+  std::string doubt_of(int initializer, const std::vector<Place>& places) const;
+  std::string merged_with(int initializer, const std::vector<Place>& places) const;
+  void report_metadata();
   std::string other_name(int initializer, const Place& place) const;
   void alias(const std::string& other, const std::string& name);
   void report_padding();
@@ -123,33 +127,51 @@ std::string Namer::other_name(int initializer, const Place& place) const {
 
 // What other programs merge leaves no trace: one number under the name of one module, read by it
 // and by others.
-Status Namer::check_unmerged(int initializer, const std::vector<Place>& places) const {
+std::string Namer::merged_with(int initializer, const std::vector<Place>& places) const {
   const OnnxTensor& kept = tensor(initializer);
   const std::string module = module_of(kept.name);
-  if (module.empty() || !is_uniform(kept.data, kept.type.dtype)) return ok_status();
+  if (module.empty() || !is_uniform(kept.data, kept.type.dtype)) return {};
   std::string own, other;
   for (const Place& place : places) {
     const std::string& scope = readers_.scopes[place.node];
     if (scope.empty() || !readers_.is_leaf(scope)) continue;
     (modules_.of(scope) == module ? own : other) = node(place).label();
   }
-  if (own.empty() || other.empty()) return ok_status();
-  return fail(
-             "'{}' is one number in all places and is read by {} and by {}: equal parameters of "
-             "several modules were merged",
-             quote_control(kept.name), own, other)
-      .with_note("help: give piperc the file that the exporter wrote");
+  if (own.empty() || other.empty()) return {};
+  return fmt::format(
+      "it is one number in all places and is read by {} and by {}: equal parameters of several "
+      "modules were merged",
+      own, other);
 }
 
-Status Namer::claim_kept(int initializer, const std::vector<Place>& places) {
-  PIPER_TRY(check_unmerged(initializer, places));
+// Why the values of a tensor that kept its name are perhaps not those of the parameter alone. Where
+// calls are lost, several readers may stand for several equal tensors, small ones or of one number.
+std::string Namer::doubt_of(int initializer, const std::vector<Place>& places) const {
+  constexpr int64_t kMostMerged = 1024;  // elements of what the newer exporter merges
+  const OnnxTensor& kept = tensor(initializer);
+  if (!model_.lacks_calls) return merged_with(initializer, places);
+  const auto is_lookup = [&](const Place& at) { return node(at).op == "Gather" && at.input == 0; };
+  if (places.size() > 1 && std::none_of(places.begin(), places.end(), is_lookup) &&
+      (num_elements(kept.type.shape) <= kMostMerged || is_uniform(kept.data, kept.type.dtype)))
+    return fmt::format("{} and {} read it: they may have been of several equal tensors",
+                       node(places[0]).label(), node(places[1]).label());
+  return may_be_fused(places[0]) ? "perhaps a batch norm was multiplied into it" : "";
+}
+
+void Namer::doubt(int initializer, std::string why) {
+  if (!why.empty())
+    claims_.swallowed.push_back(
+        {.name = tensor(initializer).name, .why = std::move(why), .placed = true});
+}
+
+void Namer::claim_kept(int initializer, const std::vector<Place>& places) {
+  doubt(initializer, doubt_of(initializer, places));
   const OnnxTensor& kept = tensor(initializer);
   for (const Place& place : places) {
     add(initializer, place, kept.name, kept.type, {}, "kept name");
     const std::string other = other_name(initializer, place);
     if (!other.empty()) alias(other, kept.name);
   }
-  return ok_status();
 }
 
 // ---- Names that were lost -----------------------------------------------------------------------
@@ -161,7 +183,7 @@ bool Namer::claim_tied(int initializer, const std::vector<Place>& places,
   const OnnxTensor& lost = tensor(initializer);
   if (lost.type.shape.size() != 2 || !is_telling(lost)) return false;
   for (const OnnxTensor& kept : model_.initializers) {
-    if (is_anonymous(kept.name) || !is_transpose(kept, lost)) continue;
+    if (is_anonymous(model_, kept.name) || !is_transpose(kept, lost)) continue;
     const auto readers = readers_.of.find(kept.name);
     const bool looked_up =
         readers != readers_.of.end() &&
@@ -179,20 +201,15 @@ bool Namer::claim_tied(int initializer, const std::vector<Place>& places,
 }
 
 // A convolution has its weight and bias under their names, unless they were computed, both of them
-// where a batch norm was multiplied into it.
-Status Namer::check_not_fused(const Place& place) const {
+// where a batch norm was multiplied into it. The newer exporter keeps the name of the weight, and
+// leaves out a bias of zeros.
+bool Namer::may_be_fused(const Place& place) const {
   const OnnxNode& conv = node(place);
-  const bool fused = (conv.op == "Conv" || conv.op == "ConvTranspose") && conv.inputs.size() > 2 &&
-                     readers_.anonymous.count(conv.inputs[1]) &&
-                     readers_.anonymous.count(conv.inputs[2]);
-  if (!fused) return ok_status();
-  return fail(
-             "{}: its weight and bias have lost their names, as when the exporter multiplies a "
-             "batch norm into it",
-             conv.label())
-      .with_note(
-          "help: export the model with training=TrainingMode.PRESERVE, or with dynamo=True and "
-          "optimize=False");
+  if (conv.op != "Conv" && conv.op != "ConvTranspose") return false;
+  const bool bias = conv.inputs.size() > 2;
+  if (bias && !readers_.anonymous.count(conv.inputs[2])) return false;
+  if (!model_.lacks_calls) return bias && readers_.anonymous.count(conv.inputs[1]);
+  return place.input > 0 && !readers_.only(place.node, "BatchNormalization");
 }
 
 // x · w + y · (1 - w): whether what is read here has its results added to those of the parameter.
@@ -228,12 +245,26 @@ bool Namer::claim_computed(int initializer, const std::vector<Place>& places, bo
   return true;
 }
 
-Status Namer::claim_anonymous(int initializer, const std::vector<Place>& places) {
+// A literal that another program made a tensor of: "/Constant_1_output_0", or a number of which a
+// program has literals. What is computed of a parameter is hardly ever one.
+bool Namer::is_number(const OnnxTensor& tensor) const {
+  const std::string_view name = tensor.name;
+  if (name.substr(name.rfind('/') + 1).starts_with("Constant") && name.find('/') != name.npos)
+    return true;
+  if (num_elements(tensor.type.shape) != 1) return false;
+  if (model_.lacks_calls) return true;
+  const double x = std::fabs(read_number(tensor.data, tensor.type.dtype, 0));
+  const double power = x > 0 ? std::round(std::log10(x)) : 0;
+  const bool round = x <= 1024 && x * 16 == std::floor(x * 16);
+  return round || (power < 0 && std::fabs(x / std::pow(10, power) - 1) < 1e-3);
+}
+
+void Namer::claim_anonymous(int initializer, const std::vector<Place>& places) {
   const OnnxTensor& lost = tensor(initializer);
   std::vector<std::optional<Role>> roles;
   for (const Place& place : places) roles.push_back(role_of(readers_, modules_, lost, place));
   const auto every = [&](auto holds) { return std::all_of(roles.begin(), roles.end(), holds); };
-  if (claim_tied(initializer, places, roles[0])) return ok_status();
+  if (is_number(lost) || claim_tied(initializer, places, roles[0])) return;
   const bool named = every([](const auto& r) { return !!r; });
   const bool certain = named && every([&](const auto& r) {
                          const bool said =
@@ -241,20 +272,21 @@ Status Namer::claim_anonymous(int initializer, const std::vector<Place>& places)
                          return said || r->evidence == kByBias;
                        });
   std::string why;
-  if (!certain && claim_computed(initializer, places, true, why)) return ok_status();
+  if (!certain && claim_computed(initializer, places, true, why)) return;
   for (size_t i = 0; named && i < places.size(); ++i)
     named_.push_back({initializer, places[i], *roles[i]});
-  if (named || is_mask(lost) || claim_computed(initializer, places, false, why)) return ok_status();
-  for (const Place& place : places) PIPER_TRY(check_not_fused(place));
-  leave(initializer, places[0], why);
-  return ok_status();
+  if (named || is_mask(lost) || claim_computed(initializer, places, false, why)) return;
+  const bool fused = std::any_of(places.begin(), places.end(),
+                                 [&](const Place& place) { return may_be_fused(place); });
+  leave(initializer, places[0], fused ? ", perhaps with a batch norm multiplied into it" : why);
 }
 
 void Namer::leave(int initializer, const Place& place, std::string_view why) {
   const OnnxTensor& lost = tensor(initializer);
   claims_.unnamed.push_back(
       {lost.name,
-       fmt::format("{} {} at {}{}", lost.name, to_string(lost.type), node(place).label(), why)});
+       fmt::format("{} {} at {}{}", lost.name, to_string(lost.type), node(place).label(), why),
+       scope_of_name(modules_.of(readers_.scopes[place.node])) + "/" + lost.name});
 }
 
 // A weight in 'fc_1' is that of 'fc', called again, if it has the same values; but equal numbers
@@ -423,38 +455,34 @@ void Namer::report_scopes() {
 
 // ---- All of them --------------------------------------------------------------------------------
 
-Status Namer::claim(int initializer, const std::vector<Place>& places) {
+void Namer::claim(int initializer, const std::vector<Place>& places) {
   const OnnxTensor& one = tensor(initializer);
   const bool setting = std::all_of(places.begin(), places.end(), [&](const Place& place) {
     const std::string& op = node(place).op;
     return is_setting(op, place.input) || (!exported_ && is_bound(op, place.input));
   });
-  if (setting) return ok_status();
-  if (is_anonymous(one.name) && (exported_ || one.name.find("::") != std::string::npos))
+  if (setting) return;
+  if (is_anonymous(model_, one.name) && (exported_ || one.name.find("::") != std::string::npos))
     return claim_anonymous(initializer, places);
   // Of other programs a scalar is a literal unless it bears the name of a module's parameter.
   const bool literal = one.type.shape.empty() && one.name.find('.') == std::string::npos;
-  return !exported_ && literal ? ok_status() : claim_kept(initializer, places);
+  if (exported_ || !literal) claim_kept(initializer, places);
 }
 
-// The other exporter's files say in metadata what a parameter is; some programs remove it.
-Status Namer::check_exporter() const {
-  const bool dynamo = std::any_of(model_.nodes.begin(), model_.nodes.end(),
-                                  [](const OnnxNode& n) { return n.name.starts_with("node_"); });
-  if (!exported_ || !dynamo || !find_metadata(model_.metadata, kSignatureKey).empty())
-    return ok_status();
-  return fail(
-             "the metadata of the exporter was removed from the file, and with it what its "
-             "parameters are")
-      .with_note("help: give piperc the file that the exporter wrote");
+void Namer::report_metadata() {
+  if (model_.lacks_calls)
+    claims_.notes.push_back(
+        {"",
+         "the metadata of the exporter was removed from the file: what detach(), the smoothing of "
+         "labels, the dropout of an attention and batch norms that train have only there is not "
+         "seen, and a tensor is a parameter by its name"});
 }
 
 Result<Claims> Namer::run() {
-  PIPER_TRY(check_exporter());
   for (size_t i = 0; i < model_.initializers.size(); ++i) {
     const auto places = readers_.of.find(model_.initializers[i].name);
     if (places == readers_.of.end() || !info(model_.initializers[i].type.dtype).is_float) continue;
-    PIPER_TRY(claim(static_cast<int>(i), places->second));
+    claim(static_cast<int>(i), places->second);
   }
   claim_named();
   std::sort(claims_.list.begin(), claims_.list.end(), [](const Claim& a, const Claim& b) {
@@ -463,6 +491,7 @@ Result<Claims> Namer::run() {
   if (exported_) report_padding();
   report_copies();
   report_scopes();
+  report_metadata();
   return std::move(claims_);
 }
 
@@ -472,10 +501,18 @@ std::vector<std::string> Namer::paths() const {
   return out;
 }
 
+bool is_without_calls(const OnnxModel& model) {
+  const bool named = std::any_of(model.nodes.begin(), model.nodes.end(),
+                                 [](const OnnxNode& n) { return n.name.starts_with("node_"); });
+  return named && model.producer.starts_with("pytorch") &&
+         find_metadata(model.metadata, kSignatureKey).empty();
+}
+
 }  // namespace
 
 Result<Claims> claims_by_names(OnnxModel& model, std::vector<std::string>& scopes,
                                const Known& known) {
+  model.lacks_calls = is_without_calls(model);
   std::map<std::string, std::string> copies = separate_copies(model, scopes);
   Namer namer(model, scopes, known, std::move(copies));
   PIPER_ASSIGN(Claims claims, namer.run());

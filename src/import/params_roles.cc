@@ -11,7 +11,7 @@ namespace piper::onnx_import {
 
 Readers::Readers(const OnnxModel& m, const std::vector<std::string>& s) : model(m), scopes(s) {
   for (const OnnxTensor& tensor : model.initializers)
-    if (info(tensor.type.dtype).is_float && is_anonymous(tensor.name))
+    if (info(tensor.type.dtype).is_float && is_anonymous(m, tensor.name))
       anonymous.insert(tensor.name);
   for (size_t n = 0; n < model.nodes.size(); ++n) {
     within[scopes[n]].push_back(n);
@@ -105,10 +105,12 @@ class RolesFinder {
     const std::string module = modules_.of(scope_);
     if (const auto add = readers_.only(place_.node, "Add")) {
       const std::string& bias = readers_.model.nodes[add->node].inputs[1 - add->input];
-      const bool beside = readers_.scopes[add->node] == scope_ && !is_anonymous(bias);
+      const bool beside =
+          readers_.scopes[add->node] == scope_ && !is_anonymous(readers_.model, bias);
       const std::string own = module_of(bias);
       const std::string_view last = std::string_view(bias).substr(own.empty() ? 0 : own.size() + 1);
-      const bool tells = beside && (leaf ? own == module : add->input == 1);
+      const bool tells =
+          beside && (leaf ? own == module : add->input == 1 || readers_.model.lacks_calls);
       if (tells && last == "bias") return Role{within(own, "weight"), kByBias};
       if (tells && last == "in_proj_bias") return Role{within(own, "in_proj_weight"), kByBias};
     }

@@ -33,7 +33,14 @@ Bytes initial_bytes(const RecoveredParam& p) {
 class Rules {
  public:
   Rules(const OnnxModel& model, Recovery& recovery, const std::vector<ParamRule>& rules)
-      : model_(model), out_(recovery), rules_(rules), matched_(rules.size()) {}
+      : model_(model),
+        out_(recovery),
+        rules_(rules),
+        matched_(rules.size()),
+        constants_(tensors_of_nodes(model)) {
+    for (const OnnxTensor& tensor : model.initializers)
+      if (info(tensor.type.dtype).is_float) constants_.push_back(tensor);
+  }
   Status run();
   std::vector<RuleMatch> take() && { return std::move(matched_); }
 
@@ -41,26 +48,31 @@ class Rules {
   Status claim(size_t r, const std::string& name);
   Status find_constants(size_t r, const Glob& glob);
   Status find_params(size_t r, const Glob& glob);
+  std::vector<std::string> settle_lost(const Glob& glob, std::vector<std::string>& all);
+  Status find_doubtful(size_t r, const Glob& glob);
+  void forget_settled();
   Status find_stored(size_t r, const Glob& glob);
   Status tie(size_t r);
   Status merge(size_t r, size_t into, size_t from);
   Status include_found();
-  Status include(size_t r, const OnnxTensor& tensor, int initializer);
+  Status include(size_t r, const OnnxTensor& tensor);
   void exclude_found();
   Status rename_all();
   Error nothing(size_t r, std::string_view what, const std::vector<std::string>& names) const;
   int find_param(const std::string& name) const;
   std::vector<std::string> all_names() const;
-  std::vector<std::pair<size_t, size_t>> free_uses(int initializer) const;
+  std::vector<std::pair<size_t, size_t>> free_uses(const std::string& name) const;
   void forget(const std::set<size_t>& params);
 
   const OnnxModel& model_;
   Recovery& out_;
   const std::vector<ParamRule>& rules_;
   std::vector<RuleMatch> matched_;
-  std::map<std::string, size_t> claimed_;         // name -> rule
-  std::vector<std::pair<size_t, int>> included_;  // rule, initializer
-  std::set<size_t> excluded_;                     // parameters
+  std::map<std::string, size_t> claimed_;            // name -> rule
+  std::vector<OnnxTensor> constants_;                // and parameters: the file's tensors of floats
+  std::vector<std::pair<size_t, size_t>> included_;  // rule, constant
+  std::set<size_t> excluded_;                        // parameters
+  std::set<std::string> settled_;                    // what is lost of these does not matter
 };
 
 Error Rules::nothing(size_t r, std::string_view what, const std::vector<std::string>& names) const {
@@ -73,7 +85,10 @@ Error Rules::nothing(size_t r, std::string_view what, const std::vector<std::str
 
 Status Rules::claim(size_t r, const std::string& name) {
   const auto [entry, fresh] = claimed_.emplace(name, r);
-  if (fresh) return ok_status();
+  using Kind = ParamRule::Kind;
+  const Kind kind = rules_[r].kind;
+  const bool again = kind == Kind::kExclude || kind == Kind::kFreeze || kind == Kind::kThaw;
+  if (fresh || (again && rules_[entry->second].kind == kind)) return ok_status();
   return fail(rules_[r].at, "two entries of 'parameters' claim '{}'", quote_control(name))
       .with_note(fmt::format("the first is '{}' at line {}", rules_[entry->second].match,
                              rules_[entry->second].at.line));
@@ -96,9 +111,8 @@ std::vector<std::string> Rules::all_names() const {
   return names;
 }
 
-// Where nodes read the initializer as a constant.
-std::vector<std::pair<size_t, size_t>> Rules::free_uses(int initializer) const {
-  const std::string& name = model_.initializers[static_cast<size_t>(initializer)].name;
+// Where nodes read the tensor as a constant.
+std::vector<std::pair<size_t, size_t>> Rules::free_uses(const std::string& name) const {
   std::vector<std::pair<size_t, size_t>> uses;
   for (size_t n = 0; n < model_.nodes.size(); ++n) {
     for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i) {
@@ -113,21 +127,71 @@ std::vector<std::pair<size_t, size_t>> Rules::free_uses(int initializer) const {
 }
 
 Status Rules::find_constants(size_t r, const Glob& glob) {
+  PIPER_TRY(find_doubtful(r, glob));
   std::vector<std::string> names;
-  for (size_t i = 0; i < model_.initializers.size(); ++i) {
-    const OnnxTensor& tensor = model_.initializers[i];
-    if (!info(tensor.type.dtype).is_float) continue;
-    if (find_param(tensor.name) >= 0 || free_uses(static_cast<int>(i)).empty()) continue;
+  for (size_t i = 0; i < constants_.size(); ++i) {
+    const OnnxTensor& tensor = constants_[i];
+    if (find_param(tensor.name) >= 0 || free_uses(tensor.name).empty()) continue;
     names.push_back(tensor.name);
     if (!matches(glob, tensor.name)) continue;
     PIPER_TRY(claim(r, tensor.name));
-    included_.emplace_back(r, static_cast<int>(i));
-    std::erase_if(out_.unnamed, [&](const Unnamed& one) { return one.initializer == tensor.name; });
+    included_.emplace_back(r, i);
+    settled_.insert(tensor.name);
     matched_[r].names.push_back(tensor.name);
     matched_[r].elements += num_elements(tensor.type.shape);
   }
   if (matched_[r].names.empty()) return nothing(r, "constant of the model", names);
   return ok_status();
+}
+
+// What stays as it is may be anything. Of those that match, and have no place among the parameters,
+// the names; `all` gets those of all.
+std::vector<std::string> Rules::settle_lost(const Glob& glob, std::vector<std::string>& all) {
+  std::vector<std::string> found;
+  for (const Swallowed& lost : out_.swallowed) {
+    if (!lost.placed) all.push_back(lost.name);
+    if (!matches(glob, lost.name)) continue;
+    settled_.insert(lost.name);
+    if (!lost.placed) found.push_back(lost.name);
+  }
+  for (const Unnamed& one : out_.unnamed) {
+    all.push_back(one.initializer);
+    if (!matches(glob, one.initializer) && !glob.match(one.path)) continue;
+    settled_.insert(one.initializer);
+    found.push_back(one.initializer);
+  }
+  return found;
+}
+
+// Parameters whose values are perhaps not their own, which the strategy trains as they are.
+Status Rules::find_doubtful(size_t r, const Glob& glob) {
+  for (RecoveredParam& param : out_.params) {
+    const bool doubtful =
+        std::any_of(out_.swallowed.begin(), out_.swallowed.end(),
+                    [&](const Swallowed& s) { return s.placed && s.name == param.name; });
+    if (!doubtful || !matches(glob, param.name)) continue;
+    if (!rules_[r].to.empty())
+      return fail(rules_[r].to_at, "'{}' is a parameter under its own name",
+                  quote_control(param.name))
+          .with_note("help: 'rename' gives it another one");
+    PIPER_TRY(claim(r, param.name));
+    settled_.insert(param.name);
+    matched_[r].names.push_back(param.name);
+    matched_[r].elements += num_elements(param.type.shape);
+  }
+  return ok_status();
+}
+
+// Of what is settled the user is told what is wrong with its values.
+void Rules::forget_settled() {
+  std::erase_if(out_.swallowed, [&](const Swallowed& lost) {
+    if (!settled_.count(lost.name)) return false;
+    if (lost.placed) out_.notes.push_back({lost.name, lost.why});
+    std::erase(out_.lost, lost.name);
+    return true;
+  });
+  std::erase_if(out_.unnamed,
+                [&](const Unnamed& one) { return settled_.count(one.initializer) > 0; });
 }
 
 Status Rules::find_params(size_t r, const Glob& glob) {
@@ -151,20 +215,9 @@ Status Rules::find_params(size_t r, const Glob& glob) {
     matched_[r].names.push_back(param.name);
     matched_[r].elements += num_elements(param.type.shape);
   }
-  if (rules_[r].kind == ParamRule::Kind::kExclude) {  // also what the file has as constants alone
-    std::erase_if(out_.swallowed, [&](const Swallowed& swallowed) {
-      all.push_back(swallowed.name);
-      if (!matches(glob, swallowed.name)) return false;
-      matched_[r].names.push_back(swallowed.name);
-      std::erase(out_.lost, swallowed.name);
-      return true;
-    });
-    std::erase_if(out_.unnamed, [&](const Unnamed& one) {
-      all.push_back(one.initializer);
-      if (!matches(glob, one.initializer)) return false;
-      matched_[r].names.push_back(one.initializer);
-      return true;
-    });
+  if (!thaws) {  // also what the file has as constants alone
+    const std::vector<std::string> lost = settle_lost(glob, all);
+    matched_[r].names.insert(matched_[r].names.end(), lost.begin(), lost.end());
   }
   if (matched_[r].names.empty())
     return nothing(r, thaws ? "parameter that the importer froze" : "parameter", all);
@@ -218,10 +271,10 @@ Status Rules::tie(size_t r) {
   for (const std::string& name : dotted) {
     PIPER_TRY(claim(r, name));
     const int at = find_param(name);
-    if (at < 0) {
-      std::erase(out_.lost, name);
-      std::erase_if(out_.swallowed, [&](const Swallowed& s) { return s.name == name; });
-    }
+    const bool placed = std::any_of(out_.swallowed.begin(), out_.swallowed.end(),
+                                    [&](const auto& s) { return s.placed && s.name == name; });
+    if (at < 0 || placed) settled_.insert(name);
+    if (at < 0) std::erase(out_.lost, name);
     if (at < 0 || at == into) continue;
     if (into >= 0) {
       PIPER_TRY(merge(r, static_cast<size_t>(into), static_cast<size_t>(at)));
@@ -245,7 +298,7 @@ Status Rules::tie(size_t r) {
 }
 
 // Another use of the parameter that the entry names, or a parameter of its own.
-Status Rules::include(size_t r, const OnnxTensor& tensor, int initializer) {
+Status Rules::include(size_t r, const OnnxTensor& tensor) {
   const ParamRule& rule = rules_[r];
   TensorType type = tensor.type;
   if (rule.transposed) {
@@ -269,7 +322,7 @@ Status Rules::include(size_t r, const OnnxTensor& tensor, int initializer) {
     return fail(rule.to_at, "'{}' is not of the values of '{}'", quote_control(tensor.name),
                 quote_control(name));
   }
-  for (const auto& [node, input] : free_uses(initializer))
+  for (const auto& [node, input] : free_uses(tensor.name))
     out_.uses.push_back({node, input, p, from});
   if (known < 0)
     out_.params.push_back({.name = std::move(name),
@@ -282,10 +335,10 @@ Status Rules::include(size_t r, const OnnxTensor& tensor, int initializer) {
 
 Status Rules::include_found() {
   for (const auto& [r, i] : included_) {
-    const OnnxTensor& tensor = model_.initializers[static_cast<size_t>(i)];
+    const OnnxTensor& tensor = constants_[i];
     std::erase_if(out_.constants,
                   [&](const std::string& line) { return line.starts_with(tensor.name + " "); });
-    PIPER_TRY(include(r, tensor, i));
+    PIPER_TRY(include(r, tensor));
   }
   std::sort(out_.uses.begin(), out_.uses.end(), [](const ParamUse& a, const ParamUse& b) {
     return std::pair(a.node, a.input) < std::pair(b.node, b.input);
@@ -423,6 +476,7 @@ Status Rules::run() {
   }
   PIPER_TRY(include_found());
   exclude_found();
+  forget_settled();
   return rename_all();
 }
 

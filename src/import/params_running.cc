@@ -143,14 +143,14 @@ Result<std::vector<ChangedBuffer>> find_changed_buffers(const OnnxModel& model,
         std::find_if(signature.begin(), signature.end(), [&](const SignatureInput& input) {
           return input.kind == "BUFFER" && input.target == mutation.target;
         });
-    if (buffer == signature.end()) continue;
+    if (buffer == signature.end() || leaf_of(mutation.target) == "num_batches_tracked") continue;
     const BufferUse use = use_of_buffer(model, *buffer);
     if (use.is_statistic) continue;
     const std::string value = value_of_call(model, mutation.value);
     if (!use.read) {
       if (!value.empty())
         out.push_back({mutation.target, value, false});
-      else if (!mutation.target.ends_with("num_batches_tracked"))
+      else
         notes.push_back({mutation.target, "changed by forward and read by nothing: not kept"});
       continue;
     }

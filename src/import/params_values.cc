@@ -100,7 +100,8 @@ Sources::Sources(const OnnxModel& model, const Known& known) {
   std::set<std::string_view> names;
   for (const OnnxTensor& tensor : model.initializers) {
     names.insert(tensor.name);
-    if (info(tensor.type.dtype).is_float && !is_anonymous(tensor.name)) kept_.push_back(tensor);
+    if (info(tensor.type.dtype).is_float && !is_anonymous(model, tensor.name))
+      kept_.push_back(tensor);
   }
   for (const auto& [name, value] : known.values)
     if (info(value.type.dtype).is_float && !names.count(name) && !is_part_of_weight(name))

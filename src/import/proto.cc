@@ -141,26 +141,32 @@ Result<OnnxNode> read_node(onnx::NodeProto& node, ExternalData& files, Result<Me
   return out;
 }
 
-Result<OnnxInput> read_input(const onnx::ValueInfoProto& value) {
+// What is refused of it goes into `refused`.
+OnnxInput read_input(const onnx::ValueInfoProto& value, std::optional<Error>& refused) {
   OnnxInput out;
   out.name = value.name();
   const std::string who = fmt::format("input '{}'", shown(out.name));
-  if (!value.type().has_tensor_type()) return fail("{} is not a tensor", who);
+  const auto refuse = [&](Error error) {
+    if (!refused) refused = std::move(error);
+    return out;
+  };
+  out.has_shape = false;
+  out.type = "no tensor";
+  if (!value.type().has_tensor_type()) return refuse(fail("{} is not a tensor", who));
   const onnx::TypeProto::Tensor& type = value.type().tensor_type();
-  const std::optional<DType> dtype = dtype_of_code(type.elem_type());
-  if (!dtype)
-    return fail("{} has elements of {}, which is not supported", who, type_name(type.elem_type()));
-  out.dtype = *dtype;
-  out.narrow = narrow_of_code(type.elem_type());
-  if (!type.has_shape()) return fail("{} has no shape", who);
-  if (type.shape().dim_size() > kMaxRank)
-    return fail("{} has {} dims", who, type.shape().dim_size());
+  out.type = type_name(type.elem_type());
+  out.has_shape = type.has_shape();
   for (const onnx::TensorShapeProto::Dimension& dim : type.shape().dim()) {
-    if (dim.has_dim_value() && dim.dim_value() < 0) {
-      return fail("{} has a negative dim: {}", who, dim.dim_value());
-    }
+    if (dim.has_dim_value() && dim.dim_value() < -1)
+      refuse(fail("{} has a negative dim: {}", who, dim.dim_value()));
     out.dims.push_back({dim.has_dim_value() ? dim.dim_value() : -1, dim.dim_param()});
   }
+  const std::optional<DType> dtype = dtype_of_code(type.elem_type());
+  if (!dtype) return refuse(fail("{} has elements of {}, which is not supported", who, out.type));
+  out.dtype = *dtype;
+  out.narrow = narrow_of_code(type.elem_type());
+  if (type.shape().dim_size() > kMaxRank)
+    return refuse(fail("{} has {} dims", who, type.shape().dim_size()));
   return out;
 }
 
@@ -173,14 +179,16 @@ Status read_values(onnx::GraphProto& graph, ExternalData& files, OnnxModel& mode
     PIPER_TRY(check_name("an initializer", tensor.name()));
     const std::string who = fmt::format("initializer '{}'", shown(tensor.name()));
     if (!stored.insert(tensor.name()).second) return fail("{} is there twice", who);
-    PIPER_ASSIGN(OnnxTensor read, read_tensor(who, tensor, files));
-    model.initializers.push_back(std::move(read));
+    Result<OnnxTensor> read = read_tensor(who, tensor, files);
+    if (read)
+      model.initializers.push_back(*std::move(read));
+    else if (!model.refused)
+      model.refused = std::move(read).error();
   }
   for (const onnx::ValueInfoProto& value : graph.input()) {
     PIPER_TRY(check_name("an input", value.name()));
     if (stored.count(value.name())) continue;  // its default value is an initializer: IR 3
-    PIPER_ASSIGN(OnnxInput read, read_input(value));
-    model.inputs.push_back(std::move(read));
+    model.inputs.push_back(read_input(value, model.refused));
   }
   for (const onnx::ValueInfoProto& value : graph.output()) model.outputs.push_back(value.name());
   return ok_status();
@@ -241,7 +249,8 @@ Result<onnx::ModelProto*> parse_model(const std::string& path, int64_t max_bytes
   const int64_t limit = std::min<int64_t>(max_bytes, INT32_MAX);
   if (static_cast<int64_t>(file.size) > limit) {
     return fail("the model file has {}; at most {} are read",
-                human_bytes(static_cast<int64_t>(file.size)), human_bytes(limit));
+                human_bytes(static_cast<int64_t>(file.size)), human_bytes(limit))
+        .with_note("help: store its tensors beside it, as external data");
   }
   const auto* data = reinterpret_cast<const uint8_t*>(file.data);
   const int size = static_cast<int>(file.size);
@@ -269,9 +278,12 @@ Status read_nodes(onnx::GraphProto& graph, ExternalData& files, OnnxModel& model
   });
   model.nodes.reserve(model.nodes.size() + static_cast<size_t>(count));
   for (int n = 0; n < count; ++n) {
-    PIPER_ASSIGN(OnnxNode read, read_node(*graph.mutable_node(n), files,
-                                          std::move(metadata[static_cast<size_t>(n)])));
-    model.nodes.push_back(std::move(read));
+    Result<OnnxNode> read =
+        read_node(*graph.mutable_node(n), files, std::move(metadata[static_cast<size_t>(n)]));
+    if (read)
+      model.nodes.push_back(*std::move(read));
+    else if (!model.refused)
+      model.refused = std::move(read).error();
   }
   return ok_status();
 }
@@ -310,7 +322,9 @@ Status read_model(onnx::ModelProto& proto, OnnxModel& model) {
   PIPER_TRY(read_algorithm(proto, files, model));
   PIPER_ASSIGN(model.metadata, read_metadata(graph, kGraphMetadata));
   PIPER_TRY(read_value_infos(graph, model));
-  return check_defined(model);
+  if (Status defined = check_defined(model); !defined && !model.refused)
+    model.refused = std::move(defined).error();
+  return ok_status();
 }
 
 }  // namespace
@@ -345,6 +359,7 @@ Result<OnnxModel> read_onnx(const std::string& path, int64_t max_file_bytes) {
   const Result<onnx::ModelProto*> proto = parse_model(path, max_file_bytes, arena);
   if (!proto) return located(proto.error());
   if (Status read = read_model(**proto, model); !read) return located(std::move(read).error());
+  if (model.refused) model.refused = located(*std::move(model.refused));
   return model;
 }
 

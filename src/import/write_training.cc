@@ -8,6 +8,7 @@
 #include <set>
 
 #include "host.h"
+#include "inputs.h"
 #include "params.h"
 #include "proto_tensor.h"
 #include "training.h"
@@ -230,7 +231,9 @@ void Writer::forward() {
   for (const OnnxInput& input : model_.inputs) add_input(graph, input);
   for (size_t i = 0; i < model_.outputs.size(); ++i) {
     const TensorType& type = graph_.value(graph_.outputs[i]).type;
-    OnnxInput output{model_.outputs[i], type.dtype, std::vector<OnnxDim>(type.shape.size())};
+    const OnnxInput output{.name = model_.outputs[i],
+                           .dtype = type.dtype,
+                           .dims = std::vector<OnnxDim>(type.shape.size())};
     add_input(graph, output);
     graph.mutable_output()->AddAllocated(graph.mutable_input()->ReleaseLast());
   }
@@ -398,7 +401,9 @@ Status write(const std::string& path, const ImportOptions& options, const Traini
   if (std::filesystem::equivalent(path, to, ignored))
     return fail("the model would be replaced by what is made of it; write to another file");
   PIPER_ASSIGN(OnnxModel model, read_onnx(path, options.max_file_bytes));
+  if (model.refused) return *std::move(model.refused);
   PIPER_TRY(take_training(model));
+  PIPER_TRY(take_shapes(model, options));
   std::vector<std::string> scopes = scopes_of(model);
   PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes, options));
   PIPER_TRY(apply_param_rules(model, recovery, options.parameters));

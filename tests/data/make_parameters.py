@@ -40,7 +40,7 @@ def node(op, inputs, output, call=None, scope="", rule=None, trace=None, cls=Non
     return made
 
 
-def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), integers=(), outputs=(), returns="loss", listed=None):
+def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), integers=(), outputs=(), returns="loss", listed=None, mutations=None):
     infos = [helper.make_tensor_value_info(i, TensorProto.INT64, [1]) for i in integers]
     for value, sources in (folded or {}).items():
         shape, dtype = next((list(i.dims), i.data_type) for i in initializers if i.name == value)
@@ -51,7 +51,7 @@ def write(name, nodes, initializers, x, parameters, folded=None, buffers=(), int
                                *(helper.make_tensor_value_info(o, TensorProto.FLOAT, None) for o in outputs)], initializers, value_info=infos)
     lines = ["", "# inputs", *[f"p_{p.lower().replace('.', '_')}: PARAMETER target='{p}'" for p in parameters],
              *[f"b_{b.replace('.', '_')}: BUFFER target='{b}'" for b in buffers], "x: USER_INPUT", "", "# outputs",
-             f"{returns}: USER_OUTPUT", ""]
+             *[f"{value}: BUFFER_MUTATION target='{b}'" for b, value in (mutations or {}).items()], f"{returns}: USER_OUTPUT", ""]
     if parameters:
         graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value="\n".join(lines))
     if listed is not None:
@@ -534,6 +534,63 @@ for name, listed in {"listed": LIST, "listed_shape": [LIST[0] | {"shape": [2, 2]
                      "listed_twice": [*LIST, LIST[0]], "listed_lost": [*LIST, {"name": "d.scale", "shape": [4]}], "listed_size": [LIST[0] | {"shape": [-4]}],
                      "listed_flag": [LIST[0] | {"trained": "no"}], "listed_also": [LIST[0] | {"also": "c"}]}.items():
     write(name, NORMS, [ones("a.scale", 4), ones("b.scale", 4), table], ["batch", 4, 4], ["a.scale", "b.scale", "table"], listed=listed)
+
+# ---- Files that lost what the exporter said of them -------------------------------------------------
+def bare(op, inputs, output, **attrs):
+    return helper.make_node(op, inputs.split(), [output], name=f"node_{output}", **attrs)
+
+
+def write_bare(name, nodes, initializers, x, opset=18):
+    nodes = [*nodes, bare("Mul", f"{nodes[-1].output[0]} {nodes[-1].output[0]}", "square"), bare("ReduceMean", "square", "loss", keepdims=0)]
+    graph = helper.make_graph(nodes, name, [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)], [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])], initializers)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8, producer_name="pytorch", producer_version="2.13.0"), OUT / f"{name}.onnx")
+
+
+# Without metadata: a convolution that may have a batch norm in it, a norm that may be two, a number, a weight that its bias names, a table.
+write_bare("without_calls",
+           [bare("Conv", "x conv.weight val_1", "conv2d", kernel_shape=[4, 4]), bare("Flatten", "conv2d", "view"), bare("LayerNormalization", "view norm.weight norm.bias", "layer_norm"),
+            bare("LayerNormalization", "layer_norm norm.weight norm.bias", "layer_norm_1"), bare("Mul", "layer_norm_1 val_2", "mul"), bare("MatMul", "mul val_3", "val_4"),
+            bare("Add", "val_4 head.bias", "linear"), bare("Add", "linear embedding", "add")],
+           [tensor("conv.weight", 4, 3, 4, 4), tensor("val_1", 4), ones("norm.weight", 4), zeros("norm.bias", 4), tensor("val_2"), tensor("val_3", 4, 2), tensor("head.bias", 2),
+            tensor("embedding", 1, 2)], IMAGE)
+write_bare("without_calls_16", [bare("Gemm", "x fc.weight fc.bias", "linear", transB=1)], [tensor("fc.weight", 2, 4), tensor("fc.bias", 2)], ["batch", 4], opset=16)
+write_bare("table_without_calls_16", [bare("Add", "x embedding", "add")], [tensor("embedding", 1, 4)], ["batch", 4], opset=16)
+# Weights in Constant nodes.
+write_older("constant_nodes", [old("fc", "Constant", "", "fc.weight", value=tensor("", 4, 4)), old("fc", "MatMul", "x fc.weight")], [], ["batch", 4])
+# Numbers that an optimiser made tensors of, and one that may have been computed from a parameter.
+for name, number in (("older_numbers", 1e-5), ("older_scale", 14.2857)):
+    write_older(name, [*linear("fc", "x", "onnx::MatMul_3", "fc.bias"), old("", "Pow", "/fc/Add_output_0 /Constant_1_output_0"), old("", "Mul", "/Pow_output_0 onnx::Mul_9", "scaled"),
+                       helper.make_node("Div", ["scaled", "onnx::Div_11"], ["y"], name="/Div")],
+                [tensor("onnx::MatMul_3", 4, 4), tensor("fc.bias", 4), values("/Constant_1_output_0", 3), values("onnx::Mul_9", number), values("onnx::Div_11", [8])], ["batch", 4])
+# A counter that the file has no more, and which no training reads; one that a batch norm had, which was folded into a constant.
+write("counter", [node("Constant", "", "val_0", ("add", "aten.add.Tensor", "%b_n_num_batches_tracked, 1"), value=numpy_helper.from_array(np.int64(1))),
+                  node("Cast", "val_0", "val_1", to=TensorProto.FLOAT), product("x", "w", "mul", "%x, %p_w"), node("Mul", "mul val_1", "mul_1"), *loss("mul_1")],
+      [tensor("w", 4)], ["batch", 4], ["w"], buffers=["n.num_batches_tracked"], mutations={"n.num_batches_tracked": "add"})
+
+# One table looked up in two calls of a model, as where it judges two texts: the second constant was merged with the first.
+write("looked_up_twice",
+      [helper.make_node("Cast", ["x"], ["ids"], name="node_ids", to=TensorProto.INT64), helper.make_node("Neg", ["ids"], ["others"], name="node_others"),
+       node("Gather", "m.e.weight ids", "embedding", ("embedding", "aten.embedding.default", "%p_m_e_weight, %ids"), "m.e"),
+       node("Add", "embedding embedding_1", "add", ("add", "aten.add.Tensor", "%embedding, %embedding_1"), "m"),
+       node("Gather", "m.e.weight others", "embedding_2", ("embedding_2", "aten.embedding.default", "%p_m_e_weight, %others"), "m.e"),
+       node("Add", "embedding_2 embedding_1", "add_1", ("add_1", "aten.add.Tensor", "%embedding_2, %embedding_3"), "m"),
+       node("Sub", "add add_1", "sub", ("sub", "aten.sub.Tensor", "%add, %add_1")), *loss("sub")],
+      [tensor("m.e.weight", 8, 4), tensor("embedding_1", 6, 4)], ["batch", 6], ["m.e.weight", "m.p.weight"], {"embedding_1": ["arange", "m.p.weight"]})
+# The greatest of some elements, detached: the call reads their shape, too, and what it scatters them into is no value of a node.
+scatter = ("scatter_reduce", "aten.scatter_reduce.two", "%zeros, 0, %c_at, %detach, amax")
+write("detached_scatter",
+      [node("Mul", "x w", "mul", ("mul", "aten.mul.Tensor", "%x, %p_w")), node("Shape", "mul", "val_1", scatter), node("ConstantOfShape", "val_1", "val_2", scatter),
+       node("ScatterElements", "zeros at val_2", "val_3", scatter), node("ScatterElements", "val_3 at mul", "scatter_reduce", scatter, reduction="max"),
+       node("Gather", "scatter_reduce at", "index", ("index", "aten.index.Tensor", "%scatter_reduce, [%c_at]")),
+       node("Sub", "mul index", "sub", ("sub", "aten.sub.Tensor", "%mul, %index")), *loss("sub")],
+      [tensor("w", 4), zeros("zeros", 3), numpy_helper.from_array(np.array([0, 2, 0, 1]), "at")], [4], ["w"])
+
+# Pictures of bytes, and a sequence beside them.
+picture = helper.make_tensor_value_info("picture", TensorProto.UINT8, ["batch", 4])
+more = helper.make_tensor_sequence_value_info("more", TensorProto.FLOAT, None)
+graph = helper.make_graph([bare("Cast", "picture", "x", to=TensorProto.FLOAT), bare("MatMul", "x fc.weight", "h"), *loss("h")], "bytes", [picture, more],
+                          [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])], [tensor("fc.weight", 4, 2)])
+save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), OUT / "bytes.onnx")
 
 if OUT != STORED:
     names = sorted({path.name for folder in (OUT, STORED) for path in folder.glob("*.onnx")})

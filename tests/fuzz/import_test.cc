@@ -248,7 +248,7 @@ TEST_F(HostileOnnx, WrongTensors) {
   EXPECT_EQ(import_changed([](auto& m) { weight(m).set_dims(0, 5); }),
             "initializer 'fc.weight' is f32[5,4], which takes 80 bytes, but 48 are stored");
   EXPECT_EQ(import_changed([](auto& m) { weight(m).set_data_type(onnx::TensorProto::UINT32); }),
-            "initializer 'fc.weight' has elements of UINT32, which is not supported");
+            "initializer 'fc.weight' has elements of uint32, which is not supported");
   EXPECT_EQ(import_changed([](auto& m) { weight(m).set_data_type(99); }),
             "initializer 'fc.weight' has elements of type 99, which is not supported");
   EXPECT_EQ(import_changed([](auto& m) {
@@ -286,9 +286,9 @@ TEST_F(HostileOnnx, WrongNames) {
   EXPECT_EQ(import_changed([](auto& m) { node(m, 1).set_input(0, "nowhere"); }),
             "node 'the_Add' (Add) reads 'nowhere', which nothing defines");
   EXPECT_EQ(import_changed([](auto& m) { node(m, 1).set_output(0, "h"); }),
-            "the name 'h' is defined twice");
+            "the name 'h' is defined twice, as an output of a node and as an output of a node");
   EXPECT_EQ(import_changed([](auto& m) { node(m, 2).set_output(0, "x"); }),
-            "the name 'x' is defined twice");
+            "the name 'x' is defined twice, as an input and as an output of a node");
   EXPECT_EQ(import_changed([](auto& m) { weight(m).set_name("fc.bias"); }),
             "initializer 'fc.bias' is there twice");
   EXPECT_EQ(import_changed([](auto& m) { weight(m).set_name(""); }),

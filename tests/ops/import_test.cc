@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -25,6 +26,7 @@ Json read_cases() {
 
 int onnx_type(const std::string& name) {
   if (name == "f32") return onnx::TensorProto::FLOAT;
+  if (name == "i32") return onnx::TensorProto::INT32;
   return name == "i64" ? onnx::TensorProto::INT64 : onnx::TensorProto::BOOL;
 }
 
@@ -36,6 +38,8 @@ void add_initializer(onnx::GraphProto& graph, const std::string& name, const Jso
   for (const Json& v : tensor["data"]) {
     if (tensor["type"] == "f32") {
       out->add_float_data(v.get<float>());
+    } else if (tensor["type"] == "i32") {
+      out->add_int32_data(v.get<int32_t>());
     } else {
       out->add_int64_data(v.get<int64_t>());
     }
@@ -63,6 +67,9 @@ void add_attribute(onnx::NodeProto& node, const std::string& name, const Json& v
   } else if (value.is_number()) {
     attr->set_type(onnx::AttributeProto::FLOAT);
     attr->set_f(value.get<float>());
+  } else if (!value.empty() && value[0].is_number_float()) {
+    attr->set_type(onnx::AttributeProto::FLOATS);
+    for (const float v : value) attr->add_floats(v);
   } else {
     attr->set_type(onnx::AttributeProto::INTS);
     for (const int64_t v : value) attr->add_ints(v);
@@ -187,6 +194,101 @@ onnx::ModelProto empty_model() {
   add_input(*model.mutable_graph(), "x", Json{{"type", "f32"}, {"shape", {3}}});
   model.mutable_graph()->add_output()->set_name("y");
   return model;
+}
+
+// An omitted output has the name of an omitted input, and is none the less no operand of it.
+TEST(ImportNodes, OmittedOutputsAreNoOperands) {
+  onnx::ModelProto model = empty_model();
+  onnx::GraphProto& graph = *model.mutable_graph();
+  add_node(graph, "Dropout", {"x", "", ""}, {"d", ""});
+  add_node(graph, "Dropout", {"d", "", ""}, {"", "kept"});
+  onnx::NodeProto& cast = add_node(graph, "Cast", {"kept"}, {"ones"});
+  add_attribute(cast, "to", int64_t{onnx::TensorProto::FLOAT});
+  add_node(graph, "Clip", {"d", "", "ones"}, {"y"});
+  EXPECT_EQ(result_of(model), (std::vector<double>{1, -2, 1}));
+}
+
+// ---- Files and inputs ---------------------------------------------------------------------------
+
+std::string error_of(const onnx::ModelProto& model, const ImportOptions& options) {
+  const std::string path = temporary_path();
+  std::ofstream(path, std::ios::binary) << model.SerializeAsString();
+  const Result<Imported> imported = import_onnx(path, options);
+  std::filesystem::remove(path);
+  return imported ? "" : imported.error().message;
+}
+
+TEST(ImportFiles, AreReadUpToWhatProtobufReads) {
+  const std::string path = temporary_path();
+  const auto error_at = [&](uintmax_t bytes) {
+    std::ofstream(path).close();
+    std::filesystem::resize_file(path, bytes);  // zeros that take no room
+    const std::string error = import_onnx(path, {}).error().message;
+    std::filesystem::remove(path);
+    return error;
+  };
+  EXPECT_EQ(error_at(uintmax_t{600} << 20), "not an ONNX model, or a truncated one");
+  EXPECT_EQ(error_at(uintmax_t{1} << 31), "the model file has 2.0 GiB; at most 2.0 GiB are read");
+}
+
+TEST(ImportInputs, TakeShapesFromTheStrategy) {
+  onnx::ModelProto model = empty_model();
+  onnx::GraphProto& graph = *model.mutable_graph();
+  add_node(graph, "Neg", {"x"}, {"y"});
+  auto* type = graph.mutable_input(0)->mutable_type()->mutable_tensor_type();
+  ImportOptions options;
+  options.inputs.push_back({.name = "x", .shape = Shape{3}, .batch_dim = -1});
+  const auto shape_of = [&](const ImportOptions& with) {
+    const std::string path = temporary_path();
+    std::ofstream(path, std::ios::binary) << model.SerializeAsString();
+    const Result<Imported> imported = import_onnx(path, with);
+    return imported ? imported->graph.value(imported->graph.inputs[0]).type.shape : Shape{};
+  };
+  type->mutable_shape()->mutable_dim(0)->set_dim_value(-1);
+  EXPECT_EQ(shape_of(options), Shape{3});
+  EXPECT_EQ(shape_of({.batch = 5}), Shape{5});
+  type->mutable_shape()->mutable_dim(0)->set_dim_value(0);
+  EXPECT_EQ(error_of(model, {}), "input 'x' has no samples: its dim 0 is 0");
+  type->mutable_shape()->mutable_dim(0)->set_dim_value(-2);
+  EXPECT_EQ(error_of(model, options), "input 'x' has a negative dim: -2");
+  type->clear_shape();
+  EXPECT_EQ(shape_of(options), Shape{3});
+  EXPECT_EQ(error_of(model, {}), "input 'x' has no shape in the file: the strategy must say it");
+}
+
+TEST(ImportInputs, ThatAreNotSupportedAreNamedByTheirTypes) {
+  onnx::ModelProto model = empty_model();
+  add_node(*model.mutable_graph(), "Neg", {"x"}, {"y"});
+  auto* type = model.mutable_graph()->mutable_input(0)->mutable_type()->mutable_tensor_type();
+  for (const auto& [code, name] :
+       {std::pair(2, "uint8"), std::pair(8, "string"), std::pair(17, "float8e4m3fn")}) {
+    type->set_elem_type(code);
+    EXPECT_EQ(error_of(model, {}),
+              fmt::format("input 'x' has elements of {}, which is not supported", name));
+  }
+  type->set_elem_type(onnx::TensorProto::FLOAT);
+  add_attribute(*model.mutable_graph()->mutable_node(0), "to", int64_t{2});
+  model.mutable_graph()->mutable_node(0)->set_op_type("Cast");
+  EXPECT_NE(error_of(model, {.batch = 3}).find("casts to uint8, which is not supported"),
+            std::string::npos);
+}
+
+// What is computed in f64 takes the number itself, not what it became in the model's type.
+TEST(ImportNumbers, KeepWhatWasRounded) {
+  onnx::ModelProto model = empty_model();
+  add_node(*model.mutable_graph(), "ReduceMean", {"x"}, {"y"});
+  const std::string path = temporary_path();
+  std::ofstream(path, std::ios::binary) << model.SerializeAsString();
+  const Result<Imported> imported = import_onnx(path, {.batch = 3});
+  std::filesystem::remove(path);
+  ASSERT_TRUE(imported) << print_error(imported.error());
+  for (const Value& value : imported->graph.values) {
+    if (value.kind != ValueKind::kConstant || !info(value.type.dtype).is_float) continue;
+    double exact = 0;
+    ASSERT_EQ(value.exact.size, sizeof exact);
+    std::memcpy(&exact, value.exact.data, sizeof exact);
+    EXPECT_EQ(exact, 1.0 / 3);
+  }
 }
 
 // leaky(x){slope}: LeakyRelu with the attribute of the call, or the default of the operator;

@@ -1,7 +1,7 @@
 """What piper-run --save writes is loaded by the exporting PyTorch module, by name and strictly, and goes on from there: its loss of
 the next batch is the one of piper's next step. GPT with tied embeddings, Llama and BERT of the transformers library, trained on two
-stages x two replicas, so that the parameters come from all of them. And a model with batch norms, whose running statistics evaluation
-reads.
+stages x two replicas, so that the parameters come from all of them. A model with batch norms, whose running statistics evaluation
+reads; and Mamba, whose convolution is exported with its weight reshaped twice.
 
   save_test.py ROOT BIN [CASE…]    77 where no python here has PyTorch; the environment that tests/bench/against-torch makes serves,
                                    and so does one that PYTHON names
@@ -20,8 +20,6 @@ include: {root}/strategies/1f1b.yaml
 params: {{stages: 2, dp: 2, microbatches: 2}}
 train: {{global_batch: {batch}, optimizer: {{adamw: {{lr: 5e-3}}}}}}
 """
-# Names that the file cannot tell to be of one tensor, as piperc notes.
-TIED = {"bert": "parameters: [{tie: [model.cls.predictions.decoder.bias, model.cls.predictions.bias]}]\n"}
 STEPS, BOUND = 4, 1e-4
 
 
@@ -42,15 +40,34 @@ def find_python(root):
     sys.exit(77)
 
 
+def mamba():
+    """Its convolution's weight is squeezed by the model and unsqueezed again; the exporter computes both."""
+    import torch
+    import transformers
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = transformers.MambaForCausalLM(transformers.MambaConfig(
+                vocab_size=64, hidden_size=16, state_size=4, num_hidden_layers=2, time_step_rank=2))
+
+        def forward(self, input_ids, labels):
+            logits = self.model(input_ids=input_ids, use_cache=False).logits
+            return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    return Model()
+
+
 def check(case, root, bin, folder):
     import torch
     import torch_models as models
     from safetensors.torch import load_file, save_file
 
+    models.CASES["mamba"] = ("Mamba of the transformers library", mamba, 64, 8, 6, "")
     batches = models.batches(case)
     models.export(case, str(folder / "model.onnx"))
     save_file({f"batch/{k}/{name}": value for k, one in enumerate(batches) for name, value in one.items()}, folder / "data.safetensors")
-    (folder / "strategy.yaml").write_text(STRATEGY.format(root=root, batch=models.CASES[case][3]) + TIED.get(case, ""))
+    (folder / "strategy.yaml").write_text(STRATEGY.format(root=root, batch=models.CASES[case][3]))
     compiled = [bin / "piperc", folder / "model.onnx", folder / "strategy.yaml", "-o", folder / "plans", "--no-oracles"]
     subprocess.run(compiled, check=True, stdout=subprocess.DEVNULL)
 
@@ -98,7 +115,7 @@ def main():
     find_python(root)
     sys.path[:0] = [str(root / "tests/bench"), str(root / "tests/data")]
     failed = []
-    for case in sys.argv[3:] or ["gpt", "llama", "bert", "batch_norm"]:
+    for case in sys.argv[3:] or ["gpt", "llama", "bert", "mamba", "batch_norm"]:
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             right = check_norms(root, bin, folder) if case == "batch_norm" else check(case, root, bin, folder)
