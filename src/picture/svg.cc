@@ -6,7 +6,10 @@
 namespace piper {
 namespace {
 
-constexpr double kRow = 26, kCell = 22, kTop = 78, kLetter = 7.2, kLegendGap = 92;
+constexpr double kRow = 26, kCell = 22, kTop = 78, kLegendGap = 92;
+// Pixels: of text, its letters in parts of that, and the smallest that can be read.
+constexpr double kFont = 12, kPerFont = 0.6, kLetter = kFont * kPerFont, kSmallest = 5;
+constexpr size_t kBehindRanks = 11;  // " idle 100 %"
 
 std::string escape(std::string_view text) {
   std::string out;
@@ -42,7 +45,7 @@ class Image {
         scale_(kLetter * static_cast<double>(label_width(picture) + 1) / usual_length(picture)) {
     size_t head = 4;
     for (const PictureRow& row : picture.rows) head = std::max(head, ranks_of(row).size());
-    left_ = kLetter * static_cast<double>(head + 9);
+    left_ = 10 + kLetter * static_cast<double>(head + kBehindRanks + 1);
   }
 
   std::string run() {
@@ -97,9 +100,18 @@ class Image {
         cell.paired ? " beside another" : "", amount(picture_, cell.start));
     add("<rect class=\"cell {}{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\"/>",
         cell.pass, cell.step > 0 ? " later" : "", x, y, width, height);
-    if (static_cast<double>(cell.label.size()) * kLetter <= width)
-      add("<text x=\"{:.2f}\" y=\"{:.1f}\">{}</text>", x + 2, y + height / 2 + 4, cell.label);
+    draw_label(cell.label, x, y, width, height);
     svg_ += "</g>\n";
+  }
+  // As large as fits, so that short cells have theirs, too.
+  void draw_label(const std::string& label, double x, double y, double width, double height) {
+    constexpr double kGap = 1;
+    const double room = (width - 2 * kGap) / (kPerFont * static_cast<double>(label.size()));
+    const double font = std::min({kFont, height - 2, room});
+    if (font < kSmallest) return;
+    add("<text x=\"{:.2f}\" y=\"{:.1f}\"", x + kGap, y + height / 2 + font / 3);
+    if (font < kFont) add(" style=\"font-size: {:.1f}px\"", font - 0.05);
+    add(">{}</text>", label);
   }
 
   // Ten steps of time, and what it is measured in.
