@@ -90,8 +90,11 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
 // that all ranks of the axis hold alike is sent and matches.
 Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanations& out);
 // Which collectives an axis has come to, in sums, and one by one with what each is for.
-void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& out,
-                  std::vector<std::string>& each);
+void explain_axis(const ShardedGraph& made, const AxisCut& cut, const Strategy& strategy,
+                  Explanations& out, std::vector<std::string>& each);
+// What of a cut of `graph` that has been made was perhaps not meant: attention that ranks do whole,
+// weights that send less if they are cut the other way.
+std::vector<std::string> notes_of(const Graph& graph, const ShardedGraph& made, const AxisCut& cut);
 // How the parameters and inputs lie that some axis cuts: "model.h.0.fc.weight  f32[64,32]: dim 0
 // over tp".
 std::vector<std::string> layouts_of(const Graph& graph, const std::vector<AxisCut>& cuts);
@@ -149,7 +152,7 @@ struct FuseCount {
   int64_t left = 0, apart = 0;
   std::string example;
 };
-void explain_fuse(const Strategy& strategy, const Fused& fused,
+void explain_fuse(const Dag& dag, const Strategy& strategy, const Fused& fused,
                   const std::vector<FuseCount>& counts, Explanations& out);
 
 // The limit of each cell that the order's policy gives.

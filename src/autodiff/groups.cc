@@ -5,6 +5,18 @@
 namespace piper {
 namespace {
 
+// By its own name or one under which it is tied, as a path or as it is saved.
+bool is_named(const Param& param, const Glob& glob) {
+  std::vector<std::string> names = param.aliases;
+  names.push_back(param.name);
+  return glob.match(param.scope) ||
+         std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+           std::string path = name;
+           std::replace(path.begin(), path.end(), '.', '/');
+           return glob.match(name) || glob.match(path);
+         });
+}
+
 Error unused(const ParamGroup& group, const std::vector<Param>& params, bool matched) {
   if (matched) {
     return fail(group.at, "earlier groups take all parameters that '{}' matches", group.match)
@@ -30,7 +42,7 @@ Result<std::vector<const ParamGroup*>> groups_of(const std::vector<Param>& param
     }
     bool matched = false, won = false;
     for (size_t p = 0; p < params.size(); ++p) {
-      const bool is_in = names.empty() ? glob.match(params[p].scope) || glob.match(params[p].name)
+      const bool is_in = names.empty() ? is_named(params[p], glob)
                                        : std::count(names.begin(), names.end(), params[p].name) > 0;
       if (!is_in) continue;
       matched = true;

@@ -78,7 +78,8 @@ std::optional<std::string> nearest(std::string_view name, std::span<const std::s
 
 std::string did_you_mean(std::string_view name, std::span<const std::string> candidates) {
   const std::optional<std::string> candidate = nearest(name, candidates);
-  return candidate ? fmt::format(" (did you mean '{}'?)", *candidate) : std::string();
+  return candidate && *candidate != name ? fmt::format(" (did you mean '{}'?)", *candidate)
+                                         : std::string();
 }
 
 std::string join(std::span<const std::string> parts, std::string_view separator) {

@@ -143,7 +143,7 @@ Result<Dag> fused_messages(Dag dag, std::vector<ComputeOrder>& order, const Stra
   PIPER_ASSIGN(const Fused shared, fuse_microbatches(dag, strategy, variables));
   if (!shared.groups.empty())
     count_joined(shared, join_messages(dag, order, shared.groups), counts);
-  explain_fuse(strategy, fused, counts, explain);
+  explain_fuse(dag, strategy, fused, counts, explain);
   return dag;
 }
 
@@ -191,13 +191,34 @@ Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
   PIPER_ASSIGN(const std::vector<AxisCut> cuts,
                apply_shard(graph, making.strategy, of_batch, making.explain()));
   for (const AxisCut& cut : cuts) {
-    PIPER_ASSIGN(ShardedGraph made, shard_axis(std::move(graph), cut));
-    explain_axis(made, cut, making.explain(), making.compiled.layouts);
+    PIPER_ASSIGN(ShardedGraph made, shard_axis(graph, cut));
+    for (const std::string& note : notes_of(graph, made, cut)) {
+      making.explain().push_back({cut.seeds.front().at, "shard", {"note: " + note}});
+      making.compiled.notes.push_back({"shard over " + cut.name, note});
+    }
+    explain_axis(made, cut, making.strategy, making.explain(), making.compiled.layouts);
     graph = std::move(made.graph);
   }
   const std::vector<std::string> lines = layouts_of(graph, cuts);
   making.compiled.layouts.insert(making.compiled.layouts.begin(), lines.begin(), lines.end());
   return graph;
+}
+
+// The rules that set the tags of regions stand where these are wrong.
+Error with_rules(Error error, const Strategy& strategy, const std::vector<std::string>& tags) {
+  if (error.at.line != 0) return error;
+  error.at = strategy.annotate.at;
+  const auto note = [&](const std::string& tag, const SourceSpan& at) {
+    if (std::find(tags.begin(), tags.end(), tag) != tags.end())
+      error.notes.push_back(
+          fmt::format("'{}' is set at {}:{}:{}", tag, at.file, at.line, at.column));
+  };
+  for (const auto& rule : strategy.annotate.rules) {
+    if (const auto* balance = std::get_if<BalanceRule>(&rule)) note(balance->tag, balance->at);
+    if (const auto* annotate = std::get_if<AnnotateRule>(&rule))
+      for (const auto& [tag, value] : annotate->tags) note(tag, annotate->at);
+  }
+  return error;
 }
 
 // Chunks that have their places.
@@ -226,7 +247,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
     spec.variants = std::move(recomputed.variants);
   }
   Result<Dag> made = make_dag(rename_in_backward(keep_slopes(std::move(graph))), spec);
-  if (!made && made.error().at.line == 0) made.error().at = strategy.annotate.at;
+  if (!made) return with_rules(std::move(made).error(), strategy, spec.region_tags);
   PIPER_ASSIGN(Dag dag, std::move(made));
   if (making.is_oracle()) return dag;
   explain_copies(dag, explain);
@@ -418,6 +439,9 @@ Result<Compiled> compile(const CompileOptions& options) {
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
   explain_fast_sums(strategy, options.target, compiled.explanations);
+  predict_time(compiled.set);
+  if (auto note = explain_pairs(compiled.set, strategy, compiled.explanations))
+    compiled.notes.push_back(*std::move(note));
   for (const LeftOut& one : strategy.left_out)
     compiled.explanations.push_back({one.at, one.what, {"left out: " + one.why}});
   if (options.oracles) {

@@ -1,7 +1,9 @@
 // What entries of a strategy that move messages cost. Private to the compile room.
 #pragma once
 
+#include "piper/bundle.h"
 #include "piper/directives.h"
+#include "piper/import.h"
 #include "piper/schedule.h"
 
 namespace piper {
@@ -10,5 +12,14 @@ namespace piper {
 // each message in its place: nothing where they do not. Leaves the Dag as it is.
 void explain_idle(Dag& dag, const TaskLists& deps, const Schedule& schedule,
                   const Strategy& strategy, Explanations& explain);
+
+// The same of streams that carry the collectives of both halves of overlapped pairs, by the
+// picture's simulation of the plans. A note for every run where they lose time.
+std::optional<Note> explain_pairs(const PlanSet& set, const Strategy& strategy,
+                                  Explanations& explain);
+
+// How long a step is and how much of it devices are idle, into the manifest's predictions: "idle",
+// a share, and "step_flops". Of plans of very many instructions nothing.
+void predict_time(PlanSet& set);
 
 }  // namespace piper

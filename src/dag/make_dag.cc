@@ -233,6 +233,27 @@ std::vector<int32_t> before(const Dag& dag, size_t c,
   return result;
 }
 
+std::string where_of(const Node& node) {
+  return fmt::format("{} '{}'{}", node.op, node.name,
+                     node.scope.empty() ? "" : fmt::format(" ({})", node.scope));
+}
+
+// An op of one chunk that reads what an op of another one makes.
+std::string why_after(const Dag& dag, const Chunk& chunk, const Chunk& other) {
+  for (NodeId id : chunk.nodes)
+    for (ValueId input : dag.graph.node(id).inputs) {
+      const NodeId producer = input.valid() ? dag.graph.value(input).producer : NodeId();
+      if (!producer.valid() ||
+          std::find(other.nodes.begin(), other.nodes.end(), producer) == other.nodes.end())
+        continue;
+      return fmt::format("in '{}' {} reads what {} makes in '{}'", chunk.name,
+                         where_of(dag.graph.node(id)), where_of(dag.graph.node(producer)),
+                         other.name);
+    }
+  return fmt::format("'{}' begins with {}", chunk.name,
+                     where_of(dag.graph.node(chunk.nodes.front())));
+}
+
 Error circle_error(const Dag& dag, const std::vector<int32_t>& waiting,
                    const std::vector<std::vector<int32_t>>& preds) {
   // Follow unfinished predecessors until one repeats: the shortest way to show a circle is one lap.
@@ -249,14 +270,18 @@ Error circle_error(const Dag& dag, const std::vector<int32_t>& waiting,
       }
   }
   std::string chain;
-  for (auto it = std::find(path.begin(), path.end(), at); it != path.end(); ++it)
-    chain += fmt::format("'{}' needs ", dag.chunks[static_cast<size_t>(*it)].name);
-  const Chunk& chunk = dag.chunks[static_cast<size_t>(at)];
-  const Node& node = dag.graph.node(chunk.nodes.front());
-  return fail("the tags cut the model into regions that need each other: {}'{}'", chain, chunk.name)
-      .with_note(
-          fmt::format("'{}' begins with {} '{}' ({})", chunk.name, node.op, node.name, node.scope))
-      .with_note("help: tag the ops so that each region is entered once");
+  std::vector<std::string> notes;
+  path.push_back(at);
+  for (auto it = std::find(path.begin(), path.end(), at); it + 1 != path.end(); ++it) {
+    const Chunk& chunk = dag.chunks[static_cast<size_t>(*it)];
+    chain += fmt::format("'{}' needs ", chunk.name);
+    notes.push_back(why_after(dag, chunk, dag.chunks[static_cast<size_t>(it[1])]));
+  }
+  Error error = fail("the tags cut the model into regions that need each other: {}'{}'", chain,
+                     dag.chunks[static_cast<size_t>(at)].name);
+  error.notes = std::move(notes);
+  error.notes.push_back("help: tag the ops so that each region is entered once");
+  return error;
 }
 
 Status order_chunks(Dag& dag) {

@@ -45,7 +45,8 @@ class Finder {
   Status join(const FuseRule& rule) {
     PIPER_TRY(check_kinds(rule));
     PIPER_ASSIGN(const std::vector<TaskId> found, claim(rule));
-    if (found.empty()) return matcher_.nothing(rule.where, rule.at, "fuse");
+    if (found.empty() && matcher_.excuse(rule.where, true).empty())
+      return matcher_.nothing(rule.where, rule.at, "fuse");
     std::map<Key, std::vector<Message>> together;
     for (TaskId id : found)
       together[key_of(id, dag_.tasks[id.index()].micro)].push_back({made(id), id});
@@ -233,12 +234,14 @@ Result<Fused> fuse_microbatches(const Dag& dag, const Strategy& strategy,
   return fused;
 }
 
-void explain_fuse(const Strategy& strategy, const Fused& fused,
+void explain_fuse(const Dag& dag, const Strategy& strategy, const Fused& fused,
                   const std::vector<FuseCount>& counts, Explanations& out) {
   for (size_t r = 0; r < counts.size(); ++r) {
     const FuseCount& count = counts[r];
     Explanation report{strategy.fuses[r].at, "fuse", {}};
-    if (count.left == fused.matched[r] && count.apart == 0)
+    if (fused.matched[r] == 0)
+      report.lines.push_back(of_one_rank(dag));
+    else if (count.left == fused.matched[r] && count.apart == 0)
       report.lines.push_back(
           fmt::format("{} messages, none with another that it could join", count.left));
     else

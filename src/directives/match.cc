@@ -77,6 +77,11 @@ Error no_tag(const Condition& condition, const Graph& graph) {
               did_you_mean(condition.tag, names));
 }
 
+std::string as_path(std::string name) {
+  std::replace(name.begin(), name.end(), '.', '/');
+  return name;
+}
+
 bool matches_any(const Glob& match, std::span<const std::string> scopes) {
   return std::any_of(scopes.begin(), scopes.end(),
                      [&](const std::string& scope) { return match.match(scope).has_value(); });
@@ -137,8 +142,8 @@ Result<const std::vector<bool>*> TaskMatcher::named_by(const Condition& conditio
   std::vector<bool> named(graph.values.size());
   for (size_t v = 0; v < named.size(); ++v) named[v] = is_named(graph.values[v].name);
   for (const Param& param : graph.params) {
-    if (!is_named(param.name) && !is_named(param.scope) &&
-        std::none_of(param.aliases.begin(), param.aliases.end(), is_named))
+    if (std::none_of(globs.begin(), globs.end(),
+                     [&](const Glob& glob) { return has_name(param, glob); }))
       continue;
     named[param.value.index()] = true;
     if (!param.gradient.valid()) continue;
@@ -246,6 +251,16 @@ Result<std::vector<TaskId>> TaskMatcher::find(const Where& where,
   return found;
 }
 
+std::string TaskMatcher::excuse(const Where& where, bool messages) const {
+  const auto is_message = [](const std::string& kind) {
+    return kind != "compute" && kind != "input";
+  };
+  for (const Condition& condition : where)
+    if (condition.tag == "kind" && !condition.words.empty())
+      messages = std::all_of(condition.words.begin(), condition.words.end(), is_message);
+  return messages ? of_one_rank(dag_) : "";
+}
+
 Error TaskMatcher::nothing(const Where& where, const SourceSpan& at,
                            std::string_view directive) const {
   Error error = no_match(dag_, where, at, directive);
@@ -257,6 +272,14 @@ Error TaskMatcher::nothing(const Where& where, const SourceSpan& at,
   return error;
 }
 
+bool has_name(const Param& param, const Glob& glob) {
+  const auto is_named = [&](const std::string& name) {
+    return glob.match(name).has_value() || glob.match(as_path(name)).has_value();
+  };
+  return glob.match(param.scope) || is_named(param.name) ||
+         std::any_of(param.aliases.begin(), param.aliases.end(), is_named);
+}
+
 Result<int32_t> find_axis(const Dag& dag, const std::string& name, const SourceSpan& at,
                           std::string_view directive) {
   std::vector<std::string> names;
@@ -264,6 +287,16 @@ Result<int32_t> find_axis(const Dag& dag, const std::string& name, const SourceS
   const auto found = std::find(names.begin(), names.end(), name);
   if (found != names.end()) return static_cast<int32_t>(found - names.begin());
   return fail(at, "{}: the mesh has no axis '{}'{}", directive, name, did_you_mean(name, names));
+}
+
+std::string of_one_rank(const Dag& dag) {
+  std::vector<std::string> names;
+  for (const DagAxis& axis : dag.mesh)
+    if (axis.size == 1) names.push_back(fmt::format("'{}'", axis.name));
+  if (names.empty()) return "";
+  return fmt::format("nothing: {} {} one rank{}", names.size() == 1 ? "axis" : "axes",
+                     names.size() == 1 ? names[0] + " has" : join(names, ", ") + " have",
+                     names.size() == 1 ? "" : " each");
 }
 
 std::string place_of(const SourceSpan& at) {
@@ -320,9 +353,10 @@ Error no_ops(const Graph& graph, std::string_view what, const SourceSpan& at,
   for (const Node& node : graph.nodes)
     if (node.pass == Pass::kF && !node.scope.empty()) all.insert(node.scope);
   const std::vector<std::string> scopes(all.begin(), all.end());
-  Error error =
-      fail(at, "{}{}", what, match ? did_you_mean(match->pattern(), scopes) : std::string());
-  if (match && !matches_any(*match, scopes)) {
+  const bool is_matched = !match || matches_any(*match, scopes);
+  Error error = fail(is_matched && !where.empty() ? where.front().at : at, "{}{}", what,
+                     is_matched ? std::string() : did_you_mean(match->pattern(), scopes));
+  if (!is_matched) {
     error.notes.push_back(
         fmt::format("no op's scope matches '{}'; there are {}", match->pattern(),
                     join(std::span(scopes).first(std::min(scopes.size(), kShown)), ", ")));

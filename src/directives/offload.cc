@@ -63,8 +63,13 @@ class Chooser {
       claimed_by_[i] = &rule;
       offload.items.push_back(ItemId(i));
     }
-    if (offload.items.empty()) return matcher_.nothing(rule.where, rule.at, "offload");
-    return offload;
+    if (!offload.items.empty()) return offload;
+    const auto& nodes = dag_.graph.nodes;
+    if (rule.match && std::none_of(nodes.begin(), nodes.end(), [&](const Node& node) {
+          return rule.match->match(node.scope).has_value();
+        }))
+      return no_ops(dag_.graph, "offload: matches no op", rule.at, rule.match, {});
+    return matcher_.nothing(rule.where, rule.at, "offload");
   }
 
  private:

@@ -83,8 +83,11 @@ Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& v
       task.distance = prefetch.eager() ? kEarliest : prefetch.distance;
       ++counts[{kTaskKindNames[static_cast<size_t>(task.kind)], unit_of(dag, task)}];
     }
-    if (counts.empty()) return matcher.nothing(prefetch.where, prefetch.at, "prefetch");
+    const std::string excuse = matcher.excuse(prefetch.where);
+    if (counts.empty() && excuse.empty())
+      return matcher.nothing(prefetch.where, prefetch.at, "prefetch");
     Explanation report{prefetch.at, "prefetch", {}};
+    if (counts.empty()) report.lines.push_back(excuse);
     for (const auto& [what, count] : counts)
       report.lines.push_back(fmt::format("{} {}{}: {}", count, what.first, count == 1 ? "" : "s",
                                          print_distance(prefetch, what.second)));

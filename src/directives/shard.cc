@@ -2,7 +2,7 @@
 #include <map>
 #include <set>
 
-#include "piper/directives.h"
+#include "match.h"
 #include "piper/ops.h"
 
 namespace piper {
@@ -62,7 +62,9 @@ class Seeds {
     std::vector<std::string> all;
     for (const Param& param : graph_.params) {
       all.push_back(param.scope);
-      if (is_any(shard_.match, param.scope) || is_any(shard_.match, param.name))
+      for (const std::string& alias : param.aliases) all.push_back(alias);
+      if (std::any_of(shard_.match.begin(), shard_.match.end(),
+                      [&](const Glob& glob) { return has_name(param, glob); }))
         PIPER_TRY(add(param.value, fmt::format("parameter '{}'", quote_control(param.name))));
     }
     return nothing("parameter", shard_.match, all);
@@ -314,12 +316,13 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
       PIPER_ASSIGN(std::vector<ShardSeed> seeds, Seeds(step, shard).find());
       out.push_back({shard.at,
                      "shard",
-                     {fmt::format("{} over {}: {} tensor{}",
+                     {fmt::format("{} over {}: {} tensor{}{}",
                                   shard.dim ? fmt::format("dim {}", *shard.dim) : "all", axis.name,
-                                  seeds.size(), seeds.size() == 1 ? "" : "s")}});
+                                  seeds.size(), seeds.size() == 1 ? "" : "s",
+                                  axis.size == 1 ? ", which its one rank has whole" : "")}});
       PIPER_TRY(add_seeds(step, cut, std::move(seeds)));
     }
-    if (cut.seeds.empty() && !cut.attention.empty())
+    if (cut.seeds.empty() && !cut.attention.empty() && cut.ranks > 1)
       return fail(cut.attention.front().at, "shard: nothing is cut over '{}'", cut.name)
           .with_note(fmt::format("help: `shard: {{input: \"*\", dim: 1, over: {}}}` cuts tokens",
                                  cut.name));
@@ -376,18 +379,24 @@ Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanati
       if (!sent[v] || !can_be_sliced(dag, value, axis)) continue;
       ++alike;
       if (!is_any(shard.sends, dag.graph.node(value.producer).scope)) continue;
+      ++count;
+      bytes += value.type.bytes();
+      if (named->size == 1) continue;
       std::vector<int32_t>& axes = dag.sliced[v];
       const auto at = std::lower_bound(axes.begin(), axes.end(), axis);
       if (at == axes.end() || *at != axis) axes.insert(at, axis);
-      ++count;
-      bytes += value.type.bytes();
     }
-    if (count == 0)
+    const bool is_sent = std::find(sent.begin(), sent.end(), true) != sent.end();
+    if (count == 0 && (is_sent || of_one_rank(dag).empty()))
       return fail(shard.of_at, "shard: no message between stages matches '{}'",
                   quote_control(shard.sends.front().pattern()))
           .with_note(fmt::format("of {} values that stages send, ranks along '{}' hold {} alike",
                                  std::count(sent.begin(), sent.end(), true), shard.over, alike))
           .with_note("help: `--explain=comm` lists the messages");
+    if (count == 0 || named->size == 1) {
+      out.push_back({shard.at, "shard", {of_one_rank(dag)}});
+      continue;
+    }
     out.push_back(
         {shard.at,
          "shard",
@@ -398,8 +407,20 @@ Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanati
   return dag;
 }
 
-void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& out,
-                  std::vector<std::string>& each) {
+namespace {
+
+bool has_replicas(const Strategy& strategy) {
+  return std::any_of(strategy.mesh.begin(), strategy.mesh.end(), [&](const MeshAxis& axis) {
+    return axis.size > 1 &&
+           std::any_of(strategy.replicates.begin(), strategy.replicates.end(),
+                       [&](const Replicate& one) { return one.over == axis.name; });
+  });
+}
+
+}  // namespace
+
+void explain_axis(const ShardedGraph& made, const AxisCut& cut, const Strategy& strategy,
+                  Explanations& out, std::vector<std::string>& each) {
   struct Sum {
     int64_t count = 0, bytes = 0;
     bool is_expected = false;  // where an index says what travels
@@ -435,14 +456,91 @@ void explain_axis(const ShardedGraph& made, const AxisCut& cut, Explanations& ou
   Explanation report{cut.seeds.front().at, "shard", {}};
   if (terms.count > 0)
     report.lines.push_back(
-        fmt::format("U: {} sums ({}) are also over {}, once a step, in the messages of replicas",
-                    terms.count, human_bytes(terms.bytes), cut.name));
+        fmt::format("U: {} sum{} ({}) over {}, once a step{}", terms.count,
+                    terms.count == 1 ? "" : "s", human_bytes(terms.bytes), cut.name,
+                    has_replicas(strategy) ? ", in the messages of replicas" : ""));
   for (const auto& [of, sum] : sums)
     report.lines.push_back(fmt::format("{}: {} × {} over {}, {} a rank and microbatch{}",
                                        kPassNames[static_cast<size_t>(of.first)], sum.count,
                                        of.second, cut.name, human_bytes(sum.bytes),
                                        sum.is_expected ? ", if as many rows go to each rank" : ""));
   out.push_back(std::move(report));
+}
+
+namespace {
+
+// Attention that ranks do whole, of heads that they put together for it.
+void note_whole_attention(const ShardedGraph& made, const AxisCut& cut,
+                          std::vector<std::string>& notes) {
+  std::set<int32_t> whole;
+  std::string example;
+  for (const Conversion& conversion : made.conversions) {
+    if (!cut.attention.empty() || !conversion.reader.valid()) continue;
+    const Node &reader = made.graph.node(conversion.reader),
+               &node = made.graph.node(conversion.node);
+    if (reader.op != "Attention" || node.op != "AllGather" || node.pass != Pass::kF) continue;
+    whole.insert(conversion.reader.value);
+    example = fmt::format("'{}' ({})", made.graph.value(node.outputs[0]).name,
+                          to_string(made.graph.value(node.outputs[0]).type));
+  }
+  if (whole.empty()) return;
+  notes.push_back(fmt::format(
+      "{} attention{} run{} whole on each of the {} ranks, which put {} together for {}: heads are "
+      "cut only into as many equal blocks as there are ranks",
+      whole.size(), whole.size() == 1 ? "" : "s", whole.size() == 1 ? "s" : "", cut.ranks, example,
+      whole.size() == 1 ? "it" : "them"));
+}
+
+int64_t sent_by(const ShardedGraph& made) {
+  int64_t bytes = 0;
+  for (const Conversion& conversion : made.conversions) bytes += conversion.bytes;
+  return bytes;
+}
+
+// Weights of two dims that send much less if each is cut along its other one: files have products
+// with weights [in, out] and [out, in].
+Status note_other_way(const Graph& graph, const ShardedGraph& made, AxisCut cut,
+                      std::vector<std::string>& notes) {
+  constexpr double kMuch = 0.6;
+  size_t weights = 0;
+  std::string example;
+  for (ShardSeed& seed : cut.seeds) {
+    const Value& value = graph.value(seed.value);
+    const bool is_weight = value.kind == ValueKind::kState && value.type.shape.size() == 2;
+    if (!is_weight || seed.dim < 0 || seed.pad_to > 0) continue;
+    if (value.type.shape[static_cast<size_t>(1 - seed.dim)] % cut.ranks != 0) return ok_status();
+    example = fmt::format("'{}' ({})", value.name, to_string(value.type));
+    seed.dim = 1 - seed.dim;
+    ++weights;
+  }
+  const auto forward = std::count_if(made.conversions.begin(), made.conversions.end(),
+                                     [&](const Conversion& conversion) {
+                                       return made.graph.node(conversion.node).pass == Pass::kF;
+                                     });
+  // Two products, one cut along what it makes and the next along what it reads, need one
+  // collective.
+  if (weights < 2 || static_cast<size_t>(forward) < weights) return ok_status();
+  PIPER_ASSIGN(const ShardedGraph other, shard_axis(graph, cut));
+  if (static_cast<double>(sent_by(other)) > kMuch * static_cast<double>(sent_by(made)))
+    return ok_status();
+  notes.push_back(
+      fmt::format("a rank sends {} a microbatch in {} collectives; if each of the {} weights of "
+                  "two dims, as {}, "
+                  "were cut along its other one, {} in {}: are they stored as [in, out]?",
+                  human_bytes(sent_by(made)), made.conversions.size(), weights, example,
+                  human_bytes(sent_by(other)), other.conversions.size()));
+  return ok_status();
+}
+
+}  // namespace
+
+std::vector<std::string> notes_of(const Graph& graph, const ShardedGraph& made,
+                                  const AxisCut& cut) {
+  std::vector<std::string> notes;
+  note_whole_attention(made, cut, notes);
+  // What cannot be cut the other way needs no note.
+  static_cast<void>(note_other_way(graph, made, cut, notes));
+  return notes;
 }
 
 std::vector<std::string> layouts_of(const Graph& graph, const std::vector<AxisCut>& cuts) {

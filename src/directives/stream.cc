@@ -28,6 +28,7 @@ class Assigner {
     Explanation report{rule.at, "stream", {}};
     std::map<std::string, int64_t> counts;
     const int32_t stream = stream_of(dag_, rule.name);
+    excuse_ = "for what others put there";
     if (rule.where) PIPER_TRY(move_tasks(rule, stream, counts));
     TaskStream& own = dag_.streams[static_cast<size_t>(stream)];
     own.priority = rule.priority.value_or(own.priority);
@@ -35,8 +36,8 @@ class Assigner {
     std::string text;
     for (const auto& [kind, count] : counts)
       text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, kind);
-    report.lines.push_back(fmt::format("'{}'{}: {}", rule.name, property_text(own),
-                                       text.empty() ? "for what others put there" : text));
+    report.lines.push_back(
+        fmt::format("'{}'{}: {}", rule.name, property_text(own), text.empty() ? excuse_ : text));
     return report;
   }
 
@@ -44,7 +45,11 @@ class Assigner {
   Status move_tasks(const StreamRule& rule, int32_t stream,
                     std::map<std::string, int64_t>& counts) {
     PIPER_ASSIGN(const std::vector<TaskId> found, matcher_.find(*rule.where, variables_));
-    if (found.empty()) return matcher_.nothing(*rule.where, rule.at, "stream");
+    if (found.empty()) {
+      excuse_ = matcher_.excuse(*rule.where);
+      return excuse_.empty() ? Status(matcher_.nothing(*rule.where, rule.at, "stream"))
+                             : ok_status();
+    }
     const bool moves = std::any_of(found.begin(), found.end(), [&](TaskId id) {
       return dag_.tasks[id.index()].stream != stream;
     });
@@ -73,6 +78,7 @@ class Assigner {
   const Variables& variables_;
   TaskMatcher matcher_;
   std::vector<const StreamRule*> claimed_by_;  // by task
+  std::string excuse_;                         // why the last rule moves none
   std::map<int32_t, SourceSpan> named_;        // streams that replicate names
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "at.h"
 #include "piper/memory.h"
@@ -192,6 +193,22 @@ std::vector<Life> find_lives(const RoleProgram& role, const Positions& positions
   return lives;
 }
 
+// What of both steps meets in the buffer; there is one of it, however many microbatches there are,
+// where it is of the whole step: a sum, or what the step reports.
+std::string help_apart(const RoleProgram& role, size_t b) {
+  const auto is_report = [&](const Report& report) { return at(report.buffer) == b; };
+  bool is_whole = std::any_of(role.reports.begin(), role.reports.end(), is_report);
+  std::set<int32_t> micros;
+  for (const Instruction& one : role.body)
+    if (!one.ahead && std::count(one.args.begin(), one.args.end(), static_cast<int32_t>(b)) > 0)
+      micros.insert(one.micro);
+  is_whole = is_whole || micros.size() > 1 || micros.contains(-1);
+  return is_whole ? "help: it is there once for all microbatches of a step: let this device begin "
+                    "the next step behind its last task of this one"
+                  : "help: more microbatches, or fewer tasks of the next step before those of this "
+                    "one";
+}
+
 // A buffer that both steps of a body use lives from where the next step begins it, past the end of
 // the body, to where its own step has done with it. It must not be needed by two at once.
 Status set_lifetime(const RoleProgram& role, const Life& life, size_t b, Block& block) {
@@ -204,8 +221,7 @@ Status set_lifetime(const RoleProgram& role, const Life& life, size_t b, Block& 
   if (!both || life.own.last < life.next.first) return ok_status();
   return fail("'{}' would be needed by two steps at once", role.name(static_cast<int32_t>(b)))
       .with_code(ExitCode::kRefused)
-      .with_note(
-          "help: more microbatches, or fewer tasks of the next step before those of this one");
+      .with_note(help_apart(role, b));
 }
 
 Status place(RoleProgram& role, const std::vector<Life>& lives, const std::vector<Slot>& pool) {
