@@ -23,13 +23,15 @@ struct Change {
 struct DiffSection {
   std::string name;     // of diff_sections()
   std::string summary;  // "2 of 4 devices, from task 3 on"
-  // What --fail-on compares with a limit: the greatest of any device.
+  // What --fail-on compares with a limit: the greatest of any device, and where a device may run
+  // out of it, each one's.
   struct Measure {
     double before = 0, after = 0;
     DiffUnit unit = DiffUnit::kCount;
   };
   std::optional<Measure> measure;
-  std::vector<Change> changes;  // none: nothing differs
+  std::vector<std::pair<std::string, Measure>> each;  // "pp=1"; devices that came or went too
+  std::vector<Change> changes;                        // none: nothing differs
 };
 
 struct Diff {

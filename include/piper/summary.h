@@ -46,7 +46,7 @@ struct StageSummary {
 struct OrderedTask {
   int32_t stage = 0;  // of the role's stages
   int32_t micro = 0;
-  char pass = 'F';          // 'F', 'B', 'I' (BI), 'W' (BW): a BI and the BW behind it are a 'B'
+  char pass = 'F';          // 'F', 'B', 'I' (BI), 'W' (BW)
   bool paired = false;      // '&' with the item before
   bool ahead = false;       // of the next step
   bool recomputes = false;  // runs forward ops again
@@ -54,7 +54,8 @@ struct OrderedTask {
   bool operator==(const OrderedTask&) const = default;
 };
 
-// Messages of one kind that a rank takes part in, in a step.
+// Messages of one kind that a rank takes part in, in a step. Bytes are those that it sends: of a
+// collective, as a ring sends them.
 struct TrafficSummary {
   InstructionKind kind = InstructionKind::kSend;
   std::string of;    // messages: "activations", "gradients", "sums of the step"

@@ -21,13 +21,11 @@ void add_train(const Compiled&, const Summary& summary, bool, std::string& text)
   add_section("train", train_lines(summary), text);
 }
 
-void add_directives(const Compiled& compiled, const Summary& summary, bool lines,
-                    std::string& text) {
+void add_directives(const Compiled& compiled, const Summary&, bool lines, std::string& text) {
   for (const Explanation& e : compiled.explanations) {
     const std::string at = lines ? fmt::format("{}:{}: ", e.at.file, e.at.line) : "";
     add_section((at + e.directive).c_str(), e.lines, text);
   }
-  add_section("messages", traffic_lines(summary), text);
   for (const auto& [op, count] : compiled.patterns)
     text += fmt::format("recognised: {} {}\n", count, op);
   for (const std::string& line : compiled.left)
@@ -78,7 +76,7 @@ constexpr Topic kTopics[] = {{"train", add_train, true},
                              {"directives", add_directives, true},
                              {"parameters", add_parameters, false},
                              {"layouts", add_layouts, false},
-                             {"comm", add_comm, false},
+                             {"comm", add_comm, true},
                              {"order", add_order, false},
                              {"memory", add_memory, true},
                              {"traffic", add_traffic, false}};

@@ -17,6 +17,7 @@ constexpr SectionDef kSections[] = {{"model", compare_model},
                                     {"parameters", compare_parameters},
                                     {"memory", compare_memory, true},
                                     {"flops", compare_flops, true},
+                                    {"time", compare_time, true},
                                     {"placement", compare_placement},
                                     {"stages", compare_stages},
                                     {"order", compare_order},
@@ -123,6 +124,21 @@ Result<std::vector<DiffGate>> parse_gates(std::string_view text) {
   return gates;
 }
 
+namespace {
+
+// Of a measure, of a device or of the set, that has grown too much.
+std::optional<std::string> growth_of(const DiffGate& gate, const std::string& what,
+                                     const DiffSection::Measure& measure) {
+  if (measure.after <= measure.before * (1 + *gate.percent / 100)) return {};
+  const std::string growth = growth_text(measure.before, measure.after, measure.unit);
+  return fmt::format("{} grew from {} to {}{}, more than {} %", what,
+                     value_text(measure.before, measure.unit),
+                     value_text(measure.after, measure.unit),
+                     growth.empty() ? "" : " (" + growth + ")", *gate.percent);
+}
+
+}  // namespace
+
 void apply_gates(const std::vector<DiffGate>& gates, Diff& diff) {
   for (const DiffGate& gate : gates) {
     const DiffSection* section = diff.find(gate.section);
@@ -131,13 +147,14 @@ void apply_gates(const std::vector<DiffGate>& gates, Diff& diff) {
       diff.failed.push_back(gate.section + verb_of(gate.section));
       continue;
     }
-    const DiffSection::Measure measure = section->measure.value_or(DiffSection::Measure());
-    if (measure.after <= measure.before * (1 + *gate.percent / 100)) continue;
-    const std::string growth = growth_text(measure.before, measure.after, measure.unit);
-    diff.failed.push_back(fmt::format("{} grew from {} to {}{}, more than {} %", gate.section,
-                                      value_text(measure.before, measure.unit),
-                                      value_text(measure.after, measure.unit),
-                                      growth.empty() ? "" : " (" + growth + ")", *gate.percent));
+    const size_t others = diff.failed.size();
+    for (const auto& [where, measure] : section->each)
+      if (auto grown = growth_of(gate, fmt::format("{} of {}", gate.section, where), measure))
+        if (measure.before > 0) diff.failed.push_back(*std::move(grown));
+    if (diff.failed.size() > others) continue;
+    const auto measure = section->measure.value_or(DiffSection::Measure());
+    if (auto grown = growth_of(gate, gate.section, measure))
+      diff.failed.push_back(*std::move(grown));
   }
 }
 

@@ -35,14 +35,16 @@ struct StageField {
   const char* what;
   double (*get)(const StageSummary&);
   DiffUnit unit;
+  bool of_micro = true;  // of one microbatch, whose size another number of them changes
 };
 constexpr StageField kStageFields[] = {
-    {"forward ops", [](const StageSummary& s) { return double(s.ops); }, DiffUnit::kCount},
+    {"forward ops", [](const StageSummary& s) { return double(s.ops); }, DiffUnit::kCount, false},
     {"forward", [](const StageSummary& s) { return s.forward_flops; }, DiffUnit::kFlops},
     {"backward", [](const StageSummary& s) { return s.backward_flops; }, DiffUnit::kFlops},
-    {"weights", [](const StageSummary& s) { return double(s.weight_bytes); }, DiffUnit::kBytes},
+    {"weights", [](const StageSummary& s) { return double(s.weight_bytes); }, DiffUnit::kBytes,
+     false},
     {"optimizer states", [](const StageSummary& s) { return double(s.state_bytes); },
-     DiffUnit::kBytes},
+     DiffUnit::kBytes, false},
     {"kept for the backward", [](const StageSummary& s) { return s.kept_bytes; }, DiffUnit::kBytes},
     {"sent", [](const StageSummary& s) { return s.sent_bytes; }, DiffUnit::kBytes}};
 
@@ -59,11 +61,17 @@ std::string passes_text(const StageSummary& stage) {
   return join(std::vector<std::string>(passes.begin(), passes.end()), ", ");
 }
 
+// Where the number of microbatches differs, so does all of one of them: then those of a step are
+// compared.
 void compare_stage(const SetMatch::StagePair& pair, DiffSection& section) {
-  for (const StageField& field : kStageFields)
-    add_number(section, pair.name(), field.what, field.get(*pair.before), field.get(*pair.after),
-               field.unit);
-  if (!section.changes.empty() || pair.before->runs != pair.after->runs) return;
+  const StageSummary &before = *pair.before, &after = *pair.after;
+  for (const StageField& field : kStageFields) {
+    const bool of_step = field.of_micro && before.runs != after.runs;
+    add_number(section, pair.name(), field.what + std::string(of_step ? ", a step" : ""),
+               field.get(before) * (of_step ? double(before.runs) : 1),
+               field.get(after) * (of_step ? double(after.runs) : 1), field.unit);
+  }
+  if (!section.changes.empty() || before.runs != after.runs) return;
   add_text(section, pair.name(), "passes", passes_text(*pair.before), passes_text(*pair.after));
   if (section.changes.empty() && pair.before->programs != pair.after->programs)
     add_text(section, pair.name(), "programs", std::string("those of before"),
@@ -97,6 +105,12 @@ void compare_memory(const SetMatch& match, DiffSection& section) {
     }
   section.measure = greatest(match, &RoleSummary::peak_bytes, DiffUnit::kBytes);
   section.summary = measure_text("the greatest peak", *section.measure);
+  for (const DevicePair& pair : match.devices)
+    for (const auto& [whose, bytes] :
+         {std::pair("", &RoleSummary::peak_bytes), {" on the host", &RoleSummary::host_bytes}})
+      section.each.push_back({match.where(pair) + whose,
+                              {of(match.role_before(pair), bytes),
+                               of(match.role_after(pair), bytes), DiffUnit::kBytes}});
 }
 
 void compare_target(const SetMatch& match, DiffSection& section) {
@@ -117,6 +131,19 @@ void compare_flops(const SetMatch& match, DiffSection& section) {
                 perhaps(match.role_after(pair), &RoleSummary::flops), DiffUnit::kFlops);
   section.measure = greatest(match, &RoleSummary::flops, DiffUnit::kFlops);
   section.summary = measure_text("the busiest device", *section.measure);
+}
+
+// As the compiler has simulated them; plans of too many instructions say nothing.
+void compare_time(const SetMatch& match, DiffSection& section) {
+  const auto &was = match.before.manifest.predictions, &is = match.after.manifest.predictions;
+  const auto known = [&](const char* name) { return was.contains(name) && is.contains(name); };
+  if (!known("idle") || !known("step_flops")) return;
+  const auto share = [](double idle) { return fmt::format("{:.1f} %", 100 * idle); };
+  add_number(section, "", "length of a step", was.at("step_flops"), is.at("step_flops"),
+             DiffUnit::kFlops);
+  add_text(section, "", "idle", share(was.at("idle")), share(is.at("idle")));
+  section.measure = {was.at("step_flops"), is.at("step_flops"), DiffUnit::kFlops};
+  section.summary = measure_text("messages free, a step is as long as", *section.measure);
 }
 
 void compare_stages(const SetMatch& match, DiffSection& section) {

@@ -99,6 +99,7 @@ void compare_parameters(const SetMatch& match, DiffSection& section);
 void compare_target(const SetMatch& match, DiffSection& section);
 void compare_memory(const SetMatch& match, DiffSection& section);
 void compare_flops(const SetMatch& match, DiffSection& section);
+void compare_time(const SetMatch& match, DiffSection& section);
 void compare_placement(const SetMatch& match, DiffSection& section);
 void compare_stages(const SetMatch& match, DiffSection& section);
 void compare_order(const SetMatch& match, DiffSection& section);

@@ -75,10 +75,10 @@ std::string limits_text(int32_t priority, int64_t sms) {
   return fmt::format("priority {}{}", priority, sms > 0 ? fmt::format(", {} SMs", sms) : "");
 }
 
-// Of a stream that is not there: the usual ones.
-std::string limits_of(const std::map<std::string, StreamUse>& uses, const std::string& name) {
+// Of a stream that is not there: none.
+DiffValue limits_of(const std::map<std::string, StreamUse>& uses, const std::string& name) {
   const auto found = uses.find(name);
-  return found == uses.end() ? limits_text(0, 0) : found->second.limits;
+  return found == uses.end() ? DiffValue() : DiffValue(found->second.limits);
 }
 
 }  // namespace
@@ -124,9 +124,13 @@ void compare_streams(const SetMatch& match, DiffSection& section) {
   std::set<std::string> names;
   for (const auto& [name, use] : was) names.insert(name);
   for (const auto& [name, use] : is) names.insert(match.old_stream(name));
-  for (const std::string& name : names)
-    add_text(section, "", fmt::format("'{}' has", quote_control(name)), limits_of(was, name),
-             limits_of(is, match.new_stream(name)));
+  for (const std::string& name : names) {
+    const DiffValue before = limits_of(was, name), after = limits_of(is, match.new_stream(name));
+    // That a stream without limits comes or goes is said by what runs on it.
+    const DiffValue none, usual = limits_text(0, 0);
+    if ((before == none && after == usual) || (before == usual && after == none)) continue;
+    add_text(section, "", fmt::format("'{}' has", quote_control(name)), before, after);
+  }
   section.summary = plural(std::ssize(section.changes), "change");
 }
 

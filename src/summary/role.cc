@@ -27,6 +27,19 @@ std::string region_of(const Instruction& one) {
   return space == text.npos ? "" : text.substr(space + 1);
 }
 
+// What a rank sends of so many bytes that it brings or gets whole. Where an index says which rows
+// travel, as many go to each.
+int64_t sent_of(const RoleProgram& role, const Instruction& one, int64_t bytes) {
+  if (one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRotate) return bytes;
+  int64_t members = 1;
+  for (int32_t axis : role.groups[index_of(one.group)].axes)
+    if (__builtin_mul_overflow(members, role.mesh[index_of(axis)].second, &members))
+      members = INT64_MAX;
+  int64_t sent = bytes - bytes / std::max<int64_t>(members, 1);
+  if (one.kind == InstructionKind::kAllReduce) add_bytes(sent, sent);
+  return sent;
+}
+
 class RoleWalk {
  public:
   RoleWalk(const RoleProgram& role, std::vector<double> flops)
@@ -142,14 +155,10 @@ class RoleWalk {
                            one.ahead > 0, work.recomputed > 0, one.stream};
     OrderedTask* last = out_.order.empty() ? nullptr : &out_.order.back();
     const bool same = last && last->stage == stage && last->micro == one.micro;
-    if (same && (last->pass == one.pass || (last->pass == 'B' && one.pass == 'W'))) {
+    if (same && last->pass == one.pass)
       last->recomputes |= item.recomputes;
-    } else if (same && last->pass == 'I' && one.pass == 'W' && last->stream == one.stream) {
-      last->pass = 'B';
-      last->recomputes |= item.recomputes;
-    } else {
+    else
       out_.order.push_back(item);
-    }
   }
   bool is_second(const Instruction& one) const {
     return role_.streams[index_of(one.stream)].name == "overlap";
@@ -241,7 +250,7 @@ class RoleWalk {
     std::map<DType, int64_t> bytes;  // a message of several types is one of each
     for (size_t a = 0; a < one.args.size(); ++a) {
       const bool written = a % 2 == 1;
-      // Of rows that go where an index sends them: what a rank sends, or gets back, at most.
+      // Of rows that go where an index sends them: what a rank has of them, or gets back.
       const bool counts =
           !takes_pairs(one.kind) ||
           (takes_index(one.kind) ? a < 2 && written == (one.kind == InstructionKind::kCombine)
@@ -249,7 +258,8 @@ class RoleWalk {
       const TensorType& type = role_.tensor(one.args[a]).type;
       if (counts) add_bytes(type.bytes(), bytes[type.dtype]);
     }
-    for (const auto& [dtype, of_type] : bytes) add_traffic(one, dtype, of_type);
+    for (const auto& [dtype, of_type] : bytes)
+      add_traffic(one, dtype, sent_of(role_, one, of_type));
   }
 
   void copy(const Instruction& one) {

@@ -164,16 +164,38 @@ std::vector<std::string> memory_lines(const Summary& summary) {
   return lines;
 }
 
+namespace {
+
+// Those that differ in nothing but their streams are one line.
+std::vector<TrafficSummary> on_any_stream(const RoleSummary& role) {
+  std::vector<TrafficSummary> out;
+  for (const TrafficSummary& each : role.traffic) {
+    const auto same = std::find_if(out.begin(), out.end(), [&](const TrafficSummary& one) {
+      return one.kind == each.kind && one.of == each.of && one.over == each.over &&
+             one.dtype == each.dtype && one.fast == each.fast;
+    });
+    if (same == out.end()) {
+      out.push_back(each);
+      continue;
+    }
+    same->messages += each.messages;
+    add_bytes(each.bytes, same->bytes);
+  }
+  return out;
+}
+
+}  // namespace
+
 std::vector<std::string> traffic_lines(const Summary& summary) {
   std::vector<std::pair<std::string, std::string>> lines;
-  // An index says which rank sends how many rows: all of them together have that many.
   for (const DeviceSummary& device : summary.devices)
-    for (const TrafficSummary& traffic : summary.role(device).traffic)
-      lines.emplace_back(device.where,
-                         fmt::format("{}: {} of {}, {}{}", traffic_text(traffic, traffic.over),
-                                     plural(traffic.messages, "message"), info(traffic.dtype).name,
-                                     human_bytes(traffic.bytes),
-                                     takes_index(traffic.kind) ? " on average, at most" : ""));
+    for (const TrafficSummary& traffic : on_any_stream(summary.role(device)))
+      lines.emplace_back(
+          device.where,
+          fmt::format("{}: {} of {}, {} sent{}", traffic_text(traffic, traffic.over),
+                      plural(traffic.messages, "message"), info(traffic.dtype).name,
+                      human_bytes(traffic.bytes),
+                      takes_index(traffic.kind) ? " if as many rows go to each rank" : ""));
   std::vector<std::string> out;
   for (const auto& [where, text] : joined(std::move(lines)))
     out.push_back(fmt::format("{}: a step of a rank has {}", where, text));

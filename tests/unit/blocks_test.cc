@@ -418,10 +418,10 @@ TEST(Blocks, AreSummarised) {
       1);
   EXPECT_EQ(traffic_lines(cut),
             (std::vector<std::string>{
-                "all: a step of a rank has all_reduce over dp: 2 messages of f32, 8 B",
-                "all: a step of a rank has all_reduce over tp: 1 message of f32, 144 B",
-                "all: a step of a rank has reduce_scatter over dp: 2 messages of f32, 176 B",
-                "all: a step of a rank has all_gather over dp: 2 messages of f32, 176 B"}));
+                "all: a step of a rank has all_reduce over dp: 2 messages of f32, 8 B sent",
+                "all: a step of a rank has all_reduce over tp: 1 message of f32, 144 B sent",
+                "all: a step of a rank has reduce_scatter over dp: 2 messages of f32, 88 B sent",
+                "all: a step of a rank has all_gather over dp: 2 messages of f32, 88 B sent"}));
   EXPECT_EQ(traffic_lines(alone), std::vector<std::string>());
   // z and dy, which forward made in parts, and h.
   EXPECT_EQ(summarise(tokens(2, 2)).stages.at(0).kept_bytes, 4.0 * (48 + 48 + 32));

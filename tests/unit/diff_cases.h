@@ -183,7 +183,7 @@ inline const DiffCase kCases[] = {
      "",
      "  - stream: {where: {kind: all_reduce}, name: sums, priority: high, sms: 20}\n",
      "streams",
-     {"streams  2 changes", "'sums' has  priority 0 → priority 1, 20 SMs"}},
+     {"streams  2 changes", "'sums' has  none → priority 1, 20 SMs"}},
     {"StreamsName",
      "bucket: 25MiB",
      "bucket: 25MiB, stream: sums",

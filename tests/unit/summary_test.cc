@@ -84,6 +84,59 @@ TEST(Summary, TrainSaysWhatEachParameterIsTrainedWith) {
     }
 }
 
+int64_t collective_bytes(const Summary& summary) {
+  int64_t bytes = 0;
+  for (const TrafficSummary& each : summary.roles[0].traffic)
+    if (is_collective(each.kind)) bytes += each.bytes;
+  return bytes;
+}
+
+// An all-reduce is a reduce-scatter and an all-gather, whichever way it is written.
+TEST(Summary, BytesAreThoseThatARankSends) {
+  for (const char* dp : {"{dp: 2}", "{dp: 4}"}) {
+    const int64_t whole = collective_bytes(summary_of("memory/ddp.yaml", dp, kTrain)),
+                  parts = collective_bytes(summary_of("memory/zero1.yaml", dp, kTrain));
+    EXPECT_GT(whole, 1 << 20);
+    EXPECT_NEAR(static_cast<double>(parts) / static_cast<double>(whole), 1, 0.001);
+  }
+  // Of n ranks 2(n-1)/n of all gradients.
+  const auto of = [](const char* dp) {
+    return collective_bytes(summary_of("memory/ddp.yaml", dp, kTrain));
+  };
+  EXPECT_NEAR(static_cast<double>(of("{dp: 4}")) / static_cast<double>(of("{dp: 2}")), 1.5, 0.001);
+}
+
+// Streams are no matter of how much a rank sends.
+TEST(Explain, MessagesOfSeveralStreamsAreOneLine) {
+  const char* strategy =
+      "mesh: {tp: 2}\ntrain: {global_batch: 8, optimizer: {sgd: {lr: 0.1}}}\ndirectives:\n"
+      "  - shard: {match: \"**/fc/*\", dim: 0, over: tp}\n"
+      "  - shard: {match: \"**/proj/weight\", dim: 1, over: tp}\n";
+  const auto lines = [&](const std::string& more) {
+    const Folder folder;
+    const auto compiled =
+        compile({.model = source("samples/gpt/model.onnx"),
+                 .strategy = folder.write("strategy.yaml", "piper: 1\n" + (strategy + more)),
+                 .oracles = false});
+    EXPECT_TRUE(compiled) << print_error(compiled.error());
+    return compiled ? traffic_lines(summarise(compiled->set)) : std::vector<std::string>();
+  };
+  const auto alone = lines("");
+  EXPECT_FALSE(alone.empty());
+  EXPECT_EQ(lines("  - stream: {where: {kind: all_reduce, pass: B}, name: tp}\n"), alone);
+}
+
+TEST(Explain, MessagesAreSaidOnce) {
+  const auto compiled = compile_like("memory/ddp.yaml", "{dp: 2}", kTrain);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  for (const char* topics : {"summary", "comm", "summary,directives,comm", "all"}) {
+    const std::string text = explain(*compiled, *parse_topics(topics));
+    const size_t first = text.find("messages\n");
+    EXPECT_NE(first, text.npos) << topics;
+    EXPECT_EQ(text.find("messages\n", first + 1), text.npos) << topics;
+  }
+}
+
 TEST(Summary, OrderIsWhole) {
   const auto lines = order_lines(summary_of("1f1b.yaml", "{stages: 2, microbatches: 32}", kTrain));
   EXPECT_THAT(lines[0], testing::StartsWith("pp=0: F0 F1 B0 F2 B1 F3 "));
