@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::string_view kSecondHalf = "overlap";  // the stream of computations
 
-using Task = std::tuple<char, int32_t, int32_t>;  // pass, stage, microbatch
-Task task_of(const Instruction& one) { return {one.pass, one.stage, one.micro}; }
+using Work = std::tuple<char, int32_t, int32_t>;  // pass, stage, microbatch
+Work work_of(const Instruction& one) { return {one.pass, one.stage, one.micro}; }
 
 std::string& name_of(RoleProgram& role, int32_t stream) {
   return role.streams[static_cast<size_t>(stream)].name;
@@ -23,19 +23,19 @@ std::string& name_of(RoleProgram& role, int32_t stream) {
 // Gives the collectives of second halves a stream of their own where they share one with others.
 // The names of such streams.
 std::set<std::string> take_apart(RoleProgram& role) {
-  std::set<Task> second;
+  std::set<Work> second;
   std::set<int32_t> computes;
   for (const Instruction& one : role.body) {
     if (one.kind != InstructionKind::kCompute) continue;
     computes.insert(one.stream);
-    if (name_of(role, one.stream) == kSecondHalf) second.insert(task_of(one));
+    if (name_of(role, one.stream) == kSecondHalf) second.insert(work_of(one));
   }
   std::map<int32_t, std::set<bool>> halves;  // by stream: whether of a second half
   const auto counts = [&](const Instruction& one) {
     return is_collective(one.kind) && !computes.contains(one.stream);
   };
   for (const Instruction& one : role.body)
-    if (counts(one)) halves[one.stream].insert(second.contains(task_of(one)));
+    if (counts(one)) halves[one.stream].insert(second.contains(work_of(one)));
   std::map<int32_t, int32_t> apart;
   std::set<std::string> names;
   for (const auto& [stream, of] : halves) {
@@ -47,7 +47,7 @@ std::set<std::string> take_apart(RoleProgram& role) {
   for (auto* section : {&role.prologue, &role.body, &role.epilogue})
     for (Instruction& one : *section)
       if (const auto found = apart.find(one.stream);
-          found != apart.end() && counts(one) && second.contains(task_of(one)))
+          found != apart.end() && counts(one) && second.contains(work_of(one)))
         one.stream = found->second;
   return names;
 }

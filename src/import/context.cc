@@ -158,7 +158,7 @@ Result<Val> RuleContext::expand(const Val& x, const Shape& shape) {
 Result<Val> RuleContext::reshape(const Val& x, const Shape& shape) {
   if (shape == x.shape) return x;
   if (x.is_constant() && num_elements(x.stored) == 1 && num_elements(shape) > 0) {
-    return Val{x.kind, x.dtype, shape, Shape(shape.size(), 1), {}, x.data, {}, x.exact};
+    return Val{x.kind, x.dtype, shape, Shape(shape.size(), 1), {}, x.data, {}, x.narrow, x.exact};
   }
   // Where only ones come or go, what is broadcast stays so.
   auto no_ones = [](const Shape& s) {

@@ -494,7 +494,7 @@ Status check_operators(const OnnxModel& model, const std::vector<std::string>& s
   const RuleTable table;
   Refusals refusals;
   for (size_t n = 0; n < model.nodes.size(); ++n)
-    if (!table.find(model.nodes[n], model.opset) && !is_if(model.nodes[n]))
+    if (!table.find(model.nodes[n], model.opset) && !is_nested(model.nodes[n]))
       refusals.no_rule(model.nodes[n], scopes[n]);
   if (refusals.any()) return refusals.error(model);
   return ok_status();
