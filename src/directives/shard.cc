@@ -296,6 +296,14 @@ int last_input_dim(const Graph& step, const AxisCut& cut) {
   return last;
 }
 
+// Whether zeros fill up a dim that the ranks do not divide.
+bool adds_zeros(const Graph& step, const AxisCut& cut) {
+  return std::any_of(cut.seeds.begin(), cut.seeds.end(), [&](const ShardSeed& seed) {
+    const Shape& shape = step.value(seed.value).type.shape;
+    return seed.pad_to > 0 && seed.dim >= 0 && shape[static_cast<size_t>(seed.dim)] % cut.ranks;
+  });
+}
+
 }  // namespace
 
 Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
@@ -328,10 +336,12 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
                                  cut.name));
     if (!cut.seeds.empty() && cut.ranks > 1) cuts.push_back(std::move(cut));
   }
-  // The order of the mesh decides nothing but where axes are alike: what inputs begin with all ops
-  // behind them have, and tokens are mixed by fewer ops than samples are by lookups.
+  // The order of the mesh decides nothing but where axes are alike: zeros are masked in what is
+  // whole, not in what comes by in turn; what inputs begin with all ops behind them have, and tokens
+  // are mixed by fewer ops than samples are by lookups.
   std::stable_sort(cuts.begin(), cuts.end(), [&](const AxisCut& a, const AxisCut& b) {
-    return last_input_dim(step, a) > last_input_dim(step, b);
+    return std::pair(adds_zeros(step, a), last_input_dim(step, a)) >
+           std::pair(adds_zeros(step, b), last_input_dim(step, b));
   });
   add_zeros(cuts);
   for (size_t c = 0; c < cuts.size(); ++c)

@@ -161,18 +161,25 @@ std::set<std::string_view> Detached::trained_values() const {
 }
 
 // Where one value alone of those that the call does not name has a gradient, that is the detached
-// one.
+// one, if what else it names and the file has no more is among those without.
 bool Detached::find_only(const std::vector<Arg>& args, const std::vector<Place>& values) {
   const std::set<std::string_view> trained = trained_values();
   std::vector<Place> places;
-  std::set<std::string_view> names;
+  std::set<std::string_view> names, others;
   for (const Place& at : values) {
     const bool named = std::any_of(args.begin(), args.end(),
                                    [&](const Arg& arg) { return arg.known && is(at, arg); });
-    if (named || (!trained.count(name_at(at)) && !param_at(at))) continue;
+    if (named) continue;
+    if (!trained.count(name_at(at)) && !param_at(at)) {
+      others.insert(name_at(at));
+      continue;
+    }
     names.insert(name_at(at));
     places.push_back(at);
   }
+  const auto unknown = static_cast<size_t>(std::count_if(
+      args.begin(), args.end(), [](const Arg& arg) { return !arg.known && !arg.detached; }));
+  if (unknown > others.size()) return false;
   const auto detached =
       std::count_if(args.begin(), args.end(), [](const Arg& arg) { return arg.detached; });
   if (names.size() > 1 || detached != 1) return false;

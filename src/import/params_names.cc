@@ -5,7 +5,6 @@
 #include "params_names.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <set>
 
@@ -245,18 +244,13 @@ bool Namer::claim_computed(int initializer, const std::vector<Place>& places, bo
   return true;
 }
 
-// A literal that another program made a tensor of: "/Constant_1_output_0", or a number of which a
-// program has literals. What is computed of a parameter is hardly ever one.
+// A literal that another program made a tensor of: "/Constant_1_output_0"; without calls, any
+// number. Else a number may have been computed of a parameter, as sigmoid(0) was.
 bool Namer::is_number(const OnnxTensor& tensor) const {
   const std::string_view name = tensor.name;
   if (name.substr(name.rfind('/') + 1).starts_with("Constant") && name.find('/') != name.npos)
     return true;
-  if (num_elements(tensor.type.shape) != 1) return false;
-  if (model_.lacks_calls) return true;
-  const double x = std::fabs(read_number(tensor.data, tensor.type.dtype, 0));
-  const double power = x > 0 ? std::round(std::log10(x)) : 0;
-  const bool round = x <= 1024 && x * 16 == std::floor(x * 16);
-  return round || (power < 0 && std::fabs(x / std::pow(10, power) - 1) < 1e-3);
+  return model_.lacks_calls && num_elements(tensor.type.shape) == 1;
 }
 
 void Namer::claim_anonymous(int initializer, const std::vector<Place>& places) {

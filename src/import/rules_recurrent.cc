@@ -429,9 +429,9 @@ Result<Vals> recurrent(RuleContext& c) {
 
 constexpr std::string_view kNote = "its steps one by one";
 constexpr ImportRule kRecurrentRules[] = {
-    {"GRU", 7, kNewest, recurrent, kNote},
-    {"LSTM", 7, kNewest, recurrent, kNote},
-    {"RNN", 7, kNewest, recurrent, kNote},
+    {"GRU", 1, kNewest, recurrent, kNote},
+    {"LSTM", 1, kNewest, recurrent, kNote},
+    {"RNN", 1, kNewest, recurrent, kNote},
 };
 
 }  // namespace

@@ -289,7 +289,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transpo
 Result<std::unique_ptr<Transport>> open_transport(const RunOptions& options, const Loaded& loaded) {
   const TransportOptions limits{options.job.start_timeout_s, options.job.start_timeout_s};
   if (loaded.way == Way::kTcp)
-    return make_tcp_transport(limits, loaded.rank, loaded.set.world(), loaded.rendezvous);
+    return make_tcp_transport(limits, loaded.rank, loaded.world, loaded.rendezvous);
   return make_mpi_transport(limits, loaded.rank);
 }
 

@@ -182,6 +182,7 @@ std::string print_groups(const Field&, const Strategy& from) {
   const std::vector<ParamGroup>& groups = from.train.groups;
   std::string text;
   for (size_t g = 0; g + 1 < groups.size(); ++g) {
+    if (!groups[g].names.empty()) continue;  // the model's own
     const Result<Glob> pattern = Glob::parse(groups[g].match, groups[g].at);
     PIPER_CHECK(pattern.ok(), "'{}' was read as a pattern", groups[g].match);
     const GroupEntry one{groups[g], {*pattern}};

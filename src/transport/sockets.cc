@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <thread>
 
 namespace piper::process {
 namespace {
@@ -219,8 +220,12 @@ Socket connect_to(const Place& place, double seconds) {
 std::string why_lost(const Place& place, const std::string& how) {
   constexpr double kProbe = 0.5;  // seconds
   if (place.family == 0) return how;
-  if (connect_to(place, kProbe))
-    return fmt::format("the connection was cut, its process lives ({})", how);
+  bool answers = static_cast<bool>(connect_to(place, kProbe));
+  if (answers) {  // a process that ends closes what it listens at last
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    answers = static_cast<bool>(connect_to(place, kProbe));
+  }
+  if (answers) return fmt::format("the connection was cut, its process lives ({})", how);
   if (errno == ECONNREFUSED) return "its process ended";
   return fmt::format("the connection was cut ({}), and its host does not answer: {}", how,
                      std::strerror(errno));

@@ -86,8 +86,10 @@ Result<PlanSet> chain_plans(const chain::Made& made) {
   PIPER_ASSIGN(Lowered lowered, lower(made.dag, made.schedule));
   PlanSet set;
   set.roles = std::move(lowered.roles);
-  for (RoleProgram& role : set.roles)  // enough for their programs
-    role.workspace_bytes.assign(role.streams.size(), int64_t{1} << 20);
+  for (RoleProgram& role : set.roles) {
+    role.workspace_bytes.assign(role.streams.size(), int64_t{1} << 20);  // enough
+    role.staging_bytes = staging_of(role);
+  }
   set.manifest.mesh = set.roles[0].mesh;
   for (size_t rank = 0; rank < set.roles.size(); ++rank)
     set.role_of_rank.push_back(static_cast<int32_t>(rank));

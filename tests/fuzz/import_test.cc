@@ -288,7 +288,9 @@ TEST_F(HostileOnnx, WrongNames) {
   EXPECT_EQ(import_changed([](auto& m) { node(m, 1).set_output(0, "h"); }),
             "the name 'h' is defined twice, as an output of a node and as an output of a node");
   EXPECT_EQ(import_changed([](auto& m) { node(m, 2).set_output(0, "x"); }),
-            "the name 'x' is defined twice, as an input and as an output of a node");
+            "the name 'x' is defined twice, as an input and as an output of a node\n"
+            "help: the exporter calls a buffer of the outermost module and the result of a "
+            "function alike, as 'mean' and 't': give the buffer another name");
   EXPECT_EQ(import_changed([](auto& m) { weight(m).set_name("fc.bias"); }),
             "initializer 'fc.bias' is there twice");
   EXPECT_EQ(import_changed([](auto& m) { weight(m).set_name(""); }),

@@ -261,15 +261,15 @@ TEST(ImportInputs, ThatAreNotSupportedAreNamedByTheirTypes) {
   add_node(*model.mutable_graph(), "Neg", {"x"}, {"y"});
   auto* type = model.mutable_graph()->mutable_input(0)->mutable_type()->mutable_tensor_type();
   for (const auto& [code, name] :
-       {std::pair(2, "uint8"), std::pair(8, "string"), std::pair(17, "float8e4m3fn")}) {
+       {std::pair(12, "uint32"), std::pair(8, "string"), std::pair(17, "float8e4m3fn")}) {
     type->set_elem_type(code);
     EXPECT_EQ(error_of(model, {}),
               fmt::format("input 'x' has elements of {}, which is not supported", name));
   }
   type->set_elem_type(onnx::TensorProto::FLOAT);
-  add_attribute(*model.mutable_graph()->mutable_node(0), "to", int64_t{2});
+  add_attribute(*model.mutable_graph()->mutable_node(0), "to", int64_t{12});
   model.mutable_graph()->mutable_node(0)->set_op_type("Cast");
-  EXPECT_NE(error_of(model, {.batch = 3}).find("casts to uint8, which is not supported"),
+  EXPECT_NE(error_of(model, {.batch = 3}).find("casts to uint32, which is not supported"),
             std::string::npos);
 }
 

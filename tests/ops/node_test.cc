@@ -43,7 +43,6 @@ constexpr Skip kSkips[] = {
     {"op MaxUnpool", kNotClaimed},
     {"op MelWeightMatrix", kNotClaimed},
     {"op RoiAlign", kNotClaimed},
-    {"op Scatter", kNotClaimed},
     {"op TfIdfVectorizer", kNotClaimed},
     {"op Bernoulli", kRandom},
     {"op RandomUniformLike", kRandom},

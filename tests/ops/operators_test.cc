@@ -125,7 +125,9 @@ TEST(Operators, AreReadInAllVersions) {
   }
   ASSERT_FALSE(versions.empty());
   const std::set<std::string> deprecated{"Scatter", "Upsample"};
+  const std::set<std::string> foreign{"SimplifiedLayerNormalization"};  // of onnxruntime
   for (const auto& [op, ranges] : read) {
+    if (foreign.count(op) || op.find("::") != op.npos) continue;
     ASSERT_TRUE(versions.count(op)) << op;
     for (const int64_t version : versions[op]) {
       const bool taken = std::any_of(ranges.begin(), ranges.end(), [&](const auto& range) {

@@ -55,6 +55,7 @@ PlanSet set_of(const std::string& text) {
     place(buffer.offset, role.tensor(buffer).type, role.arena_bytes);
   role.arena_bytes = align_up(role.arena_bytes);
   role.workspace_bytes = {int64_t{1} << 20};  // enough for their programs
+  role.staging_bytes = staging_of(role);
   PlanSet set;
   for (const Tensor& tensor : role.tensors) {
     if (tensor.init.empty()) continue;

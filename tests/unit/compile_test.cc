@@ -483,7 +483,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadStrategy{"recompute_nothing", "  - order", "  - recompute: {ops: [Slice]}\n  - order",
                     "11:5: recompute: the backward pass reads nothing that these 12 ops make"},
         BadStrategy{"recompute_micro", "  - order", "  - recompute: {where: {mb: 9}}\n  - order",
-                    "11:5: recompute: matches no forward op of the microbatches 0 to 3"},
+                    "11:25: recompute: matches no forward op of the microbatches 0 to 3"},
         BadStrategy{"regions", "layer * 2 / layers\"}", "(layer + 1) % 2\"}",
                     "5:1: the tags cut the model into regions that need each other: 'F stage=1' "
                     "needs 'F stage=0' needs 'F stage=1'"},

@@ -251,6 +251,8 @@ const std::map<std::string, std::string> kComparesNames = {
     {"verify/scalars.cc", "what the scalars of an update are made of"},
     {"verify/terms.cc", "terms of ops that move elements"},
     {"verify/values.cc", "values of ops that move elements, of products and of attention"},
+    {"verify/whole.cc", "ops whose whole is made of parts otherwise than part by part"},
+    {"verify/whole_moves.cc", "whole values of ops that move elements"},
 };
 
 // Names of ops in a source, but where it makes them.

@@ -28,7 +28,7 @@ loss: {output: loss}
 train:
   optimizer: {adamw: {lr: 0.0003, betas: [0.9, 0.999], eps: 1e-08, weight_decay: 0.01}}
   groups:
-    - {match: "**/bias", lr: 0.0003, weight_decay: 0}
+    - {match: ["**/bias"], lr: 0.0003, weight_decay: 0}
   clip_norm: 1
   schedule: {warmup: 3, cosine: {total: 10, min_ratio: 0}}
   global_batch: 16
@@ -148,7 +148,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
       "inputs:\n  x: {shape: [8, 2], dtype: i64, batch_dim: 0}\n"
       "parameters:\n  - freeze: a\n  - rename: {from: b, to: c}\nloss: {output: loss}\n",
       "train:\n  optimizer: {adamw: {lr: 0.5, betas: [0.9, 0.999], eps: 1e-08, weight_decay: 0}}\n"
-      "  groups:\n    - {match: \"**/bias\", lr: 0.5, weight_decay: 0}\n  clip_norm: 1\n"
+      "  groups:\n    - {match: [\"**/bias\"], lr: 0.5, weight_decay: 0}\n  clip_norm: 1\n"
       "  schedule: {warmup: 3, cosine: {total: 10, min_ratio: 0}}\n  global_batch: 16\n"
       "  seed: 7\n",
       "annotate:\n  - balance: {tag: stage, into: 8}\n"

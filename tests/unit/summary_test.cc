@@ -149,7 +149,7 @@ TEST(Summary, OrderHasPairsStagesStreamsAndRecomputation) {
       "dualpipe.yaml", "{stages: 2, microbatches: 4}",
       std::string(kTrain) +
           "directives:\n  - recompute: {match: \"model/h/{l}/**\", where: {stage: 1}}\n"));
-  EXPECT_EQ(lines[0], "pp=0: 0F0 1F2 0F1 1B2* 1F3&0B0 1B3* 0B1");
+  EXPECT_EQ(lines[0], "pp=0: 0F0 1F2 0F1 1BI2* 1BW2* 1F3&0BI0 0BW0 1BI3* 1BW3* 0BI1 0BW1");
   EXPECT_THAT(lines, Contains(HasSubstr("stream 'overlap': ")));
   EXPECT_THAT(lines, Contains(testing::ContainsRegex(
                          "\\* recomputes [0-9]+ forward ops of stage=1 in 2 microbatches")));
