@@ -158,13 +158,14 @@ void expect_within_bounds(const Nvrtc& nvrtc, const std::string& source, const c
     most.registers = std::max(most.registers, cost.registers);
     most.frame_bytes = std::max(most.frame_bytes, cost.frame_bytes);
     const size_t at = source.find("KERNEL(" + name + ","), end = source.find("\nKERNEL(", at);
-    const bool groups = source.substr(at, end - at).find("grouped_product") != source.npos;
+    const std::string text = at == source.npos ? name : source.substr(at, end - at);
+    const bool groups = text.find("grouped_product") != text.npos;
     if (cost.registers <= (groups ? kMostOfGroups : kMostRegisters) &&
         cost.frame_bytes <= kMostFrame)
       continue;
     ADD_FAILURE() << arch << ": " << cost.registers << " registers, a frame of " << cost.frame_bytes
                   << " bytes\n"
-                  << source.substr(at, end - at);
+                  << text;
   }
 }
 

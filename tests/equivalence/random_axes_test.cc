@@ -127,7 +127,7 @@ class RandomStrategy {
       what = fmt::format("input: {}", model_.inputs()[pick(random_, model_.inputs().size())]);
       shape = {1, 4};
     }
-    if (!named_.insert((kind < 9 ? axis.name : "") + what).second) return "";
+    if (shape.empty() || !named_.insert((kind < 9 ? axis.name : "") + what).second) return "";
     size_t dim = pick(random_, shape.size());
     auto& left = left_[what];
     if (left.empty()) left = shape;
