@@ -130,6 +130,20 @@ def quietly():
             logging.disable(level)
 
 
+@contextlib.contextmanager
+def experts_in_batches(module):
+    """Experts of the transformers library by products that ONNX has: those of groups of rows are the library's own."""
+    kept = [(config, config._experts_implementation) for config in {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}.values()
+            if getattr(config, "_experts_implementation", None) == "grouped_mm"]
+    try:
+        for config, _ in kept:
+            config._experts_implementation = "batched_mm"
+        yield
+    finally:
+        for config, before in kept:
+            config._experts_implementation = before
+
+
 def first_line(error):
     """Of what was at fault first."""
     while error.__cause__ is not None:
@@ -254,7 +268,7 @@ class Export:
         self.leaves, self.names = pytree.tree_leaves(out), output_names(out)
         self.watch, self.backwards = watch, sorted(backwards.classes)
         self.loss = find_loss(self.leaves, self.names)
-        with quietly(), torch.enable_grad(), Watch(self.quiet):
+        with quietly(), torch.enable_grad(), Watch(self.quiet), experts_in_batches(self.module):
             return self.traced()
 
     def traced(self):
@@ -410,7 +424,7 @@ class Export:
         before = {name: value.clone() for name, value in module.named_buffers()}
         widen = lambda leaf: leaf.detach().double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf  # noqa: E731
         args, kwargs = pytree.tree_map(widen, (self.args, self.kwargs))
-        with quietly(), torch.enable_grad(), Watch(quiet=True):
+        with quietly(), torch.enable_grad(), Watch(quiet=True), experts_in_batches(module):
             loss = pytree.tree_leaves(module(*args, **kwargs))[self.loss]
             loss.backward()
         changed = {name: value for name, value in module.named_buffers() if value.is_floating_point() and not torch.equal(value, before[name])}
