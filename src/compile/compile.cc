@@ -210,8 +210,7 @@ Error with_rules(Error error, const Strategy& strategy, const std::vector<std::s
   error.at = strategy.annotate.at;
   const auto note = [&](const std::string& tag, const SourceSpan& at) {
     if (std::find(tags.begin(), tags.end(), tag) != tags.end())
-      error.notes.push_back(
-          fmt::format("'{}' is set at line {}", tag, at.line));
+      error.notes.push_back(fmt::format("'{}' is set at line {}", tag, at.line));
   };
   for (const auto& rule : strategy.annotate.rules) {
     if (const auto* balance = std::get_if<BalanceRule>(&rule)) note(balance->tag, balance->at);

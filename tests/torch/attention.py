@@ -1,6 +1,5 @@
 """Counts attentions in exports of the families of family_models.py; tests/torch/attention says how it is called."""
 import argparse
-import importlib.util
 import logging
 import os
 import pathlib
@@ -10,6 +9,8 @@ import sys
 import tempfile
 import warnings
 
+from own_process import find_python
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("BIN", ROOT / "build/bin")).resolve()
 OPSETS = {"dynamo": [18, 20, 21, 23], "static": [18, 22], "older": [17]}  # static: dynamo with the sizes of one batch, which it writes otherwise
@@ -18,17 +19,6 @@ WITHOUT = ["mamba", "rwkv", "convnext", "resnet", "hand-experts", "hand-gates", 
            "hand-next", "hand-branches", "hand-flow", "hand-merged", "lstm", "gru", "codebook"]
 # What may be left, by family, and why.
 LEFT = {}
-
-
-def find_python():
-    """Goes on in a python that has PyTorch, or ends the test as skipped (77)."""
-    if all(importlib.util.find_spec(name) for name in ("torch", "onnx", "onnxscript", "transformers")):
-        return
-    for python in [os.environ.get("PYTHON"), ROOT / "build/torch/bin/python3"]:
-        if python and os.access(python, os.X_OK) and "ATTENTION_TEST" not in os.environ:
-            os.execve(python, [str(python), *sys.argv], os.environ | {"ATTENTION_TEST": "1"})
-    print("no python here has PyTorch: PYTHON=… names one")
-    sys.exit(77)
 
 
 def implementations(module):
@@ -86,7 +76,7 @@ def judge(name, implementation, exporter, opset, folder):
 
 
 def main():
-    find_python()
+    find_python(ROOT, ["torch", "onnx", "onnxscript", "transformers"])
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     import family_models as models

@@ -3,29 +3,17 @@ itself compares; and where they would not, it says so.
 
   export_test.py ROOT BIN    77 where no python here has PyTorch; one that PYTHON names serves, or the environment of tests/bench/against-torch
 """
-import importlib.util
-import os
 import pathlib
 import sys
 import tempfile
+
+from own_process import find_python
 
 NEEDED = ["torch", "onnx", "onnxscript", "safetensors"]
 ROOT, BIN = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
 
 
-def find_python():
-    """Goes on in a python that has what is needed, or ends the test as skipped."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if not missing:
-        return
-    for python in [os.environ.get("PYTHON"), ROOT / "build/torch/bin/python3"]:
-        if python and os.access(python, os.X_OK) and "EXPORT_TEST" not in os.environ:
-            os.execve(python, [str(python), *sys.argv], os.environ | {"EXPORT_TEST": "1"})
-    print(f"skipped: {sys.executable} has no {', '.join(missing)}")
-    sys.exit(77)
-
-
-find_python()
+find_python(ROOT, NEEDED)
 sys.path.insert(0, str(ROOT / "tools"))
 import onnx  # noqa: E402
 import torch  # noqa: E402

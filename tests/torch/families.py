@@ -17,7 +17,6 @@ import collections
 import json
 import logging
 import math
-import multiprocessing
 import os
 import pathlib
 import re
@@ -27,6 +26,7 @@ import tempfile
 import warnings
 
 import family_models as models
+from own_process import in_own_process, read_libraries
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tools"))
@@ -201,28 +201,6 @@ def work(case, writer):
         writer.send(judge(case, pathlib.Path(folder)))
 
 
-def in_own_process(case):
-    """Forked, so that a case that dies is one word, and the libraries are read once."""
-    context = multiprocessing.get_context("fork")
-    reader, writer = context.Pipe(duplex=False)
-    child = context.Process(target=work, args=(case, writer))
-    child.start()
-    writer.close()
-    try:
-        return reader.recv() if reader.poll(2 * SECONDS) else ("no export", "not done in time")
-    except EOFError:
-        return "no export", "died"
-    finally:
-        child.kill()
-        child.join()
-
-
-def read_libraries():
-    import onnxscript.optimizer  # noqa: F401
-    import torch.onnx._internal.exporter._core  # noqa: F401
-    from transformers.models.llama import modeling_llama  # noqa: F401
-
-
 def main():
     parser = argparse.ArgumentParser(prog="tests/torch/families", description="Families of exported models: right, noted, refused or wrong.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="families (default: all)")
@@ -241,7 +219,7 @@ def main():
         for exporter in asked.exporter or OPSETS:
             for k, opset in enumerate(asked.opset or OPSETS[exporter]):
                 for weights in asked.weights or (["used", "fresh"] if k == 0 else ["used"]):
-                    word, what = in_own_process((name, exporter, opset, weights))
+                    word, what = in_own_process(work, (name, exporter, opset, weights), 2 * SECONDS, ("no export", "not done in time"), ("no export", "died"))
                     counts[exporter][word] += 1
                     print(f"{name:14} {exporter:6} {opset} {weights:5}  {word:9}  {what}", flush=True)
     print()

@@ -10,7 +10,6 @@
 import argparse
 import collections
 import logging
-import multiprocessing
 import os
 import pathlib
 import re
@@ -21,6 +20,7 @@ import warnings
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests/torch")]
 import library_models as models  # noqa: E402
+from own_process import in_own_process, read_libraries  # noqa: E402
 
 
 def judge(make, folder):
@@ -61,21 +61,6 @@ def work(make, writer):
         writer.send(judge(make, pathlib.Path(folder)))
 
 
-def in_own_process(make, seconds):
-    context = multiprocessing.get_context("fork")
-    reader, writer = context.Pipe(duplex=False)
-    child = context.Process(target=work, args=(make, writer))
-    child.start()
-    writer.close()
-    try:
-        return reader.recv() if reader.poll(seconds) else ("no module", f"not done in {seconds} s")
-    except EOFError:
-        return "wrong", "died"
-    finally:
-        child.kill()
-        child.join()
-
-
 def main():
     parser = argparse.ArgumentParser(prog="tests/torch/libraries", description="Modules of libraries, exported by tools/export.py and compared.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases, or how their names begin (default: all)")
@@ -88,12 +73,10 @@ def main():
     if asked.list or not chosen:
         print("\n".join(cases))
         sys.exit(0 if asked.list else "no such case")
-    import onnxscript.optimizer  # noqa: F401  read once, before the cases are forked
-    import torch.onnx._internal.exporter._core  # noqa: F401
-    from transformers.models.llama import modeling_llama  # noqa: F401
+    read_libraries()
     counts = collections.Counter()
     for name, make in chosen.items():
-        word, what = in_own_process(make, asked.seconds)
+        word, what = in_own_process(work, make, asked.seconds, ("no module", f"not done in {asked.seconds} s"), ("wrong", "died"))
         counts[word] += 1
         print(f"{name:32} {word:9}  {what}", flush=True)
     tried = sum(counts.values()) - counts["no module"]

@@ -6,13 +6,13 @@ reads; and Mamba, whose convolution is exported with its weight reshaped twice.
   save_test.py ROOT BIN [CASE…]    77 where no python here has PyTorch; the environment that tests/bench/against-torch makes serves,
                                    and so does one that PYTHON names
 """
-import importlib
 import json
-import os
 import pathlib
 import subprocess
 import sys
 import tempfile
+
+from own_process import find_python
 
 NEEDED = ["torch", "onnx", "onnxscript", "transformers", "safetensors"]
 STRATEGY = """piper: 1
@@ -21,23 +21,6 @@ params: {{stages: 2, dp: 2, microbatches: 2}}
 train: {{global_batch: {batch}, optimizer: {{adamw: {{lr: 5e-3}}}}}}
 """
 STEPS, BOUND = 4, 1e-4
-
-
-def find_python(root):
-    """Goes on in a python that has what is needed, or ends the test as skipped."""
-    missing = []
-    for name in NEEDED:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            missing.append(name)
-    if not missing:
-        return
-    for python in [os.environ.get("PYTHON"), root / "build/torch/bin/python3"]:
-        if python and os.access(python, os.X_OK) and "SAVE_TEST" not in os.environ:
-            os.execve(python, [str(python), *sys.argv], os.environ | {"SAVE_TEST": "1"})
-    print(f"skipped: {sys.executable} has no {', '.join(missing)}")
-    sys.exit(77)
 
 
 def mamba():
@@ -112,7 +95,7 @@ def check_norms(root, bin, folder):
 
 def main():
     root, bin = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
-    find_python(root)
+    find_python(root, NEEDED)
     sys.path[:0] = [str(root / "tests/bench"), str(root / "tests/data")]
     failed = []
     for case in sys.argv[3:] or ["gpt", "llama", "bert", "mamba", "batch_norm"]:
