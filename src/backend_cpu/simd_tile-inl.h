@@ -62,10 +62,14 @@ constexpr int64_t kTail = 0;
 constexpr int kTogether = kRows;
 #endif
 
-// Fetches a's elements of the tile below while it multiplies: rows of a are too short, and those of
-// a tile too many, for the processor to guess them. The first tile (kPacks), which nobody fetched
-// for, fetches its own, kSoon of k ahead. c is fetched row by row: all at once, its lines would
-// keep those of a and b waiting.
+// Lines of each row of a that are fetched before they are needed: what takes as long as memory does.
+// Of rows that lie a power of two apart, the nearest cache holds little more.
+constexpr int64_t kLinesAhead = 24 / kRows;
+
+// Fetches a's elements, at the end those of the tile below, while it multiplies: rows of a are too
+// short, and those of a tile too many, for the processor to guess them. The first tile (kPacks),
+// which nobody fetched for, fetches its own, kSoon of k ahead. c is fetched row by row: all at once,
+// its lines would keep those of a and b waiting.
 template <int R, bool kRowsAdjacent, bool kPacks, class T>
 HWY_NOINLINE void tile(const Tile<T>& t) {
   constexpr int64_t kSoon = 16;
@@ -115,7 +119,10 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
     }
     // Behind the multiply-adds: a tile's first ones would wait for all of this.
     if (t.share > 0) t.ahead->fetch(t.share);
-    if constexpr (!kRowsAdjacent) fetch_rows<R>(t.a + R * row_step + begin, row_step);
+    if constexpr (!kRowsAdjacent) {
+      const int64_t soon = begin + kLinesAhead * kLine<T>, below = soon - t.depth;
+      fetch_rows<R>(t.a + (below < 0 ? soon : R * row_step + below), row_step);
+    }
     for (int i = 0; i < 2 && unfetched > 0; ++i, --unfetched, c += t.c_step) {
       __builtin_prefetch(c, 1);
       __builtin_prefetch(c + 2 * lanes - 1, 1);
