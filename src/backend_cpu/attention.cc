@@ -197,6 +197,8 @@ Result<KernelPtr> make_attention_merge(const Use& use) {
   const Shape& y = use.in(0);
   const int64_t tokens = y[tokens_first ? 1 : 2], heads = y[tokens_first ? 2 : 1], width = y[3];
   const AttentionStrides strides = strides_of(y, tokens_first != 0);
+  const auto parts = static_cast<double>(use.attrs.integer("parts", 1));
+  const double hidden = use.attrs.real("hidden_score", -std::numeric_limits<double>::infinity());
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
     constexpr T kNone = std::numeric_limits<T>::max();
@@ -209,7 +211,8 @@ Result<KernelPtr> make_attention_merge(const Use& use) {
             const T a = input<T>(p, 1)[row], b = input<T>(p, 3)[row];
             const T *from_a = input<T>(p, 0) + at, *from_b = input<T>(p, 2) + at;
             const T top = a == kNone ? b : b == kNone ? a : std::max(a, b);
-            const T of_a = a == kNone ? T{0} : std::exp(a - top),
+            const T count = a <= static_cast<T>(hidden / 2) ? static_cast<T>(parts) : T{1};
+            const T of_a = a == kNone ? T{0} : count * std::exp(a - top),
                     of_b = b == kNone ? T{0} : std::exp(b - top), sum = of_a + of_b;
             const T share_a = sum > 0 ? of_a / sum : T{0}, share_b = sum > 0 ? of_b / sum : T{0};
             T* const to = output<T>(p, 4) + at;

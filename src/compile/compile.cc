@@ -438,9 +438,11 @@ Result<Compiled> compile(const CompileOptions& options) {
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
   explain_fast_sums(strategy, options.target, compiled.explanations);
-  predict_time(compiled.set);
-  if (auto note = explain_pairs(compiled.set, strategy, compiled.explanations))
-    compiled.notes.push_back(*std::move(note));
+  if (const std::optional<Picture> picture = picture_of(compiled.set)) {
+    predict_time(*picture, compiled.set);
+    if (auto note = explain_pairs(compiled.set, *picture, strategy, compiled.explanations))
+      compiled.notes.push_back(*std::move(note));
+  }
   for (const LeftOut& one : strategy.left_out)
     compiled.explanations.push_back({one.at, one.what, {"left out: " + one.why}});
   if (options.oracles) {

@@ -4,6 +4,7 @@
 #include "piper/bundle.h"
 #include "piper/directives.h"
 #include "piper/import.h"
+#include "piper/picture.h"
 #include "piper/schedule.h"
 
 namespace piper {
@@ -13,13 +14,16 @@ namespace piper {
 void explain_idle(Dag& dag, const TaskLists& deps, const Schedule& schedule,
                   const Strategy& strategy, Explanations& explain);
 
-// The same of streams that carry the collectives of both halves of overlapped pairs, by the
-// picture's simulation of the plans. A note for every run where they lose time.
-std::optional<Note> explain_pairs(const PlanSet& set, const Strategy& strategy,
+// The simulation of a step; none of plans of very many instructions.
+std::optional<Picture> picture_of(const PlanSet& set);
+
+// What explain_idle says of prefetch, of streams that carry the collectives of both halves of
+// overlapped pairs. `with` is the picture of the plans. A note for every run where they lose time.
+std::optional<Note> explain_pairs(const PlanSet& set, const Picture& with, const Strategy& strategy,
                                   Explanations& explain);
 
 // How long a step is and how much of it devices are idle, into the manifest's predictions: "idle",
-// a share, and "step_flops". Of plans of very many instructions nothing.
-void predict_time(PlanSet& set);
+// a share, and "step_flops".
+void predict_time(const Picture& picture, PlanSet& set);
 
 }  // namespace piper

@@ -54,7 +54,7 @@ std::set<std::string> take_apart(RoleProgram& role) {
 
 }  // namespace
 
-std::optional<Note> explain_pairs(const PlanSet& set, const Strategy& strategy,
+std::optional<Note> explain_pairs(const PlanSet& set, const Picture& with, const Strategy& strategy,
                                   Explanations& explain) {
   constexpr double kLeast = 0.005;  // of a step
   const auto has_pairs = [](const RoleProgram& role) {
@@ -66,15 +66,14 @@ std::optional<Note> explain_pairs(const PlanSet& set, const Strategy& strategy,
   std::set<std::string> names;
   for (RoleProgram& role : apart.roles) names.merge(take_apart(role));
   if (names.empty()) return {};
-  const auto with = make_picture(set, PictureCosts::kFlops),
-             without = make_picture(apart, PictureCosts::kFlops);
-  if (!with || !without || without->length >= with->length * (1 - kLeast)) return {};
+  const auto without = make_picture(apart, PictureCosts::kFlops);
+  if (!without || without->length >= with.length * (1 - kLeast)) return {};
   const std::string text = fmt::format(
       "carries the collectives of both halves of overlapped pairs, where those of one half wait "
       "for "
       "the other: a step is {:.0f} % longer than with a stream for each half, idle for {:.0f} % of "
       "it, not {:.0f} %",
-      100 * (with->length / without->length - 1), 100 * with->idle, 100 * without->idle);
+      100 * (with.length / without->length - 1), 100 * with.idle, 100 * without->idle);
   for (const StreamRule& rule : strategy.streams)
     if (names.contains(rule.name) && rule.where) {
       explain.push_back(
@@ -88,21 +87,24 @@ std::optional<Note> explain_pairs(const PlanSet& set, const Strategy& strategy,
   return Note{"stream '" + *names.begin() + "'", text};
 }
 
-void predict_time(PlanSet& set) {
+std::optional<Picture> picture_of(const PlanSet& set) {
   constexpr size_t kMost = 1'000'000;
   size_t instructions = 0;
   for (const RoleProgram& role : set.roles) instructions += role.body.size();
-  if (instructions > kMost) return;
-  const auto picture = make_picture(set, PictureCosts::kFlops);
-  if (!picture) return;
+  if (instructions > kMost) return {};
+  auto picture = make_picture(set, PictureCosts::kFlops);
+  return picture ? std::optional(*std::move(picture)) : std::nullopt;
+}
+
+void predict_time(const Picture& picture, PlanSet& set) {
   double flops = 0;  // of a step, on all rows
-  for (const PictureRow& row : picture->rows)
+  for (const PictureRow& row : picture.rows)
     for (const PictureCell& cell : row.cells) flops += cell.work;
-  const double idle = picture->steady_idle.value_or(picture->idle),
-               steps = picture->steady_idle ? 2 : 1;
+  const double idle = picture.steady_idle.value_or(picture.idle),
+               steps = picture.steady_idle ? 2 : 1;
   set.manifest.predictions["idle"] = idle;
   set.manifest.predictions["step_flops"] =
-      flops / steps / static_cast<double>(picture->rows.size()) / std::max(1 - idle, 1e-9);
+      flops / steps / static_cast<double>(picture.rows.size()) / std::max(1 - idle, 1e-9);
 }
 
 }  // namespace piper

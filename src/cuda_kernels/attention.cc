@@ -2,6 +2,7 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "families.h"
 #include "piper/halves.h"
@@ -269,15 +270,18 @@ Status make_attention_merge(const Use& use, Emitter& emit) {
   const bool tokens_first = use.attrs.integer("tokens_first") != 0;
   const Shape& y = use.in(0);
   const int64_t count = num_elements(use.in(1));
+  const double hidden = use.attrs.real("hidden_score", -std::numeric_limits<double>::infinity());
   const std::string_view type = type_name(use.type()), sums = type_name(compute_type(use.type()));
   emit.kernel(
       {.family = "attention",
        .body = fmt::format("  const attention::Rows rows{};\n"
-                           "  attention::merge<{}>({}LL, {}LL, {}LL, {}LL, rows,\n"
+                           "  attention::merge<{}>({}LL, {}LL, {}LL, {}LL, rows, {}, {},\n"
                            "    p.at<const {}>(0), p.at<const {}>(1), p.at<const {}>(2), "
                            "p.at<const {}>(3), p.at<{}>(4), p.at<{}>(5));",
                            text_of(rows_of(y, tokens_first)), type, count, y[tokens_first ? 1 : 2],
-                           y[tokens_first ? 2 : 1], y[3], type, sums, type, sums, type, sums),
+                           y[tokens_first ? 2 : 1], y[3],
+                           literal(static_cast<double>(use.attrs.integer("parts", 1)), DType::kF64),
+                           literal(hidden, DType::kF64), type, sums, type, sums, type, sums),
        .blocks = ceil_div(count * kWarp, kThreads),
        .threads = kThreads});
   return ok_status();

@@ -12,7 +12,8 @@
 //                 stretches of them: query i of T has the number first[i / (T/n)] + i % (T/n)
 //   keys          with first_key: how many there are in all, for which the mask is
 //   masked_score  what a score becomes where a boolean mask is false; -∞ when absent
-// and of AttentionGrad: mask_grad, 1 to make dmask.
+// of Attention: hidden_score, the finite score beside which nothing is left of others, where the
+// mask may give it to all keys of a query; and of AttentionGrad: mask_grad, 1 to make dmask.
 // The heads of k and v divide those of q: query head h reads key head h / (heads of q / heads of
 // k). A mask has four dims, each 1 or that of [batch, heads of q, queries, keys]: booleans, or
 // terms added to the scores. A query that sees no key (all its scores -∞) gets 0.
@@ -21,7 +22,11 @@
 // FlashAttention). It is the greatest number where no key is seen. With y and lse of all keys, what
 // the backward op makes of some of them are terms of dq, and dk and dv of those (Liu et al., 2023,
 // Ring Attention). Parts have the weights exp(lse) of exp(lse) + exp(lse'); `tokens_first` of a
-// merge is that of y.
+// merge is that of y. With hidden_score, y is of `parts` times as many keys as y': of a query all
+// of whose scores are hidden, lse does not tell how many there are.
+
+#include <limits>
+#include <numeric>
 
 #include "rules.h"
 
@@ -129,11 +134,74 @@ TypesResult attention_grad_types(const OpTypes& use) {
   return made;
 }
 
+// Of the keys of a query all of whose scores are the hidden one, each has the weight 1 / n. The
+// backward op takes exp(score - lse) for it, which is 1: log n is lost in an lse of that size. All
+// that it makes is linear in dy, so dy of such a query is divided by n.
+class HiddenQueries {
+ public:
+  HiddenQueries(Builder& build, const GradientArgs& args) : b_(build), args_(args) {}
+
+  ValueId divided(ValueId dy) {
+    const double hidden = args_.attrs.real("hidden_score");
+    const ValueId mask = terms();
+    const DType dtype = b_.type(mask).dtype;
+    const DType exact = dtype == DType::kF64 ? dtype : DType::kF32;
+    const ValueId top = b_.op1("ReduceMax", {mask}, over_keys());
+    const ValueId is_top = b_.op1("Equal", {mask, top});
+    ValueId n = b_.reduce_sum(b_.cast(is_top, exact), {3}, true);
+    if (b_.shape(mask)[3] == 1) n = b_.mul(n, b_.scalar(static_cast<double>(keys()), exact));
+    const ValueId one = b_.scalar(1, exact);
+    const ValueId is_hidden = b_.op1("Less", {top, b_.scalar(hidden / 2, dtype)});
+    ValueId share = b_.op1("Where", {is_hidden, b_.div(one, n), one});
+    if (tokens_first(kY)) share = b_.transpose(share, {0, 2, 1, 3});
+    if (b_.type(dy).dtype != exact) share = b_.cast(share, b_.type(dy).dtype);
+    return b_.mul(dy, share);
+  }
+
+ private:
+  static Attrs over_keys() { return {{"axes", std::vector<int64_t>{3}}, {"keepdims", int64_t{1}}}; }
+  bool tokens_first(Operand operand) const {
+    return args_.attrs.integers("tokens_first")[operand] != 0;
+  }
+  int64_t tokens(Operand operand) const {
+    return b_.shape(args_.inputs[operand])[tokens_first(operand) ? 1 : 2];
+  }
+  int64_t keys() const { return tokens(kK); }
+
+  // What the mask adds to the scores, -∞ where no key is seen.
+  ValueId terms() {
+    ValueId mask = args_.inputs[3];
+    const DType dtype = b_.type(args_.inputs[kQ]).dtype;
+    if (b_.type(mask).dtype == DType::kBool)
+      mask = b_.op1(
+          "Where", {mask, b_.scalar(0, dtype), b_.scalar(args_.attrs.real("masked_score"), dtype)});
+    if (args_.attrs.integer("causal") == 0) return mask;
+    const ValueId is_seen =
+        b_.op1("LessOrEqual", {numbers({1, 1, 1, keys()}, 0),
+                               numbers({1, 1, tokens(kQ), 1}, args_.attrs.integer("offset"))});
+    const double unseen = -std::numeric_limits<double>::infinity();
+    return b_.op1("Where", {is_seen, mask, b_.scalar(unseen, b_.type(mask).dtype)});
+  }
+  ValueId numbers(const Shape& shape, int64_t first) {
+    std::vector<int64_t> all(static_cast<size_t>(num_elements(shape)));
+    std::iota(all.begin(), all.end(), first);
+    return b_.constant({DType::kI64, shape},
+                       Bytes::copy_of(all.data(), all.size() * sizeof(all[0])));
+  }
+
+  Builder& b_;
+  const GradientArgs& args_;
+};
+
 Grads attention_gradient(Builder& build, const GradientArgs& args) {
   if (args.output_grads[1].valid()) return {};  // lse is for the backward op alone
+  ValueId dy = args.output_grads[0];
+  if (args.attrs.find("hidden_score")) dy = HiddenQueries(build, args).divided(dy);
   std::vector<ValueId> inputs{args.inputs[kQ], args.inputs[kK], args.inputs[kV],
-                              args.outputs[0], args.outputs[1], args.output_grads[0]};
-  Attrs attrs = args.attrs;
+                              args.outputs[0], args.outputs[1], dy};
+  Attrs attrs;
+  for (const auto& [name, value] : args.attrs.items())
+    if (name != "hidden_score") attrs.set(name, value);
   const bool masked = args.inputs.size() > 3 && args.inputs[3].valid();
   if (masked) inputs.push_back(args.inputs[3]);
   if (masked && args.wanted[3]) attrs.set("mask_grad", int64_t{1});
@@ -331,6 +399,10 @@ std::vector<OpDef> attention_ops() {
                      lse = f64(tokens_first ? Shape{2, 4, 3} : Shape{2, 3, 4});
     merge.samples.push_back(
         {.inputs = {y, lse, y, lse}, .attrs = {{"tokens_first", tokens_first}}});
+    merge.samples.push_back({.inputs = {y, lse, y, lse},
+                             .attrs = {{"tokens_first", tokens_first},
+                                       {"parts", int64_t{3}},
+                                       {"hidden_score", -1.0}}});
   }
   for (const Sample& use : uses()) {
     def.samples.push_back(sample_of(use, false));

@@ -57,6 +57,7 @@ Count recognise_picked_cross_entropy(Graph& graph);
 Count recognise_cross_entropy(Graph& graph);
 Count recognise_attention(Graph& graph);
 std::vector<LeftAttention> left_attentions(const Graph& graph);
+void raise_hiding_terms(Graph& graph);
 Count recognise_gelu(Graph& graph);
 Count recognise_grouped(Graph& graph);
 Count fold_transposes(Graph& graph);

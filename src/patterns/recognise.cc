@@ -80,6 +80,9 @@ Result<Recognised> recognise(Graph graph) {
     graph = without_dead_nodes(std::move(graph), true);
   }
   result.left = patterns::left_attentions(graph);
+  patterns::raise_hiding_terms(graph);
+  PIPER_ASSIGN(graph, in_topological_order(std::move(graph)));
+  graph = without_dead_nodes(std::move(graph), true);
   result.graph = std::move(graph);
   PIPER_TRY(check_graph(result.graph));
   return result;

@@ -173,6 +173,10 @@ void AxisWalk::merge_turns(const Node& whole, const Node& placed, const Choice& 
     Node merge = placed;
     merge.op = "AttentionMerge";
     merge.attrs = {{"tokens_first", placed.attrs.integers("tokens_first")[3]}};
+    if (const AttrValue* score = placed.attrs.find("hidden_score")) {
+      merge.attrs.set("hidden_score", *score);
+      merge.attrs.set("parts", turn);
+    }
     if (turn > 0) merge.inputs = {made[0], made[1], part[0], part[1]};
     made = turn == 0 ? part : put(merge, whole.outputs, choice.makes, is_last);
   }

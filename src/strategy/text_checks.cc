@@ -71,9 +71,10 @@ bool is_one_of(std::string_view text, const std::array<std::string_view, N>& wor
   return std::find(words.begin(), words.end(), text) != words.end();
 }
 
-constexpr std::array<std::string_view, 20> kTruth = {
-    "y",  "Y",  "yes", "Yes", "YES", "n",   "N",    "no",   "No",    "NO",
-    "on", "On", "ON",  "off", "Off", "OFF", "True", "TRUE", "False", "FALSE"};
+// Not y and n: they are names of axes, and no reader of YAML takes them for anything else.
+constexpr std::array<std::string_view, 16> kTruth = {"yes",  "Yes",  "YES",   "no",   "No",  "NO",
+                                                     "on",   "On",   "ON",    "off",  "Off", "OFF",
+                                                     "True", "TRUE", "False", "FALSE"};
 constexpr std::array<std::string_view, 4> kNothing = {"~", "null", "Null", "NULL"};
 constexpr std::array<std::string_view, 6> kNoNumber = {".inf", ".Inf", ".INF",
                                                        ".nan", ".NaN", ".NAN"};

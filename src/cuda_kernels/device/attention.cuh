@@ -384,7 +384,7 @@ DEVICE void forward(const Form& f, const Inputs<T>& in, int64_t chunks, T* y, co
 // Two parts' rows by their sums of exponentials, a warp for each; what sees no key weighs nothing.
 template <class T>
 DEVICE void merge(int64_t count, int64_t queries, int64_t heads, int64_t width, const Rows& rows,
-                  const T* y, const computed<T>* lse, const T* other_y,
+                  double parts, double hidden, const T* y, const computed<T>* lse, const T* other_y,
                   const computed<T>* other_lse, T* to, computed<T>* to_lse) {
   typedef computed<T> C;
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
@@ -396,7 +396,8 @@ DEVICE void merge(int64_t count, int64_t queries, int64_t heads, int64_t width, 
   C none;
   set_unseen(none);
   const C top = a == none ? b : b == none ? a : Greatest::of(a, b);
-  const C of_a = a == none ? C(0) : exponential(a - top);
+  const C times = a <= static_cast<C>(hidden / 2) ? static_cast<C>(parts) : C(1);
+  const C of_a = a == none ? C(0) : times * exponential(a - top);
   const C of_b = b == none ? C(0) : exponential(b - top), sum = of_a + of_b;
   const C share_a = sum == 0 ? C(0) : of_a / sum, share_b = sum == 0 ? C(0) : of_b / sum;
   const int64_t first =
