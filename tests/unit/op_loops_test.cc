@@ -285,7 +285,11 @@ struct InTurn {
         } else if (k == 0) {
           merged = made;
         } else {
-          const Attrs attrs{{"tokens_first", use.types.attrs.integers("tokens_first")[3]}};
+          Attrs attrs{{"tokens_first", use.types.attrs.integers("tokens_first")[3]}};
+          if (const AttrValue* score = use.types.attrs.find("hidden_score")) {
+            attrs.set("hidden_score", *score);
+            attrs.set("parts", k);
+          }
           merged = evaluate("AttentionMerge", attrs, {merged[0], merged[1], made[0], made[1]},
                             std::vector{made[0].type, made[1].type});
         }
@@ -315,6 +319,29 @@ TEST(Ops, LettersAreCutTwoAtOnce) {
     }
   });
   EXPECT_GE(cuts, 28);
+}
+
+// All keys of a query that a finite number hides have equal weights, in whatever parts they come.
+TEST(Ops, HiddenKeysAreMergedByTheirNumber) {
+  const OpDef& attention = *find_op("Attention");
+  for (size_t i = 0; i < attention.samples.size(); ++i) {
+    const OpSample& sample = attention.samples[i];
+    if (sample.inputs.size() < 4 || sample.inputs[3].shape != Shape{2, 1, 1, 6}) continue;
+    std::mt19937_64 random(kSeed);
+    Use use = make_use(attention, i, random);
+    use.types.attrs.set("hidden_score", -0x1p100);
+    for (size_t key = 6; key < 12; ++key) use.inputs[3]->values[key] = -0x1p100;
+    const std::vector<Tensor> wanted = use.run();
+    const LoopRule rule = attention.loops(told(use, 3, 0, 0, 6).types);
+    for (const int64_t parts : {2, 3}) {
+      InTurn turns{use, rule, 3, 6, parts, wanted};
+      for (Tensor& tensor : turns.joined) std::fill(tensor.values.begin(), tensor.values.end(), 0);
+      turns.run_all();
+      expect_near(turns.joined[0], wanted[0], 1e-14);
+    }
+    return;
+  }
+  FAIL() << "no sample has such a mask";
 }
 
 // Twice the elements cost at most twice as much, and products of matrices exactly: what a plan's
