@@ -25,7 +25,11 @@ Status check_trainable(const Graph& graph) {
   for (const Param& param : graph.params) {
     if (!param.frozen) return ok_status();
   }
-  if (graph.params.empty()) return fail("the model has no parameters");
+  if (graph.params.empty())
+    return fail("the model has no parameters")
+        .with_note(
+            "help: 'include' under 'parameters' makes parameters of constants; piperc MODEL "
+            "--describe lists them");
   return fail("every parameter is frozen: there is nothing to train");
 }
 

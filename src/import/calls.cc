@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <unordered_map>
 
+#include "params.h"
+
 namespace piper::onnx_import {
 namespace {
 
@@ -162,23 +164,23 @@ std::vector<std::string> parse_outputs(std::string_view text) {
 }
 
 std::string export_help(const OnnxModel& model) {
+  const std::string tool = "help: export the module by tools/export.py, which loses nothing";
+  if (lists_parameters(model))
+    return "help: give piperc the file as tools/export.py wrote it";
   constexpr int64_t kOldestWithCalls = 18;  // to write an older opset, the exporter removes them
-  if (model.lacks_calls)
-    return model.opset < kOldestWithCalls
-               ? fmt::format(
-                     "help: export the model at opset {} or later, so that the exporter "
-                     "leaves its metadata in the file",
-                     kOldestWithCalls)
-               : "help: give piperc the file that the exporter wrote";
+  if (model.lacks_calls && model.opset < kOldestWithCalls)
+    return fmt::format("{}; or at opset {} or later, so that its metadata stays in the file", tool,
+                       kOldestWithCalls);
+  if (model.lacks_calls) return tool + "; or give piperc the file that the exporter wrote";
   if (!find_metadata(model.metadata, kSignatureKey).empty()) {
     const bool whole = std::any_of(model.nodes.begin(), model.nodes.end(),
                                    [](const OnnxNode& node) { return node.op == "Constant"; });
-    return whole ? "help: the file is one of optimize=False already, and says no more of it"
-                 : "help: export the model with optimize=False";
+    return whole ? tool + ": one of optimize=False says no more than this file"
+                 : tool + "; or with optimize=False";
   }
   return model.producer.starts_with("pytorch")
-             ? "help: export the model with dynamo=True, or with do_constant_folding=False and "
-               "training=TrainingMode.PRESERVE"
+             ? tool + "; or with dynamo=True, or with do_constant_folding=False and "
+                      "training=TrainingMode.PRESERVE"
              : "help: export the model without folding constants and merging tensors";
 }
 

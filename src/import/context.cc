@@ -34,24 +34,6 @@ Status RuleContext::need(size_t least, size_t most) const {
   return ok_status();
 }
 
-int64_t RuleContext::integer(std::string_view name, int64_t otherwise) const {
-  const OnnxAttr* attr = node.find(name);
-  const auto* value = attr ? std::get_if<int64_t>(&attr->value) : nullptr;
-  return value ? *value : otherwise;
-}
-
-double RuleContext::real(std::string_view name, double otherwise) const {
-  const OnnxAttr* attr = node.find(name);
-  const auto* value = attr ? std::get_if<double>(&attr->value) : nullptr;
-  return value ? *value : otherwise;
-}
-
-std::string RuleContext::text(std::string_view name, std::string otherwise) const {
-  const OnnxAttr* attr = node.find(name);
-  const auto* value = attr ? std::get_if<std::string>(&attr->value) : nullptr;
-  return value ? *value : otherwise;
-}
-
 std::string RuleContext::called() const {
   const auto call = parse_call(find_metadata(node.metadata, "pkg.torch.onnx.fx_node"));
   return call ? call->function : "";

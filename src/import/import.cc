@@ -201,7 +201,7 @@ Status Importer::decide(size_t n) {
   return ok_status();
 }
 
-// Integers of 8 and 16 bits are held in i32: ops that move or choose them keep that, what casts
+// Integers of 2 to 16 bits are held in i32: ops that move or choose them keep that, what casts
 // them says itself what it makes, and arithmetic would have to wrap around.
 Status pass_narrow(const RuleContext& c, Vals& results) {
   constexpr std::string_view kKeep[] = {"Clip",
@@ -272,13 +272,18 @@ Status Importer::import_node(size_t n, Rule rule) {
 }
 
 Status Importer::add_outputs() {
+  auto first = static_cast<std::ptrdiff_t>(recovery_.params.size());
   for (const std::string& name : model_.outputs) {
     const Val& val = values_.at(name);
     if (val.kind == Val::Kind::kSequence)
       return fail("the output '{}' is a sequence", quote_control(name));
     PIPER_ASSIGN(const Val full, emit_.exact(val));
-    graph_.outputs.push_back(emit_.id_of(full));
-    if (full.is_constant()) names_.emplace_back(graph_.outputs.back(), name);
+    const ValueId id = emit_.id_of(full);
+    graph_.outputs.push_back(id);
+    // Before those of nodes: a loop's last turn, and what an Identity reads, have names of their own.
+    const ValueKind kind = graph_.value(id).kind;
+    if (kind == ValueKind::kNode || kind == ValueKind::kConstant)
+      names_.emplace(names_.begin() + first++, id, name);
   }
   const auto loss = std::find(model_.outputs.begin(), model_.outputs.end(), model_.loss);
   std::vector<ValueId> scalars;
@@ -532,6 +537,7 @@ Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
 // the import begins again: parameters may be used there, and what follows may decide further ones.
 Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
   constexpr int kMostTimes = 100;
+  join_bags(model);
   const bool branches = std::any_of(model.nodes.begin(), model.nodes.end(), is_nested);
   std::vector<Importer::Taken> taken;
   if (!branches) return import_flat(std::move(model), options, taken);

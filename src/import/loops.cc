@@ -46,15 +46,9 @@ class TurnCopy {
   const std::string prefix_;
 };
 
-int64_t loop_integer(const OnnxNode& node, std::string_view attr, int64_t otherwise) {
-  const OnnxAttr* found = node.find(attr);
-  const auto* value = found ? std::get_if<int64_t>(&found->value) : nullptr;
-  return value ? *value : otherwise;
-}
 // Element i of a list, or 0.
 int64_t loop_item(const OnnxNode& node, std::string_view attr, size_t i) {
-  const OnnxAttr* found = node.find(attr);
-  const auto* list = found ? std::get_if<std::vector<int64_t>>(&found->value) : nullptr;
+  const auto* list = node.get<std::vector<int64_t>>(attr);
   return list && i < list->size() ? (*list)[i] : 0;
 }
 
@@ -82,10 +76,8 @@ class Unrolling {
     if (node_.branches.size() != 1) return fail("{} has no body", node_.label());
     body_ = &node_.branches[0];
     const size_t fixed = is_scan_ ? 0 : 2;  // the number of the turn, the condition
-    scanned_ =
-        is_scan_
-            ? static_cast<size_t>(std::max<int64_t>(loop_integer(node_, "num_scan_inputs", 0), 0))
-            : 0;
+    const auto scanned = is_scan_ ? node_.get_or<int64_t>("num_scan_inputs") : 0;
+    scanned_ = static_cast<size_t>(std::max<int64_t>(scanned, 0));
     const bool fits = node_.inputs.size() >= fixed + scanned_ &&
                       body_->inputs.size() == node_.inputs.size() &&
                       body_->outputs.size() == node_.outputs.size() + (is_scan_ ? 0 : 1);
@@ -127,8 +119,7 @@ class Unrolling {
            tensor.data.data[0] != std::byte{0};
   }
   static bool is_true(const OnnxNode& constant) {
-    const OnnxAttr* value = constant.find("value");
-    const auto* tensor = value ? std::get_if<OnnxTensor>(&value->value) : nullptr;
+    const auto* tensor = constant.get<OnnxTensor>("value");
     return tensor && is_true(*tensor);
   }
   static bool is_true(const std::vector<OnnxTensor>& tensors, const std::string& name) {

@@ -21,7 +21,7 @@ std::optional<DType> dtype_of_code(int64_t code);
 std::string type_name(int64_t code);
 int64_t code_of_type(std::string name);  // of letters of any size; 0 where there is none
 
-// Integers of the file that have 8 or 16 bits, which are held in i32; bits 0: they are none.
+// Integers of the file that have 2, 4, 8 or 16 bits, which are held in i32; bits 0: they are none.
 struct Narrow {
   int bits = 0;
   bool is_signed = false;
@@ -55,6 +55,17 @@ struct OnnxNode {
   Metadata metadata;
   std::vector<OnnxSubgraph> branches;  // of an If; the body of a Loop or Scan
   const OnnxAttr* find(std::string_view attr) const;
+  // Of a kind that OnnxAttr::value has; null where there is none of that name and kind.
+  template <class T>
+  const T* get(std::string_view attr) const {
+    const OnnxAttr* found = find(attr);
+    return found ? std::get_if<T>(&found->value) : nullptr;
+  }
+  template <class T>
+  T get_or(std::string_view attr, T otherwise = T()) const {
+    const T* value = get<T>(attr);
+    return value ? *value : std::move(otherwise);
+  }
   // "node 'x' (MatMul)": how every error about it begins.
   std::string label() const;
 };
@@ -115,6 +126,8 @@ Status check_defined(const OnnxModel& model);
 Result<std::vector<size_t>> node_order(const OnnxModel& model);
 // Puts a branch of the If at model.nodes[n] in its place; names are not checked again.
 Status take_branch(OnnxModel& model, size_t n, bool condition);
+// Makes one node of each bag of embeddings, which the exporter writes as a loop (rules_bags.cc).
+void join_bags(OnnxModel& model);
 // Puts the turns of the Loop or Scan at model.nodes[n] in its place.
 Status unroll(OnnxModel& model, size_t n, int64_t turns);
 

@@ -180,8 +180,7 @@ std::vector<OnnxTensor> tensors_of_nodes(const OnnxModel& model) {
   std::vector<OnnxTensor> out;
   for (const OnnxNode& node : model.nodes) {
     if (node.op != "Constant" || node.outputs.empty()) continue;
-    const OnnxAttr* attr = node.find("value");
-    const auto* tensor = attr ? std::get_if<OnnxTensor>(&attr->value) : nullptr;
+    const auto* tensor = node.get<OnnxTensor>("value");
     if (!tensor || !info(tensor->type.dtype).is_float) continue;
     out.push_back(*tensor);
     out.back().name = node.outputs[0];

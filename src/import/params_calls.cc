@@ -70,12 +70,6 @@ const ParamRole* find_role(const Call& call, int position) {
   return nullptr;
 }
 
-int64_t attr_integer(const OnnxNode& node, std::string_view name) {
-  const OnnxAttr* attr = node.find(name);
-  const auto* value = attr ? std::get_if<int64_t>(&attr->value) : nullptr;
-  return value ? *value : 0;
-}
-
 // Of x[i, :, j]: the dims with an index, then the others.
 std::vector<int64_t> indexed_first(const std::string& list, size_t rank) {
   std::vector<int64_t> first, rest;
@@ -90,7 +84,8 @@ std::vector<int64_t> indexed_first(const std::string& list, size_t rank) {
 // From the framework's parameter to the tensor of the shape `stored` at its place.
 Derivation layout_at(const RolePlace& place, const OnnxNode& node, const Call& call,
                      const Shape& stored) {
-  const bool turned = place.op == "Gemm" && place.input == 1 && attr_integer(node, "transB") != 0;
+  const bool turned =
+      place.op == "Gemm" && place.input == 1 && node.get_or<int64_t>("transB") != 0;
   if (place.transposed != turned && stored.size() == 2)
     return transposition({stored[1], stored[0]});
   if (place.channels && stored.size() > 1) return {reshape_step({num_elements(stored)}, stored)};
@@ -242,7 +237,7 @@ bool CallClaims::restore_zero_bias(Group& group, const CallArg& arg, const Signa
     const int weight = node.inputs.size() > 1 ? index_.find(node.inputs[1]) : -1;
     if (weight < 0 || tensor(weight).type.shape.size() < 2) continue;
     const TensorType& type = tensor(weight).type;
-    const bool rows = conv || attr_integer(node, "transB") != 0;
+    const bool rows = conv || node.get_or<int64_t>("transB") != 0;
     const TensorType bias{type.dtype, {rows ? type.shape[0] : type.shape[1]}};
     node.inputs.resize(3);
     taken_.emplace(n, 2);

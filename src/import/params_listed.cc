@@ -117,7 +117,7 @@ Status claim_uses(const OnnxModel& model, const std::map<std::string, const List
       if (entry != listed.end() && entry->second->shape && *entry->second->shape != type.shape)
         return fail("the parameter '{}' is {}, and was {} when the file was exported",
                     quote_control(name), to_string(type.shape), to_string(*entry->second->shape))
-            .with_note("help: give piperc the file as tools/export.py wrote it");
+            .with_note(export_help(model));
       claims.list.push_back({n, i, found, name, {}, type, std::string(evidence)});
     }
   }

@@ -13,9 +13,8 @@ namespace {
 constexpr const char* kNames[] = {"running_mean", "running_var"};  // inputs 3 and 4
 
 bool is_training(const OnnxNode& node) {
-  const OnnxAttr* mode = node.op == "BatchNormalization" ? node.find("training_mode") : nullptr;
-  const auto* value = mode ? std::get_if<int64_t>(&mode->value) : nullptr;
-  return value && *value != 0 && node.inputs.size() == 5;
+  return node.op == "BatchNormalization" && node.get_or<int64_t>("training_mode") != 0 &&
+         node.inputs.size() == 5;
 }
 
 // The name that it has in the file, if that is a module's; else that of the norm's scope.

@@ -8,6 +8,8 @@ namespace piper::onnx_import {
 namespace {
 
 constexpr int64_t kMaxTensorBytes = int64_t{1} << 40;
+// Types that the installed schema (IR 8) does not know.
+constexpr int64_t kCodeUint4 = 21, kCodeInt4 = 22, kCodeUint2 = 25, kCodeInt2 = 26;
 
 Result<TensorType> tensor_type(const std::string& who, const onnx::TensorProto& tensor) {
   const std::optional<DType> dtype = dtype_of_code(tensor.data_type());
@@ -101,7 +103,25 @@ Bytes widened(const Bytes& data) {
   }
   return Bytes::copy_of(out.data(), count * sizeof(int32_t));
 }
-Bytes widened(const Bytes& data, Narrow from) {
+// Several of them are in a byte, the first in its lowest bits; each byte stands in `wide` ones.
+Result<Bytes> unpacked(const Bytes& data, size_t wide, Narrow from, size_t count) {
+  const size_t in_byte = 8 / static_cast<size_t>(from.bits);
+  const size_t wanted = (count + in_byte - 1) / in_byte * wide;
+  if (data.size != wanted)
+    return fail("takes {} bytes, but {} are stored", wanted, data.size);
+  std::vector<int32_t> out(count);
+  for (size_t i = 0; i < count; ++i) {
+    const auto byte = std::to_integer<int32_t>(data.data[i / in_byte * wide]);
+    const int32_t values = 1 << from.bits;
+    out[i] = (byte >> (i % in_byte * static_cast<size_t>(from.bits))) % values;
+    if (from.is_signed && out[i] >= values / 2) out[i] -= values;
+  }
+  return Bytes::copy_of(out.data(), count * sizeof(int32_t));
+}
+// `is_typed`: from the field of 32 bits that the format has for all of them.
+Result<Bytes> widened(const Bytes& data, Narrow from, bool is_typed, size_t count) {
+  if (from.bits < 8) return unpacked(data, is_typed ? sizeof(int32_t) : 1, from, count);
+  if (is_typed || data.size > count * sizeof(int32_t)) return data;
   if (from.bits == 8) return from.is_signed ? widened<int8_t>(data) : widened<uint8_t>(data);
   return from.is_signed ? widened<int16_t>(data) : widened<uint16_t>(data);
 }
@@ -135,6 +155,10 @@ std::optional<DType> dtype_of_code(int64_t code) {
     case onnx::TensorProto::INT8:
     case onnx::TensorProto::UINT16:
     case onnx::TensorProto::INT16:
+    case kCodeUint4:
+    case kCodeInt4:
+    case kCodeUint2:
+    case kCodeInt2:
       return DType::kI32;
     case onnx::TensorProto::BOOL:
       return DType::kBool;
@@ -153,6 +177,14 @@ Narrow narrow_of_code(int64_t code) {
       return {16, false};
     case onnx::TensorProto::INT16:
       return {16, true};
+    case kCodeUint4:
+      return {4, false};
+    case kCodeInt4:
+      return {4, true};
+    case kCodeUint2:
+      return {2, false};
+    case kCodeInt2:
+      return {2, true};
     default:
       return {};
   }
@@ -190,10 +222,13 @@ Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor
   Result<Bytes> data = tensor_bytes(tensor, type, files);
   if (!data) return fail("{}: {}", who, data.error().message).with_code(data.error().code);
   const Narrow narrow = narrow_of_code(tensor.data_type());
-  const bool stored_narrow =
-      narrow.bits > 0 && (has_raw || tensor.data_location() == onnx::TensorProto::EXTERNAL);
-  const auto most = static_cast<size_t>(num_elements(type.shape)) * sizeof(int32_t);
-  if (stored_narrow && data->size <= most) *data = widened(*data, narrow);
+  if (narrow.bits > 0) {
+    const bool is_typed = !has_raw && tensor.data_location() != onnx::TensorProto::EXTERNAL;
+    const auto count = static_cast<size_t>(num_elements(type.shape));
+    Result<Bytes> wide = widened(*data, narrow, is_typed, count);
+    if (!wide) return fail("{} is {}, which {}", who, to_string(type), wide.error().message);
+    *data = *std::move(wide);
+  }
   if (static_cast<int64_t>(data->size) != type.bytes()) {
     return fail("{} is {}, which takes {} bytes, but {} are stored", who, to_string(type),
                 type.bytes(), data->size);

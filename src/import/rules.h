@@ -120,9 +120,15 @@ class RuleContext {
       const;  // that many inputs, the first `least` present, tensors
 
   bool has_attr(std::string_view name) const { return node.find(name) != nullptr; }
-  int64_t integer(std::string_view name, int64_t otherwise) const;
-  double real(std::string_view name, double otherwise) const;
-  std::string text(std::string_view name, std::string otherwise) const;
+  int64_t integer(std::string_view name, int64_t otherwise) const {
+    return node.get_or(name, otherwise);
+  }
+  double real(std::string_view name, double otherwise) const {
+    return node.get_or(name, otherwise);
+  }
+  std::string text(std::string_view name, std::string otherwise) const {
+    return node.get_or(name, std::move(otherwise));
+  }
   // The framework's call that the node comes from ("aten.clamp"), or "" where none is noted. It
   // says which slope a bound, a tie or a zero has, which the operator leaves open.
   std::string called() const;
@@ -134,8 +140,7 @@ class RuleContext {
   }
   template <class T>  // int64_t, double or std::string; none when absent or of another kind
   std::optional<std::vector<T>> list(std::string_view name) const {
-    const OnnxAttr* attr = node.find(name);
-    const auto* values = attr ? std::get_if<std::vector<T>>(&attr->value) : nullptr;
+    const auto* values = node.get<std::vector<T>>(name);
     return values ? std::optional(*values) : std::nullopt;
   }
 
@@ -219,6 +224,7 @@ std::span<const ImportRule> sample_rules();
 std::span<const ImportRule> signal_rules();
 std::span<const ImportRule> microsoft_rules();
 std::span<const ImportRule> microsoft_attention_rules();
+std::span<const ImportRule> bag_rules();
 
 // Input 1 with dims of 1 around it, so that it meets those of input 0 that the attributes of opsets
 // before 7 name: from `axis` on, or the last ones. Newer ones broadcast as numpy does.

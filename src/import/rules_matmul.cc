@@ -1,4 +1,4 @@
-// Matrix products.
+// Matrix products, and what they make: determinants.
 #include "rules.h"
 
 namespace piper::onnx_import {
@@ -96,7 +96,53 @@ Result<Vals> gemm(RuleContext& c) {
   return single(c.pointwise("Add", {out, bias}));
 }
 
+// Numbers for each place of an n x n matrix.
+Val matrix_val(int64_t n, double (*at)(int64_t i, int64_t j)) {
+  std::vector<double> values;
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t j = 0; j < n; ++j) values.push_back(at(i, j));
+  return numbers_val(values, {n, n}, DType::kF64);
+}
+
+// By products alone, so that there is a slope where the determinant is 0, too (Bird, A simple
+// division-free algorithm for computing determinants, 2011): F begins as A and becomes, n - 1
+// times, G A, where G has of F what is above the diagonal, and on it, less its sign, the sum of
+// what F has further down on its own. Then the first element of F is the determinant, less its sign
+// where n is even.
+Result<Vals> det(RuleContext& c) {
+  PIPER_TRY(c.need(1, 1));
+  const Val& x = c.in(0);
+  constexpr int64_t kMost = 24;  // of random elements 8 digits are right then
+  if (x.rank() < 2 || x.shape.back() != x.shape[x.rank() - 2] || !info(x.dtype).is_float)
+    return c.error("needs square matrices of floats, got {} of {}", to_string(x.shape),
+                   info(x.dtype).name);
+  const int64_t n = x.shape.back();
+  if (n < 1 || n > kMost)
+    return c.error("is supported of matrices up to {0} x {0}, not {1} x {1}", kMost, n);
+  const Val above = matrix_val(n, [](int64_t i, int64_t j) { return j > i ? 1.0 : 0.0; });
+  const Val diagonal = matrix_val(n, [](int64_t i, int64_t j) { return j == i ? 1.0 : 0.0; });
+  const Val further = matrix_val(n, [](int64_t i, int64_t j) { return j > i ? -1.0 : 0.0; });
+  PIPER_ASSIGN(const Val a, c.cast(x, DType::kF64));
+  Val f = a;
+  for (int64_t k = 1; k < n; ++k) {
+    PIPER_ASSIGN(Val g, c.mul(f, diagonal));
+    PIPER_ASSIGN(g, c.reduce_sum(g, {static_cast<int64_t>(x.rank()) - 1}, true));
+    PIPER_ASSIGN(g, c.matmul(further, g));
+    PIPER_ASSIGN(g, c.mul(g, diagonal));
+    PIPER_ASSIGN(f, c.mul(f, above));
+    PIPER_ASSIGN(g, c.add(g, f));
+    PIPER_ASSIGN(f, c.matmul(g, a));
+  }
+  for (const size_t d : {x.rank() - 2, x.rank() - 1}) {
+    PIPER_ASSIGN(f, c.part(f, d, 0, 1));
+  }
+  PIPER_ASSIGN(f, c.reshape(f, Shape(x.shape.begin(), x.shape.end() - 2)));
+  PIPER_ASSIGN(f, scaled(c, f, n % 2 == 0 ? -1 : 1));
+  return single(c.cast(f, x.dtype));
+}
+
 constexpr ImportRule kMatmulRules[] = {
+    {"Det", 11, kNewest, det, "of matrices up to 24 x 24"},
     {"Gemm", 1, kNewest, gemm},
     {"MatMul", 1, kNewest, matmul},
 };

@@ -2,6 +2,8 @@
 // that a gradient passes straight through the rounding where nothing is cut off (Jacob et al.,
 // Quantization and Training of Neural Networks, 2018), and one of the scale follows (Esser et al.,
 // Learned Step Size Quantization, 2020).
+#include <algorithm>
+
 #include "rules.h"
 
 namespace piper::onnx_import {
@@ -18,16 +20,39 @@ Result<QuantizedRange> quantized_range(RuleContext& c) {
   if (c.has(2)) type = c.in(2).narrow;
   if (!c.has(2) && c.integer("output_dtype", 0) != 0)
     type = narrow_of_code(c.integer("output_dtype", 0));
-  if (type.bits == 0) return c.error("integers of 8 and 16 bits are supported");
+  if (type.bits == 0)
+    return c.error("to {} is not supported: integers of 2, 4, 8 and 16 bits are",
+                   c.has(2) ? info(c.in(2).dtype).name : type_name(c.integer("output_dtype", 0)));
   const auto count = static_cast<double>(int64_t{1} << type.bits);
   return type.is_signed ? QuantizedRange{-count / 2, count / 2 - 1} : QuantizedRange{0, count - 1};
 }
 
-// A scale or a zero point for all of x, or one for each place along `axis`.
+// A scale or a zero point for each block along `axis`, of which the last may be shorter.
+Result<Val> along_blocks(RuleContext& c, const Val& x, const Val& v, size_t axis, int64_t block) {
+  Shape shape = x.shape;
+  shape[axis] = (shape[axis] + block - 1) / block;
+  if (v.shape != shape)
+    return c.error("{} scales or zero points for blocks of {} along dim {} of {}, not {}",
+                   to_string(v.shape), block, axis, to_string(x.shape), to_string(shape));
+  Shape wide = shape, flat = shape;
+  const auto behind = static_cast<std::ptrdiff_t>(axis) + 1;
+  shape.insert(shape.begin() + behind, 1);
+  wide.insert(wide.begin() + behind, block);
+  flat[axis] *= block;
+  PIPER_ASSIGN(Val y, c.reshape(v, shape));
+  PIPER_ASSIGN(y, c.expand(y, wide));
+  PIPER_ASSIGN(y, c.reshape(y, flat));
+  return c.part(y, axis, 0, x.shape[axis]);
+}
+
+// A scale or a zero point for all of x, or one for each place or block along `axis`.
 Result<Val> along_axis(RuleContext& c, const Val& x, const Val& v) {
-  if (c.integer("block_size", 0) != 0) return c.error("blocks are not supported");
-  if (num_elements(v.shape) == 1) return c.reshape(v, {});
+  const int64_t block = c.integer("block_size", 0);
+  if (block < 0) return c.error("blocks of {} elements", block);
+  if (num_elements(v.shape) == 1 && block == 0) return c.reshape(v, {});
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", 1), x.rank()));
+  if (block > 0)
+    return along_blocks(c, x, v, axis, std::min(block, std::max<int64_t>(x.shape[axis], 1)));
   if (v.shape != Shape{x.shape[axis]})
     return c.error("{} scales or zero points for dim {} of {}", to_string(v.shape), axis,
                    to_string(x.shape));
@@ -78,9 +103,9 @@ Result<Vals> dequantize(RuleContext& c) {
 }
 
 constexpr ImportRule kQuantizeRules[] = {
-    {"DequantizeLinear", 10, kNewest, dequantize, "without blocks"},
+    {"DequantizeLinear", 10, kNewest, dequantize, "of integers"},
     {"QuantizeLinear", 10, kNewest, quantize,
-     "to 8 or 16 bits, without blocks; the gradient passes straight through"},
+     "to integers of 2 to 16 bits; the gradient passes straight through"},
 };
 
 }  // namespace

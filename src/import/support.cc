@@ -59,7 +59,8 @@ RuleTable::RuleTable() {
                            sample_rules(),
                            signal_rules(),
                            microsoft_rules(),
-                           microsoft_attention_rules()}) {
+                           microsoft_attention_rules(),
+                           bag_rules()}) {
     for (const ImportRule& rule : rules) rules_.push_back(&rule);
   }
   std::stable_sort(rules_.begin(), rules_.end(),

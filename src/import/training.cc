@@ -22,24 +22,13 @@ constexpr Optimizer kOptimizers[] = {{"Adagrad", TrainingUpdate::Kind::kAdagrad,
 
 // Attributes are floats that stand for decimals: 0.9f for 0.9, and not for 0.89999998.
 double real_attr(const OnnxNode& node, std::string_view name, double otherwise) {
-  const OnnxAttr* attr = node.find(name);
-  const auto* value = attr ? std::get_if<double>(&attr->value) : nullptr;
+  const auto* value = node.get<double>(name);
   if (value == nullptr) return otherwise;
   char text[64];
   const auto end = std::to_chars(text, text + sizeof text, static_cast<float>(*value)).ptr;
   double decimal = 0;
   std::from_chars(text, end, decimal);
   return decimal;
-}
-std::string text_attr(const OnnxNode& node, std::string_view name) {
-  const OnnxAttr* attr = node.find(name);
-  const auto* value = attr ? std::get_if<std::string>(&attr->value) : nullptr;
-  return value ? *value : std::string();
-}
-std::vector<std::string> texts_attr(const OnnxNode& node, std::string_view name) {
-  const OnnxAttr* attr = node.find(name);
-  const auto* value = attr ? std::get_if<std::vector<std::string>>(&attr->value) : nullptr;
-  return value ? *value : std::vector<std::string>();
 }
 
 class TrainingReader {
@@ -81,16 +70,16 @@ std::optional<double> TrainingReader::scalar(const std::string& name) const {
   if (tensor == nullptr) {
     const auto at = producer_.find(name);
     if (at == producer_.end() || model_.nodes[at->second].op != "Constant") return {};
-    const OnnxAttr* value = model_.nodes[at->second].find("value");
-    tensor = value ? std::get_if<OnnxTensor>(&value->value) : nullptr;
+    tensor = model_.nodes[at->second].get<OnnxTensor>("value");
   }
   if (tensor == nullptr || num_elements(tensor->type.shape) != 1) return {};
   return read_number(tensor->data, tensor->type.dtype, 0);
 }
 
 Status TrainingReader::read_gradient(const OnnxNode& node) {
-  const std::string y = text_attr(node, "y");
-  const std::vector<std::string> xs = texts_attr(node, "xs"), zs = texts_attr(node, "zs");
+  const std::string y = node.get_or<std::string>("y");
+  const auto xs = node.get_or<std::vector<std::string>>("xs");
+  const auto zs = node.get_or<std::vector<std::string>>("zs");
   if (!model_.loss.empty() && model_.loss != y)
     return fail("{}: a gradient of '{}' beside one of '{}' is not supported", node.label(),
                 quote_control(y), quote_control(model_.loss));
@@ -197,7 +186,7 @@ Status TrainingReader::read_optimizer(const OnnxNode& node, const Optimizer& opt
   update.alpha = real_attr(node, "alpha", 0.9);
   update.beta = real_attr(node, "beta", 0.999);
   if (optimizer.kind == TrainingUpdate::Kind::kMomentum) {
-    const std::string mode = text_attr(node, "mode");
+    const std::string mode = node.get_or<std::string>("mode");
     if (mode != "nesterov" && mode != "standard")
       return fail("{}: the mode '{}' is not supported", node.label(), quote_control(mode));
     update.nesterov = mode == "nesterov";

@@ -102,6 +102,11 @@ class Propagation {
       ValueId id = use.node.inputs[input];
       error.notes.push_back(fmt::format("its input {} holds the samples along dim {}", name_of(id),
                                         layouts_[id.index()].dim));
+      const Value& value = graph_.value(id);
+      if (value.kind == ValueKind::kInput)
+        error.notes.push_back(
+            fmt::format("help: if all samples share it, inputs: {{{}: {{batch_dim: none}}}}",
+                        quote_control(value.name)));
     }
     return problem(use.node, std::move(error));
   }

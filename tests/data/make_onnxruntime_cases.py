@@ -1,5 +1,5 @@
 """Writes onnxruntime_cases.gz: uses of operators with what onnxruntime makes of them, in the form of onnx_node_cases.gz (see
-tests/ops/node_cases.h): its own operators (com.microsoft), recurrent ones, samples of images, transforms, quantisation.
+tests/ops/node_cases.h): its own operators (com.microsoft), recurrent ones, samples of images, transforms, quantisation, determinants.
 
     pip install onnx onnxruntime numpy
     python tests/data/make_onnxruntime_cases.py
@@ -8,7 +8,7 @@ import gzip
 import pathlib
 import numpy as np
 import onnxruntime as ort
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from google.protobuf.internal.encoder import _VarintBytes
 
 rng = np.random.default_rng(3)
@@ -25,7 +25,7 @@ def case(name, nodes, inputs, outputs, constants=None, opset=20):
     made = [helper.make_node(op.lstrip("."), i.split(","), o.split(","), domain="com.microsoft" if op[0] == "." else "", **a)
             for op, i, o, a in nodes]
     infos = [helper.make_tensor_value_info(k, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for k, v in inputs.items()]
-    tensors = [numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()]
+    tensors = [v if isinstance(v, TensorProto) else numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()]
     graph = helper.make_graph(made, "ort_" + name, infos, [helper.make_empty_tensor_value_info(o) for o in outputs], tensors)
     model = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", opset),
                                                                   helper.make_opsetid("com.microsoft", 1)])
@@ -180,6 +180,28 @@ def quantised():
          {"w": rng.integers(-128, 128, size=(4, 2), dtype=np.int8), "s": np.array([.1, .2], np.float32), "z": np.array([1, -2], np.int8)})
 
 
+def blocks():
+    x = floats(5, 6, scale=3)
+    for kind, zero, axis, block in (("int8", (-3, 4), 1, 2), ("uint8", (100, 120), 0, 2), ("int4", (-2, 3), 0, 3), ("uint4", (3, 9), 1, 4)):
+        shape = [-(-n // block) if d == axis else n for d, n in enumerate(x.shape)]
+        zeros = helper.make_tensor("z", getattr(TensorProto, kind.upper()), shape, rng.integers(*zero, size=shape).ravel())
+        case(f"quantise_blocks_{kind}", [("QuantizeLinear", "x,s,z", "q", {"axis": axis, "block_size": block}),
+                                         ("DequantizeLinear", "q,s,z", "y", {"axis": axis, "block_size": block})], {"x": x}, ["y"],
+             {"s": (rng.random(shape) * 0.5 + 0.05).astype(np.float32), "z": zeros}, opset=21)
+    weights = helper.make_tensor("w", TensorProto.INT4, [6, 3], rng.integers(-8, 8, size=18))
+    case("stored_in_blocks", [("DequantizeLinear", "w,s", "v", {"axis": 0, "block_size": 3}), ("MatMul", "x,v", "y", {})], {"x": x}, ["y"],
+         {"w": weights, "s": np.array([[.1, .2, .3], [.4, .5, .6]], np.float32)}, opset=21)
+
+
+def determinants():
+    one("det", "Det", [floats(2, 3, 4, 4)], opset=11)
+    for n in 1, 2, 3, 9:
+        one(f"det_{n}", "Det", [floats(n, n)], opset=22)
+    singular = floats(3, 3)
+    singular[2] = singular[0] - 2 * singular[1]
+    one("det_singular", "Det", [singular.round(1)])
+
+
 def body(inputs, nodes, outputs, tensors=()):
     def infos(names):
         return [helper.make_tensor_value_info(n, t, None if t == 1 else []) for n, t in names.items()]
@@ -212,7 +234,7 @@ def loops():
          {"h": floats(4), "x": x, "z": floats(4, 3)}, ["last", "o", "p"])
 
 
-for part in (microsoft, attention, recurrent, images, transforms, quantised, loops):
+for part in (microsoft, attention, recurrent, images, transforms, quantised, loops, blocks, determinants):
     part()
 out = pathlib.Path(__file__).parent / "onnxruntime_cases.gz"
 with open(out, "wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as packed:

@@ -2,14 +2,14 @@
 operators/*.safetensors: batches, and what three steps of SGD on the mean squared error make of their parameters in
 PyTorch.
 
-    pip install onnx numpy torch safetensors
+    pip install onnx numpy onnxscript torch safetensors
     python tests/data/make_operators.py
 """
 import pathlib
 import numpy as np
 import torch
 import torch.nn.functional as F
-from onnx import TensorProto, helper, numpy_helper, save
+from onnx import TensorProto, helper, load, numpy_helper, save
 from safetensors.numpy import save_file
 
 OUT = pathlib.Path(__file__).parent / "operators"
@@ -34,14 +34,18 @@ def model(name, x_shape, params, nodes, forward, constants=None, batches=None):
     save(helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]),
          OUT / f"{name}.onnx")
     p = {k: torch.tensor(v, requires_grad=True) for k, v in params.items()}
+    train(name, p, lambda x: forward(x, p), lambda: floats(N, *x_shape, scale=1))
+
+
+def train(name, p, forward, draw):
     optimizer = torch.optim.SGD(p.values(), lr=0.1, momentum=0.9)
     losses, tensors = [], {}
     for k in range(STEPS):
-        x = floats(N, *x_shape, scale=1)
+        x = draw()
         tensors[f"batch/{k}/x"] = x
-        target = floats(*forward(torch.tensor(x), p).shape, scale=1)
+        target = floats(*forward(torch.tensor(x)).shape, scale=1)
         tensors[f"batch/{k}/target"] = target
-        loss = F.mse_loss(forward(torch.tensor(x), p), torch.tensor(target))
+        loss = F.mse_loss(forward(torch.tensor(x)), torch.tensor(target))
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
@@ -132,6 +136,52 @@ def attention():
            (".SkipLayerNormalization", "h,x,g,c", "n", {"epsilon": 1e-5}), (".BiasGelu", "n,d", "out", {})], forward)
 
 
+class Bags(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.EmbeddingBag(10, 3, mode=mode) for mode in ("sum", "mean", "max"))
+        self.w = torch.nn.Parameter(torch.tensor(floats(5)))
+
+    def forward(self, x):
+        return torch.cat([self.a(x, per_sample_weights=self.w.expand(x.shape)), self.b(x), self.c(x)], 1)
+
+
+class UnevenBags(torch.nn.Module):
+    """Bags that begin where a count of the tokens above 3 says, of which some are empty."""
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (torch.nn.EmbeddingBag(10, 3, mode=mode) for mode in ("sum", "mean", "max"))
+
+    def forward(self, x):
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), (x > 3).sum(1).cumsum(0)[:-1]])
+        return torch.cat([bag(x.flatten(), starts) for bag in (self.a, self.b, self.c)], 1)
+
+
+def strip(graph, within=False):
+    for node in graph.node:
+        for entry in [e for e in node.metadata_props if within or not e.key.endswith(("fx_node", "name_scopes"))]:
+            node.metadata_props.remove(entry)
+        for attribute in node.attribute:
+            strip(attribute.g, True)
+
+
+def bags():
+    torch.manual_seed(4)
+    for name, module in ("bags", Bags()), ("uneven_bags", UnevenBags()):
+        draw = lambda: rng.integers(0, 10, (N, 5))  # noqa: E731
+        torch.onnx.export(module, (torch.tensor(draw()),), OUT / f"{name}.onnx", dynamo=True, dynamic_shapes=({0: torch.export.Dim("N", min=2)},),
+                          input_names=["x"], output_names=["out"], opset_version=20, external_data=False, verbose=False)
+        file = load(OUT / f"{name}.onnx")
+        strip(file.graph)
+        save(file, OUT / f"{name}.onnx")
+        train(name, dict(module.named_parameters()), module, draw)
+
+
+def determinants():
+    model("det", [3, 4, 4], {"w": floats(4, 4)}, [("MatMul", "x,w", "h", {}), ("Det", "h", "out", {})],
+          lambda x, p: torch.linalg.det(x @ p["w"]))
+
+
 OUT.mkdir(exist_ok=True)
-for part in (recurrent, sampled, quantised, transformed, attention):
+for part in (recurrent, sampled, quantised, transformed, attention, determinants, bags):
     part()

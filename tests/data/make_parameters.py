@@ -116,13 +116,13 @@ write("bounds",
       [tensor("w", 4), numpy_helper.from_array(np.float32(0), "low"), numpy_helper.from_array(np.float32(6), "high")], ["batch", 4], ["w"])
 # Operators that nobody has, with the line of the program that they come from.
 write("unsupported",
-      [node("MatMul", "x w", "h"), node("Det", "h", "d", scope="head", trace='File "net.py", line 7, in forward\n    d = torch.det(h)\n'),
-       node("Frobnicate", "h", "f", scope="head", domain="com.example"), node("Det", "f", "e", scope="head"), *loss("d")],
+      [node("MatMul", "x w", "h"), node("MaxUnpool", "h", "d", scope="head", trace='File "net.py", line 7, in forward\n    d = self.unpool(h)\n'),
+       node("Frobnicate", "h", "f", scope="head", domain="com.example"), node("MaxUnpool", "f", "e", scope="head"), *loss("d")],
       [tensor("w", 4, 4)], ["batch", 4], [])
 # Parameters that cannot be had back beside an operator that nobody has.
 write("folded_unsupported",
       [node("Mul", "x relu", "mul", ("mul", "aten.mul.Tensor", "%x, %relu"), "norm_1"),
-       node("Mul", "mul relu", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %relu_1"), "norm_2"), node("Det", "mul_1", "d", scope="head"), *loss("d")],
+       node("Mul", "mul relu", "mul_1", ("mul_1", "aten.mul.Tensor", "%mul, %relu_1"), "norm_2"), node("MaxUnpool", "mul_1", "d", scope="head"), *loss("d")],
       [ones("relu", 4)], ["batch", 4, 4], ["norm_1.weight", "norm_2.weight"], {"relu": ["norm_1.weight"]})
 # The loss depends on a parameter, but not smoothly: it gets no gradient.
 write("no_gradient",

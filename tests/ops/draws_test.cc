@@ -226,7 +226,77 @@ TEST(DrawingModels, MergedDrawsComeApart) {
       "the exporter took 'add_45' for 'add_20', as if both had drawn the same random numbers"))
       << refused.error().message;
   EXPECT_EQ(refused.error().notes,
-            std::vector<std::string>{"help: export the model with optimize=False"});
+            std::vector<std::string>{"help: export the module by tools/export.py, which loses "
+                                     "nothing; or with optimize=False"});
+}
+
+// Multinomial of logarithms of probabilities [2, 4].
+struct ClassDraws {
+  static constexpr int64_t kCount = 40'000;
+  std::vector<double> of(int64_t step, uint64_t seed = 0) const {
+    onnx::ModelProto model;
+    model.set_ir_version(8);
+    model.add_opset_import()->set_version(17);
+    onnx::GraphProto& graph = *model.mutable_graph();
+    auto& type = *graph.add_input()->mutable_type()->mutable_tensor_type();
+    graph.mutable_input(0)->set_name("x");
+    type.set_elem_type(onnx::TensorProto::FLOAT);
+    for (const int64_t dim : {2, 4}) type.mutable_shape()->add_dim()->set_dim_value(dim);
+    onnx::NodeProto& node = *graph.add_node();
+    node.set_op_type("Multinomial");
+    node.add_input("x");
+    node.add_output("y");
+    onnx::AttributeProto& count = *node.add_attribute();
+    count.set_name("sample_size");
+    count.set_type(onnx::AttributeProto::INT);
+    count.set_i(kCount);
+    graph.add_output()->set_name("y");
+    const Folder folder;
+    ImportOptions options = of_batch(2, seed);
+    options.inputs = {{.name = "x", .batch_dim = -1}};
+    const std::string path = folder.write("model.onnx", model.SerializeAsString());
+    const Graph made = must(import_onnx(path, options)).graph;
+    test::Values inputs(made.values.size());
+    std::vector<double> logs;
+    for (const auto& row : probabilities)
+      for (const double p : row) logs.push_back(std::log(p) + 3);  // up to a constant
+    inputs[made.inputs[0].index()] = Tensor{{DType::kF32, {2, 4}}, logs};
+    inputs[made.step.index()] = number(step);
+    return test::evaluate(made, inputs)[made.outputs[0].index()]->values;
+  }
+  const std::vector<std::vector<double>> probabilities{{0.1, 0.2, 0.3, 0.4}, {0.6, 0, 0.39, 0.01}};
+};
+
+TEST(DrawingModels, ClassesAreDrawnByTheirProbabilities) {
+  const ClassDraws draws;
+  const std::vector<double> drawn = draws.of(3);
+  ASSERT_EQ(drawn.size(), 2u * ClassDraws::kCount);
+  for (size_t row = 0; row < 2; ++row) {
+    const auto begin = drawn.begin() + static_cast<std::ptrdiff_t>(row * ClassDraws::kCount);
+    double squares = 0;
+    for (size_t k = 0; k < 4; ++k) {
+      const double wanted = draws.probabilities[row][k] * ClassDraws::kCount;
+      const auto found = static_cast<double>(std::count(begin, begin + ClassDraws::kCount, k));
+      ASSERT_TRUE(wanted > 0 || found == 0) << row;
+      if (wanted > 0) squares += (found - wanted) * (found - wanted) / wanted;
+    }
+    EXPECT_LE(squares, 21.1) << row;  // of 3 degrees of freedom, one in 10,000 is more
+    EXPECT_GE(squares, 1e-3) << row;  // and no counts are so even by chance
+  }
+}
+
+TEST(DrawingModels, ClassesAreThoseOfTheStepAndTheSeed) {
+  const ClassDraws draws;
+  const std::vector<double> drawn = draws.of(3);
+  EXPECT_EQ(drawn, draws.of(3));
+  const auto agreeing = [&](const std::vector<double>& other) {
+    double count = 0;
+    for (size_t i = 0; i < ClassDraws::kCount; ++i) count += drawn[i] == other[i];
+    return count / ClassDraws::kCount;
+  };
+  // Of independent draws, as many agree as the squares of the first row's probabilities.
+  EXPECT_NEAR(agreeing(draws.of(4)), 0.3, 0.012);
+  EXPECT_NEAR(agreeing(draws.of(3, 1)), 0.3, 0.012);
 }
 
 TEST(DrawingModels, EveryOpHasAKeyOfItsOwnAndOfTheSeed) {

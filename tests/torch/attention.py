@@ -9,11 +9,12 @@ import sys
 import tempfile
 import warnings
 
+from exporters import export
 from own_process import find_python
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("BIN", ROOT / "build/bin")).resolve()
-OPSETS = {"dynamo": [18, 20, 21, 23], "static": [18, 22], "older": [17]}  # static: dynamo with the sizes of one batch, which it writes otherwise
+OPSETS = {"dynamo": [18, 20, 21, 23], "static": [18, 22], "older": [17]}
 QUICK = ["llama", "gemma3", "gpt-neox", "vit", "bart", "hand-gpt"]
 WITHOUT = ["mamba", "rwkv", "convnext", "resnet", "hand-experts", "hand-gates", "mixer", "group-resnet", "batch-resnet", "unet", "dit", "gaussian",
            "hand-next", "hand-branches", "hand-flow", "hand-merged", "lstm", "gru", "codebook"]
@@ -24,21 +25,6 @@ LEFT = {}
 def implementations(module):
     """Those of the library's models; of a module written by hand, the one that it has."""
     return ["sdpa", "eager"] if hasattr(getattr(module, "model", None), "set_attn_implementation") else ["own"]
-
-
-def export(module, batch, exporter, opset, path):
-    import torch
-    names = dict(input_names=list(batch), output_names=["loss"], opset_version=opset, verbose=False)
-    inputs = tuple(batch.values())
-    if exporter == "older":
-        torch.onnx.export(module, inputs, path, dynamo=False, dynamic_axes={key: {0: "batch"} for key in batch}, **names)
-        return
-    options = dict(dynamo=True, external_data=False, **names)
-    shapes = tuple({0: torch.export.Dim("batch", min=1, max=4096)} for _ in batch)
-    try:
-        torch.onnx.export(module, inputs, path, dynamic_shapes=None if exporter == "static" else shapes, **options)
-    except Exception:  # some families fix the batch
-        torch.onnx.export(module, inputs, path, **options)
 
 
 def describe(path):

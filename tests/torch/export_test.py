@@ -3,6 +3,7 @@ itself compares; and where they would not, it says so.
 
   export_test.py ROOT BIN    77 where no python here has PyTorch; one that PYTHON names serves, or the environment of tests/bench/against-torch
 """
+import importlib.util
 import pathlib
 import sys
 import tempfile
@@ -78,6 +79,20 @@ class Quantised(nn.Module):
         return F.mse_loss(self.last(Straight.apply(self.first(x))), x)
 
 
+class Experts(nn.Module):
+    """A model of the transformers library whose tokens choose two of four experts, which the library multiplies in groups of rows."""
+
+    def __init__(self):
+        super().__init__()
+        from transformers import MixtralConfig, MixtralForCausalLM
+        self.model = MixtralForCausalLM(MixtralConfig(
+            vocab_size=16, hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+            num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=8, use_cache=False))
+
+    def forward(self, ids, labels):
+        return F.cross_entropy(self.model(input_ids=ids).logits.flatten(0, 1), labels.flatten())
+
+
 def listed(path):
     import json
     model = onnx.load(str(path), load_external_data=False)
@@ -111,6 +126,11 @@ def main():
         cases.append((said(Tied(), (ids["ids"][:1], ids["labels"][:1]), path), ["refused: the example has one sample"]))
         cases.append((said(Tied(), (ids["ids"],), path), ["refused: Tied.forward does not take these arguments"]))
         cases.append((said(Tied(), (), path, ids, batch={"id": 0}), ["refused: batch names 'id', which is no input; inputs are ids, labels"]))
+        if importlib.util.find_spec("transformers"):
+            experts = Experts().eval()
+            way = experts.model.config._experts_implementation
+            cases.append((said(experts, (ids["ids"], ids["labels"]), path), ["12 parameters to train", "is one of PyTorch: loss"]))
+            assert experts.model.config._experts_implementation == way, "the module's configuration has changed"
     wrong = [(text, word) for text, words in cases for word in words if word not in text]
     for text, word in wrong:
         print(f"not said: {word}\n{text}\n")

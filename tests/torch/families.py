@@ -26,39 +26,20 @@ import tempfile
 import warnings
 
 import family_models as models
+from exporters import export
 from own_process import in_own_process, read_libraries
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tools"))
 BIN = pathlib.Path(os.environ.get("BIN", ROOT / "build/bin")).resolve()
 STEPS, BATCH, RATE, BOUND, SECONDS = 6, 8, 0.02, 1e-5, 600
-OPSETS = {"dynamo": [18, 20, 23], "plain": [18], "older": [14, 17], "tool": [20]}  # plain: dynamo with optimize=False; tool: tools/export.py
+OPSETS = {"dynamo": [18, 20, 23], "plain": [18], "older": [14, 17], "tool": [20]}
 WORDS = ["right", "noted", "refused", "wrong", "no export"]
 ONE = """piper: 1
 train: {{global_batch: {batch}, optimizer: {{sgd: {{lr: {rate}, momentum: 0.9}}}}}}
 directives: [{{precision: {{compute: f64}}}}]
 """
 FOUR = ONE + "include: {root}/strategies/1f1b.yaml\nparams: {{stages: 2, dp: 2, microbatches: 2}}\n"
-
-
-def export(case, module, batch, path):
-    import torch
-    name, exporter, opset, _ = case
-    if exporter == "tool":
-        from export import export as lossless
-        lossless(module, tuple(batch.values()), path, opset=opset, check=False, log=lambda text: None)
-        return
-    names = dict(input_names=list(batch), output_names=["loss"], opset_version=opset, verbose=False)
-    inputs = tuple(batch.values())
-    if exporter == "older":
-        torch.onnx.export(module, inputs, path, dynamo=False, dynamic_axes={key: {0: "batch"} for key in batch}, **names)
-        return
-    shapes = tuple({0: torch.export.Dim("batch", min=1, max=4096)} for _ in batch)
-    options = dict(dynamo=True, optimize=exporter == "dynamo", external_data=False, **names)
-    try:
-        torch.onnx.export(module, inputs, path, dynamic_shapes=shapes, **options)
-    except Exception:  # some families fix the batch
-        torch.onnx.export(module, inputs, path, **options)
 
 
 def train_in_torch(module, batches):
@@ -163,13 +144,13 @@ def compare(got, wanted):
 
 def judge(case, folder):
     from safetensors.torch import save_file
-    name, _, _, weights = case
+    name, exporter, opset, weights = case
     batches = models.batches(name, STEPS, BATCH)
     save_file({f"batch/{k}/{key}": value.contiguous() for k, batch in enumerate(batches) for key, value in batch.items()},
               folder / "data.safetensors")
     module = models.build(name, weights)
     try:
-        export(case, module, batches[0], str(folder / "model.onnx"))
+        export(module, batches[0], exporter, opset, str(folder / "model.onnx"))
     except Exception as error:
         return "no export", str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
     wanted = train_in_torch(models.build(name, weights), batches)
