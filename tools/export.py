@@ -91,11 +91,13 @@ class Watch(TorchFunctionMode):
                 self.dropout = True
                 if self.quiet:
                     return bound["input"]
-        elif name == "scaled_dot_product_attention" and (kwargs.get("dropout_p", 0) or (len(args) > 4 and args[4])):
-            self.dropout = True
-            if self.quiet:
-                args, kwargs["dropout_p"] = args[:4], 0.0
-                kwargs |= dict(zip(("is_causal",), args[5:]))
+        elif name == "scaled_dot_product_attention":
+            bound = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs
+            if bound.get("dropout_p", 0):
+                self.dropout = True
+                if self.quiet:
+                    bound["dropout_p"] = 0.0
+            return attention_of_four_dims(func, bound)
         elif name.rstrip("_") == "rrelu":
             bound = dict(zip(("input", "lower", "upper", "training"), args)) | kwargs
             if not bound.get("training", False):  # ONNX has it without the name
@@ -104,6 +106,18 @@ class Watch(TorchFunctionMode):
         elif name in self.DRAWS:
             self.draws.add(name)
         return func(*args, **kwargs)
+
+
+def attention_of_four_dims(attention, bound):
+    """That of one batch dim, one of heads and two, which is what torch.onnx writes."""
+    query, mask = bound["query"], bound.get("attn_mask")
+    lead = query.shape[:-3]
+    if len(lead) < 2 or any(bound[name].shape[:-3] != lead for name in ("key", "value")):
+        return attention(**bound)
+    bound |= {name: bound[name].flatten(0, -4) for name in ("query", "key", "value")}
+    if mask is not None and mask.dim() > 3:
+        bound["attn_mask"] = mask.expand(*lead, *mask.shape[-3:]).flatten(0, -4)
+    return attention(**bound).unflatten(0, lead)
 
 
 class Backwards:
@@ -235,9 +249,11 @@ def detach_what_has_no_gradient(program):
 
 def view_by_copies(program):
     """torch.onnx takes ops apart, whose results may lie otherwise than when they were traced: no view of them has the shape then."""
-    for node in program.graph.nodes:
-        if node.target is torch.ops.aten.view.default:
-            node.target = torch.ops.aten.reshape.default
+    for node in [node for node in program.graph.nodes if node.target is torch.ops.aten.view.default]:
+        with program.graph.inserting_before(node):
+            copied = program.graph.call_function(torch.ops.aten.clone.default, node.args[:1], {"memory_format": torch.contiguous_format})
+        copied.meta = dict(node.args[0].meta)
+        node.replace_input_with(node.args[0], copied)
     program.graph_module.recompile()
 
 

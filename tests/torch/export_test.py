@@ -79,6 +79,30 @@ class Quantised(nn.Module):
         return F.mse_loss(self.last(Straight.apply(self.first(x))), x)
 
 
+class Windows(nn.Module):
+    """Attention within windows, of five dims, a slope that training draws, and sums into a tensor of float32, which forward makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.bias = nn.Linear(8, 24), nn.Parameter(torch.randn(3, 1, 2, 2))
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).unflatten(1, (3, 2)).permute(3, 0, 1, 4, 2, 5)  # [batch, windows, heads, tokens, 4]
+        y = F.rrelu(F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)).flatten(2)
+        return torch.zeros(2, y.shape[0], 16).index_add(0, torch.tensor([1, 0, 1]), y.transpose(0, 1)).square().mean()
+
+
+class Still(nn.Module):
+    """A loss that nothing changes: the gradient is rounding errors."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return F.normalize(self.fc(x), dim=-1).square().sum(-1).mean()
+
+
 class Experts(nn.Module):
     """A model of the transformers library whose tokens choose two of four experts, which the library multiplies in groups of rows."""
 
@@ -126,6 +150,8 @@ def main():
         cases.append((said(Tied(), (ids["ids"][:1], ids["labels"][:1]), path), ["refused: the example has one sample"]))
         cases.append((said(Tied(), (ids["ids"],), path), ["refused: Tied.forward does not take these arguments"]))
         cases.append((said(Tied(), (), path, ids, batch={"id": 0}), ["refused: batch names 'id', which is no input; inputs are ids, labels"]))
+        cases.append((said(Windows().eval(), (torch.randn(3, 6, 8),), path), ["3 parameters to train", "is one of PyTorch in float32"]))
+        cases.append((said(Still(), (torch.randn(3, 4),), path), ["is one of PyTorch: loss 1, 2 gradients"]))
         if importlib.util.find_spec("transformers"):
             experts = Experts().eval()
             way = experts.model.config._experts_implementation
