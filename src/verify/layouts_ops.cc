@@ -427,6 +427,13 @@ std::optional<Lies> OpLayouts::looked_up(const Use& use, const Cut& cut, size_t 
 }
 
 // Of one turn a whole operand has the same for all: it is repeated. Or it has been.
+bool OpLayouts::is_repeated(const Use& use, size_t input, char letter) const {
+  const LaidOut& one = use.inputs[input];
+  const Dims& dims = use.rule.inputs[input];
+  return occurrences(dims, letter) == 0 || extent_in(use.rule, dims, one.type.shape, letter) == 1 ||
+         (one.lies.dims >> dim_of(dims, letter) & 1);
+}
+
 bool OpLayouts::takes(const Use& use, size_t input, const Cut& cut) const {
   const LaidOut& one = use.inputs[input];
   const Dims& dims = use.rule.inputs[input];
@@ -440,9 +447,7 @@ bool OpLayouts::takes(const Use& use, size_t input, const Cut& cut) const {
   if (times > 1 || !wanted) return false;
   for (const LaidOut& other : use.inputs)  // all are of one rank
     if (other.lies.kind == Lies::kCut) wanted->turn = other.lies.turn;
-  if (one.lies.kind == Lies::kWhole)
-    return extent_in(use.rule, dims, one.type.shape, cut.letter) == 1 ||
-           (one.lies.dims >> dim_of(dims, cut.letter) & 1);
+  if (one.lies.kind == Lies::kWhole) return is_repeated(use, input, cut.letter);
   return one.lies.fits(*wanted);
 }
 

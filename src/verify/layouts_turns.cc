@@ -16,7 +16,7 @@ OpLayouts::Made OpLayouts::by_turns(const Use& use, Cut cut) const {
     if (!one.present || one.type.dtype == DType::kI64) continue;  // where parts begin
     const Dims& dims = use.rule.inputs[i];
     const size_t which = occurrences(dims, letters[0]) > 0 ? 0 : 1;
-    if (occurrences(dims, letters[which]) == 0 && one.lies.kind == Lies::kWhole) continue;
+    if (one.lies.kind == Lies::kWhole && is_repeated(use, i, letters[which])) continue;
     auto wanted = placed(use.rule, dims, one.type.shape, letters[which], cut.outer, cut.mirrored);
     if (!wanted || occurrences(dims, letters[1 - which]) > 0) return std::nullopt;
     wanted->turn.before = before[which].value_or(one.lies.turn.before);

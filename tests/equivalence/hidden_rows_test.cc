@@ -1,0 +1,106 @@
+// Attention whose masks hide all keys of some samples by a finite number: under every way to cut
+// its tokens, heads and samples, ranks train as one device does that cuts nothing.
+#include "equivalence/numbers.h"
+#include "equivalence/random_model.h"
+
+namespace piper {
+namespace {
+
+constexpr int64_t kTokens = 8, kHeads = 4, kWidth = 4, kAll = kHeads * kWidth;
+
+// Two layers of attention, as those that write masks as terms are exported; half of the samples
+// have no key.
+class Padded : public ModelMaker {
+ public:
+  explicit Padded(float lowest) : ModelMaker(5) {
+    scope_ = "model";
+    input("x", {kTokens, kAll});
+    input("keys", {kTokens});
+    input("sample", {1});
+    const std::string zero = number(0);
+    const std::string seen =
+        made("And", {made("Greater", {"keys", number(-0.5f)}), made("Greater", {"sample", zero})});
+    const std::string mask = made("Unsqueeze", {seen, integers({1, 2})});
+    term_ = made("Where", {mask, zero, number(lowest)});
+    std::string h = "x";
+    for (const char* layer : {"a", "b"}) {
+      scope_ = layer;
+      h = made("Add", {h, attention(h)});
+    }
+    squares(h);
+    finish_with_loss();
+  }
+
+ private:
+  std::string heads(const std::string& x, const std::vector<int64_t>& order) {
+    const std::string made_of = made("MatMul", {x, parameter({kAll, kAll}, 0, 0.4f)});
+    onnx::NodeProto& turned =
+        node("Transpose", {made("Reshape", {made_of, integers({0, kTokens, kHeads, kWidth})})});
+    attribute(turned, "perm", order, true);
+    return turned.output(0);
+  }
+  std::string attention(const std::string& x) {
+    const std::string q = heads(x, {0, 2, 1, 3}), k = heads(x, {0, 2, 3, 1}),
+                      v = heads(x, {0, 2, 1, 3});
+    const std::string scores = made("Mul", {made("MatMul", {q, k}), number(0.5f)});
+    onnx::NodeProto& weights = node("Softmax", {made("Add", {scores, term_})});
+    attribute(weights, "axis", {-1}, false);
+    onnx::NodeProto& turned = node("Transpose", {made("MatMul", {weights.output(0), v})});
+    attribute(turned, "perm", {0, 2, 1, 3}, true);
+    return made("MatMul", {made("Reshape", {turned.output(0), integers({0, kTokens, kAll})}),
+                           parameter({kAll, kAll}, 0, 0.3f)});
+  }
+  std::string term_;
+};
+
+struct Case {
+  const char* name;
+  const char* mesh;
+  std::string directives;
+  bool wide = true;
+  float lowest = -3.402823466e38f;
+};
+
+class HiddenRows : public ::testing::TestWithParam<Case> {};
+
+TEST_P(HiddenRows, TrainAsOnOneDevice) {
+  const Case& of = GetParam();
+  const Folder folder;
+  CompileOptions options;
+  options.model = folder.write("model.onnx", Padded(of.lowest).bytes());
+  options.strategy = folder.write(
+      "strategy.yaml",
+      fmt::format("piper: 1\nmesh: {}\ntrain: {{global_batch: 8, optimizer: "
+                  "{{sgd: {{lr: 0.1, momentum: 0.9}}}}}}\ndirectives:\n{}{}",
+                  of.mesh, of.directives, of.wide ? "  - precision: {compute: f64}\n" : ""));
+  const auto compiled = compile(options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const jobs::Trained got = train_on_numbers(compiled->set, of.name),
+                      want = train_on_numbers(*compiled->uncut, of.name);
+  ASSERT_EQ(want.losses.size(), 3U);
+  EXPECT_LT(jobs::largest_difference(got, want), of.wide ? 1e-12 : 1e-5);
+  EXPECT_GT(std::abs(want.losses[2] - want.losses[0]), 1e-3);
+}
+
+const std::string kBlocks =
+                      "  - shard: {input: \"x\", dim: 1, over: cp}\n"
+                      "  - shard: {match: \"**\", dim: none, over: cp}\n",
+                  kRing = kBlocks + "  - shard: {attention: \"**\", by: ring, over: cp}\n",
+                  kByHeads = kBlocks + "  - shard: {attention: \"**\", by: heads, over: cp}\n",
+                  kGather = kBlocks + "  - shard: {attention: \"**\", by: gather, over: cp}\n",
+                  kReplicas = "  - replicate: {over: dp}\n  - split: {dim: batch, into: 2}\n";
+
+INSTANTIATE_TEST_SUITE_P(
+    All, HiddenRows,
+    ::testing::Values(Case{"ring2", "{cp: 2}", kRing}, Case{"ring4", "{cp: 4}", kRing},
+                      Case{"ring4-f32", "{cp: 4}", kRing, false},
+                      Case{"ring-of-one-token-a-rank", "{cp: 8}", kRing},
+                      Case{"ring4-1e9", "{cp: 4}", kRing, false, -1e9f},
+                      Case{"heads2", "{cp: 2}", kByHeads}, Case{"gather2", "{cp: 2}", kGather},
+                      Case{"replicas2", "{dp: 2}", kReplicas},
+                      Case{"replicas2-f32", "{dp: 2}", kReplicas, false},
+                      Case{"replicas2-ring4", "{dp: 2, cp: 4}", kReplicas + kRing}),
+    [](const auto& info) { return jobs::identifier(info.param.name); });
+
+}  // namespace
+}  // namespace piper
