@@ -345,6 +345,7 @@ TEST(Strategy, JoinsFiles) {
   const Result<Strategy> small = parse_strategy(path, {{"stages", "2"}});
   ASSERT_FALSE(small.ok());
   EXPECT_EQ(small.error().message, "of base");
+  EXPECT_EQ(small.error().code, ExitCode::kInput);
 }
 
 // Of random files that include each other, those that give the loss and that no other such file
