@@ -98,6 +98,8 @@ class Watch(TorchFunctionMode):
                 if self.quiet:
                     bound["dropout_p"] = 0.0
             return attention_of_four_dims(func, bound)
+        elif name in EQUIVALENTS:
+            return EQUIVALENTS[name](*args, **kwargs)
         elif name.rstrip("_") == "rrelu":
             bound = dict(zip(("input", "lower", "upper", "training"), args)) | kwargs
             if not bound.get("training", False):  # ONNX has it without the name
@@ -118,6 +120,30 @@ def attention_of_four_dims(attention, bound):
     if mask is not None and mask.dim() > 3:
         bound["attn_mask"] = mask.expand(*lead, *mask.shape[-3:]).flatten(0, -4)
     return attention(**bound).unflatten(0, lead)
+
+
+def distances(x1, x2, p=2.0, compute_mode=None):
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), ord=p, dim=-1)
+
+
+def distances_within(input, p=2.0):
+    first, second = torch.triu_indices(len(input), len(input), 1)
+    return torch.linalg.vector_norm(input[first] - input[second], ord=p, dim=-1)
+
+
+def kth_value(input, k, dim=-1, keepdim=False, result=torch.return_types.kthvalue):
+    found = [part.narrow(dim, k - 1, 1) for part in input.sort(dim=dim)]
+    return result(found if keepdim else [part.squeeze(dim) for part in found])
+
+
+def median(input, dim=None, keepdim=False):
+    if dim is None:
+        return median(input.flatten(), 0)[0]
+    return kth_value(input, (input.shape[dim] + 1) // 2, dim, keepdim, torch.return_types.median)
+
+
+# Functions that torch.onnx does not write, by those that it does.
+EQUIVALENTS = {"cdist": distances, "pdist": distances_within, "kthvalue": kth_value, "median": median}
 
 
 class Backwards:

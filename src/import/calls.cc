@@ -163,10 +163,18 @@ std::vector<std::string> parse_outputs(std::string_view text) {
   return out;
 }
 
+bool has_fused_operators(const OnnxModel& model) {
+  return std::any_of(model.nodes.begin(), model.nodes.end(),
+                     [](const OnnxNode& node) { return node.domain == "com.microsoft"; });
+}
+
 std::string export_help(const OnnxModel& model) {
   const std::string tool = "help: export the module by tools/export.py, which loses nothing";
   if (lists_parameters(model))
     return "help: give piperc the file as tools/export.py wrote it";
+  if (has_fused_operators(model))
+    return "help: give piperc the file as it was before another program fused its operators "
+           "(com.microsoft); of a module, tools/export.py writes one that loses nothing";
   constexpr int64_t kOldestWithCalls = 18;  // to write an older opset, the exporter removes them
   if (model.lacks_calls && model.opset < kOldestWithCalls)
     return fmt::format("{}; or at opset {} or later, so that its metadata stays in the file", tool,

@@ -22,6 +22,8 @@ std::vector<BufferMutation> parse_mutations(std::string_view text);
 std::vector<std::string> parse_outputs(std::string_view text);
 inline constexpr std::string_view kSignatureKey =
     "pkg.torch.export.ExportedProgram.graph_signature";
+// By onnxruntime, which leaves no word of what they were.
+bool has_fused_operators(const OnnxModel& model);
 // How to export it so that nothing is lost, by the exporter that wrote it: "help: …".
 std::string export_help(const OnnxModel& model);
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "host.h"
+#include "params_names.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -89,9 +90,14 @@ Status Assembly::check_equal(const Claim& claim, const RecoveredParam& param) co
       claim.type == param.type &&
       (other.data == nullptr || as_text(data.made().span()) == as_text(other.span()));
   if (equal) return ok_status();
-  return fail("the parameter '{}' is stored with two values: {} and {}", quote_control(param.name),
-              param.initializer, stored_as(model_, claim))
-      .with_note(export_help(model_));
+  Error error = fail("the parameter '{}' is stored with two values: {} and {}",
+                     quote_control(param.name), param.initializer, stored_as(model_, claim));
+  if (claim.evidence == kByBias)
+    error.notes.push_back(
+        "its name is that of the bias beside them: perhaps equal biases of several modules were "
+        "merged");
+  error.notes.push_back(export_help(model_));
+  return error;
 }
 
 Status Assembly::add_use(const Claim& claim) {

@@ -506,6 +506,9 @@ void CallClaims::find_swallowed() {
           swallow(at->second->target,
                   is_fused(node)
                       ? fmt::format("the exporter multiplied it into {}", node.label())
+                  : has_fused_operators(model_)
+                      ? fmt::format("another program fused what read it: {} is left of its call",
+                                    node.label())
                       : fmt::format("{} reads it under no name of its own", node.label()));
         }
   }

@@ -109,8 +109,10 @@ class RolesFinder {
           readers_.scopes[add->node] == scope_ && !is_anonymous(readers_.model, bias);
       const std::string own = module_of(bias);
       const std::string_view last = std::string_view(bias).substr(own.empty() ? 0 : own.size() + 1);
+      // Another program may have merged equal biases: that of a module with a weight is its own.
+      const bool owned = own != module && readers_.of.count(within(own, "weight")) > 0;
       const bool tells =
-          beside && (leaf ? own == module : add->input == 1 || readers_.model.lacks_calls);
+          beside && !owned && (leaf ? own == module : add->input == 1 || readers_.model.lacks_calls);
       if (tells && last == "bias") return Role{within(own, "weight"), kByBias};
       if (tells && last == "in_proj_bias") return Role{within(own, "in_proj_weight"), kByBias};
     }

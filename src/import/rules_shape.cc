@@ -151,8 +151,10 @@ Result<Vals> squeeze(RuleContext& c) {
   PIPER_ASSIGN(const auto axes, c.axes(*named, shape.size()));
   for (size_t d = 0; d < shape.size(); ++d) {
     const bool cut = std::binary_search(axes.begin(), axes.end(), static_cast<int64_t>(d));
-    if (cut && shape[d] != 1) return c.error("dim {} of {} is not 1", d, to_string(shape));
-    if (!cut) out.push_back(shape[d]);
+    // PyTorch leaves such a dim, and its newer exporter writes the node all the same.
+    if (cut && shape[d] != 1 && c.called() != "aten.squeeze")
+      return c.error("dim {} of {} is not 1", d, to_string(shape));
+    if (!cut || shape[d] != 1) out.push_back(shape[d]);
   }
   return single(c.reshape(c.in(0), out));
 }

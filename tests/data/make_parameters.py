@@ -592,6 +592,17 @@ graph = helper.make_graph([bare("Cast", "picture", "x", to=TensorProto.FLOAT), b
                           [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])], [tensor("fc.weight", 4, 2)])
 save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), OUT / "bytes.onnx")
 
+# What onnxruntime makes of an export: one bias of zeros for all modules, and a node without a scope where others were fused. Two of its products
+# have no weight under their names; with such a bias beside the first module's product, too.
+for name, weight in (("older_fused", "a.weight"), ("older_fused_twice", "onnx::MatMul_2")):
+    write_older(name, [*linear("a", "x", weight, "a.bias"),
+                       helper.make_node("Gelu", ["/a/Add_output_0"], ["gelu"], name="Gelu_0", domain="com.microsoft"),
+                       *linear("b", "gelu", "onnx::MatMul_5", "a.bias"), helper.make_node("Gelu", ["/b/Add_output_0"], ["y"], name="Gelu_1", domain="com.microsoft")],
+                [tensor(weight, 4, 4), zeros("a.bias", 4), tensor("onnx::MatMul_5", 4, 4)], ["batch", 4])
+# A dim of four that is squeezed, which PyTorch leaves.
+write("squeezed", [product("x", "w", "mul", "%x, %p_w"), node("Squeeze", "mul axes", "squeeze", ("squeeze", "aten.squeeze.dim", "%mul, 1")), *loss("squeeze")],
+      [tensor("w", 4), numpy_helper.from_array(np.array([1]), "axes")], ["batch", 4], ["w"])
+
 if OUT != STORED:
     names = sorted({path.name for folder in (OUT, STORED) for path in folder.glob("*.onnx")})
     _, differing, missing = filecmp.cmpfiles(OUT, STORED, names, shallow=False)
