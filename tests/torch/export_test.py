@@ -150,7 +150,7 @@ def main():
         cases.append((said(Tied(), (ids["ids"][:1], ids["labels"][:1]), path), ["refused: the example has one sample"]))
         cases.append((said(Tied(), (ids["ids"],), path), ["refused: Tied.forward does not take these arguments"]))
         cases.append((said(Tied(), (), path, ids, batch={"id": 0}), ["refused: batch names 'id', which is no input; inputs are ids, labels"]))
-        cases.append((said(Windows().eval(), (torch.randn(3, 6, 8),), path), ["3 parameters to train", "is one of PyTorch in float32"]))
+        cases.append((said(Windows().eval(), (torch.randn(3, 6, 8),), path), ["3 parameters to train", "is one of PyTorch, in float32"]))
         cases.append((said(Still(), (torch.randn(3, 4),), path), ["is one of PyTorch: loss 1, 2 gradients"]))
         if importlib.util.find_spec("transformers"):
             experts = Experts().eval()
