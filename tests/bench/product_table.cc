@@ -1,14 +1,14 @@
 // Which cut of a matrix product is the fastest, for each class of shapes that training has: prints
 // an entry of src/backend_cpu/products.txt for the processor it runs on. One thread; the cuts
-// alternate, the least times count. Operands come from memory that other products have used since,
+// alternate, and the least times count, of the processor. Operands come from memory that other products have used since,
 // as in a step.
 //
 //   product_table [avx2]      with avx2: of the kernels for AVX2
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 
 #include "hwy/targets.h"
 #include "piper/backend_cpu.h"
@@ -24,7 +24,8 @@ constexpr double kWorth = 1.015;
 constexpr const char* kCuts[] = {
     "depth=256 columns=512 height=240",      "depth=128 columns=512 height=240",
     "depth=512 columns=512 height=240",      "depth=256 columns=512 height=960",
-    "depth=128 columns=512 height=240 pack", "depth=128 columns=1024 height=240 pack"};
+    "depth=128 columns=512 height=240 pack", "depth=128 columns=1024 height=240 pack",
+    "depth=128 columns=1024 height=120 pack"};
 constexpr size_t kCutCount = std::size(kCuts);
 
 struct Product {
@@ -50,10 +51,18 @@ const Class kClasses[] = {
     {"a bT", false, true, {{1024, 512, 128}, {128, 512, 128}, {1024, 1152, 384}, {512, 688, 256}}},
     {"a b", false, false, {{1024, 128, 512}, {128, 128, 512}, {1024, 384, 1152}, {512, 256, 688}}},
     {"aT depth<=96", true, false, {{512, 128, 32}, {512, 128, 64}, {1536, 384, 32}}},
-    {"aT rows>=512", true, false, {{512, 128, 1024}, {1152, 384, 1024}, {688, 256, 512}}},
+    {"aT rows>=1024", true, false, {{1152, 384, 1024}, {2048, 512, 512}, {1536, 384, 1024}}},
+    {"aT rows>=512", true, false, {{512, 128, 1024}, {768, 256, 1024}, {688, 256, 512}}},
     {"aT columns>=256", true, false, {{384, 384, 1024}, {256, 688, 512}, {384, 512, 1024}}},
     {"aT", true, false, {{384, 128, 1024}, {128, 128, 1024}, {384, 128, 128}}},
 };
+
+// That this thread has had of the processor.
+double thread_seconds() {
+  timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+}
 
 class Timer {
  public:
@@ -82,11 +91,10 @@ class Timer {
     }
     for (int round = 0; round < 9; ++round)
       for (size_t c = 0; c < kCutCount; ++c) {
-        const auto start = std::chrono::steady_clock::now();
+        const double start = thread_seconds();
         for (int i = 0; i < repeats; ++i)
           for (int32_t one : bound[c]) backends_[c]->launch(one);
-        const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
-        least[c] = std::min(least[c], time.count());
+        least[c] = std::min(least[c], thread_seconds() - start);
       }
     for (size_t c = 0; c < kCutCount; ++c) sums[c] += std::log(least[c]);
   }
