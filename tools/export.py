@@ -146,8 +146,15 @@ def median(input, dim=None, keepdim=False):
     return kth_value(input, (input.shape[dim] + 1) // 2, dim, keepdim, torch.return_types.median)
 
 
+def cumulated_product(input, dim, dtype=None):
+    parts = list(input.to(dtype or input.dtype).unbind(dim))
+    for k in range(1, len(parts)):
+        parts[k] = parts[k - 1] * parts[k]
+    return torch.stack(parts, dim)
+
+
 # Functions that torch.onnx does not write, by those that it does.
-EQUIVALENTS = {"cdist": distances, "pdist": distances_within, "kthvalue": kth_value, "median": median}
+EQUIVALENTS = {"cdist": distances, "cumprod": cumulated_product, "pdist": distances_within, "kthvalue": kth_value, "median": median}
 
 
 class Backwards:

@@ -8,21 +8,27 @@
 namespace piper::onnx_import {
 namespace {
 
-// A transform of n elements, cut or filled with zeros to `length`, into `bins`.
+// A transform of n elements, cut or filled with zeros to `length`, into `bins`. Backwards, the
+// elements may be one half: the other has their conjugates, so that the result is real.
 struct FourierTransform {
   int64_t n = 0, length = 0, bins = 0;
-  bool inverse = false;
+  bool inverse = false, mirrored = false;
+  int64_t count() const { return std::min(n, mirrored ? length / 2 + 1 : length); }
+  bool is_twice(int64_t element) const {
+    return mirrored && element > 0 && 2 * element != length;
+  }
 };
 
 // cos or sin of 2π·j·k / length for the elements j and the bins k, [n, bins]; 0 behind the length.
 Result<Val> waves(RuleContext& c, const FourierTransform& t, bool sine, DType dtype) {
   PIPER_TRY(c.emit.take_room({DType::kF64, {t.n, t.bins}}));
   std::vector<double> values(static_cast<size_t>(t.n * t.bins));
-  for (int64_t j = 0; j < std::min(t.n, t.length); ++j)
+  for (int64_t j = 0; j < t.count(); ++j)
     for (int64_t k = 0; k < t.bins; ++k) {
       const auto turn = static_cast<double>(j * k % t.length);
       const double angle = 2 * std::numbers::pi * turn / static_cast<double>(t.length);
-      values[static_cast<size_t>(j * t.bins + k)] = sine ? std::sin(angle) : std::cos(angle);
+      const double wave = sine ? std::sin(angle) : std::cos(angle);
+      values[static_cast<size_t>(j * t.bins + k)] = t.is_twice(j) ? 2 * wave : wave;
     }
   if (t.inverse)
     for (double& value : values) value /= static_cast<double>(t.length);
@@ -103,14 +109,15 @@ Result<Vals> dft(RuleContext& c) {
   PIPER_ASSIGN(const size_t axis, c.axis(given.value_or(otherwise), x.rank()));
   if (axis + 1 == x.rank()) return c.error("cannot transform its parts, dim {}", axis);
   PIPER_ASSIGN(const auto length, one_known_integer(c, 1, "length"));
-  FourierTransform t{.n = x.shape[axis],
-                     .length = length.value_or(x.shape[axis]),
-                     .inverse = c.integer("inverse", 0) != 0};
-  const bool half = c.integer("onesided", 0) != 0;
+  const bool half = c.integer("onesided", 0) != 0, inverse = c.integer("inverse", 0) != 0;
+  const int64_t n = x.shape[axis];
+  FourierTransform t{.n = n,
+                     .length = length.value_or(half && inverse ? 2 * (n - 1) : n),
+                     .inverse = inverse,
+                     .mirrored = half && inverse};
   if (t.length < 1 || t.length > kMostLength || t.n < 1)
     return c.error("cannot transform {} elements as {}", t.n, t.length);
-  if (half && t.inverse) return c.error("an inverse of one side is not supported");
-  t.bins = half ? t.length / 2 + 1 : t.length;
+  t.bins = half && !inverse ? t.length / 2 + 1 : t.length;
   const size_t last = x.rank() - 2;
   PIPER_ASSIGN(x, with_dims_swapped(c, x, axis, last));
   PIPER_ASSIGN(Complex y, complex_parts(c, x));
@@ -122,8 +129,11 @@ Result<Vals> dft(RuleContext& c) {
   }
   PIPER_ASSIGN(y, transformed(c, y, t));
   PIPER_ASSIGN(Val out, with_parts(c, y));
+  if (t.mirrored) {
+    PIPER_ASSIGN(out, c.part(out, out.rank() - 1, 0, 1));
+  }
   if (flat) {
-    PIPER_ASSIGN(out, c.reshape(out, {t.bins, 2}));
+    PIPER_ASSIGN(out, c.reshape(out, {t.bins, t.mirrored ? 1 : 2}));
   }
   return single(with_dims_swapped(c, out, axis, last));
 }

@@ -602,6 +602,9 @@ for name, weight in (("older_fused", "a.weight"), ("older_fused_twice", "onnx::M
 # A dim of four that is squeezed, which PyTorch leaves.
 write("squeezed", [product("x", "w", "mul", "%x, %p_w"), node("Squeeze", "mul axes", "squeeze", ("squeeze", "aten.squeeze.dim", "%mul, 1")), *loss("squeeze")],
       [tensor("w", 4), numpy_helper.from_array(np.array([1]), "axes")], ["batch", 4], ["w"])
+# A convolution of volumes without a bias, for which the exporter writes zeros of another shape.
+write("volumes", [node("Conv", "x conv.weight val_6", "conv3d", ("conv3d", "aten.conv3d.default", "%x, %p_conv_weight, None"), "conv"), *loss("conv3d")],
+      [tensor("conv.weight", 4, 2, 2, 2, 2), zeros("val_6", 4, 2)], ["batch", 2, 3, 3, 3], ["conv.weight"])
 
 if OUT != STORED:
     names = sorted({path.name for folder in (OUT, STORED) for path in folder.glob("*.onnx")})

@@ -32,7 +32,6 @@ constexpr std::string_view kRandom = "draws random numbers, other ones than nump
 constexpr std::string_view kDynamic = "a shape or a number of turns that depends on the data";
 constexpr std::string_view kFraction =
     "expects align_corners by a fractional size; PyTorch and onnxruntime use the actual one";
-constexpr std::string_view kHalf = "an inverse transform of one side";
 constexpr std::string_view kOptimizer = "an optimizer: a part of training_info, not of a graph";
 
 constexpr Skip kSkips[] = {
@@ -48,7 +47,6 @@ constexpr Skip kSkips[] = {
     {"test_training_dropout", kRandom},
     {"test_training_dropout_default*", kRandom},
     {"test_training_dropout_mask", kRandom},
-    {"test_dft_irfft*", kHalf},
     {"op NonMaxSuppression", kDynamic},
     {"op Scan", kDynamic},
     {"op Unique", kDynamic},
