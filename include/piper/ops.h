@@ -172,9 +172,12 @@ struct OpDef {
   bool pointwise = false;
   // Made by the ranks of a mesh axis together: no backend has it.
   bool collective = false;
-  // An element of the least number, of the first input, in a letter that is whole, counts as none:
-  // it changes no result, and is 0 in those that have the letter.
-  bool least_is_absent = false;
+  // An element of this number in the input `absent_in` counts as none, in letters that are whole,
+  // have a first, or of which the greatest is taken: nothing else of a result depends on it. Where
+  // a result has the letter, it is 0 there, but in `nonzero` ones. An infinite number stands for
+  // the least or the greatest one of the type.
+  std::optional<double> absent = {};
+  int absent_in = 0;
   // Of operands that are zero it makes zeros, but in these outputs.
   std::vector<int> nonzero = {};
   // Draws random numbers, see ops/random.cc: this input is the key, the next one the step, the one

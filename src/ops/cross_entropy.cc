@@ -10,6 +10,8 @@
 // Logits, and their gradient, may be of 16 bits: computed with in f32, which all else is of then.
 // share is the probability of the greatest logit. The logarithm of the sum of exponentials would do
 // as well, but in f32 it rounds all probabilities of a row, those of 256 classes by up to 2^-22.
+#include <cmath>
+
 #include "rules.h"
 
 namespace piper {
@@ -186,7 +188,7 @@ std::vector<OpDef> cross_entropy_ops() {
   sum.apart = sum_apart;
   sum.indices = classes;
   sum.autocast = OpDef::Autocast::kF32;
-  sum.least_is_absent = true;
+  sum.absent = -INFINITY;
   sum.nonzero = {0, 1};
   sum.samples = {{.inputs = {f64({6, 5}), i64({6})}, .attrs = ignore},
                  {.inputs = {f64({2, 4, 3}), i64({2, 4})}, .attrs = ignore},
@@ -196,12 +198,13 @@ std::vector<OpDef> cross_entropy_ops() {
              .loops = cross_entropy_grad_rule};
   grad.cost = element_cost<12>;
   grad.apart = grad_apart;
-  grad.least_is_absent = true;
+  grad.absent = -INFINITY;
   grad.in_place = {{0, 0}};
   OpDef terms{.name = "CrossEntropyTerms", .types = terms_types, .loops = terms_rule};
   terms.cost = element_cost<12>;
   terms.indices = classes;
   terms.nonzero = {0};
+  terms.absent = -INFINITY;
   terms.samples = {
       {.inputs = {f64({2, 4, 6}), i64({2, 4}), f64({2, 4})}, .attrs = ignore, .low = 0.5}};
   OpDef of_terms{.name = "CrossEntropyOfTerms", .types = of_terms_types, .loops = of_terms_rule};

@@ -146,6 +146,15 @@ LoopRule gather_nd_grad_rule(const OpTypes& use) {
   return l.build.rule;
 }
 
+Attrs localise_nd_grad(const OpTypes& use, const std::vector<Shape>& local_outputs) {
+  std::vector<int64_t> sizes = use.attrs.integers("sizes");
+  const auto first = local_outputs[0].begin() + static_cast<int64_t>(batch_dims(use));
+  std::copy_n(first, sizes.size(), sizes.begin());
+  Attrs attrs = use.attrs;
+  attrs.set("sizes", std::move(sizes));
+  return attrs;
+}
+
 LoopRule gather_nd_scatter_rule(const OpTypes& use) {
   GatherNdLetters l = gather_nd_letters_of(use.inputs[0].shape, use.inputs[1].shape, 0, true);
   l.build.rule.inputs = {l.data, l.indices, l.gathered};
@@ -171,7 +180,8 @@ std::vector<OpDef> gather_nd_ops() {
              .types = gather_nd_grad_types,
              .gradient = gather_nd_grad_gradient,
              .loops = gather_nd_grad_rule,
-             .cost = element_cost<1>};
+             .cost = element_cost<1>,
+             .localise = localise_nd_grad};
   auto sized = [](int64_t n, Shape sizes) { return Attrs{{"batch_dims", n}, {"sizes", sizes}}; };
   grad.samples = {{.inputs = {f64({5, 4}), i64({5, 2})}, .attrs = sized(0, {3, 3})},
                   {.inputs = {f64({2, 6, 4}), i64({2, 6, 1})}, .attrs = sized(1, {3})},
@@ -185,6 +195,7 @@ std::vector<OpDef> gather_nd_ops() {
   // One place: where places repeat, what `none` keeps is not differentiable.
   scatter.samples = {{.inputs = {f64({3, 4}), i64({1, 1}), f64({1, 4})}, .attrs = by("none")},
                      {.inputs = {f64({3, 3, 4}), i64({5, 2}), f64({5, 4})}, .attrs = by("add")}};
+  def.absent = grad.absent = scatter.absent = 0;  // no index is one behind the end
   return {def, grad, scatter};
 }
 

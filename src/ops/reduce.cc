@@ -3,6 +3,8 @@
 // ReduceExtremeGrad{axes, first}(dy, x, y): dx of ReduceMax and ReduceMin, dy and y with the
 // reduced dims kept. ReduceProdGrad{axes}(dy, x): dy times the product of all the others, dy with
 // the reduced dims kept.
+#include <cmath>
+
 #include "rules.h"
 
 namespace piper {
@@ -153,15 +155,16 @@ std::vector<OpDef> reduce_ops() {
                            .attrs = {{"axes", Shape{1, 2}}}},
                           {.inputs = {f64({1, 3}), f64({4, 3}), f64({1, 3})},
                            .attrs = {{"axes", Shape{0}}, {"first", int64_t{1}}}}};
+  extreme_grad.absent = -INFINITY;  // of either extreme: no other element equals it
+  extreme_grad.absent_in = 1;
+  OpDef greatest = reduction("ReduceMax", extreme_gradient, max_rule);
+  greatest.absent = -INFINITY;
+  OpDef least = reduction("ReduceMin", extreme_gradient, other_rule);
+  least.absent = INFINITY;
   OpDef sum = reduction("ReduceSum", reduce_sum_gradient, reduce_sum_rule);
   OpDef product = reduction("ReduceProd", product_gradient, other_rule);
   sum.autocast = product.autocast = OpDef::Autocast::kF32;
-  return {sum,
-          reduction("ReduceMax", extreme_gradient, max_rule),
-          reduction("ReduceMin", extreme_gradient, other_rule),
-          product,
-          product_grad,
-          extreme_grad};
+  return {sum, greatest, least, product, product_grad, extreme_grad};
 }
 
 }  // namespace piper

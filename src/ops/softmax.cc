@@ -1,4 +1,6 @@
 // Softmax{axis}, LogSoftmax{axis}, and their gradients from the result: (y, dy) -> dx.
+#include <cmath>
+
 #include "rules.h"
 
 namespace piper {
@@ -43,13 +45,16 @@ OpDef forward(std::string_view name, Grads (*gradient)(Builder&, const GradientA
   def.cost = element_cost<15>;
   def.autocast = OpDef::Autocast::kF32;
   def.nonzero = {0};
+  def.absent = -INFINITY;
   def.samples = {{.inputs = {f64({4, 6})}, .attrs = {{"axis", int64_t{1}}}},
                  {.inputs = {f64({2, 3, 4})}, .attrs = {{"axis", int64_t{1}}}}};
   return def;
 }
 
-OpDef backward(std::string_view name, int flops) {
+// What the result has where nothing was: no probability, or the least of its logarithms.
+OpDef backward(std::string_view name, int flops, double absent) {
   OpDef def{.name = name, .types = softmax_grad_types, .loops = softmax_grad_rule};
+  def.absent = absent;
   def.cost = flops > 5 ? element_cost<15> : element_cost<4>;
   def.samples = {{.inputs = {f64({4, 6}), f64({4, 6})}, .attrs = {{"axis", int64_t{1}}}},
                  {.inputs = {f64({2, 3, 4}), f64({2, 3, 4})}, .attrs = {{"axis", int64_t{1}}}}};
@@ -59,8 +64,8 @@ OpDef backward(std::string_view name, int flops) {
 }  // namespace
 
 std::vector<OpDef> softmax_ops() {
-  return {forward("Softmax", softmax_gradient), backward("SoftmaxGrad", 4),
-          forward("LogSoftmax", log_softmax_gradient), backward("LogSoftmaxGrad", 15)};
+  return {forward("Softmax", softmax_gradient), backward("SoftmaxGrad", 4, 0),
+          forward("LogSoftmax", log_softmax_gradient), backward("LogSoftmaxGrad", 15, -INFINITY)};
 }
 
 }  // namespace piper

@@ -3,25 +3,21 @@
 // What goes on into zeros is zero there wherever it is read. An op makes zeros of zeros where it is
 // linear in what goes on, or all its operands do and OpDef::nonzero does not name the result; where
 // it does not, zeros are put there behind it. So a loop that is added up adds zeros, gradients are
-// zero, and what is updated stays zero. What puts its elements in relation to one another (a
-// cross-entropy's classes) reads the least number there, and makes zeros.
+// zero, and what is updated stays zero. What takes its elements together (the classes of a softmax)
+// reads what counts as none there, mostly the least number. Inputs and constants end where they
+// did: what reads them along such a loop reads them with zeros behind.
 #include "pad.h"
 
 #include <algorithm>
 #include <climits>
 #include <map>
 #include <memory>
-#include <set>
 
-#include "pad_marks.h"
+#include "pad_rewrite.h"
 #include "rewrite.h"
 
 namespace piper {
 namespace {
-
-// No infinity, of which differences are no numbers, and one that 16 bits hold: e to the power of it
-// is 0.
-constexpr double kLeast = -60000;
 
 bool contains(const std::string& letters, char letter) {
   return letters.find(letter) != std::string::npos;
@@ -30,6 +26,12 @@ bool contains(const std::string& letters, char letter) {
 bool begins(const LoopRule& rule, char letter) {
   return std::any_of(rule.firsts.begin(), rule.firsts.end(),
                      [&](const auto& first) { return first.first == letter; });
+}
+
+// Whether the op, or those that it is taken apart into, is told how many elements of the letter
+// there are.
+bool knows_whole(const Loops& loops, char letter) {
+  return begins(loops.rule, letter) || (contains(loops.rule.whole, letter) && loops.def->apart);
 }
 
 // f(value, how it stands in the op) for each operand and result.
@@ -46,14 +48,27 @@ bool sums(const Loops& loops, const PadPlace& place) {
   return false;
 }
 
+// Whether the op takes its elements in the loop together, and some number counts as none there.
+bool skips(const Loops& loops, const PadPlace& place) {
+  if (!loops.def->absent) return false;
+  const bool takes = contains(loops.rule.whole, place.letter) || begins(loops.rule, place.letter) ||
+                     (loops.rule.reduces == LoopRule::kMax && sums(loops, place));
+  if (!takes || !place.is_all()) return false;
+  const auto at = static_cast<size_t>(loops.def->absent_in);
+  bool any = false;
+  for (size_t i = 0; i < loops.rule.inputs.size(); ++i)
+    any = any || occurrences(loops.input(i), place.letter) > 0;
+  if (any && occurrences(loops.input(at), place.letter) == 0) return false;
+  return *loops.def->absent == 0 || info(loops.types.inputs[at].dtype).is_float;
+}
+
 // Whether zeros may be in the loop, as far as its letters say.
 bool passes(const Loops& loops, const PadPlace& place) {
-  const bool is_whole = contains(loops.rule.whole, place.letter);
   if (!stands_once(loops, place.letter)) return false;
-  if ((is_whole || begins(loops.rule, place.letter)) && !place.is_all()) return false;
-  if (!is_whole) return loops.rule.reduces == LoopRule::kSum || !sums(loops, place);
-  const auto& last = loops.rule.inputs[0].back();
-  return loops.def->least_is_absent && last == LoopRule::Dim{place.letter};
+  if (begins(loops.rule, place.letter) && !place.is_all()) return false;
+  if (skips(loops, place)) return true;
+  return !contains(loops.rule.whole, place.letter) &&
+         (loops.rule.reduces == LoopRule::kSum || !sums(loops, place));
 }
 
 bool is_zero(const Value& value) {
@@ -77,16 +92,14 @@ class Padding {
     });
     for (const ShardSeed* seed : seeds) {
       const PadMark mark = choose(*seed);
-      if (marks_.count(seed->value.value) == 0 && mark.extent != mark.there)
-        spread(marks_, seed->value, mark);
+      if (found_.marks.count(seed->value.value) == 0 && mark.extent != mark.there)
+        spread(found_.marks, seed->value, mark);
     }
-    if (marks_.empty()) return std::move(graph_);
+    if (found_.marks.empty()) return std::move(graph_);
     for (size_t n = 0; n < graph_.nodes.size(); ++n) PIPER_TRY(check(NodeId(n)));
     PIPER_TRY(check_states());
     PIPER_TRY(add_seeds());
-    make_room();
-    put_zeros();
-    return std::move(graph_);
+    return rewrite_padded(std::move(graph_), cut_.name, std::move(found_));
   }
 
  private:
@@ -98,8 +111,8 @@ class Padding {
     return *at->second;
   }
   const PadMark* mark_of(ValueId id) const {
-    const auto at = marks_.find(id.value);
-    return at == marks_.end() ? nullptr : &at->second;
+    const auto at = found_.marks.find(id.value);
+    return at == found_.marks.end() ? nullptr : &at->second;
   }
   int64_t extent_of(const ShardSeed& seed) const {
     return graph_.value(seed.value).type.shape[static_cast<size_t>(seed.dim)];
@@ -190,7 +203,7 @@ class Padding {
 
   // All operands of the loop must go on alike, and a sum over it must add zeros.
   Status check(NodeId id) {
-    const Node& node = graph_.node(id);
+    Node& node = graph_.node(id);
     const Loops& loops = loops_at(id);
     ValueId first;
     std::optional<PadPlace> place;
@@ -202,6 +215,11 @@ class Padding {
     if (!first.valid()) return ok_status();
     const PadMark mark = *mark_of(first);
     if (!place || !passes(loops, *place)) return refuse(node, first, mark);
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      if (const ValueId id = node.inputs[i]; id.valid() && !mark_of(id))
+        if (const auto wanted = mark_at(loops.input(i), *place, mark);
+            wanted && is_given(id, wanted->dim))
+          node.inputs[i] = with_zeros(id, *wanted);
     ValueId other;
     each_operand(node, loops, [&](ValueId operand, const Operand& stands) {
       const PadMark* known = mark_of(operand);
@@ -213,21 +231,43 @@ class Padding {
     if (other.valid()) return refuse(node, other, mark);
     return check_results(id, *place, mark);
   }
+  bool is_given(ValueId id, int dim) const {
+    const Value& value = graph_.value(id);
+    const auto cuts = [&](const Layout& layout) { return layout.dim == dim; };
+    return (value.kind == ValueKind::kInput || value.kind == ValueKind::kConstant) &&
+           !cuts(value.layout) &&
+           std::none_of(value.over.begin(), value.over.end(),
+                        [&](const AxisLayout& lies) { return cuts(lies.layout); });
+  }
+  // What is given, with zeros behind: made before the first op that reads it so.
+  ValueId with_zeros(ValueId given, const PadMark& mark) {
+    ValueId& made = with_zeros_[{given.value, mark.dim, mark.outer, mark.extent * mark.unit}];
+    if (made.valid()) return made;
+    const Value& of = graph_.value(given);
+    made = graph_.add_value(
+        {.name = of.name + "_padded", .type = of.type, .layout = of.layout, .over = of.over});
+    found_.marks[made.value] = mark;
+    found_.given.emplace(made.value, given);
+    return made;
+  }
 
   Status check_results(NodeId id, const PadPlace& place, const PadMark& mark) {
     Node& node = graph_.node(id);
     const Loops& loops = loops_at(id);
-    const bool is_whole = contains(loops.rule.whole, place.letter);
-    if (is_whole) masked_.insert(id.value);
+    const bool skipped = skips(loops, place);
+    if (skipped && loops.def->absent != 0.0) found_.masked.insert(id.value);
     if (loops.def->draws >= 0) note_draw(node, loops, place, mark);
-    if (piper::is_whole(loops.rule, place.letter))  // indices are those of what is there
+    if (knows_whole(loops, place.letter))  // how much is there
       node.attrs.set("whole", size_of(loops.rule, place.letter));
     for (size_t o = 0; o < node.outputs.size(); ++o) {
-      if (is_whole || makes_zeros(node, loops, place.letter, o)) continue;
-      if (occurrences(loops.output(o), place.letter) == 0)
-        return refuse(node, node.inputs[0], mark);
+      const auto& nonzero = loops.def->nonzero;
+      const bool has_letter = occurrences(loops.output(o), place.letter) > 0;
+      const bool is_none =
+          skipped && !(has_letter && std::count(nonzero.begin(), nonzero.end(), o));
+      if (is_none || (!skipped && makes_zeros(node, loops, place.letter, o))) continue;
+      if (!has_letter) return refuse(node, node.inputs[0], mark);
       if (graph_.value(node.outputs[o]).type.dtype != DType::kBool)
-        nonzero_.insert(node.outputs[o].value);
+        found_.nonzero.insert(node.outputs[o].value);
     }
     return ok_status();
   }
@@ -273,7 +313,7 @@ class Padding {
       const PadMark *state = mark_of(update.state), *next = mark_of(update.next);
       if (state && !(next && next->same(*state))) return refuse("its update", update.state, *state);
     }
-    for (const auto& [id, mark] : marks_) {
+    for (const auto& [id, mark] : found_.marks) {
       const Value& value = graph_.value(ValueId(id));
       for (const AxisLayout& lies : value.over)
         if (value.kind == ValueKind::kState && lies.layout.dim == mark.dim)
@@ -285,7 +325,7 @@ class Padding {
   // Each stretch is cut, so that zeros are at its end.
   Status add_seeds() {
     std::vector<ShardSeed> more;
-    for (const auto& [id, mark] : marks_) {
+    for (const auto& [id, mark] : found_.marks) {
       const ValueId value(id);
       if (graph_.value(value).kind != ValueKind::kState) continue;
       const auto known = std::find_if(cut_.seeds.begin(), cut_.seeds.end(),
@@ -321,112 +361,12 @@ class Padding {
                                to_string(graph_.value(operand).type), reader));
   }
 
-  // ---- The graph with zeros ----
-
-  // Attributes first: they need all types as they were.
-  void make_room() {
-    const auto padded = [&](ValueId id) {
-      Shape shape = graph_.value(id).type.shape;
-      if (const PadMark* mark = mark_of(id)) shape[static_cast<size_t>(mark->dim)] = mark->padded();
-      return shape;
-    };
-    for (Node& node : graph_.nodes) localise(graph_, node, node, padded);
-    for (const auto& [id, mark] : marks_) {
-      Value& value = graph_.value(ValueId(id));
-      const auto dim = static_cast<size_t>(mark.dim);
-      if (value.kind == ValueKind::kState) {
-        value.unpadded.resize(value.type.shape.size());
-        value.unpadded[dim] = value.type.shape[dim];
-      }
-      value.type.shape = padded(ValueId(id));
-    }
-  }
-
-  // Zeros are put behind the end, or the least number, once for all that read the value.
-  void put_zeros() {
-    std::map<int32_t, ValueId> zeros, least;  // by value
-    const auto replace = [&](ValueId& id) {
-      if (const auto made = zeros.find(id.value); made != zeros.end()) id = made->second;
-    };
-    const std::vector<Node> before = std::exchange(graph_.nodes, {});
-    for (size_t n = 0; n < before.size(); ++n) {
-      Node node = before[n];
-      for (ValueId& input : node.inputs) replace(input);
-      if (masked_.count(static_cast<int32_t>(n))) {
-        ValueId& masked = least[node.inputs[0].value];
-        if (!masked.valid())
-          masked = add_least(node.inputs[0], *mark_of(before[n].inputs[0]), node);
-        node.inputs[0] = masked;
-      }
-      append(graph_, graph_.nodes, node);
-      for (ValueId output : node.outputs)
-        if (nonzero_.count(output.value) && is_used(output))
-          zeros[output.value] = add_zeros(output, *mark_of(output), node);
-    }
-    for (StateUpdate& update : graph_.updates) replace(update.next);
-    for (Param& param : graph_.params) replace(param.gradient);
-  }
-  bool is_used(ValueId id) const {
-    return !readers_[id.index()].empty() ||
-           std::any_of(graph_.updates.begin(), graph_.updates.end(),
-                       [&](const StateUpdate& update) { return update.next == id; });
-  }
-
-  ValueId add(std::string_view op, std::vector<ValueId> inputs, Attrs attrs, TensorType type,
-              const Node& near, ValueId like = {}) {
-    Node node = node_beside(near, cut_.name, op, std::move(inputs), std::move(attrs));
-    Value value{.name = fmt::format("{}{}", node.name, graph_.values.size()),
-                .type = std::move(type)};
-    if (like.valid())
-      value.layout = graph_.value(like).layout, value.over = graph_.value(like).over;
-    const ValueId made = graph_.add_value(std::move(value));
-    node.outputs = {made};
-    append(graph_, graph_.nodes, std::move(node));
-    return made;
-  }
-
-  // Along the dim: a number in what is there, and another one behind.
-  ValueId add_row(const PadMark& mark, DType dtype, double there, double behind, size_t rank,
-                  const Node& near) {
-    Shape shape{mark.outer, mark.there, mark.unit};
-    const ValueId filled = add(
-        "Fill", {}, {{"shape", shape}, {"value", there}, {"dtype", std::string(info(dtype).name)}},
-        {dtype, shape}, near);
-    shape[1] = mark.extent;
-    const ValueId padded =
-        add("Pad", {filled},
-            {{"before", std::vector<int64_t>(3)},
-             {"after", std::vector{int64_t{0}, mark.extent - mark.there, int64_t{0}}},
-             {"value", behind}},
-            {dtype, shape}, near);
-    Shape row(rank - static_cast<size_t>(mark.dim), 1);
-    row[0] = mark.padded();
-    return add("Reshape", {padded}, {{"shape", row}}, {dtype, row}, near);
-  }
-  ValueId add_least(ValueId read, const PadMark& mark, const Node& near) {
-    const TensorType type = graph_.value(read).type;
-    const ValueId row = add_row(mark, type.dtype, 0, kLeast, type.shape.size(), near);
-    return add("Add", {read, row}, {}, type, near, read);
-  }
-  ValueId add_zeros(ValueId made, const PadMark& mark, const Node& near) {
-    const TensorType type = graph_.value(made).type;
-    const ValueId row = add_row(mark, DType::kF32, 1, 0, type.shape.size(), near);
-    const ValueId is_there = add("Cast", {row}, {{"to", std::string(info(DType::kBool).name)}},
-                                 {DType::kBool, graph_.value(row).type.shape}, near);
-    const ValueId zero =
-        add("Fill", {},
-            {{"shape", Shape{}}, {"value", 0.0}, {"dtype", std::string(info(type.dtype).name)}},
-            {type.dtype, {}}, near);
-    return add("Where", {is_there, made, zero}, {}, type, near, made);
-  }
-
   Graph graph_;
   AxisCut& cut_;
   std::vector<std::vector<NodeId>> readers_;
   std::map<int32_t, std::unique_ptr<Loops>> loops_;  // by node, as it was
-  PadMarks marks_;
-  std::set<int32_t> masked_;   // nodes that read the least number
-  std::set<int32_t> nonzero_;  // values that are made of zeros, and are none
+  Padded found_;
+  std::map<std::tuple<int32_t, int, int64_t, int64_t>, ValueId> with_zeros_;  // with zeros behind
 };
 
 }  // namespace

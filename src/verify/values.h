@@ -71,8 +71,16 @@ class Values {
   struct Row {
     double there = 0, behind = 0;
     int64_t count = 0;  // of the first
+    bool is_all(double number) const { return there == number && behind == number; }
   };
   std::unordered_map<uint64_t, Row> rows;
+  // What has something else than zeros behind the end of a dim that goes on: of what, and which
+  // number, NaN where that is not known.
+  struct Behind {
+    uint64_t of = 0;
+    double number = 0;
+  };
+  std::unordered_map<uint64_t, Behind> behind;
 
  private:
   // What is cast or is a run, and to which type or from which element on.

@@ -56,8 +56,12 @@ WholeRun::WholeRun(Values& values, const Program& program, std::span<const uint6
                    std::span<const int32_t> sums)
     : values_(values), program_(program), sums_(sums), held_(args.begin(), args.end()) {
   held_.resize(program.values.size());
-  for (const auto& [value, bytes] : program.literals)
+  for (const auto& [value, bytes] : program.literals) {
     held_[static_cast<size_t>(value)] = symbol_of(bytes);
+    if (std::all_of(bytes.begin(), bytes.end(),
+                    [](auto byte) { return byte == decltype(byte)(0); }))
+      values_.rows.try_emplace(symbol_of(bytes), Values::Row{});
+  }
 }
 
 std::vector<uint64_t> WholeRun::run() {
@@ -147,7 +151,10 @@ WholeRun::Made WholeRun::make(Use use) {
 }
 
 // Each result of 16 bits is rounded once.
-WholeRun::Made WholeRun::make_one(const Use& use) {
+WholeRun::Made WholeRun::make_one(Use use) {
+  for (Operand& one : use.inputs)
+    if (const auto known = values_.behind.find(one.symbol); known != values_.behind.end())
+      one.symbol = known->second.of, one.behind = known->second.number;
   Made made = make_exact(use);
   for (size_t o = 0; o < made.size() && o < use.outputs.size(); ++o)
     if (!selects(use.op)) made[o] = rounded(made[o], use.outputs[o].dtype);
@@ -165,11 +172,7 @@ WholeRun::Made WholeRun::make_exact(const Use& use) {
   const auto made = def ? def->types(types) : Result<std::vector<TensorType>>(fail("unknown"));
   if (!made || !are(*made, use.outputs)) return named(nullptr, use, types.present, types);
   if (const auto same = without_padding(use)) return {*same};
-  if (use.op == "Reshape" || use.op == "Expand") return {use.inputs[0].symbol};
-  if (use.op == "Cast") return {cast(use)};
-  if (use.op == "Slice") return {sliced(use)};
-  if (use.op == "Pad") return {padded(use)};
-  if (use.op == "Concat") return {concatenated(use)};
+  if (const auto same = moved(use)) return {ends_in(*same, moved_end(use))};
   types.outputs = *made;
   if (def->apart)
     if (auto steps = apart(*def, types, use)) return *std::move(steps);
@@ -182,6 +185,16 @@ WholeRun::Made WholeRun::make_exact(const Use& use) {
   for (size_t i = 0; i < counts.size(); ++i)
     if (firsts[i] && is_position(use.inputs[i])) counts[i] = false;
   return named(def, use, counts, types);
+}
+
+// Of an op that makes no numbers.
+std::optional<uint64_t> WholeRun::moved(const Use& use) {
+  if (use.op == "Reshape" || use.op == "Expand") return use.inputs[0].symbol;
+  if (use.op == "Cast") return cast(use);
+  if (use.op == "Slice") return sliced(use);
+  if (use.op == "Pad") return padded(use);
+  if (use.op == "Concat") return concatenated(use);
+  return std::nullopt;
 }
 
 // Ranks do so in steps what one device does at once.
@@ -229,11 +242,13 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
   }
   if (use.op == "GeluAndSlope" && inputs.size() == 1) {
     const std::string form = word.substr(use.op.size());
-    return {join_symbols(symbol_of("Gelu" + form), join_symbols(1, inputs[0].symbol)),
-            slope_symbol(form, inputs[0].symbol)};
+    const uint64_t gelu = join_symbols(symbol_of("Gelu" + form), join_symbols(1, inputs[0].symbol));
+    return {ends_in(gelu, inputs[0].behind),
+            ends_in(slope_symbol(form, inputs[0].symbol), inputs[0].behind)};
   }
-  const bool commutes = def && def->commutes && inputs.size() == 2;
-  if (commutes && inputs[0].symbol > inputs[1].symbol) std::swap(inputs[0], inputs[1]);
+  const bool commutes = def && def->commutes && inputs.size() == 2,
+             swapped = commutes && inputs[0].symbol > inputs[1].symbol;
+  if (swapped) std::swap(inputs[0], inputs[1]);
   uint64_t symbol = symbol_of(word);
   for (size_t i = 0; i < inputs.size(); ++i)
     if (counts[i]) symbol = join_symbols(symbol, join_symbols(i + 1, inputs[i].symbol));
@@ -246,14 +261,18 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
     shapes.push_back(counts[i] ? inputs[i].type->shape : Shape());
   if (commutes && inputs[0].symbol == inputs[1].symbol)  // in whichever order
     of_shapes(symbol, {shapes[1], shapes[0]});
+  std::string letters;
+  if (def && def->loops && values_.whole_shapes)
+    letters = letters_that_go_on(def->loops(types), types, symbol, swapped);
   if (!def || def->states < 0)
     symbol = of_shapes(symbol, shapes);  // updates are of flat parts, too
   if (def && !says_whole(*def, types, symbol))
     symbol = join_symbols(symbol, symbol_of("of another whole"));
-  if (use.outputs.size() == 1) return {symbol};
-  Made made;
-  for (size_t o = 0; o < use.outputs.size(); ++o) made.push_back(join_symbols(symbol, o));
-  return made;
+  Made made{symbol};
+  if (use.outputs.size() != 1) made.clear();
+  for (size_t o = 0; o < use.outputs.size() && use.outputs.size() != 1; ++o)
+    made.push_back(join_symbols(symbol, o));
+  return def ? with_ends(*def, use, types, letters, std::move(made)) : made;
 }
 
 // Whether a part knows how many numbers there are in all: as many as one device has of what it is a

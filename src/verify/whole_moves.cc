@@ -13,9 +13,6 @@ uint64_t share_symbol(int64_t count, int64_t extent) {
                       static_cast<uint64_t>(extent / common));
 }
 
-// Added to an element, it leaves nothing of its exponential, in f16 too.
-constexpr double kLeast = -60000;
-
 bool is_half(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16; }
 
 }  // namespace
@@ -32,7 +29,14 @@ uint64_t WholeRun::cast(const Use& use) {
 
 // Terms of a sum are of f32 where the sum is of 16 bits, and it is rounded behind them.
 uint64_t WholeRun::rounded(uint64_t symbol, DType dtype) {
-  return is_half(dtype) ? values_.rounded(symbol, info(dtype).name) : symbol;
+  if (!is_half(dtype)) return symbol;
+  const auto known = values_.behind.find(symbol);
+  const uint64_t of = known == values_.behind.end() ? symbol : known->second.of;
+  const double number = known == values_.behind.end() ? 0 : known->second.number;
+  const uint64_t made = values_.rounded(of, info(dtype).name);
+  if (const auto row = values_.rows.find(of); row != values_.rows.end())
+    values_.rows.try_emplace(made, row->second);
+  return ends_in(made, number);
 }
 
 uint64_t WholeRun::sliced(const Use& use) {
@@ -76,28 +80,39 @@ uint64_t WholeRun::padded(const Use& use) {
     how = join_symbols(how, share_symbol(before[d], shape[d]));
     how = join_symbols(how, share_symbol(after[d], shape[d]));
   }
-  const uint64_t made = join_symbols(how, use.inputs[0].symbol);
-  const bool at_end = std::all_of(before.begin(), before.end(), [](int64_t n) { return n == 0; });
-  if (const auto row = values_.rows.find(use.inputs[0].symbol);
-      at_end && row != values_.rows.end() && row->second.there == row->second.behind)
-    values_.rows.try_emplace(
-        made, Values::Row{row->second.there, use.attrs.real("value"), num_elements(shape)});
-  return made;
+  const uint64_t of = use.inputs[0].symbol, made = join_symbols(how, of);
+  const bool at_end = std::all_of(before.begin(), before.end(), [](int64_t n) { return n == 0; }) &&
+                      std::equal(after.begin(), after.end(), shape.begin(), shape.end(),
+                                 [](int64_t n, int64_t extent) { return n >= 0 && n <= extent; });
+  if (!at_end) return made;
+  const double value = use.attrs.real("value");
+  const auto row = values_.rows.find(of);
+  if (row != values_.rows.end() && row->second.is_all(row->second.there)) {
+    const int64_t count = num_elements(shape);
+    const uint64_t of_count = join_symbols(made, static_cast<uint64_t>(count));
+    values_.rows.try_emplace(of_count, Values::Row{row->second.there, value, count});
+    return of_count;
+  }
+  const bool is_own = values_.whole_shapes && !values_.whole_shapes->made.contains(made);
+  return is_own ? ends_in(of, value) : made;  // behind what is given to ranks
 }
 
-// Elements behind the end that a cut has put there become what counts as none: the least number
-// where it is added, or zeros instead of what an op has made of zeros. On one device there are
-// none.
-std::optional<uint64_t> WholeRun::without_padding(const Use& use) const {
-  const auto is_row = [&](size_t i, double there, double behind) {
+// Elements behind the end that a cut has put there become another number, which is added to zeros,
+// or zeros instead of what an op has made of zeros. On one device there are none.
+std::optional<uint64_t> WholeRun::without_padding(const Use& use) {
+  const auto row_of = [&](size_t i) {
     const auto row = values_.rows.find(use.inputs[i].symbol);
-    return row != values_.rows.end() && row->second.there == there && row->second.behind == behind;
+    return row == values_.rows.end() ? nullptr : &row->second;
   };
   const auto ends = [&](size_t i, uint64_t symbol) {
-    return ends_where(values_.rows.at(use.inputs[i].symbol).count, *use.inputs[i].type, symbol);
+    return ends_where(row_of(i)->count, *use.inputs[i].type, symbol);
   };
-  if (use.op == "Add" && is_row(1, 0, kLeast) && ends(1, use.inputs[0].symbol))
-    return use.inputs[0].symbol;
+  const auto is_row = [&](size_t i, double there, double behind) {
+    return row_of(i) && row_of(i)->there == there && row_of(i)->behind == behind;
+  };
+  if (use.op == "Add" && row_of(1) && row_of(1)->there == 0 && row_of(1)->behind != 0 &&
+      use.inputs[0].behind == 0 && ends(1, use.inputs[0].symbol))
+    return ends_in(use.inputs[0].symbol, row_of(1)->behind);
   if (use.op == "Where" && is_row(0, 1, 0) && is_row(2, 0, 0) && ends(0, use.inputs[1].symbol))
     return use.inputs[1].symbol;
   return std::nullopt;

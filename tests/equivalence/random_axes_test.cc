@@ -270,6 +270,28 @@ std::string rule_of_masks(PlanSet set, const PlanSet& single, ChangeMask change)
   return !report ? "error" : report->findings.empty() ? "" : report->findings[0].rule;
 }
 
+// Takes away what puts another number behind the end of a dim, where nothing else adds or chooses
+// rows; how many.
+int read_without_masks(PlanSet& set, std::string_view mask) {
+  int changed = 0;
+  for (RoleProgram& role : set.roles)
+    for (Program& program : role.programs)
+      for (ProgramOp& op : program.ops) {
+        if (op.op != mask) continue;
+        const auto shape = [&](size_t i) {
+          return program.values[static_cast<size_t>(op.inputs[i])].shape;
+        };
+        const size_t was = mask == "Add" ? 0 : 1, row = 1 - was;
+        if (shape(row).size() >= shape(was).size()) continue;
+        op = {.op = "Reshape",
+              .attrs = {{"shape", shape(was)}},
+              .inputs = {op.inputs[was]},
+              .outputs = op.outputs};
+        ++changed;
+      }
+  return changed;
+}
+
 // Alike on all ranks and in all microbatches: that is seen beside the plan for one device alone.
 TEST(RandomAxes, MasksOfZerosAreThoseThatOneDeviceNeedsNot) {
   const auto as_it_is = [](Program&, ProgramOp&, ProgramOp&) {};
@@ -301,6 +323,31 @@ TEST(RandomAxes, MasksOfZerosAreThoseThatOneDeviceNeedsNot) {
     EXPECT_EQ(rule_of_masks(compiled->set, *compiled->single, ends_earlier), "single") << seed;
   }
   EXPECT_EQ(with_masks, 2);
+}
+
+// Zeros that are not put behind what an op has made of zeros, or a least number not added, are
+// missed where the dim is taken together.
+TEST(RandomAxes, MasksOfZerosAreMissed) {
+  const std::string folder = PIPER_SOURCE_DIR "/tests/data/coupled/";
+  const std::tuple<const char*, const char*> kCases[] = {
+      {"probabilities", "Add"}, {"probabilities", "Where"}, {"smoothed", "Add"},
+      {"smoothed", "Where"},    {"z_loss", "Add"},          {"z_loss", "Where"},
+      {"margin", "Add"},        {"margin", "Where"}};
+  for (const auto& [name, mask] : kCases) {
+    const Folder scratch;
+    CompileOptions options;
+    options.model = folder + name + ".onnx";
+    options.strategy = scratch.write(
+        "strategy.yaml",
+        "piper: 1\nmesh: {a: 3}\ntrain: {global_batch: 8, optimizer: {sgd: {lr: 0.1}}}\n"
+        "directives:\n  - shard: {match: fc/weight, dim: 1, over: a, pad: true}\n");
+    auto compiled = compile(options);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    EXPECT_GT(read_without_masks(compiled->set, mask), 0) << name << mask;
+    const auto report = verify_plan_set(compiled->set, &*compiled->single);
+    ASSERT_TRUE(report) << name << mask << print_error(report.error());
+    EXPECT_TRUE(!report->findings.empty() && report->findings[0].rule == "single") << name << mask;
+  }
 }
 
 TEST(RandomAxes, TrainAsOneDeviceDoes) {

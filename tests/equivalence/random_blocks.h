@@ -155,10 +155,15 @@ class RandomBlocks : public ModelMaker {
     }
   }
   void add_rare(const Live& v) {
-    switch (below(8)) {
+    switch (below(9)) {
       case 0:
       case 1:
         return keep(made("Mul", {v.name, parameter({}, 1, 0.3f)}), v.width);
+      case 8: {
+        const std::string mean = running_mean(shaped(v.name, {-1, v.width}), v.width);
+        buffers_.insert(mean);
+        return keep(made("Sub", {v.name, mean}), v.width);
+      }
       case 2:
         return keep(made("Mul", {v.name, constants(v.width)}), v.width);
       case 3: {
@@ -258,6 +263,7 @@ class RandomBlocks : public ModelMaker {
 
   void finish() {
     const Live last = live_.back();
+    if (rare_ && below(2)) return finish_rarely(last);
     if (below(2)) {
       input("labels", {tokens_}, onnx::TensorProto::INT64);
       const Live logits = linear(last, kClasses);
@@ -272,6 +278,66 @@ class RandomBlocks : public ModelMaker {
     finish_with_loss();
   }
 
+  // Losses that take the classes of a token together, of which ranks seldom have equal parts; some
+  // take the samples together, too.
+  void finish_rarely(const Live& last) {
+    const int64_t classes = below(4) ? kHidden : kClasses;
+    const Live logits = linear(last, classes);
+    const std::string rows = shaped(logits.name, {-1, classes});
+    input("labels", {tokens_}, onnx::TensorProto::INT64);
+    const std::string labels = made("Mod", {shaped("labels", {-1}), whole_number(classes)});
+    static constexpr const char* kForms[] = {"none", "z", "smooth", "likely", "margin", "coupled"};
+    const std::string form = kForms[below(6)];
+    if (form == "likely") {
+      input("target", {tokens_, classes});
+      const std::string likely = along("Softmax", {shaped("target", {-1, classes})}, 1);
+      const std::string each = made("Mul", {likely, along("LogSoftmax", {rows}, 1)});
+      return end(made("Neg", {made("ReduceSum", {each, integers({1})})}));
+    }
+    if (form == "margin") {  // between the label's and the greatest of the others
+      const std::string places = shaped(labels, {-1, 1});
+      const std::string own = along("GatherElements", {rows, places}, 1);
+      const std::string is_own = made("Equal", {places, integers(all_below(classes))});
+      const std::string others = made("Where", {is_own, number(-1e9f), rows});
+      const std::string most = made("ReduceMax", {others, integers({1})});
+      return end(made("Softplus", {made("Sub", {most, own})}));
+    }
+    if (form == "smooth") {
+      const std::string logs = along("LogSoftmax", {rows}, 1);
+      const std::string own = along("GatherElements", {logs, shaped(labels, {-1, 1})}, 1);
+      const std::string all = made("ReduceMean", {logs, integers({1})});
+      return end(made("Neg", {made("Add", {own, made("Mul", {all, number(0.1f)})})}));
+    }
+    onnx::NodeProto& loss = node("SoftmaxCrossEntropyLoss", {rows, labels});
+    onnx::AttributeProto& reduction = *loss.add_attribute();
+    reduction.set_name("reduction");
+    reduction.set_type(onnx::AttributeProto::STRING);
+    reduction.set_s("none");
+    const std::string each = loss.output(0);
+    if (form == "none") {
+      input("weight", {tokens_});
+      return end(made("Mul", {each, made("Sigmoid", {shaped("weight", {-1})})}));
+    }
+    if (form == "z") {
+      const std::string sum = made("ReduceLogSumExp", {rows, integers({1})});
+      const std::string small = made("Mul", {made("Mul", {sum, sum}), number(0.01f)});
+      return end(made("Add", {each, shaped(small, {-1})}));
+    }
+    onnx::NodeProto& mean = node("ReduceMean", {rows, integers({0})});  // of all samples
+    const std::string square = made("Mul", {mean.output(0), mean.output(0)});
+    return end(made("Add", {each, made("ReduceSum", {square, integers({1})})}));
+  }
+  void end(const std::string& each) {
+    attribute(node("ReduceMean", {each}, "loss"), "keepdims", {0}, false);
+    finish_with_loss();
+  }
+  std::string whole_number(int64_t value) { return shaped(integers({value}), {}); }
+  static std::vector<int64_t> all_below(int64_t count) {
+    std::vector<int64_t> numbers;
+    for (int64_t i = 0; i < count; ++i) numbers.push_back(i);
+    return numbers;
+  }
+
   void find_used() {
     std::set<std::string> used{"loss"}, scopes;
     for (int n = graph_.node_size() - 1; n >= 0; --n) {
@@ -283,7 +349,7 @@ class RandomBlocks : public ModelMaker {
       if (scope != "head") scopes.insert(scope);  // of which nothing is read elsewhere
     }
     for (const onnx::TensorProto& tensor : graph_.initializer())
-      if (tensor.name()[0] != 'c' && used.count(tensor.name()))
+      if (tensor.name()[0] != 'c' && used.count(tensor.name()) && !buffers_.count(tensor.name()))
         parameters_.push_back({tensor.name(), {tensor.dims().begin(), tensor.dims().end()}});
     scopes_.assign(scopes.begin(), scopes.end());
     for (const auto& input : graph_.input())
@@ -294,6 +360,7 @@ class RandomBlocks : public ModelMaker {
   int64_t tokens_ = 0;
   bool attends_ = false;             // in what the loss depends on
   std::set<std::string> attention_;  // what it makes
+  std::set<std::string> buffers_;    // that forward changes
   std::vector<Live> live_;
   std::vector<Parameter> parameters_;
   std::vector<std::string> scopes_, inputs_;

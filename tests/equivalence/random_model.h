@@ -1,6 +1,7 @@
 // Random models.
 #pragma once
 
+#include <google/protobuf/unknown_field_set.h>
 #include <onnx/onnx_pb.h>
 
 #include <random>
@@ -133,14 +134,54 @@ class ModelMaker {
                       squared = made("Mul", {sum(made("Mul", {weight, weight})), number(0.01f)});
     node("Add", {"mean", made("Add", {squared, absolute})}, "loss");
   }
+  // A buffer that moves towards the mean of [rows, width], as the file of an exporter says it; what
+  // it was before.
+  std::string running_mean(const std::string& rows, int64_t width) {
+    const std::string buffer = parameter({width}, 0, 0.2f);
+    onnx::NodeProto& mean = node("ReduceMean", {rows, integers({0})});
+    attribute(mean, "keepdims", {0}, false);
+    const std::string next = made(
+        "Add", {made("Mul", {buffer, number(0.9f)}), made("Mul", {mean.output(0), number(0.1f)})});
+    changed_.emplace_back(buffer, next);
+    return buffer;
+  }
   void finish_with_loss() {
     onnx::ValueInfoProto& info = *graph_.add_output();
     info.set_name("loss");
     info.mutable_type()->mutable_tensor_type()->set_elem_type(onnx::TensorProto::FLOAT);
     info.mutable_type()->mutable_tensor_type()->mutable_shape();
+    if (!changed_.empty()) say_changed();
     *model_.mutable_graph() = graph_;
   }
 
+ private:
+  void say_changed() {
+    std::string inputs = "# inputs\n", outputs = "# outputs\n", list;
+    const auto is_changed = [&](const std::string& name) {
+      return std::any_of(changed_.begin(), changed_.end(),
+                         [&](const auto& each) { return each.first == name; });
+    };
+    for (const onnx::TensorProto& tensor : graph_.initializer())
+      if (tensor.name()[0] != 'c' && !is_changed(tensor.name()))
+        list += fmt::format("{}{{\"name\": \"{}\"}}", list.empty() ? "" : ", ", tensor.name());
+    for (const auto& [buffer, next] : changed_) {
+      inputs += fmt::format("{0}: BUFFER target='{0}'\n", buffer);
+      outputs += fmt::format("{}: BUFFER_MUTATION target='{}'\n", next, buffer);
+    }
+    const auto say = [&](const char* key, const std::string& value) {
+      onnx::StringStringEntryProto entry;
+      entry.set_key(key);
+      entry.set_value(value);
+      constexpr int kMetadata = 16;  // which older libraries of ONNX do not know
+      graph_.GetReflection()->MutableUnknownFields(&graph_)->AddLengthDelimited(
+          kMetadata, entry.SerializeAsString());
+    };
+    say("pkg.torch.export.ExportedProgram.graph_signature", inputs + outputs);
+    say("piper.parameters", "[" + list + "]");
+  }
+
+ protected:
+  std::vector<std::pair<std::string, std::string>> changed_;  // buffers, and what they become
   std::mt19937_64 random_;
   onnx::ModelProto model_;
   onnx::GraphProto graph_;

@@ -4,6 +4,7 @@
 // made from, under any order tried: the verifier must refuse it. The others count as equivalent,
 // and those that it accepts are listed in equivalent-TEST.txt of the build folder.
 #include "communicators.h"
+#include "mutation/fields.h"
 #include "mutation/interpreter.h"
 #include "mutation/plans.h"
 #include "piper/verify.h"
@@ -246,6 +247,64 @@ TEST(Mutants, OfWhatIsDrawnAreCaughtBesideOneDevice) {
 TEST(Mutants, ThatHideBehindOwnPartsAreCaughtBesideOneDevice) {
   catch_mutants(random_strategy, hidden_mutations(), kSanitized ? 4 : 12, kSanitized ? 1 : 4, 3,
                 true);
+}
+
+// ---- Fields -------------------------------------------------------------------------------------
+
+// Fields whose changes may mean nothing to verify_plan_set: what is for people and pictures, how a
+// device orders and shares its work, and what targets take, with which piper-verify compares it.
+bool is_not_read(std::string_view field) {
+  constexpr std::string_view kEnds[] = {" label",  " pass", " stage", " micro",
+                                        " micros", " fast", " sms",   " priority"};
+  constexpr std::string_view kAll[] = {
+      "role target",       "role table",           "role workspace_bytes", "role packed_bytes",
+      "role streams name", "role transport_bytes", "role scratch_bytes",   "role groups name"};
+  return field.starts_with("role programs work") ||
+         std::find(std::begin(kAll), std::end(kAll), field) != std::end(kAll) ||
+         std::any_of(std::begin(kEnds), std::end(kEnds),
+                     [&](std::string_view end) { return field.ends_with(end); });
+}
+
+// Whether some change of the field was refused; else one that was not.
+using OfFields = std::map<std::string, std::pair<bool, std::string>>;
+
+// Every field, or one of so many.
+void change_fields(MakeStrategy strategy, size_t one_of, OfFields& fields) {
+  constexpr int kTries = 4;
+  Random random(seed());
+  std::optional<Made> made;
+  while (!made || !made->compiled) made = make_plan(random, 1, strategy, true);
+  const PlanSet& set = made->compiled->set;
+  const Outcome right = run(set, 0);
+  const size_t r = pick(random, set.roles.size());
+  for (const auto& [field, places] : fields_of(set.roles[r])) {
+    if (pick(random, one_of) != 0) continue;
+    auto& [refused, accepted] = fields[field];
+    const int tries = is_not_read(field) ? 1 : kTries;
+    for (int i = 0; i < tries && !refused && (accepted.empty() || tries > 1); ++i) {
+      PlanSet mutant = set;
+      const auto what = change_field(mutant.roles[r], places[pick(random, places.size())], random);
+      if (!what) continue;
+      refused = !findings_of(mutant, &*made->compiled->single).empty();
+      if (refused) break;
+      accepted = *what;
+      EXPECT_EQ(trouble_of(mutant, right), "") << "not found: " << *what << "\n" << made->strategy;
+    }
+  }
+}
+
+// What no rule reads a wrong compiler may write. PIPER_FIELDS=all: every field of five plans; that
+// takes minutes.
+TEST(Fields, AreReadByARule) {
+  const bool all = std::getenv("PIPER_FIELDS") != nullptr;
+  const MakeStrategy strategies[] = {random_strategy, blocks_strategy, overlapping_strategy,
+                                     experts_strategy, turns_strategy};
+  OfFields fields;
+  for (const MakeStrategy strategy : strategies) change_fields(strategy, all ? 1 : 4, fields);
+  std::printf("seed %lu: %zu fields\n", seed(), fields.size());
+  EXPECT_GT(fields.size(), all ? 150u : 20u);
+  for (const auto& [field, found] : fields)
+    EXPECT_TRUE(found.first || found.second.empty() || is_not_read(field)) << found.second;
 }
 
 }  // namespace

@@ -445,6 +445,64 @@ TEST(Ops, ZerosAreMadeOfZeros) {
         << def->name;
 }
 
+// Whether the op takes the elements of the letter together, and one number counts as none there.
+bool may_lack(const OpDef& def, const LoopRule& rule, char letter) {
+  const auto has = [&](const std::vector<LoopRule::Dim>& dims) {
+    return std::find(dims.begin(), dims.end(), LoopRule::Dim{letter}) != dims.end();
+  };
+  const bool begins = std::any_of(rule.firsts.begin(), rule.firsts.end(),
+                                  [&](const auto& first) { return first.first == letter; });
+  const bool takes = begins || rule.whole.find(letter) != std::string::npos ||
+                     (rule.reduces == LoopRule::kMax &&
+                      !std::all_of(rule.outputs.begin(), rule.outputs.end(), has));
+  return def.absent && takes &&
+         (has(rule.inputs[static_cast<size_t>(def.absent_in)]) ||
+          std::none_of(rule.inputs.begin(), rule.inputs.end(), has));
+}
+
+// Of the last element of a letter: what counts as none, and zeros beside it. No index is that one.
+void take_last_away(Use& use, const LoopRule& rule, char letter, int64_t last) {
+  const double none = std::clamp(*use.def->absent, -std::numeric_limits<double>::max(),
+                                 std::numeric_limits<double>::max());
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    if (!use.inputs[i]) continue;
+    std::vector<double>& values = use.inputs[i]->values;
+    if (!is_float(use.types.inputs[i]))
+      for (double& index : values) index = std::min(index, static_cast<double>(last - 1));
+    const auto place = place_of(rule, rule.inputs[i], use.types.inputs[i].shape, letter);
+    const bool is_absent = i == static_cast<size_t>(use.def->absent_in);
+    if (place)
+      for_block(use.types.inputs[i].shape, *place, last, 1,
+                [&](size_t at, size_t) { values[at] = is_absent ? none : 0; });
+  }
+}
+
+TEST(Ops, WhatIsAbsentCountsAsNone) {
+  std::set<std::string_view> tried;
+  for_each_use([&](const Use& use, std::mt19937_64&) {
+    const LoopRule rule = use.def->loops(use.types);
+    for (const auto& [letter, size] : rule.sizes) {
+      if (size < 2 || !may_lack(*use.def, rule, letter)) continue;
+      const TensorType& type = use.types.inputs[static_cast<size_t>(use.def->absent_in)];
+      if (!is_float(type)) continue;
+      tried.insert(use.def->name);
+      Use whole = use;
+      take_last_away(whole, rule, letter, size - 1);
+      const Use without = local_use(whole, rule, letter, 0, size - 1);
+      const std::vector<Tensor> made = whole.run(), wanted = without.run();
+      for (size_t o = 0; o < made.size(); ++o) {
+        const auto place = place_of(rule, rule.outputs[o], use.types.outputs[o].shape, letter);
+        expect_near(place ? cut(made[o], *place, 0, size - 1) : made[o], wanted[o], 1e-12);
+        const auto& nonzero = use.def->nonzero;
+        if (!place || std::count(nonzero.begin(), nonzero.end(), static_cast<int>(o))) continue;
+        for (double value : cut(made[o], *place, size - 1, 1).values)
+          EXPECT_EQ(value, 0) << "output " << o << " letter " << letter;
+      }
+    }
+  });
+  EXPECT_EQ(tried.size(), 16u);
+}
+
 TEST(Ops, ReshapeFindsCommonFactors) {
   EXPECT_EQ(reshape_rule({8, 16, 4}, {128, 4}), "a b c -> ab c");
   EXPECT_EQ(reshape_rule({128, 4}, {8, 16, 4}), "ab c -> a b c");

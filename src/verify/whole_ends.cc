@@ -1,0 +1,197 @@
+// Whole values: what stands behind a dim's end where parts go on, so that all are equal.
+//
+// Zeros stand there: in states, and in what ops make of zeros. Where an op makes something else of
+// them, its result has a symbol of its own until zeros, or what counts as none, are put there. What
+// takes a dim together that goes on makes of anything else what one device does not.
+#include <cmath>
+#include <limits>
+
+#include "whole.h"
+
+namespace piper {
+namespace {
+
+constexpr double kAnything = std::numeric_limits<double>::quiet_NaN();
+
+bool has(const std::vector<LoopRule::Dim>& dims, char letter) {
+  return std::any_of(dims.begin(), dims.end(), [&](const LoopRule::Dim& dim) {
+    return std::find(dim.begin(), dim.end(), letter) != dim.end();
+  });
+}
+
+bool begins(const LoopRule& rule, char letter) {
+  return std::any_of(rule.firsts.begin(), rule.firsts.end(),
+                     [&](const auto& first) { return first.first == letter; });
+}
+
+bool is_number(const TensorType& type) { return type.dtype != DType::kBool; }
+
+// Whether the number is as good as an infinite one of that sign: nothing is left of e to the power
+// of what it makes of an element, in f16 too.
+bool counts_as(double number, double none) {
+  constexpr double kFar = 60000;
+  return std::isinf(none) ? std::isfinite(number) && std::abs(number) >= kFar &&
+                                std::signbit(number) == std::signbit(none)
+                          : number == none;
+}
+
+}  // namespace
+
+uint64_t WholeRun::ends_in(uint64_t symbol, double number) {
+  if (number == 0) return symbol;
+  const std::string how = std::isnan(number) ? "anything behind" : fmt::format("{} behind", number);
+  const uint64_t made = join_symbols(symbol_of(how), symbol);
+  values_.behind.try_emplace(made, Values::Behind{symbol, number});
+  return made;
+}
+
+// Of what only moves elements. What is repeated goes on into itself.
+double WholeRun::moved_end(const Use& use) const {
+  if (use.op == "Expand" && repeats_behind(use)) return kAnything;
+  double number = 0;
+  bool is_first = true;
+  for (const Operand& one : use.inputs) {
+    if (!is_first && one.behind != number) return kAnything;
+    number = one.behind, is_first = false;
+  }
+  return number;
+}
+
+bool WholeRun::repeats_behind(const Use& use) const {
+  const auto row = values_.rows.find(use.inputs[0].symbol);
+  if (!values_.whole_shapes || (row != values_.rows.end() && row->second.is_all(0))) return false;
+  const auto known = values_.whole_shapes->made.find(use.inputs[0].symbol);
+  if (known == values_.whole_shapes->made.end()) return false;
+  const Shape &from = use.inputs[0].type->shape, &to = use.outputs[0].shape;
+  const size_t more = to.size() - from.size();
+  bool any = false;
+  for (const Shape& whole : known->second) {
+    if (!may_be_part(to, whole)) continue;
+    bool is_equal = true;
+    for (size_t d = 0; d < to.size(); ++d)
+      if (to[d] != 1 && (d < more || from[d - more] == 1))
+        is_equal = is_equal && is_equal_part(to[d], whole[d]);
+    if (is_equal) return false;
+    any = true;
+  }
+  return any;
+}
+
+bool WholeRun::may_be_part(const Shape& own, const Shape& whole) const {
+  return own.size() == whole.size() &&
+         std::equal(own.begin(), own.end(), whole.begin(),
+                    [&](int64_t a, int64_t b) { return may_be_part(a, b); });
+}
+bool WholeRun::is_equal_part(int64_t own, int64_t whole) const {
+  return own > 0 && whole % own == 0 && values_.ranks % (whole / own) == 0;
+}
+
+// Takes from `letters` those of one-letter dims in which the type is an equal part of a whole one
+// that it may be a part of, or else of each.
+void WholeRun::keep_those_that_go_on(const std::vector<LoopRule::Dim>& dims, const Shape& own,
+                                     const Shape& whole, std::string& letters) const {
+  for (size_t d = 0; d < own.size() && dims.size() == own.size(); ++d)
+    if (dims[d].size() == 1 && is_equal_part(own[d], whole[d])) std::erase(letters, dims[d][0]);
+}
+
+// The letters whose dims are no equal parts of those of one device, whichever these are.
+std::string WholeRun::letters_that_go_on(const LoopRule& rule, const OpTypes& types,
+                                         uint64_t symbol, bool swapped) const {
+  const auto known = values_.whole_shapes->operands.find(symbol);
+  if (known == values_.whole_shapes->operands.end()) return "";
+  const auto at = [&](size_t i) { return swapped ? types.inputs.size() - 1 - i : i; };
+  std::string letters;
+  const auto add_letters = [&](const std::vector<LoopRule::Dim>& dims) {
+    for (const LoopRule::Dim& dim : dims)
+      if (dim.size() == 1 && letters.find(dim[0]) == letters.npos) letters += dim[0];
+  };
+  std::for_each(rule.inputs.begin(), rule.inputs.end(), add_letters);
+  if (rule.outputs.size() == 1) add_letters(rule.outputs[0]);
+  bool any = false;
+  for (const std::vector<Shape>& whole : known->second) {
+    bool fits = !whole.empty() && whole.size() <= types.inputs.size();  // but where a part begins
+    for (size_t i = 0; fits && i < whole.size(); ++i)
+      fits = whole[i].empty() || may_be_part(types.inputs[at(i)].shape, whole[i]);
+    for (size_t i = 0; fits && i < whole.size(); ++i)
+      if (!whole[i].empty())
+        keep_those_that_go_on(rule.inputs[at(i)], types.inputs[at(i)].shape, whole[i], letters);
+    any = any || fits;
+  }
+  for (size_t o = 0; o < rule.outputs.size() && rule.outputs.size() == 1; ++o)
+    if (const auto made = values_.whole_shapes->made.find(symbol);
+        made != values_.whole_shapes->made.end())
+      for (const Shape& whole : made->second)
+        if (may_be_part(types.outputs[o].shape, whole)) {
+          keep_those_that_go_on(rule.outputs[o], types.outputs[o].shape, whole, letters);
+          any = true;
+        }
+  return any ? letters : "";
+}
+
+// The results, of which some have something else than zeros behind.
+WholeRun::Made WholeRun::with_ends(const OpDef& def, const Use& use, const OpTypes& types,
+                                   const std::string& letters, Made made) {
+  const LoopRule rule = def.loops ? def.loops(types) : LoopRule();
+  const auto numbers = ends(def, rule, use, letters);
+  for (size_t o = 0; o < made.size(); ++o)
+    made[o] = numbers ? ends_in(made[o], (*numbers)[o])
+                      : join_symbols(made[o], symbol_of("what is behind counts"));
+  return made;
+}
+
+// Which of the results are zero behind the end of a dim with the letter: the op is linear in what
+// is zero there, or all its operands are and it makes zeros of zeros.
+bool WholeRun::makes_zeros(const OpDef& def, const LoopRule& rule, const Use& use, char letter,
+                           size_t output) const {
+  std::vector<int> zeros;
+  size_t numbers = 0;
+  bool reads = false;  // numbers that have the letter
+  for (size_t i = 0; i < use.inputs.size(); ++i) {
+    const Operand& one = use.inputs[i];
+    if (!one.type || !is_number(*one.type)) continue;
+    const auto row = values_.rows.find(one.symbol);
+    const bool is_zero = row != values_.rows.end() && row->second.is_all(0);
+    const bool has_letter = has(rule.inputs[i], letter);
+    numbers += 1, reads = reads || has_letter;
+    if (is_zero || (has_letter && one.behind == 0)) zeros.push_back(static_cast<int>(i));
+  }
+  if (!reads && begins(rule, letter)) return true;  // no index is one behind the end
+  for (const std::vector<int>& set : rule.linear)
+    if (std::includes(zeros.begin(), zeros.end(), set.begin(), set.end())) return true;
+  const bool is_made = std::count(def.nonzero.begin(), def.nonzero.end(), output) > 0;
+  return !is_made && numbers > 0 && zeros.size() == numbers;
+}
+
+// What stands behind the ends of the results, or std::nullopt: what stands there in the operands
+// counts in them.
+std::optional<std::vector<double>> WholeRun::ends(const OpDef& def, const LoopRule& rule,
+                                                  const Use& use, const std::string& letters) {
+  const auto absent_in = static_cast<size_t>(def.absent_in);
+  bool any = false;
+  for (const Operand& one : use.inputs) any = any || one.behind != 0;
+  std::vector<double> made(use.outputs.size(), any && letters.empty() ? kAnything : 0);
+  for (const char letter : letters) {
+    const auto reads = [&](const auto& dims) { return has(dims, letter); };
+    const bool reads_none = std::none_of(rule.inputs.begin(), rule.inputs.end(), reads),
+               has_none = def.absent && (reads_none || reads(rule.inputs[absent_in]));
+    const bool is_whole = rule.whole.find(letter) != std::string::npos || begins(rule, letter);
+    for (size_t o = 0; o < made.size(); ++o) {
+      const bool has_letter = has(rule.outputs[o], letter);
+      const bool takes = is_whole || (!has_letter && rule.reduces == LoopRule::kMax);
+      if (takes && has_none) {
+        if (!reads_none && !counts_as(use.inputs[absent_in].behind, *def.absent))
+          return std::nullopt;
+        if (has_letter && std::count(def.nonzero.begin(), def.nonzero.end(), o))
+          made[o] = kAnything;
+      } else if (!makes_zeros(def, rule, use, letter, o)) {
+        if (!has_letter && rule.reduces == LoopRule::kSum) return std::nullopt;
+        made[o] = kAnything;
+      }
+    }
+  }
+  for (size_t o = 0; o < made.size(); ++o)
+    if (!is_number(use.outputs[o])) made[o] = 0;
+  return made;
+}
+
+}  // namespace piper
