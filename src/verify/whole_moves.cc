@@ -81,20 +81,22 @@ uint64_t WholeRun::padded(const Use& use) {
     how = join_symbols(how, share_symbol(after[d], shape[d]));
   }
   const uint64_t of = use.inputs[0].symbol, made = join_symbols(how, of);
-  const bool at_end = std::all_of(before.begin(), before.end(), [](int64_t n) { return n == 0; }) &&
-                      std::equal(after.begin(), after.end(), shape.begin(), shape.end(),
-                                 [](int64_t n, int64_t extent) { return n >= 0 && n <= extent; });
-  if (!at_end) return made;
+  const auto all = [](const std::vector<int64_t>& counts, auto is) {
+    return std::all_of(counts.begin(), counts.end(), is);
+  };
+  const bool at_end =
+      all(before, [](int64_t n) { return n == 0; }) && all(after, [](int64_t n) { return n >= 0; });
+  const uint64_t result = rounded(made, use.outputs[0].dtype);
+  const bool is_own = values_.whole_shapes && !values_.whole_shapes->made.contains(result);
+  if (!at_end || !is_own) return made;
   const double value = use.attrs.real("value");
   const auto row = values_.rows.find(of);
-  if (row != values_.rows.end() && row->second.is_all(row->second.there)) {
-    const int64_t count = num_elements(shape);
-    const uint64_t of_count = join_symbols(made, static_cast<uint64_t>(count));
-    values_.rows.try_emplace(of_count, Values::Row{row->second.there, value, count});
-    return of_count;
-  }
-  const bool is_own = values_.whole_shapes && !values_.whole_shapes->made.contains(made);
-  return is_own ? ends_in(of, value) : made;  // behind what is given to ranks
+  if (row == values_.rows.end() || !row->second.is_all(row->second.there))
+    return ends_in(of, value);  // behind what is given to ranks
+  const int64_t count = num_elements(shape);
+  const uint64_t of_count = join_symbols(made, static_cast<uint64_t>(count));
+  values_.rows.try_emplace(of_count, Values::Row{row->second.there, value, count});
+  return of_count;
 }
 
 // Elements behind the end that a cut has put there become another number, which is added to zeros,

@@ -514,7 +514,7 @@ TEST(Axes, ExpertsThatDoNotDivideAreRefused) {
   EXPECT_EQ(refusal("moe-gshard", with_zeros(experts, "ep")),
             "5:5: error: " + at +
                 "padded for 3 ranks over 'ep'\n  = note: elements behind the end of 'softmax' "
-                "(f32[8,32,4]) would count in Softmax in moe/0\n");
+                "(f32[8,32,4]) would count in TopK in moe/0\n");
   // No index names one behind the end.
   EXPECT_EQ(refusal("qwen3-moe-hf", kLookups),
             "5:5: error: shard: " + rows +
