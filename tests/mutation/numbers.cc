@@ -1,6 +1,7 @@
 // Mutations of the step's numbers where no label tells: what brings other ones to where they are
 // read, what rounds them on the way, and updates that are said to be of a microbatch.
 #include <map>
+#include <set>
 
 #include "mutation/places.h"
 #include "piper/memory.h"
@@ -287,6 +288,29 @@ Done draw_as_forward(PlanSet& set, Random& random) {
   return name;
 }
 
+// Two draws have each other's key, in all microbatches, forward and backward.
+Done exchange_keys(PlanSet& set, Random& random) {
+  const auto key_args = [](const RoleProgram& role, const Instruction& one) {
+    std::vector<size_t> args;
+    if (!has_op(role, one, "Dropout")) return args;
+    const Program& program = role.programs[static_cast<size_t>(one.program)];
+    for (const ProgramOp& op : program.ops)
+      if (op.op == "Dropout" && op.inputs[1] < program.num_args)
+        args.push_back(static_cast<size_t>(op.inputs[1]));
+    return args;
+  };
+  std::set<int32_t> keys;
+  RoleProgram& role = any_role(set, random);
+  for (const Instruction& one : role.body)
+    for (const size_t arg : key_args(role, one)) keys.insert(one.args[arg]);
+  if (keys.size() < 2) return std::nullopt;
+  const int32_t a = *keys.begin(), b = *std::next(keys.begin());
+  for (Instruction& one : role.body)
+    for (const size_t arg : key_args(role, one))
+      if (one.args[arg] == a || one.args[arg] == b) one.args[arg] = one.args[arg] == a ? b : a;
+  return fmt::format("'{}' and '{}'", role.name(a), role.name(b));
+}
+
 constexpr Mutation kNumbers[] = {
     {"bring back squares", bring_back_squares}, {"bring another number", bring_another_number},
     {"round squares", round_squares},           {"round a gradient", round_gradient},
@@ -295,6 +319,7 @@ constexpr Mutation kNumbers[] = {
 constexpr Mutation kDraws[] = {
     {"draw elsewhere", draw_elsewhere},
     {"draw as a forward", draw_as_forward},
+    {"exchange keys", exchange_keys},
 };
 constexpr Mutation kHidden[] = {
     {"hide behind own parts", hide_behind_own_part},
