@@ -105,6 +105,13 @@ class PadRewrite {
     return made;
   }
 
+  void emit(std::string_view op, std::vector<ValueId> inputs, Attrs attrs, ValueId made,
+            const Node& near) {
+    Node node = node_beside(near, axis_, op, std::move(inputs), std::move(attrs));
+    node.outputs = {made};
+    append(graph_, graph_.nodes, std::move(node));
+  }
+
   // Along the dim: a number in what is there, and another one behind.
   ValueId add_row(const PadMark& mark, DType dtype, double there, double behind, size_t rank,
                   const Node& near) {
@@ -146,9 +153,7 @@ class PadRewrite {
     const ValueId padded =
         add("Pad", {apart}, {{"before", none}, {"after", behind}, {"value", 0.0}},
             {type.dtype, stretches}, near, apart);
-    Node node = node_beside(near, axis_, "Reshape", {padded}, {{"shape", type.shape}});
-    node.outputs = {made};
-    append(graph_, graph_.nodes, std::move(node));
+    emit("Reshape", {padded}, {{"shape", type.shape}}, made, near);
     found_.given.erase(at);
   }
   ValueId add_absent(ValueId read, const PadMark& mark, const Node& near) {

@@ -172,6 +172,7 @@ WholeRun::Made WholeRun::make_exact(const Use& use) {
   const auto made = def ? def->types(types) : Result<std::vector<TensorType>>(fail("unknown"));
   if (!made || !are(*made, use.outputs)) return named(nullptr, use, types.present, types);
   if (const auto same = without_padding(use)) return {*same};
+  if (use.op == "Expand") return {ends_in(use.inputs[0].symbol, repeated_end(use))};
   if (const auto same = moved(use)) return {ends_in(*same, moved_end(use))};
   types.outputs = *made;
   if (def->apart)
@@ -189,7 +190,7 @@ WholeRun::Made WholeRun::make_exact(const Use& use) {
 
 // Of an op that makes no numbers.
 std::optional<uint64_t> WholeRun::moved(const Use& use) {
-  if (use.op == "Reshape" || use.op == "Expand") return use.inputs[0].symbol;
+  if (use.op == "Reshape") return use.inputs[0].symbol;
   if (use.op == "Cast") return cast(use);
   if (use.op == "Slice") return sliced(use);
   if (use.op == "Pad") return padded(use);

@@ -59,8 +59,8 @@ class WholeRun {
   uint64_t padded(const Use& use);
   std::optional<uint64_t> without_padding(const Use& use);
   uint64_t ends_in(uint64_t symbol, double number);
-  double moved_end(const Use& use) const;
-  bool repeats_behind(const Use& use) const;
+  static double moved_end(const Use& use);
+  double repeated_end(const Use& use) const;
   bool may_be_part(const Shape& own, const Shape& whole) const;
   void keep_those_that_go_on(const std::vector<LoopRule::Dim>& dims, const Shape& own,
                              const Shape& whole, std::string& letters) const;

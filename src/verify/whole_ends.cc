@@ -45,9 +45,8 @@ uint64_t WholeRun::ends_in(uint64_t symbol, double number) {
   return made;
 }
 
-// Of what only moves elements. What is repeated goes on into itself.
-double WholeRun::moved_end(const Use& use) const {
-  if (use.op == "Expand" && repeats_behind(use)) return kAnything;
+// Of what only moves elements.
+double WholeRun::moved_end(const Use& use) {
   double number = 0;
   bool is_first = true;
   for (const Operand& one : use.inputs) {
@@ -57,11 +56,13 @@ double WholeRun::moved_end(const Use& use) const {
   return number;
 }
 
-bool WholeRun::repeats_behind(const Use& use) const {
+// What is repeated goes on into itself.
+double WholeRun::repeated_end(const Use& use) const {
   const auto row = values_.rows.find(use.inputs[0].symbol);
-  if (!values_.whole_shapes || (row != values_.rows.end() && row->second.is_all(0))) return false;
+  if (!values_.whole_shapes || (row != values_.rows.end() && row->second.is_all(0)))
+    return moved_end(use);
   const auto known = values_.whole_shapes->made.find(use.inputs[0].symbol);
-  if (known == values_.whole_shapes->made.end()) return false;
+  if (known == values_.whole_shapes->made.end()) return moved_end(use);
   const Shape &from = use.inputs[0].type->shape, &to = use.outputs[0].shape;
   const size_t more = to.size() - from.size();
   bool any = false;
@@ -71,10 +72,10 @@ bool WholeRun::repeats_behind(const Use& use) const {
     for (size_t d = 0; d < to.size(); ++d)
       if (to[d] != 1 && (d < more || from[d - more] == 1))
         is_equal = is_equal && is_equal_part(to[d], whole[d]);
-    if (is_equal) return false;
+    if (is_equal) return moved_end(use);
     any = true;
   }
-  return any;
+  return any ? kAnything : moved_end(use);
 }
 
 bool WholeRun::may_be_part(const Shape& own, const Shape& whole) const {
