@@ -100,6 +100,7 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
     asm volatile("" ::: "memory");
     const int64_t begin = k, stop = HWY_MIN(t.depth - (tail ? kTail : 0), k + kLine<T>);
     if constexpr (!kRowsAdjacent && kPacks) fetch_rows<R>(a0 + 2 * kLine<T>, row_step);
+    HWY_UNROLL(4)
     for (; k < stop; ++k) {
       if constexpr (kRowsAdjacent) __builtin_prefetch(a0 + 2 * R - 1);
       const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);
