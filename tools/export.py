@@ -294,6 +294,16 @@ def view_by_copies(program):
     program.graph_module.recompile()
 
 
+def drop_assertions(program):
+    """What is asserted of values, and what is computed for that alone."""
+    asserted = {"aten._assert_scalar", "aten._assert_async", "aten._assert_tensor_metadata", "aten.sym_constrain_range", "aten.sym_constrain_range_for_size"}
+    for node in reversed(program.graph.nodes):
+        of_call = node.op == "call_function" and not node.users
+        if of_call and (str(node.target).rpartition(".")[0] in asserted or not node.is_impure()):
+            program.graph.erase_node(node)
+    program.graph_module.recompile()
+
+
 def output_names(out):
     """Names of the tensors that forward returns: keys, or output_K."""
     leaves = pytree.tree_flatten_with_path(out)[0]
@@ -406,6 +416,7 @@ class Export:
         """What torch.onnx makes of it, and the signature before forward's changes were returned."""
         with quietly():
             program = program.run_decompositions({})
+            drop_assertions(program)
             if copies:
                 view_by_copies(program)
             told, self.changed = self.keep_changed_buffers(program)

@@ -17,11 +17,15 @@ enum BagMode : int64_t { kBagSum, kBagMean, kBagMax };
 bool is_bag_call(const Call& call) {
   constexpr std::string_view kCalls[] = {"aten.embedding_bag", "aten._embedding_bag",
                                          "aten._embedding_bag_forward_only"};
-  if (std::find(std::begin(kCalls), std::end(kCalls), call.function) == std::end(kCalls))
-    return false;
-  constexpr size_t kPadding = 8;  // what is never in a bag
-  return call.words.size() <= kPadding || call.words[kPadding] == "None" ||
-         call.words[kPadding] == "-1";
+  return std::find(std::begin(kCalls), std::end(kCalls), call.function) != std::end(kCalls);
+}
+
+// What of the call is not supported, or "".
+std::string_view refused_of_bag(const Call& call) {
+  constexpr size_t kByFrequency = 3, kPadding = 8;
+  const auto given = [&](size_t i) { return i < call.words.size() ? call.words[i] : "None"; };
+  if (given(kByFrequency) == "True") return "scale_grad_by_freq";
+  return given(kPadding) == "None" || given(kPadding) == "-1" ? "" : "padding_idx";
 }
 
 std::string bag_mode(const Call& call) {
@@ -84,6 +88,8 @@ Result<Val> uneven_bags(RuleContext& c, const Val& rows, const Val& bounds, int6
 
 // Of the rows [count, width] and the bounds of the bags: where each begins, and where the last ends.
 Result<Vals> embedding_bag(RuleContext& c) {
+  if (c.has_attr("refused"))
+    return c.error("embedding_bag with {} is not supported", c.text("refused", ""));
   PIPER_TRY(c.need(2, 2));
   const Val& rows = c.in(0);
   const int64_t mode = c.integer("mode", kBagSum);
@@ -105,7 +111,7 @@ Result<Vals> embedding_bag(RuleContext& c) {
 
 constexpr ImportRule kBagRules[] = {
     {"piper::EmbeddingBag", 1, kNewest, embedding_bag,
-     "what the newer exporter writes of PyTorch's embedding_bag, without padding_idx"},
+     "what the newer exporter writes of PyTorch's embedding_bag, without padding_idx and scale_grad_by_freq"},
 };
 
 // Values of the graph itself, rather than of a loop's body.
@@ -153,13 +159,18 @@ void join_bags(OnnxModel& model) {
     const std::string rows = first_sliced(loop.branches[0].nodes, true);
     const std::string mode = bag_mode(*call);
     OnnxNode* joined = only_reader(model, loop);
-    if (!joined || joined->op != "ConcatFromSequence" || mode.size() != 1 ||
-        !values.count(bounds) || !values.count(rows))
-      continue;
+    const std::string refused(refused_of_bag(*call));
+    if (!joined || joined->op != "ConcatFromSequence") continue;
+    const bool found = mode.size() == 1 && values.count(bounds) && values.count(rows);
+    if (refused.empty() && !found) continue;
     joined->op = kBagOp;
     joined->domain = kBagDomain;
-    joined->inputs = {before_cast(model, rows), bounds};
-    joined->attrs = {{"mode", int64_t{mode[0] - '0'}}};
+    joined->inputs.clear();
+    joined->attrs = {{"refused", refused}};
+    if (refused.empty()) {
+      joined->inputs = {before_cast(model, rows), bounds};
+      joined->attrs = {{"mode", int64_t{mode[0] - '0'}}};
+    }
     model.nodes.erase(model.nodes.begin() + static_cast<std::ptrdiff_t>(n--));
   }
 }

@@ -165,16 +165,22 @@ def strip(graph, within=False):
             strip(attribute.g, True)
 
 
+def export(name, module, x):
+    torch.onnx.export(module, (torch.tensor(x),), OUT / f"{name}.onnx", dynamo=True, dynamic_shapes=({0: torch.export.Dim("N", min=2)},),
+                      input_names=["x"], output_names=["out"], opset_version=20, external_data=False, verbose=False)
+    file = load(OUT / f"{name}.onnx")
+    strip(file.graph)
+    save(file, OUT / f"{name}.onnx")
+
+
 def bags():
     torch.manual_seed(4)
+    draw = lambda: rng.integers(0, 10, (N, 5))  # noqa: E731
     for name, module in ("bags", Bags()), ("uneven_bags", UnevenBags()):
-        draw = lambda: rng.integers(0, 10, (N, 5))  # noqa: E731
-        torch.onnx.export(module, (torch.tensor(draw()),), OUT / f"{name}.onnx", dynamo=True, dynamic_shapes=({0: torch.export.Dim("N", min=2)},),
-                          input_names=["x"], output_names=["out"], opset_version=20, external_data=False, verbose=False)
-        file = load(OUT / f"{name}.onnx")
-        strip(file.graph)
-        save(file, OUT / f"{name}.onnx")
+        export(name, module, draw())
         train(name, dict(module.named_parameters()), module, draw)
+    for name, options in ("padded_bags", {"padding_idx": 3}), ("bags_by_frequency", {"scale_grad_by_freq": True}):  # not supported
+        export(name, torch.nn.EmbeddingBag(10, 3, **options), draw())
 
 
 def determinants():

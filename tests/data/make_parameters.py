@@ -605,6 +605,10 @@ write("squeezed", [product("x", "w", "mul", "%x, %p_w"), node("Squeeze", "mul ax
 # A convolution of volumes without a bias, for which the exporter writes zeros of another shape.
 write("volumes", [node("Conv", "x conv.weight val_6", "conv3d", ("conv3d", "aten.conv3d.default", "%x, %p_conv_weight, None"), "conv"), *loss("conv3d")],
       [tensor("conv.weight", 4, 2, 2, 2, 2), zeros("val_6", 4, 2)], ["batch", 2, 3, 3, 3], ["conv.weight"])
+# Products of parameters in a file that was not optimised.
+write("product_without_optimize", [node("Constant", "", "val_0", value=tensor("", 1)), product("x", "mul", "mul_1", "%x, %mul"), product("mul_1", "u", "mul_2", "%mul_1, %p_u"),
+                                   product("mul_2", "val_0", "mul_3", "%mul_2, 2"), *loss("mul_3")],
+      [values("mul", w), tensor("u", 4)], ["batch", 4], ["u", "v", "w"], {"mul": ["v", "w"]})
 
 if OUT != STORED:
     names = sorted({path.name for folder in (OUT, STORED) for path in folder.glob("*.onnx")})

@@ -45,6 +45,17 @@ TEST_P(WrittenOut, TrainsAsInTorch) {
   EXPECT_GT(difference_from(*other, reference, ""), 1e-6);
 }
 
+TEST(WrittenOutBags, SayWhatIsNotSupported) {
+  for (const auto& [name, what] : {std::pair("padded_bags", "padding_idx"),
+                                   std::pair("bags_by_frequency", "scale_grad_by_freq")}) {
+    const auto made = trained(name, 1, 1, "{mse: {output: out, target: target}}");
+    ASSERT_FALSE(made) << name;
+    EXPECT_TRUE(made.error().message.ends_with(
+        fmt::format("embedding_bag with {} is not supported", what)))
+        << made.error().message;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Operators, WrittenOut,
                          ::testing::Values("bags", "col2im", "det", "dft", "fake_quantised",
                                            "fused_attention", "grid_sample", "gru", "lstm", "rnn",

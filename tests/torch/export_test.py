@@ -80,13 +80,14 @@ class Quantised(nn.Module):
 
 
 class Windows(nn.Module):
-    """Attention within windows, of five dims, a slope that training draws, and sums into a tensor of float32, which forward makes."""
+    """Attention within windows, of five dims, a slope that training draws, and sums into a tensor of float32, which forward makes; what it takes is checked."""
 
     def __init__(self):
         super().__init__()
         self.qkv, self.bias = nn.Linear(8, 24), nn.Parameter(torch.randn(3, 1, 2, 2))
 
     def forward(self, x):
+        torch._check(x.isfinite().all().item())
         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).unflatten(1, (3, 2)).permute(3, 0, 1, 4, 2, 5)  # [batch, windows, heads, tokens, 4]
         y = F.rrelu(F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)).flatten(2)
         return torch.zeros(2, y.shape[0], 16).index_add(0, torch.tensor([1, 0, 1]), y.transpose(0, 1)).square().mean()
