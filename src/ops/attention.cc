@@ -301,8 +301,11 @@ TypesResult merged_types(const OpTypes& use) {
   PIPER_TRY(check_float(use, 0));
   const TensorType &y = use.inputs[0], &lse = use.inputs[1];
   if (y.shape.size() != 4) return fail("parts of four dims, but {}", operands(use));
+  const int64_t tokens_first = use.attrs.integer("tokens_first");
+  if (tokens_first != 0 && tokens_first != 1)
+    return fail("tokens_first is {}, not 0 or 1", tokens_first);
   Shape rows{y.shape[0], y.shape[1], y.shape[2]};
-  if (use.attrs.integer("tokens_first") != 0) std::swap(rows[1], rows[2]);
+  if (tokens_first == 1) std::swap(rows[1], rows[2]);
   const DType dtype = y.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
   PIPER_TRY(check_type(use, 1, "lse", {dtype, std::move(rows)}));
   PIPER_TRY(check_type(use, 2, "y", y));

@@ -238,6 +238,7 @@ class SumCheck {
   // Parts that belong together become what they are parts of.
   void gather(std::span<const Spot> members);
   bool has_own_terms(Spot place, const Content& content, const Content& first);
+  void name_next_value(Spot place, int32_t to, Content& content);
   bool is_next_value(Spot place, int32_t to, const Content& content) const;
   void check_gathered(Spot place, int32_t to, const Content& content);
 

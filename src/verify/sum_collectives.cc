@@ -117,19 +117,22 @@ void SumCheck::gather(std::span<const Spot> members) {
           content.foreign || (!alike && in_runs) || has_own_terms(member, content, first);
       if (in_runs) content.cut = 0;
       content.from = from;
-      if (content.param < 0 && is_next_value(member, to, content)) {
-        content.param = facts(member).buffers[to].param;
-        content.updated_by = static_cast<int32_t>(updates_.size());
-        updates_.push_back(member);
-      }
+      name_next_value(member, to, content);
       check_gathered(member, to, content);
       held(member, to) = std::move(content);
     }
   }
 }
 
-// Whether a parameter that is kept whole becomes what ranks have computed in blocks, each of its
-// own part and its finished gradient or statistic, or of that alone.
+void SumCheck::name_next_value(Spot place, int32_t to, Content& content) {
+  if (content.param >= 0 || !is_next_value(place, to, content)) return;
+  content.param = facts(place).buffers[to].param;
+  content.updated_by = static_cast<int32_t>(updates_.size());
+  updates_.push_back(place);
+}
+
+// Whether a parameter that is kept whole, or in other blocks, becomes what ranks have computed in
+// blocks, each of its own part and its finished gradient or statistic, or of that alone.
 bool SumCheck::is_next_value(Spot place, int32_t to, const Content& content) const {
   const BufferFacts& buffer = facts(place).buffers[to];
   const int32_t step = section_.training_step(place);
@@ -160,6 +163,7 @@ void SumCheck::take_part(Spot place, int32_t from, int32_t to) {
   const bool in_runs = section_.at(place).dim < 0;
   if (in_runs && content.cut != 0) content.scramble();
   if (in_runs) content.cut = axes(place);
+  name_next_value(place, to, content);
   held(place, to) = std::move(content);
 }
 

@@ -113,6 +113,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"two-axes-one-element", "none", 4, "{dp: 2, tp: 4}", kColumns + kAll,
                            false},
                       Case{"running-statistics", "running statistics", 8, "{tp: 2}", kColumns},
+                      Case{"statistics-in-other-blocks", "running statistics", 8, "{a: 2, b: 2}",
+                           "  - shard: {match: \"a.*\", dim: 0, over: a}\n"
+                           "  - shard: {match: \"rare.*\", dim: 0, over: b}\n"},
                       Case{"norm-of-rows", "norm of rows", 8, "{tp: 4}", kColumns + kRows},
                       Case{"norm-of-columns", "norm of columns", 8, "{tp: 4}", kRows},
                       Case{"norm-zeros", "norm of rows", 5, "{tp: 2}", kZeros},
