@@ -153,8 +153,23 @@ def cumulated_product(input, dim, dtype=None):
     return torch.stack(parts, dim)
 
 
-# Functions that torch.onnx does not write, by those that it does.
-EQUIVALENTS = {"cdist": distances, "cumprod": cumulated_product, "pdist": distances_within, "kthvalue": kth_value, "median": median}
+def masked_scatter(input, mask, source):
+    mask = mask.expand_as(input)
+    place = (mask.flatten().to(torch.int64).cumsum(0) - 1).clamp(0, source.numel() - 1)
+    return torch.where(mask, source.flatten()[place].view_as(input), input)
+
+
+def set_items(input, places, value):
+    one = value.dim() == 0 if isinstance(value, torch.Tensor) else isinstance(value, (bool, int, float))
+    if one and isinstance(places, torch.Tensor) and places.dtype is torch.bool:
+        input.masked_fill_(places.view(places.shape + (1,) * (input.dim() - places.dim())), value)
+    else:
+        input[places] = value
+
+
+# Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it does.
+EQUIVALENTS = {"__setitem__": set_items, "cdist": distances, "cumprod": cumulated_product, "kthvalue": kth_value, "masked_scatter": masked_scatter,
+               "median": median, "pdist": distances_within}
 
 
 class Backwards:
