@@ -396,9 +396,11 @@ OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
   if ((outside & inside) != 0) return std::nullopt;
   std::vector<Lies> made;
   for (size_t o = 0; o < rule.outputs.size(); ++o) {
-    const size_t times = occurrences(rule.outputs[o], cut.letter);
+    const bool is_sum = sums_over(use, o, cut.letter);
+    const size_t times = is_sum ? 0 : occurrences(rule.outputs[o], cut.letter);
     const Shape& shape = use.types.outputs[o].shape;
-    auto lies = placed(rule, rule.outputs[o], shape, cut.letter, cut.outer, cut.mirrored);
+    auto lies = is_sum ? std::nullopt
+                       : placed(rule, rule.outputs[o], shape, cut.letter, cut.outer, cut.mirrored);
     if (lies) lies->outside = outside, lies->inside = inside, lies->turn = turn;
     if (!lies && turn != Lies::Turn()) return std::nullopt;
     if (times > 1 || (times == 1 && !lies)) return std::nullopt;
@@ -432,6 +434,14 @@ bool OpLayouts::is_repeated(const Use& use, size_t input, char letter) const {
   const Dims& dims = use.rule.inputs[input];
   return occurrences(dims, letter) == 0 || extent_in(use.rule, dims, one.type.shape, letter) == 1 ||
          (one.lies.dims >> dim_of(dims, letter) & 1);
+}
+
+// Whether a result is the gradient of a mask that is repeated along the letter: terms of it then,
+// though a rank's one element looks like a block.
+bool OpLayouts::sums_over(const Use& use, size_t output, char letter) const {
+  constexpr size_t kMask = 6, kMaskGrad = 3;
+  return use.def->name == "AttentionGrad" && output == kMaskGrad &&
+         use.inputs[kMask].lies.kind == Lies::kWhole && is_repeated(use, kMask, letter);
 }
 
 bool OpLayouts::takes(const Use& use, size_t input, const Cut& cut) const {

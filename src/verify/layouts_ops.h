@@ -71,6 +71,7 @@ class OpLayouts {
   Made add_parts(const Use& use);
   std::optional<Lies> looked_up(const Use& use, const Cut& cut, size_t output) const;
   bool is_repeated(const Use& use, size_t input, char letter) const;
+  bool sums_over(const Use& use, size_t output, char letter) const;
   bool takes(const Use& use, size_t input, const Cut& cut) const;
   bool begins(const Use& use, size_t input, const Cut& cut, int64_t before) const;
 

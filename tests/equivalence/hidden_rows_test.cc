@@ -6,13 +6,14 @@
 namespace piper {
 namespace {
 
+constexpr float kLowest = -3.402823466e38f;
 constexpr int64_t kTokens = 8, kHeads = 4, kWidth = 4, kAll = kHeads * kWidth;
 
 // Two layers of attention, as those that write masks as terms are exported; half of the samples
 // have no key.
 class Padded : public ModelMaker {
  public:
-  explicit Padded(float lowest) : ModelMaker(5) {
+  Padded(float lowest, bool biased) : ModelMaker(5), biased_(biased) {
     scope_ = "model";
     input("x", {kTokens, kAll});
     input("keys", {kTokens});
@@ -43,13 +44,16 @@ class Padded : public ModelMaker {
     const std::string q = heads(x, {0, 2, 1, 3}), k = heads(x, {0, 2, 3, 1}),
                       v = heads(x, {0, 2, 1, 3});
     const std::string scores = made("Mul", {made("MatMul", {q, k}), number(0.5f)});
-    onnx::NodeProto& weights = node("Softmax", {made("Add", {scores, term_})});
+    std::string term = term_;
+    if (biased_) term = made("Add", {parameter({1, kHeads, 1, kTokens}, 0, 0.5f), term});
+    onnx::NodeProto& weights = node("Softmax", {made("Add", {scores, term})});
     attribute(weights, "axis", {-1}, false);
     onnx::NodeProto& turned = node("Transpose", {made("MatMul", {weights.output(0), v})});
     attribute(turned, "perm", {0, 2, 1, 3}, true);
     return made("MatMul", {made("Reshape", {turned.output(0), integers({0, kTokens, kAll})}),
                            parameter({kAll, kAll}, 0, 0.3f)});
   }
+  const bool biased_;  // each key by a number that is trained
   std::string term_;
 };
 
@@ -58,7 +62,8 @@ struct Case {
   const char* mesh;
   std::string directives;
   bool wide = true;
-  float lowest = -3.402823466e38f;
+  float lowest = kLowest;
+  bool biased = false;
 };
 
 class HiddenRows : public ::testing::TestWithParam<Case> {};
@@ -67,7 +72,7 @@ TEST_P(HiddenRows, TrainAsOnOneDevice) {
   const Case& of = GetParam();
   const Folder folder;
   CompileOptions options;
-  options.model = folder.write("model.onnx", Padded(of.lowest).bytes());
+  options.model = folder.write("model.onnx", Padded(of.lowest, of.biased).bytes());
   options.strategy = folder.write(
       "strategy.yaml",
       fmt::format("piper: 1\nmesh: {}\ntrain: {{global_batch: 8, optimizer: "
@@ -99,7 +104,12 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"heads2", "{cp: 2}", kByHeads}, Case{"gather2", "{cp: 2}", kGather},
                       Case{"replicas2", "{dp: 2}", kReplicas},
                       Case{"replicas2-f32", "{dp: 2}", kReplicas, false},
-                      Case{"replicas2-ring4", "{dp: 2, cp: 4}", kReplicas + kRing}),
+                      Case{"replicas2-ring4", "{dp: 2, cp: 4}", kReplicas + kRing},
+                      Case{"bias", "{dp: 2}", kReplicas, true, kLowest, true},
+                      Case{"bias-gather2", "{cp: 2}", kGather, true, kLowest, true},
+                      Case{"bias-gather-of-one-token-a-rank", "{cp: 8}", kGather, true, kLowest,
+                           true},
+                      Case{"bias-heads2", "{cp: 2}", kByHeads, true, kLowest, true}),
     [](const auto& info) { return jobs::identifier(info.param.name); });
 
 }  // namespace
