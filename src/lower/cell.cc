@@ -285,12 +285,15 @@ class CellLowerer {
     inner.reserve(programs.inner.size());
     for (ValueId value : programs.inner) inner.push_back(add_buffer(value, task.micro));
     SumsRead sums;
-    bool is_first = true;
+    for (ItemId item : task.reads)
+      if (const int32_t sum = dag_.items[item.index()].sum; sum >= 0)
+        sums.emplace_back(buffer_of(item), sum);
     for (const Segment& segment : programs.segments) {
       std::vector<int32_t> args;
       args.reserve(segment.args.size());
       for (const SegmentArg& arg : segment.args) args.push_back(argument_buffer(task, arg, inner));
       if (!segment.collective.nodes.empty()) {
+        take_own_sums(segment.collective, args, sums);
         lower_collective(task, segment.collective, std::move(args));
         continue;
       }
@@ -298,13 +301,16 @@ class CellLowerer {
       Instruction& instruction = add_instruction(InstructionKind::kCompute, task);
       instruction.program = program;
       instruction.args = std::move(args);
-      if (std::exchange(is_first, false)) {
-        for (ItemId item : task.reads)
-          if (const int32_t sum = dag_.items[item.index()].sum; sum >= 0)
-            sums.emplace_back(buffer_of(item), sum);
-      }
       declare_sums(task, segment, programs.first, sums, instruction);
     }
+  }
+  // The own block of a finished sum is read as one.
+  void take_own_sums(const Collective& collective, const std::vector<int32_t>& args,
+                     SumsRead& sums) const {
+    if (dag_.graph.node(collective.nodes[0]).op != "OwnBlock") return;
+    for (size_t i = 0, known = sums.size(); i < known; ++i)
+      for (size_t a = 0; a + 1 < args.size(); a += 2)
+        if (args[a] == sums[i].first) sums.emplace_back(args[a + 1], sums[i].second);
   }
   // Between two programs of a task. `args`: what its collectives read and make, in turn.
   void lower_collective(const Task& task, const Collective& collective, std::vector<int32_t> args) {

@@ -18,12 +18,13 @@ class RareLayers : public ModelMaker {
     scope_ = "rare";
     h = rare(kind, h);
     scope_ = "b";
-    const bool penalised = kind == "penalised";
-    squares(made("Sub", {linear(h, width, 3, kind), "y"}), penalised ? "mean" : "loss");
+    const bool penalised = kind == "penalised", coupled = kind == "coupled";
+    squares(made("Sub", {linear(h, width, 3, kind), "y"}), penalised || coupled ? "mean" : "loss");
     if (penalised) penalise(weight_);
+    if (coupled) couple(h);
     finish_with_loss();
   }
-  // Of the last product.
+  // Of the last product, or, of a coupled model, the bias of the first.
   const std::string& weight() const { return weight_; }
 
  private:
@@ -36,7 +37,17 @@ class RareLayers : public ModelMaker {
     onnx::NodeProto& turned = node("Transpose", {weight});
     attribute(turned, "perm", {1, 0}, true);
     const std::string product = made("MatMul", {x, turned.output(0)});
-    return made("Add", {product, parameter({to}, 0, 0.3f)});
+    const std::string bias = parameter({to}, 0, 0.3f);
+    if (scope_ == "a") bias_ = bias;
+    return made("Add", {product, bias});
+  }
+  // The squares of the means over all samples count, too.
+  void couple(const std::string& h) {
+    const std::string mean = made("ReduceMean", {h, integers({0})});
+    onnx::NodeProto& sum = node("ReduceSum", {made("Mul", {mean, mean})});
+    attribute(sum, "keepdims", {0}, false);
+    node("Add", {"mean", sum.output(0)}, "loss");
+    weight_ = bias_;
   }
   std::string rare(const std::string& kind, const std::string& h) {
     if (kind == "number") return made("Mul", {h, parameter({}, 0.7f, 0.1f)});
@@ -52,7 +63,7 @@ class RareLayers : public ModelMaker {
   }
 
   const int64_t width_;
-  std::string weight_;
+  std::string weight_, bias_;
 };
 
 struct Case {
@@ -123,6 +134,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"standardised", "standardised", 8, "{tp: 2}", kColumns + kRows},
                       Case{"standardised-zero3", "standardised", 8, "{dp: 2, tp: 2}", kRows + kAll},
                       Case{"empty-stages", "a mask of the data", 8, "{pp: 4}", kStages, true, 4},
+                      Case{"own-block-of-a-statistic", "coupled", 8, "{tp: 2}",
+                           "  - shard: {match: WEIGHT, dim: 0, over: tp}\n"},
                       Case{"penalised", "penalised", 8, "{tp: 2}", kRows},
                       Case{"penalised-zeros", "penalised", 7, "{tp: 4}", kZeros}),
     [](const auto& info) { return jobs::identifier(info.param.name); });
