@@ -18,13 +18,16 @@ class RareLayers : public ModelMaker {
     scope_ = "rare";
     h = rare(kind, h);
     scope_ = "b";
-    const bool penalised = kind == "penalised", coupled = kind == "coupled";
-    squares(made("Sub", {linear(h, width, 3, kind), "y"}), penalised || coupled ? "mean" : "loss");
+    if (kind == "coupled") {
+      classes_that_couple(linear(h, width, kClasses));
+      return;
+    }
+    const bool penalised = kind == "penalised";
+    squares(made("Sub", {linear(h, width, 3, kind), "y"}), penalised ? "mean" : "loss");
     if (penalised) penalise(weight_);
-    if (coupled) couple(h);
     finish_with_loss();
   }
-  // Of the last product, or, of a coupled model, the bias of the first.
+  // Of the last product, or, of classes that couple, its bias.
   const std::string& weight() const { return weight_; }
 
  private:
@@ -37,17 +40,19 @@ class RareLayers : public ModelMaker {
     onnx::NodeProto& turned = node("Transpose", {weight});
     attribute(turned, "perm", {1, 0}, true);
     const std::string product = made("MatMul", {x, turned.output(0)});
-    const std::string bias = parameter({to}, 0, 0.3f);
-    if (scope_ == "a") bias_ = bias;
-    return made("Add", {product, bias});
+    bias_ = parameter({to}, 0, 0.3f);
+    return made("Add", {product, bias_});
   }
-  // The squares of the means over all samples count, too.
-  void couple(const std::string& h) {
-    const std::string mean = made("ReduceMean", {h, integers({0})});
+  // A cross-entropy, and the squares of the classes' means over all samples.
+  void classes_that_couple(const std::string& logits) {
+    input("labels", {}, onnx::TensorProto::INT64);
+    node("SoftmaxCrossEntropyLoss", {logits, "labels"}, "mean");
+    const std::string mean = made("ReduceMean", {logits, integers({0})});
     onnx::NodeProto& sum = node("ReduceSum", {made("Mul", {mean, mean})});
     attribute(sum, "keepdims", {0}, false);
     node("Add", {"mean", sum.output(0)}, "loss");
     weight_ = bias_;
+    finish_with_loss();
   }
   std::string rare(const std::string& kind, const std::string& h) {
     if (kind == "number") return made("Mul", {h, parameter({}, 0.7f, 0.1f)});
@@ -62,6 +67,7 @@ class RareLayers : public ModelMaker {
     return h;
   }
 
+  static constexpr int64_t kClasses = Numbers::kClasses;
   const int64_t width_;
   std::string weight_, bias_;
 };
