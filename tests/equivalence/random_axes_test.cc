@@ -373,5 +373,11 @@ TEST(RandomAxes, TrainAsOneDeviceDoes) {
   EXPECT_GE(with_zeros, wanted / 150);
 }
 
+// A gradient of a mask that queries share, where a rank has one query; the own block of a sum over
+// all samples.
+TEST(RandomAxes, WhatRanksHaveOneOfIsTold) {
+  for (const uint64_t seed : {31249, 32287}) EXPECT_FALSE(try_one(seed).refused) << seed;
+}
+
 }  // namespace
 }  // namespace piper
