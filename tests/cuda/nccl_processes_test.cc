@@ -145,9 +145,10 @@ TEST_F(NcclProcesses, NameWhoEndsStopsOrNeverComes) {
   EXPECT_EQ(stopped.codes, (std::vector<int>{10, 10, 10})) << stopped.said[0] << stopped.said[1];
   EXPECT_GT(stopped.seconds, 1.9);
   EXPECT_LT(stopped.seconds, 20);
-  EXPECT_THAT(stopped.said[0] + stopped.said[2],
-              testing::ContainsRegex("rank [02] waited [0-9.]+ s for its device in step [0-9]+; "
-                                     "rank 1 does not go on"));
+  EXPECT_THAT(stopped.said[0] + stopped.said[2],  // wherever in a step rank 1 was stopped
+              testing::ContainsRegex("rank [02] waited [0-9.]+ s (for its device in step [0-9]+; "
+                                     "rank 1 does not go on|in the exchange after the step for "
+                                     "rank 1)"));
   expect_no_letters();
 
   // The others are told before it ends what it has queued, which may take for ever.
