@@ -309,6 +309,31 @@ def view_by_copies(program):
     program.graph_module.recompile()
 
 
+def take_losses_apart(program):
+    """Decompositions take a cross-entropy of each sample for a scalar, and leave out a sum of it: it is written as what it picks."""
+    aten, graph = torch.ops.aten, program.graph
+    names = "self", "target", "weight", "reduction", "ignore_index", "label_smoothing"
+    for node in [node for node in graph.nodes if node.target is aten.cross_entropy_loss.default]:
+        given = {"weight": None, "reduction": 1, "ignore_index": -100, "label_smoothing": 0.0, **dict(zip(names, node.args)), **node.kwargs}
+        logits, target = given["self"], given["target"]
+        if given["reduction"] != 0 or given["label_smoothing"] or target.meta["val"].is_floating_point():
+            continue
+        dim = 1 if logits.meta["val"].dim() > 1 else 0
+        with graph.inserting_before(node):
+            logs = graph.call_function(aten.log_softmax.int, (logits, dim))
+            counts = graph.call_function(aten.ne.Scalar, (target, given["ignore_index"]))
+            label = graph.call_function(aten.where.self, (counts, target, graph.call_function(aten.zeros_like.default, (target,))))
+            picked = graph.call_function(aten.gather.default, (logs, dim, graph.call_function(aten.unsqueeze.default, (label, dim))))
+            loss = graph.call_function(aten.neg.default, (graph.call_function(aten.squeeze.dim, (picked, dim)),))
+            if given["weight"] is not None:
+                loss = graph.call_function(aten.mul.Tensor, (loss, graph.call_function(aten.index.Tensor, (given["weight"], [label]))))
+            loss = graph.call_function(aten.where.self, (counts, loss, graph.call_function(aten.zeros_like.default, (loss,))))
+        loss.meta = dict(node.meta)
+        node.replace_all_uses_with(loss)
+        graph.erase_node(node)
+    program.graph_module.recompile()
+
+
 def drop_assertions(program):
     """What is asserted of values, and what is computed for that alone."""
     asserted = {"aten._assert_scalar", "aten._assert_async", "aten._assert_tensor_metadata", "aten.sym_constrain_range", "aten.sym_constrain_range_for_size"}
@@ -430,6 +455,7 @@ class Export:
     def convert(self, program, copies=False):
         """What torch.onnx makes of it, and the signature before forward's changes were returned."""
         with quietly():
+            take_losses_apart(program)
             program = program.run_decompositions({})
             drop_assertions(program)
             if copies:
