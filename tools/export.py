@@ -570,7 +570,11 @@ class Export:
 
     def step_as(self, dtype):
         """The loss, the gradient of each parameter that has one, by its first name, and what buffers of floats become."""
-        module = copy.deepcopy(self.module).to(dtype)
+        module = copy.deepcopy(self.module)
+        for norm in module.modules():  # that of the type of its input, which is another one here
+            if isinstance(norm, torch.nn.RMSNorm) and norm.eps is None:
+                norm.eps = torch.finfo(norm.weight.dtype if norm.weight is not None else torch.get_default_dtype()).eps
+        module = module.to(dtype)
         before = {name: value.clone() for name, value in module.named_buffers()}
         widen = lambda leaf: leaf.detach().to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf  # noqa: E731
         args, kwargs = pytree.tree_map(widen, (self.args, self.kwargs))

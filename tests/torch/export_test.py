@@ -111,10 +111,10 @@ class EachSample(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.fc = nn.Linear(4, 3)
+        self.fc, self.norm = nn.Linear(4, 3), nn.RMSNorm(4)  # whose epsilon is that of its type
 
     def forward(self, x, y):
-        each = F.cross_entropy(self.fc(x), y, torch.tensor([1.0, 2.0, 0.5]), reduction="none")
+        each = F.cross_entropy(self.fc(self.norm(x * 0.001)), y, torch.tensor([1.0, 2.0, 0.5]), reduction="none")
         share = (1 - torch.exp(-each)).detach()
         return (share / share.sum() * each).mean()
 
@@ -167,7 +167,7 @@ def main():
         cases.append((said(Tied(), (ids["ids"],), path), ["refused: Tied.forward does not take these arguments"]))
         cases.append((said(Tied(), (), path, ids, batch={"id": 0}), ["refused: batch names 'id', which is no input; inputs are ids, labels"]))
         cases.append((said(Windows().eval(), (torch.randn(3, 6, 8),), path), ["3 parameters to train", "is one of PyTorch, in float32"]))
-        cases.append((said(EachSample(), (torch.randn(4, 4), torch.tensor([0, 2, -100, 1])), path), ["2 parameters to train", "is one of PyTorch"]))
+        cases.append((said(EachSample(), (torch.randn(4, 4), torch.tensor([0, 2, -100, 1])), path), ["3 parameters to train", "is one of PyTorch"]))
         cases.append((said(Still(), (torch.randn(3, 4),), path), ["is one of PyTorch: loss 1, 2 gradients"]))
         if importlib.util.find_spec("transformers"):
             experts = Experts().eval()
