@@ -2,49 +2,83 @@
 // PIPER_ON_DEVICE=1 in the environment (tests/gpu/first).
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
-#include <deque>
+#include <cstring>
 
 #include "fake_cuda/run_program.h"
 #include "piper/backend_cuda.h"
+#include "piper/memory.h"
 
 namespace piper::test {
 
 inline bool is_on_device() {
   const char* const wanted = std::getenv("PIPER_ON_DEVICE");
-  return wanted && std::string_view(wanted) == "1";
+  return wanted && *wanted;
 }
 
-// Whatever the program does not write keeps bytes of 0xFF, which are no numbers.
+// The architecture of PIPER_ON_DEVICE=sm_90, which compiles into the cache what a device would run;
+// empty where it runs.
+inline std::string_view only_compiled_for() {
+  const char* const wanted = std::getenv("PIPER_ON_DEVICE");
+  return wanted && std::string_view(wanted) != "1" ? wanted : "";
+}
+
+inline Status compile_for(std::string_view architecture, const Program& program) {
+  const std::string names[] = {std::string(architecture)};
+  PIPER_ASSIGN(CudaCompiler compiler, CudaCompiler::open(names, [](const std::string&) {}));
+  const std::unique_ptr<Backend> backend = compiler.make_backend();
+  PIPER_ASSIGN([[maybe_unused]] const int32_t loaded, backend->load(program));
+  PIPER_ASSIGN([[maybe_unused]] const auto compiled, compiler.compile());
+  return ok_status();
+}
+
+// One backend for all programs of the process, since a context takes longer than most of them. It
+// is not ended: the driver may be gone by the end of the process.
+inline Result<Backend*> device_backend() {
+  static Backend* backend = nullptr;
+  if (!backend) {
+    PIPER_ASSIGN(std::unique_ptr<Backend> made, make_cuda_backend());
+    backend = made.release();
+  }
+  return backend;
+}
+
+// Arguments lie in one piece of memory, since an allocation and a copy for each of thousands would
+// take most of the time. Whatever the program does not write keeps bytes of 0xFF, which are no
+// numbers.
 inline Result<std::vector<Bytes>> run_on_device(const Program& program,
                                                 std::span<const Bytes> arguments) {
-  std::deque<std::vector<std::byte>> unwritten;  // copies may read them until the backend ends
-  PIPER_ASSIGN(const std::unique_ptr<Backend> backend, make_cuda_backend());
-  PIPER_ASSIGN(const int32_t loaded, backend->load(program));
-  const auto allocate = [&](int64_t bytes) -> Result<std::byte*> {
-    PIPER_ASSIGN(std::byte* const memory, backend->allocate(bytes));
-    unwritten.emplace_back(static_cast<size_t>(bytes), std::byte{0xff});
-    backend->copy(memory, unwritten.back().data(), bytes);
-    return memory;
-  };
-  PIPER_ASSIGN(std::byte* const workspace, allocate(backend->workspace_bytes(loaded)));
-  PIPER_ASSIGN(const int32_t end, backend->add_event());
-  std::vector<std::byte*> args;
+  std::vector<int64_t> at;
+  int64_t size = 0;
   for (size_t a = 0; a < arguments.size(); ++a) {
-    PIPER_ASSIGN(args.emplace_back(), allocate(program.values[a].bytes()));
-    backend->copy(args[a], arguments[a].data, static_cast<int64_t>(arguments[a].size));
+    at.push_back(size);
+    size += align_up(std::max<int64_t>(program.values[a].bytes(), 1));
   }
+  std::vector<std::byte> host(static_cast<size_t>(size), std::byte{0xff});
+  for (size_t a = 0; a < arguments.size(); ++a)
+    if (arguments[a].size > 0)
+      std::memcpy(host.data() + at[a], arguments[a].data, arguments[a].size);
+  PIPER_ASSIGN(Backend* const backend, device_backend());
+  PIPER_ASSIGN(const int32_t loaded, backend->load(program));
+  PIPER_ASSIGN(std::byte* const memory, backend->allocate(size));
+  const int64_t needed = backend->workspace_bytes(loaded);
+  PIPER_ASSIGN(std::byte* const workspace, backend->allocate(needed));
+  PIPER_ASSIGN(const int32_t end, backend->add_event());
+  const std::vector<std::byte> unwritten(static_cast<size_t>(needed), std::byte{0xff});
+  backend->copy(workspace, unwritten.data(), needed);
+  backend->copy(memory, host.data(), size);
+  std::vector<std::byte*> args;
+  for (const int64_t offset : at) args.push_back(memory + offset);
   PIPER_ASSIGN(const int32_t bound, backend->bind(loaded, args, workspace));
   backend->launch(bound);
-  std::vector<std::vector<std::byte>> made(args.size());
-  for (size_t a = 0; a < args.size(); ++a) {
-    made[a].resize(static_cast<size_t>(program.values[a].bytes()));
-    backend->copy(made[a].data(), args[a], std::ssize(made[a]));
-  }
+  backend->copy(host.data(), memory, size);
   backend->record(end, 0);
   PIPER_TRY(backend->finish(end));
   std::vector<Bytes> results;
-  for (const auto& bytes : made) results.push_back(Bytes::copy_of(bytes.data(), bytes.size()));
+  for (size_t a = 0; a < arguments.size(); ++a)
+    results.push_back(
+        Bytes::copy_of(host.data() + at[a], static_cast<size_t>(program.values[a].bytes())));
   return results;
 }
 

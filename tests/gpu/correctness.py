@@ -1,6 +1,5 @@
 """Whether the device computes what the CPU computes: every kernel, whole programs of plans, and the sample trained on both."""
 
-import concurrent.futures
 import re
 
 from session import ROOT, losses
@@ -60,32 +59,38 @@ def cases(session, program, pattern, env):
     return names
 
 
-def kernels(session, name, program, pattern="*", at_once=12, limit_s=60, digests=None):
-    """Runs each case in a process of its own: one that breaks the device's context costs no other."""
+def read_cases(output):
+    """Returns the cases that ended, by how: "OK", "FAILED" or "SKIPPED"; and the one that did not end, or None."""
+    ended = {case: how for how, case in re.findall(r"^\[ +(OK|FAILED|SKIPPED) +\] (\S+?)(?:,.*)? \(\d+ ms\)$", output, re.M)}
+    begun = re.findall(r"^\[ RUN +\] (\S+)", output, re.M)
+    return ended, begun[-1] if begun and begun[-1] not in ended else None
+
+
+def kernels(session, name, program, pattern="*", digests=None):
+    """Runs the cases in one process, for its context takes longer than most of them: beside others on a device each waits for its share
+    of time at every small copy. After one that fails, or breaks the process, another process goes on with those behind it."""
     program = session.build / "tests" / program
-    on_device = {} if session.dry else {"PIPER_ON_DEVICE": "1"}
-    names = cases(session, program, pattern, on_device)
-
-    def run(case):
-        env = {"PIPER_SOURCE": str(ROOT), **on_device}
-        if digests:
-            env["PIPER_DIGESTS"] = str(digests / re.sub(r"\W", "_", case))
-        return case, *session.run([program, f"--gtest_filter={case}"], limit_s, env)
-
+    env = {"PIPER_SOURCE": str(ROOT), **({} if session.dry else {"PIPER_ON_DEVICE": "1"})}
+    names = cases(session, program, pattern, env)
+    left, ended, failed = list(names), {}, []
     if digests:
-        digests.mkdir(exist_ok=True)
-    with concurrent.futures.ThreadPoolExecutor(1 if session.dry else at_once) as pool:
-        done = list(pool.map(run, names))
-    # A program that runs no case ends with 0, too.
-    failed = [(case, code, output) for case, code, output in done if code != 0 or "[==========] 1 test from" not in output]
-    skipped = sum("[  SKIPPED ]" in output for _, code, output in done if code == 0)
-    messages = "\n".join(line for _, _, output in failed for line in output.splitlines() if "Failure" not in line)
-    for case, code, output in failed:
-        session.write_log(f"{case}: {code}", output[-20000:])
-    for case, code, _ in failed[:3]:
-        session.failed.append((case, [program, f"--gtest_filter={case}"], {"PIPER_SOURCE": str(ROOT), **on_device}))
-    session.note(name, bool(names) and not failed, cases=len(names), failed=len(failed), skipped=skipped,
-                 which=[case for case, _, _ in failed][:40], output=messages[-4000:],
+        env["PIPER_DIGESTS"] = str(digests)
+    while left and session.left() > 2:
+        code, output = session.run([program, "--gtest_fail_fast", f"--gtest_filter={':'.join(left)}"], session.left(), env)
+        session.write_log(f"{name}: {code}", output)
+        found, broken = read_cases(output)
+        failed += [(case, code, output) for case, how in found.items() if how == "FAILED"]
+        if broken:
+            failed.append((broken, code, output))
+        left = [case for case in left if case not in found and case != broken]
+        ended |= found
+        if not found and not broken:  # it cannot even begin
+            failed.append((left.pop(0), code, output))
+    messages = "\n".join(line for _, _, output in failed for line in output.splitlines()[-60:] if not line.startswith("["))
+    for case, _, _ in failed[:3]:
+        session.failed.append((case, [program, f"--gtest_filter={case}"], env))
+    session.note(name, bool(names) and not failed and not left, cases=len(names), failed=len(failed), not_run=len(left),
+                 skipped=sum(how == "SKIPPED" for how in ended.values()), which=[case for case, _, _ in failed][:40], output=messages[-4000:],
                  more=[{"case": case, "code": code, "output": output[-2000:]} for case, code, output in failed])
 
 
@@ -97,19 +102,18 @@ def conformance(session):
 def programs(session):
     if session.dry:
         return session.note("programs of plans beside the CPU's", None, why="plan_programs_test is a test of its own here")
-    return kernels(session, "programs of plans beside the CPU's", "plan_programs_test", at_once=4, limit_s=90)
+    return kernels(session, "programs of plans beside the CPU's", "plan_programs_test")
 
 
 def cudnn(session):
     if session.dry:
         return session.note("attention of cuDNN beside its definition", None, why="the faked libraries have no cuDNN of numbers")
-    return kernels(session, "attention of cuDNN beside its definition", "cudnn_numbers_test", at_once=4)
+    return kernels(session, "attention of cuDNN beside its definition", "cudnn_numbers_test")
 
 
 def read_digests(path):
     """Returns the digest of each result of each use of an op, by its name."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    lines = [line.rpartition(" ") for file in files for line in file.read_text().splitlines()]
+    lines = [line.rpartition(" ") for line in (path.read_text().splitlines() if path.exists() else ())]
     return {label: digest for label, _, digest in lines}
 
 
