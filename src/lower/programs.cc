@@ -176,8 +176,9 @@ class SegmentBuilder {
       int32_t slot = -1;
       if (!stays && of_.first[at(sums[0])]) {
         slot = sum_slot(sums[s++]);
-      } else if (!stays && node.op == "MatMul" && inputs.size() == 2) {
-        // The product is added where it is made: one pass over the accumulator less.
+      } else if (!stays && sums.size() == 1 && node.op == "MatMul" && inputs.size() == 2) {
+        // The product is added where it is made: one pass over the accumulator less. Of several
+        // sums none takes what another one holds already.
         slot = sum_slot(sums[s++]);
         attrs.set("accumulate", int64_t{1});
         inputs.push_back(slot);

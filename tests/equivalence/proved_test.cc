@@ -35,6 +35,8 @@ class RareLayers : public ModelMaker {
   std::string linear(const std::string& x, int64_t from, int64_t to, const std::string& kind = "") {
     std::string weight = parameter({to, from}, 0.1f, 0.5f);
     if (scope_ == "b") weight_ = weight;
+    if (kind == "sum") weight = made("Add", {weight, parameter({to, from}, 0.1f, 0.5f)});
+    if (kind == "of low rank") weight = combined(3, to, from, 0.5f);
     if (kind.starts_with("norm")) weight = normed(weight, kind == "norm of rows" ? 1 : 0);
     if (kind == "standardised") weight = standardised(weight);
     onnx::NodeProto& turned = node("Transpose", {weight});
@@ -116,12 +118,13 @@ const std::string kColumns = "  - shard: {match: \"a.*\", dim: 0, over: tp}\n",
                   kZeros =
                       "  - shard: {match: \"a.*\", dim: 0, over: tp, pad: true}\n"
                       "  - shard: {match: WEIGHT, dim: 1, over: tp, pad: true}\n",
+                  kParts = "  - split: {dim: batch, into: 2}\n",
+                  kStates = "  - replicate: {over: dp, shard: [optimizer]}\n",
                   kAll = "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n";
 
 INSTANTIATE_TEST_SUITE_P(
     All, Proved,
-    ::testing::Values(Case{"number-zero1", "number", 8, "{dp: 2}",
-                           "  - replicate: {over: dp, shard: [optimizer]}\n"},
+    ::testing::Values(Case{"number-zero1", "number", 8, "{dp: 2}", kStates},
                       Case{"number-zero3", "number", 8, "{dp: 4}", kAll},
                       Case{"number-columns-zero3", "number", 8, "{dp: 2, tp: 2}", kColumns + kAll},
                       Case{"constants", "constants", 8, "{tp: 2}", kColumns},
@@ -133,6 +136,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"statistics-in-other-blocks", "running statistics", 8, "{a: 2, b: 2}",
                            "  - shard: {match: \"a.*\", dim: 0, over: a}\n"
                            "  - shard: {match: \"rare.*\", dim: 0, over: b}\n"},
+                      Case{"sum-in-parts", "sum", 8, "{}", kParts},
+                      Case{"sum-of-replicas", "sum", 8, "{dp: 2}", kParts + kStates},
+                      Case{"sum-zero3", "sum", 8, "{dp: 2}", kParts + kAll},
+                      Case{"sum-rows", "sum", 8, "{tp: 2}", kParts + kRows},
+                      Case{"low-rank", "of low rank", 8, "{dp: 2}", kParts + kAll},
                       Case{"norm-of-rows", "norm of rows", 8, "{tp: 4}", kColumns + kRows},
                       Case{"norm-of-columns", "norm of columns", 8, "{tp: 4}", kRows},
                       Case{"norm-zeros", "norm of rows", 5, "{tp: 2}", kZeros},

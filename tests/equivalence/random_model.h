@@ -108,6 +108,43 @@ class ModelMaker {
         made("Add", {mean(made("Mul", {centred, centred})), number(1e-3f)});
     return made("Div", {centred, made("Sqrt", {variance})});
   }
+  // A weight of that shape that parameters are combined to before it is used.
+  static constexpr int64_t kWays = 10;
+  std::string combined(int64_t way, int64_t rows, int64_t columns, float spread) {
+    const auto weight = [&](const Shape& shape) { return parameter(shape, 0, spread); };
+    const std::string first = way == 4 ? "" : weight({rows, columns});
+    switch (way) {
+      case 0:
+        return made("Add", {first, weight({rows, columns})});
+      case 1:
+        return made("Sub", {first, weight({columns})});
+      case 2:
+        return made("Mul", {first, parameter({}, 1, 0.3f)});
+      case 3: {  // of low rank, and scaled
+        const std::string product = made("MatMul", {weight({rows, 2}), weight({2, columns})});
+        return made("Add", {first, made("Mul", {product, number(0.5f)})});
+      }
+      case 4: {
+        onnx::NodeProto& turned = node("Transpose", {weight({columns, rows})});
+        attribute(turned, "perm", {1, 0}, true);
+        const std::string rest = weight({rows * columns});
+        return made("Add", {turned.output(0), made("Reshape", {rest, integers({rows, columns})})});
+      }
+      case 5:
+        return made("Mul", {first, constants(columns)});
+      case 6: {
+        onnx::NodeProto& both = node("Concat", {first, weight({rows, columns})});
+        attribute(both, "axis", {0}, false);
+        return made("Slice", {both.output(0), integers({1}), integers({rows + 1}), integers({0})});
+      }
+      case 7:
+        return made("Mul", {normed(first, 1), parameter({rows, 1}, 1, 0.3f)});
+      case 8:
+        return standardised(made("Add", {first, weight({rows, columns})}));
+      default:
+        return made("Add", {first, first});
+    }
+  }
   // Of [rows, width], with statistics of all rows and those that run.
   std::string batch_norm(const std::string& rows, int64_t width) {
     onnx::NodeProto& norm =
@@ -223,7 +260,9 @@ class RandomModel : public ModelMaker {
   // A weight of its own, or one that another layer has.
   std::string weight(int64_t from, int64_t to) {
     auto& known = weights_[{from, to}];
-    if (known.empty() || below(4) != 0) known.push_back(parameter({from, to}, 0, 0.6f));
+    if (known.empty() || below(4) != 0)
+      known.push_back(below(4) ? parameter({from, to}, 0, 0.6f)
+                               : combined(below(kWays), from, to, 0.4f));
     return known[static_cast<size_t>(below(static_cast<int64_t>(known.size())))];
   }
   Live linear(const Live& from, int64_t width) {
