@@ -141,13 +141,12 @@ void CallClaims::make_groups() {
 
 // An exporter that merges equal tensors leaves no two of them, and makes initializers of literals.
 bool CallClaims::merges_equal() const {
-  constexpr int64_t kMost = 1024;  // elements
   std::set<std::string> seen;
   for (const OnnxNode& node : model_.nodes)
     if (node.op == "Constant") return false;
   return std::all_of(
       model_.initializers.begin(), model_.initializers.end(), [&](const OnnxTensor& t) {
-        if (num_elements(t.type.shape) > kMost) return true;
+        if (num_elements(t.type.shape) > kMostMerged) return true;
         return seen.insert(to_string(t.type) + std::string(as_text(t.data.span()))).second;
       });
 }
@@ -223,10 +222,18 @@ std::optional<Derivation> CallClaims::layout_in_call(const Slot& slot) const {
   return {};
 }
 
+bool CallClaims::may_be_zeros(const std::string& name) const {
+  return std::all_of(claims_.list.begin(), claims_.list.end(), [&](const Claim& claim) {
+    if (claim.name != name || claim.initializer < 0) return true;
+    const OnnxTensor& t = tensor(claim.initializer);
+    return is_uniform(t.data, t.type.dtype) && read_number(t.data, t.type.dtype, 0) == 0;
+  });
+}
+
 // All-zero biases are deleted from Gemm and Conv: the call still names them.
 bool CallClaims::restore_zero_bias(Group& group, const CallArg& arg, const SignatureInput& input) {
   const ParamRole* role = find_role(group.call, arg.position);
-  if (!role || claimed_.count(input.target)) return false;
+  if (!role || !may_be_zeros(input.target)) return false;
   for (const size_t n : group.nodes) {
     OnnxNode& node = model_.nodes[n];
     const bool gemm =
@@ -337,12 +344,17 @@ void CallClaims::claim_by_name() {
         stand_ins_.push_back({n, i, found});
         continue;
       }
+      if (!group) {
+        parts_.push_back({n, i, found});
+        continue;
+      }
       const bool uniform = is_uniform(tensor(found).data, tensor(found).type.dtype);
       if (merges_ && uniform && claimed_.count(input.target)) continue;
       Slot slot{n, i, found};
       take(slot, input, {}, "kept name");
     }
   }
+  for (const Slot& slot : parts_) claim_part(slot);
 }
 
 std::vector<std::string> CallClaims::missing() const {

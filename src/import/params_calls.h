@@ -21,6 +21,8 @@ struct Group {
   std::vector<Slot> slots;
 };
 
+inline constexpr int64_t kMostMerged = 1024;  // elements of tensors that an exporter merges
+
 // Of a value that is made of no other: "val_3", "arange".
 bool is_literal(std::string_view name);
 std::string class_of(const OnnxNode& node);  // of the innermost module, or ""
@@ -51,6 +53,7 @@ class CallClaims {
   void take_named(Group& group, const SignatureInput& input);
   void take_merged(Group& group, const std::vector<const SignatureInput*>& inputs);
   bool merges_equal() const;
+  bool may_be_zeros(const std::string& name) const;
   bool restore_zero_bias(Group& group, const CallArg& arg, const SignatureInput& input);
   void take(Slot& slot, const SignatureInput& input, Derivation derivation,
             const std::string& evidence);
@@ -63,6 +66,7 @@ class CallClaims {
   Swallowed& swallow(const std::string& name, std::string why, bool unnamed = false);
   void swallow_unseen(const std::vector<std::string>& names, const std::string& why);
   bool names(const Group& group, std::string_view value) const;
+  bool is_named(const Claim& claim) const;
   std::vector<std::string> unknowns(const Group& group) const;  // tensors that no node makes
   // params_folded.cc:
   struct Fold {  // an initializer that was computed from parameters
@@ -127,6 +131,11 @@ class CallClaims {
                  const std::vector<std::string>& names, const std::vector<std::string>& outputs);
   // params_parts.cc:
   std::vector<const Group*> readers_of(const std::string& value) const;
+  std::vector<const Group*> readers_of_node(size_t node) const;
+  bool may_stand_for(const std::string& kept, const std::string& lost) const;
+  std::string part_in(const std::string& scope, const std::string& kept) const;
+  void claim_part(Slot slot);
+  void find_merged_part(const Slot& slot);
   bool names_apart(const Group& group, const std::vector<const Group*>& others) const;
   bool copy_parts(const Claim& claim, const std::string& name);
   void find_merged_parts();
@@ -168,6 +177,8 @@ class CallClaims {
   bool merges_ = true;  // the exporter may have merged equal tensors
   std::vector<std::pair<size_t, std::string>> restored_;  // copied nodes, the scope around both
   std::vector<Slot> stand_ins_;  // tensors of parameters, read for values that no node makes
+  std::vector<Slot> parts_;      // tensors of parameters, read by nodes without a call
+  std::vector<std::pair<std::string, size_t>> apart_;  // parameters, the node that was copied for it
   std::map<std::string, size_t> group_of_;
   std::vector<Group> groups_;
   std::set<std::pair<size_t, size_t>> taken_;  // node, input

@@ -29,6 +29,13 @@ bool CallClaims::names(const Group& group, std::string_view value) const {
                      [&](const CallArg& arg) { return arg.name == value; });
 }
 
+// That a call says what is claimed.
+bool CallClaims::is_named(const Claim& claim) const {
+  const Group* group = group_at(claim.node);
+  const auto at = by_target_.find(claim.name);
+  return group && at != by_target_.end() && names(*group, at->second->placeholder);
+}
+
 std::vector<std::string> CallClaims::unknowns(const Group& group) const {
   std::vector<std::string> out;
   for (const CallArg& arg : group.call.args)
@@ -307,6 +314,7 @@ void CallClaims::tie_unused() {
       if (claim.name.empty() || scopes_[claim.node] != scope ||
           leaf_of(claim.name) != leaf_of(name))
         continue;
+      if (!is_named(claim) && may_stand_for(claim.name, name)) continue;
       if (module_of(claim.name) == module_of(name) || !ties_alone(claim.node)) continue;
       if (is_fused(model_.nodes[claim.node])) continue;
       tie(name, claim.name);
@@ -379,6 +387,12 @@ void CallClaims::find_merged() {
       for (const std::string& input : read_instead(group, arg)) {
         const std::string why = fmt::format("'{}' was merged into '{}'", arg.name, input);
         swallow_module(scopes_[group.nodes[0]], why);
+        for (const auto& [name, original] : apart_) {
+          std::map<size_t, bool> known{{original, true}};
+          if (scopes_[group.nodes[0]] == scope_of_name(module_of(name)) &&
+              comes_from(maker_.at(input), known))
+            swallow(name, why);
+        }
         const std::vector<Claim> own = claims_of(groups_[group_of_.at(input)]);
         const std::string other = equal_module(own, scopes_[group.nodes[0]]);
         if (other.empty()) continue;

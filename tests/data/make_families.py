@@ -405,6 +405,18 @@ class FreshParts(nn.Module):
         return F.mse_loss(self.out(q.mean(1)), y)
 
 
+class FreshDecoder(nn.Module):
+    """Attention to oneself reads the whole of its bias, attention to others parts of one that is equal; a bias of zeros is read twice."""
+    def __init__(self):
+        super().__init__()
+        self.layer, self.twice = nn.TransformerDecoderLayer(8, 2, 8, 0.0, batch_first=True), nn.Linear(8, 8)
+        nn.init.zeros_(self.twice.bias)
+
+    def forward(self, x, y):
+        h = self.twice(torch.tanh(self.twice(x.flatten(0, 1)))).unflatten(0, (-1, 6))
+        return F.mse_loss(self.layer(h, x.flip(1)).mean(1)[:, :4], y)
+
+
 class Grouped(nn.Module):
     def __init__(self, width=16, heads=4, kv=2):
         super().__init__()
@@ -466,7 +478,7 @@ def write(name, build, batch_of, static=False, older=None, plain=False, opset=18
                           external_data=False, optimize=not plain, **names)
     proto = onnx.load(file)
     keep = {"pkg.torch.onnx.fx_node", "pkg.torch.onnx.name_scopes", "pkg.onnxscript.rewriter.rule_name"}
-    keep |= {"pkg.torch.onnx.class_hierarchy"} if name.startswith(("folded", "fresh-parts")) else set()
+    keep |= {"pkg.torch.onnx.class_hierarchy"} if name.startswith(("folded", "fresh-")) else set()
     for node in proto.graph.node:
         kept = [(p.key, p.value) for p in node.metadata_props if p.key in keep]
         del node.metadata_props[:]
@@ -510,4 +522,5 @@ write("folded-fresh", lambda: Folded(True), tokens)
 write("equal", Equal, vectors, plain=True)
 write("scattered", Scattered, nodes)
 write("fresh-parts", FreshParts, sequences)
+write("fresh-decoder", FreshDecoder, sequences)
 write("padded", Padded, padded, opset=20)

@@ -471,6 +471,36 @@ def parts(name, modules, leaves):
 
 parts("merged_parts", ["a", "b"], ["bias"])
 parts("merged_parts_within", ["a"], ["first", "second"])
+
+
+def split(of, sizes):
+    return helper.make_node("Split", [of, sizes], [f"{sizes}_split_0", f"{sizes}_split_1"], name=f"node_{sizes}")
+
+
+# Cut otherwise, so that each is cut by a node of its own.
+whole = dict(scope="a", cls="net.Own")
+write("merged_parts_beside",
+      [split("a.first", "head"), split("a.first", "tail"),
+       node("Add", "x head_split_0", "add", ("add", "aten.add.Tensor", "%x, %getitem"), **whole), node("Tanh", "add", "tanh", ("tanh", "aten.tanh.default", "%add")),
+       node("Add", "tanh tail_split_1", "add_1", ("add_1", "aten.add.Tensor", "%tanh, %getitem_3"), **whole), *loss("add_1")],
+      [ones("a.first", 12), numpy_helper.from_array(np.array([4, 8]), "head"), numpy_helper.from_array(np.array([8, 4]), "tail")],
+      ["batch", 4], ["a.first", "a.second"])
+# Of two modules, where what is made of one part was merged, too.
+second = dict(scope="b", cls="net.Own")
+write("merged_parts_and_sums",
+      [split("a.w", "halves"), node("Exp", "halves_split_0", "exp", ("exp", "aten.exp.default", "%getitem"), **whole),
+       node("Mul", "x exp", "mul", ("mul", "aten.mul.Tensor", "%x, %exp"), **whole),
+       node("Add", "mul halves_split_1", "add", ("add", "aten.add.Tensor", "%mul, %getitem_1"), **whole), node("Tanh", "add", "tanh", ("tanh", "aten.tanh.default", "%add")),
+       node("Mul", "tanh exp", "mul_1", ("mul_1", "aten.mul.Tensor", "%tanh, %exp_1"), **second),
+       node("Add", "mul_1 halves_split_1", "add_1", ("add_1", "aten.add.Tensor", "%mul_1, %getitem_3"), **second), *loss("add_1")],
+      [ones("a.w", 8), numpy_helper.from_array(np.array([4, 4]), "halves")], ["batch", 4], ["a.w", "b.w"])
+# A parameter that is two modules' own, in parts of the last one's name.
+write("tied_parts",
+      [split("b.w", "halves"), node("Add", "x halves_split_0", "add", ("add", "aten.add.Tensor", "%x, %getitem"), **whole),
+       node("Tanh", "add", "tanh", ("tanh", "aten.tanh.default", "%add")),
+       node("Concat", "tanh tanh", "cat", ("cat", "aten.cat.default", "[%tanh, %tanh], 1"), axis=1),
+       node("Mul", "cat b.w", "mul", ("mul", "aten.mul.Tensor", "%cat, %p_b_w"), **second), *loss("mul")],
+      [ones("b.w", 8), numpy_helper.from_array(np.array([4, 4]), "halves")], [4, 4], ["a.w", "b.w"])
 # Norms of a class of their own, of which the equal scales and the equal offsets were merged: each is of the parameter of its name.
 def own_norm(x, k, scope):
     trace = dict(scope=scope, cls="net.Norm2d")

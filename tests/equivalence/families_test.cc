@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(All, Families,
                                            "falcon", "static-tables", "quantised", "older-fresh",
                                            "older-norms", "older-converted", "older-images",
                                            "folded", "folded-fresh", "equal", "scattered",
-                                           "fresh-parts", "padded"),
+                                           "fresh-parts", "fresh-decoder", "padded"),
                          [](const auto& info) { return identifier(info.param); });
 
 }  // namespace
