@@ -136,6 +136,8 @@ class CallClaims {
   std::string part_in(const std::string& scope, const std::string& kept) const;
   void claim_part(Slot slot);
   void find_merged_part(const Slot& slot);
+  std::vector<const Group*> readers_apart(size_t node) const;
+  void find_merged_before_parts();
   bool names_apart(const Group& group, const std::vector<const Group*>& others) const;
   bool copy_parts(const Claim& claim, const std::string& name);
   void find_merged_parts();

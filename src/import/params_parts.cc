@@ -123,17 +123,56 @@ bool CallClaims::copy_parts(const Claim& claim, const std::string& name) {
 void CallClaims::find_merged_parts() {
   for (const Claim& claim : claims_.list) {
     if (claim.name.empty() || group_at(claim.node)) continue;
-    for (const std::string& part : model_.nodes[claim.node].outputs) {
-      const std::vector<const Group*> readers = readers_of(part);
-      for (const Group* reader : readers)
-        for (const Group* other : readers)
-          if (reader != other && names_apart(*reader, {other}))
-            swallow_module(
-                scopes_[reader->nodes[0]],
-                fmt::format("'{}', a part of '{}', stands for several values", part, claim.name));
-    }
+    for (const Group* reader : readers_apart(claim.node))
+      swallow_module(scopes_[reader->nodes[0]],
+                     fmt::format("'{}', a part of '{}', stands for several values",
+                                 model_.nodes[claim.node].outputs[0], claim.name));
   }
   for (const Slot& slot : parts_) find_merged_part(slot);
+  find_merged_before_parts();
+}
+
+// The calls that read a part under other names than another call has for it.
+std::vector<const Group*> CallClaims::readers_apart(size_t node) const {
+  std::vector<const Group*> out;
+  for (const std::string& part : model_.nodes[node].outputs) {
+    const std::vector<const Group*> readers = readers_of(part);
+    for (const Group* reader : readers)
+      if (std::any_of(readers.begin(), readers.end(), [&](const Group* other) {
+            return other != reader && names_apart(*reader, {other});
+          }))
+        out.push_back(reader);
+  }
+  return out;
+}
+
+// Equal results of calls were merged, and so was what cuts them into parts, which says of neither
+// whose it was: of two modules of equal parameters, perhaps.
+void CallClaims::find_merged_before_parts() {
+  const std::set<std::string> gone = vanished();
+  for (size_t n = 0; n < model_.nodes.size(); ++n) {
+    if (group_at(n) || model_.nodes[n].inputs.empty()) continue;
+    const std::string& value = model_.nodes[n].inputs[0];
+    const auto made = maker_.find(value);
+    const Group* call = made == maker_.end() ? nullptr : group_at(made->second);
+    if (!call || !gone.count(std::string(stem_of(call->call.name)))) continue;
+    const std::vector<const Group*> readers = readers_apart(n);
+    if (readers.empty()) continue;
+    const std::vector<std::string> trained = trained_just_before(value);
+    std::vector<Claim> own;
+    for (const Claim& claim : claims_.list)
+      if (std::count(trained.begin(), trained.end(), claim.name)) own.push_back(claim);
+    for (const Group* reader : readers) {
+      const std::string why = fmt::format("'{}', of which {} reads parts, may stand for several",
+                                          value, reader->call.name);
+      const std::string& scope = scopes_[reader->nodes[0]];
+      if (!own.empty()) swallow_module(scope, why);
+      const std::string other = equal_module(own, scope);
+      if (other.empty()) continue;
+      for (const Claim& claim : own)
+        swallow(claim.name, fmt::format("{}, and be of the equal '{}'", why, other));
+    }
+  }
 }
 
 // What other modules read in parts, beside that of which it has the name, may be their own; and what

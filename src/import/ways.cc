@@ -41,7 +41,7 @@ Result<Piece> reshaped_back(const OnnxTensor& value, std::string_view stem, cons
   std::copy_if(shape.begin(), shape.end(), std::back_inserter(from),
                [](int64_t d) { return d != 1; });
   if (from.empty()) from = {1};
-  if (from == shape) return Piece{shape, {}};
+  if (from == shape) return Piece{shape, {}, stem == "unsqueeze" ? "" : kKeepsShape};
   return Piece{from, {reshape_step(from, shape)}};
 }
 

@@ -473,8 +473,8 @@ parts("merged_parts", ["a", "b"], ["bias"])
 parts("merged_parts_within", ["a"], ["first", "second"])
 
 
-def split(of, sizes):
-    return helper.make_node("Split", [of, sizes], [f"{sizes}_split_0", f"{sizes}_split_1"], name=f"node_{sizes}")
+def split(of, sizes, axis=0):
+    return helper.make_node("Split", [of, sizes], [f"{sizes}_split_0", f"{sizes}_split_1"], name=f"node_{sizes}", axis=axis)
 
 
 # Cut otherwise, so that each is cut by a node of its own.
@@ -494,6 +494,17 @@ write("merged_parts_and_sums",
        node("Mul", "tanh exp", "mul_1", ("mul_1", "aten.mul.Tensor", "%tanh, %exp_1"), **second),
        node("Add", "mul_1 halves_split_1", "add_1", ("add_1", "aten.add.Tensor", "%mul_1, %getitem_3"), **second), *loss("add_1")],
       [ones("a.w", 8), numpy_helper.from_array(np.array([4, 4]), "halves")], ["batch", 4], ["a.w", "b.w"])
+# Of what a call made, which is lost of the second module, whose parameters have calls besides.
+def rows(x, k, module, name):
+    return node("Gemm", f"{x} a.w", f"linear{k}", (f"linear{k}", "aten.linear.default", f"%{x}, %{name}"), **module, transB=1)
+
+
+write("merged_before_parts",
+      [node("Sin", "start", "sin", ("sin", "aten.sin.default", "%start")), rows("sin", "", whole, "p_a_w"), split("linear", "halves", 1),
+       node("Add", "x halves_split_0", "add", ("add", "aten.add.Tensor", "%x, %getitem"), **whole), node("Tanh", "add", "tanh", ("tanh", "aten.tanh.default", "%add")),
+       node("Add", "tanh halves_split_0", "add_1", ("add_1", "aten.add.Tensor", "%tanh, %getitem_2"), **second), node("Tanh", "add_1", "tanh_1", ("tanh_1", "aten.tanh.default", "%add_1")),
+       rows("tanh_1", "_2", second, "p_b_w"), *loss("linear_2")],
+      [numpy_helper.from_array(np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4), "a.w"), ones("start", 1, 4), numpy_helper.from_array(np.array([4, 4]), "halves")], ["batch", 4], ["a.w", "b.w"], buffers=["start"])
 # A parameter that is two modules' own, in parts of the last one's name.
 write("tied_parts",
       [split("b.w", "halves"), node("Add", "x halves_split_0", "add", ("add", "aten.add.Tensor", "%x, %getitem"), **whole),
