@@ -160,6 +160,18 @@ class SegmentBuilder {
     });
   }
 
+  // The axes that cut a dim into stretches of which a rank has one element each, and the dims: in
+  // a new shape that is not to be seen from what ranks have.
+  //   Of f32[2,8], cut at dim 1, two ranks have [2,4]; of the same as [4,4], cut at dim 0, too.
+  static std::vector<int64_t> single_blocks(const Value& value) {
+    std::vector<int64_t> dims;
+    for (const AxisLayout& lies : value.over)
+      if (lies.layout.kind == LayoutKind::kSharded && lies.layout.outer > 1 &&
+          value.type.shape[at(lies.layout.dim)] <= lies.layout.outer)
+        dims.insert(dims.end(), {lies.axis, lies.layout.dim});
+    return dims;
+  }
+
   void add_node(const Node& node) {
     count(node);
     std::vector<int32_t> inputs, outputs;
@@ -192,6 +204,9 @@ class SegmentBuilder {
     }
     if (node.op == "Transpose" && has_single_block(graph_.value(node.outputs[0])))
       attrs.set("blocks", int64_t{1});
+    if (node.op == "Reshape")
+      if (auto dims = single_blocks(graph_.value(node.outputs[0])); !dims.empty())
+        attrs.set("blocks", std::move(dims));
     emit(node.op, std::move(attrs), std::move(inputs), outputs);
     for (const auto& [sum, into, slot] : later) {
       if (of_.first[at(sum)]) {

@@ -192,7 +192,7 @@ class LayoutCheck {
     auto after = std::find_if(known.begin(), known.end(),
                               [&](const auto& each) { return each.first == args; });
     if (after == known.end()) {
-      known.emplace_back(args, follow_layouts(program, args, ranks_));
+      known.emplace_back(args, follow_layouts(program, args, axis_, ranks_));
       after = std::prev(known.end());
     }
     const LiesAfter& made = after->second;
@@ -430,8 +430,10 @@ class LayoutCheck {
       return own_blocks(place, one.args[a + 1], one.to_dim, one.to_outer, one.to_mirrored);
     Shape together = shape(place, one.args[a + 1]);
     together[static_cast<size_t>(one.to_dim)] *= members(place, one);
-    return beside(whole, together, one.to_dim, one.to_outer, axes(place, one), members(place, one),
-                  false);
+    return of_each(whole, [&](const Lies& reading) {
+      return beside(reading, together, one.to_dim, one.to_outer, axes(place, one),
+                    members(place, one), false);
+    });
   }
 
   void check_reports(int32_t cell) {

@@ -125,6 +125,8 @@ Lies blocks_of(const Shape& shape, size_t dim, int64_t outer, bool mirrored = fa
 uint32_t dims_of(const Shape& shape, int64_t outer, bool several);
 // The same elements in another shape; the same one may have been another in between.
 Lies reshaped(const Lies& lies, const Shape& from, const Shape& to);
+// The readings of which dim `dim` is the one that is cut; kUnknown: there is none.
+Lies cut_at(const Lies& lies, const Shape& shape, int64_t dim);
 // Elements [first, first + count) of `all`; kUnknown: not whole blocks.
 Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to);
 
@@ -139,7 +141,8 @@ struct LiesAfter {
   std::vector<Lies> args;
   std::string wrong;  // the first op that cannot take what it is given, with it; empty: none
 };
-// How a program leaves its arguments, given how they lie.
-LiesAfter follow_layouts(const Program& program, std::span<const Lies> args, int64_t ranks);
+// How a program leaves its arguments, given how they lie over the axis of so many ranks.
+LiesAfter follow_layouts(const Program& program, std::span<const Lies> args, int32_t axis,
+                         int64_t ranks);
 
 }  // namespace piper

@@ -140,6 +140,15 @@ Lies reshaped(const Lies& lies, const Shape& from, const Shape& to) {
   });
 }
 
+Lies cut_at(const Lies& lies, const Shape& shape, int64_t dim) {
+  return of_each(lies, [&](Lies one) {
+    if (one.kind != Lies::kCut || one.run != 0) return one;
+    const uint32_t at = dim >= 0 && dim < 32 ? uint32_t{1} << dim : 0;
+    one.dims = dims_of(shape, one.outer, false) & at;
+    return one.dims != 0 ? one : Lies{Lies::kUnknown};
+  });
+}
+
 namespace {
 
 // The same elements of each rank's block: cut at a dim of one element.

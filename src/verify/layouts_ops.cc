@@ -269,7 +269,13 @@ OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
       letters.insert(letters.end(), dims[d].begin(), dims[d].end());
     return elements_of(shape, d) == routed.outer ? letters : Dim();
   };
-  const bool looks_up = rule.picks >= 0 && rule.firsts.size() == 1 &&
+  // Along this axis: what is whole there has all that the index names.
+  const auto is_own = [&](const auto& first) {
+    const auto i = static_cast<size_t>(first.second);
+    return i < use.inputs.size() && use.inputs[i].present &&
+           use.inputs[i].lies.kind == Lies::kFirst;
+  };
+  const bool looks_up = rule.picks >= 0 && rule.firsts.size() == 1 && is_own(rule.firsts[0]) &&
                         use.inputs[static_cast<size_t>(rule.picks)].lies.kind == Lies::kWhole &&
                         use.inputs[static_cast<size_t>(rule.picks)].lies.index == routed.index;
   const size_t by = looks_up ? static_cast<size_t>(rule.picks) : from;

@@ -8,8 +8,8 @@ namespace {
 
 class Walk {
  public:
-  Walk(const Program& program, std::span<const Lies> args, int64_t ranks)
-      : program_(program), ops_(ranks) {
+  Walk(const Program& program, std::span<const Lies> args, int32_t axis, int64_t ranks)
+      : program_(program), axis_(axis), ops_(ranks) {
     for (size_t a = 0; a < args.size(); ++a)
       held_.push_back(program.arg_read[a] ? args[a] : Lies{});
     held_.resize(program.values.size());
@@ -73,11 +73,37 @@ class Walk {
   }
 
   Made results(const ProgramOp& op) {
-    if (op.op == "Reshape" && shown_.size() == 1)
-      return {reshaped(shown_[0].lies, shown_[0].type.shape, type(op.outputs[0]).shape)};
+    if (op.op == "Reshape" && shown_.size() == 1) return {in_shape(op)};
+    if (op.op == "Transpose" && op.attrs.find("blocks")) return moved_blocks(op);
     if (op.op == "MatMul") return product_of(op);
     if (op.op == "SumSquares") return plainly(op, without(op.attrs, {"parts"}), op.inputs.size());
     return plainly(op, op.attrs, op.inputs.size());
+  }
+
+  // Which dim is cut is what the shapes leave, or what the op says.
+  Lies in_shape(const ProgramOp& op) {
+    const Shape& to = type(op.outputs[0]).shape;
+    const Lies from = reshaped(shown_[0].lies, shown_[0].type.shape, to);
+    const std::vector<int64_t> said = op.attrs.integers("blocks");
+    for (size_t i = 0; i + 1 < said.size(); i += 2) {
+      if (said[i] != axis_) continue;
+      const Lies made = cut_at(from, to, said[i + 1]);
+      if (made.kind == Lies::kUnknown && from.kind != Lies::kUnknown)
+        refuse(fmt::format("which has no blocks of dim {}", said[i + 1]));
+      return made;
+    }
+    return from;
+  }
+
+  // What was outside of a dim of one element may be inside of it when that has moved.
+  Made moved_blocks(const ProgramOp& op) {
+    Made made = plainly(op, op.attrs, op.inputs.size());
+    for (Lies& lies : made)
+      lies = of_each(lies, [](Lies one) {
+        one.outside = one.inside = 0;
+        return one;
+      });
+    return made;
   }
 
   Made product_of(const ProgramOp& op) {
@@ -89,6 +115,7 @@ class Walk {
   }
 
   const Program& program_;
+  const int32_t axis_;
   OpLayouts ops_;
   std::vector<Lies> held_;      // by value
   std::vector<LaidOut> shown_;  // operands of the op at hand
@@ -97,8 +124,9 @@ class Walk {
 
 }  // namespace
 
-LiesAfter follow_layouts(const Program& program, std::span<const Lies> args, int64_t ranks) {
-  return Walk(program, args, ranks).run();
+LiesAfter follow_layouts(const Program& program, std::span<const Lies> args, int32_t axis,
+                         int64_t ranks) {
+  return Walk(program, args, axis, ranks).run();
 }
 
 }  // namespace piper

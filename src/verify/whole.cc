@@ -190,12 +190,33 @@ WholeRun::Made WholeRun::make_exact(const Use& use) {
 
 // Of an op that makes no numbers.
 std::optional<uint64_t> WholeRun::moved(const Use& use) {
-  if (use.op == "Reshape") return use.inputs[0].symbol;
+  if (use.op == "Reshape") return in_shape(use);
   if (use.op == "Cast") return cast(use);
   if (use.op == "Slice") return sliced(use);
   if (use.op == "Pad") return padded(use);
   if (use.op == "Concat") return concatenated(use);
   return std::nullopt;
+}
+
+// The dims that it says are cut are so in a whole of one device, where that has such a shape.
+uint64_t WholeRun::in_shape(const Use& use) const {
+  const uint64_t symbol = use.inputs[0].symbol;
+  const std::vector<int64_t> said = use.attrs.integers("blocks");
+  if (said.empty() || !values_.whole_shapes) return symbol;
+  const auto known = values_.whole_shapes->made.find(symbol);
+  if (known == values_.whole_shapes->made.end()) return symbol;
+  const Shape& own = use.outputs[0].shape;
+  bool fits = true;
+  for (const Shape& whole : known->second) {
+    if (!may_be_part(own, whole)) continue;
+    fits = true;
+    for (size_t i = 1; i < said.size(); i += 2) {
+      const auto dim = static_cast<size_t>(said[i]);
+      fits = fits && dim < own.size() && own[dim] < whole[dim];
+    }
+    if (fits) return symbol;
+  }
+  return fits ? symbol : join_symbols(symbol, symbol_of("cut elsewhere"));
 }
 
 // Ranks do so in steps what one device does at once.
@@ -328,9 +349,12 @@ uint64_t WholeRun::of_shapes(uint64_t symbol, const std::vector<Shape>& own) {
   return is_alike ? join_symbols(symbol, symbol_of("other shapes")) : symbol;
 }
 
-// Of an extent, which may have gone on into zeros.
+// Of an extent, which may have gone on into zeros: of stretches of two or more to as many as there
+// are ranks.
 bool WholeRun::may_be_part(int64_t own, int64_t whole) const {
-  return own == whole || (whole <= own * values_.ranks && own < 2 * whole);
+  if (own == whole) return true;
+  return whole > 1 && whole <= own * values_.ranks &&
+         (own < 2 * whole || 2 * own <= whole * values_.ranks);
 }
 
 }  // namespace piper

@@ -50,6 +50,7 @@ class WholeRun {
   Made with_ends(const OpDef& def, const Use& use, const OpTypes& types, const std::string& letters,
                  Made made);
   bool says_whole(const OpDef& def, const OpTypes& types, uint64_t symbol) const;
+  uint64_t in_shape(const Use& use) const;
   uint64_t of_shapes(uint64_t symbol, const std::vector<Shape>& own);
   bool may_be_part(int64_t own, int64_t whole) const;
   std::optional<uint64_t> moved(const Use& use);

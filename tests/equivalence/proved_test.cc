@@ -2,6 +2,7 @@
 // accepts every plan, and its ranks train as one device does that cuts nothing.
 #include "equivalence/numbers.h"
 #include "equivalence/random_model.h"
+#include "piper/verify.h"
 
 namespace piper {
 namespace {
@@ -56,8 +57,18 @@ class RareLayers : public ModelMaker {
     weight_ = bias_;
     finish_with_loss();
   }
+  std::string shaped(const std::string& from, const std::vector<int64_t>& shape) {
+    return made("Reshape", {from, integers(shape)});
+  }
   std::string rare(const std::string& kind, const std::string& h) {
     if (kind == "number") return made("Mul", {h, parameter({}, 0.7f, 0.1f)});
+    if (kind == "pixels") {  // of which channels become rows and columns
+      const std::string mixed = made("MatMul", {shaped(h, {-1, 4, 4}), parameter({4, 4}, 0, 0.5f)});
+      onnx::NodeProto& turned = node("Transpose", {shaped(mixed, {-1, 2, 4, 2})});
+      attribute(turned, "perm", {0, 2, 1, 3}, true);
+      const std::string rows = turned.output(0);
+      return shaped(rows, {-1, 16});
+    }
     if (kind == "constants") return made("Mul", {h, constants(width_)});
     if (kind == "running statistics") return batch_norm(h, width_);
     if (kind == "a mask of the data") {  // which takes more work than all else
@@ -119,6 +130,7 @@ const std::string kColumns = "  - shard: {match: \"a.*\", dim: 0, over: tp}\n",
                       "  - shard: {match: \"a.*\", dim: 0, over: tp, pad: true}\n"
                       "  - shard: {match: WEIGHT, dim: 1, over: tp, pad: true}\n",
                   kParts = "  - split: {dim: batch, into: 2}\n",
+                  kPixels = "  - shard: {match: \"rare.*\", dim: 1, over: tp}\n",
                   kStates = "  - replicate: {over: dp, shard: [optimizer]}\n",
                   kAll = "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n";
 
@@ -141,6 +153,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"sum-zero3", "sum", 8, "{dp: 2}", kParts + kAll},
                       Case{"sum-rows", "sum", 8, "{tp: 2}", kParts + kRows},
                       Case{"low-rank", "of low rank", 8, "{dp: 2}", kParts + kAll},
+                      Case{"pixels", "pixels", 16, "{tp: 2}", kPixels},
+                      Case{"pixels-zeros", "pixels", 16, "{tp: 3}",
+                           "  - shard: {match: \"rare.*\", dim: 1, over: tp, pad: true}\n"},
+                      Case{"pixels-zero3", "pixels", 16, "{dp: 2, tp: 2}", kPixels + kAll},
                       Case{"norm-of-rows", "norm of rows", 8, "{tp: 4}", kColumns + kRows},
                       Case{"norm-of-columns", "norm of columns", 8, "{tp: 4}", kRows},
                       Case{"norm-zeros", "norm of rows", 5, "{tp: 2}", kZeros},
@@ -153,6 +169,36 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"penalised", "penalised", 8, "{tp: 2}", kRows},
                       Case{"penalised-zeros", "penalised", 7, "{tp: 4}", kZeros}),
     [](const auto& info) { return jobs::identifier(info.param.name); });
+
+// Where its shapes leave open which dim of a new shape is cut, what says it must be right.
+TEST(ProvedControl, ShapesSayWhichDimIsCut) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = folder.write("model.onnx", RareLayers("pixels", 16).bytes());
+  options.strategy = folder.write(
+      "strategy.yaml", fmt::format("piper: 1\nmesh: {{tp: 2}}\ntrain: {{global_batch: 4, "
+                                   "optimizer: {{sgd: {{lr: 0.05}}}}}}\ndirectives:\n{}",
+                                   kPixels));
+  const auto compiled = compile(options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  PlanSet set = compiled->set;
+  int silent = 0;  // of which are refused
+  for (Program& program : set.roles[0].programs)
+    for (ProgramOp& op : program.ops) {
+      const std::vector<int64_t> said = op.attrs.integers("blocks");
+      if (op.op != "Reshape" || said.empty()) continue;
+      const auto is_refused = [&](const std::vector<int64_t>& says) {
+        op.attrs.set("blocks", says);
+        const auto report = verify_plan_set(set, &*compiled->single);
+        return report && !report->findings.empty();
+      };
+      for (const int64_t dim : {said[1] + 1, int64_t{9}})
+        EXPECT_TRUE(is_refused({said[0], dim})) << dim;
+      silent += is_refused({});
+      op.attrs.set("blocks", said);
+    }
+  EXPECT_GE(silent, 1);
+}
 
 }  // namespace
 }  // namespace piper

@@ -171,7 +171,7 @@ int64_t collectives_of(const PlanSet& set) {
 
 RandomBlocks model_of(uint64_t seed, Random& random) {
   const bool grouped = pick(random, 4) == 0;
-  return RandomBlocks(seed, grouped, pick(random, 3) == 0);
+  return RandomBlocks(seed, grouped, pick(random, 3) == 0, seed % 3 == 0);
 }
 
 Tried try_one(uint64_t seed) {

@@ -19,9 +19,10 @@ class RandomBlocks : public ModelMaker {
   static constexpr int64_t kHidden = 10;  // which fewer axes divide
 
   // `grouped`: heads may share their keys and values; `rare`: there are layers that transformers
-  // seldom have.
-  explicit RandomBlocks(uint64_t seed, bool grouped = false, bool rare = false)
-      : ModelMaker(seed), grouped_(grouped), rare_(rare) {
+  // seldom have; `mixed`: parameters are combined before they are used, and factors of dims change
+  // places.
+  explicit RandomBlocks(uint64_t seed, bool grouped = false, bool rare = false, bool mixed = false)
+      : ModelMaker(seed), grouped_(grouped), rare_(rare), mixed_(mixed) {
     tokens_ = 4 * (1 + below(3));
     scope_ = "block.0";
     start();
@@ -85,8 +86,9 @@ class RandomBlocks : public ModelMaker {
     auto& known = weights_[{from, to}];
     if (known.empty() || below(3) != 0) {
       const float spread = 1.5f / std::sqrt(static_cast<float>(from));
-      known.push_back(below(2) ? parameter({from, to}, 0, spread)
-                               : turned(parameter({to, from}, 0, spread), {1, 0}));
+      known.push_back(mixed_ && below(3) == 0 ? combined(below(kWays), from, to, 0.5f * spread)
+                      : below(2)              ? parameter({from, to}, 0, spread)
+                                              : turned(parameter({to, from}, 0, spread), {1, 0}));
     }
     return known[static_cast<size_t>(below(static_cast<int64_t>(known.size())))];
   }
@@ -116,6 +118,7 @@ class RandomBlocks : public ModelMaker {
 
   void add_op() {
     const Live v = any();
+    if (mixed_ && below(4) == 0) return shuffle(v);
     switch (below(rare_ ? 16 : 12)) {
       case 0: {
         const Live made = linear(v, widths());
@@ -261,6 +264,17 @@ class RandomBlocks : public ModelMaker {
     }
   }
 
+  // Factors of tokens and columns in another order: pixel shuffle, space to depth, channels mixed.
+  void shuffle(const Live& v) {
+    const int64_t inner = below(2) ? 2 : 4, part = v.width % 12 == 0 && below(2) ? 3 : 2;
+    std::vector<int64_t> perm{1, 2, 3, 4};
+    std::shuffle(perm.begin(), perm.end(), random_);
+    perm.insert(perm.begin(), 0);
+    const std::string apart = shaped(v.name, {-1, tokens_ / inner, inner, v.width / part, part});
+    const std::string mixed = shaped(turned(apart, perm), {-1, tokens_, v.width});
+    keep(below(2) ? mixed : made("Add", {pointwise(mixed), v.name}), v.width);
+  }
+
   void finish() {
     const Live last = live_.back();
     if (rare_ && below(2)) return finish_rarely(last);
@@ -356,7 +370,7 @@ class RandomBlocks : public ModelMaker {
       if (used.count(input.name())) inputs_.push_back(input.name());
   }
 
-  bool grouped_ = false, rare_ = false;
+  bool grouped_ = false, rare_ = false, mixed_ = false;
   int64_t tokens_ = 0;
   bool attends_ = false;             // in what the loss depends on
   std::set<std::string> attention_;  // what it makes

@@ -140,7 +140,8 @@ class ModelMaker {
       case 7:
         return made("Mul", {normed(first, 1), parameter({rows, 1}, 1, 0.3f)});
       case 8:
-        return standardised(made("Add", {first, weight({rows, columns})}));
+        return made("Mul",
+                    {standardised(made("Add", {first, weight({rows, columns})})), number(0.2f)});
       default:
         return made("Add", {first, first});
     }
@@ -262,7 +263,7 @@ class RandomModel : public ModelMaker {
     auto& known = weights_[{from, to}];
     if (known.empty() || below(4) != 0)
       known.push_back(below(4) ? parameter({from, to}, 0, 0.6f)
-                               : combined(below(kWays), from, to, 0.4f));
+                               : combined(below(kWays), from, to, 0.25f));
     return known[static_cast<size_t>(below(static_cast<int64_t>(known.size())))];
   }
   Live linear(const Live& from, int64_t width) {
