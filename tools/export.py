@@ -18,8 +18,10 @@ import importlib.util
 import inspect
 import json
 import logging
+import math
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +29,10 @@ import tempfile
 import warnings
 
 import onnx
+import onnx.reference
+import onnxscript.ir
 import torch
+import torch.nn.attention
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -102,6 +107,8 @@ class Watch(TorchFunctionMode):
                 if self.quiet:
                     bound["dropout_p"] = 0.0
             return attention_of_four_dims(func, bound)
+        elif func is torch.nn.functional.instance_norm:
+            return instance_norm(*args, **kwargs)
         elif name in EQUIVALENTS:
             return EQUIVALENTS[name](*args, **kwargs)
         elif name.rstrip("_") == "rrelu":
@@ -159,6 +166,34 @@ def masked_scatter(input, mask, source):
     return torch.where(mask, source.flatten()[place].view_as(input), input)
 
 
+def multilabel_margin_loss(input, target, size_average=None, reduce=None, reduction="mean"):
+    counts = (target < 0).to(torch.int64).cumsum(-1) == 0  # up to the first that is none
+    label = torch.where(counts, target, torch.zeros_like(target))
+    own = ((label.unsqueeze(-1) == torch.arange(input.shape[-1], device=input.device)) & counts.unsqueeze(-1)).any(-2)
+    margins = torch.relu(1 - input.gather(-1, label).unsqueeze(-1) + input.unsqueeze(-2))
+    margins = torch.where(counts.unsqueeze(-1) & ~own.unsqueeze(-2), margins, torch.zeros_like(margins))
+    return reduced(margins.sum((-1, -2)) / input.shape[-1], size_average, reduce, reduction)
+
+
+def reduced(each, size_average, reduce, reduction):
+    if size_average is not None or reduce is not None:
+        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
+    return {"none": lambda: each, "sum": each.sum, "mean": each.mean}[reduction]()
+
+
+def instance_norm(input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
+    """With what becomes of its statistics, which the tracer does not see."""
+    norm = torch.nn.functional
+    if not use_input_stats:
+        return norm.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    if running_mean is not None:
+        with torch.no_grad():
+            flat = input.flatten(2)
+            running_mean.mul_(1 - momentum).add_(momentum * flat.mean(-1).mean(0))
+            running_var.mul_(1 - momentum).add_(momentum * flat.var(-1).mean(0))
+    return norm.instance_norm(input, None, None, weight, bias, True, momentum, eps)
+
+
 def set_items(input, places, value):
     one = value.dim() == 0 if isinstance(value, torch.Tensor) else isinstance(value, (bool, int, float))
     if one and isinstance(places, torch.Tensor) and places.dtype is torch.bool:
@@ -169,7 +204,7 @@ def set_items(input, places, value):
 
 # Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it does.
 EQUIVALENTS = {"__setitem__": set_items, "cdist": distances, "cumprod": cumulated_product, "kthvalue": kth_value, "masked_scatter": masked_scatter,
-               "median": median, "pdist": distances_within}
+               "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within}
 
 
 class Backwards:
@@ -490,6 +525,8 @@ class Export:
         for value, name in zip(graph.inputs, self.inputs):
             value.name = name
         self.name_outputs(graph)
+        for target, value in zip(self.changed, graph.outputs):  # torch.onnx numbers results anew
+            told = re.sub(rf"(?m)^.*(?=: BUFFER_MUTATION target='{re.escape(target)}'$)", value.name, told)
         graph.metadata_props[SIGNATURE] = told
         graph.metadata_props[PARAMETERS] = json.dumps(listed, separators=(",", ":"))
 
@@ -498,8 +535,9 @@ class Export:
         count = len(self.changed)
         of_user = list(graph.outputs)[count:]
         if self.loss is not None and len(of_user) == len(self.leaves):
-            of_user[self.loss].name = "loss"
-            keep = list(graph.outputs)[:count] + [of_user[self.loss]]
+            loss = of_user[self.loss]
+            loss.name = "loss"
+            keep = [copied(graph, value) if value is loss or value.uses() else value for value in list(graph.outputs)[:count]] + [loss]
             del graph.outputs[:]
             graph.outputs.extend(keep)
 
@@ -562,15 +600,19 @@ class Export:
             if dtype is torch.float64:
                 raise
             raise NotExported(f"PyTorch does not train {type(self.module).__name__} for a step: {first_line(error)}") from error
+        endless = ["its loss"] if not math.isfinite(wanted) else [f"the gradient of '{name}'" for name, change in changes.items() if not change.isfinite().all()]
+        if endless:
+            raise NotExported(f"nothing is compared: in PyTorch itself {endless[0]} is not finite on these arguments. Give an example batch on which the "
+                              "module trains (labels that count, say), or pass check=False (--no-check); the file is written")
         # The largest change is 1, so that float32 holds it and the values; of a loss that nothing changes, rounding errors stay small.
         rate = 1 / (max([1e-9 * abs(wanted), *map(largest, changes.values())]) or 1.0)
         loss, saved = step_in_piper(tools, path, folder, self.inputs, self.size, rate, dtype is torch.float64)
-        self.compare(loss, wanted, saved, changes, rate, buffers, BOUND if dtype is torch.float64 else NARROW_BOUND)
+        self.compare(loss, wanted, saved, changes, rate, buffers, BOUND if dtype is torch.float64 else NARROW_BOUND, path)
         return loss, changes
 
     def step_as(self, dtype):
         """The loss, the gradient of each parameter that has one, by its first name, and what buffers of floats become."""
-        module = copy.deepcopy(self.module)
+        module = copy_of(self.module)
         for norm in module.modules():  # that of the type of its input, which is another one here
             if isinstance(norm, torch.nn.RMSNorm) and norm.eps is None:
                 norm.eps = torch.finfo(norm.weight.dtype if norm.weight is not None else torch.get_default_dtype()).eps
@@ -578,16 +620,21 @@ class Export:
         before = {name: value.clone() for name, value in module.named_buffers()}
         widen = lambda leaf: leaf.detach().to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf  # noqa: E731
         args, kwargs = pytree.tree_map(widen, (self.args, self.kwargs))
-        with quietly(), torch.enable_grad(), Watch(quiet=True), experts_in_batches(module):
+        # Not by the fused kernels, whose gradients of rows that a mask of large numbers hides are those of rounding errors.
+        defined = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+        with quietly(), torch.enable_grad(), Watch(quiet=True), experts_in_batches(module), defined:
             loss = pytree.tree_leaves(module(*args, **kwargs))[self.loss]
             loss.backward()
         changed = {name: value for name, value in module.named_buffers() if value.is_floating_point() and not torch.equal(value, before[name])}
         return loss.item(), {name: value.grad for name, value in module.named_parameters() if value.grad is not None}, changed
 
-    def compare(self, loss, wanted, saved, changes, rate, buffers, bound):
+    def compare(self, loss, wanted, saved, changes, rate, buffers, bound, path):
         wrong = []
         if not abs(loss - wanted) <= bound * max(abs(wanted), 1e-3):
             wrong.append(f"the loss is {loss:.8g}, that of PyTorch {wanted:.8g}")
+            program, of_file = loss_of_file(path, self.inputs)
+            if abs(of_file - loss) <= NARROW_BOUND * max(abs(loss), 1e-3):
+                wrong.append(f"by {program} it is {of_file:.8g}, too: what torch.onnx wrote of some operator is not what PyTorch computes")
         values = dict(self.module.named_parameters())
         for name, value in values.items():
             if name not in saved:
@@ -611,8 +658,40 @@ class Export:
             raise Differs("\n  ".join(["Piper would train another model:", *wrong[:8], *(["…"] if len(wrong) > 8 else []), *more]))
 
 
+def copied(graph, value):
+    """What a buffer becomes apart from the value, through which gradients flow."""
+    node = onnxscript.ir.node("Identity", [value])
+    graph.append(node)
+    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = f"{value.name}_kept", value.type, value.shape
+    return node.outputs[0]
+
+
+def copy_of(module):
+    """Also of one that has results of its forward, such as the weights of torch.nn.utils.weight_norm."""
+    made = {}
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                made[id(value)] = value.detach().clone()
+    return copy.deepcopy(module, made)
+
+
 def largest(tensor):
     return tensor.abs().max().item() if tensor.numel() else 0.0
+
+
+def loss_of_file(path, inputs):
+    """(the program, the loss) of another program than Piper that runs files, not a number where it does not run this one."""
+    try:
+        import onnxruntime
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        program, names, run = "onnxruntime", [value.name for value in session.get_inputs()], session.run
+    except Exception:  # it is not there, or refuses the file
+        program, names, run = "onnx.reference", list(inputs), onnx.reference.ReferenceEvaluator(str(path)).run
+    try:
+        return program, float(run(["loss"], {name: inputs[name].detach().numpy() for name in names})[0])
+    except Exception:
+        return program, math.nan
 
 
 STRATEGY = """piper: 1

@@ -54,6 +54,7 @@ class Importer {
   Result<Val> param_at_use(const ParamUse& use);
   void name_results(size_t n, const Vals& results, size_t first_node);
   Status add_outputs();
+  void find_loss();
   ValueId add_state(const ChangedBuffer& changed, const Val& now);
   Status change_buffers();
   void rename();
@@ -285,17 +286,29 @@ Status Importer::add_outputs() {
     if (kind == ValueKind::kNode || kind == ValueKind::kConstant)
       names_.emplace(names_.begin() + first++, id, name);
   }
-  const auto loss = std::find(model_.outputs.begin(), model_.outputs.end(), model_.loss);
-  std::vector<ValueId> scalars;
-  if (loss != model_.outputs.end())
-    scalars.push_back(graph_.outputs[static_cast<size_t>(loss - model_.outputs.begin())]);
-  for (const ValueId id : graph_.outputs) {
-    const TensorType& type = graph_.value(id).type;
-    if (loss == model_.outputs.end() && type.shape.empty() && info(type.dtype).is_float)
-      scalars.push_back(id);
-  }
-  if (scalars.size() == 1) graph_.loss = scalars[0];
+  find_loss();
   return ok_status();
+}
+
+// The one named, or the one scalar that is not what a buffer becomes, or the only scalar.
+void Importer::find_loss() {
+  std::vector<ValueId> named, scalars, others;
+  for (size_t k = 0; k < graph_.outputs.size(); ++k) {
+    const ValueId id = graph_.outputs[k];
+    const TensorType& type = graph_.value(id).type;
+    if (model_.outputs[k] == model_.loss) named.push_back(id);
+    if (!type.shape.empty() || !info(type.dtype).is_float) continue;
+    scalars.push_back(id);
+    if (std::none_of(recovery_.changed.begin(), recovery_.changed.end(), [&](const auto& buffer) {
+          return buffer.value == model_.outputs[k];
+        }))
+      others.push_back(id);
+  }
+  for (const auto* found : {&named, &others, &scalars}) {
+    if (found->empty()) continue;
+    if (found->size() == 1) graph_.loss = found->front();
+    return;
+  }
 }
 
 ValueId Importer::add_state(const ChangedBuffer& changed, const Val& now) {

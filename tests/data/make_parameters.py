@@ -505,6 +505,11 @@ write("merged_before_parts",
        node("Add", "tanh halves_split_0", "add_1", ("add_1", "aten.add.Tensor", "%tanh, %getitem_2"), **second), node("Tanh", "add_1", "tanh_1", ("tanh_1", "aten.tanh.default", "%add_1")),
        rows("tanh_1", "_2", second, "p_b_w"), *loss("linear_2")],
       [numpy_helper.from_array(np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4), "a.w"), ones("start", 1, 4), numpy_helper.from_array(np.array([4, 4]), "halves")], ["batch", 4], ["a.w", "b.w"], buffers=["start"])
+# A number that forward changes and returns beside the loss, which is the other scalar.
+write("changed_number",
+      [node("Add", "steps one", "add", ("add", "aten.add.Tensor", "%b_steps, 1")), node("Mul", "x w", "mul", ("mul", "aten.mul.Tensor", "%x, %p_w")),
+       node("Div", "mul steps", "div", ("div", "aten.div.Tensor", "%mul, %b_steps")), *loss("div")],
+      [ones("w", 4), ones("steps"), numpy_helper.from_array(np.float32(1), "one")], ["batch", 4], ["w"], buffers=["steps"], outputs=["add"], mutations={"steps": "add"})
 # A parameter that is two modules' own, in parts of the last one's name.
 write("tied_parts",
       [split("b.w", "halves"), node("Add", "x halves_split_0", "add", ("add", "aten.add.Tensor", "%x, %getitem"), **whole),

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import onnx  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from export import NotExported, export  # noqa: E402
+from export import EQUIVALENTS, NotExported, export  # noqa: E402
 from torch import nn  # noqa: E402
 
 
@@ -119,6 +119,49 @@ class EachSample(nn.Module):
         return (share / share.sum() * each).mean()
 
 
+class Stateful(nn.Module):
+    """Buffers that forward changes: numbers, counts of integer labels, statistics of an instance norm; and one that the loss is."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm = torch.nn.utils.weight_norm(nn.Linear(4, 3)), nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+        for name, value in dict(steps=torch.zeros(()), counts=torch.ones(3), last=torch.zeros(())).items():
+            self.register_buffer(name, value)
+
+    def forward(self, x, y):
+        with torch.no_grad():
+            self.steps.add_(1)
+            self.counts.add_(F.one_hot(y, 3).float().sum(0))
+        loss = F.cross_entropy(self.fc(self.norm(x).pow(3).mean(-1)) / self.counts, y) / self.steps
+        with torch.no_grad():
+            self.last.copy_(loss)
+        return loss
+
+
+class Hidden(nn.Module):
+    """Attention of a sample of which a mask of the lowest number hides all."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+
+    def forward(self, x, mask):
+        q, k, v = (part[:, None] for part in self.qkv(x).chunk(3, -1))
+        mask = (1 - mask[:, None, None].to(x.dtype)) * torch.finfo(torch.float32).min
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).square().mean()
+
+
+class Labels(nn.Module):
+    """A loss that torch.onnx writes wrong."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x, y):
+        return F.multilabel_margin_loss(self.fc(x), y)
+
+
 class Experts(nn.Module):
     """A model of the transformers library whose tokens choose two of four experts, which the library multiplies in groups of rows."""
 
@@ -168,6 +211,16 @@ def main():
         cases.append((said(Tied(), (), path, ids, batch={"id": 0}), ["refused: batch names 'id', which is no input; inputs are ids, labels"]))
         cases.append((said(Windows().eval(), (torch.randn(3, 6, 8),), path), ["3 parameters to train", "is one of PyTorch, in float32"]))
         cases.append((said(EachSample(), (torch.randn(4, 4), torch.tensor([0, 2, -100, 1])), path), ["3 parameters to train", "is one of PyTorch"]))
+        cases.append((said(Stateful(), (torch.randn(4, 4, 5), torch.tensor([0, 2, 2, 1])), path),
+                      ["5 parameters to train", "buffers steps, counts, last, norm.running_mean, norm.running_var", "is one of PyTorch"]))
+        hidden = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0], [1, 0, 0]])
+        cases.append((said(Hidden(), (torch.randn(4, 3, 4), hidden), path), ["is one of PyTorch: loss"]))
+        cases.append((said(EachSample(), (torch.randn(4, 4), torch.full((4,), -100)), path), ["refused: nothing is compared: in PyTorch itself its loss is not finite"]))
+        several = torch.randn(4, 4), torch.tensor([[0, 2, -1], [1, -1, 0], [-1, -1, -1], [2, 1, 0]])
+        cases.append((said(Labels(), several, path), ["is one of PyTorch: loss"]))
+        own = EQUIVALENTS.pop("multilabel_margin_loss")
+        cases.append((said(Labels(), several, path), ["would train another model", "what torch.onnx wrote of some operator is not what PyTorch computes"]))
+        EQUIVALENTS["multilabel_margin_loss"] = own
         cases.append((said(Still(), (torch.randn(3, 4),), path), ["is one of PyTorch: loss 1, 2 gradients"]))
         if importlib.util.find_spec("transformers"):
             experts = Experts().eval()
