@@ -194,6 +194,43 @@ def instance_norm(input, running_mean=None, running_var=None, weight=None, bias=
     return norm.instance_norm(input, None, None, weight, bias, True, momentum, eps)
 
 
+def matrix_exp(A):
+    """By scaling and squaring (Higham, 2005): the series of A·2⁻ⁿ, of a norm of at most 1/2, whose square is taken n times."""
+    size = A.detach().abs().sum(-2).amax(-1)[..., None, None].clamp(min=1e-30)
+    count = (size.log2().ceil() + 1).clamp(0, 24)
+    one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    scaled, out = A * torch.exp2(-count), one
+    for k in range(14, 0, -1):
+        out = one + (scaled @ out) / k
+    for k in range(24):
+        out = torch.where(count > k, out @ out, out)
+    return out
+
+
+def solve(A, B, left=True):
+    """By elimination (Gauss-Jordan), with the largest number of each column as its pivot."""
+    if not left:
+        return solve(A.mT, B.mT).mT
+    vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
+    right = B.unsqueeze(-1) if vector else B
+    size = A.shape[-1]
+    lead = torch.broadcast_shapes(A.shape[:-2], right.shape[:-2])
+    rows = torch.cat([A.expand(*lead, size, size), right.expand(*lead, size, right.shape[-1])], -1)
+    place = torch.arange(size, device=A.device)
+    for k in range(size):
+        pivot = torch.where(place < k, -1.0, rows[..., k].detach().abs()).argmax(-1, keepdim=True)
+        order = torch.where(place == k, pivot, torch.where(place == pivot, torch.full_like(place, k), place))
+        rows = rows.gather(-2, order.unsqueeze(-1).expand(*order.shape, rows.shape[-1]))
+        row = rows[..., k : k + 1, :] / rows[..., k : k + 1, k : k + 1]
+        rows = torch.where((place == k).unsqueeze(-1), row, rows - rows[..., k : k + 1] * row)
+    found = rows[..., size:]
+    return found.squeeze(-1) if vector else found
+
+
+def inverse(A):
+    return solve(A, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))
+
+
 def set_items(input, places, value):
     one = value.dim() == 0 if isinstance(value, torch.Tensor) else isinstance(value, (bool, int, float))
     if one and isinstance(places, torch.Tensor) and places.dtype is torch.bool:
@@ -203,8 +240,49 @@ def set_items(input, places, value):
 
 
 # Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it does.
-EQUIVALENTS = {"__setitem__": set_items, "cdist": distances, "cumprod": cumulated_product, "kthvalue": kth_value, "masked_scatter": masked_scatter,
+EQUIVALENTS = {"__setitem__": set_items, "cdist": distances, "cumprod": cumulated_product, "inverse": inverse, "kthvalue": kth_value,
+               "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_solve": solve, "masked_scatter": masked_scatter, "matrix_exp": matrix_exp,
                "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within}
+
+
+class Asked(TorchFunctionMode):
+    """Notes what forward asks of tensors, a number for a branch say, and answers the same to the tracer, which knows no values: where it is
+    asked of constants alone, neither of `open` tensors, which other batches and steps change, nor of what is made or drawn beside them."""
+
+    QUESTIONS = {"item", "__bool__", "__int__", "__float__", "__index__", "tolist", "is_nonzero", "equal", "allclose"}
+
+    def __init__(self, open=(), answers=None):
+        super().__init__()
+        self.open = {id(tensor): tensor for tensor in open}  # kept: an id is given again
+        self.tracing, self.answers = answers is not None, {place: list(each) for place, each in (answers or {}).items()}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if self.tracing:
+            told = self.answers.get(place_of(name)) if name in self.QUESTIONS else None
+            answer = told.pop(0) if told else None
+            return func(*args, **kwargs) if answer is None else answer
+        out = func(*args, **kwargs)
+        drawn = name in Watch.DRAWS or name.rstrip("_") in Watch.DROPOUT
+        depends = drawn or any(id(leaf) in self.open for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        if name in self.QUESTIONS:
+            self.answers.setdefault(place_of(name), []).append(None if depends else out)
+        elif depends:
+            written = args[:1] if name.endswith("_") else kwargs.get("out")
+            self.open |= {id(leaf): leaf for leaf in pytree.tree_leaves((out, written)) if isinstance(leaf, torch.Tensor)}
+        return out
+
+    def answered(self):
+        return {place: each for place, each in self.answers.items() if any(answer is not None for answer in each)}
+
+
+def place_of(question):
+    """Where the program asks it: the file, the line and the question."""
+    frame, own = sys._getframe(1), (__file__, os.path.dirname(torch.__file__))
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, question
 
 
 class Backwards:
@@ -255,6 +333,9 @@ def first_line(error):
     """Of what was at fault first."""
     while error.__cause__ is not None:
         error = error.__cause__
+    asked = re.search(r'call raised this error:\s*File "([^"]*)", line (\d+).*\n\s*(.*)', str(error))
+    if asked and "data-dependent" in str(error):
+        return f"what it does there depends on values that inputs or parameters decide: {asked[3]} ({asked[1]}:{asked[2]})"
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     return lines[0].strip() if lines else type(error).__name__
 
@@ -369,6 +450,23 @@ def take_losses_apart(program):
     program.graph_module.recompile()
 
 
+def complex_by_parts(program):
+    """torch.onnx has no dims put into complex numbers: they are put into their two parts."""
+    aten = torch.ops.aten
+    for node in [node for node in program.graph.nodes if node.target is aten.unsqueeze.default and node.meta["val"].is_complex()]:
+        value, dim = node.args
+        with program.graph.inserting_before(node):
+            parts = program.graph.call_function(aten.view_as_real.default, (value,))
+            wider = program.graph.call_function(aten.unsqueeze.default, (parts, dim if dim >= 0 else dim - 1))
+            whole = program.graph.call_function(aten.view_as_complex.default, (wider,))
+        parts.meta["val"] = aten.view_as_real.default(value.meta["val"])
+        wider.meta["val"] = aten.unsqueeze.default(parts.meta["val"], wider.args[1])
+        whole.meta = dict(node.meta)
+        node.replace_all_uses_with(whole)
+        program.graph.erase_node(node)
+    program.graph_module.recompile()
+
+
 def drop_assertions(program):
     """What is asserted of values, and what is computed for that alone."""
     asserted = {"aten._assert_scalar", "aten._assert_async", "aten._assert_tensor_metadata", "aten.sym_constrain_range", "aten.sym_constrain_range_for_size"}
@@ -411,8 +509,10 @@ class Export:
         watch, backwards = Watch(self.quiet), Backwards()
         state = {name: value.detach().clone() for name, value in self.module.state_dict(keep_vars=True).items()}
         try:
-            with quietly(), torch.enable_grad(), watch, backwards:
-                out = self.module(*copy.deepcopy(self.args), **copy.deepcopy(self.kwargs))
+            with watch, backwards:
+                out, self.answers = self.ask(self.args, self.kwargs)
+            if self.answers and self.size and self.answers != self.ask(*self.doubled())[1]:
+                self.fixed = "what it asks of tensors depends on the size of the batch"
         finally:
             with torch.no_grad():
                 for name, value in self.module.state_dict(keep_vars=True).items():
@@ -423,6 +523,20 @@ class Export:
         with quietly(), torch.enable_grad(), Watch(self.quiet), experts_in_batches(self.module):
             return self.traced()
 
+    def ask(self, args, kwargs):
+        """What forward returns, and the answers to what it asks of constants."""
+        args, kwargs = copy.deepcopy((args, kwargs))
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        asked = Asked([*tensors, *self.module.parameters(), *self.module.buffers()])
+        with quietly(), torch.enable_grad(), asked:
+            return self.module(*args, **kwargs), asked.answered()
+
+    def doubled(self):
+        """The arguments with each sample twice."""
+        dims = {id(self.inputs[name]): dim for name, dim in self.dims.items() if dim is not None}
+        twice = lambda leaf: torch.cat([leaf, leaf], dims[id(leaf)]) if isinstance(leaf, torch.Tensor) and id(leaf) in dims else leaf  # noqa: E731
+        return pytree.tree_map(twice, (self.args, self.kwargs))
+
     def traced(self):
         def shaped(open_batch):
             dim = torch.export.Dim("batch", min=1, max=2**31 - 1)
@@ -430,7 +544,8 @@ class Export:
             return pytree.tree_map(lambda leaf: by_id.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None, self.signature_arguments())
 
         def attempt(open_batch):
-            return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(open_batch), strict=False)
+            with Asked(answers=self.answers):
+                return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(open_batch), strict=False)
 
         if self.size and not self.fixed:
             try:
@@ -493,6 +608,7 @@ class Export:
             take_losses_apart(program)
             program = program.run_decompositions({})
             drop_assertions(program)
+            complex_by_parts(program)
             if copies:
                 view_by_copies(program)
             told, self.changed = self.keep_changed_buffers(program)
@@ -602,8 +718,9 @@ class Export:
             raise NotExported(f"PyTorch does not train {type(self.module).__name__} for a step: {first_line(error)}") from error
         endless = ["its loss"] if not math.isfinite(wanted) else [f"the gradient of '{name}'" for name, change in changes.items() if not change.isfinite().all()]
         if endless:
-            raise NotExported(f"nothing is compared: in PyTorch itself {endless[0]} is not finite on these arguments. Give an example batch on which the "
-                              "module trains (labels that count, say), or pass check=False (--no-check); the file is written")
+            raise (ValueError if dtype is torch.float64 else NotExported)(
+                f"nothing is compared: in PyTorch itself {endless[0]} is not finite on these arguments. Give an example batch on which the module trains "
+                "(labels that count, say), or pass check=False (--no-check); the file is written")
         # The largest change is 1, so that float32 holds it and the values; of a loss that nothing changes, rounding errors stay small.
         rate = 1 / (max([1e-9 * abs(wanted), *map(largest, changes.values())]) or 1.0)
         loss, saved = step_in_piper(tools, path, folder, self.inputs, self.size, rate, dtype is torch.float64)

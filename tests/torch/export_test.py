@@ -151,6 +151,21 @@ class Hidden(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).square().mean()
 
 
+class Asks(nn.Module):
+    """Branches on constants; on the inputs, where `values`. Its weights are exponentials of matrices and solutions; its dims part complex numbers."""
+
+    def __init__(self, values=False):
+        super().__init__()
+        self.fc, self.values = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4), orthogonal_map="matrix_exp"), values
+        self.last = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4), orthogonal_map="cayley")
+
+    def forward(self, x):
+        if (x if self.values else torch.ones(3)).any():
+            x = x * torch.tensor([2.0, 3.0]).max().item()
+        turned = torch.view_as_complex(self.fc(x).unflatten(-1, (2, 2))).unsqueeze(1) * torch.polar(torch.ones(2), torch.tensor([0.1, 0.2]))
+        return F.mse_loss(self.last(torch.view_as_real(turned).flatten(1)), x)
+
+
 class Labels(nn.Module):
     """A loss that torch.onnx writes wrong."""
 
@@ -216,6 +231,8 @@ def main():
         hidden = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0], [1, 0, 0]])
         cases.append((said(Hidden(), (torch.randn(4, 3, 4), hidden), path), ["is one of PyTorch: loss"]))
         cases.append((said(EachSample(), (torch.randn(4, 4), torch.full((4,), -100)), path), ["refused: nothing is compared: in PyTorch itself its loss is not finite"]))
+        cases.append((said(Asks(), (torch.randn(4, 4),), path), ["is one of PyTorch: loss"]))
+        cases.append((said(Asks(True), (torch.randn(4, 4),), path), ["depends on values that inputs or parameters decide: if (x if self.values"]))
         several = torch.randn(4, 4), torch.tensor([[0, 2, -1], [1, -1, 0], [-1, -1, -1], [2, 1, 0]])
         cases.append((said(Labels(), several, path), ["is one of PyTorch: loss"]))
         own = EQUIVALENTS.pop("multilabel_margin_loss")
