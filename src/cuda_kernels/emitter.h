@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <set>
 
 #include "piper/cuda_kernels.h"
@@ -103,15 +104,25 @@ class Emitter {
 using Maker = Status (*)(const Use& use, Emitter& emit);
 Maker find_maker(std::string_view op);  // null when there is none
 
-// Writes the steps of several uses of one op that are equal but for attributes and the shapes of
-// their tensors, and of which none writes what another reads or writes: they follow each other in
-// the program, and may run at once. Operands: those of each use, one after the other, at most
+// Uses of one op that are equal but for attributes and the shapes of their tensors, and of which
+// none writes what another reads or writes: they follow each other in the program, and may run at
+// once. Operands: those of each use, one after the other, then those of each Cast; at most
 // kMostPointers.
-using RunMaker = Status (*)(std::span<const Use> uses, Emitter& emit);
+struct Run {
+  std::vector<Use> uses;
+  // By use: the operand that a Cast behind the uses makes of its first result in f32; -1: none.
+  std::vector<int32_t> copies;
+  std::optional<DType> copy_type;  // bf16 or f16, of all of them; nothing where there are none
+};
+using RunMaker = Status (*)(const Run& run, Emitter& emit);
 RunMaker find_run_maker(std::string_view op);  // null when there is none
 inline constexpr size_t kMostPointers = 480;   // of a kernel, less those of scratch: 4 KiB
-// The op behind the last that goes into one run with op `first`.
+// Moves ops that can go into a run with an op before them up to it, where nothing between them
+// hinders that.
+Program with_runs_together(Program program);
+// The op behind the last that goes into one run with op `first`, Casts of their results included.
 size_t end_of_run(const FusedProgram& program, std::span<const DeviceOperand> places, size_t first);
+Run run_of(const FusedProgram& program, size_t first, size_t last);
 
 // ---- Passes over rows (rows.cc) -----------------------------------------------------------------
 // Whether there are kernels over rows for the op, and whether it can be one among others.

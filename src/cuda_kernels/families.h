@@ -44,10 +44,10 @@ Status make_slice(const Use& use, Emitter& emit);
 Status make_transpose(const Use& use, Emitter& emit);
 
 // optimizer.cc
-Status make_adagrad(std::span<const Use> uses, Emitter& emit);
-Status make_adamw(std::span<const Use> uses, Emitter& emit);
-Status make_onnx_adam(std::span<const Use> uses, Emitter& emit);
-Status make_sgd(std::span<const Use> uses, Emitter& emit);
+Status make_adagrad(const Run& run, Emitter& emit);
+Status make_adamw(const Run& run, Emitter& emit);
+Status make_onnx_adam(const Run& run, Emitter& emit);
+Status make_sgd(const Run& run, Emitter& emit);
 
 // product.cc
 Status make_linear(const Use& use, Emitter& emit);
@@ -73,7 +73,7 @@ Status make_loss_scale(const Use& use, Emitter& emit);
 Status make_next_loss_scale(const Use& use, Emitter& emit);
 Status make_next_step(const Use& use, Emitter& emit);
 Status make_not_finite(const Use& use, Emitter& emit);
-Status make_sum_squares(std::span<const Use> uses, Emitter& emit);
+Status make_sum_squares(const Run& run, Emitter& emit);
 
 // scan.cc
 Status make_cumsum(const Use& use, Emitter& emit);

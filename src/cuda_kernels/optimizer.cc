@@ -16,26 +16,28 @@ std::string real(const Use& use, std::string_view name, double otherwise = 0) {
 
 // `rule` is the text's type, `numbers` its value for a use; of the inputs `states` are states or
 // absent.
-Status make_updates(std::span<const Use> uses, size_t states, std::string_view rule,
+Status make_updates(const Run& run, size_t states, std::string_view rule,
                     std::string (*numbers)(const Use&), Emitter& emit) {
-  const Use& first = uses[0];
+  const Use& first = run.uses[0];
   std::vector<int64_t> counts, blocks;
   std::vector<std::string> rules;
-  for (const Use& use : uses) {
+  for (const Use& use : run.uses) {
     counts.push_back(num_elements(use.in(0)));
     blocks.push_back(ceil_div(counts.back(), kElements));
     rules.push_back(numbers(use));
   }
-  emit.kernel(
-      {.family = "optimizer",
-       .body = fmt::format("  static constexpr {} tensors{};\n"
-                           "  static constexpr {} rules[] = {{{{{}}}}};\n"
-                           "  update<{}, {}, {}, {}, {}>(p, tensors, rules);",
-                           tensors_type(uses.size()), tensors_text(blocks, counts), rule,
-                           fmt::join(rules, "}, {"), type_name(first.type()),
-                           type_name(first.type(1)), states, first.inputs.size(), kElements),
-       .blocks = sum_of(blocks),
-       .threads = kThreads});
+  emit.kernel({.family = "optimizer",
+               .body = fmt::format("  static constexpr {} tensors{};\n"
+                                   "  static constexpr {} rules[] = {{{{{}}}}};\n"
+                                   "  static constexpr int copies[] = {{{}}};\n"
+                                   "  update<{}, {}, {}, {}, {}, {}>(p, tensors, rules, copies);",
+                                   tensors_type(run.uses.size()), tensors_text(blocks, counts),
+                                   rule, fmt::join(rules, "}, {"), fmt::join(run.copies, ", "),
+                                   type_name(first.type()), type_name(first.type(1)),
+                                   run.copy_type ? type_name(*run.copy_type) : "None", states,
+                                   first.inputs.size(), kElements),
+               .blocks = sum_of(blocks),
+               .threads = kThreads});
   return ok_status();
 }
 
@@ -61,18 +63,18 @@ std::string sgd_rule(const Use& use) {
 
 }  // namespace
 
-Status make_adagrad(std::span<const Use> uses, Emitter& emit) {
-  return make_updates(uses, 1, "AdagradRule", adagrad_rule, emit);
+Status make_adagrad(const Run& run, Emitter& emit) {
+  return make_updates(run, 1, "AdagradRule", adagrad_rule, emit);
 }
-Status make_adamw(std::span<const Use> uses, Emitter& emit) {
-  return make_updates(uses, 2, "AdamRule", adamw_rule, emit);
+Status make_adamw(const Run& run, Emitter& emit) {
+  return make_updates(run, 2, "AdamRule", adamw_rule, emit);
 }
-Status make_onnx_adam(std::span<const Use> uses, Emitter& emit) {
-  return make_updates(uses, 2, "AdamRule", onnx_adam_rule, emit);
+Status make_onnx_adam(const Run& run, Emitter& emit) {
+  return make_updates(run, 2, "AdamRule", onnx_adam_rule, emit);
 }
-Status make_sgd(std::span<const Use> uses, Emitter& emit) {
-  const std::string_view rule = uses[0].present[2] ? "SgdRule<true>" : "SgdRule<false>";
-  return make_updates(uses, 1, rule, sgd_rule, emit);
+Status make_sgd(const Run& run, Emitter& emit) {
+  const std::string_view rule = run.uses[0].present[2] ? "SgdRule<true>" : "SgdRule<false>";
+  return make_updates(run, 1, rule, sgd_rule, emit);
 }
 
 }  // namespace piper::cuda_kernels

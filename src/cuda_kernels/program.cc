@@ -61,11 +61,7 @@ std::vector<DeviceOperand> places_of(DeviceProgram& made, const Pitches& pitches
 // A pass, a run or an op alone.
 Status make_ops(const FusedProgram& program, size_t first, size_t last, Emitter& emit) {
   const ProgramOp& op = program.ops[first];
-  if (const RunMaker make = find_run_maker(op.op)) {
-    std::vector<Use> uses;
-    for (size_t o = first; o < last; ++o) uses.push_back(use_of(program, program.ops[o]));
-    return make(uses, emit);
-  }
+  if (const RunMaker make = find_run_maker(op.op)) return make(run_of(program, first, last), emit);
   if (last > first + 1 || goes_by_rows(program, op)) return make_pass(program, first, last, emit);
   const Maker make = find_maker(op.op);
   if (!make) return fail("not supported: the cuda backend has no such op");
@@ -98,7 +94,8 @@ Status make_steps(const FusedProgram& program, std::span<const DeviceOperand> pl
 
 FusedProgram joined_for_cuda(const Program& program) {
   FuseCounts counts;
-  return join_rows(fuse(widened(program, stays_narrow), counts, {.finishes_products = false}),
+  return join_rows(fuse(with_runs_together(widened(program, stays_narrow)), counts,
+                        {.finishes_products = false}),
                    joins_rows);
 }
 

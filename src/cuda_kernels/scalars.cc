@@ -44,23 +44,23 @@ struct Runs {
 
 }  // namespace
 
-Status make_sum_squares(std::span<const Use> uses, Emitter& emit) {
+Status make_sum_squares(const Run& run, Emitter& emit) {
   Runs runs;
-  for (const Use& use : uses) runs.add(use);
+  for (const Use& use : run.uses) runs.add(use);
   const int64_t chunks = sum_of(runs.blocks);
   const DeviceOperand partial = emit.scratch(chunks * info(DType::kF64).bytes);
-  const size_t operands = 2 * uses.size();
+  const size_t operands = 2 * run.uses.size();
   emit.kernel(
       {.family = "scalars",
        .body = fmt::format("{}  sum_chunk<{}, {}, {}>(p, runs, p.at<double>({}));", runs.text(),
-                           type_name(uses[0].type()), kThreads, kChunk, operands),
+                           type_name(run.uses[0].type()), kThreads, kChunk, operands),
        .blocks = chunks,
        .threads = kThreads,
        .extra = {partial}});
   emit.kernel({.family = "scalars",
                .body = fmt::format("{}  sum_runs<{}>(p, runs, p.at<double>({}));", runs.text(),
                                    kThreads, operands),
-               .blocks = static_cast<int64_t>(uses.size()),
+               .blocks = static_cast<int64_t>(run.uses.size()),
                .threads = kThreads,
                .extra = {partial}});
   return ok_status();

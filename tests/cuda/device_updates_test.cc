@@ -61,12 +61,6 @@ std::vector<int32_t> add_update(Written& to, const Update& update, const Shape& 
 // The CPU's kernels round a product and a sum once only where the machine can.
 bool cpu_fuses() { return __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"); }
 
-// Updates of tensors of several shapes and types; `apart`: with other ops between them.
-struct Many {
-  Written written;
-  std::vector<int32_t> outputs;
-  std::vector<Bytes> on_cpu;
-};
 constexpr std::pair<DType, DType> kTypes[] = {{DType::kF32, DType::kF32},
                                               {DType::kF32, DType::kBF16},
                                               {DType::kBF16, DType::kF32},
@@ -74,38 +68,77 @@ constexpr std::pair<DType, DType> kTypes[] = {{DType::kF32, DType::kF32},
                                               {DType::kF64, DType::kF64}};
 const Shape kShapes[] = {{5}, {1, 4096}, {0, 3}, {4097}, {3, 1371}, {}};
 
-Many make_many(const Update& update, bool apart) {
-  Many many;
-  std::mt19937_64 random(kSeed);
-  for (const auto& [param, gradient] : kTypes)
-    for (size_t i = 0; i < std::size(kShapes); ++i) {
-      Scalars scalars{.rate = 0.01 * static_cast<double>(i + 1), .step = static_cast<int64_t>(i)};
-      scalars.skip = i == 4;
-      const auto made =
-          add_update(many.written, update, kShapes[i], param, gradient, scalars, random);
-      many.outputs.insert(many.outputs.end(), made.begin(), made.end());
-      for (Bytes& each : on_cpu(many.written)) many.on_cpu.push_back(std::move(each));
-      if (!apart) continue;
-      const int32_t step = many.written.given({DType::kI64, {}}, scalar(int64_t{1}));
-      many.written.op("NextStep", {}, {step}, {step});
-    }
-  return many;
+// Update i of a tensor of some shape and type. Returns its results; a parameter in f32 is cast,
+// too, if `copy` says to what.
+std::vector<int32_t> add_update(Written& to, const Update& update, size_t i,
+                                std::optional<DType> copy = {}) {
+  const auto& [param, gradient] = kTypes[i / std::size(kShapes)];
+  const size_t shape = i % std::size(kShapes);
+  std::mt19937_64 random(kSeed + i);
+  Scalars scalars{.rate = 0.01 * static_cast<double>(shape + 1),
+                  .step = static_cast<int64_t>(shape)};
+  scalars.skip = shape == 4;
+  std::vector<int32_t> made =
+      add_update(to, update, kShapes[shape], param, gradient, scalars, random);
+  if (copy && param == DType::kF32) {
+    const int32_t cast = to.made({*copy, kShapes[shape]});
+    to.op("Cast", {{"to", std::string(info(*copy).name)}}, {made[0]}, {cast});
+    made.push_back(cast);
+  }
+  return made;
+}
+constexpr size_t kUpdatesOfAll = std::size(kTypes) * std::size(kShapes);
+
+Bytes cast_on_cpu(const TensorType& type, const Bytes& data, DType to) {
+  Written cast;
+  cast.op("Cast", {{"to", std::string(info(to).name)}}, {cast.given(type, data)},
+          {cast.made({to, type.shape})});
+  return on_cpu(cast)[0];
+}
+
+// Compares what updates in one program make with what the CPU makes of each.
+void expect_as_on_cpu(const Update& update, const Written& joined,
+                      const std::vector<std::vector<int32_t>>& outputs, std::optional<DType> copy) {
+  const std::vector<Bytes> made = run(joined);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    Written alone;
+    const std::vector<int32_t> own = add_update(alone, update, i);
+    const std::vector<Bytes> cpu = on_cpu(alone);
+    for (size_t o = 0; o < own.size(); ++o)
+      EXPECT_TRUE(same(made[static_cast<size_t>(outputs[i][o])], cpu[o]) || !cpu_fuses())
+          << "update " << i << ", result " << o << " (seed " << kSeed << ")";
+    if (outputs[i].size() == own.size()) continue;
+    EXPECT_TRUE(same(made[static_cast<size_t>(outputs[i].back())],
+                     cast_on_cpu(alone.program.values[static_cast<size_t>(own[0])],
+                                 made[static_cast<size_t>(outputs[i][0])], *copy)))
+        << "copy of update " << i << " (seed " << kSeed << ")";
+  }
 }
 
 class Updates : public ::testing::TestWithParam<Update> {};
 
-TEST_P(Updates, JoinedAreTheSameBitsAsAloneAndAsOnTheCpu) {
-  const Many joined = make_many(GetParam(), false), alone = make_many(GetParam(), true);
-  EXPECT_EQ(steps_of(joined.written).kernels.size(), std::size(kTypes));
-  const size_t ops = std::size(kTypes) * std::size(kShapes);
-  EXPECT_EQ(steps_of(alone.written).kernels.size(), 2 * ops - std::size(kTypes));  // one is empty
-  const std::vector<Bytes> made = run(joined.written), others = run(alone.written);
-  for (size_t o = 0; o < joined.outputs.size(); ++o) {
-    const Bytes& here = made[static_cast<size_t>(joined.outputs[o])];
-    EXPECT_TRUE(same(here, others[static_cast<size_t>(alone.outputs[o])]))
-        << "output " << o << " (seed " << kSeed << ")";
-    EXPECT_TRUE(same(here, joined.on_cpu[o]) || !cpu_fuses())
-        << "output " << o << " on the CPU (seed " << kSeed << ")";
+TEST_P(Updates, JoinedAreTheSameBitsAsOnTheCpu) {
+  Written joined;
+  std::vector<std::vector<int32_t>> outputs;
+  for (size_t i = 0; i < kUpdatesOfAll; ++i) outputs.push_back(add_update(joined, GetParam(), i));
+  EXPECT_EQ(steps_of(joined).kernels.size(), std::size(kTypes));
+  expect_as_on_cpu(GetParam(), joined, outputs, {});
+}
+
+// As in the update of a layer whose parameters are computed with in 16 bits.
+TEST_P(Updates, WithOtherOpsAndCastsBetweenThemAreOneKernelOfEachKind) {
+  for (const DType copy : {DType::kBF16, DType::kF16}) {
+    Written joined;
+    std::vector<std::vector<int32_t>> outputs;
+    for (size_t i = 0; i < kUpdatesOfAll; ++i) {
+      outputs.push_back(
+          add_update(joined, GetParam(), i, i % 2 ? std::optional(copy) : std::nullopt));
+      if (i % 5 > 0) continue;
+      const int32_t step = joined.given({DType::kI64, {}}, scalar(int64_t{1}));
+      joined.op("NextStep", {}, {step}, {step});
+    }
+    EXPECT_EQ(steps_of(joined).kernels.size(), std::size(kTypes) + kUpdatesOfAll / 5);
+    expect_as_on_cpu(GetParam(), joined, outputs, copy);
   }
 }
 
@@ -140,6 +173,48 @@ TEST(UpdateRuns, EndWhereAnOpReadsWhatOneBeforeItWrites) {
   Written again = written;
   again.arguments[static_cast<size_t>(first[0])] = made[static_cast<size_t>(first[0])];
   EXPECT_TRUE(same(made.back(), on_cpu(again)[0]) || !cpu_fuses());
+}
+
+// A second Cast of a parameter, one to another type, one of a state and one of a parameter in f64
+// are kernels of their own.
+TEST(UpdateRuns, TakeCastsOfParametersAlone) {
+  const auto kernels_with = [](DType param, size_t result, std::initializer_list<DType> casts) {
+    std::mt19937_64 random(kSeed);
+    Written written;
+    const auto made = add_update(written, kUpdates[0], {40}, param, param, {}, random);
+    std::vector<int32_t> all;
+    for (const DType to : casts) {
+      all.push_back(written.made({to, {40}}));
+      written.op("Cast", {{"to", std::string(info(to).name)}}, {made[result]}, {all.back()});
+    }
+    const std::vector<Bytes> here = run(written);
+    for (size_t c = 0; c < all.size(); ++c)
+      EXPECT_TRUE(same(here[static_cast<size_t>(all[c])],
+                       cast_on_cpu(written.program.values[static_cast<size_t>(made[result])],
+                                   here[static_cast<size_t>(made[result])], std::data(casts)[c])));
+    return steps_of(written).kernels.size();
+  };
+  EXPECT_EQ(kernels_with(DType::kF32, 0, {DType::kBF16}), 1u);
+  EXPECT_EQ(kernels_with(DType::kF32, 0, {DType::kBF16, DType::kBF16}), 2u);
+  EXPECT_EQ(kernels_with(DType::kF32, 0, {DType::kBF16, DType::kF16}), 2u);
+  EXPECT_EQ(kernels_with(DType::kF32, 0, {DType::kF64}), 2u);
+  EXPECT_EQ(kernels_with(DType::kF32, 1, {DType::kBF16}), 2u);
+  EXPECT_EQ(kernels_with(DType::kF64, 0, {DType::kBF16}), 2u);
+}
+
+// A Cast that is written where a gradient lies, which another part of the run may still read, waits
+// for the run.
+TEST(UpdateRuns, LeaveACastThatIsWrittenOverAnOperand) {
+  std::mt19937_64 random(kSeed);
+  Written written;
+  const auto made = add_update(written, kUpdates[0], {4097}, DType::kF32, DType::kBF16, {}, random);
+  const int32_t gradient = written.program.ops[0].inputs[1];
+  const std::vector<Bytes> expected = on_cpu(written);
+  written.op("Cast", {{"to", std::string("bf16")}}, {made[0]}, {gradient});
+  written.program.arg_written[static_cast<size_t>(gradient)] = true;
+  EXPECT_EQ(steps_of(written).kernels.size(), 2u);
+  const std::vector<Bytes> here = run(written);
+  EXPECT_TRUE(same(here[static_cast<size_t>(made[0])], expected[0]) || !cpu_fuses());
 }
 
 TEST(UpdateRuns, TakeOtherNumbersButNoOtherTypes) {

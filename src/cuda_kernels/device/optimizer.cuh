@@ -106,26 +106,36 @@ struct AdagradRule {
   }
 };
 
-// Of one tensor: a parameter of P, its gradient of G, and states of what P is computed in.
-template <class P, class G, int kStates>
+// In place of the type of copies where there are none.
+struct None {
+  None() = default;
+  template <class C>
+  DEVICE explicit None(C) {}
+};
+
+// Of one tensor: a parameter of P, its gradient of G, states of what P is computed in, and the parameter rounded to Q, if `copy` is not
+// null.
+template <class P, class G, class Q, int kStates>
 struct Updated {
   typedef computed<P> C;
   static constexpr int kSlots = kStates > 0 ? kStates : 1;
   const P* old;
   const G* gradient;
   P* made;
+  Q* copy;
   const C* old_state[kSlots];
   C* made_state[kSlots];
 
   DEVICE bool can_pack() const {
     uint64_t all = reinterpret_cast<uint64_t>(old) | reinterpret_cast<uint64_t>(gradient) |
-                   reinterpret_cast<uint64_t>(made);
+                   reinterpret_cast<uint64_t>(made) | reinterpret_cast<uint64_t>(copy);
     for (int s = 0; s < kStates; ++s)
       all |= reinterpret_cast<uint64_t>(old_state[s]) | reinterpret_cast<uint64_t>(made_state[s]);
     return all % 16 == 0;
   }
   DEVICE void keep(int64_t i) const {
     made[i] = old[i];
+    if (copy) copy[i] = Q(C(old[i]));
     for (int s = 0; s < kStates; ++s) made_state[s][i] = old_state[s][i];
   }
   // Pack i. Addresses are counted in packs: of elements, i * kPack, the compiler would make single
@@ -137,25 +147,28 @@ struct Updated {
     const Elements p = reinterpret_cast<const Elements*>(old)[i];
     const Pack<G, kPack> g = reinterpret_cast<const Pack<G, kPack>*>(gradient)[i];
     Elements p_after;
+    Pack<Q, kPack> q;
     States before[kSlots], after[kSlots];
     for (int s = 0; s < kStates; ++s) before[s] = reinterpret_cast<const States*>(old_state[s])[i];
     for (int e = 0; e < kPack; ++e) {
       C state[kSlots];
       for (int s = 0; s < kStates; ++s) state[s] = before[s].x[e];
       p_after.x[e] = P(Rule::template next<C>(now, C(p.x[e]), C(g.x[e]), state));
+      q.x[e] = Q(C(p_after.x[e]));
       for (int s = 0; s < kStates; ++s) after[s].x[e] = state[s];
     }
     reinterpret_cast<Elements*>(made)[i] = p_after;
+    if (copy) reinterpret_cast<Pack<Q, kPack>*>(copy)[i] = q;
     for (int s = 0; s < kStates; ++s) reinterpret_cast<States*>(made_state[s])[i] = after[s];
   }
 };
 
 // Operands of each tensor: p, g, kStateInputs states, rate, clip, step, skip if kInputs has it; p'
-// and the states after it. A block has kElements elements.
-template <class P, class G, int kStateInputs, int kInputs, int64_t kElements, class Rule,
+// and the states after it. Operand copies[tensor] is the copy; negative: there is none. A block has kElements elements.
+template <class P, class G, class Q, int kStateInputs, int kInputs, int64_t kElements, class Rule,
           int kPointers, int kTensors>
 DEVICE void update(const Pointers<kPointers>& p, const Tensors<kTensors>& tensors,
-                   const Rule* rules) {
+                   const Rule* rules, const int* copies) {
   typedef computed<P> C;
   constexpr int kStates = Rule::kStates, kScalars = 2 + kStateInputs;
   typedef typename Rule::template Now<C> Now;
@@ -171,10 +184,11 @@ DEVICE void update(const Pointers<kPointers>& p, const Tensors<kTensors>& tensor
   const Now now = shared[0];
   const int64_t begin = (blockIdx.x - tensors.first[tensor]) * kElements;
   const int64_t rest = tensors.count[tensor] - begin, count = rest < kElements ? rest : kElements;
-  Updated<P, G, kStates> all;
+  Updated<P, G, Q, kStates> all;
   all.old = p.template at<const P>(at) + begin;
   all.gradient = p.template at<const G>(at + 1) + begin;
   all.made = p.template at<P>(at + kInputs) + begin;
+  all.copy = copies[tensor] < 0 ? nullptr : p.template at<Q>(copies[tensor]) + begin;
   for (int s = 0; s < kStates; ++s) {
     all.old_state[s] = p.template at<const C>(at + 2 + s) + begin;
     all.made_state[s] = p.template at<C>(at + kInputs + 1 + s) + begin;
