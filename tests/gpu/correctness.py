@@ -1,5 +1,6 @@
 """Whether the device computes what the CPU computes: every kernel, whole programs of plans, and the sample trained on both."""
 
+import pathlib
 import re
 
 from session import ROOT, losses
@@ -44,6 +45,36 @@ def sample(session, numerics="bf16", steps=5):
         lines, saved = made[way]
         session.note(f"the sample in {numerics}: {way} gives the bits of op by op", bool(first_saved) and saved == first_saved
                      and losses(lines) == first_losses)
+
+
+def model_folders(session):
+    """Returns the folders of models that were packed, or else those of PIPER_MODELS: each has model.onnx and reference.safetensors."""
+    root = session.build / "models"
+    if not root.is_dir():
+        root = pathlib.Path(session.env.get("PIPER_MODELS") or "none")
+    return sorted(path.parent for path in root.glob("*/reference.safetensors")) if root.is_dir() else []
+
+
+def models(session, steps=5):
+    """Trains exported models in f32 and bf16: the losses are those of the CPU within a bound."""
+    folders = model_folders(session)
+    if not folders:
+        return session.note("models on cuda beside cpu", None, why="PIPER_MODELS names none, and none were packed")
+    for folder in folders[:1] if session.dry else folders:
+        for numerics in ("f32",) if session.dry else ("f32", "bf16"):
+            compute = "" if numerics == "f32" else f"directives:\n  - precision: {{compute: {numerics}}}\n"
+            strategy = session.strategy(f"model-{numerics}", f"""piper: 1
+train: {{optimizer: {{adamw: {{lr: 1e-3, eps: 1e-6}}}}, clip_norm: 1.0, global_batch: 8}}
+{compute}""")
+            name = f"{folder.name}-{numerics}"
+            plans = session.compile(name, folder / "model.onnx", strategy)
+            if plans is None:
+                continue
+            made = [losses(session.train(f"{name}-{backend}", plans, steps, "--no-shuffle", backend=backend, limit_s=60, saves=False,
+                                         data=folder / "reference.safetensors")[0]) for backend in ("cuda", "cpu")]
+            worst = max((abs(a - b) / max(1.0, abs(b)) for a, b in zip(*made)), default=1.0)
+            session.note(f"losses of {name}, cuda beside cpu", len(made[0]) == len(made[1]) == steps and worst <= BOUNDS[numerics],
+                         worst=f"{worst:.2e}", bound=BOUNDS[numerics], output=str(made))
 
 
 def cases(session, program, pattern, env):
