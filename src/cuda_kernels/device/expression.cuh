@@ -241,6 +241,19 @@ WORD_OF_FLOATS(ceil, ceil)
 WORD_OF_FLOATS(round, rint)  // ties to even
 #undef WORD_OF_FLOATS
 
+// e^x of x <= 0, of which only sums are made: within a few units in the last place near 0, and as many more as x is below it.
+#ifdef PIPER_HOST
+DEVICE float near_exp(float x) { return expf(x); }
+#else
+DEVICE float near_exp(float x) {
+  constexpr float kLog2OfE = 1.44269504088896341f;
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * kLog2OfE));
+  return y;
+}
+#endif
+DEVICE double near_exp(double x) { return ::exp(x); }
+
 DEVICE float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 DEVICE double multiply_add(double a, double b, double c) { return fma(a, b, c); }
 

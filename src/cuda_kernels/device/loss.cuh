@@ -52,8 +52,25 @@ struct LogitRow {
   }
   DEVICE static C sum_above(const Run& run, C top) {
     C sum = 0;
-    EACH(l, kLanes) sum += word::exp(C(run.x[l]) - top);
+    EACH(l, kLanes) sum += word::near_exp(C(run.x[l]) - top);
     return sum;
+  }
+  // Calls take(chunk, runs) for this thread's chunks, kAtOnce at a time, so that several loads are on their way. What is behind the row
+  // is minus infinity.
+  static constexpr int kAtOnce = 4;
+  template <class Take>
+  DEVICE void each(const Take& take) const {
+    EACH_OF_MANY(c, (kChunks + kAtOnce - 1) / kAtOnce) {
+      Run runs[kAtOnce];
+      const int first = c * kAtOnce;
+      if (is_whole(first) && is_whole(first + kAtOnce - 1)) {
+        const Run* const from = reinterpret_cast<const Run*>(row - before);
+        EACH(r, kAtOnce) runs[r] = from[number(first + r)];
+      } else {
+        EACH(r, kAtOnce) runs[r] = load(first + r);
+      }
+      take(first, runs);
+    }
   }
 };
 
@@ -71,18 +88,20 @@ DEVICE int64_t place_of(int64_t label, const int64_t* first) {
 template <int64_t kClasses, int64_t kPitch, int kThreads, class T, class C>
 DEVICE void cross_entropy_row(const T* logits, const int64_t* labels, C* share, C* terms,
                               int64_t ignore) {
+  typedef LogitRow<T, kClasses, kPitch, kThreads> Row;
   SHARED(C, parts, kThreads / kWarp);
-  const LogitRow<T, kClasses, kPitch, kThreads> x(logits);
+  const Row x(logits);
   C seen = -kInfinity, sum = 0;
-  EACH_OF_MANY(c, x.kChunks) {
-    const auto run = x.load(c);
-    const C top = x.greatest_of(run, seen);
-    if (top == -kInfinity) continue;
-    sum = sum * word::exp(seen - top) + x.sum_above(run, top);
+  x.each([&](int, const typename Row::Run* runs) {
+    C top = seen;
+    EACH(r, Row::kAtOnce) top = x.greatest_of(runs[r], top);
+    if (top == -kInfinity) return;
+    sum *= word::near_exp(seen - top);
+    EACH(r, Row::kAtOnce) sum += x.sum_above(runs[r], top);
     seen = top;
-  }
+  });
   const C top = over_block<Greatest, kThreads>(seen, parts);
-  const C above = over_block<Sum, kThreads>(sum * word::exp(seen - top), parts);
+  const C above = over_block<Sum, kThreads>(sum * word::near_exp(seen - top), parts);
   if (threadIdx.x != 0) return;
   const int64_t row = blockIdx.x, label = labels[row];
   if (share) share[row] = C(1) / above;
@@ -95,12 +114,15 @@ DEVICE void cross_entropy_row(const T* logits, const int64_t* labels, C* share, 
 template <int64_t kClasses, int64_t kPitch, int64_t kWhole, int kThreads, class T, class C>
 DEVICE void cross_entropy_terms_row(const T* logits, const int64_t* labels, const C* tops,
                                     const int64_t* first, C* above, C* chosen, int64_t ignore) {
+  typedef LogitRow<T, kClasses, kPitch, kThreads> Row;
   SHARED(C, parts, kThreads / kWarp);
-  const LogitRow<T, kClasses, kPitch, kThreads> x(logits);
+  const Row x(logits);
   const int64_t row = blockIdx.x, label = labels[row];
   const C top = tops[row];
   C sum = 0;
-  EACH_OF_MANY(c, x.kChunks) sum += x.sum_above(x.load(c), top);
+  x.each([&](int, const typename Row::Run* runs) {
+    EACH(r, Row::kAtOnce) sum += x.sum_above(runs[r], top);
+  });
   sum = over_block<Sum, kThreads>(sum, parts);
   if (threadIdx.x != 0) return;
   if (above) above[row] = sum;
@@ -128,11 +150,12 @@ DEVICE void cross_entropy_grad_row(const T* logits, const int64_t* labels, const
   if (tops) {
     top = tops[blockIdx.x];
   } else {
-    EACH_OF_MANY(c, Row::kChunks) {
-      const auto run = x.load(c);
-      top = x.greatest_of(run, top);
-      if (kKeeps && x.number(c) < Row::kRuns) kept[x.number(c)] = run;
-    }
+    x.each([&](int first, const typename Row::Run* runs) {
+      EACH(r, Row::kAtOnce) {
+        top = x.greatest_of(runs[r], top);
+        if (kKeeps && x.number(first + r) < Row::kRuns) kept[x.number(first + r)] = runs[r];
+      }
+    });
     top = over_block<Greatest, kThreads>(top, parts);
   }
   const int64_t row = blockIdx.x, label = labels[row];
@@ -147,13 +170,11 @@ DEVICE void cross_entropy_grad_row(const T* logits, const int64_t* labels, const
       run = kept[x.number(c)];
     else
       run = x.load(c);
-    const int64_t ahead = place - x.column(c);
-    const int chosen = ahead >= 0 && ahead < Row::kLanes ? static_cast<int>(ahead) : -1;
-    EACH(l, Row::kLanes) {
-      C slope = word::exp(C(run.x[l]) - top) * factor;
-      if (l == chosen) slope -= scale;
-      run.x[l] = T(is_ignored ? C(0) : slope);
-    }
+    const int64_t chosen = place - x.column(c);
+    C slopes[Row::kLanes];
+    EACH(l, Row::kLanes) slopes[l] = word::near_exp(C(run.x[l]) - top) * factor;
+    if (chosen >= 0 && chosen < Row::kLanes) EACH(l, Row::kLanes) if (l == chosen) slopes[l] -= scale;
+    EACH(l, Row::kLanes) run.x[l] = T(is_ignored ? C(0) : slopes[l]);
     x.store(gradients + row * kPitch, c, run);
   }
 }

@@ -45,19 +45,24 @@ struct Pointers {
 struct bf16 {
   uint16_t bits;
   bf16() = default;
-  DEVICE explicit bf16(float x) {
+#ifdef PIPER_HOST
+  explicit bf16(float x) {
     const uint32_t all = bits_of_float(x);
     bits = static_cast<uint16_t>((all & 0x7fffffffu) > 0x7f800000u
                                      ? (all >> 16) | 0x40u
                                      : (all + 0x7fffu + ((all >> 16) & 1u)) >> 16);
   }
+#else
+  DEVICE explicit bf16(float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
+#endif
   DEVICE operator float() const { return float_of_bits(static_cast<uint32_t>(bits) << 16); }
 };
 
 struct f16 {
   uint16_t bits;
   f16() = default;
-  DEVICE explicit f16(float x) {
+#ifdef PIPER_HOST
+  explicit f16(float x) {
     const uint32_t all = bits_of_float(x), sign = (all >> 16) & 0x8000u;
     const uint32_t size = all & 0x7fffffffu;
     uint32_t half;
@@ -72,13 +77,21 @@ struct f16 {
     }
     bits = static_cast<uint16_t>(sign | half);
   }
-  DEVICE operator float() const {
+  operator float() const {
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, size = bits & 0x7fffu;
     // Exact also of what is below the least normal: a power of two more, and then less.
     const float scaled = float_of_bits(size << 13) * float_of_bits(0x77800000u);  // 2^112
     const uint32_t finite = bits_of_float(scaled), other = 0x7f800000u | (size << 13);
     return float_of_bits(sign | (size < 0x7c00u ? finite : other));
   }
+#else
+  DEVICE explicit f16(float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x)); }
+  DEVICE operator float() const {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+    return x;
+  }
+#endif
 };
 
 // What is computed in of elements of a type.
