@@ -67,17 +67,19 @@ std::vector<double> naive_matmul(const MatMulCase& c, const Tensor& a, const Ten
   const size_t ra = c.a.size(), rb = c.b.size(), r = c.out.size();
   const int64_t k = c.a[ra - (c.trans_a ? 2 : 1)];
   each_index(c.out, [&](const List& index) {
+    List ia(index.end() - ra, index.end()),
+        ib(index.end() - rb, index.end());  // of the first product
+    for (size_t d = 0; d + 2 < ra; ++d) ia[d] = c.a[d] == 1 ? 0 : ia[d];
+    for (size_t d = 0; d + 2 < rb; ++d) ib[d] = c.b[d] == 1 ? 0 : ib[d];
+    ia[ra - (c.trans_a ? 1 : 2)] = index[r - 2];
+    ia[ra - (c.trans_a ? 2 : 1)] = 0;
+    ib[rb - (c.trans_b ? 2 : 1)] = index[r - 1];
+    ib[rb - (c.trans_b ? 1 : 2)] = 0;
+    const size_t step_a = c.trans_a ? static_cast<size_t>(c.a.back()) : 1;
+    const size_t step_b = c.trans_b ? 1 : static_cast<size_t>(c.b.back());
+    size_t at_a = flat(c.a, ia), at_b = flat(c.b, ib);
     double sum = 0;
-    for (int64_t x = 0; x < k; ++x) {
-      List ia(index.end() - ra, index.end()), ib(index.end() - rb, index.end());
-      for (size_t d = 0; d + 2 < ra; ++d) ia[d] = c.a[d] == 1 ? 0 : ia[d];
-      for (size_t d = 0; d + 2 < rb; ++d) ib[d] = c.b[d] == 1 ? 0 : ib[d];
-      ia[ra - (c.trans_a ? 1 : 2)] = index[r - 2];
-      ia[ra - (c.trans_a ? 2 : 1)] = x;
-      ib[rb - (c.trans_b ? 2 : 1)] = index[r - 1];
-      ib[rb - (c.trans_b ? 1 : 2)] = x;
-      sum += a[flat(c.a, ia)] * b[flat(c.b, ib)];
-    }
+    for (int64_t x = 0; x < k; ++x, at_a += step_a, at_b += step_b) sum += a[at_a] * b[at_b];
     out.push_back(sum);
   });
   return out;

@@ -11,6 +11,7 @@
 
 #include "piper/halves.h"
 #include "piper/transport.h"
+#include "sanitizer.h"
 
 namespace piper::suite {
 
@@ -32,42 +33,45 @@ inline std::byte* bytes_of(void* data) { return static_cast<std::byte*>(data); }
 
 // Every rank can compute every rank's data.
 template <class T>
-std::vector<T> data_of(int64_t rank, int64_t salt, int64_t count) {
+NOT_FOR_THREAD_SANITIZER void fill_with_data(T* values, int64_t rank, int64_t salt, int64_t count) {
   uint64_t state = static_cast<uint64_t>(rank * 1000003 + salt);
-  auto random = [&state] {  // splitmix64
-    uint64_t x = state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-  };
-  std::vector<T> values(static_cast<size_t>(count));
-  for (T& value : values) {
-    uint64_t bits = random();
+  for (int64_t i = 0; i < count; ++i) {
+    uint64_t bits = state += 0x9e3779b97f4a7c15u;  // splitmix64
+    bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+    bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
+    bits ^= bits >> 31;
     if constexpr (std::is_floating_point_v<T>) {
       // Magnitudes far apart: another order of additions gives other bits.
-      double mantissa = static_cast<double>(static_cast<int64_t>(bits)) * 0x1p-63;
-      value = static_cast<T>(mantissa * static_cast<double>(uint64_t{1} << (bits % 30)));
+      const double mantissa = static_cast<double>(static_cast<int64_t>(bits)) * 0x1p-63;
+      values[i] = static_cast<T>(mantissa * static_cast<double>(uint64_t{1} << (bits % 30)));
     } else {
-      value = static_cast<T>(bits);
+      values[i] = static_cast<T>(bits);
     }
   }
+}
+template <class T>
+std::vector<T> data_of(int64_t rank, int64_t salt, int64_t count) {
+  std::vector<T> values(static_cast<size_t>(count));
+  fill_with_data(values.data(), rank, salt, count);
   return values;
 }
 
 template <class T>
-std::vector<T> sum_of(const std::vector<int64_t>& ranks, int64_t salt, int64_t count) {
-  std::vector<T> total = data_of<T>(ranks[0], salt, count);
-  for (size_t k = 1; k < ranks.size(); ++k) {
-    std::vector<T> x = data_of<T>(ranks[k], salt, count);
-    for (size_t i = 0; i < x.size(); ++i) {
-      if constexpr (std::is_floating_point_v<T>) {
-        total[i] += x[i];
-      } else {
-        using U = std::make_unsigned_t<T>;
-        total[i] = static_cast<T>(static_cast<U>(total[i]) + static_cast<U>(x[i]));
-      }
+NOT_FOR_THREAD_SANITIZER void add_data(T* total, const T* x, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    if constexpr (std::is_floating_point_v<T>) {
+      total[i] += x[i];
+    } else {
+      using U = std::make_unsigned_t<T>;
+      total[i] = static_cast<T>(static_cast<U>(total[i]) + static_cast<U>(x[i]));
     }
   }
+}
+template <class T>
+std::vector<T> sum_of(const std::vector<int64_t>& ranks, int64_t salt, int64_t count) {
+  std::vector<T> total = data_of<T>(ranks[0], salt, count);
+  for (size_t k = 1; k < ranks.size(); ++k)
+    add_data(total.data(), data_of<T>(ranks[k], salt, count).data(), count);
   return total;
 }
 
@@ -306,10 +310,11 @@ std::vector<T> block_of(const std::vector<T>& whole, int64_t k, int64_t members,
                         bool mirrored = false) {
   const int64_t run = std::ssize(whole) / members / stretches;
   std::vector<T> block;
-  for (int64_t i = 0; i < std::ssize(whole); ++i) {
-    const bool from_end = mirrored && i / run / members % 2 != 0;
-    if (i / run % members == (from_end ? members - 1 - k : k))
-      block.push_back(whole[static_cast<size_t>(i)]);
+  block.reserve(whole.size() / static_cast<size_t>(members));
+  for (int64_t stretch = 0; stretch < stretches; ++stretch) {
+    const bool from_end = mirrored && stretch % 2 != 0;
+    const auto first = whole.begin() + (stretch * members + (from_end ? members - 1 - k : k)) * run;
+    block.insert(block.end(), first, first + run);
   }
   return block;
 }
