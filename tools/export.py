@@ -253,7 +253,7 @@ class Asked(TorchFunctionMode):
 
     def __init__(self, open=(), answers=None):
         super().__init__()
-        self.open = {id(tensor): tensor for tensor in open}  # kept: an id is given again
+        self.open = {memory_of(tensor): tensor for tensor in open}  # kept, or another would have their place
         self.tracing, self.answers = answers is not None, {place: list(each) for place, each in (answers or {}).items()}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -265,16 +265,24 @@ class Asked(TorchFunctionMode):
             return func(*args, **kwargs) if answer is None else answer
         out = func(*args, **kwargs)
         drawn = name in Watch.DRAWS or name.rstrip("_") in Watch.DROPOUT
-        depends = drawn or any(id(leaf) in self.open for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        depends = drawn or any(memory_of(leaf) in self.open for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
         if name in self.QUESTIONS:
             self.answers.setdefault(place_of(name), []).append(None if depends else out)
         elif depends:
             written = args[:1] if name.endswith("_") else kwargs.get("out")
-            self.open |= {id(leaf): leaf for leaf in pytree.tree_leaves((out, written)) if isinstance(leaf, torch.Tensor)}
+            self.open |= {memory_of(leaf): leaf for leaf in pytree.tree_leaves((out, written)) if isinstance(leaf, torch.Tensor)}
         return out
 
     def answered(self):
         return {place: each for place, each in self.answers.items() if any(answer is not None for answer in each)}
+
+
+def memory_of(tensor):
+    """Of which views have parts."""
+    try:
+        return tensor.untyped_storage().data_ptr() or id(tensor)
+    except (NotImplementedError, RuntimeError):  # of a tensor that has none
+        return id(tensor)
 
 
 def place_of(question):
