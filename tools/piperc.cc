@@ -27,9 +27,8 @@ constexpr const char* kFooter =
     "wrong command line;\n"
     "3 the plan was refused (deadlock, or an internal error: unproved); 4 plan files unreadable; 12 the disk or the "
     "system refused.\n"
-    "Pages: strategies/README.md (strategies to begin with, halves that combine), "
-    "formats/strategy.md (the language), "
-    "formats/plan.md (what is written).";
+    "Pages: formats/model.md (how to bring a model), strategies/README.md (strategies to begin with), "
+    "formats/strategy.md (the language), formats/plan.md (what is written), tools/README.md (running).";
 
 std::string footer() {
   std::vector<std::string> lines;

@@ -21,7 +21,7 @@ namespace piper {
 
 // ---- Errors -------------------------------------------------------------------------------------
 
-// What the process returns to the shell: the table of README.md.
+// What the process returns to the shell: the table of tools/README.md.
 enum class ExitCode {
   kOk = 0,
   // The model, strategy, data or flags are wrong, or ask for what is not supported.
