@@ -13,12 +13,19 @@ class RareLayers : public ModelMaker {
   explicit RareLayers(const std::string& kind, int64_t width = 8) : ModelMaker(1), width_(width) {
     scope_ = "model";
     input("x", {4});
-    input("y", {3});
+    const bool weighed = kind == "weighed pixels";
+    input("y", {weighed ? width : 3});
     scope_ = "a";
     std::string h = made("Tanh", {linear("x", 4, width)});
     scope_ = "rare";
     h = rare(kind, h);
     scope_ = "b";
+    if (weighed) {
+      const std::string each = made("Mul", {made("Mul", {h, h}), "y"});
+      attribute(node("ReduceMean", {each}, "loss"), "keepdims", {0}, false);
+      finish_with_loss();
+      return;
+    }
     if (kind == "coupled") {
       classes_that_couple(linear(h, width, kClasses));
       return;
@@ -62,7 +69,7 @@ class RareLayers : public ModelMaker {
   }
   std::string rare(const std::string& kind, const std::string& h) {
     if (kind == "number") return made("Mul", {h, parameter({}, 0.7f, 0.1f)});
-    if (kind == "pixels") {  // of which channels become rows and columns
+    if (kind.ends_with("pixels")) {  // of which channels become rows and columns
       const std::string mixed = made("MatMul", {shaped(h, {-1, 4, 4}), parameter({4, 4}, 0, 0.5f)});
       onnx::NodeProto& turned = node("Transpose", {shaped(mixed, {-1, 2, 4, 2})});
       attribute(turned, "perm", {0, 2, 1, 3}, true);
@@ -155,6 +162,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"low-rank", "of low rank", 8, "{dp: 2}", kParts + kAll},
                       Case{"pixels", "pixels", 16, "{tp: 2}", kPixels},
                       Case{"pixels-zeros", "pixels", 16, "{tp: 3}",
+                           "  - shard: {match: \"rare.*\", dim: 1, over: tp, pad: true}\n"},
+                      Case{"pixels-most-zeros", "weighed pixels", 16, "{tp: 5}",
                            "  - shard: {match: \"rare.*\", dim: 1, over: tp, pad: true}\n"},
                       Case{"pixels-zero3", "pixels", 16, "{dp: 2, tp: 2}", kPixels + kAll},
                       Case{"norm-of-rows", "norm of rows", 8, "{tp: 4}", kColumns + kRows},
