@@ -176,7 +176,7 @@ LoopRule routed_loops(const OpTypes& use) {
   return std::move(build.rule);
 }
 
-// A cut of the outer blocks leaves fewer of them.
+// A cut of the outer blocks leaves fewer of them; where they go on into zeros, there are more.
 Attrs collective_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;
   for (const std::string to : {"", "to_"}) {
@@ -184,7 +184,7 @@ Attrs collective_localise(const OpTypes& use, const std::vector<Shape>& local_ou
     const auto dim = static_cast<size_t>(attrs.integer(to + "dim"));
     const int64_t whole = use.outputs[0].shape[dim], local = local_outputs[0][dim],
                   outer = attrs.integer(to + "outer", 1);
-    if (local != whole && local > 0) attrs.set(to + "outer", outer / (whole / local));
+    if (local != whole && local > 0) attrs.set(to + "outer", outer * local / whole);
   }
   return attrs;
 }

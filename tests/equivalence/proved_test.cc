@@ -165,6 +165,9 @@ INSTANTIATE_TEST_SUITE_P(
                            "  - shard: {match: \"rare.*\", dim: 1, over: tp, pad: true}\n"},
                       Case{"pixels-most-zeros", "weighed pixels", 16, "{tp: 5}",
                            "  - shard: {match: \"rare.*\", dim: 1, over: tp, pad: true}\n"},
+                      Case{"pixels-zeros-beside", "weighed pixels", 16, "{a: 2, b: 4}",
+                           "  - shard: {match: \"a.*\", dim: 0, over: a}\n"
+                           "  - shard: {match: \"rare.*\", dim: 1, over: b, pad: true}\n"},
                       Case{"pixels-zero3", "pixels", 16, "{dp: 2, tp: 2}", kPixels + kAll},
                       Case{"norm-of-rows", "norm of rows", 8, "{tp: 4}", kColumns + kRows},
                       Case{"norm-of-columns", "norm of columns", 8, "{tp: 4}", kRows},
