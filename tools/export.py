@@ -231,6 +231,16 @@ def inverse(A):
     return solve(A, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))
 
 
+def as_strided(input, size, stride, storage_offset=None):
+    """torch.onnx takes what is viewed to lie in memory in the order of its dims: it is viewed in the order in which it lies."""
+    own = input.storage_offset()
+    order = sorted(range(input.dim()), key=lambda dim: (-input.stride(dim), -input.size(dim)))
+    lying = input.permute(order)
+    if not lying.is_contiguous() or (storage_offset or own) < own:
+        raise NotExported("as_strided of a part of a tensor is not supported: clone() the part first")
+    return torch.as_strided(lying if own == 0 else lying.clone(), size, stride, (own if storage_offset is None else storage_offset) - own)
+
+
 def set_items(input, places, value):
     one = value.dim() == 0 if isinstance(value, torch.Tensor) else isinstance(value, (bool, int, float))
     if one and isinstance(places, torch.Tensor) and places.dtype is torch.bool:
@@ -240,7 +250,7 @@ def set_items(input, places, value):
 
 
 # Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it does.
-EQUIVALENTS = {"__setitem__": set_items, "cdist": distances, "cumprod": cumulated_product, "inverse": inverse, "kthvalue": kth_value,
+EQUIVALENTS = {"__setitem__": set_items, "as_strided": as_strided, "cdist": distances, "cumprod": cumulated_product, "inverse": inverse, "kthvalue": kth_value,
                "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_solve": solve, "masked_scatter": masked_scatter, "matrix_exp": matrix_exp,
                "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within}
 

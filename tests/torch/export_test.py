@@ -166,6 +166,19 @@ class Asks(nn.Module):
         return F.mse_loss(self.last(torch.view_as_real(turned).flatten(1)), x)
 
 
+class Strides(nn.Module):
+    """Windows of what lies in memory otherwise than its dims say."""
+
+    def forward(self, x):
+        lying = self.fc(x).transpose(1, 2)
+        batch, rows, step = lying.stride()
+        return lying.as_strided((len(x), 3, 2, 3), (batch, rows, step, step)).pow(3).mean()
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+
 class Labels(nn.Module):
     """A loss that torch.onnx writes wrong."""
 
@@ -233,6 +246,7 @@ def main():
         cases.append((said(EachSample(), (torch.randn(4, 4), torch.full((4,), -100)), path), ["refused: nothing is compared: in PyTorch itself its loss is not finite"]))
         cases.append((said(Asks(), (torch.randn(4, 4),), path), ["is one of PyTorch: loss"]))
         cases.append((said(Asks(True), (torch.randn(4, 4),), path), ["depends on values that inputs or parameters decide: if (x if self.values"]))
+        cases.append((said(Strides(), (torch.randn(4, 4, 3),), path), ["is one of PyTorch: loss"]))
         several = torch.randn(4, 4), torch.tensor([[0, 2, -1], [1, -1, 0], [-1, -1, -1], [2, 1, 0]])
         cases.append((said(Labels(), several, path), ["is one of PyTorch: loss"]))
         own = EQUIVALENTS.pop("multilabel_margin_loss")
