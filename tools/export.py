@@ -245,6 +245,8 @@ def set_items(input, places, value):
     one = value.dim() == 0 if isinstance(value, torch.Tensor) else isinstance(value, (bool, int, float))
     if one and isinstance(places, torch.Tensor) and places.dtype is torch.bool:
         input.masked_fill_(places.view(places.shape + (1,) * (input.dim() - places.dim())), value)
+    elif isinstance(places, torch.Tensor) and places.dtype is torch.bool and isinstance(value, torch.Tensor) and value.dim() <= input.dim() - places.dim():
+        input.copy_(torch.where(places.view(places.shape + (1,) * (input.dim() - places.dim())), value.to(input.dtype), input))
     else:
         input[places] = value
 

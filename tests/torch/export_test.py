@@ -91,6 +91,7 @@ class Windows(nn.Module):
         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).unflatten(1, (3, 2)).permute(3, 0, 1, 4, 2, 5)  # [batch, windows, heads, tokens, 4]
         v = v.clone()
         v[x.unflatten(1, (3, 2))[..., 0] > 1] = 0.5  # [batch, windows, heads]
+        v[x.unflatten(1, (3, 2))[..., 1] > 1] = self.bias[0, 0].flatten()[:2].repeat(4).view(2, 4)
         y = F.rrelu(F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias)).flatten(2)
         return torch.zeros(2, y.shape[0], 16).index_add(0, torch.tensor([1, 0, 1]), y.transpose(0, 1)).square().mean()
 
