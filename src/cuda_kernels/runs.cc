@@ -45,26 +45,31 @@ bool are_alike(const Program& program, const ProgramOp& a, const ProgramOp& b) {
          std::equal(a.outputs.begin(), a.outputs.end(), b.outputs.begin(), b.outputs.end(), same);
 }
 
-// All that the ops of a run touch.
+// The launch has a pointer for each operand of its ops, also for an absent one.
+size_t operands_of(const ProgramOp& op) { return op.inputs.size() + op.outputs.size(); }
+
+// Collects what the ops of a run touch, and how many pointers they take.
 class RunTouches {
  public:
-  // Whether an op that touches this can be one of the run; if so, it is from here on.
-  bool add(std::vector<Touched> more) {
+  // Adds an op of so many operands, which touches `more`. Returns whether it can be one of the run;
+  // if not, nothing changes.
+  bool add(std::vector<Touched> more, size_t operands) {
     const auto is_disturbed = [&](const Touched& b) {
       return std::any_of(all_.begin(), all_.end(), [&](const Touched& a) { return disturb(a, b); });
     };
-    if (all_.size() + more.size() > kMostPointers ||
-        std::any_of(more.begin(), more.end(), is_disturbed))
+    if (pointers_ + operands > kMostPointers || std::any_of(more.begin(), more.end(), is_disturbed))
       return false;
     all_.insert(all_.end(), more.begin(), more.end());
+    pointers_ += operands;
     return true;
   }
 
  private:
   std::vector<Touched> all_;
+  size_t pointers_ = 0;
 };
 
-// What ops that stay behind read and write, by value.
+// Remembers which values the ops that stay behind read and write.
 class Passed {
  public:
   explicit Passed(size_t values) : read_(values), written_(values) {}
@@ -74,7 +79,7 @@ class Passed {
     for (const int32_t value : op.outputs)
       if (value >= 0) written_[static_cast<size_t>(value)] = true;
   }
-  // Whether the op can be done before all of them.
+  // Returns whether the op can run before all of them.
   bool lets_by(const ProgramOp& op) const {
     const auto is_in = [](const std::vector<bool>& set, int32_t value) {
       return value >= 0 && set[static_cast<size_t>(value)];
@@ -90,8 +95,8 @@ class Passed {
   std::vector<bool> read_, written_;
 };
 
-// The one of `updates` whose first result, in f32, the op casts to 16 bits. An update's result
-// takes the place of what it updates.
+// Returns the one of `updates` whose first result, in f32, the op casts to 16 bits. An update's
+// result takes the place of what it updates.
 std::optional<size_t> update_copied_by(const Program& program, std::span<const ProgramOp> updates,
                                        const ProgramOp& op) {
   const auto type = [&](int32_t value) { return program.values[static_cast<size_t>(value)].dtype; };
@@ -104,8 +109,8 @@ std::optional<size_t> update_copied_by(const Program& program, std::span<const P
   return std::nullopt;
 }
 
-// Whether the Cast `copy`, behind those from `first` on, can be one of a run: all go to one type,
-// from and to rows without gaps, and none has the parameter of another.
+// Returns whether a run whose Casts begin at op `first` can have the Cast `copy`, too: all Casts
+// make the same type, neither side has gaps between its rows, and no two Casts read one parameter.
 bool takes_copy(const FusedProgram& program, std::span<const DeviceOperand> places, size_t first,
                 size_t copy) {
   const auto input = [&](size_t o) { return program.ops[o].inputs[0]; };
@@ -160,10 +165,11 @@ size_t end_of_run(const FusedProgram& program, std::span<const DeviceOperand> pl
                   size_t first) {
   const ProgramOp& op = program.ops[first];
   RunTouches run;
-  run.add(touched_by(program, op, places));
+  run.add(touched_by(program, op, places), operands_of(op));
   size_t last = first + 1;
   for (; last < program.ops.size() && are_alike(program, op, program.ops[last]); ++last)
-    if (!run.add(touched_by(program, program.ops[last], places))) break;
+    if (!run.add(touched_by(program, program.ops[last], places), operands_of(program.ops[last])))
+      break;
   const std::span<const ProgramOp> updates(&program.ops[first], last - first);
   size_t end = last;
   for (size_t copy = last; copy < program.ops.size(); ++copy) {
@@ -172,7 +178,7 @@ size_t end_of_run(const FusedProgram& program, std::span<const DeviceOperand> pl
       break;
     std::vector<Touched> touched = touched_by(program, program.ops[copy], places);
     touched.erase(touched.begin());  // the parameter, which the update has at hand
-    if (!run.add(std::move(touched))) break;
+    if (!run.add(std::move(touched), operands_of(program.ops[copy]))) break;
     const bool ends_pass =
         copy + 1 == program.ops.size() || program.pass_of(copy + 1) != program.pass_of(copy);
     if (ends_pass) end = copy + 1;
@@ -187,7 +193,7 @@ Run run_of(const FusedProgram& program, size_t first, size_t last) {
   int32_t operands = 0;
   for (; o < last && is_update(program.ops[o]); ++o) {
     run.uses.push_back(use_of(program, program.ops[o]));
-    operands += static_cast<int32_t>(program.ops[o].inputs.size() + program.ops[o].outputs.size());
+    operands += static_cast<int32_t>(operands_of(program.ops[o]));
   }
   run.copies.assign(run.uses.size(), -1);
   const std::span<const ProgramOp> updates(&program.ops[first], run.uses.size());

@@ -158,6 +158,26 @@ TEST(UpdateRuns, AreCutWhereAKernelHasNoMoreParameters) {
   EXPECT_TRUE(must(emulator::run_on_host(written.program, written.arguments)).size() > 0);
 }
 
+// Absent operands and both operands of a Cast take pointers, too.
+TEST(UpdateRuns, CountAbsentOperandsAndCasts) {
+  std::mt19937_64 random(kSeed);
+  Written written;
+  for (int i = 0; i < 100; ++i) {
+    const auto made =
+        add_update(written, kUpdates[0], {i + 1}, DType::kF32, DType::kF32, {}, random);
+    ProgramOp& update = written.program.ops.back();
+    update.inputs[5] = -1;  // no factor of clipping
+    written.op("Cast", {{"to", std::string("bf16")}}, {made[0]},
+               {written.made({DType::kBF16, {i + 1}})});
+  }
+  size_t pointers = 0;
+  for (const DeviceKernel& kernel : steps_of(written).kernels) {
+    EXPECT_LE(kernel.pointers, 480);
+    pointers += static_cast<size_t>(kernel.pointers);
+  }
+  EXPECT_EQ(pointers, size_t{100 * (11 + 2)});
+}
+
 TEST(UpdateRuns, EndWhereAnOpReadsWhatOneBeforeItWrites) {
   std::mt19937_64 random(kSeed);
   Written written;
