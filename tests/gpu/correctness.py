@@ -25,6 +25,12 @@ def plans_of_sample(session, numerics):
     return session.compile(f"gpt-{numerics}", folder / "model.onnx" if folder else SAMPLE, one_device(session, numerics))
 
 
+def compare_losses(session, name, numerics, ours, theirs, steps):
+    worst = max((abs(a - b) / max(1.0, abs(b)) for a, b in zip(ours, theirs)), default=1.0)
+    session.note(f"losses of {name}, cuda beside cpu", len(ours) == len(theirs) == steps and worst <= BOUNDS[numerics],
+                 worst=f"{worst:.2e}", bound=BOUNDS[numerics], output=f"{ours} and {theirs}")
+
+
 def sample(session, numerics="bf16", steps=5):
     """Trains the sample op by op, as a graph, again, and on the CPU: the first three give the same bits, the last the same losses within a bound."""
     plans = plans_of_sample(session, numerics)
@@ -36,10 +42,7 @@ def sample(session, numerics="bf16", steps=5):
     for way, flags in runs.items():
         made[way] = session.train(f"sample {numerics} {way}".replace(" ", "-"), plans, steps, *flags, limit_s=60)
     theirs, _ = session.train(f"sample-{numerics}-cpu", plans, steps, backend="cpu", limit_s=60)
-    ours = losses(made["op by op"][0])
-    worst = max((abs(a - b) / max(1.0, abs(b)) for a, b in zip(ours, losses(theirs))), default=1.0)
-    session.note(f"losses of the sample in {numerics}, cuda beside cpu", len(ours) == len(theirs) == steps and worst <= BOUNDS[numerics],
-                 worst=f"{worst:.2e}", bound=BOUNDS[numerics], output=f"{ours} and {losses(theirs)}")
+    compare_losses(session, f"the sample in {numerics}", numerics, losses(made["op by op"][0]), losses(theirs), steps)
     first_losses, first_saved = losses(made["op by op"][0]), made["op by op"][1]
     for way in list(runs)[1:]:
         lines, saved = made[way]
@@ -49,10 +52,9 @@ def sample(session, numerics="bf16", steps=5):
 
 def model_folders(session):
     """Returns the folders of models that were packed, or else those of PIPER_MODELS: each has model.onnx and reference.safetensors."""
-    root = session.build / "models"
-    if not root.is_dir():
-        root = pathlib.Path(session.env.get("PIPER_MODELS") or "none")
-    return sorted(path.parent for path in root.glob("*/reference.safetensors")) if root.is_dir() else []
+    packed, given = session.build / "models", session.env.get("PIPER_MODELS")
+    root = packed if packed.is_dir() else pathlib.Path(given) if given else None
+    return sorted(path.parent for path in root.glob("*/reference.safetensors")) if root else []
 
 
 def models(session, steps=5):
@@ -72,9 +74,7 @@ train: {{optimizer: {{adamw: {{lr: 1e-3, eps: 1e-6}}}}, clip_norm: 1.0, global_b
                 continue
             made = [losses(session.train(f"{name}-{backend}", plans, steps, "--no-shuffle", backend=backend, limit_s=60, saves=False,
                                          data=folder / "reference.safetensors")[0]) for backend in ("cuda", "cpu")]
-            worst = max((abs(a - b) / max(1.0, abs(b)) for a, b in zip(*made)), default=1.0)
-            session.note(f"losses of {name}, cuda beside cpu", len(made[0]) == len(made[1]) == steps and worst <= BOUNDS[numerics],
-                         worst=f"{worst:.2e}", bound=BOUNDS[numerics], output=str(made))
+            compare_losses(session, name, numerics, *made, steps)
 
 
 def cases(session, program, pattern, env):
