@@ -21,7 +21,7 @@ namespace piper {
 
 // ---- Errors -------------------------------------------------------------------------------------
 
-// What the process returns to the shell: the table of tools/README.md.
+// The exit codes of programs. tools/README.md explains them to users.
 enum class ExitCode {
   kOk = 0,
   // The model, strategy, data or flags are wrong, or ask for what is not supported.

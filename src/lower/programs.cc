@@ -160,8 +160,8 @@ class SegmentBuilder {
     });
   }
 
-  // The axes that cut a dim into stretches of which a rank has one element each, and the dims: in
-  // a new shape that is not to be seen from what ranks have.
+  // Returns pairs of mesh axis and dim, for each axis that leaves a rank one element of each
+  // stretch of the dim. After a Reshape the shapes that ranks have do not tell which dim is cut.
   //   Of f32[2,8], cut at dim 1, two ranks have [2,4]; of the same as [4,4], cut at dim 0, too.
   static std::vector<int64_t> single_blocks(const Value& value) {
     std::vector<int64_t> dims;

@@ -125,7 +125,7 @@ Lies blocks_of(const Shape& shape, size_t dim, int64_t outer, bool mirrored = fa
 uint32_t dims_of(const Shape& shape, int64_t outer, bool several);
 // The same elements in another shape; the same one may have been another in between.
 Lies reshaped(const Lies& lies, const Shape& from, const Shape& to);
-// The readings of which dim `dim` is the one that is cut; kUnknown: there is none.
+// Keeps the readings that cut dim `dim`; returns kUnknown if there are none.
 Lies cut_at(const Lies& lies, const Shape& shape, int64_t dim);
 // Elements [first, first + count) of `all`; kUnknown: not whole blocks.
 Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to);

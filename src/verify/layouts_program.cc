@@ -80,7 +80,7 @@ class Walk {
     return plainly(op, op.attrs, op.inputs.size());
   }
 
-  // Which dim is cut is what the shapes leave, or what the op says.
+  // The shapes of a Reshape may leave open which dim is cut; its attribute `blocks` then says it.
   Lies in_shape(const ProgramOp& op) {
     const Shape& to = type(op.outputs[0]).shape;
     const Lies from = reshaped(shown_[0].lies, shown_[0].type.shape, to);
@@ -95,7 +95,8 @@ class Walk {
     return from;
   }
 
-  // What was outside of a dim of one element may be inside of it when that has moved.
+  // After a dim of one element has moved, an axis that was outside of it may be inside: neither is
+  // known.
   Made moved_blocks(const ProgramOp& op) {
     Made made = plainly(op, op.attrs, op.inputs.size());
     for (Lies& lies : made)

@@ -198,7 +198,8 @@ std::optional<uint64_t> WholeRun::moved(const Use& use) {
   return std::nullopt;
 }
 
-// The dims that it says are cut are so in a whole of one device, where that has such a shape.
+// Checks a Reshape whose `blocks` say which dims are cut: a value of the single device must have
+// more elements along these dims.
 uint64_t WholeRun::in_shape(const Use& use) const {
   const uint64_t symbol = use.inputs[0].symbol;
   const std::vector<int64_t> said = use.attrs.integers("blocks");

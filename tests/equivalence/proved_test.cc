@@ -182,7 +182,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"penalised-zeros", "penalised", 7, "{tp: 4}", kZeros}),
     [](const auto& info) { return jobs::identifier(info.param.name); });
 
-// Where its shapes leave open which dim of a new shape is cut, what says it must be right.
+// A Reshape whose shapes leave open which dim is cut says it in `blocks`. The verifier refuses plans in which that is wrong.
 TEST(ProvedControl, ShapesSayWhichDimIsCut) {
   const Folder folder;
   CompileOptions options;

@@ -106,7 +106,7 @@ struct AdagradRule {
   }
 };
 
-// In place of the type of copies where there are none.
+// Takes the place of the copies' type where a run has no copies.
 struct None {
   None() = default;
   template <class C>
