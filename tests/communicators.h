@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <map>
 
-#include "piper/bundle.h"
+#include "piper/plan/bundle.h"
 
 namespace piper {
 

@@ -9,8 +9,8 @@
 #include <cstring>
 #include <random>
 
-#include "piper/backend_cpu.h"
-#include "piper/signatures.h"
+#include "piper/devices/cpu.h"
+#include "piper/ir/signatures.h"
 
 namespace piper::test {
 

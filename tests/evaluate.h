@@ -7,8 +7,8 @@
 #include <cstring>
 #include <random>
 
-#include "piper/backend_cpu.h"
-#include "piper/graph.h"
+#include "piper/devices/cpu.h"
+#include "piper/ir/graph.h"
 
 namespace piper::test {
 

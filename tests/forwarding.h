@@ -1,7 +1,7 @@
 // Fabrics and Controls that others stand behind: tests change a call of it, or count.
 #pragma once
 
-#include "piper/fabric.h"
+#include "piper/devices/fabric.h"
 
 namespace piper {
 

@@ -34,7 +34,7 @@
 #include <string>
 #include <vector>
 
-#include "piper/base.h"
+#include "piper/base/base.h"
 
 namespace piper::golden {
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "piper/base.h"
+#include "piper/base/base.h"
 
 namespace piper {
 

@@ -7,8 +7,8 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "piper/compile.h"
-#include "piper/diff.h"
+#include "piper/inspect/diff.h"
+#include "piper/planner/compile.h"
 
 namespace piper {
 namespace {

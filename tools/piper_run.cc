@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "piper/backend_cuda.h"
-#include "piper/backends.h"
-#include "piper/picture.h"
-#include "piper/runtime.h"
+#include "piper/devices/cuda.h"
+#include "piper/devices/registry.h"
+#include "piper/inspect/picture.h"
+#include "piper/runtime/executor.h"
 
 namespace {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "piper/backend_cpu.h"
-#include "piper/backends.h"
-#include "piper/verify.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/registry.h"
+#include "piper/plan/verify.h"
 
 namespace piper {
 namespace {

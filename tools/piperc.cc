@@ -6,9 +6,9 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "piper/backends.h"
-#include "piper/compile.h"
-#include "piper/picture.h"
+#include "piper/devices/registry.h"
+#include "piper/planner/compile.h"
+#include "piper/inspect/picture.h"
 
 namespace {
 

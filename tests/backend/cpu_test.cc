@@ -1,13 +1,14 @@
 // The CPU kernels of training: normalisation, loss, optimizers; and that a launch allocates
 // nothing.
+#include "piper/devices/cpu.h"
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <new>
 
 #include "cpu_harness.h"
-#include "piper/backend_cpu.h"
-#include "piper/fuse.h"
+#include "piper/devices/program.h"
 
 namespace {
 std::atomic<int64_t> news{0};  // calls of operator new in this process

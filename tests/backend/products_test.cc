@@ -1,8 +1,8 @@
 // The table of cuts of matrix products: how it is read, what it chooses, and that its choices
 // differ in nothing but speed.
 #include "cpu_harness.h"
-#include "piper/backend_cpu.h"
-#include "piper/fuse.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/program.h"
 
 namespace piper::test {
 namespace {

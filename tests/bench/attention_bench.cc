@@ -11,8 +11,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "piper/backend_cpu.h"
-#include "piper/fuse.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/program.h"
 
 namespace piper {
 namespace {

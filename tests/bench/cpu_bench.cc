@@ -11,8 +11,8 @@
 #include <cstring>
 
 #include "dnnl.h"
-#include "piper/backend_cpu.h"
-#include "piper/fuse.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/program.h"
 
 extern "C" void omp_set_num_threads(int);
 

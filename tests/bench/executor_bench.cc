@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "piper/backend_null.h"
+#include "piper/devices/null.h"
 #include "unit/runtime_plans.h"
 
 namespace piper {

@@ -7,9 +7,9 @@
 #include <functional>
 #include <thread>
 
-#include "piper/backend_cpu.h"
-#include "piper/fuse.h"
-#include "piper/transport.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/program.h"
+#include "piper/runtime/transport.h"
 
 namespace piper {
 namespace {

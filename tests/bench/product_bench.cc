@@ -15,8 +15,8 @@
 
 #include "dnnl.h"
 #include "hwy/targets.h"
-#include "piper/backend_cpu.h"
-#include "piper/fuse.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/program.h"
 #ifndef PIPER_HAS_OPENBLAS
 #define PIPER_HAS_OPENBLAS 0
 #endif

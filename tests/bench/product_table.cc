@@ -1,5 +1,5 @@
 // Which cut of a matrix product is the fastest, for each class of shapes that training has: prints
-// an entry of src/backend_cpu/products.txt for the processor it runs on. One thread; the cuts
+// an entry of src/devices/cpu/products.txt for the processor it runs on. One thread; the cuts
 // alternate, and the least times count, of the processor. Operands come from memory that other products have used since,
 // as in a step.
 //
@@ -11,8 +11,8 @@
 #include <ctime>
 
 #include "hwy/targets.h"
-#include "piper/backend_cpu.h"
-#include "piper/fuse.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/program.h"
 
 namespace piper {
 namespace {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <thread>
 
-#include "piper/transport.h"
+#include "piper/runtime/transport.h"
 
 namespace piper {
 namespace {

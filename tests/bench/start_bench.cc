@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <vector>
 
-#include "piper/transport.h"
+#include "piper/runtime/transport.h"
 #include "shell.h"
 
 namespace piper {

@@ -17,9 +17,9 @@
 #include <numeric>
 
 #include "dnnl.h"
-#include "piper/backend_cpu.h"
-#include "piper/fuse.h"
-#include "piper/runtime.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/program.h"
+#include "piper/runtime/executor.h"
 #ifndef PIPER_HAS_OPENBLAS
 #define PIPER_HAS_OPENBLAS 0
 #endif

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "fake_library.h"
-#include "piper/base.h"
+#include "piper/base/base.h"
 
 namespace piper::cuda {
 namespace {

@@ -16,7 +16,7 @@
 #include <set>
 
 #include "equivalence/jobs.h"
-#include "piper/compile.h"
+#include "piper/planner/compile.h"
 
 namespace piper {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "evaluate.h"
 #include "fake_cuda/run_program.h"
-#include "piper/ops.h"
+#include "piper/ir/ops.h"
 
 namespace piper::test {
 

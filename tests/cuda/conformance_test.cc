@@ -8,8 +8,8 @@
 #include <cstring>
 #include <fstream>
 
-#include "piper/halves.h"
-#include "piper/signatures.h"
+#include "piper/devices/float16.h"
+#include "piper/ir/signatures.h"
 #include "run_on_device.h"
 #include "unit/op_uses.h"
 

@@ -9,7 +9,7 @@
 
 #include "cuda/samples.h"
 #include "folder.h"
-#include "piper/data.h"
+#include "piper/base/data.h"
 #include "shell.h"
 
 namespace piper {

@@ -8,8 +8,8 @@
 #include <cstring>
 
 #include "folder.h"
-#include "piper/compile.h"
-#include "piper/runtime.h"
+#include "piper/planner/compile.h"
+#include "piper/runtime/executor.h"
 
 namespace piper {
 namespace {

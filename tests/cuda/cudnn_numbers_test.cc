@@ -13,8 +13,8 @@
 #include "attention_plan.h"
 #include "evaluate.h"
 #include "libraries.h"
-#include "piper/backend_cuda.h"
-#include "piper/ops.h"
+#include "piper/devices/cuda.h"
+#include "piper/ir/ops.h"
 
 namespace piper {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <functional>
 
-#include "piper/halves.h"
+#include "piper/devices/float16.h"
 #include "written.h"
 
 namespace piper {

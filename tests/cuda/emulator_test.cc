@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "fake_cuda/grid.h"
-#include "piper/cuda_kernels.h"
+#include "piper/devices/cuda_kernels.h"
 
 namespace piper::emulator {
 namespace {

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "fake_library.h"
-#include "piper/base.h"
+#include "piper/base/base.h"
 
 namespace piper::cuda {
 namespace {
@@ -196,7 +196,8 @@ TEST_F(FakeCuda, CapturesRefuseWaitsAndForksThatDoNotJoin) {
 }
 
 TEST_F(FakeCuda, CompilesLoadsAndLaunches) {
-  auto source = read_text_file(PIPER_SOURCE_DIR "/src/cuda_kernels/device/prelude.cuh", 1 << 20);
+  auto source =
+      read_text_file(PIPER_SOURCE_DIR "/src/devices/cuda_kernels/device/prelude.cuh", 1 << 20);
   ASSERT_TRUE(source.ok());
   *source +=
       "KERNEL(twice, 2, 64) {\n"

@@ -9,7 +9,7 @@
 
 #include "equivalence/jobs.h"
 #include "nvrtc.h"
-#include "piper/cuda_kernels.h"
+#include "piper/devices/cuda_kernels.h"
 #include "shell.h"
 
 namespace piper {

@@ -7,10 +7,10 @@
 
 #include "folder.h"
 #include "nvrtc.h"
-#include "piper/compile.h"
-#include "piper/cuda_kernels.h"
-#include "piper/fuse.h"
-#include "piper/signatures.h"
+#include "piper/devices/cuda_kernels.h"
+#include "piper/devices/program.h"
+#include "piper/ir/signatures.h"
+#include "piper/planner/compile.h"
 
 namespace piper {
 namespace {

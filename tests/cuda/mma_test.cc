@@ -9,7 +9,7 @@
 #include "fake_cuda/elements.h"
 #include "fake_cuda/fragments.h"
 #include "fake_cuda/grid.h"
-#include "piper/cuda_kernels.h"
+#include "piper/devices/cuda_kernels.h"
 
 namespace piper::emulator {
 namespace {

@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "folder.h"
-#include "piper/compile.h"
-#include "piper/runtime.h"
+#include "piper/planner/compile.h"
+#include "piper/runtime/executor.h"
 
 namespace piper {
 

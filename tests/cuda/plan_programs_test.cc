@@ -9,7 +9,7 @@
 
 #include "evaluate.h"
 #include "folder.h"
-#include "piper/compile.h"
+#include "piper/planner/compile.h"
 #include "run_on_device.h"
 
 namespace piper {

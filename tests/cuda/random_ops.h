@@ -5,7 +5,7 @@
 #include <set>
 
 #include "composed.h"
-#include "piper/signatures.h"
+#include "piper/ir/signatures.h"
 
 namespace piper::test {
 

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "composed.h"
-#include "piper/halves.h"
+#include "piper/devices/float16.h"
 
 namespace piper {
 namespace {

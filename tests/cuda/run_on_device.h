@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "fake_cuda/run_program.h"
-#include "piper/backend_cuda.h"
-#include "piper/memory.h"
+#include "piper/base/memory.h"
+#include "piper/devices/cuda.h"
 
 namespace piper::test {
 

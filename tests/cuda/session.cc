@@ -6,8 +6,8 @@
 #include <cstring>
 #include <random>
 
-#include "piper/backend_cpu.h"
-#include "piper/backend_cuda.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/cuda.h"
 
 namespace piper {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "evaluate.h"
 #include "folder.h"
-#include "piper/backend_cuda.h"
+#include "piper/devices/cuda.h"
 
 namespace piper {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "equivalence/jobs.h"
 #include "over_nccl.h"
-#include "piper/backend_cuda.h"
+#include "piper/devices/cuda.h"
 #include "seed.h"
 #include "tiny_models.h"
 

@@ -10,7 +10,7 @@
 
 #include "evaluate.h"
 #include "folder.h"
-#include "piper/backend_cuda.h"
+#include "piper/devices/cuda.h"
 #include "shell.h"
 
 namespace piper {
@@ -147,7 +147,7 @@ TEST_F(Tune, SplitsALongSumIntoPartsThatAreStored) {
     ASSERT_EQ(made[i], sum) << "element " << i;
   }
   const Status restored =
-      take_cuda_products(PIPER_SOURCE_DIR "/src/backend_cuda/products_cuda.txt");
+      take_cuda_products(PIPER_SOURCE_DIR "/src/devices/cuda/products_cuda.txt");
   ASSERT_TRUE(restored.ok()) << restored.error().message;
 }
 

@@ -8,8 +8,8 @@
 
 #include "evaluate.h"
 #include "fake_cuda/run_program.h"
-#include "piper/ops.h"
-#include "piper/signatures.h"
+#include "piper/ir/ops.h"
+#include "piper/ir/signatures.h"
 
 namespace piper::test {
 

@@ -3,8 +3,8 @@
 #include <thread>
 
 #include "equivalence/jobs.h"
-#include "piper/backend_cpu.h"
-#include "piper/memory.h"
+#include "piper/base/memory.h"
+#include "piper/devices/cpu.h"
 
 namespace piper {
 namespace {

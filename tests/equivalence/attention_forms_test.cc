@@ -4,9 +4,9 @@
 #include <functional>
 
 #include "evaluate.h"
-#include "piper/autodiff.h"
-#include "piper/ops.h"
-#include "piper/patterns.h"
+#include "piper/frontend/autodiff.h"
+#include "piper/frontend/patterns.h"
+#include "piper/ir/ops.h"
 
 namespace piper {
 namespace {

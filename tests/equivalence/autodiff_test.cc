@@ -1,6 +1,6 @@
 // Gradients of real exports at step 0, evaluated node by node, against those that PyTorch computed
 // in double precision.
-#include "piper/autodiff.h"
+#include "piper/frontend/autodiff.h"
 
 #include <gtest/gtest.h>
 
@@ -11,8 +11,8 @@
 #include <map>
 
 #include "evaluate.h"
-#include "piper/data.h"
-#include "piper/import.h"
+#include "piper/base/data.h"
+#include "piper/frontend/import.h"
 
 namespace piper {
 namespace {

@@ -3,8 +3,8 @@
 // device does that cuts nothing, in f64 to the last digits.
 #include "communicators.h"
 #include "equivalence/jobs.h"
-#include "piper/summary.h"
-#include "piper/verify.h"
+#include "piper/inspect/summary.h"
+#include "piper/plan/verify.h"
 
 namespace piper {
 namespace {

@@ -2,7 +2,7 @@
 // buffers are PyTorch's after five steps, on one device and on the stages of a pipeline; and what
 // the strategy may say of them.
 #include "equivalence/jobs.h"
-#include "piper/verify.h"
+#include "piper/plan/verify.h"
 
 namespace piper {
 namespace {

@@ -7,11 +7,11 @@
 #include <map>
 
 #include "evaluate.h"
-#include "piper/autodiff.h"
-#include "piper/data.h"
-#include "piper/import.h"
-#include "piper/ops.h"
-#include "piper/patterns.h"
+#include "piper/base/data.h"
+#include "piper/frontend/autodiff.h"
+#include "piper/frontend/import.h"
+#include "piper/frontend/patterns.h"
+#include "piper/ir/ops.h"
 
 namespace piper {
 namespace {

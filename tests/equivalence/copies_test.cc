@@ -5,10 +5,10 @@
 #include <thread>
 
 #include "equivalence/jobs.h"
-#include "piper/backend_cpu.h"
-#include "piper/halves.h"
-#include "piper/summary.h"
-#include "piper/verify.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/float16.h"
+#include "piper/inspect/summary.h"
+#include "piper/plan/verify.h"
 
 namespace piper {
 namespace {

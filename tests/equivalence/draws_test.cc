@@ -3,7 +3,7 @@
 #include <regex>
 
 #include "equivalence/jobs.h"
-#include "piper/verify.h"
+#include "piper/plan/verify.h"
 
 namespace piper {
 namespace {

@@ -10,9 +10,9 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "folder.h"
-#include "piper/compile.h"
-#include "piper/sim.h"
+#include "piper/planner/compile.h"
 #include "sanitizer.h"
+#include "support/sim.h"
 
 namespace piper::jobs {
 

@@ -2,8 +2,8 @@
 #include <set>
 
 #include "equivalence/jobs.h"
-#include "piper/memory.h"
-#include "piper/verify.h"
+#include "piper/base/memory.h"
+#include "piper/plan/verify.h"
 
 namespace piper {
 namespace {

@@ -2,7 +2,7 @@
 // accepts every plan, and its ranks train as one device does that cuts nothing.
 #include "equivalence/numbers.h"
 #include "equivalence/random_model.h"
-#include "piper/verify.h"
+#include "piper/plan/verify.h"
 
 namespace piper {
 namespace {

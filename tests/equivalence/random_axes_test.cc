@@ -3,7 +3,7 @@
 #include "equivalence/numbers.h"
 #include "equivalence/random_blocks.h"
 #include "mutation/plans.h"
-#include "piper/verify.h"
+#include "piper/plan/verify.h"
 #include "seed.h"
 
 namespace piper {

@@ -6,7 +6,7 @@
 
 #include <random>
 
-#include "piper/base.h"
+#include "piper/base/base.h"
 
 namespace piper {
 

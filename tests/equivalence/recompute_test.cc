@@ -1,7 +1,7 @@
 // Recomputed activations: less memory, the same bits.
 #include "equivalence/jobs.h"
-#include "piper/summary.h"
-#include "piper/verify.h"
+#include "piper/inspect/summary.h"
+#include "piper/plan/verify.h"
 
 namespace piper {
 namespace {

@@ -7,7 +7,7 @@
 #include "equivalence/jobs.h"
 #include "equivalence/layouts.h"
 #include "forwarding.h"
-#include "piper/verify.h"
+#include "piper/plan/verify.h"
 #include "seed.h"
 
 namespace piper {

@@ -5,9 +5,9 @@
 #include <set>
 
 #include "equivalence/jobs.h"
-#include "piper/memory.h"
-#include "piper/summary.h"
-#include "piper/verify.h"
+#include "piper/base/memory.h"
+#include "piper/inspect/summary.h"
+#include "piper/plan/verify.h"
 
 namespace piper {
 namespace {

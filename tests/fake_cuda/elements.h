@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "piper/base.h"
+#include "piper/base/base.h"
 
 namespace piper::emulator {
 

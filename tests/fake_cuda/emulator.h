@@ -1,5 +1,5 @@
-// The words of kernel texts (src/cuda_kernels/device/prelude.cuh) for a compiler of the host, which
-// is given this file in front of the text: `-DPIPER_HOST -include emulator.h`.
+// The words of kernel texts (src/devices/cuda_kernels/device/prelude.cuh) for a compiler of the
+// host, which is given this file in front of the text: `-DPIPER_HOST -include emulator.h`.
 //
 // The text is compiled with what the thread sanitizer puts in front of each access to memory, but
 // linked with the functions below in place of the sanitizer's, so that the emulator sees every

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "piper/base.h"
+#include "piper/base/base.h"
 #include "sanitizer.h"
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "grid.h"
-#include "piper/cuda_kernels.h"
+#include "piper/devices/cuda_kernels.h"
 
 namespace piper::emulator {
 

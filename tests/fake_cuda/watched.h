@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "emulator_link.h"
-#include "piper/base.h"
+#include "piper/base/base.h"
 
 namespace piper::emulator {
 

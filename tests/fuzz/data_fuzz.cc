@@ -1,5 +1,5 @@
 // Data files as a run reads them.
-#include "piper/data.h"
+#include "piper/base/data.h"
 #include "targets.h"
 
 namespace piper::fuzz {

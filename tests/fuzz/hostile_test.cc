@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <map>
 
-#include "piper/base.h"
+#include "piper/base/base.h"
 #include "seed.h"
 #include "targets.h"
 

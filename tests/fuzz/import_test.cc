@@ -1,5 +1,5 @@
 // Hostile and broken ONNX files: each is refused with one located sentence, and nothing crashes.
-#include "piper/import.h"
+#include "piper/frontend/import.h"
 
 #include <gtest/gtest.h>
 #include <onnx/onnx_pb.h>

@@ -9,9 +9,9 @@
 #include <cstring>
 #include <utility>
 
-#include "piper/backend_cpu.h"
-#include "piper/ops.h"
-#include "piper/signatures.h"
+#include "piper/devices/cpu.h"
+#include "piper/ir/ops.h"
+#include "piper/ir/signatures.h"
 #include "targets.h"
 
 namespace piper::fuzz {

@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "piper/compile.h"
+#include "piper/planner/compile.h"
 #include "targets.h"
 
 namespace piper::fuzz {

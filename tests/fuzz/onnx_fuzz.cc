@@ -3,7 +3,7 @@
 #include <onnx/onnx_pb.h>
 #include <unistd.h>
 
-#include "piper/compile.h"
+#include "piper/planner/compile.h"
 #include "protobuf_change.h"
 #include "targets.h"
 

@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "piper/bundle.h"
-#include "piper/picture.h"
-#include "piper/summary.h"
-#include "piper/verify.h"
+#include "piper/inspect/picture.h"
+#include "piper/inspect/summary.h"
+#include "piper/plan/bundle.h"
+#include "piper/plan/verify.h"
 #include "protobuf_change.h"
 #include "targets.h"
 

@@ -2,9 +2,9 @@
 // is not its own, whatever the plan says and whatever the data are.
 #include <cstring>
 
-#include "piper/backend_cpu.h"
-#include "piper/runtime.h"
-#include "piper/transport.h"
+#include "piper/devices/cpu.h"
+#include "piper/runtime/executor.h"
+#include "piper/runtime/transport.h"
 #include "targets.h"
 
 namespace piper::fuzz {

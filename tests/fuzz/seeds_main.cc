@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "piper/base.h"
+#include "piper/base/base.h"
 #include "targets.h"
 
 int main(int argc, char** argv) {

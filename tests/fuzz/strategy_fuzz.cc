@@ -1,5 +1,5 @@
 // Strategy files and order programs.
-#include "piper/compile.h"
+#include "piper/planner/compile.h"
 #include "targets.h"
 
 namespace piper::fuzz {

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "piper/base.h"
+#include "piper/base/base.h"
 
 namespace piper::fuzz {
 

@@ -13,7 +13,7 @@
 // when it is received.
 #pragma once
 
-#include "piper/bundle.h"
+#include "piper/plan/bundle.h"
 
 namespace piper::mutation {
 

@@ -7,7 +7,7 @@
 #include "mutation/fields.h"
 #include "mutation/interpreter.h"
 #include "mutation/plans.h"
-#include "piper/verify.h"
+#include "piper/plan/verify.h"
 #include "seed.h"
 
 namespace piper::mutation {

@@ -3,7 +3,7 @@
 #include <array>
 
 #include "mutation/places.h"
-#include "piper/memory.h"
+#include "piper/base/memory.h"
 
 namespace piper::mutation {
 namespace {

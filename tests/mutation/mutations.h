@@ -4,7 +4,7 @@
 #include <random>
 #include <span>
 
-#include "piper/bundle.h"
+#include "piper/plan/bundle.h"
 
 namespace piper::mutation {
 

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "mutation/places.h"
-#include "piper/memory.h"
+#include "piper/base/memory.h"
 
 namespace piper::mutation {
 namespace {

@@ -1,7 +1,7 @@
 // Symbols: what a cell of memory holds, and what ops make of them.
 #pragma once
 
-#include "piper/bundle.h"
+#include "piper/plan/bundle.h"
 
 namespace piper::mutation {
 

@@ -1,7 +1,7 @@
 // Mutations that aim at one promise of the verifier each: updates once a step, parameters gathered
 // fresh, one order of collectives, races between streams, equal microbatches.
 #include "mutation/places.h"
-#include "piper/memory.h"
+#include "piper/base/memory.h"
 
 namespace piper::mutation {
 namespace {

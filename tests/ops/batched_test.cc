@@ -1,8 +1,8 @@
 // Operators of images, places and order under a cut batch: loss and gradients as of the whole one.
 #include <gtest/gtest.h>
 
-#include "piper/autodiff.h"
-#include "piper/import.h"
+#include "piper/frontend/autodiff.h"
+#include "piper/frontend/import.h"
 #include "unit/sharding_oracle.h"
 
 namespace piper {

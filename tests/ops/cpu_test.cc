@@ -1,9 +1,10 @@
 // The CPU kernels that multiply, move and reduce, against naive references in double.
+#include "piper/devices/cpu.h"
+
 #include <numeric>
 
 #include "cpu_harness.h"
-#include "piper/backend_cpu.h"
-#include "piper/fuse.h"
+#include "piper/devices/program.h"
 
 namespace piper::test {
 namespace {

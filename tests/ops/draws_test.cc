@@ -6,9 +6,9 @@
 #include "evaluate.h"
 #include "folder.h"
 #include "onnx/onnx_pb.h"
-#include "piper/autodiff.h"
-#include "piper/import.h"
-#include "piper/ops.h"
+#include "piper/frontend/autodiff.h"
+#include "piper/frontend/import.h"
+#include "piper/ir/ops.h"
 
 namespace piper {
 namespace {

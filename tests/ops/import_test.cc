@@ -1,6 +1,6 @@
 // Every import rule against ONNX's own reference evaluator: tests/data/import_rules.json holds uses
 // of operators with their results (made by make_import_rules.py beside it).
-#include "piper/import.h"
+#include "piper/frontend/import.h"
 
 #include <gtest/gtest.h>
 #include <onnx/onnx_pb.h>

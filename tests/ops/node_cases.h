@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "piper/import.h"
+#include "piper/frontend/import.h"
 
 namespace piper::test {
 

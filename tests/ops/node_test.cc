@@ -11,7 +11,7 @@
 
 #include "evaluate.h"
 #include "node_cases.h"
-#include "piper/import.h"
+#include "piper/frontend/import.h"
 
 namespace piper {
 namespace {

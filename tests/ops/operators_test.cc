@@ -8,9 +8,9 @@
 #include <set>
 #include <sstream>
 
-#include "piper/import.h"
-#include "piper/ops.h"
-#include "piper/patterns.h"
+#include "piper/frontend/import.h"
+#include "piper/frontend/patterns.h"
+#include "piper/ir/ops.h"
 
 namespace piper {
 namespace {

@@ -1,12 +1,12 @@
 // Every form of a pattern that is looked for: found, as what it is meant to be, with the same
 // numbers; and not found where one thing is another.
-#include "piper/patterns.h"
+#include "piper/frontend/patterns.h"
 
 #include <cmath>
 #include <functional>
 
 #include "evaluate.h"
-#include "piper/ops.h"
+#include "piper/ir/ops.h"
 
 namespace piper {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "evaluate.h"
 #include "node_cases.h"
-#include "piper/autodiff.h"
-#include "piper/patterns.h"
+#include "piper/frontend/autodiff.h"
+#include "piper/frontend/patterns.h"
 
 namespace piper {
 namespace {

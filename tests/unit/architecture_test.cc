@@ -1,5 +1,5 @@
-// The walls between the rooms: reads the piper_room lines of CMakeLists.txt and every #include of
-// the sources, and fails on an arrow that they do not allow. See README.md for the map.
+// The walls between wings and rooms: reads the piper_room lines of CMakeLists.txt and every
+// #include of the sources, and fails on an arrow that they do not allow. src/README.md is the map.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include <set>
 #include <sstream>
 
-#include "piper/base.h"
+#include "piper/base/base.h"
 
 namespace piper {
 namespace {
@@ -46,7 +46,8 @@ std::string name_of(const fs::path& path) { return fs::relative(path, kRoot).str
 // ---- What CMakeLists.txt says -------------------------------------------------------------------
 
 struct Rooms {
-  std::vector<std::string> names;  // in the order of their lines
+  std::vector<std::string> names;            // without their wings, in the order of their lines
+  std::map<std::string, std::string> wings;  // by room; empty for tools
   std::map<std::string, std::vector<std::string>> uses;
 
   bool has(const std::string& name) const { return uses.contains(name); }
@@ -73,6 +74,10 @@ Rooms parse_calls(const std::string& cmake, const std::string& function) {
     std::istringstream words((*it)[1].str());
     std::string name, word;
     words >> name;
+    const size_t slash = name.find('/');
+    const std::string wing = slash == name.npos ? "" : name.substr(0, slash);
+    if (slash != name.npos) name = name.substr(slash + 1);
+    rooms.wings[name] = wing;
     bool in_uses = false;
     rooms.names.push_back(name);
     std::vector<std::string>& uses = rooms.uses[name];
@@ -88,10 +93,22 @@ Rooms parse_calls(const std::string& cmake, const std::string& function) {
   return rooms;
 }
 
-Rooms rooms() { return parse_calls(read(kRoot / "CMakeLists.txt"), "piper_room"); }
+const Rooms& rooms() {
+  static const Rooms all = parse_calls(read(kRoot / "CMakeLists.txt"), "piper_room");
+  return all;
+}
 Rooms tools() { return parse_calls(read(kRoot / "CMakeLists.txt"), "piper_tool"); }
 
-fs::path folder_of(const std::string& room) { return kRoot / "src" / room; }
+std::string path_of(const std::string& room) { return rooms().wings.at(room) + "/" + room; }
+fs::path folder_of(const std::string& room) { return kRoot / "src" / path_of(room); }
+fs::path door_of(const std::string& room) {
+  return kRoot / "include/piper" / (path_of(room) + ".h");
+}
+
+// The wings, from the ground up. A room uses rooms of its own wing and of wings on lower levels.
+const std::map<std::string, int> kLevels = {{"base", 0},    {"ir", 1},      {"plan", 2},
+                                            {"inspect", 3}, {"devices", 3}, {"frontend", 4},
+                                            {"runtime", 4}, {"planner", 5}};
 
 // ---- What the sources include -------------------------------------------------------------------
 
@@ -114,9 +131,12 @@ std::vector<Include> includes_of(const std::string& text) {
   return includes;
 }
 
+// The room whose door "piper/WING/ROOM.h" is. What names no wing of the room names no door.
 std::optional<std::string> door_named(const std::string& include) {
   if (!include.starts_with("piper/") || !include.ends_with(".h")) return std::nullopt;
-  return include.substr(6, include.size() - 8);
+  const std::string path = include.substr(6, include.size() - 8);
+  const std::string room = path.substr(path.find('/') + 1);
+  return rooms().has(room) && path_of(room) == path ? room : path;
 }
 
 // The doors that `uses` open, and the doors that those include themselves.
@@ -128,9 +148,8 @@ std::set<std::string> open_doors(const std::vector<std::string>& uses) {
     const std::string door = todo.back();
     todo.pop_back();
     if (!doors.insert(door).second) continue;
-    const fs::path header = kRoot / "include/piper" / (door + ".h");
-    if (!fs::exists(header)) continue;
-    for (const Include& include : includes_of(read(header)))
+    if (!rooms().has(door)) continue;
+    for (const Include& include : includes_of(read(door_of(door))))
       if (const auto inner = door_named(include.target)) todo.push_back(*inner);
   }
   return doors;
@@ -147,13 +166,13 @@ const std::vector<Foreign>& foreign_headers() {
       {"yaml-cpp/", {"strategy"}},
       {"plan.pb.h", {"bundle"}},
       {"google/protobuf/", {"bundle", "import"}},
-      {"dnnl", {"backend_cpu"}},
-      {"oneapi/", {"backend_cpu"}},
-      {"omp.h", {"backend_cpu"}},
-      {"hwy/", {"backend_cpu"}},
+      {"dnnl", {"cpu"}},
+      {"oneapi/", {"cpu"}},
+      {"omp.h", {"cpu"}},
+      {"hwy/", {"cpu"}},
       {"mpi.h", {"transport"}},
       {"CLI/", {"tools"}},
-      {"nlohmann/", {"data", "bundle", "import", "diff", "runtime"}},
+      {"nlohmann/", {"data", "bundle", "import", "diff", "executor"}},
       {"xxhash.h", {"base"}},
   };
   return table;
@@ -204,16 +223,62 @@ TEST(Architecture, RoomsUseOnlyRoomsAboveThem) {
   }
 }
 
-TEST(Architecture, EveryFolderIsARoomWithADoor) {
-  const Rooms all = rooms();
-  std::set<fs::path> folders;
-  for (const std::string& name : all.names) {
-    folders.insert(folder_of(name));
-    if (!fs::exists(folder_of(name)) || fs::is_empty(folder_of(name))) continue;
-    EXPECT_TRUE(fs::exists(kRoot / "include/piper" / (name + ".h"))) << name;
+TEST(Architecture, WingsUseOnlyWingsBelowThem) {
+  for (const std::string& name : rooms().names) {
+    const std::string& wing = rooms().wings.at(name);
+    ASSERT_TRUE(kLevels.contains(wing)) << name << " is in no wing";
+    for (const std::string& used : rooms().uses.at(name)) {
+      const std::string& other = rooms().wings.at(used);
+      EXPECT_TRUE(other == wing || kLevels.at(other) < kLevels.at(wing))
+          << path_of(name) << " uses " << path_of(used);
+    }
   }
+  std::set<std::string> wings;
+  for (const auto& entry : fs::directory_iterator(kRoot / "src"))
+    if (entry.is_directory()) wings.insert(entry.path().filename());
+  EXPECT_EQ(wings.size(), kLevels.size());
+  for (const std::string& wing : wings) EXPECT_TRUE(kLevels.contains(wing)) << wing;
+}
+
+// That the executor knows nothing of strategies is then a fact that the linker keeps, too.
+TEST(Architecture, TheRuntimeUsesNeitherFrontendNorPlanner) {
+  Rooms programs = tools();
+  std::vector<std::string> roots = programs.uses["piper_run"];
+  ASSERT_FALSE(roots.empty());
+  for (const std::string& room : rooms().names)
+    if (rooms().wings.at(room) == "runtime") roots.push_back(room);
+  for (const std::string& room : programs.uses["piper_verify"]) roots.push_back(room);
+  for (const std::string& room : rooms().closure(roots)) {
+    const std::string& wing = rooms().wings.at(room);
+    EXPECT_TRUE(wing != "frontend" && wing != "planner") << path_of(room);
+  }
+}
+
+TEST(Architecture, EveryFolderIsARoomWithADoor) {
+  std::set<fs::path> folders, doors;
+  for (const std::string& name : rooms().names) {
+    folders.insert(folder_of(name));
+    doors.insert(door_of(name));
+    EXPECT_TRUE(fs::exists(door_of(name))) << name;
+  }
+  EXPECT_EQ(folders.size(), rooms().uses.size()) << "two rooms have one name";
   for (const fs::path& file : sources_under(kRoot / "src"))
     EXPECT_TRUE(folders.contains(file.parent_path())) << name_of(file) << " is in no room";
+  for (const fs::path& file : sources_under(kRoot / "include"))
+    EXPECT_TRUE(doors.contains(file)) << name_of(file) << " is the door of no room";
+}
+
+TEST(Architecture, EachUseIsIncluded) {
+  for (const std::string& name : rooms().names) {
+    std::set<std::string> included;
+    std::vector<fs::path> files = sources_under(folder_of(name));
+    files.push_back(door_of(name));
+    for (const fs::path& file : files)
+      for (const Include& include : includes_of(read(file)))
+        if (const auto door = door_named(include.target)) included.insert(*door);
+    for (const std::string& used : rooms().uses.at(name))
+      EXPECT_TRUE(included.contains(used)) << path_of(name) << " includes nothing of " << used;
+  }
 }
 
 TEST(Architecture, RoomsIncludeOnlyTheDoorsTheyUse) {
@@ -230,8 +295,7 @@ TEST(Architecture, RoomsIncludeOnlyTheDoorsTheyUse) {
 TEST(Architecture, DoorsIncludeOnlyTheDoorsTheirRoomUses) {
   const Rooms all = rooms();
   for (const std::string& name : all.names) {
-    const fs::path header = kRoot / "include/piper" / (name + ".h");
-    if (!fs::exists(header)) continue;
+    const fs::path header = door_of(name);
     std::set<std::string> doors;
     for (const std::string& used : all.uses.at(name)) doors.insert(used);
     for (const Include& include : includes_of(read(header))) {
@@ -295,39 +359,18 @@ TEST(Architecture, NoTypeIsDefinedTwice) {
   EXPECT_GT(seen.size(), 100u);
 }
 
-// That the executor knows nothing of strategies is then a fact that the linker keeps. The op table
-// is there for what backends join, and for what the verifier follows op by op.
-TEST(Architecture, TheRuntimeLinksNoCompilerRoom) {
-  const std::set<std::string> executor = {
-      "base",    "lines",    "data",      "bundle",       "halves",       "graph",    "ops",
-      "fuse",    "memory",   "fabric", "device_fabric", "backend",   "backend_cpu",  "backend_null", "backends", "signatures",
-      "nvtx", "runtime", "parallel", "transport", "cuda_kernels", "backend_cuda"};
-  const std::set<std::string> beside = {"flops", "picture"};
-  const std::vector<std::string> run = tools().uses["piper_run"];
-  ASSERT_FALSE(run.empty());
-  for (const std::string& room : rooms().closure(run))
-    EXPECT_TRUE(executor.contains(room) || beside.contains(room))
-        << "piper-run would link " << room;
-  for (const std::string& room : rooms().closure({"runtime"}))
-    EXPECT_TRUE(executor.contains(room)) << "the runtime would link " << room;
-  for (const std::string& room : rooms().closure(tools().uses["piper_verify"]))
-    EXPECT_TRUE(executor.contains(room) || room == "verify" || room == "parallel" ||
-                room == "graph" || room == "ops")
-        << "piper-verify would link " << room;
-}
-
 // Whoever adds a backend writes its room and a line of the table.
 TEST(Architecture, ABackendIsItsRoomAndALine) {
   std::set<std::string> named;
   for (const char* folder : {"src", "include", "tools"})
     for (const fs::path& file : sources_under(kRoot / folder)) {
       const std::string text = read(file);
-      if (text.find("backend_null") != text.npos || text.find("null_backend") != text.npos)
+      if (text.find("devices/null") != text.npos || text.find("null_backend") != text.npos)
         named.insert(name_of(file));
     }
   EXPECT_EQ(named,
-            (std::set<std::string>{"include/piper/backend_null.h", "src/backend_null/null.cc",
-                                   "include/piper/backend.h", "src/backends/backends.cc"}));
+            (std::set<std::string>{"include/piper/devices/null.h", "src/devices/null/null.cc",
+                                   "src/devices/registry/backends.cc"}));
 }
 
 // A schedule is a text in strategies/; were its name in the sources, the next one would need code.
@@ -395,18 +438,18 @@ TEST(Architecture, FilesNameNoMachine) {
 // The checks themselves, on a source that breaks each wall once.
 TEST(Architecture, BreachesAreSeen) {
   const std::string source =
-      "#include \"piper/base.h\"\n"
-      "#include \"piper/lower.h\"\n"
+      "#include \"piper/base/base.h\"\n"
+      "#include \"piper/planner/lower.h\"\n"
       "  #  include <yaml-cpp/yaml.h>\n"
       "#include \"../graph/text.h\"\n"
       "#include \"no_such.h\"\n"
       "#include <vector>\n";
-  EXPECT_EQ(
-      wrong_includes("graph", kRoot / "src/graph", {"base", "graph"}, source),
-      (std::vector<std::string>{"2: piper/lower.h is a door that the room's USES does not open",
-                                "3: yaml-cpp/yaml.h belongs to strategy",
-                                "4: ../graph/text.h leaves the folder of the room",
-                                "5: no_such.h is no header of this room"}));
+  EXPECT_EQ(wrong_includes("graph", kRoot / "src/ir/graph", {"base", "graph"}, source),
+            (std::vector<std::string>{
+                "2: piper/planner/lower.h is a door that the room's USES does not open",
+                "3: yaml-cpp/yaml.h belongs to strategy",
+                "4: ../graph/text.h leaves the folder of the room",
+                "5: no_such.h is no header of this room"}));
   EXPECT_EQ(visible_types("namespace a {\nnamespace {\nstruct B {\n}  // namespace\nclass C;\n"
                           "struct D : E {\n  struct F {\n}  // namespace a\n"),
             (std::vector<std::string>{"a::D"}));

@@ -1,4 +1,4 @@
-#include "piper/autodiff.h"
+#include "piper/frontend/autodiff.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "evaluate.h"
 #include "golden.h"
-#include "piper/ops.h"
+#include "piper/ir/ops.h"
 #include "unit/train_text.h"
 
 namespace piper {

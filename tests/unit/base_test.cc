@@ -1,4 +1,4 @@
-#include "piper/base.h"
+#include "piper/base/base.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

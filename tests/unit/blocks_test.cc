@@ -9,9 +9,9 @@
 
 #include "communicators.h"
 #include "folder.h"
-#include "piper/diff.h"
-#include "piper/memory.h"
-#include "piper/runtime.h"
+#include "piper/base/memory.h"
+#include "piper/inspect/diff.h"
+#include "piper/runtime/executor.h"
 #include "sanitizer.h"
 #include "shell.h"
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "piper/bundle.h"
+#include "piper/plan/bundle.h"
 
 namespace piper {
 

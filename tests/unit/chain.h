@@ -5,11 +5,11 @@
 
 #include <gtest/gtest.h>
 
-#include "piper/autodiff.h"
-#include "piper/compile.h"
-#include "piper/directives.h"
-#include "piper/schedule.h"
-#include "piper/sharding.h"
+#include "piper/frontend/autodiff.h"
+#include "piper/planner/compile.h"
+#include "piper/planner/directives.h"
+#include "piper/planner/schedule.h"
+#include "piper/planner/sharding.h"
 
 namespace piper::chain {
 

@@ -1,8 +1,8 @@
 #include "equivalence/jobs.h"
-#include "piper/autodiff.h"
-#include "piper/backend_cpu.h"
-#include "piper/dag.h"
-#include "piper/sharding.h"
+#include "piper/devices/cpu.h"
+#include "piper/frontend/autodiff.h"
+#include "piper/planner/dag.h"
+#include "piper/planner/sharding.h"
 
 namespace piper {
 namespace {

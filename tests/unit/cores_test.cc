@@ -10,8 +10,8 @@
 #include <mutex>
 #include <thread>
 
-#include "piper/backend_cpu.h"
-#include "piper/backends.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/registry.h"
 #include "unit/runtime_plans.h"
 
 namespace piper {

@@ -1,9 +1,10 @@
 // The CPU backend as such: memory, refusals, results in place; Fused; and the null backend.
+#include "piper/devices/cpu.h"
+
 #include "cpu_harness.h"
-#include "piper/backend_cpu.h"
-#include "piper/backend_null.h"
-#include "piper/fuse.h"
-#include "piper/memory.h"
+#include "piper/base/memory.h"
+#include "piper/devices/null.h"
+#include "piper/devices/program.h"
 
 namespace piper::test {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "folder.h"
 #include "libraries.h"
-#include "piper/backend_cuda.h"
+#include "piper/devices/cuda.h"
 #include "shell.h"
 
 namespace piper {

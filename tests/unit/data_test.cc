@@ -1,4 +1,4 @@
-#include "piper/data.h"
+#include "piper/base/data.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

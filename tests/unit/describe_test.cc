@@ -1,6 +1,6 @@
 // piperc MODEL --describe, whole texts.
 #include "golden.h"
-#include "piper/compile.h"
+#include "piper/planner/compile.h"
 
 namespace piper {
 namespace {

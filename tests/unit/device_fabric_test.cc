@@ -1,6 +1,6 @@
 // The conformance suite of fabrics on one that is made of a backend's copies and programs, between
 // threads: here with the CPU's kernels, which are done when a call returns.
-#include "piper/device_fabric.h"
+#include "piper/devices/collectives.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <thread>
 
-#include "piper/backend_cpu.h"
+#include "piper/devices/cpu.h"
 #include "unit/transport_suite.h"
 
 namespace piper {

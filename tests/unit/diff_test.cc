@@ -1,5 +1,5 @@
 // What a change of a strategy shows as, and what never shows.
-#include "piper/diff.h"
+#include "piper/inspect/diff.h"
 
 #include <gmock/gmock.h>
 
@@ -7,7 +7,7 @@
 
 #include "diff_cases.h"
 #include "folder.h"
-#include "piper/compile.h"
+#include "piper/planner/compile.h"
 #include "shell.h"
 
 namespace piper {

@@ -1,11 +1,11 @@
 // The directives on small models: what each says it did, and the tasks that result on every device.
-#include "piper/directives.h"
+#include "piper/planner/directives.h"
 
 #include <random>
 
 #include "equivalence/jobs.h"
 #include "golden.h"
-#include "piper/summary.h"
+#include "piper/inspect/summary.h"
 
 namespace piper {
 namespace {

@@ -1,5 +1,5 @@
 // What is fused computes the same bits.
-#include "piper/memory.h"
+#include "piper/base/memory.h"
 #include "unit/fuse_programs.h"
 
 namespace piper::test {

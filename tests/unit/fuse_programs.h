@@ -2,9 +2,9 @@
 #pragma once
 
 #include "cpu_harness.h"
-#include "piper/backend_cpu.h"
-#include "piper/fuse.h"
-#include "piper/ops.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/program.h"
+#include "piper/ir/ops.h"
 
 namespace piper::test {
 

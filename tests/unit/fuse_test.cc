@@ -1,9 +1,9 @@
 // Views and groups: what becomes of a program.
 #include <regex>
 
-#include "piper/backend_cpu.h"
-#include "piper/halves.h"
-#include "piper/memory.h"
+#include "piper/base/memory.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/float16.h"
 #include "unit/fuse_programs.h"
 
 namespace piper::test {

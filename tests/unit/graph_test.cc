@@ -1,4 +1,4 @@
-#include "piper/graph.h"
+#include "piper/ir/graph.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Imports of real exports, compared with what PyTorch says of them. The models are not part of the
 // repository: the cases that read them are skipped where the folder PIPER_MODELS is absent.
-#include "piper/import.h"
+#include "piper/frontend/import.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@
 #include <set>
 
 #include "evaluate.h"
-#include "piper/data.h"
+#include "piper/base/data.h"
 
 namespace piper {
 namespace {

@@ -1,4 +1,4 @@
-#include "piper/memory.h"
+#include "piper/base/memory.h"
 
 #include <gtest/gtest.h>
 

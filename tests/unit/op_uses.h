@@ -8,7 +8,7 @@
 #include <random>
 
 #include "evaluate.h"
-#include "piper/ops.h"
+#include "piper/ir/ops.h"
 
 namespace piper::test {
 

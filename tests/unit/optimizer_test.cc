@@ -3,7 +3,7 @@
 #include <map>
 
 #include "evaluate.h"
-#include "piper/ops.h"
+#include "piper/ir/ops.h"
 #include "unit/train_text.h"
 
 namespace piper {

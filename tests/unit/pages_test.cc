@@ -90,8 +90,9 @@ TEST(Pages, TheMapListsEachRoomOnce) {
   const std::vector<std::string> listed =
       matches("\n" + read(kSource / "src/README.md"), R"(\n\| `([a-z_]+)` \|)");
   std::multiset<std::string> rooms;
-  for (const auto& each : fs::directory_iterator(kSource / "src"))
-    if (each.is_directory()) rooms.insert(each.path().filename());
+  for (const auto& wing : fs::directory_iterator(kSource / "src"))
+    if (wing.is_directory())
+      for (const auto& room : fs::directory_iterator(wing)) rooms.insert(room.path().filename());
   EXPECT_EQ(std::multiset<std::string>(listed.begin(), listed.end()), rooms);
 }
 

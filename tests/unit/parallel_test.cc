@@ -1,4 +1,4 @@
-#include "piper/parallel.h"
+#include "piper/base/parallel.h"
 
 #include <gtest/gtest.h>
 

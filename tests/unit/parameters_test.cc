@@ -3,7 +3,7 @@
 
 #include "equivalence/jobs.h"
 #include "golden.h"
-#include "piper/summary.h"
+#include "piper/inspect/summary.h"
 
 namespace piper {
 namespace {

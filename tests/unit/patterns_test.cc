@@ -1,10 +1,10 @@
-#include "piper/patterns.h"
+#include "piper/frontend/patterns.h"
 
 #include <gtest/gtest.h>
 
 #include <cstring>
 
-#include "piper/ops.h"
+#include "piper/ir/ops.h"
 
 namespace piper {
 namespace {

@@ -1,5 +1,5 @@
 // Pictures from plans: what runs when, what that costs, and that no form of them is cut or broken.
-#include "piper/picture.h"
+#include "piper/inspect/picture.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <map>
 
 #include "folder.h"
-#include "piper/compile.h"
-#include "piper/flops.h"
+#include "piper/planner/compile.h"
+#include "piper/plan/flops.h"
 
 namespace piper {
 namespace {

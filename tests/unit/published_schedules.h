@@ -6,7 +6,7 @@
 #include <functional>
 #include <map>
 
-#include "piper/base.h"
+#include "piper/base/base.h"
 
 namespace piper::published {
 

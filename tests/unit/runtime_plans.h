@@ -6,8 +6,8 @@
 #include <cstring>
 
 #include "communicators.h"
-#include "piper/memory.h"
-#include "piper/runtime.h"
+#include "piper/base/memory.h"
+#include "piper/runtime/executor.h"
 
 namespace piper::plans {
 

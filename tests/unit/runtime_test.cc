@@ -1,6 +1,6 @@
 // Executors and jobs on role programs made by hand: small enough that every number can be checked
 // by eye.
-#include "piper/runtime.h"
+#include "piper/runtime/executor.h"
 
 #include <gtest/gtest.h>
 
@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "forwarding.h"
-#include "piper/backend_cpu.h"
-#include "piper/backend_null.h"
+#include "piper/devices/cpu.h"
+#include "piper/devices/null.h"
 #include "sanitizer.h"
 #include "unit/runtime_plans.h"
 

@@ -8,8 +8,8 @@
 #include <optional>
 #include <random>
 
-#include "piper/lower.h"
-#include "piper/picture.h"
+#include "piper/inspect/picture.h"
+#include "piper/planner/lower.h"
 #include "seed.h"
 #include "unit/chain.h"
 #include "unit/published_schedules.h"

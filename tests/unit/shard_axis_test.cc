@@ -3,8 +3,8 @@
 
 #include <numeric>
 
-#include "piper/autodiff.h"
-#include "piper/sharding.h"
+#include "piper/frontend/autodiff.h"
+#include "piper/planner/sharding.h"
 #include "seed.h"
 #include "unit/sharding_oracle.h"
 

@@ -9,9 +9,9 @@
 #include <map>
 #include <random>
 
-#include "piper/backend_cpu.h"
-#include "piper/ops.h"
-#include "piper/sharding.h"
+#include "piper/devices/cpu.h"
+#include "piper/ir/ops.h"
+#include "piper/planner/sharding.h"
 
 namespace piper::oracle {
 

@@ -1,4 +1,4 @@
-#include "piper/sharding.h"
+#include "piper/planner/sharding.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <ctime>
 
 #include "golden.h"
-#include "piper/autodiff.h"
-#include "piper/import.h"
+#include "piper/frontend/autodiff.h"
+#include "piper/frontend/import.h"
 #include "unit/sharding_oracle.h"
 
 namespace piper {

@@ -1,4 +1,4 @@
-#include "piper/strategy.h"
+#include "piper/frontend/strategy.h"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <map>
 
 #include "folder.h"
-#include "piper/strategy.h"
+#include "piper/frontend/strategy.h"
 
 namespace piper {
 

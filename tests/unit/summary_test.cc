@@ -1,5 +1,5 @@
 // What plans come to, as --explain prints it.
-#include "piper/summary.h"
+#include "piper/inspect/summary.h"
 
 #include <gmock/gmock.h>
 
@@ -7,10 +7,10 @@
 #include <random>
 
 #include "folder.h"
-#include "piper/backend_cpu.h"
-#include "piper/compile.h"
-#include "piper/fuse.h"
-#include "piper/halves.h"
+#include "piper/devices/cpu.h"
+#include "piper/planner/compile.h"
+#include "piper/devices/program.h"
+#include "piper/devices/float16.h"
 
 namespace piper {
 namespace {

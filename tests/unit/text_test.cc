@@ -3,8 +3,8 @@
 
 #include <random>
 
-#include "piper/base.h"
-#include "piper/lines.h"
+#include "piper/base/base.h"
+#include "piper/base/text_form.h"
 
 namespace piper {
 namespace {

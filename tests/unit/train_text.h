@@ -3,7 +3,7 @@
 
 #include <sstream>
 
-#include "piper/autodiff.h"
+#include "piper/frontend/autodiff.h"
 
 namespace piper::test {
 

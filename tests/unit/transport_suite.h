@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "piper/halves.h"
-#include "piper/transport.h"
+#include "piper/devices/float16.h"
+#include "piper/runtime/transport.h"
 #include "sanitizer.h"
 
 namespace piper::suite {

@@ -1,6 +1,6 @@
 // The conformance suite on all transports: inproc and tcp between threads; mpi, and what only
 // processes can do over tcp, by starting this program again with --rank-case.
-#include "piper/transport.h"
+#include "piper/runtime/transport.h"
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>

@@ -1,5 +1,5 @@
 // What the verifier says of values that ranks have in blocks, or as terms of a sum.
-#include "piper/ops.h"
+#include "piper/ir/ops.h"
 #include "unit/verify_plans.h"
 
 namespace piper {

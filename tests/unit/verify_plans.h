@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "communicators.h"
-#include "piper/verify.h"
+#include "piper/plan/verify.h"
 
 namespace piper {
 

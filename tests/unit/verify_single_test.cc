@@ -1,5 +1,5 @@
 // What the verifier says of plans that do something else than the plan for one device.
-#include "piper/ops.h"
+#include "piper/ir/ops.h"
 #include "unit/verify_plans.h"
 
 namespace piper {

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "folder.h"
-#include "piper/strategy.h"
+#include "piper/frontend/strategy.h"
 
 namespace piper {
 namespace {

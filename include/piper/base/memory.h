@@ -1,0 +1,26 @@
+// Lifetimes to offsets: one flat arena, no two blocks alive at once overlap.
+#pragma once
+
+#include "piper/base/base.h"
+
+namespace piper {
+
+struct Block {
+  int64_t bytes = 0;
+  int64_t first = 0, last = 0;  // alive in this closed interval of positions
+  int64_t offset = -1;          // given, or found
+};
+inline constexpr int64_t kNoCircle = INT64_MAX;
+// Of buffers, of values inside programs, and of the sizes of arenas, in bytes: what devices and
+// their libraries want of memory that they allocate themselves.
+inline constexpr int64_t kAlignment = 256;
+int64_t align_up(int64_t bytes);
+
+// Finds offsets (multiples of kAlignment) for blocks without one, behind all that have one: as time
+// passes, each in the smallest gap that fits, or the same with time going back, whichever ends
+// lower. Returns the arena's size: the greatest end. Never below the peak of live bytes.
+// On a `circle` of so many positions time passes again and again: a block whose last position lies
+// behind its end lives on from its begin. Requires 0 <= last - circle < first < circle of it.
+int64_t place_blocks(std::vector<Block>& blocks, int64_t circle = kNoCircle);
+
+}  // namespace piper

@@ -1,0 +1,323 @@
+// How ranks talk: two small interfaces. Control carries the few host bytes that keep a job
+// together, Fabric what a step moves between devices: on streams, by communicator. A fabric may be
+// combined with any Control. All fabrics give the same bits: a reduction adds in rank order per
+// element, (((r0 + r1) + r2) + …), whatever the message's size; 16-bit floats in f32, rounded once.
+// Only what is called fast may be added up by a device's own library, in an order of its own. The
+// greatest of numbers is no number where one of them is none.
+//
+// Both belong to one rank and are used from one thread of it at a time. Everything that a step
+// needs is registered first (add_send, add_recv, add_group: these may allocate and lock); the calls
+// of a step do neither. Every wait has a deadline: when it passes, or another rank has aborted, the
+// call returns an Error with ExitCode::kPeer that names the own rank, what it waited for, the rank
+// it waited for, whom that one waits for, and where the last of them stands. Time in which the own
+// process was suspended does not count. After an error a fabric is good for abort and destruction
+// only.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <optional>
+
+#include "piper/plan/bundle.h"
+
+namespace piper {
+
+// Which plan a rank holds. Ranks compare it before any data moves.
+struct PlanIdentity {
+  std::string set_id;
+  int64_t rank = 0;
+  int64_t world = 1;
+  std::string source;   // the file or directory, for the error
+  std::string kernels;  // what the rank computes with: ranks of one job must not round differently
+  // What else must be the same on all ranks, with its value: all name the same.
+  std::vector<std::pair<std::string, std::string>> flags;
+  // Why the rank cannot take part: what the others wait for in vain. The rest may be empty then.
+  std::optional<Error> failure = std::nullopt;
+};
+
+// What the hosts' fabrics between processes allocate for a rank that has a group of more than one
+// member (a plan's transport_bytes where it is made for the CPU).
+inline constexpr int64_t kTransportSlotBytes = int64_t{2} << 20;
+
+// A part of one all-reduce message.
+struct Piece {
+  std::byte* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t count = 0;
+  Reduction reduction = Reduction::kSum;
+  bool operator==(const Piece&) const = default;
+};
+
+// A part of a message of several tensors.
+struct MessagePart {
+  std::byte* data = nullptr;
+  int64_t bytes = 0;
+};
+
+// One tensor of a reduce-scatter or all-gather. `whole` is so many equal stretches of a run for
+// each member: member k's part is the k-th of every stretch, one after the other, or, where
+// `mirrored`, in every second stretch the k-th from its end. Of one stretch the last runs may be
+// shorter; behind its end parts are zero.
+struct Shard {
+  std::byte* whole = nullptr;
+  std::byte* part = nullptr;
+  DType dtype = DType::kF32;
+  int64_t count = 0, part_count = 0;  // members × part_count >= count; equal for several stretches
+  int64_t stretches = 1;
+  bool mirrored = false;
+  bool operator==(const Shard&) const = default;
+  // Bytes that lie side by side in the whole and in a part.
+  struct Run {
+    int64_t whole = 0, part = 0, bytes = 0;
+  };
+  // Of the bytes [begin, end) of member k's part, what lies in the whole.
+  template <class Visit>
+  void for_each_run(int64_t k, int64_t begin, int64_t end, Visit visit) const {
+    const int64_t size = info(dtype).bytes, stretch = count / stretches * size,
+                  run = part_count / stretches * size;
+    const int64_t first = std::min(k * run, stretch), length = std::min(run, stretch - first);
+    for (int64_t at = begin; at < end && length > 0;) {
+      const int64_t s = at / run, inside = at - s * run;
+      const int64_t from = mirrored && s % 2 != 0 ? stretch - run - first : first;
+      const int64_t bytes = std::min(length - inside, end - at);
+      if (bytes <= 0) return;  // the rest is padding, of the one stretch
+      visit(Run{s * stretch + from + inside, at, bytes});
+      at += bytes;
+    }
+  }
+  template <class Visit>
+  void for_each_run(int64_t k, Visit visit) const {
+    for_each_run(k, 0, part_count * info(dtype).bytes, visit);
+  }
+};
+// One tensor of an all-to-all: for each member a block of bytes, which are found by nested loops
+// around runs that lie side by side. All members have the same loops.
+struct Exchange {
+  struct Loop {
+    int64_t count = 0, from = 0, to = 0;  // bytes from one turn to the next
+    bool operator==(const Loop&) const = default;
+  };
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  std::vector<Loop> loops;               // the outermost first
+  int64_t run = 0;                       // bytes
+  int64_t from_block = 0, to_block = 0;  // bytes from one member's block to the next one's
+  bool operator==(const Exchange&) const = default;
+  int64_t block_bytes() const {
+    int64_t bytes = run;
+    for (const Loop& loop : loops) bytes *= loop.count;
+    return bytes;
+  }
+  // Of the bytes [begin, end) of a block: visit(offset in `from`, offset in `to`, place, bytes).
+  template <class Visit>
+  void for_each_run(int64_t begin, int64_t end, Visit visit) const {
+    for (int64_t at = begin; at < end;) {
+      int64_t turn = at / run, inside = at % run, source = inside, target = inside;
+      for (auto loop = loops.rbegin(); loop != loops.rend(); turn /= loop++->count) {
+        source += turn % loop->count * loop->from;
+        target += turn % loop->count * loop->to;
+      }
+      const int64_t bytes = std::min(run - inside, end - at);
+      visit(source, target, at, bytes);
+      at += bytes;
+    }
+  }
+};
+// Rows of a tensor that go where an index sends them, and come back. The whole is so many equal
+// stretches of a block of rows for each member, whose part has its block of every stretch, one
+// after the other, as a Shard has them; member k owns the numbers [k × owned, (k + 1) × owned) of
+// the index, which is the same on all members. A negative number counts from behind the last one.
+struct Rows {
+  std::byte *whole = nullptr, *part = nullptr;
+  const std::byte* index = nullptr;
+  bool wide = true;                  // the index is i64, or else i32
+  int64_t count = 0, row_bytes = 0;  // of the whole
+  int64_t stretches = 1, members = 1, owned = 0;
+  bool mirrored = false;
+  bool operator==(const Rows&) const = default;
+  // Who owns what row `r` names; none: behind the last member.
+  int64_t owner(int64_t r) const {
+    int64_t at = wide ? reinterpret_cast<const int64_t*>(index)[r]
+                      : reinterpret_cast<const int32_t*>(index)[r];
+    if (at < 0) at += members * owned;
+    return at < 0 || at >= members * owned ? members : at / owned;
+  }
+  // Of member k's part, in order: visit(byte of the whole, byte of the part, owner).
+  template <class Visit>
+  void for_each(int64_t k, Visit visit) const {
+    const int64_t block = count / (stretches * members);
+    for (int64_t s = 0; s < stretches; ++s)
+      for (int64_t i = 0; i < block; ++i) {
+        const int64_t own = mirrored && s % 2 != 0 ? members - 1 - k : k;
+        const int64_t r = (s * members + own) * block + i;
+        visit(r * row_bytes, (s * block + i) * row_bytes, owner(r));
+      }
+  }
+};
+// What ranks show each other of themselves, so that the error of a wait that ends can name the rank
+// which everybody waits for in the end.
+struct alignas(64) Seat {
+  std::atomic<const char*> activity{nullptr};  // in the rank's own memory
+  std::atomic<int64_t> waits_for{-1};          // a rank; -1: nobody
+  std::atomic<int64_t> looked_ns{0};           // when it last looked around while it waited
+};
+
+// Counts how long a rank has waited. Time in which it did not run does not count: a job that was
+// suspended as a whole goes on as if nothing had been.
+class Patience {
+ public:
+  Patience(Seat& seat, double limit_s);
+  // Shown to others from here on, until done().
+  void wait_for(int64_t peer) { seat_.waits_for.store(peer, std::memory_order_relaxed); }
+  void done() { seat_.waits_for.store(-1, std::memory_order_relaxed); }
+  // To be called every interval(); false when the limit has passed. What the rank waits for is left
+  // for others to see.
+  bool look();
+  double interval() const { return interval_; }
+  double waited() const { return waited_; }
+
+ private:
+  Seat& seat_;
+  const double limit_, interval_;
+  double waited_ = 0;
+  int64_t last_ns_;
+};
+
+// Host bytes between the ranks of a job, over a tree: rank 0 is its root, rank r > 0 hangs below
+// (r - 1) / kFanOut. No rank's number of bytes or messages grows with the world.
+class Control {
+ public:
+  static constexpr int64_t kFanOut = 8;
+  virtual ~Control() = default;
+  virtual int64_t rank() const = 0;
+  virtual int64_t world() const = 0;
+  std::optional<int64_t> parent() const;
+  std::vector<int64_t> children() const;
+  int64_t depth() const;   // of the own rank: 0 is the root's
+  int64_t height() const;  // the largest depth
+
+  // To be called first, by all ranks: an error on every rank, naming both sides, unless all hold
+  // plans of one set for the same world, each for another rank, and all can take part.
+  virtual Status agree(const PlanIdentity& own);
+  // Returns at once: the bytes are copied. What one rank tells another is heard in order.
+  virtual Status tell(int64_t rank, std::span<const std::byte> bytes) = 0;
+  // As many bytes as were told; `what` names what the rank waits for, as in "barrier".
+  virtual Status hear(int64_t rank, std::span<std::byte> bytes, const char* what) = 0;
+  // Collective: what all bring becomes one on its way to rank 0, then everyone's. `fold` takes what
+  // a child brings into the own; in whatever order, it comes to the same.
+  Status merge(std::span<std::byte> own, const char* what,
+               const std::function<void(std::span<const std::byte> theirs)>& fold);
+  virtual Status barrier();
+  // Ends the waits of all other ranks with an error that carries this one's message. The first call
+  // of a job counts.
+  virtual void abort(const Error& reason) = 0;
+
+  // From here on: how long the rank waits for others, whatever it is that it waits through.
+  virtual void set_timeout(double seconds) = 0;
+  virtual double timeout() const = 0;
+  // An error when another rank has aborted or is gone: for waits that go through something else.
+  virtual Status check_stopped() = 0;
+  virtual Seat& seat() = 0;
+  // Of these ranks those that have not looked around for half that time, so that others may wait
+  // for them; as far as anything is known of them.
+  virtual std::vector<int64_t> find_stuck(std::span<const int64_t> /*ranks*/) { return {}; }
+  // Where the own rank stands, for the errors of those who wait for it: a text that outlives the
+  // job. May stay unread.
+  std::atomic<const char*>& activity() { return seat().activity; }
+};
+
+// A text of any length (below 1 GiB), from one rank to another; and texts in one.
+Status tell_text(Control& control, int64_t rank, std::string_view text);
+Result<std::string> hear_text(Control& control, int64_t rank, const char* what);
+std::string pack(std::span<const std::string> texts);
+std::vector<std::string> unpack(std::string_view packed);
+
+class Fabric {
+ public:
+  virtual ~Fabric() = default;
+  virtual std::string_view name() const = 0;
+  virtual int64_t rank() const = 0;
+  virtual int64_t world() const = 0;
+  // Whether the calls of a step stand on streams of an asynchronous backend and return before they
+  // are done.
+  virtual bool is_asynchronous() const { return false; }
+  // Whether they may stand in a graph of that backend (Backend::begin_capture), which is queued
+  // again without them. Ranks that have it so capture the same calls, or none of them does.
+  virtual bool is_capturable() const { return false; }
+
+  // ---- Before the first step --------------------------------------------------------------------
+  // Memory in which lies what is moved, before the communicators that move it. `layout`: a text
+  // that ranks share whose buffers lie alike there.
+  virtual Status add_memory(std::byte* /*at*/, int64_t /*bytes*/, std::string_view /*layout*/) {
+    return ok_status();
+  }
+  // The own end of a communicator: of a pair, to or from `peer`; the number is what send and recv
+  // take. At most `in_flight` messages of it are sent between two wait_sends; they arrive in order.
+  // `communicator` is the same number on all members, from 0. `stream`: the backend's on which its
+  // calls stand in line, where the fabric is asynchronous.
+  virtual Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight,
+                                   int32_t stream = 0) = 0;
+  virtual Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream = 0) = 0;
+  // A message of several parts that send or recv will take; the span stays where it is.
+  virtual Status add_message(std::span<const MessagePart> parts) = 0;
+  // Of a group: ranks ascending, the own one among them. The members issue its collectives in one
+  // order.
+  virtual Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator = 0,
+                                    int32_t stream = 0) = 0;
+  // Makes the calls of collectives that steps will make, if there is anything to prepare for them:
+  // they queue nothing.
+  virtual Status prepare(const std::function<Status()>& /*calls*/) { return ok_status(); }
+
+  // ---- During a step ----------------------------------------------------------------------------
+  // Returns at once. The caller leaves the bytes alone until the receive is known to be complete,
+  // at the latest wait_sends.
+  virtual Status send(int32_t route, const std::byte* data, int64_t bytes) = 0;
+  virtual Status recv(int32_t route, std::byte* to, int64_t bytes) = 0;
+  // All parts as one message, without a copy of them side by side; what is received has as many
+  // bytes, in parts of any size.
+  virtual Status send(int32_t route, std::span<const MessagePart> parts) = 0;
+  virtual Status recv(int32_t route, std::span<const MessagePart> parts) = 0;
+  // All pieces as one message, in place; all members bring the same dtypes, counts and
+  // reductions (not of bool), and the same `fast`.
+  virtual Status all_reduce(int32_t group, std::span<const Piece> pieces, bool fast = false) = 0;
+  // All shards as one message; all members bring the same dtypes, counts and stretches. A part
+  // becomes the own part of the sum of all wholes; a whole is put together from all parts, its own
+  // one may lie in it where there is one stretch. Wholes of a reduce-scatter are left alone.
+  virtual Status reduce_scatter(int32_t group, std::span<const Shard> shards,
+                                bool fast = false) = 0;
+  virtual Status all_gather(int32_t group, std::span<const Shard> shards) = 0;
+  // All exchanges as one message: block k of `from` goes to member k, where it lands as the block
+  // of the own position of `to`.
+  virtual Status all_to_all(int32_t group, std::span<const Exchange> exchanges) = 0;
+  // `to` becomes what the member `turn` positions before brings in `from`, in a circle.
+  virtual Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
+                        int32_t turn) = 0;
+  // Of the rows that it owns the whole gets each from the part that has it, and zeros elsewhere; or
+  // the part gets its rows from their owners' wholes, and NaN where there is no owner. What travels
+  // is the rows that another member has or owns.
+  virtual Status dispatch(int32_t group, const Rows& rows) = 0;
+  virtual Status combine(int32_t group, const Rows& rows) = 0;
+  virtual Status wait_sends() = 0;
+
+  // ---- Where calls return before they are done --------------------------------------------------
+  // What has gone wrong in any communicator; asked for while the host waits for the device.
+  virtual Status poll() { return ok_status(); }
+  // After an error: what is under way ends, though others never come.
+  virtual void abort() {}
+};
+
+// Errors (kPlan) of registration: the peer is the rank itself or none; ranks are not ascending, or
+// the own one is not among them.
+Status check_peer(int64_t rank, int64_t world, int64_t peer);
+Status check_group(int64_t rank, int64_t world, std::span<const int64_t> ranks);
+
+// What a backend makes a fabric of its own from (Backend::make_fabric).
+struct FabricSource {
+  Control& control;
+  const RoleProgram& role;
+  // By rank: the fabrics of ranks that are threads of this process, all of them before the first
+  // add_… call; empty where each rank is a process.
+  std::span<const std::atomic<Fabric*>> local;
+};
+
+}  // namespace piper

@@ -1,0 +1,133 @@
+// Reverse-mode differentiation and the optimizer, as ordinary ops of the same graph.
+//
+// A *use* of a parameter is one (node, input) that reads it, or reads a value made of parameters
+// and constants alone (its transpose or cast) — then the use is where that value meets one that
+// depends on inputs. Autodiff emits one gradient contribution per (parameter, use), in order of
+// uses, never a sum across uses:
+//   StepSum(contribution 0, contribution 1, …) -> gradient of the whole step
+// and the Dag expands StepSum into accumulation over microbatches, uses and replicas (DESIGN order:
+// per use over microbatches by index, then over uses, then over replicas). The loss is a StepSum
+// too.
+//
+// Passes: a backward node is BW iff no adjoint of a value that depends on inputs is reachable from
+// it; all others are BI. Contributions are f32 at least: where one would be rounded to 16 bits
+// before it is summed, the ops that make it for the use alone take their operands in f32 instead.
+// Every backward node carries scope and tags of the forward node it comes from. A sum of adjoints
+// has those of the value's first reader where all have the same tags, so that one value goes on
+// from there, else of its producer; what leads from a use back to the parameter has those of the
+// use.
+#pragma once
+
+#include "piper/ir/graph.h"
+
+namespace piper {
+
+enum class OptimizerKind { kSgd, kAdam, kAdamW, kAdagrad, kOnnxAdam };  // ops/optimizer.cc
+struct OptimizerSpec {
+  OptimizerKind kind = OptimizerKind::kSgd;
+  double momentum = 0, dampening = 0;             // SGD
+  bool nesterov = false;                          // SGD
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // Adam, AdamW, Adagrad, ONNX's Adam
+  double lr_decay = 0, accumulator = 0;           // Adagrad; its first accumulator
+  double weight_decay_after = 0;                  // ONNX's Adam
+  int64_t count = 0;                              // updates before step 0: all but Adam and AdamW
+  bool operator==(const OptimizerSpec&) const = default;
+};
+
+// One group of parameters with common optimizer settings; the first group whose glob matches a
+// parameter's scope or name wins; a last group "**" holds the defaults.
+struct ParamGroup {
+  std::string match;  // glob over Param::scope ("**/bias")
+  SourceSpan at;
+  double lr = 1e-3;
+  double weight_decay = 0;
+  std::optional<OptimizerSpec> optimizer = {};  // of its own
+  std::vector<std::string> names = {};          // instead of `match`: the parameters themselves
+};
+
+// lr(t) for step t = 0, 1, …: base × min(1, (t+1)/warmup) × decay, decay = 1, or for cosine over
+// `total` steps min_ratio + (1 − min_ratio) × (1 + cos(π × (t − warmup)/(total − warmup)))/2 after
+// the warm-up, min_ratio after total.
+struct LrSchedule {
+  int64_t warmup = 0;
+  bool cosine = false;
+  int64_t total = 0;
+  double min_ratio = 0;
+};
+
+// The loss is scaled before it is differentiated, so that small gradients do not vanish in f16;
+// gradients are scaled back before the norm is reported and clipped. A step whose gradients are not
+// all finite changes no parameter and no optimizer state, and counts as none. Dynamic: see
+// NextLossScale in ops/step.cc.
+struct LossScale {
+  bool dynamic = true;
+  double init = 65536;  // dynamic: of the first step
+  double growth = 2, backoff = 0.5;
+  int64_t interval = 2000;
+  SourceSpan at;
+};
+
+struct TrainSpec {
+  OptimizerSpec optimizer;
+  std::vector<ParamGroup> groups;
+  LrSchedule schedule;
+  std::optional<double> clip_norm;  // factor min(1, clip / (norm + 1e-6)), PyTorch's
+  std::optional<LossScale> loss_scale;
+};
+
+// Requires a forward graph with a scalar float `loss`. Ensures: backward and update nodes as above,
+// `updates` for every trained parameter, its optimizer state and the step counter; loss, grad_norm,
+// step and Param::gradient set. Errors: an op without gradient on the way, a group that matches
+// nothing, no trainable parameter. Parameters without gradient are listed in `without_gradient` and
+// left alone.
+struct Differentiated {
+  Graph graph;
+  std::vector<std::string> without_gradient;
+};
+Result<Differentiated> differentiate(Graph forward, const TrainSpec& train);
+
+// Where a Gelu's input is read by its gradient alone, the forward pass makes what that multiplies
+// with (GeluAndSlope) beside the result, and the backward pass keeps it in place of the input.
+// Values stay the same; those of 16 bits would not.
+Graph keep_slopes(Graph step);
+
+// Reads less of the forward pass in the backward pass: where that reads parts or other shapes
+// (Slice, Reshape) of one value, made in the reader's region, it takes them from that value again,
+// if this is no more to keep than they were. Values stay the same.
+Graph rename_in_backward(Graph step);
+
+// One term of a loss that the strategy names, of a value of the model, element by element beside a
+// target of the same shape; of cross-entropy the target is a label for each row of classes. A
+// target that the model does not have becomes an input. Options mean what they mean in PyTorch.
+struct LossTerm {
+  enum class Kind {
+    kOutput,  // the value itself, a scalar
+    kMean,
+    kSum,
+    kCrossEntropy,
+    kMse,
+    kL1,
+    kSmoothL1,
+    kHuber,
+    kBce,            // of probabilities
+    kBceWithLogits,  // of their logits
+    kKl,             // of log-probabilities
+  } kind = Kind::kOutput;
+  std::string output, target;  // names of values; kinds up to kSum have no target
+  // Divided by the number of elements (of labels that count), by that of samples, or by nothing.
+  enum class Reduction { kMean, kBatchMean, kSum } reduction = Reduction::kMean;
+  double weight = 1;            // in the sum of all terms
+  int64_t dim = -1;             // kCrossEntropy: where the classes are
+  int64_t ignore_index = -100;  // kCrossEntropy
+  double label_smoothing = 0;   // kCrossEntropy
+  double beta = 1;              // kSmoothL1: where the square begins, > 0; kHuber calls it delta
+  double pos_weight = 1;        // kBceWithLogits
+  bool log_target = false;      // kKl: the target is log-probabilities, too
+  SourceSpan at, output_at, target_at;
+};
+// Appends their weighted sum as the graph's loss, and as an output. Error, at the place of the
+// name: a value that is not there, with the nearest; one of another type or shape; a target without
+// a dim of samples.
+Result<Graph> add_loss(Graph forward, std::span<const LossTerm> terms);
+
+}  // namespace piper

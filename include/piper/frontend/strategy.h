@@ -1,0 +1,320 @@
+// The strategy file: YAML -> Strategy, with the place of every value kept for later errors. The
+// only user of yaml-cpp. formats/strategy.md is the user's page. Expressions are evaluated here,
+// except those over tags and captures, which the directives evaluate per match (Expr).
+//
+// Refused, each with file:line:column and what would be right: anchors, aliases, tags, merge keys,
+// duplicate keys, second documents, YAML 1.1 booleans and octals (no, yes, on, off, 010), unknown
+// keys (with the nearest), wrong types, files > 1 MiB.
+#pragma once
+
+#include "piper/base/base.h"
+#include "piper/frontend/autodiff.h"
+#include "piper/frontend/import.h"
+
+namespace piper {
+
+// ---- Integer expressions ------------------------------------------------------------------------
+// + - * / % (floor division and its remainder) unary -, comparisons, && || !, c ? a : b, min(…),
+// max(…), parentheses, integer literals, names. Overflow, division by zero and unknown names are
+// errors at the span.
+using Variables = std::vector<std::pair<std::string, int64_t>>;
+class Expr {
+ public:
+  static Result<Expr> parse(std::string_view text, SourceSpan at);
+  static Expr constant(int64_t value);
+  Result<int64_t> evaluate(const Variables& variables) const;
+  std::vector<std::string> names() const;  // variables it reads, without those it is bound to
+  // The same expression with values for some of its names; evaluate's own variables come first.
+  // Every Expr of a Strategy is bound to params and mesh sizes, so that evaluate wants only tags,
+  // captures and bound variables.
+  Expr with(Variables bound) const;
+  const std::string& text() const { return text_; }
+  // In one spelling: bound names are their values, what is constant is one number.
+  std::string spelled() const;
+  const SourceSpan& at() const { return at_; }
+
+ private:
+  std::string text_;
+  SourceSpan at_;
+  Variables bound_;
+};
+
+// ---- where: a conjunction over tags, pass and kind ----------------------------------------------
+struct Condition {
+  std::string tag;  // a tag name, "mb", "pass" or "kind"
+  enum class Kind { kEquals, kAny, kAbsent, kRange, kSet, kCompare, kBind } kind = Kind::kEquals;
+  Expr low, high;         // kEquals: low; kRange: low..high, high excluded; kCompare: low
+  std::string compare;    // "<" "<=" ">" ">=" "!="
+  std::vector<Expr> set;  // kSet
+  // tag == "pass": "F", "B", "BI", "BW", "U"; tag == "kind": of task_kinds().
+  std::vector<std::string> words;
+  std::string bind;  // kBind: `stage: s` binds s
+  SourceSpan at;
+};
+using Where = std::vector<Condition>;
+// What a task can be, as conditions on `kind` write it: "compute", "send", "all_reduce", …
+std::span<const std::string> task_kinds();
+
+// ---- annotate -----------------------------------------------------------------------------------
+struct AnnotateRule {
+  Glob match;
+  // Expressions over captures, params and <capture>s = number of values seen ("layers").
+  std::vector<std::pair<std::string, Expr>> tags;
+  SourceSpan at;
+};
+struct BalanceRule {  // annotate: - balance: {tag: stage, into: $stages}
+  std::string tag;
+  int64_t into = 1;
+  SourceSpan at;
+};
+struct Annotate {
+  std::vector<std::variant<AnnotateRule, BalanceRule>> rules;  // later rules override earlier ones
+  bool strict = false;
+  SourceSpan at;
+};
+
+// ---- directives (phases are fixed; their order in the file has no meaning) ----------------------
+struct Split {  // - split: {dim: batch, into: $microbatches, as: mb}
+  int64_t into = 1;
+  std::string as = "mb";
+  SourceSpan at;
+};
+// - place: {where: {stage: s}, tags: {dir: "mb >= M/2"}, on: {pp: "dir ? P-1-s : s"}}
+struct Place {
+  Where where;
+  // Tags that tasks get here, then axis -> coordinate; over bound variables, tags (also those given
+  // before), the microbatch and M; coordinates also over P, the size of their axis.
+  std::vector<std::pair<std::string, Expr>> tags, on;
+  std::string micro = "mb";  // what split calls the microbatch
+  std::vector<SourceSpan> on_at;
+  SourceSpan at;
+};
+// - replicate: {over: dp, bucket: 25MiB, stream: grads, shard: [optimizer]}
+struct Replicate {
+  std::string over;
+  int64_t bucket_bytes = 0;  // 0: one message a parameter
+  std::string stream = "reduce";
+  // What is cut over the axis: nothing, optimizer state, also gradients, also parameters.
+  bool shard_optimizer = false, shard_gradients = false, shard_parameters = false;
+  int64_t persist_bytes = 0;  // smaller parameters stay whole
+  enum class When { kPass, kMicrobatch, kStep };
+  When gather = When::kPass;  // how often whole parameters are put together
+  int64_t prefetch = 1;       // buckets gathered ahead
+  std::string gather_stream = "gather";
+  std::optional<SourceSpan> stream_at, gather_stream_at;  // where they are given
+  When reduce = When::kStep;
+  std::optional<DType> dtype;  // in which gradients travel; nothing: as they are added up
+  enum class Order { kOrdered, kFast };
+  Order sum = Order::kOrdered;  // how what replicas have is added up
+  SourceSpan at, over_at, shard_at, dtype_at;
+};
+// Tasks to a stream, and what the stream is.
+// - stream: {where: {kind: all_reduce}, name: grads, priority: high, sms: 20}
+struct StreamRule {
+  std::optional<Where> where;  // nothing: no task moves
+  std::string name;
+  std::optional<int32_t> priority;  // higher goes first; low is -1, high 1
+  std::optional<int64_t> sms;       // multiprocessors at most
+  SourceSpan at, name_at;
+};
+// When what tasks read from elsewhere is issued.
+struct Prefetch {  // - prefetch: {where: {kind: recv}, distance: 2}
+  Where where;
+  // Compute tasks ahead of the first that reads it: 0 is just before it (lazy).
+  int32_t distance = 0;
+  // A receive when its send is issued, an input at the start of the step.
+  static constexpr int32_t kEager = -1;
+  bool eager() const { return distance == kEager; }
+  SourceSpan at;
+};
+// Messages between the same devices become one.
+struct FuseRule {  // - fuse: {where: {kind: send}, bucket: 25MiB}
+  Where where;
+  int64_t bucket_bytes = 0;  // messages of at least this size; 0: of all there is
+  int64_t microbatches = 1;  // so many of them share a message
+  SourceSpan at;
+};
+// What lies in host memory while it is not needed.
+// - offload: {what: activations, match: "h/{layer}/**", where: {stage: 0}, distance: 2}
+struct OffloadRule {
+  bool optimizer = false;     // what: optimizer
+  std::optional<Glob> match;  // over scopes of the ops that make the values
+  Where where;                // over tags and microbatch of the tasks that keep them
+  // Compute tasks ahead of its use at which a value comes back; updates for states.
+  int32_t distance = 1;
+  // Following compute tasks that may run while it leaves; updates for states.
+  int32_t in_flight = 1;
+  int64_t min_bytes = 0;  // smaller values stay
+  SourceSpan at;
+};
+// Tensors that are cut over a mesh axis; how all others lie follows.
+struct ShardRule {              // - shard: {match: "**/qkv/weight", dim: 0, over: tp}
+  std::vector<Glob> match;      // parameters, by path
+  std::vector<Glob> input;      // or data inputs
+  std::vector<Glob> scope;      // or what modules make for others, by scope
+  std::vector<Glob> sends;      // or what stages send one another, by scope: flat parts
+  std::vector<Glob> attention;  // or how attention over tokens in blocks is done, by scope
+  enum class By : uint8_t { kGather, kHeads, kRing };
+  std::optional<By> by;        // of attention
+  std::optional<int64_t> dim;  // from the end if negative; none: every rank holds all of it
+  bool pad = false;            // with zeros behind the dim, where it does not divide
+  bool zigzag = false;         // of input: of twice as many blocks one from each end
+  std::string over;            // a mesh axis
+  SourceSpan at, of_at, dim_at, over_at;
+  bool has_dim() const { return sends.empty() && attention.empty(); }
+};
+// Forward ops that run again in the backward pass, so that what they make need not be kept until
+// then.
+// - recompute: {match: "h/{layer}/**", where: {stage: 0}, ops: [Gelu]}
+struct Recompute {
+  std::optional<Glob> match;  // over scopes; ops with equal captures are recomputed together
+  std::vector<std::pair<std::string, SourceSpan>> ops;  // names of the op table; empty: all
+  Where where;                                          // over tags and microbatch
+  std::string micro = "mb";                             // what split calls the microbatch
+  // Of what a microbatch keeps in a region; then the compiler chooses the ops.
+  std::optional<int64_t> budget_bytes;
+  SourceSpan at;
+};
+// In which types ops compute, and how the loss is scaled.
+struct Precision {                      // - precision: {compute: bf16, keep: [Gelu]}
+  std::optional<Glob> match;            // over scopes
+  Where where;                          // over tags
+  DType compute = DType::kBF16;         // of products and attention; what else: apply_precision
+  bool masters = true;                  // parameters of 16 bits become f32
+  std::optional<LossScale> loss_scale;  // train.loss_scale
+  std::optional<DType> reduce;          // Replicate::dtype of all directives
+  std::optional<DType> accumulate;      // of all gradients; all directives that say it say the same
+  std::vector<std::pair<std::string, SourceSpan>> keep;  // further ops that compute in f32
+  SourceSpan at, reduce_at, accumulate_at;
+};
+// One item of an order program after expansion for one coordinate: takes the next task that
+// matches.
+struct OrderItem {
+  std::string pass;                                   // "F" "B" "BI" "BW" "U"
+  std::vector<std::pair<std::string, int64_t>> tags;  // F[chunk=0, mb=3]
+  bool optional = false;                              // F?
+  bool paired = false;                                // & with the next item
+  SourceSpan at, pair_at;                             // pair_at: the '&'
+};
+// One cell of an explicit list or of a pipeline file.
+struct OrderCell {
+  // "F" "B" "BI" "BW"; in files also the kinds of communication, "SEND_F" …
+  std::string type;
+  int64_t stage = -1, micro = -1;  // -1: not said
+  bool paired = false;             // overlaps the next cell
+  SourceSpan at;
+};
+using OrderRows = std::vector<std::vector<OrderCell>>;  // by coordinate
+// policy: {prefer: [B, F, BW], in_flight: "P - r", memory: 2GiB, costs: model}
+struct Policy {
+  std::vector<std::string> prefer;  // passes, the most wanted first
+  std::optional<Expr> in_flight;    // chunks whose activations a device holds at most, over r, P, M
+  int64_t memory = 0;               // bytes of activations that a device holds at most; 0: any
+  bool unit_costs = false;          // a forward and each half of a backward take one unit
+  SourceSpan at, in_flight_at;
+};
+// Letters of a pipeline file; see below.
+enum class CsvDialect { kDetect, kOld, kNew };
+struct Order {
+  std::string each;  // mesh axis; the program runs per coordinate of it
+  // Text; parsed when read, expanded by expand_order; empty: `rows` are the order.
+  std::string program;
+  // By line of the program: where it stands, and its length where columns there are those here.
+  std::vector<SourceSpan> lines;
+  OrderRows rows;                            // explicit lists, computations alone
+  CsvDialect dialect = CsvDialect::kDetect;  // of the file that they come of
+  std::optional<Policy> policy;
+  SourceSpan at;
+  Variables bound;           // params and mesh sizes; expand_order's own variables come first
+  std::string micro = "mb";  // what split calls the microbatch
+};
+// The items of `order` at coordinate r of its axis; variables: r, P (axis size), M (microbatches);
+// at most 2^18 items.
+Result<std::vector<OrderItem>> expand_order(const Order& order, const Variables& variables);
+// Passes and tags that the program can name, without expanding it: {"F","BI","BW"} splits the
+// backward.
+Result<std::vector<std::string>> passes_named(const Order& order);
+Result<std::vector<std::string>> tags_named(const Order& order);
+
+// ---- PyTorch's pipeline files -------------------------------------------------------------------
+// A row a device, cells "<stage><TYPE><microbatch>". Two dialects: until PyTorch 2.5 B was the
+// input half of a backward, W the weight half, BW the whole; since then I, W and B. Two kinds:
+// computations alone (cells may be empty), or with the sends and receives between neighbour stages,
+// and UNSHARD, RESHARD and REDUCE_GRAD.
+struct OrderFile {
+  OrderRows rows;
+  bool has_communication = false;
+};
+// Errors, each with its cell: text that is no cell, an empty cell among communication, a cell that
+// is there twice, a stage in two rows, a send without its receive, rows that wait for each other.
+Result<OrderFile> parse_order_csv(std::string_view text, const std::string& path,
+                                  CsvDialect dialect);
+std::string print_order_csv(const OrderRows& rows, CsvDialect dialect);
+// The rows as PyTorch executes them: halves that stand together joined, then sends and receives in
+// one order that is legal on all devices. Error: rows that wait for each other.
+Result<OrderRows> add_communication(OrderRows rows);
+
+struct MeshAxis {
+  std::string name;
+  int64_t size = 1;
+  SourceSpan at;
+};
+
+// An entry that does not count.
+struct LeftOut {
+  SourceSpan at;
+  std::string what, why;  // "recompute", "its 'when' is 0"
+};
+
+struct Strategy {
+  std::string path;
+  Variables params;  // with -D applied
+  std::vector<LeftOut> left_out;
+  std::vector<MeshAxis> mesh;  // row-major ranks; empty: one device
+  // 0: not given. What one does not divide is refused by apply_split, naming the nearest numbers.
+  int64_t global_batch = 0, microbatch_size = 0;
+  SourceSpan global_batch_at, microbatch_size_at;
+  std::vector<InputBinding> inputs;
+  std::vector<std::pair<std::string, int64_t>> dims;
+  std::vector<ParamRule> parameters;
+  std::vector<LossTerm> loss;  // empty: the model's own
+  SourceSpan loss_at;
+  TrainSpec train;
+  bool has_optimizer = false;   // train: {optimizer: …} is given
+  int64_t weight_versions = 1;  // 2: gradients are taken at the weights before the last update
+  SourceSpan weight_versions_at;
+  uint64_t seed = 0;
+  Annotate annotate;
+  std::vector<Split> splits;
+  std::vector<Place> places;
+  std::vector<Replicate> replicates;
+  std::vector<ShardRule> shards;
+  std::vector<Recompute> recomputes;
+  std::vector<Precision> precisions;  // loss scaling is in `train`
+  std::vector<StreamRule> streams;
+  std::vector<Prefetch> prefetches;
+  std::vector<FuseRule> fuses;
+  std::vector<OffloadRule> offloads;
+  std::vector<Order> orders;
+};
+
+struct Definition {  // -D name=value
+  std::string name, value;
+};
+// Reads the file and its includes. `defines` override `params`; a name that no params section has
+// is an error with the nearest, and so is a param that nothing names.
+Result<Strategy> parse_strategy(const std::string& path, const std::vector<Definition>& defines);
+
+// The strategy that counts, after includes, definitions and expressions: one file without params,
+// sections and keys in one order, numbers with their defaults. Read again it is the same strategy,
+// and prints the same; what a user writes otherwise but means alike (comments, names of params,
+// blanks, the order of unordered entries) prints alike.
+std::string print_strategy(const Strategy& strategy);
+
+// JSON Schema (draft-07) of a strategy file, made from the same table of keys that the parser
+// reads: formats/strategy.schema.json is this text.
+std::string strategy_schema();
+// What may stand under `directives`, from that table: name, and what it does.
+std::vector<std::pair<std::string_view, std::string_view>> known_directives();
+
+}  // namespace piper

@@ -1,0 +1,64 @@
+// Pictures of the schedule that a plan set asks for, from its files alone: a small simulation of
+// every device's streams, then text or SVG.
+//
+// A device does one computation at a time, whichever stream it is on, in issue order among those
+// that can begin; the two halves of an overlapped pair begin together and end together after the
+// work of both. Streams wait for each other only where the plan says so. Messages, collectives,
+// copies and inputs take no time of their own: a receive ends when its send does, a collective when
+// all of its members have come to it.
+#pragma once
+
+#include <cstdio>
+#include <optional>
+
+#include "piper/plan/bundle.h"
+
+namespace piper {
+
+enum class PictureCosts {
+  kFlops,  // what each program runs; what a backward recomputes is part of it
+  kUnits,  // a forward 1, a backward 2, its input part and its weight part 1 each, all else 0
+};
+
+// What runs without a pause of one task: FLOPs or units, from the picture's start.
+struct PictureCell {
+  double start = 0, length = 0;
+  double work = 0;  // less than the length in a pair, whose halves share the device
+  char pass = ' ';  // 'F' 'B' 'I' (BI) 'W' (BW), 'U' for all else
+  int32_t stage = -1, micro = -1;
+  int32_t step = 0;
+  bool paired = false, second = false;  // in a pair; in its second half
+  std::string task;                     // "F stage=1 mb=3"
+  // "F3", "F3b" on the second of a rank's stages, "F3'" of the second step, "U".
+  std::string label;
+};
+// The ranks that do the same, whatever their other coordinates.
+struct PictureRow {
+  std::vector<int64_t> ranks;
+  std::vector<PictureCell> cells;  // by start
+  double idle = 0;                 // share of the picture's length
+};
+struct Picture {
+  PictureCosts costs = PictureCosts::kFlops;
+  std::vector<PictureRow> rows;
+  double length = 0;
+  double idle = 0;  // share of all rows
+  // Where steps overlap the picture shows two of them; this is the share of a step in the middle.
+  std::optional<double> steady_idle;
+};
+
+// Error: a plan that cannot be followed to its end, with the instruction that waits; roles that are
+// not at hand; programs whose FLOPs are unknown.
+Result<Picture> make_picture(const PlanSet& set, PictureCosts costs);
+
+struct PictureText {
+  size_t width = 0;  // columns of a line, at least 40; rows that are longer go on below; 0: any
+  bool colour = false;
+};
+// As wide and as colourful as the file is: any width and no colour where it is no terminal.
+PictureText text_for(std::FILE* file);
+std::string draw_text(const Picture& picture, const PictureText& form);
+// One self-contained image; hovering over a cell names its task.
+std::string draw_svg(const Picture& picture, const std::string& title);
+
+}  // namespace piper

@@ -1,0 +1,228 @@
+// The closed set of ops, and all that the compiler knows of each: one OpDef per op, defined in one
+// file of src/ir/ops/, listed in src/ir/ops/ops.cc. A kernel per backend stands under the same name
+// (backend/cpu/…).
+//
+// To add an op: its file, a line in ops.cc, a kernel per backend. The conformance test (tests/ops)
+// walks the table.
+#pragma once
+
+#include <functional>
+
+#include "piper/ir/graph.h"
+
+namespace piper {
+
+// ---- Loops: what sharding knows of an op --------------------------------------------------------
+//
+// Every loop of the op has a letter. A dim of an operand is a list of letters, outermost first
+// (more than one after a reshape that merges dims; empty for a dim of size 1 that is broadcast). A
+// letter in inputs and outputs passes through; one in inputs alone is summed, so a shard of it
+// gives a partial sum; one in outputs alone is a repetition. `whole` letters cannot be sharded;
+// alone in its dim it may stand for dims of different extents.
+struct LoopRule {
+  using Dim = std::vector<char>;
+  std::vector<std::vector<Dim>> inputs;   // [input][dim]
+  std::vector<std::vector<Dim>> outputs;  // [output][dim]
+  std::vector<std::pair<char, int64_t>> sizes;
+  std::string whole;
+  // Linear in these inputs: a Partial value may pass through (the output is then Partial). A list
+  // of joint sets: {0},{1} for Mul (linear in each alone); {0,1} for Add (linear only in both at
+  // once).
+  std::vector<std::vector<int>> linear;
+  // A part of the letter must know where it begins: it is given the number of its first turn as
+  // this input, i64[], which is absent in a whole use, and the size of the whole as the attribute
+  // `whole`. Only a cut over mesh axes can give it.
+  std::vector<std::pair<char, int>> firsts;
+  // Such a part may also be of n equal stretches, and is given their numbers as i64[n].
+  bool stretches = false;
+  // The index of which each element says at which turn of the letter that has a first its row is
+  // looked up, or added to: a row counts for one part of the letter alone. -1: there is none.
+  int picks = -1;
+  // How the letters that are missing from an output are brought together: parts of them make
+  // terms of a sum, or numbers of which the greatest counts, or parts that an op which `merges`
+  // brings together; or not at all, they are whole.
+  enum Reduction { kNone, kSum, kMax, kMerge } reduces = kSum;
+  // Its inputs, half and half, are parts of one result, and so is what it makes.
+  bool merges = false;
+  // Two letters of which a rank may have its own part and that of each rank in turn: what lacks
+  // one of them are parts to be brought together. `first`: the input that says at which of its
+  // turns the part of `other` begins, as `firsts` has it; -1: the op need not know.
+  struct Turns {
+    char own = 0, other = 0;
+    int first = -1;
+  };
+  std::optional<Turns> turns;
+};
+// "mk,kn->mn" with single letters; '.' leading stands for the shared leading dims. For ops of fixed
+// form.
+LoopRule loops(std::string_view form, const std::vector<Shape>& inputs,
+               const std::vector<Shape>& outputs);
+
+// ---- What a rule is given -----------------------------------------------------------------------
+
+struct OpTypes {  // of one use of an op
+  std::vector<TensorType> inputs;
+  // By input: false for an absent optional one (its type is then empty).
+  std::vector<bool> present;
+  std::vector<TensorType> outputs;  // filled for loops/cost/gradient, empty for `types`
+  Attrs attrs;
+};
+
+struct Cost {
+  double flops = 0;        // multiply-adds count two
+  bool is_matmul = false;  // runs at matrix speed
+};
+
+// Emits nodes with inferred types into a graph. Autodiff, the importer's canonical forms and fusing
+// build with it.
+class Builder {
+ public:
+  explicit Builder(Graph& graph) : graph_(graph) {}
+  // New nodes take these from here on: autodiff sets them from the forward node it differentiates.
+  std::string scope;
+  std::vector<int32_t> tags;
+  Pass pass = Pass::kF;
+  std::string name_prefix;  // names of new values: prefix + op + counter
+
+  // One use of `op`. Types are inferred; a wrong use is our bug here (user input is checked
+  // before).
+  std::vector<ValueId> op(std::string_view op, std::vector<ValueId> inputs, Attrs attrs = {});
+  // Its first output.
+  ValueId op1(std::string_view op, std::vector<ValueId> inputs, Attrs attrs = {});
+  Result<std::vector<ValueId>> try_op(std::string_view op, std::vector<ValueId> inputs, Attrs attrs,
+                                      const SourceSpan& at);
+
+  ValueId scalar(double value, DType dtype);  // a constant, one per value and dtype in the graph
+  ValueId constant(TensorType type, Bytes data);
+  ValueId add(ValueId a, ValueId b) { return op1("Add", {a, b}); }
+  ValueId sub(ValueId a, ValueId b) { return op1("Sub", {a, b}); }
+  ValueId mul(ValueId a, ValueId b) { return op1("Mul", {a, b}); }
+  ValueId div(ValueId a, ValueId b) { return op1("Div", {a, b}); }
+  ValueId neg(ValueId a) { return op1("Neg", {a}); }
+  ValueId cast(ValueId a, DType to) { return op1("Cast", {a}, {{"to", info(to).name}}); }
+  ValueId matmul(ValueId a, ValueId b, bool trans_a = false, bool trans_b = false);
+  ValueId transpose(ValueId a, std::vector<int64_t> perm);
+  ValueId reshape(ValueId a, Shape shape);  // a itself when the shape is the same
+  ValueId expand(ValueId a, Shape shape);   // likewise
+  ValueId reduce_sum(ValueId a, std::vector<int64_t> axes, bool keepdims);
+  // Sums `a` over what broadcasting had repeated, so that it has the shape of an operand again.
+  ValueId sum_to(ValueId a, const Shape& shape);
+
+  const TensorType& type(ValueId id) const { return graph_.value(id).type; }
+  const Shape& shape(ValueId id) const { return graph_.value(id).type.shape; }
+  Graph& graph() { return graph_; }
+
+ private:
+  Graph& graph_;
+  std::vector<ValueId> scalars_;  // what scalar() has made or found
+};
+
+// The adjoints of a node's inputs, in input order; an invalid id: none (integer inputs, not
+// differentiable by nature). `wanted[i]` is false where nobody needs the adjoint: do not build it.
+struct GradientArgs {
+  std::span<const ValueId> inputs;
+  std::span<const ValueId> outputs;
+  std::span<const ValueId> output_grads;  // invalid where an output has no adjoint
+  const Attrs& attrs;
+  std::span<const bool> wanted;
+};
+using Grads = std::vector<ValueId>;  // empty: this use of the op is not differentiable
+
+// A use of the op that the conformance test runs every rule on.
+struct OpSample {
+  std::vector<TensorType> inputs;
+  Attrs attrs;
+  double low = -2, high = 2;  // floats are drawn from here; integers from [0, int_high)
+  int64_t int_high = 3;
+  std::vector<int> absent = {};  // optional inputs that this use leaves out
+};
+
+struct OpDef {
+  std::string_view name;
+  // Output types from input types and attributes; the error sentence names shapes, the caller adds
+  // the location.
+  Result<std::vector<TensorType>> (*types)(const OpTypes& use) = nullptr;
+  // Null: not differentiable (comparisons, integers) — reaching it with a float adjoint is an error
+  // that names the op.
+  Grads (*gradient)(Builder& build, const GradientArgs& args) = nullptr;
+  LoopRule (*loops)(const OpTypes& use) = nullptr;
+  Cost (*cost)(const OpTypes& use) = nullptr;
+  // Attributes for the sharded use, when they name sizes: given the whole use and the new local
+  // output shapes.
+  Attrs (*localise)(const OpTypes& use, const std::vector<Shape>& local_outputs) = nullptr;
+  // Ops that make the same and can be cut by letters that are whole in this one; null: none. An
+  // operand is an output of an earlier step, or, of step -1, an input of this op.
+  struct Operand {
+    int step = -1, index = 0;
+  };
+  struct Step {
+    std::string_view op;
+    std::vector<Operand> inputs;
+    Attrs attrs;
+  };
+  struct Steps {
+    std::vector<Step> steps;
+    std::vector<Operand> outputs;
+  };
+  Steps (*apart)(const OpTypes& use) = nullptr;
+  // An output may take the memory of this input, where both have one type, when nothing else reads
+  // it later: (output, input).
+  std::vector<std::pair<int, int>> in_place;
+  // One loop over the elements of the (broadcast) operands: fuse may merge it.
+  bool pointwise = false;
+  // Made by the ranks of a mesh axis together: no backend has it.
+  bool collective = false;
+  // An element of this number in the input `absent_in` counts as none, in letters that are whole,
+  // have a first, or of which the greatest is taken: nothing else of a result depends on it. Where
+  // a result has the letter, it is 0 there, but in `nonzero` ones. An infinite number stands for
+  // the least or the greatest one of the type.
+  std::optional<double> absent = {};
+  int absent_in = 0;
+  // Of operands that are zero it makes zeros, but in these outputs.
+  std::vector<int> nonzero = {};
+  // Draws random numbers, see ops/random.cc: this input is the key, the next one the step, the one
+  // behind the numbers of the samples, which sharding adds. -1: draws none.
+  int draws = -1;
+
+  // ---- What other rooms ask of an op ----
+  // In which type it computes where 16 bits are asked for, as torch.autocast chooses: the low one,
+  // which is for what takes the time; f32, for what loses most by rounding or leaves the range of
+  // f16; or the widest type of its operands.
+  enum class Autocast { kWidest, kLow, kF32 } autocast = Autocast::kWidest;
+  // kPart: the output has some elements of the only input, or all, in their order; kPermuted: all
+  // of them in another order.
+  enum class Elements { kMade, kPart, kPermuted } elements = Elements::kMade;
+  // The byte of the only input at which the output's bytes stand, for a use that only names them
+  // anew; null: no use does.
+  std::optional<int64_t> (*first_byte)(const TensorType& from, const TensorType& to,
+                                       const Attrs& attrs) = nullptr;
+  // The second input has indices, which lie in [0, extent) or are `ignored`. Null: it has none.
+  struct Indices {
+    int64_t extent = 0;
+    std::optional<int64_t> ignored = {};
+  };
+  Indices (*indices)(const OpTypes& use) = nullptr;
+  // Kernels take so many pointwise ops along at most (attribute `then`); `takes_rows`: also those
+  // whose other operand is one row.
+  int takes = 0;
+  bool takes_rows = false;
+  // It may swap its two operands: no bit changes.
+  bool commutes = false;
+  // It is an optimizer's update: this many states stand between the gradient and the numbers of the
+  // step. -1: it is none.
+  int states = -1;
+  // Of a value of each microbatch and replica it makes that of the step.
+  bool sums_step = false;
+  std::vector<OpSample> samples;
+};
+
+const OpDef* find_op(std::string_view name);  // null when there is none
+std::span<const OpDef* const> all_ops();      // by name
+inline bool is_step_sum(const Node& node) {
+  const OpDef* def = find_op(node.op);
+  return def && def->sums_step;
+}
+// The use that a node of a graph makes of its op.
+OpTypes use_of(const Graph& graph, const Node& node);
+
+}  // namespace piper

@@ -1,0 +1,113 @@
+// The whole compiler as one straight list of steps. tools/piperc.cc is its command line.
+#pragma once
+
+#include <any>
+#include <functional>
+
+#include "piper/frontend/import.h"
+#include "piper/frontend/strategy.h"
+#include "piper/plan/bundle.h"
+#include "piper/planner/directives.h"
+#include "piper/planner/schedule.h"
+
+namespace piper {
+
+// What piperc sets it to: a fifth of a second and 50 MB at most.
+inline constexpr int64_t kLargestSingle = 16384;
+
+struct CompileOptions {
+  std::string model, strategy;
+  std::string initial_values;  // as in ImportOptions
+  std::vector<Definition> defines;
+  std::string target = "cpu";  // the kind of device: see backends.h
+  bool oracles = true;         // also the single-device plans that --verify-against runs beside
+  // `single` plays all replicas one after the other: where there are several and it would have more
+  // instructions than this, it plays the first alone; 0: never.
+  int64_t largest_single = 0;
+  bool order = false;  // also Compiled::order
+  // Called after each step with its name and a function that prints what it made; may be empty.
+  std::function<void(std::string_view step, const std::function<std::string()>& text)> dump;
+};
+
+// The values of -D. Error (kUsage): a text that is not name=value.
+Result<std::vector<Definition>> parse_definitions(std::span<const std::string> texts);
+
+// Names that --dump accepts, in order of the steps.
+std::span<const std::string_view> dump_steps();
+
+struct Compiled {
+  PlanSet set;
+  std::optional<PlanSet> single, uncut;
+  std::vector<std::string> warnings;  // for those who do not ask for explanations, too
+  Explanations explanations;
+  std::vector<ParamReport> parameters;  // and what else the importer reports
+  std::vector<std::string> constants, separated;
+  std::vector<Note> notes;
+  // Where mesh axes cut tensors: how parameters lie, and each collective with what it is for.
+  std::vector<std::string> layouts;
+  // Composite ops found in the model and its gradient.
+  std::vector<std::pair<std::string, int64_t>> patterns;
+  std::vector<std::string> left;  // softmaxes of products of which no attention was made, and why
+  int64_t instructions = 0;       // of a step, over devices that run different ones
+  OrderRows order;                // the computations of each device, if asked for
+  std::vector<std::pair<std::string, double>> seconds;  // by step
+  // What the steps made on the way, of the last plans: a program that ends now need not take it
+  // apart.
+  std::any remains;
+};
+
+// Ensures that the verifier has accepted every set it returns.
+Result<Compiled> compile(const CompileOptions& options);
+
+// ---- What --explain prints
+struct ExplainTopics {
+  std::vector<std::string> names;  // without "summary" and "all": what these stand for
+  bool lines = false;              // say where in the strategy each directive stands
+  bool has(std::string_view topic) const;
+};
+// Of "order,memory"; "" and "summary": the usual ones. Error: an unknown topic, with the nearest.
+Result<ExplainTopics> parse_topics(std::string_view text);
+std::string explain_topics();  // "summary, train, …, all, lines"
+std::string explain(const Compiled& compiled, const ExplainTopics& topics);
+
+// Bytes that the computations of a step read and write on one rank, as the plans' target joins
+// their ops: each pass moves each of its operands once, whatever a cache would keep.
+struct MemoryTraffic {
+  struct Kind {
+    char pass = ' ';  // as Instruction::pass
+    std::string op;   // PassTraffic::kind
+    bool is_product = false;
+    int64_t runs = 0, read = 0, written = 0;
+    int64_t bytes() const { return read + written; }
+  };
+  std::vector<Kind> kinds;  // most bytes first
+  // By tensor, most first; those inside a program count together: "within 'F h/0'".
+  std::vector<std::pair<std::string, int64_t>> tensors;
+  int64_t product_bytes() const;  // matrix products, attention, and what these take along
+  int64_t other_bytes() const;
+};
+// By role. Requires roles of a target of backends.h.
+std::vector<MemoryTraffic> memory_traffic(const PlanSet& set);
+
+// The order of the computations that the strategy asks for; list scheduling where it gives a policy
+// or, like none (null), nothing. Requires tasks.
+Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& deps,
+                                               const Strategy* strategy, const Variables& variables,
+                                               Explanations& explain);
+
+// Writes the model with the strategy's loss and optimizer as ONNX's own training_info. Refused:
+// what that cannot say (AdamW, clipping, schedules).
+Status emit_onnx_training(const CompileOptions& options, const std::string& path);
+
+// ---- A model without a strategy
+struct DescribeOptions {
+  std::string model;
+  std::vector<std::pair<std::string, int64_t>> dims;  // sizes of dynamic dims; others are assumed
+};
+struct Described {
+  std::string text;       // inputs, parameters, layers, ops, costs, and all that is not supported
+  bool supported = true;  // false: a part of the text says what is missing
+};
+Result<Described> describe(const DescribeOptions& options);
+
+}  // namespace piper

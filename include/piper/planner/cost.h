@@ -1,0 +1,20 @@
+// What chunks cost: the scheduler's measure of time and memory. Analytic; no device is asked.
+#pragma once
+
+#include "piper/planner/dag.h"
+
+namespace piper {
+
+struct ChunkCost {
+  double flops = 0;  // of one microbatch
+  // Forward chunks: what their region's backward reads of the forward, a microbatch.
+  int64_t kept_bytes = 0;
+};
+// By chunk. Requires make_dag.
+std::vector<ChunkCost> chunk_costs(const Dag& dag);
+
+// A byte that is sent takes as long as this many operations: what a fast link and a fast matrix
+// unit have to each other.
+inline constexpr double kFlopsPerSentByte = 50;
+
+}  // namespace piper

@@ -1,0 +1,393 @@
+// The global training DAG of one step: compute tasks, inputs and communication of all devices, as
+// flat arrays and ids.
+//
+// Built in two steps. make_dag groups the graph's nodes into *chunks*, one per (region, pass): a
+// region is a combination of tag values. Directives then say where chunks run (place) and what is
+// replicated. expand_tasks makes the tasks: one compute task per chunk and microbatch, input loads,
+// sends and receives for every value that is read on another device, and the reductions that
+// StepSums ask for.
+//
+// A *cell* is a combination of coordinates on the placed mesh axes; every rank of a cell (its SPMD
+// peers along the other axes) runs the same program, so nothing here grows with their number.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "piper/ir/graph.h"
+
+namespace piper {
+
+struct ChunkTag;
+struct ItemTag;
+struct TaskTag;
+using ChunkId = Id<ChunkTag>;
+using ItemId = Id<ItemTag>;
+using TaskId = Id<TaskTag>;
+
+// 'P' what the step needs before its first microbatch (label counts), 'F' forward, 'B' backward,
+// 'I' and 'W' its input- and weight-gradient parts when an order names them, 'U' sums, clipping and
+// updates.
+struct Chunk {
+  char pass = 'F';
+  std::vector<int32_t> tags;    // by Dag::region_tags
+  std::vector<NodeId> nodes;    // in graph order
+  std::vector<ValueId> reads;   // made outside (also constants and state), ascending
+  std::vector<ValueId> writes;  // read outside, ascending
+  int32_t cell = 0;
+  std::vector<int32_t> groups;    // of Dag::group_of that it runs for, ascending; empty: all
+  std::vector<int32_t> variants;  // of Dag::variants that it runs for, ascending; empty: all
+  int32_t level = 0;              // of pass 'P': its sums need some of so many levels before it
+  std::string name;               // "F stage=1"
+};
+
+// A short vector in the size of a pointer: tasks are many, and most of their lists hold nothing or
+// one thing.
+template <class T>
+class Few {
+ public:
+  Few() = default;
+  Few(std::initializer_list<T> items) { append(items); }
+  explicit Few(const std::vector<T>& items) { append(items); }
+  Few(const Few& other) { append(other); }
+  Few(Few&& other) noexcept : head_(std::exchange(other.head_, nullptr)) {}
+  Few& operator=(Few other) noexcept {
+    std::swap(head_, other.head_);
+    return *this;
+  }
+  ~Few() {
+    std::destroy(begin(), end());
+    operator delete(head_);
+  }
+
+  operator std::vector<T>() const { return std::vector<T>(begin(), end()); }
+
+  size_t size() const { return head_ ? head_->size : 0; }
+  bool empty() const { return size() == 0; }
+  T* begin() { return head_ ? reinterpret_cast<T*>(head_ + 1) : nullptr; }
+  T* end() { return begin() + size(); }
+  const T* begin() const { return head_ ? reinterpret_cast<const T*>(head_ + 1) : nullptr; }
+  const T* end() const { return begin() + size(); }
+  T& operator[](size_t i) { return begin()[i]; }
+  const T& operator[](size_t i) const { return begin()[i]; }
+  T& back() { return end()[-1]; }
+
+  void reserve(size_t capacity) {
+    static_assert(alignof(T) <= alignof(Head));
+    if (capacity <= (head_ ? head_->capacity : 0)) return;
+    auto* head = static_cast<Head*>(operator new(sizeof(Head) + capacity * sizeof(T)));
+    *head = {static_cast<uint32_t>(size()), static_cast<uint32_t>(capacity)};
+    std::uninitialized_move(begin(), end(), reinterpret_cast<T*>(head + 1));
+    std::destroy(begin(), end());
+    operator delete(std::exchange(head_, head));
+  }
+  void push_back(T item) {
+    if (!head_ || head_->size == head_->capacity) reserve(std::max<size_t>(1, 2 * size()));
+    new (end()) T(std::move(item));
+    ++head_->size;
+  }
+  template <class Items>
+  void append(const Items& items) {
+    reserve(size() + static_cast<size_t>(items.end() - items.begin()));
+    for (const T& item : items) push_back(item);
+  }
+
+ private:
+  struct alignas(8) Head {
+    uint32_t size, capacity;
+  };
+  Head* head_ = nullptr;  // and the items behind it
+};
+
+// One value in one cell and microbatch: what gets a buffer.
+struct Item {
+  ValueId value;
+  int32_t micro = -1;  // -1: one for the whole step
+  int32_t cell = 0;
+  ItemId alias;      // shares the memory of this item: in-place collectives, updated state
+  int32_t sum = -1;  // holds the finished sum Dag::sums[sum]
+};
+
+// A compute task that adds parts of one sum: `into` holds afterwards what the `from` items held.
+struct Combine {
+  int32_t sum = 0;
+  ItemId into;
+  Few<ItemId> from;
+};
+
+// kReduceScatter, kAllGather, kOwnPart: of items read and written one by one, as one message. Those
+// behind kCopy stand within computations alone.
+enum class TaskKind : uint8_t {
+  kCompute,
+  kInput,
+  kSend,
+  kRecv,
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kOwnPart,
+  kCopy,
+  kAllToAll,
+  kRotate,
+  kDispatch,
+  kCombine,
+};
+inline constexpr const char* kTaskKindNames[] = {
+    "compute",  "input", "send",       "recv",   "all_reduce", "reduce_scatter", "all_gather",
+    "own_part", "copy",  "all_to_all", "rotate", "dispatch",   "combine"};
+
+// What a compute task does besides its chunk's nodes: adds a contribution to an accumulator. The
+// first to run sets it.
+struct Accumulate {
+  ValueId contribution;  // made by the chunk
+  ItemId into;
+  int32_t sum = 0, use = 0;  // index of Dag::sums and of the use
+  ItemId reduced;            // the contribution is this item, which is summed over replicas already
+};
+
+// How far ahead of the first task that reads what it brings a receive or an input is issued, in
+// compute tasks of its cell: 0 is just before it.
+inline constexpr int32_t kEarliest = INT32_MAX;  // a receive as soon as its send is issued
+
+struct Task {
+  TaskKind kind = TaskKind::kCompute;
+  char pass = '-';
+  ChunkId chunk;  // kCompute
+  int32_t micro = -1;
+  int32_t micros = 1;  // messages and collectives: of so many, from `micro` on
+  int32_t cell = 0;
+  int32_t peer = -1;          // kSend, kRecv: the other cell
+  int32_t stream = 0;         // index of Dag::streams
+  int32_t distance = 0;       // kRecv, kInput: compute tasks ahead, or kEarliest
+  int32_t label = -1;         // index of Dag::labels, without the microbatch: see print_label
+  Few<int32_t> group;         // collectives: mesh axes
+  bool fast = false;          // kAllReduce, kReduceScatter: see SumRound
+  Few<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
+  Few<Accumulate> accumulates;
+  Few<Combine> combines;
+  // A collective among the nodes of a compute task is a task within that, which runs it: `nodes` of
+  // its chunk, on the stream of the computation unless it has one of its own (not 0). Its distance
+  // counts programs of the computation.
+  TaskId within;
+  Few<NodeId> nodes;
+};
+
+// One message that brings the terms of a sum together, in rank order. What replicas have are terms:
+// those whose numbers differ by multiples of `stride` only, `size` of them; and so may be what the
+// ranks of further axes have.
+struct SumRound {
+  int64_t size = 1, stride = 1;  // of replicas
+  std::vector<int32_t> axes;     // of the mesh, ascending: theirs and the further ones
+  int32_t stream = 0;
+  // Terms are rounded to this type before they travel, and so is their sum; nothing: they travel as
+  // they are added up.
+  std::optional<DType> dtype = {};
+  bool fast = false;  // added up by the device's own library, not in rank order
+  bool operator==(const SumRound&) const = default;
+};
+
+// One StepSum: its contributions by use, and how it is finished.
+struct Sum {
+  ValueId value;              // output of the StepSum
+  std::vector<ValueId> uses;  // contributions
+  std::string name;
+  std::vector<int32_t> rounds = {};  // of Dag::rounds, in order
+  ValueId part = {};                 // the first round leaves this own run of it; else it is whole
+  bool each_micro = false;           // which it does in every microbatch
+};
+
+// When a whole parameter is put together from its parts: for each pass that reads it, for each
+// microbatch, once a step; or after each update, and it stays whole.
+enum class Gather : uint8_t { kPass, kMicrobatch, kStep, kUpdate };
+inline constexpr const char* kGatherNames[] = {"pass", "microbatch", "step", "update"};
+
+// A value of which each rank of some mesh axes holds a run of the flat elements, zeros behind the
+// end: of an axis of replicas, and of those over which the gradient is terms.
+struct Part {
+  ValueId value;  // the own run
+  ValueId param;  // the whole parameter, or its previous version, when it is a part of one
+  TensorType whole;
+  std::vector<int32_t> over = {};  // ascending
+  Gather gather = Gather::kPass;
+  int32_t stream = 0, distance = 0;  // of the task that gathers it
+};
+
+// A trained parameter as microbatches read it, rounded to 16 bits: a state that the update writes.
+struct Copy {
+  ValueId master, copy;
+};
+
+// Two versions of a trained parameter, of its copy, or of the step's number where random ops read
+// it: what microbatches read is the one before the last update.
+struct Version {
+  ValueId newest;    // the parameter or its copy; the number of the next step
+  ValueId previous;  // takes the newest's value just before that is updated
+};
+
+// A queue of a device. A backend that cannot use priority or a limit of SMs runs it as any other.
+struct TaskStream {
+  std::string name;
+  int32_t priority = 0;  // higher goes first
+  int64_t sms = 0;       // multiprocessors at most; 0: any
+};
+
+// What lives in host memory while it is not needed.
+struct Offload {
+  bool optimizer = false;     // the optimizer's states; else `items`
+  std::vector<ItemId> items;  // kept from forward to backward
+  int32_t distance = 1;       // comes back so many compute instructions ahead of its use
+  int32_t in_flight = 1;      // leaves while so many following ones compute
+  int32_t out_stream = 0, in_stream = 0;  // to the host, and back
+};
+
+// What the backward pass makes again may differ by microbatch: those of one variant make the same.
+// Where a copy is not made, its readers get what it is a copy of, kept from the forward pass.
+struct Variants {
+  std::vector<int32_t> of_micro;                    // empty: one variant
+  std::vector<std::pair<ValueId, ValueId>> copies;  // and what each is a copy of; ascending
+  std::vector<std::vector<ValueId>> made;           // by variant: copies, ascending
+
+  int32_t count() const { return made.empty() ? 1 : static_cast<int32_t>(made.size()); }
+  int32_t of(int32_t micro) const {
+    return of_micro.empty() ? 0 : of_micro[static_cast<size_t>(micro) % of_micro.size()];
+  }
+  bool makes(int32_t variant, ValueId copy) const {
+    const auto& here = made[static_cast<size_t>(variant)];
+    return std::binary_search(here.begin(), here.end(), copy);
+  }
+  bool is_copy(ValueId value) const {
+    const auto at = std::lower_bound(copies.begin(), copies.end(), std::pair(value, ValueId()));
+    return at != copies.end() && at->first == value;
+  }
+  // What stands for the value.
+  ValueId read(ValueId value, int32_t variant) const {
+    const auto at = std::lower_bound(copies.begin(), copies.end(), std::pair(value, ValueId()));
+    return is_copy(value) && !makes(variant, value) ? at->second : value;
+  }
+};
+
+struct DagAxis {
+  std::string name;
+  int64_t size = 1;
+  bool placed = false;      // some place directive names it
+  bool replicated = false;  // some replicate directive names it
+  bool sharded = false;     // some shard directive names it, or its replicas are coupled
+  // Replicas that need samples of each other: they run one graph, of whose batch each has a block.
+  bool is_coupled() const { return replicated && sharded; }
+};
+
+struct Dag {
+  Graph graph;  // sharded; expand_tasks adds the nodes that sum
+  std::vector<DagAxis> mesh;
+  std::vector<std::string> region_tags;  // tags that tell regions apart
+  std::vector<TaskStream> streams{{"compute"}};
+  int64_t microbatches = 1;
+  // By microbatch: those whose chunks all have the same places and tags form a group, numbered by
+  // its first one. Empty: all do. Chunks of one region and pass in different places stand together.
+  std::vector<int32_t> group_of;
+  Variants variants;
+  // Of the batch, that a device plays one after the other; more than 1: the oracle, which plays
+  // all.
+  int64_t replicas_in_turn = 1;
+  bool split_backward = false;   // BI and BW are tasks of their own
+  int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
+  std::vector<SumRound> rounds;  // of the sums, each once
+  std::vector<Part> parts;       // states that are cut, by value
+  std::vector<Copy> copies;      // in canonical parameter order
+  // In canonical parameter order, then of copies, the number last; empty: one version of each.
+  std::vector<Version> versions;
+  std::vector<Offload> offloads;
+  // By value: mesh axes whose ranks hold it alike and send a run of its elements each. Ascending;
+  // may be shorter than the values.
+  std::vector<std::vector<int32_t>> sliced;
+  // Coordinates by mesh axis; -1 on axes that are not placed.
+  std::vector<std::vector<int32_t>> cells;
+  std::vector<Chunk> chunks;
+  std::vector<Item> items;
+  std::vector<Task> tasks;
+  std::vector<std::string> labels;  // of tasks
+  std::vector<Sum> sums;
+  // By cell: scalars to read after the step.
+  std::vector<std::vector<std::pair<std::string, ItemId>>> reports;
+
+  int64_t micros() const { return microbatches * replicas_in_turn; }
+  int32_t num_groups() const {
+    return group_of.empty() ? 1 : *std::max_element(group_of.begin(), group_of.end()) + 1;
+  }
+  int32_t group_of_micro(int32_t micro) const {
+    return group_of.empty() ? 0 : group_of[static_cast<size_t>(micro % microbatches)];
+  }
+};
+
+struct DagSpec {
+  std::vector<DagAxis> mesh;
+  std::vector<std::string> region_tags;
+  int64_t microbatches = 1, replicas_in_turn = 1;
+  std::vector<SumRound> rounds;  // over replicas, as gradients go through them
+  bool split_backward = false;
+  std::vector<int32_t> group_of;  // of another plan: sums are formed as there
+  int64_t weight_versions = 1;    // or 2: see Version
+  Variants variants;
+};
+
+// Requires a sharded graph. Trained parameters of f32 that microbatches cast to 16 bits are kept
+// so, too (Dag::copies), and no chunk casts them but that of their update. Ensures chunks in a
+// topological order, each node of passes F, BI, BW in exactly one of them for each variant ('P'
+// chunks hold copies of what they need). Error: regions that need each other in a circle,
+// naming the ops.
+Result<Dag> make_dag(Graph graph, const DagSpec& spec);
+
+// Cuts the states of these parameters over like.over, which their gradients' first rounds go over,
+// and over the further axes of these sums: the optimizers work on parts, and so do their sums end.
+// `like`: when and how parameters are put together; for Gather::kUpdate they stay, too.
+void cut_states(Dag& dag, const std::vector<Param>& params, const Part& like);
+
+// Requires that cells and every chunk's cell are set. Ensures items and tasks in a topological
+// order.
+Result<Dag> expand_tasks(Dag dag);
+
+// The compute tasks of one cell in the order wanted. In an overlap, tasks [first, second) and
+// [second, end) have no order between them.
+struct Overlap {
+  int32_t first = 0, second = 0, end = 0;
+};
+struct ComputeOrder {
+  std::vector<TaskId> tasks;
+  std::vector<Overlap> overlaps;  // ascending: positions in `tasks`, or in `body` if there is one
+  std::vector<int32_t> wholes;  // ascending: positions of a BI that its BW follows as one backward
+  // The first so many run while the step before is under way. `body`, unless empty: positions in
+  // `tasks` in the order in which a steady step runs them, those of the next step between its own.
+  int32_t ahead = 0;
+  std::vector<int32_t> body;
+  // Where the strategy names each task, by position in `tasks`: an index of `places`; and the '&'
+  // of each overlap. Empty: nowhere.
+  std::vector<int32_t> named_at, pair_at;
+  std::vector<SourceSpan> places;
+};
+
+// What tasks within computations are of; nothing for other ops.
+std::optional<TaskKind> collective_kind(std::string_view op);
+// The type of all that the ranks of its mesh axes hold of a value, of which each has this much.
+TensorType uncut(const Dag& dag, const Value& value, TensorType held);
+// Whether the task puts parameters together that live in parts, each time that they are used: its
+// distance counts such messages.
+bool gathers_parameters(const Dag& dag, const Task& task);
+// The path up to the first number: "model/h/2" of "model/h/2/mlp/fc"; all of it without a number.
+std::string_view layer_of(std::string_view scope);
+// Axes over which contributions to the sum are terms beside those of replicas. Ascending.
+std::vector<int32_t> further_axes(const Dag& dag, const Sum& sum);
+// The stream of this name, added if there is none.
+int32_t stream_of(Dag& dag, const std::string& name);
+// For each item the tasks that write it (several for accumulators), ascending.
+std::vector<std::vector<TaskId>> writers(const Dag& dag);
+// "F stage=1 mb=3"; of several microbatches "… mb=3..5".
+std::string print_label(const Dag& dag, const Task& task);
+// "%name@microbatch/cell", without the parts that do not apply.
+std::string print_item(const Dag& dag, ItemId id);
+
+// Canonical text form, without the graph: chunks name nodes by their first output. parse_dag reads
+// it back over the same graph and prints the same.
+std::string print_dag(const Dag& dag);
+Result<Dag> parse_dag(Graph graph, std::string_view text);
+
+}  // namespace piper

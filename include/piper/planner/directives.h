@@ -1,0 +1,166 @@
+// The directives: one file each in src/planner/directives/, parse is in strategy.h, apply is here.
+// Every one reports what it matched and inserted; matching nothing is an error at its place in the
+// strategy.
+//
+// Phases are fixed whatever the order in the file: annotate, precision, recompute (Graph) | split,
+// place, replicate, offload, stream, prefetch, order, fuse (Dag).
+#pragma once
+
+#include "piper/frontend/strategy.h"
+#include "piper/planner/dag.h"
+#include "piper/planner/sharding.h"
+
+namespace piper {
+
+// What one directive did, for --explain.
+struct Explanation {
+  SourceSpan at;
+  std::string directive;           // "place"
+  std::vector<std::string> lines;  // "stage=1 on pp=1: 3 chunks, 128 ops"
+};
+using Explanations = std::vector<Explanation>;
+
+// Tags the forward graph. Rules match scope paths; ops that no rule matches join by dataflow: the
+// latest region of their producers, else the earliest of their consumers (strict: an error).
+// Requires a forward graph. Ensures that every op has every tag that some rule sets.
+Result<Graph> apply_annotate(Graph forward, const Annotate& annotate, const Variables& variables,
+                             Explanations& out);
+
+// Ops on data alone (no parameter reaches them, no matrix product) go to the regions of `tags` that
+// read them, one copy each: a mask is computed in every stage, not sent down the pipeline. Values
+// stay the same bit for bit. Requires a tagged forward graph.
+Result<Graph> clone_data_ops(Graph forward, std::span<const std::string> tags, const SourceSpan& at,
+                             Explanations& out);
+
+// A contiguous cut of the ops, in graph order, into `into` regions: minimises the largest region's
+// cost, in matrix FLOPs of the forward plus what its boundary values cost to send
+// (kFlopsPerSentByte).
+Result<Graph> apply_balance(Graph forward, const BalanceRule& balance, Explanations& out);
+
+// Casts, so that the chosen forward ops compute in the types of mixed precision (Micikevicius et
+// al., 2018): MatMul and Attention in the low type; norms, softmax, losses, sums, powers and
+// exponentials in f32; all others in the widest type of their operands, where parameters and
+// constants follow the others. Parameters are f32, and cast beside each op that reads them (see
+// Dag::copies). The model's own casts between floats are left out. Requires a forward graph; ops on
+// f64 stay as they are. Errors: nothing matches or is changed, an unknown op, an op chosen twice.
+Result<Graph> apply_precision(Graph forward, const std::vector<Precision>& precisions,
+                              const Variables& variables, Explanations& out);
+
+// Gradients are rounded to the 16-bit type that a directive names and added up in it, if one does.
+// Requires a differentiated graph. Refuses gradients in f64.
+Result<Graph> accumulate_in_halves(Graph step, const std::vector<Precision>& precisions);
+
+// Forward ops that the backward pass runs again, just before it first needs what they make. Ops
+// that share a directive, captures and region form a group: what it takes from outside is kept, and
+// what it hands to other forward ops; with `ops`, nothing that a chosen op makes is kept. With a
+// budget the least is kept that the cheapest ops suffice for: a minimum cut of the region's
+// dataflow. Bits do not change. Where conditions name the microbatch, the graph has copies of all
+// that some microbatch makes again, and the variants say which are made. Requires a sharded graph.
+// Errors: nothing matches, an unknown op, an op chosen twice, nothing that the backward pass reads,
+// a budget that is too small.
+struct Recomputed {
+  Graph graph;
+  Variants variants;
+};
+Result<Recomputed> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
+                                   const Variables& variables, int64_t microbatches,
+                                   Explanations& out);
+
+// Mesh axes and batch cut that split and replicate ask for; used before the Dag exists.
+struct Cut {
+  std::vector<DagAxis> mesh;
+  int64_t microbatches = 1, replicas = 1;
+  std::vector<SumRound> rounds;  // over replicas
+  SourceSpan at;                 // of the split, or else the replicate directive
+};
+Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& out);
+// Replicas of a differentiated graph whose ops need samples of each other: their axes then cut one
+// graph as `shard` does, samples in blocks and states whole, with collectives inside the step.
+// Otherwise the cut as it is. Error: microbatches as well, for each runs before the next one's
+// samples are there.
+Result<Cut> couple_replicas(const Graph& step, const Strategy& strategy, Cut cut,
+                            Explanations& out);
+
+// What `shard` directives and coupled replicas ask for: a cut for each axis that they name, in the
+// order of the mesh. Requires a graph whose batch is cut. Errors: nothing matches, a dim that the
+// tensor has not, a tensor that two directives cut over one axis.
+Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
+                                         const Cut& cut, Explanations& out);
+// What stages send one another in parts. Requires chunks that have their places. Error: nothing
+// that all ranks of the axis hold alike is sent and matches.
+Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanations& out);
+// Which collectives an axis has come to, in sums, and one by one with what each is for.
+void explain_axis(const ShardedGraph& made, const AxisCut& cut, const Strategy& strategy,
+                  Explanations& out, std::vector<std::string>& each);
+// What of a cut of `graph` that has been made was perhaps not meant: attention that ranks do whole,
+// weights that send less if they are cut the other way.
+std::vector<std::string> notes_of(const Graph& graph, const ShardedGraph& made, const AxisCut& cut);
+// How the parameters and inputs lie that some axis cuts: "model.h.0.fc.weight  f32[64,32]: dim 0
+// over tp".
+std::vector<std::string> layouts_of(const Graph& graph, const std::vector<AxisCut>& cuts);
+
+// Chunks to cells. Axis coordinates outside the mesh, chunks without a place or with two, and
+// coordinates without work are errors.
+Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variables& variables,
+                        Explanations& out);
+
+// Gradient reductions: bucket size and stream; what is cut over the replicas.
+Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, Explanations& out);
+
+// The compute order per cell that the order directive asks for; empty when there is none, or a
+// policy. Requires tasks. Errors: an item that finds no task, or names a tag value that the device
+// has not; tasks that no item takes; anything after U.
+Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<Order>& orders,
+                                              const Variables& variables, Explanations& out);
+
+// Chooses what lies in host memory. Requires tasks. Errors: nothing matches, what two entries
+// claim.
+Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& variables);
+// What became of it when plans were made. Error: nothing can leave.
+Result<Explanation> explain_offload(const OffloadRule& rule, int64_t values, int64_t bytes,
+                                    int64_t stay);
+
+// Requires tasks. Errors: a task that two entries claim, or whose stream replicate names; a stream
+// that nothing runs on.
+Result<Dag> apply_streams(Dag dag, const Strategy& strategy, const Variables& variables,
+                          Explanations& out);
+
+// When receives are posted, inputs loaded, and parts of activations or parameters gathered. Sends
+// that have streams of their own are received as they are issued unless an entry says otherwise.
+// Requires tasks and their streams. Errors: nothing matches, a kind of task without a distance, a
+// task that two entries claim.
+Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& variables,
+                           Explanations& out);
+
+// Which messages are to be one, and for whom.
+struct Fused {
+  std::vector<std::vector<TaskId>> groups;  // of two tasks or more: see join_messages
+  std::vector<size_t> rule;                 // by group: of the strategy's
+  std::vector<int64_t> matched;             // by rule
+};
+// Sends with equal ends, and collectives of one kind and group, on equal streams, of one
+// microbatch, or of the whole step, that have the same pass and tags; as large as the bucket says.
+// Requires tasks and their streams. Errors: nothing matches, what is no message, a message that two
+// entries claim.
+Result<Fused> apply_fuse(const Dag& dag, const Strategy& strategy, const Variables& variables);
+// Then: messages of neighbouring microbatches that carry the same values, where a rule asks for it.
+Result<Fused> fuse_microbatches(const Dag& dag, const Strategy& strategy,
+                                const Variables& variables);
+// By rule: how many messages of those that `matched` are `left`, and, of groups that had to part,
+// how many messages more than one each has, and one of them.
+struct FuseCount {
+  int64_t left = 0, apart = 0;
+  std::string example;
+};
+void explain_fuse(const Dag& dag, const Strategy& strategy, const Fused& fused,
+                  const std::vector<FuseCount>& counts, Explanations& out);
+
+// The limit of each cell that the order's policy gives.
+Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,
+                                           const Variables& variables);
+
+// The cells of a compute order by device, for lists and files: stages by the tag `stage`. Error: no
+// such tag, or more than one placed axis.
+Result<OrderRows> order_rows(const Dag& dag, const std::vector<ComputeOrder>& compute);
+
+}  // namespace piper

@@ -1,0 +1,28 @@
+// Schedule -> plans: instructions, chunk programs shared by content, buffers with offsets, one role
+// program per cell.
+#pragma once
+
+#include "piper/plan/bundle.h"
+#include "piper/planner/schedule.h"
+
+namespace piper {
+
+// What became of an Offload, over all cells.
+struct OffloadCount {
+  int64_t values = 0, bytes = 0;  // that leave
+  int64_t stay = 0;               // that are needed again too soon
+};
+
+struct Lowered {
+  std::vector<RoleProgram> roles;                                // by cell
+  std::vector<std::pair<std::string, TensorType>> tensor_types;  // initial values by name
+  std::vector<std::pair<std::string, Bytes>> tensors;
+  std::vector<OffloadCount> offloads;  // by Dag::offloads
+};
+
+// Each task's nodes are cut into segments by layer (the path up to the first number in the scope),
+// and every segment is a program: equal layers, whatever their parameters, share one. What
+// the target takes beside the arenas is not stated yet.
+Result<Lowered> lower(const Dag& dag, const Schedule& schedule);
+
+}  // namespace piper

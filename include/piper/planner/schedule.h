@@ -1,0 +1,106 @@
+// Task order per cell: the order programs decide the order of compute tasks; everything else is
+// derived from it.
+#pragma once
+
+#include <span>
+
+#include "piper/planner/dag.h"
+
+namespace piper {
+
+// A list for each task, in one array.
+template <class Item>
+class ListsByTask {
+ public:
+  std::span<const Item> operator[](size_t task) const {
+    return {items_.data() + end_[task], end_[task + 1] - end_[task]};
+  }
+  // The list of the next task.
+  void add(const std::vector<Item>& items) {
+    items_.insert(items_.end(), items.begin(), items.end());
+    end_.push_back(items_.size());
+  }
+  void append(const ListsByTask& lists) {
+    const size_t before = items_.size();
+    items_.insert(items_.end(), lists.items_.begin(), lists.items_.end());
+    for (size_t l = 1; l < lists.end_.size(); ++l) end_.push_back(before + lists.end_[l]);
+  }
+
+ private:
+  std::vector<Item> items_;
+  std::vector<size_t> end_{0};  // [t + 1]: of the list of t
+};
+using TaskLists = ListsByTask<TaskId>;
+
+// Tasks that must be issued before each task: writers of what it reads, and for receives the send.
+// Ascending.
+TaskLists find_dependencies(const Dag& dag);
+
+struct Schedule {
+  std::vector<std::vector<TaskId>> order;      // by cell: all its tasks in issue order
+  std::vector<std::vector<Overlap>> overlaps;  // by cell: positions in its order, or in its body
+  std::vector<ComputeOrder> compute;           // by cell: as asked for, or the default
+  // Where steps overlap, by cell: positions in its order, as a steady step runs them, and of each
+  // position whether it is then a task of the next step.
+  std::vector<std::vector<int32_t>> body;
+  std::vector<std::vector<bool>> ahead;
+  int64_t nearer = 0;  // receives that stand nearer to their use than asked, behind their sends
+};
+
+// How list_schedule chooses. Each cell takes the task that can start first; of several, the pass
+// that `prefer` names first, then the lower microbatch, then the later stage. Besides, orders that
+// repeat a pattern, within the same limits: what ends first is taken. The tasks of one chunk and
+// pass run in microbatch order, or in that of `turn`.
+struct ListPolicy {
+  std::vector<char> prefer;        // passes; those that are not named come last
+  std::vector<int64_t> in_flight;  // by cell: chunks whose activations are held at most
+  int64_t memory = 0;              // bytes of activations that a cell holds at most; 0: any
+  std::vector<int64_t> time;       // by chunk, of one microbatch
+  std::vector<int64_t> held;       // by chunk: bytes that a forward keeps
+  double time_per_byte = 0;        // of messages
+  bool limits_give_way = false;    // rather than fail
+  std::vector<int32_t> turn;       // by task, among those of its chunk; empty: the microbatch
+  SourceSpan at;
+};
+// The order of the computations by cell. A forward leaves room for the chunks that follow it on its
+// cell, so limits that let one microbatch through let all through. Error: limits that do not.
+Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const TaskLists& deps,
+                                                const ListPolicy& policy);
+
+// Without an order: a backward before a forward, a forward counts as much as half a backward, and
+// at most as many microbatches in flight as there are cells from this one on.
+ListPolicy default_policy(const Dag& dag);
+
+// What became of tasks that were to be one.
+struct JoinedMessages {
+  int64_t messages = 0;  // that they are now
+  std::string apart;     // of several, the first of the second: "'send a mb=1' on pp=0"
+};
+// Joins the tasks of each group into one, which reads and writes what they did, in order: sends of
+// one cell to another, with their receives, or collectives of one kind over one group of ranks. A
+// group whose tasks would wait for each other in a circle, by their data and the order of the
+// computations, becomes several messages, each of what is there first. Ids in `compute` follow. By
+// group; no messages: nothing was joined, for the order cannot run.
+std::vector<JoinedMessages> join_messages(Dag& dag, std::vector<ComputeOrder>& compute,
+                                          const std::vector<std::vector<TaskId>>& groups);
+
+// `compute` gives, by cell, its F, B, BI and BW tasks in the order wanted. Inputs are loaded and
+// receives posted just before their first reader, or as far ahead as Task::distance says, but not
+// before their send in an order of all cells where each in turn runs one computation; sends come
+// just after their writer, reductions once all they sum is there; sums and updates close the step.
+// What the tasks of an overlap need is issued before its first. Where steps overlap, what is
+// received runs as early as what sent it, so that no message is under way when a step ends. Error
+// (kRefused): the orders wait for each other; the notes print the shortest chain of waits.
+Result<Schedule> make_schedule(const Dag& dag, const TaskLists& deps,
+                               const std::vector<ComputeOrder>& compute);
+
+// What a device works through in order, each task waiting there for what it needs.
+enum class Queue {
+  kIssue,   // all that it is given, as the CPU executor does
+  kStream,  // what is on one stream
+};
+// The share of the step in which devices compute nothing: a forward and each half of a backward
+// take a unit of time, all else none. Requires steps that do not overlap.
+double idle_share(const Dag& dag, const TaskLists& deps, const Schedule& schedule, Queue queue);
+
+}  // namespace piper

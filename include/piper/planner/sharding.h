@@ -1,0 +1,90 @@
+// How values lie over mesh axes, from one rule per op (LoopRule): letters that pass through carry a
+// shard, letters that are summed turn it into a partial sum, and a value that must be whole is
+// brought together by a communication.
+//
+// The batch is the first axis group: a batch of B samples is cut into `replicas × microbatches`
+// equal blocks; block replica × microbatches + mb holds samples [block × B/n, (block + 1) × B/n).
+// Microbatches are a sequential axis, replicas a mesh axis; for layouts both are one axis group of
+// n shards.
+#pragma once
+
+#include "piper/ir/graph.h"
+
+namespace piper {
+
+struct BatchCut {
+  int64_t replicas = 1;
+  int64_t microbatches = 1;
+  SourceSpan at;  // the split or replicate directive, for errors
+};
+
+// Requires a differentiated graph at global shapes, of a batch that divides. Ensures: every value
+// has its layout and its local shape, every op is legal on local shapes (localise), and a Partial
+// value meets only ops linear in it and StepSums; where a non-linear op needs one, a StepSum stands
+// between: legal if it depends on inputs, constants and step-level values alone (the label count),
+// or if only what a state becomes needs it, which is then made in pass U; else refused, naming op
+// and scope. Every gradient contribution is Partial: what all shards have alike is that of the
+// first. n = 1 returns the graph as it is, but with the same StepSums (so that plans differ in cut
+// alone).
+Result<Graph> shard_batch(Graph graph, const BatchCut& cut);
+
+// Whether the batch of the graph can be cut so: the error that shard_batch would give.
+Status check_batch(const Graph& graph, const BatchCut& cut);
+
+// A tensor that is cut over a mesh axis because a strategy says so. Of a parameter whose readers
+// take it apart (three projections in one), the parts are cut alike.
+struct ShardSeed {
+  ValueId value;  // state, an input or what a node makes
+  int dim = -1;   // -1: every rank holds all of it
+  SourceSpan at;
+  // With zeros up to a multiple of so many parts of the dim, or of what its readers take apart in
+  // it; 0: without.
+  int64_t pad_to = 0;
+  int64_t outer = 0;  // equal stretches that are each cut; 0: as readers take the dim apart
+  // Of twice as many blocks as there are ranks, rank r has the r-th from both ends.
+  bool zigzag = false;
+};
+
+// How attention is done whose tokens are in blocks over the axis: each rank has its queries and
+// gathers keys and values (Grattafiori et al., 2024, §3.3.2); all tokens of its heads (Jacobs et
+// al., 2023); or its queries, and keys and values of each rank in turn (Liu et al., 2023).
+enum class AttentionBy { kGather, kHeads, kRing };
+struct AttentionCut {
+  std::vector<Glob> scope;
+  AttentionBy by = AttentionBy::kGather;
+  SourceSpan at;
+};
+
+struct AxisCut {
+  int32_t axis = 0;  // of the mesh
+  std::string name;
+  int64_t ranks = 1;
+  std::vector<ShardSeed> seeds;
+  std::vector<AttentionCut> attention = {};
+};
+
+// A collective that a cut needs.
+struct Conversion {
+  NodeId node;
+  ValueId value;      // what changes its layout
+  NodeId reader;      // the first op that needs it so; invalid: the end of the step
+  int64_t bytes = 0;  // that a rank sends, once
+};
+
+struct ShardedGraph {
+  Graph graph;
+  std::vector<Conversion> conversions;
+};
+
+// Whether zeros behind the dim of the seed, up to a multiple of `to`, would count nowhere.
+bool can_be_padded(const Graph& graph, const AxisCut& cut, const ShardSeed& seed, int64_t to);
+
+// Cuts a graph over one mesh axis, from what `seeds` name: an op whose operands are cut works on
+// its own part where one of its loops allows that (LoopRule), other states of the same loop are cut
+// alike, and where two layouts meet, the collective that sends fewest bytes stands between. Every
+// value of the result has its layout in Value::over, and its local shape; the graph is legal for
+// the next axis. Error: a seed that does not divide and cannot be padded, naming tensor, dim, ranks
+// and line; attention whose tokens or heads do not lie as its line says.
+Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& cut);
+
+}  // namespace piper

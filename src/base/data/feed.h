@@ -1,0 +1,72 @@
+// One feed per input: where its samples come from. Private to the data room.
+#pragma once
+
+#include "piper/base/data.h"
+
+namespace piper {
+
+// The samples behind a feed. Feeds of one job must agree, or their rows would not belong together.
+struct Extent {
+  int64_t rows = 0;
+  bool shuffled = false;
+  bool operator==(const Extent&) const = default;
+};
+
+class Feed {
+ public:
+  virtual ~Feed() = default;
+  virtual const std::string& path() const = 0;  // of its file
+  virtual Status read(int64_t step, int64_t first, int64_t count, std::byte* to) const = 0;
+  virtual int64_t steps() const = 0;                 // before samples repeat
+  virtual std::optional<Extent> extent() const = 0;  // nothing: the same value in every batch
+};
+
+// The permutation of [0, n) that epoch `epoch` uses, without a table: a Feistel network on the next
+// power of four, walked until it lands inside.
+int64_t permuted(uint64_t seed, int64_t epoch, int64_t index, int64_t n);
+
+// Which rows step `step` takes of `rows` rows, `batch` at a time: those past the last whole batch
+// wait for another epoch's permutation.
+class RowOrder {
+ public:
+  RowOrder(int64_t rows, int64_t batch, bool shuffle, uint64_t seed)
+      : rows_(rows), batch_(batch), shuffle_(shuffle), seed_(seed) {}
+  int64_t steps() const { return rows_ / batch_; }
+  Extent extent() const { return {rows_, shuffle_}; }
+  int64_t row(int64_t step, int64_t sample) const {
+    const int64_t index = step % steps() * batch_ + sample;
+    return shuffle_ ? permuted(seed_, step / steps(), index, rows_) : index;
+  }
+
+ private:
+  int64_t rows_, batch_;
+  bool shuffle_;
+  uint64_t seed_;
+};
+
+// Copies `count` elements of `from` (dtype `type`) as `to_type`. Returns the first index whose
+// integer is not legal for `need`, or -1. convertible says which pairs there are.
+bool convertible(DType from, DType to);
+int64_t convert(const std::byte* from, DType type, std::byte* to, const InputNeed& need,
+                int64_t count);
+
+enum class TokenType { kU8, kU16, kU32 };
+struct TokenFile {
+  std::string path;
+  TokenType type = TokenType::kU16;
+};
+// Feeds for token inputs: one or two needs (positions in `needs`), in that order.
+Result<std::vector<std::unique_ptr<Feed>>> open_tokens(const TokenFile& file,
+                                                       std::span<const InputNeed> needs,
+                                                       const std::vector<int>& inputs,
+                                                       int64_t batch, const DataOptions& options);
+Result<std::unique_ptr<Feed>> open_rows(const std::string& path, const InputNeed& need,
+                                        int64_t batch, const DataOptions& options);
+// Null where the file has no batch of that input.
+Result<std::vector<std::unique_ptr<Feed>>> open_batches(const std::string& path,
+                                                        std::span<const InputNeed> needs);
+
+// "[0, 255]" or "[0, 255] or -100"; the legal integers of an input.
+std::string print_range(const InputNeed& need);
+
+}  // namespace piper

@@ -1,0 +1,200 @@
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "piper/base/data.h"
+
+namespace piper {
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr uint64_t kMaxHeader = 100'000'000;  // the format's own limit
+
+std::optional<DType> dtype_of(const std::string& name) {
+  for (int i = 0; i < kNumDTypes; ++i)
+    if (name == info(static_cast<DType>(i)).safetensors) return static_cast<DType>(i);
+  return std::nullopt;
+}
+
+// Elements × size of one, or nothing when a dim is negative or the product overflows.
+std::optional<uint64_t> checked_bytes(const TensorType& type) {
+  uint64_t bytes = static_cast<uint64_t>(info(type.dtype).bytes);
+  for (int64_t dim : type.shape) {
+    if (dim < 0) return std::nullopt;
+    if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(dim), &bytes)) return std::nullopt;
+  }
+  return bytes;
+}
+
+bool is_size(const Json& json) {
+  return json.is_number_unsigned() && json.get<uint64_t>() <= uint64_t{INT64_MAX};
+}
+
+struct Entry {
+  NamedTensor tensor;
+  uint64_t begin = 0, end = 0;
+};
+
+Result<Entry> parse_entry(const SourceSpan& at, const std::string& name, const Json& json) {
+  const std::string shown = quote_control(name);
+  if (!json.is_object() || !json.contains("dtype") || !json.contains("shape") ||
+      !json.contains("data_offsets") || !json["dtype"].is_string() || !json["shape"].is_array() ||
+      !json["data_offsets"].is_array())
+    return fail(at, "tensor '{}' needs dtype, shape and data_offsets", shown);
+  Entry entry;
+  entry.tensor.name = name;
+  const std::string dtype = json["dtype"].get<std::string>();
+  const auto known = dtype_of(dtype);
+  if (!known)
+    return fail(at, "tensor '{}' has the element type '{}', which is not supported", shown,
+                quote_control(dtype));
+  entry.tensor.type.dtype = *known;
+  for (const Json& dim : json["shape"]) {
+    if (!is_size(dim)) return fail(at, "tensor '{}' has a dim that is no size", shown);
+    entry.tensor.type.shape.push_back(dim.get<int64_t>());
+  }
+  if (entry.tensor.type.shape.size() > 16)
+    return fail(at, "tensor '{}' has {} dims; at most 16 are supported", shown,
+                entry.tensor.type.shape.size());
+  const Json& offsets = json["data_offsets"];
+  if (offsets.size() != 2 || !is_size(offsets[0]) || !is_size(offsets[1]))
+    return fail(at, "tensor '{}' needs two data_offsets", shown);
+  entry.begin = offsets[0].get<uint64_t>();
+  entry.end = offsets[1].get<uint64_t>();
+  const auto bytes = checked_bytes(entry.tensor.type);
+  if (entry.end < entry.begin || !bytes || *bytes != entry.end - entry.begin)
+    return fail(at, "tensor '{}' is {} but its data_offsets are [{}, {})", shown,
+                to_string(entry.tensor.type), entry.begin, entry.end);
+  return entry;
+}
+
+Result<std::vector<Entry>> parse_header(const SourceSpan& at, std::string_view text) {
+  std::set<std::string> names;
+  std::string twice;
+  const auto check_name = [&](int depth, Json::parse_event_t event, const Json& key) {
+    if (depth != 1 || event != Json::parse_event_t::key) return true;
+    if (!names.insert(key.get<std::string>()).second) twice = key.get<std::string>();
+    return true;
+  };
+  const Json header = Json::parse(text.begin(), text.end(), check_name, false);
+  if (header.is_discarded() || !header.is_object())
+    return fail(at, "the header is not a JSON object");
+  if (!twice.empty()) return fail(at, "two tensors are named '{}'", quote_control(twice));
+  std::vector<Entry> entries;
+  for (const auto& [name, json] : header.items()) {
+    if (name == "__metadata__") continue;
+    PIPER_ASSIGN(Entry entry, parse_entry(at, name, json));
+    entries.push_back(std::move(entry));
+  }
+  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
+  return entries;
+}
+
+}  // namespace
+
+Result<std::vector<NamedTensor>> read_safetensors(const std::string& path) {
+  PIPER_ASSIGN(const Bytes file, map_file(path));
+  const SourceSpan at{path};
+  uint64_t header = 0;
+  if (file.size < 8) return fail(at, "{} bytes are too few for a safetensors file", file.size);
+  for (int i = 7; i >= 0; --i) header = header << 8 | static_cast<uint8_t>(file.data[i]);
+  if (header > kMaxHeader)
+    return fail(at, "the header's length {} is above the limit of {} bytes", header, kMaxHeader);
+  if (header > file.size - 8)
+    return fail(at, "the header of {} bytes does not fit in a file of {} bytes", header, file.size);
+  const std::string_view text = as_text(file.span()).substr(8, header);
+  PIPER_ASSIGN(std::vector<Entry> entries, parse_header(at, text));
+  const Bytes data = file.window(8 + header, file.size - 8 - header);
+  std::vector<NamedTensor> tensors;
+  uint64_t end = 0;
+  for (Entry& entry : entries) {
+    if (entry.begin != end)
+      return fail(at, "tensor '{}' begins at {} where {} was expected (no overlap, no hole)",
+                  quote_control(entry.tensor.name), entry.begin, end);
+    if (entry.end > data.size)
+      return fail(at, "tensor '{}' ends at {}, but only {} bytes of data are there",
+                  quote_control(entry.tensor.name), entry.end, data.size);
+    end = entry.end;
+    entry.tensor.data = data.window(entry.begin, entry.end - entry.begin);
+    tensors.push_back(std::move(entry.tensor));
+  }
+  if (end != data.size)
+    return fail(at, "{} bytes follow the last tensor; the file belongs to another header",
+                data.size - end);
+  return tensors;
+}
+
+namespace {
+
+// Length and text of the header, padded so that the data start at a cache line.
+std::string header_of(std::span<const NamedTensor> tensors,
+                      std::span<const std::pair<std::string, std::string>> metadata) {
+  Json header = Json::object();
+  if (!metadata.empty()) {
+    Json& json = header["__metadata__"] = Json::object();
+    for (const auto& [key, value] : metadata) json[key] = value;
+  }
+  uint64_t end = 0;
+  std::set<std::string_view> names;
+  for (const NamedTensor& tensor : tensors) {
+    PIPER_CHECK(names.insert(tensor.name).second, "two tensors named {}", tensor.name);
+    PIPER_CHECK(tensor.data.size == static_cast<size_t>(tensor.type.bytes()), "{}", tensor.name);
+    Json entry = {{"dtype", info(tensor.type.dtype).safetensors},
+                  {"shape", tensor.type.shape},
+                  {"data_offsets", {end, end + tensor.data.size}}};
+    // Its operator[] searches all names, which were found to differ already.
+    header.get_ref<Json::object_t&>().Container::emplace_back(tensor.name, std::move(entry));
+    end += tensor.data.size;
+  }
+  std::string text = header.dump(-1, ' ', false, Json::error_handler_t::replace);
+  while ((text.size() + 8) % 64 != 0) text += ' ';
+  std::string bytes(8, '\0');
+  for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(text.size() >> (8 * i));
+  return bytes + text;
+}
+
+}  // namespace
+
+Status write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
+                         std::span<const std::pair<std::string, std::string>> metadata) {
+  std::string bytes = header_of(tensors, metadata);
+  size_t end = bytes.size();
+  for (const NamedTensor& tensor : tensors) end += tensor.data.size;
+  bytes.reserve(end);
+  for (const NamedTensor& tensor : tensors) bytes += as_text(tensor.data.made().span());
+  return write_file(path, bytes);
+}
+
+Result<std::string> write_safetensors_part(const std::string& path,
+                                           std::span<const NamedTensor> tensors) {
+  std::FILE* file = std::fopen(path.c_str(), "wbx");
+  const auto cannot = [&] {
+    return fail("cannot write '{}': {}", path, std::strerror(errno)).with_code(ExitCode::kStorage);
+  };
+  if (!file) return cannot();
+  std::setvbuf(file, nullptr, _IOFBF, size_t{1} << 16);
+  Digester digest;
+  const auto put = [&](std::string_view bytes) {
+    digest.add(bytes);
+    return std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
+  };
+  bool good = put(header_of(tensors, {}));
+  for (size_t t = 0; good && t < tensors.size(); ++t) {
+    const Bytes bytes = tensors[t].data.made();
+    good = put(as_text(bytes.span()));
+  }
+  Error problem = cannot();
+  if (!good) {
+    std::fclose(file);
+    return problem;
+  }
+  if (std::fclose(file) != 0) return cannot();
+  return digest.digest();
+}
+
+}  // namespace piper

@@ -1,0 +1,108 @@
+// What one collective does, in order: prepared once, queued in every step.
+#pragma once
+
+#include <deque>
+
+#include "piper/devices/collectives.h"
+
+namespace piper::device_fabric {
+
+struct Stage {
+  enum Kind : uint8_t { kExchange, kMove, kLaunch, kFill, kAdd } kind = kExchange;
+  std::vector<Links::Block> outgoing, incoming;  // kExchange
+  StridedMove move;                              // kMove
+  std::vector<Links::Sum> sums;                  // kAdd
+  int32_t binding = -1;                          // kLaunch
+  std::byte* to = nullptr;                       // kFill: zeros
+  TensorType type;
+};
+
+// A group as one of its members sees it.
+struct Seated {
+  std::vector<int64_t> ranks;
+  int64_t own = 0;     // position
+  int32_t link = -1;   // of Links
+  int32_t stream = 0;  // the backend's
+  int64_t size() const { return std::ssize(ranks); }
+};
+
+// Memory for blocks that are under way, one region a stream: collectives of a stream follow each
+// other, so they share it.
+class Slots {
+ public:
+  Slots(Backend& backend, std::vector<int64_t> reserved, int64_t limit)
+      : backend_(backend), reserved_(std::move(reserved)), limit_(limit) {}
+  int64_t limit() const { return limit_; }
+  Result<std::byte*> at_least(int32_t stream, int64_t bytes);
+  // What is stated for the stream, at the first call for it; none, of 0 bytes, at others.
+  Result<std::span<std::byte>> reserve(int32_t stream);
+
+ private:
+  struct Region {
+    int32_t stream = 0;
+    int64_t bytes = 0;
+    std::byte* at = nullptr;
+  };
+  Backend& backend_;
+  const std::vector<int64_t> reserved_;  // by stream
+  const int64_t limit_;
+  std::vector<Region> regions_;
+};
+
+// Of rows that are moved and chosen, not computed with: the widest element that fits.
+DType carrier_of(int64_t row_bytes);
+
+// Programs that add and choose. Sums are the reduction of all but the last argument, in their
+// order, of 16-bit floats in f32. What a member keeps: rows of the whole of which the own position
+// is not the owner become zeros. What it chooses: each of `count` rows from the member that owns
+// what the index names; all bits are set where nobody does.
+Program reduction(Reduction how, DType dtype, int64_t count, int64_t members);
+Program keeping(const Rows& rows, int64_t own);
+Program choosing(const Rows& rows, int64_t count);
+
+// These, each loaded once. `workspaces`: by stream, as Slots have it.
+class Arithmetic {
+ public:
+  explicit Arithmetic(Backend& backend, std::vector<int64_t> workspaces = {})
+      : backend_(backend), workspaces_(backend, std::move(workspaces), 0) {}
+  // What follows runs on this stream.
+  void use(int32_t stream) { stream_ = stream; }
+  // Bindings of them.
+  Result<int32_t> reduce(Reduction reduction, DType dtype, int64_t count,
+                         std::span<std::byte* const> from, std::byte* to);
+  Result<int32_t> keep_owned(const Rows& rows, int64_t own);
+  // `from`: as many rows of each member.
+  Result<int32_t> choose_owner(const Rows& rows, int64_t count, std::byte* index,
+                               std::span<std::byte* const> from, std::byte* to);
+
+ private:
+  Result<int32_t> bind(const Program& program, std::span<std::byte* const> args);
+
+  Backend& backend_;
+  std::vector<std::pair<std::string, int32_t>> loaded_;  // by digest
+  Slots workspaces_;
+  int32_t stream_ = 0;
+};
+
+// The most numbers of a member that a collective adds up at once, of one piece or part.
+int64_t most_reduced(const TensorType& piece, int64_t members, int64_t limit);
+int64_t most_scattered(const TensorType& part, int64_t stretches, int64_t members, int64_t limit);
+
+// The stages of collectives. Errors: the backend has no room or no kernel.
+using Stages = std::vector<Stage>;
+struct Preparer {
+  const Seated& group;
+  Slots& slots;
+  Arithmetic& arithmetic;
+  bool adds = false;  // the links do, where a sum is fast
+
+  Result<Stages> all_reduce(std::span<const Piece> pieces, bool fast);
+  Result<Stages> reduce_scatter(std::span<const Shard> shards, bool fast);
+  Result<Stages> all_gather(std::span<const Shard> shards);
+  Result<Stages> all_to_all(std::span<const Exchange> exchanges);
+  Result<Stages> rotate(const std::byte* from, std::byte* to, int64_t bytes, int32_t turn);
+  Result<Stages> dispatch(const Rows& rows);
+  Result<Stages> combine(const Rows& rows);
+};
+
+}  // namespace piper::device_fabric

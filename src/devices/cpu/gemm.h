@@ -1,0 +1,79 @@
+// Matrix products of f32 and f64.
+//
+// Every element of the result is a sum of chains of multiply-adds over 128 of k, in ascending
+// order, added to the old value when accumulating: one chain over all of k would lose a bit or two.
+// So its bits depend on its row, its column and the old value alone: not on the other rows and
+// columns, on how the work is cut into tiles or threads, on alignment. Nothing is allocated: packed
+// tiles go to the caller's scratch.
+//
+// How products are cut, and why no library is called for whole ones: products.txt.
+//
+// b is packed in each call, at no cost that shows where many rows share it. Few rows, those of a
+// pipeline's microbatch, gain from a b that has been packed before: with 32 rows 10 % to 13 %, with
+// 64 6 %, with 128 2 % to 3 %.
+#pragma once
+
+#include <cstdint>
+
+#include "piper/devices/cpu.h"
+
+namespace piper::cpu {
+
+// Of k in one chain of multiply-adds.
+inline constexpr int64_t kGemmChain = 128;
+// What parts of b and of a are cut into: whole panels and whole tiles of any instruction set.
+inline constexpr int64_t kGemmColumnStep = 64, kGemmHeightStep = 24;
+// Rows of the next part of a, of `rows` that are left: no part is much smaller than the others.
+inline int64_t gemm_height(const ProductCut& cut, int64_t rows) {
+  return rows <= cut.height * 3 / 2 ? rows : cut.height;
+}
+
+// What is done with each finished element of c: added to or multiplied with one of a matrix of c's
+// type and columns.
+struct GemmThen {
+  bool multiply = false;
+  const void* at = nullptr;
+  int64_t step = 0;  // elements from one row to the next; 0: one row for all
+};
+
+struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if trans_a, b [n,k] if
+               // trans_b
+  bool trans_a = false, trans_b = false, accumulate = false;
+  bool packed_b = false;  // b is what gemm_pack_fn() made of it
+  int64_t m = 0, n = 0, k = 0;
+  int64_t a_step = 0, b_step = 0, c_step = 0;  // elements from one stored row to the next; 0: dense
+  const void* old = nullptr;  // with accumulate: the old value, where it is not c, of the same type
+  int64_t old_step = 0;
+  GemmThen then[2];  // in this order
+  int thens = 0;
+  ProductCut cut;
+  int64_t row_of_a() const { return a_step ? a_step : trans_a ? m : k; }
+  int64_t row_of_b() const { return b_step ? b_step : trans_b ? k : n; }
+  int64_t row_of_c() const { return c_step ? c_step : n; }
+  int64_t row_of_old() const { return old_step ? old_step : n; }
+};
+
+// Packed rows of a lie apart by what they hold and kGemmPad.
+inline constexpr int64_t kGemmPad = 16;
+
+template <class T>
+using GemmFn = void (*)(const Gemm& g, const T* a, const T* b, T* c, T* scratch);
+
+template <class T>
+GemmFn<T> gemm_fn();
+
+// Panels of the columns [begin, end) of g's b, each whole: for products of which many take the same
+// b. `begin` is a multiple of kGemmColumnStep. `packed` has k rows, of g.n and fewer than
+// kGemmWidest more columns, whatever the instruction set.
+inline constexpr int64_t kGemmWidest = 32;
+template <class T>
+using GemmPackFn = void (*)(const Gemm& g, const T* b, T* packed, int64_t begin, int64_t end);
+template <class T>
+GemmPackFn<T> gemm_pack_fn();
+// The instruction set that was chosen; the other vectorised kernels choose alike.
+const char* gemm_target();
+// Elements of scratch that a product needs; that any product needs with this cut.
+int64_t gemm_scratch(const Gemm& g);
+int64_t gemm_scratch(const ProductCut& cut);
+
+}  // namespace piper::cpu

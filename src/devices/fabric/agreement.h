@@ -1,0 +1,17 @@
+// Whether ranks hold plans of one compilation, and run them alike.
+#pragma once
+
+#include "piper/devices/fabric.h"
+
+namespace piper {
+
+// Why ranks cannot work together; the smallest rule is the gravest.
+struct Conflict {
+  int rule = 0;
+  Error error;
+};
+// Of what process number `number` of `world` holds, by itself and beside another one's.
+std::optional<Conflict> check_own(const PlanIdentity& own, int64_t number, int64_t world);
+std::optional<Conflict> check_pair(const PlanIdentity& first, const PlanIdentity& one);
+
+}  // namespace piper

@@ -1,0 +1,158 @@
+// 16-bit floats in programs: stored in 16 bits, computed with in 32.
+//
+//   y = Gelu x16   ->   a = Cast x16 {f32};  b = Gelu a;  y = Cast b {bf16}
+//
+// Casts stand in front of Slices and Reshapes of what is read whole anyway, and behind a Concat, so
+// that an attention of columns stays one.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "piper/devices/float16.h"
+
+namespace piper {
+namespace {
+
+class Widener {
+ public:
+  Widener(Program program, TakesHalves takes) : program_(std::move(program)), takes_(takes) {}
+
+  Program run() {
+    std::vector<ProgramOp> ops = std::move(program_.ops);
+    program_.ops.clear();
+    find_roots(ops);
+    for (ProgramOp& op : ops) add(std::move(op));
+    return std::move(program_);
+  }
+
+ private:
+  bool narrow_value(int32_t value) const { return value >= 0 && is_half(dtype_of(value)); }
+  DType dtype_of(int32_t value) const { return program_.values[static_cast<size_t>(value)].dtype; }
+  int32_t wide_value(int32_t like) {
+    TensorType type = program_.values[static_cast<size_t>(like)];
+    type.dtype = DType::kF32;
+    program_.values.push_back(std::move(type));
+    return static_cast<int32_t>(program_.values.size()) - 1;
+  }
+  void cast(int32_t from, int32_t to) {
+    const std::string name = info(dtype_of(to)).name;
+    program_.ops.push_back({"Cast", {{"to", name}}, {from}, {to}});
+  }
+
+  bool computes(const ProgramOp& op) const { return !takes_(op.op); }
+
+  // A cast between f32 and 16 bits is as wide as it will be.
+  bool is_widened(const ProgramOp& op) const {
+    if (op.op != "Cast") return false;
+    const bool from = narrow_value(op.inputs[0]), to = narrow_value(op.outputs[0]);
+    return from != to && dtype_of(from ? op.outputs[0] : op.inputs[0]) == DType::kF32;
+  }
+
+  // Values of which parts are read by ops that compute, as many bytes as they have.
+  void find_roots(const std::vector<ProgramOp>& ops) {
+    std::map<int32_t, std::set<int32_t>> parts;
+    std::map<int32_t, size_t> writes;  // that are still to come
+    for (const ProgramOp& op : ops)
+      for (int32_t output : op.outputs) ++writes[output];
+    for (const ProgramOp& op : ops) {
+      for (int32_t input : op.inputs) {
+        if (!computes(op) || !narrow_value(input)) continue;
+        int32_t root = input;
+        for (auto at = renamed_.find(root); at != renamed_.end(); at = renamed_.find(root))
+          root = at->second.inputs[0];
+        if (root != input) parts[root].insert(input);
+      }
+      if ((op.op == "Reshape" || op.op == "Slice") && narrow_value(op.outputs[0]) &&
+          op.outputs[0] >= program_.num_args && writes[op.inputs[0]] == 0)
+        renamed_.emplace(op.outputs[0], op);
+      for (int32_t output : op.outputs) --writes[output];
+    }
+    for (const auto& [root, values] : parts) {
+      int64_t bytes = 0;
+      for (int32_t value : values) bytes += program_.values[static_cast<size_t>(value)].bytes();
+      if (bytes >= program_.values[static_cast<size_t>(root)].bytes()) roots_.insert(root);
+    }
+  }
+  bool has_root(int32_t value) const {
+    const auto at = renamed_.find(value);
+    return roots_.contains(value) || (at != renamed_.end() && has_root(at->second.inputs[0]));
+  }
+
+  // The value in f32 whose rounding it is; -1 when there is none.
+  int32_t exact(int32_t value) {
+    const auto known = exact_.find(value);
+    if (known != exact_.end()) return known->second;
+    const auto at = renamed_.find(value);
+    if (at == renamed_.end() || at->second.op != "Reshape") return -1;
+    const int32_t from = exact(at->second.inputs[0]);
+    if (from < 0) return -1;
+    const int32_t wide = wide_value(value);
+    program_.ops.push_back({at->second.op, at->second.attrs, {from}, {wide}});
+    return exact_[value] = wide;
+  }
+  bool concat_exact(const ProgramOp& op) {
+    if (op.op != "Concat" || !narrow_value(op.outputs[0])) return false;
+    ProgramOp wide = op;
+    for (int32_t& input : wide.inputs)
+      if ((input = exact(input)) < 0) return false;
+    wide.outputs = {wide_value(op.outputs[0])};
+    const int32_t made = wide.outputs[0];
+    program_.ops.push_back(std::move(wide));
+    cast(made, op.outputs[0]);
+    exact_[op.outputs[0]] = made;
+    wide_.erase(op.outputs[0]);
+    return true;
+  }
+
+  void add(ProgramOp op) {
+    if (concat_exact(op)) return;
+    const auto any_narrow = [&](const std::vector<int32_t>& values) {
+      return std::any_of(values.begin(), values.end(), [&](int32_t v) { return narrow_value(v); });
+    };
+    const std::vector<int32_t> made = op.outputs;
+    if (computes(op) && !is_widened(op) && (any_narrow(op.inputs) || any_narrow(op.outputs))) {
+      for (int32_t& input : op.inputs)
+        if (narrow_value(input)) input = widened(input);
+      for (int32_t& output : op.outputs)
+        if (narrow_value(output)) output = wide_value(output);
+    }
+    const std::vector<int32_t> outputs = op.outputs;
+    program_.ops.push_back(std::move(op));
+    for (size_t i = 0; i < made.size(); ++i) {
+      wide_.erase(made[i]);
+      exact_.erase(made[i]);
+      if (outputs[i] == made[i]) continue;
+      cast(outputs[i], made[i]);
+      exact_[made[i]] = outputs[i];
+    }
+  }
+
+  int32_t widened(int32_t value) {
+    const auto known = wide_.find(value);
+    if (known != wide_.end()) return known->second;
+    const auto at = renamed_.find(value);
+    if (at != renamed_.end() && has_root(at->second.inputs[0])) {
+      const int32_t from = widened(at->second.inputs[0]), wide = wide_value(value);
+      program_.ops.push_back({at->second.op, at->second.attrs, {from}, {wide}});
+      return wide_[value] = wide;
+    }
+    const int32_t wide = wide_value(value);
+    cast(value, wide);
+    return wide_[value] = wide;
+  }
+
+  Program program_;
+  const TakesHalves takes_;
+  std::map<int32_t, int32_t> wide_;       // by value in 16 bits: the same in f32
+  std::map<int32_t, int32_t> exact_;      // what it was rounded from
+  std::map<int32_t, ProgramOp> renamed_;  // by local: the Reshape or Slice that makes it
+  std::set<int32_t> roots_;
+};
+
+}  // namespace
+
+Program widened(Program program, TakesHalves takes) {
+  return Widener(std::move(program), takes).run();
+}
+
+}  // namespace piper

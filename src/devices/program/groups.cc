@@ -1,0 +1,231 @@
+// Pointwise ops -> Fused ops.
+//
+// A group stands where its last op stood. So an op may join a later one if everything else that
+// reads its result stands behind that place; what it reads itself stands before it anyway.
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "piper/ir/ops.h"
+#include "steps.h"
+
+namespace piper {
+namespace {
+
+constexpr size_t kMaxInputs = 31, kMaxOps = 64;  // of a group
+
+class Grouper {
+ public:
+  explicit Grouper(FusedProgram& program)
+      : program_(program), base_(program.bases()), group_(program.ops.size()) {
+    find_uses();
+    std::iota(group_.begin(), group_.end(), size_t{0});
+    for (size_t o = 0; o < program.ops.size(); ++o) {
+      members_.push_back({o});
+      fusable_.push_back(is_fusable(o));
+    }
+  }
+
+  void run(FuseCounts& counts) {
+    for (size_t o = 0; o < program_.ops.size(); ++o) {
+      if (!fusable_[o]) continue;
+      for (int32_t input : program_.ops[o].inputs) {
+        const size_t maker = maker_[at(input)];
+        if (maker < o && fusable_[maker] && shape(maker) == shape(o))
+          merge(group_[maker], group_[o]);
+      }
+    }
+    std::vector<ProgramOp> ops;
+    for (size_t o = 0; o < program_.ops.size(); ++o) {
+      const std::vector<size_t>& members = members_[group_[o]];
+      if (members.size() == 1) {
+        ops.push_back(std::move(program_.ops[o]));
+      } else if (o == members.back()) {
+        ops.push_back(fused(members));
+        ++counts.groups;
+        counts.ops += static_cast<int64_t>(members.size());
+      }
+    }
+    program_.ops = std::move(ops);
+  }
+
+ private:
+  static constexpr size_t kNone = ~size_t{0};
+  static size_t at(int32_t value) { return static_cast<size_t>(value); }
+  const Shape& shape(size_t op) const {
+    return program_.values[at(program_.ops[op].outputs[0])].shape;
+  }
+
+  void find_uses() {
+    const size_t count = program_.values.size();
+    maker_.assign(count, kNone);
+    base_maker_.assign(count, kNone);
+    readers_.resize(count);
+    writes_.assign(count, 0);
+    for (size_t o = 0; o < program_.ops.size(); ++o) {
+      for (int32_t input : program_.ops[o].inputs)
+        if (input >= 0) readers_[at(base_[at(input)])].push_back(o);
+      for (int32_t output : program_.ops[o].outputs) {
+        maker_[at(output)] = base_maker_[at(base_[at(output)])] = o;
+        ++writes_[at(base_[at(output)])];
+      }
+    }
+  }
+
+  // An argument that is read and written, or written twice, is not one value.
+  bool settled(int32_t value) const {
+    const int32_t base = base_[at(value)];
+    if (base >= program_.num_args || writes_[at(base)] == 0) return true;
+    return writes_[at(base)] == 1 && !program_.arg_read[at(base)];
+  }
+
+  bool is_fusable(size_t o) const {
+    const ProgramOp& op = program_.ops[o];
+    if (!word_of(op) || op.outputs.size() != 1 || op.inputs.size() > kMaxInputs) return false;
+    if (!settled(op.outputs[0])) return false;
+    return std::all_of(op.inputs.begin(), op.inputs.end(),
+                       [&](int32_t input) { return input >= 0 && settled(input); });
+  }
+
+  // Distinct values that the ops read and do not make, in order of appearance.
+  std::vector<int32_t> inputs_of(const std::vector<size_t>& members) const {
+    std::vector<int32_t> inputs;
+    for (size_t o : members)
+      for (int32_t input : program_.ops[o].inputs) {
+        const size_t maker = maker_[at(input)];
+        const bool own =
+            maker != kNone && std::binary_search(members.begin(), members.end(), maker);
+        if (!own && std::find(inputs.begin(), inputs.end(), input) == inputs.end())
+          inputs.push_back(input);
+      }
+    return inputs;
+  }
+
+  void merge(size_t a, size_t b) {
+    if (a == b) return;
+    if (members_[a].back() > members_[b].back()) std::swap(a, b);
+    std::vector<size_t> both = members_[a];
+    both.insert(both.end(), members_[b].begin(), members_[b].end());
+    std::sort(both.begin(), both.end());
+    if (both.size() > kMaxOps || reads_own_view(both) || inputs_of(both).size() > kMaxInputs ||
+        !may_move(a, b))
+      return;
+    for (size_t o : members_[a]) group_[o] = b;
+    members_[a].clear();
+    members_[b] = std::move(both);
+  }
+
+  // Whether one op would read what another makes under another shape: that takes two passes.
+  bool reads_own_view(const std::vector<size_t>& members) const {
+    for (size_t o : members)
+      for (int32_t input : program_.ops[o].inputs) {
+        const size_t maker = base_maker_[at(base_[at(input)])];
+        if (maker != kNone && maker != maker_[at(input)] &&
+            std::binary_search(members.begin(), members.end(), maker))
+          return true;
+      }
+    return false;
+  }
+
+  // Whether the ops of group a may stand where group b stands.
+  bool may_move(size_t a, size_t b) const {
+    const size_t place = members_[b].back();
+    for (size_t o : members_[a])
+      for (size_t reader : readers_[at(base_[at(program_.ops[o].outputs[0])])]) {
+        const size_t group = group_[reader];
+        if (group != a && group != b && members_[group].back() <= place) return false;
+      }
+    return true;
+  }
+
+  ProgramOp fused(const std::vector<size_t>& members) const;
+
+  FusedProgram& program_;
+  std::vector<int32_t> base_;
+  std::vector<size_t> maker_, base_maker_;    // the op that writes it: by value, by base
+  std::vector<std::vector<size_t>> readers_;  // by base: the ops that read it or a view of it
+  std::vector<int> writes_;                   // by base
+  std::vector<size_t> group_;                 // by op
+  std::vector<std::vector<size_t>> members_;  // by group, ascending; empty when it joined another
+  std::vector<bool> fusable_;                 // by op
+};
+
+// Writes the expression of a group.
+class Writer {
+ public:
+  Writer(const std::vector<int32_t>& inputs, const std::map<int32_t, const ProgramOp*>& makers,
+         const std::map<int32_t, int>& uses)
+      : inputs_(inputs), makers_(makers), uses_(uses) {}
+
+  // Leaves the value on the stack.
+  void push(int32_t value) {
+    const auto maker = makers_.find(value);
+    if (maker == makers_.end()) {
+      const auto input = std::find(inputs_.begin(), inputs_.end(), value);
+      return word(fmt::format("{}", input - inputs_.begin()));
+    }
+    if (const auto name = names_.find(value); name != names_.end())
+      return word(fmt::format("@{}", name->second));
+    for (int32_t input : maker->second->inputs) push(input);
+    word(*word_of(*maker->second));
+    if (uses_.at(value) < 2) return;
+    const size_t name = names_.size();
+    names_[value] = name;
+    word(fmt::format("={}", name));
+  }
+  std::string text;
+
+ private:
+  void word(const std::string& token) { text += (text.empty() ? "" : " ") + token; }
+
+  const std::vector<int32_t>& inputs_;
+  const std::map<int32_t, const ProgramOp*>& makers_;
+  const std::map<int32_t, int>& uses_;
+  std::map<int32_t, size_t> names_;
+};
+
+ProgramOp Grouper::fused(const std::vector<size_t>& members) const {
+  ProgramOp op{std::string(kFusedOp), {}, inputs_of(members), {}};
+  std::map<int32_t, const ProgramOp*> makers;
+  std::map<int32_t, int> uses;  // of the group's values: operands in it, and as outputs
+  for (size_t o : members) makers[program_.ops[o].outputs[0]] = &program_.ops[o];
+  for (size_t o : members) {
+    for (int32_t input : program_.ops[o].inputs)
+      if (makers.count(input)) ++uses[input];
+    const int32_t value = program_.ops[o].outputs[0];
+    const int32_t base = base_[at(value)];
+    const auto& readers = readers_[at(base)];
+    const bool outside = base < program_.num_args || base != value ||
+                         std::any_of(readers.begin(), readers.end(), [&](size_t reader) {
+                           const auto& inputs = program_.ops[reader].inputs;
+                           return group_[reader] != group_[o] ||
+                                  std::find(inputs.begin(), inputs.end(), value) == inputs.end();
+                         });
+    if (!outside) continue;
+    op.outputs.push_back(value);
+    ++uses[value];
+  }
+  Writer writer(op.inputs, makers, uses);
+  for (int32_t output : op.outputs) writer.push(output);
+  op.attrs.set("expr", writer.text);
+  return op;
+}
+
+}  // namespace
+
+std::optional<std::string> word_of(const ProgramOp& op) {
+  const OpDef* def = find_op(op.op);
+  if (!def || !def->pointwise) return std::nullopt;
+  const auto& attrs = op.attrs.items();
+  if (attrs.empty()) return op.op;
+  if (attrs.size() > 1) return std::nullopt;
+  const auto& [name, value] = attrs.front();
+  if (const auto* text = std::get_if<std::string>(&value)) return op.op + ":" + *text;
+  const auto* flag = std::get_if<int64_t>(&value);  // Mod's "fmod"
+  if (!flag || *flag < 0 || *flag > 1) return std::nullopt;
+  return *flag ? op.op + ":" + name : op.op;
+}
+
+void make_groups(FusedProgram& program, FuseCounts& counts) { Grouper(program).run(counts); }
+
+}  // namespace piper

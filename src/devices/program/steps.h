@@ -1,0 +1,35 @@
+// The steps of fuse(), in the order in which it takes them.
+#pragma once
+
+#include "piper/devices/program.h"
+#include "piper/ir/ops.h"
+#include "piper/ir/signatures.h"
+
+namespace piper {
+
+inline size_t at(int32_t value) { return static_cast<size_t>(value); }
+
+// Ops of whose results nothing is read, nor given out, are gone.
+void drop_dead(FusedProgram& program);
+// Ops that only rename bytes are gone; their results, or what they read, are views.
+void make_views(FusedProgram& program, FuseCounts& counts);
+// Slices that make the operands of an attention, and a Concat of its gradients, are part of it.
+void make_columns(FusedProgram& program, FuseCounts& counts);
+// Sums and products with what a matrix product or the gradient of a norm makes are part of it.
+void finish_products(FusedProgram& program, FuseCounts& counts);
+// Groups of pointwise ops are Fused ops.
+void make_groups(FusedProgram& program, FuseCounts& counts);
+// Values that no op touches are gone, the others numbered again in order.
+void drop_unused(FusedProgram& program);
+
+// The product of the extents from dim `from` on.
+int64_t product(const Shape& shape, size_t from);
+
+// Whether the op runs at matrix speed, by its first sample.
+bool is_product(const OpDef& def);
+
+// What makes a pointwise op one word of an expression: its name, with its option behind a colon;
+// nothing when it cannot be one.
+std::optional<std::string> word_of(const ProgramOp& op);
+
+}  // namespace piper

@@ -1,0 +1,101 @@
+// Reshapes and their like -> views.
+#include <algorithm>
+#include <map>
+
+#include "piper/ir/ops.h"
+#include "steps.h"
+
+namespace piper {
+namespace {
+
+// The byte of the input at which the output's bytes stand, when the op only names them anew.
+std::optional<int64_t> renamed_at(const FusedProgram& program, const ProgramOp& op) {
+  if (op.inputs.size() != 1 || op.outputs.size() != 1 || op.inputs[0] < 0) return std::nullopt;
+  const TensorType& from = program.values[static_cast<size_t>(op.inputs[0])];
+  const TensorType& to = program.values[static_cast<size_t>(op.outputs[0])];
+  const OpDef* def = find_op(op.op);
+  return def && def->first_byte ? def->first_byte(from, to, op.attrs) : std::nullopt;
+}
+
+class ViewMaker {
+ public:
+  explicit ViewMaker(FusedProgram& program) : program_(program), writes_(program.values.size()) {
+    for (size_t o = 0; o < program.ops.size(); ++o)
+      for (int32_t output : program.ops[o].outputs) writes_[at(output)].push_back(o);
+    literal_.resize(program.values.size());
+    for (const auto& [value, bytes] : program.literals) literal_[at(value)] = true;
+    for (size_t o = 0; o < program.ops.size(); ++o)
+      for (int32_t input : program.ops[o].inputs)
+        if (input >= 0) last_read_[input] = o;
+  }
+
+  int64_t run() {
+    std::vector<ProgramOp> kept;
+    const size_t count = program_.ops.size();
+    for (size_t o = 0; o < count; ++o) {
+      ProgramOp& op = program_.ops[o];
+      const auto from = renamed_at(program_, op);
+      if (!from || !(read_as_view(o, op, *from) || make_in_place(op, *from)))
+        kept.push_back(std::move(op));
+    }
+    program_.ops = std::move(kept);
+    for (const auto& [value, view] : views_) program_.views.push_back(view);
+    return static_cast<int64_t>(count - program_.ops.size());
+  }
+
+ private:
+  static size_t at(int32_t value) { return static_cast<size_t>(value); }
+  bool is_arg(int32_t value) const { return value < program_.num_args; }
+  ProgramView root(int32_t value) const {
+    const auto it = views_.find(value);
+    return it == views_.end() ? ProgramView{value, value, 0} : it->second;
+  }
+
+  // The output becomes a view of what the op reads, when that keeps its bytes long enough.
+  bool read_as_view(size_t o, const ProgramOp& op, int64_t offset) {
+    const int32_t out = op.outputs[0];
+    const ProgramView source = root(op.inputs[0]);
+    if (is_arg(out) || literal_[at(source.base)]) return false;
+    if (is_arg(source.base)) {
+      const auto read = last_read_.find(out);
+      // A reader of the view may itself be renamed: nothing may write the argument from here on.
+      const auto& writes = writes_[at(source.base)];
+      if (read != last_read_.end() && !writes.empty() && writes.back() > o) return false;
+    }
+    views_[out] = {out, source.base, source.offset + offset};
+    return true;
+  }
+
+  // What the op reads is made in the argument that the op writes, when nothing else touches it.
+  bool make_in_place(const ProgramOp& op, int64_t offset) {
+    const int32_t in = op.inputs[0], out = op.outputs[0];
+    if (!is_arg(out) || is_arg(in) || literal_[at(in)] || root(in).base != in || offset != 0 ||
+        program_.arg_read[at(out)] || writes_[at(out)].size() != 1 ||
+        program_.values[at(in)].bytes() != program_.values[at(out)].bytes())
+      return false;
+    for (auto& [value, view] : views_)
+      if (view.base == in) view.base = out;
+    views_[in] = {in, out, 0};
+    return true;
+  }
+
+  FusedProgram& program_;
+  std::vector<std::vector<size_t>> writes_;  // by value: the ops that write it
+  std::vector<bool> literal_;
+  std::map<int32_t, size_t> last_read_;
+  std::map<int32_t, ProgramView> views_;
+};
+
+}  // namespace
+
+int64_t product(const Shape& shape, size_t from) {
+  int64_t result = 1;
+  for (size_t d = from; d < shape.size(); ++d) result *= shape[d];
+  return result;
+}
+
+void make_views(FusedProgram& program, FuseCounts& counts) {
+  counts.views += ViewMaker(program).run();
+}
+
+}  // namespace piper

@@ -1,0 +1,121 @@
+#include "piper/devices/registry.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <optional>
+
+#include "piper/devices/cpu.h"
+#include "piper/devices/cuda.h"
+#include "piper/devices/null.h"
+
+namespace piper {
+namespace {
+
+Result<std::unique_ptr<Backend>> make_cpu(const BackendOptions& options) {
+  return std::unique_ptr<Backend>(
+      make_cpu_backend({options.threads, options.cores, nullptr, options.fuse}));
+}
+std::string kernels_of_cpu() {
+  return fmt::format("cpu kernels for {}, table of products {}", cpu_kernels(),
+                     std::string_view(cpu_products().digest).substr(0, 8));
+}
+std::string note_on_cpu() { return fmt::format("entry '{}'", cpu_products().entry); }
+RoleProgram prepared_for_cpu(RoleProgram role) {
+  return make_cpu_backend()->prepare(std::move(role));
+}
+Result<std::unique_ptr<Backend>> make_null(const BackendOptions&) {
+  return std::unique_ptr<Backend>(make_null_backend());
+}
+
+// Returns the value of an environment variable if it is a whole number, at least 0.
+std::optional<int64_t> variable(const char* name) {
+  const char* const text = std::getenv(name);
+  if (!text || *text < '0' || *text > '9') return std::nullopt;
+  char* end = nullptr;
+  const int64_t number = std::strtoll(text, &end, 10);
+  return *end == '\0' ? std::optional(number) : std::nullopt;
+}
+
+Result<std::unique_ptr<Backend>> make_cuda(const BackendOptions& options) {
+  if (!options.fuse)
+    return fail("not supported: the cuda backend runs no op on its own (--no-fuse)");
+  const auto note = [](const std::string& text) {
+    std::fputs(fmt::format("cuda: {}\n", text).c_str(), stderr);
+  };
+  return make_cuda_backend({device_number(options), "", note});
+}
+
+constexpr std::array kKinds = {
+    BackendKind{.name = "cpu",
+                .make = make_cpu,
+                .kernels = kernels_of_cpu,
+                .note = note_on_cpu,
+                .table = [] { return cpu_products().digest; },
+                .needs = cpu_needs,
+                .prepare = prepared_for_cpu,
+                .join = joined_for_cpu},
+    BackendKind{.name = "cuda",
+                .make = make_cuda,
+                .available = cuda_available,
+                .ranks_streams = true,
+                .sums_fast = true,
+                .kernels = cuda_versions,
+                .table = cuda_table,
+                .needs = cuda_needs,
+                .prepare = prepared_for_cuda,
+                .join = joined_for_cuda},
+    BackendKind{.name = "null", .make = make_null, .computes = false, .kernels = [] {
+                  return std::string("backend null");
+                }}};
+
+template <class Has>
+std::vector<std::string> names_of(Has has) {
+  std::vector<std::string> names;
+  for (const BackendKind& kind : kKinds)
+    if (has(kind)) names.emplace_back(kind.name);
+  return names;
+}
+template <class Has>
+Result<const BackendKind*> find(std::string_view name, std::string_view what, Has has) {
+  for (const BackendKind& kind : kKinds)
+    if (kind.name == name && has(kind)) return &kind;
+  const std::vector<std::string> all = names_of(has);
+  return fail("there is no {} '{}'{}; there are {}", what, quote_control(name),
+              did_you_mean(name, all), join(all, " and "))
+      .with_code(ExitCode::kUsage);
+}
+
+bool runs(const BackendKind& kind) { return kind.make != nullptr; }
+bool is_target(const BackendKind& kind) { return kind.needs != nullptr; }
+
+}  // namespace
+
+// Asks launchers in the order in which piper/runtime/transport.h asks them for ranks. A launcher that
+// another one has started comes first: scripts of Slurm give SLURM_LOCALID=0 to all that their
+// mpirun or torchrun starts.
+int64_t device_number(const BackendOptions& options) {
+  if (!options.is_process) return options.place;
+  for (const char* name :
+       {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "LOCAL_RANK", "SLURM_LOCALID"})
+    if (const auto number = variable(name)) return *number;
+  return options.place;
+}
+
+std::span<const BackendKind> backend_kinds() { return kKinds; }
+std::vector<std::string> backend_names() { return names_of(runs); }
+std::vector<std::string> target_names() { return names_of(is_target); }
+Result<const BackendKind*> find_backend(std::string_view name) {
+  return find(name, "backend", runs);
+}
+Result<const BackendKind*> find_target(std::string_view name) {
+  return find(name, "target", is_target);
+}
+std::string_view backend_for(std::string_view target) {
+  const auto kind = find_backend(target);
+  const bool is_here = kind && (!(*kind)->available || (*kind)->available());
+  return is_here ? (*kind)->name : "cpu";
+}
+
+}  // namespace piper

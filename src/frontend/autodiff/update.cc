@@ -1,0 +1,208 @@
+#include "update.h"
+
+#include <map>
+
+#include "piper/ir/ops.h"
+
+namespace piper {
+namespace {
+
+class Update {
+ public:
+  Update(Graph& graph, const TrainSpec& train, ValueId loss_scale)
+      : graph_(graph), train_(train), loss_scale_(loss_scale) {}
+
+  void sum_loss() {
+    const DType dtype = graph_.value(graph_.loss).type.dtype;
+    if (info(dtype).bytes < 4) {  // the last op of the forward
+      graph_.loss = emit("Cast", "loss_f32", "", {graph_.loss}, {{"to", "f32"}})[0];
+      Node& cast = graph_.node(graph_.value(graph_.loss).producer);
+      const Node& last = graph_.node(graph_.value(cast.inputs[0]).producer);
+      cast.pass = Pass::kF, cast.scope = last.scope, cast.tags = last.tags;
+    }
+    graph_.loss = emit("StepSum", "step_loss", "", {graph_.loss})[0];
+  }
+
+  void sum_gradient(Param& param, const std::vector<ParamContribution>& uses) {
+    std::vector<ValueId> values;
+    for (const ParamContribution& use : uses) values.push_back(use.value);
+    param.gradient = emit("StepSum", param.name + ".grad", param.scope, std::move(values))[0];
+  }
+
+  void norm_and_clip() {
+    std::vector<ValueId> squares;
+    for (const Param& param : graph_.params) {
+      if (!param.gradient.valid()) continue;
+      squares.push_back(
+          emit("SumSquares", param.name + ".grad_squares", param.scope, {param.gradient})[0]);
+    }
+    graph_.grad_norm = emit("GlobalNorm", "grad_norm", "", std::move(squares))[0];
+    ValueId scale;
+    if (loss_scale_.valid()) {
+      skip_ = emit("NotFinite", "skipped", "", {graph_.grad_norm})[0];
+      scale = emit("LossScale", "step_loss_scale", "", {loss_scale_})[0];
+      graph_.grad_norm = emit("Div", "grad_norm_unscaled", "", {graph_.grad_norm, scale})[0];
+    }
+    if (train_.clip_norm) {
+      clip_ = emit("ClipFactor", "clip_factor", "", {graph_.grad_norm},
+                   {{"max_norm", *train_.clip_norm}})[0];
+    }
+    if (scale.valid() && clip_.valid()) clip_ = emit("Div", "unscale", "", {clip_, scale})[0];
+    if (scale.valid() && !clip_.valid()) clip_ = emit("Reciprocal", "unscale", "", {scale})[0];
+  }
+
+  // A step that is skipped is no update, but random ops draw anew in it.
+  void add_step() {
+    const bool drawn = graph_.step.valid();
+    if (!drawn) graph_.step = add_state("step", {DType::kI64, {}});
+    count_ = drawn && skip_.valid() ? add_state("updates", {DType::kI64, {}}) : graph_.step;
+  }
+
+  void optimize(const Param& param, const ParamGroup& group) {
+    const ValueId rate = learning_rate(group.lr);
+    const TensorType type = graph_.value(param.gradient).type;
+    const OptimizerSpec& spec = group.optimizer ? *group.optimizer : train_.optimizer;
+    std::vector<ValueId> inputs{param.value, param.gradient}, states;
+    const bool sgd = spec.kind == OptimizerKind::kSgd;
+    if (spec.kind == OptimizerKind::kAdagrad) {
+      states = {add_state(param.name + ".sum", type)};
+      graph_.value(states[0]).fill = spec.accumulator;
+    } else if (!sgd) {
+      states = {add_state(param.name + ".exp_avg", type),
+                add_state(param.name + ".exp_avg_sq", type)};
+    } else if (spec.momentum != 0) {
+      states = {add_state(param.name + ".momentum", type)};
+    }
+    inputs.insert(inputs.end(), states.begin(), states.end());
+    if (sgd && states.empty()) inputs.emplace_back();
+    inputs.insert(inputs.end(), {rate, clip_, count_});
+    if (skip_.valid()) inputs.push_back(skip_);
+    const std::vector<ValueId> next = emit(op_of(spec.kind), param.name + ".next", param.scope,
+                                           std::move(inputs), attrs_of(spec, group.weight_decay));
+    graph_.updates.push_back({param.value, next[0]});
+    for (size_t i = 0; i < states.size(); ++i) graph_.updates.push_back({states[i], next[i + 1]});
+  }
+
+  void next_step() {
+    std::vector<ValueId> inputs{count_};
+    if (skip_.valid()) inputs.push_back(skip_);
+    const std::string name = graph_.value(count_).name + ".next";
+    graph_.updates.push_back({count_, emit("NextStep", name, "", inputs)[0]});
+    if (count_ != graph_.step)
+      graph_.updates.push_back({graph_.step, emit("NextStep", "step.next", "", {graph_.step})[0]});
+  }
+
+  void next_loss_scale() {
+    if (!loss_scale_.valid() || !train_.loss_scale->dynamic) return;
+    const LossScale& scale = *train_.loss_scale;
+    const ValueId good = add_state("loss_scale.good", {DType::kI64, {}});
+    const auto next =
+        emit("NextLossScale", "loss_scale.next", "", {loss_scale_, good, skip_},
+             {{"growth", scale.growth}, {"backoff", scale.backoff}, {"interval", scale.interval}});
+    graph_.updates.push_back({loss_scale_, next[0]});
+    graph_.updates.push_back({good, next[1]});
+  }
+
+ private:
+  std::vector<ValueId> emit(std::string_view op, std::string name, std::string scope,
+                            std::vector<ValueId> inputs, Attrs attrs = {}) {
+    Node node;
+    node.op = op;
+    node.name = std::move(name);
+    node.scope = std::move(scope);
+    node.attrs = std::move(attrs);
+    node.inputs = std::move(inputs);
+    node.pass = Pass::kU;
+    const Result<std::vector<TensorType>> types = find_op(op)->types(use_of(graph_, node));
+    PIPER_CHECK(types.ok(), "{} '{}': {}", op, node.name, types.error().message);
+    return graph_.node(graph_.add_node(std::move(node), *types)).outputs;
+  }
+
+  ValueId add_state(std::string name, TensorType type) {
+    Value value;
+    value.name = std::move(name);
+    value.type = std::move(type);
+    value.kind = ValueKind::kState;
+    return graph_.add_value(std::move(value));
+  }
+
+  ValueId learning_rate(double base) {
+    if (const auto known = rates_.find(base); known != rates_.end()) return known->second;
+    const LrSchedule& schedule = train_.schedule;
+    return rates_[base] = emit("LearningRate", "learning_rate", "", {count_},
+                               {{"base", base},
+                                {"warmup", schedule.warmup},
+                                {"cosine", int64_t{schedule.cosine}},
+                                {"total", schedule.total},
+                                {"min_ratio", schedule.min_ratio}})[0];
+  }
+
+  static std::string_view op_of(OptimizerKind kind) {
+    switch (kind) {
+      case OptimizerKind::kSgd:
+        return "Sgd";
+      case OptimizerKind::kAdagrad:
+        return "Adagrad";
+      case OptimizerKind::kOnnxAdam:
+        return "OnnxAdam";
+      case OptimizerKind::kAdam:
+      case OptimizerKind::kAdamW:
+        break;
+    }
+    return "AdamW";
+  }
+
+  static Attrs attrs_of(const OptimizerSpec& spec, double weight_decay) {
+    Attrs attrs{{"weight_decay", weight_decay}};
+    if (spec.count != 0) attrs.set("count", spec.count);
+    if (spec.kind == OptimizerKind::kSgd) {
+      attrs.set("momentum", spec.momentum);
+      attrs.set("dampening", spec.dampening);
+      attrs.set("nesterov", int64_t{spec.nesterov});
+      return attrs;
+    }
+    attrs.set("eps", spec.eps);
+    if (spec.kind == OptimizerKind::kAdagrad) {
+      attrs.set("lr_decay", spec.lr_decay);
+      return attrs;
+    }
+    attrs.set("beta1", spec.beta1);
+    attrs.set("beta2", spec.beta2);
+    if (spec.kind == OptimizerKind::kOnnxAdam) {
+      attrs.set("weight_decay_after", spec.weight_decay_after);
+    } else {
+      attrs.set("decoupled", int64_t{spec.kind == OptimizerKind::kAdamW});
+    }
+    return attrs;
+  }
+
+  Graph& graph_;
+  const TrainSpec& train_;
+  const ValueId loss_scale_;
+  ValueId clip_, skip_, count_;      // factor of the gradients; whether, and how often, it is done
+  std::map<double, ValueId> rates_;  // by base
+};
+
+}  // namespace
+
+Graph append_update(BackwardPass backward, const TrainSpec& train,
+                    const std::vector<const ParamGroup*>& groups) {
+  Graph graph = std::move(backward.graph);
+  Update update(graph, train, backward.loss_scale);
+  update.sum_loss();
+  for (size_t i = 0; i < graph.params.size(); ++i) {
+    if (!backward.contributions[i].empty()) {
+      update.sum_gradient(graph.params[i], backward.contributions[i]);
+    }
+  }
+  update.norm_and_clip();
+  update.add_step();
+  for (size_t i = 0; i < graph.params.size(); ++i) {
+    if (graph.params[i].gradient.valid()) update.optimize(graph.params[i], *groups[i]);
+  }
+  update.next_step();
+  update.next_loss_scale();
+  return graph;
+}
+
+}  // namespace piper

@@ -1,0 +1,15 @@
+// The update: what a step does once with the whole gradients.
+#pragma once
+
+#include "backward.h"
+#include "piper/frontend/autodiff.h"
+
+namespace piper {
+
+// Appends the sums over the step, norm, clipping, learning rates and optimizer; sets loss,
+// grad_norm, step, updates and Param::gradient. Requires a group for every parameter with
+// contributions.
+Graph append_update(BackwardPass backward, const TrainSpec& train,
+                    const std::vector<const ParamGroup*>& groups);
+
+}  // namespace piper

@@ -1,0 +1,246 @@
+// What an import rule works with. A rule stands for one ONNX op: from its node and the values of
+// its inputs it makes the values of its outputs, by emitting ops of ops.h or by computing
+// constants. Its entry is a line in a table of rules_*.cc; nothing else needs to know of it.
+#pragma once
+
+#include <map>
+
+#include "host.h"
+#include "onnx_model.h"
+#include "piper/ir/ops.h"
+
+namespace piper::onnx_import {
+
+// What a name of the ONNX graph stands for: a value of our graph, a constant, or a list of such.
+//
+// A value may be *broadcast*: what is held has the shape `stored`, with 1 where `shape` has more.
+// Expand only changes `shape`, and pointwise ops work on what is stored, so a mask repeated over
+// the batch stays one mask.
+struct Val {
+  enum class Kind { kAbsent, kGraph, kConstant, kSequence };
+  Kind kind = Kind::kAbsent;
+  DType dtype = DType::kF32;
+  Shape shape, stored;
+  ValueId id;              // kGraph: of shape `stored`
+  Bytes data;              // kConstant: of shape `stored`
+  std::vector<Val> items;  // kSequence
+  Narrow narrow = {};      // i32: what the file has
+  Bytes exact;             // kConstant: of f64, what was rounded to `data`; empty: that itself
+  bool present() const { return kind != Kind::kAbsent; }
+  bool is_constant() const { return kind == Kind::kConstant; }
+  size_t rank() const { return shape.size(); }
+  bool is_broadcast() const { return shape != stored; }
+};
+using Vals = std::vector<Val>;
+
+Val constant_val(DType dtype, Shape shape, Bytes data);  // compressed where slices are equal
+Val integers_val(const std::vector<int64_t>& values);    // i64, one dim
+Val number_val(double value, DType dtype);               // a scalar
+Val numbers_val(const std::vector<double>& values, const Shape& shape, DType dtype);
+Val integer_val(int64_t value);                 // i64, a scalar
+Val graph_val(const Graph& graph, ValueId id);  // held in full
+// Elements of a shape; none when there are more than any model has.
+std::optional<int64_t> elements_of(const Shape& shape);
+
+// Makes nodes; folds what has constant inputs alone.
+class Emitter {
+ public:
+  // `stored`: bytes of the file's tensors, which bound what may be computed from them.
+  // `sample_variance`: running variances are those that PyTorch keeps.
+  Emitter(Graph& graph, int64_t stored, uint64_t seed, bool sample_variance)
+      : sample_variance(sample_variance),
+        build_(graph),
+        seed_(seed),
+        largest_((int64_t{64} << 20) + 4 * stored),
+        left_((int64_t{2} << 30) + 16 * stored) {}
+  const bool sample_variance;  // over n - 1, where ONNX has n
+  Builder& build() { return build_; }
+  Graph& graph() { return build_.graph(); }
+
+  // The value with the given dims (all: no longer broadcast) held in full.
+  Result<Val> exact(const Val& val);
+  Result<Val> exact_dims(const Val& val, std::span<const size_t> dims);
+  // The op that made a value; null where none did, as of constants, which have no id.
+  const Node* maker(ValueId id);
+  ValueId id_of(
+      const Val& val);  // of what is stored; constants become values of the graph, equal ones once
+
+  // Before a constant of that type is made: a file of some bytes must not make us fill the memory.
+  Status take_room(const TensorType& type);
+  Result<Val> count_to(int64_t n);  // 0, 1, … n - 1
+
+  // What an op that draws random numbers reads (ops/random.cc): its key, of the seed and of how
+  // many such ops came before it, and the step.
+  struct Draw {
+    Val key, step;
+  };
+  Draw draw(std::optional<uint64_t> own_seed);
+
+  // States that the model updates itself, with the names they will have.
+  void keep(ValueId state, std::string name) { kept_.emplace(state, Kept{std::move(name), {}}); }
+  // At the end of the step such a state becomes momentum · what it is + (1 - momentum) · `now`, of
+  // its type, again where it has done so already. Other values stay as they are.
+  Status follow(const Val& state, const Val& now, double momentum);
+
+  // A canonical op on values as they are stored. Outputs are not broadcast.
+  Result<Vals> op(std::string_view name, const Vals& inputs, const Attrs& attrs);
+  // A pointwise op: broadcast inputs give a broadcast output.
+  Result<Val> pointwise(std::string_view name, const Vals& inputs, const Attrs& attrs);
+
+ private:
+  struct Kept {
+    std::string name;
+    ValueId next;  // if any
+  };
+  Result<Vals> fold(std::string_view name, const Vals& inputs, const Attrs& attrs);
+  Builder build_;
+  const uint64_t seed_;
+  uint64_t draws_ = 0;
+  std::map<ValueId, Kept> kept_;
+  int64_t largest_, left_;  // bytes of one constant, and of all that are still to be made
+  std::vector<std::pair<std::string, ValueId>> constants_;  // by content, sorted
+};
+
+class RuleContext {
+ public:
+  RuleContext(const OnnxNode& n, Vals inputs, int64_t opset_version, std::string scope, Emitter& e)
+      : node(n),
+        opset(opset_version),
+        emit(e),
+        inputs_(std::move(inputs)),
+        scope_(std::move(scope)) {}
+  const OnnxNode& node;
+  const int64_t opset;
+  Emitter& emit;
+
+  size_t num_inputs() const { return inputs_.size(); }
+  const Val& in(size_t i) const;  // absent beyond the end
+  bool has(size_t i) const { return in(i).present(); }
+  Status need(size_t least, size_t most = SIZE_MAX)
+      const;  // that many inputs, the first `least` present, tensors
+
+  bool has_attr(std::string_view name) const { return node.find(name) != nullptr; }
+  int64_t integer(std::string_view name, int64_t otherwise) const {
+    return node.get_or(name, otherwise);
+  }
+  double real(std::string_view name, double otherwise) const {
+    return node.get_or(name, otherwise);
+  }
+  std::string text(std::string_view name, std::string otherwise) const {
+    return node.get_or(name, std::move(otherwise));
+  }
+  // The framework's call that the node comes from ("aten.clamp"), or "" where none is noted. It
+  // says which slope a bound, a tie or a zero has, which the operator leaves open.
+  std::string called() const;
+  std::vector<int64_t> integers(std::string_view name) const {
+    return list<int64_t>(name).value_or(std::vector<int64_t>());
+  }
+  std::vector<double> reals(std::string_view name) const {
+    return list<double>(name).value_or(std::vector<double>());
+  }
+  template <class T>  // int64_t, double or std::string; none when absent or of another kind
+  std::optional<std::vector<T>> list(std::string_view name) const {
+    const auto* values = node.get<std::vector<T>>(name);
+    return values ? std::optional(*values) : std::nullopt;
+  }
+
+  // Input i as constant integers, which an op needs at import time.
+  Result<std::vector<int64_t>> constant_integers(size_t i, std::string_view role) const;
+  // An attribute in older opsets, an input in newer ones; none when absent in both.
+  Result<std::optional<std::vector<int64_t>>> integers_or_input(std::string_view attr,
+                                                                size_t input) const;
+  Result<size_t> axis(int64_t value, size_t rank) const;  // normalised
+  Result<std::vector<int64_t>> axes(std::vector<int64_t> values,
+                                    size_t rank) const;  // normalised, sorted, unique
+
+  Status check_shape(
+      const Shape& shape) const;  // that the file names: no negative dim, no overflow
+
+  template <class... Args>
+  Error error(fmt::format_string<Args...> text, Args&&... args) const {
+    return located(fmt::format(text, std::forward<Args>(args)...));
+  }
+  Error located(std::string text) const;
+  Error located_op(std::string_view op, const Error& error) const;
+
+  // Canonical ops on exact operands, except pointwise ones. `x` must be present.
+  Result<Vals> ops(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
+  Result<Val> op(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
+  Result<Val> cast(const Val& x, DType dtype);  // x itself, where it has that type
+  Result<Val> pointwise(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
+  Result<Val> add(const Val& a, const Val& b) { return pointwise("Add", {a, b}); }
+  Result<Val> mul(const Val& a, const Val& b) { return pointwise("Mul", {a, b}); }
+  Result<Val> exact(const Val& val);
+  Result<Val> reshape(const Val& x, const Shape& shape);
+  Result<Val> transpose(const Val& x, const std::vector<int64_t>& perm);
+  Result<Val> slice(const Val& x, const std::vector<int64_t>& starts,
+                    const std::vector<int64_t>& steps, const Shape& shape);
+  // [start, start + count) of one dim, which the rest keeps whole.
+  Result<Val> part(const Val& x, size_t axis, int64_t start, int64_t count);
+  Result<Val> reduce_sum(const Val& x, const std::vector<int64_t>& axes, bool keepdims);
+  Result<Val> matmul(const Val& a, const Val& b);        // ranks >= 2
+  Result<Val> root(const Val& x);                        // of numbers >= 0; its slope at 0 is 0
+  Result<Val> power(const Val& x, double exponent);      // likewise
+  Result<Val> expand(const Val& x, const Shape& shape);  // by numpy's rules
+  Val number(double value, const Val& like) const { return number_val(value, like.dtype); }
+
+ private:
+  Vals inputs_;
+  std::string scope_;
+};
+
+using Rule = Result<Vals> (*)(RuleContext&);
+struct ImportRule {
+  std::string_view op;  // of ai.onnx, or "domain::op"
+  int64_t since;        // opsets of ai.onnx that the rule reads, inclusive
+  int64_t until;
+  Rule rule;
+  std::string_view note = {};  // what of the op is not read
+};
+inline constexpr int64_t kNewest = 99;
+// Places, steps or windows that a rule lists one by one; a file of a few bytes can ask for more.
+inline constexpr int64_t kMostListed = int64_t{1} << 24;
+
+std::span<const ImportRule> math_rules();
+std::span<const ImportRule> shape_rules();
+std::span<const ImportRule> index_rules();
+std::span<const ImportRule> reduce_rules();
+std::span<const ImportRule> matmul_rules();
+std::span<const ImportRule> norm_rules();
+std::span<const ImportRule> loss_rules();
+std::span<const ImportRule> attention_rules();
+std::span<const ImportRule> join_rules();
+std::span<const ImportRule> einsum_rules();
+std::span<const ImportRule> pool_rules();
+std::span<const ImportRule> conv_rules();
+std::span<const ImportRule> activation_rules();
+std::span<const ImportRule> scatter_rules();
+std::span<const ImportRule> resize_rules();
+std::span<const ImportRule> batch_norm_rules();
+std::span<const ImportRule> random_rules();
+std::span<const ImportRule> recurrent_rules();
+std::span<const ImportRule> quantize_rules();
+std::span<const ImportRule> sample_rules();
+std::span<const ImportRule> signal_rules();
+std::span<const ImportRule> microsoft_rules();
+std::span<const ImportRule> microsoft_attention_rules();
+std::span<const ImportRule> bag_rules();
+
+// Input 1 with dims of 1 around it, so that it meets those of input 0 that the attributes of opsets
+// before 7 name: from `axis` on, or the last ones. Newer ones broadcast as numpy does.
+Result<Val> second_operand(RuleContext& c);
+// What `of` makes of input 0 along the attribute `axis`. Before opset 13 that was along all dims
+// from there on, taken as one.
+Result<Val> along_axis(RuleContext& c, Result<Val> (*of)(RuleContext&, const Val&, size_t axis));
+
+// The weights of an attention as it trains: the exporter leaves their dropout out of the file, or
+// writes one that does not train, but the call that it notes has it.
+Result<Val> with_attention_dropout(RuleContext& c, const Val& weights);
+
+// One value as the whole result of a rule.
+inline Result<Vals> single(Result<Val> value) {
+  if (!value) return std::move(value).error();
+  return Vals{*std::move(value)};
+}
+
+}  // namespace piper::onnx_import

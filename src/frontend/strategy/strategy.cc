@@ -1,0 +1,76 @@
+#include "piper/frontend/strategy.h"
+
+#include "errors.h"
+#include "sections.h"
+
+namespace piper {
+namespace {
+
+Status read_versions(const yaml::Entry* versions, const Scope& scope, Strategy& out) {
+  if (versions == nullptr) return ok_status();
+  const yaml::Node& value = versions->value;
+  PIPER_ASSIGN(out.weight_versions, read_integer(value, scope));
+  out.weight_versions_at = value.at;
+  if (out.weight_versions == 1 || out.weight_versions == 2) return ok_status();
+  return fail(value.at, "'weight_versions' must be 1 or 2, not {}", out.weight_versions);
+}
+
+// Takes the value, or notes its error.
+template <class T>
+void keep(Result<T> value, T& out, ErrorList& errors) {
+  if (value)
+    out = *std::move(value);
+  else
+    errors.add(std::move(value).error());
+}
+
+void read_model_sections(const Sections& sections, const Scope& scope, Strategy& out,
+                         ErrorList& errors) {
+  if (const yaml::Entry* inputs = sections.find("inputs"))
+    keep(read_inputs(*inputs, scope), out.inputs, errors);
+  if (const yaml::Entry* dims = sections.find("dims"))
+    keep(read_dims(*dims, scope), out.dims, errors);
+  keep(read_parameters(sections.parameters, scope), out.parameters, errors);
+  if (const yaml::Entry* loss = sections.find("loss")) errors.add(read_loss(*loss, scope, out));
+  errors.add(read_versions(sections.find("weight_versions"), scope, out));
+  errors.add(read_train(sections.find("train"), scope, out));
+}
+
+}  // namespace
+
+Result<Strategy> parse_strategy(const std::string& path, const std::vector<Definition>& defines) {
+  ErrorList errors;
+  PIPER_ASSIGN(const std::vector<StrategyFile> files, load_files(path, defines, errors));
+  Choice choice(files, errors);
+  Sections sections = join_files(files, choice, errors);
+  Strategy out;
+  out.path = path;
+  Scope scope = read_params(files, sections, defines, errors);
+  check_paths(files, scope, errors);
+  out.params = scope.integers;
+  bool named = true;  // axes and tags
+  if (const yaml::Entry* mesh = sections.find("mesh")) {
+    out.mesh = read_mesh(*mesh, scope, errors);
+    named = mesh->value.is(yaml::Node::Kind::kMap);
+  }
+  choose_entries(sections, files, choice, scope, errors);
+  out.left_out = std::move(sections.left_out);
+  // What is wrong behind a clash may come of it.
+  if (choice.clashed()) return errors.status().error();
+  // What a strategy asks of its params is said alone: further errors may come of them.
+  if (errors.empty()) PIPER_TRY(check_required(sections, scope, defines));
+  read_model_sections(sections, scope, out, errors);
+  out.annotate.at = {path};
+  for (const yaml::Entry& entry : sections.annotate) {
+    Status read = read_annotate(entry, scope, out.annotate);
+    named = named && read.ok();
+    errors.add(std::move(read));
+  }
+  // Directives may only name axes and tags that are there.
+  if (named) errors.add(read_directives(sections.directives, scope, out));
+  if (errors.empty()) check_used(sections, scope, defines, errors);
+  PIPER_TRY(errors.status());
+  return out;
+}
+
+}  // namespace piper

@@ -1,0 +1,41 @@
+// YAML text -> a tree in which every node knows its place. Accepts a small, unsurprising part of
+// YAML 1.2.
+#pragma once
+
+#include "piper/base/base.h"
+
+namespace piper::yaml {
+
+struct Entry;
+struct Node {
+  enum class Kind { kNull, kScalar, kList, kMap };
+  enum class Style { kPlain, kQuoted, kBlock };
+  Kind kind = Kind::kNull;
+  Style style = Style::kPlain;
+  std::string text;   // kScalar
+  SourceSpan at;      // what to underline
+  SourceSpan inside;  // kScalar: where text begins; its length is text.size() iff columns match
+  std::vector<Node> items;     // kList
+  std::vector<Entry> entries;  // kMap, in the order of the file; keys are scalars, all different
+  bool is(Kind k) const { return kind == k; }
+  const Entry* find(std::string_view key) const;
+};
+struct Entry {
+  Node key, value;
+};
+
+// An order's lists of about a million computations, as a pipeline file may bring them.
+inline constexpr int64_t kMaxBytes = int64_t{8} << 20;
+inline constexpr int kMaxDepth = 64;
+inline constexpr int kMaxNodes = 100000;
+
+// An empty file is a kNull node.
+Result<Node> parse_yaml(const std::string& path, const std::string& text);
+
+std::string place(const SourceSpan& at);   // "file:line:column"
+std::string shown(std::string_view text);  // quoted, without control characters, not too long
+std::string found(const Node& node);       // "the text 'x'", "a list", "a map", "nothing"
+// Columns are bytes, as print_error counts them.
+inline int count_columns(std::string_view text) { return static_cast<int>(text.size()); }
+
+}  // namespace piper::yaml

@@ -1,0 +1,128 @@
+// What the op files of this room share: type checks, loop letters, costs, and the list of families.
+#pragma once
+
+#include "piper/ir/ops.h"
+
+namespace piper {
+
+// ---- The families: each file of this folder defines one, ops.cc puts them together ------------
+
+std::vector<OpDef> unary_ops();
+std::vector<OpDef> binary_ops();
+std::vector<OpDef> compare_ops();
+std::vector<OpDef> cast_ops();
+std::vector<OpDef> matmul_ops();
+std::vector<OpDef> linear_ops();
+std::vector<OpDef> transpose_ops();
+std::vector<OpDef> reshape_ops();
+std::vector<OpDef> expand_ops();
+std::vector<OpDef> slice_ops();
+std::vector<OpDef> concat_ops();
+std::vector<OpDef> pad_ops();
+std::vector<OpDef> gather_ops();
+std::vector<OpDef> gather_nd_ops();
+std::vector<OpDef> grouped_ops();
+std::vector<OpDef> gather_elements_ops();
+std::vector<OpDef> top_k_ops();
+std::vector<OpDef> window_ops();
+std::vector<OpDef> fill_ops();
+std::vector<OpDef> random_ops();
+std::vector<OpDef> scan_ops();
+std::vector<OpDef> reduce_ops();
+std::vector<OpDef> softmax_ops();
+std::vector<OpDef> layer_norm_ops();
+std::vector<OpDef> rms_norm_ops();
+std::vector<OpDef> group_norm_ops();
+std::vector<OpDef> attention_ops();
+std::vector<OpDef> rotary_ops();
+std::vector<OpDef> silu_ops();
+std::vector<OpDef> gelu_ops();
+std::vector<OpDef> cross_entropy_ops();
+std::vector<OpDef> collective_ops();
+std::vector<OpDef> step_ops();
+std::vector<OpDef> optimizer_ops();
+
+// ---- Types ------------------------------------------------------------------------------------
+
+using TypesResult = Result<std::vector<TensorType>>;
+
+inline bool is_float(DType dtype) { return info(dtype).is_float; }
+inline bool is_index(DType dtype) { return dtype == DType::kI64 || dtype == DType::kI32; }
+
+// At least `least` inputs, those all present, and at most `most`.
+Status check_arity(const OpTypes& use, size_t least, size_t most);
+inline bool has_input(const OpTypes& use, size_t i) {
+  return i < use.inputs.size() && use.present[i];
+}
+// "f32[2,3], f32[3]": the operands, for an error sentence.
+std::string operands(const OpTypes& use);
+Status check_float(const OpTypes& use, size_t input);
+Status check_index(const OpTypes& use, size_t input);
+// An optional i64[]: where a part of a letter begins (LoopRule::firsts).
+Status check_first(const OpTypes& use, size_t input);
+// Likewise, of a part of `size` turns of `whole`.
+Status check_part(const OpTypes& use, size_t input, int64_t size);
+Status check_type(const OpTypes& use, size_t input, std::string_view role, const TensorType& type);
+// The attribute `name` as an axis of a value of `rank` dims, counted from 0.
+Result<size_t> check_axis(const Attrs& attrs, std::string_view name, size_t rank);
+// The attribute `reduction` of what is put at places.
+Status check_reduction(const Attrs& attrs);
+// numpy broadcasting; none when the shapes do not fit.
+std::optional<Shape> broadcast(const Shape& a, const Shape& b);
+// The elements of a list attribute that must have one entry for each of `rank` dims.
+Result<std::vector<int64_t>> check_list(const Attrs& attrs, std::string_view name, size_t rank);
+// An attribute `shape` with no negative entry and a number of elements that fits in memory.
+Result<Shape> check_shape(const Attrs& attrs, std::string_view name);
+
+// ---- Loops ------------------------------------------------------------------------------------
+
+using Dim = LoopRule::Dim;
+using Dims = std::vector<Dim>;
+
+// Hands out letters while a rule is made. A whole letter alone in its dim may stand for dims of
+// different extents.
+class LoopBuilder {
+ public:
+  char letter(int64_t size);
+  char whole(int64_t size);
+  void mark_whole(char letter);
+  Dims letters(const Shape& shape);        // one new letter for each dim
+  Dims whole_letters(const Shape& shape);  // likewise, all whole
+  LoopRule rule;
+};
+// The dims of an operand that is broadcast to `shape` whose dims are `dims`.
+Dims broadcast_dims(const Dims& dims, const Shape& shape, const Shape& operand);
+// Output letters passed through from every operand: the rule of a pointwise op with the given
+// linear sets.
+LoopRule pointwise_loops(const OpTypes& use, std::vector<std::vector<int>> linear);
+// The dims of operands that have blocks of `unit` elements of a dim in common, each its own number
+// of them: letters for what is inside of a block, the number being whole.
+Dim block_letters(LoopBuilder& build, int64_t extent, int64_t unit);
+// No letter at all: every dim of every operand is whole.
+LoopRule whole_loops(const OpTypes& use);
+// Common letters of two shapes with equally many elements.
+std::pair<Dims, Dims> common_letters(LoopBuilder& build, const Shape& from, const Shape& to);
+
+// ---- Costs ------------------------------------------------------------------------------------
+
+inline Cost moves(const OpTypes&) { return {}; }
+// A first_byte: a use that keeps type and size has its input's bytes.
+inline std::optional<int64_t> same_bytes(const TensorType& from, const TensorType& to,
+                                         const Attrs&) {
+  const bool same = from.dtype == to.dtype && from.bytes() == to.bytes();
+  return same ? std::optional<int64_t>(0) : std::nullopt;
+}
+// A number of floating-point operations for each element of the greatest operand.
+Cost per_element(const OpTypes& use, double flops);
+template <int kFlops>
+Cost element_cost(const OpTypes& use) {
+  return per_element(use, kFlops);
+}
+
+// ---- Samples ----------------------------------------------------------------------------------
+
+inline TensorType f64(Shape shape) { return {DType::kF64, std::move(shape)}; }
+inline TensorType i64(Shape shape) { return {DType::kI64, std::move(shape)}; }
+inline TensorType boolean(Shape shape) { return {DType::kBool, std::move(shape)}; }
+
+}  // namespace piper

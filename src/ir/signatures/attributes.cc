@@ -1,0 +1,103 @@
+// The attributes of each op that has some. src/ir/ops/ says what they mean.
+#include <algorithm>
+#include <vector>
+
+#include "piper/ir/signatures.h"
+
+namespace piper {
+namespace {
+
+struct Row {
+  std::vector<std::string_view> ops;
+  std::vector<OpAttribute> attributes;
+};
+
+OpAttribute integer(std::string_view name) { return {name, OpAttribute::kInteger}; }
+OpAttribute real(std::string_view name) { return {name, OpAttribute::kReal}; }
+OpAttribute text(std::string_view name) { return {name, OpAttribute::kText}; }
+OpAttribute integers(std::string_view name) { return {name, OpAttribute::kIntegers}; }
+
+std::vector<Row> make_rows() {
+  return {
+      {{"Mod"}, {integer("fmod")}},
+      {{"Cast"}, {text("to")}},
+      {{"Gelu", "GeluAndSlope", "GeluGrad"}, {text("approximate")}},
+      {{"MatMul"}, {integer("trans_a"), integer("trans_b"), integer("accumulate"), text("to")}},
+      {{"Linear"}, {integer("trans_b"), text("activation")}},
+      {{"GroupedMatMul"}, {integer("trans_b"), integer("whole")}},
+      {{"GroupedMatMulGrad"}, {integer("trans_b"), integer("whole"), integer("groups")}},
+      {{"Attention"},
+       {integers("tokens_first"), real("scale"), real("softcap"), real("masked_score"),
+        real("hidden_score"), integer("causal"), integer("offset"), integer("keys"),
+        integer("whole")}},
+      {{"AttentionGrad"},
+       {integers("tokens_first"), real("scale"), real("softcap"), real("masked_score"),
+        integer("causal"), integer("offset"), integer("keys"), integer("whole"),
+        integer("mask_grad")}},
+      {{"AttentionMerge"}, {integer("tokens_first"), integer("parts"), real("hidden_score")}},
+      {{"Rotary"}, {integer("interleaved"), integer("inverse")}},
+      {{"LayerNorm", "RmsNorm"}, {integer("axis"), real("epsilon")}},
+      {{"LayerNormGradX", "LayerNormGradParams", "RmsNormGradX", "RmsNormGradScale"},
+       {integer("axis")}},
+      {{"GroupNorm", "GroupNormGradX", "GroupNormGradParams"},
+       {integer("groups"), real("epsilon")}},
+      {{"Softmax", "SoftmaxGrad", "LogSoftmax", "LogSoftmaxGrad"}, {integer("axis")}},
+      {{"CrossEntropySum", "CrossEntropyTerms", "CrossEntropyOfTerms", "CrossEntropyGrad",
+        "LabelCount"},
+       {integer("ignore_index"), integer("whole")}},
+      {{"ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd"},
+       {integers("axes"), integer("keepdims"), integer("first")}},
+      {{"ReduceExtremeGrad"}, {integers("axes"), integer("first")}},
+      {{"ReduceProdGrad"}, {integers("axes")}},
+      {{"CumSum"}, {integer("axis"), integer("exclusive"), integer("reverse")}},
+      {{"Trilu"}, {integer("upper"), integer("k")}},
+      {{"TopK"}, {integer("axis"), integer("k"), integer("largest")}},
+      {{"Transpose"}, {integers("perm"), integer("blocks")}},
+      {{"Reshape"}, {integers("shape"), integers("blocks")}},
+      {{"Expand"}, {integers("shape")}},
+      {{"Slice"}, {integers("starts"), integers("ends"), integers("steps")}},
+      {{"Concat"}, {integer("axis")}},
+      {{"Pad"}, {integers("before"), integers("after"), real("value")}},
+      {{"Fill"}, {integers("shape"), real("value"), text("dtype")}},
+      {{"Unfold"}, {integers("kernel"), integers("strides"), integers("dilations")}},
+      {{"Fold"}, {integers("size"), integers("strides"), integers("dilations")}},
+      {{"Gather"}, {integer("axis"), integer("padding"), integer("whole")}},
+      {{"GatherGrad"}, {integer("axis"), integer("size"), integer("whole")}},
+      {{"GatherElements"}, {integer("axis")}},
+      {{"GatherElementsGrad"}, {integer("axis"), integers("sizes")}},
+      {{"ScatterElements"}, {integer("axis"), text("reduction")}},
+      {{"GatherND"}, {integer("batch_dims")}},
+      {{"GatherNDGrad"}, {integer("batch_dims"), integers("sizes")}},
+      {{"ScatterND"}, {text("reduction")}},
+      {{"Random"},
+       {integers("shape"), text("dtype"), text("distribution"), real("shift"), real("scale"),
+        integer("rows"), integer("shards"), integers("cuts"), integers("zeros")}},
+      {{"Dropout"},
+       {real("ratio"), integer("rows"), integer("shards"), integers("cuts"), integers("zeros")}},
+      {{"SumSquares"}, {integer("parts")}},
+      {{"ClipFactor"}, {real("max_norm")}},
+      {{"LearningRate"},
+       {real("base"), real("min_ratio"), integer("warmup"), integer("total"), integer("cosine")}},
+      {{"NextLossScale"}, {real("growth"), real("backoff"), integer("interval")}},
+      {{"Sgd"},
+       {real("momentum"), real("dampening"), real("weight_decay"), integer("nesterov"),
+        integer("count")}},
+      {{"AdamW"},
+       {real("beta1"), real("beta2"), real("eps"), real("weight_decay"), integer("decoupled")}},
+      {{"OnnxAdam"},
+       {real("beta1"), real("beta2"), real("eps"), real("weight_decay"), real("weight_decay_after"),
+        integer("count")}},
+      {{"Adagrad"}, {real("lr_decay"), real("eps"), real("weight_decay"), integer("count")}},
+  };
+}
+
+}  // namespace
+
+std::span<const OpAttribute> attributes_of(std::string_view op) {
+  static const std::vector<Row> rows = make_rows();
+  for (const Row& row : rows)
+    if (std::find(row.ops.begin(), row.ops.end(), op) != row.ops.end()) return row.attributes;
+  return {};
+}
+
+}  // namespace piper

@@ -1,0 +1,76 @@
+#include <algorithm>
+
+#include "piper/ir/signatures.h"
+
+namespace piper {
+namespace {
+
+std::string_view kind_of(const AttrValue& value) {
+  constexpr std::string_view kKinds[] = {"an integer", "a number", "a text", "a list of integers"};
+  static_assert(std::variant_size_v<AttrValue> == std::size(kKinds));
+  return kKinds[value.index()];
+}
+
+Status check_attributes(std::string_view op, const Attrs& attrs) {
+  if (attrs.items().empty()) return ok_status();
+  const std::span<const OpAttribute> all = attributes_of(op);
+  for (const auto& [name, value] : attrs.items()) {
+    const auto known = std::find_if(all.begin(), all.end(),
+                                    [&](const OpAttribute& each) { return each.name == name; });
+    if (known == all.end()) return fail("has no attribute '{}'", quote_control(name));
+    if (value.index() != static_cast<size_t>(known->kind))
+      return fail("attribute '{}' is {}", name, kind_of(value));
+  }
+  return ok_status();
+}
+
+std::string list_of(const std::vector<TensorType>& types) {
+  std::vector<std::string> words;
+  for (const TensorType& type : types) words.push_back(to_string(type));
+  return join(words, ", ");
+}
+
+// The use without its last input, a sum that the result is added to.
+Result<OpTypes> without_sum(const OpTypes& use) {
+  if (use.inputs.empty() || !use.present.back() || use.outputs.size() != 1 ||
+      use.inputs.back() != use.outputs[0])
+    return fail("is added to the last of {}, but makes {}", list_of(use.inputs),
+                list_of(use.outputs));
+  OpTypes plain = use;
+  plain.inputs.pop_back();
+  plain.present.pop_back();
+  return plain;
+}
+
+}  // namespace
+
+OpTypes use_of(std::span<const TensorType> values, std::span<const int32_t> inputs,
+               std::span<const int32_t> outputs, const Attrs& attrs) {
+  const auto type = [&](int32_t value) { return values[static_cast<size_t>(value)]; };
+  OpTypes use;
+  use.attrs = attrs;
+  for (const int32_t input : inputs) {
+    use.present.push_back(input >= 0);
+    use.inputs.push_back(input >= 0 ? type(input) : TensorType{});
+  }
+  for (const int32_t output : outputs) use.outputs.push_back(type(output));
+  return use;
+}
+
+Status check_use(std::string_view op, const OpTypes& use) {
+  const OpDef* def = find_op(op);
+  if (!def) {
+    std::vector<std::string> names;
+    for (const OpDef* each : all_ops()) names.emplace_back(each->name);
+    return fail("there is no such op{}", did_you_mean(op, names));
+  }
+  if (def->collective || def->sums_step) return fail("is not for one device alone");
+  PIPER_TRY(check_attributes(op, use.attrs));
+  const bool adds = use.attrs.integer("accumulate") != 0;
+  PIPER_ASSIGN(const OpTypes plain, adds ? without_sum(use) : Result<OpTypes>(use));
+  PIPER_ASSIGN(const std::vector<TensorType> made, def->types(plain));
+  if (made == use.outputs) return ok_status();
+  return fail("makes {}, not {}", list_of(made), list_of(use.outputs));
+}
+
+}  // namespace piper

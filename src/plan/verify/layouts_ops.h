@@ -1,0 +1,84 @@
+// Rule layout: what one op makes of operands that lie so or so. Private to the verify room.
+#pragma once
+
+#include "layouts.h"
+#include "piper/ir/ops.h"
+
+namespace piper {
+
+struct LaidOut {  // an operand; absent: kUnset with an empty type
+  TensorType type;
+  Lies lies;
+  bool present = true;
+};
+
+using Dims = std::vector<LoopRule::Dim>;
+
+size_t occurrences(const Dims& dims, char letter);
+// How an operand lies whose letter is cut; nothing: it does not have it, or not as one block.
+std::optional<Lies> placed(const LoopRule& rule, const Dims& dims, const Shape& shape, char letter,
+                           int64_t outer, bool mirrored = false);
+// Where the first operand is that lies so; their number: none does.
+template <class Is>
+size_t first_of(std::span<const LaidOut> inputs, const Is& is) {
+  size_t i = 0;
+  while (i < inputs.size() && !(inputs[i].present && is(inputs[i].lies))) ++i;
+  return i;
+}
+
+// One use of an op of the table.
+class OpLayouts {
+ public:
+  explicit OpLayouts(int64_t ranks) : ranks_(ranks) {}
+  // How its results lie. Nothing: `wrong` says why it cannot take its operands.
+  std::optional<std::vector<Lies>> make(std::string_view op, const Attrs& attrs,
+                                        std::span<const LaidOut> inputs,
+                                        std::span<const TensorType> outputs);
+  std::string wrong;
+
+ private:
+  using Made = std::optional<std::vector<Lies>>;
+  struct Cut {
+    char letter = 0;
+    int64_t outer = 1;  // of the loop
+    bool mirrored = false;
+  };
+  struct Use {
+    const OpDef* def = nullptr;
+    OpTypes types;
+    LoopRule rule;
+    std::span<const LaidOut> inputs;
+  };
+  Made refuse(std::string reason);
+  Made make_one(std::string_view op, const Attrs& attrs, std::span<const LaidOut> inputs,
+                std::span<const TensorType> outputs);
+  Made keep_whole(std::string_view op, const Attrs& attrs, std::span<const LaidOut> inputs,
+                  std::span<const TensorType> outputs);
+  std::optional<Use> use_of(std::string_view op, const Attrs& attrs,
+                            std::span<const LaidOut> inputs, std::span<const TensorType> outputs);
+  Made draw_blocks(const Use& use);
+  Made pass_number(const Use& use, std::string_view op, size_t from);
+  Made pass_terms(const Use& use, bool greatest);
+  Made send_rows(const Use& use, size_t from);
+  Made cut_runs(const Use& use, size_t from);
+  Made cut_blocks(const Use& use, size_t from);
+  std::vector<Cut> cuts_of(const Use& use, size_t input) const;
+  Made by_cut(const Use& use, const Cut& cut);
+  static std::pair<uint32_t, uint32_t> beside_all(const Use& use);
+  Made by_turns(const Use& use, Cut cut) const;
+  Made of_parts(const Use& use, const Lies::Turn& turn);
+  Made merge_parts(const Use& use);
+  Made add_parts(const Use& use);
+  std::optional<Lies> looked_up(const Use& use, const Cut& cut, size_t output) const;
+  bool is_repeated(const Use& use, size_t input, char letter) const;
+  bool sums_over(const Use& use, size_t output, char letter) const;
+  bool takes(const Use& use, size_t input, const Cut& cut) const;
+  bool begins(const Use& use, size_t input, const Cut& cut, int64_t before) const;
+
+  int64_t ranks_;
+};
+
+// "f32[2,4] cut at dim 1, f32[4] whole"
+std::string print_operands(std::span<const LaidOut> operands);
+
+}  // namespace piper

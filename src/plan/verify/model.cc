@@ -1,0 +1,323 @@
+#include "model.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+
+#include "piper/base/parallel.h"
+#include "single.h"
+#include "values.h"
+
+namespace piper {
+namespace {
+
+constexpr size_t kFindingsPerRule = 16, kMaxAxes = 32;
+
+std::vector<bool> find_alike_axes(const PlanSet& set) {
+  const auto& mesh = set.roles[0].mesh;
+  std::vector<bool> alike(mesh.size(), true);
+  int64_t stride = 1;
+  for (size_t a = mesh.size(); a-- > 0; stride *= mesh[a].second)
+    for (int64_t rank = 0; rank < set.world(); ++rank)
+      if (rank / stride % mesh[a].second != 0 &&
+          set.role_of_rank[rank] != set.role_of_rank[rank - stride])
+        alike[a] = false;
+  return alike;
+}
+
+std::vector<bool> find_free_axes(const PlanSet& set, std::vector<bool> free) {
+  for (const RoleProgram& role : set.roles)
+    for (const Communicator& one : role.communicators)
+      for (size_t a = 0; a < one.from.size(); ++a)
+        if (one.from[a] >= 0) free[a] = false;
+  return free;
+}
+
+}  // namespace
+
+Result<Model> make_model(const PlanSet& set) {
+  if (set.roles.empty() || set.role_of_rank.empty())
+    return fail("the plan set has no ranks").with_code(ExitCode::kPlan);
+  for (const RoleProgram& role : set.roles)
+    if (role.mesh != set.roles[0].mesh)
+      return fail("the roles are for different meshes").with_code(ExitCode::kPlan);
+  for (const RoleProgram& role : set.roles)
+    if (role.steps_ahead != set.roles[0].steps_ahead)
+      return fail("steps overlap in some roles only").with_code(ExitCode::kPlan);
+  Model model;
+  model.mesh = set.roles[0].mesh;
+  if (model.mesh.size() > kMaxAxes)
+    return fail("a mesh of {} axes is not supported: at most {}", model.mesh.size(), kMaxAxes)
+        .with_code(ExitCode::kPlan);
+  int64_t world = 1;
+  for (const auto& [name, size] : model.mesh) world *= size;
+  if (world != set.world())
+    return fail("the mesh has {} ranks, the plan set {}", world, set.world())
+        .with_code(ExitCode::kPlan);
+  for (int32_t role : set.role_of_rank)
+    if (role < 0 || role >= static_cast<int32_t>(set.roles.size()))
+      return fail("a rank has no role").with_code(ExitCode::kPlan);
+  PIPER_TRY(find_facts(set, model));
+  model.alike_axis = find_alike_axes(set);
+  model.free_axis = find_free_axes(set, model.alike_axis);
+  model.followed = find_followed_axes(set);
+  model.cell_of_rank.resize(static_cast<size_t>(world));
+  for (int64_t rank = 0; rank < world; ++rank) {
+    std::vector<int64_t> at = coordinates_of(model.mesh, rank);
+    for (size_t a = 0; a < at.size(); ++a)
+      if (model.free_axis[a]) at[a] = 0;
+    const int64_t first = rank_of(model.mesh, at);
+    if (first == rank) {
+      model.cell_of_rank[rank] = static_cast<int32_t>(model.cells.size());
+      const int32_t role = set.role_of_rank[rank];
+      model.cells.push_back({&set.roles[role], &model.facts[role], rank, 1, std::move(at)});
+    } else {
+      model.cell_of_rank[rank] = model.cell_of_rank[first];
+      ++model.cells[model.cell_of_rank[first]].peers;
+    }
+  }
+  return model;
+}
+
+std::string Model::who(int32_t cell) const {
+  const Cell& one = cells[cell];
+  if (one.peers == 1) return fmt::format("rank {}", one.rank);
+  return fmt::format("rank {} (and {} like it)", one.rank, one.peers - 1);
+}
+
+void for_each(const RoleProgram& role, size_t count, const std::function<void(size_t)>& work) {
+  constexpr size_t kFew = 256;  // instructions for which no second thread is worth its start
+  if (role.body.size() > kFew) return in_parallel(count, work);
+  for (size_t i = 0; i < count; ++i) work(i);
+}
+
+namespace {
+
+// One cell of it; `first_slot` is that of its stream 0.
+void add_cell(const RoleProgram& role, size_t cell, int32_t first_slot, Section& section) {
+  size_t size = 0, args = 0, waits = 0;
+  for (const SectionPart& part : section.parts)
+    for (const Instruction& one : role.*part.list)
+      ++size, args += one.args.size(), waits += one.waits.size();
+  section.lists[cell].reserve(size);
+  section.steps[cell].reserve(size);
+  section.args[cell].reserve(args);
+  section.waits[cell].reserve(waits);
+  for (const SectionPart& part : section.parts) {
+    const auto begin = static_cast<int32_t>(section.steps[cell].size());
+    for (const Instruction& one : role.*part.list) {
+      Step& step = section.steps[cell].emplace_back();
+      step.kind = one.kind;
+      step.sums = !(one.contributions.empty() && one.combines.empty() && one.sum_reads.empty());
+      if (section.parts.size() > 1)
+        step.training_step = static_cast<int16_t>(part.step + one.ahead);
+      step.slot = first_slot + one.stream;
+      step.program = one.program;
+      step.micro = one.micro;
+      step.first_arg = static_cast<int32_t>(section.args[cell].size());
+      step.num_args = static_cast<int32_t>(one.args.size());
+      step.first_wait = static_cast<int32_t>(section.waits[cell].size());
+      step.num_waits = static_cast<int32_t>(one.waits.size());
+      section.lists[cell].push_back(&one);
+      section.args[cell].insert(section.args[cell].end(), one.args.begin(), one.args.end());
+      // Counted from the begin of its part.
+      for (int32_t wait : one.waits) section.waits[cell].push_back(begin + wait);
+    }
+    section.ends[cell].push_back(static_cast<int32_t>(section.steps[cell].size()));
+  }
+  section.partner[cell].resize(size);
+  section.joint[cell].assign(size, -1);
+}
+
+}  // namespace
+
+Section make_section(const Model& model, const char* name, std::vector<SectionPart> parts) {
+  const size_t cells = model.cells.size();
+  Section section;
+  section.name = name;
+  section.parts = std::move(parts);
+  section.lists.resize(cells);
+  section.steps.resize(cells);
+  section.args.resize(cells);
+  section.waits.resize(cells);
+  section.ends.resize(cells);
+  section.partner.resize(cells);
+  section.joint.resize(cells);
+  std::vector<int32_t> first_slot;
+  for (const Cell& cell : model.cells) {
+    first_slot.push_back(section.slots);
+    section.slots += static_cast<int32_t>(cell.role->streams.size());
+  }
+  for_each(*model.cells[0].role, cells,
+           [&](size_t c) { add_cell(*model.cells[c].role, c, first_slot[c], section); });
+  return section;
+}
+
+std::string name_of(const Instruction& instruction) {
+  if (instruction.label.empty()) return fmt::format("a {}", to_string(instruction.kind));
+  return fmt::format("'{}'", quote_control(instruction.label));
+}
+
+std::string name_of(const Model& model, const Section& section, Spot place) {
+  return fmt::format("{} on {}", name_of(section.at(place)), model.who(place.cell));
+}
+
+void Findings::push(const char* rule, std::string text) {
+  ++made_;
+  const auto same = std::count_if(report_.findings.begin(), report_.findings.end(),
+                                  [&](const Finding& finding) { return finding.rule == rule; });
+  if (static_cast<size_t>(same) < kFindingsPerRule)
+    report_.findings.push_back({rule, std::move(text)});
+}
+
+namespace {
+
+// A part of the proof that waits for no other.
+using Part = std::function<void(Findings&, VerifyReport&)>;
+
+// All parts at once. What they find stands in the order of the list; `first` names those that begin
+// before the others: they take longest.
+void prove(const Model& model, const std::vector<Part>& parts, std::vector<size_t> first,
+           Findings& findings, VerifyReport& report) {
+  for (size_t part = 0; part < parts.size(); ++part)
+    if (std::find(first.begin(), first.end(), part) == first.end()) first.push_back(part);
+  std::vector<VerifyReport> own(parts.size());
+  const auto run = [&](size_t i) {
+    Findings found(own[first[i]]);
+    parts[first[i]](found, own[first[i]]);
+  };
+  for_each(*model.cells[0].role, parts.size(), run);
+  for (const VerifyReport& each : own) {
+    report.instructions += each.instructions;
+    report.transfers += each.transfers;
+    report.collectives += each.collectives;
+    report.sums += each.sums;
+    report.parameters += each.parameters;
+    for (const Finding& finding : each.findings) findings.add(finding);
+  }
+}
+
+// Whether the section can be run: what the other rules stand on.
+bool can_run(const Model& model, Section& section, Findings& findings, VerifyReport& report) {
+  for (const auto& list : section.lists) report.instructions += static_cast<int64_t>(list.size());
+  const size_t before = findings.made();
+  check_transfers(model, section, findings, report);
+  check_collectives(model, section, findings, report);
+  if (findings.made() > before) return false;
+  check_deadlock(model, section, findings);
+  return findings.made() == before;
+}
+
+constexpr int32_t kSteps = 3;  // that are followed where steps overlap
+constexpr SectionPart kPrologue{&RoleProgram::prologue}, kBody{&RoleProgram::body, 0, true},
+    kEpilogue{&RoleProgram::epilogue};
+
+// What depends on the order of a run. A state's versions are followed by rule sum where steps
+// overlap.
+void check_run(const Model& model, const Section& section, const Single* single, Findings& findings,
+               VerifyReport& report) {
+  const bool steps = section.parts.back().ends_step, overlap = section.parts.size() > 1;
+  std::vector<Part> parts{[&](Findings& found, VerifyReport&) {
+    check_memory(model, section, make_clocks(section), found);
+  }};
+  const auto& lists = section.lists;
+  if (!steps && std::any_of(lists.begin(), lists.end(), [](const auto& l) { return !l.empty(); }))
+    parts.push_back(
+        [&](Findings& found, VerifyReport&) { check_untouched(model, section, found); });
+  if (steps) {
+    parts.push_back(
+        [&](Findings& found, VerifyReport&) { check_effects(model, section, single, found); });
+    parts.push_back(
+        [&](Findings& found, VerifyReport&) { check_equal_copies(model, section, found); });
+    parts.push_back(
+        [&](Findings& found, VerifyReport& counts) { check_sums(model, section, found, counts); });
+    parts.push_back([&](Findings& found, VerifyReport&) { check_layouts(model, section, found); });
+    parts.push_back(
+        [&](Findings& found, VerifyReport&) { check_draws(model, section, single, found); });
+  }
+  if (overlap) parts.push_back([&](Findings& found, VerifyReport&) { check_bodies(model, found); });
+  prove(model, parts, steps ? std::vector<size_t>{0, 3, 1, 4} : std::vector<size_t>{}, findings,
+        report);
+}
+
+// kSteps training steps: begun by the prologue, two bodies, finished by the epilogue.
+Section make_steps(const Model& model) {
+  SectionPart second = kBody, last = kEpilogue;
+  second.step = 1, last.step = 2, last.ends_step = true;
+  return make_section(model, "steps", {kPrologue, kBody, second, last});
+}
+
+// Of so many steps. Null: it cannot be run, as is said where it is verified itself.
+Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps, bool whole) {
+  auto single = std::make_unique<Single>();
+  PIPER_ASSIGN(single->model, make_model(set));
+  single->section = make_section(single->model, "body", {kBody});
+  VerifyReport report;
+  Findings findings(report);
+  if (single->model.cells.size() > 1 || !can_run(single->model, single->section, findings, report))
+    return std::unique_ptr<Single>();
+  single->effects = follow(single->model, single->section, steps, whole, nullptr);
+  return single;
+}
+
+// What one device takes of the sums of the model: those whose squares are in the norm, in their
+// order there, and the loss.
+void take_sums(Model& model, const Effects& one_device) {
+  std::unordered_map<uint64_t, int32_t> sums;  // by symbol
+  Values values;
+  for (int32_t t = 0; t < static_cast<int32_t>(model.targets.size()); ++t) {
+    const uint64_t sum = sum_symbol(0, model.targets[t]);
+    sums.emplace(sum, t);
+    sums.emplace(values.cast(sum, "f32"), t);  // of one of 16 bits
+  }
+  for (const uint64_t symbol : one_device.normed)
+    if (const auto sum = sums.find(symbol); sum != sums.end())
+      model.norm_order.push_back(sum->second);
+  for (const Effects::Reported& one : one_device.reported)
+    if (const auto sum = sums.find(one.symbol); one.name == "loss" && sum != sums.end())
+      model.loss = sum->second;
+}
+
+}  // namespace
+
+Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_device) {
+  PIPER_ASSIGN(Model model, make_model(set));
+  const bool overlap = model.cells[0].role->steps_ahead > 0;
+  std::unique_ptr<Single> single;
+  if (one_device) {
+    PIPER_ASSIGN(single, follow_single(*one_device, overlap ? kSteps : 1, model.followed != 0));
+  }
+  if (single) take_sums(model, single->effects);
+  VerifyReport report;
+  report.ranks = set.world();
+  report.cells = static_cast<int64_t>(model.cells.size());
+  for (size_t axis = 0; axis < model.mesh.size(); ++axis)
+    if (model.followed >> axis & 1) report.axes.push_back(model.mesh[axis].first);
+  Findings findings(report);
+  std::vector<Section> sections;
+  sections.push_back(make_section(model, "prologue", {kPrologue}));
+  sections.push_back(make_section(model, "body", {kBody}));
+  sections.push_back(make_section(model, "epilogue", {kEpilogue}));
+  const auto structure = [&](Findings& found, VerifyReport&) {
+    check_structure(model, sections, found);
+    check_staging(model, found);
+    if (single) check_names(model, *single, found);
+    if (single && set.manifest.seed != one_device->manifest.seed)
+      found.add("single", "the seed is {}, not {}", set.manifest.seed, one_device->manifest.seed);
+  };
+  std::vector<Section> steps;
+  if (overlap) steps.push_back(make_steps(model));
+  std::vector<Section>& run = overlap ? steps : sections;
+  std::vector<bool> runs;
+  prove(model,
+        {structure,
+         [&](Findings& found, VerifyReport& counts) {
+           for (Section& section : run) runs.push_back(can_run(model, section, found, counts));
+         }},
+        {1}, findings, report);
+  for (size_t s = 0; s < run.size(); ++s)
+    if (runs[s]) check_run(model, run[s], single.get(), findings, report);
+  return report;
+}
+
+}  // namespace piper

@@ -1,0 +1,341 @@
+#include "scalars.h"
+
+#include <algorithm>
+#include <set>
+
+#include "piper/ir/ops.h"
+
+namespace piper {
+namespace {
+
+using enum NumberKind;
+
+// What each op of the update makes of what.
+struct Rule {
+  std::string_view op;
+  std::vector<NumberKind> inputs;
+  NumberKind makes;
+};
+const std::vector<Rule>& rules() {
+  static const std::vector<Rule> kRules = {
+      {"NotFinite", {kNorm}, kSkip},
+      {"LossScale", {kState}, kScale},
+      {"Div", {kNorm, kScale}, kUnscaledNorm},
+      {"Div", {kClip, kScale}, kFactor},
+      {"Reciprocal", {kScale}, kFactor},
+      {"ClipFactor", {kNorm}, kClip},
+      {"ClipFactor", {kUnscaledNorm}, kClip},
+      {"LearningRate", {kState}, kRate},
+      {"NextStep", {kState}, kState},
+      {"NextStep", {kState, kSkip}, kState},
+      {"NextLossScale", {kState, kState, kSkip}, kState},
+  };
+  return kRules;
+}
+// These ops do nothing else.
+bool is_of_step(std::string_view op) {
+  return op != "Div" && op != "Reciprocal" &&
+         std::any_of(rules().begin(), rules().end(),
+                     [&](const Rule& rule) { return rule.op == op; });
+}
+
+}  // namespace
+
+StepScalars::StepScalars(const Model& model, const Section& section, Findings& findings,
+                         KnownOf known_of)
+    : model_(model), section_(section), findings_(findings), known_of_(std::move(known_of)) {
+  for (const Cell& cell : model.cells) {
+    Held& held = held_.emplace_back();
+    auto& kinds = kinds_.emplace_back(cell.facts->buffers.size());
+    for (int32_t b : cell.facts->kept) {
+      const BufferFacts& facts = cell.facts->buffers[b];
+      const Tensor& tensor = cell.role->tensor(b);
+      const bool scalar = tensor.type.shape.empty();
+      if (facts.param >= 0) continue;
+      if (!scalar && (facts.kind != BufferKind::kState || tensor.previous_of >= 0)) continue;
+      kinds[b] = scalar ? kState : kMoment;
+      held[b] = {.kind = kinds[b], .symbol = symbol_of(tensor.name)};
+    }
+  }
+}
+
+// The values of a program.
+class StepScalars::Values {
+ public:
+  Values(StepScalars& of, Spot place, const Instruction& one)
+      : of_(of),
+        place_(place),
+        one_(one),
+        program_(of.role(place).programs[one.program]),
+        values_(program_.values.size()) {
+    for (const auto& [value, bytes] : program_.literals) {
+      const TensorType& type = program_.values[value];
+      const bool zeros = std::all_of(bytes.begin(), bytes.end(), [](char b) { return b == 0; });
+      if (zeros && type.dtype == DType::kF64)
+        values_[value] = {.kind = kTerms, .terms = Terms(bytes.size() / sizeof(double))};
+      else  // a number that never changes
+        values_[value] = {.kind = kState, .symbol = symbol_of(bytes)};
+    }
+    for (size_t a = 0; a < one.args.size(); ++a)
+      if (program_.arg_read[a]) values_[a] = bound(a);
+  }
+
+  void run() {
+    for (const ProgramOp& op : program_.ops) {
+      std::vector<const Number*> inputs;
+      for (const int32_t input : op.inputs) inputs.push_back(input < 0 ? nullptr : &values_[input]);
+      if (const OpDef* def = find_op(op.op); def && def->states >= 0) {
+        update(op, static_cast<size_t>(def->states), inputs);
+        continue;
+      }
+      for (const int32_t output : op.outputs) {
+        const int32_t arg = argument(output);
+        if (arg >= 0 && updated_.contains(arg))
+          add("{} writes '{}' behind its update", buffer_name(arg));
+        written_.insert(arg);
+      }
+      std::vector<Number> made;
+      for (size_t i = 0; i < op.outputs.size(); ++i) {
+        made.push_back(result(op, inputs, i));
+        made.back().step = of_.section_.training_step(place_);
+      }
+      for (size_t i = 0; i < op.outputs.size(); ++i) values_[op.outputs[i]] = std::move(made[i]);
+    }
+    for (size_t a = 0; a < one_.args.size(); ++a)
+      if (program_.arg_written[a]) of_.set(place_, one_.args[a], values_[a]);
+  }
+
+ private:
+  // An optimizer's op: it reads a parameter, its gradient and its states, and writes the parameter
+  // and the states.
+  void update(const ProgramOp& op, size_t states, std::span<const Number* const> inputs) {
+    const int32_t param = argument(op.outputs[0]);
+    if (param < 0) return;
+    const std::string shown = buffer_name(param);
+    const int32_t id = of_.known_of_(place_, one_.args[param]).param;
+    of_.check_update(place_, shown, states, inputs);
+    if (id < 0) return add("{} updates '{}', which is no parameter", shown);
+    if (!written_.insert(param).second) return add("{} writes '{}' twice", shown);
+    updated_.insert(param);
+    if (argument(op.inputs[0]) != param) return add("{} updates '{}' from something else", shown);
+    const Number* gradient = op.inputs.size() > 1 ? inputs[1] : nullptr;
+    if (!gradient || gradient->kind != kGradient || gradient->target != of_.model_.gradient_of[id])
+      return add("{} updates '{}' with something else than its gradient", shown);
+    for (size_t i = 0; i < states && 2 + i < op.inputs.size(); ++i) {
+      if (op.inputs[2 + i] < 0) continue;
+      const int32_t state = argument(op.inputs[2 + i]);
+      if (state < 0 || op.outputs.size() < 2 + i || argument(op.outputs[1 + i]) != state)
+        return add("{} updates '{}' with a state that it does not write", shown);
+      of_.check_state(place_, shown, id, i, buffer_name(state), *inputs[2 + i]);
+      ++values_[state].version;
+    }
+  }
+  int32_t argument(int32_t value) const { return value < program_.num_args ? value : -1; }
+  std::string buffer_name(int32_t arg) const {
+    return quote_control(of_.role(place_).name(one_.args[arg]));
+  }
+  void add(fmt::format_string<std::string, const std::string&> text, const std::string& shown) {
+    of_.findings_.add("update", text, of_.name(place_), shown);
+  }
+
+  Number bound(size_t arg) const {
+    for (const SumRead& read : one_.sum_reads) {
+      if (static_cast<size_t>(read.arg) != arg) continue;
+      const int32_t target = of_.model_.cells[place_.cell].facts->targets[read.target];
+      Number number;
+      number.target = target;
+      // Rule layout follows the others.
+      number.cut = of_.known_of_(place_, one_.args[arg]).cut & ~of_.model_.followed;
+      number.kind = of_.model_.is_gradient[target] ? kGradient : kTerms;
+      number.exact = program_.values[arg].dtype;
+      if (number.kind == kTerms) {
+        if (num_elements(program_.values[arg].shape) != 1) return {};
+        number.terms = {{.target = target, .exact = number.exact}};
+      }
+      return number;
+    }
+    return of_.number_in(place_.cell, one_.args[arg]);
+  }
+  Number result(const ProgramOp& op, std::span<const Number* const> inputs, size_t output) const {
+    if (inputs.size() == 1 && inputs[0] && inputs[0]->kind == kGradient) {
+      if (op.op == "SumSquares") return of_.squares_of(op, *inputs[0]);
+      const DType to = program_.values[op.outputs[0]].dtype;
+      if (op.op == "Reshape" || (op.op == "Cast" && holds_all(to, inputs[0]->exact)))
+        return *inputs[0];
+    }
+    if (op.op == "GlobalNorm") return of_.norm_of(place_, inputs);
+    std::vector<const Terms*> terms;
+    for (const Number* input : inputs)
+      terms.push_back(input && input->kind == kTerms ? &input->terms : nullptr);
+    const size_t most = of_.model_.targets.size();  // no rank holds more numbers than sums
+    if (auto known = moved(op, program_, terms, most))
+      return {.kind = kTerms, .terms = *std::move(known)};
+    return of_.made_by(place_, op, inputs, output);
+  }
+
+  StepScalars& of_;
+  const Spot place_;
+  const Instruction& one_;
+  const Program& program_;
+  std::vector<Number> values_;           // by value
+  std::set<int32_t> written_, updated_;  // arguments; those by an optimizer
+};
+
+// Whether it may make numbers of the step, or update: whole programs that compute with samples do
+// neither.
+bool StepScalars::concerns(Spot place, const Instruction& one) {
+  const Program& program = role(place).programs[one.program];
+  const auto [known, is_new] = concerned_.try_emplace(&program);
+  if (is_new) {
+    known->second = std::any_of(program.ops.begin(), program.ops.end(), [](const ProgramOp& op) {
+      const OpDef* def = find_op(op.op);
+      return (def && def->states >= 0) || op.op == "SumSquares" || op.op == "GlobalNorm" ||
+             is_of_step(op.op);
+    });
+    for (size_t a = 0; a < one.args.size(); ++a)  // zeros, for squares elsewhere
+      known->second =
+          known->second || (program.arg_written[a] && program.values[a].dtype == DType::kF64 &&
+                            program.values[a].shape.size() == 1);
+  }
+  if (known->second || !one.sum_reads.empty()) return true;
+  return std::any_of(one.args.begin(), one.args.end(), [&](int32_t arg) {
+    const NumberKind kind = kinds_[place.cell][arg];
+    return kind != kNone && kind != kState && kind != kMoment;
+  });
+}
+
+void StepScalars::compute(Spot place, const Instruction& one) {
+  if (concerns(place, one)) return Values(*this, place, one).run();
+  for (const int32_t arg : model_.cells[place.cell].facts->programs[one.program].written)
+    set(place, one.args[arg], {});
+}
+
+void StepScalars::check_state(Spot place, const std::string& shown, int32_t param, size_t number,
+                              const std::string& state, const Number& held) {
+  const auto say = [&](const char* what) {
+    findings_.add("update", "{} updates '{}' with '{}', {}", name(place), shown, state, what);
+  };
+  // A scalar's states are scalars.
+  if (held.kind != kMoment && held.kind != kState) return say("which is no state of an optimizer");
+  const auto [known, is_new] = state_of_.try_emplace(held.symbol, param, number);
+  if (known->second.first != param) return say("a state of another parameter");
+  if (known->second.second != number) say("which is another of its states elsewhere");
+  if (held.version != section_.training_step(place)) say("not as the step before has left it");
+}
+
+// Of a rank's own run where others have further ones, else of as many as `parts` says.
+Number StepScalars::squares_of(const ProgramOp& op, const Number& gradient) const {
+  Term term{.target = gradient.target, .runs = std::max<int64_t>(op.attrs.integer("parts"), 1)};
+  term.cut = gradient.cut;
+  for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
+    if (term.cut >> axis & 1) term.runs *= model_.mesh[axis].second;
+  return {.kind = kTerms, .terms = {term}};
+}
+
+Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
+  Terms all;
+  for (const Number* input : inputs) {
+    if (!input || input->kind != kTerms) {
+      findings_.add("update", "{} takes a norm of something else than squares of gradients",
+                    name(place));
+      return {};
+    }
+    all.insert(all.end(), input->terms.begin(), input->terms.end());
+  }
+  if (const std::string wrong = wrong_squares(all); !wrong.empty()) {
+    findings_.add("update", "{} takes a norm in which {}", name(place), wrong);
+    return {};
+  }
+  return {.kind = kNorm, .symbol = join_symbols(symbol_of("GlobalNorm"), symbol_of(all))};
+}
+
+std::string StepScalars::wrong_squares(const Terms& terms) const {
+  const auto shown = [&](int32_t target) { return quote_control(model_.targets[target]); };
+  std::vector<int64_t> times(model_.targets.size());
+  std::vector<size_t> place(model_.targets.size());  // where squares of a sum stood last
+  int64_t runs = 0;  // of all alike: by which bits are the same in all plans
+  for (const Term& term : terms) {
+    if (term.is_zero()) continue;
+    if (term.target < 0) return "squares of different gradients are added to one another";
+    if (!model_.is_gradient[term.target])
+      return fmt::format("the sum '{}' stands", shown(term.target));
+    if (term.cut != 0) return fmt::format("only the own part of '{}' stands", shown(term.target));
+    runs = runs == 0 ? term.runs : runs;
+    if (term.runs != runs)
+      return fmt::format("'{}' is squared in {} runs, others in {}", shown(term.target), term.runs,
+                         runs);
+    place[term.target] = static_cast<size_t>(&term - terms.data());
+    times[term.target] += term.times;
+  }
+  for (int32_t t = 0; t < static_cast<int32_t>(times.size()); ++t) {
+    if (!model_.is_gradient[t] || times[t] == 1) continue;
+    if (times[t] == 0) return fmt::format("'{}' is missing", shown(t));
+    return fmt::format("'{}' stands {} times", shown(t), times[t]);
+  }
+  for (size_t i = 1; i < model_.norm_order.size(); ++i) {
+    const int32_t before = model_.norm_order[i - 1], t = model_.norm_order[i];
+    if (place[t] < place[before])
+      return fmt::format("'{}' stands before '{}'", shown(t), shown(before));
+  }
+  return "";
+}
+
+Number StepScalars::made_by(Spot place, const ProgramOp& op, std::span<const Number* const> inputs,
+                            size_t output) {
+  const auto fits = [&](const Rule& rule) {
+    return rule.op == op.op && std::equal(rule.inputs.begin(), rule.inputs.end(), inputs.begin(),
+                                          inputs.end(), [](NumberKind kind, const Number* input) {
+                                            return input && input->kind == kind;
+                                          });
+  };
+  const auto rule = std::find_if(rules().begin(), rules().end(), fits);
+  if (rule == rules().end()) {
+    if (output == 0 && is_of_step(op.op))
+      findings_.add("update", "{} makes a {} of something else than what it is made of",
+                    name(place), op.op);
+    return {};
+  }
+  Number made{.kind = rule->makes,
+              .symbol = join_symbols(symbol_of(op.op), symbol_of(print_attrs(op.attrs)))};
+  for (const Number* input : inputs) made.symbol = join_symbols(made.symbol, input->symbol);
+  made.symbol = join_symbols(made.symbol, output);
+  made.of = inputs[0]->symbol;
+  if (made.kind == kClip) clipped_.emplace(section_.training_step(place), inputs[0]->symbol);
+  return made;
+}
+
+void StepScalars::check_update(Spot place, const std::string& shown, size_t states,
+                               std::span<const Number* const> inputs) {
+  const size_t at = 2 + states;
+  const auto kind = [&](size_t i) {
+    return i < inputs.size() && inputs[i] ? inputs[i]->kind : kNone;
+  };
+  const auto given = [&](size_t i) { return i < inputs.size() && inputs[i]; };
+  const bool skips = given(at + 3);
+  const bool wrong_rate =
+      kind(at) != kRate || kind(at + 2) != kState || inputs[at]->of != inputs[at + 2]->symbol;
+  const bool wrong_factor =
+      skips ? kind(at + 1) != kFactor : given(at + 1) && kind(at + 1) != kClip;
+  const bool wrong_skip = skips && kind(at + 3) != kSkip;
+  if (wrong_rate || wrong_factor || wrong_skip)
+    return findings_.add("update", "{} updates '{}' with something else for the {}", name(place),
+                         shown,
+                         wrong_rate     ? "learning rate"
+                         : wrong_factor ? "factor of the gradients"
+                                        : "word whether the step is skipped");
+  const std::pair<std::string_view, size_t> common[] = {
+      {"factor of the gradients", at + 1},
+      {"count of updates", at + 2},
+      {"word whether the step is skipped", at + 3}};
+  for (const auto& [what, i] : common) {
+    const uint64_t symbol = given(i) ? inputs[i]->symbol : 0;
+    const std::string here = fmt::format("'{}' on {}", shown, model_.who(place.cell));
+    const auto& [first, known] =
+        factors_.try_emplace({section_.training_step(place), what}, here, symbol).first->second;
+    if (known != symbol)
+      return findings_.add("update", "{} updates '{}' with another {} than that of {}", name(place),
+                           shown, what, first);
+  }
+}
+
+}  // namespace piper

@@ -1,0 +1,83 @@
+// What ops make of whole values, of which ranks may have parts, as symbols. Private to the verify
+// room.
+#pragma once
+
+#include "piper/ir/ops.h"
+#include "values.h"
+
+namespace piper {
+
+// Rule layout has proved which part of a whole value each rank has, or that it has a term of it. So
+// what an op makes of parts is the part of what it makes of whole values, and its symbol is made of
+// theirs: without extents, numbers of parts, and all else that differs between a part and its
+// whole.
+class WholeRun {
+ public:
+  WholeRun(Values& values, const Program& program, std::span<const uint64_t> args,
+           std::span<const int32_t> sums);
+  std::vector<uint64_t> run();
+
+ private:
+  using Made = std::vector<uint64_t>;
+  struct Operand {
+    uint64_t symbol = 0;
+    const TensorType* type = nullptr;  // null: absent
+    double behind = 0;                 // the end of a dim that goes on; NaN: anything
+  };
+  struct Use {
+    std::string_view op;
+    const Attrs& attrs;
+    std::vector<Operand> inputs;
+    std::vector<TensorType> outputs;
+  };
+
+  const TensorType& type(int32_t value) const {
+    return program_.values[static_cast<size_t>(value)];
+  }
+  void note(uint64_t symbol, const Shape& shape);
+  Operand operand(const ProgramOp& op, size_t i) const;
+  bool adds_to_sum(const ProgramOp& op, size_t to) const;
+  Made results(const ProgramOp& op);
+  Made product(const ProgramOp& op);
+  Made norm(const ProgramOp& op);
+  Made make(Use use);
+  Made make_one(Use use);
+  Made make_exact(const Use& use);
+  uint64_t rounded(uint64_t symbol, DType dtype);
+  std::optional<Made> apart(const OpDef& def, const OpTypes& types, const Use& use);
+  Made named(const OpDef* def, const Use& use, const std::vector<bool>& counts,
+             const OpTypes& types);
+  Made with_ends(const OpDef& def, const Use& use, const OpTypes& types, const std::string& letters,
+                 Made made);
+  bool says_whole(const OpDef& def, const OpTypes& types, uint64_t symbol) const;
+  uint64_t in_shape(const Use& use) const;
+  uint64_t of_shapes(uint64_t symbol, const std::vector<Shape>& own);
+  bool may_be_part(int64_t own, int64_t whole) const;
+  std::optional<uint64_t> moved(const Use& use);
+  uint64_t cast(const Use& use);
+  uint64_t sliced(const Use& use);
+  uint64_t concatenated(const Use& use);
+  uint64_t padded(const Use& use);
+  std::optional<uint64_t> without_padding(const Use& use);
+  uint64_t ends_in(uint64_t symbol, double number);
+  static double moved_end(const Use& use);
+  double repeated_end(const Use& use) const;
+  bool may_be_part(const Shape& own, const Shape& whole) const;
+  void keep_those_that_go_on(const std::vector<LoopRule::Dim>& dims, const Shape& own,
+                             const Shape& whole, std::string& letters) const;
+  std::string letters_that_go_on(const LoopRule& rule, const OpTypes& types, uint64_t symbol,
+                                 bool swapped) const;
+  bool is_equal_part(int64_t own, int64_t whole) const;
+  bool makes_zeros(const OpDef& def, const LoopRule& rule, const Use& use, char letter,
+                   size_t output) const;
+  std::optional<std::vector<double>> ends(const OpDef& def, const LoopRule& rule, const Use& use,
+                                          const std::string& letters);
+  bool ends_where(int64_t count, const TensorType& row, uint64_t symbol) const;
+
+  Values& values_;
+  const Program& program_;
+  const std::span<const int32_t> sums_;  // arguments
+  std::vector<uint64_t> held_;           // by value
+};
+
+}  // namespace piper

@@ -1,0 +1,459 @@
+#include "piper/planner/compile.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "idle.h"
+#include "model.h"
+#include "piper/frontend/autodiff.h"
+#include "piper/planner/lower.h"
+#include "piper/base/parallel.h"
+#include "piper/frontend/patterns.h"
+#include "piper/planner/sharding.h"
+#include "piper/plan/verify.h"
+#include "plan_set.h"
+#include "steps.h"
+#include "sum_order.h"
+#include "targets.h"
+
+namespace piper {
+namespace {
+
+constexpr std::string_view kSteps[] = {"strategy",  "import",   "patterns", "annotate",
+                                       "precision", "autodiff", "sharding", "dag",
+                                       "fuse",      "schedule", "plan"};
+
+Result<Graph> find_patterns(Graph graph, Steps& steps, Compiled& compiled) {
+  const auto find = [&] { return recognise(std::move(graph)); };
+  PIPER_ASSIGN(Recognised found, steps.run("patterns", find, [](const Recognised& r) {
+    return print_graph(r.graph);
+  }));
+  for (const auto& [op, count] : found.counts) compiled.patterns.emplace_back(op, count);
+  compiled.left = lines_of(found.left);
+  return std::move(found.graph);
+}
+
+// What expressions of the strategy may name everywhere.
+Variables scope_of(const Strategy& strategy, const Cut& cut) {
+  Variables variables = strategy.params;
+  for (const MeshAxis& axis : strategy.mesh) variables.emplace_back(axis.name, axis.size);
+  variables.emplace_back("M", cut.microbatches);
+  return variables;
+}
+
+// Tags that tell regions apart: all of the graph's that some place or order directive names.
+Result<std::vector<std::string>> region_tags(const Strategy& strategy, const Graph& graph) {
+  std::vector<std::string> tags;
+  const auto add = [&](const std::string& tag) {
+    if (graph.tag_index(tag) >= 0 && std::find(tags.begin(), tags.end(), tag) == tags.end())
+      tags.push_back(tag);
+  };
+  for (const Place& place : strategy.places) {
+    for (const Condition& condition : place.where) add(condition.tag);
+    for (const auto* expressions : {&place.tags, &place.on})
+      for (const auto& [name, value] : *expressions)
+        for (const std::string& tag : value.names()) add(tag);
+  }
+  for (const Order& order : strategy.orders) {
+    PIPER_ASSIGN(const auto named, tags_named(order));
+    for (const std::string& tag : named) add(tag);
+  }
+  return tags;
+}
+
+Result<Graph> annotated(Graph graph, const Strategy& strategy, const Variables& variables,
+                        Explanations& explain) {
+  PIPER_ASSIGN(graph, apply_annotate(std::move(graph), strategy.annotate, variables, explain));
+  PIPER_ASSIGN(const std::vector<std::string> tags, region_tags(strategy, graph));
+  return clone_data_ops(std::move(graph), tags, strategy.annotate.at, explain);
+}
+
+Result<bool> splits_backward(const Strategy& strategy) {
+  for (const Order& order : strategy.orders) {
+    PIPER_ASSIGN(const auto passes, passes_named(order));
+    for (const std::string& pass : passes)
+      if (pass == "BI" || pass == "BW") return true;
+  }
+  return false;
+}
+
+// What knows tasks alone, not the strategy: where it names no place, its errors point at the order
+// directive.
+template <class T>
+Result<T> located(Result<T> made, const Strategy& strategy) {
+  if (!made && made.error().at.line == 0 && !strategy.orders.empty())
+    made.error().at = strategy.orders.front().at;
+  return made;
+}
+
+void explain_copies(const Dag& dag, Explanations& explain) {
+  const auto last = std::find_if(explain.rbegin(), explain.rend(), [](const Explanation& each) {
+    return each.directive == "precision";
+  });
+  if (dag.copies.empty() || last == explain.rend()) return;
+  std::set<ValueId> masters;
+  int64_t bytes = 0;
+  for (const Copy& copy : dag.copies) {
+    masters.insert(copy.master);
+    bytes += dag.graph.value(copy.copy).type.bytes();
+  }
+  last->lines.push_back(fmt::format(
+      "{} parameters are kept in 16 bits, too, {} more: the update rounds them, no pass",
+      masters.size(), human_bytes(bytes)));
+}
+
+void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& explain) {
+  if (dag.versions.empty()) return;
+  std::map<ValueId, ValueId> master_of;
+  for (const Copy& copy : dag.copies) master_of[copy.copy] = copy.master;
+  std::set<ValueId> kept;
+  int64_t bytes = 0;
+  for (const Version& version : dag.versions)
+    if (dag.graph.value(version.newest).type.dtype != DType::kI64) {  // no number of the step
+      kept.insert(master_of.try_emplace(version.newest, version.newest).first->second);
+      bytes += dag.graph.value(version.newest).type.bytes();
+    }
+  explain.push_back({strategy.weight_versions_at,
+                     "weight_versions",
+                     {fmt::format("{} parameters are kept twice, {} more; gradients are taken at "
+                                  "the weights before the last update",
+                                  kept.size(), human_bytes(bytes))}});
+}
+
+// What one round of joining came to, for what is left from the one before.
+void count_joined(const Fused& fused, const std::vector<JoinedMessages>& joined,
+                  std::vector<FuseCount>& counts) {
+  for (size_t g = 0; g < joined.size(); ++g) {
+    FuseCount& count = counts[fused.rule[g]];
+    if (joined[g].messages == 0) continue;
+    count.left -= static_cast<int64_t>(fused.groups[g].size()) - joined[g].messages;
+    count.apart += joined[g].messages - 1;
+    if (count.example.empty()) count.example = joined[g].apart;
+  }
+}
+
+// Joins messages as far as the order allows it: those of a microbatch, then those of several.
+Result<Dag> fused_messages(Dag dag, std::vector<ComputeOrder>& order, const Strategy& strategy,
+                           const Variables& variables, Explanations& explain) {
+  PIPER_ASSIGN(const Fused fused, apply_fuse(dag, strategy, variables));
+  std::vector<FuseCount> counts(strategy.fuses.size());
+  for (size_t r = 0; r < counts.size(); ++r) counts[r].left = fused.matched[r];
+  count_joined(fused, join_messages(dag, order, fused.groups), counts);
+  PIPER_ASSIGN(const Fused shared, fuse_microbatches(dag, strategy, variables));
+  if (!shared.groups.empty())
+    count_joined(shared, join_messages(dag, order, shared.groups), counts);
+  explain_fuse(dag, strategy, fused, counts, explain);
+  return dag;
+}
+
+// The plan that the strategy asks for, or one of the two oracles: one device that plays all
+// replicas, with the same cut of the batch or with none. kFirst: one that plays the first replica
+// alone, by which others are proved as by all of them.
+enum class Target { kStrategy, kSingle, kFirst, kUncut };
+
+// What the steps from the differentiated graph to plans share.
+struct Making {
+  Target target;
+  const CompileOptions& options;
+  const Strategy& strategy;
+  Steps& steps;
+  Compiled& compiled;
+  const Variables& variables;
+  Summing& summing;          // set by the strategy's plan, for the oracles that follow
+  Explanations unsaid = {};  // by oracles: what the strategy's plan has explained
+
+  bool is_oracle() const { return target != Target::kStrategy; }
+  bool is_single() const { return target == Target::kSingle || target == Target::kFirst; }
+  Explanations& explain() { return is_oracle() ? unsaid : compiled.explanations; }
+};
+
+Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making) {
+  DagSpec spec;
+  spec.microbatches = cut.microbatches;
+  if (making.is_oracle() && making.target != Target::kFirst) spec.replicas_in_turn = cut.replicas;
+  if (making.target != Target::kFirst) spec.rounds = cut.rounds;
+  spec.weight_versions = making.strategy.weight_versions;
+  for (SumRound& round : spec.rounds)
+    if (making.is_oracle()) round.axes.clear();  // it has no mesh
+  if (making.is_single()) spec.group_of = making.summing.group_of;
+  const bool like_strategy =
+      making.is_single() && !making.summing.orders.empty();  // chunk by chunk
+  if (making.is_oracle() && !like_strategy) return spec;
+  PIPER_ASSIGN(spec.region_tags, region_tags(making.strategy, step));
+  PIPER_ASSIGN(spec.split_backward, splits_backward(making.strategy));
+  if (!making.is_oracle()) spec.mesh = cut.mesh;
+  return spec;
+}
+
+// One axis after the other: what one cuts is what those before it left to a rank.
+Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
+  PIPER_ASSIGN(const std::vector<AxisCut> cuts,
+               apply_shard(graph, making.strategy, of_batch, making.explain()));
+  for (const AxisCut& cut : cuts) {
+    PIPER_ASSIGN(ShardedGraph made, shard_axis(graph, cut));
+    for (const std::string& note : notes_of(graph, made, cut)) {
+      making.explain().push_back({cut.seeds.front().at, "shard", {"note: " + note}});
+      making.compiled.notes.push_back({"shard over " + cut.name, note});
+    }
+    explain_axis(made, cut, making.strategy, making.explain(), making.compiled.layouts);
+    graph = std::move(made.graph);
+  }
+  const std::vector<std::string> lines = layouts_of(graph, cuts);
+  making.compiled.layouts.insert(making.compiled.layouts.begin(), lines.begin(), lines.end());
+  return graph;
+}
+
+// The rules that set the tags of regions stand where these are wrong.
+Error with_rules(Error error, const Strategy& strategy, const std::vector<std::string>& tags) {
+  if (error.at.line != 0) return error;
+  error.at = strategy.annotate.at;
+  const auto note = [&](const std::string& tag, const SourceSpan& at) {
+    if (std::find(tags.begin(), tags.end(), tag) != tags.end())
+      error.notes.push_back(fmt::format("'{}' is set at line {}", tag, at.line));
+  };
+  for (const auto& rule : strategy.annotate.rules) {
+    if (const auto* balance = std::get_if<BalanceRule>(&rule)) note(balance->tag, balance->at);
+    if (const auto* annotate = std::get_if<AnnotateRule>(&rule))
+      for (const auto& [tag, value] : annotate->tags) note(tag, annotate->at);
+  }
+  return error;
+}
+
+// Chunks that have their places.
+Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
+  if (making.target == Target::kUncut) {
+    cut.microbatches = cut.replicas = 1;
+    cut.rounds.clear();
+  }
+  const Strategy& strategy = making.strategy;
+  Explanations& explain = making.explain();
+  PIPER_ASSIGN(DagSpec spec, spec_of(step, cut, making));
+  const auto shard = [&] { return shard_batch(step, {cut.replicas, cut.microbatches, cut.at}); };
+  const auto shard_all = [&]() -> Result<Graph> {
+    PIPER_ASSIGN(Graph graph, shard());
+    if (!making.is_oracle()) {
+      PIPER_ASSIGN(graph, shard_axes(std::move(graph), cut, making));
+    }
+    return round_once(std::move(graph));
+  };
+  PIPER_ASSIGN(Graph graph, making.steps.run("sharding", shard_all, print_graph));
+  if (!making.is_oracle()) {
+    PIPER_ASSIGN(Recomputed recomputed,
+                 apply_recompute(std::move(graph), strategy.recomputes, making.variables,
+                                 cut.microbatches, explain));
+    graph = std::move(recomputed.graph);
+    spec.variants = std::move(recomputed.variants);
+  }
+  Result<Dag> made = make_dag(rename_in_backward(keep_slopes(std::move(graph))), spec);
+  if (!made) return with_rules(std::move(made).error(), strategy, spec.region_tags);
+  PIPER_ASSIGN(Dag dag, std::move(made));
+  if (making.is_oracle()) return dag;
+  explain_copies(dag, explain);
+  explain_versions(dag, strategy, explain);
+  PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, making.variables, explain));
+  PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, explain));
+  PIPER_ASSIGN(dag, apply_sends(std::move(dag), strategy.shards, explain));
+  making.summing.group_of = dag.group_of;
+  making.summing.region_tags = spec.region_tags;
+  return dag;
+}
+
+Result<Dag> make_tasks(Dag chunks, Making& making) {
+  const Strategy& strategy = making.strategy;
+  PIPER_ASSIGN(Dag dag, expand_tasks(std::move(chunks)));
+  if (making.is_oracle()) return dag;
+  PIPER_ASSIGN(dag, apply_offload(std::move(dag), strategy, making.variables));
+  PIPER_ASSIGN(dag, apply_streams(std::move(dag), strategy, making.variables, making.explain()));
+  return apply_prefetch(std::move(dag), strategy, making.variables, making.explain());
+}
+
+struct Scheduled {
+  Dag dag;
+  TaskLists deps;
+  std::vector<ComputeOrder> order;
+  Schedule schedule;
+};
+Result<std::vector<ComputeOrder>> order_tasks(const Scheduled& made, Making& making) {
+  if (making.is_single())
+    return list_schedule(made.dag, made.deps, policy_like(made.dag, making.summing));
+  PIPER_ASSIGN(auto order,
+               choose_order(made.dag, made.deps, making.is_oracle() ? nullptr : &making.strategy,
+                            making.variables, making.explain()));
+  if (making.is_oracle()) return order;
+  std::vector<std::string> lines;
+  find_sum_orders(made.dag, order, making.summing, lines);
+  for (std::string& line : lines) making.explain().back().lines.push_back(std::move(line));
+  return order;
+}
+
+Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
+  const Strategy& strategy = making.strategy;
+  Explanations& explain = making.explain();
+  Scheduled made{std::move(dag), {}, {}, {}};
+  const auto choose = [&] {
+    made.deps = find_dependencies(made.dag);
+    return order_tasks(made, making);
+  };
+  PIPER_ASSIGN(made.order, making.steps.run("order", choose));
+  if (!making.is_oracle() && !strategy.fuses.empty()) {
+    const auto fuse = [&] {
+      return fused_messages(std::move(made.dag), made.order, strategy, making.variables, explain);
+    };
+    PIPER_ASSIGN(made.dag, making.steps.run("fuse", fuse, print_dag));
+    made.deps = find_dependencies(made.dag);
+  }
+  const auto schedule = [&] {
+    return located(make_schedule(made.dag, made.deps, made.order), strategy);
+  };
+  const auto print = [&](const Schedule& s) { return print_schedule(made.dag, s); };
+  PIPER_ASSIGN(made.schedule, making.steps.run("schedule", schedule, print));
+  if (!making.is_oracle() && made.schedule.nearer > 0)
+    explain.push_back({strategy.prefetches.front().at,
+                       "prefetch",
+                       {fmt::format("{} of them stand nearer to their use, behind their sends",
+                                    made.schedule.nearer)}});
+  if (making.is_oracle()) return made;
+  explain_idle(made.dag, made.deps, made.schedule, strategy, explain);
+  if (!made.dag.versions.empty() && made.schedule.body.empty())
+    explain.push_back({strategy.weight_versions_at,
+                       "weight_versions",
+                       {"note: no order begins a step before the update of the one before "
+                        "(F[step=1]): the second version costs memory and a step of delay, and "
+                        "saves no time"}});
+  return made;
+}
+
+std::string print_roles(const Lowered& lowered) {
+  std::string text;
+  for (const RoleProgram& role : lowered.roles) text += print_plan(role);
+  return text;
+}
+
+// What the strategy's plans came to.
+Status explain_plans(const Lowered& lowered, Making& making) {
+  if (making.is_oracle()) return ok_status();
+  for (size_t o = 0; o < lowered.offloads.size(); ++o) {
+    const OffloadCount& count = lowered.offloads[o];
+    PIPER_ASSIGN(Explanation report, explain_offload(making.strategy.offloads[o], count.values,
+                                                     count.bytes, count.stay));
+    making.explain().push_back(std::move(report));
+  }
+  for (const RoleProgram& role : lowered.roles)
+    making.compiled.instructions += static_cast<int64_t>(role.body.size());
+  return ok_status();
+}
+
+Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
+  const CompileOptions& options = making.options;
+  const Strategy& strategy = making.strategy;
+  Steps& steps = making.steps;
+  PIPER_ASSIGN(Dag dag, make_chunks(step, cut, making));
+  const auto to_tasks = [&] { return make_tasks(std::move(dag), making); };
+  PIPER_ASSIGN(dag, steps.run("dag", to_tasks, print_dag));
+  PIPER_ASSIGN(Scheduled scheduled, schedule_tasks(std::move(dag), making));
+  if (!making.is_oracle() && options.order) {
+    PIPER_ASSIGN(making.compiled.order, order_rows(scheduled.dag, scheduled.schedule.compute));
+  }
+  const auto to_plans = [&]() -> Result<Lowered> {
+    PIPER_ASSIGN(Lowered made, located(lower(scheduled.dag, scheduled.schedule), strategy));
+    PIPER_TRY(state_needs(made.roles, options.target));
+    return made;
+  };
+  PIPER_ASSIGN(Lowered lowered, steps.run("plan", to_plans, print_roles));
+  PIPER_TRY(explain_plans(lowered, making));
+  PlanSet set = make_plan_set(scheduled.dag, std::move(lowered));
+  set.manifest.seed = strategy.seed;
+  // Of the first replica sums are not those of the batch.
+  if (making.target != Target::kFirst && (making.is_oracle() || !options.oracles))
+    PIPER_TRY(steps.run("verify", [&] { return check_plans(set, nullptr); }));
+  making.compiled.remains = std::move(scheduled);
+  return set;
+}
+
+// The single-device plan plays the replicas one after the other; the first alone where all are too
+// many.
+Target single_target(const CompileOptions& options, const Cut& cut, Compiled& compiled) {
+  const int64_t instructions = compiled.instructions * cut.replicas;
+  if (options.largest_single == 0 || cut.replicas == 1 || instructions <= options.largest_single)
+    return Target::kSingle;
+  compiled.set.manifest.predictions["single_instructions"] = static_cast<double>(instructions);
+  compiled.warnings.push_back(
+      fmt::format("the single-device plan plays the first of {} replicas alone, enough to prove "
+                  "the plans by, not to train: for all it has about {} instructions, more than {}; "
+                  "--oracles writes it",
+                  cut.replicas, instructions, options.largest_single));
+  return Target::kFirst;
+}
+
+}  // namespace
+
+std::span<const std::string_view> dump_steps() { return kSteps; }
+
+Result<Compiled> compile(const CompileOptions& options) {
+  Compiled compiled;
+  Steps steps(options, compiled);
+  const auto read_strategy = [&] { return parse_strategy(options.strategy, options.defines); };
+  PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy, print_strategy));
+  const auto read_model = [&] {
+    return import_onnx(options.model, import_options(strategy, options));
+  };
+  PIPER_ASSIGN(Imported imported, steps.run("import", read_model, [](const Imported& i) {
+    return print_graph(i.graph);
+  }));
+  explain_parameters(strategy, imported, compiled.explanations);
+  PIPER_TRY(use_training(imported, strategy, compiled.explanations));
+  compiled.parameters = std::move(imported.parameters);
+  compiled.constants = std::move(imported.constants);
+  compiled.separated = std::move(imported.separated);
+  compiled.notes = std::move(imported.notes);
+  PIPER_ASSIGN(Graph graph, with_loss(std::move(imported.graph), strategy));
+  PIPER_ASSIGN(graph, find_patterns(std::move(graph), steps, compiled));
+  PIPER_ASSIGN(Cut cut, apply_split(strategy, graph.batch, compiled.explanations));
+  const Variables variables = scope_of(strategy, cut);
+  const auto annotate = [&] {
+    return annotated(std::move(graph), strategy, variables, compiled.explanations);
+  };
+  PIPER_ASSIGN(graph, steps.run("annotate", annotate, print_graph));
+  const auto cast = [&] {
+    return apply_precision(std::move(graph), strategy.precisions, variables, compiled.explanations);
+  };
+  PIPER_ASSIGN(graph, steps.run("precision", cast, print_graph));
+  explain_training(strategy, graph, compiled.explanations);
+  const auto derive = [&] { return differentiate(std::move(graph), strategy.train); };
+  PIPER_ASSIGN(Differentiated step, steps.run("autodiff", derive, [](const Differentiated& d) {
+    return print_graph(d.graph);
+  }));
+  PIPER_ASSIGN(step.graph, find_patterns(std::move(step.graph), steps, compiled));
+  PIPER_ASSIGN(step.graph, accumulate_in_halves(std::move(step.graph), strategy.precisions));
+  for (const std::string& name : step.without_gradient)
+    compiled.notes.push_back({name, "gets no gradient and is not trained"});
+
+  PIPER_ASSIGN(cut, couple_replicas(step.graph, strategy, std::move(cut), compiled.explanations));
+
+  Summing summing;
+  const auto plans_of = [&](Target target) {
+    return make_plans(step.graph, cut,
+                      {target, options, strategy, steps, compiled, variables, summing});
+  };
+  PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
+  explain_fast_sums(strategy, options.target, compiled.explanations);
+  if (const std::optional<Picture> picture = picture_of(compiled.set)) {
+    predict_time(*picture, compiled.set);
+    if (auto note = explain_pairs(compiled.set, *picture, strategy, compiled.explanations))
+      compiled.notes.push_back(*std::move(note));
+  }
+  for (const LeftOut& one : strategy.left_out)
+    compiled.explanations.push_back({one.at, one.what, {"left out: " + one.why}});
+  if (options.oracles) {
+    steps.quiet = true;
+    PIPER_ASSIGN(compiled.single, plans_of(single_target(options, cut, compiled)));
+    PIPER_ASSIGN(compiled.uncut, plans_of(Target::kUncut));
+    steps.quiet = false;
+    PIPER_TRY(steps.run("verify", [&] { return check_plans(compiled.set, &*compiled.single); }));
+  }
+  PIPER_TRY(name_plan_sets(options, strategy, compiled));
+  return compiled;
+}
+
+}  // namespace piper

@@ -1,0 +1,114 @@
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "piper/planner/compile.h"
+#include "piper/planner/cost.h"
+
+namespace piper {
+namespace {
+
+std::vector<char> letters(const std::vector<std::string>& passes) {
+  std::vector<char> out;
+  for (const std::string& pass : passes) {
+    if (pass == "B") out.insert(out.end(), {'B', 'I'});
+    if (pass == "BI") out.push_back('I');
+    if (pass == "BW") out.push_back('W');
+    if (pass == "F") out.push_back('F');
+  }
+  return out;
+}
+
+Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variables& variables) {
+  const Policy& given = *order.policy;
+  ListPolicy policy;
+  policy.prefer = letters(given.prefer);
+  policy.memory = given.memory;
+  policy.at = given.at;
+  PIPER_ASSIGN(policy.in_flight, policy_limits(dag, order, variables));
+  const std::vector<ChunkCost> costs = chunk_costs(dag);
+  for (size_t c = 0; c < costs.size(); ++c) {
+    const int64_t unit = dag.chunks[c].pass == 'B' ? 2 : 1;
+    policy.time.push_back(given.unit_costs ? unit
+                                           : std::max<int64_t>(1, std::llround(costs[c].flops)));
+    policy.held.push_back(costs[c].kept_bytes);
+  }
+  policy.time_per_byte = given.unit_costs ? 0 : kFlopsPerSentByte;
+  return policy;
+}
+
+// "F0 F1 BI0 …", as order directives are reported: with the stage where the cell has several.
+std::string list_tasks(const Dag& dag, const ComputeOrder& order) {
+  constexpr size_t kShown = 24;
+  const auto tags = [&](TaskId id) { return dag.chunks[dag.tasks[id.index()].chunk.index()].tags; };
+  const bool several = std::any_of(order.tasks.begin(), order.tasks.end(), [&](TaskId id) {
+    return tags(id) != tags(order.tasks.front());
+  });
+  std::string text;
+  for (size_t i = 0; i < std::min(order.tasks.size(), kShown); ++i) {
+    const Task& task = dag.tasks[order.tasks[i].index()];
+    const std::string stage = several ? std::to_string(tags(order.tasks[i]).front()) : "";
+    const char* pass = task.pass == 'I'   ? "BI"
+                       : task.pass == 'W' ? "BW"
+                       : task.pass == 'F' ? "F"
+                                          : "B";
+    text += fmt::format(" {}{}{}", stage, pass, task.micro % dag.microbatches);
+  }
+  return order.tasks.size() > kShown ? text + " …" : text;
+}
+
+// What the policy came to on each cell.
+Explanation report(const Dag& dag, const ListPolicy& policy,
+                   const std::vector<ComputeOrder>& orders) {
+  Explanation out{policy.at, "policy", {}};
+  // By region, cell and variant.
+  std::map<std::tuple<std::vector<int32_t>, int32_t, int32_t>, int64_t> of_region;
+  for (size_t c = 0; c < dag.chunks.size(); ++c) {
+    const Chunk& chunk = dag.chunks[c];
+    for (int32_t v = 0; v < dag.variants.count() && chunk.pass == 'F'; ++v)
+      if (chunk.variants.empty() || std::count(chunk.variants.begin(), chunk.variants.end(), v) > 0)
+        of_region[{chunk.tags, chunk.cell, v}] = policy.held[c];
+  }
+  std::vector<int64_t> held;  // by chunk
+  for (const Chunk& chunk : dag.chunks)
+    held.push_back(
+        of_region[{chunk.tags, chunk.cell, chunk.variants.empty() ? 0 : chunk.variants.front()}]);
+  for (size_t cell = 0; cell < orders.size(); ++cell) {
+    int64_t chunks = 0, most = 0, bytes = 0, most_bytes = 0;
+    for (TaskId id : orders[cell].tasks) {
+      const Task& task = dag.tasks[id.index()];
+      if (task.pass == 'I') continue;
+      const int64_t sign = task.pass == 'F' ? 1 : -1;
+      chunks += sign;
+      bytes += sign * held[task.chunk.index()];
+      most = std::max(most, chunks);
+      most_bytes = std::max(most_bytes, bytes);
+    }
+    std::string where;
+    for (size_t a = 0; a < dag.mesh.size(); ++a)
+      if (dag.mesh[a].placed)
+        where +=
+            fmt::format("{}{}={}", where.empty() ? "" : " ", dag.mesh[a].name, dag.cells[cell][a]);
+    out.lines.push_back(fmt::format("{}: {} tasks, at most {} chunk{} in flight, {} kept", where,
+                                    orders[cell].tasks.size(), most, most == 1 ? "" : "s",
+                                    human_bytes(most_bytes)));
+    out.lines.push_back(where + ":" + list_tasks(dag, orders[cell]));
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& deps,
+                                               const Strategy* strategy, const Variables& variables,
+                                               Explanations& explain) {
+  if (!strategy || strategy->orders.empty()) return list_schedule(dag, deps, default_policy(dag));
+  const Order& order = strategy->orders.front();
+  if (!order.policy) return apply_order(dag, strategy->orders, variables, explain);
+  PIPER_ASSIGN(const ListPolicy policy, make_policy(dag, order, variables));
+  PIPER_ASSIGN(auto orders, list_schedule(dag, deps, policy));
+  explain.push_back(report(dag, policy, orders));
+  return orders;
+}
+
+}  // namespace piper

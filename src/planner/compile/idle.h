@@ -1,0 +1,29 @@
+// What entries of a strategy that move messages cost. Private to the compile room.
+#pragma once
+
+#include "piper/frontend/import.h"
+#include "piper/inspect/picture.h"
+#include "piper/plan/bundle.h"
+#include "piper/planner/directives.h"
+#include "piper/planner/schedule.h"
+
+namespace piper {
+
+// Says by how much `prefetch` and `stream` make the order idle for longer, on devices that wait for
+// each message in its place: nothing where they do not. Leaves the Dag as it is.
+void explain_idle(Dag& dag, const TaskLists& deps, const Schedule& schedule,
+                  const Strategy& strategy, Explanations& explain);
+
+// The simulation of a step; none of plans of very many instructions.
+std::optional<Picture> picture_of(const PlanSet& set);
+
+// What explain_idle says of prefetch, of streams that carry the collectives of both halves of
+// overlapped pairs. `with` is the picture of the plans. A note for every run where they lose time.
+std::optional<Note> explain_pairs(const PlanSet& set, const Picture& with, const Strategy& strategy,
+                                  Explanations& explain);
+
+// How long a step is and how much of it devices are idle, into the manifest's predictions: "idle",
+// a share, and "step_flops".
+void predict_time(const Picture& picture, PlanSet& set);
+
+}  // namespace piper

@@ -1,0 +1,114 @@
+#include "plan_set.h"
+
+#include <algorithm>
+#include <map>
+
+#include "piper/plan/verify.h"
+
+namespace piper {
+namespace {
+
+std::string cell_name(const Dag& dag, size_t cell) {
+  std::string name;
+  for (size_t a = 0; a < dag.mesh.size(); ++a)
+    if (dag.cells[cell][a] >= 0)
+      name += fmt::format("{}{}={}", name.empty() ? "" : " ", dag.mesh[a].name, dag.cells[cell][a]);
+  return name.empty() ? "all" : name;
+}
+
+// The cell of each rank, from its coordinates on the placed axes.
+std::vector<int32_t> cells_of_ranks(const Dag& dag) {
+  std::map<std::vector<int32_t>, int32_t> cell_of;
+  for (size_t c = 0; c < dag.cells.size(); ++c) cell_of[dag.cells[c]] = static_cast<int32_t>(c);
+  int64_t world = 1;
+  for (const DagAxis& axis : dag.mesh) world *= axis.size;
+  std::vector<int32_t> result;
+  std::vector<int32_t> key(dag.mesh.size(), -1);
+  for (int64_t rank = 0; rank < world; ++rank) {
+    int64_t rest = rank;
+    for (size_t a = dag.mesh.size(); a-- > 0;) {
+      key[a] = dag.mesh[a].placed ? static_cast<int32_t>(rest % dag.mesh[a].size) : -1;
+      rest /= dag.mesh[a].size;
+    }
+    result.push_back(cell_of.at(key));
+  }
+  return result;
+}
+
+}  // namespace
+
+PlanSet make_plan_set(const Dag& dag, Lowered lowered) {
+  PlanSet set;
+  for (const DagAxis& axis : dag.mesh) set.manifest.mesh.emplace_back(axis.name, axis.size);
+  std::vector<int32_t> role_of_cell;
+  for (RoleProgram& role : lowered.roles) {
+    const auto known = std::find(set.roles.begin(), set.roles.end(), role);
+    role_of_cell.push_back(static_cast<int32_t>(known - set.roles.begin()));
+    if (known == set.roles.end()) set.roles.push_back(std::move(role));
+  }
+  for (int32_t cell : cells_of_ranks(dag))
+    set.role_of_rank.push_back(role_of_cell[static_cast<size_t>(cell)]);
+  set.tensor_types = std::move(lowered.tensor_types);
+  set.tensors = std::move(lowered.tensors);
+  double peak = 0;
+  for (const RoleProgram& role : set.roles)
+    peak = std::max(peak, static_cast<double>(role.peak_bytes()));
+  set.manifest.predictions["peak_bytes"] = peak;
+  return set;
+}
+
+Status check_plans(const PlanSet& set, const PlanSet* single) {
+  PIPER_ASSIGN(const VerifyReport report, verify_plan_set(set, single));
+  if (report.findings.empty()) return ok_status();
+  Error error =
+      fail("the plan was refused: {}", report.findings.front().text).with_code(ExitCode::kRefused);
+  for (size_t i = 1; i < report.findings.size() && i < 8; ++i)
+    error.notes.push_back(report.findings[i].text);
+  if (report.findings.front().rule == "deadlock") {
+    error.notes.push_back(
+        "help: '- prefetch: {where: {kind: recv}, distance: eager}' posts each receive when its "
+        "send is issued, in one order of all devices");
+    return error;
+  }
+  error.notes.push_back(
+      "internal error: neither model nor strategy are wrong; piperc cannot prove the plan that it "
+      "has made, and so writes none");
+  error.notes.push_back(
+      "help: report these lines to those who work on Piper, with the strategy as `--dump strategy` "
+      "prints it and the model as `--describe` does");
+  return error;
+}
+
+Status name_plan_sets(const CompileOptions& options, const Strategy& strategy, Compiled& compiled) {
+  PIPER_ASSIGN(const Bytes model, map_file(options.model));
+  const std::string strategy_digest = digest(print_strategy(strategy));
+  const auto name = [&](PlanSet& set) {
+    set.manifest.compiler = "piperc 0.1.0";
+    set.manifest.model_digest = digest(as_text(model.span()));
+    set.manifest.strategy_digest = strategy_digest;
+  };
+  name(compiled.set);
+  if (compiled.single) name(*compiled.single);
+  if (compiled.uncut) name(*compiled.uncut);
+  // Not those of the oracles, whose manifests count for the set's id.
+  compiled.set.manifest.model = options.model;
+  compiled.set.manifest.strategy = options.strategy;
+  return ok_status();
+}
+
+std::string print_schedule(const Dag& dag, const Schedule& schedule) {
+  std::string text;
+  for (size_t c = 0; c < schedule.order.size(); ++c) {
+    text += fmt::format("cell {} ({})\n", c, cell_name(dag, c));
+    for (size_t i = 0; i < schedule.order[c].size(); ++i) {
+      // A steady step, where steps overlap.
+      const bool overlap = !schedule.body.empty();
+      const size_t at = overlap ? static_cast<size_t>(schedule.body[c][i]) : i;
+      text += fmt::format("  {}{}\n", print_label(dag, dag.tasks[schedule.order[c][at].index()]),
+                          overlap && schedule.ahead[c][at] ? " (next step)" : "");
+    }
+  }
+  return text;
+}
+
+}  // namespace piper

@@ -1,0 +1,28 @@
+// In which order a plan adds up what its microbatches contribute, so that its oracle adds in the
+// same. Private to the compile room.
+#pragma once
+
+#include <map>
+
+#include "piper/planner/directives.h"
+#include "piper/planner/schedule.h"
+
+namespace piper {
+
+// How the strategy's plan sums, for the single-device plan.
+struct Summing {
+  std::vector<int32_t> group_of;         // see Dag
+  std::vector<std::string> region_tags;  // of the chunks below
+  // By pass and tags of a chunk its microbatches in the order in which it adds them. Empty: each
+  // sum adds its microbatches in ascending order, in each group of them.
+  std::map<std::pair<char, std::vector<int32_t>>, std::vector<int32_t>> orders;
+};
+
+// Sets `orders`, and says in `lines` where they do not ascend.
+void find_sum_orders(const Dag& dag, const std::vector<ComputeOrder>& compute, Summing& summing,
+                     std::vector<std::string>& lines);
+
+// The policy by which the oracle, whose chunks have the tags of `summing`, adds as it says.
+ListPolicy policy_like(const Dag& oracle, const Summing& summing);
+
+}  // namespace piper

@@ -1,0 +1,58 @@
+#include "piper/planner/cost.h"
+
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "piper/ir/ops.h"
+
+namespace piper {
+namespace {
+
+double flops_of(const Graph& graph, const Chunk& chunk) {
+  double flops = 0;
+  for (NodeId id : chunk.nodes)
+    if (const OpDef* def = find_op(graph.node(id).op); def && def->cost)
+      flops += def->cost(use_of(graph, graph.node(id))).flops;
+  return flops;
+}
+
+bool is_made_forward(const Graph& graph, ValueId id) {
+  const Value& value = graph.value(id);
+  return value.kind == ValueKind::kNode && graph.node(value.producer).pass == Pass::kF;
+}
+
+}  // namespace
+
+std::vector<ChunkCost> chunk_costs(const Dag& dag) {
+  std::vector<ChunkCost> costs(dag.chunks.size());
+  // By region, cell and variant.
+  std::map<std::tuple<std::vector<int32_t>, int32_t, int32_t>, std::set<ValueId>> kept;
+  const auto each_variant = [&](const Chunk& chunk, auto visit) {
+    for (int32_t v = 0; v < dag.variants.count(); ++v)
+      if (chunk.variants.empty() ||
+          std::binary_search(chunk.variants.begin(), chunk.variants.end(), v))
+        visit(v, kept[{chunk.tags, chunk.cell, v}]);
+  };
+  for (size_t c = 0; c < dag.chunks.size(); ++c) {
+    const Chunk& chunk = dag.chunks[c];
+    costs[c].flops = flops_of(dag.graph, chunk);
+    if (chunk.pass != 'B' && chunk.pass != 'I' && chunk.pass != 'W') continue;
+    each_variant(chunk, [&](int32_t v, std::set<ValueId>& values) {
+      for (ValueId read : chunk.reads)
+        if (const ValueId value = dag.variants.read(read, v); is_made_forward(dag.graph, value))
+          values.insert(value);
+    });
+  }
+  for (size_t c = 0; c < dag.chunks.size(); ++c) {
+    if (dag.chunks[c].pass != 'F') continue;
+    each_variant(dag.chunks[c], [&](int32_t, const std::set<ValueId>& values) {
+      int64_t bytes = 0;
+      for (ValueId value : values) bytes += dag.graph.value(value).type.bytes();
+      costs[c].kept_bytes = std::max(costs[c].kept_bytes, bytes);
+    });
+  }
+  return costs;
+}
+
+}  // namespace piper

@@ -1,0 +1,177 @@
+// The fields of a Dag's structures, for its text form. Private to the dag room.
+#pragma once
+
+#include "piper/base/text_form.h"
+#include "piper/planner/dag.h"
+
+namespace piper {
+
+constexpr const auto& names_of(TaskKind) { return kTaskKindNames; }
+constexpr const auto& names_of(Gather) { return kGatherNames; }
+
+PIPER_FIELDS(DagAxis) {
+  v("name", &DagAxis::name, kWord);
+  v("size", &DagAxis::size);
+  v("placed", &DagAxis::placed);
+  v("replicated", &DagAxis::replicated);
+  v("sharded", &DagAxis::sharded);
+}
+
+PIPER_FIELDS(TaskStream) {
+  v("name", &TaskStream::name, kWord);
+  v("priority", &TaskStream::priority);
+  v("sms", &TaskStream::sms);
+}
+
+PIPER_FIELDS(SumRound) {
+  v("size", &SumRound::size);
+  v("stride", &SumRound::stride);
+  v("axes", &SumRound::axes);
+  v("stream", &SumRound::stream);
+  v("dtype", &SumRound::dtype);
+  v("fast", &SumRound::fast);
+}
+
+PIPER_FIELDS(Variants) {
+  v("of_micro", &Variants::of_micro);
+  v("copies", &Variants::copies);
+  v("made", &Variants::made);
+}
+
+PIPER_FIELDS(Part) {
+  v("value", &Part::value);
+  v("param", &Part::param);
+  v("whole", &Part::whole);
+  v("over", &Part::over);
+  v("gather", &Part::gather);
+  v("stream", &Part::stream);
+  v("distance", &Part::distance);
+}
+
+PIPER_FIELDS(Copy) {
+  v("master", &Copy::master);
+  v("copy", &Copy::copy);
+}
+
+PIPER_FIELDS(Version) {
+  v("newest", &Version::newest);
+  v("previous", &Version::previous);
+}
+
+PIPER_FIELDS(Sum) {
+  v("name", &Sum::name, kWord);
+  v("value", &Sum::value);
+  v("uses", &Sum::uses);
+  v("rounds", &Sum::rounds);
+  v("part", &Sum::part);
+  v("each_micro", &Sum::each_micro);
+}
+
+PIPER_FIELDS(Chunk) {
+  v("name", &Chunk::name, kWord);
+  v("pass", &Chunk::pass);
+  v("cell", &Chunk::cell);
+  v("tags", &Chunk::tags);
+  v("groups", &Chunk::groups);
+  v("variants", &Chunk::variants);
+  v("level", &Chunk::level);
+  v("nodes", &Chunk::nodes);
+  v("reads", &Chunk::reads);
+  v("writes", &Chunk::writes);
+}
+
+PIPER_FIELDS(Item) {
+  v("value", &Item::value);
+  v("micro", &Item::micro);
+  v("cell", &Item::cell);
+  v("alias", &Item::alias);
+  v("sum", &Item::sum);
+}
+
+PIPER_FIELDS(Accumulate) {
+  v("into", &Accumulate::into);
+  v("contribution", &Accumulate::contribution);
+  v("sum", &Accumulate::sum);
+  v("use", &Accumulate::use);
+  v("reduced", &Accumulate::reduced);
+}
+
+PIPER_FIELDS(Combine) {
+  v("into", &Combine::into);
+  v("from", &Combine::from);
+  v("sum", &Combine::sum);
+}
+
+PIPER_FIELDS(Task) {
+  v("kind", &Task::kind, kWord);
+  v("label", &Task::label, kElsewhere);
+  v("cell", &Task::cell);
+  v("pass", &Task::pass);
+  v("chunk", &Task::chunk);
+  v("micro", &Task::micro);
+  v("micros", &Task::micros);
+  v("peer", &Task::peer);
+  v("stream", &Task::stream);
+  v("distance", &Task::distance);
+  v("group", &Task::group);
+  v("fast", &Task::fast);
+  v("reads", &Task::reads);
+  v("writes", &Task::writes);
+  v("within", &Task::within);
+  v("nodes", &Task::nodes);
+  v("accumulates", &Task::accumulates, kElsewhere);
+  v("combines", &Task::combines, kElsewhere);
+}
+
+PIPER_FIELDS(Offload) {
+  v("optimizer", &Offload::optimizer);
+  v("distance", &Offload::distance);
+  v("in_flight", &Offload::in_flight);
+  v("out", &Offload::out_stream);
+  v("in", &Offload::in_stream);
+  v("items", &Offload::items);
+}
+
+PIPER_FIELDS(Dag) {
+  v("replicas_in_turn", &Dag::replicas_in_turn);
+  v("microbatches", &Dag::microbatches);
+  v("split_backward", &Dag::split_backward);
+  v("groups", &Dag::group_of);
+  v("bucket", &Dag::bucket_bytes);
+  v("tags", &Dag::region_tags);
+  v("cells", &Dag::cells);
+  v("graph", &Dag::graph, kElsewhere);
+  v("mesh", &Dag::mesh, kElsewhere);
+  v("streams", &Dag::streams, kElsewhere);
+  v("variants", &Dag::variants, kElsewhere);
+  v("rounds", &Dag::rounds, kElsewhere);
+  v("parts", &Dag::parts, kElsewhere);
+  v("copies", &Dag::copies, kElsewhere);
+  v("versions", &Dag::versions, kElsewhere);
+  v("offloads", &Dag::offloads, kElsewhere);
+  v("sliced", &Dag::sliced, kElsewhere);
+  v("chunks", &Dag::chunks, kElsewhere);
+  v("items", &Dag::items, kElsewhere);
+  v("tasks", &Dag::tasks, kElsewhere);
+  v("labels", &Dag::labels, kElsewhere);
+  v("sums", &Dag::sums, kElsewhere);
+  v("reports", &Dag::reports, kElsewhere);
+}
+
+// Tables of which each element is a line, in an order in which lines name what stands above them.
+template <class SomeDag, class Visit>
+void each_table(SomeDag& dag, Visit&& visit) {
+  visit("axis", dag.mesh);
+  visit("stream", dag.streams);
+  visit("round", dag.rounds);
+  visit("part", dag.parts);
+  visit("copy", dag.copies);
+  visit("version", dag.versions);
+  visit("sum", dag.sums);
+  visit("chunk", dag.chunks);
+  visit("item", dag.items);
+  visit("task", dag.tasks);
+  visit("offload", dag.offloads);
+}
+
+}  // namespace piper

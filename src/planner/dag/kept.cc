@@ -1,0 +1,213 @@
+#include "kept.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "piper/ir/ops.h"
+
+namespace piper {
+namespace {
+
+// A state that starts as another one does, perhaps in another type.
+ValueId add_state_like(Graph& graph, ValueId like, std::string name, DType dtype) {
+  const Value& of = graph.value(like);
+  return graph.add_value({.name = std::move(name),
+                          .type = {dtype, of.type.shape},
+                          .kind = ValueKind::kState,
+                          .fill = of.fill,
+                          .layout = of.layout,
+                          .over = of.over});
+}
+
+// Microbatches read `instead`, by value, where it is valid.
+void read_instead(Graph& graph, const std::vector<ValueId>& instead) {
+  for (Node& node : graph.nodes)
+    for (ValueId& input : node.inputs)
+      if (node.pass != Pass::kU && input.valid() && instead[input.index()].valid())
+        input = instead[input.index()];
+}
+
+bool rounds_to_half(const Graph& graph, const Node& node) {
+  if (node.pass == Pass::kU || node.op != "Cast") return false;
+  const DType to = graph.value(node.outputs[0]).type.dtype;
+  return graph.value(node.inputs[0]).type.dtype == DType::kF32 &&
+         (to == DType::kBF16 || to == DType::kF16);
+}
+
+// The next value of a copy is that of its parameter, rounded.
+void round_update(Dag& dag, const Copy& made) {
+  Graph& graph = dag.graph;
+  const auto update = std::find_if(graph.updates.begin(), graph.updates.end(),
+                                   [&](const auto& each) { return each.state == made.master; });
+  PIPER_CHECK(update != graph.updates.end(), "nothing updates '{}'", graph.value(made.master).name);
+  const TensorType type = graph.value(made.copy).type;
+  const ValueId next = update->next;
+  const NodeId cast = graph.add_node({.op = "Cast",
+                                      .name = graph.value(made.copy).name + ".next",
+                                      .scope = graph.node(graph.value(next).producer).scope,
+                                      .attrs = {{"to", std::string(info(type.dtype).name)}},
+                                      .inputs = {next},
+                                      .pass = Pass::kU},
+                                     std::span(&type, 1));
+  const ValueId rounded = graph.node(cast).outputs[0];
+  graph.value(rounded).layout = graph.value(next).layout;
+  graph.value(rounded).over = graph.value(next).over;
+  graph.updates.push_back({made.copy, rounded});
+}
+
+// Casts to 16 bits of a parameter, perhaps moved before.
+struct Rounding {
+  NodeId cast;
+  std::vector<NodeId> moves;  // what makes what it casts, last first
+};
+
+class Copier {
+ public:
+  explicit Copier(Dag& dag)
+      : dag_(dag),
+        graph_(dag.graph),
+        readers_(readers(dag.graph)),
+        param_of_(dag.graph.values.size(), -1) {
+    for (size_t p = 0; p < graph_.params.size(); ++p)
+      if (graph_.params[p].gradient.valid())
+        param_of_[graph_.params[p].value.index()] = static_cast<int32_t>(p);
+    for (const auto& [copy, original] : dag.variants.copies) varies_.insert({copy, original});
+  }
+
+  void run() {
+    for (size_t i = 0; i < graph_.nodes.size(); ++i)
+      if (rounds_to_half(graph_, graph_.nodes[i])) find(NodeId(i));
+    std::vector<ValueId> instead(graph_.values.size() + found_.size());
+    for (const auto& [of, roundings] : found_) {
+      const Param& param = graph_.params[static_cast<size_t>(of.first)];
+      const std::string name = fmt::format("{}.{}", param.name, info(of.second).name);
+      const ValueId copy = add_state_like(graph_, param.value, name, of.second);
+      dag_.copies.push_back({param.value, copy});
+      for (const Rounding& each : roundings)
+        instead[graph_.node(each.cast).outputs[0].index()] = moved(each, copy, of.second);
+    }
+    read_instead(graph_, instead);
+    for (const auto& [of, roundings] : found_)
+      for (const Rounding& each : roundings) {  // nobody reads it
+        Node& cast = graph_.node(each.cast);
+        cast.inputs[0] = instead[cast.outputs[0].index()];
+      }
+    for (const Copy& copy : dag_.copies) round_update(dag_, copy);
+  }
+
+ private:
+  DType dtype_of(NodeId node) const {
+    return graph_.value(graph_.node(node).outputs[0]).type.dtype;
+  }
+  void find(NodeId cast) {
+    Rounding rounding{cast, {}};
+    ValueId from = graph_.node(cast).inputs[0];
+    while (is_moved(from, rounding)) {
+      rounding.moves.push_back(graph_.value(from).producer);
+      from = graph_.node(rounding.moves.back()).inputs[0];
+    }
+    if (const int32_t param = param_of_[from.index()]; param >= 0)
+      found_[{param, dtype_of(cast)}].push_back(std::move(rounding));
+  }
+  // Made by an op that leaves elements as they are, for casts to that type alone, or for the move
+  // that was found last.
+  bool is_moved(ValueId value, const Rounding& rounding) const {
+    const NodeId producer = graph_.value(value).producer;
+    if (!producer.valid() || varies_.contains(value)) return false;
+    const Node& node = graph_.node(producer);
+    const OpDef* def = find_op(node.op);
+    if (node.pass == Pass::kU || !def || def->elements == OpDef::Elements::kMade ||
+        node.inputs.size() != 1)
+      return false;
+    const auto& all = readers_[value.index()];
+    return std::all_of(all.begin(), all.end(), [&](NodeId reader) {
+      if (!rounding.moves.empty()) return reader == rounding.moves.back();
+      return rounds_to_half(graph_, graph_.node(reader)) &&
+             dtype_of(reader) == dtype_of(rounding.cast);
+    });
+  }
+  // The copy, moved as the parameter was.
+  ValueId moved(const Rounding& rounding, ValueId copy, DType dtype) {
+    for (auto move = rounding.moves.rbegin(); move != rounding.moves.rend(); ++move) {
+      Node& node = graph_.node(*move);
+      node.inputs[0] = copy;
+      copy = node.outputs[0];
+      graph_.value(copy).type.dtype = dtype;
+    }
+    return copy;
+  }
+
+  Dag& dag_;
+  Graph& graph_;
+  const std::vector<std::vector<NodeId>> readers_;
+  std::vector<int32_t> param_of_;  // by value: of trained parameters
+  std::set<ValueId> varies_;       // what some microbatches make again, and some do not
+  std::map<std::pair<int32_t, DType>, std::vector<Rounding>> found_;  // by parameter and type
+};
+
+}  // namespace
+
+void keep_copies(Dag& dag) { Copier(dag).run(); }
+
+void keep_previous_weights(Dag& dag) {
+  Graph& graph = dag.graph;
+  std::vector<bool> is_read(graph.values.size());
+  for (const Node& node : graph.nodes)
+    for (ValueId input : node.inputs)
+      if (node.pass != Pass::kU && input.valid()) is_read[input.index()] = true;
+  std::vector<ValueId> previous(graph.values.size());
+  const auto keep = [&](ValueId newest, const std::string& name) {
+    if (!is_read[newest.index()]) return;
+    const DType dtype = graph.value(newest).type.dtype;
+    previous[newest.index()] = add_state_like(graph, newest, name + ".previous", dtype);
+    dag.versions.push_back({newest, previous[newest.index()]});
+  };
+  for (const Param& param : graph.params)
+    if (param.gradient.valid()) keep(param.value, param.name);
+  for (const Copy& copy : dag.copies) keep(copy.copy, std::string(graph.value(copy.copy).name));
+  read_instead(graph, previous);
+}
+
+namespace {
+
+ValueId add_number(Graph& graph, const char* name, double first) {
+  return graph.add_value(
+      {.name = name, .type = {DType::kI64, {}}, .kind = ValueKind::kState, .fill = first});
+}
+// `from`'s place among the updates and where they read it goes to `to`.
+void update_instead(Graph& graph, ValueId from, ValueId to) {
+  for (StateUpdate& update : graph.updates)
+    if (update.state == from) {
+      update.state = to;
+      graph.value(update.next).name = graph.value(to).name + ".next";
+    }
+  for (Node& node : graph.nodes)
+    if (node.pass == Pass::kU) std::replace(node.inputs.begin(), node.inputs.end(), from, to);
+}
+
+}  // namespace
+
+void keep_next_step(Dag& dag) {
+  Graph& graph = dag.graph;
+  const auto reads = [&](const Node& node) {
+    return std::find(node.inputs.begin(), node.inputs.end(), graph.step) != node.inputs.end();
+  };
+  bool drawn = false, counted = false;
+  for (const Node& node : graph.nodes)
+    if (reads(node)) (node.pass == Pass::kU ? counted : drawn) |= node.op != "NextStep";
+  if (!drawn) return;
+  const ValueId next = add_number(graph, "next_step", 1);
+  if (!counted) {
+    update_instead(graph, graph.step, next);
+  } else {
+    update_instead(graph, graph.step, add_number(graph, "updates", 0));
+    Builder build(graph);
+    build.pass = Pass::kU;
+    graph.updates.push_back({next, build.op1("NextStep", {next})});
+    graph.value(graph.updates.back().next).name = "next_step.next";
+  }
+  dag.versions.push_back({next, graph.step});
+}
+
+}  // namespace piper

@@ -1,0 +1,22 @@
+// States that microbatches read in place of parameters and of the step's number. Each changes the
+// graph before it is cut into chunks.
+#pragma once
+
+#include "piper/planner/dag.h"
+
+namespace piper {
+
+// What is read of a trained parameter of f32 in 16 bits is a state of its own, and no cast; also
+// where ops that move elements stand between the parameter and the casts.
+void keep_copies(Dag& dag);
+
+// A second state of each trained parameter that is read, and of each copy, which starts as the
+// first does.
+void keep_previous_weights(Dag& dag);
+
+// What is drawn depends on the number of the step. So that a step may begin while the one before is
+// under way, the number is kept in two versions, too: the newest is that of the next step. What
+// counts updates counts for itself.
+void keep_next_step(Dag& dag);
+
+}  // namespace piper

@@ -1,0 +1,450 @@
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "kept.h"
+#include "piper/ir/ops.h"
+#include "rounds.h"
+
+namespace piper {
+namespace {
+
+// Marks the nodes that make `value` in a variant, back to inputs, state and StepSums.
+void mark(const Dag& dag, int32_t variant, ValueId value, std::vector<bool>& marked) {
+  const Graph& graph = dag.graph;
+  std::vector<ValueId> open{value};
+  while (!open.empty()) {
+    const Value& v = graph.value(dag.variants.read(open.back(), variant));
+    open.pop_back();
+    if (v.kind != ValueKind::kNode || marked[v.producer.index()]) continue;
+    const Node& node = graph.node(v.producer);
+    if (is_step_sum(node)) continue;
+    marked[v.producer.index()] = true;
+    for (ValueId input : node.inputs)
+      if (input.valid()) open.push_back(input);
+  }
+}
+
+constexpr int32_t kLate = -1;
+
+// By node, of StepSums that some microbatch needs and that are finished before the first one: how
+// many of these stand one behind the other before it, as a mean does before the deviation from it.
+std::vector<int32_t> levels_of_sums(const Graph& graph) {
+  std::vector<bool> early(graph.nodes.size());
+  for (const Node& node : graph.nodes) {
+    if (node.pass == Pass::kU) continue;
+    for (ValueId input : node.inputs) {
+      if (!input.valid() || graph.value(input).kind != ValueKind::kNode) continue;
+      const NodeId producer = graph.value(input).producer;
+      if (is_step_sum(graph.node(producer)) && !is_step_sum(node)) early[producer.index()] = true;
+    }
+  }
+  std::vector<int32_t> levels(graph.nodes.size(), kLate), behind(graph.values.size());
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    int32_t deepest = 0;
+    for (ValueId input : graph.nodes[i].inputs)
+      if (input.valid()) deepest = std::max(deepest, behind[input.index()]);
+    if (early[i]) levels[i] = deepest;
+    for (ValueId output : graph.nodes[i].outputs) behind[output.index()] = deepest + early[i];
+  }
+  return levels;
+}
+
+char pass_of(const Node& node, bool split_backward) {
+  switch (node.pass) {
+    case Pass::kF:
+      return 'F';
+    case Pass::kBI:
+      return split_backward ? 'I' : 'B';
+    case Pass::kBW:
+      return split_backward ? 'W' : 'B';
+    case Pass::kU:
+      return 'U';
+  }
+  return 'U';
+}
+
+std::string chunk_name(const Dag& dag, const Chunk& chunk) {
+  std::string name = chunk.pass == 'I'   ? "BI"
+                     : chunk.pass == 'W' ? "BW"
+                     : chunk.pass == 'P' ? "count"
+                                         : std::string(1, chunk.pass);
+  if (chunk.level > 0) name += fmt::format(" {}", chunk.level + 1);
+  for (size_t t = 0; t < chunk.tags.size(); ++t)
+    if (chunk.tags[t] != kNoTag) name += fmt::format(" {}={}", dag.region_tags[t], chunk.tags[t]);
+  return name;
+}
+
+using Key = std::tuple<char, int32_t, std::vector<int32_t>>;  // pass, level and tags
+
+bool runs_in(const Chunk& chunk, int32_t variant) {
+  return chunk.variants.empty() ||
+         std::binary_search(chunk.variants.begin(), chunk.variants.end(), variant);
+}
+
+// Early chunks hold copies of all that their sums need; the main chunks partition the rest of the
+// passes. In order of their first node.
+std::vector<Chunk> group_nodes(const Dag& dag, int32_t variant) {
+  const Graph& graph = dag.graph;
+  const std::vector<int32_t> levels = levels_of_sums(graph);
+  const auto tags_of = [&](NodeId id) {
+    std::vector<int32_t> tags;
+    for (const std::string& tag : dag.region_tags) {
+      const int index = graph.tag_index(tag);
+      tags.push_back(index < 0 ? kNoTag : graph.tag(graph.node(id), index));
+    }
+    return tags;
+  };
+  std::vector<Chunk> chunks;
+  std::map<Key, size_t> by_key;
+  const auto add = [&](size_t node, Key key) {
+    const auto [known, is_new] = by_key.try_emplace(std::move(key), chunks.size());
+    if (is_new) {
+      const auto& [pass, level, tags] = known->first;
+      chunks.push_back({.pass = pass, .tags = tags, .level = level});
+      chunks.back().name = chunk_name(dag, chunks.back());
+    }
+    chunks[known->second].nodes.emplace_back(node);
+  };
+  std::vector<bool> needed(graph.nodes.size());
+  std::map<std::pair<int32_t, std::vector<int32_t>>, std::vector<bool>> needed_early;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (!is_step_sum(graph.nodes[i])) continue;
+    for (ValueId use : graph.nodes[i].inputs) {
+      if (levels[i] == kLate) {
+        mark(dag, variant, use, needed);
+      } else if (graph.value(use).kind == ValueKind::kNode) {
+        auto& marks = needed_early[{levels[i], tags_of(graph.value(use).producer)}];
+        marks.resize(graph.nodes.size());
+        mark(dag, variant, use, marks);
+      }
+    }
+  }
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    for (const auto& [of, marks] : needed_early)
+      if (marks[i]) add(i, {'P', of.first, of.second});
+    if (needed[i]) add(i, {pass_of(graph.nodes[i], dag.split_backward), 0, tags_of(NodeId(i))});
+  }
+  return chunks;
+}
+
+// For each node the chunk that makes its values for readers in other chunks; early chunks make none
+// but sums.
+std::vector<int32_t> main_chunks(const Dag& dag, const std::vector<Chunk>& chunks,
+                                 int32_t variant) {
+  std::vector<int32_t> chunk_of(dag.graph.nodes.size(), -1);
+  for (size_t c = 0; c < chunks.size(); ++c)
+    if (chunks[c].pass != 'P' && runs_in(chunks[c], variant))
+      for (NodeId node : chunks[c].nodes) chunk_of[node.index()] = static_cast<int32_t>(c);
+  return chunk_of;
+}
+
+// By value: the nodes that read it in a variant.
+std::vector<std::vector<NodeId>> readers_in(const Dag& dag, int32_t variant,
+                                            const std::vector<int32_t>& chunk_of) {
+  auto all = readers(dag.graph);
+  for (const auto& [copy, original] : dag.variants.copies)
+    if (!dag.variants.makes(variant, copy))
+      all[original.index()].insert(all[original.index()].end(), all[copy.index()].begin(),
+                                   all[copy.index()].end());
+  for (auto& nodes : all) std::erase_if(nodes, [&](NodeId id) { return chunk_of[id.index()] < 0; });
+  return all;
+}
+
+void find_reads_and_writes(const Dag& dag, int32_t variant, std::vector<Chunk>& chunks) {
+  const Graph& graph = dag.graph;
+  const std::vector<int32_t> chunk_of = main_chunks(dag, chunks, variant);
+  const auto all_readers = readers_in(dag, variant, chunk_of);
+  std::vector<int32_t> inside(graph.nodes.size(), -1);
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    Chunk& chunk = chunks[c];
+    for (NodeId id : chunk.nodes) inside[id.index()] = static_cast<int32_t>(c);
+    const auto is_inside = [&](NodeId id) { return inside[id.index()] == static_cast<int32_t>(c); };
+    for (NodeId id : chunk.nodes) {
+      for (ValueId input : graph.node(id).inputs) {
+        if (!input.valid()) continue;
+        const Value& value = graph.value(input);
+        if (value.kind != ValueKind::kNode || !is_inside(value.producer))
+          chunk.reads.push_back(input);
+      }
+      if (chunk.pass == 'P') continue;
+      for (ValueId output : graph.node(id).outputs)
+        for (NodeId reader : all_readers[output.index()])
+          if (!is_inside(reader)) {
+            chunk.writes.push_back(output);
+            break;
+          }
+    }
+    for (auto* list : {&chunk.reads, &chunk.writes}) {
+      std::sort(list->begin(), list->end());
+      list->erase(std::unique(list->begin(), list->end()), list->end());
+    }
+  }
+}
+
+// Variants share the chunks that are the same in both, and stand in the order of their first nodes.
+void make_chunks(Dag& dag) {
+  std::map<std::pair<Key, std::vector<std::vector<int32_t>>>, size_t> known;
+  const auto numbers = [](const auto& ids) {
+    std::vector<int32_t> out;
+    for (auto id : ids) out.push_back(id.value);
+    return out;
+  };
+  for (int32_t v = 0; v < dag.variants.count(); ++v) {
+    std::vector<Chunk> chunks = group_nodes(dag, v);
+    find_reads_and_writes(dag, v, chunks);
+    for (Chunk& chunk : chunks) {
+      const auto [at, is_new] =
+          known.try_emplace({{chunk.pass, chunk.level, chunk.tags},
+                             {numbers(chunk.nodes), numbers(chunk.reads), numbers(chunk.writes)}},
+                            dag.chunks.size());
+      if (is_new) dag.chunks.push_back(std::move(chunk));
+      dag.chunks[at->second].variants.push_back(v);
+    }
+  }
+  for (Chunk& chunk : dag.chunks)
+    if (static_cast<int32_t>(chunk.variants.size()) == dag.variants.count()) chunk.variants.clear();
+  std::stable_sort(dag.chunks.begin(), dag.chunks.end(), [](const Chunk& a, const Chunk& b) {
+    return a.nodes.front() < b.nodes.front();
+  });
+}
+
+// The chunks that must run before chunk `c` (with repeats); `chunk_of`: by variant.
+std::vector<int32_t> before(const Dag& dag, size_t c,
+                            const std::vector<std::vector<int32_t>>& chunk_of,
+                            const std::vector<int32_t>& early_of) {
+  const Graph& graph = dag.graph;
+  std::vector<int32_t> result;
+  for (ValueId input : dag.chunks[c].reads) {
+    if (graph.value(input).kind != ValueKind::kNode) continue;
+    const NodeId producer = graph.value(input).producer;
+    if (is_step_sum(graph.node(producer))) {
+      for (ValueId use : graph.node(producer).inputs)
+        if (graph.value(use).kind == ValueKind::kNode)
+          result.push_back(early_of[graph.value(use).producer.index()]);
+    } else if (dag.chunks[c].pass != 'P') {
+      for (int32_t v = 0; v < dag.variants.count(); ++v)
+        if (runs_in(dag.chunks[c], v)) {
+          const NodeId made_by = graph.value(dag.variants.read(input, v)).producer;
+          result.push_back(chunk_of[static_cast<size_t>(v)][made_by.index()]);
+        }
+    }
+  }
+  return result;
+}
+
+std::string where_of(const Node& node) {
+  return fmt::format("{} '{}'{}", node.op, node.name,
+                     node.scope.empty() ? "" : fmt::format(" ({})", node.scope));
+}
+
+// An op of one chunk that reads what an op of another one makes.
+std::string why_after(const Dag& dag, const Chunk& chunk, const Chunk& other) {
+  for (NodeId id : chunk.nodes)
+    for (ValueId input : dag.graph.node(id).inputs) {
+      const NodeId producer = input.valid() ? dag.graph.value(input).producer : NodeId();
+      if (!producer.valid() ||
+          std::find(other.nodes.begin(), other.nodes.end(), producer) == other.nodes.end())
+        continue;
+      return fmt::format("in '{}' {} reads what {} makes in '{}'", chunk.name,
+                         where_of(dag.graph.node(id)), where_of(dag.graph.node(producer)),
+                         other.name);
+    }
+  return fmt::format("'{}' begins with {}", chunk.name,
+                     where_of(dag.graph.node(chunk.nodes.front())));
+}
+
+Error circle_error(const Dag& dag, const std::vector<int32_t>& waiting,
+                   const std::vector<std::vector<int32_t>>& preds) {
+  // Follow unfinished predecessors until one repeats: the shortest way to show a circle is one lap.
+  const auto is_waiting = [&](int32_t c) { return waiting[static_cast<size_t>(c)] > 0; };
+  int32_t at = 0;
+  while (!is_waiting(at)) ++at;
+  std::vector<int32_t> path;
+  while (std::find(path.begin(), path.end(), at) == path.end()) {
+    path.push_back(at);
+    for (int32_t p : preds[static_cast<size_t>(at)])
+      if (is_waiting(p)) {
+        at = p;
+        break;
+      }
+  }
+  std::string chain;
+  std::vector<std::string> notes;
+  path.push_back(at);
+  for (auto it = std::find(path.begin(), path.end(), at); it + 1 != path.end(); ++it) {
+    const Chunk& chunk = dag.chunks[static_cast<size_t>(*it)];
+    chain += fmt::format("'{}' needs ", chunk.name);
+    notes.push_back(why_after(dag, chunk, dag.chunks[static_cast<size_t>(it[1])]));
+  }
+  Error error = fail("the tags cut the model into regions that need each other: {}'{}'", chain,
+                     dag.chunks[static_cast<size_t>(at)].name);
+  error.notes = std::move(notes);
+  error.notes.push_back("help: tag the ops so that each region is entered once");
+  return error;
+}
+
+Status order_chunks(Dag& dag) {
+  const size_t n = dag.chunks.size();
+  std::vector<std::vector<int32_t>> chunk_of;
+  for (int32_t v = 0; v < dag.variants.count(); ++v)
+    chunk_of.push_back(main_chunks(dag, dag.chunks, v));
+  std::vector<int32_t> early_of(dag.graph.nodes.size(), -1);
+  for (size_t c = 0; c < n; ++c)
+    if (dag.chunks[c].pass == 'P')
+      for (NodeId node : dag.chunks[c].nodes) {
+        int32_t& known = early_of[node.index()];
+        if (known < 0 || dag.chunks[c].level <= dag.chunks[static_cast<size_t>(known)].level)
+          known = static_cast<int32_t>(c);
+      }
+  std::vector<std::vector<int32_t>> preds(n), succs(n);
+  std::vector<int32_t> waiting(n);
+  for (size_t c = 0; c < n; ++c) {
+    preds[c] = before(dag, c, chunk_of, early_of);
+    std::sort(preds[c].begin(), preds[c].end());
+    preds[c].erase(std::unique(preds[c].begin(), preds[c].end()), preds[c].end());
+    std::erase(preds[c], -1);
+    waiting[c] = static_cast<int32_t>(preds[c].size());
+    for (int32_t p : preds[c]) succs[static_cast<size_t>(p)].push_back(static_cast<int32_t>(c));
+  }
+  std::vector<int32_t> ready, order;
+  for (size_t c = 0; c < n; ++c)
+    if (waiting[c] == 0) ready.push_back(static_cast<int32_t>(c));
+  while (!ready.empty()) {
+    const auto next = std::min_element(ready.begin(), ready.end());
+    const int32_t c = *next;
+    ready.erase(next);
+    order.push_back(c);
+    for (int32_t s : succs[static_cast<size_t>(c)])
+      if (--waiting[static_cast<size_t>(s)] == 0) ready.push_back(s);
+  }
+  if (order.size() != n) return circle_error(dag, waiting, preds);
+  std::vector<Chunk> sorted;
+  for (int32_t c : order) sorted.push_back(std::move(dag.chunks[static_cast<size_t>(c)]));
+  dag.chunks = std::move(sorted);
+  return ok_status();
+}
+
+// All contributions to a sum are terms over the same axes.
+std::vector<int32_t> axes_of(const Graph& graph, const Node& sum) {
+  const auto axes_of_use = [&](ValueId use) {
+    std::vector<int32_t> axes;
+    for (const AxisLayout& lies : graph.value(use).over)
+      if (lies.layout.kind == LayoutKind::kPartial) axes.push_back(lies.axis);
+    std::sort(axes.begin(), axes.end());
+    return axes;
+  };
+  std::vector<int32_t> axes = axes_of_use(sum.inputs[0]);
+  for (ValueId use : sum.inputs)
+    PIPER_CHECK(axes_of_use(use) == axes, "contributions to '{}' lie differently", sum.name);
+  return axes;
+}
+
+// The rounds of all replicas, the last one also over further axes of which contributions are terms.
+// Coupled replicas have terms of some sums and the whole of others.
+std::vector<SumRound> rounds_of(const Dag& dag, const std::vector<SumRound>& of_replicas,
+                                std::vector<int32_t> terms) {
+  std::vector<SumRound> rounds;
+  for (SumRound round : of_replicas) {
+    std::erase_if(round.axes, [&](int32_t axis) {
+      return dag.mesh[static_cast<size_t>(axis)].is_coupled() &&
+             !std::binary_search(terms.begin(), terms.end(), axis);
+    });
+    for (int32_t axis : round.axes) std::erase(terms, axis);
+    if (round.size > 1 || !round.axes.empty()) rounds.push_back(std::move(round));
+  }
+  if (terms.empty()) return rounds;
+  if (rounds.empty()) rounds.emplace_back();
+  add_axes(rounds.back(), terms);
+  return rounds;
+}
+
+// Gradients alone are rounded, or added up in another order than that of ranks.
+void add_sums(Dag& dag, const std::vector<SumRound>& of_replicas) {
+  std::set<ValueId> gradients;
+  for (const Param& param : dag.graph.params) gradients.insert(param.gradient);
+  for (const Node& node : dag.graph.nodes) {
+    if (!is_step_sum(node)) continue;
+    const ValueId value = node.outputs[0];
+    const DType own = dag.graph.value(value).type.dtype;
+    std::vector<SumRound> rounds = rounds_of(dag, of_replicas, axes_of(dag.graph, node));
+    for (SumRound& round : rounds) {
+      if (round.dtype == own || !gradients.contains(value)) round.dtype.reset();
+      round.fast = round.fast && gradients.contains(value);
+    }
+    Sum& sum = dag.sums.emplace_back(value, node.inputs, dag.graph.value(value).name);
+    for (SumRound& round : rounds) sum.rounds.push_back(round_of(dag, std::move(round)));
+  }
+}
+
+}  // namespace
+
+Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
+  Dag dag;
+  dag.graph = std::move(graph);
+  dag.mesh = spec.mesh;
+  dag.region_tags = spec.region_tags;
+  dag.microbatches = spec.microbatches;
+  dag.replicas_in_turn = spec.replicas_in_turn;
+  dag.split_backward = spec.split_backward;
+  dag.group_of = spec.group_of;
+  dag.variants = spec.variants;
+
+  keep_copies(dag);
+  if (spec.weight_versions == 2) {
+    keep_previous_weights(dag);
+    keep_next_step(dag);
+  }
+  make_chunks(dag);
+  PIPER_TRY(order_chunks(dag));
+  add_sums(dag, spec.rounds);
+  dag.cells.push_back(std::vector<int32_t>(dag.mesh.size(), -1));
+  return dag;
+}
+
+TensorType uncut(const Dag& dag, const Value& value, TensorType held) {
+  for (const AxisLayout& lies : value.over)
+    if (lies.layout.kind == LayoutKind::kSharded)
+      held.shape[static_cast<size_t>(lies.layout.dim)] *=
+          dag.mesh[static_cast<size_t>(lies.axis)].size;
+  for (size_t d = 0; d < value.unpadded.size(); ++d)
+    if (value.unpadded[d] > 0) held.shape[d] = value.unpadded[d];
+  return held;
+}
+
+bool gathers_parameters(const Dag& dag, const Task& task) {
+  return task.kind == TaskKind::kAllGather && !task.within.valid() &&
+         dag.graph.value(dag.items[task.writes[0].index()].value).kind == ValueKind::kState;
+}
+
+std::string_view layer_of(std::string_view scope) {
+  size_t begin = 0;
+  while (begin < scope.size()) {
+    const size_t end = std::min(scope.find('/', begin), scope.size());
+    const std::string_view part = scope.substr(begin, end - begin);
+    if (!part.empty() && part.find_first_not_of("0123456789") == part.npos)
+      return scope.substr(0, end);
+    begin = end + 1;
+  }
+  return scope;
+}
+
+int32_t stream_of(Dag& dag, const std::string& name) {
+  const auto known = std::find_if(dag.streams.begin(), dag.streams.end(),
+                                  [&](const TaskStream& stream) { return stream.name == name; });
+  if (known != dag.streams.end()) return static_cast<int32_t>(known - dag.streams.begin());
+  dag.streams.push_back({name});
+  return static_cast<int32_t>(dag.streams.size() - 1);
+}
+
+std::vector<std::vector<TaskId>> writers(const Dag& dag) {
+  std::vector<std::vector<TaskId>> result(dag.items.size());
+  for (size_t t = 0; t < dag.tasks.size(); ++t) {
+    for (ItemId item : dag.tasks[t].writes) result[item.index()].push_back(TaskId(t));
+    for (const Accumulate& a : dag.tasks[t].accumulates)
+      result[a.into.index()].push_back(TaskId(t));
+  }
+  return result;
+}
+
+}  // namespace piper

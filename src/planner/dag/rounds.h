@@ -1,0 +1,12 @@
+// The rounds that sums share.
+#pragma once
+
+#include "piper/planner/dag.h"
+
+namespace piper {
+
+void add_axes(SumRound& round, const std::vector<int32_t>& axes);
+// Its index in Dag::rounds, added if it is not there.
+int32_t round_of(Dag& dag, SumRound round);
+
+}  // namespace piper

@@ -1,0 +1,345 @@
+#include "update.h"
+
+#include <algorithm>
+#include <map>
+
+#include "piper/ir/ops.h"
+
+namespace piper {
+namespace {
+
+Builder update_builder(Graph& graph, const std::string& prefix) {
+  Builder build(graph);
+  build.pass = Pass::kU;
+  build.name_prefix = prefix;
+  return build;
+}
+
+const Node* norm_node(const Graph& graph) {
+  const auto norm = std::find_if(graph.nodes.begin(), graph.nodes.end(),
+                                 [](const Node& node) { return node.op == "GlobalNorm"; });
+  return norm == graph.nodes.end() ? nullptr : &*norm;
+}
+
+// The node that makes a number of the norm. Numbers that are summed over axes are so as one vector:
+// Slice(AllReduce(Concat(…))).
+Node& squares_of(Graph& graph, ValueId number) {
+  int64_t position = 0;
+  for (;;) {
+    Node& node = graph.node(graph.value(number).producer);
+    if (node.op == "SumSquares") return node;
+    size_t from = 0;
+    if (node.op == "Slice") position = node.attrs.integers("starts")[0];
+    if (node.op == "Concat")
+      for (; position > 0; ++from)
+        position -= num_elements(graph.value(node.inputs[from]).type.shape);
+    number = node.inputs[from];
+  }
+}
+
+// What was put together from its blocks, as few elements are before they are squared.
+ValueId put_together_of(const Graph& graph, ValueId value) {
+  while (graph.node(graph.value(value).producer).op == "AllGather")
+    value = graph.node(graph.value(value).producer).inputs[0];
+  return value;
+}
+
+// The mesh axes that cut a value.
+std::vector<int32_t> cut_over(const Value& value) {
+  std::vector<int32_t> axes;
+  for (const AxisLayout& lies : value.over)
+    if (lies.layout.kind == LayoutKind::kSharded) axes.push_back(lies.axis);
+  return axes;
+}
+
+ValueId element(Builder& build, ValueId vector, size_t at) {
+  const auto begin = static_cast<int64_t>(at);
+  return build.op1("Slice", {vector},
+                   {{"starts", std::vector<int64_t>{begin}},
+                    {"ends", std::vector<int64_t>{begin + 1}},
+                    {"steps", std::vector<int64_t>{1}}});
+}
+
+// Squares of what lies over the same axes are summed over these together; what no axis cuts stays.
+void sum_over_axes(Builder& build, const Graph& graph, const std::vector<ValueId>& sources,
+                   std::vector<ValueId>& squares) {
+  std::map<std::vector<int32_t>, std::vector<size_t>> groups;
+  for (size_t i = 0; i < squares.size(); ++i)
+    if (squares[i].valid()) groups[cut_over(graph.value(sources[i]))].push_back(i);
+  for (const auto& [over, members] : groups) {
+    if (over.empty()) continue;
+    std::vector<ValueId> parts;
+    for (size_t i : members) parts.push_back(build.reshape(squares[i], {1}));
+    ValueId all = build.op1("Concat", parts, {{"axis", int64_t{0}}});
+    for (int32_t axis : over) all = build.op1("AllReduce", {all}, {{"over", int64_t{axis}}});
+    for (size_t k = 0; k < members.size(); ++k) squares[members[k]] = element(build, all, k);
+  }
+}
+
+// What the nodes read from outside, ascending.
+std::vector<ValueId> outside_reads(const Graph& graph, const std::vector<NodeId>& nodes) {
+  const std::set<NodeId> inside(nodes.begin(), nodes.end());
+  std::vector<ValueId> reads;
+  for (NodeId id : nodes)
+    for (ValueId input : graph.node(id).inputs)
+      if (input.valid() && !inside.contains(graph.value(input).producer)) reads.push_back(input);
+  std::sort(reads.begin(), reads.end());
+  reads.erase(std::unique(reads.begin(), reads.end()), reads.end());
+  return reads;
+}
+
+}  // namespace
+
+Chunk end_chunk(const Dag& dag, int32_t cell, std::string name) {
+  return {.pass = 'U',
+          .tags = std::vector<int32_t>(dag.region_tags.size(), kNoTag),
+          .cell = cell,
+          .name = std::move(name)};
+}
+
+Chunk chunk_of_new_nodes(const Dag& dag, size_t first, int32_t cell, std::string name) {
+  Chunk chunk = end_chunk(dag, cell, std::move(name));
+  for (size_t i = first; i < dag.graph.nodes.size(); ++i) chunk.nodes.emplace_back(i);
+  chunk.reads = outside_reads(dag.graph, chunk.nodes);
+  chunk.writes = dag.graph.nodes.back().outputs;
+  return chunk;
+}
+
+void square_by_runs(Dag& dag) {
+  Graph& graph = dag.graph;
+  const Node* norm = norm_node(graph);
+  if (!norm) return;
+  std::map<ValueId, const Sum*> sums;
+  for (const Sum& sum : dag.sums) sums.emplace(sum.value, &sum);
+  std::vector<ValueId> squares = norm->inputs, sources;
+  for (ValueId& number : squares) {
+    Node& node = squares_of(graph, number);
+    const Sum& sum = *sums.at(put_together_of(graph, node.inputs[0]));
+    node.inputs[0] = sum.value;
+    const int64_t runs =
+        sum.rounds.empty() ? 1 : dag.rounds[static_cast<size_t>(sum.rounds[0])].size;
+    if (sum.part.valid())
+      node.inputs[0] = sum.part;
+    else if (runs > 1)
+      node.attrs.set("parts", runs);
+    sources.push_back(node.inputs[0]);
+    number = node.outputs[0];
+  }
+  Builder build = update_builder(graph, "squares/");
+  sum_over_axes(build, graph, sources, squares);
+  for (Node& node : graph.nodes)
+    if (node.op == "GlobalNorm") node.inputs = squares;
+}
+
+ScalarVector scalar_vector(Dag& dag) {
+  Graph& graph = dag.graph;
+  ScalarVector scalars;
+  ValueId whole_norm;
+  if (const Node* norm = norm_node(graph)) {
+    whole_norm = norm->outputs[0];
+    for (ValueId number : norm->inputs) {
+      const Node& node = squares_of(graph, number);
+      scalars.sources.push_back(node.inputs[0]);
+      scalars.squares.push_back(node.attrs);
+    }
+  }
+  const auto squares = static_cast<int64_t>(scalars.sources.size());
+  scalars.sources.push_back(graph.loss);
+  scalars.shared = graph.add_value({.name = "step_scalars", .type = {DType::kF64, {squares + 1}}});
+
+  Builder build = update_builder(graph, "step_scalars/");
+  if (whole_norm.valid()) {
+    const ValueId all = build.op1("Slice", {scalars.shared},
+                                  {{"starts", std::vector<int64_t>{0}},
+                                   {"ends", std::vector<int64_t>{squares}},
+                                   {"steps", std::vector<int64_t>{1}}});
+    const ValueId norm = build.op1("GlobalNorm", {all});
+    for (Node& node : graph.nodes)
+      if (node.pass == Pass::kU)
+        std::replace(node.inputs.begin(), node.inputs.end(), whole_norm, norm);
+    if (graph.grad_norm == whole_norm) graph.grad_norm = norm;
+  }
+  graph.loss = build.reshape(element(build, scalars.shared, static_cast<size_t>(squares)), {});
+  return scalars;
+}
+
+Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool>& here,
+                   int32_t cell) {
+  Graph& graph = dag.graph;
+  Builder build = update_builder(graph, fmt::format("step_scalars/{}/", cell));
+  const size_t first = graph.nodes.size(), loss = scalars.squares.size();
+  std::vector<ValueId> squares(loss), parts;
+  for (size_t i = 0; i < loss; ++i)
+    if (here[i]) squares[i] = build.op1("SumSquares", {scalars.sources[i]}, scalars.squares[i]);
+  sum_over_axes(build, graph, scalars.sources, squares);
+  int64_t zeros = 0;  // of sources elsewhere, one after another
+  const auto add_zeros = [&] {
+    if (zeros > 0)
+      parts.push_back(build.expand(build.reshape(build.scalar(0, DType::kF64), {1}), {zeros}));
+    zeros = 0;
+  };
+  for (size_t i = 0; i <= loss; ++i) {
+    if (!here[i]) {
+      ++zeros;
+      continue;
+    }
+    add_zeros();
+    ValueId number = i < loss ? squares[i] : scalars.sources[loss];
+    if (build.type(number).dtype != DType::kF64) number = build.cast(number, DType::kF64);
+    parts.push_back(build.reshape(number, {1}));
+  }
+  add_zeros();
+  build.op1("Concat", parts, {{"axis", int64_t{0}}});
+  return chunk_of_new_nodes(dag, first, cell, "U step scalars");
+}
+
+Chunk sum_chunk(Dag& dag, ValueId a, ValueId b, const std::string& name) {
+  Builder build = update_builder(dag.graph, "step_scalars/sum/");
+  const size_t first = dag.graph.nodes.size();
+  build.op1("Add", {a, b});
+  return chunk_of_new_nodes(dag, first, 0, name);
+}
+
+Reports report_values(const Dag& dag) {
+  const Graph& graph = dag.graph;
+  Reports reports{{"loss", graph.loss}};
+  if (graph.grad_norm.valid()) reports.emplace_back("grad_norm", graph.grad_norm);
+  const auto report = [&](const char* name, const auto& is_it) {
+    const auto node = std::find_if(graph.nodes.begin(), graph.nodes.end(), is_it);
+    if (node != graph.nodes.end()) reports.emplace_back(name, node->outputs[0]);
+  };
+  report("learning_rate", [](const Node& node) { return node.op == "LearningRate"; });
+  report("skipped", [](const Node& node) { return node.op == "NotFinite"; });
+  report("loss_scale", [](const Node& node) { return node.op == "LossScale"; });
+  return reports;
+}
+
+namespace {
+
+// What the nodes of an update read, back to the first parameters and sums on each way.
+struct UpdateReads {
+  std::vector<ValueId> params;
+  std::vector<NodeId> sums;
+};
+
+UpdateReads reads_of(const Graph& graph, ValueId next, const std::vector<ValueId>& param_of) {
+  UpdateReads reads;
+  const auto visit = [&](NodeId id, const auto& self) -> void {
+    const Node& node = graph.node(id);
+    const size_t before = reads.params.size();
+    for (ValueId input : node.inputs)
+      if (input.valid() && param_of[input.index()].valid())
+        reads.params.push_back(param_of[input.index()]);
+    if (is_step_sum(node)) reads.sums.push_back(id);
+    if (reads.params.size() > before || is_step_sum(node) || node.pass != Pass::kU) return;
+    for (ValueId input : node.inputs)
+      if (input.valid() && graph.value(input).producer.valid())
+        self(graph.value(input).producer, self);
+  };
+  visit(graph.value(next).producer, visit);
+  return reads;
+}
+
+// Where contributions to the sums are made.
+std::set<int32_t> cells_of(const Dag& dag, const std::vector<NodeId>& sums) {
+  std::set<NodeId> makers;
+  for (NodeId sum : sums)
+    for (ValueId use : dag.graph.node(sum).inputs) makers.insert(dag.graph.value(use).producer);
+  std::set<int32_t> cells;
+  for (const Chunk& chunk : dag.chunks)
+    for (NodeId node : chunk.nodes)
+      if (makers.contains(node)) cells.insert(chunk.cell);
+  return cells;
+}
+
+}  // namespace
+
+UpdateIndex::UpdateIndex(const Dag& dag)
+    : param_of(dag.graph.values.size()),
+      state_of(dag.graph.values.size()),
+      readers(piper::readers(dag.graph)),
+      held(dag.graph.values.size()) {
+  for (const Param& param : dag.graph.params) param_of[param.value.index()] = param.value;
+  for (const Part& part : dag.parts) param_of[part.value.index()] = part.param;
+  for (const StateUpdate& update : dag.graph.updates) state_of[update.next.index()] = update.state;
+  for (const Chunk& chunk : dag.chunks)
+    for (ValueId value : chunk.reads)
+      if (dag.graph.value(value).kind == ValueKind::kState) held[value.index()].insert(chunk.cell);
+  for (const Version& version : dag.versions)
+    held[version.newest.index()].insert(held[version.previous.index()].begin(),
+                                        held[version.previous.index()].end());
+  std::set<ValueId> copies;
+  for (const Copy& copy : dag.copies) {
+    param_of[copy.copy.index()] = copy.copy;
+    copies.insert(copy.copy);
+    held[copy.master.index()].insert(held[copy.copy.index()].begin(),
+                                     held[copy.copy.index()].end());
+  }
+  for (const StateUpdate& update : dag.graph.updates) {
+    // A copy is made beside its parameter, wherever microbatches read it.
+    if (const ValueId copy = param_of[update.state.index()]; copies.contains(copy)) {
+      params.push_back({copy});
+      continue;
+    }
+    const UpdateReads reads = reads_of(dag.graph, update.next, param_of);
+    params.push_back(reads.params);
+    for (ValueId param : reads.params)
+      if (held[param.index()].empty()) held[param.index()] = cells_of(dag, reads.sums);
+  }
+}
+
+Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const Reports& reports) {
+  const Graph& graph = dag.graph;
+  std::vector<bool> needed(graph.nodes.size());
+  const auto mark = [&](ValueId value, const auto& self) -> void {
+    const NodeId producer = graph.value(value).producer;
+    if (!producer.valid() || needed[producer.index()]) return;
+    const Node& node = graph.node(producer);
+    if (node.pass != Pass::kU || is_step_sum(node)) return;
+    needed[producer.index()] = true;
+    for (ValueId input : node.inputs)
+      if (input.valid()) self(input, self);
+  };
+  Chunk chunk = end_chunk(dag, cell, "U");
+  for (size_t u = 0; u < graph.updates.size(); ++u) {
+    const std::vector<ValueId>& params = index.params[u];
+    if (!std::all_of(params.begin(), params.end(),
+                     [&](ValueId param) { return index.held[param.index()].contains(cell); }))
+      continue;
+    mark(graph.updates[u].next, mark);
+    chunk.writes.push_back(graph.updates[u].next);
+  }
+  for (const auto& [name, value] : reports) {
+    mark(value, mark);
+    const NodeId producer = graph.value(value).producer;
+    if (producer.valid() && needed[producer.index()]) chunk.writes.push_back(value);
+  }
+  std::sort(chunk.writes.begin(), chunk.writes.end());
+  chunk.writes.erase(std::unique(chunk.writes.begin(), chunk.writes.end()), chunk.writes.end());
+
+  // Graph order with three exceptions: nodes added later may come before their readers, a node that
+  // replaces state runs after all that read the old value, and what rounds a next value follows it.
+  std::vector<int> color(graph.nodes.size());
+  const auto visit = [&](NodeId id, const auto& self) -> void {
+    if (!needed[id.index()] || color[id.index()]) return;
+    color[id.index()] = 1;
+    for (ValueId input : graph.node(id).inputs)
+      if (input.valid() && graph.value(input).producer.valid())
+        self(graph.value(input).producer, self);
+    for (ValueId output : graph.node(id).outputs)
+      if (index.state_of[output.index()].valid())
+        for (NodeId reader : index.readers[index.state_of[output.index()].index()])
+          self(reader, self);
+    chunk.nodes.push_back(id);
+    for (ValueId output : graph.node(id).outputs)
+      for (NodeId reader : index.readers[output.index()])
+        if (index.state_of[graph.node(reader).outputs[0].index()].valid() &&
+            graph.node(reader).op == "Cast")
+          self(reader, self);
+  };
+  for (size_t i = 0; i < graph.nodes.size(); ++i) visit(NodeId(i), visit);
+  chunk.reads = outside_reads(graph, chunk.nodes);
+  return chunk;
+}
+
+}  // namespace piper

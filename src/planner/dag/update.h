@@ -1,0 +1,55 @@
+// The end of a step as chunks: which cell computes what of clipping, optimizer and reports.
+#pragma once
+
+#include <set>
+
+#include "piper/planner/dag.h"
+
+namespace piper {
+
+Chunk end_chunk(const Dag& dag, int32_t cell, std::string name);  // of pass U, without nodes
+// Of the nodes from `first` on; it writes what the last one makes.
+Chunk chunk_of_new_nodes(const Dag& dag, size_t first, int32_t cell, std::string name);
+
+// The squares of a gradient are summed in as many runs of its elements as its first round has
+// replicas, and the sums of these added in order: by the rank that has all runs, or, where each
+// rank has one, by their reduction. So plans with the same rounds agree, whatever they cut. What
+// further axes cut is summed over these then.
+void square_by_runs(Dag& dag);
+
+// Scalars that every cell needs and one cell knows: squares of the gradients in canonical parameter
+// order, then the loss.
+struct ScalarVector {
+  std::vector<ValueId> sources;  // gradients, or the own parts of them, then the loss
+  std::vector<Attrs> squares;    // by gradient: how its squares are summed
+  ValueId shared;                // f64[sources]: after the sum over cells
+};
+// Adds the nodes that take norm and loss from the shared vector, and lets the graph read those.
+ScalarVector scalar_vector(Dag& dag);
+// The chunk in which `cell` writes its part of the vector; `here[i]`: this cell contributes source
+// i, else zero.
+Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool>& here,
+                   int32_t cell);
+
+// The chunk in which the first cell adds two vectors.
+Chunk sum_chunk(Dag& dag, ValueId a, ValueId b, const std::string& name);
+
+using Reports = std::vector<std::pair<std::string, ValueId>>;
+Reports report_values(const Dag& dag);
+
+// What the updates of all cells look up in the graph.
+struct UpdateIndex {
+  explicit UpdateIndex(const Dag& dag);
+  std::vector<ValueId> param_of;             // by value: of parameters, copies and their parts
+  std::vector<ValueId> state_of;             // by value: the state that it replaces
+  std::vector<std::vector<NodeId>> readers;  // by value
+  // By value: the cells in which a chunk reads it, or, of parameters that none reads, in which
+  // those sums are begun that they take their next value from.
+  std::vector<std::set<int32_t>> held;
+  // By update: the parameters that it reads, or the copy that it makes.
+  std::vector<std::vector<ValueId>> params;
+};
+// Updates of all state that `cell` holds, and what reports need.
+Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const Reports& reports);
+
+}  // namespace piper

@@ -1,0 +1,22 @@
+// Which values of a region the backward pass finds kept, and which it makes again.
+#pragma once
+
+#include "piper/ir/graph.h"
+
+namespace piper {
+
+struct Kept {
+  std::vector<bool> values;  // by value id: kept, of those that the region's forward ops make
+  int64_t bytes = 0;         // of these and of what the region takes from outside
+};
+
+// The fewest bytes with which the backward pass of a region gets along when it may repeat some
+// forward ops (by node id): a minimum cut of the dataflow between what is given and what the
+// backward pass reads, each value costing its bytes.
+Kept keep_least(const Graph& graph, const std::vector<int32_t>& tags,
+                const std::vector<bool>& may_repeat);
+
+// FLOPs that repeating the op takes, per byte of its results.
+double intensity_of(const Graph& graph, const Node& node);
+
+}  // namespace piper

@@ -1,0 +1,94 @@
+// where-conditions against chunks, nodes and tasks.
+#pragma once
+
+#include <map>
+#include <span>
+
+#include "piper/planner/directives.h"
+
+namespace piper {
+
+// A microbatch as conditions see it: a tag of this name.
+struct MicroTag {
+  std::string_view name;
+  int32_t number = 0;
+};
+// By node: no parameter reaches it and it is no matrix product. It is cheaper to repeat than to
+// send, so that it goes where it is read (clone.cc).
+std::vector<bool> data_ops(const Graph& graph);
+// Producers of a node's inputs that carry the tag: the latest region; kNoTag if none does
+// (annotate.cc).
+int32_t latest_producer(const Graph& graph, const Node& node, int tag);
+// Variables with what the conditions bind, if the chunk meets all of them for this microbatch.
+Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk, const Where& where,
+                                             const Variables& variables, const MicroTag& micro);
+// Variables with what the conditions bind, if the node's tags meet all of them for this microbatch.
+// Requires conditions on tags alone.
+Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node,
+                                            const Where& where, const Variables& variables,
+                                            const MicroTag& micro = {});
+// Where-conditions against tasks. A computation has the pass and tags of its chunk; a send, receive
+// or reduction those of the tasks that make what it moves, an input or gathered parameter those of
+// its readers, as far as all of them agree; a collective within a computation those of that.
+class TaskMatcher {
+ public:
+  // Microbatches are called as split calls them. Requires tasks.
+  TaskMatcher(const Dag& dag, const Strategy& strategy);
+  Result<bool> matches(TaskId task, const Where& where, const Variables& variables) const;
+  // Equal for tasks of equal pass and tags.
+  int32_t view(TaskId task) const { return view_of_[task.index()]; }
+  // All that match.
+  Result<std::vector<TaskId>> find(const Where& where, const Variables& variables) const;
+  // Why it is no mistake that none does, "nothing: axis 'dp' has one rank"; empty: it is one.
+  // `messages`: the directive is for messages alone, whatever the conditions say.
+  std::string excuse(const Where& where, bool messages = false) const;
+  // That none does, with what there is.
+  Error nothing(const Where& where, const SourceSpan& at, std::string_view directive) const;
+
+ private:
+  struct View {
+    char pass = '-';
+    std::vector<int32_t> tags;
+    bool operator==(const View&) const = default;
+  };
+  // By value: whether a condition's patterns match its name, or that of the parameter whose own
+  // value or gradient it is.
+  Result<const std::vector<bool>*> named_by(const Condition& condition) const;
+  int32_t add(const View& view);
+  int32_t agreed(int32_t a, int32_t b);
+  void look_at_writers(const std::vector<std::vector<TaskId>>& writers);
+  void look_at_readers();
+
+  const Dag& dag_;
+  std::string micro_;
+  std::vector<View> views_;       // distinct ones; the first has nothing
+  std::vector<int32_t> view_of_;  // by task
+  mutable std::map<const Condition*, std::vector<bool>> named_;  // what named_by has answered
+};
+// Whether the pattern matches a name of the parameter, as a path or as it is saved: its own, or one
+// under which it is tied.
+bool has_name(const Param& param, const Glob& glob);
+// The mesh axis of this name.
+Result<int32_t> find_axis(const Dag& dag, const std::string& name, const SourceSpan& at,
+                          std::string_view directive);
+// "nothing: axes 'dp', 'tp' have one rank each", so that no message goes along them; empty: there
+// are none such.
+std::string of_one_rank(const Dag& dag);
+// "strategy.yaml:3:5", for notes: the file without its folder.
+std::string place_of(const SourceSpan& at);
+// "0 to 3, 8" of ascending numbers.
+std::string ranges(const std::vector<int32_t>& numbers);
+// To an error about a place without work: which values the region tags have, and which are left
+// out.
+Error with_regions(Error error, const Dag& dag);
+// To an error about a pattern that matches none of the scopes: the help that it does further down.
+Error with_deeper(Error error, const Glob& match, std::span<const std::string> scopes);
+// What matches no forward op, at `at` or where the first condition stands, whichever is at fault,
+// with the scopes and values of tags that there are.
+Error no_ops(const Graph& graph, std::string_view what, const SourceSpan& at,
+             const std::optional<Glob>& match, const Where& where);
+// "matches nothing", with the tags and passes there are.
+Error no_match(const Dag& dag, const Where& where, const SourceSpan& at,
+               std::string_view directive);
+
+}  // namespace piper

@@ -1,0 +1,278 @@
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "match.h"
+#include "order_pool.h"
+#include "piper/base/parallel.h"
+
+namespace piper {
+namespace {
+
+constexpr size_t kShownTasks = 24;
+
+std::string item_text(const OrderItem& item) {
+  std::string text = item.pass;
+  for (size_t i = 0; i < item.tags.size(); ++i)
+    text += fmt::format("{}{}={}", i == 0 ? "[" : ", ", item.tags[i].first, item.tags[i].second);
+  return item.tags.empty() ? text : text + "]";
+}
+
+// One coordinate's items against the tasks of one cell.
+class CellOrder {
+ public:
+  CellOrder(const Dag& dag, const Order& order, int32_t cell, int64_t coordinate,
+            const std::vector<TaskId>& tasks)
+      : dag_(dag),
+        order_(order),
+        where_(fmt::format("{}={}", order.each, coordinate)),
+        pool_(dag, cell, tasks, order.micro) {}
+
+  Result<ComputeOrder> run(const std::vector<OrderItem>& items) {
+    items_ = items;
+    std::vector<bool> ahead;
+    for (const OrderItem& item : items) {
+      PIPER_ASSIGN(const bool next, reaches_ahead(item));
+      ahead.push_back(next);
+    }
+    PIPER_TRY(take_all(items, ahead));
+    if (std::find(ahead.begin(), ahead.end(), true) == ahead.end()) out_.body.clear();
+    PIPER_TRY(check_left(items.size()));
+    return std::move(out_);
+  }
+
+  // Items for which the model has nothing to do on this device.
+  const std::set<std::string>& absent() const { return absent_; }
+
+  // "pp=0: F0 F1&B0 …"; a task of the next step has a prime: "F0'".
+  std::string text(const ComputeOrder& order) const {
+    std::string line = where_ + ":";
+    size_t shown = 0, pair = 0;
+    for (int32_t n = 0; n < static_cast<int32_t>(order.tasks.size()); ++n) {
+      const int32_t i = order.body.empty() ? n : order.body[static_cast<size_t>(n)];
+      if (++shown > kShownTasks) return line + " …";
+      while (pair < order.overlaps.size() && order.overlaps[pair].second < n) ++pair;
+      const bool second = pair < order.overlaps.size() && order.overlaps[pair].second == n;
+      const bool whole = std::binary_search(order.wholes.begin(), order.wholes.end(), i);
+      line += (second ? "&" : " ") +
+              pool_.short_name(order.tasks[static_cast<size_t>(i)], whole ? "B" : "") +
+              (i < order.ahead ? "'" : "");
+      if (whole) ++n;
+    }
+    return line;
+  }
+
+ private:
+  static const int64_t* step_of(const OrderItem& item) {
+    const auto step = std::find_if(item.tags.begin(), item.tags.end(),
+                                   [](const auto& tag) { return tag.first == "step"; });
+    return step == item.tags.end() ? nullptr : &step->second;
+  }
+  // F[step=1] is a forward of the next step.
+  Result<bool> reaches_ahead(const OrderItem& item) const {
+    const int64_t* step = step_of(item);
+    if (step == nullptr || *step == 0) return false;
+    if (*step != 1)
+      return fail(item.at, "order: step is 0, this one, or 1, the next, not {}", *step);
+    if (item.pass == "U")
+      return fail(item.at, "order: 'U' closes its own step, and no other")
+          .with_code(ExitCode::kRefused);
+    if (dag_.versions.empty())
+      return fail(item.at, "order: '{}' begins a step before the update of the one before",
+                  item_text(item))
+          .with_code(ExitCode::kRefused)
+          .with_note("help: weight_versions: 2");
+    return true;
+  }
+
+  // In the order of one step: first what runs while the step before is under way. Pairs are given
+  // by position in `body`: theirs may be tasks of two steps.
+  Status take_all(const std::vector<OrderItem>& items, const std::vector<bool>& ahead) {
+    std::vector<std::pair<size_t, size_t>> tasks(items.size());  // by item: [first, end)
+    for (const bool next : {true, false}) {
+      for (size_t i = 0; i < items.size(); ++i) {
+        if (ahead[i] != next) continue;
+        PIPER_TRY(check_between_steps(items, i, next));
+        OrderItem item = items[i];
+        std::erase_if(item.tags, [](const auto& tag) { return tag.first == "step"; });
+        tasks[i].first = out_.tasks.size();
+        PIPER_TRY(take(item, static_cast<int32_t>(i) + 1));
+        tasks[i].second = out_.tasks.size();
+      }
+      if (next) out_.ahead = static_cast<int32_t>(out_.tasks.size());
+    }
+    int32_t first_of_pair = 0;
+    for (size_t i = 0; i < tasks.size(); ++i) {
+      const auto before = static_cast<int32_t>(out_.body.size());
+      for (size_t t = tasks[i].first; t < tasks[i].second; ++t)
+        out_.body.push_back(static_cast<int32_t>(t));
+      const auto end = static_cast<int32_t>(out_.body.size());
+      if (i > 0 && items[i - 1].paired && first_of_pair < before && before < end) {
+        out_.overlaps.push_back({first_of_pair, before, end});
+        out_.pair_at.push_back(place(items[i - 1].pair_at));
+      }
+      first_of_pair = before;
+    }
+    return ok_status();
+  }
+  Status check_between_steps(const std::vector<OrderItem>& items, size_t i, bool next) const {
+    const auto here = items.begin() + static_cast<ptrdiff_t>(i);
+    if (!next ||
+        std::none_of(items.begin(), here, [](const OrderItem& item) { return item.pass == "U"; }))
+      return ok_status();
+    return fail(items[i].at, "order: on {} '{}' comes after 'U'", where_, item_text(items[i]))
+        .with_code(ExitCode::kRefused)
+        .with_note("with the update the step is over: what comes next belongs to the next one");
+  }
+
+  Status take(const OrderItem& item, int32_t number) {
+    if (item.pass == "U") {  // it closes the step whether it is named or not
+      if (update_ && !item.optional)
+        return fail(item.at, "order: on {} 'U' is named twice", where_)
+            .with_code(ExitCode::kRefused)
+            .with_note("a device has one update a step");
+      update_ = true;
+      return ok_status();
+    }
+    PIPER_ASSIGN(const Taken taken, pool_.take(item, number));
+    if (taken.empty()) {
+      if (item.optional) return ok_status();
+      // What the model has not is no mistake of the program: a sum's backward may be no op at all.
+      if (item.pass != "F" && pool_.has_none(item)) {
+        OrderItem of_all = item;
+        std::erase_if(of_all.tags, [&](const auto& tag) { return tag.first == order_.micro; });
+        absent_.insert(item_text(of_all));
+        return ok_status();
+      }
+      return fail(item.at, "order: on {} no task is left for '{}' (item {} of the program)", where_,
+                  item_text(item), number)
+          .with_code(ExitCode::kRefused)
+          .with_note(pool_.why_none(item))
+          .with_note("help: count the items, or write '" + item_text(item) +
+                     "?' to take one only if any is left");
+    }
+    if (update_) {
+      return fail(item.at, "order: on {} '{}' comes after 'U'", where_, item_text(item))
+          .with_code(ExitCode::kRefused)
+          .with_note("the update needs the gradients of all microbatches: 'U' is the last item");
+    }
+    if (taken.size() > 1) out_.wholes.push_back(static_cast<int32_t>(out_.tasks.size()));
+    out_.tasks.insert(out_.tasks.end(), taken.begin(), taken.end());
+    out_.named_at.resize(out_.tasks.size(), place(item.at));
+    return ok_status();
+  }
+  // Items of one place in the program share an entry. A text of -D has no lines.
+  int32_t place(const SourceSpan& named) {
+    const SourceSpan& at = named.line > 0 ? named : order_.at;
+    const auto [known, is_new] = place_of_.try_emplace({at.line, at.column}, out_.places.size());
+    if (is_new) out_.places.push_back(at);
+    return static_cast<int32_t>(known->second);
+  }
+
+  Status check_left(size_t items) const {
+    const std::vector<TaskId> left = pool_.left();
+    if (left.empty()) return ok_status();
+    std::string names;
+    for (size_t i = 0; i < left.size() && i < 3; ++i)
+      names +=
+          fmt::format("{}'{}'", i == 0 ? "" : ", ", print_label(dag_, dag_.tasks[left[i].index()]));
+    return fail(last_of(dag_.tasks[left.front().index()].pass),
+                "order: on {} the program leaves {} of {} tasks out: {}{}", where_, left.size(),
+                left.size() + out_.tasks.size(), names, left.size() > 3 ? ", …" : "")
+        .with_code(ExitCode::kRefused)
+        .with_note(fmt::format("the device has {}; the {} items of the program take {}",
+                               pool_.count_passes(false), items, pool_.count_passes(true)));
+  }
+
+  // The last item of a pass, behind which one is missing; else the last of all.
+  const SourceSpan& last_of(char pass) const {
+    const auto of_pass = [&](const OrderItem& item) {
+      return pass == 'F' ? item.pass == "F" : item.pass.starts_with('B');
+    };
+    const auto last = std::find_if(items_.rbegin(), items_.rend(), of_pass);
+    if (last != items_.rend()) return last->at;
+    return items_.empty() ? order_.at : items_.back().at;
+  }
+
+  const Dag& dag_;
+  const Order& order_;
+  const std::string where_;
+  OrderPool pool_;
+  std::span<const OrderItem> items_;
+  std::map<std::pair<int, int>, size_t> place_of_;  // by line and column
+  ComputeOrder out_;
+  std::set<std::string> absent_;
+  bool update_ = false;
+};
+
+Result<size_t> axis_of(const Dag& dag, const Order& order) {
+  PIPER_ASSIGN(const int32_t found, find_axis(dag, order.each, order.at, "order"));
+  const auto axis = static_cast<size_t>(found);
+  if (!dag.mesh[axis].placed)
+    return fail(
+        order.at,
+        "order: no place directive uses axis '{}', so its devices have nothing to tell apart",
+        order.each);
+  return axis;
+}
+
+// What expressions of an order see on a cell.
+Variables scope_of(const Dag& dag, size_t cell, size_t axis, const Variables& variables) {
+  Variables scope{
+      {"r", dag.cells[cell][axis]}, {"P", dag.mesh[axis].size}, {"M", dag.microbatches}};
+  scope.insert(scope.end(), variables.begin(), variables.end());
+  return scope;
+}
+
+}  // namespace
+
+Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,
+                                           const Variables& variables) {
+  PIPER_ASSIGN(const size_t axis, axis_of(dag, order));
+  std::vector<int64_t> limits(dag.cells.size(), std::numeric_limits<int64_t>::max() / 4);
+  for (size_t cell = 0; cell < dag.cells.size() && order.policy->in_flight; ++cell) {
+    PIPER_ASSIGN(limits[cell],
+                 order.policy->in_flight->evaluate(scope_of(dag, cell, axis, variables)));
+    if (limits[cell] < 1)
+      return fail(order.policy->in_flight_at, "policy: in_flight is {} on {}={}", limits[cell],
+                  order.each, dag.cells[cell][axis]);
+  }
+  return limits;
+}
+
+Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<Order>& orders,
+                                              const Variables& variables, Explanations& out) {
+  std::vector<ComputeOrder> result;
+  if (orders.empty()) return result;
+  if (orders.size() > 1)
+    return fail(orders[1].at, "order: the order is already given at line {}", orders[0].at.line);
+  const Order& order = orders.front();
+  if (order.policy) return result;
+  PIPER_ASSIGN(const size_t axis, axis_of(dag, order));
+  const auto tasks = ordered_tasks(dag);
+  std::vector<std::vector<std::string>> lines(dag.cells.size());
+  const auto order_cell = [&](size_t cell) -> Result<ComputeOrder> {
+    const int64_t r = dag.cells[cell][axis];
+    PIPER_ASSIGN(const std::vector<OrderItem> items,
+                 expand_order(order, scope_of(dag, cell, axis, variables)));
+    CellOrder taker(dag, order, static_cast<int32_t>(cell), r, tasks[cell]);
+    PIPER_ASSIGN(ComputeOrder compute, taker.run(items));
+    lines[cell].push_back(taker.text(compute));
+    for (const std::string& item : taker.absent())
+      lines[cell].push_back(fmt::format("{}={} has nothing to do for '{}'", order.each, r, item));
+    return compute;
+  };
+  std::vector<Result<ComputeOrder>> made(dag.cells.size(), ComputeOrder());
+  in_parallel(made.size(), [&](size_t cell) { made[cell] = order_cell(cell); });
+  Explanation report{order.at, "order", {}};
+  for (size_t cell = 0; cell < made.size(); ++cell) {
+    PIPER_ASSIGN(ComputeOrder compute, std::move(made[cell]));
+    result.push_back(std::move(compute));
+    report.lines.insert(report.lines.end(), lines[cell].begin(), lines[cell].end());
+  }
+  out.push_back(std::move(report));
+  return result;
+}
+
+}  // namespace piper

@@ -1,0 +1,71 @@
+// The compute tasks of one cell that wait for an item of the order to take them.
+#pragma once
+
+#include <map>
+
+#include "piper/planner/directives.h"
+
+namespace piper {
+
+// What an item takes: a task; two for a whole backward whose parts are tasks of their own.
+using Taken = std::vector<TaskId>;
+
+// As items name passes: F, B, BI or BW.
+const char* pass_name(char pass);
+// By cell: its F, B, BI and BW tasks.
+std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag);
+
+class OrderPool {
+ public:
+  // `tasks`: the ordered compute tasks of the cell.
+  OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& tasks,
+            const std::string& micro_tag);
+
+  // The next of what matches, by microbatch, then in dataflow order; empty when none is left.
+  // `number` is the item's, for later errors. Errors: a tag or a tag's value that no task of the
+  // cell has.
+  Result<Taken> take(const OrderItem& item, int32_t number);
+
+  // "F3", with the stage before it when the cell has several: "1F3"; `pass` instead of its own.
+  std::string short_name(TaskId task, const std::string& pass = "") const;
+  // Whether no task matches, taken or not: a stage whose backward has nothing to compute.
+  bool has_none(const OrderItem& item);
+  // Why take() found nothing: how many tasks match and which item took the last of them.
+  std::string why_none(const OrderItem& item);
+  // Tasks that nothing has taken.
+  std::vector<TaskId> left() const;
+  // "8 F, 8 BI and 6 BW": of all tasks, or of those taken.
+  std::string count_passes(bool taken) const;
+
+ private:
+  struct Entry {
+    TaskId task;
+    int32_t chunk = -1;    // local index of the region
+    int32_t partner = -1;  // of a BI: the entry of its BW
+    int32_t taken_by = -1;
+    bool alone = true;  // a BW without a BI
+  };
+  struct Queue {
+    std::vector<int32_t> entries;
+    size_t next = 0;  // all before are taken
+  };
+  using Key = std::pair<std::string, std::vector<std::string>>;  // pass, tags
+  using Queues = std::map<std::vector<int64_t>, Queue>;          // by the tags' values
+
+  bool has_pass(const Entry& entry, const std::string& pass) const;
+  bool is_taken(const Entry& entry, const std::string& pass) const;
+  int64_t value_of(const Entry& entry, const std::string& tag) const;
+  Status check_tag(const std::string& tag, const OrderItem& item) const;
+  Status check_values(const OrderItem& item) const;
+  Result<Queue*> queue_of(const OrderItem& item);
+  const Task& task(const Entry& entry) const { return dag_.tasks[entry.task.index()]; }
+
+  const Dag& dag_;
+  const std::string micro_tag_;
+  std::vector<std::vector<int32_t>> regions_;  // local stage index -> tag values
+  std::vector<Entry> entries_;
+  std::map<Key, Queues> queues_;
+  Queue none_;
+};
+
+}  // namespace piper

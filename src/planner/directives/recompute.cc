@@ -1,0 +1,404 @@
+// recompute: forward ops that run again in the backward pass (activation checkpointing; Chen et
+// al., Training Deep Nets with Sublinear Memory Cost, 2016).
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "keep.h"
+#include "match.h"
+#include "piper/ir/ops.h"
+
+namespace piper {
+namespace {
+
+constexpr int32_t kNone = -1;
+
+// Ops that are recomputed together.
+struct Group {
+  size_t directive = 0;
+  std::vector<int64_t> captures;
+  std::vector<int32_t> tags;
+  auto operator<=>(const Group&) const = default;
+};
+
+// What microbatches of one variant have in common.
+struct Variant {
+  std::vector<int32_t> micros;
+  std::vector<int32_t> group;  // by node of the graph without copies
+  std::vector<bool> again;     // by node: whether it runs again
+};
+
+class Recomputer {
+ public:
+  Recomputer(Graph graph, const std::vector<Recompute>& recomputes, const Variables& variables,
+             int64_t microbatches)
+      : graph_(std::move(graph)),
+        count_(graph_.nodes.size()),
+        recomputes_(recomputes),
+        variables_(variables),
+        microbatches_(static_cast<int32_t>(microbatches)) {}
+
+  Result<Recomputed> run(Explanations& out) {
+    PIPER_TRY(find_variants());
+    all_readers_ = readers(graph_);
+    for (size_t d = 0; d < recomputes_.size(); ++d) PIPER_TRY(choose(d));
+    kept_.resize(groups_.size());
+    for (size_t g = 0; g < groups_.size(); ++g)
+      if (recomputes_[groups_[g].directive].budget_bytes) PIPER_TRY(fit(g));
+    const int64_t before = kept_bytes(nullptr);
+    for (Variant& variant : variants_)
+      variant.again = needed_by(
+          [&](const Node& node, ValueId input) { return reads_again(variant, node, input); },
+          [&](const Node& node, ValueId input) { return copies_too(variant, node, input); });
+    std::vector<int64_t> after;
+    for (const Variant& variant : variants_) after.push_back(kept_bytes(&variant));
+    copy_all();
+    for (size_t d = 0; d < recomputes_.size(); ++d) PIPER_TRY(report(d, out));
+    auto& lines = out.back().lines;
+    lines.insert(lines.end(), fitted_.begin(), fitted_.end());
+    for (size_t v = 0; v < variants_.size(); ++v)
+      lines.push_back(fmt::format(
+          "kept for the backward pass: {} instead of {} a microbatch{}", human_bytes(after[v]),
+          human_bytes(before),
+          variants_.size() > 1
+              ? fmt::format(", for {} {}", recomputes_.front().micro, ranges(variants_[v].micros))
+              : ""));
+    if (variants_.size() > 1)
+      lines.push_back("chunks that differ by microbatch are not fused, and no weights are packed");
+    Variants made = describe();
+    PIPER_ASSIGN(Graph graph, in_topological_order(std::move(graph_)));
+    return Recomputed{std::move(graph), std::move(made)};
+  }
+
+ private:
+  const Node* producer(ValueId value) const {
+    const NodeId id = value.valid() ? graph_.value(value).producer : NodeId();
+    return id.valid() ? &graph_.node(id) : nullptr;
+  }
+  int32_t group_of(const Variant& variant, ValueId value) const {
+    const NodeId id = graph_.value(value).producer;
+    return id.valid() && id.index() < count_ ? variant.group[id.index()] : kNone;
+  }
+
+  // ---- Which microbatches ----
+  static bool by_microbatch(const Recompute& recompute) {
+    return std::any_of(recompute.where.begin(), recompute.where.end(),
+                       [&](const Condition& c) { return c.tag == recompute.micro; });
+  }
+  // Microbatches for which each directive holds in the same regions.
+  Status find_variants() {
+    std::map<std::vector<int32_t>, const Node*> regions;
+    for (const Node& node : graph_.nodes)
+      if (node.pass == Pass::kF) regions.emplace(graph_.tags_of(node), &node);
+    std::vector<std::vector<bool>> holds(static_cast<size_t>(microbatches_));
+    for (const Recompute& recompute : recomputes_)
+      for (const auto& [tags, node] : regions)
+        for (int32_t m = 0; m < microbatches_ && by_microbatch(recompute); ++m) {
+          PIPER_ASSIGN(const auto met, match_node(graph_, *node, recompute.where, variables_,
+                                                  {recompute.micro, m}));
+          holds[static_cast<size_t>(m)].push_back(met.has_value());
+        }
+    std::map<std::vector<bool>, size_t> known;
+    for (int32_t m = 0; m < microbatches_; ++m) {
+      const auto [at, is_new] = known.try_emplace(holds[static_cast<size_t>(m)], variants_.size());
+      if (is_new) variants_.push_back({{}, std::vector<int32_t>(count_, kNone), {}});
+      variants_[at->second].micros.push_back(m);
+    }
+    return ok_status();
+  }
+
+  // ---- Which ops ----
+  Status choose(size_t d) {
+    const Recompute& recompute = recomputes_[d];
+    for (const auto& [op, at] : recompute.ops) {
+      if (find_op(op)) continue;
+      std::vector<std::string> names;
+      for (const OpDef* def : all_ops()) names.emplace_back(def->name);
+      return fail(at, "recompute: unknown op '{}'{}", op, did_you_mean(op, names));
+    }
+    int64_t matched = 0;
+    for (Variant& variant : variants_)
+      for (size_t i = 0; i < count_; ++i) {
+        PIPER_ASSIGN(const std::optional<Group> group,
+                     group_for(d, graph_.nodes[i], variant.micros.front()));
+        if (!group) continue;
+        ++matched;
+        if (variant.group[i] != kNone)
+          return fail(recompute.at, "recompute: {} at '{}' is chosen twice", graph_.nodes[i].op,
+                      graph_.nodes[i].scope)
+              .with_note(
+                  "first at " +
+                  place_of(
+                      recomputes_[groups_[static_cast<size_t>(variant.group[i])].directive].at));
+        const auto [it, is_new] = ids_.emplace(*group, static_cast<int32_t>(groups_.size()));
+        if (is_new) groups_.push_back(*group);
+        variant.group[i] = it->second;
+      }
+    return matched > 0 ? ok_status() : matches_nothing(recompute);
+  }
+  Error matches_nothing(const Recompute& recompute) const {
+    std::set<std::string> ops;
+    for (const Node& node : graph_.nodes)
+      if (node.pass == Pass::kF) ops.insert(node.op);
+    std::string what = "recompute: matches no forward op";
+    if (by_microbatch(recompute))
+      what += fmt::format(" of the microbatches 0 to {}", microbatches_ - 1);
+    Error error = no_ops(graph_, what, recompute.at, recompute.match, recompute.where);
+    if (!recompute.ops.empty())
+      error.notes.push_back(fmt::format(
+          "the forward pass has {}", join(std::vector<std::string>(ops.begin(), ops.end()), ", ")));
+    return error;
+  }
+  // An op that stands for others is each of them.
+  bool is(const Node& node, std::string_view name) const {
+    if (node.op == name) return true;
+    const OpDef* def = find_op(node.op);
+    if (!def->apart) return false;
+    const OpDef::Steps apart = def->apart(use_of(graph_, node));
+    return std::any_of(apart.steps.begin(), apart.steps.end(),
+                       [&](const OpDef::Step& step) { return step.op == name; });
+  }
+  Result<std::optional<Group>> group_for(size_t d, const Node& node, int32_t micro) const {
+    const Recompute& recompute = recomputes_[d];
+    Group group{d, {}, graph_.tags_of(node)};
+    // What is summed over the step is there once for all microbatches.
+    if (node.pass != Pass::kF || is_step_sum(node)) return std::optional<Group>();
+    const bool named =
+        recompute.ops.empty() || std::any_of(recompute.ops.begin(), recompute.ops.end(),
+                                             [&](const auto& op) { return is(node, op.first); });
+    if (!named) return std::optional<Group>();
+    if (recompute.match) {
+      const auto match = recompute.match->match(node.scope);
+      if (!match) return std::optional<Group>();
+      for (const auto& [name, value] : match->captures) group.captures.push_back(value);
+    }
+    PIPER_ASSIGN(const auto met,
+                 match_node(graph_, node, recompute.where, variables_, {recompute.micro, micro}));
+    return met ? std::optional<Group>(std::move(group)) : std::nullopt;
+  }
+
+  // ---- What is kept ----
+  // Allows more and more ops to be repeated, the cheapest first, until what is left to keep fits.
+  Status fit(size_t g) {
+    const Recompute& recompute = recomputes_[groups_[g].directive];
+    const auto with = std::find_if(variants_.begin(), variants_.end(), [&](const Variant& v) {
+      return std::count(v.group.begin(), v.group.end(), static_cast<int32_t>(g)) > 0;
+    });
+    std::vector<std::pair<double, size_t>> ops;
+    for (size_t i = 0; i < count_; ++i)
+      if (with->group[i] == static_cast<int32_t>(g))
+        ops.emplace_back(intensity_of(graph_, graph_.nodes[i]), i);
+    std::sort(ops.begin(), ops.end());
+    const auto kept_with = [&](size_t count) {
+      std::vector<bool> may_repeat(graph_.nodes.size());
+      for (size_t k = 0; k < count; ++k) may_repeat[ops[k].second] = true;
+      return keep_least(graph_, groups_[g].tags, may_repeat);
+    };
+    size_t low = 0, high = ops.size();  // the more may be repeated, the less is kept
+    while (low < high) {
+      const size_t middle = (low + high) / 2;
+      if (kept_with(middle).bytes <= *recompute.budget_bytes)
+        high = middle;
+      else
+        low = middle + 1;
+    }
+    Kept kept = kept_with(low);
+    if (kept.bytes > *recompute.budget_bytes)
+      return fail(recompute.at,
+                  "recompute: a microbatch keeps at least {} in {}, more than the budget of {}",
+                  human_bytes(kept.bytes), region_name(groups_[g].tags),
+                  human_bytes(*recompute.budget_bytes));
+    fitted_.push_back(fmt::format("{} keeps {} a microbatch", region_name(groups_[g].tags),
+                                  human_bytes(kept.bytes)));
+    kept_[g] = std::move(kept.values);
+    return ok_status();
+  }
+  std::string region_name(const std::vector<int32_t>& tags) const {
+    std::string name;
+    for (size_t t = 0; t < tags.size(); ++t)
+      if (tags[t] != kNoTag)
+        name += fmt::format("{}{}={}", name.empty() ? "" : " ", graph_.tag_names[t], tags[t]);
+    return name.empty() ? "the model" : name;
+  }
+  // Whether the value is there anyway when the backward pass comes: what a group hands on.
+  bool is_kept(const Variant& variant, ValueId value) const {
+    const int32_t group = group_of(variant, value);
+    if (!kept_[static_cast<size_t>(group)].empty())
+      return kept_[static_cast<size_t>(group)][value.index()];
+    if (!recomputes_[groups_[static_cast<size_t>(group)].directive].ops.empty()) return false;
+    for (NodeId reader : all_readers_[value.index()])
+      if (graph_.node(reader).pass == Pass::kF && variant.group[reader.index()] != group)
+        return true;
+    return false;
+  }
+  // Whether a node of the backward pass reads a copy instead of the value: only in its own region.
+  bool reads_again(const Variant& variant, const Node& reader, ValueId value) const {
+    const int32_t group = value.valid() ? group_of(variant, value) : kNone;
+    return group != kNone && !is_kept(variant, value) &&
+           graph_.tags_of(reader) == groups_[static_cast<size_t>(group)].tags;
+  }
+  // Inputs of a copy that are copies themselves: what its own group makes.
+  bool copies_too(const Variant& variant, const Node& node, ValueId input) const {
+    const int32_t group = input.valid() ? group_of(variant, input) : kNone;
+    return group != kNone && group == group_of(variant, node.outputs[0]) &&
+           !is_kept(variant, input);
+  }
+  bool any_reads_again(const Node& reader, ValueId value) const {
+    return std::any_of(variants_.begin(), variants_.end(),
+                       [&](const Variant& v) { return reads_again(v, reader, value); });
+  }
+  bool any_copies_too(const Node& node, ValueId input) const {
+    return std::any_of(variants_.begin(), variants_.end(),
+                       [&](const Variant& v) { return copies_too(v, node, input); });
+  }
+  // Without a variant: where nothing runs again. Requires the graph without copies.
+  int64_t kept_bytes(const Variant* variant) const {
+    std::set<ValueId> kept;
+    const auto keep = [&](ValueId input) {
+      const Node* from = producer(input);
+      if (from && from->pass == Pass::kF) kept.insert(input);
+    };
+    for (size_t i = 0; i < count_; ++i) {
+      const Node& node = graph_.nodes[i];
+      const bool again = variant != nullptr && variant->again[i];
+      for (ValueId input : node.inputs)
+        if (again
+                ? !copies_too(*variant, node, input)
+                : is_backward(node) && (variant == nullptr || !reads_again(*variant, node, input)))
+          keep(input);
+    }
+    int64_t bytes = 0;
+    for (ValueId value : kept) bytes += graph_.value(value).type.bytes();
+    return bytes;
+  }
+
+  // ---- Copies ----
+  // By forward op: whether a node reads its copy, or what is copied for that does.
+  template <class Reads, class Copies>
+  std::vector<bool> needed_by(const Reads& reads, const Copies& copies) const {
+    std::vector<bool> needed(count_);
+    const auto mark = [&](ValueId value) { needed[graph_.value(value).producer.index()] = true; };
+    for (const Node& node : graph_.nodes)
+      for (ValueId input : node.inputs)
+        if (is_backward(node) && reads(node, input)) mark(input);
+    for (size_t i = count_; i-- > 0;)
+      for (ValueId input : graph_.nodes[i].inputs)
+        if (needed[i] && copies(graph_.nodes[i], input)) mark(input);
+    return needed;
+  }
+  // One copy of each op that some variant runs again; it reads copies where some variant's does.
+  void copy_all() {
+    const std::vector<bool> in_bi = needed_by(  // a copy that pass BI needs belongs to it
+        [&](const Node& node, ValueId input) {
+          return node.pass == Pass::kBI && any_reads_again(node, input);
+        },
+        [&](const Node& node, ValueId input) { return any_copies_too(node, input); });
+    copies_.assign(count_, NodeId());
+    for (size_t i = 0; i < count_; ++i) {
+      if (!is_backward(graph_.nodes[i])) continue;
+      for (size_t k = 0; k < graph_.nodes[i].inputs.size(); ++k) {
+        const ValueId input = graph_.nodes[i].inputs[k];
+        if (!any_reads_again(graph_.nodes[i], input)) continue;
+        const ValueId again = copied(input, in_bi);
+        graph_.nodes[i].inputs[k] = again;
+      }
+    }
+  }
+  ValueId copied(ValueId value, const std::vector<bool>& in_bi) {
+    const NodeId original = graph_.value(value).producer;
+    const auto output = static_cast<size_t>(graph_.value(value).output_index);
+    if (copies_[original.index()].valid())
+      return graph_.node(copies_[original.index()]).outputs[output];
+    Node copy = graph_.node(original);
+    for (ValueId& input : copy.inputs)
+      if (any_copies_too(graph_.node(original), input)) input = copied(input, in_bi);
+    copy.pass = in_bi[original.index()] ? Pass::kBI : Pass::kBW;
+    const NodeId made = graph_.add_copy(std::move(copy));
+    copies_[original.index()] = made;
+    return graph_.node(made).outputs[output];
+  }
+  // Ops whose results are bytes that are there: keeping their input is as good for all variants.
+  bool is_free(const Node& node) const {
+    return node.op == "Reshape" ||
+           (node.op == "Cast" && graph_.value(node.inputs[0]).kind == ValueKind::kState);
+  }
+  Variants describe() const {
+    Variants out;
+    out.made.resize(variants_.size());
+    if (variants_.size() > 1) out.of_micro.resize(static_cast<size_t>(microbatches_));
+    for (size_t v = 0; v < variants_.size() && variants_.size() > 1; ++v)
+      for (int32_t micro : variants_[v].micros)
+        out.of_micro[static_cast<size_t>(micro)] = static_cast<int32_t>(v);
+    for (size_t i = 0; i < count_; ++i) {
+      if (!copies_[i].valid()) continue;
+      const Node &original = graph_.nodes[i], &copy = graph_.node(copies_[i]);
+      for (size_t k = 0; k < copy.outputs.size(); ++k) {
+        if (!copy.outputs[k].valid()) continue;
+        out.copies.emplace_back(copy.outputs[k], original.outputs[k]);
+        for (size_t v = 0; v < variants_.size(); ++v)
+          if (variants_[v].again[i] || is_free(original)) out.made[v].push_back(copy.outputs[k]);
+      }
+    }
+    std::sort(out.copies.begin(), out.copies.end());
+    for (auto& made : out.made) std::sort(made.begin(), made.end());
+    return out;
+  }
+
+  Status report(size_t d, Explanations& out) const {
+    int64_t chosen = 0, again = 0;
+    std::set<int32_t> groups;
+    std::vector<int32_t> micros;
+    std::vector<bool> counted(count_);
+    for (const Variant& variant : variants_) {
+      bool here = false;
+      for (size_t i = 0; i < count_; ++i) {
+        const int32_t group = variant.group[i];
+        if (group == kNone || groups_[static_cast<size_t>(group)].directive != d) continue;
+        here = true;
+        groups.insert(group);
+        if (counted[i]) continue;
+        counted[i] = true;
+        ++chosen;
+        again += variant.again[i];
+      }
+      if (here) micros.insert(micros.end(), variant.micros.begin(), variant.micros.end());
+    }
+    std::sort(micros.begin(), micros.end());
+    if (again == 0 && !recomputes_[d].budget_bytes)
+      return fail(recomputes_[d].at,
+                  "recompute: the backward pass reads nothing that these {} ops make", chosen);
+    out.push_back(
+        {recomputes_[d].at,
+         "recompute",
+         {fmt::format("of {} forward ops in {} groups {} run again in the backward pass{}", chosen,
+                      groups.size(), again,
+                      by_microbatch(recomputes_[d])
+                          ? fmt::format(" of {} {}", recomputes_[d].micro, ranges(micros))
+                          : "")}});
+    return ok_status();
+  }
+
+  Graph graph_;
+  const size_t count_;  // of nodes, without copies
+  const std::vector<Recompute>& recomputes_;
+  const Variables& variables_;
+  const int32_t microbatches_;
+  std::vector<Variant> variants_;
+  std::vector<Group> groups_;
+  std::map<Group, int32_t> ids_;
+  std::vector<std::vector<NodeId>> all_readers_;  // of the graph without copies
+  std::vector<NodeId> copies_;                    // by node
+  std::vector<std::vector<bool>> kept_;  // by group, then value: what a budget has chosen; or empty
+  std::vector<std::string> fitted_;      // what it chose, for people
+};
+
+}  // namespace
+
+Result<Recomputed> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
+                                   const Variables& variables, int64_t microbatches,
+                                   Explanations& out) {
+  if (recomputes.empty()) return Recomputed{std::move(step), {}};
+  return Recomputer(std::move(step), recomputes, variables, microbatches).run(out);
+}
+
+}  // namespace piper

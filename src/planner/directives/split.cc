@@ -1,0 +1,162 @@
+#include <algorithm>
+
+#include "piper/planner/directives.h"
+
+namespace piper {
+namespace {
+
+// The divisors of `whole` next to `wanted`, as text: "4 or 8".
+std::string nearest_divisors(int64_t whole, int64_t wanted) {
+  int64_t below = 0, above = 0;
+  for (int64_t d = std::min(wanted, whole); d >= 1 && !below; --d)
+    if (whole % d == 0) below = d;
+  for (int64_t d = std::max<int64_t>(wanted, 1); d <= whole && !above; ++d)
+    if (whole % d == 0) above = d;
+  if (below && above && below != above) return fmt::format("{} or {}", below, above);
+  return std::to_string(below ? below : above);
+}
+
+// Each microbatch has tasks of its own in the plan: these take a second or two.
+constexpr int64_t kMaxMicrobatches = 4096;
+
+Result<int64_t> count_microbatches(const Strategy& strategy, int64_t per_replica) {
+  int64_t count = 1;
+  if (!strategy.splits.empty()) {
+    const Split& split = strategy.splits.front();
+    count = split.into;
+    if (count < 1 || per_replica % count != 0)
+      return fail(split.at, "split: {} samples a replica cannot be cut into {} equal microbatches",
+                  per_replica, count)
+          .with_note(fmt::format("help: the nearest legal number is {}",
+                                 nearest_divisors(per_replica, count)));
+  }
+  if (strategy.microbatch_size > 0) {
+    const int64_t size = strategy.microbatch_size;
+    if (per_replica % size != 0)
+      return fail(strategy.microbatch_size_at,
+                  "train: {} samples a replica are not a multiple of microbatch_size {}",
+                  per_replica, size)
+          .with_note(fmt::format("help: the nearest legal size is {}",
+                                 nearest_divisors(per_replica, size)));
+    if (!strategy.splits.empty() && per_replica / size != count)
+      return fail(strategy.microbatch_size_at,
+                  "train: microbatch_size {} means {} microbatches, but split says {}", size,
+                  per_replica / size, count);
+    count = per_replica / size;
+  }
+  if (count > kMaxMicrobatches)
+    return fail(strategy.splits.empty() ? strategy.microbatch_size_at : strategy.splits.front().at,
+                "split: {} microbatches are more than {}, the most that a plan may have", count,
+                kMaxMicrobatches)
+        .with_note("help: microbatches of more samples, or a smaller batch");
+  return count;
+}
+
+// A second directive nests: replicas are summed first where states are cut, then along the other
+// axes, the last one first.
+Result<std::vector<SumRound>> sum_rounds(const Strategy& strategy, const Cut& cut) {
+  std::vector<SumRound> rounds;
+  const Replicate* first = nullptr;  // that cuts states
+  int64_t stride = 1;
+  for (size_t a = cut.mesh.size(); a-- > 0;)
+    for (const Replicate& replicate : strategy.replicates) {
+      if (replicate.over != cut.mesh[a].name) continue;
+      if (replicate.shard_optimizer && first)
+        return fail(replicate.shard_at, "not supported: states that are cut over two axes")
+            .with_note(fmt::format("the other one is at line {}", first->at.line))
+            .with_note("help: one mesh axis for all of their ranks, or 'shard' for one of them");
+      if (replicate.shard_optimizer) first = &replicate;
+      const int64_t size = cut.mesh[a].size;
+      if (size > 1)
+        rounds.insert(replicate.shard_optimizer ? rounds.begin() : rounds.end(),
+                      {size,
+                       stride,
+                       {static_cast<int32_t>(a)},
+                       0,
+                       replicate.dtype,
+                       replicate.sum == Replicate::Order::kFast});
+      stride *= size;
+    }
+  return rounds;
+}
+
+// A tag that no 'place' puts anywhere; empty: there is none.
+std::string tag_to_place(const Strategy& strategy) {
+  if (!strategy.places.empty() || strategy.annotate.rules.empty()) return "";
+  const auto& rule = strategy.annotate.rules.front();
+  if (const auto* balance = std::get_if<BalanceRule>(&rule)) return balance->tag;
+  return std::get<AnnotateRule>(rule).tags.front().first;
+}
+
+Error unused_axis(const Strategy& strategy, const MeshAxis& axis) {
+  Error error = fail(axis.at, "mesh: no directive uses axis '{}' of size {}", axis.name, axis.size);
+  if (const std::string tag = tag_to_place(strategy); !tag.empty())
+    error.notes.push_back(fmt::format(
+        "help: `place: {{where: {{{}: s}}, on: {{{}: s}}}}` puts a {} on each of its devices", tag,
+        axis.name, tag));
+  error.notes.push_back("help: `replicate: {over: " + axis.name +
+                        "}` trains the same model on each of its devices");
+  return error;
+}
+
+Status check_sharded(const Strategy& strategy, const DagAxis& axis) {
+  if (!axis.sharded || (!axis.placed && !axis.replicated)) return ok_status();
+  const auto shard = std::find_if(strategy.shards.begin(), strategy.shards.end(),
+                                  [&](const ShardRule& each) { return each.over == axis.name; });
+  return fail(shard->over_at, "not supported: shard over axis '{}', which {} uses", axis.name,
+              axis.placed ? "place" : "replicate")
+      .with_note("help: an axis of its own");
+}
+
+}  // namespace
+
+Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& out) {
+  Cut cut;
+  for (const MeshAxis& axis : strategy.mesh) {
+    DagAxis dag_axis;
+    dag_axis.name = axis.name;
+    dag_axis.size = axis.size;
+    for (const Replicate& replicate : strategy.replicates)
+      dag_axis.replicated |= replicate.over == axis.name;
+    for (const Place& place : strategy.places)
+      for (const auto& [name, expr] : place.on) dag_axis.placed |= name == axis.name;
+    for (const ShardRule& shard : strategy.shards) dag_axis.sharded |= shard.over == axis.name;
+    if (dag_axis.placed && dag_axis.replicated)
+      return fail(strategy.replicates.front().over_at,
+                  "replicate: axis '{}' is already used by place", axis.name);
+    PIPER_TRY(check_sharded(strategy, dag_axis));
+    if (!dag_axis.placed && !dag_axis.replicated && !dag_axis.sharded && axis.size > 1)
+      return unused_axis(strategy, axis);
+    if (dag_axis.replicated) cut.replicas *= axis.size;
+    cut.mesh.push_back(std::move(dag_axis));
+  }
+  if (strategy.splits.size() > 1)
+    return fail(strategy.splits[1].at, "split: the batch is already split at line {}",
+                strategy.splits[0].at.line);
+  cut.at = !strategy.splits.empty()       ? strategy.splits.front().at
+           : strategy.microbatch_size > 0 ? strategy.microbatch_size_at
+           : !strategy.replicates.empty() ? strategy.replicates.front().at
+                                          : SourceSpan{strategy.path};
+  if (batch % cut.replicas != 0)
+    return fail(strategy.replicates.front().at,
+                "replicate: a batch of {} samples cannot be shared by {} replicas", batch,
+                cut.replicas)
+        .with_note(batch < cut.replicas
+                       ? fmt::format("help: the smallest legal batch is {}", cut.replicas)
+                       : fmt::format("help: the nearest legal batches are {} and {}",
+                                     batch / cut.replicas * cut.replicas,
+                                     (batch / cut.replicas + 1) * cut.replicas));
+  PIPER_ASSIGN(cut.rounds, sum_rounds(strategy, cut));
+  PIPER_ASSIGN(cut.microbatches, count_microbatches(strategy, batch / cut.replicas));
+  if (!strategy.splits.empty() || cut.microbatches > 1)
+    out.push_back(
+        {cut.at,
+         "split",
+         {fmt::format("batch {} = {} replicas × {} microbatches × {} samples", batch, cut.replicas,
+                      cut.microbatches, batch / cut.replicas / cut.microbatches)}});
+  // What cannot be cut is reported where the cut is asked for.
+  if (cut.microbatches == 1 && cut.replicas > 1) cut.at = strategy.replicates.front().at;
+  return cut;
+}
+
+}  // namespace piper

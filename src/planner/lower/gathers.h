@@ -1,0 +1,36 @@
+// Where the communication between replicas stands among the instructions of a cell: reductions rise
+// to just behind what they add up, whole parameters are gathered shortly before they are used.
+#pragma once
+
+#include "piper/plan/bundle.h"
+#include "piper/planner/dag.h"
+
+namespace piper {
+
+// A whole parameter that is put together when it is used.
+struct GatheredBuffer {
+  int32_t whole = 0, part = 0;  // buffers
+  int32_t group = 0;            // of the parts
+  TaskId task;                  // that gathers it
+  Gather when = Gather::kPass;
+};
+// A static piece of the arena that buckets of gathered parameters take in turn.
+struct Slot {
+  int64_t bytes = 0;
+  std::vector<std::pair<int32_t, int64_t>> buffers;  // with their offsets in the slot
+};
+
+// Both change role.body alone (insert_gathers may add buffers) and give by old position the new
+// one. `pool`: what is gathered for each pass lies there.
+std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
+                                      const std::vector<Overlap>& overlaps);
+// Without waits: they are added later.
+std::vector<int32_t> insert_gathers(RoleProgram& role, const std::vector<GatheredBuffer>& gathered,
+                                    const Dag& dag, std::vector<Slot>& pool);
+
+// Each before the instruction of its position, or behind all; ascending. Gives by old position the
+// new one; number k stands at its position + k.
+std::vector<int32_t> insert_before(std::vector<Instruction>& body,
+                                   std::vector<std::pair<int64_t, Instruction>> added);
+
+}  // namespace piper

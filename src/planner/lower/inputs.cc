@@ -1,0 +1,53 @@
+#include <algorithm>
+#include <set>
+
+#include "piper/ir/ops.h"
+#include "place.h"
+
+namespace piper {
+namespace {
+
+// Integers that index a table or name a class must lie inside it, also after moves of their
+// elements.
+DataInput describe_input(const Graph& graph, ValueId id,
+                         const std::vector<std::vector<NodeId>>& readers) {
+  const Value& value = graph.value(id);
+  DataInput input{.name = value.name, .type = value.type, .batch_dim = value.batch_dim};
+  if (value.batch_dim >= 0) input.type.shape[static_cast<size_t>(value.batch_dim)] *= graph.shards;
+  input.low = 0;
+  input.high = -1;
+  std::vector<ValueId> open{id};
+  std::set<int32_t> seen;
+  while (!open.empty()) {
+    const ValueId at = open.back();
+    open.pop_back();
+    if (!seen.insert(at.value).second) continue;
+    for (NodeId reader : readers[at.index()]) {
+      const Node& node = graph.node(reader);
+      const OpDef* def = find_op(node.op);
+      if (!def) continue;
+      const bool moves = def->elements != OpDef::Elements::kMade || def->collective;
+      if (moves) open.push_back(node.outputs[0]);
+      if (!def->indices || node.inputs[1] != at) continue;
+      const OpDef::Indices indices = def->indices(use_of(graph, node));
+      const int64_t last = indices.extent - 1;
+      input.high = input.high < 0 ? last : std::min(input.high, last);
+      if (indices.ignored) input.ignore = *indices.ignored;
+    }
+  }
+  return input;
+}
+
+}  // namespace
+
+void describe_needs(RoleProgram& role, const Dag& dag,
+                    const std::vector<std::vector<NodeId>>& readers) {
+  std::set<std::string_view> used;
+  for (const Instruction& instruction : role.body)
+    if (instruction.kind == InstructionKind::kInput) used.insert(instruction.input);
+  for (ValueId input : dag.graph.inputs)
+    if (input != dag.graph.sample && used.count(dag.graph.value(input).name))
+      role.inputs.push_back(describe_input(dag.graph, input, readers));
+}
+
+}  // namespace piper

@@ -1,0 +1,271 @@
+#include "segments.h"
+
+#include <algorithm>
+#include <queue>
+#include <unordered_set>
+
+#include "at.h"
+#include "piper/ir/ops.h"
+
+namespace piper {
+namespace {
+
+using Nodes = std::vector<NodeId>;
+
+// The nodes of a chunk in an order that its collectives ask for, and cut.
+class Cutter {
+ public:
+  Cutter(const Graph& graph, const Nodes& nodes, const std::vector<Collective>& collectives)
+      : graph_(graph), collectives_(collectives), nodes_(nodes), collective_of_(nodes.size(), -1) {
+    for (size_t i = 0; i < nodes.size() && !collectives.empty(); ++i) place_[nodes[i].value] = i;
+    for (size_t m = 0; m < collectives.size(); ++m)
+      for (NodeId id : collectives[m].nodes)
+        collective_of_[place_.at(id.value)] = static_cast<int>(m);
+  }
+
+  std::vector<Nodes> run() {
+    if (!collectives_.empty()) hold_back(in_messages());
+    std::vector<Nodes> segments = cut();
+    for (size_t s = 0; s < segments.size(); ++s) come_ahead(segments, s);
+    return segments;
+  }
+
+ private:
+  // Calls `use` with the places of the nodes that make what node `i` reads.
+  template <class Use>
+  void for_each_maker(size_t i, const Use& use) const {
+    for (ValueId input : graph_.node(nodes_[i]).inputs) {
+      if (!input.valid()) continue;
+      const auto maker = place_.find(graph_.value(input).producer.value);
+      if (maker != place_.end()) use(maker->second);
+    }
+  }
+  const Collective* collective(size_t i) const {
+    return collective_of_[i] < 0 ? nullptr : &collectives_[at(collective_of_[i])];
+  }
+  bool goes_on(size_t i, size_t next) const {
+    return collective_of_[i] >= 0 && collective_of_[i] == collective_of_[next];
+  }
+  const Collective* collective(NodeId id) const {
+    return collectives_.empty() ? nullptr : collective(place_.at(id.value));
+  }
+  bool is_aside(size_t i) const { return collective(i) && collective(i)->stream != 0; }
+
+  // Places, the nodes of a message one after the other: else in the order given, as far as all
+  // that a message reads is made before it.
+  std::vector<size_t> in_messages() const {
+    const size_t n = nodes_.size();
+    std::vector<size_t> leader(n), missing(n), order;
+    std::vector<std::vector<size_t>> members(n), readers(n);
+    std::vector<int64_t> first(collectives_.size(), -1);
+    for (size_t i = 0; i < n; ++i) {
+      leader[i] = i;
+      if (const int m = collective_of_[i]; m >= 0) {
+        if (first[at(m)] < 0) first[at(m)] = static_cast<int64_t>(i);
+        leader[i] = at(first[at(m)]);
+      }
+      members[leader[i]].push_back(i);
+      for_each_maker(i, [&](size_t maker) {
+        readers[leader[maker]].push_back(leader[i]);
+        ++missing[leader[i]];
+      });
+    }
+    std::priority_queue<size_t, std::vector<size_t>, std::greater<>> ready;
+    for (size_t i = 0; i < n; ++i)
+      if (leader[i] == i && missing[i] == 0) ready.push(i);
+    while (!ready.empty()) {
+      const size_t i = ready.top();
+      ready.pop();
+      order.insert(order.end(), members[i].begin(), members[i].end());
+      for (size_t reader : readers[i])
+        if (--missing[reader] == 0) ready.push(reader);
+    }
+    PIPER_CHECK(order.size() == n, "collectives that need each other are one message");
+    return order;
+  }
+
+  // What no collective with a stream needs waits for the next of these, to run beside it: products
+  // for the gradients of weights behind the sum of an input's gradient.
+  void hold_back(const std::vector<size_t>& order) {
+    std::vector<bool> leads(nodes_.size());
+    size_t last = 0;  // one past the last such collective
+    for (size_t p = order.size(); p-- > 0;) {
+      const size_t i = order[p];
+      if (is_aside(i)) {
+        leads[i] = true;
+        last = std::max(last, p + 1);
+      }
+      if (leads[i]) for_each_maker(i, [&](size_t maker) { leads[maker] = true; });
+    }
+    std::vector<size_t> now, held;
+    for (size_t p = 0; p < order.size(); ++p) {
+      const size_t i = order[p];
+      (p >= last || leads[i] ? now : held).push_back(i);
+      if (!is_aside(i) || (p + 1 < order.size() && goes_on(i, order[p + 1]))) continue;
+      now.insert(now.end(), held.begin(), held.end());
+      held.clear();
+    }
+    order_.clear();
+    for (size_t i : now) order_.push_back(nodes_[i]);
+  }
+
+  std::vector<Nodes> cut() const {
+    std::vector<Nodes> segments;
+    std::string_view current;
+    std::unordered_set<int32_t> under_way;  // values that collectives make beside what follows
+    NodeId before;
+    for (NodeId id : collectives_.empty() ? nodes_ : order_) {
+      const Node& node = graph_.node(id);
+      const bool alone = is_collective(node);
+      bool begins = segments.empty() || alone || is_collective(graph_.node(before));
+      for (ValueId input : node.inputs)
+        if (input.valid() && under_way.erase(input.value) > 0) begins = true;
+      const std::string_view layer = layer_of(node.scope);
+      if (!layer.empty() && !current.empty() && layer != current) begins = true;
+      if (!layer.empty()) current = layer;
+      if (before.valid() && collective(id) && collective(id) == collective(before)) begins = false;
+      if (begins) segments.emplace_back();
+      segments.back().push_back(id);
+      if (collective(id))
+        for (ValueId output : node.outputs) under_way.insert(output.value);
+      before = id;
+    }
+    return segments;
+  }
+
+  void come_ahead(std::vector<Nodes>& segments, size_t s) const {
+    const Collective* own = collective(segments[s][0]);
+    if (!own || own->distance == 0) return;
+    std::unordered_set<int32_t> makers;
+    for (NodeId id : segments[s])
+      for_each_maker(place_.at(id.value),
+                     [&](size_t maker) { makers.insert(nodes_[maker].value); });
+    size_t to = s;
+    for (int32_t passed = 0; to > 0; --to) {
+      const Nodes& other = segments[to - 1];
+      const Collective* ahead = collective(other[0]);
+      const bool makes = std::any_of(other.begin(), other.end(),
+                                     [&](NodeId id) { return makers.contains(id.value); });
+      if (makes || (ahead && ahead->distance > 0)) break;
+      if (!is_collective(graph_.node(other[0])) && passed++ == own->distance) break;
+    }
+    const auto begin = segments.begin();
+    std::rotate(begin + static_cast<std::ptrdiff_t>(to), begin + static_cast<std::ptrdiff_t>(s),
+                begin + static_cast<std::ptrdiff_t>(s + 1));
+  }
+
+  const Graph& graph_;
+  const std::vector<Collective>& collectives_;
+  const Nodes& nodes_;
+  std::vector<int> collective_of_;             // by place; -1: none
+  std::unordered_map<int32_t, size_t> place_;  // by node: in nodes_
+  Nodes order_;
+};
+
+// What one all-reduce alone reads of what the chunk makes is made where its result lies.
+void add_reduced_in_place(const Graph& graph, const Chunk& chunk,
+                          std::unordered_map<int32_t, ValueId>& same) {
+  std::unordered_map<int32_t, int32_t> reads;
+  for (NodeId id : chunk.nodes)
+    for (ValueId input : graph.node(id).inputs) ++reads[input.value];
+  for (NodeId id : chunk.nodes) {
+    const Node& node = graph.node(id);
+    if (node.op != "AllReduce" && node.op != "AllReduceMax") continue;
+    const ValueId from = node.inputs[0];
+    const auto is_in = [&](const std::vector<ValueId>& list) {
+      return std::binary_search(list.begin(), list.end(), from);
+    };
+    if (reads[from.value] == 1 && !is_in(chunk.reads) && !is_in(chunk.writes))
+      same[from.value] = node.outputs[0];
+  }
+}
+
+// Logits of which the chunk that made them and this one alone know: their gradient is made where
+// they lie.
+void add_gradients_of_logits(const Dag& dag, const Chunk& chunk,
+                             std::unordered_map<int32_t, ValueId>& same) {
+  for (NodeId id : chunk.nodes) {
+    const Node& node = dag.graph.node(id);
+    if (node.op != "CrossEntropyGrad") continue;
+    const ValueId logits = node.inputs[0], made = node.outputs[0];
+    const NodeId maker = dag.graph.value(logits).producer;
+    const auto knows = [&](const Chunk& other) {
+      return std::binary_search(other.reads.begin(), other.reads.end(), logits);
+    };
+    const auto reads = std::count_if(chunk.nodes.begin(), chunk.nodes.end(), [&](NodeId reader) {
+      const auto& inputs = dag.graph.node(reader).inputs;
+      return std::find(inputs.begin(), inputs.end(), logits) != inputs.end();
+    });
+    if (maker.valid() && reads == 1 && knows(chunk) &&
+        std::count_if(dag.chunks.begin(), dag.chunks.end(), knows) == 1 &&
+        !std::binary_search(chunk.writes.begin(), chunk.writes.end(), made))
+      same.emplace(made.value, logits);
+  }
+}
+
+// The own block of a parameter is updated where it lies.
+void add_updated_blocks(const Graph& graph, const Chunk& chunk,
+                        std::unordered_map<int32_t, ValueId>& same) {
+  std::unordered_map<int32_t, int32_t> blocks;  // and how often they are read
+  for (NodeId id : chunk.nodes) {
+    const Node& node = graph.node(id);
+    for (ValueId input : node.inputs)
+      if (const auto block = blocks.find(input.value); block != blocks.end()) ++block->second;
+    if (node.op == "OwnBlock") blocks.emplace(node.outputs[0].value, 0);
+  }
+  for (NodeId id : chunk.nodes) {
+    const Node& node = graph.node(id);
+    const OpDef* def = find_op(node.op);
+    if (node.pass != Pass::kU || !def) continue;
+    for (const auto& [to, from] : def->in_place) {
+      if (at(to) >= node.outputs.size() || at(from) >= node.inputs.size())
+        continue;  // an operand that may be absent
+      const ValueId made = node.outputs[at(to)], read = node.inputs[at(from)];
+      const auto block = blocks.find(read.value);
+      if (block != blocks.end() && block->second == 1 &&
+          !std::binary_search(chunk.writes.begin(), chunk.writes.end(), made))
+        same.emplace(made.value, read);
+    }
+  }
+}
+
+}  // namespace
+
+ItemId root_of(const Dag& dag, ItemId item) {
+  while (dag.items[item.index()].alias.valid()) item = dag.items[item.index()].alias;
+  return item;
+}
+
+bool is_over_cells(const Dag& dag, const std::vector<int32_t>& axes) {
+  return std::any_of(axes.begin(), axes.end(),
+                     [&](int32_t axis) { return dag.mesh[at(axis)].placed; });
+}
+
+bool is_collective(const Node& node) {
+  const OpDef* def = find_op(node.op);
+  return def && def->collective;
+}
+
+std::vector<std::vector<NodeId>> cut_into_segments(const Graph& graph,
+                                                   const std::vector<NodeId>& nodes,
+                                                   const std::vector<Collective>& collectives) {
+  return Cutter(graph, nodes, collectives).run();
+}
+
+std::unordered_map<int32_t, ValueId> find_same_memory(const Dag& dag, const Task& task) {
+  const Chunk& chunk = dag.chunks[task.chunk.index()];
+  std::unordered_map<int32_t, ValueId> read, same;  // by root item; by value written
+  for (size_t r = 0; r < task.reads.size(); ++r)
+    read[root_of(dag, task.reads[r]).value] = chunk.reads[r];
+  for (size_t w = 0; w < task.writes.size(); ++w) {
+    if (!dag.items[task.writes[w].index()].alias.valid()) continue;
+    const auto found = read.find(root_of(dag, task.writes[w]).value);
+    if (found != read.end()) same[chunk.writes[w].value] = found->second;
+  }
+  add_reduced_in_place(dag.graph, chunk, same);
+  add_updated_blocks(dag.graph, chunk, same);
+  add_gradients_of_logits(dag, chunk, same);
+  return same;
+}
+
+}  // namespace piper

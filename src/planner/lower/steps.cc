@@ -1,0 +1,288 @@
+#include "steps.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "at.h"
+#include "piper/base/memory.h"
+#include "piper/base/parallel.h"
+#include "place.h"
+
+namespace piper {
+namespace {
+
+// One of the three sections as a role of its own, for what works on bodies.
+enum Section { kPrologue, kBody, kEpilogue };
+constexpr Section kSections[] = {kPrologue, kBody, kEpilogue};
+
+std::vector<Instruction>& list_of(RoleProgram& role, Section section) {
+  return section == kPrologue ? role.prologue : section == kBody ? role.body : role.epilogue;
+}
+
+// By buffer: what a task of the next step reads instead, before the update of the one under way.
+std::vector<int32_t> newest_versions(const RoleProgram& role) {
+  std::vector<int32_t> newest;
+  for (size_t b = 0; b < role.buffers.size(); ++b) newest.push_back(static_cast<int32_t>(b));
+  for (size_t b = 0; b < role.buffers.size(); ++b)
+    if (const int32_t of = role.tensor(role.buffers[b]).previous_of; of >= 0) newest[b] = of;
+  return newest;
+}
+
+std::vector<bool> written_states(const RoleProgram& role) {
+  std::vector<bool> written(role.buffers.size());
+  for (const Instruction& one : role.body)
+    for (size_t a = 0; a < one.args.size() && one.kind == InstructionKind::kCompute; ++a)
+      if (role.programs[at(one.program)].arg_written[a] &&
+          role.tensor(one.args[a]).kind == BufferKind::kState)
+        written[at(one.args[a])] = true;
+  return written;
+}
+
+// Where each instruction of the one step stands in the three lists; -1: not there.
+using Positions = std::array<std::vector<int32_t>, 3>;
+
+// What the next step reads of a state before the update of the one under way, in its place.
+Status read_newest(const RoleProgram& role, const std::vector<int32_t>& newest,
+                   const std::vector<bool>& changes, Instruction& one) {
+  for (int32_t& arg : one.args) {
+    arg = newest[at(arg)];
+    if (changes[at(arg)])
+      return fail("'{}' of the next step reads '{}', which the update changes: not supported",
+                  one.label, role.name(arg))
+          .with_code(ExitCode::kRefused);
+  }
+  return ok_status();
+}
+
+Result<Positions> split(RoleProgram& role, const Steady& made) {
+  const std::vector<int32_t> newest = newest_versions(role);
+  // States of one version that the update changes.
+  std::vector<bool> changes = written_states(role);
+  for (size_t b = 0; b < newest.size(); ++b)
+    if (newest[b] != static_cast<int32_t>(b)) changes[at(newest[b])] = false;
+  std::vector<Instruction> steady = std::move(role.body);
+  role.body.clear();
+  role.body.reserve(steady.size());
+  const auto ahead = at(
+      std::count_if(steady.begin(), steady.end(), [](const auto& one) { return one.ahead != 0; }));
+  role.prologue.reserve(ahead);
+  role.epilogue.reserve(steady.size() - ahead);
+  role.steps_ahead = 1;
+  Positions positions;
+  positions.fill(std::vector<int32_t>(steady.size(), -1));
+  const auto add = [&](Section section, size_t i, Instruction one) {
+    positions[section][at(made.numbers[i])] = static_cast<int32_t>(list_of(role, section).size());
+    list_of(role, section).push_back(std::move(one));
+  };
+  for (size_t i = 0; i < steady.size(); ++i) {
+    Instruction& one = steady[i];
+    if (one.ahead == 0) {
+      add(kBody, i, one);
+      add(kEpilogue, i, std::move(one));
+      continue;
+    }
+    add(kPrologue, i, one);
+    role.prologue.back().ahead = 0;
+    PIPER_TRY(read_newest(role, newest, changes, one));
+    add(kBody, i, std::move(one));
+  }
+  return positions;
+}
+
+// By cell: until when the sends of a section are under way.
+using HeldUntil = std::vector<std::vector<int64_t>>;
+
+HeldUntil held_in(const Dag& dag, std::vector<RoleProgram>& roles, Section section,
+                  const std::vector<Transfer>& transfers, const std::vector<Positions>& positions) {
+  std::vector<RoleProgram> sections;
+  for (RoleProgram& role : roles) {
+    sections.emplace_back();
+    sections.back().groups = role.groups;
+    sections.back().streams = role.streams;
+    sections.back().body.swap(list_of(role, section));
+  }
+  std::vector<Transfer> here;
+  for (Transfer one : transfers) {
+    one.send_position = positions[at(one.from_cell)][section][at(one.send_position)];
+    one.recv_position = positions[at(one.to_cell)][section][at(one.recv_position)];
+    if (one.send_position >= 0) here.push_back(one);
+  }
+  HeldUntil held = send_lifetimes(dag, sections, here);
+  for (size_t c = 0; c < roles.size(); ++c) sections[c].body.swap(list_of(roles[c], section));
+  return held;
+}
+
+// The copies of a section that leave for the host, and the computations that wait for them.
+std::vector<LeavingCopy> leaving_in(const RoleProgram& role, Section section, const Positions& all,
+                                    const OffloadPlan& plan) {
+  if (plan.leaving.empty()) return {};
+  std::vector<int32_t> here(role.body.size(), -1);  // by position in the body
+  int32_t length = 0;
+  for (size_t n = 0; n < all[kBody].size(); ++n) {
+    here[at(all[kBody][n])] = all[section][n];
+    length += all[section][n] >= 0 ? 1 : 0;
+  }
+  std::vector<LeavingCopy> leaving;
+  for (const LeavingCopy& each : plan.leaving) {
+    const int32_t copy = each.copy;
+    int32_t until = each.until;
+    if (here[at(copy)] < 0) continue;
+    const auto waits = [&] {
+      return here[at(until)] >= 0 && role.body[at(until)].kind == InstructionKind::kCompute;
+    };
+    while (at(until) < here.size() && !waits()) ++until;
+    leaving.push_back({here[at(copy)], at(until) < here.size() ? here[at(until)] : length});
+  }
+  return leaving;
+}
+
+// In body positions. A section ends when all that it sent has been received.
+struct Interval {
+  int64_t first = 0, last = -1;
+  bool empty() const { return last < first; }
+  void include(int64_t from, int64_t to) {
+    first = empty() ? from : std::min(first, from);
+    last = std::max(last, to);
+  }
+};
+
+// When a step buffer is needed in a body: by the step under way, by the next one.
+struct Life {
+  Interval own, next;
+};
+
+const Overlap* pair_at(const std::vector<Overlap>& pairs, int64_t position) {
+  const auto next =
+      std::upper_bound(pairs.begin(), pairs.end(), position,
+                       [](int64_t wanted, const Overlap& pair) { return wanted < pair.end; });
+  return next != pairs.end() && position >= next->first ? &*next : nullptr;
+}
+
+// Prologue and epilogue do what a body does for one of its steps, in the same order: what may share
+// memory there may share it here, if what is sent is held as long.
+std::vector<Life> find_lives(const RoleProgram& role, const Positions& positions,
+                             const std::array<std::vector<int64_t>, 3>& held,
+                             const std::vector<Overlap>& pairs) {
+  std::array<std::vector<int64_t>, 3> in_body;  // by position in a section
+  for (Section section : kSections) in_body[section].resize(held[section].size());
+  for (size_t i = 0; i < positions[kBody].size(); ++i)
+    for (Section section : kSections)
+      if (positions[section][i] >= 0)
+        in_body[section][at(positions[section][i])] = positions[kBody][i];
+  const int64_t end = static_cast<int64_t>(role.body.size()) - 1;
+  std::vector<Life> lives(role.buffers.size());
+  for (size_t i = 0; i < positions[kBody].size(); ++i) {
+    int64_t to = positions[kBody][i];
+    for (Section section : kSections) {
+      if (positions[section][i] < 0) continue;
+      const int64_t until = held[section][at(positions[section][i])];
+      const bool all = until >= static_cast<int64_t>(in_body[section].size());
+      if (until >= 0) to = std::max(to, all ? end : in_body[section][at(until)]);
+    }
+    const Instruction& one = role.body[at(positions[kBody][i])];
+    // Both of a pair are alive at once: what begins or ends inside lives all through it.
+    const Overlap* begins = pair_at(pairs, positions[kBody][i]);
+    const Overlap* ends = pair_at(pairs, to);
+    const int64_t from = begins ? begins->first : positions[kBody][i];
+    if (ends) to = ends->end - 1;
+    for (int32_t arg : one.args)
+      (one.ahead ? lives[at(arg)].next : lives[at(arg)].own).include(from, to);
+  }
+  for (const Report& report : role.reports) lives[at(report.buffer)].own.include(end, end);
+  return lives;
+}
+
+// What of both steps meets in the buffer; there is one of it, however many microbatches there are,
+// where it is of the whole step: a sum, or what the step reports.
+std::string help_apart(const RoleProgram& role, size_t b) {
+  const auto is_report = [&](const Report& report) { return at(report.buffer) == b; };
+  bool is_whole = std::any_of(role.reports.begin(), role.reports.end(), is_report);
+  std::set<int32_t> micros;
+  for (const Instruction& one : role.body)
+    if (!one.ahead && std::count(one.args.begin(), one.args.end(), static_cast<int32_t>(b)) > 0)
+      micros.insert(one.micro);
+  is_whole = is_whole || micros.size() > 1 || micros.contains(-1);
+  return is_whole ? "help: it is there once for all microbatches of a step: let this device begin "
+                    "the next step behind its last task of this one"
+                  : "help: more microbatches, or fewer tasks of the next step before those of this "
+                    "one";
+}
+
+// A buffer that both steps of a body use lives from where the next step begins it, past the end of
+// the body, to where its own step has done with it. It must not be needed by two at once.
+Status set_lifetime(const RoleProgram& role, const Life& life, size_t b, Block& block) {
+  block.first = block.last = 0;
+  if (life.own.empty() && life.next.empty()) return ok_status();
+  const bool both = !life.own.empty() && !life.next.empty();
+  const Interval& begin = life.next.empty() ? life.own : life.next;
+  block.first = begin.first;
+  block.last = both ? life.own.last + static_cast<int64_t>(role.body.size()) : begin.last;
+  if (!both || life.own.last < life.next.first) return ok_status();
+  return fail("'{}' would be needed by two steps at once", role.name(static_cast<int32_t>(b)))
+      .with_code(ExitCode::kRefused)
+      .with_note(help_apart(role, b));
+}
+
+Status place(RoleProgram& role, const std::vector<Life>& lives, const std::vector<Slot>& pool) {
+  std::vector<Block> blocks = place_kept(role, pool);
+  for (size_t b = 0; b < blocks.size(); ++b)
+    if (blocks[b].offset < 0) PIPER_TRY(set_lifetime(role, lives[b], b, blocks[b]));
+  place_others(role, blocks, static_cast<int64_t>(role.body.size()));
+  return ok_status();
+}
+
+// Does the work on a section as if it were the body.
+template <class Work>
+void as_body(RoleProgram& role, Section section, const Work& work) {
+  role.body.swap(list_of(role, section));
+  work();
+  role.body.swap(list_of(role, section));
+}
+
+// At once; the error of the first role that has one.
+template <class Work>
+Status for_all_roles(const std::vector<RoleProgram>& roles, const Work& work) {
+  std::vector<Status> done(roles.size(), ok_status());
+  in_parallel(roles.size(), [&](size_t c) { done[c] = work(c); });
+  for (Status& status : done) PIPER_TRY(std::move(status));
+  return ok_status();
+}
+
+}  // namespace
+
+Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>& orders,
+                   const std::vector<Transfer>& transfers, const Dag& dag,
+                   std::vector<OffloadCount>& offloads) {
+  std::vector<Positions> positions(roles.size());
+  std::vector<Steady> steady(roles.size());
+  PIPER_TRY(for_all_roles(roles, [&](size_t c) -> Status {
+    steady[c] = make_steady(roles[c], orders[c], dag);
+    PIPER_ASSIGN(positions[c], split(roles[c], steady[c]));
+    for (Section section : kSections) as_body(roles[c], section, [&] { wait_for_data(roles[c]); });
+    return ok_status();
+  }));
+  for (const Steady& each : steady) add_counts(each.offloads, offloads);
+  HeldUntil held[3];
+  for (Section section : kSections)
+    held[section] = held_in(dag, roles, section, transfers, positions);
+  return for_all_roles(roles, [&](size_t c) -> Status {
+    RoleProgram& role = roles[c];
+    std::array<std::vector<int64_t>, 3> own{held[kPrologue][c], held[kBody][c], held[kEpilogue][c]};
+    std::array<std::vector<LeavingCopy>, 3> leaving;
+    for (Section section : kSections) {
+      leaving[section] = leaving_in(role, section, positions[c], steady[c].offloads);
+      for (const auto& [copy, until] : leaving[section]) own[section][at(copy)] = until - 1;
+    }
+    PIPER_TRY(place(role, find_lives(role, positions[c], own, steady[c].pairs), steady[c].pool));
+    for (Section section : kSections)
+      as_body(role, section, [&] {
+        for (const auto& [copy, until] : leaving[section])
+          if (at(until) < role.body.size()) role.body[at(until)].waits.push_back(copy);
+        wait_for_memory(role, own[section]);
+      });
+    return ok_status();
+  });
+}
+
+}  // namespace piper

@@ -1,0 +1,141 @@
+#include "lines.h"
+
+#include <algorithm>
+#include <map>
+
+#include "piper/base/parallel.h"
+
+namespace piper {
+
+Lines::Lines(const Dag& dag, const TaskLists& deps, const ListPolicy& policy)
+    : of_cell(dag.cells.size()), dag_(dag) {
+  const std::vector<std::vector<TaskId>> tasks = find_lines(policy);
+  for (size_t l = 0; l < tasks.size(); ++l) {
+    all[l].first = places.size();
+    for (TaskId id : tasks[l]) {
+      const Task& task = dag.tasks[id.index()];
+      const size_t chunk = task.chunk.index();
+      places.push_back({id, static_cast<int32_t>(l), task.micro, policy.time[chunk],
+                        policy.held.empty() ? 0 : policy.held[chunk]});
+    }
+    all[l].end = places.size();
+  }
+  measure();
+  find_needs(deps, policy);
+}
+
+// By line its tasks.
+std::vector<std::vector<TaskId>> Lines::find_lines(const ListPolicy& policy) {
+  std::vector<std::vector<TaskId>> tasks;
+  std::vector<int32_t> of_chunk(dag_.chunks.size(), -1);
+  for (size_t t = 0; t < dag_.tasks.size(); ++t) {
+    const Task& task = dag_.tasks[t];
+    if (!is_ordered(task)) continue;
+    const size_t chunk = task.chunk.index();
+    auto& here = of_cell[static_cast<size_t>(task.cell)];
+    int32_t& line = of_chunk[chunk];
+    for (size_t l = 0; l < here.size() && line < 0; ++l)
+      if (all[here[l]].pass == task.pass &&
+          dag_.chunks[all[here[l]].chunk].tags == dag_.chunks[chunk].tags)
+        line = static_cast<int32_t>(here[l]);
+    if (line < 0) {
+      line = static_cast<int32_t>(all.size());
+      here.push_back(all.size());
+      Line made;
+      made.cell = static_cast<size_t>(task.cell);
+      made.chunk = chunk;
+      made.pass = task.pass;
+      const auto rank = std::find(policy.prefer.begin(), policy.prefer.end(), task.pass);
+      made.rank = static_cast<int>(rank - policy.prefer.begin());
+      all.push_back(std::move(made));
+      tasks.emplace_back();
+    }
+    tasks[static_cast<size_t>(line)].push_back(TaskId(t));
+  }
+  const auto turn = [&](TaskId id) {
+    return policy.turn.empty() ? dag_.tasks[id.index()].micro : policy.turn[id.index()];
+  };
+  const auto earlier = [&](TaskId a, TaskId b) { return turn(a) < turn(b); };
+  for (auto& line : tasks)
+    if (!std::is_sorted(line.begin(), line.end(), earlier))
+      std::sort(line.begin(), line.end(), earlier);
+  return tasks;
+}
+
+// Seen through communication and sums.
+void Lines::find_needs(const TaskLists& deps, const ListPolicy& policy) {
+  std::vector<int32_t> place_of(dag_.tasks.size(), -1);
+  for (size_t p = 0; p < places.size(); ++p)
+    place_of[places[p].task.index()] = static_cast<int32_t>(p);
+  const auto find = [&](TaskId of, std::vector<Need>& found) {
+    std::vector<std::pair<TaskId, int64_t>> open{{of, 0}};
+    while (!open.empty()) {
+      const auto [at, delay] = open.back();
+      open.pop_back();
+      for (TaskId d : deps[at.index()]) {
+        if (const int32_t p = place_of[d.index()]; p >= 0) {
+          found.push_back({p, delay});
+          continue;
+        }
+        const Task& task = dag_.tasks[d.index()];
+        int64_t later = delay;
+        if (task.kind == TaskKind::kRecv) {
+          const ValueId value = dag_.items[task.writes[0].index()].value;
+          later += static_cast<int64_t>(policy.time_per_byte *
+                                        static_cast<double>(dag_.graph.value(value).type.bytes()));
+        }
+        open.emplace_back(d, later);
+      }
+    }
+  };
+  constexpr size_t kBlock = 1 << 13;
+  std::vector<ListsByTask<Need>> blocks((places.size() + kBlock - 1) / kBlock);
+  in_parallel(blocks.size(), [&](size_t b) {
+    std::vector<Need> found;
+    for (size_t p = b * kBlock; p < std::min((b + 1) * kBlock, places.size()); ++p) {
+      found.clear();
+      find(places[p].task, found);
+      blocks[b].add(found);
+    }
+  });
+  for (const auto& block : blocks) needs.append(block);
+  for (size_t p = 0; p < places.size(); ++p) {
+    const auto reader = static_cast<size_t>(places[p].line);
+    for (const Need& need : needs[p]) {
+      auto& readers =
+          all[static_cast<size_t>(places[static_cast<size_t>(need.place)].line)].readers;
+      if (std::find(readers.begin(), readers.end(), reader) == readers.end())
+        readers.push_back(reader);
+    }
+  }
+}
+
+// What forwards hold and what gives it back: the weight part, else the whole or the input part.
+void Lines::measure() {
+  for (const std::vector<size_t>& here : of_cell) {
+    std::map<std::vector<int32_t>, std::map<char, size_t>> regions;  // lines by pass
+    for (size_t l : here) regions[dag_.chunks[all[l].chunk].tags][all[l].pass] = l;
+    std::vector<std::pair<size_t, const std::map<char, size_t>*>> forwards;
+    for (const auto& [tags, passes] : regions)
+      if (passes.count('F')) forwards.emplace_back(all[passes.at('F')].chunk, &passes);
+    std::sort(forwards.rbegin(), forwards.rend());  // the latest first
+    int64_t room = 0, bytes = 0;
+    for (const auto& [chunk, passes] : forwards) {
+      if (chunk == forwards.back().first)
+        for (const auto& [pass, l] : *passes) all[l].first_here = true;
+      Line* last = nullptr;
+      for (const char pass : {'I', 'B', 'W'})
+        if (passes->count(pass)) last = &all[passes->at(pass)];
+      if (!last) continue;
+      Line& forward = all[passes->at('F')];
+      forward.slots = last->slots = 1;
+      forward.forward = last->forward = passes->at('F');
+      forward.room = ++room;
+      int64_t most = 0;
+      for (size_t p = forward.first; p < forward.end; ++p) most = std::max(most, places[p].held);
+      forward.bytes = bytes += most;
+    }
+  }
+}
+
+}  // namespace piper

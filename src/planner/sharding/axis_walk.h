@@ -1,0 +1,261 @@
+// One walk over the nodes. Each op either works on the part that a loop gives it, or on the whole,
+// or passes terms of a sum on; what its operands lack for that is converted in front of it.
+//
+// Which of its loops an op is cut by is decided where it stands, by the bytes that its operands and
+// results would have to travel. What lies behind is known as a hint: where a result must lie in the
+// end, carried back to what it is made of element by element.
+#pragma once
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "letters.h"
+#include "piper/ir/ops.h"
+#include "piper/planner/sharding.h"
+#include "rewrite.h"
+
+namespace piper {
+
+class AxisWalk {
+ public:
+  AxisWalk(Graph graph, const AxisCut& cut)
+      : graph_(std::move(graph)),
+        cut_(cut),
+        ranks_(cut.ranks),
+        global_(graph_.values.size()),
+        lies_(graph_.values.size()),
+        made_(graph_.values.size()),
+        hints_(graph_.values.size()),
+        is_seed_(graph_.values.size()),
+        read_whole_(graph_.values.size()),
+        now_(graph_.values.size()) {
+    for (size_t i = 0; i < global_; ++i) now_[i] = ValueId(i);
+    readers_ = readers(graph_);
+  }
+  // The ops whose operands would have to be put together although others can do with parts.
+  std::vector<NodeId> find_whole();
+  Result<ShardedGraph> run();
+
+ private:
+  static constexpr LayoutKind kWhole = LayoutKind::kReplicated;
+  static constexpr LayoutKind kCut = LayoutKind::kSharded;
+  static constexpr LayoutKind kTerms = LayoutKind::kPartial;
+  static constexpr LayoutKind kGreatest = LayoutKind::kGreatest;
+  static constexpr LayoutKind kRouted = LayoutKind::kRouted;
+  using Region = std::pair<Pass, std::vector<int32_t>>;  // F, U or BI for both, and its tags
+  using Key = std::tuple<int32_t, int, int, int64_t, bool, Region>;  // value, layout and where
+
+  // What an op could do: how it wants its operands, and how its results lie then.
+  struct Choice {
+    std::optional<LoopCut> cut;
+    std::vector<Layout> needs, makes;
+    // States that do not lie as the strategy says: only where nothing else is left is put together
+    // what it cuts, is a product or update cut by what it keeps whole, or made in terms the
+    // gradient of what it cuts.
+    int against = 0;
+    double bytes = 0;
+    bool before(const Choice& other) const {
+      return std::pair(against, bytes) < std::pair(other.against, other.bytes);
+    }
+  };
+
+  static bool is_apart(const Layout& layout) {
+    return layout.kind == kTerms || layout.kind == kGreatest;
+  }
+  const TensorType& type_of(ValueId id) const { return graph_.value(id).type; }
+
+  // ---- Seeds and hints (axis_hints.cc) ----------------------------------------------------------
+
+  Status plant(const ShardSeed& seed);
+  // The parts of a dim that its readers take apart are cut alike: the fewest that let most of the
+  // readers, and those of what these make, work on their part. 0: none is beside blocks of others.
+  int64_t outer_of(const ShardSeed& seed) const;
+  // Blocks lie inside those of axes before, or have several of them.
+  bool is_beside(const ShardSeed& seed, int64_t outer) const;
+  // How many of the ops behind do not get past the cut, up to where it is summed over; `outers`
+  // are those into which dims are taken apart on the way.
+  int follow(ValueId from, const Layout& layout, std::set<int64_t>* outers) const;
+  static void note_outers(const Loops& loops, size_t input, const Layout& lies,
+                          std::set<int64_t>& outers);
+  // Where a value must lie in the end, and what it is made of element by element with it.
+  void hint(ValueId at, const Layout& layout);
+  // Whether some loop of the op is not one of this result's.
+  static bool sums(const Operand& output);
+  // How a reader wants a sum or product that meets there what is cut already: a gradient beside the
+  // value that it is multiplied with. Before that a bias may be added to it.
+  std::optional<Layout> wanted_beside(ValueId value, int further = 3) const;
+  // Also of what is still to come, where that only moves elements.
+  Layout will_lie(ValueId id) const;
+  // Elements of one value in another shape or order.
+  static bool only_moves(const Loops& loops, const Node& node);
+
+  // ---- One op -----------------------------------------------------------------------------------
+
+  static bool may_begin(const Loops& loops, size_t first, const LoopCut& cut);
+  bool is_legal(const Loops& loops, const LoopCut& cut) const;
+  void visit(NodeId id);
+  // A gradient lies as its parameter, so that what updates one by the other converts nothing; terms
+  // of a whole one are summed up with the step.
+  std::optional<Choice> as_parameter(const Node& node) const;
+  bool is_touched(const Node& node) const;
+  // The loops that operands, or what is known of the results, cut.
+  std::vector<LoopCut> cuts_of(const Node& node, const Loops& loops) const;
+  // The state that it is, or was rounded from; invalid: none.
+  ValueId state_of(ValueId id) const;
+  // By the loop, or, without one, on the whole.
+  Choice choose(const Node& node, const Loops& loops, const std::optional<LoopCut>& cut) const;
+  // Whether only sums over the step read it. It is reduced with them, unless they are kept in
+  // blocks: then terms of it would be reduced in every microbatch.
+  bool adds_up(ValueId id) const;
+  bool is_contribution(ValueId id) const { return adds_up(id) && !is_kept_cut(id); }
+  // Terms of a sum stay so where several become one, and where an op moves or scales one: it costs
+  // nothing later. (Where else an op is linear, its results would be sums as well, and more bytes.)
+  // A sum over the step ends them, unless its result is kept in blocks.
+  std::optional<Choice> keep_terms(const Node& node, const Loops& loops) const;
+  bool is_kept_cut(ValueId id) const {
+    const auto& wanted = hints_[id.index()];
+    return wanted && wanted->kind == kCut;
+  }
+  void take(NodeId id, const Node& node, const Choice& choice);
+  // Its results lie so from here on.
+  void settle(NodeId id, const Node& node, const Choice& choice);
+  // The own numbers of a letter's parts, to be added to those that axes before have left.
+  Attrs first_of(const LoopCut& cut, int64_t extent, ValueId before) const;
+  // Tells a part where it begins, among the parts of axes before it too.
+  void place_first(Node& node, const LoopRule& rule, const LoopCut& cut);
+  // Tells an op which part of the random numbers it draws (ops/random.cc).
+  void place_draw(Node& node, const Layout& lies);
+  // What an op makes of values as a rank has them.
+  std::vector<TensorType> types_here(const Node& node) const;
+  TensorType type_here(ValueId id) const;
+  // Numbers of which the op needs the sums travel together, as one vector.
+  void sum_numbers(NodeId id, const Node& node, const Choice& choice);
+  // An op beside `near`, on values as they are now.
+  ValueId add(std::string_view op, const std::vector<ValueId>& inputs, Attrs attrs,
+              const Node& near, const Layout& layout);
+
+  // ---- Attention as a strategy says (axis_attention.cc) -----------------------------------------
+
+  const AttentionCut* attention_of(const Node& node) const;
+  void attend(NodeId id, const Node& node, const Loops& loops, const AttentionCut& how);
+  void refuse(const Node& node, const AttentionCut& how, const std::string& why);
+  std::optional<LoopCut> tokens_of(const Node& node, const Loops& loops, const AttentionCut& how);
+  void attend_by_heads(NodeId id, const Node& node, const Choice& choice, const Layout& tokens);
+  void attend_in_turn(NodeId id, const Node& node, const Loops& loops, Choice choice,
+                      const LoopCut& keys);
+  Node at_turn(const Node& placed, ValueId k, ValueId v, const LoopCut& keys, int64_t turn);
+  void merge_turns(const Node& whole, const Node& placed, const Choice& choice,
+                   const LoopCut& keys);
+  void add_turns(const Node& whole, const Node& placed, const Choice& choice, const LoopCut& keys);
+  ValueId own_first(const Node& near, Attrs attrs);
+  ValueId rotated(ValueId from, ValueId origin, const Layout& lies, const Node& near);
+  // One of the ops that stand for another. Its results are like those of that, or, where they are
+  // the last, take their place.
+  std::vector<ValueId> put(Node node, std::span<const ValueId> like, std::span<const Layout> lie,
+                           bool is_last = false);
+
+  // ---- Rows that an index sends (axis_rows.cc) --------------------------------------------------
+
+  // Of the rows in blocks: by flat rows, so many stretches; a rank owns so many of the numbers.
+  struct Route {
+    int64_t outer = 1, owned = 0;
+    bool mirrored = false;
+  };
+  // An index before it was given other shapes.
+  ValueId source_index(ValueId id) const;
+  // How the rows lie that are sent from where they lie in blocks.
+  Layout blocks_of_rows(ValueId id, const Layout& routed) const;
+  // The cut of what an op looks up, or adds to, by an index.
+  std::optional<LoopCut> looked_up(const Loops& loops) const;
+  // Where what is looked up lies in blocks, as the rows do that it is looked up for.
+  void note_route(const Node& node, const Loops& loops);
+  std::optional<Layout> route_of(const Node& node, const Loops& loops) const;
+  // Whether what only moves elements leaves the rows as they are.
+  static bool passes_rows(const Loops& loops, int64_t rows);
+  // Each row by itself, where its rank has what it is looked up for.
+  std::optional<Choice> by_rows(const Node& node, const Loops& loops) const;
+  ValueId convert_rows(ValueId id, const Layout& to, NodeId reader);
+
+  // ---- Conversions (axis_conversions.cc) --------------------------------------------------------
+
+  double cost_of(const TensorType& type, const Layout& from, const Layout& to) const;
+  double cost(ValueId id, const Layout& to) const;
+  // A state that nothing says more of lies as its first reader wants it.
+  bool may_adopt(ValueId id) const {
+    return graph_.value(id).kind == ValueKind::kState && !is_seed_[id.index()] &&
+           lies_[id.index()].kind == kWhole && !read_whole_[id.index()];
+  }
+  ValueId read(ValueId id, const Layout& need, NodeId reader);
+  bool is_loaded_whole(ValueId id) const {
+    return is_seed_[id.index()] && graph_.value(id).kind == ValueKind::kInput;
+  }
+  // Every rank loads all of an input, and each region takes the blocks that it works on.
+  ValueId read_input(ValueId id, const Layout& need, NodeId reader);
+  static Region region_of(const Node& node) {
+    return {is_backward(node) ? Pass::kBI : node.pass, node.tags};
+  }
+  // A sum is finished where its terms are made, and what adds to a sum over the step is converted
+  // there; the rest happens where it is wanted.
+  NodeId place_of(ValueId id, NodeId reader) const;
+  Key key_of(ValueId id, const Layout& to, NodeId reader) const;
+  static bool is_exchange(const Layout& from, const Layout& to) {
+    if (from.kind == kCut && to.kind == kCut) return from.dim != to.dim;
+    return (from.kind == kRouted && to.kind == kCut) || (from.kind == kCut && to.kind == kRouted);
+  }
+  bool known(ValueId id, const Layout& to, NodeId reader) const {
+    return converted_.count(key_of(id, to, reader)) > 0;
+  }
+  ValueId convert(ValueId id, const Layout& to, NodeId reader);
+  // Whether it makes wider floats of the same numbers; terms are added up as those.
+  bool widens(const Node& node) const;
+  // How the source of what only moves elements, or widens them, must lie, for that to lie so.
+  std::optional<Layout> layout_of_source(ValueId id, const Layout& to) const;
+  // Whether it lies so already, or has been converted for another reader.
+  bool is_there(ValueId id, const Layout& to, NodeId reader) const;
+  // What only moves elements is done again on its converted source: one collective for all that
+  // is the same but for its shape.
+  std::optional<ValueId> convert_source(ValueId id, const Layout& to, NodeId reader);
+  // What the weights' gradients share with those of inputs belongs to the latter.
+  Pass pass_of(ValueId origin, const Node& near) const;
+  // A collective on `from`, which is what has become of `origin`; `blocks`: the dim that it cuts or
+  // puts together, or that counts its rows.
+  ValueId emit(std::string_view op, ValueId from, ValueId origin, const Layout& blocks,
+               const Layout& to, const Node& near, NodeId reader);
+
+  // ---- The end ----------------------------------------------------------------------------------
+
+  void end_step();
+  Shape local(Shape shape, const Layout& layout) const {
+    if (layout.kind == kCut) shape[static_cast<size_t>(layout.dim)] /= ranks_;
+    return shape;
+  }
+  void lay(Value& value, const Layout& layout) const {
+    if (layout.kind != kWhole)
+      value.over.push_back({cut_.axis, layout.kind == kRouted ? Layout{kRouted} : layout});
+  }
+  void localise_all();
+
+  Graph graph_;
+  const AxisCut& cut_;
+  int64_t ranks_;
+  size_t global_;  // so many values are there before
+  std::vector<std::vector<NodeId>> readers_;
+  std::vector<Layout> lies_;  // by value, of what now_ has
+  std::vector<Layout> made_;  // by value, of what its node makes
+  std::vector<std::optional<Layout>> hints_;
+  std::vector<bool> is_seed_, read_whole_;
+  int32_t visited_ = 0;              // nodes before this one
+  std::vector<ValueId> now_;         // what stands for a value
+  std::map<int32_t, Layout> fixed_;  // by value that a node makes: what its readers get
+  std::map<Key, ValueId> converted_;
+  std::map<std::pair<Region, std::string>, ValueId> first_;  // own numbers, by attributes
+  std::optional<Error> wrong_;
+  std::map<int32_t, Route> routes_;  // by index, before it was given other shapes
+  std::vector<NodeId> put_together_;
+  std::vector<Node> nodes_;
+  std::vector<NodeId> was_;  // by position in nodes_; invalid: a conversion
+  std::vector<Conversion> conversions_;
+};
+
+}  // namespace piper

@@ -1,0 +1,57 @@
+// Where a shard of an operand's dim lies among the loops of an op, and back.
+#pragma once
+
+#include "piper/ir/ops.h"
+
+namespace piper {
+
+// A loop that is cut: the letter is [outer, shards × local, inner], and a shard holds its block of
+// each outer part; where `mirrored`, of an even number of these, as Layout says.
+struct LoopCut {
+  char letter = 0;
+  int64_t outer = 1;
+  bool mirrored = false;
+  bool operator==(const LoopCut&) const = default;
+};
+
+// One operand of an op: the letters of its dims, and their extents at global shapes.
+struct Operand {
+  const LoopRule& rule;
+  const std::vector<LoopRule::Dim>& dims;
+  const Shape& shape;
+};
+
+// An op of a graph, and the loops of this use of it.
+struct Loops {
+  const OpDef* def = nullptr;
+  OpTypes types;
+  LoopRule rule;
+
+  Operand input(size_t i) const { return {rule, rule.inputs[i], types.inputs[i].shape}; }
+  Operand output(size_t i) const { return {rule, rule.outputs[i], types.outputs[i].shape}; }
+  bool is_product() const { return def->cost(types).is_matmul; }
+};
+Loops loops_of(const Graph& graph, const Node& node);
+
+// The loop that `layout` (kSharded) cuts into `shards`; none when the cut does not lie inside one
+// loop.
+//   dim 0 of f32[32,…] is "bt" with b = 8, t = 4:
+//   S0 cuts b, S0/8 cuts t, S0/2 cuts b with outer 2
+std::optional<LoopCut> cut_of(const Operand& operand, const Layout& layout, int64_t shards);
+
+// How the operand lies when `cut` is made; none when it does not have the letter.
+std::optional<Layout> layout_of(const Operand& operand, const LoopCut& cut);
+
+// Whether the letter cannot be cut where nothing tells a part at which turn it begins.
+bool is_whole(const LoopRule& rule, char letter);
+
+int64_t size_of(const LoopRule& rule, char letter);
+// The extent of each letter of dim `d`; empty where that is not decided.
+std::vector<int64_t> extents_of(const Operand& operand, size_t d);
+
+// How often the letter stands in the operand: more than once on a diagonal.
+int occurrences(const Operand& operand, char letter);
+// Whether it stands more than once in none of the op's.
+bool stands_once(const Loops& loops, char letter);
+
+}  // namespace piper

@@ -1,0 +1,43 @@
+// What ranks tell each other between steps, outside of the plan: results to rank 0, and whether to
+// go on.
+#pragma once
+
+#include <deque>
+
+#include "piper/runtime/executor.h"
+
+namespace piper {
+
+class BetweenSteps {
+ public:
+  // Collective. The executors are loaded when it returns, on all ranks.
+  static Result<BetweenSteps> open(Control& control, const Executor& executor);
+  // After a step. On rank 0: fills loss, grad_norm and learning_rate of `metrics` from the lowest
+  // rank that reports each.
+  Status collect(const Executor& executor, StepMetrics& metrics);
+  // Whether any rank wants to stop reaches all.
+  Status agree(bool& stop);
+  // Where steps overlap rank 0 alone decides: what it says after a step counts on all as many steps
+  // later as their tree is high, so that nobody waits for rank 0, nor does it wait for them. Not
+  // called before the first step ends; after the last step nothing is said any more.
+  Status spread_late(bool& stop, int64_t step, bool last);
+  int64_t peak_bytes() const { return facts_.peak_bytes; }
+  int64_t taken_bytes() const { return facts_.taken_bytes; }
+  // Whether some rank forms sums in another order than one device.
+  bool sums_otherwise() const { return facts_.sums_otherwise != 0; }
+
+ private:
+  static constexpr int kValues = 5;
+  struct Facts {                   // of all ranks
+    int64_t source[kValues] = {};  // the lowest that reports a value; the world's size: none
+    int64_t peak_bytes = 0;        // the largest of any
+    int64_t taken_bytes = 0;       // of the device, after load: the most of any
+    int64_t sums_otherwise = 0;
+  };
+  Control* control_ = nullptr;
+  Facts facts_;
+  std::vector<int64_t> speakers_;  // ranks that report something, but for rank 0
+  std::deque<char> said_;          // by rank 0, what does not count yet
+};
+
+}  // namespace piper

@@ -1,0 +1,384 @@
+// piper-run behind its flags: which ranks run here, over which transport, with which data; and what
+// comes out.
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include "cores.h"
+#include "finish.h"
+#include "outputs.h"
+#include "piper/devices/registry.h"
+#include "piper/runtime/nvtx.h"
+#include "progress.h"
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+
+Error usage(std::string text) { return Error{ExitCode::kUsage, {}, std::move(text), {}}; }
+
+enum class Way { kThreads, kMpi, kTcp };
+
+// What runs, and where.
+struct Loaded {
+  PlanSet set;
+  std::optional<PlanSet> reference;
+  std::unique_ptr<BatchSource> data, reference_data;
+  int64_t rank = 0, world = 1;
+  Way way = Way::kThreads;
+  std::string rendezvous;  // of kTcp
+  bool is_process() const { return way != Way::kThreads; }
+};
+
+Status check_launch(const Loaded& loaded, const std::string& plan,
+                    const std::optional<Launch>& launch) {
+  const int64_t world = loaded.world;
+  const std::string advice =
+      fmt::format("help: mpirun -n {} piper-run {}", world, loaded.set.directory);
+  if (launch && launch->world != world && (loaded.is_process() || launch->world > 1)) {
+    return usage(fmt::format("{} is for {} rank{}, but {} process{} started", plan, world,
+                             world == 1 ? "" : "s", launch->world,
+                             launch->world == 1 ? " was" : "es were"))
+        .with_note(advice);
+  }
+  if (loaded.way == Way::kTcp && loaded.rendezvous.empty()) {
+    return usage(fmt::format("the launcher says that this is rank {} of {}, but not where rank 0 "
+                             "listens",
+                             loaded.rank, world))
+        .with_note("help: set MASTER_ADDR and MASTER_PORT, or give --rendezvous HOST:PORT");
+  }
+  if (loaded.is_process() && !launch && loaded.rendezvous.empty()) {
+    return usage(fmt::format("{} is one of {} ranks, and no launcher started this process", plan,
+                             world))
+        .with_note("help: give the directory to run all ranks here, or start one process per rank:")
+        .with_note(advice);
+  }
+  return ok_status();
+}
+
+// How this rank meets the others: as its launcher has it, or where --rendezvous says.
+Way way_of(const std::optional<Launch>& launch, const std::string& rendezvous) {
+  return rendezvous.empty() && (!launch || launch->mpi) ? Way::kMpi : Way::kTcp;
+}
+
+// What a backend leaves that computes nothing says nothing, and one that this machine lacks leaves
+// nothing.
+Status check_backend(const RunOptions& options) {
+  const bool reads = !options.save.empty() || options.job.target_loss ||
+                     options.job.verify.against != VerifyAgainst::kNone;
+  PIPER_ASSIGN(const BackendKind* kind, find_backend(options.job.backend));
+  if (kind->available) PIPER_TRY(kind->available());
+  if (kind->computes || !reads) return ok_status();
+  return usage(fmt::format(
+      "the {} backend computes nothing: there is nothing to save, to compare or to wait for",
+      kind->name));
+}
+
+// As which process of a job this one was started, whatever its plan says.
+void take_launch(const std::optional<Launch>& launch, const std::string& rendezvous,
+                 Loaded& loaded) {
+  loaded.rendezvous = !rendezvous.empty() ? rendezvous : launch ? launch->rendezvous : "";
+  if (!launch || launch->world < 2) return;
+  loaded.rank = launch->rank;
+  loaded.world = launch->world;
+  loaded.way = way_of(launch, rendezvous);
+}
+
+Status load_plans(const RunOptions& options, const std::optional<Launch>& launch, Loaded& loaded) {
+  bool several = loaded.is_process();
+  std::error_code ignored;
+  if (fs::is_directory(options.plan, ignored)) {
+    PIPER_ASSIGN(loaded.set, read_plan_set(options.plan));
+    if (!options.rendezvous.empty() && !launch && loaded.set.world() > 1)
+      return usage("--rendezvous wants to know which rank this is")
+          .with_note("help: give one rankN.plan, or set RANK and WORLD_SIZE");
+  } else {
+    PIPER_ASSIGN(RankPlan plan, read_rank_plan(options.plan));
+    // Where all roles are at hand, the inputs of all are known, too: a source for another role's
+    // input is no mistake.
+    auto whole = read_plan_set(plan.set.directory);
+    loaded.set = whole ? *std::move(whole) : std::move(plan.set);
+    loaded.rank = plan.header.rank;
+    several = (launch && launch->mpi) || loaded.set.world() > 1;
+  }
+  loaded.world = loaded.set.world();
+  if (several) loaded.way = way_of(launch, options.rendezvous);
+  if (Status fits = check_launch(loaded, options.plan, launch); !fits) {
+    loaded.way = Way::kThreads;  // there is no job of others to be told
+    return fits;
+  }
+  return load_params(loaded.set);
+}
+
+// The inputs that this process reads, from the given sources.
+Result<std::unique_ptr<BatchSource>> open_inputs(const PlanSet& set, const DataOptions& options) {
+  PIPER_ASSIGN(std::vector<InputNeed> needs, data_needs(set));
+  if (needs.empty()) return std::unique_ptr<BatchSource>();
+  if (options.sources.empty()) {
+    std::vector<std::string> names;
+    for (const InputNeed& need : needs)
+      names.push_back(fmt::format("{} {}", need.name, to_string(need.type)));
+    return usage(fmt::format("the plans read {}: say from where with --data", join(names, ", ")));
+  }
+  int64_t batch = 0;
+  for (const RoleProgram& role : set.roles) batch = std::max(batch, role.batch);
+  return open_data(options, needs, batch);
+}
+
+Status load_reference(const RunOptions& options, Loaded& loaded) {
+  if (options.job.verify.against == VerifyAgainst::kNone) return ok_status();
+  bool single = options.job.verify.against == VerifyAgainst::kSingle;
+  fs::path directory = fs::path(loaded.set.directory) / (single ? "single" : "uncut");
+  std::error_code ignored;
+  if (!fs::is_directory(directory, ignored))
+    return usage(
+        fmt::format("{} does not exist: the plans were written without it", directory.string()));
+  const auto& predicted = loaded.set.manifest.predictions;
+  if (const auto all = predicted.find("single_instructions"); single && all != predicted.end())
+    return usage(
+               fmt::format("{} plays the first replica alone, which is no training to compare with",
+                           directory.string()))
+        .with_note(
+            fmt::format("for all replicas it would have about {:.0f} instructions", all->second))
+        .with_note(
+            "help: compile with 'piperc --oracles', or compare with '--verify-against uncut'");
+  PIPER_ASSIGN(loaded.reference, read_plan_set(directory.string()));
+  PIPER_TRY(load_params(*loaded.reference));
+  PIPER_ASSIGN(loaded.reference_data, open_inputs(*loaded.reference, options.data));
+  return ok_status();
+}
+
+// What a rank keeps on the host at most.
+int64_t most_on_host(const PlanSet& set) {
+  int64_t most = 0;
+  for (const RoleProgram& role : set.roles) most = std::max(most, role.host_bytes);
+  return most;
+}
+// Whether streams have properties that only some devices know.
+bool asks_for_more(const PlanSet& set) {
+  for (const RoleProgram& role : set.roles)
+    for (const Stream& stream : role.streams)
+      if (stream.priority != 0 || stream.sms != 0) return true;
+  return false;
+}
+
+// What must be the same on all ranks, or they would not train one model or wait for each other.
+std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& options,
+                                                              const BatchSource* data) {
+  const auto given = [](const std::string& path) { return path.empty() ? "not given" : "given"; };
+  const JobOptions& job = options.job;
+  const char* against[] = {"not given", "single", "uncut"};
+  return {{"--steps", std::to_string(job.steps)},
+          {"--seed", std::to_string(options.data.seed)},
+          {"--no-shuffle", options.data.shuffle ? "not given" : "given"},
+          {"--no-fuse", job.fuse ? "not given" : "given"},
+          {"--backend", job.backend},
+          {"--timeout", job.timeout_s ? fmt::format("{}", *job.timeout_s) : "not given"},
+          {"--start-timeout", fmt::format("{}", job.start_timeout_s)},
+          {"--data", data == nullptr ? "not read" : "of digest " + data->digest()},
+          {"--save", given(options.save)},
+          {"--metrics", given(options.metrics)},
+          {"--graphs", job.graphs ? "on" : "off"},
+          {"--trace", given(options.trace)},
+          {"--trace-steps", std::to_string(job.trace_steps)},
+          {"--profile", given(options.profile)},
+          {"--log-every", std::to_string(options.log_every)},
+          {"--target-loss", job.target_loss ? fmt::format("{}", *job.target_loss) : "not given"},
+          {"--check-replicas", std::to_string(job.check_replicas)},
+          {"--verify-against", against[static_cast<int>(job.verify.against)]},
+          {"--loss-bound", fmt::format("{}", job.verify.loss_bound)},
+          {"--param-bound", fmt::format("{}", job.verify.param_bound)}};
+}
+
+Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Transport* transport) {
+  const JobOptions& job = options.job;
+  const PlanSet* reference = loaded.reference ? &*loaded.reference : nullptr;
+  if (transport == nullptr) {
+    return run_job(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(), job);
+  }
+  PIPER_TRY(transport->control().agree({loaded.set.manifest.set_id, loaded.rank, loaded.world,
+                                        loaded.set.directory, kernels_of(job),
+                                        common_flags(options, loaded.data.get())}));
+  return run_rank_here(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(),
+                       *transport, job);
+}
+
+// What is done after each step, on rank 0: it goes on to where people look, and looks itself
+// whether the run shall go on.
+class Watch {
+ public:
+  Watch(RunOptions& options, const Loaded& loaded, Voice& voice, bool speaks)
+      : voice_(voice), data_(loaded.data.get()), interrupt_(options.job.stop) {
+    if (!speaks) return;
+    progress_.emplace(options.job.steps, options.log_every);
+    if (!options.metrics.empty()) voice_.note(metrics_.open(options.metrics, options, loaded.set));
+    options.job.stop = &stop_;
+    options.job.on_step = [this](const StepMetrics& one) { return see(one); };
+    options.job.on_memory = [this](const MemoryMetrics& memory) {
+      voice_.note(metrics_.write(print_metrics(memory)));
+      return ok_status();
+    };
+  }
+  bool interrupted() const { return interrupt_ != nullptr && interrupt_->load(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Status see(const StepMetrics& one) {
+    progress_->show(one);
+    voice_.note(metrics_.write(print_metrics(one)));
+    if (interrupted()) stop_.store(true);
+    if (Clock::now() - looked_ < std::chrono::seconds(1)) return ok_status();
+    looked_ = Clock::now();
+    // What was trained so far is kept.
+    Status same = check_mapped_files();
+    if (same && data_ != nullptr) same = data_->check();
+    voice_.note(same);
+    if (!same) stop_.store(true);
+    return ok_status();
+  }
+
+  Voice& voice_;
+  const BatchSource* const data_;
+  const std::atomic<bool>* interrupt_;
+  std::atomic<bool> stop_{false};
+  std::optional<Progress> progress_;
+  MetricsFile metrics_;
+  Clock::time_point looked_ = Clock::now();
+};
+
+// What is said before the first step. (Whoever does not read it hinders nothing.)
+std::string introduce(const RunOptions& options, const PlanSet& set) {
+  std::string text = print_cores(options.job, set) + "\n";
+  if (options.job.helper == HelperThread::kOn && !can_overlap(set))
+    text += "no helper has anything to do: all that communicates is on streams that compute\n";
+  if (const int64_t host = most_on_host(set); host > 0)
+    text += fmt::format("what is offloaded takes at most {} of the host's memory a rank\n",
+                        human_bytes(host));
+  if (const auto tool = Nvtx::tool(); !tool)
+    text += fmt::format("no tool is told of ranges: {}\n", tool.error().message);
+  const auto kind = find_backend(options.job.backend);
+  if (asks_for_more(set) && kind && !(*kind)->ranks_streams)
+    text += fmt::format(
+        "the {} backend knows neither priorities nor SM limits of streams: they have no effect\n",
+        options.job.backend);
+  return text;
+}
+
+Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transport* transport,
+                              Voice& voice) {
+  const bool speaks = loaded.rank == 0 || !loaded.is_process();
+  if (speaks && options.on_plans) PIPER_TRY(options.on_plans(loaded.set));
+  if (speaks) std::fputs(introduce(options, loaded.set).c_str(), stderr);
+  Watch watch(options, loaded, voice, speaks);
+  PIPER_ASSIGN(const JobResult result, run_ranks(options, loaded, transport));
+  const auto write = [&] {
+    write_results(options, result, loaded.is_process() ? loaded.rank : -1, voice);
+    if (loaded.data) voice.note(loaded.data->check());
+  };
+  if (transport == nullptr)
+    write();
+  else
+    PIPER_TRY(finish_together(transport->control(), end_timeout(options.job), write));
+  return RunOutcome{watch.interrupted() && result.interrupted, voice.code()};
+}
+
+Result<std::unique_ptr<Transport>> open_transport(const RunOptions& options, const Loaded& loaded) {
+  const TransportOptions limits{options.job.start_timeout_s, options.job.start_timeout_s};
+  if (loaded.way == Way::kTcp)
+    return make_tcp_transport(limits, loaded.rank, loaded.world, loaded.rendezvous);
+  return make_mpi_transport(limits, loaded.rank);
+}
+
+// One rank of several processes.
+Result<RunOutcome> run_process(RunOptions& options, const Loaded& loaded, Voice& voice) {
+  PIPER_ASSIGN(const auto transport, open_transport(options, loaded));
+  Result<RunOutcome> outcome = run_loaded(options, loaded, transport.get(), voice);
+  if (!outcome) {
+    voice.tell(outcome.error());  // the end of a broken transport may be the end of the process
+    transport->control().abort(outcome.error());
+  }
+  return outcome;
+}
+
+// The others learn at the meeting why this rank is not to train with them: they would wait for it.
+void tell_others(const RunOptions& options, const Loaded& loaded, const Error& why) {
+  const auto transport = open_transport(options, loaded);
+  if (!transport) return;
+  static_cast<void>((*transport)
+                        ->control()
+                        .agree({.rank = loaded.rank,
+                                .world = loaded.world,
+                                .source = options.plan,
+                                .failure = why}));
+  (*transport)->control().abort(why);
+}
+
+// Of so many steps at most, the last ones, times are kept.
+constexpr int64_t kMostProfiled = 100;
+
+Status prepare_profile(RunOptions& options, const PlanSet& set) {
+  if (options.profile.empty()) return ok_status();
+  int64_t least = 1;  // a step that is a body
+  for (const RoleProgram& role : set.roles) least = std::max<int64_t>(least, 1 + role.steps_ahead);
+  if (options.job.steps < least)
+    return usage(fmt::format("--profile has nothing to time in {} steps", options.job.steps))
+        .with_note(fmt::format("help: --steps {} or more; the first three are not counted, if "
+                               "there are others",
+                               least));
+  options.job.profile_steps = std::min(options.job.steps, kMostProfiled);
+  return ok_status();
+}
+
+// All that a rank can find wrong by itself.
+Status prepare(RunOptions& options, Loaded& loaded) {
+  PIPER_ASSIGN(const std::optional<Launch> launch, launched());
+  take_launch(launch, options.rendezvous, loaded);
+  const bool is_chosen = !options.job.backend.empty();
+  if (is_chosen) PIPER_TRY(check_backend(options));
+  PIPER_TRY(load_plans(options, launch, loaded));
+  if (!is_chosen) options.job.backend = backend_for(loaded.set.roles[0].target);
+  options.data.seed = options.seed.value_or(loaded.set.manifest.seed);
+  PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));
+  PIPER_TRY(load_reference(options, loaded));
+  for (const std::string* path :
+       {&options.save, &options.metrics, &options.trace, &options.profile}) {
+    PIPER_TRY(check_target(*path));
+  }
+  if (!options.trace.empty() && options.job.trace_steps == 0) options.job.trace_steps = 1;
+  return prepare_profile(options, loaded.set);
+}
+
+Result<RunOutcome> run_here(RunOptions& options, Voice& voice) {
+  Loaded loaded;
+  if (Status ready = prepare(options, loaded); !ready) {
+    voice.tell(ready.error());
+    if (loaded.is_process()) tell_others(options, loaded, ready.error());
+    return std::move(ready).error();
+  }
+  options.job.parameters = !options.save.empty();
+  options.job.on_error = [&](const Error& error) { voice.tell(error); };
+  options.job.on_loss = [&](const Error& error) { voice.note(error); };
+  return loaded.is_process() ? run_process(options, loaded, voice)
+                             : run_loaded(options, loaded, nullptr, voice);
+}
+
+void print_to_stderr(const Error& error) {
+  if (isatty(STDERR_FILENO) != 0) std::fputs("\r\x1b[K", stderr);  // where progress stands
+  std::fputs(print_error(error).c_str(), stderr);
+  std::fflush(stderr);
+}
+
+}  // namespace
+
+Result<RunOutcome> run_plans(RunOptions options) {
+  Voice voice(options.on_error ? options.on_error : print_to_stderr);
+  Result<RunOutcome> outcome = run_here(options, voice);
+  if (!outcome) voice.tell(outcome.error());
+  return outcome;
+}
+
+}  // namespace piper

@@ -1,0 +1,95 @@
+#include "cores.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "piper/devices/registry.h"
+
+namespace piper {
+namespace {
+
+std::vector<int> cores_here() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cores;
+  if (sched_getaffinity(0, sizeof set, &set) == 0)
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+      if (CPU_ISSET(core, &set)) cores.push_back(core);
+  return cores;
+}
+
+constexpr int64_t kManyCores = 4;  // of a rank: one less to compute with makes little difference
+
+// Of the cores that a rank has.
+bool has_helper(const JobOptions& options, bool can_overlap, int64_t share) {
+  if (!can_overlap || options.helper == HelperThread::kOff) return false;
+  if (options.helper == HelperThread::kOn) return true;
+  return options.threads > 0 ? options.threads < share : share >= kManyCores;
+}
+
+}  // namespace
+
+bool can_overlap(const PlanSet& set) {
+  return set.world() > 1 && std::any_of(set.roles.begin(), set.roles.end(),
+                                        [](const auto& role) { return can_overlap(role); });
+}
+
+Cores cores_of(const JobOptions& options, bool can_overlap, int64_t place, int64_t ranks_here) {
+  const std::vector<int> all = cores_here();
+  const auto count = static_cast<int64_t>(all.size());
+  const int64_t share = count / std::max<int64_t>(ranks_here, 1);
+  Cores cores;
+  cores.place = place;
+  cores.helper = has_helper(options, can_overlap, share);
+  cores.threads = options.threads > 0
+                      ? options.threads
+                      : static_cast<int>(std::max<int64_t>(1, share - (cores.helper ? 1 : 0)));
+  const int64_t wanted = cores.threads + (cores.helper ? 1 : 0);
+  if (count < 2 || ranks_here * wanted != count) return cores;
+  const auto first = all.begin() + place * wanted;
+  cores.pinned.assign(first, first + cores.threads);
+  if (cores.helper) cores.helper_core = first[cores.threads];
+  return cores;
+}
+
+std::string kernels_of(const JobOptions& options) {
+  const auto kind = find_backend(options.backend);
+  return kind ? (*kind)->kernels() : "";
+}
+
+namespace {
+
+// Plans are run whatever table they were made with: nothing but times and bits may differ.
+std::string other_table(const BackendKind& kind, const RoleProgram& role) {
+  const bool is_known = kind.table && role.target == kind.name && !role.table.empty();
+  if (!is_known || role.table == kind.table()) return "";
+  return fmt::format("; the plans were compiled with table {:.8}, not {:.8}",
+                     quote_control(role.table), kind.table());
+}
+
+std::string other_sums(const BackendKind& kind, const PlanSet& set) {
+  if (kind.sums_fast || !kind.computes) return "";
+  return std::ranges::any_of(set.roles, has_fast_sums)
+             ? "; sums that the plans call fast are formed in rank order"
+             : "";
+}
+
+}  // namespace
+
+std::string print_cores(const JobOptions& options, const PlanSet& set) {
+  const int64_t ranks = set.world();
+  const Cores cores = cores_of(options, can_overlap(set), 0, ranks);
+  const auto kind = find_backend(options.backend);
+  std::string more = kind && (*kind)->note ? ", " + (*kind)->note() : "";
+  const std::string& target = set.roles[0].target;
+  if (kind && (*kind)->needs && target != (*kind)->name)
+    more += fmt::format("; plans for {}, which state its memory", quote_control(target));
+  if (kind) more += other_table(**kind, set.roles[0]) + other_sums(**kind, set);
+  return fmt::format("{} rank{} with {} thread{}{} each{}; {}{}", ranks, ranks == 1 ? "" : "s",
+                     cores.threads, cores.threads == 1 ? "" : "s",
+                     cores.helper ? " and a helper" : "", cores.pinned.empty() ? "" : ", pinned",
+                     kernels_of(options), more);
+}
+
+}  // namespace piper

@@ -1,0 +1,289 @@
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "helper.h"
+#include "piper/devices/float16.h"
+#include "reader.h"
+
+namespace piper {
+namespace {
+
+using State = Executor::State;
+
+}  // namespace
+
+State::State(const RankSource& from, Backend& on, Control& with, Fabric& over)
+    : source(from), backend(on), control(with), fabric(over), activity(with.activity()) {}
+State::~State() = default;
+
+double now_us() {
+  auto since = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double, std::micro>(since).count();
+}
+
+// All but compute: what may wait or fail.
+Status run_op(State& state, const Op& op) {
+  Fabric& fabric = state.fabric;
+  switch (op.kind) {
+    case InstructionKind::kInput:
+      if (op.handle < 0) {  // the numbers of the samples
+        auto* numbers = reinterpret_cast<int64_t*>(op.a);
+        std::iota(numbers, numbers + op.count, op.size);
+        return ok_status();
+      }
+      std::memcpy(op.a, op.staged->at[state.sections % 2], static_cast<size_t>(op.staged->bytes));
+      return ok_status();
+    case InstructionKind::kSend:
+      if (op.parts) return fabric.send(op.handle, {op.parts, static_cast<size_t>(op.count)});
+      return fabric.send(op.handle, op.a, op.size);
+    case InstructionKind::kRecv:
+      if (op.parts) return fabric.recv(op.handle, {op.parts, static_cast<size_t>(op.count)});
+      return fabric.recv(op.handle, op.a, op.size);
+    case InstructionKind::kAllReduce:
+      return fabric.all_reduce(op.handle, {op.pieces, static_cast<size_t>(op.count)}, op.fast);
+    case InstructionKind::kReduceScatter:
+      return fabric.reduce_scatter(op.handle, {op.shards, static_cast<size_t>(op.count)}, op.fast);
+    case InstructionKind::kAllGather:
+      return fabric.all_gather(op.handle, {op.shards, static_cast<size_t>(op.count)});
+    case InstructionKind::kOwnPart:
+      for (int64_t s = 0; s < op.count; ++s) take_part(op.shards[s], op.member);
+      return ok_status();
+    case InstructionKind::kPosition:
+      std::memcpy(op.a, op.b, static_cast<size_t>(op.size));
+      return ok_status();
+    case InstructionKind::kAllToAll:
+      return fabric.all_to_all(op.handle, {op.exchanges, static_cast<size_t>(op.count)});
+    case InstructionKind::kRotate:
+      return fabric.rotate(op.handle, op.a, op.b, op.size, op.member);
+    case InstructionKind::kDispatch:
+      return fabric.dispatch(op.handle, *op.rows);
+    case InstructionKind::kCombine:
+      return fabric.combine(op.handle, *op.rows);
+    case InstructionKind::kCopy:
+      state.backend.copy(op.b, op.a, op.size);
+      return ok_status();
+    case InstructionKind::kCompute:
+      break;
+  }
+  state.backend.launch(op.handle);
+  return ok_status();
+}
+
+// Adds where it happened; the fabric's sentence has the ranks.
+Error located(const Op& op, int64_t step, Error error) {
+  error.message = fmt::format("step {}, {}: {}", step + 1, op.label, error.message);
+  return error;
+}
+
+Status wait_sends(State& state, int64_t step) {
+  Status status = state.fabric.wait_sends();
+  if (status) return status;
+  Error error = std::move(status).error();
+  error.message = fmt::format("step {}, at its end: {}", step + 1, error.message);
+  return error;
+}
+
+TraceEvent* next_trace(State& state, const BoundSection& section) {
+  if (state.source.trace_steps == 0 || &section != &state.body) return nullptr;
+  const auto slot = static_cast<size_t>(state.traced_steps++ % state.source.trace_steps);
+  return state.trace.data() + slot * section.ops.size();
+}
+
+namespace {
+
+template <bool kTraced, bool kShown>
+Status run_section(State& state, const BoundSection& section, int64_t step) {
+  TraceEvent* event = kTraced ? next_trace(state, section) : nullptr;
+  double before = kTraced ? now_us() : 0;
+  for (const Op& op : section.ops) {
+    state.activity.store(op.label, std::memory_order_release);
+    const auto number = static_cast<size_t>(&op - section.ops.data());
+    const NvtxScope range = kShown ? range_of(state, section, number) : NvtxScope();
+    double start = kTraced ? now_us() : 0;
+    if (op.kind == InstructionKind::kCompute) {
+      state.backend.launch(op.handle);
+    } else if (Status status = run_op(state, op); !status) {
+      return located(op, step, std::move(status).error());
+    }
+    if constexpr (kTraced) {
+      const double end = now_us();
+      *event++ = {step, static_cast<int32_t>(number), start, end, start - before};
+      before = end;
+    }
+  }
+  return ok_status();
+}
+
+Status run_instructions(State& state, const BoundSection& section, int64_t step) {
+  if (!section.lines[0].empty()) return state.helper->run(section, step);
+  const bool traced = state.source.trace_steps > 0 && &section == &state.body;
+  const bool shown = state.tool != nullptr;
+  if (traced)
+    return shown ? run_section<true, true>(state, section, step)
+                 : run_section<true, false>(state, section, step);
+  return shown ? run_section<false, true>(state, section, step)
+               : run_section<false, false>(state, section, step);
+}
+
+Status start_section(State& state, const BoundSection& section, int64_t step, bool is_step) {
+  if (state.backend.is_asynchronous()) return queue_section(state, section, step, is_step);
+  PIPER_TRY(take_inputs(state, section, step));
+  if (state.reader) read_ahead(state, section, step);
+  PIPER_TRY(run_instructions(state, section, step));
+  ++state.sections;
+  state.activity.store("the end of its step", std::memory_order_release);
+  return wait_sends(state, step);
+}
+
+Error no_finite_loss(int64_t step, double loss) {
+  const bool no_number = std::isnan(loss);  // of either sign
+  Error error = fail("step {}: the loss is {}", step + 1,
+                     no_number ? std::numeric_limits<double>::quiet_NaN() : loss)
+                    .with_code(ExitCode::kNumeric);
+  if (no_number && step == 0)
+    error.notes.push_back(
+        "help: data that has such numbers makes it one, a logarithm or root of a negative number, "
+        "and 0/0, as a mean over labels is where a batch ignores all of them");
+  return error;
+}
+
+double read_scalar(DType dtype, const std::byte* at) {
+  if (dtype == DType::kF64) {
+    double value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  if (dtype == DType::kF32) {
+    float value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  if (info(dtype).bytes == 2) {
+    uint16_t half = 0;
+    std::memcpy(&half, at, sizeof half);
+    return float_of_half(dtype, half);
+  }
+  if (dtype == DType::kBool) return at[0] == std::byte{0} ? 0 : 1;
+  return std::nan("");
+}
+
+}  // namespace
+
+Executor::Executor(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Executor::~Executor() = default;
+
+Status Executor::run_prologue(int64_t step) {
+  return start_section(*state_, state_->prologue, step, false);
+}
+
+Status Executor::run_epilogue(int64_t step) {
+  return start_section(*state_, state_->epilogue, step, false);
+}
+
+Status Executor::read_inputs(int64_t step) { return take_inputs(*state_, state_->body, step); }
+
+Status Executor::start_step(int64_t step, bool last) {
+  State& state = *state_;
+  const bool ends = last && state.role->steps_ahead > 0;
+  state.begun = step;
+  const NvtxScope range =
+      state.tool ? NvtxScope(*state.tool, Nvtx::numbered(state.step_range, step + 1)) : NvtxScope();
+  return start_section(state, ends ? state.epilogue : state.body, step, true);
+}
+
+Status Executor::finish_step(int64_t step) {
+  State& state = *state_;
+  const auto parity = static_cast<size_t>(step % 2);
+  if (state.backend.is_asynchronous()) {
+    PIPER_CHECK(step + 2 > state.begun, "step {} is asked for its results after step {} began",
+                step + 1, state.begun + 1);
+    PIPER_TRY(wait_for(state, state.queues.reported[parity], step));
+    read_times(state, step);
+  }
+  const bool may_skip = report("skipped").has_value();
+  for (size_t i = 0; i < state.reports.size(); ++i) {
+    const Report& report = state.role->reports[i];
+    const std::byte* at = state.at(report.buffer);
+    if (state.backend.is_asynchronous()) {
+      at = state.queues.reports[parity] + kStagedReportBytes * static_cast<int64_t>(i);
+      state.backend.host_uses(at, kStagedReportBytes, false);
+    }
+    state.reports[i] = read_scalar(state.type(report.buffer).dtype, at);
+    if (report.name == "loss" && !std::isfinite(state.reports[i]) && !may_skip)
+      return no_finite_loss(step, state.reports[i]);
+  }
+  return ok_status();
+}
+
+Status Executor::settle() {
+  State& state = *state_;
+  if (!is_asynchronous() || state.sections == 0) return ok_status();
+  PIPER_TRY(wait_for(state, state.queues.ended[(state.sections + 1) % 2], state.begun));
+  return refresh_mirrors(state);
+}
+
+const RoleProgram& Executor::role() const { return *state_->plan; }
+std::shared_ptr<const RoleProgram> Executor::prepared() const { return state_->role; }
+const Backend& Executor::backend() const { return state_->backend; }
+const Fabric& Executor::fabric() const { return state_->fabric; }
+bool Executor::is_asynchronous() const { return state_->backend.is_asynchronous(); }
+std::span<const double> Executor::reports() const { return state_->reports; }
+
+std::optional<double> Executor::report(std::string_view name) const {
+  for (size_t i = 0; i < state_->reports.size(); ++i) {
+    if (state_->role->reports[i].name == name) return state_->reports[i];
+  }
+  return std::nullopt;
+}
+
+std::vector<ParameterView> Executor::parameters() const {
+  std::vector<ParameterView> views = states();
+  std::erase_if(views, [](const ParameterView& view) { return !view.trained; });
+  return views;
+}
+
+std::vector<ParameterView> Executor::states() const {
+  std::vector<ParameterView> views;
+  const PlanSet& set = *state_->source.set;
+  for (const Buffer& buffer : state_->role->buffers) {
+    const Tensor& tensor = state_->role->tensor(buffer);
+    if (tensor.kind != BufferKind::kState) continue;
+    const bool trained = !tensor.param.empty();
+    std::string name =
+        trained ? tensor.param
+                : fmt::format("{} (state {} of role {})", tensor.name,
+                              &buffer - state_->role->buffers.data(),
+                              set.role_of_rank[static_cast<size_t>(state_->source.rank)]);
+    views.push_back({std::move(name), tensor.aliases,
+                     held_of(*state_->role, tensor, state_->coordinates), readable(*state_, buffer),
+                     trained});
+  }
+  return views;
+}
+
+std::span<const std::byte> Executor::buffer(std::string_view name) const {
+  for (const Buffer& buffer : state_->role->buffers) {
+    if (state_->role->name(buffer) != name) continue;
+    return {readable(*state_, buffer),
+            static_cast<size_t>(state_->role->tensor(buffer).type.bytes())};
+  }
+  return {};
+}
+
+std::vector<TraceEvent> Executor::trace() const {
+  const State& state = *state_;
+  size_t per_step = state.body.ops.size();
+  std::vector<TraceEvent> events;
+  int64_t kept = std::min(state.traced_steps, state.source.trace_steps);
+  for (int64_t s = state.traced_steps - kept; s < state.traced_steps; ++s) {
+    auto first =
+        state.trace.begin() + static_cast<int64_t>(per_step) * (s % state.source.trace_steps);
+    events.insert(events.end(), first, first + static_cast<int64_t>(per_step));
+  }
+  return events;
+}
+
+}  // namespace piper

@@ -1,0 +1,135 @@
+// The memory of a rank: its arenas, and what lies there before the first step.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+
+#include "executor_state.h"
+#include "piper/devices/float16.h"
+
+namespace piper {
+
+namespace {
+
+using State = Executor::State;
+
+Status finish_copies(State& state) {
+  if (!state.backend.is_asynchronous()) return ok_status();
+  state.backend.record(state.queues.ended[0], 0);
+  return wait_for(state, state.queues.ended[0], 0);
+}
+
+void copy_to_mirror(State& state, size_t buffer, std::vector<std::byte>& mirror) {
+  state.backend.copy(mirror.data(), state.at(static_cast<int32_t>(buffer)), std::ssize(mirror));
+}
+
+// The elements of a file as the tensor has them: a copy of a parameter is that, rounded.
+Bytes value_of(const RoleProgram& role, const Tensor& tensor, const Bytes& stored) {
+  Bytes value = stored.made();
+  if (role.original(tensor).type.dtype == tensor.type.dtype) return value;
+  const size_t count = value.size / sizeof(float);
+  std::string rounded(count * sizeof(uint16_t), '\0');
+  std::array<float, 4096> some;  // files align nothing
+  for (size_t at = 0; at < count; at += some.size()) {
+    const size_t next = std::min(some.size(), count - at);
+    std::memcpy(some.data(), value.data + at * sizeof(float), next * sizeof(float));
+    round_to_halves(tensor.type.dtype, some.data(),
+                    reinterpret_cast<std::byte*>(rounded.data()) + at * sizeof(uint16_t),
+                    static_cast<int64_t>(next));
+  }
+  return Bytes::copy_of(rounded.data(), rounded.size());
+}
+
+}  // namespace
+
+const std::byte* readable(State& state, const Buffer& buffer) {
+  if (state.backend.shares_memory()) return state.at(buffer);
+  const auto number = static_cast<size_t>(&buffer - state.role->buffers.data());
+  const auto [mirror, is_new] = state.mirrors.try_emplace(number);
+  if (is_new) {
+    mirror->second.resize(static_cast<size_t>(state.role->tensor(buffer).type.bytes()));
+    copy_to_mirror(state, number, mirror->second);
+    if (Status copied = finish_copies(state); !copied) state.mirrored = std::move(copied);
+  }
+  return mirror->second.data();
+}
+
+Status refresh_mirrors(State& state) {
+  PIPER_TRY(state.mirrored);
+  if (state.mirrors.empty()) return ok_status();
+  for (auto& [buffer, mirror] : state.mirrors) copy_to_mirror(state, buffer, mirror);
+  return finish_copies(state);
+}
+
+Status allocate(Executor::State& state) {
+  // What the plan states is all that there will be.
+  if (state.backend.keeps_within(state.plan->target))
+    PIPER_TRY(state.backend.reserve(state.plan->peak_bytes()));
+  PIPER_ASSIGN(state.arena, state.backend.allocate(state.role->arena_bytes));
+  std::string places;
+  for (const Buffer& buffer : state.role->buffers)
+    fmt::format_to(std::back_inserter(places), "{} ", buffer.offset);
+  PIPER_TRY(state.fabric.add_memory(state.arena, state.role->arena_bytes, digest(places)));
+  if (state.role->host_bytes > 0) {
+    PIPER_ASSIGN(state.host, state.backend.allocate(state.role->host_bytes, Space::kHost));
+  }
+  return ok_status();
+}
+
+Result<std::byte*> allocate_stage(Executor::State& state, int64_t bytes) {
+  state.staged += bytes;
+  if (state.staged > state.plan->staging_bytes)
+    return fail("rank {} takes {} bytes to stage what the host brings, the plan states {}",
+                state.source.rank, state.staged, state.plan->staging_bytes)
+        .with_code(ExitCode::kPlan);
+  return state.backend.allocate(bytes, Space::kHost);
+}
+
+Status allocate_workspaces(Executor::State& state, std::span<const int64_t> bytes) {
+  const RoleProgram& plan = *state.plan;
+  const bool is_stated = state.backend.keeps_within(plan.target);
+  for (size_t s = 0; s < bytes.size(); ++s) {
+    if (is_stated && bytes[s] > plan.workspace_bytes[s])
+      return fail("programs on stream '{}' take {} bytes for their values, the plan states {}",
+                  quote_control(plan.streams[s].name), bytes[s], plan.workspace_bytes[s])
+          .with_code(ExitCode::kPlan);
+    PIPER_ASSIGN(std::byte * workspace, state.backend.allocate(bytes[s]));
+    state.workspaces.push_back(workspace);
+  }
+  return ok_status();
+}
+
+Status fill_buffers(Executor::State& state) {
+  std::map<std::string_view, const Bytes*> tensors;
+  for (const auto& [name, bytes] : state.source.set->tensors) tensors[name] = &bytes;
+  for (const Buffer& buffer : state.role->buffers) {
+    const Tensor& tensor = state.role->tensor(buffer);
+    if (tensor.kind == BufferKind::kStep) continue;
+    std::byte* to = state.at(buffer);
+    if (tensor.init.empty()) {
+      if (tensor.fill != 0) state.backend.fill(to, tensor.type, tensor.fill);
+      continue;
+    }
+    auto found = tensors.find(tensor.init);
+    if (found == tensors.end()) {
+      return fail("the plan set holds no initial value '{}' for buffer '{}'", tensor.init,
+                  tensor.name)
+          .with_code(ExitCode::kPlan);
+    }
+    const Bytes value = value_of(*state.role, tensor, *found->second);
+    const Held held = held_of(*state.role, tensor, state.coordinates);
+    if (static_cast<int64_t>(value.size) != held.whole.bytes()) {
+      return fail("the initial value '{}' has {} bytes, buffer '{}' is {}", tensor.init, value.size,
+                  tensor.name, to_string(held.whole))
+          .with_code(ExitCode::kPlan);
+    }
+    const int64_t size = info(tensor.type.dtype).bytes;
+    held.for_each_run([&](const Held::Run& run) {
+      state.backend.copy(to + run.held * size, value.data + run.whole * size, run.count * size);
+    });
+    PIPER_TRY(finish_copies(state));  // the value may leave memory
+  }
+  return ok_status();
+}
+
+}  // namespace piper

@@ -1,0 +1,199 @@
+// What an executor is once loaded: flat instructions, everything resolved.
+#pragma once
+
+#include <deque>
+#include <map>
+
+#include "piper/runtime/executor.h"
+#include "piper/runtime/nvtx.h"
+
+namespace piper {
+
+class Helper;
+class Reader;
+
+// What the host brings, by parity of the section: data, or numbers that are always the same.
+struct Staged {
+  int32_t op = 0;
+  int64_t bytes = 0;
+  std::byte* at[2] = {};
+};
+
+// One instruction, ready to run.
+struct Op {  // a cache line: a step is a walk over these
+  InstructionKind kind = InstructionKind::kCompute;
+  bool fast = false;                // as the plan's
+  int32_t handle = -1;              // binding, route, group or input
+  int32_t member = 0;               // kOwnPart: the own position; kRotate: the turn
+  int32_t ahead = 0;                // steps ahead of the one under way
+  std::byte* a = nullptr;           // args[0]
+  std::byte* b = nullptr;           // args[1]; kPosition: the numbers
+  int64_t size = 0;                 // bytes; first sample for kInput
+  int64_t count = 0;                // samples of kInput; pieces, shards
+  union {                           // of the kind's own
+    const Piece* pieces = nullptr;  // kAllReduce
+    const Shard* shards;            // kReduceScatter, kAllGather, kOwnPart
+    const Exchange* exchanges;      // kAllToAll
+    const Rows* rows;               // kDispatch, kCombine
+    const MessagePart* parts;       // kSend, kRecv of several args
+    const Staged* staged;           // kInput; kPosition where the backend works by itself
+  };
+  const char* label = nullptr;  // "instruction 12 (recv F stage=1 mb=3)"
+};
+static_assert(sizeof(Op) == 64);
+
+// What stands around an instruction where the backend queues it.
+struct Queued {
+  std::vector<int32_t> waits;  // events
+  int32_t stream = 0;          // the backend's
+  int32_t event = -1;          // recorded behind it, where another stream waits for it
+  // A message leaves on a stream of its own, so that nothing behind it waits for its receiver: that
+  // stream, and the event that it waits for.
+  int32_t leaves = -1, ready = -1;
+};
+
+// An instruction as one of two threads has it.
+struct LineOp {
+  int32_t op = 0;
+  int32_t after = 0;        // it waits for so many of the other line; 0: it has no need to look
+  bool is_awaited = false;  // by one of the other line
+};
+
+struct BoundSection {
+  const char* name = nullptr;  // "prologue", "epilogue"; null for the body
+  const std::vector<Instruction>* instructions = nullptr;
+  std::vector<Op> ops;
+  std::vector<Queued> queued;     // by instruction, where the backend is asynchronous
+  std::vector<NvtxRange> ranges;  // by instruction, where a tool listens
+  // In the order of issue, where there is a helper: what the rank's thread does, and what that one
+  // does; empty where either has nothing to do.
+  std::vector<LineOp> lines[2];
+  std::deque<Staged> staged;  // in the order of issue
+};
+
+// Events of a body whose times are kept: of its begin and end, and around each instruction.
+struct TimedBody {
+  int64_t step = -1;  // whose they are; -1: nobody's
+  int32_t begin = -1, end = -1;
+  std::vector<std::pair<int32_t, int32_t>> instructions;
+  std::vector<double> issue_us;  // by instruction: the host's
+};
+
+// How sections follow each other on an asynchronous backend.
+struct Queues {
+  std::vector<int32_t> streams;    // by stream of the plan
+  std::vector<int32_t> all;        // of the backend, those of messages among them
+  std::vector<int32_t> joins;      // by stream of `all`: the event of its end
+  int32_t ended[2] = {-1, -1};     // by parity of the section: all of it is complete
+  int32_t reported[2] = {-1, -1};  // by parity of the step: its reports are on the host
+  std::byte* reports[2] = {};      // the same: these, kStagedReportBytes each
+  std::map<int32_t, int32_t> stream_of_route;
+  TimedBody times[2];  // by parity of the step, where a trace is kept
+  int32_t begun = -1;  // event: what stands before a section is complete
+  // Of the body: by parity of the step, which is that of the section or always the other one; -1:
+  // none yet. None are kept where some rank cannot.
+  bool keeps_graphs = false, has_warmed_up = false;
+  int32_t graphs[2] = {-1, -1};
+};
+
+struct Executor::State {
+  State(const RankSource& from, Backend& on, Control& with, Fabric& over);
+  ~State();
+
+  const RankSource source;
+  Backend& backend;
+  Control& control;
+  Fabric& fabric;
+  std::atomic<const char*>& activity;
+  const char* queued_last = "an initial value";  // on an asynchronous backend: the label
+  std::shared_ptr<const RoleProgram> role;       // as the backend has prepared it
+  const RoleProgram* plan = nullptr;
+  std::vector<int64_t> coordinates;
+  std::vector<int64_t> peers;  // with whom it communicates
+  std::byte* arena = nullptr;
+  std::byte* host = nullptr;           // the host's arena
+  int64_t staged = 0;                  // bytes beside it
+  std::vector<std::byte*> workspaces;  // by stream
+  BoundSection prologue, body, epilogue;
+  std::vector<std::string> labels;  // never resized after load: others read them
+  std::vector<std::vector<Piece>> pieces;
+  std::vector<std::vector<Shard>> shards;
+  std::vector<std::vector<Exchange>> exchanges;
+  std::vector<std::vector<int64_t>> positions;
+  std::deque<Rows> rows;
+  std::vector<std::vector<MessagePart>> messages;
+  std::vector<double> reports;
+  Queues queues;
+  const Nvtx* tool = nullptr;  // null: nobody listens
+  NvtxRange step_range;
+  int64_t begun = -1;    // step
+  int64_t sections = 0;  // begun so far, where the host stages something
+  // The last `trace_steps` steps, as a ring of whole steps.
+  std::vector<TraceEvent> trace;
+  int64_t traced_steps = 0;
+  // What the host reads of memory that it does not reach, by buffer; and why it could not last.
+  std::map<size_t, std::vector<std::byte>> mirrors;
+  Status mirrored = ok_status();
+  // Threads, which end before all of that.
+  std::unique_ptr<Reader> reader;
+  std::unique_ptr<Helper> helper;
+
+  std::byte* at(const Buffer& buffer) const {
+    return (role->tensor(buffer).host ? host : arena) + buffer.offset;
+  }
+  std::byte* at(int32_t buffer) const { return at(role->buffers[static_cast<size_t>(buffer)]); }
+  const TensorType& type(int32_t buffer) const { return role->tensor(buffer).type; }
+};
+
+// At load: arenas and workspaces, then initial values and constants.
+Status allocate(Executor::State& state);
+// Of the memory that the plan states for what the host brings. Error (kPlan): it states less.
+Result<std::byte*> allocate_stage(Executor::State& state, int64_t bytes);
+// `bytes`: by stream. Error (kPlan): the plan, which is for this backend, states less.
+Status allocate_workspaces(Executor::State& state, std::span<const int64_t> bytes);
+Status fill_buffers(Executor::State& state);
+// Queues a section on an asynchronous backend, behind the one before; `reports`: that of a step.
+Status queue_section(Executor::State& state, const BoundSection& section, int64_t step,
+                     bool reports);
+// The host waits until the event is complete, as long as it waits for another rank.
+Status wait_for(Executor::State& state, int32_t event, int64_t step);
+// Its instructions in order; returns when they are done.
+Status run_op(Executor::State& state, const Op& op);
+// At load: events, streams, and what lies on the host.
+Status prepare_queues(Executor::State& state);
+Status prepare_section(Executor::State& state, BoundSection& section);
+// At load: events for a trace, where one is kept and the backend knows times.
+Status prepare_times(Executor::State& state);
+// After a step has been waited for: its part of the trace.
+void read_times(Executor::State& state, int64_t step);
+// At load, after all sections: whether bodies can be queued as one. Collective.
+Status prepare_graphs(Executor::State& state);
+// At the end of a section: what it has sent is its own again, or will be for what is queued next.
+Status wait_sends(Executor::State& state, int64_t step);
+// Where the host reads a buffer when all that was queued is done: its memory, or a copy of it that
+// refresh_mirrors makes anew.
+const std::byte* readable(Executor::State& state, const Buffer& buffer);
+Status refresh_mirrors(Executor::State& state);
+// At load: the helper, where there is one, and what of each section it does.
+Status start_helper(Executor::State& state);
+void draw_lines(const Executor::State& state, BoundSection& section);
+// At load: memory for what the host brings, and who reads it.
+Status stage_inputs(Executor::State& state);
+// Until what the section reads in this step is staged.
+Status take_inputs(Executor::State& state, const BoundSection& section, int64_t step);
+// Begins to read what the section after this one will.
+void read_ahead(Executor::State& state, const BoundSection& section, int64_t step);
+// Of a body whose times are kept: those of this step, by instruction; else null.
+TraceEvent* next_trace(Executor::State& state, const BoundSection& section);
+double now_us();
+// At load: the tool that listens, if any does. Why not is said where the run is introduced.
+void find_tool(Executor::State& state);
+// A range's category is the kind of instruction, from 1 on; steps come behind.
+NvtxRange range_for(const Nvtx& tool, const Instruction& one);
+// While an instruction is issued, where a tool listens.
+inline NvtxScope range_of(const Executor::State& state, const BoundSection& section, size_t op) {
+  return section.ranges.empty() ? NvtxScope() : NvtxScope(*state.tool, section.ranges[op]);
+}
+Error located(const Op& op, int64_t step, Error error);
+
+}  // namespace piper

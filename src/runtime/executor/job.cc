@@ -1,0 +1,288 @@
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdio>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "cores.h"
+#include "finish.h"
+#include "piper/devices/cpu.h"
+#include "profile.h"
+#include "rank_loop.h"
+
+namespace piper {
+namespace {
+
+// The backend of a rank, made on the thread that will use it.
+Result<std::unique_ptr<Backend>> backend_of(const JobOptions& options, const Cores& cores) {
+  if (!cores.pinned.empty()) pin_to_core(cores.pinned[0]);
+  return make_backend(options, cores);
+}
+
+RankSource source_of(const PlanSet& set, int64_t rank, const BatchSource* data,
+                     const JobOptions& options, const Cores& cores) {
+  return {&set,          rank,
+          data,          std::max(options.trace_steps, options.profile_steps),
+          cores.helper,  cores.helper_core,
+          options.graphs};
+}
+
+Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Control& control,
+                                                const Executor& executor) {
+  if (options.check_replicas == 0) return std::unique_ptr<Replicas>();
+  return Replicas::open(control, executor);
+}
+
+// What moves a rank's bytes: the fabric that its backend brings, `own`, or else the transport's,
+// which reaches what lies on the host. `local`: FabricSource::local, to be filled.
+Result<Fabric*> choose_fabric(const PlanSet& set, Backend& backend, Transport& transport,
+                              std::span<std::atomic<Fabric*>> local, std::unique_ptr<Fabric>& own) {
+  Control& control = transport.control();
+  const auto role = static_cast<size_t>(set.role_of_rank[static_cast<size_t>(control.rank())]);
+  PIPER_ASSIGN(own, backend.make_fabric({control, set.roles[role], local}));
+  if (own == nullptr) return &transport.fabric();
+  if (!local.empty()) local[static_cast<size_t>(control.rank())].store(own.get());
+  PIPER_TRY(control.barrier());  // from here on all know each other's
+  return own.get();
+}
+
+// Of the steps that a trace was asked for.
+RankTrace trace_of(const Executor& executor, int64_t rank, const JobOptions& options) {
+  RankTrace trace{rank, executor.prepared(), executor.trace()};
+  const size_t wanted = trace.role->body.size() * static_cast<size_t>(options.trace_steps);
+  if (trace.events.size() > wanted)
+    trace.events.erase(trace.events.begin(), trace.events.end() - static_cast<int64_t>(wanted));
+  return trace;
+}
+
+// A job whose ranks are threads.
+class Job {
+ public:
+  Job(const PlanSet& set, const BatchSource* data, const PlanSet* reference,
+      const BatchSource* reference_data, const JobOptions& options)
+      : set_(set),
+        data_(data),
+        reference_(reference),
+        reference_data_(reference_data),
+        options_(options),
+        world_(make_inproc_world(set.world(), TransportOptions{options.start_timeout_s})),
+        backends_(static_cast<size_t>(set.world())),
+        local_(static_cast<size_t>(set.world())),
+        fabrics_(static_cast<size_t>(set.world())),
+        executors_(static_cast<size_t>(set.world())) {}
+
+  Result<JobResult> run() {
+    std::vector<std::thread> threads;
+    try {
+      for (int64_t rank = 0; rank < set_.world(); ++rank) {
+        threads.emplace_back([this, rank] { run_guarded(rank); });
+      }
+    } catch (const std::system_error& problem) {
+      const auto rank = static_cast<int64_t>(threads.size());
+      end_with(rank, fail("no thread for rank {} of {}: {}", rank, set_.world(), problem.what())
+                         .with_code(ExitCode::kStorage));
+    }
+    wait_for_all(threads.size());
+    for (std::thread& thread : threads) thread.join();
+    if (first_error_) return *std::move(first_error_);
+    std::vector<const Executor*> executors;
+    for (const auto& executor : executors_) executors.push_back(executor.get());
+    if (options_.parameters) result_.parameters = collect_parameters(executors);
+    for (int64_t rank = 0; options_.trace_steps > 0 && rank < set_.world(); ++rank) {
+      result_.traces.push_back(trace_of(*executors[static_cast<size_t>(rank)], rank, options_));
+    }
+    if (options_.profile_steps > 0) add_profile(executors);
+    return std::move(result_);
+  }
+
+ private:
+  void add_profile(std::span<const Executor* const> executors) {
+    const Cores cores = cores_of(options_, can_overlap(set_), 0, set_.world());
+    const auto of = [&](int64_t rank) {
+      return make_profile(*executors[static_cast<size_t>(rank)], rank, cores,
+                          options_.profile_steps);
+    };
+    Profile profile = of(0);
+    for (int64_t rank = 1; rank < set_.world(); ++rank) profile.add(of(rank));
+    result_.profile = print_profile(profile, set_, options_, result_.steps);
+  }
+  void run_guarded(int64_t rank) {
+    Status status = ok_status();
+    try {
+      status = run_one(rank);
+    } catch (const std::exception& problem) {
+      status = fail("rank {}: {}", rank, problem.what()).with_code(ExitCode::kStorage);
+    }
+    if (!status) end_with(rank, status.error());
+    std::lock_guard lock(mutex_);
+    ++ended_;
+    changed_.notify_all();
+  }
+
+  // The first error is the job's; what others say after it follows from it.
+  void end_with(int64_t rank, const Error& error) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!first_error_) {
+        first_error_ = error;
+        if (options_.on_error) options_.on_error(error);
+        changed_.notify_all();
+      }
+    }
+    world_->rank(rank).control().abort(error);
+  }
+
+  // After an error a rank that is stuck is waited for no longer: nothing it has is wanted any more.
+  void wait_for_all(size_t threads) {
+    std::unique_lock lock(mutex_);
+    const auto all = [&] { return ended_ == threads; };
+    changed_.wait(lock, [&] { return all() || first_error_; });
+    const std::chrono::duration<double> grace(options_.grace_s);
+    if (all() || changed_.wait_for(lock, grace, all)) return;
+    if (!options_.on_error) std::fputs(print_error(*first_error_).c_str(), stderr);
+    std::fflush(stderr);
+    _exit(static_cast<int>(first_error_->code));
+  }
+
+  Status run_one(int64_t rank) {
+    Transport& transport = world_->rank(rank);
+    Control& control = transport.control();
+    PIPER_TRY(control.agree(
+        {set_.manifest.set_id, rank, set_.world(), set_.directory, kernels_of(options_)}));
+    size_t index = static_cast<size_t>(rank);
+    const Cores cores = cores_of(options_, can_overlap(set_), rank, set_.world());
+    PIPER_ASSIGN(backends_[index], backend_of(options_, cores));
+    PIPER_ASSIGN(Fabric * fabric,
+                 choose_fabric(set_, *backends_[index], transport, local_, fabrics_[index]));
+    PIPER_ASSIGN(executors_[index], Executor::load(source_of(set_, rank, data_, options_, cores),
+                                                   *backends_[index], control, *fabric));
+    PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executors_[index]));
+    PIPER_ASSIGN(auto replicas, open_replicas(options_, control, *executors_[index]));
+    if (rank == 0) PIPER_TRY(open_comparison(cores, between.sums_otherwise()));
+    JobResult unused;
+    RankRun run{*executors_[index],
+                control,
+                *fabric,
+                between,
+                options_,
+                data_ != nullptr ? data_->tokens_per_step() : executors_[index]->role().batch,
+                rank == 0 ? comparison_.get() : nullptr,
+                false,
+                replicas.get(),
+                rank == 0 ? result_ : unused};
+    run.result.taken_bytes = between.taken_bytes();
+    PIPER_TRY(run_rank(run));
+    if (rank == 0 && comparison_) comparison_->report(result_);
+    return ok_status();
+  }
+
+  // All executors are loaded: BetweenSteps::open has seen everyone.
+  Status open_comparison(const Cores& cores, bool sums_otherwise) {
+    if (options_.verify.against == VerifyAgainst::kNone) return ok_status();
+    PIPER_ASSIGN(comparison_,
+                 Comparison::open(*reference_, reference_data_, options_, cores, sums_otherwise));
+    for (size_t rank = 0; rank < executors_.size(); ++rank) {
+      PIPER_TRY(comparison_->watch(static_cast<int64_t>(rank), *executors_[rank]));
+    }
+    return comparison_->check_complete();
+  }
+
+  const PlanSet& set_;
+  const BatchSource* data_;
+  const PlanSet* reference_;
+  const BatchSource* reference_data_;
+  const JobOptions& options_;
+  std::unique_ptr<InprocWorld> world_;
+  std::vector<std::unique_ptr<Backend>> backends_;
+  std::vector<std::atomic<Fabric*>> local_;
+  std::vector<std::unique_ptr<Fabric>> fabrics_;
+  std::vector<std::unique_ptr<Executor>> executors_;
+  std::unique_ptr<Comparison> comparison_;
+  JobResult result_;
+  std::mutex mutex_;  // guards what follows until the threads have ended
+  std::condition_variable changed_;
+  size_t ended_ = 0;  // threads
+  std::optional<Error> first_error_;
+};
+
+}  // namespace
+
+Result<JobResult> run_job(const PlanSet& set, const BatchSource* data, const PlanSet* reference,
+                          const BatchSource* reference_data, const JobOptions& options) {
+  return Job(set, data, reference, reference_data, options).run();
+}
+
+namespace {
+
+// Loads what the rank executes into `executor`, and runs it.
+Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
+                               const PlanSet* reference, const BatchSource* reference_data,
+                               Control& control, const JobOptions& options, const Cores& cores,
+                               Backend& backend, Fabric& fabric,
+                               std::unique_ptr<Executor>& executor) {
+  PIPER_ASSIGN(executor, Executor::load(source_of(set, control.rank(), data, options, cores),
+                                        backend, control, fabric));
+  PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executor));
+  PIPER_ASSIGN(auto replicas, open_replicas(options, control, *executor));
+  // Every process runs the oracle for its own parameters: then nothing but the loss has to travel.
+  std::unique_ptr<Comparison> comparison;
+  if (options.verify.against != VerifyAgainst::kNone) {
+    PIPER_ASSIGN(comparison, Comparison::open(*reference, reference_data, options, cores,
+                                              between.sums_otherwise()));
+    PIPER_TRY(comparison->watch(control.rank(), *executor));
+  }
+  JobResult result;
+  RankRun run{*executor,        control,
+              fabric,           between,
+              options,          data != nullptr ? data->tokens_per_step() : executor->role().batch,
+              comparison.get(), comparison != nullptr,
+              replicas.get(),   result};
+  result.taken_bytes = between.taken_bytes();
+  PIPER_TRY(run_rank(run));
+  if (options.parameters) {
+    control.set_timeout(end_timeout(options));
+    PIPER_ASSIGN(result.parameters, gather_parameters(*executor, control));
+  }
+  if (options.trace_steps > 0)
+    result.traces.push_back(trace_of(*executor, control.rank(), options));
+  if (options.profile_steps > 0) {
+    Profile profile = make_profile(*executor, control.rank(), cores, options.profile_steps);
+    control.set_timeout(end_timeout(options));
+    PIPER_TRY(gather_profiles(control, profile));
+    if (control.rank() == 0) result.profile = print_profile(profile, set, options, result.steps);
+  }
+  if (comparison) comparison->report(result);
+  return result;
+}
+
+}  // namespace
+
+Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
+                                const PlanSet* reference, const BatchSource* reference_data,
+                                Transport& transport, const JobOptions& options, Backend* device) {
+  Control& control = transport.control();
+  Cores cores = cores_of(options, can_overlap(set), control.rank(), control.world());
+  cores.is_process = true;
+  std::unique_ptr<Backend> backend;
+  if (device == nullptr) {
+    PIPER_ASSIGN(backend, backend_of(options, cores));
+    device = backend.get();
+  }
+  std::unique_ptr<Fabric> own;
+  PIPER_ASSIGN(Fabric * fabric, choose_fabric(set, *device, transport, {}, own));
+  std::unique_ptr<Executor> executor;
+  Result<JobResult> result = load_and_run(set, data, reference, reference_data, control, options,
+                                          cores, *device, *fabric, executor);
+  // An asynchronous fabric may wait at its end for what other ranks have queued, so they are told
+  // first. The user is told before them, since their end may end this process, too.
+  if (!result && fabric->is_asynchronous()) {
+    if (options.on_error) options.on_error(result.error());
+    control.abort(result.error());
+  }
+  return result;
+}
+
+}  // namespace piper

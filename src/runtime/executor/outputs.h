@@ -1,0 +1,53 @@
+// What a run leaves behind: errors as they happen, lines of metrics, and at the end what was
+// trained.
+#pragma once
+
+#include <cstdio>
+#include <mutex>
+
+#include "piper/runtime/executor.h"
+
+namespace piper {
+
+// Tells each error once, from whatever thread.
+class Voice {
+ public:
+  explicit Voice(std::function<void(const Error&)> tell) : tell_(std::move(tell)) {}
+  void tell(const Error& error);
+  // The same for an error that does not end the run: the process ends with the first one's code.
+  void note(const Error& error);
+  void note(const Status& status) {
+    if (!status) note(status.error());
+  }
+  ExitCode code() const { return code_; }
+
+ private:
+  std::function<void(const Error&)> tell_;
+  std::mutex mutex_;
+  std::vector<std::string> told_;
+  ExitCode code_ = ExitCode::kOk;
+};
+
+// Whether one can write there: found out before hours of training, not after.
+Status check_target(const std::string& path);
+
+// A line per step, there as soon as the step is done, behind those of earlier runs. A file that
+// cannot be written to costs its lines, not the run.
+class MetricsFile {
+ public:
+  ~MetricsFile();
+  // Begins with a line about the run.
+  Status open(const std::string& path, const RunOptions& options, const PlanSet& set);
+  Status write(const std::string& line);  // after an error: nothing, and no further error
+
+ private:
+  Status broken();
+  std::string path_;
+  FILE* file_ = nullptr;
+};
+
+// What was trained, then the summary, the trace and whether inputs stayed as they were. `rank`: of
+// this process; −1: it has all of them.
+void write_results(const RunOptions& options, const JobResult& result, int64_t rank, Voice& voice);
+
+}  // namespace piper

@@ -1,0 +1,98 @@
+#include <nlohmann/json.hpp>
+
+#include "piper/runtime/executor.h"
+
+namespace piper {
+namespace {
+
+// Names of chrome://tracing's palette; other viewers choose their own.
+const char* colour_name(char pass) {
+  switch (pass) {
+    case 'F':
+      return "thread_state_running";
+    case 'B':
+      return "thread_state_iowait";
+    case 'I':
+      return "rail_animation";
+    case 'W':
+      return "yellow";
+    case 'U':
+      return "rail_response";
+    default:
+      return "grey";
+  }
+}
+
+nlohmann::ordered_json name_row(const char* what, int64_t rank, int64_t row,
+                                const std::string& name) {
+  return {{"name", what}, {"ph", "M"}, {"pid", rank}, {"tid", row}, {"args", {{"name", name}}}};
+}
+
+nlohmann::ordered_json event_of(const RankTrace& trace, const TraceEvent& event, double origin) {
+  const Instruction& one = trace.role->body[static_cast<size_t>(event.instruction)];
+  nlohmann::ordered_json args = {{"step", event.step + 1}, {"instruction", event.instruction}};
+  if (one.stage >= 0) args["stage"] = one.stage;
+  if (one.micro >= 0) args["micro"] = one.micro;
+  return {{"name", one.label.empty() ? to_string(one.kind) : one.label},
+          {"cat", to_string(one.kind)},
+          {"ph", "X"},
+          {"ts", event.start_us - origin},
+          {"dur", event.end_us - event.start_us},
+          {"pid", trace.rank},
+          {"tid", one.stream},
+          {"cname", colour_name(one.pass)},
+          {"args", args}};
+}
+
+}  // namespace
+
+std::string print_trace(std::span<const RankTrace> traces) {
+  double origin = 0;
+  bool any = false;
+  for (const RankTrace& trace : traces) {
+    for (const TraceEvent& event : trace.events) {
+      if (!any || event.start_us < origin) origin = event.start_us;
+      any = true;
+    }
+  }
+  nlohmann::ordered_json events = nlohmann::ordered_json::array();
+  for (const RankTrace& trace : traces) {
+    events.push_back(name_row("process_name", trace.rank, 0, fmt::format("rank {}", trace.rank)));
+    for (size_t s = 0; s < trace.role->streams.size(); ++s) {
+      events.push_back(name_row("thread_name", trace.rank, static_cast<int64_t>(s),
+                                trace.role->streams[s].name));
+    }
+    for (const TraceEvent& event : trace.events) events.push_back(event_of(trace, event, origin));
+  }
+  nlohmann::ordered_json file = {{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}};
+  return file.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+std::string print_metrics(const StepMetrics& metrics) {
+  nlohmann::ordered_json line;
+  auto number = [](const std::optional<double>& value) {
+    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
+  };
+  line["step"] = metrics.step + 1;
+  line["loss"] = number(metrics.loss);
+  line["grad_norm"] = number(metrics.grad_norm);
+  line["learning_rate"] = number(metrics.learning_rate);
+  if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
+  if (metrics.skipped) line["skipped"] = *metrics.skipped != 0;
+  line["tokens_per_s"] = metrics.tokens_per_s;
+  line["step_ms"] = metrics.step_ms;
+  line["peak_bytes"] = metrics.peak_bytes;
+  return line.dump() + "\n";
+}
+
+std::string print_metrics(const MemoryMetrics& metrics) {
+  nlohmann::ordered_json memory;
+  memory["stated_bytes"] = metrics.stated_bytes;
+  memory["taken_bytes"] = metrics.taken_bytes;
+  memory["device_free_bytes_after_load"] = metrics.free_after_load;
+  if (metrics.free_after_step_2)
+    memory["device_free_bytes_after_step_2"] = *metrics.free_after_step_2;
+  return nlohmann::ordered_json{{"memory", std::move(memory)}}.dump() + "\n";
+}
+
+}  // namespace piper

@@ -1,0 +1,57 @@
+#include "worker.h"
+
+#include <csignal>
+#include <system_error>
+
+#include "piper/devices/cpu.h"
+
+namespace piper {
+
+Result<std::unique_ptr<Worker>> Worker::start(std::function<void()> work, int core) {
+  std::unique_ptr<Worker> made(new Worker(std::move(work)));
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // what it has at its start
+  std::optional<std::string> problem;
+  try {
+    made->thread_ = std::thread([worker = made.get(), core] {
+      if (core >= 0) pin_to_core(core);
+      worker->serve();
+    });
+  } catch (const std::system_error& refused) {
+    problem = refused.what();
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!problem) return made;
+  return fail("no thread beside the rank's: {}", *problem).with_code(ExitCode::kStorage);
+}
+
+Worker::~Worker() {
+  if (!thread_.joinable()) return;
+  finish();
+  leaves_ = true;
+  begin();
+  thread_.join();
+}
+
+void Worker::begin() {
+  begun_.fetch_add(1, std::memory_order_release);
+  begun_.notify_one();
+}
+
+void Worker::finish() {
+  const uint32_t last = begun_.load(std::memory_order_relaxed);
+  await(ended_, [&](uint32_t ended) { return ended == last; });
+}
+
+void Worker::serve() {
+  for (uint32_t turn = 1;; ++turn) {
+    await(begun_, [&](uint32_t begun) { return begun == turn; });
+    if (leaves_) return;
+    work_();
+    ended_.store(turn, std::memory_order_release);
+    ended_.notify_one();
+  }
+}
+
+}  // namespace piper
