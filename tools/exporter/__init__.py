@@ -1,0 +1,1 @@
+"""What export.py is made of, which is beside this folder."""

@@ -1,0 +1,69 @@
+"""What forward takes and returns: names of tensors, the dim of the batch, and which result is the loss."""
+import inspect
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .errors import NotExported
+
+
+def flat_inputs(module, args, kwargs):
+    """{name: tensor} of what forward takes, nested arguments with their keys: the names of the file's inputs, in their order."""
+    try:
+        names = list(inspect.signature(module.forward).bind(*args, **kwargs).arguments.items())
+    except TypeError as error:
+        raise NotExported(f"{type(module).__name__}.forward does not take these arguments: {error}") from None
+    kinds = {name: p.kind for name, p in inspect.signature(module.forward).parameters.items()}
+    inputs = {}
+    for name, value in names:
+        if kinds[name] is inspect.Parameter.VAR_KEYWORD:
+            parts = list(value.items())
+        elif kinds[name] is inspect.Parameter.VAR_POSITIONAL:
+            parts = [(f"{name}_{k}", one) for k, one in enumerate(value)]
+        else:
+            parts = [(name, value)]
+        for part, one in parts:
+            for keys, leaf in pytree.tree_flatten_with_path(one)[0]:
+                if isinstance(leaf, torch.Tensor):
+                    inputs["_".join([part, *(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys)])] = leaf
+    return inputs
+
+
+def choose_batch(inputs, batch):
+    """{name: dim or None}"""
+    if batch is None:
+        return dict.fromkeys(inputs)
+    if isinstance(batch, dict):
+        unknown = sorted(set(batch) - set(inputs))
+        if unknown:
+            raise NotExported(f"batch names '{unknown[0]}', which is no input; inputs are {', '.join(inputs)}")
+        return {name: batch.get(name) for name in inputs}
+    if batch != "auto":
+        raise NotExported(f"batch is {batch!r}; it is 'auto', None, or the dim of each input")
+    sizes = [len(value) for value in inputs.values() if value.dim()]
+    return {name: 0 if value.dim() and len(value) == sizes[0] else None for name, value in inputs.items()}
+
+
+def size_of_batch(inputs, dims):
+    sizes = {name: inputs[name].shape[dim] for name, dim in dims.items() if dim is not None}
+    if len(set(sizes.values())) > 1:
+        raise NotExported(f"the inputs have batches of several sizes: {sizes}")
+    size = next(iter(sizes.values()), 0)
+    if size == 1:
+        raise NotExported("the example has one sample: of one, the tracer does not tell what grows with the batch; give two or more")
+    return size
+
+
+def output_names(out):
+    """Names of the tensors that forward returns: keys, or output_K."""
+    leaves = pytree.tree_flatten_with_path(out)[0]
+    return ["_".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in keys) or f"output_{k}" for k, (keys, _) in enumerate(leaves)]
+
+
+def find_loss(leaves, names):
+    """The index of the loss, or None where forward returns no single scalar."""
+    scalars = [k for k, one in enumerate(leaves) if isinstance(one, torch.Tensor) and one.dim() == 0 and one.is_floating_point()]
+    called = [k for k in scalars if names[k] == "loss"]
+    if called or len(scalars) == 1:
+        return (called or scalars)[0]
+    return None

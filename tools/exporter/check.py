@@ -1,0 +1,179 @@
+"""Trains the file for one step by Piper and the module by PyTorch, and compares the loss, each gradient and each buffer."""
+import copy
+import math
+import pathlib
+import subprocess
+import tempfile
+
+import torch
+import torch.nn.attention
+from torch.utils import _pytree as pytree
+
+from .errors import Differs, NotExported, first_line
+from .programs import loss_of_file, step_in_piper
+from .watching import Watch, experts_in_batches, quietly
+
+# Between a tensor of Piper's step and of PyTorch's, of the largest number in it. Files hold their constants in float32.
+BOUND = {torch.float64: 1e-4, torch.float32: 2e-3}
+ROUNDINGS = 10  # of those that PyTorch shows: what Piper rounds otherwise
+NUDGES = 1 + 2**-20, 1 - 2**-21
+
+
+def compare_with_pytorch(job, path, tools):
+    """What is to be said of the file that `job` has written to `path`; Differs where it trains another model."""
+    if job.loss is None:
+        done = subprocess.run([tools / "piperc", path, "--describe"], capture_output=True, text=True)
+        if done.returncode:
+            raise NotExported(f"piperc does not read {path}:\n{done.stderr.strip()}")
+        return "  read back; nothing is compared without a loss"
+    if job.watch.draws:
+        return f"  not compared with PyTorch: forward draws numbers of its own ({', '.join(sorted(job.watch.draws))})"
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        if job.watch.dropout:
+            twin = copy.copy(job)
+            twin.quiet, path = True, folder / "model.onnx"
+            twin.write(path)
+        where = ", with its dropout off" if job.watch.dropout else ""
+        try:
+            step = agree_on_a_step(job, tools, path, folder, torch.float64)
+        except Exception as error:  # forward's own, or a difference: where it makes tensors of float32 it may not run in float64, or round there
+            if isinstance(error, NotExported) and not isinstance(error, Differs):
+                raise
+            try:
+                step = agree_on_a_step(job, tools, path, folder, torch.float32)
+            except Differs as second:
+                raise (error if isinstance(error, Differs) else second) from None
+            where += ", in float32, in which forward computes also where its parameters are float64"
+    return f"  one step of Piper is one of PyTorch{where}: {step}"
+
+
+class Step:
+    """One step of PyTorch: the loss, the gradient of each parameter that has one, by its first name, and what buffers of floats become."""
+
+    def __init__(self, job, dtype, nudge=1.0):
+        module = copy_of(job.module)
+        for norm in module.modules():  # that of the type of its input, which is another one here
+            if isinstance(norm, torch.nn.RMSNorm) and norm.eps is None:
+                norm.eps = torch.finfo(norm.weight.dtype if norm.weight is not None else torch.get_default_dtype()).eps
+        module = module.to(dtype)
+        with torch.no_grad():
+            for value in filter(torch.is_floating_point, module.parameters()):
+                value.mul_(nudge)
+        before = {name: value.clone() for name, value in module.named_buffers()}
+        widen = lambda leaf: leaf.detach().to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf  # noqa: E731
+        args, kwargs = pytree.tree_map(widen, (job.args, job.kwargs))
+        # Not by the fused kernels, whose gradients of rows that a mask of large numbers hides are those of rounding errors.
+        defined = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+        with quietly(), torch.enable_grad(), Watch(quiet=True), experts_in_batches(module), defined:
+            loss = pytree.tree_leaves(module(*args, **kwargs))[job.loss]
+            loss.backward()
+        self.dtype, self.loss = dtype, loss.item()
+        self.gradients = {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
+        self.buffers = {name: value for name, value in module.named_buffers() if value.is_floating_point() and not torch.equal(value, before[name])}
+
+    def not_finite(self):
+        """What of it is no number, if anything is."""
+        if not math.isfinite(self.loss):
+            return "its loss"
+        return next((f"the gradient of '{name}'" for name, value in self.gradients.items() if not value.isfinite().all()), None)
+
+
+def agree_on_a_step(job, tools, path, folder, dtype):
+    """What the step is on which Piper and PyTorch agree."""
+    try:
+        wanted = Step(job, dtype)
+    except Exception as error:
+        if dtype is torch.float64:
+            raise
+        raise NotExported(f"PyTorch does not train {type(job.module).__name__} for a step: {first_line(error)}") from error
+    endless = wanted.not_finite()
+    if endless:
+        raise (ValueError if dtype is torch.float64 else NotExported)(
+            f"nothing is compared: in PyTorch itself {endless} is not finite on these arguments. Give an example batch on which the module trains "
+            "(where all labels are ignored, the loss is a mean of nothing), or pass check=False (--no-check); the file is written")
+    # So long a step that nothing is left of the digits of the parameters themselves: each gradient is read as exactly as it was computed.
+    rate = min(2.0**40 / (max(map(largest, wanted.gradients.values()), default=0) or 1), 2.0**100)
+    loss, saved = step_in_piper(tools, path, folder, job.inputs, job.size, rate, dtype is torch.float64)
+    compared = Comparison(job, wanted, [rounded_otherwise(job, dtype, nudge) for nudge in NUDGES])
+    wrong = [*compared.loss(loss, path), *compared.gradients(saved, rate), *compared.buffers(saved)]
+    if wrong:
+        own = [f"its gradient is that of {', '.join(job.backwards)} (torch.autograd.Function), which the file does not have"] if job.backwards else []
+        raise Differs("\n  ".join(["Piper would train another model:", *wrong[:8], *(["…"] if len(wrong) > 8 else []), *own]))
+    zero = f", {compared.zeros} of them zero but for rounding" if compared.zeros else ""
+    return f"loss {wanted.loss:.6g}, {len(wanted.gradients)} gradients{zero}"
+
+
+def rounded_otherwise(job, dtype, nudge):
+    """The step again, in float32, its parameters a few roundings away."""
+    try:
+        return Step(job, torch.float32, nudge)
+    except Exception:  # forward runs in float64 alone
+        return Step(job, dtype, nudge)
+
+
+class Comparison:
+    """Compares each tensor by its own scale. How much roundings change it, PyTorch shows in further steps: a gradient that is zero but for
+    them (of a bias in front of a norm, of an attention's keys) is any number of that size."""
+
+    def __init__(self, job, wanted, others):
+        self.job, self.wanted, self.others, self.zeros = job, wanted, others, 0
+
+    def noise(self, value, others, scale):
+        """What roundings change in a tensor that was computed of others whose largest number is `scale`."""
+        changed = [largest(other.double() - value.double()) for other in others if other is not None]
+        return ROUNDINGS * max(changed, default=0.0) + 4 * torch.finfo(torch.float64).eps * scale
+
+    def is_far(self, off, value, noise):
+        return not off <= BOUND[self.wanted.dtype] * largest(value) + noise  # also where it is no number
+
+    def loss(self, loss, path):
+        wanted, *others = (torch.tensor(step.loss, dtype=torch.float64) for step in (self.wanted, *self.others))
+        if self.is_far(abs(loss - wanted.item()), wanted, self.noise(wanted, others, largest(wanted))):
+            program, of_file = loss_of_file(path, self.job.inputs)
+            if abs(of_file - loss) <= BOUND[torch.float32] * abs(loss):
+                raise Differs(f"torch.onnx wrote another model than {type(self.job.module).__name__}: the loss of the file is {loss:.8g}, by {program} as by "
+                              f"Piper, and that of the module {wanted.item():.8g}. It writes some function of the loss wrong: write that one by others in forward")
+            yield f"the loss is {loss:.8g}, that of PyTorch {wanted.item():.8g}"
+
+    def gradients(self, saved, rate):
+        scale = max(map(largest, self.wanted.gradients.values()), default=0)
+        for name, value in self.job.module.named_parameters():
+            gradient = self.wanted.gradients.get(name)
+            if name not in saved:
+                if gradient is not None and largest(gradient) > 0:
+                    yield f"'{name}' is not trained"
+                continue
+            if saved[name].shape != value.shape:
+                yield f"'{name}' is saved as {list(saved[name].shape)}, not {list(value.shape)}"
+                continue
+            gradient = torch.zeros_like(value) if gradient is None else gradient
+            noise = self.noise(gradient, [step.gradients.get(name) for step in self.others], scale)
+            self.zeros += largest(gradient) <= noise
+            off = largest((value.detach().double() - saved[name].double()) / rate - gradient.double())
+            if self.is_far(off, gradient, noise):
+                yield f"the gradient of '{name}' differs by {off:.2g} of {largest(gradient):.2g}, where rounding changes {noise:.1g}"
+
+    def buffers(self, saved):
+        scale = max(map(largest, self.wanted.buffers.values()), default=0)
+        for name, value in self.wanted.buffers.items():
+            if name not in saved:
+                yield f"the buffer '{name}', which forward changes, is not saved"
+                continue
+            noise = self.noise(value, [step.buffers.get(name) for step in self.others], scale)
+            if self.is_far(largest(saved[name].double() - value.double()), value, noise):
+                yield f"the buffer '{name}' becomes another value"
+
+
+def copy_of(module):
+    """Also of one that has results of its forward, such as the weights of torch.nn.utils.weight_norm."""
+    made = {}
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                made[id(value)] = value.detach().clone()
+    return copy.deepcopy(module, made)
+
+
+def largest(tensor):
+    return tensor.detach().abs().max().item() if tensor.numel() else 0.0

@@ -1,0 +1,140 @@
+"""Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it writes."""
+import torch
+
+from .errors import NotExported
+
+
+def attention_of_four_dims(attention, bound):
+    """That of one batch dim, one of heads and two, which is what torch.onnx writes."""
+    query, mask = bound["query"], bound.get("attn_mask")
+    lead = query.shape[:-3]
+    if len(lead) < 2 or any(bound[name].shape[:-3] != lead for name in ("key", "value")):
+        return attention(**bound)
+    bound |= {name: bound[name].flatten(0, -4) for name in ("query", "key", "value")}
+    if mask is not None and mask.dim() > 3:
+        bound["attn_mask"] = mask.expand(*lead, *mask.shape[-3:]).flatten(0, -4)
+    return attention(**bound).unflatten(0, lead)
+
+
+def distances(x1, x2, p=2.0, compute_mode=None):
+    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), ord=p, dim=-1)
+
+
+def distances_within(input, p=2.0):
+    first, second = torch.triu_indices(len(input), len(input), 1)
+    return torch.linalg.vector_norm(input[first] - input[second], ord=p, dim=-1)
+
+
+def kth_value(input, k, dim=-1, keepdim=False, result=torch.return_types.kthvalue):
+    found = [part.narrow(dim, k - 1, 1) for part in input.sort(dim=dim)]
+    return result(found if keepdim else [part.squeeze(dim) for part in found])
+
+
+def median(input, dim=None, keepdim=False):
+    if dim is None:
+        return median(input.flatten(), 0)[0]
+    return kth_value(input, (input.shape[dim] + 1) // 2, dim, keepdim, torch.return_types.median)
+
+
+def cumulated_product(input, dim, dtype=None):
+    parts = list(input.to(dtype or input.dtype).unbind(dim))
+    for k in range(1, len(parts)):
+        parts[k] = parts[k - 1] * parts[k]
+    return torch.stack(parts, dim)
+
+
+def masked_scatter(input, mask, source):
+    mask = mask.expand_as(input)
+    place = (mask.flatten().to(torch.int64).cumsum(0) - 1).clamp(0, source.numel() - 1)
+    return torch.where(mask, source.flatten()[place].view_as(input), input)
+
+
+def multilabel_margin_loss(input, target, size_average=None, reduce=None, reduction="mean"):
+    counts = (target < 0).to(torch.int64).cumsum(-1) == 0  # up to the first that is none
+    label = torch.where(counts, target, torch.zeros_like(target))
+    own = ((label.unsqueeze(-1) == torch.arange(input.shape[-1], device=input.device)) & counts.unsqueeze(-1)).any(-2)
+    margins = torch.relu(1 - input.gather(-1, label).unsqueeze(-1) + input.unsqueeze(-2))
+    margins = torch.where(counts.unsqueeze(-1) & ~own.unsqueeze(-2), margins, torch.zeros_like(margins))
+    return reduced(margins.sum((-1, -2)) / input.shape[-1], size_average, reduce, reduction)
+
+
+def reduced(each, size_average, reduce, reduction):
+    if size_average is not None or reduce is not None:
+        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
+    return {"none": lambda: each, "sum": each.sum, "mean": each.mean}[reduction]()
+
+
+def instance_norm(input, running_mean=None, running_var=None, weight=None, bias=None, use_input_stats=True, momentum=0.1, eps=1e-5):
+    """With what becomes of its statistics, which the tracer does not see."""
+    norm = torch.nn.functional
+    if not use_input_stats:
+        return norm.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    if running_mean is not None:
+        with torch.no_grad():
+            flat = input.flatten(2)
+            running_mean.mul_(1 - momentum).add_(momentum * flat.mean(-1).mean(0))
+            running_var.mul_(1 - momentum).add_(momentum * flat.var(-1).mean(0))
+    return norm.instance_norm(input, None, None, weight, bias, True, momentum, eps)
+
+
+def matrix_exp(A):
+    """By scaling and squaring (Higham, 2005): the series of A·2⁻ⁿ, of a norm of at most 1/2, whose square is taken n times."""
+    size = A.detach().abs().sum(-2).amax(-1)[..., None, None].clamp(min=1e-30)
+    count = (size.log2().ceil() + 1).clamp(0, 24)
+    one = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    scaled, out = A * torch.exp2(-count), one
+    for k in range(14, 0, -1):
+        out = one + (scaled @ out) / k
+    for k in range(24):
+        out = torch.where(count > k, out @ out, out)
+    return out
+
+
+def solve(A, B, left=True):
+    """By elimination (Gauss-Jordan), with the largest number of each column as its pivot."""
+    if not left:
+        return solve(A.mT, B.mT).mT
+    vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
+    right = B.unsqueeze(-1) if vector else B
+    size = A.shape[-1]
+    lead = torch.broadcast_shapes(A.shape[:-2], right.shape[:-2])
+    rows = torch.cat([A.expand(*lead, size, size), right.expand(*lead, size, right.shape[-1])], -1)
+    place = torch.arange(size, device=A.device)
+    for k in range(size):
+        pivot = torch.where(place < k, -1.0, rows[..., k].detach().abs()).argmax(-1, keepdim=True)
+        order = torch.where(place == k, pivot, torch.where(place == pivot, torch.full_like(place, k), place))
+        rows = rows.gather(-2, order.unsqueeze(-1).expand(*order.shape, rows.shape[-1]))
+        row = rows[..., k : k + 1, :] / rows[..., k : k + 1, k : k + 1]
+        rows = torch.where((place == k).unsqueeze(-1), row, rows - rows[..., k : k + 1] * row)
+    found = rows[..., size:]
+    return found.squeeze(-1) if vector else found
+
+
+def inverse(A):
+    return solve(A, torch.eye(A.shape[-1], dtype=A.dtype, device=A.device))
+
+
+def as_strided(input, size, stride, storage_offset=None):
+    """torch.onnx takes what is viewed to lie in memory in the order of its dims: it is viewed in the order in which it lies."""
+    own = input.storage_offset()
+    order = sorted(range(input.dim()), key=lambda dim: (-input.stride(dim), -input.size(dim)))
+    lying = input.permute(order)
+    if not lying.is_contiguous() or (storage_offset or own) < own:
+        raise NotExported("as_strided of a part of a tensor is not supported: clone() the part first")
+    return torch.as_strided(lying if own == 0 else lying.clone(), size, stride, (own if storage_offset is None else storage_offset) - own)
+
+
+def set_items(input, places, value):
+    one = value.dim() == 0 if isinstance(value, torch.Tensor) else isinstance(value, (bool, int, float))
+    if one and isinstance(places, torch.Tensor) and places.dtype is torch.bool:
+        input.masked_fill_(places.view(places.shape + (1,) * (input.dim() - places.dim())), value)
+    elif isinstance(places, torch.Tensor) and places.dtype is torch.bool and isinstance(value, torch.Tensor) and value.dim() <= input.dim() - places.dim():
+        input.copy_(torch.where(places.view(places.shape + (1,) * (input.dim() - places.dim())), value.to(input.dtype), input))
+    else:
+        input[places] = value
+
+
+# Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it does.
+EQUIVALENTS = {"__setitem__": set_items, "as_strided": as_strided, "cdist": distances, "cumprod": cumulated_product, "inverse": inverse, "kthvalue": kth_value,
+               "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_solve": solve, "masked_scatter": masked_scatter, "matrix_exp": matrix_exp,
+               "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within}

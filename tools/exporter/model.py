@@ -1,0 +1,209 @@
+"""Traces a module and writes the file: the graph, and in its metadata what training needs to know of parameters and buffers."""
+import copy
+import inspect
+import json
+import re
+
+import onnxscript.ir
+import torch
+from torch.utils import _pytree as pytree
+
+from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_of_batch
+from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies
+from .errors import NotExported, first_line
+from .watching import Asked, Backwards, Watch, experts_in_batches, quietly
+
+PARAMETERS, SIGNATURE = "piper.parameters", "pkg.torch.export.ExportedProgram.graph_signature"
+
+
+class Export:
+    def __init__(self, module, args, kwargs, batch, opset):
+        self.module, self.args, self.kwargs, self.opset = module, args, kwargs, opset
+        self.inputs = flat_inputs(module, args, kwargs)
+        self.dims = choose_batch(self.inputs, batch)
+        self.size = size_of_batch(self.inputs, self.dims)
+        self.fixed = ""  # why the batch is, where it was to be left open
+        self.quiet = False
+
+    def trace(self):
+        """The exported program, with everything that forward returns and changes."""
+        watch, backwards = Watch(self.quiet), Backwards()
+        state = {name: value.detach().clone() for name, value in self.module.state_dict(keep_vars=True).items()}
+        try:
+            with watch, backwards:
+                out, self.answers = self.ask(self.args, self.kwargs)
+            if self.answers and self.size and self.answers != self.ask(*self.doubled())[1]:
+                self.fixed = "what it asks of tensors depends on the size of the batch"
+        finally:
+            with torch.no_grad():
+                for name, value in self.module.state_dict(keep_vars=True).items():
+                    value.copy_(state[name])
+        self.leaves, self.names = pytree.tree_leaves(out), output_names(out)
+        self.watch, self.backwards = watch, sorted(backwards.classes)
+        self.loss = find_loss(self.leaves, self.names)
+        with quietly(), torch.enable_grad(), Watch(self.quiet), experts_in_batches(self.module):
+            return self.traced()
+
+    def ask(self, args, kwargs):
+        """What forward returns, and the answers to what it asks of constants."""
+        args, kwargs = copy.deepcopy((args, kwargs))
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        asked = Asked([*tensors, *self.module.parameters(), *self.module.buffers()])
+        with quietly(), torch.enable_grad(), asked:
+            return self.module(*args, **kwargs), asked.answered()
+
+    def doubled(self):
+        """The arguments with each sample twice."""
+        dims = {id(self.inputs[name]): dim for name, dim in self.dims.items() if dim is not None}
+        twice = lambda leaf: torch.cat([leaf, leaf], dims[id(leaf)]) if isinstance(leaf, torch.Tensor) and id(leaf) in dims else leaf  # noqa: E731
+        return pytree.tree_map(twice, (self.args, self.kwargs))
+
+    def traced(self):
+        def shaped(open_batch):
+            dim = torch.export.Dim("batch", min=1, max=2**31 - 1)
+            by_id = {id(self.inputs[name]): {at: dim} for name, at in self.dims.items() if at is not None and open_batch}
+            return pytree.tree_map(lambda leaf: by_id.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None, self.signature_arguments())
+
+        def attempt(open_batch):
+            with Asked(answers=self.answers):
+                return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(open_batch), strict=False)
+
+        if self.size and not self.fixed:
+            try:
+                return attempt(True)
+            except Exception as error:  # the tracer has many classes of them
+                self.fixed = first_line(error)
+        try:
+            return attempt(False)
+        except Exception as error:
+            raise NotExported(f"torch.export does not trace {type(self.module).__name__}: {first_line(error)}") from error
+
+    def signature_arguments(self):
+        return dict(inspect.signature(self.module.forward).bind(*self.args, **self.kwargs).arguments)
+
+    def keep_changed_buffers(self, program):
+        """What buffers of floats become is returned, so that it is in the file: (the signature before, their names)."""
+        told = str(program.graph_signature)
+        kinds = torch.export.graph_signature.OutputKind
+        norms = self.statistics_of_norms(program)
+        kept = []
+        for spec in program.graph_signature.output_specs:
+            if spec.kind is not kinds.BUFFER_MUTATION or spec.target in norms:
+                continue
+            if not self.module.get_buffer(spec.target).is_floating_point():
+                continue
+            kept.append(spec.target)
+            spec.kind, spec.target = kinds.USER_OUTPUT, None
+        returned = sum(spec.kind is kinds.USER_OUTPUT for spec in program.graph_signature.output_specs)
+        program.module_call_graph[0].signature.out_spec = pytree.tree_structure(tuple(range(returned)))
+        return told, kept
+
+    @staticmethod
+    def statistics_of_norms(program):
+        """Buffers that are running statistics: batch norms say themselves what becomes of them."""
+        buffers = program.graph_signature.inputs_to_buffers
+        return {buffers[arg.name] for node in program.graph.nodes if "batch_norm" in str(node.target)
+                for arg in node.args if isinstance(arg, torch.fx.Node) and arg.name in buffers}
+
+    def write(self, path):
+        program = self.trace()
+        self.detached = detach_what_has_no_gradient(program)
+        try:
+            try:
+                written, told = self.convert(program)
+            except Exception as error:
+                if "Cannot view" not in first_line(error):
+                    raise
+                written, told = self.convert(program, copies=True)
+        except Exception as error:
+            raise NotExported(f"torch.onnx does not write {type(self.module).__name__}: {first_line(error)}") from error
+        listed = self.listed()
+        self.describe(written.model, told, listed)
+        with quietly():
+            written.save(str(path), external_data=sum(value.nbytes for value in self.module.parameters()) > 2**20)
+        return listed
+
+    def convert(self, program, copies=False):
+        """What torch.onnx makes of it, and the signature before forward's changes were returned."""
+        with quietly():
+            take_losses_apart(program)
+            program = program.run_decompositions({})
+            drop_assertions(program)
+            complex_by_parts(program)
+            if copies:
+                view_by_copies(program)
+            told, self.changed = self.keep_changed_buffers(program)
+            return torch.onnx.export(program, dynamo=True, optimize=False, opset_version=self.opset, verbose=False), told
+
+    def listed(self):
+        """By tensor, in the module's order: its first name, its others, its shape and whether it is trained."""
+        by_tensor = {}
+        for name, value in self.module.named_parameters(remove_duplicate=False):
+            entry = by_tensor.setdefault(id(value), {"name": name, "shape": list(value.shape), "trained": bool(value.requires_grad)})
+            if entry["name"] != name:
+                entry.setdefault("also", []).append(name)
+        return list(by_tensor.values())
+
+    def describe(self, model, told, listed):
+        """Parameters under their first names, inputs and the loss under theirs, and the list."""
+        graph = model.graph
+        for entry in listed:
+            for name in [entry["name"], *entry.get("also", [])]:
+                if name in graph.initializers and name != entry["name"]:
+                    value = graph.initializers.pop(name)
+                    value.name = entry["name"]
+                    graph.initializers[entry["name"]] = value
+        for value in [value for node in graph for value in node.outputs if value.name in graph.initializers or value.name in self.inputs]:
+            value.name += "_result"  # of a call that has the name of a buffer, such as 'mean'
+        used = {value.name for node in graph for value in node.inputs if value is not None} | {value.name for value in graph.outputs}
+        for entry in listed:
+            if entry["name"] not in used:
+                entry["unused"] = True
+        for value, name in zip(graph.inputs, self.inputs):
+            value.name = name
+        self.name_outputs(graph)
+        for target, value in zip(self.changed, graph.outputs):  # torch.onnx numbers results anew
+            told = re.sub(rf"(?m)^.*(?=: BUFFER_MUTATION target='{re.escape(target)}'$)", value.name, told)
+        graph.metadata_props[SIGNATURE] = told
+        graph.metadata_props[PARAMETERS] = json.dumps(listed, separators=(",", ":"))
+
+    def name_outputs(self, graph):
+        """The loss alone, where there is one, and what buffers become."""
+        count = len(self.changed)
+        of_user = list(graph.outputs)[count:]
+        if self.loss is not None and len(of_user) == len(self.leaves):
+            loss = of_user[self.loss]
+            loss.name = "loss"
+            keep = [copied(graph, value) if value is loss or value.uses() else value for value in list(graph.outputs)[:count]] + [loss]
+            del graph.outputs[:]
+            graph.outputs.extend(keep)
+
+    def summary(self, path, listed):
+        trained = [entry for entry in listed if entry["trained"] and not entry.get("unused")]
+        lines = [f"{path}: {len(trained)} parameters to train, {sum(self.count(entry) for entry in trained)} elements"]
+        frozen, unused = sum(not entry["trained"] for entry in listed), sum(entry.get("unused", False) for entry in listed)
+        lines[0] += (f"; {frozen} frozen" if frozen else "") + (f"; {unused} that nothing reads" if unused else "")
+        tied = sum(len(entry.get("also", [])) for entry in listed)
+        if tied:
+            lines[0] += f"; {tied} further names of tied ones"
+        if self.changed:
+            lines.append(f"  forward changes the buffers {', '.join(self.changed)}")
+        if self.detached:
+            lines.append(f"  {self.detached} results of torch.no_grad() stop gradients")
+        if self.fixed:
+            lines.append(f"  the batch stays {self.size}: the module does not take another ({self.fixed})")
+        if self.loss is None:
+            lines.append("  forward returns no single scalar: name its loss in the strategy")
+        return "\n".join(lines)
+
+    @staticmethod
+    def count(entry):
+        return torch.Size(entry["shape"]).numel()
+
+
+def copied(graph, value):
+    """What a buffer becomes apart from the value, through which gradients flow."""
+    node = onnxscript.ir.node("Identity", [value])
+    graph.append(node)
+    node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = f"{value.name}_kept", value.type, value.shape
+    return node.outputs[0]

@@ -1,0 +1,62 @@
+"""The programs that a file is tried by: piperc and piper-run, and another one that runs ONNX files."""
+import json
+import math
+import os
+import pathlib
+import shutil
+import subprocess
+
+import onnx.reference
+
+from .errors import NotExported
+
+STRATEGY = """piper: 1
+train: {{global_batch: {batch}, optimizer: {{sgd: {{lr: {rate!r}}}}}}}
+"""
+PRECISE = "directives: [{precision: {compute: f64}}]\n"
+
+
+def find_programs(folder):
+    """The folder of piperc and piper-run: the one that is named, that of the tree around these files, or that on PATH."""
+    here = pathlib.Path(__file__).resolve().parents[2] / "build" / "bin"
+    on_path = shutil.which("piperc")
+    places = [folder, os.environ.get("PIPER_BIN"), here, on_path and pathlib.Path(on_path).parent]
+    for place in places:
+        if place and all(os.access(pathlib.Path(place) / name, os.X_OK) for name in ("piperc", "piper-run")):
+            return pathlib.Path(place)
+    raise NotExported("piperc and piper-run are not found: build them, name their folder as programs= or PIPER_BIN, or pass check=False")
+
+
+def step_in_piper(tools, path, folder, inputs, size, rate, precise):
+    """The loss of one step of SGD and the parameters after it, by name."""
+    from safetensors.torch import load_file, save_file
+    save_file({f"batch/0/{name}": value.detach().contiguous().clone() for name, value in inputs.items()}, folder / "data.safetensors")
+    (folder / "strategy.yaml").write_text(STRATEGY.format(batch=size or 1, rate=rate) + (PRECISE if precise else ""))
+    plans, saved, metrics = folder / "plans", folder / "saved.safetensors", folder / "metrics.jsonl"
+    call([tools / "piperc", path, folder / "strategy.yaml", "-o", plans, "--no-oracles", "--force"], "piperc does not take the file")
+    call([tools / "piper-run", plans, "--data", folder / "data.safetensors", "--steps", "1", "--save", saved, "--metrics", metrics],
+         "piper-run does not run it")
+    losses = [line["loss"] for line in map(json.loads, metrics.read_text().splitlines()) if "loss" in line]
+    return losses[-1], load_file(saved)  # of this run: metrics are added to the file
+
+
+def call(command, what):
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    if done.returncode:
+        raise NotExported(f"{what}:\n{done.stderr.strip()}")
+
+
+def loss_of_file(path, inputs):
+    """(the program, the loss) of another program than Piper that runs files, not a number where it does not run this one."""
+    try:
+        import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4  # it is asked for a number, not for its remarks
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        program, names, run = "onnxruntime", [value.name for value in session.get_inputs()], session.run
+    except Exception:  # it is not there, or refuses the file
+        program, names, run = "onnx.reference", list(inputs), onnx.reference.ReferenceEvaluator(str(path)).run
+    try:
+        return program, float(run(["loss"], {name: inputs[name].detach().numpy() for name in names})[0])
+    except Exception:
+        return program, math.nan

@@ -1,0 +1,146 @@
+"""Watches a module while it runs or is traced: what it draws and asks, and functions in place of which it calls their equivalents."""
+import contextlib
+import logging
+import os
+import sys
+import warnings
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from .equivalents import EQUIVALENTS, attention_of_four_dims, instance_norm
+
+
+class Watch(TorchFunctionMode):
+    """Notes what draws random numbers; with `quiet`, dropout passes everything on."""
+
+    DROPOUT = {name for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout")}
+    DRAWS = {"rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "normal", "normal_", "uniform_",
+             "multinomial", "randperm", "exponential_", "poisson", "gumbel_softmax"}
+
+    def __init__(self, quiet=False):
+        super().__init__()
+        self.quiet, self.dropout, self.draws = quiet, False, set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name.rstrip("_") in self.DROPOUT:
+            bound = dict(zip(("input", "p", "training"), args)) | kwargs
+            default = name.startswith(("alpha", "feature_alpha")) or func in (torch.nn.functional.dropout,)
+            if bound.get("training", bound.get("train", default)) and bound.get("p", 0.5) > 0:
+                self.dropout = True
+                if self.quiet:
+                    return bound["input"]
+        elif name == "scaled_dot_product_attention":
+            bound = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs
+            if bound.get("dropout_p", 0):
+                self.dropout = True
+                if self.quiet:
+                    bound["dropout_p"] = 0.0
+            return attention_of_four_dims(func, bound)
+        elif func is torch.nn.functional.instance_norm:
+            return instance_norm(*args, **kwargs)
+        elif name in EQUIVALENTS:
+            return EQUIVALENTS[name](*args, **kwargs)
+        elif name.rstrip("_") == "rrelu":
+            bound = dict(zip(("input", "lower", "upper", "training"), args)) | kwargs
+            if not bound.get("training", False):  # ONNX has it without the name
+                return torch.nn.functional.leaky_relu(bound["input"], (bound.get("lower", 1 / 8) + bound.get("upper", 1 / 3)) / 2)
+            self.draws.add(name)
+        elif name in self.DRAWS:
+            self.draws.add(name)
+        return func(*args, **kwargs)
+
+
+class Asked(TorchFunctionMode):
+    """Notes what forward asks of tensors, a number for a branch say, and answers the same to the tracer, which knows no values: where it is
+    asked of constants alone, neither of `open` tensors, which other batches and steps change, nor of what is made or drawn beside them."""
+
+    QUESTIONS = {"item", "__bool__", "__int__", "__float__", "__index__", "tolist", "is_nonzero", "equal", "allclose"}
+
+    def __init__(self, open=(), answers=None):
+        super().__init__()
+        self.open = {memory_of(tensor): tensor for tensor in open}  # kept, or another would have their place
+        self.tracing, self.answers = answers is not None, {place: list(each) for place, each in (answers or {}).items()}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if self.tracing:
+            told = self.answers.get(place_of(name)) if name in self.QUESTIONS else None
+            answer = told.pop(0) if told else None
+            return func(*args, **kwargs) if answer is None else answer
+        out = func(*args, **kwargs)
+        drawn = name in Watch.DRAWS or name.rstrip("_") in Watch.DROPOUT
+        depends = drawn or any(memory_of(leaf) in self.open for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        if name in self.QUESTIONS:
+            self.answers.setdefault(place_of(name), []).append(None if depends else out)
+        elif depends:
+            written = args[:1] if name.endswith("_") else kwargs.get("out")
+            self.open |= {memory_of(leaf): leaf for leaf in pytree.tree_leaves((out, written)) if isinstance(leaf, torch.Tensor)}
+        return out
+
+    def answered(self):
+        return {place: each for place, each in self.answers.items() if any(answer is not None for answer in each)}
+
+
+def memory_of(tensor):
+    """Of which views have parts."""
+    try:
+        return tensor.untyped_storage().data_ptr() or id(tensor)
+    except (NotImplementedError, RuntimeError):  # of a tensor that has none
+        return id(tensor)
+
+
+def place_of(question):
+    """Where the program asks it: the file, the line and the question."""
+    frame, own = sys._getframe(1), (os.path.dirname(__file__), os.path.dirname(torch.__file__))
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, question
+
+
+class Backwards:
+    """While it is entered, notes classes of torch.autograd.Function: their own backward is not in the file."""
+
+    def __enter__(self):
+        self.classes, self.apply = set(), torch.autograd.Function.__dict__["apply"]
+
+        def apply(cls, *args, **kwargs):
+            self.classes.add(cls.__name__)
+            return self.apply.__get__(None, cls)(*args, **kwargs)
+
+        torch.autograd.Function.apply = classmethod(apply)
+        return self
+
+    def __exit__(self, *_):
+        torch.autograd.Function.apply = self.apply
+
+
+@contextlib.contextmanager
+def quietly():
+    """Without what the exporter prints and logs."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings(), open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.disable(level)
+
+
+@contextlib.contextmanager
+def experts_in_batches(module):
+    """Experts of the transformers library by products that ONNX has: those of groups of rows are the library's own."""
+    kept = [(config, config._experts_implementation) for config in {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}.values()
+            if getattr(config, "_experts_implementation", None) == "grouped_mm"]
+    try:
+        for config, _ in kept:
+            config._experts_implementation = "batched_mm"
+        yield
+    finally:
+        for config, before in kept:
+            config._experts_implementation = before
