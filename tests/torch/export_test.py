@@ -21,6 +21,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from export import NotExported, export  # noqa: E402
 from exporter.equivalents import EQUIVALENTS  # noqa: E402
+from exporter.programs import train_in_piper  # noqa: E402
 from torch import nn  # noqa: E402
 
 
@@ -173,11 +174,56 @@ class Stateful(nn.Module):
     def forward(self, x, y):
         with torch.no_grad():
             self.steps.add_(1)
-            self.counts.add_(F.one_hot(y, 3).float().sum(0))
+            self.counts.mul_(0.9).add_(0.1 * F.one_hot(y, 3).sum(0))
         loss = F.cross_entropy(self.fc(self.norm(x).pow(3).mean(-1)) / self.counts, y) / self.steps
         with torch.no_grad():
             self.last.copy_(loss)
         return loss
+
+
+class Momentum(nn.Module):
+    """A frozen teacher that follows its pupil; with `clamp`, forward changes what is trained."""
+
+    def __init__(self, clamp=False):
+        super().__init__()
+        self.pupil, self.teacher, self.clamp = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False), clamp
+
+    def forward(self, x):
+        with torch.no_grad():
+            for own, followed in zip(self.teacher.parameters(), self.pupil.parameters()):
+                own.mul_(0.9).add_(followed, alpha=0.1)
+            if self.clamp:
+                self.pupil.weight.clamp_(-0.1, 0.1)
+        return F.mse_loss(self.pupil(x), self.teacher(x.flip(-1)))
+
+
+class Counts(nn.Module):
+    """A number that is no buffer, on which the loss depends where `used`; and results that it keeps, from one forward to the next where `cached`."""
+
+    def __init__(self, used=False, cached=False, momentum=0.1):
+        super().__init__()
+        self.fc, self.norm, self.steps, self.used, self.cached, self.kept = nn.Linear(4, 4), nn.BatchNorm1d(4, momentum=momentum), 0, used, cached, {}
+
+    def forward(self, x):
+        self.steps += 1
+        if not self.cached or "weight" not in self.kept:
+            self.kept["weight"] = self.fc.weight * 2
+        y = self.norm(F.linear(x, self.kept["weight"])).pow(3).mean()
+        return y / self.steps if self.used else y
+
+
+class Otherwise(nn.Module):
+    """What it does only while it is traced does not run; it converts itself, and counts with bits."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x, ids):
+        mask = None if torch.compiler.is_compiling() else torch.ones(4)
+        self.fc = self.fc.to(x.dtype)
+        bits = (ids & (x > 0)) + (ids | (x > 0)) * 2
+        return (self.fc(x) * mask[None, :] * bits).square().mean()
 
 
 class Hidden(nn.Module):
@@ -262,6 +308,19 @@ def said(module, args, path, kwargs=None, **options):
     return "\n".join(lines)
 
 
+def differences_after(module, batches, path):
+    """The names of what Piper and PyTorch, both in float64, have otherwise after a step on each batch."""
+    inputs = {f"batch/{k}/x": batch for k, batch in enumerate(batches)}
+    _, saved = train_in_piper(BIN, path, path.parent, inputs, len(batches[0]), 0.1, True)
+    module = module.double()
+    optimizer = torch.optim.SGD([value for value in module.parameters() if value.requires_grad], lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        module(batch.double()).backward()
+        optimizer.step()
+    return [name for name, value in module.state_dict().items() if name not in saved or not torch.allclose(saved[name], value, rtol=1e-6, atol=1e-9)]
+
+
 def main():
     torch.manual_seed(0)
     ids = dict(ids=torch.randint(0, 10, (4, 5)), labels=torch.randint(0, 10, (4, 5)))
@@ -283,11 +342,25 @@ def main():
         cases.append((said(EachSample(), (torch.randn(4, 4), torch.tensor([0, 2, -100, 1])), path), ["3 parameters to train", "is one of PyTorch"]))
         cases.append((said(Stateful(), (torch.randn(4, 4, 5), torch.tensor([0, 2, 2, 1])), path),
                       ["5 parameters to train", "buffers steps, counts, last, norm.running_mean, norm.running_var", "is one of PyTorch"]))
+        batches = [torch.randn(4, 4) for _ in range(3)]
+        follower = Momentum()
+        cases.append((said(follower, (batches[0],), path), ["2 parameters to train", "buffers teacher.weight, teacher.bias", "is one of PyTorch"]))
+        assert differences_after(follower, batches, path) == []
+        cases.append((said(Momentum(clamp=True), (batches[0],), path), ["refused: forward changes the parameter 'pupil.weight', which is trained"]))
+        cases.append((said(Counts(), (batches[0],), path), ["is one of PyTorch"]))
+        cases.append((said(Counts(used=True), (batches[0],), path), ["refused: what forward returns depends on steps", "register_buffer"]))
+        counts = Counts(cached=True)
+        cases.append((said(counts, (batches[0],), path), ["is one of PyTorch"]))
+        assert counts.steps == 0 and not counts.kept, "the module has changed"
+        counts(batches[0])
+        cases.append((said(counts, (batches[0],), path), ["refused: the module holds 'kept', a result of an earlier forward"]))
+        cases.append((said(Counts(momentum=None), (batches[0],), path), ["refused: 'norm' is a BatchNorm1d with momentum=None"]))
+        cases.append((said(Otherwise(), (batches[0], torch.randint(0, 4, (4, 4))), path), ["is one of PyTorch"]))
         hidden = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0], [1, 0, 0]])
         cases.append((said(Hidden(), (torch.randn(4, 3, 4), hidden), path), ["is one of PyTorch: loss"]))
         cases.append((said(EachSample(), (torch.randn(4, 4), torch.full((4,), -100)), path), ["refused: nothing is compared: in PyTorch itself its loss is not finite"]))
         cases.append((said(Asks(), (torch.randn(4, 4),), path), ["is one of PyTorch: loss"]))
-        cases.append((said(Asks(True), (torch.randn(4, 4),), path), ["depends on values that inputs or parameters decide: if (x if self.values"]))
+        cases.append((said(Asks(True), (torch.randn(4, 4),), path), ["depends on values that inputs or parameters decide: if (x if self.values", "torch.where"]))
         cases.append((said(Strides(), (torch.randn(4, 4, 3),), path), ["is one of PyTorch: loss"]))
         several = torch.randn(4, 4), torch.tensor([[0, 2, -1], [1, -1, 0], [-1, -1, -1], [2, 1, 0]])
         cases.append((said(Labels(), several, path), ["is one of PyTorch: loss"]))

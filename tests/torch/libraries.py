@@ -9,6 +9,7 @@
 """
 import argparse
 import collections
+import copy
 import logging
 import os
 import pathlib
@@ -31,7 +32,7 @@ def judge(make, folder):
     try:
         module, batch = make()
         args = batch(torch.Generator().manual_seed(1))
-        loss = module.eval()(*args)
+        loss = copy.deepcopy(module.eval())(*args)  # apart, since some keep what they compute
         if not torch.isfinite(loss) or sum(p.numel() for p in module.parameters()) > 30_000_000:
             return "no module", "too large, or its loss is no number"
         with torch.no_grad():

@@ -10,7 +10,8 @@ import torch.nn.attention
 from torch.utils import _pytree as pytree
 
 from .errors import Differs, NotExported, first_line
-from .programs import loss_of_file, step_in_piper
+from .kept import copy_of
+from .programs import loss_of_file, train_in_piper
 from .watching import Watch, experts_in_batches, quietly
 
 # Between a tensor of Piper's step and of PyTorch's, of the largest number in it. Files hold their constants in float32.
@@ -49,7 +50,8 @@ def compare_with_pytorch(job, path, tools):
 
 
 class Step:
-    """One step of PyTorch: the loss, the gradient of each parameter that has one, by its first name, and what buffers of floats become."""
+    """One step of PyTorch: the loss, the gradient of each parameter that has one, by its first name, and what
+    buffers of floats become, and frozen parameters that forward changes."""
 
     def __init__(self, job, dtype, nudge=1.0):
         module = copy_of(job.module)
@@ -60,7 +62,8 @@ class Step:
         with torch.no_grad():
             for value in filter(torch.is_floating_point, module.parameters()):
                 value.mul_(nudge)
-        before = {name: value.clone() for name, value in module.named_buffers()}
+        kept = lambda: dict((*module.named_buffers(), *((name, value) for name, value in module.named_parameters() if not value.requires_grad)))  # noqa: E731
+        before = {name: value.clone() for name, value in kept().items()}
         widen = lambda leaf: leaf.detach().to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf  # noqa: E731
         args, kwargs = pytree.tree_map(widen, (job.args, job.kwargs))
         # Not by the fused kernels, whose gradients of rows that a mask of large numbers hides are those of rounding errors.
@@ -70,7 +73,7 @@ class Step:
             loss.backward()
         self.dtype, self.loss = dtype, loss.item()
         self.gradients = {name: value.grad for name, value in module.named_parameters() if value.grad is not None}
-        self.buffers = {name: value for name, value in module.named_buffers() if value.is_floating_point() and not torch.equal(value, before[name])}
+        self.buffers = {name: value for name, value in kept().items() if value.is_floating_point() and not torch.equal(value, before[name])}
 
     def not_finite(self):
         """What of it is no number, if anything is."""
@@ -94,7 +97,8 @@ def agree_on_a_step(job, tools, path, folder, dtype):
             "(where all labels are ignored, the loss is a mean of nothing), or pass check=False (--no-check); the file is written")
     # So long a step that nothing is left of the digits of the parameters themselves: each gradient is read as exactly as it was computed.
     rate = min(2.0**40 / (max(map(largest, wanted.gradients.values()), default=0) or 1), 2.0**100)
-    loss, saved = step_in_piper(tools, path, folder, job.inputs, job.size, rate, dtype is torch.float64)
+    batch = {f"batch/0/{name}": value for name, value in job.inputs.items()}
+    loss, saved = train_in_piper(tools, path, folder, batch, job.size, rate, dtype is torch.float64)
     compared = Comparison(job, wanted, [rounded_otherwise(job, dtype, nudge) for nudge in NUDGES])
     wrong = [*compared.loss(loss, path), *compared.gradients(saved, rate), *compared.buffers(saved)]
     if wrong:
@@ -138,7 +142,7 @@ class Comparison:
 
     def gradients(self, saved, rate):
         scale = max(map(largest, self.wanted.gradients.values()), default=0)
-        for name, value in self.job.module.named_parameters():
+        for name, value in ((name, value) for name, value in self.job.module.named_parameters() if name not in self.wanted.buffers):
             gradient = self.wanted.gradients.get(name)
             if name not in saved:
                 if gradient is not None and largest(gradient) > 0:
@@ -163,16 +167,6 @@ class Comparison:
             noise = self.noise(value, [step.buffers.get(name) for step in self.others], scale)
             if self.is_far(largest(saved[name].double() - value.double()), value, noise):
                 yield f"the buffer '{name}' becomes another value"
-
-
-def copy_of(module):
-    """Also of one that has results of its forward, such as the weights of torch.nn.utils.weight_norm."""
-    made = {}
-    for part in module.modules():
-        for value in vars(part).values():
-            if isinstance(value, torch.Tensor) and not value.is_leaf:
-                made[id(value)] = value.detach().clone()
-    return copy.deepcopy(module, made)
 
 
 def largest(tensor):

@@ -77,6 +77,25 @@ def instance_norm(input, running_mean=None, running_var=None, weight=None, bias=
     return norm.instance_norm(input, None, None, weight, bias, True, momentum, eps)
 
 
+def bits_and(input, other):
+    """Of numbers and booleans, too: the lowest bit of the numbers counts."""
+    number, flag = number_and_flag(input, other)
+    return torch.bitwise_and(input, other) if flag is None else number.remainder(2) * flag.to(number.dtype)
+
+
+def bits_or(input, other):
+    number, flag = number_and_flag(input, other)
+    return torch.bitwise_or(input, other) if flag is None else number + (1 - number.remainder(2)) * flag.to(number.dtype)
+
+
+def number_and_flag(a, b):
+    """A tensor of integers and one of booleans in this order, or nothing."""
+    for number, flag in ((a, b), (b, a)):
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and flag.dtype is torch.bool and number.dtype is not torch.bool:
+            return number, flag
+    return None, None
+
+
 def matrix_exp(A):
     """By scaling and squaring (Higham, 2005): the series of A·2⁻ⁿ, of a norm of at most 1/2, whose square is taken n times."""
     size = A.detach().abs().sum(-2).amax(-1)[..., None, None].clamp(min=1e-30)
@@ -135,6 +154,6 @@ def set_items(input, places, value):
 
 
 # Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it does.
-EQUIVALENTS = {"__setitem__": set_items, "as_strided": as_strided, "cdist": distances, "cumprod": cumulated_product, "inverse": inverse, "kthvalue": kth_value,
+EQUIVALENTS = {"__and__": bits_and, "__or__": bits_or, "__setitem__": set_items, "as_strided": as_strided, "bitwise_and": bits_and, "bitwise_or": bits_or, "cdist": distances, "cumprod": cumulated_product, "inverse": inverse, "kthvalue": kth_value,
                "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_solve": solve, "masked_scatter": masked_scatter, "matrix_exp": matrix_exp,
                "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within}

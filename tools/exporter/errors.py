@@ -1,5 +1,8 @@
 """How an export fails, and what an error says of its cause."""
+import importlib.util
+import os
 import re
+import traceback
 
 
 class NotExported(Exception):
@@ -11,11 +14,29 @@ class Differs(NotExported):
 
 
 def first_line(error):
-    """Of what was at fault first."""
+    """Of what was at fault first, with its place in the program."""
+    error = cause_of(error)
+    asked = re.search(r'call raised this error:\s*File "([^"]*)", line (\d+).*\n\s*(.*)', str(error))
+    if asked and depends_on_values(error):
+        return (f"what it does there depends on values that inputs or parameters decide: {asked[3]} ({asked[1]}:{asked[2]}). Compute it for all values and choose by "
+                "torch.where, or leave out the branch that the training does not take")
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return (lines[0].strip() if lines else type(error).__name__) + place_of_error(error)
+
+
+def cause_of(error):
     while error.__cause__ is not None:
         error = error.__cause__
-    asked = re.search(r'call raised this error:\s*File "([^"]*)", line (\d+).*\n\s*(.*)', str(error))
-    if asked and "data-dependent" in str(error):
-        return f"what it does there depends on values that inputs or parameters decide: {asked[3]} ({asked[1]}:{asked[2]})"
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0].strip() if lines else type(error).__name__
+    return error
+
+
+def depends_on_values(error):
+    """Of the tracer's, at a branch or loop."""
+    return "data-dependent" in str(cause_of(error))
+
+
+def place_of_error(error):
+    """The last line outside of the exporters that was under way, or nothing."""
+    libraries = tuple(os.path.join(os.path.dirname(importlib.util.find_spec(name).origin), "") for name in ("torch", "onnx", "onnxscript", "onnx_ir", __package__))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith((*libraries, "<"))]
+    return f" ({frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""

@@ -10,8 +10,9 @@ from torch.utils import _pytree as pytree
 
 from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_of_batch
 from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies
-from .errors import NotExported, first_line
-from .watching import Asked, Backwards, Watch, experts_in_batches, quietly
+from .errors import NotExported, depends_on_values, first_line
+from .kept import Kept
+from .watching import Asked, Backwards, Watch, experts_in_batches, parameters_stay, quietly, untold
 
 PARAMETERS, SIGNATURE = "piper.parameters", "pkg.torch.export.ExportedProgram.graph_signature"
 
@@ -24,25 +25,46 @@ class Export:
         self.size = size_of_batch(self.inputs, self.dims)
         self.fixed = ""  # why the batch is, where it was to be left open
         self.quiet = False
+        for name, norm in module.named_modules():
+            if isinstance(norm, torch.nn.modules.batchnorm._BatchNorm) and norm.training and norm.track_running_stats and norm.momentum is None:
+                raise NotExported(f"'{name}' is a {type(norm).__name__} with momentum=None, which averages over all steps: that is not supported. Give it a momentum, "
+                                  "such as 0.1, or put it in eval mode")
 
     def trace(self):
         """The exported program, with everything that forward returns and changes."""
-        watch, backwards = Watch(self.quiet), Backwards()
-        state = {name: value.detach().clone() for name, value in self.module.state_dict(keep_vars=True).items()}
+        self.watch, backwards, kept = Watch(self.quiet), Backwards(), Kept(self.module)
         try:
-            with watch, backwards:
+            with self.watch, backwards:
                 out, self.answers = self.ask(self.args, self.kwargs)
+            self.leaves, self.names, self.backwards = pytree.tree_leaves(out), output_names(out), sorted(backwards.classes)
+            self.loss = find_loss(self.leaves, self.names)
+            self.refuse_what_it_holds(kept)
+            kept.put_back()
             if self.answers and self.size and self.answers != self.ask(*self.doubled())[1]:
                 self.fixed = "what it asks of tensors depends on the size of the batch"
+            kept.put_back()
+            with quietly(), torch.enable_grad(), Watch(self.quiet), experts_in_batches(self.module):
+                return self.traced()
         finally:
-            with torch.no_grad():
-                for name, value in self.module.state_dict(keep_vars=True).items():
-                    value.copy_(state[name])
-        self.leaves, self.names = pytree.tree_leaves(out), output_names(out)
-        self.watch, self.backwards = watch, sorted(backwards.classes)
-        self.loss = find_loss(self.leaves, self.names)
-        with quietly(), torch.enable_grad(), Watch(self.quiet), experts_in_batches(self.module):
-            return self.traced()
+            kept.put_back()
+
+    def refuse_what_it_holds(self, kept):
+        """After forward has run: what it reads beside parameters and buffers is a constant in the file."""
+        for name in kept.results():
+            raise NotExported(f"the module holds '{name}', a result of an earlier forward, through which no gradient flows: export it before forward has run, "
+                              "or in training mode")
+        changed = kept.changed()
+        if not changed or self.watch.draws:
+            return
+        results = []
+        for whole in (True, False):
+            kept.put_back(whole)
+            with Watch(quiet=True):
+                results.append(self.ask(self.args, self.kwargs)[0])
+        pairs = [pair for pair in zip(*map(pytree.tree_leaves, results)) if all_tensors(pair)]
+        if not all(one.shape == other.shape and torch.allclose(one.double(), other.double(), rtol=1e-4, equal_nan=True) for one, other in pairs):
+            raise NotExported(f"what forward returns depends on {', '.join(changed[:4])}, which it changes: as neither a parameter nor a buffer, that would stay "
+                              "what it is in the file. Make it a buffer of floats (register_buffer)")
 
     def ask(self, args, kwargs):
         """What forward returns, and the answers to what it asks of constants."""
@@ -65,13 +87,24 @@ class Export:
             return pytree.tree_map(lambda leaf: by_id.get(id(leaf)) if isinstance(leaf, torch.Tensor) else None, self.signature_arguments())
 
         def attempt(open_batch):
-            with Asked(answers=self.answers):
+            try:
+                return traced(open_batch)
+            except Exception as error:  # the tracer has many classes of them
+                try:
+                    with untold():
+                        return traced(open_batch)
+                except Exception as second:
+                    further = depends_on_values(second) and not depends_on_values(error)
+                    raise (second if further else error) from None
+
+        def traced(open_batch):
+            with Asked(answers=self.answers), parameters_stay():
                 return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(open_batch), strict=False)
 
         if self.size and not self.fixed:
             try:
                 return attempt(True)
-            except Exception as error:  # the tracer has many classes of them
+            except Exception as error:
                 self.fixed = first_line(error)
         try:
             return attempt(False)
@@ -82,15 +115,20 @@ class Export:
         return dict(inspect.signature(self.module.forward).bind(*self.args, **self.kwargs).arguments)
 
     def keep_changed_buffers(self, program):
-        """What buffers of floats become is returned, so that it is in the file: (the signature before, their names)."""
+        """What buffers of floats become is returned, so that it is in the file: (the signature before, their names). Frozen parameters that forward
+        changes, as those of a momentum encoder, are such buffers, too."""
         told = str(program.graph_signature)
         kinds = torch.export.graph_signature.OutputKind
         norms = self.statistics_of_norms(program)
         kept = []
         for spec in program.graph_signature.output_specs:
-            if spec.kind is not kinds.BUFFER_MUTATION or spec.target in norms:
-                continue
-            if not self.module.get_buffer(spec.target).is_floating_point():
+            if spec.kind is kinds.PARAMETER_MUTATION:
+                if self.module.get_parameter(spec.target).requires_grad:
+                    raise NotExported(f"forward changes the parameter '{spec.target}', which is trained: that is not supported. Compute with a changed copy, or "
+                                      "freeze it (requires_grad_(False))")
+                place = re.escape(f"target='{spec.target}'")
+                told = re.sub(rf"(?m)PARAMETER(?=(?:_MUTATION)? {place}$)", "BUFFER", told)
+            elif spec.kind is not kinds.BUFFER_MUTATION or spec.target in norms or not self.module.get_buffer(spec.target).is_floating_point():
                 continue
             kept.append(spec.target)
             spec.kind, spec.target = kinds.USER_OUTPUT, None
@@ -115,6 +153,8 @@ class Export:
                 if "Cannot view" not in first_line(error):
                     raise
                 written, told = self.convert(program, copies=True)
+        except NotExported:
+            raise
         except Exception as error:
             raise NotExported(f"torch.onnx does not write {type(self.module).__name__}: {first_line(error)}") from error
         listed = self.listed()
@@ -142,7 +182,7 @@ class Export:
             entry = by_tensor.setdefault(id(value), {"name": name, "shape": list(value.shape), "trained": bool(value.requires_grad)})
             if entry["name"] != name:
                 entry.setdefault("also", []).append(name)
-        return list(by_tensor.values())
+        return [entry for entry in by_tensor.values() if entry["name"] not in self.changed]
 
     def describe(self, model, told, listed):
         """Parameters under their first names, inputs and the loss under theirs, and the list."""
@@ -199,6 +239,10 @@ class Export:
     @staticmethod
     def count(entry):
         return torch.Size(entry["shape"]).numel()
+
+
+def all_tensors(values):
+    return all(isinstance(value, torch.Tensor) and not value.is_complex() for value in values)
 
 
 def copied(graph, value):

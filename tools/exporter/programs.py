@@ -27,14 +27,15 @@ def find_programs(folder):
     raise NotExported("piperc and piper-run are not found: build them, name their folder as programs= or PIPER_BIN, or pass check=False")
 
 
-def step_in_piper(tools, path, folder, inputs, size, rate, precise):
-    """The loss of one step of SGD and the parameters after it, by name."""
+def train_in_piper(tools, path, folder, data, size, rate, precise):
+    """The loss of the last step of SGD and the parameters after it, by name; `data` has the batches, one for each step."""
     from safetensors.torch import load_file, save_file
-    save_file({f"batch/0/{name}": value.detach().contiguous().clone() for name, value in inputs.items()}, folder / "data.safetensors")
+    save_file({name: value.detach().contiguous().clone() for name, value in data.items()}, folder / "data.safetensors")
     (folder / "strategy.yaml").write_text(STRATEGY.format(batch=size or 1, rate=rate) + (PRECISE if precise else ""))
     plans, saved, metrics = folder / "plans", folder / "saved.safetensors", folder / "metrics.jsonl"
+    steps = len({name.split("/")[1] for name in data}) or 1
     call([tools / "piperc", path, folder / "strategy.yaml", "-o", plans, "--no-oracles", "--force"], "piperc does not take the file")
-    call([tools / "piper-run", plans, "--data", folder / "data.safetensors", "--steps", "1", "--save", saved, "--metrics", metrics],
+    call([tools / "piper-run", plans, "--data", folder / "data.safetensors", "--steps", steps, "--save", saved, "--metrics", metrics],
          "piper-run does not run it")
     losses = [line["loss"] for line in map(json.loads, metrics.read_text().splitlines()) if "loss" in line]
     return losses[-1], load_file(saved)  # of this run: metrics are added to the file

@@ -123,13 +123,44 @@ class Backwards:
 def quietly():
     """Without what the exporter prints and logs."""
     level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    with warnings.catch_warnings(), open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+    logging.disable(logging.ERROR)
+    with warnings.catch_warnings(), open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
         warnings.simplefilter("ignore")
         try:
             yield
         finally:
             logging.disable(level)
+
+
+@contextlib.contextmanager
+def untold():
+    """Forward is not told that it is traced: some models take a way then on which they do not run."""
+    asked = {name: getattr(torch.compiler, name) for name in ("is_compiling", "is_dynamo_compiling", "is_exporting")}
+    try:
+        for name in asked:
+            setattr(torch.compiler, name, lambda: False)
+        yield
+    finally:
+        for name, own in asked.items():
+            setattr(torch.compiler, name, own)
+
+
+@contextlib.contextmanager
+def parameters_stay():
+    """Module.to(…) in forward makes no new parameters of those that are so already: the tracer knows the old ones alone."""
+    own = torch.nn.Module.to
+
+    def to(module, *args, **kwargs):
+        device, dtype, _, form = torch._C._nn._parse_to(*args, **kwargs)
+        tensors = *module.parameters(), *module.buffers()
+        stays = all(device in (None, one.device) and (dtype in (None, one.dtype) or not one.is_floating_point()) for one in tensors)
+        return module if stays and form is None else own(module, *args, **kwargs)
+
+    torch.nn.Module.to = to
+    try:
+        yield
+    finally:
+        torch.nn.Module.to = own
 
 
 @contextlib.contextmanager

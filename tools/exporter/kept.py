@@ -1,0 +1,75 @@
+"""What a module holds, so that it is put back after forward has run, and what of it forward changes."""
+import copy
+
+import torch
+
+CONTAINERS = dict, list, set
+
+
+class Kept:
+    """Tensors by value, and all else that its parts hold, such as counters and caches, by what it is."""
+
+    def __init__(self, module):
+        self.tensors = [(value, value.detach().clone()) for value in (*module.parameters(), *module.buffers())]
+        self.parts = [(f"{name}." if name else "", vars(part), vars(part).copy()) for name, part in module.named_modules()]
+        self.contents = {id(value): copy.copy(value) for _, _, held in self.parts for value in held.values() if isinstance(value, CONTAINERS)}
+
+    def put_back(self, all=True):
+        """Parameters and buffers; where `all`, the rest, too."""
+        for _, now, held in self.parts:
+            for key in [key for key in now if all and key not in held]:
+                del now[key]
+            for key, value in held.items():
+                if all or key in ("_parameters", "_buffers"):
+                    now[key] = value
+                    self.refill(value)
+        with torch.no_grad():
+            for value, before in self.tensors:
+                value.copy_(before)
+
+    def refill(self, value):
+        before = self.contents.get(id(value))
+        if before is None or is_same(value, before):
+            return
+        value.clear()
+        value.extend(before) if isinstance(value, list) else value.update(before)
+
+    def changed(self):
+        """The names of what is neither a parameter nor a buffer and is no longer what it was."""
+        return [prefix + key for prefix, now, held in self.parts for key, value in held.items() if key not in ("_parameters", "_buffers", "_modules")
+                and not (is_same(now.get(key), value) and is_same(value, self.contents.get(id(value), value)))]
+
+    def results(self):
+        """The names of what was computed by an earlier forward, and was left as it is by this one."""
+        return [prefix + key for prefix, now, held in self.parts for key, value in held.items() if now.get(key) is value
+                and any(not tensor.is_leaf and tensor.requires_grad for tensor in tensors_in(self.contents.get(id(value), value)))]
+
+
+def is_same(a, b):
+    """Also of tensors of equal values, one by one in a container."""
+    if a is b:
+        return True
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(is_same(value, b[key]) for key, value in a.items())
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(is_same, a, b))
+    return isinstance(a, (bool, int, float, str, set)) and a == b
+
+
+def tensors_in(value):
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from tensors_in(one)
+
+
+def copy_of(module):
+    """Also of one that holds results of its forward, such as the weights of torch.nn.utils.weight_norm."""
+    results = {id(tensor): tensor.detach().clone() for part in module.modules() for value in vars(part).values() for tensor in tensors_in(value)
+               if not tensor.is_leaf}
+    return copy.deepcopy(module, results)
