@@ -1,5 +1,6 @@
 #include "layouts.h"
 
+#include "layouts_integers.h"
 #include "mail.h"
 
 namespace piper {
@@ -85,7 +86,7 @@ class LayoutCheck {
   bool of_axis(uint32_t axes) const { return axes >> axis_ & 1; }
   void put(Spot place, int32_t buffer, Lies lies) {
     Lies& to = held(place, buffer);
-    name_integers(place, buffer, lies, 0);
+    name_integers(place, buffer, lies);
     if (role(place).tensor(buffer).kind != BufferKind::kState) {
       to = lies;
     } else if (lies.kind != Lies::kUnknown && to.kind != Lies::kUnknown && !lies.fits(to)) {
@@ -95,38 +96,40 @@ class LayoutCheck {
   }
 
   // Integers that a step makes are others than those of all other steps, but the same on all ranks
-  // of the axis; what messages make of the same integers in the same way is the same.
-  void name_integers(Spot place, int32_t buffer, Lies& lies, int32_t from) {
+  // of the axis.
+  void name_integers(Spot place, int32_t buffer, Lies& lies) {
     const bool is_known = lies.kind == Lies::kWhole || lies.kind == Lies::kCut;
-    if (!is_known || lies.index != 0 || info(role(place).tensor(buffer).type.dtype).is_float)
-      return;
-    lies.index = number_of(place, {buffer});
-    if (from == 0) return;
-    const Instruction& one = section_.at(place);
-    const Shape& own = shape(place, one.args[0]);
-    const auto stretches = [&](int32_t dim, int64_t outer, bool mirrored) {
-      const int64_t count = dim < 0 ? 1 : elements_of(own, static_cast<size_t>(dim)) * outer;
-      return dim < 0 || mirrored ? -count : count;
-    };
-    lies.index =
-        number_of({place.cell, -1}, {from, static_cast<int64_t>(one.kind), axes(place, one),
-                                     stretches(one.dim, one.outer, one.mirrored),
-                                     stretches(one.to_dim, one.to_outer, one.to_mirrored)});
+    if (is_known && lies.index == 0 && !info(role(place).tensor(buffer).type.dtype).is_float)
+      lies.index = number_of(place, {buffer});
   }
   int32_t number_of(Spot place, const std::vector<int64_t>& what) {
     std::vector<int64_t> of = model_.cells[place.cell].coordinates;
     of[static_cast<size_t>(axis_)] = 0;
     of.push_back(place.index);
     of.insert(of.end(), what.begin(), what.end());
-    const auto number = static_cast<int32_t>(integers_.size()) + 1;
-    return integers_.try_emplace(std::move(of), number).first->second;
+    return integers_.number_of(std::move(of));
   }
-  void put_moved(Spot place, int32_t buffer, Lies lies, const Lies& from) {
-    const bool adds = section_.at(place).kind == InstructionKind::kAllReduce;
+  // What a message makes of the same integers in the same way is the same.
+  int32_t moved_integers(Spot place, const Instruction& one, size_t a, int32_t from) {
+    if (from == 0) return 0;
+    const auto joins = blocks_joined(place, one, a), cuts = blocks_cut(place, one, a);
+    std::optional<int32_t> made = from;
+    if (joins) made = integers_.whole_of(from, *joins);
+    if (cuts && made) made = integers_.part_of(*made, *cuts);
+    if (made && (joins || cuts)) return *made;
+    std::vector<int64_t> what{from, static_cast<int64_t>(one.kind), axes(place, one), one.turn};
+    for (const auto& blocks : {joins, cuts})
+      what.insert(what.end(), {blocks ? blocks->stretches : 0, blocks && blocks->mirrored});
+    return number_of({place.cell, -1}, what);
+  }
+  void put_moved(Spot place, size_t a, int32_t buffer, Lies lies, const Lies& from) {
+    const Instruction& one = section_.at(place);
+    const bool adds = one.kind == InstructionKind::kAllReduce;
     const uint32_t same = adds && lies.kind == Lies::kWhole ? lies.dims : 0;
     lies = renewed(std::move(lies));
     lies.dims |= same;
-    name_integers(place, buffer, lies, from.index);
+    if (lies.kind == Lies::kWhole || lies.kind == Lies::kCut)
+      lies.index = moved_integers(place, one, a, from.index);
     put(place, buffer, std::move(lies));
   }
 
@@ -245,7 +248,7 @@ class LayoutCheck {
       for (const Spot member : members) {
         const Instruction& own = section_.at(member);
         const auto made = [&](const Lies& reading) { return made_of(member, own, a, reading); };
-        put_moved(member, own.args[pairs ? a + 1 : a], by_readings(from, made), from);
+        put_moved(member, a, own.args[pairs ? a + 1 : a], by_readings(from, made), from);
       }
     }
   }
@@ -284,7 +287,11 @@ class LayoutCheck {
   }
   // Blocks, and the parts in them, are those of ranks further away.
   Lies rotated(Spot place, const Instruction& one, Lies from) {
-    if (!of_axis(axes(place, one)) || from.kind == Lies::kWhole) return from;
+    if (!of_axis(axes(place, one))) {
+      if (from.kind == Lies::kRows) from.index = moved_integers(place, one, 0, from.index);
+      return from;
+    }
+    if (from.kind == Lies::kWhole) return from;
     if (from.kind != Lies::kCut || from.run != 0) return wrong(place, "rotates", one.args[0], from);
     if (!is_alone(place, one)) return {Lies::kUnknown};
     from.turn.before = (from.turn.before + one.turn) % ranks_;
@@ -323,14 +330,77 @@ class LayoutCheck {
       count *= model_.mesh[static_cast<size_t>(axis)].second;
     return count;
   }
+  // What a message puts together, and what it gives each its block of: blocks of dims.
+  std::optional<Blocks> blocks_joined(Spot place, const Instruction& one, size_t a) const {
+    const bool joins = one.kind == InstructionKind::kAllGather ||
+                       one.kind == InstructionKind::kAllToAll ||
+                       one.kind == InstructionKind::kDispatch;
+    if (!joins || one.dim < 0) return std::nullopt;
+    return blocks_at(place, one, shape(place, one.args[a]), one.dim, one.outer, one.mirrored);
+  }
+  std::optional<Blocks> blocks_cut(Spot place, const Instruction& one, size_t a) const {
+    if (one.kind == InstructionKind::kAllToAll)
+      return blocks_at(place, one, together(place, one, a), one.to_dim, one.to_outer,
+                       one.to_mirrored);
+    const bool cuts = one.kind == InstructionKind::kReduceScatter ||
+                      one.kind == InstructionKind::kOwnPart ||
+                      one.kind == InstructionKind::kCombine;
+    if (!cuts || one.dim < 0) return std::nullopt;
+    return blocks_at(place, one, shape(place, one.args[a]), one.dim, one.outer, one.mirrored);
+  }
+  Blocks blocks_at(Spot place, const Instruction& one, const Shape& all, int32_t dim, int64_t outer,
+                   bool mirrored) const {
+    return {axes(place, one), members(place, one),
+            elements_of(all, static_cast<size_t>(dim)) * outer, mirrored};
+  }
+  // Of an exchange, between its two halves.
+  Shape together(Spot place, const Instruction& one, size_t a) const {
+    Shape all = shape(place, one.args[a + 1]);
+    all[static_cast<size_t>(one.to_dim)] *= members(place, one);
+    return all;
+  }
+  // What a message along other axes leaves, of one reading: see piper::beside().
+  Lies joined_beside(Spot place, const Instruction& one, size_t a, const Lies& from) {
+    if (from.kind == Lies::kRows) return rows_joined(place, one, a, from);
+    return beside(from, shape(place, one.args[a]), one.dim, one.outer, axes(place, one),
+                  members(place, one), true);
+  }
+  Lies cut_beside(Spot place, const Instruction& one, size_t a, const Lies& from) {
+    if (from.kind == Lies::kRows) return rows_cut(place, one, a, from);
+    if (one.kind == InstructionKind::kAllToAll)
+      return beside(from, together(place, one, a), one.to_dim, one.to_outer, axes(place, one),
+                    members(place, one), false);
+    return beside(from, shape(place, one.args[a]), one.dim, one.outer, axes(place, one),
+                  members(place, one), false);
+  }
+  // Rows by an index: blocks of what each row has, or of the rows, which are those by the own block
+  // of the index.
+  Lies rows_cut(Spot place, const Instruction& one, size_t a, Lies rows) {
+    const Blocks blocks = *blocks_cut(place, one, a);
+    if (blocks.stretches % rows.outer == 0) return rows;
+    const std::optional<int32_t> part = integers_.part_of(rows.index, blocks);
+    if (!part || rows.outer % (blocks.stretches * blocks.members) != 0) return {Lies::kUnknown};
+    rows.index = *part;
+    rows.outer /= blocks.members;
+    return rows;
+  }
+  Lies rows_joined(Spot place, const Instruction& one, size_t a, Lies rows) {
+    const Blocks blocks = *blocks_joined(place, one, a);
+    const std::optional<int32_t> whole = integers_.whole_of(rows.index, blocks);
+    if (whole && rows.outer % blocks.stretches == 0) {
+      rows.index = *whole;
+      rows.outer *= blocks.members;
+      return rows;
+    }
+    return blocks.stretches % rows.outer == 0 ? rows : Lies{Lies::kUnknown};
+  }
   // The own part of what is whole, or of a sum: `wanted`.
   Lies cut(Spot place, const Instruction& one, size_t a, const Lies& from, Lies::Kind wanted) {
     const int32_t part = one.args[a + 1];
     const uint32_t over = axes(place, one);
     if (!of_axis(over)) {
       if (one.dim < 0) return in_runs(place, one.args[a], from, over);
-      const Lies made = beside(from, shape(place, one.args[a]), one.dim, one.outer, over,
-                               members(place, one), false);
+      const Lies made = cut_beside(place, one, a, from);
       return made.kind == Lies::kUnknown ? wrong(place, "takes blocks of", one.args[a], from)
                                          : made;
     }
@@ -352,7 +422,7 @@ class LayoutCheck {
     return made;
   }
   Lies in_runs(Spot place, int32_t buffer, const Lies& from, uint32_t over) {
-    if (from.run != 0 || from.turn != Lies::Turn())
+    if (from.run != 0 || from.turn != Lies::Turn() || from.kind == Lies::kRows)
       return wrong(place, "takes a run of", buffer, from);
     Lies made = from;
     if (from.kind == Lies::kCut) made.dims = 0, made.run = over;
@@ -363,7 +433,7 @@ class LayoutCheck {
   }
   Lies gathered(Spot place, const Instruction& one, size_t a, const Lies& from) {
     const uint32_t over = axes(place, one);
-    if (one.dim >= 0) return joined(place, one, one.args[a], from);
+    if (one.dim >= 0) return joined(place, one, a, from);
     if (!of_axis(over) && from.kind != Lies::kCut) return from;
     if (from.kind != Lies::kCut || from.run != over)
       return wrong(place, "puts runs together of", one.args[a], from);
@@ -373,11 +443,11 @@ class LayoutCheck {
     return made;
   }
   // Blocks put together, by a collective that does no more, or gives each its block of another dim.
-  Lies joined(Spot place, const Instruction& one, int32_t part, const Lies& from) {
+  Lies joined(Spot place, const Instruction& one, size_t a, const Lies& from) {
+    const int32_t part = one.args[a];
     const Shape& own = shape(place, part);
     if (!of_axis(axes(place, one))) {
-      const Lies made =
-          beside(from, own, one.dim, one.outer, axes(place, one), members(place, one), true);
+      const Lies made = joined_beside(place, one, a, from);
       return made.kind == Lies::kUnknown ? wrong(place, "puts blocks together of", part, from)
                                          : made;
     }
@@ -403,7 +473,7 @@ class LayoutCheck {
     if (!sends && !from.fits(all)) return wrong(place, "gives rows back of", one.args[0], from);
     if (!is_alone(place, one)) return {Lies::kUnknown};
     if (!sends) return own_blocks(place, one.args[1], one.dim, one.outer, one.mirrored);
-    return joined(place, one, one.args[0], from).kind == Lies::kUnknown ? Lies{Lies::kUnknown}
+    return joined(place, one, 0, from).kind == Lies::kUnknown ? Lies{Lies::kUnknown}
                                                                         : all;
   }
   // Along another axis rows and their index are the same for all, or of the same blocks, or blocks
@@ -411,10 +481,10 @@ class LayoutCheck {
   Lies routed_beside(Spot place, const Instruction& one, const Lies& from, const Lies& index) {
     const bool sends = one.kind == InstructionKind::kDispatch;
     const int64_t rows = num_elements(shape(place, one.args[2])) / members(place, one);
-    const Lies made = beside(from, shape(place, one.args[0]), one.dim, one.outer, axes(place, one),
-                             members(place, one), sends);
+    const Lies made =
+        sends ? joined_beside(place, one, 0, from) : cut_beside(place, one, 0, from);
     const Lies& blocks = sends ? from : made;
-    bool alike = index.kind == Lies::kWhole && blocks.kind != Lies::kRows;
+    bool alike = index.kind == Lies::kWhole;
     if (blocks.kind == Lies::kCut) {
       const int64_t elements = num_elements(shape(place, one.args[sends ? 0 : 1]));
       const bool inside = blocks.outer % rows == 0 && elements / blocks.outer > 0;
@@ -424,16 +494,12 @@ class LayoutCheck {
     return wrong(place, "sends, by what is otherwise, rows of", one.args[0], from);
   }
   Lies exchanged(Spot place, const Instruction& one, size_t a, const Lies& from) {
-    const Lies whole = joined(place, one, one.args[a], from);
+    const Lies whole = joined(place, one, a, from);
     if (whole.kind == Lies::kUnknown) return whole;
     if (of_axis(axes(place, one)))
       return own_blocks(place, one.args[a + 1], one.to_dim, one.to_outer, one.to_mirrored);
-    Shape together = shape(place, one.args[a + 1]);
-    together[static_cast<size_t>(one.to_dim)] *= members(place, one);
-    return of_each(whole, [&](const Lies& reading) {
-      return beside(reading, together, one.to_dim, one.to_outer, axes(place, one),
-                    members(place, one), false);
-    });
+    return of_each(whole,
+                   [&](const Lies& reading) { return cut_beside(place, one, a, reading); });
   }
 
   void check_reports(int32_t cell) {
@@ -458,7 +524,7 @@ class LayoutCheck {
   bool quiet_ = false;                   // while readings are tried
   std::vector<std::vector<Lies>> held_;  // by cell and buffer
   Mail<Lies> sent_;
-  std::map<std::vector<int64_t>, int32_t> integers_;  // by what made them
+  Integers integers_;
   std::map<int32_t, int64_t> blocks_;                 // by integers that are an index, of its rows
   // By program: arguments that it was given, and what it makes of them.
   std::map<const Program*, std::vector<std::pair<std::vector<Lies>, LiesAfter>>> known_;

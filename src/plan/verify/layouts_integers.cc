@@ -1,0 +1,87 @@
+#include "layouts_integers.h"
+
+#include <algorithm>
+
+namespace piper {
+
+int32_t Integers::number_of(std::vector<int64_t> words) {
+  const auto next = static_cast<int32_t>(numbers_.size()) + 1;
+  return numbers_.try_emplace(std::move(words), next).first->second;
+}
+
+Integers::Part Integers::description_of(int32_t number) const {
+  const auto known = parts_.find(number);
+  return known == parts_.end() ? Part{number, {}} : known->second;
+}
+
+// In one form: stretches of stretches are stretches.
+int32_t Integers::number_of(Part part) {
+  std::vector<Factor> factors;
+  for (const Factor& one : part.factors) {
+    if (one.axes == 0 && !factors.empty() && factors.back().axes == 0)
+      factors.back().count *= one.count;
+    else if (one.axes != 0 || one.count != 1)
+      factors.push_back(one);
+  }
+  if (!factors.empty() && factors.back().axes == 0) factors.pop_back();
+  if (factors.empty()) return part.of;
+  constexpr int64_t kPart = -1;  // other words begin with a coordinate or a cell
+  std::vector<int64_t> words{kPart, part.of};
+  for (const Factor& one : factors)
+    words.insert(words.end(), {one.axes, one.mirrored ? -one.count : one.count});
+  const int32_t number = number_of(std::move(words));
+  parts_.try_emplace(number, Part{part.of, std::move(factors)});
+  return number;
+}
+
+// The first factor behind so many stretches, as a member has them; nothing: none begins there.
+std::optional<size_t> Integers::split_at(std::vector<Factor>& factors, int64_t stretches) {
+  for (size_t i = 0; i < factors.size(); ++i) {
+    if (stretches == 1) return i;
+    Factor& one = factors[i];
+    if (one.axes != 0) continue;
+    if (stretches % one.count == 0) {
+      stretches /= one.count;
+    } else if (one.count % stretches == 0) {
+      const int64_t inside = one.count / stretches;
+      one.count = stretches;
+      factors.insert(factors.begin() + static_cast<std::ptrdiff_t>(i) + 1, Factor{0, inside});
+      return i + 1;
+    } else {
+      return std::nullopt;
+    }
+  }
+  if (stretches > 1) factors.push_back({0, stretches});
+  return factors.size();
+}
+
+// Of axes that cut the same stretches already these are blocks.
+std::optional<int32_t> Integers::part_of(int32_t whole, const Blocks& blocks) {
+  Part part = description_of(whole);
+  std::optional<size_t> at = split_at(part.factors, blocks.stretches);
+  while (at && *at < part.factors.size() && part.factors[*at].axes != 0) ++*at;
+  if (!at) return std::nullopt;
+  if (*at < part.factors.size()) {
+    int64_t& count = part.factors[*at].count;
+    if (count % blocks.members != 0) return std::nullopt;
+    count /= blocks.members;
+  }
+  part.factors.insert(part.factors.begin() + static_cast<std::ptrdiff_t>(*at),
+                      {blocks.axes, blocks.members, blocks.mirrored});
+  return number_of(std::move(part));
+}
+
+std::optional<int32_t> Integers::whole_of(int32_t number, const Blocks& blocks) {
+  Part part = description_of(number);
+  const std::optional<size_t> at = split_at(part.factors, blocks.stretches);
+  for (size_t i = at.value_or(part.factors.size()); i < part.factors.size(); ++i) {
+    Factor& one = part.factors[i];
+    if (one.axes == 0) break;
+    if (one.axes != blocks.axes || one.mirrored != blocks.mirrored) continue;
+    one = {0, one.count};
+    return number_of(std::move(part));
+  }
+  return std::nullopt;
+}
+
+}  // namespace piper

@@ -1,0 +1,50 @@
+// Rule layout: which integers are the same, of those that are made, moved and cut into blocks.
+// Private to the verify room.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace piper {
+
+// Along axes with so many members, each has its block of each of `stretches` equal stretches of the
+// elements. Where `mirrored`, the blocks of every second stretch are counted from its end.
+struct Blocks {
+  uint32_t axes = 0;
+  int64_t members = 1;
+  int64_t stretches = 1;
+  bool mirrored = false;
+};
+
+class Integers {
+ public:
+  // Equal numbers, from 1 on, for equal words.
+  int32_t number_of(std::vector<int64_t> words);
+  // The own blocks of integers, and those of which they are. They are the same whatever has been
+  // cut and put together in between. Nothing: such blocks are not followed, or are none of theirs.
+  std::optional<int32_t> part_of(int32_t whole, const Blocks& blocks);
+  std::optional<int32_t> whole_of(int32_t part, const Blocks& blocks);
+
+ private:
+  // From the outside in: stretches, or axes that have one block each of what is further in, as it
+  // is `members` times there. Behind the last are as many elements as are left.
+  struct Factor {
+    uint32_t axes = 0;  // 0: stretches
+    int64_t count = 1;
+    bool mirrored = false;
+  };
+  struct Part {
+    int32_t of = 0;
+    std::vector<Factor> factors;
+  };
+  Part description_of(int32_t number) const;
+  static std::optional<size_t> split_at(std::vector<Factor>& factors, int64_t stretches);
+  int32_t number_of(Part part);
+
+  std::map<std::vector<int64_t>, int32_t> numbers_;  // by words
+  std::map<int32_t, Part> parts_;                    // by number
+};
+
+}  // namespace piper
