@@ -386,13 +386,14 @@ class LayoutCheck {
   }
   Lies rows_joined(Spot place, const Instruction& one, size_t a, Lies rows) {
     const Blocks blocks = *blocks_joined(place, one, a);
-    const std::optional<int32_t> whole = integers_.whole_of(rows.index, blocks);
-    if (whole && rows.outer % blocks.stretches == 0) {
-      rows.index = *whole;
-      rows.outer *= blocks.members;
-      return rows;
-    }
-    return blocks.stretches % rows.outer == 0 ? rows : Lies{Lies::kUnknown};
+    const bool known = integers_.are_blocks(rows.index, blocks.axes);
+    if (!known && blocks.stretches % rows.outer == 0) return rows;
+    const std::optional<int32_t> whole =
+        rows.outer % blocks.stretches == 0 ? integers_.whole_of(rows.index, blocks) : std::nullopt;
+    if (!whole) return {Lies::kUnknown};
+    rows.index = *whole;
+    rows.outer *= blocks.members;
+    return rows;
   }
   // The own part of what is whole, or of a sum: `wanted`.
   Lies cut(Spot place, const Instruction& one, size_t a, const Lies& from, Lies::Kind wanted) {
@@ -473,16 +474,14 @@ class LayoutCheck {
     if (!sends && !from.fits(all)) return wrong(place, "gives rows back of", one.args[0], from);
     if (!is_alone(place, one)) return {Lies::kUnknown};
     if (!sends) return own_blocks(place, one.args[1], one.dim, one.outer, one.mirrored);
-    return joined(place, one, 0, from).kind == Lies::kUnknown ? Lies{Lies::kUnknown}
-                                                                        : all;
+    return joined(place, one, 0, from).kind == Lies::kUnknown ? Lies{Lies::kUnknown} : all;
   }
   // Along another axis rows and their index are the same for all, or of the same blocks, or blocks
   // of what a row has.
   Lies routed_beside(Spot place, const Instruction& one, const Lies& from, const Lies& index) {
     const bool sends = one.kind == InstructionKind::kDispatch;
     const int64_t rows = num_elements(shape(place, one.args[2])) / members(place, one);
-    const Lies made =
-        sends ? joined_beside(place, one, 0, from) : cut_beside(place, one, 0, from);
+    const Lies made = sends ? joined_beside(place, one, 0, from) : cut_beside(place, one, 0, from);
     const Lies& blocks = sends ? from : made;
     bool alike = index.kind == Lies::kWhole;
     if (blocks.kind == Lies::kCut) {
@@ -498,8 +497,7 @@ class LayoutCheck {
     if (whole.kind == Lies::kUnknown) return whole;
     if (of_axis(axes(place, one)))
       return own_blocks(place, one.args[a + 1], one.to_dim, one.to_outer, one.to_mirrored);
-    return of_each(whole,
-                   [&](const Lies& reading) { return cut_beside(place, one, a, reading); });
+    return of_each(whole, [&](const Lies& reading) { return cut_beside(place, one, a, reading); });
   }
 
   void check_reports(int32_t cell) {
@@ -525,7 +523,7 @@ class LayoutCheck {
   std::vector<std::vector<Lies>> held_;  // by cell and buffer
   Mail<Lies> sent_;
   Integers integers_;
-  std::map<int32_t, int64_t> blocks_;                 // by integers that are an index, of its rows
+  std::map<int32_t, int64_t> blocks_;  // by integers that are an index, of its rows
   // By program: arguments that it was given, and what it makes of them.
   std::map<const Program*, std::vector<std::pair<std::vector<Lies>, LiesAfter>>> known_;
 };

@@ -3,6 +3,12 @@
 #include <algorithm>
 
 namespace piper {
+namespace {
+
+// What words begin with, where they are not somebody else's: those begin with a coordinate or cell.
+constexpr int64_t kPart = -1, kJoined = -2;
+
+}  // namespace
 
 int32_t Integers::number_of(std::vector<int64_t> words) {
   const auto next = static_cast<int32_t>(numbers_.size()) + 1;
@@ -15,7 +21,7 @@ Integers::Part Integers::description_of(int32_t number) const {
 }
 
 // In one form: stretches of stretches are stretches.
-int32_t Integers::number_of(Part part) {
+std::vector<int64_t> Integers::reduce(Part& part) {
   std::vector<Factor> factors;
   for (const Factor& one : part.factors) {
     if (one.axes == 0 && !factors.empty() && factors.back().axes == 0)
@@ -24,14 +30,23 @@ int32_t Integers::number_of(Part part) {
       factors.push_back(one);
   }
   if (!factors.empty() && factors.back().axes == 0) factors.pop_back();
-  if (factors.empty()) return part.of;
-  constexpr int64_t kPart = -1;  // other words begin with a coordinate or a cell
   std::vector<int64_t> words{kPart, part.of};
   for (const Factor& one : factors)
     words.insert(words.end(), {one.axes, one.mirrored ? -one.count : one.count});
+  part.factors = std::move(factors);
+  return words;
+}
+int32_t Integers::number_of(Part part) {
+  std::vector<int64_t> words = reduce(part);
+  if (part.factors.empty()) return part.of;
   const int32_t number = number_of(std::move(words));
-  parts_.try_emplace(number, Part{part.of, std::move(factors)});
+  parts_.try_emplace(number, std::move(part));
   return number;
+}
+void Integers::describe(int32_t number, Part part) {
+  std::vector<int64_t> words = reduce(part);
+  numbers_.try_emplace(std::move(words), number);
+  parts_.insert_or_assign(number, std::move(part));
 }
 
 // The first factor behind so many stretches, as a member has them; nothing: none begins there.
@@ -73,15 +88,33 @@ std::optional<int32_t> Integers::part_of(int32_t whole, const Blocks& blocks) {
 
 std::optional<int32_t> Integers::whole_of(int32_t number, const Blocks& blocks) {
   Part part = description_of(number);
-  const std::optional<size_t> at = split_at(part.factors, blocks.stretches);
-  for (size_t i = at.value_or(part.factors.size()); i < part.factors.size(); ++i) {
-    Factor& one = part.factors[i];
-    if (one.axes == 0) break;
+  const std::optional<size_t> begin = split_at(part.factors, blocks.stretches);
+  if (!begin) return std::nullopt;
+  size_t at = *begin;
+  for (; at < part.factors.size() && part.factors[at].axes != 0; ++at) {
+    Factor& one = part.factors[at];
     if (one.axes != blocks.axes || one.mirrored != blocks.mirrored) continue;
     one = {0, one.count};
     return number_of(std::move(part));
   }
-  return std::nullopt;
+  // They were made in blocks: what these are together is new, and they are blocks of it.
+  int64_t before = 1;
+  for (size_t i = 0; i < at; ++i) before *= part.factors[i].count;
+  const Factor own{blocks.axes, blocks.members, blocks.mirrored};
+  const int32_t whole =
+      number_of({kJoined, part.of, before, own.axes, own.mirrored ? -own.count : own.count});
+  if (!parts_.contains(part.of)) describe(part.of, {whole, {{0, before}, own}});
+  part.of = whole;
+  part.factors.insert(part.factors.begin() + static_cast<std::ptrdiff_t>(at), own);
+  describe(number, part);
+  part.factors[at] = {0, own.count};
+  return number_of(std::move(part));
+}
+
+bool Integers::are_blocks(int32_t number, uint32_t axes) const {
+  const Part part = description_of(number);
+  return std::any_of(part.factors.begin(), part.factors.end(),
+                     [&](const Factor& one) { return one.axes == axes; });
 }
 
 }  // namespace piper

@@ -22,10 +22,12 @@ class Integers {
  public:
   // Equal numbers, from 1 on, for equal words.
   int32_t number_of(std::vector<int64_t> words);
-  // The own blocks of integers, and those of which they are. They are the same whatever has been
-  // cut and put together in between. Nothing: such blocks are not followed, or are none of theirs.
+  // The own blocks of integers, and what such blocks are together. These are the same whatever has
+  // been cut and put together in between. Nothing: such blocks are not followed.
   std::optional<int32_t> part_of(int32_t whole, const Blocks& blocks);
   std::optional<int32_t> whole_of(int32_t part, const Blocks& blocks);
+  // Whether they are known to be blocks along these axes.
+  bool are_blocks(int32_t number, uint32_t axes) const;
 
  private:
   // From the outside in: stretches, or axes that have one block each of what is further in, as it
@@ -41,7 +43,9 @@ class Integers {
   };
   Part description_of(int32_t number) const;
   static std::optional<size_t> split_at(std::vector<Factor>& factors, int64_t stretches);
+  static std::vector<int64_t> reduce(Part& part);
   int32_t number_of(Part part);
+  void describe(int32_t number, Part part);
 
   std::map<std::vector<int64_t>, int32_t> numbers_;  // by words
   std::map<int32_t, Part> parts_;                    // by number

@@ -265,7 +265,7 @@ OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
   const auto row_letters = [&](const Dims& dims, const Shape& shape) {
     Dim letters;
     size_t d = 0;
-    for (; d < dims.size() && elements_of(shape, d) < routed.outer; ++d)
+    for (; d < dims.size() && (d == 0 || elements_of(shape, d) < routed.outer); ++d)
       letters.insert(letters.end(), dims[d].begin(), dims[d].end());
     return elements_of(shape, d) == routed.outer ? letters : Dim();
   };

@@ -1,0 +1,178 @@
+// Experts that are looked up for each token, of which stacks and tokens are cut over axes of their
+// own: the verifier accepts every plan, its ranks train as one device does that cuts nothing, and
+// messages along other axes or of other blocks are refused.
+#include "equivalence/numbers.h"
+#include "equivalence/random_model.h"
+#include "piper/plan/verify.h"
+
+namespace piper {
+namespace {
+
+// Four tokens of four numbers, each of which goes through some of the experts of "up" and "down".
+class Experts : public ModelMaker {
+ public:
+  Experts(int64_t experts, int64_t top, bool of_inputs)
+      : ModelMaker(1), experts_(experts), top_(top) {
+    scope_ = "a";
+    input("x", {4, of_inputs ? 4 : 1});
+    input("y", {3});
+    const std::string tokens = of_inputs ? "x" : hidden();
+    const std::string rows = shaped(tokens, {-1, 4});
+    scope_ = "gate";
+    onnx::NodeProto& scores = node("Softmax", {product(rows, 4, experts)});
+    attribute(scores, "axis", {1}, false);
+    onnx::NodeProto& chosen = node("TopK", {scores.output(0), integers({top})});
+    const std::string weights = chosen.output(0);
+    index_ = weights + "_index";
+    chosen.add_output(index_);
+    const std::string each = made("Expand", {shaped(rows, {-1, 1, 4}), integers({1, top, 4})});
+    const std::string inside = made("Tanh", {looked_up("up", each, 4, 6)});
+    const std::string out = looked_up("down", inside, 6, 4);
+    const std::string weighed = made("Mul", {out, shaped(weights, {-1, 1})});
+    const std::string sum = made("ReduceSum", {shaped(weighed, {-1, top, 4}), integers({1})});
+    scope_ = "b";
+    const std::string all = made("Add", {shaped(tokens, {-1, 16}), shaped(sum, {-1, 16})});
+    squares(made("Sub", {product(all, 16, 3), "y"}), "loss");
+    finish_with_loss();
+  }
+
+ private:
+  std::string shaped(const std::string& from, const std::vector<int64_t>& shape) {
+    return made("Reshape", {from, integers(shape)});
+  }
+  std::string product(const std::string& x, int64_t from, int64_t to) {
+    return made("MatMul", {x, parameter({from, to}, 0, 0.5f)});
+  }
+  std::string hidden() {
+    onnx::NodeProto& turned = node("Transpose", {parameter({16, 4}, 0, 0.5f)});
+    attribute(turned, "perm", {1, 0}, true);
+    const std::string product = made("MatMul", {shaped("x", {-1, 4}), turned.output(0)});
+    return made("Tanh", {made("Add", {product, parameter({16}, 0, 0.3f)})});
+  }
+  std::string looked_up(const std::string& scope, const std::string& rows, int64_t from,
+                        int64_t to) {
+    scope_ = scope;
+    onnx::NodeProto& each =
+        node("Gather", {parameter({experts_, from, to}, 0, 0.5f), shaped(index_, {-1})});
+    attribute(each, "axis", {0}, false);
+    return shaped(made("MatMul", {shaped(rows, {-1, 1, from}), each.output(0)}), {-1, to});
+  }
+
+  const int64_t experts_, top_;
+  std::string index_;
+};
+
+struct Case {
+  const char* name;
+  int64_t experts, top;
+  bool of_inputs;
+  const char* mesh;
+  std::vector<const char*> shards;
+  int microbatches = 1;
+};
+
+Result<Compiled> compile_case(const Case& of, const Folder& folder) {
+  CompileOptions options;
+  options.model = folder.write("model.onnx", Experts(of.experts, of.top, of.of_inputs).bytes());
+  std::string text = fmt::format(
+      "piper: 1\nmesh: {}\ntrain: {{global_batch: 4, optimizer: {{sgd: {{lr: 0.05, momentum: "
+      "0.9}}}}}}\ndirectives:\n  - precision: {{compute: f64}}\n  - split: {{dim: batch, into: "
+      "{}}}\n",
+      of.mesh, of.microbatches);
+  for (const char* shard : of.shards) text += fmt::format("  - shard: {{{}}}\n", shard);
+  options.strategy = folder.write("strategy.yaml", text);
+  return compile(options);
+}
+
+constexpr const char *kUpA = "match: \"up.*\", dim: 0, over: a",
+                     *kUpB = "match: \"up.*\", dim: 0, over: b",
+                     *kUpZeros = "match: \"up.*\", dim: 0, over: a, pad: true",
+                     *kUpZerosB = "match: \"up.*\", dim: 0, over: b, pad: true",
+                     *kUpColumns = "match: \"up.*\", dim: 2, over: b",
+                     *kDownA = "match: \"down.*\", dim: 0, over: a",
+                     *kDownB = "match: \"down.*\", dim: 0, over: b",
+                     *kDownRows = "match: \"down.*\", dim: 1, over: a",
+                     *kFirst = "match: \"a.*\", dim: 0, over: a",
+                     *kLastB = "match: \"b.*\", dim: 0, over: b",
+                     *kTokensA = "input: x, dim: 1, over: a",
+                     *kWidthB = "input: x, dim: 2, over: b",
+                     *kSamplesA = "input: x, dim: 0, over: a",
+                     *kSamplesB = "input: x, dim: 0, over: b",
+                     *kTargetsA = "input: y, dim: 0, over: a";
+
+// Two stacks over two axes, with tokens or samples in blocks along these.
+const Case kTwoAxes{
+    "stacks-over-two-axes", 4, 2, true, "{a: 2, b: 2}", {kUpB, kDownA, kTokensA, kSamplesB}};
+
+class ExpertsCut : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ExpertsCut, TrainAsOneDevice) {
+  const Folder folder;
+  const auto compiled = compile_case(GetParam(), folder);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const jobs::Trained got = train_on_numbers(compiled->set, GetParam().name),
+                      want = train_on_numbers(*compiled->uncut, GetParam().name);
+  ASSERT_EQ(want.losses.size(), 3U);
+  EXPECT_LT(jobs::largest_difference(got, want), 1e-12);
+  EXPECT_GT(std::abs(want.losses[2] - want.losses[0]), 1e-4);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ExpertsCut,
+    ::testing::Values(
+        kTwoAxes,
+        Case{"a-stack-beside-a-product",
+             4,
+             2,
+             true,
+             "{a: 2, b: 2}",
+             {kUpColumns, kTargetsA, kDownA, kSamplesB}},
+        // Experts that ranks do not divide, and of the other stack as many as there are.
+        Case{"zeros-in-one-stack", 3, 2, false, "{a: 2}", {kUpZeros, kSamplesA}},
+        Case{"zeros-beside-rows", 3, 2, false, "{a: 2}", {kUpZeros, kDownRows, kFirst}},
+        // Rows of an input, which every rank has all of.
+        Case{"one-expert-of-inputs", 4, 1, true, "{a: 2}", {kUpA, kTokensA}},
+        Case{"one-expert-of-samples", 4, 1, true, "{a: 2}", {kUpA, kDownA, kSamplesA}},
+        // A rank has one row of a microbatch.
+        Case{"one-row", 4, 1, true, "{a: 4, b: 2}", {kDownB, kLastB, kWidthB, kTokensA}, 4},
+        Case{"more-ranks-than-experts", 3, 2, false, "{a: 2, b: 4}", {kUpZeros, kUpZerosB}}),
+    [](const auto& info) { return jobs::identifier(info.param.name); });
+
+// Whatever moves values along the other axis, or in other blocks, is found from the plans.
+TEST(ExpertsControl, OtherAxesAndOtherBlocksAreRefused) {
+  const Folder folder;
+  const auto compiled = compile_case(kTwoAxes, folder);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  PlanSet set = compiled->set;
+  int axes = 0, blocks = 0;
+  const auto is_refused = [&] {
+    const auto report = verify_plan_set(set, &*compiled->single);
+    return !report || !report->findings.empty();
+  };
+  ASSERT_FALSE(is_refused());
+  for (Instruction& one : set.roles[0].body) {
+    const Instruction was = one;
+    if (one.group < 0 || one.dim < 0) continue;
+    for (int32_t group = 0; group < std::ssize(set.roles[0].groups); ++group) {
+      if (group == was.group || set.roles[0].groups[static_cast<size_t>(group)].axes.size() != 1)
+        continue;
+      one.group = group;
+      if (one.communicator >= 0) one.communicator = 1 - one.communicator;
+      EXPECT_TRUE(is_refused()) << to_string(was.kind) << " along " << group;
+      ++axes;
+      one = was;
+    }
+    for (const int64_t outer : {was.outer / 2, was.outer * 2}) {
+      if (outer == 0) continue;
+      one.outer = outer;
+      EXPECT_TRUE(is_refused()) << to_string(was.kind) << " of " << outer;
+      ++blocks;
+      one = was;
+    }
+  }
+  EXPECT_GT(axes, 8);
+  EXPECT_GT(blocks, 8);
+}
+
+}  // namespace
+}  // namespace piper
