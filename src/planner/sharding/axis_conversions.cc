@@ -30,7 +30,7 @@ ValueId AxisWalk::read(ValueId id, const Layout& need, NodeId reader) {
 }
 
 ValueId AxisWalk::read_input(ValueId id, const Layout& need, NodeId reader) {
-  if (need.kind == kWhole) return id;
+  if (need.kind == kWhole || need.kind == kRouted) return id;  // all rows are there
   const Key key = key_of(id, need, reader);
   if (const auto known = converted_.find(key); known != converted_.end()) return known->second;
   const Node near = graph_.node(reader);

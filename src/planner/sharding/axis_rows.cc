@@ -51,7 +51,8 @@ std::optional<LoopCut> AxisWalk::looked_up(const Loops& loops) const {
   const LoopCut cut{letter, 1};
   // Of what another axis has cut already its ranks own other numbers.
   const bool given = at < loops.types.present.size() && loops.types.present[at];
-  return given || !is_legal(loops, cut) ? std::nullopt : std::optional(cut);
+  const bool divides = size_of(rule, letter) % ranks_ == 0;
+  return given || !divides || !is_legal(loops, cut) ? std::nullopt : std::optional(cut);
 }
 
 void AxisWalk::note_route(const Node& node, const Loops& loops) {
