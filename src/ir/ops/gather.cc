@@ -21,7 +21,7 @@ TypesResult gather_types(const OpTypes& use) {
   PIPER_TRY(check_index(use, 1));
   const TensorType& data = use.inputs[0];
   PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", data.shape.size()));
-  PIPER_TRY(check_part(use, 2, data.shape[axis]));
+  PIPER_TRY(check_part(use, 2));
   return std::vector<TensorType>{{data.dtype, replaced(data.shape, axis, 1, use.inputs[1].shape)}};
 }
 
@@ -31,7 +31,7 @@ TypesResult gather_grad_types(const OpTypes& use) {
   PIPER_TRY(check_index(use, 1));
   const Shape &dy = use.inputs[0].shape, &indices = use.inputs[1].shape;
   const int64_t size = use.attrs.integer("size", -1);
-  PIPER_TRY(check_part(use, 2, size));
+  PIPER_TRY(check_part(use, 2));
   if (dy.size() < indices.size() || size < 0) {
     return fail("{} with size {} is not the gradient of a Gather", operands(use), size);
   }

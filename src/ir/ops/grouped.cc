@@ -29,7 +29,7 @@ TypesResult grouped_types(const OpTypes& use) {
   if (w.size() != 3 || w[trans ? 2 : 1] != x.back())
     return fail("rows of {} have no product with matrices {}{}", to_string(x), to_string(w),
                 trans ? " (trans_b=1)" : "");
-  PIPER_TRY(check_part(use, kFirst, w[0]));
+  PIPER_TRY(check_part(use, kFirst));
   Shape made = x;
   made.back() = w[trans ? 1 : 2];
   return std::vector<TensorType>{{use.inputs[kX].dtype, std::move(made)}};
@@ -41,7 +41,7 @@ TypesResult grouped_grad_types(const OpTypes& use) {
   const Shape &x = use.inputs[kX].shape, &dy = use.inputs[kLast].shape;
   if (groups < 0 || dy.size() != x.size() || !std::equal(x.begin(), x.end() - 1, dy.begin()))
     return fail("{} with {} groups is not the gradient of a GroupedMatMul", operands(use), groups);
-  PIPER_TRY(check_part(use, kFirst, groups));
+  PIPER_TRY(check_part(use, kFirst));
   Shape made{groups, x.back(), dy.back()};
   if (use.attrs.integer("trans_b")) std::swap(made[1], made[2]);
   return std::vector<TensorType>{{use.inputs[kX].dtype, std::move(made)}};

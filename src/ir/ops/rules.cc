@@ -48,11 +48,11 @@ Status check_first(const OpTypes& use, size_t input) {
   return check_type(use, input, "first", {DType::kI64, {}});
 }
 
-Status check_part(const OpTypes& use, size_t input, int64_t size) {
+Status check_part(const OpTypes& use, size_t input) {
   PIPER_TRY(check_first(use, input));
   const int64_t whole = use.attrs.integer("whole");
-  if (!has_input(use, input) || whole >= size) return ok_status();
-  return fail("whole {} is less than the part of {}", whole, size);
+  if (!has_input(use, input) || whole > 0) return ok_status();
+  return fail("a part of {} in all", whole);
 }
 
 Result<size_t> check_axis(const Attrs& attrs, std::string_view name, size_t rank) {

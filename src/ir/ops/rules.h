@@ -60,8 +60,8 @@ Status check_float(const OpTypes& use, size_t input);
 Status check_index(const OpTypes& use, size_t input);
 // An optional i64[]: where a part of a letter begins (LoopRule::firsts).
 Status check_first(const OpTypes& use, size_t input);
-// Likewise, of a part of `size` turns of `whole`.
-Status check_part(const OpTypes& use, size_t input, int64_t size);
+// Likewise; attribute `whole` is how many turns there are in all, behind which a part has zeros.
+Status check_part(const OpTypes& use, size_t input);
 Status check_type(const OpTypes& use, size_t input, std::string_view role, const TensorType& type);
 // The attribute `name` as an axis of a value of `rank` dims, counted from 0.
 Result<size_t> check_axis(const Attrs& attrs, std::string_view name, size_t rank);
