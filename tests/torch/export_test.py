@@ -254,6 +254,20 @@ class Asks(nn.Module):
         return F.mse_loss(self.last(torch.view_as_real(turned).flatten(1)), x)
 
 
+class Speech(nn.Module):
+    """A loss over alignments, a distribution, whose numbers are looked at, and correlations."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, x, y, lengths):
+        logs = self.fc(x).log_softmax(-1).transpose(0, 1)
+        aligned = F.ctc_loss(logs, y, torch.full_like(lengths, 6), lengths, zero_infinity=True)
+        likely = torch.distributions.Normal(x.mean(-1), F.softplus(self.fc.weight[0, 0])).log_prob(x[..., 0]).mean()
+        return aligned - likely + torch.cov(logs[0].T).square().mean() + torch.corrcoef(logs[1].T)[0, 1]
+
+
 class Strides(nn.Module):
     """Windows of what lies in memory otherwise than its dims say."""
 
@@ -290,6 +304,32 @@ class Experts(nn.Module):
 
     def forward(self, ids, labels):
         return F.cross_entropy(self.model(input_ids=ids).logits.flatten(0, 1), labels.flatten())
+
+
+class Fixed(nn.Module):
+    """Of a number of samples that Python has."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return (self.fc(x) * torch.ones(len(x), 1)).square().mean()
+
+
+def assert_ctc_is_that_of_torch(case):
+    """Its value and its gradient, of labels of all lengths, in logarithms that are those of a softmax or are not."""
+    generator = torch.Generator().manual_seed(case)
+    some = lambda low, high, shape=(): torch.randint(low, high, shape, generator=generator)  # noqa: E731
+    steps, batch, kinds, longest = (some(low, high).item() for low, high in ((2, 9), (1, 5), (2, 6), (1, 4)))
+    x = torch.randn(steps, batch, kinds, dtype=torch.float64, generator=generator).requires_grad_()
+    blank = some(0, kinds).item()
+    labels = some(0, kinds - 1, (batch, longest))
+    given = (x.log_softmax(-1) if case % 2 else x, labels + (labels >= blank), some(1, steps + 1, (batch,)), some(0, longest + 1, (batch,)), blank,
+             ("none", "mean", "sum")[case % 3], True)
+    wanted, got = F.ctc_loss(*given), EQUIVALENTS["ctc_loss"](*given)
+    gradients = [torch.autograd.grad(loss.sum(), x, retain_graph=True)[0] for loss in (wanted, got)]
+    assert torch.allclose(wanted, got) and torch.allclose(*gradients), f"ctc_loss of case {case}"
 
 
 def listed(path):
@@ -361,6 +401,11 @@ def main():
         cases.append((said(EachSample(), (torch.randn(4, 4), torch.full((4,), -100)), path), ["refused: nothing is compared: in PyTorch itself its loss is not finite"]))
         cases.append((said(Asks(), (torch.randn(4, 4),), path), ["is one of PyTorch: loss"]))
         cases.append((said(Asks(True), (torch.randn(4, 4),), path), ["depends on values that inputs or parameters decide: if (x if self.values", "torch.where"]))
+        labels = torch.tensor([[1, 1], [2, 3], [4, 1], [1, 2]])
+        cases.append((said(Speech(), (torch.randn(4, 6, 4), labels, torch.tensor([2, 1, 0, 2])), path), ["elements\n  one step", "is one of PyTorch: loss"]))
+        cases.append((said(Fixed(), (torch.randn(4, 4),), path), ["the batch stays 4", "as len(x) does, and x.shape[0] does not", "is one of PyTorch"]))
+        for case in range(12):
+            assert_ctc_is_that_of_torch(case)
         cases.append((said(Strides(), (torch.randn(4, 4, 3),), path), ["is one of PyTorch: loss"]))
         several = torch.randn(4, 4), torch.tensor([[0, 2, -1], [1, -1, 0], [-1, -1, -1], [2, 1, 0]])
         cases.append((said(Labels(), several, path), ["is one of PyTorch: loss"]))

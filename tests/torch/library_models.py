@@ -1,5 +1,6 @@
 """Modules of libraries, made small from their configurations, with an example batch: what tests/torch/libraries exports. Each returns the
 loss that its library computes, or a mean of what it returns."""
+import library_blocks
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -125,7 +126,9 @@ TIMM = """resnet10t.c3_in1k convnext_atto vit_tiny_patch16_224 deit_tiny_patch16
 efficientnet_lite0 ghostnet_050 edgenext_xx_small poolformerv2_s12 fastvit_t8 repvit_m0_9 regnetx_002 lcnet_035 tinynet_e
 hardcorenas_a semnasnet_050 fbnetc_100 mobileone_s0 levit_128s xcit_nano_12_p16_224 pit_ti_224 cait_xxs24_224 visformer_tiny
 swin_tiny_patch4_window7_224 pvt_v2_b0 coat_lite_tiny nest_tiny botnet26t_256 halonet26t eca_halonext26ts resnest14d skresnet18 cspresnet50
-dla34 dpn68 vovnet39a hrnet_w18_small inception_v3 rexnet_100 selecsls42b tresnet_m nfnet_l0 convmixer_768_32 sequencer2d_s""".split()
+dla34 dpn68 vovnet39a hrnet_w18_small inception_v3 rexnet_100 selecsls42b tresnet_m nfnet_l0 convmixer_768_32 sequencer2d_s
+starnet_s1 mambaout_femto efficientvit_b0 efficientformerv2_s0 shvit_s1 swiftformer_xs mobilevitv2_050 mobilenetv1_100 gmlp_ti16_224
+vit_tiny_patch16_224.augreg_in21k fasternet_t0 repghostnet_050 ghostnetv3_100 hgnetv2_b0 focalnet_tiny_srf""".split()
 
 
 def modules():
@@ -156,4 +159,4 @@ def all_cases():
                                         ("seq2seq", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", Translation, translation),
                                         ("image", "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", Image, image)):
         cases |= {f"{kind}:{name}": make for name, make in transformer(table, wrapper, batch).items()}
-    return cases | vision("torchvision", TORCHVISION) | vision("timm", TIMM)
+    return cases | vision("torchvision", TORCHVISION) | vision("timm", TIMM) | library_blocks.all_cases()

@@ -1,5 +1,6 @@
 """Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it writes."""
 import torch
+import torch.nn.functional as F
 
 from .errors import NotExported
 
@@ -96,6 +97,22 @@ def number_and_flag(a, b):
     return None, None
 
 
+def covariance(input, *, correction=1, fweights=None, aweights=None):
+    if fweights is not None or aweights is not None:
+        return torch.cov(input, correction=correction, fweights=fweights, aweights=aweights)
+    rows = input if input.dim() > 1 else input.unsqueeze(0)
+    off = rows - rows.mean(1, keepdim=True)
+    return (off @ off.mT.conj() / (rows.shape[1] - correction)).squeeze()
+
+
+def correlation(input):
+    found = covariance(input)
+    if found.dim() == 0:
+        return found / found
+    deviation = found.diagonal().sqrt()
+    return (found / deviation[:, None] / deviation).clamp(-1, 1)
+
+
 def matrix_exp(A):
     """By scaling and squaring (Higham, 2005): the series of A·2⁻ⁿ, of a norm of at most 1/2, whose square is taken n times."""
     size = A.detach().abs().sum(-2).amax(-1)[..., None, None].clamp(min=1e-30)
@@ -153,7 +170,40 @@ def set_items(input, places, value):
         input[places] = value
 
 
+def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank=0, reduction="mean", zero_infinity=False):
+    """By the forward variables of Graves et al. (2006), in logarithms, over the labels with blanks between them."""
+    if log_probs.dim() == 2:
+        loss = ctc_loss(log_probs.unsqueeze(1), targets.reshape(1, -1), input_lengths, target_lengths, blank, reduction, zero_infinity)
+        return loss.squeeze(0) if reduction == "none" else loss
+    if targets.dim() == 1:
+        raise NotExported("ctc_loss of targets that are joined to one dim is not supported: give them as [batch, length], padded")
+    inputs, lengths = (torch.as_tensor(each).reshape(-1) for each in (input_lengths, target_lengths))
+    padded = torch.where(torch.arange(targets.shape[1]) < lengths[:, None], targets, torch.full_like(targets, blank))
+    labels = F.pad(torch.stack([torch.full_like(padded, blank), padded], -1).flatten(1), (0, 1), value=blank)
+    never = -1e30  # of no probability, but with gradients that are numbers
+    skips = F.pad(labels[:, 2:] != labels[:, :-2], (2, 0)) & (labels != blank)
+    before = torch.where(torch.arange(labels.shape[1]) < 1, 0.0, never).to(log_probs.dtype).expand(labels.shape)
+    for t, of_labels in enumerate(log_probs.gather(2, labels.expand(log_probs.shape[0], *labels.shape)).unbind(0)):
+        ways = [before, F.pad(before[:, :-1], (1, 0), value=never), torch.where(skips, F.pad(before[:, :-2], (2, 0), value=never), never)]
+        after = torch.logsumexp(torch.stack(ways if t else [ways[0], ways[1]]), 0) + of_labels
+        before = torch.where(t < inputs[:, None], after, before)
+    last = before.gather(1, 2 * lengths[:, None]).squeeze(1)
+    last_label = torch.where(lengths > 0, before.gather(1, (2 * lengths[:, None] - 1).clamp(min=0)).squeeze(1), never)
+    loss = -torch.logaddexp(last, last_label)
+    loss = torch.where(loss < -never / 2, loss + of_softmax(log_probs, inputs), 0.0 if zero_infinity else torch.inf)
+    return {"none": lambda: loss, "sum": loss.sum, "mean": lambda: (loss / lengths.clamp(min=1)).mean()}[reduction]()
+
+
+def of_softmax(log_probs, lengths):
+    """Zero, with the gradient that PyTorch adds to that of ctc_loss: what log_softmax in front of it takes away again."""
+    sums = torch.where(torch.arange(log_probs.shape[0])[:, None] < lengths, log_probs.exp().sum(-1), 0.0).sum(0)
+    return sums - sums.detach()
+
+
 # Functions that torch.onnx does not write, or only by shapes that depend on values, by those that it does.
-EQUIVALENTS = {"__and__": bits_and, "__or__": bits_or, "__setitem__": set_items, "as_strided": as_strided, "bitwise_and": bits_and, "bitwise_or": bits_or, "cdist": distances, "cumprod": cumulated_product, "inverse": inverse, "kthvalue": kth_value,
-               "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_solve": solve, "masked_scatter": masked_scatter, "matrix_exp": matrix_exp,
-               "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within}
+EQUIVALENTS = {
+    "__and__": bits_and, "__or__": bits_or, "__setitem__": set_items, "as_strided": as_strided, "bitwise_and": bits_and, "bitwise_or": bits_or,
+    "cdist": distances, "corrcoef": correlation, "cov": covariance, "ctc_loss": ctc_loss, "cumprod": cumulated_product, "inverse": inverse,
+    "kthvalue": kth_value, "linalg_inv": inverse, "linalg_matrix_exp": matrix_exp, "linalg_solve": solve, "masked_scatter": masked_scatter,
+    "matrix_exp": matrix_exp, "median": median, "multilabel_margin_loss": multilabel_margin_loss, "pdist": distances_within,
+}

@@ -21,7 +21,12 @@ def first_line(error):
         return (f"what it does there depends on values that inputs or parameters decide: {asked[3]} ({asked[1]}:{asked[2]}). Compute it for all values and choose by "
                 "torch.where, or leave out the branch that the training does not take")
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return (lines[0].strip() if lines else type(error).__name__) + place_of_error(error)
+    said = lines[0].strip() if lines else type(error).__name__
+    if said.startswith("Constraints violated (batch)"):
+        return "it makes a constant of the size, as len(x) does, and x.shape[0] does not"
+    if re.fullmatch(r"\w+\.\w+\.\w+", said):
+        said = f"what {said} returns depends on values: write it by other functions"
+    return said + place_of_error(error)
 
 
 def cause_of(error):

@@ -12,7 +12,7 @@ from .arguments import choose_batch, find_loss, flat_inputs, output_names, size_
 from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_assertions, take_losses_apart, view_by_copies
 from .errors import NotExported, depends_on_values, first_line
 from .kept import Kept
-from .watching import Asked, Backwards, Watch, experts_in_batches, parameters_stay, quietly, untold
+from .watching import Asked, Backwards, Watch, experts_in_batches, parameters_stay, quietly, untold, unvalidated
 
 PARAMETERS, SIGNATURE = "piper.parameters", "pkg.torch.export.ExportedProgram.graph_signature"
 
@@ -98,7 +98,7 @@ class Export:
                     raise (second if further else error) from None
 
         def traced(open_batch):
-            with Asked(answers=self.answers), parameters_stay():
+            with Asked(answers=self.answers), parameters_stay(), unvalidated():
                 return torch.export.export(self.module, self.args, self.kwargs, dynamic_shapes=shaped(open_batch), strict=False)
 
         if self.size and not self.fixed:

@@ -164,6 +164,18 @@ def parameters_stay():
 
 
 @contextlib.contextmanager
+def unvalidated():
+    """Distributions do not look at the numbers that they are given, which the tracer does not have."""
+    kind = torch.distributions.Distribution
+    before = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(before)
+
+
+@contextlib.contextmanager
 def experts_in_batches(module):
     """Experts of the transformers library by products that ONNX has: those of groups of rows are the library's own."""
     kept = [(config, config._experts_implementation) for config in {id(m.config): m.config for m in module.modules() if hasattr(m, "config")}.values()
