@@ -255,13 +255,14 @@ class Asks(nn.Module):
 
 
 class Speech(nn.Module):
-    """A loss over alignments, a distribution, whose numbers are looked at, and correlations."""
+    """A loss over alignments, a distribution, whose numbers are looked at, correlations, and a weight without its gradient."""
 
     def __init__(self):
         super().__init__()
         self.fc = nn.Linear(4, 5)
 
     def forward(self, x, y, lengths):
+        x = x + self.fc.weight.data[0]
         logs = self.fc(x).log_softmax(-1).transpose(0, 1)
         aligned = F.ctc_loss(logs, y, torch.full_like(lengths, 6), lengths, zero_infinity=True)
         likely = torch.distributions.Normal(x.mean(-1), F.softplus(self.fc.weight[0, 0])).log_prob(x[..., 0]).mean()

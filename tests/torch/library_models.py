@@ -114,7 +114,11 @@ def vision(library, names, size=64):
                 model = torchvision.models.get_model(name, weights=None, num_classes=4)
             else:
                 import timm
-                model = timm.create_model(name, pretrained=False, num_classes=4, **({"img_size": size} if "vit" in name or "swin" in name or "mixer" in name else {}))
+                sized = {"img_size": size} if any(part in name for part in ("vit", "swin", "mixer", "gmlp")) else {}
+                try:
+                    model = timm.create_model(name, pretrained=False, num_classes=4, **sized)
+                except TypeError:  # of any size
+                    model = timm.create_model(name, pretrained=False, num_classes=4)
             return Image(model), lambda g: (torch.randn(BATCH, 3, size, size, generator=g), torch.randint(0, 4, (BATCH,), generator=g))
         return build
     return {f"{library}:{name}": make(name) for name in names}

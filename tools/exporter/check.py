@@ -153,7 +153,7 @@ class Comparison:
                 continue
             gradient = torch.zeros_like(value) if gradient is None else gradient
             noise = self.noise(gradient, [step.gradients.get(name) for step in self.others], scale)
-            self.zeros += largest(gradient) <= noise
+            self.zeros += name in self.wanted.gradients and largest(gradient) <= noise
             off = largest((value.detach().double() - saved[name].double()) / rate - gradient.double())
             if self.is_far(off, gradient, noise):
                 yield f"the gradient of '{name}' differs by {off:.2g} of {largest(gradient):.2g}, where rounding changes {noise:.1g}"

@@ -3,9 +3,11 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 
+import onnx
 import onnx.reference
 
 from .errors import NotExported
@@ -34,17 +36,30 @@ def train_in_piper(tools, path, folder, data, size, rate, precise):
     (folder / "strategy.yaml").write_text(STRATEGY.format(batch=size or 1, rate=rate) + (PRECISE if precise else ""))
     plans, saved, metrics = folder / "plans", folder / "saved.safetensors", folder / "metrics.jsonl"
     steps = len({name.split("/")[1] for name in data}) or 1
-    call([tools / "piperc", path, folder / "strategy.yaml", "-o", plans, "--no-oracles", "--force"], "piperc does not take the file")
+    call([tools / "piperc", path, folder / "strategy.yaml", "-o", plans, "--no-oracles", "--force"], "piperc does not take the file",
+         lambda said: places_of_nodes(path, said))
     call([tools / "piper-run", plans, "--data", folder / "data.safetensors", "--steps", steps, "--save", saved, "--metrics", metrics],
          "piper-run does not run it")
     losses = [line["loss"] for line in map(json.loads, metrics.read_text().splitlines()) if "loss" in line]
     return losses[-1], load_file(saved)  # of this run: metrics are added to the file
 
 
-def call(command, what):
+def call(command, what, places=lambda said: ""):
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
     if done.returncode:
-        raise NotExported(f"{what}:\n{done.stderr.strip()}")
+        raise NotExported(f"{what}:\n{done.stderr.strip()}{places(done.stderr)}")
+
+
+def places_of_nodes(path, said):
+    """The line of the program that made each node of which an error speaks."""
+    names, lines = set(re.findall(r"node '([^']+)'", said)), []
+    for node in onnx.load(str(path), load_external_data=False).graph.node if names else []:
+        traces = [pair.value for pair in node.metadata_props if pair.key == "pkg.torch.onnx.stack_trace" and node.name in names]
+        found = re.findall(r'File "([^"]*)", line (\d+).*\n\s*(.*)', "".join(traces))
+        if found:
+            file, line, text = found[-1]
+            lines.append(f"\n  = note: '{node.name}' is of {file}:{line}: {text}")
+    return "".join(lines[:4])
 
 
 def loss_of_file(path, inputs):

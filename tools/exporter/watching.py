@@ -42,6 +42,8 @@ class Watch(TorchFunctionMode):
             return attention_of_four_dims(func, bound)
         elif func is torch.nn.functional.instance_norm:
             return instance_norm(*args, **kwargs)
+        elif getattr(func, "__self__", None) is torch.Tensor.data:  # of which the tracer makes a constant
+            return args[0].detach()
         elif name in EQUIVALENTS:
             return EQUIVALENTS[name](*args, **kwargs)
         elif name.rstrip("_") == "rrelu":
