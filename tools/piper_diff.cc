@@ -9,6 +9,7 @@
 
 #include "piper/inspect/diff.h"
 #include "piper/planner/compile.h"
+#include "version.h"
 
 namespace piper {
 namespace {
@@ -17,7 +18,7 @@ enum Exit { kSame = 0, kDifferent = 1, kError = 2 };
 
 struct Flags {
   std::string before, after, model;
-  std::vector<std::string> defines;
+  std::vector<std::string> defines, library;
   std::vector<std::string> only;  // sections; none: all
   std::vector<DiffGate> gates;
   bool markdown = false, json = false;
@@ -39,7 +40,8 @@ Result<Summary> compiled(const Flags& flags, const std::string& strategy) {
   if (std::filesystem::is_directory(strategy))
     return fail("'{}' is a directory, no strategy", quote_control(strategy))
         .with_note("help: folders of plans are compared without --model");
-  CompileOptions options{.model = flags.model, .strategy = strategy, .oracles = false};
+  CompileOptions options{
+      .model = flags.model, .strategy = strategy, .library = flags.library, .oracles = false};
   PIPER_ASSIGN(options.defines, parse_definitions(flags.defines));
   PIPER_ASSIGN(const Compiled compiled, compile(options));
   return summarise(compiled.set);
@@ -108,6 +110,12 @@ int main(int argc, char** argv) {
       ->type_name("MODEL.onnx");
   app.add_option("-D", flags.defines, "override a param of both strategies")
       ->type_name("NAME=VALUE");
+  app.add_option(
+         "-I", flags.library,
+         "a folder in which names of the library, as in 'include: <1f1b>', are looked for first")
+      ->type_name("DIR")
+      ->check(CLI::ExistingDirectory)
+      ->allow_extra_args(false);
   std::string only, gates;
   app.add_option("--only", only, "compare these sections alone")
       ->check([&](const std::string& text) { return take(parse_sections(text), flags.only); })
@@ -121,11 +129,13 @@ int main(int argc, char** argv) {
       app.add_flag("--markdown", flags.markdown, "for a comment: folded sections, at most 60 kB");
   app.add_flag("--json", flags.json, "one object, of the form that formats/diff.md describes")
       ->excludes(markdown);
-  app.set_version_flag("--version", "piper-diff 0.1.0");
+  app.set_version_flag("--version", fmt::format("piper-diff {}", version()));
   try {
     app.parse(argc, argv);
     if (!flags.defines.empty() && flags.model.empty())
       throw CLI::RequiredError("--model MODEL.onnx (for -D)");
+    if (!flags.library.empty() && flags.model.empty())
+      throw CLI::RequiredError("--model MODEL.onnx (for -I)");
     for (const DiffGate& gate : flags.gates)
       if (!flags.only.empty() &&
           std::find(flags.only.begin(), flags.only.end(), gate.section) == flags.only.end())

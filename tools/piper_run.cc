@@ -11,6 +11,7 @@
 #include "piper/devices/registry.h"
 #include "piper/inspect/picture.h"
 #include "piper/runtime/executor.h"
+#include "version.h"
 
 namespace {
 
@@ -280,6 +281,7 @@ void add_flags(CLI::App& app, Flags& flags) {
       "say which NVIDIA devices and libraries are found here, and why not");
   app.add_flag("--picture", flags.picture,
                "draw the schedule before the run, as piperc --picture does");
+  app.set_version_flag("--version", fmt::format("piper-run {}", piper::version()));
 }
 
 }  // namespace

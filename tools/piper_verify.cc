@@ -6,6 +6,7 @@
 #include "piper/devices/cpu.h"
 #include "piper/devices/registry.h"
 #include "piper/plan/verify.h"
+#include "version.h"
 
 namespace piper {
 namespace {
@@ -164,7 +165,8 @@ Result<bool> verify(const std::string& directory, bool json, bool is_oracle) {
 int main(int argc, char** argv) {
   piper::prepare_process();
   CLI::App app(
-      "Proves a plan set right from its files alone: communication, order, memory and sums.");
+      "Proves a plan set right from its files alone: communication, order, memory and sums.",
+      "piper-verify");
   app.footer(
       "exit codes: 0 proved, 2 wrong usage, 3 refused (findings are printed), 4 the plans cannot "
       "be read, 12 the system refused");
@@ -172,6 +174,7 @@ int main(int argc, char** argv) {
   bool json = false;
   app.add_option("DIR", directory, "the directory that piperc wrote")->required();
   app.add_flag("--json", json, "one JSON object per plan set");
+  app.set_version_flag("--version", fmt::format("piper-verify {}", piper::version()));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

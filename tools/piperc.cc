@@ -7,8 +7,9 @@
 #include <cstdlib>
 
 #include "piper/devices/registry.h"
-#include "piper/planner/compile.h"
 #include "piper/inspect/picture.h"
+#include "piper/planner/compile.h"
+#include "version.h"
 
 namespace {
 
@@ -25,10 +26,13 @@ constexpr const char* kFooter =
     "\n\nExit codes: 0 ok; 1 model, strategy or flags are wrong or ask for what is not supported; "
     "2 "
     "wrong command line;\n"
-    "3 the plan was refused (deadlock, or an internal error: unproved); 4 plan files unreadable; 12 the disk or the "
+    "3 the plan was refused (deadlock, or an internal error: unproved); 4 plan files unreadable; "
+    "12 the disk or the "
     "system refused.\n"
-    "Pages: formats/model.md (how to bring a model), strategies/README.md (strategies to begin with), "
-    "formats/strategy.md (the language), formats/plan.md (what is written), tools/README.md (running).";
+    "Pages: formats/model.md (how to bring a model), strategies/README.md (strategies to begin "
+    "with), "
+    "formats/strategy.md (the language), formats/plan.md (what is written), tools/README.md "
+    "(running).";
 
 std::string footer() {
   std::vector<std::string> lines;
@@ -66,7 +70,10 @@ void print_notes(const Compiled& compiled) {
     fmt::print(stderr, "note: {} more with --explain=parameters\n", lines.size() - kMostLines);
 }
 
-std::string file_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+// Of names of the library all of it.
+std::string file_name(const std::string& path) {
+  return path.starts_with('<') ? path : path.substr(path.rfind('/') + 1);
+}
 
 // The schedule as text and as an image, where they are asked for.
 Status draw(const Flags& flags, const PlanSet& set) {
@@ -179,7 +186,9 @@ int main(int argc, char** argv) {
   CLI::App app{kDescription, "piperc"};
   app.footer(footer());
   app.add_option("model", flags.compile.model, "ONNX file")->required()->type_name("MODEL.onnx");
-  app.add_option("strategy", flags.compile.strategy, "strategy file")->type_name("STRATEGY.yaml");
+  app.add_option("strategy", flags.compile.strategy,
+                 "strategy file, or a name of the library: '<1f1b>'")
+      ->type_name("STRATEGY.yaml");
   app.add_option("-o,--output", flags.output,
                  "directory to write; must be new, or with --force hold plans")
       ->type_name("DIR");
@@ -210,6 +219,12 @@ int main(int argc, char** argv) {
       ->excludes(describe);
   app.add_option("-D", flags.defines, "override one of the strategy's params")
       ->type_name("NAME=VALUE");
+  app.add_option(
+         "-I", flags.compile.library,
+         "a folder in which names of the library, as in 'include: <1f1b>', are looked for first")
+      ->type_name("DIR")
+      ->check(CLI::ExistingDirectory)
+      ->allow_extra_args(false);
   std::string topics;
   app.add_flag("--explain{summary}", topics,
                "print what was found and done; =TOPIC,… of " + explain_topics() +
@@ -253,7 +268,7 @@ int main(int argc, char** argv) {
                      kLargestSingle))
       ->excludes(no_oracles);
   app.add_flag("--timings", flags.timings, "print how long each step took");
-  app.set_version_flag("--version", "piperc 0.1.0");
+  app.set_version_flag("--version", fmt::format("piperc {}", version()));
   try {
     app.parse(argc, argv);
     if (flags.dry_run && flags.dump.empty() && topics.empty()) read_topics("summary", flags.topics);

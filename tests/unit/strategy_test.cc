@@ -587,9 +587,6 @@ int read_examples(const std::string& name) {
     const bool names_stages = text.find("stages") != std::string::npos;
     if (!text.starts_with("piper"))
       text = (names_stages ? "piper: 1\nparams: {stages: 2}\n" : "piper: 1\n") + text;
-    // As beside the page.
-    for (size_t path = text.find("../"); path != std::string::npos; path = text.find("../"))
-      text.replace(path, 3, PIPER_SOURCE_DIR "/");
     (void)parsed(text);
     ++checked;
   }

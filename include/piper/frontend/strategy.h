@@ -301,9 +301,12 @@ struct Strategy {
 struct Definition {  // -D name=value
   std::string name, value;
 };
-// Reads the file and its includes. `defines` override `params`; a name that no params section has
-// is an error with the nearest, and so is a param that nothing names.
-Result<Strategy> parse_strategy(const std::string& path, const std::vector<Definition>& defines);
+// Reads the file, a path or a name of the library such as "<numerics/bf16>", and its includes.
+// `defines` override `params`; a name that no params section has is an error with the nearest, and
+// so is a param that nothing names. Names of the library are looked for in the folders `library`,
+// those of the variable PIPER_STRATEGIES, and share/piper/strategies beside the program's folder.
+Result<Strategy> parse_strategy(const std::string& name, const std::vector<Definition>& defines,
+                                const std::vector<std::string>& library = {});
 
 // The strategy that counts, after includes, definitions and expressions: one file without params,
 // sections and keys in one order, numbers with their defaults. Read again it is the same strategy,

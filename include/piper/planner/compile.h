@@ -19,6 +19,7 @@ struct CompileOptions {
   std::string model, strategy;
   std::string initial_values;  // as in ImportOptions
   std::vector<Definition> defines;
+  std::vector<std::string> library;  // folders of strategies: see parse_strategy
   std::string target = "cpu";  // the kind of device: see backends.h
   bool oracles = true;         // also the single-device plans that --verify-against runs beside
   // `single` plays all replicas one after the other: where there are several and it would have more

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "library.h"
 #include "sections.h"
 
 namespace piper {
@@ -14,8 +15,9 @@ constexpr size_t kMaxFiles = 64;
 // Reads a file after the files it includes; each file once.
 class Loader {
  public:
-  Loader(const std::vector<Definition>& defines, ErrorList& errors)
-      : defines_(defines), errors_(errors) {}
+  Loader(const std::vector<Definition>& defines, const std::vector<std::string>& folders,
+         ErrorList& errors)
+      : defines_(defines), folders_(folders), errors_(errors) {}
   // Which of the files it is.
   Result<size_t> load(const std::string& path, const SourceSpan& from) {
     const std::string key = identity(path);
@@ -75,7 +77,8 @@ class Loader {
         fail(from, "cannot include '{}'{}", path.string(), near).with_note(std::string(why));
     if (near.empty() && names.size() > 1 && names.size() <= kMaxFiles)
       error.notes.push_back(fmt::format("the files there are {}", join(names, ", ")));
-    return std::move(error).with_note("help: paths are relative to the folder of this file");
+    return std::move(error).with_note(
+        "help: paths are relative to the folder of this file; '<NAME>' is a file of the library");
   }
 
   Result<StrategyFile> read(const std::string& path, const SourceSpan& from) {
@@ -120,13 +123,19 @@ class Loader {
       if (!node.is(yaml::Node::Kind::kScalar) || node.text.empty())
         return wrong_type(node, "the path of a strategy file");
       PIPER_ASSIGN(std::string path, read_path(node, open_params(), defines_));
-      const auto beside = fs::path(file.path).parent_path() / path;
+      PIPER_ASSIGN(const std::string found, find(path, file, node.at));
       if (path != node.text) file.paths.push_back({node, std::move(path)});
-      PIPER_ASSIGN(const size_t below, load(beside.lexically_normal().string(), node.at));
+      PIPER_ASSIGN(const size_t below, load(found, node.at));
       file.below.insert(below);
       file.below.insert(files_[below].below.begin(), files_[below].below.end());
     }
     return ok_status();
+  }
+
+  Result<std::string> find(const std::string& path, const StrategyFile& file,
+                           const SourceSpan& from) const {
+    if (is_library_name(path)) return find_in_library(path, folders_, from);
+    return (fs::path(file.path).parent_path() / path).lexically_normal().string();
   }
 
   // Of a name that of the outermost file, which is the one that counts.
@@ -144,6 +153,7 @@ class Loader {
   }
 
   const std::vector<Definition>& defines_;
+  const std::vector<std::string>& folders_;  // of the library, to look in first
   ErrorList& errors_;
   std::vector<StrategyFile> files_;
   std::vector<std::string> seen_;  // by file
@@ -154,9 +164,12 @@ class Loader {
 
 Result<std::vector<StrategyFile>> load_files(const std::string& path,
                                              const std::vector<Definition>& defines,
+                                             const std::vector<std::string>& folders,
                                              ErrorList& errors) {
-  Loader loader(defines, errors);
-  PIPER_TRY(loader.load(path, {}));
+  Loader loader(defines, folders, errors);
+  PIPER_ASSIGN(const std::string file,
+               is_library_name(path) ? find_in_library(path, folders, {}) : path);
+  PIPER_TRY(loader.load(file, {}));
   return loader.take();
 }
 

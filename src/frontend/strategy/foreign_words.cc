@@ -17,7 +17,7 @@ constexpr Row kRows[] = {
      "distributed_optimizer use_distributed_optimizer",
      "ZeRO-1 is '- replicate: {over: dp, shard: [optimizer]}' under 'directives', ZeRO-2 "
      "'[optimizer, gradients]', ZeRO-3 and FSDP '[optimizer, gradients, parameters]'; "
-     "strategies/memory/ has files to include"},
+     "'<memory/zero1>' to '<memory/zero3>' are files to include"},
     {"tensor_parallel tensor_parallel_size tensor_model_parallel_size tensor_parallel_degree "
      "tp tp_size tp_degree sequence_parallel sequence_parallel_size context_parallel "
      "context_parallel_size cp cp_size expert_parallel expert_parallel_size "
@@ -26,18 +26,17 @@ constexpr Row kRows[] = {
      "'directives' for each kind of tensor that is cut; how all others lie follows"},
     {"pipeline pipeline_parallel pipeline_parallel_size pipeline_model_parallel_size "
      "pipeline_parallel_degree pp pp_size pp_degree num_stages n_stages stages split_points",
-     "'include: strategies/1f1b.yaml' with its params, or 'mesh: {pp: 4}', 'annotate: [{balance: "
+     "'include: <1f1b>' with its params, or 'mesh: {pp: 4}', 'annotate: [{balance: "
      "{tag: stage, "
      "into: 4}}]' and '- place: {where: {stage: s}, on: {pp: s}}' under 'directives'"},
     {"virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage virtual_stages "
      "num_model_chunks vpp interleave",
-     "'include: strategies/interleaved-1f1b.yaml' with 'params: {chunks: 2}'"},
+     "'include: <interleaved-1f1b>' with 'params: {chunks: 2}'"},
     {"schedule pipeline_schedule pipeline_parallel_schedule schedules 1f1b one_f_one_b gpipe "
      "interleaved interleaved_1f1b zb_h1 zb_h2 zbv zb_v zero_bubble zerobubble dualpipe dualpipev "
      "chimera hanayo looped_bfs",
-     "an order of work is '- order: {each: pp, program: …}' under 'directives', and strategies/ "
-     "has "
-     "complete files: 'include: strategies/1f1b.yaml'; the learning rate's schedule stands in "
+     "an order of work is '- order: {each: pp, program: …}' under 'directives', and the library "
+     "has complete files: 'include: <1f1b>'; the learning rate's schedule stands in "
      "'train'"},
     {"data_parallel data_parallel_size data_parallel_degree dp dp_size dp_degree ddp "
      "distributed_data_parallel dp_replicate dp_shard replicas num_replicas",

@@ -11,7 +11,8 @@ constexpr Form kRules{.type = Type::kManyOrOne, .object = "rule", .other = "anno
 constexpr Field kStrategy[] = {
     {"piper", kInteger, kRequired, "Version of the language: 1."},
     {"include", kPaths, kOptional,
-     "Strategy files to read first, relative to this file; $name inserts a param of it."},
+     "Strategy files to read first: paths relative to this file, or names of the library such as "
+     "<numerics/bf16>; $name inserts a param of it."},
     {"params", kParams, kOptional,
      "Named integers, numbers and texts; piperc -D name=value overrides them."},
     {"require", many("requirement"), kOptional, "What the params must be, and why."},

@@ -23,6 +23,7 @@ struct StrategyFile {
 // Wrong top-level keys join the errors; what cannot be read at all is returned.
 Result<std::vector<StrategyFile>> load_files(const std::string& path,
                                              const std::vector<Definition>& defines,
+                                             const std::vector<std::string>& folders,
                                              ErrorList& errors);
 // Errors: paths of `include` that would be others with the params of all files.
 void check_paths(const std::vector<StrategyFile>& files, const Scope& scope, ErrorList& errors);

@@ -38,9 +38,11 @@ void read_model_sections(const Sections& sections, const Scope& scope, Strategy&
 
 }  // namespace
 
-Result<Strategy> parse_strategy(const std::string& path, const std::vector<Definition>& defines) {
+Result<Strategy> parse_strategy(const std::string& name, const std::vector<Definition>& defines,
+                                const std::vector<std::string>& library) {
   ErrorList errors;
-  PIPER_ASSIGN(const std::vector<StrategyFile> files, load_files(path, defines, errors));
+  PIPER_ASSIGN(const std::vector<StrategyFile> files, load_files(name, defines, library, errors));
+  const std::string& path = files.back().path;
   Choice choice(files, errors);
   Sections sections = join_files(files, choice, errors);
   Strategy out;

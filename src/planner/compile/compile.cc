@@ -393,7 +393,7 @@ std::span<const std::string_view> dump_steps() { return kSteps; }
 Result<Compiled> compile(const CompileOptions& options) {
   Compiled compiled;
   Steps steps(options, compiled);
-  const auto read_strategy = [&] { return parse_strategy(options.strategy, options.defines); };
+  const auto read_strategy = [&] { return parse_strategy(options.strategy, options.defines, options.library); };
   PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy, print_strategy));
   const auto read_model = [&] {
     return import_onnx(options.model, import_options(strategy, options));

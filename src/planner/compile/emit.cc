@@ -92,7 +92,8 @@ Status export_loss(const Strategy& strategy, const Graph& graph, TrainingExport&
 }  // namespace
 
 Status emit_onnx_training(const CompileOptions& options, const std::string& path) {
-  PIPER_ASSIGN(Strategy strategy, parse_strategy(options.strategy, options.defines));
+  PIPER_ASSIGN(Strategy strategy,
+               parse_strategy(options.strategy, options.defines, options.library));
   if (!strategy.precisions.empty())
     return fail(strategy.precisions[0].at, "precision cannot be said in training_info");
   if (strategy.weight_versions > 1)

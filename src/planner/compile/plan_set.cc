@@ -83,7 +83,7 @@ Status name_plan_sets(const CompileOptions& options, const Strategy& strategy, C
   PIPER_ASSIGN(const Bytes model, map_file(options.model));
   const std::string strategy_digest = digest(print_strategy(strategy));
   const auto name = [&](PlanSet& set) {
-    set.manifest.compiler = "piperc 0.1.0";
+    set.manifest.compiler = "piperc " PIPER_VERSION;
     set.manifest.model_digest = digest(as_text(model.span()));
     set.manifest.strategy_digest = strategy_digest;
   };
