@@ -147,12 +147,13 @@ int32_t add_numbers(Job& job, const std::vector<int64_t>& numbers) {
                  Bytes::copy_of(numbers.data(), numbers.size() * sizeof(int64_t)), "numbers");
 }
 
-// Booleans of which each fifth row hides all.
-int32_t add_mask(Job& job, const TensorType& type) {
-  if (type.dtype != DType::kBool) return job.read(type);
-  test::Tensor mask = draw(type, job.random, 0, 1, 2);
+// Of booleans, and of terms in another type than the operands, each fifth row hides all.
+int32_t add_mask(Job& job, const TensorType& type, DType operands) {
+  if (type.dtype != DType::kBool && type.dtype == operands) return job.read(type);
+  const bool is_bool = type.dtype == DType::kBool;
+  test::Tensor mask = is_bool ? draw(type, job.random, 0, 1, 2) : draw(type, job.random, -1, 1, 2);
   for (size_t i = 0; i < mask.values.size(); ++i)
-    if (static_cast<int64_t>(i) / type.shape[3] % 5 == 0) mask.values[i] = 0;
+    if (static_cast<int64_t>(i) / type.shape[3] % 5 == 0) mask.values[i] = is_bool ? 0 : -0x1p100;
   return job.add(type, to_bytes(mask), "mask");
 }
 
@@ -161,7 +162,7 @@ void add_case(Job& job, const Case& c) {
   std::vector<int32_t> inputs, others;
   for (size_t i = 0; i < 3; ++i) inputs.push_back(job.read(c.operand(i)));
   const bool has_numbers = !c.first.empty() || !c.first_key.empty();
-  if (c.mask || has_numbers) others.push_back(c.mask ? add_mask(job, *c.mask) : -1);
+  if (c.mask || has_numbers) others.push_back(c.mask ? add_mask(job, *c.mask, c.type) : -1);
   if (has_numbers) others.push_back(add_numbers(job, c.first));
   if (!c.first_key.empty()) others.push_back(add_numbers(job, c.first_key));
   const int32_t y = job.write(c.operand(3), "y, " + label),
@@ -253,6 +254,25 @@ std::vector<Case> cases_of_16_bits(DType type) {
 
 TEST(CudaAttention, Of16BitsByTensorCores) {
   for (const DType type : {DType::kBF16, DType::kF16}) check(cases_of_16_bits(type));
+}
+
+// Terms that f16 has not, in f32: those of each fifth row are the same, of a number that hides all.
+TEST(CudaAttention, OfF16WithTermsInF32) {
+  for (const bool by_mma : {false, true}) {
+    Job job;
+    for (const Shape& shape : {Shape{1, 2, 70, 33}, Shape{1, 1, 70, 33}, Shape{1, 2, 1, 33}}) {
+      const int64_t width = by_mma ? 16 : 12;
+      add_case(job, {.queries = 70,
+                     .keys = 33,
+                     .type = DType::kF16,
+                     .width = width,
+                     .v_width = width,
+                     .mask = TensorType{DType::kF32, shape}});
+      const std::string source = must(device_program(job.program)).source;
+      EXPECT_EQ(source.find("  mma::forward<") != std::string::npos, by_mma);
+    }
+    check(job, DType::kF16);
+  }
 }
 
 TEST(CudaAttention, WhatTensorCoresDo) {
@@ -460,6 +480,10 @@ TEST(CudaAttention, WhatCudnnTakes) {
                             [](DeviceAttention& a) {
                               a.mask = DeviceAttention::kKeeps, a.mask_step[3] = 1;
                               a.masked_score = -1e4;
+                            },
+                            [](DeviceAttention& a) {
+                              a.mask = DeviceAttention::kAdds, a.mask_step[3] = 1;
+                              a.type = DType::kF16, a.wide_mask = true;
                             },
                             [](DeviceAttention& a) {
                               a.mask = DeviceAttention::kAdds, a.mask_step[3] = 1;

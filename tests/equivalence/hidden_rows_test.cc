@@ -7,13 +7,19 @@ namespace piper {
 namespace {
 
 constexpr float kLowest = -3.402823466e38f;
+enum class Mask {
+  kTerm,     // added to the scores
+  kTrained,  // with a number for each key that is trained
+  kScores,   // with scores of its own
+  kReplaces  // a score
+};
 constexpr int64_t kTokens = 8, kHeads = 4, kWidth = 4, kAll = kHeads * kWidth;
 
 // Two layers of attention, as those that write masks as terms are exported; half of the samples
 // have no key.
 class Padded : public ModelMaker {
  public:
-  Padded(float lowest, bool biased) : ModelMaker(5), biased_(biased) {
+  Padded(float lowest, Mask kind) : ModelMaker(5), kind_(kind), lowest_(lowest) {
     scope_ = "model";
     input("x", {kTokens, kAll});
     input("keys", {kTokens});
@@ -21,8 +27,8 @@ class Padded : public ModelMaker {
     const std::string zero = number(0);
     const std::string seen =
         made("And", {made("Greater", {"keys", number(-0.5f)}), made("Greater", {"sample", zero})});
-    const std::string mask = made("Unsqueeze", {seen, integers({1, 2})});
-    term_ = made("Where", {mask, zero, number(lowest)});
+    mask_ = made("Unsqueeze", {seen, integers({1, 2})});
+    if (kind != Mask::kReplaces) term_ = made("Where", {mask_, zero, number(lowest)});
     std::string h = "x";
     for (const char* layer : {"a", "b"}) {
       scope_ = layer;
@@ -44,17 +50,26 @@ class Padded : public ModelMaker {
     const std::string q = heads(x, {0, 2, 1, 3}), k = heads(x, {0, 2, 3, 1}),
                       v = heads(x, {0, 2, 1, 3});
     const std::string scores = made("Mul", {made("MatMul", {q, k}), number(0.5f)});
-    std::string term = term_;
-    if (biased_) term = made("Add", {parameter({1, kHeads, 1, kTokens}, 0, 0.5f), term});
-    onnx::NodeProto& weights = node("Softmax", {made("Add", {scores, term})});
+    onnx::NodeProto& weights = node("Softmax", {masked(x, scores)});
     attribute(weights, "axis", {-1}, false);
     onnx::NodeProto& turned = node("Transpose", {made("MatMul", {weights.output(0), v})});
     attribute(turned, "perm", {0, 2, 1, 3}, true);
     return made("MatMul", {made("Reshape", {turned.output(0), integers({0, kTokens, kAll})}),
                            parameter({kAll, kAll}, 0, 0.3f)});
   }
-  const bool biased_;  // each key by a number that is trained
-  std::string term_;
+  std::string masked(const std::string& x, const std::string& scores) {
+    if (kind_ == Mask::kReplaces) return made("Where", {mask_, scores, number(lowest_)});
+    std::string term = term_;
+    if (kind_ == Mask::kTrained)
+      term = made("Add", {parameter({1, kHeads, 1, kTokens}, 0, 0.5f), term});
+    if (kind_ == Mask::kScores)
+      term = made("Where", {mask_, made("MatMul", {heads(x, {0, 2, 1, 3}), heads(x, {0, 2, 3, 1})}),
+                            number(lowest_)});
+    return made("Add", {scores, term});
+  }
+  const Mask kind_;
+  const float lowest_;
+  std::string mask_, term_;
 };
 
 struct Case {
@@ -63,7 +78,7 @@ struct Case {
   std::string directives;
   bool wide = true;
   float lowest = kLowest;
-  bool biased = false;
+  Mask mask = Mask::kTerm;
 };
 
 class HiddenRows : public ::testing::TestWithParam<Case> {};
@@ -72,7 +87,7 @@ TEST_P(HiddenRows, TrainAsOnOneDevice) {
   const Case& of = GetParam();
   const Folder folder;
   CompileOptions options;
-  options.model = folder.write("model.onnx", Padded(of.lowest, of.biased).bytes());
+  options.model = folder.write("model.onnx", Padded(of.lowest, of.mask).bytes());
   options.strategy = folder.write(
       "strategy.yaml",
       fmt::format("piper: 1\nmesh: {}\ntrain: {{global_batch: 8, optimizer: "
@@ -85,6 +100,35 @@ TEST_P(HiddenRows, TrainAsOnOneDevice) {
   ASSERT_EQ(want.losses.size(), 3U);
   EXPECT_LT(jobs::largest_difference(got, want), of.wide ? 1e-12 : 1e-5);
   EXPECT_GT(std::abs(want.losses[2] - want.losses[0]), 1e-3);
+}
+
+// What 16 bits make of rows without keys is what f32 makes of them, whatever the mask's form.
+TEST(RowsWithoutKeys, TrainInNarrowTypesToo) {
+  for (const Mask mask : {Mask::kTerm, Mask::kTrained, Mask::kScores, Mask::kReplaces})
+    for (const auto& [narrow, most, lowest] :
+         {std::tuple("f16", 5e-3, kLowest), {"f16", 5e-3, -1e6f}, {"bf16", 4e-2, kLowest}}) {
+      const Folder folder;
+      CompileOptions options;
+      options.model = folder.write("model.onnx", Padded(lowest, mask).bytes());
+      const auto trained = [&](const std::string& more) {
+        options.strategy =
+            folder.write("strategy.yaml",
+                         "piper: 1\ntrain: {global_batch: 8, optimizer: {sgd: {lr: 0.1, "
+                         "momentum: 0.9}}}\n" +
+                             more);
+        const auto compiled = compile(options);
+        EXPECT_TRUE(compiled) << print_error(compiled.error());
+        return compiled ? train_on_numbers(compiled->set, more) : jobs::Trained{};
+      };
+      SCOPED_TRACE(fmt::format("{} {} {}", narrow, static_cast<int>(mask), lowest));
+      const jobs::Trained want = trained(""),
+                          got = trained(
+                              fmt::format("directives: [precision: {{compute: {}}}]\n", narrow));
+      ASSERT_EQ(want.losses.size(), 3U);
+      ASSERT_EQ(got.losses.size(), 3U);
+      EXPECT_LT(jobs::largest_difference(got, want), most);
+      EXPECT_GT(jobs::largest_difference(got, want), 1e-6);
+    }
 }
 
 const std::string kBlocks =
@@ -105,11 +149,11 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"replicas2", "{dp: 2}", kReplicas},
                       Case{"replicas2-f32", "{dp: 2}", kReplicas, false},
                       Case{"replicas2-ring4", "{dp: 2, cp: 4}", kReplicas + kRing},
-                      Case{"bias", "{dp: 2}", kReplicas, true, kLowest, true},
-                      Case{"bias-gather2", "{cp: 2}", kGather, true, kLowest, true},
+                      Case{"bias", "{dp: 2}", kReplicas, true, kLowest, Mask::kTrained},
+                      Case{"bias-gather2", "{cp: 2}", kGather, true, kLowest, Mask::kTrained},
                       Case{"bias-gather-of-one-token-a-rank", "{cp: 8}", kGather, true, kLowest,
-                           true},
-                      Case{"bias-heads2", "{cp: 2}", kByHeads, true, kLowest, true}),
+                           Mask::kTrained},
+                      Case{"bias-heads2", "{cp: 2}", kByHeads, true, kLowest, Mask::kTrained}),
     [](const auto& info) { return jobs::identifier(info.param.name); });
 
 }  // namespace

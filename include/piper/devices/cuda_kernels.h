@@ -75,6 +75,7 @@ struct DeviceAttention {
   int64_t offset = 0;
   int64_t query_stretches = 0, key_stretches = 0;  // of first and first_key; 0: numbers from 0 on
   enum Mask : uint8_t { kNoMask, kKeeps, kAdds } mask = kNoMask;
+  bool wide_mask = false;  // terms in f32 beside operands in f16
   double masked_score = 0;
   std::array<int64_t, 4> mask_step{};  // elements between neighbours, 0 where it is repeated
   int64_t all_keys = 0;                // that the mask is for

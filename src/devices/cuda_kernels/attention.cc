@@ -26,9 +26,9 @@ std::string text_of(const Form& f) {
                   f.batch, f.queries, f.keys, f.heads, f.kv_heads, f.width, f.v_width);
   for (const DeviceRows* rows : {&f.q, &f.k, &f.v, &f.y, &f.dq, &f.dk, &f.dv})
     text += "    " + text_of(*rows) + ",\n";
-  text += fmt::format("    {}, {}, {}, {}LL, {}LL, {}LL, attention::{}, {},\n",
+  text += fmt::format("    {}, {}, {}, {}LL, {}LL, {}LL, attention::{}, {}, {},\n",
                       literal(f.scale, DType::kF64), literal(f.softcap, DType::kF64), f.causal,
-                      f.offset, f.query_stretches, f.key_stretches, kMasks[f.mask],
+                      f.offset, f.query_stretches, f.key_stretches, kMasks[f.mask], f.wide_mask,
                       literal(f.masked_score, DType::kF64));
   return text + fmt::format("    {{{}LL, {}LL, {}LL, {}LL}}, {}LL}};\n", f.mask_step[0],
                             f.mask_step[1], f.mask_step[2], f.mask_step[3], f.all_keys);
@@ -190,7 +190,7 @@ class Kernels {
     if (!repeats(3) && (f_.key_stretches > 0 || f_.all_keys > f_.keys))  // others have none
       emit_.zero(emit_.operand(use_.inputs.size() + last), use_.outputs[last].bytes());
     launch(fmt::format("attention::mask_gradients<{}, {}, {}>(form, in, a, {})", type_, tile_,
-                       pieces(), output(last)),
+                       pieces(), output(last, f_.wide_mask ? sums() : type_)),
            (repeats(0) ? 1 : f_.batch) * (repeats(1) ? 1 : f_.heads) *
                (repeats(2) ? 1 : tiles(f_.queries)) * (repeats(3) ? 1 : tiles(f_.keys)));
   }

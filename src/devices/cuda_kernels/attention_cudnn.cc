@@ -40,10 +40,10 @@ int64_t greatest_divisor(int64_t n, int64_t most) {
 // cuDNN's gradients apply its first term to every key (seen with cuDNN 9.19 on an H100).
 bool repeats_rows(const DeviceAttention& a) { return a.is_gradient && a.mask_step[2] == 0; }
 
-// A score that replaces others is no term, unless it is -∞.
+// A score that replaces others is no term, unless it is -∞; terms in f32 exceed the library's.
 bool is_mask_taken(const DeviceAttention& a) {
   if (a.mask == DeviceAttention::kNoMask) return true;
-  const bool is_term = a.mask == DeviceAttention::kAdds || std::isinf(a.masked_score);
+  const bool is_term = a.mask == DeviceAttention::kAdds ? !a.wide_mask : std::isinf(a.masked_score);
   if (!is_term || a.mask_step[3] == 0 || a.mask_grad) return false;
   if (a.is_gradient && a.queries == 1) return false;
   return !repeats_rows(a) || cudnn_terms(a).bytes <= kMostCudnnBytes;

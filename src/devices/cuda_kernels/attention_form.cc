@@ -51,6 +51,7 @@ void read_mask(const Use& use, size_t mask, Form& f) {
   if (is_absent(use, mask)) return;
   const Shape& shape = use.in(mask);
   f.mask = use.type(mask) == DType::kBool ? Form::kKeeps : Form::kAdds;
+  f.wide_mask = f.mask == Form::kAdds && use.type(mask) != f.type;
   for (size_t d = 0; d < 4; ++d) f.mask_step[d] = shape[d] == 1 ? 0 : extent(shape, d + 1, 4);
 }
 

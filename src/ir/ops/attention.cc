@@ -16,9 +16,10 @@
 // mask may give it to all keys of a query; and of AttentionGrad: mask_grad, 1 to make dmask.
 // The heads of k and v divide those of q: query head h reads key head h / (heads of q / heads of
 // k). A mask has four dims, each 1 or that of [batch, heads of q, queries, keys]: booleans, or
-// terms added to the scores. A query that sees no key (all its scores -∞) gets 0.
-// lse, the logarithm of a query's sum of exponentials, [batch, heads of q, queries], saves the
-// backward op the sums: it makes the weights again and never stores all of them (Dao et al., 2022,
+// terms added to the scores, of the type of q or, beside f16, in f32: numbers that hide scores are
+// beyond the range of f16. A query that sees no key (all its scores -∞) gets 0. lse, the
+// logarithm of a query's sum of exponentials, [batch, heads of q, queries], saves the backward op
+// the sums: it makes the weights again and never stores all of them (Dao et al., 2022,
 // FlashAttention). It is the greatest number where no key is seen. With y and lse of all keys, what
 // the backward op makes of some of them are terms of dq, and dk and dv of those (Liu et al., 2023,
 // Ring Attention). Parts have the weights exp(lse) of exp(lse) + exp(lse'); `tokens_first` of a
@@ -77,9 +78,11 @@ Result<AttentionSizes> attention_sizes_of(const OpTypes& use) {
 Status check_mask(const OpTypes& use, size_t input, const AttentionSizes& s) {
   if (!has_input(use, input)) return ok_status();
   const TensorType& mask = use.inputs[input];
-  if (mask.dtype != DType::kBool && mask.dtype != use.inputs[kQ].dtype)
-    return fail("input {} (mask) must be bool or {}, but is {}", input,
-                info(use.inputs[kQ].dtype).name, to_string(mask));
+  const DType dtype = use.inputs[kQ].dtype;
+  const bool is_wider = dtype == DType::kF16 && mask.dtype == DType::kF32;
+  if (mask.dtype != DType::kBool && mask.dtype != dtype && !is_wider)
+    return fail("input {} (mask) must be bool or {}{}, but is {}", input, info(dtype).name,
+                dtype == DType::kF16 ? " or f32" : "", to_string(mask));
   const Shape scores{s.batch, s.heads, s.queries, s.all_keys};
   bool fits = mask.shape.size() == 4;
   for (size_t d = 0; fits && d < 4; ++d) fits = mask.shape[d] == 1 || mask.shape[d] == scores[d];
@@ -171,10 +174,11 @@ class HiddenQueries {
   // What the mask adds to the scores, -∞ where no key is seen.
   ValueId terms() {
     ValueId mask = args_.inputs[3];
-    const DType dtype = b_.type(args_.inputs[kQ]).dtype;
+    const bool is_double = b_.type(args_.inputs[kQ]).dtype == DType::kF64;
+    const DType exact = is_double ? DType::kF64 : DType::kF32;  // beyond the range of f16
     if (b_.type(mask).dtype == DType::kBool)
       mask = b_.op1(
-          "Where", {mask, b_.scalar(0, dtype), b_.scalar(args_.attrs.real("masked_score"), dtype)});
+          "Where", {mask, b_.scalar(0, exact), b_.scalar(args_.attrs.real("masked_score"), exact)});
     if (args_.attrs.integer("causal") == 0) return mask;
     const ValueId is_seen =
         b_.op1("LessOrEqual", {numbers({1, 1, 1, keys()}, 0),

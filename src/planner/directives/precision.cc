@@ -1,6 +1,7 @@
 // precision: casts between the ops of the forward pass, as torch.autocast places them; autodiff
 // then gives each gradient the type of its value.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <set>
@@ -35,6 +36,7 @@ class Caster {
     for (size_t d = 0; d < precisions_.size(); ++d) PIPER_TRY(check_masters(d));
     for (const Value& value : graph_.values) original_.push_back(value.type.dtype);
     find_strong();
+    find_beyond_f16();
     keep_masters();
     build_.name_prefix = "precision/";
     const size_t count = graph_.nodes.size();
@@ -96,6 +98,36 @@ class Caster {
         strong = strong || (input.valid() && strong_[input.index()]);
       for (ValueId output : node.outputs) strong_[output.index()] = strong;
     }
+  }
+
+  // By value: whether it may have elements that are finite, but infinite in f16, as those that hide
+  // scores: a softmax of scores that are all hidden has equal weights, and of -∞ it has none.
+  void find_beyond_f16() {
+    beyond_f16_.resize(graph_.values.size());
+    if (std::none_of(precisions_.begin(), precisions_.end(),
+                     [](const Precision& precision) { return precision.compute == DType::kF16; }))
+      return;
+    for (size_t i = 0; i < graph_.values.size(); ++i) {
+      const Value& value = graph_.values[i];
+      beyond_f16_[i] = value.kind == ValueKind::kInput ? info(value.type.dtype).is_float
+                                                       : has_element_beyond_f16(value);
+    }
+    for (const Node& node : graph_.nodes)
+      for (const ValueId output : node.outputs)
+        for (const ValueId input : node.inputs)
+          if (output.valid() && input.valid() && beyond_f16_[input.index()])
+            beyond_f16_[output.index()] = info(dtype_of(output)).is_float;
+  }
+  static bool has_element_beyond_f16(const Value& value) {
+    constexpr float kLargestF16 = 65504;
+    if (value.kind != ValueKind::kConstant || value.type.dtype != DType::kF32) return false;
+    const Bytes made = value.data.made();
+    for (size_t i = 0; i + sizeof(float) <= made.size; i += sizeof(float)) {
+      float element = 0;
+      std::memcpy(&element, made.data + i, sizeof(float));
+      if (std::isfinite(element) && std::abs(element) > kLargestF16) return true;
+    }
+    return false;
   }
 
   bool is_castable(DType dtype) const {
@@ -162,12 +194,24 @@ class Caster {
     const Autocast autocast = autocast_of(node.op);
     if (autocast == Autocast::kLow && !kept) return precision.compute;
     if (autocast == Autocast::kF32 || kept || precision.compute == DType::kF32) return DType::kF32;
+    if (precision.compute == DType::kF16 &&
+        std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId input) {
+          return input.valid() && !strong_[input.index()] && beyond_f16_[input.index()];
+        }))
+      return DType::kF32;
     std::set<DType> strong, weak;
     for (ValueId input : node.inputs)
       if (input.valid() && is_castable(dtype_of(input)))
         (strong_[input.index()] ? strong : weak).insert(dtype_of(input));
     const std::set<DType>& deciding = strong.empty() ? weak : strong;
     return deciding.size() == 1 ? *deciding.begin() : DType::kF32;
+  }
+
+  // Returns whether the input is a mask of attention with terms beyond the range of f16, which the
+  // op takes in f32.
+  bool is_wide_mask(const Node& node, size_t input) const {
+    constexpr size_t kMask = 3;
+    return node.op == "Attention" && input == kMask && beyond_f16_[node.inputs[input].index()];
   }
 
   // What a node that no directive chose reads: the model's type, and in f64 what states become.
@@ -189,10 +233,12 @@ class Caster {
       const DType type =
           d == kUnchosen ? DType::kF32 : type_for(node, precisions_[static_cast<size_t>(d)]);
       bool floats = false;
-      for (ValueId& input : node.inputs) {
+      for (size_t i = 0; i < node.inputs.size(); ++i) {
+        ValueId& input = node.inputs[i];
         if (!input.valid() || !is_castable(dtype_of(input))) continue;
         floats = true;
-        input = in_type(input, d == kUnchosen ? unchosen_type(node, input) : type, node, d);
+        const DType own = type == DType::kF16 && is_wide_mask(node, i) ? DType::kF32 : type;
+        input = in_type(input, d == kUnchosen ? unchosen_type(node, input) : own, node, d);
       }
       if (d != kUnchosen && floats) count(node, type, counts_[static_cast<size_t>(d)]);
     }
@@ -257,6 +303,7 @@ class Caster {
     }
     original_.resize(graph_.values.size(), type);
     strong_.resize(graph_.values.size(), !weak);
+    beyond_f16_.resize(graph_.values.size(), beyond_f16_[value.index()]);
     return casts_[key] = made;
   }
 
@@ -331,6 +378,7 @@ class Caster {
   std::vector<Counts> counts_;   // by directive
   std::vector<DType> original_;  // by value
   std::vector<bool> strong_;     // by value
+  std::vector<bool> beyond_f16_;
   std::map<Key, ValueId> casts_;
   std::vector<NodeId> order_;
 };

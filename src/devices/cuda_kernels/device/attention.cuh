@@ -23,6 +23,7 @@ struct Form {
   bool causal;
   int64_t offset, query_stretches, key_stretches;
   Mask mask;
+  bool wide_mask;  // terms of the type of sums
   double masked_score;
   int64_t mask_step[4], all_keys;
 };
@@ -284,8 +285,11 @@ DEVICE void to_score(const Head<T>& head, int64_t i, int64_t key, computed<T>& x
   } else {
     x *= slope;
   }
-  if (f.mask == kAdds)
-    x += static_cast<C>(reinterpret_cast<const T*>(head.in.mask)[head.mask_element(i, key)]);
+  if (f.mask == kAdds) {
+    const int64_t element = head.mask_element(i, key);
+    x += f.wide_mask ? reinterpret_cast<const C*>(head.in.mask)[element]
+                     : static_cast<C>(reinterpret_cast<const T*>(head.in.mask)[element]);
+  }
   if (f.mask == kKeeps && !reinterpret_cast<const bool*>(head.in.mask)[head.mask_element(i, key)]) {
     x = static_cast<C>(f.masked_score);
     slope = 0;

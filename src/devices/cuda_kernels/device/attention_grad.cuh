@@ -122,8 +122,8 @@ DEVICE void key_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>&
 
 // The gradient of a mask of terms. A block has a tile of it and walks over all that it is repeated
 // for: extents of the mask that are 1 have no step.
-template <class T, int kTile, int kVector>
-DEVICE void mask_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>& a, T* dmask) {
+template <class T, int kTile, int kVector, class M>
+DEVICE void mask_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>& a, M* dmask) {
   typedef computed<T> C;
   typedef Piece<T, kTile> Shared;
   SHARED(Shared, stage, 2 * kDepth * kSide);
@@ -160,7 +160,7 @@ DEVICE void mask_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>
     for (int i = r; i < (every_query ? kTile : r + 1); ++i)
       for (int j = c; j < (every_key ? kTile : c + 1); ++j)
         sum += weights[piece_of<kTile>(i, j)].x[j % kEach<kTile>];
-    dmask[head.mask_element(query, every_key ? 0 : head.key_numbers().at(key))] = T(sum);
+    dmask[head.mask_element(query, every_key ? 0 : head.key_numbers().at(key))] = M(sum);
   }
 }
 
