@@ -7,8 +7,8 @@
 #include <map>
 
 #include "folder.h"
-#include "piper/planner/compile.h"
 #include "piper/plan/flops.h"
+#include "piper/planner/compile.h"
 
 namespace piper {
 namespace {
@@ -149,6 +149,24 @@ TEST(Picture, PairsBeginAndEndTogether) {
   EXPECT_DOUBLE_EQ(picture.rows[1].idle, 0);
   EXPECT_NE(draw_text(picture, {}).find(" F1 F2&I0+W0 F3\n"), std::string::npos)
       << draw_text(picture, {});
+}
+
+// A half that waits for another device in front of its last step leaves all of the device to the
+// other half, and has all of it once that has ended.
+TEST(Picture, AHalfWhosePartnerWaitsHasTheDevice) {
+  Instruction late = compute('W', 1, 0, 2);
+  late.waits = {4};
+  const std::vector<Instruction> waits{compute('B', 1, 2),      compute('B', 1, 2),
+                                       compute('B', 1, 2),      compute('I', 1, 0, 2),
+                                       message(kRecv, 0, 0, 1), late};
+  for (const auto& [sent, drawn] : {std::pair(1, "B2@0+4&I0@0+2&W0@2+2"),
+                                    {3, "B2@0+3&I0@0+2&W0@3+1"},
+                                    {5, "B2@0+3&I0@0+2&W0@5+1"}}) {
+    std::vector<Instruction> other;
+    for (int32_t micro = 0; micro < sent; ++micro) other.push_back(compute('F', 0, micro));
+    other.push_back(message(kSend, 1, 0));
+    EXPECT_EQ(cells_of(units(plans_of({other, waits})).rows[1]), drawn) << sent;
+  }
 }
 
 // Another device may pass the first half's result on to the second: legal, for a device that works

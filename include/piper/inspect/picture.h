@@ -2,10 +2,11 @@
 // every device's streams, then text or SVG.
 //
 // A device does one computation at a time, whichever stream it is on, in issue order among those
-// that can begin; the two halves of an overlapped pair begin together and end together after the
-// work of both. Streams wait for each other only where the plan says so. Messages, collectives,
-// copies and inputs take no time of their own: a receive ends when its send does, a collective when
-// all of its members have come to it.
+// that can begin. The two halves of an overlapped pair begin together and share the device in
+// proportion to their work, so they end together unless one waits: the other then has all of the
+// device. Streams wait for each other only where the plan says so. Messages, collectives, copies
+// and inputs take no time of their own: a receive ends when its send does, a collective when all of
+// its members have come to it.
 #pragma once
 
 #include <cstdio>
@@ -23,7 +24,7 @@ enum class PictureCosts {
 // What runs without a pause of one task: FLOPs or units, from the picture's start.
 struct PictureCell {
   double start = 0, length = 0;
-  double work = 0;  // less than the length in a pair, whose halves share the device
+  double work = 0;  // less than the length where halves of a pair share the device
   char pass = ' ';  // 'F' 'B' 'I' (BI) 'W' (BW), 'U' for all else
   int32_t stage = -1, micro = -1;
   int32_t step = 0;

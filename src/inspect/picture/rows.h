@@ -2,6 +2,7 @@
 #pragma once
 
 #include "piper/inspect/picture.h"
+#include "sharing.h"
 
 namespace piper::timeline {
 
@@ -44,7 +45,9 @@ struct Row {
   std::vector<size_t> next;                   // by stream
   std::vector<double> clock;                  // by stream
   std::vector<int32_t> open_cell;             // by stream: the cell that its next may lengthen
-  double device = 0;                          // computes until then
+  double device = 0;                          // computes until then, if nothing shares it
+  Sharing sharing;                            // of it by the halves of a pair
+  std::vector<int32_t> held;                  // steps that wait until nothing shares it
   std::vector<PictureCell> cells;
 };
 

@@ -29,7 +29,7 @@ class Simulation {
       while (!ready_.empty()) {
         const Ready next = ready_.top();
         ready_.pop();
-        start(next);
+        next.change < 0 ? start(next) : end_shared(next);
         settle();
       }
     } while (take_apart());
@@ -39,12 +39,17 @@ class Simulation {
   const std::vector<std::vector<int64_t>>& ranks() const { return ranks_; }
 
  private:
+  // A step that asks for the device, or the next end of steps that share it.
   struct Ready {
     double time = 0;
     int32_t step = 0;
     size_t row = 0;
+    bool is_alone = false;  // shares the device with none
+    int32_t change = -1;    // of an end: when it was told (Sharing::changes)
+    // What shares the device goes first.
     bool operator>(const Ready& other) const {
-      return std::tie(time, step, row) > std::tie(other.time, other.step, other.row);
+      return std::tie(time, is_alone, step, row, change) >
+             std::tie(other.time, other.is_alone, other.step, other.row, other.change);
     }
   };
   struct Meeting {
@@ -149,13 +154,16 @@ class Simulation {
     if (step.queued) return false;
     const std::optional<double> time = can_begin(index, step);
     if (!time) return false;
-    Pair* pair = step.pair >= 0 ? &row.pairs[at(step.pair)] : nullptr;
-    if (pair && pair->started) return finish(index, number, *time, *time + stretched(step, *pair));
-    if (pair && !pair->apart) return meet_half(index, *pair, number, *time);
+    Pair* pair = pair_of(row, step);
+    if (pair && !pair->started) return meet_half(index, *pair, number, *time);
     if (step.cost == 0) return finish(index, number, *time, *time);
     step.queued = true;
-    ready_.push({std::max(*time, row.device), number, index});
+    ready_.push({std::max(*time, row.device), number, index, pair == nullptr});
     return false;
+  }
+  static Pair* pair_of(Row& row, const Step& step) {
+    if (step.pair < 0 || row.pairs[at(step.pair)].apart) return nullptr;
+    return &row.pairs[at(step.pair)];
   }
   // A pair asks for the device when both of its halves can begin. False: so far none has.
   bool meet_half(size_t index, Pair& pair, int32_t number, double time) {
@@ -167,10 +175,6 @@ class Simulation {
     for (const int32_t begin : pair.begins) row.steps[at(begin)].queued = true;
     ready_.push({std::max({pair.ready[0], pair.ready[1], row.device}), pair.begins[0], index});
     return false;
-  }
-  static double stretched(const Step& step, const Pair& pair) {
-    const double half = pair.work[step.second ? 1 : 0];
-    return half > 0 ? step.cost / half * (pair.work[0] + pair.work[1]) : 0;
   }
   // When all that the step needs is there; nothing: not known yet.
   std::optional<double> can_begin(size_t index, Step& step) {
@@ -207,18 +211,48 @@ class Simulation {
 
   void start(const Ready& ready) {
     Row& row = rows_[ready.row];
-    if (row.device > ready.time) return ready_.push({row.device, ready.step, ready.row});
+    if (row.device > ready.time) {
+      Ready later = ready;
+      later.time = row.device;
+      return ready_.push(later);
+    }
     const Step& step = row.steps[at(ready.step)];
-    Pair* pair = step.pair >= 0 ? &row.pairs[at(step.pair)] : nullptr;
-    if (!pair || pair->apart) {
+    Pair* pair = pair_of(row, step);
+    if (!pair) {
+      if (!row.sharing.is_idle()) return row.held.push_back(ready.step);
       row.device = ready.time + step.cost;
       finish(ready.row, ready.step, ready.time, row.device);
+    } else if (pair->started) {
+      share(ready.row, ready.step, ready.time);
+    } else {
+      pair->started = true;
+      for (const int32_t begin : pair->begins) share(ready.row, begin, ready.time);
+    }
+  }
+  // A step of a pair begins: beside the other half, if that runs.
+  void share(size_t index, int32_t number, double time) {
+    Row& row = rows_[index];
+    const Step& step = row.steps[at(number)];
+    if (step.cost == 0) {
+      finish(index, number, time, time);
       return;
     }
-    pair->started = true;
-    for (const int32_t begin : pair->begins)
-      finish(ready.row, begin, ready.time, ready.time + stretched(row.steps[at(begin)], *pair));
-    row.device = std::max(row.device, ready.time + pair->work[0] + pair->work[1]);
+    row.sharing.begin(number, step.cost, row.pairs[at(step.pair)].work[step.second ? 1 : 0], time);
+    expect_end(index);
+  }
+  void expect_end(size_t index) {
+    const Sharing& sharing = rows_[index].sharing;
+    if (!sharing.is_idle()) ready_.push({sharing.next_end(), 0, index, false, sharing.changes()});
+  }
+  void end_shared(const Ready& ready) {
+    Row& row = rows_[ready.row];
+    if (ready.change != row.sharing.changes()) return;
+    for (const auto& [step, start] : row.sharing.end(ready.time))
+      finish(ready.row, step, start, ready.time);
+    expect_end(ready.row);
+    if (!row.sharing.is_idle()) return;
+    for (const int32_t step : std::exchange(row.held, {}))
+      ready_.push({ready.time, step, ready.row, true});
   }
   bool finish(size_t index, int32_t number, double start, double end) {
     Row& row = rows_[index];

@@ -1,0 +1,41 @@
+// Computations that share a device, as those of an overlapped pair do. Private to the room.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace piper::timeline {
+
+// Each progresses by its weight's part of the weights of those that run: alone at full speed.
+class Sharing {
+ public:
+  struct Ended {
+    int32_t step = 0;
+    double start = 0;
+  };
+
+  bool is_idle() const { return running_.empty(); }
+  // How often the speeds have changed: what next_end() said before is void.
+  int32_t changes() const { return changes_; }
+  // Times never go back. `work` and `weight` are above 0.
+  void begin(int32_t step, double work, double weight, double time);
+  // When the first of them ends, if none begins before. There is one.
+  double next_end() const;
+  // Takes out what has ended at `time`, which is that of next_end().
+  std::vector<Ended> end(double time);
+
+ private:
+  struct Running {
+    int32_t step = 0;
+    double left = 0, work = 0, weight = 0, start = 0;
+  };
+
+  double weights() const;
+  void progress_to(double time);
+
+  std::vector<Running> running_;
+  double time_ = 0;  // at which what is left is so much
+  int32_t changes_ = 0;
+};
+
+}  // namespace piper::timeline
