@@ -56,6 +56,8 @@ std::vector<OpDef> scan_ops() {
       .name = "CumSum", .types = cumsum_types, .gradient = cumsum_gradient, .loops = cumsum_rule};
   cumsum.cost = element_cost<1>;
   cumsum.autocast = OpDef::Autocast::kF32;
+  cumsum.absent = 0;  // behind the end there is the sum of all
+  cumsum.nonzero = {0};
   auto scan = [](int64_t axis, int64_t exclusive, int64_t reverse) {
     return Attrs{{"axis", axis}, {"exclusive", exclusive}, {"reverse", reverse}};
   };
