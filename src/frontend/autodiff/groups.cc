@@ -5,16 +5,22 @@
 namespace piper {
 namespace {
 
-// By its own name or one under which it is tied, as a path or as it is saved.
+// Its own names and those under which it is tied, as paths and as they are saved.
+std::vector<std::string> names_of(const Param& param) {
+  std::vector<std::string> names{param.scope};
+  const auto add = [&](std::string name) {
+    names.push_back(name);
+    std::replace(name.begin(), name.end(), '.', '/');
+    names.push_back(std::move(name));
+  };
+  add(param.name);
+  for (const std::string& alias : param.aliases) add(alias);
+  return names;
+}
 bool is_named(const Param& param, const Glob& glob) {
-  std::vector<std::string> names = param.aliases;
-  names.push_back(param.name);
-  return glob.match(param.scope) ||
-         std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-           std::string path = name;
-           std::replace(path.begin(), path.end(), '.', '/');
-           return glob.match(name) || glob.match(path);
-         });
+  const std::vector<std::string> names = names_of(param);
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return glob.match(name).has_value(); });
 }
 
 Error unused(const ParamGroup& group, const std::vector<Param>& params, bool matched) {
@@ -23,7 +29,8 @@ Error unused(const ParamGroup& group, const std::vector<Param>& params, bool mat
         .with_note("help: the first group that matches a parameter wins; put this one before");
   }
   std::vector<std::string> names;
-  for (const Param& param : params) names.push_back(param.scope);
+  for (const Param& param : params)
+    for (std::string& name : names_of(param)) names.push_back(std::move(name));
   return fail(group.at, "'{}' matches no parameter{}", group.match,
               did_you_mean(group.match, names))
       .with_note("help: piperc MODEL --describe lists the parameters");

@@ -77,11 +77,6 @@ Error no_tag(const Condition& condition, const Graph& graph) {
               did_you_mean(condition.tag, names));
 }
 
-std::string as_path(std::string name) {
-  std::replace(name.begin(), name.end(), '.', '/');
-  return name;
-}
-
 bool matches_any(const Glob& match, std::span<const std::string> scopes) {
   return std::any_of(scopes.begin(), scopes.end(),
                      [&](const std::string& scope) { return match.match(scope).has_value(); });
@@ -261,15 +256,41 @@ std::string TaskMatcher::excuse(const Where& where, bool messages) const {
   return messages ? of_one_rank(dag_) : "";
 }
 
+// Where no task carries the value that is asked for, that is at fault.
 Error TaskMatcher::nothing(const Where& where, const SourceSpan& at,
                            std::string_view directive) const {
   Error error = no_match(dag_, where, at, directive);
+  for (const Condition& condition : where) {
+    if (condition.tag != "value" || condition.words.empty()) continue;
+    const auto named = named_by(condition);
+    if (!named || std::any_of(dag_.tasks.begin(), dag_.tasks.end(),
+                              [&](const Task& task) { return carries(dag_, task, **named); }))
+      continue;
+    std::vector<std::string> names;
+    for (const Param& param : dag_.graph.params) {
+      names.insert(names.end(), {param.scope, as_path(param.name)});
+      for (const std::string& alias : param.aliases) names.push_back(as_path(alias));
+    }
+    for (const Value& value : dag_.graph.values) names.push_back(value.name);
+    const std::string& wanted = condition.words.front();
+    error.at = condition.at;
+    error.message += fmt::format(": no task reads or makes '{}'{}", quote_control(wanted),
+                                 did_you_mean(wanted, names));
+    if (const auto glob = Glob::parse(wanted, condition.at))
+      error = with_deeper(std::move(error), *glob, names);
+    break;
+  }
   std::set<TaskKind> kinds;
   for (const Task& task : dag_.tasks) kinds.insert(task.kind);
   std::vector<std::string> names;
   for (TaskKind kind : kinds) names.emplace_back(kTaskKindNames[static_cast<size_t>(kind)]);
   error.notes.push_back(fmt::format("the kinds of tasks here are {}", join(names, ", ")));
   return error;
+}
+
+std::string as_path(std::string name) {
+  std::replace(name.begin(), name.end(), '.', '/');
+  return name;
 }
 
 bool has_name(const Param& param, const Glob& glob) {

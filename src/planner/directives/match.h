@@ -42,7 +42,7 @@ class TaskMatcher {
   // Why it is no mistake that none does, "nothing: axis 'dp' has one rank"; empty: it is one.
   // `messages`: the directive is for messages alone, whatever the conditions say.
   std::string excuse(const Where& where, bool messages = false) const;
-  // That none does, with what there is.
+  // That none does, with what there is, at the condition on values if no task carries such a one.
   Error nothing(const Where& where, const SourceSpan& at, std::string_view directive) const;
 
  private:
@@ -65,6 +65,8 @@ class TaskMatcher {
   std::vector<int32_t> view_of_;  // by task
   mutable std::map<const Condition*, std::vector<bool>> named_;  // what named_by has answered
 };
+// "h/0/weight" of "h.0.weight".
+std::string as_path(std::string name);
 // Whether the pattern matches a name of the parameter, as a path or as it is saved: its own, or one
 // under which it is tied.
 bool has_name(const Param& param, const Glob& glob);

@@ -62,7 +62,7 @@ class Seeds {
     std::vector<std::string> all;
     for (const Param& param : graph_.params) {
       all.push_back(param.scope);
-      for (const std::string& alias : param.aliases) all.push_back(alias);
+      for (const std::string& alias : param.aliases) all.push_back(as_path(alias));
       if (std::any_of(shard_.match.begin(), shard_.match.end(),
                       [&](const Glob& glob) { return has_name(param, glob); }))
         PIPER_TRY(add(param.value, fmt::format("parameter '{}'", quote_control(param.name))));
@@ -165,6 +165,7 @@ class Seeds {
     if (all.empty()) error.notes.push_back(fmt::format("the model has no {}", what));
     if (!all.empty() && all.size() <= 8)
       error.notes.push_back(fmt::format("there are {}", join(all, ", ")));
+    error = with_deeper(std::move(error), globs.front(), all);
     error.notes.push_back("help: `piperc MODEL --describe` lists parameters, inputs and modules");
     return error;
   }
@@ -337,8 +338,8 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
     if (!cut.seeds.empty() && cut.ranks > 1) cuts.push_back(std::move(cut));
   }
   // The order of the mesh decides nothing but where axes are alike: zeros are masked in what is
-  // whole, not in what comes by in turn; what inputs begin with all ops behind them have, and tokens
-  // are mixed by fewer ops than samples are by lookups.
+  // whole, not in what comes by in turn; what inputs begin with all ops behind them have, and
+  // tokens are mixed by fewer ops than samples are by lookups.
   std::stable_sort(cuts.begin(), cuts.end(), [&](const AxisCut& a, const AxisCut& b) {
     return std::pair(adds_zeros(step, a), last_input_dim(step, a)) >
            std::pair(adds_zeros(step, b), last_input_dim(step, b));
