@@ -162,6 +162,39 @@ TEST_P(Models, EqualTheSingleDeviceWithPairs) {
   }
 }
 
+// Devices that run further ahead, the last one too: what two steps need at once, the sums of the
+// loss and of its labels, then activations and gradients, has two buffers.
+TEST_P(Models, EqualTheSingleDeviceWhereTheLastStageRunsAhead) {
+  const std::string model = GetParam(), library = library_text("pipedream-2bw");
+  const size_t program = library.find("program: |");
+  ASSERT_LT(program, library.size());
+  struct Case {
+    const char* program;
+    Sizes sizes;
+    std::string more;
+  };
+  const char *one = "        repeat M - (P-r): F B\n        repeat P-r: F[step=1] B\n",
+             *all = "        repeat M: F[step=1] B\n";
+  for (const auto& [order, s, more] : {Case{one, {2, 1, 4}, ""}, Case{one, {4, 2, 4}, ""},
+                                       Case{one, {2, 2, 2}, "  - recompute: {}\n"},
+                                       Case{all, {2, 1, 4}, ""}, Case{all, {1, 2, 2}, ""}}) {
+    if (kSanitized && s.pp == 4) continue;
+    SCOPED_TRACE(fmt::format("{} pp={} dp={} mb={}", order, s.pp, s.dp, s.mb));
+    CompileOptions options;
+    const std::string text = library.substr(0, program) + "program: |\n" + order + more;
+    options.defines = definitions_of(text, {s.pp, s.dp, s.mb});
+    options.oracles = true;
+    const auto compiled = compile_text(model, text, kAdamW, options);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    for (const RoleProgram& role : compiled->set.roles)
+      EXPECT_TRUE(std::any_of(role.body.begin(), role.body.end(),
+                              [](const Instruction& one) { return one.ahead > 0; }));
+    const Status same = run_against(compiled->set, *compiled->single, model, 5);
+    EXPECT_TRUE(same) << print_error(same.error());
+    expect_same_when_queued(compiled->set, model, text);
+  }
+}
+
 // Messages on streams of their own, beside pairs, offloading and receives that come ahead.
 TEST_P(Models, EqualTheSingleDeviceWithMessagesOnStreams) {
   const std::string model = GetParam(), library = library_text("pipedream-2bw");

@@ -13,11 +13,18 @@ struct OffloadCount {
   int64_t stay = 0;               // that are needed again too soon
 };
 
+// What has two buffers where steps overlap, over all cells: values that the next step begins before
+// the one under way has done with them. When the turn of their step comes they are copied.
+struct TwiceCount {
+  int64_t values = 0, bytes = 0;
+};
+
 struct Lowered {
   std::vector<RoleProgram> roles;                                // by cell
   std::vector<std::pair<std::string, TensorType>> tensor_types;  // initial values by name
   std::vector<std::pair<std::string, Bytes>> tensors;
   std::vector<OffloadCount> offloads;  // by Dag::offloads
+  TwiceCount twice;
 };
 
 // Each task's nodes are cut into segments by layer (the path up to the first number in the scope),

@@ -333,6 +333,13 @@ std::string print_roles(const Lowered& lowered) {
 // What the strategy's plans came to.
 Status explain_plans(const Lowered& lowered, Making& making) {
   if (making.is_oracle()) return ok_status();
+  if (lowered.twice.values > 0)
+    making.explain().push_back(
+        {making.strategy.weight_versions_at,
+         "weight_versions",
+         {fmt::format("{} values of a step have two buffers, {} more: the next step begins them "
+                      "before this one has done with them",
+                      lowered.twice.values, human_bytes(lowered.twice.bytes))}});
   for (size_t o = 0; o < lowered.offloads.size(); ++o) {
     const OffloadCount& count = lowered.offloads[o];
     PIPER_ASSIGN(Explanation report, explain_offload(making.strategy.offloads[o], count.values,

@@ -113,7 +113,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
     for (size_t c = 0; c < cells.size(); ++c)
       orders.push_back({cells[c].starts, schedule.body[c], schedule.ahead[c], schedule.overlaps[c],
                         cells[c].gathered, cells[c].offloaded});
-    PIPER_TRY(split_steps(lowered.roles, orders, transfers, dag, lowered.offloads));
+    PIPER_TRY(split_steps(lowered.roles, orders, transfers, dag, lowered.offloads, lowered.twice));
   } else {
     held = send_lifetimes(dag, lowered.roles, transfers);
     for (size_t c = 0; c < cells.size(); ++c) {

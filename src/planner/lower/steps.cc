@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <set>
 
 #include "at.h"
 #include "piper/base/memory.h"
@@ -193,43 +192,93 @@ std::vector<Life> find_lives(const RoleProgram& role, const Positions& positions
   return lives;
 }
 
-// What of both steps meets in the buffer; there is one of it, however many microbatches there are,
-// where it is of the whole step: a sum, or what the step reports.
-std::string help_apart(const RoleProgram& role, size_t b) {
-  const auto is_report = [&](const Report& report) { return at(report.buffer) == b; };
-  bool is_whole = std::any_of(role.reports.begin(), role.reports.end(), is_report);
-  std::set<int32_t> micros;
-  for (const Instruction& one : role.body)
-    if (!one.ahead && std::count(one.args.begin(), one.args.end(), static_cast<int32_t>(b)) > 0)
-      micros.insert(one.micro);
-  is_whole = is_whole || micros.size() > 1 || micros.contains(-1);
-  return is_whole ? "help: it is there once for all microbatches of a step: let this device begin "
-                    "the next step behind its last task of this one"
-                  : "help: more microbatches, or fewer tasks of the next step before those of this "
-                    "one";
+bool meets_next(const Life& life) {
+  return !life.own.empty() && !life.next.empty() && life.own.last >= life.next.first;
 }
 
 // A buffer that both steps of a body use lives from where the next step begins it, past the end of
-// the body, to where its own step has done with it. It must not be needed by two at once.
-Status set_lifetime(const RoleProgram& role, const Life& life, size_t b, Block& block) {
+// the body, to where its own step has done with it.
+void set_lifetime(const Life& life, int64_t body, Block& block) {
   block.first = block.last = 0;
-  if (life.own.empty() && life.next.empty()) return ok_status();
+  if (life.own.empty() && life.next.empty()) return;
   const bool both = !life.own.empty() && !life.next.empty();
   const Interval& begin = life.next.empty() ? life.own : life.next;
   block.first = begin.first;
-  block.last = both ? life.own.last + static_cast<int64_t>(role.body.size()) : begin.last;
-  if (!both || life.own.last < life.next.first) return ok_status();
-  return fail("'{}' would be needed by two steps at once", role.name(static_cast<int32_t>(b)))
-      .with_code(ExitCode::kRefused)
-      .with_note(help_apart(role, b));
+  block.last = both ? life.own.last + body : begin.last;
 }
 
-Status place(RoleProgram& role, const std::vector<Life>& lives, const std::vector<Slot>& pool) {
+void place(RoleProgram& role, const std::vector<Life>& lives, const std::vector<Slot>& pool) {
+  const auto body = static_cast<int64_t>(role.body.size());
   std::vector<Block> blocks = place_kept(role, pool);
   for (size_t b = 0; b < blocks.size(); ++b)
-    if (blocks[b].offset < 0) PIPER_TRY(set_lifetime(role, lives[b], b, blocks[b]));
-  place_others(role, blocks, static_cast<int64_t>(role.body.size()));
-  return ok_status();
+    if (blocks[b].offset < 0) set_lifetime(lives[b], body, blocks[b]);
+  place_others(role, blocks, body);
+}
+
+// ---- What two steps need at once ----
+
+// Buffers that the next step begins before the one under way has done with them.
+Result<std::vector<int32_t>> needed_twice(const RoleProgram& role, const std::vector<Life>& lives,
+                                          const std::vector<Slot>& pool) {
+  const std::vector<Block> blocks = place_kept(role, pool);
+  std::vector<int32_t> twice;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    if (blocks[b].offset >= 0 || !meets_next(lives[b])) continue;
+    const auto buffer = static_cast<int32_t>(b);
+    if (role.tensor(buffer).host)
+      return fail("'{}' would be needed on the host by two steps at once", role.name(buffer))
+          .with_code(ExitCode::kRefused)
+          .with_note(
+              "help: more microbatches, or fewer tasks of the next step before those of "
+              "this one");
+    twice.push_back(buffer);
+  }
+  return twice;
+}
+
+// By buffer: a second one of these, for the next step; others stay. It has the same name, by which
+// messages are matched.
+std::vector<int32_t> add_next_buffers(RoleProgram& role, const std::vector<int32_t>& twice) {
+  std::vector<int32_t> next(role.buffers.size());
+  for (size_t b = 0; b < next.size(); ++b) next[b] = static_cast<int32_t>(b);
+  for (const int32_t b : twice) {
+    const Buffer of = role.buffers[at(b)];
+    next[at(b)] = static_cast<int32_t>(role.buffers.size());
+    role.buffers.push_back({of.tensor, of.micro});
+  }
+  return next;
+}
+
+// The next step has a second buffer of each, and begins when its turn comes with a copy from there:
+// in front of the body and of the epilogue.
+void keep_twice(RoleProgram& role, const std::vector<int32_t>& twice, Positions& positions,
+                Steady& steady) {
+  const std::vector<int32_t> next = add_next_buffers(role, twice);
+  for (auto* list : {&role.prologue, &role.body})
+    for (Instruction& one : *list)
+      if (list == &role.prologue || one.ahead != 0)
+        for (int32_t& arg : one.args) arg = next[at(arg)];
+  std::vector<Instruction> copies;
+  for (const int32_t b : twice) {
+    Instruction& copy = copies.emplace_back();
+    copy.kind = InstructionKind::kCopy;
+    copy.pass = '-';
+    copy.args = {next[at(b)], b};
+    copy.label = "next " + role.name(b);
+    copy.micro = role.buffers[at(b)].micro;
+  }
+  const auto count = static_cast<int32_t>(copies.size());
+  for (const Section section : kSections) {
+    const bool begins = section != kPrologue;
+    auto& list = list_of(role, section);
+    if (begins) list.insert(list.begin(), copies.begin(), copies.end());
+    for (int32_t& position : positions[section])
+      if (begins && position >= 0) position += count;
+    for (int32_t i = 0; i < count; ++i) positions[section].push_back(begins ? i : -1);
+  }
+  for (Overlap& pair : steady.pairs)
+    pair = {pair.first + count, pair.second + count, pair.end + count};
+  for (LeavingCopy& each : steady.offloads.leaving) each.copy += count, each.until += count;
 }
 
 // Does the work on a section as if it were the body.
@@ -249,40 +298,78 @@ Status for_all_roles(const std::vector<RoleProgram>& roles, const Work& work) {
   return ok_status();
 }
 
+// Of a role: what leaves for the host and until when sends hold memory, by section; all lives.
+struct Timing {
+  std::array<std::vector<LeavingCopy>, 3> leaving;
+  std::array<std::vector<int64_t>, 3> until;
+  std::vector<Life> lives;
+};
+
+// Also what instructions wait for, as data go.
+std::vector<Timing> find_held(const Dag& dag, std::vector<RoleProgram>& roles,
+                              const std::vector<Transfer>& transfers,
+                              const std::vector<Positions>& positions,
+                              const std::vector<Steady>& steady) {
+  in_parallel(roles.size(), [&](size_t c) {
+    for (const Section section : kSections) {
+      for (Instruction& one : list_of(roles[c], section)) one.waits.clear();
+      as_body(roles[c], section, [&] { wait_for_data(roles[c]); });
+    }
+  });
+  std::vector<Timing> all(roles.size());
+  for (const Section section : kSections) {
+    HeldUntil held = held_in(dag, roles, section, transfers, positions);
+    for (size_t c = 0; c < roles.size(); ++c) all[c].until[section] = std::move(held[c]);
+  }
+  in_parallel(roles.size(), [&](size_t c) {
+    for (const Section section : kSections) {
+      all[c].leaving[section] = leaving_in(roles[c], section, positions[c], steady[c].offloads);
+      for (const auto& [copy, until] : all[c].leaving[section])
+        all[c].until[section][at(copy)] = until - 1;
+    }
+    all[c].lives = find_lives(roles[c], positions[c], all[c].until, steady[c].pairs);
+  });
+  return all;
+}
+
 }  // namespace
 
 Status split_steps(std::vector<RoleProgram>& roles, const std::vector<StepOrder>& orders,
                    const std::vector<Transfer>& transfers, const Dag& dag,
-                   std::vector<OffloadCount>& offloads) {
+                   std::vector<OffloadCount>& offloads, TwiceCount& twice) {
   std::vector<Positions> positions(roles.size());
   std::vector<Steady> steady(roles.size());
   PIPER_TRY(for_all_roles(roles, [&](size_t c) -> Status {
     steady[c] = make_steady(roles[c], orders[c], dag);
     PIPER_ASSIGN(positions[c], split(roles[c], steady[c]));
-    for (Section section : kSections) as_body(roles[c], section, [&] { wait_for_data(roles[c]); });
     return ok_status();
   }));
   for (const Steady& each : steady) add_counts(each.offloads, offloads);
-  HeldUntil held[3];
-  for (Section section : kSections)
-    held[section] = held_in(dag, roles, section, transfers, positions);
-  return for_all_roles(roles, [&](size_t c) -> Status {
-    RoleProgram& role = roles[c];
-    std::array<std::vector<int64_t>, 3> own{held[kPrologue][c], held[kBody][c], held[kEpilogue][c]};
-    std::array<std::vector<LeavingCopy>, 3> leaving;
-    for (Section section : kSections) {
-      leaving[section] = leaving_in(role, section, positions[c], steady[c].offloads);
-      for (const auto& [copy, until] : leaving[section]) own[section][at(copy)] = until - 1;
+  std::vector<Timing> held;
+  bool is_settled = false;
+  while (!is_settled) {
+    is_settled = true;
+    held = find_held(dag, roles, transfers, positions, steady);
+    for (size_t c = 0; c < roles.size(); ++c) {
+      PIPER_ASSIGN(const auto buffers, needed_twice(roles[c], held[c].lives, steady[c].pool));
+      if (buffers.empty()) continue;
+      is_settled = false;
+      twice.values += static_cast<int64_t>(buffers.size());
+      for (const int32_t b : buffers) twice.bytes += roles[c].tensor(b).type.bytes();
+      keep_twice(roles[c], buffers, positions[c], steady[c]);
     }
-    PIPER_TRY(place(role, find_lives(role, positions[c], own, steady[c].pairs), steady[c].pool));
-    for (Section section : kSections)
+  }
+  in_parallel(roles.size(), [&](size_t c) {
+    RoleProgram& role = roles[c];
+    place(role, held[c].lives, steady[c].pool);
+    for (const Section section : kSections)
       as_body(role, section, [&] {
-        for (const auto& [copy, until] : leaving[section])
+        for (const auto& [copy, until] : held[c].leaving[section])
           if (at(until) < role.body.size()) role.body[at(until)].waits.push_back(copy);
-        wait_for_memory(role, own[section]);
+        wait_for_memory(role, held[c].until[section]);
       });
-    return ok_status();
   });
+  return ok_status();
 }
 
 }  // namespace piper
