@@ -11,10 +11,6 @@ namespace piper {
 
 class RandomBlocks : public ModelMaker {
  public:
-  struct Parameter {
-    std::string name;
-    Shape shape;
-  };
   static constexpr int64_t kClasses = Numbers::kClasses;
   static constexpr int64_t kHidden = 10;  // which fewer axes divide
 
@@ -35,7 +31,6 @@ class RandomBlocks : public ModelMaker {
     finish();
     find_used();
   }
-  // What the loss depends on.
   const std::vector<Parameter>& parameters() const { return parameters_; }
   const std::vector<std::string>& scopes() const { return scopes_; }
   const std::vector<std::string>& inputs() const { return inputs_; }
@@ -164,7 +159,6 @@ class RandomBlocks : public ModelMaker {
         return keep(made("Mul", {v.name, parameter({}, 1, 0.3f)}), v.width);
       case 8: {
         const std::string mean = running_mean(shaped(v.name, {-1, v.width}), v.width);
-        buffers_.insert(mean);
         return keep(made("Sub", {v.name, mean}), v.width);
       }
       case 2:
@@ -353,18 +347,15 @@ class RandomBlocks : public ModelMaker {
   }
 
   void find_used() {
-    std::set<std::string> used{"loss"}, scopes;
-    for (int n = graph_.node_size() - 1; n >= 0; --n) {
-      const onnx::NodeProto& node = graph_.node(n);
+    const std::set<std::string> used = used_names();
+    std::set<std::string> scopes;
+    for (const onnx::NodeProto& node : graph_.node()) {
       if (!used.count(node.output(0))) continue;
-      used.insert(node.input().begin(), node.input().end());
       attends_ = attends_ || attention_.count(node.output(0)) > 0;
       const std::string scope = node.name().substr(1, node.name().rfind('/') - 1);
       if (scope != "head") scopes.insert(scope);  // of which nothing is read elsewhere
     }
-    for (const onnx::TensorProto& tensor : graph_.initializer())
-      if (tensor.name()[0] != 'c' && used.count(tensor.name()) && !buffers_.count(tensor.name()))
-        parameters_.push_back({tensor.name(), {tensor.dims().begin(), tensor.dims().end()}});
+    parameters_ = ModelMaker::parameters();
     scopes_.assign(scopes.begin(), scopes.end());
     for (const auto& input : graph_.input())
       if (used.count(input.name())) inputs_.push_back(input.name());
@@ -374,7 +365,6 @@ class RandomBlocks : public ModelMaker {
   int64_t tokens_ = 0;
   bool attends_ = false;             // in what the loss depends on
   std::set<std::string> attention_;  // what it makes
-  std::set<std::string> buffers_;    // that forward changes
   std::vector<Live> live_;
   std::vector<Parameter> parameters_;
   std::vector<std::string> scopes_, inputs_;

@@ -5,6 +5,7 @@
 #include <onnx/onnx_pb.h>
 
 #include <random>
+#include <set>
 
 #include "piper/base/base.h"
 
@@ -13,9 +14,34 @@ namespace piper {
 // An ONNX model that grows node by node.
 class ModelMaker {
  public:
+  struct Parameter {
+    std::string name;
+    Shape shape;
+  };
   std::string bytes() const { return model_.SerializeAsString(); }
+  // What the loss depends on; not buffers that forward changes.
+  std::vector<Parameter> parameters() const {
+    const std::set<std::string> used = used_names();
+    const auto is_buffer = [&](const std::string& name) {
+      return std::any_of(changed_.begin(), changed_.end(),
+                         [&](const auto& each) { return each.first == name; });
+    };
+    std::vector<Parameter> found;
+    for (const onnx::TensorProto& tensor : graph_.initializer())
+      if (tensor.name()[0] != 'c' && used.count(tensor.name()) && !is_buffer(tensor.name()))
+        found.push_back({tensor.name(), {tensor.dims().begin(), tensor.dims().end()}});
+    return found;
+  }
 
  protected:
+  // Values that the loss is made of, by name.
+  std::set<std::string> used_names() const {
+    std::set<std::string> used{"loss"};
+    for (int n = graph_.node_size() - 1; n >= 0; --n)
+      if (const onnx::NodeProto& node = graph_.node(n); used.count(node.output(0)))
+        used.insert(node.input().begin(), node.input().end());
+    return used;
+  }
   explicit ModelMaker(uint64_t seed) : random_(seed) {
     model_.set_ir_version(8);
     model_.add_opset_import()->set_version(18);

@@ -82,7 +82,8 @@ double difference(const Trained& a, const Trained& b) {
 
 struct Tried {
   bool refused = false;
-  double uncut = 0;  // difference to the run without a cut
+  bool cuts = false;  // dims of tensors
+  double uncut = 0;   // difference to the run without a cut
 };
 
 // Backwards out of microbatch order, in another on each device, where an order has them by
@@ -128,6 +129,30 @@ std::string composed_strategy(mutation::Random& random) {
   return more.empty() ? text : text + "directives:\n" + more;
 }
 
+// With an axis more, which cuts some parameters, or the columns of the samples.
+std::string with_axis(std::string text, mutation::Random& random, const RandomModel& model) {
+  using namespace mutation;
+  const auto size = static_cast<int64_t>(2 + pick(random, 2));
+  const std::string axis = fmt::format("cut: {}", size), key = "mesh: {", head = "piper: 1\n";
+  if (const size_t mesh = text.find(key); mesh == text.npos)
+    text.insert(head.size(), key + axis + "}\n");
+  else if (pick(random, 2))
+    text.insert(mesh + key.size(), axis + ", ");
+  else
+    text.insert(text.find('}', mesh), ", " + axis);
+  if (text.find("directives:") == text.npos) text += "directives:\n";
+  if (pick(random, 4) == 0) return text + "  - shard: {input: x, dim: 1, over: cut}\n";
+  const auto parameters = model.parameters();
+  std::set<std::string> named;
+  for (size_t tries = 2 + pick(random, 4); tries > 0; --tries) {
+    const auto& [name, shape] = parameters[pick(random, parameters.size())];
+    const size_t dim = shape.empty() ? 0 : pick(random, shape.size());
+    if (shape.empty() || shape[dim] % size != 0 || !named.insert(name).second) continue;
+    text += fmt::format("  - shard: {{match: {}, dim: {}, over: cut}}\n", name, dim);
+  }
+  return text;
+}
+
 // The strategy that counts, printed and read again, makes the same plans.
 void expect_printed_alike(CompileOptions options, const PlanSet& plans, const std::string& what) {
   const Folder folder;
@@ -145,11 +170,13 @@ void expect_printed_alike(CompileOptions options, const PlanSet& plans, const st
 Tried try_one(uint64_t seed) {
   mutation::Random random(seed);
   const Folder folder;
+  const RandomModel model(seed);
   CompileOptions options;
-  options.model = folder.write("model.onnx", RandomModel(seed).bytes());
+  options.model = folder.write("model.onnx", model.bytes());
   std::string text =
       seed % 3 == 0 ? composed_strategy(random) : mutation::random_strategy(random, 1);
   if (seed % 2 == 0) text = with_other_sums(std::move(text));
+  if (seed % 4 == 1) text = with_axis(std::move(text), random, model);
   options.strategy = folder.write("strategy.yaml", text);
   const std::string what = fmt::format("seed {}\n{}", seed, text);
   const auto compiled = compile(options);
@@ -170,8 +197,11 @@ Tried try_one(uint64_t seed) {
   }
   if (seed % 8 == 0)
     jobs::expect_same_when_queued(compiled->set, Numbers(*data_needs(compiled->set)), what);
-  // Sums over replicas in every microbatch add the same numbers in another order.
-  const bool same_order = text.find("per_microbatch") == text.npos;
+  // Sums over replicas in every microbatch, or over blocks of a dim, add the same numbers in
+  // another order.
+  const std::vector<RoleProgram>& roles = compiled->set.roles;
+  const bool cuts = std::any_of(roles.begin(), roles.end(), cuts_dims);
+  const bool same_order = !cuts && text.find("per_microbatch") == text.npos;
   if (same_order) {
     EXPECT_EQ(got->losses, single->losses) << what;
     EXPECT_TRUE(got->parameters == single->parameters) << what;
@@ -184,12 +214,12 @@ Tried try_one(uint64_t seed) {
   if (!magnifies) {
     EXPECT_LT(apart, 1e-3) << what;
   }
-  return {false, apart};
+  return {false, cuts, apart};
 }
 
 TEST(RandomStrategies, EqualOneDevice) {
-  const int wanted = kSanitized ? 40 : 500;
-  int ran = 0, refused = 0;
+  const int wanted = mutation::given_count().value_or(kSanitized ? 40 : 500);
+  int ran = 0, refused = 0, cuts = 0;
   double worst = 0;
   std::vector<double> differences;
   for (uint64_t seed = first_seed(); ran < wanted && refused < 2 * wanted && !HasFailure();
@@ -197,15 +227,18 @@ TEST(RandomStrategies, EqualOneDevice) {
     const Tried tried = try_one(seed);
     refused += tried.refused;
     ran += !tried.refused;
+    cuts += tried.cuts;
     if (!tried.refused) differences.push_back(tried.uncut);
     worst = std::max(worst, tried.uncut);
   }
   std::sort(differences.begin(), differences.end());
   std::printf(
-      "seeds from %lu: %d strategies ran, %d did not fit; uncut differs by %.1e, median %.1e\n",
-      first_seed(), ran, refused, worst,
+      "seeds from %lu: %d strategies ran, %d of them cut dims, %d did not fit; uncut differs by "
+      "%.1e, median %.1e\n",
+      first_seed(), ran, cuts, refused, worst,
       differences.empty() ? 0 : differences[differences.size() / 2]);
   EXPECT_EQ(ran, wanted);
+  EXPECT_GT(cuts, wanted / 20);
 }
 
 }  // namespace

@@ -140,8 +140,9 @@ Done change_number_taken(PlanSet& set, Random& random) {
   return take_another(set, random, is_of_step);
 }
 
-// A backward draws by a key or count that no forward has, in all microbatches. (Which of two
-// forwards a backward belongs to, verifiers trust.)
+// A backward draws by a key or count that no forward has, in all microbatches, and may say that it
+// is a forward. (Which of two forwards a backward belongs to, verifiers trust.)
+template <char pass>
 Done draw_otherwise(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, [](const Instruction& i) {
     return i.kind == InstructionKind::kCompute && i.micro >= 0 && i.pass != 'F';
@@ -168,11 +169,12 @@ Done draw_otherwise(PlanSet& set, Random& random) {
   if (others.empty()) return std::nullopt;
   const int32_t other = others[below(random, others.size())];
   const std::string label = program.label;
+  const char was = spot->at().pass;
   for (Instruction& one : role.body)
-    if (one.kind == InstructionKind::kCompute && one.pass == spot->at().pass &&
+    if (one.kind == InstructionKind::kCompute && one.pass == was &&
         role.programs[static_cast<size_t>(one.program)].label == label && arg < one.args.size() &&
         one.args[arg] == before)
-      one.args[arg] = other;
+      one.args[arg] = other, one.pass = pass;
   return fmt::format("{}: '{}' instead of '{}'", spot->name(), role.name(other), role.name(before));
 }
 
@@ -183,11 +185,16 @@ constexpr Mutation kAgreement[] = {
     {"reduce over more", reduce_over_more},
     {"cross two values", cross_values},
     {"take another number", change_number_taken},
-    {"draw otherwise", draw_otherwise},
+    {"draw otherwise", draw_otherwise<'B'>},
+};
+constexpr Mutation kRedraws[] = {
+    {"draw otherwise", draw_otherwise<'B'>},
+    {"draw as a forward", draw_otherwise<'F'>},
 };
 
 }  // namespace
 
 std::span<const Mutation> agreement_mutations() { return kAgreement; }
+std::span<const Mutation> redraw_mutations() { return kRedraws; }
 
 }  // namespace piper::mutation

@@ -104,18 +104,51 @@ Done change_blocks(PlanSet& set, Random& random) {
   known = *outer;
   return fmt::format("{}: {} {}", spot->name(), other ? "to_outer" : "outer", *outer);
 }
-// Each keeps its own blocks, as if they were those of the other dim.
-Done keep_own_blocks(PlanSet& set, Random& random) {
-  const auto spot = any_spot(
-      set, random, [](const Instruction& i) { return i.kind == InstructionKind::kAllToAll; });
-  if (!spot) return std::nullopt;
-  const std::string name = spot->name();
-  Instruction& one = spot->at();
-  one.kind = InstructionKind::kCopy;
+bool exchanges(const Instruction& i) { return i.kind == InstructionKind::kAllToAll; }
+void forget_group(Instruction& one) {
   one.group = one.dim = one.to_dim = -1;
   one.outer = one.to_outer = 1;
   one.mirrored = one.to_mirrored = false;
+}
+// Each keeps its own blocks, as if they were those of the other dim.
+Done keep_own_blocks(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, exchanges);
+  if (!spot) return std::nullopt;
+  const std::string name = spot->name();
+  forget_group(spot->at());
+  spot->at().kind = InstructionKind::kCopy;
   return fmt::format("{} is a copy", name);
+}
+// Of the blocks that all should exchange each takes its own, in the other shape, in all
+// microbatches.
+Done skip_exchange(PlanSet& set, Random& random) {
+  const auto spot = any_spot(set, random, exchanges);
+  if (!spot) return std::nullopt;
+  const std::string name = spot->name();
+  RoleProgram& role = *spot->role;
+  const auto tensors = [&](const Instruction& one) {
+    const auto tensor = [&](size_t arg) {
+      return role.buffers[static_cast<size_t>(one.args[arg])].tensor;
+    };
+    return std::pair(tensor(0), tensor(1));
+  };
+  const auto skipped = tensors(spot->at());
+  const TensorType from = role.tensor(spot->at().args[0]).type,
+                   to = role.tensor(spot->at().args[1]).type;
+  const auto program = static_cast<int32_t>(role.programs.size());
+  role.programs.push_back({.label = "own blocks",
+                           .values = {from, to},
+                           .num_args = 2,
+                           .ops = {{"Reshape", {{"shape", to.shape}}, {0}, {1}}},
+                           .arg_written = {false, true},
+                           .arg_read = {true, false}});
+  for (Instruction& one : role.body) {
+    if (!exchanges(one) || tensors(one) != skipped) continue;
+    forget_group(one);
+    one.kind = InstructionKind::kCompute;
+    one.program = program;
+  }
+  return name;
 }
 // Every second stretch from its other end, of blocks or of the numbers where they begin.
 Done mirror(PlanSet& set, Random& random) {
@@ -283,6 +316,10 @@ Done keep_whole(PlanSet& set, Random& random) {
   return fmt::format("'{}' is kept whole", tensor->name);
 }
 
+constexpr Mutation kExchanges[] = {
+    {"keep own blocks", keep_own_blocks},
+    {"skip an exchange", skip_exchange},
+};
 constexpr auto kMutations = std::to_array<Mutation>({
     {"drop value collective", drop_value_collective},
     {"repeat value collective", repeat_value_collective},
@@ -291,6 +328,7 @@ constexpr auto kMutations = std::to_array<Mutation>({
     {"widen a sum", widen_sum},
     {"change blocks", change_blocks},
     {"keep own blocks", keep_own_blocks},
+    {"skip an exchange", skip_exchange},
     {"mirror", mirror},
     {"change owned", change_owned},
     {"change index", change_index},
@@ -310,5 +348,6 @@ constexpr auto kMutations = std::to_array<Mutation>({
 }  // namespace
 
 std::span<const Mutation> block_mutations() { return kMutations; }
+std::span<const Mutation> exchange_mutations() { return kExchanges; }
 
 }  // namespace piper::mutation

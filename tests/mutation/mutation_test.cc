@@ -197,6 +197,11 @@ TEST(Mutants, OfTurnsAreCaughtToo) {
   catch_mutants(turns_strategy, all, kSanitized ? 1 : 2, 1, kSanitized ? 3 : 40);
 }
 
+// Also where a rank has one element of a dim, of which others may be before or behind it.
+TEST(Mutants, OfExchangesAreCaughtToo) {
+  catch_mutants(heads_strategy, exchange_mutations(), 2, kSanitized ? 1 : 4, kSanitized ? 1 : 4);
+}
+
 TEST(Mutants, OfExpertsAreCaughtToo) {
   std::vector<Mutation> all = mutations();
   const auto more = block_mutations();
@@ -241,8 +246,12 @@ TEST(Mutants, OfTheNumbersOfAStepAreCaughtBesideBlocks) {
                 kSanitized ? 5 : 40);
 }
 TEST(Mutants, OfWhatIsDrawnAreCaughtBesideOneDevice) {
-  catch_mutants(drawing_strategy, draw_mutations(), kSanitized ? 1 : 3, kSanitized ? 1 : 3, 6,
+  catch_mutants(drawing_strategy, draw_mutations(), kSanitized ? 1 : 3, kSanitized ? 1 : 3, 4,
                 true);
+}
+TEST(Mutants, OfWhatIsDrawnAgainAreCaught) {
+  catch_mutants(drawing_strategy, redraw_mutations(), kSanitized ? 1 : 4, kSanitized ? 1 : 4,
+                kSanitized ? 1 : 6);
 }
 TEST(Mutants, ThatHideBehindOwnPartsAreCaughtBesideOneDevice) {
   catch_mutants(random_strategy, hidden_mutations(), kSanitized ? 4 : 12, kSanitized ? 1 : 4, 3,

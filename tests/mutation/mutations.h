@@ -26,9 +26,13 @@ std::span<const Mutation> targeted_mutations();
 std::span<const Mutation> copy_mutations();
 // Those of what all ranks and parameters have in common.
 std::span<const Mutation> agreement_mutations();
+// Those of what a backward draws again.
+std::span<const Mutation> redraw_mutations();
 
 // Those of blocks that ranks have along a mesh axis, and of what adds up or moves them.
 std::span<const Mutation> block_mutations();
+// Those of them that leave out an all-to-all.
+std::span<const Mutation> exchange_mutations();
 // Those of what plans do, which the plan for one device tells.
 std::span<const Mutation> doing_mutations();
 

@@ -261,33 +261,6 @@ Done draw_elsewhere(PlanSet& set, Random& random) {
       if (op->attrs == chosen.attrs) op->attrs = attrs;
   return fmt::format("{} instead of {}", print_attrs(attrs), print_attrs(chosen.attrs));
 }
-// A backward that calls itself a forward draws by another key, in all microbatches.
-Done draw_as_forward(PlanSet& set, Random& random) {
-  const auto spot = spot_where(set, random, [](const RoleProgram& role, const Instruction& one) {
-    return one.pass != 'F' && has_op(role, one, "Dropout");
-  });
-  if (!spot) return std::nullopt;
-  RoleProgram& role = *spot->role;
-  const Program& program = role.programs[static_cast<size_t>(spot->at().program)];
-  const auto op = std::find_if(program.ops.begin(), program.ops.end(),
-                               [](const ProgramOp& each) { return each.op == "Dropout"; });
-  if (op->inputs[1] >= program.num_args) return std::nullopt;
-  const auto arg = static_cast<size_t>(op->inputs[1]);
-  const int32_t key = spot->at().args[arg];
-  const std::string label = program.label, name = spot->name();
-  const char pass = spot->at().pass;
-  Tensor other = role.tensor(key);
-  other.name += ".other", other.fill += 1, other.init.clear();
-  const int32_t added = role.add_buffer(other);
-  role.buffers[static_cast<size_t>(added)].offset = role.arena_bytes;
-  role.arena_bytes += align_up(other.type.bytes());
-  for (Instruction& one : role.body)
-    if (is_compute(one) && one.pass == pass && arg < one.args.size() && one.args[arg] == key &&
-        role.programs[static_cast<size_t>(one.program)].label == label)
-      one.args[arg] = added, one.pass = 'F';
-  return name;
-}
-
 // Two draws have each other's key, in all microbatches, forward and backward.
 Done exchange_keys(PlanSet& set, Random& random) {
   const auto key_args = [](const RoleProgram& role, const Instruction& one) {
@@ -318,7 +291,6 @@ constexpr Mutation kNumbers[] = {
 };
 constexpr Mutation kDraws[] = {
     {"draw elsewhere", draw_elsewhere},
-    {"draw as a forward", draw_as_forward},
     {"exchange keys", exchange_keys},
 };
 constexpr Mutation kHidden[] = {

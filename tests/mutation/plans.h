@@ -13,6 +13,13 @@ struct Made {
   bool refused_plan = false;  // by the verifier
 };
 
+// How many plans a random test makes: PIPER_COUNT, or a number of its own.
+inline std::optional<int> given_count() {
+  const char* text = std::getenv("PIPER_COUNT");
+  if (text == nullptr) return std::nullopt;
+  return std::atoi(text);
+}
+
 inline size_t pick(Random& random, size_t count) { return static_cast<size_t>(random() % count); }
 template <class T>
 T one_of(Random& random, std::initializer_list<T> list) {
@@ -257,13 +264,11 @@ inline std::string drawing_strategy(Random& random, size_t microbatches) {
 // Weights in blocks: the columns of one product and the rows of the next, or others that need more
 // collectives.
 inline std::string blocks_strategy(Random& random, size_t microbatches) {
-  const size_t pp = 1 + pick(random, 2);
-  size_t dp = 1 + pick(random, 2);
-  const std::string sizes = one_of<std::string>(
-      random,
-      {fmt::format("pp: {}, dp: {}, tp: 2", pp, dp), fmt::format("tp: 2, pp: {}, dp: {}", pp, dp),
-       fmt::format("pp: {}, alike: 2, tp: 2", pp), fmt::format("pp: {}, dp: {}, tp: 4", pp, dp)});
-  if (sizes.find("dp") == sizes.npos) dp = 1;
+  const size_t pp = 1 + pick(random, 2), dp = 1 + pick(random, 2);
+  const std::string sizes =
+      one_of<std::string>(random, {fmt::format("pp: {}, dp: {}, tp: 2", pp, dp),
+                                   fmt::format("tp: 2, pp: {}, dp: {}", pp, dp),
+                                   fmt::format("pp: {}, dp: {}, tp: 4", pp, dp)});
   std::string text = fmt::format("piper: 1\nmesh: {{{}}}\n", sizes);
   text += random_train(random, dp * microbatches * 4 * (1 + pick(random, 2)));
   text += fmt::format("annotate:\n  - balance: {{tag: stage, into: {}}}\n", pp);
@@ -303,6 +308,20 @@ inline std::string turns_strategy(Random& random, size_t microbatches) {
   text +=
       "  - shard: {match: \"**\", dim: none, over: cp}\n"
       "  - shard: {attention: \"**\", by: ring, over: cp}\n";
+  if (dp > 1) text += "  - replicate: {over: dp}\n";
+  return text + random_precision(random);
+}
+
+// Tokens in blocks become heads in blocks and again tokens; some ranks have one of either.
+inline std::string heads_strategy(Random& random, size_t microbatches) {
+  const size_t dp = 1 + pick(random, 2);
+  std::string text = fmt::format("piper: 1\nmesh: {{dp: {}, cp: 2}}\n", dp);
+  text += random_train(random, dp * microbatches);
+  text += fmt::format("directives:\n  - split: {{dim: batch, into: {}}}\n", microbatches);
+  text +=
+      "  - shard: {input: \"*\", dim: 1, over: cp}\n"
+      "  - shard: {match: \"**\", dim: none, over: cp}\n"
+      "  - shard: {attention: \"**\", by: heads, over: cp}\n";
   if (dp > 1) text += "  - replicate: {over: dp}\n";
   return text + random_precision(random);
 }
@@ -365,6 +384,7 @@ inline Made make_plan(Random& random, size_t microbatches, MakeStrategy strategy
                   one_of<const char*>(random, strategy == blocks_strategy    ? layers
                                               : strategy == rows_strategy    ? rows
                                               : strategy == turns_strategy   ? turns
+                                              : strategy == heads_strategy   ? turns
                                               : strategy == experts_strategy ? experts
                                               : strategy == uncut_strategy   ? uncut
                                               : strategy == drawing_strategy ? drawing
