@@ -17,6 +17,42 @@ OpAttribute real(std::string_view name) { return {name, OpAttribute::kReal}; }
 OpAttribute text(std::string_view name) { return {name, OpAttribute::kText}; }
 OpAttribute integers(std::string_view name) { return {name, OpAttribute::kIntegers}; }
 
+bool has(const OpTypes& use, size_t input) {
+  return input < use.present.size() && use.present[input];
+}
+// Of how many a part is: where the use is told at which of them it begins.
+OpAttribute whole() {
+  return {"whole", OpAttribute::kInteger, [](const OpDef& op, const OpTypes& use) {
+            const auto firsts = op.loops(use).firsts;
+            return std::any_of(firsts.begin(), firsts.end(), [&](const auto& first) {
+              return has(use, static_cast<size_t>(first.second));
+            });
+          }};
+}
+// Of attention whose mask is this input: of keys, of a score where a boolean mask is false.
+template <size_t mask>
+OpAttribute keys() {
+  return {"keys", OpAttribute::kInteger, [](const OpDef&, const OpTypes& use) {
+            return has(use, mask) && use.inputs[mask].shape[3] != 1;
+          }};
+}
+template <size_t mask>
+OpAttribute masked_score() {
+  return {"masked_score", OpAttribute::kReal, [](const OpDef&, const OpTypes& use) {
+            return has(use, mask) && use.inputs[mask].dtype == DType::kBool;
+          }};
+}
+OpAttribute offset() {
+  return {"offset", OpAttribute::kInteger,
+          [](const OpDef&, const OpTypes& use) { return use.attrs.integer("causal") != 0; }};
+}
+// Of attention's merge: only where all keys of a query may be hidden.
+OpAttribute parts() {
+  return {"parts", OpAttribute::kInteger, [](const OpDef&, const OpTypes& use) {
+            return use.attrs.find("hidden_score") != nullptr;
+          }};
+}
+
 std::vector<Row> make_rows() {
   return {
       {{"Mod"}, {integer("fmod")}},
@@ -24,17 +60,15 @@ std::vector<Row> make_rows() {
       {{"Gelu", "GeluAndSlope", "GeluGrad"}, {text("approximate")}},
       {{"MatMul"}, {integer("trans_a"), integer("trans_b"), integer("accumulate"), text("to")}},
       {{"Linear"}, {integer("trans_b"), text("activation")}},
-      {{"GroupedMatMul"}, {integer("trans_b"), integer("whole")}},
-      {{"GroupedMatMulGrad"}, {integer("trans_b"), integer("whole"), integer("groups")}},
+      {{"GroupedMatMul"}, {integer("trans_b"), whole()}},
+      {{"GroupedMatMulGrad"}, {integer("trans_b"), whole(), integer("groups")}},
       {{"Attention"},
-       {integers("tokens_first"), real("scale"), real("softcap"), real("masked_score"),
-        real("hidden_score"), integer("causal"), integer("offset"), integer("keys"),
-        integer("whole")}},
+       {integers("tokens_first"), real("scale"), real("softcap"), masked_score<3>(),
+        real("hidden_score"), integer("causal"), offset(), keys<3>(), whole()}},
       {{"AttentionGrad"},
-       {integers("tokens_first"), real("scale"), real("softcap"), real("masked_score"),
-        integer("causal"), integer("offset"), integer("keys"), integer("whole"),
-        integer("mask_grad")}},
-      {{"AttentionMerge"}, {integer("tokens_first"), integer("parts"), real("hidden_score")}},
+       {integers("tokens_first"), real("scale"), real("softcap"), masked_score<6>(),
+        integer("causal"), offset(), keys<6>(), whole(), integer("mask_grad")}},
+      {{"AttentionMerge"}, {integer("tokens_first"), parts(), real("hidden_score")}},
       {{"Rotary"}, {integer("interleaved"), integer("inverse")}},
       {{"LayerNorm", "RmsNorm"}, {integer("axis"), real("epsilon")}},
       {{"LayerNormGradX", "LayerNormGradParams", "RmsNormGradX", "RmsNormGradScale"},
@@ -42,11 +76,10 @@ std::vector<Row> make_rows() {
       {{"GroupNorm", "GroupNormGradX", "GroupNormGradParams"},
        {integer("groups"), real("epsilon")}},
       {{"Softmax", "SoftmaxGrad", "LogSoftmax", "LogSoftmaxGrad"}, {integer("axis")}},
-      {{"CrossEntropySum", "CrossEntropyTerms", "CrossEntropyOfTerms", "CrossEntropyGrad",
-        "LabelCount"},
-       {integer("ignore_index"), integer("whole")}},
-      {{"ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd"},
-       {integers("axes"), integer("keepdims"), integer("first")}},
+      {{"CrossEntropySum", "CrossEntropyOfTerms", "LabelCount"}, {integer("ignore_index")}},
+      {{"CrossEntropyTerms", "CrossEntropyGrad"}, {integer("ignore_index"), whole()}},
+      {{"ReduceSum", "ReduceProd"}, {integers("axes"), integer("keepdims")}},
+      {{"ReduceMax", "ReduceMin"}, {integers("axes"), integer("keepdims"), integer("first")}},
       {{"ReduceExtremeGrad"}, {integers("axes"), integer("first")}},
       {{"ReduceProdGrad"}, {integers("axes")}},
       {{"CumSum"}, {integer("axis"), integer("exclusive"), integer("reverse")}},
@@ -61,8 +94,8 @@ std::vector<Row> make_rows() {
       {{"Fill"}, {integers("shape"), real("value"), text("dtype")}},
       {{"Unfold"}, {integers("kernel"), integers("strides"), integers("dilations")}},
       {{"Fold"}, {integers("size"), integers("strides"), integers("dilations")}},
-      {{"Gather"}, {integer("axis"), integer("padding"), integer("whole")}},
-      {{"GatherGrad"}, {integer("axis"), integer("size"), integer("whole")}},
+      {{"Gather"}, {integer("axis"), integer("padding"), whole()}},
+      {{"GatherGrad"}, {integer("axis"), integer("size"), whole()}},
       {{"GatherElements"}, {integer("axis")}},
       {{"GatherElementsGrad"}, {integer("axis"), integers("sizes")}},
       {{"ScatterElements"}, {integer("axis"), text("reduction")}},

@@ -24,6 +24,14 @@ Status check_attributes(std::string_view op, const Attrs& attrs) {
   return ok_status();
 }
 
+// Of a use of right types.
+Status check_read(const OpDef& op, const OpTypes& use) {
+  for (const OpAttribute& each : attributes_of(op.name))
+    if (each.is_read && use.attrs.find(each.name) && !each.is_read(op, use))
+      return fail("has the attribute '{}', which nothing reads here", each.name);
+  return ok_status();
+}
+
 std::string list_of(const std::vector<TensorType>& types) {
   std::vector<std::string> words;
   for (const TensorType& type : types) words.push_back(to_string(type));
@@ -69,8 +77,8 @@ Status check_use(std::string_view op, const OpTypes& use) {
   const bool adds = use.attrs.integer("accumulate") != 0;
   PIPER_ASSIGN(const OpTypes plain, adds ? without_sum(use) : Result<OpTypes>(use));
   PIPER_ASSIGN(const std::vector<TensorType> made, def->types(plain));
-  if (made == use.outputs) return ok_status();
-  return fail("makes {}, not {}", list_of(made), list_of(use.outputs));
+  if (made != use.outputs) return fail("makes {}, not {}", list_of(made), list_of(use.outputs));
+  return check_read(*def, use);
 }
 
 }  // namespace piper

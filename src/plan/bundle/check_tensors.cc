@@ -126,8 +126,11 @@ Status check_copy(const RoleProgram& role, const Tensor& tensor, size_t b) {
 Status check_tensor(const RoleProgram& role, const Tensor& tensor, size_t b) {
   if (tensor.host && (tensor.kind == BufferKind::kConstant || !tensor.param.empty()))
     return bad("buffer {} '{}' on the host is a constant or a parameter", b, named(role, b));
-  if (tensor.kind == BufferKind::kStep && !tensor.init.empty())
+  if (tensor.kind == BufferKind::kStep && (!tensor.init.empty() || tensor.fill != 0))
     return bad("step buffer {} '{}' has an initial value", b, named(role, b));
+  if (!tensor.init.empty() && tensor.fill != 0)
+    return bad("buffer {} '{}' starts with the values '{}' and at {}", b, named(role, b),
+               quote_control(tensor.init), tensor.fill);
   if (tensor.kind == BufferKind::kConstant && !tensor.param.empty())
     return bad("buffer {} '{}' is a parameter but constant", b, named(role, b));
   PIPER_TRY(check_part(role, tensor, b));

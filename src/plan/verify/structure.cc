@@ -66,6 +66,24 @@ void check_writes(const Model& model, std::span<const Section> sections, int32_t
   }
 }
 
+// A buffer of a step has the name of a parameter where that is gathered into it.
+void check_gathered(const Model& model, std::span<const Section> sections, int32_t cell,
+                    Findings& findings) {
+  const RoleFacts& facts = *model.cells[cell].facts;
+  std::vector<bool> gathered(facts.buffers.size());
+  for (const Section& section : sections)
+    for (const Step& step : section.steps[cell]) {
+      if (step.kind != InstructionKind::kAllGather) continue;
+      const std::span<const int32_t> args = section.args_of(cell, step);
+      for (size_t a = 1; a < args.size(); a += 2) gathered[args[a]] = true;
+    }
+  for (int32_t b = 0; b < static_cast<int32_t>(gathered.size()); ++b)
+    if (facts.buffers[b].kind == BufferKind::kStep && facts.buffers[b].param >= 0 && !gathered[b])
+      findings.add("structure", "'{}' on {} has the name of '{}', which nothing gathers into it",
+                   quote_control(model.cells[cell].role->name(b)), model.who(cell),
+                   quote_control(model.params[facts.buffers[b].param]));
+}
+
 // A parameter starts with values of its own.
 void check_starts(const Model& model, Findings& findings) {
   struct First {
@@ -195,6 +213,7 @@ void check_structure(const Model& model, std::span<const Section> sections, Find
     const auto role = static_cast<size_t>(model.cells[c].facts - model.facts.data());
     if (std::exchange(seen[role], true)) continue;
     check_writes(model, sections, c, findings);
+    check_gathered(model, sections, c, findings);
     check_versions(model, c, findings);
   }
   check_communicators(model, findings);

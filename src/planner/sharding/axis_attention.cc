@@ -156,7 +156,7 @@ Node AxisWalk::at_turn(const Node& placed, ValueId k, ValueId v, const LoopCut& 
   if (node.inputs[first].valid())  // among the keys that axes before have left
     number = add("Add", {node.inputs[first], number}, {}, node, {});
   node.inputs[first] = number;
-  if (!node.attrs.find("keys")) node.attrs.set("keys", keys * ranks_);
+  if (is_masked && !node.attrs.find("keys")) node.attrs.set("keys", keys * ranks_);
   return node;
 }
 
