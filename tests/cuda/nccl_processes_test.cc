@@ -2,6 +2,7 @@
 // one rank trains, bit for bit; and what becomes of the others when one ends, stops or never comes.
 #include <gmock/gmock.h>
 
+#include "at_once.h"
 #include "cuda/samples.h"
 #include "folder.h"
 #include "shell.h"
@@ -135,7 +136,7 @@ TEST_F(NcclProcesses, NameWhoEndsStopsOrNeverComes) {
   const std::string quick = "--timeout 2 --start-timeout 60";
   const Ended killed = disturb(3, "", quick, kTrains + std::string("kill -9 $(cat pid1)"));
   EXPECT_EQ(killed.codes, (std::vector<int>{10, 137, 10})) << killed.said[0] << killed.said[2];
-  EXPECT_LT(killed.seconds, 15);
+  EXPECT_LT(killed.seconds, kAtOnce);
   for (const int rank : {0, 2})
     EXPECT_THAT(killed.said[static_cast<size_t>(rank)], testing::HasSubstr("rank 1"));
   EXPECT_THAT(killed.said[0], testing::HasSubstr("rank 0 lost rank 1 (127.0.0.1:"));
@@ -144,7 +145,7 @@ TEST_F(NcclProcesses, NameWhoEndsStopsOrNeverComes) {
   const Ended stopped = disturb(3, "", quick, kTrains + std::string("kill -STOP $(cat pid1)"));
   EXPECT_EQ(stopped.codes, (std::vector<int>{10, 10, 10})) << stopped.said[0] << stopped.said[1];
   EXPECT_GT(stopped.seconds, 1.9);
-  EXPECT_LT(stopped.seconds, 20);
+  EXPECT_LT(stopped.seconds, kAtOnce);
   EXPECT_THAT(stopped.said[0] + stopped.said[2],  // wherever in a step rank 1 was stopped
               testing::ContainsRegex("rank [02] waited [0-9.]+ s (for its device in step [0-9]+; "
                                      "rank 1 does not go on|in the exchange after the step for "
@@ -155,8 +156,8 @@ TEST_F(NcclProcesses, NameWhoEndsStopsOrNeverComes) {
   const Ended failed = disturb(3,
                                "FAKE_CUDA_FAIL_FIRST=$([ $RANK = 1 ] && echo cuGraphLaunch) "
                                "FAKE_CUDA_STOP=$([ $RANK = 1 ] && echo ncclCommAbort)",
-                               "--timeout 60 --start-timeout 60", "true");
-  EXPECT_LT(failed.seconds, 30);
+                               "--timeout 300 --start-timeout 300", "true");
+  EXPECT_LT(failed.seconds, kAtOnce);
   for (const size_t rank : {0u, 2u})
     EXPECT_THAT(failed.said[rank],
                 testing::ContainsRegex("because rank 1 failed: .*cuGraphLaunch"));
@@ -167,7 +168,7 @@ TEST_F(NcclProcesses, NameWhoEndsStopsOrNeverComes) {
                              "--start-timeout 3", "true");
   EXPECT_EQ(late.codes[0], 10) << late.said[0];
   EXPECT_EQ(late.codes[2], 10) << late.said[2];
-  EXPECT_LT(late.seconds, 30);
+  EXPECT_LT(late.seconds, kAtOnce);
   EXPECT_THAT(
       late.said[0] + late.said[2],
       testing::ContainsRegex("rank [02] waited 3 s for the other ranks of communicator 0 of "

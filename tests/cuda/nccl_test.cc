@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "at_once.h"
 #include "folder.h"
 #include "nccl_links.h"
 #include "over_nccl.h"
@@ -17,7 +18,7 @@ namespace piper {
 namespace {
 
 constexpr int64_t kSteps = 3;
-constexpr double kTimeout = 10;  // seconds
+constexpr double kTimeout = 60;  // seconds
 
 struct Job {
   const char* name;
@@ -193,9 +194,9 @@ TEST_F(Nccl, ARankThatEndsTakesTheOthersAlong) {
         return ok_status();
       };
       const auto begun = std::chrono::steady_clock::now();
-      const auto ranks = run_over_nccl(compiled->set, data, options, 60);
+      const auto ranks = run_over_nccl(compiled->set, data, options, kNever);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
-      EXPECT_LT(took.count(), 5);
+      EXPECT_LT(took.count(), kAtOnce);
       for (int64_t rank = 0; rank < compiled->set.world(); ++rank) {
         const auto& result = ranks[static_cast<size_t>(rank)];
         ASSERT_FALSE(result);

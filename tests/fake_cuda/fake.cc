@@ -279,7 +279,7 @@ bool State::run_one() {
 }
 
 int State::run_until(const std::function<bool()>& is_done) {
-  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(120);
   while (!is_done()) {
     if (run_one()) continue;
     // Other threads may still queue what is waited for, if ranks communicate.

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <ctime>
 
 namespace piper {
 namespace {
@@ -160,8 +159,8 @@ TEST(Graph, NamesAreUnique) {
   EXPECT_EQ(error_of(check_graph(graph)), "ok");
 }
 
-TEST(Graph, TenThousandNodesOfOneNameAreFast) {
-  std::clock_t start = std::clock();
+// A pass of quadratic time would meet the time limit of tests.
+TEST(Graph, ManyNodesOfOneNameTakeLinearTime) {
   Graph graph;
   TensorType type{DType::kF32, {2}};
   Value input;
@@ -170,7 +169,7 @@ TEST(Graph, TenThousandNodesOfOneNameAreFast) {
   input.type = type;
   ValueId last = graph.add_value(input);
   graph.inputs = {last};
-  for (int i = 0; i < 10000; ++i) {
+  for (int i = 0; i < 300000; ++i) {
     Node node;
     node.op = "Relu";
     node.inputs = {last};
@@ -179,9 +178,7 @@ TEST(Graph, TenThousandNodesOfOneNameAreFast) {
   graph.outputs = {last};
   EXPECT_EQ(error_of(check_graph(graph)), "ok");
   graph = without_dead_nodes(must(in_topological_order(std::move(graph))), true);
-  EXPECT_EQ(graph.nodes.size(), 10000u);
-  double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-  EXPECT_LT(seconds, 1.0);
+  EXPECT_EQ(graph.nodes.size(), 300000u);
 }
 
 TEST(Graph, DeadNodesGo) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <ctime>
 
 #include "golden.h"
 #include "piper/frontend/autodiff.h"
@@ -301,7 +300,8 @@ INSTANTIATE_TEST_SUITE_P(Sharding, Models,
                            return name;
                          });
 
-TEST(Sharding, ThousandsOfNodesAreFast) {
+// A pass of quadratic time would meet the time limit of tests.
+TEST(Sharding, ManyNodesTakeLinearTime) {
   Graph graph;
   graph.batch = 8;
   Value x;
@@ -312,12 +312,9 @@ TEST(Sharding, ThousandsOfNodesAreFast) {
   ValueId at = graph.add_value(x);
   graph.inputs = {at};
   Builder build(graph);
-  for (int i = 0; i < 10000; ++i) at = build.neg(at);
+  for (int i = 0; i < 200000; ++i) at = build.neg(at);
   graph.loss = build.op1("StepSum", {build.reduce_sum(at, {0, 1}, false)});
-  std::clock_t start = std::clock();
   ASSERT_TRUE(shard_batch(graph, {2, 2, {}}).ok());
-  double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-  EXPECT_LT(seconds, 2.0);
 }
 
 }  // namespace
