@@ -42,24 +42,9 @@ class Forwarding : public Fabric {
   Status recv(int32_t route, std::span<const MessagePart> parts) override {
     return inner_.recv(route, parts);
   }
-  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool fast) override {
-    return inner_.all_reduce(group, pieces, fast);
+  Status run(int32_t group, const Collective& collective) override {
+    return inner_.run(group, collective);
   }
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool fast) override {
-    return inner_.reduce_scatter(group, shards, fast);
-  }
-  Status all_gather(int32_t group, std::span<const Shard> shards) override {
-    return inner_.all_gather(group, shards);
-  }
-  Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override {
-    return inner_.all_to_all(group, exchanges);
-  }
-  Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
-                int32_t turn) override {
-    return inner_.rotate(group, from, to, bytes, turn);
-  }
-  Status dispatch(int32_t group, const Rows& rows) override { return inner_.dispatch(group, rows); }
-  Status combine(int32_t group, const Rows& rows) override { return inner_.combine(group, rows); }
   Status wait_sends() override { return inner_.wait_sends(); }
 
  protected:

@@ -106,7 +106,9 @@ void all_reduce(benchmark::State& state) {
     if (!transport.control().barrier() || stop.load()) return false;
     const Piece pieces[] = {
         {reinterpret_cast<std::byte*>(data[static_cast<size_t>(rank)].data()), DType::kF32, count}};
-    return transport.fabric().all_reduce(group, pieces).ok();
+    return transport.fabric()
+        .run(group, {.kind = InstructionKind::kAllReduce, .pieces = pieces})
+        .ok();
   };
   std::vector<std::thread> others;
   for (int64_t rank = 1; rank < kRanks; ++rank) {

@@ -98,14 +98,19 @@ void compare_messages(int64_t world) {
                     kExperts / world};
     const Shard shard{rows.whole, rows.part, DType::kF32, kRows * kWidth, kRows * kWidth / world};
     for (int round = 0; round < kRounds; ++round) {
-      sent[r] = std::min(sent[r], milliseconds([&] {
-                           PIPER_CHECK(t.dispatch(*group, rows) && t.combine(*group, rows),
-                                       "rows that do not go");
-                         }));
+      sent[r] = std::min(
+          sent[r], milliseconds([&] {
+            PIPER_CHECK(
+                t.run(*group, {.kind = InstructionKind::kDispatch, .rows = std::span(&rows, 1)}) &&
+                    t.run(*group, {.kind = InstructionKind::kCombine, .rows = std::span(&rows, 1)}),
+                "rows that do not go");
+          }));
       gathered[r] = std::min(
           gathered[r], milliseconds([&] {
-            PIPER_CHECK(t.all_gather(*group, {&shard, 1}) && t.reduce_scatter(*group, {&shard, 1}),
-                        "rows that are not gathered");
+            PIPER_CHECK(
+                t.run(*group, {.kind = InstructionKind::kAllGather, .shards = {&shard, 1}}) &&
+                    t.run(*group, {.kind = InstructionKind::kReduceScatter, .shards = {&shard, 1}}),
+                "rows that are not gathered");
           }));
     }
   };

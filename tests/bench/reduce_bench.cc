@@ -20,7 +20,8 @@ double reduce_once(Transport& t, int32_t group, std::vector<float>& data) {
                     static_cast<int64_t>(data.size())};
   if (!t.control().barrier()) return -1;
   const auto start = std::chrono::steady_clock::now();
-  if (!t.fabric().all_reduce(group, std::span(&piece, 1))) return -1;
+  if (!t.fabric().run(group, {.kind = InstructionKind::kAllReduce, .pieces = std::span(&piece, 1)}))
+    return -1;
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
   return took.count();
 }

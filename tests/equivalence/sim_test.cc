@@ -364,26 +364,31 @@ class MeddlingTransport final : public Transport, public Forwarding {
   }
   Status send(int32_t end, const std::byte* data, int64_t bytes) override {
     if (!with_.joins_directions) return inner_.send(end, data, bytes);
-    return inner_.rotate(end, data, unwanted(bytes), bytes, lower_.at(end) ? 1 : 3);
+    return exchange(end, {data, unwanted(bytes), bytes, lower_.at(end) ? 1 : 3});
   }
   Status recv(int32_t end, std::byte* to, int64_t bytes) override {
     if (!with_.joins_directions) return inner_.recv(end, to, bytes);
-    return inner_.rotate(end, unwanted(bytes), to, bytes, lower_.at(end) ? 3 : 1);
+    return exchange(end, {unwanted(bytes), to, bytes, lower_.at(end) ? 3 : 1});
   }
-  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool fast) override {
-    if (!with_.swaps_reductions) return inner_.all_reduce(group, pieces, fast);
-    if (held_.empty()) {
-      held_ = pieces;
+  Status run(int32_t group, const Collective& collective) override {
+    if (!with_.swaps_reductions || collective.kind != InstructionKind::kAllReduce)
+      return inner_.run(group, collective);
+    if (!held_) {
+      held_ = collective;
       return ok_status();
     }
-    PIPER_TRY(inner_.all_reduce(group, pieces));
-    return inner_.all_reduce(group, std::exchange(held_, {}));
+    PIPER_TRY(inner_.run(group, collective));
+    return inner_.run(group, *std::exchange(held_, std::nullopt));
   }
 
  private:
   static constexpr int32_t kBoth = 1000;
   std::byte* unwanted(int64_t bytes) {
     return others_.emplace_back(static_cast<size_t>(bytes)).data();
+  }
+  Status exchange(int32_t end, const Turn& turn) {
+    const Turn& kept = turns_.emplace_back(turn);
+    return inner_.run(end, {.kind = InstructionKind::kRotate, .turns = {&kept, 1}});
   }
   Result<int32_t> add_both(int64_t peer, int32_t stream) {
     const int64_t ranks[] = {std::min(rank(), peer), std::max(rank(), peer)};
@@ -393,10 +398,11 @@ class MeddlingTransport final : public Transport, public Forwarding {
   }
   Control& control_;
   const Meddling& with_;
-  std::span<const Piece> held_;
+  std::optional<Collective> held_;
   // Between two, one turn and three are the same: messages of the lower rank and of the other.
   std::map<int32_t, bool> lower_;              // by end: whether the own rank is
   std::deque<std::vector<std::byte>> others_;  // what goes the other way
+  std::deque<Turn> turns_;
 };
 
 class MeddledWorld final : public SimWorld {

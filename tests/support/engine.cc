@@ -168,10 +168,20 @@ void Engine::run(int32_t stream) {
   on.queue.pop_front();
 }
 
+namespace {
+
+int64_t bytes_of(std::span<const MessagePart> parts) {
+  int64_t bytes = 0;
+  for (const MessagePart& part : parts) bytes += part.bytes;
+  return bytes;
+}
+
+}  // namespace
+
 void Engine::meet(Communicator& communicator) {
   Clock together;
   std::vector<Stream*> on;
-  std::vector<const Brought*> brought;
+  std::vector<const Collective*> brought;
   for (const std::deque<int32_t>& queued : communicator.queued) {
     on.push_back(&streams_[static_cast<size_t>(queued.front())]);
     const Work& head = on.back()->queue.front();
@@ -185,9 +195,8 @@ void Engine::meet(Communicator& communicator) {
     const Work& head = one->queue.front();
     one->clock = together;
     use(*one, head);
-    const bool differs = is_message(first.what)
-                             ? head.brings.bytes != first.brings.bytes
-                             : head.what != first.what || !are_alike(head.brings, first.brings);
+    const bool differs = is_message(first.what) ? bytes_of(head.parts) != bytes_of(first.parts)
+                                                : !are_alike(head.brings, first.brings);
     if (differs)
       fault(fmt::format("{}: {} brings something else than {}: {}", where(*one), head.label,
                         where(*on[0]), first.label));
@@ -197,7 +206,7 @@ void Engine::meet(Communicator& communicator) {
   if (!fault_ && is_message(first.what))
     deliver(first.parts, on[1]->queue.front().parts);
   else if (!fault_)
-    for (size_t m = 0; m < on.size(); ++m) do_share(first.what, brought, m, scratch);
+    for (size_t m = 0; m < on.size(); ++m) do_share(brought, m, scratch);
   for (Stream* one : on) one->queue.pop_front();
   for (std::deque<int32_t>& queued : communicator.queued) queued.pop_front();
 }

@@ -25,9 +25,9 @@ struct Work {
   int32_t communicator = -1;
   size_t member = 0;
   InstructionKind what = InstructionKind::kCompute;  // kMeet
-  Brought brings;
-  std::vector<MessagePart> parts;  // of a message
-  Clock host;                      // what the host knew when it queued this
+  Collective brings;                                 // operands live as long as the job
+  std::vector<MessagePart> parts;                    // of a message
+  Clock host;                                        // what the host knew when it queued this
 };
 
 class Engine {

@@ -184,48 +184,12 @@ class Ends final : public Transport, public Fabric {
     return message(route, InstructionKind::kRecv, parts);
   }
 
-  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool) override {
-    Brought brings;
-    brings.pieces = pieces;
-    std::vector<Range> ranges;
-    for (const Piece& piece : pieces)
-      ranges.push_back({piece.data, piece.count * info(piece.dtype).bytes, true});
-    return meet(group, InstructionKind::kAllReduce, brings, std::move(ranges));
-  }
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool) override {
-    return meet(group, InstructionKind::kReduceScatter, of(shards), ranges_of(shards, false));
-  }
-  Status all_gather(int32_t group, std::span<const Shard> shards) override {
-    return meet(group, InstructionKind::kAllGather, of(shards), ranges_of(shards, true));
-  }
-  Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override {
-    Brought brings;
-    brings.exchanges = exchanges;
-    std::vector<Range> ranges;
-    const auto members = static_cast<int64_t>(seats_[static_cast<size_t>(group)].members);
-    // Blocks of several exchanges may lie between each other: what each touches, run by run.
-    for (const Exchange& one : exchanges)
-      for (int64_t m = 0; m < members; ++m)
-        one.for_each_run(0, one.block_bytes(), [&](int64_t f, int64_t t, int64_t, int64_t bytes) {
-          ranges.push_back({one.from + m * one.from_block + f, bytes, false});
-          ranges.push_back({one.to + m * one.to_block + t, bytes, true});
-        });
-    return meet(group, InstructionKind::kAllToAll, brings, std::move(ranges));
-  }
-  Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
-                int32_t turn) override {
-    Brought brings;
-    brings.from = from;
-    brings.to = to;
-    brings.bytes = bytes;
-    brings.turn = turn;
-    return meet(group, InstructionKind::kRotate, brings, {{from, bytes, false}, {to, bytes, true}});
-  }
-  Status dispatch(int32_t group, const Rows& rows) override {
-    return meet(group, InstructionKind::kDispatch, of(rows), ranges_of(rows, true));
-  }
-  Status combine(int32_t group, const Rows& rows) override {
-    return meet(group, InstructionKind::kCombine, of(rows), ranges_of(rows, false));
+  Status run(int32_t group, const Collective& collective) override {
+    Work work = standing(group, collective.kind);
+    work.brings = collective;
+    work.ranges =
+        ranges_of(collective, static_cast<int64_t>(seats_[static_cast<size_t>(group)].members));
+    return queue(group, std::move(work));
   }
 
  private:
@@ -242,47 +206,44 @@ class Ends final : public Transport, public Fabric {
     return static_cast<int32_t>(seats_.size() - 1);
   }
 
-  static Brought of(std::span<const Shard> shards) {
-    Brought brings;
-    brings.shards = shards;
-    return brings;
-  }
-  static Brought of(const Rows& rows) {
-    Brought brings;
-    brings.rows = rows;
-    return brings;
-  }
-  static std::vector<Range> ranges_of(std::span<const Shard> shards, bool writes_whole) {
+  static std::vector<Range> ranges_of(const Collective& of, int64_t members) {
     std::vector<Range> ranges;
-    for (const Shard& one : shards) {
+    for (const Piece& piece : of.pieces)
+      ranges.push_back({piece.data, piece.count * info(piece.dtype).bytes, true});
+    const bool writes_whole =
+        of.kind == InstructionKind::kAllGather || of.kind == InstructionKind::kDispatch;
+    for (const Shard& one : of.shards) {
       const int64_t size = info(one.dtype).bytes;
       ranges.push_back({one.whole, one.count * size, writes_whole});
       ranges.push_back({one.part, one.part_count * size, !writes_whole});
     }
+    // Blocks of several exchanges may lie between each other: what each touches, run by run.
+    for (const Exchange& one : of.exchanges)
+      for (int64_t m = 0; m < members; ++m)
+        one.for_each_run(0, one.block_bytes(), [&](int64_t f, int64_t t, int64_t, int64_t bytes) {
+          ranges.push_back({one.from + m * one.from_block + f, bytes, false});
+          ranges.push_back({one.to + m * one.to_block + t, bytes, true});
+        });
+    for (const Turn& turn : of.turns) {
+      ranges.push_back({turn.from, turn.bytes, false});
+      ranges.push_back({turn.to, turn.bytes, true});
+    }
+    for (const Rows& rows : of.rows) {
+      const int64_t whole = rows.count * rows.row_bytes;
+      ranges.push_back({rows.index, rows.count * (rows.wide ? 8 : 4), false});
+      ranges.push_back({rows.whole, whole, writes_whole});
+      ranges.push_back({rows.part, whole / rows.members, !writes_whole});
+    }
     return ranges;
-  }
-  static std::vector<Range> ranges_of(const Rows& rows, bool writes_whole) {
-    const int64_t whole = rows.count * rows.row_bytes;
-    return {{rows.index, rows.count * (rows.wide ? 8 : 4), false},
-            {rows.whole, whole, writes_whole},
-            {rows.part, whole / rows.members, !writes_whole}};
   }
 
   Status message(int32_t route, InstructionKind kind, std::span<const MessagePart> parts) {
     Work work = standing(route, kind);
     work.parts.assign(parts.begin(), parts.end());
     for (const MessagePart& part : parts) {
-      work.brings.bytes += part.bytes;
       work.ranges.push_back({part.data, part.bytes, kind == InstructionKind::kRecv});
     }
     return queue(route, std::move(work));
-  }
-  Status meet(int32_t group, InstructionKind kind, const Brought& brings,
-              std::vector<Range> ranges) {
-    Work work = standing(group, kind);
-    work.brings = brings;
-    work.ranges = std::move(ranges);
-    return queue(group, std::move(work));
   }
   Work standing(int32_t handle, InstructionKind kind) const {
     const Seat& seat = seats_[static_cast<size_t>(handle)];

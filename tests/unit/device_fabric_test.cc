@@ -1,7 +1,5 @@
 // The conformance suite of fabrics on one that is made of a backend's copies and programs, between
 // threads: here with the CPU's kernels, which are done when a call returns.
-#include "piper/devices/collectives.h"
-
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -9,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "piper/devices/collectives.h"
 #include "piper/devices/cpu.h"
 #include "unit/transport_suite.h"
 
@@ -188,7 +187,10 @@ double worst_of_fast_parts(Adding& shared) {
       shards.push_back({suite::bytes_of(wholes[s].data()), suite::bytes_of(parts[s].data()),
                         DType::kF32, form.count, form.part, form.stretches, form.mirrored});
     }
-    ASSERT_TRUE(fabric->reduce_scatter(*group, shards, true).ok());
+    ASSERT_TRUE(
+        fabric
+            ->run(*group, {.kind = InstructionKind::kReduceScatter, .fast = true, .shards = shards})
+            .ok());
     double& most = worst[static_cast<size_t>(rank)];
     for (size_t s = 0; s < shards.size(); ++s) {
       std::vector<double> want(parts[s].size());
@@ -228,7 +230,7 @@ TEST(DeviceFabric, NamesWhomItWaitsFor) {
     }
     float value = 0;
     const Piece piece{suite::bytes_of(&value), DType::kF32, 1};
-    got = t.all_reduce(*group, std::span(&piece, 1));
+    got = t.run(*group, {.kind = InstructionKind::kAllReduce, .pieces = std::span(&piece, 1)});
   });
   ASSERT_FALSE(got.ok());
   EXPECT_EQ(got.error().message,
@@ -244,7 +246,8 @@ TEST(DeviceFabric, RefusesBlocksOfAnotherSize) {
     float values[16] = {};
     const bool second = control.rank() == 1;
     const Piece piece{suite::bytes_of(values), DType::kF32, second ? 16 : 8};
-    const Status status = t.all_reduce(*group, std::span(&piece, 1));
+    const Status status =
+        t.run(*group, {.kind = InstructionKind::kAllReduce, .pieces = std::span(&piece, 1)});
     if (second) got = status;
     if (!status) control.abort(status.error());
   });

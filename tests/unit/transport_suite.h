@@ -208,7 +208,7 @@ inline std::string all_reduce_in(Fabric& t, const std::vector<int64_t>& ranks, i
                             {bytes_of(b.data()), DType::kF64, 33},
                             {bytes_of(c.data()), DType::kI64, 5},
                             {bytes_of(e.data()), DType::kF32, 1}};
-    SUITE_OK(t.all_reduce(*group, pieces));
+    SUITE_OK(t.run(*group, {.kind = InstructionKind::kAllReduce, .pieces = pieces}));
     SUITE_CHECK(same_bits(a, sum_of<float>(ranks, salt, large)));
     SUITE_CHECK(same_bits(b, sum_of<double>(ranks, salt + 10, 33)));
     SUITE_CHECK(same_bits(c, sum_of<int64_t>(ranks, salt + 20, 5)));
@@ -242,12 +242,13 @@ inline std::string all_reduce_of_halves(Fabric& t) {
     std::vector<uint16_t> want(sum.size()), own = halves_of(t.rank());
     round_to_halves(dtype, sum.data(), bytes_of(want.data()), kCount);
     const Piece piece{bytes_of(own.data()), dtype, kCount};
-    SUITE_OK(t.all_reduce(*group, std::span(&piece, 1)));
+    SUITE_OK(t.run(*group, {.kind = InstructionKind::kAllReduce, .pieces = std::span(&piece, 1)}));
     SUITE_CHECK(same_bits(own, want));
     own = halves_of(t.rank());
     std::vector<uint16_t> part(static_cast<size_t>(part_count), 7);
     const Shard shard{bytes_of(own.data()), bytes_of(part.data()), dtype, kCount, part_count};
-    SUITE_OK(t.reduce_scatter(*group, std::span(&shard, 1)));
+    SUITE_OK(
+        t.run(*group, {.kind = InstructionKind::kReduceScatter, .shards = std::span(&shard, 1)}));
     want.resize(static_cast<size_t>(t.world() * part_count));
     SUITE_CHECK(std::equal(part.begin(), part.end(), want.begin() + t.rank() * part_count));
   }
@@ -273,7 +274,8 @@ inline std::string reduce_scatter_in(Fabric& t, const std::vector<int64_t>& rank
   std::vector<float> got(static_cast<size_t>(part));
   std::fill(got.begin(), got.end(), 7.0f);
   Shard shard{bytes_of(whole.data()), bytes_of(got.data()), DType::kF32, count, part};
-  SUITE_OK(t.reduce_scatter(*group, std::span(&shard, 1)));
+  SUITE_OK(
+      t.run(*group, {.kind = InstructionKind::kReduceScatter, .shards = std::span(&shard, 1)}));
   auto sum = sum_of<float>(ranks, 3, count);
   sum.resize(static_cast<size_t>(n * part));
   auto first = sum.begin() + own * part;
@@ -281,14 +283,14 @@ inline std::string reduce_scatter_in(Fabric& t, const std::vector<int64_t>& rank
   sum.resize(static_cast<size_t>(count));
   std::vector<float> gathered(static_cast<size_t>(count));
   shard.whole = bytes_of(gathered.data());
-  SUITE_OK(t.all_gather(*group, std::span(&shard, 1)));
+  SUITE_OK(t.run(*group, {.kind = InstructionKind::kAllGather, .shards = std::span(&shard, 1)}));
   SUITE_CHECK(same_bits(gathered, sum));
   // In place: the own part already lies in the whole.
   std::vector<float> whole_again(static_cast<size_t>(n * part));
   std::copy(got.begin(), got.end(), whole_again.begin() + own * part);
   shard.whole = bytes_of(whole_again.data());
   shard.part = bytes_of(whole_again.data() + own * part);
-  SUITE_OK(t.all_gather(*group, std::span(&shard, 1)));
+  SUITE_OK(t.run(*group, {.kind = InstructionKind::kAllGather, .shards = std::span(&shard, 1)}));
   whole_again.resize(static_cast<size_t>(count));
   SUITE_CHECK(same_bits(whole_again, sum));
   return "";
@@ -345,9 +347,9 @@ inline std::string blocks_in(Fabric& t, const std::vector<int64_t>& ranks) {
     shards[k].whole = bytes_of(tensors[k].whole.data());
     shards[k].part = bytes_of(tensors[k].part.data());
   }
-  SUITE_OK(t.reduce_scatter(*group, shards));
+  SUITE_OK(t.run(*group, {.kind = InstructionKind::kReduceScatter, .shards = shards}));
   for (size_t k = 0; k < shards.size(); ++k) shards[k].whole = bytes_of(tensors[k].gathered.data());
-  SUITE_OK(t.all_gather(*group, shards));
+  SUITE_OK(t.run(*group, {.kind = InstructionKind::kAllGather, .shards = shards}));
   for (size_t k = 0; k < shards.size(); ++k) {
     const auto salt = static_cast<int64_t>(k);
     const auto sum = sum_of<double>(ranks, salt, shards[k].count);
@@ -387,8 +389,10 @@ inline std::string two_axes(Fabric& t) {
       bytes_of(whole.data()), bytes_of(half_of_it.data()), DType::kF32, 6 * n, 3 * n, 6};
   const Shard by_inner{bytes_of(half_of_it.data()), bytes_of(part.data()), DType::kF32, 3 * n,
                        3 * n / half};
-  SUITE_OK(t.reduce_scatter(*outer_group, std::span(&by_outer, 1)));
-  SUITE_OK(t.reduce_scatter(*inner_group, std::span(&by_inner, 1)));
+  SUITE_OK(t.run(*outer_group,
+                 {.kind = InstructionKind::kReduceScatter, .shards = std::span(&by_outer, 1)}));
+  SUITE_OK(t.run(*inner_group,
+                 {.kind = InstructionKind::kReduceScatter, .shards = std::span(&by_inner, 1)}));
   std::vector<float> sum = sum_of<float>(outer_of(0), 1, 6 * n);
   for (int64_t i = 1; i < half; ++i) {
     const auto next = sum_of<float>(outer_of(i), 1, 6 * n);
@@ -396,8 +400,10 @@ inline std::string two_axes(Fabric& t) {
   }
   const auto want = block_of(block_of(sum, t.rank() / half, 2, 6), t.rank() % half, half, 1);
   SUITE_CHECK(same_bits(part, want));
-  SUITE_OK(t.all_gather(*inner_group, std::span(&by_inner, 1)));
-  SUITE_OK(t.all_gather(*outer_group, std::span(&by_outer, 1)));
+  SUITE_OK(t.run(*inner_group,
+                 {.kind = InstructionKind::kAllGather, .shards = std::span(&by_inner, 1)}));
+  SUITE_OK(t.run(*outer_group,
+                 {.kind = InstructionKind::kAllGather, .shards = std::span(&by_outer, 1)}));
   SUITE_CHECK(same_bits(whole, sum));
   return "";
 }
@@ -410,7 +416,7 @@ std::string greatest_in(Fabric& t, int32_t group, DType dtype, int64_t count) {
     for (size_t i = 0; i < want.size(); ++i) want[i] = std::max(want[i], theirs[i]);
   }
   const Piece piece{bytes_of(own.data()), dtype, count, Reduction::kMax};
-  SUITE_OK(t.all_reduce(group, std::span(&piece, 1)));
+  SUITE_OK(t.run(group, {.kind = InstructionKind::kAllReduce, .pieces = std::span(&piece, 1)}));
   SUITE_CHECK(same_bits(own, want));
   return "";
 }
@@ -434,14 +440,14 @@ inline std::string greatest(Fabric& t) {
     const float last = static_cast<float>(t.world()) - 9;
     round_to_halves(dtype, &last, bytes_of(want.data()), 1);
     const Piece piece{bytes_of(half.data()), dtype, 1, Reduction::kMax};
-    SUITE_OK(t.all_reduce(*group, std::span(&piece, 1)));
+    SUITE_OK(t.run(*group, {.kind = InstructionKind::kAllReduce, .pieces = std::span(&piece, 1)}));
     SUITE_CHECK(same_bits(half, want));
   }
   for (int64_t who = 0; who < t.world(); ++who) {
     float value = t.rank() == who ? std::nanf("") : static_cast<float>(t.rank()), one = 1;
     const Piece pieces[] = {{bytes_of(&value), DType::kF32, 1, Reduction::kMax},
                             {bytes_of(&one), DType::kF32, 1}};
-    SUITE_OK(t.all_reduce(*group, pieces));
+    SUITE_OK(t.run(*group, {.kind = InstructionKind::kAllReduce, .pieces = pieces}));
     SUITE_CHECK(std::isnan(value));
     SUITE_CHECK(one == static_cast<float>(t.world()));
   }
@@ -469,10 +475,10 @@ inline std::string reduce_scatter_of_many(Fabric& t) {
     shards.push_back({bytes_of(tensor.whole.data()), bytes_of(tensor.part.data()), DType::kF64,
                       static_cast<int64_t>(tensor.whole.size()),
                       static_cast<int64_t>(tensor.part.size())});
-  SUITE_OK(t.reduce_scatter(*group, shards));
+  SUITE_OK(t.run(*group, {.kind = InstructionKind::kReduceScatter, .shards = shards}));
   for (size_t k = 0; k < tensors.size(); ++k)
     shards[k].whole = bytes_of(tensors[k].gathered.data());
-  SUITE_OK(t.all_gather(*group, shards));
+  SUITE_OK(t.run(*group, {.kind = InstructionKind::kAllGather, .shards = shards}));
   for (size_t k = 0; k < tensors.size(); ++k) {
     const auto count = static_cast<int64_t>(tensors[k].whole.size());
     SUITE_CHECK(
@@ -523,7 +529,7 @@ inline std::string all_to_all_in(Fabric& t, const std::vector<int64_t>& ranks) {
     exchanges[k].from = bytes_of(tensors[k].from.data());
     exchanges[k].to = bytes_of(tensors[k].to.data());
   }
-  SUITE_OK(t.all_to_all(*group, exchanges));
+  SUITE_OK(t.run(*group, {.kind = InstructionKind::kAllToAll, .exchanges = exchanges}));
   for (const Tensor& tensor : tensors) SUITE_CHECK(tensor.to == tensor.wanted);
   return "";
 }
@@ -542,8 +548,9 @@ inline std::string rotate(Fabric& t) {
     for (const int64_t count : {int64_t{1}, int64_t{100'007}}) {
       const auto from = data_of<double>(t.rank(), turn, count);
       std::vector<double> to(static_cast<size_t>(count));
-      SUITE_OK(t.rotate(*group, reinterpret_cast<const std::byte*>(from.data()),
-                        bytes_of(to.data()), count * 8, turn));
+      const Turn one{reinterpret_cast<const std::byte*>(from.data()), bytes_of(to.data()),
+                     count * 8, turn};
+      SUITE_OK(t.run(*group, {.kind = InstructionKind::kRotate, .turns = std::span(&one, 1)}));
       SUITE_CHECK(same_bits(to, data_of<double>((t.rank() + n - turn) % n, turn, count)));
     }
   return "";
@@ -580,10 +587,10 @@ std::string rows_in(Fabric& t, const std::vector<int64_t>& ranks, int64_t width)
               2,
               n,
               3};
-    SUITE_OK(t.dispatch(*group, rows));
+    SUITE_OK(t.run(*group, {.kind = InstructionKind::kDispatch, .rows = std::span(&rows, 1)}));
     SUITE_CHECK(whole == wanted);
     rows.part = bytes_of(back.data());
-    SUITE_OK(t.combine(*group, rows));
+    SUITE_OK(t.run(*group, {.kind = InstructionKind::kCombine, .rows = std::span(&rows, 1)}));
     const bool lost = goes[3] == 'n';
     SUITE_CHECK(back == (lost ? std::vector<int32_t>(part.size(), -1) : part));
   }
@@ -653,7 +660,7 @@ inline Status dropped_member(Control&, Fabric& t) {
   PIPER_ASSIGN(int32_t group, t.add_group(everyone(t)));
   float value = 0;
   const Piece pieces[] = {{bytes_of(&value), DType::kF32, 1}};
-  return t.all_reduce(group, pieces);
+  return t.run(group, {.kind = InstructionKind::kAllReduce, .pieces = pieces});
 }
 // Rank 0 sends to rank 1, which never takes it (large, so that no transport holds it in a buffer).
 inline Status dropped_receiver(Control&, Fabric& t) {

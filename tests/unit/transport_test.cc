@@ -1,6 +1,5 @@
 // The conformance suite on all transports: inproc and tcp between threads; mpi, and what only
 // processes can do over tcp, by starting this program again with --rank-case.
-#include "at_once.h"
 #include "piper/runtime/transport.h"
 
 #include <gtest/gtest.h>
@@ -18,6 +17,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "at_once.h"
 #include "forwarding.h"
 #include "sanitizer.h"
 #include "shell.h"
@@ -130,10 +130,12 @@ TEST(InprocWorld, RefusesOtherReductionsAndBlocks) {
     const bool second = t.rank() == 1;
     const Piece piece{suite::bytes_of(values), DType::kF32, 4,
                       second ? Reduction::kMax : Reduction::kSum};
-    const Status one = t.all_reduce(*group, std::span(&piece, 1));
+    const Status one =
+        t.run(*group, {.kind = InstructionKind::kAllReduce, .pieces = std::span(&piece, 1)});
     const Shard shard{suite::bytes_of(values), suite::bytes_of(part), DType::kF32, 4, 2,
                       second ? 2 : 1};
-    const Status two = t.all_gather(*group, std::span(&shard, 1));
+    const Status two =
+        t.run(*group, {.kind = InstructionKind::kAllGather, .shards = std::span(&shard, 1)});
     if (second) reduced = one, gathered = two;
   });
   ASSERT_FALSE(reduced.ok() || gathered.ok());
@@ -170,7 +172,7 @@ TEST(InprocWorld, OtherSizesInACollectiveAreRefusedByAll) {
     auto group = t.add_group(suite::everyone(t));
     std::vector<float> data(100);
     const Piece pieces[] = {{suite::bytes_of(data.data()), DType::kF32, t.rank() == 0 ? 10 : 20}};
-    Status status = t.all_reduce(*group, pieces);
+    Status status = t.run(*group, {.kind = InstructionKind::kAllReduce, .pieces = pieces});
     got[static_cast<size_t>(t.rank())] = status.ok() ? "" : status.error().message;
   });
   EXPECT_EQ(got[0], "rank 0 expects 64 bytes in the all-reduce with rank 1, which brings 128");
@@ -731,7 +733,9 @@ int run_row_bytes(Control& control, Fabric& t) {
                     2};
     for (const bool comes : {true, false}) {
       const int64_t before = sent_bytes;
-      const Status moved = comes ? t.dispatch(*group, rows) : t.combine(*group, rows);
+      const Status moved =
+          comes ? t.run(*group, {.kind = InstructionKind::kDispatch, .rows = std::span(&rows, 1)})
+                : t.run(*group, {.kind = InstructionKind::kCombine, .rows = std::span(&rows, 1)});
       if (!moved) return fail_rank(control, moved.error());
       sent.push_back(sent_bytes - before);
     }

@@ -154,6 +154,44 @@ struct Rows {
       }
   }
 };
+// One turn of a rotation: `to` becomes what the member `shift` positions before brings in `from`.
+// Positions count in a circle.
+struct Turn {
+  const std::byte* from = nullptr;
+  std::byte* to = nullptr;
+  int64_t bytes = 0;
+  int32_t shift = 0;
+  bool operator==(const Turn&) const = default;
+};
+
+// One collective of a group: its kind, and operands of that kind's form, which travel as one
+// message. Members bring the same kind, element types, counts, reductions, stretches and `fast`.
+//   kAllReduce      pieces: each becomes the reduction of all members' pieces, in place; not of
+//   bool kReduceScatter  shards: a part becomes the own part of the sum of all wholes, which are
+//   left alone kAllGather      shards: a whole is put together from all parts; the own part may lie
+//   in it where
+//                   there is one stretch
+//   kAllToAll       exchanges: block k of `from` goes to member k, where it lands as the block of
+//   the
+//                   own position of `to`
+//   kRotate         turns
+//   kDispatch       rows: of the rows that a member owns, its whole gets each from the part that
+//   has
+//                   it, and zeros elsewhere
+//   kCombine        rows: a part gets its rows from their owners' wholes, and NaN where there is no
+//                   owner. Only rows that another member has or owns travel.
+struct Collective {
+  InstructionKind kind = InstructionKind::kAllReduce;
+  bool fast = false;  // sums may be formed by the device's own library, in an order of its own
+  std::span<const Piece> pieces = {};
+  std::span<const Shard> shards = {};
+  std::span<const Exchange> exchanges = {};
+  std::span<const Turn> turns = {};
+  std::span<const Rows> rows = {};  // of one
+};
+// "all-reduce", for messages.
+const char* name_of_collective(InstructionKind kind);
+
 // What ranks show each other of themselves, so that the error of a wait that ends can name the rank
 // which everybody waits for in the end.
 struct alignas(64) Seat {
@@ -277,26 +315,7 @@ class Fabric {
   // bytes, in parts of any size.
   virtual Status send(int32_t route, std::span<const MessagePart> parts) = 0;
   virtual Status recv(int32_t route, std::span<const MessagePart> parts) = 0;
-  // All pieces as one message, in place; all members bring the same dtypes, counts and
-  // reductions (not of bool), and the same `fast`.
-  virtual Status all_reduce(int32_t group, std::span<const Piece> pieces, bool fast = false) = 0;
-  // All shards as one message; all members bring the same dtypes, counts and stretches. A part
-  // becomes the own part of the sum of all wholes; a whole is put together from all parts, its own
-  // one may lie in it where there is one stretch. Wholes of a reduce-scatter are left alone.
-  virtual Status reduce_scatter(int32_t group, std::span<const Shard> shards,
-                                bool fast = false) = 0;
-  virtual Status all_gather(int32_t group, std::span<const Shard> shards) = 0;
-  // All exchanges as one message: block k of `from` goes to member k, where it lands as the block
-  // of the own position of `to`.
-  virtual Status all_to_all(int32_t group, std::span<const Exchange> exchanges) = 0;
-  // `to` becomes what the member `turn` positions before brings in `from`, in a circle.
-  virtual Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
-                        int32_t turn) = 0;
-  // Of the rows that it owns the whole gets each from the part that has it, and zeros elsewhere; or
-  // the part gets its rows from their owners' wholes, and NaN where there is no owner. What travels
-  // is the rows that another member has or owns.
-  virtual Status dispatch(int32_t group, const Rows& rows) = 0;
-  virtual Status combine(int32_t group, const Rows& rows) = 0;
+  virtual Status run(int32_t group, const Collective& collective) = 0;
   virtual Status wait_sends() = 0;
 
   // ---- Where calls return before they are done --------------------------------------------------

@@ -28,27 +28,16 @@ void take_part(const Shard& shard, int64_t k);
 // Element types that the reductions add.
 bool is_summable(DType dtype);
 
-// What a member brings to a collective.
-struct Brought {
-  std::span<const Piece> pieces;
-  std::span<const Shard> shards;
-  std::span<const Exchange> exchanges;
-  Rows rows;
-  const std::byte* from = nullptr;  // kRotate
-  std::byte* to = nullptr;
-  int64_t bytes = 0;
-  int32_t turn = 0;  // kRotate
-};
 // Whether two members bring the same, but for where it lies.
-bool are_alike(const Brought& a, const Brought& b);
+bool are_alike(const Collective& a, const Collective& b);
 // One member's share of a collective of members whose memory is all at hand: when each has done its
-// own, in any order or at once, it is done. `scratch`: a pointer for each member, twice.
+// own, in any order or at once, it is done. `members`: what each brings; they are alike. `scratch`:
+// a pointer for each member, twice.
 struct ShareScratch {
   std::vector<std::byte*> to;
   std::vector<const std::byte*> from;
 };
-void do_share(InstructionKind kind, std::span<const Brought* const> members, size_t own,
-              ShareScratch& scratch);
+void do_share(std::span<const Collective* const> members, size_t own, ShareScratch& scratch);
 
 // All ranks of a job as threads of this process. Destroy it after the last use of any rank's
 // transport.

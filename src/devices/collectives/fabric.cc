@@ -38,20 +38,48 @@ Result<std::span<std::byte>> Slots::reserve(int32_t stream) {
 namespace {
 
 // What a collective was prepared of; a plan's is the same in every step.
-struct Call {
-  std::vector<Piece> pieces;
-  std::vector<Shard> shards;
-  bool fast = false;
-  std::vector<Exchange> exchanges;
-  std::optional<Rows> rows;
-  const std::byte* from = nullptr;
-  int64_t bytes = 0;
-  int32_t turn = 0;
+class Call {
+ public:
+  explicit Call(const Collective& of)
+      : kind_(of.kind),
+        fast_(of.fast),
+        pieces_(of.pieces.begin(), of.pieces.end()),
+        shards_(of.shards.begin(), of.shards.end()),
+        exchanges_(of.exchanges.begin(), of.exchanges.end()),
+        turns_(of.turns.begin(), of.turns.end()),
+        rows_(of.rows.begin(), of.rows.end()) {}
+  Collective collective() const {
+    return {kind_, fast_, pieces_, shards_, exchanges_, turns_, rows_};
+  }
+  bool is(const Collective& other) const {
+    return kind_ == other.kind && fast_ == other.fast &&
+           std::ranges::equal(pieces_, other.pieces) && std::ranges::equal(shards_, other.shards) &&
+           std::ranges::equal(exchanges_, other.exchanges) &&
+           std::ranges::equal(turns_, other.turns) && std::ranges::equal(rows_, other.rows);
+  }
+
+ private:
+  InstructionKind kind_;
+  bool fast_;
+  std::vector<Piece> pieces_;
+  std::vector<Shard> shards_;
+  std::vector<Exchange> exchanges_;
+  std::vector<Turn> turns_;
+  std::vector<Rows> rows_;
 };
 struct Prepared {
   Call call;
   Stages stages;
 };
+
+// Where the first operand stands: calls of a plan differ in it.
+const void* operands_of(const Collective& of) {
+  if (!of.pieces.empty()) return of.pieces.data();
+  if (!of.shards.empty()) return of.shards.data();
+  if (!of.exchanges.empty()) return of.exchanges.data();
+  if (!of.turns.empty()) return of.turns.data();
+  return of.rows.data();
+}
 
 class DeviceFabric final : public Fabric {
  public:
@@ -123,50 +151,18 @@ class DeviceFabric final : public Fabric {
     return links_->recv(route, parts);
   }
 
-  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool fast) override {
-    return run(
-        InstructionKind::kAllReduce, group, pieces.data(),
-        [&](const Call& call) {
-          return call.fast == fast && std::ranges::equal(call.pieces, pieces);
-        },
-        [&](Call& call, Preparer& prepare) {
-          call.fast = fast;
-          call.pieces.assign(pieces.begin(), pieces.end());
-          return prepare.all_reduce(pieces, fast);
-        });
-  }
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool fast) override {
-    return run_shards(InstructionKind::kReduceScatter, group, shards, fast);
-  }
-  Status all_gather(int32_t group, std::span<const Shard> shards) override {
-    return run_shards(InstructionKind::kAllGather, group, shards);
-  }
-  Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override {
-    return run(
-        InstructionKind::kAllToAll, group, exchanges.data(),
-        [&](const Call& call) { return std::ranges::equal(call.exchanges, exchanges); },
-        [&](Call& call, Preparer& prepare) {
-          call.exchanges.assign(exchanges.begin(), exchanges.end());
-          return prepare.all_to_all(call.exchanges);
-        });
-  }
-  Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
-                int32_t turn) override {
-    return run(
-        InstructionKind::kRotate, group, to,
-        [&](const Call& call) {
-          return call.from == from && call.bytes == bytes && call.turn == turn;
-        },
-        [&](Call& call, Preparer& prepare) {
-          call.from = from, call.bytes = bytes, call.turn = turn;
-          return prepare.rotate(from, to, bytes, turn);
-        });
-  }
-  Status dispatch(int32_t group, const Rows& rows) override {
-    return run_rows(InstructionKind::kDispatch, group, rows);
-  }
-  Status combine(int32_t group, const Rows& rows) override {
-    return run_rows(InstructionKind::kCombine, group, rows);
+  Status run(int32_t group, const Collective& collective) override {
+    const Seated& seated = groups_[static_cast<size_t>(group)];
+    std::unique_ptr<Prepared>& prepared =
+        prepared_[{operands_of(collective), collective.kind, group}];
+    if (!prepared || !prepared->call.is(collective)) {
+      auto fresh = std::make_unique<Prepared>(Prepared{Call(collective), {}});
+      arithmetic_.use(seated.stream);
+      Preparer preparer{seated, slots_, arithmetic_, links_->adds()};
+      PIPER_ASSIGN(fresh->stages, preparer.prepare(fresh->call.collective()));
+      prepared = std::move(fresh);
+    }
+    return queues_ ? queue(seated, prepared->stages) : ok_status();
   }
   Status wait_sends() override { return links_->wait_sends(); }
   Status poll() override { return links_->poll(); }
@@ -181,45 +177,6 @@ class DeviceFabric final : public Fabric {
     links_->use_scratch({at, bytes});
     return ok_status();
   }
-  // `same`: whether a call that was prepared is this one; `make` prepares it. Calls are found by
-  // where their first operand is.
-  template <class Same, class Make>
-  Status run(InstructionKind kind, int32_t group, const void* where, Same same, Make make) {
-    const Seated& seated = groups_[static_cast<size_t>(group)];
-    std::unique_ptr<Prepared>& prepared = prepared_[{where, kind, group}];
-    if (!prepared || !same(prepared->call)) {
-      auto fresh = std::make_unique<Prepared>();
-      arithmetic_.use(seated.stream);
-      Preparer preparer{seated, slots_, arithmetic_, links_->adds()};
-      PIPER_ASSIGN(fresh->stages, make(fresh->call, preparer));
-      prepared = std::move(fresh);
-    }
-    return queues_ ? queue(seated, prepared->stages) : ok_status();
-  }
-  Status run_shards(InstructionKind kind, int32_t group, std::span<const Shard> shards,
-                    bool fast = false) {
-    return run(
-        kind, group, shards.data(),
-        [&](const Call& call) {
-          return call.fast == fast && std::ranges::equal(call.shards, shards);
-        },
-        [&](Call& call, Preparer& prepare) {
-          call.fast = fast;
-          call.shards.assign(shards.begin(), shards.end());
-          return kind == InstructionKind::kAllGather ? prepare.all_gather(shards)
-                                                     : prepare.reduce_scatter(shards, fast);
-        });
-  }
-  Status run_rows(InstructionKind kind, int32_t group, const Rows& rows) {
-    return run(
-        kind, group, &rows, [&](const Call& call) { return call.rows == rows; },
-        [&](Call& call, Preparer& prepare) {
-          call.rows = rows;
-          return kind == InstructionKind::kDispatch ? prepare.dispatch(rows)
-                                                    : prepare.combine(rows);
-        });
-  }
-
   Status queue(const Seated& seated, const Stages& stages) {
     for (const Stage& stage : stages) {
       switch (stage.kind) {

@@ -403,11 +403,15 @@ Result<Stages> Preparer::all_to_all(std::span<const Exchange> exchanges) {
   return before;
 }
 
-Result<Stages> Preparer::rotate(const std::byte* from, std::byte* to, int64_t bytes, int32_t turn) {
+Result<Stages> Preparer::rotate(std::span<const Turn> turns) {
   const int64_t members = group.size();
   Stages stages(1);
-  add_block(stages[0].outgoing, (group.own + turn) % members, const_cast<std::byte*>(from), bytes);
-  add_block(stages[0].incoming, (group.own + members - turn) % members, to, bytes);
+  for (const Turn& turn : turns) {
+    add_block(stages[0].outgoing, (group.own + turn.shift) % members,
+              const_cast<std::byte*>(turn.from), turn.bytes);
+    add_block(stages[0].incoming, (group.own + members - turn.shift) % members, turn.to,
+              turn.bytes);
+  }
   return stages;
 }
 
@@ -448,6 +452,27 @@ Result<Stages> Preparer::combine(const Rows& rows) {
                arithmetic.choose_owner(rows, count, packed + own, from, rows.part));
   stages.push_back(launch_stage(binding));
   return stages;
+}
+
+Result<Stages> Preparer::prepare(const Collective& collective) {
+  switch (collective.kind) {
+    case InstructionKind::kAllReduce:
+      return all_reduce(collective.pieces, collective.fast);
+    case InstructionKind::kReduceScatter:
+      return reduce_scatter(collective.shards, collective.fast);
+    case InstructionKind::kAllGather:
+      return all_gather(collective.shards);
+    case InstructionKind::kAllToAll:
+      return all_to_all(collective.exchanges);
+    case InstructionKind::kRotate:
+      return rotate(collective.turns);
+    case InstructionKind::kDispatch:
+      return dispatch(collective.rows[0]);
+    case InstructionKind::kCombine:
+      return combine(collective.rows[0]);
+    default:
+      PIPER_CHECK(false, "{} is no collective", to_string(collective.kind));
+  }
 }
 
 }  // namespace piper::device_fabric

@@ -96,11 +96,14 @@ struct Preparer {
   Arithmetic& arithmetic;
   bool adds = false;  // the links do, where a sum is fast
 
+  Result<Stages> prepare(const Collective& collective);
+
+ private:
   Result<Stages> all_reduce(std::span<const Piece> pieces, bool fast);
   Result<Stages> reduce_scatter(std::span<const Shard> shards, bool fast);
   Result<Stages> all_gather(std::span<const Shard> shards);
   Result<Stages> all_to_all(std::span<const Exchange> exchanges);
-  Result<Stages> rotate(const std::byte* from, std::byte* to, int64_t bytes, int32_t turn);
+  Result<Stages> rotate(std::span<const Turn> turns);
   Result<Stages> dispatch(const Rows& rows);
   Result<Stages> combine(const Rows& rows);
 };

@@ -42,34 +42,21 @@ Status run_op(State& state, const Op& op) {
     case InstructionKind::kRecv:
       if (op.parts) return fabric.recv(op.handle, {op.parts, static_cast<size_t>(op.count)});
       return fabric.recv(op.handle, op.a, op.size);
-    case InstructionKind::kAllReduce:
-      return fabric.all_reduce(op.handle, {op.pieces, static_cast<size_t>(op.count)}, op.fast);
-    case InstructionKind::kReduceScatter:
-      return fabric.reduce_scatter(op.handle, {op.shards, static_cast<size_t>(op.count)}, op.fast);
-    case InstructionKind::kAllGather:
-      return fabric.all_gather(op.handle, {op.shards, static_cast<size_t>(op.count)});
     case InstructionKind::kOwnPart:
-      for (int64_t s = 0; s < op.count; ++s) take_part(op.shards[s], op.member);
+      for (const Shard& shard : op.collective->shards) take_part(shard, op.member);
       return ok_status();
     case InstructionKind::kPosition:
       std::memcpy(op.a, op.b, static_cast<size_t>(op.size));
       return ok_status();
-    case InstructionKind::kAllToAll:
-      return fabric.all_to_all(op.handle, {op.exchanges, static_cast<size_t>(op.count)});
-    case InstructionKind::kRotate:
-      return fabric.rotate(op.handle, op.a, op.b, op.size, op.member);
-    case InstructionKind::kDispatch:
-      return fabric.dispatch(op.handle, *op.rows);
-    case InstructionKind::kCombine:
-      return fabric.combine(op.handle, *op.rows);
     case InstructionKind::kCopy:
       state.backend.copy(op.b, op.a, op.size);
       return ok_status();
     case InstructionKind::kCompute:
-      break;
+      state.backend.launch(op.handle);
+      return ok_status();
+    default:
+      return fabric.run(op.handle, *op.collective);
   }
-  state.backend.launch(op.handle);
-  return ok_status();
 }
 
 // Adds where it happened; the fabric's sentence has the ranks.

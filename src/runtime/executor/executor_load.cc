@@ -150,8 +150,8 @@ Status bind_all_reduce(State& state, const Instruction& from, Op& op) {
     }
     pieces.push_back({state.at(id), type.dtype, num_elements(type.shape), from.reduction});
   }
-  op.pieces = pieces.data();
-  op.count = static_cast<int64_t>(pieces.size());
+  op.collective = &state.collectives.emplace_back(
+      Collective{.kind = from.kind, .fast = from.fast, .pieces = pieces});
   return ok_status();
 }
 
@@ -221,8 +221,8 @@ Status bind_exchanges(State& state, const Instruction& from, std::span<const int
           exchanges.push_back(exchange_of(from, type, to.shape, group_sizes[group], {joined, cut},
                                           state.at(from.args[k]), state.at(from.args[k + 1])));
   }
-  op.exchanges = exchanges.data();
-  op.count = static_cast<int64_t>(exchanges.size());
+  op.collective =
+      &state.collectives.emplace_back(Collective{.kind = from.kind, .exchanges = exchanges});
   return ok_status();
 }
 
@@ -262,8 +262,8 @@ Status bind_shards(State& state, const Instruction& from, std::span<const int64_
                                     to_string(state.type(part)), group_sizes[group]));
     shards.push_back(shard);
   }
-  op.shards = shards.data();
-  op.count = static_cast<int64_t>(shards.size());
+  op.collective = &state.collectives.emplace_back(
+      Collective{.kind = from.kind, .fast = from.fast, .shards = shards});
   return ok_status();
 }
 
@@ -273,7 +273,7 @@ Status bind_rows(State& state, const Instruction& from, std::span<const int64_t>
   const size_t whole = from.kind == InstructionKind::kDispatch ? 1 : 0;
   const TensorType &type = state.type(from.args[whole]), &part = state.type(from.args[1 - whole]),
                    &index = state.type(from.args[2]);
-  Rows& rows = state.rows.emplace_back();
+  Rows rows;
   rows.whole = state.at(from.args[whole]), rows.part = state.at(from.args[1 - whole]);
   rows.index = state.at(from.args[2]);
   rows.wide = index.dtype == DType::kI64;
@@ -286,11 +286,13 @@ Status bind_rows(State& state, const Instruction& from, std::span<const int64_t>
                     type.dtype == part.dtype && part.bytes() * rows.members == type.bytes() &&
                     rows.row_bytes * rows.count == type.bytes() &&
                     rows.count % (rows.stretches * rows.members) == 0;
-  op.rows = &rows;
-  if (fits) return ok_status();
-  return wrong_plan(state, op,
-                    fmt::format("{}, {} and the index {} do not fit {} members", to_string(type),
-                                to_string(part), to_string(index), rows.members));
+  if (!fits)
+    return wrong_plan(state, op,
+                      fmt::format("{}, {} and the index {} do not fit {} members", to_string(type),
+                                  to_string(part), to_string(index), rows.members));
+  const std::vector<Rows>& kept = state.rows.emplace_back(1, rows);
+  op.collective = &state.collectives.emplace_back(Collective{.kind = from.kind, .rows = kept});
+  return ok_status();
 }
 
 // What one instruction's arguments must be before anything is read from them.
@@ -327,6 +329,15 @@ int64_t member_before(const State& state, const Instruction& from, const Bound& 
   return from.turn < 0 || from.turn >= members ? -1 : (own + members - from.turn) % members;
 }
 
+Status bind_turn(State& state, const Instruction& from, const Bound& bound, Op& op) {
+  const int64_t bytes = bytes_of(state, from, 0);
+  if (bytes != bytes_of(state, from, 1) || member_before(state, from, bound) < 0)
+    return wrong_plan(state, op, "no such turn");
+  const std::vector<Turn>& turns = state.turns.emplace_back(1, Turn{op.a, op.b, bytes, from.turn});
+  op.collective = &state.collectives.emplace_back(Collective{.kind = from.kind, .turns = turns});
+  return ok_status();
+}
+
 // Where the blocks begin, one number for each stretch.
 Status bind_position(State& state, const Instruction& from, const Bound& bound, Op& op) {
   const int64_t members = bound.group_sizes[static_cast<size_t>(from.group)],
@@ -345,7 +356,6 @@ Status bind_position(State& state, const Instruction& from, const Bound& bound, 
 
 Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op& op) {
   op.kind = from.kind;
-  op.fast = from.fast;
   op.ahead = from.ahead;
   if (from.args.size() < least_args(from.kind)) return wrong_plan(state, op, "too few arguments");
   if (from.communicator >= 0) {
@@ -378,11 +388,7 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
     case InstructionKind::kPosition:
       return bind_position(state, from, bound, op);
     case InstructionKind::kRotate:
-      op.member = from.turn;
-      op.size = bytes_of(state, from, 0);
-      if (op.size != bytes_of(state, from, 1) || member_before(state, from, bound) < 0)
-        return wrong_plan(state, op, "no such turn");
-      return ok_status();
+      return bind_turn(state, from, bound, op);
     default:
       return bind_all_reduce(state, from, op);
   }

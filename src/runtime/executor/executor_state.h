@@ -22,21 +22,17 @@ struct Staged {
 // One instruction, ready to run.
 struct Op {  // a cache line: a step is a walk over these
   InstructionKind kind = InstructionKind::kCompute;
-  bool fast = false;                // as the plan's
-  int32_t handle = -1;              // binding, route, group or input
-  int32_t member = 0;               // kOwnPart: the own position; kRotate: the turn
-  int32_t ahead = 0;                // steps ahead of the one under way
-  std::byte* a = nullptr;           // args[0]
-  std::byte* b = nullptr;           // args[1]; kPosition: the numbers
-  int64_t size = 0;                 // bytes; first sample for kInput
-  int64_t count = 0;                // samples of kInput; pieces, shards
-  union {                           // of the kind's own
-    const Piece* pieces = nullptr;  // kAllReduce
-    const Shard* shards;            // kReduceScatter, kAllGather, kOwnPart
-    const Exchange* exchanges;      // kAllToAll
-    const Rows* rows;               // kDispatch, kCombine
-    const MessagePart* parts;       // kSend, kRecv of several args
-    const Staged* staged;           // kInput; kPosition where the backend works by itself
+  int32_t handle = -1;                       // binding, route, group or input
+  int32_t member = 0;                        // kOwnPart: the own position
+  int32_t ahead = 0;                         // steps ahead of the one under way
+  std::byte* a = nullptr;                    // args[0]
+  std::byte* b = nullptr;                    // args[1]; kPosition: the numbers
+  int64_t size = 0;                          // bytes; first sample for kInput
+  int64_t count = 0;                         // samples of kInput; parts
+  union {                                    // of the kind's own
+    const Collective* collective = nullptr;  // of a collective; kOwnPart: its shards
+    const MessagePart* parts;                // kSend, kRecv of several args
+    const Staged* staged;                    // kInput; kPosition where the backend works by itself
   };
   const char* label = nullptr;  // "instruction 12 (recv F stage=1 mb=3)"
 };
@@ -120,7 +116,9 @@ struct Executor::State {
   std::vector<std::vector<Shard>> shards;
   std::vector<std::vector<Exchange>> exchanges;
   std::vector<std::vector<int64_t>> positions;
-  std::deque<Rows> rows;
+  std::vector<std::vector<Turn>> turns;
+  std::vector<std::vector<Rows>> rows;
+  std::deque<Collective> collectives;
   std::vector<std::vector<MessagePart>> messages;
   std::vector<double> reports;
   Queues queues;

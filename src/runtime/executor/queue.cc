@@ -14,8 +14,7 @@ namespace {
 using State = Executor::State;
 
 void take_parts(State& state, const Op& op, int32_t stream) {
-  for (int64_t s = 0; s < op.count; ++s) {
-    const Shard& shard = op.shards[s];
+  for (const Shard& shard : op.collective->shards) {
     int64_t end = 0;
     shard.for_each_run(op.member, [&](const Shard::Run& run) {
       state.backend.copy(shard.part + run.part, shard.whole + run.whole, run.bytes, stream);

@@ -36,7 +36,7 @@ struct Mailbox {
 // What a member brings to a collective; others read it between the two phases.
 struct alignas(64) Member {
   std::atomic<uint64_t> arrived{0};  // phases entered
-  Brought brings;
+  Collective brings;
 };
 
 struct Group {
@@ -117,14 +117,7 @@ class InprocTransport final : public Transport, public Control, public Fabric {
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;
   Status send(int32_t route, std::span<const MessagePart> parts) override;
   Status recv(int32_t route, std::span<const MessagePart> parts) override;
-  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool) override;
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool) override;
-  Status all_gather(int32_t group, std::span<const Shard> shards) override;
-  Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override;
-  Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
-                int32_t turn) override;
-  Status dispatch(int32_t group, const Rows& rows) override;
-  Status combine(int32_t group, const Rows& rows) override;
+  Status run(int32_t group, const Collective& collective) override;
   Status wait_sends() override;
 
  private:
@@ -133,7 +126,7 @@ class InprocTransport final : public Transport, public Control, public Fabric {
     Group* group = nullptr;
     size_t position = 0;
     uint64_t phase = 0;
-    std::vector<const Brought*> brought;  // by position
+    std::vector<const Collective*> brought;  // by position
     ShareScratch scratch;
     Member& own() { return group->members[position]; }
     size_t size() const { return group->members.size(); }
@@ -147,7 +140,6 @@ class InprocTransport final : public Transport, public Control, public Fabric {
   bool wait(int64_t peer, Ready ready);
   Status late(const std::string& what, int64_t peer);
   Status arrive(Seated& seated, const char* what);
-  Status meet(int32_t group, InstructionKind kind, const Brought& brings, const char* what);
   Status compare(Seated& seated, const char* what);
 
   Shared& shared_;
@@ -392,84 +384,34 @@ Status InprocTransport::arrive(Seated& seated, const char* what) {
 }
 
 // Publishes what the own rank brings, and does its share when all members' can be read.
-Status InprocTransport::meet(int32_t group, InstructionKind kind, const Brought& brings,
-                             const char* what) {
+Status InprocTransport::run(int32_t group, const Collective& collective) {
   Seated& seated = groups_[static_cast<size_t>(group)];
-  seated.own().brings = brings;
+  if (collective.kind == InstructionKind::kAllReduce && seated.size() == 1) return ok_status();
+  const char* const what = name_of_collective(collective.kind);
+  seated.own().brings = collective;
   PIPER_TRY(arrive(seated, what));
   Status same = compare(seated, what);
   // If any two differ, every member finds one that differs from it: all wait here, so that none
   // goes on while another still reads what it brought.
-  if (same) do_share(kind, seated.brought, seated.position, seated.scratch);
+  if (same) do_share(seated.brought, seated.position, seated.scratch);
   PIPER_TRY(arrive(seated, what));
   return same;
 }
 
 Status InprocTransport::compare(Seated& seated, const char* what) {
-  const Brought& own = seated.own().brings;
+  const Collective& own = seated.own().brings;
   for (size_t i = 0; i < seated.size(); ++i) {
-    const Brought& other = *seated.brought[i];
+    const Collective& other = *seated.brought[i];
     if (are_alike(own, other)) continue;
-    if (other.bytes != own.bytes) {
+    if (bytes_of(other) != bytes_of(own)) {
       return size_mismatch(rank_, seated.group->ranks[i], fmt::format("in the {} with", what),
-                           other.bytes, own.bytes);
+                           bytes_of(other), bytes_of(own));
     }
     return fail("rank {} brings other elements to the {} than rank {}", rank_, what,
                 seated.group->ranks[i])
         .with_code(ExitCode::kPlan);
   }
   return ok_status();
-}
-
-Status InprocTransport::all_reduce(int32_t group, std::span<const Piece> pieces, bool) {
-  if (groups_[static_cast<size_t>(group)].size() == 1) return ok_status();
-  Brought brings;
-  brings.pieces = pieces;
-  brings.bytes = flat_size(pieces);
-  return meet(group, InstructionKind::kAllReduce, brings, "all-reduce");
-}
-
-Status InprocTransport::reduce_scatter(int32_t group, std::span<const Shard> shards, bool) {
-  Brought brings;
-  brings.shards = shards;
-  brings.bytes = whole_bytes(shards);
-  return meet(group, InstructionKind::kReduceScatter, brings, "reduce-scatter");
-}
-
-Status InprocTransport::all_gather(int32_t group, std::span<const Shard> shards) {
-  Brought brings;
-  brings.shards = shards;
-  brings.bytes = whole_bytes(shards);
-  return meet(group, InstructionKind::kAllGather, brings, "all-gather");
-}
-
-Status InprocTransport::all_to_all(int32_t group, std::span<const Exchange> exchanges) {
-  Brought brings;
-  brings.exchanges = exchanges;
-  for (const Exchange& one : exchanges) brings.bytes += one.block_bytes();
-  return meet(group, InstructionKind::kAllToAll, brings, "all-to-all");
-}
-
-Status InprocTransport::rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
-                               int32_t turn) {
-  Brought brings;
-  brings.from = from;
-  brings.to = to;
-  brings.bytes = bytes;
-  brings.turn = turn;
-  return meet(group, InstructionKind::kRotate, brings, "rotation");
-}
-
-Status InprocTransport::dispatch(int32_t group, const Rows& rows) {
-  Brought brings;
-  brings.rows = rows;
-  return meet(group, InstructionKind::kDispatch, brings, "dispatch");
-}
-
-Status InprocTransport::combine(int32_t group, const Rows& rows) {
-  Brought brings;
-  brings.rows = rows;
-  return meet(group, InstructionKind::kCombine, brings, "combine");
 }
 
 class World final : public InprocWorld {

@@ -78,14 +78,7 @@ class ProcessTransport final : public Transport, public Control, public Fabric {
   Status recv(int32_t route, std::byte* to, int64_t bytes) override;
   Status send(int32_t route, std::span<const MessagePart> parts) override;
   Status recv(int32_t route, std::span<const MessagePart> parts) override;
-  Status all_reduce(int32_t group, std::span<const Piece> pieces, bool) override;
-  Status reduce_scatter(int32_t group, std::span<const Shard> shards, bool) override;
-  Status all_gather(int32_t group, std::span<const Shard> shards) override;
-  Status all_to_all(int32_t group, std::span<const Exchange> exchanges) override;
-  Status rotate(int32_t group, const std::byte* from, std::byte* to, int64_t bytes,
-                int32_t turn) override;
-  Status dispatch(int32_t group, const Rows& rows) override;
-  Status combine(int32_t group, const Rows& rows) override;
+  Status run(int32_t group, const Collective& collective) override;
   Status wait_sends() override;
 
  private:
@@ -112,6 +105,11 @@ class ProcessTransport final : public Transport, public Control, public Fabric {
   Status finish(Group& group, const char* what);
   template <class Visit>
   Status with_others(const Group& group, Visit visit);
+  Status all_reduce(Group& group, std::span<const Piece> pieces);
+  Status reduce_scatter(Group& group, std::span<const Shard> shards);
+  Status all_gather(Group& group, std::span<const Shard> shards);
+  Status all_to_all(Group& group, std::span<const Exchange> exchanges);
+  Status rotate(Group& group, std::span<const Turn> turns);
   Status reduce_segment(Group& group, std::span<const Piece> pieces, int64_t begin, int64_t end);
   int64_t segment_bytes(const Group& group) const;
   int64_t member_room(const Group& group) const;

@@ -35,8 +35,7 @@ int64_t ProcessTransport::segment_bytes(const Group& group) const {
   return std::max(room / kFlatAlign, int64_t{1}) * kFlatAlign;
 }
 
-Status ProcessTransport::all_reduce(int32_t group_id, std::span<const Piece> pieces, bool) {
-  Group& group = groups_[static_cast<size_t>(group_id)];
+Status ProcessTransport::all_reduce(Group& group, std::span<const Piece> pieces) {
   if (group.size() == 1) return ok_status();
   if (!group.joined) PIPER_TRY(join(group));
   if (!group.counters.empty()) return all_reduce_shared(group, pieces);
@@ -160,8 +159,7 @@ int64_t ProcessTransport::member_room(const Group& group) const {
   return std::max(segment_bytes(group) / group.size() / kFlatAlign, int64_t{1}) * kFlatAlign;
 }
 
-Status ProcessTransport::reduce_scatter(int32_t group_id, std::span<const Shard> shards, bool) {
-  Group& group = groups_[static_cast<size_t>(group_id)];
+Status ProcessTransport::reduce_scatter(Group& group, std::span<const Shard> shards) {
   const int64_t own = group.position, room = member_room(group);
   if (group.size() == 1) {
     for (const Shard& shard : shards) take_part(shard, own);
@@ -193,8 +191,7 @@ Status ProcessTransport::reduce_scatter(int32_t group_id, std::span<const Shard>
   return ok_status();
 }
 
-Status ProcessTransport::all_gather(int32_t group_id, std::span<const Shard> shards) {
-  Group& group = groups_[static_cast<size_t>(group_id)];
+Status ProcessTransport::all_gather(Group& group, std::span<const Shard> shards) {
   const int64_t own = group.position;
   bool scattered = false;
   for (const Shard& shard : shards) {
@@ -225,8 +222,7 @@ Status ProcessTransport::all_gather(int32_t group_id, std::span<const Shard> sha
   return ok_status();
 }
 
-Status ProcessTransport::all_to_all(int32_t group_id, std::span<const Exchange> exchanges) {
-  Group& group = groups_[static_cast<size_t>(group_id)];
+Status ProcessTransport::all_to_all(Group& group, std::span<const Exchange> exchanges) {
   const int64_t own = group.position, room = member_room(group);
   for (const Exchange& one : exchanges) {
     const auto block = [&](int64_t i) { return one.from + i * one.from_block; };
@@ -257,16 +253,16 @@ Status ProcessTransport::all_to_all(int32_t group_id, std::span<const Exchange> 
   return ok_status();
 }
 
-Status ProcessTransport::rotate(int32_t group_id, const std::byte* from, std::byte* to,
-                                int64_t bytes, int32_t turn) {
-  Group& group = groups_[static_cast<size_t>(group_id)];
-  const int64_t before = (group.position + group.size() - turn) % group.size(),
-                behind = (group.position + turn) % group.size();
-  for (int64_t at = 0; at < bytes; at += kLargest) {
-    const int64_t length = std::min(kLargest, bytes - at);
-    PIPER_TRY(start_recv(group, before, to + at, length));
-    PIPER_TRY(start_send(group, behind, from + at, length));
-    PIPER_TRY(finish(group, "rotation"));
+Status ProcessTransport::rotate(Group& group, std::span<const Turn> turns) {
+  for (const Turn& turn : turns) {
+    const int64_t before = (group.position + group.size() - turn.shift) % group.size(),
+                  after = (group.position + turn.shift) % group.size();
+    for (int64_t at = 0; at < turn.bytes; at += kLargest) {
+      const int64_t length = std::min(kLargest, turn.bytes - at);
+      PIPER_TRY(start_recv(group, before, turn.to + at, length));
+      PIPER_TRY(start_send(group, after, turn.from + at, length));
+      PIPER_TRY(finish(group, "rotation"));
+    }
   }
   return ok_status();
 }
@@ -339,11 +335,25 @@ Status ProcessTransport::move_rows(Group& group, const Rows& rows, bool whole) {
   return ok_status();
 }
 
-Status ProcessTransport::dispatch(int32_t group, const Rows& rows) {
-  return move_rows(groups_[static_cast<size_t>(group)], rows, true);
-}
-Status ProcessTransport::combine(int32_t group, const Rows& rows) {
-  return move_rows(groups_[static_cast<size_t>(group)], rows, false);
+Status ProcessTransport::run(int32_t group_id, const Collective& collective) {
+  Group& group = groups_[static_cast<size_t>(group_id)];
+  switch (collective.kind) {
+    case InstructionKind::kAllReduce:
+      return all_reduce(group, collective.pieces);
+    case InstructionKind::kReduceScatter:
+      return reduce_scatter(group, collective.shards);
+    case InstructionKind::kAllGather:
+      return all_gather(group, collective.shards);
+    case InstructionKind::kAllToAll:
+      return all_to_all(group, collective.exchanges);
+    case InstructionKind::kRotate:
+      return rotate(group, collective.turns);
+    case InstructionKind::kDispatch:
+    case InstructionKind::kCombine:
+      return move_rows(group, collective.rows[0], collective.kind == InstructionKind::kDispatch);
+    default:
+      PIPER_CHECK(false, "{} is no collective", to_string(collective.kind));
+  }
 }
 
 }  // namespace piper::process

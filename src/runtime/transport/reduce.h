@@ -70,7 +70,9 @@ inline bool are_alike(const Exchange& a, const Exchange& b) {
   return a.loops == b.loops && a.run == b.run && a.from_block == b.from_block &&
          a.to_block == b.to_block;
 }
-
+inline bool are_alike(const Turn& a, const Turn& b) {
+  return a.bytes == b.bytes && a.shift == b.shift;
+}
 inline bool are_alike(const Rows& a, const Rows& b) {
   return a.wide == b.wide && a.count == b.count && a.row_bytes == b.row_bytes &&
          a.stretches == b.stretches && a.mirrored == b.mirrored && a.owned == b.owned;
@@ -88,6 +90,14 @@ inline void clear_rows(const Rows& rows, int64_t own, bool whole) {
 inline int64_t whole_bytes(std::span<const Shard> shards) {
   int64_t bytes = 0;
   for (const Shard& shard : shards) bytes += shard.count * info(shard.dtype).bytes;
+  return bytes;
+}
+
+// What a member brings, in bytes, for errors; 0 of rows, of which each rank knows what travels.
+inline int64_t bytes_of(const Collective& collective) {
+  int64_t bytes = flat_size(collective.pieces) + whole_bytes(collective.shards);
+  for (const Exchange& each : collective.exchanges) bytes += each.block_bytes();
+  for (const Turn& each : collective.turns) bytes += each.bytes;
   return bytes;
 }
 

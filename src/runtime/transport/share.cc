@@ -1,14 +1,15 @@
 // Each member's share of a collective, where all of them can reach all memory: it reads what others
 // have brought and writes what nobody else touches.
-#include <algorithm>
 #include <fmt/format.h>
+
+#include <algorithm>
 
 #include "reduce.h"
 
 namespace piper {
 namespace {
 
-using Members = std::span<const Brought* const>;
+using Members = std::span<const Collective* const>;
 
 void share_all_reduce(Members members, size_t own, ShareScratch& scratch) {
   const std::span<const Piece> pieces = members[own]->pieces;
@@ -68,47 +69,50 @@ void share_all_to_all(Members members, size_t position) {
 }
 
 void share_dispatch(Members members, size_t position) {
-  const Rows& rows = members[position]->rows;
+  const Rows& rows = members[position]->rows[0];
   const auto own = static_cast<int64_t>(position);
   clear_rows(rows, own, true);
   for (size_t i = 0; i < members.size(); ++i)
     rows.for_each(static_cast<int64_t>(i), [&](int64_t whole, int64_t part, int64_t owner) {
       if (owner == own)
-        std::memcpy(rows.whole + whole, members[i]->rows.part + part,
+        std::memcpy(rows.whole + whole, members[i]->rows[0].part + part,
                     static_cast<size_t>(rows.row_bytes));
     });
 }
 
 void share_combine(Members members, size_t position) {
-  const Rows& rows = members[position]->rows;
+  const Rows& rows = members[position]->rows[0];
   const auto own = static_cast<int64_t>(position);
   clear_rows(rows, own, false);
   rows.for_each(own, [&](int64_t whole, int64_t part, int64_t owner) {
     if (owner < rows.members)
-      std::memcpy(rows.part + part, members[static_cast<size_t>(owner)]->rows.whole + whole,
+      std::memcpy(rows.part + part, members[static_cast<size_t>(owner)]->rows[0].whole + whole,
                   static_cast<size_t>(rows.row_bytes));
   });
 }
 
 void share_rotate(Members members, size_t own) {
-  const Brought& mine = *members[own];
-  const size_t from = (own + members.size() - static_cast<size_t>(mine.turn)) % members.size();
-  if (members[from]->from != mine.to)
-    std::memcpy(mine.to, members[from]->from, static_cast<size_t>(mine.bytes));
+  const std::span<const Turn> turns = members[own]->turns;
+  for (size_t t = 0; t < turns.size(); ++t) {
+    const size_t before =
+        (own + members.size() - static_cast<size_t>(turns[t].shift)) % members.size();
+    const std::byte* const from = members[before]->turns[t].from;
+    if (from != turns[t].to) std::memcpy(turns[t].to, from, static_cast<size_t>(turns[t].bytes));
+  }
 }
 
 }  // namespace
 
-bool are_alike(const Brought& a, const Brought& b) {
+bool are_alike(const Collective& a, const Collective& b) {
   const auto alike = [](const auto& x, const auto& y) { return are_alike(x, y); };
-  return a.bytes == b.bytes && a.turn == b.turn && std::ranges::equal(a.pieces, b.pieces, alike) &&
+  return a.kind == b.kind && std::ranges::equal(a.pieces, b.pieces, alike) &&
          std::ranges::equal(a.shards, b.shards, alike) &&
-         std::ranges::equal(a.exchanges, b.exchanges, alike) && are_alike(a.rows, b.rows);
+         std::ranges::equal(a.exchanges, b.exchanges, alike) &&
+         std::ranges::equal(a.turns, b.turns, alike) && std::ranges::equal(a.rows, b.rows, alike);
 }
 
-void do_share(InstructionKind kind, std::span<const Brought* const> members, size_t own,
-              ShareScratch& scratch) {
-  switch (kind) {
+void do_share(Members members, size_t own, ShareScratch& scratch) {
+  switch (members[own]->kind) {
     case InstructionKind::kAllReduce:
       return share_all_reduce(members, own, scratch);
     case InstructionKind::kReduceScatter:
@@ -124,7 +128,7 @@ void do_share(InstructionKind kind, std::span<const Brought* const> members, siz
     case InstructionKind::kCombine:
       return share_combine(members, own);
     default:
-      PIPER_CHECK(false, "{} is no collective", to_string(kind));
+      PIPER_CHECK(false, "{} is no collective", to_string(members[own]->kind));
   }
 }
 
