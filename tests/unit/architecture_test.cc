@@ -268,6 +268,11 @@ TEST(Architecture, EveryFolderIsARoomWithADoor) {
     EXPECT_TRUE(doors.contains(file)) << name_of(file) << " is the door of no room";
 }
 
+TEST(Architecture, EachSourceSaysWhatItIs) {
+  for (const fs::path& file : sources_under(kRoot / "src"))
+    EXPECT_TRUE(read(file).starts_with("// ")) << name_of(file) << " has no line that says it";
+}
+
 TEST(Architecture, EachUseIsIncluded) {
   for (const std::string& name : rooms().names) {
     std::set<std::string> included;

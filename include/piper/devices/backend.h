@@ -1,6 +1,6 @@
-// What executes programs: one small interface, implemented by the rooms cpu (vectorised loops), cuda
-// (NVIDIA's devices) and null (records, runs nothing), and for tests by tests/support/sim.h (the
-// loops of cpu, queued, in any order that is legal).
+// What executes programs: one small interface, implemented by the rooms cpu (vectorised loops),
+// cuda (NVIDIA's devices) and null (records, runs nothing), and for tests by tests/support/sim.h
+// (the loops of cpu, queued, in any order that is legal).
 //
 // A backend belongs to one rank and is used from that rank's thread; copy, where nothing is queued,
 // from a second one, too. load, bind, add_stream and add_event may allocate; launch, copy, fill,

@@ -15,6 +15,7 @@
 #include <initializer_list>
 
 #include "piper/ir/graph.h"
+#include "piper/plan/instruction.h"
 
 namespace piper {
 
@@ -115,27 +116,6 @@ struct Combine {
   Few<ItemId> from;
 };
 
-// kReduceScatter, kAllGather, kOwnPart: of items read and written one by one, as one message. Those
-// behind kCopy stand within computations alone.
-enum class TaskKind : uint8_t {
-  kCompute,
-  kInput,
-  kSend,
-  kRecv,
-  kAllReduce,
-  kReduceScatter,
-  kAllGather,
-  kOwnPart,
-  kCopy,
-  kAllToAll,
-  kRotate,
-  kDispatch,
-  kCombine,
-};
-inline constexpr const char* kTaskKindNames[] = {
-    "compute",  "input", "send",       "recv",   "all_reduce", "reduce_scatter", "all_gather",
-    "own_part", "copy",  "all_to_all", "rotate", "dispatch",   "combine"};
-
 // What a compute task does besides its chunk's nodes: adds a contribution to an accumulator. The
 // first to run sets it.
 struct Accumulate {
@@ -150,7 +130,10 @@ struct Accumulate {
 inline constexpr int32_t kEarliest = INT32_MAX;  // a receive as soon as its send is issued
 
 struct Task {
-  TaskKind kind = TaskKind::kCompute;
+  // Pairs of kReduceScatter, kAllGather and kOwnPart are items read and written one by one. Tasks
+  // of kAllToAll, kRotate, kDispatch and kCombine stand within computations alone, none is
+  // kPosition.
+  InstructionKind kind = InstructionKind::kCompute;
   char pass = '-';
   ChunkId chunk;  // kCompute
   int32_t micro = -1;
@@ -365,8 +348,6 @@ struct ComputeOrder {
   std::vector<SourceSpan> places;
 };
 
-// What tasks within computations are of; nothing for other ops.
-std::optional<TaskKind> collective_kind(std::string_view op);
 // The type of all that the ranks of its mesh axes hold of a value, of which each has this much.
 TensorType uncut(const Dag& dag, const Value& value, TensorType held);
 // Whether the task puts parameters together that live in parts, each time that they are used: its

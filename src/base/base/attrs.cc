@@ -1,3 +1,4 @@
+// Attributes of ops: a sorted list of names and values, its text form and the reader of that.
 #include <fmt/format.h>
 
 #include <algorithm>

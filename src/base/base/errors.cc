@@ -1,3 +1,4 @@
+// Prints errors as compilers do: place, message, the source line with a caret, notes.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

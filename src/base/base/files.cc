@@ -1,3 +1,4 @@
+// Reads, maps and atomically writes files; the bytes that keep their owner alive.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>

@@ -1,3 +1,4 @@
+// Globs over '/'-separated paths, with captures.
 #include <algorithm>
 #include <charconv>
 

@@ -1,3 +1,4 @@
+// The list of mapped files, by which a read past a cut end and a later write are noticed.
 #include "mapped.h"
 
 #include <atomic>

@@ -1,3 +1,5 @@
+// Helpers for messages: the nearest of several names, lists, sizes, names without control
+// characters.
 #include <algorithm>
 #include <array>
 #include <cmath>

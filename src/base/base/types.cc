@@ -1,3 +1,4 @@
+// The table of element types, and sizes of shapes.
 #include <fmt/format.h>
 
 #include <array>

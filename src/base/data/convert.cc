@@ -1,3 +1,4 @@
+// Converts what data files hold to the element type of a plan's input, within its range.
 #include <cstring>
 
 #include "feed.h"

@@ -1,3 +1,5 @@
+// Notices data files that are cut while they are mapped: the missing page is replaced, and the step
+// fails.
 #include "lost.h"
 
 #include <sys/mman.h>

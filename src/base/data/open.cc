@@ -1,3 +1,4 @@
+// Opens the sources that a run names, and matches them with the inputs that the plan needs.
 #include <sys/stat.h>
 
 #include <algorithm>

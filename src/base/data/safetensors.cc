@@ -1,3 +1,4 @@
+// Reads and writes safetensors files.
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>

@@ -1,3 +1,4 @@
+// Finds offsets of blocks by their lifetimes, in the smallest gap that fits.
 #include <algorithm>
 
 #include "piper/base/memory.h"

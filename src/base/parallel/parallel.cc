@@ -1,3 +1,4 @@
+// Runs independent calls on as many threads as there are cores.
 #include "piper/base/parallel.h"
 
 #include <algorithm>

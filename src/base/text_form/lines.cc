@@ -1,3 +1,4 @@
+// The reader of text forms: takes words, fields and numbers of a line, and notes the first error.
 #include "piper/base/text_form.h"
 
 #include <algorithm>

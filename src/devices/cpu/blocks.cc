@@ -1,3 +1,4 @@
+// Loops of pointwise ops over one block of elements, by op and element type.
 #include "blocks.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Kernels of chains: several pointwise ops over a block that stays in the first cache.
 #include "chain.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Conversions between element types, one element at a time.
 #include "dtypes.h"
 
 #include <algorithm>

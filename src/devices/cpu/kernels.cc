@@ -1,3 +1,4 @@
+// The table of kernels by op, with which programs are loaded.
 #include <algorithm>
 #include <array>
 

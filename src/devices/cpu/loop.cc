@@ -1,3 +1,4 @@
+// Strides of broadcast operands, and nested loops with as few levels as they need.
 #include "loop.h"
 
 namespace piper::cpu {

@@ -1,3 +1,4 @@
+// The threads of a rank, which share the units of each kernel.
 #include "team.h"
 
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// Attentions that cuDNN runs: one plan for each form, and its calls.
 #include "attention.h"
 
 #include <algorithm>

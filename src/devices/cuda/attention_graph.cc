@@ -1,3 +1,4 @@
+// Builds graphs of cuDNN's backend interface from tensors and operations.
 #include "attention_graph.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Describes an attention and its gradient as a graph of cuDNN, and runs its plan.
 #include "attention_plan.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Compiles the texts of kernels with NVRTC, and keeps what comes out in a folder.
 #include "compile.h"
 
 #include <unistd.h>

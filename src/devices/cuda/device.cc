@@ -1,3 +1,4 @@
+// A device: its context, memory, streams and events, by the driver's interface.
 #include "device.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Says which devices and libraries of NVIDIA this machine has, for piper-run --devices and errors.
 #include <array>
 
 #include "compile.h"

@@ -1,3 +1,4 @@
+// Opens the driver, NVRTC, cuBLASLt, cuDNN and NCCL, and fills their tables of functions.
 #include "libraries.h"
 
 namespace piper::cuda {

@@ -1,3 +1,4 @@
+// Finds a shared library: in folders that variables name, of the system, of Python's packages.
 #include "library.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// The kernel that moves strided runs of bytes, for fabrics.
 #include "mover.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Describes a matrix product to cuBLASLt, and chooses its algorithm by table or heuristic.
 #include "product.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Lists the products of plans that have no algorithm in the table yet, for the tuner.
 #include "wanted.h"
 
 #include <algorithm>

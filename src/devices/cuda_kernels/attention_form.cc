@@ -1,3 +1,4 @@
+// Reads the operands and attributes of an attention into the form that kernels and cuDNN take.
 #include <algorithm>
 #include <limits>
 

@@ -1,3 +1,4 @@
+// Collects the steps of a program: kernels with their texts, products, and their operands.
 #include "emitter.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Turns pointwise ops and chains of them into expressions of CUDA C++.
 #include "expression.h"
 
 #include <algorithm>

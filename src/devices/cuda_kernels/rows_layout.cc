@@ -1,3 +1,4 @@
+// Chooses how threads share the rows that a kernel reduces or normalises.
 #include "rows_layout.h"
 
 #include <algorithm>

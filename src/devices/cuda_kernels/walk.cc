@@ -1,3 +1,4 @@
+// Strides and loops over several operands as texts of kernels index them.
 #include "walk.h"
 
 #include <fmt/format.h>

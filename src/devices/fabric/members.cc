@@ -1,4 +1,4 @@
-// Who may be a rank's peer and who a group's members; the names of collectives.
+// Who may be a rank's peer, and who a group's members.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,27 +21,6 @@ Status check_group(int64_t rank, int64_t world, std::span<const int64_t> ranks) 
   }
   return fail("rank {} of {} cannot join the group [{}]", rank, world, fmt::join(ranks, ","))
       .with_code(ExitCode::kPlan);
-}
-
-const char* name_of_collective(InstructionKind kind) {
-  switch (kind) {
-    case InstructionKind::kAllReduce:
-      return "all-reduce";
-    case InstructionKind::kReduceScatter:
-      return "reduce-scatter";
-    case InstructionKind::kAllGather:
-      return "all-gather";
-    case InstructionKind::kAllToAll:
-      return "all-to-all";
-    case InstructionKind::kRotate:
-      return "rotation";
-    case InstructionKind::kDispatch:
-      return "dispatch";
-    case InstructionKind::kCombine:
-      return "combine";
-    default:
-      PIPER_CHECK(false, "{} is no collective", to_string(kind));
-  }
 }
 
 }  // namespace piper

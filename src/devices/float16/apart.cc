@@ -1,3 +1,4 @@
+// Replaces composites of 16-bit ops by their ops, for devices without a kernel for them.
 #include "piper/devices/float16.h"
 
 namespace piper {

@@ -1,3 +1,4 @@
+// Converts elements between f32 and the 16-bit types, rounding to nearest, ties to even.
 #include "piper/devices/float16.h"
 
 #include <bit>

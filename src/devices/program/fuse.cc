@@ -1,3 +1,4 @@
+// Runs the passes that join the ops of a program, in order.
 #include "piper/devices/program.h"
 
 #include <algorithm>

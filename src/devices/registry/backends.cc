@@ -1,3 +1,4 @@
+// The table of kinds of devices.
 #include "piper/devices/registry.h"
 
 #include <algorithm>

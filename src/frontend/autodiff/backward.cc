@@ -1,3 +1,4 @@
+// Appends the backward pass: adjoints of values, by the gradient rules of the op table.
 #include "backward.h"
 
 #include <algorithm>

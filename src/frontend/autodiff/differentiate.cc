@@ -1,3 +1,4 @@
+// Makes a training graph of a forward graph: checks, backward pass, update.
 #include "backward.h"
 #include "groups.h"
 #include "piper/frontend/autodiff.h"

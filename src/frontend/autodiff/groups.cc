@@ -1,3 +1,4 @@
+// Matches parameters with the groups of `train.groups`.
 #include "groups.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Appends clipping, loss scale, learning rate and the optimizer's update of each parameter.
 #include "update.h"
 
 #include <map>

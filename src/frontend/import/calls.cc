@@ -1,3 +1,4 @@
+// Parses the calls that the dynamo exporter writes into metadata: functions, arguments, modules.
 #include "calls.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// What an import rule sees of its node: operands, constants, axes, and located errors.
 #include <algorithm>
 
 #include "calls.h"

@@ -1,3 +1,4 @@
+// How a tensor of the file is derived from a parameter, and the inverse of that.
 #include "derivation.h"
 
 #include <algorithm>

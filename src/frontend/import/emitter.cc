@@ -1,3 +1,4 @@
+// Adds ops to the graph for import rules, and computes those whose operands are constant.
 #include <algorithm>
 #include <numeric>
 #include <utility>

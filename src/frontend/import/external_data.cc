@@ -1,3 +1,4 @@
+// Maps the files beside a model that hold its tensors, and nothing outside its folder.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

@@ -1,3 +1,4 @@
+// Replaces calls of a file's own functions by their bodies.
 #include "functions.h"
 
 #include <onnx/onnx_pb.h>

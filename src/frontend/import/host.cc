@@ -1,3 +1,4 @@
+// Moves and slices of constant tensors during the import.
 #include "host.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Finds the batch dim and all other extents of a model's inputs.
 #include "inputs.h"
 
 #include <algorithm>

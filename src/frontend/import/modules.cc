@@ -1,3 +1,4 @@
+// Finds the module paths of nodes from the scopes of both exporters.
 #include "modules.h"
 
 #include <algorithm>

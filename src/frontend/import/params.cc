@@ -1,3 +1,4 @@
+// Makes the list of parameters, under the names of the exporting module, from all claims.
 #include "params.h"
 
 #include <algorithm>

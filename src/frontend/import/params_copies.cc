@@ -1,3 +1,4 @@
+// Recovers parameters that the exporter copied by Identity.
 #include <algorithm>
 #include <set>
 #include <unordered_map>

@@ -1,3 +1,4 @@
+// Derivations by name: which of PyTorch's functions a tensor's name says were applied.
 #include "pieces.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Reads the bytes of a TensorProto, whichever of its fields holds them.
 #include "proto_tensor.h"
 
 #include <algorithm>

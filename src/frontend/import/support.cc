@@ -1,3 +1,4 @@
+// The table of import rules by op and version, and the error that lists all nodes without one.
 #include "support.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Reads the optimizer, loss and state of a file's training info.
 #include "training.h"
 
 #include <algorithm>

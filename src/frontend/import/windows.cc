@@ -1,3 +1,4 @@
+// Attributes of convolutions and pools: kernel, strides, dilations, padding.
 #include "windows.h"
 
 #include <algorithm>

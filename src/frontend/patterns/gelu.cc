@@ -1,3 +1,4 @@
+// Recognises Gelu, exact and by tanh.
 #include <cmath>
 
 #include "match.h"

@@ -1,3 +1,4 @@
+// Looks at nodes, constants, products and sums for the patterns.
 #include "match.h"
 
 #include <cstring>

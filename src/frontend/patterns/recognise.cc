@@ -1,3 +1,4 @@
+// The list of patterns in the order in which they run.
 #include "match.h"
 #include "piper/frontend/patterns.h"
 

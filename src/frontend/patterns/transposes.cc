@@ -1,3 +1,4 @@
+// Folds transposes into products, and joins parts that were padded apart.
 #include <algorithm>
 
 #include "match.h"

@@ -1,3 +1,4 @@
+// Collects the errors of a strategy file, so that one run says all.
 #include "errors.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Integer expressions: parser, tree and evaluator.
 #include <algorithm>
 #include <cctype>
 #include <limits>

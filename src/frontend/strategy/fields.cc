@@ -1,3 +1,5 @@
+// Checks the keys of objects against the schema's rows, with the nearest names and other systems'
+// words.
 #include "fields.h"
 
 #include <algorithm>

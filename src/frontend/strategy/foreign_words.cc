@@ -1,3 +1,4 @@
+// Words of other systems, and what is written here instead.
 #include "foreign_words.h"
 
 #include <algorithm>

@@ -1,3 +1,5 @@
+// Finds the strategies of the library by name: in folders of -I, of PIPER_STRATEGIES, and beside the
+// program.
 #include "library.h"
 
 #include <algorithm>

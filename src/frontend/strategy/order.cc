@@ -1,3 +1,4 @@
+// Expands order directives into items, one coordinate at a time.
 #include <algorithm>
 
 #include "program.h"

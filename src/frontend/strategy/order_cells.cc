@@ -1,3 +1,4 @@
+// The cells of explicit orders: "F0", "B3", as PyTorch's pipeline files write them.
 #include "order_cells.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Resolves a strategy's params, -D definitions and includes.
 #include <algorithm>
 #include <charconv>
 

@@ -1,3 +1,4 @@
+// Parses order programs: loops, conditions and items.
 #include "program.h"
 
 #include <algorithm>

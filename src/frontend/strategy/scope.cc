@@ -1,3 +1,4 @@
+// The names that values of a strategy may use, and what `$name` inserts.
 #include "scope.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Reads a strategy file: the list of its sections.
 #include "piper/frontend/strategy.h"
 
 #include "errors.h"

@@ -1,3 +1,5 @@
+// Checks the text of a YAML file before it is parsed: encoding, and words that other readers take
+// for something else.
 #include "text_checks.h"
 
 #include <algorithm>

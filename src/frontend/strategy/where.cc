@@ -3,6 +3,7 @@
 #include <array>
 
 #include "expr_tree.h"
+#include "piper/plan/instruction.h"
 #include "sections.h"
 
 namespace piper {
@@ -22,10 +23,13 @@ struct Words {
 const Words& words_of(std::string_view tag) {
   static const Words kPasses = {"pass", "passes", {"F", "B", "BI", "BW", "U"}};
   static const Words kKinds = {
-      "kind",
-      "kinds of tasks",
-      {"compute", "input", "send", "recv", "all_reduce", "reduce_scatter", "all_gather",
-       "all_to_all", "rotate", "dispatch", "combine", "own_part"}};
+      "kind", "kinds of tasks", [] {
+        std::vector<std::string> words;
+        for (const InstructionDef& def : kInstructions)
+          if (def.kind != InstructionKind::kCopy && def.kind != InstructionKind::kPosition)
+            words.emplace_back(def.word);
+        return words;
+      }()};
   return tag == "pass" ? kPasses : kKinds;
 }
 

@@ -1,3 +1,4 @@
+// Builds a tree with places from yaml-cpp's events, and refuses what the language leaves out.
 #include "yaml.h"
 
 #include <yaml-cpp/eventhandler.h>

@@ -1,3 +1,4 @@
+// The sections of a diff in the order of their importance, and gates on them.
 #include <algorithm>
 
 #include "match.h"

@@ -1,3 +1,4 @@
+// Prints a diff as JSON.
 #include <nlohmann/json.hpp>
 
 #include "match.h"

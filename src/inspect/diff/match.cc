@@ -1,3 +1,4 @@
+// Matches axes, stages, devices and parameters of two plan sets.
 #include "match.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Adds changes to sections of a diff, and prints values, growth and units.
 #include <algorithm>
 
 #include "match.h"

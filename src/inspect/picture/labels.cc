@@ -1,3 +1,4 @@
+// Labels, units and the legend of pictures.
 #include "labels.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Makes the rows of a picture from role programs: tasks, costs, streams.
 #include "rows.h"
 
 #include <algorithm>

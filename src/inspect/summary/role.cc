@@ -1,3 +1,4 @@
+// Summarises one role: work, traffic, memory, parameters, order.
 #include "role.h"
 
 #include <algorithm>
@@ -36,7 +37,7 @@ int64_t sent_of(const RoleProgram& role, const Instruction& one, int64_t bytes) 
     if (__builtin_mul_overflow(members, role.mesh[index_of(axis)].second, &members))
       members = INT64_MAX;
   int64_t sent = bytes - bytes / std::max<int64_t>(members, 1);
-  if (one.kind == InstructionKind::kAllReduce) add_bytes(sent, sent);
+  if (info(one.kind).args == ArgForm::kInPlace) add_bytes(sent, sent);
   return sent;
 }
 
@@ -249,12 +250,11 @@ class RoleWalk {
     if (!is_collective(one.kind) || is_local(one)) return;
     std::map<DType, int64_t> bytes;  // a message of several types is one of each
     for (size_t a = 0; a < one.args.size(); ++a) {
-      const bool written = a % 2 == 1;
       // Of rows that go where an index sends them: what a rank has of them, or gets back.
-      const bool counts =
-          !takes_pairs(one.kind) ||
-          (takes_index(one.kind) ? a < 2 && written == (one.kind == InstructionKind::kCombine)
-                                 : written == (one.kind == InstructionKind::kAllGather));
+      const auto whole = static_cast<size_t>(std::max(info(one.kind).whole, 0));
+      const bool counts = takes_index(one.kind)   ? a == 1 - whole
+                          : takes_pairs(one.kind) ? a % 2 == whole
+                                                  : true;
       const TensorType& type = role_.tensor(one.args[a]).type;
       if (counts) add_bytes(type.bytes(), bytes[type.dtype]);
     }

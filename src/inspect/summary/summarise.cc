@@ -1,3 +1,4 @@
+// Puts the summary of a plan set together from its roles.
 #include <algorithm>
 #include <map>
 #include <set>

@@ -1,3 +1,4 @@
+// Prints summaries as lines for people.
 #include <algorithm>
 #include <map>
 

@@ -1,3 +1,4 @@
+// Checks that a graph is well formed.
 #include <unordered_set>
 
 #include "piper/ir/graph.h"

@@ -1,3 +1,4 @@
+// Constants of a graph as text, exactly, and back.
 #include <charconv>
 #include <cstring>
 

@@ -1,3 +1,4 @@
+// Adds and finds values, nodes and tags of a graph.
 #include "piper/ir/graph.h"
 
 namespace piper {

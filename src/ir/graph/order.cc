@@ -1,3 +1,4 @@
+// Removes dead nodes, and sorts a graph topologically.
 #include <functional>
 #include <queue>
 

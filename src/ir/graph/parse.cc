@@ -1,3 +1,4 @@
+// Reads the text form of graphs.
 #include <algorithm>
 #include <charconv>
 

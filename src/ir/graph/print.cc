@@ -1,3 +1,4 @@
+// Prints graphs as text.
 #include "text.h"
 
 namespace piper {

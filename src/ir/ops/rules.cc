@@ -1,3 +1,4 @@
+// Checks that shape rules of several ops share: arity, types, axes, broadcasting.
 #include "rules.h"
 
 #include <algorithm>

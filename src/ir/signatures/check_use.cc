@@ -1,3 +1,4 @@
+// Checks one use of an op, with its attributes, against the table of ops.
 #include <algorithm>
 
 #include "piper/ir/signatures.h"

@@ -193,10 +193,8 @@ class InstructionCheck {
     const bool rotates = one_.kind == InstructionKind::kRotate;
     if (rotates ? one_.dim != -1 || one_.turn < 1 : !position && one_.turn != 0)
       return wrong("it cannot be of the member {} before", one_.turn);
-    const bool adds = (one_.kind == InstructionKind::kAllReduce ||
-                       one_.kind == InstructionKind::kReduceScatter) &&
-                      one_.reduction == Reduction::kSum;
-    if (one_.fast && !adds) return wrong("it adds nothing up that could be fast");
+    if (one_.fast && (!info(one_.kind).adds || one_.reduction != Reduction::kSum))
+      return wrong("it adds nothing up that could be fast");
     if (takes_pairs(one_.kind) ? one_.dim < 0 && one_.outer != 1
                                : one_.dim != -1 || (!position && one_.outer != 1))
       return wrong("it cannot have blocks of dim {} in {} stretches", one_.dim, one_.outer);
@@ -319,9 +317,7 @@ class InstructionCheck {
     if (has_index ? one_.args.size() != 3 : one_.args.empty() || one_.args.size() % 2 != 0)
       return wrong("it has {} args instead of {}", one_.args.size(),
                    has_index ? "a pair and an index" : "pairs");
-    const bool whole_last =
-        one_.kind == InstructionKind::kAllGather || one_.kind == InstructionKind::kDispatch;
-    const size_t whole = whole_last ? 1 : 0;
+    const size_t whole = info(one_.kind).whole == 1 ? 1 : 0;
     if (has_index) PIPER_TRY(check_index(whole));
     for (size_t k = 0; k + 1 < one_.args.size(); k += 2)
       if (type(k).dtype != type(k + 1).dtype ||

@@ -1,3 +1,5 @@
+// Checks a compute program: values are made before they are read, and each op is used as the table
+// allows.
 #include <algorithm>
 
 #include "bad.h"

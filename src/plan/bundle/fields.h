@@ -69,12 +69,9 @@ template <size_t count>
 using EnumNames = std::array<const char*, count>;
 inline constexpr EnumNames<3> kBufferKinds = {"state", "constant", "step"};
 inline constexpr EnumNames<2> kReductions = {"sum", "max"};
-inline constexpr EnumNames<kNumInstructionKinds> kInstructionKinds = {
-    "compute",    "input",  "send", "recv",     "all_reduce", "reduce_scatter", "all_gather",
-    "all_to_all", "rotate", "copy", "own_part", "position",   "dispatch",       "combine"};
 constexpr const auto& names_of(BufferKind) { return kBufferKinds; }
 constexpr const auto& names_of(Reduction) { return kReductions; }
-constexpr const auto& names_of(InstructionKind) { return kInstructionKinds; }
+constexpr const auto& names_of(InstructionKind) { return kInstructionWords; }
 
 // ---- Lists --------------------------------------------------------------------------------------
 

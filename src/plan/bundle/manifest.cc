@@ -1,3 +1,4 @@
+// Writes and reads manifest.json.
 #include <cmath>
 #include <nlohmann/json.hpp>
 

@@ -1,83 +1,8 @@
+// Which ranks of a mesh share a role, by axis; sizes that files state.
 #include "fields.h"
 #include "files.h"
 
 namespace piper {
-
-std::vector<int64_t> coordinates_of(const Mesh& mesh, int64_t rank) {
-  std::vector<int64_t> coordinates(mesh.size());
-  for (size_t a = mesh.size(); a-- > 0;) {
-    coordinates[a] = rank % mesh[a].second;
-    rank /= mesh[a].second;
-  }
-  return coordinates;
-}
-
-int64_t rank_of(const Mesh& mesh, const std::vector<int64_t>& coordinates) {
-  int64_t rank = 0;
-  for (size_t a = 0; a < mesh.size(); ++a) rank = rank * mesh[a].second + coordinates[a];
-  return rank;
-}
-
-std::vector<int64_t> group_ranks(const RoleProgram& role, const Group& group,
-                                 const std::vector<int64_t>& coordinates) {
-  std::vector<int64_t> at = coordinates, ranks;
-  for (int32_t axis : group.axes) at[axis] = 0;
-  while (true) {
-    ranks.push_back(rank_of(role.mesh, at));
-    size_t i = group.axes.size();
-    while (i > 0 && ++at[group.axes[i - 1]] == role.mesh[group.axes[i - 1]].second)
-      at[group.axes[--i]] = 0;
-    if (i == 0) return ranks;
-  }
-}
-
-int64_t group_position(const RoleProgram& role, const Group& group,
-                       const std::vector<int64_t>& coordinates) {
-  int64_t position = 0;
-  for (int32_t axis : group.axes) position = position * role.mesh[axis].second + coordinates[axis];
-  return position;
-}
-
-int64_t peer_rank(const RoleProgram& role, const std::vector<int32_t>& peer,
-                  const std::vector<int64_t>& coordinates) {
-  std::vector<int64_t> at = coordinates;
-  for (size_t a = 0; a < peer.size(); ++a)
-    if (peer[a] >= 0) at[a] = peer[a];
-  return rank_of(role.mesh, at);
-}
-
-const char* to_string(InstructionKind kind) { return kInstructionKinds[static_cast<size_t>(kind)]; }
-
-bool takes_pairs(InstructionKind kind) {
-  return (kind >= InstructionKind::kReduceScatter && kind <= InstructionKind::kRotate) ||
-         kind == InstructionKind::kOwnPart || takes_index(kind);
-}
-
-bool takes_index(InstructionKind kind) {
-  return kind == InstructionKind::kDispatch || kind == InstructionKind::kCombine;
-}
-
-bool is_collective(InstructionKind kind) {
-  return (kind >= InstructionKind::kAllReduce && kind <= InstructionKind::kRotate) ||
-         takes_index(kind);
-}
-
-std::string RoleProgram::name(const Buffer& buffer) const {
-  const std::string& name = tensor(buffer).name;
-  return buffer.micro < 0 ? name : fmt::format("{}@{}", name, buffer.micro);
-}
-
-int32_t RoleProgram::add_buffer(Tensor tensor, int32_t micro) {
-  buffers.push_back({static_cast<int32_t>(tensors.size()), micro});
-  tensors.push_back(std::move(tensor));
-  return static_cast<int32_t>(buffers.size() - 1);
-}
-
-int64_t RoleProgram::peak_bytes() const {
-  int64_t bytes = arena_bytes + packed_bytes + transport_bytes + scratch_bytes;
-  for (int64_t workspace : workspace_bytes) bytes += workspace;
-  return bytes;
-}
 
 std::optional<int64_t> world_of(const Mesh& mesh) {
   int64_t world = 1;

@@ -1,3 +1,4 @@
+// Reads the text form of role programs.
 #include <algorithm>
 #include <charconv>
 #include <tuple>

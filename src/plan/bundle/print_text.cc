@@ -1,3 +1,4 @@
+// Prints role programs as text.
 #include <algorithm>
 
 #include "text.h"

@@ -1,3 +1,4 @@
+// FLOPs of programs, by the costs of the op table.
 #include "piper/plan/flops.h"
 
 #include "piper/ir/ops.h"

@@ -1,3 +1,4 @@
+// Happens-before by vector clocks: what each stream of each role knows to be complete.
 #include <algorithm>
 #include <utility>
 

@@ -1,3 +1,4 @@
+// Compares what parallel plans and the single plan compute, by symbols of values.
 #include "effects.h"
 
 #include "mail.h"

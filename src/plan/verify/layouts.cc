@@ -1,3 +1,4 @@
+// Follows how each value lies over one mesh axis, instruction by instruction.
 #include "layouts.h"
 
 #include "layouts_integers.h"

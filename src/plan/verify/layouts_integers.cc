@@ -1,3 +1,4 @@
+// Follows integers that ranks make in blocks, such as positions and indices, over mesh axes.
 #include "layouts_integers.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Prepares a plan set for the rules: cells, sections, axes that cannot matter.
 #include "model.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Sets of samples, as runs repeated along mesh axes, and their unions.
 #include "samples.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// What the scalars of the update (norm, scale, learning rate) are made of.
 #include "scalars.h"
 
 #include <algorithm>

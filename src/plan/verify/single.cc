@@ -1,3 +1,4 @@
+// Compares parameters, state, inputs and hyperparameters with those of the single plan.
 #include "single.h"
 
 #include <map>

@@ -1,3 +1,4 @@
+// Terms of a sum: which symbol is added how often, in which rounding.
 #include "terms.h"
 
 namespace piper {

@@ -1,3 +1,4 @@
+// Symbols of the values that a program makes.
 #include "values.h"
 
 #include <algorithm>

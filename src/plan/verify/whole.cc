@@ -1,3 +1,4 @@
+// Symbols of whole values, of which a rank has a part.
 #include "whole.h"
 
 namespace piper {

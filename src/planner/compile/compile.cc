@@ -1,3 +1,4 @@
+// The compiler, as one list of steps.
 #include "piper/planner/compile.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// The order of computations on each cell: as the strategy gives it, or by policy.
 #include <algorithm>
 #include <cmath>
 #include <map>

@@ -1,3 +1,4 @@
+// Parses -D name=value.
 #include "piper/planner/compile.h"
 
 namespace piper {

@@ -1,3 +1,4 @@
+// How long devices idle if each message arrives just before its first reader, for --explain.
 #include "idle.h"
 
 #include <utility>

@@ -1,3 +1,4 @@
+// Finds a model's layers from its module paths.
 #include "layers.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Imports a model as the strategy asks: inputs, loss, optimizer, frozen parameters.
 #include "model.h"
 
 #include <algorithm>

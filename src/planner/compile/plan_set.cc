@@ -1,3 +1,4 @@
+// Makes the plan set of lowered cells, and has it checked and named.
 #include "plan_set.h"
 
 #include <algorithm>

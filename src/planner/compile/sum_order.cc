@@ -1,3 +1,4 @@
+// Orders the single plan's computations as the parallel plan sums them, so that bits are equal.
 #include "sum_order.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// What the target's kind of device needs beside the arena, and how it runs a role.
 #include "targets.h"
 
 #include "piper/devices/registry.h"

@@ -1,3 +1,4 @@
+// Bytes that programs move in device memory, for --explain.
 #include "traffic.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// FLOPs and kept bytes of each chunk.
 #include "piper/planner/cost.h"
 
 #include <map>

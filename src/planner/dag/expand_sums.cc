@@ -117,7 +117,7 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
   const DType type = type_in(sums[0], r);
   const bool last = r + 1 == first.rounds.size(), scatter = r == 0 && first.part.valid();
   const std::vector<ItemId> from = in_type(sums, totals, type, fmt::format(".rounded{}", r));
-  Task reduce{.kind = scatter ? TaskKind::kReduceScatter : TaskKind::kAllReduce,
+  Task reduce{.kind = scatter ? InstructionKind::kReduceScatter : InstructionKind::kAllReduce,
               .cell = dag_.items[totals[0].index()].cell,
               .stream = round(sums[0], r).stream,
               .group = Few(round(sums[0], r).axes),
@@ -130,8 +130,8 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
                            {type, dag_.graph.value(value).type.shape});
     reduce.writes.push_back(new_item(value, -1, reduce.cell, scatter ? ItemId() : from[i]));
   }
-  reduce.label = add_label(fmt::format("{} {}", kTaskKindNames[static_cast<size_t>(reduce.kind)],
-                                       and_more(first.name, sums.size())));
+  reduce.label =
+      add_label(fmt::format("{} {}", to_string(reduce.kind), and_more(first.name, sums.size())));
   const std::vector<ItemId> done = reduce.writes;
   dag_.tasks.push_back(std::move(reduce));
   return done;

@@ -5,18 +5,6 @@
 
 namespace piper {
 
-std::optional<TaskKind> collective_kind(std::string_view op) {
-  static constexpr std::pair<std::string_view, TaskKind> kKinds[] = {
-      {"AllReduce", TaskKind::kAllReduce}, {"AllReduceMax", TaskKind::kAllReduce},
-      {"AllGather", TaskKind::kAllGather}, {"ReduceScatter", TaskKind::kReduceScatter},
-      {"AllToAll", TaskKind::kAllToAll},   {"OwnBlock", TaskKind::kOwnPart},
-      {"Rotate", TaskKind::kRotate},       {"Dispatch", TaskKind::kDispatch},
-      {"Combine", TaskKind::kCombine}};
-  for (const auto& [name, kind] : kKinds)
-    if (name == op) return kind;
-  return std::nullopt;
-}
-
 Result<Dag> Expander::run() {
   square_by_runs(dag_);
   for (const Part& part : dag_.parts)
@@ -56,13 +44,13 @@ ItemId Expander::move_to(ItemId from, int32_t cell) {
   const ItemId to = new_item(item.value, item.micro, cell);
   dag_.items[to.index()].sum = item.sum;
   const int32_t label = bringing_label(item.value, {"send", "recv"});
-  dag_.tasks.push_back({.kind = TaskKind::kSend,
+  dag_.tasks.push_back({.kind = InstructionKind::kSend,
                         .micro = item.micro,
                         .cell = item.cell,
                         .peer = cell,
                         .label = label,
                         .reads = {from}});
-  dag_.tasks.push_back({.kind = TaskKind::kRecv,
+  dag_.tasks.push_back({.kind = InstructionKind::kRecv,
                         .micro = item.micro,
                         .cell = cell,
                         .peer = item.cell,
@@ -84,7 +72,7 @@ ItemId Expander::own_part(ItemId whole) {
   const ItemId known = find_item(slice->second, item.micro, item.cell);
   if (known.valid()) return known;
   const ItemId part = new_item(slice->second, item.micro, item.cell);
-  dag_.tasks.push_back({.kind = TaskKind::kOwnPart,
+  dag_.tasks.push_back({.kind = InstructionKind::kOwnPart,
                         .micro = item.micro,
                         .cell = item.cell,
                         .label = bringing_label(item.value, {"own_part", "all_gather"}),
@@ -98,7 +86,7 @@ ItemId Expander::move_in_parts(ItemId from, int32_t cell) {
   const Item item = dag_.items[from.index()];
   const ItemId part = move_to(own_part(from), cell);
   const ItemId whole = new_item(item.value, item.micro, cell);
-  dag_.tasks.push_back({.kind = TaskKind::kAllGather,
+  dag_.tasks.push_back({.kind = InstructionKind::kAllGather,
                         .micro = item.micro,
                         .cell = cell,
                         .label = bringing_label(item.value, {"own_part", "all_gather"}) + 1,
@@ -117,7 +105,7 @@ ItemId Expander::ensure(ValueId id, int32_t micro, int32_t cell) {
   if (const ItemId known = find_item(id, micro, cell); known.valid()) return known;
   if (value.kind == ValueKind::kInput) {
     const ItemId item = new_item(id, micro, cell);
-    dag_.tasks.push_back({.kind = TaskKind::kInput,
+    dag_.tasks.push_back({.kind = InstructionKind::kInput,
                           .micro = micro,
                           .cell = cell,
                           .label = bringing_label(id, {"input"}),
@@ -192,15 +180,14 @@ void Expander::add_collectives(TaskId of) {
     own.emplace();
     for (NodeId id : dag_.chunks[host.chunk.index()].nodes) {
       const Node& node = dag_.graph.node(id);
-      const std::optional<TaskKind> kind = collective_kind(node.op);
-      if (!kind) continue;
-      own->push_back(
-          {.kind = *kind,
-           .cell = host.cell,
-           .label = add_label(fmt::format("{} {}", kTaskKindNames[static_cast<size_t>(*kind)],
-                                          dag_.graph.value(node.outputs[0]).name)),
-           .group = {static_cast<int32_t>(node.attrs.integer("over"))},
-           .nodes = {id}});
+      const InstructionDef* const def = find_instruction(node.op);
+      if (def == nullptr) continue;
+      own->push_back({.kind = def->kind,
+                      .cell = host.cell,
+                      .label = add_label(
+                          fmt::format("{} {}", def->word, dag_.graph.value(node.outputs[0]).name)),
+                      .group = {static_cast<int32_t>(node.attrs.integer("over"))},
+                      .nodes = {id}});
     }
   }
   for (Task task : *own) {

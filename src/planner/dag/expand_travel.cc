@@ -125,7 +125,7 @@ void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& buck
   const std::string what = and_more(sum(bucket[0].sum).name, bucket.size());
   round_bucket(of, bucket);
   const SumRound& first = round(bucket[0].sum, 0);
-  Task reduce{.kind = TaskKind::kReduceScatter,
+  Task reduce{.kind = InstructionKind::kReduceScatter,
               .micro = of.micro,
               .cell = of.cell,
               .stream = first.stream,

@@ -38,7 +38,7 @@ ValueId Expander::kept_of(ValueId state) const {
 ItemId Expander::gather_whole(ValueId param, int32_t cell) {
   const Part& part = *part_of_.at(param.value);
   const ItemId own = ensure(part.value, -1, cell), whole = new_item(param, -1, cell);
-  dag_.tasks.push_back({.kind = TaskKind::kAllGather,
+  dag_.tasks.push_back({.kind = InstructionKind::kAllGather,
                         .cell = cell,
                         .stream = part.stream,
                         .distance = part.distance,
@@ -55,7 +55,7 @@ void Expander::keep_newest(const Version& version, int32_t cell) {
   const ValueId next = pseudo_value(name + ".next", dag_.graph.value(previous).type);
   const ItemId newest = ensure(kept_of(version.newest), -1, cell),
                made = new_item(next, -1, cell, ensure(previous, -1, cell));
-  dag_.tasks.push_back({.kind = TaskKind::kCopy,
+  dag_.tasks.push_back({.kind = InstructionKind::kCopy,
                         .cell = cell,
                         .label = add_label("copy " + name),
                         .reads = {newest},
@@ -83,7 +83,7 @@ void Expander::add_own_parts(int32_t cell, const std::vector<const Part*>& cut) 
     task.writes.push_back(new_item(part->value, -1, cell));
   }
   for (auto& [over, task] : tasks) {
-    task.kind = TaskKind::kOwnPart, task.cell = cell, task.group = Few(over);
+    task.kind = InstructionKind::kOwnPart, task.cell = cell, task.group = Few(over);
     task.label = add_label(fmt::format("own parts of {} parameters", task.reads.size()));
     dag_.tasks.push_back(std::move(task));
   }
@@ -106,7 +106,7 @@ void Expander::gather_updated(int32_t cell, const std::vector<const Part*>& cut)
     const Value& whole = dag_.graph.value(part->param);
     Bucket& bucket = buckets[part->over];
     if (bucket.bytes == 0) {
-      bucket.gather = {.kind = TaskKind::kAllGather,
+      bucket.gather = {.kind = InstructionKind::kAllGather,
                        .cell = cell,
                        .stream = part->stream,
                        .group = Few(part->over)};
@@ -157,7 +157,7 @@ void Expander::share_scalars() {
   if (gathers_scalars_) return gather_scalars(scalars, own);
   for (int32_t cell = 0; cell < static_cast<int32_t>(dag_.cells.size()); ++cell) {
     const ItemId mine = own[static_cast<size_t>(cell)];
-    Task reduce{.kind = TaskKind::kAllReduce,
+    Task reduce{.kind = InstructionKind::kAllReduce,
                 .cell = cell,
                 .label = add_label("all_reduce step scalars"),
                 .reads = {mine},

@@ -6,7 +6,7 @@
 
 namespace piper {
 
-constexpr const auto& names_of(TaskKind) { return kTaskKindNames; }
+constexpr const auto& names_of(InstructionKind) { return kInstructionWords; }
 constexpr const auto& names_of(Gather) { return kGatherNames; }
 
 PIPER_FIELDS(DagAxis) {

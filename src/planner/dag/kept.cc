@@ -1,3 +1,4 @@
+// States beside parameters: 16-bit copies and versions, and how updates make them.
 #include "kept.h"
 
 #include <algorithm>

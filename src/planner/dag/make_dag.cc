@@ -1,3 +1,4 @@
+// Cuts a graph into chunks by tags and passes.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -413,7 +414,7 @@ TensorType uncut(const Dag& dag, const Value& value, TensorType held) {
 }
 
 bool gathers_parameters(const Dag& dag, const Task& task) {
-  return task.kind == TaskKind::kAllGather && !task.within.valid() &&
+  return task.kind == InstructionKind::kAllGather && !task.within.valid() &&
          dag.graph.value(dag.items[task.writes[0].index()].value).kind == ValueKind::kState;
 }
 

@@ -1,3 +1,4 @@
+// Reads the text form of DAGs.
 #include "text.h"
 
 namespace piper {

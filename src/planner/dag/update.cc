@@ -1,3 +1,4 @@
+// Sums the squares of a gradient norm over ranks, where gradients are cut.
 #include "update.h"
 
 #include <algorithm>

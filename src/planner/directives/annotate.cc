@@ -1,3 +1,4 @@
+// The directive `annotate`: tags of nodes, by module path or dataflow.
 #include <algorithm>
 #include <map>
 #include <set>

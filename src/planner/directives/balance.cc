@@ -1,3 +1,4 @@
+// The rule `balance` of annotate: regions of equal work, with small values between them.
 #include <algorithm>
 #include <limits>
 

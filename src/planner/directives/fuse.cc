@@ -1,3 +1,4 @@
+// The directive `fuse`: several messages as one.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -10,23 +11,33 @@
 namespace piper {
 namespace {
 
-bool is_collective(TaskKind kind) {
-  return kind == TaskKind::kAllReduce || kind == TaskKind::kReduceScatter ||
-         kind == TaskKind::kAllGather || kind == TaskKind::kAllToAll;
+// The words of kinds that `takes` says yes to, for a sentence.
+template <class Takes>
+std::string words_of(Takes takes) {
+  std::vector<std::string> words;
+  for (const InstructionDef& def : kInstructions)
+    if (takes(def)) words.emplace_back(def.word);
+  const std::string last = words.back();
+  words.pop_back();
+  return join(words, ", ") + " and " + last;
+}
+
+const InstructionDef& def_of(const std::string& word) {
+  return *std::ranges::find_if(kInstructions,
+                               [&](const InstructionDef& def) { return def.word == word; });
 }
 
 Status check_kinds(const FuseRule& rule) {
   for (const Condition& condition : rule.where) {
     if (condition.tag != "kind") continue;
     for (const std::string& kind : condition.words)
-      if (kind == "rotate" || kind == "dispatch" || kind == "combine")
+      if (const InstructionDef& def = def_of(kind); def.noun != nullptr && !def.joins)
         return fail(condition.at, "fuse: messages of kind '{}' stay apart", kind);
     for (const std::string& kind : condition.words)
-      if (kind == "compute" || kind == "input" || kind == "own_part")
+      if (!def_of(kind).joins)
         return fail(condition.at, "fuse: '{}' is no message", kind)
-            .with_note(
-                "those that join are send, recv, all_reduce, reduce_scatter, all_gather and "
-                "all_to_all");
+            .with_note("those that join are " +
+                       words_of([](const InstructionDef& def) { return def.joins; }));
   }
   return ok_status();
 }
@@ -82,8 +93,8 @@ class Finder {
   // of collectives within a computation that, how many of them are one behind the other up to
   // these, the layer, and what they do.
   using Within = std::tuple<TaskId, int32_t, std::string_view, std::string, std::string>;
-  using Key = std::tuple<TaskKind, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t,
-                         std::vector<int32_t>, DType, bool, Within>;
+  using Key = std::tuple<InstructionKind, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t,
+                         int32_t, std::vector<int32_t>, DType, bool, Within>;
   struct Message {
     size_t at = 0;  // in this order
     TaskId task;
@@ -95,7 +106,7 @@ class Finder {
     PIPER_ASSIGN(const std::vector<TaskId> found, matcher_.find(rule.where, variables_));
     std::vector<TaskId> claimed;
     for (TaskId met : found) {
-      const bool received = dag_.tasks[met.index()].kind == TaskKind::kRecv;
+      const bool received = dag_.tasks[met.index()].kind == InstructionKind::kRecv;
       const TaskId id = received ? TaskId(met.index() - 1) : met;
       const Task& task = dag_.tasks[id.index()];
       if (!can_join(task) || claimed_by_[id.index()] == &rule) continue;
@@ -109,8 +120,8 @@ class Finder {
   }
   // Collectives over several cells are of all devices: nobody leaves them alone.
   bool can_join(const Task& task) const {
-    if (task.kind == TaskKind::kSend) return true;
-    return is_collective(task.kind) &&
+    if (task.kind == InstructionKind::kSend) return true;
+    return is_collective(task.kind) && info(task.kind).joins &&
            std::none_of(task.group.begin(), task.group.end(),
                         [&](int32_t axis) { return dag_.mesh[static_cast<size_t>(axis)].placed; });
   }
@@ -119,7 +130,7 @@ class Finder {
   }
   Key key_of(TaskId id, int32_t micro) {
     const Task& task = dag_.tasks[id.index()];
-    const bool sends = task.kind == TaskKind::kSend;
+    const bool sends = task.kind == InstructionKind::kSend;
     const Task& other = dag_.tasks[id.index() + (sends ? 1 : 0)];
     // Messages of any element types are bytes.
     const DType dtype = sends ? DType::kF32 : moved_by(task)[0]->dtype;
@@ -148,7 +159,7 @@ class Finder {
   // What travels: of collectives that put blocks together what they make, else what they read.
   std::vector<const TensorType*> moved_by(const Task& task) const {
     std::vector<const TensorType*> types;
-    const bool gathers = task.kind == TaskKind::kAllGather;
+    const bool gathers = task.kind == InstructionKind::kAllGather;
     for (ItemId item : gathers ? task.writes : task.reads) types.push_back(&type(item));
     for (NodeId id : task.nodes) {
       const Node& node = dag_.graph.node(id);

@@ -1,3 +1,4 @@
+// What recompute keeps: a minimum cut between what is cheap to keep and cheap to make again.
 #include "keep.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Evaluates `where`: which tasks, nodes and values a condition selects.
 #include "match.h"
 
 #include <algorithm>
@@ -184,7 +185,7 @@ void TaskMatcher::look_at_writers(const std::vector<std::vector<TaskId>>& writer
     if (dag_.tasks[t].chunk.valid()) view_of_[t] = of_chunk[dag_.tasks[t].chunk.index()];
   for (size_t t = 0; t < dag_.tasks.size(); ++t) {
     const Task& task = dag_.tasks[t];
-    if (task.kind == TaskKind::kRecv) view_of_[t] = view_of_[t - 1];  // its send's
+    if (task.kind == InstructionKind::kRecv) view_of_[t] = view_of_[t - 1];  // its send's
     if (task.within.valid()) view_of_[t] = view_of_[task.within.index()];
     if (task.chunk.valid()) continue;
     for (ItemId item : task.reads)
@@ -196,7 +197,7 @@ void TaskMatcher::look_at_writers(const std::vector<std::vector<TaskId>>& writer
 void TaskMatcher::look_at_readers() {
   std::vector<int32_t> input_of(dag_.items.size(), -1);  // by item: the task that brings it
   for (size_t t = 0; t < dag_.tasks.size(); ++t)
-    if (dag_.tasks[t].kind == TaskKind::kInput || gathers_parameters(dag_, dag_.tasks[t]))
+    if (dag_.tasks[t].kind == InstructionKind::kInput || gathers_parameters(dag_, dag_.tasks[t]))
       for (ItemId item : dag_.tasks[t].writes) input_of[item.index()] = static_cast<int32_t>(t);
   for (size_t t = 0; t < dag_.tasks.size(); ++t)
     for (ItemId item : dag_.tasks[t].reads)
@@ -217,7 +218,7 @@ Result<bool> TaskMatcher::matches(TaskId id, const Where& where, const Variables
         if (condition.tag == "kind")
           return Seen(condition.kind == Condition::Kind::kAny ||
                       std::count(condition.words.begin(), condition.words.end(),
-                                 std::string(kTaskKindNames[static_cast<size_t>(task.kind)])) > 0);
+                                 std::string(to_string(task.kind))) > 0);
         const auto tag = std::find(tags.begin(), tags.end(), condition.tag);
         if (tag != tags.end()) return Seen(view.tags[static_cast<size_t>(tag - tags.begin())]);
         if (condition.tag == "value") {
@@ -280,10 +281,10 @@ Error TaskMatcher::nothing(const Where& where, const SourceSpan& at,
       error = with_deeper(std::move(error), *glob, names);
     break;
   }
-  std::set<TaskKind> kinds;
+  std::set<InstructionKind> kinds;
   for (const Task& task : dag_.tasks) kinds.insert(task.kind);
   std::vector<std::string> names;
-  for (TaskKind kind : kinds) names.emplace_back(kTaskKindNames[static_cast<size_t>(kind)]);
+  for (InstructionKind kind : kinds) names.emplace_back(to_string(kind));
   error.notes.push_back(fmt::format("the kinds of tasks here are {}", join(names, ", ")));
   return error;
 }

@@ -1,3 +1,4 @@
+// The directive `offload`: values that lie on the host between forward and backward.
 #include <algorithm>
 #include <set>
 
@@ -80,7 +81,7 @@ class Chooser {
     if (item.micro < 0 || item.alias.valid() || shared_.contains(id.value)) return false;
     if (!uses.backward || !uses.forward.valid() || !uses.writer.valid()) return false;
     const Task& writer = dag_.tasks[uses.writer.index()];
-    const bool made = writer.pass == 'F' || writer.kind == TaskKind::kRecv;
+    const bool made = writer.pass == 'F' || writer.kind == InstructionKind::kRecv;
     const Value& value = dag_.graph.value(item.value);
     if (!made || !value.producer.valid() || value.type.bytes() < rule.min_bytes) return false;
     if (rule.match && !rule.match->match(dag_.graph.node(value.producer).scope)) return false;

@@ -1,3 +1,4 @@
+// The directive `order`: items of the strategy, matched with tasks of each cell.
 #include <algorithm>
 #include <limits>
 #include <map>

@@ -1,3 +1,4 @@
+// The tasks that an order may take, by pass, stage and microbatch.
 #include "order_pool.h"
 
 #include <algorithm>
@@ -29,7 +30,7 @@ std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag) {
   std::vector<std::vector<TaskId>> tasks(dag.cells.size());
   for (size_t t = 0; t < dag.tasks.size(); ++t) {
     const Task& task = dag.tasks[t];
-    if (task.kind == TaskKind::kCompute && is_ordered_pass(task.pass))
+    if (task.kind == InstructionKind::kCompute && is_ordered_pass(task.pass))
       tasks[static_cast<size_t>(task.cell)].push_back(TaskId(t));
   }
   return tasks;

@@ -1,3 +1,4 @@
+// The directive `place`: the cell of each chunk.
 #include <algorithm>
 #include <limits>
 #include <map>

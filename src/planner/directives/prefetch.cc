@@ -1,3 +1,4 @@
+// The directive `prefetch`: how far ahead of their use receives, inputs and gathers are issued.
 #include <algorithm>
 #include <map>
 
@@ -36,8 +37,9 @@ std::string print_distance(const Prefetch& prefetch, const std::string& unit) {
 
 // Receives, inputs, and gathers of what is there already.
 bool waits_to_be_needed(const Dag& dag, const Task& task) {
-  return task.kind == TaskKind::kRecv || task.kind == TaskKind::kInput ||
-         (task.kind == TaskKind::kAllGather && task.micro >= 0) || gathers_parameters(dag, task);
+  return task.kind == InstructionKind::kRecv || task.kind == InstructionKind::kInput ||
+         (task.kind == InstructionKind::kAllGather && task.micro >= 0) ||
+         gathers_parameters(dag, task);
 }
 
 // A message on a stream without computations may wait there for its receive. Receives that are
@@ -50,7 +52,7 @@ void post_with_sends(Dag& dag, const std::vector<bool>& claimed, Explanation& re
   computes[0] = true;
   int64_t count = 0;
   for (size_t t = 1; t < dag.tasks.size(); ++t) {
-    if (dag.tasks[t].kind != TaskKind::kRecv || claimed[t]) continue;
+    if (dag.tasks[t].kind != InstructionKind::kRecv || claimed[t]) continue;
     if (computes[static_cast<size_t>(dag.tasks[t - 1].stream)]) continue;
     dag.tasks[t].distance = kEarliest;
     ++count;
@@ -81,7 +83,7 @@ Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& v
             .with_note("from " + place_of(other->at));
       claimed_by[id.index()] = &prefetch;
       task.distance = prefetch.eager() ? kEarliest : prefetch.distance;
-      ++counts[{kTaskKindNames[static_cast<size_t>(task.kind)], unit_of(dag, task)}];
+      ++counts[{to_string(task.kind), unit_of(dag, task)}];
     }
     const std::string excuse = matcher.excuse(prefetch.where);
     if (counts.empty() && excuse.empty())

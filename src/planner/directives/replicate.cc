@@ -1,3 +1,4 @@
+// The directive `replicate`: sums of gradients over replicas, and states that replicas share.
 #include <algorithm>
 #include <map>
 #include <set>

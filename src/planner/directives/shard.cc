@@ -1,3 +1,4 @@
+// The directive `shard`: which dims are cut over which axes.
 #include <algorithm>
 #include <map>
 #include <set>

@@ -1,3 +1,4 @@
+// The directive `split`: microbatches, and replicas of samples.
 #include <algorithm>
 
 #include "piper/planner/directives.h"

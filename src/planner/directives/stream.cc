@@ -1,3 +1,4 @@
+// The directive `stream`: which stream a task runs on.
 #include <algorithm>
 #include <map>
 
@@ -65,7 +66,7 @@ class Assigner {
       if (named != named_.end() && task.stream != stream && !task.chunk.valid())
         return twice(rule, print_label(dag_, task), named->second);
       task.stream = stream;
-      ++counts[kTaskKindNames[static_cast<size_t>(task.kind)]];
+      ++counts[to_string(task.kind)];
     }
     return ok_status();
   }

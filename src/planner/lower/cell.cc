@@ -1,3 +1,4 @@
+// Lowers the tasks of one cell to the instructions of its role.
 #include "cell.h"
 
 #include <algorithm>
@@ -25,15 +26,6 @@ SampleRange samples_of(const Dag& dag, int32_t micro) {
       stride *= dag.mesh[a].size;
     }
   return range;
-}
-
-InstructionKind kind_of(TaskKind kind) {
-  using enum InstructionKind;
-  static constexpr InstructionKind kKinds[] = {
-      kCompute, kInput, kSend,     kRecv,   kAllReduce, kReduceScatter, kAllGather,
-      kOwnPart, kCopy,  kAllToAll, kRotate, kDispatch,  kCombine};
-  static_assert(std::size(kKinds) == std::size(kTaskKindNames));
-  return kKinds[static_cast<size_t>(kind)];
 }
 
 class CellLowerer {
@@ -188,12 +180,12 @@ class CellLowerer {
   Instruction& add_instruction(InstructionKind kind, const Task& task) {
     Instruction& instruction = role_.body.emplace_back();
     instruction.kind = kind;
-    const bool second = is_second_ && task.kind == TaskKind::kCompute && task.stream == 0;
+    const bool second = is_second_ && task.kind == InstructionKind::kCompute && task.stream == 0;
     instruction.stream = second ? second_stream_ : task.stream;
     instruction.label = print_label(dag_, task);
     instruction.micro = task.micro >= 0 ? static_cast<int32_t>(task.micro % dag_.microbatches) : -1;
     instruction.micros = task.micros;
-    instruction.pass = task.kind == TaskKind::kCompute ? task.pass : '-';
+    instruction.pass = task.kind == InstructionKind::kCompute ? task.pass : '-';
     if (task.chunk.valid()) instruction.stage = stage_of(dag_.chunks[task.chunk.index()]);
     return instruction;
   }
@@ -206,15 +198,15 @@ class CellLowerer {
   void lower_task(const Task& task) {
     if (task.within.valid() || gathers_parameters(dag_, task)) return;  // beside computations
     switch (task.kind) {
-      case TaskKind::kCompute:
+      case InstructionKind::kCompute:
         return lower_compute(task);
-      case TaskKind::kInput:
+      case InstructionKind::kInput:
         return lower_input(task);
-      case TaskKind::kSend:
+      case InstructionKind::kSend:
         return lower_transfer(task, task.reads);
-      case TaskKind::kRecv:
+      case InstructionKind::kRecv:
         return lower_transfer(task, task.writes);
-      case TaskKind::kCopy:
+      case InstructionKind::kCopy:
         return lower_copy(task);
       default:
         return lower_message(task);
@@ -236,12 +228,12 @@ class CellLowerer {
   void lower_transfer(const Task& task, const Few<ItemId>& items) {
     std::vector<int32_t> args;
     for (ItemId item : items) args.push_back(buffer_of(item));
-    Instruction& instruction = add_instruction(kind_of(task.kind), task);
+    Instruction& instruction = add_instruction(task.kind, task);
     instruction.args = std::move(args);
     instruction.peer = dag_.cells[at(task.peer)];
     // A number of its own: that of the send.
     const auto number = static_cast<int32_t>(&task - dag_.tasks.data());
-    instruction.communicator = task.kind == TaskKind::kSend ? number : number - 1;
+    instruction.communicator = task.kind == InstructionKind::kSend ? number : number - 1;
   }
 
   int32_t group_of(const std::vector<int32_t>& axes) {
@@ -257,7 +249,7 @@ class CellLowerer {
 
   // Sums are formed in place.
   void lower_message(const Task& task) {
-    const InstructionKind kind = kind_of(task.kind);
+    const InstructionKind kind = task.kind;
     std::vector<int32_t> args;
     for (size_t i = 0; i < task.reads.size(); ++i) {
       args.push_back(buffer_of(task.reads[i]));
@@ -326,8 +318,9 @@ class CellLowerer {
       one.mirrored = node.attrs.integer("mirrored", 0) != 0;
       return;
     }
-    const InstructionKind kind = kind_of(*collective_kind(node.op));
-    const bool reduces = kind == InstructionKind::kAllReduce;
+    const InstructionDef& def = *find_instruction(node.op);
+    const InstructionKind kind = def.kind;
+    const bool reduces = def.args == ArgForm::kInPlace;
     for (size_t a = 0; reduces && a < args.size(); ++a) {
       if (args[a] != args[a + 1])
         add_instruction(InstructionKind::kCopy, task).args = {args[a], args[a + 1]};
@@ -341,7 +334,7 @@ class CellLowerer {
     one.pass = '-';
     one.args = std::move(args);
     one.group = group;
-    if (node.op == "AllReduceMax") one.reduction = Reduction::kMax;
+    if (def.maximum_op != nullptr && node.op == def.maximum_op) one.reduction = Reduction::kMax;
     one.turn = static_cast<int32_t>(node.attrs.integer("turn", 0));
     if (reduces || kind == InstructionKind::kRotate) return;
     one.dim = static_cast<int32_t>(node.attrs.integer("dim"));

@@ -1,3 +1,4 @@
+// Numbers communicators, so that all members of one issue its operations in one order.
 #include "communicators.h"
 
 #include <algorithm>

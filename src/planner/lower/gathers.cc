@@ -1,3 +1,4 @@
+// Inserts the gathers of parameters that replicas share, and frees them after their last use.
 #include "gathers.h"
 
 #include <algorithm>
@@ -229,8 +230,7 @@ class Inserter {
 bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
   if (one.kind == InstructionKind::kCompute)
     return one.pass == 'U' && (one.micro >= 0 || !one.combines.empty());
-  if (one.kind != InstructionKind::kReduceScatter && one.kind != InstructionKind::kAllReduce)
-    return false;
+  if (!info(one.kind).adds) return false;
   const auto& axes = role.groups[at(one.group)].axes;
   const auto sharded = [&](int32_t axis) { return dag.mesh[at(axis)].sharded; };
   const bool of_values = one.micro >= 0 && std::all_of(axes.begin(), axes.end(), sharded);

@@ -1,3 +1,4 @@
+// Which values each data input may have: what indexes a table must lie inside it.
 #include <algorithm>
 #include <set>
 

@@ -1,3 +1,4 @@
+// Lowers a scheduled DAG to role programs: programs, buffers, instructions, waits.
 #include "piper/planner/lower.h"
 
 #include <algorithm>
@@ -35,7 +36,7 @@ void choose_programs(const Dag& dag, const Schedule& schedule, ProgramPool& pool
     std::vector<bool> first;
     for (TaskId id : schedule.order[cell]) {
       const Task& task = dag.tasks[id.index()];
-      if (task.kind != TaskKind::kCompute) continue;
+      if (task.kind != InstructionKind::kCompute) continue;
       first.clear();
       bool is_later = true;
       for (const Accumulate& a : task.accumulates) {
@@ -60,7 +61,7 @@ std::vector<Transfer> find_transfers(const Dag& dag, const Places& places) {
   std::vector<Transfer> transfers;
   for (size_t t = 0; t + 1 < dag.tasks.size(); ++t) {
     const Task& task = dag.tasks[t];
-    if (task.kind != TaskKind::kSend) continue;
+    if (task.kind != InstructionKind::kSend) continue;
     transfers.push_back({task.cell, places.instruction[t], task.peer, places.instruction[t + 1]});
   }
   return transfers;

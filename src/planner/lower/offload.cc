@@ -1,3 +1,4 @@
+// Inserts the copies between device and host that offload asks for.
 #include "offload.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Places buffers by their lifetimes, and adds the waits that shared memory needs.
 #include "place.h"
 
 #include <algorithm>

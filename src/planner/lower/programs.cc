@@ -1,3 +1,4 @@
+// Makes the programs of compute tasks, shared by content.
 #include "programs.h"
 
 #include <algorithm>

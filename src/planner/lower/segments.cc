@@ -1,3 +1,4 @@
+// Cuts the nodes of a chunk at its collectives.
 #include "segments.h"
 
 #include <algorithm>

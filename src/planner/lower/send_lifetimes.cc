@@ -1,3 +1,4 @@
+// Until when what is sent must stay in memory: what each stream knows of the others.
 #include "send_lifetimes.h"
 
 #include <algorithm>

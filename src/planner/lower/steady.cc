@@ -1,3 +1,4 @@
+// Makes a body that ends one step and begins the next, for strategies whose steps overlap.
 #include "steady.h"
 
 #include "at.h"

@@ -1,3 +1,4 @@
+// Splits a step into prologue, body and epilogue, with two versions of what the update writes.
 #include "steps.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Which tasks must be complete before each task starts.
 #include "dependencies.h"
 
 #include <algorithm>
@@ -7,11 +8,11 @@
 namespace piper {
 
 bool is_ordered(const Task& task) {
-  return task.kind == TaskKind::kCompute && task.pass != 'P' && task.pass != 'U';
+  return task.kind == InstructionKind::kCompute && task.pass != 'P' && task.pass != 'U';
 }
 
 bool is_peer_reduction(const Dag& dag, const Task& task) {
-  if (task.kind != TaskKind::kAllReduce && task.kind != TaskKind::kReduceScatter) return false;
+  if (!info(task.kind).adds) return false;
   return std::none_of(task.group.begin(), task.group.end(),
                       [&](int32_t axis) { return dag.mesh[static_cast<size_t>(axis)].placed; });
 }
@@ -28,10 +29,10 @@ bool rounds_sums(const Dag& dag, const Task& task) {
 
 bool runs_by_itself(const Dag& dag, const Task& task) {
   const bool joins = task.pass == 'U' && task.micro >= 0;  // what a reduction has left
-  const bool for_send = task.kind == TaskKind::kOwnPart && task.micro >= 0;
+  const bool for_send = task.kind == InstructionKind::kOwnPart && task.micro >= 0;
   if (task.within.valid()) return true;
-  const bool with_send = task.kind == TaskKind::kRecv && task.distance == kEarliest;
-  return task.kind == TaskKind::kSend || is_peer_reduction(dag, task) || joins || for_send ||
+  const bool with_send = task.kind == InstructionKind::kRecv && task.distance == kEarliest;
+  return task.kind == InstructionKind::kSend || is_peer_reduction(dag, task) || joins || for_send ||
          with_send || adds_parts(task) || rounds_sums(dag, task);
 }
 
@@ -132,9 +133,9 @@ TaskLists find_dependencies(const Dag& dag) {
       own.clear();
       for (ItemId item : task.reads) writers.add_to(own, item);
       if (task.within.valid()) own.push_back(task.within);
-      if (task.kind == TaskKind::kRecv) {
+      if (task.kind == InstructionKind::kRecv) {
         // expand_tasks adds the send just before its receive.
-        PIPER_CHECK(t > 0 && dag.tasks[t - 1].kind == TaskKind::kSend,
+        PIPER_CHECK(t > 0 && dag.tasks[t - 1].kind == InstructionKind::kSend,
                     "a receive without its send");
         own.emplace_back(t - 1);
       }

@@ -17,7 +17,7 @@ std::vector<bool> run_ahead(const Dag& dag, const std::vector<ComputeOrder>& com
     for (int32_t i = 0; i < order.ahead; ++i) ahead[order.tasks[at(i)].index()] = true;
   for (size_t t = 0; t < ahead.size(); ++t) {
     const Task& task = dag.tasks[t];
-    if (task.kind == TaskKind::kRecv)
+    if (task.kind == InstructionKind::kRecv)
       ahead[t] = ahead[t - 1];
     else if (!is_ordered(task) && runs_by_itself(dag, task))
       ahead[t] =
@@ -118,7 +118,7 @@ class Waiting {
     std::vector<size_t> count(dag_.cells.size());
     for (size_t t = 0; t < dag_.tasks.size(); ++t) {
       const Task& task = dag_.tasks[t];
-      if (task.kind != TaskKind::kAllReduce || is_peer_reduction(dag_, task)) continue;
+      if (task.kind != InstructionKind::kAllReduce || is_peer_reduction(dag_, task)) continue;
       const size_t k = count[at(task.cell)]++;
       if (k == met.size()) met.emplace_back();
       met[k].push_back(TaskId(t));
@@ -258,7 +258,7 @@ class Rewriter {
         continue;
       }
       const size_t size = open.size();
-      if (dag_.tasks[id.index()].kind == TaskKind::kRecv) {
+      if (dag_.tasks[id.index()].kind == InstructionKind::kRecv) {
         open.push_back(TaskId(id.index() - 1));  // comes with its send
         continue;
       }
@@ -272,7 +272,7 @@ class Rewriter {
   }
   void add(const std::vector<TaskId>& members) {
     add_joined(members, 0);
-    if (dag_.tasks[members[0].index()].kind == TaskKind::kSend) add_joined(members, 1);
+    if (dag_.tasks[members[0].index()].kind == InstructionKind::kSend) add_joined(members, 1);
   }
   // `behind`: 1 for the receives of sends.
   void add_joined(const std::vector<TaskId>& members, size_t behind) {

@@ -1,3 +1,4 @@
+// Computations that are ready, in lines of one order each, for list scheduling.
 #include "lines.h"
 
 #include <algorithm>
@@ -79,7 +80,7 @@ void Lines::find_needs(const TaskLists& deps, const ListPolicy& policy) {
         }
         const Task& task = dag_.tasks[d.index()];
         int64_t later = delay;
-        if (task.kind == TaskKind::kRecv) {
+        if (task.kind == InstructionKind::kRecv) {
           const ValueId value = dag_.items[task.writes[0].index()].value;
           later += static_cast<int64_t>(policy.time_per_byte *
                                         static_cast<double>(dag_.graph.value(value).type.bytes()));

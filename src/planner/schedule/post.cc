@@ -1,3 +1,4 @@
+// Moves receives and inputs ahead of their first reader.
 #include "post.h"
 
 #include <algorithm>
@@ -10,9 +11,9 @@ namespace {
 
 bool is_posted(const Task& task) {
   if (task.within.valid()) return false;
-  if (task.kind == TaskKind::kInput) return task.distance > 0;
-  if (task.kind == TaskKind::kAllGather) return task.distance > 0 && task.micro >= 0;
-  return task.kind == TaskKind::kRecv && task.distance > 0 && task.distance != kEarliest;
+  if (task.kind == InstructionKind::kInput) return task.distance > 0;
+  if (task.kind == InstructionKind::kAllGather) return task.distance > 0 && task.micro >= 0;
+  return task.kind == InstructionKind::kRecv && task.distance > 0 && task.distance != kEarliest;
 }
 
 // Both sides of an overlap begin after all that they need.
@@ -50,7 +51,7 @@ int64_t post_in_cell(const Dag& dag, const std::vector<int32_t>& sent_at,
       if (allowed > wanted) ++nearer;
       if (before < at) places.back() = {before, false, at};
     }
-    if (task.kind == TaskKind::kRecv)
+    if (task.kind == InstructionKind::kRecv)
       for (ItemId item : task.writes)
         received[item.value] = places.back().before + (places.back().stays ? 1 : 0);
   }

@@ -1,3 +1,4 @@
+// Orders all tasks of each cell around its computations.
 #include "piper/planner/schedule.h"
 
 #include <algorithm>
@@ -42,7 +43,8 @@ class Issuer {
     const std::vector<bool> needed = needed_by_ordered();
     for (size_t t = 0; t < dag_.tasks.size(); ++t) {
       const Task& task = dag_.tasks[t];
-      const bool early = task.pass == 'P' || (task.micro < 0 && task.kind != TaskKind::kInput);
+      const bool early =
+          task.pass == 'P' || (task.micro < 0 && task.kind != InstructionKind::kInput);
       if (early && needed[t] && !issued_[t] && can_issue(TaskId(t))) issue_with_needs(TaskId(t));
     }
     for (bool progress = true; progress;) {
@@ -88,7 +90,7 @@ class Issuer {
       if (!adds_parts(dag_.tasks[t])) continue;
       for (TaskId d : deps_[t]) {
         const Task& recv = dag_.tasks[d.index()];
-        if (recv.kind != TaskKind::kRecv || recv.distance == kEarliest) continue;
+        if (recv.kind != InstructionKind::kRecv || recv.distance == kEarliest) continue;
         std::vector<TaskId>& tasks = behind[d];
         tasks.push_back(TaskId(d.index() - 1));
         for (TaskId own : deps_[t])
@@ -194,7 +196,7 @@ class Issuer {
   }
 
   void note_send(TaskId id) {
-    if (dag_.tasks[id.index()].kind != TaskKind::kSend) return;
+    if (dag_.tasks[id.index()].kind != InstructionKind::kSend) return;
     const auto receiver = static_cast<size_t>(dag_.tasks[id.index() + 1].cell);
     sent_at_[id.index() + 1] = static_cast<int32_t>(schedule_.order[receiver].size());
   }

@@ -1,3 +1,4 @@
+// Finds the steady state of steps that overlap.
 #include "steps.h"
 
 #include <algorithm>
@@ -66,7 +67,8 @@ class Steps {
     // need.
     for (TaskId id : order) {
       const Task& task = dag_.tasks[id.index()];
-      if (task.kind == TaskKind::kRecv || !runs_by_itself(dag_, task) || adds_parts(task)) continue;
+      if (task.kind == InstructionKind::kRecv || !runs_by_itself(dag_, task) || adds_parts(task))
+        continue;
       company_[id.index()] = 0;
       for (TaskId d : deps_[id.index()])
         if (is_here(d, cell))
@@ -78,7 +80,7 @@ class Steps {
   // What is sent a step ahead is received a step ahead.
   Status meet_early() {
     for (size_t t = 1; t < dag_.tasks.size(); ++t) {
-      if (dag_.tasks[t].kind != TaskKind::kRecv) continue;
+      if (dag_.tasks[t].kind != InstructionKind::kRecv) continue;
       const TaskId send(t - 1), recv(t);
       const bool sent = is_ahead(send), received = is_ahead(recv);
       if (received && !sent)
@@ -168,12 +170,12 @@ class Steps {
   bool ended(size_t cell) const { return done_[cell] == schedule_.body[cell].size(); }
   bool joins_cells(TaskId id) const {
     const Task& task = dag_.tasks[id.index()];
-    return task.kind == TaskKind::kAllReduce && !is_peer_reduction(dag_, task);
+    return task.kind == InstructionKind::kAllReduce && !is_peer_reduction(dag_, task);
   }
   // What keeps the next task of a cell from running; nothing: it runs.
   TaskId blocker(size_t cell) const {
     const TaskId id = next(cell);
-    if (dag_.tasks[id.index()].kind == TaskKind::kRecv && !ran_[id.index() - 1])
+    if (dag_.tasks[id.index()].kind == InstructionKind::kRecv && !ran_[id.index() - 1])
       return TaskId(id.index() - 1);
     if (!joins_cells(id)) return {};
     for (size_t other = 0; other < dag_.cells.size(); ++other)
@@ -217,7 +219,7 @@ class Steps {
   void run_next(size_t cell) {
     const TaskId id = next(cell);
     run(id);
-    if (dag_.tasks[id.index()].kind == TaskKind::kSend) {
+    if (dag_.tasks[id.index()].kind == InstructionKind::kSend) {
       const TaskId recv(id.index() + 1);
       const Task& task = dag_.tasks[recv.index()];
       sent_at_[recv.index()] = static_cast<int32_t>(ran_in_[at(task.cell)].size());

@@ -1,3 +1,4 @@
+// Finds what runs once a step, after all microbatches.
 #include "closing.h"
 
 #include "piper/ir/ops.h"

@@ -1,3 +1,4 @@
+// Loops of ops by letter, and where a layout cuts them.
 #include "letters.h"
 
 #include <algorithm>

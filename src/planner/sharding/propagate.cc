@@ -1,3 +1,4 @@
+// Propagates the cut of the batch through a graph.
 #include "propagate.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Helpers that rewrite a graph and check its types afterwards.
 #include "rewrite.h"
 
 #include <algorithm>

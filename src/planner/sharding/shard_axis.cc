@@ -1,3 +1,4 @@
+// Cuts a graph over one mesh axis: chooses a layout for each node and inserts collectives.
 #include "axis_walk.h"
 #include "pad.h"
 

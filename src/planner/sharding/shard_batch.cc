@@ -1,3 +1,4 @@
+// Rewrites a graph for one microbatch of one replica.
 #include <algorithm>
 
 #include "closing.h"

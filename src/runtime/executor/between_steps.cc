@@ -1,3 +1,4 @@
+// What ranks tell each other after each step: losses, times, whether replicas agree.
 #include "between_steps.h"
 
 #include <algorithm>
@@ -32,9 +33,7 @@ bool adds_otherwise(const RoleProgram& role) {
   };
   return cuts_dims(role) ||
          std::any_of(role.body.begin(), role.body.end(), [&](const Instruction& one) {
-           const bool adds = one.kind == InstructionKind::kReduceScatter ||
-                             one.kind == InstructionKind::kAllReduce;
-           if (!adds || one.micro < (reused ? 0 : 1)) return false;
+           if (!info(one.kind).adds || one.micro < (reused ? 0 : 1)) return false;
            const auto& axes = role.groups[static_cast<size_t>(one.group)].axes;
            return std::any_of(axes.begin(), axes.end(), has_ranks);
          });

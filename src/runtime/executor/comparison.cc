@@ -1,3 +1,4 @@
+// Compares parameters and losses with an oracle's, bit by bit or within a bound.
 #include "comparison.h"
 
 #include <fmt/format.h>

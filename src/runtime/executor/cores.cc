@@ -1,3 +1,4 @@
+// Shares the cores of a machine among its ranks.
 #include "cores.h"
 
 #include <sched.h>

@@ -1,3 +1,4 @@
+// Runs the instructions of one rank.
 #include <chrono>
 #include <cmath>
 #include <cstring>

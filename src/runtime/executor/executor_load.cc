@@ -1,3 +1,4 @@
+// Loads a rank's plan: memory, programs, communicators, instructions with everything resolved.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -241,7 +242,7 @@ Status bind_shards(State& state, const Instruction& from, std::span<const int64_
     op.member = static_cast<int32_t>(
         group_position(*state.role, state.role->groups[group], state.coordinates));
   std::vector<Shard>& shards = state.shards.emplace_back();
-  const size_t whole_first = from.kind == InstructionKind::kAllGather ? 1 : 0;
+  const auto whole_first = static_cast<size_t>(info(from.kind).whole);
   for (size_t k = 0; k + 1 < from.args.size(); k += 2) {
     const int32_t whole = from.args[k + whole_first], part = from.args[k + 1 - whole_first];
     const DType dtype = state.type(whole).dtype;
@@ -252,7 +253,7 @@ Status bind_shards(State& state, const Instruction& from, std::span<const int64_
                 num_elements(state.type(part).shape),
                 stretches_of(state.type(whole).shape, from),
                 from.mirrored};
-    if (from.kind == InstructionKind::kReduceScatter && !is_summable(dtype))
+    if (info(from.kind).adds && !is_summable(dtype))
       return wrong_plan(state, op, fmt::format("no sum of {}", info(dtype).name));
     const int64_t together = shard.part_count * group_sizes[group];
     if (dtype != state.type(part).dtype || together < shard.count ||
@@ -270,7 +271,7 @@ Status bind_shards(State& state, const Instruction& from, std::span<const int64_
 Status bind_rows(State& state, const Instruction& from, std::span<const int64_t> group_sizes,
                  Op& op) {
   const auto group = static_cast<size_t>(from.group);
-  const size_t whole = from.kind == InstructionKind::kDispatch ? 1 : 0;
+  const auto whole = static_cast<size_t>(info(from.kind).whole);
   const TensorType &type = state.type(from.args[whole]), &part = state.type(from.args[1 - whole]),
                    &index = state.type(from.args[2]);
   Rows rows;
@@ -297,23 +298,17 @@ Status bind_rows(State& state, const Instruction& from, std::span<const int64_t>
 
 // What one instruction's arguments must be before anything is read from them.
 size_t least_args(InstructionKind kind) {
-  switch (kind) {
-    case InstructionKind::kCompute:
-    case InstructionKind::kAllReduce:
+  switch (info(kind).args) {
+    case ArgForm::kInPlace:
       return 0;
-    case InstructionKind::kReduceScatter:
-    case InstructionKind::kAllGather:
-    case InstructionKind::kAllToAll:
-    case InstructionKind::kRotate:
-    case InstructionKind::kCopy:
-    case InstructionKind::kOwnPart:
+    case ArgForm::kPairs:
       return 2;
-    case InstructionKind::kDispatch:
-    case InstructionKind::kCombine:
+    case ArgForm::kIndexed:
       return 3;
-    default:
-      return 1;
+    case ArgForm::kOwn:
+      break;
   }
+  return kind == InstructionKind::kCompute ? 0 : kind == InstructionKind::kCopy ? 2 : 1;
 }
 
 struct Bound {
@@ -376,22 +371,18 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
       op.size = bytes_of(state, from, 0);
       if (op.size != bytes_of(state, from, 1)) return wrong_plan(state, op, "copies between sizes");
       return ok_status();
-    case InstructionKind::kReduceScatter:
-    case InstructionKind::kAllGather:
-    case InstructionKind::kOwnPart:
-      return bind_shards(state, from, bound.group_sizes, op);
     case InstructionKind::kAllToAll:
       return bind_exchanges(state, from, bound.group_sizes, op);
-    case InstructionKind::kDispatch:
-    case InstructionKind::kCombine:
-      return bind_rows(state, from, bound.group_sizes, op);
     case InstructionKind::kPosition:
       return bind_position(state, from, bound, op);
     case InstructionKind::kRotate:
       return bind_turn(state, from, bound, op);
     default:
-      return bind_all_reduce(state, from, op);
+      break;
   }
+  if (info(from.kind).args == ArgForm::kInPlace) return bind_all_reduce(state, from, op);
+  if (takes_index(from.kind)) return bind_rows(state, from, bound.group_sizes, op);
+  return bind_shards(state, from, bound.group_sizes, op);
 }
 
 Status bind_section(State& state, const char* name, const std::vector<Instruction>& instructions,

@@ -1,3 +1,4 @@
+// The second thread of a rank, which runs what communicates beside what computes.
 #include "helper.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Which ranks hold which tensors.
 #include "holders.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Runs a job: ranks as threads of this process, or this process as one rank.
 #include <unistd.h>
 
 #include <condition_variable>

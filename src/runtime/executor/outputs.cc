@@ -1,3 +1,4 @@
+// What a job writes: errors, metrics, parameters, traces.
 #include "outputs.h"
 
 #include <fmt/format.h>

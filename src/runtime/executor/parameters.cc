@@ -1,3 +1,4 @@
+// Collects parameters from ranks, and puts cut ones together.
 #include <cstring>
 #include <functional>
 #include <map>

@@ -1,3 +1,4 @@
+// Measures programs, messages and copies of a job, and writes the profile.
 #include "profile.h"
 
 #include <fmt/format.h>
@@ -198,25 +199,11 @@ constexpr int64_t kWarmUp = 3;  // steps, where there are more
 
 // What goes through the instruction, of whole tensors where they are cut.
 int64_t bytes_of(const RoleProgram& role, const Instruction& one) {
-  size_t first = 0, step = takes_pairs(one.kind) ? 2 : 1, count = one.args.size();
-  switch (one.kind) {
-    case InstructionKind::kDispatch:
-      first = 1, count = 2;
-      break;
-    case InstructionKind::kCombine:
-      count = 1;
-      break;
-    case InstructionKind::kAllGather:
-    case InstructionKind::kOwnPart:
-      first = 1;
-      break;
-    case InstructionKind::kRotate:
-    case InstructionKind::kCopy:
-      count = 1;
-      break;
-    default:
-      break;
-  }
+  const bool brings_second = info(one.kind).whole == 1 || one.kind == InstructionKind::kOwnPart;
+  const size_t first = brings_second ? 1 : 0, step = takes_pairs(one.kind) ? 2 : 1;
+  const size_t count = takes_index(one.kind)                ? first + 1
+                       : one.kind == InstructionKind::kCopy ? 1
+                                                            : one.args.size();
   int64_t bytes = 0;
   for (size_t a = first; a < count; a += step) bytes += role.tensor(one.args[a]).type.bytes();
   return bytes;
@@ -370,8 +357,9 @@ Json entry_of(const ProfileKey& key, const ProfileEntry& entry) {
               {"members", key.members},
               {"link", key.where},
               {"sum", key.fast ? "fast" : "ordered"}};
-      if (key.name != to_string(InstructionKind::kAllReduce) &&
-          key.name != to_string(InstructionKind::kReduceScatter))
+      if (std::ranges::none_of(kInstructions, [&](const InstructionDef& def) {
+            return def.adds && key.name == def.word;
+          }))
         made.erase("sum");
       break;
     case ProfileKey::kLocal:

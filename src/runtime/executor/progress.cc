@@ -1,3 +1,4 @@
+// The line that shows how far a run is.
 #include "progress.h"
 
 #include <unistd.h>

@@ -1,3 +1,4 @@
+// The loop over steps of one rank.
 #include "rank_loop.h"
 
 #include <chrono>

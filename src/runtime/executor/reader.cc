@@ -1,3 +1,4 @@
+// Reads batches ahead of the step that needs them.
 #include "reader.h"
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Checks that ranks that hold the same tensors hold the same bits.
 #include "replicas.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Prints traces and metrics as JSON.
 #include <nlohmann/json.hpp>
 
 #include "piper/runtime/executor.h"

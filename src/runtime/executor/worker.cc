@@ -1,3 +1,4 @@
+// A thread that does one piece of work at a time when it is told.
 #include "worker.h"
 
 #include <csignal>

@@ -1,3 +1,4 @@
+// Loads the tool that NVTX3's variable names, and fills its table of callbacks.
 #include "piper/runtime/nvtx.h"
 
 #include <dlfcn.h>

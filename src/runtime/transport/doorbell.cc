@@ -1,3 +1,4 @@
+// Wakes a thread that waits for others: a look, then a sleep on a futex.
 #include "doorbell.h"
 
 #include <linux/futex.h>

@@ -1,3 +1,4 @@
+// The sentences of errors that transports share.
 #include "errors.h"
 
 #include <fmt/format.h>

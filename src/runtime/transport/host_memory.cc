@@ -1,3 +1,4 @@
+// Memory that the processes of a host share: seats, counters and slots.
 #include "host_memory.h"
 
 #include <fcntl.h>

@@ -387,7 +387,7 @@ Status InprocTransport::arrive(Seated& seated, const char* what) {
 Status InprocTransport::run(int32_t group, const Collective& collective) {
   Seated& seated = groups_[static_cast<size_t>(group)];
   if (collective.kind == InstructionKind::kAllReduce && seated.size() == 1) return ok_status();
-  const char* const what = name_of_collective(collective.kind);
+  const char* const what = info(collective.kind).noun;
   seated.own().brings = collective;
   PIPER_TRY(arrive(seated, what));
   Status same = compare(seated, what);

@@ -1,3 +1,4 @@
+// A transport between processes: waiting, messages and Control.
 #include "process.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Reductions in rank order, which give all fabrics the same bits.
 #include "reduce.h"
 
 #include <cstring>

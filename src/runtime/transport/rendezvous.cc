@@ -1,3 +1,4 @@
+// The meeting of a TCP job's processes at rank 0.
 #include "rendezvous.h"
 
 #include <fmt/format.h>

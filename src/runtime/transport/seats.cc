@@ -1,3 +1,4 @@
+// Follows who waits for whom, to the rank that everybody waits for in the end.
 #include "seats.h"
 
 #include <algorithm>

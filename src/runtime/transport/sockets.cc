@@ -1,3 +1,4 @@
+// Sockets: addresses, listening, connecting, with time limits.
 #include "sockets.h"
 
 #include <arpa/inet.h>

@@ -1,3 +1,4 @@
+// The wire over TCP: starts, ends, and frames of messages.
 #include "tcp_wire.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Ends the process with a message if it has not moved on in time.
 #include "watchdog.h"
 
 #include <unistd.h>

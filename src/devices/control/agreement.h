@@ -1,7 +1,7 @@
 // Whether ranks hold plans of one compilation, and run them alike.
 #pragma once
 
-#include "piper/devices/fabric.h"
+#include "piper/devices/control.h"
 
 namespace piper {
 

@@ -1,3 +1,4 @@
+// Compares at the start of a job what ranks say of their plans, and names the first conflict.
 #include "agreement.h"
 
 #include <fmt/format.h>

@@ -1,7 +1,8 @@
+// Counts how long a rank has waited, without the time in which its process was suspended.
 #include <algorithm>
 #include <chrono>
 
-#include "piper/devices/fabric.h"
+#include "piper/devices/control.h"
 
 namespace piper {
 namespace {
