@@ -297,7 +297,7 @@ class CellLowerer {
     }
   }
   // The own block of a finished sum is read as one.
-  void take_own_sums(const Collective& collective, const std::vector<int32_t>& args,
+  void take_own_sums(const ChunkCollective& collective, const std::vector<int32_t>& args,
                      SumsRead& sums) const {
     if (dag_.graph.node(collective.nodes[0]).op != "OwnBlock") return;
     for (size_t i = 0, known = sums.size(); i < known; ++i)
@@ -305,7 +305,8 @@ class CellLowerer {
         if (args[a] == sums[i].first) sums.emplace_back(args[a + 1], sums[i].second);
   }
   // Between two programs of a task. `args`: what its collectives read and make, in turn.
-  void lower_collective(const Task& task, const Collective& collective, std::vector<int32_t> args) {
+  void lower_collective(const Task& task, const ChunkCollective& collective,
+                        std::vector<int32_t> args) {
     const Node& node = dag_.graph.node(collective.nodes[0]);
     const int32_t group = group_of({static_cast<int32_t>(node.attrs.integer("over"))});
     if (node.op == "OwnFirst") {

@@ -17,8 +17,8 @@ namespace piper {
 namespace {
 
 // By compute task: what is asked of its collectives, in the order of its nodes.
-std::unordered_map<int32_t, std::vector<Collective>> find_collectives(const Dag& dag) {
-  std::unordered_map<int32_t, std::vector<Collective>> collectives;
+std::unordered_map<int32_t, std::vector<ChunkCollective>> find_collectives(const Dag& dag) {
+  std::unordered_map<int32_t, std::vector<ChunkCollective>> collectives;
   for (const Task& task : dag.tasks)
     if (task.within.valid() && (task.stream != 0 || task.distance != 0 || task.nodes.size() > 1))
       collectives[task.within.value].push_back({task.nodes, task.stream, task.distance});

@@ -57,7 +57,7 @@ class SegmentBuilder {
     return {std::move(program_), std::move(segment_)};
   }
 
-  Segment build_collective(const Collective& collective) {
+  Segment build_collective(const ChunkCollective& collective) {
     Segment segment;
     segment.collective = collective;
     for (NodeId id : collective.nodes)
@@ -272,7 +272,7 @@ ProgramPool::ProgramPool(const Dag& dag)
       made_(dag.cells.size()) {}
 
 const ChunkPrograms& ProgramPool::of_task(const Task& task, const std::vector<bool>& first,
-                                          const std::vector<Collective>& collectives) {
+                                          const std::vector<ChunkCollective>& collectives) {
   const auto [known, is_new] = by_chunk_[task.chunk.index()].try_emplace({first, collectives});
   if (is_new) build(task, known->first, known->second);
   return known->second;
@@ -323,11 +323,11 @@ void ProgramPool::build(const Task& task, const Key& key, ChunkPrograms& result)
   for (const auto& nodes : segments) {
     SegmentBuilder builder(of);
     if (is_collective(graph.node(nodes[0]))) {
-      const auto known =
-          std::find_if(collectives.begin(), collectives.end(),
-                       [&](const Collective& each) { return each.nodes.front() == nodes.front(); });
+      const auto known = std::find_if(
+          collectives.begin(), collectives.end(),
+          [&](const ChunkCollective& each) { return each.nodes.front() == nodes.front(); });
       result.segments.push_back(
-          builder.build_collective(known == collectives.end() ? Collective{nodes} : *known));
+          builder.build_collective(known == collectives.end() ? ChunkCollective{nodes} : *known));
       continue;
     }
     for (NodeId id : nodes)

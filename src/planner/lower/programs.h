@@ -21,7 +21,7 @@ struct SegmentArg {
 // and makes.
 struct Segment {
   int32_t program = -1;  // index of ProgramPool::programs
-  Collective collective;
+  ChunkCollective collective;
   std::vector<SegmentArg> args;
   std::vector<int32_t> sums;      // accumulates (by index) that this segment makes
   std::vector<int32_t> sum_args;  // by sum: its position in args
@@ -38,7 +38,7 @@ class ProgramPool {
   // The programs of a task's chunk. `first`: see ChunkPrograms; `collectives`: see segments.h.
   // Cells may ask at once.
   const ChunkPrograms& of_task(const Task& task, const std::vector<bool>& first,
-                               const std::vector<Collective>& collectives);
+                               const std::vector<ChunkCollective>& collectives);
   // Gives all that were asked for their programs, those of the lowest cell first.
   void share();
   const std::vector<Program>& programs() const { return programs_; }
@@ -51,7 +51,8 @@ class ProgramPool {
     Segment* segment = nullptr;
   };
 
-  using Key = std::pair<std::vector<bool>, std::vector<Collective>>;  // `first`, and collectives
+  using Key =
+      std::pair<std::vector<bool>, std::vector<ChunkCollective>>;  // `first`, and collectives
   void build(const Task& task, const Key& key, ChunkPrograms& result);
   int32_t add(Made made);
 

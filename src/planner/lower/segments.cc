@@ -16,7 +16,7 @@ using Nodes = std::vector<NodeId>;
 // The nodes of a chunk in an order that its collectives ask for, and cut.
 class Cutter {
  public:
-  Cutter(const Graph& graph, const Nodes& nodes, const std::vector<Collective>& collectives)
+  Cutter(const Graph& graph, const Nodes& nodes, const std::vector<ChunkCollective>& collectives)
       : graph_(graph), collectives_(collectives), nodes_(nodes), collective_of_(nodes.size(), -1) {
     for (size_t i = 0; i < nodes.size() && !collectives.empty(); ++i) place_[nodes[i].value] = i;
     for (size_t m = 0; m < collectives.size(); ++m)
@@ -41,13 +41,13 @@ class Cutter {
       if (maker != place_.end()) use(maker->second);
     }
   }
-  const Collective* collective(size_t i) const {
+  const ChunkCollective* collective(size_t i) const {
     return collective_of_[i] < 0 ? nullptr : &collectives_[at(collective_of_[i])];
   }
   bool goes_on(size_t i, size_t next) const {
     return collective_of_[i] >= 0 && collective_of_[i] == collective_of_[next];
   }
-  const Collective* collective(NodeId id) const {
+  const ChunkCollective* collective(NodeId id) const {
     return collectives_.empty() ? nullptr : collective(place_.at(id.value));
   }
   bool is_aside(size_t i) const { return collective(i) && collective(i)->stream != 0; }
@@ -135,7 +135,7 @@ class Cutter {
   }
 
   void come_ahead(std::vector<Nodes>& segments, size_t s) const {
-    const Collective* own = collective(segments[s][0]);
+    const ChunkCollective* own = collective(segments[s][0]);
     if (!own || own->distance == 0) return;
     std::unordered_set<int32_t> makers;
     for (NodeId id : segments[s])
@@ -144,7 +144,7 @@ class Cutter {
     size_t to = s;
     for (int32_t passed = 0; to > 0; --to) {
       const Nodes& other = segments[to - 1];
-      const Collective* ahead = collective(other[0]);
+      const ChunkCollective* ahead = collective(other[0]);
       const bool makes = std::any_of(other.begin(), other.end(),
                                      [&](NodeId id) { return makers.contains(id.value); });
       if (makes || (ahead && ahead->distance > 0)) break;
@@ -156,7 +156,7 @@ class Cutter {
   }
 
   const Graph& graph_;
-  const std::vector<Collective>& collectives_;
+  const std::vector<ChunkCollective>& collectives_;
   const Nodes& nodes_;
   std::vector<int> collective_of_;             // by place; -1: none
   std::unordered_map<int32_t, size_t> place_;  // by node: in nodes_
@@ -247,9 +247,9 @@ bool is_collective(const Node& node) {
   return def && def->collective;
 }
 
-std::vector<std::vector<NodeId>> cut_into_segments(const Graph& graph,
-                                                   const std::vector<NodeId>& nodes,
-                                                   const std::vector<Collective>& collectives) {
+std::vector<std::vector<NodeId>> cut_into_segments(
+    const Graph& graph, const std::vector<NodeId>& nodes,
+    const std::vector<ChunkCollective>& collectives) {
   return Cutter(graph, nodes, collectives).run();
 }
 
