@@ -130,6 +130,12 @@ INSTANTIATE_TEST_SUITE_P(
         // Experts that ranks do not divide, and of the other stack as many as there are.
         Case{"zeros-in-one-stack", 3, 2, false, "{a: 2}", {kUpZeros, kSamplesA}},
         Case{"zeros-beside-rows", 3, 2, false, "{a: 2}", {kUpZeros, kDownRows, kFirst}},
+        Case{"zeros-of-other-numbers",
+             6,
+             2,
+             false,
+             "{a: 2, b: 2}",
+             {kUpZerosB, kUpZeros, kSamplesB}},
         // Rows of an input, which every rank has all of.
         Case{"one-expert-of-inputs", 4, 1, true, "{a: 2}", {kUpA, kTokensA}},
         Case{"one-expert-of-samples", 4, 1, true, "{a: 2}", {kUpA, kDownA, kSamplesA}},

@@ -9,8 +9,14 @@ namespace {
 
 class Follower {
  public:
-  Follower(const Model& model, const Section& section, bool whole, const Effects* known)
-      : model_(model), section_(section), whole_(whole), known_(known), values_(whole) {
+  Follower(const Model& model, const Section& section, bool whole, const Effects* known,
+           const LayoutsFound* layouts)
+      : model_(model),
+        section_(section),
+        whole_(whole),
+        known_(known),
+        layouts_(layouts),
+        values_(whole) {
     for (const Cell& cell : model.cells) {
       auto& held = effects_.held.emplace_back(cell.facts->buffers.size());
       for (const int32_t b : cell.facts->kept) held[b] = initial(*cell.role, cell.role->tensor(b));
@@ -18,7 +24,7 @@ class Follower {
     if (!known) values_.made = &effects_.made, values_.shapes = &effects_.shapes;
     if (known) values_.whole_shapes = &known->shapes;
     for (size_t axis = 0; axis < model.mesh.size(); ++axis)
-      if (model.followed >> axis & 1) values_.ranks *= model.mesh[axis].second;
+      if (model.followed >> axis & 1) cut_along(model.mesh[axis].second);
   }
 
   Effects run(int32_t steps) {
@@ -42,6 +48,10 @@ class Follower {
  private:
   uint64_t& held(Spot place, int32_t buffer) { return effects_.held[place.cell][buffer]; }
   const RoleFacts& facts(Spot place) const { return *model_.cells[place.cell].facts; }
+  void cut_along(int64_t ranks) {
+    values_.ranks *= ranks;
+    for (const int64_t parts : std::set(values_.parts)) values_.parts.insert(parts * ranks);
+  }
   int32_t step_of(Spot place) const { return first_step_ + section_.training_step(place); }
 
   // Whoever compares the plans looks at what it starts with.
@@ -205,10 +215,12 @@ class Follower {
     key = join_symbols(key, static_cast<uint64_t>(step_of(place)));
     for (const uint64_t symbol : before_) key = join_symbols(key, symbol);
     for (const int32_t arg : added_) key = join_symbols(key, static_cast<uint64_t>(arg));
+    const CutDims* cuts = layouts_ ? layouts_->cuts[place.cell][place.index] : nullptr;
+    key = join_symbols(key, reinterpret_cast<uintptr_t>(cuts));
     const auto [known, is_new] = results_.try_emplace(key);
     if (!is_new) return known->second;
     values_.norm = join_symbols(symbol_of("norm"), static_cast<uint64_t>(step_of(place)));
-    known->second = values_.run(program, before_, added_);
+    known->second = values_.run(program, before_, added_, cuts);
     for (const uint64_t square : values_.squared) {
       effects_.squared.insert(square);
       if (known_ && !known_->squared.contains(square) && !effects_.strange_square.valid())
@@ -267,6 +279,7 @@ class Follower {
   const Section& section_;
   const bool whole_;
   const Effects* known_;
+  const LayoutsFound* layouts_;
   Effects effects_;
   Values values_;
   Mail<uint64_t> sent_;
@@ -308,8 +321,8 @@ void check_untouched(const Model& model, const Section& section, Findings& findi
 }
 
 Effects follow(const Model& model, const Section& section, int32_t steps, bool whole,
-               const Effects* known) {
-  return Follower(model, section, whole, known).run(steps);
+               const Effects* known, const LayoutsFound* layouts) {
+  return Follower(model, section, whole, known, layouts).run(steps);
 }
 
 }  // namespace piper

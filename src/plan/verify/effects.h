@@ -43,10 +43,10 @@ uint64_t sum_symbol(int32_t step, std::string_view name);
 std::string identity_of(const RoleProgram& role, const Tensor& tensor);
 
 // Follows the section, which has an order, `steps` times over. `whole`: what ranks have parts of
-// is known as the whole value, as on one device. `known`: what is not strange; null where nothing
-// is compared.
+// is known as the whole value, as on one device. `known`: what is not strange, and how values lie;
+// null where nothing is compared.
 Effects follow(const Model& model, const Section& section, int32_t steps, bool whole,
-               const Effects* known);
+               const Effects* known, const LayoutsFound* layouts = nullptr);
 
 // structure: a section that is not the body leaves what is kept as it is.
 void check_untouched(const Model& model, const Section& section, Findings& findings);

@@ -1,6 +1,9 @@
 // Follows how each value lies over one mesh axis, instruction by instruction.
 #include "layouts.h"
 
+#include <bit>
+#include <deque>
+
 #include "layouts_integers.h"
 #include "mail.h"
 
@@ -20,6 +23,7 @@ class LayoutCheck {
 
   void begin() {
     for (const Cell& cell : model_.cells) {
+      after_.emplace_back(section_.steps[held_.size()].size());
       auto& held = held_.emplace_back(cell.facts->buffers.size());
       for (const int32_t b : cell.facts->kept) {
         const Tensor& tensor = cell.role->tensor(b);
@@ -60,6 +64,18 @@ class LayoutCheck {
                     quote_control(model_.mesh[static_cast<size_t>(axis_)].first),
                     name_of(model_, section_, place),
                     fmt::format(text, std::forward<Args>(args)...));
+  }
+
+  // Adds what is cut along the axis of a program's values. Samples of their own are apart on one
+  // device, too.
+  void add_cuts(Spot place, CutDims& cuts) const {
+    const LiesAfter* after = after_[place.cell][place.index];
+    for (size_t v = 0; after && v < cuts.size(); ++v) {
+      const Lies& lies = after->values[v];
+      if (lies.kind != Lies::kCut) continue;
+      const bool known = lies.also.empty() && lies.run == 0;
+      cuts[v].push_back({known ? lies.dims : ~uint32_t{0}, known && !has_samples_ ? ranks_ : 0});
+    }
   }
 
   // Axes at the same stretches.
@@ -164,9 +180,10 @@ class LayoutCheck {
 
   // Samples of its own where its range moves with the axis; of the numbers of samples one alone is
   // where the own part of something begins.
-  Lies read(Spot place, const Instruction& one) const {
+  Lies read(Spot place, const Instruction& one) {
     const int64_t stride = one.samples.stride[static_cast<size_t>(axis_)];
     if (stride == 0) return {Lies::kWhole};
+    has_samples_ = true;
     const auto& inputs = role(place).inputs;
     const auto input = std::find_if(inputs.begin(), inputs.end(),
                                     [&](const DataInput& each) { return each.name == one.input; });
@@ -200,10 +217,11 @@ class LayoutCheck {
       after = std::prev(known.end());
     }
     const LiesAfter& made = after->second;
+    after_[place.cell][place.index] = &made;
     if (!made.wrong.empty()) add(place, "cannot do {}", made.wrong);
     for (size_t a = 0; a < one.args.size(); ++a) {
       if (!program.arg_written[a]) continue;
-      Lies lies = made.wrong.empty() ? made.args[a] : Lies{Lies::kUnknown};
+      Lies lies = made.wrong.empty() ? made.values[a] : Lies{Lies::kUnknown};
       each_number(lies, [&](int32_t& number) {  // of its own, or that it was given
         number = number < 0 ? number_of(place, {number}) : numbers[static_cast<size_t>(number)];
       });
@@ -520,19 +538,21 @@ class LayoutCheck {
   const int64_t ranks_;
   Findings& findings_;
   const std::vector<LayoutCheck>& all_;  // by axis, this one among them
+  bool has_samples_ = false;             // of its own, of those that are read
   bool quiet_ = false;                   // while readings are tried
   std::vector<std::vector<Lies>> held_;  // by cell and buffer
   Mail<Lies> sent_;
   Integers integers_;
   std::map<int32_t, int64_t> blocks_;  // by integers that are an index, of its rows
   // By program: arguments that it was given, and what it makes of them.
-  std::map<const Program*, std::vector<std::pair<std::vector<Lies>, LiesAfter>>> known_;
+  std::map<const Program*, std::deque<std::pair<std::vector<Lies>, LiesAfter>>> known_;
+  std::vector<std::vector<const LiesAfter*>> after_;  // by cell and instruction
 };
 
 }  // namespace
 
 // Step by step over all axes; those that an instruction is not along first.
-void check_layouts(const Model& model, const Section& section, Findings& findings) {
+LayoutsFound check_layouts(const Model& model, const Section& section, Findings& findings) {
   std::vector<LayoutCheck> checks;
   for (size_t axis = 0; axis < model.mesh.size(); ++axis) {
     if (!(model.followed >> axis & 1)) continue;
@@ -548,6 +568,16 @@ void check_layouts(const Model& model, const Section& section, Findings& finding
     for (const bool moves : {false, true})
       for (LayoutCheck& check : checks)
         if (check.moves(place) == moves) check.visit(place);
+  LayoutsFound found;
+  for (const auto& steps : section.steps) found.cuts.emplace_back(steps.size());
+  for (const Spot place : section.order) {
+    if (checks.empty() || section.step(place).kind != InstructionKind::kCompute) continue;
+    const Program& program = model.cells[place.cell].role->programs[section.step(place).program];
+    CutDims cuts(program.values.size());
+    for (const LayoutCheck& check : checks) check.add_cuts(place, cuts);
+    found.cuts[place.cell][place.index] = &*found.all.insert(std::move(cuts)).first;
+  }
+  return found;
 }
 
 }  // namespace piper

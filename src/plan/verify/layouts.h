@@ -138,8 +138,8 @@ Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer,
             int64_t members, bool joins);
 
 struct LiesAfter {
-  std::vector<Lies> args;
-  std::string wrong;  // the first op that cannot take what it is given, with it; empty: none
+  std::vector<Lies> values;  // arguments first
+  std::string wrong;         // the first op that cannot take what it is given, with it; empty: none
 };
 // How a program leaves its arguments, given how they lie over the axis of so many ranks.
 LiesAfter follow_layouts(const Program& program, std::span<const Lies> args, int32_t axis,

@@ -18,7 +18,6 @@ class Walk {
 
   LiesAfter run() {
     for (size_t o = 0; o < program_.ops.size() && wrong_.empty(); ++o) step(program_.ops[o], o);
-    held_.resize(static_cast<size_t>(program_.num_args));
     return {std::move(held_), std::move(wrong_)};
   }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <mutex>
 
 #include "piper/base/parallel.h"
 #include "single.h"
@@ -221,18 +222,33 @@ void check_run(const Model& model, const Section& section, const Single* single,
   std::vector<Part> parts{[&](Findings& found, VerifyReport&) {
     check_memory(model, section, make_clocks(section), found);
   }};
+  // Two parts want them, whichever is first.
+  std::once_flag once;
+  LayoutsFound found_layouts;
+  VerifyReport of_layouts;
+  const auto layouts = [&]() -> const LayoutsFound& {
+    std::call_once(once, [&] {
+      Findings found(of_layouts);
+      found_layouts = check_layouts(model, section, found);
+    });
+    return found_layouts;
+  };
   const auto& lists = section.lists;
   if (!steps && std::any_of(lists.begin(), lists.end(), [](const auto& l) { return !l.empty(); }))
     parts.push_back(
         [&](Findings& found, VerifyReport&) { check_untouched(model, section, found); });
   if (steps) {
-    parts.push_back(
-        [&](Findings& found, VerifyReport&) { check_effects(model, section, single, found); });
+    parts.push_back([&](Findings& found, VerifyReport&) {
+      check_effects(model, section, single, model.followed != 0 ? &layouts() : nullptr, found);
+    });
     parts.push_back(
         [&](Findings& found, VerifyReport&) { check_equal_copies(model, section, found); });
     parts.push_back(
         [&](Findings& found, VerifyReport& counts) { check_sums(model, section, found, counts); });
-    parts.push_back([&](Findings& found, VerifyReport&) { check_layouts(model, section, found); });
+    parts.push_back([&](Findings& found, VerifyReport&) {
+      layouts();
+      for (const Finding& one : of_layouts.findings) found.add(one);
+    });
     parts.push_back(
         [&](Findings& found, VerifyReport&) { check_draws(model, section, single, found); });
   }

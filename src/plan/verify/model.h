@@ -6,6 +6,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <set>
 #include <span>
 #include <unordered_map>
 
@@ -274,8 +275,20 @@ void check_staging(const Model& model, Findings& findings);
 // order and memory; over the body: a state is read before its update
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings);
-// layout, over the body, or all parts
-void check_layouts(const Model& model, const Section& section, Findings& findings);
+// Of an axis along which ranks have blocks of a value: which dim is cut, or one of which, a bit
+// each.
+struct CutDim {
+  uint32_t dims = 0;
+  int64_t ranks = 0;  // 0: that is not known
+  auto operator<=>(const CutDim&) const = default;
+};
+using CutDims = std::vector<std::vector<CutDim>>;  // by value of a program
+struct LayoutsFound {
+  std::set<CutDims> all;
+  std::vector<std::vector<const CutDims*>> cuts;  // by cell and instruction; null: not known
+};
+// layout, over the body, or all parts. Returns what rule single asks.
+LayoutsFound check_layouts(const Model& model, const Section& section, Findings& findings);
 // copies, over the body, or all parts
 void check_equal_copies(const Model& model, const Section& section, Findings& findings);
 // microbatch, where training steps overlap: bodies do what prologue and epilogue do.

@@ -117,13 +117,14 @@ class NameCheck {
 
 class EffectCheck {
  public:
-  EffectCheck(const Model& model, const Section& section, const Single* single, Findings& findings)
+  EffectCheck(const Model& model, const Section& section, const Single* single,
+              const LayoutsFound* layouts, Findings& findings)
       : model_(model),
         section_(section),
         single_(single),
         findings_(findings),
         effects_(follow(model, section, 1, single && model.followed != 0,
-                        single ? &single->effects : nullptr)) {}
+                        single ? &single->effects : nullptr, layouts)) {}
 
   void run() {
     check_sums();
@@ -217,8 +218,8 @@ void check_names(const Model& model, const Single& single, Findings& findings) {
 }
 
 void check_effects(const Model& model, const Section& section, const Single* single,
-                   Findings& findings) {
-  EffectCheck(model, section, single, findings).run();
+                   const LayoutsFound* layouts, Findings& findings) {
+  EffectCheck(model, section, single, layouts, findings).run();
 }
 
 }  // namespace piper

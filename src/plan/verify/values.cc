@@ -245,8 +245,8 @@ Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names)
 }
 
 std::vector<uint64_t> Values::run(const Program& program, std::span<const uint64_t> args,
-                                  std::span<const int32_t> sums) {
-  return whole_ ? WholeRun(*this, program, args, sums).run()
+                                  std::span<const int32_t> sums, const CutDims* cuts) {
+  return whole_ ? WholeRun(*this, program, args, sums, cuts).run()
                 : Run(*this, program, args, sums).run();
 }
 

@@ -4,6 +4,7 @@
 // nested. Private to the verify room.
 #pragma once
 
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -35,8 +36,9 @@ class Values {
   explicit Values(bool whole = false) : whole_(whole) {}
   // By argument what it holds when the program has run, given what it held before. `sums`: those
   // that are sums over the step.
+  // `cuts`: which dims ranks have blocks of; null: that is not known.
   std::vector<uint64_t> run(const Program& program, std::span<const uint64_t> args,
-                            std::span<const int32_t> sums = {});
+                            std::span<const int32_t> sums = {}, const CutDims* cuts = nullptr);
 
   // Of what only moves elements of others: how, and which.
   uint64_t moved(uint64_t how, std::vector<uint64_t> of);
@@ -53,7 +55,8 @@ class Values {
   // One device fills these; where ranks have parts, they are only asked.
   WholeShapes* shapes = nullptr;
   const WholeShapes* whole_shapes = nullptr;
-  int64_t ranks = 1;  // along axes that cut values
+  int64_t ranks = 1;           // along axes that cut values
+  std::set<int64_t> parts{1};  // into which some of these cut a dim
 
   std::unordered_map<uint64_t, uint64_t> squares;  // by the symbol of their sum: of what
 

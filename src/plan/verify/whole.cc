@@ -54,8 +54,12 @@ std::vector<bool> firsts_of(const OpDef& def, const OpTypes& types) {
 }  // namespace
 
 WholeRun::WholeRun(Values& values, const Program& program, std::span<const uint64_t> args,
-                   std::span<const int32_t> sums)
-    : values_(values), program_(program), sums_(sums), held_(args.begin(), args.end()) {
+                   std::span<const int32_t> sums, const CutDims* cuts)
+    : values_(values),
+      program_(program),
+      sums_(sums),
+      cuts_(cuts),
+      held_(args.begin(), args.end()) {
   held_.resize(program.values.size());
   for (const auto& [value, bytes] : program.literals) {
     held_[static_cast<size_t>(value)] = symbol_of(bytes);
@@ -88,7 +92,7 @@ void WholeRun::note(uint64_t symbol, const Shape& shape) {
 
 WholeRun::Operand WholeRun::operand(const ProgramOp& op, size_t i) const {
   if (i >= op.inputs.size() || op.inputs[i] < 0) return {};
-  return {held_[static_cast<size_t>(op.inputs[i])], &type(op.inputs[i])};
+  return {held_[static_cast<size_t>(op.inputs[i])], &type(op.inputs[i]), 0, cuts_of(op.inputs[i])};
 }
 
 bool WholeRun::adds_to_sum(const ProgramOp& op, size_t to) const {
@@ -108,6 +112,7 @@ WholeRun::Made WholeRun::results(const ProgramOp& op) {
   for (size_t i = 0; i < op.inputs.size(); ++i) use.inputs.push_back(operand(op, i));
   for (const int32_t output : op.outputs)
     use.outputs.push_back(output < 0 ? TensorType{} : type(output));
+  if (op.outputs.size() == 1) use.cuts = cuts_of(op.outputs[0]);
   Made made = make(use);
   if (op.op == "SumSquares" && !use.inputs.empty()) {
     values_.squared.push_back(use.inputs[0].symbol);
@@ -285,9 +290,12 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
     shapes.push_back(counts[i] ? inputs[i].type->shape : Shape());
   if (commutes && inputs[0].symbol == inputs[1].symbol)  // in whichever order
     of_shapes(symbol, {shapes[1], shapes[0]});
+  LoopRule rule = def && def->loops ? def->loops(types) : LoopRule();
   std::string letters;
-  if (def && def->loops && values_.whole_shapes)
-    letters = letters_that_go_on(def->loops(types), types, symbol, swapped);
+  if (def && def->loops && values_.whole_shapes) {
+    clear_repeated(rule, symbol, swapped);
+    letters = letters_that_go_on(rule, use, symbol, swapped);
+  }
   if (!def || def->states < 0)
     symbol = of_shapes(symbol, shapes);  // updates are of flat parts, too
   if (def && !says_whole(*def, types, symbol))
@@ -296,7 +304,7 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
   if (use.outputs.size() != 1) made.clear();
   for (size_t o = 0; o < use.outputs.size() && use.outputs.size() != 1; ++o)
     made.push_back(join_symbols(symbol, o));
-  return def ? with_ends(*def, use, types, letters, std::move(made)) : made;
+  return def ? with_ends(*def, rule, use, letters, std::move(made)) : made;
 }
 
 // Whether a part knows how many numbers there are in all: as many as one device has of what it is a
@@ -310,7 +318,7 @@ bool WholeRun::says_whole(const OpDef& def, const OpTypes& types, uint64_t symbo
   const LoopRule::Dim letter{rule.firsts[0].first};
   const auto fits = [&](int64_t own, int64_t whole) {
     const bool filled = all > whole && own > 0 && all % own == 0;
-    return all == whole || (filled && values_.ranks % (all / own) == 0);
+    return all == whole || (filled && values_.parts.contains(all / own));
   };
   std::optional<bool> says;
   const auto look = [&](const std::vector<LoopRule::Dim>& dims, const Shape& own,

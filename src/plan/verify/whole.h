@@ -14,25 +14,30 @@ namespace piper {
 class WholeRun {
  public:
   WholeRun(Values& values, const Program& program, std::span<const uint64_t> args,
-           std::span<const int32_t> sums);
+           std::span<const int32_t> sums, const CutDims* cuts);
   std::vector<uint64_t> run();
 
  private:
   using Made = std::vector<uint64_t>;
   struct Operand {
     uint64_t symbol = 0;
-    const TensorType* type = nullptr;  // null: absent
-    double behind = 0;                 // the end of a dim that goes on; NaN: anything
+    const TensorType* type = nullptr;           // null: absent
+    double behind = 0;                          // the end of a dim that goes on; NaN: anything
+    const std::vector<CutDim>* cuts = nullptr;  // null: that is not known
   };
   struct Use {
     std::string_view op;
     const Attrs& attrs;
     std::vector<Operand> inputs;
     std::vector<TensorType> outputs;
+    const std::vector<CutDim>* cuts = nullptr;  // of the only output
   };
 
   const TensorType& type(int32_t value) const {
     return program_.values[static_cast<size_t>(value)];
+  }
+  const std::vector<CutDim>* cuts_of(int32_t value) const {
+    return cuts_ ? &(*cuts_)[static_cast<size_t>(value)] : nullptr;
   }
   void note(uint64_t symbol, const Shape& shape);
   Operand operand(const ProgramOp& op, size_t i) const;
@@ -47,7 +52,7 @@ class WholeRun {
   std::optional<Made> apart(const OpDef& def, const OpTypes& types, const Use& use);
   Made named(const OpDef* def, const Use& use, const std::vector<bool>& counts,
              const OpTypes& types);
-  Made with_ends(const OpDef& def, const Use& use, const OpTypes& types, const std::string& letters,
+  Made with_ends(const OpDef& def, const LoopRule& rule, const Use& use, const std::string& letters,
                  Made made);
   bool says_whole(const OpDef& def, const OpTypes& types, uint64_t symbol) const;
   uint64_t in_shape(const Use& use) const;
@@ -63,10 +68,16 @@ class WholeRun {
   static double moved_end(const Use& use);
   double repeated_end(const Use& use) const;
   bool may_be_part(const Shape& own, const Shape& whole) const;
-  void keep_those_that_go_on(const std::vector<LoopRule::Dim>& dims, const Shape& own,
-                             const Shape& whole, std::string& letters) const;
-  std::string letters_that_go_on(const LoopRule& rule, const OpTypes& types, uint64_t symbol,
+  static int64_t parts_of(const std::vector<CutDim>* cuts, size_t d, const Shape& own,
+                          const Shape& whole);
+  void clear_repeated(LoopRule& rule, uint64_t symbol, bool swapped) const;
+  void note_letters(const std::vector<LoopRule::Dim>& dims, const std::vector<CutDim>* cuts,
+                    const Shape& own, const Shape& whole, bool doubtful, std::string& here,
+                    std::string& equal) const;
+  std::string letters_that_go_on(const LoopRule& rule, const Use& use, uint64_t symbol,
                                  bool swapped) const;
+  std::string letters_that_go_on(const LoopRule& rule, const Use& use, uint64_t symbol,
+                                 bool swapped, bool doubtful) const;
   bool is_equal_part(int64_t own, int64_t whole) const;
   bool makes_zeros(const OpDef& def, const LoopRule& rule, const Use& use, char letter,
                    size_t output) const;
@@ -77,7 +88,8 @@ class WholeRun {
   Values& values_;
   const Program& program_;
   const std::span<const int32_t> sums_;  // arguments
-  std::vector<uint64_t> held_;           // by value
+  const CutDims* const cuts_;
+  std::vector<uint64_t> held_;  // by value
 };
 
 }  // namespace piper

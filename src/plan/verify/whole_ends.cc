@@ -84,55 +84,104 @@ bool WholeRun::may_be_part(const Shape& own, const Shape& whole) const {
                     [&](int64_t a, int64_t b) { return may_be_part(a, b); });
 }
 bool WholeRun::is_equal_part(int64_t own, int64_t whole) const {
-  return own > 0 && whole % own == 0 && values_.ranks % (whole / own) == 0;
+  return own > 0 && whole % own == 0 && values_.parts.contains(whole / own);
 }
 
-// Takes from `letters` those of one-letter dims in which the type is an equal part of a whole one
-// that it may be a part of, or else of each.
-void WholeRun::keep_those_that_go_on(const std::vector<LoopRule::Dim>& dims, const Shape& own,
-                                     const Shape& whole, std::string& letters) const {
-  for (size_t d = 0; d < own.size() && dims.size() == own.size(); ++d)
-    if (dims[d].size() == 1 && is_equal_part(own[d], whole[d])) std::erase(letters, dims[d][0]);
+// How many ranks have a part each of dim d; 0: that is not known. Of dims that may be the one that
+// is cut it is the only one of which there is less than on one device.
+int64_t WholeRun::parts_of(const std::vector<CutDim>* cuts, size_t d, const Shape& own,
+                           const Shape& whole) {
+  if (!cuts || own.size() > 32) return 0;
+  int64_t parts = 1;
+  for (const CutDim& cut : *cuts) {
+    if (!(cut.dims >> d & 1)) continue;
+    for (size_t other = 0; other < own.size(); ++other)
+      if (other != d && (cut.dims >> other & 1) && own[other] < whole[other]) return 0;
+    parts *= cut.ranks;
+  }
+  return parts;
 }
 
-// The letters whose dims are no equal parts of those of one device, whichever these are.
-std::string WholeRun::letters_that_go_on(const LoopRule& rule, const OpTypes& types,
-                                         uint64_t symbol, bool swapped) const {
+// Takes the letters from dims of which there is one element in all: the operand is repeated along
+// them, though beside what ranks have one element of it looks like a block of these.
+void WholeRun::clear_repeated(LoopRule& rule, uint64_t symbol, bool swapped) const {
+  const auto known = values_.whole_shapes->operands.find(symbol);
+  if (known == values_.whole_shapes->operands.end()) return;
+  for (size_t i = 0; i < rule.inputs.size(); ++i) {
+    std::vector<LoopRule::Dim>& dims = rule.inputs[swapped ? rule.inputs.size() - 1 - i : i];
+    for (size_t d = 0; d < dims.size(); ++d) {
+      const auto is_one = [&](const std::vector<Shape>& whole) {
+        return i < whole.size() && whole[i].size() == dims.size() && whole[i][d] == 1;
+      };
+      if (std::all_of(known->second.begin(), known->second.end(), is_one)) dims[d].clear();
+    }
+  }
+}
+
+// Adds to `here` the letters of one-letter dims of a value, and to `equal` those of dims that are
+// equal parts of the whole one's: of as many parts as there are, or, where that is not known, of
+// some; unless `doubtful`: then of dims that cannot be anything else.
+void WholeRun::note_letters(const std::vector<LoopRule::Dim>& dims, const std::vector<CutDim>* cuts,
+                            const Shape& own, const Shape& whole, bool doubtful, std::string& here,
+                            std::string& equal) const {
+  for (size_t d = 0; d < own.size() && dims.size() == own.size(); ++d) {
+    if (dims[d].size() != 1) continue;
+    const int64_t known = parts_of(cuts, d, own, whole),
+                  parts = known > 0 || !doubtful ? known : values_.ranks;
+    const bool may_go_on = own[d] < whole[d] && own[d] * parts > whole[d];
+    here += dims[d][0];
+    if (is_equal_part(own[d], whole[d]) && !may_go_on) equal += dims[d][0];
+  }
+}
+
+// The letters whose dims are no equal parts of those of one device, whichever these are. Where
+// something else than zeros is known to stand behind an end, these may also be dims of which it is
+// not known how many parts there are.
+std::string WholeRun::letters_that_go_on(const LoopRule& rule, const Use& use, uint64_t symbol,
+                                         bool swapped) const {
+  const std::string letters = letters_that_go_on(rule, use, symbol, swapped, false);
+  const bool ends = std::any_of(use.inputs.begin(), use.inputs.end(),
+                                [](const Operand& one) { return one.behind != 0; });
+  return letters.empty() && ends ? letters_that_go_on(rule, use, symbol, swapped, true) : letters;
+}
+std::string WholeRun::letters_that_go_on(const LoopRule& rule, const Use& use, uint64_t symbol,
+                                         bool swapped, bool doubtful) const {
   const auto known = values_.whole_shapes->operands.find(symbol);
   if (known == values_.whole_shapes->operands.end()) return "";
-  const auto at = [&](size_t i) { return swapped ? types.inputs.size() - 1 - i : i; };
-  std::string letters;
-  const auto add_letters = [&](const std::vector<LoopRule::Dim>& dims) {
-    for (const LoopRule::Dim& dim : dims)
-      if (dim.size() == 1 && letters.find(dim[0]) == letters.npos) letters += dim[0];
+  const auto input = [&](size_t i) -> const Operand& {
+    return use.inputs[swapped ? use.inputs.size() - 1 - i : i];
   };
-  std::for_each(rule.inputs.begin(), rule.inputs.end(), add_letters);
-  if (rule.outputs.size() == 1) add_letters(rule.outputs[0]);
+  std::string here, equal;
   bool any = false;
   for (const std::vector<Shape>& whole : known->second) {
-    bool fits = !whole.empty() && whole.size() <= types.inputs.size();  // but where a part begins
+    bool fits = !whole.empty() && whole.size() <= use.inputs.size();  // but where a part begins
     for (size_t i = 0; fits && i < whole.size(); ++i)
-      fits = whole[i].empty() || may_be_part(types.inputs[at(i)].shape, whole[i]);
+      fits = whole[i].empty() || may_be_part(input(i).type->shape, whole[i]);
     for (size_t i = 0; fits && i < whole.size(); ++i)
       if (!whole[i].empty())
-        keep_those_that_go_on(rule.inputs[at(i)], types.inputs[at(i)].shape, whole[i], letters);
+        note_letters(rule.inputs[swapped ? use.inputs.size() - 1 - i : i], input(i).cuts,
+                     input(i).type->shape, whole[i], doubtful, here, equal);
     any = any || fits;
   }
   for (size_t o = 0; o < rule.outputs.size() && rule.outputs.size() == 1; ++o)
     if (const auto made = values_.whole_shapes->made.find(symbol);
         made != values_.whole_shapes->made.end())
       for (const Shape& whole : made->second)
-        if (may_be_part(types.outputs[o].shape, whole)) {
-          keep_those_that_go_on(rule.outputs[o], types.outputs[o].shape, whole, letters);
+        if (may_be_part(use.outputs[o].shape, whole)) {
+          note_letters(rule.outputs[o], use.cuts, use.outputs[o].shape, whole, doubtful, here,
+                       equal);
           any = true;
         }
-  return any ? letters : "";
+  std::string letters;
+  for (const char letter : here)
+    if (any && equal.find(letter) == equal.npos && letters.find(letter) == letters.npos)
+      letters += letter;
+  return letters;
 }
 
 // The results, of which some have something else than zeros behind.
-WholeRun::Made WholeRun::with_ends(const OpDef& def, const Use& use, const OpTypes& types,
+WholeRun::Made WholeRun::with_ends(const OpDef& def, const LoopRule& rule, const Use& use,
                                    const std::string& letters, Made made) {
-  const LoopRule rule = def.loops ? def.loops(types) : LoopRule();
   const auto numbers = ends(def, rule, use, letters);
   for (size_t o = 0; o < made.size(); ++o)
     made[o] = numbers ? ends_in(made[o], (*numbers)[o])

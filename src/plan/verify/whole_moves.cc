@@ -129,7 +129,7 @@ bool WholeRun::ends_where(int64_t count, const TensorType& row, uint64_t symbol)
   return std::any_of(known->second.begin(), known->second.end(), [&](const Shape& shape) {
     if (shape.size() < row.shape.size() || row.shape.empty()) return false;
     const int64_t extent = shape[shape.size() - row.shape.size()];
-    return extent >= count && extent % count == 0 && values_.ranks % (extent / count) == 0;
+    return extent % count == 0 && values_.parts.contains(extent / count);
   });
 }
 

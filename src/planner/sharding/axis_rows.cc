@@ -107,6 +107,9 @@ std::optional<AxisWalk::Choice> AxisWalk::by_rows(const Node& node, const Loops&
   const int64_t rows = num_elements(type_of(routed->by).shape);
   Choice choice{looked_up(loops)};
   const bool looks_up = choice.cut && source_index(node.inputs[picks]) == routed->by;
+  // A stack that goes on further into zeros has others on each rank.
+  if (looks_up && size_of(rule, choice.cut->letter) / ranks_ != routes_.at(routed->by.value).owned)
+    return std::nullopt;
   if (!looks_up) choice.cut.reset();
   std::string letters;
   for (size_t i = 0; i < node.inputs.size() && letters.empty(); ++i)
