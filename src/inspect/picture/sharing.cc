@@ -2,9 +2,15 @@
 #include "sharing.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace piper::timeline {
+namespace {
+
+constexpr double kRounding = 1e-9;  // of a time, or of the work
+
+}  // namespace
 
 double Sharing::weights() const {
   double sum = 0;
@@ -24,16 +30,17 @@ void Sharing::begin(int32_t step, double work, double weight, double time) {
   running_.push_back({step, work, work, weight, time});
 }
 
+// Costs are whole numbers, so that most ends are: these lose what rounding has added.
 double Sharing::next_end() const {
   const double all = weights();
   double first = std::numeric_limits<double>::infinity();
   for (const Running& one : running_)
     first = std::min(first, time_ + std::max(one.left, 0.0) * all / one.weight);
-  return first;
+  const double whole = std::round(first);
+  return std::abs(first - whole) <= kRounding * whole ? whole : first;
 }
 
 std::vector<Sharing::Ended> Sharing::end(double time) {
-  constexpr double kRounding = 1e-9;  // of the work
   progress_to(time);
   std::vector<Ended> ended;
   for (const Running& one : running_)
