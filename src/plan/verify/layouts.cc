@@ -66,12 +66,12 @@ class LayoutCheck {
                     fmt::format(text, std::forward<Args>(args)...));
   }
 
+  const LiesAfter* after(Spot place) const { return after_[place.cell][place.index]; }
   // Adds what is cut along the axis of a program's values. Samples of their own are apart on one
   // device, too.
   void add_cuts(Spot place, CutDims& cuts) const {
-    const LiesAfter* after = after_[place.cell][place.index];
-    for (size_t v = 0; after && v < cuts.size(); ++v) {
-      const Lies& lies = after->values[v];
+    for (size_t v = 0; after(place) && v < cuts.size(); ++v) {
+      const Lies& lies = after(place)->values[v];
       if (lies.kind != Lies::kCut) continue;
       const bool known = lies.also.empty() && lies.run == 0;
       cuts[v].push_back({known ? lies.dims : ~uint32_t{0}, known && !has_samples_ ? ranks_ : 0});
@@ -570,12 +570,19 @@ LayoutsFound check_layouts(const Model& model, const Section& section, Findings&
         if (check.moves(place) == moves) check.visit(place);
   LayoutsFound found;
   for (const auto& steps : section.steps) found.cuts.emplace_back(steps.size());
+  std::map<std::vector<const LiesAfter*>, const CutDims*> known;
   for (const Spot place : section.order) {
     if (checks.empty() || section.step(place).kind != InstructionKind::kCompute) continue;
-    const Program& program = model.cells[place.cell].role->programs[section.step(place).program];
-    CutDims cuts(program.values.size());
-    for (const LayoutCheck& check : checks) check.add_cuts(place, cuts);
-    found.cuts[place.cell][place.index] = &*found.all.insert(std::move(cuts)).first;
+    std::vector<const LiesAfter*> after;
+    for (const LayoutCheck& check : checks) after.push_back(check.after(place));
+    const CutDims*& cuts = known[after];
+    if (!cuts) {
+      CutDims made(
+          model.cells[place.cell].role->programs[section.step(place).program].values.size());
+      for (const LayoutCheck& check : checks) check.add_cuts(place, made);
+      cuts = &*found.all.insert(std::move(made)).first;
+    }
+    found.cuts[place.cell][place.index] = cuts;
   }
   return found;
 }
