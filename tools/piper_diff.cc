@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
       ->type_name("NAME=VALUE");
   app.add_option(
          "-I", flags.library,
-         "a folder in which names of the library, as in 'include: <1f1b>', are looked for before "
+         "a folder in which names of the library, as in 'include: <ddp>', are looked for before "
          "those of the variable PIPER_STRATEGIES (DIR:DIR:…) and the library of this program")
       ->type_name("DIR")
       ->check(CLI::ExistingDirectory)

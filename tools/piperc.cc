@@ -187,7 +187,7 @@ int main(int argc, char** argv) {
   app.footer(footer());
   app.add_option("model", flags.compile.model, "ONNX file")->required()->type_name("MODEL.onnx");
   app.add_option("strategy", flags.compile.strategy,
-                 "strategy file, or a name of the library: '<1f1b>'")
+                 "strategy file, or a name of the library: '<ddp>'")
       ->type_name("STRATEGY.yaml");
   app.add_option("-o,--output", flags.output,
                  "directory to write; must be new, or with --force hold plans")
@@ -221,7 +221,7 @@ int main(int argc, char** argv) {
       ->type_name("NAME=VALUE");
   app.add_option(
          "-I", flags.compile.library,
-         "a folder in which names of the library, as in 'include: <1f1b>', are looked for before "
+         "a folder in which names of the library, as in 'include: <ddp>', are looked for before "
          "those of the variable PIPER_STRATEGIES (DIR:DIR:…) and the library of this program")
       ->type_name("DIR")
       ->check(CLI::ExistingDirectory)

@@ -262,7 +262,8 @@ TEST_P(Conformance, AgreesWithTheCpu) {
       if (one.results[o] >= 0) compare(one, o, first[static_cast<size_t>(one.results[o])]);
 }
 
-// A few ops share a compilation by the host's compiler. NVRTC starts at once and takes as long for each, on one core.
+// A few ops share a compilation by the host's compiler. NVRTC starts at once and takes as long for
+// each, on one core.
 std::vector<std::vector<std::string>> packs() {
   const size_t kOps = is_on_device() ? 1 : 5;
   std::vector<std::vector<std::string>> packs;

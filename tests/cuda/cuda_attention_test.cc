@@ -131,7 +131,7 @@ struct Case {
     if (causal) a.set("causal", int64_t{1}), a.set("offset", offset);
     if (softcap > 0) a.set("softcap", softcap);
     if (masked != kNone) a.set("masked_score", masked);
-    if (all_keys != keys) a.set("keys", all_keys);
+    if (all_keys != keys && mask && mask->shape[3] != 1) a.set("keys", all_keys);
     return a;
   }
   std::string label() const {

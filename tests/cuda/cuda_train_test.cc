@@ -33,9 +33,9 @@ class CudaTrain : public ::testing::Test {
     std::string tokens;
     for (int i = 0; i < 4096; ++i) tokens += static_cast<char>('a' + i * i % 23);
     folder_.write("text.bin", tokens);
-    const auto [code, output] = run_shell(
-        fmt::format("{}/piperc {} {}/strategy.yaml -o {}/plans --force --target {} 2>&1", kPrograms,
-                    model, folder_.path(), folder_.path(), target));
+    const auto [code, output] =
+        run_shell(fmt::format("{}/piperc {} {}/strategy.yaml -o {}/plans --force --target {} 2>&1",
+                              kPrograms, model, folder_.path(), folder_.path(), target));
     ASSERT_EQ(code, 0) << output;
   }
   // Of four steps: the first two are queued one by one.
@@ -105,8 +105,8 @@ TEST_F(CudaTrain, RowsWithGapsAsOnTheCpu) {
                             PIPER_BINARY_DIR, folder_.path()));
   ASSERT_EQ(code, 0) << output;
   compile_model(folder_.path() + "/model.onnx",
-          "loss: {cross_entropy: {logits: logits, labels: labels, ignore_index: -100}}\n"
-          "directives:\n  - precision: {compute: bf16}\n");
+                "loss: {cross_entropy: {logits: logits, labels: labels, ignore_index: -100}}\n"
+                "directives:\n  - precision: {compute: bf16}\n");
   expect_near(train("cuda"), train("cpu"), 5e-3);
 }
 

@@ -47,7 +47,7 @@ struct Case {
     Attrs a{{"tokens_first", tokens_first}, {"scale", 0.4}};
     if (causal) a.set("causal", int64_t{1}), a.set("offset", offset);
     if (softcap > 0) a.set("softcap", softcap);
-    if (all_keys != keys) a.set("keys", all_keys);
+    if (all_keys != keys && mask && mask->shape[3] != 1) a.set("keys", all_keys);
     return a;
   }
 };

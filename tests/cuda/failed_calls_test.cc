@@ -10,8 +10,8 @@
 #include <cstdlib>
 #include <random>
 
-#include "at_once.h"
 #include "api.h"
+#include "at_once.h"
 #include "folder.h"
 #include "over_nccl.h"
 #include "seed.h"

@@ -109,7 +109,6 @@ Program attention(const AttentionForm& form) {
               {"scale", 0.125},
               {"causal", int64_t{1}},
               {"offset", int64_t{1}}};  // which no library takes
-  if (form.kind == AttentionForm::kRing) attrs.set("keys", int64_t{8192});
   std::vector<int32_t> of_gradient{inputs[0], inputs[1], inputs[2], y, lse, args.add(kType, all)};
   for (std::vector<int32_t>* each : {&inputs, &of_gradient})
     each->insert(each->end(), others.begin(), others.end());

@@ -91,9 +91,12 @@ TEST_F(Tune, KeepsTheFastestThatIsRight) {
 
 TEST_F(Tune, GoesThroughEveryProductOnce) {
   const std::vector<Program> programs = {
-      product(DType::kF32, 8, 16, 8), product(DType::kBF16, 64, 16, 8, {{"to", "f32"}}),
-      product(DType::kF32, 8, 16, 8), product(DType::kF16, 32, 16, 8, {{"accumulate", int64_t{1}}}),
-      product(DType::kF64, 8, 24, 40), product(DType::kF32, 1, 256, 8)};  // the last is a tail
+      product(DType::kF32, 8, 16, 8),
+      product(DType::kBF16, 64, 16, 8, {{"to", "f32"}}),
+      product(DType::kF32, 8, 16, 8),
+      product(DType::kF16, 32, 16, 8, {{"accumulate", int64_t{1}}}),
+      product(DType::kF64, 8, 24, 40),
+      product(DType::kF32, 1, 256, 8)};  // the last is a tail
   const std::string table = tune(programs);
   size_t lines = 0;
   for (const char* name :

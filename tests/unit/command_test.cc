@@ -815,10 +815,11 @@ TEST_F(Command, ARefusedModelOfTheOlderExporterGetsHelpThatFitsIt) {
   if (kThreadSanitizer) GTEST_SKIP() << "the program itself is another test's";
   const auto [code, said] = run_piperc(kModels + "older_folded.onnx", path("folded"));
   EXPECT_EQ(code, 1) << said;
-  EXPECT_NE(said.find("  = help: export the module by tools/export.py, which loses nothing; or with "
-                      "dynamo=True, or with do_constant_folding=False and "
-                      "training=TrainingMode.PRESERVE\n"),
-            std::string::npos)
+  EXPECT_NE(
+      said.find("  = help: export the module by tools/export.py, which loses nothing; or with "
+                "dynamo=True, or with do_constant_folding=False and "
+                "training=TrainingMode.PRESERVE\n"),
+      std::string::npos)
       << said;
   EXPECT_EQ(said.find("optimize=False"), std::string::npos) << said;
   EXPECT_FALSE(std::filesystem::exists(path("folded")));

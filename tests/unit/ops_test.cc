@@ -225,7 +225,6 @@ const std::map<std::string, std::string> kComparesNames = {
     {"directives/precision.cc", "adds Casts, and leaves out those of the model"},
     {"directives/recompute.cc", "a cast of a parameter is free"},
     {"flops/flops.cc", "counts products and attention without what they are added to"},
-    {"dag/expand_tasks.cc", "which task each collective is"},
     {"directives/shard.cc", "attention is chosen by name"},
     {"program/columns.cc", "attention reads and writes columns of packed operands"},
     {"program/products.cc", "an empty product takes nothing along"},
@@ -340,6 +339,28 @@ TEST(Uses, AreThoseOfTheTable) {
     }
   });
   EXPECT_EQ(check_use("Fused", {}).error().message, "there is no such op");
+}
+
+// Where no kernel reads an attribute, plans that differ in it would mean the same.
+TEST(Uses, HaveNoAttributeThatNothingReads) {
+  std::map<std::string, int> refused;
+  for_each_use([&](const Use& use, std::mt19937_64&) {
+    for (const OpAttribute& each : attributes_of(use.def->name)) {
+      if (each.is_read == nullptr || use.def->sums_step) continue;
+      OpTypes changed = use.types;
+      const std::string name(each.name);
+      if (!changed.attrs.find(name))
+        changed.attrs.set(
+            name, each.kind == OpAttribute::kReal ? AttrValue(-1.0) : AttrValue(int64_t{64}));
+      const bool is_read = each.is_read(*use.def, changed);
+      const std::string unread =
+          fmt::format("has the attribute '{}', which nothing reads here", name);
+      EXPECT_EQ(use_error(*use.def, changed) == unread, !is_read) << use.label << " " << name;
+      refused[name] += is_read ? 0 : 1;
+    }
+  });
+  for (const char* name : {"keys", "masked_score", "offset", "parts", "whole"})
+    EXPECT_GT(refused[name], 0) << name;
 }
 
 TEST(Uses, AProductMayBeAddedToASum) {

@@ -1,8 +1,5 @@
 // Executors and jobs on role programs made by hand: small enough that every number can be checked
 // by eye.
-#include "at_once.h"
-#include "piper/runtime/executor.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,9 +9,11 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "at_once.h"
 #include "forwarding.h"
 #include "piper/devices/cpu.h"
 #include "piper/devices/null.h"
+#include "piper/runtime/executor.h"
 #include "sanitizer.h"
 #include "unit/runtime_plans.h"
 

@@ -8,9 +8,9 @@
 
 #include "folder.h"
 #include "piper/devices/cpu.h"
-#include "piper/planner/compile.h"
-#include "piper/devices/program.h"
 #include "piper/devices/float16.h"
+#include "piper/devices/program.h"
+#include "piper/planner/compile.h"
 
 namespace piper {
 namespace {
