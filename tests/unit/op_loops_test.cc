@@ -444,7 +444,9 @@ TEST(Ops, ZerosAreMadeOfZeros) {
     const std::set<int> said(def->nonzero.begin(), def->nonzero.end()), &seen = nonzero[def->name];
     EXPECT_TRUE(std::includes(said.begin(), said.end(), seen.begin(), seen.end())) << def->name;
     // Elements that count as none may leave others beside them, as the last of running sums.
-    if (!def->absent) EXPECT_EQ(seen, said) << def->name;
+    if (!def->absent) {
+      EXPECT_EQ(seen, said) << def->name;
+    }
   }
 }
 

@@ -6,11 +6,6 @@
 #include <limits>
 
 namespace piper::timeline {
-namespace {
-
-constexpr double kRounding = 1e-9;  // of a time, or of the work
-
-}  // namespace
 
 double Sharing::weights() const {
   double sum = 0;
@@ -27,25 +22,33 @@ void Sharing::progress_to(double time) {
 
 void Sharing::begin(int32_t step, double work, double weight, double time) {
   progress_to(time);
-  running_.push_back({step, work, work, weight, time});
+  running_.push_back({step, work, weight, time});
 }
 
 // Costs are whole numbers, so that most ends are: these lose what rounding has added.
+double Sharing::end_of(const Running& one, double all) const {
+  constexpr double kRounding = 1e-9;
+  const double end = time_ + std::max(one.left, 0.0) * all / one.weight, whole = std::round(end);
+  return std::abs(end - whole) <= kRounding * whole ? whole : end;
+}
+
 double Sharing::next_end() const {
   const double all = weights();
   double first = std::numeric_limits<double>::infinity();
-  for (const Running& one : running_)
-    first = std::min(first, time_ + std::max(one.left, 0.0) * all / one.weight);
-  const double whole = std::round(first);
-  return std::abs(first - whole) <= kRounding * whole ? whole : first;
+  for (const Running& one : running_) first = std::min(first, end_of(one, all));
+  return first;
 }
 
 std::vector<Sharing::Ended> Sharing::end(double time) {
-  progress_to(time);
+  const double all = weights();
   std::vector<Ended> ended;
   for (const Running& one : running_)
-    if (one.left <= kRounding * one.work) ended.push_back({one.step, one.start});
-  std::erase_if(running_, [](const Running& one) { return one.left <= kRounding * one.work; });
+    if (end_of(one, all) <= time) ended.push_back({one.step, one.start});
+  progress_to(time);
+  std::erase_if(running_, [&](const Running& one) {
+    return std::any_of(ended.begin(), ended.end(),
+                       [&](const Ended& each) { return each.step == one.step; });
+  });
   return ended;
 }
 

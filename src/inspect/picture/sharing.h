@@ -27,10 +27,11 @@ class Sharing {
  private:
   struct Running {
     int32_t step = 0;
-    double left = 0, work = 0, weight = 0, start = 0;
+    double left = 0, weight = 0, start = 0;  // `left`: work
   };
 
   double weights() const;
+  double end_of(const Running& one, double all) const;  // `all`: weights()
   void progress_to(double time);
 
   std::vector<Running> running_;

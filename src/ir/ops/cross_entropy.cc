@@ -79,7 +79,10 @@ OpDef::Steps sum_apart(const OpTypes& use) {
   OpDef::Steps apart{top_of(use), {}};
   const int top = static_cast<int>(apart.steps.size()) - 1;
   apart.steps.push_back({"CrossEntropyTerms", {{-1, 0}, {-1, 1}, {top, 0}}, use.attrs});
-  apart.steps.push_back({"CrossEntropyOfTerms", {{top + 1, 0}, {top + 1, 1}, {-1, 1}}, use.attrs});
+  Attrs of_terms;  // without what is of parts of the classes
+  if (const AttrValue* ignored = use.attrs.find("ignore_index"))
+    of_terms.set("ignore_index", *ignored);
+  apart.steps.push_back({"CrossEntropyOfTerms", {{top + 1, 0}, {top + 1, 1}, {-1, 1}}, of_terms});
   apart.outputs = {{top + 2, 0}, {top + 2, 1}};
   return apart;
 }
