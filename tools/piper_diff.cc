@@ -109,7 +109,8 @@ int main(int argc, char** argv) {
   app.add_option("--model", flags.model, "compile two strategies for this model")
       ->type_name("MODEL.onnx");
   app.add_option("-D", flags.defines, "override a param of both strategies")
-      ->type_name("NAME=VALUE");
+      ->type_name("NAME=VALUE")
+      ->allow_extra_args(false);
   app.add_option(
          "-I", flags.library,
          "a folder in which names of the library, as in 'include: <ddp>', are looked for before "

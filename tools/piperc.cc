@@ -211,6 +211,7 @@ int main(int argc, char** argv) {
                    "print what the model is and what of it is not supported; needs no strategy");
   app.add_option("--dim", flags.dims, "with --describe: the size of a dynamic dim")
       ->type_name("NAME=N")
+      ->allow_extra_args(false)
       ->needs(describe);
   app.add_option("--init", flags.compile.initial_values,
                  "what the parameters begin with, instead of the model's values: a module's "
@@ -218,7 +219,8 @@ int main(int argc, char** argv) {
       ->type_name("FILE.safetensors")
       ->excludes(describe);
   app.add_option("-D", flags.defines, "override one of the strategy's params")
-      ->type_name("NAME=VALUE");
+      ->type_name("NAME=VALUE")
+      ->allow_extra_args(false);
   app.add_option(
          "-I", flags.compile.library,
          "a folder in which names of the library, as in 'include: <ddp>', are looked for before "

@@ -323,6 +323,16 @@ TEST_F(Command, SaysWhyASingleDevicePlanIsNoTraining) {
                         path("large/single")));
 }
 
+// As compilers take them: an option has the word after it, and no further ones.
+TEST(Piperc, DefinitionsMayStandBeforeTheModel) {
+  const auto [code, output] = run_shell(
+      fmt::format("cd {} && {}/bin/piperc -D dp=4 -D microbatches=2 samples/gpt/model.onnx "
+                  "samples/gpt/pp2-dp2.yaml --dry-run --explain=summary 2>&1",
+                  PIPER_SOURCE_DIR, PIPER_BINARY_DIR));
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_NE(output.find("batch 16 = 4 replicas × 2 microbatches"), std::string::npos) << output;
+}
+
 TEST_F(Command, RefusesAWorldOfAnotherSize) {
   SKIP_UNDER_THREAD_SANITIZER();
   auto [code, output] = spawn(

@@ -113,7 +113,13 @@ Result<Piece> piece_back(std::string_view stem, const OnnxTensor& value, const C
     case PieceKind::kRepeat:
       return repeated_back(value, stem);
     case PieceKind::kPart:
-      return Piece{shape, {}, "has the part that the file keeps; --init brings the rest"};
+      return Piece{
+          shape,
+          {},
+          fmt::format("the file keeps {} of it, the part that the model reads, and that is "
+                      "what is saved; --init with the module's state_dict restores the "
+                      "whole, and tools/export.py keeps it",
+                      to_string(shape))};
     case PieceKind::kLookup:
       return looked_up_back(value);
     case PieceKind::kIndex:
