@@ -190,15 +190,20 @@ WholeRun::Made WholeRun::with_ends(const OpDef& def, const LoopRule& rule, const
 }
 
 // Which of the results are zero behind the end of a dim with the letter: the op is linear in what
-// is zero there, or all its operands are and it makes zeros of zeros.
+// is zero there, or all its operands are and it makes zeros of zeros. Integers that say where a
+// part begins are no such operands.
 bool WholeRun::makes_zeros(const OpDef& def, const LoopRule& rule, const Use& use, char letter,
                            size_t output) const {
+  const bool is_float = info(use.outputs[output].dtype).is_float;
   std::vector<int> zeros;
   size_t numbers = 0;
   bool reads = false;  // numbers that have the letter
   for (size_t i = 0; i < use.inputs.size(); ++i) {
     const Operand& one = use.inputs[i];
-    if (!one.type || !is_number(*one.type)) continue;
+    const bool is_place = one.type && !info(one.type->dtype).is_float && is_float &&
+                          std::all_of(rule.inputs[i].begin(), rule.inputs[i].end(),
+                                      [](const LoopRule::Dim& dim) { return dim.empty(); });
+    if (!one.type || !is_number(*one.type) || is_place) continue;
     const auto row = values_.rows.find(one.symbol);
     const bool is_zero = row != values_.rows.end() && row->second.is_all(0);
     const bool has_letter = has(rule.inputs[i], letter);
