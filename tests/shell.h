@@ -30,16 +30,22 @@ inline std::pair<int, std::string> run_shell(const std::string& command) {
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
 }
 
-// A TCP port that was free a moment ago.
+// A TCP port that was free a moment ago. It lies below those that systems give to connections, and
+// tests that run beside each other look for theirs from different ones on.
 inline int free_port() {
-  const int file = socket(AF_INET6, SOCK_STREAM, 0);
-  sockaddr_in6 address{};
-  address.sin6_family = AF_INET6;
-  socklen_t size = sizeof address;
-  const bool bound = bind(file, reinterpret_cast<sockaddr*>(&address), size) == 0;
-  if (bound) getsockname(file, reinterpret_cast<sockaddr*>(&address), &size);
-  close(file);
-  return bound ? ntohs(address.sin6_port) : -1;
+  constexpr int kFirst = 10000, kCount = 22000;
+  static int next = static_cast<int>(getpid()) % kCount * 7919 % kCount;
+  for (int i = 0; i < kCount; ++i) {
+    next = (next + 1) % kCount;
+    const int file = socket(AF_INET6, SOCK_STREAM, 0);
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    address.sin6_port = htons(static_cast<uint16_t>(kFirst + next));
+    const bool bound = bind(file, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    close(file);
+    if (bound) return kFirst + next;
+  }
+  return -1;
 }
 
 // A shell's commands that start `command` as so many processes, each with the variables of a
