@@ -2,7 +2,6 @@
 #include "sharing.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 namespace piper::timeline {
@@ -25,11 +24,8 @@ void Sharing::begin(int32_t step, double work, double weight, double time) {
   running_.push_back({step, work, weight, time});
 }
 
-// Costs are whole numbers, so that most ends are: these lose what rounding has added.
 double Sharing::end_of(const Running& one, double all) const {
-  constexpr double kRounding = 1e-9;
-  const double end = time_ + std::max(one.left, 0.0) * all / one.weight, whole = std::round(end);
-  return std::abs(end - whole) <= kRounding * whole ? whole : end;
+  return time_ + std::max(one.left, 0.0) * all / one.weight;
 }
 
 double Sharing::next_end() const {
@@ -39,11 +35,13 @@ double Sharing::next_end() const {
   return first;
 }
 
+// Two ends that differ by rounding alone are one.
 std::vector<Sharing::Ended> Sharing::end(double time) {
+  constexpr double kRounding = 1e-12;
   const double all = weights();
   std::vector<Ended> ended;
   for (const Running& one : running_)
-    if (end_of(one, all) <= time) ended.push_back({one.step, one.start});
+    if (end_of(one, all) <= time * (1 + kRounding)) ended.push_back({one.step, one.start});
   progress_to(time);
   std::erase_if(running_, [&](const Running& one) {
     return std::any_of(ended.begin(), ended.end(),

@@ -1,6 +1,7 @@
 // What the picture's simulation of plans says: how long a step is, and whether one stream for the
 // collectives of both halves of pairs undoes the overlap.
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <tuple>
@@ -100,8 +101,9 @@ void predict_time(const Picture& picture, PlanSet& set) {
   double flops = 0;  // of a step, on all rows
   for (const PictureRow& row : picture.rows)
     for (const PictureCell& cell : row.cells) flops += cell.work;
-  const double idle = picture.steady_idle.value_or(picture.idle),
-               steps = picture.steady_idle ? 2 : 1;
+  const double simulated = picture.steady_idle.value_or(picture.idle),
+               idle = std::abs(simulated) < 1e-9 ? 0 : simulated,  // less is rounding
+      steps = picture.steady_idle ? 2 : 1;
   set.manifest.predictions["idle"] = idle;
   set.manifest.predictions["step_flops"] =
       flops / steps / static_cast<double>(picture.rows.size()) / std::max(1 - idle, 1e-9);
