@@ -1,5 +1,5 @@
-// Finds the strategies of the library by name: in folders of -I, of PIPER_STRATEGIES, and beside the
-// program.
+// Finds the strategies of the library by name: in folders of -I, of PIPER_STRATEGIES, and beside
+// the program.
 #include "library.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kEnding = ".yaml";
-constexpr size_t kMaxListed = 100;      // that an error lists
+constexpr size_t kMaxListed = 100;     // that an error lists
 constexpr size_t kMaxEntries = 10000;  // of a folder, where what is no library is named as one
 
 std::vector<fs::path> searched(const std::vector<std::string>& folders) {
@@ -28,7 +28,7 @@ std::vector<fs::path> searched(const std::vector<std::string>& folders) {
   return all;
 }
 
-// "<numerics/bf16>" as the path numerics/bf16.yaml. Error: what leads out of the library.
+// Returns numerics/bf16.yaml for "<numerics/bf16>". Error: the path leads out of the library.
 Result<fs::path> file_of(std::string_view name, const SourceSpan& from) {
   const bool is_closed = name.size() > 2 && name.ends_with('>');
   const fs::path path =
@@ -41,7 +41,7 @@ Result<fs::path> file_of(std::string_view name, const SourceSpan& from) {
   return path.extension() == kEnding ? path : fs::path(path.string() + kEnding);
 }
 
-// As an include names them, sorted.
+// Returns the names of all strategies in the folders, as an include writes them, sorted.
 std::vector<std::string> names_in(const std::vector<fs::path>& folders) {
   std::set<std::string> names;
   for (const fs::path& folder : folders) {
@@ -59,7 +59,8 @@ std::vector<std::string> names_in(const std::vector<fs::path>& folders) {
 
 std::string last_part(const std::string& name) { return name.substr(name.rfind('/') + 1); }
 
-// Those that are called alike, wherever they lie, and the one that is spelled alike.
+// Returns the names whose last part is nearest to the wanted one's, in whatever folder, and the
+// name that is nearest as a whole.
 std::vector<std::string> near_names(const std::string& wanted,
                                     const std::vector<std::string>& names) {
   std::vector<std::string> last;

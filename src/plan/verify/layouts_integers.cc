@@ -6,7 +6,8 @@
 namespace piper {
 namespace {
 
-// What words begin with, where they are not somebody else's: those begin with a coordinate or cell.
+// The first word of numbers that this file makes; the words of others begin with a coordinate or a
+// cell, which is not negative.
 constexpr int64_t kPart = -1, kJoined = -2;
 
 }  // namespace
@@ -21,7 +22,8 @@ Integers::Part Integers::description_of(int32_t number) const {
   return known == parts_.end() ? Part{number, {}} : known->second;
 }
 
-// In one form: stretches of stretches are stretches.
+// Brings the factors into one form, where stretches of stretches are stretches, and returns its
+// words.
 std::vector<int64_t> Integers::reduce(Part& part) {
   std::vector<Factor> factors;
   for (const Factor& one : part.factors) {
@@ -50,7 +52,8 @@ void Integers::describe(int32_t number, Part part) {
   parts_.insert_or_assign(number, std::move(part));
 }
 
-// The first factor behind so many stretches, as a member has them; nothing: none begins there.
+// Returns the position of the first factor after so many stretches, as a member has them. Nothing:
+// no factor begins there.
 std::optional<size_t> Integers::split_at(std::vector<Factor>& factors, int64_t stretches) {
   for (size_t i = 0; i < factors.size(); ++i) {
     if (stretches == 1) return i;
@@ -71,7 +74,7 @@ std::optional<size_t> Integers::split_at(std::vector<Factor>& factors, int64_t s
   return factors.size();
 }
 
-// Of axes that cut the same stretches already these are blocks.
+// Axes that already cut the same stretches stand further out: these blocks are blocks of theirs.
 std::optional<int32_t> Integers::part_of(int32_t whole, const Blocks& blocks) {
   Part part = description_of(whole);
   std::optional<size_t> at = split_at(part.factors, blocks.stretches);

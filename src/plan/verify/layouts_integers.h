@@ -20,13 +20,14 @@ struct Blocks {
 
 class Integers {
  public:
-  // Equal numbers, from 1 on, for equal words.
+  // Returns equal numbers, from 1 on, for equal words.
   int32_t number_of(std::vector<int64_t> words);
-  // The own blocks of integers, and what such blocks are together. These are the same whatever has
-  // been cut and put together in between. Nothing: such blocks are not followed.
+  // Return the number of the own blocks of integers, and of what such blocks are together. It is
+  // the same whatever has been cut and put together in between. Nothing: such blocks are not
+  // followed.
   std::optional<int32_t> part_of(int32_t whole, const Blocks& blocks);
   std::optional<int32_t> whole_of(int32_t part, const Blocks& blocks);
-  // Whether they are known to be blocks along these axes.
+  // Returns whether the integers are known to be blocks along these axes.
   bool are_blocks(int32_t number, uint32_t axes) const;
 
  private:
