@@ -127,7 +127,7 @@ piper::Status compile_only(const Flags& flags) {
   return piper::ok_status();
 }
 
-// What is done in place of a run, if anything is.
+// Returns what is done in place of a run, if anything is.
 std::optional<piper::Status> do_instead(const Flags& flags) {
   if (!flags.tune.empty()) return tune(flags.run.plan, flags.tune);
   if (!flags.architectures.empty()) return compile_only(flags);

@@ -136,8 +136,8 @@ void check_programs(const PlanSet& set, VerifyReport& report) {
   }
 }
 
-// The set, and the oracle's sets below it. The first replica alone has not the sums of a batch: it
-// proves others.
+// Returns the set, and the oracle's sets below it. The first replica alone has not the sums of a
+// batch: it proves others.
 Result<bool> verify(const std::string& directory, bool json, bool is_oracle) {
   PIPER_ASSIGN(PlanSet set, read_plan_set(directory));
   PIPER_TRY(load_params(set));

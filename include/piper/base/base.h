@@ -175,7 +175,7 @@ class Attrs {
   Attrs(std::initializer_list<std::pair<std::string, AttrValue>> items);
   void set(std::string name, AttrValue value);
   const AttrValue* find(std::string_view name) const;
-  // The value, or `otherwise` when the attribute is absent. A wrong type is our bug.
+  // Returns the value, or `otherwise` when the attribute is absent. A wrong type is our bug.
   int64_t integer(std::string_view name, int64_t otherwise = 0) const;
   double real(std::string_view name, double otherwise = 0) const;
   std::string text(std::string_view name, std::string otherwise = {}) const;
@@ -218,7 +218,7 @@ Status write_file(const std::string& path, std::string_view bytes);
 // of it before and after do not belong together. Files that were replaced by others are as they
 // were.
 Status check_mapped_files();
-// What an errno of opening, reading or mapping means: kInput where another name would help,
+// Returns what an errno of opening, reading or mapping means: kInput where another name would help,
 // kStorage where the system refused.
 ExitCode code_of_system(int problem);
 
@@ -253,7 +253,7 @@ Status flush_output();
 
 // ---- Text ---------------------------------------------------------------------------------------
 
-// The candidate closest to `name` by edit distance, if it is close enough to be a slip.
+// Returns the candidate closest to `name` by edit distance, if it is close enough to be a slip.
 std::optional<std::string> nearest(std::string_view name, std::span<const std::string> candidates);
 // " (did you mean 'x'?)" or "" — for the end of an error message.
 std::string did_you_mean(std::string_view name, std::span<const std::string> candidates);

@@ -18,8 +18,8 @@ Result<std::vector<NamedTensor>> read_safetensors(const std::string& path);
 // Atomic; tensors in the given order, names unique; bytes depend on the arguments alone.
 Status write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                          std::span<const std::pair<std::string, std::string>> metadata = {});
-// The same bytes to a new file, tensor by tensor, neither atomic nor flushed to the disk: for a
-// folder that is renamed when it is whole. Deferred tensors are made one at a time. Gives the
+// Returns the same bytes to a new file, tensor by tensor, neither atomic nor flushed to the disk:
+// for a folder that is renamed when it is whole. Deferred tensors are made one at a time. Gives the
 // file's digest.
 Result<std::string> write_safetensors_part(const std::string& path,
                                            std::span<const NamedTensor> tensors);
@@ -53,7 +53,7 @@ class BatchSource {
   // the error names the source, sample and value; kStorage: a file has been cut or cannot be read.
   virtual Status read(int64_t step, int input, int64_t first, int64_t count,
                       std::byte* to) const = 0;
-  // How many batches there are before data repeats; INT64_MAX if it never ends.
+  // Returns how many batches there are before data repeats; INT64_MAX if it never ends.
   virtual int64_t steps() const = 0;
   virtual int64_t tokens_per_step() const = 0;  // elements of the first integer input, or samples
   // Of the sources' forms and contents: whole files up to 64 MiB, of larger ones the size and 1,024

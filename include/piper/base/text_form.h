@@ -37,7 +37,7 @@ class LineReader {
   bool take(std::string_view token);  // if it is next
   void expect(std::string_view token);
   bool next_is(char c) const { return rest_.starts_with(c); }
-  // Whether there is something before the token, which is taken where it is next.
+  // Returns whether there is something before the token, which is taken where it is next.
   bool until(std::string_view token) { return !take(token) && !missing(token); }
   std::string word();      // quoted, or of bare characters
   std::string_view raw();  // as it stands, up to a space outside of quotes and brackets
@@ -66,7 +66,7 @@ class LineReader {
   // The parts of "[a,b]" or "{a,b}"; commas inside quotes and brackets do not part.
   std::vector<std::string_view> items(std::string_view text);
   std::string unquote(std::string_view text);
-  // What stands under the key, if anything does.
+  // Returns what stands under the key, if anything does.
   template <class T>
   bool get(std::string_view key, T& to) {
     const auto text = value(key);

@@ -33,16 +33,16 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual std::string_view name() const = 0;
-  // Whether it runs plans that are made for this kind of device.
+  // Returns whether it runs plans that are made for this kind of device.
   virtual bool runs(std::string_view target) const { return target == name(); }
-  // Whether it takes no more memory than such plans state.
+  // Returns whether it takes no more memory than such plans state.
   virtual bool keeps_within(std::string_view target) const { return target == name(); }
   // What it runs in place of a plan's instructions, with the same results: they may come to be
   // more, with buffers of their own behind those of the arena.
   virtual RoleProgram prepare(RoleProgram role) const { return role; }
-  // Whether the host reads and writes memory of kDevice as its own.
+  // Returns whether the host reads and writes memory of kDevice as its own.
   virtual bool shares_memory() const { return true; }
-  // What it runs on, as its vendor names it.
+  // Returns what it runs on, as its vendor names it.
   virtual std::string device() const { return std::string(name()); }
   // So much of the device is all that will be allocated: it may be taken at once.
   virtual Status reserve(int64_t /*bytes*/) { return ok_status(); }
@@ -52,7 +52,7 @@ class Backend {
   // Returns the bytes that the driver reports as free on the device; nothing if the backend has no
   // memory of its own.
   virtual std::optional<int64_t> free_bytes() const { return std::nullopt; }
-  // One block for buffers or workspace: zeroed, 256-byte aligned, freed with the backend.
+  // Returns one block for buffers or workspace: zeroed, 256-byte aligned, freed with the backend.
   virtual Result<std::byte*> allocate(int64_t bytes, Space space = Space::kDevice) = 0;
   // Prepares a program: joins ops, picks kernels, allocates what they prepare. The error names the
   // op it lacks.
@@ -65,7 +65,7 @@ class Backend {
     }
     return loaded;
   }
-  // What a loaded program takes for its own values while it runs.
+  // Returns what a loaded program takes for its own values while it runs.
   virtual int64_t workspace_bytes(int32_t program) const = 0;
   // Fixes the arguments of one instruction. The pointers stay valid as long as the backend.
   virtual Result<int32_t> bind(int32_t program, std::span<std::byte* const> args,
@@ -79,10 +79,10 @@ class Backend {
   virtual void fill(std::byte* to, const TensorType& type, double value, int32_t stream = 0) = 0;
 
   // ---- Queues -----------------------------------------------------------------------------------
-  // Whether launch, copy and fill queue their work and return before it is done. If not, there is
-  // one stream, and nothing ever waits.
+  // Returns whether launch, copy and fill queue their work and return before it is done. If not,
+  // there is one stream, and nothing ever waits.
   virtual bool is_asynchronous() const { return false; }
-  // A queue beside stream 0, as a plan's stream of the same kind asks for it.
+  // Returns a queue beside stream 0, as a plan's stream of the same kind asks for it.
   virtual Result<int32_t> add_stream(const Stream&) { return 0; }
   virtual Result<int32_t> add_event() { return 0; }
   // The event is what has been queued on the stream so far, until it is recorded again.
@@ -101,27 +101,27 @@ class Backend {
   }
   // The host waits for it. An error is that of any work since the last call.
   virtual Status finish(int32_t /*event*/) { return ok_status(); }
-  // Whether it need not wait; returns at once.
+  // Returns whether it need not wait; returns at once.
   virtual Result<bool> is_done(int32_t /*event*/) { return true; }
-  // What moves bytes between its ranks, beside what their hosts have; destroyed before the backend.
-  // Null: what the hosts have does.
+  // Returns what moves bytes between its ranks, beside what their hosts have; destroyed before the
+  // backend. Null: what the hosts have does.
   virtual Result<std::unique_ptr<Fabric>> make_fabric(const FabricSource&) {
     return std::unique_ptr<Fabric>();
   }
 
   // ---- Times ------------------------------------------------------------------------------------
-  // Whether it can say when something was done.
+  // Returns whether it can say when something was done.
   virtual bool keeps_times() const { return false; }
   virtual Result<int32_t> add_timed_event() { return add_event(); }
   // Between two timed events that have been waited for.
   virtual double microseconds(int32_t /*from*/, int32_t /*to*/) { return 0; }
 
   // ---- Graphs -----------------------------------------------------------------------------------
-  // Whether what is queued between begin_capture and end_capture can be kept, to be queued again as
-  // one. Nothing of it is done meanwhile. It stands on the stream, and on others that wait,
-  // directly or not, for an event recorded on it after begin_capture; all of them are waited for by
-  // it before end_capture. Nothing of it waits for events recorded before, and nobody is told of
-  // those in it.
+  // Returns whether what is queued between begin_capture and end_capture can be kept, to be queued
+  // again as one. Nothing of it is done meanwhile. It stands on the stream, and on others that
+  // wait, directly or not, for an event recorded on it after begin_capture; all of them are waited
+  // for by it before end_capture. Nothing of it waits for events recorded before, and nobody is
+  // told of those in it.
   virtual bool can_capture() const { return false; }
   virtual Status begin_capture(int32_t /*stream*/) { return ok_status(); }
   // Error: it cannot be kept, and none of it has been done.
@@ -141,9 +141,9 @@ struct Needs {
 };
 // By stream, of what each program takes.
 std::vector<int64_t> workspaces_of(const RoleProgram& role, std::span<const int64_t> by_program);
-// Whether the rank reduces with others.
+// Returns whether the rank reduces with others.
 bool has_groups(const RoleProgram& role);
-// Whether the plan calls a sum fast.
+// Returns whether the plan calls a sum fast.
 bool has_fast_sums(const RoleProgram& role);
 
 }  // namespace piper

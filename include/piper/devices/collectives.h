@@ -44,8 +44,8 @@ class Links {
   // Called before the first communicator is opened, with device memory of connect_scratch_bytes,
   // whose contents members may exchange to connect.
   virtual void use_scratch(std::span<std::byte> /*scratch*/) {}
-  // The own end of a communicator, in the order in which all ranks list them; `in_flight`: of a
-  // sender, messages between two wait_sends.
+  // Returns the own end of a communicator, in the order in which all ranks list them; `in_flight`:
+  // of a sender, messages between two wait_sends.
   virtual Result<int32_t> add_pair(int64_t from, int64_t to, int32_t communicator, int32_t stream,
                                    int64_t in_flight) = 0;
   virtual Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator,
@@ -60,7 +60,7 @@ class Links {
                           std::span<const Block> incoming) = 0;
   // On the sending stream, behind what receivers still read.
   virtual Status wait_sends() = 0;
-  // Whether the library adds up itself, in an order of its own; and that, all at once.
+  // Returns whether the library adds up itself, in an order of its own; and that, all at once.
   virtual bool adds() const { return false; }
   virtual Status add_up(int32_t /*group*/, std::span<const Sum>) { return ok_status(); }
   virtual Status poll() { return ok_status(); }

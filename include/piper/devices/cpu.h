@@ -45,9 +45,9 @@ struct ProductTable {
   std::string digest;       // of the whole text but its comments
   std::vector<Rule> rules;  // the first one that holds counts; the last one has no conditions
 };
-// The entry of `processor` ("AuthenticAMD 25 17": vendor, family, model) with the instruction set
-// `kernels`; where there is none, that of any processor with it, else that of any. The error names
-// the line.
+// Returns the entry of `processor` ("AuthenticAMD 25 17": vendor, family, model) with the
+// instruction set `kernels`; where there is none, that of any processor with it, else that of any.
+// The error names the line.
 Result<ProductTable> read_products(std::string_view text, std::string_view processor,
                                    std::string_view kernels);
 ProductCut cut_of(const ProductTable& table, const ProductShape& shape);
@@ -70,7 +70,7 @@ class CpuBackend : public Backend {
   virtual Result<int32_t> load(const FusedProgram& program) = 0;
 };
 std::unique_ptr<CpuBackend> make_cpu_backend(const CpuOptions& options = {});
-// A program, and what a role takes beside its arenas, as the CPU backend runs it.
+// Returns a program, and what a role takes beside its arenas, as the CPU backend runs it.
 FusedProgram joined_for_cpu(const Program& program);
 Result<Needs> cpu_needs(const RoleProgram& role);
 // The instruction set that this processor's kernels use ("AVX3", "AVX2", "SSE2"): processors for

@@ -39,7 +39,7 @@ struct CudaMachine {
 // the system's own, or in PIPER_CUDA_PATH. Loads what it finds, so the first call takes some tenths
 // of a second.
 CudaMachine find_cuda();
-// A line for each device and library, and for what is missing.
+// Returns a line for each device and library, and for what is missing.
 std::string to_string(const CudaMachine& machine);
 
 // Whether there is a device. Error: there is no driver or no device, and where it was looked for.
@@ -83,8 +83,8 @@ class CudaCompiler {
                                    std::function<void(const std::string&)> note);
   CudaCompiler(CudaCompiler&& other) noexcept;
   ~CudaCompiler();
-  // A backend for one rank, which notes the programs that are loaded and runs nothing. It ends
-  // before the compiler. All are used by one thread.
+  // Returns a backend for one rank, which notes the programs that are loaded and runs nothing. It
+  // ends before the compiler. All are used by one thread.
   std::unique_ptr<Backend> make_backend();
   // Compiles what all of them have noted: an entry for each architecture. Errors: NVRTC's; the
   // folder cannot be written to (kStorage).
@@ -96,13 +96,13 @@ class CudaCompiler {
   std::unique_ptr<State> state_;
 };
 
-// A program as the backend runs it, and what a role takes beside its arenas. Errors name program
-// and op.
+// Returns a program as the backend runs it, and what a role takes beside its arenas. Errors name
+// program and op.
 Result<DeviceProgram> cuda_program(const Program& program);
 Result<Needs> cuda_needs(const RoleProgram& role);
-// What bits depend on: devices and versions of libraries, as far as they are found.
+// Returns what bits depend on: devices and versions of libraries, as far as they are found.
 std::string cuda_versions();
-// The digest of the table by which it chooses algorithms of products.
+// Returns the digest of the table by which it chooses algorithms of products.
 std::string cuda_table();
 
 // The table of algorithms for products that all of this process takes from here on, in place of the

@@ -135,7 +135,7 @@ struct DeviceProgram {
 // cross-entropy touch, and whose rows do not begin at multiples of 16 bytes, have a gap behind each
 // row. Buffers behind such a matrix move by its gaps, which the plan states as packed memory.
 RoleProgram prepared_for_cuda(RoleProgram role);
-// The program with its ops joined as kernels run them; what --explain=traffic counts.
+// Returns the program with its ops joined as kernels run them; what --explain=traffic counts.
 FusedProgram joined_for_cuda(const Program& program);
 // Error: names the op that there is no kernel for, and why.
 Result<DeviceProgram> device_program(const Program& program);
@@ -159,7 +159,7 @@ struct Difference {
 };
 inline constexpr int kDifferenceThreads = 256;
 std::string differences_source();
-// The names of the ops that there are kernels for.
+// Returns the names of the ops that there are kernels for.
 std::vector<std::string> cuda_ops();
 
 }  // namespace piper

@@ -178,11 +178,11 @@ class Fabric {
   virtual std::string_view name() const = 0;
   virtual int64_t rank() const = 0;
   virtual int64_t world() const = 0;
-  // Whether the calls of a step stand on streams of an asynchronous backend and return before they
-  // are done.
+  // Returns whether the calls of a step stand on streams of an asynchronous backend and return
+  // before they are done.
   virtual bool is_asynchronous() const { return false; }
-  // Whether they may stand in a graph of that backend (Backend::begin_capture), which is queued
-  // again without them. Ranks that have it so capture the same calls, or none of them does.
+  // Returns whether they may stand in a graph of that backend (Backend::begin_capture), which is
+  // queued again without them. Ranks that have it so capture the same calls, or none of them does.
   virtual bool is_capturable() const { return false; }
 
   // ---- Before the first step --------------------------------------------------------------------

@@ -70,9 +70,9 @@ struct FuseOptions {
   bool finishes_products = true;
 };
 
-// The program rewritten; what was done is added to `counts`. Arguments keep their numbers and
-// flags. Requires: SSA form as check_role demands it, ops whose operands have the types that they
-// take. Ensures: the same; every local is made by an op.
+// Returns the program rewritten; what was done is added to `counts`. Arguments keep their numbers
+// and flags. Requires: SSA form as check_role demands it, ops whose operands have the types that
+// they take. Ensures: the same; every local is made by an op.
 FusedProgram fuse(Program program, FuseCounts& counts, const FuseOptions& options = {});
 
 // Where locals lie in a program's workspace, by value; -1: arguments, literals, views, and what is

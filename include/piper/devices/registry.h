@@ -51,7 +51,7 @@ struct BackendKind {
 };
 std::span<const BackendKind> backend_kinds();
 
-// Names of the kinds that run plans, and of those that plans are made for.
+// Returns names of the kinds that run plans, and of those that plans are made for.
 std::vector<std::string> backend_names();
 std::vector<std::string> target_names();
 // Errors (kUsage): there is none of that name that runs plans, or that they are made for.

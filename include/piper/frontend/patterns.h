@@ -25,7 +25,7 @@ struct LeftAttention {
   std::string why;          // the first thing that did not fit
   int64_t bytes = 0;        // of its weights in a step, and of each value of their size before them
 };
-// A line for each reason, with the first softmax that it is said of.
+// Returns a line for each reason, with the first softmax that it is said of.
 std::vector<std::string> lines_of(const std::vector<LeftAttention>& left);
 
 struct Recognised {
@@ -51,7 +51,7 @@ Graph round_once(Graph step);
 // accepts.
 Result<Graph> expand_composites(Graph graph,
                                 const std::function<bool(std::string_view op)>& wanted);
-// The ops that can be written out, sorted.
+// Returns the ops that can be written out, sorted.
 std::vector<std::string_view> expandable_ops();
 
 }  // namespace piper

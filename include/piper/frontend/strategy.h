@@ -24,9 +24,9 @@ class Expr {
   static Expr constant(int64_t value);
   Result<int64_t> evaluate(const Variables& variables) const;
   std::vector<std::string> names() const;  // variables it reads, without those it is bound to
-  // The same expression with values for some of its names; evaluate's own variables come first.
-  // Every Expr of a Strategy is bound to params and mesh sizes, so that evaluate wants only tags,
-  // captures and bound variables.
+  // Returns the same expression with values for some of its names; evaluate's own variables come
+  // first. Every Expr of a Strategy is bound to params and mesh sizes, so that evaluate wants only
+  // tags, captures and bound variables.
   Expr with(Variables bound) const;
   const std::string& text() const { return text_; }
   // In one spelling: bound names are their values, what is constant is one number.
@@ -52,7 +52,7 @@ struct Condition {
   SourceSpan at;
 };
 using Where = std::vector<Condition>;
-// What a task can be, as conditions on `kind` write it: "compute", "send", "all_reduce", …
+// Returns what a task can be, as conditions on `kind` write it: "compute", "send", "all_reduce", …
 std::span<const std::string> task_kinds();
 
 // ---- annotate -----------------------------------------------------------------------------------
@@ -228,8 +228,8 @@ struct Order {
   Variables bound;           // params and mesh sizes; expand_order's own variables come first
   std::string micro = "mb";  // what split calls the microbatch
 };
-// The items of `order` at coordinate r of its axis; variables: r, P (axis size), M (microbatches);
-// at most 2^18 items.
+// Returns the items of `order` at coordinate r of its axis; variables: r, P (axis size), M
+// (microbatches); at most 2^18 items.
 Result<std::vector<OrderItem>> expand_order(const Order& order, const Variables& variables);
 // Passes and tags that the program can name, without expanding it: {"F","BI","BW"} splits the
 // backward.
@@ -308,16 +308,16 @@ struct Definition {  // -D name=value
 Result<Strategy> parse_strategy(const std::string& name, const std::vector<Definition>& defines,
                                 const std::vector<std::string>& library = {});
 
-// The strategy that counts, after includes, definitions and expressions: one file without params,
-// sections and keys in one order, numbers with their defaults. Read again it is the same strategy,
-// and prints the same; what a user writes otherwise but means alike (comments, names of params,
-// blanks, the order of unordered entries) prints alike.
+// Returns the strategy that counts, after includes, definitions and expressions: one file without
+// params, sections and keys in one order, numbers with their defaults. Read again it is the same
+// strategy, and prints the same; what a user writes otherwise but means alike (comments, names of
+// params, blanks, the order of unordered entries) prints alike.
 std::string print_strategy(const Strategy& strategy);
 
 // JSON Schema (draft-07) of a strategy file, made from the same table of keys that the parser
 // reads: formats/strategy.schema.json is this text.
 std::string strategy_schema();
-// What may stand under `directives`, from that table: name, and what it does.
+// Returns what may stand under `directives`, from that table: name, and what it does.
 std::vector<std::pair<std::string_view, std::string_view>> known_directives();
 
 }  // namespace piper

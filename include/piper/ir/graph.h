@@ -187,8 +187,8 @@ Result<Graph> in_topological_order(Graph graph);
 // Graph ensures.
 Status check_graph(const Graph& graph);
 
-// The canonical text form; parse_graph(print_graph(g)) prints the same. Data of constants larger
-// than 64 bytes is printed as its digest, and parses to a constant without data. Lines:
+// Returns the canonical text form; parse_graph(print_graph(g)) prints the same. Data of constants
+// larger than 64 bytes is printed as its digest, and parses to a constant without data. Lines:
 //   input %x:f32[8,16] batch_dim=0 layout=S0
 //   constant %c:f32[] = [0.5]
 //   state %m:f32[4,4] = fill 0

@@ -87,7 +87,7 @@ class Builder {
   // One use of `op`. Types are inferred; a wrong use is our bug here (user input is checked
   // before).
   std::vector<ValueId> op(std::string_view op, std::vector<ValueId> inputs, Attrs attrs = {});
-  // Its first output.
+  // Returns the node's first output.
   ValueId op1(std::string_view op, std::vector<ValueId> inputs, Attrs attrs = {});
   Result<std::vector<ValueId>> try_op(std::string_view op, std::vector<ValueId> inputs, Attrs attrs,
                                       const SourceSpan& at);
@@ -222,7 +222,7 @@ inline bool is_step_sum(const Node& node) {
   const OpDef* def = find_op(node.op);
   return def && def->sums_step;
 }
-// The use that a node of a graph makes of its op.
+// Returns the use that a node of a graph makes of its op.
 OpTypes use_of(const Graph& graph, const Node& node);
 
 }  // namespace piper

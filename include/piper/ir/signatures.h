@@ -6,8 +6,8 @@
 
 namespace piper {
 
-// The use that a program with these values makes of one of its ops: operands by value, -1 for an
-// absent input.
+// Returns the use that a program with these values makes of one of its ops: operands by value, -1
+// for an absent input.
 OpTypes use_of(std::span<const TensorType> values, std::span<const int32_t> inputs,
                std::span<const int32_t> outputs, const Attrs& attrs);
 

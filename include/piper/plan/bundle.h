@@ -85,7 +85,7 @@ Held held_of(const RoleProgram& role, const Tensor& tensor,
              const std::vector<int64_t>& coordinates);
 // "f32[4,6] block 1 of 2 of dim 0, elements [0, 6)": equal where the same elements are held.
 std::string to_string(const Held& held);
-// What the host needs at most to stage what instructions read from it, and reports.
+// Returns what the host needs at most to stage what instructions read from it, and reports.
 int64_t staging_of(const RoleProgram& role);
 inline constexpr int64_t kStagedReportBytes = 64;
 // Whether states or values are cut along dims: then sums within an op are formed in parts, and the
@@ -128,11 +128,11 @@ Status load_params(PlanSet& set);
 // walked without further checks. Every plan that is read passes it.
 Status check_role(const RoleProgram& role);
 
-// The canonical text form of a role program; parse_plan(print_plan(p)) prints the same.
+// Returns the canonical text form of a role program; parse_plan(print_plan(p)) prints the same.
 std::string print_plan(const RoleProgram& role);
 Result<RoleProgram> parse_plan(std::string_view text);
 
-// The name of the role program's file in a set: equal for equal programs.
+// Returns the name of the role program's file in a set: equal for equal programs.
 std::string role_digest(const RoleProgram& role);
 // Content id of a program: equal for programs that print the same but for the label.
 std::string program_digest(const Program& program);

@@ -131,11 +131,11 @@ inline constexpr bool is_collective(InstructionKind kind) { return info(kind).no
 inline constexpr bool takes_index(InstructionKind kind) {
   return info(kind).args == ArgForm::kIndexed;
 }
-// Whether args come in pairs: read, written. An index stands after the only pair.
+// Returns whether args come in pairs: read, written. An index stands after the only pair.
 inline constexpr bool takes_pairs(InstructionKind kind) {
   return info(kind).args == ArgForm::kPairs || takes_index(kind);
 }
-// The row whose `op` or `maximum_op` this is; null: the op is computed.
+// Returns the row whose `op` or `maximum_op` this is; null: the op is computed.
 const InstructionDef* find_instruction(std::string_view op);
 
 enum class Reduction : uint8_t { kSum, kMax };

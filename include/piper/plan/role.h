@@ -200,7 +200,8 @@ struct RoleProgram {
   std::string name(const Buffer& buffer) const;
   std::string name(int32_t buffer) const { return name(buffers[static_cast<size_t>(buffer)]); }
   int32_t add_buffer(Tensor tensor, int32_t micro = -1);  // with a tensor of its own
-  // The device's memory that the plan states: the arena, and what the target takes beside it.
+  // Returns the device's memory that the plan states: the arena, and what the target takes beside
+  // it.
   int64_t peak_bytes() const;
   bool operator==(const RoleProgram&) const = default;
 };
@@ -210,13 +211,13 @@ std::vector<int64_t> coordinates_of(const std::vector<std::pair<std::string, int
                                     int64_t rank);
 int64_t rank_of(const std::vector<std::pair<std::string, int64_t>>& mesh,
                 const std::vector<int64_t>& coordinates);
-// The ranks of `group` as seen from `coordinates`, ascending.
+// Returns the ranks of `group` as seen from `coordinates`, ascending.
 std::vector<int64_t> group_ranks(const RoleProgram& role, const Group& group,
                                  const std::vector<int64_t>& coordinates);
-// Where the rank at `coordinates` stands among them.
+// Returns where the rank at `coordinates` stands among them.
 int64_t group_position(const RoleProgram& role, const Group& group,
                        const std::vector<int64_t>& coordinates);
-// The rank that `peer` (Instruction::peer) names, seen from `coordinates`.
+// Returns the rank that `peer` (Instruction::peer) names, seen from `coordinates`.
 int64_t peer_rank(const RoleProgram& role, const std::vector<int32_t>& peer,
                   const std::vector<int64_t>& coordinates);
 

@@ -30,10 +30,10 @@ struct CompileOptions {
   std::function<void(std::string_view step, const std::function<std::string()>& text)> dump;
 };
 
-// The values of -D. Error (kUsage): a text that is not name=value.
+// Returns the values of -D. Error (kUsage): a text that is not name=value.
 Result<std::vector<Definition>> parse_definitions(std::span<const std::string> texts);
 
-// Names that --dump accepts, in order of the steps.
+// Returns names that --dump accepts, in order of the steps.
 std::span<const std::string_view> dump_steps();
 
 struct Compiled {
@@ -90,8 +90,8 @@ struct MemoryTraffic {
 // By role. Requires roles of a target of backends.h.
 std::vector<MemoryTraffic> memory_traffic(const PlanSet& set);
 
-// The order of the computations that the strategy asks for; list scheduling where it gives a policy
-// or, like none (null), nothing. Requires tasks.
+// Returns the order of the computations that the strategy asks for; list scheduling where it gives
+// a policy or, like none (null), nothing. Requires tasks.
 Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& deps,
                                                const Strategy* strategy, const Variables& variables,
                                                Explanations& explain);

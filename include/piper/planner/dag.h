@@ -242,7 +242,7 @@ struct Variants {
     const auto at = std::lower_bound(copies.begin(), copies.end(), std::pair(value, ValueId()));
     return at != copies.end() && at->first == value;
   }
-  // What stands for the value.
+  // Returns what stands for the value.
   ValueId read(ValueId value, int32_t variant) const {
     const auto at = std::lower_bound(copies.begin(), copies.end(), std::pair(value, ValueId()));
     return is_copy(value) && !makes(variant, value) ? at->second : value;
@@ -348,16 +348,18 @@ struct ComputeOrder {
   std::vector<SourceSpan> places;
 };
 
-// The type of all that the ranks of its mesh axes hold of a value, of which each has this much.
+// Returns the type of all that the ranks of its mesh axes hold of a value, of which each has this
+// much.
 TensorType uncut(const Dag& dag, const Value& value, TensorType held);
-// Whether the task puts parameters together that live in parts, each time that they are used: its
-// distance counts such messages.
+// Returns whether the task puts parameters together that live in parts, each time that they are
+// used: its distance counts such messages.
 bool gathers_parameters(const Dag& dag, const Task& task);
-// The path up to the first number: "model/h/2" of "model/h/2/mlp/fc"; all of it without a number.
+// Returns the path up to the first number: "model/h/2" of "model/h/2/mlp/fc"; all of it without a
+// number.
 std::string_view layer_of(std::string_view scope);
 // Axes over which contributions to the sum are terms beside those of replicas. Ascending.
 std::vector<int32_t> further_axes(const Dag& dag, const Sum& sum);
-// The stream of this name, added if there is none.
+// Returns the stream of this name, added if there is none.
 int32_t stream_of(Dag& dag, const std::string& name);
 // For each item the tasks that write it (several for accumulators), ascending.
 std::vector<std::vector<TaskId>> writers(const Dag& dag);

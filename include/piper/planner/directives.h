@@ -32,8 +32,8 @@ Result<Graph> apply_annotate(Graph forward, const Annotate& annotate, const Vari
 Result<Graph> clone_data_ops(Graph forward, std::span<const std::string> tags, const SourceSpan& at,
                              Explanations& out);
 
-// A contiguous cut of the ops, in graph order, into `into` regions: minimises the largest region's
-// cost, in matrix FLOPs of the forward plus what its boundary values cost to send
+// Returns a contiguous cut of the ops, in graph order, into `into` regions: minimises the largest
+// region's cost, in matrix FLOPs of the forward plus what its boundary values cost to send
 // (kFlopsPerSentByte).
 Result<Graph> apply_balance(Graph forward, const BalanceRule& balance, Explanations& out);
 
@@ -81,22 +81,22 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
 Result<Cut> couple_replicas(const Graph& step, const Strategy& strategy, Cut cut,
                             Explanations& out);
 
-// What `shard` directives and coupled replicas ask for: a cut for each axis that they name, in the
-// order of the mesh. Requires a graph whose batch is cut. Errors: nothing matches, a dim that the
-// tensor has not, a tensor that two directives cut over one axis.
+// Returns what `shard` directives and coupled replicas ask for: a cut for each axis that they name,
+// in the order of the mesh. Requires a graph whose batch is cut. Errors: nothing matches, a dim
+// that the tensor has not, a tensor that two directives cut over one axis.
 Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
                                          const Cut& cut, Explanations& out);
-// What stages send one another in parts. Requires chunks that have their places. Error: nothing
-// that all ranks of the axis hold alike is sent and matches.
+// Returns what stages send one another in parts. Requires chunks that have their places. Error:
+// nothing that all ranks of the axis hold alike is sent and matches.
 Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanations& out);
 // Which collectives an axis has come to, in sums, and one by one with what each is for.
 void explain_axis(const ShardedGraph& made, const AxisCut& cut, const Strategy& strategy,
                   Explanations& out, std::vector<std::string>& each);
-// What of a cut of `graph` that has been made was perhaps not meant: attention that ranks do whole,
-// weights that send less if they are cut the other way.
+// Returns what of a cut of `graph` that has been made was perhaps not meant: attention that ranks
+// do whole, weights that send less if they are cut the other way.
 std::vector<std::string> notes_of(const Graph& graph, const ShardedGraph& made, const AxisCut& cut);
-// How the parameters and inputs lie that some axis cuts: "model.h.0.fc.weight  f32[64,32]: dim 0
-// over tp".
+// Returns how the parameters and inputs lie that some axis cuts: "model.h.0.fc.weight f32[64,32]:
+// dim 0 over tp".
 std::vector<std::string> layouts_of(const Graph& graph, const std::vector<AxisCut>& cuts);
 
 // Chunks to cells. Axis coordinates outside the mesh, chunks without a place or with two, and
@@ -116,7 +116,7 @@ Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<
 // Chooses what lies in host memory. Requires tasks. Errors: nothing matches, what two entries
 // claim.
 Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& variables);
-// What became of it when plans were made. Error: nothing can leave.
+// Returns what became of it when plans were made. Error: nothing can leave.
 Result<Explanation> explain_offload(const OffloadRule& rule, int64_t values, int64_t bytes,
                                     int64_t stay);
 
@@ -155,7 +155,7 @@ struct FuseCount {
 void explain_fuse(const Dag& dag, const Strategy& strategy, const Fused& fused,
                   const std::vector<FuseCount>& counts, Explanations& out);
 
-// The limit of each cell that the order's policy gives.
+// Returns the limit of each cell that the order's policy gives.
 Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,
                                            const Variables& variables);
 

@@ -62,8 +62,9 @@ struct ListPolicy {
   std::vector<int32_t> turn;       // by task, among those of its chunk; empty: the microbatch
   SourceSpan at;
 };
-// The order of the computations by cell. A forward leaves room for the chunks that follow it on its
-// cell, so limits that let one microbatch through let all through. Error: limits that do not.
+// Returns the order of the computations by cell. A forward leaves room for the chunks that follow
+// it on its cell, so limits that let one microbatch through let all through. Error: limits that do
+// not.
 Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const TaskLists& deps,
                                                 const ListPolicy& policy);
 

@@ -76,7 +76,7 @@ struct ShardedGraph {
   std::vector<Conversion> conversions;
 };
 
-// Whether zeros behind the dim of the seed, up to a multiple of `to`, would count nowhere.
+// Returns whether zeros behind the dim of the seed, up to a multiple of `to`, would count nowhere.
 bool can_be_padded(const Graph& graph, const AxisCut& cut, const ShardSeed& seed, int64_t to);
 
 // Cuts a graph over one mesh axis, from what `seeds` name: an op whose operands are cut works on

@@ -108,11 +108,11 @@ class Executor {
   std::unique_ptr<State> state_;
 };
 
-// All parameters of these executors, in rank order, the first holder's value; by name, aliases
-// included.
+// Returns all parameters of these executors, in rank order, the first holder's value; by name,
+// aliases included.
 std::vector<NamedTensor> collect_parameters(std::span<const Executor* const> executors);
 
-// The inputs of all roles of a set, each name once, in order of roles.
+// Returns the inputs of all roles of a set, each name once, in order of roles.
 Result<std::vector<InputNeed>> data_needs(const PlanSet& set);
 
 // ---- A job --------------------------------------------------------------------------------------
@@ -217,8 +217,8 @@ struct JobResult {
   double worst_loss_error = 0, worst_param_error = 0;
 };
 
-// All ranks as threads of this process. `reference` is the oracle's set when options.verify asks
-// for one. The first error of any rank ends all and is the result.
+// Returns all ranks as threads of this process. `reference` is the oracle's set when options.verify
+// asks for one. The first error of any rank ends all and is the result.
 Result<JobResult> run_job(const PlanSet& set, const BatchSource* data, const PlanSet* reference,
                           const BatchSource* reference_data, const JobOptions& options);
 

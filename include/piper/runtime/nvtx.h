@@ -32,7 +32,7 @@ class Nvtx {
   // Takes locks. The category is a number from 1 on and its name; the colour 0xRRGGBB.
   NvtxRange range(const std::string& name, uint32_t category, const char* category_name,
                   uint32_t colour) const;
-  // The same range with a number, such as that of a step.
+  // Returns the same range with a number, such as that of a step.
   static NvtxRange numbered(NvtxRange range, int64_t number);
 
   // Of the calling thread, within those that it has begun and not ended.

@@ -28,7 +28,7 @@ void take_part(const Shard& shard, int64_t k);
 // Element types that the reductions add.
 bool is_summable(DType dtype);
 
-// Whether two members bring the same, but for where it lies.
+// Returns whether two members bring the same, but for where it lies.
 bool are_alike(const Collective& a, const Collective& b);
 // One member's share of a collective of members whose memory is all at hand: when each has done its
 // own, in any order or at once, it is done. `members`: what each brings; they are alike. `scratch`:
@@ -62,7 +62,8 @@ struct Launch {
 // port that follows from the numbers of job and step). Errors (kUsage) name a variable that is no
 // number, or of which its rank and number of ranks one is missing or too large.
 Result<std::optional<Launch>> launched();
-// The first host of a Slurm node list, such as "node7" of "node[07-12,20],login"; "" of none.
+// Returns the first host of a Slurm node list, such as "node7" of "node[07-12,20],login"; "" of
+// none.
 std::string first_host(std::string_view nodes);
 
 // This process as one rank of an MPI job, `rank` being its plan's, whatever the launcher counted;
@@ -78,7 +79,8 @@ std::unique_ptr<Transport> make_mpi_transport(const TransportOptions& options, i
 Result<std::unique_ptr<Transport>> make_tcp_transport(const TransportOptions& options, int64_t rank,
                                                       int64_t world, const std::string& rendezvous);
 
-// The variables that Open MPI wants as root or with more ranks than cores, as one line for --help.
+// Returns the variables that Open MPI wants as root or with more ranks than cores, as one line for
+// --help.
 std::string_view mpi_environment_help();
 
 }  // namespace piper

@@ -36,7 +36,7 @@ std::string blank_like(std::string_view text) {
   return blank;
 }
 
-// How many bytes the first `count` characters have; past the end, a character is a byte.
+// Returns how many bytes the first `count` characters have; past the end, a character is a byte.
 size_t bytes_of(std::string_view text, size_t count) {
   size_t bytes = 0;
   for (; count > 0; --count) {

@@ -100,7 +100,7 @@ class Matcher {
   char& at(size_t token, size_t place) { return matches_[token * (path_.size() + 1) + place]; }
   char at(size_t token, size_t place) const { return matches_[token * (path_.size() + 1) + place]; }
 
-  // The end of the digits at `place`, or `place` where no capture can begin.
+  // Returns the end of the digits at `place`, or `place` where no capture can begin.
   size_t digits_end(size_t place) const {
     if (place > 0 && is_digit(path_[place - 1])) return place;
     size_t end = place;
@@ -108,7 +108,7 @@ class Matcher {
     return end - place <= kMostDigits ? end : place;
   }
 
-  // Whether the token may take path_[begin, end), not looking at what follows.
+  // Returns whether the token may take path_[begin, end), not looking at what follows.
   bool can_take(size_t t, size_t begin, size_t end) const {
     const std::string_view part = path_.substr(begin, end - begin);
     switch (tokens_[t].kind) {

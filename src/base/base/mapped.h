@@ -11,7 +11,7 @@ namespace piper {
 void note_mapping(const void* begin, size_t size, const std::string& path,
                   const struct stat& about);
 void forget_mapping(const void* begin);
-// The path of the file, or null. Safe in a signal handler.
+// Returns the path of the file, or null. Safe in a signal handler.
 const char* mapped_file_at(const void* address);
 
 }  // namespace piper

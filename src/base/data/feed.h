@@ -21,8 +21,8 @@ class Feed {
   virtual std::optional<Extent> extent() const = 0;  // nothing: the same value in every batch
 };
 
-// The permutation of [0, n) that epoch `epoch` uses, without a table: a Feistel network on the next
-// power of four, walked until it lands inside.
+// Returns the permutation of [0, n) that epoch `epoch` uses, without a table: a Feistel network on
+// the next power of four, walked until it lands inside.
 int64_t permuted(uint64_t seed, int64_t epoch, int64_t index, int64_t n);
 
 // Which rows step `step` takes of `rows` rows, `batch` at a time: those past the last whole batch

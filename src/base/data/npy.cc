@@ -11,7 +11,7 @@ constexpr std::pair<std::string_view, DType> kDescr[] = {
     {"<f4", DType::kF32}, {"<f8", DType::kF64}, {"<f2", DType::kF16},
     {"<i8", DType::kI64}, {"<i4", DType::kI32}, {"|b1", DType::kBool}};
 
-// The text after "'key':" in the header's dictionary, or nothing.
+// Returns the text after "'key':" in the header's dictionary, or nothing.
 std::optional<std::string_view> value_of(std::string_view header, std::string_view key) {
   const std::string quoted = fmt::format("'{}'", key);
   const size_t found = header.find(quoted);

@@ -20,7 +20,7 @@ std::optional<DType> dtype_of(const std::string& name) {
   return std::nullopt;
 }
 
-// Elements × size of one, or nothing when a dim is negative or the product overflows.
+// Returns elements × size of one, or nothing when a dim is negative or the product overflows.
 std::optional<uint64_t> checked_bytes(const TensorType& type) {
   uint64_t bytes = static_cast<uint64_t>(info(type.dtype).bytes);
   for (int64_t dim : type.shape) {

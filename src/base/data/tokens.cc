@@ -84,7 +84,7 @@ bool takes_next(const InputNeed& need) {
          need.name.find("target") != std::string::npos;
 }
 
-// Which input takes the tokens one further: -1 for none, else its position in `inputs`.
+// Returns which input takes the tokens one further: -1 for none, else its position in `inputs`.
 Result<int> find_labels(const SourceSpan& at, std::span<const InputNeed> needs,
                         const std::vector<int>& inputs) {
   if (inputs.size() == 1) return -1;

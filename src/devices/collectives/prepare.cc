@@ -88,7 +88,7 @@ struct Batch {
   std::vector<Piece> pieces;
   int64_t bytes = 0;
 };
-// Elements of a piece that go into a batch.
+// Returns elements of a piece that go into a batch.
 int64_t most_of_piece(int64_t size, int64_t members, int64_t limit) {
   return std::max<int64_t>(1, (limit - members * kAlign) / size / 2 / kAlign) * kAlign;
 }
@@ -179,7 +179,7 @@ int64_t stretches_at_once(const Shard& shard, int64_t members, int64_t copies, i
   return std::clamp<int64_t>(limit / std::max<int64_t>(bytes, 1), 1, shard.stretches);
 }
 
-// Elements of a part of one stretch that are added up at once.
+// Returns elements of a part of one stretch that are added up at once.
 int64_t most_of_part(int64_t size, int64_t members, int64_t limit) {
   return std::max<int64_t>(1, limit / members / size / 128 * 128);
 }
@@ -312,7 +312,7 @@ StridedMove blocks_move(const Exchange& exchange, int64_t members, std::byte* pa
   return move;
 }
 
-// A tensor of rows as a shard of elements.
+// Returns a tensor of rows as a shard of elements.
 Shard shard_of(const Rows& rows, std::byte* whole, std::byte* part, int64_t row_bytes) {
   const DType dtype = carrier_of(row_bytes);
   const int64_t elements = rows.count * row_bytes / info(dtype).bytes;

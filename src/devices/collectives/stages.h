@@ -34,7 +34,7 @@ class Slots {
       : backend_(backend), reserved_(std::move(reserved)), limit_(limit) {}
   int64_t limit() const { return limit_; }
   Result<std::byte*> at_least(int32_t stream, int64_t bytes);
-  // What is stated for the stream, at the first call for it; none, of 0 bytes, at others.
+  // Returns what is stated for the stream, at the first call for it; none, of 0 bytes, at others.
   Result<std::span<std::byte>> reserve(int32_t stream);
 
  private:
@@ -84,7 +84,7 @@ class Arithmetic {
   int32_t stream_ = 0;
 };
 
-// The most numbers of a member that a collective adds up at once, of one piece or part.
+// Returns the most numbers of a member that a collective adds up at once, of one piece or part.
 int64_t most_reduced(const TensorType& piece, int64_t members, int64_t limit);
 int64_t most_scattered(const TensorType& part, int64_t stretches, int64_t members, int64_t limit);
 

@@ -73,7 +73,8 @@ Form form_of_operands(const Use& use, const TensorType& y) {
   return f;
 }
 
-// The form of a use whose first inputs are q, k, v and whose mask, if any, is `mask`; y is `y`.
+// Returns the form of a use whose first inputs are q, k, v and whose mask, if any, is `mask`; y is
+// `y`.
 Form form_of(const Use& use, size_t mask, const TensorType& y) {
   const std::vector<int64_t> columns = use.attrs.integers("columns");
   Form f = columns.empty() ? form_of_operands(use, y) : form_of_columns(use, columns, y);

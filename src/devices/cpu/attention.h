@@ -49,7 +49,8 @@ struct AttentionForm {
   int64_t mask[4] = {};                     // elements between neighbours, 0 where it is repeated
   int64_t mask_elements = 0, all_keys = 0;  // that it is for
 
-  // How far behind key j query i may be to see it, of blocks that begin with these: i + that ≥ j.
+  // Returns how far behind key j query i may be to see it, of blocks that begin with these: i +
+  // that ≥ j.
   int64_t offset_of(int64_t i0, int64_t k0) const {
     return query.number(i0, queries) - i0 - (key.number(k0, keys) - k0) + offset;
   }

@@ -60,8 +60,8 @@ HWY_INLINE void clear_unseen(const ScoreRow<T>& row, T* s) {
     hn::StoreU(hn::Zero(d), d, s + row.at(j));
 }
 
-// Whether no byte of eight is 0: subtracting 1 of each borrows its highest bit only from a 0, or from
-// one above a 0 (Warren: Hacker's Delight, 2nd edition, 2012, section 6-1).
+// Returns whether no byte of eight is 0: subtracting 1 of each borrows its highest bit only from a
+// 0, or from one above a 0 (Warren: Hacker's Delight, 2nd edition, 2012, section 6-1).
 inline bool all_kept(const uint8_t* keep) {
   constexpr uint64_t kOnes = ~uint64_t{0} / 255;
   uint64_t bytes;
@@ -112,7 +112,7 @@ struct ScoreLine {
   T factor = kExponent<T>;
   const T* add = nullptr;
   int64_t step = 1;
-  // The exponent of key j, of `count` ones.
+  // Returns the exponent of key j, of `count` ones.
   template <class D>
   HWY_INLINE hn::Vec<D> of(D d, hn::Vec<D> x, int64_t j, int64_t count) const {
     x = hn::Mul(x, hn::Set(d, factor));
@@ -120,7 +120,7 @@ struct ScoreLine {
     const auto term = step ? load_first(d, add + j, count, T{0}) : hn::Set(d, *add);
     return hn::MulAdd(term, hn::Set(d, kExponent<T>), x);
   }
-  // The exponent minus `less`.
+  // Returns the exponent minus `less`.
   template <class D>
   HWY_INLINE hn::Vec<D> above(D d, hn::Vec<D> x, int64_t j, int64_t count, hn::Vec<D> less) const {
     if constexpr (!kTerms) return hn::MulSub(x, hn::Set(d, factor), less);
@@ -128,7 +128,7 @@ struct ScoreLine {
   }
 };
 
-// The greatest of `top` and the exponents.
+// Returns the greatest of `top` and the exponents.
 template <class T, class Line>
 HWY_INLINE T greatest(const ScoreRow<T>& row, const Line& line, T top) {
   const TileTag<T> d;

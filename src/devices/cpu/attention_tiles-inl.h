@@ -257,7 +257,7 @@ HWY_INLINE int64_t transpose_most(const T* from, int64_t step, int64_t rows, int
 }
 #endif
 
-// The width of what pack_keys makes: a tile's.
+// Returns the width of what pack_keys makes: a tile's.
 template <class T>
 HWY_INLINE int64_t packed_columns() {
   return 2 * tile_lanes<T>();
@@ -276,7 +276,7 @@ void pack_keys(const T* from, int64_t step, int64_t keys, int64_t width, T* to) 
   }
 }
 
-// How many tiles the scores of so many keys are.
+// Returns how many tiles the scores of so many keys are.
 template <class T>
 HWY_INLINE int64_t score_tiles(int64_t keys) {
   return (keys + packed_columns<T>() - 1) / packed_columns<T>();

@@ -18,15 +18,15 @@ struct Block {
 
 inline constexpr size_t kMaxBlockOperands = 3;
 
-// How many operands a pointwise op takes; 0 when it is not one.
+// Returns how many operands a pointwise op takes; 0 when it is not one.
 size_t block_operands(std::string_view op);
 // `option` is the op's one textual choice: Cast's type, Gelu's approximation, Mod's "fmod"; else
 // empty.
 Result<Block> find_block(std::string_view op, std::string_view option,
                          std::span<const DType> operands);
 
-// The vectorised ones: float and double arithmetic, and Where by the size of f32 and f64; null when
-// `op` is none of them.
+// Returns the vectorised ones: float and double arithmetic, and Where by the size of f32 and f64;
+// null when `op` is none of them.
 BlockFn find_simd_block(std::string_view op, std::string_view option, DType type);
 // y[i] = Gelu(x[i]), slope[i] = what GeluGrad multiplies with, for i < n; either may be x.
 using SlopeFn = void (*)(const std::byte* x, std::byte* y, std::byte* slope, int64_t n);

@@ -72,7 +72,7 @@ template <class T>
 GemmPackFn<T> gemm_pack_fn();
 // The instruction set that was chosen; the other vectorised kernels choose alike.
 const char* gemm_target();
-// Elements of scratch that a product needs; that any product needs with this cut.
+// Returns elements of scratch that a product needs; that any product needs with this cut.
 int64_t gemm_scratch(const Gemm& g);
 int64_t gemm_scratch(const ProductCut& cut);
 

@@ -105,7 +105,8 @@ struct GroupedGradient {
   Grouped g;
   GemmFn<T> multiply = gemm_fn<T>();
 
-  // What the rows and the columns of a matrix are: x and dy, or with trans_b the other way round.
+  // Returns what the rows and the columns of a matrix are: x and dy, or with trans_b the other way
+  // round.
   int64_t height() const { return g.trans_b ? g.n : g.k; }
   int64_t width() const { return g.trans_b ? g.k : g.n; }
   Gemm gemm(int64_t m, int64_t n, int64_t rows) const {

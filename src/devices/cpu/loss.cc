@@ -23,7 +23,7 @@ Rows rows_of(const Use& use) {
 
 bool inside(int64_t label, const Rows& rows) { return label >= 0 && label < rows.classes; }
 
-// The type of all but logits and their gradient.
+// Returns the type of all but logits and their gradient.
 DType statistics_of(const Use& use) { return is_half(use.type()) ? DType::kF32 : use.type(); }
 
 // Logits in rows; of 16 bits, each row is widened into the scratch memory when its turn comes.

@@ -62,7 +62,7 @@ struct Cut {
     extent = by_rows ? g.m : g.n;
     count = std::max<int64_t>(1, (extent + step - 1) / step);
   }
-  // The product of the parts [begin, end), and where it begins in a, b and c.
+  // Returns the product of the parts [begin, end), and where it begins in a, b and c.
   Gemm part(Gemm g, int64_t begin, int64_t end, int64_t (&at)[3]) const {
     const int64_t first = begin * step, size = std::min(extent, end * step) - first;
     g.a_step = g.row_of_a(), g.b_step = g.row_of_b(), g.c_step = g.old_step = g.row_of_c();
@@ -134,7 +134,7 @@ Result<KernelPtr> make_matmul(const Use& use) {
   });
 }
 
-// The right operand of products whose attribute `packed_b` is set.
+// Returns the right operand of products whose attribute `packed_b` is set.
 Result<KernelPtr> make_pack(const Use& use) {
   const int64_t trans_b = use.attrs.integer("trans_b", 0);
   const Shape& b = use.in(0);

@@ -9,8 +9,8 @@ namespace piper::cpu {
 // of the matrix, at least.
 inline constexpr int64_t kPackedTimes = 8, kPackedRowsEach = 4, kPackedRows = 128, kPackedSide = 64;
 
-// What Pack makes of a right operand [k, n] (or its transpose): fewer than 32 more columns, so that
-// all instruction sets' vectors fit. Only products with the attribute `packed_b` read it.
+// Returns what Pack makes of a right operand [k, n] (or its transpose): fewer than 32 more columns,
+// so that all instruction sets' vectors fit. Only products with the attribute `packed_b` read it.
 inline Shape packed_shape(int64_t k, int64_t n) { return {k, (n + 31) / 32 * 32}; }
 
 // Each parameter that is kept whole and that programs read as the right operand of such products,

@@ -32,7 +32,7 @@ inline Part part_of(const Use& use, size_t at, int64_t size) {
   return {size, given ? use.attrs.integer("whole") : size, at, use.inputs.size(), given};
 }
 
-// What stands for an element that is not there.
+// Returns what stands for an element that is not there.
 template <class T>
 T nothing() {
   return convert<T>(std::is_same_v<T, int64_t> || std::is_same_v<T, int32_t> ||

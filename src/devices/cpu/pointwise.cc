@@ -30,7 +30,7 @@ Result<KernelPtr> make_pointwise(const Use& use) {
   return chain_kernel(use, {step});
 }
 
-// The bits of Gelu, and those that GeluGrad multiplies dy with.
+// Returns the bits of Gelu, and those that GeluGrad multiplies dy with.
 Result<KernelPtr> make_gelu_and_slope(const Use& use) {
   const std::string option = use.attrs.text("approximate", "none");
   constexpr int64_t kAtOnce = 1024;

@@ -54,7 +54,7 @@ class Attention {
             in.mask ? in.mask + (b * f.mask[0] + h * f.mask[1]) * bytes : nullptr};
   }
 
-  // How many of the block's keys the query sees.
+  // Returns how many of the block's keys the query sees.
   int64_t seen(const Block& block, int64_t query) const {
     return f.causal ? std::clamp<int64_t>(query + block.offset + 1 - block.k0, 0, block.n)
                     : block.n;
@@ -63,7 +63,7 @@ class Attention {
   ScoreRow<T> row_of(const Block& block, int64_t r, int64_t n) const {
     return {s.at(r, 0), s.rows * kPanel, seen(block, block.i0 + r), whole_panels(n)};
   }
-  // How many keys the queries of row r's tile see.
+  // Returns how many keys the queries of row r's tile see.
   int64_t seen_by_tile(const Block& block, int64_t r) const {
     return seen(block, block.i0 + HWY_MIN(r | (kTileRows - 1), block.m - 1));
   }
@@ -81,7 +81,7 @@ class Attention {
     return rule;
   }
 
-  // How a row's exponents are made; terms, at once.
+  // Returns how a row's exponents are made; terms, at once.
   template <bool kTerms>
   ScoreLine<T, kTerms> line_of(const Block& block, int64_t query, const std::byte* mask) const {
     if constexpr (!kTerms) return {at_once ? factor : kExponent<T>};

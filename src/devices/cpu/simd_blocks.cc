@@ -57,7 +57,7 @@ void unary(const std::byte* const* in, const bool* step, std::byte* to, int64_t 
   }
 }
 
-// Which of up to a vector of conditions hold.
+// Returns which of up to a vector of conditions hold.
 template <class D>
 HWY_INLINE hn::Mask<D> holds(D d, const uint8_t* condition, int64_t count) {
   const hn::Rebind<uint8_t, D> bytes;

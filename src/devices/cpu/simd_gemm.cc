@@ -90,7 +90,7 @@ HWY_INLINE void tile_chains(Tile<T>& t, int64_t rows, int64_t depth, int64_t wid
   }
 }
 
-// The first operand of `then` that is a matrix, or null.
+// Returns the first operand of `then` that is a matrix, or null.
 inline const GemmThen* matrix_of(const Gemm* g) {
   for (int o = 0; g && o < g->thens; ++o)
     if (g->then[o].step > 0) return &g->then[o];
@@ -141,14 +141,14 @@ struct Part {
   int64_t end() const { return n0 + columns; }
 };
 
-// The panel at column n of a packed b, from depth k on.
+// Returns the panel at column n of a packed b, from depth k on.
 template <class T>
 const T* packed_panel(const Gemm& g, const T* b, int64_t k, int64_t n, int64_t width) {
   return b + n * g.k + k * width;
 }
 
-// What will be packed after the panel at column `n`: the next one, if these are the first rows; the
-// next part's first one behind the last panel of the last rows.
+// Returns what will be packed after the panel at column `n`: the next one, if these are the first
+// rows; the next part's first one behind the last panel of the last rows.
 template <class T>
 Ahead<T> next_panel(const Gemm& g, const T* b, const Part& part, int64_t n, int64_t width,
                     bool first_rows, bool last_rows) {
@@ -168,8 +168,8 @@ Ahead<T> next_panel(const Gemm& g, const T* b, const Part& part, int64_t n, int6
   return Ahead<T>(g, b, k, HWY_MIN(g.cut.depth, g.k - k), next, HWY_MIN(width, g.n - next));
 }
 
-// What of a will be packed after the rows [m0, m0 + height): the next rows, or the first ones of
-// the next depth. Fetched by each tile of the part, so many lines at a time.
+// Returns what of a will be packed after the rows [m0, m0 + height): the next rows, or the first
+// ones of the next depth. Fetched by each tile of the part, so many lines at a time.
 template <class T>
 Ahead<T> next_rows(const Gemm& g, const T* a, const Part& part, int64_t m0, int64_t height,
                    int64_t& share) {

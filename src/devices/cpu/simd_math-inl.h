@@ -47,8 +47,8 @@ HWY_INLINE hn::Vec<D> constant(D d, double x) {
 
 // ---- Parts of vectors ----------------------------------------------------------------
 
-// The first `count` elements at p, at least one and at most a whole vector; the lanes behind them
-// are `rest`.
+// Returns the first `count` elements at p, at least one and at most a whole vector; the lanes
+// behind them are `rest`.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> load_first(D d, const T* p, int64_t count, T rest) {
   if (count == static_cast<int64_t>(hn::Lanes(d))) return hn::LoadU(d, p);
@@ -99,7 +99,7 @@ HWY_INLINE V exp_fraction(D d, V x, V n) {
   return hn::Add(hn::MulAdd(hn::Mul(r, r), p, r), hn::Set(d, 1.0f));
 }
 
-// The whole of exp: subnormal results, infinity, NaN.
+// Returns the whole of exp: subnormal results, infinity, NaN.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp_f32(D d, V x) {
   const hn::RebindToSigned<D> di;
@@ -283,7 +283,7 @@ HWY_INLINE hn::Vec<D> exp_scaled(D d, hn::Vec<D> y) {
     return exp_of(d, hn::Min(y, constant(d, 700.0)));
   }
 }
-// The same for x <= 0, where results below 1e-37 may be 0.
+// Returns the same for x <= 0, where results below 1e-37 may be 0.
 template <class D>
 HWY_INLINE hn::Vec<D> exp_scaled_negative(D d, hn::Vec<D> y) {
   if constexpr (kIsF32<D>) {

@@ -43,7 +43,8 @@ HWY_INLINE double total(D d, int64_t n, Term term) {
   return sum;
 }
 
-// The greatest of a row that has no NaN; a row with one gets a sum that is NaN, whatever this is.
+// Returns the greatest of a row that has no NaN; a row with one gets a sum that is NaN, whatever
+// this is.
 template <class T>
 HWY_INLINE T greatest(const T* x, int64_t n) {
   const hn::ScalableTag<T> d;
@@ -150,7 +151,7 @@ HWY_INLINE T mean_of(const T* x, int64_t n) {
   return static_cast<T>(sum / static_cast<double>(n));
 }
 
-// The mean square of the distances from `middle`.
+// Returns the mean square of the distances from `middle`.
 template <class T>
 HWY_INLINE double spread_of(const T* x, T middle, int64_t n) {
   const hn::ScalableTag<T> d;

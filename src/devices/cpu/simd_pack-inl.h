@@ -40,7 +40,7 @@ HWY_INLINE void transpose_vector(D, const T* from, int64_t, T* to, int64_t) {
 #else
 template <class T>
 constexpr int64_t kSquare = 16 / sizeof(T);
-// A block of every kSquare-th row.
+// Returns a block of every kSquare-th row.
 template <class D, class T>
 HWY_INLINE hn::Vec<D> blocks_of_rows(D d, const T* from, int64_t step) {
   if constexpr (hn::MaxLanes(d) * sizeof(T) == 16) {

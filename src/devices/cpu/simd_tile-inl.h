@@ -62,14 +62,14 @@ constexpr int64_t kTail = 0;
 constexpr int kTogether = kRows;
 #endif
 
-// Lines of each row of a that are fetched before they are needed: what takes as long as memory does.
-// Of rows that lie a power of two apart, the nearest cache holds little more.
+// Lines of each row of a that are fetched before they are needed: what takes as long as memory
+// does. Of rows that lie a power of two apart, the nearest cache holds little more.
 constexpr int64_t kLinesAhead = 24 / kRows;
 
 // Fetches a's elements, at the end those of the tile below, while it multiplies: rows of a are too
 // short, and those of a tile too many, for the processor to guess them. The first tile (kPacks),
-// which nobody fetched for, fetches its own, kSoon of k ahead. c is fetched row by row: all at once,
-// its lines would keep those of a and b waiting.
+// which nobody fetched for, fetches its own, kSoon of k ahead. c is fetched row by row: all at
+// once, its lines would keep those of a and b waiting.
 template <int R, bool kRowsAdjacent, bool kPacks, class T>
 HWY_NOINLINE void tile(const Tile<T>& t) {
   constexpr int64_t kSoon = 16;
@@ -194,7 +194,7 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
 template <class T>
 using TileFn = void (*)(const Tile<T>&);
 
-// The function for a tile of `rows` rows.
+// Returns the function for a tile of `rows` rows.
 template <bool kRowsAdjacent, class T>
 TileFn<T> tile_of(int64_t rows) {
 #define PIPER_CASE(i)                                               \

@@ -14,8 +14,8 @@ Axis axis_of(const Use& use) {
   return {extent(shape, 0, axis), shape[axis], extent(shape, axis + 1, shape.size())};
 }
 
-// A function of whole rows. Along another axis than the last, elements are gathered into rows of
-// scratch first.
+// Returns a function of whole rows. Along another axis than the last, elements are gathered into
+// rows of scratch first.
 template <class T, size_t kInputs, class Rows>
 KernelPtr row_kernel(const Axis& axis, Rows rows) {
   if (axis.inner == 1) {

@@ -14,7 +14,8 @@ class Attentions {
   static Result<std::unique_ptr<Attentions>> open(const Device& device);
   ~Attentions();
 
-  // An attention of these operands, as its DeviceStep has them. Error: cuDNN declines, and why.
+  // Returns an attention of these operands, as its DeviceStep has them. Error: cuDNN declines, and
+  // why.
   Result<int32_t> bind(const DeviceAttention& attention, std::span<std::byte* const> operands,
                        std::byte* workspace);
   int run(int32_t bound, CuStream* stream) const;  // cuDNN's status

@@ -202,7 +202,7 @@ Status set_target(const DnnObject& object, DnnNumber handle, DnnNumber propertie
   return object.set(handle, kDnnTypeHandle, 1, &target.handle);
 }
 
-// What the heuristics name, best first.
+// Returns what the heuristics name, best first.
 Result<std::vector<DnnObject>> choices_of(const Cudnn& api, const DnnObject& graph,
                                           const DnnTarget& target) {
   constexpr int64_t kMost = 16;

@@ -69,16 +69,16 @@ class DnnGraph {
   Tensor index(int64_t axis, Tensor like, Tensor to);
   // Of one operand, or two, or of two and what selects between them; of i32 where `to` is.
   Tensor pointwise(DnnNumber mode, std::initializer_list<Tensor> operands, Tensor to);
-  // The adjoint of x, of which an operation was taken, from that of what it gave.
+  // Returns the adjoint of x, of which an operation was taken, from that of what it gave.
   Tensor pointwise_back(DnnNumber mode, Tensor adjoint, Tensor x, Tensor to);
 
   const Dims& dims(Tensor tensor) const { return tensors_[tensor].dims; }
   static int64_t id(Tensor tensor) { return static_cast<int64_t>(tensor) + 1; }
-  // The numbers' tensors, and where they stand as long as the graph is not touched.
+  // Returns the numbers' tensors, and where they stand as long as the graph is not touched.
   std::vector<std::pair<Tensor, const void*>> numbers() const;
 
-  // The first of those that cuDNN's heuristics name that is deterministic and needs at most so many
-  // bytes of workspace. Error: why there is none.
+  // Returns the first of those that cuDNN's heuristics name that is deterministic and needs at most
+  // so many bytes of workspace. Error: why there is none.
   Result<DnnPlan> plan(const Cudnn& api, const DnnTarget& target, int64_t most_workspace) const;
 
  private:

@@ -127,7 +127,7 @@ class Builder {
     return point(kDnnAdd, {x, terms}, scores_);
   }
 
-  // A number below all others where that of the key is above that of the query.
+  // Returns a number below all others where that of the key is above that of the query.
   Tensor seen(Tensor x) {
     if (!a_.causal) return x;
     Tensor query = number_of(2, x, kFirst, a_.query_stretches);

@@ -379,7 +379,7 @@ Status Cuda::bind_product(const LoadedProgram& loaded, const Binding& binding, C
   return ok_status();
 }
 
-// Whether cuDNN does it; if not, the steps behind it do.
+// Returns whether cuDNN does it; if not, the steps behind it do.
 bool Cuda::bind_attention(const LoadedProgram& loaded, const Binding& binding, std::byte* workspace,
                           Call& call) {
   const DeviceStep& step = *call.step;

@@ -20,8 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The options that the texts are written for (src/devices/cuda_kernels/device/prelude.cuh): no product and
-// sum becomes one rounding.
+// The options that the texts are written for (src/devices/cuda_kernels/device/prelude.cuh): no
+// product and sum becomes one rounding.
 std::vector<std::string> options_for(const std::string& architecture) {
   return {"--gpu-architecture=" + architecture, "--std=c++17", "--fmad=false"};
 }
@@ -103,7 +103,7 @@ Result<std::string> compile_one(const Nvrtc& nvrtc, const CompileSource& source,
   return code;
 }
 
-// A file: the digest of the code, a new line, the code.
+// Returns a file's contents: the digest of the code, a new line, the code.
 std::optional<std::string> read_kept(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
   std::string kept;

@@ -28,7 +28,8 @@ Result<int> count_devices();
 
 class Device {
  public:
-  // The device `ordinal`, modulo as many as there are. Error: there is no driver or no device.
+  // Returns the device `ordinal`, modulo as many as there are. Error: there is no driver or no
+  // device.
   static Result<std::unique_ptr<Device>> open(int64_t ordinal);
   ~Device();
 
@@ -54,7 +55,7 @@ class Device {
   // Prepares copies between the memory of both devices, what is still to be taken included: each
   // may read the other's, as far as the machine lets it. Both devices do so for themselves.
   Status meet(const Device& other);
-  // Whether memory of `other` is on the same device.
+  // Returns whether memory of `other` is on the same device.
   bool is_same_as(const Device& other) const { return other.handle_ == handle_; }
   CuContext* context() const { return context_; }
 

@@ -123,7 +123,7 @@ PIPER_OPENED(Nccl)
 
 namespace {
 
-// A part of a library that not all versions have.
+// Returns a part of a library that not all versions have.
 template <class Table, class Part>
 Result<Part> part_of() {
   PIPER_TRY(check_switch<Part>("a part of it"));

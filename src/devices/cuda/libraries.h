@@ -66,7 +66,7 @@ Result<const Opened<Table>*> opened();
 const Green* green_of_driver();
 const NcclWindows* windows_of_nccl();
 
-// What a call of the driver says that did not succeed: "cuMemCreate: CUDA_ERROR_…: …".
+// Returns what a call of the driver says that did not succeed: "cuMemCreate: CUDA_ERROR_…: …".
 Error failed_call(const Driver& driver, const char* call, int code);
 inline Status checked(const Driver& driver, const char* call, int code) {
   if (code == 0) return ok_status();

@@ -19,7 +19,7 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-// What is in a folder, in the order of names; nothing where it cannot be read.
+// Returns what is in a folder, in the order of names; nothing where it cannot be read.
 std::vector<fs::path> entries_of(const fs::path& folder) {
   std::vector<fs::path> entries;
   std::error_code ignored;

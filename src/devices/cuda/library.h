@@ -19,8 +19,8 @@ struct Folders {
 };
 Folders library_folders();
 
-// The first of `names` that loads, folder by folder. The error is the loader's own for a file that
-// is there, and says that there is none otherwise.
+// Returns the first of `names` that loads, folder by folder. The error is the loader's own for a
+// file that is there, and says that there is none otherwise.
 Result<Library> open_library(std::span<const char* const> names, const Folders& folders);
 // Loads every file of the library's folder whose name begins with `prefix`, so that the library
 // finds it when it asks the loader for the bare name. Files that do not load are left: the library

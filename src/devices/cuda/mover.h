@@ -17,7 +17,7 @@ class Mover {
   Mover(const Mover&) = delete;
   Mover& operator=(const Mover&) = delete;
 
-  // The driver's result of the launch.
+  // Returns the driver's result of the launch.
   int run(const StridedMove& move, CuStream* stream) const;
 
  private:

@@ -7,8 +7,8 @@
 
 namespace piper::cuda {
 
-// What a program takes of its stream's workspace: products that share one share their scratch, so
-// that who has products has some.
+// Returns what a program takes of its stream's workspace: products that share one share their
+// scratch, so that who has products has some.
 int64_t workspace_of(const DeviceProgram& program);
 
 // Of collectives, by stream: for blocks that are under way, and for the values of the programs that

@@ -48,7 +48,7 @@ uint32_t alignment_of(const std::byte* at) {
   return alignment;
 }
 
-// Numbers of two bytes; others have four.
+// Returns numbers of two bytes; others have four.
 bool is_narrow(int attribute) { return attribute == kLtInner || attribute == kLtCluster; }
 
 std::string name_of_product(const DeviceProduct& p, std::span<std::byte* const> operands) {

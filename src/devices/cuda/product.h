@@ -33,10 +33,10 @@ struct AlgorithmTable {
 };
 inline constexpr int64_t kMostTableBytes = 16 << 20;
 Result<AlgorithmTable> read_algorithms(std::string_view text);
-// Its text, in the order of keys, behind these comments.
+// Returns the table's text, in the order of keys, behind these comments.
 std::string print_algorithms(const AlgorithmTable& table, std::string_view comments);
-// What this process takes: products_cuda.txt as it was built in, unless take_cuda_products said
-// another.
+// Returns what this process takes: products_cuda.txt as it was built in, unless take_cuda_products
+// said another.
 const AlgorithmTable& algorithms_here();
 
 // What a product is given, in order.
@@ -48,17 +48,18 @@ class Products {
   static Result<std::unique_ptr<Products>> open(const Device& device, const AlgorithmTable& table);
   ~Products();
 
-  // A product of these operands, as DeviceProduct has them, by the algorithm that is listed for it,
-  // else by the library's first; or by this one. Error: the library has no way, or not this one.
+  // Returns a product of these operands, as DeviceProduct has them, by the algorithm that is listed
+  // for it, else by the library's first; or by this one. Error: the library has no way, or not this
+  // one.
   Result<int32_t> bind(const DeviceProduct& product, std::span<std::byte* const> operands,
                        const AlgorithmNumbers* algorithm = nullptr);
-  // What the table lists it under.
+  // Returns what the table lists it under.
   std::string key_of(const DeviceProduct& product, std::span<std::byte* const> operands) const;
   // Returns at most so many algorithms that the library offers for it, its first one first: those
   // that check_reduction allows.
   Result<std::vector<AlgorithmNumbers>> offers(const DeviceProduct& product,
                                                std::span<std::byte* const> operands, int most);
-  // The library's status. `scratch`: of kProductScratch, which nobody else uses meanwhile.
+  // Returns the library's status. `scratch`: of kProductScratch, which nobody else uses meanwhile.
   int run(int32_t bound, std::byte* scratch, CuStream* stream) const;
   const char* name_of(int status) const { return functions_.cublasLtGetStatusName(status); }
 

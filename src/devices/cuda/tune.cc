@@ -52,7 +52,7 @@ struct Layout {
   }
 };
 
-// Numbers of [-1, 1), of which a product's operands are made by repeating them.
+// Returns numbers of [-1, 1), of which a product's operands are made by repeating them.
 std::vector<std::byte> draw_block(DType type, uint32_t seed) {
   constexpr size_t kCount = 1000003;  // no line of a matrix is a divisor
   std::mt19937 random(seed);
@@ -71,8 +71,8 @@ std::vector<std::byte> draw_block(DType type, uint32_t seed) {
   return block;
 }
 
-// What may be between two orders of summing, over the largest result: the last bit of 16, and of
-// f32 less than operands that are rounded to TF32 leave.
+// Returns what may be between two orders of summing, over the largest result: the last bit of 16,
+// and of f32 less than operands that are rounded to TF32 leave.
 double bound_of(DType result) {
   switch (result) {
     case DType::kBF16:
@@ -108,7 +108,7 @@ class Tuner {
 
   // Takes the memory of the largest one; what does not fit is left out, and said.
   Status begin(std::vector<Wanted>& wanted);
-  // The best algorithm; nothing where the library's first one is. And its key.
+  // Returns the best algorithm; nothing where the library's first one is. And its key.
   Result<std::pair<std::string, std::optional<AlgorithmNumbers>>> tune(const Wanted& wanted);
 
  private:
@@ -128,7 +128,7 @@ class Tuner {
   const Candidate* best() const;
   std::optional<AlgorithmNumbers> choose(const Wanted& wanted, const std::string& name) const;
   int run(int32_t bound) { return products_->run(bound, scratch_, device_->stream(0)); }
-  // What a run says of a candidate that cannot.
+  // Returns what a run says of a candidate that cannot.
   std::string said(int status) const {
     const char* name = products_->name_of(status);
     return fmt::format("cublasLtMatmul: {} ({})", name ? name : "an unknown status", status);
@@ -363,8 +363,8 @@ const Candidate* Tuner::best() const {
   return best;
 }
 
-// What variations of an algorithm set: another way to go through the tiles, another cluster of
-// blocks, or more parts of k, whose sums are stored and added in a separate step.
+// Returns what variations of an algorithm set: another way to go through the tiles, another cluster
+// of blocks, or more parts of k, whose sums are stored and added in a separate step.
 const std::vector<AlgorithmNumbers>& variations() {
   static const std::vector<AlgorithmNumbers> all = [] {
     std::vector<AlgorithmNumbers> made;
@@ -427,7 +427,7 @@ Result<std::pair<std::string, std::optional<AlgorithmNumbers>>> Tuner::tune(cons
   return std::pair(key, is_known ? choose(wanted, name) : std::nullopt);
 }
 
-// The algorithm that is worth a line.
+// Returns the algorithm that is worth a line.
 std::optional<AlgorithmNumbers> Tuner::choose(const Wanted& wanted, const std::string& name) const {
   const Candidate* chosen = best();
   if (!chosen) {

@@ -16,7 +16,8 @@ struct Wanted {
 };
 std::string to_string(const Wanted& wanted);
 double flops_of(const DeviceProduct& product);
-// Elements of an operand from the first to behind the last one, gaps between lines among them.
+// Returns elements of an operand from the first to behind the last one, gaps between lines among
+// them.
 int64_t extent_of(const DeviceProduct& product, Operand operand);
 DType type_of(const DeviceProduct& product, Operand operand);
 

@@ -118,7 +118,7 @@ class Kernels {
   std::string_view sums() const { return type_name(compute_type(f_.type)); }
   int64_t tiles(int64_t tokens) const { return ceil_div(tokens, tile_); }
 
-  // That a block has of a width: one tile's side or two.
+  // Returns how many elements a block has of a width: one tile's side or two.
   int64_t columns_of(int64_t width) const { return width <= tile_ ? tile_ : 2 * tile_; }
 
   // How many elements of q, k, v and dy are read at once: 16 bytes where all of them allow it.
@@ -210,7 +210,7 @@ bool library_takes(const Form& form, const std::vector<DeviceOperand>& operands)
                                           [](const auto& each) { return each.offset % 16 == 0; });
 }
 
-// Whether queries may see no key.
+// Returns whether queries may see no key.
 bool may_hide_all(const Form& form) {
   return form.mask != Form::kNoMask || (form.causal && form.key_stretches > 0);
 }

@@ -20,9 +20,9 @@ bool fits(const DeviceRows& rows, int64_t bytes) {
   return true;
 }
 
-// Bytes for a head of keys of one sample, and for all that read it: of deterministic gradients, the
-// adjoints of the scores in 16 bits, whole tiles of them, and the sums of dy · y; with grouped
-// heads, gradients of k and v for each head of queries.
+// Returns bytes for a head of keys of one sample, and for all that read it: of deterministic
+// gradients, the adjoints of the scores in 16 bits, whole tiles of them, and the sums of dy · y;
+// with grouped heads, gradients of k and v for each head of queries.
 int64_t bytes_for_head(const DeviceAttention& a) {
   const int64_t queries = ceil_div(a.queries, 64) * 64, keys = ceil_div(a.keys, 128) * 128;
   const int64_t repeat = a.heads / a.kv_heads;
@@ -49,7 +49,7 @@ bool is_mask_taken(const DeviceAttention& a) {
   return !repeats_rows(a) || cudnn_terms(a).bytes <= kMostCudnnBytes;
 }
 
-// Which keys queries see by their numbers.
+// Returns which keys queries see by their numbers.
 bool is_order_taken(const DeviceAttention& a) {
   if (!a.causal) return true;
   if (a.query_stretches == 0) return a.key_stretches == 0 && a.offset >= 0 && a.offset <= kFurthest;

@@ -44,13 +44,15 @@ inline int64_t pitch_of(const DeviceOperand& operand, const Shape& shape) {
 }
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The names that the text has for element types: "double", "float", "bf16", "f16", "int64_t",
-// "int32_t", "bool". And of unsigned integers of so many bytes: "uint32_t", for what only moves.
+// Returns the names that the text has for element types: "double", "float", "bf16", "f16",
+// "int64_t", "int32_t", "bool". And of unsigned integers of so many bytes: "uint32_t", for what
+// only moves.
 std::string_view type_name(DType dtype);
 std::string_view bits_name(DType dtype);
-// What is computed in: double of f64, float of the other floats, itself of integers and bool.
+// Returns what is computed in: double of f64, float of the other floats, itself of integers and
+// bool.
 DType compute_type(DType dtype);
-// A literal of the text: "1.0e-05f", "-INFINITY".
+// Returns a literal of the text: "1.0e-05f", "-INFINITY".
 std::string literal(double value, DType dtype);
 
 // A kernel to be launched. `body` is what stands between the braces of its function, where operand
@@ -120,15 +122,16 @@ inline constexpr size_t kMostPointers = 480;   // of a kernel, less those of scr
 // Moves ops that can go into a run with an op before them up to it, where nothing between them
 // hinders that.
 Program with_runs_together(Program program);
-// The op behind the last that goes into one run with op `first`, Casts of their results included.
+// Returns the op behind the last that goes into one run with op `first`, Casts of their results
+// included.
 size_t end_of_run(const FusedProgram& program, std::span<const DeviceOperand> places, size_t first);
 Run run_of(const FusedProgram& program, size_t first, size_t last);
 
 // ---- Passes over rows (rows.cc) -----------------------------------------------------------------
-// Whether there are kernels over rows for the op, and whether it can be one among others.
+// Returns whether there are kernels over rows for the op, and whether it can be one among others.
 bool goes_by_rows(const FusedProgram& program, const ProgramOp& op);
 bool joins_rows(const FusedProgram& program, const ProgramOp& op);
-// The names of the ops of which it can be true.
+// Returns the names of the ops of which it can be true.
 std::vector<std::string> row_ops();
 // Several ops that go over the same rows, as one pass. Operands: those of each op, one after the
 // other; of values inside the pass, absent.

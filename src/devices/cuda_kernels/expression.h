@@ -23,7 +23,7 @@ struct Expression {
 bool is_expression(std::string_view op);
 // Precondition: is_expression(use.op). The words of Fused are as src/devices/cpu/fused.cc says.
 Result<Expression> expression_of(const Use& use);
-// The names of the ops that are words.
+// Returns the names of the ops that are words.
 std::vector<std::string> expression_ops();
 
 }  // namespace piper::cuda_kernels

@@ -11,7 +11,7 @@
 namespace piper::cuda_kernels {
 namespace {
 
-// What is taken where an index lies outside.
+// Returns what is taken where an index lies outside.
 std::string nothing(DType dtype, int64_t bytes) {
   const double value = info(dtype).is_float ? std::numeric_limits<double>::quiet_NaN() : 0.0;
   return word_of(value, dtype, bytes);

@@ -60,8 +60,8 @@ void take_repeated(const Taken& t, Emitter& emit) {
          count);
 }
 
-// The dim, not the last one, that is one run of the input, where tiles of it and of the last dim
-// are worth while.
+// Returns the dim, not the last one, that is one run of the input, where tiles of it and of the
+// last dim are worth while.
 std::optional<size_t> turned_dim(const Walk& walk) {
   constexpr int64_t kLeast = 16;
   const size_t last = walk.extents.size() - 1;

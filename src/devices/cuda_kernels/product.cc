@@ -15,7 +15,7 @@ struct BatchDim {
   int64_t extent = 1, a = 0, b = 0, d = 0;
 };
 
-// Elements from one index of each dim of `batch` to the next, in a tensor of such matrices.
+// Returns elements from one index of each dim of `batch` to the next, in a tensor of such matrices.
 std::vector<int64_t> steps_of(const Shape& tensor, int64_t pitch, const Shape& batch) {
   std::vector<int64_t> steps(batch.size());
   int64_t step = tensor[tensor.size() - 2] * pitch;
@@ -27,7 +27,8 @@ std::vector<int64_t> steps_of(const Shape& tensor, int64_t pitch, const Shape& b
   return steps;
 }
 
-// The dims of a batch, innermost first; those that follow each other alike in all three are one.
+// Returns the dims of a batch, innermost first; those that follow each other alike in all three are
+// one.
 std::vector<BatchDim> batch_of(const Use& use, const DeviceProduct& product) {
   const Shape& out = use.out();
   const Shape batch(out.begin(), out.end() - 2);
@@ -211,7 +212,7 @@ struct Linear {
 
 bool is_aligned(const DeviceOperand& operand) { return operand.offset % 16 == 0; }
 
-// Whether the library does all of it: no exact GELU, and no f32 results of a tanh that it
+// Returns whether the library does all of it: no exact GELU, and no f32 results of a tanh that it
 // approximates; what it keeps of the sums has rows of whole 16 bytes.
 bool is_for_library(const Linear& linear, const Emitter& emit) {
   const DeviceProduct& product = linear.product;

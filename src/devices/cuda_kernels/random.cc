@@ -22,7 +22,7 @@ struct Draw {
   size_t key = 0;         // operand
   int64_t elements = 0;
 
-  // Whether four elements from a multiple of four on are so in the whole.
+  // Returns whether four elements from a multiple of four on are so in the whole.
   bool by_fours() const {
     return std::all_of(cuts.begin(), cuts.end(),
                        [](const Cut& cut) { return cut.run % 4 == 0 && cut.zeros % 4 == 0; });
@@ -63,7 +63,7 @@ Draw draw_of(const Use& use, size_t key) {
   return draw;
 }
 
-// A value `lies` of the text's Whole or Parts.
+// Returns a value `lies` of the text's Whole or Parts.
 std::string lies_text(const Draw& draw) {
   if (draw.cuts.empty()) return "  constexpr Whole lies{};\n";
   std::vector<int64_t> run, shards, zeros, mirrored;

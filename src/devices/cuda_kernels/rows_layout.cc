@@ -15,7 +15,7 @@ constexpr int64_t kMostLanes = 8;
 constexpr int64_t kMostSums = 512;       // blocks whose sums are added up
 constexpr int64_t kBlocksOfSums = 1024;  // with tiles
 
-// A power of 2 within a warp, or whole warps.
+// Returns a power of 2 within a warp, or whole warps.
 int64_t whole_threads(int64_t threads) {
   if (threads <= kWarp)
     return static_cast<int64_t>(

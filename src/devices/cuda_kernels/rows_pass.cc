@@ -54,7 +54,7 @@ Form form_of(const Operand& operand, const Extents& extents, int64_t width) {
   return count == 1 ? Form{} : Form{is_row, ""};
 }
 
-// What an operand, broadcast to a shape, has by dim of that: elements from one to the next.
+// Returns what an operand, broadcast to a shape, has by dim of that: elements from one to the next.
 std::vector<int64_t> strides_in(const Operand& operand, const Shape& to) {
   const Shape& from = operand.type.shape;
   std::vector<int64_t> strides(to.size());
@@ -172,7 +172,7 @@ class Pass {
   int names_ = 0;
 };
 
-// Which bytes an operand is: its base, and from where on.
+// Returns which bytes an operand is: its base, and from where on.
 std::pair<int32_t, int64_t> Pass::key_of(const Operand& operand) const {
   for (const ProgramView& view : program_.views)
     if (view.value == operand.value) return {view.base, view.offset};
@@ -190,7 +190,7 @@ std::string Pass::pointer(const Operand& operand, bool is_const) {
                      index_of(operand.place), operand.form.row_offset);
 }
 
-// A literal of one element.
+// Returns a literal of one element.
 std::optional<std::string> Pass::immediate(const Operand& input) const {
   if (input.place.kind != DeviceOperand::kLiteral || num_elements(input.type.shape) != 1) return {};
   const auto [base, offset] = key_of(input);
@@ -339,8 +339,8 @@ void Pass::find_extents() {
 
 constexpr int64_t kMostLanes = 8;
 
-// How many elements side by side the operand can be moved in: a power of 2 that its rows, or their
-// pitch, and its place allow.
+// Returns how many elements side by side the operand can be moved in: a power of 2 that its rows,
+// or their pitch, and its place allow.
 int64_t Pass::lanes_of(const Operand& operand) const {
   if (!operand.form.is_row || operand.place.kind == DeviceOperand::kAbsent) return kMostLanes;
   const int64_t bytes = info(operand.type.dtype).bytes;
@@ -351,12 +351,12 @@ int64_t Pass::lanes_of(const Operand& operand) const {
   return lanes;
 }
 
-// How many it is moved in, of those that a thread has side by side.
+// Returns how many it is moved in, of those that a thread has side by side.
 int64_t Pass::piece_of(const Operand& operand) const {
   return std::min(layout_.lanes, lanes_of(operand));
 }
 
-// The greatest number of rows that a thread has at once, of values and sums.
+// Returns the greatest number of rows that a thread has at once, of values and sums.
 int64_t Pass::kept() const {
   std::map<std::pair<int32_t, int64_t>, std::pair<size_t, size_t>> lives;
   int64_t sums = 0, most = 0;

@@ -14,7 +14,7 @@ struct Touched {
   bool is_written = false;
 };
 
-// Whether one writes what the other reads or writes.
+// Returns whether one writes what the other reads or writes.
 bool disturb(const Touched& a, const Touched& b) {
   return (a.is_written || b.is_written) && a.at.kind == b.at.kind &&
          a.at.argument == b.at.argument && a.at.offset < b.at.offset + b.bytes &&
@@ -33,7 +33,7 @@ std::vector<Touched> touched_by(const FusedProgram& program, const ProgramOp& op
   return touched;
 }
 
-// Whether two ops are equal but for attributes and the shapes of their operands.
+// Returns whether two ops are equal but for attributes and the shapes of their operands.
 bool are_alike(const Program& program, const ProgramOp& a, const ProgramOp& b) {
   if (a.op != b.op) return false;
   const auto same = [&](int32_t x, int32_t y) {

@@ -19,16 +19,17 @@ struct Walk {
 // Requires: no extent of 0.
 Walk folded(const Shape& extents, const std::vector<std::vector<int64_t>>& strides);
 
-// The most bytes, up to 16 and a power of two, of which each of these numbers is a multiple.
+// Returns the most bytes, up to 16 and a power of two, of which each of these numbers is a
+// multiple.
 int64_t common_bytes(std::initializer_list<int64_t> numbers);
-// What moves so many bytes at once: "uint16_t", "Pack<uint32_t, 4>".
+// Returns what moves so many bytes at once: "uint16_t", "Pack<uint32_t, 4>".
 std::string word_name(int64_t bytes);
-// A word all of whose elements are `value`: "Pack<uint32_t, 4>{{…}}".
+// Returns a word all of whose elements are `value`: "Pack<uint32_t, 4>{{…}}".
 std::string word_of(double value, DType dtype, int64_t bytes);
 
 // "int32_t" where numbers up to these, and of a block of threads more, fit; else "int64_t".
 std::string_view index_name(std::initializer_list<int64_t> most);
-// The greatest distance of a place from the first.
+// Returns the greatest distance of a place from the first.
 int64_t reach(const Shape& extents, const std::vector<int64_t>& strides);
 std::string list(const std::vector<int64_t>& numbers);  // "{4, 2}"
 // "Strides<int32_t, 2>" and "{{4, 2}, {1, 4}}"

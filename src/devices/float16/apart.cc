@@ -39,7 +39,7 @@ class Apart {
   }
 
   static size_t at(int32_t value) { return static_cast<size_t>(value); }
-  // A new value, in f32 where that is of 16 bits.
+  // Returns a new value, in f32 where that is of 16 bits.
   int32_t like(int32_t value) {
     TensorType type = program_.values[at(value)];
     if (is_half(type.dtype)) type.dtype = DType::kF32;

@@ -78,7 +78,7 @@ class Widener {
     return roots_.contains(value) || (at != renamed_.end() && has_root(at->second.inputs[0]));
   }
 
-  // The value in f32 whose rounding it is; -1 when there is none.
+  // Returns the value in f32 whose rounding it is; -1 when there is none.
   int32_t exact(int32_t value) {
     const auto known = exact_.find(value);
     if (known != exact_.end()) return known->second;

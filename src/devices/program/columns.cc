@@ -14,7 +14,7 @@ struct Columns {
   int64_t first = 0, count = 0, row = 0;
 };
 
-// What a Slice along one dim takes of its input.
+// Returns what a Slice along one dim takes of its input.
 std::optional<Columns> columns_of(const ProgramOp& op, const Shape& from, const Shape& to) {
   const std::vector<int64_t> starts = op.attrs.integers("starts"),
                              steps = op.attrs.integers("steps");
@@ -60,7 +60,7 @@ class ColumnMaker {
   static size_t at(int32_t value) { return static_cast<size_t>(value); }
   const Shape& shape(int32_t value) const { return program_.values[at(value)].shape; }
 
-  // The local of which the value is the whole, under whatever shape; -1 when there is none.
+  // Returns the local of which the value is the whole, under whatever shape; -1 when there is none.
   int32_t whole_local(int32_t value) const {
     const int32_t base = base_[at(value)];
     const bool whole = program_.values[at(base)].bytes() == program_.values[at(value)].bytes();
@@ -71,7 +71,7 @@ class ColumnMaker {
     return first.size() == 4 && first[0] == 1 && first[1] == 1 && first[2] == 1;
   }
 
-  // Whether nothing writes the value behind op `from`, up to op `to`.
+  // Returns whether nothing writes the value behind op `from`, up to op `to`.
   bool stays(int32_t value, size_t from, size_t to) const {
     const auto& writers = writers_[at(base_[at(value)])];
     return std::none_of(writers.begin(), writers.end(),
@@ -141,7 +141,7 @@ class ColumnMaker {
     gone_[c] = true;
   }
 
-  // Whether what op `c` writes may be written by op `o` before it.
+  // Returns whether what op `c` writes may be written by op `o` before it.
   bool free_between(size_t o, size_t c) const {
     const size_t out = at(base_[at(program_.ops[c].outputs[0])]);
     const auto outside = [&](size_t other) { return other < o || other > c || other == c; };

@@ -115,7 +115,8 @@ class Grouper {
     members_[b] = std::move(both);
   }
 
-  // Whether one op would read what another makes under another shape: that takes two passes.
+  // Returns whether one op would read what another makes under another shape: that takes two
+  // passes.
   bool reads_own_view(const std::vector<size_t>& members) const {
     for (size_t o : members)
       for (int32_t input : program_.ops[o].inputs) {
@@ -127,7 +128,7 @@ class Grouper {
     return false;
   }
 
-  // Whether the ops of group a may stand where group b stands.
+  // Returns whether the ops of group a may stand where group b stands.
   bool may_move(size_t a, size_t b) const {
     const size_t place = members_[b].back();
     for (size_t o : members_[a])

@@ -35,7 +35,7 @@ Letters letters_of(const std::vector<LoopRule::Dim>& dims, size_t count) {
   for (size_t d = 0; d < count; ++d) letters.insert(letters.end(), dims[d].begin(), dims[d].end());
   return letters;
 }
-// Whether the operand has a row for each; nothing where it is neither that nor without any.
+// Returns whether the operand has a row for each; nothing where it is neither that nor without any.
 std::optional<bool> has_rows(const std::vector<LoopRule::Dim>& dims, const Letters& rows) {
   const Letters all = letters_of(dims, dims.size());
   const auto is_row = [&](char letter) {
@@ -235,7 +235,7 @@ class RowJoiner {
     return false;
   }
 
-  // Whether the ops of group a may stand where group b stands.
+  // Returns whether the ops of group a may stand where group b stands.
   bool may_move(size_t a, size_t b) const {
     const size_t from = members_[a].back(), to = members_[b].back();
     const auto between = [&](size_t o) {

@@ -8,7 +8,7 @@
 namespace piper {
 namespace {
 
-// Which inputs an output may be stored over: (output, input).
+// Returns which inputs an output may be stored over: (output, input).
 std::vector<std::pair<int, int>> in_place_pairs(const ProgramOp& op) {
   if (const OpDef* def = find_op(op.op)) return def->in_place;
   std::vector<std::pair<int, int>> all;
@@ -79,7 +79,8 @@ class LocalPlacer {
     }
   }
 
-  // Whether a result of this type may be stored over input `i` of op `o`, which needs it last.
+  // Returns whether a result of this type may be stored over input `i` of op `o`, which needs it
+  // last.
   bool may_take(size_t o, size_t i, const TensorType& type) const {
     const ProgramOp& op = program_.ops[o];
     if (op.inputs[i] < 0) return false;

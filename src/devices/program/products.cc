@@ -60,7 +60,7 @@ class Finisher {
   static size_t at(int32_t value) { return static_cast<size_t>(value); }
   const TensorType& type(int32_t value) const { return program_.values[at(value)]; }
 
-  // Which operand of op `o` is a product that it may be part of; of two the later one.
+  // Returns which operand of op `o` is a product that it may be part of; of two the later one.
   std::optional<size_t> product_side(size_t o) const {
     const ProgramOp& op = program_.ops[o];
     if ((op.op != "Add" && op.op != "Mul") || op.inputs.size() != 2) return std::nullopt;
@@ -108,7 +108,7 @@ class Finisher {
     return a[a.size() - (product.attrs.integer("trans_a") ? 2 : 1)];
   }
 
-  // Whether no op between m and o writes the value, nor, if `reads`, reads it.
+  // Returns whether no op between m and o writes the value, nor, if `reads`, reads it.
   bool untouched(int32_t value, size_t m, size_t o, bool reads) const {
     const auto touches = [&](const std::vector<int32_t>& ids) {
       return std::any_of(ids.begin(), ids.end(),
@@ -120,8 +120,8 @@ class Finisher {
     return true;
   }
 
-  // Whether the product may be made at `o`, from then on in place `out`: what it reads is still
-  // there, and is not what it writes.
+  // Returns whether the product may be made at `o`, from then on in place `out`: what it reads is
+  // still there, and is not what it writes.
   bool stays(const ProgramOp& product, int32_t other, size_t m, size_t o, int32_t out) const {
     if (base_[at(other)] == out) return false;
     return std::none_of(product.inputs.begin(), product.inputs.end(), [&](int32_t input) {

@@ -22,14 +22,14 @@ void make_groups(FusedProgram& program, FuseCounts& counts);
 // Values that no op touches are gone, the others numbered again in order.
 void drop_unused(FusedProgram& program);
 
-// The product of the extents from dim `from` on.
+// Returns the product of the extents from dim `from` on.
 int64_t product(const Shape& shape, size_t from);
 
-// Whether the op runs at matrix speed, by its first sample.
+// Returns whether the op runs at matrix speed, by its first sample.
 bool is_product(const OpDef& def);
 
-// What makes a pointwise op one word of an expression: its name, with its option behind a colon;
-// nothing when it cannot be one.
+// Returns what makes a pointwise op one word of an expression: its name, with its option behind a
+// colon; nothing when it cannot be one.
 std::optional<std::string> word_of(const ProgramOp& op);
 
 }  // namespace piper

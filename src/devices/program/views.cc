@@ -8,7 +8,8 @@
 namespace piper {
 namespace {
 
-// The byte of the input at which the output's bytes stand, when the op only names them anew.
+// Returns the byte of the input at which the output's bytes stand, when the op only names them
+// anew.
 std::optional<int64_t> renamed_at(const FusedProgram& program, const ProgramOp& op) {
   if (op.inputs.size() != 1 || op.outputs.size() != 1 || op.inputs[0] < 0) return std::nullopt;
   const TensorType& from = program.values[static_cast<size_t>(op.inputs[0])];
@@ -66,7 +67,8 @@ class ViewMaker {
     return true;
   }
 
-  // What the op reads is made in the argument that the op writes, when nothing else touches it.
+  // What the op reads is made in the argument that the op writes, when nothing else touches
+  // it.
   bool make_in_place(const ProgramOp& op, int64_t offset) {
     const int32_t in = op.inputs[0], out = op.outputs[0];
     if (!is_arg(out) || is_arg(in) || literal_[at(in)] || root(in).base != in || offset != 0 ||

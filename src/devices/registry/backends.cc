@@ -93,8 +93,8 @@ bool is_target(const BackendKind& kind) { return kind.needs != nullptr; }
 
 }  // namespace
 
-// Asks launchers in the order in which piper/runtime/transport.h asks them for ranks. A launcher that
-// another one has started comes first: scripts of Slurm give SLURM_LOCALID=0 to all that their
+// Asks launchers in the order in which piper/runtime/transport.h asks them for ranks. A launcher
+// that another one has started comes first: scripts of Slurm give SLURM_LOCALID=0 to all that their
 // mpirun or torchrun starts.
 int64_t device_number(const BackendOptions& options) {
   if (!options.is_process) return options.place;

@@ -107,7 +107,7 @@ class Sweep {
     return dtype == DType::kF32 ? scale : build_.cast(scale, dtype);
   }
 
-  // The adjoint of a node's output: the sum of its terms in order of its readers.
+  // Returns the adjoint of a node's output: the sum of its terms in order of its readers.
   ValueId whole_adjoint(ValueId output) {
     std::vector<Term>& terms = terms_[output.index()];
     if (terms.empty()) return {};
@@ -137,7 +137,7 @@ class Sweep {
     });
   }
 
-  // All at once, in the order of the forward.
+  // Returns all of them at once, in the order of the forward.
   Error refusal() const {
     constexpr size_t kShown = 32;
     Error error = fail("{}", refused_.back());
@@ -168,7 +168,8 @@ class Sweep {
     }
   }
 
-  // The wanted adjoints of a node's inputs, or none when nobody wants one, or the op has none.
+  // Returns the wanted adjoints of a node's inputs, or none when nobody wants one, or the op has
+  // none.
   Grads gradient(const Node& node, const std::vector<ValueId>& adjoints) {
     const auto none = [](ValueId id) { return !id.valid(); };
     if (std::all_of(adjoints.begin(), adjoints.end(), none)) return Grads{};
@@ -238,7 +239,7 @@ class Sweep {
     return dtype == DType::kBF16 || dtype == DType::kF16;
   }
 
-  // A contribution as it would be without its last rounding to 16 bits.
+  // Returns a contribution as it would be without its last rounding to 16 bits.
   ValueId unrounded(ValueId sum, size_t first) {
     const NodeId maker = graph_.value(sum).producer;
     const bool widens = maker.valid() && maker.index() >= first &&
@@ -261,9 +262,9 @@ class Sweep {
     return find_op(node.op)->elements != OpDef::Elements::kMade && is_moved(node.inputs[0], first);
   }
 
-  // A 16-bit value in f32: nodes of this use whose results nobody else reads are made again, of
-  // operands in f32, but products of what is only moved, which keep their sums; all other values
-  // are converted.
+  // Returns a 16-bit value in f32: nodes of this use whose results nobody else reads are made
+  // again, of operands in f32, but products of what is only moved, which keep their sums; all other
+  // values are converted.
   ValueId in_f32(ValueId value, size_t first, const std::map<ValueId, int>& reads,
                  std::map<NodeId, std::vector<ValueId>>& done) {
     if (!narrow(value)) return value;

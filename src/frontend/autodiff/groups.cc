@@ -6,7 +6,8 @@
 namespace piper {
 namespace {
 
-// Its own names and those under which it is tied, as paths and as they are saved.
+// Returns the parameter's own names and those under which it is tied, as paths and as they are
+// saved.
 std::vector<std::string> names_of(const Param& param) {
   std::vector<std::string> names{param.scope};
   const auto add = [&](std::string name) {

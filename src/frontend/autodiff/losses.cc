@@ -160,7 +160,7 @@ std::vector<std::string> names_of(const Graph& graph, const std::vector<ValueId>
   return names;
 }
 
-// A value of the model that is made in each step.
+// Returns a value of the model that is made in each step.
 Result<ValueId> find_output(const Graph& graph, const LossTerm& term) {
   const ValueId found = graph.find_value(term.output);
   if (!found.valid()) {
@@ -184,7 +184,8 @@ Result<ValueId> find_output(const Graph& graph, const LossTerm& term) {
   return found;
 }
 
-// The dim of a target that counts samples: that of the inputs, or the only one of that many.
+// Returns the dim of a target that counts samples: that of the inputs, or the only one of that
+// many.
 Result<int> batch_dim_of(const Graph& graph, const LossTerm& term, const Shape& shape) {
   const auto is_batch = [&](int d) {
     return d >= 0 && d < static_cast<int>(shape.size()) &&
@@ -203,7 +204,8 @@ Result<int> batch_dim_of(const Graph& graph, const LossTerm& term, const Shape& 
       .with_note("help: export the model with an output that has a dim of samples");
 }
 
-// The value of that name, or an input that is made. The type is derived from what the loss is of.
+// Returns the value of that name, or an input that is made. The type is derived from what the loss
+// is of.
 Result<ValueId> find_target(Graph& graph, const LossTerm& term, const TensorType& type) {
   const ValueId known = graph.find_value(term.target);
   if (!known.valid()) {

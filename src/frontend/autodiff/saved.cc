@@ -45,8 +45,8 @@ class Renamer {
     return node.pass == Pass::kF ? &node : nullptr;
   }
 
-  // What the value is a part of, as far as the forward nodes on the way stand in the reader's
-  // region.
+  // Returns what the value is a part of, as far as the forward nodes on the way stand in the
+  // reader's region.
   ValueId root_of(const Node& reader, ValueId value) const {
     const Node* node = forward_producer(value);
     if (!node || !renames(*node) || graph_.tags_of(*node) != graph_.tags_of(reader)) return value;

@@ -281,7 +281,8 @@ Status Importer::add_outputs() {
     PIPER_ASSIGN(const Val full, emit_.exact(val));
     const ValueId id = emit_.id_of(full);
     graph_.outputs.push_back(id);
-    // Before those of nodes: a loop's last turn, and what an Identity reads, have names of their own.
+    // Before those of nodes: a loop's last turn, and what an Identity reads, have names of their
+    // own.
     const ValueKind kind = graph_.value(id).kind;
     if (kind == ValueKind::kNode || kind == ValueKind::kConstant)
       names_.emplace(names_.begin() + first++, id, name);

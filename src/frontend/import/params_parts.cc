@@ -175,8 +175,8 @@ void CallClaims::find_merged_before_parts() {
   }
 }
 
-// What other modules read in parts, beside that of which it has the name, may be their own; and what
-// is read elsewhere, too, may be two parameters of its module.
+// What other modules read in parts, beside that of which it has the name, may be their own; and
+// what is read elsewhere, too, may be two parameters of its module.
 void CallClaims::find_merged_part(const Slot& slot) {
   const std::string& kept = tensor(slot.initializer).name;
   std::string own;  // the module

@@ -1,6 +1,7 @@
-// Bags of embeddings: PyTorch's embedding_bag, for which ONNX has no operator. Its exporter looks the
-// rows up, weighted, and writes a loop over the bags that cuts each one's rows out and reduces them;
-// only the loop's body ends it. Here the loop is one node of the rows and the bounds of the bags.
+// Bags of embeddings: PyTorch's embedding_bag, for which ONNX has no operator. Its exporter looks
+// the rows up, weighted, and writes a loop over the bags that cuts each one's rows out and reduces
+// them; only the loop's body ends it. Here the loop is one node of the rows and the bounds of the
+// bags.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -86,7 +87,8 @@ Result<Val> uneven_bags(RuleContext& c, const Val& rows, const Val& bounds, int6
   return c.pointwise("Div", {sum, sizes});
 }
 
-// Of the rows [count, width] and the bounds of the bags: where each begins, and where the last ends.
+// Of the rows [count, width] and the bounds of the bags: where each begins, and where the last
+// ends.
 Result<Vals> embedding_bag(RuleContext& c) {
   if (c.has_attr("refused"))
     return c.error("embedding_bag with {} is not supported", c.text("refused", ""));

@@ -78,7 +78,7 @@ std::optional<AttentionFound> AttentionFinder::find_along(size_t index, size_t o
   return found;
 }
 
-// Whether the second product sums over the keys, for each query of each head by itself.
+// Returns whether the second product sums over the keys, for each query of each head by itself.
 bool AttentionFinder::reads_weights(const Node& last, size_t of_weights, const Scores& scores,
                                     const AttentionFound& found) {
   const size_t rank = scores.weights.size();
@@ -113,7 +113,7 @@ std::optional<ValueId> AttentionFinder::scaled_of(ValueId id, double& factor) co
   return std::nullopt;
 }
 
-// An operand and what it is a view of, through factors, too, where it may be `scaled`.
+// Returns an operand and what it is a view of, through factors, too, where it may be `scaled`.
 Operands AttentionFinder::operands(ValueId id, const Shape& lead, bool tokens_last,
                                    bool scaled) const {
   constexpr size_t kMostViews = 64;
@@ -142,7 +142,7 @@ Operands AttentionFinder::operands(ValueId id, const Shape& lead, bool tokens_la
   return all;
 }
 
-// The value among them that costs least; of equal ones the farthest.
+// Returns the value among them that costs least; of equal ones the farthest.
 std::optional<Side> AttentionFinder::best_side(const Operands& all, const AttentionFound& found,
                                                int64_t group, bool of_keys) const {
   std::optional<Side> best;
@@ -165,8 +165,8 @@ std::optional<Side> AttentionFinder::best_side(const Operands& all, const Attent
   return best;
 }
 
-// How many samples the leading dims may stand for: products of the first of them, of the scores or
-// of what the queries come from.
+// Returns how many samples the leading dims may stand for: products of the first of them, of the
+// scores or of what the queries come from.
 std::vector<int64_t> AttentionFinder::batches(const Shape& lead, const Operands& q) const {
   std::vector<int64_t> all;
   const auto add = [&](int64_t batch) {
@@ -183,7 +183,7 @@ std::vector<int64_t> AttentionFinder::batches(const Shape& lead, const Operands&
   return all;
 }
 
-// How often heads of keys or values may be repeated.
+// Returns how often heads of keys or values may be repeated.
 std::set<int64_t> AttentionFinder::groups(const Operands& all, int64_t batch, int64_t heads) const {
   std::set<int64_t> found{1};
   for (const Operand& operand : all) {

@@ -83,9 +83,9 @@ class ScoreReader {
  public:
   ScoreReader(const Graph& graph, const Matcher& match) : graph_(graph), match_(match) {}
 
-  // The number that all elements of a value are, a constant or one repeated.
+  // Returns the number that all elements of a value are, a constant or one repeated.
   std::optional<double> number(ValueId id) const;
-  // All ways from the softmax to a product; none: see why().
+  // Returns all ways from the softmax to a product; none: see why().
   std::vector<ScorePath> paths(const Node& softmax);
   // From the operand of a product to a softmax; its softmax is null where there is none.
   Weights weights(ValueId id) const;
@@ -149,7 +149,7 @@ class AttentionFinder {
 
   // At a product of weights and values.
   std::optional<AttentionFound> find(size_t index);
-  // What find() met: why the attention of a softmax is none, by the softmax's result.
+  // Returns what find() met: why the attention of a softmax is none, by the softmax's result.
   const std::map<ValueId, std::string>& why() const { return why_; }
 
  private:

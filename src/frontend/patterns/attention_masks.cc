@@ -10,7 +10,7 @@ namespace {
 
 constexpr size_t kMostLifts = 64;  // between a condition and the scores
 
-// The elements that a run goes over, in its order.
+// Returns the elements that a run goes over, in its order.
 std::vector<size_t> places_of(const Modes& run) {
   std::vector<size_t> places{0};
   for (const Mode& mode : run) {
@@ -60,8 +60,8 @@ std::optional<Modes> ScoreReader::lifted(ValueId value, const std::vector<Lift>&
   return dims ? run_of(*dims, scores) : std::nullopt;
 }
 
-// A step of the values with the fewest elements that its own is a view of: a term, or conditions
-// that are true together. None where the dims of a value cannot be told.
+// Returns a step of the values with the fewest elements that its own is a view of: a term, or
+// conditions that are true together. None where the dims of a value cannot be told.
 std::vector<MaskStep> ScoreReader::sources_of(MaskStep step, std::vector<Lift> lifts) const {
   const auto first = lifted(step.value, lifts, step.scores);
   if (!first) return {};
@@ -83,7 +83,8 @@ std::vector<MaskStep> ScoreReader::sources_of(MaskStep step, std::vector<Lift> l
   return {best};
 }
 
-// The conditions of a term that is -∞ where one hides a key, or that one condition is made of.
+// Returns the conditions of a term that is -∞ where one hides a key, or that one condition is made
+// of.
 std::vector<MaskStep> ScoreReader::parts_of(const MaskStep& step, const Node& node,
                                             std::vector<Lift> lifts) const {
   const bool keeps = step.kind == MaskStep::kKeep;
@@ -109,7 +110,8 @@ std::vector<MaskStep> ScoreReader::parts_of(const MaskStep& step, const Node& no
   return parts;
 }
 
-// What a term adds to the scores of keys that a condition hides, where it adds nothing to others.
+// Returns what a term adds to the scores of keys that a condition hides, where it adds nothing to
+// others.
 std::optional<double> ScoreReader::hides(const MaskStep& term, const Node& where) const {
   if (where.op != "Where" || !(term.number > 0)) return std::nullopt;
   if (shape(where.inputs[0]) != shape(where.outputs[0])) return std::nullopt;
@@ -138,7 +140,7 @@ bool ScoreReader::is_hidden_by(const MaskStep& step, const MaskStep& hidden) con
                                   : hides_alike(step, hidden);
 }
 
-// The same of two constants.
+// Returns the same of two constants.
 bool ScoreReader::hides_alike(const MaskStep& step, const MaskStep& hidden) const {
   const auto a = sources_of(step, {}), b = sources_of(hidden, {});
   if (a.size() != 1 || b.size() != 1) return false;
@@ -167,7 +169,7 @@ const std::vector<double>* ScoreReader::elements_of(ValueId id) {
   return last_elements_ ? &*last_elements_ : nullptr;
 }
 
-// A constant condition or term that hides no key, or those behind each query's.
+// Returns a constant condition or term that hides no key, or those behind each query's.
 bool ScoreReader::read_constant(const MaskStep& step, Scores& scores) {
   const std::vector<double>* elements = elements_of(step.value);
   if (!elements || (step.kind == MaskStep::kKeep && step.number > kVeryLow)) return false;

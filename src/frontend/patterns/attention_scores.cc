@@ -31,7 +31,7 @@ bool ScoreReader::is_max_of(ValueId id, ValueId scores) const {
   return max->attrs.integers("axes") == std::vector<int64_t>{last};
 }
 
-// The operands that the product may be under.
+// Returns the operands that the product may be under.
 std::vector<size_t> ScoreReader::ways_up(const Node& node) const {
   std::vector<size_t> ways;
   if (is_view(graph_, node) || node.op == "Cast" || node.op == "Neg" || node.op == "Tanh")

@@ -56,7 +56,7 @@ class AttentionWriter {
     return build_.op1("Concat", {zero, all}, {{"axis", tokens}});
   }
 
-  // The score of a sink before the terms of the keys, all of four dims.
+  // Returns the score of a sink before the terms of the keys, all of four dims.
   ValueId with_sink(const AttentionFound& found, ValueId mask) {
     ViewDims dims = *cut(found.scores.sink_run, {found.batch, found.heads, found.queries});
     dims.emplace_back();
@@ -112,7 +112,8 @@ class AttentionWriter {
     return step.inverted ? build_.op1("Not", {made}) : made;
   }
 
-  // One operand, or none: a condition, or terms in which what is hidden is a very low number.
+  // Returns one operand, or none: a condition, or terms in which what is hidden is a very low
+  // number.
   ValueId mask_of(const AttentionFound& found) {
     ValueId mask;
     const bool condition = is_condition(found.scores);

@@ -241,7 +241,7 @@ ExpandValues rotary(Builder& b, const Node& node) {
 
 // ---- Cross-entropy ----
 
-// Whether class c of a row is its label, [rows…, classes]; whether a row counts, [rows…].
+// Returns whether class c of a row is its label, [rows…, classes]; whether a row counts, [rows…].
 ValueId is_label(Builder& b, ValueId labels, int64_t classes) {
   std::vector<int64_t> range(static_cast<size_t>(classes));
   for (size_t i = 0; i < range.size(); ++i) range[i] = static_cast<int64_t>(i);

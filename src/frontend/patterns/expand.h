@@ -5,7 +5,7 @@
 
 namespace piper::patterns {
 
-// The values that take the place of the node's outputs.
+// Returns the values that take the place of the node's outputs.
 std::vector<ValueId> expand_attention(Builder& build, const Node& node);
 std::vector<ValueId> expand_attention_grad(Builder& build, const Node& node);
 

@@ -7,7 +7,7 @@ namespace piper::patterns {
 
 namespace {
 
-// The x of which the node makes x · sigmoid(x).
+// Returns the x of which the node makes x · sigmoid(x).
 std::optional<ValueId> gated(const Matcher& match, const Node* node) {
   if (!node || node->op != "Mul") return std::nullopt;
   for (const size_t side : {size_t{0}, size_t{1}}) {

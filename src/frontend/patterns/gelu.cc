@@ -19,7 +19,7 @@ class Near {
   double bound_;
 };
 
-// The other one of two values, if one of them meets `is`.
+// Returns the other one of two values, if one of them meets `is`.
 template <class Is>
 std::optional<ValueId> other(const std::vector<ValueId>& pair, Is is) {
   if (pair.size() != 2) return std::nullopt;

@@ -17,7 +17,7 @@ struct Lookup {
   size_t side = 0;  // which operand of the product holds the matrices
 };
 
-// The matrices that `id` holds, one for each row.
+// Returns the matrices that `id` holds, one for each row.
 std::optional<Lookup> looked_up(const Graph& graph, const Matcher& match, ValueId id) {
   const Node* node = match.sole(id, "GatherND");
   const bool is_nd = node != nullptr;

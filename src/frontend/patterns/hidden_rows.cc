@@ -96,7 +96,7 @@ class HiddenRows {
     return elements && std::any_of(elements->begin(), elements->end(), hides);
   }
 
-  // The ops through which a raised term stays one.
+  // Returns the ops through which a raised term stays one.
   bool hands_on(const Node& node) const {
     return node.op == "Add" || node.op == "Where" || node.op == "Concat" || node.op == "Slice" ||
            (node.op == "Cast" && info(type(node.inputs[0]).dtype).is_float) ||

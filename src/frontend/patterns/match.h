@@ -9,16 +9,16 @@ class Matcher {
  public:
   explicit Matcher(const Graph& graph);
   const Node* producer(ValueId id) const;
-  // The producer if it is `op` and nothing but the pattern reads its value.
+  // Returns the producer if it is `op` and nothing but the pattern reads its value.
   const Node* sole(ValueId id, std::string_view op) const;
   int64_t reader_count(ValueId id) const { return readers_[id.index()]; }
-  // The one node that reads it, if nothing else does; invalid otherwise.
+  // Returns the one node that reads it, if nothing else does; invalid otherwise.
   NodeId sole_reader(ValueId id) const {
     return readers_[id.index()] == 1 ? last_reader_[id.index()] : NodeId();
   }
   std::optional<double> scalar(ValueId id) const;  // a constant of one element
   std::optional<double> number(ValueId id) const;  // a constant all of whose elements are that
-  // The elements of a constant of floats or booleans; none when it is no constant.
+  // Returns the elements of a constant of floats or booleans; none when it is no constant.
   std::optional<std::vector<double>> elements(ValueId id) const;
   // value = factor × the product of atoms: seen through products and divisions by constants that
   // nothing else reads.

@@ -24,7 +24,7 @@ class NormFinder {
  public:
   explicit NormFinder(const Graph& graph) : graph_(graph), match_(graph) {}
 
-  // The norm whose last op `node` is, with its scale and its bias, if it has them.
+  // Returns the norm whose last op `node` is, with its scale and its bias, if it has them.
   std::optional<Norm> find(const Node& node) const {
     if (node.op == "Add") {
       for (const size_t side : {size_t{0}, size_t{1}}) {
@@ -43,7 +43,7 @@ class NormFinder {
  private:
   const Shape& shape(ValueId id) const { return graph_.value(id).type.shape; }
 
-  // A value of the shape of the normalised dims, perhaps behind dims of 1.
+  // Returns a value of the shape of the normalised dims, perhaps behind dims of 1.
   bool is_param(ValueId id, ValueId y, int64_t axis) const {
     const Shape normal(shape(y).begin() + axis, shape(y).end());
     Shape own = shape(id);
@@ -129,7 +129,7 @@ class NormFinder {
     return sub->inputs[0];
   }
 
-  // A sum of the last dims, divided by how many it sums.
+  // Returns a sum of the last dims, divided by how many it sums.
   std::optional<Mean> mean_of(ValueId id) const {
     const Matcher::Product product = match_.product(id);
     if (product.atoms.size() != 1) return std::nullopt;

@@ -32,7 +32,7 @@ class PickedLoss {
  public:
   PickedLoss(const Graph& graph, const Matcher& match) : graph_(graph), match_(match) {}
 
-  // Whether the sum of `id` is `factor` × a cross-entropy of these logits and labels.
+  // Returns whether the sum of `id` is `factor` × a cross-entropy of these logits and labels.
   bool find(ValueId id) {
     for (ValueId at = id; at.valid();) {
       const Node* node = match_.producer(at);
@@ -47,8 +47,8 @@ class PickedLoss {
   std::optional<int64_t> ignored;
 
  private:
-  // What is left when a sign, a factor, a shape or a mask is taken off; none when it is none of
-  // these.
+  // Returns what is left when a sign, a factor, a shape or a mask is taken off; none when it is
+  // none of these.
   ValueId below(const Node& node) {
     if (node.op == "Neg") factor = -factor;
     if (node.op == "Neg" || node.op == "Reshape") return node.inputs[0];

@@ -35,8 +35,8 @@ class RotaryFinder {
     return std::nullopt;
   }
 
-  // The first half of a table whose halves are equal, and proved to be: a constant, or elementwise
-  // from a value beside itself.
+  // Returns the first half of a table whose halves are equal, and proved to be: a constant, or
+  // elementwise from a value beside itself.
   std::optional<ValueId> half(Builder& build, ValueId table) const {
     if (!repeats(table)) return std::nullopt;
     const Shape whole = shape(table);
@@ -114,7 +114,7 @@ class RotaryFinder {
   const Matcher match_;
 };
 
-// A value under another shape of the same elements: of a constant, a constant.
+// Returns a value under another shape of the same elements: of a constant, a constant.
 ValueId reshaped(Builder& build, ValueId id, Shape shape) {
   const Value& value = build.graph().value(id);
   if (value.kind != ValueKind::kConstant) return build.reshape(id, std::move(shape));

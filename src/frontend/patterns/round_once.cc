@@ -15,7 +15,7 @@ class OnceRounder {
  public:
   explicit OnceRounder(Graph& graph) : graph_(graph), match_(graph), readers_(readers(graph)) {}
 
-  // Whether there was anything to join.
+  // Returns whether there was anything to join.
   bool run() {
     for (size_t i = 0, count = graph_.nodes.size(); i < count; ++i) {
       join_product(NodeId(i));
@@ -48,7 +48,7 @@ class OnceRounder {
 
   // ---- Products ----
 
-  // The product of rows with one matrix of which the sum takes a row as its bias.
+  // Returns the product of rows with one matrix of which the sum takes a row as its bias.
   const Node* product_of(const Node& sum, size_t side) const {
     const Node* product = match_.sole(sum.inputs[side], "MatMul");
     if (!product || product->pass != sum.pass || product->attrs.integer("trans_a") != 0 ||
@@ -123,7 +123,7 @@ class OnceRounder {
     for (const NodeId node : nodes) graph_.node(node).tags = to;
     return true;
   }
-  // Whether the stage has no forward node but such of which all has been taken.
+  // Returns whether the stage has no forward node but such of which all has been taken.
   bool is_empty(const std::vector<int32_t>& stage) const {
     const auto is_taken = [&](ValueId made) { return made.index() >= readers_.size(); };
     return std::all_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const Node& node) {
@@ -131,7 +131,7 @@ class OnceRounder {
              (node.op != "Linear" && is_taken(node.outputs[0]));
     });
   }
-  // The nodes of the stage that make a parameter's gradient and nothing else.
+  // Returns the nodes of the stage that make a parameter's gradient and nothing else.
   bool gather(ValueId made, const std::vector<int32_t>& stage, std::vector<NodeId>& nodes) const {
     const NodeId id = made.valid() ? graph_.value(made).producer : NodeId();
     if (!id.valid() || graph_.node(id).pass != Pass::kBW || graph_.node(id).tags != stage)
@@ -190,7 +190,7 @@ class OnceRounder {
     graph_.node(id).inputs[0] = logits;
   }
 
-  // What the Reshape that makes a value reads.
+  // Returns what the Reshape that makes a value reads.
   std::optional<ValueId> before_reshape(ValueId id) const {
     const Node* node = match_.producer(id);
     return node && node->op == "Reshape" ? std::optional(node->inputs[0]) : std::nullopt;

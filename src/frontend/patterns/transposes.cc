@@ -6,7 +6,7 @@
 namespace piper::patterns {
 namespace {
 
-// Whether perm swaps the last two dims and keeps the others.
+// Returns whether perm swaps the last two dims and keeps the others.
 bool swaps_last_two(const std::vector<int64_t>& perm) {
   const size_t n = perm.size();
   if (n < 2) return false;

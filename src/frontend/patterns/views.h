@@ -23,16 +23,16 @@ int64_t extent_of(const Modes& modes);
 Shape shape_of(const ViewDims& dims);
 bool is_repeated(const Modes& modes);  // no mode has a stride
 bool has_repeats(const Modes& modes);  // some mode has none
-// The dims of a value as it lies.
+// Returns the dims of a value as it lies.
 ViewDims dims_of(const Shape& shape);
 // A run cut into dims of these extents; none where they do not divide it so.
 std::optional<ViewDims> cut(const Modes& run, const Shape& into);
 // The dims of `dims` broadcast to a shape, from its end.
 ViewDims broadcast_to(ViewDims dims, const Shape& shape);
 
-// Whether a node shows its first operand's elements, each at least once, and changes none.
+// Returns whether a node shows its first operand's elements, each at least once, and changes none.
 bool is_view(const Graph& graph, const Node& node);
-// The dims of what it makes, given those of its operand; none where a dim cannot be told.
+// Returns the dims of what it makes, given those of its operand; none where a dim cannot be told.
 std::optional<ViewDims> seen_through(const Graph& graph, const Node& node, const ViewDims& dims);
 
 // What ops are needed to write a view out.
@@ -40,7 +40,7 @@ struct ViewOps {
   bool expands = false, transposes = false, reshapes = false;
 };
 ViewOps ops_of(const Shape& base, const ViewDims& dims);
-// The value with these dims. Requires that they run over all elements of `base`.
+// Returns the value with these dims. Requires that they run over all elements of `base`.
 ValueId write_view(Builder& build, ValueId base, const ViewDims& dims);
 
 }  // namespace piper::patterns

@@ -5,7 +5,7 @@
 
 namespace piper {
 
-// What fails because of an error that is reported already.
+// Returns what fails because of an error that is reported already.
 Error consequence();
 // Such a value is replaced, so that what is read with it is checked all the same.
 template <class T>

@@ -51,7 +51,7 @@ std::string foreign_help(std::string_view word) {
   return fmt::format("help: {}{}", help.starts_with('\'') ? "write " : "", help);
 }
 
-// The objects whose keys may stand under the field.
+// Returns the objects whose keys may stand under the field.
 std::vector<const Object*> children(const Field& field) {
   std::vector<const Object*> out;
   for (const Object& object : objects())
@@ -143,7 +143,7 @@ Status check_keys(const yaml::Node& map, const Object& object) {
   return errors.status();
 }
 
-// The error where something else stands than a map with the keys of `object`.
+// Returns the error where something else stands than a map with the keys of `object`.
 Error no_map(const yaml::Node& node, std::string_view name, const Object& object) {
   const std::vector<std::string> keys = known_keys(object);
   Error error = wrong_type(node, fmt::format("a map for '{}'", name));

@@ -164,7 +164,8 @@ Status read_map(const Object& object, const yaml::Node& node, const SourceSpan& 
                 const Reading& reading, void* out);
 std::string print_map(const Object& object, const void* from);      // "{a: 1, b: 2}"
 std::string print_entries(const Object& object, const void* from);  // "a: 1, b: 2"
-// A line for each key, each behind the end of the one before; lists have lines of their own.
+// Returns a line for each key, each behind the end of the one before; lists have lines of their
+// own.
 std::string print_block(const Object& object, const void* from, int indent);
 
 // ---- Directives ---------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ class Loader {
   Loader(const std::vector<Definition>& defines, const std::vector<std::string>& folders,
          ErrorList& errors)
       : defines_(defines), folders_(folders), errors_(errors) {}
-  // Which of the files it is.
+  // Returns which of the files this is.
   Result<size_t> load(const std::string& path, const SourceSpan& from) {
     const std::string key = identity(path);
     if (auto it = std::find(seen_.begin(), seen_.end(), key); it != seen_.end())
@@ -59,7 +59,7 @@ class Loader {
     return fail(from, "more than {} files are included", kMaxFiles);
   }
 
-  // The strategy files beside one that is not there.
+  // Returns the strategy files beside one that is not there.
   static std::vector<std::string> neighbours(const fs::path& path) {
     std::vector<std::string> names;
     std::error_code code;

@@ -8,10 +8,10 @@ namespace piper {
 // Anything else that `include` gives is the path of a file.
 inline bool is_library_name(std::string_view text) { return text.starts_with('<'); }
 
-// The path of the file that `name` ("<numerics/bf16>") stands for: in the first of these folders
-// that has it: `folders`, those of PIPER_STRATEGIES, and share/piper/strategies beside the folder
-// of this program. Errors, at `from`: what is no name, and a name that no folder has, with the
-// nearest ones.
+// Returns the path of the file that `name` ("<numerics/bf16>") stands for: in the first of these
+// folders that has it: `folders`, those of PIPER_STRATEGIES, and share/piper/strategies beside the
+// folder of this program. Errors, at `from`: what is no name, and a name that no folder has, with
+// the nearest ones.
 Result<std::string> find_in_library(std::string_view name, const std::vector<std::string>& folders,
                                     const SourceSpan& from);
 

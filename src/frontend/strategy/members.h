@@ -111,7 +111,7 @@ Status read_located(const Field& field, const yaml::Entry& entry, const Reading&
 template <auto Value, auto At>
 inline constexpr Member located = {read_located<Value, At>, print_member<Value>};
 
-// A member that reads itself; what prints may be a print_member.
+// Returns a member that reads itself; what prints may be a print_member.
 template <class T>
 T read_of(Status (*)(const Field&, const yaml::Entry&, const Reading&, T&));
 template <class T>
@@ -176,7 +176,7 @@ Status checked(const Fields& map, const Reading& reading, void* object) {
   return Check(map, reading, *static_cast<decltype(checked_of(Check))*>(object));
 }
 
-// A directive that adds to a list of the Strategy.
+// Returns a directive that adds to a list of the Strategy.
 template <auto List>
 constexpr Directive directive(Object keys, std::string_view doc,
                               std::span<const Object> parts = {}) {

@@ -28,7 +28,7 @@ Status check_axis_name(const yaml::Entry& axis, int64_t size, const Scope& scope
       .with_note("help: rename one of them");
 }
 
-// The size of an axis, of a mesh with so many devices before it.
+// Returns the size of an axis, of a mesh with so many devices before it.
 Result<int64_t> read_axis(const yaml::Entry& axis, int64_t devices, const Scope& scope) {
   PIPER_ASSIGN(const int64_t size, read_integer(axis.value, scope, {1, kMaxDevices}));
   PIPER_TRY(check_axis_name(axis, size, scope));

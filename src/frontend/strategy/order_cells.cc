@@ -13,7 +13,7 @@ namespace {
 constexpr std::array<std::string_view, 4> kPasses = {"F", "B", "BI", "BW"};
 constexpr int64_t kMostDigits = 9;
 
-// The digits at the start of `text`; -1 where there are none.
+// Returns the digits at the start of `text`; -1 where there are none.
 int64_t take_number(std::string_view& text) {
   size_t end = 0;
   while (end < text.size() && end < kMostDigits && text[end] >= '0' && text[end] <= '9') ++end;

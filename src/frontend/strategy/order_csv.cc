@@ -221,8 +221,8 @@ class Progress {
   std::set<std::string> done_;
 };
 
-// Whether some row has the cell, or of a backward its input part; transfers are derived where no
-// row has any.
+// Returns whether some row has the cell, or of a backward its input part; transfers are derived
+// where no row has any.
 bool is_named(const OrderRows& rows, const std::string& wanted) {
   const bool transfer = wanted.find('_') != wanted.npos;
   bool has_transfers = false;

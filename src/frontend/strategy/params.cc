@@ -113,7 +113,7 @@ class Resolver {
     return ok_status();
   }
 
-  // The params that the expression names, resolved; false when it names something else.
+  // Returns the params that the expression names, resolved; false when it names something else.
   Result<bool> resolve_names(const expr::Tree& tree, bool* all_integers) {
     *all_integers = true;
     bool all_known = true;
@@ -174,8 +174,9 @@ class Resolver {
     return ok_status();
   }
 
-  // An integer where the scalar is an expression over integer params; else a text. In plain style
-  // only a lone word is a text; in quotes also what has other names. Several lines are a text.
+  // Returns an integer where the scalar is an expression over integer params; else a text. In plain
+  // style only a lone word is a text; in quotes also what has other names. Several lines are a
+  // text.
   Result<Value> read(const yaml::Node& node, const yaml::Node& key) {
     if (node.is(yaml::Node::Kind::kNull))
       return fail(key.at, "the param '{}' has no value", key.text);

@@ -71,7 +71,7 @@ std::string print_expr(const Expr& value) {
 
 namespace fields {
 
-// A word where it says what no number does.
+// Returns a word where it says what no number does.
 std::string print_value(const Field& field, int64_t value) {
   const IntegerRange& range = field.form.integers;
   const bool is_number = field.form.type != Type::kWord && value >= range.least;

@@ -136,7 +136,7 @@ std::string one_key(const Object& object, std::string_view indent) {
   return fmt::format("{}\"oneOf\": [{}],\n", indent, join(keys, ", "));
 }
 
-// The members of one object's schema, a key a line.
+// Returns the members of one object's schema, a key a line.
 std::string members(const Object& object, std::string_view indent) {
   std::vector<std::string> properties, required;
   for (const Field& field : object.fields) {

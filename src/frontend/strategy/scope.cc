@@ -26,7 +26,7 @@ Error with_includer(Error error, const Scope& scope) {
   return std::move(error).with_note(fmt::format("the file is included at {}", place));
 }
 
-// The value that `$name` inserts.
+// Returns the value that `$name` inserts.
 Result<std::string> inserted(const yaml::Node& node, size_t offset, std::string_view name,
                              const Scope& scope) {
   scope.used.emplace(name);
@@ -267,7 +267,7 @@ Result<bool> read_bool(const yaml::Node& node, const Scope& scope, IntegerRange 
 
 namespace {
 
-// What stands before a unit; nothing where the text ends otherwise.
+// Returns what stands before a unit; nothing where the text ends otherwise.
 std::optional<std::string_view> count_of(std::string_view text, std::string_view unit) {
   if (!text.ends_with(unit) || expr::is_identifier(text)) return std::nullopt;
   text.remove_suffix(unit.size());

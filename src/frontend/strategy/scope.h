@@ -35,17 +35,17 @@ struct IntegerRange {
 };
 
 Error wrong_type(const yaml::Node& node, std::string_view wanted);
-// Where a list of maps is wanted.
+// Returns where a list of maps is wanted.
 Error no_list(const yaml::Node& node, std::string_view wanted);
 Error no_integer(const Scope::Text& param, const SourceSpan& used_at, const Scope& scope);
 
 // A scalar's text with $name and ${name} replaced by params, $$ by $. Not of several lines.
 Result<std::string> read_text(const yaml::Node& node, const Scope& scope);
-// The same of any text.
+// Returns the same of any text.
 Result<std::string> insert_params(const yaml::Node& node, const Scope& scope);
-// The names behind '$', in their order: of "h/$layer/${part}" layer and part.
+// Returns the names behind '$', in their order: of "h/$layer/${part}" layer and part.
 std::vector<std::string_view> inserted_names(std::string_view text);
-// A node that inserts a text param with its text; any other as it is.
+// Returns a node that inserts a text param with its text; any other as it is.
 Result<yaml::Node> with_texts(const yaml::Node& node, const Scope& scope);
 Result<std::string> read_name(const yaml::Node& node, const Scope& scope);  // an identifier
 // Error: what is neither an integer nor one of a few words.

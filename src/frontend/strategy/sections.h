@@ -40,7 +40,8 @@ class Choice {
  public:
   Choice(const std::vector<StrategyFile>& files, ErrorList& errors)
       : files_(files), errors_(errors) {}
-  // The index of what counts. Where files do not agree, the first time for each two: an error.
+  // Returns the index of what counts. Where files do not agree, the first time for each two: an
+  // error.
   size_t among(const std::vector<Given>& given, std::string_view what);
   bool clashed() const { return !clashes_.empty(); }
 
@@ -76,7 +77,7 @@ void choose_entries(Sections& sections, const std::vector<StrategyFile>& files, 
 // Params and definitions -> scope. Params may refer to each other in any order.
 Scope read_params(const std::vector<StrategyFile>& files, const Sections& sections,
                   const std::vector<Definition>& defines, ErrorList& errors);
-// A path with params inserted; `params` are all that there are.
+// Returns a path with params inserted; `params` are all that there are.
 Result<std::string> read_path(const yaml::Node& path, std::vector<const yaml::Entry*> params,
                               const std::vector<Definition>& defines);
 // Of a value that does not count: each of its words may name a param, which then is used.
@@ -101,7 +102,7 @@ Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out
 
 // What precision directives say of all gradients and of the loss: one type each, one scale.
 Status share_precision(Strategy& out);
-// What split calls the microbatch, which stands before all directives that ask.
+// Returns what split calls the microbatch, which stands before all directives that ask.
 inline std::string micro_name(const Strategy& strategy) {
   return strategy.splits.empty() ? "mb" : strategy.splits.front().as;
 }

@@ -12,8 +12,8 @@ namespace {
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Bytes of the UTF-8 character at `at`, or 0 when there is none (overlong forms and surrogates
-// included).
+// Returns bytes of the UTF-8 character at `at`, or 0 when there is none (overlong forms and
+// surrogates included).
 size_t character_size(std::string_view text, size_t at) {
   auto byte = [&](size_t i) {
     return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u;
@@ -35,7 +35,7 @@ size_t character_size(std::string_view text, size_t at) {
   return 0;
 }
 
-// What is wrong with the one-byte character, if anything.
+// Returns what is wrong with the one-byte character, if anything.
 const char* bad_character(std::string_view text, size_t at) {
   const char c = text[at];
   if (c == '\t') return "a tab";

@@ -23,7 +23,7 @@ class Places {
 // Invalid UTF-8, control characters, tabs, lone carriage returns, YAML directives.
 Status check_text(std::string_view text, const Places& places);
 
-// The reason to refuse a plain scalar, or nothing: yes, off, ~, 010, 0x1F, 1_000, 12:30,
+// Returns the reason to refuse a plain scalar, or nothing: yes, off, ~, 010, 0x1F, 1_000, 12:30,
 // 2001-12-14, True.
 std::optional<std::string> yaml_surprise(std::string_view plain);
 

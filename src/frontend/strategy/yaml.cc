@@ -241,7 +241,7 @@ class TreeBuilder : public YAML::EventHandler {
   int nodes_ = 0, documents_ = 0;
 };
 
-// The reader's own complaints, with what usually lies behind them.
+// Returns the reader's own complaints, with what usually lies behind them.
 Error explain(const YAML::Exception& e, const TreeBuilder& builder, std::string_view text,
               const Places& places) {
   const size_t at = std::min(text.size(), static_cast<size_t>(std::max(e.mark.pos, 0)));

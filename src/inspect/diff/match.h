@@ -39,7 +39,7 @@ struct SetMatch {
   std::string where(const DevicePair& pair) const;
   const RoleSummary* role_before(const DevicePair& pair) const;
   const RoleSummary* role_after(const DevicePair& pair) const;
-  // A role's stages, by position, in the numbers of `before`.
+  // Returns a role's stages, by position, in the numbers of `before`.
   std::vector<int32_t> stages_before(const RoleSummary& role) const;
   std::vector<int32_t> stages_after(const RoleSummary& role) const;
   // By number: stage of `before` and `after`; null where there is none.

@@ -38,7 +38,8 @@ std::string growth_of(const Change& change) {
   return says ? growth_text(*before, *after, change.unit) : "";
 }
 
-// The rows for which there is room: some of each kind, so that many devices hide no other figure.
+// Returns the rows for which there is room: some of each kind, so that many devices hide no other
+// figure.
 std::vector<const Change*> rows_of(const DiffSection& section) {
   std::vector<const Change*> rows;
   std::map<std::string_view, size_t> alike;
@@ -103,7 +104,7 @@ std::string run_of(const Change& change) {
                      value_text(change.before, change.unit), value_text(change.after, change.unit));
 }
 
-// A section's rows until `room` bytes are full.
+// Returns a section's rows until `room` bytes are full.
 std::string markdown_section(const DiffSection& section, size_t room) {
   std::string text = fmt::format("<details><summary><b>{}</b> – {}</summary>\n\n", section.name,
                                  escaped(section.summary));

@@ -15,7 +15,7 @@ DiffValue find_setting(const Settings& settings, const std::string& name) {
   return {};
 }
 
-// Names of either, in order.
+// Returns names of either, in order.
 std::vector<std::string> setting_names(const Settings& before, const Settings& after) {
   std::vector<std::string> names;
   for (const Settings* settings : {&before, &after})

@@ -7,13 +7,13 @@ namespace piper {
 
 // Of the longest label of a forward or backward.
 size_t label_width(const Picture& picture);
-// What a label of usual length stands for: a unit, or about a forward.
+// Returns what a label of usual length stands for: a unit, or about a forward.
 double usual_length(const Picture& picture);
 // "0,1" or "0,1,2+61".
 std::string ranks_of(const PictureRow& row);
 // "3 units" or "1.25 GFLOP".
 std::string amount(const Picture& picture, double length);
-// What lengths mean and what is idle, in a few sentences.
+// Returns what lengths mean and what is idle, in a few sentences.
 std::string legend(const Picture& picture);
 
 }  // namespace piper

@@ -15,7 +15,7 @@ class Sharing {
   };
 
   bool is_idle() const { return running_.empty(); }
-  // How often the speeds have changed: what next_end() said before is void.
+  // Returns how often the speeds have changed: what next_end() said before is void.
   int32_t changes() const { return changes_; }
   // Times never go back. `work` and `weight` are above 0.
   void begin(int32_t step, double work, double weight, double time);

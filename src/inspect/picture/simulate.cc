@@ -306,7 +306,8 @@ class Simulation {
     cell.work += step.cost;
   }
 
-  // A pair whose second half needs the first one runs one after the other. False: there is none.
+  // A pair whose second half needs the first one runs one after the other. False: there is
+  // none.
   bool take_apart() {
     for (size_t row = 0; row < rows_.size(); ++row)
       for (Pair& pair : rows_[row].pairs)

@@ -89,7 +89,7 @@ class Drawing {
     }
     return columns;
   }
-  // All of the second half, and what else the first begins with it.
+  // Returns all of the second half, and what else the first begins with it.
   static bool is_of_pair(const PictureCell& next, const PictureCell& first) {
     return next.paired && next.start < first.start + std::max(first.length, 0.0) * (1 - 1e-9) &&
            (next.second || !first.second);

@@ -28,8 +28,8 @@ std::string region_of(const Instruction& one) {
   return space == text.npos ? "" : text.substr(space + 1);
 }
 
-// What a rank sends of so many bytes that it brings or gets whole. Where an index says which rows
-// travel, as many go to each.
+// Returns what a rank sends of so many bytes that it brings or gets whole. Where an index says
+// which rows travel, as many go to each.
 int64_t sent_of(const RoleProgram& role, const Instruction& one, int64_t bytes) {
   if (one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRotate) return bytes;
   int64_t members = 1;

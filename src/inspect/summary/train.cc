@@ -130,7 +130,7 @@ class TrainingFinder {
     set_shared("loss_scale", std::move(text));
   }
 
-  // That the value is, or is a part of or converted from; -1: none.
+  // Returns the parameter that the value is, is a part of or converted from; -1: none.
   int32_t buffer_of(int32_t value) const {
     for (size_t steps = 0; value >= program_->num_args && steps < same_as_.size(); ++steps)
       value = same_as_[index_of(value)];
@@ -147,7 +147,7 @@ class TrainingFinder {
     return found == rates_.end() ? Settings() : found->second;
   }
 
-  // That a buffer is, or is a copy or a part of; null where it is none.
+  // Returns the parameter that a buffer is, or is a copy or a part of; null where it is none.
   const Tensor* state_of(int32_t buffer) const {
     for (size_t steps = 0; buffer >= 0 && steps < origin_.size(); ++steps) {
       const Tensor& tensor = role_.tensor(buffer);

@@ -87,7 +87,7 @@ void renumber_values(Graph& graph, const std::vector<ValueId>& new_id) {
   map(graph.sample);
 }
 
-// Each node's number of inputs made by nodes; a producer that makes two counts twice, as in
+// Returns each node's number of inputs made by nodes; a producer that makes two counts twice, as in
 // readers().
 std::vector<int> count_waits(const Graph& graph) {
   std::vector<int> waits(graph.nodes.size());
@@ -108,7 +108,7 @@ bool is_in_order(const Graph& graph) {
   return true;
 }
 
-// A node that stands on a cycle, given that every node left waits for another one left.
+// Returns a node that stands on a cycle, given that every node left waits for another one left.
 const Node& node_on_cycle(const Graph& graph, const std::vector<int>& waits) {
   size_t at = 0;
   while (waits[at] <= 0) ++at;

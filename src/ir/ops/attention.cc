@@ -171,7 +171,7 @@ class HiddenQueries {
   }
   int64_t keys() const { return tokens(kK); }
 
-  // What the mask adds to the scores, -∞ where no key is seen.
+  // Returns what the mask adds to the scores, -∞ where no key is seen.
   ValueId terms() {
     ValueId mask = args_.inputs[3];
     const bool is_double = b_.type(args_.inputs[kQ]).dtype == DType::kF64;

@@ -58,7 +58,7 @@ Pair div(const BinaryUse& u) {
   return grads;
 }
 
-// The value of a constant that holds one f32 or f64, else none.
+// Returns the value of a constant that holds one f32 or f64, else none.
 std::optional<double> constant_number(const Value& value) {
   if (value.kind != ValueKind::kConstant || num_elements(value.type.shape) != 1) return {};
   if (value.type.dtype == DType::kF32 && value.data.size == sizeof(float)) {

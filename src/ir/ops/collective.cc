@@ -96,7 +96,7 @@ TypesResult rotated_types(const OpTypes& use) {
   return same_types(use);
 }
 
-// How many of the first dims count the rows, of the whole, that the index has numbers for.
+// Returns how many of the first dims count the rows, of the whole, that the index has numbers for.
 Result<size_t> row_dims(const Shape& whole, const TensorType& index, size_t dim) {
   int64_t rows = 1;
   for (size_t d = 0; d < whole.size(); ++d) {
@@ -176,7 +176,8 @@ LoopRule routed_loops(const OpTypes& use) {
   return std::move(build.rule);
 }
 
-// A cut of the outer blocks leaves fewer of them; where they go on into zeros, there are more.
+// A cut of the outer blocks leaves fewer of them; where they go on into zeros, there are
+// more.
 Attrs collective_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;
   for (const std::string to : {"", "to_"}) {

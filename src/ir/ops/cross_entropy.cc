@@ -20,7 +20,7 @@ namespace {
 // 16-bit floats are the only ones of 2 bytes.
 bool has_halves(const TensorType& type) { return info(type.dtype).bytes == 2; }
 
-// The type of share, once logits and labels are right.
+// Returns the type of share, once logits and labels are right.
 Result<TensorType> rows_of(const OpTypes& use) {
   PIPER_TRY(check_float(use, 0));
   const TensorType& logits = use.inputs[0];
@@ -66,7 +66,7 @@ TypesResult of_terms_types(const OpTypes& use) {
   return std::vector<TensorType>{{rows.dtype, {}}, rows};
 }
 
-// The steps to the greatest logit of a row.
+// Returns the steps to the greatest logit of a row.
 std::vector<OpDef::Step> top_of(const OpTypes& use) {
   const auto last = static_cast<int64_t>(use.inputs[0].shape.size()) - 1;
   std::vector<OpDef::Step> steps{

@@ -23,7 +23,7 @@ Status check_indices(const OpTypes& use, const Shape& data, int64_t batch) {
   return ok_status();
 }
 
-// What indices take of data.
+// Returns what indices take of data.
 Shape gathered(const Shape& data, const Shape& indices, int64_t batch) {
   Shape shape(indices.begin(), indices.end() - 1);
   shape.insert(shape.end(), data.begin() + batch + indices.back(), data.end());

@@ -139,8 +139,8 @@ std::pair<Dims, Dims> common_letters(LoopBuilder& build, const Shape& from, cons
 
 namespace {
 
-// The letters of one operand of a form, '.' replaced by those for `lead` leading dims (aligned to
-// the right).
+// Returns the letters of one operand of a form, '.' replaced by those for `lead` leading dims
+// (aligned to the right).
 std::string form_letters(std::string_view text, size_t rank, size_t most_lead) {
   const bool dotted = !text.empty() && text[0] == '.';
   const std::string_view named = dotted ? text.substr(1) : text;

@@ -15,7 +15,7 @@ inline TensorType statistics(const TensorType& x, size_t axis) {
   return type;
 }
 
-// The axis of a use whose rows have elements.
+// Returns the axis of a use whose rows have elements.
 inline Result<size_t> check_rows_of(const OpTypes& use, const TensorType& x) {
   PIPER_ASSIGN(const size_t axis, check_axis(use.attrs, "axis", x.shape.size()));
   const bool empty = num_elements(normalised(x, axis).shape) == 0;

@@ -110,7 +110,7 @@ LoopRule dropout_loops(const OpTypes& use) {
   return rule;
 }
 
-// The same mask, of the same key, step and samples.
+// Returns the same mask, of the same key, step and samples.
 Grads dropout_gradient(Builder& build, const GradientArgs& args) {
   std::vector<ValueId> inputs(args.inputs.begin(), args.inputs.end());
   inputs[0] = args.output_grads[0];

@@ -39,7 +39,7 @@ TypesResult reduce_types(const OpTypes& use) {
   return std::vector<TensorType>{{use.inputs[0].dtype, std::move(shape)}};
 }
 
-// A result with its reduced dims back, as 1.
+// Returns a result with its reduced dims back, as 1.
 ValueId with_kept_dims(Builder& build, const GradientArgs& args, ValueId id) {
   Shape shape = build.shape(args.inputs[0]);
   for (int64_t axis : args.attrs.integers("axes")) shape[static_cast<size_t>(axis)] = 1;

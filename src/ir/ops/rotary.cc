@@ -23,7 +23,7 @@ TypesResult rotary_types(const OpTypes& use) {
   return std::vector<TensorType>{x};
 }
 
-// The first or second elements of all pairs.
+// Returns the first or second elements of all pairs.
 ValueId elements(Builder& build, ValueId x, bool interleaved, int64_t which) {
   const Shape shape = build.shape(x);
   std::vector<int64_t> starts(shape.size(), 0), ends = shape, steps(shape.size(), 1);

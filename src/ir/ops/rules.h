@@ -63,15 +63,15 @@ Status check_first(const OpTypes& use, size_t input);
 // Likewise; attribute `whole` is how many turns there are in all, behind which a part has zeros.
 Status check_part(const OpTypes& use, size_t input);
 Status check_type(const OpTypes& use, size_t input, std::string_view role, const TensorType& type);
-// The attribute `name` as an axis of a value of `rank` dims, counted from 0.
+// Returns the attribute `name` as an axis of a value of `rank` dims, counted from 0.
 Result<size_t> check_axis(const Attrs& attrs, std::string_view name, size_t rank);
 // The attribute `reduction` of what is put at places.
 Status check_reduction(const Attrs& attrs);
 // numpy broadcasting; none when the shapes do not fit.
 std::optional<Shape> broadcast(const Shape& a, const Shape& b);
-// The elements of a list attribute that must have one entry for each of `rank` dims.
+// Returns the elements of a list attribute that must have one entry for each of `rank` dims.
 Result<std::vector<int64_t>> check_list(const Attrs& attrs, std::string_view name, size_t rank);
-// An attribute `shape` with no negative entry and a number of elements that fits in memory.
+// Returns an attribute `shape` with no negative entry and a number of elements that fits in memory.
 Result<Shape> check_shape(const Attrs& attrs, std::string_view name);
 
 // ---- Loops ------------------------------------------------------------------------------------
@@ -95,8 +95,8 @@ Dims broadcast_dims(const Dims& dims, const Shape& shape, const Shape& operand);
 // Output letters passed through from every operand: the rule of a pointwise op with the given
 // linear sets.
 LoopRule pointwise_loops(const OpTypes& use, std::vector<std::vector<int>> linear);
-// The dims of operands that have blocks of `unit` elements of a dim in common, each its own number
-// of them: letters for what is inside of a block, the number being whole.
+// Returns the dims of operands that have blocks of `unit` elements of a dim in common, each its own
+// number of them: letters for what is inside of a block, the number being whole.
 Dim block_letters(LoopBuilder& build, int64_t extent, int64_t unit);
 // No letter at all: every dim of every operand is whole.
 LoopRule whole_loops(const OpTypes& use);
@@ -112,7 +112,7 @@ inline std::optional<int64_t> same_bytes(const TensorType& from, const TensorTyp
   const bool same = from.dtype == to.dtype && from.bytes() == to.bytes();
   return same ? std::optional<int64_t>(0) : std::nullopt;
 }
-// A number of floating-point operations for each element of the greatest operand.
+// Returns a number of floating-point operations for each element of the greatest operand.
 Cost per_element(const OpTypes& use, double flops);
 template <int kFlops>
 Cost element_cost(const OpTypes& use) {

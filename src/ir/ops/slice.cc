@@ -52,7 +52,7 @@ TypesResult slice_types(const OpTypes& use) {
   return std::vector<TensorType>{{use.inputs[0].dtype, std::move(shape)}};
 }
 
-// The same elements the other way round.
+// Returns the same elements the other way round.
 ValueId reversed(Builder& build, ValueId id, size_t dim) {
   const Shape shape = build.shape(id);
   std::vector<int64_t> starts(shape.size(), 0), steps(shape.size(), 1);

@@ -51,7 +51,7 @@ OpDef forward(std::string_view name, Grads (*gradient)(Builder&, const GradientA
   return def;
 }
 
-// What the result has where nothing was: no probability, or the least of its logarithms.
+// Returns what the result has where nothing was: no probability, or the least of its logarithms.
 OpDef backward(std::string_view name, int flops, double absent) {
   OpDef def{.name = name, .types = softmax_grad_types, .loops = softmax_grad_rule};
   def.absent = absent;

@@ -46,7 +46,8 @@ LoopRule transpose_rule(const OpTypes& use) {
   return build.rule;
 }
 
-// Where the extents above 1 stay in their order. `blocks` is how kernels read a tile of several.
+// Returns where the extents above 1 stay in their order. `blocks` is how kernels read a tile of
+// several.
 std::optional<int64_t> transpose_first_byte(const TensorType& from, const TensorType& to,
                                             const Attrs& attrs) {
   int64_t last = -1;

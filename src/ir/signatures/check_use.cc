@@ -39,7 +39,7 @@ std::string list_of(const std::vector<TensorType>& types) {
   return join(words, ", ");
 }
 
-// The use without its last input, a sum that the result is added to.
+// Returns the use without its last input, a sum that the result is added to.
 Result<OpTypes> without_sum(const OpTypes& use) {
   if (use.inputs.empty() || !use.present.back() || use.outputs.size() != 1 ||
       use.inputs.back() != use.outputs[0])

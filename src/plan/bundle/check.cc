@@ -343,14 +343,14 @@ class InstructionCheck {
     return wrong("{} is no index of the rows of {} along dim {}", to_string(type(2)),
                  to_string(type(whole)), one_.dim);
   }
-  // Whether an arg can be a member's part of another.
+  // Returns whether an arg can be a member's part of another.
   bool fit(size_t whole, size_t part) const {
     const int64_t members = members_of(role_, one_.group);
     if (one_.dim < 0) return is_part(role_, elements(part), elements(whole), members);
     Shape left = type(whole).shape;
     return cut_dim(left, one_.dim, one_.outer, members) && left == type(part).shape;
   }
-  // Whether each arg has the blocks that a member would make of the other.
+  // Returns whether each arg has the blocks that a member would make of the other.
   bool is_exchanged(size_t arg) const {
     const int64_t members = members_of(role_, one_.group);
     Shape from = type(arg).shape, to = type(arg + 1).shape;

@@ -43,7 +43,7 @@ class FieldCheck {
   }
 
  private:
-  // Whose field is at fault.
+  // Returns the name of the object whose field is at fault.
   static std::string place(const char*, size_t i, const Instruction& one) {
     return fmt::format("instruction {} '{}' ({})", i, quote_control(one.label),
                        to_string(one.kind));

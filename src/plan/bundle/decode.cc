@@ -22,7 +22,7 @@ uint64_t integer_at(std::string_view bytes, size_t at, int width) {
   return value;
 }
 
-// What a field's integer may be.
+// Returns what a field's integer may be.
 template <class T>
 constexpr int64_t greatest() {
   if constexpr (std::is_same_v<T, DType>) return kNumDTypes - 1;

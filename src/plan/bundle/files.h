@@ -41,8 +41,8 @@ Result<std::vector<std::string>> unfold_roles(const Mesh& mesh, const RoleTable&
                                               const std::string& path);
 
 inline constexpr int64_t kMaxWorld = int64_t{1} << 20;
-// The product of the axes, or nothing when an axis is not positive or the world is larger than
-// kMaxWorld.
+// Returns the product of the axes, or nothing when an axis is not positive or the world is larger
+// than kMaxWorld.
 std::optional<int64_t> world_of(const Mesh& mesh);
 // Elements × size, or nothing when a dim is negative, there are more than 16, or the product
 // overflows.
@@ -54,11 +54,11 @@ Status check_program(const Program& program);
 // Of a role program whose groups and memory are possible.
 Status check_buffers(const RoleProgram& role);
 int64_t members_of(const RoleProgram& role, int32_t group);
-// Whether flat runs of `own` elements are parts of a whole over so many members. The elements
-// behind its end are fewer than all ranks: what is cut over some of them is cut so that it could be
-// over more.
+// Returns whether flat runs of `own` elements are parts of a whole over so many members. The
+// elements behind its end are fewer than all ranks: what is cut over some of them is cut so that it
+// could be over more.
 bool is_part(const RoleProgram& role, int64_t own, int64_t whole, int64_t members);
-// What a cut over so many ranks leaves of a dim.
+// Returns what a cut over so many ranks leaves of a dim.
 inline int64_t cut_extent(int64_t extent, const TensorCut& cut, int64_t parts) {
   return cut.block > 0 ? cut.outer * cut.block : extent / parts;
 }

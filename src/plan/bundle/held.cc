@@ -12,7 +12,7 @@ struct DimPlace {
   int64_t at = 0, run = 0;
 };
 
-// The extent of a dim that the first `count` blocks leave.
+// Returns the extent of a dim that the first `count` blocks leave.
 int64_t extent_of(const Held& held, int32_t dim, size_t count) {
   int64_t extent = held.whole.shape[static_cast<size_t>(dim)];
   for (size_t b = 0; b < count; ++b)

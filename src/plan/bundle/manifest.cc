@@ -41,7 +41,7 @@ bool is_digest(const std::string& text) {
   return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == text.npos;
 }
 
-// The files that a set may have; a manifest cannot name any other place.
+// Returns the files that a set may have; a manifest cannot name any other place.
 bool is_set_file(const std::string& path) {
   for (const char* known : {"params/init.safetensors", "../params/init.safetensors",
                             "single/manifest.json", "uncut/manifest.json"})

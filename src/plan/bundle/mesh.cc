@@ -28,7 +28,7 @@ std::optional<int64_t> bytes_of(const TensorType& type) {
 
 namespace {
 
-// Whether every rank runs the same role as its neighbour one further along `axis`.
+// Returns whether every rank runs the same role as its neighbour one further along `axis`.
 bool independent_of(const std::vector<std::string>& roles, int64_t stride, int64_t size) {
   for (int64_t rank = 0; rank < static_cast<int64_t>(roles.size()); ++rank)
     if (rank / stride % size != 0 && roles[rank] != roles[rank - stride]) return false;

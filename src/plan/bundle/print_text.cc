@@ -8,7 +8,7 @@ namespace {
 
 class Printer {
  public:
-  // A line's start; what follows is appended to `out`.
+  // Returns a line's start; what follows is appended to `out`.
   template <class... Args>
   std::string& line(fmt::format_string<Args...> text, Args&&... args) {
     if (!out.empty()) out += '\n';

@@ -102,7 +102,7 @@ Status read_tensor_types(PlanSet& set) {
   return ok_status();
 }
 
-// A set without its roles.
+// Returns a set without its roles.
 PlanSet opened(const PlanOutline& outline) {
   PlanSet set;
   set.directory = outline.directory;

@@ -82,7 +82,7 @@ Result<std::string> write_roles(const PlanSet& set, const std::string& directory
   return digest(text);
 }
 
-// The initial values of all sets, each name once.
+// Returns the initial values of all sets, each name once.
 Result<std::string> write_params(std::span<const PlanSet* const> sets,
                                  const std::string& directory) {
   std::vector<NamedTensor> tensors;

@@ -35,7 +35,7 @@ Result<Graph> find_patterns(Graph graph, Steps& steps, Compiled& compiled) {
   return std::move(found.graph);
 }
 
-// What expressions of the strategy may name everywhere.
+// Returns what expressions of the strategy may name everywhere.
 Variables scope_of(const Strategy& strategy, const Cut& cut) {
   Variables variables = strategy.params;
   for (const MeshAxis& axis : strategy.mesh) variables.emplace_back(axis.name, axis.size);
@@ -187,7 +187,7 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   return spec;
 }
 
-// One axis after the other: what one cuts is what those before it left to a rank.
+// Cuts over one axis after the other: what one cuts is what those before it left to a rank.
 Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
   PIPER_ASSIGN(const std::vector<AxisCut> cuts,
                apply_shard(graph, making.strategy, of_batch, making.explain()));
@@ -205,7 +205,7 @@ Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
   return graph;
 }
 
-// The rules that set the tags of regions stand where these are wrong.
+// The rules that set the tags of regions are where these are wrong.
 Error with_rules(Error error, const Strategy& strategy, const std::vector<std::string>& tags) {
   if (error.at.line != 0) return error;
   error.at = strategy.annotate.at;

@@ -58,7 +58,7 @@ std::string list_tasks(const Dag& dag, const ComputeOrder& order) {
   return order.tasks.size() > kShown ? text + " …" : text;
 }
 
-// What the policy came to on each cell.
+// Returns what the policy came to on each cell.
 Explanation report(const Dag& dag, const ListPolicy& policy,
                    const std::vector<ComputeOrder>& orders) {
   Explanation out{policy.at, "policy", {}};

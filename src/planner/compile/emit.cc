@@ -18,7 +18,7 @@ Status check_float(std::string_view what, double value) {
               value, back);
 }
 
-// The update that a node of the U pass makes.
+// Returns the update that a node of the U pass makes.
 Result<TrainingUpdate> update_of(const Graph& graph, const Param& param, const Node& node) {
   using Kind = TrainingUpdate::Kind;
   const Attrs& attrs = node.attrs;

@@ -14,11 +14,12 @@ namespace piper {
 void explain_idle(Dag& dag, const TaskLists& deps, const Schedule& schedule,
                   const Strategy& strategy, Explanations& explain);
 
-// The simulation of a step; none of plans of very many instructions.
+// Returns the simulation of a step; none of plans of very many instructions.
 std::optional<Picture> picture_of(const PlanSet& set);
 
-// What explain_idle says of prefetch, of streams that carry the collectives of both halves of
-// overlapped pairs. `with` is the picture of the plans. A note for every run where they lose time.
+// Returns what explain_idle says of prefetch, of streams that carry the collectives of both halves
+// of overlapped pairs. `with` is the picture of the plans. A note for every run where they lose
+// time.
 std::optional<Note> explain_pairs(const PlanSet& set, const Picture& with, const Strategy& strategy,
                                   Explanations& explain);
 

@@ -11,7 +11,7 @@ void explain_parameters(const Strategy& strategy, const Imported& imported, Expl
 void explain_training(const Strategy& strategy, const Graph& graph, Explanations& out);
 // The optimizers of the model's training_info, unless the strategy has one.
 Status use_training(const Imported& imported, Strategy& strategy, Explanations& out);
-// The loss that the strategy names, or the file's sole scalar.
+// Returns the loss that the strategy names, or the file's sole scalar.
 Result<Graph> with_loss(Graph graph, const Strategy& strategy);
 
 }  // namespace piper

@@ -17,7 +17,7 @@ std::string cell_name(const Dag& dag, size_t cell) {
   return name.empty() ? "all" : name;
 }
 
-// The cell of each rank, from its coordinates on the placed axes.
+// Returns the cell of each rank, from its coordinates on the placed axes.
 std::vector<int32_t> cells_of_ranks(const Dag& dag) {
   std::map<std::vector<int32_t>, int32_t> cell_of;
   for (size_t c = 0; c < dag.cells.size(); ++c) cell_of[dag.cells[c]] = static_cast<int32_t>(c);

@@ -22,7 +22,7 @@ struct Summing {
 void find_sum_orders(const Dag& dag, const std::vector<ComputeOrder>& compute, Summing& summing,
                      std::vector<std::string>& lines);
 
-// The policy by which the oracle, whose chunks have the tags of `summing`, adds as it says.
+// Returns the policy by which the oracle, whose chunks have the tags of `summing`, adds as it says.
 ListPolicy policy_like(const Dag& oracle, const Summing& summing);
 
 }  // namespace piper

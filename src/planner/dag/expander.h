@@ -74,7 +74,7 @@ class Expander {
   const SumRound& round(int32_t s, size_t r) const {
     return dag_.rounds[static_cast<size_t>(sum(s).rounds[r])];
   }
-  // The value in which a sum is finished.
+  // Returns the value in which a sum is finished.
   ValueId result_of(int32_t s) const { return sum(s).part.valid() ? sum(s).part : sum(s).value; }
 
   // Microbatches of one class are of one group and of one variant.
@@ -107,7 +107,8 @@ class Expander {
   ItemId find_item(ValueId value, int32_t micro, int32_t cell) const {
     return items_.find(value, micro, cell);
   }
-  // A value without a producer in the graph: accumulators and what collectives leave behind.
+  // Returns a value without a producer in the graph: accumulators and what collectives leave
+  // behind.
   ValueId pseudo_value(const std::string& name, const TensorType& type) {
     return dag_.graph.add_value({.name = name, .type = type});
   }
@@ -136,8 +137,8 @@ class Expander {
     return {
         .pass = 'U', .chunk = id, .cell = dag_.chunks[id.index()].cell, .label = add_label(label)};
   }
-  // The nodes from `first` on, the last of which makes one of several members of a sum in one cell:
-  // into the first one's memory.
+  // Returns the nodes from `first` on, the last of which makes one of several members of a sum in
+  // one cell: into the first one's memory.
   ItemId combine(int32_t s, const std::vector<ItemId>& members, size_t first,
                  const std::string& name);
   // Two items of one cell.
@@ -160,12 +161,12 @@ class Expander {
   // Several sums of one cell in another type; those that are in it already stay.
   std::vector<ItemId> in_type(const std::vector<int32_t>& sums, std::vector<ItemId> items,
                               DType type, const std::string& suffix);
-  // A chunk of pass U that casts, and a task of it.
+  // Returns a chunk of pass U that casts, and a task of it.
   ChunkId casting_chunk(const std::vector<ValueId>& made, int32_t cell, const std::string& name);
   void add_casts(ChunkId chunk, const std::vector<int32_t>& sums, const std::vector<ItemId>& from,
                  const std::vector<ValueId>& made);
-  // What ranks do by a reduction that rounds: the oracle's part of a round, in the first one's
-  // memory.
+  // Returns what ranks do by a reduction that rounds: the oracle's part of a round, in the first
+  // one's memory.
   ItemId add_rounded(int32_t s, const std::vector<ItemId>& members, DType type);
 
   // Round `r` of several sums, as one message.
@@ -182,10 +183,10 @@ class Expander {
   void finish_late_sums();
 
   // ---- Data flow ----
-  // The item in `cell`, sent there if it lives elsewhere.
+  // Returns the item in `cell`, sent there if it lives elsewhere.
   ItemId move_to(ItemId from, int32_t cell);
 
-  // The same by way of parts, of which each rank of the axes sends one.
+  // Returns the same by way of parts, of which each rank of the axes sends one.
   ItemId move_in_parts(ItemId from, int32_t cell);
   ItemId own_part(ItemId whole);
   const std::vector<int32_t>* sliced(const Item& item) const {
@@ -194,10 +195,10 @@ class Expander {
     return any ? &dag_.sliced[item.value.index()] : nullptr;
   }
 
-  // The item that holds `value` for `micro` in `cell`, with the tasks that bring it there.
+  // Returns the item that holds `value` for `micro` in `cell`, with the tasks that bring it there.
   ItemId ensure(ValueId id, int32_t micro, int32_t cell);
 
-  // A task of the chunk; `before`: that of the microbatch before this one, or none.
+  // Returns a task of the chunk; `before`: that of the microbatch before this one, or none.
   TaskId add_compute(ChunkId id, int32_t micro, TaskId before);
   // The tasks within it.
   void add_collectives(TaskId of);
@@ -225,7 +226,7 @@ class Expander {
   // The previous version takes the newest's value; the update follows.
   void keep_newest(const Version& version, int32_t cell);
   bool is_copy(ValueId state) const;
-  // The own part of a state that lives in parts alone.
+  // Returns the own part of a state that lives in parts alone.
   ValueId kept_of(ValueId state) const;
   // Of a parameter that lives in parts.
   ItemId gather_whole(ValueId param, int32_t cell);
@@ -237,7 +238,7 @@ class Expander {
   void gather_updated(int32_t cell, const std::vector<const Part*>& cut);
   ValueId next_of(ValueId state) const;
 
-  // A chunk of pass U, once for the step; what it writes first.
+  // Returns a chunk of pass U, once for the step; what it writes first.
   ItemId add_update_task(const Chunk& chunk);
 
   // Every cell needs the norm and the loss: squares of the parameters' gradients, each from the

@@ -10,7 +10,7 @@
 namespace piper {
 namespace {
 
-// A state that starts as another one does, perhaps in another type.
+// Returns a state that starts as another one does, perhaps in another type.
 ValueId add_state_like(Graph& graph, ValueId like, std::string name, DType dtype) {
   const Value& of = graph.value(like);
   return graph.add_value({.name = std::move(name),
@@ -128,7 +128,7 @@ class Copier {
              dtype_of(reader) == dtype_of(rounding.cast);
     });
   }
-  // The copy, moved as the parameter was.
+  // Returns the copy, moved as the parameter was.
   ValueId moved(const Rounding& rounding, ValueId copy, DType dtype) {
     for (auto move = rounding.moves.rbegin(); move != rounding.moves.rend(); ++move) {
       Node& node = graph_.node(*move);

@@ -210,7 +210,7 @@ void make_chunks(Dag& dag) {
   });
 }
 
-// The chunks that must run before chunk `c` (with repeats); `chunk_of`: by variant.
+// Returns the chunks that must run before chunk `c` (with repeats); `chunk_of`: by variant.
 std::vector<int32_t> before(const Dag& dag, size_t c,
                             const std::vector<std::vector<int32_t>>& chunk_of,
                             const std::vector<int32_t>& early_of) {
@@ -239,7 +239,7 @@ std::string where_of(const Node& node) {
                      node.scope.empty() ? "" : fmt::format(" ({})", node.scope));
 }
 
-// An op of one chunk that reads what an op of another one makes.
+// Returns an op of one chunk that reads what an op of another one makes.
 std::string why_after(const Dag& dag, const Chunk& chunk, const Chunk& other) {
   for (NodeId id : chunk.nodes)
     for (ValueId input : dag.graph.node(id).inputs) {
@@ -341,8 +341,8 @@ std::vector<int32_t> axes_of(const Graph& graph, const Node& sum) {
   return axes;
 }
 
-// The rounds of all replicas, the last one also over further axes of which contributions are terms.
-// Coupled replicas have terms of some sums and the whole of others.
+// Returns the rounds of all replicas, the last one also over further axes of which contributions
+// are terms. Coupled replicas have terms of some sums and the whole of others.
 std::vector<SumRound> rounds_of(const Dag& dag, const std::vector<SumRound>& of_replicas,
                                 std::vector<int32_t> terms) {
   std::vector<SumRound> rounds;

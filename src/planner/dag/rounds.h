@@ -6,7 +6,7 @@
 namespace piper {
 
 void add_axes(SumRound& round, const std::vector<int32_t>& axes);
-// Its index in Dag::rounds, added if it is not there.
+// Returns the index in Dag::rounds, added if it is not there.
 int32_t round_of(Dag& dag, SumRound round);
 
 }  // namespace piper

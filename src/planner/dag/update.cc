@@ -22,8 +22,8 @@ const Node* norm_node(const Graph& graph) {
   return norm == graph.nodes.end() ? nullptr : &*norm;
 }
 
-// The node that makes a number of the norm. Numbers that are summed over axes are so as one vector:
-// Slice(AllReduce(Concat(…))).
+// Returns the node that makes a number of the norm. Numbers that are summed over axes are so as one
+// vector: Slice(AllReduce(Concat(…))).
 Node& squares_of(Graph& graph, ValueId number) {
   int64_t position = 0;
   for (;;) {
@@ -45,7 +45,7 @@ ValueId put_together_of(const Graph& graph, ValueId value) {
   return value;
 }
 
-// The mesh axes that cut a value.
+// Returns the mesh axes that cut a value.
 std::vector<int32_t> cut_over(const Value& value) {
   std::vector<int32_t> axes;
   for (const AxisLayout& lies : value.over)
@@ -77,7 +77,7 @@ void sum_over_axes(Builder& build, const Graph& graph, const std::vector<ValueId
   }
 }
 
-// What the nodes read from outside, ascending.
+// Returns what the nodes read from outside, ascending.
 std::vector<ValueId> outside_reads(const Graph& graph, const std::vector<NodeId>& nodes) {
   const std::set<NodeId> inside(nodes.begin(), nodes.end());
   std::vector<ValueId> reads;
@@ -241,7 +241,7 @@ UpdateReads reads_of(const Graph& graph, ValueId next, const std::vector<ValueId
   return reads;
 }
 
-// Where contributions to the sums are made.
+// Returns where contributions to the sums are made.
 std::set<int32_t> cells_of(const Dag& dag, const std::vector<NodeId>& sums) {
   std::set<NodeId> makers;
   for (NodeId sum : sums)

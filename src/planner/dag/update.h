@@ -26,12 +26,12 @@ struct ScalarVector {
 };
 // Adds the nodes that take norm and loss from the shared vector, and lets the graph read those.
 ScalarVector scalar_vector(Dag& dag);
-// The chunk in which `cell` writes its part of the vector; `here[i]`: this cell contributes source
-// i, else zero.
+// Returns the chunk in which `cell` writes its part of the vector; `here[i]`: this cell contributes
+// source i, else zero.
 Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool>& here,
                    int32_t cell);
 
-// The chunk in which the first cell adds two vectors.
+// Returns the chunk in which the first cell adds two vectors.
 Chunk sum_chunk(Dag& dag, ValueId a, ValueId b, const std::string& name);
 
 using Reports = std::vector<std::pair<std::string, ValueId>>;

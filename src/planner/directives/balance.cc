@@ -15,8 +15,9 @@ double node_flops(const Graph& graph, const Node& node) {
   return def->cost(use_of(graph, node)).flops;
 }
 
-// What regions share: ops that the loss comes from, or what else the model gives out. Those on data
-// alone go where they are read, and what only a buffer's next value comes from is no region's own.
+// Returns what regions share: ops that the loss comes from, or what else the model gives out. Those
+// on data alone go where they are read, and what only a buffer's next value comes from is no
+// region's own.
 std::vector<bool> find_work(const Graph& graph) {
   std::vector<bool> work = data_ops(graph), read(graph.values.size());
   work.flip();
@@ -34,8 +35,8 @@ std::vector<bool> find_work(const Graph& graph) {
   return work;
 }
 
-// Bytes of values that work makes before position p and reads at or after it; p = 0 … nodes.
-// Inputs, state and constants are at hand everywhere.
+// Returns bytes of values that work makes before position p and reads at or after it; p = 0 …
+// nodes. Inputs, state and constants are at hand everywhere.
 std::vector<double> crossing_bytes(const Graph& graph, const std::vector<bool>& work) {
   std::vector<double> change(graph.nodes.size() + 2);
   const auto all_readers = readers(graph);

@@ -36,7 +36,7 @@ class Cloner {
     for (const std::string& tag : tags) tags_.push_back(graph.tag_index(tag));
   }
 
-  // How many ops were moved and how many copies were added.
+  // Returns how many ops were moved and how many copies were added.
   std::pair<int64_t, int64_t> run() {
     find_regions();
     const size_t count = graph_.nodes.size();

@@ -11,7 +11,7 @@
 namespace piper {
 namespace {
 
-// The words of kinds that `takes` says yes to, for a sentence.
+// Returns the words of kinds that `takes` says yes to, for a sentence.
 template <class Takes>
 std::string words_of(Takes takes) {
   std::vector<std::string> words;
@@ -156,7 +156,8 @@ class Finder {
       }
     return depth_[task.nodes[0].value];
   }
-  // What travels: of collectives that put blocks together what they make, else what they read.
+  // Returns what travels: of collectives that put blocks together what they make, else what they
+  // read.
   std::vector<const TensorType*> moved_by(const Task& task) const {
     std::vector<const TensorType*> types;
     const bool gathers = task.kind == InstructionKind::kAllGather;
@@ -172,7 +173,7 @@ class Finder {
     for (ItemId item : task.reads) values.push_back(dag_.items[item.index()].value);
     return values;
   }
-  // The last of the tasks that make what it moves.
+  // Returns the last of the tasks that make what it moves.
   size_t made(TaskId id) const {
     const Task& task = dag_.tasks[id.index()];
     if (task.within.valid()) return task.nodes[0].index();

@@ -69,7 +69,7 @@ class Network {
       }
     return level_[at(sink)] >= 0;
   }
-  // One path along the levels; without recursion, for chains of ops are long.
+  // Returns one path along the levels; without recursion, for chains of ops are long.
   bool push(int32_t source, int32_t sink) {
     std::vector<int32_t> path;  // of edges
     int32_t node = source;

@@ -37,12 +37,13 @@ class TaskMatcher {
   Result<bool> matches(TaskId task, const Where& where, const Variables& variables) const;
   // Equal for tasks of equal pass and tags.
   int32_t view(TaskId task) const { return view_of_[task.index()]; }
-  // All that match.
+  // Returns all that match.
   Result<std::vector<TaskId>> find(const Where& where, const Variables& variables) const;
   // Why it is no mistake that none does, "nothing: axis 'dp' has one rank"; empty: it is one.
   // `messages`: the directive is for messages alone, whatever the conditions say.
   std::string excuse(const Where& where, bool messages = false) const;
-  // That none does, with what there is, at the condition on values if no task carries such a one.
+  // Returns the error that none does, with what there is, at the condition on values if no task
+  // carries such a one.
   Error nothing(const Where& where, const SourceSpan& at, std::string_view directive) const;
 
  private:
@@ -67,10 +68,10 @@ class TaskMatcher {
 };
 // "h/0/weight" of "h.0.weight".
 std::string as_path(std::string name);
-// Whether the pattern matches a name of the parameter, as a path or as it is saved: its own, or one
-// under which it is tied.
+// Returns whether the pattern matches a name of the parameter, as a path or as it is saved: its
+// own, or one under which it is tied.
 bool has_name(const Param& param, const Glob& glob);
-// The mesh axis of this name.
+// Returns the mesh axis of this name.
 Result<int32_t> find_axis(const Dag& dag, const std::string& name, const SourceSpan& at,
                           std::string_view directive);
 // "nothing: axes 'dp', 'tp' have one rank each", so that no message goes along them; empty: there
@@ -85,8 +86,8 @@ std::string ranges(const std::vector<int32_t>& numbers);
 Error with_regions(Error error, const Dag& dag);
 // To an error about a pattern that matches none of the scopes: the help that it does further down.
 Error with_deeper(Error error, const Glob& match, std::span<const std::string> scopes);
-// What matches no forward op, at `at` or where the first condition stands, whichever is at fault,
-// with the scopes and values of tags that there are.
+// Returns what matches no forward op, at `at` or where the first condition stands, whichever is at
+// fault, with the scopes and values of tags that there are.
 Error no_ops(const Graph& graph, std::string_view what, const SourceSpan& at,
              const std::optional<Glob>& match, const Where& where);
 // "matches nothing", with the tags and passes there are.

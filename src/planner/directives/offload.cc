@@ -74,7 +74,7 @@ class Chooser {
   }
 
  private:
-  // Whether a value of a microbatch is kept from its forward to its backward, and chosen.
+  // Returns whether a value of a microbatch is kept from its forward to its backward, and chosen.
   Result<bool> matches(ItemId id, const OffloadRule& rule) const {
     const Item& item = dag_.items[id.index()];
     const Uses& uses = uses_[id.index()];

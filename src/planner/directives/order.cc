@@ -186,7 +186,7 @@ class CellOrder {
                                pool_.count_passes(false), items, pool_.count_passes(true)));
   }
 
-  // The last item of a pass, behind which one is missing; else the last of all.
+  // Returns the last item of a pass, behind which one is missing; else the last of all.
   const SourceSpan& last_of(char pass) const {
     const auto of_pass = [&](const OrderItem& item) {
       return pass == 'F' ? item.pass == "F" : item.pass.starts_with('B');
@@ -218,7 +218,7 @@ Result<size_t> axis_of(const Dag& dag, const Order& order) {
   return axis;
 }
 
-// What expressions of an order see on a cell.
+// Returns what expressions of an order see on a cell.
 Variables scope_of(const Dag& dag, size_t cell, size_t axis, const Variables& variables) {
   Variables scope{
       {"r", dag.cells[cell][axis]}, {"P", dag.mesh[axis].size}, {"M", dag.microbatches}};

@@ -21,16 +21,16 @@ class OrderPool {
   OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& tasks,
             const std::string& micro_tag);
 
-  // The next of what matches, by microbatch, then in dataflow order; empty when none is left.
-  // `number` is the item's, for later errors. Errors: a tag or a tag's value that no task of the
-  // cell has.
+  // Returns the next of what matches, by microbatch, then in dataflow order; empty when none is
+  // left. `number` is the item's, for later errors. Errors: a tag or a tag's value that no task of
+  // the cell has.
   Result<Taken> take(const OrderItem& item, int32_t number);
 
   // "F3", with the stage before it when the cell has several: "1F3"; `pass` instead of its own.
   std::string short_name(TaskId task, const std::string& pass = "") const;
-  // Whether no task matches, taken or not: a stage whose backward has nothing to compute.
+  // Returns whether no task matches, taken or not: a stage whose backward has nothing to compute.
   bool has_none(const OrderItem& item);
-  // Why take() found nothing: how many tasks match and which item took the last of them.
+  // Returns why take() found nothing: how many tasks match and which item took the last of them.
   std::string why_none(const OrderItem& item);
   // Tasks that nothing has taken.
   std::vector<TaskId> left() const;

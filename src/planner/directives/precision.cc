@@ -153,7 +153,7 @@ class Caster {
       if (value.kind == ValueKind::kConstant) widen(value);
     for (const StateUpdate& update : graph_.updates) widen(graph_.value(update.state));
   }
-  // Whether the elements had another type.
+  // Returns whether the elements had another type.
   bool widen(Value& value) const {
     const DType dtype = value.type.dtype;
     if (dtype == wide_ || !is_castable(dtype)) return false;
@@ -186,7 +186,7 @@ class Caster {
 
   DType dtype_of(ValueId value) const { return graph_.value(value).type.dtype; }
 
-  // The type in which a chosen op computes, given its operands'.
+  // Returns the type in which a chosen op computes, given its operands'.
   DType type_for(const Node& node, const Precision& precision) const {
     if (precision.compute == DType::kF64) return DType::kF64;
     const bool kept = std::any_of(precision.keep.begin(), precision.keep.end(),
@@ -214,7 +214,8 @@ class Caster {
     return node.op == "Attention" && input == kMask && beyond_f16_[node.inputs[input].index()];
   }
 
-  // What a node that no directive chose reads: the model's type, and in f64 what states become.
+  // Returns what a node that no directive chose reads: the model's type, and in f64 what states
+  // become.
   DType unchosen_type(const Node& node, ValueId input) const {
     return wide_ == DType::kF64 && node.pass == Pass::kU ? DType::kF64 : original_[input.index()];
   }
@@ -280,8 +281,8 @@ class Caster {
     return ok_status();
   }
 
-  // The value in another type: cast once for each region that reads it, and a parameter beside each
-  // op, so that each of its uses is one.
+  // Returns the value in another type: cast once for each region that reads it, and a parameter
+  // beside each op, so that each of its uses is one.
   ValueId in_type(ValueId value, DType type, const Node& reader, int32_t d) {
     if (dtype_of(value) == type) return value;
     const bool weak = !strong_[value.index()];

@@ -21,7 +21,7 @@ Status check_kinds(const Prefetch& prefetch) {
   return ok_status();
 }
 
-// What a distance counts.
+// Returns what a distance counts.
 const char* unit_of(const Dag& dag, const Task& task) {
   if (gathers_parameters(dag, task)) return "message";
   return task.within.valid() ? "program" : "compute task";

@@ -220,7 +220,7 @@ class Recomputer {
         name += fmt::format("{}{}={}", name.empty() ? "" : " ", graph_.tag_names[t], tags[t]);
     return name.empty() ? "the model" : name;
   }
-  // Whether the value is there anyway when the backward pass comes: what a group hands on.
+  // Returns whether the value is there anyway when the backward pass comes: what a group hands on.
   bool is_kept(const Variant& variant, ValueId value) const {
     const int32_t group = group_of(variant, value);
     if (!kept_[static_cast<size_t>(group)].empty())
@@ -231,7 +231,8 @@ class Recomputer {
         return true;
     return false;
   }
-  // Whether a node of the backward pass reads a copy instead of the value: only in its own region.
+  // Returns whether a node of the backward pass reads a copy instead of the value: only in its own
+  // region.
   bool reads_again(const Variant& variant, const Node& reader, ValueId value) const {
     const int32_t group = value.valid() ? group_of(variant, value) : kNone;
     return group != kNone && !is_kept(variant, value) &&

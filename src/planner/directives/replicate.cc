@@ -38,7 +38,7 @@ std::string travelling(const Dag& dag, const Replicate& replicate, int64_t ranks
   return fmt::format(", in {} ({})", info(*replicate.dtype).name, human_bytes(bytes));
 }
 
-// Where it is not in rank order.
+// Returns where the sum is not in rank order.
 const char* order_of(const Replicate& replicate) {
   return replicate.sum == Replicate::Order::kFast ? ", by the device's own library" : "";
 }
@@ -92,7 +92,7 @@ Gathered gathered_of(const Dag& dag) {
   return gathered;
 }
 
-// What a directive that cuts states does to the parameters, in words.
+// Returns what a directive that cuts states does to the parameters, in words.
 std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate, int64_t ranks) {
   Sums cut, whole, trained;
   for (const Param& param : dag.graph.params) {

@@ -290,7 +290,7 @@ void add_samples(const Graph& step, const SourceSpan& at, AxisCut& cut) {
   for (const Param& param : step.params) cut.seeds.push_back({param.value, -1, at});
 }
 
-// The last dim at which it cuts an input; -1: none.
+// Returns the last dim at which it cuts an input; -1: none.
 int last_input_dim(const Graph& step, const AxisCut& cut) {
   int last = -1;
   for (const ShardSeed& seed : cut.seeds)
@@ -367,7 +367,7 @@ std::vector<bool> sent_values(const Dag& dag) {
   return sent;
 }
 
-// Whether the ranks of the axis hold the value alike, and it has an element for each.
+// Returns whether the ranks of the axis hold the value alike, and it has an element for each.
 bool can_be_sliced(const Dag& dag, const Value& value, int32_t axis) {
   return num_elements(value.type.shape) >= dag.mesh[static_cast<size_t>(axis)].size &&
          std::none_of(value.over.begin(), value.over.end(),

@@ -6,7 +6,7 @@
 namespace piper {
 namespace {
 
-// The divisors of `whole` next to `wanted`, as text: "4 or 8".
+// Returns the divisors of `whole` next to `wanted`, as text: "4 or 8".
 std::string nearest_divisors(int64_t whole, int64_t wanted) {
   int64_t below = 0, above = 0;
   for (int64_t d = std::min(wanted, whole); d >= 1 && !below; --d)
@@ -81,7 +81,7 @@ Result<std::vector<SumRound>> sum_rounds(const Strategy& strategy, const Cut& cu
   return rounds;
 }
 
-// A tag that no 'place' puts anywhere; empty: there is none.
+// Returns a tag that no 'place' puts anywhere; empty: there is none.
 std::string tag_to_place(const Strategy& strategy) {
   if (!strategy.places.empty() || strategy.annotate.rules.empty()) return "";
   const auto& rule = strategy.annotate.rules.front();

@@ -226,7 +226,8 @@ class Inserter {
   std::vector<bool> kept_before_;  // by bucket: its own buffers have held it
 };
 
-// A reduction between peers, what is added up or rounded for it, or a sum of what one has left.
+// Returns a reduction between peers, what is added up or rounded for it, or a sum of what one has
+// left.
 bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
   if (one.kind == InstructionKind::kCompute)
     return one.pass == 'U' && (one.micro >= 0 || !one.combines.empty());

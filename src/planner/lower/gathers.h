@@ -28,8 +28,8 @@ std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
 std::vector<int32_t> insert_gathers(RoleProgram& role, const std::vector<GatheredBuffer>& gathered,
                                     const Dag& dag, std::vector<Slot>& pool);
 
-// Each before the instruction of its position, or behind all; ascending. Gives by old position the
-// new one; number k stands at its position + k.
+// Returns each before the instruction of its position, or behind all; ascending. Gives by old
+// position the new one; number k stands at its position + k.
 std::vector<int32_t> insert_before(std::vector<Instruction>& body,
                                    std::vector<std::pair<int64_t, Instruction>> added);
 

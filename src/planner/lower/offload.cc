@@ -75,7 +75,7 @@ class Copier {
   }
 
   // ---- Activations ----
-  // What a body begins for the next step, and its next run ends.
+  // Returns what a body begins for the next step, and its next run ends.
   bool is_later_run(int64_t first, int64_t i) const {
     return role_.body[at(first)].ahead > role_.body[at(i)].ahead;
   }

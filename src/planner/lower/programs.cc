@@ -90,7 +90,7 @@ class SegmentBuilder {
     return static_cast<int32_t>(slots_.size() - 1);
   }
 
-  // How a value reaches this segment, or leaves it; nothing for values that stay inside.
+  // Returns how a value reaches this segment, or leaves it; nothing for values that stay inside.
   std::optional<SegmentArg> argument(ValueId id) {
     using Kind = SegmentArg::Kind;
     if (const int32_t r = position(chunk_.reads, id); r >= 0) return SegmentArg{Kind::kRead, r};

@@ -35,8 +35,8 @@ struct ChunkPrograms {
 class ProgramPool {
  public:
   explicit ProgramPool(const Dag& dag);
-  // The programs of a task's chunk. `first`: see ChunkPrograms; `collectives`: see segments.h.
-  // Cells may ask at once.
+  // Returns the programs of a task's chunk. `first`: see ChunkPrograms; `collectives`: see
+  // segments.h. Cells may ask at once.
   const ChunkPrograms& of_task(const Task& task, const std::vector<bool>& first,
                                const std::vector<ChunkCollective>& collectives);
   // Gives all that were asked for their programs, those of the lowest cell first.

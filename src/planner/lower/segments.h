@@ -17,9 +17,9 @@ struct ChunkCollective {
 };
 
 bool is_collective(const Node& node);
-// The item whose memory it is in.
+// Returns the item whose memory it is in.
 ItemId root_of(const Dag& dag, ItemId item);
-// Whether a group over these axes has ranks of several cells: of all, then.
+// Returns whether a group over these axes has ranks of several cells: of all, then.
 bool is_over_cells(const Dag& dag, const std::vector<int32_t>& axes);
 // Nodes without scope stay with their neighbours.
 std::vector<std::vector<NodeId>> cut_into_segments(const Graph& graph,

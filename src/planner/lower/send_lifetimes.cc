@@ -76,7 +76,7 @@ class Walk {
     }
   }
 
-  // The last position of the sender at which the receive may still be under way.
+  // Returns the last position of the sender at which the receive may still be under way.
   int64_t held(const Transfer& t) const {
     const size_t from = at(t.from_cell), to = lane(at(t.to_cell), at(t.recv_position));
     const size_t slot = at(slot_of_[to]);
@@ -101,7 +101,7 @@ class Walk {
     return first_lane_[cell] + at(roles_[cell].body[position].stream);
   }
 
-  // Whether the next instruction of the cell could run.
+  // Returns whether the next instruction of the cell could run.
   bool step(size_t c) {
     if (joins_[c][next_[c]]) return join();
     const Transfer* t = received_[c][next_[c]];

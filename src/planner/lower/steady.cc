@@ -17,7 +17,7 @@ void take_second_stream(std::vector<Instruction>& step, const StepOrder& order, 
     }
 }
 
-// The pairs, given by task of the body, by instruction.
+// Returns the pairs, given by task of the body, by instruction.
 std::vector<Overlap> pairs_of(const StepOrder& order) {
   std::vector<int32_t> begins;  // by task of the body, and the end
   int32_t instructions = 0;

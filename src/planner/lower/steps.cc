@@ -113,7 +113,7 @@ HeldUntil held_in(const Dag& dag, std::vector<RoleProgram>& roles, Section secti
   return held;
 }
 
-// The copies of a section that leave for the host, and the computations that wait for them.
+// Returns the copies of a section that leave for the host, and the computations that wait for them.
 std::vector<LeavingCopy> leaving_in(const RoleProgram& role, Section section, const Positions& all,
                                     const OffloadPlan& plan) {
   if (plan.leaving.empty()) return {};

@@ -5,19 +5,19 @@
 
 namespace piper {
 
-// The computations whose order is free; all else is derived from it.
+// Returns the computations whose order is free; all else is derived from it.
 bool is_ordered(const Task& task);
 
 // Reductions between SPMD peers alone: all peers run the same program, so these may start as soon
 // as they can.
 bool is_peer_reduction(const Dag& dag, const Task& task);
 
-// Whether the task rounds sums so that they travel in fewer bytes.
+// Returns whether the task rounds sums so that they travel in fewer bytes.
 bool rounds_sums(const Dag& dag, const Task& task);
 
-// What is issued as soon as it can: sends, those reductions, what they have left and what is
-// rounded for them, sums of parts, receives that are posted with their sends, and what a computation
-// runs, behind it.
+// Returns what is issued as soon as it can: sends, those reductions, what they have left and what
+// is rounded for them, sums of parts, receives that are posted with their sends, and what a
+// computation runs, behind it.
 bool runs_by_itself(const Dag& dag, const Task& task);
 
 // Adds to a sum of the whole step what another cell has of it.
@@ -25,7 +25,7 @@ bool adds_parts(const Task& task);
 
 // "'F stage=1 mb=3' on pp=1"
 std::string print_place(const Dag& dag, TaskId id);
-// Where the strategy names the task; null: nowhere.
+// Returns where the strategy names the task; null: nowhere.
 const SourceSpan* place_in(const ComputeOrder& compute, TaskId id);
 // At the '&' of the overlap, where the strategy has one.
 Error no_pair(const ComputeOrder& compute, size_t overlap);

@@ -67,7 +67,7 @@ class Waiting {
       if (!open_circle()) return false;
     }
   }
-  // What runs as one, each in order.
+  // Returns what runs as one, each in order.
   const std::vector<std::vector<TaskId>>& joined() const { return joined_; }
 
  private:

@@ -71,7 +71,7 @@ class Lister {
            (policy_.memory > 0 && bytes + line.bytes > policy_.memory);
   }
 
-  // What starts first; of several the first cell's.
+  // Returns what starts first; of several the first cell's.
   Choice next() {
     for (; !queue_.empty(); queue_.pop()) {
       const auto& [start, cell, version] = queue_.top();
@@ -107,7 +107,7 @@ class Lister {
   }
   // kNever: something that it needs has no time yet, or it is done.
   int64_t start_of(size_t l, size_t cell) const { return std::max(clock_[cell], ready_[l]); }
-  // Whether that changed.
+  // Returns whether that changed.
   bool find_ready(size_t l) {
     int64_t start = is_done(l) ? kNever : 0;
     if (start == 0)

@@ -133,7 +133,7 @@ class Issuer {
     ++pair;
     return true;
   }
-  // Whether the tasks can be issued one after another.
+  // Returns whether the tasks can be issued one after another.
   bool can_issue_all(std::span<const TaskId> tasks) {
     size_t good = 0;
     for (; good < tasks.size() && can_issue(tasks[good]); ++good)
@@ -155,7 +155,7 @@ class Issuer {
     at.end = static_cast<int32_t>(order.size());
     schedule_.overlaps[cell].push_back(at);
   }
-  // Whether the task, and all that can be issued on demand before it, can be issued now.
+  // Returns whether the task, and all that can be issued on demand before it, can be issued now.
   bool can_issue(TaskId id) const {
     for (TaskId d : deps_[id.index()]) {
       if (issued_[d.index()]) continue;
@@ -236,7 +236,8 @@ class Issuer {
     }
     return waits;
   }
-  // The shortest way from `start` back to it along the waits, by breadth; empty: there is none.
+  // Returns the shortest way from `start` back to it along the waits, by breadth; empty: there is
+  // none.
   std::vector<Wait> shortest_circle(const std::vector<std::vector<Wait>>& waits,
                                     size_t start) const {
     std::vector<size_t> open{start};
@@ -258,7 +259,7 @@ class Issuer {
     }
     return {};
   }
-  // A pair of tasks through which the circle leads, though they have no order between them.
+  // Returns a pair of tasks through which the circle leads, though they have no order between them.
   std::optional<Error> pair_in(const std::vector<ComputeOrder>& compute,
                                const std::vector<Wait>& circle) const {
     for (size_t i = 0; i < circle.size(); ++i) {
@@ -274,7 +275,7 @@ class Issuer {
     }
     return std::nullopt;
   }
-  // A forward that waits for the forward of a stage with a higher number.
+  // Returns a forward that waits for the forward of a stage with a higher number.
   std::string against_dataflow(const Wait& wait) const {
     const Task &head = dag_.tasks[wait.head.index()], &block = dag_.tasks[wait.block.index()];
     if (head.pass != 'F' || block.pass != 'F' || head.micro != block.micro) return "";

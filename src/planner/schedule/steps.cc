@@ -172,7 +172,7 @@ class Steps {
     const Task& task = dag_.tasks[id.index()];
     return task.kind == InstructionKind::kAllReduce && !is_peer_reduction(dag_, task);
   }
-  // What keeps the next task of a cell from running; nothing: it runs.
+  // Returns what keeps the next task of a cell from running; nothing: it runs.
   TaskId blocker(size_t cell) const {
     const TaskId id = next(cell);
     if (dag_.tasks[id.index()].kind == InstructionKind::kRecv && !ran_[id.index() - 1])

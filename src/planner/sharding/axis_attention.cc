@@ -19,7 +19,7 @@ namespace {
 
 bool is_attention(const Node& node) { return node.op == "Attention" || node.op == "AttentionGrad"; }
 bool is_gradient(const Node& node) { return node.op == "AttentionGrad"; }
-// Where a mask stands among the inputs; behind it the numbers of first query and first key.
+// Returns where a mask stands among the inputs; behind it the numbers of first query and first key.
 size_t mask_of(const Node& node) { return is_gradient(node) ? 6 : 3; }
 
 const LoopRule::Dim& letters(const Loops& loops, const Node& node, size_t input, bool tokens) {
@@ -66,7 +66,7 @@ void AxisWalk::refuse(const Node& node, const AttentionCut& how, const std::stri
                .with_note("its queries, keys and values are " + join(types, ", "));
 }
 
-// How the queries' tokens are cut.
+// Returns how the queries' tokens are cut.
 std::optional<LoopCut> AxisWalk::tokens_of(const Node& node, const Loops& loops,
                                            const AttentionCut& how) {
   const Layout& lies = lies_[node.inputs[0].index()];
@@ -139,7 +139,7 @@ void AxisWalk::attend_in_turn(NodeId id, const Node& node, const Loops& loops, C
   settle(id, node, choice);
 }
 
-// The own queries with the keys of the rank `turn` before.
+// Returns the own queries with the keys of the rank `turn` before.
 Node AxisWalk::at_turn(const Node& placed, ValueId k, ValueId v, const LoopCut& cut, int64_t turn) {
   Node node = placed;
   node.inputs[1] = k, node.inputs[2] = v;

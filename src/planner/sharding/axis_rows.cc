@@ -6,7 +6,8 @@
 namespace piper {
 namespace {
 
-// The letters of the leading dims that count so many rows; empty: dims and rows do not line up.
+// Returns the letters of the leading dims that count so many rows; empty: dims and rows do not line
+// up.
 std::string row_letters(const Operand& operand, int64_t rows) {
   std::string letters;
   int64_t count = 1;

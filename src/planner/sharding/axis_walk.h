@@ -80,14 +80,14 @@ class AxisWalk {
                           std::set<int64_t>& outers);
   // Where a value must lie in the end, and what it is made of element by element with it.
   void hint(ValueId at, const Layout& layout);
-  // Whether some loop of the op is not one of this result's.
+  // Returns whether some loop of the op is not one of this result's.
   static bool sums(const Operand& output);
-  // How a reader wants a sum or product that meets there what is cut already: a gradient beside the
-  // value that it is multiplied with. Before that a bias may be added to it.
+  // Returns how a reader wants a sum or product that meets there what is cut already: a gradient
+  // beside the value that it is multiplied with. Before that a bias may be added to it.
   std::optional<Layout> wanted_beside(ValueId value, int further = 3) const;
   // Also of what is still to come, where that only moves elements.
   Layout will_lie(ValueId id) const;
-  // Elements of one value in another shape or order.
+  // Returns elements of one value in another shape or order.
   static bool only_moves(const Loops& loops, const Node& node);
 
   // ---- One op -----------------------------------------------------------------------------------
@@ -99,9 +99,9 @@ class AxisWalk {
   // of a whole one are summed up with the step.
   std::optional<Choice> as_parameter(const Node& node) const;
   bool is_touched(const Node& node) const;
-  // The loops that operands, or what is known of the results, cut.
+  // Returns the loops that operands, or what is known of the results, cut.
   std::vector<LoopCut> cuts_of(const Node& node, const Loops& loops) const;
-  // The state that it is, or was rounded from; invalid: none.
+  // Returns the state that it is, or was rounded from; invalid: none.
   ValueId state_of(ValueId id) const;
   // By the loop, or, without one, on the whole.
   Choice choose(const Node& node, const Loops& loops, const std::optional<LoopCut>& cut) const;
@@ -120,18 +120,18 @@ class AxisWalk {
   void take(NodeId id, const Node& node, const Choice& choice);
   // Its results lie so from here on.
   void settle(NodeId id, const Node& node, const Choice& choice);
-  // The own numbers of a letter's parts, to be added to those that axes before have left.
+  // Returns the own numbers of a letter's parts, to be added to those that axes before have left.
   Attrs first_of(const LoopCut& cut, int64_t extent, ValueId before) const;
   // Tells a part where it begins, among the parts of axes before it too.
   void place_first(Node& node, const LoopRule& rule, const LoopCut& cut);
   // Tells an op which part of the random numbers it draws (ops/random.cc).
   void place_draw(Node& node, const Layout& lies);
-  // What an op makes of values as a rank has them.
+  // Returns what an op makes of values as a rank has them.
   std::vector<TensorType> types_here(const Node& node) const;
   TensorType type_here(ValueId id) const;
   // Numbers of which the op needs the sums travel together, as one vector.
   void sum_numbers(NodeId id, const Node& node, const Choice& choice);
-  // An op beside `near`, on values as they are now.
+  // Returns an op beside `near`, on values as they are now.
   ValueId add(std::string_view op, const std::vector<ValueId>& inputs, Attrs attrs,
               const Node& near, const Layout& layout);
 
@@ -150,8 +150,8 @@ class AxisWalk {
   void add_turns(const Node& whole, const Node& placed, const Choice& choice, const LoopCut& keys);
   ValueId own_first(const Node& near, Attrs attrs);
   ValueId rotated(ValueId from, ValueId origin, const Layout& lies, const Node& near);
-  // One of the ops that stand for another. Its results are like those of that, or, where they are
-  // the last, take their place.
+  // Returns one of the ops that stand for another. Its results are like those of that, or, where
+  // they are the last, take their place.
   std::vector<ValueId> put(Node node, std::span<const ValueId> like, std::span<const Layout> lie,
                            bool is_last = false);
 
@@ -162,18 +162,18 @@ class AxisWalk {
     int64_t outer = 1, owned = 0;
     bool mirrored = false;
   };
-  // An index before it was given other shapes.
+  // Returns an index before it was given other shapes.
   ValueId source_index(ValueId id) const;
-  // How the rows lie that are sent from where they lie in blocks.
+  // Returns how the rows lie that are sent from where they lie in blocks.
   Layout blocks_of_rows(ValueId id, const Layout& routed) const;
-  // The cut of what an op looks up, or adds to, by an index.
+  // Returns the cut of what an op looks up, or adds to, by an index.
   std::optional<LoopCut> looked_up(const Loops& loops) const;
   // Where what is looked up lies in blocks, as the rows do that it is looked up for.
   void note_route(const Node& node, const Loops& loops);
   std::optional<Layout> route_of(const Node& node, const Loops& loops) const;
-  // Whether what only moves elements leaves the rows as they are.
+  // Returns whether what only moves elements leaves the rows as they are.
   static bool passes_rows(const Loops& loops, int64_t rows);
-  // Each row by itself, where its rank has what it is looked up for.
+  // Looks up each row by itself, where its rank has what it is looked up for.
   std::optional<Choice> by_rows(const Node& node, const Loops& loops) const;
   ValueId convert_rows(ValueId id, const Layout& to, NodeId reader);
 
@@ -207,14 +207,15 @@ class AxisWalk {
     return converted_.count(key_of(id, to, reader)) > 0;
   }
   ValueId convert(ValueId id, const Layout& to, NodeId reader);
-  // Whether it makes wider floats of the same numbers; terms are added up as those.
+  // Returns whether it makes wider floats of the same numbers; terms are added up as those.
   bool widens(const Node& node) const;
-  // How the source of what only moves elements, or widens them, must lie, for that to lie so.
+  // Returns how the source of what only moves elements, or widens them, must lie, for that to lie
+  // so.
   std::optional<Layout> layout_of_source(ValueId id, const Layout& to) const;
-  // Whether it lies so already, or has been converted for another reader.
+  // Returns whether it lies so already, or has been converted for another reader.
   bool is_there(ValueId id, const Layout& to, NodeId reader) const;
-  // What only moves elements is done again on its converted source: one collective for all that
-  // is the same but for its shape.
+  // What only moves elements is done again on its converted source: one collective for all
+  // that is the same but for its shape.
   std::optional<ValueId> convert_source(ValueId id, const Layout& to, NodeId reader);
   // What the weights' gradients share with those of inputs belongs to the latter.
   Pass pass_of(ValueId origin, const Node& near) const;

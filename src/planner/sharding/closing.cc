@@ -39,7 +39,7 @@ std::vector<bool> find_closing(const Graph& graph) {
 
 namespace {
 
-// The first sum over the step that the value is made of by late nodes.
+// Returns the first sum over the step that the value is made of by late nodes.
 ValueId first_sum(const Graph& graph, const std::vector<bool>& late, ValueId value) {
   if (!value.valid() || graph.value(value).kind != ValueKind::kNode) return {};
   const NodeId producer = graph.value(value).producer;

@@ -28,8 +28,8 @@ bool begins(const LoopRule& rule, char letter) {
                      [&](const auto& first) { return first.first == letter; });
 }
 
-// Whether the op, or those that it is taken apart into, is told how many elements of the letter
-// there are.
+// Returns whether the op, or those that it is taken apart into, is told how many elements of the
+// letter there are.
 bool knows_whole(const Loops& loops, char letter) {
   return begins(loops.rule, letter) || (contains(loops.rule.whole, letter) && loops.def->apart);
 }
@@ -48,7 +48,8 @@ bool sums(const Loops& loops, const PadPlace& place) {
   return false;
 }
 
-// Whether the op takes its elements in the loop together, and some number counts as none there.
+// Returns whether the op takes its elements in the loop together, and some number counts as none
+// there.
 bool skips(const Loops& loops, const PadPlace& place) {
   if (!loops.def->absent) return false;
   const bool takes = contains(loops.rule.whole, place.letter) || begins(loops.rule, place.letter) ||
@@ -62,7 +63,7 @@ bool skips(const Loops& loops, const PadPlace& place) {
   return *loops.def->absent == 0 || info(loops.types.inputs[at].dtype).is_float;
 }
 
-// Whether zeros may be in the loop, as far as its letters say.
+// Returns whether zeros may be in the loop, as far as its letters say.
 bool passes(const Loops& loops, const PadPlace& place) {
   if (!stands_once(loops, place.letter)) return false;
   if (begins(loops.rule, place.letter) && !place.is_all()) return false;
@@ -239,7 +240,7 @@ class Padding {
            std::none_of(value.over.begin(), value.over.end(),
                         [&](const AxisLayout& lies) { return cuts(lies.layout); });
   }
-  // What is given, with zeros behind: made before the first op that reads it so.
+  // Returns what is given, with zeros behind: made before the first op that reads it so.
   ValueId with_zeros(ValueId given, const PadMark& mark) {
     ValueId& made = with_zeros_[{given.value, mark.dim, mark.outer, mark.extent * mark.unit}];
     if (made.valid()) return made;

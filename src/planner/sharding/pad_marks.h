@@ -49,7 +49,7 @@ inline std::optional<PadPlace> place_of(const Operand& operand, const PadMark& m
   return place;
 }
 
-// How an operand goes on whose loop does.
+// Returns how an operand goes on whose loop does.
 inline std::optional<PadMark> mark_at(const Operand& operand, const PadPlace& place, PadMark mark) {
   std::optional<PadMark> made;
   for (size_t d = 0; d < operand.dims.size(); ++d)

@@ -10,7 +10,7 @@
 namespace piper {
 namespace {
 
-// The number of the type that is nearest: no infinity, of which differences are no numbers.
+// Returns the number of the type that is nearest: no infinity, of which differences are no numbers.
 double finite(double number, DType dtype) {
   if (!std::isinf(number)) return number;
   const double greatest = dtype == DType::kF64   ? std::numeric_limits<double>::max()

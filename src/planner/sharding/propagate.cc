@@ -156,7 +156,7 @@ class Propagation {
     if (find_cuts(use) && meet_inputs(use) && meet_partials(use)) set_outputs(use);
   }
 
-  // The one loop that inputs, or readers of the outputs, cut.
+  // Returns the one loop that inputs, or readers of the outputs, cut.
   bool find_cuts(Use& use) {
     const Node& node = use.node;
     const auto is_across = [&](size_t input) {  // blocks of which the op takes some

@@ -6,7 +6,7 @@
 
 namespace piper {
 
-// How often blocks of `dim`, of which there are `outer`, begin in the flat elements.
+// Returns how often blocks of `dim`, of which there are `outer`, begin in the flat elements.
 int64_t stretches_of(const Shape& shape, int dim, int64_t outer);
 
 // Gives `node` the attributes that `whole` has where its results have other shapes:
@@ -28,7 +28,7 @@ void localise(const Graph& graph, const Node& whole, Node& node, const ShapeOf& 
   node.attrs = std::move(local);
 }
 
-// An op of the same region, for the cut over an axis.
+// Returns an op of the same region, for the cut over an axis.
 inline Node node_beside(const Node& near, std::string_view axis, std::string_view op,
                         std::vector<ValueId> inputs, Attrs attrs) {
   return {.op = std::string(op),

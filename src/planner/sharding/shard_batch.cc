@@ -16,7 +16,7 @@ Shape local_shape(Shape shape, const Layout& layout, int64_t shards) {
   return shape;
 }
 
-// A shard's part of a constant.
+// Returns a shard's part of a constant.
 Bytes block_of(const Value& value, const Layout& layout, int64_t shards, int64_t shard) {
   const int64_t outer = stretches_of(value.type.shape, layout.dim, layout.outer);
   size_t stride = value.data.size / static_cast<size_t>(std::max<int64_t>(outer, 1));
@@ -75,7 +75,7 @@ class Rewrite {
     return graph_.nodes[static_cast<size_t>(where.first)].inputs[static_cast<size_t>(where.second)];
   }
 
-  // What a node reads in place of a value, made in front of it beside `near`.
+  // Returns what a node reads in place of a value, made in front of it beside `near`.
   template <class Make>
   ValueId make_before(int32_t reader, const Node& near, const Make& make) {
     const auto count = static_cast<std::ptrdiff_t>(graph_.nodes.size());
@@ -121,7 +121,8 @@ class Rewrite {
                       {"steps", std::vector<int64_t>{1}}});
   }
 
-  // All blocks, one after the other, and of these the one that the number of the first sample says.
+  // Returns all blocks, one after the other, and of these the one that the number of the first
+  // sample says.
   ValueId own_block(Builder& build, ValueId id, const Layout& layout) {
     const Value whole = graph_.value(id);
     const Shape own = local_shape(whole.type.shape, layout, shards_);
@@ -260,7 +261,7 @@ class Rewrite {
     return {wide, add("/step_sum", DType::kF32), add("/rounded", type.dtype)};
   }
 
-  // A cast where the types differ.
+  // Returns a cast where the types differ.
   Node sum_node(const Node& producer, ValueId from, ValueId to) const {
     const DType dtype = graph_.value(to).type.dtype;
     const bool casts = dtype != graph_.value(from).type.dtype;

@@ -23,7 +23,7 @@ class BetweenSteps {
   Status spread_late(bool& stop, int64_t step, bool last);
   int64_t peak_bytes() const { return facts_.peak_bytes; }
   int64_t taken_bytes() const { return facts_.taken_bytes; }
-  // Whether some rank forms sums in another order than one device.
+  // Returns whether some rank forms sums in another order than one device.
   bool sums_otherwise() const { return facts_.sums_otherwise != 0; }
 
  private:

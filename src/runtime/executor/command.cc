@@ -60,7 +60,7 @@ Status check_launch(const Loaded& loaded, const std::string& plan,
   return ok_status();
 }
 
-// How this rank meets the others: as its launcher has it, or where --rendezvous says.
+// Returns how this rank meets the others: as its launcher has it, or where --rendezvous says.
 Way way_of(const std::optional<Launch>& launch, const std::string& rendezvous) {
   return rendezvous.empty() && (!launch || launch->mpi) ? Way::kMpi : Way::kTcp;
 }
@@ -114,7 +114,7 @@ Status load_plans(const RunOptions& options, const std::optional<Launch>& launch
   return load_params(loaded.set);
 }
 
-// The inputs that this process reads, from the given sources.
+// Returns the inputs that this process reads, from the given sources.
 Result<std::unique_ptr<BatchSource>> open_inputs(const PlanSet& set, const DataOptions& options) {
   PIPER_ASSIGN(std::vector<InputNeed> needs, data_needs(set));
   if (needs.empty()) return std::unique_ptr<BatchSource>();
@@ -152,13 +152,13 @@ Status load_reference(const RunOptions& options, Loaded& loaded) {
   return ok_status();
 }
 
-// What a rank keeps on the host at most.
+// Returns what a rank keeps on the host at most.
 int64_t most_on_host(const PlanSet& set) {
   int64_t most = 0;
   for (const RoleProgram& role : set.roles) most = std::max(most, role.host_bytes);
   return most;
 }
-// Whether streams have properties that only some devices know.
+// Returns whether streams have properties that only some devices know.
 bool asks_for_more(const PlanSet& set) {
   for (const RoleProgram& role : set.roles)
     for (const Stream& stream : role.streams)
@@ -250,7 +250,7 @@ class Watch {
   Clock::time_point looked_ = Clock::now();
 };
 
-// What is said before the first step. (Whoever does not read it hinders nothing.)
+// Returns what is said before the first step. (Whoever does not read it hinders nothing.)
 std::string introduce(const RunOptions& options, const PlanSet& set) {
   std::string text = print_cores(options.job, set) + "\n";
   if (options.job.helper == HelperThread::kOn && !can_overlap(set))
@@ -293,7 +293,7 @@ Result<std::unique_ptr<Transport>> open_transport(const RunOptions& options, con
   return make_mpi_transport(limits, loaded.rank);
 }
 
-// One rank of several processes.
+// Returns one rank of several processes.
 Result<RunOutcome> run_process(RunOptions& options, const Loaded& loaded, Voice& voice) {
   PIPER_ASSIGN(const auto transport, open_transport(options, loaded));
   Result<RunOutcome> outcome = run_loaded(options, loaded, transport.get(), voice);

@@ -53,7 +53,7 @@ std::string print_index(const Shape& shape, int64_t index) {
   return to_string(at);
 }
 
-// The first element whose bits differ, or -1.
+// Returns the first element whose bits differ, or -1.
 int64_t first_difference(DType dtype, int64_t count, const std::byte* a, const std::byte* b) {
   size_t width = static_cast<size_t>(info(dtype).bytes);
   if (std::memcmp(a, b, static_cast<size_t>(count) * width) == 0) return -1;

@@ -58,7 +58,7 @@ class Comparison {
   std::optional<double> least_eps_;  // of optimizers that divide a gradient by its size
 };
 
-// That which the options name.
+// Returns that which the options name.
 Result<std::unique_ptr<Backend>> make_backend(const JobOptions& options, const Cores& cores);
 
 }  // namespace piper

@@ -26,8 +26,8 @@ bool can_overlap(const PlanSet& set);
 // 'any AVX3'"; "2 ranks with 3 threads and a helper each".
 std::string print_cores(const JobOptions& options, const PlanSet& set);
 
-// What two ranks must have in common for equal bits: the backend, the kernels it chose, and the
-// table by which it cuts products. (Entries of one table may differ: no cut changes a bit.)
+// Returns what two ranks must have in common for equal bits: the backend, the kernels it chose, and
+// the table by which it cuts products. (Entries of one table may differ: no cut changes a bit.)
 std::string kernels_of(const JobOptions& options);
 
 }  // namespace piper

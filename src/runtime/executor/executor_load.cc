@@ -16,7 +16,7 @@ Error wrong_plan(const State& state, const Op& op, const std::string& what) {
 
 // ---- Instructions -------------------------------------------------------------------------------
 
-// Bytes of the k-th argument.
+// Returns bytes of the k-th argument.
 int64_t bytes_of(const State& state, const Instruction& from, size_t k) {
   return state.type(from.args[k]).bytes();
 }
@@ -76,7 +76,7 @@ Status bind_input(State& state, const Instruction& from, Op& op) {
   return ok_status();
 }
 
-// How many messages of a section the communicator carries: what may be under way at once.
+// Returns how many messages of a section the communicator carries: what may be under way at once.
 int64_t messages_on(const RoleProgram& role, int32_t communicator) {
   int64_t most = 1;
   for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
@@ -87,7 +87,7 @@ int64_t messages_on(const RoleProgram& role, int32_t communicator) {
   return most;
 }
 
-// The backend's stream for one of the plan.
+// Returns the backend's stream for one of the plan.
 int32_t stream_of(const State& state, int32_t stream) {
   return state.backend.is_asynchronous() ? state.queues.streams[static_cast<size_t>(stream)] : 0;
 }
@@ -104,8 +104,8 @@ void add_peers(State& state, std::span<const int64_t> ranks) {
       state.peers.push_back(rank);
 }
 
-// The own end of a communicator; -1 where the rank is no member. What is sent leaves on a stream of
-// its own.
+// Returns the own end of a communicator; -1 where the rank is no member. What is sent leaves on a
+// stream of its own.
 Result<int32_t> open_communicator(State& state, int32_t number) {
   const RoleProgram& role = *state.role;
   const Communicator& one = role.communicators[static_cast<size_t>(number)];
@@ -316,7 +316,7 @@ struct Bound {
   std::vector<int64_t> group_sizes;
 };
 
-// The position of the member `turn` before the own one; -1: there is none.
+// Returns the position of the member `turn` before the own one; -1: there is none.
 int64_t member_before(const State& state, const Instruction& from, const Bound& bound) {
   const auto group = static_cast<size_t>(from.group);
   const int64_t own = group_position(*state.role, state.role->groups[group], state.coordinates),

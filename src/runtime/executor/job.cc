@@ -17,7 +17,7 @@
 namespace piper {
 namespace {
 
-// The backend of a rank, made on the thread that will use it.
+// Returns the backend of a rank, made on the thread that will use it.
 Result<std::unique_ptr<Backend>> backend_of(const JobOptions& options, const Cores& cores) {
   if (!cores.pinned.empty()) pin_to_core(cores.pinned[0]);
   return make_backend(options, cores);
@@ -37,8 +37,8 @@ Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Contr
   return Replicas::open(control, executor);
 }
 
-// What moves a rank's bytes: the fabric that its backend brings, `own`, or else the transport's,
-// which reaches what lies on the host. `local`: FabricSource::local, to be filled.
+// Returns what moves a rank's bytes: the fabric that its backend brings, `own`, or else the
+// transport's, which reaches what lies on the host. `local`: FabricSource::local, to be filled.
 Result<Fabric*> choose_fabric(const PlanSet& set, Backend& backend, Transport& transport,
                               std::span<std::atomic<Fabric*>> local, std::unique_ptr<Fabric>& own) {
   Control& control = transport.control();

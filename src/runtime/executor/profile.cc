@@ -197,7 +197,7 @@ namespace {
 
 constexpr int64_t kWarmUp = 3;  // steps, where there are more
 
-// What goes through the instruction, of whole tensors where they are cut.
+// Returns what goes through the instruction, of whole tensors where they are cut.
 int64_t bytes_of(const RoleProgram& role, const Instruction& one) {
   const bool brings_second = info(one.kind).whole == 1 || one.kind == InstructionKind::kOwnPart;
   const size_t first = brings_second ? 1 : 0, step = takes_pairs(one.kind) ? 2 : 1;

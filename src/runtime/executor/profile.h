@@ -67,7 +67,7 @@ struct Profile {
 Profile make_profile(const Executor& executor, int64_t rank, const Cores& cores, int64_t steps);
 // Collective: rank 0 has all.
 Status gather_profiles(Control& control, Profile& own);
-// The file of formats/profile.md. Empty: no step was timed.
+// Returns the file of formats/profile.md. Empty: no step was timed.
 std::string print_profile(const Profile& profile, const PlanSet& set, const JobOptions& options,
                           std::span<const StepMetrics> steps);
 

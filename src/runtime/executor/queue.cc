@@ -109,8 +109,8 @@ Status queue_all(State& state, const BoundSection& section, int64_t step, bool r
   return ok_status();
 }
 
-// Whether all ranks can. NCCL, for one, wants a call to stand in a graph on all of its ranks or on
-// none.
+// Returns whether all ranks can. NCCL, for one, wants a call to stand in a graph on all of its
+// ranks or on none.
 Result<bool> can_all(State& state, bool own) {
   auto can = static_cast<std::byte>(own);
   PIPER_TRY(state.control.merge({&can, 1}, "graph of its step",
@@ -118,8 +118,8 @@ Result<bool> can_all(State& state, bool own) {
   return can != std::byte{0};
 }
 
-// The body as a graph for each parity of the step, of which this is the first. False: a rank has
-// said why it has none.
+// Returns the body as a graph for each parity of the step, of which this is the first. False: a
+// rank has said why it has none.
 Result<bool> capture_body(State& state, int64_t step) {
   Queues& queues = state.queues;
   const int64_t sections = state.sections;

@@ -47,7 +47,7 @@ bool compares(const RankRun& run) {
   return run.options.verify.against != VerifyAgainst::kNone || run.replicas != nullptr;
 }
 
-// Whether all ranks are between the same two steps at some time.
+// Returns whether all ranks are between the same two steps at some time.
 bool meets(const RankRun& run) { return run.executor.role().steps_ahead == 0 || compares(run); }
 
 Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) {
@@ -83,7 +83,7 @@ Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) 
 constexpr double kTimeout = 10;        // seconds
 constexpr double kTimeoutInSteps = 5;  // of the longest so far
 
-// How long a rank waits for another. Nobody knows how long a step takes before one is done.
+// Returns how long a rank waits for another. Nobody knows how long a step takes before one is done.
 double wait_limit(const JobOptions& options, double longest_s) {
   const double least = longest_s > 0 ? kTimeout : options.start_timeout_s;
   return std::max(options.timeout_s.value_or(least), kTimeoutInSteps * longest_s);

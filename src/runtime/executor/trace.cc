@@ -6,7 +6,7 @@
 namespace piper {
 namespace {
 
-// Names of chrome://tracing's palette; other viewers choose their own.
+// Returns names of chrome://tracing's palette; other viewers choose their own.
 const char* colour_name(char pass) {
   switch (pass) {
     case 'F':

@@ -49,7 +49,7 @@ class HostMemory {
   bool is_here(int64_t rank) const;
   // Mapped when it is wanted first; null where it cannot be.
   HostBlock* block(int64_t rank) const;
-  // A text in another rank's memory; empty where the system does not let it be read.
+  // Returns a text in another rank's memory; empty where the system does not let it be read.
   std::string read_text(int64_t rank, const char* text) const;
 
  private:

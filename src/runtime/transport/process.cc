@@ -43,7 +43,7 @@ ProcessTransport::~ProcessTransport() {
 
 // ---- Waiting ------------------------------------------------------------------------------------
 
-// Whether the transfer has ended; a receive of another size ends with an error.
+// Returns whether the transfer has ended; a receive of another size ends with an error.
 bool ProcessTransport::done(Transfer& transfer, Status& status, const char* what) {
   if (!transfer.open) return true;
   int64_t got = transfer.bytes;

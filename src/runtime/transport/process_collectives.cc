@@ -29,7 +29,8 @@ Status ProcessTransport::finish(Group& group, const char* what) {
   return ok_status();
 }
 
-// What fits: the own data in out_, and in in_ a slice from every member, each with its rounding.
+// Returns what fits: the own data in out_, and in in_ a slice from every member, each with its
+// rounding.
 int64_t ProcessTransport::segment_bytes(const Group& group) const {
   int64_t room = static_cast<int64_t>(in_.size()) - 2 * kFlatAlign * group.size();
   return std::max(room / kFlatAlign, int64_t{1}) * kFlatAlign;
@@ -107,7 +108,7 @@ struct Portion {
     for_each_run(member, [&](const Shard::Run& run) { place += run.whole; });
     return place;
   }
-  // The member's in one piece: where they lie, or in `room`.
+  // Returns the member's in one piece: where they lie, or in `room`.
   std::byte* joined(int64_t member, std::byte* room) const {
     if (!is_scattered()) return of(member);
     for_each_run(member, [&](const Shard::Run& run) {

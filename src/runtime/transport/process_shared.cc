@@ -20,7 +20,7 @@ struct ProcessTransport::Segment {
   uint64_t number = 0;  // of the group's
   int64_t begin = 0, end = 0;
   size_t slot() const { return number % kSharedSlots; }
-  // Where the member's slice begins.
+  // Returns where the member's slice begins.
   int64_t slice(const Group& group, int64_t member) const {
     return begin + slice_begin(end - begin, member, group.size());
   }

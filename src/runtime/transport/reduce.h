@@ -58,7 +58,7 @@ inline int64_t bytes_of(std::span<const MessagePart> parts) {
   return bytes;
 }
 
-// Whether two members bring the same, but for where it lies.
+// Returns whether two members bring the same, but for where it lies.
 inline bool are_alike(const Piece& a, const Piece& b) {
   return a.dtype == b.dtype && a.count == b.count && a.reduction == b.reduction;
 }
@@ -93,7 +93,8 @@ inline int64_t whole_bytes(std::span<const Shard> shards) {
   return bytes;
 }
 
-// What a member brings, in bytes, for errors; 0 of rows, of which each rank knows what travels.
+// Returns what a member brings, in bytes, for errors; 0 of rows, of which each rank knows what
+// travels.
 inline int64_t bytes_of(const Collective& collective) {
   int64_t bytes = flat_size(collective.pieces) + whole_bytes(collective.shards);
   for (const Exchange& each : collective.exchanges) bytes += each.block_bytes();

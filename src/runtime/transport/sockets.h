@@ -58,7 +58,8 @@ Socket connect_to(const Place& place, double seconds);
 // process that lives still listens there.
 std::string why_lost(const Place& place, const std::string& how);
 
-// All bytes within so many seconds; false, with errno (0: the other side has closed), where not.
+// Returns all bytes within so many seconds; false, with errno (0: the other side has closed), where
+// not.
 bool write_all(const Socket& socket, const void* data, size_t bytes, double seconds);
 bool read_all(const Socket& socket, void* data, size_t bytes, double seconds);
 

@@ -33,7 +33,7 @@ class Wire {
   virtual std::string_view name() const = 0;
   virtual int64_t rank() const = 0;
   virtual int64_t world() const = 0;
-  // The same number in all processes of a job and in no other job.
+  // Returns the same number in all processes of a job and in no other job.
   virtual uint64_t job() const = 0;
   // A message of several parts is known before it is sent or received; of one part none need be.
   virtual Status add_message(std::span<const MessagePart> parts) = 0;
@@ -50,7 +50,7 @@ class Wire {
   virtual void rest(double seconds) = 0;
   virtual double looks_for() const = 0;  // seconds before it rests
   virtual void abort(const Error& reason) = 0;
-  // The address of a rank, as far as known; else "".
+  // Returns the address of a rank, as far as known; else "".
   virtual std::string where(int64_t) const { return ""; }
   // An error has left transfers open: there is no end in order.
   virtual void give_up() = 0;

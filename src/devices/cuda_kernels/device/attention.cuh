@@ -60,7 +60,7 @@ struct Numbers {
     const int64_t furthest = 1LL << 40;
     return (begin < 0 ? 0 : least(begin, furthest)) + token % length;
   }
-  // The greatest and the least number of tokens [from, to).
+  // Returns the greatest and the least number of tokens [from, to).
   DEVICE int64_t most(int64_t from, int64_t to) const {
     if (stretches == 0) return to - 1;
     const int64_t length = tokens / stretches;
@@ -253,7 +253,7 @@ struct Head {
   }
   // Of lse.
   DEVICE int64_t row_of(int64_t query) const { return (b * f.heads + h) * f.queries + query; }
-  // Whether some query of a tile sees some key of another.
+  // Returns whether some query of a tile sees some key of another.
   DEVICE bool meet(int64_t i0, int64_t k0, int tile) const {
     return !f.causal || key_numbers().fewest(k0, least(k0 + tile, f.keys)) <=
                             query_numbers().most(i0, least(i0 + tile, f.queries)) + f.offset;

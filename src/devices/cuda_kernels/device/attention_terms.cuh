@@ -2,7 +2,7 @@
 // see no key, of which a library makes what it likes.
 namespace attention {
 
-// What a term is at least. Finite, so that a tile of keys that a query does not see is no
+// Returns what a term is at least. Finite, so that a tile of keys that a query does not see is no
 // difference of infinities; low enough that the key weighs 0 beside one that is seen.
 DEVICE float lowest_term(const bf16*) { return -1e30f; }
 DEVICE float lowest_term(const f16*) { return -65504; }
@@ -16,8 +16,8 @@ DEVICE float term_of(const Head<T>& head, int64_t query, int64_t number) {
   return reinterpret_cast<const bool*>(head.in.mask)[element] ? 0 : -kInfinity;
 }
 
-// Of [.., heads, queries, keys], a thread for each; dims that the mask is repeated along are 1. Rows
-// are `step` elements apart.
+// Of [.., heads, queries, keys], a thread for each; dims that the mask is repeated along are 1.
+// Rows are `step` elements apart.
 template <class T>
 DEVICE void make_terms(const Form& f, const Inputs<T>& in, int64_t rows, int64_t heads,
                        int64_t queries, int64_t step, T* to) {

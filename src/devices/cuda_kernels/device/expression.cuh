@@ -241,8 +241,8 @@ WORD_OF_FLOATS(ceil, ceil)
 WORD_OF_FLOATS(round, rint)  // ties to even
 #undef WORD_OF_FLOATS
 
-// Returns e^x for x <= 0, with an error of a few units in the last place near 0 that grows with -x. It is for sums, where such terms
-// count little.
+// Returns e^x for x <= 0, with an error of a few units in the last place near 0 that grows with -x.
+// It is for sums, where such terms count little.
 #ifdef PIPER_HOST
 DEVICE float near_exp(float x) { return expf(x); }
 #else

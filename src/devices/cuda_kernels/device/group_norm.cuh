@@ -13,7 +13,7 @@ struct Group {
   DEVICE static void each(F f) {
     for (int64_t i = threadIdx.x; i < kCount; i += kThreads) f(i);
   }
-  // The mean over the group.
+  // Returns the mean over the group.
   template <class C, class F>
   DEVICE static C mean(F term) {
     SHARED(C, parts, kThreads / kWarp);

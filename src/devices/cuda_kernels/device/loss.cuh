@@ -55,8 +55,8 @@ struct LogitRow {
     EACH(l, kLanes) sum += word::near_exp(C(run.x[l]) - top);
     return sum;
   }
-  // Calls take(chunk, runs) for this thread's chunks, kAtOnce at a time, so that several loads are on their way. What is behind the row
-  // is minus infinity.
+  // Calls take(chunk, runs) for this thread's chunks, kAtOnce at a time, so that several loads are
+  // on their way. What is behind the row is minus infinity.
   static constexpr int kAtOnce = 4;
   template <class Take>
   DEVICE void each(const Take& take) const {

@@ -64,8 +64,8 @@ DEVICE int warp() { return static_cast<int>(threadIdx.x) / kWarp; }
 // ---- Eight elements -----------------------------------------------------------------------------
 typedef Pack<uint32_t, 4> Eight;
 
-// The first `count` of eight elements, kVector of which are aligned to what they take; the others
-// are zeros.
+// Returns the first `count` of eight elements, kVector of which are aligned to what they take; the
+// others are zeros.
 template <int kVector, class T>
 DEVICE Eight take(const T* from, int count) {
   Eight x{};

@@ -1,7 +1,7 @@
-// Attention of 16-bit floats by tensor cores, behind the texts of attention and mma: of widths up to
-// 128, in whole eights. A block has 64 queries, 16 of them each of its four warps, and walks over
-// the tiles of keys in order. Scores and sums are of f32; weights are rounded to 16 bits where they
-// are multiplied by values, as libraries do it.
+// Attention of 16-bit floats by tensor cores, behind the texts of attention and mma: of widths up
+// to 128, in whole eights. A block has 64 queries, 16 of them each of its four warps, and walks
+// over the tiles of keys in order. Scores and sums are of f32; weights are rounded to 16 bits where
+// they are multiplied by values, as libraries do it.
 namespace mma {
 
 using attention::Form;
@@ -164,7 +164,7 @@ struct Meeting {
   }
 };
 
-// Where element e of block j of a product's d is.
+// Returns where element e of block j of a product's d is.
 DEVICE int row_of(int e) { return lane() / 4 + e / 2 * 8; }
 DEVICE int column_of(int j, int e) { return 8 * j + 2 * (lane() % 4) + e % 2; }
 

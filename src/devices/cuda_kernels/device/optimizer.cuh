@@ -113,8 +113,8 @@ struct None {
   DEVICE explicit None(C) {}
 };
 
-// Of one tensor: a parameter of P, its gradient of G, states of what P is computed in, and the parameter rounded to Q, if `copy` is not
-// null.
+// Of one tensor: a parameter of P, its gradient of G, states of what P is computed in, and the
+// parameter rounded to Q, if `copy` is not null.
 template <class P, class G, class Q, int kStates>
 struct Updated {
   typedef computed<P> C;
@@ -164,7 +164,8 @@ struct Updated {
 };
 
 // Operands of each tensor: p, g, kStateInputs states, rate, clip, step, skip if kInputs has it; p'
-// and the states after it. Operand copies[tensor] is the copy; negative: there is none. A block has kElements elements.
+// and the states after it. Operand copies[tensor] is the copy; negative: there is none. A block has
+// kElements elements.
 template <class P, class G, class Q, int kStateInputs, int kInputs, int64_t kElements, class Rule,
           int kPointers, int kTensors>
 DEVICE void update(const Pointers<kPointers>& p, const Tensors<kTensors>& tensors,

@@ -119,8 +119,8 @@ struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
 };
 
 // ---- Places -------------------------------------------------------------------------------------
-// The number of this thread among those of all blocks. Index is int32_t where all numbers of a
-// kernel's elements and of their places fit, else int64_t.
+// Returns the number of this thread among those of all blocks. Index is int32_t where all numbers
+// of a kernel's elements and of their places fit, else int64_t.
 template <class Index>
 DEVICE Index this_thread() {
   return static_cast<Index>(blockIdx.x) * static_cast<Index>(blockDim.x) +

@@ -68,7 +68,7 @@ DEVICE uint32_t word_of(const Words& words, int which) {
 // In [0, 1), of 24 bits whatever the element type.
 DEVICE double uniform(uint32_t word) { return (word >> 8) * (1.0 / 16777216.0); }
 
-// The sine of so many turns, in [0, 2): by quarters, and the series of sine or cosine.
+// Returns the sine of so many turns, in [0, 2): by quarters, and the series of sine or cosine.
 DEVICE double sine_of_turns(double turns) {
   const int quarter = static_cast<int>(4.0 * turns + 0.5);
   const double x = (turns - 0.25 * quarter) * 6.283185307179586476925, square = x * x;

@@ -59,13 +59,13 @@ struct Rows {
     row = (block() * kTurns + turn) * kAtOnce + group();
     is_on = kFits || row < kRows;
   }
-  // The number of a run in its row: one to begin with, and a constant.
+  // Returns the number of a run in its row: one to begin with, and a constant.
   DEVICE int64_t run(int chunk) const {
     return tile() * (kThreads * kChunks) + thread() + static_cast<int64_t>(chunk * kThreads);
   }
   DEVICE int64_t column(int i) const { return run(i / kLanes) * kLanes + i % kLanes; }
   DEVICE bool has(int i) const { return kWidth % kTile == 0 || column(i) < kWidth; }
-  // Whether all of a piece belongs to the row, which begins at element `first` of a run.
+  // Returns whether all of a piece belongs to the row, which begins at element `first` of a run.
   template <int kPiece>
   DEVICE bool has_piece(int first) const {
     return kWhole ? has(first / kLanes * kLanes) : column(first) + kPiece <= kWidth;
@@ -109,7 +109,7 @@ struct Rows {
       }
     }
   }
-  // One element of the row.
+  // Returns one element of the row.
   template <class T>
   DEVICE T load_one(const T* from) const {
     typename Stored<T>::type one{};

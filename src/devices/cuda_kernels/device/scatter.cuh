@@ -44,7 +44,8 @@ DEVICE void enter_elements(const I* indices, uint64_t* sorted, const Entries& en
 
 // ---- Sorting ------------------------------------------------------------------------------------
 // All entries differ but those for nowhere, so that no order of steps shows. A pair of elements
-// `apart` is put in order, ascending in every second run of `run`; the steps of a run halve `apart`.
+// `apart` is put in order, ascending in every second run of `run`; the steps of a run halve
+// `apart`.
 DEVICE bool descends(int64_t i, int64_t run) { return (i & run) != 0; }
 
 // kSteps steps of a run over all entries, of which the last one's pairs are `apart`: a thread has

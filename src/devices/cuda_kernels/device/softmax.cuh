@@ -14,7 +14,7 @@ struct Line {
     return all;
   }
 };
-// Where the line of this thread begins; -1: there is none.
+// Returns where the line of this thread begins; -1: there is none.
 template <int64_t kLines, int64_t kSize, int64_t kInner>
 DEVICE int64_t line_of_thread() {
   const int64_t line = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
