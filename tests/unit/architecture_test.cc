@@ -162,17 +162,17 @@ struct Foreign {
 };
 const std::vector<Foreign>& foreign_headers() {
   static const std::vector<Foreign> table = {
-      {"onnx/", {"import"}},
+      {"onnx/", {"onnx", "import"}},
       {"yaml-cpp/", {"strategy"}},
       {"plan.pb.h", {"bundle"}},
-      {"google/protobuf/", {"bundle", "import"}},
+      {"google/protobuf/", {"bundle", "onnx"}},
       {"dnnl", {"cpu"}},
       {"oneapi/", {"cpu"}},
       {"omp.h", {"cpu"}},
       {"hwy/", {"cpu"}},
       {"mpi.h", {"transport"}},
       {"CLI/", {"tools"}},
-      {"nlohmann/", {"data", "bundle", "import", "diff", "executor"}},
+      {"nlohmann/", {"data", "bundle", "params", "diff", "executor"}},
       {"xxhash.h", {"base"}},
   };
   return table;

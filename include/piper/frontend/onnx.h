@@ -1,27 +1,29 @@
-// An ONNX file as this room sees it: checked, with its data mapped, free of protobuf. proto.cc
-// makes it; it, what it calls (proto_tensor.cc, functions.cc) and write_training.cc are the only
-// sources that include onnx.pb.h.
+// An ONNX file as the importer sees it: checked, with its data mapped, without protobuf; the bytes
+// of its constants; and what exporters note in its metadata.
 #pragma once
 
 #include <set>
 #include <variant>
 
-#include "piper/frontend/import.h"
+#include "piper/frontend/model.h"
 
 namespace piper::onnx_import {
 
 using Metadata = std::vector<std::pair<std::string, std::string>>;
-// The value of `key`, or "".
+// Returns the value of `key`, or "".
 std::string_view find_metadata(const Metadata& metadata, std::string_view key);
+// The field numbers of metadata, which the installed schema (IR 8) does not know yet.
+inline constexpr int kNodeMetadata = 9, kGraphMetadata = 16, kValueMetadata = 4;
 
-// The element type that the format has this number for (TensorProto.DataType); nothing: it is not
+// ---- Types --------------------------------------------------------------------------------------
+
+// Returns the element type with this number in the format (TensorProto.DataType), if it is
 // supported.
 std::optional<DType> dtype_of_code(int64_t code);
-// What the format calls it, in small letters: "uint8".
-std::string type_name(int64_t code);
-int64_t code_of_type(std::string name);  // of letters of any size; 0 where there is none
+std::string type_name(int64_t code);     // returns the format's word in small letters: "uint8"
+int64_t code_of_type(std::string name);  // reads letters of either case; returns 0 for other words
 
-// Integers of the file that have 2, 4, 8 or 16 bits, which are held in i32; bits 0: they are none.
+// An integer type of the file with 2, 4, 8 or 16 bits, which is held in i32. Zero bits: not one.
 struct Narrow {
   int bits = 0;
   bool is_signed = false;
@@ -29,6 +31,8 @@ struct Narrow {
 };
 inline constexpr Narrow kUint8{8, false};
 Narrow narrow_of_code(int64_t code);
+
+// ---- The model ----------------------------------------------------------------------------------
 
 struct OnnxTensor {
   std::string name;
@@ -55,7 +59,7 @@ struct OnnxNode {
   Metadata metadata;
   std::vector<OnnxSubgraph> branches;  // of an If; the body of a Loop or Scan
   const OnnxAttr* find(std::string_view attr) const;
-  // Of a kind that OnnxAttr::value has; null where there is none of that name and kind.
+  // Returns null where no attribute has that name and kind.
   template <class T>
   const T* get(std::string_view attr) const {
     const OnnxAttr* found = find(attr);
@@ -66,8 +70,7 @@ struct OnnxNode {
     const T* value = get<T>(attr);
     return value ? *value : std::move(otherwise);
   }
-  // "node 'x' (MatMul)": how every error about it begins.
-  std::string label() const;
+  std::string label() const;  // "node 'x' (MatMul)", with which every error about it begins
 };
 
 struct OnnxSubgraph {
@@ -85,13 +88,13 @@ struct OnnxDim {
 struct OnnxInput {
   std::string name;
   DType dtype = DType::kF32;
-  std::string type;  // as the file has it: "float", "uint8", "a sequence"
+  std::string type;  // the file's word: "float", "uint8", "a sequence"
   bool has_shape = true;
   std::vector<OnnxDim> dims;
   Narrow narrow = {};
 };
 
-struct OnnxAlgorithm {  // of training_info; its nodes and values stand behind those of the graph
+struct OnnxAlgorithm {  // of training_info; its nodes and values follow those of the graph
   std::vector<std::pair<std::string, std::string>> updates;  // initializer, and what it becomes
   size_t first_initializer = 0;
 };
@@ -104,50 +107,114 @@ struct OnnxModel {
   std::vector<OnnxTensor> initializers;
   std::vector<OnnxInput> inputs;  // without those that are initializers
   std::vector<std::string> outputs;
-  std::set<std::string, std::less<>> integers;  // values between nodes that are no floats
+  std::set<std::string, std::less<>> integers;  // values between nodes that are not floats
   Metadata metadata;                            // of the graph
-  std::optional<OnnxAlgorithm> algorithm;       // until take_training
+  std::optional<OnnxAlgorithm> algorithm;       // until training_info is taken out
   std::optional<TrainingInfo> training;         // from then on
-  std::string loss;                             // that training_info names, or ""
-  // The newer exporter says in metadata what its tensors and calls are; some programs remove it.
+  std::string loss;                             // the loss that training_info names, or ""
+  // Some programs remove the newer exporter's metadata about tensors and calls.
   bool lacks_calls = false;
-  // What of the file is not supported whatever is done with it; the first of them. Without the
-  // tensors that are refused it is no model, but can be described.
+  // The first thing in the file that is not supported in any use. The model can still be described.
   std::optional<Error> refused;
   SourceSpan at() const { return {path, 0, 0, 1}; }
 };
 
+// Reads and checks a file. Ensures: every name is defined once and before it is used.
 Result<OnnxModel> read_onnx(const std::string& path, int64_t max_file_bytes);
-// That a name is there, not too long, and UTF-8; `role` says what has it.
-Status check_name(std::string_view role, const std::string& name);
-// Every name is defined once and before it is used; what read_onnx ensures.
+// Fails if a name is defined twice, or not before it is used.
 Status check_defined(const OnnxModel& model);
-// Nodes so that each stands behind what it reads; the file's order wherever it can be kept.
+// Returns nodes in an order in which each follows what it reads: the file's where that is possible.
 Result<std::vector<size_t>> node_order(const OnnxModel& model);
-// Puts a branch of the If at model.nodes[n] in its place; names are not checked again.
+
+// An If is replaced by a branch once its condition is known, a Loop or Scan by its turns.
+inline bool is_nested(const OnnxNode& node) {
+  return node.domain.empty() && (node.op == "If" || node.op == "Loop" || node.op == "Scan");
+}
+// Replaces the If at model.nodes[n] by a branch. Names are not checked again.
 Status take_branch(OnnxModel& model, size_t n, bool condition);
-// Makes one node of each bag of embeddings, which the exporter writes as a loop (rules_bags.cc).
-void join_bags(OnnxModel& model);
-// Puts the turns of the Loop or Scan at model.nodes[n] in its place.
+// Replaces the Loop or Scan at model.nodes[n] by copies of its body.
 Status unroll(OnnxModel& model, size_t n, int64_t turns);
 
-// Gives back the memory of a window of a mapped file, which is read again when it is looked at
-// again.
+// Gives back the memory of a window of a mapped file. A later look reads the file again.
 void release(const Bytes& window);
 
-// The only class of this room that opens data files: those beside the model, by a relative path
-// without links.
-class ExternalData {
- public:
-  explicit ExternalData(const std::string& model_path);
-  // `length` < 0: all that follows `offset`.
-  Result<Bytes> read(const std::string& location, int64_t offset, int64_t length);
-  bool holds(const Bytes& window) const;  // or is it a copy?
+// ---- Bytes of constants -------------------------------------------------------------------------
 
- private:
-  Result<Bytes> open(const std::string& location);
-  std::string directory_;
-  std::vector<std::pair<std::string, Bytes>> open_files_;
+std::optional<Shape> broadcast_shapes(const Shape& a, const Shape& b);
+// Repeats `from`, each dim of which is 1 or equals that of `to`, to the shape `to`.
+Bytes expand_bytes(const Bytes& data, const Shape& from, const Shape& to, DType dtype);
+Bytes permute_bytes(const Bytes& data, const Shape& shape, std::span<const int64_t> perm,
+                    DType dtype);
+Bytes slice_bytes(const Bytes& data, const Shape& shape, std::span<const int64_t> starts,
+                  std::span<const int64_t> steps, const Shape& out, DType dtype);
+// Cuts every dim along which all slices are equal to 1, and returns the shape and its bytes.
+std::pair<Shape, Bytes> compress(const Bytes& data, const Shape& shape, DType dtype);
+Shape permuted(const Shape& shape, std::span<const int64_t> perm);
+bool is_uniform(const Bytes& data, DType dtype);  // all elements have the same bytes
+
+template <class T>
+Bytes bytes_of(const std::vector<T>& values) {
+  return Bytes::copy_of(values.data(), values.size() * sizeof(T));
+}
+std::vector<int64_t> read_integers(const Bytes& data, DType dtype);  // of kI64, kI32 or kBool
+double read_number(const Bytes& data, DType dtype, size_t index);    // of any type
+Bytes number_bytes(double value, DType dtype);                       // one element of `dtype`
+
+// ---- What exporters note ------------------------------------------------------------------------
+
+// One line of the exported program's signature:
+// "p_h_0_qkv_weight: PARAMETER target='h.0.qkv.weight'".
+struct SignatureInput {
+  std::string placeholder;  // "p_h_0_qkv_weight"
+  std::string kind;         // PARAMETER, BUFFER, CONSTANT_TENSOR, USER_INPUT
+  std::string target;       // the framework's name, "" for user inputs
 };
+std::vector<SignatureInput> parse_signature(std::string_view text);
+// "add_8: BUFFER_MUTATION target='m.mu'": what a buffer becomes when forward has run.
+struct BufferMutation {
+  std::string value, target;
+};
+std::vector<BufferMutation> parse_mutations(std::string_view text);
+// Returns the results of the module, "add_8" of "add_8: USER_OUTPUT".
+std::vector<std::string> parse_outputs(std::string_view text);
+inline constexpr std::string_view kSignatureKey =
+    "pkg.torch.export.ExportedProgram.graph_signature";
+// The key of the graph's metadata that lists parameters in JSON: {"name": …} for each, in the
+// module's order, with "also" (other names of a tied one), "shape", "trained": false, "unused":
+// true.
+inline constexpr std::string_view kParametersKey = "piper.parameters";
+bool lists_parameters(const OnnxModel& model);  // by that key or by training_info
+// Returns whether onnxruntime fused operators, which leaves no trace of what they were.
+bool has_fused_operators(const OnnxModel& model);
+// Returns how to export the model so that nothing is lost, for its exporter: "help: …".
+std::string export_help(const OnnxModel& model);
+
+// The call that a node came from:
+// "%linear : […] = call_function[target=…linear.default](args = (…), …)".
+struct CallArg {
+  int position = -1;  // in args; -1 for keyword arguments
+  std::string name;   // of the value, without '%'
+};
+struct Call {
+  std::string name;                // of its result: "linear_3"
+  std::string function;            // "aten.linear"
+  std::vector<CallArg> args;       // those that are values, nested lists flattened
+  int positions = 0;               // arguments by position, values or not
+  std::vector<std::string> words;  // by position, as they are written: "%x", "2", "False"
+};
+std::optional<Call> parse_call(std::string_view text);
+inline constexpr std::string_view kAttentionCall = "aten.scaled_dot_product_attention";
+// Returns false for numbers in a list of sizes, as in "[%mul_3, 128]".
+bool is_tensor(const Call& call, const CallArg& arg);
+
+// Returns by node the module path of either exporter, "h/0/qkv". A node without one takes the path
+// of its first consumer that has one, else of its producer.
+std::vector<std::string> scopes_of(const OnnxModel& model);
+std::string scope_of_name(std::string_view dotted);                    // "h.0.qkv" -> "h/0/qkv"
+std::string common_scope(const std::string& a, const std::string& b);  // the innermost around both
+bool is_within(const std::string& inner, const std::string& outer);    // or the same scope
+// Return "h.0.qkv" and "weight" for "h.0.qkv.weight"; "" and "weight" for "weight".
+std::string module_of(std::string_view name);
+std::string leaf_of(const std::string& name);
 
 }  // namespace piper::onnx_import

@@ -5,8 +5,7 @@
 
 #include <map>
 
-#include "host.h"
-#include "onnx_model.h"
+#include "piper/frontend/onnx.h"
 #include "piper/ir/ops.h"
 
 namespace piper::onnx_import {
@@ -197,50 +196,20 @@ struct ImportRule {
   Rule rule;
   std::string_view note = {};  // what of the op is not read
 };
-inline constexpr int64_t kNewest = 99;
-// Places, steps or windows that a rule lists one by one; a file of a few bytes can ask for more.
-inline constexpr int64_t kMostListed = int64_t{1} << 24;
 
-std::span<const ImportRule> math_rules();
-std::span<const ImportRule> shape_rules();
-std::span<const ImportRule> index_rules();
-std::span<const ImportRule> reduce_rules();
-std::span<const ImportRule> matmul_rules();
-std::span<const ImportRule> norm_rules();
-std::span<const ImportRule> loss_rules();
-std::span<const ImportRule> attention_rules();
-std::span<const ImportRule> join_rules();
-std::span<const ImportRule> einsum_rules();
-std::span<const ImportRule> pool_rules();
-std::span<const ImportRule> conv_rules();
-std::span<const ImportRule> activation_rules();
-std::span<const ImportRule> scatter_rules();
-std::span<const ImportRule> resize_rules();
-std::span<const ImportRule> batch_norm_rules();
-std::span<const ImportRule> random_rules();
-std::span<const ImportRule> recurrent_rules();
-std::span<const ImportRule> quantize_rules();
-std::span<const ImportRule> sample_rules();
-std::span<const ImportRule> signal_rules();
-std::span<const ImportRule> microsoft_rules();
-std::span<const ImportRule> microsoft_attention_rules();
-std::span<const ImportRule> bag_rules();
+class RuleTable {
+ public:
+  RuleTable();
+  // Returns null where no rule reads the node's op in this opset.
+  const ImportRule* find(const OnnxNode& node, int64_t opset) const;
+  const std::vector<const ImportRule*>& rules() const { return rules_; }  // by name
 
-// Input 1 with dims of 1 around it, so that it meets those of input 0 that the attributes of opsets
-// before 7 name: from `axis` on, or the last ones. Newer ones broadcast as numpy does.
-Result<Val> second_operand(RuleContext& c);
-// What `of` makes of input 0 along the attribute `axis`. Before opset 13 that was along all dims
-// from there on, taken as one.
-Result<Val> along_axis(RuleContext& c, Result<Val> (*of)(RuleContext&, const Val&, size_t axis));
+ private:
+  std::vector<const ImportRule*> rules_;
+};
 
-// The weights of an attention as it trains: the exporter leaves their dropout out of the file, or
-// writes one that does not train, but the call that it notes has it.
-Result<Val> with_attention_dropout(RuleContext& c, const Val& weights);
-
-// One value as the whole result of a rule.
-inline Result<Vals> single(Result<Val> value) {
-  if (!value) return std::move(value).error();
-  return Vals{*std::move(value)};
-}
+// Joins each bag of embeddings, which the exporter writes as a loop, into one node that a rule
+// reads.
+void join_bags(OnnxModel& model);
 
 }  // namespace piper::onnx_import

@@ -9,7 +9,7 @@
 
 #include "piper/base/base.h"
 #include "piper/frontend/autodiff.h"
-#include "piper/frontend/import.h"
+#include "piper/frontend/model.h"
 
 namespace piper {
 

@@ -9,8 +9,8 @@
 #include <unordered_set>
 
 #include "inputs.h"
-#include "params.h"
-#include "support.h"
+#include "piper/frontend/params.h"
+#include "refusals.h"
 #include "training.h"
 
 namespace piper::onnx_import {
@@ -300,9 +300,8 @@ void Importer::find_loss() {
     if (model_.outputs[k] == model_.loss) named.push_back(id);
     if (!type.shape.empty() || !info(type.dtype).is_float) continue;
     scalars.push_back(id);
-    if (std::none_of(recovery_.changed.begin(), recovery_.changed.end(), [&](const auto& buffer) {
-          return buffer.value == model_.outputs[k];
-        }))
+    if (std::none_of(recovery_.changed.begin(), recovery_.changed.end(),
+                     [&](const auto& buffer) { return buffer.value == model_.outputs[k]; }))
       others.push_back(id);
   }
   for (const auto* found : {&named, &others, &scalars}) {
@@ -430,7 +429,7 @@ void fill_reports(const OnnxModel& model, const Recovery& recovery, Report& out)
   out.notes = recovery.notes;
   note_possible_buffers(model, recovery, out.notes);
   for (const std::string& name : recovery.lost) {
-    if (recovery.is_swallowed(name) || has_place(recovery, name)) continue;
+    if (recovery.is_missing(name) || has_place(recovery, name)) continue;
     out.notes.push_back({name,
                          "in no call: unused, or another name of a tied tensor; 'tie: [NAME, "
                          "OTHER]' under 'parameters' says of which"});
@@ -472,7 +471,7 @@ Survey survey_model(OnnxModel model) {
   std::vector<std::string> scopes = out.scopes;
   const OnnxModel whole = model;
   const Result<Recovery> recovery =
-      model.refused ? Result<Recovery>(*model.refused) : recover_params(model, scopes, Known{});
+      model.refused ? Result<Recovery>(*model.refused) : recover_params(model, scopes, {}, "");
   if (recovery) {
     fill_reports(model, *recovery, out);
     out.scopes = std::move(scopes);
@@ -500,7 +499,7 @@ TrainingInfo training_of(TrainingInfo training, const Recovery& recovery, Graph&
 }
 
 // What is wrong with the nodes, and what with the parameters.
-Status said_at_once(Status refused, Status lost) {
+Status combine_errors(Status refused, Status lost) {
   if (lost || refused) return lost ? refused : lost;
   Error error = std::move(refused).error();
   error.notes.push_back("and " + lost.error().message);
@@ -525,15 +524,16 @@ Result<Imported> import_flat(OnnxModel model, const ImportOptions& options,
   PIPER_TRY(take_shapes(model, options));
   std::vector<std::string> scopes = scopes_of(model);
   const Status known = check_operators(model, scopes);
-  Result<Recovery> recovered = recover_params(model, scopes, options);
-  if (!recovered) return said_at_once(known, std::move(recovered).error()).error();
+  Result<Recovery> recovered =
+      recover_params(model, scopes, options.parameters, options.initial_values);
+  if (!recovered) return combine_errors(known, std::move(recovered).error()).error();
   Recovery recovery = *std::move(recovered);
   Imported out;
   PIPER_ASSIGN(out.matched, apply_param_rules(model, recovery, options.parameters));
   Importer importer(model, scopes, recovery, options.seed);
   const Status done = importer.run(options);
   taken = importer.taken();
-  PIPER_TRY(taken.empty() ? said_at_once(done, check_swallowed(model, recovery)) : done);
+  PIPER_TRY(taken.empty() ? combine_errors(done, check_missing(model, recovery)) : done);
   fill_reports(model, recovery, out);
   out.notes.insert(out.notes.end(), importer.notes().begin(), importer.notes().end());
   for (const RecoveredParam& param : recovery.params)
@@ -581,25 +581,6 @@ Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
 
 namespace piper {
 
-std::vector<std::string> lines_of(std::span<const Note> notes, size_t most_names) {
-  std::vector<std::pair<std::string, std::vector<std::string>>> names_of;  // by text
-  for (const Note& note : notes) {
-    auto at = std::find_if(names_of.begin(), names_of.end(),
-                           [&](const auto& entry) { return entry.first == note.text; });
-    if (at == names_of.end()) at = names_of.insert(at, {note.text, {}});
-    if (!note.of.empty()) at->second.push_back(note.of);
-  }
-  std::vector<std::string> lines;
-  for (const auto& [text, names] : names_of) {
-    const std::span shown(names.data(), std::min(names.size(), most_names));
-    std::string line = join(shown, ", ");
-    if (names.size() > shown.size())
-      line += fmt::format(" and {} more", names.size() - shown.size());
-    lines.push_back(line.empty() ? text : line + ": " + text);
-  }
-  return lines;
-}
-
 Result<Imported> import_onnx(const std::string& path, const ImportOptions& options) {
   PIPER_ASSIGN(onnx_import::OnnxModel model, onnx_import::read_onnx(path, options.max_file_bytes));
   if (model.refused) return *std::move(model.refused);
@@ -607,6 +588,15 @@ Result<Imported> import_onnx(const std::string& path, const ImportOptions& optio
   Result<Imported> out = taken ? onnx_import::import_model(std::move(model), options)
                                : Result<Imported>(taken.error());
   if (!out && out.error().at.file.empty()) out.error().at = SourceSpan{path, 0, 0, 1};
+  return out;
+}
+
+std::vector<SupportedOperator> supported_operators() {
+  std::vector<SupportedOperator> out;
+  const onnx_import::RuleTable table;
+  for (const onnx_import::ImportRule* rule : table.rules()) {
+    out.push_back({std::string(rule->op), rule->since, rule->until, std::string(rule->note)});
+  }
   return out;
 }
 

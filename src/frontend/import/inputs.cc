@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "rules.h"
+#include "piper/frontend/rules.h"
 
 namespace piper::onnx_import {
 namespace {

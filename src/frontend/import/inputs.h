@@ -1,7 +1,8 @@
 // The model's data inputs as values of the graph: their dynamic dims bound, the batch found.
 #pragma once
 
-#include "onnx_model.h"
+#include "piper/frontend/import.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 

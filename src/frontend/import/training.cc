@@ -7,8 +7,6 @@
 #include <set>
 #include <unordered_map>
 
-#include "host.h"
-
 namespace piper::onnx_import {
 namespace {
 

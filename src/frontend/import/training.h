@@ -1,7 +1,7 @@
 // ONNX's own training form, taken out of a model: what is left is the forward graph and its loss.
 #pragma once
 
-#include "onnx_model.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 

@@ -7,10 +7,9 @@
 #include <map>
 #include <set>
 
-#include "host.h"
 #include "inputs.h"
-#include "params.h"
-#include "proto_tensor.h"
+#include "piper/frontend/import.h"
+#include "piper/frontend/params.h"
 #include "training.h"
 
 namespace piper::onnx_import {
@@ -405,7 +404,8 @@ Status write(const std::string& path, const ImportOptions& options, const Traini
   PIPER_TRY(take_training(model));
   PIPER_TRY(take_shapes(model, options));
   std::vector<std::string> scopes = scopes_of(model);
-  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes, options));
+  PIPER_ASSIGN(Recovery recovery,
+               recover_params(model, scopes, options.parameters, options.initial_values));
   PIPER_TRY(apply_param_rules(model, recovery, options.parameters));
   PIPER_ASSIGN(const Imported imported, import_onnx(path, options));
   PIPER_ASSIGN(const onnx::ModelProto proto, Writer(model, recovery, imported.graph).run(training));

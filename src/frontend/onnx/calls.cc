@@ -1,10 +1,8 @@
 // Parses the calls that the dynamo exporter writes into metadata: functions, arguments, modules.
-#include "calls.h"
-
 #include <algorithm>
 #include <unordered_map>
 
-#include "params.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -171,8 +169,7 @@ bool has_fused_operators(const OnnxModel& model) {
 
 std::string export_help(const OnnxModel& model) {
   const std::string tool = "help: export the module by tools/export.py, which loses nothing";
-  if (lists_parameters(model))
-    return "help: give piperc the file as tools/export.py wrote it";
+  if (lists_parameters(model)) return "help: give piperc the file as tools/export.py wrote it";
   if (has_fused_operators(model))
     return "help: give piperc the file as it was before another program fused its operators "
            "(com.microsoft); of a module, tools/export.py writes one that loses nothing";
@@ -188,8 +185,9 @@ std::string export_help(const OnnxModel& model) {
                  : tool + "; or with optimize=False";
   }
   return model.producer.starts_with("pytorch")
-             ? tool + "; or with dynamo=True, or with do_constant_folding=False and "
-                      "training=TrainingMode.PRESERVE"
+             ? tool +
+                   "; or with dynamo=True, or with do_constant_folding=False and "
+                   "training=TrainingMode.PRESERVE"
              : "help: export the model without folding constants and merging tensors";
 }
 

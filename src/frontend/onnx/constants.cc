@@ -1,9 +1,9 @@
 // Moves and slices of constant tensors during the import.
-#include "host.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {

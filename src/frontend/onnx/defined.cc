@@ -4,7 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "onnx_model.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {

@@ -1,4 +1,6 @@
 // Maps the files beside a model that hold its tensors, and nothing outside its folder.
+#include "external_data.h"
+
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -9,7 +11,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "onnx_model.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {

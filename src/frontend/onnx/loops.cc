@@ -1,8 +1,7 @@
 // Loop and Scan whose turns are known: their bodies, once for each turn, in their place.
 #include <map>
 
-#include "host.h"
-#include "onnx_model.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {

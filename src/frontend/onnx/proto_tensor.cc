@@ -108,8 +108,7 @@ Bytes widened(const Bytes& data) {
 Result<Bytes> unpacked(const Bytes& data, size_t wide, Narrow from, size_t count) {
   const size_t in_byte = 8 / static_cast<size_t>(from.bits);
   const size_t wanted = (count + in_byte - 1) / in_byte * wide;
-  if (data.size != wanted)
-    return fail("takes {} bytes, but {} are stored", wanted, data.size);
+  if (data.size != wanted) return fail("takes {} bytes, but {} are stored", wanted, data.size);
   std::vector<int32_t> out(count);
   for (size_t i = 0; i < count; ++i) {
     const auto byte = std::to_integer<int32_t>(data.data[i / in_byte * wide]);

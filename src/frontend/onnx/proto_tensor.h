@@ -3,17 +3,18 @@
 
 #include <onnx/onnx_pb.h>
 
-#include "onnx_model.h"
+#include "external_data.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 
 inline constexpr int kMaxRank = 16;
-// Fields that the installed schema (IR 8) does not know yet.
-inline constexpr int kNodeMetadata = 9, kGraphMetadata = 16, kValueMetadata = 4;
 
-// A name of the file, for an error.
+// Fails if the name is empty, too long or not UTF-8. `role` says what has it.
+Status check_name(std::string_view role, const std::string& name);
+// Returns a name of the file as an error shows it.
 std::string shown(const std::string& name);
-// `who` begins the errors. Takes the bytes out of the message where they stand in it raw.
+// Reads and checks a tensor. `who` begins the errors. Moves raw bytes out of the message.
 Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor,
                                ExternalData& files);
 

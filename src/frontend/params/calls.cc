@@ -5,14 +5,14 @@
 // group's float initializers by role, else by name: equal tensors were merged under one name, so
 // that a name alone says little. What was computed from parameters is params_folded.cc's; what was
 // merged comes apart again in params_merged.cc.
-#include "params_calls.h"
+#include "calls.h"
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 
-#include "host.h"
 #include "piper/base/parallel.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -84,8 +84,7 @@ std::vector<int64_t> indexed_first(const std::string& list, size_t rank) {
 // From the framework's parameter to the tensor of the shape `stored` at its place.
 Derivation layout_at(const RolePlace& place, const OnnxNode& node, const Call& call,
                      const Shape& stored) {
-  const bool turned =
-      place.op == "Gemm" && place.input == 1 && node.get_or<int64_t>("transB") != 0;
+  const bool turned = place.op == "Gemm" && place.input == 1 && node.get_or<int64_t>("transB") != 0;
   if (place.transposed != turned && stored.size() == 2)
     return transposition({stored[1], stored[0]});
   if (place.channels && stored.size() > 1) return {reshape_step({num_elements(stored)}, stored)};
@@ -161,8 +160,8 @@ bool CallClaims::is_parameter(std::string_view target) const {
   return at != by_target_.end() && at->second->kind == "PARAMETER";
 }
 
-Swallowed& CallClaims::swallow(const std::string& name, std::string why, bool unnamed) {
-  return swallowed_.emplace(name, Swallowed{name, std::move(why), unnamed}).first->second;
+MissingParam& CallClaims::swallow(const std::string& name, std::string why, bool unnamed) {
+  return missing_.emplace(name, MissingParam{name, std::move(why), unnamed}).first->second;
 }
 
 std::string CallClaims::place_of(const Slot& slot) const {
@@ -375,14 +374,15 @@ Result<Claims> CallClaims::run() {
   while (restore_merged_module() || restore_merged_parts()) {
   }
   claims_.lost = missing();
-  find_swallowed();
+  find_missing();
   tie_lost();
   return std::move(claims_);
 }
 
 Result<Claims> claims_by_calls(OnnxModel& model, std::vector<std::string>& scopes,
-                               const std::vector<SignatureInput>& signature, const Known& known) {
-  return CallClaims(model, scopes, signature, known).run();
+                               const std::vector<SignatureInput>& signature,
+                               const PriorKnowledge& prior) {
+  return CallClaims(model, scopes, signature, prior).run();
 }
 
 }  // namespace piper::onnx_import

@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "params.h"
+#include "claims.h"
 #include "ways.h"
 
 namespace piper::onnx_import {
@@ -30,8 +30,8 @@ std::string class_of(const OnnxNode& node);  // of the innermost module, or ""
 class CallClaims {
  public:
   CallClaims(OnnxModel& model, std::vector<std::string>& scopes,
-             const std::vector<SignatureInput>& signature, const Known& known)
-      : model_(model), scopes_(scopes), index_(model), known_(known) {
+             const std::vector<SignatureInput>& signature, const PriorKnowledge& prior)
+      : model_(model), scopes_(scopes), index_(model), prior_(prior) {
     for (const SignatureInput& s : signature) {
       if (s.kind == "USER_INPUT" || s.target.empty()) {
         user_inputs_.insert(s.placeholder);
@@ -41,7 +41,7 @@ class CallClaims {
       by_target_.emplace(s.target, &s);
       if (s.kind == "PARAMETER") claims_.order.push_back(s.target);
     }
-    claims_.given = known.values;
+    claims_.given = prior.values;
   }
   Result<Claims> run();
 
@@ -63,7 +63,7 @@ class CallClaims {
   const Group* group_at(size_t node) const;
   std::vector<std::string> missing() const;  // parameters without a claim or tie
   std::string place_of(const Slot& slot) const;
-  Swallowed& swallow(const std::string& name, std::string why, bool unnamed = false);
+  MissingParam& swallow(const std::string& name, std::string why, bool unnamed = false);
   void swallow_unseen(const std::vector<std::string>& names, const std::string& why);
   bool names(const Group& group, std::string_view value) const;
   bool is_named(const Claim& claim) const;
@@ -144,7 +144,7 @@ class CallClaims {
   void tie(const std::string& a, const std::string& b);
   void tie_unused();
   void tie_lost();
-  void find_swallowed();
+  void find_missing();
   bool is_unknown(const CallArg& arg) const;  // names a result that no node makes
   void find_merged();
   void find_unexplained();
@@ -172,7 +172,7 @@ class CallClaims {
   OnnxModel& model_;
   std::vector<std::string>& scopes_;
   InitializerIndex index_;
-  const Known& known_;
+  const PriorKnowledge& prior_;
   std::map<std::string, const SignatureInput*, std::less<>> targets_;    // by placeholder
   std::map<std::string, const SignatureInput*, std::less<>> by_target_;  // by name
   std::set<std::string, std::less<>> user_inputs_;
@@ -180,14 +180,15 @@ class CallClaims {
   std::vector<std::pair<size_t, std::string>> restored_;  // copied nodes, the scope around both
   std::vector<Slot> stand_ins_;  // tensors of parameters, read for values that no node makes
   std::vector<Slot> parts_;      // tensors of parameters, read by nodes without a call
-  std::vector<std::pair<std::string, size_t>> apart_;  // parameters, the node that was copied for it
+  std::vector<std::pair<std::string, size_t>>
+      apart_;  // parameters, the node that was copied for it
   std::map<std::string, size_t> group_of_;
   std::vector<Group> groups_;
   std::set<std::pair<size_t, size_t>> taken_;  // node, input
   std::set<std::string> claimed_;
   std::map<size_t, size_t> group_at_;                 // by node
   std::map<std::string, size_t, std::less<>> maker_;  // node, by its results
-  std::map<std::string, Swallowed> swallowed_;
+  std::map<std::string, MissingParam> missing_;
   std::map<std::string, int> partial_;  // parameters of which the file may have a part: what it has
   std::map<std::string, std::vector<std::string>> stored_;  // parameters, by how they are
   std::map<std::string, std::vector<std::string>> chains_;  // functions, by what is folded

@@ -3,7 +3,7 @@
 #include <set>
 #include <unordered_map>
 
-#include "params_names.h"
+#include "names.h"
 
 namespace piper::onnx_import {
 

@@ -5,8 +5,7 @@
 #include <cctype>
 #include <cmath>
 
-#include "rules.h"
-#include "support.h"
+#include "piper/frontend/rules.h"
 
 namespace piper::onnx_import {
 namespace {

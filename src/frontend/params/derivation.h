@@ -1,22 +1,11 @@
-// How a value of the file comes from a parameter: ops of ONNX, one after another. One description
-// for what the importer emits, for what the file's value must be of a given parameter, and for what
-// the parameter must have been.
+// Derivations of params.h: their steps, their values, and their inverses. One description serves
+// what the importer emits, what the file's value must be for a given parameter, and what the
+// parameter must have been.
 #pragma once
 
-#include "onnx_model.h"
+#include "piper/frontend/params.h"
 
 namespace piper::onnx_import {
-
-class Emitter;
-struct Val;
-
-struct Step {
-  OnnxNode node;                     // its op, as of opset 24, and its attributes
-  std::vector<OnnxTensor> operands;  // constants
-  bool last = false;                 // of the node's inputs is what it is done to; else the first
-  Shape from;                        // of that
-};
-using Derivation = std::vector<Step>;  // empty: the parameter itself
 
 Step permute_step(const Shape& from, std::vector<int64_t> perm);
 Step reshape_step(const Shape& from, const Shape& to);
@@ -32,20 +21,20 @@ OnnxTensor scalar_literal(double value, DType dtype);
 
 Derivation transposition(const Shape& from);  // of a matrix
 
-// The same elements in another order or repeated; and their order alone is changed.
+// Returns whether the elements only change their order, or are repeated.
 bool is_layout(const Derivation& derivation);
 bool is_transpose(const Derivation& derivation);
-// "transposed", "reshaped", "1 + w", "exp(w)".
+// Returns "transposed", "reshaped", "1 + w", "exp(w)".
 std::string describe(const Derivation& derivation);
 
-Result<Val> derive(Emitter& emit, const Derivation& derivation, Val parameter);
+// Returns what the derivation makes of `parameter`.
 Result<OnnxTensor> value_of(const Derivation& derivation, const OnnxTensor& parameter);
-// The parameter of which `value` was derived. Errors: why it cannot be told.
+// Returns the parameter from which `value` was derived. Fails where that cannot be told.
 Result<OnnxTensor> parameter_of(const Derivation& derivation, const OnnxTensor& value);
-// That of a layout: the bytes alone.
+// Returns the bytes of that parameter. Requires: the derivation is a layout.
 Bytes undo_layout(const Derivation& derivation, const OnnxTensor& value);
 
-// Whether numbers of one type are equal but for `ulps` units in the last place.
+// Returns whether numbers of one type differ by at most `ulps` units in the last place.
 bool nearly_equal(const OnnxTensor& a, const OnnxTensor& b, double ulps);
 
 }  // namespace piper::onnx_import

@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "params.h"
+#include "claims.h"
 #include "ways.h"
 
 namespace piper::onnx_import {

@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "params.h"
+#include "claims.h"
 #include "ways.h"
 
 namespace piper::onnx_import {

@@ -2,8 +2,8 @@
 // module says so, or the numbers do where the exporter has looked the table up.
 #include <cmath>
 
-#include "host.h"
-#include "params.h"
+#include "claims.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {

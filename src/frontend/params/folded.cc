@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <charconv>
 
-#include "host.h"
-#include "params_calls.h"
+#include "calls.h"
 #include "pieces.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -187,7 +187,7 @@ bool CallClaims::comes_from(const std::string& value, const std::string& source)
 std::optional<double> CallClaims::added_number(const Fold& fold) const {
   const OnnxTensor& folded = tensor(fold.initializer);
   const std::string& source = fold.sources[0];
-  if (const auto said = stored_plus(known_, source)) return said;
+  if (const auto said = stored_plus(prior_, source)) return said;
   for (const std::string& name : folded.folded_from) {
     const int literal = index_.find_float(name);
     if (literal >= 0 && name != source && tensor(literal).type.shape.empty())
@@ -464,7 +464,7 @@ void CallClaims::swallow_fold(const Fold& fold) {
   const std::string place = place_of(fold.own.empty() ? fold.copies[0] : fold.own[0]);
   const bool one = fold.sources.size() == 1;
   for (const std::string& source : fold.sources) {
-    Swallowed& lost = swallow(
+    MissingParam& lost = swallow(
         source, one ? fmt::format("{} was computed from it{}", place, fold.why)
                     : fmt::format("{} was computed from {}", place, join(fold.sources, " and ")));
     lost.by_value = one && has_way_forth(fold.chain) && !claims_.given.count(source);

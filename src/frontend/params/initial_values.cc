@@ -3,10 +3,10 @@
 #include <map>
 #include <set>
 
-#include "host.h"
-#include "params.h"
-#include "piper/devices/cpu.h"
+#include "claims.h"
 #include "piper/base/data.h"
+#include "piper/devices/cpu.h"
+#include "piper/frontend/onnx.h"
 #include "ways.h"
 
 namespace piper::onnx_import {
@@ -205,25 +205,25 @@ Status InitialValues::run() {
 
 }  // namespace
 
-// What the file has of a parameter comes back without its value, where there is one way. Where not,
-// the value shows how the file's was made of it.
+// A parameter is found without its value where there is one way. Else the value shows how the
+// file's was made of it, in a second recovery.
 Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes,
-                                const ImportOptions& options) {
-  const std::string& path = options.initial_values;
-  Known known{options.parameters, {}};
-  if (path.empty()) return recover_params(model, scopes, known);
+                                const std::vector<ParamRule>& rules, const std::string& path) {
+  PriorKnowledge prior{rules, {}};
+  if (path.empty()) return recover_params(model, scopes, prior);
   PIPER_ASSIGN(const std::vector<NamedTensor> values, read_safetensors(path));
   const OnnxModel file = model;
   const std::vector<std::string> file_scopes = scopes;
-  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes, known));
-  const bool told = !find_metadata(model.metadata, kSignatureKey).empty() || lists_parameters(model);
+  PIPER_ASSIGN(Recovery recovery, recover_params(model, scopes, prior));
+  const bool told =
+      !find_metadata(model.metadata, kSignatureKey).empty() || lists_parameters(model);
   for (const NamedTensor& value : values)
-    if (!told || recovery.is_swallowed(value.name))
-      known.values[value.name] = {value.name, value.type, value.data};
-  if (!known.values.empty()) {
+    if (!told || recovery.is_missing(value.name))
+      prior.values[value.name] = {value.name, value.type, value.data};
+  if (!prior.values.empty()) {
     model = file;
     scopes = file_scopes;
-    PIPER_ASSIGN(recovery, recover_params(model, scopes, known));
+    PIPER_ASSIGN(recovery, recover_params(model, scopes, prior));
   }
   recovery.given = true;
   PIPER_TRY(InitialValues(model, path, values, recovery).run());

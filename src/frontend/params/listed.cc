@@ -5,8 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "params.h"
-#include "training.h"
+#include "claims.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -130,9 +129,9 @@ void find_lost(const std::vector<Listed>& list, Claims& claims) {
   for (const Claim& claim : claims.list) read.insert(claim.name);
   for (const Listed& listed : list)
     if (listed.shape && !listed.unused && !read.count(listed.name))
-      claims.swallowed.push_back({listed.name,
-                                  "the file had it under its name when it was exported, and was "
-                                  "changed since"});
+      claims.missing.push_back({listed.name,
+                                "the file had it under its name when it was exported, and was "
+                                "changed since"});
 }
 
 }  // namespace

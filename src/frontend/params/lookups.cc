@@ -3,7 +3,7 @@
 #include <map>
 #include <numeric>
 
-#include "host.h"
+#include "piper/frontend/onnx.h"
 #include "ways.h"
 
 namespace piper::onnx_import {

@@ -2,8 +2,8 @@
 // of one tensor, and what is lost for good.
 #include <algorithm>
 
-#include "host.h"
-#include "params_calls.h"
+#include "calls.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -333,7 +333,7 @@ void CallClaims::tie_lost() {
                        [&](const auto& tie) { return tie.first == name || tie.second == name; });
   };
   std::erase_if(claims_.lost, [&](const std::string& name) {
-    if (swallowed_.count(name)) return false;
+    if (missing_.count(name)) return false;
     std::set<std::string> within, tied;
     for (const Claim& claim : claims_.list) {
       const std::string module = module_of(claim.name);
@@ -506,7 +506,7 @@ void CallClaims::find_unexplained() {
   }
 }
 
-void CallClaims::find_swallowed() {
+void CallClaims::find_missing() {
   find_merged();
   find_merged_parts();
   find_unexplained();
@@ -518,8 +518,7 @@ void CallClaims::find_swallowed() {
         if (std::count(claims_.lost.begin(), claims_.lost.end(), at->second->target)) {
           const OnnxNode& node = model_.nodes[group.nodes[0]];
           swallow(at->second->target,
-                  is_fused(node)
-                      ? fmt::format("the exporter multiplied it into {}", node.label())
+                  is_fused(node) ? fmt::format("the exporter multiplied it into {}", node.label())
                   : has_fused_operators(model_)
                       ? fmt::format("another program fused what read it: {} is left of its call",
                                     node.label())
@@ -528,7 +527,7 @@ void CallClaims::find_swallowed() {
   }
   for (const std::string& name : claims_.lost)
     if (const auto at = unseen_.find(name); at != unseen_.end()) swallow(name, at->second, true);
-  for (const auto& [name, swallowed] : swallowed_) claims_.swallowed.push_back(swallowed);
+  for (const auto& [name, swallowed] : missing_) claims_.missing.push_back(swallowed);
 }
 
 }  // namespace piper::onnx_import

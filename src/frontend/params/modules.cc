@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "calls.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {

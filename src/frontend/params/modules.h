@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "onnx_model.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 

@@ -2,13 +2,13 @@
 // kept its name is the parameter of that name. An anonymous one is what the exporter computed: of a
 // parameter that the file has too, if the values say so; of one that the node reading it tells; or
 // of something that nobody can tell, and then the strategy has to say what it is.
-#include "params_names.h"
+#include "names.h"
 
 #include <algorithm>
 #include <limits>
 #include <set>
 
-#include "host.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -27,16 +27,16 @@ bool is_bound(std::string_view op, size_t input) {
   return (op == "Clip" && input >= 1) || (op == "Pad" && input == 2);
 }
 
-class Namer {
+class NameBasedRecovery {
  public:
-  Namer(const OnnxModel& model, const std::vector<std::string>& scopes, const Known& known,
-        std::map<std::string, std::string> copies)
+  NameBasedRecovery(const OnnxModel& model, const std::vector<std::string>& scopes,
+                    const PriorKnowledge& prior, std::map<std::string, std::string> copies)
       : model_(model),
-        known_(known),
+        prior_(prior),
         copies_(std::move(copies)),
         readers_(model, scopes),
         modules_(model, scopes),
-        sources_(model, known),
+        sources_(model, prior),
         exported_(model.producer.starts_with("pytorch")) {}
   Result<Claims> run();
   // Scopes by node, as the modules are called.
@@ -79,7 +79,7 @@ class Namer {
   void report_scopes();
 
   const OnnxModel& model_;
-  const Known& known_;
+  const PriorKnowledge& prior_;
   const std::map<std::string, std::string> copies_;
   const Readers readers_;
   const ModulePaths modules_;
@@ -89,13 +89,13 @@ class Namer {
   Claims claims_;
 };
 
-void Namer::add(int initializer, const Place& place, std::string name, TensorType type,
-                Derivation derivation, std::string evidence) {
+void NameBasedRecovery::add(int initializer, const Place& place, std::string name, TensorType type,
+                            Derivation derivation, std::string evidence) {
   claims_.list.push_back({place.node, place.input, initializer, std::move(name),
                           std::move(derivation), std::move(type), std::move(evidence)});
 }
 
-void Namer::alias(const std::string& other, const std::string& name) {
+void NameBasedRecovery::alias(const std::string& other, const std::string& name) {
   const std::pair<std::string, std::string> names(other, name);
   std::vector<std::pair<std::string, std::string>>& known = claims_.ties.alias_of;
   if (other != name && !readers_.of.count(other) &&
@@ -107,7 +107,7 @@ void Namer::alias(const std::string& other, const std::string& name) {
 
 // A head that is an embedding, or a bias that two modules have: read in the scope of a Linear or an
 // Embedding that is not its own. A table of another name may be handed to a module that has none.
-std::string Namer::other_name(int initializer, const Place& place) const {
+std::string NameBasedRecovery::other_name(int initializer, const Place& place) const {
   const std::string& scope = readers_.scopes[place.node];
   const std::string& op = node(place).op;
   const bool linear = readers_.is_leaf_of(scope, {"MatMul", "Transpose", "Add"}) ||
@@ -126,7 +126,8 @@ std::string Namer::other_name(int initializer, const Place& place) const {
 
 // What other programs merge leaves no trace: one number under the name of one module, read by it
 // and by others.
-std::string Namer::merged_with(int initializer, const std::vector<Place>& places) const {
+std::string NameBasedRecovery::merged_with(int initializer,
+                                           const std::vector<Place>& places) const {
   const OnnxTensor& kept = tensor(initializer);
   const std::string module = module_of(kept.name);
   if (module.empty() || !is_uniform(kept.data, kept.type.dtype)) return {};
@@ -145,7 +146,7 @@ std::string Namer::merged_with(int initializer, const std::vector<Place>& places
 
 // Why the values of a tensor that kept its name are perhaps not those of the parameter alone. Where
 // calls are lost, several readers may stand for several equal tensors, small ones or of one number.
-std::string Namer::doubt_of(int initializer, const std::vector<Place>& places) const {
+std::string NameBasedRecovery::doubt_of(int initializer, const std::vector<Place>& places) const {
   constexpr int64_t kMostMerged = 1024;  // elements of what the newer exporter merges
   const OnnxTensor& kept = tensor(initializer);
   if (!model_.lacks_calls) return merged_with(initializer, places);
@@ -157,13 +158,13 @@ std::string Namer::doubt_of(int initializer, const std::vector<Place>& places) c
   return may_be_fused(places[0]) ? "perhaps a batch norm was multiplied into it" : "";
 }
 
-void Namer::doubt(int initializer, std::string why) {
+void NameBasedRecovery::doubt(int initializer, std::string why) {
   if (!why.empty())
-    claims_.swallowed.push_back(
+    claims_.missing.push_back(
         {.name = tensor(initializer).name, .why = std::move(why), .placed = true});
 }
 
-void Namer::claim_kept(int initializer, const std::vector<Place>& places) {
+void NameBasedRecovery::claim_kept(int initializer, const std::vector<Place>& places) {
   doubt(initializer, doubt_of(initializer, places));
   const OnnxTensor& kept = tensor(initializer);
   for (const Place& place : places) {
@@ -177,8 +178,8 @@ void Namer::claim_kept(int initializer, const std::vector<Place>& places) {
 
 // The transpose of an embedding is a tied head, and so is that of any matrix where the file has no
 // other name for it.
-bool Namer::claim_tied(int initializer, const std::vector<Place>& places,
-                       const std::optional<Role>& role) {
+bool NameBasedRecovery::claim_tied(int initializer, const std::vector<Place>& places,
+                                   const std::optional<Role>& role) {
   const OnnxTensor& lost = tensor(initializer);
   if (lost.type.shape.size() != 2 || !is_telling(lost)) return false;
   for (const OnnxTensor& kept : model_.initializers) {
@@ -202,7 +203,7 @@ bool Namer::claim_tied(int initializer, const std::vector<Place>& places,
 // A convolution has its weight and bias under their names, unless they were computed, both of them
 // where a batch norm was multiplied into it. The newer exporter keeps the name of the weight, and
 // leaves out a bias of zeros.
-bool Namer::may_be_fused(const Place& place) const {
+bool NameBasedRecovery::may_be_fused(const Place& place) const {
   const OnnxNode& conv = node(place);
   if (conv.op != "Conv" && conv.op != "ConvTranspose") return false;
   const bool bias = conv.inputs.size() > 2;
@@ -212,7 +213,7 @@ bool Namer::may_be_fused(const Place& place) const {
 }
 
 // x · w + y · (1 - w): whether what is read here has its results added to those of the parameter.
-bool Namer::is_mixed_with(const Place& place, const std::string& name) const {
+bool NameBasedRecovery::is_mixed_with(const Place& place, const std::string& name) const {
   const auto add = readers_.only(place.node, "Add");
   if (!add) return false;
   const std::string& other = model_.nodes[add->node].inputs[1 - add->input];
@@ -222,8 +223,8 @@ bool Namer::is_mixed_with(const Place& place, const std::string& name) const {
 }
 
 // Of a parameter whose values are known: one that the file has too, or, `lost`, of --init.
-bool Namer::claim_computed(int initializer, const std::vector<Place>& places, bool lost,
-                           std::string& why) {
+bool NameBasedRecovery::claim_computed(int initializer, const std::vector<Place>& places, bool lost,
+                                       std::string& why) {
   const OnnxTensor& computed = tensor(initializer);
   std::vector<Claim> claims;
   for (const Place& place : places) {
@@ -246,14 +247,14 @@ bool Namer::claim_computed(int initializer, const std::vector<Place>& places, bo
 
 // A literal that another program made a tensor of: "/Constant_1_output_0"; without calls, any
 // number. Else a number may have been computed of a parameter, as sigmoid(0) was.
-bool Namer::is_number(const OnnxTensor& tensor) const {
+bool NameBasedRecovery::is_number(const OnnxTensor& tensor) const {
   const std::string_view name = tensor.name;
   if (name.substr(name.rfind('/') + 1).starts_with("Constant") && name.find('/') != name.npos)
     return true;
   return model_.lacks_calls && num_elements(tensor.type.shape) == 1;
 }
 
-void Namer::claim_anonymous(int initializer, const std::vector<Place>& places) {
+void NameBasedRecovery::claim_anonymous(int initializer, const std::vector<Place>& places) {
   const OnnxTensor& lost = tensor(initializer);
   std::vector<std::optional<Role>> roles;
   for (const Place& place : places) roles.push_back(role_of(readers_, modules_, lost, place));
@@ -262,7 +263,7 @@ void Namer::claim_anonymous(int initializer, const std::vector<Place>& places) {
   const bool named = every([](const auto& r) { return !!r; });
   const bool certain = named && every([&](const auto& r) {
                          const bool said =
-                             r->form == Role::Form::kNorm && stored_plus(known_, r->name);
+                             r->form == Role::Form::kNorm && stored_plus(prior_, r->name);
                          return said || r->evidence == kByBias;
                        });
   std::string why;
@@ -275,9 +276,9 @@ void Namer::claim_anonymous(int initializer, const std::vector<Place>& places) {
   leave(initializer, places[0], fused ? ", perhaps with a batch norm multiplied into it" : why);
 }
 
-void Namer::leave(int initializer, const Place& place, std::string_view why) {
+void NameBasedRecovery::leave(int initializer, const Place& place, std::string_view why) {
   const OnnxTensor& lost = tensor(initializer);
-  claims_.unnamed.push_back(
+  claims_.unknown.push_back(
       {lost.name,
        fmt::format("{} {} at {}{}", lost.name, to_string(lost.type), node(place).label(), why),
        scope_of_name(modules_.of(readers_.scopes[place.node])) + "/" + lost.name});
@@ -285,7 +286,7 @@ void Namer::leave(int initializer, const Place& place, std::string_view why) {
 
 // A weight in 'fc_1' is that of 'fc', called again, if it has the same values; but equal numbers
 // are no proof of it.
-bool Namer::name_again(Named& named) {
+bool NameBasedRecovery::name_again(Named& named) {
   const std::string& scope = readers_.scopes[named.place.node];
   const std::string own = modules_.of_first_call(scope);
   const auto call = call_number(scope);
@@ -301,10 +302,10 @@ bool Namer::name_again(Named& named) {
 }
 
 // What was added to the weight of a norm, in at most so many steps: two are a conversion and a sum.
-bool Namer::tell_norm(Named& named, int64_t steps) {
+bool NameBasedRecovery::tell_norm(Named& named, int64_t steps) {
   Role& role = named.role;
   if (role.form != Role::Form::kNorm) return true;
-  const std::optional<double> said = stored_plus(known_, role.name);
+  const std::optional<double> said = stored_plus(prior_, role.name);
   if (said || steps > 1) role.plus = said.value_or(1);
   if (!said && role.plus)
     claims_.notes.push_back(
@@ -319,7 +320,7 @@ bool Namer::tell_norm(Named& named, int64_t steps) {
 }
 
 // Those of which the file does not say enough go.
-void Namer::leave_named() {
+void NameBasedRecovery::leave_named() {
   int64_t steps = std::numeric_limits<int64_t>::max();  // norms of one model are of one class
   for (const Named& named : named_)
     if (named.role.form == Role::Form::kNorm) steps = std::min(steps, named.role.steps);
@@ -357,7 +358,7 @@ std::pair<TensorType, Derivation> undone(const Role& role, TensorType type) {
 }
 
 // A factor of ones beside a parameter may have made a tensor of its values, and is in no other.
-void Namer::leave_shared() {
+void NameBasedRecovery::leave_shared() {
   std::set<std::string> seen;
   for (const Claim& claim : claims_.list) seen.insert(claim.name);
   for (const Named& named : named_) seen.insert(named.role.name);
@@ -371,7 +372,7 @@ void Namer::leave_shared() {
   });
 }
 
-void Namer::claim_named() {
+void NameBasedRecovery::claim_named() {
   leave_named();
   leave_shared();
   for (const Named& named : named_) {
@@ -394,7 +395,7 @@ bool has_zero_row(const OnnxTensor& table) {
   return false;
 }
 
-void Namer::report_padding() {
+void NameBasedRecovery::report_padding() {
   std::set<std::string> padded;
   for (const Claim& claim : claims_.list)
     if (model_.nodes[claim.node].op == "Gather" && claim.input == 0 &&
@@ -408,7 +409,7 @@ void Namer::report_padding() {
 }
 
 // Weights that were merged though their modules have names of their own.
-void Namer::report_copies() {
+void NameBasedRecovery::report_copies() {
   std::map<std::string, std::set<std::string>> by_content;
   for (const Named& named : named_) {
     const OnnxTensor& lost = tensor(named.initializer);
@@ -427,7 +428,7 @@ void Namer::report_copies() {
 }
 
 // One step is the transpose that a Linear needs; more may have been of a weight_norm.
-void Namer::report_scopes() {
+void NameBasedRecovery::report_scopes() {
   constexpr const char* kUnsaid =
       "whether its module computes it (weight_norm, w * scale), as one of dynamo=True or without "
       "constant folding does, and --init with the values that it was exported with";
@@ -449,7 +450,7 @@ void Namer::report_scopes() {
 
 // ---- All of them --------------------------------------------------------------------------------
 
-void Namer::claim(int initializer, const std::vector<Place>& places) {
+void NameBasedRecovery::claim(int initializer, const std::vector<Place>& places) {
   const OnnxTensor& one = tensor(initializer);
   const bool setting = std::all_of(places.begin(), places.end(), [&](const Place& place) {
     const std::string& op = node(place).op;
@@ -463,7 +464,7 @@ void Namer::claim(int initializer, const std::vector<Place>& places) {
   if (exported_ || !literal) claim_kept(initializer, places);
 }
 
-void Namer::report_metadata() {
+void NameBasedRecovery::report_metadata() {
   if (model_.lacks_calls)
     claims_.notes.push_back(
         {"",
@@ -472,7 +473,7 @@ void Namer::report_metadata() {
          "seen, and a tensor is a parameter by its name"});
 }
 
-Result<Claims> Namer::run() {
+Result<Claims> NameBasedRecovery::run() {
   for (size_t i = 0; i < model_.initializers.size(); ++i) {
     const auto places = readers_.of.find(model_.initializers[i].name);
     if (places == readers_.of.end() || !info(model_.initializers[i].type.dtype).is_float) continue;
@@ -489,7 +490,7 @@ Result<Claims> Namer::run() {
   return std::move(claims_);
 }
 
-std::vector<std::string> Namer::paths() const {
+std::vector<std::string> NameBasedRecovery::paths() const {
   std::vector<std::string> out;
   for (const std::string& scope : readers_.scopes) out.push_back(scope_of_name(modules_.of(scope)));
   return out;
@@ -505,10 +506,10 @@ bool is_without_calls(const OnnxModel& model) {
 }  // namespace
 
 Result<Claims> claims_by_names(OnnxModel& model, std::vector<std::string>& scopes,
-                               const Known& known) {
+                               const PriorKnowledge& prior) {
   model.lacks_calls = is_without_calls(model);
   std::map<std::string, std::string> copies = separate_copies(model, scopes);
-  Namer namer(model, scopes, known, std::move(copies));
+  NameBasedRecovery namer(model, scopes, prior, std::move(copies));
   PIPER_ASSIGN(Claims claims, namer.run());
   scopes = namer.paths();
   return claims;

@@ -4,8 +4,8 @@
 #include <map>
 #include <set>
 
+#include "claims.h"
 #include "modules.h"
-#include "params.h"
 
 namespace piper::onnx_import {
 
@@ -54,7 +54,7 @@ bool is_mask(const OnnxTensor& tensor);
 // and those of a state_dict that the file has not.
 class Sources {
  public:
-  Sources(const OnnxModel& model, const Known& known);
+  Sources(const OnnxModel& model, const PriorKnowledge& prior);
   struct Found {
     const OnnxTensor* parameter;
     Derivation derivation;

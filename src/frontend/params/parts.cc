@@ -1,8 +1,8 @@
 // Parts of parameters, which nodes without a call make: those of equal parameters were merged.
 #include <algorithm>
 
-#include "host.h"
-#include "params_calls.h"
+#include "calls.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "host.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {

@@ -1,12 +1,11 @@
 // Makes the list of parameters, under the names of the exporting module, from all claims.
-#include "params.h"
-
 #include <algorithm>
 #include <map>
 #include <set>
 
-#include "host.h"
-#include "params_names.h"
+#include "claims.h"
+#include "names.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -141,8 +140,8 @@ void Assembly::report_initializers() {
     }
     if (names[i].empty() && info(tensor.type.dtype).is_float) {
       const bool unnamed =
-          std::any_of(claims_.unnamed.begin(), claims_.unnamed.end(),
-                      [&](const Unnamed& one) { return one.initializer == tensor.name; });
+          std::any_of(claims_.unknown.begin(), claims_.unknown.end(),
+                      [&](const UnknownConstant& one) { return one.initializer == tensor.name; });
       const std::string why = !tensor.folded_from.empty()
                                   ? "computed from " + join(tensor.folded_from, ", ")
                               : unnamed ? "computed, the file does not say from what"
@@ -165,8 +164,8 @@ Status Assembly::run() {
   report_initializers();
   out_.notes = claims_.notes;
   out_.lost = claims_.lost;
-  out_.swallowed = claims_.swallowed;
-  out_.unnamed = claims_.unnamed;
+  out_.missing = claims_.missing;
+  out_.unknown = claims_.unknown;
   out_.stored = claims_.stored;
   for (const Claim& claim : claims_.list)
     if (!claim.copy && claim.derivation.size() == 1 && claim.derivation[0].node.op == "Add")
@@ -213,14 +212,14 @@ bool is_fused(const OnnxNode& node) {
 void find_fused_norms(const OnnxModel& model, Recovery& recovery) {
   for (const ParamUse& use : recovery.uses) {
     const std::string& name = recovery.params[use.param].name;
-    if (!is_fused(model.nodes[use.node]) || recovery.is_swallowed(name)) continue;
-    recovery.swallowed.push_back(
+    if (!is_fused(model.nodes[use.node]) || recovery.is_missing(name)) continue;
+    recovery.missing.push_back(
         {.name = name, .why = "a batch norm was multiplied into it", .placed = true});
   }
 }
 
-std::optional<double> stored_plus(const Known& known, const std::string& name) {
-  for (const ParamRule& rule : known.rules) {
+std::optional<double> stored_plus(const PriorKnowledge& prior, const std::string& name) {
+  for (const ParamRule& rule : prior.rules) {
     if (rule.kind != ParamRule::Kind::kStored) continue;
     const Result<Glob> glob = Glob::parse(rule.match, rule.at);
     if (glob && (glob->match(scope_of_name(name)) || glob->match(name))) return rule.plus;
@@ -229,7 +228,7 @@ std::optional<double> stored_plus(const Known& known, const std::string& name) {
 }
 
 Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scopes,
-                                const Known& known) {
+                                const PriorKnowledge& prior) {
   std::vector<SignatureInput> signature =
       parse_signature(find_metadata(model.metadata, kSignatureKey));
   restore_training_norms(model, signature);
@@ -242,8 +241,8 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
       std::any_of(signature.begin(), signature.end(),
                   [](const SignatureInput& s) { return s.kind == "PARAMETER"; });
   Result<Claims> claims = lists_parameters(model) ? claims_by_list(model, changed)
-                          : has_parameters        ? claims_by_calls(model, scopes, signature, known)
-                                                  : claims_by_names(model, scopes, known);
+                          : has_parameters        ? claims_by_calls(model, scopes, signature, prior)
+                                                  : claims_by_names(model, scopes, prior);
   if (!claims) return std::move(claims).error();
   Assembly assembly(model, *claims);
   PIPER_TRY(assembly.run());

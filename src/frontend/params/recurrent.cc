@@ -5,8 +5,8 @@
 #include <charconv>
 #include <numeric>
 
-#include "host.h"
-#include "params.h"
+#include "claims.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {

@@ -5,9 +5,9 @@
 #include <cmath>
 #include <utility>
 
-#include "host.h"
-#include "params_calls.h"
+#include "calls.h"
 #include "pieces.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {

@@ -5,7 +5,7 @@
 #include <charconv>
 #include <set>
 
-#include "params_names.h"
+#include "names.h"
 
 namespace piper::onnx_import {
 
@@ -111,8 +111,8 @@ class RolesFinder {
       const std::string_view last = std::string_view(bias).substr(own.empty() ? 0 : own.size() + 1);
       // Another program may have merged equal biases: that of a module with a weight is its own.
       const bool owned = own != module && readers_.of.count(within(own, "weight")) > 0;
-      const bool tells =
-          beside && !owned && (leaf ? own == module : add->input == 1 || readers_.model.lacks_calls);
+      const bool tells = beside && !owned &&
+                         (leaf ? own == module : add->input == 1 || readers_.model.lacks_calls);
       if (tells && last == "bias") return Role{within(own, "weight"), kByBias};
       if (tells && last == "in_proj_bias") return Role{within(own, "in_proj_weight"), kByBias};
     }

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <map>
 
-#include "params.h"
+#include "claims.h"
 
 namespace piper::onnx_import {
 namespace {

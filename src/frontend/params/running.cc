@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "params.h"
+#include "claims.h"
 
 namespace piper::onnx_import {
 namespace {

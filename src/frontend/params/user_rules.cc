@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "params.h"
+#include "claims.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -148,13 +148,13 @@ Status Rules::find_constants(size_t r, const Glob& glob) {
 // the names; `all` gets those of all.
 std::vector<std::string> Rules::settle_lost(const Glob& glob, std::vector<std::string>& all) {
   std::vector<std::string> found;
-  for (const Swallowed& lost : out_.swallowed) {
+  for (const MissingParam& lost : out_.missing) {
     if (!lost.placed) all.push_back(lost.name);
     if (!matches(glob, lost.name)) continue;
     settled_.insert(lost.name);
     if (!lost.placed) found.push_back(lost.name);
   }
-  for (const Unnamed& one : out_.unnamed) {
+  for (const UnknownConstant& one : out_.unknown) {
     all.push_back(one.initializer);
     if (!matches(glob, one.initializer) && !glob.match(one.path)) continue;
     settled_.insert(one.initializer);
@@ -167,8 +167,8 @@ std::vector<std::string> Rules::settle_lost(const Glob& glob, std::vector<std::s
 Status Rules::find_doubtful(size_t r, const Glob& glob) {
   for (RecoveredParam& param : out_.params) {
     const bool doubtful =
-        std::any_of(out_.swallowed.begin(), out_.swallowed.end(),
-                    [&](const Swallowed& s) { return s.placed && s.name == param.name; });
+        std::any_of(out_.missing.begin(), out_.missing.end(),
+                    [&](const MissingParam& s) { return s.placed && s.name == param.name; });
     if (!doubtful || !matches(glob, param.name)) continue;
     if (!rules_[r].to.empty())
       return fail(rules_[r].to_at, "'{}' is a parameter under its own name",
@@ -184,14 +184,14 @@ Status Rules::find_doubtful(size_t r, const Glob& glob) {
 
 // Of what is settled the user is told what is wrong with its values.
 void Rules::forget_settled() {
-  std::erase_if(out_.swallowed, [&](const Swallowed& lost) {
+  std::erase_if(out_.missing, [&](const MissingParam& lost) {
     if (!settled_.count(lost.name)) return false;
     if (lost.placed) out_.notes.push_back({lost.name, lost.why});
     std::erase(out_.lost, lost.name);
     return true;
   });
-  std::erase_if(out_.unnamed,
-                [&](const Unnamed& one) { return settled_.count(one.initializer) > 0; });
+  std::erase_if(out_.unknown,
+                [&](const UnknownConstant& one) { return settled_.count(one.initializer) > 0; });
 }
 
 Status Rules::find_params(size_t r, const Glob& glob) {
@@ -271,7 +271,7 @@ Status Rules::tie(size_t r) {
   for (const std::string& name : dotted) {
     PIPER_TRY(claim(r, name));
     const int at = find_param(name);
-    const bool placed = std::any_of(out_.swallowed.begin(), out_.swallowed.end(),
+    const bool placed = std::any_of(out_.missing.begin(), out_.missing.end(),
                                     [&](const auto& s) { return s.placed && s.name == name; });
     if (at < 0 || placed) settled_.insert(name);
     if (at < 0) std::erase(out_.lost, name);
@@ -496,7 +496,7 @@ constexpr const char* kInitHelp =
     "help: or bring the values that the file was exported with: --init STATE.safetensors";
 
 Status check_unnamed(const OnnxModel& model, const Recovery& recovery) {
-  const std::vector<Unnamed>& unnamed = recovery.unnamed;
+  const std::vector<UnknownConstant>& unnamed = recovery.unknown;
   if (unnamed.empty()) return ok_status();
   Error error = fail(
       "the exporter computed {} tensor{} from parameters or constants, and the file "
@@ -516,24 +516,24 @@ Status check_unnamed(const OnnxModel& model, const Recovery& recovery) {
 
 }  // namespace
 
-Status check_swallowed(const OnnxModel& model, const Recovery& recovery) {
+Status check_missing(const OnnxModel& model, const Recovery& recovery) {
   PIPER_TRY(check_unnamed(model, recovery));
-  const std::vector<Swallowed>& all = recovery.swallowed;
+  const std::vector<MissingParam>& all = recovery.missing;
   if (all.empty()) return ok_status();
   std::vector<std::string> names;
-  for (const Swallowed& swallowed : all) names.push_back(swallowed.name);
+  for (const MissingParam& swallowed : all) names.push_back(swallowed.name);
   const std::span shown(names.data(), std::min(names.size(), kShown));
   Error error = fail("the exporter merged or folded {} parameter{}, which cannot be had back: {}{}",
                      names.size(), names.size() == 1 ? "" : "s", quote_control(join(shown, ", ")),
                      names.size() > kShown ? ", …" : "");
   bool unnamed = false, adds = false, by_value = false;
   for (size_t i = 0; i < all.size(); ++i) {
-    unnamed = unnamed || all[i].unnamed;
+    unnamed = unnamed || all[i].uncalled;
     by_value = by_value || all[i].by_value;
     adds = adds || all[i].why.find("'add'") != std::string::npos;
     if (i >= kShown) continue;
     error.notes.push_back(quote_control(fmt::format(
-        "'{}': {}{}", all[i].name, all[i].unnamed ? "no call names it, and " : "", all[i].why)));
+        "'{}': {}{}", all[i].name, all[i].uncalled ? "no call names it, and " : "", all[i].why)));
   }
   error.notes.push_back(export_help(model));
   if (by_value) error.notes.emplace_back(kInitHelp);

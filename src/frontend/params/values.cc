@@ -3,8 +3,8 @@
 #include <cstring>
 #include <set>
 
-#include "host.h"
-#include "params_names.h"
+#include "names.h"
+#include "piper/frontend/onnx.h"
 #include "ways.h"
 
 namespace piper::onnx_import {
@@ -96,14 +96,14 @@ bool is_mask(const OnnxTensor& tensor) {
   return huge;
 }
 
-Sources::Sources(const OnnxModel& model, const Known& known) {
+Sources::Sources(const OnnxModel& model, const PriorKnowledge& prior) {
   std::set<std::string_view> names;
   for (const OnnxTensor& tensor : model.initializers) {
     names.insert(tensor.name);
     if (info(tensor.type.dtype).is_float && !is_anonymous(model, tensor.name))
       kept_.push_back(tensor);
   }
-  for (const auto& [name, value] : known.values)
+  for (const auto& [name, value] : prior.values)
     if (info(value.type.dtype).is_float && !names.count(name) && !is_part_of_weight(name))
       lost_.push_back(value);
 }

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <set>
 
-#include "host.h"
 #include "pieces.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {

@@ -6,17 +6,17 @@
 
 namespace piper::onnx_import {
 
-// "layer_norm_12" -> "layer_norm": calls of one function are numbered.
+// Returns "layer_norm" for "layer_norm_12": calls of one function are numbered.
 std::string_view stem_of(std::string_view call);
 
-bool is_function(std::string_view stem);  // that is known, of one value
-bool is_lookup(std::string_view stem);    // of rows, at places that are in no file
+bool is_function(std::string_view stem);  // a known function of one value
+bool is_lookup(std::string_view stem);    // a lookup of rows, at places that are in no file
 bool is_part(std::string_view stem);
 
 struct Chain {
   std::vector<std::string> functions;  // stems of calls, innermost first
-  bool literal = false;                // one of them may have a number as well
-  std::optional<double> plus;          // what that is, where it is added
+  bool literal = false;                // one of them may have a number as an argument
+  std::optional<double> plus;          // that number, where it is added
 };
 
 struct Way {
@@ -25,13 +25,13 @@ struct Way {
   std::string note = {};  // what the user should know of the parameter, or ""
 };
 inline constexpr const char* kKeepsShape = "has the shape that the file keeps";  // a note
-// From the value alone, where there is one exact answer. Errors: why there is none.
+// Finds the way from the value alone. Fails where there is more or less than one exact answer.
 Result<Way> way_back(const OnnxTensor& folded, const Chain& chain);
-// From a parameter whose value is known: what makes `folded` of it, as the bytes show.
+// Finds what makes `folded` of a parameter with a known value, as the bytes show.
 std::optional<Derivation> way_forth(const OnnxTensor& parameter, const OnnxTensor& folded,
                                     const Chain& chain);
 bool has_way_forth(const Chain& chain);  // for some values
-// That of a lookup: each row that `folded` has stands once in the table.
+// Does so for a lookup, where each row of `folded` is in the table once.
 std::optional<Derivation> looked_up_forth(const OnnxTensor& table, const OnnxTensor& folded,
                                           const Chain& chain);
 

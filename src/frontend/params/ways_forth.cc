@@ -4,8 +4,8 @@
 #include <numeric>
 #include <utility>
 
-#include "host.h"
 #include "pieces.h"
+#include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
 namespace {

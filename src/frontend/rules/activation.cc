@@ -1,7 +1,7 @@
 // Further pointwise functions, written out in the closed op set.
 #include <limits>
 
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {

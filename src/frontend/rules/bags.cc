@@ -6,8 +6,8 @@
 #include <cmath>
 #include <set>
 
-#include "calls.h"
-#include "rules.h"
+#include "piper/frontend/onnx.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -51,8 +51,9 @@ std::string first_sliced(const std::vector<OnnxNode>& nodes, bool in_branches) {
 // The mean, the sum or the greatest of dim 1 of x [bags, rows of each, width].
 Result<Val> reduced_bags(RuleContext& c, const Val& x, int64_t mode) {
   if (mode == kBagMax)
-    return c.op("ReduceMax", {x},
-                {{"axes", std::vector<int64_t>{1}}, {"keepdims", int64_t{0}}, {"first", int64_t{1}}});
+    return c.op(
+        "ReduceMax", {x},
+        {{"axes", std::vector<int64_t>{1}}, {"keepdims", int64_t{0}}, {"first", int64_t{1}}});
   PIPER_ASSIGN(const Val sum, c.reduce_sum(x, {1}, false));
   if (mode == kBagSum) return sum;
   return c.mul(sum, c.number(1.0 / static_cast<double>(x.shape[1]), sum));
@@ -113,7 +114,8 @@ Result<Vals> embedding_bag(RuleContext& c) {
 
 constexpr ImportRule kBagRules[] = {
     {"piper::EmbeddingBag", 1, kNewest, embedding_bag,
-     "what the newer exporter writes of PyTorch's embedding_bag, without padding_idx and scale_grad_by_freq"},
+     "what the newer exporter writes of PyTorch's embedding_bag, without padding_idx and "
+     "scale_grad_by_freq"},
 };
 
 // Values of the graph itself, rather than of a loop's body.

@@ -1,7 +1,7 @@
 // Batch normalisation, and normalisations over other neighbours: channels, norms, all of a channel.
 #include <algorithm>
 
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {

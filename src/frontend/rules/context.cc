@@ -1,8 +1,8 @@
 // What an import rule sees of its node: operands, constants, axes, and located errors.
 #include <algorithm>
 
-#include "calls.h"
-#include "rules.h"
+#include "piper/frontend/onnx.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "piper/devices/cpu.h"
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {

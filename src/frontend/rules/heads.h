@@ -2,7 +2,7 @@
 // [batch, heads, tokens, width].
 #pragma once
 
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 

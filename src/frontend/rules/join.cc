@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {

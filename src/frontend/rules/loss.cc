@@ -2,8 +2,8 @@
 #include <charconv>
 #include <numeric>
 
-#include "calls.h"
-#include "rules.h"
+#include "piper/frontend/onnx.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {

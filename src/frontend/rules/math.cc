@@ -1,7 +1,7 @@
 // Pointwise ops.
 #include <algorithm>
 
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -292,7 +292,7 @@ constexpr ImportRule kMathRules[] = {
     {"Abs", 1, kNewest, same_unary},
     {"Add", 1, kNewest, same_binary},
     {"And", 1, kNewest, same_binary},
-    {"Cast", 1, kNewest, cast, 
+    {"Cast", 1, kNewest, cast,
      "of and to f64, f32, bf16, f16, i64, i32, bool; integers of 2 to 16 bits are held in i32"},
     {"CastLike", 15, kNewest, cast_like},
     {"Ceil", 1, kNewest, same_unary},

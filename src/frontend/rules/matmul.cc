@@ -1,5 +1,5 @@
 // Matrix products, and what they make: determinants.
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {

@@ -1,5 +1,5 @@
 // Normalisations.
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {

@@ -4,7 +4,7 @@
 // Learned Step Size Quantization, 2020).
 #include <algorithm>
 
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {

@@ -2,8 +2,8 @@
 #include <bit>
 #include <charconv>
 
-#include "calls.h"
-#include "rules.h"
+#include "piper/frontend/onnx.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {

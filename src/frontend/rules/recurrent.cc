@@ -1,7 +1,7 @@
 // RNN, GRU and LSTM: their cells once for each time step, so that gradients are those of the ops.
 #include <algorithm>
 
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {

@@ -1,7 +1,7 @@
 // Reductions and softmax.
 #include <algorithm>
 
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {

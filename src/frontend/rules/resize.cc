@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {

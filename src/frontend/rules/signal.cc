@@ -3,7 +3,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -14,9 +14,7 @@ struct FourierTransform {
   int64_t n = 0, length = 0, bins = 0;
   bool inverse = false, mirrored = false;
   int64_t count() const { return std::min(n, mirrored ? length / 2 + 1 : length); }
-  bool is_twice(int64_t element) const {
-    return mirrored && element > 0 && 2 * element != length;
-  }
+  bool is_twice(int64_t element) const { return mirrored && element > 0 && 2 * element != length; }
 };
 
 // cos or sin of 2π·j·k / length for the elements j and the bins k, [n, bins]; 0 behind the length.

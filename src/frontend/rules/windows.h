@@ -1,7 +1,7 @@
 // Windows over the spatial dims of [n, c, s…], as convolutions and pools name them in attributes.
 #pragma once
 
-#include "rules.h"
+#include "rule.h"
 
 namespace piper::onnx_import {
 
