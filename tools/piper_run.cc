@@ -89,7 +89,7 @@ piper::Status draw(const piper::PlanSet& set) {
 
 void print_to_stderr(const std::string& text) { fmt::print(stderr, "{}\n", text); }
 
-// Of all roles: none of them need run here.
+// Tunes the products of all roles, none of which need to run here.
 piper::Status tune(const std::string& plan, const std::string& file) {
   PIPER_ASSIGN(const piper::PlanSet set, piper::read_plan_set(plan));
   std::vector<piper::Program> programs;
@@ -115,8 +115,8 @@ piper::Status note_kernels(const std::string& plan, piper::CudaCompiler& compile
   });
 }
 
-// Compiles for GPUs of these architectures, none of which need be here, what a run of the plans
-// would compile, with those that it would compare with.
+// Compiles for GPUs of these architectures, none of which need to be here, all that a run of the
+// plans, or of those that it compares with, would compile.
 piper::Status compile_only(const Flags& flags) {
   PIPER_ASSIGN(piper::CudaCompiler compiler,
                piper::CudaCompiler::open(flags.architectures, print_to_stderr));
@@ -134,7 +134,8 @@ std::optional<piper::Status> do_instead(const Flags& flags) {
   return std::nullopt;
 }
 
-// As CLI::Range, which says its bounds with all 309 digits of the largest double.
+// Checks a range like CLI::Range, which prints its bounds with all 309 digits of the largest
+// double.
 CLI::Validator between(double least, double most, std::string text) {
   return {[=](const std::string& given) -> std::string {
             char* end = nullptr;

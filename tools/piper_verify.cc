@@ -34,7 +34,7 @@ int64_t largest_peak(const PlanSet& set) {
 bool has_oracle(const PlanSet& set, const char* oracle) {
   return set.manifest.files.contains(fmt::format("{}/manifest.json", oracle));
 }
-// What the set is compared with: a plan for one device that plays all replicas, or the first.
+// The set is compared with a plan for one device that plays all replicas, or the first one.
 enum class Reference { kNone, kFirst, kAll };
 constexpr const char* kReferences[] = {"none", "first", "all"};
 Reference reference_of(const PlanSet& set) {
@@ -97,8 +97,8 @@ void print_text(const std::string& directory, const PlanSet& set, const VerifyRe
   if (!is_oracle) line("beside", kWith[static_cast<size_t>(reference)]);
 }
 
-// What a role states beside its arena is what its target takes, neither less nor more. `exact`: it
-// names no other table of algorithms than this machine's; by another one it may take less.
+// A role states beside its arena exactly what its target takes. `exact`: it names no other table of
+// algorithms than this machine's; by another one it may take less.
 void check_stated(const RoleProgram& role, size_t r, const Needs& needs, bool exact,
                   VerifyReport& report) {
   const auto check = [&](const std::string& what, int64_t stated, int64_t taken) {

@@ -60,7 +60,7 @@ int report(const Error& error) {
   return static_cast<int>(error.code);
 }
 
-// What was made of parameters concerns whoever trains them, also who asks for no explanation.
+// Everyone who trains the parameters is told how they were made, even without --explain.
 void print_notes(const Compiled& compiled) {
   constexpr size_t kMostNames = 4, kMostLines = 12;
   const std::vector<std::string> lines = lines_of(compiled.notes, kMostNames);
@@ -70,12 +70,12 @@ void print_notes(const Compiled& compiled) {
     fmt::print(stderr, "note: {} more with --explain=parameters\n", lines.size() - kMostLines);
 }
 
-// Of names of the library all of it.
+// Returns the last part of a path, but whole names of the library.
 std::string file_name(const std::string& path) {
   return path.starts_with('<') ? path : path.substr(path.rfind('/') + 1);
 }
 
-// The schedule as text and as an image, where they are asked for.
+// Draws the schedule as text and as an image, where they are asked for.
 Status draw(const Flags& flags, const PlanSet& set) {
   if (!flags.picture && flags.svg.empty()) return ok_status();
   const bool units = flags.costs == "unit";
@@ -119,7 +119,7 @@ std::string read_topics(const std::string& text, ExplainTopics& topics) {
   return {};
 }
 
-// The order as PyTorch's pipeline file.
+// Prints the order in the form of PyTorch's pipeline files.
 Status emit_order(const Flags& flags, OrderRows rows) {
   const bool comms = flags.order_form.starts_with("comms");
   if (comms) {

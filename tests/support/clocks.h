@@ -22,7 +22,7 @@ inline uint64_t& own_time(Clock& clock, int32_t line) {
   return clock[at];
 }
 
-// A use of memory: by which line, when by its own count, and what it is called.
+// Describes a use of memory: by which line, when by its own count, and what it is called.
 struct Use {
   int32_t line = -1;
   uint64_t time = 0;

@@ -8,7 +8,7 @@
 namespace piper::sim {
 namespace {
 
-// From one side's parts to the other's, as if each lay in one piece.
+// Copies bytes from the parts of one side to those of the other, as if each side were contiguous.
 void deliver(std::span<const MessagePart> from, std::span<const MessagePart> to) {
   size_t part = 0;
   int64_t done = 0;  // of that part
@@ -69,7 +69,8 @@ void Engine::record(int32_t stream, int32_t event, const char* label) {
   queue(stream, std::move(work));
 }
 
-// As a device does: for what the event means now; never recorded, it is complete.
+// Waits as a device does: for what the event records now; an event that was never recorded is
+// complete.
 void Engine::wait(int32_t stream, int32_t event, const char* label) {
   const int64_t record = recorded_[static_cast<size_t>(event)];
   if (record < 0) {

@@ -10,7 +10,7 @@
 
 namespace piper::sim {
 
-// What stands on a stream.
+// Describes what is queued on a stream.
 struct Work {
   enum Kind : uint8_t {
     kRun,     // runs `run`
@@ -38,7 +38,8 @@ class Engine {
 
   int32_t add_stream(int64_t rank);
   int32_t add_event();
-  // Members by rank; of a message the sender, then the receiver. One for equal keys.
+  // Adds a communicator whose members are listed by rank; of a message the sender, then the
+  // receiver. Equal keys give the same communicator.
   int32_t add_communicator(const std::string& key, std::vector<int64_t> ranks);
 
   void queue(int32_t stream, Work work);

@@ -19,7 +19,8 @@ namespace piper {
 class SimWorld {
  public:
   virtual ~SimWorld() = default;
-  // Of one rank. Hosts that take turns have nothing to say to each other: Control carries nothing.
+  // These belong to one rank. Control carries nothing, because hosts that take turns have nothing
+  // to tell each other.
   virtual Backend& device(int64_t rank) = 0;
   virtual Transport& transport(int64_t rank) = 0;
   // Runs what is queued anywhere. Error: as finish of any device.

@@ -21,7 +21,8 @@ namespace piper {
 
 // ---- Errors -------------------------------------------------------------------------------------
 
-// The exit codes of programs. tools/README.md explains them to users.
+// Programs end with one of these codes; tools/README.md explains them to users. tools/README.md
+// explains them to users.
 enum class ExitCode {
   kOk = 0,
   // The model, strategy, data or flags are wrong, or ask for what is not supported.
@@ -34,8 +35,8 @@ enum class ExitCode {
   kStorage = 12,  // the disk or the operating system refused
 };
 
-// Where something stands in a file the user wrote. line and column count from 1; line 0 means the
-// whole file.
+// Names a place in a file that the user wrote. Line and column count from 1; line 0 means the whole
+// file.
 struct SourceSpan {
   std::string file;
   int line = 0;
@@ -43,8 +44,8 @@ struct SourceSpan {
   int length = 1;  // characters to underline, on one line
 };
 
-// One located sentence for the user, and further lines that help. See print_error in this header
-// for the form.
+// Holds one located sentence for the user, and further lines that help. See print_error in this
+// header for the form.
 struct Error {
   ExitCode code = ExitCode::kInput;
   SourceSpan at;
@@ -69,7 +70,7 @@ Error fail(fmt::format_string<Args...> text, Args&&... args) {
 // the notes.
 std::string print_error(const Error& error);
 
-// A value or an Error. Never both, never neither; reading the wrong one is our bug and aborts.
+// Holds a value or an Error, exactly one of them; reading the other one is our bug and aborts.
 template <class T>
 class [[nodiscard]] Result {
  public:
@@ -168,7 +169,7 @@ std::string to_string(const TensorType& type);  // "f32[8,128]"
 
 using AttrValue = std::variant<int64_t, double, std::string, std::vector<int64_t>>;
 
-// A few named values, kept sorted by name so that equal attributes print and hash the same.
+// Holds a few named values, sorted by name so that equal attributes print and hash the same.
 class Attrs {
  public:
   Attrs() = default;
@@ -193,8 +194,8 @@ Result<Attrs> parse_attrs(std::string_view text);
 
 // ---- Bytes and files ----------------------------------------------------------------------------
 
-// Read-only bytes that keep their owner alive: a private copy, a window of a mapped file, or what
-// makes them when they are wanted.
+// Reads bytes and keeps their owner alive: a private copy, a window of a mapped file, or what makes
+// them when they are first read.
 struct Bytes {
   std::shared_ptr<const void> owner;
   const std::byte* data = nullptr;
@@ -214,17 +215,17 @@ Result<Bytes> map_file(const std::string& path);  // read-only mapping of a regu
 // Beside the target, then renamed: readers see the old file or the new. Links and devices stay.
 // What a killed writer of the same path left beside it goes.
 Status write_file(const std::string& path, std::string_view bytes);
-// An error (kStorage) that names a mapped file which somebody has written to since: what was read
-// of it before and after do not belong together. Files that were replaced by others are as they
-// were.
+// Fails (kStorage) if somebody has written to a mapped file since it was mapped, and names it: what
+// was read before and after that does not belong together. Files that were replaced by others are
+// unchanged.
 Status check_mapped_files();
 // Returns what an errno of opening, reading or mapping means: kInput where another name would help,
 // kStorage where the system refused.
 ExitCode code_of_system(int problem);
 
-// XXH3, 128 bits, as 32 hexadecimal digits. Finds accidents, not attackers.
+// Returns XXH3 of 128 bits as 32 hexadecimal digits. It finds accidents, not attackers.
 std::string digest(std::string_view bytes);
-// The digest of bytes that come in parts.
+// Computes the digest of bytes that come in parts.
 class Digester {
  public:
   Digester();
@@ -244,11 +245,11 @@ inline std::string_view as_text(std::span<const std::byte> b) {
 
 // ---- The process --------------------------------------------------------------------------------
 
-// The first thing in main. A refused allocation, a file that is cut while it is mapped and a file
-// size limit end in ExitCode::kStorage with a message, not in a signal; what is printed to a closed
-// stdout does not land in a file that was opened since.
+// Prepares a program; called first in main. A refused allocation, a file that is cut while it is
+// mapped and a file size limit then end the process with ExitCode::kStorage and a message, not with
+// a signal; what is printed to a closed stdout does not get into a file that is opened later.
 void prepare_process();
-// An error (kStorage) unless all that was printed to stdout has arrived.
+// Fails (kStorage) unless all that was printed to stdout has arrived.
 Status flush_output();
 
 // ---- Text ---------------------------------------------------------------------------------------
@@ -260,12 +261,12 @@ std::string did_you_mean(std::string_view name, std::span<const std::string> can
 std::string join(std::span<const std::string> parts, std::string_view separator);
 std::vector<std::string> split_text(std::string_view text, char separator);
 std::string human_bytes(int64_t bytes);  // "1.5 MiB"
-// Control characters as \xNN, for printing foreign names.
+// Returns the text with control characters as \xNN, for printing foreign names.
 std::string quote_control(std::string_view text);
 
-// Globs over '/'-separated paths: '*' one segment or part of one, '**' any number of segments,
-// '?' one character, '{name}' a whole integer segment (or integer part of one) that is captured.
-// Linear in pattern × text.
+// Globs match '/'-separated paths: '*' one segment or part of one, '**' any number of segments, '?'
+// one character, '{name}' a whole integer segment (or integer part of one) that is captured.
+// Matching takes time linear in pattern × text.
 struct GlobMatch {
   std::vector<std::pair<std::string, int64_t>> captures;  // in order of the pattern
 };

@@ -15,7 +15,8 @@ struct NamedTensor {
 // Header and offsets are checked (at most 100 MB of header, sorted, no overlap, inside the file);
 // data stay mapped.
 Result<std::vector<NamedTensor>> read_safetensors(const std::string& path);
-// Atomic; tensors in the given order, names unique; bytes depend on the arguments alone.
+// Writes the tensors in the given order, atomically; names are unique, and the bytes depend on the
+// arguments only.
 Status write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                          std::span<const std::pair<std::string, std::string>> metadata = {});
 // Returns the same bytes to a new file, tensor by tensor, neither atomic nor flushed to the disk:
@@ -26,8 +27,8 @@ Result<std::string> write_safetensors_part(const std::string& path,
 Result<NamedTensor> read_npy(const std::string& path);  // C order, little endian, dtypes of base.h
 
 // ---- Batches ------------------------------------------------------------------------------------
-// What the plan wants of an input: the whole batch's type, and which integers are legal (DataInput
-// in bundle.h).
+// Says what the plan needs of an input: the type of the whole batch, and which integers are legal
+// (DataInput in bundle.h).
 struct InputNeed {
   std::string name;
   TensorType type;

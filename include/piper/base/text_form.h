@@ -153,9 +153,9 @@ constexpr bool lists_all_members() {
   return true;
 }
 
-// How a text form shows a field: under a key, which is its name unless another is given, and in
-// front of all other keys; as a word in a fixed place, in front of those, quoted where it is text;
-// as a bare word; or elsewhere.
+// Says how a text form shows a field: under a key, which is its name unless another is given, and
+// kFirstKey in front of all other keys; as a word in a fixed place, in front of those, quoted where
+// it is text; as a bare word; or elsewhere.
 enum class FieldPlace : uint8_t { kKey, kFirstKey, kWord, kBare, kElsewhere };
 struct Look {
   const char* key = nullptr;
@@ -164,7 +164,7 @@ struct Look {
 inline constexpr Look kFirst{nullptr, FieldPlace::kFirstKey}, kWord{nullptr, FieldPlace::kWord},
     kBare{nullptr, FieldPlace::kBare}, kElsewhere{nullptr, FieldPlace::kElsewhere};
 
-// Names of an enumeration, by value: `names_of(E)` beside the enumeration.
+// Requires that `names_of(E)` beside the enumeration returns the names of its values.
 template <class T>
 concept NamedEnum = std::is_enum_v<T> && requires(T value) {
   names_of(value);
@@ -175,8 +175,8 @@ concept ListOf = requires(T list) {
 }
 &&!std::is_same_v<T, std::string>;
 
-// For structures whose fields mean the same without context. Others have print(const T&) and
-// read(LineReader&, std::string_view, T&) for the types that need names from elsewhere.
+// NoNames is for structures whose fields can be read without context. Others have print(const T&)
+// and read(LineReader&, std::string_view, T&) for the types that need names from elsewhere.
 struct NoNames {};
 
 template <class Names, class T>
@@ -334,7 +334,7 @@ template <class X, class Names = NoNames>
 void read_words(LineReader& line, X& to, const Names& names = {}) {
   each_field(Of<X>(), FieldReader<X, Names>{line, to, names, FieldPlace::kWord});
 }
-// Of what line.read_fields() has found.
+// Reads the keys that line.read_fields() has found.
 template <class X, class Names = NoNames>
 void read_keys(LineReader& line, X& to, const Names& names = {}) {
   each_field(Of<X>(), FieldReader<X, Names>{line, to, names, FieldPlace::kKey});

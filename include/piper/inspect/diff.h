@@ -23,8 +23,8 @@ struct Change {
 struct DiffSection {
   std::string name;     // of diff_sections()
   std::string summary;  // "2 of 4 devices, from task 3 on"
-  // What --fail-on compares with a limit: the greatest of any device, and where a device may run
-  // out of it, each one's.
+  // Holds what --fail-on compares with a limit: the largest value of any device, and, where a
+  // device may run out of it, that of each one.
   struct Measure {
     double before = 0, after = 0;
     DiffUnit unit = DiffUnit::kCount;
@@ -63,7 +63,7 @@ void apply_gates(const std::vector<DiffGate>& gates, Diff& diff);
 
 std::string headline(const Diff& diff);  // one line
 std::string print_diff(const Diff& diff, bool colour);
-// For a comment: folded sections, at most 60 kB; what does not fit is counted.
+// Prints a diff for a comment: folded sections, at most 60 kB; what does not fit is counted.
 std::string print_diff_markdown(const Diff& diff);
 std::string print_diff_json(const Diff& diff);  // formats/diff.md
 

@@ -21,7 +21,7 @@ enum class PictureCosts {
   kUnits,  // a forward 1, a backward 2, its input part and its weight part 1 each, all else 0
 };
 
-// What runs without a pause of one task: FLOPs or units, from the picture's start.
+// Covers what runs without a pause of one task: FLOPs or units, from the picture's start.
 struct PictureCell {
   double start = 0, length = 0;
   double work = 0;  // less than the length where halves of a pair share the device
@@ -33,7 +33,7 @@ struct PictureCell {
   // "F3", "F3b" on the second of a rank's stages, "F3'" of the second step, "U".
   std::string label;
 };
-// The ranks that do the same, whatever their other coordinates.
+// Groups the ranks that do the same, whatever their other coordinates.
 struct PictureRow {
   std::vector<int64_t> ranks;
   std::vector<PictureCell> cells;  // by start
@@ -56,7 +56,7 @@ struct PictureText {
   size_t width = 0;  // columns of a line, at least 40; rows that are longer go on below; 0: any
   bool colour = false;
 };
-// As wide and as colourful as the file is: any width and no colour where it is no terminal.
+// Returns the width and colours of the file: any width and no colour where it is no terminal.
 PictureText text_for(std::FILE* file);
 std::string draw_text(const Picture& picture, const PictureText& form);
 // One self-contained image; hovering over a cell names its task.

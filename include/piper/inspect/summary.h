@@ -13,7 +13,7 @@ inline size_t index_of(int32_t id) { return static_cast<size_t>(id); }
 
 using Settings = std::vector<std::pair<std::string, std::string>>;  // "lr" "0.002"
 
-// What is held of a parameter, and how it is trained.
+// Says what is held of a parameter, and how it is trained.
 struct ParameterSummary {
   std::string name;
   std::vector<std::string> aliases;  // under which it is saved, too
@@ -26,8 +26,8 @@ struct ParameterSummary {
   Settings settings;                          // of the optimizer; "" is its name
 };
 
-// The ops of one combination of tags. In a role: sums over its `runs` microbatches on one rank. In
-// a Summary: of one microbatch, over all devices.
+// Counts the ops of one combination of tags. In a role: sums over its `runs` microbatches on one
+// rank. In a Summary: of one microbatch, over all devices.
 struct StageSummary {
   std::string name;  // "stage=1"; empty where no tags tell regions apart
   int64_t runs = 0;  // forwards
@@ -54,8 +54,8 @@ struct OrderedTask {
   bool operator==(const OrderedTask&) const = default;
 };
 
-// Messages of one kind that a rank takes part in, in a step. Bytes are those that it sends: of a
-// collective, as a ring sends them.
+// Counts messages of one kind that a rank takes part in, in a step. Bytes are those that it sends:
+// of a collective, as a ring sends them.
 struct TrafficSummary {
   InstructionKind kind = InstructionKind::kSend;
   std::string of;    // messages: "activations", "gradients", "sums of the step"
@@ -66,7 +66,7 @@ struct TrafficSummary {
   int64_t messages = 0, bytes = 0;
 };
 
-// Where something that is no computation is issued.
+// Says where an instruction that is no computation is issued.
 struct IssueSummary {
   InstructionKind kind = InstructionKind::kSend;
   std::string over;  // axes, or the name of the data
@@ -81,7 +81,7 @@ struct StreamSummary {
   std::vector<std::pair<std::string, int64_t>> work;  // "all_reduce" 3: what runs on it
 };
 
-// What a rank copies to the host in a step.
+// Says what a rank copies to the host in a step.
 struct OffloadSummary {
   std::string what;  // "activations", "optimizer"
   int64_t values = 0, bytes = 0;
@@ -135,9 +135,9 @@ struct Summary {
 
 // Requires roles that check_role accepts, of ops of the table.
 Summary summarise(const PlanSet& set);
-// Of the set in a directory, read role by role; roles whose digests `known` has are taken from
-// there. Errors: as those of read_plan_set, but rank files are not looked at; an op whose FLOPs are
-// unknown.
+// Summarises the set in a directory, read role by role; roles whose digests `known` has are taken
+// from there. Errors: as those of read_plan_set, but rank files are not looked at; an op whose
+// FLOPs are unknown.
 Result<Summary> summarise(const std::string& directory, const Summary* known = nullptr);
 
 // ---- In words: lines for people, the same in explanations and differences

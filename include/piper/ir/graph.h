@@ -53,8 +53,8 @@ struct Layout {
 std::string to_string(
     const Layout& layout);  // "R", "S0", "S1/4" (outer 4), "S1/2z" (mirrored), "P", "M", "D"
 
-// How a value lies over a mesh axis that a `shard` directive names. Axes are applied one after the
-// other: what an axis cuts is what those before it left to a rank.
+// Says how a value is cut over a mesh axis that a `shard` directive names. Axes are applied one
+// after the other: what an axis cuts is what those before it left to a rank.
 struct AxisLayout {
   int32_t axis = 0;  // of the mesh
   Layout layout;     // never kReplicated
@@ -149,7 +149,7 @@ struct Graph {
   // Appends a node like one that is there, perhaps with other inputs, pass and tags: its new
   // outputs have the types and the layouts of node.outputs.
   NodeId add_copy(Node node);
-  // Of all nodes: where each stands from now on.
+  // Moves each node to its place in `order`, which lists all nodes.
   void put_in_order(const std::vector<NodeId>& order);
   ValueId add_constant(std::string name, TensorType type, Bytes data);
   ValueId find_value(std::string_view name) const;  // invalid when absent
@@ -174,7 +174,8 @@ struct Graph {
   size_t indexed_ = 0;  // values[0, indexed_) are in names_
 };
 
-// For each value the nodes that read it, in node order; a node that reads it twice stands twice.
+// Returns for each value the nodes that read it, in node order; a node that reads it twice is
+// listed twice.
 std::vector<std::vector<NodeId>> readers(const Graph& graph);
 
 // Removes nodes that nothing needs (needed: loss, outputs if `keep_outputs`, updates) and unused
@@ -183,8 +184,8 @@ Graph without_dead_nodes(Graph graph, bool keep_outputs);
 // Puts nodes into a topological order that keeps the present order wherever it can. Fails on a
 // cycle, naming a node of it.
 Result<Graph> in_topological_order(Graph graph);
-// SSA, ids in range, order, unique names, sizes of constant data. What every step that makes a
-// Graph ensures.
+// Checks what every step that makes a Graph ensures: SSA, ids in range, order, unique names, sizes
+// of constant data.
 Status check_graph(const Graph& graph);
 
 // Returns the canonical text form; parse_graph(print_graph(g)) prints the same. Data of constants

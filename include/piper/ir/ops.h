@@ -117,8 +117,9 @@ class Builder {
   std::vector<ValueId> scalars_;  // what scalar() has made or found
 };
 
-// The adjoints of a node's inputs, in input order; an invalid id: none (integer inputs, not
-// differentiable by nature). `wanted[i]` is false where nobody needs the adjoint: do not build it.
+// Returns the adjoints of a node's inputs, in input order; an invalid id means none (integer
+// inputs, not differentiable by nature). `wanted[i]` is false where nobody needs the adjoint: do
+// not build it.
 struct GradientArgs {
   std::span<const ValueId> inputs;
   std::span<const ValueId> outputs;
@@ -128,7 +129,7 @@ struct GradientArgs {
 };
 using Grads = std::vector<ValueId>;  // empty: this use of the op is not differentiable
 
-// A use of the op that the conformance test runs every rule on.
+// Describes a use of the op that the conformance test runs every rule on.
 struct OpSample {
   std::vector<TensorType> inputs;
   Attrs attrs;

@@ -17,7 +17,8 @@ OpTypes use_of(std::span<const TensorType> values, std::span<const int32_t> inpu
 // result's type.
 Status check_use(std::string_view op, const OpTypes& use);
 
-// All that a use of an op may have. What is absent is 0, empty, or what the op's file says.
+// Describes an attribute that a use of an op may have. What is absent is 0, empty, or what the op's
+// file says.
 struct OpAttribute {
   std::string_view name;
   enum Kind : uint8_t { kInteger, kReal, kText, kIntegers } kind = kInteger;  // as in AttrValue

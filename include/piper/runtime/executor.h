@@ -16,7 +16,7 @@ namespace piper {
 
 // ---- One rank -----------------------------------------------------------------------------------
 
-// What an executor is made of; all of it outlives the executor.
+// Lists what an executor is made of; all of it outlives the executor.
 struct RankSource {
   const PlanSet* set = nullptr;  // role programs and initial values
   int64_t rank = 0;
@@ -35,7 +35,7 @@ struct RankSource {
 // Whether RankSource::helper would have anything to overlap on a rank of this role.
 bool can_overlap(const RoleProgram& role);
 
-// A trained parameter as a rank holds it.
+// Views a trained parameter as a rank holds it.
 struct ParameterView {
   std::string name;
   std::vector<std::string> aliases;
@@ -55,9 +55,10 @@ struct TraceEvent {
   double issue_us = 0;
 };
 
-// One rank's state and its instructions, bound to memory, kernels and routes at load. Used from one
-// thread. A step neither allocates nor locks, and does nothing per instruction but the instruction.
-// On an asynchronous backend data are read one section ahead by a thread of the rank's own.
+// Runs one rank: its state and its instructions, bound to memory, kernels and routes at load. Used
+// from one thread. A step neither allocates nor locks, and does nothing per instruction but the
+// instruction. On an asynchronous backend data are read one section ahead by a thread of the rank's
+// own.
 class Executor {
  public:
   // Allocates, fills state and constants, loads and binds programs, registers routes and groups.
@@ -67,8 +68,8 @@ class Executor {
                                                 Control& control, Fabric& fabric);
   ~Executor();
   Status run_prologue(int64_t step);
-  // The body (of the last step the epilogue, where steps overlap) with wait_sends, and then the
-  // reports. An error names rank, step and instruction; a loss that is not finite is one, too
+  // Runs the body (in the last step the epilogue, where steps overlap) with wait_sends, and then
+  // the reports. An error names rank, step and instruction; a loss that is not finite is one, too
   // (ExitCode::kNumeric), unless the plan skips such steps.
   Status run_step(int64_t step, bool last = false) {
     PIPER_TRY(start_step(step, last));
@@ -77,13 +78,14 @@ class Executor {
   // What the body takes of the data in this step, which is the next one, is read; an error leaves
   // all as it was. A step reads what was not read before it.
   Status read_inputs(int64_t step);
-  // The two halves of it. On an asynchronous backend the first one only queues what is to be done,
-  // and one more step may start before the second one waits for what this one reports.
+  // These are the two halves of run_step. On an asynchronous backend the first one only queues what
+  // is to be done, and one more step may start before the second one waits for what this one
+  // reports.
   Status start_step(int64_t step, bool last = false);
   Status finish_step(int64_t step);
-  // Where steps do not overlap; on an asynchronous backend it is only queued.
+  // Runs the epilogue where steps do not overlap; an asynchronous backend only queues it.
   Status run_epilogue(int64_t step);
-  // Until all that was queued is done; then parameters and states may be read.
+  // Waits until all that was queued is done; then parameters and states may be read.
   Status settle();
 
   const RoleProgram& role() const;
@@ -125,7 +127,7 @@ struct StepMetrics {
   int64_t peak_bytes = 0;  // the largest that a rank's plan states
 };
 
-// Memory of the device of rank 0, where its backend has memory of its own.
+// Measures the memory of the device of rank 0, where its backend has memory of its own.
 struct MemoryMetrics {
   int64_t stated_bytes = 0;  // by the rank's plan
   int64_t taken_bytes = 0;   // by its backend, in whole pages
@@ -222,8 +224,8 @@ struct JobResult {
 Result<JobResult> run_job(const PlanSet& set, const BatchSource* data, const PlanSet* reference,
                           const BatchSource* reference_data, const JobOptions& options);
 
-// This process's rank of a job of several, over a transport that has agreed. Collective: all ranks
-// of the job call it. `device`: a backend instead of the one that options.backend names.
+// Runs this process's rank of a job of several, over a transport that has agreed. Collective: all
+// ranks of the job call it. `device`: a backend instead of the one that options.backend names.
 Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
                                 const PlanSet* reference, const BatchSource* reference_data,
                                 Transport& transport, const JobOptions& options,
@@ -237,13 +239,13 @@ Status load_ranks(PlanSet set,
 
 // ---- What people see ----------------------------------------------------------------------------
 
-// Chrome's trace form: a process per rank, a row per stream.
+// Prints Chrome's trace form: a process per rank, a row per stream.
 std::string print_trace(std::span<const RankTrace> traces);
 // {"step":1,"loss":2.5,…} on one line: steps count from 1.
 std::string print_metrics(const StepMetrics& metrics);
 std::string print_metrics(const MemoryMetrics& metrics);  // {"memory":{"stated_bytes":…,…}}
 
-// piper-run: everything behind the command line.
+// Holds what the command line of piper-run says.
 struct RunOptions {
   std::string plan;  // a directory of plans, or one rankN.plan
   DataOptions data;  // its seed is the plan set's unless `seed` says another

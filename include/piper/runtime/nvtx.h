@@ -7,8 +7,8 @@
 
 namespace piper {
 
-// What a tool is told when a range begins, in NVTX's own form: made beforehand, so that nothing is
-// formatted or allocated then.
+// Holds what a tool is told when a range begins, in NVTX's own form; it is made beforehand, so that
+// nothing is formatted or allocated then.
 struct NvtxRange {
   uint16_t version = 3;
   uint16_t size = 48;
@@ -35,7 +35,8 @@ class Nvtx {
   // Returns the same range with a number, such as that of a step.
   static NvtxRange numbered(NvtxRange range, int64_t number);
 
-  // Of the calling thread, within those that it has begun and not ended.
+  // These begin and end a range of the calling thread, within those that it has begun and not
+  // ended.
   void begin(const NvtxRange& range) const { push_(domain_, &range); }
   void end() const { pop_(domain_); }
 
@@ -48,7 +49,7 @@ class Nvtx {
   Pop pop_ = nullptr;
 };
 
-// A range for as long as it lives.
+// Keeps a range open as long as it lives.
 class NvtxScope {
  public:
   NvtxScope() = default;

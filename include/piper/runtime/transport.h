@@ -30,16 +30,16 @@ bool is_summable(DType dtype);
 
 // Returns whether two members bring the same, but for where it lies.
 bool are_alike(const Collective& a, const Collective& b);
-// One member's share of a collective of members whose memory is all at hand: when each has done its
-// own, in any order or at once, it is done. `members`: what each brings; they are alike. `scratch`:
-// a pointer for each member, twice.
+// Does one member's share of a collective of members whose memory is all at hand: when each has
+// done its own, in any order or at once, the collective is done. `members`: what each brings; they
+// are alike. `scratch`: a pointer for each member, twice.
 struct ShareScratch {
   std::vector<std::byte*> to;
   std::vector<const std::byte*> from;
 };
 void do_share(std::span<const Collective* const> members, size_t own, ShareScratch& scratch);
 
-// All ranks of a job as threads of this process. Destroy it after the last use of any rank's
+// Runs all ranks of a job as threads of this process. Destroy it after the last use of any rank's
 // transport.
 class InprocWorld {
  public:
@@ -48,7 +48,7 @@ class InprocWorld {
 };
 std::unique_ptr<InprocWorld> make_inproc_world(int64_t world, const TransportOptions& options);
 
-// What a launcher says in the environment about this process; nothing when there is none.
+// Holds what a launcher says in the environment about this process.
 struct Launch {
   int64_t rank = 0;
   int64_t world = 1;
@@ -57,22 +57,23 @@ struct Launch {
   bool mpi = true;
   std::string rendezvous;
 };
-// Of mpirun or srun with PMI; else of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) or of
-// srun without PMI (SLURM_PROCID, SLURM_STEP_NUM_TASKS, the first host of SLURM_STEP_NODELIST and a
-// port that follows from the numbers of job and step). Errors (kUsage) name a variable that is no
-// number, or of which its rank and number of ranks one is missing or too large.
+// Reads what mpirun or srun with PMI says; else torchrun (RANK, WORLD_SIZE, MASTER_ADDR,
+// MASTER_PORT) or srun without PMI (SLURM_PROCID, SLURM_STEP_NUM_TASKS, the first host of
+// SLURM_STEP_NODELIST and a port that follows from the numbers of job and step). Errors (kUsage)
+// name a variable that is no number, or of which its rank and number of ranks one is missing or too
+// large.
 Result<std::optional<Launch>> launched();
 // Returns the first host of a Slurm node list, such as "node7" of "node[07-12,20],login"; "" of
 // none.
 std::string first_host(std::string_view nodes);
 
-// This process as one rank of an MPI job, `rank` being its plan's, whatever the launcher counted;
-// at most one per process. A process that ends or stops before all have come ends this one within
-// start_timeout_s, with a message. Destroying it ends MPI; after an error of any rank that is
-// MPI_Abort with its code, which ends the process.
+// Makes this process one rank of an MPI job, `rank` being its plan's, whatever the launcher
+// counted; at most one per process. A process that ends or stops before all have come ends this one
+// within start_timeout_s, with a message. Destroying it ends MPI; after an error of any rank that
+// is MPI_Abort with its code, which ends the process.
 std::unique_ptr<Transport> make_mpi_transport(const TransportOptions& options, int64_t rank);
 
-// This process as one rank of a job over TCP. Rank 0 listens at `rendezvous` (HOST:PORT, an IPv6
+// Makes this process one rank of a job over TCP. Rank 0 listens at `rendezvous` (HOST:PORT, an IPv6
 // address in brackets), where the others find it: all come there once, and each is told where its
 // parent in the tree listens. Two processes then connect when one first sends to the other. An
 // error (kPeer) after start_timeout_s names who did not come, or where nobody answers.

@@ -28,7 +28,7 @@ std::optional<std::string> source_line(const SourceSpan& at) {
 
 bool is_utf8_tail(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
-// Blank, and as wide on the terminal as `text`.
+// Returns blanks, as wide on the terminal as `text`.
 std::string blank_like(std::string_view text) {
   std::string blank;
   for (const char c : text)

@@ -186,7 +186,8 @@ std::string room_for(size_t bytes, const std::string& path) {
                      human_bytes(static_cast<int64_t>(space.available)));
 }
 
-// A file under a name of its own beside the target, locked as long as its writer lives.
+// Writes a file under a name of its own beside the target, and keeps it locked as long as its
+// writer lives.
 struct Beside {
   File file;
   std::string name;

@@ -18,7 +18,7 @@
 #include "mapped.h"
 #include "piper/base/base.h"
 
-// Of mimalloc, in programs that have it.
+// mimalloc defines this function; it is null in programs without mimalloc.
 extern "C" [[gnu::weak]] void mi_register_error(void (*tell)(int problem, void* with), void* with);
 
 namespace piper {

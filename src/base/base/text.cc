@@ -9,8 +9,8 @@
 namespace piper {
 namespace {
 
-// Insertions, deletions, substitutions and swaps of neighbours that turn a into b (each place
-// edited once).
+// Returns how many insertions, deletions, substitutions and swaps of neighbours turn a into b,
+// where each place is edited at most once.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> before(b.size() + 1), above(b.size() + 1), row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -35,8 +35,8 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-// Length of the well-formed UTF-8 character at `at`, or 0. C1 controls count as not well-formed:
-// some terminals obey them.
+// Returns the length of the well-formed UTF-8 character at `at`, or 0. C1 controls count as not
+// well-formed: some terminals obey them.
 size_t utf8_length(std::string_view text, size_t at) {
   const auto byte = [&](size_t i) {
     return at + i < text.size() ? static_cast<unsigned char>(text[at + i]) : 0u;

@@ -7,7 +7,7 @@
 namespace piper {
 namespace {
 
-// One array seen as [outer, rows, inner] around the batch dim of an input.
+// Views an array as [outer, rows, inner] around the batch dim of an input.
 struct Array {
   std::string name;  // for errors
   TensorType type;

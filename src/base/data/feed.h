@@ -5,7 +5,8 @@
 
 namespace piper {
 
-// The samples behind a feed. Feeds of one job must agree, or their rows would not belong together.
+// An Extent counts the samples of a feed. Feeds of one job must agree, or their rows would not
+// belong together.
 struct Extent {
   int64_t rows = 0;
   bool shuffled = false;
@@ -55,14 +56,14 @@ struct TokenFile {
   std::string path;
   TokenType type = TokenType::kU16;
 };
-// Feeds for token inputs: one or two needs (positions in `needs`), in that order.
+// Opens the feeds of token inputs, of which `needs` has one or two, in that order.
 Result<std::vector<std::unique_ptr<Feed>>> open_tokens(const TokenFile& file,
                                                        std::span<const InputNeed> needs,
                                                        const std::vector<int>& inputs,
                                                        int64_t batch, const DataOptions& options);
 Result<std::unique_ptr<Feed>> open_rows(const std::string& path, const InputNeed& need,
                                         int64_t batch, const DataOptions& options);
-// Null where the file has no batch of that input.
+// Opens the feeds of batches; null where the file has no batch of that input.
 Result<std::vector<std::unique_ptr<Feed>>> open_batches(const std::string& path,
                                                         std::span<const InputNeed> needs);
 

@@ -148,7 +148,7 @@ void add_content(Digester& digester, const Bytes& file) {
     digester.add(text.substr((text.size() - kBlock) / (kBlocks - 1) * i, kBlock));
 }
 
-// A source as it was when it was opened.
+// Keeps a source with what it was when it was opened.
 struct Opened {
   Source source;
   struct stat about = {};

@@ -132,7 +132,7 @@ Result<std::vector<NamedTensor>> read_safetensors(const std::string& path) {
 
 namespace {
 
-// Length and text of the header, padded so that the data start at a cache line.
+// Returns the length and the text of the header, padded so that the data start at a cache line.
 std::string header_of(std::span<const NamedTensor> tensors,
                       std::span<const std::pair<std::string, std::string>> metadata) {
   Json header = Json::object();

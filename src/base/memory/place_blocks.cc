@@ -10,7 +10,8 @@ struct Range {
   int64_t begin = 0, end = 0;
 };
 
-// The free bytes from some byte on: gaps in order that do not touch, and all from the tail on.
+// Keeps the free bytes from some byte on: gaps in order that do not touch, and all bytes from the
+// tail on.
 class Free {
  public:
   explicit Free(int64_t begin) : tail_(begin) {}
@@ -111,8 +112,8 @@ struct Layout {
   int64_t peak = 0;  // of live bytes: no end is lower
 };
 
-// The positions of blocks that have bytes and no offset yet, counted from the first, or those of a
-// circle. Where time goes back, they are counted from the last.
+// Counts the positions of blocks that have bytes and no offset yet, from the first one, or from
+// that of a cycle. Where time goes back, they are counted from the last.
 class Time {
  public:
   Time(const std::vector<Block>& blocks, int64_t circle) : blocks_(blocks), circle_(circle) {
@@ -152,8 +153,9 @@ class Time {
   size_t positions_ = 0;
 };
 
-// One block after another as time passes, or as it goes back, from byte `base` on; of those that
-// begin together the largest first. Before all others what lives on from a circle's end.
+// Places one block after another, from byte `base` on, as time passes or goes back; of those that
+// begin together, the largest first. Blocks that live past the end of a cycle come before all
+// others.
 class Pass {
  public:
   Pass(const std::vector<Block>& blocks, const Time& time, int64_t base, bool back)
@@ -210,7 +212,7 @@ class Pass {
       kept_.push_back({begin_of(b), layout_.end});
     }
   }
-  // Behind all that is needed again before the block ends.
+  // Returns the byte past all blocks that are needed again before this block ends.
   int64_t floor_of(size_t b) const {
     const auto later =
         std::upper_bound(kept_.begin(), kept_.end(), end_of(b),

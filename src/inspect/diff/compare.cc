@@ -127,7 +127,7 @@ Result<std::vector<DiffGate>> parse_gates(std::string_view text) {
 
 namespace {
 
-// Of a measure, of a device or of the set, that has grown too much.
+// Returns what to say of a measure of a device or of the set that has grown too much.
 std::optional<std::string> growth_of(const DiffGate& gate, const std::string& what,
                                      const DiffSection::Measure& measure) {
   if (measure.after <= measure.before * (1 + *gate.percent / 100)) return {};

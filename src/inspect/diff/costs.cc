@@ -133,7 +133,7 @@ void compare_flops(const SetMatch& match, DiffSection& section) {
   section.summary = measure_text("the busiest device", *section.measure);
 }
 
-// As the compiler has simulated them; plans of too many instructions say nothing.
+// Compares the times that the compiler has simulated; plans of too many instructions say nothing.
 void compare_time(const SetMatch& match, DiffSection& section) {
   const auto &was = match.before.manifest.predictions, &is = match.after.manifest.predictions;
   const auto known = [&](const char* name) { return was.contains(name) && is.contains(name); };

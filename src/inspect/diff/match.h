@@ -20,7 +20,7 @@ struct DevicePair {
   bool moved = false;               // the work is elsewhere than it was
 };
 
-// Names and ids of `after` in terms of `before`.
+// Maps names and ids of `after` to those of `before`.
 struct SetMatch {
   SetMatch(const Summary& before, const Summary& after);
 
@@ -42,7 +42,7 @@ struct SetMatch {
   // Returns a role's stages, by position, in the numbers of `before`.
   std::vector<int32_t> stages_before(const RoleSummary& role) const;
   std::vector<int32_t> stages_after(const RoleSummary& role) const;
-  // By number: stage of `before` and `after`; null where there is none.
+  // Pairs stages of `before` and `after` by number; null where one of them has none.
   struct StagePair {
     const StageSummary *before = nullptr, *after = nullptr;
     std::string name() const;
@@ -63,7 +63,7 @@ struct SetMatch {
   void match_streams();
 };
 
-// What a stream is for, by name: limits and kinds of work.
+// Says what a stream is for, by name: limits and kinds of work.
 struct StreamUse {
   std::set<std::string> kinds;
   std::string limits;
@@ -82,7 +82,7 @@ void add_numbers(DiffSection& section, std::string where, std::string what,
 void add_text(DiffSection& section, std::string where, std::string what, DiffValue before,
               DiffValue after);
 std::string value_text(const DiffValue& value, DiffUnit unit);
-// Too little for a percentage of one decimal.
+// Returns whether a change is too small for a percentage of one decimal.
 bool is_slight(double before, double after);
 // "+5.1 %"; "+64 B" where that is slight; "" where it is none.
 std::string growth_text(double before, double after, DiffUnit unit);

@@ -57,7 +57,8 @@ std::vector<Step> steps_of(const RoleSummary& role, const std::vector<int32_t>& 
   return steps;
 }
 
-// Forwards whose backward has not ended; of those without one nothing is kept.
+// Returns how many forwards are kept at most whose backward has not ended; a forward without a
+// backward keeps nothing.
 int64_t most_in_flight(const RoleSummary& role) {
   std::map<std::pair<int32_t, int32_t>, size_t> end;  // of the backward, by stage and microbatch
   for (size_t i = 0; i < role.order.size(); ++i)

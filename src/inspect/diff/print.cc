@@ -19,7 +19,7 @@ struct Paint {
 };
 constexpr const char *kBold = "1", *kRed = "31", *kGreen = "32";
 
-// Columns that a terminal shows: what continues a character of UTF-8 takes none.
+// Returns how many columns a terminal shows: bytes that continue a character of UTF-8 take none.
 size_t width_of(std::string_view text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));

@@ -10,7 +10,7 @@ namespace {
 struct Count {
   int64_t messages = 0, bytes = 0;
 };
-// By what it is, in the old names of axes.
+// Counts traffic by what it is, in the old names of axes.
 std::map<std::string, Count> counts_of(const SetMatch& match, const RoleSummary* role, bool is_new,
                                        bool collectives) {
   std::map<std::string, Count> counts;
@@ -54,7 +54,7 @@ void compare_traffic(const SetMatch& match, bool collectives, DiffSection& secti
   section.summary = measure_text("of the device with most, a step:", measure);
 }
 
-// By kind of work the streams that it is on, in the old names.
+// Returns by kind of work the streams that it is on, in the old names.
 std::map<std::string, std::set<std::string>> streams_by_kind(
     const SetMatch& match, const std::map<std::string, StreamUse>& uses, bool is_new) {
   std::map<std::string, std::set<std::string>> streams;
@@ -75,7 +75,7 @@ std::string limits_text(int32_t priority, int64_t sms) {
   return fmt::format("priority {}{}", priority, sms > 0 ? fmt::format(", {} SMs", sms) : "");
 }
 
-// Of a stream that is not there: none.
+// Returns the limits of a stream, or none if it is missing.
 DiffValue limits_of(const std::map<std::string, StreamUse>& uses, const std::string& name) {
   const auto found = uses.find(name);
   return found == uses.end() ? DiffValue() : DiffValue(found->second.limits);

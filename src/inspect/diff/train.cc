@@ -48,7 +48,8 @@ bool is_trained(const ParameterSummary* parameter) {
   return parameter && parameter->kind == Kind::kTrained;
 }
 
-// Settings of the optimizer, by parameters that change alike; of all of them: without their names.
+// Compares settings of the optimizer, for parameters that change alike; parameters are not named
+// where all of them change.
 void compare_updates(const SetMatch& match, DiffSection& section) {
   DiffSection found;
   size_t trained = 0;
@@ -65,7 +66,7 @@ void compare_updates(const SetMatch& match, DiffSection& section) {
   }
 }
 
-// Matrix products of a forward: "33 bf16, 1 f32".
+// Returns the matrix products of a forward, such as "33 bf16, 1 f32".
 std::string products_text(const Summary& set) {
   std::map<DType, int64_t> counts;
   for (const StageSummary& stage : set.stages)
@@ -82,7 +83,7 @@ const char* kind_text(Kind kind) {
                                  : "running statistics";
 }
 
-// Of "a.h.weight" and "b.h.weight": "a" and "b".
+// Returns "a" and "b" of "a.h.weight" and "b.h.weight".
 std::pair<std::string, std::string> renamed_part(std::string was, std::string is) {
   const auto last = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
   const auto cut = [](std::string& name) {
@@ -119,7 +120,8 @@ bool has_alias(const ParameterSummary& parameter, const std::string& name) {
          parameter.aliases.end();
 }
 
-// Under which it is saved, but those which are parameters of their own in the other set.
+// Returns the names under which it is saved, except those of parameters of their own in the other
+// set.
 DiffValue other_names(const ParameterSummary& parameter, const Summary& other) {
   std::vector<std::string> names;
   for (const std::string& name : parameter.aliases)
@@ -130,7 +132,7 @@ DiffValue other_names(const ParameterSummary& parameter, const Summary& other) {
   return names.empty() ? DiffValue() : DiffValue(join(names, ", "));
 }
 
-// In one of the sets alone; in the other it may be tied to another one.
+// Compares a parameter that only one of the sets has; in the other it may be tied to another one.
 void compare_presence(const SetMatch& match, const std::string& name, const ParameterSummary* was,
                       const ParameterSummary* is, DiffSection& section) {
   for (const ParameterSummary& one : (was ? match.after : match.before).parameters)

@@ -5,7 +5,7 @@
 
 namespace piper {
 
-// Of the longest label of a forward or backward.
+// Returns the width of the longest label of a forward or backward.
 size_t label_width(const Picture& picture);
 // Returns what a label of usual length stands for: a unit, or about a forward.
 double usual_length(const Picture& picture);

@@ -29,7 +29,8 @@ class RowMaker {
   RowMaker(Row& row, PictureCosts costs, const std::vector<double>& flops)
       : row_(row), costs_(costs), flops_(flops) {}
 
-  // Where steps overlap: so many bodies between prologue and epilogue.
+  // Places the steps of a row, with so many bodies between prologue and epilogue where steps
+  // overlap.
   void run(int32_t bodies) {
     const RoleProgram& role = *row_.role;
     const size_t streams = std::max<size_t>(role.streams.size(), 1);

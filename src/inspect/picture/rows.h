@@ -8,10 +8,10 @@ namespace piper::timeline {
 
 inline size_t at(int64_t index) { return static_cast<size_t>(index); }
 
-// 'F' 'B' 'I' 'W', 'U' for all else.
+// Returns 'F', 'B', 'I', 'W', or 'U' for everything else.
 char pass_of(const Instruction& one);
 
-// An instruction in one of the sections that a rank runs one after the other.
+// Describes an instruction in one of the sections that a rank runs one after the other.
 struct Step {
   const Instruction* one = nullptr;
   int32_t number = 0;   // of the training step

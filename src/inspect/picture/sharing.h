@@ -6,7 +6,8 @@
 
 namespace piper::timeline {
 
-// Each progresses by its weight's part of the weights of those that run: alone at full speed.
+// Shares a device among computations. Each progresses by its weight's part of the weights of those
+// that run; the only one runs at full speed.
 class Sharing {
  public:
   struct Ended {
@@ -19,7 +20,7 @@ class Sharing {
   int32_t changes() const { return changes_; }
   // Times never go back. `work` and `weight` are above 0.
   void begin(int32_t step, double work, double weight, double time);
-  // When the first of them ends, if none begins before. There is one.
+  // Returns when the first of them ends, if none begins before. Requires that one runs.
   double next_end() const;
   // Takes out what has ended at `time`, which is that of next_end().
   std::vector<Ended> end(double time);

@@ -20,7 +20,7 @@ class Simulation {
  public:
   Simulation(const PlanSet& set, PictureCosts costs) : set_(set), costs_(costs) {}
 
-  // Where steps overlap: so many bodies.
+  // Simulates a step, with so many bodies where steps overlap.
   Status run(int32_t bodies) {
     PIPER_TRY(make_rows(bodies));
     for (size_t row = 0; row < rows_.size(); ++row) touch(row);
@@ -39,7 +39,7 @@ class Simulation {
   const std::vector<std::vector<int64_t>>& ranks() const { return ranks_; }
 
  private:
-  // A step that asks for the device, or the next end of steps that share it.
+  // Describes a step that asks for the device, or the next end of steps that share it.
   struct Ready {
     double time = 0;
     int32_t step = 0;
@@ -84,7 +84,7 @@ class Simulation {
     for (size_t row = 0; row < rows_.size(); ++row) match(row);
     return ok_status();
   }
-  // By rank: the first that differs only on axes along which all ranks have one role.
+  // Returns by rank the first rank that differs only on axes along which all ranks have one role.
   Result<std::vector<int64_t>> same_ranks() const {
     const auto& mesh = set_.roles[at(set_.role_of_rank[0])].mesh;
     for (const int32_t role : set_.role_of_rank)
@@ -176,7 +176,7 @@ class Simulation {
     ready_.push({std::max({pair.ready[0], pair.ready[1], row.device}), pair.begins[0], index});
     return false;
   }
-  // When all that the step needs is there; nothing: not known yet.
+  // Returns when all that the step needs has arrived; nothing: this is not known yet.
   std::optional<double> can_begin(size_t index, Step& step) {
     Row& row = rows_[index];
     double time = row.clock[at(step.one->stream)];
@@ -306,8 +306,8 @@ class Simulation {
     cell.work += step.cost;
   }
 
-  // A pair whose second half needs the first one runs one after the other. False: there is
-  // none.
+  // Runs one after the other the halves of a pair whose second half needs the first one. False:
+  // there is none.
   bool take_apart() {
     for (size_t row = 0; row < rows_.size(); ++row)
       for (Pair& pair : rows_[row].pairs)

@@ -103,7 +103,7 @@ class Image {
     draw_label(cell.label, x, y, width, height);
     svg_ += "</g>\n";
   }
-  // As large as fits, so that short cells have theirs, too.
+  // Draws a label as large as fits, so that short cells have theirs, too.
   void draw_label(const std::string& label, double x, double y, double width, double height) {
     constexpr double kGap = 1;
     const double room = (width - 2 * kGap) / (kPerFont * static_cast<double>(label.size()));
@@ -114,7 +114,7 @@ class Image {
     add(">{}</text>", label);
   }
 
-  // Ten steps of time, and what it is measured in.
+  // Draws about ten marks of time, and the unit that it is measured in.
   void draw_axis(double y) {
     const size_t steps = picture_.length * scale_ > 800 ? 10 : 2;
     for (size_t i = 0; i <= steps; ++i) {

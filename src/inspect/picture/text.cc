@@ -28,7 +28,7 @@ const char* colour_of(char pass) {
   }
 }
 
-// What stands in a column: a character, and the pass whose colour it has.
+// Holds what a column shows: a character, and the pass whose colour it has.
 struct Column {
   char text = ' ', pass = 0;
 };
@@ -63,8 +63,8 @@ class Drawing {
  private:
   size_t column_of(double time) const { return static_cast<size_t>(std::llround(time * scale_)); }
   bool is_in_units() const { return picture_.costs == PictureCosts::kUnits; }
-  // Of a block: whole units, or all of the picture in blocks of one length where that makes cells
-  // little narrower.
+  // Returns how many columns a block has: whole units, or one length for all of the picture where
+  // that makes cells little narrower.
   size_t block_columns() {
     const double all = picture_.length * scale_;
     if (form_.width == 0) return std::max<size_t>(column_of(picture_.length), 1);

@@ -71,7 +71,7 @@ class RoleWalk {
   }
 
  private:
-  // What a buffer holds: by which stage, if any, in a forward or not.
+  // Says what made a buffer: by which stage, if any, in a forward or not.
   struct Made {
     int32_t stage = -1;
     bool forward = false, received = false, counted = false;

@@ -13,7 +13,7 @@ inline void add_bytes(int64_t bytes, int64_t& sum) {
 // Error: an op whose FLOPs are unknown.
 Result<RoleSummary> summarise_role(const RoleProgram& role);
 
-// The optimizer of each parameter, and what all updates of a step share.
+// Holds the optimizer of each parameter, and what all updates of a step share.
 struct Training {
   struct Update {
     std::string parameter;

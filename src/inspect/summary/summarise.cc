@@ -9,7 +9,8 @@
 namespace piper {
 namespace {
 
-// Ranks that run one role at the same coordinates of the axes on which roles depend.
+// Counts as one device the ranks that run one role at the same coordinates of the axes on which
+// roles depend.
 void add_devices(const std::vector<int32_t>& role_of_rank, Summary& summary) {
   const auto& mesh = summary.manifest.mesh;
   std::vector<size_t> axes;

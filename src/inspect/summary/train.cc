@@ -35,7 +35,7 @@ std::string attr_text(const AttrValue& value) {
   return to_string(std::get<std::vector<int64_t>>(value));
 }
 
-// In the strategy's words.
+// Returns the settings in the strategy's words.
 Settings settings_of(const OptimizerOp& optimizer, const Attrs& attrs) {
   Settings out{{"optimizer", optimizer.word}};
   for (const auto& [name, value] : attrs.items()) {

@@ -28,7 +28,7 @@ Result<Layout> parse_layout(std::string_view text) {
   return fail("'{}' is not a layout", text);
 }
 
-// As print_layouts writes them.
+// Reads layouts as print_layouts writes them.
 Status parse_layouts(std::string_view text, Value& value) {
   const std::vector<std::string> parts = split_text(text, '+');
   PIPER_ASSIGN(value.layout, parse_layout(parts[0]));

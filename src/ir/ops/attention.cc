@@ -91,7 +91,7 @@ Status check_mask(const OpTypes& use, size_t input, const AttentionSizes& s) {
   return ok_status();
 }
 
-// Numbers of the first tokens.
+// Checks the numbers of the first tokens.
 Status check_numbers(const OpTypes& use, size_t first, const AttentionSizes& s) {
   for (const auto& [input, tokens] : {std::pair(first, s.queries), {first + 1, s.keys}}) {
     if (!has_input(use, input) || use.inputs[input].shape.empty()) {
@@ -235,7 +235,8 @@ struct AttentionLetters {
                                                scores, use.inputs[input].shape)
                               : Dims{};
   }
-  // Of a use whose mask is this input; numbers of first query and key are behind it.
+  // Adds the letters of the operands from `mask_input` on: the mask, and behind it the numbers of
+  // the first query and key.
   void add_others(const OpTypes& use, size_t mask_input, const AttentionSizes& s) {
     const auto first = static_cast<int>(mask_input) + 1;
     LoopRule& attention_rule = build.rule;
@@ -329,7 +330,7 @@ LoopRule merge_rule(const OpTypes& use) {
   return std::move(build.rule);
 }
 
-// Of the products alone; causal uses skip the keys that a query does not see.
+// Counts the scores that products compute; causal uses skip the keys that a query does not see.
 double scores_computed(const OpTypes& use, const AttentionSizes& s) {
   const auto all = static_cast<double>(s.batch * s.heads) * static_cast<double>(s.queries) *
                    static_cast<double>(s.keys);

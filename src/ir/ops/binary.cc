@@ -74,7 +74,7 @@ std::optional<double> constant_number(const Value& value) {
   return {};
 }
 
-// b·a^(b−1)·dy, and 0 where b = 0, whatever a.
+// Returns b·a^(b−1)·dy, and 0 where b = 0, for any a.
 ValueId pow_base(const BinaryUse& u) {
   const std::optional<double> exponent = constant_number(u.build.graph().value(u.b));
   if (exponent == 0.0) return {};
@@ -84,7 +84,7 @@ ValueId pow_base(const BinaryUse& u) {
   const ValueId grad = u.build.mul(u.dy, slope);
   return exponent ? grad : u.op("Where", {u.op("Equal", {u.b, u.number(0)}), u.number(0), grad});
 }
-// y·log(a)·dy, and 0 for a = 0 where b >= 0.
+// Returns y·log(a)·dy, and 0 for a = 0 where b >= 0.
 ValueId pow_exponent(const BinaryUse& u) {
   const ValueId flat =
       u.op("And", {u.op("Equal", {u.a, u.number(0)}), u.op("GreaterOrEqual", {u.b, u.number(0)})});
@@ -95,7 +95,7 @@ Pair pow(const BinaryUse& u) {
   return {u.want_a ? pow_base(u) : ValueId(), u.want_b ? pow_exponent(u) : ValueId()};
 }
 
-// dy where `wins`(mine, other), half of it where the two are equal.
+// Returns dy where `wins`(mine, other), and half of it where the two are equal.
 ValueId choice(const BinaryUse& u, std::string_view wins, ValueId mine, ValueId other) {
   const ValueId won = u.op("Where", {u.op(wins, {mine, other}), u.dy, u.number(0)});
   const ValueId half = u.build.mul(u.dy, u.number(0.5));

@@ -133,7 +133,7 @@ TypesResult first_types(const OpTypes& use) {
 
 LoopRule collective_sum_loops(const OpTypes& use) { return pointwise_loops(use, {{0}}); }
 
-// What lies outside of the blocks passes; the blocks themselves are whole, and so are two
+// Dims outside of the blocks pass through; the blocks themselves are whole, and so are two
 // neighbours, of which one counts from its end.
 LoopRule block_loops(const OpTypes& use) {
   LoopBuilder build;
@@ -159,7 +159,7 @@ LoopRule block_loops(const OpTypes& use) {
   return std::move(build.rule);
 }
 
-// What a row has passes.
+// The elements of a row pass through.
 LoopRule routed_loops(const OpTypes& use) {
   LoopBuilder build;
   const Shape &from = use.inputs[0].shape, &to = use.outputs[0].shape,
@@ -176,7 +176,7 @@ LoopRule routed_loops(const OpTypes& use) {
   return std::move(build.rule);
 }
 
-// A cut of the outer blocks leaves fewer of them; where they go on into zeros, there are
+// If the outer blocks are cut, a rank has fewer of them; where they are padded with zeros, it has
 // more.
 Attrs collective_localise(const OpTypes& use, const std::vector<Shape>& local_outputs) {
   Attrs attrs = use.attrs;

@@ -7,7 +7,7 @@
 namespace piper {
 namespace {
 
-// data with the dims `from` of it replaced by those of `by`.
+// Returns `list` with `count` entries at `from` replaced by `by`.
 template <class List>
 List replaced(const List& list, size_t from, size_t count, const List& by) {
   List result(list.begin(), list.begin() + static_cast<int64_t>(from));
@@ -43,7 +43,7 @@ TypesResult gather_grad_types(const OpTypes& use) {
       {use.inputs[0].dtype, replaced(dy, axis, indices.size(), Shape{size})}};
 }
 
-// dy where the index is not `padding`, else 0.
+// Returns dy where the index is not `padding`, and 0 elsewhere.
 ValueId without_padding(Builder& build, ValueId dy, ValueId indices, size_t axis, int64_t padding) {
   Shape aligned = build.shape(indices);
   aligned.resize(build.shape(dy).size() - axis, 1);
@@ -66,7 +66,7 @@ Grads gather_gradient(Builder& build, const GradientArgs& args) {
           ValueId()};
 }
 
-// The letters of (data, indices, gathered).
+// Keeps the loop letters of (data, indices, gathered).
 struct GatherLetters {
   LoopBuilder build;
   Dims data, indices, gathered;

@@ -76,7 +76,8 @@ Grads gather_elements_scatter_gradient(Builder& build, const GradientArgs& args)
   return grads;
 }
 
-// The letters of data and of indices: common where both have the dim in full.
+// Keeps the loop letters of data and of indices: they share a letter where both have the dim in
+// full.
 struct GatherElementsLetters {
   LoopBuilder build;
   Dims data, indices;
@@ -158,7 +159,8 @@ std::vector<OpDef> gather_elements_ops() {
   auto by = [](int64_t n, std::string_view reduction) {
     return Attrs{{"axis", n}, {"reduction", std::string(reduction)}};
   };
-  // One index along the axis: where places repeat, what `none` keeps is not differentiable.
+  // Samples have one index along the axis: where places repeat, what `none` keeps is not
+  // differentiable.
   scatter.samples = {
       {.inputs = {f64({4, 3}), i64({4, 1}), f64({4, 1})}, .attrs = by(1, "none")},
       {.inputs = {f64({4, 3}), i64({4, 5}), f64({4, 5})}, .attrs = by(1, "add")},

@@ -7,7 +7,7 @@
 namespace piper {
 namespace {
 
-// Of data with `named` dims behind `batch` ones.
+// Checks indices of data with `named` dims after `batch` ones.
 Status check_indices(const OpTypes& use, const Shape& data, int64_t batch) {
   PIPER_TRY(check_index(use, 1));
   const Shape& indices = use.inputs[1].shape;
@@ -103,7 +103,7 @@ Grads gather_nd_scatter_gradient(Builder& build, const GradientArgs& args) {
   return grads;
 }
 
-// The letters of (data, indices, gathered).
+// Keeps the loop letters of (data, indices, gathered).
 struct GatherNdLetters {
   LoopBuilder build;
   Dims data, indices, gathered;
@@ -192,7 +192,7 @@ std::vector<OpDef> gather_nd_ops() {
                 .loops = gather_nd_scatter_rule,
                 .cost = element_cost<1>};
   auto by = [](std::string_view reduction) { return Attrs{{"reduction", std::string(reduction)}}; };
-  // One place: where places repeat, what `none` keeps is not differentiable.
+  // Samples have one place: where places repeat, what `none` keeps is not differentiable.
   scatter.samples = {{.inputs = {f64({3, 4}), i64({1, 1}), f64({1, 4})}, .attrs = by("none")},
                      {.inputs = {f64({3, 3, 4}), i64({5, 2}), f64({5, 4})}, .attrs = by("add")}};
   def.absent = grad.absent = scatter.absent = 0;  // no index is one behind the end

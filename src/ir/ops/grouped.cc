@@ -102,7 +102,7 @@ Attrs grouped_grad_localise(const OpTypes& use, const std::vector<Shape>& local_
   return attrs;
 }
 
-// Of all rows, as if the matrices of all of them were here.
+// Counts all rows, as if the matrices of all of them were on this rank.
 Cost grouped_cost(const OpTypes& use) {
   const Shape& x = use.inputs[kX].shape;
   const bool forward = use.outputs[0].shape.size() == x.size() && !use.attrs.find("groups");

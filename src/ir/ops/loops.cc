@@ -83,7 +83,7 @@ LoopRule whole_loops(const OpTypes& use) {
 
 namespace {
 
-// One side of a reshape, read as its factors from the outermost inwards.
+// Reads one side of a reshape as its factors, from the outermost inwards.
 struct FactorReader {
   const Shape& shape;
   Dims dims;

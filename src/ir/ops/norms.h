@@ -5,7 +5,7 @@
 
 namespace piper {
 
-// Of scale and bias; of the statistics of each row.
+// Returns the type of scale and bias, or, with dims of 1, of the statistics of each row.
 inline TensorType normalised(const TensorType& x, size_t axis) {
   return {x.dtype, Shape(x.shape.begin() + static_cast<int64_t>(axis), x.shape.end())};
 }

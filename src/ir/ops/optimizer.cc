@@ -20,7 +20,7 @@ TensorType state_type(const TensorType& param) {
   return {info(param.dtype).bytes < 4 ? DType::kF32 : param.dtype, param.shape};
 }
 
-// Of the operands (p, g, state…, lr, clip?, step, skip?) with `states` state tensors.
+// Checks the operands (p, g, state…, lr, clip?, step, skip?) with `states` state tensors.
 Status check_update(const OpTypes& use, size_t states) {
   const size_t lr = 2 + states;
   if (use.inputs.size() != lr + 3 && use.inputs.size() != lr + 4)

@@ -19,8 +19,8 @@
 namespace piper {
 namespace {
 
-// What `cuts` and `zeros` leave, the last cut first: whether each is made of whole runs, of which
-// the samples are `rows`.
+// Checks what `cuts` and `zeros` leave, the last cut first: whether each is made of whole runs, of
+// which the samples are `rows`.
 Status check_runs(const Attrs& attrs, int64_t elements) {
   const std::vector<int64_t> cuts = attrs.integers("cuts"), zeros = attrs.integers("zeros");
   if (zeros.size() % 3 != 0) return fail("{} numbers of zeros", zeros.size());
@@ -45,7 +45,7 @@ Status check_runs(const Attrs& attrs, int64_t elements) {
   return ok_status();
 }
 
-// Inputs [draws, …) of a use whose result has these elements.
+// Checks the inputs [draws, …) of a use whose result has these elements.
 Status check_draws(const OpTypes& use, size_t draws, const Shape& shape) {
   PIPER_TRY(check_type(use, draws, "key", {DType::kI64, {}}));
   PIPER_TRY(check_type(use, draws + 1, "step", {DType::kI64, {}}));
@@ -62,7 +62,7 @@ Status check_draws(const OpTypes& use, size_t draws, const Shape& shape) {
   return fail("input {} (samples) must be i64[n], but is {}", draws + 2, to_string(samples));
 }
 
-// Letters for the result alone; key, step and numbers of parts have none.
+// Gives letters to the result only; key, step and numbers of parts have none.
 LoopRule draw_loops(const OpTypes& use, size_t draws) {
   LoopBuilder build;
   const Dims dims = build.letters(use.outputs[0].shape);

@@ -10,7 +10,7 @@
 namespace piper {
 namespace {
 
-// By dim: whether it is reduced.
+// Returns by dim whether it is reduced.
 Result<std::vector<bool>> reduced_dims(const OpTypes& use) {
   const size_t rank = use.inputs[0].shape.size();
   std::vector<bool> reduced(rank);
@@ -65,7 +65,7 @@ Grads product_gradient(Builder& build, const GradientArgs& args) {
       build.op1("ReduceProdGrad", {dy, args.inputs[0]}, {{"axes", args.attrs.integers("axes")}})};
 }
 
-// Inputs of the type of x, input 1, but for the reduced dims, which are 1.
+// Checks inputs that have the type of x, input 1, except that the reduced dims are 1.
 TypesResult reduce_grad_types(const OpTypes& use, std::initializer_list<size_t> kept_inputs) {
   PIPER_TRY(check_arity(use, kept_inputs.size() + 1, kept_inputs.size() + 1));
   PIPER_TRY(check_float(use, 1));

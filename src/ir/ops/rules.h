@@ -49,7 +49,7 @@ using TypesResult = Result<std::vector<TensorType>>;
 inline bool is_float(DType dtype) { return info(dtype).is_float; }
 inline bool is_index(DType dtype) { return dtype == DType::kI64 || dtype == DType::kI32; }
 
-// At least `least` inputs, those all present, and at most `most`.
+// Requires at least `least` inputs, those all present, and at most `most`.
 Status check_arity(const OpTypes& use, size_t least, size_t most);
 inline bool has_input(const OpTypes& use, size_t i) {
   return i < use.inputs.size() && use.present[i];
@@ -58,16 +58,17 @@ inline bool has_input(const OpTypes& use, size_t i) {
 std::string operands(const OpTypes& use);
 Status check_float(const OpTypes& use, size_t input);
 Status check_index(const OpTypes& use, size_t input);
-// An optional i64[]: where a part of a letter begins (LoopRule::firsts).
+// Checks an optional i64[] that says where a part of a letter begins (LoopRule::firsts).
 Status check_first(const OpTypes& use, size_t input);
-// Likewise; attribute `whole` is how many turns there are in all, behind which a part has zeros.
+// Checks the same input, where attribute `whole` is the extent of all parts, after which a part has
+// zeros.
 Status check_part(const OpTypes& use, size_t input);
 Status check_type(const OpTypes& use, size_t input, std::string_view role, const TensorType& type);
 // Returns the attribute `name` as an axis of a value of `rank` dims, counted from 0.
 Result<size_t> check_axis(const Attrs& attrs, std::string_view name, size_t rank);
 // The attribute `reduction` of what is put at places.
 Status check_reduction(const Attrs& attrs);
-// numpy broadcasting; none when the shapes do not fit.
+// Returns the shape that numpy broadcasting gives; none when the shapes do not fit.
 std::optional<Shape> broadcast(const Shape& a, const Shape& b);
 // Returns the elements of a list attribute that must have one entry for each of `rank` dims.
 Result<std::vector<int64_t>> check_list(const Attrs& attrs, std::string_view name, size_t rank);
@@ -79,7 +80,7 @@ Result<Shape> check_shape(const Attrs& attrs, std::string_view name);
 using Dim = LoopRule::Dim;
 using Dims = std::vector<Dim>;
 
-// Hands out letters while a rule is made. A whole letter alone in its dim may stand for dims of
+// Hands out letters while a rule is made. A whole letter that fills its dim may stand for dims of
 // different extents.
 class LoopBuilder {
  public:
@@ -92,15 +93,15 @@ class LoopBuilder {
 };
 // The dims of an operand that is broadcast to `shape` whose dims are `dims`.
 Dims broadcast_dims(const Dims& dims, const Shape& shape, const Shape& operand);
-// Output letters passed through from every operand: the rule of a pointwise op with the given
-// linear sets.
+// Returns the rule of a pointwise op with the given linear sets: each operand has the letters of
+// the output.
 LoopRule pointwise_loops(const OpTypes& use, std::vector<std::vector<int>> linear);
 // Returns the dims of operands that have blocks of `unit` elements of a dim in common, each its own
 // number of them: letters for what is inside of a block, the number being whole.
 Dim block_letters(LoopBuilder& build, int64_t extent, int64_t unit);
 // No letter at all: every dim of every operand is whole.
 LoopRule whole_loops(const OpTypes& use);
-// Common letters of two shapes with equally many elements.
+// Returns letters that two shapes with equally many elements share.
 std::pair<Dims, Dims> common_letters(LoopBuilder& build, const Shape& from, const Shape& to);
 
 // ---- Costs ------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ ValueId reversed(Builder& build, ValueId id, size_t dim) {
   return build.op1("Slice", {id}, {{"starts", starts}, {"ends", ends}, {"steps", steps}});
 }
 
-// step − 1 zeros behind each element of the dim.
+// Inserts step − 1 zeros after each element of the dim.
 ValueId spread(Builder& build, ValueId id, size_t dim, int64_t step) {
   Shape shape = build.shape(id);
   Shape apart = shape;

@@ -66,7 +66,7 @@ struct Scalar {
   std::string_view what;
   TensorType type;
 };
-// Of an op on so many numbers.
+// Checks an op on these scalars.
 TypesResult scalars(const OpTypes& use, std::initializer_list<Scalar> inputs,
                     std::vector<TensorType> outputs) {
   PIPER_TRY(check_arity(use, inputs.size(), inputs.size()));

@@ -28,7 +28,7 @@ struct UnaryUse {  // of a unary op, in its gradient
   ValueId x, y, dy;
   ValueId number(double value) const { return build.scalar(value, build.type(x).dtype); }
 };
-// dx from x, y = f(x) and dy.
+// Computes dx from x, y = f(x) and dy.
 template <ValueId (*kRule)(const UnaryUse&)>
 Grads unary_gradient(Builder& build, const GradientArgs& args) {
   return {kRule({build, args.inputs[0], args.outputs[0], args.output_grads[0]})};
@@ -124,7 +124,7 @@ std::vector<OpDef> unary_ops() {
       unary("Floor", unary_gradient<zero>, element_cost<1>, -2, 2),
       unary("Ceil", unary_gradient<zero>, element_cost<1>, -2, 2),
       unary("Round", unary_gradient<zero>, element_cost<1>, -2, 2),
-      // x itself, through which no gradient flows back.
+      // Detach returns x itself, and no gradient flows back.
       unary("Detach", unary_gradient<zero>, element_cost<1>, -2, 2),
   };
   ops.front().loops = ops.back().loops = linear_loops;  // Neg, Detach

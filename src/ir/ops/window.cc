@@ -93,7 +93,7 @@ Grads fold_gradient(Builder& build, const GradientArgs& args) {
   return {build.op1("Unfold", {args.output_grads[0]}, std::move(attrs))};
 }
 
-// Samples and channels pass through; everything spatial is whole.
+// Samples and channels pass through; all spatial dims are whole.
 LoopRule window_rule(const Shape& image, const Shape& windows, bool unfold) {
   LoopBuilder build;
   const char n = build.letter(image[0]), c = build.letter(image[1]);

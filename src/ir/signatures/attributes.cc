@@ -20,7 +20,7 @@ OpAttribute integers(std::string_view name) { return {name, OpAttribute::kIntege
 bool has(const OpTypes& use, size_t input) {
   return input < use.present.size() && use.present[input];
 }
-// Of how many a part is: where the use is told at which of them it begins.
+// The extent of all parts, where the use is told at which of them it begins.
 OpAttribute whole() {
   return {"whole", OpAttribute::kInteger, [](const OpDef& op, const OpTypes& use) {
             const auto firsts = op.loops(use).firsts;
@@ -29,7 +29,8 @@ OpAttribute whole() {
             });
           }};
 }
-// Of attention whose mask is this input: of keys, of a score where a boolean mask is false.
+// Adds the attributes of attention whose mask is this input: the number of keys, and the score
+// where a boolean mask is false.
 template <size_t mask>
 OpAttribute keys() {
   return {"keys", OpAttribute::kInteger, [](const OpDef&, const OpTypes& use) {
@@ -46,7 +47,8 @@ OpAttribute offset() {
   return {"offset", OpAttribute::kInteger,
           [](const OpDef&, const OpTypes& use) { return use.attrs.integer("causal") != 0; }};
 }
-// Of attention's merge: only where all keys of a query may be hidden.
+// Adds the attribute of attention's merge that is read only where all keys of a query may be
+// hidden.
 OpAttribute parts() {
   return {"parts", OpAttribute::kInteger, [](const OpDef&, const OpTypes& use) {
             return use.attrs.find("hidden_score") != nullptr;

@@ -25,7 +25,7 @@ Status check_attributes(std::string_view op, const Attrs& attrs) {
   return ok_status();
 }
 
-// Of a use of right types.
+// Checks which attributes a use of right types reads.
 Status check_read(const OpDef& op, const OpTypes& use) {
   for (const OpAttribute& each : attributes_of(op.name))
     if (each.is_read && use.attrs.find(each.name) && !each.is_read(op, use))

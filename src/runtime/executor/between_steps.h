@@ -10,7 +10,8 @@ namespace piper {
 
 class BetweenSteps {
  public:
-  // Collective. The executors are loaded when it returns, on all ranks.
+  // Opens what ranks do between steps. Collective. The executors are loaded when it returns, on all
+  // ranks.
   static Result<BetweenSteps> open(Control& control, const Executor& executor);
   // After a step. On rank 0: fills loss, grad_norm and learning_rate of `metrics` from the lowest
   // rank that reports each.

@@ -23,7 +23,7 @@ Error usage(std::string text) { return Error{ExitCode::kUsage, {}, std::move(tex
 
 enum class Way { kThreads, kMpi, kTcp };
 
-// What runs, and where.
+// Holds the plans that run, and says where.
 struct Loaded {
   PlanSet set;
   std::optional<PlanSet> reference;
@@ -78,7 +78,7 @@ Status check_backend(const RunOptions& options) {
       kind->name));
 }
 
-// As which process of a job this one was started, whatever its plan says.
+// Decides which process of a job this one is: the launcher says so, whatever the plan says.
 void take_launch(const std::optional<Launch>& launch, const std::string& rendezvous,
                  Loaded& loaded) {
   loaded.rendezvous = !rendezvous.empty() ? rendezvous : launch ? launch->rendezvous : "";
@@ -333,7 +333,7 @@ Status prepare_profile(RunOptions& options, const PlanSet& set) {
   return ok_status();
 }
 
-// All that a rank can find wrong by itself.
+// Checks all that a rank can find wrong without the others.
 Status prepare(RunOptions& options, Loaded& loaded) {
   PIPER_ASSIGN(const std::optional<Launch> launch, launched());
   take_launch(launch, options.rendezvous, loaded);

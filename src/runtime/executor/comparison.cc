@@ -237,7 +237,7 @@ const Comparison::Holder& Comparison::first_with(const Entry& entry, const Holde
                        [&](const Holder& other) { return other.held == holder.held; });
 }
 
-// What several ranks hold is the same.
+// Checks that what several ranks hold is the same.
 Status Comparison::check_alike(int64_t step, const Entry& entry, const Holder& holder) const {
   const auto& [dtype, shape] = entry.reference.type();
   const Holder& first = first_with(entry, holder);

@@ -10,12 +10,13 @@ namespace piper {
 
 class Comparison {
  public:
-  // Bit for bit with the plan of the same cut of the batch, unless some rank forms sums otherwise;
-  // else within bounds. It runs on the device of the rank that has these cores.
+  // Opens a comparison: bit for bit with the plan of the same cut of the batch, unless some rank
+  // forms sums in another order; else within bounds. It runs on the device of the rank that has
+  // these cores.
   static Result<std::unique_ptr<Comparison>> open(const PlanSet& reference, const BatchSource* data,
                                                   const JobOptions& options, const Cores& of_rank,
                                                   bool sums_otherwise);
-  // A rank whose parameters are compared. Each must be the oracle's, whole.
+  // Compares the parameters of this rank. Each must be the oracle's, whole.
   Status watch(int64_t rank, const Executor& executor);
   // After the last watch, when all ranks of the job are watched: each of the oracle's parameters is
   // held by one.
@@ -24,8 +25,9 @@ class Comparison {
   // process knows it.
   Status check(int64_t step, std::optional<double> loss);
 
-  // Where each process compares its own parameters: who holds them, the parameter being a number;
-  // and the check on rank 0 that what several hold is the same and each is held, given all ranks'.
+  // These serve processes that each compare their own parameters: who holds them, the parameter
+  // being a number; and the check on rank 0 that what several hold is the same and each is held,
+  // given all ranks'.
   HoldersOf holders() const;
   Status check_holders(int64_t step, const HoldersOf& all) const;
 

@@ -22,7 +22,7 @@ std::vector<int> cores_here() {
 
 constexpr int64_t kManyCores = 4;  // of a rank: one less to compute with makes little difference
 
-// Of the cores that a rank has.
+// Returns whether one of the rank's cores is for the helper.
 bool has_helper(const JobOptions& options, bool can_overlap, int64_t share) {
   if (!can_overlap || options.helper == HelperThread::kOff) return false;
   if (options.helper == HelperThread::kOn) return true;

@@ -156,9 +156,9 @@ Status bind_all_reduce(State& state, const Instruction& from, Op& op) {
   return ok_status();
 }
 
-// Loops over the elements of a block, which has some of two dims and all of the others. Of a dim
-// in which every second stretch counts from its end, one exchange has those, and another one all
-// else: `turned` says which of the two it is, of what is put together and of what is cut.
+// Loops over the elements of a block, which has some of two dims and all of the others. Of a dim in
+// which every second stretch counts from its end, one exchange has those, and another one all else:
+// `turned` says which of the two it is, of what is put together and of what is cut.
 Exchange exchange_of(const Instruction& from, const TensorType& type, const Shape& to,
                      int64_t members, std::pair<bool, bool> turned, const std::byte* from_begin,
                      std::byte* to_begin) {
@@ -227,7 +227,8 @@ Status bind_exchanges(State& state, const Instruction& from, std::span<const int
   return ok_status();
 }
 
-// Of the whole: as many as the dims before the one that is cut have places, times its own.
+// Returns how many stretches the whole has: one for each index of the dims before the one that is
+// cut, times those of the dim.
 int64_t stretches_of(const Shape& whole, const Instruction& from) {
   int64_t stretches = from.dim < 0 ? 1 : from.outer;
   for (int32_t d = 0; d < std::min(from.dim, static_cast<int32_t>(whole.size())); ++d)
@@ -333,7 +334,7 @@ Status bind_turn(State& state, const Instruction& from, const Bound& bound, Op& 
   return ok_status();
 }
 
-// Where the blocks begin, one number for each stretch.
+// Binds the numbers that say where the blocks begin, one for each stretch.
 Status bind_position(State& state, const Instruction& from, const Bound& bound, Op& op) {
   const int64_t members = bound.group_sizes[static_cast<size_t>(from.group)],
                 own = member_before(state, from, bound);

@@ -12,14 +12,14 @@ namespace piper {
 class Helper;
 class Reader;
 
-// What the host brings, by parity of the section: data, or numbers that are always the same.
+// Holds what the host writes, by parity of the section: data, or numbers that are always the same.
 struct Staged {
   int32_t op = 0;
   int64_t bytes = 0;
   std::byte* at[2] = {};
 };
 
-// One instruction, ready to run.
+// Holds one instruction, ready to run.
 struct Op {  // a cache line: a step is a walk over these
   InstructionKind kind = InstructionKind::kCompute;
   int32_t handle = -1;                       // binding, route, group or input
@@ -38,7 +38,7 @@ struct Op {  // a cache line: a step is a walk over these
 };
 static_assert(sizeof(Op) == 64);
 
-// What stands around an instruction where the backend queues it.
+// Lists what to do before and after an instruction where the backend queues it.
 struct Queued {
   std::vector<int32_t> waits;  // events
   int32_t stream = 0;          // the backend's
@@ -48,7 +48,7 @@ struct Queued {
   int32_t leaves = -1, ready = -1;
 };
 
-// An instruction as one of two threads has it.
+// Describes an instruction as one of two threads runs it.
 struct LineOp {
   int32_t op = 0;
   int32_t after = 0;        // it waits for so many of the other line; 0: it has no need to look
@@ -67,7 +67,7 @@ struct BoundSection {
   std::deque<Staged> staged;  // in the order of issue
 };
 
-// Events of a body whose times are kept: of its begin and end, and around each instruction.
+// Holds events of a body whose times are kept: of its begin and end, and around each instruction.
 struct TimedBody {
   int64_t step = -1;  // whose they are; -1: nobody's
   int32_t begin = -1, end = -1;
@@ -75,7 +75,7 @@ struct TimedBody {
   std::vector<double> issue_us;  // by instruction: the host's
 };
 
-// How sections follow each other on an asynchronous backend.
+// Keeps how sections follow each other on an asynchronous backend.
 struct Queues {
   std::vector<int32_t> streams;    // by stream of the plan
   std::vector<int32_t> all;        // of the backend, those of messages among them
@@ -143,9 +143,9 @@ struct Executor::State {
   const TensorType& type(int32_t buffer) const { return role->tensor(buffer).type; }
 };
 
-// At load: arenas and workspaces, then initial values and constants.
+// Allocates arenas and workspaces at load, then writes initial values and constants.
 Status allocate(Executor::State& state);
-// Of the memory that the plan states for what the host brings. Error (kPlan): it states less.
+// Takes memory from what the plan states for the host's data. Error (kPlan): it states less.
 Result<std::byte*> allocate_stage(Executor::State& state, int64_t bytes);
 // `bytes`: by stream. Error (kPlan): the plan, which is for this backend, states less.
 Status allocate_workspaces(Executor::State& state, std::span<const int64_t> bytes);
@@ -155,33 +155,33 @@ Status queue_section(Executor::State& state, const BoundSection& section, int64_
                      bool reports);
 // The host waits until the event is complete, as long as it waits for another rank.
 Status wait_for(Executor::State& state, int32_t event, int64_t step);
-// Its instructions in order; returns when they are done.
+// Runs the instructions of an op in order; returns when they are done.
 Status run_op(Executor::State& state, const Op& op);
-// At load: events, streams, and what lies on the host.
+// Prepares at load: events, streams, and what is in host memory.
 Status prepare_queues(Executor::State& state);
 Status prepare_section(Executor::State& state, BoundSection& section);
 // At load: events for a trace, where one is kept and the backend knows times.
 Status prepare_times(Executor::State& state);
-// After a step has been waited for: its part of the trace.
+// Reads the times of a step that has been waited for into its part of the trace.
 void read_times(Executor::State& state, int64_t step);
-// At load, after all sections: whether bodies can be queued as one. Collective.
+// Decides at load, after all sections, whether bodies can be queued as one. Collective.
 Status prepare_graphs(Executor::State& state);
 // At the end of a section: what it has sent is its own again, or will be for what is queued next.
 Status wait_sends(Executor::State& state, int64_t step);
-// Where the host reads a buffer when all that was queued is done: its memory, or a copy of it that
-// refresh_mirrors makes anew.
+// Returns where the host reads a buffer when all that was queued is done: its memory, or a copy of
+// it that refresh_mirrors makes anew.
 const std::byte* readable(Executor::State& state, const Buffer& buffer);
 Status refresh_mirrors(Executor::State& state);
-// At load: the helper, where there is one, and what of each section it does.
+// Starts the helper at load, where there is one, and decides what it does of each section.
 Status start_helper(Executor::State& state);
 void draw_lines(const Executor::State& state, BoundSection& section);
-// At load: memory for what the host brings, and who reads it.
+// Allocates at load the memory for what the host writes, and starts its reader.
 Status stage_inputs(Executor::State& state);
-// Until what the section reads in this step is staged.
+// Waits until what the section reads in this step is staged.
 Status take_inputs(Executor::State& state, const BoundSection& section, int64_t step);
 // Begins to read what the section after this one will.
 void read_ahead(Executor::State& state, const BoundSection& section, int64_t step);
-// Of a body whose times are kept: those of this step, by instruction; else null.
+// Returns the times of this step by instruction, of a body whose times are kept; else null.
 TraceEvent* next_trace(Executor::State& state, const BoundSection& section);
 double now_us();
 // At load: the tool that listens, if any does. Why not is said where the run is introduced.

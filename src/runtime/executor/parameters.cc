@@ -136,7 +136,8 @@ std::vector<ParameterView> decode(std::string_view text) {
 
 using Sink = std::function<Status(std::span<const std::byte>)>;
 
-// What the rank and those below it hold, each once: the own views, then those of child after child.
+// Lists what the rank and those below it hold, each once: its own views, then those of child after
+// child.
 class Subtree {
  public:
   Subtree(std::vector<ParameterView> own, Control& control) : control_(control) {
@@ -155,7 +156,7 @@ class Subtree {
   }
   const std::vector<ParameterView>& views() const { return views_; }
 
-  // The bytes of the wanted ones, one after the other. `wanted`: ascending.
+  // Gives the bytes of the wanted parameters, one after the other. `wanted`: ascending.
   Status give(std::span<const int64_t> wanted, const Sink& sink) {
     auto next = wanted.begin();
     for (; next != wanted.end() && source(*next) == control_.rank(); ++next) {
@@ -175,7 +176,7 @@ class Subtree {
     return ok_status();
   }
 
-  // What the parent wants, in chunks, each when it has taken the one before.
+  // Sends what the parent wants, in chunks, each when the parent has taken the one before.
   Status offer(int64_t up) {
     PIPER_ASSIGN(const std::string text, hear_text(control_, up, kCollection));
     std::vector<int64_t> wanted(text.size() / sizeof(int64_t));

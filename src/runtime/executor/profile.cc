@@ -258,7 +258,7 @@ struct Maker {
   }
 };
 
-// A program that no body runs has no times.
+// Programs that no body runs have no times.
 void list_programs(const Maker& make, Profile& profile) {
   for (size_t p = 0; p < make.digests.size(); ++p) {
     ProfileEntry& entry =
@@ -333,7 +333,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// To a nanosecond.
+// Rounds to a nanosecond.
 double rounded(double us) { return std::round(us * 1e3) / 1e3; }
 
 void add_times(const Times& times, Json& to) {

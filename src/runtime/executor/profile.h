@@ -7,8 +7,9 @@
 
 namespace piper {
 
-// Times of one thing, in microseconds. Of many, some stand for as many each as are near them: what
-// a rank says of itself grows neither with its steps nor with the ranks below it.
+// Keeps times of one thing, in microseconds. Beyond a number of times, some stand for as many as
+// are near them, so that what a rank reports grows neither with its steps nor with the ranks below
+// it.
 class Times {
  public:
   void add(double us) { add(us, 1, us, us); }
@@ -34,7 +35,7 @@ class Times {
   std::vector<Point> points_;
 };
 
-// What is told apart.
+// Tells apart what is timed.
 struct ProfileKey {
   enum Table : uint8_t { kPrograms, kCommunication, kLocal, kHost } table = kPrograms;
   std::string name;   // the digest of a program; else the kind of instruction
@@ -47,7 +48,7 @@ struct ProfileEntry {
   std::string label, passes;  // of programs
   Times times;
 };
-// The ranks of one role.
+// Describes the ranks of one role.
 struct ProfileRole {
   int64_t first_rank = 0, ranks = 0, instructions = 0;
   std::vector<std::pair<std::string, int64_t>> stated;  // bytes, by what for
@@ -63,7 +64,8 @@ struct Profile {
   void add(const Profile& others);
 };
 
-// Of the last steps that the executor keeps times of, but for the first ones of the run.
+// Makes a profile of the last steps that the executor keeps times of, without the first ones of the
+// run.
 Profile make_profile(const Executor& executor, int64_t rank, const Cores& cores, int64_t steps);
 // Collective: rank 0 has all.
 Status gather_profiles(Control& control, Profile& own);

@@ -4,7 +4,7 @@
 namespace piper {
 namespace {
 
-// Of a pass, as people see it on a time line.
+// Returns the colour of a pass on a time line.
 uint32_t colour_of(char pass) {
   switch (pass) {
     case 'F':

@@ -19,7 +19,7 @@ bool target_reached(const JobOptions& options, std::span<const StepMetrics> step
   return sum / kTargetWindow <= *options.target_loss;
 }
 
-// Rank 0's part between two steps: results, the caller's callback, whether to stop.
+// Does rank 0's part between two steps: results, the caller's callback, whether to stop.
 Status finish_step(RankRun& run, const StepMetrics& metrics, bool& stop) {
   run.result.steps.push_back(metrics);
   if (run.options.on_step) PIPER_TRY(run.options.on_step(metrics));
@@ -89,7 +89,7 @@ double wait_limit(const JobOptions& options, double longest_s) {
   return std::max(options.timeout_s.value_or(least), kTimeoutInSteps * longest_s);
 }
 
-// A rank's steps, one after the other.
+// Runs a rank's steps, one after the other.
 class Steps {
  public:
   explicit Steps(RankRun& run)

@@ -18,7 +18,7 @@ bool reads_data(const BoundSection& section) {
   });
 }
 
-// Numbers that are always the same.
+// Writes the numbers that are always the same.
 void write_numbers(const Op& op, std::byte* at) {
   auto* numbers = reinterpret_cast<int64_t*>(at);
   if (op.kind == InstructionKind::kPosition)

@@ -13,12 +13,12 @@ class Reader {
   // Begins to read what the section takes in `step` into the staging of this parity, which nobody
   // uses any more.
   void begin(const BoundSection& section, int64_t step, size_t parity);
-  // Until that is done; reads it now if nothing or something else was begun. The error is that of
-  // the first instruction that has one.
+  // Waits until that is done; reads it now if nothing or something else was begun. The error is
+  // that of the first instruction that has one.
   Status take(const BoundSection& section, int64_t step, size_t parity);
 
  private:
-  // Who asks, and for what.
+  // Says who asks, and for what.
   struct Order {
     const BoundSection* section = nullptr;
     int64_t step = 0;

@@ -28,8 +28,8 @@ T await(const std::atomic<T>& value, Ready ready) {
 
 class Worker {
  public:
-  // `work`: what one turn does; it throws nothing. `core`: where it is pinned; -1: where its maker
-  // may be. Signals go to other threads.
+  // Starts a thread. `work`: what one turn does; it throws nothing. `core`: where it is pinned; -1:
+  // it runs where its maker may. Signals go to other threads.
   static Result<std::unique_ptr<Worker>> start(std::function<void()> work, int core);
   ~Worker();
   void begin();   // a turn; none is under way

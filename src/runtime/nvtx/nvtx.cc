@@ -18,7 +18,7 @@ using namespace nvtx;  // NOLINT: this room's own
 
 constexpr size_t kMostSlots = 17;
 
-// What the tool has written.
+// Holds the table that the tool fills.
 struct Slotted {
   std::array<std::array<Function, kMostSlots>, kModules> functions{};
   std::array<std::array<Function*, kMostSlots>, kModules> slots{};
@@ -52,7 +52,7 @@ F written(Callback callback) {
   return reinterpret_cast<F>(slotted().functions[kCore2][callback]);
 }
 
-// Once for each name.
+// Names a category once.
 void name_category(void* domain, uint32_t category, const char* name) {
   static std::mutex mutex;
   static std::set<uint32_t> named;

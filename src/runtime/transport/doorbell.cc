@@ -9,7 +9,7 @@
 
 namespace piper {
 
-// A core that is ours alone gains from a short look; a shared one from giving way early.
+// A core of our own gains from a short look; a shared one from giving way early.
 void Doorbell::relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

@@ -8,9 +8,9 @@
 
 namespace piper {
 
-// One waiting thread, any number of ringers. Who changes something that the waiter looks at
-// (sequentially consistent atomics only) calls ring afterwards; then either the waiter sees the
-// change or the ringer sees the sleeper.
+// Wakes one waiting thread, for any number of ringers. A thread that changes something the waiter
+// looks at (sequentially consistent atomics only) calls ring afterwards; then either the waiter
+// sees the change or the ringer sees the sleeper.
 class Doorbell {
  public:
   static void relax();  // for some tens of cycles

@@ -29,7 +29,7 @@ struct HostBlock {
   alignas(4096) std::byte slots[kSharedSlots][kSharedSlotBytes];
 };
 
-// Where the block of a rank of this host is: an entry of what all of them share.
+// Says where the block of a rank of this host is: an entry of what all of them share.
 struct HostEntry {
   std::atomic<uint64_t> token{0};  // 0: not here
   std::atomic<int64_t> process{0}, file{-1};
@@ -43,11 +43,11 @@ class HostMemory {
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
   HostBlock& own() { return *own_; }  // of this process alone where the system shares nothing
-  // When all ranks of the job have made theirs: how many are here. Nobody looks for the common
-  // memory any more.
+  // Returns how many ranks are on this host, called when all ranks of the job have made their
+  // blocks. Nobody looks for the common memory any more.
   int64_t all_have_come();
   bool is_here(int64_t rank) const;
-  // Mapped when it is wanted first; null where it cannot be.
+  // Maps a block when it is first wanted; null where it cannot be mapped.
   HostBlock* block(int64_t rank) const;
   // Returns a text in another rank's memory; empty where the system does not let it be read.
   std::string read_text(int64_t rank, const char* text) const;

@@ -24,7 +24,7 @@ struct Message {
   std::span<const MessagePart> parts;  // of several, instead of `data`
 };
 
-// Messages of one (sender, receiver, communicator): one writer, one reader.
+// Holds messages of one (sender, receiver, communicator): one writer, one reader.
 struct Mailbox {
   int64_t sender = 0, receiver = 0;
   int32_t communicator = 0;
@@ -33,7 +33,7 @@ struct Mailbox {
   alignas(64) std::atomic<uint64_t> received{0};
 };
 
-// What a member brings to a collective; others read it between the two phases.
+// Holds what a member gives to a collective; others read it between the two phases.
 struct alignas(64) Member {
   std::atomic<uint64_t> arrived{0};  // phases entered
   Collective brings;
@@ -44,7 +44,7 @@ struct Group {
   std::deque<Member> members;  // by position
 };
 
-// What one rank told another through Control and is not heard yet.
+// Holds what one rank told another through Control and has not been heard yet.
 struct Letters {
   std::mutex mutex;  // guards the queue
   std::deque<std::vector<std::byte>> queue;
@@ -56,7 +56,7 @@ struct alignas(64) Place {
   Seat seat;
 };
 
-// What all ranks share. The maps are for registration only; a step uses pointers into them.
+// Holds what all ranks share. The maps are for registration only; a step uses pointers into them.
 struct Shared {
   Shared(int64_t world_size, const TransportOptions& transport_options)
       : world(world_size), options(transport_options) {
@@ -121,7 +121,7 @@ class InprocTransport final : public Transport, public Control, public Fabric {
   Status wait_sends() override;
 
  private:
-  // The own view of a group.
+  // Holds one rank's view of a group.
   struct Seated {
     Group* group = nullptr;
     size_t position = 0;
@@ -285,7 +285,7 @@ Result<int32_t> InprocTransport::add_group(std::span<const int64_t> ranks, int32
 
 // ---- Messages -----------------------------------------------------------------------------------
 
-// From one side's parts to the other's, as if each lay in one piece.
+// Copies bytes from one side's parts to the other's, as if each side were contiguous.
 void copy_parts(const Message& from, std::span<const MessagePart> to) {
   const MessagePart whole{const_cast<std::byte*>(from.data), from.bytes};
   const std::span<const MessagePart> parts = from.parts.empty() ? std::span(&whole, 1) : from.parts;

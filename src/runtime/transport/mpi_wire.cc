@@ -28,7 +28,7 @@ std::string who() {
   return fmt::format("process {} of {}", (*launch)->rank, (*launch)->world);
 }
 
-// A rank that ends or stops before MPI knows it would be waited for without end.
+// MPI waits without end for a rank that ends or stops before MPI knows it.
 std::string alone_text(double seconds, const char* where) {
   return print_error(
       fail("{} waited {:.3g} s for the others in {}: one of them ended or stopped before", who(),
@@ -60,7 +60,7 @@ Error mpi_error(int64_t rank, const char* call, int code) {
     if (int code = call; code != MPI_SUCCESS) return mpi_error(rank_, #call, code); \
   } while (false)
 
-// Sent to all when a rank fails.
+// A Stop is sent to all ranks when one fails.
 struct Stop {
   int32_t code = 0;
   char reason[508] = {};

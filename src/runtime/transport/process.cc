@@ -88,7 +88,7 @@ Error ProcessTransport::late(int64_t peer, const std::string& where) const {
   return error;
 }
 
-// Until all have ended.
+// Waits until all transfers have ended.
 Status ProcessTransport::wait(std::span<Transfer> transfers, const char* what, const Group* group) {
   Status status = wait_all(transfers, what, group);
   if (!status) wire_->give_up(), ended_ = true;
@@ -199,8 +199,8 @@ Status ProcessTransport::add_message(std::span<const MessagePart> parts) {
 
 namespace {
 
-// What travels as one message goes to visit(parts): all of them, or each by itself where that would
-// be too large, or a stretch of a part.
+// Visits the parts that travel as one message: all of them, or each by itself where that would be
+// too large, or a stretch of a part.
 template <class Visit>
 Status in_messages(std::span<const MessagePart> parts, Visit visit) {
   if (bytes_of(parts) <= kLargest) return visit(parts);

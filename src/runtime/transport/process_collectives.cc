@@ -86,7 +86,7 @@ Status ProcessTransport::reduce_segment(Group& group, std::span<const Piece> pie
 
 namespace {
 
-// Bytes [at, at + bytes) of every member's part of a shard; they travel together with others.
+// Names bytes [at, at + bytes) of every member's part of a shard; they travel together with others.
 struct Portion {
   const Shard* shard = nullptr;
   int64_t at = 0, bytes = 0;
@@ -102,7 +102,7 @@ struct Portion {
     for_each_run(member, [&](const Shard::Run& run) { sum += run.bytes; });
     return sum;
   }
-  // Where they lie in the whole, of those that are not scattered.
+  // Returns where a member's bytes are in the whole, of shards that are not scattered.
   std::byte* of(int64_t member) const {
     std::byte* place = shard->whole;
     for_each_run(member, [&](const Shard::Run& run) { place += run.whole; });
@@ -155,7 +155,7 @@ class Rounds {
 
 }  // namespace
 
-// Of each member, of what arrives scattered or is added here.
+// Returns how many bytes of each member fit, of what arrives scattered or is added here.
 int64_t ProcessTransport::member_room(const Group& group) const {
   return std::max(segment_bytes(group) / group.size() / kFlatAlign, int64_t{1}) * kFlatAlign;
 }
@@ -289,8 +289,8 @@ int64_t for_each_row(const Rows& rows, int64_t home, int64_t owner, int64_t begi
 
 }  // namespace
 
-// To the owners of rows, into wholes, or from them, into parts. Both sides know from the index how
-// many rows pass between them.
+// Moves rows to their owners, into wholes, or from them, into parts. Both sides know from the index
+// how many rows pass between them.
 Status ProcessTransport::move_rows(Group& group, const Rows& rows, bool whole) {
   const int64_t own = group.position, room = member_room(group);
   const char* what = whole ? "dispatch" : "combine";

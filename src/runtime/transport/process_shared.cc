@@ -15,7 +15,7 @@ namespace piper::process {
 
 constexpr double kSharedRest = 50e-6;  // seconds; nothing that others write ends it
 
-// What fits a slot, of a message's flat form.
+// Describes the part of a message's flat form that fits a slot.
 struct ProcessTransport::Segment {
   uint64_t number = 0;  // of the group's
   int64_t begin = 0, end = 0;
@@ -31,7 +31,7 @@ std::byte* ProcessTransport::slot_of(const Group& group, int64_t member,
   return memory_.block(group.ranks[static_cast<size_t>(member)])->slots[segment.slot()];
 }
 
-// Whether all members have mapped the blocks of all.
+// Finds out whether all members have mapped the blocks of all.
 Status ProcessTransport::all_map(Group& group, bool& all) {
   std::vector<std::byte> maps(group.ranks.size(), std::byte{all});
   PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
@@ -52,8 +52,8 @@ SharedCounters* ProcessTransport::take_counters(uint64_t hash) {
   return nullptr;
 }
 
-// Counters of its own for a group whose members all share memory with each other. Members of other
-// hosts are not among those that came here, which all members know without a word.
+// Gives counters of its own to a group whose members all share memory with each other. Members on
+// other hosts are not among those that came here, which all members know without asking.
 Status ProcessTransport::join(Group& group) {
   group.joined = true;
   const auto is_here = [&](int64_t rank) { return memory_.is_here(rank); };

@@ -25,8 +25,8 @@ void join(T* acc, const T* x, int64_t count) {
   for (; i < count; ++i) acc[i] = joined<kReduction>(acc[i], x[i]);
 }
 
-// In blocks that stay in the first cache, so that each operand is read once and each result written
-// once.
+// Reduces in blocks that stay in the first cache, so that each operand is read once and each result
+// written once.
 template <Reduction kReduction, class T>
 void reduce_blocks(std::span<std::byte* const> to, std::span<const std::byte* const> from,
                    int64_t count) {
@@ -44,7 +44,7 @@ void reduce_blocks(std::span<std::byte* const> to, std::span<const std::byte* co
   }
 }
 
-// 16-bit floats: in f32, rounded once.
+// Reduces 16-bit floats in f32 and rounds once.
 template <Reduction kReduction>
 void reduce_halves(DType dtype, std::span<std::byte* const> to,
                    std::span<const std::byte* const> from, int64_t count) {

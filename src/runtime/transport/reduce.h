@@ -26,7 +26,7 @@ inline int64_t flat_size(std::span<const Piece> pieces) {
   for (const Piece& piece : pieces) total += flat_size(piece);
   return total;
 }
-// Where slice `index` of `count` begins in [0, total).
+// Returns where slice `index` of `count` begins in [0, total).
 inline int64_t slice_begin(int64_t total, int64_t index, int64_t count) {
   return total / kFlatAlign * index / count * kFlatAlign;
 }
@@ -45,7 +45,7 @@ void for_each_run(std::span<const Piece> pieces, int64_t begin, int64_t end, Vis
   }
 }
 
-// Behind what of member k's part lies in the whole.
+// Clears the end of member k's part, past what lies in the whole.
 inline void clear_rest(const Shard& shard, int64_t k) {
   int64_t end = 0;
   shard.for_each_run(k, [&](const Shard::Run& run) { end = run.part + run.bytes; });
@@ -77,7 +77,7 @@ inline bool are_alike(const Rows& a, const Rows& b) {
   return a.wide == b.wide && a.count == b.count && a.row_bytes == b.row_bytes &&
          a.stretches == b.stretches && a.mirrored == b.mirrored && a.owned == b.owned;
 }
-// What no member has of the rows that end up here: zeros in a whole, NaN in a part.
+// Clears the rows that no member sends here: zeros in a whole, NaN in a part.
 inline void clear_rows(const Rows& rows, int64_t own, bool whole) {
   const auto size = static_cast<size_t>(rows.row_bytes);
   for (int64_t k = whole ? 0 : own; k < (whole ? rows.members : own + 1); ++k)

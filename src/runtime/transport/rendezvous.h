@@ -20,7 +20,7 @@ struct Joined {
 
 class Rendezvous {
  public:
-  // On rank 0, whose own messages arrive at `port`.
+  // Opens the meeting point on rank 0, whose own messages arrive at `port`.
   static Result<std::unique_ptr<Rendezvous>> open(const HostPort& at, int64_t world, uint16_t port,
                                                   double timeout_s);
   ~Rendezvous();
@@ -57,7 +57,7 @@ class Rendezvous {
   std::thread thread_;
 };
 
-// On another rank, whose messages arrive at `port`.
+// Joins from another rank, whose messages arrive at `port`.
 Result<Joined> join_rendezvous(const HostPort& at, int64_t rank, int64_t world, uint16_t port,
                                double timeout_s);
 // Where `wanted` listens.

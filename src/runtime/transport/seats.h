@@ -14,7 +14,7 @@ namespace piper {
 std::vector<int64_t> chain_of_waits(int64_t from, int64_t peer, double stale_s,
                                     const std::function<const Seat*(int64_t rank)>& seat);
 
-// Of the ranks those that have not looked around for `stale_s`; not those of which nothing is
+// Returns those ranks that have not looked around for `stale_s`, without those of which nothing is
 // known.
 std::vector<int64_t> stuck_ranks(std::span<const int64_t> ranks, double stale_s,
                                  const std::function<const Seat*(int64_t rank)>& seat);

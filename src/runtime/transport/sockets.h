@@ -26,7 +26,7 @@ class Socket {
   int file_ = -1;
 };
 
-// An address and a port, IPv4 or IPv6, as it travels.
+// Holds an address and a port, IPv4 or IPv6, in the form that is sent.
 struct Place {
   uint8_t ip[16] = {};
   uint16_t port = 0;
@@ -45,7 +45,7 @@ struct HostPort {
 Result<HostPort> parse_host_port(const std::string& text);
 std::vector<Place> resolve(const HostPort& at, std::string& problem);
 
-// On all addresses of this machine; port 0: any that is free.
+// Listens on all addresses of this machine; port 0: any that is free.
 Result<Socket> listen_on(uint16_t port);
 Place place_of(const Socket& socket);       // the own end
 Place peer_place_of(const Socket& socket);  // the other end

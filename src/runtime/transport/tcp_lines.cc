@@ -67,7 +67,7 @@ void TcpWire::read(Line& line) {
   }
 }
 
-// False when there is nothing more now.
+// Reads some bytes; false when no more have arrived.
 bool TcpWire::read_some(Line& line) {
   iovec stretches[16];
   size_t count = 1;

@@ -58,8 +58,8 @@ void TcpWire::flush(double seconds) {
   }
 }
 
-// What the others get to know: this rank's reason, or the one that has stopped it. Memory of what
-// is under way may be gone: a line in the middle of a message is closed.
+// Tells the others this rank's reason, or the one that has stopped it. Memory of messages under way
+// may be gone: a connection in the middle of a message is closed.
 void TcpWire::abort(const Error& reason) {
   if (aborted_) return;
   aborted_ = true;
@@ -137,7 +137,7 @@ void TcpWire::accept_lines() {
   }
 }
 
-// Strangers that said something else than a hello, or nothing for long.
+// Drops connections that began with something else than a hello, or said nothing for long.
 void TcpWire::drop_lines() {
   std::erase_if(lines_, [](const auto& line) {
     return line->peer < 0 &&

@@ -41,7 +41,7 @@ struct Hello {
   int64_t port = 0;  // where its messages arrive
 };
 
-// How far the parts of a message have been moved.
+// Says how far the parts of a message have been moved.
 struct Cursor {
   const MessagePart* parts = nullptr;
   size_t count = 0, part = 0;
@@ -66,7 +66,7 @@ struct Cursor {
   }
 };
 
-// A send or a receive, from its start until it has been tested.
+// Holds a send or a receive, from its start until it has been tested.
 struct Work {
   Address address;
   MessagePart single;  // where a message has one part
@@ -99,7 +99,7 @@ struct Line {
   Early* early = nullptr;
   std::vector<std::byte> text;  // of a hello, a reason, or of what nobody wants
   MessagePart text_part;
-  // What is to be written.
+  // Holds a frame that is to be written.
   struct Words {
     Frame frame;
     size_t frame_done = 0;
@@ -111,7 +111,7 @@ struct Line {
   std::deque<Words> queue;
 };
 
-// What comes from one rank.
+// Holds what has arrived from one rank.
 struct Inbox {
   std::deque<Work*> wanted;
   std::deque<std::unique_ptr<Early>> early;

@@ -8,7 +8,8 @@
 
 namespace piper::process {
 
-// Apart, so that no message is taken for another: of routes, of collectives, of Control.
+// Lanes keep messages apart, so that none is taken for another: of routes, of collectives, of
+// Control.
 enum class Lane : uint8_t { kMessages, kCollectives, kControl };
 inline constexpr size_t kLanes = 3;
 
@@ -18,7 +19,7 @@ struct Address {
   int32_t tag = 0;
 };
 
-// A send or a receive under way.
+// Holds a send or a receive under way.
 struct Transfer {
   uint64_t handle = 0;  // the wire's
   bool open = false;
@@ -37,14 +38,14 @@ class Wire {
   virtual uint64_t job() const = 0;
   // A message of several parts is known before it is sent or received; of one part none need be.
   virtual Status add_message(std::span<const MessagePart> parts) = 0;
-  // Both return at once. Messages of one sender, lane and tag are received in order.
+  // Both calls return at once. Messages of one sender, lane and tag are received in order.
   virtual Status send(Transfer& transfer, const Address& to,
                       std::span<const MessagePart> parts) = 0;
   virtual Status receive(Transfer& transfer, const Address& from,
                          std::span<const MessagePart> parts) = 0;
   // Closes the transfer if it has ended. Then `got` is how many bytes came (-1: more than wanted).
   virtual Status test(Transfer& transfer, int64_t& got) = 0;
-  // An error when another rank has aborted or is gone.
+  // Fails when another rank has aborted or is gone.
   virtual Status check_stopped() = 0;
   // Gives the core away until something has come, but not for longer than this.
   virtual void rest(double seconds) = 0;
