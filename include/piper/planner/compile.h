@@ -66,7 +66,8 @@ struct ExplainTopics {
   bool lines = false;              // say where in the strategy each directive stands
   bool has(std::string_view topic) const;
 };
-// Of "order,memory"; "" and "summary": the usual ones. Error: an unknown topic, with the nearest.
+// Parses a list of topics such as "order,memory"; "" and "summary" are the usual ones. Error: an
+// unknown topic, with the nearest.
 Result<ExplainTopics> parse_topics(std::string_view text);
 std::string explain_topics();  // "summary, train, …, all, lines"
 std::string explain(const Compiled& compiled, const ExplainTopics& topics);
@@ -87,7 +88,7 @@ struct MemoryTraffic {
   int64_t product_bytes() const;  // matrix products, attention, and what these take along
   int64_t other_bytes() const;
 };
-// By role. Requires roles of a target of backends.h.
+// Returns the traffic by role. Requires roles of a target of backends.h.
 std::vector<MemoryTraffic> memory_traffic(const PlanSet& set);
 
 // Returns the order of the computations that the strategy asks for; list scheduling where it gives

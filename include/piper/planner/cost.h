@@ -10,7 +10,7 @@ struct ChunkCost {
   // Forward chunks: what their region's backward reads of the forward, a microbatch.
   int64_t kept_bytes = 0;
 };
-// By chunk. Requires make_dag.
+// Returns the costs by chunk. Requires make_dag.
 std::vector<ChunkCost> chunk_costs(const Dag& dag);
 
 // A byte that is sent takes as long as this many operations: what a fast link and a fast matrix

@@ -26,9 +26,9 @@ using ChunkId = Id<ChunkTag>;
 using ItemId = Id<ItemTag>;
 using TaskId = Id<TaskTag>;
 
-// 'P' what the step needs before its first microbatch (label counts), 'F' forward, 'B' backward,
-// 'I' and 'W' its input- and weight-gradient parts when an order names them, 'U' sums, clipping and
-// updates.
+// Chunks of pass 'P' hold what the step needs before its first microbatch (label counts), 'F' the
+// forward, 'B' the backward, 'I' and 'W' its input- and weight-gradient parts when an order names
+// them, 'U' sums, clipping and updates.
 struct Chunk {
   char pass = 'F';
   std::vector<int32_t> tags;    // by Dag::region_tags
@@ -100,7 +100,7 @@ class Few {
   Head* head_ = nullptr;  // and the items behind it
 };
 
-// One value in one cell and microbatch: what gets a buffer.
+// An Item is one value in one cell and microbatch, which gets a buffer.
 struct Item {
   ValueId value;
   int32_t micro = -1;  // -1: one for the whole step
@@ -155,9 +155,9 @@ struct Task {
   Few<NodeId> nodes;
 };
 
-// One message that brings the terms of a sum together, in rank order. What replicas have are terms:
-// those whose numbers differ by multiples of `stride` only, `size` of them; and so may be what the
-// ranks of further axes have.
+// A SumRound is one message that reduces the terms of a sum, in rank order. What replicas have are
+// terms: those whose numbers differ by multiples of `stride` only, `size` of them; and so may be
+// what the ranks of further axes have.
 struct SumRound {
   int64_t size = 1, stride = 1;  // of replicas
   std::vector<int32_t> axes;     // of the mesh, ascending: theirs and the further ones
@@ -169,7 +169,7 @@ struct SumRound {
   bool operator==(const SumRound&) const = default;
 };
 
-// One StepSum: its contributions by use, and how it is finished.
+// A Sum is one StepSum: its contributions by use, and how it is finished.
 struct Sum {
   ValueId value;              // output of the StepSum
   std::vector<ValueId> uses;  // contributions
@@ -184,8 +184,8 @@ struct Sum {
 enum class Gather : uint8_t { kPass, kMicrobatch, kStep, kUpdate };
 inline constexpr const char* kGatherNames[] = {"pass", "microbatch", "step", "update"};
 
-// A value of which each rank of some mesh axes holds a run of the flat elements, zeros behind the
-// end: of an axis of replicas, and of those over which the gradient is terms.
+// A Part is a value of which each rank of some mesh axes holds a run of the flat elements, zeros
+// after the end: of an axis of replicas, and of those over which the gradient has terms.
 struct Part {
   ValueId value;  // the own run
   ValueId param;  // the whole parameter, or its previous version, when it is a part of one
@@ -195,26 +195,28 @@ struct Part {
   int32_t stream = 0, distance = 0;  // of the task that gathers it
 };
 
-// A trained parameter as microbatches read it, rounded to 16 bits: a state that the update writes.
+// A Copy is a trained parameter as microbatches read it, rounded to 16 bits: a state that the
+// update writes.
 struct Copy {
   ValueId master, copy;
 };
 
-// Two versions of a trained parameter, of its copy, or of the step's number where random ops read
-// it: what microbatches read is the one before the last update.
+// A Version pairs two versions of a trained parameter, of its copy, or of the step's number where
+// random ops read it: microbatches read the one before the last update.
 struct Version {
   ValueId newest;    // the parameter or its copy; the number of the next step
   ValueId previous;  // takes the newest's value just before that is updated
 };
 
-// A queue of a device. A backend that cannot use priority or a limit of SMs runs it as any other.
+// A TaskStream is a queue of a device. A backend that cannot use priority or a limit of SMs runs it
+// as any other.
 struct TaskStream {
   std::string name;
   int32_t priority = 0;  // higher goes first
   int64_t sms = 0;       // multiprocessors at most; 0: any
 };
 
-// What lives in host memory while it is not needed.
+// An Offload names what is kept in host memory while it is not needed.
 struct Offload {
   bool optimizer = false;     // the optimizer's states; else `items`
   std::vector<ItemId> items;  // kept from forward to backward
@@ -357,19 +359,20 @@ bool gathers_parameters(const Dag& dag, const Task& task);
 // Returns the path up to the first number: "model/h/2" of "model/h/2/mlp/fc"; all of it without a
 // number.
 std::string_view layer_of(std::string_view scope);
-// Axes over which contributions to the sum are terms beside those of replicas. Ascending.
+// Returns the axes over which contributions to the sum are terms beside those of replicas,
+// ascending. Ascending.
 std::vector<int32_t> further_axes(const Dag& dag, const Sum& sum);
 // Returns the stream of this name, added if there is none.
 int32_t stream_of(Dag& dag, const std::string& name);
-// For each item the tasks that write it (several for accumulators), ascending.
+// Returns for each item the tasks that write it (several for accumulators), ascending.
 std::vector<std::vector<TaskId>> writers(const Dag& dag);
 // "F stage=1 mb=3"; of several microbatches "… mb=3..5".
 std::string print_label(const Dag& dag, const Task& task);
 // "%name@microbatch/cell", without the parts that do not apply.
 std::string print_item(const Dag& dag, ItemId id);
 
-// Canonical text form, without the graph: chunks name nodes by their first output. parse_dag reads
-// it back over the same graph and prints the same.
+// Prints the canonical text form, without the graph: chunks name nodes by their first output.
+// parse_dag reads it back over the same graph and prints the same.
 std::string print_dag(const Dag& dag);
 Result<Dag> parse_dag(Graph graph, std::string_view text);
 

@@ -50,14 +50,14 @@ Result<Graph> apply_precision(Graph forward, const std::vector<Precision>& preci
 // Requires a differentiated graph. Refuses gradients in f64.
 Result<Graph> accumulate_in_halves(Graph step, const std::vector<Precision>& precisions);
 
-// Forward ops that the backward pass runs again, just before it first needs what they make. Ops
-// that share a directive, captures and region form a group: what it takes from outside is kept, and
-// what it hands to other forward ops; with `ops`, nothing that a chosen op makes is kept. With a
-// budget the least is kept that the cheapest ops suffice for: a minimum cut of the region's
-// dataflow. Bits do not change. Where conditions name the microbatch, the graph has copies of all
-// that some microbatch makes again, and the variants say which are made. Requires a sharded graph.
-// Errors: nothing matches, an unknown op, an op chosen twice, nothing that the backward pass reads,
-// a budget that is too small.
+// A Recomputation lists forward ops that the backward pass runs again, just before it first needs
+// what they make. Ops that share a directive, captures and region form a group: what it takes from
+// outside is kept, and what it hands to other forward ops; with `ops`, nothing that a chosen op
+// makes is kept. With a budget the least is kept that the cheapest ops suffice for: a minimum cut
+// of the region's dataflow. Bits do not change. Where conditions name the microbatch, the graph has
+// copies of all that some microbatch makes again, and the variants say which are made. Requires a
+// sharded graph. Errors: nothing matches, an unknown op, an op chosen twice, nothing that the
+// backward pass reads, a budget that is too small.
 struct Recomputed {
   Graph graph;
   Variants variants;
@@ -99,12 +99,12 @@ std::vector<std::string> notes_of(const Graph& graph, const ShardedGraph& made, 
 // dim 0 over tp".
 std::vector<std::string> layouts_of(const Graph& graph, const std::vector<AxisCut>& cuts);
 
-// Chunks to cells. Axis coordinates outside the mesh, chunks without a place or with two, and
-// coordinates without work are errors.
+// Assigns chunks to cells. Axis coordinates outside the mesh, chunks without a place or with two,
+// and coordinates without work are errors.
 Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variables& variables,
                         Explanations& out);
 
-// Gradient reductions: bucket size and stream; what is cut over the replicas.
+// Adds gradient reductions: bucket size and stream; and cuts what is sharded over the replicas.
 Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, Explanations& out);
 
 // The compute order per cell that the order directive asks for; empty when there is none, or a
@@ -120,19 +120,19 @@ Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& va
 Result<Explanation> explain_offload(const OffloadRule& rule, int64_t values, int64_t bytes,
                                     int64_t stay);
 
-// Requires tasks. Errors: a task that two entries claim, or whose stream replicate names; a stream
-// that nothing runs on.
+// Assigns tasks to streams. Requires tasks. Errors: a task that two entries claim, or whose stream
+// replicate names; a stream that nothing runs on.
 Result<Dag> apply_streams(Dag dag, const Strategy& strategy, const Variables& variables,
                           Explanations& out);
 
-// When receives are posted, inputs loaded, and parts of activations or parameters gathered. Sends
-// that have streams of their own are received as they are issued unless an entry says otherwise.
-// Requires tasks and their streams. Errors: nothing matches, a kind of task without a distance, a
-// task that two entries claim.
+// Decides when receives are posted, inputs loaded, and parts of activations or parameters gathered.
+// Sends that have streams of their own are received as they are issued unless an entry says
+// otherwise. Requires tasks and their streams. Errors: nothing matches, a kind of task without a
+// distance, a task that two entries claim.
 Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& variables,
                            Explanations& out);
 
-// Which messages are to be one, and for whom.
+// Says which messages become one, and for which rules.
 struct Fused {
   std::vector<std::vector<TaskId>> groups;  // of two tasks or more: see join_messages
   std::vector<size_t> rule;                 // by group: of the strategy's
@@ -143,11 +143,12 @@ struct Fused {
 // Requires tasks and their streams. Errors: nothing matches, what is no message, a message that two
 // entries claim.
 Result<Fused> apply_fuse(const Dag& dag, const Strategy& strategy, const Variables& variables);
-// Then: messages of neighbouring microbatches that carry the same values, where a rule asks for it.
+// Joins after that messages of neighbouring microbatches that carry the same values, where a rule
+// asks for it.
 Result<Fused> fuse_microbatches(const Dag& dag, const Strategy& strategy,
                                 const Variables& variables);
-// By rule: how many messages of those that `matched` are `left`, and, of groups that had to part,
-// how many messages more than one each has, and one of them.
+// Counts by rule how many messages of those that `matched` are `left`, and, of groups that had to
+// be split, how many messages more than one each has, and one of them.
 struct FuseCount {
   int64_t left = 0, apart = 0;
   std::string example;

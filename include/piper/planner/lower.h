@@ -7,14 +7,14 @@
 
 namespace piper {
 
-// What became of an Offload, over all cells.
+// Counts what an Offload did, over all cells.
 struct OffloadCount {
   int64_t values = 0, bytes = 0;  // that leave
   int64_t stay = 0;               // that are needed again too soon
 };
 
-// What has two buffers where steps overlap, over all cells: values that the next step begins before
-// the one under way has done with them. When the turn of their step comes they are copied.
+// Counts what has two buffers where steps overlap, over all cells: values that the next step begins
+// before the one under way is done with them. When the turn of their step comes they are copied.
 struct TwiceCount {
   int64_t values = 0, bytes = 0;
 };

@@ -8,14 +8,14 @@
 
 namespace piper {
 
-// A list for each task, in one array.
+// Keeps a list for each task, in one array.
 template <class Item>
 class ListsByTask {
  public:
   std::span<const Item> operator[](size_t task) const {
     return {items_.data() + end_[task], end_[task + 1] - end_[task]};
   }
-  // The list of the next task.
+  // Adds the list of the next task.
   void add(const std::vector<Item>& items) {
     items_.insert(items_.end(), items.begin(), items.end());
     end_.push_back(items_.size());
@@ -32,8 +32,8 @@ class ListsByTask {
 };
 using TaskLists = ListsByTask<TaskId>;
 
-// Tasks that must be issued before each task: writers of what it reads, and for receives the send.
-// Ascending.
+// Returns the tasks that must be issued before each task: writers of what it reads, and for
+// receives the send; ascending. Ascending.
 TaskLists find_dependencies(const Dag& dag);
 
 struct Schedule {
@@ -47,10 +47,10 @@ struct Schedule {
   int64_t nearer = 0;  // receives that stand nearer to their use than asked, behind their sends
 };
 
-// How list_schedule chooses. Each cell takes the task that can start first; of several, the pass
-// that `prefer` names first, then the lower microbatch, then the later stage. Besides, orders that
-// repeat a pattern, within the same limits: what ends first is taken. The tasks of one chunk and
-// pass run in microbatch order, or in that of `turn`.
+// A ListPolicy says how list_schedule chooses. Each cell takes the task that can start first; of
+// several, the pass that `prefer` names first, then the lower microbatch, then the later stage.
+// Besides, orders that repeat a pattern, within the same limits: what ends first is taken. The
+// tasks of one chunk and pass run in microbatch order, or in that of `turn`.
 struct ListPolicy {
   std::vector<char> prefer;        // passes; those that are not named come last
   std::vector<int64_t> in_flight;  // by cell: chunks whose activations are held at most
@@ -72,7 +72,7 @@ Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const TaskLists&
 // at most as many microbatches in flight as there are cells from this one on.
 ListPolicy default_policy(const Dag& dag);
 
-// What became of tasks that were to be one.
+// Holds the result of joining a message group.
 struct JoinedMessages {
   int64_t messages = 0;  // that they are now
   std::string apart;     // of several, the first of the second: "'send a mb=1' on pp=0"
@@ -95,7 +95,7 @@ std::vector<JoinedMessages> join_messages(Dag& dag, std::vector<ComputeOrder>& c
 Result<Schedule> make_schedule(const Dag& dag, const TaskLists& deps,
                                const std::vector<ComputeOrder>& compute);
 
-// What a device works through in order, each task waiting there for what it needs.
+// A Queue says what a device works through in order, each task waiting there for what it needs.
 enum class Queue {
   kIssue,   // all that it is given, as the CPU executor does
   kStream,  // what is on one stream

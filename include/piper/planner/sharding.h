@@ -28,7 +28,7 @@ struct BatchCut {
 // alone).
 Result<Graph> shard_batch(Graph graph, const BatchCut& cut);
 
-// Whether the batch of the graph can be cut so: the error that shard_batch would give.
+// Checks whether the batch of the graph can be cut like this: the error is that of shard_batch.
 Status check_batch(const Graph& graph, const BatchCut& cut);
 
 // A tensor that is cut over a mesh axis because a strategy says so. Of a parameter whose readers
@@ -63,7 +63,7 @@ struct AxisCut {
   std::vector<AttentionCut> attention = {};
 };
 
-// A collective that a cut needs.
+// Describes a collective that a cut needs.
 struct Conversion {
   NodeId node;
   ValueId value;      // what changes its layout

@@ -43,7 +43,8 @@ Variables scope_of(const Strategy& strategy, const Cut& cut) {
   return variables;
 }
 
-// Tags that tell regions apart: all of the graph's that some place or order directive names.
+// Returns the tags that tell regions apart: all of the graph's that some place or order directive
+// names.
 Result<std::vector<std::string>> region_tags(const Strategy& strategy, const Graph& graph) {
   std::vector<std::string> tags;
   const auto add = [&](const std::string& tag) {
@@ -122,7 +123,7 @@ void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& ex
                                   kept.size(), human_bytes(bytes))}});
 }
 
-// What one round of joining came to, for what is left from the one before.
+// Counts what one round of joining did, for what is left from the round before.
 void count_joined(const Fused& fused, const std::vector<JoinedMessages>& joined,
                   std::vector<FuseCount>& counts) {
   for (size_t g = 0; g < joined.size(); ++g) {
@@ -148,12 +149,12 @@ Result<Dag> fused_messages(Dag dag, std::vector<ComputeOrder>& order, const Stra
   return dag;
 }
 
-// The plan that the strategy asks for, or one of the two oracles: one device that plays all
-// replicas, with the same cut of the batch or with none. kFirst: one that plays the first replica
-// alone, by which others are proved as by all of them.
+// Says which plan to make: the one that the strategy asks for, or one of the oracles: one device
+// that plays all replicas, with the same cut of the batch or with none. kFirst: one that plays the
+// first replica alone, by which others are proved as by all of them.
 enum class Target { kStrategy, kSingle, kFirst, kUncut };
 
-// What the steps from the differentiated graph to plans share.
+// Holds what the steps from the differentiated graph to plans share.
 struct Making {
   Target target;
   const CompileOptions& options;
@@ -221,7 +222,7 @@ Error with_rules(Error error, const Strategy& strategy, const std::vector<std::s
   return error;
 }
 
-// Chunks that have their places.
+// Makes chunks and places them.
 Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   if (making.target == Target::kUncut) {
     cut.microbatches = cut.replicas = 1;
@@ -331,7 +332,7 @@ std::string print_roles(const Lowered& lowered) {
   return text;
 }
 
-// What the strategy's plans came to.
+// Explains the plans of the strategy.
 Status explain_plans(const Lowered& lowered, Making& making) {
   if (making.is_oracle()) return ok_status();
   if (lowered.twice.values > 0)

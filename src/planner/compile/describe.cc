@@ -232,7 +232,7 @@ void Description::costs(const Imported& imported) {
   step_costs(std::move(recognised->graph));
 }
 
-// What the backward of a sample costs, and what of its forward is kept for it.
+// Computes what the backward of a sample costs, and what of its forward is kept for it.
 void Description::step_costs(Graph graph) {
   const auto batch = static_cast<double>(std::max<int64_t>(graph.batch, 1));
   TrainSpec train;

@@ -74,7 +74,8 @@ Result<TrainingInfo> updates_of(const Graph& step) {
   return out;
 }
 
-// An output of the model as it is, or a mean cross-entropy over classes that are last.
+// Exports the loss: an output of the model as it is, or a mean cross-entropy over classes that are
+// last.
 Status export_loss(const Strategy& strategy, const Graph& graph, TrainingExport& out) {
   const LossTerm term = strategy.loss.empty() ? LossTerm{} : strategy.loss[0];
   const bool plain = strategy.loss.size() < 2 && term.weight == 1 && term.dim == -1 &&

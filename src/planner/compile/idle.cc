@@ -6,7 +6,7 @@
 namespace piper {
 namespace {
 
-// With each message just before the first task that reads it.
+// Schedules each message just before the first task that reads it.
 Result<Schedule> plain_schedule(Dag& dag, const TaskLists& deps,
                                 const std::vector<ComputeOrder>& compute) {
   std::vector<int32_t> distances;

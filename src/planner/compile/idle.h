@@ -23,8 +23,8 @@ std::optional<Picture> picture_of(const PlanSet& set);
 std::optional<Note> explain_pairs(const PlanSet& set, const Picture& with, const Strategy& strategy,
                                   Explanations& explain);
 
-// How long a step is and how much of it devices are idle, into the manifest's predictions: "idle",
-// a share, and "step_flops".
+// Writes how long a step is and how much of it devices are idle into the manifest's predictions:
+// "idle", a share, and "step_flops".
 void predict_time(const Picture& picture, PlanSet& set);
 
 }  // namespace piper

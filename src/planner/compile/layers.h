@@ -14,7 +14,7 @@ struct Layers {
   std::vector<LayerPattern> patterns;                // in order of the first node
   std::vector<std::pair<std::string, size_t>> rest;  // scopes in no pattern, and how many nodes
 };
-// The outermost integer of a path counts; one that takes a single value is no layer.
+// Counts the outermost integer of a path as its layer; one that takes a single value is no layer.
 Layers find_layers(std::span<const std::string> scopes);
 
 }  // namespace piper

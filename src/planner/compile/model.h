@@ -7,9 +7,9 @@ namespace piper {
 
 ImportOptions import_options(const Strategy& strategy, const CompileOptions& from);
 void explain_parameters(const Strategy& strategy, const Imported& imported, Explanations& out);
-// Groups of parameters and the scale of the loss.
+// Explains groups of parameters and the scale of the loss.
 void explain_training(const Strategy& strategy, const Graph& graph, Explanations& out);
-// The optimizers of the model's training_info, unless the strategy has one.
+// Takes the optimizers of the model's training_info, unless the strategy has one.
 Status use_training(const Imported& imported, Strategy& strategy, Explanations& out);
 // Returns the loss that the strategy names, or the file's sole scalar.
 Result<Graph> with_loss(Graph graph, const Strategy& strategy);

@@ -91,7 +91,7 @@ Status name_plan_sets(const CompileOptions& options, const Strategy& strategy, C
   name(compiled.set);
   if (compiled.single) name(*compiled.single);
   if (compiled.uncut) name(*compiled.uncut);
-  // Not those of the oracles, whose manifests count for the set's id.
+  // Oracles are excluded here, because their manifests count for the set's id.
   compiled.set.manifest.model = options.model;
   compiled.set.manifest.strategy = options.strategy;
   return ok_status();

@@ -7,8 +7,8 @@
 namespace piper {
 
 PlanSet make_plan_set(const Dag& dag, Lowered lowered);
-// The verifier's word on the set, beside the plan for one device where there is one; its findings
-// become one error (kRefused).
+// Verifies the set, beside the plan for one device where there is one; findings become one error
+// (kRefused).
 Status check_plans(const PlanSet& set, const PlanSet* single);
 // Model and strategy names and digests for the manifests.
 Status name_plan_sets(const CompileOptions& options, const Strategy& strategy, Compiled& compiled);

@@ -22,7 +22,7 @@ class Steps {
     if (result && options_.dump && !quiet) options_.dump(name, [&] { return print(*result); });
     return result;
   }
-  // A step that has no text form.
+  // Runs a step that has no text form.
   template <class Make>
   auto run(std::string_view name, Make make) -> decltype(make()) {
     return run(name, std::move(make), [](const auto&) { return std::string(); });

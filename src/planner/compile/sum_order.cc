@@ -8,7 +8,7 @@ namespace {
 
 using Key = std::pair<char, std::vector<int32_t>>;
 
-// Without the tags that place adds.
+// Returns the key without the tags that place adds.
 Key key_of(const Chunk& chunk, size_t tags) {
   return {chunk.pass, {chunk.tags.begin(), chunk.tags.begin() + static_cast<ptrdiff_t>(tags)}};
 }

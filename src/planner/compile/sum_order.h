@@ -9,7 +9,7 @@
 
 namespace piper {
 
-// How the strategy's plan sums, for the single-device plan.
+// Says how the strategy's plan sums, for the single-device plan.
 struct Summing {
   std::vector<int32_t> group_of;         // see Dag
   std::vector<std::string> region_tags;  // of the chunks below

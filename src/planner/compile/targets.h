@@ -10,10 +10,10 @@ namespace piper {
 // Writes into each role what the target takes beside the arenas. Error (kUsage): no such target.
 Status state_needs(std::vector<RoleProgram>& roles, std::string_view target);
 
-// What becomes of sums that the strategy calls fast. Requires such a target.
+// Explains what happens to sums that the strategy calls fast. Requires such a target.
 void explain_fast_sums(const Strategy& strategy, std::string_view target, Explanations& out);
 
-// A role as its target runs it: its instructions, and their programs joined.
+// Holds a role as its target runs it: its instructions, and their programs joined.
 struct TargetRole {
   RoleProgram role;
   std::vector<FusedProgram> programs;

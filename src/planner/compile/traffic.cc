@@ -60,7 +60,7 @@ int64_t sum_of(const std::vector<MemoryTraffic::Kind>& kinds, bool products) {
   return bytes;
 }
 
-// Decimal, as bandwidths are given.
+// Prints bytes in decimal units, as bandwidths are given.
 std::string traffic_of_bytes(int64_t bytes) {
   const auto number = static_cast<double>(bytes);
   if (number >= 1e9) return fmt::format("{:.2f} GB", number / 1e9);

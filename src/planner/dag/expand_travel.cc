@@ -147,7 +147,7 @@ void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& buck
   dag_.tasks.push_back(std::move(join));
 }
 
-// Beside the contributions that travel as they are, nothing.
+// Rounds what travels of a bucket, unless all contributions travel as they are.
 void Expander::round_bucket(const Task& of, const std::vector<Accumulate>& bucket) {
   std::vector<int32_t> sums;
   std::vector<ItemId> from;

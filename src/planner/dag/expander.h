@@ -10,7 +10,7 @@
 
 namespace piper {
 
-// Items by value, microbatch (-1: of the whole step) and cell.
+// Finds items by value, microbatch (-1: of the whole step) and cell.
 class ItemTable {
  public:
   explicit ItemTable(int64_t micros) : micros_(static_cast<size_t>(micros)) {}
@@ -48,7 +48,7 @@ class ItemTable {
   std::vector<ItemId> ids_;
 };
 
-// For labels.
+// Adds how many more there are, for labels.
 inline std::string and_more(const std::string& first, size_t count) {
   return count > 1 ? fmt::format("{} and {} more", first, count - 1) : first;
 }
@@ -117,13 +117,14 @@ class Expander {
     dag_.labels.push_back(std::move(label));
     return static_cast<int32_t>(dag_.labels.size() - 1);
   }
-  // Of the tasks that bring a value: one label, or those of the send and of the receive.
+  // Returns one of the labels of the tasks that bring a value: one, or those of the send and of the
+  // receive.
   int32_t bringing_label(ValueId value, std::initializer_list<std::string_view> kinds);
 
   // ---- Sums ----
   void index_sums();
-  // Of each node and group of microbatches the chunk of the wanted kind that holds it, of early
-  // ones one of the first level; -1: none.
+  // Returns for each node and group of microbatches the chunk of the wanted kind that holds it, of
+  // early ones one of the first level; -1: none.
   std::vector<int32_t> chunks_of_nodes(bool early) const;
 
   // ---- The end of the step, piece by piece ----
@@ -141,11 +142,11 @@ class Expander {
   // one cell: into the first one's memory.
   ItemId combine(int32_t s, const std::vector<ItemId>& members, size_t first,
                  const std::string& name);
-  // Two items of one cell.
+  // Adds two items of one cell.
   ItemId add_parts(int32_t s, ItemId a, ItemId b);
 
-  // Of each use the groups of microbatches in order, then the uses, then replicas in turn, round
-  // by round; what is left to do is the reduction over ranks. Parts that several cells
+  // Sums a parameter's gradient: for each use the groups of microbatches in order, then the uses,
+  // then the replicas, round by round; the reduction over ranks is left. Parts that several cells
   // hold travel from one to the next: the last finishes the sum, for all that read it.
   ItemId sum_parts(int32_t s);
 
@@ -158,7 +159,7 @@ class Expander {
   }
   ValueId cast(ValueId value, DType type, const std::string& name);
   std::string several(const std::vector<int32_t>& sums, DType type) const;  // for labels
-  // Several sums of one cell in another type; those that are in it already stay.
+  // Casts several sums of one cell to another type; those that have it already stay.
   std::vector<ItemId> in_type(const std::vector<int32_t>& sums, std::vector<ItemId> items,
                               DType type, const std::string& suffix);
   // Returns a chunk of pass U that casts, and a task of it.
@@ -169,7 +170,7 @@ class Expander {
   // one's memory.
   ItemId add_rounded(int32_t s, const std::vector<ItemId>& members, DType type);
 
-  // Round `r` of several sums, as one message.
+  // Reduces round `r` of several sums, as one message.
   std::vector<ItemId> reduce(const std::vector<int32_t>& sums, const std::vector<ItemId>& totals,
                              size_t r);
 
@@ -178,8 +179,8 @@ class Expander {
 
   void finish_sum(int32_t s);
 
-  // Gradients in the order in which the backward finishes them, joined into buckets. What one
-  // region finishes does not wait for another.
+  // Reduces gradients in the order in which the backward finishes them, joined into buckets. What
+  // one region finishes does not wait for another.
   void finish_late_sums();
 
   // ---- Data flow ----
@@ -200,21 +201,21 @@ class Expander {
 
   // Returns a task of the chunk; `before`: that of the microbatch before this one, or none.
   TaskId add_compute(ChunkId id, int32_t micro, TaskId before);
-  // The tasks within it.
+  // Adds the collectives within a task.
   void add_collectives(TaskId of);
 
   ItemId accumulator(int32_t sum, int32_t use, int32_t micro) const;
 
   // ---- Reductions in every microbatch ----
-  // What one task contributes to a parameter's gradient, before it is summed over replicas, as it
-  // is and as it travels; the part of it that is left; and what joins the accumulator.
+  // Holds what one task contributes to a parameter's gradient, before it is summed over replicas,
+  // as it is and as it travels; the part of it that is left; and what joins the accumulator.
   struct Reduced {
     ValueId whole, travels, part, joins;
   };
   Reduced& reduced(int32_t s, int32_t use);
   ItemId whole_contribution(const Contribution& c, const Task& task);
 
-  // As the backward makes them, joined into buckets.
+  // Reduces contributions as the backward makes them, joined into buckets.
   void reduce_contributions(TaskId id);
   void reduce_bucket(const Task& of, const std::vector<Accumulate>& bucket);
   void round_bucket(const Task& of, const std::vector<Accumulate>& bucket);
@@ -228,13 +229,13 @@ class Expander {
   bool is_copy(ValueId state) const;
   // Returns the own part of a state that lives in parts alone.
   ValueId kept_of(ValueId state) const;
-  // Of a parameter that lives in parts.
+  // Gathers a parameter that is kept in parts.
   ItemId gather_whole(ValueId param, int32_t cell);
 
-  // Parameters and copies that stay whole and are updated in parts.
+  // These are for parameters and copies that stay whole and are updated in parts.
   std::vector<const Part*> cut_in_step(int32_t cell, const UpdateIndex& index) const;
   void add_own_parts(int32_t cell, const std::vector<const Part*>& cut);
-  // Back into whole parameters, joined into buckets.
+  // Gathers updated parts back into whole parameters, joined into buckets.
   void gather_updated(int32_t cell, const std::vector<const Part*>& cut);
   ValueId next_of(ValueId state) const;
 

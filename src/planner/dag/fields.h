@@ -158,7 +158,8 @@ PIPER_FIELDS(Dag) {
   v("reports", &Dag::reports, kElsewhere);
 }
 
-// Tables of which each element is a line, in an order in which lines name what stands above them.
+// Visits the tables of which each element is a line, in an order in which lines only name what is
+// above them.
 template <class SomeDag, class Visit>
 void each_table(SomeDag& dag, Visit&& visit) {
   visit("axis", dag.mesh);

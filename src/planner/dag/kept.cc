@@ -21,7 +21,7 @@ ValueId add_state_like(Graph& graph, ValueId like, std::string name, DType dtype
                           .over = of.over});
 }
 
-// Microbatches read `instead`, by value, where it is valid.
+// Lets microbatches read `instead`, by value, where it is valid.
 void read_instead(Graph& graph, const std::vector<ValueId>& instead) {
   for (Node& node : graph.nodes)
     for (ValueId& input : node.inputs)
@@ -57,7 +57,7 @@ void round_update(Dag& dag, const Copy& made) {
   graph.updates.push_back({made.copy, rounded});
 }
 
-// Casts to 16 bits of a parameter, perhaps moved before.
+// Describes casts to 16 bits of a parameter, perhaps moved before.
 struct Rounding {
   NodeId cast;
   std::vector<NodeId> moves;  // what makes what it casts, last first
@@ -111,8 +111,8 @@ class Copier {
     if (const int32_t param = param_of_[from.index()]; param >= 0)
       found_[{param, dtype_of(cast)}].push_back(std::move(rounding));
   }
-  // Made by an op that leaves elements as they are, for casts to that type alone, or for the move
-  // that was found last.
+  // Returns whether the value is made by an op that leaves elements as they are, for casts to that
+  // type only, or for the move that was found last.
   bool is_moved(ValueId value, const Rounding& rounding) const {
     const NodeId producer = graph_.value(value).producer;
     if (!producer.valid() || varies_.contains(value)) return false;

@@ -10,8 +10,8 @@ namespace piper {
 // where ops that move elements stand between the parameter and the casts.
 void keep_copies(Dag& dag);
 
-// A second state of each trained parameter that is read, and of each copy, which starts as the
-// first does.
+// Adds a second state for each trained parameter that is read, and for each copy, which starts as
+// the first does.
 void keep_previous_weights(Dag& dag);
 
 // What is drawn depends on the number of the step. So that a step may begin while the one before is

@@ -28,8 +28,8 @@ void mark(const Dag& dag, int32_t variant, ValueId value, std::vector<bool>& mar
 
 constexpr int32_t kLate = -1;
 
-// By node, of StepSums that some microbatch needs and that are finished before the first one: how
-// many of these stand one behind the other before it, as a mean does before the deviation from it.
+// Returns by node, for each StepSum that some microbatch needs and that is finished before the
+// first one, how many others must be finished before it, as a mean before the deviation from it.
 std::vector<int32_t> levels_of_sums(const Graph& graph) {
   std::vector<bool> early(graph.nodes.size());
   for (const Node& node : graph.nodes) {
@@ -83,8 +83,8 @@ bool runs_in(const Chunk& chunk, int32_t variant) {
          std::binary_search(chunk.variants.begin(), chunk.variants.end(), variant);
 }
 
-// Early chunks hold copies of all that their sums need; the main chunks partition the rest of the
-// passes. In order of their first node.
+// Groups nodes into chunks. Early chunks hold copies of all that their sums need; the main chunks
+// partition the rest of the passes. In order of their first node.
 std::vector<Chunk> group_nodes(const Dag& dag, int32_t variant) {
   const Graph& graph = dag.graph;
   const std::vector<int32_t> levels = levels_of_sums(graph);
@@ -129,8 +129,8 @@ std::vector<Chunk> group_nodes(const Dag& dag, int32_t variant) {
   return chunks;
 }
 
-// For each node the chunk that makes its values for readers in other chunks; early chunks make none
-// but sums.
+// Returns for each node the chunk that makes its values for readers in other chunks; early chunks
+// make only sums.
 std::vector<int32_t> main_chunks(const Dag& dag, const std::vector<Chunk>& chunks,
                                  int32_t variant) {
   std::vector<int32_t> chunk_of(dag.graph.nodes.size(), -1);
@@ -140,7 +140,7 @@ std::vector<int32_t> main_chunks(const Dag& dag, const std::vector<Chunk>& chunk
   return chunk_of;
 }
 
-// By value: the nodes that read it in a variant.
+// Returns by value the nodes that read it in a variant.
 std::vector<std::vector<NodeId>> readers_in(const Dag& dag, int32_t variant,
                                             const std::vector<int32_t>& chunk_of) {
   auto all = readers(dag.graph);

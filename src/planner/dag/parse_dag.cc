@@ -4,7 +4,7 @@
 namespace piper {
 namespace {
 
-// An id by the text that stands for it; the first one where there is none.
+// Finds an id by the text that stands for it; the first one where there is none.
 template <class Named>
 void find(LineReader& line, const Named& named, std::string_view text,
           typename Named::mapped_type& to) {

@@ -49,7 +49,7 @@ class Cutter {
   void note_part(ValueId value, ValueId param, const TensorType& whole, Gather gather) {
     dag_.parts.push_back({value, param, whole, over_, gather, like_.stream, like_.distance});
   }
-  // By a microbatch, in whatever version.
+  // Returns whether a microbatch reads the value, in either version.
   bool is_read(ValueId value) const {
     const auto previous = previous_.find(value.value);
     return read_.contains(value.value) ||
@@ -72,7 +72,7 @@ class Cutter {
       graph_.value(update.next).type.shape = own;
     }
   }
-  // Of a parameter or copy, or of what microbatches read, where that is another version.
+  // Adds the part of a parameter or copy, or of the version that microbatches read.
   ValueId add_part(const std::string& name, ValueId whole, bool stays) {
     const TensorType type = graph_.value(whole).type;
     const ValueId id = graph_.add_value({.name = name + ".part",

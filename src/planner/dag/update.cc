@@ -217,7 +217,7 @@ Reports report_values(const Dag& dag) {
 
 namespace {
 
-// What the nodes of an update read, back to the first parameters and sums on each way.
+// Lists what the nodes of an update read, back to the first parameters and sums on each way.
 struct UpdateReads {
   std::vector<ValueId> params;
   std::vector<NodeId> sums;

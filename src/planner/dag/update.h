@@ -8,7 +8,7 @@
 namespace piper {
 
 Chunk end_chunk(const Dag& dag, int32_t cell, std::string name);  // of pass U, without nodes
-// Of the nodes from `first` on; it writes what the last one makes.
+// Makes a chunk of the nodes from `first` on; it writes what the last one makes.
 Chunk chunk_of_new_nodes(const Dag& dag, size_t first, int32_t cell, std::string name);
 
 // The squares of a gradient are summed in as many runs of its elements as its first round has
@@ -17,8 +17,8 @@ Chunk chunk_of_new_nodes(const Dag& dag, size_t first, int32_t cell, std::string
 // further axes cut is summed over these then.
 void square_by_runs(Dag& dag);
 
-// Scalars that every cell needs and one cell knows: squares of the gradients in canonical parameter
-// order, then the loss.
+// Describes scalars that every cell needs and one cell knows: squares of the gradients in canonical
+// parameter order, then the loss.
 struct ScalarVector {
   std::vector<ValueId> sources;  // gradients, or the own parts of them, then the loss
   std::vector<Attrs> squares;    // by gradient: how its squares are summed
@@ -37,7 +37,7 @@ Chunk sum_chunk(Dag& dag, ValueId a, ValueId b, const std::string& name);
 using Reports = std::vector<std::pair<std::string, ValueId>>;
 Reports report_values(const Dag& dag);
 
-// What the updates of all cells look up in the graph.
+// Indexes what the updates of all cells look up in the graph.
 struct UpdateIndex {
   explicit UpdateIndex(const Dag& dag);
   std::vector<ValueId> param_of;             // by value: of parameters, copies and their parts
@@ -49,7 +49,7 @@ struct UpdateIndex {
   // By update: the parameters that it reads, or the copy that it makes.
   std::vector<std::vector<ValueId>> params;
 };
-// Updates of all state that `cell` holds, and what reports need.
+// Makes the chunk that updates all state that `cell` holds, and computes what reports need.
 Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const Reports& reports);
 
 }  // namespace piper

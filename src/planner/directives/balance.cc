@@ -54,7 +54,7 @@ std::vector<double> crossing_bytes(const Graph& graph, const std::vector<bool>& 
   return change;
 }
 
-// What nodes come to, up to a position; and the bytes that cross it.
+// Sums FLOPs of nodes up to each position, and the bytes that cross it.
 struct Sums {
   std::vector<double> flops, crossing;
   std::vector<size_t> work;
@@ -69,7 +69,8 @@ Sums sums_of(const Graph& graph) {
   return sums;
 }
 
-// Where cuts may fall, with both ends: everywhere, or at local minima of the bytes that cross.
+// Returns where cuts are allowed, with both ends: everywhere, or at local minima of the bytes that
+// cross.
 std::vector<size_t> cut_points(const std::vector<double>& crossing, bool minima) {
   std::vector<size_t> points{0};
   for (size_t p = 1; p + 1 < crossing.size(); ++p)
@@ -99,8 +100,8 @@ double fair_cost(const std::vector<double>& flops_before, const std::vector<size
   return begin + 1 == points.size() ? most : never;
 }
 
-// Dynamic programme over (regions, cut point): the smallest possible largest cost. Nothing where
-// some region would have no work.
+// Finds the smallest possible largest cost by dynamic programming over (regions, cut point).
+// Nothing where some region would have no work.
 std::vector<size_t> best_cuts(const Sums& sums, const std::vector<size_t>& points, size_t regions) {
   const size_t n = points.size();
   const double never = std::numeric_limits<double>::infinity();

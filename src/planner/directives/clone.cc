@@ -65,7 +65,7 @@ class Cloner {
     for (size_t t = 0; t < tags_.size(); ++t) graph_.set_tag(node, tags_[t], region[t]);
   }
 
-  // For each op on data the regions that need it, sorted; none for the other ops.
+  // Finds for each op on data the regions that need it, sorted; none for the other ops.
   void find_regions() {
     const std::vector<bool> data = data_ops(graph_);
     const auto all_readers = readers(graph_);

@@ -52,7 +52,7 @@ class Finder {
         claimed_by_(dag.tasks.size()),
         fused_(fused) {}
 
-  // Messages of one microbatch, or of the whole step.
+  // Joins messages of one microbatch, or of the whole step.
   Status join(const FuseRule& rule) {
     PIPER_TRY(check_kinds(rule));
     PIPER_ASSIGN(const std::vector<TaskId> found, claim(rule));
@@ -68,7 +68,7 @@ class Finder {
     fused_.matched.push_back(std::ssize(found));
     return ok_status();
   }
-  // Messages of one microbatch each, of the same values.
+  // Joins messages of one microbatch each, of the same values.
   Status join_microbatches(const FuseRule& rule) {
     PIPER_ASSIGN(const std::vector<TaskId> found, claim(rule));
     std::map<std::pair<Key, std::vector<ValueId>>, std::vector<Message>> together;
@@ -182,7 +182,7 @@ class Finder {
       for (TaskId writer : writers_[item.index()]) last = std::max(last, writer.index());
     return last;
   }
-  // Of the whole tensors.
+  // Returns the bytes of the whole tensors.
   int64_t bytes_of(const Task& task) const {
     int64_t bytes = 0;
     for (const TensorType* type : moved_by(task)) bytes += type->bytes();
@@ -201,7 +201,7 @@ class Finder {
       bytes = 0;
     }
   }
-  // One after the other without a gap.
+  // Adds groups of messages that follow each other without a gap.
   void add_neighbours(const std::vector<Message>& messages) {
     std::vector<TaskId> group;
     for (size_t m = 0; m < messages.size(); ++m) {

@@ -24,14 +24,15 @@ class Network {
     edges_of_[at(to)].push_back(static_cast<int32_t>(edges_.size()));
     edges_.push_back({from, 0});
   }
-  // By node: whether it is on the source's side of a minimum cut, the one nearest to the sink.
+  // Returns by node whether it is on the source's side of a minimum cut, the one nearest to the
+  // sink.
   std::vector<bool> cut(int32_t source, int32_t sink) {
     while (find_levels(source, sink)) {
       next_.assign(edges_of_.size(), 0);
       while (push(source, sink)) {
       }
     }
-    // From the sink backwards along edges with capacity left.
+    // The walk goes from the sink backwards along edges with capacity left.
     std::vector<bool> sinks(edges_of_.size());
     std::vector<int32_t> open{sink};
     sinks[at(sink)] = true;

@@ -16,7 +16,7 @@ struct Kept {
 Kept keep_least(const Graph& graph, const std::vector<int32_t>& tags,
                 const std::vector<bool>& may_repeat);
 
-// FLOPs that repeating the op takes, per byte of its results.
+// Returns the FLOPs that repeating the op takes, per byte of its results.
 double intensity_of(const Graph& graph, const Node& node);
 
 }  // namespace piper

@@ -257,7 +257,7 @@ std::string TaskMatcher::excuse(const Where& where, bool messages) const {
   return messages ? of_one_rank(dag_) : "";
 }
 
-// Where no task carries the value that is asked for, that is at fault.
+// The error points at the value that is asked for, if no task carries it.
 Error TaskMatcher::nothing(const Where& where, const SourceSpan& at,
                            std::string_view directive) const {
   Error error = no_match(dag_, where, at, directive);

@@ -8,7 +8,7 @@
 
 namespace piper {
 
-// A microbatch as conditions see it: a tag of this name.
+// Describes a microbatch as conditions see it: a tag of this name.
 struct MicroTag {
   std::string_view name;
   int32_t number = 0;
@@ -16,14 +16,15 @@ struct MicroTag {
 // By node: no parameter reaches it and it is no matrix product. It is cheaper to repeat than to
 // send, so that it goes where it is read (clone.cc).
 std::vector<bool> data_ops(const Graph& graph);
-// Producers of a node's inputs that carry the tag: the latest region; kNoTag if none does
-// (annotate.cc).
+// Returns the latest region of the producers of a node's inputs that carry the tag; kNoTag if none
+// does (annotate.cc).
 int32_t latest_producer(const Graph& graph, const Node& node, int tag);
-// Variables with what the conditions bind, if the chunk meets all of them for this microbatch.
+// Returns variables with what the conditions bind, if the chunk meets all of them for this
+// microbatch.
 Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk, const Where& where,
                                              const Variables& variables, const MicroTag& micro);
-// Variables with what the conditions bind, if the node's tags meet all of them for this microbatch.
-// Requires conditions on tags alone.
+// Returns variables with what the conditions bind, if the node's tags meet all of them for this
+// microbatch. Requires conditions on tags alone.
 Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node,
                                             const Where& where, const Variables& variables,
                                             const MicroTag& micro = {});
@@ -52,8 +53,8 @@ class TaskMatcher {
     std::vector<int32_t> tags;
     bool operator==(const View&) const = default;
   };
-  // By value: whether a condition's patterns match its name, or that of the parameter whose own
-  // value or gradient it is.
+  // Returns by value whether a condition's patterns match its name, or that of the parameter whose
+  // own value or gradient it is.
   Result<const std::vector<bool>*> named_by(const Condition& condition) const;
   int32_t add(const View& view);
   int32_t agreed(int32_t a, int32_t b);
@@ -81,10 +82,10 @@ std::string of_one_rank(const Dag& dag);
 std::string place_of(const SourceSpan& at);
 // "0 to 3, 8" of ascending numbers.
 std::string ranges(const std::vector<int32_t>& numbers);
-// To an error about a place without work: which values the region tags have, and which are left
+// Adds to an error about a place without work which values the region tags have, and which are left
 // out.
 Error with_regions(Error error, const Dag& dag);
-// To an error about a pattern that matches none of the scopes: the help that it does further down.
+// Adds to an error about a pattern that matches none of the scopes how it would match deeper ones.
 Error with_deeper(Error error, const Glob& match, std::span<const std::string> scopes);
 // Returns what matches no forward op, at `at` or where the first condition stands, whichever is at
 // fault, with the scopes and values of tags that there are.

@@ -7,7 +7,7 @@
 namespace piper {
 namespace {
 
-// By item what touches it: tasks of its cell.
+// Lists by item the tasks of its cell that use it.
 struct Uses {
   TaskId writer, forward;  // the first computation of the forward that makes or reads it
   bool backward = false;

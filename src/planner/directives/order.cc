@@ -20,7 +20,7 @@ std::string item_text(const OrderItem& item) {
   return item.tags.empty() ? text : text + "]";
 }
 
-// One coordinate's items against the tasks of one cell.
+// Matches one coordinate's items with the tasks of one cell.
 class CellOrder {
  public:
   CellOrder(const Dag& dag, const Order& order, int32_t cell, int64_t coordinate,
@@ -43,7 +43,7 @@ class CellOrder {
     return std::move(out_);
   }
 
-  // Items for which the model has nothing to do on this device.
+  // Returns the items for which the model has nothing to do on this device.
   const std::set<std::string>& absent() const { return absent_; }
 
   // "pp=0: F0 F1&B0 …"; a task of the next step has a prime: "F0'".
@@ -87,8 +87,8 @@ class CellOrder {
     return true;
   }
 
-  // In the order of one step: first what runs while the step before is under way. Pairs are given
-  // by position in `body`: theirs may be tasks of two steps.
+  // Takes all items in the order of one step: first what runs while the step before is under way.
+  // Pairs are given by position in `body`: theirs may be tasks of two steps.
   Status take_all(const std::vector<OrderItem>& items, const std::vector<bool>& ahead) {
     std::vector<std::pair<size_t, size_t>> tasks(items.size());  // by item: [first, end)
     for (const bool next : {true, false}) {

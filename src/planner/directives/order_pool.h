@@ -10,9 +10,9 @@ namespace piper {
 // What an item takes: a task; two for a whole backward whose parts are tasks of their own.
 using Taken = std::vector<TaskId>;
 
-// As items name passes: F, B, BI or BW.
+// Returns the pass as items name it: F, B, BI or BW.
 const char* pass_name(char pass);
-// By cell: its F, B, BI and BW tasks.
+// Returns by cell its F, B, BI and BW tasks.
 std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag);
 
 class OrderPool {
@@ -32,7 +32,7 @@ class OrderPool {
   bool has_none(const OrderItem& item);
   // Returns why take() found nothing: how many tasks match and which item took the last of them.
   std::string why_none(const OrderItem& item);
-  // Tasks that nothing has taken.
+  // Returns the tasks that no item has taken.
   std::vector<TaskId> left() const;
   // "8 F, 8 BI and 6 BW": of all tasks, or of those taken.
   std::string count_passes(bool taken) const;

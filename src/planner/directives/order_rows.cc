@@ -9,7 +9,7 @@
 namespace piper {
 namespace {
 
-// Backwards that have both halves as tasks of their own: chunks of halves, by region.
+// Returns the regions whose backwards have both halves as tasks of their own.
 std::set<std::vector<int32_t>> regions_in_halves(const Dag& dag) {
   std::set<std::vector<int32_t>> inputs, both;
   for (const Chunk& chunk : dag.chunks)
@@ -41,8 +41,9 @@ std::vector<OrderCell> cells_of(const Dag& dag, const ComputeOrder& order, size_
   return row;
 }
 
-// A stage that only passes adjoints on has no backward here. In a file each stage has one: as soon
-// as the stage behind has run its own.
+// Places backwards in a file, where each stage has one. A stage that only passes adjoints on has
+// none here; in the file its backward comes as soon as the next stage has run its own. In a file
+// each stage has one: as soon as the stage behind has run its own.
 class Backwards {
  public:
   explicit Backwards(const OrderRows& rows) : rows_(rows), out_(rows.size()), next_(rows.size()) {
@@ -94,7 +95,7 @@ class Backwards {
       if (turns || cell.type != "F") pass_on(cell.stage - (turns ? 0 : 1), cell.micro);
     }
   }
-  // Through the stages from this one down that have none.
+  // Passes on through the stages, from this one down, that have no backward.
   void pass_on(int64_t stage, int64_t micro) {
     for (; row_of_.contains(stage) && !with_backward_.contains(stage); --stage) {
       out_[row_of_.at(stage)].push_back({.type = "B", .stage = stage, .micro = micro});

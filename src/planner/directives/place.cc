@@ -10,7 +10,7 @@
 namespace piper {
 namespace {
 
-// Row-major coordinates of all cells: one per combination on the placed axes.
+// Returns row-major coordinates of all cells: one per combination on the placed axes.
 std::vector<std::vector<int32_t>> make_cells(const std::vector<DagAxis>& mesh) {
   std::vector<std::vector<int32_t>> cells{std::vector<int32_t>(mesh.size(), -1)};
   for (size_t a = 0; a < mesh.size(); ++a) {
@@ -35,7 +35,7 @@ std::vector<size_t> forward_first(const Dag& dag) {
   return order;
 }
 
-// Where a chunk runs, and the tags that it gets there.
+// Says where a chunk runs, and which tags it gets there.
 struct Spot {
   std::vector<int32_t> coordinates;  // by axis, -1 until placed
   std::vector<int32_t> tags;         // by the tags that the directives define
@@ -168,7 +168,7 @@ class Placer {
     }
     return ok_status();
   }
-  // Of which microbatch an error speaks.
+  // Says of which microbatch an error speaks.
   std::string of(int32_t micro) const {
     return columns_ > 1 ? fmt::format(" for {}={}", places_.front().micro, micro) : "";
   }
@@ -244,7 +244,7 @@ class Placer {
     return with_regions(fail(places_.front().at, "place: nothing is placed on{}", where), dag_);
   }
 
-  // Microbatches of which all chunks are placed alike.
+  // Groups microbatches of which all chunks are placed alike.
   void group_microbatches() {
     dag_.group_of.clear();
     firsts_.clear();

@@ -86,7 +86,7 @@ class Caster {
     return ok_status();
   }
   // ---- Which types ----
-  // By value: whether it depends on the step's inputs or random numbers.
+  // Finds by value whether it depends on the step's inputs or random numbers.
   void find_strong() {
     strong_.resize(graph_.values.size());
     for (size_t i = 0; i < graph_.values.size(); ++i)
@@ -134,8 +134,8 @@ class Caster {
     return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == wide_;
   }
 
-  // Parameters of 16 bits that a chosen op reads become f32; in f64 all do, and constants and
-  // states that the model updates itself.
+  // Keeps parameters of 16 bits that a chosen op reads in f32; in f64 it keeps all parameters so,
+  // and constants and states that the model updates itself.
   void keep_masters() {
     std::map<ValueId, int32_t> reader;
     for (size_t i = 0; i < graph_.nodes.size(); ++i)

@@ -7,7 +7,7 @@
 namespace piper {
 namespace {
 
-// What has a distance, and who else says when something comes.
+// Checks which kinds may have a distance, and names the directive that decides for the others.
 Status check_kinds(const Prefetch& prefetch) {
   for (const Condition& condition : prefetch.where) {
     if (condition.tag != "kind") continue;

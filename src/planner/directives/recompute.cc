@@ -13,7 +13,7 @@ namespace {
 
 constexpr int32_t kNone = -1;
 
-// Ops that are recomputed together.
+// Groups ops that are recomputed together.
 struct Group {
   size_t directive = 0;
   std::vector<int64_t> captures;
@@ -21,7 +21,7 @@ struct Group {
   auto operator<=>(const Group&) const = default;
 };
 
-// What microbatches of one variant have in common.
+// Holds what microbatches of one variant have in common.
 struct Variant {
   std::vector<int32_t> micros;
   std::vector<int32_t> group;  // by node of the graph without copies
@@ -85,7 +85,7 @@ class Recomputer {
     return std::any_of(recompute.where.begin(), recompute.where.end(),
                        [&](const Condition& c) { return c.tag == recompute.micro; });
   }
-  // Microbatches for which each directive holds in the same regions.
+  // Finds the microbatches for which each directive holds in the same regions.
   Status find_variants() {
     std::map<std::vector<int32_t>, const Node*> regions;
     for (const Node& node : graph_.nodes)
@@ -252,7 +252,8 @@ class Recomputer {
     return std::any_of(variants_.begin(), variants_.end(),
                        [&](const Variant& v) { return copies_too(v, node, input); });
   }
-  // Without a variant: where nothing runs again. Requires the graph without copies.
+  // Counts the bytes that are kept; without a variant: where nothing runs again. Requires the graph
+  // without copies.
   int64_t kept_bytes(const Variant* variant) const {
     std::set<ValueId> kept;
     const auto keep = [&](ValueId input) {
@@ -274,7 +275,8 @@ class Recomputer {
   }
 
   // ---- Copies ----
-  // By forward op: whether a node reads its copy, or what is copied for that does.
+  // Returns by forward op whether a node reads its copy, or whether what is copied for that node
+  // does.
   template <class Reads, class Copies>
   std::vector<bool> needed_by(const Reads& reads, const Copies& copies) const {
     std::vector<bool> needed(count_);
@@ -287,7 +289,8 @@ class Recomputer {
         if (needed[i] && copies(graph_.nodes[i], input)) mark(input);
     return needed;
   }
-  // One copy of each op that some variant runs again; it reads copies where some variant's does.
+  // Copies once each op that some variant runs again; the copy reads copies where some variant's
+  // does.
   void copy_all() {
     const std::vector<bool> in_bi = needed_by(  // a copy that pass BI needs belongs to it
         [&](const Node& node, ValueId input) {

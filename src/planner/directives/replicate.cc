@@ -161,7 +161,7 @@ bool has_parts(const Dag& dag, const Param& param, int32_t axis) {
          });
 }
 
-// Which parameters, and where their parts travel. An axis of one rank cuts nothing.
+// Decides which parameters are cut, and where their parts travel. An axis of one rank cuts nothing.
 void cut_over(Dag& dag, const Replicate& replicate, int32_t axis) {
   Part like{.over = {axis}, .gather = static_cast<Gather>(replicate.gather)};
   if (!replicate.shard_parameters) like.gather = Gather::kUpdate;

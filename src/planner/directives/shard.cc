@@ -29,7 +29,7 @@ class Seeds {
     return std::move(seeds_);
   }
 
-  // Attention of a step, and how it is done.
+  // Finds the attentions of a step, and how each is done.
   Result<AttentionCut> find_attention(const AxisCut& cut) {
     std::vector<std::string> all;
     for (const Node& node : graph_.nodes) {
@@ -88,7 +88,7 @@ class Seeds {
     return std::any_of(shard_.input.begin(), shard_.input.end(),
                        [&](const Glob& glob) { return glob.pattern() == input; });
   }
-  // Of the input's dim that is to be cut; 0: it has none.
+  // Returns the extent of the input's dim that is to be cut; 0: it has none.
   int64_t extent_at(ValueId id) const {
     const Shape& shape = graph_.value(id).type.shape;
     const int64_t dim = *shard_.dim < 0 ? *shard_.dim + std::ssize(shape) : *shard_.dim;
@@ -111,7 +111,7 @@ class Seeds {
     return extent;
   }
 
-  // What modules make that others read.
+  // Finds what modules make that others read.
   Status find_made() {
     std::vector<bool> inside(graph_.nodes.size());
     std::vector<std::string> all;
@@ -241,7 +241,7 @@ Status check_divides(const Graph& graph, std::span<const AxisCut> before, const 
   return error;
 }
 
-// By how many parts a dim with zeros divides: those of this axis and of all behind it.
+// Sets into how many parts a dim padded with zeros is cut: by this axis and all after it.
 void add_zeros(std::vector<AxisCut>& cuts) {
   for (size_t c = cuts.size(); c-- > 0;)
     for (ShardSeed& seed : cuts[c].seeds) {
@@ -282,7 +282,8 @@ Status add_attention(const Graph& step, const ShardRule& shard, AxisCut& cut, Ex
   return ok_status();
 }
 
-// Coupled replicas: samples in blocks, all of what lives from step to step.
+// Cuts the samples of coupled replicas into blocks, and keeps whole all that lives from step to
+// step.
 void add_samples(const Graph& step, const SourceSpan& at, AxisCut& cut) {
   for (ValueId input : step.inputs)
     if (const int dim = step.value(input).batch_dim; dim >= 0)
@@ -354,7 +355,7 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
 
 namespace {
 
-// By value: whether it is made in one cell and read in another.
+// Returns by value whether it is made in one cell and read in another.
 std::vector<bool> sent_values(const Dag& dag) {
   std::vector<std::set<int32_t>> made_in(dag.graph.values.size());
   for (const Chunk& chunk : dag.chunks)
@@ -481,7 +482,7 @@ void explain_axis(const ShardedGraph& made, const AxisCut& cut, const Strategy& 
 
 namespace {
 
-// Attention that ranks do whole, of heads that they put together for it.
+// Notes attention that each rank does whole, of heads that are gathered for it.
 void note_whole_attention(const ShardedGraph& made, const AxisCut& cut,
                           std::vector<std::string>& notes) {
   std::set<int32_t> whole;
@@ -529,8 +530,8 @@ Status note_other_way(const Graph& graph, const ShardedGraph& made, AxisCut cut,
                                      [&](const Conversion& conversion) {
                                        return made.graph.node(conversion.node).pass == Pass::kF;
                                      });
-  // Two products, one cut along what it makes and the next along what it reads, need one
-  // collective.
+  // Two products need one collective if the first is cut along what it makes and the next along
+  // what it reads.
   if (weights < 2 || static_cast<size_t>(forward) < weights) return ok_status();
   PIPER_ASSIGN(const ShardedGraph other, shard_axis(graph, cut));
   if (static_cast<double>(sent_by(other)) > kMuch * static_cast<double>(sent_by(made)))

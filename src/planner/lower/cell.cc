@@ -12,8 +12,8 @@
 namespace piper {
 namespace {
 
-// Samples of a microbatch: block replica × microbatches + mb of equal blocks; a replica rank adds
-// its coordinate's share.
+// Returns the samples of a microbatch: block replica × microbatches + mb of equal blocks; a replica
+// rank adds its coordinate's share.
 SampleRange samples_of(const Dag& dag, int32_t micro) {
   SampleRange range;
   range.count = dag.graph.batch / dag.graph.shards;
@@ -90,7 +90,7 @@ class CellLowerer {
   }
 
   // ---- Buffers ----
-  // `micro`: negative for what is there once.
+  // Adds a buffer. `micro`: negative for what exists once.
   int32_t add_buffer(ValueId id, int32_t micro) {
     int32_t& tensor = tensor_of_[id.index()];
     if (tensor < 0) {
@@ -304,7 +304,8 @@ class CellLowerer {
       for (size_t a = 0; a + 1 < args.size(); a += 2)
         if (args[a] == sums[i].first) sums.emplace_back(args[a + 1], sums[i].second);
   }
-  // Between two programs of a task. `args`: what its collectives read and make, in turn.
+  // Lowers a collective between two programs of a task. `args`: what its collectives read and make,
+  // in turn.
   void lower_collective(const Task& task, const ChunkCollective& collective,
                         std::vector<int32_t> args) {
     const Node& node = dag_.graph.node(collective.nodes[0]);
@@ -424,7 +425,7 @@ class CellLowerer {
     if (dag_.offloads.empty()) return;
     follow(order, insert_copies(role_, dag_, offloaded_, overlaps_, offload_plan_));
   }
-  // To where instructions have moved.
+  // Moves positions to where their instructions have moved.
   void follow(const std::vector<TaskId>& order, const std::vector<int32_t>& moved) {
     const auto now = [&](int32_t i) { return moved[at(i)]; };
     for (TaskId task : order) {

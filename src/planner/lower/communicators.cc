@@ -18,7 +18,7 @@ struct Message {
   auto route() const { return std::tie(from, to, send_stream, recv_stream); }
 };
 
-// By route, in the order in which they are sent.
+// Lists messages by route, in the order in which they are sent.
 std::vector<Message> find_messages(const std::vector<RoleProgram>& roles) {
   std::map<int32_t, Message> by_number;
   for (size_t c = 0; c < roles.size(); ++c)

@@ -61,7 +61,8 @@ class Inserter {
             task.writes.size() > 1 ? own.task : TaskId()};
   }
 
-  // In order of first use; what one instruction uses first of one group stays together.
+  // Forms buckets in order of first use; what one instruction uses first of one group stays
+  // together.
   void form_buckets() {
     needs_.resize(role_.body.size());
     std::map<int32_t, size_t> bucket_of;  // by buffer
@@ -87,7 +88,8 @@ class Inserter {
     }
   }
 
-  // prefetch + 1 slots, taken in turn; one more for what an instruction needs beside them.
+  // Assigns prefetch + 1 slots, taken in turn, and one more for what an instruction needs beside
+  // them.
   void assign_slots() {
     std::vector<std::set<size_t>> together(buckets_.size());
     for (const auto& needs : needs_)
@@ -141,8 +143,8 @@ class Inserter {
       }
   }
 
-  // Kept to the end of the step, or as long as some microbatch that has used it will do so again:
-  // for the step under way, or in the same body for the next.
+  // Loads a parameter and keeps it to the end of the step, or as long as some microbatch that has
+  // used it will do so again: for the step under way, or in the same body for the next.
   void load_and_keep(int32_t ahead) {
     std::map<std::pair<size_t, int32_t>, size_t> last;  // by bucket and microbatch
     for (size_t i = 0; i < needs_.size(); ++i)
@@ -238,7 +240,7 @@ bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
   return !of_values && !is_over_cells(dag, axes);
 }
 
-// By instruction: the last one of the overlap that it is in, or -1.
+// Returns by instruction the last one of the overlap that it is in, or -1.
 std::vector<int64_t> ends_of_overlaps(const std::vector<Overlap>& overlaps, size_t instructions) {
   std::vector<int64_t> ends(instructions, -1);
   for (const Overlap& o : overlaps)

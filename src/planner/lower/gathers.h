@@ -14,7 +14,7 @@ struct GatheredBuffer {
   TaskId task;                  // that gathers it
   Gather when = Gather::kPass;
 };
-// A static piece of the arena that buckets of gathered parameters take in turn.
+// Describes a static piece of the arena that buckets of gathered parameters take in turn.
 struct Slot {
   int64_t bytes = 0;
   std::vector<std::pair<int32_t, int64_t>> buffers;  // with their offsets in the slot

@@ -29,7 +29,8 @@ std::unordered_map<int32_t, std::vector<ChunkCollective>> find_collectives(const
 // Which programs the compute tasks run: the first to add to an accumulator sets it.
 void choose_programs(const Dag& dag, const Schedule& schedule, ProgramPool& pool, Places& places) {
   std::vector<uint8_t> started(dag.items.size());  // each of one cell
-  // By chunk, each of one cell: the programs of most tasks, which all add to what is there.
+  // This lists by chunk, each of one cell, the programs of most tasks, which all add to what is
+  // there.
   std::vector<const ChunkPrograms*> later(dag.chunks.size());
   const auto collectives = find_collectives(dag);
   in_parallel(schedule.order.size(), [&](size_t cell) {

@@ -170,7 +170,7 @@ class Copier {
     role_.buffers.push_back({known->second, micro});
     return static_cast<int32_t>(role_.buffers.size() - 1);
   }
-  // Of one that leaves `until` is when it must have left; one that comes has none, -1.
+  // Adds a copy. `until`: when a copy to the host must be complete; -1 for one that comes back.
   void copy(int32_t from, int32_t to, int64_t before, int64_t until, const Offload& offload,
             int32_t micro, const Instruction& with) {
     const bool leaves = until >= 0;

@@ -8,8 +8,8 @@
 
 namespace piper {
 
-// A copy to the host, and the last instruction before which it need not be complete: until then
-// the memory that it reads is held.
+// Names a copy to the host, and the last instruction before which it need not be complete: until
+// then the memory that it reads is held.
 struct LeavingCopy {
   int32_t copy = 0, until = 0;  // positions; until: the body's length if nothing waits for it
 };
@@ -19,8 +19,8 @@ struct OffloadPlan {
 };
 void add_counts(const OffloadPlan& plan, std::vector<OffloadCount>& counts);
 
-// `buffers`: by offload, those of its items. Inserts copies into the body and returns where its
-// instructions have moved.
+// Inserts copies into the body and returns where its instructions have moved. `buffers`: by
+// offload, those of its items.
 std::vector<int32_t> insert_copies(RoleProgram& role, const Dag& dag,
                                    const std::vector<std::vector<int32_t>>& buffers,
                                    const std::vector<Overlap>& overlaps, OffloadPlan& plan);

@@ -12,13 +12,14 @@ namespace piper {
 // `held_until`: of sends, see send_lifetimes.h; `pool`: of gathered parameters.
 void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
                    const std::vector<Overlap>& overlaps, const std::vector<Slot>& pool);
-// By buffer: what is kept for ever lies first, then the pool; the others have no offset yet. Then
-// these, by their lifetimes.
+// Places the role's buffers. What is kept for ever comes first, then the pool; the others have no
+// offset yet, and place_others gives them one by their lifetimes.
 std::vector<Block> place_kept(const RoleProgram& role, const std::vector<Slot>& pool);
 void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t circle);
 // How ranks hold a state: a rank has so much of `whole`, with the zeros behind it.
 std::vector<TensorCut> cuts_of(const Dag& dag, const Value& state, Shape own, Shape whole);
-// Its data inputs, and what transports and kernels may allocate. `readers`: of the graph's values.
+// Describes the role's data inputs, and what transports and kernels may allocate. `readers`: of the
+// graph's values.
 void describe_needs(RoleProgram& role, const Dag& dag,
                     const std::vector<std::vector<NodeId>>& readers);
 // An instruction waits for the last ones on other streams that wrote what it reads or writes, or

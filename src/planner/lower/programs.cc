@@ -13,8 +13,8 @@ namespace piper {
 
 namespace {
 
-// Constants of one element, which no axis cuts; but not the keys of random ops, by which alone
-// equal layers would differ.
+// Returns the constants of one element, which no axis cuts; except the keys of random ops, which
+// would be the only difference between equal layers.
 std::vector<bool> find_literals(const Graph& graph) {
   std::vector<bool> literal;
   for (const Value& value : graph.values)
@@ -29,7 +29,7 @@ std::vector<bool> find_literals(const Graph& graph) {
   return literal;
 }
 
-// What the segments of a task have in common, most of it by value.
+// Holds what the segments of a task have in common, most of it by value.
 struct ChunkUnderWay {
   const Dag& dag;
   const Task& task;
@@ -200,7 +200,8 @@ class SegmentBuilder {
       }
       slot_of_value_[canonical(output).value] = slot;
       outputs.push_back(slot);
-      // Here, so that args have one order whether something has been added before or not.
+      // They are added here, so that args have one order whether something has been added before or
+      // not.
       for (; s < sums.size(); ++s) later.push_back({sums[s], sum_slot(sums[s]), slot});
     }
     if (node.op == "Transpose" && has_single_block(graph_.value(node.outputs[0])))
@@ -220,7 +221,8 @@ class SegmentBuilder {
     }
   }
 
-  // Numbers arguments first, then literals and locals, each in order of appearance.
+  // Finishes a program: numbers arguments first, then literals and locals, each in order of
+  // appearance.
   void finish() {
     std::vector<int32_t> number(slots_.size(), -1);
     for (size_t s = 0; s < slots_.size(); ++s) {

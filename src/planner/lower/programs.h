@@ -10,7 +10,7 @@
 
 namespace piper {
 
-// What a program argument stands for in one task.
+// Says what a program argument means in one task.
 struct SegmentArg {
   enum class Kind { kRead, kWrite, kInner, kSum } kind = Kind::kRead;
   // kRead, kWrite: position in the task's reads or writes; kInner: index of ChunkPrograms::inner;
@@ -44,7 +44,7 @@ class ProgramPool {
   const std::vector<Program>& programs() const { return programs_; }
 
  private:
-  // A segment's own program, before equal ones become one.
+  // Holds a segment's own program, before equal ones become one.
   struct Made {
     Program program;
     std::string digest;

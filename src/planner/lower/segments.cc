@@ -13,7 +13,7 @@ namespace {
 
 using Nodes = std::vector<NodeId>;
 
-// The nodes of a chunk in an order that its collectives ask for, and cut.
+// Orders the nodes of a chunk as its collectives ask for, and cuts them into segments.
 class Cutter {
  public:
   Cutter(const Graph& graph, const Nodes& nodes, const std::vector<ChunkCollective>& collectives)
@@ -85,8 +85,8 @@ class Cutter {
     return order;
   }
 
-  // What no collective with a stream needs waits for the next of these, to run beside it: products
-  // for the gradients of weights behind the sum of an input's gradient.
+  // Holds back what no collective with a stream needs until the next of these, to run beside it:
+  // products for the gradients of weights, after the sum of an input's gradient.
   void hold_back(const std::vector<size_t>& order) {
     std::vector<bool> leads(nodes_.size());
     size_t last = 0;  // one past the last such collective

@@ -26,7 +26,8 @@ std::vector<std::vector<NodeId>> cut_into_segments(const Graph& graph,
                                                    const std::vector<NodeId>& nodes,
                                                    const std::vector<ChunkCollective>& collectives);
 
-// Values written into the memory of another value: updated state, sums in place.
+// Returns the values that are written into the memory of another value: updated state, sums in
+// place.
 std::unordered_map<int32_t, ValueId> find_same_memory(const Dag& dag, const Task& task);
 
 }  // namespace piper

@@ -10,8 +10,8 @@
 namespace piper {
 namespace {
 
-// What a lane, a stream of a cell, knows, in rows: from an instruction of the cell on, of each lane
-// that receives the last instruction known complete.
+// Holds what a lane, a stream of a cell, knows, in rows: from an instruction of the cell on, of
+// each lane that receives the last instruction known complete.
 class Rows {
  public:
   explicit Rows(size_t width) : since_{0}, complete_(width, -1), width_(width) {}
@@ -129,13 +129,13 @@ class Walk {
     }
     return true;
   }
-  // What the lane knows when its next instruction may begin.
+  // Starts with what the lane knows when its next instruction may begin.
   void start(size_t c) {
     now_.assign(width_, -1);
     if (const int32_t last = last_[lane(c, next_[c])]; last >= 0) learn(c, at(last));
     for (int32_t wait : roles_[c].body[next_[c]].waits) learn(c, at(wait));
   }
-  // That an instruction is complete, and what was known then.
+  // Learns that an instruction is complete, and what was known then.
   void learn(size_t c, size_t position) {
     const size_t from = lane(c, position);
     const int32_t* known = rows_[from].complete(at(known_[c][position]));

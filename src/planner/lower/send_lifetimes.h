@@ -11,8 +11,8 @@ namespace piper {
 struct Transfer {
   int32_t from_cell, send_position, to_cell, recv_position;
 };
-// By cell and instruction: for sends the last position at which the receive may still be under way
-// (the body's length if the sender never learns of it inside the step), -1 for others.
+// Returns by cell and instruction, for sends, the last position at which the receive may still be
+// under way (the body's length if the sender never learns of it inside the step); -1 for others.
 std::vector<std::vector<int64_t>> send_lifetimes(const Dag& dag,
                                                  const std::vector<RoleProgram>& roles,
                                                  const std::vector<Transfer>& transfers);

@@ -7,8 +7,9 @@
 
 namespace piper {
 
-// What is known of a cell's step: of each task in the order of one step its first instruction, and
-// the end; the tasks as a body runs them; whether they then belong to the next step.
+// Holds what is known of a cell's step: of each task in the order of one step its first
+// instruction, and the end; the tasks as a body runs them; whether they then belong to the next
+// step.
 struct StepOrder {
   std::vector<int32_t> starts, body;
   std::vector<bool> ahead;

@@ -12,7 +12,7 @@
 namespace piper {
 namespace {
 
-// One of the three sections as a role of its own, for what works on bodies.
+// A Section is one of the three that become roles of their own, for what works on bodies.
 enum Section { kPrologue, kBody, kEpilogue };
 constexpr Section kSections[] = {kPrologue, kBody, kEpilogue};
 
@@ -20,7 +20,8 @@ std::vector<Instruction>& list_of(RoleProgram& role, Section section) {
   return section == kPrologue ? role.prologue : section == kBody ? role.body : role.epilogue;
 }
 
-// By buffer: what a task of the next step reads instead, before the update of the one under way.
+// Returns by buffer what a task of the next step reads instead, before the update of the one under
+// way.
 std::vector<int32_t> newest_versions(const RoleProgram& role) {
   std::vector<int32_t> newest;
   for (size_t b = 0; b < role.buffers.size(); ++b) newest.push_back(static_cast<int32_t>(b));
@@ -42,7 +43,7 @@ std::vector<bool> written_states(const RoleProgram& role) {
 // Where each instruction of the one step stands in the three lists; -1: not there.
 using Positions = std::array<std::vector<int32_t>, 3>;
 
-// What the next step reads of a state before the update of the one under way, in its place.
+// Lets the next step read the newest version of a state before the update of the one under way.
 Status read_newest(const RoleProgram& role, const std::vector<int32_t>& newest,
                    const std::vector<bool>& changes, Instruction& one) {
   for (int32_t& arg : one.args) {
@@ -137,7 +138,8 @@ std::vector<LeavingCopy> leaving_in(const RoleProgram& role, Section section, co
   return leaving;
 }
 
-// In body positions. A section ends when all that it sent has been received.
+// Covers body positions. A section ends when all that it sent has been received. A section ends
+// when all that it sent has been received.
 struct Interval {
   int64_t first = 0, last = -1;
   bool empty() const { return last < first; }
@@ -147,7 +149,7 @@ struct Interval {
   }
 };
 
-// When a step buffer is needed in a body: by the step under way, by the next one.
+// Says when a step buffer is needed in a body: by the step under way, by the next one.
 struct Life {
   Interval own, next;
 };
@@ -218,7 +220,7 @@ void place(RoleProgram& role, const std::vector<Life>& lives, const std::vector<
 
 // ---- What two steps need at once ----
 
-// Buffers that the next step begins before the one under way has done with them.
+// Returns the buffers that the next step begins before the one under way is done with them.
 Result<std::vector<int32_t>> needed_twice(const RoleProgram& role, const std::vector<Life>& lives,
                                           const std::vector<Slot>& pool) {
   const std::vector<Block> blocks = place_kept(role, pool);
@@ -237,8 +239,8 @@ Result<std::vector<int32_t>> needed_twice(const RoleProgram& role, const std::ve
   return twice;
 }
 
-// By buffer: a second one of these, for the next step; others stay. It has the same name, by which
-// messages are matched.
+// Adds a second one of these buffers, for the next step, and returns it by buffer; others stay. It
+// has the same name, by which messages are matched.
 std::vector<int32_t> add_next_buffers(RoleProgram& role, const std::vector<int32_t>& twice) {
   std::vector<int32_t> next(role.buffers.size());
   for (size_t b = 0; b < next.size(); ++b) next[b] = static_cast<int32_t>(b);
@@ -290,7 +292,7 @@ void as_body(RoleProgram& role, Section section, const Work& work) {
   role.body.swap(list_of(role, section));
 }
 
-// At once; the error of the first role that has one.
+// Runs the work for all roles at once; returns the error of the first role that has one.
 template <class Work>
 Status for_all_roles(const std::vector<RoleProgram>& roles, const Work& work) {
   std::vector<Status> done(roles.size(), ok_status());
@@ -299,14 +301,15 @@ Status for_all_roles(const std::vector<RoleProgram>& roles, const Work& work) {
   return ok_status();
 }
 
-// Of a role: what leaves for the host and until when sends hold memory, by section; all lives.
+// Holds for a role what leaves for the host and until when sends hold memory, by section; and all
+// lives.
 struct Timing {
   std::array<std::vector<LeavingCopy>, 3> leaving;
   std::array<std::vector<int64_t>, 3> until;
   std::vector<Life> lives;
 };
 
-// Also what instructions wait for, as data go.
+// Finds how long memory is held, and also what instructions wait for, as data flow.
 std::vector<Timing> find_held(const Dag& dag, std::vector<RoleProgram>& roles,
                               const std::vector<Transfer>& transfers,
                               const std::vector<Positions>& positions,

@@ -27,7 +27,7 @@ bool adds_parts(const Task& task);
 std::string print_place(const Dag& dag, TaskId id);
 // Returns where the strategy names the task; null: nowhere.
 const SourceSpan* place_in(const ComputeOrder& compute, TaskId id);
-// At the '&' of the overlap, where the strategy has one.
+// Makes the error at the '&' of the overlap, where the strategy has one.
 Error no_pair(const ComputeOrder& compute, size_t overlap);
 
 }  // namespace piper

@@ -28,7 +28,7 @@ class Simulation {
 
  private:
   static int64_t cost(const Task& task) { return !is_ordered(task) ? 0 : task.pass == 'B' ? 2 : 1; }
-  // False: something that it needs has not run.
+  // Runs the task. False: something that it needs has not run.
   bool run(TaskId id) {
     const Task& task = dag_.tasks[id.index()];
     int64_t& clock = clock_[{task.cell, queue_ == Queue::kStream ? task.stream : 0}];

@@ -9,7 +9,8 @@ namespace {
 
 size_t at(int64_t id) { return static_cast<size_t>(id); }
 
-// By task: whether it runs while the step before is under way. What is sent then is received then.
+// Returns by task whether it runs while the step before is under way. What is sent then is received
+// then.
 std::vector<bool> run_ahead(const Dag& dag, const std::vector<ComputeOrder>& compute,
                             const TaskLists& deps) {
   std::vector<bool> ahead(dag.tasks.size());
@@ -97,7 +98,8 @@ class Waiting {
   static TaskId in_body(const ComputeOrder& order, size_t i) {
     return order.tasks[order.body.empty() ? i : at(order.body[i])];
   }
-  // What no computation of a microbatch needs, and what does not run by itself.
+  // Closes the step with what no computation of a microbatch needs, and what does not run by
+  // itself.
   void close_step(const std::vector<ComputeOrder>& compute, bool steady) {
     std::vector<bool> needed(dag_.tasks.size());
     for (size_t t = dag_.tasks.size(); t-- > 0;)
@@ -148,8 +150,9 @@ class Waiting {
   }
 
   bool waits(TaskId id) const { return missing_[id.index()] > 0; }
-  // From a group that some of its tasks have reached, over what the others wait for, to the next
-  // such group, until one comes again: a circle. The first group of it, by its tasks, parts.
+  // Opens a cycle: walks from a group that some of its tasks have reached, over what the others
+  // wait for, to the next such group, until one comes again. The first group of the cycle, by its
+  // tasks, is split. The first group of it, by its tasks, parts.
   bool open_circle() {
     std::vector<int32_t> path;
     std::vector<int32_t> place(groups_.size(), -1);
@@ -227,7 +230,7 @@ std::string joined_label(std::string label, const Task& first, const Task& joine
   return fmt::format("{} and {} more", label, tensors_of(joined) - 1);
 }
 
-// The tasks anew, each after what it needs, one for each list of `joined`.
+// Writes the tasks anew, each after what it needs, one for each list of `joined`.
 class Rewriter {
  public:
   Rewriter(Dag& dag, const TaskLists& deps, const std::vector<std::vector<TaskId>>& joined)
@@ -240,7 +243,7 @@ class Rewriter {
       for (TaskId id : joined[j]) list_of_[id.index()] = static_cast<int32_t>(j);
   }
 
-  // By old task: the new one.
+  // Returns by old task the new one.
   std::vector<TaskId> run() {
     for (size_t t = 0; t < dag_.tasks.size(); ++t) add_with_needs(TaskId(t));
     dag_.tasks = std::move(tasks_);
@@ -274,7 +277,7 @@ class Rewriter {
     add_joined(members, 0);
     if (dag_.tasks[members[0].index()].kind == InstructionKind::kSend) add_joined(members, 1);
   }
-  // `behind`: 1 for the receives of sends.
+  // Adds a joined task. `behind`: 1 for the receives of sends.
   void add_joined(const std::vector<TaskId>& members, size_t behind) {
     const TaskId now(tasks_.size());
     tasks_.push_back(std::move(dag_.tasks[members[0].index() + behind]));

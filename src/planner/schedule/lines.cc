@@ -25,7 +25,7 @@ Lines::Lines(const Dag& dag, const TaskLists& deps, const ListPolicy& policy)
   find_needs(deps, policy);
 }
 
-// By line its tasks.
+// Returns the tasks of each line.
 std::vector<std::vector<TaskId>> Lines::find_lines(const ListPolicy& policy) {
   std::vector<std::vector<TaskId>> tasks;
   std::vector<int32_t> of_chunk(dag_.chunks.size(), -1);
@@ -63,7 +63,7 @@ std::vector<std::vector<TaskId>> Lines::find_lines(const ListPolicy& policy) {
   return tasks;
 }
 
-// Seen through communication and sums.
+// Finds what tasks need, through communication and sums.
 void Lines::find_needs(const TaskLists& deps, const ListPolicy& policy) {
   std::vector<int32_t> place_of(dag_.tasks.size(), -1);
   for (size_t p = 0; p < places.size(); ++p)
@@ -111,7 +111,8 @@ void Lines::find_needs(const TaskLists& deps, const ListPolicy& policy) {
   }
 }
 
-// What forwards hold and what gives it back: the weight part, else the whole or the input part.
+// Measures what forwards hold and what gives it back: the weight part, else the whole or the input
+// part.
 void Lines::measure() {
   for (const std::vector<size_t>& here : of_cell) {
     std::map<std::vector<int32_t>, std::map<char, size_t>> regions;  // lines by pass

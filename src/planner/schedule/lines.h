@@ -29,7 +29,7 @@ struct LinePlace {
   int64_t held = 0;  // forwards: bytes that are kept
 };
 
-// What a task needs, and how long the message takes.
+// Says what a task needs, and how long the message takes.
 struct Need {
   int32_t place = 0;
   int64_t delay = 0;
@@ -59,7 +59,8 @@ struct Pattern {
   std::vector<int64_t> start;  // by line
   std::vector<int64_t> limit;  // by line: chunks of activations that its region holds at most
 };
-// Patterns in which the busiest cell never waits. None where microbatches run on different cells.
+// Returns patterns in which the busiest cell never waits; nothing where microbatches run on
+// different cells. None where microbatches run on different cells.
 std::vector<Pattern> find_patterns(const Dag& dag, const Lines& lines);
 
 }  // namespace piper

@@ -55,7 +55,7 @@ class Lister {
     int64_t start = kNever;  // that: nothing
   };
 
-  // Of the next task.
+  // Returns the place of the next task.
   const LinePlace& place_of(size_t l) const {
     return lines_.places[lines_.all[l].first + next_[l]];
   }
@@ -105,7 +105,7 @@ class Lister {
   bool is_done(size_t l) const {
     return lines_.all[l].first + next_[l] == lines_.all[l].end || next_[l] == micros_;
   }
-  // kNever: something that it needs has no time yet, or it is done.
+  // Returns when it can start. kNever: something that it needs has no time yet, or it is done.
   int64_t start_of(size_t l, size_t cell) const { return std::max(clock_[cell], ready_[l]); }
   // Returns whether that changed.
   bool find_ready(size_t l) {
@@ -140,7 +140,7 @@ class Lister {
     }
     order_[line.cell].tasks.push_back(lines_.places[place].task);
     find_ready(choice.line);
-    // A cell for which nothing changed stands in the queue as it should.
+    // A cell for which nothing changed has its right place in the queue.
     for (size_t l : line.readers)
       if (find_ready(l) && lines_.all[l].cell != line.cell) look_at(lines_.all[l].cell);
     look_at(line.cell);
@@ -189,7 +189,7 @@ class Lister {
   std::vector<ComputeOrder> order_;
 };
 
-// A simulation, and what it came to.
+// Holds a simulation and its result.
 struct Try {
   Follow follow = Follow::kNothing;
   const Pattern* pattern = nullptr;

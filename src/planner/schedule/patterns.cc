@@ -11,7 +11,7 @@ namespace {
 
 int64_t units(const Line& line) { return line.pass == 'B' ? 2 : 1; }
 
-// How long a chain waits after a task of a cell that it comes back to, or will come back to.
+// Says how long a chain waits after a task of a cell that it comes back to, or will come back to.
 struct Pauses {
   int64_t forward_again = 0;  // after forwards of the cell's later regions
   int64_t backward_last = 0;  // after backwards of its first one
@@ -68,7 +68,7 @@ class PatternMaker {
     }
     return false;
   }
-  // Of each region from its forward to the end of its backward.
+  // Limits each region from its forward to the end of its backward.
   void limit(const std::vector<size_t>& here) {
     for (size_t f : here) {
       if (lines_.all[f].pass != 'F') continue;

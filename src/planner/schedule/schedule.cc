@@ -64,12 +64,12 @@ class Issuer {
   }
 
  private:
-  // What is asked of tasks again and again, side by side.
+  // Keeps side by side what is asked of tasks again and again.
   struct Brief {
     int32_t cell = 0;
     bool ordered = false, reduces = false;
   };
-  // An eager task that another holds back, and the next such of the same.
+  // Names an eager task that another holds back, and the next such task of the same.
   struct Waiter {
     TaskId task;
     int32_t next = -1;
@@ -169,8 +169,10 @@ class Issuer {
       if (!issued_[d.index()]) issue_with_needs(d);
     if (!issued_[id.index()]) issue(id);
   }
-  // And what only waited for it. Reductions come behind all else that it releases, in the order in
-  // which what they waited for last was issued: that of a sum of several parts stands last.
+  // Issues a task and what only waited for it. Reductions come after everything else that it
+  // releases, in the order in which what they waited for last was issued: that of a sum of several
+  // parts is last. Reductions come behind all else that it releases, in the order in which what
+  // they waited for last was issued: that of a sum of several parts stands last.
   void issue(TaskId id) {
     issue_alone(id);
     while (!reductions_.empty()) {
@@ -201,7 +203,7 @@ class Issuer {
     sent_at_[id.index() + 1] = static_cast<int32_t>(schedule_.order[receiver].size());
   }
 
-  // What keeps a task from being issued: tasks that no demand can issue, found through those that
+  // Finds what keeps a task from being issued: tasks that no demand can issue, through those that
   // it can.
   void find_blockers(TaskId id, std::vector<TaskId>& out) const {
     const Task& task = dag_.tasks[id.index()];
@@ -214,7 +216,7 @@ class Issuer {
     }
   }
   std::string where(TaskId id) const { return print_place(dag_, id); }
-  // The tasks that cells wait with, and for each of them what it waits for.
+  // Names a task that a cell waits with, and what that task waits for.
   struct Wait {
     TaskId head, block;
   };

@@ -40,7 +40,7 @@ class Steps {
 
  private:
   static constexpr int32_t kNone = INT32_MAX;
-  // Behind the computations: messages of the next step, then the rest of the own one.
+  // Messages of the next step come after the computations, then the rest of this step.
   int32_t early_messages(size_t cell) const {
     return static_cast<int32_t>(schedule_.compute[cell].tasks.size());
   }
@@ -56,7 +56,7 @@ class Steps {
     const auto& tasks = schedule_.compute[cell].tasks;
     const auto& order = schedule_.order[cell];
     for (size_t i = 0; i < tasks.size(); ++i) company_[tasks[i].index()] = static_cast<int32_t>(i);
-    // With the first that needs it.
+    // A task joins the first one that needs it.
     for (size_t i = order.size(); i-- > 0;) {
       if (company_[order[i].index()] == kNone) company_[order[i].index()] = rest(cell);
       for (TaskId d : deps_[order[i].index()])
@@ -92,8 +92,9 @@ class Steps {
     return ok_status();
   }
 
-  // When each company's turn comes in a steady step: when what it brings, when the rest. What both
-  // of a pair need comes before the first.
+  // Returns when each task's messages are due in a steady step: what it receives, and the rest.
+  // What both of a pair need comes before the first. What both of a pair need comes before the
+  // first.
   std::vector<std::pair<int32_t, int32_t>> turns(const ComputeOrder& compute) const {
     std::vector<std::pair<int32_t, int32_t>> turn;
     for (int32_t t = 0; t < static_cast<int32_t>(compute.tasks.size()) + 2; ++t)
@@ -128,7 +129,7 @@ class Steps {
     for (TaskId id : order) schedule_.ahead[cell].push_back(is_ahead(id));
     return pair_up(cell, computes);
   }
-  // The pairs, by position in the body: those of the computations, and of all tasks.
+  // Pairs overlapping tasks, by position in the body: those of the computations, and of all tasks.
   Status pair_up(size_t cell, const std::vector<int32_t>& computes) {
     const ComputeOrder& compute = schedule_.compute[cell];
     if (compute.body.empty()) return ok_status();
@@ -151,7 +152,7 @@ class Steps {
     }
     return ok_status();
   }
-  // Directly, or by what is issued for it on its cell.
+  // Returns whether a task needs another, directly or by what is issued for it on its cell.
   bool needs(TaskId later, TaskId earlier) const {
     if (is_ahead(later) != is_ahead(earlier)) return false;
     for (TaskId d : deps_[later.index()]) {
@@ -182,8 +183,9 @@ class Steps {
       if (!ended(other) && !joins_cells(next(other))) return next(other);
     return {};
   }
-  // The cells in turn, a computation or a pair each: about as they run at once. Receives that are
-  // posted when their sends are issued take their places here, in one order of all cells.
+  // Runs the cells in turn, a computation or a pair each: about as they run at once. Receives that
+  // are posted when their sends are issued are placed here, in one order of all cells. Receives
+  // that are posted when their sends are issued take their places here, in one order of all cells.
   Status run_steady_step() {
     done_.assign(dag_.cells.size(), 0);
     next_pair_.assign(dag_.cells.size(), 0);
@@ -246,7 +248,7 @@ class Steps {
     return error;
   }
 
-  // Of a cell's tasks, in its order of one step.
+  // Returns the positions of a cell's tasks in its order of one step.
   std::vector<int32_t> positions(std::span<const TaskId> tasks, size_t cell) {
     const auto& order = schedule_.order[cell];
     for (size_t i = 0; i < order.size(); ++i) where_[order[i].index()] = static_cast<int32_t>(i);
@@ -254,7 +256,7 @@ class Steps {
     for (TaskId id : tasks) found.push_back(where_[id.index()]);
     return found;
   }
-  // From positions in the body to those in what ran.
+  // Maps positions in the body to those in what ran.
   void follow_pairs(size_t cell) {
     const auto& order = schedule_.order[cell];
     const auto& ran = ran_in_[cell];

@@ -46,7 +46,8 @@ class AxisWalk {
   using Region = std::pair<Pass, std::vector<int32_t>>;  // F, U or BI for both, and its tags
   using Key = std::tuple<int32_t, int, int, int64_t, bool, Region>;  // value, layout and where
 
-  // What an op could do: how it wants its operands, and how its results lie then.
+  // Describes what an op could do: how it wants its operands, and which layout its results have
+  // then.
   struct Choice {
     std::optional<LoopCut> cut;
     std::vector<Layout> needs, makes;
@@ -78,14 +79,15 @@ class AxisWalk {
   int follow(ValueId from, const Layout& layout, std::set<int64_t>* outers) const;
   static void note_outers(const Loops& loops, size_t input, const Layout& lies,
                           std::set<int64_t>& outers);
-  // Where a value must lie in the end, and what it is made of element by element with it.
+  // Hints at the layout that a value needs in the end, and gives the hint to what it is made of
+  // element by element.
   void hint(ValueId at, const Layout& layout);
   // Returns whether some loop of the op is not one of this result's.
   static bool sums(const Operand& output);
   // Returns how a reader wants a sum or product that meets there what is cut already: a gradient
   // beside the value that it is multiplied with. Before that a bias may be added to it.
   std::optional<Layout> wanted_beside(ValueId value, int further = 3) const;
-  // Also of what is still to come, where that only moves elements.
+  // Predicts the layout, also of what is still to come where that only moves elements.
   Layout will_lie(ValueId id) const;
   // Returns elements of one value in another shape or order.
   static bool only_moves(const Loops& loops, const Node& node);
@@ -103,7 +105,7 @@ class AxisWalk {
   std::vector<LoopCut> cuts_of(const Node& node, const Loops& loops) const;
   // Returns the state that it is, or was rounded from; invalid: none.
   ValueId state_of(ValueId id) const;
-  // By the loop, or, without one, on the whole.
+  // Chooses how the op is cut: by the loop, or, without one, not at all.
   Choice choose(const Node& node, const Loops& loops, const std::optional<LoopCut>& cut) const;
   // Whether only sums over the step read it. It is reduced with them, unless they are kept in
   // blocks: then terms of it would be reduced in every microbatch.
@@ -118,7 +120,7 @@ class AxisWalk {
     return wanted && wanted->kind == kCut;
   }
   void take(NodeId id, const Node& node, const Choice& choice);
-  // Its results lie so from here on.
+  // Records the layout of the results.
   void settle(NodeId id, const Node& node, const Choice& choice);
   // Returns the own numbers of a letter's parts, to be added to those that axes before have left.
   Attrs first_of(const LoopCut& cut, int64_t extent, ValueId before) const;
@@ -157,7 +159,7 @@ class AxisWalk {
 
   // ---- Rows that an index sends (axis_rows.cc) --------------------------------------------------
 
-  // Of the rows in blocks: by flat rows, so many stretches; a rank owns so many of the numbers.
+  // Describes rows in blocks: by flat rows, so many stretches; a rank owns so many of the numbers.
   struct Route {
     int64_t outer = 1, owned = 0;
     bool mirrored = false;
@@ -168,7 +170,7 @@ class AxisWalk {
   Layout blocks_of_rows(ValueId id, const Layout& routed) const;
   // Returns the cut of what an op looks up, or adds to, by an index.
   std::optional<LoopCut> looked_up(const Loops& loops) const;
-  // Where what is looked up lies in blocks, as the rows do that it is looked up for.
+  // Notes where rows that are looked up are in blocks, as are the rows that they are looked up for.
   void note_route(const Node& node, const Loops& loops);
   std::optional<Layout> route_of(const Node& node, const Loops& loops) const;
   // Returns whether what only moves elements leaves the rows as they are.
@@ -181,7 +183,7 @@ class AxisWalk {
 
   double cost_of(const TensorType& type, const Layout& from, const Layout& to) const;
   double cost(ValueId id, const Layout& to) const;
-  // A state that nothing says more of lies as its first reader wants it.
+  // A state that has no other layout gets the one that its first reader prefers.
   bool may_adopt(ValueId id) const {
     return graph_.value(id).kind == ValueKind::kState && !is_seed_[id.index()] &&
            lies_[id.index()].kind == kWhole && !read_whole_[id.index()];
@@ -214,8 +216,8 @@ class AxisWalk {
   std::optional<Layout> layout_of_source(ValueId id, const Layout& to) const;
   // Returns whether it lies so already, or has been converted for another reader.
   bool is_there(ValueId id, const Layout& to, NodeId reader) const;
-  // What only moves elements is done again on its converted source: one collective for all
-  // that is the same but for its shape.
+  // Repeats what only moves elements on its converted source: one collective serves all that differ
+  // only in shape.
   std::optional<ValueId> convert_source(ValueId id, const Layout& to, NodeId reader);
   // What the weights' gradients share with those of inputs belongs to the latter.
   Pass pass_of(ValueId origin, const Node& near) const;

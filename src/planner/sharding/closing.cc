@@ -6,7 +6,7 @@
 namespace piper {
 namespace {
 
-// By node: whether some of the values is made of what it makes.
+// Returns by node whether some of the values is made of what it makes.
 std::vector<bool> makers_of(const Graph& graph, std::vector<ValueId> open) {
   std::vector<bool> makers(graph.nodes.size());
   while (!open.empty()) {

@@ -14,14 +14,14 @@ struct LoopCut {
   bool operator==(const LoopCut&) const = default;
 };
 
-// One operand of an op: the letters of its dims, and their extents at global shapes.
+// Views one operand of an op: the letters of its dims, and their extents at global shapes.
 struct Operand {
   const LoopRule& rule;
   const std::vector<LoopRule::Dim>& dims;
   const Shape& shape;
 };
 
-// An op of a graph, and the loops of this use of it.
+// Views an op of a graph, and the loops of this use of it.
 struct Loops {
   const OpDef* def = nullptr;
   OpTypes types;

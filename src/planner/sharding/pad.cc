@@ -34,7 +34,7 @@ bool knows_whole(const Loops& loops, char letter) {
   return begins(loops.rule, letter) || (contains(loops.rule.whole, letter) && loops.def->apart);
 }
 
-// f(value, how it stands in the op) for each operand and result.
+// Calls f(value, how the op uses it) for each operand and result.
 template <class F>
 void each_operand(const Node& node, const Loops& loops, F f) {
   for (size_t i = 0; i < node.inputs.size(); ++i)
@@ -119,8 +119,8 @@ class Padding {
     return graph_.value(seed.value).type.shape[static_cast<size_t>(seed.dim)];
   }
 
-  // Into which stretches and units the dim is taken apart: those that end in the fewest ops, then
-  // those with the fewest zeros.
+  // Decides into which stretches and units the dim is divided: those that end in the fewest ops,
+  // then those with the fewest zeros.
   struct Ends {
     int refused = 0, sums = 0;
   };

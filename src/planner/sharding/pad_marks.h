@@ -21,7 +21,7 @@ struct PadMark {
 };
 using PadMarks = std::map<int32_t, PadMark>;  // by value
 
-// The stretches inside of one loop of an op.
+// Describes the stretches inside of one loop of an op.
 struct PadPlace {
   char letter = 0;
   int64_t outer = 1, unit = 1;

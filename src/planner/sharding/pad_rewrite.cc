@@ -112,7 +112,7 @@ class PadRewrite {
     append(graph_, graph_.nodes, std::move(node));
   }
 
-  // Along the dim: a number in what is there, and another one behind.
+  // Adds a row along the dim: one number in what is there, and another one after it.
   ValueId add_row(const PadMark& mark, DType dtype, double there, double behind, size_t rank,
                   const Node& near) {
     Shape shape{mark.outer, mark.there, mark.unit};

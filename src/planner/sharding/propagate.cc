@@ -55,14 +55,14 @@ class Propagation {
           "number of replicas: they exchange what samples need of each other");
     }
     if (first_problem_) return *std::move(first_problem_);
-    // Only where there is one shard: sums of one term.
+    // A value is left unknown only where there is one shard: sums of one term.
     for (size_t i = 0; i < unknown_.size(); ++i)
       if (unknown_[i]) layouts_[i] = Layout{LayoutKind::kPartial};
     return Propagated{std::move(layouts_), std::move(readings_), std::move(late_)};
   }
 
  private:
-  // An op by the node that is visited.
+  // Views an op by the node that is visited.
   struct Use {
     NodeId id;
     const Node& node;
@@ -283,7 +283,8 @@ class Propagation {
     return false;  // the outputs are decided
   }
 
-  // Zeros, written down or moved about. They are a sum of zeros, whatever the cut.
+  // Returns whether a value is zeros, written down or moved about. They are a sum of zeros,
+  // whatever the cut.
   bool is_zero(ValueId id) {
     const Value& value = graph_.value(id);
     if (value.kind == ValueKind::kConstant) {
@@ -378,7 +379,7 @@ class Propagation {
            late_[graph_.value(id).producer.index()];
   }
 
-  // What only a state's next value needs runs behind the microbatches, on sums over them.
+  // Runs what only a state's next value needs after the microbatches, on sums over them.
   bool close(NodeId id, const Node& node) {
     for (size_t i = 0; i < node.inputs.size(); ++i) {
       const ValueId input = node.inputs[i];

@@ -13,7 +13,7 @@
 
 namespace piper {
 
-// What a node reads in place of the value itself.
+// Says what a node reads in place of the value itself.
 struct Reading {
   bool summed = false;          // the StepSum of a Partial value
   bool shared = false;          // a term of a value that all shards have: one has it, others zeros

@@ -55,7 +55,7 @@ class Rewrite {
   }
 
  private:
-  // While all types are still global.
+  // Localises attributes while all types are still global.
   void localise_attrs() {
     for (Node& node : graph_.nodes)
       localise(graph_, node, node, [&](ValueId id) {

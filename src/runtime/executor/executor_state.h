@@ -184,11 +184,11 @@ void read_ahead(Executor::State& state, const BoundSection& section, int64_t ste
 // Returns the times of this step by instruction, of a body whose times are kept; else null.
 TraceEvent* next_trace(Executor::State& state, const BoundSection& section);
 double now_us();
-// At load: the tool that listens, if any does. Why not is said where the run is introduced.
+// Finds at load the tool that listens, if any does. Why not is said where the run is introduced.
 void find_tool(Executor::State& state);
 // A range's category is the kind of instruction, from 1 on; steps come behind.
 NvtxRange range_for(const Nvtx& tool, const Instruction& one);
-// While an instruction is issued, where a tool listens.
+// Opens a range while an instruction is issued, where a tool listens.
 inline NvtxScope range_of(const Executor::State& state, const BoundSection& section, size_t op) {
   return section.ranges.empty() ? NvtxScope() : NvtxScope(*state.tool, section.ranges[op]);
 }

@@ -15,7 +15,7 @@ namespace piper {
 class Helper {
  public:
   static Result<std::unique_ptr<Helper>> start(Executor::State& state);
-  // All of a section that has two lines, but for the end of its messages.
+  // Runs all of a section that has two threads, except the end of its messages.
   Status run(const BoundSection& section, int64_t step);
 
  private:

@@ -8,7 +8,7 @@
 
 namespace piper {
 
-// Of equal values: how many ranks hold them, and the lowest of these.
+// Counts the ranks that hold equal values, and names the lowest of them.
 struct Holders {
   static constexpr size_t kNamed = 8;
   int64_t count = 0;

@@ -50,7 +50,7 @@ Result<Fabric*> choose_fabric(const PlanSet& set, Backend& backend, Transport& t
   return own.get();
 }
 
-// Of the steps that a trace was asked for.
+// Returns the trace of the steps that were asked for.
 RankTrace trace_of(const Executor& executor, int64_t rank, const JobOptions& options) {
   RankTrace trace{rank, executor.prepared(), executor.trace()};
   const size_t wanted = trace.role->body.size() * static_cast<size_t>(options.trace_steps);
@@ -59,7 +59,7 @@ RankTrace trace_of(const Executor& executor, int64_t rank, const JobOptions& opt
   return trace;
 }
 
-// A job whose ranks are threads.
+// Runs a job whose ranks are threads.
 class Job {
  public:
   Job(const PlanSet& set, const BatchSource* data, const PlanSet* reference,

@@ -66,7 +66,7 @@ Earlier look_at(const std::string& path) {
   return earlier;
 }
 
-// Of the same run the same line, whenever it runs.
+// Returns the same line for the same run, whenever it runs.
 std::string run_line(int64_t number, const RunOptions& options, const PlanSet& set) {
   nlohmann::ordered_json line;
   line["run"] = number;

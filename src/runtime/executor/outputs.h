@@ -28,10 +28,10 @@ class Voice {
   ExitCode code_ = ExitCode::kOk;
 };
 
-// Whether one can write there: found out before hours of training, not after.
+// Checks that the path can be written: this is found out before hours of training, not after.
 Status check_target(const std::string& path);
 
-// A line per step, there as soon as the step is done, behind those of earlier runs. A file that
+// Writes a line per step, as soon as the step is done, after those of earlier runs. A file that
 // cannot be written to costs its lines, not the run.
 class MetricsFile {
  public:
@@ -46,7 +46,7 @@ class MetricsFile {
   FILE* file_ = nullptr;
 };
 
-// What was trained, then the summary, the trace and whether inputs stayed as they were. `rank`: of
+// Writes what was trained, then the summary, the trace and whether inputs are unchanged. `rank`: of
 // this process; −1: it has all of them.
 void write_results(const RunOptions& options, const JobResult& result, int64_t rank, Voice& voice);
 

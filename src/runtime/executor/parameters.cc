@@ -13,7 +13,7 @@ namespace {
 constexpr const char* kCollection = "collection of parameters";
 constexpr int64_t kChunk = int64_t{16} << 20;  // of what travels: each waits for the one before
 
-// A parameter as far as it is here.
+// Holds as much of a parameter as has arrived.
 struct Gathered {
   TensorType type;
   std::vector<std::string> names;  // its own and its aliases
@@ -27,7 +27,7 @@ bool has(const ByName& all, const ParameterView& view) {
   return found != all.end() && found->second.held.contains(to_string(view.held));
 }
 
-// Unless somebody already gave it.
+// Takes a view, unless somebody already gave it.
 void take(ByName& all, const ParameterView& view) {
   if (has(all, view)) return;
   Gathered& gathered = all[view.name];
