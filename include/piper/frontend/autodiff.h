@@ -34,8 +34,8 @@ struct OptimizerSpec {
   bool operator==(const OptimizerSpec&) const = default;
 };
 
-// One group of parameters with common optimizer settings; the first group whose glob matches a
-// parameter's scope or name wins; a last group "**" holds the defaults.
+// A ParamGroup is a group of parameters with common optimizer settings; the first group whose glob
+// matches a parameter's scope or name wins; a last group "**" holds the defaults.
 struct ParamGroup {
   std::string match;  // glob over Param::scope ("**/bias")
   SourceSpan at;
@@ -45,9 +45,9 @@ struct ParamGroup {
   std::vector<std::string> names = {};          // instead of `match`: the parameters themselves
 };
 
-// lr(t) for step t = 0, 1, …: base × min(1, (t+1)/warmup) × decay, decay = 1, or for cosine over
-// `total` steps min_ratio + (1 − min_ratio) × (1 + cos(π × (t − warmup)/(total − warmup)))/2 after
-// the warm-up, min_ratio after total.
+// The learning rate is lr(t) for step t = 0, 1, …: base × min(1, (t+1)/warmup) × decay, decay = 1,
+// or for cosine over `total` steps min_ratio + (1 − min_ratio) × (1 + cos(π × (t − warmup)/(total −
+// warmup)))/2 after the warm-up, min_ratio after total.
 struct LrSchedule {
   int64_t warmup = 0;
   bool cosine = false;
@@ -96,9 +96,10 @@ Graph keep_slopes(Graph step);
 // if this is no more to keep than they were. Values stay the same.
 Graph rename_in_backward(Graph step);
 
-// One term of a loss that the strategy names, of a value of the model, element by element beside a
-// target of the same shape; of cross-entropy the target is a label for each row of classes. A
-// target that the model does not have becomes an input. Options mean what they mean in PyTorch.
+// A LossTerm is one term of a loss that the strategy names, of a value of the model, element by
+// element beside a target of the same shape; of cross-entropy the target is a label for each row of
+// classes. A target that the model does not have becomes an input. Options mean what they mean in
+// PyTorch.
 struct LossTerm {
   enum class Kind {
     kOutput,  // the value itself, a scalar

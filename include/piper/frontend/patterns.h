@@ -16,7 +16,7 @@ struct PatternForm {
   std::string_view op;     // the composite
   std::string_view forms;  // what it is found in, a sentence or two
 };
-// In the order in which they are looked for.
+// Returns the patterns in the order in which they are looked for.
 std::vector<PatternForm> known_patterns();
 
 // A softmax of products of which no attention was made: its scores are stored whole.
@@ -46,7 +46,7 @@ Result<Recognised> recognise(Graph graph);
 // Behind sharding, which cuts the ops apart; requires and ensures what sharding ensures.
 Graph round_once(Graph step);
 
-// Composites, backward ones too, written out in primitive ops where `wanted` says so: what a
+// Writes composites, backward ones too, in primitive ops where `wanted` says so: those that a
 // backend lacks. Values change by rounding alone. Requires and ensures a graph that check_graph
 // accepts.
 Result<Graph> expand_composites(Graph graph,

@@ -117,7 +117,7 @@ struct StreamRule {
   std::optional<int64_t> sms;       // multiprocessors at most
   SourceSpan at, name_at;
 };
-// When what tasks read from elsewhere is issued.
+// Says when what tasks read from elsewhere is issued.
 struct Prefetch {  // - prefetch: {where: {kind: recv}, distance: 2}
   Where where;
   // Compute tasks ahead of the first that reads it: 0 is just before it (lazy).
@@ -175,7 +175,7 @@ struct Recompute {
   std::optional<int64_t> budget_bytes;
   SourceSpan at;
 };
-// In which types ops compute, and how the loss is scaled.
+// Says in which types ops compute, and how the loss is scaled.
 struct Precision {                      // - precision: {compute: bf16, keep: [Gelu]}
   std::optional<Glob> match;            // over scopes
   Where where;                          // over tags
@@ -196,7 +196,7 @@ struct OrderItem {
   bool paired = false;                                // & with the next item
   SourceSpan at, pair_at;                             // pair_at: the '&'
 };
-// One cell of an explicit list or of a pipeline file.
+// Holds one cell of an explicit list or of a pipeline file.
 struct OrderCell {
   // "F" "B" "BI" "BW"; in files also the kinds of communication, "SEND_F" …
   std::string type;
@@ -260,7 +260,7 @@ struct MeshAxis {
   SourceSpan at;
 };
 
-// An entry that does not count.
+// Names an entry that does not count.
 struct LeftOut {
   SourceSpan at;
   std::string what, why;  // "recompute", "its 'when' is 0"

@@ -52,17 +52,17 @@ struct PlanSet {
   int64_t world() const { return static_cast<int64_t>(role_of_rank.size()); }
 };
 
-// What a rank holds of a tensor: its blocks; of the elements of these, one after the other, those
-// from `first` on.
+// Says what a rank holds of a tensor: its blocks; of the elements of these, one after the other,
+// those from `first` on.
 struct Held {
-  // Block `index`, of `size` elements, of each of the `outer` equal stretches of a dim.
+  // Names block `index`, of `size` elements, of each of the `outer` equal stretches of a dim.
   struct Block {
     int32_t dim = 0;
     int64_t outer = 1, size = 1, index = 0;
     bool operator==(const Block&) const = default;
   };
-  // Elements that lie side by side in the whole and in what is held; whole -1: behind the end of a
-  // dim, where zeros are held.
+  // A Run is a number of elements that are contiguous in the whole and in what is held; whole -1:
+  // past the end of a dim, where zeros are held.
   struct Run {
     int64_t whole = 0, held = 0, count = 0;
   };
@@ -134,7 +134,7 @@ Result<RoleProgram> parse_plan(std::string_view text);
 
 // Returns the name of the role program's file in a set: equal for equal programs.
 std::string role_digest(const RoleProgram& role);
-// Content id of a program: equal for programs that print the same but for the label.
+// Returns the content id of a program: equal for programs that print the same except for the label.
 std::string program_digest(const Program& program);
 
 }  // namespace piper

@@ -35,7 +35,7 @@ enum class InstructionKind : uint8_t {
 };
 inline constexpr int kNumInstructionKinds = 14;
 
-// What args an instruction takes.
+// Says what args an instruction takes.
 enum class ArgForm : uint8_t {
   kOwn,      // as the kind's comment says
   kInPlace,  // any number; each is read and written
@@ -43,7 +43,7 @@ enum class ArgForm : uint8_t {
   kIndexed,  // one pair, and an index that is read
 };
 
-// One row of the table of kinds.
+// Describes one row of the table of kinds.
 struct InstructionDef {
   InstructionKind kind;
   const char* word;  // in plans, strategies and labels: "all_reduce"

@@ -10,8 +10,8 @@ namespace piper {
 
 // ---- Programs: what one compute instruction runs ------------------------------------------------
 
-// One op on values of its program. `op` is a name of the closed op set; backends refuse what they
-// lack at load.
+// Describes one op on values of its program. `op` is a name of the closed op set; backends refuse
+// what they lack at load.
 struct ProgramOp {
   std::string op;
   Attrs attrs;
@@ -62,7 +62,7 @@ struct TensorCut {
   int64_t outer = 1, block = 0;  // 0: equal blocks
   bool operator==(const TensorCut&) const = default;
 };
-// What a buffer is of: one for the buffers of all microbatches.
+// Describes the tensor of a buffer: one for the buffers of all microbatches.
 struct Tensor {
   std::string name;
   TensorType type;
@@ -108,16 +108,16 @@ struct Stream {
   bool operator==(const Stream&) const = default;
 };
 
-// The ranks that communicate: all whose coordinates equal the own ones except on these axes, in
-// rank order.
+// Names the ranks that communicate: all whose coordinates equal the own ones except on these axes,
+// in rank order.
 struct Group {
   std::string name;           // "dp"
   std::vector<int32_t> axes;  // mesh axis indices
   bool operator==(const Group&) const = default;
 };
 
-// Ranks that open a connection of their own before the first step: the members of a group, or, of
-// an ordered pair, who sends and who receives. All roles list the same, in one order.
+// Names ranks that open a connection of their own before the first step: the members of a group,
+// or, of an ordered pair, the sender and the receiver. All roles list the same, in one order.
 struct Communicator {
   std::vector<int32_t> axes;  // of a group: mesh axes
   // Of a pair: the coordinates of both, or -1 on the same axes of both, along which each rank has
@@ -130,7 +130,7 @@ struct Communicator {
   bool operator==(const Communicator&) const = default;
 };
 
-// Named results of a step, read by the executor after the body.
+// Names a result of a step, which the executor reads after the body.
 struct Report {
   std::string name;    // "loss", "grad_norm", "learning_rate"
   int32_t buffer = 0;  // a scalar of any float type
@@ -147,9 +147,9 @@ struct DataInput {
   bool operator==(const DataInput&) const = default;
 };
 
-// What all ranks of one role execute. `prologue` runs once, `body` once a step, `epilogue` once at
-// the end. A section begins when all of the one before is complete and what that sent has been
-// received.
+// Holds what all ranks of one role execute. `prologue` runs once, `body` once a step, `epilogue`
+// once at the end. A section begins when all of the one before is complete and what that sent has
+// been received.
 struct RoleProgram {
   std::vector<std::pair<std::string, int64_t>> mesh;  // axes and sizes, row-major ranks
   std::vector<Stream> streams;
@@ -206,7 +206,7 @@ struct RoleProgram {
   bool operator==(const RoleProgram&) const = default;
 };
 
-// Coordinates of a rank in a row-major mesh, and back.
+// Return the coordinates of a rank in a row-major mesh, and the rank at coordinates.
 std::vector<int64_t> coordinates_of(const std::vector<std::pair<std::string, int64_t>>& mesh,
                                     int64_t rank);
 int64_t rank_of(const std::vector<std::pair<std::string, int64_t>>& mesh,

@@ -10,7 +10,7 @@
 namespace piper {
 namespace {
 
-// Where the parameters' influence runs, by value.
+// Says by value where the parameters' influence reaches.
 struct Influence {
   std::vector<bool> inputs;  // depends on inputs of the step, or on random numbers
   std::vector<bool> params;  // depends on a trained parameter, through floating-point values alone
@@ -43,7 +43,7 @@ Influence trace(const Graph& graph) {
   return of;
 }
 
-// A term of the adjoint of a value: what the reader `node` makes of it through its input `input`.
+// A Term is what the reader `node` adds to the adjoint of a value, through its input `input`.
 struct Term {
   NodeId node;
   int input = 0;
@@ -72,7 +72,7 @@ class Sweep {
     }
   }
 
-  // `scale`: f32[], what the loss is multiplied with; or none.
+  // Adds the gradients. `scale`: f32[], what the loss is multiplied with; or none.
   Status run(ValueId scale) {
     if (!influence_.params[graph_.loss.index()]) return ok_status();
     const ValueId one = build_.expand(seed(scale), Shape(build_.shape(graph_.loss)));

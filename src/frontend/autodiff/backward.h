@@ -5,7 +5,7 @@
 
 namespace piper {
 
-// One use's term of the gradient of a parameter.
+// A contribution is one use's term of the gradient of a parameter.
 struct ParamContribution {
   NodeId node;  // the use
   int input = 0;

@@ -12,7 +12,7 @@ namespace {
 using Kind = LossTerm::Kind;
 using Reduction = LossTerm::Reduction;
 
-// What a row builds with. Numbers have the type of y.
+// A Use holds what a row builds with. Numbers have the type of y.
 struct Use {
   Builder& build;
   const LossTerm& term;
@@ -38,7 +38,7 @@ ValueId squared(const Use& u) {
 }
 ValueId absolute(const Use& u) { return u.op("Abs", {u.error()}); }
 
-// `square` where the error is less than beta, and the line that continues it.
+// Returns `square` where the error is less than beta, and elsewhere the line that continues it.
 ValueId below_beta(const Use& u, ValueId square, ValueId line) {
   const ValueId size = u.op("Abs", {u.error()});
   return u.op("Where", {u.op("Less", {size, u.number(u.term.beta)}), square, line});
@@ -54,7 +54,7 @@ ValueId huber(const Use& u) {
                     u.build.mul(line_of(u), u.number(u.term.beta)));
 }
 
-// max(log x, -100), through which no gradient flows.
+// Returns max(log x, -100), through which no gradient flows.
 ValueId bounded_log(const Use& u, ValueId x) {
   return u.op("Detach", {u.op("Max", {u.op("Log", {x}), u.number(-100)})});
 }
@@ -81,7 +81,7 @@ ValueId binary_cross_entropy_of_logits(const Use& u) {
   return b.add(b.mul(b.sub(u.number(1), u.t), u.y), positive);
 }
 
-// t·(log t - y), which is 0 where t is 0.
+// Returns t·(log t - y), which is 0 where t is 0.
 ValueId divergence(const Use& u) {
   Builder& b = u.build;
   if (u.term.log_target) return b.mul(u.op("Exp", {u.t}), b.sub(u.t, u.y));
@@ -104,7 +104,7 @@ ValueId reduced(const Use& u, ValueId elements, Reduction reduction) {
 
 // ---- Cross-entropy ------------------------------------------------------------------------------
 
-// Sum over the rows whose label counts of what all classes give in the mean: -Σ log p / classes.
+// Sums over the rows whose label counts the mean over all classes: -Σ log p / classes.
 ValueId smoothed_part(const Use& u) {
   Builder& b = u.build;
   const auto last = static_cast<int64_t>(b.shape(u.y).size()) - 1;
@@ -115,8 +115,8 @@ ValueId smoothed_part(const Use& u) {
   return b.div(u.sum(counted), u.number(-classes));
 }
 
-// Of classes last: (1 - ε) of what the label gives, and ε of what all classes give (Szegedy et al.,
-// Rethinking the Inception Architecture, 2016).
+// Computes, with classes last, (1 - ε) of the label's loss and ε of the mean over all classes
+// (Szegedy et al., Rethinking the Inception Architecture, 2016).
 ValueId cross_entropy(const Use& u) {
   Builder& b = u.build;
   const Attrs ignore{{"ignore_index", u.term.ignore_index}};
@@ -278,7 +278,7 @@ Result<ValueId> term_of(Builder& build, const LossTerm& term) {
                  term.kind == Kind::kSum ? Reduction::kSum : term.reduction);
 }
 
-// In the widest type of the parts, at least f32 where there are several.
+// Sums in the widest type of the parts, at least f32 where there are several.
 ValueId weighted_sum(Builder& build, std::span<const LossTerm> terms,
                      const std::vector<ValueId>& parts) {
   const auto is_f64 = [&](ValueId id) { return build.type(id).dtype == DType::kF64; };

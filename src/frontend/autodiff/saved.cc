@@ -34,7 +34,8 @@ class Renamer {
   }
 
  private:
-  // Ops whose result is some of their input's bytes; or a parameter's elements in another type.
+  // Returns whether the op's result is some of its input's bytes, or a parameter's elements in
+  // another type.
   bool renames(const Node& node) const {
     return find_op(node.op)->elements == OpDef::Elements::kPart ||
            (node.op == "Cast" && graph_.value(node.inputs[0]).kind == ValueKind::kState);
@@ -54,7 +55,8 @@ class Renamer {
     return forward_producer(node->inputs[0]) ? root_of(reader, node->inputs[0]) : value;
   }
 
-  // Those whose bytes are there anyway, or are not more than those of the parts.
+  // Chooses as roots the values whose bytes are kept in any case, or are not more than those of the
+  // parts.
   void choose_roots() {
     std::map<ValueId, std::set<ValueId>> parts;
     for (const Node& node : graph_.nodes)

@@ -12,7 +12,7 @@ namespace piper::patterns {
 
 constexpr double kVeryLow = -1e4;  // whose exponential is 0 beside that of any common score
 
-// A term or a condition of the scores.
+// Describes a term or a condition of the scores.
 struct MaskStep {
   enum Kind { kAdd, kKeep } kind = kAdd;
   ValueId value;
@@ -29,7 +29,7 @@ struct QueryFactor {
   bool divides = false;
 };
 
-// What stands between the product of q and k and the softmax: outer · tanh(scale · qk), or
+// Describes what is between the product of q and k and the softmax: outer · tanh(scale · qk), or
 // scale · qk, then the masks in their order.
 struct Scores {
   double scale = 1, outer = 1;
@@ -44,7 +44,7 @@ struct Scores {
   ViewDims weights;  // the dims of the weights as the second product reads them
 };
 
-// The scores of one product, as the softmax reads them.
+// Holds the scores of one product, as the softmax reads them.
 struct ScorePath {
   struct Step {
     const Node* node;
@@ -55,13 +55,13 @@ struct ScorePath {
   bool swapped = false;  // keys stand before queries in it
 };
 
-// The weights behind the softmax.
+// Holds the weights that the softmax makes.
 struct Weights {
   const Node* softmax = nullptr;
   std::vector<ScorePath::Step> steps;  // from the second product upwards
 };
 
-// q, k or v as the op takes it.
+// Describes q, k or v as the op takes it.
 struct Side {
   ValueId base;
   ViewDims dims;
@@ -87,7 +87,7 @@ class ScoreReader {
   std::optional<double> number(ValueId id) const;
   // Returns all ways from the softmax to a product; none: see why().
   std::vector<ScorePath> paths(const Node& softmax);
-  // From the operand of a product to a softmax; its softmax is null where there is none.
+  // Follows the operand of a product up to a softmax; its softmax is null where there is none.
   Weights weights(ValueId id) const;
   // Requires a path of paths(). False: see why().
   bool read(const ScorePath& path, const Weights& weights, Scores& scores);
@@ -134,7 +134,7 @@ class ScoreReader {
   std::optional<std::vector<double>> last_elements_;
 };
 
-// An operand of a product as a view of a value that it comes from.
+// Views an operand of a product as part of a value that it comes from.
 struct Operand {
   ValueId base;
   Modes lead, tokens, width;
@@ -147,7 +147,7 @@ class AttentionFinder {
   explicit AttentionFinder(const Graph& graph)
       : graph_(graph), match_(graph), reader_(graph, match_) {}
 
-  // At a product of weights and values.
+  // Finds the attention at a product of weights and values.
   std::optional<AttentionFound> find(size_t index);
   // Returns what find() met: why the attention of a softmax is none, by the softmax's result.
   const std::map<ValueId, std::string>& why() const { return why_; }

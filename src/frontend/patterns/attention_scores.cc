@@ -160,7 +160,7 @@ bool ScoreReader::scale_by(double factor, const Node& node, Scores& scores) {
   return true;
 }
 
-// By a factor that is the same for all keys.
+// Multiplies the scores by a factor that is the same for all keys.
 bool ScoreReader::multiply(const Node& node, ValueId by, const ViewDims& dims, Scores& scores) {
   if (scores.bent || !scores.masks.empty())
     return no("'{}' multiplies scores that were masked or capped", node.name);

@@ -45,7 +45,7 @@ class AttentionWriter {
     return q;
   }
 
-  // Keys or values; a sink is a key of zeros before them, whose value is zero, too.
+  // Writes keys or values; a sink is a key of zeros before them, whose value is zero, too.
   ValueId keys(const AttentionFound& found, const Side& side) {
     const ValueId all = write_view(build_, side.base, side.dims);
     if (!found.scores.sink.valid()) return all;
@@ -73,7 +73,7 @@ class AttentionWriter {
                       {{"axis", int64_t{3}}});
   }
 
-  // Dims along which it only repeats stay of one element.
+  // Writes a view with one element along the dims that it only repeats.
   ValueId write_once(ValueId id, ViewDims dims) {
     for (Modes& dim : dims)
       if (is_repeated(dim)) dim.clear();

@@ -23,7 +23,7 @@ using ExpandValues = std::vector<ValueId>;
 bool is_tanh(const Node& node) { return node.attrs.text("approximate") == "tanh"; }
 const double kSlope = std::sqrt(2 / M_PI), kCube = 0.044715;
 
-// ½(1 + erf(x/√2)) or ½(1 + tanh(√(2/π)·(x + 0.044715·x³)))
+// Returns ½(1 + erf(x/√2)) or ½(1 + tanh(√(2/π)·(x + 0.044715·x³))).
 ValueId gelu_share(Builder& b, ValueId x, bool tanh) {
   ValueId bent;
   if (tanh) {
@@ -83,7 +83,7 @@ ValueId inverse_root(Builder& b, ValueId variance, double epsilon) {
 std::vector<int64_t> axes_of(Builder& b, const Node& node, size_t x) {
   return axes_from(node.attrs.integer("axis"), b.shape(node.inputs[x]).size());
 }
-// rstd · (g - normal · mean(g · normal) [- mean(g)])
+// Returns rstd · (g - normal · mean(g · normal) [- mean(g)]).
 ValueId norm_grad(Builder& b, ValueId g, ValueId normal, ValueId rstd,
                   const std::vector<int64_t>& axes, bool centred) {
   ValueId rest = b.sub(g, b.mul(normal, mean(b, b.mul(g, normal), axes)));
@@ -130,8 +130,8 @@ ExpandValues rms_norm_grad_scale(Builder& b, const Node& node) {
   return {b.sum_to(b.mul(node.inputs[0], normal), b.shape(node.outputs[0]))};
 }
 
-// [N, C, …] as [N, groups, C / groups, what follows], and what is per channel or per group beside
-// it.
+// Views [N, C, …] as [N, groups, C / groups, what follows], and what is per channel or per group
+// beside it.
 struct Grouped {
   Shape whole, x;
   explicit Grouped(const Shape& shape, int64_t groups)
@@ -176,7 +176,7 @@ ExpandValues group_norm_grad_params(Builder& b, const Node& node) {
 
 // ---- Experts ----
 
-// As a matrix of one row for each of x.
+// Views x as a matrix of one row for each of its rows.
 ValueId as_matrices(Builder& b, ValueId x, bool column) {
   Shape shape = b.shape(x);
   shape.insert(shape.end() - (column ? 0 : 1), 1);

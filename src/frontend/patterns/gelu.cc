@@ -6,7 +6,7 @@
 namespace piper::patterns {
 namespace {
 
-// A constant of the formula, as the model's type rounds it.
+// Compares with a constant of the formula, as the model's type rounds it.
 class Near {
  public:
   explicit Near(DType dtype)
@@ -36,7 +36,7 @@ bool is_cubic(const Matcher& match, const Near& near, ValueId value, ValueId x) 
   return near(product.factor, 0.044715) && product.atoms == std::vector<ValueId>{x, x, x};
 }
 
-// Which Gelu `node` closes, and of what.
+// Says which Gelu `node` closes, and of what.
 struct GeluFound {
   ValueId x;
   const char* approximate = nullptr;

@@ -17,7 +17,8 @@ namespace {
 constexpr double kHidden = -0x1p100;  // nothing is left of a score beside it, in any float
 constexpr size_t kMask = 3;
 
-// Terms of at most this leave nothing of common scores in a float of the type.
+// Returns the limit of terms that hide: at most this much leaves nothing of common scores in a
+// float of the type.
 double limit_of(DType dtype) { return dtype == DType::kF64 ? -0x1p56 : -0x1p27; }
 
 class HiddenRows {
@@ -36,7 +37,7 @@ class HiddenRows {
   }
 
  private:
-  // Of those that have not been here.
+  // Returns whether the attention has a mask and has not been rewritten.
   static bool is_masked(const Node& node) {
     return node.op == "Attention" && node.inputs.size() > kMask && node.inputs[kMask].valid() &&
            !node.attrs.find("hidden_score");
@@ -48,7 +49,7 @@ class HiddenRows {
     });
   }
 
-  // Floats that masks are made of.
+  // Marks the floats that masks are made of.
   void mark_needed() {
     needed_.resize(graph_.values.size());
     for (size_t n = graph_.nodes.size(); n-- > 0;) {
@@ -63,7 +64,7 @@ class HiddenRows {
     if (info(type(id).dtype).is_float) needed_[id.index()] = true;
   }
 
-  // Which of these may hold a term that hides, and which depend on parameters.
+  // Finds which of these may hold a term that hides, and which depend on parameters.
   void read_terms() {
     low_.resize(needed_.size());
     trained_.resize(needed_.size());

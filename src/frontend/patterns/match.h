@@ -20,8 +20,8 @@ class Matcher {
   std::optional<double> number(ValueId id) const;  // a constant all of whose elements are that
   // Returns the elements of a constant of floats or booleans; none when it is no constant.
   std::optional<std::vector<double>> elements(ValueId id) const;
-  // value = factor × the product of atoms: seen through products and divisions by constants that
-  // nothing else reads.
+  // Describes value = factor × the product of atoms, seen through products and divisions by
+  // constants that nothing else reads.
   struct Product {
     double factor = 1;
     std::vector<ValueId> atoms;

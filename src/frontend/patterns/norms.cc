@@ -7,7 +7,7 @@
 namespace piper::patterns {
 namespace {
 
-// A mean over the dims from `axis` on, kept as dims of 1.
+// Describes a mean over the dims from `axis` on, kept as dims of 1.
 struct Mean {
   ValueId of;
   int64_t axis = 0;
@@ -51,7 +51,7 @@ class NormFinder {
     return own == normal && graph_.value(id).type.dtype == graph_.value(y).type.dtype;
   }
 
-  // scale · (x · rstd), in any order of factors, or x · rstd alone.
+  // Finds scale · (x · rstd), in any order of factors, or x · rstd without a scale.
   std::optional<Norm> scaled(ValueId id, bool root) const {
     const Node* node = match_.producer(id);
     if (!node || (!root && match_.reader_count(id) != 1)) return std::nullopt;
@@ -69,7 +69,7 @@ class NormFinder {
     return std::nullopt;
   }
 
-  // x · Reciprocal(Sqrt(…)), x / Sqrt(…) or x · Pow(…, -1/2), of x or of x less its mean.
+  // Finds x · Reciprocal(Sqrt(…)), x / Sqrt(…) or x · Pow(…, -1/2), of x or of x less its mean.
   std::optional<Norm> normalised(const Node& node) const {
     if (node.op != "Mul" && node.op != "Div") return std::nullopt;
     for (const size_t side : {size_t{0}, size_t{1}}) {
@@ -96,7 +96,7 @@ class NormFinder {
     return std::nullopt;
   }
 
-  // mean(d²) + epsilon, with d = x: of x itself, or of what x is less the mean of.
+  // Finds mean(d²) + epsilon, with d = x: of x itself, or of what x is less the mean of.
   std::optional<Norm> of_variance(ValueId x, ValueId variance) const {
     const Node* add = match_.sole(variance, "Add");
     if (!add) return std::nullopt;

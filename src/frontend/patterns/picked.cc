@@ -22,7 +22,7 @@ std::optional<int64_t> integer(const Graph& graph, ValueId id) {
   return number;
 }
 
-// The rows whose label is not `ignored`.
+// Finds the rows whose label is not `ignored`.
 struct Mask {
   ValueId labels;
   int64_t ignored = 0;

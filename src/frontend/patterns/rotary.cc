@@ -14,7 +14,7 @@ class RotaryFinder {
  public:
   explicit RotaryFinder(const Graph& graph) : graph_(graph), match_(graph) {}
 
-  // x · cos + Concat(-second half of x, first half) · sin, in any order.
+  // Finds x · cos + Concat(-second half of x, first half) · sin, in any order.
   std::optional<RotaryFound> find(const Node& node) const {
     if (node.op != "Add") return std::nullopt;
     for (const size_t side : {size_t{0}, size_t{1}}) {
@@ -123,7 +123,7 @@ ValueId reshaped(Builder& build, ValueId id, Shape shape) {
   return build.constant(type, data);
 }
 
-// A table's first half, for heads or for tokens first.
+// Holds a table's first half, for heads or for tokens first.
 struct Half {
   ValueId table;
   bool tokens_first = false;

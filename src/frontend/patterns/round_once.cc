@@ -143,7 +143,7 @@ class OnceRounder {
                        [&](ValueId input) { return gather(input, stage, nodes); });
   }
 
-  // A Gelu in another shape too: that is given to its result then.
+  // Joins a Gelu, in another shape too, which is then given to its result.
   void join_activation(NodeId id, NodeId activation) {
     const ValueId sum = graph_.node(id).outputs[0];
     const Node gelu = graph_.node(activation);

@@ -119,7 +119,8 @@ std::optional<ViewDims> seen_through(const Graph& graph, const Node& node, const
 
 namespace {
 
-// All modes of a view, in their order, with the places of those that have a stride by stride.
+// Holds all modes of a view, in their order, with the places of those that have a stride, by
+// stride.
 struct Runs {
   Modes modes;
   std::vector<size_t> by_stride;

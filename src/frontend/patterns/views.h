@@ -7,8 +7,8 @@
 
 namespace piper::patterns {
 
-// A run over elements of a value: `extent` of them, `stride` elements apart; 0: one that is
-// repeated.
+// A Mode is a run over elements of a value: `extent` of them, `stride` elements apart; 0: one that
+// is repeated.
 struct Mode {
   int64_t extent = 1, stride = 0;
   bool operator==(const Mode&) const = default;
@@ -35,7 +35,7 @@ bool is_view(const Graph& graph, const Node& node);
 // Returns the dims of what it makes, given those of its operand; none where a dim cannot be told.
 std::optional<ViewDims> seen_through(const Graph& graph, const Node& node, const ViewDims& dims);
 
-// What ops are needed to write a view out.
+// Says what ops are needed to write a view out.
 struct ViewOps {
   bool expands = false, transposes = false, reshapes = false;
 };

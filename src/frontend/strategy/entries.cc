@@ -28,7 +28,7 @@ Result<bool> take_when(yaml::Node& entry, const Scope& scope) {
 
 constexpr const char* kWhen = "its 'when' is 0";
 
-// An entry of `section`, which holds those of `object`.
+// Holds the entries of `section`, which hold those of `object`.
 struct Entries {
   std::string_view object, section;
   const Scope& scope;
@@ -131,7 +131,7 @@ class Directives {
     return ok_status();
   }
 
-  // One that counts for each file.
+  // Adds an entry, of which one counts for each file.
   Status add_claim(std::string_view name, const Claim& claim) {
     std::vector<Claim>& claims = find(name)->claims;
     for (const Claim& other : claims)

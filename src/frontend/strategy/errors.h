@@ -20,8 +20,8 @@ class ErrorList {
     if (!status) add(std::move(status).error());
   }
   bool empty() const { return errors_.empty(); }
-  // The first of them by place; notes "also: …" are the others as they are printed, and print_error
-  // shows them so. At most ten; further
+  // Returns the first error by place; notes "also: …" are the others as they are printed, and
+  // print_error shows them so. At most ten; further
   // ones are counted. Without errors: ok.
   Status status() const;
 

@@ -16,7 +16,8 @@ bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return std::isalpha(static_cast<unsigned char>(c)) || c == '_'; }
 bool is_word(char c) { return is_letter(c) || is_digit(c); }
 
-// Recursive descent over one line; nodes land in the tree in the order in which they are complete.
+// Parses one line by recursive descent; nodes enter the tree in the order in which they are
+// complete.
 class Parser {
  public:
   Parser(std::string_view text, size_t begin, const SourceSpan& at) : position_(begin) {
@@ -74,7 +75,7 @@ class Parser {
     return position_;
   }
 
-  // condition ? a : b
+  // Parses condition ? a : b.
   Status choice() {
     if (++nesting_ > kMaxNesting) {
       return fail(here(1), "the expression is nested more than {} deep", kMaxNesting);
@@ -192,7 +193,7 @@ class Parser {
     return ok_status();
   }
 
-  // min(a, b, …) as min(min(a, b), …)
+  // Parses min(a, b, …) as min(min(a, b), …).
   Status call(Op op, size_t begin) {
     if (!take("(")) return unexpected(op == Op::kMin ? "'(' after 'min'" : "'(' after 'max'");
     PIPER_TRY(choice());
@@ -256,7 +257,7 @@ class Evaluator {
     return unknown_name(tree_.span(node.begin, node.end), name, known);
   }
 
-  // Operators that leave an operand unread.
+  // Evaluates operators that leave an operand unread.
   Result<int64_t> lazy(const Node& node) const {
     PIPER_ASSIGN(const int64_t first, value(node.a));
     if (node.op == Op::kChoose) return value(first != 0 ? node.b : node.c);

@@ -54,7 +54,7 @@ struct Tree {
   std::string_view name(const Node& node) const;
 };
 
-// One expression from `begin` on; `end` is the first character that is not part of it (after
+// Holds one expression from `begin` on; `end` is the first character that is not part of it (after
 // spaces).
 struct Prefix {
   Tree tree;
@@ -65,7 +65,7 @@ Result<Tree> parse(std::string_view text, const SourceSpan& at);  // the whole t
 
 // Names are looked up in `variables`, then in `bound`; the last entry of a name counts.
 Result<int64_t> evaluate(const Tree& tree, const Variables& variables, const Variables& bound);
-// The error for the first name that `knows` does not hold, or ok.
+// Fails for the first name that `knows` does not hold.
 Status check_names(const Tree& tree, std::span<const std::string> known);
 Error unknown_name(SourceSpan at, std::string_view name, std::span<const std::string> known);
 bool is_identifier(std::string_view text);

@@ -139,13 +139,13 @@ std::span<const Object> train_objects();
 std::span<const Object> annotate_objects();
 const Field* find_field(const Object& object, std::string_view name);  // or null
 
-// A map whose keys have been checked against an Object.
+// Views a map whose keys have been checked against an Object.
 class Fields {
  public:
   Fields(const yaml::Node& node, SourceSpan at) : node_(&node), at_(std::move(at)) {}
   const yaml::Node* operator[](std::string_view name) const;
   const SourceSpan& key_at(std::string_view name) const;  // of a key that is there
-  // Of a single Object, with nothing beside it.
+  // Returns the entry of an Object that has only one.
   const yaml::Entry& only() const { return node_->entries[0]; }
   const SourceSpan& at() const { return at_; }  // the key above the map
 

@@ -138,7 +138,7 @@ class Loader {
     return (fs::path(file.path).parent_path() / path).lexically_normal().string();
   }
 
-  // Of a name that of the outermost file, which is the one that counts.
+  // Returns the params that count: of equal names that of the outermost file.
   std::vector<const yaml::Entry*> open_params() const {
     std::vector<const yaml::Entry*> out;
     for (const Open& open : open_) {

@@ -1,4 +1,4 @@
-// directives: fuse.
+// Reads the directive `fuse`, for the table in directives.h.
 #include "directives.h"
 
 namespace piper::fields {

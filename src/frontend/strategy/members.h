@@ -107,7 +107,7 @@ Status read_located(const Field& field, const yaml::Entry& entry, const Reading&
   Path<At>::of(object) = entry.value.at;
   return read_member<Value>(field, entry, reading, object);
 }
-// A member, and one that says where its value is given.
+// Makes a member, and another one that says where its value is given.
 template <auto Value, auto At>
 inline constexpr Member located = {read_located<Value, At>, print_member<Value>};
 
@@ -132,7 +132,7 @@ std::string print_by(const Field& field, const void* object) {
 template <auto Read, auto Print = nullptr>
 inline constexpr Member custom = {read_by<Read>, print_by<Print>};
 
-// A map whose keys are members of the same object.
+// Reads a map whose keys are members of the same object.
 Status read_inside(const Field&, const yaml::Entry&, const Reading&, void* object);
 std::string print_inside(const Field&, const void* object);
 inline constexpr Member inside = {read_inside, print_inside};
@@ -157,7 +157,7 @@ std::string print_child(const Field& field, const void* object) {
   else
     return print_inside(field, &member);
 }
-// A map that is a member of its own.
+// Makes a member of a map with a struct of its own.
 template <auto... Steps>
 inline constexpr Member child = {read_child<Steps...>, print_child<Steps...>};
 
@@ -170,7 +170,7 @@ inline constexpr Member only_word = {read_only_word, print_only_word};
 
 template <class T>
 T checked_of(Status (*)(const Fields&, const Reading&, T&));
-// A check of the struct that the rows fill.
+// Reads the rows into a struct, and checks it.
 template <auto Check>
 Status checked(const Fields& map, const Reading& reading, void* object) {
   return Check(map, reading, *static_cast<decltype(checked_of(Check))*>(object));

@@ -249,7 +249,7 @@ constexpr Field kStored[] = {
 using Loss = LossTerm::Kind;
 using Reduction = LossTerm::Reduction;
 
-// A key that says which loss it is: the name of an output, or a map.
+// Reads a key that says which loss it is: the name of an output, or a map.
 template <Loss kind>
 Status read_loss_kind(const Field& field, const yaml::Entry& entry, const Reading& reading,
                       LossTerm& term) {

@@ -1,4 +1,4 @@
-// directives: offload.
+// Reads the directive `offload`, for the table in directives.h.
 #include "directives.h"
 
 namespace piper::fields {

@@ -130,7 +130,7 @@ Result<std::vector<OrderItem>> row_items(const Order& order, const Variables& va
   return items;
 }
 
-// Of an order without a program: its passes and tags.
+// Returns the passes or the tags of an order without a program.
 std::vector<std::string> named_in_rows(const Order& order, bool passes) {
   std::vector<std::string> out;
   if (passes && order.policy) out = order.policy->prefer;

@@ -8,9 +8,9 @@ namespace piper::order_cells {
 // Explicit lists in the language's own notation: cells with blanks between, '&' joins two.
 Result<std::vector<OrderCell>> parse_list(const std::string& text, const SourceSpan& at);
 
-// Every cell once.
+// Checks that every cell is there once.
 Status check_rows(const OrderRows& rows);
-// Every stage in one row.
+// Checks that every stage is in one row.
 Status check_stages(const OrderRows& rows);
 
 bool is_compute(const OrderCell& cell);

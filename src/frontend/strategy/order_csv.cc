@@ -15,8 +15,8 @@ using order_cells::name;
 
 constexpr std::string_view kOverlap = "OVERLAP_F_B";
 
-// A type's letters in both dialects and what it is here. In a file of the old dialect the letters
-// BW are a whole backward, which the new one writes as B.
+// Gives a type's letters in both dialects and what it is here. In a file of the old dialect the
+// letters BW are a whole backward, which the new one writes as B.
 struct Letters {
   std::string_view type, old_text, new_text;
 };
@@ -34,7 +34,7 @@ bool is_of_stage(std::string_view type) {
 
 // ---- Reading -----------------------------------------------------------------------------------
 
-// A cell of the file with its letters as they stand.
+// Holds a cell of the file with its letters as they are.
 struct Raw {
   std::string_view text;
   SourceSpan at;
@@ -135,7 +135,7 @@ Status read_overlap(const Raw& raw, std::vector<OrderCell>& out) {
   return ok_status();
 }
 
-// Any BW: old; any I: new; B and W of one stage and microbatch: old; else new.
+// Detects the dialect: any BW: old; any I: new; B and W of one stage and microbatch: old; else new.
 CsvDialect detect(const OrderRows& rows) {
   std::set<std::pair<int64_t, int64_t>> with_b, with_w;
   bool has_whole = false, has_input = false;
@@ -172,7 +172,7 @@ Status translate(OrderRows& rows, CsvDialect dialect) {
 
 // ---- What waits for what -----------------------------------------------------------------------
 
-// Cells that have run, by row for what must be on the same device.
+// Counts cells that have run, by row, for what must be on the same device.
 class Progress {
  public:
   explicit Progress(const OrderRows& rows) {
@@ -367,7 +367,8 @@ Result<OrderRows> add_communication(OrderRows rows) {
         {fmt::format("RECV_{}", direction), to, cell.micro, false, cell.at});
     progress.add(out[static_cast<size_t>(other)].back());
   };
-  // A row after another, one cell or overlap at a time: one order that is legal everywhere.
+  // This visits one row after another, one cell or overlap at a time: one order that is legal
+  // everywhere.
   for (bool moved = true; moved;) {
     moved = false;
     for (size_t r = 0; r < rows.size(); ++r) {

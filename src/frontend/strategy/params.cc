@@ -18,8 +18,8 @@ struct Value {
   std::string text;
 };
 
-// Params refer to each other by name, in any order; a definition takes the place of what the file
-// says.
+// Resolves params, which refer to each other by name, in any order; a definition replaces what the
+// file says.
 class Resolver {
  public:
   Resolver(std::vector<const yaml::Entry*> entries, const std::vector<Definition>& defines)
@@ -86,7 +86,8 @@ class Resolver {
 
   Status define(size_t index) {
     PIPER_ASSIGN(values_[index], read(entries_[index]->value, entries_[index]->key));
-    // Before anything reads it, so that what derives from a param follows its definition.
+    // Definitions come before anything reads the param, so that what derives from it follows its
+    // definition.
     return apply_definitions(index);
   }
 
@@ -162,7 +163,8 @@ class Resolver {
     return Value{true, false, 0, std::move(text)};
   }
 
-  // Params that a text inserts with $name; insert_params complains about what is no param.
+  // Resolves the params that a text inserts with $name; insert_params reports names that are no
+  // params.
   Status resolve_inserted(const yaml::Node& node) {
     for (const std::string_view name : inserted_names(node.text)) {
       auto it = std::find(names_.begin(), names_.end(), name);
@@ -217,7 +219,7 @@ class Resolver {
   std::vector<const Definition*> defines_;
 };
 
-// What a param's value names counts as used, also where another value takes its place.
+// Notes that what a param's value names is used, also where another value replaces it.
 void note_names(const yaml::Node& value, const Scope& scope) {
   for (const std::string_view name : inserted_names(value.text)) scope.used.emplace(name);
   const auto tree = expr::parse(value.text, value.inside);

@@ -1,4 +1,4 @@
-// directives: place.
+// Reads the directive `place`, for the table in directives.h.
 #include "directives.h"
 
 namespace piper::fields {

@@ -1,4 +1,4 @@
-// directives: precision.
+// Reads the directive `precision`, for the table in directives.h.
 #include "directives.h"
 
 namespace piper::fields {

@@ -1,4 +1,4 @@
-// directives: prefetch.
+// Reads the directive `prefetch`, for the table in directives.h.
 #include "directives.h"
 
 namespace piper::fields {

@@ -6,7 +6,7 @@
 namespace piper {
 
 std::string print_expression(const expr::Tree& tree, const Variables& bound);
-// Lines, each with its end.
+// Prints lines, each with its end.
 std::string print_program(const program::Program& program, const Variables& bound);
 
 // ---- YAML on one line ---------------------------------------------------------------------------

@@ -30,7 +30,7 @@ constexpr std::pair<std::string_view, std::string_view> kHabits[] = {
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
 
-// What stands between two ';' or line ends. Text before `begin` is other pieces and indentation.
+// Holds what is between two ';' or line ends. Text before `begin` is other pieces and indentation.
 struct Piece {
   std::string text;  // of the line, up to the piece's end
   SourceSpan at;     // of the line; its length is text.size() where columns are exact
@@ -144,7 +144,7 @@ class Parser {
     return ok_status();
   }
 
-  // ':' and what it governs: the rest of the piece, or a deeper block.
+  // Parses ':' and what it governs: the rest of the piece, or a deeper block.
   Result<Program> body(const Piece& piece, size_t offset) {
     offset = skip(piece, offset);
     if (offset >= piece.text.size() || piece.text[offset] != ':')

@@ -10,7 +10,7 @@ namespace {
 
 // ---- program ------------------------------------------------------------------------------------
 
-// Lines of a program, and where they stand.
+// Holds the lines of a program, and where they are in the file.
 class Lines {
  public:
   Lines(Order& order, const Scope& scope) : order_(order), scope_(scope) {}
@@ -147,7 +147,7 @@ std::string print_lists(const Field&, const Order& order) {
   return text;
 }
 
-// A pipeline file, relative to the strategy file.
+// Reads a pipeline file, whose path is relative to the strategy file.
 Status read_csv(const Field&, const yaml::Entry& entry, const Reading& reading, Order& order) {
   const SourceSpan& at = entry.value.at;
   PIPER_ASSIGN(const std::string name, read_text(entry.value, reading.scope));

@@ -1,4 +1,4 @@
-// directives: recompute.
+// Reads the directive `recompute`, for the table in directives.h.
 #include "directives.h"
 
 namespace piper::fields {

@@ -1,4 +1,4 @@
-// directives: replicate.
+// Reads the directive `replicate`, for the table in directives.h.
 #include "directives.h"
 #include "foreign_words.h"
 

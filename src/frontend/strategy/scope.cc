@@ -40,7 +40,7 @@ Result<std::string> inserted(const yaml::Node& node, size_t offset, std::string_
   return with_includer(expr::unknown_name(span_in(node, offset, name.size()), name, known), scope);
 }
 
-// What an expression may name: params and axes, and `free`, of which none may be both.
+// Checks the names in an expression: params and axes, and `free`, of which none may be both.
 Status check_expression(const expr::Tree& tree, const Scope& scope,
                         std::span<const std::string> free) {
   std::vector<std::string> known(free.begin(), free.end());

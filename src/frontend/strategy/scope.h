@@ -10,7 +10,7 @@
 
 namespace piper {
 
-// What the names in a file stand for.
+// Says what the names in a file mean.
 struct Scope {
   struct Text {
     std::string name, value;
@@ -54,7 +54,7 @@ Status check_word(const yaml::Node& node, const Scope& scope,
 Result<Glob> read_glob(const yaml::Node& node, const Scope& scope);
 Result<int64_t> read_integer(const yaml::Node& node, const Scope& scope, IntegerRange range = {});
 Result<double> read_real(const yaml::Node& node, const Scope& scope);
-// true, false, or an integer that is not 0.
+// Reads true, false, or an integer that is not 0.
 Result<bool> read_bool(const yaml::Node& node, const Scope& scope, IntegerRange range = {0, 1});
 Result<int64_t> read_bytes(const yaml::Node& node, const Scope& scope);
 bool is_byte_count(std::string_view text);  // 25MiB
@@ -67,7 +67,7 @@ Result<Expr> read_expression_part(const yaml::Node& node, size_t offset, std::st
                                   const Scope& scope, std::span<const std::string> free);
 SourceSpan span_in(const yaml::Node& node, size_t offset, size_t length);
 
-// What directives may name: mesh axes and tags.
+// Lists what directives may name: mesh axes and tags.
 struct Names {
   std::vector<std::string> axes, tags;
   bool kinds = false;  // conditions may choose by kind of task

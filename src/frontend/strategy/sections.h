@@ -8,7 +8,7 @@
 
 namespace piper {
 
-// A file; those that it includes stand before it.
+// Holds a file; those that it includes come before it.
 struct StrategyFile {
   struct Path {  // with params inserted
     yaml::Node node;
@@ -28,14 +28,14 @@ Result<std::vector<StrategyFile>> load_files(const std::string& path,
 // Errors: paths of `include` that would be others with the params of all files.
 void check_paths(const std::vector<StrategyFile>& files, const Scope& scope, ErrorList& errors);
 
-// What a file says of one thing.
+// Holds what a file says of one thing.
 struct Given {
   size_t file = 0;
   const yaml::Node* key = nullptr;
   const yaml::Node* value = nullptr;  // null: that it is dropped
 };
-// Of what several files say of one thing that of the file which includes the others counts. Files
-// of which neither includes the other must agree.
+// Chooses between what several files say of one thing: the file that includes the others counts.
+// Files of which neither includes the other must agree.
 class Choice {
  public:
   Choice(const std::vector<StrategyFile>& files, ErrorList& errors)
@@ -52,7 +52,7 @@ class Choice {
   std::set<std::pair<size_t, size_t>> clashes_;
 };
 
-// What the files say together: maps joined by key, lists one after the other, the rest once.
+// Holds what the files say together: maps joined by key, lists one after the other, the rest once.
 struct Sections {
   struct Item {  // of a list
     size_t file = 0;
@@ -74,7 +74,7 @@ Sections join_files(const std::vector<StrategyFile>& files, Choice& choice, Erro
 void choose_entries(Sections& sections, const std::vector<StrategyFile>& files, Choice& choice,
                     const Scope& scope, ErrorList& errors);
 
-// Params and definitions -> scope. Params may refer to each other in any order.
+// Returns the scope that params and definitions give. Params may refer to each other in any order.
 Scope read_params(const std::vector<StrategyFile>& files, const Sections& sections,
                   const std::vector<Definition>& defines, ErrorList& errors);
 // Returns a path with params inserted; `params` are all that there are.
@@ -100,7 +100,7 @@ Status read_loss(const yaml::Entry& entry, const Scope& scope, Strategy& out);
 Status read_train(const yaml::Entry* entry, const Scope& scope, Strategy& out);
 Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out);
 
-// What precision directives say of all gradients and of the loss: one type each, one scale.
+// Shares what precision directives say of all gradients and of the loss: one type each, one scale.
 Status share_precision(Strategy& out);
 // Returns what split calls the microbatch, which stands before all directives that ask.
 inline std::string micro_name(const Strategy& strategy) {

@@ -1,4 +1,4 @@
-// directives: shard.
+// Reads the directive `shard`, for the table in directives.h.
 #include "directives.h"
 
 namespace piper::fields {
@@ -38,7 +38,8 @@ Status check_choice(const Fields& map, ShardRule& shard) {
           "'sends' what stages send, 'attention' how tokens in blocks meet");
 }
 
-// What stages send has flat parts, attention what its inputs have, all else blocks of a dim.
+// Checks the form of a rule: sends between stages have flat parts, attention is cut as its inputs
+// are, everything else in blocks of a dim.
 Status check_shard(const Fields& map, const Reading&, ShardRule& shard) {
   PIPER_TRY(check_choice(map, shard));
   if (!map["dim"] && shard.has_dim()) return fail(map.at(), "'shard' needs the key 'dim'");

@@ -1,4 +1,4 @@
-// directives: split.
+// Reads the directive `split`, for the table in directives.h.
 #include <algorithm>
 
 #include "directives.h"

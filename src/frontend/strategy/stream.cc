@@ -1,4 +1,4 @@
-// directives: stream.
+// Reads the directive `stream`, for the table in directives.h.
 #include "directives.h"
 
 namespace piper::fields {

@@ -6,7 +6,7 @@
 
 namespace piper::yaml {
 
-// Lines and columns of byte offsets.
+// Maps byte offsets to lines and columns.
 class Places {
  public:
   Places(std::string path, std::string_view text);

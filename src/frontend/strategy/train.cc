@@ -9,7 +9,7 @@ namespace {
 
 // ---- optimizer ----------------------------------------------------------------------------------
 
-// An optimizer, and what groups inherit.
+// Holds an optimizer, and what groups inherit.
 struct Chosen {
   OptimizerSpec spec;
   ParamGroup group;
@@ -147,7 +147,7 @@ std::string print_optimizer(const Field&, const Strategy& from) {
 
 // ---- groups: what they do not say is the optimizer's --------------------------------------------
 
-// One entry: a group for each of its patterns.
+// Holds one entry: a group for each of its patterns.
 struct GroupEntry {
   ParamGroup group;
   std::vector<Glob> match = {};

@@ -111,7 +111,7 @@ Status read_value(const Field& field, const yaml::Node& node, const Reading& rea
   }
 }
 
-// Words, each once.
+// Reads a list of words, each of which may appear once.
 Status read_value(const Field& field, const yaml::Node& node, const Reading& reading,
                   std::vector<std::string>& out) {
   PIPER_ASSIGN(const auto items, items_of(node, field.name));

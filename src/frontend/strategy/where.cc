@@ -15,7 +15,7 @@ bool contains(const std::vector<std::string>& in, std::string_view name) {
   return std::find(in.begin(), in.end(), name) != in.end();
 }
 
-// Names that a condition chooses from.
+// Holds the names that a condition chooses from.
 struct Words {
   const char *one, *many;
   std::vector<std::string> words;
@@ -63,7 +63,7 @@ Status read_words(const yaml::Node& node, const Scope& scope, Condition& out) {
   return ok_status();
 }
 
-// Patterns over names: one, or a list.
+// Reads patterns over names: one, or a list.
 Status read_names(const yaml::Node& node, const Scope& scope, Condition& out) {
   std::vector<const yaml::Node*> items{&node};
   if (node.is(yaml::Node::Kind::kList)) {

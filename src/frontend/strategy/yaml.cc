@@ -304,7 +304,7 @@ std::string place(const SourceSpan& at) {
 std::string shown(std::string_view text) {
   constexpr size_t kLongest = 60;
   std::string cut(text.substr(0, kLongest));
-  // Not in the middle of a character.
+  // The cut is not in the middle of a character.
   while (text.size() > kLongest && !cut.empty() && (text[cut.size()] & 0xC0) == 0x80)
     cut.pop_back();
   return fmt::format("'{}{}'", quote_control(cut), text.size() > kLongest ? "…" : "");

@@ -118,7 +118,7 @@ Status check_ahead(const RoleProgram& role) {
   return ok_status();
 }
 
-// One list of instructions, seen by one instruction after another.
+// Checks one list of instructions, one instruction after another.
 class InstructionCheck {
  public:
   InstructionCheck(const RoleProgram& role, const Forms& forms,
@@ -219,7 +219,8 @@ class InstructionCheck {
     return ok_status();
   }
 
-  // That of its group, or of its peer and the right direction, on its stream.
+  // Checks that the communicator is that of its group, or of its peer and the right direction, on
+  // its stream.
   Status check_communicator() const {
     if ((is_message() || is_collective(one_.kind)) != (one_.communicator >= 0))
       return wrong("a message or collective, and nothing else, has a communicator");
@@ -290,7 +291,8 @@ class InstructionCheck {
     return one_.args.empty() ? wrong("it moves nothing") : ok_status();
   }
 
-  // What moves elements reads some buffers while it writes others, in an order of the backend's.
+  // Checks that the buffers are apart: what moves elements reads some while it writes others, in an
+  // order of the backend's.
   Status check_apart() const {
     const bool pairs = takes_pairs(one_.kind);
     if (!is_message() && !is_collective(one_.kind) && !pairs) return ok_status();
@@ -331,7 +333,7 @@ class InstructionCheck {
     PIPER_TRY(needs_args(2));
     return check_turn();
   }
-  // A number for each row of the whole, whose rows its first dims count.
+  // Checks an index: a number for each row of the whole, whose rows its first dims count.
   Status check_index(size_t whole) const {
     const DType dtype = type(2).dtype;
     int64_t rows = 1;

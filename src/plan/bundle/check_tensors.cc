@@ -35,7 +35,8 @@ std::string named(const RoleProgram& role, size_t buffer) {
   return quote_control(role.name(role.buffers[buffer]));
 }
 
-// Blocks that go on behind the end of their stretch, at most as far as there is something of it.
+// Cuts a state into blocks that may go on past the end of their stretch, as long as some of the
+// block is inside.
 bool cut_state(Shape& shape, const TensorCut& cut, int64_t parts) {
   if (cut.block == 0) return cut_dim(shape, cut.dim, cut.outer, parts);
   int64_t padded = 0;
@@ -47,7 +48,7 @@ bool cut_state(Shape& shape, const TensorCut& cut, int64_t parts) {
   return true;
 }
 
-// Blocks of what the cuts before left, each over an axis of its own.
+// Checks blocks of what the cuts before left, each over an axis of its own.
 Status check_cuts(const RoleProgram& role, const Tensor& tensor, size_t b, Shape& left) {
   std::vector<bool> used(role.mesh.size());
   if (tensor.part_of >= 0)
@@ -68,7 +69,7 @@ Status check_cuts(const RoleProgram& role, const Tensor& tensor, size_t b, Shape
   return ok_status();
 }
 
-// What a rank holds of a tensor: blocks, a flat run, or a flat run of blocks.
+// Checks what a rank holds of a tensor: blocks, a flat run, or a flat run of blocks.
 Status check_part(const RoleProgram& role, const Tensor& tensor, size_t b) {
   if (tensor.is_whole() && tensor.whole.empty()) return ok_status();
   const auto name = [&] { return named(role, b); };
@@ -88,7 +89,7 @@ Status check_part(const RoleProgram& role, const Tensor& tensor, size_t b) {
   return ok_status();
 }
 
-// The previous version of a parameter or copy, cut alike, or of the step's number.
+// Checks the previous version of a parameter or copy, cut alike, or of the step's number.
 Status check_version(const RoleProgram& role, const Tensor& tensor, size_t b) {
   if (tensor.previous_of == -1) return ok_status();
   const auto fits = [&] {
@@ -104,8 +105,8 @@ Status check_version(const RoleProgram& role, const Tensor& tensor, size_t b) {
   return bad("buffer {} '{}' is the previous version of no parameter or step", b, named(role, b));
 }
 
-// A parameter in 16 bits: cut alike, or whole where the parameter is a part; or put together from
-// such parts.
+// Checks a parameter in 16 bits: cut alike, or whole where the parameter is a part; or gathered
+// from such parts.
 Status check_copy(const RoleProgram& role, const Tensor& tensor, size_t b) {
   if (tensor.copy_of == -1) return ok_status();
   const auto fits = [&] {

@@ -12,7 +12,7 @@
 
 namespace piper {
 
-// What an id is a position in; kArgs: of its instruction.
+// Says what an id is a position in; kArgs: of its instruction.
 enum class Table : uint8_t {
   kNone,
   kAxes,
@@ -43,7 +43,8 @@ inline constexpr How kName{kWord}, kOwnLines{kElsewhere};
 constexpr How id_of(Table table) { return {.table = table}; }
 constexpr How id_or_less(Table table) { return {.table = table, .or_less = true}; }
 
-// Members that are a message of their own in the bytes, which is left out with their defaults.
+// Lists members that are a message of their own in the bytes, which is left out with their
+// defaults.
 template <class X>
 struct BlocksOf {
   static constexpr size_t kMembers = 3;
@@ -274,7 +275,7 @@ PIPER_FIELDS(RankHeader) {
   v("set_id", &RankHeader::set_id);
 }
 
-// Structures with a list: messages of their own in the bytes.
+// Holds for structures with a list, which are messages of their own in the bytes.
 template <class T>
 concept Listed = requires {
   each_field(Of<T>(), [](auto&&...) {});

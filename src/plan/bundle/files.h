@@ -21,12 +21,13 @@ Result<RankHeader> decode_header(std::string_view payload, const std::string& pa
 
 std::string print_manifest(const Manifest& manifest);
 Result<Manifest> parse_manifest(std::string_view text, const std::string& path);
-// Digest over the manifest without its set_id.
+// Returns the digest over the manifest without its set_id.
 std::string set_id_of(Manifest manifest);
-// True for a text that says of itself that it is the manifest of a plan set, of any version.
+// Returns true for a text that says of itself that it is the manifest of a plan set, of any
+// version.
 bool is_manifest(std::string_view text);
-// Mesh, roles and files of a manifest of any version that writes them as this one does. Its version
-// and set id are not checked: to know which files a set has, not to run it.
+// Reads mesh, roles and files of a manifest of any version that writes them as this one does. Its
+// version and set id are not checked: to know which files a set has, not to run it.
 std::optional<Manifest> manifest_outline(std::string_view text);
 
 // Which role each rank runs: `axes` are those on which it depends, `roles` the table over their
@@ -48,10 +49,10 @@ std::optional<int64_t> world_of(const Mesh& mesh);
 // overflows.
 std::optional<int64_t> bytes_of(const TensorType& type);
 
-// Of any role program: ids and numbers in range. All below need that.
+// Checks any role program: ids and numbers in range. All below need that.
 Status check_fields(const RoleProgram& role);
 Status check_program(const Program& program);
-// Of a role program whose groups and memory are possible.
+// Checks a role program whose groups and memory are possible.
 Status check_buffers(const RoleProgram& role);
 int64_t members_of(const RoleProgram& role, int32_t group);
 // Returns whether flat runs of `own` elements are parts of a whole over so many members. The
@@ -62,9 +63,9 @@ bool is_part(const RoleProgram& role, int64_t own, int64_t whole, int64_t member
 inline int64_t cut_extent(int64_t extent, const TensorCut& cut, int64_t parts) {
   return cut.block > 0 ? cut.outer * cut.block : extent / parts;
 }
-// To a member's blocks of a dim; false where these are not equal.
+// Cuts a dim to a member's blocks; false where these are not equal.
 bool cut_dim(Shape& shape, int64_t dim, int64_t outer, int64_t parts);
-// Of a role program that is sound otherwise.
+// Checks the sizes of a role program that is sound otherwise.
 Status check_sizes(const RoleProgram& role);
 
 inline constexpr const char* kInitFile = "params/init.safetensors";

@@ -6,8 +6,8 @@
 namespace piper {
 namespace {
 
-// Where element `at` of what is held of a dim lies in all of it, or -1 behind its end, and how many
-// follow it there.
+// Says where element `at` of what is held of a dim is in all of it, or -1 past its end, and how
+// many follow it there.
 struct DimPlace {
   int64_t at = 0, run = 0;
 };

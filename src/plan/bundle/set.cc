@@ -77,7 +77,7 @@ std::string init_path(const PlanSet& set) {
   return set.directory + "/" + (set.manifest.files.contains(shared) ? shared : own);
 }
 
-// Names and types of the initial values; each that a role names is there.
+// Reads names and types of the initial values, and checks that each one that a role names is there.
 Status read_tensor_types(PlanSet& set) {
   const std::string path = init_path(set);
   PIPER_ASSIGN(const std::vector<NamedTensor> tensors, as_plan_error(read_safetensors(path)));

@@ -9,7 +9,8 @@
 
 namespace piper {
 
-// Tables of which each element is a line: its keyword, and whether its position follows that.
+// Visits the tables of which each element is a line: its keyword, and whether its position follows
+// that.
 template <class Role, class Visit>
 void each_table(Role& role, Visit&& visit) {
   visit("axis", role.mesh, false);
@@ -26,7 +27,7 @@ void each_section(Role& role, Visit&& visit) {
   visit("body", role.body);
   visit("epilogue", role.epilogue);
 }
-// What lines below an instruction declare.
+// Visits what lines below an instruction declare.
 template <class One, class Visit>
 void each_sum(One& one, Visit&& visit) {
   visit("contribution", one.contributions);

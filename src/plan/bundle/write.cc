@@ -123,8 +123,8 @@ Status write_all(const PlanSet& set, const PlanSet* single, const PlanSet* uncut
   return ok_status();
 }
 
-// All files that a set's manifest, of whatever version, accounts for, relative to its directory;
-// the manifest itself comes last.
+// Lists all files that a set's manifest, of whatever version, accounts for, relative to its
+// directory; the manifest itself comes last.
 void list_set(const std::string& directory, const std::string& below,
               std::vector<std::string>& files) {
   const auto text = read_text_file(directory + "/" + below + "manifest.json", int64_t{64} << 20);

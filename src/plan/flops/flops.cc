@@ -33,7 +33,7 @@ class OpFlops {
                 quote_control(why));
   }
 
-  // Without the sum that a product is added to.
+  // Returns the cost without the sum that a product is added to.
   Result<double> own() const {
     const OpDef* def = find_op(op_.op);
     if (!def) return unknown(op_.op);
@@ -52,7 +52,7 @@ class OpFlops {
     return def->cost(use).flops;
   }
 
-  // With the first operands alone; `like` is the op that they are checked as.
+  // Returns the cost with the first operands only; `like` is the op that they are checked as.
   Result<double> cost_of(const OpDef& def, std::string_view like, OpTypes use,
                          const TensorType& output) const {
     use.present.assign(use.inputs.size(), true);

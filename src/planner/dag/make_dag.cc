@@ -84,7 +84,7 @@ bool runs_in(const Chunk& chunk, int32_t variant) {
 }
 
 // Groups nodes into chunks. Early chunks hold copies of all that their sums need; the main chunks
-// partition the rest of the passes. In order of their first node.
+// partition the rest of the passes. Chunks are in order of their first node.
 std::vector<Chunk> group_nodes(const Dag& dag, int32_t variant) {
   const Graph& graph = dag.graph;
   const std::vector<int32_t> levels = levels_of_sums(graph);

@@ -42,8 +42,7 @@ std::vector<OrderCell> cells_of(const Dag& dag, const ComputeOrder& order, size_
 }
 
 // Places backwards in a file, where each stage has one. A stage that only passes adjoints on has
-// none here; in the file its backward comes as soon as the next stage has run its own. In a file
-// each stage has one: as soon as the stage behind has run its own.
+// none here; in the file its backward comes as soon as the next stage has run its own.
 class Backwards {
  public:
   explicit Backwards(const OrderRows& rows) : rows_(rows), out_(rows.size()), next_(rows.size()) {

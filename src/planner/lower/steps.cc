@@ -138,8 +138,7 @@ std::vector<LeavingCopy> leaving_in(const RoleProgram& role, Section section, co
   return leaving;
 }
 
-// Covers body positions. A section ends when all that it sent has been received. A section ends
-// when all that it sent has been received.
+// Covers body positions. A section ends when all that it sent has been received.
 struct Interval {
   int64_t first = 0, last = -1;
   bool empty() const { return last < first; }

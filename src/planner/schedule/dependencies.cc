@@ -71,7 +71,7 @@ std::string print_place(const Dag& dag, TaskId id) {
 namespace {
 
 // Lists for each item the tasks that write it. Most items have one; the others have a list through
-// all writes. Most have one; of the others a list through all writes.
+// all writes.
 class Writers {
  public:
   explicit Writers(const Dag& dag) : first_(dag.items.size(), kNone) {

@@ -5,7 +5,8 @@
 
 namespace piper {
 
-// Returns the computations whose order is free; all else is derived from it.
+// Checks the form of a rule: sends between stages have flat parts, attention is cut as its inputs
+// are, everything else in blocks of a dim.
 bool is_ordered(const Task& task);
 
 // Reductions between SPMD peers alone: all peers run the same program, so these may start as soon

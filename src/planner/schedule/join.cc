@@ -152,7 +152,7 @@ class Waiting {
   bool waits(TaskId id) const { return missing_[id.index()] > 0; }
   // Opens a cycle: walks from a group that some of its tasks have reached, over what the others
   // wait for, to the next such group, until one comes again. The first group of the cycle, by its
-  // tasks, is split. The first group of it, by its tasks, parts.
+  // tasks, is split.
   bool open_circle() {
     std::vector<int32_t> path;
     std::vector<int32_t> place(groups_.size(), -1);

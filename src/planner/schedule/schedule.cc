@@ -171,8 +171,7 @@ class Issuer {
   }
   // Issues a task and what only waited for it. Reductions come after everything else that it
   // releases, in the order in which what they waited for last was issued: that of a sum of several
-  // parts is last. Reductions come behind all else that it releases, in the order in which what
-  // they waited for last was issued: that of a sum of several parts stands last.
+  // parts is last.
   void issue(TaskId id) {
     issue_alone(id);
     while (!reductions_.empty()) {

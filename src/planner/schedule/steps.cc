@@ -93,8 +93,7 @@ class Steps {
   }
 
   // Returns when each task's messages are due in a steady step: what it receives, and the rest.
-  // What both of a pair need comes before the first. What both of a pair need comes before the
-  // first.
+  // What both of a pair need comes before the first.
   std::vector<std::pair<int32_t, int32_t>> turns(const ComputeOrder& compute) const {
     std::vector<std::pair<int32_t, int32_t>> turn;
     for (int32_t t = 0; t < static_cast<int32_t>(compute.tasks.size()) + 2; ++t)
@@ -184,8 +183,7 @@ class Steps {
     return {};
   }
   // Runs the cells in turn, a computation or a pair each: about as they run at once. Receives that
-  // are posted when their sends are issued are placed here, in one order of all cells. Receives
-  // that are posted when their sends are issued take their places here, in one order of all cells.
+  // are posted when their sends are issued are placed here, in one order of all cells.
   Status run_steady_step() {
     done_.assign(dag_.cells.size(), 0);
     next_pair_.assign(dag_.cells.size(), 0);
