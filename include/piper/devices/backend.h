@@ -13,10 +13,10 @@
 
 namespace piper {
 
-// Where memory lies: on the device, or on the host, where both sides reach it.
+// Says where memory is: on the device, or on the host, where both sides reach it.
 enum class Space : uint8_t { kDevice, kHost };
 
-// A run of bytes that is taken many times, by nested loops around it.
+// Describes a run of bytes that is taken many times, by nested loops around it.
 struct StridedMove {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
@@ -57,7 +57,7 @@ class Backend {
   // Prepares a program: joins ops, picks kernels, allocates what they prepare. The error names the
   // op it lacks.
   virtual Result<int32_t> load(const Program& program) = 0;
-  // Several, which may be prepared at the same time.
+  // Loads several programs, which may be prepared at the same time.
   virtual Result<std::vector<int32_t>> load_all(std::span<const Program> programs) {
     std::vector<int32_t> loaded;
     for (const Program& program : programs) {
@@ -89,8 +89,8 @@ class Backend {
   virtual void record(int32_t /*event*/, int32_t /*stream*/) {}
   // What is queued on the stream from here on begins when the event, as last recorded, is complete.
   virtual void wait(int32_t /*event*/, int32_t /*stream*/) {}
-  // The same for an event of another rank of this process, whose backend is of the same kind; its
-  // host has recorded it.
+  // Does the same for an event of another rank of this process, whose backend is of the same kind;
+  // its host has recorded it.
   virtual void wait_for(const Backend& /*other*/, int32_t /*event*/, int32_t /*stream*/) {}
   // Prepares copies from memory of another rank of this process, whose backend is of the same kind.
   virtual Status meet(const Backend& /*other*/) { return ok_status(); }
@@ -113,7 +113,7 @@ class Backend {
   // Returns whether it can say when something was done.
   virtual bool keeps_times() const { return false; }
   virtual Result<int32_t> add_timed_event() { return add_event(); }
-  // Between two timed events that have been waited for.
+  // Returns the microseconds between two timed events that have been waited for.
   virtual double microseconds(int32_t /*from*/, int32_t /*to*/) { return 0; }
 
   // ---- Graphs -----------------------------------------------------------------------------------
@@ -132,14 +132,14 @@ class Backend {
   virtual void host_uses(const std::byte* /*at*/, int64_t /*bytes*/, bool /*writes*/) {}
 };
 
-// What a backend takes beside a plan's arenas to run it.
+// Says what a backend takes beside a plan's arenas to run it.
 struct Needs {
   std::vector<int64_t> workspace_bytes;  // by stream: the most of its programs
   int64_t packed_bytes = 0;              // of buffers that prepare adds
   int64_t transport_bytes = 0;           // of fabrics, for the parts of sums that they form
   int64_t scratch_bytes = 0;             // a thread's
 };
-// By stream, of what each program takes.
+// Returns by stream the workspace that its programs take, given what each program takes.
 std::vector<int64_t> workspaces_of(const RoleProgram& role, std::span<const int64_t> by_program);
 // Returns whether the rank reduces with others.
 bool has_groups(const RoleProgram& role);

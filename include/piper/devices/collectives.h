@@ -11,18 +11,19 @@
 
 namespace piper {
 
-// How blocks get from device to device, of one rank. Calls queue work on a stream and return, but
+// Moves blocks from device to device, for one rank. Calls queue work on a stream and return, but
 // for what hosts must know of each other; no call of a step allocates.
 class Links {
  public:
-  // What goes to a member of a group or comes from it.
+  // Describes what goes to a member of a group or comes from it.
   struct Block {
     int64_t member = 0;  // position in the group
     std::byte* data = nullptr;
     int64_t bytes = 0;
   };
-  // A sum of `count` numbers of each member, which all of them get, in place, or one does; or of as
-  // many for each member, in order, of which each gets its own. `to` is where who gets them has it.
+  // Describes a sum of `count` numbers of each member, which all of them get, in place, or one
+  // does; or of as many for each member, in order, of which each gets its own. `to` is where who
+  // gets them has it.
   struct Sum {
     static constexpr int64_t kAll = -1, kEach = -2;
     const std::byte* from = nullptr;
@@ -37,12 +38,12 @@ class Links {
 
   virtual bool is_capturable() const { return false; }  // Fabric's
 
-  // As Fabric::add_memory.
+  // Does what Fabric::add_memory does.
   virtual Status add_memory(std::byte* /*at*/, int64_t /*bytes*/, std::string_view /*layout*/) {
     return ok_status();
   }
-  // Called before the first communicator is opened, with device memory of connect_scratch_bytes,
-  // whose contents members may exchange to connect.
+  // Sets scratch memory: called before the first communicator is opened, with device memory of
+  // connect_scratch_bytes, whose contents members may exchange to connect.
   virtual void use_scratch(std::span<std::byte> /*scratch*/) {}
   // Returns the own end of a communicator, in the order in which all ranks list them; `in_flight`:
   // of a sender, messages between two wait_sends.
@@ -58,7 +59,7 @@ class Links {
   // expects of it, of the same size. The spans stay where they are.
   virtual Status exchange(int32_t group, std::span<const Block> outgoing,
                           std::span<const Block> incoming) = 0;
-  // On the sending stream, behind what receivers still read.
+  // Waits on the sending stream for what receivers still read.
   virtual Status wait_sends() = 0;
   // Returns whether the library adds up itself, in an order of its own; and that, all at once.
   virtual bool adds() const { return false; }
@@ -69,15 +70,15 @@ class Links {
 
 // What blocks that are under way take at once, unless a row or stretch of them takes more.
 inline constexpr int64_t kMostSlotBytes = int64_t{32} << 20;
-// By stream of the plan: what its collectives take for such blocks.
+// Returns by stream of the plan what its collectives take for such blocks.
 std::vector<int64_t> device_fabric_bytes(const RoleProgram& role, int64_t limit = kMostSlotBytes);
 
 // Returns how many bytes Links::use_scratch is given for communicators of as many members as the
 // plan's.
 int64_t connect_scratch_bytes(const RoleProgram& role);
 
-// The programs that the plan's collectives sum and choose with, the largest of each kind on each
-// stream.
+// Describes a program that the plan's collectives sum and choose with, the largest of each kind on
+// each stream.
 struct FabricProgram {
   int32_t stream = 0;
   Program program;
@@ -85,9 +86,9 @@ struct FabricProgram {
 std::vector<FabricProgram> device_fabric_programs(const RoleProgram& role,
                                                   int64_t limit = kMostSlotBytes);
 
-// `reserved`: by stream, the memory for blocks, which is not exceeded; of streams that it does not
-// name as much as is needed. `workspaces`: the same for values of programs. What is called fast is
-// added up by the links, if they do that. `scratch_bytes`: Links::use_scratch.
+// Makes a fabric. `reserved`: by stream, the memory for blocks, which is not exceeded; of streams
+// that it does not name as much as is needed. `workspaces`: the same for values of programs. What
+// is called fast is added up by the links, if they do that. `scratch_bytes`: Links::use_scratch.
 std::unique_ptr<Fabric> make_device_fabric(Backend& backend, Control& control,
                                            std::unique_ptr<Links> links,
                                            std::vector<int64_t> reserved = {},

@@ -16,7 +16,7 @@
 
 namespace piper {
 
-// Which plan a rank holds. Ranks compare it before any data moves.
+// Says which plan a rank holds. Ranks compare it before any data moves.
 struct PlanIdentity {
   std::string set_id;
   int64_t rank = 0;
@@ -29,8 +29,8 @@ struct PlanIdentity {
   std::optional<Error> failure = std::nullopt;
 };
 
-// What ranks show each other of themselves, so that the error of a wait that ends can name the rank
-// which everybody waits for in the end.
+// Holds what ranks show each other of themselves, so that the error of a wait that ends can name
+// the rank which everybody waits for in the end.
 struct alignas(64) Seat {
   std::atomic<const char*> activity{nullptr};  // in the rank's own memory
   std::atomic<int64_t> waits_for{-1};          // a rank; -1: nobody
@@ -42,11 +42,11 @@ struct alignas(64) Seat {
 class Patience {
  public:
   Patience(Seat& seat, double limit_s);
-  // Shown to others from here on, until done().
+  // Shows others whom this rank waits for, until done().
   void wait_for(int64_t peer) { seat_.waits_for.store(peer, std::memory_order_relaxed); }
   void done() { seat_.waits_for.store(-1, std::memory_order_relaxed); }
-  // To be called every interval(); false when the limit has passed. What the rank waits for is left
-  // for others to see.
+  // Looks around: to be called every interval(); returns false when the limit has passed. What the
+  // rank waits for is left for others to see.
   bool look();
   double interval() const { return interval_; }
   double waited() const { return waited_; }
@@ -71,12 +71,13 @@ class Control {
   int64_t depth() const;   // of the own rank: 0 is the root's
   int64_t height() const;  // the largest depth
 
-  // To be called first, by all ranks: an error on every rank, naming both sides, unless all hold
-  // plans of one set for the same world, each for another rank, and all can take part.
+  // Agrees with the others; all ranks call it first. It fails on every rank, naming both sides,
+  // unless all hold plans of one set for the same world, each for another rank, and all can take
+  // part.
   virtual Status agree(const PlanIdentity& own);
   // Returns at once: the bytes are copied. What one rank tells another is heard in order.
   virtual Status tell(int64_t rank, std::span<const std::byte> bytes) = 0;
-  // As many bytes as were told; `what` names what the rank waits for, as in "barrier".
+  // Hears as many bytes as were told; `what` names what the rank waits for, as in "barrier".
   virtual Status hear(int64_t rank, std::span<std::byte> bytes, const char* what) = 0;
   // Collective: what all bring becomes one on its way to rank 0, then everyone's. `fold` takes what
   // a child brings into the own; in whatever order, it comes to the same.
@@ -87,21 +88,22 @@ class Control {
   // of a job counts.
   virtual void abort(const Error& reason) = 0;
 
-  // From here on: how long the rank waits for others, whatever it is that it waits through.
+  // Sets how long the rank waits for others from here on, in everything that it waits through.
   virtual void set_timeout(double seconds) = 0;
   virtual double timeout() const = 0;
-  // An error when another rank has aborted or is gone: for waits that go through something else.
+  // Fails when another rank has aborted or is gone: for waits that go through something else.
   virtual Status check_stopped() = 0;
   virtual Seat& seat() = 0;
-  // Of these ranks those that have not looked around for half that time, so that others may wait
-  // for them; as far as anything is known of them.
+  // Returns those of these ranks that have not looked around for half that time, so that others may
+  // wait for them; as far as anything is known of them.
   virtual std::vector<int64_t> find_stuck(std::span<const int64_t> /*ranks*/) { return {}; }
-  // Where the own rank stands, for the errors of those who wait for it: a text that outlives the
-  // job. May stay unread.
+  // Says what the own rank is doing, for the errors of those who wait for it: a text that outlives
+  // the job. May stay unread.
   std::atomic<const char*>& activity() { return seat().activity; }
 };
 
-// A text of any length (below 1 GiB), from one rank to another; and texts in one.
+// These send and receive a text of any length (below 1 GiB), from one rank to another; and texts in
+// one.
 Status tell_text(Control& control, int64_t rank, std::string_view text);
 Result<std::string> hear_text(Control& control, int64_t rank, const char* what);
 std::string pack(std::span<const std::string> texts);

@@ -24,13 +24,13 @@ struct ProductCut {
   bool pack_a = false;
   bool operator==(const ProductCut&) const = default;
 };
-// What a choice of the cut looks at.
+// Holds what a choice of the cut looks at.
 struct ProductShape {
   DType dtype = DType::kF32;
   bool trans_a = false, trans_b = false;
   int64_t rows = 0, columns = 0, depth = 0;  // m, n, k
 };
-// What src/devices/cpu/products.txt, whose head says its form, holds for one processor.
+// Holds what src/devices/cpu/products.txt, whose head describes its form, has for one processor.
 struct ProductTable {
   struct Condition {
     enum Of : uint8_t { kType, kTransA, kTransB, kRows, kColumns, kDepth, kLine } of = kType;
@@ -51,7 +51,7 @@ struct ProductTable {
 Result<ProductTable> read_products(std::string_view text, std::string_view processor,
                                    std::string_view kernels);
 ProductCut cut_of(const ProductTable& table, const ProductShape& shape);
-// Of this processor, as it was built in.
+// Returns the table of this processor, as it was built in.
 const ProductTable& cpu_products();
 std::string cpu_processor();  // "unknown" where it cannot be asked
 
@@ -76,7 +76,7 @@ Result<Needs> cpu_needs(const RoleProgram& role);
 // The instruction set that this processor's kernels use ("AVX3", "AVX2", "SSE2"): processors for
 // which it is the same give the same bits.
 std::string_view cpu_kernels();
-// Ops that the CPU backend has a kernel for: by name, sorted.
+// Returns the ops that the CPU backend has a kernel for: by name, sorted.
 std::vector<std::string> cpu_ops();
 
 // Philox 4x32 with 10 rounds (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2,

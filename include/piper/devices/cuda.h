@@ -11,7 +11,7 @@
 
 namespace piper {
 
-// A library as the loader found it, or why there is none.
+// Describes a library as the loader found it, or why there is none.
 struct CudaLibrary {
   std::string name;     // "driver", "NVRTC", "cuBLASLt", "cuDNN", "NCCL"
   std::string version;  // "13.0", "9.19.0"; empty where it is missing
@@ -42,7 +42,8 @@ CudaMachine find_cuda();
 // Returns a line for each device and library, and for what is missing.
 std::string to_string(const CudaMachine& machine);
 
-// Whether there is a device. Error: there is no driver or no device, and where it was looked for.
+// Checks whether there is a device. Error: there is no driver or no device, and where it was looked
+// for.
 Status cuda_available();
 
 struct CudaOptions {
@@ -60,7 +61,7 @@ struct CudaOptions {
 // `note` is told. The same program gives the same bits on devices of one kind with the same
 // libraries. Error: as cuda_available.
 Result<std::unique_ptr<Backend>> make_cuda_backend(CudaOptions options = {});
-// What CudaCompiler has compiled for one architecture.
+// Says what CudaCompiler has compiled for one architecture.
 struct CudaCompiled {
   std::string architecture;  // "sm_90"
   std::string nvrtc;         // the version, "13.0"
@@ -105,9 +106,9 @@ std::string cuda_versions();
 // Returns the digest of the table by which it chooses algorithms of products.
 std::string cuda_table();
 
-// The table of algorithms for products that all of this process takes from here on, in place of the
-// one that is built in. To be called before anybody asks for a backend or a digest. Errors: what is
-// wrong in it, by line.
+// Sets the table of algorithms for products that all of this process takes from here on, in place
+// of the one that is built in. To be called before anybody asks for a backend or a digest. Errors:
+// what is wrong in it, by line.
 Status take_cuda_products(const std::string& file);
 // Finds the fastest of the algorithms that cuBLASLt offers for each product of the programs, on the
 // device of the options, and writes it into `file`, a table of that form, beside what is there for

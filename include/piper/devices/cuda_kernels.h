@@ -15,8 +15,8 @@
 
 namespace piper {
 
-// Where the memory of an operand is: in an argument of the program, its workspace, its literals, or
-// nowhere (of an absent operand: a null pointer).
+// Says where the memory of an operand is: in an argument of the program, its workspace, its
+// literals, or nowhere (of an absent operand: a null pointer).
 struct DeviceOperand {
   enum Kind : uint8_t { kAbsent, kArgument, kWorkspace, kLiteral } kind = kAbsent;
   int32_t argument = 0;
@@ -25,7 +25,7 @@ struct DeviceOperand {
   bool operator==(const DeviceOperand&) const = default;
 };
 
-// A function of the source: `extern "C" __global__ void NAME(Pointers<COUNT> p)`, of which the only
+// Names a function of the source: `extern "C" __global__ void NAME(Pointers<COUNT> p)`, whose only
 // parameter is the addresses of its operands, side by side.
 struct DeviceKernel {
   std::string name;
@@ -35,11 +35,11 @@ struct DeviceKernel {
   int32_t pointers = 0;
 };
 
-// D := activation(A · B [+ C] [+ bias]), `batch` times: row-major matrices, A [m, k] or, where it
-// is transposed, [k, m]; B [k, n] or [n, k]; C and D [m, n]. Sums are of f32 (f64 of f64), bias and
-// activation are of them as they are, and D is rounded once. Operands, in order: A, B, C or absent,
-// bias [n] or absent, D, pre or absent: what the activation is taken of, in D's type. C may be
-// where D is. Not empty, nor is k 0.
+// Computes D := activation(A · B [+ C] [+ bias]), `batch` times: row-major matrices, A [m, k] or,
+// where it is transposed, [k, m]; B [k, n] or [n, k]; C and D [m, n]. Sums are of f32 (f64 of f64),
+// bias and activation are of them as they are, and D is rounded once. Operands, in order: A, B, C
+// or absent, bias [n] or absent, D, pre or absent: what the activation is taken of, in D's type. C
+// may be where D is. Not empty, nor is k 0.
 //
 // What libraries do: a bias of any type but f64, 16-byte aligned and without C; a GELU by tanh, of
 // sums with a bias, where D has 16 bits, n is a multiple of 8 and pre is 16-byte aligned. All else
@@ -55,15 +55,15 @@ struct DeviceProduct {
   bool operator==(const DeviceProduct&) const = default;
 };
 
-// An operand of an attention: elements between neighbours along batch, tokens and heads, and in
-// front of the first; those of one token and head are adjacent.
+// Describes an operand of an attention: elements between neighbours along batch, tokens and heads,
+// and in front of the first; those of one token and head are adjacent.
 struct DeviceRows {
   int64_t batch = 0, token = 0, head = 0, first = 0;
   bool operator==(const DeviceRows&) const = default;
 };
 
-// Attention or AttentionGrad as the table of ops has them (src/ir/ops/attention.cc), whatever lies
-// where. lse is f32 (f64 of f64), of [batch, heads, queries].
+// Describes Attention or AttentionGrad as the table of ops has them (src/ir/ops/attention.cc),
+// wherever their operands are. lse is f32 (f64 of f64), of [batch, heads, queries].
 struct DeviceAttention {
   bool is_gradient = false;
   DType type = DType::kF32;  // of q, k, v, y and their adjoints
@@ -140,8 +140,8 @@ FusedProgram joined_for_cuda(const Program& program);
 // Error: names the op that there is no kernel for, and why.
 Result<DeviceProgram> device_program(const Program& program);
 
-// The text that every source begins with, and the texts of kernels by family ("norms"), for whoever
-// compiles them apart.
+// These are the text that every source begins with, and the texts of kernels by family ("norms"),
+// for callers that compile them apart.
 struct DeviceText {
   std::string_view name, text;
 };
@@ -150,8 +150,8 @@ std::span<const DeviceText> device_texts();
 // the bytes of an element, of kStridedPointers "addresses" (device/strided.cuh).
 inline constexpr size_t kStridedLoops = 16, kStridedPointers = 4 + 3 * kStridedLoops;
 std::string strided_source();
-// A source of kernels that compare tensors: differences_f64, _f32, _bf16 and _f16, of a, b, the
-// number of their elements in place of an address, and what each of kDifferenceThreads a block
+// Returns a source of kernels that compare tensors: differences_f64, _f32, _bf16 and _f16, of a, b,
+// the number of their elements in place of an address, and what each of kDifferenceThreads a block
 // found (device/differences.cuh).
 struct Difference {
   double most = 0, scale = 0;  // the largest |a - b|, and the largest |b|

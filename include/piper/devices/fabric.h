@@ -21,7 +21,7 @@ namespace piper {
 // member (a plan's transport_bytes where it is made for the CPU).
 inline constexpr int64_t kTransportSlotBytes = int64_t{2} << 20;
 
-// A part of one all-reduce message.
+// Names a part of one all-reduce message.
 struct Piece {
   std::byte* data = nullptr;
   DType dtype = DType::kF32;
@@ -30,14 +30,14 @@ struct Piece {
   bool operator==(const Piece&) const = default;
 };
 
-// A part of a message of several tensors.
+// Names a part of a message of several tensors.
 struct MessagePart {
   std::byte* data = nullptr;
   int64_t bytes = 0;
 };
 
-// One tensor of a reduce-scatter or all-gather. `whole` is so many equal stretches of a run for
-// each member: member k's part is the k-th of every stretch, one after the other, or, where
+// Describes one tensor of a reduce-scatter or all-gather. `whole` is so many equal stretches of a
+// run for each member: member k's part is the k-th of every stretch, one after the other, or, where
 // `mirrored`, in every second stretch the k-th from its end. Of one stretch the last runs may be
 // shorter; behind its end parts are zero.
 struct Shard {
@@ -48,11 +48,11 @@ struct Shard {
   int64_t stretches = 1;
   bool mirrored = false;
   bool operator==(const Shard&) const = default;
-  // Bytes that lie side by side in the whole and in a part.
+  // Names bytes that are contiguous in the whole and in a part.
   struct Run {
     int64_t whole = 0, part = 0, bytes = 0;
   };
-  // Of the bytes [begin, end) of member k's part, what lies in the whole.
+  // Visits what is in the whole of the bytes [begin, end) of member k's part.
   template <class Visit>
   void for_each_run(int64_t k, int64_t begin, int64_t end, Visit visit) const {
     const int64_t size = info(dtype).bytes, stretch = count / stretches * size,
@@ -90,7 +90,8 @@ struct Exchange {
     for (const Loop& loop : loops) bytes *= loop.count;
     return bytes;
   }
-  // Of the bytes [begin, end) of a block: visit(offset in `from`, offset in `to`, place, bytes).
+  // Visits the bytes [begin, end) of a block: visit(offset in `from`, offset in `to`, place,
+  // bytes).
   template <class Visit>
   void for_each_run(int64_t begin, int64_t end, Visit visit) const {
     for (int64_t at = begin; at < end;) {
@@ -105,10 +106,11 @@ struct Exchange {
     }
   }
 };
-// Rows of a tensor that go where an index sends them, and come back. The whole is so many equal
-// stretches of a block of rows for each member, whose part has its block of every stretch, one
-// after the other, as a Shard has them; member k owns the numbers [k × owned, (k + 1) × owned) of
-// the index, which is the same on all members. A negative number counts from behind the last one.
+// Describes rows of a tensor that go where an index sends them, and come back. The whole is so many
+// equal stretches of a block of rows for each member, whose part has its block of every stretch,
+// one after the other, as a Shard has them; member k owns the numbers [k × owned, (k + 1) × owned)
+// of the index, which is the same on all members. A negative number counts from behind the last
+// one.
 struct Rows {
   std::byte *whole = nullptr, *part = nullptr;
   const std::byte* index = nullptr;
@@ -117,14 +119,14 @@ struct Rows {
   int64_t stretches = 1, members = 1, owned = 0;
   bool mirrored = false;
   bool operator==(const Rows&) const = default;
-  // Who owns what row `r` names; none: behind the last member.
+  // Returns who owns what row `r` names; none: past the last member.
   int64_t owner(int64_t r) const {
     int64_t at = wide ? reinterpret_cast<const int64_t*>(index)[r]
                       : reinterpret_cast<const int32_t*>(index)[r];
     if (at < 0) at += members * owned;
     return at < 0 || at >= members * owned ? members : at / owned;
   }
-  // Of member k's part, in order: visit(byte of the whole, byte of the part, owner).
+  // Visits member k's part, in order: visit(byte of the whole, byte of the part, owner).
   template <class Visit>
   void for_each(int64_t k, Visit visit) const {
     const int64_t block = count / (stretches * members);
@@ -146,8 +148,9 @@ struct Turn {
   bool operator==(const Turn&) const = default;
 };
 
-// One collective of a group: its kind, and operands of that kind's form, which travel as one
-// message. Members bring the same kind, element types, counts, reductions, stretches and `fast`.
+// Describes one collective of a group: its kind, and operands of that kind's form, which travel as
+// one message. Members bring the same kind, element types, counts, reductions, stretches and
+// `fast`.
 //   kAllReduce      pieces: each becomes the reduction of all members' pieces, in place; not of
 //   bool kReduceScatter  shards: a part becomes the own part of the sum of all wholes, which are
 //   left alone kAllGather      shards: a whole is put together from all parts; the own part may lie
@@ -186,8 +189,9 @@ class Fabric {
   virtual bool is_capturable() const { return false; }
 
   // ---- Before the first step --------------------------------------------------------------------
-  // Memory in which lies what is moved, before the communicators that move it. `layout`: a text
-  // that ranks share whose buffers lie alike there.
+  // Adds memory in which messages are, before the communicators that move them. `layout`: a text
+  // that ranks share whose buffers are alike there. `layout`: a text that ranks share whose buffers
+  // lie alike there.
   virtual Status add_memory(std::byte* /*at*/, int64_t /*bytes*/, std::string_view /*layout*/) {
     return ok_status();
   }
@@ -198,9 +202,9 @@ class Fabric {
   virtual Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight,
                                    int32_t stream = 0) = 0;
   virtual Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream = 0) = 0;
-  // A message of several parts that send or recv will take; the span stays where it is.
+  // Adds a message of several parts that send or recv will take; the span stays valid.
   virtual Status add_message(std::span<const MessagePart> parts) = 0;
-  // Of a group: ranks ascending, the own one among them. The members issue its collectives in one
+  // Adds a group: ranks ascending, the own one among them. The members issue its collectives in one
   // order.
   virtual Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator = 0,
                                     int32_t stream = 0) = 0;
@@ -213,17 +217,17 @@ class Fabric {
   // at the latest wait_sends.
   virtual Status send(int32_t route, const std::byte* data, int64_t bytes) = 0;
   virtual Status recv(int32_t route, std::byte* to, int64_t bytes) = 0;
-  // All parts as one message, without a copy of them side by side; what is received has as many
-  // bytes, in parts of any size.
+  // Sends all parts as one message, without a copy of them side by side; what is received has as
+  // many bytes, in parts of any size.
   virtual Status send(int32_t route, std::span<const MessagePart> parts) = 0;
   virtual Status recv(int32_t route, std::span<const MessagePart> parts) = 0;
   virtual Status run(int32_t group, const Collective& collective) = 0;
   virtual Status wait_sends() = 0;
 
   // ---- Where calls return before they are done --------------------------------------------------
-  // What has gone wrong in any communicator; asked for while the host waits for the device.
+  // Returns what has gone wrong in any communicator; asked for while the host waits for the device.
   virtual Status poll() { return ok_status(); }
-  // After an error: what is under way ends, though others never come.
+  // Ends what is under way after an error, though others never come.
   virtual void abort() {}
 };
 
@@ -232,7 +236,7 @@ class Fabric {
 Status check_peer(int64_t rank, int64_t world, int64_t peer);
 Status check_group(int64_t rank, int64_t world, std::span<const int64_t> ranks);
 
-// What a backend makes a fabric of its own from (Backend::make_fabric).
+// Holds what a backend makes a fabric of its own from (Backend::make_fabric).
 struct FabricSource {
   Control& control;
   const RoleProgram& role;

@@ -17,8 +17,8 @@ void round_to_halves(DType dtype, const float* from, std::byte* to, int64_t coun
 using TakesHalves = bool (*)(std::string_view op);
 Program widened(Program program, TakesHalves takes);
 
-// Without the composites of 16-bit ops that a device has no kernel for: their ops one by one, in
-// f32 between them, so that each result is rounded once.
+// Writes the composites of 16-bit ops that a device has no kernel for as their single ops, in f32
+// between them, so that each result is rounded once.
 Program taken_apart(Program program);
 
 }  // namespace piper

@@ -7,7 +7,7 @@
 
 namespace piper {
 
-// What a null backend was asked to do. Its `copy` and `fill` leave memory as it is.
+// Counts what a null backend was asked to do. Its `copy` and `fill` leave memory as it is.
 struct NullCounts {
   int64_t loads = 0, binds = 0, launches = 0, copies = 0, fills = 0;
 };

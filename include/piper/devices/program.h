@@ -75,8 +75,8 @@ struct FuseOptions {
 // they take. Ensures: the same; every local is made by an op.
 FusedProgram fuse(Program program, FuseCounts& counts, const FuseOptions& options = {});
 
-// Where locals lie in a program's workspace, by value; -1: arguments, literals, views, and what is
-// inside a pass.
+// Says where locals are in a program's workspace, by value; -1: arguments, literals, views, and
+// what is inside a pass.
 struct LocalPlaces {
   std::vector<int64_t> offsets;  // bytes, multiples of kAlignment
   int64_t bytes = 0;             // the greatest end
@@ -93,13 +93,14 @@ LocalPlaces place_locals(const FusedProgram& program);
 using TakesRows = bool (*)(const FusedProgram& program, const ProgramOp& op);
 FusedProgram join_rows(FusedProgram program, TakesRows takes = nullptr);
 
-// What a pass moves to and from memory: each operand once, as many elements of it as are looked at.
+// Counts what a pass moves to and from memory: each operand once, as many elements of it as are
+// looked at.
 struct PassTraffic {
   std::string kind;         // names of its ops, words of Fused ones: "Cast:f32 Add LayerNorm"
   bool is_product = false;  // of matrices, or an attention; with all that it takes along
   std::vector<std::pair<int32_t, int64_t>> read, written;  // bytes, by value: bases, no views
 };
-// By pass.
+// Returns the traffic by pass.
 std::vector<PassTraffic> traffic_of(const FusedProgram& program);
 
 }  // namespace piper

@@ -9,7 +9,7 @@
 
 namespace piper {
 
-// What a rank's backend may use of its machine.
+// Says what a rank's backend may use of its machine.
 struct BackendOptions {
   int threads = 1;
   std::vector<int> cores;  // by thread; empty: not pinned

@@ -37,7 +37,7 @@ Result<std::span<std::byte>> Slots::reserve(int32_t stream) {
 
 namespace {
 
-// What a collective was prepared of; a plan's is the same in every step.
+// Keeps what a collective was prepared of; a plan's is the same in every step.
 class Call {
  public:
   explicit Call(const Collective& of)

@@ -18,7 +18,8 @@ Links& links_of(Fabric& fabric);
 
 namespace {
 
-// A message of one ordered pair: one writer, one reader. The sender's memory.
+// Holds a message of one ordered pair, with one writer and one reader, in the sender's memory. The
+// sender's memory.
 struct Mailbox {
   struct Letter {
     std::vector<MessagePart> parts;  // sized before the first step, as far as they are known
@@ -31,7 +32,7 @@ struct Mailbox {
   std::atomic<int32_t> taken{-1};  // the receiver's event behind all that it has received
 };
 
-// What a member of a group shows the others.
+// Holds what a member of a group shows the others.
 struct Member {
   std::span<const Links::Block> outgoing;
   int32_t ready = -1, done = -1;      // its events
@@ -172,7 +173,7 @@ class LocalLinks final : public Links {
     if (rank == control_.rank()) return const_cast<LocalLinks&>(*this);
     return static_cast<LocalLinks&>(links_of(*local_[static_cast<size_t>(rank)].load()));
   }
-  // Of this rank, made by whoever asks first.
+  // Returns a mailbox of this rank, made by whoever asks first.
   Mailbox& box_of(int64_t to, int32_t communicator) {
     const std::lock_guard lock(mutex_);
     return boxes_[{to, communicator}];
@@ -206,7 +207,7 @@ class LocalLinks final : public Links {
   }
   static constexpr int64_t kTurns = 64;
 
-  // From one side's parts to the other's, as if each lay in one piece.
+  // Copies bytes from one side's parts to the other's, as if each side were contiguous.
   Status copy_parts(const Pair& pair, std::span<const MessagePart> from,
                     std::span<const MessagePart> to) {
     const auto total = [](std::span<const MessagePart> parts) {

@@ -13,12 +13,14 @@ namespace {
 
 struct Sizes {
   int64_t members = 1, limit = 0;
-  // Of each member a run side by side, or as much of it at once as the limit lets.
+  // Returns the bytes for one run of each member side by side, or as much of it at once as the
+  // limit lets.
   int64_t of_runs(int64_t run_bytes) const {
     const int64_t most = std::max(limit / members / kAlignment * kAlignment, kAlignment);
     return members * std::min(align_up(run_bytes), most);
   }
-  // So many copies of a whole of equal stretches, or of as many of these as the limit lets.
+  // Returns the bytes for so many copies of a whole of equal stretches, or of as many of these as
+  // the limit lets.
   int64_t of_stretches(int64_t whole_bytes, int64_t stretches, int64_t copies) const {
     const int64_t all = copies * whole_bytes, one = all / std::max<int64_t>(stretches, 1);
     return std::min(all, std::max(limit, one)) + (members + 2) * kAlignment;
@@ -32,7 +34,8 @@ int64_t members_of(const RoleProgram& role, const Instruction& one) {
   return members;
 }
 
-// Of the whole: as many as the dims before the one that is cut have places, times its own.
+// Returns how many stretches the whole has: one for each index of the dims before the one that is
+// cut, times those of the dim.
 int64_t stretches_of(const Shape& whole, const Instruction& one) {
   int64_t stretches = one.dim < 0 ? 1 : one.outer;
   for (size_t d = 0; one.dim > 0 && d < static_cast<size_t>(one.dim); ++d) stretches *= whole[d];

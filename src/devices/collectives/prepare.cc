@@ -39,8 +39,8 @@ void add_block(std::vector<Links::Block>& blocks, int64_t member, std::byte* dat
   if (bytes > 0) blocks.push_back({member, data, bytes});
 }
 
-// Elements that members have of a stretch of `count`, by position: runs of `each`, of which the
-// last may be shorter, or there may be none.
+// Says which elements members have of a stretch of `count`, by position: runs of `each`, of which
+// the last may be shorter or empty.
 struct Runs {
   int64_t count = 0, each = 0;
   int64_t begin(int64_t k) const { return std::min(k * each, count); }
@@ -53,7 +53,7 @@ Runs even_runs(int64_t count, int64_t members, int64_t size) {
   return {count, ((count + members - 1) / members + step - 1) / step * step};
 }
 
-// What is added up at once: of each member a run, side by side in the slot.
+// Describes what is added up at once: of each member a run, side by side in the slot.
 struct Term {
   std::byte* to = nullptr;
   DType dtype = DType::kF32;
@@ -83,7 +83,7 @@ Status add_up(const Seated& group, Arithmetic& arithmetic, std::byte* slot,
 
 // ---- All-reduce ---------------------------------------------------------------------------------
 
-// The pieces, or stretches of them, that fit into the slot at once.
+// Holds the pieces, or stretches of them, that fit into the slot at once.
 struct Batch {
   std::vector<Piece> pieces;
   int64_t bytes = 0;
@@ -173,7 +173,7 @@ void move_stretches(const Shard& shard, int64_t members, int64_t first, int64_t 
   add(first + 1 - first % 2, 2, true);
 }
 
-// As many stretches at once as `limit` holds of `copies` wholes.
+// Returns how many stretches of `copies` wholes fit into `limit` at once.
 int64_t stretches_at_once(const Shard& shard, int64_t members, int64_t copies, int64_t limit) {
   const int64_t bytes = copies * members * run_of(shard) * info(shard.dtype).bytes;
   return std::clamp<int64_t>(limit / std::max<int64_t>(bytes, 1), 1, shard.stretches);
@@ -212,8 +212,8 @@ int64_t stretches_to_add(const Shard& shard, int64_t members, int64_t limit) {
   return stretches_at_once(shard, members, 2, limit - (members + 1) * kAlign);
 }
 
-// The library's own sums of one stretch: one call where all members have as much of it, else one
-// for each of them. Behind them what is padding.
+// Queues the library's own sums of one stretch: one call where all members have as much of it, else
+// one for each of them. Behind them what is padding.
 void sum_flat(const Seated& group, const Shard& shard, Stage& sum, Stages& behind) {
   const int64_t size = info(shard.dtype).bytes;
   const Runs runs{shard.count, shard.part_count};

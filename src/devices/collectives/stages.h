@@ -17,7 +17,7 @@ struct Stage {
   TensorType type;
 };
 
-// A group as one of its members sees it.
+// Views a group as one of its members sees it.
 struct Seated {
   std::vector<int64_t> ranks;
   int64_t own = 0;     // position
@@ -49,10 +49,10 @@ class Slots {
   std::vector<Region> regions_;
 };
 
-// Of rows that are moved and chosen, not computed with: the widest element that fits.
+// Returns the widest element that fits rows that are moved and chosen, not computed with.
 DType carrier_of(int64_t row_bytes);
 
-// Programs that add and choose. Sums are the reduction of all but the last argument, in their
+// These programs add and choose. Sums are the reduction of all but the last argument, in their
 // order, of 16-bit floats in f32. What a member keeps: rows of the whole of which the own position
 // is not the owner become zeros. What it chooses: each of `count` rows from the member that owns
 // what the index names; all bits are set where nobody does.
@@ -60,18 +60,19 @@ Program reduction(Reduction how, DType dtype, int64_t count, int64_t members);
 Program keeping(const Rows& rows, int64_t own);
 Program choosing(const Rows& rows, int64_t count);
 
-// These, each loaded once. `workspaces`: by stream, as Slots have it.
+// Loads each of these programs once. `workspaces`: by stream, as Slots have it. `workspaces`: by
+// stream, as Slots have it.
 class Arithmetic {
  public:
   explicit Arithmetic(Backend& backend, std::vector<int64_t> workspaces = {})
       : backend_(backend), workspaces_(backend, std::move(workspaces), 0) {}
   // What follows runs on this stream.
   void use(int32_t stream) { stream_ = stream; }
-  // Bindings of them.
+  // These return bindings of them.
   Result<int32_t> reduce(Reduction reduction, DType dtype, int64_t count,
                          std::span<std::byte* const> from, std::byte* to);
   Result<int32_t> keep_owned(const Rows& rows, int64_t own);
-  // `from`: as many rows of each member.
+  // Binds a choice between members' rows. `from`: as many rows of each member.
   Result<int32_t> choose_owner(const Rows& rows, int64_t count, std::byte* index,
                                std::span<std::byte* const> from, std::byte* to);
 

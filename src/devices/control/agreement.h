@@ -5,12 +5,12 @@
 
 namespace piper {
 
-// Why ranks cannot work together; the smallest rule is the gravest.
+// Says why ranks cannot work together; the smallest rule is the gravest.
 struct Conflict {
   int rule = 0;
   Error error;
 };
-// Of what process number `number` of `world` holds, by itself and beside another one's.
+// Check what process number `number` of `world` holds, by itself and beside another one's.
 std::optional<Conflict> check_own(const PlanIdentity& own, int64_t number, int64_t world);
 std::optional<Conflict> check_pair(const PlanIdentity& first, const PlanIdentity& one);
 

@@ -83,7 +83,7 @@ Form form_of(const Use& use, size_t mask, const TensorType& y) {
   return f;
 }
 
-// Where dq, dk and dv go: outputs of their own, or columns that fill the first.
+// Places dq, dk and dv: they are outputs of their own, or columns that fill the first.
 void place_gradients(const Use& use, const std::vector<int64_t>& columns, Form& f) {
   if (!columns.empty())
     return place_columns(columns, num_elements(use.out()), f, {&f.dq, &f.dk, &f.dv});
@@ -92,13 +92,13 @@ void place_gradients(const Use& use, const std::vector<int64_t>& columns, Form& 
   for (size_t i = 0; i < 3; ++i) *strides[i] = strides_of(use.out(i), first[i]);
 }
 
-// Nanoseconds of a head, roughly: two products forward.
+// Estimates the nanoseconds of a head: two products forward.
 double work_of(const Form& f) {
   return 4.0 * static_cast<double>(f.queries * f.keys) * static_cast<double>(f.width) / 50;
 }
 
-// Where the queries and keys of a use begin among all: inputs behind that of the mask. 0: there is
-// none.
+// Says where the queries and keys of a use begin among all: inputs after that of the mask. 0: there
+// is none.
 struct Firsts {
   size_t query = 0, key = 0;
   int64_t query_stretches = 1, key_stretches = 1;
@@ -192,7 +192,7 @@ Result<KernelPtr> make_attention_grad(const Use& use) {
   });
 }
 
-// Weights by the sums of exponentials; what sees no key has none.
+// Makes the kernel that weights parts by their sums of exponentials; what sees no key has none.
 Result<KernelPtr> make_attention_merge(const Use& use) {
   const int64_t tokens_first = use.attrs.integer("tokens_first", 0);
   const Shape& y = use.in(0);

@@ -12,20 +12,20 @@
 
 namespace piper::cpu {
 
-// An operand of [batch, tokens, heads, width] in either order: elements between neighbours, and in
-// front of the first. Those of one token and head are adjacent.
+// Describes an operand of [batch, tokens, heads, width] in either order: elements between
+// neighbours, and in front of the first. Those of one token and head are adjacent.
 struct AttentionStrides {
   int64_t batch = 0, token = 0, head = 0, first = 0;
   int64_t at(int64_t b, int64_t h) const { return first + b * batch + h * head; }
 };
 
-// Where the numbers of tokens begin that are of so many equal stretches; none: at 0.
+// Says at which number tokens begin, where they are in so many equal stretches; none: at 0.
 struct AttentionNumbers {
   const int64_t* first = nullptr;
   int64_t stretches = 1;
   static constexpr int64_t kFurthest = int64_t{1} << 40;  // a token
-  // Of one of `tokens` that begins a block: how many follow it up to the end of its stretch, itself
-  // among them, and its number.
+  // Returns, for the first of `tokens` of a block, how many follow it up to the end of its stretch,
+  // itself among them, and its number.
   int64_t left(int64_t token, int64_t tokens) const {
     const int64_t all = tokens / stretches;
     return all > 0 ? all - token % all : 0;
@@ -54,7 +54,7 @@ struct AttentionForm {
   int64_t offset_of(int64_t i0, int64_t k0) const {
     return query.number(i0, queries) - i0 - (key.number(k0, keys) - k0) + offset;
   }
-  // Behind the last key that a query sees.
+  // Returns the end of the keys that a query sees.
   int64_t seen_by(int64_t i) const {
     if (!causal) return keys;
     const int64_t stretch = keys / key.stretches;
@@ -89,13 +89,13 @@ struct AttentionFns {
 template <class T>
 AttentionFns<T> attention_fns();
 
-// A block's extents, multiples of 32; and the rows of a panel of scores: one more than queries, or
-// the panels of one query would fall into one set of the nearest cache.
+// Holds a block's extents, multiples of 32; and the rows of a panel of scores: one more than
+// queries, or the panels of one query would fall into one set of the nearest cache.
 struct AttentionSizes {
   int64_t query_block = 0, score_rows = 0, key_block = 0;
 };
 AttentionSizes attention_sizes(const AttentionForm& form);
-// Elements.
+// Returns elements.
 int64_t attention_scratch(const AttentionForm& form, bool backward);
 
 }  // namespace piper::cpu

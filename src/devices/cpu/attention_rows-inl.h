@@ -18,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace piper::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// How products become scores.
+// Says how products become scores.
 template <class T>
 struct ScoreRule {
   T scale = 1;                    // of the products
@@ -29,8 +29,8 @@ struct ScoreRule {
   T masked = 0;                   // the score where `keep` is 0
 };
 
-// One query's row of a block: the first `seen` of `width` scores, whole panels; behind those stands
-// anything at first.
+// Views one query's row of a block: the first `seen` of `width` scores, in whole panels; anything
+// may follow those at first.
 template <class T>
 struct ScoreRow {
   T* s;
@@ -51,7 +51,7 @@ template <class T>
 HWY_INLINE hn::Mask<TileTag<T>> first_lanes(int64_t count) {
   return hn::FirstN(TileTag<T>(), static_cast<size_t>(count));
 }
-// Zeroes behind the last vector that holds a score that is seen.
+// Clears what follows the last vector that holds a score that is seen.
 template <class T>
 HWY_INLINE void clear_unseen(const ScoreRow<T>& row, T* s) {
   const TileTag<T> d;
@@ -105,8 +105,8 @@ HWY_NOINLINE void to_scores(const ScoreRow<T>& row, const ScoreRule<T>& rule, T*
 template <class T>
 inline constexpr T kExponent = static_cast<T>(kExpScale<TileTag<T>>);
 
-// What makes an exponent of what stands in a row: × factor, + a term of each key or of all (step
-// 0), which is a score's.
+// Turns what is in a row into exponents: × factor, + a term of each key or of all (step 0), which
+// is a score's.
 template <class T, bool kTerms>
 struct ScoreLine {
   T factor = kExponent<T>;

@@ -18,7 +18,8 @@ HWY_BEFORE_NAMESPACE();
 namespace piper::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Rows of a tile; its two accumulators a row, two vectors of b and one of a must fit the registers.
+// A tile has as many rows as fit: two accumulators a row, two vectors of b and one of a must fit
+// the registers.
 #if HWY_TARGET <= HWY_AVX3
 constexpr int64_t kTileRows = 8;
 #else
@@ -27,7 +28,7 @@ constexpr int64_t kTileRows = 4;
 constexpr int64_t kPanel = 16;   // keys
 constexpr int64_t kChain = 128;  // multiply-adds, at most, between two sums
 
-// Vectors of at most a panel.
+// A vector has at most the width of a panel.
 template <class T>
 using TileTag = hn::CappedTag<T, kPanel>;
 template <class T>
@@ -46,8 +47,8 @@ struct Scores {
   }
 };
 
-// Where element (row, k) of a tile's left operand stands: at p[row × row_step + k × depth_step],
-// and 16 of k further at p + panel_step.
+// Finds element (row, k) of a tile's left operand at p[row × row_step + k × depth_step], and 16 of
+// k further at p + panel_step.
 struct DenseRows {  // of q or dy
   int64_t row_step;
   static constexpr int64_t depth_step = 1, panel_step = kPanel;
@@ -71,8 +72,8 @@ struct TileResult {
   const T *keep = nullptr, *post = nullptr;
 };
 
-// Rows that the next block will touch, fetched little by little: heads lie side by side, so that
-// their rows are too short and too far apart for the processor to guess them.
+// Fetches rows that the next block will touch, little by little: heads are adjacent, so that their
+// rows are too short and too far apart for the processor to guess them.
 template <class T>
 class Soon {
  public:
@@ -83,7 +84,7 @@ class Soon {
     parts_[count_++] = {at, step, rows, width, width + inside};
     lines_ += rows * ((width + inside + kLine - 1) / kLine);
   }
-  // All of it in so many calls of fetch, one of each panel of a tile's depth but the first.
+  // Spreads the fetches over so many calls, one for each panel of a tile's depth except the first.
   void share_among(int64_t calls) { share_ = calls > 0 ? (lines_ + calls - 1) / calls : 0; }
   HWY_INLINE void fetch() {
     for (int64_t left = share_; left > 0 && at_ < count_;) {
@@ -113,8 +114,8 @@ class Soon {
 
 #define PIPER_TILE_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 
-// kTileRows rows of kVectors vectors: a · b, row k of b at b + k × b_step. Where kPart, of one
-// vector's first `part` lanes. Fetches between multiply-adds, which go on meanwhile.
+// Computes kTileRows rows of kVectors vectors: a · b, row k of b at b + k × b_step. Where kPart, of
+// one vector's first `part` lanes. Fetches between multiply-adds, which go on meanwhile.
 template <int kVectors, bool kPart, class A, class T>
 HWY_NOINLINE void tile(const A& a, const T* p, int64_t depth, const T* b, int64_t b_step, T* c,
                        const TileResult<T>& to, int64_t part, Soon<T>& soon) {
@@ -174,7 +175,7 @@ HWY_NOINLINE void tile(const A& a, const T* p, int64_t depth, const T* b, int64_
   PIPER_TILE_ROWS(PIPER_FINISH)
 }
 
-// Rows of `width` elements: a · b, which is dense.
+// Computes rows of `width` elements: a · b, which is dense.
 template <class A, class T>
 void tile_row(const A& a, const T* p, int64_t depth, const T* b, int64_t width, T* c,
               const TileResult<T>& to, Soon<T>& soon) {
@@ -189,8 +190,8 @@ void tile_row(const A& a, const T* p, int64_t depth, const T* b, int64_t width, 
 
 // ---- Copies of operands --------------------------------------------------------------
 
-// Rows without gaps. Rows that lie apart, by powers of two above all, fall into the same few sets
-// of the nearest cache.
+// Copies rows without gaps. Rows that lie apart, by powers of two above all, fall into the same few
+// sets of the nearest cache.
 template <class T>
 void copy_rows(const T* from, int64_t step, int64_t rows, int64_t width, T* to) {
   const TileTag<T> d;
@@ -219,7 +220,8 @@ HWY_INLINE void store_blocks(D d, hn::Vec<D> v, hn::TFromD<D>* to, int64_t step)
   }
 }
 
-// to[k × to_step + r] = from[r × step + k] for one vector of k, and as many r as fill 128 bits.
+// Writes to[k × to_step + r] = from[r × step + k] for one vector of k, and as many r as fill 128
+// bits.
 template <class D>
 HWY_INLINE void transpose_vectors(D d, const float* from, int64_t step, float* to,
                                   int64_t to_step) {
@@ -240,7 +242,8 @@ HWY_INLINE void transpose_vectors(D d, const double* from, int64_t step, double*
   store_blocks(d, hn::InterleaveUpper(d, r0, r1), to + to_step, 2 * to_step);
 }
 
-// to[k × to_step + r] = from[r × step + k] for rows that fill 128 bits; how many rows that were.
+// Writes to[k × to_step + r] = from[r × step + k] for rows that fill 128 bits; returns how many
+// rows that were.
 template <class T>
 HWY_INLINE int64_t transpose_most(const T* from, int64_t step, int64_t rows, int64_t width, T* to,
                                   int64_t to_step) {
@@ -263,7 +266,7 @@ HWY_INLINE int64_t packed_columns() {
   return 2 * tile_lanes<T>();
 }
 
-// to[panel][k][column] = from[key][k], zero behind the last key.
+// Packs to[panel][k][column] = from[key][k], zero past the last key.
 template <class T>
 void pack_keys(const T* from, int64_t step, int64_t keys, int64_t width, T* to) {
   const int64_t columns = packed_columns<T>();
@@ -282,7 +285,8 @@ HWY_INLINE int64_t score_tiles(int64_t keys) {
   return (keys + packed_columns<T>() - 1) / packed_columns<T>();
 }
 
-// The scores of the queries of a tile, dense from q on, for the keys [0, keys) of the packed ones.
+// Computes the scores of the queries of a tile, dense from q on, for the keys [0, keys) of the
+// packed ones.
 template <class T>
 void tile_scores(const T* q, int64_t width, const T* packed, int64_t keys, int64_t row,
                  const Scores<T>& s, Soon<T>& soon) {

@@ -53,7 +53,7 @@ struct LoadedProgram {
     int32_t first = 0;  // of its operands
   };
   std::vector<Op> ops;
-  // Where each operand lies: in an argument, the workspace, the literals, or nowhere.
+  // Says where each operand is: in an argument, the workspace, the literals, or nowhere.
   struct Operand {
     enum Kind : uint8_t { kAbsent, kArg, kWorkspace, kLiteral } kind = kAbsent;
     int32_t arg = 0;
@@ -99,7 +99,7 @@ Error refused(int64_t bytes) {
   return fail("cannot allocate {}", human_bytes(bytes)).with_code(ExitCode::kStorage);
 }
 
-// As the system names it.
+// Returns the processor's name as the system gives it.
 std::string processor() {
   std::ifstream about("/proc/cpuinfo");
   constexpr std::string_view kName = "model name";

@@ -50,7 +50,7 @@ void loop1(const std::byte* const* in, const bool* step, std::byte* out, int64_t
   for (int64_t i = 0; i < n; ++i) r[i] = f(a[i]);
 }
 
-// Integers wrap around; dividing by zero gives 0 and the smallest by -1 itself.
+// Integers wrap around; dividing by zero gives 0, and dividing the smallest by -1 gives itself.
 template <class T>
 using Unsigned = std::make_unsigned_t<T>;
 template <class T>
@@ -179,7 +179,7 @@ BlockFn integer_binary_of(DType type) {
   return type == DType::kI32 ? integer_binary<Op, int32_t> : nullptr;
 }
 
-// What two elements are compared as.
+// Returns what two elements are compared as.
 template <class T>
 auto comparable(T x) {
   if constexpr (std::is_same_v<T, Bool>) {
@@ -259,7 +259,7 @@ void cast(const std::byte* const* in, const bool* step, std::byte* out, int64_t 
   loop1<From, To>(in, step, out, n, [](From a) { return convert<To>(a); });
 }
 
-// Of one or two bytes; wider ones are vectorised.
+// Chooses elements of one or two bytes; wider ones are vectorised.
 template <class T>
 void where(const std::byte* const* in, const bool* step, std::byte* out, int64_t n) {
   const auto* c = reinterpret_cast<const uint8_t*>(in[0]);

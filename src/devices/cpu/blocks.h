@@ -32,7 +32,7 @@ BlockFn find_simd_block(std::string_view op, std::string_view option, DType type
 using SlopeFn = void (*)(const std::byte* x, std::byte* y, std::byte* slope, int64_t n);
 // `type`: f32 or f64.
 SlopeFn find_gelu_and_slope(std::string_view option, DType type);
-// Between f32 and 16-bit floats; null for others.
+// Finds the cast between f32 and 16-bit floats; null for others.
 BlockFn find_simd_cast(DType from, DType to);
 
 }  // namespace piper::cpu

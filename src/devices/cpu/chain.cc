@@ -13,7 +13,7 @@ constexpr int64_t kBlockElements = 1024;
 constexpr int64_t kSlotBytes = kBlockElements * 8;
 constexpr size_t kMaxInputs = kMaxOperands - 1;
 
-// What of an input a block needs.
+// Says what of an input a block needs.
 enum class Form : uint8_t {
   kStream,  // its elements, as they lie
   kOne,     // one element for the whole row
@@ -21,7 +21,7 @@ enum class Form : uint8_t {
   kColumn,  // small rows: one element for each row
 };
 
-// A block of scratch that several things use one after the other.
+// Hands out blocks of scratch that several things use one after the other.
 class Slots {
  public:
   int16_t take() {
@@ -81,7 +81,7 @@ void place_slots(const Chain& chain, Layout& layout) {
   layout.scratch_bytes = slots.bytes();
 }
 
-// Rows shorter than a block are taken several at a time, when every operand allows it.
+// Takes several rows at a time that are shorter than a block, when every operand allows it.
 void find_forms(Layout& layout) {
   const Loop& loop = layout.loop;
   const int64_t inner = loop.inner;
@@ -146,7 +146,7 @@ class ChainKernel {
   }
   std::byte* slot(std::byte* scratch, int16_t index) const { return scratch + index * kSlotBytes; }
 
-  // out[i] = row[i % inner], or one element of `from` for each row.
+  // Writes out[i] = row[i % inner], or one element of `from` for each row.
   static void repeat(const std::byte* from, int64_t bytes, int64_t rows, int64_t inner,
                      std::byte* to) {
     for (int64_t r = 0; r < rows; ++r)

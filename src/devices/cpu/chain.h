@@ -8,7 +8,7 @@
 
 namespace piper::cpu {
 
-// Where an operand of a step comes from: an input, or an earlier step.
+// Says where an operand of a step comes from: an input, or an earlier step.
 struct Source {
   int16_t input = -1, step = -1;
 };

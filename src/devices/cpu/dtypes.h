@@ -10,7 +10,7 @@
 
 namespace piper::cpu {
 
-// Storage of one element where arithmetic is not done on it directly.
+// Stores one element of a type that is not computed with directly.
 struct Bf16 {
   uint16_t bits;
 };

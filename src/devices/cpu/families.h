@@ -5,57 +5,57 @@
 
 namespace piper::cpu {
 
-// pointwise.cc, fused.cc
+// pointwise.cc and fused.cc define these.
 Result<KernelPtr> make_pointwise(const Use& use);
 Result<KernelPtr> make_fused(const Use& use);
 Result<KernelPtr> make_gelu_and_slope(const Use& use);
-// matmul.cc
+// matmul.cc defines these.
 Result<KernelPtr> make_matmul(const Use& use);
 Result<KernelPtr> make_pack(const Use& use);
-// move.cc
+// move.cc defines these.
 Result<KernelPtr> make_transpose(const Use& use);
 Result<KernelPtr> make_reshape(const Use& use);
 Result<KernelPtr> make_expand(const Use& use);
 Result<KernelPtr> make_slice(const Use& use);
-// fill.cc
+// fill.cc defines these.
 Result<KernelPtr> make_concat(const Use& use);
 Result<KernelPtr> make_pad(const Use& use);
 Result<KernelPtr> make_fill(const Use& use);
 Result<KernelPtr> make_trilu(const Use& use);
-// random.cc
+// random.cc defines these.
 Result<KernelPtr> make_random(const Use& use);
 Result<KernelPtr> make_dropout(const Use& use);
-// gather.cc
+// gather.cc defines these.
 Result<KernelPtr> make_gather(const Use& use);
 Result<KernelPtr> make_gather_grad(const Use& use);
 Result<KernelPtr> make_gather_nd(const Use& use);
-// grouped.cc
+// grouped.cc defines these.
 Result<KernelPtr> make_grouped_matmul(const Use& use);
 Result<KernelPtr> make_grouped_matmul_grad(const Use& use);
-// scatter.cc
+// scatter.cc defines these.
 Result<KernelPtr> make_gather_elements(const Use& use);
 Result<KernelPtr> make_gather_elements_grad(const Use& use);
 Result<KernelPtr> make_scatter_elements(const Use& use);
 Result<KernelPtr> make_gather_nd_grad(const Use& use);
 Result<KernelPtr> make_scatter_nd(const Use& use);
-// top_k.cc
+// top_k.cc defines these.
 Result<KernelPtr> make_top_k(const Use& use);
-// window.cc
+// window.cc defines these.
 Result<KernelPtr> make_unfold(const Use& use);
 Result<KernelPtr> make_fold(const Use& use);
-// reduce.cc
+// reduce.cc defines these.
 Result<KernelPtr> make_reduce(const Use& use);
 Result<KernelPtr> make_reduce_extreme_grad(const Use& use);
 Result<KernelPtr> make_reduce_prod_grad(const Use& use);
 Result<KernelPtr> make_cumsum(const Use& use);
-// softmax.cc
+// softmax.cc defines these.
 Result<KernelPtr> make_softmax(const Use& use);
 Result<KernelPtr> make_softmax_grad(const Use& use);
-// attention.cc
+// attention.cc defines these.
 Result<KernelPtr> make_attention(const Use& use);
 Result<KernelPtr> make_attention_grad(const Use& use);
 Result<KernelPtr> make_attention_merge(const Use& use);
-// norm.cc
+// norm.cc defines these.
 Result<KernelPtr> make_layer_norm(const Use& use);
 Result<KernelPtr> make_layer_norm_grad_x(const Use& use);
 Result<KernelPtr> make_layer_norm_grad_params(const Use& use);
@@ -65,15 +65,15 @@ Result<KernelPtr> make_rms_norm_grad_scale(const Use& use);
 Result<KernelPtr> make_group_norm(const Use& use);
 Result<KernelPtr> make_group_norm_grad_x(const Use& use);
 Result<KernelPtr> make_group_norm_grad_params(const Use& use);
-// rotary.cc
+// rotary.cc defines these.
 Result<KernelPtr> make_rotary(const Use& use);
-// loss.cc
+// loss.cc defines these.
 Result<KernelPtr> make_cross_entropy_sum(const Use& use);
 Result<KernelPtr> make_cross_entropy_terms(const Use& use);
 Result<KernelPtr> make_cross_entropy_of_terms(const Use& use);
 Result<KernelPtr> make_cross_entropy_grad(const Use& use);
 Result<KernelPtr> make_label_count(const Use& use);
-// optimizer.cc
+// optimizer.cc defines these.
 Result<KernelPtr> make_sum_squares(const Use& use);
 Result<KernelPtr> make_global_norm(const Use& use);
 Result<KernelPtr> make_clip_factor(const Use& use);

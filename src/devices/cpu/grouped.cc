@@ -23,7 +23,7 @@ struct Grouped {
 
 int64_t tiles_in(int64_t extent) { return (extent + kGroupColumns - 1) / kGroupColumns; }
 
-// Rows of x that are brought together: as many as leave room for the product.
+// Returns how many rows of x are gathered at once: as many as leave room for the product.
 template <class T>
 int64_t rows_at_once(const Grouped& g) {
   constexpr int64_t kRoom = kKernelScratchBytes / 4 / static_cast<int64_t>(sizeof(T));
@@ -160,7 +160,7 @@ Result<KernelPtr> make_grouped(const Use& use, const Grouped& g, int64_t units, 
   });
 }
 
-// Of x and its indices; `w` are the matrices, `y` what has a row for each of x.
+// Views x and its indices; `w` are the matrices, `y` what has a row for each of x.
 Grouped grouped_of(const Use& use, const Shape& w, const Shape& y) {
   return {.groups = part_of(use, 3, w[0]),
           .rows = num_elements(use.in(1)),
@@ -169,7 +169,7 @@ Grouped grouped_of(const Use& use, const Shape& w, const Shape& y) {
           .trans_b = use.attrs.integer("trans_b") != 0};
 }
 
-// Nanoseconds for a tile, of about as many rows as each matrix has.
+// Estimates the nanoseconds for a tile, of about as many rows as each matrix has.
 double work_of(const Grouped& g, int64_t extent) {
   const auto of_each = static_cast<double>(g.rows) / static_cast<double>(g.groups.whole + 1);
   return of_each * static_cast<double>(extent * kGroupColumns) / 50;

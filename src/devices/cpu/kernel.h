@@ -66,8 +66,8 @@ KernelPtr make_units_kernel(InPlace in_place, int64_t units, double work, F f,
   return kernel;
 }
 
-// One use of an op, as check_use (signatures.h) allows it; beside it what joining made: Fused and
-// Pack, and the attributes `then`, `columns`, `grad_columns` and `packed_b`.
+// Describes one use of an op, as check_use (signatures.h) allows it; beside it what joining made:
+// Fused and Pack, and the attributes `then`, `columns`, `grad_columns` and `packed_b`.
 struct Use {
   std::string_view op;
   const Attrs& attrs;
@@ -113,7 +113,7 @@ Result<KernelPtr> for_numbers(const Use& use, DType dtype, F f) {
   if (dtype == DType::kI32) return f(int32_t{});
   return for_floats(use, dtype, f);
 }
-// For kernels that only move elements: an unsigned integer of the element's size.
+// Calls f with an unsigned integer of the element's size, for kernels that only move elements.
 template <class F>
 Result<KernelPtr> for_sizes(DType dtype, F f) {
   switch (info(dtype).bytes) {
@@ -128,7 +128,7 @@ Result<KernelPtr> for_sizes(DType dtype, F f) {
   }
 }
 
-// Product of extents [from, to) of a shape.
+// Returns the product of extents [from, to) of a shape.
 inline int64_t extent(const Shape& shape, size_t from, size_t to) {
   int64_t product = 1;
   for (size_t d = from; d < to; ++d) product *= shape[d];

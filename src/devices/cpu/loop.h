@@ -11,14 +11,14 @@ namespace piper::cpu {
 inline constexpr int kMaxRank = 16;
 inline constexpr int kMaxOperands = 32;
 
-// Row-major strides in elements.
+// Returns row-major strides in elements.
 std::vector<int64_t> strides_of(const Shape& shape);
 // Strides of an operand of shape `from` broadcast to `to`.
 std::vector<int64_t> broadcast_strides(const Shape& from, const Shape& to);
 
-// Extents with, for each operand, a stride per extent. Extents of 1 are gone, and neighbours that
-// every operand walks through without a gap are merged, so most loops have one or two extents. The
-// innermost is kept apart.
+// Holds extents with, for each operand, a stride per extent. Extents of 1 are gone, and neighbours
+// that every operand walks through without a gap are merged, so most loops have one or two extents.
+// The innermost is kept apart.
 struct Loop {
   std::vector<int64_t> outer;                     // extents, outermost first
   std::vector<std::vector<int64_t>> outer_steps;  // [operand][outer]
@@ -34,7 +34,7 @@ struct Loop {
   void each_row(F f) const {
     each_row(0, rows, f);
   }
-  // The rows [begin, end) of them.
+  // Visits the rows [begin, end).
   template <class F>
   void each_row(int64_t begin, int64_t end, F f) const {
     std::array<int64_t, kMaxOperands> at{};
@@ -60,8 +60,8 @@ struct Loop {
   }
 };
 
-// Precondition: at most kMaxOperands operands, each with a stride per dim of `shape`, rank at most
-// kMaxRank.
+// Makes a loop. Requires at most kMaxOperands operands, each with a stride per dim of `shape`, and
+// rank at most kMaxRank.
 Loop make_loop(const Shape& shape, const std::vector<std::vector<int64_t>>& strides);
 
 }  // namespace piper::cpu

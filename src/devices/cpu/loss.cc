@@ -26,7 +26,8 @@ bool inside(int64_t label, const Rows& rows) { return label >= 0 && label < rows
 // Returns the type of all but logits and their gradient.
 DType statistics_of(const Use& use) { return is_half(use.type()) ? DType::kF32 : use.type(); }
 
-// Logits in rows; of 16 bits, each row is widened into the scratch memory when its turn comes.
+// Reads logits in rows; each row of 16-bit floats is widened into the scratch memory when it is
+// next.
 template <class T>
 class Logits {
  public:
@@ -44,7 +45,7 @@ class Logits {
     if (widen_) cast(widen_, from, scratch);
     return reinterpret_cast<const T*>(widen_ ? scratch : from);
   }
-  // Where a row of gradients is made, and what then puts it into its place.
+  // These say where a row of gradients is made, and put it into its place.
   T* made(std::byte* gradients, int64_t r, std::byte* scratch) const {
     return reinterpret_cast<T*>(round_ ? scratch : gradients + r * bytes());
   }

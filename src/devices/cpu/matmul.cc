@@ -17,8 +17,8 @@ struct Plan {
   Loop batches;  // over out, a, b: offsets in matrices
 };
 
-// The attribute `then`: words "Add" and "Mul", each with an operand of the result's shape or of one
-// row of it, behind all others.
+// Reads the attribute `then`: words "Add" and "Mul", each with an operand of the result's shape or
+// of one row of it, after all others.
 void read_then(const Use& use, size_t operand, Gemm& g) {
   const std::string then = use.attrs.text("then", "");
   for (const std::string& word : split_text(then, ' ')) {

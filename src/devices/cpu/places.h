@@ -12,14 +12,15 @@ inline int64_t position(int64_t index, int64_t size) {
   return index >= 0 && index < size ? index : -1;
 }
 
-// Of a part of `size` from `first` on of `whole`; -2: in the whole, but not here.
+// Returns a position in a part of `size` from `first` on of `whole`; -2: in the whole, but not in
+// this part.
 inline int64_t position_in(int64_t index, int64_t first, int64_t size, int64_t whole) {
   const int64_t at = position(index, whole);
   if (at < 0) return -1;
   return at >= first && at < first + size ? at - first : -2;
 }
 
-// Which part of a dim a use has: all of it, or what begins where its input `at` says.
+// Says which part of a dim a use has: all of it, or what begins where its input `at` says.
 struct Part {
   int64_t size = 0, whole = 0;
   size_t at = 0, outputs = 0;  // positions among the pointers

@@ -14,9 +14,9 @@ constexpr int64_t kBlock = 256;         // elements drawn at once
 constexpr int64_t kUnit = 32 * kBlock;  // elements a thread takes at once
 constexpr double kOneOver24Bits = 1.0 / (1 << 24);
 
-// Where a use finds its key, and which elements of the whole tensor it has.
+// Says where a use finds its key, and which elements of the whole tensor it has.
 struct Draw {
-  // Of what a cut leaves, runs of so many elements are each one of `shards` in what it cuts.
+  // Says how a cut divides: runs of so many elements are each one of `shards` in what it cuts.
   struct Cut {
     int64_t run = 1, shards = 1;
     size_t operand = 0;  // that has the own number, `unit` times; 0: it is none
@@ -28,8 +28,8 @@ struct Draw {
   int64_t elements = 0;
   std::vector<Cut> cuts;  // the last one first
 
-  // f(first element of the use, its place in the whole) for pieces of at most kBlock elements of
-  // one run, which begin and end at elements [begin, end) of the use.
+  // Calls f(first element of the use, its place in the whole) for pieces of at most kBlock elements
+  // of one run, which begin and end at elements [begin, end) of the use.
   template <class F>
   void each_piece(Pointers p, int64_t begin, int64_t end, F f) const {
     for (int64_t e = begin; e < end;) {

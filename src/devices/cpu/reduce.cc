@@ -12,7 +12,7 @@ namespace {
 template <class T>
 inline constexpr bool kFloat = std::is_floating_point_v<T>;
 
-// How values are combined: into one for a row, and row by row into the output.
+// Combines values: into one for a row, and row by row into the output.
 template <class T>
 struct SumOf {
   static constexpr T kIdentity = 0;
@@ -40,7 +40,7 @@ struct SumOf {
   std::conditional_t<kFloat<T>, SumFns<std::conditional_t<kFloat<T>, T, float>>, None> fns{};
 };
 
-// Max, or Min: the greatest of the negated order. NaN wins.
+// Computes Max, or Min, which is the Max of the negated order. NaN wins.
 template <class T, bool kMax>
 struct ExtremeOf {
   static constexpr T kLowest =
@@ -115,14 +115,14 @@ KernelPtr reduce_kernel(Loop loop, int64_t out_count) {
   });
 }
 
-// Strides with which the input's dims walk the output: 0 for a reduced one.
+// Returns the strides with which the input's dims walk the output: 0 for a reduced one.
 std::vector<int64_t> output_steps(const Shape& from, const std::vector<int64_t>& axes) {
   Shape kept = from;
   for (int64_t axis : axes) kept[static_cast<size_t>(axis)] = 1;
   return broadcast_strides(kept, from);
 }
 
-// f(element, what it is reduced to) for each element, in their order.
+// Calls f(element, what it is reduced to) for each element, in their order.
 template <class F>
 void each_pair(const Loop& loop, F f) {
   loop.each_row([&](const int64_t* at) {
@@ -175,7 +175,8 @@ Result<KernelPtr> make_reduce_extreme_grad(const Use& use) {
   });
 }
 
-// dx = dy · (product of those before) · (product of those behind): right where elements are zero.
+// Computes dx = dy · (product of those before) · (product of those after): right where elements are
+// zero.
 Result<KernelPtr> make_reduce_prod_grad(const Use& use) {
   const std::vector<int64_t> kept_steps = broadcast_strides(use.in(0), use.out());
   const Loop loop = make_loop(use.out(), {strides_of(use.out()), kept_steps});

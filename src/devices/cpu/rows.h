@@ -16,7 +16,7 @@ struct SumFns {
   void (*add_rows)(const T* x, int64_t rows, int64_t n, T* out);
 };
 
-// [samples, groups, channels of a group, size of what follows]
+// Views x as [samples, groups, channels of a group, size of what follows].
 struct GroupShape {
   int64_t samples = 0, groups = 0, channels = 0, size = 0;
 };
@@ -63,7 +63,7 @@ struct NormFns {
                  bool inverse);
 };
 
-// One optimizer step's scalars. `gradient_scale` is the clip factor.
+// Holds one optimizer step's scalars. `gradient_scale` is the clip factor.
 struct SgdStep {
   double lr, gradient_scale, momentum, dampening, weight_decay;
   bool nesterov, first;  // first: the buffer starts as the gradient

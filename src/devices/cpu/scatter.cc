@@ -21,7 +21,7 @@ Combine combine_of(const Use& use) {
   return name == "min" ? Combine::kMin : Combine::kPut;
 }
 
-// Integers wrap around.
+// Combines two elements; integers wrap around.
 template <class T>
 T combined(Combine how, T a, T b) {
   if constexpr (std::is_integral_v<T>) {
@@ -39,7 +39,7 @@ T combined(Combine how, T a, T b) {
 
 // ---- Along one axis ---------------------------------------------------------------------------
 
-// How the positions of `indices` (walked in order) lie in data, but for the axis.
+// Says how the positions of `indices` (walked in order) map to data, except along the axis.
 struct Along {
   Loop loop;  // operand 0: indices; 1: data with a step of 0 along the axis
   int64_t size = 0, step = 0;
@@ -76,7 +76,7 @@ struct Slices {
   int64_t batches = 1, per_batch = 1, inner = 1, plane = 1;
 };
 
-// `data` [batch dims, named dims, rest] at indices whose last dim counts the named ones.
+// Views `data` as [batch dims, named dims, rest], at indices whose last dim counts the named ones.
 Slices slices_of(const Shape& data, const Shape& indices, int64_t batch_dims) {
   const auto b = static_cast<size_t>(batch_dims);
   const auto depth = static_cast<size_t>(indices.back());

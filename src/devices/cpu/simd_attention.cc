@@ -32,12 +32,12 @@ class Attention {
   void backward(const AttentionAdjoints<T>& a, int64_t begin, int64_t end);
 
  private:
-  // One head's operands.
+  // Holds one head's operands.
   struct Head {
     const T *q, *k, *v;
     const std::byte* mask;
   };
-  // Queries [i0, i0 + m) and keys [k0, k0 + n); query i sees key j ≤ i + offset, if causal.
+  // Covers queries [i0, i0 + m) and keys [k0, k0 + n); query i sees key j ≤ i + offset, if causal.
   struct Block {
     int64_t i0, m, k0, n;
     int64_t offset;
@@ -59,7 +59,7 @@ class Attention {
     return f.causal ? std::clamp<int64_t>(query + block.offset + 1 - block.k0, 0, block.n)
                     : block.n;
   }
-  // Row r of the block, of which the scores of n keys are made.
+  // Returns row r of the block, of which the scores of n keys are made.
   ScoreRow<T> row_of(const Block& block, int64_t r, int64_t n) const {
     return {s.at(r, 0), s.rows * kPanel, seen(block, block.i0 + r), whole_panels(n)};
   }
@@ -88,7 +88,7 @@ class Attention {
     const ScoreRule<T> rule = rule_of(block, query, mask);
     return {factor, rule.add, rule.mask_step};
   }
-  // The products of the block's queries, whose rows of x are dense, with packed keys.
+  // Multiplies the block's queries, whose rows of x are dense, with packed keys.
   void products(const Block& block, const T* x, int64_t width, const T* packed,
                 const Scores<T>& to) {
     for (int64_t r = 0; r < block.m; r += kTileRows) {
@@ -97,7 +97,8 @@ class Attention {
     }
   }
 
-  // Rows of queries, from c on, (+)= scores · b for the block's row r and its tile; b is dense.
+  // Computes rows of queries, from c on, (+)= scores · b for the block's row r and its tile; b is
+  // dense.
   void times_keys(const Scores<T>& scores, int64_t r, int64_t n, const T* b, int64_t width, T* c,
                   TileResult<T>& to) {
     const ScoreRows a{scores.rows * kPanel};
@@ -112,7 +113,8 @@ class Attention {
     } while (k < n);
   }
 
-  // Rows of the block's keys, from c on, (+)= scoresᵀ · b, whose rows are the block's queries'.
+  // Computes rows of the block's keys, from c on, (+)= scoresᵀ · b, whose rows are the block's
+  // queries'.
   void times_queries(const Block& block, const Scores<T>& scores, const T* b, int64_t width, T* c,
                      int64_t c_step, bool add) {
     TileResult<T> to{.row_step = c_step, .vector_step = tile_lanes<T>(), .add = add};
@@ -190,8 +192,8 @@ void Attention<T>::forward(T* y, T* lse, int64_t begin, int64_t end) {
   }
 }
 
-// What the block after this one will touch, of the same head or of the next one, is fetched while
-// this one multiplies; dy is null forward.
+// Fetches what the next block will touch, of the same head or of the next one, while this one
+// multiplies; dy is null forward.
 template <class T>
 void Attention<T>::expect(const Block& block, int64_t b, int64_t h, const T* y, const T* dy) {
   soon = {};
@@ -228,8 +230,8 @@ void Attention<T>::forward_block(const Head& h, const Block& block, T* y, T* lse
     (this->*rows)(h, block, r, HWY_MIN(kPanel, block.m - r), y, lse);
 }
 
-// The block's rows from r0 on, at most a panel. Each step is done for all of them before the next:
-// they do not wait for each other.
+// Does the block's rows from r0 on, at most a panel. Each step is done for all of them before the
+// next: they do not wait for each other.
 template <class T>
 template <bool kTerms>
 void Attention<T>::forward_rows(const Head& h, const Block& block, int64_t r0, int64_t rows, T* y,
@@ -258,7 +260,7 @@ void Attention<T>::forward_rows(const Head& h, const Block& block, int64_t r0, i
     TileResult<T> to{.row_step = f.y.token, .vector_step = tile_lanes<T>()};
     to.rows = HWY_MIN(kTileRows, rows - t);
     to.add = block.k0 > 0, to.keep = keep + t;
-    // The last keys of these queries.
+    // This fetches for the last keys of these queries.
     if (f.seen_by(i + to.rows - 1) <= block.k0 + block.n) to.post = inverse + t;
     times_keys(s, r0 + t, n, dense_v, f.v_width, y + i * f.y.token, to);
   }

@@ -70,7 +70,7 @@ HWY_INLINE hn::Mask<D> holds(D d, const uint8_t* condition, int64_t count) {
   }
 }
 
-// Elements of any type, moved as integers of their size.
+// Chooses elements of any type, moved as integers of their size.
 template <class T>
 void where(const std::byte* const* in, const bool* step, std::byte* to, int64_t n) {
   if (n == 0) return;

@@ -22,8 +22,8 @@ HWY_BEFORE_NAMESPACE();
 namespace piper::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// What all tiles of one packed panel of b share: `height` rows from `c` on; blocks of kRows rows of
-// a are `block_step` apart.
+// Holds what all tiles of one packed panel of b share: `height` rows from `c` on; blocks of kRows
+// rows of a are `block_step` apart.
 template <class T>
 struct Panel {
   const T* a = nullptr;
@@ -67,8 +67,8 @@ void finish(const Gemm& g, int64_t row, int64_t column, int64_t rows, int64_t co
   }
 }
 
-// The rows of a tile, chain after chain, while its part of c is near. `t` is not copied: that would
-// wait for the stores that made it.
+// Finishes the rows of a tile, chain after chain, while its part of c is near. `t` is not copied:
+// that would wait for the stores that made it.
 template <bool kRowsAdjacent, class T>
 HWY_INLINE void tile_chains(Tile<T>& t, int64_t rows, int64_t depth, int64_t width,
                             const Gemm* then) {
@@ -135,7 +135,7 @@ HWY_INLINE void panel_tiles(const Panel<T>& p, Ahead<T>& ahead) {
   }
 }
 
-// The part of a product in c's columns [n0, n0 + columns) from depth [k0, k0 + depth).
+// Names the part of a product in c's columns [n0, n0 + columns) from depth [k0, k0 + depth).
 struct Part {
   int64_t k0 = 0, depth = 0, n0 = 0, columns = 0;
   int64_t end() const { return n0 + columns; }
@@ -186,7 +186,7 @@ Ahead<T> next_rows(const Gemm& g, const T* a, const Part& part, int64_t m0, int6
   return ahead;
 }
 
-// Where the panel's rows of a and their old values lie.
+// Sets where the panel's rows of a and their old values are.
 template <class T>
 void place_rows(const Gemm& g, const T* a, T* c, const Part& part, int64_t m0, Panel<T>& p) {
   p.c = c + m0 * p.c_step;

@@ -81,7 +81,7 @@ HWY_INLINE hn::TFromD<D> sum_lanes(D d, hn::Vec<D> v) {
 
 // ---- f32 -----------------------------------------------------------------------------
 
-// Coefficients from the highest power down.
+// Evaluates a polynomial; coefficients from the highest power down.
 template <class D, class V = hn::Vec<D>, class... Lower>
 HWY_INLINE V polynomial(D d, V x, float highest, Lower... lower) {
   V sum = hn::Set(d, highest);
@@ -89,7 +89,7 @@ HWY_INLINE V polynomial(D d, V x, float highest, Lower... lower) {
   return sum;
 }
 
-// e^r for |r| <= ln(2)/2, given n with r = x - n ln(2).
+// Returns e^r for |r| <= ln(2)/2, given n with r = x - n ln(2).
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp_fraction(D d, V x, V n) {
   V r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
@@ -117,7 +117,7 @@ HWY_INLINE V exp_f32(D d, V x) {
   return hn::IfThenElse(hn::Eq(x, x), scaled, x);
 }
 
-// exp for x in [-87, 88] or NaN; smaller x give 0, greater ones anything.
+// Returns exp for x in [-87, 88] or NaN; smaller x give 0, greater ones anything.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp_normal_f32(D d, V x) {
   const hn::RebindToSigned<D> di;
@@ -136,7 +136,8 @@ HWY_INLINE V exp2_fraction(D d, V f) {
                     1.0f);
 }
 
-// 2^y for |y| <= 125, and as at these bounds beyond them; a NaN gives anything. Within 2^-23 of it.
+// Returns 2^y for |y| <= 125, and as at these bounds beyond them; a NaN gives anything. Within
+// 2^-23 of it.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp2_bounded_f32(D d, V y) {
   const hn::RebindToSigned<D> di;
@@ -270,8 +271,8 @@ HWY_INLINE hn::Vec<D> softplus_of(D d, hn::Vec<D> x) {
   const auto positive = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x);
   return hn::Add(positive, hn::IfThenElse(hn::Eq(rest, hn::Zero(d)), e, bent));
 }
-// e^x, given y = x × kExpScale: finite, for logistic functions. The scale is a factor that the
-// caller merges with others; its rounding costs a relative error of |x| half units in the last
+// Returns e^x, given y = x × kExpScale: finite, for logistic functions. The scale is a factor that
+// the caller merges with others; its rounding costs a relative error of |x| half units in the last
 // place.
 template <class D>
 inline constexpr double kExpScale = kIsF32<D> ? 1.44269504088896340736 : 1.0;
@@ -292,7 +293,7 @@ HWY_INLINE hn::Vec<D> exp_scaled_negative(D d, hn::Vec<D> y) {
     return exp_of(d, y);
   }
 }
-// e^x, finite: 0 for great negative x.
+// Returns e^x, finite: 0 for large negative x.
 template <class D>
 HWY_INLINE hn::Vec<D> exp_finite(D d, hn::Vec<D> x) {
   if constexpr (kIsF32<D>) {

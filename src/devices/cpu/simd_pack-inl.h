@@ -17,7 +17,8 @@ HWY_BEFORE_NAMESPACE();
 namespace piper::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Of a tile; two accumulators a row, two vectors of b and one of a must fit the registers.
+// A tile has as many rows as fit; two accumulators a row, two vectors of b and one of a must fit
+// the registers.
 #if HWY_TARGET <= HWY_AVX3
 constexpr int kRows = 12;
 #elif HWY_TARGET <= HWY_AVX2
@@ -29,7 +30,7 @@ constexpr int kRows = 4;
 template <class T>
 constexpr int64_t kLine = 64 / sizeof(T);  // elements of a line of the caches
 
-// to[k][i] = from[i][k] for a whole vector of i, and as many k as a 128-bit block holds.
+// Writes to[k][i] = from[i][k] for a whole vector of i, and as many k as a 128-bit block holds.
 #if HWY_TARGET == HWY_SCALAR
 template <class T>
 constexpr int64_t kSquare = 1;
@@ -76,7 +77,7 @@ HWY_INLINE void transpose_vector(D d, const double* from, int64_t from_step, dou
 }
 #endif
 
-// panel[k][j] = b(k0 + k, n0 + j), zero beyond b's columns.
+// Packs panel[k][j] = b(k0 + k, n0 + j), zero beyond b's columns.
 template <class T>
 void pack_b(const Gemm& g, const T* b, int64_t k0, int64_t depth, int64_t n0, int64_t width,
             T* panel) {
@@ -105,14 +106,14 @@ void pack_b(const Gemm& g, const T* b, int64_t k0, int64_t depth, int64_t n0, in
       panel[k * width + j] = from[j * step + k];
 }
 
-// Memory that will be needed soon, fetched little by little.
+// Fetches memory that will be needed soon, little by little.
 template <class T>
 class Ahead {
  public:
   Ahead() = default;
   Ahead(const T* at, int64_t rows, int64_t length, int64_t step)
       : at_(at), rows_(rows), length_(length), step_(step) {}
-  // What pack_b will read.
+  // Fetches what pack_b will read.
   Ahead(const Gemm& g, const T* b, int64_t k0, int64_t depth, int64_t n0, int64_t columns)
       : Ahead(b + (g.trans_b ? n0 * g.row_of_b() + k0 : k0 * g.row_of_b() + n0),
               g.trans_b ? columns : depth, g.trans_b ? depth : columns, g.row_of_b()) {}
@@ -130,8 +131,9 @@ class Ahead {
   int64_t rows_ = 0, length_ = 0, step_ = 0, column_ = 0;
 };
 
-// A part of a: rows, kGemmPad apart, or transposed: blocks of kRows rows, each [depth][kRows], and
-// kGemmPad apart. Reads row by row, and fetches some rows ahead: in memory they lie far apart.
+// Packs a part of a: rows, kGemmPad apart, or transposed: blocks of kRows rows, each
+// [depth][kRows], and kGemmPad apart. Reads row by row, and fetches some rows ahead: in memory they
+// lie far apart.
 template <class T>
 void pack_a(const Gemm& g, const T* from, int64_t height, int64_t depth, T* packed) {
   const int64_t step = g.row_of_a(), rows = g.trans_a ? depth : height;

@@ -95,7 +95,7 @@ double sum_squares(const T* x, int64_t n) {
   return sum_lanes(d, hn::Add(a, b));
 }
 
-// out[c] += the sum of column c of some rows, in two chains, for one vector of columns.
+// Adds to out[c] the sum of column c of some rows, in two chains, for one vector of columns.
 template <class T>
 HWY_INLINE void add_columns(const T* x, int64_t rows, int64_t n, int64_t count, T* out) {
   const hn::ScalableTag<T> d;

@@ -18,9 +18,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #define PIPER_TILE_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 
-// One tile: c[rows][two vectors] = a · b over `depth`, added to `old` where there is one. Element
-// (i, k) of a stands at i × a_step + k, or at i + k × a_step where its rows are adjacent. b is a
-// panel, or made on the way from the rows of `source`.
+// Computes one tile: c[rows][two vectors] = a · b over `depth`, added to `old` where there is one.
+// Element (i, k) of a stands at i × a_step + k, or at i + k × a_step where its rows are adjacent. b
+// is a panel, or made on the way from the rows of `source`.
 template <class T>
 struct Tile {
   int64_t depth = 0;
@@ -51,9 +51,8 @@ HWY_INLINE void fetch_rows(const T* at, int64_t step) {
   for (int i = 0; i < kRowCount; ++i, at += step) __builtin_prefetch(at);
 }
 
-// Of a tile's depth, what comes last: done for a few rows after the other, so that their elements
-// are stored while the next ones multiply. All at once, the stores would keep the processor
-// waiting.
+// Does the end of a tile's depth for a few rows after the other, so that their elements are stored
+// while the next ones multiply. All at once, the stores would keep the processor waiting.
 #if HWY_TARGET <= HWY_AVX3
 constexpr int64_t kTail = 8;
 constexpr int kTogether = 4;

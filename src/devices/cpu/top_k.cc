@@ -6,7 +6,7 @@
 namespace piper::cpu {
 namespace {
 
-// a before b: the greater first, NaN before all; equal ones by place.
+// Returns whether a is before b: the greater first, NaN before all; equal ones by place.
 template <class T>
 bool greater(T a, T b) {
   if constexpr (std::is_floating_point_v<T>) {

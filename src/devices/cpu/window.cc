@@ -7,8 +7,8 @@
 namespace piper::cpu {
 namespace {
 
-// Both walk the windows in their order; an element of a window and its place in the image follow
-// from strides. `image` and `windows` are the shapes.
+// Walks the windows in their order; an element of a window and its place in the image follow from
+// strides. `image` and `windows` are the shapes.
 struct Walk {
   Loop loop;  // operand 0: windows; 1: the image
   int64_t windows = 0, image = 0;

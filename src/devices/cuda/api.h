@@ -100,7 +100,7 @@
   F(cuGraphExecDestroy, int, (CuGraphExec*))                                                 \
   F(cuGraphDestroy, int, (CuGraph*))
 
-// Streams that run on some of the multiprocessors: of drivers for CUDA 12.5 and later.
+// These make streams that run on some of the multiprocessors: of drivers for CUDA 12.5 and later.
 #define PIPER_CUDA_GREEN(F)                                                          \
   F(cuDeviceGetDevResource, int, (int, CuResource*, int type))                       \
   F(cuDevSmResourceSplitByCount, int,                                                \
@@ -176,7 +176,7 @@
     (void* const, int attribute, int type, int64_t most, int64_t* count, void* values)) \
   F(cudnnBackendExecute, int, (DnnContext*, void* plan, void* pack))
 
-// Numbers that mean something: (our name, number, the vendor's name).
+// These numbers have a meaning: (our name, number, the vendor's name).
 #define PIPER_CUDA_NUMBERS(F)                                                           \
   F(kErrorOutOfMemory, 2, CUDA_ERROR_OUT_OF_MEMORY)                                     \
   F(kErrorNotReady, 600, CUDA_ERROR_NOT_READY)                                          \

@@ -30,7 +30,7 @@
   F(ncclCommRegister, int, (NcclComm*, void* at, size_t bytes, void** registered))             \
   F(ncclCommDeregister, int, (NcclComm*, void* registered))
 
-// From 2.27 on: memory that all members register together.
+// NCCL has these from 2.27 on, for memory that all members register together.
 #define PIPER_NCCL_WINDOWS(F)                                                                  \
   F(ncclCommWindowRegister, int, (NcclComm*, void* at, size_t bytes, NcclWindow**, int flags)) \
   F(ncclCommWindowDeregister, int, (NcclComm*, NcclWindow*))

@@ -163,7 +163,7 @@ Result<std::vector<DnnObject>> DnnGraph::make_tensors(const Cudnn& api) const {
 
 namespace {
 
-// What describes an operation apart from its operands: the attribute that takes it.
+// Says what describes an operation apart from its operands: the attribute that takes it.
 struct Described {
   DnnNumber op, kind, attribute, mode, mode_type, type;
 };

@@ -10,7 +10,7 @@
 
 namespace piper::cuda {
 
-// A descriptor, freed with its owner. Errors say what was asked for and why cuDNN refused it.
+// Owns a descriptor, freed with its owner. Errors say what was asked for and why cuDNN refused it.
 class DnnObject {
  public:
   static Result<DnnObject> make(const Cudnn& api, DnnNumber kind);
@@ -32,8 +32,8 @@ class DnnObject {
 
 Status dnn_status(const Cudnn& api, int code, std::string_view call);
 
-// What plans are made for: the device of a handle, or the properties of one that need not be there
-// (cuDNN 9.8 and newer), which cuDNN writes and reads as JSON.
+// Says what plans are made for: the device of a handle, or the properties of one that need not be
+// there (cuDNN 9.8 and newer), which cuDNN writes and reads as JSON.
 struct DnnTarget {
   DnnContext* handle = nullptr;
   const DnnObject* properties = nullptr;
@@ -44,7 +44,7 @@ struct DnnPlan {
   DnnObject plan;
   int64_t workspace = 0;  // bytes, beside the graph's memory
 };
-// Addresses for a plan's tensors, by id.
+// Packs addresses for a plan's tensors, by id.
 Result<DnnObject> dnn_pack(const Cudnn& api, const std::vector<int64_t>& ids,
                            const std::vector<const void*>& addresses, void* workspace);
 
@@ -54,8 +54,8 @@ class DnnGraph {
   using Tensor = size_t;
   using Dims = std::array<int64_t, 4>;
 
-  // Tensors of memory, of what is made and read inside alone (dense, unless steps are given), and
-  // numbers.
+  // These add tensors: of memory, of what is made and read only inside (dense, unless steps are
+  // given), and numbers.
   Tensor memory(const Dims& dims, const Dims& steps, DnnNumber type);
   Tensor inside(const Dims& dims, DnnNumber type = kDnnF32);
   Tensor inside(const Dims& dims, const Dims& steps, DnnNumber type);
@@ -67,7 +67,8 @@ class DnnGraph {
   Tensor reduce(DnnNumber mode, Tensor x, Tensor to);
   Tensor view(Tensor x, Tensor to);  // the same memory under other dims
   Tensor index(int64_t axis, Tensor like, Tensor to);
-  // Of one operand, or two, or of two and what selects between them; of i32 where `to` is.
+  // Adds a pointwise operation of one operand, or two, or of two and what selects between them; of
+  // i32 where `to` is.
   Tensor pointwise(DnnNumber mode, std::initializer_list<Tensor> operands, Tensor to);
   // Returns the adjoint of x, of which an operation was taken, from that of what it gave.
   Tensor pointwise_back(DnnNumber mode, Tensor adjoint, Tensor x, Tensor to);

@@ -13,7 +13,7 @@ constexpr int64_t kSumBytes = 4;     // of an f32
 constexpr int64_t kNumberBytes = 8;  // of an i64
 constexpr int64_t kAlignment = 256;  // of workspaces
 
-// Operands of a step, in order.
+// Numbers the operands of a step, in order.
 enum Operand : size_t { kQ, kK, kV, kY, kLse, kTerms, kFirst, kFirstKey, kDy, kDq, kDk, kDv };
 
 Dims transposed(const Dims& dims) { return {dims[0], dims[1], dims[3], dims[2]}; }
@@ -138,14 +138,15 @@ class Builder {
         graph().pointwise(kDnnAtLeast, {query, key}, graph().inside(scores_, kDnnBool));
     return point(kDnnSelect, {x, graph().number(unseen()), is_seen}, scores_);
   }
-  // Finite where a query may see no key of a tile that is worked on (see attention_terms.cuh).
+  // Returns a finite number where a query may see no key of a tile that is worked on (see
+  // attention_terms.cuh).
   float unseen() const {
     const bool may_hide = a_.mask != DeviceAttention::kNoMask || a_.query_stretches > 0;
     return may_hide ? -1e30f : -std::numeric_limits<float>::infinity();
   }
 
-  // Of each token along an axis. Where `first` are the numbers of the first tokens of equal
-  // stretches, i64, their low halves are read.
+  // Returns the number of each token along an axis. Where `first` are the numbers of the first
+  // tokens of equal stretches, i64, their low halves are read.
   Tensor number_of(int64_t axis, Tensor like, Operand first, int64_t stretches) {
     const Tensor token = graph().index(axis, like, graph().inside(scores_, kDnnI32));
     Tensor made = token;
@@ -171,7 +172,8 @@ class Builder {
 
   // ---- Gradients ----
 
-  // Of each query, the sum of dy · y: memory, since two of the kernels that are made read it.
+  // Returns for each query the sum of dy · y: in memory, since two of the kernels that are made
+  // read it.
   Tensor sums_of(Tensor y, Tensor dy) {
     const Tensor terms = point(kDnnMul, {dy, y}, {samples_, heads_, a_.queries, a_.v_width});
     const Tensor sum = graph().reduce(kDnnReduceAdd, terms, graph().inside(rows_));
@@ -181,7 +183,7 @@ class Builder {
     return graph().pointwise(kDnnMul, {sum, graph().number(1)}, *made_.sums);
   }
 
-  // The gradient of keys or values: xᵀ · rows, summed over the heads that read them.
+  // Adds the gradient of keys or values: xᵀ · rows, summed over the heads that read them.
   void to_keys(Tensor x, Tensor rows, Operand operand, const DeviceRows& to, int64_t width) {
     const int64_t all = a_.queries * a_.keys;
     const Tensor turned = graph().view(

@@ -40,10 +40,10 @@
 
 namespace piper::cuda {
 
-// The graph of one slice (cudnn_slice), and where its memory is.
+// Holds the graph of one slice (cudnn_slice), and where its memory is.
 struct AttentionGraph {
-  // In operand `operand` of a DeviceStep; that of slice (sample b, head of keys g) begins first + b
-  // × batch + g × head bytes behind it.
+  // Names a place in operand `operand` of a DeviceStep; that of slice (sample b, head of keys g)
+  // begins first + b × batch + g × head bytes after its start.
   struct Place {
     DnnGraph::Tensor tensor;
     size_t operand;

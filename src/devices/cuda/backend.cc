@@ -41,7 +41,7 @@ struct Binding {
   std::byte* scratch = nullptr;  // of products
 };
 
-// What went wrong first; nothing is allocated to remember it.
+// Says what went wrong first; nothing is allocated to remember it.
 struct Failure {
   const char* call = nullptr;  // null: nothing
   int code = 0;
@@ -50,7 +50,7 @@ struct Failure {
   int32_t op = 0;
 };
 
-// Bits of one element.
+// Returns the bits of one element.
 uint64_t element_of(DType dtype, double value) {
   const auto bits_of = [](auto number) {
     uint64_t bits = 0;
@@ -140,7 +140,7 @@ class Cuda final : public Backend {
     const Device& owner = device_of(other);
     if (device_->is_same_as(owner)) return copy(to, from, bytes, stream);
     if (bytes <= 0 || !can_go_on()) return;
-    // Plain copies need access to the other device's memory; this one does without.
+    // This call does without access to the other device's memory, which plain copies need.
     note("cuMemcpyPeerAsync",
          driver_.cuMemcpyPeerAsync(address_of(to), device_->context(), address_of(from),
                                    owner.context(), static_cast<size_t>(bytes),

@@ -35,7 +35,7 @@ Error failed(const Nvrtc& nvrtc, const char* call, int code) {
     return failed(nvrtc, #call, failure);                          \
   }
 
-// A program under way, which ends with its scope.
+// Holds a program that is being compiled, and ends with its scope.
 struct Unit {
   const Nvrtc& nvrtc;
   NvrtcProgram* program = nullptr;
@@ -114,7 +114,8 @@ std::optional<std::string> read_kept(const fs::path& file) {
   return code;
 }
 
-// Whole or not at all, whoever else writes it: under a name of its own first.
+// Keeps the code whole or not at all, whoever else writes it: it is written under a name of its own
+// first.
 bool keep(const fs::path& file, const std::string& code) {
   static std::atomic<int> so_far{0};
   std::error_code ignored;

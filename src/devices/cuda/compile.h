@@ -7,7 +7,8 @@
 
 namespace piper::cuda {
 
-// Where code is kept between runs: piper in $XDG_CACHE_HOME, or in ~/.cache; empty: nowhere.
+// Returns where code is kept between runs: piper in $XDG_CACHE_HOME, or in ~/.cache; empty:
+// nowhere.
 std::string cache_folder();
 
 // Returns the compute capabilities that this NVRTC compiles for: 90, 100.

@@ -60,7 +60,7 @@ using namespace cuda;  // NOLINT: this room's own
 
 // ---- Backends that run nothing ------------------------------------------------------------------
 
-// Links that move nothing and add up nothing, so that fabrics load their own sums.
+// These links move nothing and add up nothing, so that fabrics load their own sums.
 class NoLinks final : public Links {
  public:
   std::string_view name() const override { return "none"; }

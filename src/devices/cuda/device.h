@@ -63,7 +63,7 @@ class Device {
   // Returns the bytes that the driver says are free, for all who share the device; nothing if it
   // does not say.
   std::optional<int64_t> free_bytes() const;
-  // The pages under addresses of their own in which this lies; none: of 0 bytes.
+  // Names the pages under addresses of their own in which this is; none: of 0 bytes.
   struct Block {
     std::byte* at = nullptr;
     size_t bytes = 0;
@@ -80,8 +80,8 @@ class Device {
   Result<int32_t> add_event(bool timed = false);
   CuEvent* event(int32_t number) const { return events_[static_cast<size_t>(number)]; }
 
-  // Executable graphs. They end before the communicators of which they have calls, which wait for
-  // that; what is under way of them is done before they are gone.
+  // These keep executable graphs. They end before the communicators of which they have calls, which
+  // wait for that; what is under way of them is done before they are gone.
   int32_t add_graph(CuGraphExec* made);
   CuGraphExec* graph(int32_t number) const { return graphs_[static_cast<size_t>(number)]; }
   void end_graphs();

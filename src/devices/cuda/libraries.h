@@ -45,7 +45,7 @@ struct About<Nccl> {
   static constexpr const char* kFiles[] = {"libnccl.so.2"};
 };
 
-// The switch of PIPER_CUDA_WITHOUT that a table of functions has; null: none.
+// Gives the switch of PIPER_CUDA_WITHOUT that a table of functions has; null: none.
 template <class Table>
 inline constexpr bool Without::*kSwitch = nullptr;
 template <>
@@ -62,7 +62,7 @@ Result<Opened<Table>> open_anew(const Folders& folders, std::string& path);
 // switched off.
 template <class Table>
 Result<const Opened<Table>*> opened();
-// Return null if the driver or NCCL lacks it or it is switched off.
+// Return a table, or null if the driver or NCCL lacks it or it is switched off.
 const Green* green_of_driver();
 const NcclWindows* windows_of_nccl();
 

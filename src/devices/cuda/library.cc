@@ -45,8 +45,8 @@ void add_wheels(const fs::path& prefix, std::vector<std::string>& to) {
   }
 }
 
-// The wheels of the python3 that the shell would start: of an environment that is on PATH, whether
-// it is activated or not, and of the installation that its links lead to.
+// Adds the wheels of the python3 that the shell would start: of an environment that is on PATH,
+// whether it is activated or not, and of the installation that its links lead to.
 void add_wheels_of_python(std::vector<std::string>& to) {
   for (const std::string& folder : split_text(variable("PATH"), ':')) {
     const fs::path python = fs::path(folder) / "python3";

@@ -13,7 +13,7 @@ struct Library {
   std::string path;
 };
 
-// Folders that are searched before the system's loader, and behind it; those that are there.
+// Lists folders that are searched before the system's loader, and after it, without missing ones.
 struct Folders {
   std::vector<std::string> first, last;
 };

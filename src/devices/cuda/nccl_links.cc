@@ -451,7 +451,7 @@ struct Queue {
   int64_t sms = 0;
   bool has_group = false;
 };
-// Blocks of communicators of which the plan says nothing.
+// Limits the blocks of communicators of which the plan says nothing.
 struct Shares {
   int64_t pair = kMostOfPair, group = kMostChannels;
 };

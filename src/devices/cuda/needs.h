@@ -11,8 +11,9 @@ namespace piper::cuda {
 // scratch, so that who has products has some.
 int64_t workspace_of(const DeviceProgram& program);
 
-// Of collectives, by stream: for blocks that are under way, and for the values of the programs that
-// sum and choose; of these programs' literals; and what communicators exchange when they connect.
+// Says what collectives need, by stream: for blocks that are under way, and for the values of the
+// programs that sum and choose; of these programs' literals; and what communicators exchange when
+// they connect.
 struct FabricNeeds {
   std::vector<int64_t> blocks, workspaces;
   int64_t literals = 0, connect_scratch = 0;

@@ -29,7 +29,7 @@ int epilogue_of(const DeviceProduct& product, bool has_bias, bool has_pre) {
   return has_bias ? kLtEpilogueGeluBias : kLtEpilogueGelu;
 }
 
-// What the library has no epilogue for.
+// Checks that the library has the epilogue.
 Status check_epilogue(const DeviceProduct& product, bool has_pre) {
   if (product.activation == DeviceProduct::kNone) return ok_status();
   if (product.type == DType::kF64) return fail("not supported: cuBLASLt has no Gelu of f64");

@@ -26,7 +26,7 @@ std::string to_string(const AlgorithmNumbers& numbers);  // "id=66 tile=20"
 // them in a separate step, whose order is fixed: then its bits could vary from run to run.
 Status check_reduction(const AlgorithmNumbers& numbers);
 
-// The table of algorithms, by "DEVICE | VERSION | PRODUCT".
+// Holds the table of algorithms, by "DEVICE | VERSION | PRODUCT".
 struct AlgorithmTable {
   std::map<std::string, AlgorithmNumbers> entries;
   std::string digest;  // of the text but its comments
@@ -39,7 +39,7 @@ std::string print_algorithms(const AlgorithmTable& table, std::string_view comme
 // said another.
 const AlgorithmTable& algorithms_here();
 
-// What a product is given, in order.
+// Numbers the operands of a product, in order.
 enum Operand : uint8_t { kA, kB, kC, kBias, kD, kPre, kOperands };
 
 class Products {
@@ -84,7 +84,7 @@ class Products {
   Status describe(const DeviceProduct& product, std::span<std::byte* const> operands, Bound& bound);
   Status choose(const DeviceProduct& product, std::span<std::byte* const> operands, Bound& bound);
   Status take_listed(const DeviceProduct& product, const AlgorithmNumbers& numbers, Bound& bound);
-  // By the library's heuristics, the best first; never empty.
+  // Returns what the library's heuristics name, the best first; never empty.
   Result<std::vector<LtHeuristic>> found_for(std::span<std::byte* const> operands,
                                              const Bound& bound, int most);
   Result<AlgorithmNumbers> numbers_of(const LtAlgorithm& algorithm) const;

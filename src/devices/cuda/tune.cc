@@ -31,8 +31,8 @@ int64_t bytes_of(const DeviceProduct& p, Operand operand) {
 
 // ---- Where they lie -----------------------------------------------------------------------------
 
-// Operands beside each other, and what a product makes three times: by the first algorithm, by
-// another, and by that again. Negative: absent.
+// Places operands beside each other, and what a product makes three times: by the first algorithm,
+// by another, and by that again. Negative: absent.
 struct Layout {
   std::array<int64_t, kOperands> at{};
   std::array<std::array<int64_t, 2>, 3> made{};  // D and pre
@@ -263,7 +263,7 @@ Result<Difference> Tuner::difference(DType type, const std::byte* a, const std::
   return all;
 }
 
-// Of D and of pre.
+// Measures the difference of D and of pre.
 Result<Difference> Tuner::difference(const Wanted& wanted, int a, int b) {
   const std::array<std::byte*, kOperands> of_a = operands(a), of_b = operands(b);
   Difference all;
@@ -278,7 +278,7 @@ Result<Difference> Tuner::difference(const Wanted& wanted, int a, int b) {
   return all;
 }
 
-// Whether it gives what the first one gives, and that twice.
+// Checks whether it gives what the first one gives, and that twice.
 Status Tuner::check(const Wanted& wanted, Candidate& one) {
   const std::array<std::byte*, kOperands> again = operands(2);
   PIPER_ASSIGN(const int32_t second, products_->bind(wanted.product, again, &one.numbers));
@@ -334,7 +334,7 @@ Result<double> Tuner::time(Candidate& one, int calls) {
   return static_cast<double>(ms) / calls;
 }
 
-// In turns, so that what the device does beside it falls on all.
+// Times the candidates in turns, so that what the device does beside them affects all.
 Status Tuner::time(std::span<Candidate> candidates) {
   std::vector<std::vector<double>> turns(candidates.size());
   std::vector<int> calls(candidates.size(), 1);

@@ -34,7 +34,7 @@ std::string text_of(const Form& f) {
                             f.mask_step[1], f.mask_step[2], f.mask_step[3], f.all_keys);
 }
 
-// The kernels of one use, whose inputs are as attention_of (attention.h) has them.
+// Emits the kernels of one use, whose inputs are as attention_of (attention.h) has them.
 class Kernels {
  public:
   Kernels(const Use& use, const Form& form, size_t mask, Emitter& emit)
@@ -76,7 +76,7 @@ class Kernels {
     if (f_.mask_grad) mask_gradient();
   }
 
-  // What a library is given for the mask.
+  // Makes what a library is given for the mask.
   void terms(const DeviceOperand& to) {
     extra_ = {to};
     const CudnnTerms made = cudnn_terms(f_);
@@ -86,7 +86,7 @@ class Kernels {
                        at(type_, use_.inputs.size() + use_.outputs.size())),
            ceil_div(rows * f_.keys, kThreads), kThreads, kTermsFamily);
   }
-  // Where a library has been: rows of queries that see no key.
+  // Clears rows of queries that see no key, which a library has written.
   void clear() {
     launch(fmt::format("attention::clear_unseeing<{}>(form, in, {}, {})", type_, output(0),
                        output(1, sums())),
@@ -150,7 +150,7 @@ class Kernels {
   }
 
   // ---- By tensor cores (mma_attention.cuh) ----
-  // 16-bit floats in rows of whole 16 bytes, up to 128 elements wide.
+  // Returns whether 16-bit floats are in rows of whole 16 bytes, up to 128 elements wide.
   bool fits_mma() const {
     constexpr int64_t kWidest = 128, kMost = int64_t{1} << 30;
     if (!is_half(f_.type) || std::min(f_.width, f_.v_width) < 1) return false;
@@ -215,8 +215,9 @@ bool may_hide_all(const Form& form) {
   return form.mask != Form::kNoMask || (form.causal && form.key_stretches > 0);
 }
 
-// By cuDNN, if it takes it and is there; by kernels, if not. Operands: q, k, v, y, lse and, of
-// gradients, dy, dq, dk, dv. `mask`: its place among inputs. `least`: of scratch for kernels.
+// Emits a step of cuDNN, if it takes it and is there; kernels, if not. Operands: q, k, v, y, lse
+// and, of gradients, dy, dq, dk, dv. `mask`: its place among inputs. `least`: of scratch for
+// kernels.
 Status make(const Use& use, const Form& form, std::vector<DeviceOperand> operands, size_t mask,
             int64_t least, Emitter& emit,
             const std::function<void(const DeviceOperand&)>& kernels) {

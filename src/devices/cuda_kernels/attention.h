@@ -9,7 +9,8 @@ DeviceRows rows_of(const Shape& shape, bool tokens_first);
 // The inputs begin with q, k and v; behind that of the mask, which is this one, are the numbers of
 // the first query and of the first key.
 DeviceAttention attention_of(const Use& use, size_t mask, const TensorType& y);
-// With the places of dq, dk and dv: outputs of their own, or columns that fill the first.
+// Returns the attention with the places of dq, dk and dv: outputs of their own, or columns that
+// fill the first.
 DeviceAttention attention_grad_of(const Use& use);
 
 }  // namespace piper::cuda_kernels

@@ -14,8 +14,8 @@
 
 namespace piper::cuda_kernels {
 
-// One use of an op, as check_use (signatures.h) allows it, or what joining made: Fused, and an
-// attention of `columns`.
+// Describes one use of an op, as check_use (signatures.h) allows it, or what joining made: Fused,
+// and an attention of `columns`.
 struct Use {
   std::string_view op;
   const Attrs& attrs;
@@ -32,7 +32,7 @@ Use use_of(const FusedProgram& program, const ProgramOp& op);
 inline bool is_absent(const Use& use, size_t input) {
   return input >= use.inputs.size() || !use.present[input];
 }
-// Product of extents [from, to) of a shape.
+// Returns the product of extents [from, to) of a shape.
 inline int64_t extent(const Shape& shape, size_t from, size_t to) {
   int64_t product = 1;
   for (size_t d = from; d < to; ++d) product *= shape[d];
@@ -55,8 +55,9 @@ DType compute_type(DType dtype);
 // Returns a literal of the text: "1.0e-05f", "-INFINITY".
 std::string literal(double value, DType dtype);
 
-// A kernel to be launched. `body` is what stands between the braces of its function, where operand
-// i of the op (inputs, then outputs, then what `extra` lists) is `p.at<T>(i)`, null where absent.
+// Describes a kernel to be launched. `body` is what stands between the braces of its function,
+// where operand i of the op (inputs, then outputs, then what `extra` lists) is `p.at<T>(i)`, null
+// where absent.
 struct KernelText {
   std::string_view family;  // whose texts the body uses, apart by spaces; empty: none
   std::string body;
@@ -75,7 +76,7 @@ class Emitter {
 
   void kernel(KernelText text);  // of no blocks: nothing is launched
   void product(const DeviceProduct& product, std::vector<DeviceOperand> operands);
-  // For a library that may be there: what makes the steps that DeviceStep has behind it.
+  // Belongs to a library that may be there: makes the steps that follow its DeviceStep.
   struct Around {
     std::function<void()> before, after;
     std::function<Status()> instead;
@@ -84,7 +85,8 @@ class Emitter {
                    const DeviceOperand& workspace, const Around& around);
   void copy(const DeviceOperand& from, const DeviceOperand& to, int64_t bytes);
   void zero(const DeviceOperand& what, int64_t bytes);
-  // Memory for the kernels of this op alone, 256-byte aligned; what is in it does not outlive them.
+  // Reserves memory for the kernels of this op only, 256-byte aligned; its contents do not outlive
+  // them.
   DeviceOperand scratch(int64_t bytes);
 
   // Ends the program: its source, and scratch behind the locals.
@@ -133,8 +135,8 @@ bool goes_by_rows(const FusedProgram& program, const ProgramOp& op);
 bool joins_rows(const FusedProgram& program, const ProgramOp& op);
 // Returns the names of the ops of which it can be true.
 std::vector<std::string> row_ops();
-// Several ops that go over the same rows, as one pass. Operands: those of each op, one after the
-// other; of values inside the pass, absent.
+// Emits several ops that go over the same rows, as one pass. Operands: those of each op, one after
+// the other; of values inside the pass, absent.
 Status make_pass(const FusedProgram& program, size_t first, size_t last, Emitter& emit);
 
 }  // namespace piper::cuda_kernels

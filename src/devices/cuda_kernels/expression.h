@@ -5,7 +5,7 @@
 
 namespace piper::cuda_kernels {
 
-// Where an operand of a step comes from: an input, or an earlier step.
+// Says where an operand of a step comes from: an input, or an earlier step.
 struct Source {
   int32_t input = -1, step = -1;
 };

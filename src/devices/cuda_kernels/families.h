@@ -5,67 +5,67 @@
 
 namespace piper::cuda_kernels {
 
-// attention.cc
+// attention.cc defines these.
 Status make_attention(const Use& use, Emitter& emit);
 Status make_attention_grad(const Use& use, Emitter& emit);
 Status make_attention_merge(const Use& use, Emitter& emit);
 
-// fill.cc
+// fill.cc defines these.
 Status make_fill(const Use& use, Emitter& emit);
 Status make_pad(const Use& use, Emitter& emit);
 Status make_trilu(const Use& use, Emitter& emit);
 
-// gather.cc
+// gather.cc defines these.
 Status make_gather(const Use& use, Emitter& emit);
 Status make_gather_elements(const Use& use, Emitter& emit);
 Status make_gather_nd(const Use& use, Emitter& emit);
 
-// group_norm.cc
+// group_norm.cc defines these.
 Status make_group_norm(const Use& use, Emitter& emit);
 Status make_group_norm_grad_params(const Use& use, Emitter& emit);
 Status make_group_norm_grad_x(const Use& use, Emitter& emit);
 
-// grouped.cc
+// grouped.cc defines these.
 Status make_grouped_matmul(const Use& use, Emitter& emit);
 Status make_grouped_matmul_grad(const Use& use, Emitter& emit);
 
-// loss.cc
+// loss.cc defines these.
 Status make_cross_entropy_grad(const Use& use, Emitter& emit);
 Status make_cross_entropy_of_terms(const Use& use, Emitter& emit);
 Status make_cross_entropy_sum(const Use& use, Emitter& emit);
 Status make_cross_entropy_terms(const Use& use, Emitter& emit);
 Status make_label_count(const Use& use, Emitter& emit);
 
-// move.cc
+// move.cc defines these.
 Status make_concat(const Use& use, Emitter& emit);
 Status make_expand(const Use& use, Emitter& emit);
 Status make_reshape(const Use& use, Emitter& emit);
 Status make_slice(const Use& use, Emitter& emit);
 Status make_transpose(const Use& use, Emitter& emit);
 
-// optimizer.cc
+// optimizer.cc defines these.
 Status make_adagrad(const Run& run, Emitter& emit);
 Status make_adamw(const Run& run, Emitter& emit);
 Status make_onnx_adam(const Run& run, Emitter& emit);
 Status make_sgd(const Run& run, Emitter& emit);
 
-// product.cc
+// product.cc defines these.
 Status make_linear(const Use& use, Emitter& emit);
 Status make_matmul(const Use& use, Emitter& emit);
 
-// random.cc
+// random.cc defines these.
 Status make_dropout(const Use& use, Emitter& emit);
 Status make_random(const Use& use, Emitter& emit);
 
-// reduce.cc
+// reduce.cc defines these.
 Status make_reduce(const Use& use, Emitter& emit);
 Status make_reduce_extreme_grad(const Use& use, Emitter& emit);
 Status make_reduce_prod_grad(const Use& use, Emitter& emit);
 
-// rotary.cc
+// rotary.cc defines these.
 Status make_rotary(const Use& use, Emitter& emit);
 
-// scalars.cc
+// scalars.cc defines these.
 Status make_clip_factor(const Use& use, Emitter& emit);
 Status make_global_norm(const Use& use, Emitter& emit);
 Status make_learning_rate(const Use& use, Emitter& emit);
@@ -75,24 +75,24 @@ Status make_next_step(const Use& use, Emitter& emit);
 Status make_not_finite(const Use& use, Emitter& emit);
 Status make_sum_squares(const Run& run, Emitter& emit);
 
-// scan.cc
+// scan.cc defines these.
 Status make_cumsum(const Use& use, Emitter& emit);
 
-// scatter.cc
+// scatter.cc defines these.
 Status make_gather_elements_grad(const Use& use, Emitter& emit);
 Status make_gather_grad(const Use& use, Emitter& emit);
 Status make_gather_nd_grad(const Use& use, Emitter& emit);
 Status make_scatter_elements(const Use& use, Emitter& emit);
 Status make_scatter_nd(const Use& use, Emitter& emit);
 
-// softmax.cc
+// softmax.cc defines these.
 Status make_softmax(const Use& use, Emitter& emit);
 Status make_softmax_grad(const Use& use, Emitter& emit);
 
-// top_k.cc
+// top_k.cc defines these.
 Status make_top_k(const Use& use, Emitter& emit);
 
-// window.cc
+// window.cc defines these.
 Status make_fold(const Use& use, Emitter& emit);
 Status make_unfold(const Use& use, Emitter& emit);
 

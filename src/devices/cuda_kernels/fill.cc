@@ -10,7 +10,7 @@
 namespace piper::cuda_kernels {
 namespace {
 
-// Of a Pad; dims that are taken whole are one with the dim before them.
+// Describes a Pad; dims that are taken whole are one with the dim before them.
 struct Padded {
   Shape to, from;
   std::vector<int64_t> before;

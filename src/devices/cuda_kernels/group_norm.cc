@@ -14,7 +14,7 @@ Groups groups_of(const Use& use, const Shape& x) {
   return {x[0], groups, x[1] / groups, extent(x, 2, x.size())};
 }
 
-// A block a group of a sample.
+// Launches a block for each group of a sample.
 void take_groups(const Groups& g, std::string_view call, Emitter& emit) {
   if (g.channels * g.size == 0) return;
   emit.kernel({.family = "expression group_norm",

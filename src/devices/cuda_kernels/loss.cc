@@ -32,7 +32,7 @@ Rows rows_of(const Use& use, const Emitter& emit) {
   return rows;
 }
 
-// A row a block. The text of the call names what follows from the rows.
+// Launches a block for each row. The text of the call names what follows from the rows.
 void take_rows(const Rows& rows, std::string_view call, Emitter& emit,
                std::vector<DeviceOperand> extra = {}, int64_t kept_bytes = 0) {
   const std::string body = fmt::format(
@@ -48,7 +48,7 @@ void take_rows(const Rows& rows, std::string_view call, Emitter& emit,
                .extra = std::move(extra)});
 }
 
-// The sum of a term a row, which lie behind the op's operands, if anybody reads it.
+// Sums a term of each row, which are after the op's operands, if anybody reads the sum.
 void sum_terms(int64_t rows, DType dtype, size_t sum, size_t operands, const DeviceOperand& terms,
                Emitter& emit) {
   if (emit.operand(sum).kind == DeviceOperand::kAbsent) return;
@@ -60,7 +60,7 @@ void sum_terms(int64_t rows, DType dtype, size_t sum, size_t operands, const Dev
                .extra = {terms}});
 }
 
-// Of an input that may be given or not: its position in the text, or null.
+// Returns the position in the text of an input that may be given or not, or null.
 std::string optional(const Use& use, size_t input, std::string_view type) {
   return is_absent(use, input) ? fmt::format("static_cast<const {}*>(nullptr)", type)
                                : fmt::format("p.at<const {}>({})", type, input);

@@ -15,8 +15,8 @@ DeviceOperand at(DeviceOperand operand, int64_t bytes) {
   return operand;
 }
 
-// Elements [first + walk.strides[1] · i] one after the other, `bytes` each, by words where the last
-// dim is one run of the input.
+// Takes elements [first + walk.strides[1] · i] one after the other, `bytes` each, by words where
+// the last dim is one run of the input.
 struct Taken {
   Walk walk;  // operand 0: the result; 1: the input
   int64_t first = 0, bytes = 0, count = 0;

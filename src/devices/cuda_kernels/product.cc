@@ -104,7 +104,7 @@ struct PartOf {
   }
 };
 
-// D := sums, `pitch` elements from row to row, + what the last `tail` elements of k give.
+// Computes D := sums, `pitch` elements from row to row, + what the last `tail` elements of k give.
 void add_tail(const DeviceProduct& p, int64_t tail, int64_t pitch, const DeviceOperand& sums,
               const Operands& at, Emitter& emit) {
   const int64_t first = p.k - tail, bytes = info(p.type).bytes, count = p.m * p.n;
@@ -223,7 +223,7 @@ bool is_for_library(const Linear& linear, const Emitter& emit) {
          is_aligned(emit.operand(kPre));
 }
 
-// Bias and activation of `rows` rows of sums; operands: sums, bias, y, pre.
+// Applies bias and activation to `rows` rows of sums; operands: sums, bias, y, pre.
 void finish(const Linear& linear, int64_t rows, std::vector<DeviceOperand> operands,
             Emitter& emit) {
   const DType type = linear.product.type;
@@ -246,7 +246,7 @@ void finish(const Linear& linear, int64_t rows, std::vector<DeviceOperand> opera
                .operands = std::move(operands)});
 }
 
-// The sums as they are, some rows at a time, and then the rest.
+// Makes the sums as they are, some rows at a time, and then the rest.
 void make_in_two(const Linear& linear, Emitter& emit) {
   const int64_t rows = linear.product.m, n = linear.product.n, k = linear.product.k;
   const DType type = linear.product.type, sums_type = compute_type(type);

@@ -58,7 +58,7 @@ std::vector<DeviceOperand> places_of(DeviceProgram& made, const Pitches& pitches
   return places;
 }
 
-// A pass, a run or an op alone.
+// Emits a pass, a run or a single op.
 Status make_ops(const FusedProgram& program, size_t first, size_t last, Emitter& emit) {
   const ProgramOp& op = program.ops[first];
   if (const RunMaker make = find_run_maker(op.op)) return make(run_of(program, first, last), emit);

@@ -11,7 +11,7 @@
 namespace piper::cuda_kernels {
 namespace {
 
-// Where a use finds its key, and which elements of the whole tensor it has.
+// Says where a use finds its key, and which elements of the whole tensor it has.
 struct Draw {
   struct Cut {
     int64_t run = 1, shards = 1, zeros = 0;

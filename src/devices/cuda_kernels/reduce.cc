@@ -23,8 +23,8 @@ struct Reduction {
   int64_t elements() const { return num_elements(reduced); }
 };
 
-// `steps`: how the dims of x walk the results; 0 for those that are reduced. Requires: no extent of
-// 0.
+// Returns the form of a reduction. `steps`: how the dims of x walk the results; 0 for those that
+// are reduced. Requires: no extent of 0.
 Reduction reduction_of(const Shape& x, const std::vector<int64_t>& steps) {
   const Walk walk = folded(x, {row_major(x), steps});
   Reduction r;
@@ -38,7 +38,8 @@ Reduction reduction_of(const Shape& x, const std::vector<int64_t>& steps) {
   return r;
 }
 
-// Packs of up to 16 bytes along the last dim, as the text has them: how many elements each has.
+// Packs up to 16 bytes along the last dim, as the text has them; returns how many elements each
+// pack has.
 int64_t pack_dims(Reduction& r, int64_t bytes) {
   Shape& last = r.by_rows ? r.reduced : r.kept;
   int64_t size = common_bytes({last.back() * bytes});
@@ -68,7 +69,7 @@ std::string identity_of(std::string_view op, DType dtype) {
   return op == "Greatest" ? fmt::format("(-{} - 1)", most) : most;
 }
 
-// What a kernel reads and writes: operands, and where in 16 bytes the former begin.
+// Names what a kernel reads and writes: operands, and where in 16 bytes the former begin.
 struct Ends {
   size_t from = 0, to = 1;
   DType type, result;
@@ -76,14 +77,14 @@ struct Ends {
   std::vector<DeviceOperand> extra = {};
 };
 
-// How the threads of a kernel share the work.
+// Says how the threads of a kernel share the work.
 struct Cut {
   int64_t pack = 1, chunk = 1, parts = 1;  // chunk: packs of each part
   int64_t lanes = 1;                       // by rows: that make a result; else: results of a block
   int64_t blocks = 1;
 };
 
-// `whole`: in one part.
+// Cuts a reduction. `whole`: in one part.
 Cut cut_of(Reduction& r, DType type, bool whole) {
   Cut cut;
   cut.pack = pack_dims(r, info(type).bytes);
@@ -125,8 +126,8 @@ std::string reduce_text(std::string_view op, const Reduction& r, const Ends& end
                      identity);
 }
 
-// `op`: Sum, Product, Greatest or Least. In parts, where that makes enough blocks: what they gather
-// is as wide as what is computed, and gathered in turn.
+// Emits a reduction. `op`: Sum, Product, Greatest or Least. In parts, where that makes enough
+// blocks: what they gather is as wide as what is computed, and gathered in turn.
 void reduce(std::string_view op, Reduction r, Ends ends, bool whole, Emitter& emit) {
   const int64_t results = r.results(), count = results * r.elements();
   const DType wide = compute_type(ends.type);
@@ -150,8 +151,8 @@ void reduce(std::string_view op, Reduction r, Ends ends, bool whole, Emitter& em
   reduce(op, {{results}, {cut.parts}, {1}, {results}, false}, rest, true, emit);
 }
 
-// Of a gradient: x, and `kept`, x but for the reduced dims, which are 1. How many threads make what
-// belongs to one of those.
+// Cuts the gradient's work: x, and `kept`, x except for the reduced dims, which are 1. How many
+// threads make what belongs to one of those.
 struct GradCut {
   Reduction by;
   int64_t lanes = 1;

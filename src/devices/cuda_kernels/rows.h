@@ -5,12 +5,12 @@
 
 namespace piper::cuda_kernels {
 
-// An op that looks at whole rows, or adds them up: a function of device/rows_norm.cuh, which is
-// called with the operands in this order, and then with what `numbers` has.
+// Describes an op that looks at whole rows, or adds them up: a function of device/rows_norm.cuh,
+// which is called with the operands in this order, and then with what `numbers` has.
 struct RowOp {
   std::string_view op = "";
-  // What a row is: the dims from the attribute `axis` on; the last dim, which `axis` is, or which
-  // `axes` has alone; or the last dim where `axes` has all others.
+  // Says what a row is: the dims from the attribute `axis` on; the last dim, which `axis` is, or
+  // which `axes` has only; or the last dim where `axes` has all others.
   enum Along : uint8_t { kFromAxis, kLastAxis, kLastAxes, kOtherAxes } along = kFromAxis;
   std::string_view function = "";
   // By operand: x: a row for each row; c: one element for each; w: one row for all; s, of results:
@@ -21,7 +21,7 @@ struct RowOp {
 };
 const RowOp* find_row_op(const Use& use);  // null when there is none
 
-// The matrix that an op goes over: that of its results, or of what it sums up.
+// Holds the matrix that an op goes over: that of its results, or of what it sums up.
 struct Extents {
   int64_t rows = 0, width = 0;
 };

@@ -23,8 +23,8 @@ int64_t whole_threads(int64_t threads) {
   return ceil_div(threads, kWarp) * kWarp;
 }
 
-// Of a row of so many runs of lanes: the most threads of a tile that leave few without work, or the
-// fewest.
+// Returns, for a row of so many runs of lanes, the most threads of a tile that leave few without
+// work, or the fewest.
 int64_t tile_threads(int64_t runs) {
   constexpr int64_t kFew = 64;  // one in so many
   if (runs <= kThreads) return whole_threads(runs);
@@ -35,8 +35,8 @@ int64_t tile_threads(int64_t runs) {
   return best;
 }
 
-// Of a whole row, at most so many runs of it a thread if there are enough: the threads that leave
-// the fewest without work, and the fewest of these.
+// Returns, for a whole row with at most so many runs a thread if there are enough, the threads that
+// leave the fewest without work, and the fewest of these.
 int64_t row_threads(int64_t runs, int64_t most_chunks) {
   int64_t best = 0, idle = 0;
   for (int64_t chunks = std::max<int64_t>(most_chunks, 1); chunks > 0; --chunks) {
@@ -47,7 +47,7 @@ int64_t row_threads(int64_t runs, int64_t most_chunks) {
   return best;
 }
 
-// Rows that a block has at once, of about so many threads.
+// Returns the rows that a block has at once, of about so many threads.
 int64_t rows_at_once(int64_t threads, int64_t of_row, int64_t rows) {
   const int64_t of_warp = std::max<int64_t>(kWarp / of_row, 1);
   return std::min(std::max<int64_t>(threads / of_row, 1), ceil_div(rows, of_warp) * of_warp);

@@ -5,9 +5,9 @@
 
 namespace piper::cuda_kernels {
 
-// What the layout follows from, and nothing else. Where something is summed the layout follows from
-// rows and width alone: the order of a sum, and so its bits, are the same whatever other ops the
-// pass has, and wherever its operands lie.
+// Holds what the layout follows from, and nothing else. Where something is summed the layout
+// follows from rows and width alone: the order of a sum, and so its bits, are the same whatever
+// other ops the pass has, and wherever its operands lie.
 struct PassShape {
   int64_t rows = 0, width = 0;
   bool keeps_row = false;  // one block has a row whole
@@ -16,7 +16,7 @@ struct PassShape {
   int64_t lanes = 1;  // elements side by side that each operand can be moved in
   int64_t kept = 1;   // elements of each place in a row that are kept at once, about
 };
-// As Rows (device/rows.cuh) has it.
+// Describes the layout as Rows (device/rows.cuh) has it.
 struct RowLayout {
   int64_t threads = 32, at_once = 1, lanes = 1, chunks = 1, turns = 1;
   int64_t tiles = 1, row_blocks = 1;

@@ -66,7 +66,7 @@ std::vector<int64_t> strides_in(const Operand& operand, const Shape& to) {
   return strides;
 }
 
-// Dims of a loop, outermost first, and what each operand has by dim.
+// Holds dims of a loop, outermost first, and what each operand has by dim.
 struct Loop {
   Shape extents;
   std::vector<std::vector<int64_t>> strides;  // by operand
@@ -318,7 +318,7 @@ void Pass::write_row_op(const PassOp& op) {
 
 // ---- The layout ---------------------------------------------------------------------------------
 
-// The matrix of the pass, and the forms of its operands.
+// Finds the matrix of the pass, and the forms of its operands.
 void Pass::find_extents() {
   if (ops_.size() == 1 && !ops_[0].row_op) {
     fold(ops_[0]);

@@ -16,7 +16,7 @@ std::string real(const Use& use, std::string_view name, double otherwise = 0) {
   return literal(use.attrs.real(name, otherwise), DType::kF64);
 }
 
-// A statement that one thread runs.
+// Emits a statement that one thread runs.
 Status make_scalar(std::string_view family, std::string_view statement, Emitter& emit) {
   emit.kernel({.family = family,
                .body = fmt::format("  if (threadIdx.x == 0) {}", statement),
@@ -24,7 +24,7 @@ Status make_scalar(std::string_view family, std::string_view statement, Emitter&
   return ok_status();
 }
 
-// The runs of several tensors, as the text has them.
+// Holds the runs of several tensors, as the text has them.
 struct Runs {
   std::vector<int64_t> counts, run, chunks, blocks;
 
@@ -66,8 +66,8 @@ Status make_sum_squares(const Run& run, Emitter& emit) {
   return ok_status();
 }
 
-// As many kernels as there must be for so many sums, each of which begins with what the one before
-// it made.
+// Emits as many kernels as there must be for so many sums, each of which begins with what the one
+// before it made.
 Status make_global_norm(const Use& use, Emitter& emit) {
   const size_t count = use.inputs.size();
   const DeviceOperand carried = emit.scratch(info(DType::kF64).bytes);

@@ -11,7 +11,7 @@
 namespace piper::cuda_kernels {
 namespace {
 
-// How many positions are sorted, with as many more as make a power of two.
+// Says how many positions are sorted, with as many more as make a power of two.
 struct Sorted {
   int64_t count = 0, padded = 0;
   int bits = 0;
@@ -59,7 +59,7 @@ void sort(const Sorted& s, size_t operand, Emitter& emit) {
   }
 }
 
-// What is done with sorted updates of `outer` parts [count, inner], each to rows of its own.
+// Combines sorted updates of `outer` parts [count, inner], each with rows of its own.
 void combine(const Use& use, const Sorted& s, std::string_view how, size_t updates, int64_t outer,
              int64_t rows, int64_t inner, Emitter& emit) {
   const size_t to = use.inputs.size(), scratch = to + 1;
@@ -88,7 +88,7 @@ Result<std::string_view> how_of(const Use& use) {
   return std::string_view(name == "max" ? "Greatest" : "Least");
 }
 
-// Of updates, an operand, to rows of the result, which has its first values.
+// Scatters updates, an operand, to rows of the result, which has its first values.
 Status scatter_rows(const Use& use, const Places& p, std::string_view how, size_t updates,
                     Emitter& emit) {
   const int64_t count = (p.own_indices ? p.batches : 1) * p.places;

@@ -5,18 +5,18 @@
 
 namespace piper::cuda_kernels {
 
-// Row-major strides in elements.
+// Returns row-major strides in elements.
 std::vector<int64_t> row_major(const Shape& shape);
 // Strides with which the dims of `to` walk an operand of shape `from` that is broadcast to it.
 std::vector<int64_t> spread_strides(const Shape& from, const Shape& to);
 
-// Extents, and by operand a stride of each. At least one dim.
+// Holds extents, and by operand a stride of each. At least one dim.
 struct Walk {
   Shape extents;
   std::vector<std::vector<int64_t>> strides;
 };
-// Without extents of 1, and with neighbours merged that every operand walks through without a gap.
-// Requires: no extent of 0.
+// Returns a walk without extents of 1, and with neighbours merged that every operand walks through
+// without a gap. Requires: no extent of 0.
 Walk folded(const Shape& extents, const std::vector<std::vector<int64_t>>& strides);
 
 // Returns the most bytes, up to 16 and a power of two, of which each of these numbers is a
@@ -37,7 +37,7 @@ std::string strides_type(std::string_view index, const Shape& extents);
 std::string strides_value(const Shape& extents, const std::vector<int64_t>& strides);
 
 inline constexpr int32_t kThreads = 256;
-// A thread for each of `count`.
+// Launches a thread for each of `count`.
 void launch(Emitter& emit, std::string_view family, std::string body, int64_t count,
             std::vector<DeviceOperand> extra = {});
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kNowhere = ~size_t{0};
 
-// Columns [first, first + count) of a tensor seen as rows of `row` elements.
+// Names columns [first, first + count) of a tensor seen as rows of `row` elements.
 struct Columns {
   int64_t first = 0, count = 0, row = 0;
 };

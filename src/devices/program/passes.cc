@@ -21,7 +21,7 @@ constexpr size_t kMostOps = 64;  // of a pass
 // Elements of a row that is gone over several times: 64 KiB in f32, which a block of threads keeps.
 constexpr int64_t kMaxRow = 16384;
 
-// How an op goes over rows.
+// Says how an op goes over rows.
 struct RowForm {
   int64_t rows = 0;  // 0: it does not
   int64_t width = 0;

@@ -11,9 +11,9 @@ inline size_t at(int32_t value) { return static_cast<size_t>(value); }
 
 // Ops of whose results nothing is read, nor given out, are gone.
 void drop_dead(FusedProgram& program);
-// Ops that only rename bytes are gone; their results, or what they read, are views.
+// Removes ops that only rename bytes; their results, or what they read, become views.
 void make_views(FusedProgram& program, FuseCounts& counts);
-// Slices that make the operands of an attention, and a Concat of its gradients, are part of it.
+// Joins to an attention the Slices that make its operands, and a Concat of its gradients.
 void make_columns(FusedProgram& program, FuseCounts& counts);
 // Sums and products with what a matrix product or the gradient of a norm makes are part of it.
 void finish_products(FusedProgram& program, FuseCounts& counts);

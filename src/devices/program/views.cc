@@ -67,8 +67,7 @@ class ViewMaker {
     return true;
   }
 
-  // What the op reads is made in the argument that the op writes, when nothing else touches
-  // it.
+  // Makes what the op reads in the argument that the op writes, when nothing else touches it.
   bool make_in_place(const ProgramOp& op, int64_t offset) {
     const int32_t in = op.inputs[0], out = op.outputs[0];
     if (!is_arg(out) || is_arg(in) || literal_[at(in)] || root(in).base != in || offset != 0 ||

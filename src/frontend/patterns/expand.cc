@@ -1,4 +1,4 @@
-// Composites written out in primitive ops again.
+// Takes several rows at a time that are shorter than a block, when every operand allows it.
 #include "expand.h"
 
 #include <algorithm>

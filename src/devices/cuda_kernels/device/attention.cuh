@@ -7,8 +7,8 @@ namespace attention {
 constexpr int kThreads = 256, kSide = 16;  // threads of a tile: kSide along its rows and columns
 constexpr int kDepth = 32;                 // of a product's operands, staged at once
 
-// An operand of [batch, tokens, heads, width]: elements in front of the first one and between
-// neighbours; those of one token and head are adjacent.
+// Describes an operand of [batch, tokens, heads, width]: elements in front of the first one and
+// between neighbours; those of one token and head are adjacent.
 struct Rows {
   int64_t first, batch, token, head;
   DEVICE int64_t at(int64_t b, int64_t h) const { return first + b * batch + h * head; }
@@ -42,7 +42,7 @@ DEVICE float logarithm(float x) { return logf(x); }
 DEVICE double logarithm(double x) { return log(x); }
 DEVICE float hyperbolic(float x) { return tanhf(x); }
 DEVICE double hyperbolic(double x) { return tanh(x); }
-// What the sum of no exponentials has for a logarithm.
+// Sets the logarithm of a sum of no exponentials.
 DEVICE void set_unseen(float& lse) { lse = float_of_bits(0x7f7fffffu); }
 DEVICE void set_unseen(double& lse) { lse = 1.7976931348623157e308; }
 
@@ -82,7 +82,7 @@ struct Numbers {
 };
 
 // ---- Products of tiles --------------------------------------------------------------------------
-// Rows of a matrix, of which only so many rows and columns are there; the others count as zeros.
+// Views rows of a matrix, of which only so many rows and columns exist; the others count as zeros.
 template <class T>
 struct Matrix {
   const T* at;
@@ -109,7 +109,7 @@ DEVICE int column(int c) {
   return c / kEach<kTile> * kTile + column<kTile>() + c % kEach<kTile>;
 }
 
-// Element [begin + column][row] of lines of kTile, of kTile rows and kDepth columns.
+// Stages element [begin + column][row] of lines of kTile, of kTile rows and kDepth columns.
 template <class T, int kTile, int kVector, class Shared>
 DEVICE void stage_columns(const Matrix<T>& from, Shared& to, int begin) {
   for (int e = threadIdx.x; e < kTile * (kDepth / kVector); e += kThreads) {
@@ -150,7 +150,7 @@ DEVICE void clear(T (&made)[kRows][kColumns]) {
 template <class T, int kTile>
 using Square = computed<T>[kEach<kTile>][kEach<kTile>];
 
-// s = a · bᵀ of the rows of both.
+// Computes s = a · bᵀ of the rows of both.
 template <class T, int kTile, int kVector, class Shared>
 DEVICE void multiply(Matrix<T> a, Matrix<T> b, Shared& stage, Square<T, kTile>& s) {
   clear(s);
@@ -176,7 +176,7 @@ DEVICE int piece_of(int line, int element) {
   return line * kSide + ((element / kEach<kTile>)^(line / kEach<kTile> % 8));
 }
 
-// made[i][c] += the sum over n of weights[n][row] · b[n][column].
+// Computes made[i][c] += the sum over n of weights[n][row] · b[n][column].
 template <class T, int kTile, int kColumns, int kVector, class Weights, class Shared>
 DEVICE void accumulate(Weights& weights, Matrix<T> b, Shared& stage,
                        computed<T> (&made)[kEach<kTile>][kColumns / kSide]) {
@@ -201,7 +201,7 @@ DEVICE void accumulate(Weights& weights, Matrix<T> b, Shared& stage,
   }
 }
 
-// Into rows [0, rows) and columns [0, columns).
+// Writes into rows [0, rows) and columns [0, columns).
 template <class T, int kTile, int kColumns>
 DEVICE void write(const computed<T> (&made)[kEach<kTile>][kColumns / kSide], T* to, int64_t step,
                   int64_t rows, int64_t columns) {
@@ -212,7 +212,7 @@ DEVICE void write(const computed<T> (&made)[kEach<kTile>][kColumns / kSide], T* 
     }
 }
 
-// Over the threads of a tile's row, which all get the same bits.
+// Combines over the threads of a tile's row, which all get the same bits.
 template <class Op, class T>
 DEVICE T over_row(T x) {
   for (int half = kSide / 2; half > 0; half /= 2) {
@@ -229,7 +229,7 @@ struct Tile {
   Square<T, kTile> slope;  // what one that is seen rises by with the product
 };
 
-// What a block of one head works with.
+// Holds what a block of one head works with.
 template <class T>
 struct Head {
   const Form& f;
@@ -251,7 +251,7 @@ struct Head {
   DEVICE Matrix<T> adjoints(const T* dy, int64_t i0) const {
     return {dy + f.y.at(b, h) + i0 * f.y.token, f.y.token, f.queries - i0, f.v_width};
   }
-  // Of lse.
+  // Returns the row of lse.
   DEVICE int64_t row_of(int64_t query) const { return (b * f.heads + h) * f.queries + query; }
   // Returns whether some query of a tile sees some key of another.
   DEVICE bool meet(int64_t i0, int64_t k0, int tile) const {
@@ -315,7 +315,7 @@ DEVICE void make_scores(const Head<T>& head, int64_t i0, int64_t k0, Shared& sta
     }
 }
 
-// What is summed over, queries or keys, are the lines of what a block shares.
+// Shares what is summed over, queries or keys, as the lines of what a block shares.
 template <class T, int kTile, class Shared>
 DEVICE void share_by_keys(const Square<T, kTile>& x, Shared& to) {
   __syncthreads();
@@ -325,7 +325,7 @@ DEVICE void share_by_keys(const Square<T, kTile>& x, Shared& to) {
     to[piece_of<kTile>(column<kTile>() + j, row<kTile>())] = piece;
   }
 }
-// What a block has: chunks of columns next to each other, then tiles, the last of which comes
+// Says what a block has: chunks of columns next to each other, then tiles, the last of which comes
 // first, since it sees most.
 struct Place {
   int chunk, tile, head, batch;
@@ -385,7 +385,8 @@ DEVICE void forward(const Form& f, const Inputs<T>& in, int64_t chunks, T* y, co
                             f.queries - i0, f.v_width - c0);
 }
 
-// Two parts' rows by their sums of exponentials, a warp for each; what sees no key weighs nothing.
+// Merges two parts' rows by their sums of exponentials, a warp for each; what sees no key weighs
+// nothing.
 template <class T>
 DEVICE void merge(int64_t count, int64_t queries, int64_t heads, int64_t width, const Rows& rows,
                   double parts, double hidden, const T* y, const computed<T>* lse, const T* other_y,

@@ -40,7 +40,7 @@ DEVICE void share_by_queries(const Square<T, kTile>& x, Shared& to) {
   }
 }
 
-// delta of each query, a warp for each.
+// Computes delta of each query, a warp for each.
 template <class T>
 DEVICE void dot_adjoints(const Form& f, const T* y, const T* dy, computed<T>* delta) {
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
@@ -82,7 +82,7 @@ DEVICE void query_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T
                             f.queries - i0, f.width - c0);
 }
 
-// Of all heads that read those of the keys, in order.
+// Sums over all heads that read those of the keys, in order.
 template <class T, int kTile, int kColumns, int kVector>
 DEVICE void key_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>& a, int64_t chunks,
                           T* dk, T* dv) {
@@ -120,8 +120,8 @@ DEVICE void key_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>&
                             f.dv.token, f.keys - k0, f.v_width - c0);
 }
 
-// The gradient of a mask of terms. A block has a tile of it and walks over all that it is repeated
-// for: extents of the mask that are 1 have no step.
+// Computes the gradient of a mask of terms. A block has a tile of it and walks over all that it is
+// repeated for: extents of the mask that are 1 have no step.
 template <class T, int kTile, int kVector, class M>
 DEVICE void mask_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>& a, M* dmask) {
   typedef computed<T> C;

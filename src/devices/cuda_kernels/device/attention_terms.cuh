@@ -7,7 +7,7 @@ namespace attention {
 DEVICE float lowest_term(const bf16*) { return -1e30f; }
 DEVICE float lowest_term(const f16*) { return -65504; }
 
-// -∞ where a key is not seen.
+// Returns the term of a key, -∞ where it is not seen.
 template <class T>
 DEVICE float term_of(const Head<T>& head, int64_t query, int64_t number) {
   const int64_t element = head.mask_element(query, number);
@@ -16,8 +16,8 @@ DEVICE float term_of(const Head<T>& head, int64_t query, int64_t number) {
   return reinterpret_cast<const bool*>(head.in.mask)[element] ? 0 : -kInfinity;
 }
 
-// Of [.., heads, queries, keys], a thread for each; dims that the mask is repeated along are 1.
-// Rows are `step` elements apart.
+// Makes terms of [.., heads, queries, keys], a thread for each; dims that the mask is repeated
+// along are 1. Rows are `step` elements apart.
 template <class T>
 DEVICE void make_terms(const Form& f, const Inputs<T>& in, int64_t rows, int64_t heads,
                        int64_t queries, int64_t step, T* to) {
@@ -31,7 +31,7 @@ DEVICE void make_terms(const Form& f, const Inputs<T>& in, int64_t rows, int64_t
   to[row * step + key] = T(x);
 }
 
-// y and lse of a query that sees no key, a warp for each query.
+// Clears y and lse of a query that sees no key, a warp for each query.
 template <class T>
 DEVICE void clear_unseeing(const Form& f, const Inputs<T>& in, T* y, float* lse) {
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;

@@ -104,7 +104,7 @@ DEVICE double pow(double a, double b) {
   return b == 2.0 ? a * a : b == 3.0 ? a * a * a : ::pow(a, b);
 }
 
-// NaN where one of them is.
+// Returns the greater one, and NaN where one of them is NaN.
 template <class T>
 DEVICE T max(T a, T b) {
   return a > b || a != a ? a : b;
@@ -167,8 +167,8 @@ DEVICE T where(bool c, T a, T b) {
   return c ? a : b;
 }
 
-// To another type. Floats become integers towards zero, the greatest or least of these where they
-// are beyond, NaN 0; what is not zero is true.
+// Converts to another type. Floats become integers towards zero, the greatest or least of these
+// where they are beyond, NaN 0; what is not zero is true.
 template <class To>
 struct To_ {
   template <class From>
@@ -262,8 +262,8 @@ template <class T>
 DEVICE T reciprocal(T x) {
   return T(1) / x;
 }
-// Within a unit in the last place, and 0 of what is too great: for functions whose exponential is
-// no better. A division would be several times as many instructions.
+// Is exact within a unit in the last place, and 0 for large numbers: for functions whose
+// exponential is no better. A division would be several times as many instructions.
 #ifdef PIPER_HOST
 DEVICE float near_reciprocal(float x) { return 1.0f / x; }
 #else

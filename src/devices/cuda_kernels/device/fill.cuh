@@ -1,7 +1,7 @@
 // Elements around others, in place of others, or alone. T is a word: an element, or several side by
 // side.
 
-// Where in the input element i of the result lies, or not.
+// Says where in the input element i of the result is, or that it is not there.
 template <class Index, int kRank>
 struct Padding {
   Index extent[kRank], before[kRank], size[kRank];  // of the result; of the input

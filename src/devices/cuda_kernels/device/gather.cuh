@@ -21,7 +21,7 @@ DEVICE void gather(const T* data, const I* indices, int64_t first, T* to, Index 
   to[e] = x;
 }
 
-// Element i: of data at strides.at(i), but along the axis where index i says.
+// Gathers element i of data at strides.at(i), but along the axis where index i says.
 template <class T, class Index, class I, int kRank>
 DEVICE void gather_elements(const T* data, const I* indices, T* to, Index count,
                             const Strides<Index, kRank>& strides, int64_t size, int64_t step,

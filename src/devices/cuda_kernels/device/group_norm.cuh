@@ -6,7 +6,7 @@ template <int64_t kGroups, int64_t kChannels, int64_t kSize, int kThreads>
 struct Group {
   static constexpr int64_t kCount = kChannels * kSize;
   DEVICE static int64_t first() { return static_cast<int64_t>(blockIdx.x) * kCount; }
-  // Of the element i of the group.
+  // These return the channel and the place of the element i of the group.
   DEVICE static int64_t channel(int64_t i) { return blockIdx.x % kGroups * kChannels + i / kSize; }
 
   template <class F>
@@ -57,7 +57,7 @@ DEVICE void group_norm_grad_x(const T* dy, const T* x, const T* scale, const T* 
   Group::each([&](int64_t i) { dx[i] = T(rstd * (part(i) - mean_part - normal(i) * mean_dot)); });
 }
 
-// A block a channel, over all samples.
+// Uses a block per channel, over all samples.
 template <int64_t kSamples, int64_t kGroups, int64_t kChannels, int64_t kSize, int kThreads,
           class T>
 DEVICE void group_norm_grad_params(const T* dy, const T* x, const T* means, const T* rstds,

@@ -107,7 +107,7 @@ DEVICE Columns<T, kPack, Row> columns(int64_t depth, int64_t width, Row row) {
   return {depth, width, row};
 }
 
-// The 4 × 4 sums of a thread, and where they are in the tile: from row() and column() on.
+// Holds the 4 × 4 sums of a thread, and where they are in the tile: from row() and column() on.
 template <class C>
 struct Sums {
   C x[4][4];
@@ -134,7 +134,7 @@ struct Sums {
       __syncthreads();
     }
   }
-  // Row r of the four, of which `width` elements are in the matrix.
+  // Stores row r of the four, of which `width` elements are in the matrix.
   template <bool kPack, class T>
   DEVICE void store(int r, int64_t width, T* to) const {
     if (kPack && width >= 4) {
@@ -168,7 +168,7 @@ struct RowTile {
   }
 };
 
-// Rows of no matrix that is here, of which the block has kSide columns.
+// Clears rows of no matrix of this rank, of which the block has kSide columns.
 template <int kSide, int kThreads, class T>
 DEVICE void clear_rows(T* y, const int64_t* order, int64_t rows, int64_t width, int64_t column,
                        bool is_nowhere) {

@@ -2,9 +2,9 @@
 
 namespace losses {
 
-// A row of kClasses over kThreads threads, as aligned runs of 16 bytes, of which the first and the
-// last may belong to the row in part. What does not belong to it is minus infinity. The next row
-// begins kPitch elements behind it.
+// Holds a row of kClasses over kThreads threads, as aligned runs of 16 bytes, of which the first
+// and the last may belong to the row in part. What does not belong to it is minus infinity. The
+// next row begins kPitch elements behind it.
 template <class T, int64_t kClasses, int64_t kPitch, int kThreads>
 struct LogitRow {
   typedef computed<T> C;
@@ -38,7 +38,7 @@ struct LogitRow {
     }
     return run;
   }
-  // `to`: where the row begins, whose runs lie as those of the logits.
+  // Stores a run; `to`: where the row begins, whose runs are aligned as those of the logits.
   DEVICE void store(T* to, int chunk, const Run& run) const {
     if (is_whole(chunk)) return store_run(reinterpret_cast<Run*>(to - before) + number(chunk), run);
     EACH(l, kLanes) {
@@ -74,8 +74,8 @@ struct LogitRow {
   }
 };
 
-// Where among kPart classes from `first` on a label is; -2: among all kWhole, but elsewhere; -1: it
-// is none of them.
+// Returns where among kPart classes from `first` on a label is; -2: among all kWhole, but
+// elsewhere; -1: it is none of them.
 template <int64_t kPart, int64_t kWhole>
 DEVICE int64_t place_of(int64_t label, const int64_t* first) {
   if (label < 0 || label >= kWhole) return -1;
@@ -83,8 +83,8 @@ DEVICE int64_t place_of(int64_t label, const int64_t* first) {
   return place >= 0 && place < kPart ? place : -2;
 }
 
-// The term of the sum that this row has, and the probability of its greatest logit. Each thread
-// sums above the greatest that it has seen.
+// Computes the term of the sum that this row has, and the probability of its greatest logit. Each
+// thread sums above the greatest that it has seen.
 template <int64_t kClasses, int64_t kPitch, int kThreads, class T, class C>
 DEVICE void cross_entropy_row(const T* logits, const int64_t* labels, C* share, C* terms,
                               int64_t ignore) {
@@ -131,8 +131,9 @@ DEVICE void cross_entropy_terms_row(const T* logits, const int64_t* labels, cons
   chosen[row] = place >= 0 ? C(x.row[place]) - top : place == -1 ? C(0) * kInfinity : C(0);
 }
 
-// A row of gradients, which may lie over the logits. `tops` may be null: the greatest of the row,
-// for which it is gone over twice; the second time from shared memory, where it has been kept.
+// Computes a row of gradients, which may overwrite the logits. `tops` may be null: the greatest of
+// the row, for which it is gone over twice; the second time from shared memory, where it has been
+// kept.
 template <int64_t kClasses, int64_t kPitch, int64_t kWhole, int kThreads, bool kKeeps, class T,
           class C>
 DEVICE void cross_entropy_grad_row(const T* logits, const int64_t* labels, const C* share,
@@ -191,7 +192,7 @@ DEVICE void cross_entropy_of_terms(const T* above, const T* chosen, const int64_
   if (share) share[row] = T(C(1) / sum);
 }
 
-// One block: the sum of all terms, in double.
+// Sums all terms, in double, in one block.
 template <int64_t kRows, int kThreads, class C, class T>
 DEVICE void sum_terms(const C* terms, T* sum) {
   SHARED(double, parts, kThreads / kWarp);
@@ -202,7 +203,7 @@ DEVICE void sum_terms(const C* terms, T* sum) {
   if (threadIdx.x == 0) *sum = static_cast<T>(static_cast<computed<T>>(all));
 }
 
-// One block: how many labels count.
+// Counts in one block how many labels count.
 template <int64_t kRows, int kThreads>
 DEVICE void count_labels(const int64_t* labels, float* count, int64_t ignore) {
   SHARED(int64_t, parts, kThreads / kWarp);

@@ -9,7 +9,8 @@
 // Products are exact. In which order 16 of them are added up is the device's matter, and the same
 // on all devices of one kind.
 #ifndef PIPER_HOST
-// d += a · b of all lanes together. The first argument only says of which type the elements are.
+// Computes d += a · b of all lanes together. The first argument only says of which type the
+// elements are.
 DEVICE void multiply_fragments(bf16, float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                uint32_t b1) {
   asm volatile(
@@ -41,7 +42,7 @@ DEVICE void load_transposed(uint32_t (&x)[4], const void* row) {
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
                : "memory");
 }
-// Two numbers, each rounded to nearest, as neighbours.
+// Rounds two numbers to nearest, as neighbours.
 DEVICE uint32_t rounded_pair(bf16, float first, float second) {
   uint32_t pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
@@ -99,7 +100,7 @@ DEVICE void give(const Eight& x, T* to, int count) {
 }
 
 // ---- Tiles in shared memory ---------------------------------------------------------------------
-// Rows of 16-bit elements. Eight more behind each let the banks of eight rows differ, so that
+// Holds rows of 16-bit elements. Eight more behind each let the banks of eight rows differ, so that
 // neither fragments nor rows of eights meet in one.
 template <int kRows_, int kColumns_>
 struct Tile {
@@ -108,11 +109,11 @@ struct Tile {
   static constexpr int kPitch = kAcross + 1, kEights = kRows * kPitch;
   Eight* at;
 
-  // A [16 from `row` on, 16 from `column` on].
+  // Loads A [16 from `row` on, 16 from `column` on].
   DEVICE void left(uint32_t (&a)[4], int row, int column) const {
     load_fragments(a, at + (row + lane() % 16) * kPitch + column / 8 + lane() / 16);
   }
-  // The same of the tile's transposed.
+  // Loads the same of the tile's transposed.
   DEVICE void left_transposed(uint32_t (&a)[4], int row, int column) const {
     load_transposed(
         a, at + (column + lane() / 16 * 8 + lane() % 8) * kPitch + row / 8 + lane() / 8 % 2);
@@ -123,7 +124,7 @@ struct Tile {
     load_fragments(
         b, at + (column + lane() / 16 * 8 + lane() % 8) * kPitch + row / 8 + lane() / 8 % 2);
   }
-  // The same of the tile itself.
+  // Loads the same of the tile itself.
   DEVICE void right(uint32_t (&b)[4], int row, int column) const {
     load_transposed(b, at + (row + lane() % 16) * kPitch + column / 8 + lane() / 16);
   }
@@ -136,7 +137,7 @@ struct Tile {
   }
 };
 
-// What a thread of kThreads brings to a tile or takes from it: eights of rows. Neighbours have
+// Says what a thread of kThreads brings to a tile or takes from it: eights of rows. Neighbours have
 // those of a row of at least 128 bytes; else eight of them have eight rows, for the banks' sake.
 template <class Tile>
 struct Share {

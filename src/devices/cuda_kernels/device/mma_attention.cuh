@@ -36,8 +36,8 @@ DEVICE void clear(float (&made)[kBlocks][4]) {
     for (int e = 0; e < 4; ++e) made[c][e] = 0;
 }
 
-// 16 rows of a tile, from `row` on, as the left factors of products along its columns: in
-// registers, or where they lie.
+// Holds 16 rows of a tile, from `row` on, as the left factors of products along its columns: in
+// registers, or where they are.
 template <class Tile>
 struct HeldRows {
   uint32_t x[Tile::kColumns / 16][4];
@@ -112,8 +112,8 @@ DEVICE void write_rows(const float (&sums)[Tile::kColumns / 8][4], const Tile& t
 }
 
 // ---- Scores -------------------------------------------------------------------------------------
-// A tile of queries and one of keys. Where tokens have numbers of their own, threads bring them to
-// shared memory, for the sake of tiles that go over the end of a stretch.
+// Brings together a tile of queries and one of keys. Where tokens have numbers of their own,
+// threads bring them to shared memory, for the sake of tiles that go over the end of a stretch.
 template <class T>
 struct Meeting {
   const Head<T>& head;
@@ -150,8 +150,9 @@ struct Meeting {
             : head.key_numbers().at(k0 + (i < keys ? i : keys - 1));
   }
   DEVICE float scale() const { return static_cast<float>(head.f.scale); }
-  // Where it is not plain, the product of query i and key j becomes a score, `slope` what it rises
-  // by with the product. What is not there counts as the last that is, and then as not seen.
+  // Turns the product of query i and key j into a score where it is not plain, `slope` being what
+  // it rises by with the product. What is not there counts as the last that is, and then as not
+  // seen.
   DEVICE void score(int i, int j, float& x, float& slope) const {
     const Form& f = head.f;
     bool seen = i < queries && j < keys;
@@ -168,7 +169,8 @@ struct Meeting {
 DEVICE int row_of(int e) { return lane() / 4 + e / 2 * 8; }
 DEVICE int column_of(int j, int e) { return 8 * j + 2 * (lane() % 4) + e % 2; }
 
-// Of 16 queries from i0 on and 8 · kBlocks keys from j0 on, or of as many keys and queries.
+// Makes scores of 16 queries from i0 on and 8 · kBlocks keys from j0 on, or of as many keys and
+// queries.
 template <bool kKeysFirst, class T, int kBlocks>
 DEVICE void make_scores(const Meeting<T>& meeting, int i0, int j0, float (&x)[kBlocks][4],
                         float (&slope)[kBlocks][4]) {
@@ -189,7 +191,7 @@ DEVICE void make_scores(const Meeting<T>& meeting, int i0, int j0, float (&x)[kB
     }
 }
 
-// Over the four lanes that have a row of a product, which all get the same bits.
+// Combines over the four lanes that have a row of a product, which all get the same bits.
 template <class Op>
 DEVICE float over_lanes(float x) {
   for (int half = 2; half > 0; half /= 2) {

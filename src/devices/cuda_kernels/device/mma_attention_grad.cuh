@@ -72,7 +72,7 @@ DEVICE void query_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T
              f.queries - i0, f.width);
 }
 
-// Of all heads that read those of the keys, in order.
+// Sums over all heads that read those of the keys, in order.
 template <class T, int kWidth, int kValueWidth>
 DEVICE void key_gradients(const Form& f, const Inputs<T>& in, const Adjoints<T>& a, T* dk, T* dv) {
   typedef Tile<kTokens, kWidth> Keys;

@@ -80,7 +80,7 @@ DEVICE Columns<T, kVector, Row> columns(int depth, int width, Row row) {
   return {depth, width, row};
 }
 
-// The sums of a warp: 64 × 64 of the tile, from row() and column() on.
+// Holds the sums of a warp: 64 × 64 of the tile, from row() and column() on.
 struct Sums {
   float x[4][8][4];
   DEVICE static int row() { return warp() / 2 * 64; }

@@ -1,21 +1,21 @@
 // Elements in another order. T is a word: an element, or several that lie side by side in what is
 // read and in what is written.
 
-// to[i] = from[strides.at(i)]
+// Computes to[i] = from[strides.at(i)].
 template <class T, class Index, int kRank>
 DEVICE void take(const T* from, T* to, Index count, const Strides<Index, kRank>& strides) {
   const Index i = this_thread<Index>();
   if (i < count) to[i] = from[strides.at(i)];
 }
 
-// to[strides.at(i)] = from[i]
+// Computes to[strides.at(i)] = from[i].
 template <class T, class Index, int kRank>
 DEVICE void put(const T* from, T* to, Index count, const Strides<Index, kRank>& strides) {
   const Index i = this_thread<Index>();
   if (i < count) to[strides.at(i)] = from[i];
 }
 
-// Every element kCount times.
+// Repeats every element kCount times.
 template <class T, int kCount, class Index, int kRank>
 DEVICE void repeat(const T* from, Pack<T, kCount>* to, Index count,
                    const Strides<Index, kRank>& strides) {

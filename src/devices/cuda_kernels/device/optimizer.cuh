@@ -113,7 +113,7 @@ struct None {
   DEVICE explicit None(C) {}
 };
 
-// Of one tensor: a parameter of P, its gradient of G, states of what P is computed in, and the
+// Updates one tensor: a parameter of P, its gradient of G, states of what P is computed in, and the
 // parameter rounded to Q, if `copy` is not null.
 template <class P, class G, class Q, int kStates>
 struct Updated {

@@ -18,9 +18,9 @@ typedef unsigned long long uint64_t;
 #define DEVICE __device__ __forceinline__
 #define KERNEL(name, pointers, threads) \
   extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Pointers<pointers> p)
-// An array of one block: element types without constructors.
+// Declares an array of one block: element types without constructors.
 #define SHARED(T, name, count) __shared__ T name[count]
-// What the launch has of dynamic shared memory, as an array; two names are one memory.
+// Declares the launch's dynamic shared memory as an array; two names are one memory.
 #define DYNAMIC_SHARED(T, name)                          \
   extern __shared__ __align__(16) char dynamic_shared[]; \
   T* const name = reinterpret_cast<T*>(dynamic_shared)
@@ -41,7 +41,7 @@ struct Pointers {
 };
 
 // ---- 16-bit floats: stored; what is computed with them is float ---------------------------------
-// To nearest, ties to even. NaN stays NaN.
+// Rounds to nearest, ties to even. NaN stays NaN.
 struct bf16 {
   uint16_t bits;
   bf16() = default;
@@ -94,7 +94,7 @@ struct f16 {
 #endif
 };
 
-// What is computed in of elements of a type.
+// Gives the type that elements of a type are computed in.
 template <class T>
 struct Computed {
   typedef T type;
@@ -141,13 +141,13 @@ struct Strides {
   }
 };
 
-// Position in [0, size), or -1. Negative indices count from the end.
+// Returns a position in [0, size), or -1. Negative indices count from the end.
 DEVICE int64_t place_in(int64_t index, int64_t size) {
   if (index < 0) index += size;
   return index >= 0 && index < size ? index : -1;
 }
 
-// The row that kDepth indices name of what has these sizes, or -1.
+// Finds the row that kDepth indices name of what has these sizes, or -1.
 template <int kDepth>
 struct Named {
   int64_t size[kDepth], step[kDepth];
@@ -226,8 +226,8 @@ DEVICE T over_warp(T x) {
   return x;
 }
 
-// Over a block of kThreads, a multiple of 32; all threads call it and get the same bits. `shared`
-// has an element for each warp; nobody else uses it between two barriers around the call.
+// Combines over a block of kThreads, a multiple of 32; all threads call it and get the same bits.
+// `shared` has an element for each warp; nobody else uses it between two barriers around the call.
 template <class Op, int kThreads, class T>
 DEVICE T over_block(T x, T* shared) {
   x = over_warp<Op>(x);

@@ -33,8 +33,8 @@ struct GeluTanh {  // ½ (1 + tanh u) is 1 / (1 + e^(-2u))
   }
 };
 
-// y = activation(sum + bias), and before it pre, of matrices of kColumns columns, `count` elements
-// together; pre or y may be where the sums are. A thread has kPack elements of a row.
+// Computes y = activation(sum + bias), and before it pre, of matrices of kColumns columns, `count`
+// elements together; pre or y may be where the sums are. A thread has kPack elements of a row.
 template <class Activation, class T, int kPack, int64_t kColumns, bool kPre>
 DEVICE void finish_sums(const computed<T>* sums, const T* bias, T* y, T* pre, int64_t count) {
   typedef computed<T> C;
@@ -53,7 +53,7 @@ DEVICE void finish_sums(const computed<T>* sums, const T* bias, T* y, T* pre, in
   reinterpret_cast<Elements*>(y)[i] = made;
 }
 
-// d = sum + what the last kTail elements of k give: a [rows, kTail] · b [kTail, kColumns],
+// Computes d = sum + what the last kTail elements of k give: a [rows, kTail] · b [kTail, kColumns],
 // either of which may be transposed. Rows are so many elements apart. A thread has kPack of the
 // `count` elements of d, of one row.
 template <class T, class R, int kPack, int kTail, bool kTransA, bool kTransB, int64_t kColumns,

@@ -20,8 +20,8 @@ DEVICE Words philox(uint64_t counter, uint64_t step, uint64_t key) {
   return {{c0, c1, c2, c3}};
 }
 
-// Where an element of a use lies in the whole: that is all of it, or what cuts left, the last cut
-// first. Of runs each is one of `shards` in what a cut cuts, the own one; in a mirrored cut it
+// Says where an element of a use is in the whole: that is all of it, or what cuts left, the last
+// cut first. Of runs each is one of `shards` in what a cut cuts, the own one; in a mirrored cut it
 // counts from the end in every second run of the whole. So many `zeros` of a run were not there
 // before.
 struct Whole {
@@ -65,7 +65,7 @@ DEVICE uint32_t word_of(const Words& words, int which) {
   return which & 2 ? high : low;
 }
 
-// In [0, 1), of 24 bits whatever the element type.
+// Returns a number in [0, 1), of 24 bits whatever the element type.
 DEVICE double uniform(uint32_t word) { return (word >> 8) * (1.0 / 16777216.0); }
 
 // Returns the sine of so many turns, in [0, 2): by quarters, and the series of sine or cosine.
@@ -88,7 +88,7 @@ DEVICE double normal(const Words& words, int which) {
   return radius * sine_of_turns(uniform(far) + (which & 1 ? 0.0 : 0.25));
 }
 
-// y = shift + scale * what is drawn; four elements a thread.
+// Computes y = shift + scale * what is drawn; four elements a thread.
 template <bool kNormal, bool kFours, class T, class Lies>
 DEVICE void draw(T* y, uint64_t count, const Lies& lies, uint64_t step, uint64_t key,
                    double shift, double scale) {

@@ -9,7 +9,7 @@ struct Reduced {
   Strides<Index, kReduced> reduced;
 };
 
-// Over the kLanes threads, one, a warp or a block, that make one result together.
+// Combines over the kLanes threads, one, a warp or a block, that make one result together.
 template <class Op, int kLanes, class T>
 DEVICE T over_lanes(T x) {
   if constexpr (kLanes == 1) {
@@ -42,7 +42,7 @@ DEVICE void store_pack(T* to, const Pack<T, kPack>& pack) {
   }
 }
 
-// The elements of a pack lie along a reduced dim.
+// Reduces packs whose elements are along a reduced dim.
 template <class Op, int kLanes, int kPack, int kWord, class T, class To, class Index, int kKept,
           int kReduced>
 DEVICE void reduce_rows(const T* x, To* to, Index parts, const Reduced<Index, kKept, kReduced>& by,
@@ -100,7 +100,7 @@ DEVICE void reduce_columns(const T* x, To* to, const Reduced<Index, kKept, kRedu
   store_pack<kToWord>(to + (part * by.results + result) * kPack, made);
 }
 
-// dx = dy at the first extreme (kFirst), or shared by all of them.
+// Computes dx = dy at the first extreme (kFirst), or shared by all of them.
 template <bool kFirst, int kLanes, class T, class Index, int kKept, int kReduced>
 DEVICE void extreme_grad(const T* dy, const T* x, const T* y, T* dx,
                          const Reduced<Index, kKept, kReduced>& by) {

@@ -13,7 +13,7 @@ struct Stored<bool> {
   typedef uint8_t type;
 };
 
-// One row for all, which is loaded when it is wanted; and one of zeros, where it is absent.
+// Holds one row for all, which is loaded when it is first read; or zeros, where it is absent.
 template <int kPiece, class T>
 struct Weights {
   const T* from;
@@ -71,7 +71,7 @@ struct Rows {
     return kWhole ? has(first / kLanes * kLanes) : column(first) + kPiece <= kWidth;
   }
 
-  // Elements of a row that begins here, so many at once.
+  // Loads elements of a row that begins here, so many at once.
   template <int kPiece, class T>
   DEVICE void load(const T* from, T (&x)[kCount]) const {
     typedef Pack<typename Stored<T>::type, kPiece> Piece;
@@ -121,7 +121,7 @@ struct Rows {
     if (is_on && thread() == 0 && tile() == 0) *to = x;
   }
 
-  // Over the threads of a row, which get the same bits.
+  // Combines over the threads of a row, which get the same bits.
   template <class Op, class T>
   DEVICE T over(T x) {
     constexpr int kPart = kThreads < kWarp ? kThreads : kWarp;
@@ -160,12 +160,13 @@ struct Rows {
     return over<Greatest>(all);
   }
 
-  // A term of a sum over rows.
+  // Adds a term of a sum over rows.
   template <class T>
   DEVICE void add(T& sum, T term) const {
     if (is_on) sum = word::add(sum, term);
   }
-  // The sums of this block's rows, for sum_parts: [blocks, kWidth], or [blocks] of one element.
+  // Stores the sums of this block's rows, for sum_parts: [blocks, kWidth], or [blocks] of one
+  // element.
   template <class T>
   DEVICE void store_sums(T* parts, const T (&sums)[kCount]) const {
     EACH(c, kChunks) {
@@ -182,7 +183,7 @@ struct Rows {
     add_groups(run);
     if (threadIdx.x == 0 && tile() == 0) parts[block()] = run[0];
   }
-  // What the groups of rows have, added to that of the first.
+  // Adds what the groups of rows have to that of the first.
   template <class T, int kRun>
   DEVICE static void add_groups(T (&run)[kRun]) {
     if constexpr (kAtOnce > 1) {

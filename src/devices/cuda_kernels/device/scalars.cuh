@@ -1,7 +1,7 @@
 // The scalars of a step, in f64.
 
 // ---- Sums of squares ----------------------------------------------------------------------------
-// Of the flat elements of several tensors. Those of a tensor are in runs, and runs in chunks of
+// Sums the flat elements of several tensors. Those of a tensor are in runs, and runs in chunks of
 // kElements: which thread adds what follows from the place in the chunk alone, so that zeros behind
 // a run do not change its sum.
 template <int kTensors>
@@ -115,7 +115,7 @@ DEVICE bool is_finite(T x) {
   return x - x == 0;
 }
 
-// Of loss scaling: the scale and the steps since it last changed.
+// Holds the state of loss scaling: the scale and the steps since it last changed.
 struct Scaling {
   float scale;
   int64_t good;

@@ -7,7 +7,7 @@ struct Scanned {
   DEVICE Index step(Index i) const { return (reverse ? size - 1 - i : i) * inner; }
 };
 
-// A thread for each line.
+// Uses a thread for each line.
 template <class T, class Index>
 DEVICE void sum_lines(const T* x, T* y, const Scanned<Index>& by) {
   const Index line = this_thread<Index>();
@@ -22,7 +22,7 @@ DEVICE void sum_lines(const T* x, T* y, const Scanned<Index>& by) {
   }
 }
 
-// A block for each line: kEach elements a thread at a time.
+// Uses a block for each line: kEach elements a thread at a time.
 template <int kThreads, int kEach, class T, class Index>
 DEVICE void sum_line(const T* x, T* y, const Scanned<Index>& by) {
   SHARED(computed<T>, sums, kThreads);

@@ -3,7 +3,7 @@
 // thread goes through them. An entry is place << kBits | position; kNowhere stands behind all.
 constexpr uint64_t kNowhere = ~0ull;
 
-// How many positions there are, and entries with those that stand for none.
+// Counts the positions, and the entries with those that stand for none.
 struct Entries {
   int64_t count, all;
   int bits;
@@ -13,8 +13,8 @@ struct Entries {
   }
 };
 
-// Of positions [batches, places]: a row of their batch, `rows` of which begin at `first` of those
-// that are named.
+// Enters positions [batches, places]: a row of their batch, `rows` of which begin at `first` of
+// those that are named.
 template <class I, int kDepth>
 DEVICE void enter_rows(const I* indices, int64_t first, uint64_t* sorted, const Entries& entries,
                        int64_t places, int64_t rows, const Named<kDepth>& named) {
@@ -28,7 +28,7 @@ DEVICE void enter_rows(const I* indices, int64_t first, uint64_t* sorted, const 
   sorted[i] = entries.entry(row, i);
 }
 
-// Of elements: at strides.at(position), but along the axis where its index says.
+// Enters elements: at strides.at(position), but along the axis where its index says.
 template <class I, int kRank>
 DEVICE void enter_elements(const I* indices, uint64_t* sorted, const Entries& entries,
                            const Strides<int64_t, kRank>& strides, int64_t size, int64_t step) {
@@ -67,7 +67,7 @@ DEVICE void sort_steps(uint64_t* x, int64_t threads, int64_t run, int64_t apart)
   for (int k = 0; k < 1 << kSteps; ++k) x[first + k * apart] = own[k];
 }
 
-// All steps of the runs [from, to] that stay in a tile.
+// Does all steps of the runs [from, to] that stay in a tile.
 template <int kTile, int kThreads>
 DEVICE void sort_tiles(uint64_t* x, int64_t from, int64_t to) {
   SHARED(uint64_t, tile, kTile);

@@ -29,7 +29,7 @@ struct Ranked {
 struct Chosen {
   int64_t size, inner, count;  // count: of those taken
 };
-// A block for each line.
+// Uses a block for each line.
 template <bool kFlip, int kThreads, class T>
 DEVICE void top_k(const T* x, T* values, int64_t* places, const Chosen& by) {
   SHARED(uint64_t, ranks, kThreads / kWarp);

@@ -16,7 +16,7 @@ DEVICE void fold(const T* windows, T* image, Index elements, const Windows<kDims
   }
   const Index c = rest % by.channels, n = rest / by.channels;
   computed<T> sum = 0;
-  // Windows ascend where the elements of theirs that meet this one descend.
+  // Windows ascend where their elements that meet this one descend.
   for (Index k = by.all_kernel - 1; k >= 0; --k) {
     Index window = 0, within = k, step = 1;
     bool meets = true;
