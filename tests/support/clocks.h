@@ -39,7 +39,7 @@ struct Range {
   bool writes = false;
 };
 
-// All memory that was allocated, in grains: buffers do not share one.
+// Shadows all memory that was allocated, in grains: buffers do not share one.
 class Shadow {
  public:
   void add(const std::byte* block, int64_t bytes);

@@ -95,8 +95,8 @@ struct Unit {};
 using Status = Result<Unit>;
 inline Status ok_status() { return Unit{}; }
 
-// Our own mistakes: prints file, line, condition and message, then aborts. Never reachable by user
-// input.
+// Reports our own mistakes: prints file, line, condition and message, then aborts. Never reachable
+// by user input.
 [[noreturn]] void check_failed(const char* file, int line, const char* condition,
                                const std::string& text);
 #define PIPER_CHECK(condition, ...)                                                            \
@@ -212,8 +212,8 @@ struct Bytes {
 
 Result<std::string> read_text_file(const std::string& path, int64_t limit_bytes);
 Result<Bytes> map_file(const std::string& path);  // read-only mapping of a regular file
-// Beside the target, then renamed: readers see the old file or the new. Links and devices stay.
-// What a killed writer of the same path left beside it goes.
+// Writes a file beside the target, then renames it: readers see the old file or the new. Links and
+// devices stay. What a killed writer of the same path left beside it goes.
 Status write_file(const std::string& path, std::string_view bytes);
 // Fails (kStorage) if somebody has written to a mapped file since it was mapped, and names it: what
 // was read before and after that does not belong together. Files that were replaced by others are
@@ -264,9 +264,9 @@ std::string human_bytes(int64_t bytes);  // "1.5 MiB"
 // Returns the text with control characters as \xNN, for printing foreign names.
 std::string quote_control(std::string_view text);
 
-// Globs match '/'-separated paths: '*' one segment or part of one, '**' any number of segments, '?'
-// one character, '{name}' a whole integer segment (or integer part of one) that is captured.
-// Matching takes time linear in pattern × text.
+// Matches globs over '/'-separated paths: '*' one segment or part of one, '**' any number of
+// segments, '?' one character, '{name}' a whole integer segment (or integer part of one) that is
+// captured. Matching takes time linear in pattern × text.
 struct GlobMatch {
   std::vector<std::pair<std::string, int64_t>> captures;  // in order of the pattern
 };

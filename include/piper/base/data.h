@@ -44,8 +44,8 @@ struct DataOptions {
   uint64_t seed = 0;
   bool shuffle = true;  // token windows and .npy rows, a fixed-seed permutation per epoch
 };
-// Stateless by step: batch(step) is a function of the options and step, so any rank and any resume
-// sees the same.
+// Makes batches without state: batch(step) is a function of the options and step, so any rank and
+// any resume sees the same.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;

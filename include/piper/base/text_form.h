@@ -120,7 +120,7 @@ struct Of {};
   template <class V>    \
   constexpr void each_field(Of<X>, V&& v)
 
-// How many members an aggregate has, and how many its list names: they must be as many.
+// Counts how many members an aggregate has, and how many its list names: the numbers must be equal.
 struct AnyValue {
   template <class T>
   operator T() const;
@@ -232,7 +232,7 @@ void read_value(const Names& names, LineReader& line, std::string_view text, T& 
   }
 }
 
-// Whether a field has its default: 0 and -0 differ, and lists are empty.
+// Returns whether a field has its default: 0 and -0 differ, and lists are empty.
 template <class T>
 bool is_same_value(const T& a, const T& b) {
   if constexpr (std::is_same_v<T, double>)
@@ -245,7 +245,7 @@ bool is_same_value(const T& a, const T& b) {
     return false;
 }
 
-// Visit a list of fields: first for words (kWord), then for what has keys (kFirstKey, kKey). A
+// Visits a list of fields: first for words (kWord), then for what has keys (kFirstKey, kKey). A
 // group of members stands for each of them.
 template <class X, class Names>
 struct FieldPrinter {

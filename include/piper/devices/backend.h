@@ -37,8 +37,8 @@ class Backend {
   virtual bool runs(std::string_view target) const { return target == name(); }
   // Returns whether it takes no more memory than such plans state.
   virtual bool keeps_within(std::string_view target) const { return target == name(); }
-  // What it runs in place of a plan's instructions, with the same results: they may come to be
-  // more, with buffers of their own behind those of the arena.
+  // Returns what it runs in place of a plan's instructions, with the same results: it may have more
+  // instructions, with buffers of their own after those of the arena.
   virtual RoleProgram prepare(RoleProgram role) const { return role; }
   // Returns whether the host reads and writes memory of kDevice as its own.
   virtual bool shares_memory() const { return true; }
@@ -46,8 +46,8 @@ class Backend {
   virtual std::string device() const { return std::string(name()); }
   // So much of the device is all that will be allocated: it may be taken at once.
   virtual Status reserve(int64_t /*bytes*/) { return ok_status(); }
-  // What it has taken so far, in bytes: by allocate and for itself, whole pages where it takes
-  // such.
+  // Returns what it has taken so far, in bytes: by allocate and for itself, whole pages where it
+  // takes such.
   virtual Taken taken() const { return {}; }
   // Returns the bytes that the driver reports as free on the device; nothing if the backend has no
   // memory of its own.
@@ -87,7 +87,8 @@ class Backend {
   virtual Result<int32_t> add_event() { return 0; }
   // The event is what has been queued on the stream so far, until it is recorded again.
   virtual void record(int32_t /*event*/, int32_t /*stream*/) {}
-  // What is queued on the stream from here on begins when the event, as last recorded, is complete.
+  // Lets what is queued on the stream from here on begin when the event, as last recorded, is
+  // complete.
   virtual void wait(int32_t /*event*/, int32_t /*stream*/) {}
   // Does the same for an event of another rank of this process, whose backend is of the same kind;
   // its host has recorded it.

@@ -55,8 +55,8 @@ class Links {
   // The parts of both sides have as many bytes in all.
   virtual Status send(int32_t pair, std::span<const MessagePart> parts) = 0;
   virtual Status recv(int32_t pair, std::span<const MessagePart> parts) = 0;
-  // All at once: the n-th block that goes from one member to another is the n-th that this one
-  // expects of it, of the same size. The spans stay where they are.
+  // Exchanges all blocks at once: the n-th block that goes from one member to another is the n-th
+  // that this one expects of it, of the same size. The spans stay where they are.
   virtual Status exchange(int32_t group, std::span<const Block> outgoing,
                           std::span<const Block> incoming) = 0;
   // Waits on the sending stream for what receivers still read.
@@ -96,8 +96,9 @@ std::unique_ptr<Fabric> make_device_fabric(Backend& backend, Control& control,
                                            std::vector<int64_t> workspaces = {},
                                            int64_t scratch_bytes = 0);
 
-// Between ranks of one process, whose backends are of one kind and reach each other's memory:
-// receivers copy from where senders have it. `source.local` holds fabrics made of such links.
+// Makes links between ranks of one process, whose backends are of one kind and reach each other's
+// memory: receivers copy from where senders have it. `source.local` holds fabrics made of such
+// links.
 std::unique_ptr<Links> make_local_links(Backend& backend, const FabricSource& source);
 
 }  // namespace piper

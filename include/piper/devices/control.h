@@ -58,8 +58,8 @@ class Patience {
   int64_t last_ns_;
 };
 
-// Host bytes between the ranks of a job, over a tree: rank 0 is its root, rank r > 0 hangs below
-// (r - 1) / kFanOut. No rank's number of bytes or messages grows with the world.
+// Moves host bytes between the ranks of a job, over a tree: rank 0 is its root, rank r > 0 is a
+// child of (r - 1) / kFanOut. No rank's number of bytes or messages grows with the world.
 class Control {
  public:
   static constexpr int64_t kFanOut = 8;

@@ -66,7 +66,8 @@ struct CpuOptions {
 class CpuBackend : public Backend {
  public:
   using Backend::load;
-  // As it is: its ops are joined, and none takes 16-bit floats whose kernel does not.
+  // Loads the program as it is: its ops are joined, and none takes 16-bit floats whose kernel does
+  // not.
   virtual Result<int32_t> load(const FusedProgram& program) = 0;
 };
 std::unique_ptr<CpuBackend> make_cpu_backend(const CpuOptions& options = {});

@@ -83,10 +83,10 @@ struct DeviceAttention {
   bool operator==(const DeviceAttention&) const = default;
 };
 
-// Whether cuDNN has a kernel for it, by what is known of its releases from 9.11 on: 16-bit floats,
-// widths of whole 16 bytes; causal or not, later by an offset, by numbers of queries and of keys in
-// few stretches each (below 2^31); masks of terms, or of booleans that become -∞; a cap. The answer
-// is the program's alone; a library that declines is no error (see DeviceStep).
+// Returns whether cuDNN has a kernel for it, by what is known of its releases from 9.11 on: 16-bit
+// floats, widths of whole 16 bytes; causal or not, later by an offset, by numbers of queries and of
+// keys in few stretches each (below 2^31); masks of terms, or of booleans that become -∞; a cap.
+// The answer is the program's alone; a library that declines is no error (see DeviceStep).
 bool cudnn_takes(const DeviceAttention& attention);
 // It is given no mask but terms of the attention's type, which kernels make: of the mask's dims, in
 // gradients with a row for each query, less absent keys. Rows begin at multiples of 16 bytes.

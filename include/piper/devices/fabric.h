@@ -72,8 +72,8 @@ struct Shard {
     for_each_run(k, 0, part_count * info(dtype).bytes, visit);
   }
 };
-// One tensor of an all-to-all: for each member a block of bytes, which are found by nested loops
-// around runs that lie side by side. All members have the same loops.
+// Describes one tensor of an all-to-all: for each member a block of bytes, which are found by
+// nested loops around contiguous runs. All members have the same loops.
 struct Exchange {
   struct Loop {
     int64_t count = 0, from = 0, to = 0;  // bytes from one turn to the next
@@ -138,8 +138,8 @@ struct Rows {
       }
   }
 };
-// One turn of a rotation: `to` becomes what the member `shift` positions before brings in `from`.
-// Positions count in a circle.
+// Describes one turn of a rotation: `to` becomes what the member `shift` positions before brings in
+// `from`. Positions count in a circle.
 struct Turn {
   const std::byte* from = nullptr;
   std::byte* to = nullptr;
@@ -195,10 +195,10 @@ class Fabric {
   virtual Status add_memory(std::byte* /*at*/, int64_t /*bytes*/, std::string_view /*layout*/) {
     return ok_status();
   }
-  // The own end of a communicator: of a pair, to or from `peer`; the number is what send and recv
-  // take. At most `in_flight` messages of it are sent between two wait_sends; they arrive in order.
-  // `communicator` is the same number on all members, from 0. `stream`: the backend's on which its
-  // calls stand in line, where the fabric is asynchronous.
+  // Adds the own end of a communicator: of a pair, to or from `peer`; the number is what send and
+  // recv take. At most `in_flight` messages of it are sent between two wait_sends; they arrive in
+  // order. `communicator` is the same number on all members, from 0. `stream`: the backend's on
+  // which its calls stand in line, where the fabric is asynchronous.
   virtual Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight,
                                    int32_t stream = 0) = 0;
   virtual Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream = 0) = 0;

@@ -43,9 +43,9 @@ namespace piper {
 
 inline constexpr std::string_view kFusedOp = "Fused";
 
-// Another shape for the same bytes: `value` is `base` (an argument or a local that is no view) from
-// byte `offset` on. Made with its base; an op that writes it writes the base, which is then an
-// argument and covered whole.
+// Describes another shape for the same bytes: `value` is `base` (an argument or a local that is no
+// view) from byte `offset` on. Made with its base; an op that writes it writes the base, which is
+// then an argument and covered whole.
 struct ProgramView {
   int32_t value = 0, base = 0;
   int64_t offset = 0;

@@ -19,8 +19,8 @@ struct BackendOptions {
   // said of the rank.
   bool is_process = false;
 };
-// The number of the device that a rank takes, modulo as many as there are: of a process its number
-// among those of its host, as mpirun, torchrun or srun says it; else the rank's place.
+// Returns the number of the device that a rank takes, modulo as many as there are: of a process its
+// number among those of its host, as mpirun, torchrun or srun says it; else the rank's place.
 int64_t device_number(const BackendOptions& options);
 
 struct BackendKind {

@@ -6,7 +6,7 @@
 
 namespace piper {
 
-// What the strategy says about one data input. All but the name is optional.
+// Holds what the strategy says about one data input. All but the name is optional.
 struct InputBinding {
   std::string name;
   std::optional<Shape> shape;  // the whole shape, the batch dim included
@@ -16,9 +16,9 @@ struct InputBinding {
   SourceSpan at;
 };
 
-// One entry of the strategy's `parameters`: a fact about tensors of the file that the user knows.
-// Globs match the path of a name ("h/0/mlp/weight") or the name itself, and the other names of a
-// tied parameter.
+// Holds one entry of the strategy's `parameters`: a fact about tensors of the file that the user
+// knows. Globs match the path of a name ("h/0/mlp/weight") or the name itself, and the other names
+// of a tied parameter.
 struct ParamRule {
   enum class Kind {
     kInclude,  // float constants become parameters
@@ -38,14 +38,14 @@ struct ParamRule {
   SourceSpan at, to_at;            // of `match` or `names`, and of `to`
 };
 
-// What one ParamRule matched.
+// Holds what one ParamRule matched.
 struct RuleMatch {
   std::vector<std::string> names;
   int64_t elements = 0;
 };
 
-// How the file's training_info updates one parameter. The fields are the attributes of an optimizer
-// of ai.onnx.preview.training, version 1.
+// Says how the file's training_info updates one parameter. The fields are the attributes of an
+// optimizer of ai.onnx.preview.training, version 1.
 struct TrainingUpdate {
   enum class Kind { kAdagrad, kAdam, kMomentum } kind = Kind::kMomentum;
   std::string parameter;
@@ -61,7 +61,7 @@ struct TrainingInfo {
   std::vector<TrainingUpdate> updates;
 };
 
-// What the user should know of the parameter or buffer `of`; "" where it concerns none.
+// Tells the user something about the parameter or buffer `of`; "" where it concerns none.
 struct Note {
   std::string of, text;
 };

@@ -19,7 +19,7 @@ struct PatternForm {
 // Returns the patterns in the order in which they are looked for.
 std::vector<PatternForm> known_patterns();
 
-// A softmax of products of which no attention was made: its scores are stored whole.
+// Describes a softmax of products of which no attention was made: its scores are stored whole.
 struct LeftAttention {
   std::string node, scope;  // of the softmax
   std::string why;          // the first thing that did not fit

@@ -29,7 +29,8 @@ class Expr {
   // tags, captures and bound variables.
   Expr with(Variables bound) const;
   const std::string& text() const { return text_; }
-  // In one spelling: bound names are their values, what is constant is one number.
+  // Returns the expression in one spelling: bound names are their values, what is constant is one
+  // number.
   std::string spelled() const;
   const SourceSpan& at() const { return at_; }
 
@@ -82,8 +83,8 @@ struct Split {  // - split: {dim: batch, into: $microbatches, as: mb}
 // - place: {where: {stage: s}, tags: {dir: "mb >= M/2"}, on: {pp: "dir ? P-1-s : s"}}
 struct Place {
   Where where;
-  // Tags that tasks get here, then axis -> coordinate; over bound variables, tags (also those given
-  // before), the microbatch and M; coordinates also over P, the size of their axis.
+  // Returns whether the task is a reduction between SPMD peers: all peers run the same program, so
+  // these may start as soon as they can.
   std::vector<std::pair<std::string, Expr>> tags, on;
   std::string micro = "mb";  // what split calls the microbatch
   std::vector<SourceSpan> on_at;
@@ -108,7 +109,7 @@ struct Replicate {
   Order sum = Order::kOrdered;  // how what replicas have is added up
   SourceSpan at, over_at, shard_at, dtype_at;
 };
-// Tasks to a stream, and what the stream is.
+// Moves tasks to a stream, and says what the stream is.
 // - stream: {where: {kind: all_reduce}, name: grads, priority: high, sms: 20}
 struct StreamRule {
   std::optional<Where> where;  // nothing: no task moves
@@ -134,7 +135,7 @@ struct FuseRule {  // - fuse: {where: {kind: send}, bucket: 25MiB}
   int64_t microbatches = 1;  // so many of them share a message
   SourceSpan at;
 };
-// What lies in host memory while it is not needed.
+// Says what is in host memory while it is not needed.
 // - offload: {what: activations, match: "h/{layer}/**", where: {stage: 0}, distance: 2}
 struct OffloadRule {
   bool optimizer = false;     // what: optimizer
@@ -163,8 +164,8 @@ struct ShardRule {              // - shard: {match: "**/qkv/weight", dim: 0, ove
   SourceSpan at, of_at, dim_at, over_at;
   bool has_dim() const { return sends.empty() && attention.empty(); }
 };
-// Forward ops that run again in the backward pass, so that what they make need not be kept until
-// then.
+// Lists forward ops that run again in the backward pass, so that what they make need not be kept
+// until then.
 // - recompute: {match: "h/{layer}/**", where: {stage: 0}, ops: [Gelu]}
 struct Recompute {
   std::optional<Glob> match;  // over scopes; ops with equal captures are recomputed together
@@ -187,7 +188,7 @@ struct Precision {                      // - precision: {compute: bf16, keep: [G
   std::vector<std::pair<std::string, SourceSpan>> keep;  // further ops that compute in f32
   SourceSpan at, reduce_at, accumulate_at;
 };
-// One item of an order program after expansion for one coordinate: takes the next task that
+// Holds one item of an order program after expansion for one coordinate: takes the next task that
 // matches.
 struct OrderItem {
   std::string pass;                                   // "F" "B" "BI" "BW" "U"
@@ -213,7 +214,7 @@ struct Policy {
   bool unit_costs = false;          // a forward and each half of a backward take one unit
   SourceSpan at, in_flight_at;
 };
-// Letters of a pipeline file; see below.
+// Says which letters a pipeline file uses; see below.
 enum class CsvDialect { kDetect, kOld, kNew };
 struct Order {
   std::string each;  // mesh axis; the program runs per coordinate of it
@@ -231,14 +232,14 @@ struct Order {
 // Returns the items of `order` at coordinate r of its axis; variables: r, P (axis size), M
 // (microbatches); at most 2^18 items.
 Result<std::vector<OrderItem>> expand_order(const Order& order, const Variables& variables);
-// Passes and tags that the program can name, without expanding it: {"F","BI","BW"} splits the
-// backward.
+// These return the passes and tags that the program can name, without expanding it: {"F","BI","BW"}
+// splits the backward.
 Result<std::vector<std::string>> passes_named(const Order& order);
 Result<std::vector<std::string>> tags_named(const Order& order);
 
 // ---- PyTorch's pipeline files -------------------------------------------------------------------
-// A row a device, cells "<stage><TYPE><microbatch>". Two dialects: until PyTorch 2.5 B was the
-// input half of a backward, W the weight half, BW the whole; since then I, W and B. Two kinds:
+// Holds a row a device, cells "<stage><TYPE><microbatch>". Two dialects: until PyTorch 2.5 B was
+// the input half of a backward, W the weight half, BW the whole; since then I, W and B. Two kinds:
 // computations alone (cells may be empty), or with the sends and receives between neighbour stages,
 // and UNSHARD, RESHARD and REDUCE_GRAD.
 struct OrderFile {
@@ -250,8 +251,8 @@ struct OrderFile {
 Result<OrderFile> parse_order_csv(std::string_view text, const std::string& path,
                                   CsvDialect dialect);
 std::string print_order_csv(const OrderRows& rows, CsvDialect dialect);
-// The rows as PyTorch executes them: halves that stand together joined, then sends and receives in
-// one order that is legal on all devices. Error: rows that wait for each other.
+// Returns the rows as PyTorch executes them: adjacent halves joined, then sends and receives in one
+// order that is legal on all devices. Error: rows that wait for each other.
 Result<OrderRows> add_communication(OrderRows rows);
 
 struct MeshAxis {
@@ -314,8 +315,8 @@ Result<Strategy> parse_strategy(const std::string& name, const std::vector<Defin
 // params, blanks, the order of unordered entries) prints alike.
 std::string print_strategy(const Strategy& strategy);
 
-// JSON Schema (draft-07) of a strategy file, made from the same table of keys that the parser
-// reads: formats/strategy.schema.json is this text.
+// Returns the JSON Schema (draft-07) of a strategy file, made from the same table of keys that the
+// parser reads: formats/strategy.schema.json is this text.
 std::string strategy_schema();
 // Returns what may stand under `directives`, from that table: name, and what it does.
 std::vector<std::pair<std::string_view, std::string_view>> known_directives();

@@ -32,7 +32,8 @@ enum class ValueKind : uint8_t {
   kState,     // lives from step to step: parameters, optimizer state, the step counter
 };
 
-// How a value lies over the batch axis group (replicas × microbatches): one local value stands for
+// Says how a value lies over the batch axis group (replicas × microbatches): one local value stands
+// for
 //   kReplicated  the same value in every shard,
 //   kSharded     blocks of `dim`; a dim is [outer, shards × local, inner] and shard i holds the
 //                i-th block of each outer part, or, where `mirrored`, of every second one the

@@ -38,15 +38,15 @@ struct LoopRule {
   // The index of which each element says at which turn of the letter that has a first its row is
   // looked up, or added to: a row counts for one part of the letter alone. -1: there is none.
   int picks = -1;
-  // How the letters that are missing from an output are brought together: parts of them make
+  // Says how the letters that are missing from an output are brought together: parts of them make
   // terms of a sum, or numbers of which the greatest counts, or parts that an op which `merges`
   // brings together; or not at all, they are whole.
   enum Reduction { kNone, kSum, kMax, kMerge } reduces = kSum;
   // Its inputs, half and half, are parts of one result, and so is what it makes.
   bool merges = false;
-  // Two letters of which a rank may have its own part and that of each rank in turn: what lacks
-  // one of them are parts to be brought together. `first`: the input that says at which of its
-  // turns the part of `other` begins, as `firsts` has it; -1: the op need not know.
+  // Names two letters of which a rank may have its own part and that of each rank in turn: what
+  // lacks one of them are parts to be combined. `first`: the input that says at which of its turns
+  // the part of `other` begins, as `firsts` has it; -1: the op need not know.
   struct Turns {
     char own = 0, other = 0;
     int first = -1;

@@ -88,8 +88,8 @@ std::string to_string(const Held& held);
 // Returns what the host needs at most to stage what instructions read from it, and reports.
 int64_t staging_of(const RoleProgram& role);
 inline constexpr int64_t kStagedReportBytes = 64;
-// Whether states or values are cut along dims: then sums within an op are formed in parts, and the
-// bits are not those of one device.
+// Returns whether states or values are cut along dims: then sums within an op are formed in parts,
+// and the bits are not those of one device.
 bool cuts_dims(const RoleProgram& role);
 
 struct WriteOptions {
@@ -103,8 +103,8 @@ Status write_plan_set(const PlanSet& set, const PlanSet* single, const PlanSet* 
 // Reads and checks a set: versions, digests, ids in range, sizes, programs in SSA form. Nothing is
 // believed.
 Result<PlanSet> read_plan_set(const std::string& directory);
-// The manifest of a set, and which role each rank runs, from its manifest alone: rank files add
-// nothing to it. For readers that take one role at a time.
+// Holds the manifest of a set, and which role each rank runs, from its manifest alone: rank files
+// add nothing to it. For readers that take one role at a time.
 struct PlanOutline {
   std::string directory;
   Manifest manifest;
@@ -123,9 +123,9 @@ Result<RankPlan> read_rank_plan(const std::string& file);
 // last copy of its made().
 Status load_params(PlanSet& set);
 
-// Structure alone: ids and sizes in range, buffers inside the arena, programs in SSA form with true
-// flags, as many args as each kind needs, waits on earlier instructions. What it accepts can be
-// walked without further checks. Every plan that is read passes it.
+// Checks structure only: ids and sizes in range, buffers inside the arena, programs in SSA form
+// with true flags, as many args as each kind needs, waits on earlier instructions. What it accepts
+// can be walked without further checks. Every plan that is read passes it.
 Status check_role(const RoleProgram& role);
 
 // Returns the canonical text form of a role program; parse_plan(print_plan(p)) prints the same.

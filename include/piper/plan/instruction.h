@@ -140,16 +140,16 @@ const InstructionDef* find_instruction(std::string_view op);
 
 enum class Reduction : uint8_t { kSum, kMax };
 
-// Samples of the global batch: [first + sum over axes of coordinate × stride, + count).
+// Names samples of the global batch: [first + sum over axes of coordinate × stride, + count).
 struct SampleRange {
   int64_t first = 0, count = 0;
   std::vector<int64_t> stride;  // by mesh axis
   bool operator==(const SampleRange&) const = default;
 };
 
-// Gradient provenance, for the verifier: what a compute instruction's argument is declared to hold.
-// "the partial gradient of parameter `param` by its use `use` over the instruction's samples". Sums
-// of such values carry the multiset union. Written by the instruction that makes the contribution.
+// Declares gradient provenance, for the verifier: what a compute instruction's argument holds. "the
+// partial gradient of parameter `param` by its use `use` over the instruction's samples". Sums of
+// such values carry the multiset union. Written by the instruction that makes the contribution.
 struct Contribution {
   int32_t arg = 0;           // position in args
   int32_t target = 0;        // index of RoleProgram::sum_targets

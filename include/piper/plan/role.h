@@ -20,7 +20,7 @@ struct ProgramOp {
   bool operator==(const ProgramOp&) const = default;
 };
 
-// What a program was made of: stated by the compiler for whoever explains or compares plans;
+// Says what a program was made of: stated by the compiler for tools that explain or compare plans;
 // nothing is run by it.
 struct Work {
   int64_t ops = 0;
@@ -30,10 +30,10 @@ struct Work {
   bool operator==(const Work&) const = default;
 };
 
-// A chunk program, shared by content: equal layers have one. Its ops are what the model means, not
-// how a device runs them: of 16-bit floats an op computes in f32, and rounds each result once.
-// Where values lie, which ops run as one and in which types is the backend's. Values [0, num_args)
-// are bound by each instruction, the others live while the program runs.
+// Holds a chunk program, shared by content: equal layers have one. Its ops are what the model
+// means, not how a device runs them: of 16-bit floats an op computes in f32, and rounds each result
+// once. Where values lie, which ops run as one and in which types is the backend's. Values [0,
+// num_args) are bound by each instruction, the others live while the program runs.
 struct Program {
   std::string label;  // a typical use, for people: "F stage=1 h/2"
   std::vector<TensorType> values;
@@ -192,7 +192,7 @@ struct RoleProgram {
   Tensor& tensor(int32_t buffer) {
     return tensors[static_cast<size_t>(buffers[static_cast<size_t>(buffer)].tensor)];
   }
-  // What a version or copy is of, or the tensor itself: it starts with the same values.
+  // Returns what a version or copy is of, or the tensor itself: it starts with the same values.
   const Tensor& original(const Tensor& tensor) const {
     const Tensor& newest = tensor.previous_of < 0 ? tensor : this->tensor(tensor.previous_of);
     return newest.copy_of < 0 ? newest : this->tensor(newest.copy_of);
@@ -206,7 +206,7 @@ struct RoleProgram {
   bool operator==(const RoleProgram&) const = default;
 };
 
-// Return the coordinates of a rank in a row-major mesh, and the rank at coordinates.
+// These return the coordinates of a rank in a row-major mesh, and the rank at coordinates.
 std::vector<int64_t> coordinates_of(const std::vector<std::pair<std::string, int64_t>>& mesh,
                                     int64_t rank);
 int64_t rank_of(const std::vector<std::pair<std::string, int64_t>>& mesh,

@@ -72,8 +72,8 @@ Result<ExplainTopics> parse_topics(std::string_view text);
 std::string explain_topics();  // "summary, train, …, all, lines"
 std::string explain(const Compiled& compiled, const ExplainTopics& topics);
 
-// Bytes that the computations of a step read and write on one rank, as the plans' target joins
-// their ops: each pass moves each of its operands once, whatever a cache would keep.
+// Counts bytes that the computations of a step read and write on one rank, as the plans' target
+// joins their ops: each pass moves each of its operands once, whatever a cache would keep.
 struct MemoryTraffic {
   struct Kind {
     char pass = ' ';  // as Instruction::pass

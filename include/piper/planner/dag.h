@@ -42,8 +42,8 @@ struct Chunk {
   std::string name;               // "F stage=1"
 };
 
-// A short vector in the size of a pointer: tasks are many, and most of their lists hold nothing or
-// one thing.
+// Is a short vector in the size of a pointer: tasks are many, and most of their lists hold nothing
+// or one thing.
 template <class T>
 class Few {
  public:
@@ -109,15 +109,15 @@ struct Item {
   int32_t sum = -1;  // holds the finished sum Dag::sums[sum]
 };
 
-// A compute task that adds parts of one sum: `into` holds afterwards what the `from` items held.
+// A Combine is a compute task's sum of parts: `into` holds afterwards what the `from` items held.
 struct Combine {
   int32_t sum = 0;
   ItemId into;
   Few<ItemId> from;
 };
 
-// What a compute task does besides its chunk's nodes: adds a contribution to an accumulator. The
-// first to run sets it.
+// An Accumulate says what a compute task does besides its chunk's nodes: it adds a contribution to
+// an accumulator. The first to run sets it.
 struct Accumulate {
   ValueId contribution;  // made by the chunk
   ItemId into;
@@ -257,7 +257,8 @@ struct DagAxis {
   bool placed = false;      // some place directive names it
   bool replicated = false;  // some replicate directive names it
   bool sharded = false;     // some shard directive names it, or its replicas are coupled
-  // Replicas that need samples of each other: they run one graph, of whose batch each has a block.
+  // Returns whether replicas need samples of each other: they run one graph, of whose batch each
+  // has a block.
   bool is_coupled() const { return replicated && sharded; }
 };
 
@@ -331,7 +332,7 @@ void cut_states(Dag& dag, const std::vector<Param>& params, const Part& like);
 // order.
 Result<Dag> expand_tasks(Dag dag);
 
-// The compute tasks of one cell in the order wanted. In an overlap, tasks [first, second) and
+// Lists the compute tasks of one cell in the order wanted. In an overlap, tasks [first, second) and
 // [second, end) have no order between them.
 struct Overlap {
   int32_t first = 0, second = 0, end = 0;

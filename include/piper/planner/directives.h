@@ -74,8 +74,8 @@ struct Cut {
   SourceSpan at;                 // of the split, or else the replicate directive
 };
 Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& out);
-// Replicas of a differentiated graph whose ops need samples of each other: their axes then cut one
-// graph as `shard` does, samples in blocks and states whole, with collectives inside the step.
+// Cuts replicas of a differentiated graph whose ops need samples of each other: their axes then cut
+// one graph as `shard` does, samples in blocks and states whole, with collectives inside the step.
 // Otherwise the cut as it is. Error: microbatches as well, for each runs before the next one's
 // samples are there.
 Result<Cut> couple_replicas(const Graph& step, const Strategy& strategy, Cut cut,
@@ -107,9 +107,9 @@ Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variabl
 // Adds gradient reductions: bucket size and stream; and cuts what is sharded over the replicas.
 Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, Explanations& out);
 
-// The compute order per cell that the order directive asks for; empty when there is none, or a
-// policy. Requires tasks. Errors: an item that finds no task, or names a tag value that the device
-// has not; tasks that no item takes; anything after U.
+// Returns the compute order per cell that the order directive asks for; empty when there is none,
+// or a policy. Requires tasks. Errors: an item that finds no task, or names a tag value that the
+// device has not; tasks that no item takes; anything after U.
 Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<Order>& orders,
                                               const Variables& variables, Explanations& out);
 

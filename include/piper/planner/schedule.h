@@ -68,8 +68,8 @@ struct ListPolicy {
 Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const TaskLists& deps,
                                                 const ListPolicy& policy);
 
-// Without an order: a backward before a forward, a forward counts as much as half a backward, and
-// at most as many microbatches in flight as there are cells from this one on.
+// Returns the policy without an order: a backward before a forward, a forward counts as much as
+// half a backward, and at most as many microbatches in flight as there are cells from this one on.
 ListPolicy default_policy(const Dag& dag);
 
 // Holds the result of joining a message group.
@@ -100,8 +100,8 @@ enum class Queue {
   kIssue,   // all that it is given, as the CPU executor does
   kStream,  // what is on one stream
 };
-// The share of the step in which devices compute nothing: a forward and each half of a backward
-// take a unit of time, all else none. Requires steps that do not overlap.
+// Returns the share of the step in which devices compute nothing: a forward and each half of a
+// backward take a unit of time, everything else none. Requires steps that do not overlap.
 double idle_share(const Dag& dag, const TaskLists& deps, const Schedule& schedule, Queue queue);
 
 }  // namespace piper

@@ -45,9 +45,9 @@ struct ShardSeed {
   bool zigzag = false;
 };
 
-// How attention is done whose tokens are in blocks over the axis: each rank has its queries and
-// gathers keys and values (Grattafiori et al., 2024, §3.3.2); all tokens of its heads (Jacobs et
-// al., 2023); or its queries, and keys and values of each rank in turn (Liu et al., 2023).
+// Says how attention is done whose tokens are in blocks over the axis: each rank has its queries
+// and gathers keys and values (Grattafiori et al., 2024, §3.3.2); all tokens of its heads (Jacobs
+// et al., 2023); or its queries, and keys and values of each rank in turn (Liu et al., 2023).
 enum class AttentionBy { kGather, kHeads, kRing };
 struct AttentionCut {
   std::vector<Glob> scope;

@@ -32,7 +32,7 @@ struct RankSource {
   // ranks can and no times are kept.
   bool graphs = true;
 };
-// Whether RankSource::helper would have anything to overlap on a rank of this role.
+// Returns whether RankSource::helper would have anything to overlap on a rank of this role.
 bool can_overlap(const RoleProgram& role);
 
 // Views a trained parameter as a rank holds it.
@@ -96,8 +96,8 @@ class Executor {
   std::span<const double> reports() const;  // after a step, by RoleProgram::reports
   std::optional<double> report(std::string_view name) const;
   std::vector<ParameterView> parameters() const;
-  // All that is kept from step to step, parameters among it: under their names, other states under
-  // names that are the same on all ranks of the role and on no others.
+  // Returns all that is kept from step to step, parameters among it: under their names, other
+  // states under names that are the same on all ranks of the role and on no others.
   std::vector<ParameterView> states() const;
   std::span<const std::byte> buffer(
       std::string_view name) const;       // empty when there is none: for tests
@@ -143,8 +143,8 @@ enum class VerifyAgainst {
   kSingle,
   kUncut,  // the single-device plan without microbatches: within bounds
 };
-// Whether ranks have a helper (RankSource::helper). kAuto: where the plan leaves it something to do
-// and a core is left, see `cores_of`.
+// Says whether ranks have a helper (RankSource::helper). kAuto: where the plan leaves it something
+// to do and a core is left, see `cores_of`.
 enum class HelperThread { kAuto, kOn, kOff };
 
 struct VerifyOptions {

@@ -47,7 +47,7 @@ struct OpenFile {
 };
 
 Result<OpenFile> open_regular(const std::string& path) {
-  // Not blocking: opening a pipe would otherwise wait for its writer.
+  // The file is opened without blocking: opening a pipe would otherwise wait for its writer.
   File file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) return cannot("read", path, errno);
   struct stat about = {};

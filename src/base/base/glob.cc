@@ -67,8 +67,8 @@ std::vector<Token> tokens_of(std::string_view pattern) {
   return tokens;
 }
 
-// Which suffixes of the path each suffix of the pattern matches, filled from the back: work and
-// memory are pattern × path whatever they hold.
+// Finds which suffixes of the path each suffix of the pattern matches, filled from the back: work
+// and memory are pattern × path for any pattern.
 class Matcher {
  public:
   Matcher(const std::vector<Token>& tokens, std::string_view path)

@@ -24,7 +24,7 @@ extern "C" [[gnu::weak]] void mi_register_error(void (*tell)(int problem, void* 
 namespace piper {
 namespace {
 
-// Without memory of its own: there may be none.
+// Writes without memory of its own: there may be none.
 void say(std::string_view text) {
   static_cast<void>(!write(STDERR_FILENO, text.data(), text.size()));
 }
@@ -34,7 +34,7 @@ void say(std::string_view text) {
   _exit(static_cast<int>(ExitCode::kStorage));
 }
 
-// An exception that nobody caught: the system's refusals are no mistakes of ours.
+// Ends on an exception that nobody caught: what the system refuses is no mistake of ours.
 [[noreturn]] void end_on_exception() {
   try {
     if (const auto problem = std::current_exception()) std::rethrow_exception(problem);

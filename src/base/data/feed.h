@@ -26,8 +26,8 @@ class Feed {
 // the next power of four, walked until it lands inside.
 int64_t permuted(uint64_t seed, int64_t epoch, int64_t index, int64_t n);
 
-// Which rows step `step` takes of `rows` rows, `batch` at a time: those past the last whole batch
-// wait for another epoch's permutation.
+// Says which rows step `step` takes of `rows` rows, `batch` at a time: those past the last whole
+// batch wait for another epoch's permutation.
 class RowOrder {
  public:
   RowOrder(int64_t rows, int64_t batch, bool shuffle, uint64_t seed)

@@ -8,7 +8,7 @@
 
 namespace piper {
 
-// While it lives, the thread reads of the file at this path, which outlives it: what has vanished
+// While it lives, the thread reads the file at this path, which outlives it. What has vanished
 // reads as zeros.
 class MappedRead {
  public:
@@ -17,9 +17,10 @@ class MappedRead {
   MappedRead(const MappedRead&) = delete;
   MappedRead& operator=(const MappedRead&) = delete;
 };
-// At the opening of files: what comes by the signal is heard from here on, and nothing is lost yet.
+// Watches for losses when files are opened: from here on the signal is caught, and nothing is lost
+// yet.
 void watch_for_losses();
-// An error (kStorage) when anything has vanished since: no rank may take zeros for data.
+// Fails (kStorage) when anything has vanished since: no rank may take zeros for data.
 Status check_losses();
 Error loss_of(const std::string& path);
 

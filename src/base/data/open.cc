@@ -183,9 +183,9 @@ bool is_cut(const Opened& opened) {
   return now && now->st_size < opened.about.st_size;
 }
 
-// Whether somebody has written to the file, whatever its times say: they can be set, all but the
-// one of the last change of anything. Of a file that is not read as a whole, such a change is taken
-// for a write unless something else of it has changed.
+// Returns whether somebody has written to the file, whatever its times say: they can be set, all
+// except the one of the last change of anything. Of a file that is not read as a whole, such a
+// change is taken for a write unless something else of it has changed.
 bool is_written_to(const Opened& opened) {
   const struct stat& then = opened.about;
   const auto now = look_again(opened);

@@ -16,8 +16,8 @@ class Free {
  public:
   explicit Free(int64_t begin) : tail_(begin) {}
 
-  // The begin of the smallest gap behind `floor` that has so many bytes, the lowest of equals;
-  // takes them.
+  // Takes the smallest gap after `floor` that has so many bytes, the lowest of equals, and returns
+  // its begin.
   int64_t take(int64_t bytes, int64_t floor) {
     const auto first = static_cast<size_t>(std::lower_bound(begins_.begin(), begins_.end(), floor) -
                                            begins_.begin());

@@ -7,7 +7,7 @@
 namespace piper {
 namespace {
 
-// Where the first of these characters stands outside of quotes and brackets.
+// Returns where the first of these characters is outside of quotes and brackets.
 size_t find_outside(std::string_view text, char wanted) {
   int depth = 0;
   bool quoted = false;

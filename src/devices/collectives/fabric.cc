@@ -72,7 +72,7 @@ struct Prepared {
   Stages stages;
 };
 
-// Where the first operand stands: calls of a plan differ in it.
+// Returns where the first operand is: calls of a plan differ in it.
 const void* operands_of(const Collective& of) {
   if (!of.pieces.empty()) return of.pieces.data();
   if (!of.shards.empty()) return of.shards.data();

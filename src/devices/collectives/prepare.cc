@@ -149,8 +149,8 @@ int64_t run_of(const Shard& shard) {
   return shard.part_count / std::max<int64_t>(1, shard.stretches);
 }
 
-// Between stretches [first, last) of the whole and, at `packed`, the members' blocks of them, one
-// after the other: in every second stretch of a mirrored whole members count from its end.
+// Moves stretches between [first, last) of the whole and, at `packed`, the members' blocks of them,
+// one after the other: in every second stretch of a mirrored whole members count from its end.
 void move_stretches(const Shard& shard, int64_t members, int64_t first, int64_t last,
                     std::byte* packed, bool packs, Stages& stages) {
   const int64_t run = run_of(shard) * info(shard.dtype).bytes, whole = members * run;

@@ -26,8 +26,8 @@ struct Seated {
   int64_t size() const { return std::ssize(ranks); }
 };
 
-// Memory for blocks that are under way, one region a stream: collectives of a stream follow each
-// other, so they share it.
+// Hands out memory for blocks that are under way, one region a stream: collectives of a stream
+// follow each other, so they share it.
 class Slots {
  public:
   Slots(Backend& backend, std::vector<int64_t> reserved, int64_t limit)

@@ -10,7 +10,7 @@ struct Conflict {
   int rule = 0;
   Error error;
 };
-// Check what process number `number` of `world` holds, by itself and beside another one's.
+// These check what process number `number` of `world` holds, by itself and beside another one's.
 std::optional<Conflict> check_own(const PlanIdentity& own, int64_t number, int64_t world);
 std::optional<Conflict> check_pair(const PlanIdentity& first, const PlanIdentity& one);
 

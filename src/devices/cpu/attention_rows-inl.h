@@ -158,8 +158,9 @@ HWY_INLINE T exponentials(const ScoreRow<T>& row, const Line& line, T shift) {
   return sum_lanes(d, sum);
 }
 
-// After the tops of kPanel rows rose: keep = what their sums so far are to be taken times, shift =
-// what is taken off the exponents. Rows that have seen no key have the lowest top: 0 is taken off.
+// Computes, after the tops of kPanel rows rose: keep = what their sums so far are multiplied with,
+// shift = what is subtracted from the exponents. Rows that have seen no key have the lowest top: 0
+// is taken off.
 template <class T>
 HWY_INLINE void find_shifts(const T* old_top, const T* top, T* keep, T* shift) {
   const TileTag<T> d;

@@ -61,9 +61,9 @@ struct ScoreColumns {  // of scores: the row is the key, k the query
   static constexpr int64_t row_step = 1, depth_step = kPanel, panel_step = kPanel * kPanel;
 };
 
-// What a tile writes: vector v of row r at c + r × row_step + v × vector_step becomes
-// (old × keep[r] + product) × post[r]; a null keep or post is 1, and nothing is old unless `add`.
-// Handed on as it is: a copy would wait for the stores that made it.
+// Says what a tile writes: vector v of row r at c + r × row_step + v × vector_step becomes (old ×
+// keep[r] + product) × post[r]; a null keep or post is 1, and nothing is old unless `add`. Handed
+// on as it is: a copy would wait for the stores that made it.
 template <class T>
 struct TileResult {
   int64_t row_step = 0, vector_step = 0;

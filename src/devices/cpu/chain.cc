@@ -73,7 +73,7 @@ void place_slots(const Chain& chain, Layout& layout) {
   }
   layout.step_slot.assign(chain.size(), -1);
   for (size_t s = 0; s < chain.size(); ++s) {
-    // Taken before those of the operands are given back: their elements may differ in size.
+    // It is taken before those of the operands are given back: their elements may differ in size.
     if (chain[s].output < 0) layout.step_slot[s] = slots.take();
     for (size_t t = 0; t < s; ++t)
       if (last_use[t] == s && layout.step_slot[t] >= 0) slots.give(layout.step_slot[t]);

@@ -23,13 +23,14 @@ namespace piper::cpu {
 inline constexpr int64_t kGemmChain = 128;
 // What parts of b and of a are cut into: whole panels and whole tiles of any instruction set.
 inline constexpr int64_t kGemmColumnStep = 64, kGemmHeightStep = 24;
-// Rows of the next part of a, of `rows` that are left: no part is much smaller than the others.
+// Returns the rows of the next part of a, of `rows` that are left: no part is much smaller than the
+// others.
 inline int64_t gemm_height(const ProductCut& cut, int64_t rows) {
   return rows <= cut.height * 3 / 2 ? rows : cut.height;
 }
 
-// What is done with each finished element of c: added to or multiplied with one of a matrix of c's
-// type and columns.
+// Says what is done with each finished element of c: added to or multiplied with one of a matrix of
+// c's type and columns.
 struct GemmThen {
   bool multiply = false;
   const void* at = nullptr;

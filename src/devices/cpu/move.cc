@@ -8,7 +8,7 @@
 namespace piper::cpu {
 namespace {
 
-// One run of `n` elements that lie `step` apart.
+// Copies one run of `n` elements that are `step` apart.
 template <class T>
 void copy_run(const T* from, int64_t step, T* to, int64_t n) {
   if (step == 1) {
@@ -20,7 +20,7 @@ void copy_run(const T* from, int64_t step, T* to, int64_t n) {
   }
 }
 
-// to[j][i] = from[j + i × step] in tiles: both sides stay in the nearest cache.
+// Writes to[j][i] = from[j + i × step] in tiles: both sides stay in the nearest cache.
 template <class T>
 void transpose_block(const T* from, int64_t step, T* to, int64_t to_step, int64_t rows, int64_t n) {
   constexpr int64_t kTile = 16;

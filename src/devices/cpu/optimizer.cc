@@ -224,7 +224,7 @@ Result<KernelPtr> adamw(const Use& use) {
   });
 }
 
-// An update with the input `skip` behind all others: where it is true nothing changes.
+// Makes an update with the input `skip` after all others: where it is true nothing changes.
 Result<KernelPtr> skippable(const Use& use, size_t inputs, Maker make) {
   if (use.inputs.size() != inputs + 1) return make(use);
   Use plain = use;

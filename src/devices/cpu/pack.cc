@@ -14,8 +14,8 @@ namespace {
 
 size_t at(int64_t id) { return static_cast<size_t>(id); }
 
-// How a program reads an argument: as the right operand of products, as it is stored or transposed;
-// or otherwise; or not at all.
+// Says how a program reads an argument: as the right operand of products, as it is stored or
+// transposed; or otherwise; or not at all.
 enum class Form : uint8_t { kUnread, kStored, kTransposed, kOther };
 
 Form form_of(const Program& program, const ProgramOp& op, int64_t most_rows) {
@@ -91,7 +91,7 @@ class Packer {
                             one.kind == InstructionKind::kRotate;
     return one.kind != InstructionKind::kSend && (!from_first || a % 2 == 1);
   }
-  // By buffer: something that may read it stands behind one that writes it.
+  // Returns by buffer whether something that may read it comes after one that writes it.
   std::vector<bool> changed_before_read() const {
     std::vector<bool> written(role_.buffers.size()), changed(role_.buffers.size());
     for (const Instruction& one : role_.body) {

@@ -6,7 +6,7 @@
 
 namespace piper::cpu {
 
-// Position in [0, size), or -1. Negative indices count from the end.
+// Returns the position in [0, size), or -1. Negative indices count from the end.
 inline int64_t position(int64_t index, int64_t size) {
   if (index < 0) index += size;
   return index >= 0 && index < size ? index : -1;

@@ -242,8 +242,8 @@ ProductCut cut_of(const ProductTable& table, const ProductShape& shape) {
   return {};
 }
 
-// By the rule of both vendors' manuals for CPUID's function 1: the extended family and model count
-// where the family, or the model's family, is one of the last.
+// Follows the rule of both vendors' manuals for CPUID's function 1: the extended family and model
+// count where the family, or the model's family, is one of the last.
 std::string cpu_processor() {
 #if defined(__x86_64__)
   unsigned most = 0, name[3] = {}, version = 0, unused = 0;

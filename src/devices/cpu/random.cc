@@ -104,11 +104,13 @@ KernelPtr elements_kernel(InPlace in_place, int64_t elements, double nanoseconds
                            });
 }
 
-// In [0, 1) and (0, 1], of 24 bits whatever the element type: another precision draws the same.
+// These draw from [0, 1) and (0, 1], of 24 bits whatever the element type: another precision draws
+// the same.
 double uniform(uint32_t word) { return (word >> 8) * kOneOver24Bits; }
 double above_zero(uint32_t word) { return ((word >> 8) + 1) * kOneOver24Bits; }
 
-// Box and Muller: words 0 and 1 of a counter make its elements 0 and 1, words 2 and 3 the others.
+// Draws by Box and Muller: words 0 and 1 of a counter make its elements 0 and 1, words 2 and 3 the
+// others.
 double normal(const uint32_t* pair, bool second) {
   const double radius = std::sqrt(-2 * std::log(above_zero(pair[0])));
   const double angle = 2 * M_PI * uniform(pair[1]);

@@ -148,7 +148,8 @@ Result<KernelPtr> make_reduce(const Use& use) {
   });
 }
 
-// dx = dy at the first extreme, or shared by all of them: rows come in the order of the elements.
+// Computes dx = dy at the first extreme, or shared by all of them: rows come in the order of the
+// elements.
 Result<KernelPtr> make_reduce_extreme_grad(const Use& use) {
   const int64_t first = use.attrs.integer("first", 0);
   const std::vector<int64_t> kept_steps = broadcast_strides(use.in(0), use.out());

@@ -21,8 +21,8 @@ struct GroupShape {
   int64_t samples = 0, groups = 0, channels = 0, size = 0;
 };
 
-// What is done with each element of a result in the end: one of `with` is added, or multiplied with
-// it. Nothing where that is null.
+// Says what is done with each element of a result in the end: one of `with` is added, or multiplied
+// with it. Nothing where that is null.
 template <class T>
 struct RowsThen {
   const T* with = nullptr;

@@ -213,7 +213,7 @@ PIPER_BINARY(Mod, map2(d, x, y, [](auto a, auto b) {
                return r != 0 && (r < 0) != (b < 0) ? r + b : r;
              }))
 
-// Squares and cubes by multiplication, as usual: they are what models raise to.
+// Computes squares and cubes by multiplication, as usual: they are what models raise to.
 struct Pow {
   template <class T>
   static T scalar(T a, T b) {
@@ -234,8 +234,8 @@ inline constexpr double kGeluSlope = 0.79788456080286535588;  // sqrt(2/pi)
 inline constexpr double kGeluCube = 0.044715;
 inline constexpr double kDensity = 0.39894228040143267794;  // 1/sqrt(2 pi)
 
-// The normal distribution: its density times sqrt(2 pi), e^(-x²/2), and what it has beyond |x|,
-// which is the density times a smooth function. Within 1e-7.
+// Computes the normal distribution: its density times sqrt(2 pi), e^(-x²/2), and what it has beyond
+// |x|, which is the density times a smooth function. Within 1e-7.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V normal_tail(D d, V x, V& e) {
   constexpr double kEnd = 6;  // 1e-9 is beyond it

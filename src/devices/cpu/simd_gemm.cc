@@ -42,7 +42,7 @@ struct Panel {
   int64_t rows_share = 0;
 };
 
-// What Gemm::then says, on a part of a tile.
+// Does what Gemm::then says, on a part of a tile.
 template <class T>
 void finish(const Gemm& g, int64_t row, int64_t column, int64_t rows, int64_t columns, T* c,
             int64_t c_step) {

@@ -22,8 +22,9 @@ HWY_INLINE T minus_infinity() {
   return -hn::GetLane(hn::Inf(hn::ScalableTag<T>()));
 }
 
-// Sums of terms: term(i, count) gives those of elements i to i + count of n, 0 in the lanes behind.
-// Two interleaved chains of vectors over at most 1024 elements, whose sums are added in double.
+// Sums terms: term(i, count) gives those of elements i to i + count of n, 0 in the lanes after
+// them. Two interleaved chains of vectors over at most 1024 elements, whose sums are added in
+// double.
 template <class D, class Term>
 HWY_INLINE double total(D d, int64_t n, Term term) {
   constexpr int64_t kBlock = 1024;

@@ -83,7 +83,7 @@ double sum_squares(const T* x, int64_t n) {
     a = hn::MulAdd(v, v, a);
     b = hn::MulAdd(w, w, b);
   }
-  // The rest as a block filled up with zeros: a run padded with zeros has the same sum.
+  // The rest is a block filled up with zeros: a run padded with zeros has the same sum.
   if (i < n) {
     const auto v = load_double(x + i, HWY_MIN(lanes, n - i));
     a = hn::MulAdd(v, v, a);
@@ -109,7 +109,7 @@ HWY_INLINE void add_columns(const T* x, int64_t rows, int64_t n, int64_t count, 
   store_first(d, hn::Add(load_first(d, out, count, T{0}), hn::Add(a, b)), out, count);
 }
 
-// The same for four vectors side by side: more of each row is read at a time.
+// This does the same for four vectors side by side: more of each row is read at a time.
 #define PIPER_FOUR(X) X(0) X(1) X(2) X(3)
 template <class T>
 HWY_INLINE void add_four_columns(const T* x, int64_t rows, int64_t n, T* out) {

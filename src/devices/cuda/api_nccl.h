@@ -62,8 +62,8 @@ struct CuStream;
 struct NcclId {  // ncclUniqueId
   char bytes[128] = {};
 };
-// ncclConfig_t as of NCCL 2.28, of which older ones read the beginning and newer ones all: its size
-// and version say so.
+// Is ncclConfig_t as of NCCL 2.28, of which older ones read the beginning and newer ones all: its
+// size and version say so.
 struct NcclConfig {
   static constexpr int kUndefined = -2147483647 - 1;
   size_t size = sizeof(NcclConfig);

@@ -20,8 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The options that the texts are written for (src/devices/cuda_kernels/device/prelude.cuh): no
-// product and sum becomes one rounding.
+// Returns the options that the texts are written for (src/devices/cuda_kernels/device/prelude.cuh):
+// no product and sum becomes one rounding.
 std::vector<std::string> options_for(const std::string& architecture) {
   return {"--gpu-architecture=" + architecture, "--std=c++17", "--fmad=false"};
 }

@@ -88,7 +88,7 @@ Status Device::start() {
   return ok_status();
 }
 
-// What ends here does so whatever the calls say: nothing can be done about it.
+// This ends everything whatever the calls say: nothing can be done about it.
 Device::~Device() {
   if (!context_) return;
   enter();
@@ -281,7 +281,7 @@ Result<CuGreenContext*> Device::add_part(CuResource resource) {
   return context;
 }
 
-// What a split leaves can be split again only as the resource of a green context.
+// Splits the rest. What a split leaves can be split again only as the resource of a green context.
 Result<std::optional<Device::Split>> Device::split_rest(int64_t multiprocessors) {
   if (multiprocessors > rest_->multiprocessors) return std::optional<Split>();
   PIPER_ASSIGN(CuGreenContext* const owner, add_part(*rest_));

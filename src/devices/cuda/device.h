@@ -44,8 +44,8 @@ class Device {
     if (current_ != id_) enter_anew();
   }
 
-  // Of the device's memory, for all blocks from here on: one run of whole pages. Error (kStorage):
-  // there is no more.
+  // Reserves the device's memory for all blocks from here on: one run of whole pages. Error
+  // (kStorage): there is no more.
   Status reserve(int64_t bytes);
   // Zeroed. On the device: of what is reserved, if anything is; else whole pages under addresses of
   // their own, which other processes may be given; small blocks together. On the host: pages that

@@ -27,7 +27,7 @@ PIPER_FILL(NcclWindows, PIPER_NCCL_WINDOWS)
 #undef PIPER_FILL
 #undef PIPER_SET
 
-// Versions as these libraries number them: 13000 is 13.0, 91900 is 9.19.0, 22809 is 2.28.9.
+// Prints versions as these libraries number them: 13000 is 13.0, 91900 is 9.19.0, 22809 is 2.28.9.
 std::string of_thousands(int version) {
   return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
 }

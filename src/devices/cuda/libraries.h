@@ -62,7 +62,7 @@ Result<Opened<Table>> open_anew(const Folders& folders, std::string& path);
 // switched off.
 template <class Table>
 Result<const Opened<Table>*> opened();
-// Return a table, or null if the driver or NCCL lacks it or it is switched off.
+// These return a table, or null if the driver or NCCL lacks it or it is switched off.
 const Green* green_of_driver();
 const NcclWindows* windows_of_nccl();
 

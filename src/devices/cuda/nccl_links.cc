@@ -445,8 +445,8 @@ class NcclLinks final : public Links {
   bool is_broken_ = false;
 };
 
-// What runs one kernel after the other: how many multiprocessors the plan lets it have at most, or
-// 0 where it says nothing, and whether groups are among its users.
+// Describes what runs one kernel after the other: how many multiprocessors the plan lets it have at
+// most, or 0 where it says nothing, and whether groups are among its users.
 struct Queue {
   int64_t sms = 0;
   bool has_group = false;

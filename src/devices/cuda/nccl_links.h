@@ -11,10 +11,10 @@ namespace piper::cuda {
 Result<std::unique_ptr<Links>> make_nccl_links(Device& device, const FabricSource& source,
                                                const std::function<void(const std::string&)>& note);
 
-// How many blocks of threads the kernels of each communicator may have, so that those which one
-// rank may have under way at once are fewer than the device's multiprocessors: what the plan says
-// and, of those of which it says nothing, shares of the rest, of at most 8 blocks for a pair and 32
-// for a group. The same on all ranks.
+// Says how many blocks of threads the kernels of each communicator may have, so that those which
+// one rank may have under way at once are fewer than the device's multiprocessors: what the plan
+// says and, of those of which it says nothing, shares of the rest, of at most 8 blocks for a pair
+// and 32 for a group. The same on all ranks.
 struct BlocksOf {
   std::vector<int> most;  // by communicator
   bool are_too_many = false;

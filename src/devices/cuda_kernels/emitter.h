@@ -108,9 +108,9 @@ class Emitter {
 using Maker = Status (*)(const Use& use, Emitter& emit);
 Maker find_maker(std::string_view op);  // null when there is none
 
-// Uses of one op that are equal but for attributes and the shapes of their tensors, and of which
-// none writes what another reads or writes: they follow each other in the program, and may run at
-// once. Operands: those of each use, one after the other, then those of each Cast; at most
+// Holds uses of one op that are equal but for attributes and the shapes of their tensors, and of
+// which none writes what another reads or writes: they follow each other in the program, and may
+// run at once. Operands: those of each use, one after the other, then those of each Cast; at most
 // kMostPointers.
 struct Run {
   std::vector<Use> uses;

@@ -44,8 +44,8 @@ Grouped sort_rows(const Use& use, int64_t here, int64_t n, Emitter& emit) {
   return g;
 }
 
-// How many elements of these operands may be read or written at once, of `most`: whole rows of this
-// extent are, as far as places allow.
+// Returns how many elements of these operands may be read or written at once, of `most`: whole rows
+// of this extent are, as far as alignment allows.
 int64_t at_once(const Emitter& emit, std::initializer_list<size_t> operands, int64_t extent,
                 DType type, int64_t most) {
   const auto fits = [&](int64_t many) {

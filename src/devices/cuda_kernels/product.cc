@@ -10,7 +10,8 @@ namespace piper::cuda_kernels {
 namespace {
 
 // ---- Batches ------------------------------------------------------------------------------------
-// A dim of the batch: how many elements it is from one matrix to the next, 0 where it is broadcast.
+// Describes a dim of the batch: how many elements it is from one matrix to the next, 0 where it is
+// broadcast.
 struct BatchDim {
   int64_t extent = 1, a = 0, b = 0, d = 0;
 };

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kEnoughBlocks = 1024;
 
-// The dims of what is reduced, with its strides: those that results keep, and the others.
+// Holds the dims of what is reduced, with its strides: those that results keep, and the others.
 struct Reduction {
   Shape kept, reduced;
   std::vector<int64_t> kept_strides, reduced_strides;

@@ -200,9 +200,9 @@ class RowJoiner {
     members_[b] = std::move(both);
   }
 
-  // Whether the ops may go over their rows at once: they have the same, of one width or of single
-  // elements, one makes no sum over rows that another reads, and what is made row by row is read
-  // so.
+  // Returns whether the ops may go over their rows at once: they have the same, of one width or of
+  // single elements, one makes no sum over rows that another reads, and what is made row by row is
+  // read so.
   bool go_together(const std::vector<size_t>& members) const {
     int64_t width = 0;
     bool keeps_row = false;

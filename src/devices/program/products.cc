@@ -92,8 +92,8 @@ class Finisher {
     return stays(product, other, m, o, base_[at(out)]);
   }
 
-  // Whether a value goes into a group of pointwise ops and nowhere else: what makes it is done in
-  // the pass of that group, which stays.
+  // Returns whether a value goes into a group of pointwise ops and nowhere else: what makes it is
+  // done in the pass of that group, which stays.
   bool joins_a_group(int32_t value) const {
     const size_t reader = reader_[at(value)];
     if (value < program_.num_args || base_[at(value)] != value || reads_[at(value)] != 1)

@@ -58,8 +58,8 @@ ValueId huber(const Use& u) {
 ValueId bounded_log(const Use& u, ValueId x) {
   return u.op("Detach", {u.op("Max", {u.op("Log", {x}), u.number(-100)})});
 }
-// -(t·log y + (1 - t)·log(1 - y)) with bounded logarithms, whose slope is
-// (y - t) / max(y·(1 - y), 1e-12) also where y is 0 or 1: there the logarithms have none.
+// Returns -(t·log y + (1 - t)·log(1 - y)) with bounded logarithms, whose slope is (y - t) /
+// max(y·(1 - y), 1e-12) also where y is 0 or 1: there the logarithms have none.
 ValueId binary_cross_entropy(const Use& u) {
   Builder& b = u.build;
   const ValueId rest = b.sub(u.number(1), u.y), others = b.sub(u.number(1), u.t);

@@ -22,7 +22,8 @@ struct MaskStep {
   ViewDims scores;        // the dims of the scores where it meets them
 };
 
-// Factors of the scores that are the same for all keys: they are as well factors of the queries.
+// Holds a factor of the scores that is the same for all keys: it is as well a factor of the
+// queries.
 struct QueryFactor {
   ValueId value;
   Modes run;

@@ -89,7 +89,7 @@ class Left {
   std::vector<std::vector<NodeId>> readers_;
 };
 
-// Without the names in quotes: alike for the layers of a model.
+// Returns the text without the names in quotes: the same for all layers of a model.
 std::string kind_of(const LeftAttention& left) {
   std::string kind;
   bool quoted = false;

@@ -23,8 +23,8 @@ std::vector<size_t> places_of(const Modes& run) {
   return places;
 }
 
-// What a constant mask says of keys, by query: all are seen, or those up to the query's number and
-// `offset`.
+// Says what a constant mask says of keys, by query: all are seen, or those up to the query's number
+// and `offset`.
 struct ConstantMask {
   enum Kind { kNone, kCausal, kOther } kind = kOther;
   int64_t offset = 0;
@@ -45,7 +45,7 @@ ConstantMask read_mask(const std::vector<std::vector<bool>>& seen) {
 
 }  // namespace
 
-// What leads from a value to the scores: a view, or else that it is broadcast to a shape.
+// Says what leads from a value to the scores: a view, or else that it is broadcast to a shape.
 struct ScoreReader::Lift {
   const Node* view = nullptr;
   Shape to;
@@ -163,7 +163,8 @@ bool ScoreReader::hides_alike(const MaskStep& step, const MaskStep& hidden) cons
   return true;
 }
 
-// Of the constant that was asked for last: the layers of a model share their masks.
+// Returns the elements of a constant, and keeps those of the last one: the layers of a model share
+// their masks.
 const std::vector<double>* ScoreReader::elements_of(ValueId id) {
   if (id != last_constant_) last_elements_ = match_.elements(id), last_constant_ = id;
   return last_elements_ ? &*last_elements_ : nullptr;

@@ -27,7 +27,7 @@ class Matcher {
     std::vector<ValueId> atoms;
   };
   Product product(ValueId id) const;
-  // value = terms added: seen through sums that nothing else reads.
+  // Returns the terms that are added to the value, through sums that nothing else reads.
   std::vector<ValueId> sum(ValueId id) const;
 
  private:
@@ -38,8 +38,8 @@ class Matcher {
   std::vector<NodeId> last_reader_;
 };
 
-// The value whose last two dims `id` has swapped: through one Transpose, or Reshape, Transpose,
-// Reshape of the leading dims.
+// Returns the value whose last two dims `id` has swapped: through one Transpose, or Reshape,
+// Transpose, Reshape of the leading dims.
 std::optional<ValueId> swapped_of(const Graph& graph, const Matcher& match, ValueId id);
 
 // The node at `index` becomes the composite, just built, that made these values: it keeps its first

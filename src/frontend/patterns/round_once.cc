@@ -103,8 +103,8 @@ class OnceRounder {
         std::replace(node.inputs.begin(), node.inputs.end(), result, passed);
   }
 
-  // Where a stage ends behind the product, the bias, a parameter, goes with it, and so does what
-  // makes its gradient: rounding depends on no stage. Whether it can.
+  // Moves the bias, a parameter, and what makes its gradient into the stage of the product, if the
+  // stage ends after the product: rounding then depends on no stage. Whether it can.
   bool bring(ValueId bias, NodeId id, const std::vector<int32_t>& to) {
     const std::vector<int32_t> from = graph_.node(id).tags;
     std::vector<NodeId> nodes{id};

@@ -51,7 +51,7 @@ std::string_view trim(std::string_view text, SourceSpan& at) {
   return text;
 }
 
-// Rows and cells as csv.writer leaves them: quotes, if any, around a whole cell.
+// Cuts the text into rows and cells as csv.writer leaves them: quotes, if any, around a whole cell.
 Result<std::vector<std::vector<Raw>>> cut(std::string_view text, const std::string& path) {
   std::vector<std::vector<Raw>> rows;
   int line = 0;

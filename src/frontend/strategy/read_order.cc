@@ -66,7 +66,7 @@ class Lines {
     }
   }
 
-  // Params within a line: its columns are lost.
+  // Inserts params within a line: its columns are lost.
   Status insert(const std::string& code, SourceSpan at) {
     yaml::Node node;
     node.kind = yaml::Node::Kind::kScalar;

@@ -62,7 +62,7 @@ bool is_byte_count(std::string_view text);  // 25MiB
 // An expression bound to the scope; beyond it, it may name `free`.
 Result<Expr> read_expression(const yaml::Node& node, const Scope& scope,
                              std::span<const std::string> free);
-// The same for a part of a scalar: `text` begins `offset` characters into it.
+// Does the same for a part of a scalar: `text` begins `offset` characters into it.
 Result<Expr> read_expression_part(const yaml::Node& node, size_t offset, std::string_view text,
                                   const Scope& scope, std::span<const std::string> free);
 SourceSpan span_in(const yaml::Node& node, size_t offset, size_t length);

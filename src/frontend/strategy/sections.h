@@ -80,7 +80,7 @@ Scope read_params(const std::vector<StrategyFile>& files, const Sections& sectio
 // Returns a path with params inserted; `params` are all that there are.
 Result<std::string> read_path(const yaml::Node& path, std::vector<const yaml::Entry*> params,
                               const std::vector<Definition>& defines);
-// Of a value that does not count: each of its words may name a param, which then is used.
+// Notes the words of a value that does not count: each may name a param, which then is used.
 void note_words(const yaml::Node& value, const Scope& scope);
 // Errors: params that nothing named while all sections were read.
 void check_used(const Sections& sections, const Scope& scope,

@@ -76,7 +76,7 @@ void add_change(DiffSection& section, Change change);
 // Nothing where both are equal.
 void add_number(DiffSection& section, std::string where, std::string what, double before,
                 double after, DiffUnit unit);
-// Of what may not be there: a device that is gone costs nothing.
+// Compares numbers of which one may be missing: a device that is gone costs nothing.
 void add_numbers(DiffSection& section, std::string where, std::string what,
                  std::optional<double> before, std::optional<double> after, DiffUnit unit);
 void add_text(DiffSection& section, std::string where, std::string what, DiffValue before,

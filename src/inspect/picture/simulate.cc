@@ -145,7 +145,7 @@ class Simulation {
         }
     }
   }
-  // The next of a stream, if it can run at once: what computes asks for the device.
+  // Runs the next step of a stream, if it can run at once: what computes asks for the device.
   bool advance(size_t index, size_t stream) {
     Row& row = rows_[index];
     if (row.next[stream] == row.streams[stream].size()) return false;

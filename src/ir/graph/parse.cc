@@ -68,7 +68,7 @@ void expect_ok(LineReader& line, const Status& status) {
   if (!status) line.wrong(status.error().message);
 }
 
-// %name:type — a bare name may hold ':' itself, so the last one counts.
+// Reads %name:type — a bare name may hold ':' itself, so the last one counts.
 Value Parser::declared(LineReader& line) {
   Value value;
   line.expect("%");

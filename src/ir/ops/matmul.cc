@@ -49,7 +49,8 @@ TypesResult matmul_types(const OpTypes& use) {
   return std::vector<TensorType>{{dtype, std::move(shape)}};
 }
 
-// With rows of all leading dims in one: the gradient of a shared matrix is then one product.
+// Returns a matrix with the rows of all leading dims in one: the gradient of a shared matrix is
+// then one product.
 ValueId as_rows(Builder& build, ValueId id) {
   const Shape& shape = build.shape(id);
   int64_t rows = 1;

@@ -68,7 +68,7 @@ TypesResult adam_types(const OpTypes& use) {
   return std::vector<TensorType>{use.inputs[0], state, state};
 }
 
-// Every element of the parameter on its own: the scalars are broadcast.
+// Updates every element of the parameter on its own: the scalars are broadcast.
 LoopRule optimizer_rule(const OpTypes& use) { return pointwise_loops(use, {}); }
 
 OpSample sgd_sample(double momentum, double dampening, int64_t nesterov, bool clipped) {

@@ -99,7 +99,7 @@ LoopRule pointwise_loops(const OpTypes& use, std::vector<std::vector<int>> linea
 // Returns the dims of operands that have blocks of `unit` elements of a dim in common, each its own
 // number of them: letters for what is inside of a block, the number being whole.
 Dim block_letters(LoopBuilder& build, int64_t extent, int64_t unit);
-// No letter at all: every dim of every operand is whole.
+// Gives no letter at all: every dim of every operand is whole.
 LoopRule whole_loops(const OpTypes& use);
 // Returns letters that two shapes with equally many elements share.
 std::pair<Dims, Dims> common_letters(LoopBuilder& build, const Shape& from, const Shape& to);

@@ -147,8 +147,8 @@ OpSample slice_sample(Shape shape, std::vector<int64_t> starts, std::vector<int6
           .attrs = {{"starts", starts}, {"ends", ends}, {"steps", steps}}};
 }
 
-// Where it is one run of the input's bytes: all dims behind the first that is cut are whole, all
-// before it single.
+// Returns the first byte where the slice is one run of the input's bytes: all dims after the first
+// that is cut are whole, all before it single.
 std::optional<int64_t> slice_first_byte(const TensorType& from, const TensorType& to,
                                         const Attrs& attrs) {
   const std::vector<int64_t> starts = attrs.integers("starts"), steps = attrs.integers("steps");

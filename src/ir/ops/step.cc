@@ -54,7 +54,7 @@ LoopRule squares_rule(const OpTypes& use) {
 
 TypesResult norm_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 1, size_t(-1)));
-  // Sums of squares one by one, or several in a vector: all are added in order.
+  // The inputs are sums of squares one by one, or several in a vector: all are added in order.
   for (size_t i = 0; i < use.inputs.size(); ++i) {
     if (use.inputs[i].shape.size() == 1 && use.inputs[i].dtype == DType::kF64) continue;
     PIPER_TRY(check_type(use, i, "sum of squares", kReal));

@@ -20,7 +20,8 @@ OpAttribute integers(std::string_view name) { return {name, OpAttribute::kIntege
 bool has(const OpTypes& use, size_t input) {
   return input < use.present.size() && use.present[input];
 }
-// The extent of all parts, where the use is told at which of them it begins.
+// Adds the attribute `whole`, the extent of all parts, where the use is told at which of them it
+// begins.
 OpAttribute whole() {
   return {"whole", OpAttribute::kInteger, [](const OpDef& op, const OpTypes& use) {
             const auto firsts = op.loops(use).firsts;

@@ -30,8 +30,8 @@ bool is_manifest(std::string_view text);
 // version and set id are not checked: to know which files a set has, not to run it.
 std::optional<Manifest> manifest_outline(std::string_view text);
 
-// Which role each rank runs: `axes` are those on which it depends, `roles` the table over their
-// coordinates, row-major. Its size does not grow along the other axes.
+// Says which role each rank runs: `axes` are those on which it depends, `roles` the table over
+// their coordinates, row-major. Its size does not grow along the other axes.
 struct RoleTable {
   std::vector<std::string> axes;
   std::vector<std::string> roles;

@@ -112,8 +112,8 @@ PlanSet opened(const PlanOutline& outline) {
   return set;
 }
 
-// A window of a mapped file whose pages leave memory with the last reader: initial values are read
-// once, and would otherwise stay beside the buffers they were copied to.
+// Returns a window of a mapped file whose pages leave memory with the last reader: initial values
+// are read once, and would otherwise stay beside the buffers they were copied to.
 Bytes passing(Bytes mapped) {
   const auto forget = [mapped](const void*) {
     const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));

@@ -21,7 +21,8 @@ Error storage(const std::string& path, const char* verb, int problem) {
       .with_code(ExitCode::kStorage);
 }
 
-// Not flushed to the disk: a set that was cut off by a power failure shows in its digests.
+// Writes without flushing to the disk: a set that was cut off by a power failure shows in its
+// digests.
 Status write_small(const std::string& path, std::string_view bytes) {
   const int handle = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (handle < 0) return storage(path, "write", errno);
@@ -180,7 +181,7 @@ void remove_set(const std::string& directory, const std::vector<std::string>& fi
 Status exchange(const std::string& built, const std::string& target,
                 const std::vector<std::string>& old) {
   if (old.empty()) {
-    // An empty directory or none: rename replaces either.
+    // The target is an empty directory or none: rename replaces either.
     if (rename(built.c_str(), target.c_str()) != 0) return storage(target, "write", errno);
     return ok_status();
   }

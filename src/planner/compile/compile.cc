@@ -80,8 +80,8 @@ Result<bool> splits_backward(const Strategy& strategy) {
   return false;
 }
 
-// What knows tasks alone, not the strategy: where it names no place, its errors point at the order
-// directive.
+// Locates errors of steps that know only tasks, not the strategy: where such an error names no
+// place, it points at the order directive.
 template <class T>
 Result<T> located(Result<T> made, const Strategy& strategy) {
   if (!made && made.error().at.line == 0 && !strategy.orders.empty())

@@ -84,7 +84,7 @@ class Parser {
     dag.labels.push_back(std::move(label));
   }
 
-  // Of no node: a part of a state, say.
+  // Reads a value of no node: a part of a state, say.
   void parse_value(LineReader& line) {
     Value value;
     value.name = line.word();

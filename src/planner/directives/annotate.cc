@@ -67,7 +67,7 @@ namespace {
 
 using Joined = std::map<int32_t, std::vector<NodeId>>;  // by tag value
 
-// Only nodes that no rule reaches: a tag that a rule leaves out is absent.
+// Joins only nodes that no rule reaches: a tag that a rule leaves out is absent.
 Joined join_by_dataflow(Graph& graph, int tag, const std::vector<bool>& reached) {
   Joined joined;
   const auto join = [&](size_t i, int32_t value) {

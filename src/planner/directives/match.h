@@ -40,7 +40,7 @@ class TaskMatcher {
   int32_t view(TaskId task) const { return view_of_[task.index()]; }
   // Returns all that match.
   Result<std::vector<TaskId>> find(const Where& where, const Variables& variables) const;
-  // Why it is no mistake that none does, "nothing: axis 'dp' has one rank"; empty: it is one.
+  // Says why it is no mistake that none does, "nothing: axis 'dp' has one rank"; empty: it is one.
   // `messages`: the directive is for messages alone, whatever the conditions say.
   std::string excuse(const Where& where, bool messages = false) const;
   // Returns the error that none does, with what there is, at the condition on values if no task

@@ -26,7 +26,8 @@ std::vector<std::vector<int32_t>> make_cells(const std::vector<DagAxis>& mesh) {
   return cells;
 }
 
-// Chunks in the order in which errors should name them: forward ones are what users think in.
+// Returns chunks in the order in which errors should name them: forward ones are what users think
+// in.
 std::vector<size_t> forward_first(const Dag& dag) {
   std::vector<size_t> order;
   for (const bool forward : {true, false})

@@ -247,7 +247,7 @@ class Caster {
     return infer(id);
   }
 
-  // The model's own casts between floats are the directive's business: they change nothing. What is
+  // Changes the model's own casts between floats: they have no effect under the directive. What is
   // made of integers is f32, or f64.
   void recast(Node& node, Counts& counts) {
     const ValueId input = node.inputs[0];

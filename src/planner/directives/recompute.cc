@@ -321,7 +321,8 @@ class Recomputer {
     copies_[original.index()] = made;
     return graph_.node(made).outputs[output];
   }
-  // Ops whose results are bytes that are there: keeping their input is as good for all variants.
+  // Returns whether the op's results are bytes that exist anyway: keeping its input is as good for
+  // all variants.
   bool is_free(const Node& node) const {
     return node.op == "Reshape" ||
            (node.op == "Cast" && graph_.value(node.inputs[0]).kind == ValueKind::kState);

@@ -145,8 +145,9 @@ Status check_persist(const Dag& dag, const Replicate& replicate) {
                              human_bytes(largest), human_bytes(replicate.persist_bytes)));
 }
 
-// Whether each rank of the axis can update its part of what the parameter becomes: it has terms of
-// a gradient. Coupled ranks may have all of it; and what forward makes of a buffer is whole.
+// Returns whether each rank of the axis can update its part of what the parameter becomes: it has
+// terms of a gradient. Coupled ranks may have all of it; and what forward makes of a buffer is
+// whole.
 bool has_parts(const Dag& dag, const Param& param, int32_t axis) {
   if (!param.gradient.valid())
     return std::none_of(dag.graph.updates.begin(), dag.graph.updates.end(),

@@ -510,8 +510,8 @@ int64_t sent_by(const ShardedGraph& made) {
   return bytes;
 }
 
-// Weights of two dims that send much less if each is cut along its other one: files have products
-// with weights [in, out] and [out, in].
+// Notes weights of two dims that send much less if each is cut along its other one: files have
+// products with weights [in, out] and [out, in].
 Status note_other_way(const Graph& graph, const ShardedGraph& made, AxisCut cut,
                       std::vector<std::string>& notes) {
   constexpr double kMuch = 0.6;

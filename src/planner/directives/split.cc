@@ -53,8 +53,8 @@ Result<int64_t> count_microbatches(const Strategy& strategy, int64_t per_replica
   return count;
 }
 
-// A second directive nests: replicas are summed first where states are cut, then along the other
-// axes, the last one first.
+// Returns the rounds of sums. A second directive nests: replicas are summed first where states are
+// cut, then along the other axes, the last one first.
 Result<std::vector<SumRound>> sum_rounds(const Strategy& strategy, const Cut& cut) {
   std::vector<SumRound> rounds;
   const Replicate* first = nullptr;  // that cuts states

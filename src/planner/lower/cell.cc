@@ -368,8 +368,8 @@ class CellLowerer {
     return it->second;
   }
 
-  // What the verifier sums: contributions made here, sums of parts, and finished sums that are
-  // read.
+  // Declares what the verifier sums: contributions made here, sums of parts, and finished sums that
+  // are read.
   void declare_sums(const Task& task, const Segment& segment, const std::vector<bool>& first,
                     const SumsRead& sums, Instruction& instruction) {
     const auto arg_of = [&](int32_t buffer) {

@@ -24,7 +24,7 @@ struct Slot {
 // one. `pool`: what is gathered for each pass lies there.
 std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
                                       const std::vector<Overlap>& overlaps);
-// Without waits: they are added later.
+// Inserts gathers without waits: they are added later.
 std::vector<int32_t> insert_gathers(RoleProgram& role, const std::vector<GatheredBuffer>& gathered,
                                     const Dag& dag, std::vector<Slot>& pool);
 

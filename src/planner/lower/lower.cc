@@ -26,7 +26,7 @@ std::unordered_map<int32_t, std::vector<ChunkCollective>> find_collectives(const
   return collectives;
 }
 
-// Which programs the compute tasks run: the first to add to an accumulator sets it.
+// Chooses which programs the compute tasks run: the first to add to an accumulator sets it.
 void choose_programs(const Dag& dag, const Schedule& schedule, ProgramPool& pool, Places& places) {
   std::vector<uint8_t> started(dag.items.size());  // each of one cell
   // This lists by chunk, each of one cell, the programs of most tasks, which all add to what is

@@ -79,8 +79,8 @@ class Copier {
   bool is_later_run(int64_t first, int64_t i) const {
     return role_.body[at(first)].ahead > role_.body[at(i)].ahead;
   }
-  // Its uses in the order of its step: what belongs to the next one comes before the rest, which
-  // is in the next run of the body.
+  // Returns a buffer's uses in the order of its step: what belongs to the next one comes before the
+  // rest, which is in the next run of the body.
   std::vector<int64_t> uses_in_time(int32_t buffer) const {
     std::vector<int64_t> uses = accesses_[at(buffer)];
     std::stable_sort(uses.begin(), uses.end(), [&](int64_t a, int64_t b) {
@@ -89,7 +89,7 @@ class Copier {
     return uses;
   }
 
-  // From its last use in the forward until its first in the backward a value lies on the host.
+  // Keeps a value on the host from its last use in the forward until its first in the backward.
   void move_kept(int32_t buffer, const Offload& offload, OffloadCount& count) {
     const std::vector<int64_t> uses = uses_in_time(buffer);
     const auto back = std::find_if(uses.begin(), uses.end(),
@@ -118,7 +118,8 @@ class Copier {
   }
 
   // ---- States ----
-  // States that one instruction alone reads and writes live on the host and come for it.
+  // Keeps on the host the states that only one instruction reads and writes, and copies them for
+  // it.
   void move_states(const Offload& offload, OffloadCount& count) {
     std::vector<std::pair<int64_t, std::vector<int32_t>>> updates;  // instructions, their states
     for (size_t b = 0; b < accesses_.size(); ++b) {

@@ -192,7 +192,7 @@ bool is_written(const RoleProgram& role, const Instruction& one, size_t arg) {
 void wait_for_data(RoleProgram& role) {
   if (is_on_one_stream(role)) return;
   const size_t streams = role.streams.size();
-  // These list by buffer and stream the last instruction that writes, and that reads or writes.
+  // These list, by buffer and stream, the last instruction that writes, and that reads or writes.
   std::vector<int32_t> writes(role.buffers.size() * streams, -1), accesses = writes;
   for (size_t i = 0; i < role.body.size(); ++i) {
     Instruction& instruction = role.body[i];
@@ -234,7 +234,7 @@ std::vector<TensorCut> cuts_of(const Dag& dag, const Value& state, Shape own, Sh
 }
 
 void drop_implied_waits(std::vector<Instruction>& section, size_t streams) {
-  // This lists by instruction and stream the last one there that is complete when it begins.
+  // This lists, by instruction and stream, the last one there that is complete when it begins.
   std::vector<int32_t> known(section.size() * streams, -1);
   std::vector<int32_t> last(streams, -1);  // by stream, so far
   for (size_t i = 0; i < section.size(); ++i) {

@@ -16,7 +16,7 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
 // offset yet, and place_others gives them one by their lifetimes.
 std::vector<Block> place_kept(const RoleProgram& role, const std::vector<Slot>& pool);
 void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t circle);
-// How ranks hold a state: a rank has so much of `whole`, with the zeros behind it.
+// Returns how ranks hold a state: a rank has so much of `whole`, with the zeros after it.
 std::vector<TensorCut> cuts_of(const Dag& dag, const Value& state, Shape own, Shape whole);
 // Describes the role's data inputs, and what transports and kernels may allocate. `readers`: of the
 // graph's values.

@@ -7,7 +7,7 @@
 
 namespace piper {
 
-// What all cells look up, by position: each item and task is of one cell.
+// Holds what all cells look up, by position: each item and task is of one cell.
 struct Places {
   explicit Places(const Dag& dag)
       : items_of_cell(dag.cells.size()),

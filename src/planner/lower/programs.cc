@@ -153,8 +153,8 @@ class SegmentBuilder {
       ++products_[static_cast<size_t>(graph_.value(node.inputs[0]).type.dtype)];
   }
 
-  // A dim of which the rank has one element, as its block: to move it past others would be a mere
-  // view here, but not to whoever follows the blocks.
+  // Returns whether the rank has one element of some dim, as its block: moving it past others would
+  // be only a view here, but not for code that follows the blocks.
   static bool has_single_block(const Value& value) {
     return std::any_of(value.over.begin(), value.over.end(), [&](const AxisLayout& lies) {
       return lies.layout.kind == LayoutKind::kSharded && value.type.shape[at(lies.layout.dim)] == 1;

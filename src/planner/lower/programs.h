@@ -17,8 +17,8 @@ struct SegmentArg {
   // kSum: of its accumulates.
   int32_t index = 0;
 };
-// A program, or a message between two of them: then `args` are what each of its collectives reads
-// and makes.
+// Names a program, or a message between two of them: then `args` are what each of its collectives
+// reads and makes.
 struct Segment {
   int32_t program = -1;  // index of ProgramPool::programs
   ChunkCollective collective;

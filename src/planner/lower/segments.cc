@@ -163,7 +163,7 @@ class Cutter {
   Nodes order_;
 };
 
-// What one all-reduce alone reads of what the chunk makes is made where its result lies.
+// Lets the chunk make what only one all-reduce reads in the memory of the result.
 void add_reduced_in_place(const Graph& graph, const Chunk& chunk,
                           std::unordered_map<int32_t, ValueId>& same) {
   std::unordered_map<int32_t, int32_t> reads;
@@ -181,8 +181,8 @@ void add_reduced_in_place(const Graph& graph, const Chunk& chunk,
   }
 }
 
-// Logits of which the chunk that made them and this one alone know: their gradient is made where
-// they lie.
+// Lets the gradient of logits overwrite them, if only this chunk and the one that made them know
+// them.
 void add_gradients_of_logits(const Dag& dag, const Chunk& chunk,
                              std::unordered_map<int32_t, ValueId>& same) {
   for (NodeId id : chunk.nodes) {

@@ -29,7 +29,7 @@ class Rows {
   size_t width_;
 };
 
-// By cell and instruction: whether it joins all cells, for axes tell these apart.
+// Returns by cell and instruction whether it joins all cells, for axes tell these apart.
 std::vector<std::vector<uint8_t>> find_joins(const Dag& dag,
                                              const std::vector<RoleProgram>& roles) {
   std::vector<std::vector<uint8_t>> joins(roles.size());

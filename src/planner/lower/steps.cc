@@ -198,8 +198,8 @@ bool meets_next(const Life& life) {
   return !life.own.empty() && !life.next.empty() && life.own.last >= life.next.first;
 }
 
-// A buffer that both steps of a body use lives from where the next step begins it, past the end of
-// the body, to where its own step has done with it.
+// Sets when a buffer that both steps of a body use is alive: from where the next step begins it,
+// past the end of the body, to where its own step is done with it.
 void set_lifetime(const Life& life, int64_t body, Block& block) {
   block.first = block.last = 0;
   if (life.own.empty() && life.next.empty()) return;

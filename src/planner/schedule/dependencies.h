@@ -9,8 +9,8 @@ namespace piper {
 // are, everything else in blocks of a dim.
 bool is_ordered(const Task& task);
 
-// Reductions between SPMD peers alone: all peers run the same program, so these may start as soon
-// as they can.
+// Returns whether the task is a reduction between SPMD peers: all peers run the same program, so
+// these may start as soon as they can.
 bool is_peer_reduction(const Dag& dag, const Task& task);
 
 // Returns whether the task rounds sums so that they travel in fewer bytes.

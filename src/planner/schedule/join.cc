@@ -251,7 +251,7 @@ class Rewriter {
   }
 
  private:
-  // A stack of its own: chains of needs are as long as a pipeline.
+  // Adds tasks with a stack of its own: chains of needs are as long as a pipeline.
   void add_with_needs(TaskId wanted) {
     std::vector<TaskId> open{wanted};
     while (!open.empty()) {

@@ -5,7 +5,7 @@
 
 namespace piper {
 
-// The tasks of one region and pass on a cell, by turn: the next one is the only choice. They
+// Holds the tasks of one region and pass on a cell, by turn: the next one is the only choice. They
 // have the places [first, end) in Lines::places.
 struct Line {
   size_t first = 0, end = 0;

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max() / 4;
 
-// How much a simulation follows a pattern: it takes the tasks in its order; or of those that can
-// start first the one that is first in the pattern, within its limits.
+// Says how closely a simulation follows a pattern: it takes the tasks in its order; or of those
+// that can start first the one that is first in the pattern, within its limits.
 enum class Follow { kNothing, kOrder, kLimits };
 
 class Lister {

@@ -39,7 +39,7 @@ class PadRewrite {
     return at == found_.marks.end() ? nullptr : &at->second;
   }
 
-  // Attributes first: they need all types as they were.
+  // Makes room, attributes first: they need all types as they were.
   void make_room() {
     const auto padded = [&](ValueId id) {
       Shape shape = graph_.value(id).type.shape;

@@ -305,15 +305,15 @@ class Propagation {
            is_zero(producer.inputs[0]);
   }
 
-  // A number that all shards have as a whole: it can be one's term of a sum over them.
+  // Returns whether all shards have the number as a whole: it can be one's term of a sum over them.
   bool is_shareable(ValueId id) const {
     return layouts_[id.index()] == Layout{} && !required_.count(id.value) &&
            graph_.value(id).type.dtype != DType::kBool;
   }
 
-  // The Partial inputs that may stay so: a set the op is linear in, its other inputs being zeros,
-  // while all others can be summed early. Most stay if there is a choice. Where some cannot be
-  // summed early, the set may have whole values, as terms.
+  // Returns the Partial inputs that may stay so: a set the op is linear in, its other inputs being
+  // zeros, while all others can be summed early. Most stay if there is a choice. Where some cannot
+  // be summed early, the set may have whole values, as terms.
   //   Div(sum of losses, label count): linear in 0 alone; the count, input 1, is summed before the
   //   microbatches run
   //   Where(condition, sum, 0): linear in 1 and 2

@@ -25,7 +25,7 @@ Result<ShardedGraph> AxisWalk::run() {
     visit(NodeId(i));
     if (wrong_) return *std::move(wrong_);
   }
-  // This lists readers by their places among the nodes that are made.
+  // This lists the readers by their places among the nodes that are made.
   std::vector<NodeId> now(count);
   for (size_t n = 0; n < was_.size(); ++n)
     if (was_[n].valid()) now[was_[n].index()] = NodeId(n);

@@ -142,7 +142,7 @@ class Rewrite {
     return build.reshape(build.op1("Gather", {blocks, number}, {{"axis", int64_t{0}}}), own);
   }
 
-  // Of a value that all shards have, beside terms of a sum over them: the shard of the batch's
+  // Shares a value that all shards have, beside terms of a sum over them: the shard of the batch's
   // first samples has it as its term, the others have zeros.
   void share_terms() {
     std::map<std::pair<Pass, std::vector<int32_t>>, ValueId> are_first;  // by region
@@ -164,7 +164,7 @@ class Rewrite {
     }
   }
 
-  // Where terms for it are made: what sums over the step makes none.
+  // Returns a node in the place where terms for it are made: what sums over the step makes none.
   Node maker_near(const Node& reader, ValueId whole) const {
     if (!is_step_sum(reader) && reader.pass != Pass::kU) return reader;
     for (ValueId id : {whole, reader.inputs.front(), reader.inputs.back()})

@@ -207,8 +207,7 @@ Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Tra
                        *transport, job);
 }
 
-// What is done after each step, on rank 0: it goes on to where people look, and looks itself
-// whether the run shall go on.
+// Does on rank 0 what follows each step: reports it, and looks whether the run shall go on.
 class Watch {
  public:
   Watch(RunOptions& options, const Loaded& loaded, Voice& voice, bool speaks)

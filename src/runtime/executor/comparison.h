@@ -18,8 +18,8 @@ class Comparison {
                                                   bool sums_otherwise);
   // Compares the parameters of this rank. Each must be the oracle's, whole.
   Status watch(int64_t rank, const Executor& executor);
-  // After the last watch, when all ranks of the job are watched: each of the oracle's parameters is
-  // held by one.
+  // Checks, after the last watch and when all ranks of the job are watched, that each of the
+  // oracle's parameters is held by one.
   Status check_complete() const;
   // Runs the oracle's step, then compares; the ranks stand still meanwhile. `loss` where this
   // process knows it.

@@ -23,7 +23,7 @@ void copy_to_mirror(State& state, size_t buffer, std::vector<std::byte>& mirror)
   state.backend.copy(mirror.data(), state.at(static_cast<int32_t>(buffer)), std::ssize(mirror));
 }
 
-// The elements of a file as the tensor has them: a copy of a parameter is that, rounded.
+// Returns the elements of a file as the tensor has them: a copy of a parameter is that, rounded.
 Bytes value_of(const RoleProgram& role, const Tensor& tensor, const Bytes& stored) {
   Bytes value = stored.made();
   if (role.original(tensor).type.dtype == tensor.type.dtype) return value;

@@ -160,13 +160,14 @@ Status run_op(Executor::State& state, const Op& op);
 // Prepares at load: events, streams, and what is in host memory.
 Status prepare_queues(Executor::State& state);
 Status prepare_section(Executor::State& state, BoundSection& section);
-// At load: events for a trace, where one is kept and the backend knows times.
+// Prepares at load the events for a trace, where one is kept and the backend knows times.
 Status prepare_times(Executor::State& state);
 // Reads the times of a step that has been waited for into its part of the trace.
 void read_times(Executor::State& state, int64_t step);
 // Decides at load, after all sections, whether bodies can be queued as one. Collective.
 Status prepare_graphs(Executor::State& state);
-// At the end of a section: what it has sent is its own again, or will be for what is queued next.
+// Waits at the end of a section until its send buffers are its own again, or will be for what is
+// queued next.
 Status wait_sends(Executor::State& state, int64_t step);
 // Returns where the host reads a buffer when all that was queued is done: its memory, or a copy of
 // it that refresh_mirrors makes anew.

@@ -103,7 +103,7 @@ Status Helper::run_line(size_t line) {
     if (at.after > 0 && !wait_for_other(line, at.after)) return ok_status();
     if (at.after > 0 && trace_ != nullptr) before = now_us();
     const Op& op = section_->ops[static_cast<size_t>(at.op)];
-    // The one that others may be waiting for says where the rank stands.
+    // The thread that others may be waiting for says what the rank is doing.
     if (line == kHelps) state_.activity.store(op.label, std::memory_order_release);
     const NvtxScope range = range_of(state_, *section_, static_cast<size_t>(at.op));
     const double start = trace_ != nullptr ? now_us() : 0;

@@ -136,7 +136,8 @@ class Job {
     world_->rank(rank).control().abort(error);
   }
 
-  // After an error a rank that is stuck is waited for no longer: nothing it has is wanted any more.
+  // Waits for all ranks; after an error a stuck rank is waited for no longer: nothing it has is
+  // wanted any more.
   void wait_for_all(size_t threads) {
     std::unique_lock lock(mutex_);
     const auto all = [&] { return ended_ == threads; };

@@ -141,7 +141,7 @@ Status Steps::begin(int64_t step) {
   return run_.executor.start_step(step, last_);
 }
 
-// Whether what the step would read is lost: then it does not begin, on any rank.
+// Returns whether what the step would read is lost: then it does not begin, on any rank.
 bool Steps::lacks_data(int64_t step) {
   const bool is_body = step < run_.options.steps - (overlap_ ? 1 : 0);
   if (!is_body || !(meets(run_) || run_.control.world() == 1)) return false;

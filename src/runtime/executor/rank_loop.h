@@ -21,7 +21,8 @@ struct RankRun {
 };
 Status run_rank(RankRun& run);
 
-// What collect_parameters gives, along the tree of ranks: collective, and rank 0 has the result.
+// Returns what collect_parameters gives, along the tree of ranks: collective, and rank 0 has the
+// result.
 Result<std::vector<NamedTensor>> gather_parameters(const Executor& executor, Control& control);
 
 }  // namespace piper

@@ -10,7 +10,8 @@ class Replicas {
  public:
   // Collective: every rank says what it keeps.
   static Result<std::unique_ptr<Replicas>> open(Control& control, const Executor& executor);
-  // Collective, between steps: digests of all that is kept reach rank 0, which compares them.
+  // Checks replicas; collective, between steps: digests of all that is kept reach rank 0, which
+  // compares them.
   Status check(int64_t step);
 
  private:

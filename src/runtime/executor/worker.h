@@ -9,8 +9,8 @@
 
 namespace piper {
 
-// Until ready(value). What a thread waits for is mostly near: it looks for a moment, then sleeps
-// until it is notified.
+// Waits until ready(value). What a thread waits for is mostly near: it looks for a moment, then
+// sleeps until it is notified.
 template <class T, class Ready>
 T await(const std::atomic<T>& value, Ready ready) {
   constexpr int kLooks = 64;

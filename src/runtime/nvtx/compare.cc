@@ -59,7 +59,7 @@ PIPER_EQUAL(NvtxRange{}.colour_type, NVTX_COLOR_ARGB);
 PIPER_EQUAL(NvtxRange{}.message_type, NVTX_MESSAGE_TYPE_REGISTERED);
 PIPER_EQUAL(2, NVTX_PAYLOAD_TYPE_INT64);
 
-// As calls pass them: numbers of one size, and pointers, are alike.
+// Returns whether calls pass them alike: numbers of one size, and pointers, are.
 template <typename A, typename B>
 constexpr bool is_alike() {
   if constexpr (std::is_void_v<A> || std::is_void_v<B>)

@@ -152,7 +152,7 @@ class InprocTransport final : public Transport, public Control, public Fabric {
 
 // ---- Waiting ------------------------------------------------------------------------------------
 
-// Also true when the job has stopped: the caller looks at shared_.stopped next.
+// Waits; returns true also when the job has stopped: the caller looks at shared_.stopped next.
 template <class Ready>
 bool InprocTransport::wait(int64_t peer, Ready ready) {
   const auto over = [&] { return ready() || shared_.stopped.load() >= 0; };
@@ -363,7 +363,7 @@ Status InprocTransport::wait_sends() {
 
 // ---- Collectives --------------------------------------------------------------------------------
 
-// One phase: returns when all members have come as far.
+// Does one phase: returns when all members have come as far.
 Status InprocTransport::arrive(Seated& seated, const char* what) {
   Group& group = *seated.group;
   uint64_t phase = ++seated.phase;

@@ -15,8 +15,8 @@ std::string text_of(const char* name) {
 
 constexpr int64_t kMostRanks = INT32_MAX;
 
-// A launcher that says something else than a number is not taken for none: each process would train
-// the whole job.
+// Reads a variable of a launcher. One that is no number is an error: otherwise each process would
+// train the whole job.
 Result<std::optional<int64_t>> variable(const char* name, int64_t least = 0,
                                         int64_t most = INT64_MAX) {
   const std::string text = text_of(name);

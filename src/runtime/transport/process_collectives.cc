@@ -270,9 +270,9 @@ Status ProcessTransport::rotate(Group& group, std::span<const Turn> turns) {
 
 namespace {
 
-// Of the rows that lie in `home`'s part and whose owner is `owner`, one after the other, the bytes
-// [begin, end): visit(byte of the whole, byte of the part, place, bytes). Returns how many bytes
-// they all have.
+// Visits, of the rows that are in `home`'s part and whose owner is `owner`, one after the other,
+// the bytes [begin, end): visit(byte of the whole, byte of the part, place, bytes). Returns how
+// many bytes they all have.
 template <class Visit>
 int64_t for_each_row(const Rows& rows, int64_t home, int64_t owner, int64_t begin, int64_t end,
                      Visit visit) {

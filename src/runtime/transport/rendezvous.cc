@@ -83,7 +83,7 @@ Error peer_error(std::string text) { return fail("{}", text).with_code(ExitCode:
 
 }  // namespace
 
-// Who has connected: nothing of it is believed until a whole question has come.
+// Describes who has connected: nothing of it is believed until a whole question has come.
 struct Rendezvous::Guest {
   Socket socket;
   Clock::time_point came = Clock::now();

@@ -76,7 +76,7 @@ struct Work {
   bool done = false;
 };
 
-// A message that came before it was wanted: the bytes of a small one, or an offer.
+// Holds a message that came before it was wanted: the bytes of a small one, or an offer.
 struct Early {
   Frame frame;
   std::vector<std::byte> bytes;

@@ -122,8 +122,8 @@ DEVICE void stage_columns(const Matrix<T>& from, Shared& to, int begin) {
           static_cast<computed<T>>(x.x[i]);
   }
 }
-// Element [row][column] of lines of kColumns, of kRows rows: piece by piece, where so many may be
-// read at once.
+// Stages element [row][column] of lines of kColumns, of kRows rows: piece by piece, where so many
+// may be read at once.
 template <class T, int kTile, int kRows, int kColumns, int kVector, class Shared>
 DEVICE void stage_rows(const Matrix<T>& from, Shared& to) {
   constexpr int kTaken = kVector % kEach<kTile> == 0 ? kEach<kTile> : 1;
@@ -169,8 +169,8 @@ DEVICE void multiply(Matrix<T> a, Matrix<T> b, Shared& stage, Square<T, kTile>& 
   }
 }
 
-// What a block shares of a tile: lines of pieces, in an order that lets neighbours write to
-// different banks.
+// Returns where a piece is in what a block shares of a tile: lines of pieces, in an order that lets
+// neighbours write to different banks.
 template <int kTile>
 DEVICE int piece_of(int line, int element) {
   return line * kSide + ((element / kEach<kTile>)^(line / kEach<kTile> % 8));
@@ -385,8 +385,7 @@ DEVICE void forward(const Form& f, const Inputs<T>& in, int64_t chunks, T* y, co
                             f.queries - i0, f.v_width - c0);
 }
 
-// Merges two parts' rows by their sums of exponentials, a warp for each; what sees no key weighs
-// nothing.
+// Runs the next step of a stream, if it can run at once: what computes asks for the device.
 template <class T>
 DEVICE void merge(int64_t count, int64_t queries, int64_t heads, int64_t width, const Rows& rows,
                   double parts, double hidden, const T* y, const computed<T>* lse, const T* other_y,

@@ -35,7 +35,8 @@ DEVICE void fill(T* to, Index count, const T& value) {
   if (i < count) to[i] = value;
 }
 
-// Matrices [rows, kCount * packs]: columns from row + diagonal on are kept, or those up to it.
+// Keeps a triangle of matrices [rows, kCount * packs]: columns from row + diagonal on, or those up
+// to it.
 template <class Index, class T, int kCount>
 DEVICE void triangle(const Pack<T, kCount>* from, Pack<T, kCount>* to, Index count, Index rows,
                      Index packs, Index diagonal, bool upper) {

@@ -51,8 +51,8 @@ DEVICE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int kSide = 64, kDepth = 32, kTileThreads = 256;
 constexpr int kFours = kSide / 4, kPitch = kFours + 1;  // a pack more, so that banks differ
 
-// A factor whose memory goes on along the depth: row(i) is where the line of place i in the tile
-// begins, null where there is none.
+// Reads a factor whose memory goes on along the depth: row(i) is where the line of place i in the
+// tile begins, null where there is none.
 template <class T>
 struct Lines {
   const T* line[kFours * 4 * kWarp / kTileThreads];
@@ -76,8 +76,8 @@ struct Lines {
   }
 };
 
-// A factor whose memory goes on along the side: row(d) is where the line at depth d begins, of
-// which `width` elements are in the tile; kPack says whether lines are of whole packs of four.
+// Reads a factor whose memory goes on along the side: row(d) is where the line at depth d begins,
+// of which `width` elements are in the tile; kPack says whether lines are of whole packs of four.
 template <class T, bool kPack, class Row>
 struct Columns {
   int64_t depth, width;

@@ -27,7 +27,7 @@ DEVICE void multiply_fragments(f16, float (&d)[4], const uint32_t (&a)[4], uint3
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-// Four matrices of 8 × 8 elements in shared memory ("Warp-level matrix load instruction:
+// Loads four matrices of 8 × 8 elements in shared memory ("Warp-level matrix load instruction:
 // ldmatrix"): lane l says where row l % 8 of matrix l / 8 is, and gets of each matrix the elements
 // 2 t and 2 t + 1 of row g; of its transposed, those of column g.
 DEVICE void load_fragments(uint32_t (&x)[4], const void* row) {

@@ -14,7 +14,7 @@ constexpr int kTokens = 64, kOfWarp = 16;  // of a tile, and of a warp's share o
 DEVICE float to_power(float x) { return exp2f(x * 1.44269504088896341f); }  // e to that power
 DEVICE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Four at once are under way to registers: more of them would leave room for fewer blocks.
+// Moves four at once to registers: more of them would leave room for fewer blocks.
 template <class T, class Tile>
 DEVICE void stage(const Matrix<T>& from, const Tile& to) {
 #pragma unroll 4
@@ -201,7 +201,7 @@ DEVICE float over_lanes(float x) {
   return x;
 }
 // ---- Forward ------------------------------------------------------------------------------------
-// What the rows of a warp have so far: of `sum` each lane has that of its keys.
+// Holds what the rows of a warp have so far: of `sum` each lane has that of its keys.
 template <class Values>
 struct Softmax {
   float made[Values::kColumns / 8][4], top[2], sum[2];

@@ -11,8 +11,8 @@ namespace mma {
 
 constexpr int kSide = 128, kStep = 32;  // kStep: of the depth, at once
 
-// A factor whose memory goes on along the depth: place i of the tile has row line(i) of a matrix of
-// rows of kDeep.
+// Reads a factor whose memory goes on along the depth: place i of the tile has row line(i) of a
+// matrix of rows of kDeep.
 template <class T, int kVector, int kDeep>
 struct Lines {
   typedef Tile<kSide, kStep> Shared;
@@ -45,8 +45,8 @@ struct Lines {
   }
 };
 
-// A factor whose memory goes on along the side: row(d) is where the line at depth d begins, of
-// which `width` elements are in the tile.
+// Reads a factor whose memory goes on along the side: row(d) is where the line at depth d begins,
+// of which `width` elements are in the tile.
 template <class T, int kVector, class Row>
 struct Columns {
   typedef Tile<kStep, kSide> Shared;

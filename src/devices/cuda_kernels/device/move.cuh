@@ -27,8 +27,8 @@ DEVICE void repeat(const T* from, Pack<T, kCount>* to, Index count,
   to[i] = same;
 }
 
-// Of each block [rows, columns] of the result: to[r * to_step + c] = from[r + c * from_step], by
-// tiles that lie in shared memory between: both sides are read and written along their last dim.
+// Transposes each block [rows, columns] of the result: to[r * to_step + c] = from[r + c *
+// from_step], by tiles in shared memory: both sides are read and written along their last dim.
 template <class Index, int kRank>
 struct Turned {
   Index rows, columns, from_step, to_step;

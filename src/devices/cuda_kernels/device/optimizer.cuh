@@ -163,9 +163,9 @@ struct Updated {
   }
 };
 
-// Operands of each tensor: p, g, kStateInputs states, rate, clip, step, skip if kInputs has it; p'
-// and the states after it. Operand copies[tensor] is the copy; negative: there is none. A block has
-// kElements elements.
+// Updates several tensors. Operands of each: p, g, kStateInputs states, rate, clip, step, skip if
+// kInputs has it; p' and the states after it. Operand copies[tensor] is the copy; negative: there
+// is none. A block has kElements elements.
 template <class P, class G, class Q, int kStateInputs, int kInputs, int64_t kElements, class Rule,
           int kPointers, int kTensors>
 DEVICE void update(const Pointers<kPointers>& p, const Tensors<kTensors>& tensors,

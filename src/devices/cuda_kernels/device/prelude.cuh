@@ -111,8 +111,8 @@ template <class T>
 using computed = typename Computed<T>::type;
 
 // ---- Several elements at once -------------------------------------------------------------------
-// Aligned to at most 16 bytes, as arguments are: what is longer is moved in several accesses, and
-// never by one of 32 bytes, which newer devices have.
+// Is aligned to at most 16 bytes, as arguments are: what is longer is moved in several accesses,
+// and never by one of 32 bytes, which newer devices have.
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
   T x[kCount];
@@ -127,7 +127,7 @@ DEVICE Index this_thread() {
          static_cast<Index>(threadIdx.x);
 }
 
-// Where element i lies, by strides: its index is taken apart by the extents, last dim first.
+// Finds element i by strides: its index is divided by the extents, last dim first.
 template <class Index, int kRank>
 struct Strides {
   Index extent[kRank], stride[kRank];

@@ -48,8 +48,9 @@ struct Parts {
   }
 };
 
-// Of four elements from `first` on: f(k, words, which of them is its own). kFours: they lie side by
-// side in the whole too, at a place that is a multiple of four.
+// Draws four elements from `first` on: f(k, words, which of them is its own). kFours: they are
+// contiguous in the whole too, at a place that is a multiple of four. kFours: they lie side by side
+// in the whole too, at a place that is a multiple of four.
 template <bool kFours, class Lies, class F>
 DEVICE void draw_four(uint64_t first, const Lies& lies, uint64_t step, uint64_t key, F f) {
   Words words = {};
@@ -81,7 +82,8 @@ DEVICE double sine_of_turns(double turns) {
   return quarter & 2 ? -y : y;
 }
 
-// Box and Muller: words 0 and 1 of a counter make its elements 0 and 1, words 2 and 3 the others.
+// Draws by Box and Muller: words 0 and 1 of a counter make its elements 0 and 1, words 2 and 3 the
+// others.
 DEVICE double normal(const Words& words, int which) {
   const uint32_t near = word_of(words, which & 2), far = word_of(words, which | 1);
   const double radius = sqrt(-2.0 * log(((near >> 8) + 1) * (1.0 / 16777216.0)));

@@ -22,8 +22,8 @@ DEVICE T over_lanes(T x) {
   }
 }
 
-// Packs of kPack elements by words of kWord, as they are aligned: how sums are formed does not
-// depend on where operands lie.
+// Loads packs of kPack elements by words of kWord, as they are aligned: how sums are formed does
+// not depend on the alignment of operands.
 template <int kPack, int kWord, class T>
 DEVICE Pack<T, kPack> load_pack(const T* from) {
   Pack<T, kPack> pack;
@@ -64,8 +64,9 @@ DEVICE void reduce_rows(const T* x, To* to, Index parts, const Reduced<Index, kK
   if (lane == 0 && part < parts) to[group] = To(one);
 }
 
-// The elements of a pack lie along a kept dim: a block makes kAcross packs of results, each by
-// kThreads / kAcross threads that take every so many rows. Results are stored by words of kToWord.
+// Reduces packs whose elements are along a kept dim: a block makes kAcross packs of results, each
+// by kThreads / kAcross threads that take every so many rows. Results are stored by words of
+// kToWord.
 template <class Op, int kThreads, int kAcross, int kPack, int kWord, int kToWord, class T, class To,
           class Index, int kKept, int kReduced>
 DEVICE void reduce_columns(const T* x, To* to, const Reduced<Index, kKept, kReduced>& by,

@@ -3,7 +3,7 @@
 
 namespace rows {
 
-// As it lies in memory: a byte that is neither 0 nor 1 is true.
+// Holds an element as it is in memory: a byte that is neither 0 nor 1 is true.
 template <class T>
 struct Stored {
   typedef T type;
@@ -199,8 +199,8 @@ struct Rows {
   }
 };
 
-// Columns of [kParts, kWidth] added up, a warp's lanes side by side and its parts in the order of
-// warps: `block` is of those that have this sum.
+// Adds up the columns of [kParts, kWidth], a warp's lanes side by side and its parts in the order
+// of warps: `block` is of those that have this sum.
 template <int64_t kParts, int64_t kWidth, class T, class To>
 DEVICE void sum_parts(const T* parts, To* sums, int64_t block) {
   constexpr int kWarps = 8;

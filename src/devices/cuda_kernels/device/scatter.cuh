@@ -48,8 +48,8 @@ DEVICE void enter_elements(const I* indices, uint64_t* sorted, const Entries& en
 // `apart`.
 DEVICE bool descends(int64_t i, int64_t run) { return (i & run) != 0; }
 
-// kSteps steps of a run over all entries, of which the last one's pairs are `apart`: a thread has
-// all entries that its own meet.
+// Does kSteps steps of a run over all entries, of which the last one's pairs are `apart`: a thread
+// has all entries that its own meet.
 template <int kSteps>
 DEVICE void sort_steps(uint64_t* x, int64_t threads, int64_t run, int64_t apart) {
   const int64_t thread = this_thread<int64_t>();
