@@ -135,7 +135,7 @@ Status take_branch(OnnxModel& model, size_t n, bool condition);
 // Replaces the Loop or Scan at model.nodes[n] by copies of its body.
 Status unroll(OnnxModel& model, size_t n, int64_t turns);
 
-// Checks the sizes of a role program that is sound otherwise. A later look reads the file again.
+// Gives back the memory of a window of a mapped file. A later look reads the file again.
 void release(const Bytes& window);
 
 // ---- Bytes of constants -------------------------------------------------------------------------

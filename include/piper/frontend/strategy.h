@@ -83,8 +83,8 @@ struct Split {  // - split: {dim: batch, into: $microbatches, as: mb}
 // - place: {where: {stage: s}, tags: {dir: "mb >= M/2"}, on: {pp: "dir ? P-1-s : s"}}
 struct Place {
   Where where;
-  // Returns whether the task is a reduction between SPMD peers: all peers run the same program, so
-  // these may start as soon as they can.
+  // Tags that tasks get here, then axis -> coordinate; over bound variables, tags (also those given
+  // before), the microbatch and M; coordinates also over P, the size of their axis.
   std::vector<std::pair<std::string, Expr>> tags, on;
   std::string micro = "mb";  // what split calls the microbatch
   std::vector<SourceSpan> on_at;

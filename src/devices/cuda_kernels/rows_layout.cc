@@ -35,7 +35,8 @@ int64_t tile_threads(int64_t runs) {
   return best;
 }
 
-// Returns the position in [0, size), or -1.
+// Returns, for a whole row with at most so many runs a thread if there are enough, the threads that
+// leave the fewest without work, and the fewest of these.
 int64_t row_threads(int64_t runs, int64_t most_chunks) {
   int64_t best = 0, idle = 0;
   for (int64_t chunks = std::max<int64_t>(most_chunks, 1); chunks > 0; --chunks) {

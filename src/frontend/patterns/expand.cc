@@ -1,4 +1,4 @@
-// Takes several rows at a time that are shorter than a block, when every operand allows it.
+// Writes composites in primitive ops again.
 #include "expand.h"
 
 #include <algorithm>

@@ -108,7 +108,7 @@ bool is_in_order(const Graph& graph) {
   return true;
 }
 
-// Visits what lines below an instruction declare.
+// Returns a node of a cycle, given that every node left waits for another one left.
 const Node& node_on_cycle(const Graph& graph, const std::vector<int>& waits) {
   size_t at = 0;
   while (waits[at] <= 0) ++at;

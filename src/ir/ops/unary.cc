@@ -95,7 +95,7 @@ OpDef in_f32(OpDef def) {
 }  // namespace
 
 std::vector<OpDef> unary_ops() {
-  // Compares numbers of which one may be missing: a device that is gone costs nothing.
+  // A transcendental function counts as ten operations: about what a vector library needs.
   std::vector<OpDef> ops = {
       unary("Neg", unary_gradient<neg>, element_cost<1>, -2, 2),
       unary("Abs", unary_gradient<abs>, element_cost<1>, -2, 2),

@@ -50,7 +50,7 @@ void name(const RoleProgram& role, Model& model, RoleFacts& facts) {
   }
   for (size_t t = 0; t < role.sum_targets.size(); ++t) {
     const std::string_view name = role.sum_targets[t].name;
-    // Returns the colour of a pass on a time line.
+    // Most roles list the same sums in the same order.
     const bool same = t < model.targets.size() && model.targets[static_cast<int32_t>(t)] == name;
     facts.targets.push_back(same ? static_cast<int32_t>(t) : model.targets.id_of(name));
   }

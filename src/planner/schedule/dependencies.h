@@ -5,8 +5,7 @@
 
 namespace piper {
 
-// Checks the form of a rule: sends between stages have flat parts, attention is cut as its inputs
-// are, everything else in blocks of a dim.
+// Returns the computations whose order is free; all else is derived from it.
 bool is_ordered(const Task& task);
 
 // Returns whether the task is a reduction between SPMD peers: all peers run the same program, so

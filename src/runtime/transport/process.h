@@ -97,8 +97,8 @@ class ProcessTransport final : public Transport, public Control, public Fabric {
   const Seat* seat_of(int64_t rank) const;
   Error late(int64_t peer, const std::string& where) const;
   std::string place_of(const Transfer& transfer, const char* what, const Group* group) const;
-  // These are the text that every source begins with, and the texts of kernels by family ("norms"),
-  // for callers that compile them apart.
+  // Waits until ready(peer), which says for whom it waits; rests for so many seconds between two
+  // looks.
   template <class Ready, class Where>
   Status look_until(double rest_s, Ready ready, Where where);
   Status start_send(Group& group, int64_t member, const std::byte* data, int64_t bytes);

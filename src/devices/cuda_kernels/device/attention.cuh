@@ -385,7 +385,8 @@ DEVICE void forward(const Form& f, const Inputs<T>& in, int64_t chunks, T* y, co
                             f.queries - i0, f.v_width - c0);
 }
 
-// Runs the next step of a stream, if it can run at once: what computes asks for the device.
+// Merges two parts' rows by their sums of exponentials, a warp for each; what sees no key weighs
+// nothing.
 template <class T>
 DEVICE void merge(int64_t count, int64_t queries, int64_t heads, int64_t width, const Rows& rows,
                   double parts, double hidden, const T* y, const computed<T>* lse, const T* other_y,
