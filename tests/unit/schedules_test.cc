@@ -510,8 +510,8 @@ TEST(Schedules, AreDrawnWithTheBubbleOfTheClosedForms) {
 }
 
 // "### zbv: P=4 V=2 M=6" and what stands in the block below it.
-TEST(Schedules, LookAsInTheLibrarysReadme) {
-  const std::string path = PIPER_SOURCE_DIR "/strategies/README.md";
+TEST(Schedules, LookAsOnTheLibrarysPage) {
+  const std::string path = PIPER_SOURCE_DIR "/strategies/schedules.md";
   const auto page = read_text_file(path, 1 << 20);
   ASSERT_TRUE(page);
   std::string made_page = *page;
