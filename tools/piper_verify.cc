@@ -1,4 +1,4 @@
-// piper-verify DIR: proves a plan set right from its files alone.
+// piper-verify DIR: proves a plan set right from its files only.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -136,7 +136,7 @@ void check_programs(const PlanSet& set, VerifyReport& report) {
   }
 }
 
-// Returns the set, and the oracle's sets below it. The first replica alone has not the sums of a
+// Returns the set, and the oracle's sets below it. The first replica only has not the sums of a
 // batch: it proves others.
 Result<bool> verify(const std::string& directory, bool json, bool is_oracle) {
   PIPER_ASSIGN(PlanSet set, read_plan_set(directory));

@@ -1,5 +1,5 @@
 // What the programs say of themselves. Made when they are linked, so that a commit compiles one
-// small source anew (tools/version.cmake).
+// small source again (tools/version.cmake).
 #pragma once
 
 namespace piper {

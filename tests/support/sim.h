@@ -5,7 +5,7 @@
 // Vector clocks (Mattern, Virtual time and global states of distributed systems, 1989) on all
 // memory that a world has allocated tell whether what is read or written was ordered before, in
 // whatever order it ran. Communicators keep the rules of NCCL: the operations of one are done one
-// at a time, in the order in which each host has queued them, when those of all members stand at
+// at a time, in the order in which each host has queued them, when those of all members are at
 // the heads of their streams; a send is complete when it has been received.
 //
 // What is wrong ends the run with an error that names rank, stream and the instructions: a race, a

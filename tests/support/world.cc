@@ -217,7 +217,7 @@ class Ends final : public Transport, public Fabric {
       ranges.push_back({one.whole, one.count * size, writes_whole});
       ranges.push_back({one.part, one.part_count * size, !writes_whole});
     }
-    // Blocks of several exchanges may lie between each other: what each touches, run by run.
+    // Blocks of several exchanges may be between each other: what each touches, run by run.
     for (const Exchange& one : of.exchanges)
       for (int64_t m = 0; m < members; ++m)
         one.for_each_run(0, one.block_bytes(), [&](int64_t f, int64_t t, int64_t, int64_t bytes) {

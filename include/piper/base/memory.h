@@ -16,11 +16,11 @@ inline constexpr int64_t kNoCircle = INT64_MAX;
 inline constexpr int64_t kAlignment = 256;
 int64_t align_up(int64_t bytes);
 
-// Finds offsets (multiples of kAlignment) for blocks without one, behind all that have one: as time
+// Finds offsets (multiples of kAlignment) for blocks without one, after all that have one: as time
 // passes, each in the smallest gap that fits, or the same with time going back, whichever ends
-// lower. Returns the arena's size: the greatest end. Never below the peak of live bytes.
-// On a `circle` of so many positions time passes again and again: a block whose last position lies
-// behind its end lives on from its begin. Requires 0 <= last - circle < first < circle of it.
+// lower. Returns the arena's size: the largest end. Never below the peak of live bytes.
+// On a `circle` of so many positions time passes again and again: a block whose last position is
+// past its end lives on from its begin. Requires 0 <= last - circle < first < circle of it.
 int64_t place_blocks(std::vector<Block>& blocks, int64_t circle = kNoCircle);
 
 }  // namespace piper

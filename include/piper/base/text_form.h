@@ -2,7 +2,7 @@
 // order; a field that has its default is left out. One reader, one writer, and a walk over the
 // fields of a structure that serves both. Uses `base`.
 //
-// A structure's fields stand in one list:
+// A structure's fields are in one list:
 //
 //   PIPER_FIELDS(Stream) {
 //     v("name", &Stream::name, kWord);
@@ -66,7 +66,7 @@ class LineReader {
   // The parts of "[a,b]" or "{a,b}"; commas inside quotes and brackets do not part.
   std::vector<std::string_view> items(std::string_view text);
   std::string unquote(std::string_view text);
-  // Returns what stands under the key, if anything does.
+  // Returns what is under the key, if anything does.
   template <class T>
   bool get(std::string_view key, T& to) {
     const auto text = value(key);

@@ -119,7 +119,7 @@ class Backend {
 
   // ---- Graphs -----------------------------------------------------------------------------------
   // Returns whether what is queued between begin_capture and end_capture can be kept, to be queued
-  // again as one. Nothing of it is done meanwhile. It stands on the stream, and on others that
+  // again as one. Nothing of it is done meanwhile. It is on the stream, and on others that
   // wait, directly or not, for an event recorded on it after begin_capture; all of them are waited
   // for by it before end_capture. Nothing of it waits for events recorded before, and nobody is
   // told of those in it.

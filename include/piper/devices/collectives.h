@@ -45,7 +45,7 @@ class Links {
   // Sets scratch memory: called before the first communicator is opened, with device memory of
   // connect_scratch_bytes, whose contents members may exchange to connect.
   virtual void use_scratch(std::span<std::byte> /*scratch*/) {}
-  // Returns the own end of a communicator, in the order in which all ranks list them; `in_flight`:
+  // Returns its own end of a communicator, in the order in which all ranks list them; `in_flight`:
   // of a sender, messages between two wait_sends.
   virtual Result<int32_t> add_pair(int64_t from, int64_t to, int32_t communicator, int32_t stream,
                                    int64_t in_flight) = 0;

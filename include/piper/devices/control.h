@@ -3,8 +3,8 @@
 //
 // A Control belongs to one rank and is used from one thread of it at a time. Every wait has a
 // deadline: when it passes, or another rank has aborted, the call returns an Error with
-// ExitCode::kPeer that names the own rank, what it waited for, the rank it waited for, whom that
-// one waits for, and where the last of them stands. Time in which the own process was suspended
+// ExitCode::kPeer that names this rank, what it waited for, the rank it waited for, whom that
+// one waits for, and where the last of them is. Time in which this process was suspended
 // does not count.
 #pragma once
 
@@ -80,7 +80,7 @@ class Control {
   // Hears as many bytes as were told; `what` names what the rank waits for, as in "barrier".
   virtual Status hear(int64_t rank, std::span<std::byte> bytes, const char* what) = 0;
   // Collective: what all bring becomes one on its way to rank 0, then everyone's. `fold` takes what
-  // a child brings into the own; in whatever order, it comes to the same.
+  // a child brings into its own; in whatever order, it comes to the same.
   Status merge(std::span<std::byte> own, const char* what,
                const std::function<void(std::span<const std::byte> theirs)>& fold);
   virtual Status barrier();
@@ -97,7 +97,7 @@ class Control {
   // Returns those of these ranks that have not looked around for half that time, so that others may
   // wait for them; as far as anything is known of them.
   virtual std::vector<int64_t> find_stuck(std::span<const int64_t> /*ranks*/) { return {}; }
-  // Says what the own rank is doing, for the errors of those who wait for it: a text that outlives
+  // Says what this rank is doing, for the errors of those who wait for it: a text that outlives
   // the job. May stay unread.
   std::atomic<const char*>& activity() { return seat().activity; }
 };

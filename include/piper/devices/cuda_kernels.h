@@ -1,11 +1,11 @@
 // Programs as NVIDIA's devices run them: kernels as text in CUDA C++, products and attentions for
-// the vendor's libraries, and where values lie. It calls nothing of CUDA and knows of no device:
-// what it makes follows from the program alone, so that piperc states memory by it, and a compiler
+// the vendor's libraries, and where values are. It calls nothing of CUDA and knows of no device:
+// what it makes follows from the program only, so that piperc states memory by it, and a compiler
 // of the host runs the same text in tests.
 //
 // An op computes in f32 (f64 stays f64) and rounds each result once; attention of 16-bit floats
 // rounds its weights, and their adjoints, where they are multiplied, too. Sums are formed in an
-// order that the shapes alone determine: no kernel adds with atomics, none depends on how many
+// order that only the shapes determine: no kernel adds with atomics, none depends on how many
 // multiprocessors there are.
 #pragma once
 
@@ -86,7 +86,7 @@ struct DeviceAttention {
 // Returns whether cuDNN has a kernel for it, by what is known of its releases from 9.11 on: 16-bit
 // floats, widths of whole 16 bytes; causal or not, later by an offset, by numbers of queries and of
 // keys in few stretches each (below 2^31); masks of terms, or of booleans that become -∞; a cap.
-// The answer is the program's alone; a library that declines is no error (see DeviceStep).
+// The answer depends on the program only; a library that declines is no error (see DeviceStep).
 bool cudnn_takes(const DeviceAttention& attention);
 // It is given no mask but terms of the attention's type, which kernels make: of the mask's dims, in
 // gradients with a row for each query, less absent keys. Rows begin at multiples of 16 bytes.
@@ -105,9 +105,9 @@ struct CudnnSlice {
 };
 CudnnSlice cudnn_slice(const DeviceAttention& attention);
 
-// kAttention is for a library that may be there, and steps of three kinds are behind it: `before`
-// and `after` go with the library, in front of it and behind it; `instead` are kernels that do
-// without it. Whoever runs it leaves out the latter, and whoever does not has them alone to run.
+// kAttention is for a library that may be there, and steps of three kinds are after it: `before`
+// and `after` go with the library, in front of it and after it; `instead` are kernels that do
+// without it. Whoever runs it leaves out the latter, and whoever does not has only them to run.
 struct DeviceStep {
   enum Kind : uint8_t { kKernel, kProduct, kAttention, kCopy, kZero } kind = kKernel;
   int32_t index = 0;  // of kernels, products or attentions
@@ -132,8 +132,8 @@ struct DeviceProgram {
 };
 
 // Returns what runs in place of a role: matrices of 16-bit floats that only products and
-// cross-entropy touch, and whose rows do not begin at multiples of 16 bytes, have a gap behind each
-// row. Buffers behind such a matrix move by its gaps, which the plan states as packed memory.
+// cross-entropy touch, and whose rows do not begin at multiples of 16 bytes, have a gap after each
+// row. Buffers after such a matrix move by its gaps, which the plan states as packed memory.
 RoleProgram prepared_for_cuda(RoleProgram role);
 // Returns the program with its ops joined as kernels run them; what --explain=traffic counts.
 FusedProgram joined_for_cuda(const Program& program);

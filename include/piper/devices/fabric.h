@@ -39,7 +39,7 @@ struct MessagePart {
 // Describes one tensor of a reduce-scatter or all-gather. `whole` is so many equal stretches of a
 // run for each member: member k's part is the k-th of every stretch, one after the other, or, where
 // `mirrored`, in every second stretch the k-th from its end. Of one stretch the last runs may be
-// shorter; behind its end parts are zero.
+// shorter; past its end parts are zero.
 struct Shard {
   std::byte* whole = nullptr;
   std::byte* part = nullptr;
@@ -109,7 +109,7 @@ struct Exchange {
 // Describes rows of a tensor that go where an index sends them, and come back. The whole is so many
 // equal stretches of a block of rows for each member, whose part has its block of every stretch,
 // one after the other, as a Shard has them; member k owns the numbers [k × owned, (k + 1) × owned)
-// of the index, which is the same on all members. A negative number counts from behind the last
+// of the index, which is the same on all members. A negative number counts back from the last
 // one.
 struct Rows {
   std::byte *whole = nullptr, *part = nullptr;
@@ -151,20 +151,18 @@ struct Turn {
 // Describes one collective of a group: its kind, and operands of that kind's form, which travel as
 // one message. Members bring the same kind, element types, counts, reductions, stretches and
 // `fast`.
-//   kAllReduce      pieces: each becomes the reduction of all members' pieces, in place; not of
-//   bool kReduceScatter  shards: a part becomes the own part of the sum of all wholes, which are
-//   left alone kAllGather      shards: a whole is put together from all parts; the own part may lie
-//   in it where
-//                   there is one stretch
-//   kAllToAll       exchanges: block k of `from` goes to member k, where it lands as the block of
-//   the
-//                   own position of `to`
+//   kAllReduce      pieces: each becomes the reduction of all members' pieces, in place; not bool
+//   kReduceScatter  shards: a part becomes the member's own part of the sum of all wholes, which
+//                   are not changed
+//   kAllGather      shards: a whole is gathered from all parts; the member's own part may be in it
+//                   where there is one stretch
+//   kAllToAll       exchanges: block k of `from` goes to member k, where it becomes the block of
+//                   the sender's position in `to`
 //   kRotate         turns
 //   kDispatch       rows: of the rows that a member owns, its whole gets each from the part that
-//   has
-//                   it, and zeros elsewhere
+//                   has it, and zeros elsewhere
 //   kCombine        rows: a part gets its rows from their owners' wholes, and NaN where there is no
-//                   owner. Only rows that another member has or owns travel.
+//                   owner. Only rows that another member has or owns are sent.
 struct Collective {
   InstructionKind kind = InstructionKind::kAllReduce;
   bool fast = false;  // sums may be formed by the device's own library, in an order of its own
@@ -181,30 +179,30 @@ class Fabric {
   virtual std::string_view name() const = 0;
   virtual int64_t rank() const = 0;
   virtual int64_t world() const = 0;
-  // Returns whether the calls of a step stand on streams of an asynchronous backend and return
+  // Returns whether the calls of a step are on streams of an asynchronous backend and return
   // before they are done.
   virtual bool is_asynchronous() const { return false; }
-  // Returns whether they may stand in a graph of that backend (Backend::begin_capture), which is
+  // Returns whether they may be in a graph of that backend (Backend::begin_capture), which is
   // queued again without them. Ranks that have it so capture the same calls, or none of them does.
   virtual bool is_capturable() const { return false; }
 
   // ---- Before the first step --------------------------------------------------------------------
   // Adds memory in which messages are, before the communicators that move them. `layout`: a text
   // that ranks share whose buffers are alike there. `layout`: a text that ranks share whose buffers
-  // lie alike there.
+  // are alike there.
   virtual Status add_memory(std::byte* /*at*/, int64_t /*bytes*/, std::string_view /*layout*/) {
     return ok_status();
   }
-  // Adds the own end of a communicator: of a pair, to or from `peer`; the number is what send and
-  // recv take. At most `in_flight` messages of it are sent between two wait_sends; they arrive in
-  // order. `communicator` is the same number on all members, from 0. `stream`: the backend's on
-  // which its calls stand in line, where the fabric is asynchronous.
+  // Adds this rank's end of a communicator: of a pair, to or from `peer`; the number is what send
+  // and recv take. At most `in_flight` messages of it are sent between two wait_sends; they arrive
+  // in order. `communicator` is the same number on all members, from 0. `stream`: the backend's on
+  // which its calls are in line, where the fabric is asynchronous.
   virtual Result<int32_t> add_send(int64_t peer, int32_t communicator, int64_t in_flight,
                                    int32_t stream = 0) = 0;
   virtual Result<int32_t> add_recv(int64_t peer, int32_t communicator, int32_t stream = 0) = 0;
   // Adds a message of several parts that send or recv will take; the span stays valid.
   virtual Status add_message(std::span<const MessagePart> parts) = 0;
-  // Adds a group: ranks ascending, the own one among them. The members issue its collectives in one
+  // Adds a group: ranks ascending, this rank among them. The members issue its collectives in one
   // order.
   virtual Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator = 0,
                                     int32_t stream = 0) = 0;
@@ -213,7 +211,7 @@ class Fabric {
   virtual Status prepare(const std::function<Status()>& /*calls*/) { return ok_status(); }
 
   // ---- During a step ----------------------------------------------------------------------------
-  // Returns at once. The caller leaves the bytes alone until the receive is known to be complete,
+  // Returns at once. The caller does not touch the bytes until the receive is known to be complete,
   // at the latest wait_sends.
   virtual Status send(int32_t route, const std::byte* data, int64_t bytes) = 0;
   virtual Status recv(int32_t route, std::byte* to, int64_t bytes) = 0;
@@ -232,7 +230,7 @@ class Fabric {
 };
 
 // Errors (kPlan) of registration: the peer is the rank itself or none; ranks are not ascending, or
-// the own one is not among them.
+// this rank is not among them.
 Status check_peer(int64_t rank, int64_t world, int64_t peer);
 Status check_group(int64_t rank, int64_t world, std::span<const int64_t> ranks);
 

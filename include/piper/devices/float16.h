@@ -11,7 +11,7 @@ float float_of_half(DType dtype, uint16_t bits);  // one element of kBF16 or kF1
 void widen_halves(DType dtype, const std::byte* from, float* to, int64_t count);
 void round_to_halves(DType dtype, const float* from, std::byte* to, int64_t count);
 
-// The program in the form that a device runs whose kernels take 16-bit floats in some ops alone:
+// The program in the form that a device runs whose kernels take 16-bit floats in some ops only:
 // any other op takes them converted to f32, and each of its results is rounded once. Same
 // arguments, and the same bits: an op means no more.
 using TakesHalves = bool (*)(std::string_view op);

@@ -10,7 +10,7 @@
 //
 // What nobody reads is not made.
 //
-// Columns: q, k and v that are Slices of one tensor are read where they lie, and their gradients
+// Columns: q, k and v that are Slices of one tensor are read where they are, and their gradients
 // are made where a Concat would have put them (the attributes `columns` and `grad_columns`,
 // formats/plan.md).
 //
@@ -86,10 +86,10 @@ struct LocalPlaces {
 // later.
 LocalPlaces place_locals(const FusedProgram& program);
 
-// For devices whose kernels are generated: ops that go over the same rows stand side by side and
+// For devices whose kernels are generated: ops that go over the same rows are side by side and
 // are one pass. A pass may begin and end with what looks at whole rows (norms, softmax), and end
 // with sums over rows (gradients of biases and of norms' parameters). Run op by op it gives the
-// same bits, but needs places for what is `inside`. Ops that `takes` is false for stay alone.
+// same bits, but needs places for what is `inside`. Ops that `takes` is false for stay single.
 using TakesRows = bool (*)(const FusedProgram& program, const ProgramOp& op);
 FusedProgram join_rows(FusedProgram program, TakesRows takes = nullptr);
 

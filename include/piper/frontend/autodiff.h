@@ -1,7 +1,7 @@
 // Reverse-mode differentiation and the optimizer, as ordinary ops of the same graph.
 //
 // A *use* of a parameter is one (node, input) that reads it, or reads a value made of parameters
-// and constants alone (its transpose or cast) — then the use is where that value meets one that
+// and constants only (its transpose or cast) — then the use is where that value meets one that
 // depends on inputs. Autodiff emits one gradient contribution per (parameter, use), in order of
 // uses, never a sum across uses:
 //   StepSum(contribution 0, contribution 1, …) -> gradient of the whole step
@@ -11,7 +11,7 @@
 //
 // Passes: a backward node is BW iff no adjoint of a value that depends on inputs is reachable from
 // it; all others are BI. Contributions are f32 at least: where one would be rounded to 16 bits
-// before it is summed, the ops that make it for the use alone take their operands in f32 instead.
+// before it is summed, the ops that make it for the use only take their operands in f32 instead.
 // Every backward node carries scope and tags of the forward node it comes from. A sum of adjoints
 // has those of the value's first reader where all have the same tags, so that one value goes on
 // from there, else of its producer; what leads from a use back to the parameter has those of the
@@ -86,7 +86,7 @@ struct Differentiated {
 };
 Result<Differentiated> differentiate(Graph forward, const TrainSpec& train);
 
-// Where a Gelu's input is read by its gradient alone, the forward pass makes what that multiplies
+// Where a Gelu's input is read by its gradient only, the forward pass makes what that multiplies
 // with (GeluAndSlope) beside the result, and the backward pass keeps it in place of the input.
 // Values stay the same; those of 16 bits would not.
 Graph keep_slopes(Graph step);

@@ -1,8 +1,8 @@
 // Groups of ops that the op table has one op for: found by their form, whatever the exporter called
 // them, and replaced. Fewer passes over memory forward, and backward the composite's own gradient
-// instead of one per op. Values change by rounding alone.
+// instead of one per op. Values change by rounding only.
 //
-// The patterns stand in a table (known_patterns()), which also makes their list in the
+// The patterns are in a table (known_patterns()), which also makes their list in the
 // documentation.
 #pragma once
 
@@ -38,16 +38,16 @@ struct Recognised {
 Result<Recognised> recognise(Graph graph);
 
 // Of 16-bit floats, ops that would round between them become ones that round once, whatever chunks
-// are cut later: a product with its bias, and a Gelu behind it, becomes Linear; a cross-entropy
+// are cut later: a product with its bias, and a Gelu after it, becomes Linear; a cross-entropy
 // reads logits, and makes their gradient, without casts.
 //
 //   y = Gelu (Add (MatMul x w) b)   ->   y, pre = Linear x w b {activation=gelu}
 //
-// Behind sharding, which cuts the ops apart; requires and ensures what sharding ensures.
+// After sharding, which cuts the ops apart; requires and ensures what sharding ensures.
 Graph round_once(Graph step);
 
 // Writes composites, backward ones too, in primitive ops where `wanted` says so: those that a
-// backend lacks. Values change by rounding alone. Requires and ensures a graph that check_graph
+// backend lacks. Values change by rounding only. Requires and ensures a graph that check_graph
 // accepts.
 Result<Graph> expand_composites(Graph graph,
                                 const std::function<bool(std::string_view op)>& wanted);

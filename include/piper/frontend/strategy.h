@@ -148,7 +148,7 @@ struct OffloadRule {
   int64_t min_bytes = 0;  // smaller values stay
   SourceSpan at;
 };
-// Tensors that are cut over a mesh axis; how all others lie follows.
+// Tensors that are cut over a mesh axis; how all others are laid out follows.
 struct ShardRule {              // - shard: {match: "**/qkv/weight", dim: 0, over: tp}
   std::vector<Glob> match;      // parameters, by path
   std::vector<Glob> input;      // or data inputs
@@ -220,7 +220,7 @@ struct Order {
   std::string each;  // mesh axis; the program runs per coordinate of it
   // Text; parsed when read, expanded by expand_order; empty: `rows` are the order.
   std::string program;
-  // By line of the program: where it stands, and its length where columns there are those here.
+  // By line of the program: where it is, and its length where columns there are those here.
   std::vector<SourceSpan> lines;
   OrderRows rows;                            // explicit lists, computations alone
   CsvDialect dialect = CsvDialect::kDetect;  // of the file that they come of
@@ -240,7 +240,7 @@ Result<std::vector<std::string>> tags_named(const Order& order);
 // ---- PyTorch's pipeline files -------------------------------------------------------------------
 // Holds a row a device, cells "<stage><TYPE><microbatch>". Two dialects: until PyTorch 2.5 B was
 // the input half of a backward, W the weight half, BW the whole; since then I, W and B. Two kinds:
-// computations alone (cells may be empty), or with the sends and receives between neighbour stages,
+// computations only (cells may be empty), or with the sends and receives between neighbour stages,
 // and UNSHARD, RESHARD and REDUCE_GRAD.
 struct OrderFile {
   OrderRows rows;
@@ -318,7 +318,7 @@ std::string print_strategy(const Strategy& strategy);
 // Returns the JSON Schema (draft-07) of a strategy file, made from the same table of keys that the
 // parser reads: formats/strategy.schema.json is this text.
 std::string strategy_schema();
-// Returns what may stand under `directives`, from that table: name, and what it does.
+// Returns what may be under `directives`, from that table: name, and what it does.
 std::vector<std::pair<std::string_view, std::string_view>> known_directives();
 
 }  // namespace piper

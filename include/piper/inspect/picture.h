@@ -1,4 +1,4 @@
-// Pictures of the schedule that a plan set asks for, from its files alone: a small simulation of
+// Pictures of the schedule that a plan set asks for, from its files only: a small simulation of
 // every device's streams, then text or SVG.
 //
 // A device does one computation at a time, whichever stream it is on, in issue order among those

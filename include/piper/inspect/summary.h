@@ -1,4 +1,4 @@
-// What a plan set comes to, for people and from its plans alone: `piperc --explain` prints it,
+// What a plan set comes to, for people and from its plans only: `piperc --explain` prints it,
 // piper-diff compares two. Nothing in it grows with the number of ranks: ranks that run one role at
 // the same coordinates of the axes on which roles depend are one *device*.
 #pragma once

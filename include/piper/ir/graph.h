@@ -4,7 +4,7 @@
 // every value its local shape and layout. Nothing here knows what an op means: that is the ops
 // room.
 //
-// Order: nodes stand in a topological order; ids are positions. Values are made by a node, or are
+// Order: nodes are in a topological order; ids are positions. Values are made by a node, or are
 // inputs, state or constants.
 #pragma once
 
@@ -32,14 +32,14 @@ enum class ValueKind : uint8_t {
   kState,     // lives from step to step: parameters, optimizer state, the step counter
 };
 
-// Says how a value lies over the batch axis group (replicas × microbatches): one local value stands
-// for
+// Says how a value is laid out over the batch axis group (replicas × microbatches): one local value
+// stands for
 //   kReplicated  the same value in every shard,
 //   kSharded     blocks of `dim`; a dim is [outer, shards × local, inner] and shard i holds the
 //                i-th block of each outer part, or, where `mirrored`, of every second one the
 //                i-th from its end: causal attention is as much work on tokens of each shard,
 //   kPartial     terms of a sum over all shards.
-//   kGreatest    numbers of which the greatest counts.
+//   kGreatest    numbers of which the largest counts.
 //   kRouted      all rows, of which those are right whose index names what the shard has of a
 //                table: tokens at their experts.
 enum class LayoutKind : uint8_t { kReplicated, kSharded, kPartial, kGreatest, kRouted };

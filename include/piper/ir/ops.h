@@ -1,5 +1,5 @@
 // The closed set of ops, and all that the compiler knows of each: one OpDef per op, defined in one
-// file of src/ir/ops/, listed in src/ir/ops/ops.cc. A kernel per backend stands under the same name
+// file of src/ir/ops/, listed in src/ir/ops/ops.cc. A kernel per backend is under the same name
 // (backend/cpu/…).
 //
 // To add an op: its file, a line in ops.cc, a kernel per backend. The conformance test (tests/ops)
@@ -16,9 +16,9 @@ namespace piper {
 //
 // Every loop of the op has a letter. A dim of an operand is a list of letters, outermost first
 // (more than one after a reshape that merges dims; empty for a dim of size 1 that is broadcast). A
-// letter in inputs and outputs passes through; one in inputs alone is summed, so a shard of it
-// gives a partial sum; one in outputs alone is a repetition. `whole` letters cannot be sharded;
-// alone in its dim it may stand for dims of different extents.
+// letter in inputs and outputs passes through; one in inputs only is summed, so a shard of it
+// gives a partial sum; one in outputs only is a repetition. `whole` letters cannot be sharded;
+// one that fills its dim may stand for dims of different extents.
 struct LoopRule {
   using Dim = std::vector<char>;
   std::vector<std::vector<Dim>> inputs;   // [input][dim]
@@ -26,7 +26,7 @@ struct LoopRule {
   std::vector<std::pair<char, int64_t>> sizes;
   std::string whole;
   // Linear in these inputs: a Partial value may pass through (the output is then Partial). A list
-  // of joint sets: {0},{1} for Mul (linear in each alone); {0,1} for Add (linear only in both at
+  // of joint sets: {0},{1} for Mul (linear in each only); {0,1} for Add (linear only in both at
   // once).
   std::vector<std::vector<int>> linear;
   // A part of the letter must know where it begins: it is given the number of its first turn as
@@ -36,10 +36,10 @@ struct LoopRule {
   // Such a part may also be of n equal stretches, and is given their numbers as i64[n].
   bool stretches = false;
   // The index of which each element says at which turn of the letter that has a first its row is
-  // looked up, or added to: a row counts for one part of the letter alone. -1: there is none.
+  // looked up, or added to: a row counts for one part of the letter only. -1: there is none.
   int picks = -1;
   // Says how the letters that are missing from an output are brought together: parts of them make
-  // terms of a sum, or numbers of which the greatest counts, or parts that an op which `merges`
+  // terms of a sum, or numbers of which the largest counts, or parts that an op which `merges`
   // brings together; or not at all, they are whole.
   enum Reduction { kNone, kSum, kMax, kMerge } reduces = kSum;
   // Its inputs, half and half, are parts of one result, and so is what it makes.
@@ -174,15 +174,15 @@ struct OpDef {
   // Made by the ranks of a mesh axis together: no backend has it.
   bool collective = false;
   // An element of this number in the input `absent_in` counts as none, in letters that are whole,
-  // have a first, or of which the greatest is taken: nothing else of a result depends on it. Where
+  // have a first, or of which the largest is taken: nothing else of a result depends on it. Where
   // a result has the letter, it is 0 there, but in `nonzero` ones. An infinite number stands for
-  // the least or the greatest one of the type.
+  // the least or the largest one of the type.
   std::optional<double> absent = {};
   int absent_in = 0;
   // Of operands that are zero it makes zeros, but in these outputs.
   std::vector<int> nonzero = {};
   // Draws random numbers, see ops/random.cc: this input is the key, the next one the step, the one
-  // behind the numbers of the samples, which sharding adds. -1: draws none.
+  // after the numbers of the samples, which sharding adds. -1: draws none.
   int draws = -1;
 
   // ---- What other rooms ask of an op ----
@@ -193,11 +193,11 @@ struct OpDef {
   // kPart: the output has some elements of the only input, or all, in their order; kPermuted: all
   // of them in another order.
   enum class Elements { kMade, kPart, kPermuted } elements = Elements::kMade;
-  // The byte of the only input at which the output's bytes stand, for a use that only names them
-  // anew; null: no use does.
+  // The byte of the only input at which the output's bytes are, for a use that only names them
+  // again; null: no use does.
   std::optional<int64_t> (*first_byte)(const TensorType& from, const TensorType& to,
                                        const Attrs& attrs) = nullptr;
-  // The second input has indices, which lie in [0, extent) or are `ignored`. Null: it has none.
+  // The second input has indices, which are in [0, extent) or are `ignored`. Null: it has none.
   struct Indices {
     int64_t extent = 0;
     std::optional<int64_t> ignored = {};
@@ -209,7 +209,7 @@ struct OpDef {
   bool takes_rows = false;
   // It may swap its two operands: no bit changes.
   bool commutes = false;
-  // It is an optimizer's update: this many states stand between the gradient and the numbers of the
+  // It is an optimizer's update: this many states are between the gradient and the numbers of the
   // step. -1: it is none.
   int states = -1;
   // Of a value of each microbatch and replica it makes that of the step.

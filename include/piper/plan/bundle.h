@@ -103,7 +103,7 @@ Status write_plan_set(const PlanSet& set, const PlanSet* single, const PlanSet* 
 // Reads and checks a set: versions, digests, ids in range, sizes, programs in SSA form. Nothing is
 // believed.
 Result<PlanSet> read_plan_set(const std::string& directory);
-// Holds the manifest of a set, and which role each rank runs, from its manifest alone: rank files
+// Holds the manifest of a set, and which role each rank runs, from its manifest only: rank files
 // add nothing to it. For readers that take one role at a time.
 struct PlanOutline {
   std::string directory;

@@ -6,7 +6,7 @@
 namespace piper {
 
 // Returns the FLOPs of one run; a multiply-add counts two, moves count nothing. A fused op counts
-// as its words, what a product takes along as ops behind it, so that a program costs the same
+// as its words, what a product takes along as ops after it, so that a program costs the same
 // however it is fused. Error: an op that the table lacks, or operands that its cost cannot be told
 // from.
 Result<double> program_flops(const Program& program);

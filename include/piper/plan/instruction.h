@@ -17,8 +17,9 @@ enum class InstructionKind : uint8_t {
   kRecv,       // args from `peer`
   kAllReduce,  // args, in place, as one message: `reduction` of the elements over `group`, in rank
                // order
-  // Pairs (whole, own part) as one message. Parts are blocks of Instruction::dim, or equal runs of
-  // the flat elements, by position in the group; behind the whole's end these are zero.
+               // Pairs (whole, own part) as one message. Parts are blocks of Instruction::dim, or
+               // equal runs of the flat elements, by position in the group; after the whole's end
+               // these are zero.
   kReduceScatter,
   kAllGather,  // pairs (own part, whole), as one message
   kAllToAll,   // pairs (own part by `dim`, own part by `to_dim`), as one message
@@ -131,7 +132,7 @@ inline constexpr bool is_collective(InstructionKind kind) { return info(kind).no
 inline constexpr bool takes_index(InstructionKind kind) {
   return info(kind).args == ArgForm::kIndexed;
 }
-// Returns whether args come in pairs: read, written. An index stands after the only pair.
+// Returns whether args come in pairs: read, written. An index is after the only pair.
 inline constexpr bool takes_pairs(InstructionKind kind) {
   return info(kind).args == ArgForm::kPairs || takes_index(kind);
 }
@@ -188,7 +189,7 @@ struct Instruction {
   std::vector<int32_t> args;  // buffer ids
   // Earlier instructions on other streams (ids) that must be complete before it starts.
   std::vector<int32_t> waits;
-  // kSend, kRecv: the peer's mesh coordinates; -1 keeps the own coordinate.
+  // kSend, kRecv: the peer's mesh coordinates; -1 keeps its own coordinate.
   std::vector<int32_t> peer;
   int32_t group = -1;  // collectives, kOwnPart, kPosition: index of RoleProgram::groups
   Reduction reduction = Reduction::kSum;  // kAllReduce
@@ -196,7 +197,7 @@ struct Instruction {
   // own that follows from plan and topology; else, and by devices without one, in rank order.
   bool fast = false;
   // Of pairs: this dim of the whole is `outer` equal stretches, each of as many equal blocks as the
-  // group has members; the part has the own block of every stretch. -1: parts are flat runs.
+  // group has members; the part has its own block of every stretch. -1: parts are flat runs.
   int32_t dim = -1;
   int64_t outer = 1;
   // Of pairs and kPosition: in every second stretch members count from its end.

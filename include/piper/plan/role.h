@@ -32,7 +32,7 @@ struct Work {
 
 // Holds a chunk program, shared by content: equal layers have one. Its ops are what the model
 // means, not how a device runs them: of 16-bit floats an op computes in f32, and rounds each result
-// once. Where values lie, which ops run as one and in which types is the backend's. Values [0,
+// once. Where values are, which ops run as one and in which types is the backend's. Values [0,
 // num_args) are bound by each instruction, the others live while the program runs.
 struct Program {
   std::string label;  // a typical use, for people: "F stage=1 h/2"
@@ -56,7 +56,7 @@ enum class BufferKind : uint8_t {
   kStep,      // made and consumed inside one step
 };
 // A dim is `outer` equal stretches; each has as many blocks as the mesh axis has coordinates, of
-// which the rank holds its own: equal ones, or of so many elements, which are zero behind the end.
+// which the rank holds its own: equal ones, or of so many elements, which are zero past the end.
 struct TensorCut {
   int32_t axis = 0, dim = 0;
   int64_t outer = 1, block = 0;  // 0: equal blocks
@@ -78,13 +78,13 @@ struct Tensor {
   std::vector<std::string> aliases;  // of the parameter (ties)
   // kState: what the rank holds of a tensor of shape `whole`, which `init` names: its blocks by
   // `cuts`, one after the other; then, with `part_of`, of the flat elements of these the run
-  // [k × own size, …) as member k of that group, zeros behind the end. Neither: all of it.
+  // [k × own size, …) as member k of that group, zeros past the end. Neither: all of it.
   std::vector<TensorCut> cuts;
   int32_t part_of = -1;
   std::vector<int64_t> whole;
   // kState: the version before the last update of that parameter (a buffer); -1: none.
   int32_t previous_of = -1;
-  // The parameter (a buffer: whole, or the own part) that this is, rounded to 16 bits; -1: none.
+  // The parameter (a buffer: whole, or its own part) that this is, rounded to 16 bits; -1: none.
   // kState: it starts as that does, rounded, and is not saved. kStep: gathered from such parts.
   int32_t copy_of = -1;
   bool is_whole() const { return cuts.empty() && part_of < 0; }
@@ -108,7 +108,7 @@ struct Stream {
   bool operator==(const Stream&) const = default;
 };
 
-// Names the ranks that communicate: all whose coordinates equal the own ones except on these axes,
+// Names the ranks that communicate: all whose coordinates equal its own except on these axes,
 // in rank order.
 struct Group {
   std::string name;           // "dp"
@@ -123,7 +123,7 @@ struct Communicator {
   // Of a pair: the coordinates of both, or -1 on the same axes of both, along which each rank has
   // its own.
   std::vector<int32_t> from, to;
-  // On which its operations stand: one of a group; of a pair the sender's, the receiver's.
+  // On which its operations are: one of a group; of a pair the sender's, the receiver's.
   std::vector<int32_t> streams;
   int64_t sms = 0;  // multiprocessors that it may take, as far as a backend can say so; 0: any
   bool is_pair() const { return !from.empty(); }
@@ -141,7 +141,7 @@ struct DataInput {
   std::string name;
   TensorType type;        // of the whole batch
   int32_t batch_dim = 0;  // -1: not cut into samples; every read takes all of it
-  // Integers must lie in [low, high] when low <= high: vocabulary, labels.
+  // Integers must be in [low, high] when low <= high: vocabulary, labels.
   int64_t low = 0, high = 0;
   int64_t ignore = INT64_MIN;  // one further legal value (ignore_index)
   bool operator==(const DataInput&) const = default;
@@ -214,7 +214,7 @@ int64_t rank_of(const std::vector<std::pair<std::string, int64_t>>& mesh,
 // Returns the ranks of `group` as seen from `coordinates`, ascending.
 std::vector<int64_t> group_ranks(const RoleProgram& role, const Group& group,
                                  const std::vector<int64_t>& coordinates);
-// Returns where the rank at `coordinates` stands among them.
+// Returns where the rank at `coordinates` is among them.
 int64_t group_position(const RoleProgram& role, const Group& group,
                        const std::vector<int64_t>& coordinates);
 // Returns the rank that `peer` (Instruction::peer) names, seen from `coordinates`.

@@ -23,7 +23,7 @@ struct CompileOptions {
   std::string target = "cpu";  // the kind of device: see backends.h
   bool oracles = true;         // also the single-device plans that --verify-against runs beside
   // `single` plays all replicas one after the other: where there are several and it would have more
-  // instructions than this, it plays the first alone; 0: never.
+  // instructions than this, it plays the first only; 0: never.
   int64_t largest_single = 0;
   bool order = false;  // also Compiled::order
   // Called after each step with its name and a function that prints what it made; may be empty.
@@ -44,7 +44,8 @@ struct Compiled {
   std::vector<ParamReport> parameters;  // and what else the importer reports
   std::vector<std::string> constants, separated;
   std::vector<Note> notes;
-  // Where mesh axes cut tensors: how parameters lie, and each collective with what it is for.
+  // Where mesh axes cut tensors: how parameters are laid out, and each collective with what it is
+  // for.
   std::vector<std::string> layouts;
   // Composite ops found in the model and its gradient.
   std::vector<std::pair<std::string, int64_t>> patterns;

@@ -131,7 +131,7 @@ inline constexpr int32_t kEarliest = INT32_MAX;  // a receive as soon as its sen
 
 struct Task {
   // Pairs of kReduceScatter, kAllGather and kOwnPart are items read and written one by one. Tasks
-  // of kAllToAll, kRotate, kDispatch and kCombine stand within computations alone, none is
+  // of kAllToAll, kRotate, kDispatch and kCombine are within computations only, none is
   // kPosition.
   InstructionKind kind = InstructionKind::kCompute;
   char pass = '-';
@@ -269,7 +269,7 @@ struct Dag {
   std::vector<TaskStream> streams{{"compute"}};
   int64_t microbatches = 1;
   // By microbatch: those whose chunks all have the same places and tags form a group, numbered by
-  // its first one. Empty: all do. Chunks of one region and pass in different places stand together.
+  // its first one. Empty: all do. Chunks of one region and pass in different places are together.
   std::vector<int32_t> group_of;
   Variants variants;
   // Of the batch, that a device plays one after the other; more than 1: the oracle, which plays

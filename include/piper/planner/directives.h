@@ -26,7 +26,7 @@ using Explanations = std::vector<Explanation>;
 Result<Graph> apply_annotate(Graph forward, const Annotate& annotate, const Variables& variables,
                              Explanations& out);
 
-// Ops on data alone (no parameter reaches them, no matrix product) go to the regions of `tags` that
+// Ops on data only (no parameter reaches them, no matrix product) go to the regions of `tags` that
 // read them, one copy each: a mask is computed in every stage, not sent down the pipeline. Values
 // stay the same bit for bit. Requires a tagged forward graph.
 Result<Graph> clone_data_ops(Graph forward, std::span<const std::string> tags, const SourceSpan& at,
@@ -95,8 +95,8 @@ void explain_axis(const ShardedGraph& made, const AxisCut& cut, const Strategy& 
 // Returns what of a cut of `graph` that has been made was perhaps not meant: attention that ranks
 // do whole, weights that send less if they are cut the other way.
 std::vector<std::string> notes_of(const Graph& graph, const ShardedGraph& made, const AxisCut& cut);
-// Returns how the parameters and inputs lie that some axis cuts: "model.h.0.fc.weight f32[64,32]:
-// dim 0 over tp".
+// Returns how the parameters and inputs are laid out that some axis cuts: "model.h.0.fc.weight
+// f32[64,32]: dim 0 over tp".
 std::vector<std::string> layouts_of(const Graph& graph, const std::vector<AxisCut>& cuts);
 
 // Assigns chunks to cells. Axis coordinates outside the mesh, chunks without a place or with two,
@@ -113,7 +113,7 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
 Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<Order>& orders,
                                               const Variables& variables, Explanations& out);
 
-// Chooses what lies in host memory. Requires tasks. Errors: nothing matches, what two entries
+// Chooses what is in host memory. Requires tasks. Errors: nothing matches, what two entries
 // claim.
 Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& variables);
 // Returns what became of it when plans were made. Error: nothing can leave.

@@ -1,6 +1,6 @@
-// How values lie over mesh axes, from one rule per op (LoopRule): letters that pass through carry a
-// shard, letters that are summed turn it into a partial sum, and a value that must be whole is
-// brought together by a communication.
+// How values are laid out over mesh axes, from one rule per op (LoopRule): letters that pass
+// through carry a shard, letters that are summed turn it into a partial sum, and a value that must
+// be whole is brought together by a communication.
 //
 // The batch is the first axis group: a batch of B samples is cut into `replicas × microbatches`
 // equal blocks; block replica × microbatches + mb holds samples [block × B/n, (block + 1) × B/n).
@@ -20,12 +20,12 @@ struct BatchCut {
 
 // Requires a differentiated graph at global shapes, of a batch that divides. Ensures: every value
 // has its layout and its local shape, every op is legal on local shapes (localise), and a Partial
-// value meets only ops linear in it and StepSums; where a non-linear op needs one, a StepSum stands
-// between: legal if it depends on inputs, constants and step-level values alone (the label count),
+// value meets only ops linear in it and StepSums; where a non-linear op needs one, a StepSum is
+// between: legal if it depends on inputs, constants and step-level values only (the label count),
 // or if only what a state becomes needs it, which is then made in pass U; else refused, naming op
 // and scope. Every gradient contribution is Partial: what all shards have alike is that of the
 // first. n = 1 returns the graph as it is, but with the same StepSums (so that plans differ in cut
-// alone).
+// only).
 Result<Graph> shard_batch(Graph graph, const BatchCut& cut);
 
 // Checks whether the batch of the graph can be cut like this: the error is that of shard_batch.
@@ -76,15 +76,15 @@ struct ShardedGraph {
   std::vector<Conversion> conversions;
 };
 
-// Returns whether zeros behind the dim of the seed, up to a multiple of `to`, would count nowhere.
+// Returns whether zeros after the dim of the seed, up to a multiple of `to`, would count nowhere.
 bool can_be_padded(const Graph& graph, const AxisCut& cut, const ShardSeed& seed, int64_t to);
 
 // Cuts a graph over one mesh axis, from what `seeds` name: an op whose operands are cut works on
 // its own part where one of its loops allows that (LoopRule), other states of the same loop are cut
-// alike, and where two layouts meet, the collective that sends fewest bytes stands between. Every
+// alike, and where two layouts meet, the collective that sends fewest bytes is between. Every
 // value of the result has its layout in Value::over, and its local shape; the graph is legal for
 // the next axis. Error: a seed that does not divide and cannot be padded, naming tensor, dim, ranks
-// and line; attention whose tokens or heads do not lie as its line says.
+// and line; attention whose tokens or heads are not as its line says.
 Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& cut);
 
 }  // namespace piper

@@ -207,11 +207,11 @@ struct RankTrace {
 
 struct JobResult {
   std::vector<StepMetrics> steps;  // rank 0's
-  // By name, aliases included, if they were asked for; of rank 0 alone where ranks are processes.
+  // By name, aliases included, if they were asked for; of rank 0 only where ranks are processes.
   std::vector<NamedTensor> parameters;
   std::vector<RankTrace> traces;
   int64_t taken_bytes = 0;  // of a device, by the backend of the rank that has taken most
-  // What print_profile says; of rank 0 alone. Empty: not asked for, or no step was timed.
+  // What print_profile says; of rank 0 only. Empty: not asked for, or no step was timed.
   std::string profile;
   bool interrupted = false, reached_target = false;
   int64_t compared_parameters = 0;  // by --verify-against, in every step

@@ -1,6 +1,6 @@
 // What carries the bytes of ranks between hosts: ranks are threads of one process (inproc), or
 // processes that MPI (mpi) or sockets (tcp) connect. Each transport has both interfaces of
-// piper/devices/fabric.h; its fabric moves what lies in the host's memory, and returns when it is
+// piper/devices/fabric.h; its fabric moves what is in the host's memory, and returns when it is
 // done.
 #pragma once
 
@@ -22,13 +22,13 @@ class Transport {
   virtual Fabric& fabric() = 0;
 };
 
-// The part becomes member k's of what lies in the whole, without communication.
+// The part becomes member k's of what is in the whole, without communication.
 void take_part(const Shard& shard, int64_t k);
 
 // Element types that the reductions add.
 bool is_summable(DType dtype);
 
-// Returns whether two members bring the same, but for where it lies.
+// Returns whether two members bring the same, but for where it is.
 bool are_alike(const Collective& a, const Collective& b);
 // Does one member's share of a collective of members whose memory is all at hand: when each has
 // done its own, in any order or at once, the collective is done. `members`: what each brings; they

@@ -40,7 +40,7 @@ std::string print_value(const AttrValue& value) {
   return fmt::format("[{}]", fmt::join(std::get<std::vector<int64_t>>(value), ","));
 }
 
-// Reads the text form from left to right; every function leaves `at_` behind what it read.
+// Reads the text form from left to right; every function leaves `at_` past what it read.
 class Parser {
  public:
   explicit Parser(std::string_view text) : text_(text) {}

@@ -34,7 +34,7 @@ bool is_word(std::string_view text) {
   });
 }
 
-// Reads '**' at `at`, or the '/**' there; moves `at` behind it.
+// Reads '**' at `at`, or the '/**' there; moves `at` past it.
 Token deep_token(std::string_view pattern, size_t& at) {
   if (pattern[at] == '/') {
     at += 3;

@@ -1,5 +1,5 @@
 // What is read of mapped files may vanish: a file is cut, a disk fails. The system says so by a
-// signal alone.
+// signal only.
 #pragma once
 
 #include <string>

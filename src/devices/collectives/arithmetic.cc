@@ -58,7 +58,7 @@ int32_t filled(Writer& write, DType dtype, uint8_t byte) {
   return write.literal(dtype, static_cast<uint8_t>(byte != 0));
 }
 
-// Returns whether the numbers, i64[rows], lie in [first, first + owned), as a column of `rows`.
+// Returns whether the numbers, i64[rows], are in [first, first + owned), as a column of `rows`.
 int32_t is_between(Writer& write, int32_t numbers, int64_t rows, int64_t first, int64_t owned) {
   const TensorType each{DType::kBool, {rows}};
   const int32_t from =
@@ -68,7 +68,7 @@ int32_t is_between(Writer& write, int32_t numbers, int64_t rows, int64_t first, 
   return write.op("Reshape", {both}, {DType::kBool, {rows, 1}},
                   {{"shape", std::vector<int64_t>{rows, 1}}});
 }
-// Returns an index as i64, negative ones counted from behind the last.
+// Returns an index as i64, negative ones counted back from the last.
 int32_t counted(Writer& write, int32_t index, int64_t rows, const Rows& of) {
   const TensorType type{DType::kI64, {rows}};
   const int32_t wide = of.wide ? index : write.op("Cast", {index}, type, {{"to", "i64"}});

@@ -1,5 +1,5 @@
 // Links between ranks of one process. A sender says where its bytes are and which event they are
-// behind; the receiver's stream waits for that event and copies. Hosts wait until the other one has
+// after; the receiver's stream waits for that event and copies. Hosts wait until the other one has
 // queued its side, never for a device: an event that was not recorded yet would be no wait.
 #include <algorithm>
 #include <atomic>
@@ -126,7 +126,7 @@ class LocalLinks final : public Links {
       PIPER_TRY(take_from(group, k, turn, incoming));
     backend_.record(group.own->done, group.stream);
     group.own->finished.store(turn, std::memory_order_release);
-    // What others still copy from is not written to behind this.
+    // What others still copy from is not written to after this.
     for (size_t k = 0; k < group.members.size(); ++k) {
       Member& member = *group.members[k];
       if (&member == group.own) continue;

@@ -213,7 +213,7 @@ int64_t stretches_to_add(const Shard& shard, int64_t members, int64_t limit) {
 }
 
 // Queues the library's own sums of one stretch: one call where all members have as much of it, else
-// one for each of them. Behind them what is padding.
+// one for each of them. After them what is padding.
 void sum_flat(const Seated& group, const Shard& shard, Stage& sum, Stages& behind) {
   const int64_t size = info(shard.dtype).bytes;
   const Runs runs{shard.count, shard.part_count};
@@ -429,7 +429,7 @@ Result<Stages> Preparer::combine(const Rows& rows) {
   const int64_t members = group.size(), count = rows.count / members;
   const int64_t bytes = count * rows.row_bytes, number = rows.wide ? 8 : 4;
   if (bytes == 0) return stages;
-  // In the slot: what goes out, what comes in, and the index, first all of it and then the own
+  // In the slot: what goes out, what comes in, and the index, first all of it and then its own
   // part.
   const int64_t step = aligned(bytes), in = aligned(members * bytes), all = in + members * step,
                 own = all + aligned(rows.count * number);

@@ -53,7 +53,7 @@ class Slots {
 DType carrier_of(int64_t row_bytes);
 
 // These programs add and choose. Sums are the reduction of all but the last argument, in their
-// order, of 16-bit floats in f32. What a member keeps: rows of the whole of which the own position
+// order, of 16-bit floats in f32. What a member keeps: rows of the whole of which its own position
 // is not the owner become zeros. What it chooses: each of `count` rows from the member that owns
 // what the index names; all bits are set where nobody does.
 Program reduction(Reduction how, DType dtype, int64_t count, int64_t members);

@@ -66,7 +66,7 @@ Result<std::string> hear_text(Control& control, int64_t rank, const char* what) 
   return text;
 }
 
-// Returns the texts one after the other, each behind its length.
+// Returns the texts one after the other, each preceded by its length.
 std::string pack(std::span<const std::string> texts) {
   std::string text;
   for (const std::string& one : texts) text += fmt::format("{}:{}", one.size(), one);

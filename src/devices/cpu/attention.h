@@ -1,9 +1,9 @@
 // Attention of f32 and f64, forward and backward, by blocks of keys and of queries: the scores of
-// one block of both are made, used and forgotten, and the keys behind a causal tile's last query
+// one block of both are made, used and forgotten, and the keys after a causal tile's last query
 // are skipped. What a block needs stays in a near cache, however long the sequences are. A block is
 // of one stretch of queries and of one of keys.
 //
-// The bits of a head's results depend on the form and on that head's operands alone.
+// The bits of a head's results depend on the form and on that head's operands only.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +49,7 @@ struct AttentionForm {
   int64_t mask[4] = {};                     // elements between neighbours, 0 where it is repeated
   int64_t mask_elements = 0, all_keys = 0;  // that it is for
 
-  // Returns how far behind key j query i may be to see it, of blocks that begin with these: i +
+  // Returns how far after key j query i may be to see it, of blocks that begin with these: i +
   // that ≥ j.
   int64_t offset_of(int64_t i0, int64_t k0) const {
     return query.number(i0, queries) - i0 - (key.number(k0, keys) - k0) + offset;

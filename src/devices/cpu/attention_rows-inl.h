@@ -128,7 +128,7 @@ struct ScoreLine {
   }
 };
 
-// Returns the greatest of `top` and the exponents.
+// Returns the largest of `top` and the exponents.
 template <class T, class Line>
 HWY_INLINE T greatest(const ScoreRow<T>& row, const Line& line, T top) {
   const TileTag<T> d;
@@ -173,7 +173,7 @@ HWY_INLINE void find_shifts(const T* old_top, const T* top, T* keep, T* shift) {
   }
 }
 
-// Of kPanel rows 1 / sum and the logarithm of the whole sum; no key seen: 0 and the greatest
+// Of kPanel rows 1 / sum and the logarithm of the whole sum; no key seen: 0 and the largest
 // number.
 template <class T>
 void log_sums(const T* top, const T* sum, T* inverse, T* lse) {

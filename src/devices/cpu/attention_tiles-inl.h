@@ -1,7 +1,7 @@
 // Register tiles of attention's products, and the layout of a block of scores. Included once per
 // instruction set, see "hwy/foreach_target.h".
 //
-// Scores lie in panels of 16 keys, [panel][query][16]: a query's scores are whole vectors, a key's
+// Scores are in panels of 16 keys, [panel][query][16]: a query's scores are whole vectors, a key's
 // are one stream, and both are walked without gaps or conflicts in the caches.
 #include "simd_math-inl.h"
 
@@ -190,7 +190,7 @@ void tile_row(const A& a, const T* p, int64_t depth, const T* b, int64_t width, 
 
 // ---- Copies of operands --------------------------------------------------------------
 
-// Copies rows without gaps. Rows that lie apart, by powers of two above all, fall into the same few
+// Copies rows without gaps. Rows that are apart, by powers of two above all, fall into the same few
 // sets of the nearest cache.
 template <class T>
 void copy_rows(const T* from, int64_t step, int64_t rows, int64_t width, T* to) {

@@ -29,7 +29,7 @@ struct AlignedFree {
 };
 using AlignedBlock = std::unique_ptr<std::byte[], AlignedFree>;
 
-// Large blocks lie in large pages where the system grants them: a step walks through all of them,
+// Large blocks are in large pages where the system grants them: a step walks through all of them,
 // and looking up small pages takes some hundredths of its time.
 AlignedBlock aligned_block(int64_t bytes) {
   constexpr size_t kLargePage = size_t{2} << 20, kWorthAPage = kLargePage / 8;
@@ -78,7 +78,7 @@ Use make_use(const Program& program, const ProgramOp& op) {
   return use;
 }
 
-// What the op table lets results be stored over, kernels must. What has no bytes lies nowhere.
+// What the op table lets results be stored over, kernels must. What has no bytes is nowhere.
 Status check_overlaps(const FusedProgram& program, const LocalPlaces& lie,
                       std::span<const KernelPtr> kernels) {
   const std::vector<int32_t> bases = program.bases();

@@ -8,7 +8,7 @@ namespace piper::cpu {
 
 // out[i] = f(in[0][i], in[1][i], …) for i < n; an operand whose `step` is false is one element for
 // all i. `out` may be an operand with the same size of elements. The result of an element depends
-// on its operands alone, not on i or n.
+// on its operands only, not on i or n.
 using BlockFn = void (*)(const std::byte* const* in, const bool* step, std::byte* out, int64_t n);
 
 struct Block {

@@ -1,4 +1,4 @@
-// Gather, its gradient, GatherND. An index that lies outside (inputs are checked before they come
+// Gather, its gradient, GatherND. An index that is outside (inputs are checked before they come
 // here) makes NaN, or 0 for integers, and contributes to no gradient: memory is never touched out
 // of bounds.
 #include <algorithm>

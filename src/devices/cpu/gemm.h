@@ -2,7 +2,7 @@
 //
 // Every element of the result is a sum of chains of multiply-adds over 128 of k, in ascending
 // order, added to the old value when accumulating: one chain over all of k would lose a bit or two.
-// So its bits depend on its row, its column and the old value alone: not on the other rows and
+// So its bits depend on its row, its column and the old value only: not on the other rows and
 // columns, on how the work is cut into tiles or threads, on alignment. Nothing is allocated: packed
 // tiles go to the caller's scratch.
 //
@@ -54,7 +54,7 @@ struct Gemm {  // row-major: c[m,n] (+)= a[m,k] · b[k,n]; a is stored [k,m] if 
   int64_t row_of_old() const { return old_step ? old_step : n; }
 };
 
-// Packed rows of a lie apart by what they hold and kGemmPad.
+// Packed rows of a are apart by what they hold and kGemmPad.
 inline constexpr int64_t kGemmPad = 16;
 
 template <class T>

@@ -15,7 +15,7 @@ namespace piper::cpu {
 // Operands of one use: its inputs, then its outputs; null where an optional one is absent.
 using Pointers = std::byte* const*;
 
-// The work is cut into `units` that the shapes alone determine and that write different elements:
+// The work is cut into `units` that only the shapes determine and that write different elements:
 // threads share them out, and the bits are the same for any number of threads.
 class Kernel {
  public:

@@ -13,7 +13,7 @@ Rows rows_of(const Use& use, const Shape& x) {
   return {extent(x, 0, axis), extent(x, axis, x.size())};
 }
 
-// The attribute `then`: one word, its operand behind all others.
+// The attribute `then`: one word, its operand after all others.
 struct Then {
   bool is = false, multiply = false;
 };

@@ -14,7 +14,7 @@ inline constexpr int64_t kPackedTimes = 8, kPackedRowsEach = 4, kPackedRows = 12
 inline Shape packed_shape(int64_t k, int64_t n) { return {k, (n + 31) / 32 * 32}; }
 
 // Each parameter that is kept whole and that programs read as the right operand of such products,
-// and as nothing else, gets a buffer behind the arena that an instruction at the start of the body
+// and as nothing else, gets a buffer after the arena that an instruction at the start of the body
 // fills (the op Pack); those products read that. Not where steps overlap.
 RoleProgram pack_weights(RoleProgram role);
 

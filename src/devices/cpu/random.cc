@@ -55,7 +55,7 @@ struct Draw {
     return static_cast<uint64_t>(*input<int64_t>(p, cut.operand)) / static_cast<uint64_t>(cut.unit);
   }
 
-  // Returns the words of `count` elements from `place` on, in buffer[place % 4] and behind it.
+  // Returns the words of `count` elements from `place` on, in buffer[place % 4] and after it.
   const uint32_t* words(Pointers p, uint64_t place, int64_t count, uint32_t* buffer) const {
     const auto skip = static_cast<int64_t>(place % 4);
     const auto key_word = static_cast<uint64_t>(*input<int64_t>(p, key));

@@ -1,5 +1,5 @@
 // Vectorised functions over rows of f32 and f64. The order of every sum is fixed by the length of
-// the row alone.
+// the row only.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct NormFns {
   void (*log_softmax)(const T* x, T* y, int64_t rows, int64_t n);
   void (*softmax_grad)(const T* y, const T* dy, T* dx, int64_t rows, int64_t n);
   void (*log_softmax_grad)(const T* y, const T* dy, T* dx, int64_t rows, int64_t n);
-  // The sum of exp(x - top), top the greatest of x.
+  // The sum of exp(x - top), top the largest of x.
   double (*sum_above)(const T* x, int64_t n, T& top);
   // dx = exp(x - top) × scale
   void (*exp_above)(const T* x, T scale, T* dx, int64_t n);

@@ -1,5 +1,5 @@
 // Elements and slices taken from, put at or added to places that indices name: GatherElements,
-// ScatterElements, GatherNDGrad, ScatterND. A place that lies outside is read as NaN (0 of
+// ScatterElements, GatherNDGrad, ScatterND. A place that is outside is read as NaN (0 of
 // integers) and never written.
 #include <algorithm>
 #include <cstring>

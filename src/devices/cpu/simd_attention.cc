@@ -151,7 +151,7 @@ class Attention {
   T* scratch_;
   T *packed_k, *dense_q;
   Scores<T> s;
-  // Forward: values; by query, the greatest exponent so far and the sum of exponentials.
+  // Forward: values; by query, the largest exponent so far and the sum of exponentials.
   T *dense_v = nullptr, *top = nullptr, *sum = nullptr;
   // Backward.
   T *packed_v = nullptr, *dense_k = nullptr, *dense_dy = nullptr, *slope = nullptr;

@@ -19,7 +19,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class Op, class T, bool kStepA, bool kStepB>
 HWY_INLINE void binary_loop(const T* a, const T* b, T* out, int64_t n) {
   const hn::ScalableTag<T> d;
-  // One element for all is read before anything is written, in case `out` is where it stands.
+  // One element for all is read before anything is written, in case `out` is where it is.
   const auto a0 = hn::Set(d, *a), b0 = hn::Set(d, *b);
   each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
     const auto va = kStepA ? load_first(d, a + i, count, T{1}) : a0;

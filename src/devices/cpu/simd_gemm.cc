@@ -1,7 +1,7 @@
 // Matrix products in register tiles, compiled once per instruction set.
 //
 // Panels of b, kGemmDepth × two vectors, are packed so that a tile walks them without gaps; a is
-// walked as it lies, and packed where that would not stay in the caches. In a training step
+// walked as it is, and packed where that would not stay in the caches. In a training step
 // operands come from the third-level cache: whatever is needed next is fetched while a tile
 // multiplies.
 #include "simd_targets.h"
@@ -148,7 +148,7 @@ const T* packed_panel(const Gemm& g, const T* b, int64_t k, int64_t n, int64_t w
 }
 
 // Returns what will be packed after the panel at column `n`: the next one, if these are the first
-// rows; the next part's first one behind the last panel of the last rows.
+// rows; the next part's first one after the last panel of the last rows.
 template <class T>
 Ahead<T> next_panel(const Gemm& g, const T* b, const Part& part, int64_t n, int64_t width,
                     bool first_rows, bool last_rows) {

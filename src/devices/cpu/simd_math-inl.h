@@ -48,7 +48,7 @@ HWY_INLINE hn::Vec<D> constant(D d, double x) {
 // ---- Parts of vectors ----------------------------------------------------------------
 
 // Returns the first `count` elements at p, at least one and at most a whole vector; the lanes
-// behind them are `rest`.
+// after them are `rest`.
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> load_first(D d, const T* p, int64_t count, T rest) {
   if (count == static_cast<int64_t>(hn::Lanes(d))) return hn::LoadU(d, p);
@@ -107,7 +107,7 @@ HWY_INLINE V exp_f32(D d, V x) {
   const V c = hn::Min(hn::Max(x, hn::Set(d, -104.0f)), hn::Set(d, 89.0f));
   const V n = hn::Round(hn::Mul(c, hn::Set(d, 1.44269504088896341f)));
   const V y = exp_fraction(d, c, n);
-  // In two factors, so that 2^n may be subnormal or beyond the greatest power.
+  // In two factors, so that 2^n may be subnormal or beyond the largest power.
   const auto k = hn::ConvertTo(di, n);
   const auto half = hn::ShiftRight<1>(k);
   auto power = [&](auto e) HWY_ATTR {

@@ -44,7 +44,7 @@ HWY_INLINE double total(D d, int64_t n, Term term) {
   return sum;
 }
 
-// Returns the greatest of a row that has no NaN; a row with one gets a sum that is NaN, whatever
+// Returns the largest of a row that has no NaN; a row with one gets a sum that is NaN, whatever
 // this is.
 template <class T>
 HWY_INLINE T greatest(const T* x, int64_t n) {
@@ -90,7 +90,7 @@ template <class T>
 void log_softmax(const T* x, T* y, int64_t rows, int64_t n) {
   const hn::ScalableTag<T> d;
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
-    // The greatest first: beside large numbers the logarithm of the sum would be lost.
+    // The largest first: beside large numbers the logarithm of the sum would be lost.
     T first;
     const auto rest = hn::Set(d, static_cast<T>(std::log(sum_above(x, n, first))));
     const auto top = hn::Set(d, first);

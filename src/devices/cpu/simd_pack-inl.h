@@ -133,7 +133,7 @@ class Ahead {
 
 // Packs a part of a: rows, kGemmPad apart, or transposed: blocks of kRows rows, each
 // [depth][kRows], and kGemmPad apart. Reads row by row, and fetches some rows ahead: in memory they
-// lie far apart.
+// are far apart.
 template <class T>
 void pack_a(const Gemm& g, const T* from, int64_t height, int64_t depth, T* packed) {
   const int64_t step = g.row_of_a(), rows = g.trans_a ? depth : height;

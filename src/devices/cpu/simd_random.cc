@@ -1,4 +1,4 @@
-// Philox 4x32-10 on vectors of counters, compiled once per instruction set. Integers alone: the
+// Philox 4x32-10 on vectors of counters, compiled once per instruction set. Integers only: the
 // same words everywhere.
 #include "simd_targets.h"
 

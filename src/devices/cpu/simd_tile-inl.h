@@ -19,7 +19,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 #define PIPER_TILE_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
 
 // Computes one tile: c[rows][two vectors] = a · b over `depth`, added to `old` where there is one.
-// Element (i, k) of a stands at i × a_step + k, or at i + k × a_step where its rows are adjacent. b
+// Element (i, k) of a is at i × a_step + k, or at i + k × a_step where its rows are adjacent. b
 // is a panel, or made on the way from the rows of `source`.
 template <class T>
 struct Tile {
@@ -62,7 +62,7 @@ constexpr int kTogether = kRows;
 #endif
 
 // Lines of each row of a that are fetched before they are needed: what takes as long as memory
-// does. Of rows that lie a power of two apart, the nearest cache holds little more.
+// does. Of rows that are a power of two apart, the nearest cache holds little more.
 constexpr int64_t kLinesAhead = 24 / kRows;
 
 // Fetches a's elements, at the end those of the tile below, while it multiplies: rows of a are too
@@ -117,7 +117,7 @@ HWY_NOINLINE void tile(const Tile<T>& t) {
       if constexpr (!kRowsAdjacent) asm("" : "+r"(a0), "+r"(a1), "+r"(a2), "+r"(a3));
       b += b_step;
     }
-    // Behind the multiply-adds: a tile's first ones would wait for all of this.
+    // After the multiply-adds: a tile's first ones would wait for all of this.
     if (t.share > 0) t.ahead->fetch(t.share);
     if constexpr (!kRowsAdjacent) {
       const int64_t soon = begin + kLinesAhead * kLine<T>, below = soon - t.depth;

@@ -48,7 +48,7 @@ struct DnnPlan {
 Result<DnnObject> dnn_pack(const Cudnn& api, const std::vector<int64_t>& ids,
                            const std::vector<const void*>& addresses, void* workspace);
 
-// What is built is data alone; plan() makes cuDNN's objects of it.
+// What is built is data only; plan() makes cuDNN's objects of it.
 class DnnGraph {
  public:
   using Tensor = size_t;
@@ -75,7 +75,7 @@ class DnnGraph {
 
   const Dims& dims(Tensor tensor) const { return tensors_[tensor].dims; }
   static int64_t id(Tensor tensor) { return static_cast<int64_t>(tensor) + 1; }
-  // Returns the numbers' tensors, and where they stand as long as the graph is not touched.
+  // Returns the numbers' tensors, and where they are as long as the graph is not touched.
   std::vector<std::pair<Tensor, const void*>> numbers() const;
 
   // Returns the first of those that cuDNN's heuristics name that is deterministic and needs at most

@@ -7,12 +7,12 @@
 // with them are the gradients. (With sums of dq in f32 instead, engines add in any order, in less
 // memory, and cuDNN's note of what is not deterministic does not tell.)
 //
-// Of masks it is given terms, added to scores behind a cap (cudnn_terms): it has no plans for masks
+// Of masks it is given terms, added to scores after a cap (cudnn_terms): it has no plans for masks
 // of booleans. Gradients need a row of terms for each query: of one for all queries, their engines
-// read the first term alone, for every key (seen with cuDNN 9.19 on an H100). Numbers of tokens are
+// read the first term only, for every key (seen with cuDNN 9.19 on an H100). Numbers of tokens are
 // sums of indices and of what the program has in memory. A score that is not seen is finite there,
 // so that no softmax over part of the keys is NaN; what it makes of a query that sees none is
-// overwritten by a kernel, and with the greatest number for a logarithm of sums the gradient has
+// overwritten by a kernel, and with the largest number for a logarithm of sums the gradient has
 // weights of 0 for it.
 //
 // What cuDNN 9.19 has deterministic plans for, as tests/cuda/cudnn_test.cc asks it:

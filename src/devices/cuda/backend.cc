@@ -1,6 +1,6 @@
 // The backend of NVIDIA's devices: a program is a module of kernels and a list of steps, a binding
 // what each step is called with. The first call of those that queue that does not succeed is
-// remembered, nothing is queued behind it, and finish says it.
+// remembered, nothing is queued after it, and finish says it.
 #include <cstring>
 #include <limits>
 
@@ -220,7 +220,7 @@ class Cuda final : public Backend {
   void add_calls(const LoadedProgram& loaded, std::span<std::byte* const> args,
                  std::byte* workspace, Binding& binding);
   bool run(const Binding& bound, const Call& call, CuStream* stream);
-  // Nothing is queued behind what has failed.
+  // Nothing is queued after what has failed.
   bool can_go_on() const {
     device_->enter();
     return !device_->has_failed;
@@ -379,7 +379,7 @@ Status Cuda::bind_product(const LoadedProgram& loaded, const Binding& binding, C
   return ok_status();
 }
 
-// Returns whether cuDNN does it; if not, the steps behind it do.
+// Returns whether cuDNN does it; if not, the steps after it do.
 bool Cuda::bind_attention(const LoadedProgram& loaded, const Binding& binding, std::byte* workspace,
                           Call& call) {
   const DeviceStep& step = *call.step;

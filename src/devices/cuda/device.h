@@ -86,7 +86,7 @@ class Device {
   CuGraphExec* graph(int32_t number) const { return graphs_[static_cast<size_t>(number)]; }
   void end_graphs();
 
-  // Whether a call that queues has failed: nothing is queued behind it.
+  // Whether a call that queues has failed: nothing is queued after it.
   bool has_failed = false;
 
  private:

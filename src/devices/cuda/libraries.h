@@ -55,7 +55,7 @@ inline constexpr bool Without::*kSwitch<Green> = &Without::green;
 template <>
 inline constexpr bool Without::*kSwitch<NcclWindows> = &Without::windows;
 
-// Looks for it anew. `path`: of the file that was found, also where that is no use.
+// Looks for it again. `path`: of the file that was found, also where that is no use.
 template <class Table>
 Result<Opened<Table>> open_anew(const Folders& folders, std::string& path);
 // Opens it once for the process. The error says what was looked for and where, or that it is

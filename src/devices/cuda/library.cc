@@ -36,7 +36,7 @@ void add(const fs::path& folder, std::vector<std::string>& to) {
     to.push_back(name);
 }
 
-// Wheels lie in …/python3.X/{site,dist}-packages/nvidia/LIBRARY/lib.
+// Wheels are in …/python3.X/{site,dist}-packages/nvidia/LIBRARY/lib.
 void add_wheels(const fs::path& prefix, std::vector<std::string>& to) {
   for (const fs::path& python : entries_of(prefix)) {
     if (!python.filename().string().starts_with("python3")) continue;

@@ -7,7 +7,7 @@
 
 namespace piper::cuda {
 
-// Stays loaded: libraries of this kind leave threads and handlers behind.
+// Stays loaded: libraries of this kind leave threads and handlers running.
 struct Library {
   void* handle = nullptr;
   std::string path;

@@ -4,7 +4,7 @@
 //
 // Kernels of all communicators that are under way at once fit on the device (blocks_of), so that
 // none waits for another one's end to begin. In the order in which the host has called them, which
-// NCCL can keep, they would: a send that is behind one not yet received keeps back the receive that
+// NCCL can keep, they would: a send that is after one not yet received keeps back the receive that
 // its peer sends for (tests/cuda/communicator_orders_test.cc).
 //
 // All that NCCL sets up between members is set up when a communicator is opened. Left to itself it
@@ -313,7 +313,7 @@ class NcclLinks final : public Links {
   }
 
   // The first of the ranks makes the name by which the others find the communicator, and tells
-  // whether buffers lie alike in the memory of all.
+  // whether buffers are alike in the memory of all.
   struct Name {
     NcclId id;
     bool is_alike = false;
@@ -338,7 +338,7 @@ class NcclLinks final : public Links {
     return name;
   }
 
-  // Memory whose buffers lie alike is a window of all, else each knows its own.
+  // Memory whose buffers are alike is a window of all, else each knows its own.
   Status register_memory(Joined& on, bool is_alike) {
     on.windows.resize(is_alike ? memory_.size() : 0);
     on.memories.resize(is_alike ? 0 : memory_.size());
@@ -456,7 +456,7 @@ struct Shares {
   int64_t pair = kMostOfPair, group = kMostChannels;
 };
 
-// Queues of which the plan says nothing share what the others leave: those of pairs alone get as
+// Queues of which the plan says nothing share what the others leave: those of pairs only get as
 // many blocks as pairs use, and groups the rest.
 Shares shares_of(const std::map<int64_t, Queue>& queues, int64_t multiprocessors,
                  bool& are_too_many) {

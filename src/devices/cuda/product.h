@@ -16,7 +16,7 @@ namespace piper::cuda {
 inline constexpr int64_t kProductScratch = int64_t{64} << 20;
 
 // "bf16 -> f32 aT·b 768x3072x1024 lines 768 3072 3072 + c + bias gelu_tanh pre", with
-// "x 12 steps 1 2 3" behind it for several matrices.
+// "x 12 steps 1 2 3" after it for several matrices.
 std::string to_string(const DeviceProduct& product, bool has_c, bool has_bias, bool has_pre);
 
 // An algorithm: numbers by attribute, its id first.
@@ -33,7 +33,7 @@ struct AlgorithmTable {
 };
 inline constexpr int64_t kMostTableBytes = 16 << 20;
 Result<AlgorithmTable> read_algorithms(std::string_view text);
-// Returns the table's text, in the order of keys, behind these comments.
+// Returns the table's text, in the order of keys, after these comments.
 std::string print_algorithms(const AlgorithmTable& table, std::string_view comments);
 // Returns what this process takes: products_cuda.txt as it was built in, unless take_cuda_products
 // said another.

@@ -229,7 +229,7 @@ Status Tuner::fill(const Wanted& wanted) {
   return ok_status();
 }
 
-// What is not written then is 0, and so is what lies between lines.
+// What is not written then is 0, and so is what is between lines.
 Status Tuner::clear(const Wanted& wanted, int made) {
   const std::array<std::byte*, kOperands> to = operands(made);
   for (const Operand each : {kD, kPre})

@@ -1,4 +1,4 @@
-// What plans multiply, for whoever measures it: each product once, and where its operands lie.
+// What plans multiply, for whoever measures it: each product once, and where its operands are.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ struct Wanted {
 };
 std::string to_string(const Wanted& wanted);
 double flops_of(const DeviceProduct& product);
-// Returns elements of an operand from the first to behind the last one, gaps between lines among
+// Returns elements of an operand from the first up to the last one, gaps between lines among
 // them.
 int64_t extent_of(const DeviceProduct& product, Operand operand);
 DType type_of(const DeviceProduct& product, Operand operand);

@@ -55,7 +55,7 @@ DType compute_type(DType dtype);
 // Returns a literal of the text: "1.0e-05f", "-INFINITY".
 std::string literal(double value, DType dtype);
 
-// Describes a kernel to be launched. `body` is what stands between the braces of its function,
+// Describes a kernel to be launched. `body` is what is between the braces of its function,
 // where operand i of the op (inputs, then outputs, then what `extra` lists) is `p.at<T>(i)`, null
 // where absent.
 struct KernelText {
@@ -89,7 +89,7 @@ class Emitter {
   // them.
   DeviceOperand scratch(int64_t bytes);
 
-  // Ends the program: its source, and scratch behind the locals.
+  // Ends the program: its source, and scratch after the locals.
   void finish(DeviceProgram& program, int64_t local_bytes);
 
  private:
@@ -114,7 +114,7 @@ Maker find_maker(std::string_view op);  // null when there is none
 // kMostPointers.
 struct Run {
   std::vector<Use> uses;
-  // By use: the operand that a Cast behind the uses makes of its first result in f32; -1: none.
+  // By use: the operand that a Cast after the uses makes of its first result in f32; -1: none.
   std::vector<int32_t> copies;
   std::optional<DType> copy_type;  // bf16 or f16, of all of them; nothing where there are none
 };
@@ -124,7 +124,7 @@ inline constexpr size_t kMostPointers = 480;   // of a kernel, less those of scr
 // Moves ops that can go into a run with an op before them up to it, where nothing between them
 // hinders that.
 Program with_runs_together(Program program);
-// Returns the op behind the last that goes into one run with op `first`, Casts of their results
+// Returns the op after the last that goes into one run with op `first`, Casts of their results
 // included.
 size_t end_of_run(const FusedProgram& program, std::span<const DeviceOperand> places, size_t first);
 Run run_of(const FusedProgram& program, size_t first, size_t last);

@@ -82,7 +82,7 @@ const Word* find_word(std::string_view name) {
   return word == kWords.end() ? nullptr : word;
 }
 
-// Returns the op alone, as an expression: its operands, then its word.
+// Returns the op itself, as an expression: its operands, then its word.
 std::string text_of(const Use& use) {
   if (use.op == kFusedOp) return use.attrs.text("expr");
   const std::string how = use.attrs.text("approximate", "none");

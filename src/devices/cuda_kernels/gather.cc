@@ -1,4 +1,4 @@
-// Gather, GatherND, GatherElements: rows and elements that indices name. An index that lies outside
+// Gather, GatherND, GatherElements: rows and elements that indices name. An index that is outside
 // (inputs are checked before they come here) takes NaN, or 0 of integers.
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 namespace piper::cuda_kernels {
 namespace {
 
-// Returns what is taken where an index lies outside.
+// Returns what is taken where an index is outside.
 std::string nothing(DType dtype, int64_t bytes) {
   const double value = info(dtype).is_float ? std::numeric_limits<double>::quiet_NaN() : 0.0;
   return word_of(value, dtype, bytes);

@@ -129,7 +129,7 @@ class RowAligner {
     if (!marked.empty()) op_to_mark(program)->attrs.set(std::string(kAlignedArgs), marked);
   }
 
-  // Inserts room for the gaps where each such matrix ends. Whatever begins there or behind moves
+  // Inserts room for the gaps where each such matrix ends. Whatever begins there or after moves
   // up, whatever begins before stays. Then only buffers overlap that did so before, whose users
   // wait for each other, on whatever streams they are.
   void make_room() {

@@ -300,7 +300,7 @@ Status make_matmul(const Use& use, Emitter& emit) {
     return ok_status();
   }
   std::vector<BatchDim> dims = batch_of(use, product);
-  // Matrices that lie below each other and have one factor are one.
+  // Matrices that are below each other and have one factor are one.
   if (!dims.empty() && !product.trans_a && dims[0].a == product.m * product.lda && dims[0].b == 0) {
     product.m *= dims[0].extent;
     dims.erase(dims.begin());

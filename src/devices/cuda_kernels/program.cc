@@ -16,7 +16,7 @@ bool stays_narrow(std::string_view op) {
 }
 
 // Of results that nobody reads, passes over rows store nothing; all else writes them, to places
-// behind all others. `widened` has the values as wide as they are placed.
+// after all others. `widened` has the values as wide as they are placed.
 void place_unread(const FusedProgram& program, const FusedProgram& widened, LocalPlaces& lie) {
   constexpr int64_t kAlign = 256;
   const std::vector<bool> inside = program.inside();

@@ -1,5 +1,5 @@
 // ReduceSum, ReduceMax, ReduceMin, ReduceProd and their gradients. How many parts a result is
-// gathered in follows from the shapes alone.
+// gathered in follows from the shapes only.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -32,7 +32,7 @@ Extents of_last_dim(const Shape& shape) {
   return from_axis(shape, shape.size() < 2 ? 0 : shape.size() - 1);
 }
 
-// Returns whether `axes` has the last dim alone, of which threads can keep all, or all others.
+// Returns whether `axes` has the last dim only, of which threads can keep all, or all others.
 bool has_last(const Use& use) {
   constexpr int64_t kMostKept = 16384;
   const Shape& shape = use.in(0);

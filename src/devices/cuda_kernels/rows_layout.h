@@ -6,8 +6,8 @@
 namespace piper::cuda_kernels {
 
 // Holds what the layout follows from, and nothing else. Where something is summed the layout
-// follows from rows and width alone: the order of a sum, and so its bits, are the same whatever
-// other ops the pass has, and wherever its operands lie.
+// follows from rows and width only: the order of a sum, and so its bits, are the same whatever
+// other ops the pass has, and wherever its operands are.
 struct PassShape {
   int64_t rows = 0, width = 0;
   bool keeps_row = false;  // one block has a row whole

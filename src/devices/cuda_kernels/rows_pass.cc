@@ -1,5 +1,5 @@
 // A pass over rows -> the text of its kernel, and of the one that adds up what its blocks have
-// summed. The ops stand in the text one after the other; what they make stays with its thread, and
+// summed. The ops are in the text one after the other; what they make stays with its thread, and
 // is stored where somebody else reads it.
 #include <algorithm>
 #include <bit>
@@ -94,7 +94,7 @@ Loop loop_of(const Shape& shape, const std::vector<Operand*>& operands) {
   return {{1}, std::vector<std::vector<int64_t>>(operands.size(), {0})};
 }
 
-// The forms of an expression alone, whose operands are broadcast in whatever way: the last dim of
+// The forms of an expression only, whose operands are broadcast in whatever way: the last dim of
 // its loop is the row.
 void fold(PassOp& op) {
   std::vector<Operand*> operands;
@@ -356,7 +356,7 @@ int64_t Pass::piece_of(const Operand& operand) const {
   return std::min(layout_.lanes, lanes_of(operand));
 }
 
-// Returns the greatest number of rows that a thread has at once, of values and sums.
+// Returns the largest number of rows that a thread has at once, of values and sums.
 int64_t Pass::kept() const {
   std::map<std::pair<int32_t, int64_t>, std::pair<size_t, size_t>> lives;
   int64_t sums = 0, most = 0;

@@ -11,7 +11,7 @@ Status make_cumsum(const Use& use, Emitter& emit) {
   const auto axis = static_cast<size_t>(use.attrs.integer("axis"));
   const int64_t size = use.out()[axis], inner = extent(use.out(), axis + 1, use.out().size());
   const int64_t lines = num_elements(use.out()) / size;
-  // Long lines, of which there are too few for a thread each, or which lie side by side too little.
+  // Long lines, of which there are too few for a thread each, or which are side by side too little.
   const bool block_each = size >= 128 && (inner < 8 || lines < 8192);
   const std::string_view index = index_name({num_elements(use.out()) + 4 * kThreads});
   const std::string of =

@@ -1,5 +1,5 @@
 // ScatterElements, ScatterND and the gradients of gathers: what is put at, or combined with, places
-// that indices name. A place that lies outside is never written.
+// that indices name. A place that is outside is never written.
 #include <fmt/format.h>
 
 #include <bit>

@@ -1,4 +1,5 @@
-// How elements lie, as the texts of kernels state it: extents and strides, words, constants.
+// How elements are laid out, as the texts of kernels state it: extents and strides, words,
+// constants.
 #pragma once
 
 #include "emitter.h"
@@ -29,7 +30,7 @@ std::string word_of(double value, DType dtype, int64_t bytes);
 
 // "int32_t" where numbers up to these, and of a block of threads more, fit; else "int64_t".
 std::string_view index_name(std::initializer_list<int64_t> most);
-// Returns the greatest distance of a place from the first.
+// Returns the largest distance of a place from the first.
 int64_t reach(const Shape& extents, const std::vector<int64_t>& strides);
 std::string list(const std::vector<int64_t>& numbers);  // "{4, 2}"
 // "Strides<int32_t, 2>" and "{{4, 2}, {1, 4}}"

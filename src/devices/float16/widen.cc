@@ -2,7 +2,7 @@
 //
 //   y = Gelu x16   ->   a = Cast x16 {f32};  b = Gelu a;  y = Cast b {bf16}
 //
-// Casts stand in front of Slices and Reshapes of what is read whole anyway, and behind a Concat, so
+// Casts are in front of Slices and Reshapes of what is read whole anyway, and after a Concat, so
 // that an attention of columns stays one.
 #include <algorithm>
 #include <map>

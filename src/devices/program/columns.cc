@@ -1,4 +1,4 @@
-// Slices that an attention alone reads, and a Concat of the gradients that it makes -> columns.
+// Slices that only an attention reads, and a Concat of the gradients that it makes -> columns.
 #include <algorithm>
 #include <optional>
 
@@ -71,7 +71,7 @@ class ColumnMaker {
     return first.size() == 4 && first[0] == 1 && first[1] == 1 && first[2] == 1;
   }
 
-  // Returns whether nothing writes the value behind op `from`, up to op `to`.
+  // Returns whether nothing writes the value after op `from`, up to op `to`.
   bool stays(int32_t value, size_t from, size_t to) const {
     const auto& writers = writers_[at(base_[at(value)])];
     return std::none_of(writers.begin(), writers.end(),

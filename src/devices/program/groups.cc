@@ -1,7 +1,7 @@
 // Pointwise ops -> Fused ops.
 //
-// A group stands where its last op stood. So an op may join a later one if everything else that
-// reads its result stands behind that place; what it reads itself stands before it anyway.
+// A group is where its last op was. So an op may join a later one if everything else that
+// reads its result is after that place; what it reads itself is before it anyway.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -128,7 +128,7 @@ class Grouper {
     return false;
   }
 
-  // Returns whether the ops of group a may stand where group b stands.
+  // Returns whether the ops of group a may be where group b is.
   bool may_move(size_t a, size_t b) const {
     const size_t place = members_[b].back();
     for (size_t o : members_[a])

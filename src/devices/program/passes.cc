@@ -1,12 +1,12 @@
 // Ops that go over the same rows -> passes.
 //
 // A tensor is rows of its last dim. By its letters an op goes over rows where all letters of the
-// other dims of what it makes (or, where it only sums over rows, of what it reads) stand in front,
+// other dims of what it makes (or, where it only sums over rows, of what it reads) are in front,
 // in one order, in each operand that has any of them: then a row of its results needs that row of
 // such operands, and all of the others. What lacks these letters in a result is a sum over rows.
 //
-// A pass stands where its last op stood: so it may only take in ops whose results others read
-// behind that place, and whose operands are still there.
+// A pass is where its last op was: so it may only take in ops whose results others read
+// after that place, and whose operands are still there.
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -235,7 +235,7 @@ class RowJoiner {
     return false;
   }
 
-  // Returns whether the ops of group a may stand where group b stands.
+  // Returns whether the ops of group a may be where group b is.
   bool may_move(size_t a, size_t b) const {
     const size_t from = members_[a].back(), to = members_[b].back();
     const auto between = [&](size_t o) {

@@ -28,7 +28,7 @@ int64_t product(const Shape& shape, size_t from);
 // Returns whether the op runs at matrix speed, by its first sample.
 bool is_product(const OpDef& def);
 
-// Returns what makes a pointwise op one word of an expression: its name, with its option behind a
+// Returns what makes a pointwise op one word of an expression: its name, with its option after a
 // colon; nothing when it cannot be one.
 std::optional<std::string> word_of(const ProgramOp& op);
 

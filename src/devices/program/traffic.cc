@@ -16,7 +16,7 @@ std::string words_of(const std::string& expression) {
   return join(words, " ");
 }
 
-// Returns whether the op moves elements alone.
+// Returns whether the op moves elements only.
 bool computes_nothing(const OpDef& def, const OpTypes& use) {
   return !is_product(def) && (!def.cost || def.cost(use).flops == 0);
 }

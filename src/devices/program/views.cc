@@ -8,8 +8,8 @@
 namespace piper {
 namespace {
 
-// Returns the byte of the input at which the output's bytes stand, when the op only names them
-// anew.
+// Returns the byte of the input at which the output's bytes are, when the op only names them
+// again.
 std::optional<int64_t> renamed_at(const FusedProgram& program, const ProgramOp& op) {
   if (op.inputs.size() != 1 || op.outputs.size() != 1 || op.inputs[0] < 0) return std::nullopt;
   const TensorType& from = program.values[static_cast<size_t>(op.inputs[0])];

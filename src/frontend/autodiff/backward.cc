@@ -201,7 +201,7 @@ class Sweep {
     return grads;
   }
 
-  // Follows one use's adjoint of a value made of parameters alone back to the parameters. Its nodes
+  // Follows one use's adjoint of a value made of parameters only back to the parameters. Its nodes
   // stay with the use: they and those that make the adjoint, from `first` on.
   void pull_back(ValueId value, const Term& use, size_t first) {
     std::map<ValueId, ValueId> adjoint{{value, use.adjoint}};

@@ -46,7 +46,7 @@ class Renamer {
     return node.pass == Pass::kF ? &node : nullptr;
   }
 
-  // Returns what the value is a part of, as far as the forward nodes on the way stand in the
+  // Returns what the value is a part of, as far as the forward nodes on the way are in the
   // reader's region.
   ValueId root_of(const Node& reader, ValueId value) const {
     const Node* node = forward_producer(value);

@@ -52,7 +52,7 @@ class Update {
     if (scale.valid() && !clip_.valid()) clip_ = emit("Reciprocal", "unscale", "", {scale})[0];
   }
 
-  // A step that is skipped is no update, but random ops draw anew in it.
+  // A step that is skipped is no update, but random ops draw again in it.
   void add_step() {
     const bool drawn = graph_.step.valid();
     if (!drawn) graph_.step = add_state("step", {DType::kI64, {}});

@@ -1,5 +1,5 @@
 // Softmax of the products of queries and keys, times values: which values these are, seen through
-// whatever views stand before them.
+// whatever views are before them.
 #include "attention.h"
 
 #include <algorithm>
@@ -236,7 +236,7 @@ bool AttentionFinder::masks_divide(const AttentionFound& found) const {
 
 // ---- y ------------------------------------------------------------------------------------------
 
-// Views behind the second product that lead to [batch, tokens, heads, width] are part of the op.
+// Views after the second product that lead to [batch, tokens, heads, width] are part of the op.
 void AttentionFinder::take_views(size_t index, bool width_first, AttentionFound& found) const {
   const Node& last = graph_.nodes[index];
   const int64_t width =

@@ -170,7 +170,7 @@ const std::vector<double>* ScoreReader::elements_of(ValueId id) {
   return last_elements_ ? &*last_elements_ : nullptr;
 }
 
-// Returns a constant condition or term that hides no key, or those behind each query's.
+// Returns a constant condition or term that hides no key, or those after each query's.
 bool ScoreReader::read_constant(const MaskStep& step, Scores& scores) {
   const std::vector<double>* elements = elements_of(step.value);
   if (!elements || (step.kind == MaskStep::kKeep && step.number > kVeryLow)) return false;

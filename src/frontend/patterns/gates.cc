@@ -54,7 +54,7 @@ Count recognise_silu(Graph& graph) {
 
 namespace {
 
-// Reads `id` through a transposition; where each of its dims lies in what is below.
+// Reads `id` through a transposition; where each of its dims is in what is below.
 ValueId below_transpose(const Graph& graph, const Matcher& match, ValueId id,
                         std::vector<int64_t>& perm) {
   perm.resize(graph.value(id).type.shape.size());

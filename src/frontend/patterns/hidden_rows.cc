@@ -3,7 +3,7 @@
 // a number. The op keeps max + log(sum) of a row in one float, in which nothing of log(sum) is left
 // beside it either, and kernels multiply scores by log₂e, which would make the lowest number
 // infinite. So the terms that hide keys are raised to one number, and the op is told it: the
-// gradient then counts the keys of such a query by the mask alone.
+// gradient then counts the keys of such a query by the mask only.
 #include <cmath>
 #include <limits>
 #include <map>

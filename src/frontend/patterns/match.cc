@@ -21,8 +21,8 @@ std::vector<double> halves(const Value& value) {  // 16-bit floats
   return all;
 }
 
-// Products or sums that are seen through from one value. What lies further up counts as one atom or
-// term: else a chain would be walked anew from each of its members, as deep as it is long.
+// Products or sums that are seen through from one value. What is further up counts as one atom or
+// term: else a chain would be walked again from each of its members, as deep as it is long.
 constexpr int kMostOpened = 128;
 
 }  // namespace

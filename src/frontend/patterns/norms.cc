@@ -43,7 +43,7 @@ class NormFinder {
  private:
   const Shape& shape(ValueId id) const { return graph_.value(id).type.shape; }
 
-  // Returns a value of the shape of the normalised dims, perhaps behind dims of 1.
+  // Returns a value of the shape of the normalised dims, perhaps after dims of 1.
   bool is_param(ValueId id, ValueId y, int64_t axis) const {
     const Shape normal(shape(y).begin() + axis, shape(y).end());
     Shape own = shape(id);

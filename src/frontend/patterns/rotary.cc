@@ -144,7 +144,7 @@ class RotaryWriter {
 
  private:
   // Heads are turned before they change places with tokens, where they did so after their
-  // projection: a transposition then stands last, and attention takes it in.
+  // projection: a transposition then is last, and attention takes it in.
   void write(size_t index, const RotaryFound& rotary) {
     const std::vector<int64_t> swap{0, 2, 1, 3};
     Builder build(graph_);

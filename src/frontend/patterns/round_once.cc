@@ -88,7 +88,7 @@ class OnceRounder {
       return;
     }
   }
-  // A stage of which nothing is left stands where it was, between what makes the result and those
+  // A stage of which nothing is left is where it was, between what makes the result and those
   // who read it.
   void pass_on(NodeId id, const std::vector<int32_t>& stage) {
     Node view = graph_.node(id);

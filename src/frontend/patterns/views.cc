@@ -1,5 +1,5 @@
 // Follows reshapes, transposes and repeats of a tensor, so that an attention's operands are found
-// behind them.
+// after them.
 #include "views.h"
 
 #include <algorithm>

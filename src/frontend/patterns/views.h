@@ -23,7 +23,7 @@ int64_t extent_of(const Modes& modes);
 Shape shape_of(const ViewDims& dims);
 bool is_repeated(const Modes& modes);  // no mode has a stride
 bool has_repeats(const Modes& modes);  // some mode has none
-// Returns the dims of a value as it lies.
+// Returns the dims of a value as it is.
 ViewDims dims_of(const Shape& shape);
 // A run cut into dims of these extents; none where they do not divide it so.
 std::optional<ViewDims> cut(const Modes& run, const Shape& into);

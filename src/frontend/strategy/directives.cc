@@ -53,7 +53,7 @@ Status read_directives(const std::vector<Sections::Item>& entries, const Scope& 
                        Strategy& out) {
   ErrorList errors;
   const std::vector<const yaml::Entry*> all = list_directives(entries, errors);
-  // Splits first, wherever they stand: they name a tag that the others may use.
+  // Splits first, wherever they are: they name a tag that the others may use.
   for (const bool splits : {true, false}) {
     Names names;
     for (const MeshAxis& axis : out.mesh) names.axes.push_back(axis.name);

@@ -9,7 +9,7 @@ namespace piper::fields {
 
 extern const Directive kPrecision, kSplit, kRecompute, kPlace, kReplicate, kShard, kOffload,
     kStream, kPrefetch, kFuse, kOrder;
-// They stand in the order of their phases.
+// They are listed in the order of their phases.
 inline constexpr const Directive* kDirectives[] = {&kPrecision, &kSplit, &kRecompute, &kPlace,
                                                    &kReplicate, &kShard, &kOffload,   &kStream,
                                                    &kPrefetch,  &kFuse,  &kOrder};

@@ -51,7 +51,7 @@ std::string foreign_help(std::string_view word) {
   return fmt::format("help: {}{}", help.starts_with('\'') ? "write " : "", help);
 }
 
-// Returns the objects whose keys may stand under the field.
+// Returns the objects whose keys may be under the field.
 std::vector<const Object*> children(const Field& field) {
   std::vector<const Object*> out;
   for (const Object& object : objects())
@@ -113,7 +113,7 @@ Status check_key(const yaml::Entry& entry, const Object& object) {
   return ok_status();
 }
 
-// Returns the keys behind an entry without a value that belong under it: they are not indented.
+// Returns the keys after an entry without a value that belong under it: they are not indented.
 std::vector<std::string> not_indented(const yaml::Node& map, const Field& field,
                                       const Object& object) {
   std::vector<std::string> out;
@@ -143,7 +143,7 @@ Status check_keys(const yaml::Node& map, const Object& object) {
   return errors.status();
 }
 
-// Returns the error where something else stands than a map with the keys of `object`.
+// Returns the error where something else is than a map with the keys of `object`.
 Error no_map(const yaml::Node& node, std::string_view name, const Object& object) {
   const std::vector<std::string> keys = known_keys(object);
   Error error = wrong_type(node, fmt::format("a map for '{}'", name));

@@ -38,7 +38,7 @@ enum class Type {
   kWords,          // a list of them, or one
   kIntegerOrWord,  // an integer, or one of the words
 };
-// kStated: may be left out, and is printed with its default. kBeside: stands also beside the one
+// kStated: may be left out, and is printed with its default. kBeside: is also beside the one
 // key of a `single` object.
 enum class Presence { kOptional, kStated, kRequired, kBeside, kUnsupported };
 using enum Presence;
@@ -164,7 +164,7 @@ Status read_map(const Object& object, const yaml::Node& node, const SourceSpan& 
                 const Reading& reading, void* out);
 std::string print_map(const Object& object, const void* from);      // "{a: 1, b: 2}"
 std::string print_entries(const Object& object, const void* from);  // "a: 1, b: 2"
-// Returns a line for each key, each behind the end of the one before; lists have lines of their
+// Returns a line for each key, each past the end of the one before; lists have lines of their
 // own.
 std::string print_block(const Object& object, const void* from, int indent);
 

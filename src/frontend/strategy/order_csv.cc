@@ -91,7 +91,7 @@ Result<int64_t> read_number(std::string_view digits, std::string_view cell, cons
   return number;
 }
 
-// The letters stay as they stand: what they mean depends on the whole file.
+// The letters stay as they are: what they mean depends on the whole file.
 Result<OrderCell> read_cell(std::string_view text, const SourceSpan& at) {
   constexpr std::string_view kDigits = "0123456789";
   const size_t letters = std::min(text.find_first_not_of(kDigits), text.size());

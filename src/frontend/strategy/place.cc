@@ -4,7 +4,7 @@
 namespace piper::fields {
 namespace {
 
-// Returns what expressions behind `where` may name, and behind `tags` those too.
+// Returns what expressions after `where` may name, and after `tags` those too.
 std::vector<std::string> free_names(const Place& place, const Names& names) {
   std::vector<std::string> free = names.tags;
   free.emplace_back("M");

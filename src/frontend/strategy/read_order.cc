@@ -35,7 +35,7 @@ class Lines {
     return places;
   }
 
-  // A text param that is a whole line may have several, which stand where the param's do.
+  // A text param that is a whole line may have several, which are where the param's do.
   Status add(const std::string& line, const SourceSpan& at) {
     const std::string code = line.substr(0, line.find('#'));
     const size_t indent = std::min(code.find_first_not_of(' '), code.size());

@@ -267,7 +267,7 @@ Result<bool> read_bool(const yaml::Node& node, const Scope& scope, IntegerRange 
 
 namespace {
 
-// Returns what stands before a unit; nothing where the text ends otherwise.
+// Returns what is before a unit; nothing where the text ends otherwise.
 std::optional<std::string_view> count_of(std::string_view text, std::string_view unit) {
   if (!text.ends_with(unit) || expr::is_identifier(text)) return std::nullopt;
   text.remove_suffix(unit.size());

@@ -43,7 +43,7 @@ Error no_integer(const Scope::Text& param, const SourceSpan& used_at, const Scop
 Result<std::string> read_text(const yaml::Node& node, const Scope& scope);
 // Returns the same of any text.
 Result<std::string> insert_params(const yaml::Node& node, const Scope& scope);
-// Returns the names behind '$', in their order: of "h/$layer/${part}" layer and part.
+// Returns the names that follow a '$', in their order: of "h/$layer/${part}" layer and part.
 std::vector<std::string_view> inserted_names(std::string_view text);
 // Returns a node that inserts a text param with its text; any other as it is.
 Result<yaml::Node> with_texts(const yaml::Node& node, const Scope& scope);

@@ -102,7 +102,7 @@ Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out
 
 // Shares what precision directives say of all gradients and of the loss: one type each, one scale.
 Status share_precision(Strategy& out);
-// Returns what split calls the microbatch, which stands before all directives that ask.
+// Returns what split calls the microbatch, which is before all directives that ask.
 inline std::string micro_name(const Strategy& strategy) {
   return strategy.splits.empty() ? "mb" : strategy.splits.front().as;
 }

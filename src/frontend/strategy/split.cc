@@ -6,7 +6,7 @@
 namespace piper::fields {
 namespace {
 
-// The microbatch's name stands beside tags, params and axes in expressions.
+// The microbatch's name is beside tags, params and axes in expressions.
 Status check_micro_name(const SourceSpan& at, const std::string& name, const Reading& reading) {
   const Scope& scope = reading.scope;
   const std::vector<std::string>& tags = reading.names.tags;

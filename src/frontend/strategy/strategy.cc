@@ -58,9 +58,9 @@ Result<Strategy> parse_strategy(const std::string& name, const std::vector<Defin
   }
   choose_entries(sections, files, choice, scope, errors);
   out.left_out = std::move(sections.left_out);
-  // What is wrong behind a clash may come of it.
+  // What is wrong after a clash may come of it.
   if (choice.clashed()) return errors.status().error();
-  // What a strategy asks of its params is said alone: further errors may come of them.
+  // What a strategy asks of its params is said only: further errors may come of them.
   if (errors.empty()) PIPER_TRY(check_required(sections, scope, defines));
   read_model_sections(sections, scope, out, errors);
   out.annotate.at = {path};

@@ -20,7 +20,7 @@ const Word* find_word(const Field& field, std::string_view name) {
   return found == words.end() ? nullptr : &*found;
 }
 
-// Returns the items of a list, or the one that stands in place of it.
+// Returns the items of a list, or the one that is in place of it.
 Result<std::span<const yaml::Node>> items_of(const yaml::Node& node, std::string_view what) {
   if (node.is(yaml::Node::Kind::kMap)) return wrong_type(node, fmt::format("a list of {}", what));
   if (!node.is(yaml::Node::Kind::kList)) return std::span(&node, 1);

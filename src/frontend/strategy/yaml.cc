@@ -158,7 +158,7 @@ class TreeBuilder : public YAML::EventHandler {
     }
   }
 
-  // Finds where the first line of the content stands: below the header, after the common
+  // Finds where the first line of the content is: below the header, after the common
   // indentation.
   void read_block(Node& node, const YAML::Mark& mark) {
     const size_t header = places_.line_of(offset(mark));
@@ -241,7 +241,7 @@ class TreeBuilder : public YAML::EventHandler {
   int nodes_ = 0, documents_ = 0;
 };
 
-// Returns the reader's own complaints, with what usually lies behind them.
+// Returns the reader's own complaints, with their usual causes.
 Error explain(const YAML::Exception& e, const TreeBuilder& builder, std::string_view text,
               const Places& places) {
   const size_t at = std::min(text.size(), static_cast<size_t>(std::max(e.mark.pos, 0)));

@@ -27,7 +27,7 @@ struct SetMatch {
   const Summary &before, &after;
   std::map<std::string, std::string> axis;               // new name -> old name, where they differ
   std::map<std::string, std::string> parameter, stream;  // likewise
-  // By stage of `after`: that of `before`, or one behind all of these.
+  // By stage of `after`: that of `before`, or one after all of these.
   std::vector<int32_t> stage;
   std::vector<DevicePair> devices;  // in order of `before`
   std::vector<std::string> notes;

@@ -70,7 +70,7 @@ class RowMaker {
     const size_t stream = at(row_.steps[at(step)].one->stream);
     return stream < row_.role->streams.size() && row_.role->streams[stream].name == kSecondHalf;
   }
-  // The computations of a second half stand together, right behind those of the first: one task,
+  // The computations of a second half are together, right after those of the first: one task,
   // or both parts of a backward.
   void find_pairs(int32_t first) {
     std::vector<int32_t> chunks;

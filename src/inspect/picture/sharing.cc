@@ -35,7 +35,7 @@ double Sharing::next_end() const {
   return first;
 }
 
-// Two ends that differ by rounding alone are one.
+// Two ends that differ by rounding only are one.
 std::vector<Sharing::Ended> Sharing::end(double time) {
   constexpr double kRounding = 1e-12;
   const double all = weights();

@@ -275,7 +275,7 @@ class Simulation {
     touch(index);
     return true;
   }
-  // Updates stand together whatever they are of.
+  // Updates are together whatever they are of.
   static bool continues(const PictureCell& cell, const Step& step, double start) {
     const Instruction& one = *step.one;
     const bool touches = start - (cell.start + cell.length) <= 1e-9 * start;

@@ -175,7 +175,7 @@ class RoleWalk {
       if (program.arg_read[a] && one.pass != 'F') keep(buffer, stage);
       if (writes || (program.arg_read[a] && one.pass == 'F' && made.received))
         made = {stage, one.pass == 'F', false, false};
-      // The backward stands before it in a body: it reads what the step before has begun.
+      // The backward is before it in a body: it reads what the step before has begun.
       if (one.ahead > 0 && awaited_[index_of(buffer)] >= 0)
         keep(buffer, awaited_[index_of(buffer)]);
     }

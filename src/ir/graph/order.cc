@@ -146,7 +146,7 @@ Result<Graph> in_topological_order(Graph graph) {
   if (is_in_order(graph)) return graph;
   std::vector<int> waits = count_waits(graph);
   std::vector<std::vector<NodeId>> read_by = readers(graph);
-  // The ready node that stands first goes first: an order that is already right stays as it is.
+  // The ready node that is first goes first: an order that is already right stays as it is.
   std::priority_queue<size_t, std::vector<size_t>, std::greater<>> ready;
   for (size_t i = 0; i < waits.size(); ++i) {
     if (waits[i] == 0) ready.push(i);

@@ -20,7 +20,7 @@
 // beyond the range of f16. A query that sees no key (all its scores -∞) gets 0. lse, the
 // logarithm of a query's sum of exponentials, [batch, heads of q, queries], saves the backward op
 // the sums: it makes the weights again and never stores all of them (Dao et al., 2022,
-// FlashAttention). It is the greatest number where no key is seen. With y and lse of all keys, what
+// FlashAttention). It is the largest number where no key is seen. With y and lse of all keys, what
 // the backward op makes of some of them are terms of dq, and dk and dv of those (Liu et al., 2023,
 // Ring Attention). Parts have the weights exp(lse) of exp(lse) + exp(lse'); `tokens_first` of a
 // merge is that of y. With hidden_score, y is of `parts` times as many keys as y': of a query all
@@ -235,7 +235,7 @@ struct AttentionLetters {
                                                scores, use.inputs[input].shape)
                               : Dims{};
   }
-  // Adds the letters of the operands from `mask_input` on: the mask, and behind it the numbers of
+  // Adds the letters of the operands from `mask_input` on: the mask, and after it the numbers of
   // the first query and key.
   void add_others(const OpTypes& use, size_t mask_input, const AttentionSizes& s) {
     const auto first = static_cast<int>(mask_input) + 1;

@@ -1,17 +1,17 @@
 // What the ranks along one mesh axis make together, each of its own operand: how a value changes
 // its layout over that axis. Sharding inserts them after autodiff; no backend has them.
-//   AllReduce{over}(x): the sum over the ranks; AllReduceMax{over}(x): the greatest.
+//   AllReduce{over}(x): the sum over the ranks; AllReduceMax{over}(x): the largest.
 //   AllGather{over, ranks, dim, outer}(x): blocks of `dim` put together.
-//   ReduceScatter{over, ranks, dim, outer}(x): the own block of the sum.
-//   OwnBlock{over, ranks, dim, outer}(x): the own block of what all ranks have alike.
+//   ReduceScatter{over, ranks, dim, outer}(x): its own block of the sum.
+//   OwnBlock{over, ranks, dim, outer}(x): its own block of what all ranks have alike.
 //   AllToAll{over, ranks, dim, outer, to_dim, to_outer}(x): what AllGather would put together, of
 //     which OwnBlock would take its block of `to_dim`, another dim.
 //   Rotate{over, ranks, turn}(x): what the rank `turn` before has; the first one's is the last's.
 //   Dispatch{over, ranks, dim, outer, owned}(x, index): of what AllGather would put together the
 //     rows whose index names one of the `owned` numbers that the rank owns; others are zero. Rank k
 //     owns [k × owned, (k + 1) × owned). The index has a number for each row, and the first dims of
-//     x, up to `dim` and perhaps behind it, count rows: f32[4,3,8] is of rows of 8 for i64[12].
-//   Combine{over, ranks, dim, outer, owned}(x, index): the own block of rows, each from the rank
+//     x, up to `dim` and perhaps after it, count rows: f32[4,3,8] is of rows of 8 for i64[12].
+//   Combine{over, ranks, dim, outer, owned}(x, index): its own block of rows, each from the rank
 //     that owns what its index names. One that no rank owns is made of NaN.
 //   OwnFirst{over, size, ranks, turn, outer, mirrored}() -> i64[] or, with `outer`, i64[outer]:
 //     where its own block of `size` begins in a dim, or that in each of its stretches; with `turn`,

@@ -1,4 +1,4 @@
-// Concat{axis}: operands one behind the other.
+// Concat{axis}: operands one after the other.
 #include <numeric>
 
 #include "rules.h"

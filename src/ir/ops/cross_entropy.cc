@@ -3,12 +3,12 @@
 //   CrossEntropySum{ignore_index}(logits[…, C], labels[…]) -> (sum, share[…])
 //   CrossEntropyGrad{ignore_index}(logits, labels, share, dsum, top[…]?, first?) -> dlogits
 //   LabelCount{ignore_index}(labels) -> f32 scalar
-// In parts of the classes, from `first` on of `whole`, top the greatest logit of a row:
+// In parts of the classes, from `first` on of `whole`, top the largest logit of a row:
 //   CrossEntropyTerms{ignore_index}(logits, labels, top, first?) -> (above[…], chosen[…])
 //     above = sum of exp(logit - top), chosen = logit of the label - top
 //   CrossEntropyOfTerms{ignore_index}(above, chosen, labels) -> (sum, share[…])
 // Logits, and their gradient, may be of 16 bits: computed with in f32, which all else is of then.
-// share is the probability of the greatest logit. The logarithm of the sum of exponentials would do
+// share is the probability of the largest logit. The logarithm of the sum of exponentials would do
 // as well, but in f32 it rounds all probabilities of a row, those of 256 classes by up to 2^-22.
 #include <cmath>
 
@@ -66,7 +66,7 @@ TypesResult of_terms_types(const OpTypes& use) {
   return std::vector<TensorType>{{rows.dtype, {}}, rows};
 }
 
-// Returns the steps to the greatest logit of a row.
+// Returns the steps to the largest logit of a row.
 std::vector<OpDef::Step> top_of(const OpTypes& use) {
   const auto last = static_cast<int64_t>(use.inputs[0].shape.size()) - 1;
   std::vector<OpDef::Step> steps{
@@ -132,7 +132,7 @@ LoopRule cross_entropy_sum_rule(const OpTypes& use) {
   return r.build.rule;
 }
 
-// Classes can be cut where the greatest logit is given.
+// Classes can be cut where the largest logit is given.
 RowLetters cut_letters_of(const OpTypes& use, int first) {
   RowLetters r;
   r.logits = r.build.letters(use.inputs[0].shape);

@@ -1,4 +1,4 @@
-// GatherND{batch_dims}(data, indices): indices[…, q] name q leading dims of data behind the batch
+// GatherND{batch_dims}(data, indices): indices[…, q] name q leading dims of data after the batch
 // dims. GatherNDGrad{batch_dims, sizes}(dy, indices) sums them back; sizes are those of the q dims.
 // ScatterND{reduction: none|add|mul|max|min}(data, indices, updates): data with slices put or
 // combined at those places, in the order of indices.

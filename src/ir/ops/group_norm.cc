@@ -47,7 +47,7 @@ TypesResult group_norm_grad_params_types(const OpTypes& use) {
 }
 
 Grads group_norm_gradient(Builder& build, const GradientArgs& args) {
-  // The statistics are for the backward ops alone.
+  // The statistics are for the backward ops only.
   if (args.output_grads[1].valid() || args.output_grads[2].valid()) return {};
   const ValueId dy = args.output_grads[0], x = args.inputs[0];
   const ValueId mean = args.outputs[1], rstd = args.outputs[2];
@@ -64,7 +64,7 @@ Grads group_norm_gradient(Builder& build, const GradientArgs& args) {
   return grads;
 }
 
-// Samples alone can be cut: a block of channels would need another number of groups.
+// Only samples can be cut: a block of channels would need another number of groups.
 struct GroupLetters {
   LoopBuilder build;
   Dims x, params, statistics;

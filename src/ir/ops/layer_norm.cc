@@ -41,7 +41,7 @@ TypesResult layer_norm_grad_params_types(const OpTypes& use) {
 }
 
 Grads layer_norm_gradient(Builder& build, const GradientArgs& args) {
-  // The statistics are for the backward ops alone; an adjoint of them is not supported.
+  // The statistics are for the backward ops only; an adjoint of them is not supported.
   if (args.output_grads[1].valid() || args.output_grads[2].valid()) return {};
   const ValueId dy = args.output_grads[0], x = args.inputs[0];
   const ValueId mean = args.outputs[1], rstd = args.outputs[2];

@@ -8,9 +8,9 @@
 //
 //   inputs: key i64[], step i64[], and, where the batch is cut, samples i64[n]: the numbers of the
 //   samples in the global batch; n of them are one shard. Attributes of a cut use: `rows` runs of
-//   equal length are what the shard has of the whole, in which `shards` such runs stand after each
+//   equal length are what the shard has of the whole, in which `shards` such runs are after each
 //   other. `cuts` has the same two numbers for each mesh axis that cuts the use, in the order in
-//   which they do; of each an input follows, i64[]: the own number along it. Negative `rows` are so
+//   which they do; of each an input follows, i64[]: its own number along it. Negative `rows` are so
 //   many of which every second one has the runs from its end. `zeros` has three numbers for each
 //   time that a dim went on into zeros: after how many cuts, and in how many stretches, of what was
 //   there then, so many elements more. They are drawn like others.

@@ -113,7 +113,7 @@ inline std::optional<int64_t> same_bytes(const TensorType& from, const TensorTyp
   const bool same = from.dtype == to.dtype && from.bytes() == to.bytes();
   return same ? std::optional<int64_t>(0) : std::nullopt;
 }
-// Returns a number of floating-point operations for each element of the greatest operand.
+// Returns a number of floating-point operations for each element of the largest operand.
 Cost per_element(const OpTypes& use, double flops);
 template <int kFlops>
 Cost element_cost(const OpTypes& use) {

@@ -1,4 +1,4 @@
-// TopK{axis, k, largest}(x): the k greatest (or smallest) elements along the axis, in order, and
+// TopK{axis, k, largest}(x): the k largest (or smallest) elements along the axis, in order, and
 // their places as i64. Of equal elements the first comes first; NaN is greater than any number.
 #include "rules.h"
 

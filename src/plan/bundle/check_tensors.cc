@@ -139,7 +139,7 @@ Status check_tensor(const RoleProgram& role, const Tensor& tensor, size_t b) {
   return check_version(role, tensor, b);
 }
 
-// Each buffer is of a tensor, each tensor of a buffer, and what is kept of one alone.
+// Each buffer is of a tensor, each tensor of a buffer, and what is kept of one only.
 Status check_tensors(const RoleProgram& role) {
   std::vector<int32_t> buffers(role.tensors.size());
   for (size_t b = 0; b < role.buffers.size(); ++b) {

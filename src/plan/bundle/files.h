@@ -56,7 +56,7 @@ Status check_program(const Program& program);
 Status check_buffers(const RoleProgram& role);
 int64_t members_of(const RoleProgram& role, int32_t group);
 // Returns whether flat runs of `own` elements are parts of a whole over so many members. The
-// elements behind its end are fewer than all ranks: what is cut over some of them is cut so that it
+// elements past its end are fewer than all ranks: what is cut over some of them is cut so that it
 // could be over more.
 bool is_part(const RoleProgram& role, int64_t own, int64_t whole, int64_t members);
 // Returns what a cut over so many ranks leaves of a dim.

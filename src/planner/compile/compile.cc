@@ -151,7 +151,7 @@ Result<Dag> fused_messages(Dag dag, std::vector<ComputeOrder>& order, const Stra
 
 // Says which plan to make: the one that the strategy asks for, or one of the oracles: one device
 // that plays all replicas, with the same cut of the batch or with none. kFirst: one that plays the
-// first replica alone, by which others are proved as by all of them.
+// first replica only, by which others are proved as by all of them.
 enum class Target { kStrategy, kSingle, kFirst, kUncut };
 
 // Holds what the steps from the differentiated graph to plans share.
@@ -380,7 +380,7 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   return set;
 }
 
-// The single-device plan plays the replicas one after the other; the first alone where all are too
+// The single-device plan plays the replicas one after the other; the first only where all are too
 // many.
 Target single_target(const CompileOptions& options, const Cut& cut, Compiled& compiled) {
   const int64_t instructions = compiled.instructions * cut.replicas;

@@ -108,7 +108,7 @@ class Expander {
     return items_.find(value, micro, cell);
   }
   // Returns a value without a producer in the graph: accumulators and what collectives leave
-  // behind.
+  // after.
   ValueId pseudo_value(const std::string& name, const TensorType& type) {
     return dag_.graph.add_value({.name = name, .type = type});
   }
@@ -227,7 +227,7 @@ class Expander {
   // The previous version takes the newest's value; the update follows.
   void keep_newest(const Version& version, int32_t cell);
   bool is_copy(ValueId state) const;
-  // Returns the own part of a state that lives in parts alone.
+  // Returns its own part of a state that lives in parts only.
   ValueId kept_of(ValueId state) const;
   // Gathers a parameter that is kept in parts.
   ItemId gather_whole(ValueId param, int32_t cell);
@@ -247,7 +247,7 @@ class Expander {
   // are zero, so the sum is exact).
   void share_scalars();
   // Where steps may overlap, cells that are ahead do not wait for the others: if only reports need
-  // the vector, the first cell alone gets it, and reports.
+  // the vector, only the first cell gets it, and reports.
   void gather_scalars(const ScalarVector& scalars, const std::vector<ItemId>& own);
   bool update_reads(ValueId value) const;  // directly or not
   Reports reports_of(const Reports& all, int32_t cell) const;

@@ -7,7 +7,7 @@
 namespace piper {
 
 // What is read of a trained parameter of f32 in 16 bits is a state of its own, and no cast; also
-// where ops that move elements stand between the parameter and the casts.
+// where ops that move elements are between the parameter and the casts.
 void keep_copies(Dag& dag);
 
 // Adds a second state for each trained parameter that is read, and for each copy, which starts as

@@ -183,7 +183,7 @@ void find_reads_and_writes(const Dag& dag, int32_t variant, std::vector<Chunk>& 
   }
 }
 
-// Variants share the chunks that are the same in both, and stand in the order of their first nodes.
+// Variants share the chunks that are the same in both, and are in the order of their first nodes.
 void make_chunks(Dag& dag) {
   std::map<std::pair<Key, std::vector<std::vector<int32_t>>>, size_t> known;
   const auto numbers = [](const auto& ids) {
@@ -360,7 +360,7 @@ std::vector<SumRound> rounds_of(const Dag& dag, const std::vector<SumRound>& of_
   return rounds;
 }
 
-// Gradients alone are rounded, or added up in another order than that of ranks.
+// Only gradients are rounded, or added up in another order than that of ranks.
 void add_sums(Dag& dag, const std::vector<SumRound>& of_replicas) {
   std::set<ValueId> gradients;
   for (const Param& param : dag.graph.params) gradients.insert(param.gradient);

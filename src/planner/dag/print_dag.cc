@@ -40,7 +40,7 @@ std::string print_item(const Dag& dag, ItemId id) {
 std::string print_dag(const Dag& dag) {
   const DagNames names{dag};
   std::string text;
-  // What has its defaults alone is a line only where it is an element of a table.
+  // What has its defaults only is a line only where it is an element of a table.
   const auto line = [&](std::string_view word, const auto& from, bool always = true) {
     std::string fields;
     print_words(fields, from, names);

@@ -28,7 +28,7 @@ class Cutter {
     SumRound round{.axes = like_.over};
     add_axes(round, further);
     over_ = round.axes;
-    // Of what microbatches read in 16 bits alone, the copy stays whole.
+    // Of what microbatches read in 16 bits only, the copy stays whole.
     const bool stays = like_.gather == Gather::kUpdate && is_read(param.value);
     const ValueId part = cut_versions(param.name, param.value, stays);
     PIPER_CHECK(sum || !param.gradient.valid(), "no sum is the gradient of '{}'", param.name);

@@ -61,7 +61,7 @@ ValueId element(Builder& build, ValueId vector, size_t at) {
                     {"steps", std::vector<int64_t>{1}}});
 }
 
-// Squares of what lies over the same axes are summed over these together; what no axis cuts stays.
+// Squares of what is over the same axes are summed over these together; what no axis cuts stays.
 void sum_over_axes(Builder& build, const Graph& graph, const std::vector<ValueId>& sources,
                    std::vector<ValueId>& squares) {
   std::map<std::vector<int32_t>, std::vector<size_t>> groups;

@@ -16,7 +16,7 @@ double node_flops(const Graph& graph, const Node& node) {
 }
 
 // Returns what regions share: ops that the loss comes from, or what else the model gives out. Those
-// on data alone go where they are read, and what only a buffer's next value comes from is no
+// on data only go where they are read, and what only a buffer's next value comes from is no
 // region's own.
 std::vector<bool> find_work(const Graph& graph) {
   std::vector<bool> work = data_ops(graph), read(graph.values.size());

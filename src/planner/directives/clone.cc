@@ -1,4 +1,4 @@
-// Ops on data alone (masks, positions, label counts), copied to where they are read.
+// Ops on data only (masks, positions, label counts), copied to where they are read.
 #include <algorithm>
 #include <map>
 

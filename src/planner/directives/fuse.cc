@@ -90,7 +90,7 @@ class Finder {
  private:
   // Of what is equal in messages that may join: kind, cell, peer, stream, stream and distance of
   // the receive, pass and tags, microbatches, group of ranks, element type and order of a sum; and
-  // of collectives within a computation that, how many of them are one behind the other up to
+  // of collectives within a computation that, how many of them are one after the other up to
   // these, the layer, and what they do.
   using Within = std::tuple<TaskId, int32_t, std::string_view, std::string, std::string>;
   using Key = std::tuple<InstructionKind, int32_t, int32_t, int32_t, int32_t, int32_t, int32_t,

@@ -24,7 +24,7 @@ int32_t latest_producer(const Graph& graph, const Node& node, int tag);
 Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk, const Where& where,
                                              const Variables& variables, const MicroTag& micro);
 // Returns variables with what the conditions bind, if the node's tags meet all of them for this
-// microbatch. Requires conditions on tags alone.
+// microbatch. Requires conditions on tags only.
 Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node,
                                             const Where& where, const Variables& variables,
                                             const MicroTag& micro = {});
@@ -41,7 +41,7 @@ class TaskMatcher {
   // Returns all that match.
   Result<std::vector<TaskId>> find(const Where& where, const Variables& variables) const;
   // Says why it is no mistake that none does, "nothing: axis 'dp' has one rank"; empty: it is one.
-  // `messages`: the directive is for messages alone, whatever the conditions say.
+  // `messages`: the directive is for messages only, whatever the conditions say.
   std::string excuse(const Where& where, bool messages = false) const;
   // Returns the error that none does, with what there is, at the condition on values if no task
   // carries such a one.
@@ -87,7 +87,7 @@ std::string ranges(const std::vector<int32_t>& numbers);
 Error with_regions(Error error, const Dag& dag);
 // Adds to an error about a pattern that matches none of the scopes how it would match deeper ones.
 Error with_deeper(Error error, const Glob& match, std::span<const std::string> scopes);
-// Returns what matches no forward op, at `at` or where the first condition stands, whichever is at
+// Returns what matches no forward op, at `at` or where the first condition is, whichever is at
 // fault, with the scopes and values of tags that there are.
 Error no_ops(const Graph& graph, std::string_view what, const SourceSpan& at,
              const std::optional<Glob>& match, const Where& where);

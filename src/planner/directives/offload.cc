@@ -1,4 +1,4 @@
-// The directive `offload`: values that lie on the host between forward and backward.
+// The directive `offload`: values that are on the host between forward and backward.
 #include <algorithm>
 #include <set>
 

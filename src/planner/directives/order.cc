@@ -186,7 +186,7 @@ class CellOrder {
                                pool_.count_passes(false), items, pool_.count_passes(true)));
   }
 
-  // Returns the last item of a pass, behind which one is missing; else the last of all.
+  // Returns the last item of a pass, after which one is missing; else the last of all.
   const SourceSpan& last_of(char pass) const {
     const auto of_pass = [&](const OrderItem& item) {
       return pass == 'F' ? item.pass == "F" : item.pass.starts_with('B');

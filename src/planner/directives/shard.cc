@@ -340,7 +340,7 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
     if (!cut.seeds.empty() && cut.ranks > 1) cuts.push_back(std::move(cut));
   }
   // The order of the mesh decides nothing but where axes are alike: zeros are masked in what is
-  // whole, not in what comes by in turn; what inputs begin with all ops behind them have, and
+  // whole, not in what comes by in turn; what inputs begin with all ops after them have, and
   // tokens are mixed by fewer ops than samples are by lookups.
   std::stable_sort(cuts.begin(), cuts.end(), [&](const AxisCut& a, const AxisCut& b) {
     return std::pair(adds_zeros(step, a), last_input_dim(step, a)) >

@@ -33,7 +33,7 @@ class CellLowerer {
   CellLowerer(const Dag& dag, const ProgramPool& pool, Places& places, int32_t cell)
       : dag_(dag), pool_(pool), places_(places), cell_(cell) {}
 
-  // `steps_overlap`: what it makes is taken apart by task, so no instruction moves.
+  // `steps_overlap`: what it makes is decomposed by task, so no instruction moves.
   LoweredCell run(const std::vector<TaskId>& order, const std::vector<Overlap>& overlaps,
                   bool steps_overlap) {
     for (const DagAxis& axis : dag_.mesh) role_.mesh.emplace_back(axis.name, axis.size);
@@ -161,7 +161,7 @@ class CellLowerer {
     const ValueId newest = places_.newest_of[value.index()];
     return newest.valid() ? newest : value;
   }
-  // Who keeps a copy keeps the parameter, or the own part of it.
+  // Who keeps a copy keeps the parameter, or its own part of it.
   void name_masters() {
     std::vector<int32_t> buffer(role_.tensors.size());  // by tensor
     for (size_t b = 0; b < role_.buffers.size(); ++b)
@@ -296,7 +296,7 @@ class CellLowerer {
       declare_sums(task, segment, programs.first, sums, instruction);
     }
   }
-  // The own block of a finished sum is read as one.
+  // Its own block of a finished sum is read as one.
   void take_own_sums(const ChunkCollective& collective, const std::vector<int32_t>& args,
                      SumsRead& sums) const {
     if (dag_.graph.node(collective.nodes[0]).op != "OwnBlock") return;

@@ -252,7 +252,7 @@ std::vector<int64_t> ends_of_overlaps(const std::vector<Overlap>& overlaps, size
 
 std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
                                       const std::vector<Overlap>& overlaps) {
-  // Each instruction's place: behind another, in order. Nothing enters or leaves an overlap.
+  // Each instruction's place: after another, in order. Nothing enters or leaves an overlap.
   std::vector<std::pair<int64_t, int64_t>> order;
   std::vector<int64_t> last(role.buffers.size(), -1);  // by buffer: behind what its last use stands
   const std::vector<int64_t> ends = ends_of_overlaps(overlaps, role.body.size());

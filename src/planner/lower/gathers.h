@@ -1,5 +1,5 @@
-// Where the communication between replicas stands among the instructions of a cell: reductions rise
-// to just behind what they add up, whole parameters are gathered shortly before they are used.
+// Where the communication between replicas is among the instructions of a cell: reductions rise
+// to just after what they add up, whole parameters are gathered shortly before they are used.
 #pragma once
 
 #include "piper/plan/bundle.h"
@@ -20,16 +20,16 @@ struct Slot {
   std::vector<std::pair<int32_t, int64_t>> buffers;  // with their offsets in the slot
 };
 
-// Both change role.body alone (insert_gathers may add buffers) and give by old position the new
-// one. `pool`: what is gathered for each pass lies there.
+// Both change role.body only (insert_gathers may add buffers) and give by old position the new
+// one. `pool`: what is gathered for each pass is there.
 std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
                                       const std::vector<Overlap>& overlaps);
 // Inserts gathers without waits: they are added later.
 std::vector<int32_t> insert_gathers(RoleProgram& role, const std::vector<GatheredBuffer>& gathered,
                                     const Dag& dag, std::vector<Slot>& pool);
 
-// Returns each before the instruction of its position, or behind all; ascending. Gives by old
-// position the new one; number k stands at its position + k.
+// Returns each before the instruction of its position, or after all; ascending. Gives by old
+// position the new one; number k is at its position + k.
 std::vector<int32_t> insert_before(std::vector<Instruction>& body,
                                    std::vector<std::pair<int64_t, Instruction>> added);
 

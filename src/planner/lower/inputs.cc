@@ -1,4 +1,4 @@
-// Which values each data input may have: what indexes a table must lie inside it.
+// Which values each data input may have: what indexes a table must be inside it.
 #include <algorithm>
 #include <set>
 
@@ -8,7 +8,7 @@
 namespace piper {
 namespace {
 
-// Integers that index a table or name a class must lie inside it, also after moves of their
+// Integers that index a table or name a class must be inside it, also after moves of their
 // elements.
 DataInput describe_input(const Graph& graph, ValueId id,
                          const std::vector<std::vector<NodeId>>& readers) {

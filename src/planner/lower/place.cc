@@ -55,7 +55,7 @@ class MemoryWaits {
       const Buffer& buffer = role_.buffers[b];
       const Tensor& tensor = role_.tensor(buffer);
       owns_[b] = tensor.kind != BufferKind::kStep;
-      // The host's memory is taken to lie behind the device's.
+      // The host's memory is taken to be after the device's.
       const int64_t begin = buffer.offset + (tensor.host ? kHost : 0);
       bytes_[b] = {begin, begin + align_up(tensor.type.bytes())};
     }
@@ -173,7 +173,7 @@ namespace {
 bool is_written(const RoleProgram& role, const Instruction& one, size_t arg) {
   switch (one.kind) {
     case InstructionKind::kCompute:
-      // Where the steps are laid side by side the programs stand elsewhere.
+      // Where the steps are laid side by side the programs are elsewhere.
       return role.programs.empty() || role.programs[at(one.program)].arg_written[arg];
     case InstructionKind::kSend:
       return false;

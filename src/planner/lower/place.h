@@ -1,4 +1,4 @@
-// What a role needs beside its instructions: where buffers lie, the waits that their sharing of
+// What a role needs beside its instructions: where buffers are, the waits that their sharing of
 // memory asks for, data inputs.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Where tasks, items and values stand in the roles.
+// Where tasks, items and values are in the roles.
 #pragma once
 
 #include <unordered_map>

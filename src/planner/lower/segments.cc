@@ -204,7 +204,7 @@ void add_gradients_of_logits(const Dag& dag, const Chunk& chunk,
   }
 }
 
-// The own block of a parameter is updated where it lies.
+// Its own block of a parameter is updated where it is.
 void add_updated_blocks(const Graph& graph, const Chunk& chunk,
                         std::unordered_map<int32_t, ValueId>& same) {
   std::unordered_map<int32_t, int32_t> blocks;  // and how often they are read

@@ -1,4 +1,4 @@
-// A chunk's nodes as segments: consecutive nodes of one layer, and each collective alone.
+// A chunk's nodes as segments: consecutive nodes of one layer, and each collective only.
 #pragma once
 
 #include <unordered_map>
@@ -7,7 +7,7 @@
 
 namespace piper {
 
-// Collectives of a chunk that are one message, or are not run where they stand among the nodes:
+// Collectives of a chunk that are one message, or are not run where they are among the nodes:
 // what reads the result of one that has a stream, not 0, waits for it no earlier than it must.
 struct ChunkCollective {
   std::vector<NodeId> nodes;

@@ -19,7 +19,7 @@ struct StepOrder {
 };
 
 struct Steady {
-  // By instruction of the body: its number in the one step. Gathers and copies have numbers behind
+  // By instruction of the body: its number in the one step. Gathers and copies have numbers after
   // all others.
   std::vector<int32_t> numbers;
   std::vector<Overlap> pairs;  // by instruction

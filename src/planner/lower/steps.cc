@@ -40,7 +40,7 @@ std::vector<bool> written_states(const RoleProgram& role) {
   return written;
 }
 
-// Where each instruction of the one step stands in the three lists; -1: not there.
+// Where each instruction of the one step is in the three lists; -1: not there.
 using Positions = std::array<std::vector<int32_t>, 3>;
 
 // Lets the next step read the newest version of a state before the update of the one under way.

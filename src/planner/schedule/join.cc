@@ -230,7 +230,7 @@ std::string joined_label(std::string label, const Task& first, const Task& joine
   return fmt::format("{} and {} more", label, tensors_of(joined) - 1);
 }
 
-// Writes the tasks anew, each after what it needs, one for each list of `joined`.
+// Writes the tasks again, each after what it needs, one for each list of `joined`.
 class Rewriter {
  public:
   Rewriter(Dag& dag, const TaskLists& deps, const std::vector<std::vector<TaskId>>& joined)

@@ -82,7 +82,7 @@ class Issuer {
       first_waiter_[task.index()] = static_cast<int32_t>(waiters_.size() - 1);
     }
   }
-  // Another cell's part of a sum is received when it has been sent and the own part is whole, so
+  // Another cell's part of a sum is received when it has been sent and its own part is whole, so
   // that the sum goes on before the step ends.
   void receive_parts() {
     std::map<TaskId, std::vector<TaskId>> behind;

@@ -13,7 +13,7 @@ namespace {
 
 size_t at(int32_t id) { return static_cast<size_t>(id); }
 
-// Every task goes with a computation of its cell: what that needs before it, what it sends behind
+// Every task goes with a computation of its cell: what that needs before it, what it sends after
 // it. So a steady step is the computations in their order, each with its company.
 class Steps {
  public:

@@ -3,13 +3,13 @@
 //
 // In turn, over n ranks (Liu et al., 2023, Ring Attention with Blockwise Transformers):
 //
-//   k', v'     := k, v                     the own ones
+//   k', v'     := k, v                     the rank's own
 //   y, lse     := Attention(q, k', v')
 //   n-1 times:  k', v' := Rotate(k'), Rotate(v')
 //               y, lse := AttentionMerge(y, lse, Attention(q, k', v'))
 //
 // and backwards, with y and lse of all keys, terms of dq stay, and those of dk and dv go on with
-// their keys until they are at home, where what the own queries make of them is added last. What
+// their keys until they are at home, where what its own queries make of them is added last. What
 // travels next is sent before what is there is worked on, which does not wait for it.
 #include "axis_walk.h"
 
@@ -19,7 +19,7 @@ namespace {
 
 bool is_attention(const Node& node) { return node.op == "Attention" || node.op == "AttentionGrad"; }
 bool is_gradient(const Node& node) { return node.op == "AttentionGrad"; }
-// Returns where a mask stands among the inputs; behind it the numbers of first query and first key.
+// Returns where a mask is among the inputs; after it the numbers of first query and first key.
 size_t mask_of(const Node& node) { return is_gradient(node) ? 6 : 3; }
 
 const LoopRule::Dim& letters(const Loops& loops, const Node& node, size_t input, bool tokens) {
@@ -139,7 +139,7 @@ void AxisWalk::attend_in_turn(NodeId id, const Node& node, const Loops& loops, C
   settle(id, node, choice);
 }
 
-// Returns the own queries with the keys of the rank `turn` before.
+// Returns its own queries with the keys of the rank `turn` before.
 Node AxisWalk::at_turn(const Node& placed, ValueId k, ValueId v, const LoopCut& cut, int64_t turn) {
   Node node = placed;
   node.inputs[1] = k, node.inputs[2] = v;

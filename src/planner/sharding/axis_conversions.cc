@@ -1,4 +1,4 @@
-// Values that do not lie as a reader wants them.
+// Values whose layout is not the one that a reader wants.
 #include "axis_walk.h"
 
 namespace piper {

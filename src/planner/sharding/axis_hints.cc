@@ -1,4 +1,5 @@
-// What is known before an op is met: how tensors of the strategy lie, and where results must lie.
+// What is known before an op is met: how tensors of the strategy are laid out, and where results
+// must be.
 #include <climits>
 
 #include "axis_walk.h"

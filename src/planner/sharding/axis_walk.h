@@ -1,8 +1,8 @@
 // One walk over the nodes. Each op either works on the part that a loop gives it, or on the whole,
 // or passes terms of a sum on; what its operands lack for that is converted in front of it.
 //
-// Which of its loops an op is cut by is decided where it stands, by the bytes that its operands and
-// results would have to travel. What lies behind is known as a hint: where a result must lie in the
+// Which of its loops an op is cut by is decided where it is, by the bytes that its operands and
+// results would have to travel. What comes later is known as a hint: which layout a result must have in the
 // end, carried back to what it is made of element by element.
 #pragma once
 
@@ -51,9 +51,9 @@ class AxisWalk {
   struct Choice {
     std::optional<LoopCut> cut;
     std::vector<Layout> needs, makes;
-    // States that do not lie as the strategy says: only where nothing else is left is put together
-    // what it cuts, is a product or update cut by what it keeps whole, or made in terms the
-    // gradient of what it cuts.
+    // States whose layout is not what the strategy says: only where nothing else is left is put
+    // together what it cuts, is a product or update cut by what it keeps whole, or made in terms
+    // the gradient of what it cuts.
     int against = 0;
     double bytes = 0;
     bool before(const Choice& other) const {
@@ -72,10 +72,10 @@ class AxisWalk {
   // The parts of a dim that its readers take apart are cut alike: the fewest that let most of the
   // readers, and those of what these make, work on their part. 0: none is beside blocks of others.
   int64_t outer_of(const ShardSeed& seed) const;
-  // Blocks lie inside those of axes before, or have several of them.
+  // Blocks are inside those of axes before, or have several of them.
   bool is_beside(const ShardSeed& seed, int64_t outer) const;
-  // How many of the ops behind do not get past the cut, up to where it is summed over; `outers`
-  // are those into which dims are taken apart on the way.
+  // How many of the later ops do not get past the cut, up to where it is summed over; `outers`
+  // are those into which dims are decomposed on the way.
   int follow(ValueId from, const Layout& layout, std::set<int64_t>* outers) const;
   static void note_outers(const Loops& loops, size_t input, const Layout& lies,
                           std::set<int64_t>& outers);
@@ -97,8 +97,8 @@ class AxisWalk {
   static bool may_begin(const Loops& loops, size_t first, const LoopCut& cut);
   bool is_legal(const Loops& loops, const LoopCut& cut) const;
   void visit(NodeId id);
-  // A gradient lies as its parameter, so that what updates one by the other converts nothing; terms
-  // of a whole one are summed up with the step.
+  // A gradient has its parameter's layout, so that what updates one by the other converts nothing;
+  // terms of a whole one are summed up with the step.
   std::optional<Choice> as_parameter(const Node& node) const;
   bool is_touched(const Node& node) const;
   // Returns the loops that operands, or what is known of the results, cut.
@@ -122,7 +122,8 @@ class AxisWalk {
   void take(NodeId id, const Node& node, const Choice& choice);
   // Records the layout of the results.
   void settle(NodeId id, const Node& node, const Choice& choice);
-  // Returns the own numbers of a letter's parts, to be added to those that axes before have left.
+  // Returns the rank's numbers of a letter's parts, to be added to those that axes before have
+  // left.
   Attrs first_of(const LoopCut& cut, int64_t extent, ValueId before) const;
   // Tells a part where it begins, among the parts of axes before it too.
   void place_first(Node& node, const LoopRule& rule, const LoopCut& cut);
@@ -166,7 +167,7 @@ class AxisWalk {
   };
   // Returns an index before it was given other shapes.
   ValueId source_index(ValueId id) const;
-  // Returns how the rows lie that are sent from where they lie in blocks.
+  // Returns how the rows are laid out that are sent from where they are in blocks.
   Layout blocks_of_rows(ValueId id, const Layout& routed) const;
   // Returns the cut of what an op looks up, or adds to, by an index.
   std::optional<LoopCut> looked_up(const Loops& loops) const;
@@ -211,10 +212,10 @@ class AxisWalk {
   ValueId convert(ValueId id, const Layout& to, NodeId reader);
   // Returns whether it makes wider floats of the same numbers; terms are added up as those.
   bool widens(const Node& node) const;
-  // Returns how the source of what only moves elements, or widens them, must lie, for that to lie
+  // Returns how the source of what only moves elements, or widens them, must be, for that to be
   // so.
   std::optional<Layout> layout_of_source(ValueId id, const Layout& to) const;
-  // Returns whether it lies so already, or has been converted for another reader.
+  // Returns whether it has the layout already, or has been converted for another reader.
   bool is_there(ValueId id, const Layout& to, NodeId reader) const;
   // Repeats what only moves elements on its converted source: one collective serves all that differ
   // only in shape.

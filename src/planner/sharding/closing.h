@@ -13,7 +13,7 @@ std::vector<bool> find_closing(const Graph& graph);
 
 // Makes nodes of pass U whose values are whole: no sum over the step is left of them, and what they
 // need of the microbatches are sums. Under the name by which the verifier knows what may update a
-// state stands the first sum that its next value needs.
+// state is the first sum that its next value needs.
 void close_step(Graph& graph, const std::vector<bool>& late);
 
 }  // namespace piper

@@ -1,4 +1,4 @@
-// Where a shard of an operand's dim lies among the loops of an op, and back.
+// Where a shard of an operand's dim is among the loops of an op, and back.
 #pragma once
 
 #include "piper/ir/ops.h"
@@ -33,13 +33,13 @@ struct Loops {
 };
 Loops loops_of(const Graph& graph, const Node& node);
 
-// Returns the loop that `layout` (kSharded) cuts into `shards`; none when the cut does not lie
+// Returns the loop that `layout` (kSharded) cuts into `shards`; none when the cut is not
 // inside one loop.
 //   dim 0 of f32[32,…] is "bt" with b = 8, t = 4:
 //   S0 cuts b, S0/8 cuts t, S0/2 cuts b with outer 2
 std::optional<LoopCut> cut_of(const Operand& operand, const Layout& layout, int64_t shards);
 
-// Returns how the operand lies when `cut` is made; none when it does not have the letter.
+// Returns how the operand is laid out when `cut` is made; none when it does not have the letter.
 std::optional<Layout> layout_of(const Operand& operand, const LoopCut& cut);
 
 // Whether the letter cannot be cut where nothing tells a part at which turn it begins.
@@ -49,9 +49,9 @@ int64_t size_of(const LoopRule& rule, char letter);
 // The extent of each letter of dim `d`; empty where that is not decided.
 std::vector<int64_t> extents_of(const Operand& operand, size_t d);
 
-// Returns how often the letter stands in the operand: more than once on a diagonal.
+// Returns how often the letter is in the operand: more than once on a diagonal.
 int occurrences(const Operand& operand, char letter);
-// Returns whether it stands more than once in none of the op's.
+// Returns whether it is more than once in none of the op's.
 bool stands_once(const Loops& loops, char letter);
 
 }  // namespace piper

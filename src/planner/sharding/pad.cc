@@ -1,11 +1,11 @@
-// Zeros behind dims that a cut does not divide, and behind the same loop of all ops that meet them.
+// Zeros after dims that a cut does not divide, and after the same loop of all ops that meet them.
 //
 // What goes on into zeros is zero there wherever it is read. An op makes zeros of zeros where it is
 // linear in what goes on, or all its operands do and OpDef::nonzero does not name the result; where
-// it does not, zeros are put there behind it. So a loop that is added up adds zeros, gradients are
+// it does not, zeros are put there after it. So a loop that is added up adds zeros, gradients are
 // zero, and what is updated stays zero. What takes its elements together (the classes of a softmax)
 // reads what counts as none there, mostly the least number. Inputs and constants end where they
-// did: what reads them along such a loop reads them with zeros behind.
+// did: what reads them along such a loop reads them with zeros after.
 #include "pad.h"
 
 #include <algorithm>
@@ -28,7 +28,7 @@ bool begins(const LoopRule& rule, char letter) {
                      [&](const auto& first) { return first.first == letter; });
 }
 
-// Returns whether the op, or those that it is taken apart into, is told how many elements of the
+// Returns whether the op, or those that it is decomposed into, is told how many elements of the
 // letter there are.
 bool knows_whole(const Loops& loops, char letter) {
   return begins(loops.rule, letter) || (contains(loops.rule.whole, letter) && loops.def->apart);
@@ -141,7 +141,7 @@ class Padding {
   }
 
   // Marks all that the loops of a dim reach, and returns how many ops it does not pass, or is added
-  // up in. Of a trial, near it alone, `ways` are added in which ops take the dim apart.
+  // up in. Of a trial, near it only, `ways` are added in which ops take the dim apart.
   Ends spread(PadMarks& marks, ValueId from, const PadMark& mark,
               std::vector<PadMark>* ways = nullptr) {
     constexpr size_t kMost = 64;
@@ -240,7 +240,7 @@ class Padding {
            std::none_of(value.over.begin(), value.over.end(),
                         [&](const AxisLayout& lies) { return cuts(lies.layout); });
   }
-  // Returns what is given, with zeros behind: made before the first op that reads it so.
+  // Returns what is given, with zeros after: made before the first op that reads it so.
   ValueId with_zeros(ValueId given, const PadMark& mark) {
     ValueId& made = with_zeros_[{given.value, mark.dim, mark.outer, mark.extent * mark.unit}];
     if (made.valid()) return made;

@@ -1,4 +1,4 @@
-// Zeros behind dims that a cut over a mesh axis does not divide.
+// Zeros after dims that a cut over a mesh axis does not divide.
 #pragma once
 
 #include "piper/planner/sharding.h"

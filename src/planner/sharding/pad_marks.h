@@ -1,4 +1,5 @@
-// How zeros lie behind the stretches of a dim, and where these are among the loops of an op.
+// How zeros are laid out after the stretches of a dim, and where these are among the loops of an
+// op.
 #pragma once
 
 #include <map>
@@ -8,7 +9,7 @@
 
 namespace piper {
 
-// A dim is `outer` stretches of `there` units each, behind which zeros go on up to `extent` units.
+// A dim is `outer` stretches of `there` units each, after which zeros go on up to `extent` units.
 struct PadMark {
   int dim = -1;
   int64_t outer = 1, there = 0, unit = 1, extent = 0;
@@ -28,7 +29,7 @@ struct PadPlace {
   bool is_all() const { return outer == 1 && unit == 1; }
 };
 
-// f(letter, how many elements there are of it, before it and behind it in the dim).
+// f(letter, how many elements there are of it, before it and after it in the dim).
 template <class F>
 void each_letter(const Operand& operand, size_t d, F f) {
   const std::vector<int64_t> extents = extents_of(operand, d);

@@ -1,4 +1,4 @@
-// The graph in which dims go on into zeros: types, and what is put behind the ends.
+// The graph in which dims go on into zeros: types, and what is put after the ends.
 #include "pad_rewrite.h"
 
 #include <algorithm>
@@ -58,7 +58,7 @@ class PadRewrite {
     }
   }
 
-  // Zeros are put behind the end, or what counts as none, once for all that read the value so.
+  // Zeros are put past the end, or what counts as none, once for all that read the value so.
   void put_zeros() {
     std::map<int32_t, ValueId> zeros;                       // by value
     std::map<std::pair<int32_t, double>, ValueId> absents;  // by value and number

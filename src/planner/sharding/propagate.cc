@@ -314,7 +314,7 @@ class Propagation {
   // Returns the Partial inputs that may stay so: a set the op is linear in, its other inputs being
   // zeros, while all others can be summed early. Most stay if there is a choice. Where some cannot
   // be summed early, the set may have whole values, as terms.
-  //   Div(sum of losses, label count): linear in 0 alone; the count, input 1, is summed before the
+  //   Div(sum of losses, label count): linear in 0 only; the count, input 1, is summed before the
   //   microbatches run
   //   Where(condition, sum, 0): linear in 1 and 2
   //   Add(sum of losses, penalty on weights)

@@ -1,5 +1,5 @@
-// How every value of a graph lies when its batch is cut, found by walking the nodes in order until
-// nothing changes.
+// How every value of a graph is laid out when its batch is cut, found by walking the nodes in order
+// until nothing changes.
 //
 // Layouts flow forwards from the inputs. A value that does not depend on the samples but spells
 // them out (an expanded mask, a constant with one equal block a sample) meets a cut one: then it is

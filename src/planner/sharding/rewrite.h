@@ -40,7 +40,7 @@ inline Node node_beside(const Node& near, std::string_view axis, std::string_vie
           .tags = near.tags};
 }
 
-// Puts a node behind others of the graph, whose nodes they will be.
+// Puts a node after others of the graph, whose nodes they will be.
 void append(Graph& graph, std::vector<Node>& nodes, Node node);
 
 // The ops that do the same in steps stand for the nodes.

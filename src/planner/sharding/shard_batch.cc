@@ -208,8 +208,8 @@ class Rewrite {
     return block;
   }
 
-  // What nodes read in place of values stands in front of them. One StepSum for each Partial value
-  // that some node needs whole, right behind its producer; of 16-bit floats in f32.
+  // What nodes read in place of values is in front of them. One StepSum for each Partial value
+  // that some node needs whole, right after its producer; of 16-bit floats in f32.
   void insert_nodes() {
     std::map<int32_t, std::vector<ValueId>> sums;  // by Partial value: what leads to its sum
     for (const auto& [where, reading] : found_.readings) {

@@ -18,7 +18,7 @@ class BetweenSteps {
   Status collect(const Executor& executor, StepMetrics& metrics);
   // Whether any rank wants to stop reaches all.
   Status agree(bool& stop);
-  // Where steps overlap rank 0 alone decides: what it says after a step counts on all as many steps
+  // Where steps overlap only rank 0 decides: what it says after a step counts on all as many steps
   // later as their tree is high, so that nobody waits for rank 0, nor does it wait for them. Not
   // called before the first step ends; after the last step nothing is said any more.
   Status spread_late(bool& stop, int64_t step, bool last);

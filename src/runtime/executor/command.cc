@@ -1,4 +1,4 @@
-// piper-run behind its flags: which ranks run here, over which transport, with which data; and what
+// piper-run after its flags: which ranks run here, over which transport, with which data; and what
 // comes out.
 #include <unistd.h>
 

@@ -104,7 +104,7 @@ void add_peers(State& state, std::span<const int64_t> ranks) {
       state.peers.push_back(rank);
 }
 
-// Returns the own end of a communicator; -1 where the rank is no member. What is sent leaves on a
+// Returns its own end of a communicator; -1 where the rank is no member. What is sent leaves on a
 // stream of its own.
 Result<int32_t> open_communicator(State& state, int32_t number) {
   const RoleProgram& role = *state.role;
@@ -317,7 +317,7 @@ struct Bound {
   std::vector<int64_t> group_sizes;
 };
 
-// Returns the position of the member `turn` before the own one; -1: there is none.
+// Returns the position of the member `turn` before its own; -1: there is none.
 int64_t member_before(const State& state, const Instruction& from, const Bound& bound) {
   const auto group = static_cast<size_t>(from.group);
   const int64_t own = group_position(*state.role, state.role->groups[group], state.coordinates),
@@ -391,7 +391,7 @@ Status bind_section(State& state, const char* name, const std::vector<Instructio
   section.name = name;
   section.instructions = &instructions;
   section.ops.resize(instructions.size());
-  // Positions are those of the plan: what the backend has added stands in front.
+  // Positions are those of the plan: what the backend has added is in front.
   const size_t added = name ? 0 : instructions.size() - state.plan->body.size();
   for (size_t i = 0; i < instructions.size(); ++i) {
     const Instruction& from = instructions[i];

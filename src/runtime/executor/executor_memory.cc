@@ -1,4 +1,4 @@
-// The memory of a rank: its arenas, and what lies there before the first step.
+// The memory of a rank: its arenas, and what is there before the first step.
 #include <algorithm>
 #include <array>
 #include <cstring>

@@ -43,7 +43,7 @@ struct Queued {
   std::vector<int32_t> waits;  // events
   int32_t stream = 0;          // the backend's
   int32_t event = -1;          // recorded behind it, where another stream waits for it
-  // A message leaves on a stream of its own, so that nothing behind it waits for its receiver: that
+  // A message leaves on a stream of its own, so that nothing after it waits for its receiver: that
   // stream, and the event that it waits for.
   int32_t leaves = -1, ready = -1;
 };
@@ -150,7 +150,7 @@ Result<std::byte*> allocate_stage(Executor::State& state, int64_t bytes);
 // `bytes`: by stream. Error (kPlan): the plan, which is for this backend, states less.
 Status allocate_workspaces(Executor::State& state, std::span<const int64_t> bytes);
 Status fill_buffers(Executor::State& state);
-// Queues a section on an asynchronous backend, behind the one before; `reports`: that of a step.
+// Queues a section on an asynchronous backend, after the one before; `reports`: that of a step.
 Status queue_section(Executor::State& state, const BoundSection& section, int64_t step,
                      bool reports);
 // The host waits until the event is complete, as long as it waits for another rank.
@@ -170,7 +170,7 @@ Status prepare_graphs(Executor::State& state);
 // queued next.
 Status wait_sends(Executor::State& state, int64_t step);
 // Returns where the host reads a buffer when all that was queued is done: its memory, or a copy of
-// it that refresh_mirrors makes anew.
+// it that refresh_mirrors makes again.
 const std::byte* readable(Executor::State& state, const Buffer& buffer);
 Status refresh_mirrors(Executor::State& state);
 // Starts the helper at load, where there is one, and decides what it does of each section.
@@ -187,7 +187,7 @@ TraceEvent* next_trace(Executor::State& state, const BoundSection& section);
 double now_us();
 // Finds at load the tool that listens, if any does. Why not is said where the run is introduced.
 void find_tool(Executor::State& state);
-// A range's category is the kind of instruction, from 1 on; steps come behind.
+// A range's category is the kind of instruction, from 1 on; steps come after.
 NvtxRange range_for(const Nvtx& tool, const Instruction& one);
 // Opens a range while an instruction is issued, where a tool listens.
 inline NvtxScope range_of(const Executor::State& state, const BoundSection& section, size_t op) {

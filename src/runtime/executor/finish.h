@@ -8,7 +8,7 @@
 
 namespace piper {
 
-// Returns how long a rank waits for another behind the last step, in seconds.
+// Returns how long a rank waits for another after the last step, in seconds.
 inline double end_timeout(const JobOptions& options) {
   return std::max(options.start_timeout_s, options.timeout_s.value_or(0));
 }

@@ -38,7 +38,7 @@ Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Contr
 }
 
 // Returns what moves a rank's bytes: the fabric that its backend brings, `own`, or else the
-// transport's, which reaches what lies on the host. `local`: FabricSource::local, to be filled.
+// transport's, which reaches what is on the host. `local`: FabricSource::local, to be filled.
 Result<Fabric*> choose_fabric(const PlanSet& set, Backend& backend, Transport& transport,
                               std::span<std::atomic<Fabric*>> local, std::unique_ptr<Fabric>& own) {
   Control& control = transport.control();

@@ -1,4 +1,4 @@
-// What a run leaves behind: errors as they happen, lines of metrics, and at the end what was
+// What a run leaves: errors as they happen, lines of metrics, and at the end what was
 // trained.
 #pragma once
 

@@ -144,7 +144,7 @@ class Subtree {
     for (ParameterView& view : own) add(std::move(view), control.rank(), 0);
   }
 
-  // Hears what the children's subtrees hold, and says what the own one does.
+  // Hears what the children's subtrees hold, and says what its own does.
   Status meet() {
     for (const int64_t child : control_.children()) {
       PIPER_ASSIGN(const std::string theirs, hear_text(control_, child, kCollection));

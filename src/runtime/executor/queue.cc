@@ -1,5 +1,5 @@
-// A section on an asynchronous backend: each instruction stands on its stream, behind the events of
-// what it waits for. Sections follow each other; the host waits for the last but one of them alone,
+// A section on an asynchronous backend: each instruction is on its stream, after the events of
+// what it waits for. Sections follow each other; the host waits for the last but one of them only,
 // when it fills again what that has brought to the device.
 #include <algorithm>
 #include <cstdio>
@@ -50,7 +50,7 @@ Status queue_op(State& state, const Op& op, const Queued& queued) {
   }
 }
 
-// All streams go on behind what has been queued so far.
+// All streams go on after what has been queued so far.
 void begin_section(State& state) {
   Backend& backend = state.backend;
   Queues& queues = state.queues;
@@ -58,7 +58,7 @@ void begin_section(State& state) {
   for (size_t s = 1; s < queues.all.size(); ++s) backend.wait(queues.begun, queues.all[s]);
 }
 
-// Stream 0 has all that others have done, and what is reported goes to the host behind it.
+// Stream 0 has all that others have done, and what is reported goes to the host after it.
 void end_section(State& state, int64_t step, bool reports) {
   Backend& backend = state.backend;
   Queues& queues = state.queues;
@@ -109,7 +109,7 @@ Status queue_all(State& state, const BoundSection& section, int64_t step, bool r
   return ok_status();
 }
 
-// Returns whether all ranks can. NCCL, for one, wants a call to stand in a graph on all of its
+// Returns whether all ranks can. NCCL, for one, wants a call to be in a graph on all of its
 // ranks or on none.
 Result<bool> can_all(State& state, bool own) {
   auto can = static_cast<std::byte>(own);

@@ -9,7 +9,7 @@ namespace piper {
 
 // "rank 2 waited 5 s for a message on communicator 3 from rank 1, which waits for rank 0"; `what`
 // is from "for" to "from", `chain` the ranks from the peer on, as chain_of_waits has them. A note
-// says where the last one stands (in a ring: each), as far as `activity` knows ("" where it does
+// says where the last one is (in a ring: each), as far as `activity` knows ("" where it does
 // not).
 Error timed_out(int64_t rank, double seconds, const std::string& what,
                 std::span<const int64_t> chain,

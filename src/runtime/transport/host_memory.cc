@@ -61,7 +61,7 @@ void HostMemory::make_block() {
   }
   new (own_) HostBlock;  // its slots stay untouched: no memory is taken until they are used
   own_->token.store(make_token(rank_));
-  // Neighbours read where a stopped rank stands, also where only debuggers may by default.
+  // Neighbours read where a stopped rank is, also where only debuggers may by default.
   prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
 }
 

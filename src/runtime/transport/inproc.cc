@@ -383,7 +383,7 @@ Status InprocTransport::arrive(Seated& seated, const char* what) {
   return ok_status();
 }
 
-// Publishes what the own rank brings, and does its share when all members' can be read.
+// Publishes what this rank brings, and does its share when all members' can be read.
 Status InprocTransport::run(int32_t group, const Collective& collective) {
   Seated& seated = groups_[static_cast<size_t>(group)];
   if (collective.kind == InstructionKind::kAllReduce && seated.size() == 1) return ok_status();

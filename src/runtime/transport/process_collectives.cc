@@ -29,7 +29,7 @@ Status ProcessTransport::finish(Group& group, const char* what) {
   return ok_status();
 }
 
-// Returns what fits: the own data in out_, and in in_ a slice from every member, each with its
+// Returns what fits: its own data in out_, and in in_ a slice from every member, each with its
 // rounding.
 int64_t ProcessTransport::segment_bytes(const Group& group) const {
   int64_t room = static_cast<int64_t>(in_.size()) - 2 * kFlatAlign * group.size();
@@ -96,7 +96,7 @@ struct Portion {
     shard->for_each_run(member, at, at + bytes, visit);
   }
   bool is_scattered() const { return shard->stretches > 1; }  // over the whole
-  // What of them lies in the whole, for the last members may have less.
+  // What of them is in the whole, for the last members may have less.
   int64_t length(int64_t member) const {
     int64_t sum = 0;
     for_each_run(member, [&](const Shard::Run& run) { sum += run.bytes; });
@@ -108,7 +108,7 @@ struct Portion {
     for_each_run(member, [&](const Shard::Run& run) { place += run.whole; });
     return place;
   }
-  // Returns the member's in one piece: where they lie, or in `room`.
+  // Returns the member's in one piece: where they are, or in `room`.
   std::byte* joined(int64_t member, std::byte* room) const {
     if (!is_scattered()) return of(member);
     for_each_run(member, [&](const Shard::Run& run) {

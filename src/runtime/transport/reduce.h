@@ -9,7 +9,7 @@
 
 namespace piper {
 
-// Every `to` becomes the sum of `from` in order, or the greatest, element by element; 16-bit floats
+// Every `to` becomes the sum of `from` in order, or the largest, element by element; 16-bit floats
 // are summed in f32 and rounded once. `to` may be among `from`, at the same place.
 void reduce_in_order(Reduction reduction, DType dtype, std::span<std::byte* const> to,
                      std::span<const std::byte* const> from, int64_t count);
@@ -31,7 +31,7 @@ inline int64_t slice_begin(int64_t total, int64_t index, int64_t count) {
   return total / kFlatAlign * index / count * kFlatAlign;
 }
 
-// Calls visit(piece index, byte offset in the piece, bytes, flat offset) for what lies in [begin,
+// Calls visit(piece index, byte offset in the piece, bytes, flat offset) for what is in [begin,
 // end), padding left out.
 template <class Visit>
 void for_each_run(std::span<const Piece> pieces, int64_t begin, int64_t end, Visit visit) {
@@ -45,7 +45,7 @@ void for_each_run(std::span<const Piece> pieces, int64_t begin, int64_t end, Vis
   }
 }
 
-// Clears the end of member k's part, past what lies in the whole.
+// Clears the end of member k's part, past what is in the whole.
 inline void clear_rest(const Shard& shard, int64_t k) {
   int64_t end = 0;
   shard.for_each_run(k, [&](const Shard::Run& run) { end = run.part + run.bytes; });
@@ -58,7 +58,7 @@ inline int64_t bytes_of(std::span<const MessagePart> parts) {
   return bytes;
 }
 
-// Returns whether two members bring the same, but for where it lies.
+// Returns whether two members bring the same, but for where it is.
 inline bool are_alike(const Piece& a, const Piece& b) {
   return a.dtype == b.dtype && a.count == b.count && a.reduction == b.reduction;
 }

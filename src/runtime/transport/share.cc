@@ -15,7 +15,7 @@ void share_all_reduce(Members members, size_t own, ShareScratch& scratch) {
   const std::span<const Piece> pieces = members[own]->pieces;
   const auto size = static_cast<int64_t>(members.size()), at = static_cast<int64_t>(own);
   const int64_t total = flat_size(pieces);
-  // Nobody else touches the own slice of anyone: each member sums its slice and writes it to all.
+  // Nobody else writes a member's slice: each member sums its slice and writes it to all.
   for_each_run(pieces, slice_begin(total, at, size), slice_begin(total, at + 1, size),
                [&](size_t p, int64_t offset, int64_t bytes, int64_t) {
                  for (size_t i = 0; i < members.size(); ++i) {

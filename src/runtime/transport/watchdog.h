@@ -1,4 +1,4 @@
-// Ends the process when what stands under its guard does not end.
+// Ends the process when what is under its guard does not end.
 #pragma once
 
 #include <condition_variable>

@@ -1,7 +1,7 @@
 // Attention by tiles of queries and keys: a tile's scores are made, used and forgotten (Dao et al.,
 // 2022, FlashAttention). A block has one tile of queries (or, of the gradients of k and v, of keys)
 // and walks over the tiles of the others in order, so no sum depends on which block comes first.
-// Widths are cut into chunks of columns, a block for each: scores are made anew for each of them.
+// Widths are cut into chunks of columns, a block for each: scores are made again for each of them.
 namespace attention {
 
 constexpr int kThreads = 256, kSide = 16;  // threads of a tile: kSide along its rows and columns
@@ -60,7 +60,7 @@ struct Numbers {
     const int64_t furthest = 1LL << 40;
     return (begin < 0 ? 0 : least(begin, furthest)) + token % length;
   }
-  // Returns the greatest and the least number of tokens [from, to).
+  // Returns the largest and the least number of tokens [from, to).
   DEVICE int64_t most(int64_t from, int64_t to) const {
     if (stretches == 0) return to - 1;
     const int64_t length = tokens / stretches;
@@ -394,7 +394,7 @@ DEVICE void merge(int64_t count, int64_t queries, int64_t heads, int64_t width, 
   typedef computed<T> C;
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kWarp;
   if (at >= count) return;
-  // One lane alone touches them, since it may write over what it reads.
+  // Only one lane touches them, since it may write over what it reads.
   const int lane = threadIdx.x % kWarp;
   const C a = __shfl_sync(0xffffffffu, lane == 0 ? lse[at] : C(0), 0);
   const C b = __shfl_sync(0xffffffffu, lane == 0 ? other_lse[at] : C(0), 0);

@@ -1,4 +1,4 @@
-// Gradients of attention, behind the text of attention itself: a kernel for delta, one for dq over
+// Gradients of attention, after the text of attention itself: a kernel for delta, one for dq over
 // tiles of queries, one for dk and dv over tiles of keys, one for that of a mask. All of them make
 // the weights again.
 namespace attention {

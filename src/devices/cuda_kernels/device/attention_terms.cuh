@@ -1,4 +1,4 @@
-// What goes with a library's attention, behind the text of our own: its mask, and the queries that
+// What goes with a library's attention, after the text of our own: its mask, and the queries that
 // see no key, of which a library makes what it likes.
 namespace attention {
 

@@ -167,7 +167,7 @@ DEVICE T where(bool c, T a, T b) {
   return c ? a : b;
 }
 
-// Converts to another type. Floats become integers towards zero, the greatest or least of these
+// Converts to another type. Floats become integers towards zero, the largest or least of these
 // where they are beyond, NaN 0; what is not zero is true.
 template <class To>
 struct To_ {

@@ -1,4 +1,4 @@
-// Elements around others, in place of others, or alone. T is a word: an element, or several side by
+// Elements around others, in place of others, or only. T is a word: an element, or several side by
 // side.
 
 // Says where in the input element i of the result is, or that it is not there.

@@ -1,4 +1,4 @@
-// Rows and elements that indices name. T is a word of a row; an index that lies outside takes
+// Rows and elements that indices name. T is a word of a row; an index that is outside takes
 // `nothing`.
 
 // to [batches, places, inner] takes of data [batches, rows, inner]: in each batch at indices of its

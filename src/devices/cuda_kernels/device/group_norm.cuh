@@ -1,5 +1,5 @@
 // Group norm of [samples, kGroups · kChannels, kSize], and its gradients: a block a group of a
-// sample, whose kChannels · kSize elements lie side by side, or a block a channel.
+// sample, whose kChannels · kSize elements are side by side, or a block a channel.
 namespace groups {
 
 template <int64_t kGroups, int64_t kChannels, int64_t kSize, int kThreads>

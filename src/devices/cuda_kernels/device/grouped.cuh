@@ -1,5 +1,5 @@
 // Products of rows with the matrix that each names. Rows are brought in order by a counting sort:
-// those of matrix 0 first, in the order in which they lie; last those whose matrix is not here, and
+// those of matrix 0 first, in the order in which they are; last those whose matrix is not here, and
 // those that name none at all.
 
 // The matrices [*first, *first + kHere) of kWhole are here; first may be null: from 0 on.
@@ -46,7 +46,7 @@ DEVICE void sort_rows(const I* index, Groups groups, int64_t rows, int64_t* begi
 DEVICE int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // ---- Tiles --------------------------------------------------------------------------------------
-// A tile of kSide × kSide sums over a depth, kDepth of it at a time: the two factors stand in
+// A tile of kSide × kSide sums over a depth, kDepth of it at a time: the two factors are in
 // shared memory as packs of four along the side, and each of 256 threads has 4 × 4 sums.
 constexpr int kSide = 64, kDepth = 32, kTileThreads = 256;
 constexpr int kFours = kSide / 4, kPitch = kFours + 1;  // a pack more, so that banks differ
@@ -148,7 +148,7 @@ struct Sums {
 };
 
 // The tiles of a group's rows are numbered from begins[group] / kSide + group on, which leaves room
-// for those of the groups before it; where one has fewer tiles, `rows` of the numbers behind them
+// for those of the groups before it; where one has fewer tiles, `rows` of the numbers after them
 // is not above 0.
 template <class Groups, int kSide>
 struct RowTile {

@@ -4,7 +4,7 @@ namespace losses {
 
 // Holds a row of kClasses over kThreads threads, as aligned runs of 16 bytes, of which the first
 // and the last may belong to the row in part. What does not belong to it is minus infinity. The
-// next row begins kPitch elements behind it.
+// next row begins kPitch elements after it.
 template <class T, int64_t kClasses, int64_t kPitch, int kThreads>
 struct LogitRow {
   typedef computed<T> C;
@@ -56,7 +56,7 @@ struct LogitRow {
     return sum;
   }
   // Calls take(chunk, runs) for this thread's chunks, kAtOnce at a time, so that several loads are
-  // on their way. What is behind the row is minus infinity.
+  // on their way. What is after the row is minus infinity.
   static constexpr int kAtOnce = 4;
   template <class Take>
   DEVICE void each(const Take& take) const {
@@ -83,8 +83,8 @@ DEVICE int64_t place_of(int64_t label, const int64_t* first) {
   return place >= 0 && place < kPart ? place : -2;
 }
 
-// Computes the term of the sum that this row has, and the probability of its greatest logit. Each
-// thread sums above the greatest that it has seen.
+// Computes the term of the sum that this row has, and the probability of its largest logit. Each
+// thread sums above the largest that it has seen.
 template <int64_t kClasses, int64_t kPitch, int kThreads, class T, class C>
 DEVICE void cross_entropy_row(const T* logits, const int64_t* labels, C* share, C* terms,
                               int64_t ignore) {
@@ -131,7 +131,7 @@ DEVICE void cross_entropy_terms_row(const T* logits, const int64_t* labels, cons
   chosen[row] = place >= 0 ? C(x.row[place]) - top : place == -1 ? C(0) * kInfinity : C(0);
 }
 
-// Computes a row of gradients, which may overwrite the logits. `tops` may be null: the greatest of
+// Computes a row of gradients, which may overwrite the logits. `tops` may be null: the largest of
 // the row, for which it is gone over twice; the second time from shared memory, where it has been
 // kept.
 template <int64_t kClasses, int64_t kPitch, int64_t kWhole, int kThreads, bool kKeeps, class T,

@@ -100,7 +100,7 @@ DEVICE void give(const Eight& x, T* to, int count) {
 }
 
 // ---- Tiles in shared memory ---------------------------------------------------------------------
-// Holds rows of 16-bit elements. Eight more behind each let the banks of eight rows differ, so that
+// Holds rows of 16-bit elements. Eight more after each let the banks of eight rows differ, so that
 // neither fragments nor rows of eights meet in one.
 template <int kRows_, int kColumns_>
 struct Tile {

@@ -1,4 +1,4 @@
-// Attention of 16-bit floats by tensor cores, behind the texts of attention and mma: of widths up
+// Attention of 16-bit floats by tensor cores, after the texts of attention and mma: of widths up
 // to 128, in whole eights. A block has 64 queries, 16 of them each of its four warps, and walks
 // over the tiles of keys in order. Scores and sums are of f32; weights are rounded to 16 bits where
 // they are multiplied by values, as libraries do it.

@@ -1,4 +1,4 @@
-// Gradients of attention of 16-bit floats by tensor cores, behind the texts of mma_attention and
+// Gradients of attention of 16-bit floats by tensor cores, after the texts of mma_attention and
 // attention_grad: a kernel for dq over tiles of queries, one for dk and dv over tiles of keys, each
 // of which makes the weights again. Weights and adjoints of scores are rounded to 16 bits where
 // they are multiplied again.

@@ -1,4 +1,4 @@
-// Products of rows with the matrix that each names, and their gradients, of 16-bit floats: behind
+// Products of rows with the matrix that each names, and their gradients, of 16-bit floats: after
 // the texts of grouped and mma. A block has a tile of 128 × 128 sums, each of its four warps a
 // quarter of it, and two stages of the factors in shared memory: while one is multiplied, the next
 // is under way to registers. Extents fit into int.

@@ -1,4 +1,4 @@
-// Elements in another order. T is a word: an element, or several that lie side by side in what is
+// Elements in another order. T is a word: an element, or several that are side by side in what is
 // read and in what is written.
 
 // Computes to[i] = from[strides.at(i)].

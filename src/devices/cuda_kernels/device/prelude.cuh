@@ -1,9 +1,9 @@
 // What every kernel is written with: element types, their conversions, sums over a block, and the
 // form of a kernel. NVRTC compiles this text for a device; for tests a compiler of the host does,
-// behind a header that defines the same words (PIPER_HOST: tests/fake_cuda/emulator.h).
+// after a header that defines the same words (PIPER_HOST: tests/fake_cuda/emulator.h).
 //
 // The rules of all kernel texts: grids and blocks of one dim; shared memory by SHARED and
-// DYNAMIC_SHARED alone; what threads of a block tell each other goes through a barrier, or a shuffle
+// DYNAMIC_SHARED only; what threads of a block tell each other goes through a barrier, or a shuffle
 // or product (mma.cuh) of a full warp; no atomics on floats; no sizes at run time.
 #ifndef PIPER_HOST
 typedef signed char int8_t;

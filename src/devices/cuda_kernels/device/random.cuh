@@ -21,7 +21,7 @@ DEVICE Words philox(uint64_t counter, uint64_t step, uint64_t key) {
 }
 
 // Says where an element of a use is in the whole: that is all of it, or what cuts left, the last
-// cut first. Of runs each is one of `shards` in what a cut cuts, the own one; in a mirrored cut it
+// cut first. Of runs each is one of `shards` in what a cut cuts, its own; in a mirrored cut it
 // counts from the end in every second run of the whole. So many `zeros` of a run were not there
 // before.
 struct Whole {
@@ -49,7 +49,7 @@ struct Parts {
 };
 
 // Draws four elements from `first` on: f(k, words, which of them is its own). kFours: they are
-// contiguous in the whole too, at a place that is a multiple of four. kFours: they lie side by side
+// contiguous in the whole too, at a place that is a multiple of four. kFours: they are side by side
 // in the whole too, at a place that is a multiple of four.
 template <bool kFours, class Lies, class F>
 DEVICE void draw_four(uint64_t first, const Lies& lies, uint64_t step, uint64_t key, F f) {
@@ -103,7 +103,7 @@ DEVICE void draw(T* y, uint64_t count, const Lies& lies, uint64_t step, uint64_t
 }
 
 // y = x * scale where the upper 24 bits of the word are at least the threshold, else 0. kPack
-// elements are read at once, 1 or 4. y may lie over x.
+// elements are read at once, 1 or 4. y may overwrite x.
 template <bool kFours, class T, int kPack, class Lies>
 DEVICE void dropout(const Pack<T, kPack>* x, Pack<T, kPack>* y, uint64_t count, const Lies& lies,
                     uint64_t step, uint64_t key, uint32_t threshold, computed<T> scale) {

@@ -1,4 +1,4 @@
-// Sums and the like over dims of a tensor. Result o gathers the elements r: they lie at
+// Sums and the like over dims of a tensor. Result o gathers the elements r: they are at
 // kept.at(o) + reduced.at(r), in packs of kPack. What is gathered may be one part of several, of
 // `chunk` packs each; results of parts are [parts, results].
 
@@ -134,7 +134,7 @@ DEVICE void extreme_grad(const T* dy, const T* x, const T* y, T* dx,
   }
 }
 
-// dx = dy times the product of all the others, of those before and of those behind: right where
+// dx = dy times the product of all the others, of those before and of those after: right where
 // elements are zero. A lane has elements [lane * share, …); `held` is dx, or as wide as what is
 // computed.
 template <int kLanes, class T, class Index, int kKept, int kReduced>

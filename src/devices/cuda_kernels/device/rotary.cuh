@@ -1,4 +1,4 @@
-// Pairs of elements of rows turned by angles: packs of kPack pairs a thread. The result may lie
+// Pairs of elements of rows turned by angles: packs of kPack pairs a thread. The result may be
 // over the input.
 template <class Index, int kRank>
 struct Turns {

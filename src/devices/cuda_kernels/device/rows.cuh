@@ -36,7 +36,7 @@ DEVICE Weights<kPiece, T> weights(const T* from) {
 // kThreads threads go over a row, of kAtOnce rows at a time, kTurns times a block. A thread has
 // kChunks runs of kLanes elements of it, in each tile of kTile columns; what is summed over a row
 // has one tile. Threads are a power of 2 within a warp, or whole warps. The last run may belong to
-// the row in part, where there is a gap behind each row of all operands.
+// the row in part, where there is a gap after each row of all operands.
 template <int64_t kRows, int64_t kWidth, int kThreads, int kAtOnce, int kLanes, int kChunks,
           int kTurns>
 struct Rows {
@@ -132,7 +132,7 @@ struct Rows {
       x = (threadIdx.x & half) ? Op::of(other, x) : Op::of(x, other);
     }
     if (kThreads <= kWarp) return x;
-    // Two sets, in turn: the barrier of the next call stands before one is written again.
+    // Two sets, in turn: the barrier of the next call is before one is written again.
     constexpr int kWarps = kThreads * kAtOnce / kWarp, kOfRow = (kThreads + kWarp - 1) / kWarp;
     SHARED(T, parts, 2 * kWarps);
     T* const set = parts + parity * kWarps;

@@ -87,7 +87,7 @@ DEVICE void softmax(At& at, const T (&x)[At::kCount], T (&y)[At::kCount]) {
   EACH(i, At::kCount) y[i] = T(e[i] * inverse);
 }
 
-// The greatest is taken off first: beside large numbers the logarithm of the sum would be lost.
+// The largest is taken off first: beside large numbers the logarithm of the sum would be lost.
 template <class At, class T>
 DEVICE void log_softmax(At& at, const T (&x)[At::kCount], T (&y)[At::kCount]) {
   typedef computed<T> C;

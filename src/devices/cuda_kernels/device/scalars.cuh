@@ -2,7 +2,7 @@
 
 // ---- Sums of squares ----------------------------------------------------------------------------
 // Sums the flat elements of several tensors. Those of a tensor are in runs, and runs in chunks of
-// kElements: which thread adds what follows from the place in the chunk alone, so that zeros behind
+// kElements: which thread adds what follows from the place in the chunk only, so that zeros after
 // a run do not change its sum.
 template <int kTensors>
 struct Runs {

@@ -1,4 +1,4 @@
-// Running sums along the middle dim of [outer, size, inner]. A result may lie over the input.
+// Running sums along the middle dim of [outer, size, inner]. A result may overwrite the input.
 template <class Index>
 struct Scanned {
   Index lines, size, inner;  // lines: outer * inner

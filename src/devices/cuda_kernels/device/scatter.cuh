@@ -1,6 +1,6 @@
 // Rows put, or combined with those at places that indices name, in the order of their positions:
-// the places are sorted with their positions, so that those of one place lie side by side, and one
-// thread goes through them. An entry is place << kBits | position; kNowhere stands behind all.
+// the places are sorted with their positions, so that those of one place are side by side, and one
+// thread goes through them. An entry is place << kBits | position; kNowhere is after all.
 constexpr uint64_t kNowhere = ~0ull;
 
 // Counts the positions, and the entries with those that stand for none.
@@ -100,7 +100,7 @@ struct Put {
 };
 
 // Updates [outer, positions, inner] to rows [outer, rows, inner] of `to`: the thread at the first
-// of the entries of a row goes through them, kAhead at a time, as many as stand behind the last.
+// of the entries of a row goes through them, kAhead at a time, as many as are after the last.
 enum : int { kAhead = 12 };
 struct Combined {
   int64_t outer, inner, rows;

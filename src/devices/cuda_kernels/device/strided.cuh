@@ -1,5 +1,5 @@
 // Runs of bytes that fabrics take apart and put together, by nested loops around them. Unlike all
-// other kernels these have their sizes at run time, in place of addresses: behind `from` and `to`
+// other kernels these have their sizes at run time, in place of addresses: after `from` and `to`
 // the elements of a run, the number of loops, and for each, the outermost first, its turns and the
 // bytes from one turn to the next on both sides.
 

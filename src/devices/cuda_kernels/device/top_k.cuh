@@ -1,5 +1,5 @@
-// The greatest elements along the middle dim of [outer, size, inner], one after the other: each is
-// the best of those behind the last one. kFlip: the least.
+// The largest elements along the middle dim of [outer, size, inner], one after the other: each is
+// the best of those after the last one. kFlip: the least.
 
 // These return numbers in the order of elements: NaN is greater than all, -0 is 0.
 DEVICE uint64_t rank_of(double x) {
