@@ -2,8 +2,8 @@
 // or passes terms of a sum on; what its operands lack for that is converted in front of it.
 //
 // Which of its loops an op is cut by is decided where it is, by the bytes that its operands and
-// results would have to travel. What comes later is known as a hint: which layout a result must have in the
-// end, carried back to what it is made of element by element.
+// results would have to travel. What comes later is known as a hint: which layout a result must
+// have in the end, carried back to what it is made of element by element.
 #pragma once
 
 #include <algorithm>
@@ -212,8 +212,8 @@ class AxisWalk {
   ValueId convert(ValueId id, const Layout& to, NodeId reader);
   // Returns whether it makes wider floats of the same numbers; terms are added up as those.
   bool widens(const Node& node) const;
-  // Returns how the source of what only moves elements, or widens them, must be, for that to be
-  // so.
+  // Returns how the source of what only moves elements, or widens them, must be laid out, for that
+  // to have this layout.
   std::optional<Layout> layout_of_source(ValueId id, const Layout& to) const;
   // Returns whether it has the layout already, or has been converted for another reader.
   bool is_there(ValueId id, const Layout& to, NodeId reader) const;
