@@ -115,7 +115,8 @@ struct LossTerm {
     kKl,             // of log-probabilities
   } kind = Kind::kOutput;
   std::string output, target;  // names of values; kinds up to kSum have no target
-  // Divided by the number of elements (of labels that count), by that of samples, or by nothing.
+  // The sum is divided by the number of elements (of labels that count), by that of samples, or by
+  // nothing.
   enum class Reduction { kMean, kBatchMean, kSum } reduction = Reduction::kMean;
   double weight = 1;            // in the sum of all terms
   int64_t dim = -1;             // kCrossEntropy: where the classes are

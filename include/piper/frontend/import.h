@@ -53,7 +53,7 @@ struct Imported {
 // refuses.
 Result<Imported> import_onnx(const std::string& path, const ImportOptions& options);
 
-// What a file holds, independent of the sizes of dynamic dims and of what is supported.
+// Says what a file holds, independent of the sizes of dynamic dims and of what is supported.
 struct Survey {
   struct Input {
     std::string name;
@@ -76,8 +76,8 @@ struct Survey {
 // Describes an ONNX file. Fails if the file is not one.
 Result<Survey> survey_onnx(const std::string& path, int64_t max_file_bytes = kMostFileBytes);
 
-// An operator of ai.onnx, or "domain::op", that import_onnx reads in the opsets [since, until].
-// `until` is far beyond any opset for operators that are still current.
+// Names an operator of ai.onnx, or "domain::op", that import_onnx reads in the opsets [since,
+// until]. `until` is far beyond any opset for operators that are still current.
 struct SupportedOperator {
   std::string op;
   int64_t since, until;
@@ -86,7 +86,7 @@ struct SupportedOperator {
 // Returns all of them, sorted by name.
 std::vector<SupportedOperator> supported_operators();
 
-// A mean cross-entropy of logits, which are an output with classes last. Labels that equal
+// Names a mean cross-entropy of logits, which are an output with classes last. Labels that equal
 // ignore_index do not count.
 struct CrossEntropyExport {
   std::string logits, labels;

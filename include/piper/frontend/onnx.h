@@ -23,7 +23,8 @@ std::optional<DType> dtype_of_code(int64_t code);
 std::string type_name(int64_t code);     // returns the format's word in small letters: "uint8"
 int64_t code_of_type(std::string name);  // reads letters of either case; returns 0 for other words
 
-// An integer type of the file with 2, 4, 8 or 16 bits, which is held in i32. Zero bits: not one.
+// Describes an integer type of the file with 2, 4, 8 or 16 bits, which is held in i32. Zero bits:
+// not one.
 struct Narrow {
   int bits = 0;
   bool is_signed = false;
@@ -213,7 +214,7 @@ std::vector<std::string> scopes_of(const OnnxModel& model);
 std::string scope_of_name(std::string_view dotted);                    // "h.0.qkv" -> "h/0/qkv"
 std::string common_scope(const std::string& a, const std::string& b);  // the innermost around both
 bool is_within(const std::string& inner, const std::string& outer);    // or the same scope
-// Return "h.0.qkv" and "weight" for "h.0.qkv.weight"; "" and "weight" for "weight".
+// These return "h.0.qkv" and "weight" for "h.0.qkv.weight"; "" and "weight" for "weight".
 std::string module_of(std::string_view name);
 std::string leaf_of(const std::string& name);
 

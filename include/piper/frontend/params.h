@@ -10,7 +10,8 @@ namespace piper::onnx_import {
 
 // ---- How a value of the file comes from a parameter ---------------------------------------------
 
-// One op of ONNX. The import emits it; the recovery computes it, or solves it for the parameter.
+// Holds one op of ONNX. The import emits it; the recovery computes it, or solves it for the
+// parameter.
 struct Step {
   OnnxNode node;                     // its op, as of opset 24, and its attributes
   std::vector<OnnxTensor> operands;  // constants
@@ -47,14 +48,15 @@ struct ChangedBuffer {
   bool read = true;  // false: forward only writes it, and it is no parameter of the recovery
 };
 
-// A constant that the exporter computed, from parameters or from constants; the file does not say.
+// Names a constant that the exporter computed, from parameters or from constants; the file does not
+// say.
 struct UnknownConstant {
   std::string initializer, text;  // "onnx::Mul_15 f32[8] at node '/Mul' (Mul)"
   std::string path;               // its name in the scope of the node: "h/0/onnx::Mul_15"
 };
 
-// A parameter missing from the file or merged with another: trained without it, the model would be
-// another one.
+// Names a parameter missing from the file or merged with another: trained without it, the model
+// would be another one.
 struct MissingParam {
   std::string name, why;
   bool uncalled = false;  // no call names it: perhaps unused, or another name of a tied tensor

@@ -10,7 +10,8 @@
 
 namespace piper::onnx_import {
 
-// What a name of the ONNX graph stands for: a value of our graph, a constant, or a list of such.
+// Says what a name of the ONNX graph stands for: a value of our graph, a constant, or a list of
+// such.
 //
 // A value may be *broadcast*: what is held has the shape `stored`, with 1 where `shape` has more.
 // Expand only changes `shape`, and pointwise ops work on what is stored, so a mask repeated over
@@ -38,10 +39,10 @@ Val number_val(double value, DType dtype);               // a scalar
 Val numbers_val(const std::vector<double>& values, const Shape& shape, DType dtype);
 Val integer_val(int64_t value);                 // i64, a scalar
 Val graph_val(const Graph& graph, ValueId id);  // held in full
-// Elements of a shape; none when there are more than any model has.
+// Returns the elements of a shape; none when there are more than any model has.
 std::optional<int64_t> elements_of(const Shape& shape);
 
-// Makes nodes; folds what has constant inputs alone.
+// Makes nodes; folds what has constant inputs only.
 class Emitter {
  public:
   // `stored`: bytes of the file's tensors, which bound what may be computed from them.
@@ -56,20 +57,21 @@ class Emitter {
   Builder& build() { return build_; }
   Graph& graph() { return build_.graph(); }
 
-  // The value with the given dims (all: no longer broadcast) held in full.
+  // These return the value with the given dims (all: no longer broadcast) held in full.
   Result<Val> exact(const Val& val);
   Result<Val> exact_dims(const Val& val, std::span<const size_t> dims);
-  // The op that made a value; null where none did, as of constants, which have no id.
+  // Returns the op that made a value; null where none did, as of constants, which have no id.
   const Node* maker(ValueId id);
   ValueId id_of(
       const Val& val);  // of what is stored; constants become values of the graph, equal ones once
 
-  // Before a constant of that type is made: a file of some bytes must not make us fill the memory.
+  // Is called before a constant of that type is made: a file of some bytes must not make us fill
+  // the memory.
   Status take_room(const TensorType& type);
   Result<Val> count_to(int64_t n);  // 0, 1, … n - 1
 
-  // What an op that draws random numbers reads (ops/random.cc): its key, of the seed and of how
-  // many such ops came before it, and the step.
+  // Holds what an op that draws random numbers reads (ops/random.cc): its key, of the seed and of
+  // how many such ops came before it, and the step.
   struct Draw {
     Val key, step;
   };
@@ -81,9 +83,9 @@ class Emitter {
   // its type, again where it has done so already. Other values stay as they are.
   Status follow(const Val& state, const Val& now, double momentum);
 
-  // A canonical op on values as they are stored. Outputs are not broadcast.
+  // Adds a canonical op on values as they are stored. Outputs are not broadcast.
   Result<Vals> op(std::string_view name, const Vals& inputs, const Attrs& attrs);
-  // A pointwise op: broadcast inputs give a broadcast output.
+  // Adds a pointwise op: broadcast inputs give a broadcast output.
   Result<Val> pointwise(std::string_view name, const Vals& inputs, const Attrs& attrs);
 
  private:
@@ -143,9 +145,9 @@ class RuleContext {
     return values ? std::optional(*values) : std::nullopt;
   }
 
-  // Input i as constant integers, which an op needs at import time.
+  // Returns input i as constant integers, which an op needs at import time.
   Result<std::vector<int64_t>> constant_integers(size_t i, std::string_view role) const;
-  // An attribute in older opsets, an input in newer ones; none when absent in both.
+  // Returns an attribute in older opsets, an input in newer ones; none when absent in both.
   Result<std::optional<std::vector<int64_t>>> integers_or_input(std::string_view attr,
                                                                 size_t input) const;
   Result<size_t> axis(int64_t value, size_t rank) const;  // normalised
@@ -162,7 +164,7 @@ class RuleContext {
   Error located(std::string text) const;
   Error located_op(std::string_view op, const Error& error) const;
 
-  // Canonical ops on exact operands, except pointwise ones. `x` must be present.
+  // These add canonical ops on exact operands, except pointwise ones. `x` must be present.
   Result<Vals> ops(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
   Result<Val> op(std::string_view name, const Vals& inputs, const Attrs& attrs = {});
   Result<Val> cast(const Val& x, DType dtype);  // x itself, where it has that type
@@ -174,7 +176,7 @@ class RuleContext {
   Result<Val> transpose(const Val& x, const std::vector<int64_t>& perm);
   Result<Val> slice(const Val& x, const std::vector<int64_t>& starts,
                     const std::vector<int64_t>& steps, const Shape& shape);
-  // [start, start + count) of one dim, which the rest keeps whole.
+  // Returns [start, start + count) of one dim, which the rest keeps whole.
   Result<Val> part(const Val& x, size_t axis, int64_t start, int64_t count);
   Result<Val> reduce_sum(const Val& x, const std::vector<int64_t>& axes, bool keepdims);
   Result<Val> matmul(const Val& a, const Val& b);        // ranks >= 2

@@ -23,7 +23,7 @@ std::string_view name_at(std::string_view text, size_t start) {
   return text.substr(start, end - start);
 }
 
-// Walks "(%a, [%b, 3], None), kwargs = {k: %c}" from behind the opening parenthesis.
+// Walks "(%a, [%b, 3], None), kwargs = {k: %c}" from after the opening parenthesis.
 void parse_args(std::string_view text, Call& call) {
   int depth = 1, position = 0;
   bool keywords = false, any = false;
@@ -81,12 +81,12 @@ std::optional<std::string> module_scope(std::string_view scopes) {
   if (parts.size() < 2) return {};
   parts.pop_back();
   const std::string_view module = parts.back();
-  // Written by the exporter's own passes for what stands in no module.
+  // The exporter's own passes write this for what is in no module.
   if (module.substr(0, 6) == "_empty") return {};
   return dots_to_slashes(module);
 }
 
-// "h.0_1" -> "h.0": a number behind that of a list is that of a call.
+// "h.0_1" -> "h.0": a number after that of a list is that of a call.
 std::string_view without_call(std::string_view part) {
   const size_t dot = part.rfind('.'), end = part.rfind('_');
   const auto digits = [&](size_t from, size_t to) {
@@ -99,7 +99,7 @@ std::string_view without_call(std::string_view part) {
 }
 
 // "/model/h.0/qkv/MatMul_1" -> "model/h/0/qkv". In "/fc/fc.0/MatMul" the list that was called
-// stands twice.
+// is twice.
 std::optional<std::string> node_name_scope(std::string_view name) {
   if (name.empty() || name.front() != '/') return {};
   const size_t end = name.rfind('/');
@@ -113,7 +113,7 @@ std::optional<std::string> node_name_scope(std::string_view name) {
   return dots_to_slashes(join(parts, "/"));
 }
 
-// The lines under a heading; outputs have the same form as inputs.
+// Returns the lines under a heading; outputs have the same form as inputs.
 std::vector<SignatureInput> parse_section(std::string_view text, std::string_view heading) {
   std::vector<SignatureInput> out;
   bool within = false;

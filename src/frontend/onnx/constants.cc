@@ -25,7 +25,7 @@ void copy_row(std::byte* to, const std::byte* from, int64_t count, int64_t strid
   }
 }
 
-// The elements at offset + sum of index × stride (in bytes), in row-major order of `shape`.
+// Returns the elements at offset + sum of index × stride (in bytes), in row-major order of `shape`.
 Bytes copy_view(const std::byte* from, const Shape& shape, const std::vector<int64_t>& strides,
                 int size) {
   const int64_t elements = num_elements(shape);

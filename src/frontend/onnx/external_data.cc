@@ -94,8 +94,8 @@ Result<Bytes> ExternalData::open(const std::string& location) {
     if (name == location) return bytes;
   }
   PIPER_TRY(check_location(location));
-  // One component after the other, none of which may be a link: nothing outside the folder can be
-  // reached, and nothing can change between a check and the opening.
+  // Opens one component after the other, none of which may be a link: nothing outside the folder
+  // can be reached, and nothing can change between a check and the opening.
   Handle handle(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (handle.get() < 0) return refuse(location, errno);
   const std::vector<std::string> parts = split_text(location, '/');
@@ -128,7 +128,7 @@ Result<Bytes> ExternalData::read(const std::string& location, int64_t offset, in
         quote_control(location), length, offset, size);
   }
   Bytes window = file.window(static_cast<size_t>(offset), static_cast<size_t>(length));
-  // Elements are read in place later: what does not lie on their boundary is copied.
+  // Elements are read in place later: what is not on their boundary is copied.
   const bool aligned = reinterpret_cast<uintptr_t>(window.data) % 8 == 0;
   return aligned ? window : Bytes::copy_of(window.data, window.size);
 }

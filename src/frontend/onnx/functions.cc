@@ -26,7 +26,7 @@ std::string label(const onnx::FunctionProto& function) {
   return fmt::format("the function '{}'", quote_control(function.name().substr(0, 80)));
 }
 
-// One call, as the nodes of the body see it.
+// Holds one call, as the nodes of the body see it.
 struct Call {
   Names names;            // formal inputs and outputs to those of the caller
   Attributes attributes;  // by the names of the function's
@@ -123,7 +123,7 @@ Status Inliner::rename_graph(onnx::GraphProto& graph, Call& call) const {
   return ok_status();
 }
 
-// A node of the body under the caller's names, its attributes' references resolved.
+// Returns a node of the body under the caller's names, its attributes' references resolved.
 Result<onnx::NodeProto> Inliner::body_node(const onnx::NodeProto& inner, Call& call) const {
   onnx::NodeProto node = inner;
   node.clear_attribute();

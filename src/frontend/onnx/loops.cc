@@ -10,7 +10,8 @@ constexpr int64_t kMostNodes = 500'000;
 
 using TurnNames = std::map<std::string, std::string>;
 
-// A body's nodes under the names of one turn; what the body does not define is of the graph around.
+// Copies a body's nodes under the names of one turn; what the body does not define is of the graph
+// around.
 class TurnCopy {
  public:
   TurnCopy(TurnNames names, std::string prefix)
@@ -45,7 +46,7 @@ class TurnCopy {
   const std::string prefix_;
 };
 
-// Element i of a list, or 0.
+// Returns element i of a list, or 0.
 int64_t loop_item(const OnnxNode& node, std::string_view attr, size_t i) {
   const auto* list = node.get<std::vector<int64_t>>(attr);
   return list && i < list->size() ? (*list)[i] : 0;
@@ -90,7 +91,7 @@ class Unrolling {
     return ok_status();
   }
 
-  // Of the body's condition: what it was before, or a constant that is true.
+  // Checks the body's condition: what it was before, or a constant that is true.
   Status check_goes_on() const {
     std::string name = body_->outputs[0];
     for (bool moved = true; moved && name != body_->inputs[1];) {

@@ -38,7 +38,7 @@ Result<Metadata> read_metadata(const pb::Message& message, int field) {
   return out;
 }
 
-// The strings of a Python list literal such as "['a', 'b']".
+// Returns the strings of a Python list literal such as "['a', 'b']".
 std::vector<std::string> python_strings(std::string_view text) {
   std::vector<std::string> out;
   for (size_t i = 0; i < text.size(); ++i) {

@@ -32,7 +32,8 @@ Result<TensorType> tensor_type(const std::string& who, const onnx::TensorProto& 
   return type;
 }
 
-// A field of numbers, one per element (or the bits of one, for small types), as bytes of the dtype.
+// Returns a field of numbers, one per element (or the bits of one, for small types), as bytes of
+// the dtype.
 template <class To, class Field>
 Bytes pack(const Field& field) {
   std::vector<To> out(static_cast<size_t>(field.size()));
@@ -92,7 +93,7 @@ Result<Bytes> tensor_bytes(onnx::TensorProto& tensor, const TensorType& type, Ex
   return Bytes{owner, reinterpret_cast<const std::byte*>(owner->data()), owner->size()};
 }
 
-// Bytes of narrow integers as those of i32.
+// Returns bytes of narrow integers as those of i32.
 template <class From>
 Bytes widened(const Bytes& data) {
   const size_t count = data.size / sizeof(From);
@@ -104,7 +105,7 @@ Bytes widened(const Bytes& data) {
   }
   return Bytes::copy_of(out.data(), count * sizeof(int32_t));
 }
-// Several of them are in a byte, the first in its lowest bits; each byte stands in `wide` ones.
+// Several of them are in a byte, the first in its lowest bits; each byte is in `wide` ones.
 Result<Bytes> unpacked(const Bytes& data, size_t wide, Narrow from, size_t count) {
   const size_t in_byte = 8 / static_cast<size_t>(from.bits);
   const size_t wanted = (count + in_byte - 1) / in_byte * wide;
@@ -118,7 +119,7 @@ Result<Bytes> unpacked(const Bytes& data, size_t wide, Narrow from, size_t count
   }
   return Bytes::copy_of(out.data(), count * sizeof(int32_t));
 }
-// `is_typed`: from the field of 32 bits that the format has for all of them.
+// Widens bytes. `is_typed`: from the field of 32 bits that the format has for all of them.
 Result<Bytes> widened(const Bytes& data, Narrow from, bool is_typed, size_t count) {
   if (from.bits < 8) return unpacked(data, is_typed ? sizeof(int32_t) : 1, from, count);
   if (is_typed || data.size > count * sizeof(int32_t)) return data;
@@ -192,7 +193,7 @@ Narrow narrow_of_code(int64_t code) {
 
 namespace {
 
-// By number. The installed schema (IR 8) does not know those behind bfloat16.
+// By number. The installed schema (IR 8) does not know those after bfloat16.
 constexpr std::string_view kTypeNames[] = {
     "undefined",      "float",    "uint8",        "int8",           "uint16",
     "int16",          "int32",    "int64",        "string",         "bool",

@@ -11,8 +11,8 @@ Result<Vals> same(RuleContext& c) {
   return single(c.pointwise(c.node.op, {c.in(0)}));
 }
 
-// scale·x for x > 0, else slope·(exp(x / width) - 1): of the numbers below alone, so that nothing
-// overflows.
+// Computes scale·x for x > 0, else slope·(exp(x / width) - 1): of the numbers below only, so that
+// nothing overflows.
 Result<Val> exponential_below(RuleContext& c, const Val& x, double scale, double slope,
                               double width) {
   PIPER_ASSIGN(const Val positive, c.pointwise("Greater", {x, c.number(0, x)}));

@@ -85,7 +85,7 @@ Result<Heads> read_heads(RuleContext& c) {
   return h;
 }
 
-// `hidden`: the score of a key that a mask of booleans hides.
+// Masks scores. `hidden`: the score of a key that a mask of booleans hides.
 Result<Val> masked(RuleContext& c, Val scores, int64_t past, double hidden) {
   const Val lowest = c.number(-std::numeric_limits<float>::infinity(), scores);
   if (c.integer("is_causal", 0) != 0) {
@@ -98,11 +98,11 @@ Result<Val> masked(RuleContext& c, Val scores, int64_t past, double hidden) {
   return c.pointwise("Add", {scores, c.in(3)});
 }
 
-// Finite, so that a query without keys makes no NaN: its weights are put to zero behind the
-// softmax.
+// Returns a finite number, so that a query without keys makes no NaN: its weights become zero after
+// the softmax.
 double lowest_of(DType dtype) { return dtype == DType::kF16 ? -65504 : -3.3e38; }
 
-// A row whose keys are all masked weighs none of them.
+// Returns the weights: a row whose keys are all masked weighs none of them.
 Result<Val> weights_of(RuleContext& c, const Val& scores) {
   PIPER_ASSIGN(Val weights, c.op("Softmax", {scores}, {{"axis", int64_t{3}}}));
   PIPER_ASSIGN(weights, with_attention_dropout(c, weights));
@@ -113,7 +113,7 @@ Result<Val> weights_of(RuleContext& c, const Val& scores) {
   return c.pointwise("Where", {none, c.number(0, weights), weights});
 }
 
-// Of the scores, as `qk_matmul_output_mode` asks for them.
+// Returns the scores that `qk_matmul_output_mode` asks for.
 Result<Val> shown_scores(RuleContext& c, const Vals& stages) {
   const int64_t mode = c.integer("qk_matmul_output_mode", 0);
   if (mode < 0 || mode >= static_cast<int64_t>(stages.size()))
@@ -158,7 +158,7 @@ Result<Val> last_dims(RuleContext& c, const Val& x, int64_t start, int64_t step,
   return c.slice(x, starts, steps, shape);
 }
 
-// a·cos - b·sin and b·cos + a·sin
+// Computes a·cos - b·sin and b·cos + a·sin.
 Result<std::pair<Val, Val>> turned(RuleContext& c, const Val& a, const Val& b, const Val& cos,
                                    const Val& sin) {
   PIPER_ASSIGN(const Val ac, c.pointwise("Mul", {a, cos}));
@@ -196,8 +196,8 @@ Result<Val> rotated(RuleContext& c, const Val& x, const Val& cos, const Val& sin
 
 namespace {
 
-// [batch or 1, tokens, half] with a dim for the heads; caches are looked up by position where there
-// is an input for it.
+// Makes of [batch or 1, tokens, half] a table with a dim for the heads; caches are looked up by
+// position where there is an input for it.
 Result<Val> table(RuleContext& c, const Val& cache) {
   Val rows = cache;
   if (c.has(3)) {

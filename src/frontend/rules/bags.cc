@@ -21,7 +21,7 @@ bool is_bag_call(const Call& call) {
   return std::find(std::begin(kCalls), std::end(kCalls), call.function) != std::end(kCalls);
 }
 
-// What of the call is not supported, or "".
+// Returns what of the call is not supported, or "".
 std::string_view refused_of_bag(const Call& call) {
   constexpr size_t kByFrequency = 3, kPadding = 8;
   const auto given = [&](size_t i) { return i < call.words.size() ? call.words[i] : "None"; };
@@ -34,7 +34,7 @@ std::string bag_mode(const Call& call) {
   return call.words.size() > kMode ? call.words[kMode] : "0";
 }
 
-// What the first Slice of some nodes cuts, or of the branches in them.
+// Returns what the first Slice of some nodes cuts, or of the branches in them.
 std::string first_sliced(const std::vector<OnnxNode>& nodes, bool in_branches) {
   for (const OnnxNode& node : nodes) {
     if (!in_branches && node.op == "Slice" && !node.inputs.empty()) return node.inputs[0];
@@ -48,7 +48,7 @@ std::string first_sliced(const std::vector<OnnxNode>& nodes, bool in_branches) {
   return "";
 }
 
-// The mean, the sum or the greatest of dim 1 of x [bags, rows of each, width].
+// Returns the mean, the sum or the largest of dim 1 of x [bags, rows of each, width].
 Result<Val> reduced_bags(RuleContext& c, const Val& x, int64_t mode) {
   if (mode == kBagMax)
     return c.op(
@@ -59,7 +59,7 @@ Result<Val> reduced_bags(RuleContext& c, const Val& x, int64_t mode) {
   return c.mul(sum, c.number(1.0 / static_cast<double>(x.shape[1]), sum));
 }
 
-// Bags of any sizes: a matrix says which rows are in which bag. Of no rows they are 0.
+// Reduces bags of any sizes: a matrix says which rows are in which bag. Of no rows they are 0.
 Result<Val> uneven_bags(RuleContext& c, const Val& rows, const Val& bounds, int64_t mode) {
   const int64_t bags = bounds.shape[0] - 1, count = rows.shape[0], width = rows.shape[1];
   PIPER_ASSIGN(Val place, c.emit.count_to(count));
@@ -88,7 +88,7 @@ Result<Val> uneven_bags(RuleContext& c, const Val& rows, const Val& bounds, int6
   return c.pointwise("Div", {sum, sizes});
 }
 
-// Of the rows [count, width] and the bounds of the bags: where each begins, and where the last
+// Reads the rows [count, width] and the bounds of the bags: where each begins, and where the last
 // ends.
 Result<Vals> embedding_bag(RuleContext& c) {
   if (c.has_attr("refused"))
@@ -118,7 +118,7 @@ constexpr ImportRule kBagRules[] = {
      "scale_grad_by_freq"},
 };
 
-// Values of the graph itself, rather than of a loop's body.
+// Lists values of the graph itself, rather than of a loop's body.
 std::set<std::string> values_of_graph(const OnnxModel& model) {
   std::set<std::string> out;
   for (const OnnxTensor& tensor : model.initializers) out.insert(tensor.name);
@@ -128,7 +128,7 @@ std::set<std::string> values_of_graph(const OnnxModel& model) {
   return out;
 }
 
-// The one node that reads a loop's results, which are outputs of nothing else.
+// Returns the one node that reads a loop's results, which are outputs of nothing else.
 OnnxNode* only_reader(OnnxModel& model, const OnnxNode& loop) {
   OnnxNode* reader = nullptr;
   for (const std::string& output : loop.outputs) {
@@ -142,7 +142,7 @@ OnnxNode* only_reader(OnnxModel& model, const OnnxNode& loop) {
   return reader;
 }
 
-// Before a change of its type: the loop works in f32, whatever the table has.
+// Returns the value before a change of its type: the loop works in f32, whatever the table has.
 std::string before_cast(const OnnxModel& model, const std::string& value) {
   for (const OnnxNode& node : model.nodes)
     if (node.op == "Cast" && node.outputs[0] == value) return node.inputs[0];

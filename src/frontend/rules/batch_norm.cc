@@ -19,14 +19,14 @@ Result<Val> over_root(RuleContext& c, const Val& x, const Val& variance, double 
   return c.pointwise("Div", {x, root});
 }
 
-// all but the channels
+// Returns all axes except the channels.
 std::vector<int64_t> sample_axes(size_t rank) {
   std::vector<int64_t> axes{0};
   for (size_t d = 2; d < rank; ++d) axes.push_back(static_cast<int64_t>(d));
   return axes;
 }
 
-// momentum · old + (1 - momentum) · new
+// Computes momentum · old + (1 - momentum) · new.
 Result<Val> running(RuleContext& c, const Val& old, const Val& now) {
   const double momentum = c.real("momentum", 0.9);
   PIPER_ASSIGN(const Val flat, c.reshape(now, old.shape));
@@ -50,8 +50,8 @@ Status keep_running(RuleContext& c, const Val& mean, const Val& variance) {
   return c.emit.follow(c.in(4), spread, momentum);
 }
 
-// With the means and variances that the file holds, or (training_mode) those of the batch, which
-// couple its samples.
+// Normalises with the means and variances that the file holds, or (training_mode) those of the
+// batch, which couple its samples.
 Result<Vals> batch_norm(RuleContext& c) {
   PIPER_TRY(c.need(5, 5));
   const Val& x = c.in(0);
@@ -129,7 +129,7 @@ Result<Vals> local_response(RuleContext& c) {
   return single(c.pointwise("Div", {x, sum}));
 }
 
-// x / norm along the axis; zeros stay zeros.
+// Computes x / norm along the axis; zeros stay zeros.
 Result<Vals> lp_norm(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
   const Val& x = c.in(0);

@@ -202,7 +202,7 @@ Result<Val> RuleContext::slice(const Val& x, const std::vector<int64_t>& starts,
       step[d] = 1;
       stored[d] = 1;
     }
-    // One beyond the last element taken.
+    // The end is one beyond the last element taken.
     if (stored[d] > 0) end[d] = begin[d] + (stored[d] - 1) * step[d] + (step[d] > 0 ? 1 : -1);
     if (stored[d] == 0) end[d] = begin[d];
   }
@@ -256,7 +256,7 @@ Result<Val> along_axis(RuleContext& c, Result<Val> (*of)(RuleContext&, const Val
     PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank()));
     return of(c, x, axis);
   }
-  // An axis behind the last dim leaves a dim of one.
+  // An axis after the last dim leaves a dim of one.
   const auto rank = static_cast<int64_t>(x.rank());
   const int64_t named = c.integer("axis", 1);
   const int64_t axis = named < 0 ? named + rank : named;

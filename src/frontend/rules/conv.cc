@@ -47,7 +47,8 @@ Result<Val> patches(RuleContext& c, const Val& x, const Windows& w) {
   return c.transpose(rows, perm);
 }
 
-// Absent where there is none, for which the newer exporter writes zeros of a wrong shape in conv3d.
+// The bias is absent where there is none, for which the newer exporter writes zeros of a wrong
+// shape in conv3d.
 Result<Val> bias_of(RuleContext& c, int64_t channels) {
   const Val& bias = c.in(2);
   if (!bias.present() || bias.shape == Shape{channels}) return bias;
@@ -102,7 +103,8 @@ struct Spread {
   std::vector<int64_t> out;   // of the result
 };
 
-// As ONNX defines it: out = stride·(s-1) + output_padding + (k-1)·dilation + 1 - pads.
+// Reads sizes as ONNX defines them: out = stride·(s-1) + output_padding + (k-1)·dilation + 1 -
+// pads.
 Result<Spread> read_spread(RuleContext& c, const Val& x, const Val& weight) {
   constexpr int64_t kMost = int64_t{1} << 30;
   const size_t dims = x.rank() - 2;
@@ -188,7 +190,7 @@ Result<Vals> conv_transpose(RuleContext& c) {
   return single(c.pointwise("Add", {y, bias}));
 }
 
-// Sums of overlapping blocks, [n, channels·block, places] -> [n, channels, image…].
+// Sums overlapping blocks, [n, channels·block, places] -> [n, channels, image…].
 Result<Vals> col2im(RuleContext& c) {
   PIPER_TRY(c.need(3, 3));
   const Val& x = c.in(0);

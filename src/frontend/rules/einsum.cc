@@ -17,7 +17,7 @@ bool has(const std::string& letters, char c) { return letters.find(c) != std::st
 
 int64_t extent(const Term& t, char c) { return t.val.shape[t.letters.find(c)]; }
 
-// The letters of `from` for which `keep` holds, in their order.
+// Returns the letters of `from` for which `keep` holds, in their order.
 template <class F>
 std::string filter(const std::string& from, F keep) {
   std::string out;
@@ -43,7 +43,7 @@ Result<Term> arrange(RuleContext& c, const Term& t, const std::string& letters) 
   return Term{std::move(val), letters};
 }
 
-// The term as [batch…, rows, columns] where each of the two groups is one dim.
+// Returns the term as [batch…, rows, columns] where each of the two groups is one dim.
 Result<Val> as_matrix(RuleContext& c, const Term& t, const std::string& batch,
                       const std::string& rows, const std::string& columns) {
   PIPER_ASSIGN(const Term ordered, arrange(c, t, batch + rows + columns));
@@ -99,7 +99,7 @@ struct Equation {
 // The dims of an ellipsis have these letters, the innermost the last one.
 constexpr std::string_view kEllipsis = "0123456789:;<=>?";
 
-// `term` with its ellipsis spelt out in `count` letters; one without any stays.
+// Spells out the ellipsis of `term` in `count` letters; one without any stays.
 Result<std::string> spelt_out(const RuleContext& c, std::string term, size_t count,
                               const std::string& shown) {
   if (count > kEllipsis.size()) return c.error("'{}' is not an equation", shown);
@@ -153,7 +153,7 @@ Result<Equation> parse_equation(const RuleContext& c) {
   return out;
 }
 
-// A letter that stands twice takes the diagonal: both dims last, every (n + 1)-th of n·n elements.
+// A letter that is twice takes the diagonal: both dims last, every (n + 1)-th of n·n elements.
 Result<Term> without_diagonals(RuleContext& c, Term t) {
   for (;;) {
     size_t second = 0;

@@ -8,7 +8,8 @@
 namespace piper::onnx_import {
 namespace {
 
-// Indices as i64, counted from the front; those that depend on the data are taken as they are.
+// Returns indices as i64, counted from the front; those that depend on the data are taken as they
+// are.
 Result<Val> indices(RuleContext& c, const Val& x, int64_t size) {
   if (info(x.dtype).is_float || x.dtype == DType::kBool)
     return c.error("its indices are not integers");
@@ -67,7 +68,8 @@ bool counts(const Val& index, int64_t size) {  // 0, 1, … size - 1
   return true;
 }
 
-// i · rows + v[i, …] of a v for each sample i: v. None where the value is not made so.
+// Finds i · rows + v[i, …] of a v for each sample i, and returns v. None where the value is not
+// made so.
 std::optional<ValueId> places_in_own_rows(const Graph& graph, ValueId index, int64_t samples,
                                           int64_t rows) {
   const NodeId producer = graph.value(index).producer;
@@ -89,7 +91,7 @@ std::optional<ValueId> places_in_own_rows(const Graph& graph, ValueId index, int
   return {};
 }
 
-// x[arange, v], which the older exporter writes as rows of x.flatten(0, 1).
+// Gathers x[arange, v], which the older exporter writes as rows of x.flatten(0, 1).
 Result<std::optional<Val>> gather_own_row(RuleContext& c, const Val& data, const Val& index) {
   const std::optional<Val> none;
   if (data.kind != Val::Kind::kGraph || index.kind != Val::Kind::kGraph || data.is_broadcast() ||
@@ -124,7 +126,7 @@ Result<Vals> gather(RuleContext& c) {
   const bool of_param =
       data.kind == Val::Kind::kGraph && c.emit.graph().value(data.id).kind == ValueKind::kState;
   if (!of_param && counts(index, data.shape[axis])) return single(c.reshape(data, out));
-  // One row of all: a slice, which needs no index.
+  // One index for all is a slice, which needs no index.
   if (index.is_constant() && num_elements(index.shape) == 1) {
     std::vector<int64_t> starts(data.rank(), 0);
     Shape one = data.shape;
@@ -141,7 +143,7 @@ Result<Vals> gather(RuleContext& c) {
   return single(gather_along(c, data, index, axis, padding));
 }
 
-// The last dim of the indices of a GatherND, one entry of it: shape without the last dim.
+// Returns the last dim of the indices of a GatherND, one entry of it: shape without the last dim.
 Result<Val> component(RuleContext& c, const Val& index, int64_t k) {
   std::vector<int64_t> starts(index.rank(), 0);
   starts.back() = k;
@@ -165,8 +167,8 @@ bool counts_first_dim(const Val& v) {  // v[i, …] == i
   return true;
 }
 
-// data[b, index] for every sample b with the same index: a Gather that leaves the batch whole,
-// where GatherND would name each sample by its number.
+// Gathers data[b, index] for every sample b with the same index: a Gather that leaves the batch
+// whole, where GatherND would name each sample by its number.
 Result<std::optional<Val>> gather_per_sample(RuleContext& c, const Val& data, const Val& index) {
   const std::optional<Val> none;
   if (!index.is_constant() || index.shape.back() != 2 || index.rank() < 2 || data.rank() < 2)
@@ -205,8 +207,8 @@ bool names_its_own_place(const Value& value, size_t first) {
   return true;
 }
 
-// data[arange, index]: the first components of the indices are the row's own place, so they are
-// batch dims. None where they are not.
+// Gathers data[arange, index]: the first components of the indices are the row's own place, so they
+// are batch dims. None where they are not.
 Result<std::optional<Val>> gather_own_rows(RuleContext& c, const Val& data, const Val& index) {
   const std::optional<Val> none;
   if (index.kind != Val::Kind::kGraph || index.is_broadcast()) return none;

@@ -13,7 +13,7 @@ constexpr int64_t kMaxPad = int64_t{1} << 40;
 struct Cut {
   int64_t start = 0, step = 1, count = 0;
 };
-// ONNX Slice along a dim of size n.
+// Cuts as ONNX's Slice does along a dim of size n.
 Cut cut_of(int64_t start, int64_t end, int64_t step, int64_t n) {
   // Saturating first: INT64_MIN and INT64_MAX stand for "from the end" and "to the end".
   auto from_end = [n](int64_t v) { return v < 0 ? (v < -n ? -n - 1 : v) + n : std::min(v, n); };
@@ -75,7 +75,7 @@ Result<Vals> split_up(RuleContext& c, const Val& x, size_t axis,
   return out;
 }
 
-// Pieces of `size`, the last one smaller if it must be.
+// Returns pieces of `size`, the last one smaller if it must be.
 std::vector<int64_t> even_parts(int64_t whole, int64_t size) {
   std::vector<int64_t> sizes;
   for (int64_t done = 0; done < whole; done += size) sizes.push_back(std::min(size, whole - done));
@@ -138,7 +138,7 @@ Result<Vals> concat(RuleContext& c) {
   return single(join_all(c, std::move(items), c.integer("axis", c.opset < 4 ? 1 : 0)));
 }
 
-// Where element i (from before the first to behind the last) of a dim of n comes from.
+// Returns where element i (from before the first past the last) of a dim of n comes from.
 int64_t mirrored(const std::string& mode, int64_t i, int64_t n) {
   if (mode == "edge" || n == 1) return std::clamp<int64_t>(i, 0, n - 1);
   const int64_t period = mode == "wrap" ? n : 2 * (n - 1);
@@ -146,7 +146,7 @@ int64_t mirrored(const std::string& mode, int64_t i, int64_t n) {
   return at < n ? at : period - at;
 }
 
-// x with elements of its own around it: repeated, mirrored, or from the other end.
+// Surrounds x with elements of its own: repeated, mirrored, or from the other end.
 Result<Val> repeated_around(RuleContext& c, Val x, const std::string& mode,
                             const std::vector<int64_t>& before, const Shape& out) {
   for (size_t d = 0; d < out.size(); ++d) {

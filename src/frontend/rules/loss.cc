@@ -1,4 +1,4 @@
-// Losses over class labels.
+// Imports losses over class labels.
 #include <charconv>
 #include <numeric>
 
@@ -67,7 +67,7 @@ Result<Loss> read_loss(RuleContext& c) {
   return loss;
 }
 
-// Of logits, without weights: one op that reads them once.
+// Makes the loss of logits, without weights: one op that reads them once.
 Result<Val> fused(RuleContext& c, const Loss& loss) {
   PIPER_ASSIGN(const Val logits, classes_last(c, c.in(0)));
   const Attrs attrs{{"ignore_index", loss.ignore_index}};
@@ -89,7 +89,8 @@ Result<Val> safe_labels(RuleContext& c, const Loss& loss) {
   return c.pointwise("Where", {ignored, number_val(0, DType::kI64), loss.labels});
 }
 
-// The weight of each label: that of its class, 0 where it is ignored. `safe`: 0 for ignored ones.
+// Returns the weight of each label: that of its class, 0 where it is ignored. `safe`: 0 for ignored
+// ones.
 Result<Val> label_weights(RuleContext& c, const Loss& loss, const Val& safe, DType dtype) {
   Val weights;
   if (c.has(2)) {
@@ -101,8 +102,8 @@ Result<Val> label_weights(RuleContext& c, const Loss& loss, const Val& safe, DTy
       "Where", {ignored, number_val(0, dtype), weights.present() ? weights : number_val(1, dtype)});
 }
 
-// By sample, of its log-probabilities: the sum over classes, each with its weight; 0 where the
-// label is ignored.
+// Returns by sample, of its log-probabilities, the sum over classes, each with its weight; 0 where
+// the label is ignored.
 Result<Val> sums_over_classes(RuleContext& c, const Loss& loss, Val scores) {
   const auto last = static_cast<int64_t>(scores.rank()) - 1;
   if (c.has(2)) {
@@ -149,7 +150,7 @@ Result<Val> picked(RuleContext& c, const Loss& loss, const Val& log_probabilitie
 }
 
 // Of log-probabilities: minus the sum over classes, each by its share and weight; a mean is over
-// the samples. ONNX knows labels alone, but the exporter writes shares in their place.
+// the samples. ONNX knows labels only, but the exporter writes shares in their place.
 Result<Val> by_shares(RuleContext& c, const Loss& loss, const Val& log_probabilities) {
   PIPER_ASSIGN(const Val scores, classes_last(c, log_probabilities));
   PIPER_ASSIGN(Val shares, classes_last(c, c.in(1)));
@@ -189,8 +190,8 @@ Result<Vals> cross_entropy(RuleContext& c) {
   return out;
 }
 
-// Of what LogSoftmax made over the classes, its log-sum-exp is zero: the cross-entropy with it as
-// logits.
+// Returns whether LogSoftmax made the scores over the classes: their log-sum-exp is zero, so the
+// cross-entropy may take them as logits.
 bool are_log_probabilities(RuleContext& c, const Val& scores) {
   const Node* maker = c.emit.maker(scores.id);
   return maker && maker->op == "LogSoftmax" && maker->attrs.integer("axis") == 1;

@@ -1,4 +1,4 @@
-// Pointwise ops.
+// Imports the pointwise ops of ONNX.
 #include <algorithm>
 
 #include "rule.h"
@@ -31,7 +31,7 @@ Result<Vals> where(RuleContext& c) {
 
 // ---- Bounds -------------------------------------------------------------------------------------
 
-// Whether what lies on a bound has a gradient.
+// Says whether what is on a bound has a gradient.
 enum class Bound { kPasses, kStops };
 Result<Val> bounded(RuleContext& c, Val x, const Val& low, const Val& high, Bound at) {
   const bool stops = at == Bound::kStops;
@@ -46,7 +46,7 @@ Result<Val> bounded(RuleContext& c, Val x, const Val& low, const Val& high, Boun
   return x;
 }
 
-// Max, Min, Sum, Mean of any number of operands.
+// Chains Max, Min, Sum or Mean of any number of operands.
 Result<Val> chain(RuleContext& c, std::string_view op) {
   PIPER_TRY(c.need(1));
   Val out = c.in(0);
@@ -72,7 +72,7 @@ Result<Vals> mean(RuleContext& c) {
 
 // ---- Casts --------------------------------------------------------------------------------------
 
-// The lowest bits alone are kept of what is wider.
+// Only the lowest bits are kept of what is wider.
 Result<Val> cast_to(RuleContext& c, const Val& x, DType dtype, Narrow narrow) {
   PIPER_ASSIGN(Val y, c.cast(x, dtype));
   const bool fits = x.dtype == DType::kBool || x.narrow == narrow;
@@ -108,8 +108,8 @@ std::optional<double> constant_number(const Val& v) {
   return read_number(v.data, v.dtype, 0);
 }
 
-// |x| and x², and sums, products and multiples of such: a root of one is a norm, a distance or a
-// standard deviation, which PyTorch gives the slope 0 at 0.
+// Returns whether the value is |x|, x², or sums, products and multiples of such: a root of one is a
+// norm, a distance or a standard deviation, which PyTorch gives the slope 0 at 0.
 bool is_magnitude(RuleContext& c, ValueId id, int depth = 0) {
   constexpr int kDeepest = 16;
   const Node* maker = depth < kDeepest ? c.emit.maker(id) : nullptr;
@@ -211,7 +211,7 @@ Result<Vals> hard_sigmoid(RuleContext& c) {
   PIPER_ASSIGN(y, c.pointwise("Add", {y, c.number(c.real("beta", 0.5), x)}));
   return single(bounded(c, y, c.number(0, x), c.number(1, x), Bound::kStops));
 }
-// x·(x + 3)/6 for -3 < x < 3, below it 0 and above it x.
+// Computes x·(x + 3)/6 for -3 < x < 3, below it 0 and above it x.
 Result<Vals> hard_swish(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
   const Val& x = c.in(0);
@@ -235,8 +235,8 @@ Result<Vals> swish(RuleContext& c) {
   return single(c.pointwise("Mul", {c.in(0), gate}));
 }
 
-// Logarithms whose operand the exporters write out, so that it overflows or vanishes before they
-// are taken: log(sigmoid(x)) = -softplus(-x), log(1 + exp(a)) = softplus(a) and log(exp(a) +
+// Reads logarithms whose operand the exporters write out, so that it overflows or vanishes before
+// they are taken: log(sigmoid(x)) = -softplus(-x), log(1 + exp(a)) = softplus(a) and log(exp(a) +
 // exp(b)) = a + softplus(b - a).
 Result<Vals> log(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));

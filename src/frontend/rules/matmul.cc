@@ -4,7 +4,7 @@
 namespace piper::onnx_import {
 namespace {
 
-// The operand as it is before a Transpose of its last two dims, and whether there is one.
+// Returns the operand as it is before a Transpose of its last two dims, and whether there is one.
 std::pair<Val, bool> untransposed(const Graph& graph, const Val& x) {
   if (x.kind != Val::Kind::kGraph) return {x, false};
   const Value& value = graph.value(x.id);
@@ -96,7 +96,7 @@ Result<Vals> gemm(RuleContext& c) {
   return single(c.pointwise("Add", {out, bias}));
 }
 
-// Numbers for each place of an n x n matrix.
+// Returns numbers for each place of an n x n matrix.
 Val matrix_val(int64_t n, double (*at)(int64_t i, int64_t j)) {
   std::vector<double> values;
   for (int64_t i = 0; i < n; ++i)
@@ -104,9 +104,9 @@ Val matrix_val(int64_t n, double (*at)(int64_t i, int64_t j)) {
   return numbers_val(values, {n, n}, DType::kF64);
 }
 
-// By products alone, so that there is a slope where the determinant is 0, too (Bird, A simple
-// division-free algorithm for computing determinants, 2011): F begins as A and becomes, n - 1
-// times, G A, where G has of F what is above the diagonal, and on it, less its sign, the sum of
+// Computes it by products only, so that there is a slope where the determinant is 0, too (Bird, A
+// simple division-free algorithm for computing determinants, 2011): F begins as A and becomes, n -
+// 1 times, G A, where G has of F what is above the diagonal, and on it, less its sign, the sum of
 // what F has further down on its own. Then the first element of F is the determinant, less its sign
 // where n is even.
 Result<Vals> det(RuleContext& c) {

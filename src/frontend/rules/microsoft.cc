@@ -77,7 +77,7 @@ Result<Vals> simplified_norm(RuleContext& c) {
 
 // ---- Products -----------------------------------------------------------------------------------
 
-// `batch`: its first dim moves behind the other batch dims.
+// Swaps dims. `batch`: its first dim moves after the other batch dims.
 Result<Val> with_dims_turned(RuleContext& c, const Val& x, bool last_two, bool batch) {
   std::vector<int64_t> perm(x.rank());
   std::iota(perm.begin(), perm.end(), 0);

@@ -9,7 +9,7 @@
 namespace piper::onnx_import {
 namespace {
 
-// What is weighed, and how. Heads, those of the past included.
+// Holds what is weighed, and how. Heads, those of the past included.
 struct Attended {
   Val q, k, v;
   int64_t past = 0;  // keys before the one of the first query
@@ -55,7 +55,7 @@ Status no_more_inputs(RuleContext& c, size_t first) {
   return ok_status();
 }
 
-// true where the key stands before the end of its sample; ends [batch].
+// Returns true where the key is before the end of its sample; ends [batch].
 Result<Val> before_ends(RuleContext& c, const Val& ends, int64_t keys) {
   PIPER_ASSIGN(Val column, c.cast(ends, DType::kI64));
   PIPER_ASSIGN(column, c.reshape(column, {ends.shape[0], 1, 1, 1}));
@@ -63,7 +63,7 @@ Result<Val> before_ends(RuleContext& c, const Val& ends, int64_t keys) {
   return c.pointwise("Less", {places, column});
 }
 
-// What a mask of keys adds to scores: nothing, or `mask_filter_value` where it is 0. Of all
+// Returns what a mask of keys adds to scores: nothing, or `mask_filter_value` where it is 0. Of all
 // queries [batch, keys], of each [batch, queries, keys], or lengths [batch].
 Result<Val> mask_term(RuleContext& c, const Val& mask, const Attended& a) {
   const int64_t batch = a.q.shape[0], queries = a.q.shape[2], keys = a.k.shape[2];
@@ -87,7 +87,7 @@ Result<Val> mask_term(RuleContext& c, const Val& mask, const Attended& a) {
   return c.pointwise("Where", {kept, c.number(0, a.q), lowest});
 }
 
-// Keys or values of the past before those that are new.
+// Puts keys or values of the past before those that are new.
 Status add_past(RuleContext& c, const Val& past, Val& x) {
   if (!past.present() || num_elements(past.shape) == 0) return ok_status();
   if (past.rank() != 4) return c.error("a past of {} is not supported", to_string(past.shape));
@@ -97,7 +97,7 @@ Status add_past(RuleContext& c, const Val& past, Val& x) {
 
 // ---- Attention: one product makes queries, keys and values --------------------------------------
 
-// By attribute, or three equal parts of the width of the product.
+// Returns widths by attribute, or three equal parts of the width of the product.
 Result<std::vector<int64_t>> widths_of(RuleContext& c, int64_t all) {
   std::vector<int64_t> widths = c.integers("qkv_hidden_sizes");
   if (widths.empty() && all % 3 == 0) widths.assign(3, all / 3);
@@ -155,7 +155,7 @@ Result<Vals> fused_attention(RuleContext& c) {
 // ---- MultiHeadAttention: queries, keys and values come made, perhaps packed
 // -----------------------
 
-// x[…, i, …] of a dim, which goes.
+// Returns x[…, i, …] of a dim, which goes.
 Result<Val> nth(RuleContext& c, const Val& x, size_t axis, int64_t i) {
   PIPER_ASSIGN(const Val one, c.part(x, axis, i, 1));
   Shape shape = one.shape;
@@ -163,7 +163,8 @@ Result<Val> nth(RuleContext& c, const Val& x, size_t axis, int64_t i) {
   return c.reshape(one, shape);
 }
 
-// Packed [batch, tokens, heads, 3 or 2, width], apart [batch, tokens, all], or heads already.
+// Reads heads: packed [batch, tokens, heads, 3 or 2, width], separate [batch, tokens, all], or as
+// heads already.
 Status read_given_heads(RuleContext& c, int64_t heads, Attended& a) {
   const Val &q = c.in(0), &k = c.in(1), &v = c.in(2);
   Val* const each[] = {&a.q, &a.k, &a.v};
@@ -238,8 +239,8 @@ Status read_groups(RuleContext& c, Attended& a) {
   return ok_status();
 }
 
-// Rows of a table [positions, pairs] for the tokens of a sample, [batch or 1, 1, tokens, pairs]:
-// those at `places` [batch, tokens] or, absent, the first ones.
+// Returns rows of a table [positions, pairs] for the tokens of a sample, [batch or 1, 1, tokens,
+// pairs]: those at `places` [batch, tokens] or, absent, the first ones.
 Result<Val> table_rows(RuleContext& c, const Val& table, const Val& places, int64_t tokens) {
   if (table.rank() != 2) return c.error("has a table {}", to_string(table.shape));
   Val rows;
@@ -253,7 +254,8 @@ Result<Val> table_rows(RuleContext& c, const Val& table, const Val& places, int6
   return c.reshape(rows, {batch, 1, tokens, table.shape[1]});
 }
 
-// The lengths of the samples where they may be less than all tokens; absent where they are not.
+// Returns the lengths of the samples where they may be less than all tokens; absent where they are
+// not.
 Result<Val> shorter_lengths(RuleContext& c, const Val& last, int64_t tokens) {
   PIPER_ASSIGN(const Val ends, c.cast(last, DType::kI64));
   PIPER_ASSIGN(const Val lengths, c.pointwise("Add", {ends, integer_val(1)}));

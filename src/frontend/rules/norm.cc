@@ -1,4 +1,4 @@
-// Normalisations.
+// Imports the normalisations of ONNX.
 #include "rule.h"
 
 namespace piper::onnx_import {

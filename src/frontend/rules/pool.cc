@@ -20,8 +20,8 @@ bool apart(const Windows& w) {  // they touch, and nothing lies between
          std::all_of(w.dilations.begin(), w.dilations.end(), [](int64_t d) { return d == 1; });
 }
 
-// The reduction `op` of each window of x, [n, c, o…]; `value` stands in the pads. The first of
-// equal greatest elements takes the gradient.
+// Returns the reduction `op` of each window of x, [n, c, o…]; `value` is in the pads. The first
+// of equal largest elements takes the gradient.
 Result<Val> over_windows(RuleContext& c, std::string_view op, const Val& x, const Windows& w,
                          double value) {
   const size_t dims = w.kernel.size();
@@ -54,7 +54,7 @@ Result<Windows> windows(RuleContext& c) {
   return read_windows(c, c.in(0), c.integers("kernel_shape"), true);
 }
 
-// One divided by how many elements count of each window along each dim, multiplied: [o…].
+// Returns one divided by how many elements count of each window along each dim, multiplied: [o…].
 Result<Val> shares(RuleContext& c, const Windows& w, const Val& x, bool pads_count) {
   PIPER_TRY(c.check_shape(w.count));
   if (w.places() > kMostListed) return c.error("has too many windows");
@@ -90,7 +90,7 @@ Result<Vals> average_pool(RuleContext& c) {
   return single(c.pointwise("Mul", {sum, share}));
 }
 
-// The elements of each window in a row, [n, o…, c, k], of an x that is padded.
+// Returns the elements of each window in a row, [n, o…, c, k], of an x that is padded.
 Result<Val> rows_of_windows(RuleContext& c, const Val& x, const Windows& w) {
   PIPER_ASSIGN(const Val parts, unfolded(c, x, w));
   Shape rows(parts.shape.begin(), parts.shape.begin() + static_cast<int64_t>(x.rank()));
@@ -98,7 +98,8 @@ Result<Val> rows_of_windows(RuleContext& c, const Val& x, const Windows& w) {
   return c.reshape(parts, rows);
 }
 
-// The number of each element in its channel, rows first, or columns first (storage_order 1).
+// Returns the number of each element in its channel, rows first, or columns first (storage_order
+// 1).
 Result<Val> numbers_in_channel(RuleContext& c, const Shape& shape, bool columns_first) {
   const Shape plane(shape.begin() + 2, shape.end());
   PIPER_ASSIGN(Val numbers, c.emit.count_to(num_elements(plane)));
@@ -114,7 +115,7 @@ Result<Val> numbers_in_channel(RuleContext& c, const Shape& shape, bool columns_
   return c.reshape(numbers, with_channel);
 }
 
-// Where in all of x the greatest element of each window is, the first of equal ones.
+// Returns where in all of x the largest element of each window is, the first of equal ones.
 Result<Val> places_of_greatest(RuleContext& c, const Windows& w, double lowest) {
   const Val& x = c.in(0);
   const auto row = static_cast<int64_t>(x.rank());
@@ -150,7 +151,7 @@ Result<Vals> max_pool(RuleContext& c) {
   return Vals{std::move(y), std::move(places)};
 }
 
-// The p-th root of a sum of p-th powers; before opset 2 p is a float.
+// Returns the p-th root of a sum of p-th powers; before opset 2 p is a float.
 double power_of(const RuleContext& c) {
   return c.opset < 2 ? c.real("p", 2) : static_cast<double>(c.integer("p", 2));
 }

@@ -13,8 +13,8 @@ struct QuantizedRange {
   double low = 0, high = 255;
 };
 
-// Of the type of the zero point, or of `output_dtype`; 8 bits without a sign where neither is
-// there.
+// Returns the range of the type of the zero point, or of `output_dtype`; 8 bits without a sign
+// where neither is there.
 Result<QuantizedRange> quantized_range(RuleContext& c) {
   Narrow type = kUint8;
   if (c.has(2)) type = c.in(2).narrow;

@@ -73,8 +73,8 @@ Result<Vals> bernoulli(RuleContext& c) {
   return single(c.pointwise("Cast", {hit}, {{"to", std::string(info(*dtype).name)}}));
 }
 
-// Of log-probabilities x [n, classes], up to a constant for each row: the class in which x with
-// noise of Gumbel's distribution is greatest is drawn by its probability (Maddison et al., A*
+// Draws by log-probabilities x [n, classes], up to a constant for each row: the class in which x
+// with noise of Gumbel's distribution is largest is drawn by its probability (Maddison et al., A*
 // sampling, 2014).
 Result<Vals> multinomial(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
@@ -108,7 +108,8 @@ std::optional<double> known_number(const Val& v) {
   return read_number(v.data, v.dtype, 0);
 }
 
-// scaled_dot_product_attention(query, key, value, mask, dropout_p, …): 0 for all other calls.
+// Returns the dropout of scaled_dot_product_attention(query, key, value, mask, dropout_p, …): 0 for
+// all other calls.
 double ratio_of_attention(const RuleContext& c) {
   const auto call = parse_call(find_metadata(c.node.metadata, "pkg.torch.onnx.fx_node"));
   double ratio = 0;

@@ -8,8 +8,8 @@ namespace {
 
 constexpr int64_t kMostSteps = 4096;
 
-// Equal parts of a dim, by halves of halves: what the gradient of a slice pads to is then twice as
-// much at most, and not all of it for each part.
+// Cuts a dim into equal parts, by halves of halves: what the gradient of a slice pads to is then
+// twice as much at most, and not all of it for each part.
 Status cut_in_halves(RuleContext& c, const Val& x, size_t axis, int64_t count, Vals& out) {
   if (count == 1) {
     out.push_back(x);
@@ -101,8 +101,8 @@ Result<Val> activated(RuleContext& c, const Activation& f, const Val& x) {
   return c.pointwise("Where", {below, y, c.number(1, x)});
 }
 
-// `count` of them for each direction. Their numbers stand in two lists, which only those that read
-// numbers take from.
+// Reads `count` activations for each direction. Their numbers are in two lists, which only those
+// that read numbers take from.
 Result<std::vector<Activation>> activations_of(RuleContext& c, const std::vector<std::string>& own,
                                                size_t count) {
   const auto names = c.list<std::string>("activations").value_or(own);
@@ -127,7 +127,8 @@ Result<std::vector<Activation>> activations_of(RuleContext& c, const std::vector
 
 // ---- Operands of a direction --------------------------------------------------------------------
 
-// Of a batch of B, hidden states of H elements, and gates of the cell, G·H elements in all.
+// Holds what one direction has, of a batch of B, hidden states of H elements, and gates of the
+// cell, G·H elements in all.
 struct CellDirection {
   bool reversed = false;
   int64_t hidden = 0;
@@ -149,7 +150,7 @@ Result<Val> gate_of(RuleContext& c, const CellDirection& d, size_t activation, c
   return activated(c, d.activations[activation], bounded);
 }
 
-// H·R', with the gates [first, first + count) of R.
+// Computes H·R', with the gates [first, first + count) of R.
 Result<Val> recurrence(RuleContext& c, const CellDirection& d, const Val& h, int64_t first,
                        int64_t count) {
   PIPER_ASSIGN(const Val r, c.part(d.recurrent, 0, first * d.hidden, count * d.hidden));
@@ -166,7 +167,7 @@ Status rnn_cell(RuleContext& c, CellDirection& d, const Val& x) {
   return ok_status();
 }
 
-// n for the new state, from what the reset gate leaves of the old one.
+// Computes n for the new state, from what the reset gate leaves of the old one.
 Result<Val> gru_candidate(RuleContext& c, const CellDirection& d, const Val& reset, const Val& x) {
   Val sum;
   if (d.inner_bias.present()) {  // linear_before_reset
@@ -204,7 +205,7 @@ Status gru_cell(RuleContext& c, CellDirection& d, const Val& x) {
   return ok_status();
 }
 
-// A gate that also sees the cell's state, by its peephole.
+// Returns a gate that also sees the cell's state, by its peephole.
 Result<Val> seeing(RuleContext& c, const CellDirection& d, const Val& sum, int64_t which,
                    const Val& state) {
   if (!d.peepholes.present()) return sum;
@@ -213,7 +214,7 @@ Result<Val> seeing(RuleContext& c, const CellDirection& d, const Val& sum, int64
   return c.add(sum, seen);
 }
 
-// Gates in the order of ONNX: input, output, forget, cell.
+// Computes the gates in the order of ONNX: input, output, forget, cell.
 Status lstm_cell(RuleContext& c, CellDirection& d, const Val& x) {
   PIPER_ASSIGN(Val sum, recurrence(c, d, d.h, 0, 4));
   PIPER_ASSIGN(sum, c.add(sum, x));
@@ -259,7 +260,7 @@ struct CellSizes {
   bool batch_first = false;
 };
 
-// Operand i, of the shape that it must have.
+// Checks that operand i has the shape that it must have.
 Status check_cell_operand(RuleContext& c, size_t i, const char* name, const Shape& shape) {
   if (!c.has(i) || c.in(i).shape == shape) return ok_status();
   return c.error("its {} is {}, not {}", name, to_string(c.in(i).shape), to_string(shape));
@@ -298,7 +299,7 @@ Result<CellSizes> read_cell_sizes(RuleContext& c, const CellKind& kind) {
   return s;
 }
 
-// What an operand [directions, …] has for one of them.
+// Returns what an operand [directions, …] has for one of them.
 Result<Val> of_direction(RuleContext& c, const Val& x, int64_t d, size_t axis = 0) {
   if (!x.present()) return x;
   PIPER_ASSIGN(const Val one, c.part(x, axis, d, 1));
@@ -357,7 +358,7 @@ Result<CellDirection> read_direction(RuleContext& c, const CellKind& kind, const
   return d;
 }
 
-// Behind the end of a sample's sequence states stay, and its output is 0.
+// After the end of a sample's sequence states stay, and its output is 0.
 Status run_step(RuleContext& c, const CellKind& kind, CellDirection& d, int64_t t, Val& output) {
   const Val h = d.h, state = d.c;
   PIPER_TRY(kind.cell(c, d, d.x[static_cast<size_t>(t)]));
@@ -374,7 +375,7 @@ Status run_step(RuleContext& c, const CellKind& kind, CellDirection& d, int64_t 
   return ok_status();
 }
 
-// The outputs of all steps, [steps, 1, batch, hidden].
+// Returns the outputs of all steps, [steps, 1, batch, hidden].
 Result<Val> run_direction(RuleContext& c, const CellKind& kind, const CellSizes& s,
                           CellDirection& d) {
   Vals outputs(static_cast<size_t>(s.steps));
@@ -387,7 +388,7 @@ Result<Val> run_direction(RuleContext& c, const CellKind& kind, const CellSizes&
   return joined_all(c, outputs, 0);
 }
 
-// Last states of all directions, [directions, batch, hidden].
+// Returns the last states of all directions, [directions, batch, hidden].
 Result<Val> last_states(RuleContext& c, const CellSizes& s, const Vals& states) {
   Vals rows;
   for (const Val& state : states) {

@@ -1,4 +1,4 @@
-// Reductions and softmax.
+// Imports reductions and softmax of ONNX.
 #include <algorithm>
 
 #include "rule.h"
@@ -38,8 +38,8 @@ Result<Val> reduce(RuleContext& c, std::string_view op, const Val& x, const Redu
   return c.op(op, {x}, attrs);
 }
 
-// Whether the first of equal extremes takes the gradient, as in max(dim), which returns its index,
-// and in pools; amax, and max over all, share it. One named axis without a call is taken for
+// Returns whether the first of equal extremes takes the gradient, as in max(dim), which returns its
+// index, and in pools; amax, and max over all, share it. One named axis without a call is taken for
 // max(dim).
 bool takes_first(RuleContext& c, const Reduction& r) {
   const std::string_view classes = find_metadata(c.node.metadata, "pkg.torch.onnx.class_hierarchy");
@@ -80,7 +80,7 @@ Result<Vals> reduce_mean(RuleContext& c) {
   return single(c.pointwise("Mul", {sum, c.number(1.0 / static_cast<double>(r.count), sum)}));
 }
 
-// before(x) summed, then after(sum): "" for neither.
+// Sums before(x), then applies after(sum): "" for neither.
 Result<Vals> sum_of(RuleContext& c, std::string_view before, std::string_view after) {
   PIPER_ASSIGN(const Reduction r, reduction(c));
   Val x = c.in(0);

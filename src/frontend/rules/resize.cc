@@ -11,7 +11,8 @@ constexpr int64_t kMaxSize = int64_t{1} << 24;
 constexpr double kMaxTaps = 64;
 constexpr int64_t kByMode = 11;  // the opset from which a Resize says how it maps places
 
-// What a dim of the result is made of: out[o] = sum over taps t of weights[t][o] · x[places[t][o]].
+// Says what a dim of the result is made of: out[o] = sum over taps t of weights[t][o] ·
+// x[places[t][o]].
 struct Taps {
   std::vector<std::vector<int64_t>> places;
   std::vector<std::vector<double>> weights;  // empty: one tap of weight 1
@@ -35,7 +36,7 @@ struct Modes {
   bool antialias = false, exclude_outside = false;
 };
 
-// The place in x, as a real number, of element o of the result.
+// Returns the place in x, as a real number, of element o of the result.
 double place_of(const ResizeDim& d, const Modes& m, int64_t o) {
   const auto x = static_cast<double>(o), out = static_cast<double>(d.out);
   const auto size = static_cast<double>(d.size);
@@ -62,7 +63,7 @@ int64_t nearest(const Modes& m, double x) {
   return static_cast<int64_t>(x - down > 0.5 ? up : down);
 }
 
-// The weight of a neighbour at a distance: a tent, or Keys's cubic.
+// Returns the weight of a neighbour at a distance: a tent, or Keys's cubic.
 double kernel(const Modes& m, double distance) {
   const double x = std::fabs(distance);
   if (m.mode == "linear") return std::max(0.0, 1 - x);
@@ -72,7 +73,7 @@ double kernel(const Modes& m, double distance) {
   return 0;
 }
 
-// The neighbours of one place and their weights, those beyond the edge at the edge.
+// Returns the neighbours of one place and their weights, those beyond the edge at the edge.
 std::vector<std::pair<int64_t, double>> neighbours(const ResizeDim& d, const Modes& m, double x) {
   const double reach = (m.mode == "linear" ? 1 : 2);
   const double shrink = m.antialias ? std::min(d.scale, 1.0) : 1;
@@ -119,7 +120,7 @@ Taps taps_of(const ResizeDim& d, const Modes& m) {
   return t;
 }
 
-// Numbers along dim `d` of a value of `rank` dims.
+// Returns numbers along dim `d` of a value of `rank` dims.
 Val along(const std::vector<double>& numbers, size_t d, const Val& like) {
   Shape shape(like.rank(), 1);
   shape[d] = static_cast<int64_t>(numbers.size());
@@ -169,7 +170,8 @@ Result<std::vector<double>> known_numbers(RuleContext& c, size_t i, std::string_
   return out;
 }
 
-// By how much each dim grows; before opset 9 (Upsample) an attribute says so, before 11 input 1.
+// Reads by how much each dim grows; before opset 9 (Upsample) an attribute says so, before 11 input
+// 1.
 Result<std::vector<double>> read_scales(RuleContext& c) {
   if (c.opset < 9) return c.reals("scales");
   const size_t input = c.opset < kByMode ? 1 : 2;
@@ -204,7 +206,7 @@ Result<Modes> read_modes(RuleContext& c) {
   return m;
 }
 
-// One scale for all the dims that `sizes` names, so that the image keeps its proportions.
+// Keeps one scale for all the dims that `sizes` names, so that the image keeps its proportions.
 Status keep_proportions(RuleContext& c, std::vector<ResizeDim>& dims,
                         const std::vector<int64_t>& axes) {
   const std::string policy = c.text("keep_aspect_ratio_policy", "stretch");
@@ -292,7 +294,8 @@ Result<Vals> resize(RuleContext& c) {
   return resized(c, modes, dims);
 }
 
-// What Resize replaced in opset 10: by scales alone, an attribute at first, from the first element.
+// Returns what Resize replaced in opset 10: by scales only, an attribute at first, from the first
+// element.
 Result<Vals> upsample(RuleContext& c) {
   PIPER_TRY(c.need(1, 2));
   Modes modes{c.text("mode", "nearest"), "asymmetric", "floor"};

@@ -34,18 +34,18 @@ std::span<const ImportRule> microsoft_rules();
 std::span<const ImportRule> microsoft_attention_rules();
 std::span<const ImportRule> bag_rules();
 
-// Input 1 with dims of 1 around it, so that it meets those of input 0 that the attributes of opsets
-// before 7 name: from `axis` on, or the last ones. Newer ones broadcast as numpy does.
+// Returns input 1 with dims of 1 around it, so that it meets those of input 0 that the attributes
+// of opsets before 7 name: from `axis` on, or the last ones. Newer ones broadcast as numpy does.
 Result<Val> second_operand(RuleContext& c);
-// What `of` makes of input 0 along the attribute `axis`. Before opset 13 that was along all dims
-// from there on, taken as one.
+// Returns what `of` makes of input 0 along the attribute `axis`. Before opset 13 that was along all
+// dims from there on, taken as one.
 Result<Val> along_axis(RuleContext& c, Result<Val> (*of)(RuleContext&, const Val&, size_t axis));
 
-// The weights of an attention as it trains: the exporter leaves their dropout out of the file, or
-// writes one that does not train, but the call that it notes has it.
+// Returns the weights of an attention as it trains: the exporter leaves their dropout out of the
+// file, or writes one that does not train, but the call that it notes has it.
 Result<Val> with_attention_dropout(RuleContext& c, const Val& weights);
 
-// One value as the whole result of a rule.
+// Returns one value as the whole result of a rule.
 inline Result<Vals> single(Result<Val> value) {
   if (!value) return std::move(value).error();
   return Vals{*std::move(value)};

@@ -25,7 +25,7 @@ struct SampleMode {
   bool align_corners = false;  // reflection: at centres of elements, not at edges
 };
 
-// Back and forth between the ends of a dim.
+// Reflects back and forth between the ends of a dim.
 Result<Val> reflected(RuleContext& c, const Val& x, int64_t size, bool align_corners) {
   const double low = align_corners ? 0 : -0.5;
   const double span = static_cast<double>(size) - (align_corners ? 1 : 0);
@@ -45,7 +45,7 @@ Result<Val> reflected(RuleContext& c, const Val& x, int64_t size, bool align_cor
   return plus_number(c, y, low);
 }
 
-// A place that zeros are not read for lies in the image.
+// A place that zeros are not read for is in the image.
 Result<Val> kept_inside(RuleContext& c, const SampleMode& how, Val x, int64_t size) {
   if (how.padding == SamplePadding::kZeros) return x;
   if (how.padding == SamplePadding::kReflection) {
@@ -54,7 +54,8 @@ Result<Val> kept_inside(RuleContext& c, const SampleMode& how, Val x, int64_t si
   return kept_between(c, x, 0, static_cast<double>(size) - 1);
 }
 
-// A tap of one dim: where, how much it weighs (absent: 1), and where it is inside (absent: always).
+// Describes a tap of one dim: where, how much it weighs (absent: 1), and where it is inside
+// (absent: always).
 struct Tap {
   Val at, weight, inside;
 };
@@ -80,7 +81,7 @@ Result<std::vector<Tap>> linear_taps(RuleContext& c, const SampleMode& how, Val 
   PIPER_ASSIGN(const Val first, c.pointwise("Sub", {c.number(1, x), second}));
   std::vector<Tap> taps(2);
   PIPER_ASSIGN(taps[0], tap_at(c, how, low, size, first));
-  // Of the last element, behind which the weight is 0.
+  // This is the place of the last element, after which the weight is 0.
   PIPER_ASSIGN(const Val safe, how.padding == SamplePadding::kZeros
                                    ? Result<Val>(high)
                                    : kept_between(c, high, 0, static_cast<double>(size) - 1));
@@ -132,7 +133,7 @@ Result<std::vector<Tap>> cubic_taps(RuleContext& c, const SampleMode& how, const
 
 // ---- Sums over the taps of all dims -------------------------------------------------------------
 
-// The image [n, c, elements] at one tap of each dim, weighed.
+// Returns the image [n, c, elements] at one tap of each dim, weighed.
 Result<Val> at_taps(RuleContext& c, const Val& image, const Shape& sizes,
                     const std::vector<Tap>& taps) {
   Val place, weight, inside;
@@ -165,7 +166,7 @@ Result<Val> at_taps(RuleContext& c, const Val& image, const Shape& sizes,
 }
 
 using MakeTaps = Result<std::vector<Tap>> (*)(RuleContext&, const SampleMode&, Val, int64_t);
-// x [n, c, sizes…] at places [n, 1, p] of each dim: [n, c, p].
+// Samples x [n, c, sizes…] at places [n, 1, p] of each dim: [n, c, p].
 Result<Val> sampled(RuleContext& c, const SampleMode& how, const Val& x, const Vals& places,
                     MakeTaps make) {
   const Shape sizes(x.shape.begin() + 2, x.shape.end());
@@ -217,7 +218,7 @@ Result<SamplePadding> padding_of(RuleContext& c) {
   return c.error("padding_mode '{}' is not known", quote_control(mode));
 }
 
-// From [-1, 1] to elements of a dim: -1 and 1 are centres of the first and last element, or edges.
+// Maps [-1, 1] to elements of a dim: -1 and 1 are centres of the first and last element, or edges.
 Result<Val> place_in(RuleContext& c, const Val& x, int64_t size, bool align_corners) {
   const auto n = static_cast<double>(size);
   PIPER_ASSIGN(Val y, plus_number(c, x, 1));
@@ -249,7 +250,7 @@ Result<Vals> grid_sample(RuleContext& c) {
 
 // ---- DeformConv ---------------------------------------------------------------------------------
 
-// Where the elements of all windows stand in dim d without offsets, [1, 1, k, o…].
+// Returns where the elements of all windows are in dim d without offsets, [1, 1, k, o…].
 Result<Val> regular_places(RuleContext& c, const Windows& w, size_t d, DType dtype) {
   Shape shape{1, 1, num_elements(w.kernel)};
   shape.insert(shape.end(), w.count.begin(), w.count.end());
@@ -295,7 +296,7 @@ Result<Deformed> read_deformed(RuleContext& c) {
   return d;
 }
 
-// The elements of all windows for the channels of one offset group, [n, c, k·o].
+// Returns the elements of all windows for the channels of one offset group, [n, c, k·o].
 Result<Val> deformed_group(RuleContext& c, const Deformed& d, int64_t group) {
   const Val& x = c.in(0);
   const int64_t n = x.shape[0], k = num_elements(d.w.kernel), o = d.w.places();

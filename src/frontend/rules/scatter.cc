@@ -1,4 +1,4 @@
-// Elements by their place: GatherElements, the scatters, the greatest ones, and tensors whose shape
+// Elements by their place: GatherElements, the scatters, the largest ones, and tensors whose shape
 // depends on values, which must be known.
 #include <algorithm>
 #include <numeric>
@@ -8,7 +8,7 @@
 namespace piper::onnx_import {
 namespace {
 
-// Of 64 bits, where the model has 32.
+// Returns indices of 64 bits, where the model has 32.
 Result<Val> indices(RuleContext& c) {
   const Val& index = c.in(1);
   return index.dtype == DType::kI32 ? c.cast(index, DType::kI64) : Result<Val>(index);
@@ -41,8 +41,8 @@ Result<Vals> scatter_elements(RuleContext& c) {
 // x[:, t] = y: by each of x's first dims, the places that are written over.
 using Region = std::vector<std::vector<int64_t>>;
 
-// Those that the indices name, one after the other; none where they name other than a product of
-// places.
+// Returns those that the indices name, one after the other; none where they name other than a
+// product of places.
 std::optional<Region> region_of(const Val& index, const Shape& data) {
   if (!index.is_constant() || index.rank() == 0 || num_elements(index.shape) == 0 ||
       num_elements(index.shape) > kMostListed)
@@ -156,7 +156,7 @@ Result<Val> reversed(RuleContext& c, const Val& x, size_t axis) {
   return c.slice(x, starts, steps, x.shape);
 }
 
-// The place of the greatest (smallest) element: the first of equal ones, or the last.
+// Returns the place of the largest (smallest) element: the first of equal ones, or the last.
 Result<Val> place_of_extreme(RuleContext& c, const Val& x, size_t axis, bool largest, bool last) {
   const int64_t size = x.shape[axis];
   if (size < 1) return c.error("of no elements");
@@ -196,7 +196,7 @@ Result<Vals> hardmax(RuleContext& c) { return single(along_axis(c, hardmax_of));
 
 // ---- Shapes that depend on values -------------------------------------------------------------
 
-// The elements of a constant, in full.
+// Returns the elements of a constant, in full.
 Result<std::vector<double>> known_values(RuleContext& c, size_t i) {
   const Val& x = c.in(i);
   if (!x.is_constant())
@@ -252,7 +252,8 @@ Result<Vals> compressed(RuleContext& c) {
 
 // ---- Each sequence of a batch turned round ----------------------------------------------------
 
-// y[t] = x[len - 1 - t] for t < len, else x[t]: the place in time of each element of [batch, time].
+// Returns y[t] = x[len - 1 - t] for t < len, else x[t]: the place in time of each element of
+// [batch, time].
 Result<Val> turned_places(RuleContext& c, const Val& lengths, int64_t time) {
   if (time > kMostListed) return c.error("of more than {} steps", kMostListed);
   std::vector<int64_t> steps(static_cast<size_t>(time));

@@ -232,7 +232,7 @@ Result<Vals> tile(RuleContext& c) {  // [n·a] = reshape(expand([1,a], [n,a]))
   return single(c.reshape(repeated, out));
 }
 
-// Ones on a diagonal, in the shape of the input.
+// Makes ones on a diagonal, in the shape of the input.
 Result<Vals> eye_like(RuleContext& c) {
   PIPER_TRY(c.need(1, 1));
   const Val& x = c.in(0);

@@ -17,7 +17,8 @@ struct FourierTransform {
   bool is_twice(int64_t element) const { return mirrored && element > 0 && 2 * element != length; }
 };
 
-// cos or sin of 2π·j·k / length for the elements j and the bins k, [n, bins]; 0 behind the length.
+// Computes cos or sin of 2π·j·k / length for the elements j and the bins k, [n, bins]; 0 past the
+// length.
 Result<Val> waves(RuleContext& c, const FourierTransform& t, bool sine, DType dtype) {
   PIPER_TRY(c.emit.take_room({DType::kF64, {t.n, t.bins}}));
   std::vector<double> values(static_cast<size_t>(t.n * t.bins));
@@ -37,7 +38,7 @@ struct Complex {
   Val real, imaginary;  // absent: 0
 };
 
-// Of the last dim: exp(∓i·angle) = cos ∓ i·sin, minus where it goes forth.
+// Transforms the last dim: exp(∓i·angle) = cos ∓ i·sin, minus where it goes forth.
 Result<Complex> transformed(RuleContext& c, const Complex& x, const FourierTransform& t) {
   PIPER_ASSIGN(const Val cos, waves(c, t, false, x.real.dtype));
   PIPER_ASSIGN(const Val sin, waves(c, t, true, x.real.dtype));
@@ -55,7 +56,7 @@ Result<Complex> transformed(RuleContext& c, const Complex& x, const FourierTrans
   return y;
 }
 
-// x [..., 1 or 2] as its parts, without that dim.
+// Splits x [..., 1 or 2] into its parts, without that dim.
 Result<Complex> complex_parts(RuleContext& c, const Val& x) {
   const size_t last = x.rank() - 1;
   const Shape shape(x.shape.begin(), x.shape.end() - 1);
@@ -85,8 +86,8 @@ Result<std::optional<int64_t>> one_known_integer(RuleContext& c, size_t input,
 
 constexpr int64_t kMostLength = int64_t{1} << 20;
 
-// Dims `axis` and the one before last trade places: what is transformed is then followed by its
-// parts alone, and products act on it.
+// Swaps dim `axis` and the one before the last: what is transformed is then followed by its parts
+// only, and products act on it.
 Result<Val> with_dims_swapped(RuleContext& c, const Val& x, size_t axis, size_t to) {
   std::vector<int64_t> perm;
   for (size_t d = 0; d < x.rank(); ++d) perm.push_back(static_cast<int64_t>(d));
@@ -155,7 +156,7 @@ Result<SignalFrames> read_frames(RuleContext& c, const Val& signal) {
   return f;
 }
 
-// [batch, signal] -> [batch, frames, length]
+// Cuts [batch, signal] into [batch, frames, length].
 Result<Val> frames_of(RuleContext& c, const Val& x, const SignalFrames& f) {
   PIPER_ASSIGN(const Val image, c.reshape(x, {x.shape[0], 1, x.shape[1]}));
   PIPER_ASSIGN(const Val y, c.op("Unfold", {image},

@@ -18,7 +18,7 @@ Result<std::vector<int64_t>> sizes(RuleContext& c, std::string_view name, size_t
   return values;
 }
 
-// Pads so that each dim has ceil(size / stride) windows: an odd one goes behind, or before.
+// Pads so that each dim has ceil(size / stride) windows: an odd one goes after, or before.
 void pad_same(Windows& w, const Shape& shape, bool odd_before) {
   for (size_t d = 0; d < w.kernel.size(); ++d) {
     const int64_t size = shape[d + 2], span = (w.kernel[d] - 1) * w.dilations[d] + 1;
@@ -76,7 +76,7 @@ Result<Windows> read_windows(RuleContext& c, const Val& x, std::vector<int64_t> 
     if (room < 0)
       return c.error("a window {} does not fit {}", to_string(w.kernel), to_string(x.shape));
     int64_t count = room / w.strides[d] + 1;
-    // One more where elements are left, unless it would start in the pads behind.
+    // One more where elements are left, unless it would start in the pads after.
     const bool more =
         up && room % w.strides[d] != 0 && count * w.strides[d] < x.shape[d + 2] + w.before[d];
     if (more) ++count;

@@ -13,13 +13,13 @@ struct Windows {
   bool padded() const;
 };
 
-// The attributes strides, dilations, pads, auto_pad (and ceil_mode where `rounds`) for windows of
-// `kernel` over x.
+// Returns the attributes strides, dilations, pads, auto_pad (and ceil_mode where `rounds`) for
+// windows of `kernel` over x.
 Result<Windows> read_windows(RuleContext& c, const Val& x, std::vector<int64_t> kernel,
                              bool rounds);
-// x with `value` around it, where the windows want it.
+// Pads x with `value` around it, where the windows need it.
 Result<Val> padded(RuleContext& c, const Val& x, const Windows& w, double value);
-// The elements of all windows, [n, o…, c, k…], of an x that is padded.
+// Returns the elements of all windows, [n, o…, c, k…], of an x that is padded.
 Result<Val> unfolded(RuleContext& c, const Val& x, const Windows& w);
 
 }  // namespace piper::onnx_import
