@@ -57,12 +57,12 @@ class BatchSource {
   // Returns how many batches there are before data repeats; INT64_MAX if it never ends.
   virtual int64_t steps() const = 0;
   virtual int64_t tokens_per_step() const = 0;  // elements of the first integer input, or samples
-  // Of the sources' forms and contents: whole files up to 64 MiB, of larger ones the size and 1,024
-  // blocks of 64 KiB, evenly spread. Equal where all ranks read the same, under whatever paths.
+  // Returns the digest of the sources' forms and contents: whole files up to 64 MiB, of larger ones
+  // the size and 1,024 blocks of 64 KiB, evenly spread. Equal where all ranks read the same, under
+  // whatever paths.
   virtual std::string digest() const { return {}; }
-  // An error (kStorage) that names a file which somebody has cut, or written to since it was
-  // opened, even where its times were set back. Files that were replaced by others are as they
-  // were.
+  // Fails (kStorage) for a file which somebody has cut, or written to since it was opened, even
+  // where its times were set back. Files that were replaced by others are as they were.
   virtual Status check() const { return ok_status(); }
 };
 Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,

@@ -63,7 +63,7 @@ class LineReader {
   void read(std::string_view text, TensorType& to);
   void read(std::string_view text, DType& to);
   std::string name(std::string_view text);  // quoted, or as it stands
-  // The parts of "[a,b]" or "{a,b}"; commas inside quotes and brackets do not part.
+  // Returns the parts of "[a,b]" or "{a,b}"; commas inside quotes and brackets do not part.
   std::vector<std::string_view> items(std::string_view text);
   std::string unquote(std::string_view text);
   // Returns what is under the key, if anything does.

@@ -15,8 +15,8 @@ bool pin_to_core(int core);
 // What the kernels of a thread may allocate for themselves (a plan's scratch_bytes).
 inline constexpr int64_t kKernelScratchBytes = int64_t{4} << 20;
 
-// How a matrix product c[m,n] = a[m,k] · b[k,n] is cut; its bits do not depend on it. Products work
-// on the part of b of `depth` of k (a multiple of 128) and `columns` (of 64), packed, and with
+// Says how a matrix product c[m,n] = a[m,k] · b[k,n] is cut; its bits do not depend on it. Products
+// work on the part of b of `depth` of k (a multiple of 128) and `columns` (of 64), packed, and with
 // `height` rows of a (of 24) before the next ones; with `pack_a` that part of a is packed, too. No
 // thread may need more than kKernelScratchBytes for it.
 struct ProductCut {

@@ -42,7 +42,7 @@ struct RecoveredParam {
   bool running = false;  // a running statistic, which the model updates itself
 };
 
-// A state, by its name, and the value that it has when forward has run.
+// Names a state, and the value that it has after the forward.
 struct ChangedBuffer {
   std::string name, value;
   bool read = true;  // false: forward only writes it, and it is no parameter of the recovery

@@ -130,8 +130,8 @@ class RuleContext {
   std::string text(std::string_view name, std::string otherwise) const {
     return node.get_or(name, std::move(otherwise));
   }
-  // The framework's call that the node comes from ("aten.clamp"), or "" where none is noted. It
-  // says which slope a bound, a tie or a zero has, which the operator leaves open.
+  // Returns the framework's call that the node comes from ("aten.clamp"), or "" where none is
+  // noted. It says which slope a bound, a tie or a zero has, which the operator leaves open.
   std::string called() const;
   std::vector<int64_t> integers(std::string_view name) const {
     return list<int64_t>(name).value_or(std::vector<int64_t>());

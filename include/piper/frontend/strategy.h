@@ -148,7 +148,7 @@ struct OffloadRule {
   int64_t min_bytes = 0;  // smaller values stay
   SourceSpan at;
 };
-// Tensors that are cut over a mesh axis; how all others are laid out follows.
+// Names tensors that are cut over a mesh axis; the layouts of all others follow.
 struct ShardRule {              // - shard: {match: "**/qkv/weight", dim: 0, over: tp}
   std::vector<Glob> match;      // parameters, by path
   std::vector<Glob> input;      // or data inputs

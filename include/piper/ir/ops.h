@@ -84,7 +84,7 @@ class Builder {
   Pass pass = Pass::kF;
   std::string name_prefix;  // names of new values: prefix + op + counter
 
-  // One use of `op`. Types are inferred; a wrong use is our bug here (user input is checked
+  // Adds one use of `op`. Types are inferred; a wrong use is our bug here (user input is checked
   // before).
   std::vector<ValueId> op(std::string_view op, std::vector<ValueId> inputs, Attrs attrs = {});
   // Returns the node's first output.
@@ -151,8 +151,8 @@ struct OpDef {
   // Attributes for the sharded use, when they name sizes: given the whole use and the new local
   // output shapes.
   Attrs (*localise)(const OpTypes& use, const std::vector<Shape>& local_outputs) = nullptr;
-  // Ops that make the same and can be cut by letters that are whole in this one; null: none. An
-  // operand is an output of an earlier step, or, of step -1, an input of this op.
+  // Lists ops that make the same and can be cut by letters that are whole in this one; null: none.
+  // An operand is an output of an earlier step, or, of step -1, an input of this op.
   struct Operand {
     int step = -1, index = 0;
   };

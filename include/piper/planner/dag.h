@@ -179,7 +179,7 @@ struct Sum {
   bool each_micro = false;           // which it does in every microbatch
 };
 
-// When a whole parameter is put together from its parts: for each pass that reads it, for each
+// Says when a whole parameter is gathered from its parts: for each pass that reads it, for each
 // microbatch, once a step; or after each update, and it stays whole.
 enum class Gather : uint8_t { kPass, kMicrobatch, kStep, kUpdate };
 inline constexpr const char* kGatherNames[] = {"pass", "microbatch", "step", "update"};

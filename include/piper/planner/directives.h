@@ -89,7 +89,7 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
 // Returns what stages send one another in parts. Requires chunks that have their places. Error:
 // nothing that all ranks of the axis hold alike is sent and matches.
 Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanations& out);
-// Which collectives an axis has come to, in sums, and one by one with what each is for.
+// Explains which collectives an axis has come to, in sums, and one by one with what each is for.
 void explain_axis(const ShardedGraph& made, const AxisCut& cut, const Strategy& strategy,
                   Explanations& out, std::vector<std::string>& each);
 // Returns what of a cut of `graph` that has been made was perhaps not meant: attention that ranks

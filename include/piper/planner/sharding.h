@@ -31,8 +31,8 @@ Result<Graph> shard_batch(Graph graph, const BatchCut& cut);
 // Checks whether the batch of the graph can be cut like this: the error is that of shard_batch.
 Status check_batch(const Graph& graph, const BatchCut& cut);
 
-// A tensor that is cut over a mesh axis because a strategy says so. Of a parameter whose readers
-// take it apart (three projections in one), the parts are cut alike.
+// Names a tensor that is cut over a mesh axis because a strategy says so. Of a parameter whose
+// readers take it apart (three projections in one), the parts are cut alike.
 struct ShardSeed {
   ValueId value;  // state, an input or what a node makes
   int dim = -1;   // -1: every rank holds all of it

@@ -177,7 +177,8 @@ std::optional<struct stat> look_again(const Opened& opened) {
   return is_there ? std::optional(now) : std::nullopt;  // replaced: the job has the old one
 }
 
-// After the end that the file has now its last page has zeros, which no signal tells.
+// Returns whether the file is cut: past the end that it has now, its last page has zeros, which no
+// signal tells.
 bool is_cut(const Opened& opened) {
   const auto now = look_again(opened);
   return now && now->st_size < opened.about.st_size;

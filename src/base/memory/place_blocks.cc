@@ -131,8 +131,8 @@ class Time {
   const std::vector<size_t>& open() const { return open_; }
   size_t positions() const { return positions_; }
   bool lives_on(size_t b) const { return blocks_[b].last >= circle_; }
-  // Of what lives on from the circle's end to its begin: that of its second life there, the end of
-  // its first.
+  // Returns where a block begins; of what lives on from the cycle's end to its begin: that of its
+  // second life there, the end of its first.
   size_t begin_of(size_t b, bool back) const {
     return back ? positions_ - 1 - last(b) : at(blocks_[b].first);
   }

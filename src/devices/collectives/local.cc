@@ -183,7 +183,7 @@ class LocalLinks final : public Links {
     return members_[key];
   }
 
-  // Until the other host has come as far.
+  // Waits until the other host has come as far.
   template <class Ready>
   Status wait(int64_t rank, const char* what, Ready ready) {
     if (ready()) return ok_status();

@@ -1,4 +1,4 @@
-// Collectives -> stages.
+// Turns collectives into stages of moves and sums, when the plan is loaded.
 #include <algorithm>
 #include <numeric>
 
@@ -230,7 +230,7 @@ void sum_flat(const Seated& group, const Shard& shard, Stage& sum, Stages& behin
     behind.push_back(zero_stage(shard.part + own * size, shard.dtype, shard.part_count - own));
 }
 
-// Of several stretches, of which members' blocks are put side by side first.
+// Sums several stretches, of which members' blocks are put side by side first.
 Status sum_blocks(const Preparer& with, const Shard& shard, Stages& stages) {
   const int64_t size = info(shard.dtype).bytes, members = with.group.size(), run = run_of(shard);
   const int64_t most = stretches_at_once(shard, members, 1, with.slots.limit());
@@ -296,7 +296,7 @@ void gather_flat(const Seated& group, const Shard& shard, Stage& bring) {
 
 // ---- All-to-all ---------------------------------------------------------------------------------
 
-// Between a member's blocks where the loops say, and one after the other.
+// Moves blocks between a member's places, as the loops say, and a contiguous run.
 StridedMove blocks_move(const Exchange& exchange, int64_t members, std::byte* packed, bool packs) {
   const int64_t bytes = exchange.block_bytes();
   StridedMove move{packs ? exchange.from : packed, packs ? packed : exchange.to, {}, exchange.run};

@@ -397,7 +397,7 @@ bool Cuda::bind_attention(const LoadedProgram& loaded, const Binding& binding, s
   return bound.ok();
 }
 
-// The steps that are run: of an attention, those with cuDNN or those instead.
+// Adds the steps that are run: of an attention, those with cuDNN or those instead.
 void Cuda::add_calls(const LoadedProgram& loaded, std::span<std::byte* const> args,
                      std::byte* workspace, Binding& binding) {
   const std::vector<DeviceStep>& steps = loaded.program.steps;

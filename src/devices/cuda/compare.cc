@@ -20,7 +20,7 @@ namespace {
 
 using namespace cuda;  // NOLINT: what is compared
 
-// The vendor's type for one of ours.
+// Gives the vendor's type for one of ours.
 template <typename T>
 struct Vendors {
   using type = T;

@@ -14,7 +14,7 @@ struct Opened {
   std::string path, version;  // "13.0", "9.19.0"
 };
 
-// A library's name for people, the files that it may be, its functions and its version.
+// Gives a library's name for people, the files that it may be, its functions and its version.
 template <class Table>
 struct About;
 template <>

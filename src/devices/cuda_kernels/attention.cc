@@ -1,4 +1,4 @@
-// Attention, AttentionGrad, AttentionMerge.
+// Emits kernels or library steps of Attention, AttentionGrad and AttentionMerge.
 #include "attention.h"
 
 #include <algorithm>
@@ -121,7 +121,8 @@ class Kernels {
   // Returns how many elements a block has of a width: one tile's side or two.
   int64_t columns_of(int64_t width) const { return width <= tile_ ? tile_ : 2 * tile_; }
 
-  // How many elements of q, k, v and dy are read at once: 16 bytes where all of them allow it.
+  // Returns how many elements of q, k, v and dy are read at once: 16 bytes where all of them allow
+  // it.
   int64_t pieces() const {
     const int64_t many = 16 / info(f_.type).bytes;
     bool fits = f_.width % many == 0 && f_.v_width % many == 0;

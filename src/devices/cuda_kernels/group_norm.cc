@@ -1,4 +1,4 @@
-// GroupNorm and its gradients.
+// Emits kernels of GroupNorm and its gradients.
 #include "families.h"
 
 namespace piper::cuda_kernels {

@@ -170,7 +170,7 @@ void make_parts(const DeviceProduct& product, const Operands& at, Emitter& emit)
   whole();
 }
 
-// One product for each place in `dims`; operands are A, B, C, D.
+// Makes one product for each place in `dims`; operands are A, B, C, D.
 void make_products(const Use& use, const DeviceProduct& product, std::span<const BatchDim> dims,
                    std::array<DeviceOperand, 4> at, Emitter& emit) {
   if (dims.empty()) return make_parts(product, {at[0], at[1], at[2], {}, at[3], {}}, emit);

@@ -1,4 +1,4 @@
-// Rotary.
+// Emits the kernel of Rotary, the rotary positions of attention.
 #include <fmt/format.h>
 
 #include <algorithm>

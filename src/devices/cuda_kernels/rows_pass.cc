@@ -12,7 +12,7 @@
 namespace piper::cuda_kernels {
 namespace {
 
-// Where an operand is read for a row.
+// Says where an operand is read for a row.
 struct Form {
   bool is_row = false;     // an element for each column; else one
   std::string row_offset;  // of its first element, as a sum: " + at.row * 768LL"
@@ -38,8 +38,9 @@ Form form_in_rows(bool is_row, int64_t width, int64_t pitch) {
   const bool is_column = !is_row || width == 1;
   return {is_row, is_column ? std::string(" + at.row") : fmt::format(" + at.row * {}LL", pitch)};
 }
-// Of an operand of an op that goes over these rows, in a pass over rows of `width`. One of an
-// expression is a whole matrix, one element for each row, one element for all, or one row for all.
+// Returns the form of an operand of an op that goes over these rows, in a pass over rows of
+// `width`. One of an expression is a whole matrix, one element for each row, one element for all,
+// or one row for all.
 Form form_of(const Operand& operand, const Extents& extents, int64_t width) {
   const bool is_row = extents.width == width;
   const int64_t pitch = operand.place.pitch > 0 ? operand.place.pitch : width;
@@ -94,7 +95,7 @@ Loop loop_of(const Shape& shape, const std::vector<Operand*>& operands) {
   return {{1}, std::vector<std::vector<int64_t>>(operands.size(), {0})};
 }
 
-// The forms of an expression only, whose operands are broadcast in whatever way: the last dim of
+// Folds the forms of an expression, whose operands are broadcast in whatever way: the last dim of
 // its loop is the row.
 void fold(PassOp& op) {
   std::vector<Operand*> operands;

@@ -1,4 +1,4 @@
-// CumSum.
+// Emits the kernels of CumSum, running sums along a dim.
 #include <fmt/format.h>
 
 #include "families.h"

@@ -1,4 +1,4 @@
-// TopK.
+// Emits the kernels of TopK, the largest elements of a dim.
 #include <fmt/format.h>
 
 #include "families.h"

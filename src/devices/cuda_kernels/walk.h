@@ -8,7 +8,8 @@ namespace piper::cuda_kernels {
 
 // Returns row-major strides in elements.
 std::vector<int64_t> row_major(const Shape& shape);
-// Strides with which the dims of `to` walk an operand of shape `from` that is broadcast to it.
+// Returns the strides with which the dims of `to` walk an operand of shape `from` that is broadcast
+// to it.
 std::vector<int64_t> spread_strides(const Shape& from, const Shape& to);
 
 // Holds extents, and by operand a stride of each. At least one dim.

@@ -48,7 +48,7 @@ class Widener {
     return from != to && dtype_of(from ? op.outputs[0] : op.inputs[0]) == DType::kF32;
   }
 
-  // Values of which parts are read by ops that compute, as many bytes as they have.
+  // Finds values of which parts are read by ops that compute, as many bytes as they have.
   void find_roots(const std::vector<ProgramOp>& ops) {
     std::map<int32_t, std::set<int32_t>> parts;
     std::map<int32_t, size_t> writes;  // that are still to come

@@ -121,7 +121,7 @@ std::optional<double> ScoreReader::hides(const MaskStep& term, const Node& where
   return low <= kVeryLow ? std::optional(low) : std::nullopt;
 }
 
-// Whether a step makes those scores very low whose weights are put to zero.
+// Returns whether a step makes those scores very low whose weights become zero.
 bool ScoreReader::is_hidden_by(const MaskStep& step, const MaskStep& hidden) const {
   MaskStep condition = step;
   if (step.kind == MaskStep::kAdd) {

@@ -104,7 +104,7 @@ class HiddenRows {
            is_view(graph_, node);
   }
 
-  // What is read in place of a value: with its terms raised, where they are.
+  // Returns what is read in place of a value: with its terms raised, where they are.
   ValueId raised(ValueId id, const Node& reader) {
     if (!id.valid() || id.index() >= low_.size() || !low_[id.index()]) return id;
     if (trained_[id.index()]) {

@@ -4,8 +4,8 @@
 namespace piper::onnx_import {
 namespace {
 
-// LayerNorm or RmsNorm over the dims from `axis` on, with a scale and perhaps a bias (inputs 1, 2)
-// that are broadcast to these. One of more dims, as of each head, acts on the result.
+// Imports LayerNorm or RmsNorm over the dims from `axis` on, with a scale and perhaps a bias
+// (inputs 1, 2) that are broadcast to these. One of more dims, as of each head, acts on the result.
 Result<Vals> normalised_from_axis(RuleContext& c, std::string_view op) {
   const Val& x = c.in(0);
   PIPER_ASSIGN(const size_t axis, c.axis(c.integer("axis", -1), x.rank()));

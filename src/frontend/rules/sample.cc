@@ -72,7 +72,7 @@ Result<Tap> tap_at(RuleContext& c, const SampleMode& how, const Val& x, int64_t 
   return tap;
 }
 
-// Two taps with the distance from each other's place as weight.
+// Returns two taps with the distance from each other's place as weight.
 Result<std::vector<Tap>> linear_taps(RuleContext& c, const SampleMode& how, Val x, int64_t size) {
   PIPER_ASSIGN(x, kept_inside(c, how, x, size));
   PIPER_ASSIGN(const Val low, c.pointwise("Floor", {x}));

@@ -8,8 +8,9 @@
 namespace piper::onnx_import {
 namespace {
 
-// A transform of n elements, cut or filled with zeros to `length`, into `bins`. Backwards, the
-// elements may be one half: the other has their conjugates, so that the result is real.
+// Describes a transform of n elements, cut or filled with zeros to `length`, into `bins`.
+// Backwards, the elements may be one half: the other has their conjugates, so that the result is
+// real.
 struct FourierTransform {
   int64_t n = 0, length = 0, bins = 0;
   bool inverse = false, mirrored = false;

@@ -192,7 +192,7 @@ class Progress {
   bool has(int64_t stage, const char* type, int64_t micro) const {
     return done_.count(fmt::format("{}{}{}", stage, type, micro)) > 0;
   }
-  // The cell that must have run before this one and has not; empty: it can run.
+  // Returns the cell that must have run before this one and has not; empty: it can run.
   std::string missing(const OrderCell& cell) const {
     const int64_t s = cell.stage, m = cell.micro;
     const auto wants = [&](int64_t stage, const char* type) {

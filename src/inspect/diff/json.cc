@@ -1,4 +1,4 @@
-// Prints a diff as JSON.
+// Prints a diff as JSON, for other programs.
 #include <nlohmann/json.hpp>
 
 #include "match.h"

@@ -73,7 +73,7 @@ std::map<std::string, StreamUse> stream_uses(const Summary& set);
 
 // Appends a change, or joins it with one that changes alike elsewhere.
 void add_change(DiffSection& section, Change change);
-// Nothing where both are equal.
+// Adds a difference; nothing where both are equal.
 void add_number(DiffSection& section, std::string where, std::string what, double before,
                 double after, DiffUnit unit);
 // Compares numbers of which one may be missing: a device that is gone costs nothing.

@@ -1,4 +1,4 @@
-// Prints graphs as text.
+// Prints graphs in their text form.
 #include "text.h"
 
 namespace piper {

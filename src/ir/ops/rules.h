@@ -66,7 +66,7 @@ Status check_part(const OpTypes& use, size_t input);
 Status check_type(const OpTypes& use, size_t input, std::string_view role, const TensorType& type);
 // Returns the attribute `name` as an axis of a value of `rank` dims, counted from 0.
 Result<size_t> check_axis(const Attrs& attrs, std::string_view name, size_t rank);
-// The attribute `reduction` of what is put at places.
+// Checks the attribute `reduction` of what is put at places.
 Status check_reduction(const Attrs& attrs);
 // Returns the shape that numpy broadcasting gives; none when the shapes do not fit.
 std::optional<Shape> broadcast(const Shape& a, const Shape& b);
@@ -91,7 +91,7 @@ class LoopBuilder {
   Dims whole_letters(const Shape& shape);  // likewise, all whole
   LoopRule rule;
 };
-// The dims of an operand that is broadcast to `shape` whose dims are `dims`.
+// Returns the dims of an operand that is broadcast to `shape` whose dims are `dims`.
 Dims broadcast_dims(const Dims& dims, const Shape& shape, const Shape& operand);
 // Returns the rule of a pointwise op with the given linear sets: each operand has the letters of
 // the output.

@@ -81,7 +81,8 @@ Status check_memory(const RoleProgram& role) {
   return check_buffers(role);
 }
 
-// What an argument must agree in with what is bound to it, side by side: most of a check is this.
+// Says what an argument must agree in with what is bound to it, side by side: most of a check is
+// this.
 struct Form {
   DType dtype = DType::kF32;
   int64_t elements = 0;

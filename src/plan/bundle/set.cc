@@ -1,4 +1,4 @@
-// Reading a plan set.
+// Reads a plan set from its folder, file by file.
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// Parses -D name=value.
+// Parses the definitions -D name=value of a command line.
 #include "piper/planner/compile.h"
 
 namespace piper {

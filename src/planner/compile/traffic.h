@@ -1,4 +1,4 @@
-// What --explain=traffic prints.
+// Declares what --explain=traffic prints about a step.
 #pragma once
 
 #include "piper/inspect/summary.h"

@@ -38,7 +38,7 @@ Node& squares_of(Graph& graph, ValueId number) {
   }
 }
 
-// What was put together from its blocks, as few elements are before they are squared.
+// Returns what was gathered from its blocks, as few elements are before they are squared.
 ValueId put_together_of(const Graph& graph, ValueId value) {
   while (graph.node(graph.value(value).producer).op == "AllGather")
     value = graph.node(graph.value(value).producer).inputs[0];

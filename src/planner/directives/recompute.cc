@@ -238,7 +238,7 @@ class Recomputer {
     return group != kNone && !is_kept(variant, value) &&
            graph_.tags_of(reader) == groups_[static_cast<size_t>(group)].tags;
   }
-  // Inputs of a copy that are copies themselves: what its own group makes.
+  // Returns whether the input of a copy is a copy itself: what its own group makes.
   bool copies_too(const Variant& variant, const Node& node, ValueId input) const {
     const int32_t group = input.valid() ? group_of(variant, input) : kNone;
     return group != kNone && group == group_of(variant, node.outputs[0]) &&

@@ -68,8 +68,8 @@ std::vector<std::string> explain_further(const Dag& dag, int64_t over, int64_t l
   return lines;
 }
 
-// Of parameters that are put together from parts those of which that is the copy in 16 bits, and
-// the bytes of all that are put together after the update.
+// Holds, of parameters that are gathered from parts, those of which that is the copy in 16 bits,
+// and the bytes of all that are gathered after the update.
 struct Gathered {
   Sums updated;
   std::string halves;

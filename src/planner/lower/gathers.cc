@@ -186,8 +186,8 @@ class Inserter {
     return copies;
   }
 
-  // So many loads ahead of the one that is needed, once the memory is free; those of one distance
-  // in order.
+  // Issues so many loads ahead of the one that is needed, once the memory is free; those of one
+  // distance in order.
   void issue() {
     std::map<size_t, int64_t> last;  // by distance
     for (size_t k = 0; k < loads_.size(); ++k) {

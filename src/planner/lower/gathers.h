@@ -7,7 +7,7 @@
 
 namespace piper {
 
-// A whole parameter that is put together when it is used.
+// Names a whole parameter that is gathered when it is used.
 struct GatheredBuffer {
   int32_t whole = 0, part = 0;  // buffers
   int32_t group = 0;            // of the parts

@@ -1,4 +1,4 @@
-// What tasks wait for.
+// Finds what tasks wait for, and which of them a schedule may order.
 #pragma once
 
 #include "piper/planner/schedule.h"

@@ -1,4 +1,4 @@
-// Steps that overlap.
+// Orders the tasks of steps that overlap.
 #pragma once
 
 #include "dependencies.h"

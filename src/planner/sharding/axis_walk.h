@@ -33,7 +33,7 @@ class AxisWalk {
     for (size_t i = 0; i < global_; ++i) now_[i] = ValueId(i);
     readers_ = readers(graph_);
   }
-  // The ops whose operands would have to be put together although others can do with parts.
+  // Finds the ops whose operands would have to be gathered although others can work on parts.
   std::vector<NodeId> find_whole();
   Result<ShardedGraph> run();
 
@@ -222,8 +222,8 @@ class AxisWalk {
   std::optional<ValueId> convert_source(ValueId id, const Layout& to, NodeId reader);
   // What the weights' gradients share with those of inputs belongs to the latter.
   Pass pass_of(ValueId origin, const Node& near) const;
-  // A collective on `from`, which is what has become of `origin`; `blocks`: the dim that it cuts or
-  // puts together, or that counts its rows.
+  // Adds a collective on `from`, which is what has become of `origin`; `blocks`: the dim that it
+  // cuts or gathers, or that counts its rows.
   ValueId emit(std::string_view op, ValueId from, ValueId origin, const Layout& blocks,
                const Layout& to, const Node& near, NodeId reader);
 

@@ -11,9 +11,9 @@ int64_t size_of(const LoopRule& rule, char letter) {
   PIPER_CHECK(false, "a loop rule does not know its letter '{}'", letter);
 }
 
-// The extent of each letter of dim `d`. A whole letter may stand for another extent than its size
-// (a reshape that does not line up), so its extent is what the others leave; empty when that is not
-// decided.
+// Returns the extent of each letter of dim `d`. A whole letter may stand for another extent than
+// its size (a reshape that does not line up), so its extent is what the others leave; empty when
+// that is not decided.
 std::vector<int64_t> extents_of(const Operand& operand, size_t d) {
   const LoopRule::Dim& dim = operand.dims[d];
   std::vector<int64_t> extents;

@@ -5,8 +5,8 @@
 
 namespace piper {
 
-// A loop that is cut: the letter is [outer, shards × local, inner], and a shard holds its block of
-// each outer part; where `mirrored`, of an even number of these, as Layout says.
+// Describes a loop that is cut: the letter is [outer, shards × local, inner], and a shard holds its
+// block of each outer part; where `mirrored`, of an even number of these, as Layout says.
 struct LoopCut {
   char letter = 0;
   int64_t outer = 1;
@@ -46,7 +46,7 @@ std::optional<Layout> layout_of(const Operand& operand, const LoopCut& cut);
 bool is_whole(const LoopRule& rule, char letter);
 
 int64_t size_of(const LoopRule& rule, char letter);
-// The extent of each letter of dim `d`; empty where that is not decided.
+// Returns the extent of each letter of dim `d`; empty where that is not decided.
 std::vector<int64_t> extents_of(const Operand& operand, size_t d);
 
 // Returns how often the letter is in the operand: more than once on a diagonal.

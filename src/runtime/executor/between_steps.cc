@@ -23,8 +23,8 @@ std::span<std::byte> as_bytes(T& value) {
   return std::as_writable_bytes(std::span(&value, 1));
 }
 
-// Within ops where dims are cut; or gradients over ranks in each microbatch, before those of other
-// microbatches, or of a parameter's other uses, are added.
+// Returns whether sums are formed within ops where dims are cut; or gradients over ranks in each
+// microbatch, before those of other microbatches, or of a parameter's other uses, are added.
 bool adds_otherwise(const RoleProgram& role) {
   const bool reused = std::any_of(role.sum_targets.begin(), role.sum_targets.end(),
                                   [](const SumTarget& sum) { return sum.uses > 1; });

@@ -297,7 +297,7 @@ Status bind_rows(State& state, const Instruction& from, std::span<const int64_t>
   return ok_status();
 }
 
-// What one instruction's arguments must be before anything is read from them.
+// Returns how many arguments an instruction must have before anything is read from them.
 size_t least_args(InstructionKind kind) {
   switch (info(kind).args) {
     case ArgForm::kInPlace:

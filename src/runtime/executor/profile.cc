@@ -247,7 +247,7 @@ struct Maker {
     key.fast = one.fast;
     return key;
   }
-  // What the backend has put in front of the plan's instructions.
+  // Returns the key of what the backend has put in front of the plan's instructions.
   ProfileKey key_of_added(const Instruction& one) const {
     return {ProfileKey::kLocal,
             "prepared",

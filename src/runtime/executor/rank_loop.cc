@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kTargetWindow = 20;
 
-// Whether the mean loss of the last steps has come down to the target.
+// Returns whether the mean loss of the last steps has come down to the target.
 bool target_reached(const JobOptions& options, std::span<const StepMetrics> steps) {
   if (!options.target_loss || steps.size() < kTargetWindow) return false;
   double sum = 0;

@@ -9,7 +9,7 @@
 
 namespace piper::process {
 
-// How far a rank has come in the sums of a group.
+// Says how far a rank has come in the sums of a group.
 struct SharedCounters {
   std::atomic<uint64_t> group{0};   // hash of it and its ranks; 0: free
   std::atomic<uint64_t> bytes{0};   // of the message under way

@@ -31,7 +31,7 @@ Result<std::optional<int64_t>> variable(const char* name, int64_t least = 0,
   return std::optional(value);
 }
 
-// The variables of a process's rank and of their number.
+// Names the variables of a process's rank and of their number.
 struct Variables {
   const char *rank = nullptr, *world = nullptr;
   bool is_alone = false;  // one without the other says something, too, which is a mistake

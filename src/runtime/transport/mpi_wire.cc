@@ -1,4 +1,4 @@
-// Messages that MPI carries.
+// Carries messages between processes by MPI.
 #define OMPI_SKIP_MPICXX 1  // the C interface alone
 #include <fmt/format.h>
 #include <mpi.h>

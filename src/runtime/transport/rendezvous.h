@@ -24,7 +24,7 @@ class Rendezvous {
   static Result<std::unique_ptr<Rendezvous>> open(const HostPort& at, int64_t world, uint16_t port,
                                                   double timeout_s);
   ~Rendezvous();
-  // Until all have come; otherwise an error, that those who came are told, too.
+  // Waits until all have come; otherwise returns an error, which those who came are told, too.
   Result<uint64_t> wait();
   Place place(int64_t rank);
 

@@ -1,4 +1,4 @@
-// Who waits for whom.
+// Shows who waits for whom, for messages about stuck ranks.
 #pragma once
 
 #include <functional>

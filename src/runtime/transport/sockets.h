@@ -54,8 +54,8 @@ Socket accept_from(const Socket& listener);
 // None, with errno, where it does not come about in time.
 Socket connect_to(const Place& place, double seconds);
 
-// Why a connection to a process that listens at `place` has come to its end, which `how` says: a
-// process that lives still listens there.
+// Says why a connection to a process that listens at `place` has come to its end, which `how` says:
+// a process that lives still listens there.
 std::string why_lost(const Place& place, const std::string& how);
 
 // Returns all bytes within so many seconds; false, with errno (0: the other side has closed), where

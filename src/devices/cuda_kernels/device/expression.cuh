@@ -1,7 +1,7 @@
 // Pointwise ops on what is computed in: double, float, int64_t, int32_t, bool. Each rounds as often
 // as its formula says; the caller rounds the result to its type.
 
-// A loop over what a thread has, whose elements then are registers; and one over much, of which
+// These loop over what a thread has, whose elements then are registers; and over much, of which
 // some is on its way at once.
 #ifdef PIPER_HOST
 #define EACH(i, count) for (int i = 0; i < (count); ++i)

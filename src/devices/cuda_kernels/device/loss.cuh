@@ -180,7 +180,7 @@ DEVICE void cross_entropy_grad_row(const T* logits, const int64_t* labels, const
   }
 }
 
-// A term and a share a row, of what parts of the classes have come to.
+// Computes a term and a share of each row, from the parts of the classes.
 template <int64_t kRows, class T>
 DEVICE void cross_entropy_of_terms(const T* above, const T* chosen, const int64_t* labels, T* share,
                                    computed<T>* terms, int64_t ignore) {

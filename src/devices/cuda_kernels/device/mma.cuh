@@ -118,8 +118,8 @@ struct Tile {
     load_transposed(
         a, at + (column + lane() / 16 * 8 + lane() % 8) * kPitch + row / 8 + lane() / 8 % 2);
   }
-  // Two B beside each other, [16 from `row` on, 8 from `column` and from `column` + 8 on], of the
-  // tile's transposed: b[0] and b[1] are of the first.
+  // Loads two B beside each other, [16 from `row` on, 8 from `column` and from `column` + 8 on], of
+  // the tile's transposed: b[0] and b[1] are of the first.
   DEVICE void right_transposed(uint32_t (&b)[4], int row, int column) const {
     load_fragments(
         b, at + (column + lane() / 16 * 8 + lane() % 8) * kPitch + row / 8 + lane() / 8 % 2);

@@ -65,7 +65,7 @@ DEVICE void sum_runs(const Pointers<kPointers>& p, const Runs<kTensors>& runs, d
   *p.template at<double>(2 * tensor + 1) = total;
 }
 
-// The elements of several vectors of f64 added in order to `sum`; the first thread has the result.
+// Adds the elements of several vectors of f64 in order to `sum`; the first thread has the result.
 template <int kThreads, int kPointers, int kTensors>
 DEVICE double add_in_order(const Pointers<kPointers>& p, const Tensors<kTensors>& vectors,
                            double sum) {
