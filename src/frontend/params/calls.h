@@ -1,201 +1,193 @@
-// The state of claims_by_calls (params.h), shared by its sources.
+// What claims_by_calls (calls.cc) works on: the graph of the exported program's calls, the claims
+// so far, and the passes from these to further claims. calls.cc lists the passes in their order.
 #pragma once
 
 #include <map>
 #include <set>
 
 #include "claims.h"
-#include "ways.h"
 
 namespace piper::onnx_import {
 
-struct Slot {  // a float initializer read by a node of the group
+struct Slot {  // an initializer that a node reads
   size_t node, input;
   int initializer;
-  bool taken = false;
 };
 
+// The nodes that the exporter made of one call, and the float initializers that they read.
 struct Group {
   Call call;
   std::vector<size_t> nodes;
   std::vector<Slot> slots;
 };
 
-inline constexpr int64_t kMostMerged = 1024;  // elements of tensors that an exporter merges
+inline constexpr int64_t kMostMerged = 1024;  // elements of the largest tensor that is merged
 
-// Of a value that is made of no other: "val_3", "arange".
+// Returns whether a value is computed from no other: "val_3", "arange".
 bool is_literal(std::string_view name);
+// Returns whether the value's function changes nothing with a number of 0 or 1, as "mul_3": such
+// calls are removed.
+bool is_removable(std::string_view value);
 std::string class_of(const OnnxNode& node);  // of the innermost module, or ""
 
-class CallClaims {
+// ---- Copies of nodes, as edits of the model -----------------------------------------------------
+
+struct NodeCopy {
+  OnnxNode node;
+  std::string scope;
+};
+// Merged nodes get a copy that makes the value of its own parameters.
+struct Edit {
+  std::vector<NodeCopy> copies;                    // to be appended
+  std::vector<Claim> claims;                       // of the copies
+  std::vector<std::pair<size_t, size_t>> readers;  // node, input that reads a copy's result instead
+  std::vector<std::string> results;                // by reader
+  std::string call;  // a call that had no node, and which now is of the group `of`
+  const Group* of = nullptr;
+};
+
+// ---- The graph of calls -------------------------------------------------------------------------
+
+// The model's nodes by the call that they come from. Only apply() changes it and the model.
+class CallGraph {
  public:
-  CallClaims(OnnxModel& model, std::vector<std::string>& scopes,
-             const std::vector<SignatureInput>& signature, const PriorKnowledge& prior)
-      : model_(model), scopes_(scopes), index_(model), prior_(prior) {
-    for (const SignatureInput& s : signature) {
-      if (s.kind == "USER_INPUT" || s.target.empty()) {
-        user_inputs_.insert(s.placeholder);
-        continue;
-      }
-      targets_.emplace(s.placeholder, &s);
-      by_target_.emplace(s.target, &s);
-      if (s.kind == "PARAMETER") claims_.order.push_back(s.target);
-    }
-    claims_.given = prior.values;
-  }
-  Result<Claims> run();
+  CallGraph(OnnxModel& model, std::vector<std::string>& scopes,
+            const std::vector<SignatureInput>& signature);
+  // Gives nodes the inputs that claims name: an exporter deletes all-zero biases.
+  void add_inputs(std::span<const Claim> claims);
+  void apply(const Edit& edit);
+
+  const OnnxModel& model;
+  const std::vector<std::string>& scopes;  // by node
+  const InitializerIndex index;
+  const bool merges;               // the exporter may have merged equal tensors
+  std::vector<std::string> order;  // the parameters of the signature
+
+  const std::vector<Group>& groups() const { return groups_; }
+  const OnnxNode& node(size_t n) const { return model.nodes[n]; }
+  const OnnxTensor& tensor(int i) const { return model.initializers[static_cast<size_t>(i)]; }
+  const OnnxTensor& tensor(const Slot& slot) const { return tensor(slot.initializer); }
+  const std::string& scope_of(const Group& group) const { return scopes[group.nodes[0]]; }
+
+  // These return null where there is none.
+  const Group* group_at(size_t node) const;
+  const Group* group_named(std::string_view call) const;
+  const SignatureInput* placeholder(std::string_view name) const;
+  const SignatureInput* target(std::string_view name) const;  // by the framework's name
+  bool is_parameter(std::string_view target) const;
+  // Returns the node that makes a value.
+  std::optional<size_t> maker(std::string_view value) const;
+
+  bool names(const Group& group, std::string_view value) const;  // among the call's arguments
+  bool is_named(const Claim& claim) const;                       // by the call of its node
+  bool is_unknown(const CallArg& arg) const;  // it names a result that no node makes
+  std::vector<std::string> unknowns(const Group& group) const;  // such arguments that are tensors
+  // Returns whether the group knows a value under a name that none of `others` knows.
+  bool names_apart(const Group& group, const std::vector<const Group*>& others) const;
+  // Returns whether the call's arguments are the inputs of its one node, in their order.
+  bool stands_in_place(const Group& group) const;
+  // Returns the results that the group's nodes read for an argument that no node makes.
+  std::vector<std::string> read_instead(const Group& group, const CallArg& arg) const;
+  std::vector<const Group*> readers_of(const std::string& value) const;
+  // Returns the groups that read what the node makes, also by way of further nodes.
+  std::vector<const Group*> readers_of_node(size_t node) const;
+  // Returns the groups that read a result of the node under a name that another reader has not.
+  std::vector<const Group*> readers_apart(size_t node) const;
+  // Returns whether `known` says so of the node, or of one that it is made of. Adds to `known`.
+  bool comes_from(size_t node, std::map<size_t, bool>& known) const;
+  std::string place_of(const Slot& slot) const;  // for a message: "'w' at node 'x' (Add)"
+  // Returns whether the node's module reads no parameters but its own, except where tied.
+  bool ties_alone(size_t node) const;
+  // Returns whether `kept` may be all that is left of the equal tensors `kept` and `lost`.
+  bool may_stand_for(const std::string& kept, const std::string& lost) const;
 
  private:
   void make_groups();
-  void assign(Group& group);
-  bool assign_by_role(Group& group, const CallArg& arg, const SignatureInput& input);
-  void assign_rest(Group& group, const std::vector<const SignatureInput*>& rest);
-  void take_named(Group& group, const SignatureInput& input);
-  void take_merged(Group& group, const std::vector<const SignatureInput*>& inputs);
-  bool merges_equal() const;
-  bool may_be_zeros(const std::string& name) const;
-  bool restore_zero_bias(Group& group, const CallArg& arg, const SignatureInput& input);
-  void take(Slot& slot, const SignatureInput& input, Derivation derivation,
-            const std::string& evidence);
-  void claim_by_name();
-  bool is_merged_away(const SignatureInput& input) const;
-  bool is_parameter(std::string_view target) const;
-  const Group* group_at(size_t node) const;
-  std::vector<std::string> missing() const;  // parameters without a claim or tie
-  std::string place_of(const Slot& slot) const;
-  MissingParam& swallow(const std::string& name, std::string why, bool unnamed = false);
-  void swallow_unseen(const std::vector<std::string>& names, const std::string& why);
-  bool names(const Group& group, std::string_view value) const;
-  bool is_named(const Claim& claim) const;
-  std::vector<std::string> unknowns(const Group& group) const;  // tensors that no node makes
-  // params_folded.cc:
-  struct Fold {  // an initializer that was computed from parameters
-    int initializer = -1;
-    std::vector<std::string> sources = {};  // parameters
-    Chain chain = {};
-    Derivation layout = {};                   // after the chain, by the call that reads it
-    std::vector<Slot> own = {}, copies = {};  // read for itself, and for what was merged with it
-    Derivation derivation = {};
-    bool solved = false;
-    std::string why = {};  // it is not
-  };
-  void claim_folded();
-  std::vector<Fold> find_folds() const;
-  bool is_made_of(const OnnxTensor& folded, const CallArg& arg) const;
-  void find_layout(Fold& fold) const;
-  std::optional<Derivation> layout_in_call(const Slot& slot) const;
-  OnnxTensor made_by_chain(const Fold& fold) const;
-  Chain chain_of(const OnnxTensor& folded, const std::string& source) const;
-  std::optional<double> added_number(const Fold& fold) const;
-  bool scales_a_norm(const Slot& slot) const;
-  bool is_plain_softplus(const Fold& fold) const;
-  bool is_read_alike(const Fold& fold, const Slot& slot) const;
-  bool differs_beside(const std::string& source, const std::string& name) const;
-  bool comes_from(const std::string& value, const std::string& source) const;
-  std::optional<OnnxTensor> value_of_parameter(const std::string& name) const;
-  void solve_back(Fold& fold, const std::vector<Fold>& folds, bool cut);
-  bool keeps_shape(const Fold& fold) const;
-  bool explains_others(const Fold& fold, const Derivation& derivation,
-                       const std::vector<Fold>& folds) const;
-  void solve_forth(Fold& fold);
-  void claim_solved(Fold& fold, Derivation derivation, bool copy);
-  void swallow_fold(const Fold& fold);
-  void check_whole(const Fold& fold);
-  void claim_fold(const Fold& fold, const Slot& slot, const std::string& name, bool copy);
-  std::vector<std::string> makers_of(const OnnxTensor& value, const Chain& chain) const;
-  std::vector<std::string> unseen_in(const std::string& scope) const;
-  bool stands_for_several(const Fold& fold, const Slot& slot) const;
-  void claim_copy(const Fold& fold, const Slot& slot);
-  void claim_stand_in(const Slot& slot);
-  void note_stored();
-  // params_merged.cc:
-  bool restore_merged_module();
-  bool restore_merged_parts();
-  bool stands_in_place(const Group& group) const;
-  std::vector<std::string*> places_of(const Group& group, const std::string& value,
-                                      const std::string& merged);
-  std::vector<std::string> read_instead(const Group& group, const CallArg& arg) const;
-  bool copy_merged(size_t source, const std::string& name, const Group& readers);
-  std::string module_beside(const std::vector<Claim>& own, const std::string& reader);
-  std::vector<std::string> counterparts(const std::vector<Claim>& own, const std::string& reader);
-  std::string twin_of(const std::string& name, const std::string& from,
-                      const std::string& to) const;
-  std::vector<Claim> claims_at(size_t node) const;
-  std::vector<Claim> claims_of(const Group& group) const;
-  std::string equal_module(const std::vector<Claim>& own, const std::string& reader) const;
-  bool comes_from(size_t node, std::map<size_t, bool>& known) const;
-  std::vector<size_t> twins_of(size_t node, const std::string& from, const std::string& to) const;
-  void copy_twins(size_t node, const std::string& result, const std::string& from,
-                  const std::string& to);
-  void copy_node(size_t original, const std::vector<Claim>& own,
-                 const std::vector<std::string>& names, const std::vector<std::string>& outputs);
-  // params_parts.cc:
-  std::vector<const Group*> readers_of(const std::string& value) const;
-  std::vector<const Group*> readers_of_node(size_t node) const;
-  bool may_stand_for(const std::string& kept, const std::string& lost) const;
-  std::string part_in(const std::string& scope, const std::string& kept) const;
-  void claim_part(Slot slot);
-  void find_merged_part(const Slot& slot);
-  std::vector<const Group*> readers_apart(size_t node) const;
-  void find_merged_before_parts();
-  bool names_apart(const Group& group, const std::vector<const Group*>& others) const;
-  bool copy_parts(const Claim& claim, const std::string& name);
-  void find_merged_parts();
-  void tie(const std::string& a, const std::string& b);
-  void tie_unused();
-  void tie_lost();
-  void find_missing();
-  bool is_unknown(const CallArg& arg) const;  // names a result that no node makes
-  void find_merged();
-  void find_unexplained();
-  void swallow_module(const std::string& scope, const std::string& why);
-  void find_merged_beside();
-  std::vector<std::string> trained_just_before(std::string_view value) const;
-  bool ties_alone(size_t node) const;
-  // params_removed.cc:
-  struct Constant {  // a parameter all of one number
-    std::string name, module;
-    double number = 0;
-    bool alone = false;  // its module reads no parameters but its own
-    bool noted = false;
-  };
-  void find_removed();
-  void find_removed(const std::string& value, const std::string& around, const std::string& why);
-  std::string around_removed(const Group& group) const;
-  bool reads_integers_alone(const Group& group) const;
-  std::set<std::string> vanished() const;
-  std::vector<Constant> constants() const;
-  enum class Part { kNone, kPossible, kLikely };  // in what was removed
-  Part part_of(const Constant& constant, std::string_view removed, const std::string& around) const;
-  const OnnxTensor& tensor(int i) const { return model_.initializers[static_cast<size_t>(i)]; }
 
-  OnnxModel& model_;
-  std::vector<std::string>& scopes_;
-  InitializerIndex index_;
-  const PriorKnowledge& prior_;
-  std::map<std::string, const SignatureInput*, std::less<>> targets_;    // by placeholder
-  std::map<std::string, const SignatureInput*, std::less<>> by_target_;  // by name
+  OnnxModel& edited_;
+  std::vector<std::string>& edited_scopes_;
+  std::map<std::string, const SignatureInput*, std::less<>> placeholders_, targets_;
   std::set<std::string, std::less<>> user_inputs_;
-  bool merges_ = true;  // the exporter may have merged equal tensors
-  std::vector<std::pair<size_t, std::string>> restored_;  // copied nodes, the scope around both
-  std::vector<Slot> stand_ins_;  // tensors of parameters, read for values that no node makes
-  std::vector<Slot> parts_;      // tensors of parameters, read by nodes without a call
-  std::vector<std::pair<std::string, size_t>>
-      apart_;  // parameters, the node that was copied for it
-  std::map<std::string, size_t> group_of_;
+  std::map<std::string, size_t, std::less<>> group_of_;  // by the call's name
   std::vector<Group> groups_;
-  std::set<std::pair<size_t, size_t>> taken_;  // node, input
-  std::set<std::string> claimed_;
   std::map<size_t, size_t> group_at_;                 // by node
-  std::map<std::string, size_t, std::less<>> maker_;  // node, by its results
-  std::map<std::string, MissingParam> missing_;
-  std::map<std::string, int> partial_;  // parameters of which the file may have a part: what it has
-  std::map<std::string, std::vector<std::string>> stored_;  // parameters, by how they are
-  std::map<std::string, std::vector<std::string>> chains_;  // functions, by what is folded
-  std::map<std::string, std::string> unseen_;  // why parameters that no call names may be lost
-  std::vector<Constant> constants_;
-  std::set<std::string> vanished_;  // functions of which a result is in no place
-  Claims claims_;
+  std::map<std::string, size_t, std::less<>> maker_;  // by result
 };
+
+// ---- The claims so far --------------------------------------------------------------------------
+
+struct CallClaims {
+  Claims found;
+  std::set<std::pair<size_t, size_t>> taken;    // node, input of each claim
+  std::set<std::string> named;                  // parameters with a claim or a tie
+  std::map<std::string, MissingParam> missing;  // by name
+  std::map<std::string, std::string> uncalled;  // why a parameter that no call names may be lost
+  std::map<std::string, int> partial;           // parameters of which the file may have a part
+  std::vector<std::pair<size_t, std::string>> restored;  // copied nodes, the scope around both
+  std::vector<std::pair<std::string, size_t>> apart;     // parameters, the node copied for them
+
+  void add(Claim claim);
+  // Claims a slot for an input of the signature. A buffer or constant keeps it, and is no
+  // parameter.
+  void take(const CallGraph& graph, const Slot& slot, const SignatureInput& input,
+            Derivation derivation, const std::string& evidence);
+  bool is_taken(const Slot& slot) const { return taken.count({slot.node, slot.input}) > 0; }
+  std::vector<std::string> unclaimed() const;  // parameters of the signature without claim or tie
+  MissingParam& report(const std::string& name, std::string why, bool uncalled = false);
+  void report_uncalled(const std::vector<std::string>& names, const std::string& why);
+  // Reports the lost parameters of one module.
+  void report_module(const std::string& scope, const std::string& why);
+  // Returns the claims of parameters at a node, and at all nodes of a group.
+  std::vector<Claim> at(size_t node) const;
+  std::vector<Claim> of(const Group& group) const;
+};
+
+// Returns the parameters of the calls that a value comes from by way of calls without any.
+std::vector<std::string> trained_just_before(const CallGraph& graph, const CallClaims& claims,
+                                             std::string_view value);
+// Returns another module whose parameters have the values of all in `own`, and which a reader in
+// the scope `reader` may have called; "" where there is none.
+std::string equal_module(const CallClaims& claims, const std::vector<Claim>& own,
+                         const std::string& reader);
+// Returns the functions that have a result in no place of the file: the results of each are
+// numbered.
+std::set<std::string> vanished_functions(const CallGraph& graph);
+
+// Returns the unclaimed parameters that neither a call nor a constant names: of the scope's module,
+// else of modules within it.
+std::vector<std::string> unseen_in(const CallGraph& graph, const CallClaims& claims,
+                                   const std::string& scope);
+
+// ---- Passes that claim --------------------------------------------------------------------------
+
+// Initializers that are read under a parameter's name, and which no call explains.
+struct KeptNames {
+  std::vector<Slot> own;        // read by a call that may mean them
+  std::vector<Slot> stand_ins;  // read for a value that no node makes, to which they were equal
+  std::vector<Slot> parts;      // read by nodes without a call
+};
+KeptNames find_kept_names(const CallGraph& graph, const CallClaims& claims);
+
+// Gives the parameters among each call's arguments to the call's initializers, and the all-zero
+// biases that were deleted to inputs that nodes do not have yet (add_inputs).
+CallClaims claim_arguments(const CallGraph& graph, CallClaims claims);
+CallClaims claim_kept_names(const CallGraph& graph, CallClaims claims, const KeptNames& kept);
+CallClaims tie_unused(const CallGraph& graph, CallClaims claims);
+// Derives what was folded from parameters.
+CallClaims claim_folded(const CallGraph& graph, CallClaims claims, const PriorKnowledge& prior);
+CallClaims claim_stand_ins(const CallGraph& graph, CallClaims claims, const KeptNames& kept);
+// Finds the next merged nodes that can be copied. May report why others cannot.
+std::optional<Edit> next_copy(const CallGraph& graph, CallClaims& claims);
+
+// ---- Passes that report what is missing, once claims.found.lost is known ------------------------
+
+CallClaims report_merged(const CallGraph& graph, CallClaims claims);
+CallClaims report_merged_parts(const CallGraph& graph, CallClaims claims, const KeptNames& kept);
+CallClaims report_unexplained(const CallGraph& graph, CallClaims claims);
+CallClaims report_merged_beside(const CallGraph& graph, CallClaims claims);
+CallClaims report_removed(const CallGraph& graph, CallClaims claims);
+CallClaims report_unread(const CallGraph& graph, CallClaims claims);
+CallClaims list_missing(CallClaims claims);
+CallClaims tie_lost(CallClaims claims);
 
 }  // namespace piper::onnx_import
