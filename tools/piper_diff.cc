@@ -98,7 +98,7 @@ int main(int argc, char** argv) {
       "  piper-diff old/ new/                                    two folders of plans\n"
       "  piper-diff --model model.onnx old.yaml new.yaml -D dp=2 what two strategies make of a "
       "model\n"
-      "  piper-diff old/ new/ --fail-on memory:+5%,order         a gate: fails for these alone",
+      "  piper-diff old/ new/ --fail-on memory:+5%,order         a gate: fails only for these",
       "piper-diff");
   const std::vector<std::string> sections(diff_sections().begin(), diff_sections().end());
   app.footer("\nSections: " + join(sections, ", ") +
@@ -119,12 +119,12 @@ int main(int argc, char** argv) {
       ->check(CLI::ExistingDirectory)
       ->allow_extra_args(false);
   std::string only, gates;
-  app.add_option("--only", only, "compare these sections alone")
+  app.add_option("--only", only, "compare only these sections")
       ->check([&](const std::string& text) { return take(parse_sections(text), flags.only); })
       ->type_name("SECTION,…");
   app.add_option("--fail-on", gates,
                  "exit with 1 only where one of these sections differs, or with :+N% where its "
-                 "greatest value of any device grows by more")
+                 "largest value of any device grows by more")
       ->check([&](const std::string& text) { return take(parse_gates(text), flags.gates); })
       ->type_name("SECTION[:+N%],…");
   CLI::Option* markdown =

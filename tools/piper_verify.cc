@@ -165,7 +165,7 @@ Result<bool> verify(const std::string& directory, bool json, bool is_oracle) {
 int main(int argc, char** argv) {
   piper::prepare_process();
   CLI::App app(
-      "Proves a plan set right from its files alone: communication, order, memory and sums.",
+      "Proves a plan set right from its files only: communication, order, memory and sums.",
       "piper-verify");
   app.footer(
       "exit codes: 0 proved, 2 wrong usage, 3 refused (findings are printed), 4 the plans cannot "

@@ -202,7 +202,7 @@ int main(int argc, char** argv) {
           ->type_name("FILE.csv");
   app.add_option(
          "--order-form", flags.order_form,
-         "of --emit-order: computations alone, or with sends and receives; -old: the letters "
+         "of --emit-order: computations only, or with sends and receives; -old: the letters "
          "of PyTorch 2.5")
       ->check(CLI::IsMember({"compute", "comms", "compute-old", "comms-old"}))
       ->needs(emit_order);
@@ -266,7 +266,7 @@ int main(int argc, char** argv) {
                    "leave out the single-device plans for piper-run --verify-against");
   app.add_flag(
          "--oracles", flags.oracles,
-         fmt::format("let them play all replicas; without this, 'single' plays the first alone "
+         fmt::format("let them play all replicas; without this, 'single' plays only the first "
                      "where all together have more than {} instructions",
                      kLargestSingle))
       ->excludes(no_oracles);

@@ -89,7 +89,7 @@ TEST(Products, RefusesWhatIsMalformed) {
             "products:3: depth=9223372036854775680 columns=512 height=240 needs more than 4.0 MiB");
   EXPECT_EQ(refused(start + " aT :\n"),
             "products:0: the last rule of processor 'any' has conditions");
-  EXPECT_EQ(refused(start + " :\n aT :\n"), "products:4: a rule behind one without conditions");
+  EXPECT_EQ(refused(start + " :\n aT :\n"), "products:4: a rule after one without conditions");
   EXPECT_EQ(refused(start + " :\nprocessor any\n :\n"),
             "products:4: processor 'any' is here twice");
 }

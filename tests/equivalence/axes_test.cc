@@ -513,12 +513,12 @@ TEST(Axes, ExpertsThatDoNotDivideAreRefused) {
           "cut into 3 equal parts over 'ep'\n  = help: another dim, or together 2 or 4 ranks\n");
   EXPECT_EQ(refusal("moe-gshard", with_zeros(experts, "ep")),
             "5:5: error: " + at +
-                "padded for 3 ranks over 'ep'\n  = note: elements behind the end of 'softmax' "
+                "padded for 3 ranks over 'ep'\n  = note: elements past the end of 'softmax' "
                 "(f32[8,32,4]) would count in TopK in moe/0\n");
   // No index names one behind the end.
   EXPECT_EQ(refusal("qwen3-moe-hf", kLookups),
             "5:5: error: shard: " + rows +
-                "  = help: `pad: true` adds zeros behind it that never count\n");
+                "  = help: `pad: true` adds zeros after it that never count\n");
 }
 
 // Blocks of blocks are put together from the inside, or as stretches.

@@ -229,7 +229,7 @@ TEST(Attributes, BrokenTextIsAnError) {
       {"{a=\"b}", "attributes '{a=\"b}': '\"' expected at character 7"},
       {"{a=\"\\x4\"}", "attributes '{a=\"\\x4\"}': two hexadecimal digits expected at character 7"},
       {"{a=\"\\n\"}", "attributes '{a=\"\\n\"}': an unknown escape at character 6"},
-      {"{a=1} ", "attributes '{a=1} ': text behind the '}' at character 6"},
+      {"{a=1} ", "attributes '{a=1} ': text after the '}' at character 6"},
       {"{a=1", "attributes '{a=1': '}' expected at character 5"},
   };
   for (const auto& [text, message] : cases) {

@@ -44,7 +44,7 @@ TEST(CheckRole, RefusesEachFault) {
        "program 0 'F stage=0': op 0 Mull: there is no such op (did you mean 'Mul'?)"},
       {"op Mul in", "op Fused in", "program 0 'F stage=0': op 0 Fused: there is no such op"},
       {"op Cast in=[3] out=[6] {to=\"f32\"}", "op AllReduce in=[3] out=[6]",
-       "program 0 'F stage=0': op 1 AllReduce: is not for one device alone"},
+       "program 0 'F stage=0': op 1 AllReduce: is not for a single device"},
       {"in=[5,1,-1]", "in=[5]",
        "program 0 'F stage=0': op 3 Gather: takes 2 to 3 inputs, but has 1"},
       {"in=[5,1,-1]", "in=[5,-1]",

@@ -315,7 +315,7 @@ TEST_F(Command, SaysWhyASingleDevicePlanIsNoTraining) {
       spawn("", fmt::format("{} {} {}", path("large"), path("data.safetensors"), path("a")));
   EXPECT_EQ(code, static_cast<int>(ExitCode::kUsage));
   EXPECT_EQ(output,
-            fmt::format("error: {} plays the first replica alone, which is no training to compare "
+            fmt::format("error: {} plays only the first replica, which is no training to compare "
                         "with\n"
                         "  = note: for all replicas it would have about 70000 instructions\n"
                         "  = help: compile with 'piperc --oracles', or compare with "

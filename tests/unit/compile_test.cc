@@ -361,7 +361,7 @@ TEST(Compile, LargeSingleDevicePlansPlayOneReplica) {
   ASSERT_EQ(many->warnings.size(), 1u);
   const double stated = many->set.manifest.predictions.at("single_instructions");
   EXPECT_EQ(many->warnings[0],
-            fmt::format("the single-device plan plays the first of 64 replicas alone, enough to "
+            fmt::format("the single-device plan plays only the first of 64 replicas, enough to "
                         "prove the plans by, not to train: for all it has about {:.0f} "
                         "instructions, more than 500; --oracles writes it",
                         stated));

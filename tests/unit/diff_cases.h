@@ -209,7 +209,7 @@ inline const DiffCase kCases[] = {
      "weight_decay: 0}",
      "weight_decay: 0, lr: 1e-4}",
      "train memory",
-     {"train, memory differ\n", "memory  the greatest peak 21.8 MiB → 21.8 MiB (-768 B)\n",
+     {"train, memory differ\n", "memory  the largest peak 21.8 MiB → 21.8 MiB (-768 B)\n",
       "peak             18.0 MiB → 18.0 MiB  +256 B\n"}}};
 
 }  // namespace piper

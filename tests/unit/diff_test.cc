@@ -308,7 +308,7 @@ TEST(DiffForms, JsonIsAsThePageSays) {
 TEST(DiffForms, MarkdownIsFoldedAndFitsAComment) {
   Diff diff = grown();
   const std::string text = print_diff_markdown(diff);
-  EXPECT_THAT(text, HasSubstr("<details><summary><b>memory</b> – the greatest peak"));
+  EXPECT_THAT(text, HasSubstr("<details><summary><b>memory</b> – the largest peak"));
   EXPECT_THAT(text, HasSubstr("| pp=0 | peak | 21.8 MiB | 23.4 MiB | +7.0 % |"));
   EXPECT_THAT(text, HasSubstr("```diff\n@@ pp=0 from task 8 on @@\n- … F3 B2 B3\n"));
   for (int i = 0; i < 5000; ++i)

@@ -103,7 +103,7 @@ loss %loss
 )");
   ASSERT_EQ(explanations.size(), 1u);
   EXPECT_EQ(explanations[0].lines[0],
-            "of the ops on data alone 0 moved to the region that reads them, 2 were copied into "
+            "of the ops on data only 0 moved to the region that reads them, 2 were copied into "
             "further ones");
 }
 

@@ -245,7 +245,7 @@ TEST(Graph, CheckFindsEachFault) {
   EXPECT_EQ(fault([](Graph& g) { g.values[3].data = {}; }),
             "value 'scale' of type f32[] has 0 bytes of data");
   EXPECT_EQ(fault([](Graph& g) { g.inputs.pop_back(); }),
-            "value 'labels' stands 0 times among the inputs, not 1");
+            "value 'labels' is 0 times among the inputs, not 1");
   EXPECT_EQ(fault([](Graph& g) { g.value(g.find_value("y")).producer = {}; }),
             "value 'y' has no producer");
   EXPECT_EQ(fault([](Graph& g) { g.nodes[0].inputs[0] = ValueId(99); }),

@@ -309,7 +309,7 @@ std::string use_error(const OpDef& def, const OpTypes& use) {
 TEST(Uses, AreThoseOfTheTable) {
   for_each_use([](const Use& use, std::mt19937_64&) {
     if (use.def->sums_step) {
-      EXPECT_EQ(use_error(*use.def, use.types), "is not for one device alone");
+      EXPECT_EQ(use_error(*use.def, use.types), "is not for a single device");
       return;
     }
     EXPECT_EQ(use_error(*use.def, use.types), "") << use.label;
@@ -406,7 +406,7 @@ TEST(Uses, NumbersAreInTheirRanges) {
   EXPECT_EQ(draw({5, 2}, {}), "2 parts of 5 rows of 24 elements");
   EXPECT_EQ(draw({INT64_MIN, 2}, {}), "2 parts of -9223372036854775808 rows of 24 elements");
   EXPECT_EQ(draw({4, INT64_MAX}, {}), "9223372036854775807 parts of 4 rows of 24 elements");
-  EXPECT_EQ(draw({4, 2}, {1, 4, 6}), "6 zeros behind 4 rows of 24 elements");
+  EXPECT_EQ(draw({4, 2}, {1, 4, 6}), "6 zeros after 4 rows of 24 elements");
   EXPECT_EQ(draw({4, 2, 4, 2}, {}), "4 numbers of cuts for 1 axes");
 }
 
@@ -453,7 +453,7 @@ TEST(Ops, TypeErrorsNameShapes) {
                         {{"starts", Shape{0}}, {"ends", Shape{5}}, {"steps", Shape{1}}}),
             "0:5:1 is not a range of dim 0 of f32[4]");
   EXPECT_EQ(types_error("Concat", {f32({2, 3}), f32({3, 3})}, {{"axis", int64_t{1}}}),
-            "f32[2,3], f32[3,3] cannot stand behind each other along dim 1");
+            "f32[2,3], f32[3,3] cannot be joined along dim 1");
   EXPECT_EQ(types_error("Gather", {f32({2, 3}), f32({1})}, {{"axis", int64_t{0}}}),
             "input 1 must hold i64 or i32 indices, but is f32[1]");
   EXPECT_EQ(types_error("CrossEntropySum", {f32({8, 5}), i64({7})}),

@@ -103,15 +103,15 @@ TEST(Globs, WrongPatternsAreErrors) {
       {"", "a pattern must not be empty"},
       {"/h", "the pattern '/h' must not begin or end with '/'"},
       {"h/", "the pattern 'h/' must not begin or end with '/'"},
-      {"fc**", "'**' must stand alone between slashes in the pattern 'fc**'"},
-      {"a/***", "'**' must stand alone between slashes in the pattern 'a/***'"},
+      {"fc**", "'**' must be alone between slashes in the pattern 'fc**'"},
+      {"a/***", "'**' must be alone between slashes in the pattern 'a/***'"},
       {"h/{", "a capture in the pattern 'h/{' must be a name in braces"},
       {"h/}", "a capture in the pattern 'h/}' must be a name in braces"},
       {"h/{}", "a capture in the pattern 'h/{}' must be a name in braces"},
       {"h/{a,b}", "a capture in the pattern 'h/{a,b}' must be a name in braces"},
       {"{i}/{i}", "the pattern '{i}/{i}' captures 'i' twice"},
-      {"{i}{j}", "the capture '{j}' in the pattern '{i}{j}' stands beside other digits"},
-      {"a2{i}", "the capture '{i}' in the pattern 'a2{i}' stands beside other digits"},
+      {"{i}{j}", "the capture '{j}' in the pattern '{i}{j}' is next to other digits"},
+      {"a2{i}", "the capture '{i}' in the pattern 'a2{i}' is next to other digits"},
   };
   for (const auto& [pattern, message] : cases) {
     const Result<Glob> parsed = Glob::parse(pattern, at);

@@ -654,7 +654,7 @@ TEST(MpiStart, AProcessThatEndsBeforeMpiBeginsEndsTheJob) {
 TEST(MpiStart, AnMpiForOneThreadIsRefused) {
   SKIP_UNDER_THREAD_SANITIZER();
   const auto [code, output] = mpirun(2, "one_thread");
-  EXPECT_NE(output.find("process 1 of 2: this MPI lets one thread alone call it"),
+  EXPECT_NE(output.find("process 1 of 2: this MPI lets only one thread call it"),
             std::string::npos)
       << output;
   EXPECT_EQ(code, static_cast<int>(ExitCode::kUsage)) << output;

@@ -57,7 +57,7 @@ class Parser {
       result.set(std::move(name), std::move(value));
     } while (take(", "));
     PIPER_TRY(expect('}'));
-    if (at_ != text_.size()) return wrong("text behind the '}'");
+    if (at_ != text_.size()) return wrong("text after the '}'");
     return result;
   }
 

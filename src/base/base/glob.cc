@@ -175,7 +175,7 @@ Status check_stars(std::string_view pattern, const SourceSpan& at) {
     const bool starts = p == 0 || pattern[p - 1] == '/';
     const bool ends = p + 2 == pattern.size() || pattern[p + 2] == '/';
     if (!starts || !ends)
-      return fail(at, "'**' must stand alone between slashes in the pattern '{}'", pattern)
+      return fail(at, "'**' must be alone between slashes in the pattern '{}'", pattern)
           .with_note("help: '*' matches within one segment, '**' any number of whole segments");
     p += 2;
   }
@@ -197,7 +197,7 @@ Status check_captures(std::string_view pattern, const SourceSpan& at) {
     const char before = p > 0 ? pattern[p - 1] : '/';
     const char behind = end + 1 < pattern.size() ? pattern[end + 1] : '/';
     if (is_digit(before) || is_digit(behind) || before == '}')
-      return fail(at, "the capture '{{{}}}' in the pattern '{}' stands beside other digits", name,
+      return fail(at, "the capture '{{{}}}' in the pattern '{}' is next to other digits", name,
                   pattern)
           .with_note("a capture takes a whole number, so nothing could match");
     p = end + 1;

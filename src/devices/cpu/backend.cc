@@ -90,7 +90,7 @@ Status check_overlaps(const FusedProgram& program, const LocalPlaces& lie,
         PIPER_WANT(out < 0 || from < 0 || from != lie.offsets[out] ||
                        (k < 32 && (kernels[i]->in_place >> k & 1)) ||
                        program.values[out].bytes() == 0 || program.values[in].bytes() == 0,
-                   "op {} {}: output {} lies over input {}", i, program.ops[i].op, out, in);
+                   "op {} {}: output {} overwrites input {}", i, program.ops[i].op, out, in);
       }
   return ok_status();
 }

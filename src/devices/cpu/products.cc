@@ -133,7 +133,7 @@ class Reader {
       return processor(join(words.subspan(1), " "));
     }
     if (names_.empty()) return fail("a rule before the first processor");
-    if (complete_) return fail("a rule behind one without conditions");
+    if (complete_) return fail("a rule after one without conditions");
     PIPER_ASSIGN(Rule rule, read_rule(words));
     complete_ = rule.conditions.empty();
     if (entry_) entry_->rules.push_back(std::move(rule));

@@ -193,7 +193,7 @@ Result<CuAddress> Device::take_reserved(size_t bytes) {
   Reserved& from = *reserved_;
   const size_t size = (bytes + kAlign - 1) / kAlign * kAlign;
   if (size > from.bytes - from.used)
-    return fail("a block of {} behind {} bytes of the device's memory: the plan states {} bytes",
+    return fail("a block of {} after {} bytes of the device's memory: the plan states {} bytes",
                 bytes, from.used, from.bytes)
         .with_code(ExitCode::kPlan);
   return from.at + std::exchange(from.used, from.used + size);

@@ -24,7 +24,7 @@ std::optional<AttentionFound> AttentionFinder::find(size_t index) {
     std::string& why = why_[weights.softmax->outputs[0]];
     std::vector<ScorePath> paths = reader_.paths(*weights.softmax);
     why = reader_.why();
-    if (why.empty() && paths.empty()) why = "no product of queries and keys stands before it";
+    if (why.empty() && paths.empty()) why = "no product of queries and keys comes before it";
     for (size_t i = 0, count = paths.size(); i < count; ++i) {
       paths.push_back(paths[i]);
       paths.back().swapped = true;

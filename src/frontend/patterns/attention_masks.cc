@@ -208,7 +208,7 @@ bool ScoreReader::settle(const Scores& raw, const std::vector<MaskStep>& hidden,
     const auto by = std::find_if(steps.begin(), steps.end(),
                                  [&](const MaskStep& step) { return is_hidden_by(step, weight); });
     if (by == steps.end())
-      return no("weights are put to zero behind the softmax by another mask than its own");
+      return no("weights are set to zero after the softmax by another mask than its own");
     *by = weight;
     by->number = -std::numeric_limits<double>::infinity();
   }

@@ -66,7 +66,7 @@ void ScoreReader::climb(ValueId id, ScorePath& path, int& opened, std::vector<Sc
   }
   const std::vector<size_t> ways = ways_up(*node);
   if (ways.empty() && why_.empty())
-    no("between the product and the softmax stands '{}' ({})", node->name, node->op);
+    no("between the product and the softmax is '{}' ({})", node->name, node->op);
   for (const size_t at : ways) {
     path.steps.push_back({node, at});
     climb(node->inputs[at], path, opened, found);
@@ -203,8 +203,8 @@ bool ScoreReader::read_step(const ScorePath::Step& step, ViewDims& dims, Scores&
   const bool shifts = node.op == "Sub" && step.at == 0 && is_max_of(node.inputs[1], node.inputs[0]);
   if (shifts)
     return scores.sink.valid() || joined(dims.back()) == joined(Modes{{keys_, 1}}) ||
-           no("'{}' takes away the greatest score of other than keys", node.name);
-  if (scores.sink.valid()) return no("'{}' stands behind the score of a sink", node.name);
+           no("'{}' subtracts the largest score of other dims than the keys", node.name);
+  if (scores.sink.valid()) return no("'{}' comes after the score of a sink", node.name);
   if (is_view(graph_, node)) {
     auto seen = seen_through(graph_, node, dims);
     if (!seen) return no("'{}' mixes the dims of the scores", node.name);
@@ -252,7 +252,7 @@ bool ScoreReader::read(const ScorePath& path, const Weights& weights, Scores& sc
   const auto axis = static_cast<size_t>(softmax.attrs.integer("axis"));
   if (joined(dims[axis]) != joined(Modes{{keys_, 1}}) ||
       (raw.sink.valid() && axis + 1 != dims.size()))
-    return no("its softmax is not over the keys alone");
+    return no("its softmax is not over the keys only");
   const bool drops = !weights.steps.empty() && drops_last(*weights.steps.back().node);
   if (drops != raw.sink.valid())
     return no("a column is taken away, or is one too many, of its weights");

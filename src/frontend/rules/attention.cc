@@ -75,7 +75,7 @@ Result<Heads> read_heads(RuleContext& c) {
   }
   if (h.q.rank() != 4 || h.k.rank() != 4 || h.v.rank() != 4)
     return c.error("needs operands of 3 or 4 dims");
-  if (c.has(4) != c.has(5)) return c.error("has past keys or past values alone");
+  if (c.has(4) != c.has(5)) return c.error("has only past keys or only past values");
   if (!c.has(4)) return h;
   if (c.in(4).rank() != 4 || c.in(5).rank() != 4)
     return c.error("needs past keys and values of 4 dims");

@@ -53,7 +53,7 @@ Status check_first(const BalanceRule& balance, const Annotate& before) {
     if (const SourceSpan* at = lost(rule))
       return fail(balance.at, "'balance' gives every op a '{}', and so undoes the rule at {}",
                   balance.tag, yaml::place(*at))
-          .with_note("help: balance first; rules behind it override it");
+          .with_note("help: balance first; rules after it override it");
   return ok_status();
 }
 

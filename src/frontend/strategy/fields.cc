@@ -78,7 +78,7 @@ std::vector<std::string> places_below(const Object& from, std::string_view key) 
 std::optional<std::string> home_of(std::string_view key, const Object& object) {
   const Object& whole = fields::object("strategy");
   if (find_field(whole, key))
-    return fmt::format("help: '{}' stands at the left margin, beside 'piper'", key);
+    return fmt::format("help: '{}' begins at the left margin, as 'piper' does", key);
   if (const std::string help = foreign_help(key); !help.empty()) return help;
   const auto below = places_below(object, key);
   if (below.size() == 1) return fmt::format("help: write '{}'", below[0]);

@@ -37,7 +37,7 @@ constexpr Row kRows[] = {
      "interleaved interleaved_1f1b zb_h1 zb_h2 zbv zb_v zero_bubble zerobubble dualpipe dualpipev "
      "chimera hanayo looped_bfs",
      "an order of work is '- order: {each: pp, program: …}' under 'directives', and the library "
-     "has complete files: 'include: <1f1b>'; the learning rate's schedule stands in "
+     "has complete files: 'include: <1f1b>'; the learning rate's schedule is in "
      "'train'"},
     {"data_parallel data_parallel_size data_parallel_degree dp dp_size dp_degree ddp "
      "distributed_data_parallel dp_replicate dp_shard replicas num_replicas",

@@ -23,7 +23,7 @@ constexpr Field kStrategy[] = {
      "What the model file leaves open about its inputs."},
     {"dims", kCounts, kOptional, "Sizes of other dynamic dims, by their name in the model."},
     {"parameters", many("parameter"), kOptional,
-     "What is trained, where the file alone does not say or you know better."},
+     "What is trained, where the file does not say or you know better."},
     {"loss",
      {.type = Type::kTextOneOrMany, .object = "loss"},
      kOptional,

@@ -65,7 +65,7 @@ Result<std::vector<OrderCell>> parse_list(const std::string& text, const SourceS
       continue;
     }
     if (c == '&') {
-      if (out.empty() || open) return fail(here, "'&' stands between two tasks");
+      if (out.empty() || open) return fail(here, "'&' must be between two tasks");
       if (joined) return fail(here, "a pair has two tasks; this would be the third");
       open = out.back().paired = true;
       ++begin;
@@ -80,7 +80,7 @@ Result<std::vector<OrderCell>> parse_list(const std::string& text, const SourceS
     open = false;
     begin = end;
   }
-  if (open) return fail(at, "'&' stands between two tasks");
+  if (open) return fail(at, "'&' must be between two tasks");
   return out;
 }
 
@@ -106,7 +106,7 @@ Status check_stages(const OrderRows& rows) {
       if (cell.stage < 0) continue;
       const auto [row, is_new] = row_of_stage.try_emplace(cell.stage, r);
       if (!is_new && row->second != r)
-        return fail(cell.at, "stage {} stands in row {} and in row {}", cell.stage, row->second, r)
+        return fail(cell.at, "stage {} is in row {} and in row {}", cell.stage, row->second, r)
             .with_note("a stage lives on one device");
     }
   return ok_status();

@@ -16,9 +16,9 @@ constexpr std::array<std::string_view, 5> kKeywords = {"repeat", "for", "if", "e
 
 // What other languages write, and what is written here instead.
 constexpr std::pair<std::string_view, std::string_view> kHabits[] = {
-    {"(", "tags stand in brackets, F[chunk=0]; a loop is 'for i in 0..M: …'"},
-    {",", "items stand side by side, without commas"},
-    {"{", "what a ':' governs stands behind it, or indented below"},
+    {"(", "tags are in brackets, F[chunk=0]; a loop is 'for i in 0..M: …'"},
+    {",", "items follow each other without commas"},
+    {"{", "what a ':' governs comes after it, or indented below"},
     {"*", "'repeat M: F' takes M of them"},
     {"=", "'==' compares, 'let x = …' gives a name"},
     {"and", "write '&&'"},
@@ -161,7 +161,7 @@ class Parser {
       const bool deeper = next_ < pieces_.size() && pieces_[next_].starts_line &&
                           pieces_[next_].indent > piece.indent;
       if (!deeper)
-        return fail(here(piece, offset, 1), "nothing stands after this ':'")
+        return fail(here(piece, offset, 1), "nothing follows this ':'")
             .with_note("help: write items on the same line, or an indented block below");
       PIPER_ASSIGN(out, block(pieces_[next_].indent));
     }

@@ -75,7 +75,7 @@ class Lines {
     PIPER_ASSIGN(std::string line, insert_params(node, scope_));
     if (line.find('\n') != line.npos)
       return fail(std::move(at), "a text of several lines is inserted into a line")
-          .with_note("help: it stands on a line of its own");
+          .with_note("help: it needs a line of its own");
     at.length = -1;
     push(line, at);
     return ok_status();

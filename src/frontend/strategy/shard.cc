@@ -56,7 +56,7 @@ Status check_shard(const Fields& map, const Reading&, ShardRule& shard) {
     return fail(map.key_at("pad"), "shard: 'pad' is for dims of parameters");
   if (shard.zigzag && (!shard.dim || shard.input.empty()))
     return fail(map.key_at("order"), "shard: 'order' is for dims of inputs")
-        .with_note("help: what is made of these lies as they do");
+        .with_note("help: what is made of these has their layout");
   return ok_status();
 }
 
@@ -80,14 +80,14 @@ constexpr Field kShardKeys[] = {
      "Or attention over tokens that are cut over the axis: patterns over scope paths.",
      member<&ShardRule::attention>},
     {"by", one_of(kWays), kOptional,
-     "How it is done: keys and values of all tokens gathered, all tokens of the own heads, or the "
-     "keys and values of each rank in turn.",
+     "How it is done: keys and values of all tokens gathered, all tokens of the rank's heads, or "
+     "the keys and values of each rank in turn.",
      member<&ShardRule::by>},
     {"dim", integer_or(kNone, {-64, 63}), kOptional,
      "Which dim is cut, from the end if negative; none: every rank holds all of it.",
      custom<read_dim, print_dim>},
     {"pad", kBool, kOptional,
-     "Where the axis does not divide the dim: zeros behind it, which never count. Default false.",
+     "Where the axis does not divide the dim: zeros after it, which never count. Default false.",
      member<&ShardRule::pad>},
     {"order", one_of(kOrders), kOptional,
      "Of an input, what a rank has of the dim: one block, or, zigzag, of twice as many blocks as "

@@ -119,7 +119,7 @@ Status read_value(const Field& field, const yaml::Node& node, const Reading& rea
     PIPER_TRY(read_word(field, item, reading));
     PIPER_ASSIGN(std::string name, read_text(item, reading.scope));
     if (std::find(out.begin(), out.end(), name) != out.end())
-      return fail(item.at, "'{}' stands twice", name);
+      return fail(item.at, "'{}' is given twice", name);
     out.push_back(std::move(name));
   }
   return ok_status();

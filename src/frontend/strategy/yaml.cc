@@ -121,7 +121,7 @@ class TreeBuilder : public YAML::EventHandler {
     } else {
       if (text_.compare(begin, value.size(), value) != 0) {
         throw Refused{
-            fail(span(mark), "a plain value must stand on one line")
+            fail(span(mark), "a plain value must be on one line")
                 .with_note(
                     "help: use a block text ('|'), or check the indentation of the next line")};
       }

@@ -104,7 +104,7 @@ void compare_memory(const SetMatch& match, DiffSection& section) {
         add_numbers(section, match.where(pair), field.what, was, is, DiffUnit::kBytes);
     }
   section.measure = greatest(match, &RoleSummary::peak_bytes, DiffUnit::kBytes);
-  section.summary = measure_text("the greatest peak", *section.measure);
+  section.summary = measure_text("the largest peak", *section.measure);
   for (const DevicePair& pair : match.devices)
     for (const auto& [whose, bytes] :
          {std::pair("", &RoleSummary::peak_bytes), {" on the host", &RoleSummary::host_bytes}})

@@ -87,7 +87,7 @@ bool is_slight(double before, double after);
 // "+5.1 %"; "+64 B" where that is slight; "" where it is none.
 std::string growth_text(double before, double after, DiffUnit unit);
 std::string verb_of(const std::string& section);  // " differs", of several " differ"
-// "the greatest peak 1 MiB → 2 MiB (+100.0 %)"
+// "the largest peak 1 MiB → 2 MiB (+100.0 %)"
 std::string measure_text(const char* what, const DiffSection::Measure& measure);
 // Names, as many as `width` columns hold.
 std::string list_text(const std::vector<std::string>& names, size_t most);

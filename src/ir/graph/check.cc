@@ -112,7 +112,7 @@ Status check_inputs(const Graph& graph) {
   for (size_t i = 0; i < graph.values.size(); ++i) {
     int expected = graph.values[i].kind == ValueKind::kInput ? 1 : 0;
     if (listed[i] != expected) {
-      return fail("value '{}' stands {} times among the inputs, not {}", graph.values[i].name,
+      return fail("value '{}' is {} times among the inputs, not {}", graph.values[i].name,
                   listed[i], expected);
     }
   }

@@ -16,7 +16,7 @@ TypesResult concat_types(const OpTypes& use) {
     const int64_t extent = other.shape.size() == result.shape.size() ? other.shape[axis] : -1;
     if (extent >= 0) other.shape[axis] = result.shape[axis];
     if (extent < 0 || other != result) {
-      return fail("{} cannot stand behind each other along dim {}", operands(use), axis);
+      return fail("{} cannot be joined along dim {}", operands(use), axis);
     }
     result.shape[axis] += extent;
   }

@@ -29,7 +29,7 @@ Status check_runs(const Attrs& attrs, int64_t elements) {
       if (zeros[3 * z] != static_cast<int64_t>(c)) continue;
       const int64_t rows = zeros[3 * z + 1], behind = zeros[3 * z + 2];
       if (rows < 1 || behind < 0 || elements % rows != 0 || behind >= elements / rows)
-        return fail("{} zeros behind {} rows of {} elements", behind, rows, elements);
+        return fail("{} zeros after {} rows of {} elements", behind, rows, elements);
       elements -= rows * behind;
     }
     if (c == 0) break;

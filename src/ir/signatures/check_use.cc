@@ -73,7 +73,7 @@ Status check_use(std::string_view op, const OpTypes& use) {
     for (const OpDef* each : all_ops()) names.emplace_back(each->name);
     return fail("there is no such op{}", did_you_mean(op, names));
   }
-  if (def->collective || def->sums_step) return fail("is not for one device alone");
+  if (def->collective || def->sums_step) return fail("is not for a single device");
   PIPER_TRY(check_attributes(op, use.attrs));
   const bool adds = use.attrs.integer("accumulate") != 0;
   PIPER_ASSIGN(const OpTypes plain, adds ? without_sum(use) : Result<OpTypes>(use));

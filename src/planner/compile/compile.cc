@@ -313,7 +313,7 @@ Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
   if (!making.is_oracle() && made.schedule.nearer > 0)
     explain.push_back({strategy.prefetches.front().at,
                        "prefetch",
-                       {fmt::format("{} of them stand nearer to their use, behind their sends",
+                       {fmt::format("{} of them are nearer to their use, after their sends",
                                     made.schedule.nearer)}});
   if (making.is_oracle()) return made;
   explain_idle(made.dag, made.deps, made.schedule, strategy, explain);
@@ -388,7 +388,7 @@ Target single_target(const CompileOptions& options, const Cut& cut, Compiled& co
     return Target::kSingle;
   compiled.set.manifest.predictions["single_instructions"] = static_cast<double>(instructions);
   compiled.warnings.push_back(
-      fmt::format("the single-device plan plays the first of {} replicas alone, enough to prove "
+      fmt::format("the single-device plan plays only the first of {} replicas, enough to prove "
                   "the plans by, not to train: for all it has about {} instructions, more than {}; "
                   "--oracles writes it",
                   cut.replicas, instructions, options.largest_single));

@@ -121,7 +121,7 @@ Result<Graph> clone_data_ops(Graph graph, std::span<const std::string> tags, con
   if (moved + copied == 0) return graph;
   out.push_back({at,
                  "annotate",
-                 {fmt::format("of the ops on data alone {} moved to the region that reads them, {} "
+                 {fmt::format("of the ops on data only {} moved to the region that reads them, {} "
                               "were copied into further ones",
                               moved, copied)}});
   return in_topological_order(std::move(graph));

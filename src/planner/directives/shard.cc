@@ -199,7 +199,7 @@ std::string help_divide(const Graph& graph, const AxisCut& cut, const ShardSeed&
   if (seed.dim == value.batch_dim)
     return fmt::format("help: a replica has {} samples of each microbatch", extent);
   if (value.kind == ValueKind::kState && can_be_padded(graph, cut, seed, parts))
-    return "help: `pad: true` adds zeros behind it that never count";
+    return "help: `pad: true` adds zeros after it that never count";
   if (seed.zigzag && extent % (parts / 2) == 0)
     return "help: `order: contiguous` has one block a rank";
   std::vector<std::string> sizes;

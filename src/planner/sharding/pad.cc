@@ -357,7 +357,7 @@ class Padding {
     const Value& seed = graph_.value(of.value);
     return fail(of.at, "dim {} of '{}' ({}) cannot be padded for {} ranks over '{}'", of.dim,
                 quote_control(seed.name), to_string(seed.type), cut_.ranks, cut_.name)
-        .with_note(fmt::format("elements behind the end of '{}' ({}) would count in {}",
+        .with_note(fmt::format("elements past the end of '{}' ({}) would count in {}",
                                quote_control(graph_.value(operand).name),
                                to_string(graph_.value(operand).type), reader));
   }

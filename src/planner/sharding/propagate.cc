@@ -370,7 +370,7 @@ class Propagation {
         fail(cut_.at, "the batch cannot be cut: {} needs the sum of {} over all its samples",
              place_of(use.node), name_of(id));
     error.notes.push_back(
-        "only a value of inputs and constants alone can be summed before the microbatches run");
+        "only a value of inputs and constants can be summed before the microbatches run");
     return problem(use.node, std::move(error));
   }
 
@@ -394,7 +394,7 @@ class Propagation {
       } else if (graph_.value(input).kind == ValueKind::kNode &&
                  !is_step_sum(graph_.node(graph_.value(input).producer))) {
         if (!is_shareable(input))
-          return problem(node, fail(cut_.at, "not supported: {} reads {} behind the microbatches",
+          return problem(node, fail(cut_.at, "not supported: {} reads {} after the microbatches",
                                     place_of(node), name_of(input)));
         reading = {.summed = true, .shared = true};
       }
@@ -455,7 +455,7 @@ class Propagation {
   // Of one walk.
   std::vector<Layout> layouts_;
   std::vector<bool> unknown_;  // by value: behind a problem
-  std::vector<bool> late_;     // by node: it runs behind the microbatches
+  std::vector<bool> late_;     // by node: it runs after the microbatches
   std::map<std::pair<int32_t, int32_t>, Reading> readings_;
   std::optional<Error> first_problem_;
   bool found_more_ = false;

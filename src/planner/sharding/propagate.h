@@ -25,7 +25,7 @@ struct Propagated {
   std::vector<Layout> layouts;  // by value
   // By node and input, where a node does not read the value itself.
   std::map<std::pair<int32_t, int32_t>, Reading> readings;
-  std::vector<bool> late;  // by node: it runs behind the microbatches, once
+  std::vector<bool> late;  // by node: it runs after the microbatches, once
 };
 
 // The error names the first op, in node order, that the cut does not get past. One shard cannot

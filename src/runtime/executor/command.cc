@@ -140,7 +140,7 @@ Status load_reference(const RunOptions& options, Loaded& loaded) {
   const auto& predicted = loaded.set.manifest.predictions;
   if (const auto all = predicted.find("single_instructions"); single && all != predicted.end())
     return usage(
-               fmt::format("{} plays the first replica alone, which is no training to compare with",
+               fmt::format("{} plays only the first replica, which is no training to compare with",
                            directory.string()))
         .with_note(
             fmt::format("for all replicas it would have about {:.0f} instructions", all->second))

@@ -284,7 +284,7 @@ Status Comparison::check_close(int64_t step, const Entry& entry) {
         print_value(type.dtype, element(type.dtype, entry.reference.data, where))));
     if (!least_eps_ || *least_eps_ >= kSafeEps) return far;
     far.notes = {fmt::format("the optimizer divides a gradient by its size plus eps = {:g}: where "
-                             "a gradient is rounding alone, as that of a key's bias, its step is "
+                             "a gradient is only rounding, as that of a key's bias, its step is "
                              "no smaller, and differs from one cut of the batch to the next",
                              *least_eps_),
                  fmt::format("help: compare with 'eps: {:g}', or with sgd", kSafeEps)};

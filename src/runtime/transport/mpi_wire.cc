@@ -40,7 +40,7 @@ std::string alone_text(double seconds, const char* where) {
 // A rank has more threads than one, and each may be the one that calls MPI.
 [[noreturn]] void end_unthreaded() {
   const Error error =
-      fail("{}: this MPI lets one thread alone call it (MPI_THREAD_SERIALIZED is not provided)",
+      fail("{}: this MPI lets only one thread call it (MPI_THREAD_SERIALIZED is not provided)",
            who())
           .with_note("help: start with torchrun or srun, or with --rendezvous, which need no MPI");
   std::fputs(print_error(error).c_str(), stderr);
