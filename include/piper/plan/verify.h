@@ -1,4 +1,4 @@
-// Proves a plan set right from the plans alone. Shares no code with the compiler's lowering; piperc
+// Proves a plan set right from the plans only. Shares no code with the compiler's lowering; piperc
 // runs it on all it writes.
 //
 // Ranks that differ only along axes no send names run one program (SPMD peers) and are checked
@@ -61,8 +61,9 @@ struct VerifyReport {
   std::vector<std::string> axes;  // of the mesh, that rule layout has followed
 };
 
-// `single`: the plan for one device with the same cut of the batch; null: nothing is compared. An
-// error only if a set is not one at all (roles of different meshes, ranks without role).
+// Verifies a set. `single`: the plan for one device with the same cut of the batch; null: nothing
+// is compared. An error only if a set is not one at all (roles of different meshes, ranks without
+// role).
 Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* single = nullptr);
 
 }  // namespace piper

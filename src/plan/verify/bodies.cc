@@ -9,7 +9,7 @@
 namespace piper {
 namespace {
 
-// What it waits for stands elsewhere in each list.
+// Returns whether both do the same; what they wait for is at other places in each list.
 bool is_same(const RoleProgram& role, const Instruction& one, const Instruction& other) {
   const auto is_same_arg = [&](int32_t arg, int32_t in_part) {
     const int32_t newest = role.tensor(in_part).previous_of;

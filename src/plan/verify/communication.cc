@@ -12,7 +12,7 @@ const Tensor& tensor_of(const Model& model, const Section& section, Spot place, 
   return model.cells[place.cell].role->tensor(section.at(place).args[arg]);
 }
 
-// What one cell sends another on one communicator.
+// Holds what one cell sends another on one communicator.
 struct Route {
   std::vector<Spot> sends, recvs;
 };
@@ -83,8 +83,8 @@ std::string describe(const Model& model, const Section& section, Spot place) {
   return text + ")";
 }
 
-// Of a message, tensor by tensor: values of a microbatch have one name everywhere. (Parts of sums
-// are followed by rule sum.)
+// Compares a message tensor by tensor: values of a microbatch have one name everywhere. (Parts of
+// sums are followed by rule sum.)
 void compare_types(const Model& model, const Section& section, Spot send, Spot recv,
                    Findings& findings) {
   const size_t sends = section.at(send).args.size(), takes = section.at(recv).args.size();

@@ -1,4 +1,4 @@
-// Rule copies: what several devices keep of one parameter stays equal bit for bit. Symbols stand
+// Rule copies: what several devices keep of one parameter stays equal bit for bit. Symbols are
 // for contents: equal ones for equal initial values, for sums of the same contributions in the same
 // order, and for the same ops on equal contents. A contribution is what it is declared to be, here
 // as in rule sum.
@@ -35,7 +35,7 @@ class Copies {
   const RoleProgram& role(int32_t cell) const { return *model_.cells[cell].role; }
   uint64_t& held(Spot place, size_t arg) { return held_[place.cell][section_.at(place).args[arg]]; }
 
-  // Cells that keep a trained parameter which another one keeps, too.
+  // Finds cells that keep a trained parameter which another one keeps, too.
   void find_holders() {
     holds_copy_.resize(model_.cells.size());
     std::vector<int32_t> first(model_.params.size(), -1);  // by parameter: a cell
@@ -123,7 +123,7 @@ class Copies {
   static uint64_t added(uint64_t a, uint64_t b) {
     return join_symbols(std::min(a, b), std::max(a, b));
   }
-  // Results that are like no others.
+  // Gives results symbols that are like no others.
   void set_written(Spot place, const Step& step) {
     const uint64_t own =
         join_symbols(static_cast<uint64_t>(place.cell) + 1, static_cast<uint64_t>(place.index));
@@ -141,7 +141,7 @@ class Copies {
       held(place, static_cast<size_t>(arg)) = after[static_cast<size_t>(arg)];
   }
 
-  // What comes of a content by a group: of equal contents equal ones, over equal axes.
+  // Returns what a group makes of a content: of equal contents equal ones, over equal axes.
   uint64_t over(Spot place, uint64_t symbol) const {
     const Instruction& one = section_.at(place);
     symbol = join_symbols(symbol, static_cast<uint64_t>(one.kind));

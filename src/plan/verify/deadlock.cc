@@ -12,10 +12,11 @@
 namespace piper {
 namespace {
 
-// Lanes, which are cells or streams, go on one by one as far as they can.
+// Runs lanes, which are cells or streams, one by one as far as they can.
 class Run {
  public:
-  // `may_wait`: by stream, whether its messages wait for their receives; empty: lanes are cells.
+  // Prepares a run. `may_wait`: by stream, whether its messages wait for their receives; empty:
+  // lanes are cells.
   Run(const Model& model, const Section& section, std::vector<bool> may_wait)
       : model_(model),
         section_(section),
@@ -29,7 +30,7 @@ class Run {
     }
   }
 
-  // Whether all of it runs; else `order` has what does.
+  // Returns whether all of it runs; else `order` has what does.
   bool finish() {
     for (bool progress = true; progress;) {
       progress = false;
@@ -48,7 +49,8 @@ class Run {
     return true;
   }
 
-  // The shortest circle of lanes that wait for each other; of several the one through the lowest.
+  // Returns the shortest cycle of lanes that wait for each other; of several the one through the
+  // lowest.
   std::string circle() {
     std::vector<std::pair<Spot, Spot>> best;
     for (size_t start = 0; start < lists_.size(); ++start) {
@@ -79,7 +81,7 @@ class Run {
   }
   bool is_done(Spot spot) const { return done_[spot.cell][spot.index]; }
 
-  // What ends together with the instruction.
+  // Returns what ends together with the instruction.
   std::span<const Spot> meeting(const Spot& spot) {
     if (const int32_t joint = section_.joint[spot.cell][spot.index]; joint >= 0)
       return section_.joints[joint];
@@ -88,7 +90,7 @@ class Run {
     const bool waits = pair_[1].valid() && !may_wait_.empty() && may_wait_[lane_of(send)];
     return std::span(pair_).first(waits ? 2 : 1);
   }
-  // What keeps the next instruction of a lane from ending; good until the next call.
+  // Returns what keeps the next instruction of a lane from ending; good until the next call.
   const std::vector<Spot>& blockers(Spot waiting) {
     blockers_.clear();
     const std::span<const Spot> together = meeting(waiting);
@@ -103,7 +105,7 @@ class Run {
     return blockers_;
   }
 
-  // By breadth: who waits, and for what; empty: there is none.
+  // Searches by breadth who waits, and for what; empty: there is no cycle.
   std::vector<std::pair<Spot, Spot>> circle_through(size_t start) {
     constexpr size_t kNone = SIZE_MAX;
     std::vector<size_t> from(lists_.size(), kNone), open{start};
@@ -131,7 +133,7 @@ class Run {
   std::vector<Spot> blockers_;
 };
 
-// By stream: its messages wait for their receives.
+// Returns by stream whether its messages wait for their receives.
 std::vector<bool> find_waiting(const Section& section) {
   std::vector<bool> sends(static_cast<size_t>(section.slots)), computes = sends;
   for (const auto& steps : section.steps)

@@ -68,7 +68,7 @@ class Forwards {
     for (size_t a = 0; a < to.size(); ++a)
       if (std::exchange(needed_[place.cell][to[a]], false)) need(send.cell, from[a]);
   }
-  // Whether something of what it writes is needed: not of what was there before.
+  // Returns whether something of what it writes is needed: not of what was there before.
   bool take_written(Spot place) {
     const Step& step = section_.step(place);
     const auto args = section_.args_of(place.cell, step);
@@ -99,8 +99,8 @@ uint64_t key_of(const Tensor* key) {
   return key ? symbol_of(key->init.empty() ? key->name : key->init) : 0;
 }
 
-// Of which elements of all that a block of samples has, and how many these are: what cuts and zeros
-// behind blocks leave of them, the last one first.
+// Says which elements a block of samples has of all, and how many these are: what cuts and zeros
+// after blocks leave of them, the last one first.
 struct Drawn {
   uint64_t how = 0;
   int64_t elements = 0;
@@ -171,7 +171,7 @@ class DrawCheck {
     return drawn_by(op, program.values[static_cast<size_t>(op.outputs[0])].shape);
   }
 
-  // By key what one device draws.
+  // Finds by key what one device draws.
   void find_on_one() {
     const RoleProgram& role = *single_->model.cells[0].role;
     for (const Instruction& one : role.body) {

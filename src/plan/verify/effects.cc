@@ -154,7 +154,7 @@ class Follower {
     for (const auto& [arg, symbol] : combined_) held(place, args[arg]) = symbol;
     add(place, one, args, after);
   }
-  // Ranks that have parts or terms of the same add to it as one.
+  // Returns whether ranks that have parts or terms of the same add to it as one.
   bool adds_again(Spot place, const SampleRange& samples) const {
     const std::vector<int64_t>& at = model_.cells[place.cell].coordinates;
     bool again = false;
@@ -208,7 +208,7 @@ class Follower {
     return block_ids_.try_emplace(key, block_ids_.size()).first->second;
   }
 
-  // What the program makes of `before_`.
+  // Returns what the program makes of `before_`.
   const std::vector<uint64_t>& results(Spot place, const Step& step) {
     const Program& program = model_.cells[place.cell].role->programs[step.program];
     uint64_t key = reinterpret_cast<uintptr_t>(&program);
@@ -232,7 +232,7 @@ class Follower {
       look(place, step, known->second);
     return known->second;
   }
-  // Rows behind which zeros go on are of parts alone.
+  // Rows after which zeros go on are of parts only.
   bool is_known(uint64_t symbol) const {
     return known_->made.contains(values_.of_turn(symbol).value_or(symbol)) ||
            values_.rows.contains(symbol);

@@ -12,7 +12,7 @@
 namespace piper {
 
 struct Effects {
-  // What all uses of a block add to a sum.
+  // Counts what all uses of a block add to a sum.
   struct Added {
     int32_t step = 0, target = 0;
     int64_t count = 0;  // of samples
@@ -38,13 +38,13 @@ struct Effects {
 };
 
 uint64_t sum_symbol(int32_t step, std::string_view name);
-// By what a state or constant is known to plans that keep it otherwise: whole or a part. A copy is
-// known as its parameter, and has another type.
+// Returns by what name a state or constant is known to plans that keep it otherwise: whole or a
+// part. A copy is known as its parameter, and has another type.
 std::string identity_of(const RoleProgram& role, const Tensor& tensor);
 
-// Follows the section, which has an order, `steps` times over. `whole`: what ranks have parts of
-// is known as the whole value, as on one device. `known`: what is not strange, and how values lie;
-// null where nothing is compared.
+// Follows the section, which has an order, `steps` times over. `whole`: what ranks have parts of is
+// known as the whole value, as on one device. `known`: what is not strange, and how values are laid
+// out; null where nothing is compared.
 Effects follow(const Model& model, const Section& section, int32_t steps, bool whole,
                const Effects* known, const LayoutsFound* layouts = nullptr);
 

@@ -11,7 +11,7 @@ namespace {
 // the batch.
 constexpr std::string_view kGradient = ".grad", kStatistic = ".batch";
 
-// What can be said of a role alone.
+// Returns what can be said of a role without the others.
 RoleFacts facts_of(const RoleProgram& role) {
   RoleFacts facts;
   facts.buffers.reserve(role.buffers.size());
@@ -19,7 +19,7 @@ RoleFacts facts_of(const RoleProgram& role) {
   for (const Tensor& tensor : role.tensors) bytes_of.push_back(tensor.type.bytes());
   for (const Buffer& buffer : role.buffers) {
     const Tensor& tensor = role.tensor(buffer);
-    // The host's memory is taken to lie behind the device's.
+    // The host's memory is taken to be after the device's.
     const int64_t begin = buffer.offset + (tensor.host ? int64_t{1} << 60 : 0);
     const int64_t bytes = bytes_of[buffer.tensor];
     if (tensor.kind != BufferKind::kStep)

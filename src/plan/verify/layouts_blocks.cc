@@ -10,7 +10,8 @@ void for_each_instruction(const RoleProgram& role, const Visit& visit) {
   for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
     for (const Instruction& one : *list) visit(one);
 }
-// Whether it takes a run of what is made in a step, not of a parameter that is kept, for somebody.
+// Returns whether it takes a run of what is made in a step, not of a parameter that is kept, for
+// somebody.
 bool takes_run(const RoleProgram& role, const Instruction& one, const std::vector<int32_t>& uses) {
   const Tensor& whole = role.tensor(one.args[0]);
   bool used = false;
@@ -94,8 +95,8 @@ uint32_t dims_of(const Shape& shape, int64_t outer, bool several) {
 
 namespace {
 
-// Dims of `to` that may be what dim d of `from` is or a part of it: blocks of several of its
-// elements lie behind the dims of `to` that are dims before it.
+// Returns dims of `to` that may be what dim d of `from` is or a part of it: blocks of several of
+// its elements come after the dims of `to` that are dims before it.
 uint32_t dims_within(const Shape& from, size_t d, const Shape& to, int64_t outer) {
   const auto is_border = [&](size_t dims) {
     const int64_t before = elements_of(to, dims);
@@ -109,8 +110,8 @@ uint32_t dims_within(const Shape& from, size_t d, const Shape& to, int64_t outer
   return dims_of(to, outer, false) & ~((uint32_t{1} << std::min<size_t>(first, 31)) - 1);
 }
 
-// Dims of `to` that lie within dims of `from`, or several of them side by side, along which all
-// elements are the same.
+// Returns dims of `to` that are within dims of `from`, or several of them side by side, along which
+// all elements are the same.
 uint32_t same_along(uint32_t dims, const Shape& from, const Shape& to) {
   uint32_t same = 0;
   for (size_t first = 0, end = 0; dims != 0 && first < from.size(); first = end + 1) {
@@ -151,7 +152,7 @@ Lies cut_at(const Lies& lies, const Shape& shape, int64_t dim) {
 
 namespace {
 
-// The same elements of each rank's block: cut at a dim of one element.
+// Returns the same elements of each rank's block: cut at a dim of one element.
 Lies inside_block(const Shape& to) {
   Lies made{Lies::kUnknown};
   for (size_t d = 0; d < to.size() && d < 32; ++d)
@@ -179,13 +180,14 @@ Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const S
 
 namespace {
 
-// A dim of the whole, from the outside in: what a rank has of it, and the axes that cut it there.
+// Describes a dim of the whole, from the outside in: what a rank has of it, and the axes that cut
+// it there.
 struct Factor {
   int32_t axis = -1;
   int64_t size = 1;
 };
 
-// What a rank has of a dim.
+// Returns what a rank has of a dim.
 int64_t own_of(int64_t extent, const TensorCut& cut, int64_t parts) {
   return cut.block > 0 ? cut.outer * cut.block : extent / parts;
 }

@@ -74,7 +74,7 @@ std::optional<size_t> Integers::split_at(std::vector<Factor>& factors, int64_t s
   return factors.size();
 }
 
-// Axes that already cut the same stretches stand further out: these blocks are blocks of theirs.
+// Axes that already cut the same stretches are further out: these blocks are blocks of theirs.
 std::optional<int32_t> Integers::part_of(int32_t whole, const Blocks& blocks) {
   Part part = description_of(whole);
   std::optional<size_t> at = split_at(part.factors, blocks.stretches);

@@ -22,17 +22,17 @@ class Integers {
  public:
   // Returns equal numbers, from 1 on, for equal words.
   int32_t number_of(std::vector<int64_t> words);
-  // Return the number of the own blocks of integers, and of what such blocks are together. It is
-  // the same whatever has been cut and put together in between. Nothing: such blocks are not
-  // followed.
+  // These return the number of a rank's own blocks of integers, and of what such blocks are
+  // together. It is the same whatever has been cut and put together in between. Nothing: such
+  // blocks are not followed.
   std::optional<int32_t> part_of(int32_t whole, const Blocks& blocks);
   std::optional<int32_t> whole_of(int32_t part, const Blocks& blocks);
   // Returns whether the integers are known to be blocks along these axes.
   bool are_blocks(int32_t number, uint32_t axes) const;
 
  private:
-  // From the outside in: stretches, or axes that have one block each of what is further in, as it
-  // is `members` times there. Behind the last are as many elements as are left.
+  // Describes, from the outside in, stretches, or axes that have one block each of what is further
+  // in, as it is `members` times there. After the last are as many elements as are left.
   struct Factor {
     uint32_t axes = 0;  // 0: stretches
     int64_t count = 1;

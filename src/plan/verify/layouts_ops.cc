@@ -1,5 +1,5 @@
 // The letters of an op's loops, at the shapes that a rank has: a cut of an operand is one of a
-// letter, if all other operands lie as that cut has them.
+// letter, if all other operands are as that cut has them.
 #include "layouts_ops.h"
 
 namespace piper {
@@ -17,7 +17,7 @@ int64_t size_of(const LoopRule& rule, char letter) {
   return 1;
 }
 
-// The extent of each letter of the dim; a whole letter has what the others leave of it.
+// Returns the extent of each letter of the dim; a whole letter has what the others leave of it.
 std::vector<int64_t> extents_of(const LoopRule& rule, const Dim& dim, int64_t extent) {
   std::vector<int64_t> extents;
   int64_t product = 1;
@@ -194,8 +194,8 @@ std::optional<OpLayouts::Use> OpLayouts::use_of(std::string_view op, const Attrs
   return use;
 }
 
-// Own numbers: those of one axis beside what all ranks of another have alike, and where the own
-// part of a result begins.
+// Passes numbers: those of one axis beside what all ranks of another have alike, and where a rank's
+// own part of a result begins.
 OpLayouts::Made OpLayouts::pass_number(const Use& use, std::string_view op, size_t from) {
   for (const auto& [letter, input] : use.rule.firsts)
     if (static_cast<size_t>(input) == from)
@@ -210,8 +210,8 @@ OpLayouts::Made OpLayouts::pass_number(const Use& use, std::string_view op, size
   return std::vector<Lies>(use.types.outputs.size(), use.inputs[from].lies);
 }
 
-// Random numbers of a part: the op is told where along the axis it stands, and in which order axes
-// cut: a later one that cuts further left leaves fewer rows.
+// Draws random numbers of a part: the op is told where along the axis it is, and in which order
+// axes cut: a later one that cuts further left leaves fewer rows.
 OpLayouts::Made OpLayouts::draw_blocks(const Use& use) {
   const size_t first = static_cast<size_t>(use.def->draws) + 3;
   const std::vector<int64_t> cuts = use.types.attrs.integers("cuts");
@@ -237,7 +237,7 @@ OpLayouts::Made OpLayouts::draw_blocks(const Use& use) {
   return std::vector<Lies>{use.def->draws == 0 ? lies : use.inputs[0].lies};
 }
 
-// A sum passes where the op is linear in its terms, all others being whole; the greatest where
+// A sum passes where the op is linear in its terms, all others being whole; the largest where
 // elements only move.
 OpLayouts::Made OpLayouts::pass_terms(const Use& use, bool greatest) {
   std::vector<int> terms;
@@ -257,8 +257,8 @@ OpLayouts::Made OpLayouts::pass_terms(const Use& use, bool greatest) {
                            Lies{greatest ? Lies::kGreatest : Lies::kTerms});
 }
 
-// Rows by an index, each by itself: looked up are what the rank owns, where that same index says
-// so, and sums over rows have only those.
+// Sends rows by an index, each by itself: looked up are what the rank owns, where that same index
+// says so, and sums over rows have only those.
 OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
   const LoopRule& rule = use.rule;
   const Lies& routed = use.inputs[from].lies;
@@ -343,7 +343,7 @@ OpLayouts::Made OpLayouts::cut_runs(const Use& use, size_t from) {
   return made;
 }
 
-// The letters that may be the one that is cut, those with blocks of several turns first.
+// Returns the letters that may be the one that is cut, those with blocks of several turns first.
 std::vector<OpLayouts::Cut> OpLayouts::cuts_of(const Use& use, size_t input) const {
   const LaidOut& one = use.inputs[input];
   const Dims& dims = use.rule.inputs[input];
@@ -379,7 +379,7 @@ OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
   return all ? all : refuse("which cannot be done on these parts alone");
 }
 
-// The axes of which the operands are blocks, or which cut them.
+// Returns the axes of which the operands are blocks, or which cut them.
 std::pair<uint32_t, uint32_t> OpLayouts::beside_all(const Use& use) {
   std::pair<uint32_t, uint32_t> axes;
   for (const LaidOut& one : use.inputs)
@@ -442,8 +442,8 @@ bool OpLayouts::is_repeated(const Use& use, size_t input, char letter) const {
          (one.lies.dims >> dim_of(dims, letter) & 1);
 }
 
-// Whether a result is the gradient of a mask that is repeated along the letter: terms of it then,
-// though a rank's one element looks like a block.
+// Returns whether a result is the gradient of a mask that is repeated along the letter: terms of it
+// then, though a rank's one element looks like a block.
 bool OpLayouts::sums_over(const Use& use, size_t output, char letter) const {
   constexpr size_t kMask = 6, kMaskGrad = 3;
   return use.def->name == "AttentionGrad" && output == kMaskGrad &&
@@ -467,8 +467,8 @@ bool OpLayouts::takes(const Use& use, size_t input, const Cut& cut) const {
   return one.lies.fits(*wanted);
 }
 
-// A part must know where it begins, or each of its stretches: the own part of this axis, of those
-// before it or behind.
+// A part must know where it begins, or each of its stretches: its own part of this axis, of those
+// before it or after.
 bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t before) const {
   if (input >= use.inputs.size() || !use.inputs[input].present) return false;
   const Lies& first = use.inputs[input].lies;

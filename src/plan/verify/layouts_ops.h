@@ -1,4 +1,4 @@
-// Rule layout: what one op makes of operands that lie so or so. Private to the verify room.
+// Rule layout: what one op makes of operands that are so or so. Private to the verify room.
 #pragma once
 
 #include "layouts.h"
@@ -15,10 +15,11 @@ struct LaidOut {  // an operand; absent: kUnset with an empty type
 using Dims = std::vector<LoopRule::Dim>;
 
 size_t occurrences(const Dims& dims, char letter);
-// How an operand lies whose letter is cut; nothing: it does not have it, or not as one block.
+// Returns how an operand is laid out whose letter is cut; nothing: it does not have it, or not as
+// one block.
 std::optional<Lies> placed(const LoopRule& rule, const Dims& dims, const Shape& shape, char letter,
                            int64_t outer, bool mirrored = false);
-// Where the first operand is that lies so; their number: none does.
+// Returns where the first operand is that has such a layout; their number: none does.
 template <class Is>
 size_t first_of(std::span<const LaidOut> inputs, const Is& is) {
   size_t i = 0;
@@ -26,11 +27,11 @@ size_t first_of(std::span<const LaidOut> inputs, const Is& is) {
   return i;
 }
 
-// One use of an op of the table.
+// Follows one use of an op of the table.
 class OpLayouts {
  public:
   explicit OpLayouts(int64_t ranks) : ranks_(ranks) {}
-  // How its results lie. Nothing: `wrong` says why it cannot take its operands.
+  // Returns the layouts of its results. Nothing: `wrong` says why it cannot take its operands.
   std::optional<std::vector<Lies>> make(std::string_view op, const Attrs& attrs,
                                         std::span<const LaidOut> inputs,
                                         std::span<const TensorType> outputs);

@@ -1,4 +1,4 @@
-// Rule layout: what ops make of the own blocks and of those that come by in turn.
+// Rule layout: what ops make of its own blocks and of those that come by in turn.
 #include "layouts_ops.h"
 
 namespace piper {
@@ -50,7 +50,7 @@ OpLayouts::Made OpLayouts::by_turns(const Use& use, Cut cut) const {
 
 namespace {
 
-// Of two parts of the same, with nothing twice; of all of them the result.
+// Joins two parts of the same, with nothing twice; of all of them the result.
 std::optional<Lies::Turn> together(Lies::Turn a, const Lies::Turn& b) {
   if (a.before != b.before || a.merges != b.merges || a.of.size() != b.of.size())
     return std::nullopt;
@@ -64,7 +64,7 @@ std::optional<Lies::Turn> together(Lies::Turn a, const Lies::Turn& b) {
 
 }  // namespace
 
-// As if the operands were no parts; `turn` is what they are then.
+// Follows the op as if the operands were no parts; `turn` is what they are then.
 OpLayouts::Made OpLayouts::of_parts(const Use& use, const Lies::Turn& turn) {
   std::vector<LaidOut> inputs(use.inputs.begin(), use.inputs.end());
   for (LaidOut& one : inputs) one.lies.turn = {};

@@ -11,7 +11,7 @@ namespace piper {
 template <class T>
 class Mail {
  public:
-  // The next of what a send gives.
+  // Posts the next of what a send gives.
   void post(Spot send, T what) { letters_[key_of(send)].push_back(std::move(what)); }
   // Calls take(argument, what) for all that comes from the send.
   template <class Take>

@@ -31,7 +31,8 @@ class Reader {
   Sum load(int32_t value) const { return value >= 0 ? held_[value] : std::nullopt; }
   static Sum added(const Sum& a, const Sum& b) { return a && b ? Sum(*a + *b) : std::nullopt; }
 
-  // Whether sums may be cast to the type: nothing is lost, or a result of the program has it.
+  // Returns whether sums may be cast to the type: nothing is lost, or a result of the program has
+  // it.
   bool keeps_sums(const ProgramOp& op, DType to) const {
     if (!info(to).is_float || roundings_ == Roundings::kAny) return info(to).is_float;
     if (holds_all(to, type(op.inputs[0]).dtype)) return true;

@@ -14,15 +14,15 @@
 namespace piper {
 namespace {
 
-// The last access of a kind by one stream: earlier ones are complete when it is. What a send reads
-// it reads until its receive, on another rank, is complete.
+// Marks the last access of a kind by one stream: earlier ones are complete when it is. What a send
+// reads it reads until its receive, on another rank, is complete.
 struct Mark {
   int32_t slot = 0, index = 0;  // of the instruction whose completion ends it
   int32_t by = 0;               // the own instruction that a person would name
 };
 using Marks = std::vector<Mark>;  // one for each slot
 
-// Of a buffer, since it was last begun.
+// Holds the accesses of a buffer since it was last begun.
 struct Life {
   Marks reads, writes;
   bool begun = false;
@@ -112,7 +112,7 @@ class CellCheck {
     }
   }
 
-  // One buffer bound twice: once written, it must not be read any more by the other name.
+  // Checks one buffer bound twice: once written, it must not be read any more by the other name.
   void check_same_buffer(Spot place, const Instruction& one) {
     const Program& program = role_.programs[one.program];
     std::map<int32_t, std::vector<size_t>> bound;
@@ -124,8 +124,8 @@ class CellCheck {
             findings_.add("memory", "{} writes {} as arg {} while it still needs it as arg {}",
                           name(place), buffer_name(buffer), w, other);
   }
-  // Whether arg `other` is read or written after the op that first writes arg `w`, or both are
-  // written.
+  // Returns whether arg `other` is read or written after the op that first writes arg `w`, or both
+  // are written.
   static bool touched_after(const Program& program, size_t w, size_t other) {
     if (program.arg_written[other]) return true;
     bool written = false;
@@ -158,7 +158,7 @@ class CellCheck {
     const bool goes_on = reads_too || permanent(buffer);
     if (goes_on && (!life.begun || life.evicted())) return;  // said by read()
     if (life.begun && !life.evicted()) after_all(place, buffer);
-    // A new life: after all accesses of the old one and of whatever lies in these bytes.
+    // This begins a new life: after all accesses of the old one and of whatever is in these bytes.
     if (!goes_on) begin(place, buffer);
     note(life.writes, {step.slot, place.index, place.index});
   }
@@ -166,7 +166,7 @@ class CellCheck {
     return mark.by < section_.part_begin(place) ||
            clocks_.before(section_, mark.slot, mark.index, place);
   }
-  // A read that goes on after its instruction.
+  // Returns whether it is a read that goes on after its instruction.
   bool sending(const Mark& mark) const {
     return section_.step({cell_, mark.by}).kind == InstructionKind::kSend;
   }

@@ -95,7 +95,7 @@ void for_each(const RoleProgram& role, size_t count, const std::function<void(si
 
 namespace {
 
-// One cell of it; `first_slot` is that of its stream 0.
+// Adds one cell of the section; `first_slot` is that of its stream 0.
 void add_cell(const RoleProgram& role, size_t cell, int32_t first_slot, Section& section) {
   size_t size = 0, args = 0, waits = 0;
   for (const SectionPart& part : section.parts)
@@ -122,7 +122,7 @@ void add_cell(const RoleProgram& role, size_t cell, int32_t first_slot, Section&
       step.num_waits = static_cast<int32_t>(one.waits.size());
       section.lists[cell].push_back(&one);
       section.args[cell].insert(section.args[cell].end(), one.args.begin(), one.args.end());
-      // Counted from the begin of its part.
+      // Waits count from the begin of their part.
       for (int32_t wait : one.waits) section.waits[cell].push_back(begin + wait);
     }
     section.ends[cell].push_back(static_cast<int32_t>(section.steps[cell].size()));
@@ -177,8 +177,8 @@ namespace {
 // A part of the proof that waits for no other.
 using Part = std::function<void(Findings&, VerifyReport&)>;
 
-// All parts at once. What they find stands in the order of the list; `first` names those that begin
-// before the others: they take longest.
+// Proves all parts at once. What they find is in the order of the list; `first` names those
+// that begin before the others: they take longest.
 void prove(const Model& model, const std::vector<Part>& parts, std::vector<size_t> first,
            Findings& findings, VerifyReport& report) {
   for (size_t part = 0; part < parts.size(); ++part)
@@ -199,7 +199,7 @@ void prove(const Model& model, const std::vector<Part>& parts, std::vector<size_
   }
 }
 
-// Whether the section can be run: what the other rules stand on.
+// Returns whether the section can be run: what the other rules rely on.
 bool can_run(const Model& model, Section& section, Findings& findings, VerifyReport& report) {
   for (const auto& list : section.lists) report.instructions += static_cast<int64_t>(list.size());
   const size_t before = findings.made();
@@ -214,8 +214,8 @@ constexpr int32_t kSteps = 3;  // that are followed where steps overlap
 constexpr SectionPart kPrologue{&RoleProgram::prologue}, kBody{&RoleProgram::body, 0, true},
     kEpilogue{&RoleProgram::epilogue};
 
-// What depends on the order of a run. A state's versions are followed by rule sum where steps
-// overlap.
+// Checks what depends on the order of a run. A state's versions are followed by rule sum where
+// steps overlap.
 void check_run(const Model& model, const Section& section, const Single* single, Findings& findings,
                VerifyReport& report) {
   const bool steps = section.parts.back().ends_step, overlap = section.parts.size() > 1;
@@ -257,14 +257,16 @@ void check_run(const Model& model, const Section& section, const Single* single,
         report);
 }
 
-// kSteps training steps: begun by the prologue, two bodies, finished by the epilogue.
+// Makes a section of kSteps training steps: begun by the prologue, two bodies, finished by the
+// epilogue.
 Section make_steps(const Model& model) {
   SectionPart second = kBody, last = kEpilogue;
   second.step = 1, last.step = 2, last.ends_step = true;
   return make_section(model, "steps", {kPrologue, kBody, second, last});
 }
 
-// Of so many steps. Null: it cannot be run, as is said where it is verified itself.
+// Follows so many steps of the plan for one device. Null: it cannot be run, as is said where it is
+// verified itself.
 Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps, bool whole) {
   auto single = std::make_unique<Single>();
   PIPER_ASSIGN(single->model, make_model(set));
@@ -277,7 +279,7 @@ Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps,
   return single;
 }
 
-// What one device takes of the sums of the model: those whose squares are in the norm, in their
+// Takes what one device has of the sums of the model: those whose squares are in the norm, in their
 // order there, and the loss.
 void take_sums(Model& model, const Effects& one_device) {
   std::unordered_map<uint64_t, int32_t> sums;  // by symbol

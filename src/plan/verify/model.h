@@ -38,7 +38,7 @@ class NameIds {
   std::vector<std::string_view> names_;
 };
 
-// What the rules ask of a role again and again, side by side.
+// Keeps side by side what the rules ask of a role again and again.
 struct BufferFacts {
   int64_t begin = 0, end = 0;  // bytes of the arena, behind which the host's lie
   int32_t param = -1;          // the name's id
@@ -61,7 +61,7 @@ struct RoleFacts {
 };
 inline constexpr uint8_t kReads = 1, kWrites = 2;
 
-// Ranks that differ only along free axes: those on which neither roles nor the peers of any
+// Groups ranks that differ only along free axes: those on which neither roles nor the peers of any
 // instruction depend. Each of them meets the peers of the same free coordinates, so what holds for
 // one of them holds for all.
 struct Cell {
@@ -82,7 +82,7 @@ struct Model {
   std::vector<std::pair<std::string, int64_t>> mesh;
   std::vector<bool> alike_axis, free_axis;  // ranks along it have one role; see Cell
   // Mesh axes along which ranks have blocks of values, a bit each: rule layout follows these, and
-  // what it lets add up over them is one sum. Others repeat work, or share its sums alone.
+  // what it lets add up over them is one sum. Others repeat work, or share its sums only.
   uint32_t followed = 0;
   std::vector<Cell> cells;
   std::vector<int32_t> cell_of_rank;
@@ -104,7 +104,7 @@ struct Model {
 };
 Result<Model> make_model(const PlanSet& set);
 
-// Of an instruction what most rules ask, side by side.
+// Keeps side by side what most rules ask of an instruction.
 struct Step {
   InstructionKind kind = InstructionKind::kCompute;
   bool sums = false;          // it declares some
@@ -114,20 +114,20 @@ struct Step {
   int32_t first_arg = 0, num_args = 0;    // in Section::args of the cell
   int32_t first_wait = 0, num_waits = 0;  // in Section::waits of the cell
 };
-// What it does with an argument, and whether it writes a buffer.
+// Returns what it does with an argument, and whether it writes a buffer.
 uint8_t access_of(const RoleFacts& facts, const Step& step, size_t arg);
 bool writes(const RoleFacts& facts, const Step& step, std::span<const int32_t> args,
             int32_t buffer);
 
-// What a section is made of: one of the role's lists, and the training step under way in it.
+// Says what a section is made of: one of the role's lists, and the training step under way in it.
 struct SectionPart {
   std::vector<Instruction> RoleProgram::*list = nullptr;
   int32_t step = 0;
   bool ends_step = false;
 };
 
-// One of prologue, body and epilogue, in all cells; or, where training steps overlap, all of them
-// one after the other, with two bodies.
+// Is one of prologue, body and epilogue, in all cells; or, where training steps overlap, all of
+// them one after the other, with two bodies.
 struct Section {
   const char* name = "";
   std::vector<std::vector<const Instruction*>> lists;  // by cell: of all parts
@@ -160,12 +160,12 @@ struct Section {
                : static_cast<size_t>(std::upper_bound(own.begin(), own.end(), place.index) -
                                      own.begin());
   }
-  // Of a collective all that take part in it.
+  // Returns all that take part in a collective.
   std::span<const Spot> members(const Spot& place) const {
     const int32_t of = joint[place.cell][place.index];
     return of < 0 ? std::span(&place, 1) : std::span(joints[of]);
   }
-  // All before it in its cell is complete, messages included.
+  // Returns the begin of its part: all before it in its cell is complete, messages included.
   int32_t part_begin(Spot place) const {
     if (parts.size() == 1) return 0;
     const size_t part = part_of(place);
@@ -173,7 +173,7 @@ struct Section {
   }
   int32_t training_step(Spot place) const { return step(place).training_step; }
   int32_t training_steps() const { return parts.back().step + 1; }
-  // Whether a training step ends behind it.
+  // Returns whether a training step ends after it.
   bool ends_step(Spot place) const {
     const size_t part = part_of(place);
     return parts[part].ends_step && place.index + 1 == ends[place.cell][part];
@@ -203,20 +203,20 @@ class Findings {
   size_t made_ = 0;
 };
 
-// By argument, of a sum of arguments the sum of their symbols; nothing where it holds something
-// else when the program has run. Which roundings to another float leave a sum what it is: those to
-// a type of the program's results are of sums that are kept or travel so; a device that plays all
-// replicas rounds what they send.
+// Says by argument, of a sum of arguments the sum of their symbols; nothing where it holds
+// something else when the program has run. Which roundings to another float leave a sum what it is:
+// those to a type of the program's results are of sums that are kept or travel so; a device that
+// plays all replicas rounds what they send.
 enum class Roundings { kToResults, kAny };
 std::vector<std::optional<uint64_t>> sums_of(const Program& program, Roundings roundings);
 uint64_t initial_symbol(size_t arg);
 uint64_t symbol_of(std::string_view text);
-// Whether a float type has all numbers of another.
+// Returns whether a float type has all numbers of another.
 inline bool holds_all(DType type, DType other) {
   if (!info(type).is_float || !info(other).is_float) return false;
   return type == other || type == DType::kF64 || (type == DType::kF32 && other != DType::kF64);
 }
-// The finaliser of SplitMix64 (Steele, Lea, Flood, 2014) of both.
+// Returns the finaliser of SplitMix64 (Steele, Lea, Flood, 2014) of both.
 inline uint64_t join_symbols(uint64_t a, uint64_t b) {
   uint64_t x = a * 0x2545f4914f6cdd1d + b + 0x9e3779b97f4a7c15;
   x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
@@ -224,7 +224,7 @@ inline uint64_t join_symbols(uint64_t a, uint64_t b) {
   return x ^ x >> 31;
 }
 ProgramFacts facts_of(const Program& program);
-// work(0 … count - 1): at once, where such a role has enough to do.
+// Does work(0 … count - 1) at once, where such a role has enough to do.
 void for_each(const RoleProgram& role, size_t count, const std::function<void(size_t)>& work);
 uint32_t find_followed_axes(const PlanSet& set);
 uint32_t axes_of(const Group& group);  // a bit each
@@ -233,7 +233,7 @@ Status find_facts(const PlanSet& set, Model& model);
 
 // ---- The rules ----------------------------------------------------------------------------------
 void check_structure(const Model& model, std::span<const Section> sections, Findings& findings);
-// All ranks list the same, and take part in theirs alone. (That an instruction's fits its peer or
+// All ranks list the same, and take part in theirs only. (That an instruction's fits its peer or
 // group, and its stream, is checked where plans are read.)
 void check_communicators(const Model& model, Findings& findings);
 // Fills section.partner and counts transfers.
@@ -245,11 +245,12 @@ void check_collectives(const Model& model, Section& section, Findings& findings,
 // Runs the section; fills section.order.
 void check_deadlock(const Model& model, Section& section, Findings& findings);
 
-// What is known to be complete when an instruction is: of streams that are asked for (the own ones,
-// and those that receive what the cell sends) the last instruction, or -1. Kept where it changes.
+// Says what is known to be complete when an instruction is: of streams that are asked for (the
+// cell's own ones, and those that receive what the cell sends) the last instruction, or -1. Kept
+// where it changes.
 class Clocks {
  public:
-  // Whether instruction `earlier` of the slot is complete when `later` is.
+  // Returns whether instruction `earlier` of the slot is complete when `later` is.
   bool before(const Section& section, int32_t slot, int32_t earlier, Spot later) const {
     if (section.step(later).slot == slot) return earlier <= later.index;
     const Cell& cell = cells_[later.cell];
@@ -270,13 +271,13 @@ class Clocks {
 };
 Clocks make_clocks(const Section& section);
 
-// memory: what plans state of the host beside its arena is what they take.
+// Checks rule memory: what plans state of the host beside its arena is what they take.
 void check_staging(const Model& model, Findings& findings);
-// order and memory; over the body: a state is read before its update
+// Checks rules order and memory; over the body: a state is read before its update.
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings);
-// Of an axis along which ranks have blocks of a value: which dim is cut, or one of which, a bit
-// each.
+// Says, for an axis along which ranks have blocks of a value, which dim is cut, or one of which, a
+// bit each.
 struct CutDim {
   uint32_t dims = 0;
   int64_t ranks = 0;  // 0: that is not known
@@ -287,13 +288,13 @@ struct LayoutsFound {
   std::set<CutDims> all;
   std::vector<std::vector<const CutDims*>> cuts;  // by cell and instruction; null: not known
 };
-// layout, over the body, or all parts. Returns what rule single asks.
+// Checks rule layout, over the body, or all parts. Returns what rule single asks.
 LayoutsFound check_layouts(const Model& model, const Section& section, Findings& findings);
 // copies, over the body, or all parts
 void check_equal_copies(const Model& model, const Section& section, Findings& findings);
-// microbatch, where training steps overlap: bodies do what prologue and epilogue do.
+// Checks rule microbatch, where training steps overlap: bodies do what prologue and epilogue do.
 void check_bodies(const Model& model, Findings& findings);
-// sum, over the body, or all parts
+// Checks rule sum, over the body, or all parts.
 void check_sums(const Model& model, const Section& section, Findings& findings,
                 VerifyReport& report);
 

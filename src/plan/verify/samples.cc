@@ -42,7 +42,7 @@ void merge(std::vector<SampleSet>& sets) {
   }
 }
 
-// Where the count of covering sets changes, and by how much.
+// Adds the places where the count of covering sets changes, and by how much.
 void add_edges(const SampleSet& set, size_t axis, int64_t first,
                std::vector<std::pair<int64_t, int64_t>>& edges) {
   if (axis == set.spread.size()) {

@@ -9,8 +9,8 @@
 
 namespace piper {
 
-// For each combination of k in [0, count) over `spread`: samples [first + Σ k × stride, … +
-// length), `times` times over. And `stride`: how far the whole moves with the own coordinate on
+// Holds, for each combination of k in [0, count) over `spread`: samples [first + Σ k × stride, … +
+// length), `times` times over. And `stride`: how far the whole moves with its own coordinate on
 // each free axis.
 struct SampleSet {
   struct Axis {
@@ -23,12 +23,12 @@ struct SampleSet {
   bool operator==(const SampleSet&) const = default;
 };
 
-// The samples of `range` in the cell at `coordinates`.
+// Returns the samples of `range` in the cell at `coordinates`.
 SampleSet samples_of(const SampleRange& range, const std::vector<int64_t>& coordinates,
                      const std::vector<bool>& free_axis);
-// The sum over the ranks along a free axis of size `count`.
+// Sums over the ranks along a free axis of size `count`.
 void sum_over_axis(SampleSet& set, size_t axis, int64_t count);
-// What all ranks have after the one at `coordinate` of a free axis gave its own.
+// Takes what all ranks have after the one at `coordinate` of a free axis gave its own.
 void take_from(SampleSet& set, size_t axis, int64_t coordinate);
 
 // Sample sets of one form differ in where they begin, how long they are, and how often they count.
@@ -38,7 +38,7 @@ struct SampleRun {
   auto operator<=>(const SampleRun&) const = default;
 };
 
-// Forms and sets under ids: equal ones have equal ids.
+// Keeps forms and sets under ids: equal ones have equal ids.
 class SampleTable {
  public:
   int32_t id_of(const SampleSet& set) { return id_of(run_of(set)); }
@@ -67,7 +67,7 @@ class SampleTable {
 // Adds to a multiset; what continues the last run lengthens it.
 void add_run(std::vector<SampleRun>& runs, const SampleRun& run);
 
-// The first run of samples of [0, batch) that the sets hold not exactly once.
+// Names the first run of samples of [0, batch) that the sets hold not exactly once.
 struct Miscount {
   int64_t first = 0, end = 0, times = 0;
 };

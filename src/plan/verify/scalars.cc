@@ -11,7 +11,7 @@ namespace {
 
 using enum NumberKind;
 
-// What each op of the update makes of what.
+// Says what each op of the update makes of what.
 struct Rule {
   std::string_view op;
   std::vector<NumberKind> inputs;
@@ -60,7 +60,7 @@ StepScalars::StepScalars(const Model& model, const Section& section, Findings& f
   }
 }
 
-// The values of a program.
+// Holds the values of a program.
 class StepScalars::Values {
  public:
   Values(StepScalars& of, Spot place, const Instruction& one)
@@ -107,8 +107,8 @@ class StepScalars::Values {
   }
 
  private:
-  // An optimizer's op: it reads a parameter, its gradient and its states, and writes the parameter
-  // and the states.
+  // Follows an optimizer's op: it reads a parameter, its gradient and its states, and writes the
+  // parameter and the states.
   void update(const ProgramOp& op, size_t states, std::span<const Number* const> inputs) {
     const int32_t param = argument(op.outputs[0]);
     if (param < 0) return;
@@ -182,8 +182,8 @@ class StepScalars::Values {
   std::set<int32_t> written_, updated_;  // arguments; those by an optimizer
 };
 
-// Whether it may make numbers of the step, or update: whole programs that compute with samples do
-// neither.
+// Returns whether it may make numbers of the step, or update: whole programs that compute with
+// samples do neither.
 bool StepScalars::concerns(Spot place, const Instruction& one) {
   const Program& program = role(place).programs[one.program];
   const auto [known, is_new] = concerned_.try_emplace(&program);
@@ -224,7 +224,8 @@ void StepScalars::check_state(Spot place, const std::string& shown, int32_t para
   if (held.version != section_.training_step(place)) say("not as the step before has left it");
 }
 
-// Of a rank's own run where others have further ones, else of as many as `parts` says.
+// Returns the squares of a rank's own run where others have further ones, else of as many as
+// `parts` says.
 Number StepScalars::squares_of(const ProgramOp& op, const Number& gradient) const {
   Term term{.target = gradient.target, .runs = std::max<int64_t>(op.attrs.integer("parts"), 1)};
   term.cut = gradient.cut;

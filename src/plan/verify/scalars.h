@@ -11,7 +11,7 @@
 
 namespace piper {
 
-// What a number is, by the ops that make it. The names stand in the table of ops (scalars.cc).
+// Says what a number is, by the ops that make it. The names are in the table of ops (scalars.cc).
 enum class NumberKind : uint8_t {
   kNone,
   kState,         // kept: a counter, or the scale of the loss
@@ -50,12 +50,12 @@ class StepScalars {
   using KnownOf = std::function<Known(Spot place, int32_t buffer)>;
   StepScalars(const Model& model, const Section& section, Findings& findings, KnownOf known_of);
 
-  // Of every instruction, whatever it is called: a buffer that it writes holds a number of the step
-  // afterwards if that follows from what it does.
+  // Follows every instruction, whatever it is called: a buffer that it writes holds a number of the
+  // step afterwards if that follows from what it does.
   void follow(Spot place, const Instruction& one);
   void collective(std::span<const Spot> members);
 
-  // What the cell holds of the numbers of a step.
+  // Returns what the cell holds of the numbers of a step.
   Number number_in(int32_t cell, int32_t buffer) const {
     return kinds_[cell][buffer] == NumberKind::kNone ? Number{} : held_[cell].at(buffer);
   }
@@ -79,7 +79,7 @@ class StepScalars {
                  size_t output);
   void check_update(Spot place, const std::string& shown, size_t states,
                     std::span<const Number* const> inputs);
-  // That a state is that of one parameter, always the same of its states.
+  // Checks that a state is that of one parameter, always the same of its states.
   void check_state(Spot place, const std::string& shown, int32_t param, size_t number,
                    const std::string& state, const Number& held);
   bool is_known_as(std::string_view name, int32_t step, const Number& number) const;
@@ -87,7 +87,7 @@ class StepScalars {
   bool holds(Spot place) const;
   void set(Spot place, int32_t buffer, const Number& number);
   void forget(Spot place, std::span<const int32_t> args, size_t first, size_t each);
-  // In which way the squares are not those of all gradients; empty: they are.
+  // Says in which way the squares are not those of all gradients; empty: they are.
   std::string wrong_squares(const Terms& terms) const;
 
   const Model& model_;

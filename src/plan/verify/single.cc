@@ -21,7 +21,7 @@ Tensors kept_of(const RoleProgram& role) {
     if (is_kept(role, tensor)) kept.emplace(identity_of(role, tensor), &tensor);
   return kept;
 }
-// In which way a tensor is another than on one device; empty: in none.
+// Says in which way a tensor differs from that on one device; empty: in none.
 std::string difference(const Tensor& own, const Tensor& other) {
   if (own.kind != other.kind)
     return own.kind == BufferKind::kState ? "is a state, not a constant"
@@ -143,7 +143,7 @@ class EffectCheck {
   }
   std::string name(Spot place) const { return name_of(model_, section_, place); }
 
-  // Where a computation first went another way.
+  // Returns where a computation first went another way.
   std::string origin() const {
     if (!effects_.strange.valid()) return "";
     const Spot place = effects_.strange;

@@ -6,7 +6,7 @@
 
 namespace piper {
 
-// The plan for one device, and what so many of its steps do.
+// Holds the plan for one device, and what so many of its steps do.
 struct Single {
   Model model;
   Section section;
@@ -18,11 +18,11 @@ void check_names(const Model& model, const Single& single, Findings& findings);
 // Sums, states and reports become what they become there. Rule microbatch, without it: every block
 // of samples adds the same to each sum, on whichever devices, from forward to backward. Blocks may
 // cut their work differently, and keep their values elsewhere. Over the body, or all parts.
-// `layouts`: how values lie, where some are cut.
+// `layouts`: how values are laid out, where some are cut.
 void check_effects(const Model& model, const Section& section, const Single* single,
                    const LayoutsFound* layouts, Findings& findings);
 
-// Random numbers, of rules microbatch and single.
+// Checks random numbers, of rules microbatch and single.
 void check_draws(const Model& model, const Section& section, const Single* single,
                  Findings& findings);
 

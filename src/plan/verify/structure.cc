@@ -8,8 +8,8 @@
 namespace piper {
 namespace {
 
-// Of a role, as the cell that runs it first: what is kept in two versions starts one step apart,
-// versions and copies of parameters as these.
+// Checks for a role, as the cell that runs it first, that what is kept in two versions starts one
+// step apart, versions and copies of parameters as these.
 void check_versions(const Model& model, int32_t cell, Findings& findings) {
   const RoleProgram& role = *model.cells[cell].role;
   for (const Tensor& tensor : role.tensors) {
@@ -115,7 +115,7 @@ void check_starts(const Model& model, Findings& findings) {
 }
 
 // What several roles keep by one name starts with the same values everywhere, and tied parameters
-// that they hold lie alike.
+// that they hold are alike.
 void check_kept(const Model& model, Findings& findings) {
   std::map<std::pair<bool, std::string_view>, std::pair<const Tensor*, int32_t>> known;
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
@@ -184,9 +184,9 @@ void check_trained(const Model& model, Findings& findings) {
                    quote_control(model.targets[t]));
 }
 
-// What a step reports is taken from the first rank, which then waits for no other where steps
-// overlap. And whoever reports the loss must know of a step that is skipped: its loss need not be
-// finite.
+// Checks what a step reports: it is taken from the first rank, which then waits for no other where
+// steps overlap. And whoever reports the loss must know of a step that is skipped: its loss need
+// not be finite.
 void check_reports(const Model& model, Findings& findings) {
   const auto reports = [](const RoleProgram& role, std::string_view name) {
     return std::any_of(role.reports.begin(), role.reports.end(),

@@ -36,7 +36,7 @@ void SumCheck::step(Spot place, const Instruction& one) {
   }
 }
 
-// Of what ranks cut, a sender at another place among them has other elements.
+// Receives; of what ranks cut, a sender at another place among them has other elements.
 void SumCheck::receive(Spot place, const Instruction& one) {
   const Spot send = section_.partner[place.cell][place.index];
   const std::vector<int64_t>&from = model_.cells[send.cell].coordinates,
@@ -51,7 +51,7 @@ void SumCheck::receive(Spot place, const Instruction& one) {
 }
 
 int32_t SumCheck::samples(Spot place, const SampleRange& in_step) {
-  // Those of one training step come behind those of the one before.
+  // Those of one training step come after those of the one before.
   const int64_t first = in_step.first + section_.training_step(place) * role(place).batch;
   // Most come in rows of equal ones.
   const SampleRange& last = last_samples_.range;

@@ -15,19 +15,19 @@
 
 namespace piper {
 
-// A part of a sum: the samples that one use has given so far.
+// Holds a part of a sum: the samples that one use has given so far.
 struct SumPart {
   int32_t target = 0, use = 0;  // the sum's name, by id
   std::vector<SampleRun> runs;
   bool operator==(const SumPart&) const = default;
 };
 
-// What a buffer holds.
+// Says what a buffer holds.
 struct Content {
   std::vector<SumPart> parts;  // ascending by target and use
   // Mesh axes along which each rank holds another run of the elements; none: it holds all of them.
   uint32_t cut = 0;
-  // Not part of a sum: which samples it was computed from; none: finished sums alone, or nothing.
+  // Not part of a sum: which samples it was computed from; none: finished sums only, or nothing.
   int32_t from = IdSets::kEmpty;
   int32_t finished = IdSets::kEmpty;  // finished sums that it was computed from
   // The parameter that it is, and who has given it its value of the next step (an id).
@@ -40,7 +40,7 @@ struct Content {
   bool foreign = false;  // something else was added to a part, or parts do not belong together
 
   bool is_part() const { return foreign || !parts.empty(); }
-  // Of a part, made where it is missing.
+  // Returns the runs of a part, made where it is missing.
   std::vector<SampleRun>& runs_of(int32_t target, int32_t use) {
     const auto at = std::lower_bound(
         parts.begin(), parts.end(), std::pair(target, use),
@@ -121,7 +121,7 @@ class SumCheck {
   }
 
  private:
-  // What is held lies all over memory: asked for some instructions before it is needed.
+  // What is held is all over memory: asked for some instructions before it is needed.
   static constexpr size_t kAhead = 4;
   void fetch(Spot place) const {
     const Step& step = section_.step(place);
@@ -143,7 +143,7 @@ class SumCheck {
     if (section_.parts.size() == 1) return name;
     return fmt::format("{} of step {}", name, target / sum_names());
   }
-  // Sums are numbered anew in each training step: step × names + name.
+  // Sums are numbered again in each training step: step × names + name.
   int32_t sum_names() const { return static_cast<int32_t>(model_.targets.size()); }
   int32_t name_of_sum(int32_t target) const { return target % sum_names(); }
   int32_t sum_of(Spot place, int32_t target) const {
@@ -155,7 +155,7 @@ class SumCheck {
     return target >= 0 && model_.cells[cell].facts->has_target[target];
   }
 
-  // What a state keeps of the steps before says nothing about this one.
+  // Returns whether the buffer is a state from an earlier step, which says nothing about this one.
   bool from_earlier_step(Spot place, int32_t buffer) {
     return facts(place).buffers[buffer].kind == BufferKind::kState &&
            held(place, buffer).version <= section_.training_step(place);
@@ -185,7 +185,7 @@ class SumCheck {
   // `what()` takes the content for the finished sum.
   void check_finished(int32_t cell, const Content& content, int32_t target,
                       const std::function<std::string()>& what);
-  // In which way the samples of a use are not those of the batch; empty: they are.
+  // Says in which way the samples of a use are not those of the batch; empty: they are.
   std::string wrong_samples(int32_t cell, const Content& content, int32_t use,
                             const std::string& of_use) const;
 
@@ -198,13 +198,14 @@ class SumCheck {
   void check_parameters_read(Spot place, const Instruction& one, const ProgramFacts& program,
                              int32_t source);
 
-  // The number by which a step draws is its own, and not yet that of the next.
+  // Checks that the number by which a step draws is its own, and not yet that of the next.
   void check_number_read(Spot place, int32_t buffer);
 
   // A previous version becomes the newest before that is updated.
   void copy(Spot place, const Instruction& one);
 
-  // Of what is computed from samples: the weights before the own step, or before the one before.
+  // Returns the version of what is computed from samples: the weights before this step, or before
+  // the one before.
   int32_t version_read(Spot place, int32_t param) const {
     if (!trained(place.cell, param)) return 0;  // it stays as it was
     const bool previous = two_versions_ && model_.is_gradient[model_.gradient_of[param]];
@@ -215,7 +216,7 @@ class SumCheck {
   void check_update(Spot place, const Instruction& one, const Content& result, int32_t arg,
                     const std::vector<int32_t>& sources);
 
-  // What is a parameter behind its update, rounded, is its copy; nothing else is put into one.
+  // What is a parameter after its update, rounded, is its copy; nothing else is put into one.
   bool is_copy(int32_t param) const { return param >= 0 && model_.master_of[param] >= 0; }
   void round_copies(Spot place, const Instruction& one, const ProgramFacts& program);
 
@@ -225,14 +226,13 @@ class SumCheck {
   // ---- Collectives ----
   void collective(std::span<const Spot> members);
   uint32_t axes(Spot place) const { return axes_of(role(place).groups[section_.at(place).group]); }
-  // The sum over all members: the cells named here, and in each the ranks along the group's free
-  // axes.
+  // Sums over all members: the cells named here, and in each the ranks along the group's free axes.
   void reduce(std::span<const Spot> members, bool scatter);
   void check_added(Spot place, size_t arg, uint32_t over);
 
   // Along an axis that is followed each rank has terms of one sum: its samples count once.
   SampleRun summed_over(uint32_t axes, const SampleRun& run);
-  // Of what is computed from all members' samples.
+  // Returns what is computed from all members' samples.
   int32_t known_to_all(uint32_t axes, int32_t sets);
 
   // Parts that belong together become what they are parts of.
@@ -256,7 +256,7 @@ class SumCheck {
   SampleTable samples_;
   IdSets sets_;                // of samples' ids, and of sums
   std::vector<Spot> updates_;  // by id
-  // Of the instruction that is followed, by argument: what flows on to the results, and the
+  // Says for the instruction that is followed, by argument, what flows on to the results, and the
   // results.
   struct Flow {
     uint32_t cut = 0;

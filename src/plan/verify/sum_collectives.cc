@@ -81,8 +81,8 @@ int32_t SumCheck::known_to_all(uint32_t axes, int32_t sets) {
   return known;
 }
 
-// Whether those that gather have terms of other samples, each its own: what they put together is no
-// sum.
+// Returns whether those that gather have terms of other samples, each its own: what they put
+// together is no sum.
 bool SumCheck::has_own_terms(Spot place, const Content& content, const Content& first) {
   if (content.parts != first.parts) return true;
   const uint32_t over = axes(place);
@@ -131,8 +131,9 @@ void SumCheck::name_next_value(Spot place, int32_t to, Content& content) {
   updates_.push_back(place);
 }
 
-// Whether a parameter that is kept whole, or in other blocks, becomes what ranks have computed in
-// blocks, each of its own part and its finished gradient or statistic, or of that alone.
+// Returns whether a parameter that is kept whole, or in other blocks, becomes what ranks have
+// computed in blocks, each of its own part and its finished gradient or statistic, or of that
+// only.
 bool SumCheck::is_next_value(Spot place, int32_t to, const Content& content) const {
   const BufferFacts& buffer = facts(place).buffers[to];
   const int32_t step = section_.training_step(place);

@@ -59,7 +59,7 @@ void SumCheck::check_update(Spot place, const Instruction& one, const Content& r
     return findings_.add("sum", "{} updates parameter '{}' as it is before step {}, not step {}",
                          name(place), shown, before.version, step);
   const int32_t gradient = model_.gradient_of[before.param] + step * sum_names();
-  // A gradient read here must be the own one: that others went into a common factor says nothing.
+  // A gradient read here must be its own: that others went into a common factor says nothing.
   bool own = false, other = false;
   for (int32_t a : sources) {
     const int32_t sum = flows_[a].sum;

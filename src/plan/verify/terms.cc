@@ -6,7 +6,7 @@ namespace {
 
 constexpr int64_t kMostTimes = int64_t{1} << 30;
 
-// Neighbours of a vector.
+// Slices neighbours of a vector.
 std::optional<Terms> sliced(const ProgramOp& op, const Shape& from, const Shape& to,
                             const Terms& input) {
   const std::vector<int64_t> starts = op.attrs.integers("starts"),

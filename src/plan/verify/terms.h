@@ -6,8 +6,8 @@
 
 namespace piper {
 
-// An element: zero, not known, or a number of sum `target`: its squares, of all that a rank has, or
-// a scalar sum itself.
+// Describes an element: zero, not known, or a number of sum `target`: its squares, of all that a
+// rank has, or a scalar sum itself.
 struct Term {
   static constexpr int32_t kZero = -1, kOther = -2;
   int32_t target = kZero;
@@ -21,13 +21,13 @@ struct Term {
 using Terms = std::vector<Term>;
 
 uint64_t symbol_of(const Terms& terms);
-// Ops that only move elements, or add them; nothing: another op, elements that are not known, or
-// more than `most` of them.
+// Follows ops that only move elements, or add them; nothing: another op, elements that are not
+// known, or more than `most` of them.
 std::optional<Terms> moved(const ProgramOp& op, const Program& program,
                            std::span<const Terms* const> inputs, size_t most);
-// The sum over ranks, element by element; what cannot be added is kOther.
+// Returns the sum over ranks, element by element; what cannot be added is kOther.
 Terms added(Terms a, const Terms& b);
-// The sum over the ranks along a free axis with `count` members: of runs it has one less to go.
+// Sums over the ranks along a free axis with `count` members: of runs it has one less to go.
 void sum_along(Terms& terms, int32_t axis, int64_t count);
 
 }  // namespace piper

@@ -24,7 +24,7 @@ int64_t behind(const Shape& shape, size_t dim) {  // elements from that dim on
   return count;
 }
 
-// An operand; the shape where it is not that of the result.
+// Describes an operand; the shape where it is not that of the result.
 struct Operand {
   uint64_t symbol = 0;
   const Shape* shape = nullptr;
@@ -85,7 +85,7 @@ class Run {
   static uint64_t named(std::string_view word, const Shape& result) {
     return join_symbols(symbol_of(word), shape_symbol(result));
   }
-  // Whether the op adds to an argument that is a sum over the step.
+  // Returns whether the op adds to an argument that is a sum over the step.
   bool adds_to_sum(const ProgramOp& op, size_t to) const {
     if (to >= op.inputs.size() || op.inputs[to] < 0) return false;
     const int32_t arg = op.outputs[0];
@@ -106,7 +106,7 @@ class Run {
     if (starts.size() != from.size() || to.size() != from.size() || num_elements(to) == 0 ||
         num_elements(from) == 0 || (!steps.empty() && steps.size() != from.size()))
       return otherwise();
-    // Rows behind the last dim that is cut, of which those before leave one or all.
+    // Rows after the last dim that is cut, of which those before leave one or all.
     int64_t first = 0;
     size_t cuts = 0, last = 0;
     bool one_run = true;  // all dims before the last that is cut are single
@@ -170,7 +170,7 @@ class Run {
                                 std::vector<Operand> operands) {
     const Shape& result = shape(op.outputs[0]);
     const std::string word = word_of(op.op, attrs);
-    // Each element on its own, of a parameter or of a part of it.
+    // Each element is on its own here, of a parameter or of a part of it.
     if (const OpDef* def = find_op(op.op); def && def->states >= 0) {
       uint64_t symbol = symbol_of(word);
       for (const Operand& one : operands) symbol = join_symbols(symbol, one.symbol);

@@ -1,5 +1,5 @@
 // What ops make, as symbols: equal ones for equal values. A slice counts as the run of elements
-// that it is, and a cast stands behind what only moves elements. What is added to a sum over the
+// that it is, and a cast is after what only moves elements. What is added to a sum over the
 // step is added to its symbol. The time that a plan takes follows its size, however its ops are
 // nested. Private to the verify room.
 #pragma once
@@ -12,35 +12,35 @@
 
 namespace piper {
 
-// Whether an op only copies all of its input.
+// Returns whether an op only copies all of its input.
 bool renames(const Program& program, const ProgramOp& op);
-// All attributes but these.
+// Returns all attributes but these.
 Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names);
-// An op and its attributes, as expressions write pointwise ones.
+// Returns an op and its attributes, as expressions write pointwise ones.
 std::string word_of(std::string_view op, const Attrs& attrs);
-// What the gradient of a Gelu multiplies with.
+// Returns what the gradient of a Gelu multiplies with.
 uint64_t slope_symbol(std::string_view form, uint64_t x);
 
-// Of one device, by symbol: the shapes that values have, and those of the operands that they are
-// made of.
+// Holds for one device, by symbol, the shapes that values have, and those of the operands that they
+// are made of.
 struct WholeShapes {
   std::unordered_map<uint64_t, std::vector<Shape>> made;
   std::unordered_map<uint64_t, std::vector<std::vector<Shape>>> operands;
 };
-// Of own numbers, and sums of them.
+// Returns the symbol of own numbers, and sums of them.
 inline uint64_t position_symbol() { return symbol_of("position"); }
 
 class Values {
  public:
   // `whole`: of whole values, of which ranks may have parts; see whole.h.
   explicit Values(bool whole = false) : whole_(whole) {}
-  // By argument what it holds when the program has run, given what it held before. `sums`: those
-  // that are sums over the step.
+  // Returns by argument what it holds when the program has run, given what it held before. `sums`:
+  // those that are sums over the step.
   // `cuts`: which dims ranks have blocks of; null: that is not known.
   std::vector<uint64_t> run(const Program& program, std::span<const uint64_t> args,
                             std::span<const int32_t> sums = {}, const CutDims* cuts = nullptr);
 
-  // Of what only moves elements of others: how, and which.
+  // These return the symbol of what only moves elements of others: how, and which.
   uint64_t moved(uint64_t how, std::vector<uint64_t> of);
   uint64_t run_of(uint64_t symbol, int64_t first, int64_t count);
   uint64_t cast(uint64_t symbol, std::string_view to);
@@ -60,25 +60,25 @@ class Values {
 
   std::unordered_map<uint64_t, uint64_t> squares;  // by the symbol of their sum: of what
 
-  // Whole values of which ranks have parts in turn: what such a part is of.
+  // These serve whole values of which ranks have parts in turn: what such a part is of.
   uint64_t in_turn(uint64_t symbol);
   std::optional<uint64_t> of_turn(uint64_t symbol) const;
-  // What a Concat puts together along its axis, with their extents there.
+  // Says what a Concat puts together along its axis, with their extents there.
   struct Joined {
     size_t axis = 0;
     std::vector<std::pair<uint64_t, int64_t>> parts;
   };
   std::unordered_map<uint64_t, Joined> concats;
-  // Elements that are one number up to where zeros go on behind a dim, and another one there: all
-  // are the first where nothing goes on.
+  // Describes elements that are one number up to where zeros go on after a dim, and another one
+  // there: all are the first where nothing goes on.
   struct Row {
     double there = 0, behind = 0;
     int64_t count = 0;  // of the first
     bool is_all(double number) const { return there == number && behind == number; }
   };
   std::unordered_map<uint64_t, Row> rows;
-  // What has something else than zeros behind the end of a dim that goes on: of what, and which
-  // number, NaN where that is not known.
+  // Describes what has something else than zeros past the end of a dim that goes on: of what, and
+  // which number, NaN where that is not known.
   struct Behind {
     uint64_t of = 0;
     double number = 0;
@@ -86,7 +86,7 @@ class Values {
   std::unordered_map<uint64_t, Behind> behind;
 
  private:
-  // What is cast or is a run, and to which type or from which element on.
+  // Describes what is cast or is a run, and to which type or from which element on.
   struct Cast {
     uint64_t of = 0, to = 0;
   };

@@ -1,6 +1,6 @@
-// Whole values: what stands behind a dim's end where parts go on, so that all are equal.
+// Whole values: what is after a dim's end where parts go on, so that all are equal.
 //
-// Zeros stand there: in states, and in what ops make of zeros. Where an op makes something else of
+// Zeros are there: in states, and in what ops make of zeros. Where an op makes something else of
 // them, its result has a symbol of its own until zeros, or what counts as none, are put there. What
 // takes a dim together that goes on makes of anything else what one device does not.
 #include <cmath>
@@ -26,8 +26,8 @@ bool begins(const LoopRule& rule, char letter) {
 
 bool is_number(const TensorType& type) { return type.dtype != DType::kBool; }
 
-// Whether the number is as good as an infinite one of that sign: nothing is left of e to the power
-// of what it makes of an element, in f16 too.
+// Returns whether the number is as good as an infinite one of that sign: nothing is left of e to
+// the power of what it makes of an element, in f16 too.
 bool counts_as(double number, double none) {
   constexpr double kFar = 60000;
   return std::isinf(none) ? std::isfinite(number) && std::abs(number) >= kFar &&
@@ -45,7 +45,7 @@ uint64_t WholeRun::ends_in(uint64_t symbol, double number) {
   return made;
 }
 
-// Of what only moves elements.
+// Returns the end of what only moves elements.
 double WholeRun::moved_end(const Use& use) {
   double number = 0;
   bool is_first = true;
@@ -87,8 +87,8 @@ bool WholeRun::is_equal_part(int64_t own, int64_t whole) const {
   return own > 0 && whole % own == 0 && values_.parts.contains(whole / own);
 }
 
-// How many ranks have a part each of dim d; 0: that is not known. Of dims that may be the one that
-// is cut it is the only one of which there is less than on one device.
+// Returns how many ranks have a part each of dim d; 0: that is not known. Of dims that may be the
+// one that is cut it is the only one of which there is less than on one device.
 int64_t WholeRun::parts_of(const std::vector<CutDim>* cuts, size_t d, const Shape& own,
                            const Shape& whole) {
   if (!cuts || own.size() > 32) return 0;
@@ -134,9 +134,9 @@ void WholeRun::note_letters(const std::vector<LoopRule::Dim>& dims, const std::v
   }
 }
 
-// The letters whose dims are no equal parts of those of one device, whichever these are. Where
-// something else than zeros is known to stand behind an end, these may also be dims of which it is
-// not known how many parts there are.
+// Returns the letters whose dims are no equal parts of those of one device, whichever these are.
+// Where something else than zeros is known to be after an end, these may also be dims of which
+// it is not known how many parts there are.
 std::string WholeRun::letters_that_go_on(const LoopRule& rule, const Use& use, uint64_t symbol,
                                          bool swapped) const {
   const std::string letters = letters_that_go_on(rule, use, symbol, swapped, false);
@@ -179,7 +179,7 @@ std::string WholeRun::letters_that_go_on(const LoopRule& rule, const Use& use, u
   return letters;
 }
 
-// The results, of which some have something else than zeros behind.
+// Returns the results, of which some have something else than zeros after.
 WholeRun::Made WholeRun::with_ends(const OpDef& def, const LoopRule& rule, const Use& use,
                                    const std::string& letters, Made made) {
   const auto numbers = ends(def, rule, use, letters);
@@ -189,9 +189,9 @@ WholeRun::Made WholeRun::with_ends(const OpDef& def, const LoopRule& rule, const
   return made;
 }
 
-// Which of the results are zero behind the end of a dim with the letter: the op is linear in what
-// is zero there, or all its operands are and it makes zeros of zeros. Integers that say where a
-// part begins are no such operands.
+// Returns which of the results are zero past the end of a dim with the letter: the op is linear
+// in what is zero there, or all its operands are and it makes zeros of zeros. Integers that say
+// where a part begins are no such operands.
 bool WholeRun::makes_zeros(const OpDef& def, const LoopRule& rule, const Use& use, char letter,
                            size_t output) const {
   const bool is_float = info(use.outputs[output].dtype).is_float;
@@ -217,8 +217,8 @@ bool WholeRun::makes_zeros(const OpDef& def, const LoopRule& rule, const Use& us
   return !is_made && numbers > 0 && zeros.size() == numbers;
 }
 
-// What stands behind the ends of the results, or std::nullopt: what stands there in the operands
-// counts in them.
+// Returns what is after the ends of the results, or std::nullopt: what is there in the
+// operands counts in them.
 std::optional<std::vector<double>> WholeRun::ends(const OpDef& def, const LoopRule& rule,
                                                   const Use& use, const std::string& letters) {
   const auto absent_in = static_cast<size_t>(def.absent_in);
