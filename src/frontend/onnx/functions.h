@@ -11,7 +11,7 @@ namespace piper::onnx_import {
 
 // Requires: a parsed model, unchecked. Ensures: no node calls a function of the model; values made
 // inside of a call are named "OUTPUT/NAME" and nodes "NODE/NAME" after the call's first output and
-// name. Fails on calls in a circle, and where more nodes come out than any model has.
+// name. Fails on calls in a cycle, and where more nodes come out than any model has.
 Status inline_functions(onnx::ModelProto& model);
 
 }  // namespace piper::onnx_import

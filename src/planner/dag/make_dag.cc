@@ -257,7 +257,7 @@ std::string why_after(const Dag& dag, const Chunk& chunk, const Chunk& other) {
 
 Error circle_error(const Dag& dag, const std::vector<int32_t>& waiting,
                    const std::vector<std::vector<int32_t>>& preds) {
-  // Follow unfinished predecessors until one repeats: the shortest way to show a circle is one lap.
+  // Follow unfinished predecessors until one repeats: the shortest way to show a cycle is one lap.
   const auto is_waiting = [&](int32_t c) { return waiting[static_cast<size_t>(c)] > 0; };
   int32_t at = 0;
   while (!is_waiting(at)) ++at;

@@ -43,7 +43,7 @@ bool waits_to_be_needed(const Dag& dag, const Task& task) {
 }
 
 // A message on a stream without computations may wait there for its receive. Receives that are
-// posted when their sends are follow one order over all devices, in which nothing waits in a circle
+// posted when their sends are follow one order over all devices, in which nothing waits in a cycle
 // whatever the streams.
 void post_with_sends(Dag& dag, const std::vector<bool>& claimed, Explanation& report) {
   std::vector<bool> computes(dag.streams.size());

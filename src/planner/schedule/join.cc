@@ -28,7 +28,7 @@ std::vector<bool> run_ahead(const Dag& dag, const std::vector<ComputeOrder>& com
 }
 
 // Runs all tasks in an order that the schedule allows, that of one step or of a steady one, where
-// those of a group run when all of them can. Where nothing can run, a group on a circle of waits
+// those of a group run when all of them can. Where nothing can run, a group on a cycle of waits
 // lets those go that can.
 class Waiting {
  public:

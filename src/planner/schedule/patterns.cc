@@ -51,7 +51,7 @@ class PatternMaker {
     }
     return ready;
   }
-  // At the first free time on the circle.
+  // Puts it at the first free time of the period.
   bool put(size_t l) {
     const Line& line = lines_.all[l];
     std::vector<bool>& taken = taken_[line.cell];

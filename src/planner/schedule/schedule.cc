@@ -260,7 +260,7 @@ class Issuer {
     }
     return {};
   }
-  // Returns a pair of tasks through which the circle leads, though they have no order between them.
+  // Returns a pair of tasks of the cycle, though they have no order between them.
   std::optional<Error> pair_in(const std::vector<ComputeOrder>& compute,
                                const std::vector<Wait>& circle) const {
     for (size_t i = 0; i < circle.size(); ++i) {
