@@ -375,7 +375,8 @@ TEST_F(ControlOnFakes, AnotherOperandIsFound) {
   size_t changed = 0;
   for (RoleProgram& role : compiled->set.roles) {
     for (Instruction& each : role.body) {
-      if (each.kind != InstructionKind::kCompute || each.pass != 'F' || changed > 0) continue;
+      if (each.kind != InstructionKind::kCompute || each.pass != TaskPass::kF || changed > 0)
+        continue;
       for (size_t a = 0; a + 1 < each.args.size() && changed == 0; ++a)
         for (size_t b = a + 1; b < each.args.size() && changed == 0; ++b)
           if (same_type(role, each.args[a], each.args[b])) {

@@ -91,7 +91,7 @@ TEST(OffloadZero, WorksOnParts) {
 // Bytes of the step's buffers that are alive on the device when the first backward begins.
 int64_t alive_at_backward(const RoleProgram& role) {
   const auto first = std::find_if(role.body.begin(), role.body.end(),
-                                  [](const Instruction& one) { return one.pass == 'B'; });
+                                  [](const Instruction& one) { return one.pass == TaskPass::kB; });
   std::set<int32_t> before, after;
   for (auto one = role.body.begin(); one != role.body.end(); ++one)
     for (int32_t arg : one->args) (one < first ? before : after).insert(arg);

@@ -108,7 +108,7 @@ TEST(Packed, NotWhereTheMatrixChangesBefore) {
   };
   ASSERT_GT(packs(), 0);
   std::stable_partition(role.body.begin(), role.body.end(),
-                        [](const Instruction& one) { return one.pass == 'U'; });
+                        [](const Instruction& one) { return one.pass == TaskPass::kU; });
   EXPECT_EQ(packs(), 0);
 }
 

@@ -187,7 +187,7 @@ bool adds_in_order(const PlanSet& set) {
   for (const RoleProgram& role : set.roles) {
     std::map<int64_t, int64_t> last;  // microbatch, by stage
     for (const Instruction& one : role.body) {
-      if (one.pass != 'B' && one.pass != 'W') continue;
+      if (one.pass != TaskPass::kB && one.pass != TaskPass::kBW) continue;
       const auto [it, first] = last.try_emplace(one.stage, one.micro);
       if (!first && it->second > one.micro) return false;
       it->second = one.micro;

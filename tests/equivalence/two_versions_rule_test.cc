@@ -153,7 +153,7 @@ std::string steady_row(const chain::Made& made, size_t cell) {
   std::string text;
   for (int32_t at : order.body) {
     const Task& task = made.dag.tasks[order.tasks[static_cast<size_t>(at)].index()];
-    text += fmt::format("{}{}{}{}", text.empty() ? "" : " ", task.pass, task.micro,
+    text += fmt::format("{}{}{}{}", text.empty() ? "" : " ", name_of(task.pass), task.micro,
                         at < order.ahead ? "'" : "");
   }
   return text;
@@ -189,7 +189,7 @@ Steady run_steps(const chain::Made& made, int64_t P) {
         add(at, step + (at < order.ahead ? 1 : 0));
       }
   }
-  std::map<std::tuple<char, int64_t, int64_t, int64_t>, int64_t> done;  // pass, stage, mb, step
+  std::map<std::tuple<TaskPass, int64_t, int64_t, int64_t>, int64_t> done;  // pass, stage, mb, step
   std::vector<size_t> next(rows.size());
   std::vector<int64_t> clock(rows.size()), held(rows.size());
   std::vector<std::map<int64_t, int64_t>> ends(rows.size());
@@ -200,7 +200,7 @@ Steady run_steps(const chain::Made& made, int64_t P) {
       const auto i = static_cast<size_t>(d);
       for (; next[i] < rows[i].size(); ++next[i], moved = true) {
         const auto& [step, task] = rows[i][next[i]];
-        const bool forward = task->pass == 'F';
+        const bool forward = task->pass == TaskPass::kF;
         const int64_t from = forward ? d - 1 : d + 1;
         int64_t start = clock[i];
         if (from >= 0 && from < P) {

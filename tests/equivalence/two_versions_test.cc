@@ -270,7 +270,7 @@ TEST(TwoVersionsReductions, StandWhereTheirGradientsAreFinished) {
   for (const RoleProgram& role : compiled->set.roles) {
     size_t early = 0, last = 0;
     for (size_t i = 0; i < role.body.size(); ++i)
-      if (role.body[i].pass == 'B' && role.body[i].ahead == 0) last = i;
+      if (role.body[i].pass == TaskPass::kB && role.body[i].ahead == 0) last = i;
     for (size_t i = 0; i < last; ++i) early += role.body[i].kind == InstructionKind::kReduceScatter;
     EXPECT_GE(early, 8U);
   }

@@ -187,7 +187,7 @@ TEST(ZeroPrefetch, IsOfEachParameter) {
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const RoleProgram& role = compiled->set.roles[0];
   std::set<std::string> ahead, beside;  // of the first microbatch's forward
-  for (size_t i = 0; i < role.body.size() && role.body[i].pass != 'B'; ++i) {
+  for (size_t i = 0; i < role.body.size() && role.body[i].pass != TaskPass::kB; ++i) {
     if (role.body[i].kind != InstructionKind::kAllGather) continue;
     const auto next =
         std::find_if(role.body.begin() + static_cast<std::ptrdiff_t>(i), role.body.end(),

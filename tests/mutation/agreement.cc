@@ -9,7 +9,7 @@ namespace piper::mutation {
 namespace {
 
 bool is_of_step(const Instruction& i) {
-  return i.kind == InstructionKind::kCompute && i.micro < 0 && i.pass == 'U';
+  return i.kind == InstructionKind::kCompute && i.micro < 0 && i.pass == TaskPass::kU;
 }
 bool is_shared(const Instruction& i) { return is_collective(i.kind) && i.micro < 0; }
 
@@ -142,10 +142,10 @@ Done change_number_taken(PlanSet& set, Random& random) {
 
 // A backward draws by a key or count that no forward has, in all microbatches, and may say that it
 // is a forward. (Which of two forwards a backward belongs to, verifiers trust.)
-template <char pass>
+template <TaskPass pass>
 Done draw_otherwise(PlanSet& set, Random& random) {
   const auto spot = any_spot(set, random, [](const Instruction& i) {
-    return i.kind == InstructionKind::kCompute && i.micro >= 0 && i.pass != 'F';
+    return i.kind == InstructionKind::kCompute && i.micro >= 0 && i.pass != TaskPass::kF;
   });
   if (!spot) return std::nullopt;
   RoleProgram& role = *spot->role;
@@ -159,7 +159,7 @@ Done draw_otherwise(PlanSet& set, Random& random) {
   const int32_t before = spot->at().args[arg];
   std::set<int32_t> drawn;  // arguments of forwards
   for (const Instruction& one : role.body)
-    if (one.kind == InstructionKind::kCompute && one.pass == 'F')
+    if (one.kind == InstructionKind::kCompute && one.pass == TaskPass::kF)
       drawn.insert(one.args.begin(), one.args.end());
   std::vector<int32_t> others;
   for (size_t b = 0; b < role.buffers.size(); ++b)
@@ -169,7 +169,7 @@ Done draw_otherwise(PlanSet& set, Random& random) {
   if (others.empty()) return std::nullopt;
   const int32_t other = others[below(random, others.size())];
   const std::string label = program.label;
-  const char was = spot->at().pass;
+  const TaskPass was = spot->at().pass;
   for (Instruction& one : role.body)
     if (one.kind == InstructionKind::kCompute && one.pass == was &&
         role.programs[static_cast<size_t>(one.program)].label == label && arg < one.args.size() &&
@@ -185,11 +185,11 @@ constexpr Mutation kAgreement[] = {
     {"reduce over more", reduce_over_more},
     {"cross two values", cross_values},
     {"take another number", change_number_taken},
-    {"draw otherwise", draw_otherwise<'B'>},
+    {"draw otherwise", draw_otherwise<TaskPass::kB>},
 };
 constexpr Mutation kRedraws[] = {
-    {"draw otherwise", draw_otherwise<'B'>},
-    {"draw as a forward", draw_otherwise<'F'>},
+    {"draw otherwise", draw_otherwise<TaskPass::kB>},
+    {"draw as a forward", draw_otherwise<TaskPass::kF>},
 };
 
 }  // namespace

@@ -269,7 +269,8 @@ Done change_first(PlanSet& set, Random& random) {
   return text;
 }
 Done read_early(PlanSet& set, Random& random) {
-  const auto spot = any_spot(set, random, [](const Instruction& i) { return i.pass == 'U'; });
+  const auto spot =
+      any_spot(set, random, [](const Instruction& i) { return i.pass == TaskPass::kU; });
   if (!spot) return std::nullopt;
   const std::string name = spot->name();
   auto order = positions(*spot->role);

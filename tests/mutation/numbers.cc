@@ -51,7 +51,7 @@ void insert(RoleProgram& role, size_t at, Instruction one) {
 // copy, called as if it belonged to a microbatch.
 Instruction bring(RoleProgram& role, int32_t from, int32_t to, Random& random) {
   Instruction one;
-  one.pass = '-';
+  one.pass = TaskPass::kMove;
   one.label = "own_part h";
   one.micro = 0;
   one.args = {from, to};

@@ -257,7 +257,7 @@ Done swap_copies(PlanSet& set, Random& random) {
   bool changed = false;
   for (auto* list : {&role.body, &role.epilogue})
     for (Instruction& one : *list) {
-      if (one.pass != 'U') continue;
+      if (one.pass != TaskPass::kU) continue;
       for (int32_t& arg : one.args)
         if (arg == a || arg == b) arg = arg == a ? b : a, changed = true;
     }
@@ -325,7 +325,7 @@ Instruction communicate(InstructionKind kind, std::vector<int32_t> args, const I
                         int32_t group) {
   Instruction made;
   made.kind = kind;
-  made.pass = '-';
+  made.pass = TaskPass::kMove;
   made.args = std::move(args);
   made.stream = like.stream;
   made.group = group;

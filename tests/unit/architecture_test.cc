@@ -49,6 +49,7 @@ struct Rooms {
   std::vector<std::string> names;            // without their wings, in the order of their lines
   std::map<std::string, std::string> wings;  // by room; empty for tools
   std::map<std::string, std::vector<std::string>> uses;
+  std::map<std::string, std::vector<std::string>> doors;  // further ones, without their wings
 
   bool has(const std::string& name) const { return uses.contains(name); }
 
@@ -78,16 +79,15 @@ Rooms parse_calls(const std::string& cmake, const std::string& function) {
     const std::string wing = slash == name.npos ? "" : name.substr(0, slash);
     if (slash != name.npos) name = name.substr(slash + 1);
     rooms.wings[name] = wing;
-    bool in_uses = false;
     rooms.names.push_back(name);
-    std::vector<std::string>& uses = rooms.uses[name];
+    std::vector<std::string> other, *list = &other;
+    std::vector<std::string>&uses = rooms.uses[name], &doors = rooms.doors[name];
     while (words >> word) {
-      const bool keyword =
-          word == "USES" || word == "LINKS" || word == "SOURCES" || word == "APART";
-      if (keyword)
-        in_uses = word == "USES";
-      else if (in_uses)
-        uses.push_back(word);
+      if (word == "USES" || word == "DOORS" || word == "LINKS" || word == "SOURCES" ||
+          word == "APART")
+        list = word == "USES" ? &uses : word == "DOORS" ? &doors : &other;
+      else
+        list->push_back(word);
     }
   }
   return rooms;
@@ -101,8 +101,18 @@ Rooms tools() { return parse_calls(read(kRoot / "CMakeLists.txt"), "piper_tool")
 
 std::string path_of(const std::string& room) { return rooms().wings.at(room) + "/" + room; }
 fs::path folder_of(const std::string& room) { return kRoot / "src" / path_of(room); }
-fs::path door_of(const std::string& room) {
-  return kRoot / "include/piper" / (path_of(room) + ".h");
+// "plan/role", and what else the room shows of itself.
+std::vector<std::string> doors_of(const std::string& room) {
+  std::vector<std::string> doors{path_of(room)};
+  for (const std::string& door : rooms().doors.at(room))
+    doors.push_back(rooms().wings.at(room) + "/" + door);
+  return doors;
+}
+std::vector<fs::path> headers_of(const std::string& room) {
+  std::vector<fs::path> headers;
+  for (const std::string& door : doors_of(room))
+    headers.push_back(kRoot / "include/piper" / (door + ".h"));
+  return headers;
 }
 
 // The wings, from the ground up. A room uses rooms of its own wing and of wings on lower levels.
@@ -131,12 +141,18 @@ std::vector<Include> includes_of(const std::string& text) {
   return includes;
 }
 
-// The room whose door "piper/WING/ROOM.h" is. What names no wing of the room names no door.
+// The room whose door "piper/WING/DOOR.h" is; what is no door stays as it is.
 std::optional<std::string> door_named(const std::string& include) {
+  static const std::map<std::string, std::string> room_of = [] {
+    std::map<std::string, std::string> map;
+    for (const std::string& room : rooms().names)
+      for (const std::string& door : doors_of(room)) map.emplace(door, room);
+    return map;
+  }();
   if (!include.starts_with("piper/") || !include.ends_with(".h")) return std::nullopt;
   const std::string path = include.substr(6, include.size() - 8);
-  const std::string room = path.substr(path.find('/') + 1);
-  return rooms().has(room) && path_of(room) == path ? room : path;
+  const auto room = room_of.find(path);
+  return room == room_of.end() ? path : room->second;
 }
 
 // The doors that `uses` open, and the doors that those include themselves.
@@ -149,8 +165,9 @@ std::set<std::string> open_doors(const std::vector<std::string>& uses) {
     todo.pop_back();
     if (!doors.insert(door).second) continue;
     if (!rooms().has(door)) continue;
-    for (const Include& include : includes_of(read(door_of(door))))
-      if (const auto inner = door_named(include.target)) todo.push_back(*inner);
+    for (const fs::path& header : headers_of(door))
+      for (const Include& include : includes_of(read(header)))
+        if (const auto inner = door_named(include.target)) todo.push_back(*inner);
   }
   return doors;
 }
@@ -258,8 +275,10 @@ TEST(Architecture, EveryFolderIsARoomWithADoor) {
   std::set<fs::path> folders, doors;
   for (const std::string& name : rooms().names) {
     folders.insert(folder_of(name));
-    doors.insert(door_of(name));
-    EXPECT_TRUE(fs::exists(door_of(name))) << name;
+    for (const fs::path& header : headers_of(name)) {
+      EXPECT_TRUE(doors.insert(header).second) << name_of(header) << " is the door of two rooms";
+      EXPECT_TRUE(fs::exists(header)) << name;
+    }
   }
   EXPECT_EQ(folders.size(), rooms().uses.size()) << "two rooms have one name";
   for (const fs::path& file : sources_under(kRoot / "src"))
@@ -277,7 +296,7 @@ TEST(Architecture, EachUseIsIncluded) {
   for (const std::string& name : rooms().names) {
     std::set<std::string> included;
     std::vector<fs::path> files = sources_under(folder_of(name));
-    files.push_back(door_of(name));
+    for (const fs::path& header : headers_of(name)) files.push_back(header);
     for (const fs::path& file : files)
       for (const Include& include : includes_of(read(file)))
         if (const auto door = door_named(include.target)) included.insert(*door);
@@ -300,17 +319,17 @@ TEST(Architecture, RoomsIncludeOnlyTheDoorsTheyUse) {
 TEST(Architecture, DoorsIncludeOnlyTheDoorsTheirRoomUses) {
   const Rooms all = rooms();
   for (const std::string& name : all.names) {
-    const fs::path header = door_of(name);
-    std::set<std::string> doors;
+    std::set<std::string> doors{name};
     for (const std::string& used : all.uses.at(name)) doors.insert(used);
-    for (const Include& include : includes_of(read(header))) {
-      const auto door = door_named(include.target);
-      EXPECT_TRUE(!door || doors.contains(*door)) << name << " has no " << include.target;
-      EXPECT_TRUE(door || !include.quoted) << name_of(header) << ": " << include.target;
-      for (const Foreign& foreign : foreign_headers())
-        EXPECT_FALSE(include.target.starts_with(foreign.prefix))
-            << name_of(header) << " shows " << include.target << " to everyone";
-    }
+    for (const fs::path& header : headers_of(name))
+      for (const Include& include : includes_of(read(header))) {
+        const auto door = door_named(include.target);
+        EXPECT_TRUE(!door || doors.contains(*door)) << name << " has no " << include.target;
+        EXPECT_TRUE(door || !include.quoted) << name_of(header) << ": " << include.target;
+        for (const Foreign& foreign : foreign_headers())
+          EXPECT_FALSE(include.target.starts_with(foreign.prefix))
+              << name_of(header) << " shows " << include.target << " to everyone";
+      }
   }
 }
 

@@ -92,11 +92,11 @@ inline std::string row(const Made& made, size_t cell) {
     const Task& task = made.dag.tasks[order.tasks[static_cast<size_t>(i)].index()];
     while (pair < order.overlaps.size() && order.overlaps[pair].second < i) ++pair;
     const bool second = pair < order.overlaps.size() && order.overlaps[pair].second == i;
-    std::string pass(1, task.pass);
-    if (task.pass == 'I' && static_cast<size_t>(i) + 1 < order.tasks.size()) {
+    std::string pass(1, static_cast<char>(task.pass));
+    if (task.pass == TaskPass::kBI && static_cast<size_t>(i) + 1 < order.tasks.size()) {
       const Task& next = made.dag.tasks[order.tasks[static_cast<size_t>(i) + 1].index()];
       const bool whole =
-          next.pass == 'W' && next.micro == task.micro &&
+          next.pass == TaskPass::kBW && next.micro == task.micro &&
           made.dag.chunks[next.chunk.index()].tags == made.dag.chunks[task.chunk.index()].tags;
       if (whole) pass = "B", ++i;
     }

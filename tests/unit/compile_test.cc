@@ -271,9 +271,7 @@ std::vector<Message> messages_of_gradients(const RoleProgram& role) {
   return messages;
 }
 
-bool computes(const Instruction& one) {
-  return one.pass == 'F' || one.pass == 'B' || one.pass == 'I' || one.pass == 'W';
-}
+bool computes(const Instruction& one) { return is_ordered(one.pass); }
 
 // A stream is worked off in order: a message that must wait for the last backward, as that of a
 // tied parameter, comes last; and each is issued as soon as all that it carries is there.

@@ -168,7 +168,7 @@ TEST(DiffSets, WhatNoSectionTellsIsNotCalledTheSame) {
   other.roles[0].digest[0] ^= 1;
   EXPECT_EQ(names_of(compare(base(), other)), "other");
   other = base();
-  other.stages[1].programs[0][1] ^= 1;
+  other.stages[1].programs[0].second[0] ^= 1;
   EXPECT_EQ(names_of(compare(base(), other)), "stages");
   other = base();
   other.manifest.model_digest[0] ^= 1;

@@ -316,7 +316,7 @@ TEST(Uses, AreThoseOfTheTable) {
     OpTypes changed = use.types;
     changed.attrs.set("nonsense", int64_t{1});
     EXPECT_EQ(use_error(*use.def, changed), "has no attribute 'nonsense'") << use.label;
-    for (const OpAttribute& each : attributes_of(use.def->name)) {
+    for (const OpAttribute& each : use.def->attributes) {
       changed = use.types;
       const bool number = each.kind == OpAttribute::kInteger;
       changed.attrs.set(std::string(each.name), number ? AttrValue("3") : AttrValue(int64_t{3}));
@@ -345,7 +345,7 @@ TEST(Uses, AreThoseOfTheTable) {
 TEST(Uses, HaveNoAttributeThatNothingReads) {
   std::map<std::string, int> refused;
   for_each_use([&](const Use& use, std::mt19937_64&) {
-    for (const OpAttribute& each : attributes_of(use.def->name)) {
+    for (const OpAttribute& each : use.def->attributes) {
       if (each.is_read == nullptr || use.def->sums_step) continue;
       OpTypes changed = use.types;
       const std::string name(each.name);

@@ -15,7 +15,7 @@ namespace {
 
 // ---- Plans by hand ------------------------------------------------------------------------------
 
-Instruction compute(char pass, int32_t stage, int32_t micro, int32_t stream = 0) {
+Instruction compute(TaskPass pass, int32_t stage, int32_t micro, int32_t stream = 0) {
   Instruction one;
   one.pass = pass;
   one.stage = stage;
@@ -27,7 +27,7 @@ Instruction compute(char pass, int32_t stage, int32_t micro, int32_t stream = 0)
 Instruction message(InstructionKind kind, int32_t peer, int32_t communicator, int32_t stream = 0) {
   Instruction one;
   one.kind = kind;
-  one.pass = '-';
+  one.pass = TaskPass::kMove;
   one.peer = {peer};
   one.communicator = communicator;
   one.stream = stream;
@@ -57,7 +57,8 @@ PlanSet one_forward_one_backward() {
       const int32_t communicator = *at == 'F' ? 0 : 1;
       const bool receives = (*at == 'F') == (r == 1);
       if (receives) bodies[r].push_back(message(kRecv, 1 - r, communicator));
-      for (int part = 0; part < 2; ++part) bodies[r].push_back(compute(*at, r, at[1] - '0'));
+      for (int part = 0; part < 2; ++part)
+        bodies[r].push_back(compute(static_cast<TaskPass>(*at), r, at[1] - '0'));
       if (!receives) bodies[r].push_back(message(kSend, 1 - r, communicator));
     }
   }
@@ -116,34 +117,37 @@ TEST(Picture, ColoursEndWhereTheyBegan) {
 // What another stream waits for keeps nobody else waiting but those that wait for it.
 TEST(Picture, StreamsWaitOnlyWhereThePlanSaysSo) {
   for (const int32_t stream : {0, 1}) {
-    Instruction last = compute('B', 1, 0);
+    Instruction last = compute(TaskPass::kB, 1, 0);
     last.waits = {1};
     const PlanSet set =
-        plans_of({{compute('F', 0, 0), compute('F', 0, 1), message(kSend, 1, 0)},
-                  {compute('F', 1, 0), message(kRecv, 0, 0, stream), compute('F', 1, 1), last}});
+        plans_of({{compute(TaskPass::kF, 0, 0), compute(TaskPass::kF, 0, 1), message(kSend, 1, 0)},
+                  {compute(TaskPass::kF, 1, 0), message(kRecv, 0, 0, stream),
+                   compute(TaskPass::kF, 1, 1), last}});
     EXPECT_EQ(cells_of(units(set).rows[1]),
               stream == 0 ? "F0@0+1 F1@2+1 B0@3+2" : "F0@0+1 F1@1+1 B0@2+2");
   }
-  Instruction late = compute('B', 1, 0);
+  Instruction late = compute(TaskPass::kB, 1, 0);
   late.waits = {1};
-  const PlanSet set =
-      plans_of({{compute('B', 0, 0), compute('B', 0, 1), message(kSend, 1, 0)},
-                {compute('F', 1, 0), message(kRecv, 0, 0, 1), compute('F', 1, 1), late}});
+  const PlanSet set = plans_of(
+      {{compute(TaskPass::kB, 0, 0), compute(TaskPass::kB, 0, 1), message(kSend, 1, 0)},
+       {compute(TaskPass::kF, 1, 0), message(kRecv, 0, 0, 1), compute(TaskPass::kF, 1, 1), late}});
   EXPECT_EQ(cells_of(units(set).rows[1]), "F0@0+1 F1@1+1 B0@4+2");
 }
 
 // On streams of their own computations still share the device.
 TEST(Picture, ADeviceDoesOneComputationAtATime) {
-  const PlanSet set = plans_of(
-      {{compute('F', 0, 0), message(kSend, 1, 0), compute('F', 0, 1)},
-       {message(kRecv, 0, 0), compute('B', 1, 0), compute('F', 1, 1, 1), compute('F', 1, 2, 1)}});
+  const PlanSet set =
+      plans_of({{compute(TaskPass::kF, 0, 0), message(kSend, 1, 0), compute(TaskPass::kF, 0, 1)},
+                {message(kRecv, 0, 0), compute(TaskPass::kB, 1, 0), compute(TaskPass::kF, 1, 1, 1),
+                 compute(TaskPass::kF, 1, 2, 1)}});
   EXPECT_EQ(cells_of(units(set).rows[1]), "F1@0+1 B0@1+2 F2@3+1");
 }
 
 TEST(Picture, PairsBeginAndEndTogether) {
-  const PlanSet set = plans_of({{compute('F', 0, 0), message(kSend, 1, 0)},
-                                {compute('F', 1, 1), compute('F', 1, 2), compute('I', 1, 0, 2),
-                                 compute('W', 1, 0, 2), message(kRecv, 0, 0), compute('F', 1, 3)}});
+  const PlanSet set = plans_of(
+      {{compute(TaskPass::kF, 0, 0), message(kSend, 1, 0)},
+       {compute(TaskPass::kF, 1, 1), compute(TaskPass::kF, 1, 2), compute(TaskPass::kBI, 1, 0, 2),
+        compute(TaskPass::kBW, 1, 0, 2), message(kRecv, 0, 0), compute(TaskPass::kF, 1, 3)}});
   const Picture picture = units(set);
   EXPECT_EQ(cells_of(picture.rows[1]), "F1@0+1 F2@1+3&I0@1+1.5&W0@2.5+1.5 F3@4+1");
   EXPECT_DOUBLE_EQ(picture.rows[1].idle, 0);
@@ -154,16 +158,16 @@ TEST(Picture, PairsBeginAndEndTogether) {
 // A half that waits for another device in front of its last step leaves all of the device to the
 // other half, and has all of it once that has ended.
 TEST(Picture, AHalfWhosePartnerWaitsHasTheDevice) {
-  Instruction late = compute('W', 1, 0, 2);
+  Instruction late = compute(TaskPass::kBW, 1, 0, 2);
   late.waits = {4};
-  const std::vector<Instruction> waits{compute('B', 1, 2),      compute('B', 1, 2),
-                                       compute('B', 1, 2),      compute('I', 1, 0, 2),
-                                       message(kRecv, 0, 0, 1), late};
+  const std::vector<Instruction> waits{compute(TaskPass::kB, 1, 2), compute(TaskPass::kB, 1, 2),
+                                       compute(TaskPass::kB, 1, 2), compute(TaskPass::kBI, 1, 0, 2),
+                                       message(kRecv, 0, 0, 1),     late};
   for (const auto& [sent, drawn] : {std::pair(1, "B2@0+4&I0@0+2&W0@2+2"),
                                     {3, "B2@0+3&I0@0+2&W0@3+1"},
                                     {5, "B2@0+3&I0@0+2&W0@5+1"}}) {
     std::vector<Instruction> other;
-    for (int32_t micro = 0; micro < sent; ++micro) other.push_back(compute('F', 0, micro));
+    for (int32_t micro = 0; micro < sent; ++micro) other.push_back(compute(TaskPass::kF, 0, micro));
     other.push_back(message(kSend, 1, 0));
     EXPECT_EQ(cells_of(units(plans_of({other, waits})).rows[1]), drawn) << sent;
   }
@@ -172,12 +176,13 @@ TEST(Picture, AHalfWhosePartnerWaitsHasTheDevice) {
 // Another device may pass the first half's result on to the second: legal, for a device that works
 // in issue order, and then one after the other.
 TEST(Picture, APairWhoseHalvesNeedEachOtherIsNone) {
-  Instruction back = compute('B', 0, 0, 2);
+  Instruction back = compute(TaskPass::kB, 0, 0, 2);
   back.waits = {2};
   Instruction there = message(kSend, 1, 0, 1);
   there.waits = {0};
-  const PlanSet set = plans_of({{compute('F', 0, 0), there, message(kRecv, 1, 1, 1), back},
-                                {message(kRecv, 0, 0), compute('F', 1, 0), message(kSend, 0, 1)}});
+  const PlanSet set =
+      plans_of({{compute(TaskPass::kF, 0, 0), there, message(kRecv, 1, 1, 1), back},
+                {message(kRecv, 0, 0), compute(TaskPass::kF, 1, 0), message(kSend, 0, 1)}});
   EXPECT_EQ(cells_of(units(set).rows[0]), "F0@0+1 B0@2+2");
 }
 
@@ -185,8 +190,8 @@ TEST(Picture, CollectivesEndWhenAllHaveCome) {
   Instruction sum;
   sum.kind = InstructionKind::kAllReduce;
   sum.group = 0;
-  PlanSet set = plans_of({{compute('F', 0, 0), sum, compute('F', 0, 1)},
-                          {compute('B', 1, 0), sum, compute('F', 1, 1)}});
+  PlanSet set = plans_of({{compute(TaskPass::kF, 0, 0), sum, compute(TaskPass::kF, 0, 1)},
+                          {compute(TaskPass::kB, 1, 0), sum, compute(TaskPass::kF, 1, 1)}});
   for (RoleProgram& role : set.roles) role.groups = {{"pp", {0}}};
   EXPECT_EQ(cells_of(units(set).rows[0]), "F0@0+1 F1@2+1");
   EXPECT_EQ(cells_of(units(set).rows[1]), "B0@0+2 F1@2+1");
@@ -194,9 +199,10 @@ TEST(Picture, CollectivesEndWhenAllHaveCome) {
 
 // Ranks on placed axes may run one role, and each has its own peers.
 TEST(Picture, RanksOfOneRoleAreRowsWhereTheirPeersDiffer) {
-  PlanSet set = plans_of({{compute('F', 0, 0), message(kSend, 2, 0)},
-                          {},
-                          {message(kRecv, 0, 0), message(kRecv, 1, 0), compute('F', 2, 0)}});
+  PlanSet set =
+      plans_of({{compute(TaskPass::kF, 0, 0), message(kSend, 2, 0)},
+                {},
+                {message(kRecv, 0, 0), message(kRecv, 1, 0), compute(TaskPass::kF, 2, 0)}});
   set.role_of_rank = {0, 0, 2};
   const Picture picture = units(set);
   ASSERT_EQ(picture.rows.size(), 3u);
@@ -204,7 +210,7 @@ TEST(Picture, RanksOfOneRoleAreRowsWhereTheirPeersDiffer) {
 }
 
 TEST(Picture, ReplicasAreOneRow) {
-  PlanSet set = plans_of({{compute('F', 0, 0)}, {compute('B', 1, 0)}});
+  PlanSet set = plans_of({{compute(TaskPass::kF, 0, 0)}, {compute(TaskPass::kB, 1, 0)}});
   for (RoleProgram& role : set.roles) role.mesh = {{"pp", 2}, {"dp", 8}};
   set.role_of_rank.assign(16, 0);
   std::fill(set.role_of_rank.begin() + 8, set.role_of_rank.end(), 1);
@@ -216,7 +222,8 @@ TEST(Picture, ReplicasAreOneRow) {
 }
 
 TEST(Picture, WhatWaitsForEverIsNamed) {
-  const PlanSet set = plans_of({{compute('F', 0, 0)}, {message(kRecv, 0, 7), compute('F', 1, 0)}});
+  const PlanSet set = plans_of(
+      {{compute(TaskPass::kF, 0, 0)}, {message(kRecv, 0, 7), compute(TaskPass::kF, 1, 0)}});
   const auto picture = make_picture(set, PictureCosts::kUnits);
   ASSERT_FALSE(picture);
   EXPECT_EQ(picture.error().message,
@@ -251,7 +258,7 @@ double flops_of(const RoleProgram& role, std::string_view passes = "FBIWU-") {
   EXPECT_TRUE(flops) << (flops ? "" : print_error(flops.error()));
   double sum = 0;
   for (const Instruction& one : role.body)
-    if (flops && one.kind == InstructionKind::kCompute && passes.find(one.pass) != passes.npos)
+    if (flops && one.kind == InstructionKind::kCompute && passes.find(static_cast<char>(one.pass)) != passes.npos)
       sum += (*flops)[static_cast<size_t>(one.program)];
   return sum;
 }
@@ -300,7 +307,7 @@ TEST(Flops, OfWhatIsNotKnownAreErrors) {
 }
 
 // The cells of one pass and microbatch on a row, together.
-double work_of(const PictureRow& row, char pass, int32_t micro) {
+double work_of(const PictureRow& row, TaskPass pass, int32_t micro) {
   double work = 0;
   for (const PictureCell& cell : row.cells)
     if (cell.pass == pass && cell.micro == micro) work += cell.work;
@@ -321,9 +328,9 @@ TEST(Picture, RecomputationLengthensABackward) {
                          "directives: [recompute: {match: '**/h/{layer}/**', where: {stage: 0}}]"))
                 .set);
   for (const auto& [row, more] : {std::pair(size_t{0}, 0.6), {size_t{1}, 0.0}}) {
-    const double forward = work_of(kept.rows[row], 'F', 1);
-    EXPECT_NEAR(work_of(again.rows[row], 'F', 1), forward, forward * 2e-2);  // slopes are not kept
-    const double longer = work_of(again.rows[row], 'B', 1) - work_of(kept.rows[row], 'B', 1);
+    const double forward = work_of(kept.rows[row], TaskPass::kF, 1);
+    EXPECT_NEAR(work_of(again.rows[row], TaskPass::kF, 1), forward, forward * 2e-2);  // slopes are not kept
+    const double longer = work_of(again.rows[row], TaskPass::kB, 1) - work_of(kept.rows[row], TaskPass::kB, 1);
     EXPECT_GE(longer, forward * more - forward * 1e-3);
     EXPECT_LE(longer, forward * (more > 0 ? 1.0 : 0.0) + forward * 1e-3);
   }
@@ -355,8 +362,8 @@ TEST(Picture, UnevenStagesAreIdleForWhatTheyLack) {
 
 PlanSet long_pipeline(int32_t microbatches) {
   std::vector<Instruction> body;
-  for (int32_t m = 0; m < microbatches; ++m) body.push_back(compute('F', 0, m));
-  for (int32_t m = 0; m < microbatches; ++m) body.push_back(compute('B', 0, m));
+  for (int32_t m = 0; m < microbatches; ++m) body.push_back(compute(TaskPass::kF, 0, m));
+  for (int32_t m = 0; m < microbatches; ++m) body.push_back(compute(TaskPass::kB, 0, m));
   return plans_of({body});
 }
 

@@ -60,7 +60,7 @@ inline Program add_program(const Shape& shape, bool accumulate) {
 }
 
 inline Instruction compute(int32_t program, std::vector<int32_t> args, std::string label,
-                           char pass = 'U', int32_t stage = -1, int32_t micro = -1) {
+                           TaskPass pass = TaskPass::kU, int32_t stage = -1, int32_t micro = -1) {
   Instruction made;
   made.program = program;
   made.args = std::move(args);
@@ -77,7 +77,7 @@ inline Instruction message(InstructionKind kind, int32_t arg, int32_t peer, std:
   made.args = {arg};
   made.peer = {peer};
   made.label = std::move(label);
-  made.pass = '-';
+  made.pass = TaskPass::kMove;
   return made;
 }
 
@@ -91,7 +91,7 @@ inline Instruction input(const char* name, int32_t arg, int64_t first, std::vect
   made.samples.count = 1;
   made.samples.stride = std::move(stride);
   made.label = std::move(label);
-  made.pass = '-';
+  made.pass = TaskPass::kMove;
   return made;
 }
 
@@ -132,11 +132,11 @@ inline PlanSet pipeline(int32_t microbatches) {
     std::string y_name = fmt::format("y mb={}", mb);
     int32_t y = add_buffer(first, "y", one);
     first.body.push_back(input("x", 1, mb, {0}, fmt::format("x mb={}", mb)));
-    first.body.push_back(compute(0, {1, 0, y}, "F stage=0", 'F', 0, mb));
+    first.body.push_back(compute(0, {1, 0, y}, "F stage=0", TaskPass::kF, 0, mb));
     first.body.push_back(message(InstructionKind::kSend, y, 1, y_name));
     second.body.push_back(message(InstructionKind::kRecv, 1, 0, y_name));
-    second.body.push_back(compute(0, {1, 0, mb == 0 ? 3 : 2}, "F stage=1", 'F', 1, mb));
-    if (mb > 0) second.body.push_back(compute(1, {3, 2}, "sum", 'F', 1, mb));
+    second.body.push_back(compute(0, {1, 0, mb == 0 ? 3 : 2}, "F stage=1", TaskPass::kF, 1, mb));
+    if (mb > 0) second.body.push_back(compute(1, {3, 2}, "sum", TaskPass::kF, 1, mb));
   }
   second.reports = {{"loss", 3}};
   return finish({first, second}, {0, 1});
@@ -191,7 +191,7 @@ inline PlanSet replicas(int32_t ranks) {
   reduce.group = 0;
   reduce.args = {2, 3};
   reduce.label = "grad w";
-  reduce.pass = '-';
+  reduce.pass = TaskPass::kMove;
   role.body = {input("x", 1, 0, {1}, "x"), input("t", 3, 0, {1}, "t"),
                compute(0, {1, 0, 2}, "gradient"), reduce, compute(1, {0, 2}, "update")};
   role.reports = {{"loss", 3}};

@@ -150,7 +150,7 @@ class Clock {
           for (size_t i = 0; i < count; ++i) {
             const Task& task = at(d, next[d]++);
             done_[{task.pass, stage(task), task.micro}] = clock[d];
-            alive[d] += task.pass == 'F' ? 1 : task.pass == 'I' ? 0 : -1;
+            alive[d] += task.pass == TaskPass::kF ? 1 : task.pass == TaskPass::kBI ? 0 : -1;
             out.alive[d] = std::max(out.alive[d], alive[d]);
           }
           moved = true;
@@ -173,17 +173,17 @@ class Clock {
     int64_t sum = 0;
     bool whole = false;
     for (size_t i = 0; i < count; ++i) {
-      const char pass = at(device, first + i).pass;
-      whole = whole || pass == 'B' || pass == 'W';
-      sum += pass == 'F'   ? costs_.F
-             : pass == 'I' ? costs_.I
-             : pass == 'W' ? costs_.W
-                           : costs_.I + costs_.W;
+      const TaskPass pass = at(device, first + i).pass;
+      whole = whole || pass == TaskPass::kB || pass == TaskPass::kBW;
+      sum += pass == TaskPass::kF    ? costs_.F
+             : pass == TaskPass::kBI ? costs_.I
+             : pass == TaskPass::kBW ? costs_.W
+                                     : costs_.I + costs_.W;
     }
     return count == 1 || costs_.X == 0 ? sum : whole ? costs_.X : costs_.X - costs_.W;
   }
   int32_t stage(const Task& task) const { return made_.dag.chunks[task.chunk.index()].tags[0]; }
-  int64_t done(char pass, int32_t stage, int32_t micro) const {
+  int64_t done(TaskPass pass, int32_t stage, int32_t micro) const {
     const auto it = done_.find({pass, stage, micro});
     return it == done_.end() ? -1 : it->second;
   }
@@ -195,19 +195,19 @@ class Clock {
   // -1: not yet known. Inside an overlap a weight part follows its input part.
   int64_t ready_at(const Task& task, size_t position) const {
     const int32_t s = stage(task), m = task.micro;
-    if (task.pass == 'W' && position > 0) return 0;
-    if (task.pass == 'F') return s == 0 ? 0 : done('F', s - 1, m);
-    if (task.pass == 'W') return done('I', s, m);
-    const int64_t own = done('F', s, m);
+    if (task.pass == TaskPass::kBW && position > 0) return 0;
+    if (task.pass == TaskPass::kF) return s == 0 ? 0 : done(TaskPass::kF, s - 1, m);
+    if (task.pass == TaskPass::kBW) return done(TaskPass::kBI, s, m);
+    const int64_t own = done(TaskPass::kF, s, m);
     if (s + 1 == stages_ || own < 0) return own;
-    const int64_t after = std::max(done('I', s + 1, m), done('B', s + 1, m));
+    const int64_t after = std::max(done(TaskPass::kBI, s + 1, m), done(TaskPass::kB, s + 1, m));
     return after < 0 ? -1 : std::max(own, after);
   }
 
   const chain::Made& made_;
   const int64_t stages_;
   const Costs costs_;
-  std::map<std::tuple<char, int32_t, int32_t>, int64_t> done_;
+  std::map<std::tuple<TaskPass, int32_t, int32_t>, int64_t> done_;
 };
 
 // A row of the library's table: for which sizes and costs (of a chunk) the formulas hold, and what

@@ -252,7 +252,7 @@ TEST(Summary, SmallNumbersOfOperationsAreReadable) {
 }
 
 // The bytes that a pass moves, in ops whose kind begins with `op`.
-int64_t moved(const MemoryTraffic& traffic, char pass, std::string_view op) {
+int64_t moved(const MemoryTraffic& traffic, TaskPass pass, std::string_view op) {
   int64_t bytes = 0;
   for (const MemoryTraffic::Kind& kind : traffic.kinds)
     if (kind.pass == pass && kind.op.starts_with(op)) bytes += kind.bytes();
@@ -282,12 +282,13 @@ TEST(Traffic, OfAStepIsThatOfItsFormulas) {
       by_cut.push_back(memory_traffic(compiled->set)[0]);
       const MemoryTraffic& traffic = by_cut.back();
       constexpr int64_t kNumbersOfAnUpdate = 3 * 8, kF64 = 8;
-      EXPECT_EQ(moved(traffic, 'U', "AdamW"), 7 * 4 * elements + kNumbersOfAnUpdate * parameters);
-      EXPECT_EQ(moved(traffic, 'U', "SumSquares"), 4 * elements + kF64 * parameters);
+      EXPECT_EQ(moved(traffic, TaskPass::kU, "AdamW"),
+                7 * 4 * elements + kNumbersOfAnUpdate * parameters);
+      EXPECT_EQ(moved(traffic, TaskPass::kU, "SumSquares"), 4 * elements + kF64 * parameters);
       constexpr int64_t kRows = 64 * 128, kClasses = 256;
-      EXPECT_NEAR(static_cast<double>(moved(traffic, 'F', "CrossEntropySum")),
+      EXPECT_NEAR(static_cast<double>(moved(traffic, TaskPass::kF, "CrossEntropySum")),
                   kRows * (4.0 * kClasses + 8 + 4), 100);
-      EXPECT_NEAR(static_cast<double>(moved(traffic, 'B', "CrossEntropyGrad")),
+      EXPECT_NEAR(static_cast<double>(moved(traffic, TaskPass::kB, "CrossEntropyGrad")),
                   kRows * (8.0 * kClasses + 8 + 4), 100);
       EXPECT_THAT(explain(*compiled, *parse_topics("traffic")),
                   HasSubstr(fmt::format("in a step on {} beside products and attention", target)));

@@ -259,6 +259,7 @@ std::optional<std::string> nearest(std::string_view name, std::span<const std::s
 // " (did you mean 'x'?)" or "" — for the end of an error message.
 std::string did_you_mean(std::string_view name, std::span<const std::string> candidates);
 std::string join(std::span<const std::string> parts, std::string_view separator);
+std::string list_with_and(std::span<const std::string> parts);  // "a, b and c"
 std::vector<std::string> split_text(std::string_view text, char separator);
 std::string human_bytes(int64_t bytes);  // "1.5 MiB"
 // Returns the text with control characters as \xNN, for printing foreign names.

@@ -169,6 +169,11 @@ template <class T>
 concept NamedEnum = std::is_enum_v<T> && requires(T value) {
   names_of(value);
 };
+// An enumeration whose values are characters: `is_letter_of(E, letter)` beside it says which.
+template <class T>
+concept LetteredEnum = std::is_enum_v<T> && requires(T value) {
+  is_letter_of(value, 0);
+};
 template <class T>
 concept ListOf = requires(T list) {
   list.push_back(*list.begin());
@@ -185,8 +190,8 @@ std::string print_value(const Names& names, const T& value) {
     return names.print(value);
   } else if constexpr (std::is_same_v<T, std::string>) {
     return quote(value);
-  } else if constexpr (std::is_same_v<T, char>) {
-    return quote({&value, 1});
+  } else if constexpr (LetteredEnum<T>) {
+    return quote(std::string(1, static_cast<char>(value)));
   } else if constexpr (std::is_same_v<T, TensorType>) {
     return to_string(value);
   } else if constexpr (std::is_same_v<T, DType>) {
@@ -212,6 +217,11 @@ void read_value(const Names& names, LineReader& line, std::string_view text, T& 
     names.read(line, text, to);
   } else if constexpr (requires { line.read(text, to); }) {
     line.read(text, to);
+  } else if constexpr (LetteredEnum<T>) {
+    char letter = static_cast<char>(to);
+    line.read(text, letter);
+    if (is_letter_of(to, letter)) to = static_cast<T>(letter);
+    if (!is_letter_of(to, letter)) line.wrong(fmt::format("{} is no letter of this field", text));
   } else if constexpr (NamedEnum<T>) {
     const auto& all = names_of(to);
     const auto found = std::find(std::begin(all), std::end(all), text);

@@ -24,8 +24,8 @@ enum class PictureCosts {
 // Covers what runs without a pause of one task: FLOPs or units, from the picture's start.
 struct PictureCell {
   double start = 0, length = 0;
-  double work = 0;  // less than the length where halves of a pair share the device
-  char pass = ' ';  // 'F' 'B' 'I' (BI) 'W' (BW), 'U' for all else
+  double work = 0;                  // less than the length where halves of a pair share the device
+  TaskPass pass = TaskPass::kNone;  // kU for all but forwards and backwards
   int32_t stage = -1, micro = -1;
   int32_t step = 0;
   bool paired = false, second = false;  // in a pair; in its second half

@@ -39,14 +39,15 @@ struct StageSummary {
   double sent_bytes = 0;                      // what it sends to other devices for a microbatch
   int64_t weight_bytes = 0, state_bytes = 0;  // of its parameters, on one rank
   std::vector<std::string> parameters;        // ascending
-  std::vector<std::string> programs;          // digests of what it runs, ascending
-  std::vector<int32_t> devices;               // that run it, ascending; only in a Summary
+  // What it runs, by pass: digests, ascending.
+  std::vector<std::pair<TaskPass, std::string>> programs;
+  std::vector<int32_t> devices;  // that run it, ascending; only in a Summary
 };
 
 struct OrderedTask {
   int32_t stage = 0;  // of the role's stages
   int32_t micro = 0;
-  char pass = 'F';          // 'F', 'B', 'I' (BI), 'W' (BW)
+  TaskPass pass = TaskPass::kF;
   bool paired = false;      // '&' with the item before
   bool ahead = false;       // of the next step
   bool recomputes = false;  // runs forward ops again
@@ -143,7 +144,6 @@ Result<Summary> summarise(const std::string& directory, const Summary* known = n
 // ---- In words: lines for people, the same in explanations and differences
 std::string plural(int64_t count, const char* what);  // "1 message", "2 messages"
 std::string human_flops(double flops);                // "1.234 GFLOP"
-std::string pass_text(char pass);                     // "F", "B", "BI", "BW"
 // "F0 F1 B0&F2 …" of the items [first, end), of a stage "1F0": "*" where one recomputes, "'" of the
 // next step.
 std::string order_text(const RoleSummary& role, size_t first, size_t end, bool with_stages);

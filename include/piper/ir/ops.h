@@ -138,8 +138,20 @@ struct OpSample {
   std::vector<int> absent = {};  // optional inputs that this use leaves out
 };
 
+// An attribute that a use of an op may have. What is absent is 0, empty, or what the op's file
+// says.
+struct OpDef;
+struct OpAttribute {
+  std::string_view name;
+  enum Kind : uint8_t { kInteger, kReal, kText, kIntegers } kind = kInteger;  // as in AttrValue
+  // Whether a use of right types reads it; null: each does. Where it is not read it must be absent:
+  // nothing else would tell one value from another.
+  bool (*is_read)(const OpDef& op, const OpTypes& use) = nullptr;
+};
+
 struct OpDef {
   std::string_view name;
+  std::vector<OpAttribute> attributes = {};  // all that a use may have
   // Output types from input types and attributes; the error sentence names shapes, the caller adds
   // the location.
   Result<std::vector<TensorType>> (*types)(const OpTypes& use) = nullptr;

@@ -17,15 +17,4 @@ OpTypes use_of(std::span<const TensorType> values, std::span<const int32_t> inpu
 // result's type.
 Status check_use(std::string_view op, const OpTypes& use);
 
-// Describes an attribute that a use of an op may have. What is absent is 0, empty, or what the op's
-// file says.
-struct OpAttribute {
-  std::string_view name;
-  enum Kind : uint8_t { kInteger, kReal, kText, kIntegers } kind = kInteger;  // as in AttrValue
-  // Whether a use of right types reads it; null: each does. Where it is not read it must be absent:
-  // nothing else would tell one value from another.
-  bool (*is_read)(const OpDef& op, const OpTypes& use) = nullptr;
-};
-std::span<const OpAttribute> attributes_of(std::string_view op);
-
 }  // namespace piper

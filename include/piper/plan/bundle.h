@@ -32,7 +32,7 @@ struct Manifest {
   std::string model, strategy;  // as named on the command line, and their digests
   std::string model_digest, strategy_digest;
   uint64_t seed = 0;  // of the data's order and of random ops
-  std::vector<std::pair<std::string, int64_t>> mesh;
+  Mesh mesh;
   // Role digests by the coordinates on `role_axes`, row-major: what all ranks run, whatever their
   // other coordinates.
   std::vector<std::string> role_axes;

@@ -7,6 +7,7 @@
 #include <array>
 
 #include "piper/base/base.h"
+#include "piper/plan/pass.h"
 
 namespace piper {
 
@@ -118,12 +119,15 @@ inline constexpr std::array<InstructionDef, kNumInstructionKinds> kInstructions 
      .op = "Combine",
      .whole = 0},
 }};
-// `word` by kind, for lists of fields.
+// `word` by kind.
 inline constexpr std::array<const char*, kNumInstructionKinds> kInstructionWords = [] {
   std::array<const char*, kNumInstructionKinds> words{};
   for (size_t i = 0; i < words.size(); ++i) words[i] = kInstructions[i].word;
   return words;
 }();
+constexpr const auto& names_of(InstructionKind) {
+  return kInstructionWords;
+}  // for lists of fields
 inline constexpr const InstructionDef& info(InstructionKind kind) {
   return kInstructions[static_cast<size_t>(kind)];
 }
@@ -138,6 +142,8 @@ inline constexpr bool takes_pairs(InstructionKind kind) {
 }
 // Returns the row whose `op` or `maximum_op` this is; null: the op is computed.
 const InstructionDef* find_instruction(std::string_view op);
+// The row whose `word` this is; null: there is none.
+const InstructionDef* find_instruction_by_word(std::string_view word);
 
 enum class Reduction : uint8_t { kSum, kMax };
 
@@ -182,8 +188,7 @@ struct SumCombine {
 
 struct Instruction {
   InstructionKind kind = InstructionKind::kCompute;
-  // 'F' 'B' 'I' (BI) 'W' (BW) 'U', '-' for communication and input: colours pictures.
-  char pass = ' ';
+  TaskPass pass = TaskPass::kNone;  // for pictures and summaries
   int32_t stream = 0;
   int32_t program = -1;       // kCompute
   std::vector<int32_t> args;  // buffer ids

@@ -147,11 +147,13 @@ struct DataInput {
   bool operator==(const DataInput&) const = default;
 };
 
+using Mesh = std::vector<std::pair<std::string, int64_t>>;  // axes and sizes, row-major ranks
+
 // Holds what all ranks of one role execute. `prologue` runs once, `body` once a step, `epilogue`
 // once at the end. A section begins when all of the one before is complete and what that sent has
 // been received.
 struct RoleProgram {
-  std::vector<std::pair<std::string, int64_t>> mesh;  // axes and sizes, row-major ranks
+  Mesh mesh;
   std::vector<Stream> streams;
   std::vector<Group> groups;
   std::vector<Communicator> communicators;
@@ -207,10 +209,8 @@ struct RoleProgram {
 };
 
 // These return the coordinates of a rank in a row-major mesh, and the rank at coordinates.
-std::vector<int64_t> coordinates_of(const std::vector<std::pair<std::string, int64_t>>& mesh,
-                                    int64_t rank);
-int64_t rank_of(const std::vector<std::pair<std::string, int64_t>>& mesh,
-                const std::vector<int64_t>& coordinates);
+std::vector<int64_t> coordinates_of(const Mesh& mesh, int64_t rank);
+int64_t rank_of(const Mesh& mesh, const std::vector<int64_t>& coordinates);
 // Returns the ranks of `group` as seen from `coordinates`, ascending.
 std::vector<int64_t> group_ranks(const RoleProgram& role, const Group& group,
                                  const std::vector<int64_t>& coordinates);

@@ -20,8 +20,8 @@ struct CompileOptions {
   std::string initial_values;  // as in ImportOptions
   std::vector<Definition> defines;
   std::vector<std::string> library;  // folders of strategies: see parse_strategy
-  std::string target = "cpu";  // the kind of device: see backends.h
-  bool oracles = true;         // also the single-device plans that --verify-against runs beside
+  std::string target = "cpu";        // the kind of device: see backends.h
+  bool oracles = true;  // also the single-device plans that --verify-against runs beside
   // `single` plays all replicas one after the other: where there are several and it would have more
   // instructions than this, it plays the first only; 0: never.
   int64_t largest_single = 0;
@@ -77,8 +77,8 @@ std::string explain(const Compiled& compiled, const ExplainTopics& topics);
 // joins their ops: each pass moves each of its operands once, whatever a cache would keep.
 struct MemoryTraffic {
   struct Kind {
-    char pass = ' ';  // as Instruction::pass
-    std::string op;   // PassTraffic::kind
+    TaskPass pass = TaskPass::kNone;  // as Instruction::pass
+    std::string op;                   // PassTraffic::kind
     bool is_product = false;
     int64_t runs = 0, read = 0, written = 0;
     int64_t bytes() const { return read + written; }

@@ -26,11 +26,8 @@ using ChunkId = Id<ChunkTag>;
 using ItemId = Id<ItemTag>;
 using TaskId = Id<TaskTag>;
 
-// Chunks of pass 'P' hold what the step needs before its first microbatch (label counts), 'F' the
-// forward, 'B' the backward, 'I' and 'W' its input- and weight-gradient parts when an order names
-// them, 'U' sums, clipping and updates.
 struct Chunk {
-  char pass = 'F';
+  TaskPass pass = TaskPass::kF;
   std::vector<int32_t> tags;    // by Dag::region_tags
   std::vector<NodeId> nodes;    // in graph order
   std::vector<ValueId> reads;   // made outside (also constants and state), ascending
@@ -38,7 +35,7 @@ struct Chunk {
   int32_t cell = 0;
   std::vector<int32_t> groups;    // of Dag::group_of that it runs for, ascending; empty: all
   std::vector<int32_t> variants;  // of Dag::variants that it runs for, ascending; empty: all
-  int32_t level = 0;              // of pass 'P': its sums need some of so many levels before it
+  int32_t level = 0;              // of kPrepare: its sums need some of so many levels before it
   std::string name;               // "F stage=1"
 };
 
@@ -134,7 +131,7 @@ struct Task {
   // of kAllToAll, kRotate, kDispatch and kCombine are within computations only, none is
   // kPosition.
   InstructionKind kind = InstructionKind::kCompute;
-  char pass = '-';
+  TaskPass pass = TaskPass::kMove;
   ChunkId chunk;  // kCompute
   int32_t micro = -1;
   int32_t micros = 1;  // messages and collectives: of so many, from `micro` on
@@ -318,9 +315,9 @@ struct DagSpec {
 
 // Requires a sharded graph. Trained parameters of f32 that microbatches cast to 16 bits are kept
 // so, too (Dag::copies), and no chunk casts them but that of their update. Ensures chunks in a
-// topological order, each node of passes F, BI, BW in exactly one of them for each variant ('P'
-// chunks hold copies of what they need). Error: regions that need each other in a circle,
-// naming the ops.
+// topological order, each node of passes F, BI, BW in exactly one of them for each variant
+// (chunks of kPrepare hold copies of what they need). Error: regions that need each other in a
+// circle, naming the ops.
 Result<Dag> make_dag(Graph graph, const DagSpec& spec);
 
 // Cuts the states of these parameters over like.over, which their gradients' first rounds go over,

@@ -52,7 +52,7 @@ struct Schedule {
 // Besides, orders that repeat a pattern, within the same limits: what ends first is taken. The
 // tasks of one chunk and pass run in microbatch order, or in that of `turn`.
 struct ListPolicy {
-  std::vector<char> prefer;        // passes; those that are not named come last
+  std::vector<TaskPass> prefer;    // passes; those that are not named come last
   std::vector<int64_t> in_flight;  // by cell: chunks whose activations are held at most
   int64_t memory = 0;              // bytes of activations that a cell holds at most; 0: any
   std::vector<int64_t> time;       // by chunk, of one microbatch

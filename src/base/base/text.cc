@@ -93,6 +93,11 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
   return text;
 }
 
+std::string list_with_and(std::span<const std::string> parts) {
+  if (parts.size() < 2) return join(parts, "");
+  return join(parts.first(parts.size() - 1), ", ") + " and " + parts.back();
+}
+
 std::vector<std::string> split_text(std::string_view text, char separator) {
   std::vector<std::string> parts;
   for (;;) {

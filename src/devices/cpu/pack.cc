@@ -150,7 +150,7 @@ class Packer {
     pack.program = program_of(from.type, copy.type, form);
     pack.args = {source, known->second};
     pack.label = "pack " + from.name;
-    pack.pass = '-';
+    pack.pass = TaskPass::kMove;
     packs_.push_back(std::move(pack));
     const int64_t bytes = copy.type.bytes();
     role_.add_buffer(std::move(copy));

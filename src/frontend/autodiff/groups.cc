@@ -2,28 +2,10 @@
 #include "groups.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace piper {
 namespace {
-
-// Returns the parameter's own names and those under which it is tied, as paths and as they are
-// saved.
-std::vector<std::string> names_of(const Param& param) {
-  std::vector<std::string> names{param.scope};
-  const auto add = [&](std::string name) {
-    names.push_back(name);
-    std::replace(name.begin(), name.end(), '.', '/');
-    names.push_back(std::move(name));
-  };
-  add(param.name);
-  for (const std::string& alias : param.aliases) add(alias);
-  return names;
-}
-bool is_named(const Param& param, const Glob& glob) {
-  const std::vector<std::string> names = names_of(param);
-  return std::any_of(names.begin(), names.end(),
-                     [&](const std::string& name) { return glob.match(name).has_value(); });
-}
 
 Error unused(const ParamGroup& group, const std::vector<Param>& params, bool matched) {
   if (matched) {
@@ -31,8 +13,7 @@ Error unused(const ParamGroup& group, const std::vector<Param>& params, bool mat
         .with_note("help: the first group that matches a parameter wins; put this one before");
   }
   std::vector<std::string> names;
-  for (const Param& param : params)
-    for (std::string& name : names_of(param)) names.push_back(std::move(name));
+  for (const Param& param : params) std::ranges::move(paths_of(param), std::back_inserter(names));
   return fail(group.at, "'{}' matches no parameter{}", group.match,
               did_you_mean(group.match, names))
       .with_note("help: piperc MODEL --describe lists the parameters");
@@ -51,7 +32,7 @@ Result<std::vector<const ParamGroup*>> groups_of(const std::vector<Param>& param
     }
     bool matched = false, won = false;
     for (size_t p = 0; p < params.size(); ++p) {
-      const bool is_in = names.empty() ? is_named(params[p], glob)
+      const bool is_in = names.empty() ? has_name(params[p], glob)
                                        : std::count(names.begin(), names.end(), params[p].name) > 0;
       if (!is_in) continue;
       matched = true;

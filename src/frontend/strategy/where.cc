@@ -36,13 +36,10 @@ const Words& words_of(std::string_view tag) {
 Status add_word(const yaml::Node& node, const Words& words, const Scope& scope, Condition& out) {
   if (!node.is(yaml::Node::Kind::kScalar)) return wrong_type(node, fmt::format("a {}", words.one));
   PIPER_ASSIGN(std::string word, read_text(node, scope));
-  if (!contains(words.words, word)) {
-    std::vector<std::string> first(words.words.begin(), words.words.end() - 1);
+  if (!contains(words.words, word))
     return fail(node.at, "unknown {} {}{}", words.one, yaml::shown(word),
                 did_you_mean(word, words.words))
-        .with_note(
-            fmt::format("the {} are {} and {}", words.many, join(first, ", "), words.words.back()));
-  }
+        .with_note(fmt::format("the {} are {}", words.many, list_with_and(words.words)));
   out.words.push_back(std::move(word));
   return ok_status();
 }

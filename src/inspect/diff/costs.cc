@@ -57,7 +57,7 @@ OffloadSummary offload_of(const RoleSummary* role, const std::string& what) {
 
 std::string passes_text(const StageSummary& stage) {
   std::set<std::string> passes;
-  for (const std::string& program : stage.programs) passes.insert(pass_text(program[0]));
+  for (const auto& [pass, digest] : stage.programs) passes.insert(name_of(pass));
   return join(std::vector<std::string>(passes.begin(), passes.end()), ", ");
 }
 

@@ -23,7 +23,7 @@ using Share = std::vector<std::pair<int32_t, int32_t>>;
 Share share_of(const RoleSummary& role, const std::vector<int32_t>& stages) {
   Share share;
   for (const OrderedTask& item : role.order)
-    if (item.pass == 'F') share.emplace_back(stages[index_of(item.stage)], item.micro);
+    if (item.pass == TaskPass::kF) share.emplace_back(stages[index_of(item.stage)], item.micro);
   std::sort(share.begin(), share.end());
   return share;
 }

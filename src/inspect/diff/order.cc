@@ -46,7 +46,7 @@ void compare_places(const SetMatch& match, DiffSection& section) {
 // ---- Order ----
 struct Step {
   int32_t stage, micro;
-  char pass;
+  TaskPass pass;
   bool paired, ahead;
   bool operator==(const Step&) const = default;
 };
@@ -62,9 +62,9 @@ std::vector<Step> steps_of(const RoleSummary& role, const std::vector<int32_t>& 
 int64_t most_in_flight(const RoleSummary& role) {
   std::map<std::pair<int32_t, int32_t>, size_t> end;  // of the backward, by stage and microbatch
   for (size_t i = 0; i < role.order.size(); ++i)
-    if (role.order[i].pass != 'F') end[{role.order[i].stage, role.order[i].micro}] = i;
+    if (role.order[i].pass != TaskPass::kF) end[{role.order[i].stage, role.order[i].micro}] = i;
   const auto has_backward = [&](const OrderedTask& item) {
-    return item.pass == 'F' && end.contains({item.stage, item.micro});
+    return item.pass == TaskPass::kF && end.contains({item.stage, item.micro});
   };
   // Those of the next step were begun in the step before.
   int64_t now = std::count_if(role.order.begin(), role.order.end(), [&](const OrderedTask& item) {
@@ -74,7 +74,7 @@ int64_t most_in_flight(const RoleSummary& role) {
   for (size_t i = 0; i < role.order.size(); ++i) {
     const OrderedTask& item = role.order[i];
     if (has_backward(item)) most = std::max(most, ++now);
-    if (item.pass != 'F' && end[{item.stage, item.micro}] == i) --now;
+    if (item.pass != TaskPass::kF && end[{item.stage, item.micro}] == i) --now;
   }
   return most;
 }
@@ -88,10 +88,10 @@ std::string around(const RoleSummary& role, size_t place, bool with_stages) {
 
 std::string counts_text(const RoleSummary& role) {
   std::string text;
-  for (const char pass : {'F', 'B', 'I', 'W'}) {
+  for (const TaskPass pass : {TaskPass::kF, TaskPass::kB, TaskPass::kBI, TaskPass::kBW}) {
     const auto count = std::count_if(role.order.begin(), role.order.end(),
                                      [&](const OrderedTask& item) { return item.pass == pass; });
-    if (count > 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, pass_text(pass));
+    if (count > 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, name_of(pass));
   }
   return text;
 }

@@ -6,7 +6,7 @@
 namespace piper {
 namespace {
 
-bool is_update(const PictureCell& cell) { return cell.pass == 'U'; }
+bool is_update(const PictureCell& cell) { return cell.pass == TaskPass::kU; }
 
 bool any_cell(const Picture& picture, bool (*is)(const PictureCell&)) {
   return std::any_of(picture.rows.begin(), picture.rows.end(), [&](const PictureRow& row) {

@@ -12,13 +12,13 @@ namespace {
 constexpr std::string_view kSecondHalf = "overlap";
 
 bool is_chunk(const Instruction& one) {
-  return one.kind == InstructionKind::kCompute && pass_of(one) != 'U';
+  return one.kind == InstructionKind::kCompute && pass_of(one) != TaskPass::kU;
 }
 double units_of(const Instruction& one) {
-  return !is_chunk(one) || one.micro < 0 ? 0 : one.pass == 'B' ? 2 : 1;
+  return !is_chunk(one) || one.micro < 0 ? 0 : one.pass == TaskPass::kB ? 2 : 1;
 }
 
-using TaskKey = std::tuple<char, int32_t, int32_t, int32_t, std::string_view>;
+using TaskKey = std::tuple<TaskPass, int32_t, int32_t, int32_t, std::string_view>;
 TaskKey task_of(const Step& step) {
   const Instruction& one = *step.one;
   return {one.pass, one.stage, one.micro, step.number + one.ahead, one.label};
@@ -93,8 +93,9 @@ class RowMaker {
   }
   bool belongs(int32_t before, int32_t after) const {
     const Step &a = row_.steps[at(before)], &b = row_.steps[at(after)];
-    const bool halves = a.one->pass == 'I' && b.one->pass == 'W' && a.one->stage == b.one->stage &&
-                        a.one->micro == b.one->micro && a.number == b.number;
+    const bool halves = a.one->pass == TaskPass::kBI && b.one->pass == TaskPass::kBW &&
+                        a.one->stage == b.one->stage && a.one->micro == b.one->micro &&
+                        a.number == b.number;
     return a.pair < 0 && !is_second(before) && (halves || task_of(a) == task_of(b));
   }
 
@@ -106,9 +107,7 @@ class RowMaker {
 
 }  // namespace
 
-char pass_of(const Instruction& one) {
-  return std::string_view("FBIW").find(one.pass) != std::string_view::npos ? one.pass : 'U';
-}
+TaskPass pass_of(const Instruction& one) { return is_ordered(one.pass) ? one.pass : TaskPass::kU; }
 
 void fill_row(Row& row, PictureCosts costs, const std::vector<double>& flops, int32_t bodies) {
   RowMaker(row, costs, flops).run(bodies);

@@ -8,8 +8,8 @@ namespace piper::timeline {
 
 inline size_t at(int64_t index) { return static_cast<size_t>(index); }
 
-// Returns 'F', 'B', 'I', 'W', or 'U' for everything else.
-char pass_of(const Instruction& one);
+// Returns the pass of a forward or a backward, and kU for everything else.
+TaskPass pass_of(const Instruction& one);
 
 // Describes an instruction in one of the sections that a rank runs one after the other.
 struct Step {

@@ -279,7 +279,7 @@ class Simulation {
   static bool continues(const PictureCell& cell, const Step& step, double start) {
     const Instruction& one = *step.one;
     const bool touches = start - (cell.start + cell.length) <= 1e-9 * start;
-    if (cell.pass == 'U') return touches && pass_of(one) == 'U';
+    if (cell.pass == TaskPass::kU) return touches && pass_of(one) == TaskPass::kU;
     return touches && cell.pass == one.pass && cell.stage == one.stage && cell.micro == one.micro &&
            cell.step == step.number + one.ahead && cell.task == one.label;
   }
@@ -359,10 +359,10 @@ Result<double> steady_idle(const PlanSet& set, PictureCosts costs) {
 void label_cells(PictureRow& row) {
   std::set<int32_t> stages;
   for (const PictureCell& cell : row.cells)
-    if (cell.pass != 'U') stages.insert(cell.stage);
+    if (cell.pass != TaskPass::kU) stages.insert(cell.stage);
   for (PictureCell& cell : row.cells) {
-    cell.label = cell.pass;
-    if (cell.pass == 'U') continue;
+    cell.label = static_cast<char>(cell.pass);
+    if (cell.pass == TaskPass::kU) continue;
     if (cell.micro >= 0) cell.label += std::to_string(cell.micro);
     if (stages.size() > 1)
       cell.label +=

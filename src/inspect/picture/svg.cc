@@ -99,7 +99,7 @@ class Image {
         cell.step > 0 ? " of the next step" : "", amount(picture_, cell.work),
         cell.paired ? " beside another" : "", amount(picture_, cell.start));
     add("<rect class=\"cell {}{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\"/>",
-        cell.pass, cell.step > 0 ? " later" : "", x, y, width, height);
+        static_cast<char>(cell.pass), cell.step > 0 ? " later" : "", x, y, width, height);
     draw_label(cell.label, x, y, width, height);
     svg_ += "</g>\n";
   }

@@ -13,15 +13,15 @@ namespace {
 
 constexpr size_t kLeastWidth = 40;
 
-const char* colour_of(char pass) {
+const char* colour_of(TaskPass pass) {
   switch (pass) {
-    case 'F':
+    case TaskPass::kF:
       return "\x1b[44;97m";
-    case 'B':
+    case TaskPass::kB:
       return "\x1b[42;30m";
-    case 'I':
+    case TaskPass::kBI:
       return "\x1b[46;30m";
-    case 'W':
+    case TaskPass::kBW:
       return "\x1b[43;30m";
     default:
       return "\x1b[47;30m";
@@ -30,7 +30,8 @@ const char* colour_of(char pass) {
 
 // Holds what a column shows: a character, and the pass whose colour it has.
 struct Column {
-  char text = ' ', pass = 0;
+  char text = ' ';
+  TaskPass pass = TaskPass::kNone;
 };
 
 class Drawing {
@@ -116,21 +117,21 @@ class Drawing {
       for (const char text : label) columns[c++] = {text, cells[i].pass};
     }
     for (; c < end; ++c) columns[c] = {'=', cells.back().pass};
-    for (; c < to; ++c) columns[c] = {' ', 0};
+    for (; c < to; ++c) columns[c] = {};
   }
 
   std::string part(const std::vector<Column>& columns, size_t from, size_t to) const {
     std::string text;
-    char pass = 0;
+    TaskPass pass = TaskPass::kNone;
     for (size_t c = from; c < std::min(to, columns.size()); ++c) {
       if (form_.colour && columns[c].pass != pass) {
-        text += columns[c].pass == 0 || pass != 0 ? "\x1b[0m" : "";
-        text += columns[c].pass == 0 ? "" : colour_of(columns[c].pass);
+        text += columns[c].pass == TaskPass::kNone || pass != TaskPass::kNone ? "\x1b[0m" : "";
+        text += columns[c].pass == TaskPass::kNone ? "" : colour_of(columns[c].pass);
       }
       pass = columns[c].pass;
       text += columns[c].text;
     }
-    if (form_.colour && pass != 0) text += "\x1b[0m";
+    if (form_.colour && pass != TaskPass::kNone) text += "\x1b[0m";
     while (!text.empty() && text.back() == ' ') text.pop_back();
     return text;
   }

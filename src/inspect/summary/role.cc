@@ -106,7 +106,7 @@ class RoleWalk {
   void count_stream(const Instruction& one) {
     if (is_local(one)) return;
     const bool computes = one.kind == InstructionKind::kCompute;
-    const std::string what = computes ? pass_text(one.pass) : to_string(one.kind);
+    const std::string what = computes ? name_of(one.pass) : to_string(one.kind);
     ++work_[index_of(one.stream)][what];
   }
 
@@ -115,14 +115,14 @@ class RoleWalk {
     const Work& work = role_.programs[index_of(one.program)].work;
     const double flops = flops_[index_of(one.program)];
     out_.flops += flops;
-    if (std::string_view("FBIW").find(one.pass) == std::string_view::npos || one.micro < 0) return;
+    if (!is_ordered(one.pass) || one.micro < 0) return;
     const int32_t stage = stage_of(region_of(one));
     StageSummary& here = out_.stages[index_of(stage)];
     add_item(one, stage, work);
-    (one.pass == 'F' ? here.forward_flops : here.backward_flops) += flops;
-    if (one.pass == 'F') count_forward(one, stage, work);
+    (one.pass == TaskPass::kF ? here.forward_flops : here.backward_flops) += flops;
+    if (one.pass == TaskPass::kF) count_forward(one, stage, work);
     here.recomputed += static_cast<double>(work.recomputed);
-    programs_[index_of(stage)].insert(one.pass + digests_[index_of(one.program)]);
+    programs_[index_of(stage)].emplace(one.pass, digests_[index_of(one.program)]);
     use_args(one, stage);
   }
 
@@ -172,9 +172,9 @@ class RoleWalk {
       Made& made = made_[index_of(buffer)];
       const bool writes = program.arg_written[a];
       if (program.arg_read[a]) note_parameter(role_.tensor(buffer), stage);
-      if (program.arg_read[a] && one.pass != 'F') keep(buffer, stage);
-      if (writes || (program.arg_read[a] && one.pass == 'F' && made.received))
-        made = {stage, one.pass == 'F', false, false};
+      if (program.arg_read[a] && one.pass != TaskPass::kF) keep(buffer, stage);
+      if (writes || (program.arg_read[a] && one.pass == TaskPass::kF && made.received))
+        made = {stage, one.pass == TaskPass::kF, false, false};
       // The backward is before it in a body: it reads what the step before has begun.
       if (one.ahead > 0 && awaited_[index_of(buffer)] >= 0)
         keep(buffer, awaited_[index_of(buffer)]);
@@ -286,7 +286,8 @@ class RoleWalk {
   std::vector<int32_t> awaited_;  // by buffer: the stage whose backward reads it before it is made
   std::vector<std::string> digests_;
   std::map<std::string, int32_t> stages_;
-  std::vector<std::set<std::string>> parameters_, programs_;  // by stage
+  std::vector<std::set<std::string>> parameters_;                     // by stage
+  std::vector<std::set<std::pair<TaskPass, std::string>>> programs_;  // likewise
   std::vector<std::set<int32_t>> forwards_;
   std::vector<int32_t> first_micro_;
   std::map<std::tuple<InstructionKind, std::string, std::string, DType, std::string, bool>,

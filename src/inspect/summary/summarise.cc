@@ -40,6 +40,14 @@ void add_devices(const std::vector<int32_t>& role_of_rank, Summary& summary) {
   }
 }
 
+// Both lists ascend.
+template <class T>
+void add_sorted(const std::vector<T>& from, std::vector<T>& to) {
+  std::vector<T> both;
+  std::set_union(to.begin(), to.end(), from.begin(), from.end(), std::back_inserter(both));
+  to = std::move(both);
+}
+
 void merge(const StageSummary& from, StageSummary& to) {
   to.runs += from.runs;
   to.ops = std::max(to.ops, from.ops);
@@ -51,12 +59,8 @@ void merge(const StageSummary& from, StageSummary& to) {
   to.sent_bytes += from.sent_bytes;
   to.weight_bytes = std::max(to.weight_bytes, from.weight_bytes);
   to.state_bytes = std::max(to.state_bytes, from.state_bytes);
-  for (const auto list : {&StageSummary::parameters, &StageSummary::programs}) {
-    std::vector<std::string> both;
-    std::set_union((to.*list).begin(), (to.*list).end(), (from.*list).begin(), (from.*list).end(),
-                   std::back_inserter(both));
-    to.*list = std::move(both);
-  }
+  add_sorted(from.parameters, to.parameters);
+  add_sorted(from.programs, to.programs);
 }
 
 // "stage=2" before "stage=10".

@@ -77,7 +77,7 @@ class TrainingFinder {
       if (one.kind == InstructionKind::kCopy || pairs)
         for (size_t a = 0; a + 1 < one.args.size(); a += 2)
           origin_[index_of(one.args[a + 1])] = one.args[a];
-      if (one.kind == InstructionKind::kCompute && one.pass == 'U') visit(one);
+      if (one.kind == InstructionKind::kCompute && one.pass == TaskPass::kU) visit(one);
     }
     return std::move(out_);
   }

@@ -39,7 +39,7 @@ std::vector<std::pair<std::string, std::string>> joined(
 
 std::string item_text(const RoleSummary& role, const OrderedTask& item, bool with_stage) {
   const std::string stage = with_stage ? values_of(role.stages[index_of(item.stage)].name) : "";
-  return fmt::format("{}{}{}{}{}", stage, pass_text(item.pass), item.micro,
+  return fmt::format("{}{}{}{}{}", stage, name_of(item.pass), item.micro,
                      item.recomputes ? "*" : "", item.ahead ? "'" : "");
 }
 
@@ -55,10 +55,6 @@ std::string human_flops(double flops) {
   if (flops >= 1e5) return fmt::format("{:.3f} MFLOP", flops / 1e6);
   if (flops >= 1e3) return fmt::format("{:.3f} kFLOP", flops / 1e3);
   return fmt::format("{:.0f} FLOP", flops);
-}
-
-std::string pass_text(char pass) {
-  return pass == 'I' ? "BI" : pass == 'W' ? "BW" : std::string(1, pass);
 }
 
 std::string order_text(const RoleSummary& role, size_t first, size_t end, bool with_stages) {

@@ -1,6 +1,8 @@
 // Adds and finds values, nodes and tags of a graph.
 #include "piper/ir/graph.h"
 
+#include <algorithm>
+
 namespace piper {
 
 std::string to_string(const Layout& layout) {
@@ -160,6 +162,25 @@ std::vector<std::vector<NodeId>> readers(const Graph& graph) {
     }
   }
   return result;
+}
+
+std::vector<std::string> paths_of(const Param& param) {
+  std::vector<std::string> paths{param.scope};
+  const auto add = [&](std::string name) {
+    std::replace(name.begin(), name.end(), '.', '/');
+    if (std::find(paths.begin(), paths.end(), name) == paths.end())
+      paths.push_back(std::move(name));
+  };
+  add(param.name);
+  for (const std::string& alias : param.aliases) add(alias);
+  return paths;
+}
+
+bool has_name(const Param& param, const Glob& glob) {
+  const auto is_matched = [&](const std::string& name) { return glob.match(name).has_value(); };
+  const std::vector<std::string> paths = paths_of(param);
+  return is_matched(param.name) || std::any_of(paths.begin(), paths.end(), is_matched) ||
+         std::any_of(param.aliases.begin(), param.aliases.end(), is_matched);
 }
 
 }  // namespace piper

@@ -386,6 +386,30 @@ OpSample sample_of(const Sample& use, bool grad) {
   return sample;
 }
 
+// Of a use whose mask is this input: `keys`, and `masked_score` where the mask is boolean.
+template <size_t mask>
+OpAttribute keys() {
+  return {"keys", kInteger, [](const OpDef&, const OpTypes& use) {
+            return has_input(use, mask) && use.inputs[mask].shape[3] != 1;
+          }};
+}
+template <size_t mask>
+OpAttribute masked_score() {
+  return {"masked_score", kReal, [](const OpDef&, const OpTypes& use) {
+            return has_input(use, mask) && use.inputs[mask].dtype == DType::kBool;
+          }};
+}
+OpAttribute offset() {
+  return {"offset", kInteger,
+          [](const OpDef&, const OpTypes& use) { return use.attrs.integer("causal") != 0; }};
+}
+// Of a merge: it is read only where all keys of a query may be hidden.
+OpAttribute parts() {
+  return {"parts", kInteger, [](const OpDef&, const OpTypes& use) {
+            return use.attrs.find("hidden_score") != nullptr;
+          }};
+}
+
 }  // namespace
 
 std::vector<OpDef> attention_ops() {
@@ -407,15 +431,33 @@ std::vector<OpDef> attention_ops() {
                      lse = f64(tokens_first ? Shape{2, 4, 3} : Shape{2, 3, 4});
     merge.samples.push_back(
         {.inputs = {y, lse, y, lse}, .attrs = {{"tokens_first", tokens_first}}});
-    merge.samples.push_back({.inputs = {y, lse, y, lse},
-                             .attrs = {{"tokens_first", tokens_first},
-                                       {"parts", int64_t{3}},
-                                       {"hidden_score", -1.0}}});
+    merge.samples.push_back(
+        {.inputs = {y, lse, y, lse},
+         .attrs = {{"tokens_first", tokens_first}, {"parts", int64_t{3}}, {"hidden_score", -1.0}}});
   }
   for (const Sample& use : uses()) {
     def.samples.push_back(sample_of(use, false));
     grad.samples.push_back(sample_of(use, true));
   }
+  def.attributes = {{"tokens_first", kIntegers},
+                    {"scale", kReal},
+                    {"softcap", kReal},
+                    masked_score<3>(),
+                    {"hidden_score", kReal},
+                    {"causal"},
+                    offset(),
+                    keys<3>(),
+                    whole_of_parts()};
+  grad.attributes = {{"tokens_first", kIntegers},
+                     {"scale", kReal},
+                     {"softcap", kReal},
+                     masked_score<6>(),
+                     {"causal"},
+                     offset(),
+                     keys<6>(),
+                     whole_of_parts(),
+                     {"mask_grad"}};
+  merge.attributes = {{"tokens_first"}, parts(), {"hidden_score", kReal}};
   return {def, grad, merge};
 }
 

@@ -146,6 +146,7 @@ std::vector<OpDef> binary_ops() {
   ops[0].commutes = ops[2].commutes = true;      // Add, Mul
   ops[4].autocast = OpDef::Autocast::kF32;       // Pow
   for (int i : {3, 4, 7}) ops[i].nonzero = {0};  // Div, Pow, Mod
+  ops[7].attributes = {{"fmod"}};
   return ops;
 }
 

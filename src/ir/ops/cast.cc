@@ -35,6 +35,7 @@ std::vector<OpDef> cast_ops() {
                  {.inputs = {i64({4, 3})}, .attrs = {{"to", "f64"}}},
                  {.inputs = {boolean({4})}, .attrs = {{"to", "f32"}}},
                  {.inputs = {f64({4})}, .attrs = {{"to", "bool"}}}};
+  def.attributes = {{"to", kText}};
   return {def};
 }
 

@@ -68,6 +68,7 @@ std::vector<OpDef> concat_ops() {
       {.inputs = {f64({1, 2, 4}), f64({3, 2, 4})}, .attrs = {{"axis", int64_t{0}}}},
       {.inputs = {f64({4, 2}), f64({8, 2})}, .attrs = {{"axis", int64_t{0}}}},
       {.inputs = {f64({2, 2})}, .attrs = {{"axis", int64_t{1}}}}};
+  def.attributes = {{"axis"}};
   return {def};
 }
 

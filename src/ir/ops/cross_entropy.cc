@@ -220,6 +220,8 @@ std::vector<OpDef> cross_entropy_ops() {
   OpDef count{.name = "LabelCount", .types = count_types, .loops = count_rule};
   count.cost = element_cost<1>;
   count.samples = {{.inputs = {i64({2, 4})}, .attrs = ignore}};
+  sum.attributes = of_terms.attributes = count.attributes = {{"ignore_index"}};
+  terms.attributes = grad.attributes = {{"ignore_index"}, whole_of_parts()};
   return {sum, terms, of_terms, grad, count};
 }
 

@@ -38,6 +38,7 @@ std::vector<OpDef> expand_ops() {
                  {.inputs = {f64({3})}, .attrs = {{"shape", Shape{1, 3}}}},
                  {.inputs = {f64({2, 1, 3})}, .attrs = {{"shape", Shape{2, 4, 3}}}},
                  {.inputs = {f64({})}, .attrs = {{"shape", Shape{2, 2}}}}};
+  def.attributes = {{"shape", kIntegers}};
   return {def};
 }
 

@@ -29,6 +29,7 @@ std::vector<OpDef> fill_ops() {
   def.localise = fill_localise;
   def.samples = {{.attrs = {{"shape", Shape{4, 3}}, {"value", 1.5}, {"dtype", "f64"}}},
                  {.attrs = {{"shape", Shape{2}}, {"value", 7.0}, {"dtype", "i64"}}}};
+  def.attributes = {{"shape", kIntegers}, {"value", kReal}, {"dtype", kText}};
   return {def};
 }
 

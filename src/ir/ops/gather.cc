@@ -131,6 +131,8 @@ std::vector<OpDef> gather_ops() {
   grad.samples = {{.inputs = {f64({2, 5, 4}), i64({2, 5})}, .attrs = sized(0)},
                   {.inputs = {f64({2, 6, 4}), i64({6})}, .attrs = sized(1)},
                   {.inputs = {f64({2}), i64({})}, .attrs = sized(1)}};
+  gather.attributes = {{"axis"}, {"padding"}, whole_of_parts()};
+  grad.attributes = {{"axis"}, {"size"}, whole_of_parts()};
   return {gather, grad};
 }
 

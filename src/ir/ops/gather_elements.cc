@@ -166,6 +166,9 @@ std::vector<OpDef> gather_elements_ops() {
       {.inputs = {f64({4, 3}), i64({4, 5}), f64({4, 5})}, .attrs = by(1, "add")},
       {.inputs = {f64({4, 3, 5}), i64({2, 6, 4}), f64({2, 6, 4})}, .attrs = by(1, "add")}};
   gather.absent = grad.absent = scatter.absent = 0;  // no index is one behind the end
+  gather.attributes = {{"axis"}};
+  grad.attributes = {{"axis"}, {"sizes", kIntegers}};
+  scatter.attributes = {{"axis"}, {"reduction", kText}};
   return {gather, grad, scatter};
 }
 

@@ -196,6 +196,9 @@ std::vector<OpDef> gather_nd_ops() {
   scatter.samples = {{.inputs = {f64({3, 4}), i64({1, 1}), f64({1, 4})}, .attrs = by("none")},
                      {.inputs = {f64({3, 3, 4}), i64({5, 2}), f64({5, 4})}, .attrs = by("add")}};
   def.absent = grad.absent = scatter.absent = 0;  // no index is one behind the end
+  def.attributes = {{"batch_dims"}};
+  grad.attributes = {{"batch_dims"}, {"sizes", kIntegers}};
+  scatter.attributes = {{"reduction", kText}};
   return {def, grad, scatter};
 }
 

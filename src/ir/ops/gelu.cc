@@ -60,6 +60,7 @@ std::vector<OpDef> gelu_ops() {
   grad.pointwise = true;
   grad.samples = {{.inputs = {f64({4, 6}), f64({4, 6})}, .attrs = exact},
                   {.inputs = {f64({4, 6}), f64({4, 6})}, .attrs = tanh}};
+  gelu.attributes = both.attributes = grad.attributes = {{"approximate", kText}};
   return {gelu, both, grad};
 }
 

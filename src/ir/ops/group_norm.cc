@@ -131,6 +131,7 @@ std::vector<OpDef> group_norm_ops() {
                     .loops = group_norm_grad_params_rule};
   grad_params.cost = element_cost<5>;
   grad_params.samples = {{.inputs = {x, x, statistics, statistics}, .attrs = in(2), .low = 0.5}};
+  norm.attributes = grad_x.attributes = grad_params.attributes = {{"groups"}, {"epsilon", kReal}};
   return {norm, grad_x, grad_params};
 }
 

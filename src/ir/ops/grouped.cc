@@ -132,6 +132,8 @@ std::vector<OpDef> grouped_ops() {
   };
   grad.samples = {{.inputs = {f64({6, 4}), i64({6}), f64({6, 2})}, .attrs = of(plain, 3)},
                   {.inputs = {f64({2, 3, 4}), i64({2, 3}), f64({2, 3, 2})}, .attrs = of(trans, 6)}};
+  def.attributes = {{"trans_b"}, whole_of_parts()};
+  grad.attributes = {{"trans_b"}, whole_of_parts(), {"groups"}};
   return {def, grad};
 }
 

@@ -116,6 +116,8 @@ std::vector<OpDef> layer_norm_ops() {
       {.inputs = {f64({2, 3, 4}), f64({2, 3, 4}), f64({2, 3, 1}), f64({2, 3, 1})},
        .attrs = last,
        .low = 0.5}};
+  norm.attributes = {{"axis"}, {"epsilon", kReal}};
+  grad_x.attributes = grad_params.attributes = {{"axis"}};
   return {norm, grad_x, grad_params};
 }
 

@@ -99,6 +99,7 @@ std::vector<OpDef> linear_ops() {
                  {.inputs = {f64({2, 3, 6}), f64({4, 6}), f64({4})}, .attrs = tb},
                  {.inputs = {f64({2, 3, 5}), f64({5, 4}), f64({4})}, .attrs = gelu},
                  {.inputs = {f64({4, 6}), f64({3, 6}), f64({3})}, .attrs = both}};
+  def.attributes = {{"trans_b"}, {"activation", kText}};
   return {def};
 }
 

@@ -131,6 +131,7 @@ std::vector<OpDef> matmul_ops() {
                  {.inputs = {f64({2, 1, 4, 6}), f64({3, 6, 2})}},
                  {.inputs = {f64({2, 3, 6, 4}), f64({2, 1, 2, 6})}, .attrs = both},
                  {.inputs = {f64({4, 6}), f64({3, 6, 2})}}};
+  def.attributes = {{"trans_a"}, {"trans_b"}, {"accumulate"}, {"to", kText}};
   return {def};
 }
 

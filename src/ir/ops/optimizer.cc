@@ -146,6 +146,17 @@ std::vector<OpDef> optimizer_ops() {
   adagrad.in_place = {{0, 0}, {1, 2}};
   adagrad.samples = {adagrad_sample(0, false), adagrad_sample(3, true),
                      with_skip(adagrad_sample(3, false))};
+  sgd.attributes = {
+      {"momentum", kReal}, {"dampening", kReal}, {"weight_decay", kReal}, {"nesterov"}, {"count"}};
+  adam.attributes = {
+      {"beta1", kReal}, {"beta2", kReal}, {"eps", kReal}, {"weight_decay", kReal}, {"decoupled"}};
+  onnx_adam.attributes = {{"beta1", kReal},
+                          {"beta2", kReal},
+                          {"eps", kReal},
+                          {"weight_decay", kReal},
+                          {"weight_decay_after", kReal},
+                          {"count"}};
+  adagrad.attributes = {{"lr_decay", kReal}, {"eps", kReal}, {"weight_decay", kReal}, {"count"}};
   return {sgd, adam, onnx_adam, adagrad};
 }
 

@@ -82,6 +82,7 @@ std::vector<OpDef> pad_ops() {
                  pad_sample({2, 3, 4}, {1, 0, 0}, {0, 0, 2}, 1.5),
                  pad_sample({4, 5}, {0, -1}, {0, -2}, 0), pad_sample({4, 3}, {4, 0}, {8, 3}, 0),
                  pad_sample({12, 3}, {-4, 0}, {-4, 0}, 0)};
+  def.attributes = {{"before", kIntegers}, {"after", kIntegers}, {"value", kReal}};
   return {def};
 }
 

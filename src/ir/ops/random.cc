@@ -145,6 +145,11 @@ std::vector<OpDef> random_ops() {
   dropout.draws = 1;
   dropout.samples = {{.inputs = {f64({4, 6}), i64({}), i64({})}, .attrs = {{"ratio", 0.4}}},
                      {.inputs = {f64({2, 3, 2}), i64({}), i64({})}, .attrs = {{"ratio", 1.0}}}};
+  random.attributes = {{"shape", kIntegers}, {"dtype", kText},    {"distribution", kText},
+                       {"shift", kReal},     {"scale", kReal},    {"rows"},
+                       {"shards"},           {"cuts", kIntegers}, {"zeros", kIntegers}};
+  dropout.attributes = {
+      {"ratio", kReal}, {"rows"}, {"shards"}, {"cuts", kIntegers}, {"zeros", kIntegers}};
   return {random, dropout};
 }
 

@@ -164,6 +164,10 @@ std::vector<OpDef> reduce_ops() {
   OpDef sum = reduction("ReduceSum", reduce_sum_gradient, reduce_sum_rule);
   OpDef product = reduction("ReduceProd", product_gradient, other_rule);
   sum.autocast = product.autocast = OpDef::Autocast::kF32;
+  sum.attributes = product.attributes = {{"axes", kIntegers}, {"keepdims"}};
+  greatest.attributes = least.attributes = {{"axes", kIntegers}, {"keepdims"}, {"first"}};
+  extreme_grad.attributes = {{"axes", kIntegers}, {"first"}};
+  product_grad.attributes = {{"axes", kIntegers}};
   return {sum, greatest, least, product, product_grad, extreme_grad};
 }
 

@@ -54,6 +54,7 @@ std::vector<OpDef> reshape_ops() {
   for (const auto& [from, to] : uses) {
     def.samples.push_back({.inputs = {f64(from)}, .attrs = {{"shape", to}}});
   }
+  def.attributes = {{"shape", kIntegers}, {"blocks", kIntegers}};
   return {def};
 }
 

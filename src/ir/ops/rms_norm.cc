@@ -96,6 +96,8 @@ std::vector<OpDef> rms_norm_ops() {
   OpDef grad_scale{.name = "RmsNormGradScale", .types = grad_scale_types, .loops = grad_scale_rule};
   grad_scale.cost = element_cost<3>;
   grad_scale.samples = {{.inputs = {x, x, rstd}, .attrs = last, .low = 0.5}};
+  norm.attributes = {{"axis"}, {"epsilon", kReal}};
+  grad_x.attributes = grad_scale.attributes = {{"axis"}};
   return {norm, grad_x, grad_scale};
 }
 

@@ -82,6 +82,7 @@ std::vector<OpDef> rotary_ops() {
   def.samples = {{.inputs = {x, table, table}},
                  {.inputs = {x, table, table}, .attrs = {{"interleaved", int64_t{1}}}},
                  {.inputs = {x, own, own}, .attrs = {{"inverse", int64_t{1}}}}};
+  def.attributes = {{"interleaved"}, {"inverse"}};
   return {def};
 }
 

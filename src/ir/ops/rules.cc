@@ -104,6 +104,15 @@ Result<Shape> check_shape(const Attrs& attrs, std::string_view name) {
   return shape;
 }
 
+OpAttribute whole_of_parts() {
+  return {"whole", kInteger, [](const OpDef& op, const OpTypes& use) {
+            const auto firsts = op.loops(use).firsts;
+            return std::any_of(firsts.begin(), firsts.end(), [&](const auto& first) {
+              return has_input(use, static_cast<size_t>(first.second));
+            });
+          }};
+}
+
 Cost per_element(const OpTypes& use, double flops) {
   int64_t elements = 0;
   for (const TensorType& type : use.outputs)

@@ -42,6 +42,12 @@ std::vector<OpDef> collective_ops();
 std::vector<OpDef> step_ops();
 std::vector<OpDef> optimizer_ops();
 
+// ---- Attributes -------------------------------------------------------------------------------
+
+using enum OpAttribute::Kind;
+// The attribute `whole`: of how many a part is, where the use is told at which of them it begins.
+OpAttribute whole_of_parts();
+
 // ---- Types ------------------------------------------------------------------------------------
 
 using TypesResult = Result<std::vector<TensorType>>;

@@ -72,6 +72,8 @@ std::vector<OpDef> scan_ops() {
   trilu.samples = {{.inputs = {f64({2, 4, 4})}, .attrs = triangle(0, 0)},
                    {.inputs = {f64({3, 5})}, .attrs = triangle(1, 1)},
                    {.inputs = {f64({4, 3})}, .attrs = triangle(0, -1)}};
+  cumsum.attributes = {{"axis"}, {"exclusive"}, {"reverse"}};
+  trilu.attributes = {{"upper"}, {"k"}};
   return {cumsum, trilu};
 }
 

@@ -184,6 +184,7 @@ std::vector<OpDef> slice_ops() {
                  slice_sample({2, 4}, {0, 1}, {2, 4}, {1, 2}),
                  slice_sample({12, 3}, {4, 0}, {8, 3}, {1, 1}),
                  slice_sample({2, 18}, {0, 6}, {2, 18}, {1, 1})};
+  def.attributes = {{"starts", kIntegers}, {"ends", kIntegers}, {"steps", kIntegers}};
   return {def};
 }
 

@@ -46,6 +46,7 @@ OpDef forward(std::string_view name, Grads (*gradient)(Builder&, const GradientA
   def.autocast = OpDef::Autocast::kF32;
   def.nonzero = {0};
   def.absent = -INFINITY;
+  def.attributes = {{"axis"}};
   def.samples = {{.inputs = {f64({4, 6})}, .attrs = {{"axis", int64_t{1}}}},
                  {.inputs = {f64({2, 3, 4})}, .attrs = {{"axis", int64_t{1}}}}};
   return def;
@@ -56,6 +57,7 @@ OpDef backward(std::string_view name, int flops, double absent) {
   OpDef def{.name = name, .types = softmax_grad_types, .loops = softmax_grad_rule};
   def.absent = absent;
   def.cost = flops > 5 ? element_cost<15> : element_cost<4>;
+  def.attributes = {{"axis"}};
   def.samples = {{.inputs = {f64({4, 6}), f64({4, 6})}, .attrs = {{"axis", int64_t{1}}}},
                  {.inputs = {f64({2, 3, 4}), f64({2, 3, 4})}, .attrs = {{"axis", int64_t{1}}}}};
   return def;

@@ -17,7 +17,7 @@
 namespace piper {
 namespace {
 
-const TensorType kReal{DType::kF64, {}};
+const TensorType kNumber{DType::kF64, {}};
 const TensorType kStep{DType::kI64, {}};
 const TensorType kSkip{DType::kBool, {}};
 const TensorType kScale{DType::kF32, {}};
@@ -41,7 +41,7 @@ TypesResult squares_types(const OpTypes& use) {
   PIPER_TRY(check_float(use, 0));
   const int64_t parts = use.attrs.integer("parts", 0);
   if (parts < 0 || parts > int64_t{1} << 48) return fail("{} parts", parts);
-  return std::vector<TensorType>{kReal};
+  return std::vector<TensorType>{kNumber};
 }
 
 LoopRule squares_rule(const OpTypes& use) {
@@ -57,9 +57,9 @@ TypesResult norm_types(const OpTypes& use) {
   // The inputs are sums of squares one by one, or several in a vector: all are added in order.
   for (size_t i = 0; i < use.inputs.size(); ++i) {
     if (use.inputs[i].shape.size() == 1 && use.inputs[i].dtype == DType::kF64) continue;
-    PIPER_TRY(check_type(use, i, "sum of squares", kReal));
+    PIPER_TRY(check_type(use, i, "sum of squares", kNumber));
   }
-  return std::vector<TensorType>{kReal};
+  return std::vector<TensorType>{kNumber};
 }
 
 struct Scalar {
@@ -75,18 +75,18 @@ TypesResult scalars(const OpTypes& use, std::initializer_list<Scalar> inputs,
   return outputs;
 }
 
-TypesResult clip_types(const OpTypes& use) { return scalars(use, {{"norm", kReal}}, {kReal}); }
+TypesResult clip_types(const OpTypes& use) { return scalars(use, {{"norm", kNumber}}, {kNumber}); }
 TypesResult rate_types(const OpTypes& use) {
   const int64_t warmup = use.attrs.integer("warmup"), total = use.attrs.integer("total");
   if (warmup < 0 || (use.attrs.integer("cosine") != 0 && total <= warmup))
     return fail("warmup {} of a total of {} steps", warmup, total);
-  return scalars(use, {{"step", kStep}}, {kReal});
+  return scalars(use, {{"step", kStep}}, {kNumber});
 }
 TypesResult not_finite_types(const OpTypes& use) {
-  return scalars(use, {{"norm", kReal}}, {kSkip});
+  return scalars(use, {{"norm", kNumber}}, {kSkip});
 }
 TypesResult loss_scale_types(const OpTypes& use) {
-  return scalars(use, {{"scale", kScale}}, {kReal});
+  return scalars(use, {{"scale", kScale}}, {kNumber});
 }
 TypesResult scale_types(const OpTypes& use) {
   return scalars(use, {{"scale", kScale}, {"good steps", kStep}, {"skip", kSkip}}, {kScale, kStep});
@@ -144,16 +144,21 @@ std::vector<OpDef> step_ops() {
                    {"cosine", int64_t{1}},
                    {"total", int64_t{10}},
                    {"min_ratio", 0.1}};
-  return {
-      sum,
-      squares,
-      norm,
-      clip,
-      scalar_op("LearningRate", rate_types, {.inputs = {i64({})}, .attrs = warm, .int_high = 20}),
-      next,
-      scale,
-      scalar_op("LossScale", loss_scale_types, {.inputs = {kScale}}),
-      scalar_op("NotFinite", not_finite_types, {.inputs = {f64({})}})};
+  OpDef rate =
+      scalar_op("LearningRate", rate_types, {.inputs = {i64({})}, .attrs = warm, .int_high = 20});
+  squares.attributes = {{"parts"}};
+  clip.attributes = {{"max_norm", kReal}};
+  scale.attributes = {{"growth", kReal}, {"backoff", kReal}, {"interval"}};
+  rate.attributes = {{"base", kReal}, {"min_ratio", kReal}, {"warmup"}, {"total"}, {"cosine"}};
+  return {sum,
+          squares,
+          norm,
+          clip,
+          rate,
+          next,
+          scale,
+          scalar_op("LossScale", loss_scale_types, {.inputs = {kScale}}),
+          scalar_op("NotFinite", not_finite_types, {.inputs = {f64({})}})};
 }
 
 }  // namespace piper

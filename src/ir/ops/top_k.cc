@@ -51,6 +51,7 @@ std::vector<OpDef> top_k_ops() {
   def.samples = {{.inputs = {f64({4, 5})}, .attrs = of(1, 2, 1)},
                  {.inputs = {f64({3, 4, 2})}, .attrs = of(1, 4, 0)},
                  {.inputs = {i64({4, 3})}, .attrs = of(0, 1, 1)}};
+  def.attributes = {{"axis"}, {"k"}, {"largest"}};
   return {def};
 }
 

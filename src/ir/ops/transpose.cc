@@ -74,6 +74,7 @@ std::vector<OpDef> transpose_ops() {
       {.inputs = {f64({4, 2, 1})}, .attrs = {{"perm", std::vector<int64_t>{2, 0, 1}}}},
       {.inputs = {f64({4, 2})}, .attrs = {{"perm", std::vector<int64_t>{1, 0}}}},
       {.inputs = {f64({2, 3, 4, 5})}, .attrs = {{"perm", std::vector<int64_t>{2, 0, 3, 1}}}}};
+  def.attributes = {{"perm", kIntegers}, {"blocks"}};
   return {def};
 }
 

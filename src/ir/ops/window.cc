@@ -140,6 +140,8 @@ std::vector<OpDef> window_ops() {
              .cost = element_cost<1>};
   fold.samples = {window_sample({2, 5, 3, 3}, "size", {7}, {1}, {1}),
                   window_sample({2, 2, 2, 3, 2, 3}, "size", {5, 6}, {2, 1}, {1, 2})};
+  unfold.attributes = {{"kernel", kIntegers}, {"strides", kIntegers}, {"dilations", kIntegers}};
+  fold.attributes = {{"size", kIntegers}, {"strides", kIntegers}, {"dilations", kIntegers}};
   return {unfold, fold};
 }
 

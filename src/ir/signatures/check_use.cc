@@ -12,9 +12,8 @@ std::string_view kind_of(const AttrValue& value) {
   return kKinds[value.index()];
 }
 
-Status check_attributes(std::string_view op, const Attrs& attrs) {
-  if (attrs.items().empty()) return ok_status();
-  const std::span<const OpAttribute> all = attributes_of(op);
+Status check_attributes(const OpDef& op, const Attrs& attrs) {
+  const std::vector<OpAttribute>& all = op.attributes;
   for (const auto& [name, value] : attrs.items()) {
     const auto known = std::find_if(all.begin(), all.end(),
                                     [&](const OpAttribute& each) { return each.name == name; });
@@ -27,7 +26,7 @@ Status check_attributes(std::string_view op, const Attrs& attrs) {
 
 // Checks which attributes a use of right types reads.
 Status check_read(const OpDef& op, const OpTypes& use) {
-  for (const OpAttribute& each : attributes_of(op.name))
+  for (const OpAttribute& each : op.attributes)
     if (each.is_read && use.attrs.find(each.name) && !each.is_read(op, use))
       return fail("has the attribute '{}', which nothing reads here", each.name);
   return ok_status();
@@ -74,7 +73,7 @@ Status check_use(std::string_view op, const OpTypes& use) {
     return fail("there is no such op{}", did_you_mean(op, names));
   }
   if (def->collective || def->sums_step) return fail("is not for a single device");
-  PIPER_TRY(check_attributes(op, use.attrs));
+  PIPER_TRY(check_attributes(*def, use.attrs));
   const bool adds = use.attrs.integer("accumulate") != 0;
   PIPER_ASSIGN(const OpTypes plain, adds ? without_sum(use) : Result<OpTypes>(use));
   PIPER_ASSIGN(const std::vector<TensorType> made, def->types(plain));

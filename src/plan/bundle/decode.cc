@@ -22,12 +22,12 @@ uint64_t integer_at(std::string_view bytes, size_t at, int width) {
   return value;
 }
 
-// Returns what a field's integer may be.
+// Returns whether an enumeration has a value of this number.
 template <class T>
-constexpr int64_t greatest() {
-  if constexpr (std::is_same_v<T, DType>) return kNumDTypes - 1;
-  if constexpr (NamedEnum<T>) return std::size(names_of(T{})) - 1;
-  return 126;  // a character
+constexpr bool has_value(int32_t number) {
+  if constexpr (std::is_same_v<T, DType>) return number >= 0 && number < kNumDTypes;
+  if constexpr (NamedEnum<T>) return number >= 0 && number < std::ssize(names_of(T{}));
+  if constexpr (LetteredEnum<T>) return is_letter_of(T{}, number);
 }
 
 // Notes the first thing that a structure cannot hold.
@@ -61,12 +61,14 @@ class Reader {
     else if constexpr (std::is_same_v<T, int32_t>)
       to = reflection_.GetInt32(from_, field_);
     else
-      to = static_cast<T>(within(reflection_.GetInt32(from_, field_), greatest<T>()));
+      enumerator(reflection_.GetInt32(from_, field_), to);
   }
-  int32_t within(int32_t value, int64_t most) {
-    if (value >= 0 && value <= most) return value;
-    if (wrong_.empty()) wrong_ = fmt::format("there is no {} {}", name_, value);
-    return 0;
+  template <class T>
+  void enumerator(int32_t number, T& to) {
+    if (has_value<T>(number))
+      to = static_cast<T>(number);
+    else if (wrong_.empty())
+      wrong_ = fmt::format("there is no {} {}", name_, number);
   }
   void get(double& to) { to = reflection_.GetDouble(from_, field_); }
   void get(std::string& to) { to = reflection_.GetString(from_, field_); }

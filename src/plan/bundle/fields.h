@@ -72,7 +72,6 @@ inline constexpr EnumNames<3> kBufferKinds = {"state", "constant", "step"};
 inline constexpr EnumNames<2> kReductions = {"sum", "max"};
 constexpr const auto& names_of(BufferKind) { return kBufferKinds; }
 constexpr const auto& names_of(Reduction) { return kReductions; }
-constexpr const auto& names_of(InstructionKind) { return kInstructionWords; }
 
 // ---- Lists --------------------------------------------------------------------------------------
 

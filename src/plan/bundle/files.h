@@ -36,7 +36,6 @@ struct RoleTable {
   std::vector<std::string> axes;
   std::vector<std::string> roles;
 };
-using Mesh = std::vector<std::pair<std::string, int64_t>>;
 RoleTable fold_roles(const Mesh& mesh, const std::vector<std::string>& role_of_rank);
 Result<std::vector<std::string>> unfold_roles(const Mesh& mesh, const RoleTable& table,
                                               const std::string& path);

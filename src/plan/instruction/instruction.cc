@@ -23,4 +23,9 @@ const InstructionDef* find_instruction(std::string_view op) {
   return row == kInstructions.end() ? nullptr : &*row;
 }
 
+const InstructionDef* find_instruction_by_word(std::string_view word) {
+  const auto row = std::ranges::find(kInstructions, word, &InstructionDef::word);
+  return row == kInstructions.end() ? nullptr : &*row;
+}
+
 }  // namespace piper

@@ -4,11 +4,6 @@
 #include <algorithm>
 
 namespace piper {
-namespace {
-
-using Mesh = std::vector<std::pair<std::string, int64_t>>;
-
-}  // namespace
 
 std::vector<int64_t> coordinates_of(const Mesh& mesh, int64_t rank) {
   std::vector<int64_t> coordinates(mesh.size());

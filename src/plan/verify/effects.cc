@@ -228,7 +228,7 @@ class Follower {
     }
     values_.squared.clear();
     if (effects_.normed.empty()) effects_.normed = values_.normed;
-    if (known_ && !effects_.strange.valid() && section_.at(place).pass != 'U')
+    if (known_ && !effects_.strange.valid() && section_.at(place).pass != TaskPass::kU)
       look(place, step, known->second);
     return known->second;
   }

@@ -9,27 +9,26 @@
 namespace piper {
 namespace {
 
-std::vector<char> letters(const std::vector<std::string>& passes) {
-  std::vector<char> out;
-  for (const std::string& pass : passes) {
-    if (pass == "B") out.insert(out.end(), {'B', 'I'});
-    if (pass == "BI") out.push_back('I');
-    if (pass == "BW") out.push_back('W');
-    if (pass == "F") out.push_back('F');
+// Where BI and BW are tasks, B is the input part.
+std::vector<TaskPass> passes_named(const std::vector<std::string>& names) {
+  std::vector<TaskPass> passes;
+  for (const std::string& name : names) {
+    passes.push_back(*find_task_pass(name));
+    if (passes.back() == TaskPass::kB) passes.push_back(TaskPass::kBI);
   }
-  return out;
+  return passes;
 }
 
 Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variables& variables) {
   const Policy& given = *order.policy;
   ListPolicy policy;
-  policy.prefer = letters(given.prefer);
+  policy.prefer = passes_named(given.prefer);
   policy.memory = given.memory;
   policy.at = given.at;
   PIPER_ASSIGN(policy.in_flight, policy_limits(dag, order, variables));
   const std::vector<ChunkCost> costs = chunk_costs(dag);
   for (size_t c = 0; c < costs.size(); ++c) {
-    const int64_t unit = dag.chunks[c].pass == 'B' ? 2 : 1;
+    const int64_t unit = dag.chunks[c].pass == TaskPass::kB ? 2 : 1;
     policy.time.push_back(given.unit_costs ? unit
                                            : std::max<int64_t>(1, std::llround(costs[c].flops)));
     policy.held.push_back(costs[c].kept_bytes);
@@ -49,11 +48,7 @@ std::string list_tasks(const Dag& dag, const ComputeOrder& order) {
   for (size_t i = 0; i < std::min(order.tasks.size(), kShown); ++i) {
     const Task& task = dag.tasks[order.tasks[i].index()];
     const std::string stage = several ? std::to_string(tags(order.tasks[i]).front()) : "";
-    const char* pass = task.pass == 'I'   ? "BI"
-                       : task.pass == 'W' ? "BW"
-                       : task.pass == 'F' ? "F"
-                                          : "B";
-    text += fmt::format(" {}{}{}", stage, pass, task.micro % dag.microbatches);
+    text += fmt::format(" {}{}{}", stage, name_of(task.pass), task.micro % dag.microbatches);
   }
   return order.tasks.size() > kShown ? text + " …" : text;
 }
@@ -66,7 +61,7 @@ Explanation report(const Dag& dag, const ListPolicy& policy,
   std::map<std::tuple<std::vector<int32_t>, int32_t, int32_t>, int64_t> of_region;
   for (size_t c = 0; c < dag.chunks.size(); ++c) {
     const Chunk& chunk = dag.chunks[c];
-    for (int32_t v = 0; v < dag.variants.count() && chunk.pass == 'F'; ++v)
+    for (int32_t v = 0; v < dag.variants.count() && chunk.pass == TaskPass::kF; ++v)
       if (chunk.variants.empty() || std::count(chunk.variants.begin(), chunk.variants.end(), v) > 0)
         of_region[{chunk.tags, chunk.cell, v}] = policy.held[c];
   }
@@ -78,8 +73,8 @@ Explanation report(const Dag& dag, const ListPolicy& policy,
     int64_t chunks = 0, most = 0, bytes = 0, most_bytes = 0;
     for (TaskId id : orders[cell].tasks) {
       const Task& task = dag.tasks[id.index()];
-      if (task.pass == 'I') continue;
-      const int64_t sign = task.pass == 'F' ? 1 : -1;
+      if (task.pass == TaskPass::kBI) continue;
+      const int64_t sign = task.pass == TaskPass::kF ? 1 : -1;
       chunks += sign;
       bytes += sign * held[task.chunk.index()];
       most = std::max(most, chunks);

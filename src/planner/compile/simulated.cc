@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kSecondHalf = "overlap";  // the stream of computations
 
-using Work = std::tuple<char, int32_t, int32_t>;  // pass, stage, microbatch
+using Work = std::tuple<TaskPass, int32_t, int32_t>;  // pass, stage, microbatch
 Work work_of(const Instruction& one) { return {one.pass, one.stage, one.micro}; }
 
 std::string& name_of(RoleProgram& role, int32_t stream) {

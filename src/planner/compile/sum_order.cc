@@ -6,7 +6,7 @@
 namespace piper {
 namespace {
 
-using Key = std::pair<char, std::vector<int32_t>>;
+using Key = std::pair<TaskPass, std::vector<int32_t>>;
 
 // Returns the key without the tags that place adds.
 Key key_of(const Chunk& chunk, size_t tags) {

@@ -15,7 +15,7 @@ struct Summing {
   std::vector<std::string> region_tags;  // of the chunks below
   // By pass and tags of a chunk its microbatches in the order in which it adds them. Empty: each
   // sum adds its microbatches in ascending order, in each group of them.
-  std::map<std::pair<char, std::vector<int32_t>>, std::vector<int32_t>> orders;
+  std::map<std::pair<TaskPass, std::vector<int32_t>>, std::vector<int32_t>> orders;
 };
 
 // Sets `orders`, and says in `lines` where they do not ascend.

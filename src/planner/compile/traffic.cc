@@ -49,7 +49,7 @@ class Counter {
 
   const TargetRole made_;
   std::vector<std::vector<PassTraffic>> ops_;  // by program
-  std::map<std::tuple<char, std::string, bool>, MemoryTraffic::Kind> kinds_;
+  std::map<std::tuple<TaskPass, std::string, bool>, MemoryTraffic::Kind> kinds_;
   std::map<std::string, int64_t> tensors_;
 };
 
@@ -96,7 +96,7 @@ std::vector<std::string> memory_traffic_lines(const PlanSet& set, const Summary&
     for (const bool products : {false, true})
       for (const MemoryTraffic::Kind& kind : traffic.kinds)
         if (kind.is_product == products)
-          lines.push_back(fmt::format("  {:<4} {:>6} {:>11} {:>11}  {}", pass_text(kind.pass),
+          lines.push_back(fmt::format("  {:<4} {:>6} {:>11} {:>11}  {}", name_of(kind.pass),
                                       kind.runs, traffic_of_bytes(kind.read),
                                       traffic_of_bytes(kind.written), kind.op));
     for (size_t t = 0; t < std::min(kTensors, traffic.tensors.size()); ++t)

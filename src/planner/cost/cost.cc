@@ -38,7 +38,7 @@ std::vector<ChunkCost> chunk_costs(const Dag& dag) {
   for (size_t c = 0; c < dag.chunks.size(); ++c) {
     const Chunk& chunk = dag.chunks[c];
     costs[c].flops = flops_of(dag.graph, chunk);
-    if (chunk.pass != 'B' && chunk.pass != 'I' && chunk.pass != 'W') continue;
+    if (!is_backward(chunk.pass)) continue;
     each_variant(chunk, [&](int32_t v, std::set<ValueId>& values) {
       for (ValueId read : chunk.reads)
         if (const ValueId value = dag.variants.read(read, v); is_made_forward(dag.graph, value))
@@ -46,7 +46,7 @@ std::vector<ChunkCost> chunk_costs(const Dag& dag) {
     });
   }
   for (size_t c = 0; c < dag.chunks.size(); ++c) {
-    if (dag.chunks[c].pass != 'F') continue;
+    if (dag.chunks[c].pass != TaskPass::kF) continue;
     each_variant(dag.chunks[c], [&](int32_t, const std::set<ValueId>& values) {
       int64_t bytes = 0;
       for (ValueId value : values) bytes += dag.graph.value(value).type.bytes();

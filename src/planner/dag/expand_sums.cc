@@ -9,7 +9,7 @@ std::vector<int32_t> Expander::chunks_of_nodes(bool early) const {
   const size_t classes = groups_ * variants();
   std::vector<int32_t> chunks(dag_.graph.nodes.size() * classes, -1);
   for (size_t c = 0; c < dag_.chunks.size(); ++c)
-    if ((dag_.chunks[c].pass == 'P') == early)
+    if ((dag_.chunks[c].pass == TaskPass::kPrepare) == early)
       for (size_t k = 0; k < classes; ++k)
         if (runs_for(dag_.chunks[c], k))
           for (NodeId node : dag_.chunks[c].nodes) {

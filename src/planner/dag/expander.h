@@ -135,8 +135,10 @@ class Expander {
     return ChunkId(dag_.chunks.size() - 1);
   }
   Task end_task(ChunkId id, const std::string& label) {
-    return {
-        .pass = 'U', .chunk = id, .cell = dag_.chunks[id.index()].cell, .label = add_label(label)};
+    return {.pass = TaskPass::kU,
+            .chunk = id,
+            .cell = dag_.chunks[id.index()].cell,
+            .label = add_label(label)};
   }
   // Returns the nodes from `first` on, the last of which makes one of several members of a sum in
   // one cell: into the first one's memory.

@@ -6,7 +6,6 @@
 
 namespace piper {
 
-constexpr const auto& names_of(InstructionKind) { return kInstructionWords; }
 constexpr const auto& names_of(Gather) { return kGatherNames; }
 
 PIPER_FIELDS(DagAxis) {

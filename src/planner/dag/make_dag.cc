@@ -51,32 +51,29 @@ std::vector<int32_t> levels_of_sums(const Graph& graph) {
   return levels;
 }
 
-char pass_of(const Node& node, bool split_backward) {
+TaskPass pass_of(const Node& node, bool split_backward) {
   switch (node.pass) {
     case Pass::kF:
-      return 'F';
+      return TaskPass::kF;
     case Pass::kBI:
-      return split_backward ? 'I' : 'B';
+      return split_backward ? TaskPass::kBI : TaskPass::kB;
     case Pass::kBW:
-      return split_backward ? 'W' : 'B';
+      return split_backward ? TaskPass::kBW : TaskPass::kB;
     case Pass::kU:
-      return 'U';
+      return TaskPass::kU;
   }
-  return 'U';
+  return TaskPass::kU;
 }
 
 std::string chunk_name(const Dag& dag, const Chunk& chunk) {
-  std::string name = chunk.pass == 'I'   ? "BI"
-                     : chunk.pass == 'W' ? "BW"
-                     : chunk.pass == 'P' ? "count"
-                                         : std::string(1, chunk.pass);
+  std::string name = chunk.pass == TaskPass::kPrepare ? "count" : name_of(chunk.pass);
   if (chunk.level > 0) name += fmt::format(" {}", chunk.level + 1);
   for (size_t t = 0; t < chunk.tags.size(); ++t)
     if (chunk.tags[t] != kNoTag) name += fmt::format(" {}={}", dag.region_tags[t], chunk.tags[t]);
   return name;
 }
 
-using Key = std::tuple<char, int32_t, std::vector<int32_t>>;  // pass, level and tags
+using Key = std::tuple<TaskPass, int32_t, std::vector<int32_t>>;  // pass, level and tags
 
 bool runs_in(const Chunk& chunk, int32_t variant) {
   return chunk.variants.empty() ||
@@ -123,7 +120,7 @@ std::vector<Chunk> group_nodes(const Dag& dag, int32_t variant) {
   }
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     for (const auto& [of, marks] : needed_early)
-      if (marks[i]) add(i, {'P', of.first, of.second});
+      if (marks[i]) add(i, {TaskPass::kPrepare, of.first, of.second});
     if (needed[i]) add(i, {pass_of(graph.nodes[i], dag.split_backward), 0, tags_of(NodeId(i))});
   }
   return chunks;
@@ -135,7 +132,7 @@ std::vector<int32_t> main_chunks(const Dag& dag, const std::vector<Chunk>& chunk
                                  int32_t variant) {
   std::vector<int32_t> chunk_of(dag.graph.nodes.size(), -1);
   for (size_t c = 0; c < chunks.size(); ++c)
-    if (chunks[c].pass != 'P' && runs_in(chunks[c], variant))
+    if (chunks[c].pass != TaskPass::kPrepare && runs_in(chunks[c], variant))
       for (NodeId node : chunks[c].nodes) chunk_of[node.index()] = static_cast<int32_t>(c);
   return chunk_of;
 }
@@ -168,7 +165,7 @@ void find_reads_and_writes(const Dag& dag, int32_t variant, std::vector<Chunk>& 
         if (value.kind != ValueKind::kNode || !is_inside(value.producer))
           chunk.reads.push_back(input);
       }
-      if (chunk.pass == 'P') continue;
+      if (chunk.pass == TaskPass::kPrepare) continue;
       for (ValueId output : graph.node(id).outputs)
         for (NodeId reader : all_readers[output.index()])
           if (!is_inside(reader)) {
@@ -223,7 +220,7 @@ std::vector<int32_t> before(const Dag& dag, size_t c,
       for (ValueId use : graph.node(producer).inputs)
         if (graph.value(use).kind == ValueKind::kNode)
           result.push_back(early_of[graph.value(use).producer.index()]);
-    } else if (dag.chunks[c].pass != 'P') {
+    } else if (dag.chunks[c].pass != TaskPass::kPrepare) {
       for (int32_t v = 0; v < dag.variants.count(); ++v)
         if (runs_in(dag.chunks[c], v)) {
           const NodeId made_by = graph.value(dag.variants.read(input, v)).producer;
@@ -292,7 +289,7 @@ Status order_chunks(Dag& dag) {
     chunk_of.push_back(main_chunks(dag, dag.chunks, v));
   std::vector<int32_t> early_of(dag.graph.nodes.size(), -1);
   for (size_t c = 0; c < n; ++c)
-    if (dag.chunks[c].pass == 'P')
+    if (dag.chunks[c].pass == TaskPass::kPrepare)
       for (NodeId node : dag.chunks[c].nodes) {
         int32_t& known = early_of[node.index()];
         if (known < 0 || dag.chunks[c].level <= dag.chunks[static_cast<size_t>(known)].level)

@@ -92,7 +92,7 @@ std::vector<ValueId> outside_reads(const Graph& graph, const std::vector<NodeId>
 }  // namespace
 
 Chunk end_chunk(const Dag& dag, int32_t cell, std::string name) {
-  return {.pass = 'U',
+  return {.pass = TaskPass::kU,
           .tags = std::vector<int32_t>(dag.region_tags.size(), kNoTag),
           .cell = cell,
           .name = std::move(name)};

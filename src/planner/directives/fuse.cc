@@ -17,24 +17,18 @@ std::string words_of(Takes takes) {
   std::vector<std::string> words;
   for (const InstructionDef& def : kInstructions)
     if (takes(def)) words.emplace_back(def.word);
-  const std::string last = words.back();
-  words.pop_back();
-  return join(words, ", ") + " and " + last;
-}
-
-const InstructionDef& def_of(const std::string& word) {
-  return *std::ranges::find_if(kInstructions,
-                               [&](const InstructionDef& def) { return def.word == word; });
+  return list_with_and(words);
 }
 
 Status check_kinds(const FuseRule& rule) {
   for (const Condition& condition : rule.where) {
     if (condition.tag != "kind") continue;
     for (const std::string& kind : condition.words)
-      if (const InstructionDef& def = def_of(kind); def.noun != nullptr && !def.joins)
+      if (const InstructionDef& def = *find_instruction_by_word(kind);
+          def.noun != nullptr && !def.joins)
         return fail(condition.at, "fuse: messages of kind '{}' stay apart", kind);
     for (const std::string& kind : condition.words)
-      if (!def_of(kind).joins)
+      if (!find_instruction_by_word(kind)->joins)
         return fail(condition.at, "fuse: '{}' is no message", kind)
             .with_note("those that join are " +
                        words_of([](const InstructionDef& def) { return def.joins; }));

@@ -8,16 +8,14 @@
 namespace piper {
 namespace {
 
-bool has_pass(const Condition& condition, char own) {
-  if (condition.kind == Condition::Kind::kAny) return true;
-  for (const std::string& pass : condition.words) {
-    if (pass == "BI" && own == 'I') return true;
-    if (pass == "BW" && own == 'W') return true;
-    if (pass == "B" && (own == 'B' || own == 'I' || own == 'W')) return true;
-    if (pass == "F" && (own == 'F' || own == 'P')) return true;
-    if (pass == "U" && own == 'U') return true;
-  }
-  return false;
+// B also names both its parts, F also what is counted before it.
+bool has_pass(const Condition& condition, TaskPass own) {
+  return condition.kind == Condition::Kind::kAny ||
+         std::any_of(condition.words.begin(), condition.words.end(), [&](const std::string& word) {
+           const std::optional<TaskPass> pass = find_task_pass(word);
+           return pass == own || (pass == TaskPass::kB && is_backward(own)) ||
+                  (pass == TaskPass::kF && own == TaskPass::kPrepare);
+         });
 }
 
 bool compare(int64_t a, const std::string& op, int64_t b) {
@@ -155,7 +153,7 @@ TaskMatcher::TaskMatcher(const Dag& dag, const Strategy& strategy)
     : dag_(dag),
       micro_(strategy.splits.empty() ? "mb" : strategy.splits.front().as),
       view_of_(dag.tasks.size(), -1) {
-  add({'-', std::vector<int32_t>(dag.region_tags.size(), kNoTag)});
+  add({TaskPass::kMove, std::vector<int32_t>(dag.region_tags.size(), kNoTag)});
   look_at_writers(writers(dag));
   look_at_readers();
 }
@@ -172,7 +170,7 @@ int32_t TaskMatcher::agreed(int32_t a, int32_t b) {
   if (b < 0) return a;
   View both = views_[static_cast<size_t>(a)];
   const View& other = views_[static_cast<size_t>(b)];
-  if (both.pass != other.pass) both.pass = '-';
+  if (both.pass != other.pass) both.pass = TaskPass::kMove;
   for (size_t t = 0; t < both.tags.size(); ++t)
     if (both.tags[t] != other.tags[t]) both.tags[t] = kNoTag;
   return add(both);
@@ -268,10 +266,8 @@ Error TaskMatcher::nothing(const Where& where, const SourceSpan& at,
                               [&](const Task& task) { return carries(dag_, task, **named); }))
       continue;
     std::vector<std::string> names;
-    for (const Param& param : dag_.graph.params) {
-      names.insert(names.end(), {param.scope, as_path(param.name)});
-      for (const std::string& alias : param.aliases) names.push_back(as_path(alias));
-    }
+    for (const Param& param : dag_.graph.params)
+      std::ranges::move(paths_of(param), std::back_inserter(names));
     for (const Value& value : dag_.graph.values) names.push_back(value.name);
     const std::string& wanted = condition.words.front();
     error.at = condition.at;
@@ -287,19 +283,6 @@ Error TaskMatcher::nothing(const Where& where, const SourceSpan& at,
   for (InstructionKind kind : kinds) names.emplace_back(to_string(kind));
   error.notes.push_back(fmt::format("the kinds of tasks here are {}", join(names, ", ")));
   return error;
-}
-
-std::string as_path(std::string name) {
-  std::replace(name.begin(), name.end(), '.', '/');
-  return name;
-}
-
-bool has_name(const Param& param, const Glob& glob) {
-  const auto is_named = [&](const std::string& name) {
-    return glob.match(name).has_value() || glob.match(as_path(name)).has_value();
-  };
-  return glob.match(param.scope) || is_named(param.name) ||
-         std::any_of(param.aliases.begin(), param.aliases.end(), is_named);
 }
 
 Result<int32_t> find_axis(const Dag& dag, const std::string& name, const SourceSpan& at,

@@ -49,7 +49,7 @@ class TaskMatcher {
 
  private:
   struct View {
-    char pass = '-';
+    TaskPass pass = TaskPass::kMove;
     std::vector<int32_t> tags;
     bool operator==(const View&) const = default;
   };
@@ -67,11 +67,6 @@ class TaskMatcher {
   std::vector<int32_t> view_of_;  // by task
   mutable std::map<const Condition*, std::vector<bool>> named_;  // what named_by has answered
 };
-// "h/0/weight" of "h.0.weight".
-std::string as_path(std::string name);
-// Returns whether the pattern matches a name of the parameter, as a path or as it is saved: its
-// own, or one under which it is tied.
-bool has_name(const Param& param, const Glob& glob);
 // Returns the mesh axis of this name.
 Result<int32_t> find_axis(const Dag& dag, const std::string& name, const SourceSpan& at,
                           std::string_view directive);

@@ -19,12 +19,12 @@ std::vector<Uses> find_uses(const Dag& dag) {
     const Task& task = dag.tasks[t];
     for (ItemId item : task.writes) uses[item.index()].writer = TaskId(t);
     if (!task.chunk.valid()) continue;
-    const bool backward = task.pass == 'B' || task.pass == 'I' || task.pass == 'W';
+    const bool backward = is_backward(task.pass);
     for (const Few<ItemId>* items : {&task.writes, &task.reads})
       for (ItemId item : *items) {
         Uses& use = uses[item.index()];
         use.backward = use.backward || backward;
-        if (task.pass == 'F' && !use.forward.valid()) use.forward = TaskId(t);
+        if (task.pass == TaskPass::kF && !use.forward.valid()) use.forward = TaskId(t);
       }
   }
   return uses;
@@ -81,7 +81,7 @@ class Chooser {
     if (item.micro < 0 || item.alias.valid() || shared_.contains(id.value)) return false;
     if (!uses.backward || !uses.forward.valid() || !uses.writer.valid()) return false;
     const Task& writer = dag_.tasks[uses.writer.index()];
-    const bool made = writer.pass == 'F' || writer.kind == InstructionKind::kRecv;
+    const bool made = writer.pass == TaskPass::kF || writer.kind == InstructionKind::kRecv;
     const Value& value = dag_.graph.value(item.value);
     if (!made || !value.producer.valid() || value.type.bytes() < rule.min_bytes) return false;
     if (rule.match && !rule.match->match(dag_.graph.node(value.producer).scope)) return false;

@@ -187,9 +187,9 @@ class CellOrder {
   }
 
   // Returns the last item of a pass, after which one is missing; else the last of all.
-  const SourceSpan& last_of(char pass) const {
+  const SourceSpan& last_of(TaskPass pass) const {
     const auto of_pass = [&](const OrderItem& item) {
-      return pass == 'F' ? item.pass == "F" : item.pass.starts_with('B');
+      return pass == TaskPass::kF ? item.pass == "F" : item.pass.starts_with('B');
     };
     const auto last = std::find_if(items_.rbegin(), items_.rend(), of_pass);
     if (last != items_.rend()) return last->at;

@@ -9,8 +9,6 @@
 namespace piper {
 namespace {
 
-bool is_ordered_pass(char pass) { return pass == 'F' || pass == 'B' || pass == 'I' || pass == 'W'; }
-
 std::string list(const std::set<int64_t>& values) {
   if (values.size() > 8) return fmt::format("{} to {}", *values.begin(), *values.rbegin());
   std::string text;
@@ -20,17 +18,11 @@ std::string list(const std::set<int64_t>& values) {
 
 }  // namespace
 
-const char* pass_name(char pass) {
-  if (pass == 'I') return "BI";
-  if (pass == 'W') return "BW";
-  return pass == 'B' ? "B" : "F";
-}
-
 std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag) {
   std::vector<std::vector<TaskId>> tasks(dag.cells.size());
   for (size_t t = 0; t < dag.tasks.size(); ++t) {
     const Task& task = dag.tasks[t];
-    if (task.kind == InstructionKind::kCompute && is_ordered_pass(task.pass))
+    if (task.kind == InstructionKind::kCompute && is_ordered(task.pass))
       tasks[static_cast<size_t>(task.cell)].push_back(TaskId(t));
   }
   return tasks;
@@ -41,7 +33,7 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
     : dag_(dag), micro_tag_(micro_tag) {
   for (const Chunk& chunk : dag.chunks) {
     const bool known = std::find(regions_.begin(), regions_.end(), chunk.tags) != regions_.end();
-    if (chunk.cell == cell && chunk.pass == 'F' && !known) regions_.push_back(chunk.tags);
+    if (chunk.cell == cell && chunk.pass == TaskPass::kF && !known) regions_.push_back(chunk.tags);
   }
   std::map<std::vector<int32_t>, int32_t> local;
   for (size_t i = 0; i < regions_.size(); ++i) local[regions_[i]] = static_cast<int32_t>(i);
@@ -53,9 +45,10 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
                    [&](const Entry& a, const Entry& b) { return task(a).micro < task(b).micro; });
   std::map<std::pair<int32_t, int32_t>, size_t> weights;  // chunk, microbatch
   for (size_t i = 0; i < entries_.size(); ++i)
-    if (task(entries_[i]).pass == 'W') weights[{entries_[i].chunk, task(entries_[i]).micro}] = i;
+    if (task(entries_[i]).pass == TaskPass::kBW)
+      weights[{entries_[i].chunk, task(entries_[i]).micro}] = i;
   for (Entry& entry : entries_) {
-    if (task(entry).pass != 'I') continue;
+    if (task(entry).pass != TaskPass::kBI) continue;
     const auto weight = weights.find({entry.chunk, task(entry).micro});
     if (weight == weights.end()) continue;
     entry.partner = static_cast<int32_t>(weight->second);
@@ -65,9 +58,9 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
 
 // Where BI and BW are tasks, B is a BI with its BW, or the one of them that there is.
 bool OrderPool::has_pass(const Entry& entry, const std::string& pass) const {
-  const char is = task(entry).pass;
-  if (pass == "B") return is == 'B' || is == 'I' || (is == 'W' && entry.alone);
-  return pass == pass_name(is);
+  const TaskPass is = task(entry).pass;
+  if (pass == "B") return is_backward(is) && (is != TaskPass::kBW || entry.alone);
+  return pass == name_of(is);
 }
 
 bool OrderPool::is_taken(const Entry& entry, const std::string& pass) const {
@@ -161,7 +154,7 @@ std::string OrderPool::short_name(TaskId id, const std::string& pass) const {
                                ? static_cast<int32_t>(local - regions_.begin())
                                : chunk.tags[static_cast<size_t>(tag - dag_.region_tags.begin())]);
   }
-  return fmt::format("{}{}{}", stage, pass.empty() ? pass_name(task.pass) : pass, task.micro);
+  return fmt::format("{}{}{}", stage, pass.empty() ? name_of(task.pass) : pass, task.micro);
 }
 
 bool OrderPool::has_none(const OrderItem& item) {
@@ -192,13 +185,13 @@ std::vector<TaskId> OrderPool::left() const {
 
 std::string OrderPool::count_passes(bool taken) const {
   std::vector<std::string> counts;
-  for (const char pass : {'F', 'B', 'I', 'W'}) {
+  for (const TaskPass pass : {TaskPass::kF, TaskPass::kB, TaskPass::kBI, TaskPass::kBW}) {
     const auto all = std::count_if(entries_.begin(), entries_.end(),
                                    [&](const Entry& e) { return task(e).pass == pass; });
     const auto some = std::count_if(entries_.begin(), entries_.end(), [&](const Entry& e) {
       return task(e).pass == pass && e.taken_by >= 0;
     });
-    if (all > 0) counts.push_back(fmt::format("{} {}", taken ? some : all, pass_name(pass)));
+    if (all > 0) counts.push_back(fmt::format("{} {}", taken ? some : all, name_of(pass)));
   }
   return join(counts, ", ");
 }

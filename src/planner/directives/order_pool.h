@@ -10,8 +10,6 @@ namespace piper {
 // What an item takes: a task; two for a whole backward whose parts are tasks of their own.
 using Taken = std::vector<TaskId>;
 
-// Returns the pass as items name it: F, B, BI or BW.
-const char* pass_name(char pass);
 // Returns by cell its F, B, BI and BW tasks.
 std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag);
 

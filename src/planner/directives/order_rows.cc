@@ -13,9 +13,9 @@ namespace {
 std::set<std::vector<int32_t>> regions_in_halves(const Dag& dag) {
   std::set<std::vector<int32_t>> inputs, both;
   for (const Chunk& chunk : dag.chunks)
-    if (chunk.pass == 'I') inputs.insert(chunk.tags);
+    if (chunk.pass == TaskPass::kBI) inputs.insert(chunk.tags);
   for (const Chunk& chunk : dag.chunks)
-    if (chunk.pass == 'W' && inputs.contains(chunk.tags)) both.insert(chunk.tags);
+    if (chunk.pass == TaskPass::kBW && inputs.contains(chunk.tags)) both.insert(chunk.tags);
   return both;
 }
 
@@ -31,7 +31,7 @@ std::vector<OrderCell> cells_of(const Dag& dag, const ComputeOrder& order, size_
     if (pair < order.overlaps.size() && order.overlaps[pair].second == i) row.back().paired = true;
     const std::vector<int32_t>& tags = dag.chunks[task.chunk.index()].tags;
     OrderCell cell{
-        .type = task.pass == 'F' || in_halves.contains(tags) ? pass_name(task.pass) : "B",
+        .type = task.pass == TaskPass::kF || in_halves.contains(tags) ? name_of(task.pass) : "B",
         .stage = tags[stage],
         .micro = task.micro};
     while (whole < order.wholes.size() && order.wholes[whole] < i) ++whole;
@@ -71,13 +71,14 @@ class Backwards {
   bool can_run(size_t r) const {
     for (size_t i = 0; i < width(r); ++i) {
       const OrderCell& cell = rows_[r][next_[r] + i];
-      const auto has = [&](char pass, int64_t stage) {
+      const auto has = [&](TaskPass pass, int64_t stage) {
         return done_.contains({pass, stage, cell.micro});
       };
-      if (cell.type == "F" ? cell.stage > 0 && !has('F', cell.stage - 1) : !has('F', cell.stage))
+      if (cell.type == "F" ? cell.stage > 0 && !has(TaskPass::kF, cell.stage - 1)
+                           : !has(TaskPass::kF, cell.stage))
         return false;
       if ((cell.type == "B" || cell.type == "BI") && cell.stage < last_ &&
-          !has('B', cell.stage + 1))
+          !has(TaskPass::kB, cell.stage + 1))
         return false;
     }
     return true;
@@ -89,7 +90,7 @@ class Backwards {
     for (size_t i = first; i < first + count; ++i) {
       const OrderCell& cell = rows_[r][i];
       if (cell.type == "BW") continue;
-      done_.insert({cell.type == "F" ? 'F' : 'B', cell.stage, cell.micro});
+      done_.insert({cell.type == "F" ? TaskPass::kF : TaskPass::kB, cell.stage, cell.micro});
       const bool turns = cell.type == "F" && cell.stage == last_;
       if (turns || cell.type != "F") pass_on(cell.stage - (turns ? 0 : 1), cell.micro);
     }
@@ -98,7 +99,7 @@ class Backwards {
   void pass_on(int64_t stage, int64_t micro) {
     for (; row_of_.contains(stage) && !with_backward_.contains(stage); --stage) {
       out_[row_of_.at(stage)].push_back({.type = "B", .stage = stage, .micro = micro});
-      done_.insert({'B', stage, micro});
+      done_.insert({TaskPass::kB, stage, micro});
     }
   }
 
@@ -108,7 +109,7 @@ class Backwards {
   std::map<int64_t, size_t> row_of_;  // by stage
   std::set<int64_t> with_backward_;
   int64_t last_ = -1;
-  std::set<std::tuple<char, int64_t, int64_t>> done_;  // pass, stage, microbatch
+  std::set<std::tuple<TaskPass, int64_t, int64_t>> done_;  // pass, stage, microbatch
 };
 
 }  // namespace
@@ -123,7 +124,7 @@ Result<OrderRows> order_rows(const Dag& dag, const std::vector<ComputeOrder>& co
     return fail("an order is written by the coordinates of one axis, but {} are placed", placed);
   std::map<int32_t, int32_t> cell_of;  // by stage
   for (const Chunk& chunk : dag.chunks) {
-    if (chunk.pass != 'F') continue;
+    if (chunk.pass != TaskPass::kF) continue;
     const int32_t number = chunk.tags[static_cast<size_t>(stage - dag.region_tags.begin())];
     const auto [known, is_new] = cell_of.try_emplace(number, chunk.cell);
     if (!is_new && known->second != chunk.cell)

@@ -32,7 +32,7 @@ std::vector<size_t> forward_first(const Dag& dag) {
   std::vector<size_t> order;
   for (const bool forward : {true, false})
     for (size_t c = 0; c < dag.chunks.size(); ++c)
-      if ((dag.chunks[c].pass == 'F') == forward) order.push_back(c);
+      if ((dag.chunks[c].pass == TaskPass::kF) == forward) order.push_back(c);
   return order;
 }
 
@@ -112,7 +112,7 @@ class Placer {
           same->second.push_back(micro);
       }
       const std::vector<int32_t>& variants = dag_.chunks[c].variants;
-      if (dag_.chunks[c].pass == 'F' && (variants.empty() || variants.front() == 0))
+      if (dag_.chunks[c].pass == TaskPass::kF && (variants.empty() || variants.front() == 0))
         for (const auto& [spot, micros] : alike)
           report.lines.push_back(explain(dag_.chunks[c], place, spot, micros));
     }

@@ -62,8 +62,7 @@ class Seeds {
   Status find_parameters() {
     std::vector<std::string> all;
     for (const Param& param : graph_.params) {
-      all.push_back(param.scope);
-      for (const std::string& alias : param.aliases) all.push_back(as_path(alias));
+      std::ranges::move(paths_of(param), std::back_inserter(all));
       if (std::any_of(shard_.match.begin(), shard_.match.end(),
                       [&](const Glob& glob) { return has_name(param, glob); }))
         PIPER_TRY(add(param.value, fmt::format("parameter '{}'", quote_control(param.name))));

@@ -185,14 +185,14 @@ class CellLowerer {
     instruction.label = print_label(dag_, task);
     instruction.micro = task.micro >= 0 ? static_cast<int32_t>(task.micro % dag_.microbatches) : -1;
     instruction.micros = task.micros;
-    instruction.pass = task.kind == InstructionKind::kCompute ? task.pass : '-';
+    instruction.pass = task.kind == InstructionKind::kCompute ? task.pass : TaskPass::kMove;
     if (task.chunk.valid()) instruction.stage = stage_of(dag_.chunks[task.chunk.index()]);
     return instruction;
   }
   int32_t stage_of(const Chunk& chunk) const {
     for (size_t t = 0; t < dag_.region_tags.size(); ++t)
       if (dag_.region_tags[t] == "stage" && chunk.tags[t] != kNoTag) return chunk.tags[t];
-    return chunk.pass == 'U' ? -1 : cell_;
+    return chunk.pass == TaskPass::kU ? -1 : cell_;
   }
 
   void lower_task(const Task& task) {
@@ -312,7 +312,7 @@ class CellLowerer {
     const int32_t group = group_of({static_cast<int32_t>(node.attrs.integer("over"))});
     if (node.op == "OwnFirst") {
       Instruction& one = add_instruction(InstructionKind::kPosition, task);
-      one.pass = '-';
+      one.pass = TaskPass::kMove;
       one.args = std::move(args);
       one.group = group;
       one.outer = node.attrs.integer("size");
@@ -333,7 +333,7 @@ class CellLowerer {
     if (collective.stream != 0) one.stream = collective.stream;
     one.label += fmt::format(" {}", to_string(kind));
     if (collective.nodes.size() > 1) one.label += fmt::format(" x {}", collective.nodes.size());
-    one.pass = '-';
+    one.pass = TaskPass::kMove;
     one.args = std::move(args);
     one.group = group;
     if (def.maximum_op != nullptr && node.op == def.maximum_op) one.reduction = Reduction::kMax;

@@ -202,7 +202,7 @@ class Inserter {
 
   Instruction gather(const Load& load) {
     Instruction one{.kind = InstructionKind::kAllGather,
-                    .pass = '-',
+                    .pass = TaskPass::kMove,
                     .stream = task_of(load.buffers[0]).stream,
                     .group = part_of_[load.buffers[0]].group,
                     .ahead = load.ahead};
@@ -232,7 +232,7 @@ class Inserter {
 // left.
 bool rises(const RoleProgram& role, const Instruction& one, const Dag& dag) {
   if (one.kind == InstructionKind::kCompute)
-    return one.pass == 'U' && (one.micro >= 0 || !one.combines.empty());
+    return one.pass == TaskPass::kU && (one.micro >= 0 || !one.combines.empty());
   if (!info(one.kind).adds) return false;
   const auto& axes = role.groups[at(one.group)].axes;
   const auto sharded = [&](int32_t axis) { return dag.mesh[at(axis)].sharded; };

@@ -65,10 +65,11 @@ class Copier {
     }
   }
   static bool is_task(const Instruction& one) {
-    return one.kind == InstructionKind::kCompute &&
-           std::string_view("FBIW").find(one.pass) != std::string_view::npos;
+    return one.kind == InstructionKind::kCompute && is_ordered(one.pass);
   }
-  static bool is_backward(const Instruction& one) { return is_task(one) && one.pass != 'F'; }
+  static bool is_backward(const Instruction& one) {
+    return is_task(one) && one.pass != TaskPass::kF;
+  }
   int64_t start_of(int64_t task) const {
     if (task >= static_cast<int64_t>(starts_.size())) return static_cast<int64_t>(task_of_.size());
     return starts_[at(std::max<int64_t>(task, 0))];
@@ -184,7 +185,7 @@ class Copier {
         {before,
          leaves ? std::max(until, before) : -1,
          {.kind = InstructionKind::kCopy,
-          .pass = '-',
+          .pass = TaskPass::kMove,
           .stream = leaves ? offload.out_stream : offload.in_stream,
           .args = {from, to},
           .label = fmt::format("{} {}", leaves ? "offload" : "load", role_.name(here)),

@@ -264,7 +264,7 @@ void keep_twice(RoleProgram& role, const std::vector<int32_t>& twice, Positions&
   for (const int32_t b : twice) {
     Instruction& copy = copies.emplace_back();
     copy.kind = InstructionKind::kCopy;
-    copy.pass = '-';
+    copy.pass = TaskPass::kMove;
     copy.args = {next[at(b)], b};
     copy.label = "next " + role.name(b);
     copy.micro = role.buffers[at(b)].micro;

@@ -8,7 +8,8 @@
 namespace piper {
 
 bool is_ordered(const Task& task) {
-  return task.kind == InstructionKind::kCompute && task.pass != 'P' && task.pass != 'U';
+  return task.kind == InstructionKind::kCompute && task.pass != TaskPass::kPrepare &&
+         task.pass != TaskPass::kU;
 }
 
 bool is_peer_reduction(const Dag& dag, const Task& task) {
@@ -28,7 +29,7 @@ bool rounds_sums(const Dag& dag, const Task& task) {
 }
 
 bool runs_by_itself(const Dag& dag, const Task& task) {
-  const bool joins = task.pass == 'U' && task.micro >= 0;  // what a reduction has left
+  const bool joins = task.pass == TaskPass::kU && task.micro >= 0;  // what a reduction has left
   const bool for_send = task.kind == InstructionKind::kOwnPart && task.micro >= 0;
   if (task.within.valid()) return true;
   const bool with_send = task.kind == InstructionKind::kRecv && task.distance == kEarliest;
@@ -37,7 +38,7 @@ bool runs_by_itself(const Dag& dag, const Task& task) {
 }
 
 bool adds_parts(const Task& task) {
-  return task.pass == 'U' && task.micro < 0 &&
+  return task.pass == TaskPass::kU && task.micro < 0 &&
          std::any_of(task.combines.begin(), task.combines.end(),
                      [](const Combine& sum) { return sum.from.size() > 1; });
 }

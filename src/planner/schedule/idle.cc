@@ -27,7 +27,9 @@ class Simulation {
   }
 
  private:
-  static int64_t cost(const Task& task) { return !is_ordered(task) ? 0 : task.pass == 'B' ? 2 : 1; }
+  static int64_t cost(const Task& task) {
+    return !is_ordered(task) ? 0 : task.pass == TaskPass::kB ? 2 : 1;
+  }
   // Runs the task. False: something that it needs has not run.
   bool run(TaskId id) {
     const Task& task = dag_.tasks[id.index()];

@@ -115,23 +115,24 @@ void Lines::find_needs(const TaskLists& deps, const ListPolicy& policy) {
 // part.
 void Lines::measure() {
   for (const std::vector<size_t>& here : of_cell) {
-    std::map<std::vector<int32_t>, std::map<char, size_t>> regions;  // lines by pass
+    std::map<std::vector<int32_t>, std::map<TaskPass, size_t>> regions;  // lines by pass
     for (size_t l : here) regions[dag_.chunks[all[l].chunk].tags][all[l].pass] = l;
-    std::vector<std::pair<size_t, const std::map<char, size_t>*>> forwards;
+    std::vector<std::pair<size_t, const std::map<TaskPass, size_t>*>> forwards;
     for (const auto& [tags, passes] : regions)
-      if (passes.count('F')) forwards.emplace_back(all[passes.at('F')].chunk, &passes);
+      if (passes.count(TaskPass::kF))
+        forwards.emplace_back(all[passes.at(TaskPass::kF)].chunk, &passes);
     std::sort(forwards.rbegin(), forwards.rend());  // the latest first
     int64_t room = 0, bytes = 0;
     for (const auto& [chunk, passes] : forwards) {
       if (chunk == forwards.back().first)
         for (const auto& [pass, l] : *passes) all[l].first_here = true;
       Line* last = nullptr;
-      for (const char pass : {'I', 'B', 'W'})
+      for (const TaskPass pass : {TaskPass::kBI, TaskPass::kB, TaskPass::kBW})
         if (passes->count(pass)) last = &all[passes->at(pass)];
       if (!last) continue;
-      Line& forward = all[passes->at('F')];
+      Line& forward = all[passes->at(TaskPass::kF)];
       forward.slots = last->slots = 1;
-      forward.forward = last->forward = passes->at('F');
+      forward.forward = last->forward = passes->at(TaskPass::kF);
       forward.room = ++room;
       int64_t most = 0;
       for (size_t p = forward.first; p < forward.end; ++p) most = std::max(most, places[p].held);

@@ -11,7 +11,7 @@ struct Line {
   size_t first = 0, end = 0;
   size_t cell = 0;
   size_t chunk = 0;  // of the first task
-  char pass = 'F';
+  TaskPass pass = TaskPass::kF;
   int rank = 0;             // in `prefer`
   bool first_here = false;  // of the first region that the cell runs forward
   int64_t slots = 0;        // 1 where activations are taken or given back

@@ -61,7 +61,7 @@ class Lister {
   }
   bool blocked(size_t l) const {
     const Line& line = lines_.all[l];
-    if (line.pass != 'F' || line.slots == 0) return false;
+    if (line.pass != TaskPass::kF || line.slots == 0) return false;
     const int64_t chunks = in_flight_[line.cell], bytes = bytes_[line.cell];
     if (follow_ == Follow::kOrder)
       return chunks + 1 > policy_.in_flight[line.cell] ||
@@ -133,7 +133,7 @@ class Lister {
     const size_t n = next_[choice.line]++, place = line.first + n;
     finish_[place] = clock_[line.cell] = choice.start + lines_.places[place].time;
     if (line.slots > 0) {
-      const int64_t sign = line.pass == 'F' ? 1 : -1;
+      const int64_t sign = line.pass == TaskPass::kF ? 1 : -1;
       in_flight_[line.cell] += sign;
       held_[line.forward] += sign;
       bytes_[line.cell] += sign * lines_.places[lines_.all[line.forward].first + n].held;
@@ -149,7 +149,7 @@ class Lister {
   Error too_tight(size_t cell) const {
     int64_t chunks = 0, bytes = 0;
     for (size_t l : lines_.of_cell[cell])
-      if (const Line& line = lines_.all[l]; line.pass == 'F') {
+      if (const Line& line = lines_.all[l]; line.pass == TaskPass::kF) {
         chunks = std::max(chunks, line.room);
         bytes = std::max(bytes, line.bytes);
       }
@@ -232,16 +232,16 @@ Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const TaskLists&
 
 ListPolicy default_policy(const Dag& dag) {
   ListPolicy policy;
-  policy.prefer = {'B', 'I', 'F', 'W'};
+  policy.prefer = {TaskPass::kB, TaskPass::kBI, TaskPass::kF, TaskPass::kBW};
   policy.limits_give_way = true;
   std::vector<int64_t> chunks(dag.cells.size());
   std::vector<size_t> cells;  // by first use
   for (const Chunk& chunk : dag.chunks) {
-    policy.time.push_back(chunk.pass == 'B' ? 2 : 1);
+    policy.time.push_back(chunk.pass == TaskPass::kB ? 2 : 1);
     const auto cell = static_cast<size_t>(chunk.cell);
-    if (chunk.pass == 'F' && (chunk.variants.empty() || chunk.variants.front() == 0))
+    if (chunk.pass == TaskPass::kF && (chunk.variants.empty() || chunk.variants.front() == 0))
       ++chunks[cell];
-    const bool ordered = chunk.pass != 'P' && chunk.pass != 'U';
+    const bool ordered = chunk.pass != TaskPass::kPrepare && chunk.pass != TaskPass::kU;
     if (ordered && std::find(cells.begin(), cells.end(), cell) == cells.end())
       cells.push_back(cell);
   }

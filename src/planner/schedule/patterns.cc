@@ -9,7 +9,7 @@
 namespace piper {
 namespace {
 
-int64_t units(const Line& line) { return line.pass == 'B' ? 2 : 1; }
+int64_t units(const Line& line) { return line.pass == TaskPass::kB ? 2 : 1; }
 
 // Says how long a chain waits after a task of a cell that it comes back to, or will come back to.
 struct Pauses {
@@ -43,9 +43,9 @@ class PatternMaker {
       const auto n = static_cast<size_t>(lines_.places[static_cast<size_t>(need.place)].line);
       const Line& before = lines_.all[n];
       int64_t pause = 0;
-      if (before.pass == 'F' && line.pass == 'F' && !before.first_here)
+      if (before.pass == TaskPass::kF && line.pass == TaskPass::kF && !before.first_here)
         pause = pauses_.forward_again;
-      if (before.pass != 'F' && line.pass == before.pass && before.first_here)
+      if (before.pass != TaskPass::kF && line.pass == before.pass && before.first_here)
         pause = pauses_.backward_last;
       ready = std::max(ready, pattern_.start[n] + units(before) + pause);
     }
@@ -71,7 +71,7 @@ class PatternMaker {
   // Limits each region from its forward to the end of its backward.
   void limit(const std::vector<size_t>& here) {
     for (size_t f : here) {
-      if (lines_.all[f].pass != 'F') continue;
+      if (lines_.all[f].pass != TaskPass::kF) continue;
       int64_t end = pattern_.start[f] + 1;
       for (size_t l : here)
         if (dag_.chunks[lines_.all[l].chunk].tags == dag_.chunks[lines_.all[f].chunk].tags)
@@ -99,7 +99,7 @@ std::vector<Pattern> find_patterns(const Dag& dag, const Lines& lines) {
   for (size_t l = 0; l < order.size(); ++l) order[l] = l;
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     const auto key = [&](size_t l) {
-      return std::pair(lines.all[l].pass == 'W', lines.places[lines.all[l].first].task);
+      return std::pair(lines.all[l].pass == TaskPass::kBW, lines.places[lines.all[l].first].task);
     };
     return key(a) < key(b);
   });

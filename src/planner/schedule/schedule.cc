@@ -43,8 +43,8 @@ class Issuer {
     const std::vector<bool> needed = needed_by_ordered();
     for (size_t t = 0; t < dag_.tasks.size(); ++t) {
       const Task& task = dag_.tasks[t];
-      const bool early =
-          task.pass == 'P' || (task.micro < 0 && task.kind != InstructionKind::kInput);
+      const bool early = task.pass == TaskPass::kPrepare ||
+                         (task.micro < 0 && task.kind != InstructionKind::kInput);
       if (early && needed[t] && !issued_[t] && can_issue(TaskId(t))) issue_with_needs(TaskId(t));
     }
     for (bool progress = true; progress;) {
@@ -279,7 +279,8 @@ class Issuer {
   // Returns a forward that waits for the forward of a stage with a higher number.
   std::string against_dataflow(const Wait& wait) const {
     const Task &head = dag_.tasks[wait.head.index()], &block = dag_.tasks[wait.block.index()];
-    if (head.pass != 'F' || block.pass != 'F' || head.micro != block.micro) return "";
+    if (head.pass != TaskPass::kF || block.pass != TaskPass::kF || head.micro != block.micro)
+      return "";
     const auto& here = dag_.chunks[head.chunk.index()].tags;
     const auto& there = dag_.chunks[block.chunk.index()].tags;
     for (size_t t = 0; t < here.size(); ++t)

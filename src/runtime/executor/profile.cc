@@ -270,7 +270,7 @@ void list_programs(const Maker& make, Profile& profile) {
     for (const Instruction& one : *section)
       if (one.kind == InstructionKind::kCompute) {
         std::string& passes = profile.entries[make.key_of(one)].passes;
-        passes = joined(passes, {one.pass});
+        passes = joined(passes, {static_cast<char>(one.pass)});
       }
 }
 
@@ -357,9 +357,7 @@ Json entry_of(const ProfileKey& key, const ProfileEntry& entry) {
               {"members", key.members},
               {"link", key.where},
               {"sum", key.fast ? "fast" : "ordered"}};
-      if (std::ranges::none_of(kInstructions, [&](const InstructionDef& def) {
-            return def.adds && key.name == def.word;
-          }))
+      if (const auto* kind = find_instruction_by_word(key.name); !kind || !kind->adds)
         made.erase("sum");
       break;
     case ProfileKey::kLocal:

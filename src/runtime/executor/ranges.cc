@@ -5,17 +5,17 @@ namespace piper {
 namespace {
 
 // Returns the colour of a pass on a time line.
-uint32_t colour_of(char pass) {
+uint32_t colour_of(TaskPass pass) {
   switch (pass) {
-    case 'F':
+    case TaskPass::kF:
       return 0x2e7d32;
-    case 'B':
+    case TaskPass::kB:
       return 0x1565c0;
-    case 'I':
+    case TaskPass::kBI:
       return 0x00838f;
-    case 'W':
+    case TaskPass::kBW:
       return 0xf9a825;
-    case 'U':
+    case TaskPass::kU:
       return 0x6a1b9a;
     default:
       return 0x757575;
@@ -33,7 +33,8 @@ void find_tool(Executor::State& state) {
   const auto tool = Nvtx::tool();
   if (!tool || !*tool) return;
   state.tool = *tool;
-  state.step_range = state.tool->range("step", kNumInstructionKinds + 1, "step", colour_of(' '));
+  state.step_range =
+      state.tool->range("step", kNumInstructionKinds + 1, "step", colour_of(TaskPass::kNone));
 }
 
 }  // namespace piper

@@ -7,17 +7,17 @@ namespace piper {
 namespace {
 
 // Returns names of chrome://tracing's palette; other viewers choose their own.
-const char* colour_name(char pass) {
+const char* colour_name(TaskPass pass) {
   switch (pass) {
-    case 'F':
+    case TaskPass::kF:
       return "thread_state_running";
-    case 'B':
+    case TaskPass::kB:
       return "thread_state_iowait";
-    case 'I':
+    case TaskPass::kBI:
       return "rail_animation";
-    case 'W':
+    case TaskPass::kBW:
       return "yellow";
-    case 'U':
+    case TaskPass::kU:
       return "rail_response";
     default:
       return "grey";
