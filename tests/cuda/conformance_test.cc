@@ -8,7 +8,6 @@
 #include <cstring>
 #include <fstream>
 
-#include "piper/devices/float16.h"
 #include "piper/ir/signatures.h"
 #include "run_on_device.h"
 #include "unit/op_uses.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <functional>
 
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
 #include "written.h"
 
 namespace piper {

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "composed.h"
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
 
 namespace piper {
 namespace {

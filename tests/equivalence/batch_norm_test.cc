@@ -2,6 +2,7 @@
 // buffers are PyTorch's after five steps, on one device and on the stages of a pipeline; and what
 // the strategy may say of them.
 #include "equivalence/jobs.h"
+#include "piper/base/data.h"
 #include "piper/plan/verify.h"
 
 namespace piper {
@@ -70,7 +71,8 @@ TEST_P(BatchNorm, TrainsAsInPyTorch) {
   const std::string model = GetParam();
   const auto want = reference_of(model);
   std::optional<Trained> first;
-  const bool has_layers = model != "centred" && model != "codes" && model != "router";  // to cut between
+  const bool has_layers =
+      model != "centred" && model != "codes" && model != "router";  // to cut between
   for (int64_t stages = 1; stages <= (has_layers ? 3 : 1); ++stages) {
     const std::string what = fmt::format("{} on {} stages", model, stages);
     const auto compiled = compile_norms(model, {stages, 1, 1});
@@ -105,7 +107,8 @@ TEST_P(BatchNorm, TrainsOnReplicas) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, BatchNorm,
-                         ::testing::Values("residual", "twice", "centred", "codes", "spectral", "router"),
+                         ::testing::Values("residual", "twice", "centred", "codes", "spectral",
+                                           "router"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Fewer updates, and ONNX's variance instead of PyTorch's, miss the reference.

@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "equivalence/jobs.h"
+#include "piper/base/float16.h"
 #include "piper/devices/cpu.h"
-#include "piper/devices/float16.h"
 #include "piper/inspect/summary.h"
 #include "piper/plan/verify.h"
 

@@ -3,7 +3,9 @@
 #include <regex>
 
 #include "equivalence/jobs.h"
+#include "piper/base/data.h"
 #include "piper/plan/verify.h"
+#include "piper/runtime/data.h"
 
 namespace piper {
 namespace {

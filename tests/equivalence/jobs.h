@@ -10,7 +10,9 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "folder.h"
+#include "piper/base/data.h"
 #include "piper/planner/compile.h"
+#include "piper/runtime/data.h"
 #include "sanitizer.h"
 #include "support/sim.h"
 

@@ -3,8 +3,10 @@
 #include <set>
 
 #include "equivalence/jobs.h"
+#include "piper/base/data.h"
 #include "piper/base/memory.h"
 #include "piper/devices/cpu.h"
+#include "piper/runtime/data.h"
 
 namespace piper {
 namespace {

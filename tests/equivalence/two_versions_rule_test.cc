@@ -1,8 +1,10 @@
 // Two versions of the weights on chains of one number: the rule written by hand, the order of a
 // steady step and what it idles.
 #include "equivalence/commands.h"
+#include "piper/base/data.h"
 #include "piper/plan/verify.h"
 #include "piper/planner/lower.h"
+#include "piper/runtime/data.h"
 #include "unit/chain.h"
 
 namespace piper {

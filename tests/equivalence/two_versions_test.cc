@@ -2,6 +2,7 @@
 // steps may overlap. Whole models against a single device under the same rule.
 #include "equivalence/commands.h"
 #include "equivalence/layouts.h"
+#include "piper/base/data.h"
 #include "piper/plan/verify.h"
 
 namespace piper {

@@ -1,5 +1,6 @@
 // Data files as a run reads them.
 #include "piper/base/data.h"
+#include "piper/runtime/data.h"
 #include "targets.h"
 
 namespace piper::fuzz {

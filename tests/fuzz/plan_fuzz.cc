@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "piper/base/data.h"
 #include "piper/inspect/picture.h"
 #include "piper/inspect/summary.h"
 #include "piper/plan/bundle.h"

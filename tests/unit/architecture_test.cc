@@ -189,7 +189,7 @@ const std::vector<Foreign>& foreign_headers() {
       {"hwy/", {"cpu"}},
       {"mpi.h", {"transport"}},
       {"CLI/", {"tools"}},
-      {"nlohmann/", {"data", "bundle", "params", "diff", "executor"}},
+      {"nlohmann/", {"base", "bundle", "params", "diff", "executor"}},
       {"xxhash.h", {"base"}},
   };
   return table;
@@ -393,7 +393,7 @@ TEST(Architecture, ABackendIsItsRoomAndALine) {
         named.insert(name_of(file));
     }
   EXPECT_EQ(named,
-            (std::set<std::string>{"include/piper/devices/null.h", "src/devices/null/null.cc",
+            (std::set<std::string>{"include/piper/devices/null.h", "src/devices/backend/null.cc",
                                    "src/devices/registry/backends.cc"}));
 }
 

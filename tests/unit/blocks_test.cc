@@ -9,6 +9,7 @@
 
 #include "communicators.h"
 #include "folder.h"
+#include "piper/base/data.h"
 #include "piper/base/memory.h"
 #include "piper/inspect/diff.h"
 #include "piper/runtime/executor.h"

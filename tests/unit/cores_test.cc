@@ -10,8 +10,10 @@
 #include <mutex>
 #include <thread>
 
+#include "piper/base/data.h"
 #include "piper/devices/cpu.h"
 #include "piper/devices/registry.h"
+#include "piper/runtime/data.h"
 #include "unit/runtime_plans.h"
 
 namespace piper {

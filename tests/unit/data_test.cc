@@ -12,6 +12,8 @@
 #include <set>
 #include <sstream>
 
+#include "piper/runtime/data.h"
+
 namespace piper {
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "piper/base/memory.h"
 #include "piper/devices/cpu.h"
-#include "piper/devices/float16.h"
+#include "piper/devices/program.h"
 #include "unit/fuse_programs.h"
 
 namespace piper::test {

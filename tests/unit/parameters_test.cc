@@ -3,6 +3,7 @@
 
 #include "equivalence/jobs.h"
 #include "golden.h"
+#include "piper/base/data.h"
 #include "piper/inspect/summary.h"
 
 namespace piper {

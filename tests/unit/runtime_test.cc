@@ -11,6 +11,7 @@
 
 #include "at_once.h"
 #include "forwarding.h"
+#include "piper/base/data.h"
 #include "piper/devices/cpu.h"
 #include "piper/devices/null.h"
 #include "piper/runtime/executor.h"

@@ -7,8 +7,8 @@
 #include <random>
 
 #include "folder.h"
+#include "piper/base/float16.h"
 #include "piper/devices/cpu.h"
-#include "piper/devices/float16.h"
 #include "piper/devices/program.h"
 #include "piper/planner/compile.h"
 

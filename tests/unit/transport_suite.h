@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
 #include "piper/runtime/transport.h"
 #include "sanitizer.h"
 

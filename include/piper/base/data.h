@@ -1,12 +1,10 @@
-// Data files: safetensors, .npy and token files, mapped and checked; and the batches a training run
-// takes from them.
+// Files of tensors: safetensors and .npy, mapped and checked.
 #pragma once
 
 #include "piper/base/base.h"
 
 namespace piper {
 
-// ---- Safetensors --------------------------------------------------------------------------------
 struct NamedTensor {
   std::string name;
   TensorType type;
@@ -25,47 +23,5 @@ Status write_safetensors(const std::string& path, std::span<const NamedTensor> t
 Result<std::string> write_safetensors_part(const std::string& path,
                                            std::span<const NamedTensor> tensors);
 Result<NamedTensor> read_npy(const std::string& path);  // C order, little endian, dtypes of base.h
-
-// ---- Batches ------------------------------------------------------------------------------------
-// Says what the plan needs of an input: the type of the whole batch, and which integers are legal
-// (DataInput in bundle.h).
-struct InputNeed {
-  std::string name;
-  TensorType type;
-  int batch_dim = 0;
-  int64_t low = 0, high = -1;
-  int64_t ignore = INT64_MIN;
-};
-// Sources: "tokens.bin[:u16|:u32|:u8]" cut into windows of T+1 tokens (inputs named like ids take
-// [0,T), labels [1,T+1)), "NAME=file.npy" rows in order, "file.safetensors" with batch/K/INPUT in
-// order of K. Several sources together cover all inputs.
-struct DataOptions {
-  std::vector<std::string> sources;
-  uint64_t seed = 0;
-  bool shuffle = true;  // token windows and .npy rows, a fixed-seed permutation per epoch
-};
-// Makes batches without state: batch(step) is a function of the options and step, so any rank and
-// any resume sees the same.
-class BatchSource {
- public:
-  virtual ~BatchSource() = default;
-  // Copies samples [first, first + count) of input `input` (position in needs) of step `step` to
-  // `to`, in the plan's dtype. Does not allocate. Values are checked against low, high and ignore:
-  // the error names the source, sample and value; kStorage: a file has been cut or cannot be read.
-  virtual Status read(int64_t step, int input, int64_t first, int64_t count,
-                      std::byte* to) const = 0;
-  // Returns how many batches there are before data repeats; INT64_MAX if it never ends.
-  virtual int64_t steps() const = 0;
-  virtual int64_t tokens_per_step() const = 0;  // elements of the first integer input, or samples
-  // Returns the digest of the sources' forms and contents: whole files up to 64 MiB, of larger ones
-  // the size and 1,024 blocks of 64 KiB, evenly spread. Equal where all ranks read the same, under
-  // whatever paths.
-  virtual std::string digest() const { return {}; }
-  // Fails (kStorage) for a file which somebody has cut, or written to since it was opened, even
-  // where its times were set back. Files that were replaced by others are as they were.
-  virtual Status check() const { return ok_status(); }
-};
-Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
-                                               std::span<const InputNeed> needs, int64_t batch);
 
 }  // namespace piper

@@ -7,9 +7,10 @@
 #include <functional>
 #include <optional>
 
-#include "piper/base/data.h"
 #include "piper/devices/backend.h"
 #include "piper/plan/bundle.h"
+#include "piper/base/data.h"
+#include "piper/runtime/data.h"
 #include "piper/runtime/transport.h"
 
 namespace piper {

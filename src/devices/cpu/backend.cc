@@ -12,7 +12,7 @@
 #include "pack.h"
 #include "piper/base/memory.h"
 #include "piper/devices/cpu.h"
-#include "piper/devices/float16.h"
+#include "piper/devices/program.h"
 #include "team.h"
 
 namespace piper {

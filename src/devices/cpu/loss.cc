@@ -6,7 +6,7 @@
 
 #include "blocks.h"
 #include "families.h"
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
 #include "places.h"
 #include "rows.h"
 

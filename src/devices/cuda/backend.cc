@@ -10,10 +10,10 @@
 #include "mover.h"
 #include "nccl_links.h"
 #include "needs.h"
+#include "piper/base/float16.h"
 #include "piper/base/parallel.h"
 #include "piper/devices/collectives.h"
 #include "piper/devices/cuda.h"
-#include "piper/devices/float16.h"
 #include "product.h"
 
 namespace piper {

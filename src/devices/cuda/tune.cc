@@ -7,8 +7,8 @@
 #include <random>
 
 #include "compile.h"
+#include "piper/base/float16.h"
 #include "piper/devices/cuda.h"
-#include "piper/devices/float16.h"
 #include "wanted.h"
 
 namespace piper {

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "families.h"
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
 
 namespace piper::cuda_kernels {
 namespace {

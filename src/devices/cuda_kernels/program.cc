@@ -1,5 +1,6 @@
 // A program -> the steps of its passes, in order.
-#include "piper/devices/float16.h"
+#include "piper/devices/program.h"
+
 #include "piper/ir/ops.h"
 #include "pitch.h"
 

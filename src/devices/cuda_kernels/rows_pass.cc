@@ -6,7 +6,7 @@
 #include <cstring>
 #include <map>
 
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
 #include "rows_layout.h"
 
 namespace piper::cuda_kernels {

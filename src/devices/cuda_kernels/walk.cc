@@ -7,7 +7,7 @@
 #include <bit>
 #include <cstring>
 
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
 
 namespace piper::cuda_kernels {
 namespace {

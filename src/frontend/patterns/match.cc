@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
 
 namespace piper::patterns {
 namespace {

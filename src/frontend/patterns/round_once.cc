@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "match.h"
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
 #include "piper/frontend/patterns.h"
 #include "piper/ir/ops.h"
 

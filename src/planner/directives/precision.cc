@@ -8,7 +8,8 @@
 #include <utility>
 
 #include "match.h"
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
+#include "piper/devices/program.h"
 #include "piper/ir/ops.h"
 
 namespace piper {

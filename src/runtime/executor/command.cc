@@ -9,9 +9,9 @@
 
 #include "cores.h"
 #include "finish.h"
+#include "nvtx.h"
 #include "outputs.h"
 #include "piper/devices/registry.h"
-#include "piper/runtime/nvtx.h"
 #include "progress.h"
 
 namespace piper {

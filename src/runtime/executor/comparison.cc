@@ -9,8 +9,8 @@
 #include <cstring>
 #include <map>
 
+#include "piper/base/float16.h"
 #include "piper/devices/registry.h"
-#include "piper/devices/float16.h"
 
 namespace piper {
 namespace {

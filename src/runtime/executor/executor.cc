@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "helper.h"
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
 #include "reader.h"
 
 namespace piper {

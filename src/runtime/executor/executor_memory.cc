@@ -5,7 +5,7 @@
 #include <map>
 
 #include "executor_state.h"
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
 
 namespace piper {
 

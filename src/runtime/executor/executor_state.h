@@ -4,8 +4,8 @@
 #include <deque>
 #include <map>
 
+#include "nvtx.h"
 #include "piper/runtime/executor.h"
-#include "piper/runtime/nvtx.h"
 
 namespace piper {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
 
 namespace piper {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <type_traits>
 
-#include "injection.h"
-#include "piper/runtime/nvtx.h"
+#include "nvtx.h"
+#include "nvtx_injection.h"
 
 namespace piper::nvtx {
 namespace {

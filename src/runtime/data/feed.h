@@ -2,6 +2,7 @@
 #pragma once
 
 #include "piper/base/data.h"
+#include "piper/runtime/data.h"
 
 namespace piper {
 

@@ -1,5 +1,5 @@
 // Converts elements between f32 and the 16-bit types, rounding to nearest, ties to even.
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
 
 #include <bit>
 

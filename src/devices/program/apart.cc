@@ -1,5 +1,6 @@
 // Replaces composites of 16-bit ops by their ops, for devices without a kernel for them.
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
+#include "piper/devices/program.h"
 
 namespace piper {
 namespace {

@@ -1,5 +1,5 @@
 // Loads the tool that NVTX3's variable names, and fills its table of callbacks.
-#include "piper/runtime/nvtx.h"
+#include "nvtx.h"
 
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -9,7 +9,7 @@
 #include <mutex>
 #include <set>
 
-#include "injection.h"
+#include "nvtx_injection.h"
 
 namespace piper {
 namespace {

@@ -8,7 +8,8 @@
 #include <map>
 #include <set>
 
-#include "piper/devices/float16.h"
+#include "piper/base/float16.h"
+#include "piper/devices/program.h"
 
 namespace piper {
 namespace {
