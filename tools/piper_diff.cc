@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "piper/base/process.h"
 #include "piper/inspect/diff.h"
 #include "piper/planner/compile.h"
 #include "version.h"

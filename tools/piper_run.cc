@@ -7,10 +7,11 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "piper/base/process.h"
 #include "piper/devices/cuda.h"
 #include "piper/devices/registry.h"
 #include "piper/inspect/picture.h"
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 #include "version.h"
 
 namespace {

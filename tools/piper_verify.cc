@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "piper/base/process.h"
 #include "piper/devices/cpu.h"
 #include "piper/devices/registry.h"
 #include "piper/plan/verify.h"

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "piper/base/process.h"
 #include "piper/devices/registry.h"
 #include "piper/inspect/picture.h"
 #include "piper/planner/compile.h"

@@ -19,7 +19,7 @@
 #include "dnnl.h"
 #include "piper/devices/cpu.h"
 #include "piper/devices/program.h"
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 #ifndef PIPER_HAS_OPENBLAS
 #define PIPER_HAS_OPENBLAS 0
 #endif

@@ -8,7 +8,7 @@
 
 #include "folder.h"
 #include "piper/planner/compile.h"
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 
 namespace piper {
 

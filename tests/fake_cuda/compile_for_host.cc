@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "grid.h"
+#include "piper/base/digester.h"
 #include "shell.h"
 
 namespace piper::emulator {

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "piper/devices/cpu.h"
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 #include "piper/runtime/transport.h"
 #include "targets.h"
 

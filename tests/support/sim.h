@@ -12,7 +12,7 @@
 // wait for an event that was never recorded, members that bring different things, a deadlock.
 #pragma once
 
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 
 namespace piper {
 

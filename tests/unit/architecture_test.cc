@@ -287,6 +287,14 @@ TEST(Architecture, EveryFolderIsARoomWithADoor) {
     EXPECT_TRUE(doors.contains(file)) << name_of(file) << " is the door of no room";
 }
 
+// Who reads the doors reads the architecture: each must be short enough for that.
+TEST(Architecture, DoorsHaveAtMost250Lines) {
+  for (const fs::path& header : sources_under(kRoot / "include")) {
+    const std::string text = read(header);
+    EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 250) << name_of(header);
+  }
+}
+
 TEST(Architecture, EachSourceSaysWhatItIs) {
   for (const fs::path& file : sources_under(kRoot / "src"))
     EXPECT_TRUE(read(file).starts_with("// ")) << name_of(file) << " has no line that says it";

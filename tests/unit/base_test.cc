@@ -17,6 +17,9 @@
 #include <random>
 #include <thread>
 
+#include "piper/base/digester.h"
+#include "piper/base/process.h"
+
 namespace piper {
 namespace {
 

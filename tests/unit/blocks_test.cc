@@ -12,7 +12,7 @@
 #include "piper/base/data.h"
 #include "piper/base/memory.h"
 #include "piper/inspect/diff.h"
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 #include "sanitizer.h"
 #include "shell.h"
 

@@ -1,7 +1,7 @@
 #include "equivalence/jobs.h"
 #include "piper/devices/cpu.h"
 #include "piper/frontend/autodiff.h"
-#include "piper/planner/dag.h"
+#include "piper/planner/make_dag.h"
 #include "piper/planner/sharding.h"
 
 namespace piper {

@@ -7,7 +7,7 @@
 
 #include "communicators.h"
 #include "piper/base/memory.h"
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 
 namespace piper::plans {
 

@@ -14,7 +14,7 @@
 #include "piper/base/data.h"
 #include "piper/devices/cpu.h"
 #include "piper/devices/null.h"
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 #include "sanitizer.h"
 #include "unit/runtime_plans.h"
 

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "piper/base/base.h"
-#include "piper/base/text_form.h"
+#include "piper/base/field_text.h"
 
 namespace piper {
 namespace {

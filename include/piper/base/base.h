@@ -25,8 +25,7 @@ namespace piper {
 // explains them to users.
 enum class ExitCode {
   kOk = 0,
-  // The model, strategy, data or flags are wrong, or ask for what is not supported.
-  kInput = 1,
+  kInput = 1,     // model, strategy, data or flags are wrong, or ask for what is not supported
   kUsage = 2,     // the command line itself is wrong
   kRefused = 3,   // inputs were read, but the plan was refused (deadlock, memory, unproved)
   kPlan = 4,      // plan files are corrupt, truncated, of another version or another compilation
@@ -35,8 +34,7 @@ enum class ExitCode {
   kStorage = 12,  // the disk or the operating system refused
 };
 
-// Names a place in a file that the user wrote. Line and column count from 1; line 0 means the whole
-// file.
+// A place in a file that the user wrote. Line and column count from 1; line 0: the whole file.
 struct SourceSpan {
   std::string file;
   int line = 0;
@@ -44,8 +42,7 @@ struct SourceSpan {
   int length = 1;  // characters to underline, on one line
 };
 
-// Holds one located sentence for the user, and further lines that help. See print_error in this
-// header for the form.
+// One located sentence for the user, and further lines that help; print_error shows the form.
 struct Error {
   ExitCode code = ExitCode::kInput;
   SourceSpan at;
@@ -66,8 +63,7 @@ Error fail(fmt::format_string<Args...> text, Args&&... args) {
   return Error{ExitCode::kInput, {}, fmt::format(text, std::forward<Args>(args)...), {}};
 }
 
-// "file:line:column: error: message", the source line and a caret when the file can be read, then
-// the notes.
+// "file:line:column: error: message", the source line with a caret if it can be read, the notes.
 std::string print_error(const Error& error);
 
 // Holds a value or an Error, exactly one of them; reading the other one is our bug and aborts.
@@ -95,8 +91,7 @@ struct Unit {};
 using Status = Result<Unit>;
 inline Status ok_status() { return Unit{}; }
 
-// Reports our own mistakes: prints file, line, condition and message, then aborts. Never reachable
-// by user input.
+// Reports our own mistakes, which no input reaches: prints where and what, then aborts.
 [[noreturn]] void check_failed(const char* file, int line, const char* condition,
                                const std::string& text);
 #define PIPER_CHECK(condition, ...)                                                            \
@@ -125,7 +120,7 @@ std::string check_text(fmt::format_string<Args...> text, Args&&... args) {
   if (!result) return std::move(result).error(); \
   target = *std::move(result)
 
-// ---- Ids ----------------------------------------------------------------------------------------
+// ---- Ids, element types and shapes --------------------------------------------------------------
 
 // A typed index into one vector of one structure; never a pointer. Default is "none".
 template <class Tag>
@@ -137,8 +132,6 @@ struct Id {
   constexpr size_t index() const { return static_cast<size_t>(value); }
   constexpr auto operator<=>(const Id&) const = default;
 };
-
-// ---- Element types and shapes -------------------------------------------------------------------
 
 enum class DType : uint8_t { kF32, kF64, kBF16, kF16, kI64, kI32, kBool };
 inline constexpr int kNumDTypes = 7;
@@ -187,8 +180,7 @@ class Attrs {
  private:
   std::vector<std::pair<std::string, AttrValue>> items_;
 };
-// "{axis=1, epsilon=1e-05, perm=[0,2,1]}", empty when there are none; parse_attrs reads it back
-// exactly.
+// "{axis=1, epsilon=1e-05, perm=[0,2,1]}", "" for none; parse_attrs reads it back exactly.
 std::string print_attrs(const Attrs& attrs);
 Result<Attrs> parse_attrs(std::string_view text);
 
@@ -204,8 +196,7 @@ struct Bytes {
   static Bytes copy_of(const void* data, size_t size);
   static Bytes zeros(size_t size);
   Bytes window(size_t offset, size_t count) const;  // must lie inside
-  // `data` stays null: `make` makes the `size` bytes for each call of made(). For what is too large
-  // to be held for long.
+  // For what is too large to be held for long: `make` makes it for each call of made().
   static Bytes deferred(size_t size, std::function<Bytes()> make);
   Bytes made() const;  // these bytes themselves, unless they are deferred
 };
@@ -215,42 +206,15 @@ Result<Bytes> map_file(const std::string& path);  // read-only mapping of a regu
 // Writes a file beside the target, then renames it: readers see the old file or the new. Links and
 // devices stay. What a killed writer of the same path left beside it goes.
 Status write_file(const std::string& path, std::string_view bytes);
-// Fails (kStorage) if somebody has written to a mapped file since it was mapped, and names it: what
-// was read before and after that does not belong together. Files that were replaced by others are
-// unchanged.
-Status check_mapped_files();
 // Returns what an errno of opening, reading or mapping means: kInput where another name would help,
 // kStorage where the system refused.
 ExitCode code_of_system(int problem);
 
 // Returns XXH3 of 128 bits as 32 hexadecimal digits. It finds accidents, not attackers.
 std::string digest(std::string_view bytes);
-// Computes the digest of bytes that come in parts.
-class Digester {
- public:
-  Digester();
-  ~Digester();
-  Digester(const Digester&) = delete;
-  Digester& operator=(const Digester&) = delete;
-  void add(std::string_view bytes);
-  std::string digest() const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
 inline std::string_view as_text(std::span<const std::byte> b) {
   return {reinterpret_cast<const char*>(b.data()), b.size()};
 }
-
-// ---- The process --------------------------------------------------------------------------------
-
-// Prepares a program; called first in main. A refused allocation, a file that is cut while it is
-// mapped and a file size limit then end the process with ExitCode::kStorage and a message, not with
-// a signal; what is printed to a closed stdout does not get into a file that is opened later.
-void prepare_process();
-// Fails (kStorage) unless all that was printed to stdout has arrived.
-Status flush_output();
 
 // ---- Text ---------------------------------------------------------------------------------------
 

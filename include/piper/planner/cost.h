@@ -1,7 +1,7 @@
 // What chunks cost: the scheduler's measure of time and memory. Analytic; no device is asked.
 #pragma once
 
-#include "piper/planner/dag.h"
+#include "piper/planner/make_dag.h"
 
 namespace piper {
 

@@ -12,8 +12,8 @@
 #pragma once
 
 #include <algorithm>
-#include <initializer_list>
 
+#include "piper/base/small_vector.h"
 #include "piper/ir/graph.h"
 #include "piper/plan/instruction.h"
 
@@ -39,64 +39,6 @@ struct Chunk {
   std::string name;               // "F stage=1"
 };
 
-// Is a short vector in the size of a pointer: tasks are many, and most of their lists hold nothing
-// or one thing.
-template <class T>
-class Few {
- public:
-  Few() = default;
-  Few(std::initializer_list<T> items) { append(items); }
-  explicit Few(const std::vector<T>& items) { append(items); }
-  Few(const Few& other) { append(other); }
-  Few(Few&& other) noexcept : head_(std::exchange(other.head_, nullptr)) {}
-  Few& operator=(Few other) noexcept {
-    std::swap(head_, other.head_);
-    return *this;
-  }
-  ~Few() {
-    std::destroy(begin(), end());
-    operator delete(head_);
-  }
-
-  operator std::vector<T>() const { return std::vector<T>(begin(), end()); }
-
-  size_t size() const { return head_ ? head_->size : 0; }
-  bool empty() const { return size() == 0; }
-  T* begin() { return head_ ? reinterpret_cast<T*>(head_ + 1) : nullptr; }
-  T* end() { return begin() + size(); }
-  const T* begin() const { return head_ ? reinterpret_cast<const T*>(head_ + 1) : nullptr; }
-  const T* end() const { return begin() + size(); }
-  T& operator[](size_t i) { return begin()[i]; }
-  const T& operator[](size_t i) const { return begin()[i]; }
-  T& back() { return end()[-1]; }
-
-  void reserve(size_t capacity) {
-    static_assert(alignof(T) <= alignof(Head));
-    if (capacity <= (head_ ? head_->capacity : 0)) return;
-    auto* head = static_cast<Head*>(operator new(sizeof(Head) + capacity * sizeof(T)));
-    *head = {static_cast<uint32_t>(size()), static_cast<uint32_t>(capacity)};
-    std::uninitialized_move(begin(), end(), reinterpret_cast<T*>(head + 1));
-    std::destroy(begin(), end());
-    operator delete(std::exchange(head_, head));
-  }
-  void push_back(T item) {
-    if (!head_ || head_->size == head_->capacity) reserve(std::max<size_t>(1, 2 * size()));
-    new (end()) T(std::move(item));
-    ++head_->size;
-  }
-  template <class Items>
-  void append(const Items& items) {
-    reserve(size() + static_cast<size_t>(items.end() - items.begin()));
-    for (const T& item : items) push_back(item);
-  }
-
- private:
-  struct alignas(8) Head {
-    uint32_t size, capacity;
-  };
-  Head* head_ = nullptr;  // and the items behind it
-};
-
 // An Item is one value in one cell and microbatch, which gets a buffer.
 struct Item {
   ValueId value;
@@ -110,7 +52,7 @@ struct Item {
 struct Combine {
   int32_t sum = 0;
   ItemId into;
-  Few<ItemId> from;
+  SmallVector<ItemId> from;
 };
 
 // An Accumulate says what a compute task does besides its chunk's nodes: it adds a contribution to
@@ -136,20 +78,20 @@ struct Task {
   int32_t micro = -1;
   int32_t micros = 1;  // messages and collectives: of so many, from `micro` on
   int32_t cell = 0;
-  int32_t peer = -1;          // kSend, kRecv: the other cell
-  int32_t stream = 0;         // index of Dag::streams
-  int32_t distance = 0;       // kRecv, kInput: compute tasks ahead, or kEarliest
-  int32_t label = -1;         // index of Dag::labels, without the microbatch: see print_label
-  Few<int32_t> group;         // collectives: mesh axes
-  bool fast = false;          // kAllReduce, kReduceScatter: see SumRound
-  Few<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
-  Few<Accumulate> accumulates;
-  Few<Combine> combines;
+  int32_t peer = -1;           // kSend, kRecv: the other cell
+  int32_t stream = 0;          // index of Dag::streams
+  int32_t distance = 0;        // kRecv, kInput: compute tasks ahead, or kEarliest
+  int32_t label = -1;          // index of Dag::labels, without the microbatch: see print_label
+  SmallVector<int32_t> group;  // collectives: mesh axes
+  bool fast = false;           // kAllReduce, kReduceScatter: see SumRound
+  SmallVector<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
+  SmallVector<Accumulate> accumulates;
+  SmallVector<Combine> combines;
   // A collective among the nodes of a compute task is a task within that, which runs it: `nodes` of
   // its chunk, on the stream of the computation unless it has one of its own (not 0). Its distance
   // counts programs of the computation.
   TaskId within;
-  Few<NodeId> nodes;
+  SmallVector<NodeId> nodes;
 };
 
 // A SumRound is one message that reduces the terms of a sum, in rank order. What replicas have are
@@ -301,77 +243,5 @@ struct Dag {
     return group_of.empty() ? 0 : group_of[static_cast<size_t>(micro % microbatches)];
   }
 };
-
-struct DagSpec {
-  std::vector<DagAxis> mesh;
-  std::vector<std::string> region_tags;
-  int64_t microbatches = 1, replicas_in_turn = 1;
-  std::vector<SumRound> rounds;  // over replicas, as gradients go through them
-  bool split_backward = false;
-  std::vector<int32_t> group_of;  // of another plan: sums are formed as there
-  int64_t weight_versions = 1;    // or 2: see Version
-  Variants variants;
-};
-
-// Requires a sharded graph. Trained parameters of f32 that microbatches cast to 16 bits are kept
-// so, too (Dag::copies), and no chunk casts them but that of their update. Ensures chunks in a
-// topological order, each node of passes F, BI, BW in exactly one of them for each variant
-// (chunks of kPrepare hold copies of what they need). Error: regions that need each other in a
-// circle, naming the ops.
-Result<Dag> make_dag(Graph graph, const DagSpec& spec);
-
-// Cuts the states of these parameters over like.over, which their gradients' first rounds go over,
-// and over the further axes of these sums: the optimizers work on parts, and so do their sums end.
-// `like`: when and how parameters are put together; for Gather::kUpdate they stay, too.
-void cut_states(Dag& dag, const std::vector<Param>& params, const Part& like);
-
-// Requires that cells and every chunk's cell are set. Ensures items and tasks in a topological
-// order.
-Result<Dag> expand_tasks(Dag dag);
-
-// Lists the compute tasks of one cell in the order wanted. In an overlap, tasks [first, second) and
-// [second, end) have no order between them.
-struct Overlap {
-  int32_t first = 0, second = 0, end = 0;
-};
-struct ComputeOrder {
-  std::vector<TaskId> tasks;
-  std::vector<Overlap> overlaps;  // ascending: positions in `tasks`, or in `body` if there is one
-  std::vector<int32_t> wholes;  // ascending: positions of a BI that its BW follows as one backward
-  // The first so many run while the step before is under way. `body`, unless empty: positions in
-  // `tasks` in the order in which a steady step runs them, those of the next step between its own.
-  int32_t ahead = 0;
-  std::vector<int32_t> body;
-  // Where the strategy names each task, by position in `tasks`: an index of `places`; and the '&'
-  // of each overlap. Empty: nowhere.
-  std::vector<int32_t> named_at, pair_at;
-  std::vector<SourceSpan> places;
-};
-
-// Returns the type of all that the ranks of its mesh axes hold of a value, of which each has this
-// much.
-TensorType uncut(const Dag& dag, const Value& value, TensorType held);
-// Returns whether the task puts parameters together that live in parts, each time that they are
-// used: its distance counts such messages.
-bool gathers_parameters(const Dag& dag, const Task& task);
-// Returns the path up to the first number: "model/h/2" of "model/h/2/mlp/fc"; all of it without a
-// number.
-std::string_view layer_of(std::string_view scope);
-// Returns the axes over which contributions to the sum are terms beside those of replicas,
-// ascending. Ascending.
-std::vector<int32_t> further_axes(const Dag& dag, const Sum& sum);
-// Returns the stream of this name, added if there is none.
-int32_t stream_of(Dag& dag, const std::string& name);
-// Returns for each item the tasks that write it (several for accumulators), ascending.
-std::vector<std::vector<TaskId>> writers(const Dag& dag);
-// "F stage=1 mb=3"; of several microbatches "… mb=3..5".
-std::string print_label(const Dag& dag, const Task& task);
-// "%name@microbatch/cell", without the parts that do not apply.
-std::string print_item(const Dag& dag, ItemId id);
-
-// Prints the canonical text form, without the graph: chunks name nodes by their first output.
-// parse_dag reads it back over the same graph and prints the same.
-std::string print_dag(const Dag& dag);
-Result<Dag> parse_dag(Graph graph, std::string_view text);
 
 }  // namespace piper

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "piper/frontend/strategy.h"
-#include "piper/planner/dag.h"
+#include "piper/planner/make_dag.h"
 #include "piper/planner/sharding.h"
 
 namespace piper {

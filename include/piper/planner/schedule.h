@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "piper/planner/dag.h"
+#include "piper/planner/make_dag.h"
 
 namespace piper {
 

@@ -1,21 +1,16 @@
-// Runs plans: an Executor walks one rank's instructions; run_job runs all ranks of a set as
-// threads; run_rank_here runs one rank in this process. Knows nothing of strategies: all that
-// happens is in the plan.
+// An Executor walks one rank's instructions. It knows nothing of strategies: all that happens is in
+// the plan. job.h runs the ranks of a set.
 #pragma once
 
-#include <atomic>
-#include <functional>
 #include <optional>
 
+#include "piper/base/data.h"
 #include "piper/devices/backend.h"
 #include "piper/plan/bundle.h"
-#include "piper/base/data.h"
 #include "piper/runtime/data.h"
 #include "piper/runtime/transport.h"
 
 namespace piper {
-
-// ---- One rank -----------------------------------------------------------------------------------
 
 // Lists what an executor is made of; all of it outlives the executor.
 struct RankSource {
@@ -117,156 +112,5 @@ std::vector<NamedTensor> collect_parameters(std::span<const Executor* const> exe
 
 // Returns the inputs of all roles of a set, each name once, in order of roles.
 Result<std::vector<InputNeed>> data_needs(const PlanSet& set);
-
-// ---- A job --------------------------------------------------------------------------------------
-
-struct StepMetrics {
-  int64_t step = 0;  // from 0; people see it from 1
-  std::optional<double> loss, grad_norm, learning_rate;
-  std::optional<double> skipped, loss_scale;  // 1: the gradients were not finite, nothing changed
-  double tokens_per_s = 0, step_ms = 0;
-  int64_t peak_bytes = 0;  // the largest that a rank's plan states
-};
-
-// Measures the memory of the device of rank 0, where its backend has memory of its own.
-struct MemoryMetrics {
-  int64_t stated_bytes = 0;  // by the rank's plan
-  int64_t taken_bytes = 0;   // by its backend, in whole pages
-  // Free as the driver reports it, whoever has the rest; none after step 2 before that is done.
-  int64_t free_after_load = 0;
-  std::optional<int64_t> free_after_step_2;
-};
-
-enum class VerifyAgainst {
-  kNone,
-  // The single-device plan with the same cut of the batch: equal bits, or within bounds where sums
-  // are formed in another order.
-  kSingle,
-  kUncut,  // the single-device plan without microbatches: within bounds
-};
-// Says whether ranks have a helper (RankSource::helper). kAuto: where the plan leaves it something
-// to do and a core is left, see `cores_of`.
-enum class HelperThread { kAuto, kOn, kOff };
-
-struct VerifyOptions {
-  VerifyAgainst against = VerifyAgainst::kNone;
-  double loss_bound = 1e-4;  // |difference| ÷ max(|reference|, 0.05)
-  // Largest |difference| ÷ max(largest |reference|, 0.05), per tensor.
-  double param_bound = 3e-4;
-};
-
-struct JobOptions {
-  int64_t steps = 1;
-  std::string backend =
-      "cpu";         // of piper/devices/registry.h; of run_plans alone, empty: what fits the plan
-  bool fuse = true;  // false: every op on its own, with the same bits
-  int threads = 0;   // per rank; 0: the machine's cores shared out
-  HelperThread helper = HelperThread::kAuto;
-  bool graphs = true;  // RankSource::graphs
-  // Seconds that a rank waits for another before the job ends: this, or five times the longest step
-  // so far where that is more. Nothing: 10, but start_timeout_s before the first step is done.
-  std::optional<double> timeout_s;
-  double start_timeout_s = 60;  // for all ranks to start and to load
-  VerifyOptions verify;
-  // Every so many steps, and after the last: what several ranks hold has the same bits on all of
-  // them; else an error (kNumeric) names the parameter or state and the rank that differs. 0:
-  // never.
-  int64_t check_replicas = 0;
-  int64_t trace_steps = 0;
-  int64_t profile_steps = 0;  // the result has a profile of this many last steps
-  bool parameters = true;     // whether the result has them: a copy beside the plan's memory
-  // Stop when the mean loss of the last 20 steps is at most this. On an asynchronous backend a step
-  // is queued before the one that runs is asked for its results, unless something is compared
-  // between steps: then a run ends one step after its loss has said so, which is one step later for
-  // a loss that is not finite, too.
-  std::optional<double> target_loss;
-  // Set by a signal: the job ends after the step under way.
-  const std::atomic<bool>* stop = nullptr;
-  // Called on rank 0 after each step; an error ends the job.
-  std::function<Status(const StepMetrics&)> on_step;
-  // Called on rank 0, if Backend::free_bytes says something there, before the first step and after
-  // step 2; an error ends the job.
-  std::function<Status(const MemoryMetrics&)> on_memory;
-  // Called by every rank before each step; an error is that rank's failure. For tests.
-  std::function<Status(int64_t rank, int64_t step, const Executor& executor)> before_step;
-  // Called by a rank, from its thread, whose data are lost (kStorage) before a step that would take
-  // them: the job ends after the step before, as one that is told to stop. Where steps overlap on
-  // several ranks there is no such place: then it is the rank's failure.
-  std::function<void(const Error&)> on_loss;
-  // Called by a rank that fails, before what it has queued on a device ends. Of ranks as threads:
-  // called once, at once, by the first of them; ranks that do not come back within grace_s after it
-  // end the process, with the error's code.
-  std::function<void(const Error&)> on_error;
-  double grace_s = 2;
-};
-
-struct RankTrace {
-  int64_t rank = 0;
-  std::shared_ptr<const RoleProgram> role;
-  std::vector<TraceEvent> events;
-};
-
-struct JobResult {
-  std::vector<StepMetrics> steps;  // rank 0's
-  // By name, aliases included, if they were asked for; of rank 0 only where ranks are processes.
-  std::vector<NamedTensor> parameters;
-  std::vector<RankTrace> traces;
-  int64_t taken_bytes = 0;  // of a device, by the backend of the rank that has taken most
-  // What print_profile says; of rank 0 only. Empty: not asked for, or no step was timed.
-  std::string profile;
-  bool interrupted = false, reached_target = false;
-  int64_t compared_parameters = 0;  // by --verify-against, in every step
-  bool bitwise = false;             // how; else within bounds
-  double worst_loss_error = 0, worst_param_error = 0;
-};
-
-// Returns all ranks as threads of this process. `reference` is the oracle's set when options.verify
-// asks for one. The first error of any rank ends all and is the result.
-Result<JobResult> run_job(const PlanSet& set, const BatchSource* data, const PlanSet* reference,
-                          const BatchSource* reference_data, const JobOptions& options);
-
-// Runs this process's rank of a job of several, over a transport that has agreed. Collective: all
-// ranks of the job call it. `device`: a backend instead of the one that options.backend names.
-Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
-                                const PlanSet* reference, const BatchSource* reference_data,
-                                Transport& transport, const JobOptions& options,
-                                Backend* device = nullptr);
-
-// Loads all ranks of the set one after the other, each onto a backend that is made for it, and runs
-// none: for backends that note what is loaded. Reads neither initial values nor data, and waits for
-// no other rank.
-Status load_ranks(PlanSet set,
-                  const std::function<Result<std::unique_ptr<Backend>>()>& make_backend);
-
-// ---- What people see ----------------------------------------------------------------------------
-
-// Prints Chrome's trace form: a process per rank, a row per stream.
-std::string print_trace(std::span<const RankTrace> traces);
-// {"step":1,"loss":2.5,…} on one line: steps count from 1.
-std::string print_metrics(const StepMetrics& metrics);
-std::string print_metrics(const MemoryMetrics& metrics);  // {"memory":{"stated_bytes":…,…}}
-
-// Holds what the command line of piper-run says.
-struct RunOptions {
-  std::string plan;  // a directory of plans, or one rankN.plan
-  DataOptions data;  // its seed is the plan set's unless `seed` says another
-  std::optional<uint64_t> seed;
-  std::string save, metrics, trace, profile;
-  std::string rendezvous;  // HOST:PORT where rank 0 listens; "": as the launcher says, or by MPI
-  int64_t log_every = 0;   // 0: chosen by the number of steps
-  // Told the plans before they run, by the process that speaks for the job; an error ends it.
-  std::function<Status(const PlanSet& set)> on_plans;
-  // Told each error once, as soon as it is known, from any thread. Nothing: they go to stderr.
-  std::function<void(const Error&)> on_error;
-  JobOptions job;
-};
-struct RunOutcome {
-  bool interrupted = false;  // by JobOptions::stop
-  // Of the first error that did not end the run (a disk that is full; a target that was missed).
-  ExitCode code = ExitCode::kOk;
-};
-// Reads the plans, runs the ranks that belong to this process, writes what was asked for: first
-// what was trained. The result's error has been told to on_error.
-Result<RunOutcome> run_plans(RunOptions options);
 
 }  // namespace piper

@@ -16,6 +16,7 @@
 
 #include "mapped.h"
 #include "piper/base/base.h"
+#include "piper/base/digester.h"
 
 namespace piper {
 namespace {

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "piper/base/base.h"
+#include "piper/base/process.h"
 
 namespace piper {
 namespace {

@@ -1,4 +1,6 @@
 // What every program does first and last.
+#include "piper/base/process.h"
+
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/resource.h>

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "piper/base/data.h"
+#include "piper/base/digester.h"
 
 namespace piper {
 namespace {

@@ -1,8 +1,8 @@
 // The reader of text forms: takes words, fields and numbers of a line, and notes the first error.
-#include "piper/base/text_form.h"
-
 #include <algorithm>
 #include <charconv>
+
+#include "piper/base/field_text.h"
 
 namespace piper {
 namespace {

@@ -8,9 +8,9 @@
 //
 // How products are cut, and why no library is called for whole ones: products.txt.
 //
-// b is packed in each call, at no cost that shows where many rows share it. Few rows, those of a
-// pipeline's microbatch, gain from a b that has been packed before: with 32 rows 10 % to 13 %, with
-// 64 6 %, with 128 2 % to 3 %.
+// b is packed in each call, at no cost that shows where many rows share it. SmallVector rows, those
+// of a pipeline's microbatch, gain from a b that has been packed before: with 32 rows 10 % to 13 %,
+// with 64 6 %, with 128 2 % to 3 %.
 #pragma once
 
 #include <cstdint>

@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "gemm.h"
+#include "piper/base/digester.h"
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif

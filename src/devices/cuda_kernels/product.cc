@@ -125,7 +125,7 @@ void add_tail(const DeviceProduct& p, int64_t tail, int64_t pitch, const DeviceO
 }
 
 // Makes the sums over all of k but the last few elements in f32, then adds these: for all rows at
-// once if the sums have room. Few and equal parts leave few tiles without work.
+// once if the sums have room. SmallVector and equal parts leave few tiles without work.
 void make_with_tail(const DeviceProduct& product, int64_t whole, const Operands& at,
                     Emitter& emit) {
   const bool in_place = product.result == DType::kF32;

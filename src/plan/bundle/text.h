@@ -6,6 +6,7 @@
 #pragma once
 
 #include "fields.h"
+#include "piper/base/field_text.h"
 
 namespace piper {
 

@@ -66,7 +66,7 @@ ItemId Expander::combine(int32_t s, const std::vector<ItemId>& members, size_t f
   Task task = end_task(add_chunk(chunk), name);
   for (ValueId value : dag_.chunks.back().reads) task.reads.push_back(find_item(value, -1, cell));
   task.writes = {into};
-  task.combines.push_back({s, into, Few(members)});
+  task.combines.push_back({s, into, SmallVector(members)});
   dag_.tasks.push_back(std::move(task));
   return into;
 }
@@ -120,9 +120,9 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
   Task reduce{.kind = scatter ? InstructionKind::kReduceScatter : InstructionKind::kAllReduce,
               .cell = dag_.items[totals[0].index()].cell,
               .stream = round(sums[0], r).stream,
-              .group = Few(round(sums[0], r).axes),
+              .group = SmallVector(round(sums[0], r).axes),
               .fast = round(sums[0], r).fast,
-              .reads = Few(from)};
+              .reads = SmallVector(from)};
   for (size_t i = 0; i < sums.size(); ++i) {
     ValueId value = result_of(sums[i]);
     if (!last || type != own_type(sums[i]))

@@ -76,7 +76,7 @@ ItemId Expander::own_part(ItemId whole) {
                         .micro = item.micro,
                         .cell = item.cell,
                         .label = bringing_label(item.value, {"own_part", "all_gather"}),
-                        .group = Few(*sliced(item)),
+                        .group = SmallVector(*sliced(item)),
                         .reads = {whole},
                         .writes = {part}});
   return part;
@@ -90,7 +90,7 @@ ItemId Expander::move_in_parts(ItemId from, int32_t cell) {
                         .micro = item.micro,
                         .cell = cell,
                         .label = bringing_label(item.value, {"own_part", "all_gather"}) + 1,
-                        .group = Few(*sliced(item)),
+                        .group = SmallVector(*sliced(item)),
                         .reads = {part},
                         .writes = {whole}});
   return whole;

@@ -130,7 +130,7 @@ void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& buck
               .cell = of.cell,
               .stream = first.stream,
               .label = add_label("reduce_scatter " + what),
-              .group = Few(first.axes),
+              .group = SmallVector(first.axes),
               .fast = first.fast};
   Task join = end_task(joining_chunk(bucket, of.cell), "add " + what);
   join.micro = of.micro;

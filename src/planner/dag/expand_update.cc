@@ -43,7 +43,7 @@ ItemId Expander::gather_whole(ValueId param, int32_t cell) {
                         .stream = part.stream,
                         .distance = part.distance,
                         .label = add_label("all_gather " + dag_.graph.value(param).name),
-                        .group = Few(part.over),
+                        .group = SmallVector(part.over),
                         .reads = {own},
                         .writes = {whole}});
   return whole;
@@ -83,7 +83,7 @@ void Expander::add_own_parts(int32_t cell, const std::vector<const Part*>& cut) 
     task.writes.push_back(new_item(part->value, -1, cell));
   }
   for (auto& [over, task] : tasks) {
-    task.kind = InstructionKind::kOwnPart, task.cell = cell, task.group = Few(over);
+    task.kind = InstructionKind::kOwnPart, task.cell = cell, task.group = SmallVector(over);
     task.label = add_label(fmt::format("own parts of {} parameters", task.reads.size()));
     dag_.tasks.push_back(std::move(task));
   }
@@ -109,7 +109,7 @@ void Expander::gather_updated(int32_t cell, const std::vector<const Part*>& cut)
       bucket.gather = {.kind = InstructionKind::kAllGather,
                        .cell = cell,
                        .stream = part->stream,
-                       .group = Few(part->over)};
+                       .group = SmallVector(part->over)};
       bucket.first = whole.name;
     }
     const TensorType type = whole.type;

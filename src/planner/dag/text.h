@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "fields.h"
+#include "piper/base/field_text.h"
 
 namespace piper {
 

@@ -20,7 +20,7 @@ std::vector<Uses> find_uses(const Dag& dag) {
     for (ItemId item : task.writes) uses[item.index()].writer = TaskId(t);
     if (!task.chunk.valid()) continue;
     const bool backward = is_backward(task.pass);
-    for (const Few<ItemId>* items : {&task.writes, &task.reads})
+    for (const SmallVector<ItemId>* items : {&task.writes, &task.reads})
       for (ItemId item : *items) {
         Uses& use = uses[item.index()];
         use.backward = use.backward || backward;

@@ -225,7 +225,7 @@ class CellLowerer {
     role_.body.back().args = {buffer};
   }
 
-  void lower_transfer(const Task& task, const Few<ItemId>& items) {
+  void lower_transfer(const Task& task, const SmallVector<ItemId>& items) {
     std::vector<int32_t> args;
     for (ItemId item : items) args.push_back(buffer_of(item));
     Instruction& instruction = add_instruction(task.kind, task);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "piper/plan/bundle.h"
-#include "piper/planner/dag.h"
+#include "piper/planner/make_dag.h"
 
 namespace piper {
 

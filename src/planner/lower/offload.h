@@ -3,8 +3,8 @@
 #pragma once
 
 #include "piper/plan/bundle.h"
-#include "piper/planner/dag.h"
 #include "piper/planner/lower.h"
+#include "piper/planner/make_dag.h"
 
 namespace piper {
 

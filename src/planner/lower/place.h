@@ -5,7 +5,7 @@
 #include "gathers.h"
 #include "piper/base/memory.h"
 #include "piper/plan/bundle.h"
-#include "piper/planner/dag.h"
+#include "piper/planner/make_dag.h"
 
 namespace piper {
 

@@ -5,6 +5,7 @@
 
 #include "feed.h"
 #include "lost.h"
+#include "piper/base/digester.h"
 
 namespace piper {
 namespace {

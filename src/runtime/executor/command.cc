@@ -11,6 +11,7 @@
 #include "finish.h"
 #include "nvtx.h"
 #include "outputs.h"
+#include "piper/base/process.h"
 #include "piper/devices/registry.h"
 #include "progress.h"
 

@@ -4,7 +4,7 @@
 
 #include "cores.h"
 #include "holders.h"
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 
 namespace piper {
 

@@ -1,7 +1,7 @@
 // How many threads a rank computes with, and on which cores.
 #pragma once
 
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 
 namespace piper {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 
 namespace piper {
 

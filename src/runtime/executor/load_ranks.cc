@@ -1,5 +1,5 @@
 // Loads plans without running them; piper-run --compile-only calls it to learn what ranks load.
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 
 namespace piper {
 namespace {

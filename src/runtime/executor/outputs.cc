@@ -11,6 +11,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "piper/base/process.h"
+
 namespace piper {
 
 namespace fs = std::filesystem;

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <mutex>
 
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 
 namespace piper {
 

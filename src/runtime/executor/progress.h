@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 
 namespace piper {
 

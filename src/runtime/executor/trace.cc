@@ -1,7 +1,7 @@
 // Prints traces and metrics as JSON.
 #include <nlohmann/json.hpp>
 
-#include "piper/runtime/executor.h"
+#include "piper/runtime/job.h"
 
 namespace piper {
 namespace {

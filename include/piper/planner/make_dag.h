@@ -1,0 +1,81 @@
+// Makes a Dag in two steps, and says how the tasks of a cell are ordered. What stands about a Dag
+// in several rooms is here, too.
+#pragma once
+
+#include "piper/planner/dag.h"
+
+namespace piper {
+
+struct DagSpec {
+  std::vector<DagAxis> mesh;
+  std::vector<std::string> region_tags;
+  int64_t microbatches = 1, replicas_in_turn = 1;
+  std::vector<SumRound> rounds;  // over replicas, as gradients go through them
+  bool split_backward = false;
+  std::vector<int32_t> group_of;  // of another plan: sums are formed as there
+  int64_t weight_versions = 1;    // or 2: see Version
+  Variants variants;
+};
+
+// Requires a sharded graph. Trained parameters of f32 that microbatches cast to 16 bits are kept
+// so, too (Dag::copies), and no chunk casts them but that of their update. Ensures chunks in a
+// topological order, each node of passes F, BI, BW in exactly one of them for each variant
+// (chunks of kPrepare hold copies of what they need). Error: regions that need each other in a
+// circle, naming the ops.
+Result<Dag> make_dag(Graph graph, const DagSpec& spec);
+
+// Cuts the states of these parameters over like.over, which their gradients' first rounds go over,
+// and over the further axes of these sums: the optimizers work on parts, and so do their sums end.
+// `like`: when and how parameters are put together; for Gather::kUpdate they stay, too.
+void cut_states(Dag& dag, const std::vector<Param>& params, const Part& like);
+
+// Requires that cells and every chunk's cell are set. Ensures items and tasks in a topological
+// order.
+Result<Dag> expand_tasks(Dag dag);
+
+// Lists the compute tasks of one cell in the order wanted. In an overlap, tasks [first, second) and
+// [second, end) have no order between them.
+struct Overlap {
+  int32_t first = 0, second = 0, end = 0;
+};
+struct ComputeOrder {
+  std::vector<TaskId> tasks;
+  std::vector<Overlap> overlaps;  // ascending: positions in `tasks`, or in `body` if there is one
+  std::vector<int32_t> wholes;  // ascending: positions of a BI that its BW follows as one backward
+  // The first so many run while the step before is under way. `body`, unless empty: positions in
+  // `tasks` in the order in which a steady step runs them, those of the next step between its own.
+  int32_t ahead = 0;
+  std::vector<int32_t> body;
+  // Where the strategy names each task, by position in `tasks`: an index of `places`; and the '&'
+  // of each overlap. Empty: nowhere.
+  std::vector<int32_t> named_at, pair_at;
+  std::vector<SourceSpan> places;
+};
+
+// Returns the type of all that the ranks of its mesh axes hold of a value, of which each has this
+// much.
+TensorType uncut(const Dag& dag, const Value& value, TensorType held);
+// Returns whether the task puts parameters together that live in parts, each time that they are
+// used: its distance counts such messages.
+bool gathers_parameters(const Dag& dag, const Task& task);
+// Returns the path up to the first number: "model/h/2" of "model/h/2/mlp/fc"; all of it without a
+// number.
+std::string_view layer_of(std::string_view scope);
+// Returns the axes over which contributions to the sum are terms beside those of replicas,
+// ascending. Ascending.
+std::vector<int32_t> further_axes(const Dag& dag, const Sum& sum);
+// Returns the stream of this name, added if there is none.
+int32_t stream_of(Dag& dag, const std::string& name);
+// Returns for each item the tasks that write it (several for accumulators), ascending.
+std::vector<std::vector<TaskId>> writers(const Dag& dag);
+// "F stage=1 mb=3"; of several microbatches "… mb=3..5".
+std::string print_label(const Dag& dag, const Task& task);
+// "%name@microbatch/cell", without the parts that do not apply.
+std::string print_item(const Dag& dag, ItemId id);
+
+// Prints the canonical text form, without the graph: chunks name nodes by their first output.
+// parse_dag reads it back over the same graph and prints the same.
+std::string print_dag(const Dag& dag);
+Result<Dag> parse_dag(Graph graph, std::string_view text);
+
+}  // namespace piper
