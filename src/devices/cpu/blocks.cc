@@ -374,6 +374,12 @@ size_t block_operands(std::string_view op) {
   return row ? row->operands : 0;
 }
 
+std::vector<std::string> block_ops() {
+  std::vector<std::string> ops = {"Cast", "Where"};
+  for (const Row& row : kRows) ops.emplace_back(row.op);
+  return ops;
+}
+
 Result<Block> find_block(std::string_view op, std::string_view option,
                          std::span<const DType> operands) {
   if (operands.size() != block_operands(op)) {
