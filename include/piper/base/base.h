@@ -34,7 +34,7 @@ enum class ExitCode {
   kStorage = 12,  // the disk or the operating system refused
 };
 
-// A place in a file that the user wrote. Line and column count from 1; line 0: the whole file.
+// Names a place in a file of the user. Line and column count from 1; line 0 is the whole file.
 struct SourceSpan {
   std::string file;
   int line = 0;
@@ -42,7 +42,7 @@ struct SourceSpan {
   int length = 1;  // characters to underline, on one line
 };
 
-// One located sentence for the user, and further lines that help; print_error shows the form.
+// Holds one located sentence for the user, and further lines that help; print_error prints it.
 struct Error {
   ExitCode code = ExitCode::kInput;
   SourceSpan at;
@@ -196,7 +196,7 @@ struct Bytes {
   static Bytes copy_of(const void* data, size_t size);
   static Bytes zeros(size_t size);
   Bytes window(size_t offset, size_t count) const;  // must lie inside
-  // For what is too large to be held for long: `make` makes it for each call of made().
+  // Serves what is too large to be held for long: `make` makes it for each call of made().
   static Bytes deferred(size_t size, std::function<Bytes()> make);
   Bytes made() const;  // these bytes themselves, unless they are deferred
 };

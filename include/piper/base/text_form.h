@@ -169,7 +169,7 @@ template <class T>
 concept NamedEnum = std::is_enum_v<T> && requires(T value) {
   names_of(value);
 };
-// An enumeration whose values are characters: `is_letter_of(E, letter)` beside it says which.
+// Holds for an enumeration whose values are characters; `is_letter_of(E, letter)` says which.
 template <class T>
 concept LetteredEnum = std::is_enum_v<T> && requires(T value) {
   is_letter_of(value, 0);

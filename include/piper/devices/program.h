@@ -103,9 +103,9 @@ struct PassTraffic {
 // Returns the traffic by pass.
 std::vector<PassTraffic> traffic_of(const FusedProgram& program);
 
-// The program in the form that a device runs whose kernels take 16-bit floats in some ops only:
-// any other op takes them converted to f32, and each of its results is rounded once. It has the
-// same arguments and makes the same bits: an op means no more.
+// Returns the program in the form that a device runs whose kernels take 16-bit floats in some ops
+// only: any other op takes them converted to f32, and each of its results is rounded once. It has
+// the same arguments and makes the same bits: an op means no more.
 using TakesHalves = bool (*)(std::string_view op);
 Program widened(Program program, TakesHalves takes);
 

@@ -114,10 +114,10 @@ struct Param {
   ValueId gradient;
 };
 
-// The paths under which patterns find it, each once: its scope, then its own name and its aliases
-// with '/' for '.'.
+// Returns the paths under which patterns find it, each once: its scope, then its own name and its
+// aliases with '/' for '.'.
 std::vector<std::string> paths_of(const Param& param);
-// Whether the pattern matches one of these paths, or a name as it is saved.
+// Returns whether the pattern matches one of these paths, or a name as it is saved.
 bool has_name(const Param& param, const Glob& glob);
 
 // A state value takes, at the end of the step, the value of `next`.

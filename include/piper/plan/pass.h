@@ -43,10 +43,10 @@ constexpr std::optional<TaskPass> find_task_pass(std::string_view name) {
 constexpr bool is_backward(TaskPass pass) {
   return pass == TaskPass::kB || pass == TaskPass::kBI || pass == TaskPass::kBW;
 }
-// Whether an order names its tasks: each microbatch has them.
+// Returns whether an order names its tasks, which each microbatch has.
 constexpr bool is_ordered(TaskPass pass) { return pass == TaskPass::kF || is_backward(pass); }
 
-// Text forms and plan files hold the letter; it must be one of these.
+// Returns whether a pass has this letter, as text forms and plan files hold it.
 constexpr bool is_letter_of(TaskPass, int32_t letter) {
   return std::ranges::any_of(kTaskPasses, [&](const TaskPassName& row) {
     return static_cast<int32_t>(row.pass) == letter;

@@ -40,7 +40,7 @@ void add_devices(const std::vector<int32_t>& role_of_rank, Summary& summary) {
   }
 }
 
-// Both lists ascend.
+// Adds to an ascending list what another one has, so that it ascends.
 template <class T>
 void add_sorted(const std::vector<T>& from, std::vector<T>& to) {
   std::vector<T> both;

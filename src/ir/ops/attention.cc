@@ -386,7 +386,7 @@ OpSample sample_of(const Sample& use, bool grad) {
   return sample;
 }
 
-// Of a use whose mask is this input: `keys`, and `masked_score` where the mask is boolean.
+// These are attributes of a use whose mask is this input; `masked_score` needs a boolean mask.
 template <size_t mask>
 OpAttribute keys() {
   return {"keys", kInteger, [](const OpDef&, const OpTypes& use) {
@@ -403,7 +403,7 @@ OpAttribute offset() {
   return {"offset", kInteger,
           [](const OpDef&, const OpTypes& use) { return use.attrs.integer("causal") != 0; }};
 }
-// Of a merge: it is read only where all keys of a query may be hidden.
+// Returns an attribute of a merge, which is read only where all keys of a query may be hidden.
 OpAttribute parts() {
   return {"parts", kInteger, [](const OpDef&, const OpTypes& use) {
             return use.attrs.find("hidden_score") != nullptr;
