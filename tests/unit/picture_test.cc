@@ -21,7 +21,7 @@ Instruction compute(TaskPass pass, int32_t stage, int32_t micro, int32_t stream 
   one.stage = stage;
   one.micro = micro;
   one.stream = stream;
-  one.label = fmt::format("{} stage={} mb={}", pass, stage, micro);
+  one.label = fmt::format("{} stage={} mb={}", static_cast<char>(pass), stage, micro);
   return one;
 }
 Instruction message(InstructionKind kind, int32_t peer, int32_t communicator, int32_t stream = 0) {
@@ -258,7 +258,8 @@ double flops_of(const RoleProgram& role, std::string_view passes = "FBIWU-") {
   EXPECT_TRUE(flops) << (flops ? "" : print_error(flops.error()));
   double sum = 0;
   for (const Instruction& one : role.body)
-    if (flops && one.kind == InstructionKind::kCompute && passes.find(static_cast<char>(one.pass)) != passes.npos)
+    if (flops && one.kind == InstructionKind::kCompute &&
+        passes.find(static_cast<char>(one.pass)) != passes.npos)
       sum += (*flops)[static_cast<size_t>(one.program)];
   return sum;
 }
@@ -329,8 +330,10 @@ TEST(Picture, RecomputationLengthensABackward) {
                 .set);
   for (const auto& [row, more] : {std::pair(size_t{0}, 0.6), {size_t{1}, 0.0}}) {
     const double forward = work_of(kept.rows[row], TaskPass::kF, 1);
-    EXPECT_NEAR(work_of(again.rows[row], TaskPass::kF, 1), forward, forward * 2e-2);  // slopes are not kept
-    const double longer = work_of(again.rows[row], TaskPass::kB, 1) - work_of(kept.rows[row], TaskPass::kB, 1);
+    EXPECT_NEAR(work_of(again.rows[row], TaskPass::kF, 1), forward,
+                forward * 2e-2);  // slopes are not kept
+    const double longer =
+        work_of(again.rows[row], TaskPass::kB, 1) - work_of(kept.rows[row], TaskPass::kB, 1);
     EXPECT_GE(longer, forward * more - forward * 1e-3);
     EXPECT_LE(longer, forward * (more > 0 ? 1.0 : 0.0) + forward * 1e-3);
   }
