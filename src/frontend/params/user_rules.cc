@@ -5,11 +5,12 @@
 #include <set>
 
 #include "claims.h"
+#include "renames.h"
 
 namespace piper::onnx_import {
 namespace {
 
-// A pattern over paths; names match in either of their forms.
+// Returns whether a pattern over paths matches a name in either of its forms.
 bool matches(const Glob& glob, const std::string& name) {
   return glob.match(scope_of_name(name)) || glob.match(name);
 }
@@ -111,7 +112,7 @@ std::vector<std::string> Rules::all_names() const {
   return names;
 }
 
-// Where nodes read the tensor as a constant.
+// Returns where nodes read the tensor as a constant.
 std::vector<std::pair<size_t, size_t>> Rules::free_uses(const std::string& name) const {
   std::vector<std::pair<size_t, size_t>> uses;
   for (size_t n = 0; n < model_.nodes.size(); ++n) {
@@ -163,7 +164,8 @@ std::vector<std::string> Rules::settle_lost(const Glob& glob, std::vector<std::s
   return found;
 }
 
-// Parameters whose values are perhaps not their own, which the strategy trains as they are.
+// Finds parameters whose values are perhaps not their own, and which the strategy trains as they
+// are.
 Status Rules::find_doubtful(size_t r, const Glob& glob) {
   for (RecoveredParam& param : out_.params) {
     const bool doubtful =
@@ -297,7 +299,7 @@ Status Rules::tie(size_t r) {
   return ok_status();
 }
 
-// Another use of the parameter that the entry names, or a parameter of its own.
+// Adds a use of the parameter that the entry names, or a parameter of the tensor's own.
 Status Rules::include(size_t r, const OnnxTensor& tensor) {
   const ParamRule& rule = rules_[r];
   TensorType type = tensor.type;
@@ -346,7 +348,7 @@ Status Rules::include_found() {
   return ok_status();
 }
 
-// What they are used for reads the file's tensor, or nothing where the exporter deleted zeros.
+// Uses of excluded parameters read the file's tensor, or nothing where the exporter deleted zeros.
 void Rules::exclude_found() {
   for (const size_t p : excluded_) {
     out_.constants.push_back(fmt::format("{} {}: excluded by the strategy", out_.params[p].name,
@@ -365,59 +367,6 @@ void Rules::forget(const std::set<size_t>& params) {
   std::erase_if(out_.uses, [&](const ParamUse& use) { return params.count(use.param) > 0; });
   for (ParamUse& use : out_.uses) use.param = place[use.param];
   out_.params = std::move(kept);
-}
-
-// ---- rename -------------------------------------------------------------------------------------
-
-// {layer} in `to` is what the pattern captures, ** what its only ** stands for.
-Status check_template(const ParamRule& rule, const Glob& glob) {
-  size_t rest = 0;
-  for (const std::string& segment : split_text(rule.match, '/')) {
-    rest += segment == "**";
-    if (segment != "**" && segment.find_first_of("*?") != segment.npos)
-      return fail(rule.at, "a rename cannot tell what '{}' stands for", segment)
-          .with_note("help: it takes {name} for integers, and one ** for the rest of a path");
-  }
-  if (rest > 1)
-    return fail(rule.at, "a rename takes one ** only, since that is what ** means in 'to'");
-  const std::vector<std::string> captures = glob.capture_names();
-  for (const std::string& segment : split_text(rule.to, '/')) {
-    if (segment == "**" && rest == 1) continue;
-    if (segment.find_first_of("*?") != segment.npos)
-      return fail(rule.to_at, "'{}' stands for nothing that '{}' matches", segment, rule.match);
-    for (size_t open = segment.find('{'); open != segment.npos;
-         open = segment.find('{', open + 1)) {
-      const size_t close = segment.find('}', open);
-      const std::string name = segment.substr(open + 1, close - open - 1);
-      if (close == segment.npos ||
-          std::find(captures.begin(), captures.end(), name) == captures.end())
-        return fail(rule.to_at, "'{}' captures no '{}'{}", rule.match, quote_control(name),
-                    did_you_mean(name, captures));
-    }
-  }
-  return ok_status();
-}
-
-std::string renamed(const ParamRule& rule, const GlobMatch& match, const std::string& path) {
-  const std::vector<std::string> from = split_text(rule.match, '/'), is = split_text(path, '/');
-  const size_t before =
-      static_cast<size_t>(std::find(from.begin(), from.end(), "**") - from.begin());
-  std::vector<std::string> out;
-  for (std::string segment : split_text(rule.to, '/')) {
-    if (segment == "**") {
-      const size_t behind = from.size() - before - 1;
-      out.insert(out.end(), is.begin() + static_cast<int64_t>(before),
-                 is.end() - static_cast<int64_t>(behind));
-      continue;
-    }
-    for (const auto& [name, value] : match.captures) {
-      const std::string key = "{" + name + "}";
-      for (size_t at = segment.find(key); at != segment.npos; at = segment.find(key))
-        segment.replace(at, key.size(), std::to_string(value));
-    }
-    out.push_back(std::move(segment));
-  }
-  return join(out, ".");
 }
 
 Status Rules::rename_all() {
@@ -487,66 +436,6 @@ Result<std::vector<RuleMatch>> apply_param_rules(const OnnxModel& model, Recover
   Rules apply(model, recovery, rules);
   PIPER_TRY(apply.run());
   return std::move(apply).take();
-}
-
-namespace {
-
-constexpr size_t kShown = 8;
-constexpr const char* kInitHelp =
-    "help: or bring the values that the file was exported with: --init STATE.safetensors";
-
-Status check_unnamed(const OnnxModel& model, const Recovery& recovery) {
-  const std::vector<UnknownConstant>& unnamed = recovery.unknown;
-  if (unnamed.empty()) return ok_status();
-  Error error = fail(
-      "the exporter computed {} tensor{} from parameters or constants, and the file "
-      "does not say from which",
-      unnamed.size(), unnamed.size() == 1 ? "" : "s");
-  for (size_t i = 0; i < std::min(unnamed.size(), kShown); ++i)
-    error.notes.push_back(quote_control(unnamed[i].text));
-  if (unnamed.size() > kShown) error.notes.emplace_back("…");
-  error.notes.push_back(export_help(model));
-  if (!recovery.given) error.notes.emplace_back(kInitHelp);
-  error.notes.push_back(fmt::format(
-      "help: or say under 'parameters' what they are: {{include: {{match: \"{0}\", as: NAME}}}} "
-      "trains such a tensor, {{exclude: \"{0}\"}} leaves it as it is",
-      quote_control(unnamed[0].initializer)));
-  return error;
-}
-
-}  // namespace
-
-Status check_missing(const OnnxModel& model, const Recovery& recovery) {
-  PIPER_TRY(check_unnamed(model, recovery));
-  const std::vector<MissingParam>& all = recovery.missing;
-  if (all.empty()) return ok_status();
-  std::vector<std::string> names;
-  for (const MissingParam& swallowed : all) names.push_back(swallowed.name);
-  const std::span shown(names.data(), std::min(names.size(), kShown));
-  Error error = fail("the exporter merged or folded {} parameter{}, which cannot be had back: {}{}",
-                     names.size(), names.size() == 1 ? "" : "s", quote_control(join(shown, ", ")),
-                     names.size() > kShown ? ", …" : "");
-  bool unnamed = false, adds = false, by_value = false;
-  for (size_t i = 0; i < all.size(); ++i) {
-    unnamed = unnamed || all[i].uncalled;
-    by_value = by_value || all[i].by_value;
-    adds = adds || all[i].why.find("'add'") != std::string::npos;
-    if (i >= kShown) continue;
-    error.notes.push_back(quote_control(fmt::format(
-        "'{}': {}{}", all[i].name, all[i].uncalled ? "no call names it, and " : "", all[i].why)));
-  }
-  error.notes.push_back(export_help(model));
-  if (by_value) error.notes.emplace_back(kInitHelp);
-  if (adds)
-    error.notes.push_back(
-        "help: or say under 'parameters' what was added: 'stored: {match: NAME, plus: NUMBER}'");
-  if (unnamed)
-    error.notes.push_back(
-        "help: what no call names may be unused: 'exclude' it; or another name of a tensor: 'tie: "
-        "[NAME, OTHER]'");
-  error.notes.push_back(
-      "help: or write 'exclude' for them under 'parameters', and they stay as they are");
-  return error;
 }
 
 }  // namespace piper::onnx_import
