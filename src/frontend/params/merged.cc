@@ -159,7 +159,7 @@ void add_twins(const CallGraph& graph, const CallClaims& claims, Edit& edit, siz
   std::map<std::string, std::string> renamed{{graph.node(node).outputs[0], result}};
   for (const size_t n : twins)
     for (const std::string& output : graph.node(n).outputs)
-      renamed.emplace(output, output + " for " + to);
+      renamed.emplace(output, output.empty() ? "" : output + " for " + to);
   for (const size_t n : twins) {
     const std::vector<Claim> own = claims.at(n);
     std::vector<std::string> names, outputs;
@@ -213,9 +213,11 @@ std::optional<Edit> copy_parts(const CallGraph& graph, CallClaims& claims, const
   const std::vector<std::string>& outputs = graph.node(claim.node).outputs;
   const std::string scope = scope_of_name(module_of(name));
   std::vector<std::string> own;
-  for (const std::string& output : outputs) own.push_back(output + " of " + name);
+  for (const std::string& output : outputs)
+    own.push_back(output.empty() ? "" : output + " of " + name);
   Edit edit;
   for (size_t k = 0; k < outputs.size(); ++k) {
+    if (outputs[k].empty()) continue;
     std::vector<const Group*> here, others;
     for (const Group* reader : graph.readers_of(outputs[k]))
       (graph.scope_of(*reader) == scope ? here : others).push_back(reader);
