@@ -46,7 +46,7 @@ struct OnnxTensor {
 
 struct OnnxAttr {
   std::string name;
-  // monostate: of a kind that no supported op has (graphs, types, sparse tensors).
+  // The value is monostate for kinds that no supported op has (graphs, types, sparse tensors).
   std::variant<std::monostate, int64_t, double, std::string, std::vector<int64_t>,
                std::vector<double>, std::vector<std::string>, OnnxTensor>
       value;
@@ -127,7 +127,8 @@ Status check_defined(const OnnxModel& model);
 // Returns nodes in an order in which each follows what it reads: the file's where that is possible.
 Result<std::vector<size_t>> node_order(const OnnxModel& model);
 
-// An If is replaced by a branch once its condition is known, a Loop or Scan by its turns.
+// Returns whether the node has no rule: an If becomes a branch once its condition is known, a Loop
+// or Scan becomes its turns.
 inline bool is_nested(const OnnxNode& node) {
   return node.domain.empty() && (node.op == "If" || node.op == "Loop" || node.op == "Scan");
 }
@@ -163,7 +164,7 @@ Bytes number_bytes(double value, DType dtype);                       // one elem
 
 // ---- What exporters note ------------------------------------------------------------------------
 
-// One line of the exported program's signature:
+// Holds one line of the exported program's signature:
 // "p_h_0_qkv_weight: PARAMETER target='h.0.qkv.weight'".
 struct SignatureInput {
   std::string placeholder;  // "p_h_0_qkv_weight"
@@ -190,7 +191,7 @@ bool has_fused_operators(const OnnxModel& model);
 // Returns how to export the model so that nothing is lost, for its exporter: "help: …".
 std::string export_help(const OnnxModel& model);
 
-// The call that a node came from:
+// A call that nodes come from is written in their metadata:
 // "%linear : […] = call_function[target=…linear.default](args = (…), …)".
 struct CallArg {
   int position = -1;  // in args; -1 for keyword arguments

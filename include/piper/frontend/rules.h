@@ -1,6 +1,6 @@
-// What an import rule works with. A rule stands for one ONNX op: from its node and the values of
-// its inputs it makes the values of its outputs, by emitting ops of ops.h or by computing
-// constants. Its entry is a line in a table of rules_*.cc; nothing else needs to know of it.
+// Import rules. A rule reads one ONNX op: from its node and the values of its inputs it makes the
+// values of its outputs, by emitting ops of ops.h or by computing constants. Its entry is a line in
+// a table of src/frontend/rules/*.cc; nothing else needs to know of it.
 #pragma once
 
 #include <map>
@@ -42,11 +42,11 @@ Val graph_val(const Graph& graph, ValueId id);  // held in full
 // Returns the elements of a shape; none when there are more than any model has.
 std::optional<int64_t> elements_of(const Shape& shape);
 
-// Makes nodes; folds what has constant inputs only.
+// Makes nodes, and folds those whose inputs are all constants.
 class Emitter {
  public:
-  // `stored`: bytes of the file's tensors, which bound what may be computed from them.
-  // `sample_variance`: running variances are those that PyTorch keeps.
+  // `stored` counts the bytes of the file's tensors, which bound what may be computed from them.
+  // `sample_variance` says that running variances are those that PyTorch keeps.
   Emitter(Graph& graph, int64_t stored, uint64_t seed, bool sample_variance)
       : sample_variance(sample_variance),
         build_(graph),
@@ -62,11 +62,11 @@ class Emitter {
   Result<Val> exact_dims(const Val& val, std::span<const size_t> dims);
   // Returns the op that made a value; null where none did, as of constants, which have no id.
   const Node* maker(ValueId id);
-  ValueId id_of(
-      const Val& val);  // of what is stored; constants become values of the graph, equal ones once
+  // Returns the value of what is stored. A constant becomes a value of the graph, equal ones once.
+  ValueId id_of(const Val& val);
 
-  // Is called before a constant of that type is made: a file of some bytes must not make us fill
-  // the memory.
+  // Requires room for a constant of that type. Fails if the file is too small to justify it: a
+  // small file must not fill the memory.
   Status take_room(const TensorType& type);
   Result<Val> count_to(int64_t n);  // 0, 1, … n - 1
 
@@ -77,7 +77,7 @@ class Emitter {
   };
   Draw draw(std::optional<uint64_t> own_seed);
 
-  // States that the model updates itself, with the names they will have.
+  // Declares a state that the model updates itself, with the name that it will have.
   void keep(ValueId state, std::string name) { kept_.emplace(state, Kept{std::move(name), {}}); }
   // At the end of the step such a state becomes momentum · what it is + (1 - momentum) · `now`, of
   // its type, again where it has done so already. Other values stay as they are.
@@ -117,8 +117,8 @@ class RuleContext {
   size_t num_inputs() const { return inputs_.size(); }
   const Val& in(size_t i) const;  // absent beyond the end
   bool has(size_t i) const { return in(i).present(); }
-  Status need(size_t least, size_t most = SIZE_MAX)
-      const;  // that many inputs, the first `least` present, tensors
+  // Fails unless there are `least` to `most` inputs, the first `least` present, all tensors.
+  Status need(size_t least, size_t most = SIZE_MAX) const;
 
   bool has_attr(std::string_view name) const { return node.find(name) != nullptr; }
   int64_t integer(std::string_view name, int64_t otherwise) const {
@@ -154,8 +154,8 @@ class RuleContext {
   Result<std::vector<int64_t>> axes(std::vector<int64_t> values,
                                     size_t rank) const;  // normalised, sorted, unique
 
-  Status check_shape(
-      const Shape& shape) const;  // that the file names: no negative dim, no overflow
+  // Fails if a shape of the file has a negative dim or overflows.
+  Status check_shape(const Shape& shape) const;
 
   template <class... Args>
   Error error(fmt::format_string<Args...> text, Args&&... args) const {

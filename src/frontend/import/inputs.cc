@@ -41,9 +41,9 @@ class InputShapes {
   std::vector<Note> notes_;
 };
 
-// How many samples the inputs of a model without dynamic dims have: what the strategy says, if some
-// input has so many, or what most inputs have, of several the first. 0: the strategy says what none
-// has.
+// Returns how many samples the inputs of a model without dynamic dims have: what the strategy says,
+// if an input has as many, else what most inputs have, and of several such numbers the first.
+// Returns 0 where the strategy says what no input has.
 int64_t samples_of(const OnnxModel& model, int64_t wanted) {
   std::vector<std::pair<int64_t, int>> counts;
   for (const OnnxInput& input : model.inputs) {

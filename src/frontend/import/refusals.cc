@@ -6,7 +6,7 @@
 namespace piper::onnx_import {
 namespace {
 
-// The line of the user's program that a node comes from, where the exporter kept it.
+// Returns the line of the user's program that a node comes from, where the exporter kept it.
 std::string source_line(const OnnxNode& node) {
   const std::string_view trace = find_metadata(node.metadata, "pkg.torch.onnx.stack_trace");
   const size_t end = trace.find_last_not_of(" \n");
@@ -17,7 +17,7 @@ std::string source_line(const OnnxNode& node) {
   return fmt::format(": {}", quote_control(trace.substr(text, std::min(end + 1 - text, kMost))));
 }
 
-// Why there is no rule, where it is not for want of writing one.
+// Returns why there is no rule, where the reason is not that nobody wrote one.
 std::string_view reason_of(std::string_view op) {
   struct Reason {
     std::string_view op, text;

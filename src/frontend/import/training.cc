@@ -63,7 +63,7 @@ class TrainingReader {
   TrainingInfo out_;
 };
 
-// A scalar that the file gives: an initializer, or a Constant.
+// Returns a scalar that the file gives in an initializer or a Constant.
 std::optional<double> TrainingReader::scalar(const std::string& name) const {
   const OnnxTensor* tensor = initializer(name);
   if (tensor == nullptr) {
@@ -106,7 +106,7 @@ Status TrainingReader::take_binding(const OnnxNode& node, const std::string& sta
   return ok_status();
 }
 
-// T: an initializer that is counted up by one a step, or that already counted up.
+// Reads T: an initializer that is counted up by one in each step, or that already counted up.
 Result<int64_t> TrainingReader::read_count(const OnnxNode& node, const std::string& name) {
   const auto counted = [&](const std::string& from, const std::string& next) {
     const auto made = producer_.find(next);

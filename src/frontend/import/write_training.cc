@@ -149,7 +149,7 @@ class Writer {
   std::set<std::string> constants_;  // initializers that nodes read as they are
 };
 
-// A node under a name that says what it does, once.
+// Writes a node under a name that says what it does, once.
 std::string Writer::write_step(const Step& step, const std::string& of) {
   std::string form = of + "/" + step.node.op;
   for (const OnnxAttr& attr : step.node.attrs)
@@ -171,7 +171,7 @@ std::string Writer::write_step(const Step& step, const std::string& of) {
   return form;
 }
 
-// The parameter itself, or what is derived from it.
+// Writes what is derived from the parameter, and returns its name, or the parameter's own.
 std::string Writer::at_use(const ParamUse& use) {
   std::string form = recovery_.params[use.param].name;
   for (const Step& step : use.derivation) form = write_step(step, form);
@@ -244,7 +244,7 @@ void Writer::forward() {
 
 // ---- The algorithm ------------------------------------------------------------------------------
 
-// A mean over the labels that count, of logits with the classes last.
+// Writes a mean over the labels that count, of logits with the classes last.
 Result<std::string> Writer::loss(const CrossEntropyExport& loss) {
   const auto output = std::find(model_.outputs.begin(), model_.outputs.end(), loss.logits);
   if (output == model_.outputs.end())

@@ -8,7 +8,7 @@
 namespace piper::onnx_import {
 namespace {
 
-// An op input that may hold a function's parameter. The first that is found counts.
+// Names an op input that may hold a function's parameter. The first that is found counts.
 struct RolePlace {
   std::string_view op;
   size_t input;

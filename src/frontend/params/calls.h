@@ -14,7 +14,7 @@ struct Slot {  // an initializer that a node reads
   int initializer;
 };
 
-// The nodes that the exporter made of one call, and the float initializers that they read.
+// Holds the nodes that the exporter made of one call, and the float initializers that they read.
 struct Group {
   Call call;
   std::vector<size_t> nodes;
@@ -48,7 +48,8 @@ struct Edit {
 
 // ---- The graph of calls -------------------------------------------------------------------------
 
-// The model's nodes by the call that they come from. Only apply() changes it and the model.
+// Groups the model's nodes by the call that they come from. Only apply() and add_inputs() change it
+// and the model.
 class CallGraph {
  public:
   CallGraph(OnnxModel& model, std::vector<std::string>& scopes,
@@ -160,7 +161,7 @@ std::vector<std::string> unseen_in(const CallGraph& graph, const CallClaims& cla
 
 // ---- Passes that claim --------------------------------------------------------------------------
 
-// Initializers that are read under a parameter's name, and which no call explains.
+// Lists initializers that are read under a parameter's name, and which no call explains.
 struct KeptNames {
   std::vector<Slot> own;        // read by a call that may mean them
   std::vector<Slot> stand_ins;  // read for a value that no node makes, to which they were equal

@@ -20,7 +20,7 @@ struct Claim {
   bool copy = false;  // derived from the parameter, whose own value is at another place
 };
 
-// What is known of the parameters beside the file.
+// Holds what is known of the parameters beside the file.
 struct PriorKnowledge {
   std::vector<ParamRule> rules;              // of the strategy; only kStored matters here
   std::map<std::string, OnnxTensor> values;  // initial values by name, which replace the file's
@@ -72,7 +72,7 @@ struct InitializerIndex {
 
 // Makes batch norms that train, of which the file has the form for inference.
 void restore_training_norms(OnnxModel& model, const std::vector<SignatureInput>& signature);
-// Separates parameters of recurrent layers that were folded into one tensor.
+// Makes the parameters of recurrent layers separate again, which were folded into one tensor.
 void separate_recurrent(OnnxModel& model, std::vector<std::string>& scopes);
 // Separates random results that were merged. Fails where the file does not say which they were.
 Status separate_draws(OnnxModel& model, std::vector<std::string>& scopes,

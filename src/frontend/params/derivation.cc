@@ -23,7 +23,7 @@ Step make_step(std::string op, const Shape& from, std::vector<OnnxTensor> operan
   return step;
 }
 
-// y = f(x) undone, where x can be told from y.
+// Undoes y = f(x), where y tells x.
 struct Inverse {
   std::string_view op;
   double (*x)(double y);
@@ -39,7 +39,7 @@ constexpr Inverse kInverses[] = {
     {"Sqrt", [](double y) { return y * y; }},
 };
 
-// value + c, value - c, c - value, value · c, value / c.
+// Undoes value + c, value - c, c - value, value · c and value / c.
 std::optional<double> undo_literal(const Step& step, double y) {
   const OnnxTensor& literal = step.operands[0];
   const double c = read_number(literal.data, literal.type.dtype, 0);

@@ -26,7 +26,8 @@ class Detached {
   Result<std::vector<Place>> run();
 
  private:
-  // What a call has beside parameters and buffers, in the order of its arguments.
+  // Describes an argument of a call that is neither a parameter nor a buffer, in the order of the
+  // arguments.
   struct Arg {
     std::string name;
     bool detached = false, known = false;  // neither: a result that the file has no more
@@ -91,8 +92,8 @@ std::vector<Detached::Arg> Detached::args_of(const Call& call) const {
   return out;
 }
 
-// Where the call's nodes read what another call made, an input, or a parameter that it does not
-// name.
+// Returns where the call's nodes read what another call made, an input, or a parameter that it does
+// not name.
 std::vector<Place> Detached::values_of(const DetachingCall& reader) const {
   std::set<std::string_view> named;
   for (const CallArg& arg : reader.call.args)
@@ -113,7 +114,7 @@ std::vector<Place> Detached::values_of(const DetachingCall& reader) const {
   return out;
 }
 
-// Not so where some of the call's nodes were merged with those of another.
+// Returns false where some of the call's nodes were merged with those of another.
 bool Detached::reads_its_parameters(const DetachingCall& reader) const {
   return std::all_of(reader.call.args.begin(), reader.call.args.end(), [&](const CallArg& arg) {
     const auto at = placeholders_.find(arg.name);
@@ -145,7 +146,7 @@ void Detached::leave_constants_out(const DetachingCall& reader, size_t values,
   if (count <= constants && values + count == args.size()) std::erase_if(args, unknown);
 }
 
-// The values that a gradient would flow back from.
+// Returns the values from which a gradient would flow back.
 std::set<std::string_view> Detached::trained_values() const {
   std::set<std::string_view> out;
   for (size_t n = 0; n < model_.nodes.size(); ++n) {

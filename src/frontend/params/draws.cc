@@ -36,8 +36,8 @@ int64_t number_of(std::string_view value) {
   return number;
 }
 
-// Calls that the exporter removes where they change nothing, so that what they read stands for
-// their result.
+// Returns whether the exporter removes the call where it changes nothing, so that what it read
+// replaces its result.
 bool may_be_removed(std::string_view stem) {
   constexpr std::string_view kLayouts[] = {
       "view",    "reshape",  "expand", "slice",      "transpose", "permute", "squeeze", "unsqueeze",
@@ -53,7 +53,8 @@ class Draws {
   Status run();
 
  private:
-  // A call reads `instead` where it names another value of that kind, which no node makes.
+  // Says that a call reads `instead` where it names another value of that kind, which no node
+  // makes.
   struct Merged {
     size_t reader;
     std::string value, instead;
@@ -129,7 +130,7 @@ bool Draws::names(const Call& call, std::string_view value) const {
   });
 }
 
-// What the nodes of a call read of other calls.
+// Returns what the nodes of a call read of other calls.
 std::vector<std::string> Draws::reads_of(const ReadingCall& reader) const {
   std::vector<std::string> out;
   for (const size_t n : reader.nodes)
@@ -158,8 +159,8 @@ std::optional<Draws::Merged> Draws::find_merged(size_t reader, const CallArg& ar
   return Merged{reader, arg.name, *named, true};
 }
 
-// That it is what a call made of `instead`, and that was removed: one more has read it than calls
-// here do.
+// Returns whether the value is what a removed call made of `instead`: one more call has read that
+// than calls here do.
 bool Draws::is_derived(const Merged& merged) const {
   const auto of = reader_of_.find(merged.instead);
   if (of == reader_of_.end() || !may_be_removed(stem_of(merged.instead))) return false;
@@ -169,7 +170,7 @@ bool Draws::is_derived(const Merged& merged) const {
   return readers_[of->second].users > here;
 }
 
-// The nodes that a value's elements depend on.
+// Returns the nodes that a value's elements depend on.
 std::set<size_t> Draws::nodes_before(std::span<const std::string> values) const {
   std::set<size_t> seen;
   std::vector<std::string_view> open(values.begin(), values.end());
@@ -198,7 +199,7 @@ bool Draws::all_are_known(std::string_view stem, int64_t below) const {
   return true;
 }
 
-// The number of the first result of that stem behind a node; -1: there is none.
+// Returns the number of the first result with the stem after a node; -1: there is none.
 int64_t Draws::first_after(std::string_view stem, size_t node) const {
   int64_t first = -1;
   for (const auto& [value, maker] : maker_) {
@@ -209,8 +210,8 @@ int64_t Draws::first_after(std::string_view stem, size_t node) const {
   return first;
 }
 
-// That nothing was drawn for the missing value but what the file has. Had one of the draws before
-// it been another, all draws between would have been others too.
+// Returns whether no draw for the missing value is missing in the file. If one of the draws before
+// it had been another, all draws between would have been others too.
 bool Draws::is_complete(const Merged& merged) const {
   const OnnxNode& maker = model_.nodes[maker_.find(merged.instead)->second];
   const std::set<size_t> before =

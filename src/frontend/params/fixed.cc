@@ -19,7 +19,7 @@ bool is_of_sinusoidal_module(const OnnxNode& node) {
   return module.find("Sinusoidal") != module.npos && module.find("Embedding") != module.npos;
 }
 
-// Of each column the sine or cosine of the row's number times a rate of its own.
+// Returns whether each column is the sine or cosine of the row's number times a rate of its own.
 bool holds_sinusoids(const RecoveredParam& param) {
   constexpr int64_t kFewest = 4, kMost = 64;  // rows
   const Shape& shape = param.type.shape;

@@ -67,8 +67,8 @@ bool keeps_shape(const CallGraph& graph, const Fold& fold) {
          std::all_of(fold.chain.functions.begin(), fold.chain.functions.end(), moves_nothing);
 }
 
-// Solves a fold from its value. `cut`: also where only a part of the parameter is left, or its
-// shape is lost.
+// Finds a fold's parameter from the fold's value. `cut` allows ways by which only a part of the
+// parameter is left, or its shape is lost.
 void solve_back(const CallGraph& graph, CallClaims& claims, Fold& fold,
                 const std::vector<Fold>& folds, bool cut, const PriorKnowledge& prior) {
   if (fold.solved || fold.sources.size() > 1 || value_of_parameter(graph, claims, fold.sources[0]))
@@ -96,7 +96,7 @@ void solve_back(const CallGraph& graph, CallClaims& claims, Fold& fold,
   claim_solved(graph, claims, fold, std::move(way->derivation), false);
 }
 
-// Solves a fold from its parameter, which another place has: the bytes tell how.
+// Finds a fold's way from its parameter, which another place has: the bytes tell it.
 void solve_forth(const CallGraph& graph, CallClaims& claims, Fold& fold) {
   if (fold.solved || fold.sources.size() > 1) return;
   const auto value = value_of_parameter(graph, claims, fold.sources[0]);
@@ -135,7 +135,8 @@ void report_other_parts(const CallGraph& graph, CallClaims& claims, const Fold& 
   }
 }
 
-// Folds of other types than floats are choices that were made once and for all, or shapes.
+// Reports folds that are choices, made once and for all, and removes folds of other types than
+// floats. The others are shapes.
 void report_choices(const CallGraph& graph, CallClaims& claims, std::vector<Fold>& folds) {
   std::erase_if(folds, [&](const Fold& fold) {
     const OnnxTensor& t = graph.tensor(fold.initializer);

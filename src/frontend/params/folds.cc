@@ -86,7 +86,8 @@ size_t times_named(const Group& group, const OnnxTensor& folded) {
                     [&](const CallArg& arg) { return is_made_of(folded, arg); }));
 }
 
-// What a call made of its argument has no name of its own. The call says of which argument.
+// The result of a step within a call has no name of its own. The call says of which argument it was
+// made.
 void find_layout(const CallGraph& graph, Fold& fold) {
   if (!is_literal(graph.tensor(fold.initializer).name) || fold.chain.functions.size() < 2) return;
   std::optional<Derivation> layout;

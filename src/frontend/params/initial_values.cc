@@ -12,7 +12,7 @@
 namespace piper::onnx_import {
 namespace {
 
-// A run of a value's rows, along one of its dims.
+// Describes a run of a value's rows, along one of its dims.
 struct Part {
   size_t dim = 0;
   int64_t first = 0;
@@ -58,7 +58,8 @@ Bytes converted(const NamedTensor& value, DType dtype) {
 
 std::string text_of(const Bytes& data) { return std::string(as_text(data.made().span())); }
 
-// Under any of its names; under several, the same.
+// Returns the value under any of the parameter's names. Fails where it has several with different
+// values.
 Result<const NamedTensor*> InitialValues::value_for(const RecoveredParam& param) {
   const NamedTensor* found = nullptr;
   std::vector<std::string> names{param.name};
@@ -81,7 +82,8 @@ Error InitialValues::wrong_type(const RecoveredParam& param, const NamedTensor& 
               to_string(value.type), to_string(param.type));
 }
 
-// The file's rows among those of the value, where they are the same weights; one answer alone.
+// Finds the file's rows among those of the value, where they are the same weights. Returns nothing
+// where they are found twice.
 std::optional<Part> InitialValues::find_part(const RecoveredParam& param,
                                              const NamedTensor& value) const {
   const Shape &own = param.type.shape, &whole = value.type.shape;
@@ -117,7 +119,8 @@ bool InitialValues::counts_from_zero(size_t p) const {
   });
 }
 
-// A table of which the exporter kept the rows that it read: trained there, and saved whole.
+// Gives the whole value to a table of which the exporter kept the rows that it read: these are
+// trained, and all is saved.
 Status InitialValues::give_whole_of_cut(size_t p, const NamedTensor& value) {
   RecoveredParam& param = out_.params[p];
   const Shape &own = param.type.shape, &whole = value.type.shape;

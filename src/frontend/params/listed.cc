@@ -101,7 +101,7 @@ std::string parameter_list(std::span<const RecoveredParam> params) {
 
 namespace {
 
-// Where the parameters of `claims` are read. Errors: one has another shape than the list says.
+// Claims where the parameters are read. Fails if one has another shape than the list says.
 Status claim_uses(const OnnxModel& model, const std::map<std::string, const Listed*>& listed,
                   std::string_view evidence, Claims& claims) {
   const std::set<std::string> names(claims.order.begin(), claims.order.end());
@@ -123,7 +123,8 @@ Status claim_uses(const OnnxModel& model, const std::map<std::string, const List
   return ok_status();
 }
 
-// What was used when the file was exported and is not there now: another program changed the file.
+// Reports parameters that were used when the file was exported and are not there now: another
+// program changed the file.
 void find_lost(const std::vector<Listed>& list, Claims& claims) {
   std::set<std::string_view> read;
   for (const Claim& claim : claims.list) read.insert(claim.name);

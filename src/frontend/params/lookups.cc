@@ -11,7 +11,7 @@ namespace {
 
 using Ways = std::vector<Derivation>;
 
-// The place of each of the table's rows, by their bytes; -1: several are equal.
+// Returns the place of each of the table's rows, by their bytes; -1: several rows are equal.
 std::map<std::string_view, int64_t> places_of_rows(const OnnxTensor& table) {
   std::map<std::string_view, int64_t> out;
   const std::string_view text = as_text(table.data.span());
@@ -24,7 +24,8 @@ std::map<std::string_view, int64_t> places_of_rows(const OnnxTensor& table) {
   return out;
 }
 
-// The rows that `looked_up` has along its last dim, or element by element; each of one place.
+// Returns the rows that `looked_up` has along its last dim, or element by element. Each must have
+// one place in the table.
 std::optional<OnnxTensor> rows_in(const OnnxTensor& table, const OnnxTensor& looked_up) {
   const auto places = places_of_rows(table);
   Shape shape = looked_up.type.shape;
@@ -59,7 +60,7 @@ OnnxTensor permuted(const OnnxTensor& value, const std::vector<int64_t>& perm) {
           permute_bytes(value.data, value.type.shape, perm, value.type.dtype)};
 }
 
-// In a vector, or in a matrix, whose rows' elements may stand along any dim.
+// Finds lookups in a vector, or in a matrix, whose rows' elements may lie along any dim.
 Ways lookups(const OnnxTensor& table, const OnnxTensor& folded) {
   Ways out;
   const Shape &from = table.type.shape, &shape = folded.type.shape;
@@ -75,7 +76,7 @@ Ways lookups(const OnnxTensor& table, const OnnxTensor& folded) {
   return out;
 }
 
-// Of rows or of columns.
+// Finds lookups of rows or of columns.
 Ways all_lookups(const OnnxTensor& table, const OnnxTensor& folded) {
   Ways out = lookups(table, folded);
   if (table.type.shape.size() != 2) return out;

@@ -17,7 +17,7 @@ bool differ_in_one_part(const std::string& a, const std::string& b) {
   return differing == 1;
 }
 
-// A result that a call names was merged into another.
+// Says that a result which a call names was merged into another.
 struct MergedResult {
   const Group* reader;
   std::string value, into;
@@ -146,7 +146,7 @@ CallClaims report_merged_beside(const CallGraph& graph, CallClaims claims) {
   return claims;
 }
 
-// A lost parameter that a call names is missing.
+// Reports lost parameters that a call names.
 CallClaims report_unread(const CallGraph& graph, CallClaims claims) {
   const std::set<std::string> lost(claims.found.lost.begin(), claims.found.lost.end());
   for (const Group& group : graph.groups()) {

@@ -21,8 +21,8 @@ std::string around(const std::string& scope) {
 
 std::string_view last_of(std::string_view scope) { return scope.substr(scope.rfind('/') + 1); }
 
-// Where each part of the scope stands in the module's path, one behind the other and the last at
-// its end; nothing where they do not.
+// Returns where each part of the scope is in the module's path: one after the other, and the last
+// at its end. Returns nothing where they are not.
 std::vector<size_t> places(const std::vector<std::string>& scope,
                            const std::vector<std::string>& module, std::string_view last) {
   std::vector<size_t> out;

@@ -9,8 +9,8 @@
 
 namespace piper::onnx_import {
 
-// Not the framework's name of it: "onnx::MatMul_562", "562", "/h.0/Constant_output_0"; and "val_9",
-// "permute_3" of a file that lacks calls.
+// Returns whether the framework does not call it so: "onnx::MatMul_562", "562",
+// "/h.0/Constant_output_0"; and "val_9", "permute_3" in a file that lacks calls.
 bool is_anonymous(const OnnxModel& model, std::string_view name);
 
 // The exporter leaves out of a scope what is not called ("h" of "h.0", a ModuleDict), and gives the
@@ -22,9 +22,9 @@ class ModulePaths {
   ModulePaths(const OnnxModel& model, const std::vector<std::string>& scopes);
   // Dotted: "h.0.fc1".
   std::string of(const std::string& scope) const;
-  // The same, if the scope is that of a module's first call.
+  // Returns the same, if the scope is that of a module's first call.
   std::string of_first_call(const std::string& scope) const;
-  // Whether a module beside this one is known to be called this often.
+  // Returns whether a module beside this one is known to be called this often.
   bool called_again(const std::string& scope) const;
 
  private:

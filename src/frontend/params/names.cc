@@ -13,7 +13,7 @@
 namespace piper::onnx_import {
 namespace {
 
-// Inputs that no training changes: running statistics, scales.
+// Returns whether no training changes the input: running statistics, scales.
 bool is_setting(std::string_view op, size_t input) {
   if (op == "BatchNormalization") return input >= 3;
   constexpr std::string_view kOnlyFirst[] = {"DequantizeLinear", "OneHot", "QuantizeLinear",
@@ -22,7 +22,7 @@ bool is_setting(std::string_view op, size_t input) {
          std::find(std::begin(kOnlyFirst), std::end(kOnlyFirst), op) != std::end(kOnlyFirst);
 }
 
-// Inputs that are mostly literals; PyTorch writes those as nodes.
+// Returns whether the input is mostly a literal, which PyTorch writes as a node.
 bool is_bound(std::string_view op, size_t input) {
   return (op == "Clip" && input >= 1) || (op == "Pad" && input == 2);
 }
@@ -39,7 +39,7 @@ class NameBasedRecovery {
         sources_(model, prior),
         exported_(model.producer.starts_with("pytorch")) {}
   Result<Claims> run();
-  // Scopes by node, as the modules are called.
+  // Returns scopes by node, as the modules are called.
   std::vector<std::string> paths() const;
 
  private:
@@ -105,8 +105,9 @@ void NameBasedRecovery::alias(const std::string& other, const std::string& name)
 
 // ---- Names that were kept -----------------------------------------------------------------------
 
-// A head that is an embedding, or a bias that two modules have: read in the scope of a Linear or an
-// Embedding that is not its own. A table of another name may be handed to a module that has none.
+// Returns the other name of a head that is an embedding, or of a bias that two modules have: it is
+// read in the scope of a Linear or an Embedding that is not its own. A table of another name may be
+// handed to a module that has none.
 std::string NameBasedRecovery::other_name(int initializer, const Place& place) const {
   const std::string& scope = readers_.scopes[place.node];
   const std::string& op = node(place).op;
@@ -124,8 +125,8 @@ std::string NameBasedRecovery::other_name(int initializer, const Place& place) c
   return module + (added ? ".bias" : ".weight");
 }
 
-// What other programs merge leaves no trace: one number under the name of one module, read by it
-// and by others.
+// Merging by other programs leaves no trace: one number has the name of one module, and is read by
+// it and by others.
 std::string NameBasedRecovery::merged_with(int initializer,
                                            const std::vector<Place>& places) const {
   const OnnxTensor& kept = tensor(initializer);
@@ -144,8 +145,9 @@ std::string NameBasedRecovery::merged_with(int initializer,
       own, other);
 }
 
-// Why the values of a tensor that kept its name are perhaps not those of the parameter alone. Where
-// calls are lost, several readers may stand for several equal tensors, small ones or of one number.
+// Returns why the values of a tensor that kept its name are perhaps not those of the parameter
+// alone. Where calls are lost, several readers may stand for several equal tensors that are small
+// or hold one number.
 std::string NameBasedRecovery::doubt_of(int initializer, const std::vector<Place>& places) const {
   constexpr int64_t kMostMerged = 1024;  // elements of what the newer exporter merges
   const OnnxTensor& kept = tensor(initializer);
@@ -222,7 +224,8 @@ bool NameBasedRecovery::is_mixed_with(const Place& place, const std::string& nam
   return std::any_of(places.begin(), places.end(), makes);
 }
 
-// Of a parameter whose values are known: one that the file has too, or, `lost`, of --init.
+// Claims what was computed of a parameter whose values are known: one that the file has too, or,
+// with `lost`, one of --init.
 bool NameBasedRecovery::claim_computed(int initializer, const std::vector<Place>& places, bool lost,
                                        std::string& why) {
   const OnnxTensor& computed = tensor(initializer);
@@ -245,8 +248,9 @@ bool NameBasedRecovery::claim_computed(int initializer, const std::vector<Place>
   return true;
 }
 
-// A literal that another program made a tensor of: "/Constant_1_output_0"; without calls, any
-// number. Else a number may have been computed of a parameter, as sigmoid(0) was.
+// Returns whether the tensor is a literal that another program made a tensor of:
+// "/Constant_1_output_0"; without calls, any number. Else a number may have been computed of a
+// parameter, as sigmoid(0) was.
 bool NameBasedRecovery::is_number(const OnnxTensor& tensor) const {
   const std::string_view name = tensor.name;
   if (name.substr(name.rfind('/') + 1).starts_with("Constant") && name.find('/') != name.npos)
@@ -301,7 +305,8 @@ bool NameBasedRecovery::name_again(Named& named) {
   return true;
 }
 
-// What was added to the weight of a norm, in at most so many steps: two are a conversion and a sum.
+// Finds what was added to the weight of a norm, in at most `steps` steps: two are a conversion and
+// a sum.
 bool NameBasedRecovery::tell_norm(Named& named, int64_t steps) {
   Role& role = named.role;
   if (role.form != Role::Form::kNorm) return true;
@@ -342,7 +347,7 @@ void NameBasedRecovery::leave_named() {
   named_ = std::move(told);
 }
 
-// From the framework's parameter to what the file has.
+// Returns the parameter's type and the way from it to what the file has.
 std::pair<TensorType, Derivation> undone(const Role& role, TensorType type) {
   const Shape file = type.shape;
   if (role.form == Role::Form::kNorm) {
@@ -385,7 +390,7 @@ void NameBasedRecovery::claim_named() {
 
 // ---- What the user should know ------------------------------------------------------------------
 
-// Whether a row of a table is zeros, as that of a padding index is.
+// Returns whether a row of a table is zeros, as that of a padding index is.
 bool has_zero_row(const OnnxTensor& table) {
   if (table.type.shape.size() != 2 || table.data.size == 0) return false;
   const size_t row = table.data.size / static_cast<size_t>(table.type.shape[0]);
@@ -408,7 +413,7 @@ void NameBasedRecovery::report_padding() {
          "it is trained here and not in PyTorch; a file of dynamo=True says it"});
 }
 
-// Weights that were merged though their modules have names of their own.
+// Reports weights that were merged though their modules have names of their own.
 void NameBasedRecovery::report_copies() {
   std::map<std::string, std::set<std::string>> by_content;
   for (const Named& named : named_) {

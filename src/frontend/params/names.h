@@ -13,15 +13,16 @@ struct Place {
   size_t node, input;
 };
 
-// What reads what, and which nodes stand in which scope.
+// Says what reads what, and which nodes are in which scope.
 struct Readers {
   Readers(const OnnxModel& model, const std::vector<std::string>& scopes);
-  // The only reader of a node's first result, if it is of this op.
+  // Returns the only reader of a node's first result, if it is of this op.
   std::optional<Place> only(size_t node, std::string_view op) const;
   bool is_leaf(const std::string& scope) const;  // that it holds no other
-  // That all nodes of the scope are of these ops, one of the first in each call; and it is a leaf.
+  // Returns whether the scope is a leaf and all its nodes are of these ops, one of the first in
+  // each call.
   bool is_leaf_of(const std::string& scope, std::initializer_list<std::string_view> ops) const;
-  // In which an anonymous tensor was computed from a parameter.
+  // Returns in how many steps, at most, an anonymous tensor was computed from a parameter.
   int64_t most_steps(std::string_view name) const;
 
   const OnnxModel& model;
@@ -45,13 +46,14 @@ struct Role {
 std::optional<Role> role_of(const Readers& readers, const ModulePaths& modules,
                             const OnnxTensor& tensor, const Place& place);
 
-// Three different numbers: what is neither a repeated one nor an identity matrix.
+// Returns whether the tensor has three different numbers, so that it is neither a repeated number
+// nor an identity matrix.
 bool is_telling(const OnnxTensor& tensor);
 bool is_transpose(const OnnxTensor& a, const OnnxTensor& b);
 bool is_mask(const OnnxTensor& tensor);
 
-// The parameters of which anonymous tensors may have been computed: those that kept their names,
-// and those of a state_dict that the file has not.
+// Finds the parameters of which anonymous tensors may have been computed: those that kept their
+// names, and those of a state_dict that are not in the file.
 class Sources {
  public:
   Sources(const OnnxModel& model, const PriorKnowledge& prior);
@@ -59,11 +61,12 @@ class Sources {
     const OnnxTensor* parameter;
     Derivation derivation;
   };
-  // Of which `value`, read in `module`, may have been computed, as the bytes show: those of the
-  // module, else others where the numbers tell them apart. `lost`: of the state_dict.
+  // Returns of which parameters `value`, read in `module`, may have been computed, as the bytes
+  // show: those of the module, else others where the numbers tell them apart. `lost` selects those
+  // of the state_dict.
   std::vector<Found> of(const OnnxTensor& value, const std::string& module, bool lost) const;
-  // One of the state_dict that is in `module`, not seen, and of one number, as where nothing is
-  // added or multiplied yet; "" if there is none.
+  // Returns one of the state_dict that is in `module`, not seen, and of one number, as where
+  // nothing is added or multiplied yet; "" if there is none.
   std::string unseen(const std::string& module, const std::set<std::string>& seen) const;
 
  private:

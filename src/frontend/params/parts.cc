@@ -8,7 +8,7 @@
 namespace piper::onnx_import {
 namespace {
 
-// A parameter of a module that reads such a part has its own in it.
+// Reports the parameters of modules that read a merged part: each has its own in it.
 void report_part_readers(const CallGraph& graph, CallClaims& claims) {
   for (const Claim& claim : claims.found.list) {
     if (claim.name.empty() || graph.group_at(claim.node)) continue;

@@ -12,7 +12,8 @@ struct Family {
   PieceKind kind;
   std::vector<std::string_view> stems;
 };
-// PyTorch's functions of one value, in ops of ONNX one after another; none: it is not known.
+// Returns PyTorch's function of one value as ops of ONNX, one after another; nothing where it is
+// not known.
 std::vector<std::string> ops_of(std::string_view stem) {
   struct Function {
     std::string_view stem;

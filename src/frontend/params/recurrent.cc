@@ -55,8 +55,8 @@ class RecurrentSeparation {
     return fits ? &*found : nullptr;
   }
 
-  // What stands before and behind the stem of a parameter's name: "encoder.rnn." and "_l1". The
-  // newer exporter lists what it folded; the older one's name says that it did.
+  // Returns what comes before and after the stem of a parameter's name: "encoder.rnn." and "_l1".
+  // The newer exporter lists what it folded; the older one's name says that it did.
   std::optional<std::pair<std::string, std::string>> around(size_t n, const OnnxTensor& t,
                                                             std::string_view stem,
                                                             int64_t layer) const {
@@ -73,7 +73,7 @@ class RecurrentSeparation {
     return std::pair(module.empty() ? "" : module + ".", fmt::format("_l{}", layer));
   }
 
-  // Of an operand; returns how many nodes were put before the node.
+  // Separates an operand. Returns how many nodes were put before the node.
   size_t separate(size_t n, size_t input, const GateOrder& kind, int64_t layer) {
     const std::string name = model_.nodes[n].inputs[input];
     OnnxTensor* t = folded(name);
@@ -105,7 +105,7 @@ class RecurrentSeparation {
     return count;
   }
 
-  // A parameter, and its gates in ONNX's order.
+  // Adds a parameter with its gates in ONNX's order, and returns its name.
   std::string part(size_t n, const OnnxTensor& whole, int64_t direction, int64_t which,
                    const GateOrder& kind, const std::string& name) {
     const auto gates = static_cast<int64_t>(kind.order.size());
@@ -149,7 +149,7 @@ class RecurrentSeparation {
     return name;
   }
 
-  // A node of the call that node n is of.
+  // Adds a node of the call that node n is of, and returns the name of its result.
   std::string add(size_t n, std::string op, std::vector<std::string> inputs, std::string output,
                   std::string axis) {
     OnnxNode node;

@@ -18,7 +18,7 @@ struct Constant {  // a parameter all of whose elements are one number
   bool noted = false;
 };
 
-// A value that a call or the model's outputs name, and no node makes.
+// Describes a value that a call or the model's outputs name, and no node makes.
 struct Removed {
   std::string value;
   std::string around;  // the scope around what it stood between

@@ -47,7 +47,7 @@ bool Readers::is_leaf_of(const std::string& scope,
   return !calls.empty();
 }
 
-// The exporter numbers the values that it makes, also those of which it computes others: behind
+// The exporter numbers the values that it makes, and those from which it computes others: after
 // "onnx::MatMul_723", "onnx::Mul_725" was made in two steps at most.
 int64_t Readers::most_steps(std::string_view name) const {
   const auto number = [](std::string_view text) {
@@ -119,7 +119,7 @@ class RolesFinder {
     if (leaf) return Role{within(module, "weight"), "scope"};
     return {};
   }
-  // A product alone, and the choice of experts by it.
+  // Returns whether the product is alone, and chooses experts.
   bool is_router() const {
     return reads_one() && readers_.is_leaf(scope_) && count("MatMul") == 1 && count("TopK") > 0;
   }
@@ -143,8 +143,8 @@ class RolesFinder {
            readers_.is_leaf_of(scope_, {"Sqrt", "Cast", "Constant", "Pow", "Mul", "ReduceMean",
                                         "Sub", "Add", "Div", "Reciprocal"});
   }
-  // Either 1 + w or w converted, which the file keeps where the types are the same. A norm that
-  // converts nothing else does not convert its weight.
+  // Returns the role of a norm's weight, if it is 1 + w or w converted. The file keeps w where the
+  // types are the same. A norm that converts nothing else does not convert its weight.
   std::optional<Role> norm_weight() const {
     Role role{within(modules_.of(scope_), "weight"), "norm", Role::Form::kNorm,
               readers_.most_steps(tensor_.name)};

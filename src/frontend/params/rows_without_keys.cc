@@ -39,7 +39,8 @@ class Guards {
                                                                    : nullptr;
   }
 
-  // The condition under which the guarded weights have a key; "" where the node is no guard.
+  // Returns the condition under which the guarded weights have a key; "" where the node is not a
+  // guard.
   std::string mask_of(const OnnxNode& guard) const {
     const OnnxNode* test = maker(guard.inputs[0], "IsNaN");
     const OnnxNode* softmax = maker(guard.inputs[2], "Softmax");

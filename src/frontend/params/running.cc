@@ -17,7 +17,7 @@ bool is_training(const OnnxNode& node) {
          node.inputs.size() == 5;
 }
 
-// The name that it has in the file, if that is a module's; else that of the norm's scope.
+// Returns the name that it has in the file, if that is a module's; else one in the norm's scope.
 std::string name_of(const OnnxTensor& tensor, std::string scope, const char* role) {
   if (tensor.name.find('.') != std::string::npos || scope.empty()) return tensor.name;
   std::replace(scope.begin(), scope.end(), '/', '.');
@@ -63,7 +63,7 @@ class Keeper {
     std::erase_if(out_.constants,
                   [&](const std::string& line) { return line.starts_with(tensor.name + " "); });
   }
-  // Of the parameter that comes next.
+  // Adds the uses of the parameter that comes next.
   void add_uses(const OnnxTensor& tensor) {
     for (size_t n = 0; n < model_.nodes.size(); ++n)
       for (size_t i = 0; i < model_.nodes[n].inputs.size(); ++i)
@@ -79,7 +79,7 @@ class Keeper {
 
 // ---- Buffers that forward changes ---------------------------------------------------------------
 
-// What the file says of one of them.
+// Holds what the file says of one of them.
 struct BufferUse {
   bool read = false;    // by a call, or by what the exporter computed from it
   bool folded = false;  // into a constant
@@ -114,7 +114,7 @@ BufferUse use_of_buffer(const OnnxModel& model, const SignatureInput& buffer) {
   return use;
 }
 
-// The value of that name, or of the call of that name: outputs of the graph may be called
+// Returns the value of that name, or of the call of that name: outputs of the graph may be called
 // otherwise.
 std::string value_of_call(const OnnxModel& model, const std::string& name) {
   std::string value;

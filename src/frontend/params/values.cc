@@ -10,7 +10,8 @@
 namespace piper::onnx_import {
 namespace {
 
-// What the older exporter computes of one parameter, the layouts first; a number is measured.
+// Returns what the older exporter computes of one parameter, the layouts first; a number is
+// measured.
 const std::vector<Chain>& chains() {
   static const std::vector<Chain> kChains = {
       {{"clone"}},     {{"permute"}},   {{"reshape"}},   {{"permute", "reshape"}},
@@ -20,7 +21,8 @@ const std::vector<Chain>& chains() {
   return kChains;
 }
 
-// By the shapes alone, where the numbers tell nothing: dims of one more or less, or a transpose.
+// Returns whether shapes tell a layout, where the numbers tell nothing: dims of 1 more or less, or
+// a transpose.
 bool shapes_tell(const Shape& from, const Shape& to) {
   const auto larger = [](Shape shape) {
     std::erase(shape, 1);
@@ -83,7 +85,8 @@ bool is_transpose(const OnnxTensor& a, const OnnxTensor& b) {
   return true;
 }
 
-// Zeros, and one number where attention must not look: no parameter is like that.
+// Returns whether the tensor is zeros, and one number where attention must not look: no parameter
+// is like that.
 bool is_mask(const OnnxTensor& tensor) {
   constexpr double kHuge = -1e4;
   bool huge = false;

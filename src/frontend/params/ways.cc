@@ -13,7 +13,7 @@ size_t larger_dims(const Shape& shape) {
       std::count_if(shape.begin(), shape.end(), [](int64_t d) { return d != 1; }));
 }
 
-// One function undone: the shape that it was given, and how it came to that of `value`.
+// Describes one function undone: the shape that it was given, and how it came to that of `value`.
 struct Piece {
   Shape from;
   Derivation steps;
@@ -28,7 +28,7 @@ Result<Piece> permuted_back(const OnnxTensor& value) {
   return Piece{from, transposition(from)};
 }
 
-// Each unsqueeze made a dim of one; another shape is known where one dim alone is larger.
+// Undoes an unsqueeze, which made a dim of 1. Another shape is known where only one dim is larger.
 Result<Piece> reshaped_back(const OnnxTensor& value, std::string_view stem, const Chain& chain) {
   const Shape& shape = value.type.shape;
   Shape from;
@@ -45,7 +45,7 @@ Result<Piece> reshaped_back(const OnnxTensor& value, std::string_view stem, cons
   return Piece{from, {reshape_step(from, shape)}};
 }
 
-// Along some dim, so that what it was made of is not to be seen.
+// Returns whether the value repeats itself along some dim, which hides what it was made of.
 bool is_periodic(const OnnxTensor& value) {
   const Shape& shape = value.type.shape;
   for (size_t d = 0; d < shape.size(); ++d)
@@ -80,10 +80,10 @@ bool rows_differ(const Bytes& data, size_t rows) {
   return true;
 }
 
-// A table looked up at constant positions: one that repeats itself along whole dims, as a table of
-// positions does along the batch, is taken once. None where rows are equal otherwise, as those of
-// relative positions are, since the order of the table is lost then; and none of rows of one number
-// each, which may be equal by chance.
+// Undoes a lookup at constant positions. A table that repeats itself along whole dims, as a table
+// of positions does along the batch, is taken once. Fails where rows are equal otherwise, as those
+// of relative positions are, since the order of the table is lost then, and where each row is of
+// one number, since these may be equal by chance.
 Result<Piece> looked_up_back(const OnnxTensor& value) {
   const Shape& shape = value.type.shape;
   const Error lost = fail("which rows it looked up is lost");

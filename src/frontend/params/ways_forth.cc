@@ -30,7 +30,7 @@ Ways permutations(const Shape& from) {
   return out;
 }
 
-// All parts along one dim that have the shape and the bytes.
+// Returns all parts along one dim that have the shape and the bytes.
 Ways parts(const OnnxTensor& whole, const OnnxTensor& part) {
   Ways out;
   const Shape& shape = whole.type.shape;
@@ -55,7 +55,7 @@ Ways parts(const OnnxTensor& whole, const OnnxTensor& part) {
   return out;
 }
 
-// From dims that stand last.
+// Returns the repetitions that make `to`, beginning with the last dims.
 Ways tiles(const Shape& from, const Shape& to) {
   if (from.size() > to.size()) return {};
   Shape padded(to.size() - from.size(), 1);
@@ -68,7 +68,7 @@ Ways tiles(const Shape& from, const Shape& to) {
   return {{reshape_step(from, padded), tile_step(padded, times)}};
 }
 
-// All parts along one dim of so many elements; a selected one has lost the dim.
+// Returns all parts along one dim with this many elements; a selected one has lost the dim.
 Ways parts_of_size(const Shape& shape, int64_t size, bool selected) {
   Ways out;
   for (size_t axis = 0; axis < shape.size(); ++axis) {
@@ -109,7 +109,8 @@ double shortened(double number, double scale) {
   return std::fabs(rounded - number) <= 4e-7 * scale ? rounded : number;
 }
 
-// A number and the parameter, or the parameter twice: F tells which, the bytes tell the number.
+// Returns sums or products of a number and the parameter, or of the parameter twice: F tells which,
+// the bytes tell the number.
 Ways with_number(std::string_view stem, const OnnxTensor& from, const OnnxTensor& to,
                  bool literal) {
   const Shape& shape = from.type.shape;
@@ -138,8 +139,8 @@ Ways with_number(std::string_view stem, const OnnxTensor& from, const OnnxTensor
   return {step("Div", x / y), step("Div", x * y, true)};
 }
 
-// What one function may have made of `from`; `to`: the value at the end of the chain, where this is
-// its last function, and `size` its number of elements.
+// Returns what one function may have made of `from`. `to` is the value at the end of the chain,
+// where this is its last function, and `size` its number of elements.
 Ways pieces_forth(std::string_view stem, const OnnxTensor& from, const OnnxTensor* to, int64_t size,
                   const Chain& chain) {
   const Shape& shape = from.type.shape;
@@ -187,7 +188,7 @@ bool is_made(const Derivation& derivation, const OnnxTensor& parameter, const On
   return nearly_equal(*made, folded, sums ? 100 : 4);
 }
 
-// What a function made, where those behind it have inverses; 1 / x is 1 · reciprocal(x).
+// Returns what a function made, where those after it have inverses; 1 / x is 1 · reciprocal(x).
 std::optional<OnnxTensor> made_at(const Chain& chain, size_t f, const OnnxTensor& folded) {
   Derivation behind;
   for (size_t k = f + 1; k < chain.functions.size(); ++k) {
@@ -200,7 +201,7 @@ std::optional<OnnxTensor> made_at(const Chain& chain, size_t f, const OnnxTensor
   return made ? std::optional(*std::move(made)) : std::nullopt;
 }
 
-// None where two parts of one value would do.
+// Returns nothing where two parts of one value would do.
 std::optional<Derivation> forth_from(const OnnxTensor& parameter, const OnnxTensor& at,
                                      const Derivation& so_far, const OnnxTensor& folded,
                                      const Chain& chain, size_t f) {
@@ -233,7 +234,8 @@ bool keeps_elements(const std::string& stem) {
   return kind_of(stem) == PieceKind::kReshape || kind_of(stem) == PieceKind::kSame;
 }
 
-// What is done to each element, if that is all beside other shapes: these may come last.
+// Returns what is done to each element, if the rest only changes shapes: the functions of elements
+// may come last.
 std::optional<Chain> by_element(const Chain& chain) {
   Chain out = chain;
   std::erase_if(out.functions, keeps_elements);
