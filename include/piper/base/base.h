@@ -21,8 +21,8 @@ namespace piper {
 
 // ---- Errors -------------------------------------------------------------------------------------
 
-// Programs end with one of these codes; tools/README.md explains them to users. tools/README.md
-// explains them to users.
+// Programs end with one of these codes.
+// tools/README.md explains them to users.
 enum class ExitCode {
   kOk = 0,
   kInput = 1,     // model, strategy, data or flags are wrong, or ask for what is not supported

@@ -187,9 +187,9 @@ class Fabric {
   virtual bool is_capturable() const { return false; }
 
   // ---- Before the first step --------------------------------------------------------------------
-  // Adds memory in which messages are, before the communicators that move them. `layout`: a text
-  // that ranks share whose buffers are alike there. `layout`: a text that ranks share whose buffers
-  // are alike there.
+  // Adds memory in which messages are, before the communicators that move them.
+  // `layout`: a text that describes the buffers there.
+  // Ranks have the same text if their buffers are alike.
   virtual Status add_memory(std::byte* /*at*/, int64_t /*bytes*/, std::string_view /*layout*/) {
     return ok_status();
   }

@@ -18,8 +18,7 @@ Links& links_of(Fabric& fabric);
 
 namespace {
 
-// Holds a message of one ordered pair, with one writer and one reader, in the sender's memory. The
-// sender's memory.
+// Holds a message of one ordered pair, with one writer and one reader, in the sender's memory.
 struct Mailbox {
   struct Letter {
     std::vector<MessagePart> parts;  // sized before the first step, as far as they are known

@@ -60,8 +60,7 @@ Program reduction(Reduction how, DType dtype, int64_t count, int64_t members);
 Program keeping(const Rows& rows, int64_t own);
 Program choosing(const Rows& rows, int64_t count);
 
-// Loads each of these programs once. `workspaces`: by stream, as Slots have it. `workspaces`: by
-// stream, as Slots have it.
+// Loads each of these programs once. `workspaces`: by stream, as Slots have it.
 class Arithmetic {
  public:
   explicit Arithmetic(Backend& backend, std::vector<int64_t> workspaces = {})

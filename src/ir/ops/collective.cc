@@ -122,7 +122,7 @@ TypesResult routed_types(const OpTypes& use) {
 
 TypesResult first_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 0, 0));
-  if (use.attrs.integer("size", -1) < 0) return fail("blocks of no size");
+  if (use.attrs.integer("size", -1) < 0) return fail("attribute 'size' must be at least 0");
   const int64_t turn = use.attrs.integer("turn", 0);
   if (turn < 0 || turn >= use.attrs.integer("ranks", 1)) return fail("{} ranks before", turn);
   const int64_t outer = use.attrs.integer("outer", 0);

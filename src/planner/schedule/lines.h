@@ -60,7 +60,7 @@ struct Pattern {
   std::vector<int64_t> limit;  // by line: chunks of activations that its region holds at most
 };
 // Returns patterns in which the busiest cell never waits; nothing where microbatches run on
-// different cells. None where microbatches run on different cells.
+// different cells.
 std::vector<Pattern> find_patterns(const Dag& dag, const Lines& lines);
 
 }  // namespace piper

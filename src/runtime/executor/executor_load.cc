@@ -370,7 +370,8 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
       return bind_message(state, from, op);
     case InstructionKind::kCopy:
       op.size = bytes_of(state, from, 0);
-      if (op.size != bytes_of(state, from, 1)) return wrong_plan(state, op, "copies between sizes");
+      if (op.size != bytes_of(state, from, 1))
+        return wrong_plan(state, op, "copies between buffers of different sizes");
       return ok_status();
     case InstructionKind::kAllToAll:
       return bind_exchanges(state, from, bound.group_sizes, op);

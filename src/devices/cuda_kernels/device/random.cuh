@@ -49,8 +49,7 @@ struct Parts {
 };
 
 // Draws four elements from `first` on: f(k, words, which of them is its own). kFours: they are
-// contiguous in the whole too, at a place that is a multiple of four. kFours: they are side by side
-// in the whole too, at a place that is a multiple of four.
+// contiguous in the whole too, at a place that is a multiple of four.
 template <bool kFours, class Lies, class F>
 DEVICE void draw_four(uint64_t first, const Lies& lies, uint64_t step, uint64_t key, F f) {
   Words words = {};
