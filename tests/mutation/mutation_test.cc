@@ -237,6 +237,13 @@ TEST(Mutants, OfExpertsAreCaughtBesideOneDevice) {
                 kSanitized ? 3 : 40, true);
 }
 
+// What takes elements from other dims of the same numbers.
+TEST(Mutants, OfOtherDimsAreCaughtBesideOneDevice) {
+  catch_mutants(turns_strategy, view_mutations(), kSanitized ? 1 : 3, 8, 8, true);
+  catch_mutants(heads_strategy, view_mutations(), kSanitized ? 1 : 3, 8, 8, true);
+  catch_mutants(experts_strategy, view_mutations(), kSanitized ? 1 : 4, 8, 8, true);
+}
+
 TEST(Mutants, OfTheNumbersOfAStepAreCaught) {
   catch_mutants(random_strategy, number_mutations(), kSanitized ? 2 : 10, kSanitized ? 1 : 4,
                 kSanitized ? 5 : 60);

@@ -36,6 +36,9 @@ std::span<const Mutation> exchange_mutations();
 // Those of what plans do, which the plan for one device tells.
 std::span<const Mutation> doing_mutations();
 
+// Those that take elements from other dims, which shapes alone tell.
+std::span<const Mutation> view_mutations();
+
 // Those of the step's numbers, where no label tells.
 std::span<const Mutation> number_mutations();
 // Those of what random numbers are drawn for, and by which keys.

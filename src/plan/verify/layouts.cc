@@ -67,11 +67,12 @@ class LayoutCheck {
   }
 
   const LiesAfter* after(Spot place) const { return after_[place.cell][place.index]; }
-  // Adds what is cut along the axis of a program's values. Samples of their own are apart on one
-  // device, too.
+  // Adds along which dims each value of a program is cut over the axis, or repeats its elements and
+  // so may be any block. Ranks with samples of their own are apart on one device, too.
   void add_cuts(Spot place, CutDims& cuts) const {
     for (size_t v = 0; after(place) && v < cuts.size(); ++v) {
       const Lies& lies = after(place)->values[v];
+      if (lies.kind == Lies::kWhole && lies.dims != 0) cuts[v].push_back({lies.dims, 0});
       if (lies.kind != Lies::kCut) continue;
       const bool known = lies.also.empty() && lies.run == 0;
       cuts[v].push_back({known ? lies.dims : ~uint32_t{0}, known && !has_samples_ ? ranks_ : 0});

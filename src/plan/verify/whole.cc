@@ -51,6 +51,26 @@ std::vector<bool> firsts_of(const OpDef& def, const OpTypes& types) {
   return firsts;
 }
 
+// Returns the shape with its leading dims taken for one.
+Shape with_dims(const Shape& shape, size_t dims) {
+  Shape made = shape;
+  while (made.size() > dims) made[1] *= made[0], made.erase(made.begin());
+  return made;
+}
+
+// Returns how many leading dims of an operand an op takes one by one, so that they may be one dim
+// as well.
+size_t row_dims(const LoopRule& rule, size_t input) {
+  if (input >= rule.inputs.size()) return 0;
+  const auto takes_whole = [&](const LoopRule::Dim& dim) {
+    return dim.empty() || std::any_of(dim.begin(), dim.end(), [&](char letter) {
+             return rule.whole.find(letter) != std::string::npos;
+           });
+  };
+  const std::vector<LoopRule::Dim>& dims = rule.inputs[input];
+  return static_cast<size_t>(std::find_if(dims.begin(), dims.end(), takes_whole) - dims.begin());
+}
+
 }  // namespace
 
 WholeRun::WholeRun(Values& values, const Program& program, std::span<const uint64_t> args,
@@ -178,8 +198,9 @@ WholeRun::Made WholeRun::make_exact(const Use& use) {
   const auto made = def ? def->types(types) : Result<std::vector<TensorType>>(fail("unknown"));
   if (!made || !are(*made, use.outputs)) return named(nullptr, use, types.present, types);
   if (const auto same = without_padding(use)) return {*same};
-  if (use.op == "Expand") return {ends_in(use.inputs[0].symbol, repeated_end(use))};
-  if (const auto same = moved(use)) return {ends_in(*same, moved_end(use))};
+  if (use.op == "Expand")
+    return {ends_in(in_dims(use.inputs[0].symbol, use), repeated_end(use))};
+  if (const auto same = moved(use)) return {ends_in(in_dims(*same, use), moved_end(use))};
   types.outputs = *made;
   if (def->apart)
     if (auto steps = apart(*def, types, use)) return *std::move(steps);
@@ -285,19 +306,21 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
     const double value = use.attrs.real("value");
     values_.rows.try_emplace(symbol, Values::Row{value, value, 0});
   }
-  std::vector<Shape> shapes;
-  for (size_t i = 0; i < inputs.size(); ++i)
-    shapes.push_back(counts[i] ? inputs[i].type->shape : Shape());
-  if (commutes && inputs[0].symbol == inputs[1].symbol)  // in whichever order
-    of_shapes(symbol, {shapes[1], shapes[0]});
   LoopRule rule = def && def->loops ? def->loops(types) : LoopRule();
+  std::vector<Part> parts;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    parts.push_back(counts[i] ? Part{inputs[i].type->shape, inputs[i].cuts,
+                                     row_dims(rule, swapped ? inputs.size() - 1 - i : i)}
+                              : Part());
+  if (commutes && inputs[0].symbol == inputs[1].symbol)  // in whichever order
+    of_shapes(symbol, symbol, {parts[1], parts[0]});
   std::string letters;
   if (def && def->loops && values_.whole_shapes) {
     clear_repeated(rule, symbol, swapped);
     letters = letters_that_go_on(rule, use, symbol, swapped);
   }
   if (!def || def->states < 0)
-    symbol = of_shapes(symbol, shapes);  // updates are of flat parts, too
+    symbol = of_shapes(symbol, symbol, parts);  // updates are of flat parts, too
   if (def && !says_whole(*def, types, symbol))
     symbol = join_symbols(symbol, symbol_of("of another whole"));
   Made made{symbol};
@@ -335,28 +358,48 @@ bool WholeRun::says_whole(const OpDef& def, const OpTypes& types, uint64_t symbo
   return says.value_or(true);
 }
 
-// One device's operands have one of the shapes of which these are parts: dims are broadcast as
-// there. Where it has other numbers of dims, that is not known.
-uint64_t WholeRun::of_shapes(uint64_t symbol, const std::vector<Shape>& own) {
+// Returns the symbol of what an op makes of parts, or one of its own where one device makes the same
+// symbol of operands in other dims: a half of [4,6] is not that of [2,12]. `key`: what one device's
+// shapes are kept by.
+uint64_t WholeRun::of_shapes(uint64_t symbol, uint64_t key, const std::vector<Part>& own) {
   if (values_.shapes) {
-    auto& known = values_.shapes->operands[symbol];
-    if (std::find(known.begin(), known.end(), own) == known.end()) known.push_back(own);
+    std::vector<Shape> shapes;
+    for (const Part& one : own) shapes.push_back(one.shape);
+    auto& known = values_.shapes->operands[key];
+    if (std::find(known.begin(), known.end(), shapes) == known.end())
+      known.push_back(std::move(shapes));
     return symbol;
   }
-  const auto known = values_.whole_shapes->operands.find(symbol);
+  const auto known = values_.whole_shapes->operands.find(key);
   if (known == values_.whole_shapes->operands.end()) return symbol;
-  bool is_alike = false;  // in numbers of dims
-  for (const std::vector<Shape>& whole : known->second) {
-    bool fits = whole.size() == own.size(), dims = fits;
-    for (size_t i = 0; dims && i < own.size(); ++i) {
-      dims = whole[i].size() == own[i].size();
-      for (size_t d = 0; dims && d < own[i].size(); ++d)
-        fits = fits && may_be_part(own[i][d], whole[i][d]);
+  const auto fits = [&](const std::vector<Shape>& whole) {
+    for (size_t i = 0; i < own.size(); ++i)
+      if (!is_part_of(own[i], i < whole.size() ? whole[i] : Shape())) return false;
+    return true;
+  };
+  if (std::any_of(known->second.begin(), known->second.end(), fits)) return symbol;
+  return join_symbols(symbol, symbol_of("in other dims"));
+}
+
+// Returns whether a value can be a rank's part of one of that shape: a dim of another extent is cut
+// or repeated, or has been filled with zeros.
+bool WholeRun::is_part_of(const Part& own, const Shape& whole) const {
+  const size_t dims = std::min(own.shape.size(), whole.size()),
+               more = own.shape.size() - dims;  // leading ones, taken for one
+  if (own.shape.size() != whole.size() && (dims == 0 || own.row_dims <= more)) return false;
+  const Shape mine = with_dims(own.shape, dims), its = with_dims(whole, dims);
+  for (size_t d = 0; d < dims; ++d) {
+    if (mine[d] == its[d]) continue;
+    if (!may_be_part(mine[d], its[d])) return false;
+    if (!own.cuts || mine[d] > its[d]) continue;
+    int64_t ranks = 1;
+    for (const CutDim& cut : *own.cuts) {
+      const uint32_t of = d > 0 ? cut.dims >> (d + more) & 1 : cut.dims & ((2u << more) - 1);
+      if (of != 0) ranks *= cut.ranks > 0 ? cut.ranks : values_.ranks;
     }
-    if (dims && fits) return symbol;
-    is_alike = is_alike || dims;
+    if (mine[d] * ranks < its[d]) return false;
   }
-  return is_alike ? join_symbols(symbol, symbol_of("other shapes")) : symbol;
+  return true;
 }
 
 // Of an extent, which may have gone on into zeros: of stretches of two or more to as many as there

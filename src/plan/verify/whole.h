@@ -25,6 +25,11 @@ class WholeRun {
     double behind = 0;                          // the end of a dim that goes on; NaN: anything
     const std::vector<CutDim>* cuts = nullptr;  // null: that is not known
   };
+  struct Part {  // an operand, as far as it says of which whole it is a part
+    Shape shape;
+    const std::vector<CutDim>* cuts = nullptr;  // null: that is not known
+    size_t row_dims = 0;  // leading ones that may be one dim where one device runs the op
+  };
   struct Use {
     std::string_view op;
     const Attrs& attrs;
@@ -56,7 +61,9 @@ class WholeRun {
                  Made made);
   bool says_whole(const OpDef& def, const OpTypes& types, uint64_t symbol) const;
   uint64_t in_shape(const Use& use) const;
-  uint64_t of_shapes(uint64_t symbol, const std::vector<Shape>& own);
+  uint64_t in_dims(uint64_t symbol, const Use& use);
+  uint64_t of_shapes(uint64_t symbol, uint64_t key, const std::vector<Part>& own);
+  bool is_part_of(const Part& own, const Shape& whole) const;
   bool may_be_part(int64_t own, int64_t whole) const;
   std::optional<uint64_t> moved(const Use& use);
   uint64_t cast(const Use& use);

@@ -17,6 +17,17 @@ bool is_half(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16
 
 }  // namespace
 
+// Returns the symbol of what an op moves, which may be that of its operands: so the op is part of
+// what shapes are kept by.
+uint64_t WholeRun::in_dims(uint64_t symbol, const Use& use) {
+  if (use.op == "Reshape" || use.op == "Cast") return symbol;
+  std::vector<Part> parts;
+  for (const Operand& one : use.inputs)
+    parts.push_back({one.type ? one.type->shape : Shape(), one.cuts});
+  parts.push_back({use.outputs[0].shape, use.cuts});
+  return of_shapes(symbol, join_symbols(symbol_of(use.op), symbol), parts);
+}
+
 uint64_t WholeRun::cast(const Use& use) {
   const DType from = use.inputs[0].type->dtype, to = use.outputs[0].dtype;
   const bool widens = is_half(from) && info(to).is_float;
