@@ -118,6 +118,10 @@ class Change {
     one = kTypes[below(random_, std::size(kTypes))];
     return info(one).name;
   }
+  Said operator()(TaskPass& one) {
+    one = one == TaskPass::kF ? TaskPass::kB : TaskPass::kF;
+    return name_of(one);
+  }
   template <NamedEnum T>
   Said operator()(T& one) {
     const T other = static_cast<T>(below(random_, names_of(one).size()));
