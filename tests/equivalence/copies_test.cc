@@ -268,7 +268,7 @@ TEST_F(Refused, ACopyOfTheParameterBeforeItsUpdate) {
   NEEDS_MODELS();
   const auto at = rounding_.program->ops.begin() + static_cast<std::ptrdiff_t>(rounding_.casts[0]);
   std::rotate(rounding_.program->ops.begin(), at, at + 1);
-  const std::string wanted = "behind its update";
+  const std::string wanted = "after its update";
   EXPECT_EQ(finding_of(made_.set, wanted), wanted);
 }
 
@@ -297,7 +297,7 @@ TEST_F(Refused, ACopyThatStartsOtherwise) {
   NEEDS_MODELS();
   const int32_t copy = rounding_.update->args[static_cast<size_t>(cast(0).outputs[0])];
   role_->tensor(copy).init.clear();
-  const std::string wanted = "starts otherwise than parameter '";
+  const std::string wanted = "does not start with the values of parameter '";
   EXPECT_EQ(finding_of(made_.set, wanted), wanted);
 }
 

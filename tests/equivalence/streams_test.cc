@@ -89,8 +89,8 @@ TEST(Streams, TheShortestCircleIsPrinted) {
   EXPECT_EQ(refused.error().message,
             "the plan was refused: messages that wait for their receives block each other: "
             "'send linear_2/MatMul_9 mb=1' on rank 0 waits for 'recv linear_2/MatMul_9 mb=1' on "
-            "rank 1, which is behind 'send d_Add_16 mb=0'; 'send d_Add_16 mb=0' on rank 1 waits "
-            "for 'recv d_Add_16 mb=0' on rank 0, which is behind 'send linear_2/MatMul_9 mb=1'");
+            "rank 1, which comes after 'send d_Add_16 mb=0'; 'send d_Add_16 mb=0' on rank 1 waits "
+            "for 'recv d_Add_16 mb=0' on rank 0, which comes after 'send linear_2/MatMul_9 mb=1'");
 }
 
 // What comes early holds memory for longer, and the plan states it.

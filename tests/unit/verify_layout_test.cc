@@ -444,17 +444,16 @@ TEST(VerifyLayout, BlocksOfOneDimBecomeThoseOfAnother) {
 
 TEST(VerifyLayout, EverySecondStretchIsCountedFromItsEnd) {
   EXPECT_EQ(said(kZigzag, {}), Said());
-  EXPECT_EQ(
-      refused(kZigzag, {{{"[0,1] group=0 micro=0 dim=1 outer=2 mirrored",
-                          "[0,1] group=0 micro=0 dim=1 outer=2"}},
-                        {{"outer=2 mirrored\n  3", "outer=2\n  3"}},
-                        {{"[0,1] group=0 micro=0 dim=1 outer=2 mirrored",
-                          "[0,1] group=0 micro=0 dim=1 outer=4 mirrored"}},
-                        {{"outer=2 mirrored\n  3", "outer=1 mirrored\n  3"}},
-                        {{"[4,3] group=0 micro=0 dim=1 outer=2 mirrored",
-                          "[4,3] group=0 micro=0 dim=1 outer=2"}}}),
-      "layout: over 'cp', 'gather y' on rank 0 (and 1 like it) puts together 'y@0', cut at dim 1, "
-      "outer 2 mirrored, as if it were cut at dim 1, outer 2");
+  EXPECT_EQ(refused(kZigzag, {{{"[0,1] group=0 micro=0 dim=1 outer=2 mirrored",
+                                "[0,1] group=0 micro=0 dim=1 outer=2"}},
+                              {{"outer=2 mirrored\n  3", "outer=2\n  3"}},
+                              {{"[0,1] group=0 micro=0 dim=1 outer=2 mirrored",
+                                "[0,1] group=0 micro=0 dim=1 outer=4 mirrored"}},
+                              {{"outer=2 mirrored\n  3", "outer=1 mirrored\n  3"}},
+                              {{"[4,3] group=0 micro=0 dim=1 outer=2 mirrored",
+                                "[4,3] group=0 micro=0 dim=1 outer=2"}}}),
+            "layout: over 'cp', 'gather y' on rank 0 (and 1 like it) joins 'y@0', cut at dim 1, "
+            "outer 2 mirrored, as if it were cut at dim 1, outer 2");
 }
 
 TEST(VerifyLayout, RowsLieWhereTheirMatricesAre) {
@@ -468,8 +467,9 @@ TEST(VerifyLayout, RowsLieWhereTheirMatricesAre) {
                                  "op Softmax in=[8] out=[4] {axis=0}"}},
                                {{"program=0 args=[6,2,0", "program=0 args=[6,3,0"}}}),
             "layout: over 'ep', 'F' on rank 0 (and 1 like it) cannot do op 1, GroupedMatMul, of "
-            "f32[4,3] rows by an index, i64[4] whole, f32[2,3,3] cut at dim 0, i64[] own number: "
-            "which takes other rows, or not all that they need");
+            "f32[4,3] rows routed by an index, i64[4] whole, f32[2,3,3] cut at dim 0, i64[] begin "
+            "of the rank's block: "
+            "which reads other rows, or not all operands of these rows");
 }
 
 TEST(VerifyLayout, BlocksKnowWhereTheyBegin) {
@@ -479,7 +479,7 @@ TEST(VerifyLayout, BlocksKnowWhereTheyBegin) {
                       {{"stride=[3]", "stride=[0]"}},
                       {{"in=[0,1,4] out=[3] {axis=0, whole=6}", "in=[0,1] out=[3] {axis=0}"}}}),
       "layout: over 'tp', 'F' on rank 0 (and 1 like it) cannot do op 1, Gather, of f32[3,4] "
-      "cut at dim 0, i64[8] whole: which cannot be done on these parts alone");
+      "cut at dim 0, i64[8] whole: which cannot be computed from such parts");
 }
 
 TEST(VerifyLayout, AxesWithBlocksAreNamed) {
@@ -544,7 +544,7 @@ TEST(VerifyLayout, ViewsOfOneShapeMayHaveHadAnother) {
   EXPECT_EQ(said(kRepeated, {}), Said());
   EXPECT_EQ(refused(kRepeated, {{{"  op Expand in=[3]", "  op Expand in=[0]"}}}),
             "layout: over 'tp', 'F' on rank 0 (and 1 like it) cannot do op 1, Expand, of "
-            "f32[2,1,4] cut at dim 1: which cannot be done on these parts alone");
+            "f32[2,1,4] cut at dim 1: which cannot be computed from such parts");
 }
 
 // Blocks of tokens, put together behind a change of shape.
@@ -596,7 +596,7 @@ TEST(VerifyLayout, NoChangeOfShapeChangesTheBlocks) {
   EXPECT_EQ(refused(kUnsqueezed, {{{"\"y@0\" f32[2,2,4,1]", "\"y@0\" f32[2,1,4,2]"},
                                    {"value 0 f32[2,2,4,1]", "value 0 f32[2,1,4,2]"},
                                    {"micro=0 dim=1\n  4", "micro=0 dim=3\n  4"}}}),
-            "layout: over 'tp', 'y' on rank 0 (and 1 like it) puts together 'own y@0', cut at dim "
+            "layout: over 'tp', 'y' on rank 0 (and 1 like it) joins 'own y@0', cut at dim "
             "0, outer 2, as if it were cut at dim 3");
 }
 
@@ -696,7 +696,7 @@ TEST(VerifyLayout, WhatIsRepeatedIsAnyBlock) {
               {{{"f32[3,1]", "f32[1,3]"}, {"shape=[3,1]", "shape=[1,3]"}},
                {{"op Neg in=[5] out=[6]", "op Transpose in=[5] out=[6] {perm=[1,0]}"}}}),
       "layout: over 'tp', 'F' on rank 0 (and 1 like it) cannot do op 4, Mul, of f32[3,3] whole, "
-      "f32[3,3] cut at dim 1: which cannot be done on these parts alone");
+      "f32[3,3] cut at dim 1: which cannot be computed from such parts");
 }
 
 // x in blocks of samples over b, or of columns for all that is known; in blocks of columns over a;
@@ -755,22 +755,23 @@ TEST(VerifyLayout, WhatIsCutAnewWasNotCutBefore) {
   EXPECT_EQ(
       refused(kBlocksOfBlocks, {{{"cuts=[S0@0,S0@1]", "cuts=[S0@1,S0@0]"}}}),
       "layout: over 'a', 'B own' on rank 0 (and 3 like it) cannot do op 0, Mul, of f32[3] cut "
-      "at dim 0, f32[3] cut at dim 0: which cannot be done on these parts alone");
+      "at dim 0, f32[3] cut at dim 0: which cannot be computed from such parts");
 }
 
 TEST(VerifyLayout, TermsAreAddedUpOnce) {
-  EXPECT_EQ(refused(kColumnsAndRows,
-                    {{{"  3 compute label=\"B\"",
-                       "  3 all_reduce args=[7] group=0 micro=0\n  4 compute label=\"B\""},
-                      {"  4 all_reduce", "  5 all_reduce"},
-                      {"  5 compute", "  6 compute"},
-                      {"  6 compute label=\"U\"", "  7 compute label=\"U\""}},
-                     {{"2 all_reduce label=\"sum y\" args=[7]", "2 all_reduce args=[5]"}},
-                     {{"4 all_reduce label=\"sum da\" args=[8]", "4 all_reduce args=[5]"}},
-                     {{"args=[8] group=0 micro=0", "args=[8] group=0 micro=0 max"}},
-                     {{"args=[7] group=0 micro=0", "args=[7] group=0 micro=0 max"}}}),
-            "layout: over 'tp', 'sum y' on rank 0 (and 1 like it) takes the greatest of 'y@0', "
-            "terms of a sum");
+  EXPECT_EQ(
+      refused(kColumnsAndRows,
+              {{{"  3 compute label=\"B\"",
+                 "  3 all_reduce args=[7] group=0 micro=0\n  4 compute label=\"B\""},
+                {"  4 all_reduce", "  5 all_reduce"},
+                {"  5 compute", "  6 compute"},
+                {"  6 compute label=\"U\"", "  7 compute label=\"U\""}},
+               {{"2 all_reduce label=\"sum y\" args=[7]", "2 all_reduce args=[5]"}},
+               {{"4 all_reduce label=\"sum da\" args=[8]", "4 all_reduce args=[5]"}},
+               {{"args=[8] group=0 micro=0", "args=[8] group=0 micro=0 max"}},
+               {{"args=[7] group=0 micro=0", "args=[7] group=0 micro=0 max"}}}),
+      "layout: over 'tp', 'sum y' on rank 0 (and 1 like it) cannot take the maximum of 'y@0', "
+      "terms of a sum");
   // A bias that each rank adds.
   EXPECT_EQ(
       refused(
@@ -781,8 +782,8 @@ TEST(VerifyLayout, TermsAreAddedUpOnce) {
             {"op MatMul in=[5,3] out=[6]", "op MatMul in=[5,3] out=[8]\n  op Add in=[8,7] out=[6]"},
             {"args=[4,2,0,1,5,6,7]", "args=[4,2,0,1,5,6,7,3]"}}}),
       "layout: over 'tp', 'F' on rank 0 (and 1 like it) cannot do op 3, Add, of f32[2,4] "
-      "terms of a sum, f32[4] whole: which is not linear in its terms: they must be summed "
-      "up before");
+      "terms of a sum, f32[4] whole: which is not linear in its terms: sum them "
+      "before");
 }
 
 const char* const kSumY = "  2 all_reduce label=\"sum y\" args=[7] group=0 micro=0\n";
@@ -802,12 +803,12 @@ std::string without(std::string text, const std::string& line) {
 TEST(VerifyLayout, NoSumIsLeftOut) {
   EXPECT_EQ(refused(without(kColumnsAndRows, kSumY), {{}}),
             "layout: over 'tp', 'B' on rank 0 (and 1 like it) cannot do op 0, Add, of f32[2,4] "
-            "terms of a sum, f32[4] whole: which is not linear in its terms: they must be summed "
-            "up before");
+            "terms of a sum, f32[4] whole: which is not linear in its terms: sum them "
+            "before");
   EXPECT_EQ(refused(without(kColumnsAndRows, kSumDa), {{}}),
             "layout: over 'tp', 'U' on rank 0 (and 1 like it) cannot do op 2, Sub, of f32[4] "
-            "whole, f32[4] terms of a sum: which is not linear in its terms: they must be summed "
-            "up before");
+            "whole, f32[4] terms of a sum: which is not linear in its terms: sum them "
+            "before");
   for (const char* line : {"  1 own_part label=\"own x\" args=[3,4] group=0 dim=1\n",
                            "  3 all_gather label=\"gather a\" args=[5,6] group=0 micro=0 dim=1\n",
                            "  11 all_reduce label=\"sum gs\" args=[16] group=0\n"})
@@ -828,7 +829,7 @@ TEST(VerifyLayout, CollectivesNameTheBlocksThatRanksHave) {
        {{"11 all_reduce label=\"sum gs\" args=[16]", "11 all_reduce label=\"sum gs\" args=[14]"}}});
   EXPECT_EQ(refused(kTokens,
                     {{{"[10,11] group=0 micro=0 dim=1", "[10,11] group=0 micro=0 dim=1 outer=2"}}}),
-            "layout: over 'tp', 'gather dy' on rank 0 (and 1 like it) puts together 'dy@0', cut at "
+            "layout: over 'tp', 'gather dy' on rank 0 (and 1 like it) joins 'dy@0', cut at "
             "dim 1, as if it were cut at dim 1, outer 2");
 }
 
@@ -845,7 +846,7 @@ TEST(VerifyLayout, StatesLieAsTheyAreStated) {
                    {{"cuts=[S0@0] whole=[4,4]", "cuts=[S1@0] whole=[2,8]"}}});
   EXPECT_EQ(refused(kHeads, {{{"cuts=[S1/3@0]", "cuts=[S1@0]"}}}),
             "layout: over 'tp', 'F' on rank 0 (and 1 like it) cannot do op 1, Slice, of f32[1,4,6] "
-            "cut at dim 2: which cannot be done on these parts alone");
+            "cut at dim 2: which cannot be computed from such parts");
   // The gradient of a whole weight, for one of which each rank has a block.
   EXPECT_EQ(refused(kColumnsAndRows,
                     {{{"value 12 f32[2,4]\n", "value 12 f32[2,4]\n  value 13 f32[2,3]\n"},
@@ -853,7 +854,7 @@ TEST(VerifyLayout, StatesLieAsTheyAreStated) {
                        "op Slice in=[10] out=[13] {ends=[2,3], starts=[0,0], steps=[1,1]}\n"
                        "  op MatMul in=[3,13] out=[7] {trans_a=1}"}}}),
             "layout: over 'tp', 'U' on rank 0 (and 1 like it) cannot do op 0, Sub, of f32[4,3] cut "
-            "at dim 1, f32[4,3] whole: which cannot be done on these parts alone");
+            "at dim 1, f32[4,3] whole: which cannot be computed from such parts");
 }
 
 // The plan for one device that kColumnsAndRows is cut from.

@@ -106,7 +106,8 @@ TEST(VerifySingle, AnotherComputation) {
                   {"input=\"x\" first", "input=\"y\" first"},
                   {"input \"x\" f32", "input \"y\" f32"}},
                  {})[0],
-            "single: data input 'y' of rank 0 (and 1 like it) is another than on one device");
+            "single: data input 'y' of rank 0 (and 1 like it) differs from that of the plan for "
+            "one device");
 }
 
 // A product of `from` and what moves it through 64 levels, each of which doubles what is read, with

@@ -394,7 +394,7 @@ TEST_F(PiperVerify, ExitCodes) {
   const auto [code, text] = piper_verify("--json " + folder_);
   EXPECT_EQ(code, 3);
   EXPECT_NE(text.find("{\"rule\": \"memory\", \"text\": \"'a@0' shares bytes with 'w0' on rank 0 "
-                      "(and 1 like it), which is kept for ever\"}"),
+                      "(and 1 like it), which keeps its bytes from step to step\"}"),
             text.npos)
       << text;
 }

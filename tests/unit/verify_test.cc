@@ -66,8 +66,8 @@ TEST(Verify, WhatIsChangedInPlaceIsNotChangedAgain) {
         1));
   };
   EXPECT_EQ(found("label=\"F of x\" program=0 args=[0,1]"),
-            std::vector<std::string>(
-                {"order: 'B again' on rank 0 does again to 'y' what 'B' on rank 0 has done"}));
+            std::vector<std::string>({"order: 'B again' on rank 0 applies the same program to 'y' "
+                                      "that 'B' on rank 0 has applied before"}));
   EXPECT_EQ(found("label=\"F anew\" program=0 args=[0,2]"), std::vector<std::string>());
 }
 
@@ -98,10 +98,11 @@ TEST(Verify, CommunicatorsAreListedAlikeAndOfTheirRanks) {
   for (RoleProgram& one : set.roles) one.communicators[0].from = {1};
   set.roles[2].body[0].communicator = 0;
   const std::vector<std::string> found = findings_of(set);
-  EXPECT_EQ(std::ranges::count(found,
-                               "communicator: 'to 2' on rank 0 stands on communicator 0, which is "
-                               "of other ranks"),
-            1);
+  EXPECT_EQ(
+      std::ranges::count(found,
+                         "communicator: 'to 2' on rank 0 uses communicator 0, which belongs to "
+                         "of other ranks"),
+      1);
 }
 
 TEST(Verify, Deadlocks) {
@@ -118,9 +119,9 @@ TEST(Verify, Deadlocks) {
              "2 recv label=\"recv a mb=1\" args=[2] peer=[0,-1]\n  3 send label=\"send da mb=0\" "
              "args=[3] peer=[0,-1] communicator=1"}},
            {"deadlock: the ranks wait for each other: 'recv da mb=0' on rank 0 (and 1 like it) "
-            "waits for 'send da mb=0' on rank 2 (and 1 like it), which is behind 'recv a mb=1'; "
+            "waits for 'send da mb=0' on rank 2 (and 1 like it), which comes after 'recv a mb=1'; "
             "'recv a mb=1' on rank 2 (and 1 like it) waits for 'send a mb=1' on rank 0 (and 1 like "
-            "it), which is behind 'recv da mb=0'"}}});
+            "it), which comes after 'recv da mb=0'"}}});
 }
 
 // Rank 0 waits for both others, and rank 1 for rank 2, too; but ranks 0 and 2 alone make a circle.
@@ -140,8 +141,8 @@ TEST(Verify, TheShortestCircleIsShown) {
                                1)),
             std::vector<std::string>{
                 "deadlock: the ranks wait for each other: 'sum' on rank 0 waits for "
-                "'sum' on rank 2, which is behind 'from 0'; 'from 0' on rank 2 waits "
-                "for 'to 2' on rank 0, which is behind 'sum'"});
+                "'sum' on rank 2, which comes after 'from 0'; 'from 0' on rank 2 waits "
+                "for 'to 2' on rank 0, which comes after 'sum'"});
 }
 
 TEST(Verify, Collectives) {
@@ -239,7 +240,8 @@ TEST(Verify, Memory) {
         "'F stage=0 mb=0' has given to 'a@0'"}},
       {{{"buffer 3 \"a@0\" f32[1,2] step at=768", "buffer 3 \"a@0\" f32[1,2] step at=0"}},
        {},
-       {"memory: 'a@0' shares bytes with 'w0' on rank 0 (and 1 like it), which is kept for ever"}},
+       {"memory: 'a@0' shares bytes with 'w0' on rank 0 (and 1 like it), which keeps its bytes "
+        "from step to step"}},
       {{{"arena=2048", "arena=4096"}},
        {},
        {"error: an arena of 4096 bytes is stated, but its buffers end at 1800, and arenas at "
@@ -368,8 +370,8 @@ TEST(Verify, CollectivesOfAllGroupsHaveOneOrder) {
       findings_of(set_of({with(kStage0, 1, 2), with(kStage1, 2, 1)}, 2)),
       (std::vector<std::string>{
           "deadlock: the ranks wait for each other: 'first' on rank 0 (and 1 like it) waits "
-          "for 'second' on rank 2 (and 1 like it), which is behind 'first'; 'first' on rank 2 "
-          "(and 1 like it) waits for 'second' on rank 0 (and 1 like it), which is behind "
+          "for 'second' on rank 2 (and 1 like it), which comes after 'first'; 'first' on rank 2 "
+          "(and 1 like it) waits for 'second' on rank 0 (and 1 like it), which comes after "
           "'first'"}));
 }
 
@@ -438,13 +440,15 @@ TEST(Verify, CopiesAreUpdatedAlike) {
   };
   EXPECT_EQ(findings_of(set(copy_text(2, first))), std::vector<std::string>());
   EXPECT_EQ(findings_of(set(copy_text(2, other))),
-            (std::vector<std::string>{"copies: 'w' on rank 0 and on rank 2 is not updated alike"}));
+            (std::vector<std::string>{
+                "copies: 'w' is updated in different ways on rank 0 and on rank 2"}));
   EXPECT_EQ(findings_of(set(copy_text(2, first, "Add"))),
-            (std::vector<std::string>{"copies: 'w' on rank 0 and on rank 2 is not updated alike"}));
+            (std::vector<std::string>{
+                "copies: 'w' is updated in different ways on rank 0 and on rank 2"}));
   EXPECT_EQ(findings_of(set(copy_text(2, first, "Sub", " fill=1"))),
             (std::vector<std::string>{
                 "structure: 'w.moment' starts differently on rank 0 and rank 2",
-                "copies: 'w.moment' on rank 0 and on rank 2 is not updated alike"}));
+                "copies: 'w.moment' is updated in different ways on rank 0 and on rank 2"}));
 }
 
 // Long enough for a second thread.

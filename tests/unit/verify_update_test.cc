@@ -116,7 +116,7 @@ TEST(VerifyUpdate, TheNormHoldsEachGradientOnce) {
   const std::pair<std::string, std::string> all = {"group 1 \"pp\" axes=[0]",
                                                    "group 1 \"all\" axes=[0,1]"};
   EXPECT_EQ(said({all}, {all})[0],
-            "update: 'U' on rank 0 (and 1 like it) takes a norm in which 'w0.grad' stands 2 "
+            "update: 'U' on rank 0 (and 1 like it) takes a norm in which 'w0.grad' is included 2 "
             "times");
   EXPECT_EQ(said({}, {{"Concat in=[3,4]", "Concat in=[4,3]"}})[0],
             "update: 'U' on rank 0 (and 1 like it) takes a norm in which squares of different "
@@ -174,7 +174,7 @@ TEST(VerifyUpdate, AnOptimizerTakesWhatIsItsParameters) {
          "updates 'w0' with something else than its gradient");
   expect({{op, "op Sgd in=[5,5,-1,3,6,2] out=[4]"}}, "updates 'w0' from something else");
   expect({{op, op + "\n  " + op}}, "writes 'w0' twice");
-  expect({{op, op + "\n  op Neg in=[4] out=[4]"}}, "writes 'w0' behind its update");
+  expect({{op, op + "\n  op Neg in=[4] out=[4]"}}, "writes 'w0' after its update");
 }
 
 }  // namespace

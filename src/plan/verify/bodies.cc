@@ -1,7 +1,7 @@
-// Rule microbatch, where training steps overlap: what a body does for the step under way is what
-// the epilogue does, and what it does for the next step is what the prologue does, but that it
-// reads the newest version of a parameter where the prologue reads the previous one: its update is
-// still to come.
+// Rule microbatch, where training steps overlap: for the current step a body runs the instructions
+// of the epilogue, and for the next step those of the prologue. One difference is allowed: the body
+// still has the update before it, so it reads the newest version of a parameter where the prologue
+// reads the previous one.
 #include <algorithm>
 
 #include "model.h"
@@ -9,7 +9,8 @@
 namespace piper {
 namespace {
 
-// Returns whether both do the same; what they wait for is at other places in each list.
+// Returns whether both instructions are equal, except for waits, whose indices differ between
+// lists.
 bool is_same(const RoleProgram& role, const Instruction& one, const Instruction& other) {
   const auto is_same_arg = [&](int32_t arg, int32_t in_part) {
     const int32_t newest = role.tensor(in_part).previous_of;

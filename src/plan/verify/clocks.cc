@@ -1,4 +1,4 @@
-// Happens-before by vector clocks: what each stream of each role knows to be complete.
+// Happens-before by vector clocks: which instructions are complete when another one is.
 #include <algorithm>
 #include <utility>
 
@@ -6,9 +6,9 @@
 
 namespace piper {
 
-// Follows a run with one clock per slot. Of what somebody waits for or receives later, what was
-// known then is kept until the last has seen it: in a row, which instructions of a slot share until
-// that learns something new.
+// Follows a run with one clock for each slot (stream of a cell). If others wait for an instruction
+// later, its clock is kept in a row until the last of them has read it. Instructions of a slot
+// share a row until the clock changes.
 class Clockwork {
  public:
   explicit Clockwork(const Section& section)
@@ -64,13 +64,13 @@ class Clockwork {
     int32_t uses = 0, row = -1;
   };
   struct Slot {
-    bool news = false;       // since its last instruction
-    int32_t known_row = -1;  // in Clocks
-    int32_t row = -1;        // kept
+    bool news = false;       // its clock changed after its last instruction
+    int32_t known_row = -1;  // its last row in Clocks
+    int32_t row = -1;        // its last row in kept_
   };
   struct Row {
-    int32_t users = 0;    // instructions, and the slot whose last it is
-    int32_t version = 0;  // later ones of a slot have higher numbers
+    int32_t users = 0;    // instructions that will read it, and its slot while it is the last row
+    int32_t version = 0;  // later rows of a slot have higher numbers
   };
 
   static void ask_for(Clocks::Cell& cell, int32_t slot) {
@@ -85,7 +85,7 @@ class Clockwork {
       for (size_t k = at; k < at + kStride; ++k) clock[k] = std::max(clock[k], to[k]);
   }
 
-  // What the instruction itself waits for is complete.
+  // Raises the clock by all that the instruction waits for.
   void start(Spot place) {
     const Step& step = section_.step(place);
     for (int32_t wait : section_.waits_of(place)) learn(step.slot, {place.cell, wait});
@@ -96,7 +96,7 @@ class Clockwork {
     Copy& copy = copies_[from.cell][from.index];
     const int32_t other = section_.step(from).slot;
     int32_t* now = clock(slot);
-    // Who knows that it is complete knows what it knew.
+    // A slot that knows an instruction to be complete already knows the clock of that instruction.
     if (now[other] < from.index) {
       int32_t& learned = learned_[static_cast<size_t>(slot) * width_ + static_cast<size_t>(other)];
       if (learned < rows_[copy.row].version) {
@@ -147,8 +147,9 @@ class Clockwork {
   const Section& section_;
   size_t width_;
   Clocks clocks_;
-  std::vector<int32_t> now_;      // by slot: its clock
-  std::vector<int32_t> learned_;  // alike: of each other the last version that it knows
+  std::vector<int32_t> now_;  // by slot: its current clock
+  std::vector<int32_t>
+      learned_;  // in the same form: of each other slot, the last version of a row that was read
   std::vector<Slot> slots_;
   std::vector<std::vector<Copy>> copies_;  // by cell and instruction
   std::vector<int32_t> kept_;              // rows

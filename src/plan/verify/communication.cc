@@ -1,4 +1,5 @@
-// Rules transfer and collective: what belongs together across cells.
+// Rules communicator, transfer and collective: sends match receives, and members of collectives
+// agree.
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -12,7 +13,7 @@ const Tensor& tensor_of(const Model& model, const Section& section, Spot place, 
   return model.cells[place.cell].role->tensor(section.at(place).args[arg]);
 }
 
-// Holds what one cell sends another on one communicator.
+// The messages from one cell to another on one communicator.
 struct Route {
   std::vector<Spot> sends, recvs;
 };
@@ -83,8 +84,8 @@ std::string describe(const Model& model, const Section& section, Spot place) {
   return text + ")";
 }
 
-// Compares a message tensor by tensor: values of a microbatch have one name everywhere. (Parts of
-// sums are followed by rule sum.)
+// Compares the tensors of a message: a value of a microbatch has the same name on both ranks. (Rule
+// sum follows partial sums.)
 void compare_types(const Model& model, const Section& section, Spot send, Spot recv,
                    Findings& findings) {
   const size_t sends = section.at(send).args.size(), takes = section.at(recv).args.size();
@@ -124,7 +125,7 @@ void check_communicators(const Model& model, Findings& findings) {
         if (!std::equal(own.begin(), own.end(), cell.coordinates.begin(),
                         [](int32_t at, int64_t rank) { return at < 0 || at == rank; }))
           findings.add("communicator",
-                       "{} on {} stands on communicator {}, which is of other ranks", name_of(one),
+                       "{} on {} uses communicator {}, which belongs to other ranks", name_of(one),
                        model.who(c), one.communicator);
       }
   }
@@ -160,7 +161,8 @@ void check_collectives(const Model& model, Section& section, Findings& findings,
   for (const auto& [ranks, members] : find_groups(model, section)) {
     const auto& [first_cell, first] = *members.begin();
     report.collectives += static_cast<int64_t>(first.size());
-    if (members.size() == 1) continue;  // SPMD peers alone: one program
+    if (members.size() == 1)
+      continue;  // all ranks belong to one cell, so they run the same instructions
     for (const auto& [cell, places] : members) {
       for (size_t k = 0; k < std::min(first.size(), places.size()); ++k)
         if (section.part_of(first[k]) != section.part_of(places[k]) ||

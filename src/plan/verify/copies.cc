@@ -1,7 +1,6 @@
-// Rule copies: what several devices keep of one parameter stays equal bit for bit. Symbols are
-// for contents: equal ones for equal initial values, for sums of the same contributions in the same
-// order, and for the same ops on equal contents. A contribution is what it is declared to be, here
-// as in rule sum.
+// Rule copies: a parameter that several devices keep has the same bits on all of them. Equal
+// symbols mean equal bits: of equal initial values, sums of the same contributions in the same
+// order, and the same ops on equal operands. Declared contributions are trusted, as in rule sum.
 #include <algorithm>
 #include <map>
 
@@ -35,7 +34,7 @@ class Copies {
   const RoleProgram& role(int32_t cell) const { return *model_.cells[cell].role; }
   uint64_t& held(Spot place, size_t arg) { return held_[place.cell][section_.at(place).args[arg]]; }
 
-  // Finds cells that keep a trained parameter which another one keeps, too.
+  // Finds cells that keep a trained parameter that another cell also keeps.
   void find_holders() {
     holds_copy_.resize(model_.cells.size());
     std::vector<int32_t> first(model_.params.size(), -1);  // by parameter: a cell
@@ -79,7 +78,7 @@ class Copies {
         return;
       case InstructionKind::kCompute:
         return compute(place, one);
-      default:  // inputs: what is computed from samples is not told apart
+      default:  // inputs: values of samples count only as declared contributions
         return;
     }
   }
@@ -119,11 +118,11 @@ class Copies {
       symbol = join_symbols(symbol, static_cast<uint64_t>(stride));
     return symbol;
   }
-  // a + b and b + a are the same bits.
+  // The symbol does not depend on the order of operands, as a + b and b + a have the same bits.
   static uint64_t added(uint64_t a, uint64_t b) {
     return join_symbols(std::min(a, b), std::max(a, b));
   }
-  // Gives results symbols that are like no others.
+  // Gives results new symbols, which equal no others.
   void set_written(Spot place, const Step& step) {
     const uint64_t own =
         join_symbols(static_cast<uint64_t>(place.cell) + 1, static_cast<uint64_t>(place.index));
@@ -141,7 +140,7 @@ class Copies {
       held(place, static_cast<size_t>(arg)) = after[static_cast<size_t>(arg)];
   }
 
-  // Returns what a group makes of a content: of equal contents equal ones, over equal axes.
+  // Returns the symbol after a collective over the group: equal for equal operands and axes.
   uint64_t over(Spot place, uint64_t symbol) const {
     const Instruction& one = section_.at(place);
     symbol = join_symbols(symbol, static_cast<uint64_t>(one.kind));
@@ -161,7 +160,8 @@ class Copies {
   }
 
   void compare() {
-    std::map<std::string_view, std::pair<int32_t, uint64_t>> known;  // of a state: cell and symbol
+    std::map<std::string_view, std::pair<int32_t, uint64_t>>
+        known;  // by name of a state: cell and symbol
     for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c) {
       if (!holds_copy_[c]) continue;
       for (int32_t b : model_.cells[c].facts->kept) {
@@ -169,7 +169,7 @@ class Copies {
         if (tensor.kind != BufferKind::kState) continue;
         const auto [first, is_new] = known.try_emplace(tensor.name, c, held_[c][b]);
         if (!is_new && first->second.second != held_[c][b])
-          findings_.add("copies", "'{}' on {} and on {} is not updated alike",
+          findings_.add("copies", "'{}' is updated in different ways on {} and on {}",
                         quote_control(tensor.name), model_.who(first->second.first), model_.who(c));
       }
     }
@@ -180,10 +180,10 @@ class Copies {
   Findings& findings_;
   Values values_;
   std::vector<bool> holds_copy_;             // by cell
-  std::vector<uint64_t> target_;             // by sum: of its name
+  std::vector<uint64_t> target_;             // by sum: the symbol of its name
   std::vector<std::vector<uint64_t>> held_;  // by cell and buffer
   Mail<uint64_t> sent_;
-  std::vector<std::pair<int32_t, uint64_t>> sums_;  // by arg, of the instruction at hand
+  std::vector<std::pair<int32_t, uint64_t>> sums_;  // sums of the current instruction, by argument
 };
 
 }  // namespace

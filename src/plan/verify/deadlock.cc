@@ -1,9 +1,9 @@
-// Rule deadlock. Every cell issues its instructions one by one, receives wait for their sends,
-// collectives for all members. Each cell's order contains the order of its streams and waits, so
-// what is free of circles here is so with concurrent streams too.
+// Rule deadlock. Runs the cells: each issues its instructions in order, a receive waits for its
+// send, a collective for all members. The order of a cell respects its streams and waits, so if
+// this run ends, one with concurrent streams ends, too.
 //
-// But a message on a stream without computations may wait there until its receive is reached. Where
-// there are such streams, all run at once as well: a stream goes on when the receive does.
+// But a send on a stream without computations may block until its receive is reached. If there are
+// such streams, a second run has all streams concurrent, and such sends wait for their receives.
 #include <algorithm>
 #include <array>
 
@@ -12,11 +12,10 @@
 namespace piper {
 namespace {
 
-// Runs lanes, which are cells or streams, one by one as far as they can.
+// Runs lanes (cells or streams) one after the other, each as far as it can.
 class Run {
  public:
-  // Prepares a run. `may_wait`: by stream, whether its messages wait for their receives; empty:
-  // lanes are cells.
+  // `may_wait`: for each stream, whether its sends wait for their receives; empty: lanes are cells.
   Run(const Model& model, const Section& section, std::vector<bool> may_wait)
       : model_(model),
         section_(section),
@@ -30,7 +29,7 @@ class Run {
     }
   }
 
-  // Returns whether all of it runs; else `order` has what does.
+  // Returns whether all instructions run; if not, `order` has those that do.
   bool finish() {
     for (bool progress = true; progress;) {
       progress = false;
@@ -49,8 +48,8 @@ class Run {
     return true;
   }
 
-  // Returns the shortest cycle of lanes that wait for each other; of several the one through the
-  // lowest.
+  // Describes the shortest cycle of lanes that wait for each other; of several, the one through the
+  // lane with the lowest number.
   std::string circle() {
     std::vector<std::pair<Spot, Spot>> best;
     for (size_t start = 0; start < lists_.size(); ++start) {
@@ -62,12 +61,12 @@ class Run {
       text += fmt::format("{}{} waits for {}", text.empty() ? "" : "; ",
                           name_of(model_, section_, waiting), name_of(model_, section_, block));
       if (const Spot front = head(lane_of(block)); front != block)
-        text += fmt::format(", which is behind {}", name_of(section_.at(front)));
+        text += fmt::format(", which comes after {}", name_of(section_.at(front)));
     }
     return text;
   }
 
-  std::vector<Spot> order;  // of a joint the member that came last stands for all
+  std::vector<Spot> order;  // a collective is listed as the member that came last
 
  private:
   size_t lane_of(Spot spot) const {
@@ -81,7 +80,7 @@ class Run {
   }
   bool is_done(Spot spot) const { return done_[spot.cell][spot.index]; }
 
-  // Returns what ends together with the instruction.
+  // Returns the instructions that end together with this one.
   std::span<const Spot> meeting(const Spot& spot) {
     if (const int32_t joint = section_.joint[spot.cell][spot.index]; joint >= 0)
       return section_.joints[joint];
@@ -90,7 +89,7 @@ class Run {
     const bool waits = pair_[1].valid() && !may_wait_.empty() && may_wait_[lane_of(send)];
     return std::span(pair_).first(waits ? 2 : 1);
   }
-  // Returns what keeps the next instruction of a lane from ending; good until the next call.
+  // Returns the instructions that the next one of a lane waits for; valid until the next call.
   const std::vector<Spot>& blockers(Spot waiting) {
     blockers_.clear();
     const std::span<const Spot> together = meeting(waiting);
@@ -105,7 +104,8 @@ class Run {
     return blockers_;
   }
 
-  // Searches by breadth who waits, and for what; empty: there is no cycle.
+  // Returns the shortest cycle through a lane as pairs (waiting, awaited), by breadth-first search;
+  // empty: there is none.
   std::vector<std::pair<Spot, Spot>> circle_through(size_t start) {
     constexpr size_t kNone = SIZE_MAX;
     std::vector<size_t> from(lists_.size(), kNone), open{start};
@@ -133,7 +133,7 @@ class Run {
   std::vector<Spot> blockers_;
 };
 
-// Returns by stream whether its messages wait for their receives.
+// Returns for each stream whether its sends may wait for their receives.
 std::vector<bool> find_waiting(const Section& section) {
   std::vector<bool> sends(static_cast<size_t>(section.slots)), computes = sends;
   for (const auto& steps : section.steps)

@@ -1,6 +1,6 @@
-// Random numbers. Rule microbatch: what a backward draws again, a forward has drawn, with the same
-// op, key and count of steps. Rule single: by each key a plan draws for the elements for which one
-// device does. (Of which samples, rule sum says; of which blocks, rule layout.)
+// Random numbers. Rule microbatch: numbers that a backward pass draws again were drawn by a forward
+// pass, with the same op, key and step. Rule single: with each key, a plan draws for the same
+// elements as one device does. (Rule sum checks the samples, and rule layout the blocks.)
 #include <algorithm>
 #include <map>
 #include <set>
@@ -31,8 +31,9 @@ std::vector<Draw> draws_of(const Program& program) {
   return draws;
 }
 
-// Forwards are what sums other than gradients are made of: the loss, counts, statistics. From their
-// contributions back to the samples, through messages and collectives; states are of steps before.
+// Finds forward computations: those on which sums other than gradients depend (loss, counts,
+// statistics). Goes back from contributions to such sums, through messages and collectives, up to
+// samples and states.
 class Forwards {
  public:
   Forwards(const Model& model, const Section& section) : model_(model), section_(section) {
@@ -68,7 +69,8 @@ class Forwards {
     for (size_t a = 0; a < to.size(); ++a)
       if (std::exchange(needed_[place.cell][to[a]], false)) need(send.cell, from[a]);
   }
-  // Returns whether something of what it writes is needed: not of what was there before.
+  // Returns whether a result of the instruction is needed. What its buffers held before no longer
+  // is.
   bool take_written(Spot place) {
     const Step& step = section_.step(place);
     const auto args = section_.args_of(place.cell, step);
@@ -94,13 +96,13 @@ class Forwards {
   std::vector<std::vector<uint8_t>> needed_, is_forward_;  // by cell and buffer, or instruction
 };
 
-// What is drawn is known by its key.
+// Returns a symbol for a key tensor: keys with the same initial values are the same key.
 uint64_t key_of(const Tensor* key) {
   return key ? symbol_of(key->init.empty() ? key->name : key->init) : 0;
 }
 
-// Says which elements a block of samples has of all, and how many these are: what cuts and zeros
-// after blocks leave of them, the last one first.
+// For which elements an op draws: its attributes, and the number of elements of the whole block of
+// samples, without padding. Cuts and padding are undone from the last one to the first.
 struct Drawn {
   uint64_t how = 0;
   int64_t elements = 0;
@@ -116,7 +118,7 @@ Drawn drawn_by(const ProgramOp& op, const Shape& own) {
   }
   return {symbol_of(op.op + print_attrs(without(op.attrs, {"cuts", "zeros", "shape"}))), elements};
 }
-// A dim goes on into zeros so that it can be cut: at the stretches of that cut.
+// Returns whether padding is only where a cut needs it: in each stretch of the dim that is cut.
 bool has_zeros_at_cuts(const ProgramOp& op) {
   const std::vector<int64_t> cuts = op.attrs.integers("cuts"), zeros = op.attrs.integers("zeros");
   for (size_t z = 0; z + 2 < zeros.size(); z += 3) {
@@ -161,7 +163,7 @@ class DrawCheck {
   static const Tensor* bound(const RoleProgram& role, const Instruction& one, int32_t arg) {
     if (arg < 0) return nullptr;
     const Tensor& tensor = role.tensor(one.args[static_cast<size_t>(arg)]);
-    // The newest version is the count of the next step, as that finds it.
+    // Where steps overlap, the previous version of the step's number is the same number.
     return tensor.previous_of < 0 ? &tensor : &role.tensor(tensor.previous_of);
   }
   static std::string shown(const Tensor* tensor) {
@@ -171,7 +173,7 @@ class DrawCheck {
     return drawn_by(op, program.values[static_cast<size_t>(op.outputs[0])].shape);
   }
 
-  // Finds by key what one device draws.
+  // Fills on_one_: by key, for which elements one device draws.
   void find_on_one() {
     const RoleProgram& role = *single_->model.cells[0].role;
     for (const Instruction& one : role.body) {
@@ -191,7 +193,7 @@ class DrawCheck {
     const Program& program = role.programs[static_cast<size_t>(one.program)];
     const ProgramOp& op = program.ops[draw.op];
     const Tensor *key = bound(role, one, draw.key), *step = bound(role, one, draw.step);
-    // Parts may be drawn otherwise than before: rule layout knows which.
+    // A backward may draw for other parts than the forward: rule layout checks that.
     uint64_t symbol = join_symbols(symbol_of(op.op),
                                    symbol_of(print_attrs(without(op.attrs, {"cuts", "zeros"}))));
     if (key) symbol = join_symbols(symbol, key_of(key));
@@ -199,13 +201,13 @@ class DrawCheck {
     if (forward)
       drawn_.insert(symbol);
     else if (!drawn_.contains(symbol) && said_.insert(symbol).second)
-      findings_.add("microbatch", "{} draws {} by key '{}' and step '{}', as no forward does",
+      findings_.add("microbatch", "{} draws {} with key '{}' and step '{}', but no forward does",
                     name_of(model_, section_, place), op.op, shown(key), shown(step));
     const std::vector<Drawn>& known = on_one_[key_of(key)];
     const bool is_known =
         !single_ || std::find(known.begin(), known.end(), drawn_in(program, op)) != known.end();
     if ((!is_known || !has_zeros_at_cuts(op)) && said_of_.insert(key_of(key)).second)
-      findings_.add("single", "{} draws {} by key '{}' for other elements than one device does",
+      findings_.add("single", "{} draws {} with key '{}' for other elements than one device does",
                     name_of(model_, section_, place), op.op, shown(key));
   }
 
@@ -216,7 +218,8 @@ class DrawCheck {
   std::vector<std::vector<std::vector<Draw>>> draws_;  // by role and program
   bool some_ = false;
   std::map<uint64_t, std::vector<Drawn>> on_one_;
-  std::set<uint64_t> drawn_, said_, said_of_;  // by what, of that, and of keys
+  std::set<uint64_t> drawn_, said_,
+      said_of_;  // draws; of these and of keys, those that were reported
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Compares what parallel plans and the single plan compute, by symbols of values.
+// Follows a plan and records its effects as symbols of values.
 #include "effects.h"
 
 #include "mail.h"
@@ -54,7 +54,7 @@ class Follower {
   }
   int32_t step_of(Spot place) const { return first_step_ + section_.training_step(place); }
 
-  // Whoever compares the plans looks at what it starts with.
+  // Initial values of states are not part of the symbol: check_names() compares them.
   uint64_t initial(const RoleProgram& role, const Tensor& tensor) {
     if (tensor.kind == BufferKind::kState) {
       const uint64_t symbol =
@@ -101,7 +101,7 @@ class Follower {
       case InstructionKind::kRecv:
         return sent_.fetch(section_.partner[place.cell][place.index],
                            [&](size_t a, uint64_t symbol) { held(place, args[a]) = symbol; });
-      default:  // copies, and the own parts of what is whole
+      default:  // copies, and parts of whole values
         for (size_t a = 0; a + 1 < args.size(); a += 2)
           held(place, args[a + 1]) = held(place, args[a]);
     }
@@ -140,7 +140,7 @@ class Follower {
       }
     }
     const std::vector<uint64_t>& after = results(place, step);
-    // Sums stay what they are.
+    // A sum keeps its symbol when partial sums are added.
     combined_.clear();
     for (const SumCombine& combine : one.combines) {
       uint64_t all = 0;
@@ -154,7 +154,8 @@ class Follower {
     for (const auto& [arg, symbol] : combined_) held(place, args[arg]) = symbol;
     add(place, one, args, after);
   }
-  // Returns whether ranks that have parts or terms of the same add to it as one.
+  // Returns whether another rank along a followed axis adds its part or term of the same
+  // contribution, so that this one is not counted again.
   bool adds_again(Spot place, const SampleRange& samples) const {
     const std::vector<int64_t>& at = model_.cells[place.cell].coordinates;
     bool again = false;
@@ -208,7 +209,7 @@ class Follower {
     return block_ids_.try_emplace(key, block_ids_.size()).first->second;
   }
 
-  // Returns what the program makes of `before_`.
+  // Returns the symbols of arguments after the program, from before_.
   const std::vector<uint64_t>& results(Spot place, const Step& step) {
     const Program& program = model_.cells[place.cell].role->programs[step.program];
     uint64_t key = reinterpret_cast<uintptr_t>(&program);
@@ -232,7 +233,7 @@ class Follower {
       look(place, step, known->second);
     return known->second;
   }
-  // Rows after which zeros go on are of parts only.
+  // Rows that mask padding exist only where ranks have parts.
   bool is_known(uint64_t symbol) const {
     return known_->made.contains(values_.of_turn(symbol).value_or(symbol)) ||
            values_.rows.contains(symbol);
@@ -249,8 +250,8 @@ class Follower {
     }
   }
 
-  // Sums stay what they are, whoever has added more to them, and so does what is whole or a part;
-  // where whole values are followed, all that ranks have parts or terms of.
+  // Reductions of sums and all-gathers keep symbols. Where whole values are followed, so do all
+  // collectives along axes over which ranks have parts or terms.
   void collective(std::span<const Spot> members) {
     const Instruction& one = section_.at(members[0]);
     const bool pairs = takes_pairs(one.kind);
@@ -284,13 +285,13 @@ class Follower {
   Values values_;
   Mail<uint64_t> sent_;
   int32_t first_step_ = 0;
-  std::vector<uint64_t> sum_symbols_;  // by training step and sum; 0: not met yet
-  std::unordered_set<uint64_t> sums_;  // those symbols
+  std::vector<uint64_t> sum_symbols_;  // by training step and sum; 0: not computed yet
+  std::unordered_set<uint64_t> sums_;  // the values of sum_symbols_
   std::unordered_map<uint64_t, size_t> block_ids_;
-  // By block, and by training step and sum: in effects_.added; -1: nothing yet.
+  // By block, and by training step and sum: index in effects_.added, or -1.
   std::vector<std::vector<int32_t>> blocks_;
   std::unordered_map<uint64_t, std::vector<uint64_t>> results_;
-  // Of the instruction at hand, by argument.
+  // Of the current instruction, by argument.
   std::vector<uint64_t> before_;
   std::vector<int32_t> added_;  // the arguments to which it contributes
   std::vector<std::pair<int32_t, uint64_t>> combined_;

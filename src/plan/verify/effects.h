@@ -1,8 +1,8 @@
-// What the training steps of a plan do, as symbols that do not depend on which rank does it: what
-// each block of samples adds to a sum, what states and reports become. A sample is known by its
-// place in its block, so that all blocks that do the same have the same symbols; that a block's
-// values come from its own samples, and that a finished sum has all of them, rule sum proves.
-// Private to the verify room.
+// The effects of a plan's training steps, as symbols that do not depend on the ranks that compute
+// them: what each block of samples adds to each sum, and what states and reports become. Samples
+// are named by their place in a block, so blocks with the same computations have the same symbols.
+// Rule sum proves that a block's values come from its own samples, and that a finished sum has all
+// blocks. Private to the verify room.
 #pragma once
 
 #include <unordered_set>
@@ -12,12 +12,12 @@
 namespace piper {
 
 struct Effects {
-  // Counts what all uses of a block add to a sum.
+  // What all uses of a parameter add to a sum for one block of samples.
   struct Added {
     int32_t step = 0, target = 0;
-    int64_t count = 0;  // of samples
+    int64_t count = 0;  // samples in the block
     uint64_t symbol = 0;
-    Spot last;  // that adds to it
+    Spot last;  // the last instruction that adds to it
   };
   struct Reported {
     int32_t step = 0, cell = 0;
@@ -27,28 +27,28 @@ struct Effects {
   std::vector<Added> added;  // in the order of the run
   std::vector<Reported> reported;
   std::vector<std::vector<uint64_t>> held;  // by cell and buffer, at the end
-  // All that ops make of samples, and the values of whose elements squares are taken.
+  // The symbols of all results, and of the values of which squares are summed.
   std::unordered_set<uint64_t> made, squared;
-  WholeShapes shapes;            // of one device, where whole values are followed
+  WholeShapes shapes;            // in the plan for one device, if whole values are followed
   std::vector<uint64_t> normed;  // the values whose squares the first norm adds, in order
-  // The first computation, updates apart, that makes something else than `known`, and which of its
-  // arguments; and the first that squares something else.
+  // The first computation (except updates) with a result that is not in `known`, and the argument
+  // that gets it; and the first that sums squares of another value.
   Spot strange, strange_square;
   size_t strange_arg = 0;
 };
 
 uint64_t sum_symbol(int32_t step, std::string_view name);
-// Returns by what name a state or constant is known to plans that keep it otherwise: whole or a
-// part. A copy is known as its parameter, and has another type.
+// Returns a name for a state that is the same in all plans, whether they keep it whole or in parts.
+// A 16-bit copy has the name of its parameter.
 std::string identity_of(const RoleProgram& role, const Tensor& tensor);
 
-// Follows the section, which has an order, `steps` times over. `whole`: what ranks have parts of is
-// known as the whole value, as on one device. `known`: what is not strange, and how values are laid
-// out; null where nothing is compared.
+// Follows the section `steps` times; it must have an order. `whole`: parts have the symbols of
+// their whole values, as on one device. `known`: the effects to compare with. `layouts`: how values
+// are laid out. Null: nothing is compared, or no value is cut.
 Effects follow(const Model& model, const Section& section, int32_t steps, bool whole,
                const Effects* known, const LayoutsFound* layouts = nullptr);
 
-// structure: a section that is not the body leaves what is kept as it is.
+// Checks rule structure: a section that is not the body leaves states and constants unchanged.
 void check_untouched(const Model& model, const Section& section, Findings& findings);
 
 }  // namespace piper

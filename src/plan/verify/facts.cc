@@ -1,4 +1,4 @@
-// What the rules ask of a role again and again.
+// Computes facts of roles and programs that the rules often ask.
 #include <algorithm>
 
 #include "model.h"
@@ -7,11 +7,11 @@
 namespace piper {
 namespace {
 
-// Sums that parameters take their next values from: gradients, and of running statistics those of
-// the batch.
+// Names of the sums from which parameters get their next values: gradients, and the batch
+// statistics of running statistics.
 constexpr std::string_view kGradient = ".grad", kStatistic = ".batch";
 
-// Returns what can be said of a role without the others.
+// Returns the facts of a role that do not depend on other roles.
 RoleFacts facts_of(const RoleProgram& role) {
   RoleFacts facts;
   facts.buffers.reserve(role.buffers.size());
@@ -19,7 +19,7 @@ RoleFacts facts_of(const RoleProgram& role) {
   for (const Tensor& tensor : role.tensors) bytes_of.push_back(tensor.type.bytes());
   for (const Buffer& buffer : role.buffers) {
     const Tensor& tensor = role.tensor(buffer);
-    // The host's memory is taken to be after the device's.
+    // Offsets in the host's arena are counted after those in the device's arena.
     const int64_t begin = buffer.offset + (tensor.host ? int64_t{1} << 60 : 0);
     const int64_t bytes = bytes_of[buffer.tensor];
     if (tensor.kind != BufferKind::kStep)
@@ -50,7 +50,7 @@ void name(const RoleProgram& role, Model& model, RoleFacts& facts) {
   }
   for (size_t t = 0; t < role.sum_targets.size(); ++t) {
     const std::string_view name = role.sum_targets[t].name;
-    // Most roles list the same sums in the same order.
+    // Most roles list the same sums in the same order, so ids are looked up only where they differ.
     const bool same = t < model.targets.size() && model.targets[static_cast<int32_t>(t)] == name;
     facts.targets.push_back(same ? static_cast<int32_t>(t) : model.targets.id_of(name));
   }

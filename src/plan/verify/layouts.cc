@@ -42,7 +42,7 @@ class LayoutCheck {
     for (const Spot member : section_.members(place))
       if (section_.ends_step(member)) check_reports(member.cell);
   }
-  // Whether it is along this axis.
+  // Returns whether the instruction communicates along this axis.
   bool moves(Spot place) const {
     const Instruction& one = section_.at(place);
     return one.group >= 0 && of_axis(axes(place, one));
@@ -67,8 +67,9 @@ class LayoutCheck {
   }
 
   const LiesAfter* after(Spot place) const { return after_[place.cell][place.index]; }
-  // Adds along which dims each value of a program is cut over the axis, or repeats its elements and
-  // so may be any block. Ranks with samples of their own are apart on one device, too.
+  // Adds, for each value of the program, the dims at which the axis cuts it, and those along which
+  // all its elements are equal, so that it may be any block. Where ranks read different samples,
+  // the plan for one device has their values apart, too: the size of such a cut is given as 0.
   void add_cuts(Spot place, CutDims& cuts) const {
     for (size_t v = 0; after(place) && v < cuts.size(); ++v) {
       const Lies& lies = after(place)->values[v];
@@ -79,7 +80,7 @@ class LayoutCheck {
     }
   }
 
-  // Axes at the same stretches.
+  // Returns the axes that cut the buffer at the same stretches, in a reading for which `is` holds.
   template <class Is>
   uint32_t beside_them(Spot place, int32_t buffer, const Lies& lies, const Is& is) const {
     uint32_t axes = 0;
@@ -90,7 +91,7 @@ class LayoutCheck {
           axes |= uint32_t{1} << other.axis_;
     return axes;
   }
-  // Without axes that are not there any more.
+  // Returns the layout of the buffer, without axes in `outside` and `inside` that no longer cut it.
   Lies given(Spot place, int32_t buffer) const {
     return of_each(held_[place.cell][buffer], [&](Lies lies) {
       if ((lies.outside | lies.inside) == 0) return lies;
@@ -108,13 +109,13 @@ class LayoutCheck {
     if (role(place).tensor(buffer).kind != BufferKind::kState) {
       to = lies;
     } else if (lies.kind != Lies::kUnknown && to.kind != Lies::kUnknown && !lies.fits(to)) {
-      add(place, "leaves the state {}, which is {}", shown(place, buffer, to),
+      add(place, "changes the layout of the state {}, to {}", shown(place, buffer, to),
           to_string(lies, shape(place, buffer)));
     }
   }
 
-  // Integers that a step makes are others than those of all other steps, but the same on all ranks
-  // of the axis.
+  // Gives integers without a number a new one: those that one instruction computes are equal on all
+  // ranks of the axis, and may differ from those of all other instructions.
   void name_integers(Spot place, int32_t buffer, Lies& lies) {
     const bool is_known = lies.kind == Lies::kWhole || lies.kind == Lies::kCut;
     if (is_known && lies.index == 0 && !info(role(place).tensor(buffer).type.dtype).is_float)
@@ -127,7 +128,8 @@ class LayoutCheck {
     of.insert(of.end(), what.begin(), what.end());
     return integers_.number_of(std::move(of));
   }
-  // What a message makes of the same integers in the same way is the same.
+  // Returns the number of the integers that a collective makes of those with number `from`. Equal
+  // integers that equal collectives move remain equal.
   int32_t moved_integers(Spot place, const Instruction& one, size_t a, int32_t from) {
     if (from == 0) return 0;
     const auto joins = blocks_joined(place, one, a), cuts = blocks_cut(place, one, a);
@@ -166,21 +168,22 @@ class LayoutCheck {
         return receive(place, one);
       case InstructionKind::kOwnPart:
         return collective(section_.members(place));
-      default:  // copies
+      default:  // copies, in pairs of source and destination
         for (size_t a = 0; a + 1 < one.args.size(); a += 2)
           put(place, one.args[a + 1], held(place, one.args[a]));
     }
   }
 
-  // Of a group along the axis alone; of another it is the same for all.
+  // Returns the layout of a position in a group: it differs between ranks of this axis if the group
+  // is along it, and is followed only where the group has no other axis.
   Lies position(Spot place, const Instruction& one) {
     if (!of_axis(axes(place, one))) return {Lies::kWhole};
     if (!is_alone(place, one)) return {Lies::kUnknown};
     return {.kind = Lies::kFirst, .outer = one.outer, .turn = {one.turn}, .mirrored = one.mirrored};
   }
 
-  // Samples of its own where its range moves with the axis; of the numbers of samples one alone is
-  // where the own part of something begins.
+  // Returns the layout of an input: blocks of samples if the range of samples moves with the axis,
+  // else whole. A single sample number is where the rank's block of samples begins.
   Lies read(Spot place, const Instruction& one) {
     const int64_t stride = one.samples.stride[static_cast<size_t>(axis_)];
     if (stride == 0) return {Lies::kWhole};
@@ -197,7 +200,9 @@ class LayoutCheck {
   void compute(Spot place, const Instruction& one) {
     const Program& program = role(place).programs[one.program];
     std::vector<Lies> args;
-    std::vector<int32_t> numbers{0};  // of integers, as the program meets them
+    // Integers are numbered anew in the order of the arguments, so that all uses of the program
+    // with the same layouts share one entry of known_.
+    std::vector<int32_t> numbers{0};
     for (size_t a = 0; a < one.args.size(); ++a) {
       const Shape &own = shape(place, one.args[a]), &taken = program.values[a].shape;
       const Lies lies = given(place, one.args[a]);
@@ -223,7 +228,7 @@ class LayoutCheck {
     for (size_t a = 0; a < one.args.size(); ++a) {
       if (!program.arg_written[a]) continue;
       Lies lies = made.wrong.empty() ? made.values[a] : Lies{Lies::kUnknown};
-      each_number(lies, [&](int32_t& number) {  // of its own, or that it was given
+      each_number(lies, [&](int32_t& number) {  // negative: the program made these integers
         number = number < 0 ? number_of(place, {number}) : numbers[static_cast<size_t>(number)];
       });
       const Shape &own = shape(place, one.args[a]), &made_in = program.values[a].shape;
@@ -241,7 +246,8 @@ class LayoutCheck {
       const int32_t to = one.args[a];
       if (apart && lies.fits({Lies::kWhole})) lies = {Lies::kWhole};
       if (apart && lies.kind != Lies::kWhole && lies.kind != Lies::kUnknown) {
-        add(place, "takes from another rank along it {}", shown(place, to, lies));
+        add(place, "receives from another rank of the axis what is not whole: {}",
+            shown(place, to, lies));
         lies = {Lies::kUnknown};
       }
       const Shape &sent = shape(send, section_.at(send).args[a]), &own = shape(place, to);
@@ -249,8 +255,8 @@ class LayoutCheck {
     });
   }
 
-  // What `make` makes of the readings that it can take; it says what is wrong where it can take
-  // none.
+  // Applies `make` to each reading and joins the results. Reports an error only if `make` accepts
+  // none of the readings: that of the first.
   template <class Make>
   Lies by_readings(const Lies& from, const Make& make) {
     quiet_ = !from.also.empty();
@@ -272,14 +278,14 @@ class LayoutCheck {
       }
     }
   }
-  // How all members have it.
+  // Returns the layout of an argument that all members share; reports members that differ.
   Lies common(std::span<const Spot> members, size_t a) {
     const Lies from = given(members[0], section_.at(members[0]).args[a]);
     for (const Spot member : members) {
       const int32_t buffer = section_.at(member).args[a];
       const Lies other = held(member, buffer);
       if (other.fits(from) || other.kind == Lies::kUnknown || from.kind == Lies::kUnknown) continue;
-      add(member, "joins with {}, what others have {}", shown(member, buffer, other),
+      add(member, "brings {}, but other members bring it {}", shown(member, buffer, other),
           to_string(from, shape(member, buffer)));
       return {Lies::kUnknown};
     }
@@ -305,14 +311,15 @@ class LayoutCheck {
         return exchanged(place, one, a, from);
     }
   }
-  // Blocks, and the parts in them, are those of ranks further away.
+  // After a rotation, blocks and the parts in them come from ranks that are `turn` further away.
   Lies rotated(Spot place, const Instruction& one, Lies from) {
     if (!of_axis(axes(place, one))) {
       if (from.kind == Lies::kRows) from.index = moved_integers(place, one, 0, from.index);
       return from;
     }
     if (from.kind == Lies::kWhole) return from;
-    if (from.kind != Lies::kCut || from.run != 0) return wrong(place, "rotates", one.args[0], from);
+    if (from.kind != Lies::kCut || from.run != 0)
+      return wrong(place, "cannot rotate", one.args[0], from);
     if (!is_alone(place, one)) return {Lies::kUnknown};
     from.turn.before = (from.turn.before + one.turn) % ranks_;
     const auto of = static_cast<std::ptrdiff_t>(from.turn.of.size());
@@ -333,12 +340,13 @@ class LayoutCheck {
       const bool keeps = from.kind == Lies::kWhole || from.kind == Lies::kCut ||
                          from.kind == Lies::kRows ||
                          from.kind == (sums ? Lies::kTerms : Lies::kGreatest);
-      return keeps ? from : wrong(place, "reduces along another axis", one.args[a], from);
+      return keeps ? from
+                   : wrong(place, "reduces along another axis, and must not,", one.args[a], from);
     }
     if (from.kind == (sums ? Lies::kTerms : Lies::kGreatest)) return {Lies::kWhole};
-    return wrong(place, sums ? "adds up" : "takes the greatest of", one.args[a], from);
+    return wrong(place, sums ? "cannot sum" : "cannot take the maximum of", one.args[a], from);
   }
-  // Blocks or runs are along one axis, or where the numbers of several do not matter, runs.
+  // Checks that the collective is along this axis only: blocks over several axes are not followed.
   bool is_alone(Spot place, const Instruction& one) {
     if (members(place, one) == ranks_) return true;
     add(place, "has blocks along several axes, which is not followed");
@@ -350,7 +358,8 @@ class LayoutCheck {
       count *= model_.mesh[static_cast<size_t>(axis)].second;
     return count;
   }
-  // What a message puts together, and what it gives each its block of: blocks of dims.
+  // Returns the blocks that a collective joins, or into which it cuts, if these are blocks of a
+  // dim.
   std::optional<Blocks> blocks_joined(Spot place, const Instruction& one, size_t a) const {
     const bool joins = one.kind == InstructionKind::kAllGather ||
                        one.kind == InstructionKind::kAllToAll ||
@@ -373,13 +382,14 @@ class LayoutCheck {
     return {axes(place, one), members(place, one),
             elements_of(all, static_cast<size_t>(dim)) * outer, mirrored};
   }
-  // Of an exchange, between its two halves.
+  // Returns the shape in the middle of an all-to-all: after joining, before cutting.
   Shape together(Spot place, const Instruction& one, size_t a) const {
     Shape all = shape(place, one.args[a + 1]);
     all[static_cast<size_t>(one.to_dim)] *= members(place, one);
     return all;
   }
-  // What a message along other axes leaves, of one reading: see piper::beside().
+  // These return how one reading is laid out after a collective along other axes (see
+  // piper::beside()).
   Lies joined_beside(Spot place, const Instruction& one, size_t a, const Lies& from) {
     if (from.kind == Lies::kRows) return rows_joined(place, one, a, from);
     return beside(from, shape(place, one.args[a]), one.dim, one.outer, axes(place, one),
@@ -393,8 +403,8 @@ class LayoutCheck {
     return beside(from, shape(place, one.args[a]), one.dim, one.outer, axes(place, one),
                   members(place, one), false);
   }
-  // Rows by an index: blocks of what each row has, or of the rows, which are those by the own block
-  // of the index.
+  // Cuts routed rows along another axis. If each row is cut, the rows remain the same. If the rows
+  // are, those of a block belong to the same block of the index.
   Lies rows_cut(Spot place, const Instruction& one, size_t a, Lies rows) {
     const Blocks blocks = *blocks_cut(place, one, a);
     if (blocks.stretches % rows.outer == 0) return rows;
@@ -415,25 +425,26 @@ class LayoutCheck {
     rows.outer *= blocks.members;
     return rows;
   }
-  // The own part of what is whole, or of a sum: `wanted`.
+  // Returns the layout of the rank's part of a value that must be `wanted`: whole, or terms of a
+  // sum.
   Lies cut(Spot place, const Instruction& one, size_t a, const Lies& from, Lies::Kind wanted) {
     const int32_t part = one.args[a + 1];
     const uint32_t over = axes(place, one);
     if (!of_axis(over)) {
       if (one.dim < 0) return in_runs(place, one.args[a], from, over);
       const Lies made = cut_beside(place, one, a, from);
-      return made.kind == Lies::kUnknown ? wrong(place, "takes blocks of", one.args[a], from)
+      return made.kind == Lies::kUnknown ? wrong(place, "cannot cut into blocks", one.args[a], from)
                                          : made;
     }
     if (from.kind != wanted)
-      return wrong(place, wanted == Lies::kTerms ? "adds up" : "takes the own part of", one.args[a],
-                   from);
+      return wrong(place, wanted == Lies::kTerms ? "cannot sum" : "cannot cut into parts",
+                   one.args[a], from);
     if (one.dim < 0) return {Lies::kCut, 0, over};
     if (!is_alone(place, one)) return {Lies::kUnknown};
     return own_blocks(place, part, one.dim, one.outer, one.mirrored);
   }
-  // Of what cuts the same dim at the same stretches, and is not known to be inside, these are
-  // blocks; of what may be either that is not said.
+  // Returns the layout of new blocks along this axis. Axes that already cut the same dim at the
+  // same stretches are outside of it, unless they are known to be inside.
   Lies own_blocks(Spot place, int32_t buffer, int32_t dim, int64_t outer, bool mirrored) const {
     Lies made = blocks_of(shape(place, buffer), static_cast<size_t>(dim), outer, mirrored);
     const auto is_inside = [&](const Lies& other) { return (other.outside >> axis_ & 1) != 0; };
@@ -444,7 +455,7 @@ class LayoutCheck {
   }
   Lies in_runs(Spot place, int32_t buffer, const Lies& from, uint32_t over) {
     if (from.run != 0 || from.turn != Lies::Turn() || from.kind == Lies::kRows)
-      return wrong(place, "takes a run of", buffer, from);
+      return wrong(place, "cannot cut into flat runs", buffer, from);
     Lies made = from;
     if (from.kind == Lies::kCut) made.dims = 0, made.run = over;
     const Shape& all = shape(place, buffer);
@@ -457,29 +468,28 @@ class LayoutCheck {
     if (one.dim >= 0) return joined(place, one, a, from);
     if (!of_axis(over) && from.kind != Lies::kCut) return from;
     if (from.kind != Lies::kCut || from.run != over)
-      return wrong(place, "puts runs together of", one.args[a], from);
+      return wrong(place, "cannot join as flat runs", one.args[a], from);
     if (of_axis(over)) return {Lies::kWhole};
     Lies made = from;
     made.dims = dims_of(shape(place, one.args[a + 1]), from.outer, false), made.run = 0;
     return made;
   }
-  // Blocks put together, by a collective that does no more, or gives each its block of another dim.
+  // Joins blocks, for an all-gather or for the first half of an all-to-all.
   Lies joined(Spot place, const Instruction& one, size_t a, const Lies& from) {
     const int32_t part = one.args[a];
     const Shape& own = shape(place, part);
     if (!of_axis(axes(place, one))) {
       const Lies made = joined_beside(place, one, a, from);
-      return made.kind == Lies::kUnknown ? wrong(place, "puts blocks together of", part, from)
-                                         : made;
+      return made.kind == Lies::kUnknown ? wrong(place, "cannot join as blocks", part, from) : made;
     }
     if (!is_alone(place, one)) return {Lies::kUnknown};
     const Lies wanted = blocks_of(own, static_cast<size_t>(one.dim), one.outer, one.mirrored);
     if (from.fits(wanted)) return {Lies::kWhole};
-    add(place, "puts together {}, as if it were {}", shown(place, part, from),
-        to_string(wanted, own));
+    add(place, "joins {}, as if it were {}", shown(place, part, from), to_string(wanted, own));
     return {Lies::kUnknown};
   }
-  // Rows to the ranks that own what the index names, or from there to the blocks where they belong.
+  // Sends rows to the ranks that own what the index names (dispatch), or back to the blocks from
+  // which they came (combine).
   Lies routed(Spot place, const Instruction& one, const Lies& from) {
     const bool sends = one.kind == InstructionKind::kDispatch;
     const Lies index = given(place, one.args[2]).readings()[0];
@@ -488,16 +498,17 @@ class LayoutCheck {
     const int64_t blocks =
         elements_of(shape(place, one.args[0]), one.dim) * (one.mirrored ? -one.outer : one.outer);
     const bool alike = blocks_.try_emplace(index.index, blocks).first->second == blocks;
-    if (index.kind != Lies::kWhole || index.index == 0 || !alike)  // go and come in the same blocks
-      return wrong(place, "sends rows by", one.args[2], index);
+    if (index.kind != Lies::kWhole || index.index == 0 ||
+        !alike)  // rows return to the blocks they left
+      return wrong(place, "cannot route rows by", one.args[2], index);
     const Lies all{Lies::kRows, 0, 0, rows, 0, 0, {}, index.index, one.owned};
-    if (!sends && !from.fits(all)) return wrong(place, "gives rows back of", one.args[0], from);
+    if (!sends && !from.fits(all)) return wrong(place, "cannot return rows of", one.args[0], from);
     if (!is_alone(place, one)) return {Lies::kUnknown};
     if (!sends) return own_blocks(place, one.args[1], one.dim, one.outer, one.mirrored);
     return joined(place, one, 0, from).kind == Lies::kUnknown ? Lies{Lies::kUnknown} : all;
   }
-  // Along another axis rows and their index are the same for all, or of the same blocks, or blocks
-  // of what a row has.
+  // Routes rows along another axis. Over this one, rows and index are both whole, or both cut into
+  // the same blocks, or the index is whole and each row is cut.
   Lies routed_beside(Spot place, const Instruction& one, const Lies& from, const Lies& index) {
     const bool sends = one.kind == InstructionKind::kDispatch;
     const int64_t rows = num_elements(shape(place, one.args[2])) / members(place, one);
@@ -510,7 +521,7 @@ class LayoutCheck {
       alike = index.kind == Lies::kWhole ? inside : index.kind == Lies::kCut;
     }
     if (made.kind != Lies::kUnknown && alike) return made;
-    return wrong(place, "sends, by what is otherwise, rows of", one.args[0], from);
+    return wrong(place, "routes by an index with another layout", one.args[0], from);
   }
   Lies exchanged(Spot place, const Instruction& one, size_t a, const Lies& from) {
     const Lies whole = joined(place, one, a, from);
@@ -539,25 +550,26 @@ class LayoutCheck {
   const int64_t ranks_;
   Findings& findings_;
   const std::vector<LayoutCheck>& all_;  // by axis, this one among them
-  bool has_samples_ = false;             // of its own, of those that are read
-  bool quiet_ = false;                   // while readings are tried
+  bool has_samples_ = false;             // ranks of the axis read different samples
+  bool quiet_ = false;                   // while readings are tried, errors are not reported
   std::vector<std::vector<Lies>> held_;  // by cell and buffer
   Mail<Lies> sent_;
   Integers integers_;
-  std::map<int32_t, int64_t> blocks_;  // by integers that are an index, of its rows
-  // By program: arguments that it was given, and what it makes of them.
+  std::map<int32_t, int64_t> blocks_;  // by the number of an index: the stretches of the rows' dim
+  // By program: layouts of arguments that were met, and the layouts of all values with these.
   std::map<const Program*, std::deque<std::pair<std::vector<Lies>, LiesAfter>>> known_;
   std::vector<std::vector<const LiesAfter*>> after_;  // by cell and instruction
 };
 
 }  // namespace
 
-// Step by step over all axes; those that an instruction is not along first.
+// Follows the instructions in order, each over all axes. The axes along which an instruction
+// communicates come last, as they read the layouts over the others.
 LayoutsFound check_layouts(const Model& model, const Section& section, Findings& findings) {
   std::vector<LayoutCheck> checks;
   for (size_t axis = 0; axis < model.mesh.size(); ++axis) {
     if (!(model.followed >> axis & 1)) continue;
-    // What all ranks of the axis have alike is so because all do the same.
+    // A value is known to be whole only because all ranks of the axis run the same instructions.
     if (model.alike_axis[axis])
       checks.emplace_back(model, section, static_cast<int32_t>(axis), findings, checks);
     else

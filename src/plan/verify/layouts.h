@@ -1,13 +1,14 @@
-// Rule layout: how what ranks hold lies over one mesh axis. Private to the verify room.
+// Rule layout: how each value is laid out over one mesh axis. Private to the verify room.
 //
-// Shapes are those of a rank's own values, of which the whole is not known. So a cut is told from
-// the flat elements: they are `outer` equal stretches, of each of which the rank holds its block.
+// A plan has the shapes of a rank's own values only, not those of the whole. So a cut is described
+// by flat elements: these are `outer` equal stretches, and the rank holds its block of each
+// stretch.
 //
 //   f32[2,6] cut at dim 1, outer 3: 2 × 3 stretches, of each a block of 2 elements
 //
-// No change of shape changes that; which dim is cut is what is known beside it. Where they are
-// mirrored, the blocks of every second stretch are counted from its end; there is an even number of
-// stretches then, at the dim that is cut too.
+// A Reshape leaves the stretches as they are; `dims` has in addition which dims may be the cut one.
+// In a mirrored layout the blocks of every second stretch are counted from its end, and the number
+// of stretches within the dim that is cut is even.
 #pragma once
 
 #include "model.h"
@@ -16,27 +17,31 @@ namespace piper {
 
 struct Lies {
   enum Kind : uint8_t {
-    kUnset,     // nothing was written
-    kUnknown,   // after an error, which has been said
+    kUnset,     // not written yet
+    kUnknown,   // after an error that was reported
     kWhole,     // the same on all ranks of the axis
-    kCut,       // blocks
-    kTerms,     // of a sum
-    kGreatest,  // numbers of which the greatest counts
-    kFirst,     // a number: `outer` times the rank's own along the axis, or one for each stretch
-    kRows,      // so many (`outer`) as there are on all ranks: right where the rank owns what the
-                // index names
+    kCut,       // each rank has its blocks
+    kTerms,     // each rank has a term of a sum
+    kGreatest,  // each rank has a number, and the maximum of these counts
+    kFirst,     // where a block begins: `outer` times the rank's position along the axis, or such a
+                // number for each stretch
+    kRows,      // all rows of all ranks (`outer` of them), of which those are valid whose index
+                // names something that the rank owns
   };
   Kind kind = kUnset;
-  // kCut: those that may be the one, a bit each. kWhole: those along which all elements are the
-  // same, so that it may be taken for any block as well.
+  // A bit for each dim. kCut: dims that may be the cut one. kWhole: dims along which all elements
+  // are equal, so that the value may also be taken for any block of them.
   uint32_t dims = 0;
-  // kCut: mesh axes whose ranks hold flat runs, of the blocks or, with this axis, of the elements.
+  // kCut: mesh axes over which flat runs are cut. If this axis is among them, the elements are cut
+  // into runs; else the blocks along this axis are.
   uint32_t run = 0;
   int64_t outer = 1;
-  // kCut: axes at the same stretches, of whose blocks these are blocks, or which cut these blocks.
+  // kCut: other axes that cut the same stretches: those whose blocks this axis cuts (outside), and
+  // those that cut the blocks of this axis (inside).
   uint32_t outside = 0, inside = 0;
-  // kCut, kFirst: what the rank so many before has by right. Unless empty, `of` is those before it
-  // whose part is in: what one of them makes of it is there to be added, or merged.
+  // kCut, kFirst: the value belongs to the rank `before` positions before this one, as in a ring.
+  // If `of` is not empty, the value is a partial result, and `of` tells of which ranks (by distance
+  // before this one) it has the parts. These are merged, as in ring attention, or added.
   struct Turn {
     int64_t before = 0;
     std::vector<bool> of;
@@ -44,16 +49,16 @@ struct Lies {
     bool operator==(const Turn&) const = default;
   };
   Turn turn;
-  // Which integers these are, 0: that is not known. kRows: which are the index, of which a rank
-  // owns so many numbers.
+  // The number of the integers that the value has (see Integers), 0: unknown. kRows: the number of
+  // the index by which rows are routed; a rank owns `owned` of the things that it names.
   int32_t index = 0;
   int64_t owned = 0;
   bool mirrored = false;  // kCut, kFirst
-  // More readings. Of [1,6] in blocks the whole may be [2,6] or [1,12]: what moves elements, or
-  // adds them up along a dim, makes other things of these.
+  // Further readings. If a rank has a block [1,6], the whole may be [2,6] or [1,12], and ops that
+  // move elements, or sum along a dim, give different results for these.
   std::vector<Lies> also;
 
-  // Each by itself.
+  // Returns all readings, each without others.
   std::vector<Lies> readings() const {
     std::vector<Lies> all{*this};
     all[0].also.clear();
@@ -79,7 +84,7 @@ struct Lies {
            run == other.run && turn == other.turn && (kind != kRows || index == other.index) &&
            owned == other.owned && (outside & other.inside) == 0 && (inside & other.outside) == 0;
   }
-  // One reading of both is the same; dims that are not known fit all.
+  // Returns whether they have a reading in common.
   bool fits(const Lies& other) const {
     for (const Lies& one : readings())
       for (const Lies& its : other.readings())
@@ -89,28 +94,29 @@ struct Lies {
   }
   bool operator==(const Lies&) const = default;
 };
-inline int64_t elements_of(const Shape& shape, size_t dims) {  // the first so many
+inline int64_t elements_of(const Shape& shape, size_t dims) {  // of the first `dims` dims
   int64_t count = 1;
   for (size_t d = 0; d < dims; ++d) count *= shape[d];
   return count;
 }
-// The same layout of other elements.
+// Returns the same layout for other elements: what is known of integers and equal elements is
+// dropped.
 inline Lies renewed(Lies lies) {
   if (lies.kind != Lies::kRows) lies.index = 0;
   if (lies.kind == Lies::kWhole) lies.dims = 0;
   for (Lies& one : lies.also) one = renewed(std::move(one));
   return lies;
 }
-// Calls visit(number) for those of the integers, of all readings.
+// Calls visit(number) for the number of the integers in each reading that has one.
 template <class Visit>
 void each_number(Lies& lies, const Visit& visit) {
   if (lies.index != 0) visit(lies.index);
   for (Lies& one : lies.also) each_number(one, visit);
 }
-// "cut at dim 1, outer 3", of a value of that shape.
+// Returns a text such as "cut at dim 1, outer 3" for a value of this shape.
 std::string to_string(const Lies& lies, const Shape& shape);
 
-// What `change` makes of the readings, without those of which it makes nothing.
+// Applies `change` to each reading and joins the results, except those that are kUnknown.
 template <class Change>
 Lies of_each(const Lies& lies, const Change& change) {
   Lies made{Lies::kUnknown};
@@ -118,30 +124,35 @@ Lies of_each(const Lies& lies, const Change& change) {
   return made;
 }
 
-// Blocks at `dim`, which is `outer` stretches.
+// Returns the layout of blocks of `dim`, where each dim is cut into `outer` stretches first.
 Lies blocks_of(const Shape& shape, size_t dim, int64_t outer, bool mirrored = false);
-// Dims at which a value of that shape may be cut into so many stretches. `several`: its blocks are
-// known to have several elements of the dim.
+// Returns the dims of `shape` that may be the cut one if there are `outer` stretches. `several`: a
+// block is known to have more than one element of its dim.
 uint32_t dims_of(const Shape& shape, int64_t outer, bool several);
-// The same elements in another shape; the same one may have been another in between.
+// Returns the layout of the same elements in another shape. `to` may equal `from`: a value may have
+// had another shape in between, and dims that could then be the cut one count.
 Lies reshaped(const Lies& lies, const Shape& from, const Shape& to);
 // Keeps the readings that cut dim `dim`; returns kUnknown if there are none.
 Lies cut_at(const Lies& lies, const Shape& shape, int64_t dim);
-// Elements [first, first + count) of `all`; kUnknown: not whole blocks.
+// Returns the layout of elements [first, first + count) of `all`; kUnknown if they are not complete
+// blocks.
 Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const Shape& to);
 
-// How what a state keeps lies over the axis. Cuts apply in order, each to what is left.
+// Returns how a state is laid out over the axis. Its cuts apply in order, each to what the cuts
+// before left of a dim; kUnknown if one crosses blocks of another.
 Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis);
-// What of a cut along one axis a collective along others leaves, which has `members` blocks of each
-// of `outer` stretches of `dim`. `joins`: it puts them together, from `shape`.
+// Returns the layout over one axis after a collective along others (`over`), which joins (`joins`)
+// or cuts `members` blocks of each of `outer` stretches of `of_dim`. `shape`: that of a part if it
+// joins, else that of the whole.
 Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer, uint32_t over,
             int64_t members, bool joins);
 
 struct LiesAfter {
   std::vector<Lies> values;  // arguments first
-  std::string wrong;         // the first op that cannot take what it is given, with it; empty: none
+  std::string wrong;         // the first op that cannot take its operands, and why; empty: none
 };
-// How a program leaves its arguments, given how they lie over the axis of so many ranks.
+// Returns the layouts of a program's values from those of its arguments, over an axis of `ranks`
+// ranks.
 LiesAfter follow_layouts(const Program& program, std::span<const Lies> args, int32_t axis,
                          int64_t ranks);
 

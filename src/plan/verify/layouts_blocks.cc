@@ -1,4 +1,4 @@
-// Rule layout: blocks of dims.
+// Rule layout: how blocks of dims change with shapes, and over which axes the rule looks.
 #include "layouts.h"
 
 namespace piper {
@@ -10,8 +10,8 @@ void for_each_instruction(const RoleProgram& role, const Visit& visit) {
   for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
     for (const Instruction& one : *list) visit(one);
 }
-// Returns whether it takes a run of what is made in a step, not of a parameter that is kept, for
-// somebody.
+// Returns whether the instruction cuts a flat run from a value of the step that is no parameter,
+// and something uses that run.
 bool takes_run(const RoleProgram& role, const Instruction& one, const std::vector<int32_t>& uses) {
   const Tensor& whole = role.tensor(one.args[0]);
   bool used = false;
@@ -49,9 +49,14 @@ uint32_t axes_of(const Group& group) {
 }
 
 std::string to_string(const Lies& lies, const Shape& shape) {
-  constexpr const char* kNames[] = {"unset",      "unknown",         "whole",
-                                    "cut",        "terms of a sum",  "greatest apart",
-                                    "own number", "rows by an index"};
+  constexpr const char* kNames[] = {"unset",
+                                    "unknown",
+                                    "whole",
+                                    "cut",
+                                    "terms of a sum",
+                                    "terms of a maximum",
+                                    "begin of the rank's block",
+                                    "rows routed by an index"};
   std::string text;
   for (const Lies& one : lies.readings()) {
     text += fmt::format("{}{}", text.empty() ? "" : " or ", kNames[one.kind]);
@@ -95,8 +100,8 @@ uint32_t dims_of(const Shape& shape, int64_t outer, bool several) {
 
 namespace {
 
-// Returns dims of `to` that may be what dim d of `from` is or a part of it: blocks of several of
-// its elements come after the dims of `to` that are dims before it.
+// Returns the dims of `to` that may be the cut one if dim d of `from` was, with blocks of several
+// elements. These cannot be dims of `to` that are made of dims before d.
 uint32_t dims_within(const Shape& from, size_t d, const Shape& to, int64_t outer) {
   const auto is_border = [&](size_t dims) {
     const int64_t before = elements_of(to, dims);
@@ -110,8 +115,8 @@ uint32_t dims_within(const Shape& from, size_t d, const Shape& to, int64_t outer
   return dims_of(to, outer, false) & ~((uint32_t{1} << std::min<size_t>(first, 31)) - 1);
 }
 
-// Returns dims of `to` that are within dims of `from`, or several of them side by side, along which
-// all elements are the same.
+// Returns the dims of `to` along which all elements are equal: those within one of the given dims
+// of `from`, or within several that follow each other.
 uint32_t same_along(uint32_t dims, const Shape& from, const Shape& to) {
   uint32_t same = 0;
   for (size_t first = 0, end = 0; dims != 0 && first < from.size(); first = end + 1) {
@@ -152,7 +157,8 @@ Lies cut_at(const Lies& lies, const Shape& shape, int64_t dim) {
 
 namespace {
 
-// Returns the same elements of each rank's block: cut at a dim of one element.
+// Returns the layout of a range within each rank's block: it counts as a cut of a dim of one
+// element.
 Lies inside_block(const Shape& to) {
   Lies made{Lies::kUnknown};
   for (size_t d = 0; d < to.size() && d < 32; ++d)
@@ -180,19 +186,19 @@ Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const S
 
 namespace {
 
-// Describes a dim of the whole, from the outside in: what a rank has of it, and the axes that cut
-// it there.
+// A factor of a dim's extent, from the outside in: a part that a rank has (axis -1), or the ranks
+// of an axis that cuts the dim there.
 struct Factor {
   int32_t axis = -1;
   int64_t size = 1;
 };
 
-// Returns what a rank has of a dim.
+// Returns the extent of a rank's part of a dim.
 int64_t own_of(int64_t extent, const TensorCut& cut, int64_t parts) {
   return cut.block > 0 ? cut.outer * cut.block : extent / parts;
 }
 
-// Cuts what is left of a dim; false: across what is cut already.
+// Inserts a cut into the factors of a dim. Returns false if it crosses blocks of an earlier cut.
 bool cut_factors(std::vector<Factor>& dim, const TensorCut& cut, int64_t parts) {
   int64_t outer = cut.outer;
   auto at = dim.begin();
@@ -231,7 +237,7 @@ Lies kept_of(const RoleProgram& role, const Tensor& tensor, int32_t axis) {
     if (cut.axis == axis) own = dim, lies.kind = Lies::kCut;
   }
   PIPER_CHECK(tensor.part_of >= 0 || left == tensor.type.shape,
-              "'{}' is not as large as its blocks", tensor.name);
+              "the size of '{}' is not that of its blocks", tensor.name);
   if (lies.kind == Lies::kCut) {
     lies = blocks_of(left, own, 1);
     bool before = true;
@@ -260,7 +266,7 @@ Lies beside(const Lies& lies, const Shape& shape, int32_t of_dim, int64_t outer,
     if (!(lies.dims >> own & 1)) continue;
     const int64_t before = elements_of(shape, own),
                   stretches = before > 0 ? lies.outer / before : 0;
-    const bool there = own == dim && stretches == outer;  // where the others are, or begin
+    const bool there = own == dim && stretches == outer;  // both axes cut the same stretches
     const bool known = !there || !joins || ((lies.outside | lies.inside) & over) != 0;
     Lies reading{Lies::kCut, uint32_t{1} << own,   0,
                  lies.outer, lies.outside & ~over, lies.inside & ~over};

@@ -6,8 +6,8 @@
 namespace piper {
 namespace {
 
-// The first word of numbers that this file makes; the words of others begin with a coordinate or a
-// cell, which is not negative.
+// The first word of descriptions that are made here. Those of callers begin with a coordinate or a
+// cell, which is never negative.
 constexpr int64_t kPart = -1, kJoined = -2;
 
 }  // namespace
@@ -22,8 +22,8 @@ Integers::Part Integers::description_of(int32_t number) const {
   return known == parts_.end() ? Part{number, {}} : known->second;
 }
 
-// Brings the factors into one form, where stretches of stretches are stretches, and returns its
-// words.
+// Brings the factors into a normal form, in which neighbouring stretches are one factor, and
+// returns its words.
 std::vector<int64_t> Integers::reduce(Part& part) {
   std::vector<Factor> factors;
   for (const Factor& one : part.factors) {
@@ -52,8 +52,8 @@ void Integers::describe(int32_t number, Part part) {
   parts_.insert_or_assign(number, std::move(part));
 }
 
-// Returns the position of the first factor after so many stretches, as a member has them. Nothing:
-// no factor begins there.
+// Returns the index of the factor that begins after `stretches` stretches, counted as one rank has
+// them; splits a factor if it must. Nothing: no factor can begin there.
 std::optional<size_t> Integers::split_at(std::vector<Factor>& factors, int64_t stretches) {
   for (size_t i = 0; i < factors.size(); ++i) {
     if (stretches == 1) return i;
@@ -74,7 +74,7 @@ std::optional<size_t> Integers::split_at(std::vector<Factor>& factors, int64_t s
   return factors.size();
 }
 
-// Axes that already cut the same stretches are further out: these blocks are blocks of theirs.
+// Axes that already cut the same stretches remain outside: the new blocks are blocks of theirs.
 std::optional<int32_t> Integers::part_of(int32_t whole, const Blocks& blocks) {
   Part part = description_of(whole);
   std::optional<size_t> at = split_at(part.factors, blocks.stretches);
@@ -101,7 +101,8 @@ std::optional<int32_t> Integers::whole_of(int32_t number, const Blocks& blocks) 
     one = {0, one.count};
     return number_of(std::move(part));
   }
-  // They were made in blocks: what these are together is new, and they are blocks of it.
+  // These integers were computed in blocks: their whole gets a new number, and they become its
+  // blocks.
   int64_t before = 1;
   for (size_t i = 0; i < at; ++i) before *= part.factors[i].count;
   const Factor own{blocks.axes, blocks.members, blocks.mirrored};

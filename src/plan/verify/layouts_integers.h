@@ -1,5 +1,5 @@
-// Rule layout: which integers are the same, of those that are made, moved and cut into blocks.
-// Private to the verify room.
+// Rule layout: numbers for the contents of integer tensors, so that an index is recognized after it
+// was cut into blocks, moved and joined again. Private to the verify room.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,9 @@
 
 namespace piper {
 
-// Along axes with so many members, each has its block of each of `stretches` equal stretches of the
-// elements. Where `mirrored`, the blocks of every second stretch are counted from its end.
+// A cut into blocks over `axes`, which have `members` ranks: each rank has its block of each of
+// `stretches` equal stretches of the elements. If `mirrored`, the blocks of every second stretch
+// are counted from its end.
 struct Blocks {
   uint32_t axes = 0;
   int64_t members = 1;
@@ -22,17 +23,17 @@ class Integers {
  public:
   // Returns equal numbers, from 1 on, for equal words.
   int32_t number_of(std::vector<int64_t> words);
-  // These return the number of a rank's own blocks of integers, and of what such blocks are
-  // together. It is the same whatever has been cut and put together in between. Nothing: such
-  // blocks are not followed.
+  // These return the number of a rank's blocks of a whole, and of the whole that such blocks are
+  // part of. The number does not depend on cuts that were joined again in between. Nothing: the cut
+  // crosses blocks of another one.
   std::optional<int32_t> part_of(int32_t whole, const Blocks& blocks);
   std::optional<int32_t> whole_of(int32_t part, const Blocks& blocks);
   // Returns whether the integers are known to be blocks along these axes.
   bool are_blocks(int32_t number, uint32_t axes) const;
 
  private:
-  // Describes, from the outside in, stretches, or axes that have one block each of what is further
-  // in, as it is `members` times there. After the last are as many elements as are left.
+  // A factor of the elements' number, from the outside in: stretches, or the ranks of axes, each of
+  // which has one block. The elements that the factors leave come after the last.
   struct Factor {
     uint32_t axes = 0;  // 0: stretches
     int64_t count = 1;

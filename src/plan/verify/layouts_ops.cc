@@ -1,5 +1,6 @@
-// The letters of an op's loops, at the shapes that a rank has: a cut of an operand is one of a
-// letter, if all other operands are as that cut has them.
+// Rule layout, one op: each loop of an op has a letter (as in einsum), and shapes are those of a
+// rank. A cut of an operand is the cut of a letter, and all other operands must agree with that
+// cut.
 #include "layouts_ops.h"
 
 namespace piper {
@@ -17,7 +18,8 @@ int64_t size_of(const LoopRule& rule, char letter) {
   return 1;
 }
 
-// Returns the extent of each letter of the dim; a whole letter has what the others leave of it.
+// Returns the extent of each letter of the dim. A letter that must be whole has the extent that the
+// others leave; empty if there are two such letters.
 std::vector<int64_t> extents_of(const LoopRule& rule, const Dim& dim, int64_t extent) {
   std::vector<int64_t> extents;
   int64_t product = 1;
@@ -89,7 +91,7 @@ OpLayouts::Made OpLayouts::refuse(std::string reason) {
 OpLayouts::Made OpLayouts::make(std::string_view op, const Attrs& attrs,
                                 std::span<const LaidOut> inputs,
                                 std::span<const TensorType> outputs) {
-  constexpr size_t kMost = 64;  // combinations of readings
+  constexpr size_t kMost = 64;  // combinations of readings that are tried
   std::vector<std::vector<LaidOut>> all(1);
   for (const LaidOut& input : inputs) {
     const std::vector<Lies> readings = input.lies.readings();
@@ -135,8 +137,8 @@ OpLayouts::Made OpLayouts::make_one(std::string_view op, const Attrs& attrs,
   return pass_number(*use, op, first(Lies::kFirst));
 }
 
-// An op is not told which turn of a loop it does: of one along which it reads nothing, or the same
-// at all of them, it makes the same at all of them.
+// Finds dims of the results along which all elements are equal: an op does not know its index in a
+// loop, so if it reads nothing along the loop, or equal elements, its results are equal, too.
 OpLayouts::Made OpLayouts::keep_whole(std::string_view op, const Attrs& attrs,
                                       std::span<const LaidOut> inputs,
                                       std::span<const TensorType> outputs) {
@@ -177,7 +179,7 @@ std::optional<OpLayouts::Use> OpLayouts::use_of(std::string_view op, const Attrs
     wrong = std::move(reason);
     return std::nullopt;
   };
-  if (!use.def || !use.def->loops) return none("which is not known to be done in parts");
+  if (!use.def || !use.def->loops) return none("which has no rule for operands in parts");
   use.types.attrs = attrs;
   for (const LaidOut& one : inputs) {
     use.types.inputs.push_back(one.type);
@@ -186,16 +188,17 @@ std::optional<OpLayouts::Use> OpLayouts::use_of(std::string_view op, const Attrs
   const auto types = use.def->types(use.types);
   if (!types) return none(types.error().message);
   if (!std::equal(types->begin(), types->end(), outputs.begin(), outputs.end()))
-    return none("which makes values of other types");
+    return none("whose results have other types");
   use.types.outputs = *types;
   use.rule = use.def->loops(use.types);
   if (use.rule.inputs.size() != inputs.size() || use.rule.outputs.size() != outputs.size())
-    return none("of which not all operands are known to be taken in parts");
+    return none("whose rule for parts lacks some operands");
   return use;
 }
 
-// Passes numbers: those of one axis beside what all ranks of another have alike, and where a rank's
-// own part of a result begins.
+// Follows a number that differs between ranks (kFirst): as the operand that tells an op where the
+// rank's block of a result begins, through ops that only move it, and through sums with whole
+// numbers.
 OpLayouts::Made OpLayouts::pass_number(const Use& use, std::string_view op, size_t from) {
   for (const auto& [letter, input] : use.rule.firsts)
     if (static_cast<size_t>(input) == from)
@@ -206,19 +209,20 @@ OpLayouts::Made OpLayouts::pass_number(const Use& use, std::string_view op, size
   const bool adds = op == "Add" && use.types.outputs[0].shape.size() <= 1 &&
                     std::any_of(use.inputs.begin(), use.inputs.end(),
                                 [](const LaidOut& one) { return one.lies.kind == Lies::kWhole; });
-  if (!moves && !adds) return refuse("to which each rank gives another number");
+  if (!moves && !adds) return refuse("which reads a number that differs between ranks");
   return std::vector<Lies>(use.types.outputs.size(), use.inputs[from].lies);
 }
 
-// Draws random numbers of a part: the op is told where along the axis it is, and in which order
-// axes cut: a later one that cuts further left leaves fewer rows.
+// Follows an op that draws random numbers for the rank's blocks. An operand tells it the rank's
+// position along the axis. Its attribute `cuts` has the axes in the order in which they cut: a
+// later axis that cuts an outer dim leaves fewer rows for the ones before.
 OpLayouts::Made OpLayouts::draw_blocks(const Use& use) {
   const size_t first = static_cast<size_t>(use.def->draws) + 3;
   const std::vector<int64_t> cuts = use.types.attrs.integers("cuts");
   const size_t own = first_of(use.inputs, [](const Lies& l) { return l.kind == Lies::kFirst; });
   if (own < first || use.inputs[own].lies.outer != 1 || use.inputs[own].lies.turn.before != 0 ||
       cuts[2 * (own - first) + 1] != ranks_)
-    return refuse("which takes other numbers for its own along the axis");
+    return refuse("which does not read the begin of the rank's block along the axis");
   const int64_t rows = std::abs(cuts[2 * (own - first)]);
   int64_t outer = rows;
   for (size_t k = own - first + 1; 2 * k < cuts.size(); ++k)
@@ -226,39 +230,40 @@ OpLayouts::Made OpLayouts::draw_blocks(const Use& use) {
   Lies lies{Lies::kCut, dims_of(use.types.outputs[0].shape, outer, use.def->draws == 0), 0, outer};
   lies.mirrored = cuts[2 * (own - first)] < 0;
   if (lies.mirrored && outer % 2 != 0)
-    return refuse("which draws for a part of mirrored stretches");
+    return refuse("which draws for blocks of an odd number of mirrored stretches");
   for (size_t i = 0; i < use.inputs.size(); ++i) {
     const LaidOut& one = use.inputs[i];
     if (!one.present || i == own) continue;
     if (i < static_cast<size_t>(use.def->draws) ? !one.lies.fits(lies)
                                                 : one.lies.kind != Lies::kWhole)
-      return refuse("which draws for other parts than it is given");
+      return refuse("which draws for other blocks than those of its operands");
   }
   return std::vector<Lies>{use.def->draws == 0 ? lies : use.inputs[0].lies};
 }
 
-// A sum passes where the op is linear in its terms, all others being whole; the largest where
-// elements only move.
+// Terms of a sum pass an op that is linear in them, if all other operands are whole. Terms of a
+// maximum pass an op that only moves elements.
 OpLayouts::Made OpLayouts::pass_terms(const Use& use, bool greatest) {
   std::vector<int> terms;
   for (size_t i = 0; i < use.inputs.size(); ++i) {
     const LaidOut& one = use.inputs[i];
     if (!one.present || one.lies.kind == Lies::kWhole) continue;
     if (one.lies.kind != (greatest ? Lies::kGreatest : Lies::kTerms))
-      return refuse("which cannot take them together");
+      return refuse("which cannot combine terms with such operands");
     terms.push_back(static_cast<int>(i));
   }
   const auto& sets = use.rule.linear;
   if (std::find(sets.begin(), sets.end(), terms) == sets.end())
-    return refuse("which is not linear in its terms: they must be summed up before");
+    return refuse("which is not linear in its terms: sum them before");
   const bool moves = use.inputs.size() == 1 && use.def->cost(use.types).flops == 0;
-  if (greatest && !moves) return refuse("of which the greatest must be found before");
+  if (greatest && !moves) return refuse("which is applied before the maximum over ranks is taken");
   return std::vector<Lies>(use.types.outputs.size(),
                            Lies{greatest ? Lies::kGreatest : Lies::kTerms});
 }
 
-// Sends rows by an index, each by itself: looked up are what the rank owns, where that same index
-// says so, and sums over rows have only those.
+// Follows routed rows through an op that computes each row by itself. Matrices that such a row is
+// multiplied with are looked up by the same index among those that the rank owns, and sums over
+// rows (gradients of matrices) add up the valid rows only.
 OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
   const LoopRule& rule = use.rule;
   const Lies& routed = use.inputs[from].lies;
@@ -269,7 +274,7 @@ OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
       letters.insert(letters.end(), dims[d].begin(), dims[d].end());
     return elements_of(shape, d) == routed.outer ? letters : Dim();
   };
-  // Along this axis: what is whole there has all that the index names.
+  // Returns whether the operand tells where the rank's part of the table begins along this axis.
   const auto is_own = [&](const auto& first) {
     const auto i = static_cast<size_t>(first.second);
     return i < use.inputs.size() && use.inputs[i].present &&
@@ -291,20 +296,20 @@ OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
   };
   if (letters.empty() || std::any_of(letters.begin(), letters.end(),
                                      [&](char letter) { return is_whole(rule, letter); }))
-    return refuse("which does not take rows one by one");
+    return refuse("which does not compute each row by itself");
   const int64_t owned = looks_up ? size_of(rule, cut.letter) : routed.owned;
-  // Of what the rank owns, axes inside may have a part each.
+  // Other axes may cut what the rank owns along this axis further.
   const bool begins_here = looks_up && routed.owned % owned == 0 && begins(use, first, cut, 0) &&
                            use.inputs[first].lies.outer == routed.owned;
   if (looks_up ? !begins_here : owned != routed.owned)
-    return refuse("which looks up what another rank owns");
+    return refuse("which looks up rows that another rank owns");
   for (size_t i = 0; i < use.inputs.size(); ++i) {
     const LaidOut& one = use.inputs[i];
     if (!one.present || i == first || (looks_up && i == by)) continue;
     const bool is_row = has_rows(rule.inputs[i], one.type.shape);
     const bool fits = is_row ? one.lies.kind == Lies::kWhole || one.lies.fits(routed)
                              : !has_any(rule.inputs[i]) && takes(use, i, cut);
-    if (!fits) return refuse("which takes other rows, or not all that they need");
+    if (!fits) return refuse("which reads other rows, or not all operands of these rows");
   }
   std::vector<Lies> made;
   for (size_t o = 0; o < rule.outputs.size(); ++o) {
@@ -315,23 +320,24 @@ OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
     else if (table && !has_any(rule.outputs[o]))
       made.push_back(*table);
     else
-      return refuse("which does not leave rows as they are");
+      return refuse("whose results are not the same rows");
   }
   return made;
 }
 
-// Flat runs of elements are taken one by one: all operands are alike, or numbers.
+// Flat runs pass an op that computes each element by itself: all operands are the same runs, or do
+// not depend on the element.
 OpLayouts::Made OpLayouts::cut_runs(const Use& use, size_t from) {
   const Dims& dims = use.rule.inputs[from];
   if (dims.size() != 1 || dims[0].size() != 1 || is_whole(use.rule, dims[0][0]))
-    return refuse("which does not take elements one by one");
+    return refuse("which does not compute each element by itself");
   const char letter = dims[0][0];
   for (size_t i = 0; i < use.inputs.size(); ++i) {
     const LaidOut& one = use.inputs[i];
     if (!one.present) continue;
     const bool has = occurrences(use.rule.inputs[i], letter) > 0;
     if (has ? !one.lies.fits(use.inputs[from].lies) : one.lies.kind != Lies::kWhole)
-      return refuse("whose operands are not the same parts");
+      return refuse("whose operands are different parts");
   }
   std::vector<Lies> made;
   for (const Dims& output : use.rule.outputs)
@@ -339,11 +345,12 @@ OpLayouts::Made OpLayouts::cut_runs(const Use& use, size_t from) {
                                                    : Lies{Lies::kTerms});
   const bool sums = std::find(made.begin(), made.end(), Lies{Lies::kTerms}) != made.end();
   if (sums && use.rule.reduces != LoopRule::kSum)
-    return refuse("which does not add up what ranks have");
+    return refuse("whose results on ranks are not terms of a sum");
   return made;
 }
 
-// Returns the letters that may be the one that is cut, those with blocks of several turns first.
+// Returns the letters that may be the cut one. Those of which a block has several iterations come
+// first.
 std::vector<OpLayouts::Cut> OpLayouts::cuts_of(const Use& use, size_t input) const {
   const LaidOut& one = use.inputs[input];
   const Dims& dims = use.rule.inputs[input];
@@ -366,9 +373,9 @@ std::vector<OpLayouts::Cut> OpLayouts::cuts_of(const Use& use, size_t input) con
 }
 
 OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
-  if (use.def->draws >= 0) return refuse("which draws for all elements together");
+  if (use.def->draws >= 0) return refuse("which draws random numbers for whole tensors only");
   Made all;
-  // A dim of one element may be cut as well as the next one: which of them it is shows later.
+  // Next to a dim of one element, both dims may be the cut one: each is followed as a reading.
   const auto add = [&](const Made& made) {
     if (!all) all = made;
     for (size_t o = 0; made && o < made->size(); ++o) (*all)[o].add_reading((*made)[o]);
@@ -376,10 +383,10 @@ OpLayouts::Made OpLayouts::cut_blocks(const Use& use, size_t from) {
   const std::vector<Cut> cuts = cuts_of(use, from);
   for (const Cut& cut : cuts) add(by_cut(use, cut));
   for (const Cut& cut : cuts) add(by_turns(use, cut));
-  return all ? all : refuse("which cannot be done on these parts alone");
+  return all ? all : refuse("which cannot be computed from such parts");
 }
 
-// Returns the axes of which the operands are blocks, or which cut them.
+// Returns the axes outside and inside of the operands' blocks, of all operands.
 std::pair<uint32_t, uint32_t> OpLayouts::beside_all(const Use& use) {
   std::pair<uint32_t, uint32_t> axes;
   for (const LaidOut& one : use.inputs)
@@ -418,7 +425,8 @@ OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
   return made;
 }
 
-// What a part is looked up for is zero where another rank owns it: terms, or rows by the index.
+// Returns the second reading of a lookup in a rank's part of a table. The op gives zeros for
+// indices that other ranks own, so its result is terms of a sum, and also routed rows.
 std::optional<Lies> OpLayouts::looked_up(const Use& use, const Cut& cut, size_t output) const {
   const LoopRule& rule = use.rule;
   if (rule.picks < 0 || rule.firsts.size() != 1 || rule.firsts[0].first != cut.letter)
@@ -428,13 +436,14 @@ std::optional<Lies> OpLayouts::looked_up(const Use& use, const Cut& cut, size_t 
   if (index.lies.kind != Lies::kWhole || index.lies.index == 0 || made.size() < rows.size() ||
       !std::equal(rows.begin(), rows.end(), made.begin()))
     return std::nullopt;
-  // Of what the rank owns along this axis, axes inside may have a part each.
+  // Other axes may cut what the rank owns along this axis further.
   const Lies& first = use.inputs[static_cast<size_t>(rule.firsts[0].second)].lies;
   return Lies{Lies::kRows,      0,          0, num_elements(index.type.shape), 0, 0, {},
               index.lies.index, first.outer};
 }
 
-// Of one turn a whole operand has the same for all: it is repeated. Or it has been.
+// Returns whether a whole operand has the same elements for all blocks of the letter: it has no
+// such dim, only one element of it (a broadcast), or equal elements along it.
 bool OpLayouts::is_repeated(const Use& use, size_t input, char letter) const {
   const LaidOut& one = use.inputs[input];
   const Dims& dims = use.rule.inputs[input];
@@ -442,8 +451,8 @@ bool OpLayouts::is_repeated(const Use& use, size_t input, char letter) const {
          (one.lies.dims >> dim_of(dims, letter) & 1);
 }
 
-// Returns whether a result is the gradient of a mask that is repeated along the letter: terms of it
-// then, though a rank's one element looks like a block.
+// Returns whether a result is the gradient of a mask that is broadcast along the letter. It is then
+// terms of a sum, though a rank's single element looks like a block.
 bool OpLayouts::sums_over(const Use& use, size_t output, char letter) const {
   constexpr size_t kMask = 6, kMaskGrad = 3;
   return use.def->name == "AttentionGrad" && output == kMaskGrad &&
@@ -461,14 +470,14 @@ bool OpLayouts::takes(const Use& use, size_t input, const Cut& cut) const {
   if (times == 0) return one.lies.kind == Lies::kWhole;
   auto wanted = placed(use.rule, dims, one.type.shape, cut.letter, cut.outer, cut.mirrored);
   if (times > 1 || !wanted) return false;
-  for (const LaidOut& other : use.inputs)  // all are of one rank
+  for (const LaidOut& other : use.inputs)  // all operands belong to one rank
     if (other.lies.kind == Lies::kCut) wanted->turn = other.lies.turn;
   if (one.lies.kind == Lies::kWhole) return is_repeated(use, input, cut.letter);
   return one.lies.fits(*wanted);
 }
 
-// A part must know where it begins, or each of its stretches: its own part of this axis, of those
-// before it or after.
+// Returns whether an operand tells where the rank's block begins, or the block of each stretch,
+// given that the axis cuts the loop `before` positions before this rank.
 bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t before) const {
   if (input >= use.inputs.size() || !use.inputs[input].present) return false;
   const Lies& first = use.inputs[input].lies;
@@ -477,7 +486,7 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t bef
     return false;
   const int64_t size = size_of(use.rule, cut.letter), own = first.outer * cut.outer;
   const int64_t whole = use.types.attrs.integer("whole", -1);
-  // Where no operand shows the axes outside and inside, both may be.
+  // If no operand has the letter, there may be axes outside and inside that are not seen here.
   const auto any = [&](const auto& is) {
     return std::any_of(use.inputs.begin(), use.inputs.end(), is);
   };
@@ -486,7 +495,8 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t bef
   const bool is_inside = !shows || any([](const LaidOut&one) { return one.lies.outside != 0; }),
              is_outside = !shows || any([](const LaidOut&one) { return one.lies.inside != 0; });
   if (own <= 0 || size <= 0 || own % size != 0) return false;
-  // Blocks of blocks of all that there is, or of all, rounded up for the parts inside each.
+  // The blocks of this axis are ceil(whole / ranks) long, or, if axes inside cut them, as long as
+  // their blocks of ceil(whole / all parts) together.
   const int64_t inside = own / size, parts = ranks_ * inside;
   const bool first_of_all =
       own == (whole + ranks_ - 1) / ranks_ || own == (whole + parts - 1) / parts * inside;

@@ -1,4 +1,5 @@
-// Rule layout: what one op makes of operands that are so or so. Private to the verify room.
+// Rule layout: the layouts of an op's results, from those of its operands. Private to the verify
+// room.
 #pragma once
 
 #include "layouts.h"
@@ -15,11 +16,11 @@ struct LaidOut {  // an operand; absent: kUnset with an empty type
 using Dims = std::vector<LoopRule::Dim>;
 
 size_t occurrences(const Dims& dims, char letter);
-// Returns how an operand is laid out whose letter is cut; nothing: it does not have it, or not as
-// one block.
+// Returns the layout of an operand if the letter is cut. Nothing: the operand does not have the
+// letter, or its cut is no block.
 std::optional<Lies> placed(const LoopRule& rule, const Dims& dims, const Shape& shape, char letter,
                            int64_t outer, bool mirrored = false);
-// Returns where the first operand is that has such a layout; their number: none does.
+// Returns the index of the first present operand whose layout satisfies `is`, else their number.
 template <class Is>
 size_t first_of(std::span<const LaidOut> inputs, const Is& is) {
   size_t i = 0;
@@ -41,7 +42,7 @@ class OpLayouts {
   using Made = std::optional<std::vector<Lies>>;
   struct Cut {
     char letter = 0;
-    int64_t outer = 1;  // of the loop
+    int64_t outer = 1;  // stretches within the loop
     bool mirrored = false;
   };
   struct Use {
@@ -79,7 +80,7 @@ class OpLayouts {
   int64_t ranks_;
 };
 
-// "f32[2,4] cut at dim 1, f32[4] whole"
+// Returns a text such as "f32[2,4] cut at dim 1, f32[4] whole".
 std::string print_operands(std::span<const LaidOut> operands);
 
 }  // namespace piper

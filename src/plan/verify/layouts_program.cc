@@ -1,5 +1,4 @@
-// Rule layout: programs, op by op.
-
+// Rule layout: follows the layouts of a program's values, op by op.
 #include "layouts_ops.h"
 #include "values.h"
 
@@ -79,7 +78,8 @@ class Walk {
     return plainly(op, op.attrs, op.inputs.size());
   }
 
-  // The shapes of a Reshape may leave open which dim is cut; its attribute `blocks` then says it.
+  // The shapes of a Reshape may leave open which dim is cut; then its attribute `blocks` names the
+  // dim.
   Lies in_shape(const ProgramOp& op) {
     const Shape& to = type(op.outputs[0]).shape;
     const Lies from = reshaped(shown_[0].lies, shown_[0].type.shape, to);
@@ -88,14 +88,14 @@ class Walk {
       if (said[i] != axis_) continue;
       const Lies made = cut_at(from, to, said[i + 1]);
       if (made.kind == Lies::kUnknown && from.kind != Lies::kUnknown)
-        refuse(fmt::format("which has no blocks of dim {}", said[i + 1]));
+        refuse(fmt::format("which has no blocks at dim {}", said[i + 1]));
       return made;
     }
     return from;
   }
 
-  // After a dim of one element has moved, an axis that was outside of it may be inside: neither is
-  // known.
+  // After a dim of one element has moved, an axis that was outside may be inside, so both are
+  // dropped.
   Made moved_blocks(const ProgramOp& op) {
     Made made = plainly(op, op.attrs, op.inputs.size());
     for (Lies& lies : made)
@@ -118,7 +118,7 @@ class Walk {
   const int32_t axis_;
   OpLayouts ops_;
   std::vector<Lies> held_;      // by value
-  std::vector<LaidOut> shown_;  // operands of the op at hand
+  std::vector<LaidOut> shown_;  // operands of the current op
   std::string where_, wrong_;
 };
 

@@ -1,10 +1,12 @@
-// Rule layout: what ops make of its own blocks and of those that come by in turn.
+// Rule layout: ops on a rank's own blocks and on those that rotate through a ring, as in ring
+// attention.
 #include "layouts_ops.h"
 
 namespace piper {
 
-// Operands of one rank, with the one letter, meet those of another, with the other letter: what
-// they make is a part of what those of all ranks make.
+// Follows an op (attention) whose operands with one letter are blocks of one rank (queries), and
+// those with another letter blocks of another rank (keys). Its results are parts, which together
+// with those of all other ranks are the result.
 OpLayouts::Made OpLayouts::by_turns(const Use& use, Cut cut) const {
   if (!use.rule.turns) return std::nullopt;
   const LoopRule::Turns& turns = *use.rule.turns;
@@ -13,7 +15,7 @@ OpLayouts::Made OpLayouts::by_turns(const Use& use, Cut cut) const {
   std::optional<int64_t> before[2];
   for (size_t i = 0; i < use.inputs.size(); ++i) {
     const LaidOut& one = use.inputs[i];
-    if (!one.present || one.type.dtype == DType::kI64) continue;  // where parts begin
+    if (!one.present || one.type.dtype == DType::kI64) continue;  // tells where a block begins
     const Dims& dims = use.rule.inputs[i];
     const size_t which = occurrences(dims, letters[0]) > 0 ? 0 : 1;
     if (one.lies.kind == Lies::kWhole && is_repeated(use, i, letters[which])) continue;
@@ -50,7 +52,8 @@ OpLayouts::Made OpLayouts::by_turns(const Use& use, Cut cut) const {
 
 namespace {
 
-// Joins two parts of the same, with nothing twice; of all of them the result.
+// Joins two partial results. Nothing: they belong to different results, or both have the part of
+// one rank. With the parts of all ranks, it is the complete result.
 std::optional<Lies::Turn> together(Lies::Turn a, const Lies::Turn& b) {
   if (a.before != b.before || a.merges != b.merges || a.of.size() != b.of.size())
     return std::nullopt;
@@ -64,7 +67,7 @@ std::optional<Lies::Turn> together(Lies::Turn a, const Lies::Turn& b) {
 
 }  // namespace
 
-// Follows the op as if the operands were no parts; `turn` is what they are then.
+// Follows the op as if its operands were complete, and gives the results `turn`.
 OpLayouts::Made OpLayouts::of_parts(const Use& use, const Lies::Turn& turn) {
   std::vector<LaidOut> inputs(use.inputs.begin(), use.inputs.end());
   for (LaidOut& one : inputs) one.lies.turn = {};
@@ -77,7 +80,8 @@ OpLayouts::Made OpLayouts::of_parts(const Use& use, const Lies::Turn& turn) {
       lies.turn = turn;
       return lies.kind == Lies::kCut ? lies : Lies{Lies::kUnknown};
     });
-    if ((*made)[o].kind == Lies::kUnknown) return refuse("which adds up parts of blocks");
+    if ((*made)[o].kind == Lies::kUnknown)
+      return refuse("which sums over the dim that is cut into blocks");
   }
   return made;
 }
@@ -87,9 +91,9 @@ OpLayouts::Made OpLayouts::merge_parts(const Use& use) {
   for (size_t i = 0; i < use.inputs.size(); ++i)
     if (use.inputs[i].lies.turn != use.inputs[i < half ? 0 : half].lies.turn ||
         !use.inputs[i].lies.turn.merges)
-      return refuse("which does not merge parts of one kind");
+      return refuse("whose operands are different parts of attention");
   const auto turn = together(use.inputs[0].lies.turn, use.inputs[half].lies.turn);
-  return turn ? of_parts(use, *turn) : refuse("which merges what is in already");
+  return turn ? of_parts(use, *turn) : refuse("which merges the part of a rank twice");
 }
 
 OpLayouts::Made OpLayouts::add_parts(const Use& use) {
@@ -102,13 +106,13 @@ OpLayouts::Made OpLayouts::add_parts(const Use& use) {
     parts.push_back(static_cast<int>(i));
     if (lies.kind != Lies::kCut || lies.run != 0 || lies.turn.of.empty()) turn.reset();
   }
-  if (!turn) return refuse("which cannot take these parts together");
+  if (!turn) return refuse("which adds the part of a rank twice, or parts of different results");
   const auto& sets = use.rule.linear;
   const bool rounds = use.def->name == "Cast" && info(use.types.outputs[0].dtype).is_float;
   const bool moves = rounds || (use.inputs.size() == 1 && use.def->cost(use.types).flops == 0);
   if ((std::find(sets.begin(), sets.end(), parts) == sets.end() && !rounds) ||
       (!moves && use.inputs[static_cast<size_t>(parts[0])].lies.turn.merges))
-    return refuse("which cannot be done in these parts");
+    return refuse("which is not linear in these parts");
   return of_parts(use, *turn);
 }
 

@@ -1,5 +1,5 @@
-// Rules order and memory, per cell: every access in issue order, against what is known to be
-// complete by then. What computes with a state in the body comes before its next value.
+// Rules order and memory, for each cell: checks every access against the accesses that are complete
+// before it, by vector clocks. A state is read before its update.
 //
 // A buffer has several lives: a write that does not read begins a new one. A life owns its bytes
 // until another buffer's life begins there; from then on the first may not be touched. A send reads
@@ -14,20 +14,20 @@
 namespace piper {
 namespace {
 
-// Marks the last access of a kind by one stream: earlier ones are complete when it is. What a send
-// reads it reads until its receive, on another rank, is complete.
+// The last read or write of a buffer by one stream: earlier ones are complete when it is. A send
+// reads its buffers until its receive, on another rank, is complete.
 struct Mark {
   int32_t slot = 0, index = 0;  // of the instruction whose completion ends it
-  int32_t by = 0;               // the own instruction that a person would name
+  int32_t by = 0;               // the instruction of this cell, for messages
 };
 using Marks = std::vector<Mark>;  // one for each slot
 
-// Holds the accesses of a buffer since it was last begun.
+// The accesses of a buffer since its current life began.
 struct Life {
   Marks reads, writes;
   bool begun = false;
-  int32_t evicted_by = -1, evicted_for = -1;  // an instruction, and the buffer that took the bytes
-  int32_t seen_by = -1;                       // the last instruction that was looked at for it
+  int32_t evicted_by = -1, evicted_for = -1;  // who took its bytes: instruction and buffer
+  int32_t seen_by = -1;                       // the last instruction that visited it
   int32_t updated_by = -1;                    // the first that computes a state's next value
   int32_t written_by = -1;                    // the last instruction that writes it
 
@@ -94,8 +94,8 @@ class CellCheck {
     }
   }
 
-  // What changes an argument that it reads does not do so again to what it has made of it, of the
-  // same other arguments.
+  // Checks that no program that changes an argument in place is applied twice in a row to the same
+  // arguments.
   void check_repeated(Spot place, const Step& step, std::span<const int32_t> args) {
     for (size_t a = 0; a < args.size(); ++a) {
       const int32_t by = lives_[args[a]].written_by;
@@ -107,12 +107,13 @@ class CellCheck {
                            std::ranges::equal(section_.args_of(cell_, before), args);
       const auto is_new = [&](int32_t arg) { return lives_[arg].written_by > by; };
       if (!is_same || std::any_of(args.begin(), args.end(), is_new)) continue;
-      findings_.add("order", "{} does again to {} what {} has done", name(place),
-                    buffer_name(args[a]), name(Spot{cell_, by}));
+      findings_.add("order", "{} applies the same program to {} that {} has applied before",
+                    name(place), buffer_name(args[a]), name(Spot{cell_, by}));
     }
   }
 
-  // Checks one buffer bound twice: once written, it must not be read any more by the other name.
+  // Checks programs that have one buffer as two arguments: after a write through one of these, the
+  // other must not be used.
   void check_same_buffer(Spot place, const Instruction& one) {
     const Program& program = role_.programs[one.program];
     std::map<int32_t, std::vector<size_t>> bound;
@@ -156,9 +157,9 @@ class CellCheck {
   void write(Spot place, const Step& step, int32_t buffer, bool reads_too) {
     Life& life = lives_[buffer];
     const bool goes_on = reads_too || permanent(buffer);
-    if (goes_on && (!life.begun || life.evicted())) return;  // said by read()
+    if (goes_on && (!life.begun || life.evicted())) return;  // reported by read()
     if (life.begun && !life.evicted()) after_all(place, buffer);
-    // This begins a new life: after all accesses of the old one and of whatever is in these bytes.
+    // A new life begins after all accesses of the old one, and of other buffers in these bytes.
     if (!goes_on) begin(place, buffer);
     note(life.writes, {step.slot, place.index, place.index});
   }
@@ -166,7 +167,7 @@ class CellCheck {
     return mark.by < section_.part_begin(place) ||
            clocks_.before(section_, mark.slot, mark.index, place);
   }
-  // Returns whether it is a read that goes on after its instruction.
+  // Returns whether it is the read of a send, which continues after the instruction.
   bool sending(const Mark& mark) const {
     return section_.step({cell_, mark.by}).kind == InstructionKind::kSend;
   }
@@ -190,7 +191,7 @@ class CellCheck {
                   buffer_name(buffer), name(other), did);
   }
 
-  // All earlier accesses of a life are complete when `place` writes.
+  // Checks that all earlier accesses are complete when `place` writes.
   void after_all(Spot place, int32_t buffer) {
     const Life& life = lives_[buffer];
     for (const Mark& mark : life.writes)
@@ -214,7 +215,8 @@ class CellCheck {
   void evict(Spot place, int32_t buffer, int32_t taker) {
     Life& old = lives_[buffer];
     if (permanent(buffer)) {
-      findings_.add("memory", "{} shares bytes with {} on {}, which is kept for ever",
+      findings_.add("memory",
+                    "{} shares bytes with {} on {}, which keeps its bytes from step to step",
                     buffer_name(taker), buffer_name(buffer), model_.who(cell_));
       return;
     }
@@ -240,7 +242,8 @@ class CellCheck {
       *known = mark;
   }
 
-  // What is reported must still be there when the step ends; that waits for all streams.
+  // Checks that reported buffers still have their values at the end of the step, which waits for
+  // all streams.
   void check_reports() {
     for (const Report& report : role_.reports) {
       const Life& life = lives_[report.buffer];
@@ -262,7 +265,7 @@ class CellCheck {
   const RoleProgram& role_;
   const RoleFacts& facts_;
   std::vector<Life> lives_;  // by buffer
-  const bool is_body_;       // of steps that do not overlap: rule sum follows versions of others
+  const bool is_body_;       // where steps overlap, rule sum follows versions of states
   Owners owners_;
 };
 

@@ -1,4 +1,4 @@
-// Prepares a plan set for the rules: cells, sections, axes that cannot matter.
+// Prepares a plan set for the rules (cells, sections, free axes) and runs the rules.
 #include "model.h"
 
 #include <algorithm>
@@ -88,7 +88,7 @@ std::string Model::who(int32_t cell) const {
 }
 
 void for_each(const RoleProgram& role, size_t count, const std::function<void(size_t)>& work) {
-  constexpr size_t kFew = 256;  // instructions for which no second thread is worth its start
+  constexpr size_t kFew = 256;  // for so few instructions a second thread does not pay
   if (role.body.size() > kFew) return in_parallel(count, work);
   for (size_t i = 0; i < count; ++i) work(i);
 }
@@ -174,11 +174,11 @@ void Findings::push(const char* rule, std::string text) {
 
 namespace {
 
-// A part of the proof that waits for no other.
+// A part of the proof that does not depend on others.
 using Part = std::function<void(Findings&, VerifyReport&)>;
 
-// Proves all parts at once. What they find is in the order of the list; `first` names those
-// that begin before the others: they take longest.
+// Runs all parts in parallel. Findings are in the order of the list. `first`: the parts that take
+// longest, which start before the others.
 void prove(const Model& model, const std::vector<Part>& parts, std::vector<size_t> first,
            Findings& findings, VerifyReport& report) {
   for (size_t part = 0; part < parts.size(); ++part)
@@ -199,7 +199,7 @@ void prove(const Model& model, const std::vector<Part>& parts, std::vector<size_
   }
 }
 
-// Returns whether the section can be run: what the other rules rely on.
+// Returns whether the section can be executed; the other rules need its order.
 bool can_run(const Model& model, Section& section, Findings& findings, VerifyReport& report) {
   for (const auto& list : section.lists) report.instructions += static_cast<int64_t>(list.size());
   const size_t before = findings.made();
@@ -210,19 +210,18 @@ bool can_run(const Model& model, Section& section, Findings& findings, VerifyRep
   return findings.made() == before;
 }
 
-constexpr int32_t kSteps = 3;  // that are followed where steps overlap
+constexpr int32_t kSteps = 3;  // training steps that are followed where these overlap
 constexpr SectionPart kPrologue{&RoleProgram::prologue}, kBody{&RoleProgram::body, 0, true},
     kEpilogue{&RoleProgram::epilogue};
 
-// Checks what depends on the order of a run. A state's versions are followed by rule sum where
-// steps overlap.
+// Checks the rules that follow a section in its order of execution.
 void check_run(const Model& model, const Section& section, const Single* single, Findings& findings,
                VerifyReport& report) {
   const bool steps = section.parts.back().ends_step, overlap = section.parts.size() > 1;
   std::vector<Part> parts{[&](Findings& found, VerifyReport&) {
     check_memory(model, section, make_clocks(section), found);
   }};
-  // Two parts want them, whichever is first.
+  // Two parts need the layouts; the first one computes them.
   std::once_flag once;
   LayoutsFound found_layouts;
   VerifyReport of_layouts;
@@ -257,16 +256,15 @@ void check_run(const Model& model, const Section& section, const Single* single,
         report);
 }
 
-// Makes a section of kSteps training steps: begun by the prologue, two bodies, finished by the
-// epilogue.
+// Returns a section of kSteps overlapping training steps: prologue, two bodies and epilogue.
 Section make_steps(const Model& model) {
   SectionPart second = kBody, last = kEpilogue;
   second.step = 1, last.step = 2, last.ends_step = true;
   return make_section(model, "steps", {kPrologue, kBody, second, last});
 }
 
-// Follows so many steps of the plan for one device. Null: it cannot be run, as is said where it is
-// verified itself.
+// Follows `steps` steps of the plan for one device. Null: it cannot be executed, which is reported
+// when that plan itself is verified.
 Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps, bool whole) {
   auto single = std::make_unique<Single>();
   PIPER_ASSIGN(single->model, make_model(set));
@@ -279,15 +277,14 @@ Result<std::unique_ptr<Single>> follow_single(const PlanSet& set, int32_t steps,
   return single;
 }
 
-// Takes what one device has of the sums of the model: those whose squares are in the norm, in their
-// order there, and the loss.
+// Takes from the plan for one device the order of gradients in the norm, and which sum is the loss.
 void take_sums(Model& model, const Effects& one_device) {
   std::unordered_map<uint64_t, int32_t> sums;  // by symbol
   Values values;
   for (int32_t t = 0; t < static_cast<int32_t>(model.targets.size()); ++t) {
     const uint64_t sum = sum_symbol(0, model.targets[t]);
     sums.emplace(sum, t);
-    sums.emplace(values.cast(sum, "f32"), t);  // of one of 16 bits
+    sums.emplace(values.cast(sum, "f32"), t);  // a 16-bit sum is cast before it is used
   }
   for (const uint64_t symbol : one_device.normed)
     if (const auto sum = sums.find(symbol); sum != sums.end())

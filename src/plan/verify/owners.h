@@ -1,4 +1,4 @@
-// Who owns which bytes of an arena. Private to the verify room.
+// Which buffer owns which bytes of an arena. Private to the verify room.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@ namespace piper {
 
 class Owners {
  public:
-  // Gives [begin, end) to `owner`. Returns those that it takes something from, in the order of
-  // bytes; good until the next call.
+  // Gives [begin, end) to `owner`. Returns the owners that lose bytes, in the order of bytes; valid
+  // until the next call.
   const std::vector<int32_t>& take(int64_t begin, int64_t end, int32_t owner) {
     taken_.clear();
     auto at = runs_.lower_bound(begin);

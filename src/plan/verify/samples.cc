@@ -132,7 +132,7 @@ std::optional<Miscount> find_miscount(std::vector<SampleSet> sets, int64_t batch
   if (sets.size() == 1 && sets[0].spread.empty() && sets[0].times == 1 && sets[0].first == 0 &&
       sets[0].length == batch)
     return std::nullopt;
-  // Irregular, or wrong: count sample by sample.
+  // The sets are irregular, or wrong: count sample by sample.
   std::vector<std::pair<int64_t, int64_t>> edges;
   for (const SampleSet& set : sets) add_edges(set, 0, set.first, edges);
   std::sort(edges.begin(), edges.end());

@@ -1,5 +1,5 @@
-// Multisets of samples, as the ranks of a cell hold them: nothing here grows with the number of
-// ranks. Private to the verify room.
+// Multisets of samples for all ranks of a cell; their size does not grow with the number of ranks.
+// Private to the verify room.
 #pragma once
 
 #include <map>
@@ -9,9 +9,9 @@
 
 namespace piper {
 
-// Holds, for each combination of k in [0, count) over `spread`: samples [first + Σ k × stride, … +
-// length), `times` times over. And `stride`: how far the whole moves with its own coordinate on
-// each free axis.
+// Samples [first + Σ k × stride, … + length) for each combination of k in [0, count) over the axes
+// of `spread`, each `times` times. On a rank the set begins `stride` × coordinate later, summed
+// over free axes.
 struct SampleSet {
   struct Axis {
     int64_t stride = 0, count = 1;
@@ -28,17 +28,18 @@ SampleSet samples_of(const SampleRange& range, const std::vector<int64_t>& coord
                      const std::vector<bool>& free_axis);
 // Sums over the ranks along a free axis of size `count`.
 void sum_over_axis(SampleSet& set, size_t axis, int64_t count);
-// Takes what all ranks have after the one at `coordinate` of a free axis gave its own.
+// Replaces the set by that of the rank at `coordinate` of a free axis, for all ranks along the
+// axis.
 void take_from(SampleSet& set, size_t axis, int64_t coordinate);
 
-// Sample sets of one form differ in where they begin, how long they are, and how often they count.
+// A sample set in short: sets of one form differ only in these numbers.
 struct SampleRun {
   int64_t first = 0, length = 0, times = 1;
   int32_t form = 0;
   auto operator<=>(const SampleRun&) const = default;
 };
 
-// Keeps forms and sets under ids: equal ones have equal ids.
+// Ids for forms and sets: equal ones have equal ids.
 class SampleTable {
  public:
   int32_t id_of(const SampleSet& set) { return id_of(run_of(set)); }
@@ -51,7 +52,7 @@ class SampleTable {
   using Form = std::pair<std::vector<int64_t>, std::vector<SampleSet::Axis>>;
   std::map<Form, int32_t> form_ids_;
   std::vector<const Form*> forms_;
-  int32_t last_form_ = -1;  // most have the same
+  int32_t last_form_ = -1;  // most sets have the same form as the one before
   struct RunHash {
     size_t operator()(const SampleRun& run) const {
       uint64_t mixed = 0;
@@ -64,16 +65,16 @@ class SampleTable {
   std::vector<SampleRun> runs_;
 };
 
-// Adds to a multiset; what continues the last run lengthens it.
+// Adds a run to a multiset. A run that continues the last one is joined with it.
 void add_run(std::vector<SampleRun>& runs, const SampleRun& run);
 
-// Names the first run of samples of [0, batch) that the sets hold not exactly once.
+// Returns the first run of samples of [0, batch) that the sets do not hold exactly once.
 struct Miscount {
   int64_t first = 0, end = 0, times = 0;
 };
 std::optional<Miscount> find_miscount(std::vector<SampleSet> sets, int64_t batch);
 
-// "[0, 4) + 8 × dp"
+// Returns a text such as "[0, 4) + 8 × dp".
 std::string print_samples(const SampleSet& set,
                           const std::vector<std::pair<std::string, int64_t>>& mesh);
 

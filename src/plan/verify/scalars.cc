@@ -1,4 +1,4 @@
-// What the scalars of the update (norm, scale, learning rate) are made of.
+// Rule update: how the numbers of a step (norm, loss scale, learning rate) are computed and used.
 #include "scalars.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace {
 
 using enum NumberKind;
 
-// Says what each op of the update makes of what.
+// Which number an op of the update computes from which.
 struct Rule {
   std::string_view op;
   std::vector<NumberKind> inputs;
@@ -33,7 +33,7 @@ const std::vector<Rule>& rules() {
   };
   return kRules;
 }
-// These ops do nothing else.
+// Returns whether the op is used only for numbers of a step.
 bool is_of_step(std::string_view op) {
   return op != "Div" && op != "Reciprocal" &&
          std::any_of(rules().begin(), rules().end(),
@@ -92,7 +92,7 @@ class StepScalars::Values {
       for (const int32_t output : op.outputs) {
         const int32_t arg = argument(output);
         if (arg >= 0 && updated_.contains(arg))
-          add("{} writes '{}' behind its update", buffer_name(arg));
+          add("{} writes '{}' after its update", buffer_name(arg));
         written_.insert(arg);
       }
       std::vector<Number> made;
@@ -168,7 +168,8 @@ class StepScalars::Values {
     std::vector<const Terms*> terms;
     for (const Number* input : inputs)
       terms.push_back(input && input->kind == kTerms ? &input->terms : nullptr);
-    const size_t most = of_.model_.targets.size();  // no rank holds more numbers than sums
+    const size_t most =
+        of_.model_.targets.size();  // a vector has no more elements than there are sums
     if (auto known = moved(op, program_, terms, most))
       return {.kind = kTerms, .terms = *std::move(known)};
     return of_.made_by(place_, op, inputs, output);
@@ -179,11 +180,11 @@ class StepScalars::Values {
   const Instruction& one_;
   const Program& program_;
   std::vector<Number> values_;           // by value
-  std::set<int32_t> written_, updated_;  // arguments; those by an optimizer
+  std::set<int32_t> written_, updated_;  // arguments; of these, those that an optimizer writes
 };
 
-// Returns whether it may make numbers of the step, or update: whole programs that compute with
-// samples do neither.
+// Returns whether the instruction may compute numbers of the step, or update parameters. Programs
+// of forward and backward passes do neither.
 bool StepScalars::concerns(Spot place, const Instruction& one) {
   const Program& program = role(place).programs[one.program];
   const auto [known, is_new] = concerned_.try_emplace(&program);
@@ -193,7 +194,8 @@ bool StepScalars::concerns(Spot place, const Instruction& one) {
       return (def && def->states >= 0) || op.op == "SumSquares" || op.op == "GlobalNorm" ||
              is_of_step(op.op);
     });
-    for (size_t a = 0; a < one.args.size(); ++a)  // zeros, for squares elsewhere
+    for (size_t a = 0; a < one.args.size();
+         ++a)  // zeros, to which squares of other ranks are added
       known->second =
           known->second || (program.arg_written[a] && program.values[a].dtype == DType::kF64 &&
                             program.values[a].shape.size() == 1);
@@ -216,16 +218,17 @@ void StepScalars::check_state(Spot place, const std::string& shown, int32_t para
   const auto say = [&](const char* what) {
     findings_.add("update", "{} updates '{}' with '{}', {}", name(place), shown, state, what);
   };
-  // A scalar's states are scalars.
+  // If the parameter is a scalar, its states look like scalar states.
   if (held.kind != kMoment && held.kind != kState) return say("which is no state of an optimizer");
   const auto [known, is_new] = state_of_.try_emplace(held.symbol, param, number);
-  if (known->second.first != param) return say("a state of another parameter");
-  if (known->second.second != number) say("which is another of its states elsewhere");
-  if (held.version != section_.training_step(place)) say("not as the step before has left it");
+  if (known->second.first != param) return say("which is a state of another parameter");
+  if (known->second.second != number) say("which is another state of the parameter on other ranks");
+  if (held.version != section_.training_step(place))
+    say("which is not in the version that the step before wrote");
 }
 
-// Returns the squares of a rank's own run where others have further ones, else of as many as
-// `parts` says.
+// Returns the sum of squares of a gradient: of the rank's own run if it is sharded, else of as many
+// runs as the attribute `parts` says.
 Number StepScalars::squares_of(const ProgramOp& op, const Number& gradient) const {
   Term term{.target = gradient.target, .runs = std::max<int64_t>(op.attrs.integer("parts"), 1)};
   term.cut = gradient.cut;
@@ -254,14 +257,15 @@ Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
 std::string StepScalars::wrong_squares(const Terms& terms) const {
   const auto shown = [&](int32_t target) { return quote_control(model_.targets[target]); };
   std::vector<int64_t> times(model_.targets.size());
-  std::vector<size_t> place(model_.targets.size());  // where squares of a sum stood last
-  int64_t runs = 0;  // of all alike: by which bits are the same in all plans
+  std::vector<size_t> place(model_.targets.size());  // by sum: the position of its last squares
+  int64_t runs = 0;  // equal for all gradients, so that all plans give the same bits
   for (const Term& term : terms) {
     if (term.is_zero()) continue;
     if (term.target < 0) return "squares of different gradients are added to one another";
     if (!model_.is_gradient[term.target])
-      return fmt::format("the sum '{}' stands", shown(term.target));
-    if (term.cut != 0) return fmt::format("only the own part of '{}' stands", shown(term.target));
+      return fmt::format("the sum '{}' is included, which is no gradient", shown(term.target));
+    if (term.cut != 0)
+      return fmt::format("only the rank's own part of '{}' is included", shown(term.target));
     runs = runs == 0 ? term.runs : runs;
     if (term.runs != runs)
       return fmt::format("'{}' is squared in {} runs, others in {}", shown(term.target), term.runs,
@@ -272,12 +276,12 @@ std::string StepScalars::wrong_squares(const Terms& terms) const {
   for (int32_t t = 0; t < static_cast<int32_t>(times.size()); ++t) {
     if (!model_.is_gradient[t] || times[t] == 1) continue;
     if (times[t] == 0) return fmt::format("'{}' is missing", shown(t));
-    return fmt::format("'{}' stands {} times", shown(t), times[t]);
+    return fmt::format("'{}' is included {} times", shown(t), times[t]);
   }
   for (size_t i = 1; i < model_.norm_order.size(); ++i) {
     const int32_t before = model_.norm_order[i - 1], t = model_.norm_order[i];
     if (place[t] < place[before])
-      return fmt::format("'{}' stands before '{}'", shown(t), shown(before));
+      return fmt::format("'{}' comes before '{}', unlike on one device", shown(t), shown(before));
   }
   return "";
 }
@@ -293,8 +297,8 @@ Number StepScalars::made_by(Spot place, const ProgramOp& op, std::span<const Num
   const auto rule = std::find_if(rules().begin(), rules().end(), fits);
   if (rule == rules().end()) {
     if (output == 0 && is_of_step(op.op))
-      findings_.add("update", "{} makes a {} of something else than what it is made of",
-                    name(place), op.op);
+      findings_.add("update", "{} computes {} from other operands than it needs", name(place),
+                    op.op);
     return {};
   }
   Number made{.kind = rule->makes,

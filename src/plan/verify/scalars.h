@@ -1,5 +1,6 @@
-// Rule update: the numbers that all updates of a step share, followed from the gradients' squares
-// and the states through programs, messages and reductions. Private to the verify room.
+// Rule update: follows the numbers that all updates of a step share (norm, clip factor, learning
+// rate, loss scale), from squares of gradients and states through programs, messages and
+// reductions. Private to the verify room.
 #pragma once
 
 #include <functional>
@@ -11,19 +12,19 @@
 
 namespace piper {
 
-// Says what a number is, by the ops that make it. The names are in the table of ops (scalars.cc).
+// What a number is, by the op that computes it (see the table in scalars.cc).
 enum class NumberKind : uint8_t {
   kNone,
-  kState,         // kept: a counter, or the scale of the loss
-  kMoment,        // kept of a parameter by its optimizer
-  kGradient,      // a finished one
-  kTerms,         // squares of gradients, the loss
-  kNorm,          // of the gradients as they are, perhaps scaled
-  kUnscaledNorm,  // of what they stand for
-  kClip,          // a factor that clips them
-  kFactor,        // one that undoes the scale, too
-  kScale,         // of the loss
-  kRate,          // of learning
+  kState,         // a scalar state: a counter, or the loss scale
+  kMoment,        // an optimizer's state for a parameter
+  kGradient,      // a finished gradient
+  kTerms,         // sums of squares of gradients, or the loss
+  kNorm,          // norm of the gradients, times the loss scale if there is one
+  kUnscaledNorm,  // norm divided by the loss scale
+  kClip,          // factor that clips gradients
+  kFactor,        // factor that also divides by the loss scale
+  kScale,         // loss scale
+  kRate,          // learning rate
   kSkip,          // whether the step is skipped
 };
 
@@ -31,18 +32,17 @@ struct Number {
   NumberKind kind = NumberKind::kNone;
   uint64_t symbol = 0;  // equal for equal numbers, on all devices
   uint64_t of = 0;      // kRate: the symbol of the count of updates
-  int32_t target = -1;  // kGradient, of which each rank along `cut` has another run
+  int32_t target = -1;  // kGradient: its sum, of which each rank along `cut` has another run
   Terms terms;          // kTerms
   uint32_t cut = 0;
-  DType exact = DType::kF64;  // kGradient: of whose numbers it is one
-  int32_t step = -1;          // in which it was made; -1: before them
-  int32_t version = 0;        // kMoment: how many updates have written it
+  DType exact = DType::kF64;  // kGradient: a type that represents it exactly
+  int32_t step = -1;          // in which it was computed; -1: before all steps
+  int32_t version = 0;        // kMoment: the number of updates so far
 };
 
 class StepScalars {
  public:
-  // Says of a buffer which parameter it is, and along which axes each rank holds another run of its
-  // sum.
+  // What rule sum knows of a buffer: which parameter it is, and over which axes it is sharded.
   struct Known {
     int32_t param = -1;
     uint32_t cut = 0;
@@ -50,16 +50,16 @@ class StepScalars {
   using KnownOf = std::function<Known(Spot place, int32_t buffer)>;
   StepScalars(const Model& model, const Section& section, Findings& findings, KnownOf known_of);
 
-  // Follows every instruction, whatever it is called: a buffer that it writes holds a number of the
-  // step afterwards if that follows from what it does.
+  // Follows an instruction, of whatever pass: its results are numbers of the step only if its ops
+  // and operands show that.
   void follow(Spot place, const Instruction& one);
   void collective(std::span<const Spot> members);
 
-  // Returns what the cell holds of the numbers of a step.
+  // Returns the number that a buffer holds.
   Number number_in(int32_t cell, int32_t buffer) const {
     return kinds_[cell][buffer] == NumberKind::kNone ? Number{} : held_[cell].at(buffer);
   }
-  // A report of the step is what its name says, and the same number on all ranks.
+  // Checks that a report is the number that its name says, and the same on all ranks.
   void check_report(int32_t cell, const std::string& name, int32_t step, const Number& number);
   void check_end();
 
@@ -79,7 +79,8 @@ class StepScalars {
                  size_t output);
   void check_update(Spot place, const std::string& shown, size_t states,
                     std::span<const Number* const> inputs);
-  // Checks that a state is that of one parameter, always the same of its states.
+  // Checks that an optimizer state belongs to one parameter, and is always the same one of its
+  // states.
   void check_state(Spot place, const std::string& shown, int32_t param, size_t number,
                    const std::string& state, const Number& held);
   bool is_known_as(std::string_view name, int32_t step, const Number& number) const;
@@ -87,7 +88,7 @@ class StepScalars {
   bool holds(Spot place) const;
   void set(Spot place, int32_t buffer, const Number& number);
   void forget(Spot place, std::span<const int32_t> args, size_t first, size_t each);
-  // Says in which way the squares are not those of all gradients; empty: they are.
+  // Returns how the squares differ from those of all gradients; empty: they do not.
   std::string wrong_squares(const Terms& terms) const;
 
   const Model& model_;
@@ -95,16 +96,16 @@ class StepScalars {
   Findings& findings_;
   const KnownOf known_of_;
   std::vector<Held> held_;                      // by cell
-  std::vector<std::vector<NumberKind>> kinds_;  // of these, by cell and buffer
-  Mail<Number> sent_;                           // where there is any
+  std::vector<std::vector<NumberKind>> kinds_;  // kinds of held_, by cell and buffer
+  Mail<Number> sent_;                           // of messages that carry numbers
   std::unordered_map<const Program*, bool> concerned_;
 
-  // Of each training step what was met first: where, and its symbol.
+  // By training step and name: where the first such number was found, and its symbol.
   using Firsts = std::map<std::pair<int32_t, std::string_view>, std::pair<std::string, uint64_t>>;
   Firsts factors_, reports_;
   // By the symbol of an optimizer's state: its parameter, and which of the states it is.
   std::unordered_map<uint64_t, std::pair<int32_t, size_t>> state_of_;
-  std::map<int32_t, uint64_t> clipped_;  // by training step: the norm that ClipFactor takes
+  std::map<int32_t, uint64_t> clipped_;  // by training step: the norm that ClipFactor reads
 };
 
 }  // namespace piper

@@ -1,4 +1,4 @@
-// Rule update: how the numbers of a step travel, and what is reported and kept of them.
+// Rule update: how the numbers of a step move between buffers and ranks, and which are reported.
 #include <algorithm>
 
 #include "scalars.h"
@@ -37,7 +37,7 @@ void StepScalars::follow(Spot place, const Instruction& one) {
       return move(place, one);
     case InstructionKind::kOwnPart:
       return forget(place, one.args, 1, 2);
-    default:  // samples, and where blocks begin
+    default:  // reads samples or positions
       return forget(place, one.args, 0, 1);
   }
 }
@@ -80,7 +80,8 @@ Number StepScalars::reduced(std::span<const Spot> members, size_t arg) const {
   return sum;
 }
 
-// The loss is a sum over the step, once; the norm is the one that clips.
+// Returns whether a number is what a report of this name must be. The loss is one sum over the
+// step, and the norm is the one by which gradients are clipped.
 bool StepScalars::is_known_as(std::string_view name, int32_t step, const Number& number) const {
   if (number.kind != kNone && number.step >= 0 && number.step != step) return false;
   if (name == "loss") {
@@ -118,7 +119,8 @@ void StepScalars::check_end() {
         factor != factors_.end() && factor->second.second == 0)
       findings_.add("update", "{} is updated without the factor that clips gradients",
                     factor->second.first);
-  std::map<std::string_view, std::pair<int32_t, uint64_t>> known;  // of a state: cell and symbol
+  std::map<std::string_view, std::pair<int32_t, uint64_t>>
+      known;  // by name of a state: cell and symbol
   for (int32_t c = 0; c < static_cast<int32_t>(model_.cells.size()); ++c)
     for (int32_t b : model_.cells[c].facts->kept) {
       const Number held = number_in(c, b);
@@ -135,7 +137,7 @@ void StepScalars::check_end() {
       if (!is_number) continue;
       const auto [first, is_new] = known.try_emplace(tensor.name, c, held.symbol);
       if (!is_new && first->second.second != held.symbol)
-        findings_.add("update", "'{}' on {} and on {} does not start or advance alike",
+        findings_.add("update", "'{}' starts or changes in different ways on {} and on {}",
                       quote_control(tensor.name), model_.who(first->second.first), model_.who(c));
     }
 }

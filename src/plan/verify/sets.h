@@ -1,5 +1,5 @@
-// Sets of ids under one id each: equal sets have equal ids, and what has been united once is looked
-// up. Private to the verify room.
+// Sets of ids, which have ids themselves: equal sets have equal ids. Unions are computed once and
+// then looked up. Private to the verify room.
 #pragma once
 
 #include <map>

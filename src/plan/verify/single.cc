@@ -1,4 +1,4 @@
-// Compares parameters, state, inputs and hyperparameters with those of the single plan.
+// Compares states, inputs, sums and reports with those of the plan for one device.
 #include "single.h"
 
 #include <map>
@@ -9,8 +9,8 @@ namespace {
 
 using Tensors = std::map<std::string, const Tensor*>;  // by identity
 
-// Versions and copies of parameters are what these are (rules structure and sum): plans may differ
-// in which of them they keep.
+// Versions and copies of parameters are not compared: plans may differ in which of them they keep,
+// and rules structure and sum check them.
 bool is_kept(const RoleProgram& role, const Tensor& tensor) {
   const Tensor& original = role.original(tensor);
   return tensor.kind != BufferKind::kStep && (&original == &tensor || original.param.empty());
@@ -21,7 +21,7 @@ Tensors kept_of(const RoleProgram& role) {
     if (is_kept(role, tensor)) kept.emplace(identity_of(role, tensor), &tensor);
   return kept;
 }
-// Says in which way a tensor differs from that on one device; empty: in none.
+// Returns how a tensor differs from that on one device; empty: it does not.
 std::string difference(const Tensor& own, const Tensor& other) {
   if (own.kind != other.kind)
     return own.kind == BufferKind::kState ? "is a state, not a constant"
@@ -83,8 +83,8 @@ class NameCheck {
           role_.batch);
     for (const DataInput& input : role.inputs)
       if (std::find(role_.inputs.begin(), role_.inputs.end(), input) == role_.inputs.end())
-        add("data input '{}' of {} is another than on one device", quote_control(input.name),
-            model_.who(c));
+        add("data input '{}' of {} differs from that of the plan for one device",
+            quote_control(input.name), model_.who(c));
   }
   void check_sums() {
     std::set<std::string_view> own, wanted;
@@ -130,7 +130,7 @@ class EffectCheck {
     check_sums();
     if (!single_) return;
     if (effects_.strange_square.valid())
-      add("{} takes the squares of something else than one device does",
+      add("{} sums the squares of another value than one device does",
           name(effects_.strange_square));
     check_states();
     check_reports();
@@ -143,7 +143,7 @@ class EffectCheck {
   }
   std::string name(Spot place) const { return name_of(model_, section_, place); }
 
-  // Returns where a computation first went another way.
+  // Returns, as the end of an error text, the first computation that differs.
   std::string origin() const {
     if (!effects_.strange.valid()) return "";
     const Spot place = effects_.strange;
@@ -151,9 +151,9 @@ class EffectCheck {
     return fmt::format("; {} is the first that does, with '{}'", name(place),
                        quote_control(model_.cells[place.cell].role->name(buffer)));
   }
-  // Without one device, what the first block of samples adds is as good as what others do.
+  // Without a plan for one device, blocks are compared with the first block of samples.
   void check_sums() {
-    std::map<std::pair<int32_t, int32_t>, const Effects::Added*> wanted;  // by step and own sum
+    std::map<std::pair<int32_t, int32_t>, const Effects::Added*> wanted;  // by step and sum
     for (size_t i = 0; single_ && i < single_->effects.added.size(); ++i) {
       const Effects::Added& one = single_->effects.added[i];
       wanted.try_emplace({one.step, model_.targets.find(single_->model.targets[one.target])}, &one);
@@ -191,7 +191,7 @@ class EffectCheck {
               model_.who(c));
       }
   }
-  // The loss is a sum over the step, which rules sum and update follow to its report.
+  // The report of the loss is left out: rules sum and update follow the sum to its report.
   void check_reports() {
     std::map<std::pair<int32_t, std::string_view>, uint64_t> wanted;
     for (const Effects::Reported& one : single_->effects.reported)

@@ -1,4 +1,4 @@
-// Rule single: the plans do what the plan for one device with the same cut of the batch does.
+// Rule single: the plans compute what the plan for one device with the same microbatches computes.
 // Private to the verify room.
 #pragma once
 
@@ -6,19 +6,18 @@
 
 namespace piper {
 
-// Holds the plan for one device, and what so many of its steps do.
+// The plan for one device, and the effects of its steps.
 struct Single {
   Model model;
   Section section;
   Effects effects;
 };
 
-// States, constants, inputs, sums and reports are those of the plan for one device.
+// Checks that states, constants, inputs, sums and reports are those of the plan for one device.
 void check_names(const Model& model, const Single& single, Findings& findings);
-// Sums, states and reports become what they become there. Rule microbatch, without it: every block
-// of samples adds the same to each sum, on whichever devices, from forward to backward. Blocks may
-// cut their work differently, and keep their values elsewhere. Over the body, or all parts.
-// `layouts`: how values are laid out, where some are cut.
+// Checks that sums, states and reports become what they become there. If `single` is null, checks
+// rule microbatch: every block of samples adds the same to each sum, whichever devices compute it
+// and however they cut the work. Over the body, or all parts. `layouts`: null if no value is cut.
 void check_effects(const Model& model, const Section& section, const Single* single,
                    const LayoutsFound* layouts, Findings& findings);
 

@@ -1,4 +1,5 @@
-// Constants unwritten, equal copies of parameters.
+// Rule structure: what is kept, and whether roles agree on names, initial values, batch and
+// reports.
 #include <algorithm>
 #include <map>
 #include <unordered_map>
@@ -8,8 +9,8 @@
 namespace piper {
 namespace {
 
-// Checks for a role, as the cell that runs it first, that what is kept in two versions starts one
-// step apart, versions and copies of parameters as these.
+// Checks the initial values of a role: a number that is kept in two versions starts one step apart,
+// and versions and copies of parameters start with the values of the parameter.
 void check_versions(const Model& model, int32_t cell, Findings& findings) {
   const RoleProgram& role = *model.cells[cell].role;
   for (const Tensor& tensor : role.tensors) {
@@ -19,13 +20,13 @@ void check_versions(const Model& model, int32_t cell, Findings& findings) {
       findings.add("structure", "'{}' on {} does not start one step before '{}'",
                    quote_control(tensor.name), model.who(cell), quote_control(original.name));
     if (!original.param.empty() && (tensor.init != original.init || tensor.fill != original.fill))
-      findings.add("structure", "'{}' on {} starts otherwise than parameter '{}'",
+      findings.add("structure", "'{}' on {} does not start with the values of parameter '{}'",
                    quote_control(tensor.name), model.who(cell), quote_control(original.param));
   }
 }
 
-// Constants are never written. States change once a step, and none is kept for nobody.
-// (Parameters: see rule sum.)
+// Checks that constants are never written, that states change once a step, and that each state is
+// used. (Rule sum checks parameters.)
 void check_writes(const Model& model, std::span<const Section> sections, int32_t cell,
                   Findings& findings) {
   const RoleProgram& role = *model.cells[cell].role;
@@ -66,7 +67,7 @@ void check_writes(const Model& model, std::span<const Section> sections, int32_t
   }
 }
 
-// A buffer of a step has the name of a parameter where that is gathered into it.
+// Checks that a buffer of a step has the name of a parameter only if that is gathered into it.
 void check_gathered(const Model& model, std::span<const Section> sections, int32_t cell,
                     Findings& findings) {
   const RoleFacts& facts = *model.cells[cell].facts;
@@ -84,7 +85,7 @@ void check_gathered(const Model& model, std::span<const Section> sections, int32
                    quote_control(model.params[facts.buffers[b].param]));
 }
 
-// A parameter starts with values of its own.
+// Checks that no two parameters start with the same stored values.
 void check_starts(const Model& model, Findings& findings) {
   struct First {
     const Tensor* tensor = nullptr;
@@ -114,8 +115,8 @@ void check_starts(const Model& model, Findings& findings) {
   }
 }
 
-// What several roles keep by one name starts with the same values everywhere, and tied parameters
-// that they hold are alike.
+// Checks that states and constants with one name start with the same values in all roles, and that
+// parameters with one name have the same type and cuts.
 void check_kept(const Model& model, Findings& findings) {
   std::map<std::pair<bool, std::string_view>, std::pair<const Tensor*, int32_t>> known;
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c)
@@ -137,7 +138,7 @@ void check_kept(const Model& model, Findings& findings) {
     }
 }
 
-// All roles cut the same batch, and read the same data by one name.
+// Checks that all roles have the same batch, and read the same data under one name.
 void check_inputs(const Model& model, Findings& findings) {
   std::unordered_map<std::string_view, std::pair<const DataInput*, int32_t>> known;
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
@@ -154,7 +155,7 @@ void check_inputs(const Model& model, Findings& findings) {
   }
 }
 
-// All roles mean the same by the name of a sum.
+// Checks that all roles state the same number of uses for a sum.
 void check_uses(const Model& model, Findings& findings) {
   std::vector<bool> said(model.targets.size());
   for (int32_t c = 0; c < static_cast<int32_t>(model.cells.size()); ++c) {
@@ -169,7 +170,7 @@ void check_uses(const Model& model, Findings& findings) {
   }
 }
 
-// Each gradient is that of a parameter which some rank keeps.
+// Checks that each gradient belongs to a parameter that some rank keeps.
 void check_trained(const Model& model, Findings& findings) {
   std::vector<bool> kept(model.targets.size());
   for (const Cell& cell : model.cells)
@@ -184,9 +185,9 @@ void check_trained(const Model& model, Findings& findings) {
                    quote_control(model.targets[t]));
 }
 
-// Checks what a step reports: it is taken from the first rank, which then waits for no other where
-// steps overlap. And whoever reports the loss must know of a step that is skipped: its loss need
-// not be finite.
+// Checks reports. They are read from the first rank, so it must have all of them. A rank that
+// reports the loss must also report whether the step is skipped, as the loss of such a step may be
+// infinite.
 void check_reports(const Model& model, Findings& findings) {
   const auto reports = [](const RoleProgram& role, std::string_view name) {
     return std::any_of(role.reports.begin(), role.reports.end(),

@@ -1,4 +1,4 @@
-// Rule sum: what computations leave.
+// Rule sum: what buffers hold after computations and messages.
 #include "sum.h"
 
 namespace piper {
@@ -11,7 +11,7 @@ void SumCheck::step(Spot place, const Instruction& one) {
       const auto input = std::find_if(inputs.begin(), inputs.end(), [&](const DataInput& each) {
         return each.name == one.input;
       });
-      const bool numbers = input == inputs.end();  // of the samples
+      const bool numbers = input == inputs.end();  // sample numbers
       if (numbers || input->batch_dim >= 0)
         content.from = sets_.single(samples(place, one.samples));
       held(place, one.args[0]) = std::move(content);
@@ -36,7 +36,8 @@ void SumCheck::step(Spot place, const Instruction& one) {
   }
 }
 
-// Receives; of what ranks cut, a sender at another place among them has other elements.
+// A value that is sharded over an axis must come from a rank with the same coordinate there: others
+// have other elements.
 void SumCheck::receive(Spot place, const Instruction& one) {
   const Spot send = section_.partner[place.cell][place.index];
   const std::vector<int64_t>&from = model_.cells[send.cell].coordinates,
@@ -51,9 +52,9 @@ void SumCheck::receive(Spot place, const Instruction& one) {
 }
 
 int32_t SumCheck::samples(Spot place, const SampleRange& in_step) {
-  // Those of one training step come after those of the one before.
+  // Samples are counted on from one training step to the next.
   const int64_t first = in_step.first + section_.training_step(place) * role(place).batch;
-  // Most come in rows of equal ones.
+  // Most instructions have the same samples as the one before.
   const SampleRange& last = last_samples_.range;
   if (place.cell == last_samples_.cell && first == last.first && in_step.count == last.count &&
       in_step.stride == last.stride)
@@ -127,7 +128,7 @@ int32_t SumCheck::find_sources(Spot place, const Instruction& one, const Program
     if (content.is_part())
       findings_.add("sum", "{} reads {}, which holds {}", name(place),
                     buffer_name(place, one.args[a]),
-                    content.parts.empty() ? "parts that do not belong together"
+                    content.parts.empty() ? "partial sums that do not belong together"
                                           : "a part of a sum, without saying so");
   }
   return source;
@@ -157,7 +158,7 @@ void SumCheck::check_contributions(Spot place, const Instruction& one, const Pro
   }
 }
 
-// A part of a sum goes nowhere but into sums.
+// Checks that results are computed from a partial sum only if they are declared sums of it.
 void SumCheck::check_use(Spot place, const Instruction& one, int32_t arg, int32_t part) {
   for (const SumCombine& sum : one.combines)
     if (sum.arg == arg && std::count(sum.from.begin(), sum.from.end(), part) > 0) return;
@@ -222,12 +223,13 @@ void SumCheck::combine(Spot place, const Instruction& one, const ProgramFacts& p
 
 void SumCheck::contribute(Spot place, const Instruction& one, const ProgramFacts& program) {
   for (const Contribution& part : one.contributions) {
-    if (!(program.access[part.arg] & kWrites)) continue;  // said by check_contributions()
+    if (!(program.access[part.arg] & kWrites)) continue;  // reported by check_contributions()
     Content& sum = results_[part.arg];
     Flow& flow = flows_[part.arg];
     if (!flow.begun) {
       flow.begun = true;
-      // What was held is replaced below: to copy it would cost the square of the microbatches.
+      // The old content is moved, as it is replaced below: a copy for each microbatch would cost
+      // time that grows with the square of their number.
       sum = part.accumulates ? std::move(held(place, one.args[part.arg])) : Content{};
       if (part.accumulates && (!sum.is_part() || sum.cut != 0)) sum.foreign = true;
       sum.from = IdSets::kEmpty;

@@ -1,5 +1,5 @@
-// Rule sum: what every buffer of the body holds of each sum, followed through programs, messages
-// and reductions. Private to the verify room.
+// Rule sum: follows which part of each sum every buffer holds, through programs, messages and
+// collectives. Private to the verify room.
 #pragma once
 
 #include <algorithm>
@@ -15,32 +15,33 @@
 
 namespace piper {
 
-// Holds a part of a sum: the samples that one use has given so far.
+// A partial sum: the samples that one use of a parameter has contributed so far.
 struct SumPart {
   int32_t target = 0, use = 0;  // the sum's name, by id
   std::vector<SampleRun> runs;
   bool operator==(const SumPart&) const = default;
 };
 
-// Says what a buffer holds.
+// What a buffer holds: parts of sums, a parameter, or another value with what it was computed from.
 struct Content {
   std::vector<SumPart> parts;  // ascending by target and use
   // Mesh axes along which each rank holds another run of the elements; none: it holds all of them.
   uint32_t cut = 0;
-  // Not part of a sum: which samples it was computed from; none: finished sums only, or nothing.
+  // If it is no partial sum: the samples that it was computed from, a set of ids in
+  // SumCheck::sets_.
   int32_t from = IdSets::kEmpty;
   int32_t finished = IdSets::kEmpty;  // finished sums that it was computed from
-  // The parameter that it is, and who has given it its value of the next step (an id).
+  // Which parameter it is (-1: none), and which instruction updated it (index in updates_).
   int32_t param = -1;
   int32_t updated_by = -1;
-  // Not a parameter: the one that it was computed from, or that none was, or several.
+  // If it is no parameter: the only one that it was computed from, kNone or kSeveral.
   static constexpr int32_t kNone = -1, kSeveral = -2;
   int32_t of_param = kNone;
   int16_t version = 0;   // of a state: before this training step; the first is 0
-  bool foreign = false;  // something else was added to a part, or parts do not belong together
+  bool foreign = false;  // a partial sum to which something was added that does not belong to it
 
   bool is_part() const { return foreign || !parts.empty(); }
-  // Returns the runs of a part, made where it is missing.
+  // Returns the samples of a partial sum; inserts an empty one if it is missing.
   std::vector<SampleRun>& runs_of(int32_t target, int32_t use) {
     const auto at = std::lower_bound(
         parts.begin(), parts.end(), std::pair(target, use),
@@ -48,8 +49,8 @@ struct Content {
     if (at != parts.end() && at->target == target && at->use == use) return at->runs;
     return parts.insert(at, {target, use, {}})->runs;
   }
-  // Elements are not where whoever holds them looks for them: nobody may read them as what they
-  // were.
+  // Marks that elements are no longer those that the rank should hold: the value may not be used as
+  // a partial sum or parameter.
   void scramble() {
     foreign = is_part() || param >= 0;
     param = -1;
@@ -121,7 +122,8 @@ class SumCheck {
   }
 
  private:
-  // What is held is all over memory: asked for some instructions before it is needed.
+  // The contents of buffers are spread over memory, so they are prefetched kAhead instructions
+  // before they are needed.
   static constexpr size_t kAhead = 4;
   void fetch(Spot place) const {
     const Step& step = section_.step(place);
@@ -143,7 +145,7 @@ class SumCheck {
     if (section_.parts.size() == 1) return name;
     return fmt::format("{} of step {}", name, target / sum_names());
   }
-  // Sums are numbered again in each training step: step × names + name.
+  // A sum has another number in each training step: step × names + name.
   int32_t sum_names() const { return static_cast<int32_t>(model_.targets.size()); }
   int32_t name_of_sum(int32_t target) const { return target % sum_names(); }
   int32_t sum_of(Spot place, int32_t target) const {
@@ -155,7 +157,8 @@ class SumCheck {
     return target >= 0 && model_.cells[cell].facts->has_target[target];
   }
 
-  // Returns whether the buffer is a state from an earlier step, which says nothing about this one.
+  // Returns whether the buffer is a state that this step has not written yet: its samples are those
+  // of earlier steps.
   bool from_earlier_step(Spot place, int32_t buffer) {
     return facts(place).buffers[buffer].kind == BufferKind::kState &&
            held(place, buffer).version <= section_.training_step(place);
@@ -170,72 +173,74 @@ class SumCheck {
 
   // ---- Compute ----
   void compute(Spot place, const Instruction& one);
-  // Fills flows_ and says which samples the results come from: those of all that the program reads
-  // and does not sum.
+  // Fills flows_. Returns the samples that the results depend on: those of all arguments that the
+  // program reads, except declared partial sums.
   int32_t find_sources(Spot place, const Instruction& one, const ProgramFacts& program);
   void check_contributions(Spot place, const Instruction& one, const ProgramFacts& program,
                            int32_t source);
-  // Fills results_: by written arg what it holds then.
+  // Fills results_: what each written argument holds afterwards.
   void find_results(Spot place, const Instruction& one, const ProgramFacts& program);
   void check_use(Spot place, const Instruction& one, int32_t arg, int32_t part);
   const std::vector<std::optional<uint64_t>>& meaning(Spot place, const Instruction& one);
   void combine(Spot place, const Instruction& one, const ProgramFacts& program);
   void contribute(Spot place, const Instruction& one, const ProgramFacts& program);
 
-  // `what()` takes the content for the finished sum.
+  // Checks that a content is the finished sum `target`; `what()` gives the begin of an error text.
   void check_finished(int32_t cell, const Content& content, int32_t target,
                       const std::function<std::string()>& what);
-  // Says in which way the samples of a use are not those of the batch; empty: they are.
+  // Returns how the samples of a use differ from those of the batch; empty: they do not.
   std::string wrong_samples(int32_t cell, const Content& content, int32_t use,
                             const std::string& of_use) const;
 
   // ---- Reports ----
-  // What is reported is no part of a sum but a finished one, or a number of the step.
+  // Checks that a report is a finished sum, or another number that is complete, and no partial sum.
   void check_reports(int32_t cell, int32_t step);
 
   // ---- Parameters ----
-  // What is computed from samples takes whole parameters, as they were before the update.
+  // Checks that computations on samples read whole parameters, in the version before the update.
   void check_parameters_read(Spot place, const Instruction& one, const ProgramFacts& program,
                              int32_t source);
 
-  // Checks that the number by which a step draws is its own, and not yet that of the next.
+  // Checks that a step draws random numbers by its own number, not that of the next step.
   void check_number_read(Spot place, int32_t buffer);
 
-  // A previous version becomes the newest before that is updated.
+  // Checks copies of the newest version to the previous one, which come before the update.
   void copy(Spot place, const Instruction& one);
 
-  // Returns the version of what is computed from samples: the weights before this step, or before
-  // the one before.
+  // Returns the version of a parameter that computations on samples must read: that before this
+  // step or, with two versions of weights, before the last one.
   int32_t version_read(Spot place, int32_t param) const {
-    if (!trained(place.cell, param)) return 0;  // it stays as it was
+    if (!trained(place.cell, param)) return 0;  // never updated
     const bool previous = two_versions_ && model_.is_gradient[model_.gradient_of[param]];
     return section_.training_step(place) - (previous ? 1 : 0);
   }
-  // Whoever writes a parameter has its finished gradient, is the first, and takes from what ranks
-  // hold differently only the same part.
+  // Checks an update: it is the first of the step, reads the finished gradient, and of sharded
+  // values only the shard that the parameter has.
   void check_update(Spot place, const Instruction& one, const Content& result, int32_t arg,
                     const std::vector<int32_t>& sources);
 
-  // What is a parameter after its update, rounded, is its copy; nothing else is put into one.
+  // Checks that a 16-bit copy of a parameter gets the rounded parameter after its update.
   bool is_copy(int32_t param) const { return param >= 0 && model_.master_of[param] >= 0; }
   void round_copies(Spot place, const Instruction& one, const ProgramFacts& program);
 
-  // Every trained parameter has its next value, in the form in which it is kept.
+  // Checks that each trained parameter was updated, and is sharded as at the start of the step.
   void check_end(int32_t c);
 
   // ---- Collectives ----
   void collective(std::span<const Spot> members);
   uint32_t axes(Spot place) const { return axes_of(role(place).groups[section_.at(place).group]); }
-  // Sums over all members: the cells named here, and in each the ranks along the group's free axes.
+  // Sums over all ranks of the group: those of the member cells, and in each cell the ranks along
+  // the free axes of the group.
   void reduce(std::span<const Spot> members, bool scatter);
   void check_added(Spot place, size_t arg, uint32_t over);
 
-  // Along an axis that is followed each rank has terms of one sum: its samples count once.
+  // Returns the samples after a sum over `axes`. Along an axis that rule layout follows, ranks may
+  // have terms for the same samples, which then count once.
   SampleRun summed_over(uint32_t axes, const SampleRun& run);
-  // Returns what is computed from all members' samples.
+  // Returns the samples of all ranks along `axes`, from those of one.
   int32_t known_to_all(uint32_t axes, int32_t sets);
 
-  // Parts that belong together become what they are parts of.
+  // An all-gather joins shards to the whole value.
   void gather(std::span<const Spot> members);
   bool has_own_terms(Spot place, const Content& content, const Content& first);
   void name_next_value(Spot place, int32_t to, Content& content);
@@ -254,17 +259,16 @@ class SumCheck {
   bool two_versions_ = false;               // of every trained parameter
   std::vector<std::vector<bool>> numbers_;  // by cell and buffer: a version of the step's number
   SampleTable samples_;
-  IdSets sets_;                // of samples' ids, and of sums
+  IdSets sets_;                // sets of sample ids, and sets of sums
   std::vector<Spot> updates_;  // by id
-  // Says for the instruction that is followed, by argument, what flows on to the results, and the
-  // results.
+  // For the current instruction, by argument: what the argument brings to the results.
   struct Flow {
     uint32_t cut = 0;
     int32_t from = IdSets::kEmpty, finished = IdSets::kEmpty;
-    int32_t sum = -1;  // read as this finished sum
+    int32_t sum = -1;  // the finished sum as which it is read; -1: none
     int32_t param = -1;
-    bool declared = false, part = false;  // may hold a part of a sum; does so
-    bool begun = false;                   // the first contribution is in
+    bool declared = false, part = false;  // declared as a partial sum; is one
+    bool begun = false;                   // a contribution was added before
   };
   std::vector<Flow> flows_;
   std::vector<Content> results_;

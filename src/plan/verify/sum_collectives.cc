@@ -1,4 +1,4 @@
-// Rule sum: what collectives leave.
+// Rule sum: what buffers hold after collectives.
 #include "sum.h"
 
 namespace piper {
@@ -13,7 +13,7 @@ void SumCheck::collective(std::span<const Spot> members) {
       return reduce(members, true);
     case InstructionKind::kAllGather:
       return gather(members);
-    default:  // blocks or rows that change ranks: parts of sums are not followed through it
+    default:  // moves blocks or rows between ranks: partial sums are not followed
       for (Spot member : members) {
         const Instruction& own = section_.at(member);
         for (size_t a = 0; a + 1 < own.args.size(); a += 2) {
@@ -43,7 +43,7 @@ void SumCheck::reduce(std::span<const Spot> members, bool scatter) {
     sum.foreign = sum.foreign || (some_part && !all_part);
     for (SumPart& part : sum.parts)
       for (SampleRun& run : part.runs) run = summed_over(over, run);
-    // Ranks that hold different runs of the elements cannot be added to one another.
+    // A sum over ranks that hold different shards mixes elements.
     const bool mixes = (sum.cut & over) != 0, in_runs = section_.at(members[0]).dim < 0;
     if (mixes || (scatter && sum.cut != 0)) sum.foreign = sum.foreign || sum.is_part();
     if (mixes) sum.cut = 0;
@@ -52,11 +52,12 @@ void SumCheck::reduce(std::span<const Spot> members, bool scatter) {
   }
 }
 
-// What is no part of a sum over the step is added up only where ranks have terms of it.
+// A value that is no partial sum of the step may be summed only over axes that rule layout follows,
+// which proves that ranks hold terms of it.
 void SumCheck::check_added(Spot place, size_t arg, uint32_t over) {
   for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
     if ((over & ~model_.followed) >> axis & 1 && model_.mesh[axis].second > 1)
-      return findings_.add("sum", "{} adds up {} along '{}', where ranks have no terms of it",
+      return findings_.add("sum", "{} sums {} along '{}', where ranks hold no terms of a sum",
                            name(place), buffer_name(place, section_.at(place).args[arg]),
                            quote_control(model_.mesh[axis].first));
 }
@@ -81,8 +82,8 @@ int32_t SumCheck::known_to_all(uint32_t axes, int32_t sets) {
   return known;
 }
 
-// Returns whether those that gather have terms of other samples, each its own: what they put
-// together is no sum.
+// Returns whether the members of an all-gather hold partial sums of different samples: then the
+// joined value is no sum.
 bool SumCheck::has_own_terms(Spot place, const Content& content, const Content& first) {
   if (content.parts != first.parts) return true;
   const uint32_t over = axes(place);
@@ -131,9 +132,9 @@ void SumCheck::name_next_value(Spot place, int32_t to, Content& content) {
   updates_.push_back(place);
 }
 
-// Returns whether a parameter that is kept whole, or in other blocks, becomes what ranks have
-// computed in blocks, each of its own part and its finished gradient or statistic, or of that
-// only.
+// Returns whether `content` is the next value of a parameter that is kept whole, or in other
+// blocks: ranks computed it in blocks from their part of the parameter and its finished gradient or
+// statistic, or from the latter only.
 bool SumCheck::is_next_value(Spot place, int32_t to, const Content& content) const {
   const BufferFacts& buffer = facts(place).buffers[to];
   const int32_t step = section_.training_step(place);

@@ -1,4 +1,4 @@
-// Rule sum: parameters and their parts, from the start of the step to its end.
+// Rule sum: versions and shards of parameters, from the start of the step to its end.
 #include "sum.h"
 
 namespace piper {
@@ -39,8 +39,8 @@ void SumCheck::copy(Spot place, const Instruction& one) {
   const Tensor& to = role(place).tensor(one.args[1]);
   if (to.previous_of >= 0 &&
       (one.args[0] != to.previous_of || from.version != section_.training_step(place)))
-    findings_.add("sum", "{} puts {} into {}, not its version before the update", name(place),
-                  buffer_name(place, one.args[0]), buffer_name(place, one.args[1]));
+    findings_.add("sum", "{} copies {} to {}, which must get the newest version before its update",
+                  name(place), buffer_name(place, one.args[0]), buffer_name(place, one.args[1]));
   held(place, one.args[1]) = Content(from);
 }
 
@@ -59,7 +59,8 @@ void SumCheck::check_update(Spot place, const Instruction& one, const Content& r
     return findings_.add("sum", "{} updates parameter '{}' as it is before step {}, not step {}",
                          name(place), shown, before.version, step);
   const int32_t gradient = model_.gradient_of[before.param] + step * sum_names();
-  // A gradient read here must be its own: that others went into a common factor says nothing.
+  // An update that reads gradients must read that of its parameter. Gradients of others reach it
+  // also through the norm, which counts as a number and not as a gradient.
   bool own = false, other = false;
   for (int32_t a : sources) {
     const int32_t sum = flows_[a].sum;
@@ -98,7 +99,7 @@ void SumCheck::round_copies(Spot place, const Instruction& one, const ProgramFac
     const bool kept = facts(place).buffers[one.args[arg]].kind == BufferKind::kState;
     if (!kept || !is_copy(before.param)) continue;
     if (results_[arg].param != before.param)
-      findings_.add("sum", "{} writes '{}' with something else than '{}' behind its update",
+      findings_.add("sum", "{} writes to '{}' something else than '{}' after its update",
                     name(place), param_name(before.param),
                     param_name(model_.master_of[before.param]));
     else if (before.version == next)
@@ -134,7 +135,7 @@ void SumCheck::check_end(int32_t c) {
     const uint32_t kept = tensor.part_of < 0 ? 0 : axes_of(own.groups[tensor.part_of]);
     if (content.cut != kept)
       findings_.add("sum",
-                    "parameter '{}' on {} is cut otherwise at the end of the step than at "
+                    "parameter '{}' on {} is cut in another way at the end of the step than at "
                     "its start",
                     param_name(param), model_.who(c));
   }

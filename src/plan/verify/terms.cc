@@ -6,7 +6,7 @@ namespace {
 
 constexpr int64_t kMostTimes = int64_t{1} << 30;
 
-// Slices neighbours of a vector.
+// Returns a slice of neighbouring elements of a vector.
 std::optional<Terms> sliced(const ProgramOp& op, const Shape& from, const Shape& to,
                             const Terms& input) {
   const std::vector<int64_t> starts = op.attrs.integers("starts"),
@@ -18,7 +18,7 @@ std::optional<Terms> sliced(const ProgramOp& op, const Shape& from, const Shape&
   return Terms(input.begin() + first, input.begin() + first + to[0]);
 }
 
-// Nothing: a number would lose something.
+// Returns the terms after a cast. Nothing: the cast would change a number.
 std::optional<Terms> rounded(const Terms& input, DType to) {
   const auto stays = [&](const Term& term) { return term.is_zero() || holds_all(to, term.exact); };
   return std::all_of(input.begin(), input.end(), stays) ? std::optional(input) : std::nullopt;
@@ -28,7 +28,7 @@ Term added(const Term& a, const Term& b) {
   if (a.is_zero() || b.is_zero()) return a.is_zero() ? b : a;
   if (a.target != b.target || a.runs != b.runs || a.cut != b.cut) return {.target = Term::kOther};
   Term both = a;
-  both.exact = DType::kF64;  // in which numbers of a step are added
+  both.exact = DType::kF64;  // the type in which such numbers are added
   both.times = std::min(a.times + b.times, kMostTimes);
   return both;
 }

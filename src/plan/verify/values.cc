@@ -18,13 +18,13 @@ uint64_t shape_symbol(const Shape& shape) {
   for (const int64_t extent : shape) symbol = joined(symbol, {extent});
   return symbol;
 }
-int64_t behind(const Shape& shape, size_t dim) {  // elements from that dim on
+int64_t behind(const Shape& shape, size_t dim) {  // elements of the dims from `dim` on
   int64_t count = 1;
   for (; dim < shape.size(); ++dim) count *= shape[dim];
   return count;
 }
 
-// Describes an operand; the shape where it is not that of the result.
+// An operand; its shape is null if it is that of the result.
 struct Operand {
   uint64_t symbol = 0;
   const Shape* shape = nullptr;
@@ -62,12 +62,12 @@ class Run {
   }
 
   // ---- Pointwise ops ----
-  // Nobody has looked whether an op has as many operands as it takes.
+  // Plans are not trusted here: an op may have another number of operands than it needs.
   uint64_t pointwise(std::string_view word, std::span<const Operand> operands,
                      const Shape& result) {
     if (word.starts_with("Cast:") && operands.size() == 1)
       return values_.cast(operands[0].symbol, word.substr(5));
-    // What the gradient multiplies with may be kept instead of what it is made of.
+    // A plan may keep the derivative for the backward pass, in place of the operand.
     if (word.starts_with("GeluGrad") && operands.size() == 2) {
       const Operand factors[] = {{slope_symbol(word.substr(8), operands[0].in(result)), nullptr},
                                  operands[1]};
@@ -106,7 +106,8 @@ class Run {
     if (starts.size() != from.size() || to.size() != from.size() || num_elements(to) == 0 ||
         num_elements(from) == 0 || (!steps.empty() && steps.size() != from.size()))
       return otherwise();
-    // Rows after the last dim that is cut, of which those before leave one or all.
+    // The slice is one flat run if dims before the last cut one keep a single element, and those
+    // after it all of theirs.
     int64_t first = 0;
     size_t cuts = 0, last = 0;
     bool one_run = true;  // all dims before the last that is cut are single
@@ -170,7 +171,7 @@ class Run {
                                 std::vector<Operand> operands) {
     const Shape& result = shape(op.outputs[0]);
     const std::string word = word_of(op.op, attrs);
-    // Each element is on its own here, of a parameter or of a part of it.
+    // An optimizer updates each element by itself, so shapes of shards do not matter.
     if (const OpDef* def = find_op(op.op); def && def->states >= 0) {
       uint64_t symbol = symbol_of(word);
       for (const Operand& one : operands) symbol = join_symbols(symbol, one.symbol);
@@ -257,7 +258,7 @@ uint64_t Values::cast_to(uint64_t symbol, uint64_t to) {
 }
 
 std::vector<uint64_t> Values::take_casts(std::span<uint64_t> symbols) const {
-  constexpr size_t kMost = 8;  // so that a chain of casts costs each move behind it little
+  constexpr size_t kMost = 8;  // bounds the time for moves after a long chain of casts
   std::vector<uint64_t> taken;
   while (!symbols.empty() && taken.size() < kMost) {
     const auto first = casts_.find(symbols[0]);

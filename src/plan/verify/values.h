@@ -1,7 +1,7 @@
-// What ops make, as symbols: equal ones for equal values. A slice counts as the run of elements
-// that it is, and a cast is after what only moves elements. What is added to a sum over the
-// step is added to its symbol. The time that a plan takes follows its size, however its ops are
-// nested. Private to the verify room.
+// Symbols (hashes) of values: equal symbols mean equal values. They have a normal form, in which
+// slices are runs of flat elements, and casts come after ops that only move elements. A
+// contribution to a sum over the step is added to the symbol of the sum. The time is linear in the
+// size of a plan, however its ops are nested. Private to the verify room.
 #pragma once
 
 #include <set>
@@ -12,73 +12,73 @@
 
 namespace piper {
 
-// Returns whether an op only copies all of its input.
+// Returns whether an op gives its input unchanged.
 bool renames(const Program& program, const ProgramOp& op);
-// Returns all attributes but these.
+// Returns the attributes except these.
 Attrs without(const Attrs& attrs, std::initializer_list<std::string_view> names);
-// Returns an op and its attributes, as expressions write pointwise ones.
+// Returns an op with its attributes in the form that Pointwise expressions have.
 std::string word_of(std::string_view op, const Attrs& attrs);
-// Returns what the gradient of a Gelu multiplies with.
+// Returns the symbol of Gelu's derivative at x, the factor of its gradient.
 uint64_t slope_symbol(std::string_view form, uint64_t x);
 
-// Holds for one device, by symbol, the shapes that values have, and those of the operands that they
-// are made of.
+// Shapes in the plan for one device, by symbol: of values, and of the operands that they come from.
 struct WholeShapes {
   std::unordered_map<uint64_t, std::vector<Shape>> made;
   std::unordered_map<uint64_t, std::vector<std::vector<Shape>>> operands;
 };
-// Returns the symbol of own numbers, and sums of them.
+// Returns the symbol of a rank's position along axes, and of sums of such.
 inline uint64_t position_symbol() { return symbol_of("position"); }
 
 class Values {
  public:
-  // `whole`: of whole values, of which ranks may have parts; see whole.h.
+  // `whole`: symbols are those of whole values, though ranks may hold parts; see whole.h.
   explicit Values(bool whole = false) : whole_(whole) {}
-  // Returns by argument what it holds when the program has run, given what it held before. `sums`:
-  // those that are sums over the step.
-  // `cuts`: which dims ranks have blocks of; null: that is not known.
+  // Returns the symbols of arguments after a program, from those before it. `sums`: arguments that
+  // are sums over the step. `cuts`: the dims that ranks cut; null: unknown.
   std::vector<uint64_t> run(const Program& program, std::span<const uint64_t> args,
                             std::span<const int32_t> sums = {}, const CutDims* cuts = nullptr);
 
-  // These return the symbol of what only moves elements of others: how, and which.
+  // These return symbols in normal form: of elements of `of` that are moved in the way `how`, of a
+  // flat run of elements, and of casts.
   uint64_t moved(uint64_t how, std::vector<uint64_t> of);
   uint64_t run_of(uint64_t symbol, int64_t first, int64_t count);
   uint64_t cast(uint64_t symbol, std::string_view to);
-  uint64_t rounded(uint64_t symbol, std::string_view to);  // a cast, unless it is one already
+  uint64_t rounded(uint64_t symbol,
+                   std::string_view to);  // a cast, unless the symbol is one already
 
-  // Of whose elements the programs have taken squares, since this was emptied; those that the
-  // last norm adds, as far as it takes them one by one; and what stands for it: rule update
-  // proves that it is of all gradients.
+  // Values of which programs have computed squares since this was last cleared; those whose squares
+  // the last norm adds, if it reads each of them; and the symbol of that norm. Rule update proves
+  // that it is the norm of all gradients.
   std::vector<uint64_t> squared, normed;
   uint64_t norm = 0;
-  std::unordered_set<uint64_t>* made = nullptr;  // takes all that ops make
-  // One device fills these; where ranks have parts, they are only asked.
+  std::unordered_set<uint64_t>* made = nullptr;  // if set, gets the symbols of all results
+  // The plan for one device fills `shapes`. Other plans compare with `whole_shapes`.
   WholeShapes* shapes = nullptr;
   const WholeShapes* whole_shapes = nullptr;
-  int64_t ranks = 1;           // along axes that cut values
-  std::set<int64_t> parts{1};  // into which some of these cut a dim
+  int64_t ranks = 1;           // the number of ranks along all axes that cut values
+  std::set<int64_t> parts{1};  // into how many parts subsets of these axes may cut a dim
 
-  std::unordered_map<uint64_t, uint64_t> squares;  // by the symbol of their sum: of what
+  std::unordered_map<uint64_t, uint64_t> squares;  // by the symbol of the sum of squares: the value
 
-  // These serve whole values of which ranks have parts in turn: what such a part is of.
+  // Symbols of blocks that rotate through a ring of ranks, and of the values that these are blocks
+  // of.
   uint64_t in_turn(uint64_t symbol);
   std::optional<uint64_t> of_turn(uint64_t symbol) const;
-  // Says what a Concat puts together along its axis, with their extents there.
+  // The operands of a Concat, with their extents along its axis.
   struct Joined {
     size_t axis = 0;
     std::vector<std::pair<uint64_t, int64_t>> parts;
   };
   std::unordered_map<uint64_t, Joined> concats;
-  // Describes elements that are one number up to where zeros go on after a dim, and another one
-  // there: all are the first where nothing goes on.
+  // A row of elements that are one number up to the end of a dim, and another one in its padding.
   struct Row {
     double there = 0, behind = 0;
-    int64_t count = 0;  // of the first
+    int64_t count = 0;  // elements before the padding
     bool is_all(double number) const { return there == number && behind == number; }
   };
   std::unordered_map<uint64_t, Row> rows;
-  // Describes what has something else than zeros past the end of a dim that goes on: of what, and
-  // which number, NaN where that is not known.
+  // A value with something else than zeros in its padding: the value without it, and the number
+  // there (NaN: unknown).
   struct Behind {
     uint64_t of = 0;
     double number = 0;
@@ -86,7 +86,7 @@ class Values {
   std::unordered_map<uint64_t, Behind> behind;
 
  private:
-  // Describes what is cast or is a run, and to which type or from which element on.
+  // What a symbol is a cast of, and to which type; or a run of, and from which element on.
   struct Cast {
     uint64_t of = 0, to = 0;
   };
@@ -95,14 +95,14 @@ class Values {
     int64_t first = 0;
   };
   uint64_t cast_to(uint64_t symbol, uint64_t to);
-  // Takes off the casts that all have, and says which, the outermost first.
+  // Removes the casts that all symbols have in common and returns them, the outermost first.
   std::vector<uint64_t> take_casts(std::span<uint64_t> symbols) const;
   uint64_t put_casts(uint64_t symbol, const std::vector<uint64_t>& casts);
 
   const bool whole_;
   std::unordered_map<uint64_t, uint64_t> turns_;
   std::unordered_map<uint64_t, Cast> casts_;
-  std::unordered_map<uint64_t, Begun> runs_;  // none is of a run
+  std::unordered_map<uint64_t, Begun> runs_;  // a run of a run is kept as one run
 };
 
 }  // namespace piper

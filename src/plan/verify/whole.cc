@@ -1,11 +1,12 @@
-// Symbols of whole values, of which a rank has a part.
+// Symbols of whole values, from ops on parts: how attributes and shapes of a part relate to the
+// whole.
 #include "whole.h"
 
 namespace piper {
 namespace {
 
-// Without what is of the part: extents, and numbers that say which part it is. Dims count from the
-// end: rows may lie in more dims than one, or in one.
+// Returns the attributes that are the same for a part and its whole: without extents, and numbers
+// that say which part it is. Dims count from the end, as rows may be in one dim or several.
 Attrs of_whole(const OpDef* def, const Attrs& attrs, size_t dims) {
   Attrs rest = without(attrs, {"whole", "cuts", "zeros", "rows", "keys", "parts", "blocks"});
   const auto from_end = [&](int64_t dim) {
@@ -25,19 +26,19 @@ Attrs of_whole(const OpDef* def, const Attrs& attrs, size_t dims) {
   return rest;
 }
 
-// What it makes of rounded numbers is rounded.
+// Returns whether the op returns its operands' numbers, so that those of rounded ones are rounded.
 bool selects(std::string_view op) {
   return op == "ReduceMax" || op == "Relu" || op == "Neg" || op == "Where";
 }
 
-// Absent outputs have no type.
+// Returns whether the types are equal; absent outputs, which have none, equal any.
 bool are(const std::vector<TensorType>& made, const std::vector<TensorType>& outputs) {
   return std::equal(
       made.begin(), made.end(), outputs.begin(), outputs.end(),
       [](const TensorType& a, const TensorType& b) { return a == b || b == TensorType{}; });
 }
 
-// The inputs that say where a part begins.
+// Returns which inputs tell where a part begins.
 std::vector<bool> firsts_of(const OpDef& def, const OpTypes& types) {
   std::vector<bool> firsts(types.inputs.size());
   const auto add = [&](int input) {
@@ -51,15 +52,14 @@ std::vector<bool> firsts_of(const OpDef& def, const OpTypes& types) {
   return firsts;
 }
 
-// Returns the shape with its leading dims taken for one.
+// Returns the shape with leading dims joined to one, so that it has at most `dims`.
 Shape with_dims(const Shape& shape, size_t dims) {
   Shape made = shape;
   while (made.size() > dims) made[1] *= made[0], made.erase(made.begin());
   return made;
 }
 
-// Returns how many leading dims of an operand an op takes one by one, so that they may be one dim
-// as well.
+// Returns the number of leading dims over which an op only iterates: these may be joined to one.
 size_t row_dims(const LoopRule& rule, size_t input) {
   if (input >= rule.inputs.size()) return 0;
   const auto takes_whole = [&](const LoopRule::Dim& dim) {
@@ -102,7 +102,7 @@ std::vector<uint64_t> WholeRun::run() {
   return std::move(held_);
 }
 
-// Of one device.
+// Records the shape of a value in the plan for one device.
 void WholeRun::note(uint64_t symbol, const Shape& shape) {
   if (values_.made) values_.made->insert(symbol);
   if (!values_.shapes) return;
@@ -157,7 +157,7 @@ WholeRun::Made WholeRun::product(const ProgramOp& op) {
   return {adds_to_sum(op, 2) ? made[0] + sum : join_symbols(made[0], sum)};
 }
 
-// What is made of a part in turn is one, until all are brought together.
+// A result of a block that rotates through a ring remains such a block, until all are joined.
 WholeRun::Made WholeRun::make(Use use) {
   const auto is_turn = [&](const Operand& one) { return values_.of_turn(one.symbol).has_value(); };
   const bool any = std::any_of(use.inputs.begin(), use.inputs.end(), is_turn),
@@ -176,7 +176,7 @@ WholeRun::Made WholeRun::make(Use use) {
   return made;
 }
 
-// Each result of 16 bits is rounded once.
+// Follows an op on values that do not rotate. Each 16-bit result counts as rounded once.
 WholeRun::Made WholeRun::make_one(Use use) {
   for (Operand& one : use.inputs)
     if (const auto known = values_.behind.find(one.symbol); known != values_.behind.end())
@@ -198,13 +198,12 @@ WholeRun::Made WholeRun::make_exact(const Use& use) {
   const auto made = def ? def->types(types) : Result<std::vector<TensorType>>(fail("unknown"));
   if (!made || !are(*made, use.outputs)) return named(nullptr, use, types.present, types);
   if (const auto same = without_padding(use)) return {*same};
-  if (use.op == "Expand")
-    return {ends_in(in_dims(use.inputs[0].symbol, use), repeated_end(use))};
+  if (use.op == "Expand") return {ends_in(in_dims(use.inputs[0].symbol, use), repeated_end(use))};
   if (const auto same = moved(use)) return {ends_in(in_dims(*same, use), moved_end(use))};
   types.outputs = *made;
   if (def->apart)
     if (auto steps = apart(*def, types, use)) return *std::move(steps);
-  // Own numbers are added up where several axes cut a dim.
+  // Positions along several axes that cut a dim are added.
   const auto is_position = [](const Operand& one) { return one.symbol == position_symbol(); };
   if (use.op == "Add" && std::all_of(use.inputs.begin(), use.inputs.end(), is_position))
     return {position_symbol()};
@@ -215,7 +214,7 @@ WholeRun::Made WholeRun::make_exact(const Use& use) {
   return named(def, use, counts, types);
 }
 
-// Of an op that makes no numbers.
+// Returns the symbol of an op that only moves elements; nothing: it is another op.
 std::optional<uint64_t> WholeRun::moved(const Use& use) {
   if (use.op == "Reshape") return in_shape(use);
   if (use.op == "Cast") return cast(use);
@@ -225,7 +224,7 @@ std::optional<uint64_t> WholeRun::moved(const Use& use) {
   return std::nullopt;
 }
 
-// Checks a Reshape whose `blocks` say which dims are cut: a value of the single device must have
+// Checks a Reshape whose `blocks` name the dims that are cut: the value on one device must have
 // more elements along these dims.
 uint64_t WholeRun::in_shape(const Use& use) const {
   const uint64_t symbol = use.inputs[0].symbol;
@@ -247,7 +246,7 @@ uint64_t WholeRun::in_shape(const Use& use) const {
   return fits ? symbol : join_symbols(symbol, symbol_of("cut elsewhere"));
 }
 
-// Ranks do so in steps what one device does at once.
+// Follows an op that ranks run in several steps, and one device in one.
 std::optional<WholeRun::Made> WholeRun::apart(const OpDef& def, const OpTypes& types,
                                               const Use& use) {
   const OpDef::Steps steps = def.apart(types);
@@ -320,7 +319,7 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
     letters = letters_that_go_on(rule, use, symbol, swapped);
   }
   if (!def || def->states < 0)
-    symbol = of_shapes(symbol, symbol, parts);  // updates are of flat parts, too
+    symbol = of_shapes(symbol, symbol, parts);  // optimizer updates run on flat shards, too
   if (def && !says_whole(*def, types, symbol))
     symbol = join_symbols(symbol, symbol_of("of another whole"));
   Made made{symbol};
@@ -330,8 +329,8 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
   return def ? with_ends(*def, rule, use, letters, std::move(made)) : made;
 }
 
-// Whether a part knows how many numbers there are in all: as many as one device has of what it is a
-// part of, or, where these go on into zeros, as some ranks have parts.
+// Checks the attribute `whole` of an op on parts, the extent over all ranks: it is that on one
+// device or, if that is padded, a multiple of the number of ranks.
 bool WholeRun::says_whole(const OpDef& def, const OpTypes& types, uint64_t symbol) const {
   const int64_t all = types.attrs.integer("whole", -1);
   if (all < 0 || !values_.whole_shapes || !def.loops) return true;
@@ -358,9 +357,9 @@ bool WholeRun::says_whole(const OpDef& def, const OpTypes& types, uint64_t symbo
   return says.value_or(true);
 }
 
-// Returns the symbol of what an op makes of parts, or one of its own where one device makes the same
-// symbol of operands in other dims: a half of [4,6] is not that of [2,12]. `key`: what one device's
-// shapes are kept by.
+// Returns `symbol`, or another one if one device computes `symbol` from operands of which these
+// cannot be parts: a half of [4,6] is not that of [2,12]. `key`: under which the shapes are
+// recorded.
 uint64_t WholeRun::of_shapes(uint64_t symbol, uint64_t key, const std::vector<Part>& own) {
   if (values_.shapes) {
     std::vector<Shape> shapes;
@@ -381,11 +380,11 @@ uint64_t WholeRun::of_shapes(uint64_t symbol, uint64_t key, const std::vector<Pa
   return join_symbols(symbol, symbol_of("in other dims"));
 }
 
-// Returns whether a value can be a rank's part of one of that shape: a dim of another extent is cut
-// or repeated, or has been filled with zeros.
+// Returns whether a value may be a rank's part of a value of that shape: dims of other extents must
+// be cut, broadcast, or padded.
 bool WholeRun::is_part_of(const Part& own, const Shape& whole) const {
   const size_t dims = std::min(own.shape.size(), whole.size()),
-               more = own.shape.size() - dims;  // leading ones, taken for one
+               more = own.shape.size() - dims;  // leading dims that are joined to one
   if (own.shape.size() != whole.size() && (dims == 0 || own.row_dims <= more)) return false;
   const Shape mine = with_dims(own.shape, dims), its = with_dims(whole, dims);
   for (size_t d = 0; d < dims; ++d) {
@@ -402,8 +401,8 @@ bool WholeRun::is_part_of(const Part& own, const Shape& whole) const {
   return true;
 }
 
-// Of an extent, which may have gone on into zeros: of stretches of two or more to as many as there
-// are ranks.
+// Returns whether an extent may be a part of another, which may be padded: the number of parts is 2
+// to that of ranks.
 bool WholeRun::may_be_part(int64_t own, int64_t whole) const {
   if (own == whole) return true;
   return whole > 1 && whole <= own * values_.ranks &&

@@ -1,5 +1,4 @@
-// What ops make of whole values, of which ranks may have parts, as symbols. Private to the verify
-// room.
+// Symbols of whole values, for plans whose ranks hold parts of them. Private to the verify room.
 #pragma once
 
 #include "piper/ir/ops.h"
@@ -7,10 +6,10 @@
 
 namespace piper {
 
-// Rule layout has proved which part of a whole value each rank has, or that it has a term of it. So
-// what an op makes of parts is the part of what it makes of whole values, and its symbol is made of
-// theirs: without extents, numbers of parts, and all else that differs between a part and its
-// whole.
+// Follows a program on parts as if it ran on the whole values. Rule layout proves which part of a
+// value each rank has, or that it has a term of it, so an op on parts gives the part of what it
+// gives on whole values. Symbols leave out extents, numbers of parts, and all else that differs
+// between a part and its whole.
 class WholeRun {
  public:
   WholeRun(Values& values, const Program& program, std::span<const uint64_t> args,
@@ -22,13 +21,13 @@ class WholeRun {
   struct Operand {
     uint64_t symbol = 0;
     const TensorType* type = nullptr;           // null: absent
-    double behind = 0;                          // the end of a dim that goes on; NaN: anything
-    const std::vector<CutDim>* cuts = nullptr;  // null: that is not known
+    double behind = 0;                          // the number in its padding; NaN: unknown
+    const std::vector<CutDim>* cuts = nullptr;  // null: unknown
   };
-  struct Part {  // an operand, as far as it says of which whole it is a part
+  struct Part {  // the shape of an operand, with what tells of which whole it may be a part
     Shape shape;
-    const std::vector<CutDim>* cuts = nullptr;  // null: that is not known
-    size_t row_dims = 0;  // leading ones that may be one dim where one device runs the op
+    const std::vector<CutDim>* cuts = nullptr;  // null: unknown
+    size_t row_dims = 0;  // leading dims that may be joined to one on one device
   };
   struct Use {
     std::string_view op;

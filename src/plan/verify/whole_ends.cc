@@ -1,8 +1,10 @@
-// Whole values: what is after a dim's end where parts go on, so that all are equal.
+// Whole values: the padding after the end of a dim, which makes the parts of all ranks equally
+// large.
 //
-// Zeros are there: in states, and in what ops make of zeros. Where an op makes something else of
-// them, its result has a symbol of its own until zeros, or what counts as none, are put there. What
-// takes a dim together that goes on makes of anything else what one device does not.
+// States are padded with zeros, and so are results of ops that map zeros to zeros. Where an op
+// computes another number in the padding, its result gets a symbol of its own until the padding is
+// masked: set to zero, or to a number that does not count. An op that reduces over a padded dim
+// gives the result of one device only if the padding does not count.
 #include <cmath>
 #include <limits>
 
@@ -26,8 +28,8 @@ bool begins(const LoopRule& rule, char letter) {
 
 bool is_number(const TensorType& type) { return type.dtype != DType::kBool; }
 
-// Returns whether the number is as good as an infinite one of that sign: nothing is left of e to
-// the power of what it makes of an element, in f16 too.
+// Returns whether a number acts as an infinite one of that sign when added to an element before
+// exp(), in f16 too.
 bool counts_as(double number, double none) {
   constexpr double kFar = 60000;
   return std::isinf(none) ? std::isfinite(number) && std::abs(number) >= kFar &&
@@ -45,7 +47,7 @@ uint64_t WholeRun::ends_in(uint64_t symbol, double number) {
   return made;
 }
 
-// Returns the end of what only moves elements.
+// Returns the number in the padding of an op that only moves elements.
 double WholeRun::moved_end(const Use& use) {
   double number = 0;
   bool is_first = true;
@@ -56,7 +58,7 @@ double WholeRun::moved_end(const Use& use) {
   return number;
 }
 
-// What is repeated goes on into itself.
+// Returns the number in the padding of an Expand: that of the operand, whose elements it repeats.
 double WholeRun::repeated_end(const Use& use) const {
   const auto row = values_.rows.find(use.inputs[0].symbol);
   if (!values_.whole_shapes || (row != values_.rows.end() && row->second.is_all(0)))
@@ -87,8 +89,8 @@ bool WholeRun::is_equal_part(int64_t own, int64_t whole) const {
   return own > 0 && whole % own == 0 && values_.parts.contains(whole / own);
 }
 
-// Returns how many ranks have a part each of dim d; 0: that is not known. Of dims that may be the
-// one that is cut it is the only one of which there is less than on one device.
+// Returns into how many parts ranks cut dim d; 0: unknown. Among the dims that may be the cut one
+// it must be the only one that is smaller than on one device.
 int64_t WholeRun::parts_of(const std::vector<CutDim>* cuts, size_t d, const Shape& own,
                            const Shape& whole) {
   if (!cuts || own.size() > 32) return 0;
@@ -102,8 +104,8 @@ int64_t WholeRun::parts_of(const std::vector<CutDim>* cuts, size_t d, const Shap
   return parts;
 }
 
-// Takes the letters from dims of which there is one element in all: the operand is repeated along
-// them, though beside what ranks have one element of it looks like a block of these.
+// Removes letters from dims that have one element on one device: the operand is broadcast along
+// them, though on a rank its element may look like a block.
 void WholeRun::clear_repeated(LoopRule& rule, uint64_t symbol, bool swapped) const {
   const auto known = values_.whole_shapes->operands.find(symbol);
   if (known == values_.whole_shapes->operands.end()) return;
@@ -118,9 +120,9 @@ void WholeRun::clear_repeated(LoopRule& rule, uint64_t symbol, bool swapped) con
   }
 }
 
-// Adds to `here` the letters of one-letter dims of a value, and to `equal` those of dims that are
-// equal parts of the whole one's: of as many parts as there are, or, where that is not known, of
-// some; unless `doubtful`: then of dims that cannot be anything else.
+// Adds to `here` the letters of a value's one-letter dims, and to `equal` those of dims that divide
+// the whole dim exactly, so that they have no padding. Where the number of parts is unknown, a dim
+// counts as equal if some number of parts fits; with `doubtful`, only if it cannot be padded.
 void WholeRun::note_letters(const std::vector<LoopRule::Dim>& dims, const std::vector<CutDim>* cuts,
                             const Shape& own, const Shape& whole, bool doubtful, std::string& here,
                             std::string& equal) const {
@@ -134,9 +136,9 @@ void WholeRun::note_letters(const std::vector<LoopRule::Dim>& dims, const std::v
   }
 }
 
-// Returns the letters whose dims are no equal parts of those of one device, whichever these are.
-// Where something else than zeros is known to be after an end, these may also be dims of which
-// it is not known how many parts there are.
+// Returns the letters whose dims are padded, whichever shapes one device has. If an operand has
+// something else than zeros in its padding, dims with an unknown number of parts count as padded,
+// too.
 std::string WholeRun::letters_that_go_on(const LoopRule& rule, const Use& use, uint64_t symbol,
                                          bool swapped) const {
   const std::string letters = letters_that_go_on(rule, use, symbol, swapped, false);
@@ -154,7 +156,9 @@ std::string WholeRun::letters_that_go_on(const LoopRule& rule, const Use& use, u
   std::string here, equal;
   bool any = false;
   for (const std::vector<Shape>& whole : known->second) {
-    bool fits = !whole.empty() && whole.size() <= use.inputs.size();  // but where a part begins
+    bool fits =
+        !whole.empty() &&
+        whole.size() <= use.inputs.size();  // operands that tell where a part begins come last
     for (size_t i = 0; fits && i < whole.size(); ++i)
       fits = whole[i].empty() || may_be_part(input(i).type->shape, whole[i]);
     for (size_t i = 0; fits && i < whole.size(); ++i)
@@ -179,7 +183,7 @@ std::string WholeRun::letters_that_go_on(const LoopRule& rule, const Use& use, u
   return letters;
 }
 
-// Returns the results, of which some have something else than zeros after.
+// Gives results whose padding is not zero their own symbols.
 WholeRun::Made WholeRun::with_ends(const OpDef& def, const LoopRule& rule, const Use& use,
                                    const std::string& letters, Made made) {
   const auto numbers = ends(def, rule, use, letters);
@@ -189,9 +193,9 @@ WholeRun::Made WholeRun::with_ends(const OpDef& def, const LoopRule& rule, const
   return made;
 }
 
-// Returns which of the results are zero past the end of a dim with the letter: the op is linear
-// in what is zero there, or all its operands are and it makes zeros of zeros. Integers that say
-// where a part begins are no such operands.
+// Returns whether a result is zero in the padding of the letter's dim: the op is linear in operands
+// that are zero there, or all its operands are and it maps zeros to zeros. Integers that tell where
+// a part begins do not count as operands.
 bool WholeRun::makes_zeros(const OpDef& def, const LoopRule& rule, const Use& use, char letter,
                            size_t output) const {
   const bool is_float = info(use.outputs[output].dtype).is_float;
@@ -210,15 +214,15 @@ bool WholeRun::makes_zeros(const OpDef& def, const LoopRule& rule, const Use& us
     numbers += 1, reads = reads || has_letter;
     if (is_zero || (has_letter && one.behind == 0)) zeros.push_back(static_cast<int>(i));
   }
-  if (!reads && begins(rule, letter)) return true;  // no index is one behind the end
+  if (!reads && begins(rule, letter)) return true;  // no index names an element of the padding
   for (const std::vector<int>& set : rule.linear)
     if (std::includes(zeros.begin(), zeros.end(), set.begin(), set.end())) return true;
   const bool is_made = std::count(def.nonzero.begin(), def.nonzero.end(), output) > 0;
   return !is_made && numbers > 0 && zeros.size() == numbers;
 }
 
-// Returns what is after the ends of the results, or std::nullopt: what is there in the
-// operands counts in them.
+// Returns the numbers in the padding of the results. Nothing: the operands' padding changes
+// results.
 std::optional<std::vector<double>> WholeRun::ends(const OpDef& def, const LoopRule& rule,
                                                   const Use& use, const std::string& letters) {
   const auto absent_in = static_cast<size_t>(def.absent_in);

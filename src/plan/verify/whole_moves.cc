@@ -1,4 +1,4 @@
-// Whole values: ops that only move elements, and what stands in zeros behind a dim's end.
+// Whole values: ops that only move elements, and rows that mask the padding after the end of a dim.
 #include <numeric>
 
 #include "whole.h"
@@ -6,7 +6,7 @@
 namespace piper {
 namespace {
 
-// The part of an extent that so many elements are: the same of a part as of the whole.
+// Returns a symbol for the share count / extent, which is the same for a part and its whole.
 uint64_t share_symbol(int64_t count, int64_t extent) {
   const int64_t common = std::max<int64_t>(1, std::gcd(count, extent));
   return join_symbols(static_cast<uint64_t>(count / common),
@@ -17,8 +17,8 @@ bool is_half(DType dtype) { return dtype == DType::kF16 || dtype == DType::kBF16
 
 }  // namespace
 
-// Returns the symbol of what an op moves, which may be that of its operands: so the op is part of
-// what shapes are kept by.
+// Checks the shapes of an op that only moves elements. Its symbol may be that of its operand, so
+// shapes are recorded under the symbol joined with the op.
 uint64_t WholeRun::in_dims(uint64_t symbol, const Use& use) {
   if (use.op == "Reshape" || use.op == "Cast") return symbol;
   std::vector<Part> parts;
@@ -38,7 +38,8 @@ uint64_t WholeRun::cast(const Use& use) {
   return made;
 }
 
-// Terms of a sum are of f32 where the sum is of 16 bits, and it is rounded behind them.
+// Returns the symbol of a 16-bit value as rounded: terms of a sum are f32, and only their sum is
+// rounded.
 uint64_t WholeRun::rounded(uint64_t symbol, DType dtype) {
   if (!is_half(dtype)) return symbol;
   const auto known = values_.behind.find(symbol);
@@ -103,15 +104,15 @@ uint64_t WholeRun::padded(const Use& use) {
   const double value = use.attrs.real("value");
   const auto row = values_.rows.find(of);
   if (row == values_.rows.end() || !row->second.is_all(row->second.there))
-    return ends_in(of, value);  // behind what is given to ranks
+    return ends_in(of, value);  // the padding of what ranks read
   const int64_t count = num_elements(shape);
   const uint64_t of_count = join_symbols(made, static_cast<uint64_t>(count));
   values_.rows.try_emplace(of_count, Values::Row{row->second.there, value, count});
   return of_count;
 }
 
-// Elements behind the end that a cut has put there become another number, which is added to zeros,
-// or zeros instead of what an op has made of zeros. On one device there are none.
+// Recognizes ops that change only the padding, which one device does not have: an Add of a row to
+// zeros, and a Where that sets the padding to zeros. Returns the symbol of the value without it.
 std::optional<uint64_t> WholeRun::without_padding(const Use& use) {
   const auto row_of = [&](size_t i) {
     const auto row = values_.rows.find(use.inputs[i].symbol);
@@ -131,8 +132,8 @@ std::optional<uint64_t> WholeRun::without_padding(const Use& use) {
   return std::nullopt;
 }
 
-// Whether a row has so many elements before the zeros as the value has on one device in the row's
-// first dim; or its part of them, where axes beside this one cut them.
+// Returns whether a row has as many elements before its padding as the value has on one device in
+// the first dim of the row, or a part of these where other axes cut the dim, too.
 bool WholeRun::ends_where(int64_t count, const TensorType& row, uint64_t symbol) const {
   if (!values_.whole_shapes || count <= 0) return false;
   const auto known = values_.whole_shapes->made.find(symbol);
