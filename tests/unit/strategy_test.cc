@@ -549,6 +549,36 @@ TEST(Schema, KeysStandInTheRowOfTheirDirective) {
   EXPECT_GE(directives, 11);
 }
 
+// The tables of keys on the page have a row for each key of their section, and no others. Those of
+// 'fuse' and 'replicate' may leave out keys that the table of directives describes.
+TEST(Schema, KeysStandInTheTablesOfTheirSections) {
+  const auto page = read_text_file(std::string(PIPER_SOURCE_DIR) + "/formats/strategy.md", 1 << 20);
+  ASSERT_TRUE(page.ok());
+  const auto schema = nlohmann::json::parse(strategy_schema());
+  const std::string sections[] = {"",     "input",      "loss",      "parameter", "train",
+                                  "fuse", "loss_scale", "replicate", "policy"};
+  size_t at = 0;
+  for (const std::string& section : sections) {
+    at = page->find("\n| key |", at);
+    ASSERT_NE(at, std::string::npos) << section;
+    const std::string table = page->substr(at + 1, page->find("\n\n", at) - at - 1);
+    ++at;
+    std::set<std::string> rows, keys;
+    for (const std::string& row : split_text(table, '\n')) {
+      const std::vector<std::string> ticks = split_text(row.substr(0, row.find('|', 1)), '`');
+      for (size_t i = 1; i < ticks.size(); i += 2) rows.insert(ticks[i]);
+    }
+    const auto& known = section.empty() ? schema : schema.at("definitions").at(section);
+    for (const auto& [key, value] : known.at("properties").items())
+      if (key != "when") keys.insert(key);
+    for (const std::string& row : rows) EXPECT_TRUE(keys.contains(row)) << section << ": " << row;
+    if (section != "fuse" && section != "replicate") {
+      EXPECT_EQ(rows, keys) << section;
+    }
+  }
+  EXPECT_EQ(page->find("\n| key |", at), std::string::npos) << "a table of no section above";
+}
+
 // The expansions on the user's page are what its programs yield.
 TEST(Page, ShowsTrueExpansions) {
   const auto page = read_text_file(std::string(PIPER_SOURCE_DIR) + "/formats/strategy.md", 1 << 20);
