@@ -136,7 +136,7 @@ Status check_told(const Derivation& derivation, const OnnxTensor& value, const O
     const double a = read_number(exact.data, DType::kF64, i);
     const double off = std::fabs(a - read_number(other.data, DType::kF64, i));
     if (off > std::max(kMost, unit(value.type.dtype)) * std::max(1.0, std::fabs(a)))
-      return fail("{} is too flat there to tell of what", derivation.back().node.op);
+      return fail("{} maps several values to this one", derivation.back().node.op);
   }
   return ok_status();
 }
@@ -278,7 +278,7 @@ Result<OnnxTensor> parameter_of(const Derivation& derivation, const OnnxTensor& 
   PIPER_ASSIGN(const OnnxTensor again,
                value_of(in_double(derivation), cast_tensor(parameter, DType::kF64)));
   if (!nearly_equal(cast_tensor(again, dtype), value, 2))
-    return fail("{} of what would be its parameter is another value", describe(derivation));
+    return fail("{} of the value that its inverse gives is another value", describe(derivation));
   return parameter;
 }
 

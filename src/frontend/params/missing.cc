@@ -104,7 +104,8 @@ CallClaims report_merged(const CallGraph& graph, CallClaims claims) {
     const std::string other = equal_module(claims, own, scope);
     if (other.empty()) continue;
     for (const Claim& claim : own)
-      claims.report(claim.name, fmt::format("{}, and may be of the equal '{}'", why, other));
+      claims.report(claim.name,
+                    fmt::format("{}, and may belong to '{}', which is equal", why, other));
   }
   return claims;
 }
@@ -123,7 +124,7 @@ CallClaims report_unexplained(const CallGraph& graph, CallClaims claims) {
       if (num_elements(t.type.shape) > 1 || rewritten)
         claims.report_module(
             graph.scopes[slot.node],
-            fmt::format("{} stands where the call names '{}'", graph.place_of(slot), values[0]));
+            fmt::format("{} is read where the call names '{}'", graph.place_of(slot), values[0]));
     }
   }
   return claims;

@@ -372,7 +372,7 @@ void NameBasedRecovery::leave_shared() {
     const std::string other = sources_.unseen(module_of(claim.name), seen);
     if (!other.empty())
       leave(claim.initializer, {claim.node, claim.input},
-            fmt::format(": of '{}' alone, or of '{}' too", claim.name, other));
+            fmt::format(": of '{}' only, or also of '{}'", claim.name, other));
     return !other.empty();
   });
 }

@@ -71,7 +71,8 @@ void report_merged_before_parts(const CallGraph& graph, CallClaims& claims) {
       const std::string other = equal_module(claims, own, scope);
       if (other.empty()) continue;
       for (const Claim& claim : own)
-        claims.report(claim.name, fmt::format("{}, and be of the equal '{}'", why, other));
+        claims.report(claim.name,
+                      fmt::format("{}, and belong to '{}', which is equal", why, other));
     }
   }
 }

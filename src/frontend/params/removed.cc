@@ -166,7 +166,8 @@ CallClaims report_removed(const CallGraph& graph, CallClaims claims) {
     for (const auto& [name, initializer] : claims.partial) {
       const std::string& part = graph.tensor(initializer).name;
       if (stem_of(part) == "select" && is_near(name))
-        claims.report(name, fmt::format("{}, and of it '{}' alone is there", removed.why, part));
+        claims.report(name,
+                      fmt::format("{}, and the file keeps only '{}' of it", removed.why, part));
     }
   }
   return claims;

@@ -19,7 +19,8 @@ Status check_template(const ParamRule& rule, const Glob& glob) {
   for (const std::string& segment : split_text(rule.to, '/')) {
     if (segment == "**" && rest == 1) continue;
     if (segment.find_first_of("*?") != segment.npos)
-      return fail(rule.to_at, "'{}' stands for nothing that '{}' matches", segment, rule.match);
+      return fail(rule.to_at, "'{}' has no counterpart in '{}', which is under 'match'", segment,
+                  rule.match);
     for (size_t open = segment.find('{'); open != segment.npos;
          open = segment.find('{', open + 1)) {
       const size_t close = segment.find('}', open);

@@ -305,8 +305,8 @@ Status Rules::include(size_t r, const OnnxTensor& tensor) {
   TensorType type = tensor.type;
   if (rule.transposed) {
     if (type.shape.size() != 2)
-      return fail(rule.at, "'{}' {} is no matrix to transpose", quote_control(tensor.name),
-                  to_string(type));
+      return fail(rule.at, "'{}' {} is not a matrix, so it cannot be transposed",
+                  quote_control(tensor.name), to_string(type));
     std::swap(type.shape[0], type.shape[1]);
   }
   std::string name = rule.to.empty() ? tensor.name : join(split_text(rule.to, '/'), ".");

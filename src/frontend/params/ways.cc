@@ -147,7 +147,7 @@ Status check_rows(const Chain& chain) {
     if (kind == PieceKind::kPart || kind == PieceKind::kPermute || kind == PieceKind::kSum ||
         (kind == PieceKind::kUnknown && inner) ||
         (kind == PieceKind::kReshape && function != "unsqueeze"))
-      return fail("which rows it looked up is lost behind '{}'", function);
+      return fail("which rows it looked up is lost after '{}'", function);
   }
   return ok_status();
 }
