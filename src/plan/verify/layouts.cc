@@ -1,4 +1,4 @@
-// Follows how each value lies over one mesh axis, instruction by instruction.
+// Rule layout: follows how each value is laid out over one mesh axis, instruction by instruction.
 #include "layouts.h"
 
 #include <bit>
@@ -69,7 +69,7 @@ class LayoutCheck {
   const LiesAfter* after(Spot place) const { return after_[place.cell][place.index]; }
   // Adds, for each value of the program, the dims at which the axis cuts it, and those along which
   // all its elements are equal, so that it may be any block. Where ranks read different samples,
-  // the plan for one device has their values apart, too: the size of such a cut is given as 0.
+  // the plan for one device has their values apart, too, so such a cut has `ranks` = 0 (unknown).
   void add_cuts(Spot place, CutDims& cuts) const {
     for (size_t v = 0; after(place) && v < cuts.size(); ++v) {
       const Lies& lies = after(place)->values[v];

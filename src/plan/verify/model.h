@@ -121,7 +121,7 @@ uint8_t access_of(const RoleFacts& facts, const Step& step, size_t arg);
 bool writes(const RoleFacts& facts, const Step& step, std::span<const int32_t> args,
             int32_t buffer);
 
-// A part of a section: one of the role's lists of instructions, and the training step it finishes.
+// A part of a section: one of the role's lists of instructions, and its current training step.
 struct SectionPart {
   std::vector<Instruction> RoleProgram::*list = nullptr;
   int32_t step = 0;
