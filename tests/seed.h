@@ -1,4 +1,5 @@
-// What random tests draw from: PIPER_SEED, or a number of their own.
+// Returns what random tests begin with and how many cases they draw: PIPER_SEED and PIPER_COUNT, or
+// numbers of their own.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,11 @@ inline std::optional<uint64_t> given_seed() {
   const char* text = std::getenv("PIPER_SEED");
   if (text == nullptr) return std::nullopt;
   return std::strtoull(text, nullptr, 10);
+}
+inline std::optional<int> given_count() {
+  const char* text = std::getenv("PIPER_COUNT");
+  if (text == nullptr) return std::nullopt;
+  return std::atoi(text);
 }
 
 }  // namespace piper

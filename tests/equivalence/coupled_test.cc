@@ -231,7 +231,7 @@ TEST_P(Replicas, TrainAsOneDeviceDoes) {
     const auto cut = compile_way(folder, model.name, GetParam().text);
     if (const std::string refusal = cut ? "" : refusal_of(model.name); !refusal.empty()) {
       EXPECT_EQ(std::string(GetParam().name), "uneven");
-      EXPECT_EQ(cut.error().notes[0], "elements behind the end of " + refusal);
+      EXPECT_EQ(cut.error().notes[0], "elements past the end of " + refusal);
       continue;
     }
     ASSERT_TRUE(cut) << model.name << print_error(cut.error());

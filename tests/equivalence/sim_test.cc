@@ -15,7 +15,8 @@ namespace {
 
 using namespace jobs;
 
-constexpr uint64_t kSeeds = kSanitized ? 2 : 20;
+const uint64_t kSeeds =
+    static_cast<uint64_t>(given_count().value_or(kSanitized ? 2 : 5));
 
 // ---- The right executor -------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ void accept_right_plans(MakeStrategy strategy, int wanted) {
 }
 
 TEST(RightPlans, AreAcceptedAndEndAlikeUnderEveryOrder) {
-  accept_right_plans(random_strategy, kSanitized ? 100 : 1000);
+  accept_right_plans(random_strategy, given_count().value_or(kSanitized ? 100 : 400));
 }
 TEST(RightPlans, WithTwoVersionsAreAcceptedToo) {
   accept_right_plans(overlapping_strategy, kSanitized ? 10 : 100);

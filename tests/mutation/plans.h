@@ -13,13 +13,6 @@ struct Made {
   bool refused_plan = false;  // by the verifier
 };
 
-// How many plans a random test makes: PIPER_COUNT, or a number of its own.
-inline std::optional<int> given_count() {
-  const char* text = std::getenv("PIPER_COUNT");
-  if (text == nullptr) return std::nullopt;
-  return std::atoi(text);
-}
-
 inline size_t pick(Random& random, size_t count) { return static_cast<size_t>(random() % count); }
 template <class T>
 T one_of(Random& random, std::initializer_list<T> list) {

@@ -532,8 +532,8 @@ TEST(Verify, NamesASmallEps) {
   EXPECT_EQ(
       small.error().notes,
       (std::vector<std::string>{
-          "the optimizer divides a gradient by its size plus eps = 1e-08: where a gradient is "
-          "rounding alone, as that of a key's bias, its step is no smaller, and differs from "
+          "the optimizer divides a gradient by its size plus eps = 1e-08: where a gradient is only "
+          "rounding, as that of a key's bias, its step is no smaller, and differs from "
           "one cut of the batch to the next",
           "help: compare with 'eps: 1e-06', or with sgd"}));
   EXPECT_TRUE(compare(VerifyAgainst::kUncut, changed_oracle(1.5f)).error().notes.empty());

@@ -67,8 +67,12 @@ TEST_P(Inproc, Conforms) {
             [&](Control&, Fabric& t) { wrong[static_cast<size_t>(t.rank())] = one.run(t); });
   for (int64_t i = 0; i < world; ++i) EXPECT_EQ(wrong[static_cast<size_t>(i)], "") << "rank " << i;
 }
+// Eight ranks on two cores take the thread sanitizer minutes, and it has seen their code with three.
+std::vector<int64_t> worlds() {
+  return kThreadSanitizer ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{2, 3, 8};
+}
 INSTANTIATE_TEST_SUITE_P(Suite, Inproc,
-                         testing::Combine(testing::Values(2, 3, 8),
+                         testing::Combine(testing::ValuesIn(worlds()),
                                           testing::Range(size_t{0}, std::size(suite::kCases))),
                          [](const auto& info) {
                            return fmt::format("{}_ranks_{}",

@@ -73,10 +73,15 @@ class LayoutCheck {
   void add_cuts(Spot place, CutDims& cuts) const {
     for (size_t v = 0; after(place) && v < cuts.size(); ++v) {
       const Lies& lies = after(place)->values[v];
-      if (lies.kind == Lies::kWhole && lies.dims != 0) cuts[v].push_back({lies.dims, 0});
-      if (lies.kind != Lies::kCut) continue;
-      const bool known = lies.also.empty() && lies.run == 0;
-      cuts[v].push_back({known ? lies.dims : ~uint32_t{0}, known && !has_samples_ ? ranks_ : 0});
+      const std::vector<Lies> readings = lies.readings();
+      const bool is_cut = std::any_of(readings.begin(), readings.end(),
+                                      [](const Lies& one) { return one.kind == Lies::kCut; }),
+                 is_known = readings.size() == 1 && lies.run == 0;
+      if (is_cut)
+        cuts[v].push_back(
+            {is_known ? lies.dims : ~uint32_t{0}, is_known && !has_samples_ ? ranks_ : 0});
+      else if (lies.kind == Lies::kWhole && lies.dims != 0)
+        cuts[v].push_back({lies.dims, 0});
     }
   }
 
