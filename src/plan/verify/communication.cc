@@ -13,7 +13,7 @@ const Tensor& tensor_of(const Model& model, const Section& section, Spot place, 
   return model.cells[place.cell].role->tensor(section.at(place).args[arg]);
 }
 
-// The messages from one cell to another on one communicator.
+// Holds the messages from one cell to another on one communicator.
 struct Route {
   std::vector<Spot> sends, recvs;
 };

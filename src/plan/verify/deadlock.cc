@@ -15,7 +15,8 @@ namespace {
 // Runs lanes (cells or streams) one after the other, each as far as it can.
 class Run {
  public:
-  // `may_wait`: for each stream, whether its sends wait for their receives; empty: lanes are cells.
+  // `may_wait` says for each stream whether its sends wait for their receives; empty: lanes are
+  // cells.
   Run(const Model& model, const Section& section, std::vector<bool> may_wait)
       : model_(model),
         section_(section),

@@ -101,8 +101,8 @@ uint64_t key_of(const Tensor* key) {
   return key ? symbol_of(key->init.empty() ? key->name : key->init) : 0;
 }
 
-// For which elements an op draws: its attributes, and the number of elements of the whole block of
-// samples, without padding. Cuts and padding are undone from the last one to the first.
+// Says for which elements an op draws: its attributes, and the number of elements of the whole
+// block of samples, without padding. Cuts and padding are undone from the last one to the first.
 struct Drawn {
   uint64_t how = 0;
   int64_t elements = 0;

@@ -12,7 +12,7 @@
 namespace piper {
 
 struct Effects {
-  // What all uses of a parameter add to a sum for one block of samples.
+  // Holds what all uses of a parameter add to a sum for one block of samples.
   struct Added {
     int32_t step = 0, target = 0;
     int64_t count = 0;  // samples in the block

@@ -186,8 +186,8 @@ Lies run_of(const Lies& lies, int64_t all, int64_t first, int64_t count, const S
 
 namespace {
 
-// A factor of a dim's extent, from the outside in: a part that a rank has (axis -1), or the ranks
-// of an axis that cuts the dim there.
+// Is a factor of a dim's extent, from the outside in: a part that a rank has (axis -1), or the
+// ranks of an axis that cuts the dim there.
 struct Factor {
   int32_t axis = -1;
   int64_t size = 1;

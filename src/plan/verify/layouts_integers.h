@@ -9,9 +9,9 @@
 
 namespace piper {
 
-// A cut into blocks over `axes`, which have `members` ranks: each rank has its block of each of
-// `stretches` equal stretches of the elements. If `mirrored`, the blocks of every second stretch
-// are counted from its end.
+// Describes a cut into blocks over `axes`, which have `members` ranks: each rank has its block of
+// each of `stretches` equal stretches of the elements. If `mirrored`, the blocks of every second
+// stretch are counted from its end.
 struct Blocks {
   uint32_t axes = 0;
   int64_t members = 1;
@@ -32,8 +32,8 @@ class Integers {
   bool are_blocks(int32_t number, uint32_t axes) const;
 
  private:
-  // A factor of the elements' number, from the outside in: stretches, or the ranks of axes, each of
-  // which has one block. The elements that the factors leave come after the last.
+  // Is a factor of the elements' number, from the outside in: stretches, or the ranks of axes, each
+  // of which has one block. The elements that the factors leave come after the last.
   struct Factor {
     uint32_t axes = 0;  // 0: stretches
     int64_t count = 1;

@@ -14,15 +14,15 @@
 namespace piper {
 namespace {
 
-// The last read or write of a buffer by one stream: earlier ones are complete when it is. A send
-// reads its buffers until its receive, on another rank, is complete.
+// Marks the last read or write of a buffer by one stream: earlier ones are complete when it is. A
+// send reads its buffers until its receive, on another rank, is complete.
 struct Mark {
   int32_t slot = 0, index = 0;  // of the instruction whose completion ends it
   int32_t by = 0;               // the instruction of this cell, for messages
 };
 using Marks = std::vector<Mark>;  // one for each slot
 
-// The accesses of a buffer since its current life began.
+// Holds the accesses of a buffer since its current life began.
 struct Life {
   Marks reads, writes;
   bool begun = false;

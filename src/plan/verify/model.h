@@ -14,7 +14,7 @@
 
 namespace piper {
 
-// Ids for names: equal names have equal ids in all roles. The strings belong to the plan set.
+// Gives names ids: equal names have equal ids in all roles. The strings belong to the plan set.
 class NameIds {
  public:
   int32_t id_of(std::string_view name) {
@@ -38,7 +38,7 @@ class NameIds {
   std::vector<std::string_view> names_;
 };
 
-// Facts of a role that the rules often ask, kept close together in memory.
+// Holds facts of a role that the rules often ask, kept close together in memory.
 struct BufferFacts {
   int64_t begin = 0, end = 0;  // bytes in the arena; those of the host's arena follow
   int32_t param = -1;          // the name's id
@@ -72,7 +72,7 @@ struct Cell {
   std::vector<int64_t> coordinates;  // of that rank
 };
 
-// An instruction of a section.
+// Names an instruction of a section.
 struct Spot {
   int32_t cell = -1, index = -1;
   bool valid() const { return cell >= 0; }
@@ -106,7 +106,7 @@ struct Model {
 };
 Result<Model> make_model(const PlanSet& set);
 
-// Facts of an instruction that the rules often ask, kept close together in memory.
+// Holds facts of an instruction that the rules often ask, kept close together in memory.
 struct Step {
   InstructionKind kind = InstructionKind::kCompute;
   bool sums = false;          // it declares contributions to sums
@@ -121,15 +121,16 @@ uint8_t access_of(const RoleFacts& facts, const Step& step, size_t arg);
 bool writes(const RoleFacts& facts, const Step& step, std::span<const int32_t> args,
             int32_t buffer);
 
-// A part of a section: one of the role's lists of instructions, and its current training step.
+// Names a part of a section: one of the role's lists of instructions, and its current training
+// step.
 struct SectionPart {
   std::vector<Instruction> RoleProgram::*list = nullptr;
   int32_t step = 0;
   bool ends_step = false;
 };
 
-// The instructions that are checked together, in all cells: the prologue, body or epilogue. Or,
-// where training steps overlap, all of these one after the other, with two bodies.
+// Holds the instructions that are checked together, in all cells: the prologue, body or epilogue.
+// Or, where training steps overlap, all of these one after the other, with two bodies.
 struct Section {
   const char* name = "";
   std::vector<std::vector<const Instruction*>> lists;  // by cell, over all parts
@@ -249,9 +250,9 @@ void check_collectives(const Model& model, Section& section, Findings& findings,
 // Runs the section; fills section.order.
 void check_deadlock(const Model& model, Section& section, Findings& findings);
 
-// Vector clocks: for each instruction, the last instruction of other streams that is complete when
-// it is, or -1. Columns are kept only for streams that a cell asks about (its own ones, and those
-// that receive what it sends), and rows only where a clock changes.
+// Holds vector clocks: for each instruction, the last instruction of other streams that is complete
+// when it is, or -1. Columns are kept only for streams that a cell asks about (its own ones, and
+// those that receive what it sends), and rows only where a clock changes.
 class Clocks {
  public:
   // Returns whether instruction `earlier` of the slot is complete when `later` is.
@@ -280,7 +281,7 @@ void check_staging(const Model& model, Findings& findings);
 // Checks rules order and memory; over the body: a state is read before its update.
 void check_memory(const Model& model, const Section& section, const Clocks& clocks,
                   Findings& findings);
-// A cut of a value over one axis: a bit for each dim that may be the cut one.
+// Describes a cut of a value over one axis: a bit for each dim that may be the cut one.
 struct CutDim {
   uint32_t dims = 0;
   int64_t ranks = 0;  // 0: unknown

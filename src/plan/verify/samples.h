@@ -39,7 +39,7 @@ struct SampleRun {
   auto operator<=>(const SampleRun&) const = default;
 };
 
-// Ids for forms and sets: equal ones have equal ids.
+// Gives ids to forms and sets: equal ones have equal ids.
 class SampleTable {
  public:
   int32_t id_of(const SampleSet& set) { return id_of(run_of(set)); }

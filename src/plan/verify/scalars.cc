@@ -11,7 +11,7 @@ namespace {
 
 using enum NumberKind;
 
-// Which number an op of the update computes from which.
+// Says which number an op of the update computes from which.
 struct Rule {
   std::string_view op;
   std::vector<NumberKind> inputs;

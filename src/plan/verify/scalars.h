@@ -12,7 +12,7 @@
 
 namespace piper {
 
-// What a number is, by the op that computes it (see the table in scalars.cc).
+// Says what a number is, by the op that computes it (see the table in scalars.cc).
 enum class NumberKind : uint8_t {
   kNone,
   kState,         // a scalar state: a counter, or the loss scale
@@ -42,7 +42,7 @@ struct Number {
 
 class StepScalars {
  public:
-  // What rule sum knows of a buffer: which parameter it is, and over which axes it is sharded.
+  // Says what rule sum knows of a buffer: which parameter it is, and over which axes it is sharded.
   struct Known {
     int32_t param = -1;
     uint32_t cut = 0;

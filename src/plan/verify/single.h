@@ -6,7 +6,7 @@
 
 namespace piper {
 
-// The plan for one device, and the effects of its steps.
+// Holds the plan for one device, and the effects of its steps.
 struct Single {
   Model model;
   Section section;

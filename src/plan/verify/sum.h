@@ -15,14 +15,15 @@
 
 namespace piper {
 
-// A partial sum: the samples that one use of a parameter has contributed so far.
+// Holds a partial sum: the samples that one use of a parameter has contributed so far.
 struct SumPart {
   int32_t target = 0, use = 0;  // the sum's name, by id
   std::vector<SampleRun> runs;
   bool operator==(const SumPart&) const = default;
 };
 
-// What a buffer holds: parts of sums, a parameter, or another value with what it was computed from.
+// Says what a buffer holds: parts of sums, a parameter, or another value with what it was computed
+// from.
 struct Content {
   std::vector<SumPart> parts;  // ascending by target and use
   // Mesh axes along which each rank holds another run of the elements; none: it holds all of them.
@@ -261,7 +262,7 @@ class SumCheck {
   SampleTable samples_;
   IdSets sets_;                // sets of sample ids, and sets of sums
   std::vector<Spot> updates_;  // by id
-  // For the current instruction, by argument: what the argument brings to the results.
+  // Says for the current instruction, by argument, what the argument brings to the results.
   struct Flow {
     uint32_t cut = 0;
     int32_t from = IdSets::kEmpty, finished = IdSets::kEmpty;

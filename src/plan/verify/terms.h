@@ -6,8 +6,8 @@
 
 namespace piper {
 
-// An element of such a vector: zero, unknown (kOther), or a number of sum `target`: the sum of its
-// squares over all elements that a rank has, or the sum itself if it is a scalar.
+// Is an element of such a vector: zero, unknown (kOther), or a number of sum `target`: the sum of
+// its squares over all elements that a rank has, or the sum itself if it is a scalar.
 struct Term {
   static constexpr int32_t kZero = -1, kOther = -2;
   int32_t target = kZero;

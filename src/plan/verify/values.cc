@@ -24,7 +24,7 @@ int64_t behind(const Shape& shape, size_t dim) {  // elements of the dims from `
   return count;
 }
 
-// An operand; its shape is null if it is that of the result.
+// Holds an operand; its shape is null if it is that of the result.
 struct Operand {
   uint64_t symbol = 0;
   const Shape* shape = nullptr;

@@ -21,7 +21,8 @@ std::string word_of(std::string_view op, const Attrs& attrs);
 // Returns the symbol of Gelu's derivative at x, the factor of its gradient.
 uint64_t slope_symbol(std::string_view form, uint64_t x);
 
-// Shapes in the plan for one device, by symbol: of values, and of the operands that they come from.
+// Holds shapes of the plan for one device, by symbol: of values, and of the operands that they come
+// from.
 struct WholeShapes {
   std::unordered_map<uint64_t, std::vector<Shape>> made;
   std::unordered_map<uint64_t, std::vector<std::vector<Shape>>> operands;
@@ -60,25 +61,26 @@ class Values {
 
   std::unordered_map<uint64_t, uint64_t> squares;  // by the symbol of the sum of squares: the value
 
-  // Symbols of blocks that rotate through a ring of ranks, and of the values that these are blocks
-  // of.
+  // These return symbols of blocks that rotate through a ring of ranks, and of the values that
+  // these are blocks of.
   uint64_t in_turn(uint64_t symbol);
   std::optional<uint64_t> of_turn(uint64_t symbol) const;
-  // The operands of a Concat, with their extents along its axis.
+  // Holds the operands of a Concat, with their extents along its axis.
   struct Joined {
     size_t axis = 0;
     std::vector<std::pair<uint64_t, int64_t>> parts;
   };
   std::unordered_map<uint64_t, Joined> concats;
-  // A row of elements that are one number up to the end of a dim, and another one in its padding.
+  // Describes a row of elements that are one number up to the end of a dim, and another one in its
+  // padding.
   struct Row {
     double there = 0, behind = 0;
     int64_t count = 0;  // elements before the padding
     bool is_all(double number) const { return there == number && behind == number; }
   };
   std::unordered_map<uint64_t, Row> rows;
-  // A value with something else than zeros in its padding: the value without it, and the number
-  // there (NaN: unknown).
+  // Describes a value with something else than zeros in its padding: the value without it, and the
+  // number there (NaN: unknown).
   struct Behind {
     uint64_t of = 0;
     double number = 0;
@@ -86,7 +88,7 @@ class Values {
   std::unordered_map<uint64_t, Behind> behind;
 
  private:
-  // What a symbol is a cast of, and to which type; or a run of, and from which element on.
+  // Says what a symbol is a cast of, and to which type; or a run of, and from which element on.
   struct Cast {
     uint64_t of = 0, to = 0;
   };
