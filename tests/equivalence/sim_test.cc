@@ -15,8 +15,7 @@ namespace {
 
 using namespace jobs;
 
-const uint64_t kSeeds =
-    static_cast<uint64_t>(given_count().value_or(kSanitized ? 2 : 5));
+const uint64_t kSeeds = static_cast<uint64_t>(given_count().value_or(kSanitized ? 2 : 5));
 
 // ---- The right executor -------------------------------------------------------------------------
 

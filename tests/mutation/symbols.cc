@@ -103,8 +103,8 @@ std::vector<Symbols> apply(const ProgramOp& op, const std::vector<Operand>& inpu
   if (only_moves(op.op) && outputs.size() == 1 &&
       std::all_of(inputs.begin(), inputs.end(), is_zero))
     return {Symbols(static_cast<size_t>(cells_of(outputs[0])))};
-  if ((op.op == "Reshape" || op.op == "Expand") && inputs.size() == 1 && inputs[0].type.dtype == outputs[0].dtype &&
-      inputs[0].type.bytes() == outputs[0].bytes())
+  if ((op.op == "Reshape" || op.op == "Expand") && inputs.size() == 1 &&
+      inputs[0].type.dtype == outputs[0].dtype && inputs[0].type.bytes() == outputs[0].bytes())
     return {inputs[0].cells};
   if (op.op == "Cast" && inputs.size() == 1)
     if (const auto same = converted(inputs[0], outputs[0].dtype)) return {*same};

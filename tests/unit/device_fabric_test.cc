@@ -58,7 +58,8 @@ TEST_P(DeviceFabric, Conforms) {
       EXPECT_EQ(wrong[rank], "") << "rank " << rank << ", slot of " << slot;
   }
 }
-// Eight ranks on two cores take the thread sanitizer minutes, and it has seen their code with three.
+// Eight ranks on two cores take the thread sanitizer minutes, and it has seen their code with
+// three.
 std::vector<int64_t> worlds() {
   return kThreadSanitizer ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{2, 3, 8};
 }

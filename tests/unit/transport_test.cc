@@ -67,7 +67,8 @@ TEST_P(Inproc, Conforms) {
             [&](Control&, Fabric& t) { wrong[static_cast<size_t>(t.rank())] = one.run(t); });
   for (int64_t i = 0; i < world; ++i) EXPECT_EQ(wrong[static_cast<size_t>(i)], "") << "rank " << i;
 }
-// Eight ranks on two cores take the thread sanitizer minutes, and it has seen their code with three.
+// Eight ranks on two cores take the thread sanitizer minutes, and it has seen their code with
+// three.
 std::vector<int64_t> worlds() {
   return kThreadSanitizer ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{2, 3, 8};
 }
@@ -658,8 +659,7 @@ TEST(MpiStart, AProcessThatEndsBeforeMpiBeginsEndsTheJob) {
 TEST(MpiStart, AnMpiForOneThreadIsRefused) {
   SKIP_UNDER_THREAD_SANITIZER();
   const auto [code, output] = mpirun(2, "one_thread");
-  EXPECT_NE(output.find("process 1 of 2: this MPI lets only one thread call it"),
-            std::string::npos)
+  EXPECT_NE(output.find("process 1 of 2: this MPI lets only one thread call it"), std::string::npos)
       << output;
   EXPECT_EQ(code, static_cast<int>(ExitCode::kUsage)) << output;
 }

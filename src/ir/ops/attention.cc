@@ -104,8 +104,8 @@ Status check_numbers(const OpTypes& use, size_t first, const AttentionSizes& s) 
       return fail("input {} (first) {} is not of equal stretches of {} tokens", input,
                   to_string(numbers), tokens);
   }
-  const bool is_part = has_input(use, first) || has_input(use, first + 1);
-  return is_part ? check_whole(use) : ok_status();
+  const int64_t whole = use.attrs.integer("whole", 1);
+  return whole > 0 ? ok_status() : fail("a part of {} in all", whole);
 }
 
 TensorType statistics_type(const OpTypes& use, const AttentionSizes& s) {

@@ -49,14 +49,11 @@ Status check_first(const OpTypes& use, size_t input) {
   return check_type(use, input, "first", {DType::kI64, {}});
 }
 
-Status check_whole(const OpTypes& use) {
-  const int64_t whole = use.attrs.integer("whole");
-  return whole > 0 ? ok_status() : fail("a part of {} in all", whole);
-}
-
 Status check_part(const OpTypes& use, size_t input) {
   PIPER_TRY(check_first(use, input));
-  return has_input(use, input) ? check_whole(use) : ok_status();
+  const int64_t whole = use.attrs.integer("whole");
+  if (!has_input(use, input) || whole > 0) return ok_status();
+  return fail("a part of {} in all", whole);
 }
 
 Result<size_t> check_axis(const Attrs& attrs, std::string_view name, size_t rank) {

@@ -66,8 +66,6 @@ Status check_float(const OpTypes& use, size_t input);
 Status check_index(const OpTypes& use, size_t input);
 // Checks an optional i64[] that says where a part of a letter begins (LoopRule::firsts).
 Status check_first(const OpTypes& use, size_t input);
-// Checks that a part says of how many turns its letter is in all.
-Status check_whole(const OpTypes& use);
 // Checks the same input, where attribute `whole` is the extent of all parts, after which a part has
 // zeros.
 Status check_part(const OpTypes& use, size_t input);

@@ -75,7 +75,7 @@ class LayoutCheck {
       const Lies& lies = after(place)->values[v];
       const std::vector<Lies> readings = lies.readings();
       const bool is_cut = std::any_of(readings.begin(), readings.end(),
-                                      [](const Lies& one) { return one.kind == Lies::kCut; }),
+                                      [](const Lies&one) { return one.kind == Lies::kCut; }),
                  is_known = readings.size() == 1 && lies.run == 0;
       if (is_cut)
         cuts[v].push_back(
