@@ -92,7 +92,9 @@ std::string page() {
          "each matrix of scores.\n\n" +
          pattern_table() +
          "\n## Of plans\n\n"
-         "The closed set that every backend implements, composites included. With a gradient:\n" +
+         "The closed set of ops, composites included. Collectives become instructions, and `StepSum` "
+         "becomes additions; backends\n"
+         "run all others, some of them as several ops. With a gradient:\n" +
          own_list(true) +
          "\nWithout: results are integers or booleans, or they are gradients and updates "
          "themselves:\n" +

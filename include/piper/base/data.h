@@ -17,7 +17,7 @@ Result<std::vector<NamedTensor>> read_safetensors(const std::string& path);
 // arguments only.
 Status write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                          std::span<const std::pair<std::string, std::string>> metadata = {});
-// Returns the same bytes to a new file, tensor by tensor, neither atomic nor flushed to the disk:
+// Writes the same bytes to a new file, tensor by tensor, neither atomic nor flushed to the disk:
 // for a folder that is renamed when it is whole. Deferred tensors are made one at a time. Gives the
 // file's digest.
 Result<std::string> write_safetensors_part(const std::string& path,

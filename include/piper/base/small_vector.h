@@ -10,8 +10,7 @@
 
 namespace piper {
 
-// Is a short vector in the size of a pointer: tasks are many, and most of their lists hold nothing
-// or one thing.
+// Tasks are many, and most of their lists hold nothing or one thing.
 template <class T>
 class SmallVector {
  public:

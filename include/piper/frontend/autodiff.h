@@ -5,8 +5,8 @@
 // depends on inputs. Autodiff emits one gradient contribution per (parameter, use), in order of
 // uses, never a sum across uses:
 //   StepSum(contribution 0, contribution 1, …) -> gradient of the whole step
-// and the Dag expands StepSum into accumulation over microbatches, uses and replicas (DESIGN order:
-// per use over microbatches by index, then over uses, then over replicas). The loss is a StepSum
+// and the Dag expands StepSum into accumulation over microbatches, uses and replicas (in this
+// order: per use over microbatches by index, then over uses, then over replicas). The loss is a StepSum
 // too.
 //
 // Passes: a backward node is BW iff no adjoint of a value that depends on inputs is reachable from

@@ -4,7 +4,7 @@
 //
 // Refused, each with file:line:column and what would be right: anchors, aliases, tags, merge keys,
 // duplicate keys, second documents, YAML 1.1 booleans and octals (no, yes, on, off, 010), unknown
-// keys (with the nearest), wrong types, files > 1 MiB.
+// keys (with the nearest), wrong types, files > 8 MiB.
 #pragma once
 
 #include "piper/base/base.h"

@@ -21,7 +21,7 @@ using ValueId = Id<ValueTag>;
 
 // F forward, BI adjoints of values that depend on inputs, BW contributions to parameters'
 // gradients, U the rest of the step (sums over the step, clipping, optimizer). B, F+… exist only as
-// tasks (dag.h).
+// tasks (piper/plan/pass.h).
 enum class Pass : uint8_t { kF, kBI, kBW, kU };
 inline constexpr const char* kPassNames[] = {"F", "BI", "BW", "U"};
 
@@ -52,7 +52,7 @@ struct Layout {
   bool operator==(const Layout&) const = default;
 };
 std::string to_string(
-    const Layout& layout);  // "R", "S0", "S1/4" (outer 4), "S1/2z" (mirrored), "P", "M", "D"
+    const Layout& layout);  // By kind: "R", "S0", "S1/4" (outer 4), "S1/2z" (mirrored), "P", "M" (greatest), "D" (routed)
 
 // Says how a value is cut over a mesh axis that a `shard` directive names. Axes are applied one
 // after the other: what an axis cuts is what those before it left to a rank.

@@ -1,9 +1,9 @@
 // The closed set of ops, and all that the compiler knows of each: one OpDef per op, defined in one
-// file of src/ir/ops/, listed in src/ir/ops/ops.cc. A kernel per backend is under the same name
-// (backend/cpu/…).
+// file of src/ir/ops/, declared in rules.h there and listed in ops.cc. Its kernels are in
+// src/devices/cpu and src/devices/cuda_kernels.
 //
-// To add an op: its file, a line in ops.cc, a kernel per backend. The conformance test (tests/ops)
-// walks the table.
+// src/adding.md says how to add an op. Tests walk the table: tests/unit/ops_test.cc, and for kernels
+// tests/ops/cpu_test.cc and tests/cuda/conformance_test.cc.
 #pragma once
 
 #include <functional>

@@ -1,7 +1,7 @@
 // Instructions: what a rank does in a step, one by one. Each kind has a row in one table, which
 // says how plans, strategies and graphs name it, what arguments it takes and whether it adds.
 //
-// Ids are positions in the vectors of the same RoleProgram (bundle.h).
+// Ids are positions in the vectors of the same RoleProgram (role.h).
 #pragma once
 
 #include <array>
@@ -16,22 +16,23 @@ enum class InstructionKind : uint8_t {
   kInput,      // args[0] := samples of a data input, or their numbers in the global batch
   kSend,       // args to `peer`, as one message
   kRecv,       // args from `peer`
-  kAllReduce,  // args, in place, as one message: `reduction` of the elements over `group`, in rank
-               // order
-               // Pairs (whole, own part) as one message. Parts are blocks of Instruction::dim, or
-               // equal runs of the flat elements, by position in the group; after the whole's end
-               // these are zero.
+  // args, in place, as one message: `reduction` of the elements over `group`, in rank order.
+  kAllReduce,
+  // Pairs (whole, own part), as one message. Parts are blocks of Instruction::dim, or equal runs of
+  // the flat elements, by position in the group; beyond the whole's end such a run is zero.
   kReduceScatter,
   kAllGather,  // pairs (own part, whole), as one message
   kAllToAll,   // pairs (own part by `dim`, own part by `to_dim`), as one message
   kRotate,     // args[1] := args[0] of the member `turn` positions before, in a circle
   kCopy,       // args[0] -> args[1]
   kOwnPart,    // pairs (whole, own part), without communication
-  // args[0], i64[] or i64[n]: where the blocks of `outer` elements begin that the member of `group`
-  // which is `turn` positions before has of one stretch, or of each of n that follow one another.
+  // args[0], i64[] or i64[n]: sets the positions at which a member's blocks of a cut dim begin. The
+  // member is the one `turn` positions before in `group`. A dim of one run of `outer` elements a
+  // member has one position; a dim of n runs in a row has n.
   kPosition,
-  // (own part, whole, index): the rows of which the index names what the rank owns, from all parts;
-  // others are zero. An index for each row of the whole, which is cut by `dim`.
+  // (own part, whole, index): as experts get their tokens. The index has a number for each row of
+  // the whole, which is cut by `dim`. The rank gets the rows whose number it owns, from all parts;
+  // its other rows are zero.
   kDispatch,
   kCombine,  // (whole, own part, index): each row from the rank that owns what its index names
 };

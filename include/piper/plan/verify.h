@@ -26,9 +26,9 @@
 //                states, parameters and reports start as there and become the same. What ranks
 //                have blocks or terms of is compared as the whole value
 //   microbatch   without a plan for one device, or where ranks have blocks of values: every block
-//   of samples adds the same to each sum,
-//                on whichever ranks. Where steps overlap, a body does what prologue and epilogue
-//                do; what a backward draws at random, a forward has drawn
+//                of samples adds the same to each sum, on whichever ranks. Where steps overlap, a
+//                body does what prologue and epilogue do; what a backward draws at random, a
+//                forward has drawn
 //   copies       what several ranks keep of one parameter is updated alike, from sums formed in
 //                the same order
 //   sum          each sum (gradient, loss, label count) holds every use and sample of its step

@@ -12,7 +12,8 @@
 
 namespace piper {
 
-// What piperc sets it to: a fifth of a second and 50 MB at most.
+// What piperc sets CompileOptions::largest_single to: such a plan takes at most a fifth of a second
+// and 50 MB to make.
 inline constexpr int64_t kLargestSingle = 16384;
 
 struct CompileOptions {
@@ -20,7 +21,7 @@ struct CompileOptions {
   std::string initial_values;  // as in ImportOptions
   std::vector<Definition> defines;
   std::vector<std::string> library;  // folders of strategies: see parse_strategy
-  std::string target = "cpu";        // the kind of device: see backends.h
+  std::string target = "cpu";        // the kind of device: see piper/devices/registry.h
   bool oracles = true;  // also the single-device plans that --verify-against runs beside
   // `single` plays all replicas one after the other: where there are several and it would have more
   // instructions than this, it plays the first only; 0: never.
@@ -89,7 +90,7 @@ struct MemoryTraffic {
   int64_t product_bytes() const;  // matrix products, attention, and what these take along
   int64_t other_bytes() const;
 };
-// Returns the traffic by role. Requires roles of a target of backends.h.
+// Returns the traffic by role. Requires roles of a target of piper/devices/registry.h.
 std::vector<MemoryTraffic> memory_traffic(const PlanSet& set);
 
 // Returns the order of the computations that the strategy asks for; list scheduling where it gives

@@ -64,9 +64,8 @@ struct Accumulate {
   ItemId reduced;            // the contribution is this item, which is summed over replicas already
 };
 
-// How far ahead of the first task that reads what it brings a receive or an input is issued, in
-// compute tasks of its cell: 0 is just before it.
-inline constexpr int32_t kEarliest = INT32_MAX;  // a receive as soon as its send is issued
+// A value of Task::distance: a receive is issued as soon as its send is.
+inline constexpr int32_t kEarliest = INT32_MAX;
 
 struct Task {
   // Pairs of kReduceScatter, kAllGather and kOwnPart are items read and written one by one. Tasks
@@ -80,7 +79,9 @@ struct Task {
   int32_t cell = 0;
   int32_t peer = -1;           // kSend, kRecv: the other cell
   int32_t stream = 0;          // index of Dag::streams
-  int32_t distance = 0;        // kRecv, kInput: compute tasks ahead, or kEarliest
+  // kRecv, kInput: issued so many compute tasks of its cell ahead of the first one that reads what
+  // it brings (0: just before that), or kEarliest.
+  int32_t distance = 0;
   int32_t label = -1;          // index of Dag::labels, without the microbatch: see print_label
   SmallVector<int32_t> group;  // collectives: mesh axes
   bool fast = false;           // kAllReduce, kReduceScatter: see SumRound

@@ -2,8 +2,9 @@
 // Every one reports what it matched and inserted; matching nothing is an error at its place in the
 // strategy.
 //
-// Phases are fixed whatever the order in the file: annotate, precision, recompute (Graph) | split,
-// place, replicate, offload, stream, prefetch, order, fuse (Dag).
+// The compiler applies them in one sequence, whatever their order in the file: split (how the batch
+// is cut) | annotate, precision (the forward graph) | shard, recompute (the training graph) | place,
+// replicate, shard (what stages send), offload, stream, prefetch, order, fuse (the Dag).
 #pragma once
 
 #include "piper/frontend/strategy.h"

@@ -33,7 +33,7 @@ class ListsByTask {
 using TaskLists = ListsByTask<TaskId>;
 
 // Returns the tasks that must be issued before each task: writers of what it reads, and for
-// receives the send; ascending. Ascending.
+// receives the send; ascending.
 TaskLists find_dependencies(const Dag& dag);
 
 struct Schedule {

@@ -1,6 +1,6 @@
 // What carries the bytes of ranks between hosts: ranks are threads of one process (inproc), or
-// processes that MPI (mpi) or sockets (tcp) connect. Each transport has both interfaces of
-// piper/devices/fabric.h; its fabric moves what is in the host's memory, and returns when it is
+// processes that MPI (mpi) or sockets (tcp) connect. Each transport has both
+// interfaces, Control (piper/devices/control.h) and Fabric (piper/devices/fabric.h); its fabric moves what is in the host's memory, and returns when it is
 // done.
 #pragma once
 

@@ -9,7 +9,7 @@ namespace piper::fields {
 
 extern const Directive kPrecision, kSplit, kRecompute, kPlace, kReplicate, kShard, kOffload,
     kStream, kPrefetch, kFuse, kOrder;
-// They are listed in the order of their phases.
+// The schema and help list them in this sequence; compile.cc says in which they are applied.
 inline constexpr const Directive* kDirectives[] = {&kPrecision, &kSplit, &kRecompute, &kPlace,
                                                    &kReplicate, &kShard, &kOffload,   &kStream,
                                                    &kPrefetch,  &kFuse,  &kOrder};

@@ -19,7 +19,7 @@ struct OptimizerOp {
 };
 constexpr OptimizerOp kOptimizers[] = {{"Sgd", "sgd", 1},
                                        {"AdamW", "adamw", 2},
-                                       {"OnnxAdam", "onnx adam", 2},
+                                       {"OnnxAdam", "onnx_adam", 2},
                                        {"Adagrad", "adagrad", 1, "initial_accumulator_value"}};
 
 const OptimizerOp* find_optimizer(const std::string& op) {

@@ -7,12 +7,12 @@
 
 #include "idle.h"
 #include "model.h"
-#include "piper/frontend/autodiff.h"
-#include "piper/planner/lower.h"
 #include "piper/base/parallel.h"
+#include "piper/frontend/autodiff.h"
 #include "piper/frontend/patterns.h"
-#include "piper/planner/sharding.h"
 #include "piper/plan/verify.h"
+#include "piper/planner/lower.h"
+#include "piper/planner/sharding.h"
 #include "plan_set.h"
 #include "steps.h"
 #include "sum_order.h"
@@ -402,7 +402,9 @@ std::span<const std::string_view> dump_steps() { return kSteps; }
 Result<Compiled> compile(const CompileOptions& options) {
   Compiled compiled;
   Steps steps(options, compiled);
-  const auto read_strategy = [&] { return parse_strategy(options.strategy, options.defines, options.library); };
+  const auto read_strategy = [&] {
+    return parse_strategy(options.strategy, options.defines, options.library);
+  };
   PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy, print_strategy));
   const auto read_model = [&] {
     return import_onnx(options.model, import_options(strategy, options));

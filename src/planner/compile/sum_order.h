@@ -1,5 +1,5 @@
-// In which order a plan adds up what its microbatches contribute, so that its oracle adds in the
-// same. Private to the compile room.
+// In which order a plan adds up what its microbatches contribute, so that its reference plan
+// adds in the same order. Private to the compile room.
 #pragma once
 
 #include <map>

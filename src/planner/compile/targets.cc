@@ -1,9 +1,9 @@
 // What the target's kind of device needs beside the arena, and how it runs a role.
 #include "targets.h"
 
+#include "piper/base/parallel.h"
 #include "piper/devices/registry.h"
 #include "piper/planner/compile.h"
-#include "piper/base/parallel.h"
 
 namespace piper {
 Status state_needs(std::vector<RoleProgram>& roles, std::string_view name) {
