@@ -92,7 +92,8 @@ std::string page() {
          "each matrix of scores.\n\n" +
          pattern_table() +
          "\n## Of plans\n\n"
-         "The closed set of ops, composites included. Collectives become instructions, and `StepSum` "
+         "The closed set of ops, composites included. Collectives become instructions, and "
+         "`StepSum` "
          "becomes additions; backends\n"
          "run all others, some of them as several ops. With a gradient:\n" +
          own_list(true) +

@@ -11,8 +11,8 @@ struct Block {
   int64_t offset = -1;          // given, or found
 };
 inline constexpr int64_t kNoCircle = INT64_MAX;
-// Of buffers, of values inside programs, and of the sizes of arenas, in bytes: what devices and
-// their libraries want of memory that they allocate themselves.
+// The alignment, in bytes, of buffers, of values inside programs, and of the sizes of arenas.
+// Devices and their libraries align what they allocate like this, and expect it.
 inline constexpr int64_t kAlignment = 256;
 int64_t align_up(int64_t bytes);
 

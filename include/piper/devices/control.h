@@ -29,16 +29,16 @@ struct PlanIdentity {
   std::optional<Error> failure = std::nullopt;
 };
 
-// Holds what ranks show each other of themselves, so that the error of a wait that ends can name
-// the rank which everybody waits for in the end.
+// Holds what one rank shows to others: what it does and whom it waits for. The error of a wait that
+// times out follows these to the rank at the end of the chain, and names it.
 struct alignas(64) Seat {
   std::atomic<const char*> activity{nullptr};  // in the rank's own memory
   std::atomic<int64_t> waits_for{-1};          // a rank; -1: nobody
   std::atomic<int64_t> looked_ns{0};           // when it last looked around while it waited
 };
 
-// Counts how long a rank has waited. Time in which it did not run does not count: a job that was
-// suspended as a whole goes on as if nothing had been.
+// Counts how long a rank has waited. Time in which the process was suspended does not count, so a
+// suspended job goes on without timing out.
 class Patience {
  public:
   Patience(Seat& seat, double limit_s);

@@ -54,12 +54,12 @@ struct CudaOptions {
   // Told what takes long, and what has no effect; nothing: nobody is.
   std::function<void(const std::string&)> note;
 };
-// A rank's part of a device: its streams are the device's, what it queues may fail late, and the
-// host does not reach its memory. Kernels are compiled when a program is loaded, and kept in the
-// folder piper of $XDG_CACHE_HOME or ~/.cache. Products are cuBLASLt's. Attentions are
-// cuDNN's where it is there and takes them (cuda_kernels.h), and slower kernels' where not, which
-// `note` is told. The same program gives the same bits on devices of one kind with the same
-// libraries. Error: as cuda_available.
+// Returns the backend of one rank on a device. It queues work on streams of the device, so an error
+// may show after the call that caused it; the host cannot address its memory. Kernels are compiled
+// when a program is loaded, and kept in the folder piper of $XDG_CACHE_HOME or ~/.cache. Products
+// are cuBLASLt's. Attentions are cuDNN's where it is there and takes them (cuda_kernels.h), and
+// slower kernels' where not, which `note` is told. The same program gives the same bits on devices
+// of one kind with the same libraries. Error: as cuda_available.
 Result<std::unique_ptr<Backend>> make_cuda_backend(CudaOptions options = {});
 // Says what CudaCompiler has compiled for one architecture.
 struct CudaCompiled {

@@ -105,9 +105,9 @@ struct CudnnSlice {
 };
 CudnnSlice cudnn_slice(const DeviceAttention& attention);
 
-// kAttention is for a library that may be there, and steps of three kinds are after it: `before`
-// and `after` go with the library, in front of it and after it; `instead` are kernels that do
-// without it. Whoever runs it leaves out the latter, and whoever does not has only them to run.
+// kAttention is a call of a library that may be missing. The steps after it are of three kinds:
+// with the library, those of `before` run ahead of the call and those of `after` behind it; without
+// it, only the kernels of `instead` run.
 struct DeviceStep {
   enum Kind : uint8_t { kKernel, kProduct, kAttention, kCopy, kZero } kind = kKernel;
   int32_t index = 0;  // of kernels, products or attentions

@@ -36,10 +36,9 @@ struct MessagePart {
   int64_t bytes = 0;
 };
 
-// Describes one tensor of a reduce-scatter or all-gather. `whole` is so many equal stretches of a
-// run for each member: member k's part is the k-th of every stretch, one after the other, or, where
-// `mirrored`, in every second stretch the k-th from its end. Of one stretch the last runs may be
-// shorter; past its end parts are zero.
+// Describes one tensor of a reduce-scatter or all-gather. `whole` is [stretches, members, run], and
+// member k's part is [:, k, :]. Where `mirrored`, every second stretch has the members in reverse
+// order. With one stretch, `whole` may end early: parts are zero beyond its end.
 struct Shard {
   std::byte* whole = nullptr;
   std::byte* part = nullptr;
@@ -106,11 +105,10 @@ struct Exchange {
     }
   }
 };
-// Describes rows of a tensor that go where an index sends them, and come back. The whole is so many
-// equal stretches of a block of rows for each member, whose part has its block of every stretch,
-// one after the other, as a Shard has them; member k owns the numbers [k × owned, (k + 1) × owned)
-// of the index, which is the same on all members. A negative number counts back from the last
-// one.
+// Describes rows of a tensor that an index sends to their owners and back, as the tokens of a
+// mixture go to their experts. The whole's rows lie over the members as a Shard's runs do. The
+// index has a number for each row and is the same on all members; member k owns the numbers
+// [k × owned, (k + 1) × owned). A negative number counts back from the last one.
 struct Rows {
   std::byte *whole = nullptr, *part = nullptr;
   const std::byte* index = nullptr;

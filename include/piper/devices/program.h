@@ -93,8 +93,8 @@ LocalPlaces place_locals(const FusedProgram& program);
 using TakesRows = bool (*)(const FusedProgram& program, const ProgramOp& op);
 FusedProgram join_rows(FusedProgram program, TakesRows takes = nullptr);
 
-// Counts what a pass moves to and from memory: each operand once, as many elements of it as are
-// looked at.
+// Counts what a pass moves to and from memory: each operand once, and of it the elements that the
+// pass reads or writes.
 struct PassTraffic {
   std::string kind;         // names of its ops, words of Fused ones: "Cast:f32 Add LayerNorm"
   bool is_product = false;  // of matrices, or an attention; with all that it takes along

@@ -6,16 +6,16 @@
 // uses, never a sum across uses:
 //   StepSum(contribution 0, contribution 1, …) -> gradient of the whole step
 // and the Dag expands StepSum into accumulation over microbatches, uses and replicas (in this
-// order: per use over microbatches by index, then over uses, then over replicas). The loss is a StepSum
-// too.
+// order: per use over microbatches by index, then over uses, then over replicas). The loss is a
+// StepSum too.
 //
-// Passes: a backward node is BW iff no adjoint of a value that depends on inputs is reachable from
-// it; all others are BI. Contributions are f32 at least: where one would be rounded to 16 bits
-// before it is summed, the ops that make it for the use only take their operands in f32 instead.
-// Every backward node carries scope and tags of the forward node it comes from. A sum of adjoints
-// has those of the value's first reader where all have the same tags, so that one value goes on
-// from there, else of its producer; what leads from a use back to the parameter has those of the
-// use.
+// Passes: a backward node is BW if only gradients of parameters depend on it;
+// a node from which an adjoint of a value that depends on inputs is reachable is BI.
+// Contributions are f32 at least: where one would be rounded to 16 bits before it is summed, the
+// ops that make it for the use only take their operands in f32 instead. Every backward node carries
+// scope and tags of the forward node it comes from. A sum of adjoints has those of the value's
+// first reader where all have the same tags, so that one value goes on from there, else of its
+// producer; what leads from a use back to the parameter has those of the use.
 #pragma once
 
 #include "piper/ir/graph.h"

@@ -10,8 +10,8 @@ namespace piper::onnx_import {
 
 // ---- How a value of the file comes from a parameter ---------------------------------------------
 
-// Holds one op of ONNX. The import emits it; the recovery computes it, or solves it for the
-// parameter.
+// Holds one op of ONNX between a parameter and a value of the file. The import emits it; the
+// recovery of parameters computes it from the parameter, or inverts it to find the parameter.
 struct Step {
   OnnxNode node;                     // its op, as of opset 24, and its attributes
   std::vector<OnnxTensor> operands;  // constants

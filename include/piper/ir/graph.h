@@ -51,8 +51,8 @@ struct Layout {
   bool mirrored = false;  // kSharded, of an even `outer`
   bool operator==(const Layout&) const = default;
 };
-std::string to_string(
-    const Layout& layout);  // By kind: "R", "S0", "S1/4" (outer 4), "S1/2z" (mirrored), "P", "M" (greatest), "D" (routed)
+std::string to_string(const Layout& layout);  // By kind: "R", "S0", "S1/4" (outer 4), "S1/2z"
+                                              // (mirrored), "P", "M" (greatest), "D" (routed)
 
 // Says how a value is cut over a mesh axis that a `shard` directive names. Axes are applied one
 // after the other: what an axis cuts is what those before it left to a rank.

@@ -2,8 +2,8 @@
 // file of src/ir/ops/, declared in rules.h there and listed in ops.cc. Its kernels are in
 // src/devices/cpu and src/devices/cuda_kernels.
 //
-// src/adding.md says how to add an op. Tests walk the table: tests/unit/ops_test.cc, and for kernels
-// tests/ops/cpu_test.cc and tests/cuda/conformance_test.cc.
+// src/adding.md says how to add an op. Tests walk the table: tests/unit/ops_test.cc, and for
+// kernels tests/ops/cpu_test.cc and tests/cuda/conformance_test.cc.
 #pragma once
 
 #include <functional>
@@ -14,11 +14,12 @@ namespace piper {
 
 // ---- Loops: what sharding knows of an op --------------------------------------------------------
 //
-// Every loop of the op has a letter. A dim of an operand is a list of letters, outermost first
-// (more than one after a reshape that merges dims; empty for a dim of size 1 that is broadcast). A
-// letter in inputs and outputs passes through; one in inputs only is summed, so a shard of it
-// gives a partial sum; one in outputs only is a repetition. `whole` letters cannot be sharded;
-// one that fills its dim may stand for dims of different extents.
+// Loops are written as in einsum: a MatMul is "mk,kn->mn". Every loop of the op has a letter. A dim
+// of an operand is a list of letters, outermost first: more than one after a reshape that merges
+// dims; none for a dim of size 1 that is broadcast. A letter in inputs and outputs passes through
+// (m, n); one in inputs only is summed, so a shard of it gives a partial sum (k); one in outputs
+// only is a repetition. `whole` letters cannot be sharded; one that fills its dim may stand for
+// dims of different extents.
 struct LoopRule {
   using Dim = std::vector<char>;
   std::vector<std::vector<Dim>> inputs;   // [input][dim]
@@ -29,24 +30,25 @@ struct LoopRule {
   // of joint sets: {0},{1} for Mul (linear in each only); {0,1} for Add (linear only in both at
   // once).
   std::vector<std::vector<int>> linear;
-  // A part of the letter must know where it begins: it is given the number of its first turn as
-  // this input, i64[], which is absent in a whole use, and the size of the whole as the attribute
-  // `whole`. Only a cut over mesh axes can give it.
+  // (letter, input): a shard of the letter must know where it begins. This input, i64[], is the
+  // position of its first element, absent where the letter is not cut; the attribute `whole` is the
+  // size of the whole. Only a cut over mesh axes can give it.
   std::vector<std::pair<char, int>> firsts;
-  // Such a part may also be of n equal stretches, and is given their numbers as i64[n].
+  // Such a shard may also be n equal runs, and is given their positions as i64[n].
   bool stretches = false;
-  // The index of which each element says at which turn of the letter that has a first its row is
-  // looked up, or added to: a row counts for one part of the letter only. -1: there is none.
+  // The input that is an index, as of a Gather: each element is a position on the letter in
+  // `firsts`, whose row is looked up or added to, so it counts for one shard of that letter only.
+  // -1: there is none.
   int picks = -1;
-  // Says how the letters that are missing from an output are brought together: parts of them make
-  // terms of a sum, or numbers of which the largest counts, or parts that an op which `merges`
-  // brings together; or not at all, they are whole.
+  // Says how results of shards of a letter that an output lacks are combined: by a sum, by the
+  // maximum, by an op that `merges`, or not at all, so that the letter cannot be cut.
   enum Reduction { kNone, kSum, kMax, kMerge } reduces = kSum;
-  // Its inputs, half and half, are parts of one result, and so is what it makes.
+  // The two halves of its inputs are two partial results; it makes the merged one.
   bool merges = false;
-  // Names two letters of which a rank may have its own part and that of each rank in turn: what
-  // lacks one of them are parts to be combined. `first`: the input that says at which of its turns
-  // the part of `other` begins, as `firsts` has it; -1: the op need not know.
+  // Names two letters that ring attention cuts: a rank keeps its shard of `own` (queries) and gets
+  // the shard of `other` (keys, values) of each rank in turn. Outputs that lack a letter are
+  // partial results to be combined. `first`: the input that says where the shard of `other` begins,
+  // as `firsts` has it; -1: the op need not know.
   struct Turns {
     char own = 0, other = 0;
     int first = -1;
@@ -185,16 +187,16 @@ struct OpDef {
   bool pointwise = false;
   // Made by the ranks of a mesh axis together: no backend has it.
   bool collective = false;
-  // An element of this number in the input `absent_in` counts as none, in letters that are whole,
-  // have a first, or of which the largest is taken: nothing else of a result depends on it. Where
-  // a result has the letter, it is 0 there, but in `nonzero` ones. An infinite number stands for
-  // the least or the largest one of the type.
+  // The neutral value by which the input `absent_in` may be padded, such as -inf for a maximum: an
+  // element of this value changes nothing else in a result. It holds for letters that are whole,
+  // are in `firsts`, or are reduced by a maximum. Where a result has the letter, it is 0 there, but
+  // in `nonzero` ones. An infinite number stands for the least or the largest one of the type.
   std::optional<double> absent = {};
   int absent_in = 0;
-  // Of operands that are zero it makes zeros, but in these outputs.
+  // Outputs that are not zero where all operands are zero, as of f with f(0) != 0; all others are.
   std::vector<int> nonzero = {};
-  // Draws random numbers, see ops/random.cc: this input is the key, the next one the step, the one
-  // after the numbers of the samples, which sharding adds. -1: draws none.
+  // The first of three inputs in a row of an op that draws random numbers (src/ir/ops/random.cc):
+  // the key, the step, and the samples' numbers, which sharding adds. -1: the op draws none.
   int draws = -1;
 
   // ---- What other rooms ask of an op ----
@@ -205,8 +207,8 @@ struct OpDef {
   // kPart: the output has some elements of the only input, or all, in their order; kPermuted: all
   // of them in another order.
   enum class Elements { kMade, kPart, kPermuted } elements = Elements::kMade;
-  // The byte of the only input at which the output's bytes are, for a use that only names them
-  // again; null: no use does.
+  // For a use whose output is a view of its only input (as Reshape): the offset in bytes at which
+  // it begins. Null: no use is a view.
   std::optional<int64_t> (*first_byte)(const TensorType& from, const TensorType& to,
                                        const Attrs& attrs) = nullptr;
   // The second input has indices, which are in [0, extent) or are `ignored`. Null: it has none.
@@ -215,8 +217,8 @@ struct OpDef {
     std::optional<int64_t> ignored = {};
   };
   Indices (*indices)(const OpTypes& use) = nullptr;
-  // Kernels take so many pointwise ops along at most (attribute `then`); `takes_rows`: also those
-  // whose other operand is one row.
+  // Kernels may apply so many pointwise ops to the result as they write it, an epilogue (attribute
+  // `then`); `takes_rows`: also ops whose other operand is one row, such as a bias.
   int takes = 0;
   bool takes_rows = false;
   // It may swap its two operands: no bit changes.
@@ -224,7 +226,7 @@ struct OpDef {
   // It is an optimizer's update: this many states are between the gradient and the numbers of the
   // step. -1: it is none.
   int states = -1;
-  // Of a value of each microbatch and replica it makes that of the step.
+  // It sums a value over all microbatches and replicas of the step (StepSum).
   bool sums_step = false;
   std::vector<OpSample> samples;
 };

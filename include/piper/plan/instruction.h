@@ -12,10 +12,10 @@
 namespace piper {
 
 enum class InstructionKind : uint8_t {
-  kCompute,    // program on args
-  kInput,      // args[0] := samples of a data input, or their numbers in the global batch
-  kSend,       // args to `peer`, as one message
-  kRecv,       // args from `peer`
+  kCompute,  // program on args
+  kInput,    // args[0] := samples of a data input, or their numbers in the global batch
+  kSend,     // args to `peer`, as one message
+  kRecv,     // args from `peer`
   // args, in place, as one message: `reduction` of the elements over `group`, in rank order.
   kAllReduce,
   // Pairs (whole, own part), as one message. Parts are blocks of Instruction::dim, or equal runs of

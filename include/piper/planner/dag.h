@@ -7,8 +7,9 @@
 // sends and receives for every value that is read on another device, and the reductions that
 // StepSums ask for.
 //
-// A *cell* is a combination of coordinates on the placed mesh axes; every rank of a cell (its SPMD
-// peers along the other axes) runs the same program, so nothing here grows with their number.
+// A *cell* is the set of ranks with equal coordinates on the placed mesh axes (those that `place`
+// names). They run one program and differ along the other axes only, as SPMD ranks do, so nothing
+// here grows with their number.
 #pragma once
 
 #include <algorithm>
@@ -77,8 +78,8 @@ struct Task {
   int32_t micro = -1;
   int32_t micros = 1;  // messages and collectives: of so many, from `micro` on
   int32_t cell = 0;
-  int32_t peer = -1;           // kSend, kRecv: the other cell
-  int32_t stream = 0;          // index of Dag::streams
+  int32_t peer = -1;   // kSend, kRecv: the other cell
+  int32_t stream = 0;  // index of Dag::streams
   // kRecv, kInput: issued so many compute tasks of its cell ahead of the first one that reads what
   // it brings (0: just before that), or kEarliest.
   int32_t distance = 0;
@@ -95,9 +96,9 @@ struct Task {
   SmallVector<NodeId> nodes;
 };
 
-// A SumRound is one message that reduces the terms of a sum, in rank order. What replicas have are
-// terms: those whose numbers differ by multiples of `stride` only, `size` of them; and so may be
-// what the ranks of further axes have.
+// A SumRound is one message that reduces the terms of a sum, in rank order. Each of `size`
+// replicas, whose numbers differ by multiples of `stride`, has a term; ranks of further mesh axes
+// may have terms of the same sum.
 struct SumRound {
   int64_t size = 1, stride = 1;  // of replicas
   std::vector<int32_t> axes;     // of the mesh, ascending: theirs and the further ones
@@ -212,8 +213,8 @@ struct Dag {
   // its first one. Empty: all do. Chunks of one region and pass in different places are together.
   std::vector<int32_t> group_of;
   Variants variants;
-  // Of the batch, that a device plays one after the other; more than 1: the oracle, which plays
-  // all.
+  // The replicas whose samples one device runs one after the other. More than 1 only in a reference
+  // plan, where the device runs those of all replicas.
   int64_t replicas_in_turn = 1;
   bool split_backward = false;   // BI and BW are tasks of their own
   int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size

@@ -3,8 +3,8 @@
 // strategy.
 //
 // The compiler applies them in one sequence, whatever their order in the file: split (how the batch
-// is cut) | annotate, precision (the forward graph) | shard, recompute (the training graph) | place,
-// replicate, shard (what stages send), offload, stream, prefetch, order, fuse (the Dag).
+// is cut) | annotate, precision (the forward graph) | shard, recompute (the training graph) |
+// place, replicate, shard (what stages send), offload, stream, prefetch, order, fuse (the Dag).
 #pragma once
 
 #include "piper/frontend/strategy.h"
@@ -47,7 +47,8 @@ Result<Graph> apply_balance(Graph forward, const BalanceRule& balance, Explanati
 Result<Graph> apply_precision(Graph forward, const std::vector<Precision>& precisions,
                               const Variables& variables, Explanations& out);
 
-// Gradients are rounded to the 16-bit type that a directive names and added up in it, if one does.
+// Rounds gradients to the 16-bit type that a precision directive names, and adds them up in it;
+// the same step where none names one.
 // Requires a differentiated graph. Refuses gradients in f64.
 Result<Graph> accumulate_in_halves(Graph step, const std::vector<Precision>& precisions);
 

@@ -62,7 +62,7 @@ bool gathers_parameters(const Dag& dag, const Task& task);
 // number.
 std::string_view layer_of(std::string_view scope);
 // Returns the axes over which contributions to the sum are terms beside those of replicas,
-// ascending. Ascending.
+// ascending.
 std::vector<int32_t> further_axes(const Dag& dag, const Sum& sum);
 // Returns the stream of this name, added if there is none.
 int32_t stream_of(Dag& dag, const std::string& name);

@@ -18,14 +18,17 @@ struct BatchCut {
   SourceSpan at;  // the split or replicate directive, for errors
 };
 
-// Requires a differentiated graph at global shapes, of a batch that divides. Ensures: every value
-// has its layout and its local shape, every op is legal on local shapes (localise), and a Partial
-// value meets only ops linear in it and StepSums; where a non-linear op needs one, a StepSum is
-// between: legal if it depends on inputs, constants and step-level values only (the label count),
-// or if only what a state becomes needs it, which is then made in pass U; else refused, naming op
-// and scope. Every gradient contribution is Partial: what all shards have alike is that of the
-// first. n = 1 returns the graph as it is, but with the same StepSums (so that plans differ in cut
-// only).
+// Requires a differentiated graph at global shapes, of a batch that divides. Ensures that every
+// value has its layout and its local shape, and that every op is legal on local shapes (localise).
+//
+// A Partial value meets only ops linear in it and StepSums. Where a non-linear op needs one, a
+// StepSum is put between. That is legal where the value depends on inputs, constants and step-level
+// values only (the label count), or where only the new value of a state needs it, which pass U then
+// makes. Elsewhere it is refused, naming op and scope.
+//
+// Every gradient contribution is Partial: where all shards have the same one, the first shard's
+// counts. A cut into one returns the graph as it is, but with the same StepSums, so that plans
+// differ in their cut only.
 Result<Graph> shard_batch(Graph graph, const BatchCut& cut);
 
 // Checks whether the batch of the graph can be cut like this: the error is that of shard_batch.

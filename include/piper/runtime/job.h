@@ -110,8 +110,8 @@ struct JobResult {
   double worst_loss_error = 0, worst_param_error = 0;
 };
 
-// Runs all ranks as threads of this process. `reference` is the reference plan's set when options.verify
-// asks for one. The first error of any rank ends all and is the result.
+// Runs all ranks as threads of this process. `reference` is the reference plan's set when
+// options.verify asks for one. The first error of any rank ends all and is the result.
 Result<JobResult> run_job(const PlanSet& set, const BatchSource* data, const PlanSet* reference,
                           const BatchSource* reference_data, const JobOptions& options);
 

@@ -1,7 +1,7 @@
 // What carries the bytes of ranks between hosts: ranks are threads of one process (inproc), or
 // processes that MPI (mpi) or sockets (tcp) connect. Each transport has both
-// interfaces, Control (piper/devices/control.h) and Fabric (piper/devices/fabric.h); its fabric moves what is in the host's memory, and returns when it is
-// done.
+// interfaces, Control (piper/devices/control.h) and Fabric (piper/devices/fabric.h); its fabric
+// moves what is in the host's memory, and returns when it is done.
 #pragma once
 
 #include "piper/devices/fabric.h"

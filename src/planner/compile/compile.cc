@@ -80,8 +80,8 @@ Result<bool> splits_backward(const Strategy& strategy) {
   return false;
 }
 
-// Locates errors of steps that know only tasks, not the strategy: where such an error names no
-// place, it points at the order directive.
+// Gives an error of a step that knows tasks but not the strategy the place of the order directive,
+// where it has none.
 template <class T>
 Result<T> located(Result<T> made, const Strategy& strategy) {
   if (!made && made.error().at.line == 0 && !strategy.orders.empty())
@@ -149,12 +149,13 @@ Result<Dag> fused_messages(Dag dag, std::vector<ComputeOrder>& order, const Stra
   return dag;
 }
 
-// Says which plan to make: the one that the strategy asks for, or one of the oracles: one device
-// that plays all replicas, with the same cut of the batch or with none. kFirst: one that plays the
-// first replica only, by which others are proved as by all of them.
+// Says which plan to make: the strategy's, or one of the reference plans (`oracles` in the code),
+// which run on one device. kSingle runs the microbatches of all replicas one after the other,
+// kUncut the batch as a whole. kFirst runs the first replica's microbatches only, which is enough
+// to prove the strategy's plans by.
 enum class Target { kStrategy, kSingle, kFirst, kUncut };
 
-// Holds what the steps from the differentiated graph to plans share.
+// Is passed through the steps from the differentiated graph to plans.
 struct Making {
   Target target;
   const CompileOptions& options;
@@ -162,8 +163,8 @@ struct Making {
   Steps& steps;
   Compiled& compiled;
   const Variables& variables;
-  Summing& summing;          // set by the strategy's plan, for the oracles that follow
-  Explanations unsaid = {};  // by oracles: what the strategy's plan has explained
+  Summing& summing;          // set by the strategy's plan, for the reference plans
+  Explanations unsaid = {};  // of reference plans: not shown
 
   bool is_oracle() const { return target != Target::kStrategy; }
   bool is_single() const { return target == Target::kSingle || target == Target::kFirst; }
@@ -206,7 +207,7 @@ Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
   return graph;
 }
 
-// The rules that set the tags of regions are where these are wrong.
+// Gives an error about regions the places of the rules that set their tags.
 Error with_rules(Error error, const Strategy& strategy, const std::vector<std::string>& tags) {
   if (error.at.line != 0) return error;
   error.at = strategy.annotate.at;

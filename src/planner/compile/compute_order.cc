@@ -9,7 +9,7 @@
 namespace piper {
 namespace {
 
-// Where BI and BW are tasks, B is the input part.
+// Returns the passes of these names. Where the backward is split into BI and BW, B stands for BI.
 std::vector<TaskPass> passes_named(const std::vector<std::string>& names) {
   std::vector<TaskPass> passes;
   for (const std::string& name : names) {

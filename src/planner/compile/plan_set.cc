@@ -91,7 +91,7 @@ Status name_plan_sets(const CompileOptions& options, const Strategy& strategy, C
   name(compiled.set);
   if (compiled.single) name(*compiled.single);
   if (compiled.uncut) name(*compiled.uncut);
-  // Oracles are excluded here, because their manifests count for the set's id.
+  // Reference plans get no paths: the set's id covers their manifests, and paths would change it.
   compiled.set.manifest.model = options.model;
   compiled.set.manifest.strategy = options.strategy;
   return ok_status();

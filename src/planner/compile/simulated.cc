@@ -1,5 +1,5 @@
-// What the picture's simulation of plans says: how long a step is, and whether one stream for the
-// collectives of both halves of pairs undoes the overlap.
+// What the picture's simulation of plans says: how long a step is; and, where two passes run as an
+// overlapped pair, whether they lose the overlap as their collectives share a stream.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -21,8 +21,8 @@ std::string& name_of(RoleProgram& role, int32_t stream) {
   return role.streams[static_cast<size_t>(stream)].name;
 }
 
-// Gives the collectives of second halves a stream of their own where they share one with others.
-// The names of such streams.
+// Gives the collectives of pairs' second passes a stream of their own where they share one with
+// others. Returns the names of these shared streams.
 std::set<std::string> take_apart(RoleProgram& role) {
   std::set<Work> second;
   std::set<int32_t> computes;

@@ -1,4 +1,4 @@
-// What the target's kind of device needs beside the arena, and how it runs a role.
+// Asks the target's kind of device what memory a role needs beside its arena, and how it joins ops.
 #include "targets.h"
 
 #include "piper/base/parallel.h"
