@@ -26,9 +26,9 @@ enum class InstructionKind : uint8_t {
   kRotate,     // args[1] := args[0] of the member `turn` positions before, in a circle
   kCopy,       // args[0] -> args[1]
   kOwnPart,    // pairs (whole, own part), without communication
-  // args[0], i64[] or i64[n]: sets the positions at which a member's blocks of a cut dim begin. The
-  // member is the one `turn` positions before in `group`. A dim of one run of `outer` elements a
-  // member has one position; a dim of n runs in a row has n.
+  // args[0], i64[] or i64[n] := where the blocks begin that a member has of a cut dim. The dim is
+  // one stretch, or n, each of a block of `outer` elements for each member; the member is the one
+  // `turn` positions before in `group`.
   kPosition,
   // (own part, whole, index): as experts get their tokens. The index has a number for each row of
   // the whole, which is cut by `dim`. The rank gets the rows whose number it owns, from all parts;
