@@ -88,8 +88,9 @@ Result<Cut> couple_replicas(const Graph& step, const Strategy& strategy, Cut cut
 // that the tensor has not, a tensor that two directives cut over one axis.
 Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
                                          const Cut& cut, Explanations& out);
-// Returns what stages send one another in parts. Requires chunks that have their places. Error:
-// nothing that all ranks of the axis hold alike is sent and matches.
+// Applies the `shard` entries about sends: of a value that all ranks of an axis hold alike, each
+// rank sends its part to the next stage, which gathers it. Requires chunks that have their places.
+// Error: no value that is sent and held alike matches.
 Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanations& out);
 // Explains which collectives an axis has come to, in sums, and one by one with what each is for.
 void explain_axis(const ShardedGraph& made, const AxisCut& cut, const Strategy& strategy,
