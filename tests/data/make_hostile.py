@@ -205,13 +205,19 @@ def to_another(r):  # the first rank of two sends its samples
     r.body.add(kind=2, program=-1, args=[1], peer=[1], group=-1, communicator=0, stage=-1, micro=-1, micros=1)
 
 
+def bytes_of(made):  # every instruction is of a forward
+    for one in made.body:
+        setattr(one, "pass", ord("F"))
+    return made.SerializeToString()
+
+
 def plan_files():
     def put(name, change):
         made = role()
         change(made)
-        write("plan", name, made.SerializeToString())
+        write("plan", name, bytes_of(made))
 
-    whole = role().SerializeToString()
+    whole = bytes_of(role())
     write("plan", "as_it_should_be", whole)
     put("as_it_should_be_with_a_message", to_another)
     write("plan", "truncated", whole[:len(whole) // 2])

@@ -255,7 +255,7 @@ TEST_F(Refused, ACopyOfAnotherParameter) {
     if (!is_new) std::swap(cast(i).inputs[0], cast(other->second).inputs[0]), swapped = true;
   }
   ASSERT_TRUE(swapped) << "all parameters are of different types";
-  const std::string wanted = "with something else than '";
+  const std::string wanted = "something else than '";
   EXPECT_EQ(finding_of(made_.set, wanted), wanted);
   // It trains something else, too.
   const auto got = train(made_.set, "gpt-unoptimized", 3),
