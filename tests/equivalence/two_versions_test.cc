@@ -295,7 +295,7 @@ TEST_P(Models, APreviousVersionKeptTooLateIsSeen) {
   ASSERT_TRUE(report);
   EXPECT_TRUE(std::any_of(report->findings.begin(), report->findings.end(), [](const auto& found) {
     return found.rule == "sum" &&
-           found.text.find("not its version before the update") != std::string::npos;
+           found.text.find("the newest version before its update") != std::string::npos;
   }));
 }
 
