@@ -18,7 +18,7 @@ PlanSet chain() {
   for (const char* name : {"a", "b"}) plans::add_buffer(role, name, {1});
   role.programs = {plans::add_program({1}, true)};
   for (int32_t i = 0; i < kInstructions; ++i) {
-    role.body.push_back(plans::compute(0, {i % 2, 1 - i % 2}, "chunk", 'F', 0, i));
+    role.body.push_back(plans::compute(0, {i % 2, 1 - i % 2}, "chunk", TaskPass::kF, 0, i));
   }
   role.batch = 1;
   return plans::finish({role}, {0});
