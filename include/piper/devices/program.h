@@ -86,8 +86,8 @@ struct LocalPlaces {
 // later.
 LocalPlaces place_locals(const FusedProgram& program);
 
-// For devices whose kernels are generated: ops that go over the same rows are side by side and
-// are one pass. A pass may begin and end with what looks at whole rows (norms, softmax), and end
+// Devices with generated kernels run ops over the same rows as one pass: such ops are put side by
+// side. A pass may begin and end with what looks at whole rows (norms, softmax), and end
 // with sums over rows (gradients of biases and of norms' parameters). Run op by op it gives the
 // same bits, but needs places for what is `inside`. Ops that `takes` is false for stay single.
 using TakesRows = bool (*)(const FusedProgram& program, const ProgramOp& op);

@@ -207,8 +207,8 @@ struct OpDef {
   // kPart: the output has some elements of the only input, or all, in their order; kPermuted: all
   // of them in another order.
   enum class Elements { kMade, kPart, kPermuted } elements = Elements::kMade;
-  // For a use whose output is a view of its only input (as Reshape): the offset in bytes at which
-  // it begins. Null: no use is a view.
+  // Returns the offset in bytes at which the output begins in the only input, where a use makes a
+  // view of it (as Reshape does). Null: no use is a view.
   std::optional<int64_t> (*first_byte)(const TensorType& from, const TensorType& to,
                                        const Attrs& attrs) = nullptr;
   // The second input has indices, which are in [0, extent) or are `ignored`. Null: it has none.

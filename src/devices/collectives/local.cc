@@ -125,7 +125,7 @@ class LocalLinks final : public Links {
       PIPER_TRY(take_from(group, k, turn, incoming));
     backend_.record(group.own->done, group.stream);
     group.own->finished.store(turn, std::memory_order_release);
-    // What others still copy from is not written to after this.
+    // This waits until no other member still copies from what is written next.
     for (size_t k = 0; k < group.members.size(); ++k) {
       Member& member = *group.members[k];
       if (&member == group.own) continue;

@@ -48,7 +48,7 @@ struct DnnPlan {
 Result<DnnObject> dnn_pack(const Cudnn& api, const std::vector<int64_t>& ids,
                            const std::vector<const void*>& addresses, void* workspace);
 
-// What is built is data only; plan() makes cuDNN's objects of it.
+// The graph is built as data only; plan() makes cuDNN's objects of it.
 class DnnGraph {
  public:
   using Tensor = size_t;

@@ -114,7 +114,7 @@ Maker find_maker(std::string_view op);  // null when there is none
 // kMostPointers.
 struct Run {
   std::vector<Use> uses;
-  // By use: the operand that a Cast after the uses makes of its first result in f32; -1: none.
+  // The i-th is the operand that a Cast writes from the first result (f32) of use i; -1: none.
   std::vector<int32_t> copies;
   std::optional<DType> copy_type;  // bf16 or f16, of all of them; nothing where there are none
 };

@@ -62,7 +62,7 @@ Chain chain_of(const CallGraph& graph, const OnnxTensor& folded, const std::stri
     std::erase_if(chain.functions,
                   [&](const std::string& f) { return is_temporary(f) || f == last; });
   chain.functions.push_back(last);
-  // What made the places of a lookup is not done to the table.
+  // The functions that computed the indices of a lookup do not apply to the table.
   const auto lookup = std::find_if(chain.functions.begin(), chain.functions.end(), is_lookup);
   if (lookup == chain.functions.end()) return chain;
   const std::string name = *lookup;

@@ -27,7 +27,7 @@ struct SetMatch {
   const Summary &before, &after;
   std::map<std::string, std::string> axis;               // new name -> old name, where they differ
   std::map<std::string, std::string> parameter, stream;  // likewise
-  // By stage of `after`: that of `before`, or one after all of these.
+  // The i-th is the stage of `before` that matches stage i of `after`, or a new number.
   std::vector<int32_t> stage;
   std::vector<DevicePair> devices;  // in order of `before`
   std::vector<std::string> notes;

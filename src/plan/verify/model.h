@@ -47,7 +47,7 @@ struct BufferFacts {
 struct ProgramFacts {
   std::vector<uint8_t> access;   // by argument: kReads, kWrites
   std::vector<int32_t> written;  // the arguments that it writes, ascending
-  // For each of `written`: the arguments that its new content depends on, ascending.
+  // The i-th lists, ascending, the arguments that the new content of written[i] depends on.
   std::vector<std::vector<int32_t>> sources;
   // Pairs (to, from): after the program, `to` holds what `from` holds, rounded to its type.
   std::vector<std::pair<int32_t, int32_t>> rounded;
