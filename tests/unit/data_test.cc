@@ -269,6 +269,58 @@ TEST_F(DataTest, ShuffleIsAPermutationPerEpochAndStateless) {
   EXPECT_EQ(batch<int64_t>(*again, 150, 0, 0, 1, 2)[0] / length, epochs[1][150 - 103]);
 }
 
+// A job that stopped after three batches of 4 goes on in batches of 3 with the sample that comes
+// next, over the end of an epoch.
+TEST_F(DataTest, AJobGoesOnWithTheNextSampleInBatchesOfAnotherSize) {
+  std::vector<uint8_t> tokens(2 * 7 + 1);
+  std::iota(tokens.begin(), tokens.end(), uint8_t{0});
+  const std::string file = write("t.bin", bytes_of(tokens)) + ":u8";
+  const auto ones = open({file}, {ids(1, 2)}, 1, true, 5);
+  std::vector<int64_t> order;
+  for (int64_t step = 0; step < 40; ++step)
+    order.push_back(batch<int64_t>(*ones, step, 0, 0, 1, 2)[0] / 2);
+  const auto expect = [&](const BatchSource& source, int64_t step, size_t sample, int64_t size) {
+    const auto read = batch<int64_t>(source, step, 0, 0, size, static_cast<size_t>(2 * size));
+    for (size_t i = 0; i < static_cast<size_t>(size); ++i)
+      EXPECT_EQ(read[2 * i] / 2, order[sample + i]) << step << " " << i;
+  };
+  const auto fours = open({file}, {ids(4, 2)}, 4, true, 5);
+  for (int64_t step = 0; step < 5; ++step) expect(*fours, step, static_cast<size_t>(4 * step), 4);
+  EXPECT_EQ(fours->steps(), 1);  // the second batch ends in the second epoch
+  EXPECT_EQ(fours->consumed(3), (std::vector<std::pair<std::string, int64_t>>{{file, 12}}));
+
+  DataOptions options{{file}, 5, true, 3, fours->consumed(3)[0].second};
+  const std::vector<InputNeed> three = {ids(3, 2)};
+  const auto threes = open_data(options, three, 3);
+  ASSERT_TRUE(threes) << message(threes);
+  for (int64_t step = 3; step < 9; ++step)
+    expect(**threes, step, static_cast<size_t>(12 + 3 * (step - 3)), 3);
+  EXPECT_EQ((*threes)->consumed(3)[0].second, 12);
+  EXPECT_EQ((*threes)->consumed(8)[0].second, 27);
+  EXPECT_EQ((*threes)->steps(), 3);  // a step of this job that had repeated nothing has passed
+  options.first_step = 1, options.first_sample = 0;
+  EXPECT_EQ((*open_data(options, three, 3))->steps(), 3);
+  options.first_sample = -1;
+  EXPECT_EQ(message(open_data(options, three, 3)), "data cannot begin with step 1 at sample -1");
+}
+
+TEST_F(DataTest, AJobGoesOnInAFileOfBatchesWithAWholeOne) {
+  const std::string file = path("b.safetensors");
+  ASSERT_TRUE(
+      write_safetensors(file, std::vector{tensor<int64_t>("batch/0/x", DType::kI64, {2}, {0, 1}),
+                                          tensor<int64_t>("batch/1/x", DType::kI64, {2}, {2, 3}),
+                                          tensor<int64_t>("batch/2/x", DType::kI64, {2}, {4, 5})}));
+  const std::vector<InputNeed> needs = {{"x", {DType::kI64, {2}}}};
+  const auto source = open_data({{file}, 0, false, 7, 2}, needs, 2);
+  ASSERT_TRUE(source) << message(source);
+  EXPECT_EQ(batch<int64_t>(**source, 7, 0, 0, 2, 2), (std::vector<int64_t>{2, 3}));
+  EXPECT_EQ(batch<int64_t>(**source, 9, 0, 1, 1, 1), (std::vector<int64_t>{1}));
+  EXPECT_EQ((*source)->steps(), 9);
+  EXPECT_EQ(message(open_data({{file}, 0, false, 7, 3}, needs, 2)),
+            "b.safetensors: the file holds whole batches of 2 samples; the job cannot go on within "
+            "one, at sample 3");
+}
+
 TEST_F(DataTest, TokenErrors) {
   std::vector<uint16_t> tokens = {1, 2, 3, 4, 256, 6, 7, 8, 9};
   const std::string file = write("t.bin", bytes_of(tokens));

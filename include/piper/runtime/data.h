@@ -22,9 +22,12 @@ struct DataOptions {
   std::vector<std::string> sources;
   uint64_t seed = 0;
   bool shuffle = true;  // token windows and .npy rows, a fixed-seed permutation per epoch
+  // Step `first_step` begins at sample `first_sample` of the endless order of samples, which no
+  // batch size changes: a job that goes on with another one goes on with the next sample.
+  int64_t first_step = 0, first_sample = 0;
 };
 // Makes batches without state: batch(step) is a function of the options and step, so any rank and
-// any resume sees the same.
+// any resume sees the same. No step before first_step is read.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
@@ -33,8 +36,11 @@ class BatchSource {
   // the error names the source, sample and value; kStorage: a file has been cut or cannot be read.
   virtual Status read(int64_t step, int input, int64_t first, int64_t count,
                       std::byte* to) const = 0;
-  // Returns how many batches there are before data repeats; INT64_MAX if it never ends.
+  // Returns the first step with a sample that an earlier one, or the job before first_step, has
+  // had: a batch may begin in one epoch and end in the next. INT64_MAX if there is none.
   virtual int64_t steps() const = 0;
+  // Returns how many samples the steps before `step` have taken of each source, by its name.
+  virtual std::vector<std::pair<std::string, int64_t>> consumed(int64_t) const { return {}; }
   virtual int64_t tokens_per_step() const = 0;  // elements of the first integer input, or samples
   // Returns the digest of the sources' forms and contents: whole files up to 64 MiB, of larger ones
   // the size and 1,024 blocks of 64 KiB, evenly spread. Equal where all ranks read the same, under

@@ -68,16 +68,15 @@ class RowFeed final : public Feed {
   RowFeed(std::string path, Array array, InputNeed need, RowOrder order)
       : path_(std::move(path)), array_(std::move(array)), need_(std::move(need)), order_(order) {}
   const std::string& path() const override { return path_; }
-  int64_t steps() const override { return need_.batch_dim < 0 ? INT64_MAX : order_.steps(); }
   std::optional<Extent> extent() const override {
     if (need_.batch_dim < 0) return std::nullopt;
     return order_.extent();
   }
-  Status read(int64_t step, int64_t first, int64_t count, std::byte* to) const override {
+  Status read(const Cut& cut, std::byte* to) const override {
     if (need_.batch_dim < 0) return copy_rows(path_, array_, need_, 0, 0, 0, 1, to);
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t row = order_.row(step, first + i);
-      PIPER_TRY(copy_rows(path_, array_, need_, row, row, i, count, to));
+    for (int64_t i = 0; i < cut.count; ++i) {
+      const int64_t row = order_.row(cut.sample + i);
+      PIPER_TRY(copy_rows(path_, array_, need_, row, row, i, cut.count, to));
     }
     return ok_status();
   }
@@ -91,25 +90,30 @@ class RowFeed final : public Feed {
 
 class BatchFeed final : public Feed {
  public:
-  BatchFeed(std::string path, std::vector<Array> batches, InputNeed need)
-      : path_(std::move(path)), batches_(std::move(batches)), need_(std::move(need)) {}
+  BatchFeed(std::string path, std::vector<Array> batches, InputNeed need, int64_t rows)
+      : path_(std::move(path)), batches_(std::move(batches)), need_(std::move(need)), rows_(rows) {}
   const std::string& path() const override { return path_; }
-  int64_t steps() const override { return static_cast<int64_t>(batches_.size()); }
   std::optional<Extent> extent() const override {
-    return Extent{need_.batch_dim < 0 ? steps() : steps() * batches_[0].rows, false};
+    return Extent{static_cast<int64_t>(batches_.size()) * rows_, false};
   }
-  Status read(int64_t step, int64_t first, int64_t count, std::byte* to) const override {
-    const Array& array = batches_[static_cast<size_t>(step % steps())];
-    if (need_.batch_dim < 0) return copy_rows(path_, array, need_, 0, 0, 0, 1, to);
-    for (int64_t i = 0; i < count; ++i)
-      PIPER_TRY(copy_rows(path_, array, need_, first + i, first + i, i, count, to));
+  Status read(const Cut& cut, std::byte* to) const override {
+    if (need_.batch_dim < 0) return copy_rows(path_, batch_of(cut.sample), need_, 0, 0, 0, 1, to);
+    for (int64_t i = 0; i < cut.count; ++i) {
+      const int64_t sample = cut.sample + i, row = sample % rows_;
+      PIPER_TRY(copy_rows(path_, batch_of(sample), need_, row, row, i, cut.count, to));
+    }
     return ok_status();
   }
 
  private:
+  const Array& batch_of(int64_t sample) const {
+    return batches_[static_cast<size_t>(sample / rows_) % batches_.size()];
+  }
+
   std::string path_;
   std::vector<Array> batches_;
   InputNeed need_;
+  int64_t rows_;  // samples of a batch
 };
 
 // "batch/12/ids" -> 12, "ids"
@@ -133,13 +137,19 @@ Result<std::unique_ptr<Feed>> open_rows(const std::string& path, const InputNeed
   Array array = make_array("the array", std::move(tensor), need.batch_dim);
   const int64_t rows = need.batch_dim < 0 ? batch : array.rows;
   if (rows < batch) return fail(at, "the array has {} samples; a batch needs {}", rows, batch);
-  const RowOrder order(rows, batch, options.shuffle, options.seed);
+  const RowOrder order(rows, options.shuffle, options.seed);
   return std::unique_ptr<Feed>(std::make_unique<RowFeed>(path, std::move(array), need, order));
 }
 
 Result<std::vector<std::unique_ptr<Feed>>> open_batches(const std::string& path,
-                                                        std::span<const InputNeed> needs) {
+                                                        std::span<const InputNeed> needs,
+                                                        int64_t batch, const DataOptions& options) {
   const SourceSpan at{path};
+  if (options.first_sample % batch != 0)
+    return fail(at,
+                "the file holds whole batches of {} samples; the job cannot go on within one, at "
+                "sample {}",
+                batch, options.first_sample);
   PIPER_ASSIGN(std::vector<NamedTensor> tensors, read_safetensors(path));
   std::vector<std::vector<std::pair<int64_t, NamedTensor>>> found(needs.size());
   for (NamedTensor& tensor : tensors)
@@ -160,7 +170,7 @@ Result<std::vector<std::unique_ptr<Feed>>> open_batches(const std::string& path,
       PIPER_TRY(check_type(at, name, tensor.type, needs[i], false));
       batches.push_back(make_array(name, std::move(tensor), needs[i].batch_dim));
     }
-    feeds[i] = std::make_unique<BatchFeed>(path, std::move(batches), needs[i]);
+    feeds[i] = std::make_unique<BatchFeed>(path, std::move(batches), needs[i], batch);
   }
   return feeds;
 }

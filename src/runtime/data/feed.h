@@ -14,12 +14,18 @@ struct Extent {
   bool operator==(const Extent&) const = default;
 };
 
+// Says what a read takes: `count` samples from `sample` on, in the endless order; they are samples
+// [first, first + count) of `step`, which errors name.
+struct Cut {
+  int64_t sample = 0, count = 0;
+  int64_t step = 0, first = 0;
+};
+
 class Feed {
  public:
   virtual ~Feed() = default;
   virtual const std::string& path() const = 0;  // of its file
-  virtual Status read(int64_t step, int64_t first, int64_t count, std::byte* to) const = 0;
-  virtual int64_t steps() const = 0;                 // before samples repeat
+  virtual Status read(const Cut& cut, std::byte* to) const = 0;
   virtual std::optional<Extent> extent() const = 0;  // nothing: the same value in every batch
 };
 
@@ -27,21 +33,20 @@ class Feed {
 // the next power of four, walked until it lands inside.
 int64_t permuted(uint64_t seed, int64_t epoch, int64_t index, int64_t n);
 
-// Says which rows step `step` takes of `rows` rows, `batch` at a time: those past the last whole
-// batch wait for another epoch's permutation.
+// Says which row is which sample of the endless order: an epoch's rows, then those of the next one,
+// in another permutation.
 class RowOrder {
  public:
-  RowOrder(int64_t rows, int64_t batch, bool shuffle, uint64_t seed)
-      : rows_(rows), batch_(batch), shuffle_(shuffle), seed_(seed) {}
-  int64_t steps() const { return rows_ / batch_; }
+  RowOrder(int64_t rows, bool shuffle, uint64_t seed)
+      : rows_(rows), shuffle_(shuffle), seed_(seed) {}
   Extent extent() const { return {rows_, shuffle_}; }
-  int64_t row(int64_t step, int64_t sample) const {
-    const int64_t index = step % steps() * batch_ + sample;
-    return shuffle_ ? permuted(seed_, step / steps(), index, rows_) : index;
+  int64_t row(int64_t sample) const {
+    const int64_t index = sample % rows_;
+    return shuffle_ ? permuted(seed_, sample / rows_, index, rows_) : index;
   }
 
  private:
-  int64_t rows_, batch_;
+  int64_t rows_;
   bool shuffle_;
   uint64_t seed_;
 };
@@ -66,7 +71,8 @@ Result<std::unique_ptr<Feed>> open_rows(const std::string& path, const InputNeed
                                         int64_t batch, const DataOptions& options);
 // Opens the feeds of batches; null where the file has no batch of that input.
 Result<std::vector<std::unique_ptr<Feed>>> open_batches(const std::string& path,
-                                                        std::span<const InputNeed> needs);
+                                                        std::span<const InputNeed> needs,
+                                                        int64_t batch, const DataOptions& options);
 
 // "[0, 255]" or "[0, 255] or -100"; the legal integers of an input.
 std::string print_range(const InputNeed& need);

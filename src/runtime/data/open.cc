@@ -16,13 +16,14 @@ bool is_integer(const InputNeed& need) {
 
 struct Source {
   enum class Kind { kTokens, kRows, kBatches } kind = Kind::kTokens;
+  std::string name;  // as the job was told
   std::string path;
   TokenType type = TokenType::kU16;
   std::string input;  // kRows
 };
 
 Result<Source> parse_source(const std::string& text) {
-  Source source{Source::Kind::kTokens, text};
+  Source source{Source::Kind::kTokens, text, text};
   if (text.ends_with(".safetensors")) {
     source.kind = Source::Kind::kBatches;
     return source;
@@ -88,7 +89,7 @@ Status open_source(const Source& source, const DataOptions& options,
   }
   std::vector<std::unique_ptr<Feed>> opened(needs.size());
   if (source.kind == Source::Kind::kBatches) {
-    PIPER_ASSIGN(opened, open_batches(source.path, needs));
+    PIPER_ASSIGN(opened, open_batches(source.path, needs, batch, options));
     if (std::none_of(opened.begin(), opened.end(),
                      [](const auto& feed) { return feed != nullptr; }))
       return fail(SourceSpan{source.path}, "the file has no tensor batch/0/{}",
@@ -111,8 +112,9 @@ Status open_source(const Source& source, const DataOptions& options,
   return ok_status();
 }
 
-Status check_extents(std::span<const InputNeed> needs,
-                     const std::vector<std::unique_ptr<Feed>>& feeds) {
+// Returns how many samples there are before they repeat; all feeds must agree.
+Result<int64_t> count_samples(std::span<const InputNeed> needs,
+                              const std::vector<std::unique_ptr<Feed>>& feeds) {
   std::optional<size_t> first;
   for (size_t i = 0; i < needs.size(); ++i) {
     const std::optional<Extent> extent = feeds[i]->extent();
@@ -128,7 +130,11 @@ Status check_extents(std::span<const InputNeed> needs,
           "keep their order",
           needs[*first].name, needs[i].name);
   }
-  return ok_status();
+  if (first) return feeds[*first]->extent()->rows;
+  int64_t samples = INT64_MAX;  // of inputs without samples, files of batches have several values
+  for (const auto& feed : feeds)
+    if (const auto extent = feed->extent()) samples = std::min(samples, extent->rows);
+  return samples;
 }
 
 int64_t tokens_per_step(std::span<const InputNeed> needs, int64_t batch) {
@@ -201,27 +207,46 @@ bool is_written_to(const Opened& opened) {
   return static_cast<size_t>(now->st_size) > kWhole && !has_other;
 }
 
+// Says how the samples of a job fall on its steps.
+struct Pace {
+  int64_t batch = 1, first_step = 0, first_sample = 0;
+  int64_t sample_of(int64_t step) const { return first_sample + (step - first_step) * batch; }
+  // Returns the first step that needs more than `samples`.
+  int64_t steps_of(int64_t samples) const {
+    if (samples == INT64_MAX) return samples;
+    return first_step + std::max<int64_t>(samples - first_sample, 0) / batch;
+  }
+};
+
 class Batches final : public BatchSource {
  public:
-  Batches(std::vector<std::unique_ptr<Feed>> feeds, int64_t tokens, std::vector<Opened> sources)
-      : feeds_(std::move(feeds)), tokens_(tokens), sources_(std::move(sources)) {
+  Batches(std::vector<std::unique_ptr<Feed>> feeds, int64_t samples, int64_t tokens, Pace pace,
+          std::vector<Opened> sources)
+      : feeds_(std::move(feeds)),
+        samples_(samples),
+        tokens_(tokens),
+        pace_(pace),
+        sources_(std::move(sources)) {
     for (const auto& feed : feeds_)
       source_of_.push_back(
           &*std::find_if(sources_.begin(), sources_.end(),
                          [&](const Opened& opened) { return opened.source.path == feed->path(); }));
   }
   Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
+    PIPER_CHECK(step >= pace_.first_step);
     const Feed& feed = *feeds_[static_cast<size_t>(input)];
     const MappedRead reading(feed.path());
-    Status read = feed.read(step, first, count, to);
+    Status read = feed.read({pace_.sample_of(step) + first, count, step, first}, to);
     PIPER_TRY(check_losses());  // the graver one
     const Opened& opened = *source_of_[static_cast<size_t>(input)];
     return is_cut(opened) ? Status(loss_of(opened.source.path)) : read;
   }
-  int64_t steps() const override {
-    int64_t steps = INT64_MAX;
-    for (const auto& feed : feeds_) steps = std::min(steps, feed->steps());
-    return steps;
+  int64_t steps() const override { return pace_.steps_of(samples_); }
+  std::vector<std::pair<std::string, int64_t>> consumed(int64_t step) const override {
+    std::vector<std::pair<std::string, int64_t>> counts;
+    for (const Opened& opened : sources_)
+      counts.emplace_back(opened.source.name, pace_.sample_of(step));
+    return counts;
   }
   int64_t tokens_per_step() const override { return tokens_; }
   std::string digest() const override {
@@ -249,7 +274,9 @@ class Batches final : public BatchSource {
 
  private:
   std::vector<std::unique_ptr<Feed>> feeds_;
+  int64_t samples_;  // before they repeat
   int64_t tokens_;
+  Pace pace_;
   std::vector<Opened> sources_;
   std::vector<const Opened*> source_of_;  // by feed
 };
@@ -260,6 +287,9 @@ Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
                                                std::span<const InputNeed> needs, int64_t batch) {
   watch_for_losses();
   if (batch <= 0) return fail("a batch of {} samples cannot be read", batch);
+  const Pace pace{batch, options.first_step, options.first_sample};
+  if (pace.first_step < 0 || pace.first_sample < 0)
+    return fail("data cannot begin with step {} at sample {}", pace.first_step, pace.first_sample);
   for (const InputNeed& need : needs) PIPER_TRY(check_need(need, batch));
   std::vector<Source> sources;
   for (const std::string& text : options.sources) {
@@ -276,14 +306,14 @@ Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
       return fail("no data source feeds input '{}' ({})", needs[i].name, to_string(needs[i].type))
           .with_note("help: give --data TOKENS.bin, --data " + needs[i].name +
                      "=FILE.npy or --data FILE.safetensors");
-  PIPER_TRY(check_extents(needs, feeds));
+  PIPER_ASSIGN(const int64_t samples, count_samples(needs, feeds));
   std::vector<Opened> opened;
   for (Source& source : sources) {
     PIPER_ASSIGN(Opened one, look_at(std::move(source)));
     opened.push_back(std::move(one));
   }
   return std::unique_ptr<BatchSource>(std::make_unique<Batches>(
-      std::move(feeds), tokens_per_step(needs, batch), std::move(opened)));
+      std::move(feeds), samples, tokens_per_step(needs, batch), pace, std::move(opened)));
 }
 
 }  // namespace piper

@@ -28,17 +28,16 @@ class TokenFeed final : public Feed {
         order_(order) {}
 
   const std::string& path() const override { return file_.path; }
-  int64_t steps() const override { return order_.steps(); }
   std::optional<Extent> extent() const override { return order_.extent(); }
 
-  Status read(int64_t step, int64_t first, int64_t count, std::byte* to) const override {
+  Status read(const Cut& cut, std::byte* to) const override {
     const int64_t length = need_.type.shape[1];
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t start = order_.row(step, first + i) * length + shift_;
+    for (int64_t i = 0; i < cut.count; ++i) {
+      const int64_t start = order_.row(cut.sample + i) * length + shift_;
       for (int64_t t = 0; t < length; ++t) {
         const int64_t token = load(start + t);
         if (need_.low <= need_.high && (token < need_.low || token > need_.high))
-          return outside(token, start + t, step, first + i);
+          return outside(token, start + t, cut.step, cut.first + i);
         store(to, i * length + t, token);
       }
     }
@@ -143,7 +142,7 @@ Result<std::vector<std::unique_ptr<Feed>>> open_tokens(const TokenFile& file,
   if (windows < batch)
     return fail(at, "{} tokens make {} windows of {} + 1; a batch needs {}", tokens, windows,
                 length, batch);
-  const RowOrder order(windows, batch, options.shuffle, options.seed);
+  const RowOrder order(windows, options.shuffle, options.seed);
   std::vector<std::unique_ptr<Feed>> feeds;
   for (size_t i = 0; i < inputs.size(); ++i)
     feeds.push_back(std::make_unique<TokenFeed>(data, file, needs[inputs[i]],
