@@ -72,11 +72,11 @@ class RowFeed final : public Feed {
     if (need_.batch_dim < 0) return std::nullopt;
     return order_.extent();
   }
-  Status read(const Cut& cut, std::byte* to) const override {
+  Status read(const SampleRange& range, std::byte* to) const override {
     if (need_.batch_dim < 0) return copy_rows(path_, array_, need_, 0, 0, 0, 1, to);
-    for (int64_t i = 0; i < cut.count; ++i) {
-      const int64_t row = order_.row(cut.sample + i);
-      PIPER_TRY(copy_rows(path_, array_, need_, row, row, i, cut.count, to));
+    for (int64_t i = 0; i < range.count; ++i) {
+      const int64_t row = order_.row(range.sample + i);
+      PIPER_TRY(copy_rows(path_, array_, need_, row, row, i, range.count, to));
     }
     return ok_status();
   }
@@ -96,11 +96,11 @@ class BatchFeed final : public Feed {
   std::optional<Extent> extent() const override {
     return Extent{static_cast<int64_t>(batches_.size()) * rows_, false};
   }
-  Status read(const Cut& cut, std::byte* to) const override {
-    if (need_.batch_dim < 0) return copy_rows(path_, batch_of(cut.sample), need_, 0, 0, 0, 1, to);
-    for (int64_t i = 0; i < cut.count; ++i) {
-      const int64_t sample = cut.sample + i, row = sample % rows_;
-      PIPER_TRY(copy_rows(path_, batch_of(sample), need_, row, row, i, cut.count, to));
+  Status read(const SampleRange& range, std::byte* to) const override {
+    if (need_.batch_dim < 0) return copy_rows(path_, batch_of(range.sample), need_, 0, 0, 0, 1, to);
+    for (int64_t i = 0; i < range.count; ++i) {
+      const int64_t sample = range.sample + i, row = sample % rows_;
+      PIPER_TRY(copy_rows(path_, batch_of(sample), need_, row, row, i, range.count, to));
     }
     return ok_status();
   }

@@ -30,14 +30,14 @@ class TokenFeed final : public Feed {
   const std::string& path() const override { return file_.path; }
   std::optional<Extent> extent() const override { return order_.extent(); }
 
-  Status read(const Cut& cut, std::byte* to) const override {
+  Status read(const SampleRange& range, std::byte* to) const override {
     const int64_t length = need_.type.shape[1];
-    for (int64_t i = 0; i < cut.count; ++i) {
-      const int64_t start = order_.row(cut.sample + i) * length + shift_;
+    for (int64_t i = 0; i < range.count; ++i) {
+      const int64_t start = order_.row(range.sample + i) * length + shift_;
       for (int64_t t = 0; t < length; ++t) {
         const int64_t token = load(start + t);
         if (need_.low <= need_.high && (token < need_.low || token > need_.high))
-          return outside(token, start + t, cut.step, cut.first + i);
+          return outside(token, start + t, range.step, range.first + i);
         store(to, i * length + t, token);
       }
     }
