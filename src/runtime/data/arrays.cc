@@ -72,7 +72,7 @@ class RowFeed final : public Feed {
     if (need_.batch_dim < 0) return std::nullopt;
     return order_.extent();
   }
-  Status read(const SampleRange& range, std::byte* to) const override {
+  Status read(const SampleCut& range, std::byte* to) const override {
     if (need_.batch_dim < 0) return copy_rows(path_, array_, need_, 0, 0, 0, 1, to);
     for (int64_t i = 0; i < range.count; ++i) {
       const int64_t row = order_.row(range.sample + i);
@@ -96,7 +96,7 @@ class BatchFeed final : public Feed {
   std::optional<Extent> extent() const override {
     return Extent{static_cast<int64_t>(batches_.size()) * rows_, false};
   }
-  Status read(const SampleRange& range, std::byte* to) const override {
+  Status read(const SampleCut& range, std::byte* to) const override {
     if (need_.batch_dim < 0) return copy_rows(path_, batch_of(range.sample), need_, 0, 0, 0, 1, to);
     for (int64_t i = 0; i < range.count; ++i) {
       const int64_t sample = range.sample + i, row = sample % rows_;

@@ -16,7 +16,7 @@ struct Extent {
 
 // Says what a read takes: `count` samples from `sample` on, in the endless order; they are samples
 // [first, first + count) of `step`, which errors name.
-struct SampleRange {
+struct SampleCut {
   int64_t sample = 0, count = 0;
   int64_t step = 0, first = 0;
 };
@@ -25,7 +25,7 @@ class Feed {
  public:
   virtual ~Feed() = default;
   virtual const std::string& path() const = 0;  // of its file
-  virtual Status read(const SampleRange& range, std::byte* to) const = 0;
+  virtual Status read(const SampleCut& range, std::byte* to) const = 0;
   virtual std::optional<Extent> extent() const = 0;  // nothing: the same value in every batch
 };
 

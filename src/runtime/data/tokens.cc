@@ -30,7 +30,7 @@ class TokenFeed final : public Feed {
   const std::string& path() const override { return file_.path; }
   std::optional<Extent> extent() const override { return order_.extent(); }
 
-  Status read(const SampleRange& range, std::byte* to) const override {
+  Status read(const SampleCut& range, std::byte* to) const override {
     const int64_t length = need_.type.shape[1];
     for (int64_t i = 0; i < range.count; ++i) {
       const int64_t start = order_.row(range.sample + i) * length + shift_;
