@@ -16,6 +16,10 @@
 
 namespace {
 
+// Set by SIGUSR1: a checkpoint is written after the step under way.
+std::atomic<bool> save_requested{false};
+extern "C" void request_save(int) { save_requested.store(true); }
+
 // Set by the first SIGINT, SIGTERM or SIGHUP; the second ends the process as usual.
 std::atomic<bool> stop_requested{false};
 static_assert(std::atomic<bool>::is_always_lock_free);
@@ -75,6 +79,9 @@ constexpr int64_t kProfileSteps = 13;  // where nobody says how many
 
 struct Flags {
   piper::RunOptions run;
+  piper::CheckpointOptions checkpoint;
+  std::string keep, checkpoint_errors = "stop", time_limit;
+  std::string resume, resume_or_start, branch, init;
   std::string verify, helper = "auto", graphs = "on", products, tune;
   double target = 0;
   std::vector<std::string> architectures;  // of --compile-only
@@ -147,6 +154,104 @@ CLI::Validator between(double least, double most, std::string text) {
 }
 CLI::Validator a_count(int64_t least) {
   return between(static_cast<double>(least), 1e15, fmt::format("a whole number from {} on", least));
+}
+
+void add_checkpoint_flags(CLI::App& app, Flags& flags) {
+  CLI::Option* const folder =
+      app.add_option(
+             "--checkpoint", flags.checkpoint.folder,
+             "write checkpoints into this folder: at the job's end, when it is interrupted, "
+             "at SIGUSR1, and as --every and --minutes say")
+          ->type_name("DIR");
+  app.add_option("--every", flags.checkpoint.every, "a checkpoint each N steps")
+      ->type_name("N")
+      ->check(a_count(1))
+      ->needs(folder);
+  app.add_option("--minutes", flags.checkpoint.minutes,
+                 "a checkpoint when so many minutes have passed since the one before")
+      ->type_name("M")
+      ->check(between(1e-3, 1e6, "a number of minutes from 0.001 to 1e6"))
+      ->needs(folder);
+  app.add_option("--keep", flags.keep,
+                 "which checkpoints stay, as last=3,every=5000,best=2: the newest, those of so "
+                 "many steps, those of lowest loss (default: all)")
+      ->type_name("RULES")
+      ->needs(folder);
+  app.add_option("--checkpoint-errors", flags.checkpoint_errors,
+                 "stop: a checkpoint that cannot be written ends the job, with exit 12; ignore: it "
+                 "is named, and training goes on")
+      ->check(CLI::IsMember({"stop", "ignore"}))
+      ->capture_default_str()
+      ->needs(folder);
+  app.add_option(
+         "--time-limit", flags.time_limit,
+         "end so that the last step and its checkpoint are done after this time: 90m, 11h30m "
+         "or seconds; exit 130")
+      ->type_name("TIME");
+  const std::pair<const char*, std::string*> verbs[] = {
+      {"--resume", &flags.resume},
+      {"--resume-or-start", &flags.resume_or_start},
+      {"--branch", &flags.branch},
+      {"--init", &flags.init}};
+  const char* const texts[] = {
+      "go on from the newest undamaged checkpoint of DIR, or from this one, on whatever ranks; "
+      "--steps counts from the beginning",
+      "the same; a folder without one means a start from the beginning",
+      "take parameters and states of a checkpoint, with other data or settings; what is not in it "
+      "begins afresh, and is listed",
+      "take parameters and buffers alone, of a checkpoint or a safetensors file, and begin at step "
+      "0"};
+  std::vector<CLI::Option*> added;
+  for (size_t v = 0; v < std::size(verbs); ++v) {
+    added.push_back(app.add_option(verbs[v].first, *verbs[v].second, texts[v])
+                        ->type_name(v == 3 ? "DIR|FILE" : "DIR"));
+    for (size_t other = 0; other < v; ++other) added[v]->excludes(added[other]);
+  }
+  app.add_option("--accept", flags.run.start.accept,
+                 "settings that may differ from those of the checkpoint: lr, global_batch, data, "
+                 "model, seed, or whatever else is named when they do")
+      ->type_name("NAME,…")
+      ->delimiter(',')
+      ->expected(1)
+      ->take_all();
+}
+
+// Returns the seconds of "90m", "11h30m", "3600" or "45s".
+piper::Result<double> parse_duration(const std::string& text) {
+  double total = 0, number = 0;
+  const char* at = text.c_str();
+  while (*at != '\0') {
+    char* end = nullptr;
+    number = std::strtod(at, &end);
+    const double unit = *end == 'h' ? 3600 : *end == 'm' ? 60 : *end == 's' || *end == '\0' ? 1 : 0;
+    if (end == at || unit == 0 || !(number >= 0) || number > 1e9)
+      return piper::fail("--time-limit: '{}' is no time such as 90m, 11h30m or 3600", text)
+          .with_code(piper::ExitCode::kUsage);
+    total += number * unit;
+    at = *end == '\0' ? end : end + 1;
+  }
+  return total;
+}
+
+// Takes over what the flags say of checkpoints.
+piper::Status take_checkpoint_flags(Flags& flags) {
+  using How = piper::StartOptions::How;
+  piper::RunOptions& run = flags.run;
+  const std::pair<const std::string*, How> verbs[] = {{&flags.resume, How::kResume},
+                                                      {&flags.resume_or_start, How::kResumeOrStart},
+                                                      {&flags.branch, How::kBranch},
+                                                      {&flags.init, How::kInit}};
+  for (const auto& [from, how] : verbs)
+    if (!from->empty()) run.start.how = how, run.start.from = *from;
+  if (!flags.time_limit.empty()) {
+    PIPER_ASSIGN(run.job.time_limit_s, parse_duration(flags.time_limit));
+  }
+  if (!flags.keep.empty()) {
+    PIPER_ASSIGN(flags.checkpoint.keep, piper::parse_keep(flags.keep));
+  }
+  flags.checkpoint.goes_on = flags.checkpoint_errors == "ignore";
+  if (!flags.checkpoint.folder.empty()) run.job.checkpoint = flags.checkpoint;
+  return piper::ok_status();
 }
 
 void add_flags(CLI::App& app, Flags& flags) {
@@ -298,6 +403,7 @@ int main(int argc, char** argv) {
   app.name("piper-run");
   app.footer(kFooter + std::string(piper::mpi_environment_help()) + kExitCodes);
   add_flags(app, flags);
+  add_checkpoint_flags(app, flags);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& problem) {
@@ -311,6 +417,10 @@ int main(int argc, char** argv) {
   if (!prepared) std::fputs(print_error(prepared.error()).c_str(), stderr);
   if (!prepared || instead)
     return static_cast<int>(prepared ? piper::ExitCode::kOk : prepared.error().code);
+  if (const piper::Status taken = take_checkpoint_flags(flags); !taken) {
+    std::fputs(print_error(taken.error()).c_str(), stderr);
+    return static_cast<int>(taken.error().code);
+  }
   flags.run.data.shuffle = !flags.no_shuffle;
   if (!flags.run.profile.empty() && app.count("--steps") == 0) flags.run.job.steps = kProfileSteps;
   if (flags.verify == "single") flags.run.job.verify.against = piper::VerifyAgainst::kSingle;
@@ -321,6 +431,8 @@ int main(int argc, char** argv) {
   if (app.count("--target-loss") > 0) flags.run.job.target_loss = flags.target;
   if (flags.picture) flags.run.on_plans = draw;
   flags.run.job.stop = &stop_requested;
+  flags.run.job.save = &save_requested;
+  if (flags.run.job.checkpoint) std::signal(SIGUSR1, request_save);
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
   if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup's

@@ -78,7 +78,7 @@ int64_t kept_bytes(const RoleProgram& role) {
 Status run_rank(const PlanSet& set, int64_t rank, const BatchSource& data, Transport& transport,
                 Watched& backend) {
   PIPER_TRY(transport.control().agree({set.manifest.set_id, rank, set.world(), "test", "cpu"}));
-  const RankSource source{&set, rank, &data, 0};
+  const RankSource source{&set, rank, &data};
   PIPER_ASSIGN(const auto executor,
                Executor::load(source, backend, transport.control(), transport.fabric()));
   const int64_t kept = kept_bytes(executor->role());

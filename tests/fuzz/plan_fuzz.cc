@@ -52,6 +52,7 @@ std::string manifest_of(const Mesh& mesh, const std::string& role, std::string_v
                {"model_digest", ""},
                {"strategy", "s"},
                {"strategy_digest", ""},
+               {"strategy_text", ""},
                {"seed", 0U},
                {"mesh", Json::array()},
                {"role_axes", Json::array()},

@@ -18,7 +18,7 @@ Result<JobResult> run_simulated(const PlanSet& set, const BatchSource* data, Sim
                                 int64_t steps) {
   std::vector<std::unique_ptr<Executor>> executors;
   for (int64_t rank = 0; rank < set.world(); ++rank) {
-    const RankSource source{&set, rank, data, 0};
+    const RankSource source{&set, rank, data};
     PIPER_ASSIGN(executors.emplace_back(),
                  Executor::load(source, world.device(rank), world.transport(rank).control(),
                                 world.transport(rank).fabric()));

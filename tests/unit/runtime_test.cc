@@ -160,7 +160,7 @@ TEST(Executor, AStepAllocatesNothing) {
         Transport& transport = world->rank(r);
         auto kernels =
             std::string_view(backend) == "cpu" ? make_cpu_backend() : make_null_backend();
-        RankSource source{one, r, &data, 2, one == &helped};
+        RankSource source{one, r, &data, nullptr, 2, one == &helped};
         auto executor = Executor::load(source, *kernels, transport.control(), transport.fabric());
         std::string& text = wrong[static_cast<size_t>(r)];
         if (!executor) {

@@ -1,6 +1,8 @@
 // Files of tensors: safetensors and .npy, mapped and checked.
 #pragma once
 
+#include <map>
+
 #include "piper/base/base.h"
 
 namespace piper {
@@ -13,6 +15,11 @@ struct NamedTensor {
 // Header and offsets are checked (at most 100 MB of header, sorted, no overlap, inside the file);
 // data stay mapped.
 Result<std::vector<NamedTensor>> read_safetensors(const std::string& path);
+// Returns the texts that the file's header says about it.
+Result<std::map<std::string, std::string>> read_safetensors_metadata(const std::string& path);
+// Returns how a file of these tensors begins: only their sizes count.
+std::string safetensors_header(std::span<const NamedTensor> tensors,
+                               std::span<const std::pair<std::string, std::string>> metadata);
 // Writes the tensors in the given order, atomically; names are unique, and the bytes depend on the
 // arguments only.
 Status write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,

@@ -15,7 +15,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 12;
+inline constexpr int kPlanFormatVersion = 13;
 
 struct RankHeader {
   int32_t rank = 0;
@@ -31,7 +31,8 @@ struct Manifest {
   std::string compiler;         // version of piperc
   std::string model, strategy;  // as named on the command line, and their digests
   std::string model_digest, strategy_digest;
-  uint64_t seed = 0;  // of the data's order and of random ops
+  std::string strategy_text;  // what 'piperc --dump strategy' prints: checkpoints keep it
+  uint64_t seed = 0;          // of the data's order and of random ops
   Mesh mesh;
   // Role digests by the coordinates on `role_axes`, row-major: what all ranks run, whatever their
   // other coordinates.
@@ -83,6 +84,14 @@ struct Held {
 };
 Held held_of(const RoleProgram& role, const Tensor& tensor,
              const std::vector<int64_t>& coordinates);
+// Returns the names under which a checkpoint may hold the values of a state, best first. They are
+// the same under every strategy: a parameter's own and its aliases; other states' names. A version
+// of a parameter ends with ".previous", and else begins as the parameter does. A copy in 16 bits
+// has its parameter's names.
+std::vector<std::string> names_of_state(const RoleProgram& role, const Tensor& tensor);
+// Returns whether a checkpoint holds the state: all but copies in 16 bits, which follow from their
+// parameters.
+bool is_stored(const Tensor& tensor);
 // "f32[4,6] block 1 of 2 of dim 0, elements [0, 6)": equal where the same elements are held.
 std::string to_string(const Held& held);
 // Returns what the host needs at most to stage what instructions read from it, and reports.

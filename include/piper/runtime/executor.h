@@ -12,13 +12,25 @@
 
 namespace piper {
 
+// Serves the values that states begin with in place of the plan's initial ones: a checkpoint's.
+class StateSource {
+ public:
+  virtual ~StateSource() = default;
+  // Fills what is held of a state (of a constant, where a model's parameter is none of the trained
+  // ones), which `to` has zeros for. `names`: as names_of_state gives them. Returns false where it
+  // has no such value, so that the initial one holds.
+  virtual Result<bool> fill(const Tensor& tensor, std::span<const std::string> names,
+                            const Held& held, std::byte* to) const = 0;
+};
+
 // Lists what an executor is made of; all of it outlives the executor.
 struct RankSource {
   const PlanSet* set = nullptr;  // role programs and initial values
   int64_t rank = 0;
   // Inputs in the order of data_needs(*set); may be null when the role reads none.
   const BatchSource* data = nullptr;
-  int64_t trace_steps = 0;  // keep the times of this many last steps
+  const StateSource* states = nullptr;  // null: states begin with the plan's initial values
+  int64_t trace_steps = 0;              // keep the times of this many last steps
   // On a backend that is not asynchronous, where the plan's streams leave something to overlap: a
   // thread of the rank's own talks to other ranks while the caller's computes, and another one
   // reads data one step ahead. The bits are the same.
@@ -95,6 +107,8 @@ class Executor {
   // Returns all that is kept from step to step, parameters among it: under their names, other
   // states under names that are the same on all ranks of the role and on no others.
   std::vector<ParameterView> states() const;
+  // Copies whole buffers (positions in RoleProgram::buffers) to the host, after settle().
+  Status copy_out(std::span<const std::pair<int32_t, std::byte*>> copies);
   std::span<const std::byte> buffer(
       std::string_view name) const;       // empty when there is none: for tests
   std::vector<TraceEvent> trace() const;  // oldest first

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 
+#include "piper/runtime/checkpoint.h"
 #include "piper/runtime/executor.h"
 #include "piper/runtime/transport.h"
 
@@ -62,6 +63,11 @@ struct JobOptions {
   // them; else an error (kNumeric) names the parameter or state and the rank that differs. 0:
   // never.
   int64_t check_replicas = 0;
+  int64_t first_step = 0;  // so many steps were done before this job: `steps` counts them
+  const StateSource* states = nullptr;  // what the ranks' states begin with
+  std::optional<CheckpointOptions> checkpoint;
+  std::atomic<bool>* save = nullptr;  // set by a signal: a checkpoint is written after the step
+  double time_limit_s = 0;            // the job ends before it has run for so long; 0: no limit
   int64_t trace_steps = 0;
   int64_t profile_steps = 0;  // the result has a profile of this many last steps
   bool parameters = true;     // whether the result has them: a copy beside the plan's memory
@@ -70,8 +76,8 @@ struct JobOptions {
   // between steps: then a run ends one step after its loss has said so, which is one step later for
   // a loss that is not finite, too.
   std::optional<double> target_loss;
-  // Set by a signal: the job ends after the step under way.
-  const std::atomic<bool>* stop = nullptr;
+  // Set by a signal, to any rank: the job ends after the step under way.
+  std::atomic<bool>* stop = nullptr;
   // Called on rank 0 after each step; an error ends the job.
   std::function<Status(const StepMetrics&)> on_step;
   // Called on rank 0, if Backend::free_bytes says something there, before the first step and after
@@ -136,9 +142,26 @@ std::string print_trace(std::span<const RankTrace> traces);
 std::string print_metrics(const StepMetrics& metrics);
 std::string print_metrics(const MemoryMetrics& metrics);  // {"memory":{"stated_bytes":…,…}}
 
+// Says with what a run begins.
+struct StartOptions {
+  enum class How {
+    kFresh,          // with the plans' initial values
+    kResume,         // all goes on; no checkpoint is an error
+    kResumeOrStart,  // the same, but no checkpoint means a fresh start
+    kBranch,         // parameters and states go on; settings and data may be others
+    kInit,           // parameters and buffers begin with these values, states fresh
+  };
+  How how = How::kFresh;
+  // A folder of checkpoints, of which the newest undamaged one counts, or one checkpoint; of kInit
+  // also a safetensors file.
+  std::string from;
+  std::vector<std::string> accept;  // settings that may differ, such as "lr" or "global_batch"
+};
+
 // Holds what the command line of piper-run says.
 struct RunOptions {
   std::string plan;  // a directory of plans, or one rankN.plan
+  StartOptions start;
   DataOptions data;  // its seed is the plan set's unless `seed` says another
   std::optional<uint64_t> seed;
   std::string save, metrics, trace, profile;

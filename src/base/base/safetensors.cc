@@ -99,9 +99,15 @@ Result<std::vector<Entry>> parse_header(const SourceSpan& at, std::string_view t
 
 }  // namespace
 
-Result<std::vector<NamedTensor>> read_safetensors(const std::string& path) {
-  PIPER_ASSIGN(const Bytes file, map_file(path));
-  const SourceSpan at{path};
+namespace {
+
+struct HeaderAndData {
+  std::string_view header;
+  Bytes data;
+};
+
+// Takes a file apart; both parts live as long as the data does.
+Result<HeaderAndData> split_file(const SourceSpan& at, const Bytes& file) {
   uint64_t header = 0;
   if (file.size < 8) return fail(at, "{} bytes are too few for a safetensors file", file.size);
   for (int i = 7; i >= 0; --i) header = header << 8 | static_cast<uint8_t>(file.data[i]);
@@ -109,9 +115,31 @@ Result<std::vector<NamedTensor>> read_safetensors(const std::string& path) {
     return fail(at, "the header's length {} is above the limit of {} bytes", header, kMaxHeader);
   if (header > file.size - 8)
     return fail(at, "the header of {} bytes does not fit in a file of {} bytes", header, file.size);
-  const std::string_view text = as_text(file.span()).substr(8, header);
-  PIPER_ASSIGN(std::vector<Entry> entries, parse_header(at, text));
-  const Bytes data = file.window(8 + header, file.size - 8 - header);
+  return HeaderAndData{as_text(file.span()).substr(8, header),
+                       file.window(8 + header, file.size - 8 - header)};
+}
+
+}  // namespace
+
+Result<std::map<std::string, std::string>> read_safetensors_metadata(const std::string& path) {
+  PIPER_ASSIGN(const Bytes file, map_file(path));
+  PIPER_ASSIGN(const HeaderAndData parts, split_file(SourceSpan{path}, file));
+  const Json header = Json::parse(parts.header.begin(), parts.header.end(), nullptr, false);
+  std::map<std::string, std::string> metadata;
+  if (!header.is_object() || !header.contains("__metadata__")) return metadata;
+  if (!header["__metadata__"].is_object())
+    return fail(SourceSpan{path}, "its __metadata__ is not a JSON object");
+  for (const auto& [key, value] : header["__metadata__"].items())
+    if (value.is_string()) metadata[key] = value.get<std::string>();
+  return metadata;
+}
+
+Result<std::vector<NamedTensor>> read_safetensors(const std::string& path) {
+  PIPER_ASSIGN(const Bytes file, map_file(path));
+  const SourceSpan at{path};
+  PIPER_ASSIGN(const HeaderAndData parts, split_file(at, file));
+  const Bytes& data = parts.data;
+  PIPER_ASSIGN(std::vector<Entry> entries, parse_header(at, parts.header));
   std::vector<NamedTensor> tensors;
   uint64_t end = 0;
   for (Entry& entry : entries) {
@@ -131,11 +159,9 @@ Result<std::vector<NamedTensor>> read_safetensors(const std::string& path) {
   return tensors;
 }
 
-namespace {
-
 // Returns the length and the text of the header, padded so that the data start at a cache line.
-std::string header_of(std::span<const NamedTensor> tensors,
-                      std::span<const std::pair<std::string, std::string>> metadata) {
+std::string safetensors_header(std::span<const NamedTensor> tensors,
+                               std::span<const std::pair<std::string, std::string>> metadata) {
   Json header = Json::object();
   if (!metadata.empty()) {
     Json& json = header["__metadata__"] = Json::object();
@@ -160,11 +186,9 @@ std::string header_of(std::span<const NamedTensor> tensors,
   return bytes + text;
 }
 
-}  // namespace
-
 Status write_safetensors(const std::string& path, std::span<const NamedTensor> tensors,
                          std::span<const std::pair<std::string, std::string>> metadata) {
-  std::string bytes = header_of(tensors, metadata);
+  std::string bytes = safetensors_header(tensors, metadata);
   size_t end = bytes.size();
   for (const NamedTensor& tensor : tensors) end += tensor.data.size;
   bytes.reserve(end);
@@ -185,7 +209,7 @@ Result<std::string> write_safetensors_part(const std::string& path,
     digest.add(bytes);
     return std::fwrite(bytes.data(), 1, bytes.size(), file) == bytes.size();
   };
-  bool good = put(header_of(tensors, {}));
+  bool good = put(safetensors_header(tensors, {}));
   for (size_t t = 0; good && t < tensors.size(); ++t) {
     const Bytes bytes = tensors[t].data.made();
     good = put(as_text(bytes.span()));

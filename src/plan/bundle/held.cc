@@ -89,6 +89,24 @@ std::string to_string(const Held& held) {
   return text + fmt::format(" elements [{}, {})", held.first, held.first + held.count);
 }
 
+bool is_stored(const Tensor& tensor) {
+  return tensor.kind == BufferKind::kState && (tensor.copy_of < 0 || tensor.previous_of >= 0);
+}
+
+std::vector<std::string> names_of_state(const RoleProgram& role, const Tensor& tensor) {
+  const Tensor& newest = tensor.previous_of < 0 ? tensor : role.tensor(tensor.previous_of);
+  const Tensor& original = role.original(tensor);
+  if (original.param.empty()) return {tensor.name};
+  std::vector<std::string> names;
+  if (tensor.previous_of >= 0)
+    names.push_back(
+        fmt::format("{}{}.previous", original.param,
+                    newest.copy_of < 0 ? "" : fmt::format(".{}", info(tensor.type.dtype).name)));
+  names.push_back(original.param);
+  names.insert(names.end(), original.aliases.begin(), original.aliases.end());
+  return names;
+}
+
 int64_t staging_of(const RoleProgram& role) {
   int64_t bytes = 2 * kStagedReportBytes * std::ssize(role.reports);
   for (const auto* section : {&role.prologue, &role.body, &role.epilogue})

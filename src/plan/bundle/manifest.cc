@@ -20,6 +20,7 @@ Json to_json(const Manifest& manifest, bool with_id) {
   json["model_digest"] = manifest.model_digest;
   if (with_id) json["strategy"] = manifest.strategy;
   json["strategy_digest"] = manifest.strategy_digest;
+  json["strategy_text"] = manifest.strategy_text;
   json["seed"] = manifest.seed;
   json["mesh"] = Json::array();
   for (const auto& [name, size] : manifest.mesh) json["mesh"].push_back(Json::array({name, size}));
@@ -52,9 +53,13 @@ bool is_set_file(const std::string& path) {
 
 bool fill_texts(const Json& json, Manifest& manifest) {
   const std::pair<const char*, std::string*> texts[] = {
-      {"set_id", &manifest.set_id},     {"compiler", &manifest.compiler},
-      {"model", &manifest.model},       {"model_digest", &manifest.model_digest},
-      {"strategy", &manifest.strategy}, {"strategy_digest", &manifest.strategy_digest}};
+      {"set_id", &manifest.set_id},
+      {"compiler", &manifest.compiler},
+      {"model", &manifest.model},
+      {"model_digest", &manifest.model_digest},
+      {"strategy", &manifest.strategy},
+      {"strategy_digest", &manifest.strategy_digest},
+      {"strategy_text", &manifest.strategy_text}};
   for (const auto& [key, text] : texts) {
     if (!json.contains(key) || !json[key].is_string()) return false;
     *text = json[key].get<std::string>();

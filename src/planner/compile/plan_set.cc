@@ -82,11 +82,12 @@ Status check_plans(const PlanSet& set, const PlanSet* single) {
 
 Status name_plan_sets(const CompileOptions& options, const Strategy& strategy, Compiled& compiled) {
   PIPER_ASSIGN(const Bytes model, map_file(options.model));
-  const std::string strategy_digest = digest(print_strategy(strategy));
+  const std::string text = print_strategy(strategy), strategy_digest = digest(text);
   const auto name = [&](PlanSet& set) {
     set.manifest.compiler = "piperc " PIPER_VERSION;
     set.manifest.model_digest = digest(as_text(model.span()));
     set.manifest.strategy_digest = strategy_digest;
+    set.manifest.strategy_text = text;
   };
   name(compiled.set);
   if (compiled.single) name(*compiled.single);

@@ -104,12 +104,10 @@ Status BetweenSteps::spread_late(bool& stop, int64_t step, bool last) {
   return ok_status();
 }
 
-Status BetweenSteps::agree(bool& stop) {
-  auto flag = static_cast<std::byte>(stop);
-  PIPER_TRY(control_->merge({&flag, 1}, kWhat,
-                            [&](std::span<const std::byte> theirs) { flag |= theirs[0]; }));
-  stop = flag != std::byte{0};
-  return ok_status();
+Status BetweenSteps::agree(uint8_t& words) {
+  return control_->merge(as_bytes(words), kWhat, [&](std::span<const std::byte> theirs) {
+    words |= static_cast<uint8_t>(theirs[0]);
+  });
 }
 
 }  // namespace piper

@@ -8,6 +8,13 @@
 
 namespace piper {
 
+// What ranks tell each other after a step, as bits.
+enum Word : uint8_t {
+  kStop = 1,         // it was told to stop, or has reason to
+  kSave = 2,         // it was told to write a checkpoint
+  kStillWrites = 4,  // its part of the checkpoint under way is not written
+};
+
 class BetweenSteps {
  public:
   // Opens what ranks do between steps. Collective. The executors are loaded when it returns, on all
@@ -16,8 +23,8 @@ class BetweenSteps {
   // After a step. On rank 0: fills loss, grad_norm and learning_rate of `metrics` from the lowest
   // rank that reports each.
   Status collect(const Executor& executor, StepMetrics& metrics);
-  // Whether any rank wants to stop reaches all.
-  Status agree(bool& stop);
+  // What any rank says (Word bits) reaches all.
+  Status agree(uint8_t& words);
   // Where steps overlap only rank 0 decides: what it says after a step counts on all as many steps
   // later as their tree is high, so that nobody waits for rank 0, nor does it wait for them. Not
   // called before the first step ends; after the last step nothing is said any more.

@@ -14,6 +14,7 @@
 #include "piper/base/process.h"
 #include "piper/devices/registry.h"
 #include "progress.h"
+#include "resume.h"
 
 namespace piper {
 namespace {
@@ -29,6 +30,7 @@ struct Loaded {
   PlanSet set;
   std::optional<PlanSet> reference;
   std::unique_ptr<BatchSource> data, reference_data;
+  std::optional<Start> start;  // what the states begin with, if not with the plans' values
   int64_t rank = 0, world = 1;
   Way way = Way::kThreads;
   std::string rendezvous;  // of kTcp
@@ -190,20 +192,52 @@ std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& 
           {"--log-every", std::to_string(options.log_every)},
           {"--target-loss", job.target_loss ? fmt::format("{}", *job.target_loss) : "not given"},
           {"--check-replicas", std::to_string(job.check_replicas)},
+          {"--checkpoint", given(job.checkpoint ? job.checkpoint->folder : "")},
+          {"--every", std::to_string(job.checkpoint ? job.checkpoint->every : 0)},
+          {"--resume, --branch or --init", std::to_string(static_cast<int>(options.start.how))},
           {"--verify-against", against[static_cast<int>(job.verify.against)]},
           {"--loss-bound", fmt::format("{}", job.verify.loss_bound)},
           {"--param-bound", fmt::format("{}", job.verify.param_bound)}};
 }
 
-Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Transport* transport) {
+// Finds the checkpoint that the run begins with, and where in the data that is.
+Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
+  PIPER_ASSIGN(loaded.start, find_start(options, control));
+  if (loaded.start) {
+    const Start& start = *loaded.start;
+    const bool speaks = control == nullptr || control->rank() == 0;
+    PIPER_TRY(
+        check_start(options, loaded.set, start, loaded.data ? loaded.data->digest() : "", speaks));
+    options.job.first_step = start.step;
+    options.job.states = start.states.get();
+    if (speaks && start.step >= options.job.steps)
+      std::fputs(fmt::format("{} steps are done: nothing is left of --steps {}\n", start.step,
+                             options.job.steps)
+                     .c_str(),
+                 stderr);
+    options.data.first_step = start.step;
+    options.data.first_sample = start.samples;
+    if (loaded.data) {
+      PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));
+    }
+    if (loaded.reference_data) {
+      PIPER_ASSIGN(loaded.reference_data, open_inputs(*loaded.reference, options.data));
+    }
+  }
+  return prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start);
+}
+
+Result<JobResult> run_ranks(RunOptions& options, Loaded& loaded, Transport* transport) {
   const JobOptions& job = options.job;
   const PlanSet* reference = loaded.reference ? &*loaded.reference : nullptr;
   if (transport == nullptr) {
+    PIPER_TRY(find_begin(options, loaded, nullptr));
     return run_job(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(), job);
   }
   PIPER_TRY(transport->control().agree({loaded.set.manifest.set_id, loaded.rank, loaded.world,
                                         loaded.set.directory, kernels_of(job),
                                         common_flags(options, loaded.data.get())}));
+  PIPER_TRY(find_begin(options, loaded, &transport->control()));
   return run_rank_here(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(),
                        *transport, job);
 }
@@ -212,39 +246,44 @@ Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Tra
 class Watch {
  public:
   Watch(RunOptions& options, const Loaded& loaded, Voice& voice, bool speaks)
-      : voice_(voice), data_(loaded.data.get()), interrupt_(options.job.stop) {
+      : voice_(voice), loaded_(loaded) {
     if (!speaks) return;
+    if (options.job.stop == nullptr) options.job.stop = &own_stop_;
+    stop_ = options.job.stop;
+    if (options.job.checkpoint)
+      options.job.checkpoint->note = [](const std::string& line) {
+        std::fputs((isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" + line + "\n" : line + "\n").c_str(),
+                   stderr);
+      };
     progress_.emplace(options.job.steps, options.log_every);
     if (!options.metrics.empty()) voice_.note(metrics_.open(options.metrics, options, loaded.set));
-    options.job.stop = &stop_;
     options.job.on_step = [this](const StepMetrics& one) { return see(one); };
     options.job.on_memory = [this](const MemoryMetrics& memory) {
       voice_.note(metrics_.write(print_metrics(memory)));
       return ok_status();
     };
   }
-  bool interrupted() const { return interrupt_ != nullptr && interrupt_->load(); }
+  bool interrupted() const { return stop_ != nullptr && stop_->load(); }
 
  private:
   using Clock = std::chrono::steady_clock;
   Status see(const StepMetrics& one) {
     progress_->show(one);
     voice_.note(metrics_.write(print_metrics(one)));
-    if (interrupted()) stop_.store(true);
     if (Clock::now() - looked_ < std::chrono::seconds(1)) return ok_status();
     looked_ = Clock::now();
     // What was trained so far is kept.
     Status same = check_mapped_files();
-    if (same && data_ != nullptr) same = data_->check();
+    if (same && loaded_.data) same = loaded_.data->check();
     voice_.note(same);
-    if (!same) stop_.store(true);
+    if (!same) stop_->store(true);
     return ok_status();
   }
 
   Voice& voice_;
-  const BatchSource* const data_;
-  const std::atomic<bool>* interrupt_;
-  std::atomic<bool> stop_{false};
+  const Loaded& loaded_;
+  std::atomic<bool> own_stop_{false};
+  std::atomic<bool>* stop_ = nullptr;  // set by a signal, or when data are not what they were
   std::optional<Progress> progress_;
   MetricsFile metrics_;
   Clock::time_point looked_ = Clock::now();
@@ -268,7 +307,7 @@ std::string introduce(const RunOptions& options, const PlanSet& set) {
   return text;
 }
 
-Result<RunOutcome> run_loaded(RunOptions& options, const Loaded& loaded, Transport* transport,
+Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* transport,
                               Voice& voice) {
   const bool speaks = loaded.rank == 0 || !loaded.is_process();
   if (speaks && options.on_plans) PIPER_TRY(options.on_plans(loaded.set));
@@ -294,7 +333,7 @@ Result<std::unique_ptr<Transport>> open_transport(const RunOptions& options, con
 }
 
 // Returns one rank of several processes.
-Result<RunOutcome> run_process(RunOptions& options, const Loaded& loaded, Voice& voice) {
+Result<RunOutcome> run_process(RunOptions& options, Loaded& loaded, Voice& voice) {
   PIPER_ASSIGN(const auto transport, open_transport(options, loaded));
   Result<RunOutcome> outcome = run_loaded(options, loaded, transport.get(), voice);
   if (!outcome) {

@@ -107,10 +107,11 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
   RankSource source;
   source.set = &reference;
   source.data = data;
+  source.states = options.states;
   Transport& alone = comparison->world_->rank(0);
   PIPER_ASSIGN(comparison->executor_,
                Executor::load(source, *comparison->backend_, alone.control(), alone.fabric()));
-  PIPER_TRY(comparison->executor_->run_prologue(0));
+  PIPER_TRY(comparison->executor_->run_prologue(options.first_step));
   for (ParameterView& view : comparison->executor_->parameters()) {
     comparison->entries_.push_back({std::move(view), {}});
   }

@@ -252,6 +252,10 @@ std::vector<ParameterView> Executor::states() const {
   return views;
 }
 
+Status Executor::copy_out(std::span<const std::pair<int32_t, std::byte*>> copies) {
+  return piper::copy_out(*state_, copies);
+}
+
 std::span<const std::byte> Executor::buffer(std::string_view name) const {
   for (const Buffer& buffer : state_->role->buffers) {
     if (state_->role->name(buffer) != name) continue;

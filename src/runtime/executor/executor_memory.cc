@@ -99,6 +99,32 @@ Status allocate_workspaces(Executor::State& state, std::span<const int64_t> byte
   return ok_status();
 }
 
+Status copy_out(Executor::State& state, std::span<const std::pair<int32_t, std::byte*>> copies) {
+  for (const auto& [buffer, to] : copies)
+    state.backend.copy(to, state.at(buffer), state.type(buffer).bytes());
+  return finish_copies(state);
+}
+
+namespace {
+
+// Fills a buffer with what the source of states has for it, if it has anything.
+Result<bool> fill_from_source(State& state, const Tensor& tensor, std::byte* to) {
+  if (state.source.states == nullptr) return false;
+  const bool is_state = tensor.kind == BufferKind::kState;
+  if (!is_state && tensor.init.empty()) return false;
+  const std::vector<std::string> names =
+      is_state ? names_of_state(*state.role, tensor) : std::vector<std::string>{tensor.init};
+  const Held held = held_of(*state.role, tensor, state.coordinates);
+  std::vector<std::byte> value(static_cast<size_t>(tensor.type.bytes()));
+  PIPER_ASSIGN(const bool has, state.source.states->fill(tensor, names, held, value.data()));
+  if (!has) return false;
+  state.backend.copy(to, value.data(), std::ssize(value));
+  PIPER_TRY(finish_copies(state));
+  return true;
+}
+
+}  // namespace
+
 Status fill_buffers(Executor::State& state) {
   std::map<std::string_view, const Bytes*> tensors;
   for (const auto& [name, bytes] : state.source.set->tensors) tensors[name] = &bytes;
@@ -106,6 +132,8 @@ Status fill_buffers(Executor::State& state) {
     const Tensor& tensor = state.role->tensor(buffer);
     if (tensor.kind == BufferKind::kStep) continue;
     std::byte* to = state.at(buffer);
+    PIPER_ASSIGN(const bool is_filled, fill_from_source(state, tensor, to));
+    if (is_filled) continue;
     if (tensor.init.empty()) {
       if (tensor.fill != 0) state.backend.fill(to, tensor.type, tensor.fill);
       continue;

@@ -173,6 +173,8 @@ Status wait_sends(Executor::State& state, int64_t step);
 // it that refresh_mirrors makes again.
 const std::byte* readable(Executor::State& state, const Buffer& buffer);
 Status refresh_mirrors(Executor::State& state);
+// Copies buffers to the host, when all that was queued is done.
+Status copy_out(Executor::State& state, std::span<const std::pair<int32_t, std::byte*>> copies);
 // Starts the helper at load, where there is one, and decides what it does of each section.
 Status start_helper(Executor::State& state);
 void draw_lines(const Executor::State& state, BoundSection& section);

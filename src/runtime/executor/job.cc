@@ -25,9 +25,13 @@ Result<std::unique_ptr<Backend>> backend_of(const JobOptions& options, const Cor
 
 RankSource source_of(const PlanSet& set, int64_t rank, const BatchSource* data,
                      const JobOptions& options, const Cores& cores) {
-  return {&set,          rank,
-          data,          std::max(options.trace_steps, options.profile_steps),
-          cores.helper,  cores.helper_core,
+  return {&set,
+          rank,
+          data,
+          options.states,
+          std::max(options.trace_steps, options.profile_steps),
+          cores.helper,
+          cores.helper_core,
           options.graphs};
 }
 
@@ -35,6 +39,13 @@ Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Contr
                                                 const Executor& executor) {
   if (options.check_replicas == 0) return std::unique_ptr<Replicas>();
   return Replicas::open(control, executor);
+}
+
+Result<std::unique_ptr<Checkpointing>> open_checkpoints(const JobOptions& options,
+                                                        const PlanSet& set, Control& control,
+                                                        Executor& executor) {
+  if (!options.checkpoint) return std::unique_ptr<Checkpointing>();
+  return Checkpointing::open(*options.checkpoint, set, executor, control, options.first_step);
 }
 
 // Returns what moves a rank's bytes: the fabric that its backend brings, `own`, or else the
@@ -163,6 +174,7 @@ class Job {
                                                    *backends_[index], control, *fabric));
     PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executors_[index]));
     PIPER_ASSIGN(auto replicas, open_replicas(options_, control, *executors_[index]));
+    PIPER_ASSIGN(auto checkpoints, open_checkpoints(options_, set_, control, *executors_[index]));
     if (rank == 0) PIPER_TRY(open_comparison(cores, between.sums_otherwise()));
     JobResult unused;
     RankRun run{*executors_[index],
@@ -174,6 +186,7 @@ class Job {
                 rank == 0 ? comparison_.get() : nullptr,
                 false,
                 replicas.get(),
+                checkpoints.get(),
                 rank == 0 ? result_ : unused};
     run.result.taken_bytes = between.taken_bytes();
     PIPER_TRY(run_rank(run));
@@ -229,6 +242,7 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
                                         backend, control, fabric));
   PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executor));
   PIPER_ASSIGN(auto replicas, open_replicas(options, control, *executor));
+  PIPER_ASSIGN(auto checkpoints, open_checkpoints(options, set, control, *executor));
   // Every process runs the oracle for its own parameters: then nothing but the loss has to travel.
   std::unique_ptr<Comparison> comparison;
   if (options.verify.against != VerifyAgainst::kNone) {
@@ -237,11 +251,17 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
     PIPER_TRY(comparison->watch(control.rank(), *executor));
   }
   JobResult result;
-  RankRun run{*executor,        control,
-              fabric,           between,
-              options,          data != nullptr ? data->tokens_per_step() : executor->role().batch,
-              comparison.get(), comparison != nullptr,
-              replicas.get(),   result};
+  RankRun run{*executor,
+              control,
+              fabric,
+              between,
+              options,
+              data != nullptr ? data->tokens_per_step() : executor->role().batch,
+              comparison.get(),
+              comparison != nullptr,
+              replicas.get(),
+              checkpoints.get(),
+              result};
   result.taken_bytes = between.taken_bytes();
   PIPER_TRY(run_rank(run));
   if (options.parameters) {

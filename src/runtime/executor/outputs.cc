@@ -131,7 +131,10 @@ std::string comparison_text(const VerifyOptions& verify, const JobResult& result
 
 std::string summary(const RunOptions& options, const JobResult& result) {
   std::string text;
-  if (result.interrupted) text += fmt::format("interrupted after step {}\n", result.steps.size());
+  if (result.interrupted)
+    text +=
+        fmt::format("interrupted after step {}\n",
+                    result.steps.empty() ? options.job.first_step : result.steps.back().step + 1);
   if (result.steps.empty()) return text;
   const StepMetrics& first = result.steps.front();
   const StepMetrics& last = result.steps.back();

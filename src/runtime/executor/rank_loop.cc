@@ -19,11 +19,15 @@ bool target_reached(const JobOptions& options, std::span<const StepMetrics> step
   return sum / kTargetWindow <= *options.target_loss;
 }
 
+bool is_told_to_stop(const JobOptions& options) {
+  return options.stop != nullptr && options.stop->load();
+}
+
 // Does rank 0's part between two steps: results, the caller's callback, whether to stop.
 Status finish_step(RankRun& run, const StepMetrics& metrics, bool& stop) {
   run.result.steps.push_back(metrics);
   if (run.options.on_step) PIPER_TRY(run.options.on_step(metrics));
-  if (run.options.stop != nullptr && run.options.stop->load()) {
+  if (is_told_to_stop(run.options)) {
     run.result.interrupted = true;
     stop = true;
   }
@@ -50,7 +54,27 @@ bool compares(const RankRun& run) {
 // Returns whether all ranks are between the same two steps at some time.
 bool meets(const RankRun& run) { return run.executor.role().steps_ahead == 0 || compares(run); }
 
-Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) {
+// Returns what the rank has to say, with what the checkpoint under way says.
+uint8_t word_of(RankRun& run, bool stop) {
+  const JobOptions& options = run.options;
+  uint8_t word = stop || is_told_to_stop(options) ? kStop : 0;
+  if (run.checkpoints == nullptr) return word;
+  if (options.save != nullptr && options.save->exchange(false)) word |= kSave;
+  if (run.control.rank() == 0 && run.checkpoints->asks()) word |= kSave;
+  return word | run.checkpoints->word();
+}
+
+// Lets all ranks know what any of them says, and goes on with the checkpoint under way.
+Status agree(RankRun& run, bool& stop, bool& save) {
+  uint8_t words = word_of(run, stop);
+  PIPER_TRY(run.between.agree(words));
+  run.result.interrupted |= (words & kStop) != 0 && !stop;  // another rank was told to
+  stop = (words & kStop) != 0;
+  save = (words & kSave) != 0;
+  return run.checkpoints != nullptr ? run.checkpoints->advance(words) : ok_status();
+}
+
+Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool& save, bool last) {
   PIPER_TRY(run.between.collect(run.executor, metrics));
   if (run.options.verify.against != VerifyAgainst::kNone) {
     PIPER_TRY(run.control.barrier());  // nobody writes while somebody compares
@@ -63,15 +87,12 @@ Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool l
     PIPER_TRY(run.replicas->check(metrics.step));
   if (run.control.rank() == 0) PIPER_TRY(finish_step(run, metrics, stop));
   if (!meets(run)) return run.between.spread_late(stop, metrics.step, last);
-  const bool own = stop;
-  PIPER_TRY(run.between.agree(stop));
-  run.result.interrupted |= stop && !own;  // by a rank that lacks its data
-  return ok_status();
+  return agree(run, stop, save);
 }
 
-Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool last) {
+Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool& save, bool last) {
   run.control.activity().store("the end of its step", std::memory_order_release);
-  Status status = meet_between_steps(run, metrics, stop, last);
+  Status status = meet_between_steps(run, metrics, stop, save, last);
   if (!status && status.error().code == ExitCode::kPeer) {
     Error error = std::move(status).error();
     error.message = fmt::format("after step {}: {}", metrics.step + 1, error.message);
@@ -95,7 +116,9 @@ class Steps {
   explicit Steps(RankRun& run)
       : run_(run),
         overlap_(run.executor.role().steps_ahead > 0),
-        late_(run.executor.is_asynchronous() && !compares(run)) {}
+        late_(run.executor.is_asynchronous() && !compares(run)),
+        begun_(run.options.first_step),
+        ended_(begun_) {}
 
   Status run();
 
@@ -103,7 +126,10 @@ class Steps {
   using Clock = std::chrono::steady_clock;
   Status begin(int64_t step);
   Status end(int64_t step, bool last);
+  Status end_until(int64_t step, bool last);
+  Status save_if_due(bool last);
   bool lacks_data(int64_t step);
+  bool is_out_of_time() const;
   Status tell_memory(bool is_loaded);
   double seconds() const { return std::chrono::duration<double>(Clock::now() - since_).count(); }
 
@@ -111,6 +137,10 @@ class Steps {
   const bool overlap_;
   const bool late_;  // a step is queued before the one that runs is asked for its results
   bool stop_ = false, last_ = false;
+  bool save_ = false;           // some rank was told to write a checkpoint
+  int64_t begun_, ended_;       // so many steps
+  std::optional<double> loss_;  // rank 0's: of the last step that ended
+  const Clock::time_point start_ = Clock::now();
   Clock::time_point since_;  // when the step began, or where they are late, the one before ended
   double longest_s_ = 0;     // of the steps so far, with what is done between them
   MemoryMetrics memory_;
@@ -137,7 +167,7 @@ Status Steps::begin(int64_t step) {
   last_ = step + 1 == run_.options.steps || (stop_ && overlap_);
   if (run_.options.before_step)
     PIPER_TRY(run_.options.before_step(run_.control.rank(), step, run_.executor));
-  if (!late_ || step == 0) since_ = Clock::now();
+  if (!late_ || step == run_.options.first_step) since_ = Clock::now();
   return run_.executor.start_step(step, last_);
 }
 
@@ -161,34 +191,68 @@ Status Steps::end(int64_t step, bool last) {
   metrics.tokens_per_s = static_cast<double>(run_.tokens_per_step) / took;
   metrics.peak_bytes = run_.between.peak_bytes();
   // The oracle's first step takes as long as it takes.
-  if (run_.options.verify.against != VerifyAgainst::kNone && step == 0)
+  if (run_.options.verify.against != VerifyAgainst::kNone && step == run_.options.first_step)
     run_.control.set_timeout(
         std::max(run_.options.start_timeout_s, wait_limit(run_.options, took)));
   const Clock::time_point ended = Clock::now();
-  if (!last) stop_ = lacks_data(late_ ? step + 2 : step + 1) || stop_;
-  PIPER_TRY(between_steps(run_, metrics, stop_, last));
-  if (step == 1) PIPER_TRY(tell_memory(/*is_loaded=*/false));
+  if (!last) stop_ = lacks_data(begun_) || is_out_of_time() || stop_;
+  bool save = false;
+  PIPER_TRY(between_steps(run_, metrics, stop_, save, last));
+  save_ |= save;
+  loss_ = metrics.loss;
+  if (step == run_.options.first_step + 1) PIPER_TRY(tell_memory(/*is_loaded=*/false));
   longest_s_ = std::max(longest_s_, seconds());
   if (late_) since_ = ended;
   run_.control.set_timeout(wait_limit(run_.options, longest_s_));
   return ok_status();
 }
 
+// Asks for the results of all steps before this one.
+Status Steps::end_until(int64_t step, bool last) {
+  for (; ended_ < step; ++ended_) PIPER_TRY(end(ended_, last && ended_ + 1 == step));
+  return ok_status();
+}
+
+// Rank 0's clock counts: whether another step and a checkpoint would end after the limit.
+bool Steps::is_out_of_time() const {
+  if (run_.options.time_limit_s <= 0 || run_.control.rank() != 0) return false;
+  const double written = run_.checkpoints != nullptr ? run_.checkpoints->longest_s() : 0;
+  const double passed = std::chrono::duration<double>(Clock::now() - start_).count();
+  if (passed + longest_s_ + written < run_.options.time_limit_s) return false;
+  return run_.result.interrupted = true;
+}
+
+// Writes a checkpoint of the steps that have begun, which are all asked for their results first.
+Status Steps::save_if_due(bool last) {
+  if (run_.checkpoints == nullptr) return ok_status();
+  const bool due = run_.checkpoints->is_due(begun_, save_ ? kSave : 0) || last;
+  if (!due) return ok_status();
+  PIPER_TRY(end_until(begun_, last));
+  save_ = false;
+  PIPER_TRY(run_.checkpoints->begin(begun_, loss_));
+  return last ? run_.checkpoints->drain() : ok_status();
+}
+
 Status Steps::run() {
   const int64_t steps = run_.options.steps;
   PIPER_TRY(tell_memory(/*is_loaded=*/true));
-  if (overlap_ && steps == 0) return ok_status();
+  if (overlap_ && begun_ >= steps) return ok_status();
   run_.control.set_timeout(wait_limit(run_.options, 0));
-  PIPER_TRY(run_.executor.run_prologue(0));
-  int64_t begun = 0;
-  for (; begun < steps && !last_; ++begun) {
-    PIPER_TRY(begin(begun));
-    if (!late_) PIPER_TRY(end(begun, last_));
-    if (late_ && begun > 0) PIPER_TRY(end(begun - 1, false));
+  if (run_.checkpoints != nullptr) PIPER_TRY(agree(run_, stop_, save_));  // signals during load
+  last_ = stop_;
+  PIPER_TRY(run_.executor.run_prologue(begun_));
+  while (begun_ < steps && !last_) {
+    PIPER_TRY(begin(begun_));
+    ++begun_;
+    if (!late_) PIPER_TRY(end_until(begun_, last_));
+    if (late_) PIPER_TRY(end_until(begun_ - 1, false));
+    last_ = last_ || (stop_ && !overlap_);
+    if (!last_) PIPER_TRY(save_if_due(/*last=*/false));
     last_ = last_ || (stop_ && !overlap_);
   }
-  if (late_ && begun > 0) PIPER_TRY(end(begun - 1, true));
+  PIPER_TRY(end_until(begun_, true));
   if (!overlap_) PIPER_TRY(run_.executor.run_epilogue(steps));
+  PIPER_TRY(save_if_due(/*last=*/true));
   if (run_.options.parameters)
     run_.executor.states();  // what is read of them is there from here on
   return run_.executor.settle();

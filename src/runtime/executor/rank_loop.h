@@ -2,6 +2,7 @@
 #pragma once
 
 #include "between_steps.h"
+#include "checkpointing.h"
 #include "comparison.h"
 #include "replicas.h"
 
@@ -17,7 +18,8 @@ struct RankRun {
   Comparison* comparison = nullptr;  // where this rank compares
   bool apart = false;                // every rank compares its own parameters
   Replicas* replicas = nullptr;      // where replicas are compared
-  JobResult& result;                 // rank 0's is the job's
+  Checkpointing* checkpoints = nullptr;
+  JobResult& result;  // rank 0's is the job's
 };
 Status run_rank(RankRun& run);
 

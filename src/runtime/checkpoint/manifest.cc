@@ -1,0 +1,193 @@
+// Writes and reads checkpoint.json, and compares the settings of two jobs. Called by who writes a
+// checkpoint, resumes from it or inspects it.
+#include <yaml-cpp/yaml.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "piper/runtime/checkpoint.h"
+
+namespace piper {
+namespace {
+
+using Json = nlohmann::ordered_json;
+constexpr const char* kFormat = "piper checkpoint";
+
+std::string dump(const Json& json) {
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Json to_json(const Checkpoint& from) {
+  Json json = Json::object();
+  json["format"] = kFormat;
+  json["format_version"] = kCheckpointFormatVersion;
+  json["step"] = from.step;
+  json["samples"] = from.samples;
+  json["sources"] = Json::object();
+  for (const auto& [name, samples] : from.sources) json["sources"][name] = samples;
+  json["loss"] = from.loss && std::isfinite(*from.loss) ? Json(*from.loss) : Json(nullptr);
+  json["data_seed"] = from.data_seed;
+  json["shuffle"] = from.shuffle;
+  json["data_digest"] = from.data_digest;
+  json["compiler"] = from.compiler;
+  json["set_id"] = from.set_id;
+  json["model_digest"] = from.model_digest;
+  json["strategy_text"] = from.strategy_text;
+  json["ranks"] = from.ranks;
+  json["files"] = Json::array();
+  for (const CheckpointFile& file : from.files)
+    json["files"].push_back(
+        Json{{"name", file.name}, {"bytes", file.bytes}, {"digest", file.digest}});
+  return json;
+}
+
+// A name in the checkpoint's own folder, and no other.
+bool is_file_name(const std::string& name) {
+  return !name.empty() && name[0] != '.' && name.find_first_of("/\\") == name.npos &&
+         name.ends_with(".safetensors");
+}
+
+// Takes fields from a JSON object; `good` turns false at the first that is not what it should be.
+struct Taker {
+  const Json& json;
+  bool good = true;
+
+  const Json* find(const char* key) {
+    const auto found = json.find(key);
+    if (found != json.end()) return &*found;
+    good = false;
+    return nullptr;
+  }
+  void text(const char* key, std::string& to) {
+    const Json* value = find(key);
+    if (value != nullptr && value->is_string()) to = value->get<std::string>();
+    good = good && value->is_string();
+  }
+  void number(const char* key, int64_t& to) {
+    const Json* value = find(key);
+    good = good && value->is_number_unsigned() && value->get<uint64_t>() <= uint64_t{INT64_MAX};
+    if (good) to = value->get<int64_t>();
+  }
+};
+
+bool take_files(const Json& list, std::vector<CheckpointFile>& files) {
+  if (!list.is_array()) return false;
+  for (const Json& each : list) {
+    if (!each.is_object()) return false;
+    CheckpointFile& file = files.emplace_back();
+    Taker take{each};
+    take.text("name", file.name);
+    take.text("digest", file.digest);
+    take.number("bytes", file.bytes);
+    if (!take.good || !is_file_name(file.name)) return false;
+  }
+  return true;
+}
+
+bool take_all(const Json& json, Checkpoint& to) {
+  Taker take{json};
+  take.number("step", to.step);
+  take.number("samples", to.samples);
+  take.number("ranks", to.ranks);
+  take.text("data_digest", to.data_digest);
+  take.text("compiler", to.compiler);
+  take.text("set_id", to.set_id);
+  take.text("model_digest", to.model_digest);
+  take.text("strategy_text", to.strategy_text);
+  for (const char* key : {"sources", "loss", "data_seed", "shuffle", "files"}) take.find(key);
+  if (!take.good || !json["sources"].is_object() || !json["data_seed"].is_number_unsigned() ||
+      !json["shuffle"].is_boolean())
+    return false;
+  for (const auto& [name, samples] : json["sources"].items()) {
+    if (!samples.is_number_unsigned()) return false;
+    to.sources.emplace_back(name, samples.get<int64_t>());
+  }
+  if (json["loss"].is_number()) to.loss = json["loss"].get<double>();
+  to.data_seed = json["data_seed"].get<uint64_t>();
+  to.shuffle = json["shuffle"].get<bool>();
+  return take_files(json["files"], to.files);
+}
+
+}  // namespace
+
+std::string print_checkpoint(const Checkpoint& checkpoint) {
+  Json json = to_json(checkpoint);
+  json["digest"] = digest(dump(json));
+  return dump(json);
+}
+
+Result<Checkpoint> parse_checkpoint(std::string_view text, const std::string& path) {
+  const auto bad = [&](std::string message) {
+    return fail(SourceSpan{path}, "{}", message).with_code(ExitCode::kStorage);
+  };
+  Json json = Json::parse(text.begin(), text.end(), nullptr, false);
+  if (json.is_discarded()) return bad("it is cut short, or no JSON");
+  if (!json.is_object() || !json.contains("format") || json["format"] != kFormat)
+    return bad("it does not describe a checkpoint");
+  if (!json.contains("format_version") || json["format_version"] != kCheckpointFormatVersion)
+    return bad(fmt::format("the checkpoint has format version {}, this program reads version {}",
+                           json.contains("format_version") ? json["format_version"].dump() : "none",
+                           kCheckpointFormatVersion))
+        .with_code(ExitCode::kInput);
+  Checkpoint checkpoint;
+  if (!take_all(json, checkpoint)) return bad("its fields are not those of a checkpoint");
+  if (print_checkpoint(checkpoint) != text) return bad("its content does not match its digest");
+  return checkpoint;
+}
+
+// ---- Settings -----------------------------------------------------------------------------------
+
+namespace {
+
+void flatten(const YAML::Node& node, const std::string& prefix,
+             std::map<std::string, std::string>& settings) {
+  if (node.IsMap()) {
+    for (const auto& entry : node)
+      flatten(entry.second,
+              prefix.empty() ? entry.first.Scalar() : prefix + "." + entry.first.Scalar(),
+              settings);
+    return;
+  }
+  if (node.IsSequence() && node.size() > 0 && node[0].IsMap()) {
+    for (size_t k = 0; k < node.size(); ++k)
+      flatten(node[k], fmt::format("{}.{}", prefix, k), settings);
+    return;
+  }
+  YAML::Emitter text;
+  text << YAML::Flow << node;
+  settings[prefix] = text.c_str();
+}
+
+// Returns what `train` says, each setting with its path. A text that is no strategy has none.
+std::map<std::string, std::string> settings_of(const std::string& strategy) {
+  std::map<std::string, std::string> settings;
+  try {
+    const YAML::Node train = YAML::Load(strategy)["train"];
+    if (train.IsDefined() && train.IsMap()) flatten(train, "", settings);
+  } catch (const YAML::Exception&) {
+    settings.clear();
+  }
+  return settings;
+}
+
+}  // namespace
+
+std::vector<SettingChange> changed_settings(const std::string& before, const std::string& now) {
+  const auto old = settings_of(before), fresh = settings_of(now);
+  std::vector<SettingChange> changes;
+  for (const auto& [setting, value] : old) {
+    const auto found = fresh.find(setting);
+    const std::string other = found == fresh.end() ? "" : found->second;
+    if (other != value) changes.push_back({setting, value, other});
+  }
+  for (const auto& [setting, value] : fresh)
+    if (!old.contains(setting)) changes.push_back({setting, "", value});
+  return changes;
+}
+
+bool covers_setting(std::string_view accepted, std::string_view setting) {
+  return ("." + std::string(setting) + ".").find("." + std::string(accepted) + ".") !=
+         std::string::npos;
+}
+
+}  // namespace piper

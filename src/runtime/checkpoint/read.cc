@@ -1,0 +1,184 @@
+// Reads tensors of a checkpoint in the layout of whoever asks. Called when ranks load their states,
+// and by piper-checkpoint.
+#include <algorithm>
+#include <cstring>
+
+#include "boxes.h"
+#include "piper/base/float16.h"
+
+namespace piper {
+namespace {
+
+Error damaged(const std::string& path, std::string what) {
+  return fail(SourceSpan{path}, "{}", what).with_code(ExitCode::kStorage);
+}
+
+// Adds the tensors of one file.
+Status add_file(const std::string& path, std::map<std::string, TensorType>& types,
+                std::map<std::string, std::vector<CheckpointReader::Piece>>& pieces) {
+  PIPER_ASSIGN(const std::vector<NamedTensor> tensors, read_safetensors(path));
+  PIPER_ASSIGN(const auto metadata, read_safetensors_metadata(path));
+  std::map<std::string, Held> boxes;
+  if (const auto found = metadata.find(kBoxesKey); found != metadata.end()) {
+    PIPER_ASSIGN(boxes, parse_boxes(found->second, path));
+  }
+  for (const NamedTensor& tensor : tensors) {
+    Held held{tensor.type, {}, 0, num_elements(tensor.type.shape)};
+    if (const auto box = boxes.find(tensor.name); box != boxes.end()) {
+      held = box->second;
+      held.whole.dtype = tensor.type.dtype;
+      if (stored_elements(held) != num_elements(tensor.type.shape))
+        return damaged(path,
+                       fmt::format("'{}' has {} elements, and its part of {} has {}",
+                                   quote_control(tensor.name), num_elements(tensor.type.shape),
+                                   to_string(held.whole), stored_elements(held)));
+    }
+    const auto [known, is_new] = types.emplace(tensor.name, held.whole);
+    if (!is_new && known->second != held.whole)
+      return damaged(path, fmt::format("'{}' is part of {} here, and of {} in another file",
+                                       quote_control(tensor.name), to_string(held.whole),
+                                       to_string(known->second)));
+    pieces[tensor.name].push_back({std::move(held), tensor.data});
+  }
+  return ok_status();
+}
+
+bool is_float(DType dtype) {
+  return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kF16 ||
+         dtype == DType::kBF16;
+}
+
+double load(DType dtype, const std::byte* at) {
+  if (dtype == DType::kF64) {
+    double value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  if (dtype == DType::kF32) {
+    float value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  uint16_t half = 0;
+  std::memcpy(&half, at, sizeof half);
+  return float_of_half(dtype, half);
+}
+
+void store(DType dtype, double value, std::byte* at) {
+  if (dtype == DType::kF64) {
+    std::memcpy(at, &value, sizeof value);
+    return;
+  }
+  const auto narrow = static_cast<float>(value);
+  if (dtype == DType::kF32) {
+    std::memcpy(at, &narrow, sizeof narrow);
+    return;
+  }
+  round_to_halves(dtype, &narrow, at, 1);
+}
+
+// Copies `count` elements from one type to another, which are equal or both floats.
+void convert(DType from, const std::byte* source, DType to, std::byte* target, int64_t count) {
+  const int64_t in = info(from).bytes, out = info(to).bytes;
+  if (from == to) {
+    std::memcpy(target, source, static_cast<size_t>(count * in));
+    return;
+  }
+  for (int64_t k = 0; k < count; ++k) store(to, load(from, source + k * in), target + k * out);
+}
+
+// Runs of a tensor's elements that some piece has, ascending in the whole.
+struct SourceRun {
+  int64_t whole = 0, count = 0;
+  const std::byte* data = nullptr;
+};
+
+std::vector<SourceRun> source_runs(const std::vector<CheckpointReader::Piece>& pieces,
+                                   int64_t size) {
+  std::vector<SourceRun> runs;
+  for (const CheckpointReader::Piece& piece : pieces)
+    for (const ElementRun& run : runs_of(piece.held, /*packed=*/true))
+      runs.push_back({run.whole, run.count, piece.data.data + run.at * size});
+  std::sort(runs.begin(), runs.end(),
+            [](const SourceRun& a, const SourceRun& b) { return a.whole < b.whole; });
+  return runs;
+}
+
+// Fills the elements of a target run from runs that begin at or before it; returns the first
+// element that nobody has, or the end.
+int64_t fill_run(const std::vector<SourceRun>& sources, const ElementRun& target, DType from,
+                 DType to, std::byte* at) {
+  const int64_t in = info(from).bytes, out = info(to).bytes;
+  int64_t next = target.whole;
+  const int64_t end = target.whole + target.count;
+  auto source = std::upper_bound(sources.begin(), sources.end(), next,
+                                 [](int64_t w, const SourceRun& run) { return w < run.whole; });
+  if (source != sources.begin()) --source;
+  for (; source != sources.end() && next < end && source->whole <= next; ++source) {
+    const int64_t count = std::min(end, source->whole + source->count) - next;
+    if (count <= 0) continue;
+    convert(from, source->data + (next - source->whole) * in, to,
+            at + (target.at + next - target.whole) * out, count);
+    next += count;
+  }
+  return next;
+}
+
+}  // namespace
+
+Result<CheckpointReader> CheckpointReader::open(Storage& storage, const std::string& folder) {
+  const std::string path = folder + "/checkpoint.json";
+  auto text = storage.read(path);
+  if (!text) return damaged(path, "there is no checkpoint.json: " + text.error().message);
+  CheckpointReader reader;
+  reader.storage_ = &storage;
+  reader.folder_ = folder;
+  PIPER_ASSIGN(reader.about_, parse_checkpoint(as_text(text->span()), path));
+  for (const CheckpointFile& file : reader.about_.files) {
+    Status added = add_file(folder + "/" + file.name, reader.types_, reader.pieces_);
+    if (!added) return std::move(added).error().with_code(ExitCode::kStorage);
+  }
+  return reader;
+}
+
+Result<CheckpointReader> CheckpointReader::open_tensors(const std::string& file) {
+  CheckpointReader reader;
+  reader.folder_ = file;
+  PIPER_TRY(add_file(file, reader.types_, reader.pieces_));
+  return reader;
+}
+
+Status CheckpointReader::verify(size_t index) const {
+  const CheckpointFile& file = about_.files[index];
+  const std::string path = folder_ + "/" + file.name;
+  auto bytes = storage_->read(path);
+  if (!bytes) return std::move(bytes).error().with_code(ExitCode::kStorage);
+  if (std::ssize(bytes->span()) != file.bytes)
+    return damaged(path,
+                   fmt::format("it has {} bytes, the checkpoint says {}", bytes->size, file.bytes));
+  if (digest(as_text(bytes->span())) != file.digest)
+    return damaged(path, "its content does not match its digest");
+  return ok_status();
+}
+
+Status CheckpointReader::read(const std::string& name, const Held& held, std::byte* to) const {
+  const auto found = types_.find(name);
+  const auto bad = [&](std::string what) {
+    return fail("'{}' of {}: {}", quote_control(name), folder_, what).with_code(ExitCode::kInput);
+  };
+  if (found == types_.end()) return bad("it is not there");
+  const TensorType& stored = found->second;
+  const DType from = stored.dtype, wanted = held.whole.dtype;
+  if (stored.shape != held.whole.shape ||
+      (from != wanted && (!is_float(from) || !is_float(wanted))))
+    return bad(fmt::format("it is {}, and {} is wanted", to_string(stored), to_string(held.whole)));
+  const std::vector<SourceRun> sources = source_runs(pieces(name), info(from).bytes);
+  for (const ElementRun& target : runs_of(held, /*packed=*/false)) {
+    const int64_t filled = fill_run(sources, target, from, wanted, to);
+    if (filled < target.whole + target.count)
+      return bad(fmt::format("no file has its element {}", filled));
+  }
+  return ok_status();
+}
+
+}  // namespace piper

@@ -1,0 +1,119 @@
+// The file system as a place for checkpoints. Called by whoever writes, reads or lists them.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "piper/runtime/checkpoint.h"
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+
+Error refused(std::string_view verb, const std::string& path, int problem) {
+  return fail("cannot {} '{}': {}", verb, path, std::strerror(problem))
+      .with_code(ExitCode::kStorage);
+}
+
+struct Handle {
+  int number;
+  explicit Handle(int opened) : number(opened) {}
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+  ~Handle() {
+    if (number >= 0) close(number);
+  }
+};
+
+Status write_all(const Handle& file, std::string_view bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(file.number, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return refused("write", path, errno);
+    bytes.remove_prefix(static_cast<size_t>(count));
+  }
+  return ok_status();
+}
+
+// Makes the names in a folder last. Some file systems cannot be told to, and need not be.
+Status flush_folder(const std::string& folder) {
+  const Handle opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (opened.number < 0) return refused("write", folder, errno);
+  if (fsync(opened.number) != 0 && errno != EINVAL && errno != ENOTSUP)
+    return refused("write", folder, errno);
+  return ok_status();
+}
+
+std::string parent_of(const std::string& path) {
+  const std::string parent = fs::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+class FileStorage : public Storage {
+ public:
+  Status write(const std::string& path, std::span<const std::string_view> parts) override {
+    const std::string folder = parent_of(path);
+    std::error_code problem;
+    fs::create_directories(folder, problem);
+    if (problem) return refused("create", folder, problem.value());
+    const Handle file(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    if (file.number < 0) return refused("write", path, errno);
+    for (const std::string_view part : parts) PIPER_TRY(write_all(file, part, path));
+    if (fsync(file.number) != 0) return refused("write", path, errno);
+    return flush_folder(folder);
+  }
+
+  Result<Bytes> read(const std::string& path) override { return map_file(path); }
+
+  Result<std::vector<std::string>> list(const std::string& folder) override {
+    std::vector<std::string> names;
+    std::error_code problem;
+    for (fs::directory_iterator it(folder, problem), end; !problem && it != end;
+         it.increment(problem))
+      names.push_back(it->path().filename().string());
+    if (problem && problem != std::errc::no_such_file_or_directory)
+      return refused("read", folder, problem.value());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  Status publish(const std::string& built, const std::string& folder) override {
+    PIPER_TRY(flush_folder(built));
+    if (rename(built.c_str(), folder.c_str()) != 0) {
+      if (errno != ENOTEMPTY && errno != EEXIST) return refused("write", folder, errno);
+      if (renameat2(AT_FDCWD, built.c_str(), AT_FDCWD, folder.c_str(), RENAME_EXCHANGE) != 0)
+        return refused("replace", folder, errno);
+      PIPER_TRY(remove(built));
+    }
+    return flush_folder(parent_of(folder));
+  }
+
+  Status remove(const std::string& folder) override {
+    const fs::path path(folder);
+    const std::string gone =
+        (path.parent_path() / (".removed-" + path.filename().string())).string();
+    std::error_code problem;
+    fs::remove_all(gone, problem);
+    if (problem) return refused("remove", gone, problem.value());
+    if (rename(folder.c_str(), gone.c_str()) != 0)
+      return errno == ENOENT ? ok_status() : Status(refused("remove", folder, errno));
+    fs::remove_all(gone, problem);
+    if (problem) return refused("remove", gone, problem.value());
+    return ok_status();
+  }
+};
+
+}  // namespace
+
+Storage& file_storage() {
+  static FileStorage storage;
+  return storage;
+}
+
+}  // namespace piper

@@ -1,0 +1,329 @@
+// Writes checkpoints while a job goes on. The loop over steps calls it after each step.
+#include "checkpointing.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+namespace piper {
+namespace {
+
+constexpr const char* kWritingPart = "its part of the checkpoint";
+constexpr const char* kPartialEnding = ".partial";
+constexpr std::chrono::milliseconds kWritingLook{1};
+constexpr std::chrono::milliseconds kLockRetry{100};
+constexpr int kLockRetries = 50;  // of a lock whose job may just be ending
+
+Error storage_error(std::string text) { return Error{ExitCode::kStorage, {}, std::move(text), {}}; }
+
+template <class Work>
+Status start_thread(std::thread& thread, Work work) {
+  try {
+    thread = std::thread(std::move(work));
+  } catch (const std::system_error& problem) {
+    return storage_error(fmt::format("no thread to write the checkpoint: {}", problem.what()));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+// ---- One rank's file ----------------------------------------------------------------------------
+
+RankWriter::RankWriter(const CheckpointOptions& options, const PlanSet& set, int64_t rank,
+                       Executor& executor)
+    : storage_(*options.storage), rank_(rank), executor_(executor) {
+  const RoleProgram& role = executor.role();
+  const std::vector<int64_t> coordinates = coordinates_of(role.mesh, rank);
+  const std::vector<bool> writes = states_to_write(set, rank);
+  int64_t bytes = 0;
+  for (size_t b = 0; b < writes.size(); ++b) {
+    if (!writes[b]) continue;
+    const Tensor& tensor = role.tensor(role.buffers[b]);
+    const Held held = held_of(role, tensor, coordinates);
+    const int64_t elements = stored_elements(held);
+    if (elements == 0 && num_elements(held.whole.shape) > 0) continue;  // all of it is padding
+    own_.push_back({static_cast<int32_t>(b), names_of_state(role, tensor)[0], held, bytes});
+    bytes += tensor.type.bytes();
+    stored_ += elements * info(held.whole.dtype).bytes;
+  }
+  staging_.resize(static_cast<size_t>(bytes));
+}
+
+RankWriter::~RankWriter() {
+  if (thread_.joinable()) thread_.join();
+}
+
+Status RankWriter::begin(const std::string& folder) {
+  if (own_.empty()) return ok_status();
+  std::vector<std::pair<int32_t, std::byte*>> copies;
+  for (const Own& own : own_) copies.emplace_back(own.buffer, staging_.data() + own.at);
+  PIPER_TRY(executor_.copy_out(copies));
+  writing_.store(true, std::memory_order_release);
+  Status started = start_thread(thread_, [this, folder] { write(folder); });
+  if (!started) writing_.store(false);
+  return started;
+}
+
+void RankWriter::write(const std::string& folder) {
+  std::vector<OwnPiece> pieces;
+  for (const Own& own : own_) {
+    std::byte* data = staging_.data() + own.at;
+    pack_held(own.held, data, data);
+    pieces.push_back({own.name, own.held, data, stored_elements(own.held)});
+  }
+  try {
+    written_ = write_rank_file(storage_, folder, rank_, pieces);
+  } catch (const std::exception& problem) {
+    written_ = storage_error(problem.what());
+  }
+  writing_.store(false, std::memory_order_release);
+}
+
+Result<CheckpointFile> RankWriter::finish() {
+  if (thread_.joinable()) thread_.join();
+  return std::exchange(written_, CheckpointFile{});
+}
+
+// ---- All ranks ----------------------------------------------------------------------------------
+
+Checkpointing::Checkpointing(const CheckpointOptions& options, const PlanSet& set,
+                             Executor& executor, Control& control, int64_t first_step)
+    : options_(options),
+      executor_(executor),
+      control_(control),
+      writer_(options, set, control.rank(), executor),
+      step_(first_step) {}
+
+Checkpointing::~Checkpointing() {
+  if (committer_.joinable()) committer_.join();
+  if (lock_ >= 0) close(lock_);
+}
+
+Result<std::unique_ptr<Checkpointing>> Checkpointing::open(const CheckpointOptions& options,
+                                                           const PlanSet& set, Executor& executor,
+                                                           Control& control, int64_t first_step) {
+  std::unique_ptr<Checkpointing> opened(
+      new Checkpointing(options, set, executor, control, first_step));
+  int64_t bytes = opened->writer_.stored_bytes();
+  PIPER_TRY(control.merge(std::as_writable_bytes(std::span(&bytes, 1)), "load",
+                          [&](std::span<const std::byte> theirs) {
+                            int64_t more = 0;
+                            std::memcpy(&more, theirs.data(), sizeof more);
+                            bytes += more;
+                          }));
+  if (control.rank() == 0) PIPER_TRY(opened->take_folder(bytes, first_step));
+  return opened;
+}
+
+Status Checkpointing::lock_folder() {
+  const std::string& folder = options_.folder;
+  std::error_code problem;
+  std::filesystem::create_directories(folder, problem);
+  const std::string file = folder + "/.lock";
+  lock_ = problem ? -1 : ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (lock_ < 0)
+    return storage_error(fmt::format("cannot write checkpoints into '{}': {}", folder,
+                                     problem ? problem.message() : std::strerror(errno)));
+  for (int tries = 0; flock(lock_, LOCK_EX | LOCK_NB) != 0; ++tries) {
+    if (errno != EWOULDBLOCK) return ok_status();  // the file system knows no locks
+    if (tries == kLockRetries)
+      return storage_error(
+          fmt::format("another job writes checkpoints into '{}' and is still running", folder));
+    std::this_thread::sleep_for(kLockRetry);
+  }
+  return ok_status();
+}
+
+// Takes over the folder: no other job writes there, what killed jobs left half done goes, and it
+// holds nothing that is newer than this job's begin.
+Status Checkpointing::take_folder(int64_t bytes, int64_t first_step) {
+  Storage& storage = *options_.storage;
+  const std::string& folder = options_.folder;
+  PIPER_TRY(lock_folder());
+  PIPER_ASSIGN(const std::vector<std::string> names, storage.list(folder));
+  for (const std::string& name : names)
+    if (name.starts_with(".removed-") ||
+        (name.starts_with(".step-") && name.ends_with(kPartialEnding)))
+      PIPER_TRY(storage.remove(folder + "/" + name));
+  PIPER_ASSIGN(const std::vector<int64_t> steps, list_checkpoints(storage, folder));
+  if (!steps.empty() && steps[0] > first_step)
+    return fail(
+               "'{}' has {}, and this job begins at step {}: its checkpoints would be mixed with "
+               "those of another course",
+               folder, checkpoint_name(steps[0]), first_step)
+        .with_code(ExitCode::kUsage)
+        .with_note(fmt::format("help: go on from it with --resume {}, or write to another folder",
+                               folder));
+  for (const int64_t step : steps) {
+    const std::string path = fmt::format("{}/{}/checkpoint.json", folder, checkpoint_name(step));
+    std::optional<double>& loss = losses_[step];
+    if (const auto text = storage.read(path))
+      if (const auto about = parse_checkpoint(as_text(text->span()), path)) loss = about->loss;
+  }
+  std::error_code problem;
+  const auto space = std::filesystem::space(folder, problem);
+  if (!problem && space.available < static_cast<uint64_t>(bytes))
+    return storage_error(fmt::format("a checkpoint takes {}, and the disk of '{}' has room for {}",
+                                     human_bytes(bytes), folder,
+                                     human_bytes(static_cast<int64_t>(space.available))));
+  std::string when;
+  if (options_.every > 0) when += fmt::format("every {} steps, ", options_.every);
+  if (options_.minutes > 0) when += fmt::format("every {:g} minutes, ", options_.minutes);
+  note(fmt::format("checkpoints of {} {}at the end: {}; rank 0 stages {} for them in host memory",
+                   human_bytes(bytes), when, folder, human_bytes(writer_.staged_bytes())));
+  return ok_status();
+}
+
+void Checkpointing::note(const std::string& line) const {
+  if (options_.note) options_.note(line);
+}
+
+uint8_t Checkpointing::word() const {
+  const bool busy = writer_.is_writing() || committing_.load(std::memory_order_acquire);
+  return busy ? kStillWrites : 0;
+}
+
+bool Checkpointing::asks() const {
+  return options_.minutes > 0 && phase_ == Phase::kIdle &&
+         std::chrono::duration<double>(Clock::now() - last_).count() >= options_.minutes * 60;
+}
+
+bool Checkpointing::is_due(int64_t done, uint8_t words) const {
+  return (options_.every > 0 && done % options_.every == 0) || (words & kSave) != 0;
+}
+
+std::string Checkpointing::built_folder() const {
+  return fmt::format("{}/.{}{}", options_.folder, checkpoint_name(step_), kPartialEnding);
+}
+
+Status Checkpointing::begin(int64_t done, std::optional<double> loss) {
+  if (done == step_) return ok_status();  // it is there, or on its way
+  began_ = Clock::now();
+  PIPER_TRY(drain());
+  step_ = done;
+  if (control_.rank() == 0) {
+    about_ = options_.about;
+    about_.step = done;
+    about_.loss = loss;
+    about_.ranks = control_.world();
+    options_.count_samples(done, about_);
+  }
+  PIPER_TRY(executor_.settle());
+  PIPER_TRY(writer_.begin(built_folder()));
+  held_s_ = std::chrono::duration<double>(Clock::now() - began_).count();
+  phase_ = Phase::kWriting;
+  return ok_status();
+}
+
+Status Checkpointing::advance(uint8_t words) {
+  if ((words & kStillWrites) != 0 || phase_ == Phase::kIdle) return ok_status();
+  if (phase_ == Phase::kWriting) {
+    phase_ = Phase::kCommitting;
+    return gather_files();
+  }
+  phase_ = Phase::kIdle;
+  return control_.rank() == 0 ? end_commit() : ok_status();
+}
+
+Status Checkpointing::drain() {
+  while (phase_ != Phase::kIdle) {
+    std::this_thread::sleep_for(kWritingLook);
+    uint8_t words = word();
+    PIPER_TRY(control_.merge(
+        std::as_writable_bytes(std::span(&words, 1)), kWritingPart,
+        [&](std::span<const std::byte> theirs) { words |= static_cast<uint8_t>(theirs[0]); }));
+    PIPER_TRY(advance(words));
+  }
+  return ok_status();
+}
+
+// Rank 0 learns what all have written: three texts for each, of which the name is empty where it
+// failed.
+Status Checkpointing::gather_files() {
+  std::vector<std::string> all;
+  const Result<CheckpointFile> own = writer_.finish();
+  if (!own)
+    all = {"", fmt::format("rank {}: {}", control_.rank(), own.error().message), ""};
+  else if (!own->name.empty())
+    all = {own->name, own->digest, std::to_string(own->bytes)};
+  for (const int64_t child : control_.children()) {
+    PIPER_ASSIGN(const std::string theirs, hear_text(control_, child, kWritingPart));
+    for (std::string& text : unpack(theirs)) all.push_back(std::move(text));
+  }
+  if (const auto up = control_.parent()) return tell_text(control_, *up, pack(all));
+  committed_ = ok_status();
+  for (size_t k = 0; k + 2 < all.size(); k += 3) {
+    if (all[k].empty() && committed_) committed_ = storage_error(all[k + 1]);
+    about_.files.push_back({all[k], all[k + 1], std::strtoll(all[k + 2].c_str(), nullptr, 10)});
+  }
+  if (!committed_) return ok_status();
+  std::sort(about_.files.begin(), about_.files.end(),
+            [](const CheckpointFile& a, const CheckpointFile& b) { return a.name < b.name; });
+  committing_.store(true, std::memory_order_release);
+  Status started = start_thread(committer_, [this] {
+    committed_ = commit();
+    committing_.store(false, std::memory_order_release);
+  });
+  if (!started) committing_.store(false);
+  return started;
+}
+
+// On rank 0's own thread: all files are written, and are to be found under one name.
+Status Checkpointing::commit() {
+  Storage& storage = *options_.storage;
+  const std::string built = built_folder();
+  PIPER_ASSIGN(const std::vector<std::string> there, storage.list(built));
+  for (const CheckpointFile& file : about_.files)
+    if (!std::binary_search(there.begin(), there.end(), file.name))
+      return storage_error(
+          fmt::format("{} was written on another host and is not in '{}' here: ranks need a folder "
+                      "that they share",
+                      file.name, options_.folder));
+  const std::string text = print_checkpoint(about_);
+  const std::string_view parts[] = {text};
+  PIPER_TRY(storage.write(built + "/checkpoint.json", parts));
+  PIPER_TRY(storage.publish(built, options_.folder + "/" + checkpoint_name(step_)));
+  losses_[step_] = about_.loss;
+  return remove_surplus();
+}
+
+// What stays is as new as what was just written, which was read back.
+Status Checkpointing::remove_surplus() {
+  const std::vector<std::pair<int64_t, std::optional<double>>> all(losses_.begin(), losses_.end());
+  for (const int64_t step : surplus_checkpoints(options_.keep, all)) {
+    PIPER_TRY(options_.storage->remove(options_.folder + "/" + checkpoint_name(step)));
+    losses_.erase(step);
+  }
+  return ok_status();
+}
+
+Status Checkpointing::end_commit() {
+  if (committer_.joinable()) committer_.join();
+  const double took = std::chrono::duration<double>(Clock::now() - began_).count();
+  longest_s_ = std::max(longest_s_, took);
+  last_ = Clock::now();
+  if (committed_) {
+    note(fmt::format("{}: training was held up for {:.1f} ms, written after {:.1f} s",
+                     checkpoint_name(step_), held_s_ * 1e3, took));
+    return ok_status();
+  }
+  Error error = std::move(committed_).error();
+  error.message = fmt::format("{} is not written: {}", checkpoint_name(step_), error.message);
+  committed_ = ok_status();
+  if (!options_.goes_on)
+    return std::move(error).with_note(
+        "help: --checkpoint-errors ignore lets training go on without it");
+  note("warning: " + error.message);
+  return ok_status();
+}
+
+}  // namespace piper

@@ -1,0 +1,96 @@
+// When a rank's states are copied and written, step by step. Private to the executor room.
+#pragma once
+
+#include <thread>
+
+#include "between_steps.h"
+
+namespace piper {
+
+// Writes one rank's file of a checkpoint: the copy is made at once, the file by a thread.
+class RankWriter {
+ public:
+  RankWriter(const CheckpointOptions& options, const PlanSet& set, int64_t rank,
+             Executor& executor);
+  ~RankWriter();
+  int64_t staged_bytes() const { return std::ssize(staging_); }
+  int64_t stored_bytes() const { return stored_; }
+  // Copies the states and begins to write them below `folder`. Not while one is being written.
+  Status begin(const std::string& folder);
+  bool is_writing() const { return writing_.load(std::memory_order_acquire); }
+  // Returns what was written, when it is.
+  Result<CheckpointFile> finish();
+
+ private:
+  struct Own {
+    int32_t buffer = 0;
+    std::string name;
+    Held held;
+    int64_t at = 0;  // in the staging memory
+  };
+  void write(const std::string& folder);
+
+  Storage& storage_;
+  const int64_t rank_;
+  Executor& executor_;
+  std::vector<Own> own_;
+  std::vector<std::byte> staging_;
+  int64_t stored_ = 0;
+  std::thread thread_;
+  std::atomic<bool> writing_{false};
+  Result<CheckpointFile> written_ = CheckpointFile{};
+};
+
+// Takes a rank through its checkpoints. All ranks call each function after the same step.
+class Checkpointing {
+ public:
+  // Error: the folder cannot be written to, is another job's, or has no room.
+  static Result<std::unique_ptr<Checkpointing>> open(const CheckpointOptions& options,
+                                                     const PlanSet& set, Executor& executor,
+                                                     Control& control, int64_t first_step);
+  ~Checkpointing();
+  // What the rank has to say to others after a step: Word bits.
+  uint8_t word() const;
+  // Goes on with what is under way, given what all ranks said after this step (Word bits).
+  Status advance(uint8_t words);
+  // Whether a checkpoint is to be written after so many steps.
+  bool is_due(int64_t done, uint8_t words) const;
+  // Whether rank 0's clock asks for one.
+  bool asks() const;
+  // Copies all states; first waits until the checkpoint before this one is written.
+  Status begin(int64_t done, std::optional<double> loss);
+  // Waits until all is written.
+  Status drain();
+  double longest_s() const { return longest_s_; }  // that a checkpoint took, from begin to end
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum class Phase { kIdle, kWriting, kCommitting };
+  Checkpointing(const CheckpointOptions& options, const PlanSet& set, Executor& executor,
+                Control& control, int64_t first_step);
+  Status take_folder(int64_t bytes, int64_t first_step);
+  Status lock_folder();
+  Status gather_files();
+  Status commit();
+  Status end_commit();
+  Status remove_surplus();
+  void note(const std::string& line) const;
+  std::string built_folder() const;
+
+  const CheckpointOptions& options_;
+  Executor& executor_;
+  Control& control_;
+  RankWriter writer_;
+  Phase phase_ = Phase::kIdle;
+  int64_t step_;      // of the one under way, or the last; else where the job began
+  Checkpoint about_;  // rank 0's, of the one under way
+  Clock::time_point began_, last_ = Clock::now();
+  double held_s_ = 0, longest_s_ = 0;
+  std::thread committer_;  // rank 0's
+  std::atomic<bool> committing_{false};
+  Status committed_ = ok_status();
+  std::map<int64_t, std::optional<double>> losses_;  // rank 0's: of the checkpoints in the folder
+  int lock_ = -1;                                    // rank 0's: no other job writes here
+};
+
+}  // namespace piper

@@ -1,0 +1,343 @@
+// Finds the checkpoint that a run begins with, and checks that it is one of the same training.
+// Called before the ranks load.
+#include "resume.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <set>
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+using How = StartOptions::How;
+constexpr const char* kChoice = "the choice of a checkpoint";
+constexpr size_t kShown = 8;  // of what differs
+
+Error usage(std::string text) { return Error{ExitCode::kUsage, {}, std::move(text), {}}; }
+
+// Serves a checkpoint's tensors to ranks that load.
+class CheckpointStates : public StateSource {
+ public:
+  CheckpointStates(const CheckpointReader& reader, bool weights_only)
+      : reader_(reader), weights_only_(weights_only) {}
+
+  Result<bool> fill(const Tensor& tensor, std::span<const std::string> names, const Held& held,
+                    std::byte* to) const override {
+    // What the model brings has an initial value; states of an optimizer are filled.
+    if (weights_only_ && tensor.init.empty()) return false;
+    for (const std::string& name : names) {
+      const auto found = reader_.types().find(name);
+      if (found == reader_.types().end()) continue;
+      if (tensor.kind == BufferKind::kConstant && found->second != held.whole) continue;
+      PIPER_TRY(reader_.read(name, held, to));
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  const CheckpointReader& reader_;
+  const bool weights_only_;
+};
+
+// ---- Which checkpoint ---------------------------------------------------------------------------
+
+void warn_user(const std::string& line) {
+  std::fputs(fmt::format("warning: {}\n", line).c_str(), stderr);
+}
+void tell_user(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
+
+bool is_rank_0(Control* control) { return control == nullptr || control->rank() == 0; }
+
+// Rank 0's text reaches all.
+Result<std::string> share_choice(Control* control, std::string text) {
+  if (control == nullptr) return text;
+  if (const auto up = control->parent()) {
+    PIPER_ASSIGN(text, hear_text(*control, *up, kChoice));
+  }
+  for (const int64_t child : control->children()) PIPER_TRY(tell_text(*control, child, text));
+  return text;
+}
+
+// Returns whether it holds on all ranks.
+Result<bool> all_agree(Control* control, bool own) {
+  uint8_t bad = own ? 0 : 1;
+  if (control != nullptr)
+    PIPER_TRY(control->merge(
+        std::as_writable_bytes(std::span(&bad, 1)), kChoice,
+        [&](std::span<const std::byte> theirs) { bad |= static_cast<uint8_t>(theirs[0]); }));
+  return bad == 0;
+}
+
+// Opens a checkpoint, and verifies this process's share of its files.
+Result<CheckpointReader> open_verified(Storage& storage, const std::string& folder,
+                                       Control* control) {
+  PIPER_ASSIGN(CheckpointReader reader, CheckpointReader::open(storage, folder));
+  const size_t first = control == nullptr ? 0 : static_cast<size_t>(control->rank()),
+               step = control == nullptr ? 1 : static_cast<size_t>(control->world());
+  for (size_t k = first; k < reader.about().files.size(); k += step) PIPER_TRY(reader.verify(k));
+  return reader;
+}
+
+// A damaged checkpoint is moved aside where new ones will be written: it would be taken for the
+// newest of another course.
+Status set_aside(const RunOptions& options, Storage& storage, const std::string& folder) {
+  const fs::path path(folder);
+  std::error_code ignored;
+  const auto& written = options.job.checkpoint;
+  if (!written || !fs::equivalent(path.parent_path(), written->folder, ignored)) return ok_status();
+  const std::string aside = (path.parent_path() / ("damaged-" + path.filename().string())).string();
+  PIPER_TRY(storage.publish(folder, aside));
+  warn_user(fmt::format("it is kept as {}", aside));
+  return ok_status();
+}
+
+// Returns the folders of checkpoints that may be taken, best first, as rank 0 finds them.
+Result<std::vector<std::string>> find_candidates(const std::string& from, Storage& storage,
+                                                 Control* control) {
+  std::vector<std::string> folders;
+  std::error_code ignored;
+  if (!is_rank_0(control)) {
+  } else if (fs::exists(from + "/checkpoint.json", ignored)) {
+    folders.push_back(from);
+  } else {
+    PIPER_ASSIGN(const std::vector<int64_t> steps, list_checkpoints(storage, from));
+    for (const int64_t step : steps) folders.push_back(from + "/" + checkpoint_name(step));
+  }
+  PIPER_ASSIGN(const std::string shared, share_choice(control, pack(folders)));
+  return unpack(shared);
+}
+
+Result<std::optional<CheckpointReader>> take_newest(const RunOptions& options, Control* control) {
+  Storage& storage = file_storage();
+  PIPER_ASSIGN(const std::vector<std::string> folders,
+               find_candidates(options.start.from, storage, control));
+  for (const std::string& folder : folders) {
+    Result<CheckpointReader> opened = open_verified(storage, folder, control);
+    // What another version wrote is not damaged.
+    if (!opened && opened.error().code == ExitCode::kInput) return std::move(opened).error();
+    if (!opened) warn_user(print_error(opened.error()));
+    PIPER_ASSIGN(const bool good, all_agree(control, opened.ok()));
+    if (good) return std::optional(*std::move(opened));
+    if (!is_rank_0(control)) continue;
+    warn_user(fmt::format("{} is damaged: the checkpoint before it is taken", folder));
+    PIPER_TRY(set_aside(options, storage, folder));
+  }
+  if (folders.empty()) return std::optional<CheckpointReader>();
+  return fail("none of the {} checkpoint{} in '{}' can be read", folders.size(),
+              folders.size() == 1 ? "" : "s", options.start.from)
+      .with_code(ExitCode::kStorage);
+}
+
+}  // namespace
+
+Result<std::optional<Start>> find_start(const RunOptions& options, Control* control) {
+  const StartOptions& asked = options.start;
+  if (asked.how == How::kFresh) return std::optional<Start>();
+  std::error_code ignored;
+  std::optional<CheckpointReader> reader;
+  if (asked.how == How::kInit && fs::is_regular_file(asked.from, ignored)) {
+    PIPER_ASSIGN(reader, CheckpointReader::open_tensors(asked.from));
+  } else {
+    PIPER_ASSIGN(reader, take_newest(options, control));
+  }
+  if (!reader && asked.how == How::kResumeOrStart) {
+    if (is_rank_0(control))
+      tell_user(
+          fmt::format("'{}' holds no checkpoint: training starts from the beginning", asked.from));
+    return std::optional<Start>();
+  }
+  if (!reader) {
+    Error error = usage(fmt::format("'{}' holds no checkpoint", asked.from));
+    if (asked.how == How::kResume)
+      error.notes.push_back(
+          "help: --resume-or-start DIR starts from the beginning where there is none");
+    return error;
+  }
+  std::optional<Start> start(std::in_place);
+  start->reader = std::make_unique<const CheckpointReader>(*std::move(reader));
+  start->states = std::make_unique<CheckpointStates>(*start->reader, asked.how == How::kInit);
+  if (asked.how != How::kInit) start->step = start->reader->about().step;
+  if (asked.how == How::kResume || asked.how == How::kResumeOrStart)
+    start->samples = start->reader->about().samples;
+  return start;
+}
+
+// ---- Is it of the same training? ----------------------------------------------------------------
+
+namespace {
+
+// Says what becomes of the states of the plans and of the checkpoint's tensors.
+struct Loading {
+  int64_t loaded = 0;
+  std::vector<std::string> derived;    // begin as their parameter does
+  std::vector<std::string> fresh;      // begin with the plans' initial values
+  std::vector<std::string> ignored;    // of the checkpoint
+  std::vector<std::string> different;  // of another shape: sentences
+};
+
+// States that follow from the strategy alone: what one needs and the other has not is no loss.
+bool is_free(const std::string& name) {
+  return name.ends_with(".previous") || name.starts_with("loss_scale");
+}
+
+void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointReader& reader,
+               bool weights_only, std::set<std::string>& used, Loading& loading) {
+  const std::vector<std::string> names = names_of_state(role, tensor);
+  if (!used.insert(names[0]).second) return;
+  const auto has = [&](const std::string& name) { return reader.types().contains(name); };
+  const auto found = std::find_if(names.begin(), names.end(), has);
+  if (found == names.end() || (weights_only && tensor.init.empty())) {
+    loading.fresh.push_back(names[0]);
+    return;
+  }
+  used.insert(names.begin(), names.end());
+  const TensorType& stored = reader.types().at(*found);
+  if (stored.shape != tensor.whole_type().shape)
+    loading.different.push_back(fmt::format("'{}' is {} in the checkpoint and {} in the plans",
+                                            quote_control(*found), to_string(stored),
+                                            to_string(tensor.whole_type())));
+  if (tensor.previous_of >= 0 && found != names.begin())
+    loading.derived.push_back(names[0]);
+  else
+    ++loading.loaded;
+}
+
+Loading compare_states(const PlanSet& set, const CheckpointReader& reader, bool weights_only) {
+  Loading loading;
+  std::set<std::string> used;
+  for (const RoleProgram& role : set.roles)
+    for (const Tensor& tensor : role.tensors) {
+      if (is_stored(tensor)) add_state(role, tensor, reader, weights_only, used, loading);
+      // A parameter that is not trained now.
+      if (tensor.kind == BufferKind::kConstant && reader.types().contains(tensor.init))
+        used.insert(tensor.init);
+    }
+  for (const auto& [name, type] : reader.types())
+    if (!used.contains(name)) loading.ignored.push_back(name);
+  return loading;
+}
+
+void add_names(Error& error, const std::vector<std::string>& names, const char* what) {
+  for (size_t k = 0; k < std::min(names.size(), kShown); ++k)
+    error.notes.push_back(fmt::format("'{}' {}", quote_control(names[k]), what));
+  if (names.size() > kShown)
+    error.notes.push_back(fmt::format("and {} more {}", names.size() - kShown, what));
+}
+
+Status check_states(const StartOptions& asked, const Start& start, const Loading& loading) {
+  const bool resumes = asked.how == How::kResume || asked.how == How::kResumeOrStart;
+  std::vector<std::string> fresh = loading.fresh, ignored = loading.ignored;
+  std::erase_if(fresh, is_free);
+  std::erase_if(ignored, is_free);
+  const bool matches = loading.loaded > 0 && loading.different.empty() &&
+                       (!resumes || (fresh.empty() && ignored.empty()));
+  if (matches) return ok_status();
+  Error error =
+      usage(fmt::format("{} is no checkpoint of what these plans train", start.reader->folder()));
+  for (size_t k = 0; k < std::min(loading.different.size(), kShown); ++k)
+    error.notes.push_back(loading.different[k]);
+  add_names(error, fresh, "is not in the checkpoint");
+  add_names(error, ignored, "is in the checkpoint, and the plans have no such state");
+  if (resumes && loading.different.empty() && loading.loaded > 0)
+    error.notes.push_back(
+        "help: --branch goes on with what both have and begins the rest afresh, which it lists");
+  return error;
+}
+
+void tell_loading(const Start& start, const StartOptions& asked, const Loading& loading) {
+  std::string text = fmt::format("{}: {} tensors loaded", start.reader->folder(), loading.loaded);
+  if (asked.how != How::kInit) text += fmt::format(", goes on after step {}", start.step);
+  tell_user(text);
+  const auto list = [](const std::vector<std::string>& names, const char* what) {
+    if (names.empty()) return;
+    const size_t shown = std::min(names.size(), kShown);
+    std::string line = fmt::format("{} {}: {}", names.size(), what,
+                                   fmt::join(names.begin(), names.begin() + shown, ", "));
+    if (names.size() > shown) line += fmt::format(" and {} more", names.size() - shown);
+    tell_user(quote_control(line));
+  };
+  list(loading.derived, "begin as their parameters do");
+  list(loading.fresh, "begin afresh");
+  list(loading.ignored, "of the checkpoint are ignored");
+}
+
+std::vector<SettingChange> all_changes(const RunOptions& options, const PlanSet& set,
+                                       const Checkpoint& about, const std::string& data_digest) {
+  std::vector<SettingChange> changes =
+      changed_settings(about.strategy_text, set.manifest.strategy_text);
+  const auto add = [&](std::string name, std::string before, std::string now) {
+    if (before != now) changes.push_back({std::move(name), std::move(before), std::move(now)});
+  };
+  add("model", about.model_digest, set.manifest.model_digest);
+  add("data", about.data_digest, data_digest);
+  add("seed", std::to_string(about.data_seed), std::to_string(options.data.seed));
+  add("shuffle", about.shuffle ? "on" : "off", options.data.shuffle ? "on" : "off");
+  return changes;
+}
+
+}  // namespace
+
+Status check_start(const RunOptions& options, const PlanSet& set, const Start& start,
+                   const std::string& data_digest, bool speaks) {
+  const StartOptions& asked = options.start;
+  const Loading loading = compare_states(set, *start.reader, asked.how == How::kInit);
+  PIPER_TRY(check_states(asked, start, loading));
+  if (speaks) tell_loading(start, asked, loading);
+  if (asked.how == How::kInit) return ok_status();
+  std::vector<SettingChange> changes =
+      all_changes(options, set, start.reader->about(), data_digest);
+  const auto line = [](const SettingChange& one) {
+    return fmt::format("{}: {} before, {} now", one.setting,
+                       one.before.empty() ? "none" : one.before,
+                       one.now.empty() ? "none" : one.now);
+  };
+  std::vector<std::string> refused;
+  for (const SettingChange& one : changes) {
+    const bool accepted =
+        asked.how == How::kBranch ||
+        std::any_of(asked.accept.begin(), asked.accept.end(),
+                    [&](const std::string& name) { return covers_setting(name, one.setting); });
+    if (accepted && speaks) tell_user("other than before: " + line(one));
+    if (!accepted) refused.push_back(line(one));
+  }
+  if (refused.empty()) return ok_status();
+  Error error = usage(fmt::format("{} was trained with other settings", start.reader->folder()));
+  error.notes = refused;
+  error.notes.push_back(
+      "help: --accept NAME,… goes on with the settings of now; --branch accepts all of them");
+  return error;
+}
+
+// ---- What the job's own checkpoints say ---------------------------------------------------------
+
+Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchSource* data,
+                           const std::optional<Start>& start) {
+  const bool overlap = std::any_of(set.roles.begin(), set.roles.end(),
+                                   [](const RoleProgram& role) { return role.steps_ahead > 0; });
+  if (overlap && (options.job.checkpoint || start))
+    return usage(fmt::format("the steps of {} overlap: checkpoints of such plans are not supported",
+                             set.directory));
+  if (!options.job.checkpoint) return ok_status();
+  Checkpoint& about = options.job.checkpoint->about;
+  about.data_seed = options.data.seed;
+  about.shuffle = options.data.shuffle;
+  about.data_digest = data == nullptr ? "" : data->digest();
+  about.compiler = set.manifest.compiler;
+  about.set_id = set.manifest.set_id;
+  about.model_digest = set.manifest.model_digest;
+  about.strategy_text = set.manifest.strategy_text;
+  int64_t batch = 0;
+  for (const RoleProgram& role : set.roles) batch = std::max(batch, role.batch);
+  const int64_t first = start ? start->step : 0, samples = start ? start->samples : 0;
+  options.job.checkpoint->count_samples = [=](int64_t step, Checkpoint& one) {
+    one.samples = samples + (step - first) * batch;
+  };
+  return ok_status();
+}
+
+}  // namespace piper

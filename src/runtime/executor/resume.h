@@ -1,0 +1,31 @@
+// From which checkpoint a job goes on, and with what of it. Private to the executor room.
+#pragma once
+
+#include "piper/runtime/job.h"
+
+namespace piper {
+
+// Holds a checkpoint that is verified, and what the ranks begin with.
+struct Start {
+  std::unique_ptr<const CheckpointReader> reader;
+  std::unique_ptr<StateSource> states;
+  int64_t step = 0, samples = 0;
+};
+
+// Finds the checkpoint that the options name, if they name one. Collective over `control`, if ranks
+// are processes: each verifies some of the files. A damaged checkpoint is named, and the one before
+// it is taken. Fills about.step and about.samples of where the job begins.
+Result<std::optional<Start>> find_start(const RunOptions& options, Control* control);
+
+// Compares what the checkpoint was trained with and what is asked for now. Error (kUsage): they
+// differ, and nobody has accepted it; all differences are named. `speaks`: what is loaded, fresh
+// and ignored is listed on stderr.
+Status check_start(const RunOptions& options, const PlanSet& set, const Start& start,
+                   const std::string& data_digest, bool speaks);
+
+// Completes what the options say of checkpoints: what all of them say alike, and from where samples
+// are counted. Error (kUsage): the plans' steps overlap, which is not supported.
+Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchSource* data,
+                           const std::optional<Start>& start);
+
+}  // namespace piper
