@@ -89,18 +89,21 @@ Status BetweenSteps::collect(const Executor& executor, StepMetrics& metrics) {
   return ok_status();
 }
 
-Status BetweenSteps::spread_late(bool& stop, int64_t step, bool last) {
-  char word = stop ? 1 : 0;
+Status BetweenSteps::spread_late(uint8_t& words, bool last) {
+  const int64_t step = late_steps_++;
+  uint8_t word = words;
   const bool knows = step >= control_->depth();  // of what rank 0 said so many steps before
   if (const auto up = control_->parent(); up && knows)
     PIPER_TRY(control_->hear(*up, as_bytes(word), kWhat));
   for (const int64_t child : control_->children())
     if (knows && !last) PIPER_TRY(control_->tell(child, as_bytes(word)));
   if (knows) said_.push_back(word);
-  stop = false;
-  if (step < control_->height()) return ok_status();
-  stop = said_.front() != 0;
-  said_.pop_front();
+  words = 0;
+  if (step >= control_->height()) {
+    words = said_.front();
+    said_.pop_front();
+  }
+  if (last) late_steps_ = 0, said_.clear();
   return ok_status();
 }
 

@@ -13,6 +13,7 @@ enum Word : uint8_t {
   kStop = 1,         // it was told to stop, or has reason to
   kSave = 2,         // it was told to write a checkpoint
   kStillWrites = 4,  // its part of the checkpoint under way is not written
+  kInterrupted = 8,  // it stops before the end that was asked for
 };
 
 class BetweenSteps {
@@ -26,9 +27,10 @@ class BetweenSteps {
   // What any rank says (Word bits) reaches all.
   Status agree(uint8_t& words);
   // Where steps overlap only rank 0 decides: what it says after a step counts on all as many steps
-  // later as their tree is high, so that nobody waits for rank 0, nor does it wait for them. Not
-  // called before the first step ends; after the last step nothing is said any more.
-  Status spread_late(bool& stop, int64_t step, bool last);
+  // later as their tree is high, so that nobody waits for rank 0, nor does it wait for them. Called
+  // after each step. `last`: nothing is under way any more when it returns; the next call is then
+  // the first again.
+  Status spread_late(uint8_t& words, bool last);
   int64_t peak_bytes() const { return facts_.peak_bytes; }
   int64_t taken_bytes() const { return facts_.taken_bytes; }
   // Returns whether some rank forms sums in another order than one device.
@@ -45,7 +47,8 @@ class BetweenSteps {
   Control* control_ = nullptr;
   Facts facts_;
   std::vector<int64_t> speakers_;  // ranks that report something, but for rank 0
-  std::deque<char> said_;          // by rank 0, what does not count yet
+  int64_t late_steps_ = 0;         // after which spread_late was called
+  std::deque<uint8_t> said_;       // by rank 0, what does not count yet
 };
 
 }  // namespace piper

@@ -263,7 +263,6 @@ class Watch {
       return ok_status();
     };
   }
-  bool interrupted() const { return stop_ != nullptr && stop_->load(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -322,7 +321,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
     write();
   else
     PIPER_TRY(finish_together(transport->control(), end_timeout(options.job), write));
-  return RunOutcome{watch.interrupted() && result.interrupted, voice.code()};
+  return RunOutcome{result.interrupted, voice.code()};
 }
 
 Result<std::unique_ptr<Transport>> open_transport(const RunOptions& options, const Loaded& loaded) {

@@ -57,7 +57,9 @@ bool meets(const RankRun& run) { return run.executor.role().steps_ahead == 0 || 
 // Returns what the rank has to say, with what the checkpoint under way says.
 uint8_t word_of(RankRun& run, bool stop) {
   const JobOptions& options = run.options;
-  uint8_t word = stop || is_told_to_stop(options) ? kStop : 0;
+  uint8_t word = stop ? kStop : 0;
+  if (is_told_to_stop(options)) word |= kStop | kInterrupted;
+  if (run.result.interrupted) word |= kInterrupted;
   if (run.checkpoints == nullptr) return word;
   if (options.save != nullptr && options.save->exchange(false)) word |= kSave;
   if (run.control.rank() == 0 && run.checkpoints->asks()) word |= kSave;
@@ -68,10 +70,20 @@ uint8_t word_of(RankRun& run, bool stop) {
 Status agree(RankRun& run, bool& stop, bool& save) {
   uint8_t words = word_of(run, stop);
   PIPER_TRY(run.between.agree(words));
-  run.result.interrupted |= (words & kStop) != 0 && !stop;  // another rank was told to
+  run.result.interrupted = (words & kInterrupted) != 0;
   stop = (words & kStop) != 0;
   save = (words & kSave) != 0;
   return run.checkpoints != nullptr ? run.checkpoints->advance(words) : ok_status();
+}
+
+// The same where steps overlap: only rank 0 is heard, and some steps later. After a step that no
+// other overlaps with (`last`), all meet.
+Status agree_late(RankRun& run, bool& stop, bool& save, bool last) {
+  uint8_t words = run.control.rank() == 0 ? word_of(run, stop) : 0;
+  PIPER_TRY(run.between.spread_late(words, last));
+  stop = (words & kStop) != 0;
+  save = (words & kSave) != 0;
+  return last && run.checkpoints != nullptr ? agree(run, stop, save) : ok_status();
 }
 
 Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool& save, bool last) {
@@ -86,8 +98,7 @@ Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool& 
       (done % run.options.check_replicas == 0 || done == run.options.steps))
     PIPER_TRY(run.replicas->check(metrics.step));
   if (run.control.rank() == 0) PIPER_TRY(finish_step(run, metrics, stop));
-  if (!meets(run)) return run.between.spread_late(stop, metrics.step, last);
-  return agree(run, stop, save);
+  return meets(run) ? agree(run, stop, save) : agree_late(run, stop, save, last);
 }
 
 Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool& save, bool last) {
@@ -137,6 +148,7 @@ class Steps {
   const bool overlap_;
   const bool late_;  // a step is queued before the one that runs is asked for its results
   bool stop_ = false, last_ = false;
+  bool drains_ = false;         // the step ends before the next one begins: a checkpoint is due
   bool save_ = false;           // some rank was told to write a checkpoint
   int64_t begun_, ended_;       // so many steps
   std::optional<double> loss_;  // rank 0's: of the last step that ended
@@ -165,10 +177,12 @@ Status Steps::tell_memory(bool is_loaded) {
 Status Steps::begin(int64_t step) {
   // A step that has begun is finished.
   last_ = step + 1 == run_.options.steps || (stop_ && overlap_);
+  drains_ = overlap_ && !last_ && run_.checkpoints != nullptr &&
+            run_.checkpoints->is_due(step + 1, save_ ? kSave : 0);
   if (run_.options.before_step)
     PIPER_TRY(run_.options.before_step(run_.control.rank(), step, run_.executor));
   if (!late_ || step == run_.options.first_step) since_ = Clock::now();
-  return run_.executor.start_step(step, last_);
+  return run_.executor.start_step(step, last_ || drains_);
 }
 
 // Returns whether what the step would read is lost: then it does not begin, on any rank.
@@ -225,12 +239,15 @@ bool Steps::is_out_of_time() const {
 // Writes a checkpoint of the steps that have begun, which are all asked for their results first.
 Status Steps::save_if_due(bool last) {
   if (run_.checkpoints == nullptr) return ok_status();
-  const bool due = run_.checkpoints->is_due(begun_, save_ ? kSave : 0) || last;
+  const bool due =
+      last || (overlap_ ? drains_ : run_.checkpoints->is_due(begun_, save_ ? kSave : 0));
   if (!due) return ok_status();
-  PIPER_TRY(end_until(begun_, last));
+  PIPER_TRY(end_until(begun_, last || drains_));
   save_ = false;
   PIPER_TRY(run_.checkpoints->begin(begun_, loss_));
-  return last ? run_.checkpoints->drain() : ok_status();
+  // Where steps overlap, ranks do not meet again before the next checkpoint.
+  if (last || overlap_) PIPER_TRY(run_.checkpoints->drain());
+  return last || !overlap_ ? ok_status() : run_.executor.run_prologue(begun_);
 }
 
 Status Steps::run() {
@@ -244,7 +261,7 @@ Status Steps::run() {
   while (begun_ < steps && !last_) {
     PIPER_TRY(begin(begun_));
     ++begun_;
-    if (!late_) PIPER_TRY(end_until(begun_, last_));
+    if (!late_) PIPER_TRY(end_until(begun_, last_ || drains_));
     if (late_) PIPER_TRY(end_until(begun_ - 1, false));
     last_ = last_ || (stop_ && !overlap_);
     if (!last_) PIPER_TRY(save_if_due(/*last=*/false));

@@ -319,9 +319,12 @@ Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchS
                            const std::optional<Start>& start) {
   const bool overlap = std::any_of(set.roles.begin(), set.roles.end(),
                                    [](const RoleProgram& role) { return role.steps_ahead > 0; });
-  if (overlap && (options.job.checkpoint || start))
-    return usage(fmt::format("the steps of {} overlap: checkpoints of such plans are not supported",
-                             set.directory));
+  // A checkpoint is between an epilogue and a prologue, which move the parity of sections by which
+  // graphs are kept.
+  if (overlap && options.job.checkpoint && options.job.backend == "cuda")
+    return usage(
+        fmt::format("the steps of {} overlap: checkpoints of such plans are not supported on a GPU",
+                    set.directory));
   if (!options.job.checkpoint) return ok_status();
   Checkpoint& about = options.job.checkpoint->about;
   about.data_seed = options.data.seed;

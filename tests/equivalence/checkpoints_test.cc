@@ -1,0 +1,317 @@
+// Checkpoints go on under every other strategy: each pair of eight resumes, and is compared with
+// the single-device plan that begins with the same checkpoint.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "folder.h"
+#include "piper/base/data.h"
+#include "piper/runtime/checkpoint.h"
+#include "shell.h"
+
+namespace piper {
+namespace {
+
+constexpr const char* kTrain =
+    "train:\n"
+    "  global_batch: 12\n"
+    "  optimizer: {adamw: {lr: 2e-3, betas: [0.9, 0.95], weight_decay: 0.1}}\n"
+    "  clip_norm: 1.0\n"
+    "  schedule: {warmup: 20}\n";
+
+struct Way {
+  const char* name;
+  const char* text;
+  bool same_sums;  // as the single-device plan forms them
+};
+constexpr Way kWays[] = {
+    {"one", "", true},
+    {"ddp2", "include: <ddp>\nparams: {dp: 2}\n", true},
+    {"zero3x3", "include: <zero3>\nparams: {dp: 3}\n", true},
+    {"zero1x4", "include: <zero1>\nparams: {dp: 4}\n", true},
+    {"pp2dp2", "include: <1f1b>\nparams: {stages: 2, dp: 2, microbatches: 3}\n", true},
+    {"zbv2", "include: <zbv>\nparams: {stages: 2, microbatches: 4}\n", true},
+    {"tp2", "include: <tensor/tensor>\nparams: {tp: 2}\n", false},
+    {"vocabulary3",
+     "mesh: {tp: 3}\ndirectives:\n  - shard: {match: \"**/wte/*\", dim: 0, over: tp, pad: true}\n",
+     false}};
+
+class Checkpoints : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = std::make_unique<Folder>();
+    std::ofstream text(path("text.bin"), std::ios::binary);
+    uint32_t state = 1;
+    for (int i = 0; i < 200000; ++i) {
+      state = state * 1664525 + 1013904223;
+      text.put(static_cast<char>("abcdefgh"[state >> 29]));
+    }
+    text.close();
+    for (const Way& way : kWays) {
+      compile(way.name, way.text);
+      const auto [code, output] = run(way.name, "--steps 3 --checkpoint " + path(at(way)));
+      ASSERT_EQ(code, 0) << way.name << output;
+    }
+  }
+  static void TearDownTestSuite() { folder_.reset(); }
+
+  static std::string path(const std::string& name) { return folder_->path() + "/" + name; }
+  static std::string at(const Way& way) { return std::string("checkpoint-") + way.name; }
+  static void compile(const std::string& name, const std::string& text,
+                      const std::string& train = kTrain) {
+    std::ofstream(path(name + ".yaml")) << "piper: 1\n" << text << train;
+    const auto [code, output] = run_shell(
+        fmt::format("{}/bin/piperc {}/samples/gpt/model.onnx {} -o {} --force 2>&1",
+                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path(name + ".yaml"), path(name)));
+    ASSERT_EQ(code, 0) << output;
+  }
+  static std::pair<int, std::string> run(const std::string& plans, const std::string& flags) {
+    return run_shell(fmt::format("{}/bin/piper-run {} --data {}:u8 --threads 1 {} 2>&1",
+                                 PIPER_BINARY_DIR, path(plans), path("text.bin"), flags));
+  }
+  static std::string read(const std::string& name) {
+    const auto bytes = read_text_file(path(name), 1 << 28);
+    EXPECT_TRUE(bytes) << name;
+    return bytes ? *bytes : "";
+  }
+  // All tensors of the newest checkpoint, whole, as bytes by name.
+  static std::map<std::string, std::string> tensors_of(const std::string& folder) {
+    std::map<std::string, std::string> tensors;
+    const auto steps = list_checkpoints(file_storage(), path(folder));
+    EXPECT_TRUE(steps && !steps->empty()) << folder;
+    if (!steps || steps->empty()) return tensors;
+    const auto reader = CheckpointReader::open(
+        file_storage(), path(folder) + "/" + checkpoint_name(steps->front()));
+    EXPECT_TRUE(reader) << print_error(reader.error());
+    if (!reader) return tensors;
+    for (const auto& [name, type] : reader->types()) {
+      std::string bytes(static_cast<size_t>(type.bytes()), '\0');
+      const Held whole{type, {}, 0, num_elements(type.shape)};
+      const Status got = reader->read(name, whole, reinterpret_cast<std::byte*>(bytes.data()));
+      EXPECT_TRUE(got) << print_error(got.error());
+      tensors[name] = std::move(bytes);
+    }
+    return tensors;
+  }
+
+  static std::unique_ptr<Folder> folder_;
+};
+std::unique_ptr<Folder> Checkpoints::folder_;
+
+// Where sums are formed in the order of the single-device plan, its bits; else nearly its values.
+void expect_alike(const std::map<std::string, std::string>& ours,
+                  const std::map<std::string, std::string>& theirs, bool bits,
+                  const std::string& what) {
+  for (const auto& [name, bytes] : theirs) {
+    const auto found = ours.find(name);
+    ASSERT_TRUE(found != ours.end() && found->second.size() == bytes.size()) << what << name;
+    if (found->second == bytes) continue;
+    ASSERT_FALSE(bits) << what << ": " << name;
+    double most = 0, difference = 0;
+    for (size_t at = 0; at + 4 <= bytes.size(); at += 4) {
+      float a = 0, b = 0;
+      std::memcpy(&a, bytes.data() + at, 4);
+      std::memcpy(&b, found->second.data() + at, 4);
+      most = std::max<double>(most, std::abs(a));
+      difference = std::max<double>(difference, std::abs(a - b));
+    }
+    ASSERT_LE(difference, 1e-3 * most + 1e-7) << what << ": " << name;
+  }
+  EXPECT_EQ(ours.size(), theirs.size()) << what;
+}
+
+// What one strategy wrote, another loads, and then both train as the single-device plan does that
+// begins with the same checkpoint: parameters, and states of the optimizer, which no loss shows.
+TEST_F(Checkpoints, EachPairOfStrategiesGoesOn) {
+  for (const Way& from : kWays)
+    for (const Way& to : kWays) {
+      const std::string what = fmt::format("{} -> {}", from.name, to.name);
+      const auto go_on = [&](const std::string& plans, const std::string& folder) {
+        const auto [code, output] = run(plans, fmt::format("--steps 4 --resume {} --checkpoint {}",
+                                                           path(at(from)), path(folder)));
+        EXPECT_EQ(code, 0) << what << output;
+        EXPECT_NE(output.find("goes on after step 3"), std::string::npos) << what << output;
+        auto tensors = tensors_of(folder);
+        std::filesystem::remove_all(path(folder));
+        return tensors;
+      };
+      const auto ours = go_on(to.name, "ours"),
+                 theirs = go_on(std::string(to.name) + "/single", "theirs");
+      expect_alike(ours, theirs, to.same_sums, what);
+    }
+}
+
+// The control: parameters alone, without the optimizer's states, are another course.
+TEST_F(Checkpoints, ParametersAloneAreAnotherCourse) {
+  const auto resumed =
+                 run("ddp2", "--steps 6 --resume " + path(at(kWays[1])) + " --save " + path("a")),
+             fresh = run("ddp2", "--steps 3 --init " + path(at(kWays[1])) + " --save " + path("b"));
+  EXPECT_EQ(resumed.first, 0) << resumed.second;
+  EXPECT_EQ(fresh.first, 0) << fresh.second;
+  EXPECT_NE(fresh.second.find("begin afresh"), std::string::npos) << fresh.second;
+  EXPECT_NE(read("a"), read("b"));
+}
+
+// A job that ends in the middle and goes on saves what one job saves: at the end of its steps, at a
+// checkpoint before them, with two versions of weights, in 16 bits, under scaled losses.
+TEST_F(Checkpoints, ResumedJobsSaveWhatOneJobSaves) {
+  const std::pair<const char*, const char*> more[] = {
+      {"versions", "include: <pipedream-2bw>\nparams: {stages: 2, microbatches: 4}\n"},
+      {"bf16", "include: [<zero1>, <numerics/bf16>]\nparams: {dp: 2}\n"},
+      {"f16", "include: [<zero3>, <numerics/f16>]\nparams: {dp: 2}\n"},
+      {"f64", "include: [<ddp>, <numerics/f64>]\nparams: {dp: 2}\n"}};
+  for (const auto& [name, text] : more) compile(name, text);
+  for (const char* name : {"pp2dp2", "zero3x3", "vocabulary3", "versions", "bf16", "f16", "f64"}) {
+    const std::string folder = path(std::string("cut-") + name);
+    const auto all = run(name, "--steps 7 --save " + path("a")),
+               part = run(name, "--steps 4 --every 3 --checkpoint " + folder),
+               rest = run(name, "--steps 7 --resume " + folder + " --save " + path("b")),
+               early = run(name,
+                           "--steps 7 --resume " + folder + "/step-000000003 --save " + path("c"));
+    for (const auto& one : {all, part, rest, early}) ASSERT_EQ(one.first, 0) << name << one.second;
+    EXPECT_EQ(read("a"), read("b")) << name;
+    EXPECT_EQ(read("a"), read("c")) << name;
+  }
+}
+
+// ---- What is asked for now ----------------------------------------------------------------------
+
+TEST_F(Checkpoints, OtherSettingsAreNamedAndMayBeAccepted) {
+  std::string other = kTrain;
+  other.replace(other.find("2e-3"), 4, "1e-3");
+  compile("slower", "include: <ddp>\nparams: {dp: 2}\n", other);
+  const std::string resume = "--steps 4 --resume " + path(at(kWays[1]));
+  const auto refused = run("slower", resume), accepted = run("slower", resume + " --accept lr"),
+             branched = run("slower", "--steps 4 --branch " + path(at(kWays[1])));
+  EXPECT_EQ(refused.first, 2) << refused.second;
+  EXPECT_NE(refused.second.find("optimizer.adamw.lr: 0.002 before, 0.001 now"), std::string::npos)
+      << refused.second;
+  EXPECT_EQ(accepted.first, 0) << accepted.second;
+  EXPECT_EQ(branched.first, 0) << branched.second;
+  const auto seeded = run("ddp2", resume + " --seed 5");
+  EXPECT_EQ(seeded.first, 2) << seeded.second;
+  EXPECT_NE(seeded.second.find("seed: 0 before, 5 now"), std::string::npos) << seeded.second;
+}
+
+// Another batch goes on at the next sample of the same order: none is left out or repeated.
+TEST_F(Checkpoints, AnotherBatchGoesOnAtTheNextSample) {
+  std::string larger = kTrain;
+  larger.replace(larger.find("12"), 2, "24");
+  compile("larger", "include: <ddp>\nparams: {dp: 2}\n", larger);
+  const auto [code, output] =
+      run("larger", "--steps 5 --accept global_batch --resume " + path(at(kWays[1])) +
+                        " --checkpoint " + path("grown"));
+  ASSERT_EQ(code, 0) << output;
+  const auto reader = CheckpointReader::open(file_storage(), path("grown/step-000000005"));
+  ASSERT_TRUE(reader) << print_error(reader.error());
+  EXPECT_EQ(reader->about().samples, 3 * 12 + 2 * 24);
+}
+
+TEST_F(Checkpoints, OptimizersWithOtherStatesAreRefusedAndBranch) {
+  compile("sgd", "include: <ddp>\nparams: {dp: 2}\n",
+          "train: {global_batch: 12, optimizer: {sgd: {lr: 0.01, momentum: 0.9}}}\n");
+  const auto refused = run("sgd", "--steps 4 --resume " + path(at(kWays[1])));
+  EXPECT_EQ(refused.first, 2) << refused.second;
+  EXPECT_NE(refused.second.find("is no checkpoint of what these plans train"), std::string::npos)
+      << refused.second;
+  EXPECT_NE(refused.second.find(".momentum' is not in the checkpoint"), std::string::npos)
+      << refused.second;
+  const auto branched = run("sgd", "--steps 4 --branch " + path(at(kWays[1])));
+  EXPECT_EQ(branched.first, 0) << branched.second;
+  EXPECT_NE(branched.second.find("of the checkpoint are ignored"), std::string::npos)
+      << branched.second;
+}
+
+// ---- Folders ------------------------------------------------------------------------------------
+
+TEST_F(Checkpoints, ADamagedOneIsNamedAndTheOneBeforeIsTaken) {
+  const std::string folder = path("damaged");
+  ASSERT_EQ(run("ddp2", "--steps 6 --every 2 --checkpoint " + folder).first, 0);
+  const std::string file = folder + "/step-000000006/rank00001.safetensors";
+  std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
+  bytes.seekp(-5, std::ios::end);
+  bytes.put('\x55');
+  bytes.close();
+  const auto [code, output] = run(
+      "ddp2", "--steps 8 --resume " + folder + " --checkpoint " + folder + " --save " + path("a"));
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_NE(output.find(file + ": error: its content does not match its digest"), std::string::npos)
+      << output;
+  EXPECT_NE(output.find("goes on after step 4"), std::string::npos) << output;
+  EXPECT_TRUE(std::filesystem::exists(folder + "/damaged-step-000000006"));
+  ASSERT_EQ(run("ddp2", "--steps 8 --save " + path("b")).first, 0);
+  EXPECT_EQ(read("a"), read("b"));
+}
+
+TEST_F(Checkpoints, FoldersAreGuarded) {
+  const auto empty = run("ddp2", "--steps 1 --resume " + path("nothing"));
+  EXPECT_EQ(empty.first, 2) << empty.second;
+  EXPECT_NE(empty.second.find("holds no checkpoint"), std::string::npos) << empty.second;
+  const auto started = run("ddp2", "--steps 1 --resume-or-start " + path("nothing"));
+  EXPECT_EQ(started.first, 0) << started.second;
+  EXPECT_NE(started.second.find("training starts from the beginning"), std::string::npos);
+  const auto mixed = run("ddp2", "--steps 2 --checkpoint " + path(at(kWays[1])));
+  EXPECT_EQ(mixed.first, 2) << mixed.second;
+  EXPECT_NE(mixed.second.find("would be mixed with those of another course"), std::string::npos)
+      << mixed.second;
+}
+
+TEST_F(Checkpoints, KeepSaysWhichStay) {
+  const auto [code, output] =
+      run("one", "--steps 10 --every 1 --keep last=2,every=4 --checkpoint " + path("kept"));
+  ASSERT_EQ(code, 0) << output;
+  const auto steps = list_checkpoints(file_storage(), path("kept"));
+  ASSERT_TRUE(steps);
+  EXPECT_EQ(*steps, (std::vector<int64_t>{10, 9, 8, 4}));
+}
+
+// ---- Signals and kills --------------------------------------------------------------------------
+
+// SIGUSR1 saves and goes on, SIGTERM saves and ends; of four processes it is the last that is told.
+TEST_F(Checkpoints, SignalsToAnyRankSave) {
+  const std::string folder = path("told");
+  const std::string command = fmt::format(
+      "{}/bin/piper-run {} --data {}:u8 --threads 1 --checkpoint {} --steps 100000 --log-every 100",
+      PIPER_BINARY_DIR, path("pp2dp2"), path("text.bin"), folder);
+  const std::string script = fmt::format(
+      "({}) > {}/told.txt 2>&1 & J=$!; for i in $(seq 600); do grep -q 'step 1/' {}/told.txt && "
+      "break; sleep 0.1; done; kill -USR1 $(cat {}/pid3); for i in $(seq 600); do ls {} | grep -q "
+      "step- && break; sleep 0.1; done; ls {}; kill -TERM $(cat {}/pid3); wait $J; echo code $?; "
+      "cat {}/told.txt",
+      as_processes(4, torch_variables(4, free_port()), command, folder_->path()), folder_->path(),
+      folder_->path(), folder_->path(), folder, folder, folder_->path(), folder_->path());
+  const auto [code, output] = run_shell(script);
+  EXPECT_NE(output.find("code 130"), std::string::npos) << output;
+  const auto steps = list_checkpoints(file_storage(), folder);
+  ASSERT_TRUE(steps);
+  EXPECT_EQ(steps->size(), 2u) << output;
+}
+
+// Killed at whatever time, a job goes on with the newest whole checkpoint, and ends as one that
+// nobody killed.
+TEST_F(Checkpoints, KilledJobsEndAsOthersDo) {
+  const std::string folder = path("killed");
+  const std::string flags = "--steps 30 --every 2 --keep last=2 --checkpoint " + folder +
+                            " --resume-or-start " + folder + " --save " + path("a");
+  ASSERT_EQ(run("zero3x3", "--steps 30 --save " + path("b")).first, 0);
+  int kills = 0;
+  for (int attempt = 0; attempt < 40; ++attempt) {
+    const std::string command =
+        fmt::format("timeout -s KILL 0.{} {}/bin/piper-run {} --data {}:u8 --threads 1 {} 2>&1",
+                    3 + attempt % 6, PIPER_BINARY_DIR, path("zero3x3"), path("text.bin"), flags);
+    const auto [code, output] = run_shell(command);
+    if (code == 0) break;
+    ++kills;
+    ASSERT_EQ(code, 137) << output;
+  }
+  const auto [code, output] = run("zero3x3", flags);
+  ASSERT_EQ(code, 0) << output;
+  EXPECT_GT(kills, 0);
+  EXPECT_EQ(read("a"), read("b"));
+}
+
+}  // namespace
+}  // namespace piper
