@@ -33,7 +33,9 @@ constexpr int kInterrupted = 130;
 
 constexpr const char* kFooter = R"(
 Sources (--data, repeatable; together they cover all inputs of the plans):
-  tokens.bin[:u8|:u16|:u32]   tokens (u16 if not said), cut into windows; labels are the next
+  FILES[:u8|:u16|:u32|…]      tokens, cut into windows; labels are the next. FILES is a file, a
+                              folder or a pattern. The type is that of raw tokens (.bin: u16);
+                              .bin with .idx, .npy, safetensors and headers say theirs
   NAME=file.npy               samples of one input, along its batch dimension
   file.safetensors            tensors batch/K/INPUT, batches in order of K
 

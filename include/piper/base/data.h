@@ -31,4 +31,16 @@ Result<std::string> write_safetensors_part(const std::string& path,
                                            std::span<const NamedTensor> tensors);
 Result<NamedTensor> read_npy(const std::string& path);  // C order, little endian, dtypes of base.h
 
+// Holds a list of integers as a file has it; widths of a plan's types are not all that files use.
+struct IntegerList {
+  int bytes = 8;  // of an integer
+  bool is_signed = true;
+  int64_t count = 0;
+  Bytes data;
+};
+// Reads a .npy file, or a safetensors file of one tensor, whose array has one dim and integers of 8
+// to 64 bits; an unsigned one of 64 bits is none. Nothing for other arrays.
+Result<std::optional<IntegerList>> read_npy_list(const std::string& path);
+Result<std::optional<IntegerList>> read_safetensors_list(const std::string& path);
+
 }  // namespace piper

@@ -15,9 +15,10 @@ struct InputNeed {
   int64_t low = 0, high = -1;
   int64_t ignore = INT64_MIN;
 };
-// Sources: "tokens.bin[:u16|:u32|:u8]" cut into windows of T+1 tokens (inputs named like ids take
-// [0,T), labels [1,T+1)), "NAME=file.npy" rows in order, "file.safetensors" with batch/K/INPUT in
-// order of K. Several sources together cover all inputs.
+// Sources (formats/data.md): "FILES[:u16|…][:separator=TOKEN]" of tokens, a file, a folder or a
+// pattern, cut into windows of T+1 tokens (inputs named like ids take [0,T), labels [1,T+1));
+// "NAME=file.npy" rows; "file.safetensors" with batch/K/INPUT in order of K. Several sources
+// together cover all inputs; those of tokens are one list of files.
 struct DataOptions {
   std::vector<std::string> sources;
   uint64_t seed = 0;
@@ -42,9 +43,11 @@ class BatchSource {
   // Returns how many samples the steps before `step` have taken of each source, by its name.
   virtual std::vector<std::pair<std::string, int64_t>> consumed(int64_t) const { return {}; }
   virtual int64_t tokens_per_step() const = 0;  // elements of the first integer input, or samples
+  // Returns a line for each source of tokens: its files and their forms, its tokens, its windows.
+  virtual std::string describe() const { return {}; }
   // Returns the digest of the sources' forms and contents: whole files up to 64 MiB, of larger ones
-  // the size and 1,024 blocks of 64 KiB, evenly spread. Equal where all ranks read the same, under
-  // whatever paths.
+  // the size and 1,024 blocks of 64 KiB, evenly spread; of many token files, fewer of each. Equal
+  // where all ranks read the same, under whatever paths.
   virtual std::string digest() const { return {}; }
   // Fails (kStorage) for a file which somebody has cut, or written to since it was opened, even
   // where its times were set back. Files that were replaced by others are as they were.

@@ -42,36 +42,14 @@ std::optional<Shape> parse_shape(std::string_view text) {
   return shape;
 }
 
-Result<TensorType> parse_type(const SourceSpan& at, std::string_view header) {
-  const auto descr = value_of(header, "descr"), order = value_of(header, "fortran_order"),
-             shape = value_of(header, "shape");
-  if (!descr || !order || !shape)
-    return fail(at, "the .npy header needs descr, fortran_order and shape");
-  if (!order->starts_with("False"))
-    return fail(at, "the array is in Fortran order; save it with np.ascontiguousarray");
-  TensorType type;
-  bool known = false;
-  for (const auto& [name, dtype] : kDescr)
-    if (descr->size() > name.size() && descr->substr(1, name.size()) == name) {
-      type.dtype = dtype;
-      known = true;
-    }
-  if (!known) {
-    const size_t end = std::min(descr->find(','), size_t{24});
-    return fail(
-        at,
-        "the element type {} is not supported (float32, float64, float16, int64, int32, bool are)",
-        quote_control(descr->substr(0, end)));
-  }
-  const auto dims = parse_shape(*shape);
-  if (!dims) return fail(at, "the shape in the .npy header cannot be read");
-  type.shape = *dims;
-  return type;
-}
+// Holds what a .npy file says before its elements.
+struct Header {
+  std::string_view descr;  // from its quote on, with all that follows
+  Shape shape;
+  Bytes data;
+};
 
-}  // namespace
-
-Result<NamedTensor> read_npy(const std::string& path) {
+Result<Header> read_header(const std::string& path) {
   PIPER_ASSIGN(const Bytes file, map_file(path));
   const SourceSpan at{path};
   const std::string_view text = as_text(file.span());
@@ -85,16 +63,71 @@ Result<NamedTensor> read_npy(const std::string& path) {
   size_t length = byte(8) | byte(9) << 8;
   if (version > 1) length |= size_t{byte(10)} << 16 | size_t{byte(11)} << 24;
   if (length > text.size() - start) return fail(at, "the .npy header is cut off");
-  PIPER_ASSIGN(TensorType type, parse_type(at, text.substr(start, length)));
+  const std::string_view header = text.substr(start, length);
+  const auto descr = value_of(header, "descr"), order = value_of(header, "fortran_order"),
+             shape = value_of(header, "shape");
+  if (!descr || !order || !shape)
+    return fail(at, "the .npy header needs descr, fortran_order and shape");
+  if (!order->starts_with("False"))
+    return fail(at, "the array is in Fortran order; save it with np.ascontiguousarray");
+  const auto dims = parse_shape(*shape);
+  if (!dims) return fail(at, "the shape in the .npy header cannot be read");
+  return Header{*descr, *dims, file.window(start + length, text.size() - start - length)};
+}
+
+bool has_type(const Header& header, std::string_view name) {
+  return header.descr.size() > name.size() && header.descr.substr(1, name.size()) == name;
+}
+
+std::optional<DType> dtype_of(const Header& header) {
+  for (const auto& [name, dtype] : kDescr)
+    if (has_type(header, name)) return dtype;
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<NamedTensor> read_npy(const std::string& path) {
+  PIPER_ASSIGN(const Header header, read_header(path));
+  const SourceSpan at{path};
+  const auto dtype = dtype_of(header);
+  if (!dtype) {
+    const size_t end = std::min(header.descr.find(','), size_t{24});
+    return fail(
+        at,
+        "the element type {} is not supported (float32, float64, float16, int64, int32, bool are)",
+        quote_control(header.descr.substr(0, end)));
+  }
+  const TensorType type{*dtype, header.shape};
   uint64_t bytes = static_cast<uint64_t>(info(type.dtype).bytes);
   bool overflow = false;
   for (int64_t dim : type.shape)
     overflow |= __builtin_mul_overflow(bytes, static_cast<uint64_t>(dim), &bytes);
-  const size_t rest = text.size() - start - length;
-  if (overflow || bytes != rest)
+  if (overflow || bytes != header.data.size)
     return fail(at, "{} does not fit the {} bytes of data that follow the header", to_string(type),
-                rest);
-  return NamedTensor{path, std::move(type), file.window(start + length, rest)};
+                header.data.size);
+  return NamedTensor{path, type, header.data};
+}
+
+Result<std::optional<IntegerList>> read_npy_list(const std::string& path) {
+  PIPER_ASSIGN(const Header header, read_header(path));
+  std::optional<IntegerList> list;
+  for (const bool is_signed : {false, true})
+    for (const int bytes : {1, 2, 4, 8}) {
+      if (!is_signed && bytes == 8) continue;
+      const std::string name =
+          fmt::format("{}{}{}", bytes == 1 ? '|' : '<', is_signed ? 'i' : 'u', bytes);
+      if (has_type(header, name)) list = {bytes, is_signed, 0, header.data};
+    }
+  if (!list || header.shape.size() != 1) return std::optional<IntegerList>();
+  list->count = header.shape[0];
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(static_cast<uint64_t>(list->count), static_cast<uint64_t>(list->bytes),
+                             &bytes) ||
+      bytes != header.data.size)
+    return fail(SourceSpan{path}, "{} integers of {} bytes do not fit the {} bytes of data",
+                list->count, list->bytes, header.data.size);
+  return list;
 }
 
 }  // namespace piper

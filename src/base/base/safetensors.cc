@@ -15,16 +15,28 @@ namespace {
 using Json = nlohmann::ordered_json;
 constexpr uint64_t kMaxHeader = 100'000'000;  // the format's own limit
 
-std::optional<DType> dtype_of(const std::string& name) {
+// An element type of a file: one of a plan, or an integer that plans do not have.
+struct Element {
+  std::string_view name;
+  int bytes = 0;
+  std::optional<DType> dtype;
+};
+
+std::optional<Element> element_of(const std::string& name) {
   for (int i = 0; i < kNumDTypes; ++i)
-    if (name == info(static_cast<DType>(i)).safetensors) return static_cast<DType>(i);
+    if (const DTypeInfo& row = info(static_cast<DType>(i)); name == row.safetensors)
+      return Element{row.safetensors, row.bytes, row.dtype};
+  constexpr std::pair<std::string_view, int> kIntegers[] = {
+      {"U8", 1}, {"I8", 1}, {"U16", 2}, {"I16", 2}, {"U32", 4}};
+  for (const auto& [integer, bytes] : kIntegers)
+    if (name == integer) return Element{integer, bytes, std::nullopt};
   return std::nullopt;
 }
 
 // Returns elements × size of one, or nothing when a dim is negative or the product overflows.
-std::optional<uint64_t> checked_bytes(const TensorType& type) {
-  uint64_t bytes = static_cast<uint64_t>(info(type.dtype).bytes);
-  for (int64_t dim : type.shape) {
+std::optional<uint64_t> checked_bytes(int element, const Shape& shape) {
+  uint64_t bytes = static_cast<uint64_t>(element);
+  for (int64_t dim : shape) {
     if (dim < 0) return std::nullopt;
     if (__builtin_mul_overflow(bytes, static_cast<uint64_t>(dim), &bytes)) return std::nullopt;
   }
@@ -37,6 +49,7 @@ bool is_size(const Json& json) {
 
 struct Entry {
   NamedTensor tensor;
+  Element element;
   uint64_t begin = 0, end = 0;
 };
 
@@ -49,11 +62,12 @@ Result<Entry> parse_entry(const SourceSpan& at, const std::string& name, const J
   Entry entry;
   entry.tensor.name = name;
   const std::string dtype = json["dtype"].get<std::string>();
-  const auto known = dtype_of(dtype);
+  const auto known = element_of(dtype);
   if (!known)
     return fail(at, "tensor '{}' has the element type '{}', which is not supported", shown,
                 quote_control(dtype));
-  entry.tensor.type.dtype = *known;
+  entry.element = *known;
+  if (known->dtype) entry.tensor.type.dtype = *known->dtype;
   for (const Json& dim : json["shape"]) {
     if (!is_size(dim)) return fail(at, "tensor '{}' has a dim that is no size", shown);
     entry.tensor.type.shape.push_back(dim.get<int64_t>());
@@ -66,10 +80,11 @@ Result<Entry> parse_entry(const SourceSpan& at, const std::string& name, const J
     return fail(at, "tensor '{}' needs two data_offsets", shown);
   entry.begin = offsets[0].get<uint64_t>();
   entry.end = offsets[1].get<uint64_t>();
-  const auto bytes = checked_bytes(entry.tensor.type);
+  const auto bytes = checked_bytes(known->bytes, entry.tensor.type.shape);
   if (entry.end < entry.begin || !bytes || *bytes != entry.end - entry.begin)
-    return fail(at, "tensor '{}' is {} but its data_offsets are [{}, {})", shown,
-                to_string(entry.tensor.type), entry.begin, entry.end);
+    return fail(at, "tensor '{}' is {}{} but its data_offsets are [{}, {})", shown,
+                known->dtype ? info(*known->dtype).name : known->name,
+                to_string(entry.tensor.type.shape), entry.begin, entry.end);
   return entry;
 }
 
@@ -97,10 +112,6 @@ Result<std::vector<Entry>> parse_header(const SourceSpan& at, std::string_view t
   return entries;
 }
 
-}  // namespace
-
-namespace {
-
 struct HeaderAndData {
   std::string_view header;
   Bytes data;
@@ -119,6 +130,29 @@ Result<HeaderAndData> split_file(const SourceSpan& at, const Bytes& file) {
                        file.window(8 + header, file.size - 8 - header)};
 }
 
+Result<std::vector<Entry>> read_entries(const std::string& path) {
+  PIPER_ASSIGN(const Bytes file, map_file(path));
+  const SourceSpan at{path};
+  PIPER_ASSIGN(const HeaderAndData parts, split_file(at, file));
+  const Bytes& data = parts.data;
+  PIPER_ASSIGN(std::vector<Entry> entries, parse_header(at, parts.header));
+  uint64_t end = 0;
+  for (Entry& entry : entries) {
+    if (entry.begin != end)
+      return fail(at, "tensor '{}' begins at {} where {} was expected (no overlap, no hole)",
+                  quote_control(entry.tensor.name), entry.begin, end);
+    if (entry.end > data.size)
+      return fail(at, "tensor '{}' ends at {}, but only {} bytes of data are there",
+                  quote_control(entry.tensor.name), entry.end, data.size);
+    end = entry.end;
+    entry.tensor.data = data.window(entry.begin, entry.end - entry.begin);
+  }
+  if (end != data.size)
+    return fail(at, "{} bytes follow the last tensor; the file belongs to another header",
+                data.size - end);
+  return entries;
+}
+
 }  // namespace
 
 Result<std::map<std::string, std::string>> read_safetensors_metadata(const std::string& path) {
@@ -135,28 +169,25 @@ Result<std::map<std::string, std::string>> read_safetensors_metadata(const std::
 }
 
 Result<std::vector<NamedTensor>> read_safetensors(const std::string& path) {
-  PIPER_ASSIGN(const Bytes file, map_file(path));
-  const SourceSpan at{path};
-  PIPER_ASSIGN(const HeaderAndData parts, split_file(at, file));
-  const Bytes& data = parts.data;
-  PIPER_ASSIGN(std::vector<Entry> entries, parse_header(at, parts.header));
+  PIPER_ASSIGN(std::vector<Entry> entries, read_entries(path));
   std::vector<NamedTensor> tensors;
-  uint64_t end = 0;
   for (Entry& entry : entries) {
-    if (entry.begin != end)
-      return fail(at, "tensor '{}' begins at {} where {} was expected (no overlap, no hole)",
-                  quote_control(entry.tensor.name), entry.begin, end);
-    if (entry.end > data.size)
-      return fail(at, "tensor '{}' ends at {}, but only {} bytes of data are there",
-                  quote_control(entry.tensor.name), entry.end, data.size);
-    end = entry.end;
-    entry.tensor.data = data.window(entry.begin, entry.end - entry.begin);
+    if (!entry.element.dtype)
+      return fail(SourceSpan{path}, "tensor '{}' has the element type '{}', which is not supported",
+                  quote_control(entry.tensor.name), entry.element.name);
     tensors.push_back(std::move(entry.tensor));
   }
-  if (end != data.size)
-    return fail(at, "{} bytes follow the last tensor; the file belongs to another header",
-                data.size - end);
   return tensors;
+}
+
+Result<std::optional<IntegerList>> read_safetensors_list(const std::string& path) {
+  PIPER_ASSIGN(const std::vector<Entry> entries, read_entries(path));
+  if (entries.size() != 1) return std::optional<IntegerList>();
+  const auto& [tensor, element, begin, end] = entries[0];
+  const char kind = element.name[0];
+  if (tensor.type.shape.size() != 1 || (kind != 'I' && kind != 'U'))
+    return std::optional<IntegerList>();
+  return std::optional(IntegerList{element.bytes, kind == 'I', tensor.type.shape[0], tensor.data});
 }
 
 // Returns the length and the text of the header, padded so that the data start at a cache line.

@@ -65,24 +65,27 @@ Status check_type(const SourceSpan& at, const std::string& name, const TensorTyp
 
 class RowFeed final : public Feed {
  public:
-  RowFeed(std::string path, Array array, InputNeed need, RowOrder order)
-      : path_(std::move(path)), array_(std::move(array)), need_(std::move(need)), order_(order) {}
-  const std::string& path() const override { return path_; }
+  RowFeed(DataFile file, Array array, InputNeed need, RowOrder order)
+      : file_(std::move(file)), array_(std::move(array)), need_(std::move(need)), order_(order) {}
   std::optional<Extent> extent() const override {
     if (need_.batch_dim < 0) return std::nullopt;
     return order_.extent();
   }
   Status read(const SampleCut& range, std::byte* to) const override {
-    if (need_.batch_dim < 0) return copy_rows(path_, array_, need_, 0, 0, 0, 1, to);
+    return read_mapped(file_, [&] { return copy(range, to); });
+  }
+
+ private:
+  Status copy(const SampleCut& range, std::byte* to) const {
+    if (need_.batch_dim < 0) return copy_rows(file_.path(), array_, need_, 0, 0, 0, 1, to);
     for (int64_t i = 0; i < range.count; ++i) {
       const int64_t row = order_.row(range.sample + i);
-      PIPER_TRY(copy_rows(path_, array_, need_, row, row, i, range.count, to));
+      PIPER_TRY(copy_rows(file_.path(), array_, need_, row, row, i, range.count, to));
     }
     return ok_status();
   }
 
- private:
-  std::string path_;
+  DataFile file_;
   Array array_;
   InputNeed need_;
   RowOrder order_;
@@ -90,27 +93,30 @@ class RowFeed final : public Feed {
 
 class BatchFeed final : public Feed {
  public:
-  BatchFeed(std::string path, std::vector<Array> batches, InputNeed need, int64_t rows)
-      : path_(std::move(path)), batches_(std::move(batches)), need_(std::move(need)), rows_(rows) {}
-  const std::string& path() const override { return path_; }
+  BatchFeed(DataFile file, std::vector<Array> batches, InputNeed need, int64_t rows)
+      : file_(std::move(file)), batches_(std::move(batches)), need_(std::move(need)), rows_(rows) {}
   std::optional<Extent> extent() const override {
     return Extent{static_cast<int64_t>(batches_.size()) * rows_, false};
   }
   Status read(const SampleCut& range, std::byte* to) const override {
-    if (need_.batch_dim < 0) return copy_rows(path_, batch_of(range.sample), need_, 0, 0, 0, 1, to);
-    for (int64_t i = 0; i < range.count; ++i) {
-      const int64_t sample = range.sample + i, row = sample % rows_;
-      PIPER_TRY(copy_rows(path_, batch_of(sample), need_, row, row, i, range.count, to));
-    }
-    return ok_status();
+    return read_mapped(file_, [&] { return copy(range, to); });
   }
 
  private:
+  Status copy(const SampleCut& range, std::byte* to) const {
+    if (need_.batch_dim < 0)
+      return copy_rows(file_.path(), batch_of(range.sample), need_, 0, 0, 0, 1, to);
+    for (int64_t i = 0; i < range.count; ++i) {
+      const int64_t sample = range.sample + i, row = sample % rows_;
+      PIPER_TRY(copy_rows(file_.path(), batch_of(sample), need_, row, row, i, range.count, to));
+    }
+    return ok_status();
+  }
   const Array& batch_of(int64_t sample) const {
     return batches_[static_cast<size_t>(sample / rows_) % batches_.size()];
   }
 
-  std::string path_;
+  DataFile file_;
   std::vector<Array> batches_;
   InputNeed need_;
   int64_t rows_;  // samples of a batch
@@ -129,28 +135,28 @@ std::optional<std::pair<int64_t, std::string>> parse_batch_name(std::string_view
 
 }  // namespace
 
-Result<std::unique_ptr<Feed>> open_rows(const std::string& path, const InputNeed& need,
-                                        int64_t batch, const DataOptions& options) {
-  const SourceSpan at{path};
-  PIPER_ASSIGN(NamedTensor tensor, read_npy(path));
+Result<std::unique_ptr<Feed>> open_rows(const DataFile& file, const InputNeed& need, int64_t batch,
+                                        const DataOptions& options) {
+  const SourceSpan at{file.path()};
+  PIPER_ASSIGN(NamedTensor tensor, read_npy(file.path()));
   PIPER_TRY(check_type(at, "the array", tensor.type, need, true));
   Array array = make_array("the array", std::move(tensor), need.batch_dim);
   const int64_t rows = need.batch_dim < 0 ? batch : array.rows;
   if (rows < batch) return fail(at, "the array has {} samples; a batch needs {}", rows, batch);
   const RowOrder order(rows, options.shuffle, options.seed);
-  return std::unique_ptr<Feed>(std::make_unique<RowFeed>(path, std::move(array), need, order));
+  return std::unique_ptr<Feed>(std::make_unique<RowFeed>(file, std::move(array), need, order));
 }
 
-Result<std::vector<std::unique_ptr<Feed>>> open_batches(const std::string& path,
+Result<std::vector<std::unique_ptr<Feed>>> open_batches(const DataFile& file,
                                                         std::span<const InputNeed> needs,
                                                         int64_t batch, const DataOptions& options) {
-  const SourceSpan at{path};
+  const SourceSpan at{file.path()};
   if (options.first_sample % batch != 0)
     return fail(at,
                 "the file holds whole batches of {} samples; the job cannot go on within one, at "
                 "sample {}",
                 batch, options.first_sample);
-  PIPER_ASSIGN(std::vector<NamedTensor> tensors, read_safetensors(path));
+  PIPER_ASSIGN(std::vector<NamedTensor> tensors, read_safetensors(file.path()));
   std::vector<std::vector<std::pair<int64_t, NamedTensor>>> found(needs.size());
   for (NamedTensor& tensor : tensors)
     if (const auto parsed = parse_batch_name(tensor.name))
@@ -170,7 +176,7 @@ Result<std::vector<std::unique_ptr<Feed>>> open_batches(const std::string& path,
       PIPER_TRY(check_type(at, name, tensor.type, needs[i], false));
       batches.push_back(make_array(name, std::move(tensor), needs[i].batch_dim));
     }
-    feeds[i] = std::make_unique<BatchFeed>(path, std::move(batches), needs[i], batch);
+    feeds[i] = std::make_unique<BatchFeed>(file, std::move(batches), needs[i], batch);
   }
   return feeds;
 }

@@ -1,6 +1,7 @@
 // One feed per input: where its samples come from. Private to the data room.
 #pragma once
 
+#include "files.h"
 #include "piper/base/data.h"
 #include "piper/runtime/data.h"
 
@@ -9,8 +10,9 @@ namespace piper {
 // An Extent counts the samples of a feed. Feeds of one job must agree, or their rows would not
 // belong together.
 struct Extent {
-  int64_t rows = 0;
+  int64_t rows = 0;  // before they repeat
   bool shuffled = false;
+  bool mixed = false;  // of several sources
   bool operator==(const Extent&) const = default;
 };
 
@@ -24,7 +26,6 @@ struct SampleCut {
 class Feed {
  public:
   virtual ~Feed() = default;
-  virtual const std::string& path() const = 0;  // of its file
   virtual Status read(const SampleCut& range, std::byte* to) const = 0;
   virtual std::optional<Extent> extent() const = 0;  // nothing: the same value in every batch
 };
@@ -57,20 +58,20 @@ bool convertible(DType from, DType to);
 int64_t convert(const std::byte* from, DType type, std::byte* to, const InputNeed& need,
                 int64_t count);
 
-enum class TokenType { kU8, kU16, kU32 };
-struct TokenFile {
-  std::string path;
-  TokenType type = TokenType::kU16;
+class TokenSet;
+struct TokenSpec;
+// Opens the feeds of the token inputs among `inputs`, in that order, and what they read.
+struct TokenFeeds {
+  std::shared_ptr<const TokenSet> set;
+  std::vector<std::unique_ptr<Feed>> feeds;
 };
-// Opens the feeds of token inputs, of which `needs` has one or two, in that order.
-Result<std::vector<std::unique_ptr<Feed>>> open_tokens(const TokenFile& file,
-                                                       std::span<const InputNeed> needs,
-                                                       const std::vector<int>& inputs,
-                                                       int64_t batch, const DataOptions& options);
-Result<std::unique_ptr<Feed>> open_rows(const std::string& path, const InputNeed& need,
-                                        int64_t batch, const DataOptions& options);
+Result<TokenFeeds> open_tokens(const TokenSpec& spec, std::span<const InputNeed> needs,
+                               const std::vector<int>& inputs, int64_t batch,
+                               const DataOptions& options);
+Result<std::unique_ptr<Feed>> open_rows(const DataFile& file, const InputNeed& need, int64_t batch,
+                                        const DataOptions& options);
 // Opens the feeds of batches; null where the file has no batch of that input.
-Result<std::vector<std::unique_ptr<Feed>>> open_batches(const std::string& path,
+Result<std::vector<std::unique_ptr<Feed>>> open_batches(const DataFile& file,
                                                         std::span<const InputNeed> needs,
                                                         int64_t batch, const DataOptions& options);
 

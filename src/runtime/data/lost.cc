@@ -31,8 +31,8 @@ void replace_page(int signal, siginfo_t* about, void* context) {
 
 }  // namespace
 
-MappedRead::MappedRead(const std::string& path) { reads = path.c_str(); }
-MappedRead::~MappedRead() { reads = nullptr; }
+MappedRead::MappedRead(const std::string& path) : before_(reads) { reads = path.c_str(); }
+MappedRead::~MappedRead() { reads = before_; }
 
 void watch_for_losses() {
   static std::once_flag once;

@@ -8,14 +8,17 @@
 
 namespace piper {
 
-// While it lives, the thread reads the file at this path, which outlives it. What has vanished
-// reads as zeros.
+// While it lives, the thread reads the file at this path, which outlives it; then the one that it
+// read before, if any. What has vanished reads as zeros.
 class MappedRead {
  public:
   explicit MappedRead(const std::string& path);
   ~MappedRead();
   MappedRead(const MappedRead&) = delete;
   MappedRead& operator=(const MappedRead&) = delete;
+
+ private:
+  const char* before_;
 };
 // Watches for losses when files are opened: from here on the signal is caught, and nothing is lost
 // yet.

@@ -1,11 +1,9 @@
 // Opens the sources that a run names, and matches them with the inputs that the plan needs.
-#include <sys/stat.h>
-
 #include <algorithm>
+#include <charconv>
 
-#include "feed.h"
-#include "lost.h"
 #include "piper/base/digester.h"
+#include "token_set.h"
 
 namespace piper {
 namespace {
@@ -14,44 +12,86 @@ bool is_integer(const InputNeed& need) {
   return need.type.dtype == DType::kI64 || need.type.dtype == DType::kI32;
 }
 
-struct Source {
-  enum class Kind { kTokens, kRows, kBatches } kind = Kind::kTokens;
+// Samples of one input, or batches of several.
+struct ArraySource {
   std::string name;  // as the job was told
-  std::string path;
-  TokenType type = TokenType::kU16;
-  std::string input;  // kRows
+  DataFile file;
+  std::string input;  // of samples
+};
+// What the texts of a job name.
+struct Sources {
+  std::vector<ArraySource> arrays;
+  std::vector<std::string> token_names;
+  TokenSpec tokens;
 };
 
-Result<Source> parse_source(const std::string& text) {
-  Source source{Source::Kind::kTokens, text, text};
-  if (text.ends_with(".safetensors")) {
-    source.kind = Source::Kind::kBatches;
-    return source;
+// Takes what stands behind the last ':' off, if it says something of tokens.
+Result<bool> take_suffix(const std::string& whole, TokenFiles& files) {
+  constexpr std::string_view kSeparator = "separator=";
+  const size_t colon = files.pattern.rfind(':');
+  if (colon == files.pattern.npos) return false;
+  const std::string suffix = files.pattern.substr(colon + 1);
+  if (const auto type = parse_token_type(suffix); type && !files.type) {
+    files.type = type;
+  } else if (suffix.starts_with(kSeparator)) {
+    int64_t token = -1;
+    const char* const end = suffix.data() + suffix.size();
+    const auto [at, error] = std::from_chars(suffix.data() + kSeparator.size(), end, token);
+    if (error != std::errc() || at != end || token < 0 || files.separator)
+      return fail("data source '{}' needs one token as its separator: FILE:separator=50256", whole);
+    files.separator = token;
+  } else {
+    return false;
   }
+  files.pattern.resize(colon);
+  return true;
+}
+
+Result<TokenFiles> parse_tokens(const std::string& text) {
+  TokenFiles files{text, {}, {}};
+  for (bool more = true; more;) {
+    PIPER_ASSIGN(more, take_suffix(text, files));
+  }
+  return files;
+}
+
+// Returns whether the text names one file of arrays, which is no list of tokens: then a safetensors
+// file has batches, and a .npy file lacks the name of its input.
+Result<bool> has_batches(const std::string& text) {
+  PIPER_ASSIGN(const std::vector<std::string> files, find_data_files(text));
+  if (files.size() != 1 || files[0] != text) return false;
   if (text.ends_with(".npy")) {
-    const size_t equals = text.find('=');
-    if (equals == text.npos || equals == 0)
-      return fail("data source '{}' must say which input it feeds: NAME={}", text, text);
-    source.kind = Source::Kind::kRows;
-    source.input = text.substr(0, equals);
-    source.path = text.substr(equals + 1);
-    return source;
+    PIPER_ASSIGN(const auto list, read_npy_list(text));
+    if (!list) return fail("data source '{}' must say which input it feeds: NAME={}", text, text);
   }
-  constexpr std::pair<std::string_view, TokenType> kSuffixes[] = {
-      {":u8", TokenType::kU8}, {":u16", TokenType::kU16}, {":u32", TokenType::kU32}};
-  for (const auto& [suffix, type] : kSuffixes)
-    if (text.ends_with(suffix)) {
-      source.path = text.substr(0, text.size() - suffix.size());
-      source.type = type;
-      return source;
-    }
-  if (!text.ends_with(".bin"))
-    return fail(
-               "data source '{}' needs a form: FILE.bin, FILE:u8, FILE:u16, FILE:u32, "
-               "NAME=FILE.npy or FILE.safetensors",
-               text)
-        .with_note("help: write a file of bytes (plain text) as " + text + ":u8");
-  return source;
+  if (!text.ends_with(".safetensors")) return false;
+  PIPER_ASSIGN(const auto list, read_safetensors_list(text));
+  return !list;
+}
+
+Status add_source(const std::string& text, Sources& sources) {
+  const size_t equals = text.find('=');
+  if (text.ends_with(".npy") && equals != text.npos && equals > 0) {
+    PIPER_ASSIGN(DataFile file, DataFile::open(text.substr(equals + 1)));
+    sources.arrays.push_back({text, std::move(file), text.substr(0, equals)});
+    return ok_status();
+  }
+  PIPER_ASSIGN(TokenFiles files, parse_tokens(text));
+  PIPER_ASSIGN(const bool batches, has_batches(files.pattern));
+  if (batches) {
+    PIPER_ASSIGN(DataFile file, DataFile::open(files.pattern));
+    sources.arrays.push_back({text, std::move(file), ""});
+    return ok_status();
+  }
+  sources.token_names.push_back(text);
+  if (sources.tokens.sources.empty()) {
+    sources.tokens.sources.emplace_back();
+    sources.tokens.phases = {{0, {1}}};
+  }
+  TokenSourceSpec& tokens = sources.tokens.sources[0];
+  tokens.files.push_back(std::move(files));
+  tokens.name = join(sources.token_names, " ");
+  return ok_status();
 }
 
 Status check_need(const InputNeed& need, int64_t batch) {
@@ -68,48 +108,52 @@ std::vector<std::string> names_of(std::span<const InputNeed> needs) {
   return names;
 }
 
-// Opens one source into the inputs that it feeds. Token files take the integer inputs that nothing
-// else feeds, so they come last.
-Status open_source(const Source& source, const DataOptions& options,
+// Opens one source of arrays into the inputs that it feeds.
+Status open_arrays(const ArraySource& source, const DataOptions& options,
                    std::span<const InputNeed> needs, int64_t batch,
                    std::vector<std::unique_ptr<Feed>>& feeds) {
-  if (source.kind == Source::Kind::kTokens) {
-    std::vector<int> inputs;
-    for (size_t i = 0; i < needs.size(); ++i)
-      if (!feeds[i] && is_integer(needs[i]) && needs[i].type.shape.size() == 2 &&
-          needs[i].batch_dim == 0)
-        inputs.push_back(static_cast<int>(i));
-    if (inputs.empty())
-      return fail(SourceSpan{source.path},
-                  "no integer input [batch, length] is left for this token file");
-    PIPER_ASSIGN(auto opened,
-                 open_tokens({source.path, source.type}, needs, inputs, batch, options));
-    for (size_t i = 0; i < inputs.size(); ++i) feeds[inputs[i]] = std::move(opened[i]);
-    return ok_status();
-  }
+  const SourceSpan at{source.file.path()};
+  const std::vector<std::string> names = names_of(needs);
   std::vector<std::unique_ptr<Feed>> opened(needs.size());
-  if (source.kind == Source::Kind::kBatches) {
-    PIPER_ASSIGN(opened, open_batches(source.path, needs, batch, options));
+  if (source.input.empty()) {
+    PIPER_ASSIGN(opened, open_batches(source.file, needs, batch, options));
     if (std::none_of(opened.begin(), opened.end(),
                      [](const auto& feed) { return feed != nullptr; }))
-      return fail(SourceSpan{source.path}, "the file has no tensor batch/0/{}",
-                  join(names_of(needs), " or batch/0/"));
+      return fail(at, "the file has no tensor batch/0/{}", join(names, " or batch/0/"));
   } else {
-    const std::vector<std::string> names = names_of(needs);
     const auto found = std::find(names.begin(), names.end(), source.input);
     if (found == names.end())
       return fail("the plan has no input '{}'{}; it has {}", source.input,
                   did_you_mean(source.input, names), join(names, ", "));
     const size_t index = static_cast<size_t>(found - names.begin());
-    PIPER_ASSIGN(opened[index], open_rows(source.path, needs[index], batch, options));
+    PIPER_ASSIGN(opened[index], open_rows(source.file, needs[index], batch, options));
   }
   for (size_t i = 0; i < needs.size(); ++i) {
     if (!opened[i]) continue;
-    if (feeds[i])
-      return fail(SourceSpan{source.path}, "input '{}' already has another source", needs[i].name);
+    if (feeds[i]) return fail(at, "input '{}' already has another source", needs[i].name);
     feeds[i] = std::move(opened[i]);
   }
   return ok_status();
+}
+
+// Token files take the integer inputs that nothing else feeds.
+Result<std::shared_ptr<const TokenSet>> open_tokens_of(const Sources& sources,
+                                                       const DataOptions& options,
+                                                       std::span<const InputNeed> needs,
+                                                       int64_t batch,
+                                                       std::vector<std::unique_ptr<Feed>>& feeds) {
+  std::vector<int> inputs;
+  for (size_t i = 0; i < needs.size(); ++i)
+    if (!feeds[i] && is_integer(needs[i]) && needs[i].type.shape.size() == 2 &&
+        needs[i].batch_dim == 0)
+      inputs.push_back(static_cast<int>(i));
+  if (inputs.empty())
+    return fail("no integer input [batch, length] is left for the tokens of {}",
+                join(sources.token_names, ", "));
+  PIPER_ASSIGN(TokenFeeds opened, open_tokens(sources.tokens, needs, inputs, batch, options));
+  for (size_t i = 0; i < inputs.size(); ++i)
+    feeds[static_cast<size_t>(inputs[i])] = std::move(opened.feeds[i]);
+  return std::move(opened.set);
 }
 
 // Returns how many samples there are before they repeat; all feeds must agree.
@@ -121,6 +165,10 @@ Result<int64_t> count_samples(std::span<const InputNeed> needs,
     if (!extent || needs[i].batch_dim < 0) continue;
     if (!first) first = i;
     const Extent other = *feeds[*first]->extent();
+    if (other.mixed != extent->mixed)
+      return fail(
+          "of the samples of '{}' and '{}' one is of a mixture; they do not belong together",
+          needs[*first].name, needs[i].name);
     if (other.rows != extent->rows)
       return fail("the sources hold {} samples of input '{}' but {} of '{}'", other.rows,
                   needs[*first].name, extent->rows, needs[i].name);
@@ -143,70 +191,6 @@ int64_t tokens_per_step(std::span<const InputNeed> needs, int64_t batch) {
   return batch;
 }
 
-constexpr size_t kWhole = size_t{64} << 20;  // bytes: of larger files, blocks
-
-void add_content(Digester& digester, const Bytes& file) {
-  constexpr size_t kBlock = size_t{64} << 10;
-  const std::string_view text = as_text(file.span());
-  digester.add(fmt::format("{}\n", text.size()));
-  if (text.size() <= kWhole) return digester.add(text);
-  constexpr size_t kBlocks = kWhole / kBlock;
-  for (size_t i = 0; i < kBlocks; ++i)
-    digester.add(text.substr((text.size() - kBlock) / (kBlocks - 1) * i, kBlock));
-}
-
-// Keeps a source with what it was when it was opened.
-struct Opened {
-  Source source;
-  struct stat about = {};
-  std::string content;  // digest
-};
-
-Result<std::string> content_of(const std::string& path) {
-  PIPER_ASSIGN(const Bytes file, map_file(path));
-  Digester digester;
-  add_content(digester, file);
-  return digester.digest();
-}
-
-Result<Opened> look_at(Source source) {
-  Opened opened;
-  PIPER_ASSIGN(opened.content, content_of(source.path));
-  stat(source.path.c_str(), &opened.about);
-  opened.source = std::move(source);
-  return opened;
-}
-
-std::optional<struct stat> look_again(const Opened& opened) {
-  struct stat now = {};
-  const bool is_there = stat(opened.source.path.c_str(), &now) == 0 &&
-                        now.st_dev == opened.about.st_dev && now.st_ino == opened.about.st_ino;
-  return is_there ? std::optional(now) : std::nullopt;  // replaced: the job has the old one
-}
-
-// Returns whether the file is cut: past the end that it has now, its last page has zeros, which no
-// signal tells.
-bool is_cut(const Opened& opened) {
-  const auto now = look_again(opened);
-  return now && now->st_size < opened.about.st_size;
-}
-
-// Returns whether somebody has written to the file, whatever its times say: they can be set, all
-// except the one of the last change of anything. Of a file that is not read as a whole, such a
-// change is taken for a write unless something else of it has changed.
-bool is_written_to(const Opened& opened) {
-  const struct stat& then = opened.about;
-  const auto now = look_again(opened);
-  if (!now ||
-      (now->st_ctim.tv_sec == then.st_ctim.tv_sec && now->st_ctim.tv_nsec == then.st_ctim.tv_nsec))
-    return false;
-  const Result<std::string> content = content_of(opened.source.path);
-  if (!content || *content != opened.content) return true;
-  const bool has_other = now->st_mode != then.st_mode || now->st_uid != then.st_uid ||
-                         now->st_gid != then.st_gid || now->st_nlink != then.st_nlink;
-  return static_cast<size_t>(now->st_size) > kWhole && !has_other;
-}
-
 // Says how the samples of a job fall on its steps.
 struct Pace {
   int64_t batch = 1, first_step = 0, first_sample = 0;
@@ -220,65 +204,51 @@ struct Pace {
 
 class Batches final : public BatchSource {
  public:
-  Batches(std::vector<std::unique_ptr<Feed>> feeds, int64_t samples, int64_t tokens, Pace pace,
-          std::vector<Opened> sources)
+  Batches(std::vector<std::unique_ptr<Feed>> feeds, std::shared_ptr<const TokenSet> tokens,
+          std::vector<ArraySource> arrays, int64_t samples, int64_t tokens_per_step, Pace pace)
       : feeds_(std::move(feeds)),
+        tokens_(std::move(tokens)),
+        arrays_(std::move(arrays)),
         samples_(samples),
-        tokens_(tokens),
-        pace_(pace),
-        sources_(std::move(sources)) {
-    for (const auto& feed : feeds_)
-      source_of_.push_back(
-          &*std::find_if(sources_.begin(), sources_.end(),
-                         [&](const Opened& opened) { return opened.source.path == feed->path(); }));
-  }
+        tokens_per_step_(tokens_per_step),
+        pace_(pace) {}
   Status read(int64_t step, int input, int64_t first, int64_t count, std::byte* to) const override {
     PIPER_CHECK(step >= pace_.first_step);
     const Feed& feed = *feeds_[static_cast<size_t>(input)];
-    const MappedRead reading(feed.path());
     Status read = feed.read({pace_.sample_of(step) + first, count, step, first}, to);
     PIPER_TRY(check_losses());  // the graver one
-    const Opened& opened = *source_of_[static_cast<size_t>(input)];
-    return is_cut(opened) ? Status(loss_of(opened.source.path)) : read;
+    return read;
   }
   int64_t steps() const override { return pace_.steps_of(samples_); }
   std::vector<std::pair<std::string, int64_t>> consumed(int64_t step) const override {
+    const int64_t samples = pace_.sample_of(step);
     std::vector<std::pair<std::string, int64_t>> counts;
-    for (const Opened& opened : sources_)
-      counts.emplace_back(opened.source.name, pace_.sample_of(step));
+    if (tokens_) counts = tokens_->consumed(samples);
+    for (const ArraySource& source : arrays_) counts.emplace_back(source.name, samples);
     return counts;
   }
-  int64_t tokens_per_step() const override { return tokens_; }
+  int64_t tokens_per_step() const override { return tokens_per_step_; }
+  std::string describe() const override { return tokens_ ? tokens_->describe() : ""; }
   std::string digest() const override {
     Digester digester;
-    for (const auto& [source, about, content] : sources_)
-      digester.add(fmt::format("{} {} {}\n{}\n", static_cast<int>(source.kind),
-                               static_cast<int>(source.type), source.input, content));
+    for (const ArraySource& source : arrays_)
+      digester.add(fmt::format("array {}\n{}\n", source.input, source.file.content()));
+    if (tokens_) digester.add(tokens_->print_content());
     return digester.digest().substr(0, 16);
   }
   Status check() const override {
     PIPER_TRY(check_losses());
-    for (const Opened& opened : sources_)
-      if (is_cut(opened)) return loss_of(opened.source.path);
-    for (const Opened& opened : sources_)
-      if (is_written_to(opened))
-        return fail(
-                   "'{}' was written to while it was in use: what was read before and after does "
-                   "not belong together",
-                   opened.source.path)
-            .with_code(ExitCode::kStorage)
-            .with_note(
-                "help: write beside it and rename; a job keeps to the file that it has opened");
-    return ok_status();
+    for (const ArraySource& source : arrays_) PIPER_TRY(source.file.check());
+    return tokens_ ? tokens_->check() : ok_status();
   }
 
  private:
   std::vector<std::unique_ptr<Feed>> feeds_;
+  std::shared_ptr<const TokenSet> tokens_;
+  std::vector<ArraySource> arrays_;
   int64_t samples_;  // before they repeat
-  int64_t tokens_;
+  int64_t tokens_per_step_;
   Pace pace_;
-  std::vector<Opened> sources_;
-  std::vector<const Opened*> source_of_;  // by feed
 };
 
 }  // namespace
@@ -291,29 +261,24 @@ Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
   if (pace.first_step < 0 || pace.first_sample < 0)
     return fail("data cannot begin with step {} at sample {}", pace.first_step, pace.first_sample);
   for (const InputNeed& need : needs) PIPER_TRY(check_need(need, batch));
-  std::vector<Source> sources;
-  for (const std::string& text : options.sources) {
-    PIPER_ASSIGN(Source source, parse_source(text));
-    sources.push_back(std::move(source));
-  }
-  std::stable_sort(sources.begin(), sources.end(), [](const Source& a, const Source& b) {
-    return (a.kind == Source::Kind::kTokens) < (b.kind == Source::Kind::kTokens);
-  });
+  Sources sources;
+  for (const std::string& text : options.sources) PIPER_TRY(add_source(text, sources));
   std::vector<std::unique_ptr<Feed>> feeds(needs.size());
-  for (const Source& source : sources) PIPER_TRY(open_source(source, options, needs, batch, feeds));
+  for (const ArraySource& source : sources.arrays)
+    PIPER_TRY(open_arrays(source, options, needs, batch, feeds));
+  std::shared_ptr<const TokenSet> tokens;
+  if (!sources.token_names.empty()) {
+    PIPER_ASSIGN(tokens, open_tokens_of(sources, options, needs, batch, feeds));
+  }
   for (size_t i = 0; i < needs.size(); ++i)
     if (!feeds[i])
       return fail("no data source feeds input '{}' ({})", needs[i].name, to_string(needs[i].type))
           .with_note("help: give --data TOKENS.bin, --data " + needs[i].name +
                      "=FILE.npy or --data FILE.safetensors");
   PIPER_ASSIGN(const int64_t samples, count_samples(needs, feeds));
-  std::vector<Opened> opened;
-  for (Source& source : sources) {
-    PIPER_ASSIGN(Opened one, look_at(std::move(source)));
-    opened.push_back(std::move(one));
-  }
-  return std::unique_ptr<BatchSource>(std::make_unique<Batches>(
-      std::move(feeds), samples, tokens_per_step(needs, batch), pace, std::move(opened)));
+  return std::unique_ptr<BatchSource>(
+      std::make_unique<Batches>(std::move(feeds), std::move(tokens), std::move(sources.arrays),
+                                samples, tokens_per_step(needs, batch), pace));
 }
 
 }  // namespace piper

@@ -1,67 +1,83 @@
-// A token file of n tokens is cut into (n − 1) / T windows of T + 1 tokens, at stride T: ids are
-// its first T tokens, labels its last T.
+// What inputs take of windows of tokens: ids are the first T tokens of a window's T + 1, labels its
+// last T; positions and numbers of documents follow from where documents begin.
+#include <algorithm>
 #include <cstring>
 
-#include "feed.h"
+#include "token_set.h"
 
 namespace piper {
 namespace {
 
-int64_t token_bytes(TokenType type) {
-  return type == TokenType::kU8 ? 1 : type == TokenType::kU16 ? 2 : 4;
-}
-
-uint64_t mix(uint64_t x) {  // splitmix64's finaliser
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-  return x ^ x >> 31;
-}
+enum class Take { kIds, kLabels, kPositions, kDocuments };
 
 class TokenFeed final : public Feed {
  public:
-  TokenFeed(Bytes data, TokenFile file, InputNeed need, int64_t shift, RowOrder order)
-      : data_(std::move(data)),
-        file_(std::move(file)),
-        need_(std::move(need)),
-        shift_(shift),
-        order_(order) {}
+  TokenFeed(std::shared_ptr<const TokenSet> set, InputNeed need, Take take)
+      : set_(std::move(set)), need_(std::move(need)), take_(take) {}
 
-  const std::string& path() const override { return file_.path; }
-  std::optional<Extent> extent() const override { return order_.extent(); }
+  std::optional<Extent> extent() const override { return set_->extent(); }
 
-  Status read(const SampleCut& range, std::byte* to) const override {
+  Status read(const SampleCut& cut, std::byte* to) const override {
     const int64_t length = need_.type.shape[1];
-    for (int64_t i = 0; i < range.count; ++i) {
-      const int64_t start = order_.row(range.sample + i) * length + shift_;
-      for (int64_t t = 0; t < length; ++t) {
-        const int64_t token = load(start + t);
-        if (need_.low <= need_.high && (token < need_.low || token > need_.high))
-          return outside(token, start + t, range.step, range.first + i);
-        store(to, i * length + t, token);
-      }
+    for (int64_t i = 0; i < cut.count; ++i) {
+      const TokenSet::Window window = set_->window(cut.sample + i);
+      std::byte* const row = to + i * length * info(need_.type.dtype).bytes;
+      PIPER_TRY(read_mapped(window.shard->file, [&] {
+        return take_ == Take::kIds || take_ == Take::kLabels
+                   ? copy_tokens(window, {cut.sample, 1, cut.step, cut.first + i}, row)
+                   : count_documents(window, row);
+      }));
+      PIPER_TRY(check_companions(*window.shard));
     }
     return ok_status();
   }
 
  private:
-  Error outside(int64_t token, int64_t position, int64_t step, int64_t sample) const {
+  Status copy_tokens(const TokenSet::Window& window, const SampleCut& cut, std::byte* to) const {
+    const TokenShard& shard = *window.shard;
+    const int64_t length = need_.type.shape[1];
+    const int64_t first = window.start + (take_ == Take::kLabels ? 1 : 0);
+    const bool may_ignore = take_ == Take::kLabels && need_.ignore != INT64_MIN;
+    std::optional<DocumentWalk> walk;
+    if (may_ignore && shard.has_documents()) walk.emplace(shard, first);
+    for (int64_t t = 0; t < length; ++t) {
+      const int64_t token = shard.token(first + t);
+      if ((walk && walk->begins(first + t)) || (may_ignore && shard.is_masked(first + t))) {
+        store(to, t, need_.ignore);
+        continue;
+      }
+      if (token < 0 || (need_.low <= need_.high && (token < need_.low || token > need_.high)))
+        return outside(shard, token, first + t, cut);
+      store(to, t, token);
+    }
+    return ok_status();
+  }
+  Status count_documents(const TokenSet::Window& window, std::byte* to) const {
+    const TokenShard& shard = *window.shard;
+    std::optional<DocumentWalk> walk;
+    if (shard.has_documents()) walk.emplace(shard, window.start);
+    int64_t document = 0, begin = 0;
+    for (int64_t t = 0; t < need_.type.shape[1]; ++t) {
+      if (walk && walk->begins(window.start + t) && t > 0) ++document, begin = t;
+      store(to, t, take_ == Take::kPositions ? t - begin : document);
+    }
+    return ok_status();
+  }
+  static Status check_companions(const TokenShard& shard) {
+    if (shard.index && shard.index->file().is_cut()) return loss_of(shard.index->file().path());
+    if (shard.mask_file && shard.mask_file->is_cut()) return loss_of(shard.mask_file->path());
+    return ok_status();
+  }
+  Error outside(const TokenShard& shard, int64_t token, int64_t position,
+                const SampleCut& cut) const {
     Error error =
-        fail(SourceSpan{file_.path},
+        fail(SourceSpan{shard.file.path()},
              "token {} at position {} of the file (input '{}', step {}, sample {}) is outside {}",
-             token, position, need_.name, step + 1, sample, print_range(need_));
-    if (file_.type == TokenType::kU8) return error;
+             token, position, need_.name, cut.step + 1, cut.first, print_range(need_));
+    if (shard.form != "raw" || shard.type == TokenType::kU8) return error;
     return std::move(error).with_note(
         fmt::format("help: {} bytes are read as a token; {}:u8 reads each byte",
-                    token_bytes(file_.type), file_.path));
-  }
-  int64_t load(int64_t index) const {
-    const std::byte* at = data_.data + index * token_bytes(file_.type);
-    if (file_.type == TokenType::kU8) return static_cast<uint8_t>(*at);
-    uint16_t u16 = 0;
-    uint32_t u32 = 0;
-    if (file_.type == TokenType::kU16) return std::memcpy(&u16, at, 2), u16;
-    return std::memcpy(&u32, at, 4), u32;
+                    info(shard.type).bytes, shard.file.path()));
   }
   void store(std::byte* to, int64_t index, int64_t token) const {
     const auto narrow = static_cast<int32_t>(token);
@@ -71,11 +87,9 @@ class TokenFeed final : public Feed {
       std::memcpy(to + index * 4, &narrow, 4);
   }
 
-  Bytes data_;
-  TokenFile file_;
+  std::shared_ptr<const TokenSet> set_;
   InputNeed need_;
-  int64_t shift_;
-  RowOrder order_;
+  Take take_;
 };
 
 bool takes_next(const InputNeed& need) {
@@ -83,71 +97,104 @@ bool takes_next(const InputNeed& need) {
          need.name.find("target") != std::string::npos;
 }
 
-// Returns which input takes the tokens one further: -1 for none, else its position in `inputs`.
-Result<int> find_labels(const SourceSpan& at, std::span<const InputNeed> needs,
-                        const std::vector<int>& inputs) {
-  if (inputs.size() == 1) return -1;
+// Returns what each of the inputs takes.
+Result<std::vector<Take>> find_takes(std::span<const InputNeed> needs,
+                                     const std::vector<int>& inputs) {
+  std::vector<Take> takes;
   std::vector<std::string> names;
-  for (int input : inputs) names.push_back(fmt::format("'{}'", needs[input].name));
-  if (inputs.size() != 2)
-    return fail(at, "a token file feeds one or two integer inputs [batch, length]; here are {}{}{}",
-                inputs.size(), inputs.empty() ? "" : ": ", join(names, ", "));
-  const bool first = takes_next(needs[inputs[0]]), second = takes_next(needs[inputs[1]]);
-  if (first == second)
+  int labels = 0;
+  for (const int input : inputs) {
+    const InputNeed& need = needs[static_cast<size_t>(input)];
+    const bool positions = need.name == "position_ids" || need.name == "positions";
+    const bool documents = need.name == "document_ids" || need.name == "segment_ids";
+    takes.push_back(positions          ? Take::kPositions
+                    : documents        ? Take::kDocuments
+                    : takes_next(need) ? Take::kLabels
+                                       : Take::kIds);
+    if (positions || documents) continue;
+    names.push_back(fmt::format("'{}'", need.name));
+    if (takes.back() == Take::kLabels) ++labels;
+  }
+  if (names.size() > 2)
+    return fail("a token file feeds one or two integer inputs [batch, length]; here are {}: {}",
+                names.size(), join(names, ", "));
+  if (names.size() == 2 && labels != 1)
     return fail(
-        at,
         "which of {} takes the next tokens? Exactly one name must contain \"label\" or \"target\"",
         join(names, " and "));
-  return first ? 0 : 1;
+  if (names.size() == 1) std::replace(takes.begin(), takes.end(), Take::kLabels, Take::kIds);
+  return takes;
+}
+
+// Fails where something is asked for that no input takes, or an input asks for what is not known.
+Status check_documents(const TokenSet& set, std::span<const InputNeed> needs,
+                       const std::vector<int>& inputs, const std::vector<Take>& takes) {
+  bool ignores = false, takes_any = false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const InputNeed& need = needs[static_cast<size_t>(inputs[i])];
+    ignores |= takes[i] == Take::kLabels && need.ignore != INT64_MIN;
+    takes_any |= takes[i] == Take::kPositions || takes[i] == Take::kDocuments;
+    const int64_t most = need.type.shape[1] - 1;
+    if (takes[i] == Take::kPositions && need.low <= need.high && (need.low > 0 || need.high < most))
+      return fail("input '{}' takes positions from 0 to {}, but {} are legal", need.name, most,
+                  print_range(need));
+    if (takes[i] != Take::kDocuments) continue;
+    if (need.low <= need.high && (need.low > 0 || need.high < most))
+      return fail("input '{}' takes numbers of documents from 0 to {}, but {} are legal", need.name,
+                  most, print_range(need));
+    for (const TokenShard* shard : set.shards())
+      if (!shard->has_documents())
+        return fail(SourceSpan{shard->file.path()},
+                    "input '{}' takes numbers of documents; nothing says where those of this file "
+                    "end",
+                    need.name)
+            .with_note("help: --data " + shard->file.path() + ":separator=TOKEN");
+  }
+  for (const TokenShard* shard : set.shards()) {
+    if (shard->mask_file && !ignores)
+      return fail(SourceSpan{shard->mask_file->path()},
+                  "a mask needs labels with a value that the loss ignores; the model has none");
+    if (shard->separator && !ignores && !takes_any)
+      return fail(SourceSpan{shard->file.path()},
+                  "no input takes what separator {} says: none is named position_ids, positions, "
+                  "document_ids or segment_ids, and labels have no value that the loss ignores",
+                  *shard->separator);
+  }
+  return ok_status();
+}
+
+Error at_file(Error error, const TokenSet& set) {
+  if (error.at.file.empty()) error.at.file = set.shards()[0]->file.path();
+  return error;
 }
 
 }  // namespace
 
-int64_t permuted(uint64_t seed, int64_t epoch, int64_t index, int64_t n) {
-  int half = 1;
-  while (uint64_t{1} << (2 * half) < static_cast<uint64_t>(n)) ++half;
-  const uint64_t mask = (uint64_t{1} << half) - 1;
-  const uint64_t key = mix(mix(seed) ^ static_cast<uint64_t>(epoch));
-  uint64_t x = static_cast<uint64_t>(index);
-  do {
-    uint64_t left = x >> half, right = x & mask;
-    for (uint64_t round = 0; round < 6; ++round) {
-      const uint64_t next = left ^ (mix(key + round * 0x2545f4914f6cdd1du + right) & mask);
-      left = right;
-      right = next;
-    }
-    x = left << half | right;
-  } while (x >= static_cast<uint64_t>(n));
-  return static_cast<int64_t>(x);
-}
-
-Result<std::vector<std::unique_ptr<Feed>>> open_tokens(const TokenFile& file,
-                                                       std::span<const InputNeed> needs,
-                                                       const std::vector<int>& inputs,
-                                                       int64_t batch, const DataOptions& options) {
-  const SourceSpan at{file.path};
-  PIPER_ASSIGN(const int labels, find_labels(at, needs, inputs));
-  const int64_t length = needs[inputs[0]].type.shape[1];
-  for (int input : inputs)
-    if (needs[input].type.shape[1] != length)
+Result<TokenFeeds> open_tokens(const TokenSpec& spec, std::span<const InputNeed> needs,
+                               const std::vector<int>& inputs, int64_t batch,
+                               const DataOptions& options) {
+  const InputNeed& one = needs[static_cast<size_t>(inputs[0])];
+  const int64_t length = one.type.shape[1];
+  if (length <= 0) return fail("input '{}' is {}; no token fits", one.name, to_string(one.type));
+  PIPER_ASSIGN(const auto set, TokenSet::open(spec, length, options));
+  const SourceSpan at{set->shards()[0]->file.path()};
+  for (const int input : inputs)
+    if (const InputNeed& need = needs[static_cast<size_t>(input)]; need.type.shape[1] != length)
       return fail(
           at, "inputs '{}' and '{}' have the lengths {} and {}; one token file cannot feed both",
-          needs[inputs[0]].name, needs[input].name, length, needs[input].type.shape[1]);
-  PIPER_ASSIGN(const Bytes data, map_file(file.path));
-  const int64_t width = token_bytes(file.type);
-  if (data.size % static_cast<size_t>(width) != 0)
-    return fail(at, "{} bytes are no whole number of {}-byte tokens", data.size, width);
-  const int64_t tokens = static_cast<int64_t>(data.size) / width;
-  const int64_t windows = tokens == 0 || length == 0 ? 0 : (tokens - 1) / length;
-  if (windows < batch)
-    return fail(at, "{} tokens make {} windows of {} + 1; a batch needs {}", tokens, windows,
-                length, batch);
-  const RowOrder order(windows, options.shuffle, options.seed);
-  std::vector<std::unique_ptr<Feed>> feeds;
+          one.name, need.name, length, need.type.shape[1]);
+  const auto takes = find_takes(needs, inputs);
+  if (!takes) return at_file(takes.error(), *set);
+  if (set->windows() < batch)
+    return fail(at, "{} tokens make {} windows of {} + 1; a batch needs {}", set->tokens(),
+                set->windows(), length, batch);
+  if (Status fits = check_documents(*set, needs, inputs, *takes); !fits)
+    return at_file(fits.error(), *set);
+  TokenFeeds opened{set, {}};
   for (size_t i = 0; i < inputs.size(); ++i)
-    feeds.push_back(std::make_unique<TokenFeed>(data, file, needs[inputs[i]],
-                                                labels == static_cast<int>(i) ? 1 : 0, order));
-  return feeds;
+    opened.feeds.push_back(
+        std::make_unique<TokenFeed>(set, needs[static_cast<size_t>(inputs[i])], (*takes)[i]));
+  return opened;
 }
 
 }  // namespace piper

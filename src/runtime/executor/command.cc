@@ -289,8 +289,10 @@ class Watch {
 };
 
 // Returns what is said before the first step. (Whoever does not read it hinders nothing.)
-std::string introduce(const RunOptions& options, const PlanSet& set) {
+std::string introduce(const RunOptions& options, const Loaded& loaded) {
+  const PlanSet& set = loaded.set;
   std::string text = print_cores(options.job, set) + "\n";
+  if (loaded.data) text += loaded.data->describe();
   if (options.job.helper == HelperThread::kOn && !can_overlap(set))
     text += "no helper has anything to do: all that communicates is on streams that compute\n";
   if (const int64_t host = most_on_host(set); host > 0)
@@ -310,7 +312,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
                               Voice& voice) {
   const bool speaks = loaded.rank == 0 || !loaded.is_process();
   if (speaks && options.on_plans) PIPER_TRY(options.on_plans(loaded.set));
-  if (speaks) std::fputs(introduce(options, loaded.set).c_str(), stderr);
+  if (speaks) std::fputs(introduce(options, loaded).c_str(), stderr);
   Watch watch(options, loaded, voice, speaks);
   PIPER_ASSIGN(const JobResult result, run_ranks(options, loaded, transport));
   const auto write = [&] {

@@ -1,0 +1,143 @@
+// Opens data files, compares them with what they were, and finds those that patterns name.
+#include "files.h"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "piper/base/digester.h"
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+
+void add_content(Digester& digester, const Bytes& file, size_t compared) {
+  constexpr size_t kBlock = size_t{64} << 10;
+  const std::string_view text = as_text(file.span());
+  digester.add(fmt::format("{}\n", text.size()));
+  if (text.size() <= compared) return digester.add(text);
+  const size_t blocks = compared / kBlock;
+  for (size_t i = 0; i < blocks; ++i)
+    digester.add(text.substr((text.size() - kBlock) / (blocks - 1) * i, kBlock));
+}
+
+Result<std::string> content_of(const std::string& path, size_t compared) {
+  PIPER_ASSIGN(const Bytes file, map_file(path));
+  Digester digester;
+  add_content(digester, file, compared);
+  return digester.digest();
+}
+
+bool has_tokens(const fs::path& path) {
+  const std::string extension = path.extension().string();
+  return extension == ".bin" || extension == ".npy" || extension == ".safetensors";
+}
+
+// Returns the names of the regular files of a folder that are not hidden, sorted.
+std::vector<std::string> files_of(const fs::path& folder) {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder.empty() ? "." : folder, ignored))
+    if (entry.is_regular_file(ignored) && !entry.path().filename().string().starts_with("."))
+      names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::vector<std::string> match_files(const std::string& pattern) {
+  std::vector<std::string> found;
+  glob_t result = {};
+  std::error_code ignored;
+  if (glob(pattern.c_str(), GLOB_NOSORT, nullptr, &result) == 0)
+    for (size_t i = 0; i < result.gl_pathc; ++i)
+      if (fs::is_regular_file(result.gl_pathv[i], ignored)) found.push_back(result.gl_pathv[i]);
+  globfree(&result);
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+// Says what the nearest folder that exists has.
+Error nothing_found(const std::string& text) {
+  fs::path folder = fs::path(text).parent_path();
+  std::error_code ignored;
+  while (!folder.empty() && !fs::is_directory(folder, ignored) && folder != folder.parent_path())
+    folder = folder.parent_path();
+  const std::vector<std::string> names = files_of(folder);
+  Error error = fail("no file is named '{}'{}", text,
+                     did_you_mean(fs::path(text).filename().string(), names));
+  constexpr size_t kMost = 5;
+  const size_t shown = std::min(names.size(), kMost);
+  std::string has = join(std::span(names).first(shown), ", ");
+  if (names.size() > shown) has += fmt::format(" and {} others", names.size() - shown);
+  return std::move(error).with_note(fmt::format("{} has {}", folder.empty() ? "." : folder.string(),
+                                                names.empty() ? "no files" : has));
+}
+
+}  // namespace
+
+Result<DataFile> DataFile::open(const std::string& path, size_t compared) {
+  DataFile file;
+  file.path_ = path;
+  file.compared_ = compared;
+  PIPER_ASSIGN(file.content_, content_of(path, compared));
+  stat(path.c_str(), &file.about_);
+  return file;
+}
+
+std::optional<struct stat> DataFile::look_again() const {
+  struct stat now = {};
+  const bool is_there =
+      stat(path_.c_str(), &now) == 0 && now.st_dev == about_.st_dev && now.st_ino == about_.st_ino;
+  return is_there ? std::optional(now) : std::nullopt;
+}
+
+bool DataFile::is_cut() const {
+  const auto now = look_again();
+  return now && now->st_size < about_.st_size;
+}
+
+// Times can be set, all except the one of the last change of anything. Of a file that is not
+// compared as a whole, such a change is taken for a write unless something else of it has changed.
+bool DataFile::is_written_to() const {
+  const auto now = look_again();
+  if (!now || (now->st_ctim.tv_sec == about_.st_ctim.tv_sec &&
+               now->st_ctim.tv_nsec == about_.st_ctim.tv_nsec))
+    return false;
+  const Result<std::string> content = content_of(path_, compared_);
+  if (!content || *content != content_) return true;
+  const bool has_other = now->st_mode != about_.st_mode || now->st_uid != about_.st_uid ||
+                         now->st_gid != about_.st_gid || now->st_nlink != about_.st_nlink;
+  return static_cast<size_t>(now->st_size) > compared_ && !has_other;
+}
+
+Status DataFile::check() const {
+  if (is_cut()) return loss_of(path_);
+  if (!is_written_to()) return ok_status();
+  return fail(
+             "'{}' was written to while it was in use: what was read before and after does "
+             "not belong together",
+             path_)
+      .with_code(ExitCode::kStorage)
+      .with_note("help: write beside it and rename; a job keeps to the file that it has opened");
+}
+
+Result<std::vector<std::string>> find_data_files(const std::string& text) {
+  std::error_code ignored;
+  if (fs::is_directory(text, ignored)) {
+    std::vector<std::string> found;
+    for (const std::string& name : files_of(text))
+      if (has_tokens(name)) found.push_back((fs::path(text) / name).string());
+    if (found.empty())
+      return nothing_found((fs::path(text) / "*.bin").string())
+          .with_note("help: of a folder, files that end in .bin, .npy or .safetensors are read");
+    return found;
+  }
+  if (fs::exists(text, ignored)) return std::vector{text};  // whatever characters it has
+  std::vector<std::string> found = match_files(text);
+  if (found.empty()) return nothing_found(text);
+  return found;
+}
+
+}  // namespace piper
