@@ -38,13 +38,14 @@ const AttentionCut* AxisWalk::attention_of(const Node& node) const {
   return nullptr;
 }
 
-void AxisWalk::attend(NodeId id, const Node& node, const Loops& loops, const AttentionCut& how) {
+void AxisWalk::lower_attention(NodeId id, const Node& node, const Loops& loops,
+                               const AttentionCut& how) {
   const std::optional<LoopCut> tokens = tokens_of(node, loops, how);
   if (!tokens) return;
   const LoopCut queries = *tokens, heads{letters(loops, node, 0, false)[0], 1};
   LoopCut keys = queries;
   keys.letter = letters(loops, node, 1, true)[0];
-  if (how.by == AttentionBy::kGather) return take(id, node, choose(node, loops, queries));
+  if (how.by == AttentionBy::kGather) return rewrite(id, node, choose(node, loops, queries));
   const bool in_turn = how.by == AttentionBy::kRing;
   const Layout k = layout_of(loops.input(1), in_turn ? keys : heads).value_or(Layout{});
   const int64_t extent =
@@ -55,33 +56,33 @@ void AxisWalk::attend(NodeId id, const Node& node, const Loops& loops, const Att
                               in_turn ? "keys" : "heads of keys", ranks_, cut_.name));
   if (in_turn && node.outputs.size() > 3 && type_of(node.inputs[mask_of(node)]).shape[2] == 1)
     return refuse(node, how, "trains a mask that all queries share, which is not done by ring");
-  if (in_turn) return attend_in_turn(id, node, loops, choose(node, loops, queries), keys);
-  attend_by_heads(id, node, choose(node, loops, heads), *layout_of(loops.output(0), queries));
+  if (in_turn) return lower_in_turn(id, node, loops, choose(node, loops, queries), keys);
+  lower_by_heads(id, node, choose(node, loops, heads), *layout_of(loops.output(0), queries));
 }
 
 void AxisWalk::refuse(const Node& node, const AttentionCut& how, const std::string& why) {
   std::vector<std::string> types;
   for (size_t i = 0; i < 3; ++i) types.push_back(to_string(type_of(node.inputs[i])));
-  wrong_ = fail(how.at, "shard: attention in {} {}", quote_control(node.scope), why)
+  error_ = fail(how.at, "shard: attention in {} {}", quote_control(node.scope), why)
                .with_note("its queries, keys and values are " + join(types, ", "));
 }
 
 // Returns how the queries' tokens are cut.
 std::optional<LoopCut> AxisWalk::tokens_of(const Node& node, const Loops& loops,
                                            const AttentionCut& how) {
-  const Layout& lies = lies_[node.inputs[0].index()];
+  const Layout& lies = layout_[node.inputs[0].index()];
   const auto cut =
       lies.kind == kCut ? cut_of(loops.input(0), lies, ranks_) : std::optional<LoopCut>();
   if (cut && cut->letter == letters(loops, node, 0, true)[0] && is_legal(loops, *cut)) return cut;
   refuse(node, how, fmt::format("has no tokens in blocks over '{}'", cut_.name));
-  wrong_->notes.push_back(lies.kind == kCut
+  error_->notes.push_back(lies.kind == kCut
                               ? fmt::format("its queries are cut at dim {} over it", lies.dim)
                               : "its queries are whole on each of its ranks");
   bool cuts_tokens = false;
   for (const ShardSeed& seed : cut_.seeds)
     if (const Value& value = graph_.value(seed.value); value.kind == ValueKind::kInput) {
       cuts_tokens = cuts_tokens || seed.dim == 1;
-      wrong_->notes.push_back(fmt::format("'{}' is cut at dim {} over it at line {}",
+      error_->notes.push_back(fmt::format("'{}' is cut at dim {} over it at line {}",
                                           quote_control(value.name), seed.dim, seed.at.line));
     }
   const auto together =
@@ -90,11 +91,11 @@ std::optional<LoopCut> AxisWalk::tokens_of(const Node& node, const Loops& loops,
       });
   if (cuts_tokens && together != conversions_.end()) {
     const Node& reader = graph_.node(together->reader);
-    wrong_->notes.push_back(fmt::format("'{}' is put together for {} in {}",
+    error_->notes.push_back(fmt::format("'{}' is put together for {} in {}",
                                         quote_control(graph_.value(together->value).name),
                                         reader.op, quote_control(reader.scope)));
   }
-  wrong_->notes.push_back(
+  error_->notes.push_back(
       cuts_tokens
           ? fmt::format(
                 "help: `shard: {{match: \"**\", dim: none, over: {}}}` keeps weights whole, "
@@ -106,18 +107,18 @@ std::optional<LoopCut> AxisWalk::tokens_of(const Node& node, const Loops& loops,
 }
 
 // What attention makes has tokens in blocks again for all others; its gradient has it as it was.
-void AxisWalk::attend_by_heads(NodeId id, const Node& node, const Choice& choice,
-                               const Layout& tokens) {
-  take(id, node, choice);
+void AxisWalk::lower_by_heads(NodeId id, const Node& node, const Choice& choice,
+                              const Layout& tokens) {
+  rewrite(id, node, choice);
   const ValueId y = node.outputs[0];
-  if (is_gradient(node) || now_[y.index()] != y) return;
-  now_[y.index()] = convert(y, tokens, id);
-  lies_[y.index()] = tokens;
+  if (is_gradient(node) || current_value_[y.index()] != y) return;
+  current_value_[y.index()] = convert(y, tokens, id);
+  layout_[y.index()] = tokens;
   converted_[key_of(y, choice.makes[0], id)] = y;
 }
 
-void AxisWalk::attend_in_turn(NodeId id, const Node& node, const Loops& loops, Choice choice,
-                              const LoopCut& keys) {
+void AxisWalk::lower_in_turn(NodeId id, const Node& node, const Loops& loops, Choice choice,
+                             const LoopCut& keys) {
   for (const size_t i : {1, 2}) choice.needs[i] = *layout_of(loops.input(i), keys);
   if (is_gradient(node))
     for (const size_t o : {1, 2}) choice.makes[o] = *layout_of(loops.output(o), keys);
@@ -133,14 +134,15 @@ void AxisWalk::attend_in_turn(NodeId id, const Node& node, const Loops& loops, C
   const auto first = std::find_if(nodes_.begin() + static_cast<std::ptrdiff_t>(before),
                                   nodes_.end(), is_attention);
   const auto at = static_cast<size_t>(first - nodes_.begin());
-  was_[at] = id;
+  source_node_[at] = id;
   for (Conversion& one : conversions_)
     if (one.node.index() >= before) one.reader = id;
-  settle(id, node, choice);
+  record_layouts(id, node, choice);
 }
 
 // Returns its own queries with the keys of the rank `turn` before.
-Node AxisWalk::at_turn(const Node& placed, ValueId k, ValueId v, const LoopCut& cut, int64_t turn) {
+Node AxisWalk::with_keys_of(const Node& placed, ValueId k, ValueId v, const LoopCut& cut,
+                            int64_t turn) {
   Node node = placed;
   node.inputs[1] = k, node.inputs[2] = v;
   const size_t mask = mask_of(node), first = mask + 2;
@@ -165,7 +167,7 @@ void AxisWalk::merge_turns(const Node& whole, const Node& placed, const Choice& 
   std::vector<ValueId> made;
   ValueId k = placed.inputs[1], v = placed.inputs[2];
   for (int64_t turn = 0; turn < ranks_; ++turn) {
-    const Node step = at_turn(placed, k, v, keys, turn);
+    const Node step = with_keys_of(placed, k, v, keys, turn);
     const bool is_last = turn + 1 == ranks_;
     if (!is_last) k = rotated(k, whole.inputs[1], choice.needs[1], placed);
     if (!is_last) v = rotated(v, whole.inputs[2], choice.needs[2], placed);
@@ -198,7 +200,7 @@ void AxisWalk::add_turns(const Node& whole, const Node& placed, const Choice& ch
   std::vector<ValueId> own, others;
   ValueId k = placed.inputs[1], v = placed.inputs[2];
   for (int64_t turn = 0; turn < ranks_; ++turn) {
-    const Node step = at_turn(placed, k, v, keys, turn);
+    const Node step = with_keys_of(placed, k, v, keys, turn);
     if (turn + 1 < ranks_) k = on(1, k), v = on(2, v);
     for (size_t o = 0; o < others.size(); ++o) others[o] = on(o, others[o]);
     const std::vector<ValueId> part = put(step, whole.outputs, choice.makes);
@@ -241,7 +243,7 @@ std::vector<ValueId> AxisWalk::put(Node node, std::span<const ValueId> like,
   }
   std::vector<ValueId> made = node.outputs;
   nodes_.push_back(std::move(node));
-  was_.emplace_back();
+  source_node_.emplace_back();
   return made;
 }
 

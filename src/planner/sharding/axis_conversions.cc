@@ -7,7 +7,7 @@ double AxisWalk::cost_of(const TensorType& type, const Layout& from, const Layou
   const double all = static_cast<double>(type.bytes()), n = static_cast<double>(ranks_);
   const double most = all * (n - 1) / n;
   if (from == to || from.kind == kWhole) return 0;
-  if (is_apart(from)) return to.kind == kWhole ? 2 * most : most;
+  if (is_partial(from)) return to.kind == kWhole ? 2 * most : most;
   if (from.kind == kRouted && to.kind == kWhole) return most / n + most;  // in blocks, then whole
   return is_exchange(from, to) ? most / n : most;  // of one dim: put together, then cut
 }
@@ -16,15 +16,15 @@ double AxisWalk::cost(ValueId id, const Layout& to) const {
   const Value& value = graph_.value(id);
   if (value.kind == ValueKind::kState && may_adopt(id)) return 0;
   if (is_there(id, to, NodeId(visited_))) return 0;
-  return cost_of(value.type, lies_[id.index()], to);
+  return cost_of(value.type, layout_[id.index()], to);
 }
 
 ValueId AxisWalk::read(ValueId id, const Layout& need, NodeId reader) {
   if (is_loaded_whole(id)) return read_input(id, need, reader);
-  if (need.kind == kCut && !need.mirrored && may_adopt(id)) lies_[id.index()] = need;
-  if (lies_[id.index()] == need) {
+  if (need.kind == kCut && !need.mirrored && may_adopt(id)) layout_[id.index()] = need;
+  if (layout_[id.index()] == need) {
     if (need.kind == kWhole) read_whole_[id.index()] = true;
-    return now_[id.index()];
+    return current_value_[id.index()];
   }
   return convert(id, need, reader);
 }
@@ -37,19 +37,19 @@ ValueId AxisWalk::read_input(ValueId id, const Layout& need, NodeId reader) {
   return converted_[key] = emit("OwnBlock", id, id, need, need, near, reader);
 }
 
-NodeId AxisWalk::place_of(ValueId id, NodeId reader) const {
+NodeId AxisWalk::converted_at(ValueId id, NodeId reader) const {
   const Value& value = graph_.value(id);
-  const bool is_sum = is_apart(lies_[id.index()]) || is_step_sum(graph_.node(reader));
+  const bool is_sum = is_partial(layout_[id.index()]) || is_step_sum(graph_.node(reader));
   return is_sum && value.kind == ValueKind::kNode ? value.producer : reader;
 }
 
 AxisWalk::Key AxisWalk::key_of(ValueId id, const Layout& to, NodeId reader) const {
-  Region region = region_of(graph_.node(place_of(id, reader)));
+  Region region = region_of(graph_.node(converted_at(id, reader)));
   const Value& value = graph_.value(id);
   // Blocks of another dim are no more than those that they are made of: they are kept for the
   // backward pass. So are rows that have been sent, and the numbers by which they were.
   const bool is_index = to.kind == kWhole && routes_.count(source_index(id).value) > 0;
-  if (value.kind == ValueKind::kNode && (is_exchange(lies_[id.index()], to) || is_index))
+  if (value.kind == ValueKind::kNode && (is_exchange(layout_[id.index()], to) || is_index))
     region.first = region_of(graph_.node(value.producer)).first;
   const int of = to.kind == kRouted ? to.by.value : to.dim;
   return {id.value, static_cast<int>(to.kind), of, to.outer, to.mirrored, std::move(region)};
@@ -58,9 +58,9 @@ AxisWalk::Key AxisWalk::key_of(ValueId id, const Layout& to, NodeId reader) cons
 ValueId AxisWalk::convert(ValueId id, const Layout& to, NodeId reader) {
   const Key key = key_of(id, to, reader);
   if (const auto known = converted_.find(key); known != converted_.end()) return known->second;
-  const Layout from = lies_[id.index()];
-  const Node near = graph_.node(place_of(id, reader));
-  ValueId made = now_[id.index()];
+  const Layout from = layout_[id.index()];
+  const Node near = graph_.node(converted_at(id, reader));
+  ValueId made = current_value_[id.index()];
   if (const std::optional<ValueId> moved = convert_source(id, to, reader))
     return converted_[key] = *moved;
   if (from.kind == kRouted || to.kind == kRouted) {
@@ -80,14 +80,14 @@ ValueId AxisWalk::convert(ValueId id, const Layout& to, NodeId reader) {
 }
 
 bool AxisWalk::widens(const Node& node) const {
-  return node.op == "Cast" && !is_apart(lies_[node.inputs[0].index()]) &&
+  return node.op == "Cast" && !is_partial(layout_[node.inputs[0].index()]) &&
          info(type_of(node.inputs[0]).dtype).is_float &&
          type_of(node.inputs[0]).bytes() < type_of(node.outputs[0]).bytes();
 }
 
 std::optional<Layout> AxisWalk::layout_of_source(ValueId id, const Layout& to) const {
   const Value& value = graph_.value(id);
-  if (value.kind != ValueKind::kNode || fixed_.count(id.value)) return std::nullopt;
+  if (value.kind != ValueKind::kNode || fixed_layout_.count(id.value)) return std::nullopt;
   const Node& node = graph_.node(value.producer);
   const Loops loops = loops_of(graph_, node);
   if (!only_moves(loops, node) && !widens(node)) return std::nullopt;
@@ -101,7 +101,7 @@ std::optional<Layout> AxisWalk::layout_of_source(ValueId id, const Layout& to) c
 }
 
 bool AxisWalk::is_there(ValueId id, const Layout& to, NodeId reader) const {
-  if (lies_[id.index()] == to || known(id, to, reader)) return true;
+  if (layout_[id.index()] == to || known(id, to, reader)) return true;
   const std::optional<Layout> source = layout_of_source(id, to);
   return source && is_there(graph_.node(graph_.value(id).producer).inputs[0], *source, reader);
 }
@@ -113,14 +113,14 @@ std::optional<ValueId> AxisWalk::convert_source(ValueId id, const Layout& to, No
   const Node node = graph_.node(value.producer);
   const Loops loops = loops_of(graph_, node);
   const ValueId from = node.inputs[0];
-  const ValueId read = is_loaded_whole(from)            ? read_input(from, *source, reader)
-                       : lies_[from.index()] == *source ? now_[from.index()]
-                                                        : convert(from, *source, reader);
+  const ValueId read = is_loaded_whole(from)              ? read_input(from, *source, reader)
+                       : layout_[from.index()] == *source ? current_value_[from.index()]
+                                                          : convert(from, *source, reader);
   Attrs attrs = node.attrs;
   const Shape shape = local(value.type.shape, to);
   if (loops.def->localise && shape != value.type.shape)
     attrs = loops.def->localise(loops.types, {shape});
-  Node near = graph_.node(place_of(id, reader));
+  Node near = graph_.node(converted_at(id, reader));
   near.name = value.name;
   near.pass = pass_of(id, near);
   const ValueId made = add(node.op, {read}, std::move(attrs), near, to);
@@ -128,7 +128,7 @@ std::optional<ValueId> AxisWalk::convert_source(ValueId id, const Layout& to, No
   instead.layout = value.layout;
   instead.over = value.over;
   std::erase_if(instead.over, [&](const AxisLayout& lies) { return lies.axis == cut_.axis; });
-  lay(instead, to);
+  add_layout(instead, to);
   return made;
 }
 
@@ -156,7 +156,7 @@ ValueId AxisWalk::emit(std::string_view op, ValueId from, ValueId origin, const 
   const Value source = graph_.value(origin);
   node.name = fmt::format("{}/{}.{}", source.name, cut_.name, op);
   node.pass = pass_of(origin, near);
-  if (const Layout& rows = op == "Dispatch" ? to : lies_[origin.index()];
+  if (const Layout& rows = op == "Dispatch" ? to : layout_[origin.index()];
       op == "Dispatch" || op == "Combine") {
     node.attrs.set("owned", routes_.at(rows.by.value).owned);
     node.inputs.push_back(read(rows.by, Layout{}, reader));
@@ -165,15 +165,15 @@ ValueId AxisWalk::emit(std::string_view op, ValueId from, ValueId origin, const 
               .type = {source.type.dtype, local(source.type.shape, to)},
               .layout = source.layout,
               .over = source.over};
-  lay(value, to);
+  add_layout(value, to);
   const ValueId made = graph_.add_value(std::move(value));
   node.outputs = {made};
   const bool of_blocks = op == "AllGather" || op == "AllToAll" || op == "Dispatch";
-  const Layout& lies = of_blocks ? blocks : lies_[origin.index()];
+  const Layout& lies = of_blocks ? blocks : layout_[origin.index()];
   const int64_t bytes = static_cast<int64_t>(cost_of(source.type, lies, to));
   conversions_.push_back({NodeId(nodes_.size()), origin, reader, bytes});
   nodes_.push_back(std::move(node));
-  was_.emplace_back();
+  source_node_.emplace_back();
   return made;
 }
 

@@ -6,7 +6,7 @@
 
 namespace piper {
 
-Status AxisWalk::plant(const ShardSeed& seed) {
+Status AxisWalk::seed_layout_of(const ShardSeed& seed) {
   const Value& value = graph_.value(seed.value);
   Layout layout;
   if (seed.dim >= 0) {
@@ -22,9 +22,9 @@ Status AxisWalk::plant(const ShardSeed& seed) {
   }
   is_seed_[seed.value.index()] = true;
   if (value.kind == ValueKind::kNode)
-    fixed_.emplace(seed.value.value, layout);
+    fixed_layout_.emplace(seed.value.value, layout);
   else
-    lies_[seed.value.index()] = layout;
+    layout_[seed.value.index()] = layout;
   if (layout.kind == kCut) hint(seed.value, layout);
   return ok_status();
 }
@@ -123,7 +123,7 @@ bool AxisWalk::sums(const Operand& output) {
                      [&](const auto& letter) { return occurrences(output, letter.first) == 0; });
 }
 
-std::optional<Layout> AxisWalk::wanted_beside(ValueId value, int further) const {
+std::optional<Layout> AxisWalk::preferred_layout(ValueId value, int further) const {
   for (NodeId reader : readers_[value.index()]) {
     const Node& node = graph_.node(reader);
     const Loops loops = loops_of(graph_, node);
@@ -132,11 +132,11 @@ std::optional<Layout> AxisWalk::wanted_beside(ValueId value, int further) const 
                is_same = further > 0 && node.outputs.size() == 1 && !loops.is_product() &&
                          type_of(node.outputs[0]).shape == type_of(value).shape;
     const std::optional<Layout> behind = moves || is_same
-                                             ? wanted_beside(node.outputs[0], further - !moves)
+                                             ? preferred_layout(node.outputs[0], further - !moves)
                                              : std::optional<Layout>();
     if (behind) cut = cut_of(loops.output(0), *behind, ranks_);
     for (size_t i = 0; i < node.inputs.size() && !cut; ++i)
-      if (const Layout lies = will_lie(node.inputs[i]); lies.kind == kCut)
+      if (const Layout lies = predicted_layout(node.inputs[i]); lies.kind == kCut)
         cut = cut_of(loops.input(i), lies, ranks_);
     if (!cut || !is_legal(loops, *cut)) continue;
     for (size_t i = 0; i < node.inputs.size(); ++i)
@@ -146,14 +146,14 @@ std::optional<Layout> AxisWalk::wanted_beside(ValueId value, int further) const 
   return std::nullopt;
 }
 
-Layout AxisWalk::will_lie(ValueId id) const {
+Layout AxisWalk::predicted_layout(ValueId id) const {
   if (!id.valid()) return {};
   const Value& value = graph_.value(id);
-  if (value.kind != ValueKind::kNode || value.producer.value < visited_) return lies_[id.index()];
+  if (value.kind != ValueKind::kNode || value.producer.value < visited_) return layout_[id.index()];
   const Node& node = graph_.node(value.producer);
   const Loops loops = loops_of(graph_, node);
   if (!only_moves(loops, node)) return {};
-  const Layout source = will_lie(node.inputs[0]);
+  const Layout source = predicted_layout(node.inputs[0]);
   if (source.kind != kCut) return {};
   const std::optional<LoopCut> cut = cut_of(loops.input(0), source, ranks_);
   if (!cut || !is_legal(loops, *cut)) return {};

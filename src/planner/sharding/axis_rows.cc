@@ -66,7 +66,7 @@ void AxisWalk::note_route(const Node& node, const Loops& loops) {
   bool mirrored = false;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     if (!node.inputs[i].valid() || i == picks) continue;
-    const Layout& lies = lies_[node.inputs[i].index()];
+    const Layout& lies = layout_[node.inputs[i].index()];
     const auto table = layout_of(loops.input(i), *cut);
     if (lies.kind != kCut) continue;
     if (table && lies == *table)
@@ -90,7 +90,7 @@ std::optional<Layout> AxisWalk::route_of(const Node& node, const Loops& loops) c
       return layout(known);
   }
   for (ValueId id : node.inputs)
-    if (id.valid() && lies_[id.index()].kind == kRouted) return lies_[id.index()];
+    if (id.valid() && layout_[id.index()].kind == kRouted) return layout_[id.index()];
   return std::nullopt;
 }
 
@@ -100,7 +100,8 @@ bool AxisWalk::passes_rows(const Loops& loops, int64_t rows) {
          letters.find_first_of(loops.rule.whole) == std::string::npos;
 }
 
-std::optional<AxisWalk::Choice> AxisWalk::by_rows(const Node& node, const Loops& loops) const {
+std::optional<AxisWalk::Choice> AxisWalk::routed_choice(const Node& node,
+                                                        const Loops& loops) const {
   const std::optional<Layout> routed = route_of(node, loops);
   if (!routed || loops.def->draws >= 0) return std::nullopt;
   const LoopRule& rule = loops.rule;
@@ -115,7 +116,7 @@ std::optional<AxisWalk::Choice> AxisWalk::by_rows(const Node& node, const Loops&
   std::string letters;
   for (size_t i = 0; i < node.inputs.size() && letters.empty(); ++i)
     if (node.inputs[i].valid() &&
-        (looks_up ? i == picks : lies_[node.inputs[i].index()].kind == kRouted))
+        (looks_up ? i == picks : layout_[node.inputs[i].index()].kind == kRouted))
       letters = row_letters(loops.input(i), rows);
   if (letters.empty() || letters.find_first_of(rule.whole) != std::string::npos)
     return std::nullopt;
@@ -132,9 +133,10 @@ std::optional<AxisWalk::Choice> AxisWalk::by_rows(const Node& node, const Loops&
     if (input.valid() && !(looks_up && i == picks)) {
       const std::optional<Layout> layout = laid(loops.input(i));
       if (!layout) return std::nullopt;
-      const bool is_row = layout->kind == kRouted, is_whole = lies_[input.index()].kind == kWhole;
+      const bool is_row = layout->kind == kRouted, is_whole = layout_[input.index()].kind == kWhole;
       // What goes on row by row takes no rows along that stay where they are.
-      if (is_row && !is_whole && !looks_up && lies_[input.index()] != *routed) return std::nullopt;
+      if (is_row && !is_whole && !looks_up && layout_[input.index()] != *routed)
+        return std::nullopt;
       need = is_row && is_whole ? Layout{} : *layout;
     }
     if (input.valid()) choice.bytes += cost(input, need);
@@ -151,13 +153,14 @@ std::optional<AxisWalk::Choice> AxisWalk::by_rows(const Node& node, const Loops&
 }
 
 ValueId AxisWalk::convert_rows(ValueId id, const Layout& to, NodeId reader) {
-  const Layout from = lies_[id.index()];
-  if (from.kind == kWhole) return now_[id.index()];
-  const Node near = graph_.node(place_of(id, reader));
+  const Layout from = layout_[id.index()];
+  if (from.kind == kWhole) return current_value_[id.index()];
+  const Node near = graph_.node(converted_at(id, reader));
   const Layout& routed = to.kind == kRouted ? to : from;
   const Layout blocks = blocks_of_rows(id, routed);
-  if (to == blocks) return emit("Combine", now_[id.index()], id, blocks, to, near, reader);
-  const ValueId part = from == blocks ? now_[id.index()] : convert(id, blocks, reader);
+  if (to == blocks)
+    return emit("Combine", current_value_[id.index()], id, blocks, to, near, reader);
+  const ValueId part = from == blocks ? current_value_[id.index()] : convert(id, blocks, reader);
   if (to.kind == kRouted) return emit("Dispatch", part, id, blocks, to, near, reader);
   if (is_exchange(blocks, to)) return emit("AllToAll", part, id, blocks, to, near, reader);
   const ValueId whole = emit("AllGather", part, id, blocks, Layout{}, near, reader);

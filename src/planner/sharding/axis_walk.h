@@ -23,18 +23,18 @@ class AxisWalk {
       : graph_(std::move(graph)),
         cut_(cut),
         ranks_(cut.ranks),
-        global_(graph_.values.size()),
-        lies_(graph_.values.size()),
-        made_(graph_.values.size()),
+        global_count_(graph_.values.size()),
+        layout_(graph_.values.size()),
+        made_layout_(graph_.values.size()),
         hints_(graph_.values.size()),
         is_seed_(graph_.values.size()),
         read_whole_(graph_.values.size()),
-        now_(graph_.values.size()) {
-    for (size_t i = 0; i < global_; ++i) now_[i] = ValueId(i);
+        current_value_(graph_.values.size()) {
+    for (size_t i = 0; i < global_count_; ++i) current_value_[i] = ValueId(i);
     readers_ = readers(graph_);
   }
   // Finds the ops whose operands would have to be gathered although others can work on parts.
-  std::vector<NodeId> find_whole();
+  std::vector<NodeId> find_gathered();
   Result<ShardedGraph> run();
 
  private:
@@ -61,14 +61,14 @@ class AxisWalk {
     }
   };
 
-  static bool is_apart(const Layout& layout) {
+  static bool is_partial(const Layout& layout) {
     return layout.kind == kTerms || layout.kind == kGreatest;
   }
   const TensorType& type_of(ValueId id) const { return graph_.value(id).type; }
 
   // ---- Seeds and hints (axis_hints.cc) ----------------------------------------------------------
 
-  Status plant(const ShardSeed& seed);
+  Status seed_layout_of(const ShardSeed& seed);
   // The parts of a dim that its readers take apart are cut alike: the fewest that let most of the
   // readers, and those of what these make, work on their part. 0: none is beside blocks of others.
   int64_t outer_of(const ShardSeed& seed) const;
@@ -86,9 +86,9 @@ class AxisWalk {
   static bool sums(const Operand& output);
   // Returns how a reader wants a sum or product that meets there what is cut already: a gradient
   // beside the value that it is multiplied with. Before that a bias may be added to it.
-  std::optional<Layout> wanted_beside(ValueId value, int further = 3) const;
+  std::optional<Layout> preferred_layout(ValueId value, int further = 3) const;
   // Predicts the layout, also of what is still to come where that only moves elements.
-  Layout will_lie(ValueId id) const;
+  Layout predicted_layout(ValueId id) const;
   // Returns elements of one value in another shape or order.
   static bool only_moves(const Loops& loops, const Node& node);
 
@@ -99,7 +99,7 @@ class AxisWalk {
   void visit(NodeId id);
   // A gradient has its parameter's layout, so that what updates one by the other converts nothing;
   // terms of a whole one are summed up with the step.
-  std::optional<Choice> as_parameter(const Node& node) const;
+  std::optional<Choice> gradient_choice(const Node& node) const;
   bool is_touched(const Node& node) const;
   // Returns the loops that operands, or what is known of the results, cut.
   std::vector<LoopCut> cuts_of(const Node& node, const Loops& loops) const;
@@ -114,14 +114,14 @@ class AxisWalk {
   // Terms of a sum stay so where several become one, and where an op moves or scales one: it costs
   // nothing later. (Where else an op is linear, its results would be sums as well, and more bytes.)
   // A sum over the step ends them, unless its result is kept in blocks.
-  std::optional<Choice> keep_terms(const Node& node, const Loops& loops) const;
+  std::optional<Choice> terms_choice(const Node& node, const Loops& loops) const;
   bool is_kept_cut(ValueId id) const {
     const auto& wanted = hints_[id.index()];
     return wanted && wanted->kind == kCut;
   }
-  void take(NodeId id, const Node& node, const Choice& choice);
+  void rewrite(NodeId id, const Node& node, const Choice& choice);
   // Records the layout of the results.
-  void settle(NodeId id, const Node& node, const Choice& choice);
+  void record_layouts(NodeId id, const Node& node, const Choice& choice);
   // Returns the rank's numbers of a letter's parts, to be added to those that axes before have
   // left.
   Attrs first_of(const LoopCut& cut, int64_t extent, ValueId before) const;
@@ -141,13 +141,13 @@ class AxisWalk {
   // ---- Attention as a strategy says (axis_attention.cc) -----------------------------------------
 
   const AttentionCut* attention_of(const Node& node) const;
-  void attend(NodeId id, const Node& node, const Loops& loops, const AttentionCut& how);
+  void lower_attention(NodeId id, const Node& node, const Loops& loops, const AttentionCut& how);
   void refuse(const Node& node, const AttentionCut& how, const std::string& why);
   std::optional<LoopCut> tokens_of(const Node& node, const Loops& loops, const AttentionCut& how);
-  void attend_by_heads(NodeId id, const Node& node, const Choice& choice, const Layout& tokens);
-  void attend_in_turn(NodeId id, const Node& node, const Loops& loops, Choice choice,
-                      const LoopCut& keys);
-  Node at_turn(const Node& placed, ValueId k, ValueId v, const LoopCut& keys, int64_t turn);
+  void lower_by_heads(NodeId id, const Node& node, const Choice& choice, const Layout& tokens);
+  void lower_in_turn(NodeId id, const Node& node, const Loops& loops, Choice choice,
+                     const LoopCut& keys);
+  Node with_keys_of(const Node& placed, ValueId k, ValueId v, const LoopCut& keys, int64_t turn);
   void merge_turns(const Node& whole, const Node& placed, const Choice& choice,
                    const LoopCut& keys);
   void add_turns(const Node& whole, const Node& placed, const Choice& choice, const LoopCut& keys);
@@ -177,7 +177,7 @@ class AxisWalk {
   // Returns whether what only moves elements leaves the rows as they are.
   static bool passes_rows(const Loops& loops, int64_t rows);
   // Looks up each row by itself, where its rank has what it is looked up for.
-  std::optional<Choice> by_rows(const Node& node, const Loops& loops) const;
+  std::optional<Choice> routed_choice(const Node& node, const Loops& loops) const;
   ValueId convert_rows(ValueId id, const Layout& to, NodeId reader);
 
   // ---- Conversions (axis_conversions.cc) --------------------------------------------------------
@@ -187,7 +187,7 @@ class AxisWalk {
   // A state that has no other layout gets the one that its first reader prefers.
   bool may_adopt(ValueId id) const {
     return graph_.value(id).kind == ValueKind::kState && !is_seed_[id.index()] &&
-           lies_[id.index()].kind == kWhole && !read_whole_[id.index()];
+           layout_[id.index()].kind == kWhole && !read_whole_[id.index()];
   }
   ValueId read(ValueId id, const Layout& need, NodeId reader);
   bool is_loaded_whole(ValueId id) const {
@@ -200,7 +200,7 @@ class AxisWalk {
   }
   // A sum is finished where its terms are made, and what adds to a sum over the step is converted
   // there; the rest happens where it is wanted.
-  NodeId place_of(ValueId id, NodeId reader) const;
+  NodeId converted_at(ValueId id, NodeId reader) const;
   Key key_of(ValueId id, const Layout& to, NodeId reader) const;
   static bool is_exchange(const Layout& from, const Layout& to) {
     if (from.kind == kCut && to.kind == kCut) return from.dim != to.dim;
@@ -234,7 +234,7 @@ class AxisWalk {
     if (layout.kind == kCut) shape[static_cast<size_t>(layout.dim)] /= ranks_;
     return shape;
   }
-  void lay(Value& value, const Layout& layout) const {
+  void add_layout(Value& value, const Layout& layout) const {
     if (layout.kind != kWhole)
       value.over.push_back({cut_.axis, layout.kind == kRouted ? Layout{kRouted} : layout});
   }
@@ -243,22 +243,22 @@ class AxisWalk {
   Graph graph_;
   const AxisCut& cut_;
   int64_t ranks_;
-  size_t global_;  // so many values are there before
+  size_t global_count_;  // so many values are there before
   std::vector<std::vector<NodeId>> readers_;
-  std::vector<Layout> lies_;  // by value, of what now_ has
-  std::vector<Layout> made_;  // by value, of what its node makes
+  std::vector<Layout> layout_;       // by value, of what current_value_ has
+  std::vector<Layout> made_layout_;  // by value, of what its node makes
   std::vector<std::optional<Layout>> hints_;
   std::vector<bool> is_seed_, read_whole_;
-  int32_t visited_ = 0;              // nodes before this one
-  std::vector<ValueId> now_;         // what stands for a value
-  std::map<int32_t, Layout> fixed_;  // by value that a node makes: what its readers get
+  int32_t visited_ = 0;                     // nodes before this one
+  std::vector<ValueId> current_value_;      // what stands for a value
+  std::map<int32_t, Layout> fixed_layout_;  // by value that a node makes: what its readers get
   std::map<Key, ValueId> converted_;
   std::map<std::pair<Region, std::string>, ValueId> first_;  // own numbers, by attributes
-  std::optional<Error> wrong_;
+  std::optional<Error> error_;
   std::map<int32_t, Route> routes_;  // by index, before it was given other shapes
-  std::vector<NodeId> put_together_;
+  std::vector<NodeId> gathered_;
   std::vector<Node> nodes_;
-  std::vector<NodeId> was_;  // by position in nodes_; invalid: a conversion
+  std::vector<NodeId> source_node_;  // by position in nodes_; invalid: a conversion
   std::vector<Conversion> conversions_;
 };
 

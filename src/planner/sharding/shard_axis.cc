@@ -4,31 +4,31 @@
 
 namespace piper {
 
-std::vector<NodeId> AxisWalk::find_whole() {
+std::vector<NodeId> AxisWalk::find_gathered() {
   for (const ShardSeed& seed : cut_.seeds)
-    if (!plant(seed)) return {};
+    if (!seed_layout_of(seed)) return {};
   for (size_t i = 0; i < graph_.nodes.size(); ++i) visit(NodeId(i));
-  return std::move(put_together_);
+  return std::move(gathered_);
 }
 
 Result<ShardedGraph> AxisWalk::run() {
-  for (const ShardSeed& seed : cut_.seeds) PIPER_TRY(plant(seed));
+  for (const ShardSeed& seed : cut_.seeds) PIPER_TRY(seed_layout_of(seed));
   bool backward = false;
   const size_t count = graph_.nodes.size();
   for (size_t i = 0; i < count; ++i) {
     if (!backward && is_backward(graph_.nodes[i])) {
       backward = true;
       for (const Param& param : graph_.params)
-        if (param.gradient.valid() && lies_[param.value.index()].kind == kCut)
-          hint(param.gradient, lies_[param.value.index()]);
+        if (param.gradient.valid() && layout_[param.value.index()].kind == kCut)
+          hint(param.gradient, layout_[param.value.index()]);
     }
     visit(NodeId(i));
-    if (wrong_) return *std::move(wrong_);
+    if (error_) return *std::move(error_);
   }
   // This lists the readers by their places among the nodes that are made.
   std::vector<NodeId> now(count);
-  for (size_t n = 0; n < was_.size(); ++n)
-    if (was_[n].valid()) now[was_[n].index()] = NodeId(n);
+  for (size_t n = 0; n < source_node_.size(); ++n)
+    if (source_node_[n].valid()) now[source_node_[n].index()] = NodeId(n);
   for (Conversion& conversion : conversions_) conversion.reader = now[conversion.reader.index()];
   end_step();
   localise_all();
@@ -65,24 +65,24 @@ void AxisWalk::visit(NodeId id) {
   const Node node = graph_.node(id);
   const Loops loops = loops_of(graph_, node);
   if (const AttentionCut* how = attention_of(node)) {
-    if (!wrong_) attend(id, node, loops, *how);
+    if (!error_) lower_attention(id, node, loops, *how);
     return;
   }
   if (only_moves(loops, node) && may_adopt(node.inputs[0]) && !hints_[node.outputs[0].index()])
-    hints_[node.outputs[0].index()] = wanted_beside(node.outputs[0]);
+    hints_[node.outputs[0].index()] = preferred_layout(node.outputs[0]);
   note_route(node, loops);
   std::vector<Choice> choices;
-  if (std::optional<Choice> gradient = as_parameter(node)) {
+  if (std::optional<Choice> gradient = gradient_choice(node)) {
     choices = {*std::move(gradient)};
   } else if (is_touched(node)) {
     for (ValueId output : node.outputs)
       if (loops.is_product() && !hints_[output.index()])
-        hints_[output.index()] = wanted_beside(output);
-    if (std::optional<Choice> terms = keep_terms(node, loops)) {
+        hints_[output.index()] = preferred_layout(output);
+    if (std::optional<Choice> terms = terms_choice(node, loops)) {
       choices = {*std::move(terms)};
     } else {
       for (const LoopCut& cut : cuts_of(node, loops)) choices.push_back(choose(node, loops, cut));
-      if (const std::optional<Choice> rows = by_rows(node, loops)) choices.push_back(*rows);
+      if (const std::optional<Choice> rows = routed_choice(node, loops)) choices.push_back(*rows);
       const bool must = loops.def->loops && loops.is_product() && !choices.empty();
       if (!must) choices.push_back(choose(node, loops, {}));
     }
@@ -92,26 +92,26 @@ void AxisWalk::visit(NodeId id) {
   const Choice& best = *std::min_element(
       choices.begin(), choices.end(), [](const Choice& a, const Choice& b) { return a.before(b); });
   for (size_t i = 0; loops.def->apart && i < node.inputs.size(); ++i)
-    if (node.inputs[i].valid() && lies_[node.inputs[i].index()].kind == kCut &&
+    if (node.inputs[i].valid() && layout_[node.inputs[i].index()].kind == kCut &&
         best.needs[i].kind == kWhole && !loops.def->apart(loops.types).steps.empty())
-      put_together_.push_back(id);
-  take(id, node, best);
+      gathered_.push_back(id);
+  rewrite(id, node, best);
 }
 
-std::optional<AxisWalk::Choice> AxisWalk::as_parameter(const Node& node) const {
+std::optional<AxisWalk::Choice> AxisWalk::gradient_choice(const Node& node) const {
   if (!is_step_sum(node)) return std::nullopt;
   const auto is_own = [&](const Param& param) { return param.gradient == node.outputs[0]; };
   const auto param = std::find_if(graph_.params.begin(), graph_.params.end(), is_own);
   if (param == graph_.params.end()) return std::nullopt;
-  const Layout& lies = lies_[param->value.index()];
+  const Layout& lies = layout_[param->value.index()];
   const bool terms = lies.kind == kWhole &&
                      std::all_of(node.inputs.begin(), node.inputs.end(),
-                                 [&](ValueId id) { return lies_[id.index()].kind == kTerms; });
+                                 [&](ValueId id) { return layout_[id.index()].kind == kTerms; });
   return Choice{{}, std::vector(node.inputs.size(), terms ? Layout{kTerms} : lies), {lies}};
 }
 
 bool AxisWalk::is_touched(const Node& node) const {
-  const auto lies = [&](ValueId id) { return id.valid() && lies_[id.index()].kind != kWhole; };
+  const auto lies = [&](ValueId id) { return id.valid() && layout_[id.index()].kind != kWhole; };
   const auto hinted = [&](ValueId id) { return hints_[id.index()].has_value(); };
   return std::any_of(node.inputs.begin(), node.inputs.end(), lies) ||
          std::any_of(node.outputs.begin(), node.outputs.end(), hinted);
@@ -125,7 +125,7 @@ std::vector<LoopCut> AxisWalk::cuts_of(const Node& node, const Loops& loops) con
   };
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     if (!node.inputs[i].valid()) continue;
-    const Layout& lies = lies_[node.inputs[i].index()];
+    const Layout& lies = layout_[node.inputs[i].index()];
     const auto& wanted = hints_[node.inputs[i].index()];
     if (lies.kind == kCut) add(cut_of(loops.input(i), lies, ranks_));
     if (lies.kind == kRouted)
@@ -162,7 +162,7 @@ AxisWalk::Choice AxisWalk::choose(const Node& node, const Loops& loops,
     const bool of_strategy = state.valid() && is_seed_[state.index()];
     const bool cuts_whole = (loops.is_product() || node.pass == Pass::kU) &&
                             choice.needs.back().kind == kCut &&
-                            lies_[node.inputs[i].index()].kind == kWhole;
+                            layout_[node.inputs[i].index()].kind == kWhole;
     choice.against += of_strategy && (bytes > 0 || cuts_whole);
   }
   for (size_t o = 0; o < node.outputs.size(); ++o) {
@@ -170,9 +170,9 @@ AxisWalk::Choice AxisWalk::choose(const Node& node, const Loops& loops,
     const bool sums = loops.rule.reduces == LoopRule::kSum;
     choice.makes.push_back(layout.value_or(Layout{sums ? kTerms : kGreatest}));
     const auto& wanted = hints_[node.outputs[o].index()];
-    choice.against += loops.is_product() && is_apart(choice.makes.back()) &&
+    choice.against += loops.is_product() && is_partial(choice.makes.back()) &&
                       adds_up(node.outputs[o]) && is_kept_cut(node.outputs[o]);
-    if ((wanted || is_apart(choice.makes.back())) && !is_contribution(node.outputs[o]))
+    if ((wanted || is_partial(choice.makes.back())) && !is_contribution(node.outputs[o]))
       choice.bytes +=
           cost_of(type_of(node.outputs[o]), choice.makes.back(), wanted.value_or(Layout{}));
   }
@@ -186,12 +186,12 @@ bool AxisWalk::adds_up(ValueId id) const {
   });
 }
 
-std::optional<AxisWalk::Choice> AxisWalk::keep_terms(const Node& node, const Loops& loops) const {
+std::optional<AxisWalk::Choice> AxisWalk::terms_choice(const Node& node, const Loops& loops) const {
   const bool ends = is_step_sum(node);
   if (ends && is_kept_cut(node.outputs[0])) return std::nullopt;
   std::vector<int> terms;
   for (size_t i = 0; i < node.inputs.size(); ++i)
-    if (node.inputs[i].valid() && lies_[node.inputs[i].index()].kind == kTerms)
+    if (node.inputs[i].valid() && layout_[node.inputs[i].index()].kind == kTerms)
       terms.push_back(static_cast<int>(i));
   if (terms.empty()) return std::nullopt;
   const auto& sets = loops.rule.linear;
@@ -204,7 +204,7 @@ std::optional<AxisWalk::Choice> AxisWalk::keep_terms(const Node& node, const Loo
     const bool is_term = std::find(terms.begin(), terms.end(), static_cast<int>(i)) != terms.end();
     if (!id.valid() || is_term) continue;
     const bool scales = num_elements(type_of(id).shape) == 1 || loops.def->collective;
-    if (!moves || !scales || lies_[id.index()].kind != kWhole) return std::nullopt;
+    if (!moves || !scales || layout_[id.index()].kind != kWhole) return std::nullopt;
   }
   if (terms.size() == 1 && !moves) return std::nullopt;
   Choice choice;
@@ -214,13 +214,13 @@ std::optional<AxisWalk::Choice> AxisWalk::keep_terms(const Node& node, const Loo
   return choice;
 }
 
-void AxisWalk::take(NodeId id, const Node& node, const Choice& choice) {
+void AxisWalk::rewrite(NodeId id, const Node& node, const Choice& choice) {
   sum_numbers(id, node, choice);
   std::vector<ValueId> inputs = node.inputs;
   for (size_t i = 0; i < inputs.size(); ++i)
     if (inputs[i].valid()) inputs[i] = read(inputs[i], choice.needs[i], id);
   for (size_t i = 0; is_step_sum(node) && i < inputs.size(); ++i)  // no collective adds to it
-    if (inputs[i] != now_[node.inputs[i].index()]) {
+    if (inputs[i] != current_value_[node.inputs[i].index()]) {
       const Node near = graph_.node(graph_.value(node.inputs[i]).producer);
       inputs[i] =
           add("Reshape", {inputs[i]}, {{"shape", type_of(inputs[i]).shape}}, near, choice.needs[i]);
@@ -230,20 +230,20 @@ void AxisWalk::take(NodeId id, const Node& node, const Choice& choice) {
   if (choice.cut) place_first(made, loops_of(graph_, node).rule, *choice.cut);
   if (choice.cut && find_op(node.op)->draws >= 0) place_draw(made, choice.makes[0]);
   nodes_.push_back(std::move(made));
-  was_.push_back(id);
-  settle(id, node, choice);
+  source_node_.push_back(id);
+  record_layouts(id, node, choice);
 }
 
-void AxisWalk::settle(NodeId id, const Node& node, const Choice& choice) {
+void AxisWalk::record_layouts(NodeId id, const Node& node, const Choice& choice) {
   for (size_t o = 0; o < node.outputs.size(); ++o) {
     const ValueId output = node.outputs[o];
-    lies_[output.index()] = made_[output.index()] = choice.makes[o];
+    layout_[output.index()] = made_layout_[output.index()] = choice.makes[o];
     if (choice.makes[o].kind == kTerms && !hints_[output.index()])
-      hints_[output.index()] = wanted_beside(output);
-    const auto fixed = fixed_.find(output.value);
-    if (fixed == fixed_.end() || fixed->second == choice.makes[o]) continue;
-    now_[output.index()] = convert(output, fixed->second, id);
-    lies_[output.index()] = fixed->second;
+      hints_[output.index()] = preferred_layout(output);
+    const auto fixed = fixed_layout_.find(output.value);
+    if (fixed == fixed_layout_.end() || fixed->second == choice.makes[o]) continue;
+    current_value_[output.index()] = convert(output, fixed->second, id);
+    layout_[output.index()] = fixed->second;
   }
 }
 
@@ -288,7 +288,7 @@ void AxisWalk::sum_numbers(NodeId id, const Node& node, const Choice& choice) {
   std::vector<ValueId> numbers;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     const ValueId input = node.inputs[i];
-    if (!input.valid() || lies_[input.index()].kind != kTerms || choice.needs[i].kind != kWhole)
+    if (!input.valid() || layout_[input.index()].kind != kTerms || choice.needs[i].kind != kWhole)
       continue;
     const TensorType& type = type_of(input);
     if (num_elements(type.shape) == 1 && !known(input, {}, id) &&
@@ -299,7 +299,8 @@ void AxisWalk::sum_numbers(NodeId id, const Node& node, const Choice& choice) {
   if (numbers.size() < 2) return;
   std::vector<ValueId> parts;
   for (ValueId number : numbers)
-    parts.push_back(add("Reshape", {now_[number.index()]}, {{"shape", Shape{1}}}, node, {kTerms}));
+    parts.push_back(
+        add("Reshape", {current_value_[number.index()]}, {{"shape", Shape{1}}}, node, {kTerms}));
   const ValueId joined = add("Concat", parts, {{"axis", int64_t{0}}}, node, {kTerms});
   const ValueId sums = add("AllReduce", {joined}, {{"over", int64_t{cut_.axis}}}, node, {});
   conversions_.push_back({NodeId(nodes_.size() - 1), joined, id,
@@ -323,19 +324,19 @@ ValueId AxisWalk::add(std::string_view op, const std::vector<ValueId>& inputs, A
   if (!inputs.empty()) value.layout = graph_.value(inputs[0]).layout;
   if (!inputs.empty()) value.over = graph_.value(inputs[0]).over;
   std::erase_if(value.over, [&](const AxisLayout& lies) { return lies.axis == cut_.axis; });
-  lay(value, layout);
+  add_layout(value, layout);
   const ValueId made = graph_.add_value(std::move(value));
   node.outputs = {made};
   nodes_.push_back(std::move(node));
-  was_.emplace_back();
+  source_node_.emplace_back();
   return made;
 }
 
 TensorType AxisWalk::type_here(ValueId id) const {
   TensorType type = type_of(id);
-  if (id.index() >= global_ || is_loaded_whole(id)) return type;
+  if (id.index() >= global_count_ || is_loaded_whole(id)) return type;
   const bool is_made = graph_.value(id).kind == ValueKind::kNode;
-  type.shape = local(std::move(type.shape), (is_made ? made_ : lies_)[id.index()]);
+  type.shape = local(std::move(type.shape), (is_made ? made_layout_ : layout_)[id.index()]);
   return type;
 }
 
@@ -353,30 +354,30 @@ void AxisWalk::end_step() {
   const auto finish = [&](ValueId& id, const Layout& to) {
     if (!id.valid()) return;
     const NodeId producer = graph_.value(id).producer;
-    if (lies_[id.index()] != to && producer.valid())
+    if (layout_[id.index()] != to && producer.valid())
       id = convert(id, to, producer);
     else
-      id = now_[id.index()];
+      id = current_value_[id.index()];
   };
-  for (StateUpdate& update : graph_.updates) finish(update.next, lies_[update.state.index()]);
-  for (Param& param : graph_.params) finish(param.gradient, lies_[param.value.index()]);
+  for (StateUpdate& update : graph_.updates) finish(update.next, layout_[update.state.index()]);
+  for (Param& param : graph_.params) finish(param.gradient, layout_[param.value.index()]);
   finish(graph_.loss, {});
   finish(graph_.grad_norm, {});
   for (size_t c = before; c < conversions_.size(); ++c) conversions_[c].reader = {};
 }
 
 void AxisWalk::localise_all() {
-  std::vector<Layout> made = made_;
-  for (size_t i = 0; i < global_; ++i)
-    if (graph_.values[i].kind == ValueKind::kState) made[i] = lies_[i];
+  std::vector<Layout> made = made_layout_;
+  for (size_t i = 0; i < global_count_; ++i)
+    if (graph_.values[i].kind == ValueKind::kState) made[i] = layout_[i];
   for (size_t n = 0; n < nodes_.size(); ++n)
-    if (was_[n].valid())
-      localise(graph_, graph_.node(was_[n]), nodes_[n],
+    if (source_node_[n].valid())
+      localise(graph_, graph_.node(source_node_[n]), nodes_[n],
                [&](ValueId id) { return local(type_of(id).shape, made[id.index()]); });
-  for (size_t i = 0; i < global_; ++i) {
+  for (size_t i = 0; i < global_count_; ++i) {
     Value& value = graph_.values[i];
     value.type.shape = local(std::move(value.type.shape), made[i]);
-    lay(value, made[i]);
+    add_layout(value, made[i]);
   }
   graph_.nodes = std::move(nodes_);
   for (size_t n = 0; n < graph_.nodes.size(); ++n)
@@ -390,7 +391,7 @@ void AxisWalk::localise_all() {
 Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& how) {
   AxisCut cut = how;
   PIPER_ASSIGN(graph, pad(std::move(graph), cut));
-  const std::vector<NodeId> whole = AxisWalk(graph, cut).find_whole();
+  const std::vector<NodeId> whole = AxisWalk(graph, cut).find_gathered();
   if (!whole.empty()) graph = taken_apart(std::move(graph), whole);
   return AxisWalk(std::move(graph), cut).run();
 }
