@@ -1,180 +1,118 @@
-// Values whose layout is not the one that a reader wants.
-#include "axis_walk.h"
+// Values whose layout is not the one that a reader needs.
+#include "axis_rewriter.h"
 
-namespace piper {
+namespace piper::axis {
 
-double AxisWalk::cost_of(const TensorType& type, const Layout& from, const Layout& to) const {
-  const double all = static_cast<double>(type.bytes()), n = static_cast<double>(ranks_);
-  const double most = all * (n - 1) / n;
-  if (from == to || from.kind == kWhole) return 0;
-  if (is_partial(from)) return to.kind == kWhole ? 2 * most : most;
-  if (from.kind == kRouted && to.kind == kWhole) return most / n + most;  // in blocks, then whole
-  return is_exchange(from, to) ? most / n : most;  // of one dim: put together, then cut
+ValueId Rewriter::read(ValueId id, const Layout& need, NodeId reader) {
+  ValueState& value = state_.at(id);
+  if (need.kind == kCut && !need.mirrored && state_.may_adopt(id)) value.layout = need;
+  if (need.kind == kWhole && value.layout == need) value.is_read_whole = true;
+  return fetch(id, need, reader);
 }
 
-double AxisWalk::cost(ValueId id, const Layout& to) const {
-  const Value& value = graph_.value(id);
-  if (value.kind == ValueKind::kState && may_adopt(id)) return 0;
-  if (is_there(id, to, NodeId(visited_))) return 0;
-  return cost_of(value.type, layout_[id.index()], to);
+ValueId Rewriter::fetch(ValueId id, const Layout& need, NodeId reader) {
+  const bool is_there = state_.is_loaded_whole(id) ? need.kind == kWhole || need.kind == kRouted
+                                                   : need == state_.layout(id);
+  return is_there ? state_.at(id).current : convert(id, need, reader);
 }
 
-ValueId AxisWalk::read(ValueId id, const Layout& need, NodeId reader) {
-  if (is_loaded_whole(id)) return read_input(id, need, reader);
-  if (need.kind == kCut && !need.mirrored && may_adopt(id)) layout_[id.index()] = need;
-  if (layout_[id.index()] == need) {
-    if (need.kind == kWhole) read_whole_[id.index()] = true;
-    return current_value_[id.index()];
-  }
-  return convert(id, need, reader);
-}
-
-ValueId AxisWalk::read_input(ValueId id, const Layout& need, NodeId reader) {
-  if (need.kind == kWhole || need.kind == kRouted) return id;  // all rows are there
-  const Key key = key_of(id, need, reader);
-  if (const auto known = converted_.find(key); known != converted_.end()) return known->second;
-  const Node near = graph_.node(reader);
-  return converted_[key] = emit("OwnBlock", id, id, need, need, near, reader);
-}
-
-NodeId AxisWalk::converted_at(ValueId id, NodeId reader) const {
-  const Value& value = graph_.value(id);
-  const bool is_sum = is_partial(layout_[id.index()]) || is_step_sum(graph_.node(reader));
-  return is_sum && value.kind == ValueKind::kNode ? value.producer : reader;
-}
-
-AxisWalk::Key AxisWalk::key_of(ValueId id, const Layout& to, NodeId reader) const {
-  Region region = region_of(graph_.node(converted_at(id, reader)));
-  const Value& value = graph_.value(id);
-  // Blocks of another dim are no more than those that they are made of: they are kept for the
-  // backward pass. So are rows that have been sent, and the numbers by which they were.
-  const bool is_index = to.kind == kWhole && routes_.count(source_index(id).value) > 0;
-  if (value.kind == ValueKind::kNode && (is_exchange(layout_[id.index()], to) || is_index))
-    region.first = region_of(graph_.node(value.producer)).first;
-  const int of = to.kind == kRouted ? to.by.value : to.dim;
-  return {id.value, static_cast<int>(to.kind), of, to.outer, to.mirrored, std::move(region)};
-}
-
-ValueId AxisWalk::convert(ValueId id, const Layout& to, NodeId reader) {
-  const Key key = key_of(id, to, reader);
-  if (const auto known = converted_.find(key); known != converted_.end()) return known->second;
-  const Layout from = layout_[id.index()];
-  const Node near = graph_.node(converted_at(id, reader));
-  ValueId made = current_value_[id.index()];
-  if (const std::optional<ValueId> moved = convert_source(id, to, reader))
-    return converted_[key] = *moved;
-  if (from.kind == kRouted || to.kind == kRouted) {
+ValueId Rewriter::convert(ValueId id, const Layout& to, NodeId reader) {
+  const State::Key key = state_.key_of(id, to, reader);
+  if (const auto known = state_.converted.find(key); known != state_.converted.end())
+    return known->second;
+  const Layout from = state_.is_loaded_whole(id) ? Layout{} : state_.layout(id);
+  ValueId made = state_.at(id).current;
+  if (const std::optional<ValueId> moved = convert_source(id, to, reader)) {
+    made = *moved;
+  } else if (from.kind == kRouted || to.kind == kRouted) {
     made = convert_rows(id, to, reader);
   } else if (is_exchange(from, to)) {
-    made = emit("AllToAll", made, id, from, to, near, reader);
+    made = emit("AllToAll", made, id, from, to, reader);
   } else if (from.kind == kTerms && to.kind == kCut) {
-    made = emit("ReduceScatter", made, id, to, to, near, reader);
+    made = emit("ReduceScatter", made, id, to, to, reader);
   } else {
     const char* op = from.kind == kCut     ? "AllGather"
                      : from.kind == kTerms ? "AllReduce"
                                            : "AllReduceMax";
-    if (from.kind != kWhole) made = emit(op, made, id, from, {}, near, reader);
-    if (to.kind == kCut) made = emit("OwnBlock", made, id, to, to, near, reader);
+    if (from.kind != kWhole) made = emit(op, made, id, from, {}, reader);
+    if (to.kind == kCut) made = emit("OwnBlock", made, id, to, to, reader);
   }
-  return converted_[key] = made;
+  return state_.converted[key] = made;
 }
 
-bool AxisWalk::widens(const Node& node) const {
-  return node.op == "Cast" && !is_partial(layout_[node.inputs[0].index()]) &&
-         info(type_of(node.inputs[0]).dtype).is_float &&
-         type_of(node.inputs[0]).bytes() < type_of(node.outputs[0]).bytes();
+ValueId Rewriter::convert_rows(ValueId id, const Layout& to, NodeId reader) {
+  const Layout from = state_.layout(id);
+  const ValueId current = state_.at(id).current;
+  if (from.kind == kWhole) return current;
+  const Layout blocks = state_.blocks_of_rows(id, to.kind == kRouted ? to : from);
+  if (to == blocks) return emit("Combine", current, id, blocks, to, reader);
+  const ValueId part = from == blocks ? current : convert(id, blocks, reader);
+  if (to.kind == kRouted) return emit("Dispatch", part, id, blocks, to, reader);
+  if (is_exchange(blocks, to)) return emit("AllToAll", part, id, blocks, to, reader);
+  const ValueId whole = emit("AllGather", part, id, blocks, Layout{}, reader);
+  return to.kind == kWhole ? whole : emit("OwnBlock", whole, id, to, to, reader);
 }
 
-std::optional<Layout> AxisWalk::layout_of_source(ValueId id, const Layout& to) const {
-  const Value& value = graph_.value(id);
-  if (value.kind != ValueKind::kNode || fixed_layout_.count(id.value)) return std::nullopt;
-  const Node& node = graph_.node(value.producer);
-  const Loops loops = loops_of(graph_, node);
-  if (!only_moves(loops, node) && !widens(node)) return std::nullopt;
-  if (to.kind == kRouted)
-    return passes_rows(loops, num_elements(type_of(to.by).shape)) ? std::optional(to)
-                                                                  : std::nullopt;
-  if (to.kind != kCut) return to;
-  const std::optional<LoopCut> cut = cut_of(loops.output(0), to, ranks_);
-  if (!cut || !is_legal(loops, *cut)) return std::nullopt;
-  return layout_of(loops.input(0), *cut);
-}
-
-bool AxisWalk::is_there(ValueId id, const Layout& to, NodeId reader) const {
-  if (layout_[id.index()] == to || known(id, to, reader)) return true;
-  const std::optional<Layout> source = layout_of_source(id, to);
-  return source && is_there(graph_.node(graph_.value(id).producer).inputs[0], *source, reader);
-}
-
-std::optional<ValueId> AxisWalk::convert_source(ValueId id, const Layout& to, NodeId reader) {
-  const std::optional<Layout> source = layout_of_source(id, to);
+// Repeats what only moves elements on its converted source: one collective serves all that differ
+// only in shape.
+std::optional<ValueId> Rewriter::convert_source(ValueId id, const Layout& to, NodeId reader) {
+  const std::optional<Layout> source = state_.layout_of_source(id, to);
   if (!source) return std::nullopt;
-  const Value value = graph_.value(id);
-  const Node node = graph_.node(value.producer);
-  const Loops loops = loops_of(graph_, node);
-  const ValueId from = node.inputs[0];
-  const ValueId read = is_loaded_whole(from)              ? read_input(from, *source, reader)
-                       : layout_[from.index()] == *source ? current_value_[from.index()]
-                                                          : convert(from, *source, reader);
-  Attrs attrs = node.attrs;
-  const Shape shape = local(value.type.shape, to);
-  if (loops.def->localise && shape != value.type.shape)
-    attrs = loops.def->localise(loops.types, {shape});
-  Node near = graph_.node(converted_at(id, reader));
+  const Value value = state_.graph.value(id);
+  const Node& node = state_.graph.node(value.producer);
+  const Loops loops = loops_of(state_.graph, node);
+  const ValueId from = fetch(node.inputs[0], *source, reader);
+  const Shape shape = state_.local(value.type.shape, to);
+  Node near = state_.graph.node(state_.converted_at(id, reader));
   near.name = value.name;
   near.pass = pass_of(id, near);
-  const ValueId made = add(node.op, {read}, std::move(attrs), near, to);
-  Value& instead = graph_.values[made.index()];  // over the axes before as what it stands for
-  instead.layout = value.layout;
-  instead.over = value.over;
-  std::erase_if(instead.over, [&](const AxisLayout& lies) { return lies.axis == cut_.axis; });
-  add_layout(instead, to);
-  return made;
+  Node made = beside(near, node.op, {from}, node.attrs);
+  if (loops.def->localise && shape != value.type.shape)
+    made.attrs = loops.def->localise(loops.types, {shape});
+  return add(std::move(made), to, id);
 }
 
-Pass AxisWalk::pass_of(ValueId origin, const Node& near) const {
-  const Value& source = graph_.value(origin);
+// What the weights' gradients share with those of inputs belongs to the latter.
+Pass Rewriter::pass_of(ValueId origin, const Node& near) const {
+  const Value& source = state_.graph.value(origin);
   const bool made_in_bw =
-      source.kind == ValueKind::kNode && graph_.node(source.producer).pass == Pass::kBW;
+      source.kind == ValueKind::kNode && state_.graph.node(source.producer).pass == Pass::kBW;
   return near.pass == Pass::kBW && !made_in_bw ? Pass::kBI : near.pass;
 }
 
-ValueId AxisWalk::emit(std::string_view op, ValueId from, ValueId origin, const Layout& blocks,
-                       const Layout& to, const Node& near, NodeId reader) {
-  Node node = node_beside(near, cut_.name, op, {from}, {{"over", int64_t{cut_.axis}}});
-  if (blocks.kind == kCut) {
-    node.attrs.set("ranks", ranks_);
-    node.attrs.set("dim", int64_t{blocks.dim});
-    node.attrs.set("outer", blocks.outer);
-    if (blocks.mirrored) node.attrs.set("mirrored", int64_t{1});
-  }
-  if (op == "AllToAll") {
-    node.attrs.set("to_dim", int64_t{to.dim});
-    node.attrs.set("to_outer", to.outer);
-    if (to.mirrored) node.attrs.set("to_mirrored", int64_t{1});
-  }
-  const Value source = graph_.value(origin);
-  node.name = fmt::format("{}/{}.{}", source.name, cut_.name, op);
+// Adds a collective on `from`, which is what has become of `origin`; `blocks`: the dim that it cuts
+// or gathers, or that counts its rows.
+ValueId Rewriter::emit(std::string_view op, ValueId from, ValueId origin, const Layout& blocks,
+                       const Layout& to, NodeId reader) {
+  const Node& near = state_.graph.node(state_.converted_at(origin, reader));
+  const Layout layout = state_.layout(origin);
+  const Value source = state_.graph.value(origin);
+  Node node = beside(near, op, {from}, {{"over", int64_t{state_.cut.axis}}});
+  const auto set_blocks = [&](const std::string& prefix, const Layout& layout) {
+    node.attrs.set(prefix + "dim", int64_t{layout.dim});
+    node.attrs.set(prefix + "outer", layout.outer);
+    if (layout.mirrored) node.attrs.set(prefix + "mirrored", int64_t{1});
+  };
+  if (blocks.kind == kCut) node.attrs.set("ranks", state_.cut.ranks), set_blocks("", blocks);
+  if (op == "AllToAll") set_blocks("to_", to);
+  node.name = fmt::format("{}/{}.{}", source.name, state_.cut.name, op);
   node.pass = pass_of(origin, near);
-  if (const Layout& rows = op == "Dispatch" ? to : layout_[origin.index()];
-      op == "Dispatch" || op == "Combine") {
-    node.attrs.set("owned", routes_.at(rows.by.value).owned);
-    node.inputs.push_back(read(rows.by, Layout{}, reader));
+  if (op == "Dispatch" || op == "Combine") {
+    const ValueId by = op == "Dispatch" ? to.by : layout.by;
+    node.attrs.set("owned", state_.routes.at(by.value).owned);
+    node.inputs.push_back(read(by, Layout{}, reader));
   }
-  Value value{.name = node.name,
-              .type = {source.type.dtype, local(source.type.shape, to)},
-              .layout = source.layout,
-              .over = source.over};
-  add_layout(value, to);
-  const ValueId made = graph_.add_value(std::move(value));
+  const TensorType type{source.type.dtype, state_.local(source.type.shape, to)};
+  const ValueId made = state_.graph.add_value(value_like(origin, node.name, type, to));
   node.outputs = {made};
+  append(std::move(node));
   const bool of_blocks = op == "AllGather" || op == "AllToAll" || op == "Dispatch";
-  const Layout& lies = of_blocks ? blocks : layout_[origin.index()];
-  const int64_t bytes = static_cast<int64_t>(cost_of(source.type, lies, to));
-  conversions_.push_back({NodeId(nodes_.size()), origin, reader, bytes});
-  nodes_.push_back(std::move(node));
-  source_node_.emplace_back();
+  add_conversion(origin, reader, state_.cost_of(source.type, of_blocks ? blocks : layout, to));
   return made;
 }
 
-}  // namespace piper
+void Rewriter::add_conversion(ValueId value, NodeId reader, double bytes) {
+  conversions_.push_back({NodeId(nodes_.size() - 1), value, reader, static_cast<int64_t>(bytes)});
+}
+
+}  // namespace piper::axis

@@ -1,91 +1,17 @@
-// What is known before an op is met: how tensors of the strategy are laid out, and where results
-// must be.
+// Layouts of the strategy's tensors, and hints: what is needed later, carried back to where it is
+// made.
 #include <climits>
+#include <set>
 
-#include "axis_walk.h"
+#include "axis_choice.h"
 
-namespace piper {
+namespace piper::axis {
+namespace {
 
-Status AxisWalk::seed_layout_of(const ShardSeed& seed) {
-  const Value& value = graph_.value(seed.value);
-  Layout layout;
-  if (seed.dim >= 0) {
-    PIPER_CHECK(seed.dim < static_cast<int>(value.type.shape.size()));
-    const int64_t extent = value.type.shape[static_cast<size_t>(seed.dim)];
-    const int64_t parts = ranks_ * (seed.zigzag ? 2 : 1);
-    const int64_t whole = seed.outer > 0 ? seed.outer : outer_of(seed);
-    const int64_t outer = extent % parts == 0 ? whole * parts / ranks_ : 0;
-    if (outer == 0 || (seed.zigzag && extent % (outer * ranks_) != 0))
-      return fail(seed.at, "dim {} of '{}' ({}) cannot be cut into {} equal parts over '{}'",
-                  seed.dim, quote_control(value.name), to_string(value.type), parts, cut_.name);
-    layout = {kCut, seed.dim, outer, {}, seed.zigzag};
-  }
-  is_seed_[seed.value.index()] = true;
-  if (value.kind == ValueKind::kNode)
-    fixed_layout_.emplace(seed.value.value, layout);
-  else
-    layout_[seed.value.index()] = layout;
-  if (layout.kind == kCut) hint(seed.value, layout);
-  return ok_status();
-}
-
-int64_t AxisWalk::outer_of(const ShardSeed& seed) const {
-  const int64_t extent = type_of(seed.value).shape[static_cast<size_t>(seed.dim)];
-  std::set<int64_t> outers{1};
-  follow(seed.value, {kCut, seed.dim, 1}, &outers);
-  for (const AxisLayout& before : graph_.value(seed.value).over)
-    if (before.layout.dim == seed.dim) outers.insert(before.layout.outer);
-  int64_t best = 0;
-  int least = INT_MAX;
-  for (int64_t outer : outers) {
-    if (least == 0) break;
-    if (extent % (outer * ranks_) != 0 || !is_beside(seed, outer)) continue;
-    const int refused = follow(seed.value, {kCut, seed.dim, outer}, nullptr);
-    if (refused < least) best = outer;
-    least = std::min(least, refused);
-  }
-  return best;
-}
-
-bool AxisWalk::is_beside(const ShardSeed& seed, int64_t outer) const {
-  const auto& over = graph_.value(seed.value).over;
-  return std::all_of(over.begin(), over.end(), [&](const AxisLayout& before) {
-    const int64_t known = before.layout.outer;
-    return before.layout.kind != kCut || before.layout.dim != seed.dim || outer % known == 0 ||
-           known % (outer * ranks_ * (before.layout.mirrored ? 2 : 1)) == 0;
-  });
-}
-
-int AxisWalk::follow(ValueId from, const Layout& layout, std::set<int64_t>* outers) const {
-  constexpr size_t kMost = 64;
-  std::vector<std::pair<ValueId, Layout>> open{{from, layout}};
-  int refused = 0;
-  for (size_t at = 0; at < open.size() && at < kMost; ++at) {
-    const auto [value, lies] = open[at];
-    for (NodeId reader : readers_[value.index()]) {
-      const Node& node = graph_.node(reader);
-      if (node.pass != Pass::kF) continue;
-      const Loops loops = loops_of(graph_, node);
-      for (size_t i = 0; i < node.inputs.size(); ++i) {
-        if (node.inputs[i] != value) continue;
-        if (outers) note_outers(loops, i, lies, *outers);
-        const std::optional<LoopCut> cut = cut_of(loops.input(i), lies, ranks_);
-        if (!cut || !is_legal(loops, *cut)) {
-          ++refused;
-          continue;
-        }
-        for (size_t o = 0; o < node.outputs.size(); ++o)
-          if (const auto made = layout_of(loops.output(o), *cut))
-            open.emplace_back(node.outputs[o], *made);
-      }
-    }
-  }
-  return refused;
-}
-
-void AxisWalk::note_outers(const Loops& loops, size_t input, const Layout& lies,
-                           std::set<int64_t>& outers) {
-  const auto d = static_cast<size_t>(lies.dim);
+// Notes into how many outer parts the loops of an operand decompose a dim that is cut.
+void note_outers(const Loops& loops, size_t input, const Layout& layout,
+                 std::set<int64_t>& outers) {
+  const auto d = static_cast<size_t>(layout.dim);
   const LoopRule::Dim& dim = loops.rule.inputs[input][d];
   int64_t inner = 1;
   for (auto letter = dim.rbegin(); letter != dim.rend(); ++letter) {
@@ -95,49 +21,140 @@ void AxisWalk::note_outers(const Loops& loops, size_t input, const Layout& lies,
   }
 }
 
-void AxisWalk::hint(ValueId at, const Layout& layout) {
-  std::vector<std::pair<ValueId, Layout>> open{{at, layout}};
-  while (!open.empty()) {
-    const auto [value, lies] = open.back();
-    open.pop_back();
-    if (hints_[value.index()]) continue;
-    hints_[value.index()] = lies;
-    const Value& made = graph_.value(value);
-    if (made.kind != ValueKind::kNode) continue;
-    const Node& node = graph_.node(made.producer);
-    const Loops loops = loops_of(graph_, node);
-    const auto cut = cut_of(loops.output(static_cast<size_t>(made.output_index)), lies, ranks_);
-    const auto output = static_cast<size_t>(made.output_index);
-    if (!cut || !is_legal(loops, *cut) || sums(loops.output(output))) continue;
-    for (size_t i = 0; i < node.inputs.size(); ++i) {
-      if (!node.inputs[i].valid() || graph_.value(node.inputs[i]).kind != ValueKind::kNode)
-        continue;
-      if (const auto input = layout_of(loops.input(i), *cut))
-        open.emplace_back(node.inputs[i], *input);
+// Returns how many of the later ops do not get past the cut, up to where it is summed over; adds to
+// `outers` those into which dims are decomposed on the way.
+int count_refusals(const State& state, ValueId from, const Layout& layout,
+                   std::set<int64_t>* outers) {
+  constexpr size_t kMost = 64;
+  std::vector<std::pair<ValueId, Layout>> open{{from, layout}};
+  int refused = 0;
+  for (size_t at = 0; at < open.size() && at < kMost; ++at) {
+    const auto [value, here] = open[at];
+    for (NodeId reader : state.readers[value.index()]) {
+      const Node& node = state.graph.node(reader);
+      if (node.pass != Pass::kF) continue;
+      const Loops loops = loops_of(state.graph, node);
+      for (size_t i = 0; i < node.inputs.size(); ++i) {
+        if (node.inputs[i] != value) continue;
+        if (outers) note_outers(loops, i, here, *outers);
+        const auto cut = legal_cut(loops, loops.input(i), here, state.cut.ranks);
+        refused += !cut;
+        for (size_t o = 0; cut && o < node.outputs.size(); ++o)
+          if (const auto made = layout_of(loops.output(o), *cut))
+            open.emplace_back(node.outputs[o], *made);
+      }
     }
   }
+  return refused;
 }
 
-bool AxisWalk::sums(const Operand& output) {
+// Returns whether blocks are inside those of axes before, or have several of them.
+bool is_beside(const State& state, const ShardSeed& seed, int64_t outer) {
+  const auto& over = state.graph.value(seed.value).over;
+  return std::all_of(over.begin(), over.end(), [&](const AxisLayout& before) {
+    const int64_t known = before.layout.outer;
+    return before.layout.kind != kCut || before.layout.dim != seed.dim || outer % known == 0 ||
+           known % (outer * state.cut.ranks * (before.layout.mirrored ? 2 : 1)) == 0;
+  });
+}
+
+// Returns the fewest parts that let most of the readers, and those of what these make, work on
+// their part. 0: none is beside blocks of others.
+int64_t outer_of(const State& state, const ShardSeed& seed) {
+  const int64_t extent = state.type_of(seed.value).shape[static_cast<size_t>(seed.dim)];
+  std::set<int64_t> outers{1};
+  count_refusals(state, seed.value, {kCut, seed.dim, 1}, &outers);
+  for (const AxisLayout& before : state.graph.value(seed.value).over)
+    if (before.layout.dim == seed.dim) outers.insert(before.layout.outer);
+  int64_t best = 0;
+  int least = INT_MAX;
+  for (int64_t outer : outers) {
+    if (least == 0) break;
+    if (extent % (outer * state.cut.ranks) != 0 || !is_beside(state, seed, outer)) continue;
+    const int refused = count_refusals(state, seed.value, {kCut, seed.dim, outer}, nullptr);
+    if (refused < least) best = outer;
+    least = std::min(least, refused);
+  }
+  return best;
+}
+
+// Returns whether some loop of the op is not one of this result's.
+bool sums_into(const Operand& output) {
   return std::any_of(output.rule.sizes.begin(), output.rule.sizes.end(),
                      [&](const auto& letter) { return occurrences(output, letter.first) == 0; });
 }
 
-std::optional<Layout> AxisWalk::preferred_layout(ValueId value, int further) const {
-  for (NodeId reader : readers_[value.index()]) {
-    const Node& node = graph_.node(reader);
-    const Loops loops = loops_of(graph_, node);
+// Predicts a layout, also of what is still to come where that only moves elements.
+Layout predicted_layout(const State& state, ValueId id) {
+  if (!id.valid()) return {};
+  const Value& value = state.graph.value(id);
+  if (value.kind != ValueKind::kNode || value.producer < state.visited) return state.layout(id);
+  const Node& node = state.graph.node(value.producer);
+  const Loops loops = loops_of(state.graph, node);
+  if (!only_moves(loops, node)) return {};
+  const Layout source = predicted_layout(state, node.inputs[0]);
+  if (source.kind != kCut) return {};
+  const auto cut = legal_cut(loops, loops.input(0), source, state.cut.ranks);
+  return cut ? layout_of(loops.output(0), *cut).value_or(Layout{}) : Layout{};
+}
+
+}  // namespace
+
+Result<Layout> layout_of_seed(const State& state, const ShardSeed& seed) {
+  if (seed.dim < 0) return Layout{};
+  const Value& value = state.graph.value(seed.value);
+  const int64_t ranks = state.cut.ranks;
+  PIPER_CHECK(seed.dim < static_cast<int>(value.type.shape.size()));
+  const int64_t extent = value.type.shape[static_cast<size_t>(seed.dim)];
+  const int64_t parts = ranks * (seed.zigzag ? 2 : 1);
+  const int64_t whole = seed.outer > 0 ? seed.outer : outer_of(state, seed);
+  const int64_t outer = extent % parts == 0 ? whole * parts / ranks : 0;
+  if (outer == 0 || (seed.zigzag && extent % (outer * ranks) != 0))
+    return fail(seed.at, "dim {} of '{}' ({}) cannot be cut into {} equal parts over '{}'",
+                seed.dim, quote_control(value.name), to_string(value.type), parts, state.cut.name);
+  return Layout{kCut, seed.dim, outer, {}, seed.zigzag};
+}
+
+std::vector<std::pair<ValueId, Layout>> hints_from(const State& state, ValueId at,
+                                                   const Layout& layout) {
+  std::vector<std::pair<ValueId, Layout>> open{{at, layout}}, hints;
+  std::set<int32_t> known;
+  while (!open.empty()) {
+    const auto [value, here] = open.back();
+    open.pop_back();
+    if (state.hint(value) || !known.insert(value.value).second) continue;
+    hints.emplace_back(value, here);
+    const Value& made = state.graph.value(value);
+    if (made.kind != ValueKind::kNode) continue;
+    const Node& node = state.graph.node(made.producer);
+    const Loops loops = loops_of(state.graph, node);
+    const Operand output = loops.output(static_cast<size_t>(made.output_index));
+    const auto cut = legal_cut(loops, output, here, state.cut.ranks);
+    if (!cut || sums_into(output)) continue;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      const ValueId input = node.inputs[i];
+      if (!input.valid() || state.graph.value(input).kind != ValueKind::kNode) continue;
+      if (const auto need = layout_of(loops.input(i), *cut)) open.emplace_back(input, *need);
+    }
+  }
+  return hints;
+}
+
+std::optional<Layout> preferred_layout(const State& state, ValueId value, int further) {
+  const int64_t ranks = state.cut.ranks;
+  for (NodeId reader : state.readers[value.index()]) {
+    const Node& node = state.graph.node(reader);
+    const Loops loops = loops_of(state.graph, node);
     std::optional<LoopCut> cut;
     const bool moves = only_moves(loops, node),
                is_same = further > 0 && node.outputs.size() == 1 && !loops.is_product() &&
-                         type_of(node.outputs[0]).shape == type_of(value).shape;
-    const std::optional<Layout> behind = moves || is_same
-                                             ? preferred_layout(node.outputs[0], further - !moves)
-                                             : std::optional<Layout>();
-    if (behind) cut = cut_of(loops.output(0), *behind, ranks_);
+                         state.type_of(node.outputs[0]).shape == state.type_of(value).shape;
+    const auto after = moves || is_same ? preferred_layout(state, node.outputs[0], further - !moves)
+                                        : std::nullopt;
+    if (after) cut = cut_of(loops.output(0), *after, ranks);
     for (size_t i = 0; i < node.inputs.size() && !cut; ++i)
-      if (const Layout lies = predicted_layout(node.inputs[i]); lies.kind == kCut)
-        cut = cut_of(loops.input(i), lies, ranks_);
+      if (const Layout layout = predicted_layout(state, node.inputs[i]); layout.kind == kCut)
+        cut = cut_of(loops.input(i), layout, ranks);
     if (!cut || !is_legal(loops, *cut)) continue;
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (node.inputs[i] == value)
@@ -146,25 +163,4 @@ std::optional<Layout> AxisWalk::preferred_layout(ValueId value, int further) con
   return std::nullopt;
 }
 
-Layout AxisWalk::predicted_layout(ValueId id) const {
-  if (!id.valid()) return {};
-  const Value& value = graph_.value(id);
-  if (value.kind != ValueKind::kNode || value.producer.value < visited_) return layout_[id.index()];
-  const Node& node = graph_.node(value.producer);
-  const Loops loops = loops_of(graph_, node);
-  if (!only_moves(loops, node)) return {};
-  const Layout source = predicted_layout(node.inputs[0]);
-  if (source.kind != kCut) return {};
-  const std::optional<LoopCut> cut = cut_of(loops.input(0), source, ranks_);
-  if (!cut || !is_legal(loops, *cut)) return {};
-  return layout_of(loops.output(0), *cut).value_or(Layout{});
-}
-
-bool AxisWalk::only_moves(const Loops& loops, const Node& node) {
-  return node.inputs.size() == 1 && node.outputs.size() == 1 && !loops.def->collective &&
-         loops.rule.linear == std::vector<std::vector<int>>{{0}} &&
-         loops.types.inputs[0].bytes() == loops.types.outputs[0].bytes() &&
-         loops.def->cost(loops.types).flops == 0;
-}
-
-}  // namespace piper
+}  // namespace piper::axis

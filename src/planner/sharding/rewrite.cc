@@ -12,6 +12,25 @@ int64_t stretches_of(const Shape& shape, int dim, int64_t outer) {
   return outer;
 }
 
+Shape local_shape(Shape shape, const Layout& layout, int64_t shards) {
+  if (layout.kind != LayoutKind::kSharded) return shape;
+  int64_t& extent = shape[static_cast<size_t>(layout.dim)];
+  PIPER_CHECK(extent % (layout.outer * shards) == 0);
+  extent /= shards;
+  return shape;
+}
+
+std::string blocks_of(const Value& constant, const Layout& layout, int64_t shards) {
+  const int64_t outer = stretches_of(constant.type.shape, layout.dim, layout.outer);
+  const Bytes data = constant.data.made();
+  const size_t block = data.size / static_cast<size_t>(std::max<int64_t>(outer * shards, 1));
+  std::string blocks;
+  for (int64_t s = 0; s < shards; ++s)
+    for (int64_t o = 0; o < outer; ++o)
+      blocks += as_text(data.span().subspan(static_cast<size_t>(o * shards + s) * block, block));
+  return blocks;
+}
+
 void append(Graph& graph, std::vector<Node>& nodes, Node node) {
   for (ValueId output : node.outputs) graph.value(output).producer = NodeId(nodes.size());
   nodes.push_back(std::move(node));

@@ -9,6 +9,12 @@ namespace piper {
 // Returns how often blocks of `dim`, of which there are `outer`, begin in the flat elements.
 int64_t stretches_of(const Shape& shape, int dim, int64_t outer);
 
+// Returns the shape of a shard's part.
+Shape local_shape(Shape shape, const Layout& layout, int64_t shards);
+
+// Returns the blocks of a constant, one shard's after the other's.
+std::string blocks_of(const Value& constant, const Layout& layout, int64_t shards);
+
 // Gives `node` the attributes that `whole` has where its results have other shapes:
 // shape_of(value). Requires types as they were. What a cut has said before is kept.
 template <class ShapeOf>

@@ -8,27 +8,6 @@
 namespace piper {
 namespace {
 
-Shape local_shape(Shape shape, const Layout& layout, int64_t shards) {
-  if (layout.kind != LayoutKind::kSharded) return shape;
-  int64_t& extent = shape[static_cast<size_t>(layout.dim)];
-  PIPER_CHECK(extent % (layout.outer * shards) == 0);
-  extent /= shards;
-  return shape;
-}
-
-// Returns a shard's part of a constant.
-Bytes block_of(const Value& value, const Layout& layout, int64_t shards, int64_t shard) {
-  const int64_t outer = stretches_of(value.type.shape, layout.dim, layout.outer);
-  size_t stride = value.data.size / static_cast<size_t>(std::max<int64_t>(outer, 1));
-  size_t block = stride / static_cast<size_t>(shards);
-  const Bytes data = value.data.made();
-  std::string bytes;
-  for (size_t o = 0; block > 0 && o < static_cast<size_t>(outer); ++o) {
-    bytes += as_text(data.span().subspan(o * stride + static_cast<size_t>(shard) * block, block));
-  }
-  return Bytes::copy_of(bytes.data(), bytes.size());
-}
-
 class Rewrite {
  public:
   Rewrite(Graph graph, const Propagated& found, int64_t shards)
@@ -128,9 +107,7 @@ class Rewrite {
     const Shape own = local_shape(whole.type.shape, layout, shards_);
     Shape all = own;
     all.insert(all.begin(), shards_);
-    std::string bytes;
-    for (int64_t s = 0; s < shards_; ++s)
-      bytes += as_text(block_of(whole, layout, shards_, s).span());
+    const std::string bytes = blocks_of(whole, layout, shards_);
     const ValueId blocks = graph_.add_constant(whole.name + "/blocks", {whole.type.dtype, all},
                                                Bytes::copy_of(bytes.data(), bytes.size()));
     ValueId number = first_number(build);
@@ -202,8 +179,9 @@ class Rewrite {
   ValueId add_block(ValueId id, const Layout& layout) {
     const Value& whole = graph_.value(id);
     TensorType type{whole.type.dtype, local_shape(whole.type.shape, layout, shards_)};
-    ValueId block =
-        graph_.add_constant(whole.name + "/block", type, block_of(whole, layout, shards_, 0));
+    const std::string all = blocks_of(whole, layout, shards_);
+    const Bytes first = Bytes::copy_of(all.data(), all.size() / static_cast<size_t>(shards_));
+    const ValueId block = graph_.add_constant(whole.name + "/block", type, first);
     graph_.value(block).layout = layout;
     return block;
   }
