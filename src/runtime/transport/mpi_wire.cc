@@ -83,7 +83,7 @@ class MpiWire final : public Wire {
   Status test(Transfer& transfer, int64_t& got) override;
   Status check_stopped() override;
   void rest(double) override { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
-  double looks_for() const override { return 2e-3; }
+  double spin_seconds() const override { return 2e-3; }
   void abort(const Error& reason) override;
   void give_up() override { broken_ = true; }
 

@@ -158,12 +158,12 @@ Status ProcessTransport::look_until(double rest_s, Ready ready, Where where) {
   std::optional<Patience> patience;
   int64_t peer = -1;
   for (int turn = 0; !ready(peer); ++turn) {
-    if (turn % 32 == 0 || (patience && patience->waited() > wire_->looks_for())) {
+    if (turn % 32 == 0 || (patience && patience->waited() > wire_->spin_seconds())) {
       PIPER_TRY(wire_->check_stopped());
       if (!patience) patience.emplace(memory_.own().seat, timeout_);
       patience->wait_for(peer);
       if (!patience->look()) return late(peer, where());
-      if (patience->waited() > wire_->looks_for())
+      if (patience->waited() > wire_->spin_seconds())
         wire_->rest(std::min(rest_s, patience->interval()));
     }
     turn < spins_ ? Doorbell::relax() : static_cast<void>(sched_yield());

@@ -136,7 +136,7 @@ class TcpWire final : public Wire {
   Status test(Transfer& transfer, int64_t& got) override;
   Status check_stopped() override;
   void rest(double seconds) override { progress(seconds); }
-  double looks_for() const override { return crowded_ ? 0 : 2e-3; }
+  double spin_seconds() const override { return crowded_ ? 0 : 2e-3; }
   void abort(const Error& reason) override;
   void give_up() override { broken_ = true; }
   std::string where(int64_t peer) const override;

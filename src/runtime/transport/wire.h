@@ -49,7 +49,7 @@ class Wire {
   virtual Status check_stopped() = 0;
   // Gives the core away until something has come, but not for longer than this.
   virtual void rest(double seconds) = 0;
-  virtual double looks_for() const = 0;  // seconds before it rests
+  virtual double spin_seconds() const = 0;  // seconds before it rests
   virtual void abort(const Error& reason) = 0;
   // Returns the address of a rank, as far as known; else "".
   virtual std::string where(int64_t) const { return ""; }
