@@ -3,43 +3,22 @@
 #include <array>
 #include <cstring>
 
-#include "process.h"
+#include "process_fabric.h"
 #include "reduce.h"
 
 namespace piper::process {
 
-Status ProcessTransport::start_send(Group& group, int64_t member, const std::byte* data,
-                                    int64_t bytes) {
-  const int64_t peer = group.ranks[static_cast<size_t>(member)];
-  const MessagePart part{const_cast<std::byte*>(data), bytes};
-  Transfer& transfer = group.transfers.emplace_back(Transfer{.peer = peer});
-  return wire_->send(transfer, {peer, Lane::kCollectives, group.tag}, std::span(&part, 1));
-}
-
-Status ProcessTransport::start_recv(Group& group, int64_t member, std::byte* to, int64_t bytes) {
-  const int64_t peer = group.ranks[static_cast<size_t>(member)];
-  const MessagePart part{to, bytes};
-  Transfer& transfer = group.transfers.emplace_back(Transfer{.peer = peer, .bytes = bytes});
-  return wire_->receive(transfer, {peer, Lane::kCollectives, group.tag}, std::span(&part, 1));
-}
-
-Status ProcessTransport::finish(Group& group, const char* what) {
-  PIPER_TRY(wait(group.transfers, what, &group));
-  group.transfers.clear();
-  return ok_status();
-}
-
 // Returns what fits: its own data in out_, and in in_ a slice from every member, each with its
 // rounding.
-int64_t ProcessTransport::segment_bytes(const Group& group) const {
+int64_t ProcessFabric::segment_bytes(const Group& group) const {
   int64_t room = static_cast<int64_t>(in_.size()) - 2 * kFlatAlign * group.size();
   return std::max(room / kFlatAlign, int64_t{1}) * kFlatAlign;
 }
 
-Status ProcessTransport::all_reduce(Group& group, std::span<const Piece> pieces) {
+Status ProcessFabric::all_reduce(Group& group, std::span<const Piece> pieces) {
   if (group.size() == 1) return ok_status();
-  if (!group.joined) PIPER_TRY(join(group));
-  if (!group.counters.empty()) return all_reduce_shared(group, pieces);
+  if (shares_ && !group.joined) PIPER_TRY(sums_.join(group));
+  if (!group.counters.empty()) return sums_.all_reduce(group, pieces);
   int64_t total = flat_size(pieces);
   int64_t segment = segment_bytes(group);
   for (int64_t begin = 0; begin < total; begin += segment) {
@@ -48,8 +27,8 @@ Status ProcessTransport::all_reduce(Group& group, std::span<const Piece> pieces)
   return ok_status();
 }
 
-Status ProcessTransport::reduce_segment(Group& group, std::span<const Piece> pieces, int64_t begin,
-                                        int64_t end) {
+Status ProcessFabric::reduce_segment(Group& group, std::span<const Piece> pieces, int64_t begin,
+                                     int64_t end) {
   auto bound = [&](int64_t member) { return slice_begin(end - begin, member, group.size()); };
   auto length = [&](int64_t member) { return bound(member + 1) - bound(member); };
   int64_t own = group.position;
@@ -58,11 +37,11 @@ Status ProcessTransport::reduce_segment(Group& group, std::span<const Piece> pie
   for_each_run(pieces, begin, end, [&](size_t p, int64_t offset, int64_t bytes, int64_t flat) {
     std::memcpy(out + (flat - begin), pieces[p].data + offset, static_cast<size_t>(bytes));
   });
-  PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-    PIPER_TRY(start_recv(group, i, in_.data() + i * stride, stride));
-    return start_send(group, i, out + bound(i), length(i));
+  PIPER_TRY(group.with_others([&](int64_t i) -> Status {
+    PIPER_TRY(group.start_recv(i, in_.data() + i * stride, stride));
+    return group.start_send(i, out + bound(i), length(i));
   }));
-  PIPER_TRY(finish(group, "all-reduce"));
+  PIPER_TRY(group.finish("all-reduce"));
   int64_t first = begin + bound(own);
   for_each_run(pieces, first, first + stride, [&](size_t p, int64_t, int64_t bytes, int64_t flat) {
     for (int64_t i = 0; i < group.size(); ++i) {
@@ -73,11 +52,11 @@ Status ProcessTransport::reduce_segment(Group& group, std::span<const Piece> pie
     reduce_in_order(pieces[p].reduction, pieces[p].dtype, std::span(&sum, 1), group.from,
                     bytes / info(pieces[p].dtype).bytes);
   });
-  PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-    PIPER_TRY(start_recv(group, i, out + bound(i), length(i)));
-    return start_send(group, i, out + bound(own), stride);
+  PIPER_TRY(group.with_others([&](int64_t i) -> Status {
+    PIPER_TRY(group.start_recv(i, out + bound(i), length(i)));
+    return group.start_send(i, out + bound(own), stride);
   }));
-  PIPER_TRY(finish(group, "all-reduce"));
+  PIPER_TRY(group.finish("all-reduce"));
   for_each_run(pieces, begin, end, [&](size_t p, int64_t offset, int64_t bytes, int64_t flat) {
     std::memcpy(pieces[p].data + offset, out + (flat - begin), static_cast<size_t>(bytes));
   });
@@ -156,11 +135,11 @@ class Rounds {
 }  // namespace
 
 // Returns how many bytes of each member fit, of what arrives scattered or is added here.
-int64_t ProcessTransport::member_room(const Group& group) const {
+int64_t ProcessFabric::member_room(const Group& group) const {
   return std::max(segment_bytes(group) / group.size() / kFlatAlign, int64_t{1}) * kFlatAlign;
 }
 
-Status ProcessTransport::reduce_scatter(Group& group, std::span<const Shard> shards) {
+Status ProcessFabric::reduce_scatter(Group& group, std::span<const Shard> shards) {
   const int64_t own = group.position, room = member_room(group);
   if (group.size() == 1) {
     for (const Shard& shard : shards) take_part(shard, own);
@@ -172,12 +151,12 @@ Status ProcessTransport::reduce_scatter(Group& group, std::span<const Shard> sha
   Rounds rounds(shards, room);
   for (auto portions = rounds.next(); !portions.empty(); portions = rounds.next()) {
     for (const Portion& one : portions)
-      PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-        PIPER_TRY(start_recv(group, i, place(in_, i, one), one.length(own)));
+      PIPER_TRY(group.with_others([&](int64_t i) -> Status {
+        PIPER_TRY(group.start_recv(i, place(in_, i, one), one.length(own)));
         const std::byte* theirs = one.joined(i, place(out_, i, one));
-        return start_send(group, i, theirs, one.length(i));
+        return group.start_send(i, theirs, one.length(i));
       }));
-    PIPER_TRY(finish(group, "reduce-scatter"));
+    PIPER_TRY(group.finish("reduce-scatter"));
     for (const Portion& one : portions) {
       for (int64_t i = 0; i < group.size(); ++i)
         group.from[static_cast<size_t>(i)] =
@@ -192,7 +171,7 @@ Status ProcessTransport::reduce_scatter(Group& group, std::span<const Shard> sha
   return ok_status();
 }
 
-Status ProcessTransport::all_gather(Group& group, std::span<const Shard> shards) {
+Status ProcessFabric::all_gather(Group& group, std::span<const Shard> shards) {
   const int64_t own = group.position;
   bool scattered = false;
   for (const Shard& shard : shards) {
@@ -209,13 +188,13 @@ Status ProcessTransport::all_gather(Group& group, std::span<const Shard> shards)
   Rounds rounds(shards, room);
   for (auto portions = rounds.next(); !portions.empty(); portions = rounds.next()) {
     for (const Portion& one : portions)
-      PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-        PIPER_TRY(start_recv(group, i, place(i, one), one.length(i)));
-        return start_send(group, i, one.shard->part + one.at, one.length(own));
+      PIPER_TRY(group.with_others([&](int64_t i) -> Status {
+        PIPER_TRY(group.start_recv(i, place(i, one), one.length(i)));
+        return group.start_send(i, one.shard->part + one.at, one.length(own));
       }));
-    PIPER_TRY(finish(group, "all-gather"));
+    PIPER_TRY(group.finish("all-gather"));
     for (const Portion& one : portions)
-      PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+      PIPER_TRY(group.with_others([&](int64_t i) -> Status {
         if (one.is_scattered()) one.scatter(i, place(i, one));
         return ok_status();
       }));
@@ -223,7 +202,7 @@ Status ProcessTransport::all_gather(Group& group, std::span<const Shard> shards)
   return ok_status();
 }
 
-Status ProcessTransport::all_to_all(Group& group, std::span<const Exchange> exchanges) {
+Status ProcessFabric::all_to_all(Group& group, std::span<const Exchange> exchanges) {
   const int64_t own = group.position, room = member_room(group);
   for (const Exchange& one : exchanges) {
     const auto block = [&](int64_t i) { return one.from + i * one.from_block; };
@@ -233,16 +212,16 @@ Status ProcessTransport::all_to_all(Group& group, std::span<const Exchange> exch
     });
     for (int64_t at = 0; at < all && group.size() > 1; at += room) {
       const int64_t end = std::min(at + room, all);
-      PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-        PIPER_TRY(start_recv(group, i, in_.data() + i * room, end - at));
+      PIPER_TRY(group.with_others([&](int64_t i) -> Status {
+        PIPER_TRY(group.start_recv(i, in_.data() + i * room, end - at));
         std::byte* out = out_.data() + i * room;
         one.for_each_run(at, end, [&](int64_t from, int64_t, int64_t place, int64_t bytes) {
           std::memcpy(out + place - at, block(i) + from, static_cast<size_t>(bytes));
         });
-        return start_send(group, i, out, end - at);
+        return group.start_send(i, out, end - at);
       }));
-      PIPER_TRY(finish(group, "all-to-all"));
-      PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+      PIPER_TRY(group.finish("all-to-all"));
+      PIPER_TRY(group.with_others([&](int64_t i) -> Status {
         std::byte* to = one.to + i * one.to_block;
         one.for_each_run(at, end, [&](int64_t, int64_t target, int64_t place, int64_t bytes) {
           std::memcpy(to + target, in_.data() + i * room + place - at, static_cast<size_t>(bytes));
@@ -254,15 +233,15 @@ Status ProcessTransport::all_to_all(Group& group, std::span<const Exchange> exch
   return ok_status();
 }
 
-Status ProcessTransport::rotate(Group& group, std::span<const Turn> turns) {
+Status ProcessFabric::rotate(Group& group, std::span<const Turn> turns) {
   for (const Turn& turn : turns) {
     const int64_t before = (group.position + group.size() - turn.shift) % group.size(),
                   after = (group.position + turn.shift) % group.size();
     for (int64_t at = 0; at < turn.bytes; at += kLargest) {
       const int64_t length = std::min(kLargest, turn.bytes - at);
-      PIPER_TRY(start_recv(group, before, turn.to + at, length));
-      PIPER_TRY(start_send(group, after, turn.from + at, length));
-      PIPER_TRY(finish(group, "rotation"));
+      PIPER_TRY(group.start_recv(before, turn.to + at, length));
+      PIPER_TRY(group.start_send(after, turn.from + at, length));
+      PIPER_TRY(group.finish("rotation"));
     }
   }
   return ok_status();
@@ -291,7 +270,7 @@ int64_t for_each_row(const Rows& rows, int64_t home, int64_t owner, int64_t begi
 
 // Moves rows to their owners, into wholes, or from them, into parts. Both sides know from the index
 // how many rows pass between them.
-Status ProcessTransport::move_rows(Group& group, const Rows& rows, bool whole) {
+Status ProcessFabric::move_rows(Group& group, const Rows& rows, bool whole) {
   const int64_t own = group.position, room = member_room(group);
   const char* what = whole ? "dispatch" : "combine";
   // What comes from member i, or goes to it.
@@ -307,24 +286,24 @@ Status ProcessTransport::move_rows(Group& group, const Rows& rows, bool whole) {
     std::memcpy(to + (whole ? at : part), from + (whole ? part : at), static_cast<size_t>(bytes));
   });
   int64_t most = 0;
-  PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+  PIPER_TRY(group.with_others([&](int64_t i) -> Status {
     for (const bool comes : {true, false}) most = std::max(most, visit_rows(i, comes, 0, 0, none));
     return ok_status();
   }));
   for (int64_t at = 0; at < most; at += room) {
-    PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+    PIPER_TRY(group.with_others([&](int64_t i) -> Status {
       const int64_t left = visit_rows(i, true, 0, 0, none) - at;
-      if (left > 0) PIPER_TRY(start_recv(group, i, in_.data() + i * room, std::min(left, room)));
+      if (left > 0) PIPER_TRY(group.start_recv(i, in_.data() + i * room, std::min(left, room)));
       std::byte* const out = out_.data() + i * room;
       const int64_t sent = visit_rows(
           i, false, at, at + room, [&](int64_t row, int64_t part, int64_t place, int64_t bytes) {
             std::memcpy(out + place - at, from + (whole ? part : row), static_cast<size_t>(bytes));
           });
       if (sent <= at) return ok_status();
-      return start_send(group, i, out, std::min(sent - at, room));
+      return group.start_send(i, out, std::min(sent - at, room));
     }));
-    PIPER_TRY(finish(group, what));
-    PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+    PIPER_TRY(group.finish(what));
+    PIPER_TRY(group.with_others([&](int64_t i) -> Status {
       visit_rows(i, true, at, at + room,
                  [&](int64_t row, int64_t part, int64_t place, int64_t bytes) {
                    std::memcpy(to + (whole ? row : part), in_.data() + i * room + place - at,
@@ -336,7 +315,7 @@ Status ProcessTransport::move_rows(Group& group, const Rows& rows, bool whole) {
   return ok_status();
 }
 
-Status ProcessTransport::run(int32_t group_id, const Collective& collective) {
+Status ProcessFabric::run(int32_t group_id, const Collective& collective) {
   Group& group = groups_[static_cast<size_t>(group_id)];
   switch (collective.kind) {
     case InstructionKind::kAllReduce:

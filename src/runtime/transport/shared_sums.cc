@@ -2,21 +2,44 @@
 // each sums its slice of everybody's, and all take the slices from there. A segment stays in the
 // cache, so that memory is passed over as often as between threads.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "errors.h"
-#include "process.h"
+#include "process_fabric.h"
 #include "reduce.h"
 
 namespace piper::process {
+namespace {
 
 constexpr double kSharedRest = 50e-6;  // seconds; nothing that others write ends it
 
+// Finds out whether all members have mapped the blocks of all.
+Status all_map(Group& group, bool& all) {
+  std::vector<std::byte> maps(group.ranks.size(), std::byte{all});
+  PIPER_TRY(group.with_others([&](int64_t i) -> Status {
+    PIPER_TRY(group.start_recv(i, &maps[static_cast<size_t>(i)], 1));
+    return group.start_send(i, &maps[static_cast<size_t>(group.position)], 1);
+  }));
+  PIPER_TRY(group.finish("all-reduce"));
+  all = std::count(maps.begin(), maps.end(), std::byte{1}) == group.size();
+  return ok_status();
+}
+
+SharedCounters* take_counters(HostBlock& own, uint64_t hash) {
+  for (SharedCounters& each : own.counters) {
+    if (each.group.load() != 0) continue;
+    each.group.store(hash);
+    return &each;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 // Describes the part of a message's flat form that fits a slot.
-struct ProcessTransport::Segment {
+struct SharedSums::Segment {
   uint64_t number = 0;  // of the group's
   int64_t begin = 0, end = 0;
   size_t slot() const { return number % kSharedSlots; }
@@ -26,43 +49,20 @@ struct ProcessTransport::Segment {
   }
 };
 
-std::byte* ProcessTransport::slot_of(const Group& group, int64_t member,
-                                     const Segment& segment) const {
+std::byte* SharedSums::slot_of(const Group& group, int64_t member, const Segment& segment) const {
   return memory_.block(group.ranks[static_cast<size_t>(member)])->slots[segment.slot()];
-}
-
-// Finds out whether all members have mapped the blocks of all.
-Status ProcessTransport::all_map(Group& group, bool& all) {
-  std::vector<std::byte> maps(group.ranks.size(), std::byte{all});
-  PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
-    PIPER_TRY(start_recv(group, i, &maps[static_cast<size_t>(i)], 1));
-    return start_send(group, i, &maps[static_cast<size_t>(group.position)], 1);
-  }));
-  PIPER_TRY(finish(group, "all-reduce"));
-  all = std::count(maps.begin(), maps.end(), std::byte{1}) == group.size();
-  return ok_status();
-}
-
-SharedCounters* ProcessTransport::take_counters(uint64_t hash) {
-  for (SharedCounters& each : memory_.own().counters) {
-    if (each.group.load() != 0) continue;
-    each.group.store(hash);
-    return &each;
-  }
-  return nullptr;
 }
 
 // Gives counters of its own to a group whose members all share memory with each other. Members on
 // other hosts are not among those that came here, which all members know without asking.
-Status ProcessTransport::join(Group& group) {
+Status SharedSums::join(Group& group) {
   group.joined = true;
   const auto is_here = [&](int64_t rank) { return memory_.is_here(rank); };
-  if (!shared_memory_ || !std::all_of(group.ranks.begin(), group.ranks.end(), is_here))
-    return ok_status();
+  if (!std::all_of(group.ranks.begin(), group.ranks.end(), is_here)) return ok_status();
   std::string text = fmt::format("{}:", group.communicator);
   for (int64_t rank : group.ranks) text += fmt::format("{},", rank);
   group.hash = std::hash<std::string>()(text) | 1;
-  SharedCounters* const own = take_counters(group.hash);
+  SharedCounters* const own = take_counters(memory_.own(), group.hash);
   bool all = own != nullptr;
   for (int64_t rank : group.ranks) all = all && memory_.block(rank) != nullptr;
   PIPER_TRY(all_map(group, all));
@@ -72,9 +72,8 @@ Status ProcessTransport::join(Group& group) {
   return ok_status();
 }
 
-Status ProcessTransport::wait_counter(Group& group, int64_t member,
-                                      std::atomic<uint64_t> SharedCounters::*counter,
-                                      uint64_t least) {
+Status SharedSums::wait_counter(Group& group, int64_t member,
+                                std::atomic<uint64_t> SharedCounters::*counter, uint64_t least) {
   const auto i = static_cast<size_t>(member);
   const auto ready = [&](int64_t& peer) {
     peer = group.ranks[i];
@@ -84,21 +83,20 @@ Status ProcessTransport::wait_counter(Group& group, int64_t member,
     }
     return group.counters[i] != nullptr && (group.counters[i]->*counter).load() >= least;
   };
-  return look_until(kSharedRest, ready, [&] {
+  return group.peers.wait_until(kSharedRest, ready, [&] {
     return fmt::format("in the all-reduce of ranks [{}] for", fmt::join(group.ranks, ","));
   });
 }
 
 // Others may still take slices from it, of another group maybe.
-Status ProcessTransport::clear_slot(size_t slot) {
+Status SharedSums::clear_slot(size_t slot) {
   const auto [user, number] = slot_users_[slot];
   for (int64_t i = 0; user != nullptr && i < user->size(); ++i)
     PIPER_TRY(wait_counter(*user, i, &SharedCounters::left, number + 1));
   return ok_status();
 }
 
-Status ProcessTransport::fill_slot(Group& group, std::span<const Piece> pieces,
-                                   const Segment& segment) {
+Status SharedSums::fill_slot(Group& group, std::span<const Piece> pieces, const Segment& segment) {
   PIPER_TRY(clear_slot(segment.slot()));
   slot_users_[segment.slot()] = {&group, segment.number};
   std::byte* to = memory_.own().slots[segment.slot()];
@@ -111,16 +109,16 @@ Status ProcessTransport::fill_slot(Group& group, std::span<const Piece> pieces,
   return ok_status();
 }
 
-Status ProcessTransport::sum_slice(Group& group, std::span<const Piece> pieces,
-                                   const Segment& segment) {
+Status SharedSums::sum_slice(Group& group, std::span<const Piece> pieces, const Segment& segment) {
   const int64_t own = group.position;
   SharedCounters& counters = *group.counters[static_cast<size_t>(own)];
-  PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+  PIPER_TRY(group.with_others([&](int64_t i) -> Status {
     PIPER_TRY(wait_counter(group, i, &SharedCounters::filled, segment.number + 1));
     const uint64_t bytes = group.counters[static_cast<size_t>(i)]->bytes.load();
     if (bytes == counters.bytes.load()) return ok_status();
-    return size_mismatch(rank_, group.ranks[static_cast<size_t>(i)], "in the all-reduce with",
-                         static_cast<int64_t>(bytes), static_cast<int64_t>(counters.bytes.load()));
+    return size_mismatch(group.peers.rank(), group.ranks[static_cast<size_t>(i)],
+                         "in the all-reduce with", static_cast<int64_t>(bytes),
+                         static_cast<int64_t>(counters.bytes.load()));
   }));
   for_each_run(pieces, segment.slice(group, own), segment.slice(group, own + 1),
                [&](size_t p, int64_t offset, int64_t bytes, int64_t flat) {
@@ -137,9 +135,9 @@ Status ProcessTransport::sum_slice(Group& group, std::span<const Piece> pieces,
   return ok_status();
 }
 
-Status ProcessTransport::take_slices(Group& group, std::span<const Piece> pieces,
-                                     const Segment& segment) {
-  PIPER_TRY(with_others(group, [&](int64_t i) -> Status {
+Status SharedSums::take_slices(Group& group, std::span<const Piece> pieces,
+                               const Segment& segment) {
+  PIPER_TRY(group.with_others([&](int64_t i) -> Status {
     PIPER_TRY(wait_counter(group, i, &SharedCounters::summed, segment.number + 1));
     const std::byte* from = slot_of(group, i, segment);
     for_each_run(pieces, segment.slice(group, i), segment.slice(group, i + 1),
@@ -155,7 +153,7 @@ Status ProcessTransport::take_slices(Group& group, std::span<const Piece> pieces
 
 // Each segment is summed one turn after it was filled, and taken two turns after: nobody waits for
 // others unless they are further behind than that.
-Status ProcessTransport::all_reduce_shared(Group& group, std::span<const Piece> pieces) {
+Status SharedSums::all_reduce(Group& group, std::span<const Piece> pieces) {
   const int64_t total = flat_size(pieces);
   const int64_t count = (total + kSharedSlotBytes - 1) / kSharedSlotBytes;
   const auto segment = [&](int64_t k) {
