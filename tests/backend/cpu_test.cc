@@ -205,10 +205,9 @@ TEST(Update, NormClipAndLearningRate) {
   EXPECT_EQ(clip(4), 1 / (4 + 1e-6));
   EXPECT_TRUE(std::isnan(clip(kNaN)));
   const Attrs attrs{{"base", 0.5},
-                    {"warmup", int64_t{10}},
-                    {"cosine", int64_t{1}},
-                    {"total", int64_t{30}},
-                    {"min_ratio", 0.1}};
+                    {"rate",
+                     "lr step 10 < step 1 + 10 / step 30 < 3.141592653589793 step 10 - 20 / * cos 1 + 0.9 * 2 / "
+                     "0.1 + 0.1 ? ? *"}};
   auto rate = [&](double step) {
     return run1("LearningRate", attrs, {scalar(DType::kI64, step)}, real)[0];
   };

@@ -351,10 +351,9 @@ TEST(GlobalNorm, AddsMoreSumsThanAKernelHasParametersInTheOrderOfTheCpu) {
 
 TEST(LearningRates, FollowTheSchedule) {
   const Attrs attrs{{"base", 0.5},
-                    {"warmup", int64_t{3}},
-                    {"cosine", int64_t{1}},
-                    {"total", int64_t{9}},
-                    {"min_ratio", 0.1}};
+                    {"rate",
+                     "lr step 3 < step 1 + 3 / step 9 < 3.141592653589793 step 3 - 6 / * cos 1 + "
+                     "0.9 * 2 / 0.1 + step 4 % 1 >= 0.1 0.2 ? ? ? *"}};
   Written written;
   std::vector<double> expected;
   std::vector<int32_t> rates;

@@ -198,7 +198,7 @@ TEST(LossScale, ASkippedStepKeepsEveryBitAndCountsAsNone) {
                 as_text(more.trained.parameters.at(name).data.span()))
         << name;
   // A learning rate that begins at the first step that is taken: its warm-up does not count others.
-  const std::string train = std::string(kAdamW) + ", schedule: {warmup: 100}";
+  const std::string train = std::string(kAdamW) + ", schedule: [{warmup: 100}]";
   auto compiled = compile_model(
       model,
       text_with(model, train, "  - precision: {compute: f16, loss_scale: {init_scale: 1e9}}\n"),

@@ -197,7 +197,7 @@ TEST(TrainingInfo, WritesNothingThatItCannotSay) {
   const std::pair<const char*, const char*> kRefused[] = {
       {"optimizer: {adamw: {}}", "PyTorch's Adam is no optimizer of ai.onnx.preview.training"},
       {"optimizer: {sgd: {}}, clip_norm: 1", "clip_norm cannot be said in training_info"},
-      {"optimizer: {sgd: {}}, schedule: {warmup: 3}",
+      {"optimizer: {sgd: {}}, schedule: [{warmup: 3}]",
        "a schedule of the learning rate cannot be said in training_info"},
       {"optimizer: {sgd: {weight_decay: 0.123456789}}",
        "weight_decay 0.123456789 has more digits than an attribute of ONNX holds: 0.12345679 "

@@ -32,7 +32,6 @@ bool is_elsewhere(PlanSet& set, const RoleProgram& role, std::string_view name) 
 // A role goes its own way in what it makes of the step's numbers.
 Done change_number(PlanSet& set, Random& random) {
   constexpr std::pair<const char*, const char*> kNumbers[] = {{"LearningRate", "base"},
-                                                              {"LearningRate", "min_ratio"},
                                                               {"ClipFactor", "max_norm"},
                                                               {"NextLossScale", "growth"}};
   RoleProgram& role = any_role(set, random);

@@ -217,7 +217,9 @@ TEST(Optimizer, WarmUpAndCosine) {
     const double cosine = (1 + std::cos(std::acos(-1.0) * (t - 2) / (4.0 - 2))) / 2;
     return 0.05 * (0.1 + 0.9 * cosine);
   };
-  expect_close(train_line("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6 warmup=2 cosine=4", kSteps),
+  expect_close(train_line("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6 "
+                          "rate=lr_step_2_<_step_1_+_2_/_step_4_<_0.1_0.9_1_3.141592653589793_step_2_-_"
+                          "2_/_*_cos_+_*_2_/_+_0.1_?_?_*", kSteps),
                adam(true, {}, rate));
 }
 

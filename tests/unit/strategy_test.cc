@@ -141,7 +141,7 @@ TEST(Strategy, ReadsTrain) {
       "train:\n"
       "  optimizer: {adamw: {lr: 3e-4, betas: [0.8, .95], eps: 1e-6, weight_decay: 0.1}}\n"
       "  clip_norm: 1\n"
-      "  schedule: {warmup: 100, cosine: {total: 10 * 100, min_ratio: 0.1}}\n"
+      "  schedule: [{warmup: 100}, {cosine: {steps: 9 * 100, to: 0.1}}]\n"
       "  groups:\n"
       "    - {match: \"**/bias\", weight_decay: 0}\n"
       "    - {match: \"wte/**\", lr: 1E-2}\n"
@@ -154,10 +154,10 @@ TEST(Strategy, ReadsTrain) {
   EXPECT_EQ(train.optimizer.beta2, 0.95);
   EXPECT_EQ(train.optimizer.eps, 1e-6);
   EXPECT_EQ(train.clip_norm, 1.0);
-  EXPECT_EQ(train.schedule.warmup, 100);
-  EXPECT_TRUE(train.schedule.cosine);
-  EXPECT_EQ(train.schedule.total, 1000);
-  EXPECT_EQ(train.schedule.min_ratio, 0.1);
+  for (const ParamGroup& group : train.groups)
+    EXPECT_EQ(group.rate,
+              "lr step 100 < step 1 + 100 / step 1000 < 0.1 0.9 1 3.141592653589793 step 100 - 900 "
+              "/ * cos + * 2 / + 0.1 ? ? *");
   ASSERT_EQ(train.groups.size(), 3u);
   EXPECT_EQ(train.groups[0].match, "**/bias");
   EXPECT_EQ(train.groups[0].lr, 3e-4);
@@ -624,7 +624,7 @@ int read_examples(const std::string& name) {
 }
 
 TEST(Page, ShowsTrueExamples) {
-  EXPECT_EQ(read_examples("formats/strategy.md"), 14);
+  EXPECT_EQ(read_examples("formats/strategy.md"), 15);
   EXPECT_EQ(read_examples("formats/tutorial.md"), 3);
   EXPECT_EQ(read_examples("strategies/README.md"), 5);
 }
@@ -638,7 +638,7 @@ const char* const kEverything =
     "loss: {cross_entropy: {logits: $logits, labels: labels, ignore_index: -100}}\n"
     "train:\n"
     "  optimizer: {adamw: {lr: 3e-4, betas: [0.9, 0.95], eps: 1e-8, weight_decay: 0.1}}\n"
-    "  schedule: {warmup: 10, cosine: {total: 100, min_ratio: 0.1}}\n"
+    "  schedule: [{warmup: 10}, {cosine: {steps: 90, to: 0.1}}]\n"
     "  groups: [{match: \"**/bias\", weight_decay: 0}]\n"
     "  clip_norm: 1.0\n"
     "annotate:\n"

@@ -73,14 +73,16 @@ TEST(Summary, TrainSaysWhatEachParameterIsTrainedWith) {
           summary_of(library, zero ? "{stages: 2, dp: 2, microbatches: 2}" : "{dp: 2}",
                      std::string(kTrain) + more);
       const auto lines = train_lines(summary);
-      ASSERT_EQ(lines.size(), 3U) << library << more << join(lines, "\n");
+      ASSERT_EQ(lines.size(), 5U) << library << more << join(lines, "\n");
       EXPECT_THAT(lines[0], HasSubstr("global_batch 64"));
       EXPECT_THAT(lines[0], HasSubstr("clip_norm 1"));
       EXPECT_THAT(lines[1], testing::StartsWith(
                                 "adamw, lr 0.0001, betas [0.9, 0.999], eps 1e-08, weight_decay"));
       EXPECT_THAT(lines[1], HasSubstr(": 25 parameters, "));
-      EXPECT_THAT(lines[2], HasSubstr("lr 0.001"));
-      EXPECT_THAT(lines[2], HasSubstr(": 27 parameters, "));
+      EXPECT_THAT(lines[2], HasSubstr("4 x model.h.*.ln_1.bias, "));
+      EXPECT_THAT(lines[3], HasSubstr("lr 0.001"));
+      EXPECT_THAT(lines[3], HasSubstr(": 27 parameters, "));
+      EXPECT_THAT(lines[4], HasSubstr("model.wte.weight, "));
     }
 }
 
@@ -199,7 +201,7 @@ program 0 label="U" args=3
   value 5 f64[]
   value 6 f32[] literal=0x00000043
   value 7 f64[]
-  op LearningRate in=[2] out=[5] {base=0.25, cosine=0, min_ratio=0.0, total=0, warmup=0}
+  op LearningRate in=[2] out=[5] {base=0.25, rate="lr"}
   op LossScale in=[6] out=[7]
   op Cast in=[0] out=[3] {to="f32"}
   op Sgd in=[3,1,-1,5,-1,2] out=[4] {dampening=0.0, momentum=0.0, nesterov=0, weight_decay=0.0}

@@ -8,21 +8,29 @@
 namespace piper::test {
 
 // "optimizer=adamw lr=0.1 …", then "group=GLOB lr=… wd=…" lines; without groups there is "**".
+// Of a formula `rate` blanks are written '_'.
 inline TrainSpec parse_train(const std::string& text) {
   TrainSpec train;
   ParamGroup defaults{.match = "**"};
   ParamGroup* group = &defaults;
+  std::string rate = "lr";
   std::istringstream words(text);
   train.groups.reserve(16);  // `group` points into it
   for (std::string word; words >> word;) {
     const size_t equals = word.find('=');
-    const std::string key = word.substr(0, equals), value = word.substr(equals + 1);
+    const std::string key = word.substr(0, equals);
+    std::string value = word.substr(equals + 1);
     if (key == "optimizer") {
       train.optimizer.kind = value == "sgd"         ? OptimizerKind::kSgd
                              : value == "adam"      ? OptimizerKind::kAdam
                              : value == "adagrad"   ? OptimizerKind::kAdagrad
                              : value == "onnx_adam" ? OptimizerKind::kOnnxAdam
                                                     : OptimizerKind::kAdamW;
+      continue;
+    }
+    if (key == "rate") {
+      for (char& c : value) c = c == '_' ? ' ' : c;
+      rate = value;
       continue;
     }
     if (key == "group") {
@@ -42,10 +50,9 @@ inline TrainSpec parse_train(const std::string& text) {
     if (key == "accumulator") train.optimizer.accumulator = number;
     if (key == "wd_after") train.optimizer.weight_decay_after = number;
     if (key == "count") train.optimizer.count = static_cast<int64_t>(number);
-    if (key == "warmup") train.schedule.warmup = static_cast<int64_t>(number);
-    if (key == "cosine") train.schedule = {train.schedule.warmup, true, int64_t(number), 0.1};
   }
   if (train.groups.empty()) train.groups.push_back(defaults);
+  for (ParamGroup& each : train.groups) each.rate = rate;
   return train;
 }
 

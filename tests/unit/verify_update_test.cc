@@ -35,7 +35,7 @@ std::string clipped(std::string text, int stage) {
           "  value 5 f32[1,2] read\n  value 6 f64[]\n"
           "  op GlobalNorm in=[0] out=[1]\n"
           "  op ClipFactor in=[1] out=[6] {{max_norm=1.0}}\n"
-          "  op LearningRate in=[2] out=[3] {{base=0.1}}\n"
+          "  op LearningRate in=[2] out=[3] {{base=0.1, rate=\"lr\"}}\n"
           "  op Sgd in=[4,5,-1,3,6,2] out=[4]\n"
           "  op NextStep in=[2] out=[2]\nbody\n",
           squares + 1);

@@ -38,6 +38,7 @@ const std::map<std::string, std::string> kUses = {
     {"precision.reduce", "directives: [{precision: {compute: bf16, reduce: WORD}}]"},
     {"precision.master", "directives: [{precision: {compute: bf16, master: WORD}}]"},
     {"precision.loss_scale", "directives: [{precision: {compute: f16, loss_scale: WORD}}]"},
+    {"group.of", "train: {optimizer: {sgd: {}}, groups: [{of: [WORD]}]}"},
     {"stream.priority", "directives: [{stream: {name: s, priority: WORD}}]"},
     {"prefetch.distance", "directives: [{prefetch: {where: {kind: recv}, distance: WORD}}]"},
     {"order.dialect", "directives: [{order: {each: dp, csv: order.csv, dialect: WORD}}]"},

@@ -34,8 +34,14 @@ struct OptimizerSpec {
   bool operator==(const OptimizerSpec&) const = default;
 };
 
+// What a parameter is: of rank 1 at most; a scale or shift of a norm; added to what others make; a
+// table of rows that are looked up. Embeddings and weights may be several of these, or none.
+enum class ParamKind { kVector, kNorm, kBias, kEmbedding };
+inline constexpr std::string_view kParamKinds[] = {"vectors", "norms", "biases", "embeddings"};
+
 // A ParamGroup is a group of parameters with common optimizer settings; the first group whose glob
-// matches a parameter's scope or name wins; a last group "**" holds the defaults.
+// matches a parameter's scope or name, and one of whose kinds it is, wins; a last group "**" holds
+// the defaults.
 struct ParamGroup {
   std::string match;  // glob over Param::scope ("**/bias")
   SourceSpan at;
@@ -43,17 +49,18 @@ struct ParamGroup {
   double weight_decay = 0;
   std::optional<OptimizerSpec> optimizer = {};  // of its own
   std::vector<std::string> names = {};          // instead of `match`: the parameters themselves
+  std::vector<ParamKind> kinds = {};            // empty: any
+  // The rate that each step trains with: a formula (piper/ir/rate.h) of lr, step and tokens.
+  std::string rate = "lr";
+  SourceSpan rate_at = {};
 };
-
-// The learning rate is lr(t) for step t = 0, 1, …: base × min(1, (t+1)/warmup) × decay, decay = 1,
-// or for cosine over `total` steps min_ratio + (1 − min_ratio) × (1 + cos(π × (t − warmup)/(total −
-// warmup)))/2 after the warm-up, min_ratio after total.
-struct LrSchedule {
-  int64_t warmup = 0;
-  bool cosine = false;
-  int64_t total = 0;
-  double min_ratio = 0;
-};
+std::string describe(const ParamGroup& group);  // "'**/bias'", "norms, biases"
+// Returns by parameter the first group that matches it. Errors: a group that no parameter is left
+// for, a trained parameter without a group.
+Result<std::vector<const ParamGroup*>> groups_of(const Graph& graph,
+                                                 const std::vector<ParamGroup>& groups);
+// Returns the elements of the first input of integers in a step, or else the samples.
+int64_t tokens_of_step(const Graph& graph);
 
 // The loss is scaled before it is differentiated, so that small gradients do not vanish in f16;
 // gradients are scaled back before the norm is reported and clipped. A step whose gradients are not
@@ -70,7 +77,6 @@ struct LossScale {
 struct TrainSpec {
   OptimizerSpec optimizer;
   std::vector<ParamGroup> groups;
-  LrSchedule schedule;
   std::optional<double> clip_norm;  // factor min(1, clip / (norm + 1e-6)), PyTorch's
   std::optional<LossScale> loss_scale;
 };
@@ -78,7 +84,7 @@ struct TrainSpec {
 // Requires a forward graph with a scalar float `loss`. Ensures: backward and update nodes as above,
 // `updates` for every trained parameter, its optimizer state and the step counter; loss, grad_norm,
 // step and Param::gradient set. Errors: an op without gradient on the way, a group that matches
-// nothing, no trainable parameter. Parameters without gradient are listed in `without_gradient` and
+// nothing, no trainable parameter, a learning rate that is negative or no number. Parameters without gradient are listed in `without_gradient` and
 // left alone.
 struct Differentiated {
   Graph graph;

@@ -3,29 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numbers>
 
 #include "families.h"
+#include "piper/ir/rate.h"
 #include "rows.h"
 
 namespace piper::cpu {
 namespace {
-
-struct Schedule {
-  double base = 0, min_ratio = 0;
-  int64_t warmup = 0, total = 0;
-  bool cosine = false;
-
-  double at(int64_t step) const {
-    const auto t = static_cast<double>(step);
-    double rate = base;
-    if (warmup > 0) rate *= std::min(1.0, (t + 1) / static_cast<double>(warmup));
-    if (!cosine || step < warmup) return rate;
-    if (step >= total) return rate * min_ratio;
-    const double done = (t - static_cast<double>(warmup)) / static_cast<double>(total - warmup);
-    return rate * (min_ratio + (1 - min_ratio) * (1 + std::cos(std::numbers::pi * done)) / 2);
-  }
-};
 
 // Elements that a thread updates at a time.
 constexpr int64_t kUpdateUnit = 4096;
@@ -71,15 +55,9 @@ Result<KernelPtr> make_clip_factor(const Use& use) {
 }
 
 Result<KernelPtr> make_learning_rate(const Use& use) {
-  Schedule s;
-  s.base = use.attrs.real("base", 0);
-  s.min_ratio = use.attrs.real("min_ratio", 0);
-  s.warmup = use.attrs.integer("warmup", 0);
-  s.total = use.attrs.integer("total", 0);
-  const int64_t cosine = use.attrs.integer("cosine", 0);
-  s.cosine = cosine != 0;
-  return make_kernel(InPlace::kYes, [s](Pointers p, std::byte*) {
-    *output<double>(p, 1) = s.at(*input<int64_t>(p, 0));
+  PIPER_ASSIGN(const Rate rate, Rate::parse(use.attrs.text("rate")));
+  return make_kernel(InPlace::kYes, [=, base = use.attrs.real("base")](Pointers p, std::byte*) {
+    *output<double>(p, 1) = rate.at(base, *input<int64_t>(p, 0));
   });
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "families.h"
+#include "piper/ir/rate.h"
 #include "tensors.h"
 
 namespace piper::cuda_kernels {
@@ -105,12 +106,14 @@ Status make_clip_factor(const Use& use, Emitter& emit) {
 }
 
 Status make_learning_rate(const Use& use, Emitter& emit) {
+  PIPER_ASSIGN(const Rate rate, Rate::parse(use.attrs.text("rate")));
   return make_scalar(
       "scalars",
-      fmt::format("*p.at<double>(1) = Schedule{{{}, {}, {}LL, {}LL, {}}}.at(*p.at<const "
-                  "int64_t>(0));",
-                  real(use, "base"), real(use, "min_ratio"), use.attrs.integer("warmup"),
-                  use.attrs.integer("total"), use.attrs.integer("cosine") != 0),
+      fmt::format("{{\n"
+                  "    const double step = static_cast<double>(*p.at<const int64_t>(0)), lr = {};\n"
+                  "    *p.at<double>(1) = {};\n"
+                  "  }}",
+                  real(use, "base"), rate.code()),
       emit);
 }
 

@@ -1,7 +1,9 @@
 // Makes a training graph of a forward graph: checks, backward pass, update.
+#include <cmath>
+
 #include "backward.h"
-#include "groups.h"
 #include "piper/frontend/autodiff.h"
+#include "piper/ir/rate.h"
 #include "update.h"
 
 namespace piper {
@@ -34,10 +36,30 @@ Status check_trainable(const Graph& graph) {
   return fail("every parameter is frozen: there is nothing to train");
 }
 
-Status check_schedule(const LrSchedule& schedule) {
-  if (!schedule.cosine || schedule.total > schedule.warmup) return ok_status();
-  return fail("the cosine over {} steps ends before the warm-up of {}", schedule.total,
-              schedule.warmup);
+// Steps whose rates are tried: the first ones, those around borders, powers of 2.
+std::vector<int64_t> tried_steps(const Rate& rate) {
+  constexpr int64_t kFirst = 1024;
+  std::vector<int64_t> steps;
+  for (int64_t step = 0; step < kFirst; ++step) steps.push_back(step);
+  for (int64_t step = kFirst; step < int64_t{1} << 40; step *= 2) steps.push_back(step);
+  for (const int64_t border : rate.borders())
+    for (const int64_t step : {border - 1, border, border + 1})
+      if (step >= 0) steps.push_back(step);
+  return steps;
+}
+
+Status check_rates(const std::vector<ParamGroup>& groups, int64_t tokens) {
+  for (const ParamGroup& group : groups) {
+    PIPER_ASSIGN(Rate rate, Rate::parse(group.rate));
+    rate = rate.with_tokens(tokens);
+    for (const int64_t step : tried_steps(rate)) {
+      const double value = rate.at(group.lr, step);
+      if (std::isfinite(value) && value >= 0) continue;
+      return fail(group.rate_at, "the learning rate of step {} is {}", step, value)
+          .with_note("help: step counts from 0; max(…, 0) keeps a rate from below 0");
+    }
+  }
+  return ok_status();
 }
 
 }  // namespace
@@ -45,9 +67,9 @@ Status check_schedule(const LrSchedule& schedule) {
 Result<Differentiated> differentiate(Graph forward, const TrainSpec& train) {
   PIPER_TRY(check_loss(forward));
   PIPER_TRY(check_trainable(forward));
-  PIPER_TRY(check_schedule(train.schedule));
+  PIPER_TRY(check_rates(train.groups, tokens_of_step(forward)));
   PIPER_ASSIGN(const std::vector<const ParamGroup*> groups,
-               groups_of(forward.params, train.groups));
+               groups_of(forward, train.groups));
   PIPER_ASSIGN(BackwardPass backward, append_backward(std::move(forward), train.loss_scale));
   Differentiated result;
   for (size_t i = 0; i < backward.graph.params.size(); ++i) {

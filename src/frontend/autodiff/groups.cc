@@ -1,17 +1,70 @@
-// Matches parameters with the groups of `train.groups`.
-#include "groups.h"
-
+// Matches parameters with the groups of `train.groups`, by their names and by what they are.
 #include <algorithm>
 #include <iterator>
+
+#include "piper/frontend/autodiff.h"
+#include "piper/ir/ops.h"
 
 namespace piper {
 namespace {
 
+// Finds what parameters are: follows each through its casts and other shapes to the ops that use
+// it.
+class KindFinder {
+ public:
+  explicit KindFinder(const Graph& graph) : graph_(graph), uses_(graph.values.size()) {
+    for (const Node& node : graph.nodes)
+      for (size_t i = 0; i < node.inputs.size(); ++i)
+        if (node.inputs[i].valid()) uses_[node.inputs[i].index()].push_back({&node, i});
+  }
+
+  bool is(const Param& param, ParamKind kind) const {
+    const bool is_vector = graph_.value(param.value).type.shape.size() <= 1;
+    if (kind == ParamKind::kVector) return is_vector;
+    return has_use(param.value, kind);
+  }
+
+ private:
+  struct Use {
+    const Node* node;
+    size_t input;
+  };
+
+  bool has_use(ValueId value, ParamKind kind) const {
+    return std::any_of(uses_[value.index()].begin(), uses_[value.index()].end(),
+                       [&](const Use& use) { return is_use(use, value, kind); });
+  }
+  bool is_use(const Use& use, ValueId value, ParamKind kind) const {
+    const auto& [node, input] = use;
+    const OpDef* def = find_op(node->op);
+    const bool passes = node->op == "Cast" || node->op == "Expand" ||
+                        (def && def->elements != OpDef::Elements::kMade);
+    if (passes) return input == 0 && has_use(node->outputs[0], kind);
+    if (kind == ParamKind::kNorm)
+      return input > 0 &&
+             (node->op == "LayerNorm" || node->op == "RmsNorm" || node->op == "GroupNorm");
+    if (kind == ParamKind::kEmbedding) return input == 0 && node->op == "Gather";
+    return (node->op == "Linear" && input == 2) || (node->op == "Add" && is_row(value));
+  }
+  // Returns whether it has one dim of more than one element, at most.
+  bool is_row(ValueId value) const {
+    const Shape& shape = graph_.value(value).type.shape;
+    return std::count_if(shape.begin(), shape.end(), [](int64_t size) { return size > 1; }) <= 1;
+  }
+
+  const Graph& graph_;
+  std::vector<std::vector<Use>> uses_;  // by value
+};
+
 Error unused(const ParamGroup& group, const std::vector<Param>& params, bool matched) {
   if (matched) {
-    return fail(group.at, "earlier groups take all parameters that '{}' matches", group.match)
+    return fail(group.at, "earlier groups take all parameters that {} matches", describe(group))
         .with_note("help: the first group that matches a parameter wins; put this one before");
   }
+  if (!group.kinds.empty())
+    return fail(group.at, "no parameter is what the group is of: {}", describe(group))
+        .with_note("help: vectors are of rank 1 at most; norms, biases and embeddings are what "
+                   "ops use so");
   std::vector<std::string> names;
   for (const Param& param : params) std::ranges::move(paths_of(param), std::back_inserter(names));
   return fail(group.at, "'{}' matches no parameter{}", group.match,
@@ -21,19 +74,26 @@ Error unused(const ParamGroup& group, const std::vector<Param>& params, bool mat
 
 }  // namespace
 
-Result<std::vector<const ParamGroup*>> groups_of(const std::vector<Param>& params,
+Result<std::vector<const ParamGroup*>> groups_of(const Graph& graph,
                                                  const std::vector<ParamGroup>& groups) {
+  const std::vector<Param>& params = graph.params;
+  const KindFinder finder(graph);
   std::vector<const ParamGroup*> result(params.size());
   for (size_t g = 0; g < groups.size(); ++g) {
     const std::vector<std::string>& names = groups[g].names;
+    const std::vector<ParamKind>& kinds = groups[g].kinds;
     Glob glob;
     if (names.empty()) {
       PIPER_ASSIGN(glob, Glob::parse(groups[g].match, groups[g].at));
     }
     bool matched = false, won = false;
     for (size_t p = 0; p < params.size(); ++p) {
-      const bool is_in = names.empty() ? has_name(params[p], glob)
-                                       : std::count(names.begin(), names.end(), params[p].name) > 0;
+      const bool is_named = names.empty()
+                                ? has_name(params[p], glob)
+                                : std::count(names.begin(), names.end(), params[p].name) > 0;
+      const bool is_in = is_named && (kinds.empty() || std::ranges::any_of(kinds, [&](auto kind) {
+                                        return finder.is(params[p], kind);
+                                      }));
       if (!is_in) continue;
       matched = true;
       if (result[p]) continue;
@@ -49,6 +109,23 @@ Result<std::vector<const ParamGroup*>> groups_of(const std::vector<Param>& param
     }
   }
   return result;
+}
+
+std::string describe(const ParamGroup& group) {
+  std::string text;
+  for (const ParamKind kind : group.kinds)
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", kParamKinds[static_cast<size_t>(kind)]);
+  if (text.empty()) return fmt::format("'{}'", group.match);
+  return group.match == "**" ? text : fmt::format("{} in '{}'", text, group.match);
+}
+
+int64_t tokens_of_step(const Graph& graph) {
+  for (const ValueId input : graph.inputs) {
+    const TensorType& type = graph.value(input).type;
+    const bool counts = type.dtype == DType::kI64 || type.dtype == DType::kI32;
+    if (counts && input != graph.sample) return num_elements(type.shape);
+  }
+  return graph.batch;
 }
 
 }  // namespace piper

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "piper/ir/ops.h"
+#include "piper/ir/rate.h"
 
 namespace piper {
 namespace {
@@ -60,7 +61,7 @@ class Update {
   }
 
   void optimize(const Param& param, const ParamGroup& group) {
-    const ValueId rate = learning_rate(group.lr);
+    const ValueId rate = learning_rate(group);
     const TensorType type = graph_.value(param.gradient).type;
     const OptimizerSpec& spec = group.optimizer ? *group.optimizer : train_.optimizer;
     std::vector<ValueId> inputs{param.value, param.gradient}, states;
@@ -127,15 +128,15 @@ class Update {
     return graph_.add_value(std::move(value));
   }
 
-  ValueId learning_rate(double base) {
-    if (const auto known = rates_.find(base); known != rates_.end()) return known->second;
-    const LrSchedule& schedule = train_.schedule;
-    return rates_[base] = emit("LearningRate", "learning_rate", "", {count_},
-                               {{"base", base},
-                                {"warmup", schedule.warmup},
-                                {"cosine", int64_t{schedule.cosine}},
-                                {"total", schedule.total},
-                                {"min_ratio", schedule.min_ratio}})[0];
+  ValueId learning_rate(const ParamGroup& group) {
+    ValueId& known = rates_[{group.lr, group.rate}];
+    if (known.valid()) return known;
+    const Result<Rate> rate = Rate::parse(group.rate);
+    PIPER_CHECK(rate.ok(), "'{}' was read as a formula", group.rate);
+    const std::string words = rate->with_tokens(tokens_of_step(graph_)).words();
+    known = emit("LearningRate", "learning_rate", "", {count_},
+                 {{"base", group.lr}, {"rate", words}})[0];
+    return known;
   }
 
   static std::string_view op_of(OptimizerKind kind) {
@@ -181,7 +182,7 @@ class Update {
   const TrainSpec& train_;
   const ValueId loss_scale_;
   ValueId clip_, skip_, count_;      // factor of the gradients; whether, and how often, it is done
-  std::map<double, ValueId> rates_;  // by base
+  std::map<std::pair<double, std::string>, ValueId> rates_;  // by lr and formula
 };
 
 }  // namespace

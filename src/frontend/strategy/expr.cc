@@ -1,6 +1,8 @@
 // Integer expressions: parser, tree and evaluator.
 #include <algorithm>
 #include <cctype>
+#include <charconv>
+#include <cmath>
 #include <limits>
 
 #include "expr_tree.h"
@@ -20,7 +22,9 @@ bool is_word(char c) { return is_letter(c) || is_digit(c); }
 // complete.
 class Parser {
  public:
-  Parser(std::string_view text, size_t begin, const SourceSpan& at) : position_(begin) {
+  Parser(std::string_view text, size_t begin, const SourceSpan& at,
+         Numbers numbers = Numbers::kIntegers)
+      : position_(begin), numbers_(numbers) {
     tree_.text = text;
     tree_.at = at;
   }
@@ -143,7 +147,7 @@ class Parser {
   Status primary() {
     const size_t begin = start();
     const char c = begin < tree_.text.size() ? tree_.text[begin] : '\0';
-    if (is_digit(c)) return number();
+    if (is_digit(c)) return numbers_ == Numbers::kReals ? real() : number();
     if (is_letter(c) || c == '$') return name();
     if (!take("(")) return unexpected("a number, a name or '('");
     PIPER_TRY(choice());
@@ -177,6 +181,26 @@ class Parser {
     return ok_status();
   }
 
+  Status real() {
+    const size_t begin = position_;
+    Node node{Op::kReal};
+    const std::string_view rest = std::string_view(tree_.text).substr(begin);
+    const auto [end, problem] =
+        std::from_chars(rest.data(), rest.data() + rest.size(), node.real);
+    position_ += static_cast<size_t>(end - rest.data());
+    size_t last = position_;
+    while (last < tree_.text.size() && (is_word(tree_.text[last]) || tree_.text[last] == '.'))
+      ++last;
+    const std::string_view shown = rest.substr(0, last - begin);
+    const SourceSpan span = tree_.span(static_cast<int32_t>(begin), static_cast<int32_t>(last));
+    if (last != position_)
+      return fail(span, "expected a number such as 0.1 or 3e-4, found {}", yaml::shown(shown));
+    if (problem != std::errc{} || !std::isfinite(node.real))
+      return fail(span, "the number {} is out of range", yaml::shown(shown));
+    add(node, begin);
+    return ok_status();
+  }
+
   Status name() {
     const size_t begin = position_;
     const bool dollar = take("$");
@@ -188,6 +212,8 @@ class Parser {
     if (!is_identifier(word)) return unexpected("a name");
     if (!dollar && (word == "min" || word == "max"))
       return call(word == "min" ? Op::kMin : Op::kMax, begin);
+    const bool calls = !dollar && std::string_view(tree_.text).substr(position_).starts_with('(');
+    if (calls && numbers_ == Numbers::kReals) return function(first);
     add(Node{Op::kName}, first);
     if (brace && !take("}")) return unexpected("'}'");
     return ok_status();
@@ -209,8 +235,26 @@ class Parser {
     return ok_status();
   }
 
+  // Parses f(a) or f(a, b), from the name's end on.
+  Status function(size_t begin) {
+    Node node{Op::kCall};
+    const size_t end = position_;
+    take("(");
+    PIPER_TRY(choice());
+    node.a = last();
+    if (take(",")) {
+      PIPER_TRY(choice());
+      node.b = last();
+    }
+    if (!take(")")) return unexpected(node.b < 0 ? "',' or ')'" : "')'");
+    const int32_t call = add(node, begin);
+    tree_.nodes[static_cast<size_t>(call)].end = static_cast<int32_t>(end);
+    return ok_status();
+  }
+
   Tree tree_;
   size_t position_;
+  Numbers numbers_;
   int nesting_ = 0;
 };
 
@@ -359,8 +403,9 @@ Result<Prefix> parse_prefix(std::string_view text, size_t begin, const SourceSpa
   return Parser(text, begin, at).parse();
 }
 
-Result<Tree> parse(std::string_view text, const SourceSpan& at) {
-  PIPER_ASSIGN(Prefix prefix, parse_prefix(text, 0, at));
+Result<Tree> parse(std::string_view text, const SourceSpan& at, Numbers numbers) {
+  if (text.size() > kMaxText) return fail(at, "the line is longer than {} characters", kMaxText);
+  PIPER_ASSIGN(Prefix prefix, Parser(text, 0, at, numbers).parse());
   if (prefix.end < text.size()) {
     return Parser(text, prefix.end, at).unexpected("an operator or the end of the expression");
   }

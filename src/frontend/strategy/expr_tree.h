@@ -26,7 +26,11 @@ enum class Op : uint8_t {
   kChoose,
   kMin,
   kMax,
+  kReal,  // of formulas of the learning rate, as is kCall
+  kCall,
 };
+// kReals: also numbers such as 0.5 and 3e-4, and calls of functions.
+enum class Numbers : uint8_t { kIntegers, kReals };
 struct BinaryOp {
   std::string_view text;
   Op op;
@@ -43,8 +47,9 @@ inline constexpr int kComparison = 3, kTightest = 5;
 struct Node {
   Op op = Op::kNumber;
   int64_t value = 0;               // kNumber
+  double real = 0;                 // kReal
   int32_t a = -1, b = -1, c = -1;  // operands: indices into Tree::nodes, before their user
-  int32_t begin = 0, end = 0;      // its characters; of a name, exactly the name
+  int32_t begin = 0, end = 0;      // its characters; of a name or a call, exactly the name
 };
 struct Tree {
   std::string text;
@@ -61,7 +66,9 @@ struct Prefix {
   size_t end = 0;
 };
 Result<Prefix> parse_prefix(std::string_view text, size_t begin, const SourceSpan& at);
-Result<Tree> parse(std::string_view text, const SourceSpan& at);  // the whole text
+// Parses the whole text.
+Result<Tree> parse(std::string_view text, const SourceSpan& at,
+                   Numbers numbers = Numbers::kIntegers);
 
 // Names are looked up in `variables`, then in `bound`; the last entry of a name counts.
 Result<int64_t> evaluate(const Tree& tree, const Variables& variables, const Variables& bound);

@@ -30,6 +30,7 @@ enum class Type {
   kTexts,          // a list of texts
   kPaths,          // a text, or a list of texts
   kTextOrOne,      // a text, one of the words if there are any, or a map with the keys of `object`
+  kTextOrMany,     // a text, or a list of maps with the keys of `object`
   kTextOneOrMany,  // a text, a map with the keys of `object`, or a list of such maps
   kManyOrOne,      // a list of `object` maps, or a map with the keys of `other`
   kWhere,          // a map from tag names to conditions, which choose ops

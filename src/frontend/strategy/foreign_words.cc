@@ -69,14 +69,14 @@ constexpr Row kRows[] = {
     {"lr learning_rate weight_decay betas eps beta1 beta2 adam_beta1 adam_beta2 "
      "adam_epsilon optim optimizer_type",
      "'train: {optimizer: {adamw: {lr: 3e-4, weight_decay: 0.1}}}'"},
-    {"param_groups parameter_groups no_decay",
-     "'train: {groups: [{match: \"**/bias\", weight_decay: 0}]}'"},
+    {"param_groups parameter_groups no_decay no_weight_decay no_weight_decay_on",
+     "'train: {groups: [{of: [vectors, norms], weight_decay: 0}]}'"},
     {"gradient_clipping grad_clipping gradient_clip_val max_grad_norm max_norm clip_grad "
      "clip_grad_norm grad_clip clip",
      "'train: {clip_norm: 1.0}'"},
     {"warmup_steps num_warmup_steps warmup_iters lr_scheduler scheduler lr_schedule "
-     "lr_decay_style lr_warmup_iters min_lr",
-     "'train: {schedule: {warmup: 100, cosine: {total: 1000, min_ratio: 0.1}}}'"},
+     "lr_decay_style lr_warmup_iters min_lr cosine warmup inverse_sqrt wsd",
+     "'train: {schedule: [{warmup: 100}, {cosine: {steps: 900, to: 0.1}}]}'"},
     {"bucket_cap_mb bucket_size reduce_bucket_size allgather_bucket_size allreduce_bucket_size "
      "ddp_bucket_size",
      "'bucket: 25MiB' in 'replicate'"},

@@ -105,6 +105,8 @@ std::string type_of(const fields::Form& form) {
       return either(text, list_of(text));
     case Type::kTextOrOne:
       return either(form.words.empty() ? text : word_of(form), reference(form.object));
+    case Type::kTextOrMany:
+      return either(text, list_of(reference(form.object)));
     case Type::kTextOneOrMany:
       return either(text, either(reference(form.object), list_of(reference(form.object))));
     case Type::kManyOrOne:

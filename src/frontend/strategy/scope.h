@@ -65,6 +65,10 @@ Result<Expr> read_expression(const yaml::Node& node, const Scope& scope,
 // Does the same for a part of a scalar: `text` begins `offset` characters into it.
 Result<Expr> read_expression_part(const yaml::Node& node, size_t offset, std::string_view text,
                                   const Scope& scope, std::span<const std::string> free);
+// Reads a formula of the learning rate over `free`, params and pi, and returns its words
+// (piper/ir/rate.h).
+Result<std::string> read_rate(const yaml::Node& node, const Scope& scope,
+                              std::span<const std::string> free);
 SourceSpan span_in(const yaml::Node& node, size_t offset, size_t length);
 
 // Lists what directives may name: mesh axes and tags.

@@ -1,7 +1,9 @@
 // train: optimizer, parameter groups, clipping, learning rate, batch.
 #include <algorithm>
+#include <cmath>
 
 #include "members.h"
+#include "piper/ir/rate.h"
 #include "print.h"
 
 namespace piper::fields {
@@ -145,6 +147,149 @@ std::string print_optimizer(const Field&, const Strategy& from) {
   PIPER_CHECK(false, "an optimizer without a name");
 }
 
+// ---- schedule: phases one after the other, or a formula ----------------------------------------
+
+constexpr int64_t kMaxSteps = int64_t{1} << 53, kMaxBatch = int64_t{1} << 40;
+
+// Holds one entry of a list of phases. Rates are parts of `lr`.
+struct Phase {
+  enum class Kind { kWarmup, kConstant, kLinear, kCosine, kInverseSqrt } kind = Kind::kWarmup;
+  int64_t steps = 0;
+  double to = 0;  // kLinear, kCosine: where it ends
+};
+
+template <Phase::Kind kKind>
+Status read_steps(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                  Phase& phase) {
+  phase.kind = kKind;
+  return read_value(field, entry.value, reading, phase.steps);
+}
+template <Phase::Kind kKind>
+Status read_decay(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                  Phase& phase) {
+  phase.kind = kKind;
+  return read_inside(field, entry, reading, &phase);
+}
+
+constexpr Form kSteps = integer(1, kMaxSteps);
+constexpr Field kDecay[] = {
+    {"steps", kSteps, kRequired, "How long it takes.", member<&Phase::steps>},
+    {"to", kAtLeast0, kStated, "Where it ends, as a part of the learning rate. Default 0.",
+     member<&Phase::to>},
+};
+constexpr Field kPhase[] = {
+    {"warmup", kSteps, kOptional,
+     "Steps of a linear rise to the learning rate, from where the phase before ends or 0.",
+     custom<read_steps<Phase::Kind::kWarmup>>},
+    {"constant", kSteps, kOptional, "Steps at which the rate stays.",
+     custom<read_steps<Phase::Kind::kConstant>>},
+    {"linear", one("decay"), kOptional, "A straight line from where the phase before ends.",
+     custom<read_decay<Phase::Kind::kLinear>>},
+    {"cosine", one("decay"), kOptional, "Half a wave from where the phase before ends.",
+     custom<read_decay<Phase::Kind::kCosine>>},
+    {"inverse_sqrt", kSteps, kOptional,
+     "Steps of a decay by sqrt(s / (step + 1)), s being the steps before the phase.",
+     custom<read_steps<Phase::Kind::kInverseSqrt>>},
+};
+
+// Makes one formula of phases: each is a choice by the step, and the last rate stays.
+class Phases {
+ public:
+  // Adds a phase; false: it ends after more steps than there are.
+  bool add(const Phase& phase) {
+    const double before = words_.empty() && phase.kind == Phase::Kind::kWarmup ? 0 : rate_;
+    const int64_t end = begin_ + phase.steps;
+    if (end > kMaxSteps) return false;
+    words_ += fmt::format("step {} < {} ", end, factor(phase, before));
+    ++choices_;
+    begin_ = end;
+    return true;
+  }
+  std::string formula() const {
+    std::string out = fmt::format("lr {}{}", words_, rate_);
+    for (int i = 0; i < choices_; ++i) out += " ?";
+    return out + " *";
+  }
+
+ private:
+  // Returns what the phase multiplies with, from `before` on, and notes where it ends.
+  std::string factor(const Phase& phase, double before) {
+    const std::string from = begin_ == 0 ? "step" : fmt::format("step {} -", begin_);
+    switch (phase.kind) {
+      case Phase::Kind::kWarmup:
+        rate_ = 1;
+        return before == 0 ? fmt::format("{} 1 + {} /", from, phase.steps)
+                           : fmt::format("{} {} {} 1 + * {} / +", before, 1 - before, from,
+                                         phase.steps);
+      case Phase::Kind::kConstant:
+        return fmt::format("{}", before);
+      case Phase::Kind::kLinear:
+        rate_ = phase.to;
+        return fmt::format("{} {} {} * {} / +", before, phase.to - before, from, phase.steps);
+      case Phase::Kind::kCosine:
+        rate_ = phase.to;
+        return fmt::format("{} {} 1 3.141592653589793 {} {} / * cos + * 2 / +", phase.to,
+                           before - phase.to, from, phase.steps);
+      case Phase::Kind::kInverseSqrt: {
+        const auto steps = static_cast<double>(std::max<int64_t>(begin_, 1));
+        rate_ = before * std::sqrt(steps / (static_cast<double>(begin_ + phase.steps)));
+        return fmt::format("{} {} step 1 + / sqrt *", before, steps);
+      }
+    }
+    PIPER_CHECK(false, "a phase without a kind");
+  }
+
+  std::string words_;
+  int choices_ = 0;
+  int64_t begin_ = 0;
+  double rate_ = 1;  // as a part of lr, where the last phase ends
+};
+
+Result<std::string> read_phases(const yaml::Node& list, const Reading& reading) {
+  Phases phases;
+  for (const yaml::Node& item : list.items) {
+    Phase phase;
+    PIPER_TRY(read_map(fields::object("phase"), item, item.at, reading, &phase));
+    if (!phases.add(phase))
+      return fail(item.at, "the phase ends after more than {} steps", kMaxSteps);
+  }
+  if (list.items.empty()) return fail(list.at, "a schedule without phases");
+  return phases.formula();
+}
+
+Status read_schedule(const Field&, const yaml::Entry& entry, const Reading& reading,
+                     ParamGroup& group) {
+  static const std::vector<std::string> kFree = {"lr", "step", "tokens"};
+  const yaml::Node& value = entry.value;
+  group.rate_at = value.at;
+  if (value.is(yaml::Node::Kind::kMap))
+    return fail(value.at, "expected a list of phases or a formula, found a map")
+        .with_note("help: schedule: [{warmup: 100}, {cosine: {steps: 900, to: 0.1}}]");
+  if (value.is(yaml::Node::Kind::kList)) {
+    PIPER_ASSIGN(group.rate, read_phases(value, reading));
+  } else {
+    PIPER_ASSIGN(const yaml::Node text, with_texts(value, reading.scope));
+    PIPER_ASSIGN(group.rate, read_rate(text, reading.scope, kFree));
+  }
+  const Result<Rate> rate = Rate::parse(group.rate);
+  if (!rate) return fail(value.at, "{}", rate.error().message);
+  return ok_status();
+}
+std::string print_schedule(const Field&, const ParamGroup& group) {
+  const Result<Rate> rate = Rate::parse(group.rate);
+  PIPER_CHECK(rate.ok(), "'{}' was read as a formula", group.rate);
+  return group.rate == "lr" ? "" : fmt::format("\"{}\"", rate->spelled());
+}
+constexpr Form kSchedule = {.type = Type::kTextOrMany, .object = "phase"};
+
+Status read_default_schedule(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                             Strategy& out) {
+  return read_schedule(field, entry, reading, out.train.groups.back());
+}
+std::string print_default_schedule(const Field& field, const Strategy& from) {
+  return print_schedule(field, from.train.groups.back());
+}
+
 // ---- groups: what they do not say is the optimizer's --------------------------------------------
 
 // Holds one entry: a group for each of its patterns.
@@ -152,15 +297,59 @@ struct GroupEntry {
   ParamGroup group;
   std::vector<Glob> match = {};
   SourceSpan at = {};
+  bool own_schedule = false;  // when it is printed
 };
 
+Status read_group_schedule(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                           GroupEntry& one) {
+  return read_schedule(field, entry, reading, one.group);
+}
+std::string print_group_schedule(const Field& field, const GroupEntry& one) {
+  if (!one.own_schedule) return "";
+  const std::string text = print_schedule(field, one.group);
+  return text.empty() ? "\"lr\"" : text;
+}
+
+constexpr Word kKinds[] = {word(kParamKinds[0], ParamKind::kVector),
+                           word(kParamKinds[1], ParamKind::kNorm),
+                           word(kParamKinds[2], ParamKind::kBias),
+                           word(kParamKinds[3], ParamKind::kEmbedding)};
+
+Status read_kinds(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                  GroupEntry& one) {
+  std::vector<std::string> names;
+  PIPER_TRY(read_value(field, entry.value, reading, names));
+  for (const std::string& name : names)
+    for (const Word& known : kKinds)
+      if (known.name == name) one.group.kinds.push_back(static_cast<ParamKind>(known.value));
+  if (one.match.empty()) one.at = entry.value.at;
+  return ok_status();
+}
+std::string print_kinds(const Field&, const GroupEntry& one) {
+  const ParamGroup only{.match = "**", .kinds = one.group.kinds};
+  return only.kinds.empty() ? "" : fmt::format("[{}]", describe(only));
+}
+
+Status check_group(const Fields& map, const Reading&, GroupEntry& one) {
+  if (one.match.empty() && one.group.kinds.empty())
+    return fail(map.at(), "'group' needs the key 'match' or 'of'");
+  return ok_status();
+}
+std::string print_match(const Field& field, const GroupEntry& one) {
+  return one.group.kinds.empty() || one.group.match != "**" ? print_value(field, one.match) : "";
+}
+
 constexpr Field kGroup[] = {
-    {"match", kPaths, kRequired, "Parameters: patterns over their paths.",
-     located<&GroupEntry::match, &GroupEntry::at>},
+    {"match", kPaths, kOptional, "Parameters: patterns over their paths.",
+     {read_located<&GroupEntry::match, &GroupEntry::at>, print_by<print_match>}},
+    {"of", some_of(kKinds), kOptional, "Parameters by what they are: any of these kinds.",
+     custom<read_kinds, print_kinds>},
     {"lr", kAtLeast0, kStated, "Default: the optimizer's.",
      member<&GroupEntry::group, &ParamGroup::lr>},
     {"weight_decay", kAtLeast0, kStated, "Default: the optimizer's.",
      member<&GroupEntry::group, &ParamGroup::weight_decay>},
+    {"schedule", kSchedule, kOptional, "Default: that of all.",
+     custom<read_group_schedule, print_group_schedule>},
     kWhen,
 };
 
@@ -171,6 +360,9 @@ Status read_groups(const Field&, const yaml::Entry& entry, const Reading& readin
     GroupEntry one{.group = groups.back()};
     PIPER_TRY(read_map(fields::object("group"), item, item.at, reading, &one));
     one.group.at = one.at;
+    if (one.match.empty()) {
+      PIPER_ASSIGN(one.match.emplace_back(), Glob::parse("**", one.at));
+    }
     for (const Glob& pattern : one.match) {
       one.group.match = pattern.pattern();
       groups.insert(groups.end() - 1, one.group);
@@ -185,59 +377,25 @@ std::string print_groups(const Field&, const Strategy& from) {
     if (!groups[g].names.empty()) continue;  // the model's own
     const Result<Glob> pattern = Glob::parse(groups[g].match, groups[g].at);
     PIPER_CHECK(pattern.ok(), "'{}' was read as a pattern", groups[g].match);
-    const GroupEntry one{groups[g], {*pattern}};
+    const GroupEntry one{groups[g], {*pattern}, {}, groups[g].rate != groups.back().rate};
     text += "\n    - " + print_map(fields::object("group"), &one);
   }
   return text;
 }
 
-// ---- schedule -----------------------------------------------------------------------------------
-
-constexpr int64_t kMaxSteps = int64_t{1} << 53, kMaxBatch = int64_t{1} << 40;
-
-Status check_cosine(const Fields& map, const Reading&, LrSchedule& rate) {
-  rate.cosine = true;
-  if (rate.total > rate.warmup) return ok_status();
-  return fail(map["total"]->at, "'total' ({}) must be larger than 'warmup' ({})", rate.total,
-              rate.warmup);
-}
-std::string print_cosine(const Field& field, const LrSchedule& rate) {
-  return rate.cosine ? print_inside(field, &rate) : "";
-}
-std::string print_schedule(const Field& field, const Strategy& from) {
-  const LrSchedule& rate = from.train.schedule;
-  return rate.warmup != 0 || rate.cosine ? print_inside(field, &rate) : "";
-}
-
-constexpr Field kCosine[] = {
-    {"total", integer(1, kMaxSteps), kRequired, "Step at which the decay ends.",
-     member<&LrSchedule::total>},
-    {"min_ratio", kTo1, kStated, "Last learning rate as a part of the first. Default 0.",
-     member<&LrSchedule::min_ratio>},
-};
-constexpr Field kSchedule[] = {
-    {"warmup", integer(0, kMaxSteps), kStated,
-     "Steps over which the learning rate rises. Default 0.", member<&LrSchedule::warmup>},
-    {"cosine",
-     one("cosine"),
-     kOptional,
-     "Cosine decay after the warm-up.",
-     {read_inside, print_by<print_cosine>}},
-};
-
 // ---- The section --------------------------------------------------------------------------------
 
-constexpr Member kRate = {read_child<&Strategy::train, &TrainSpec::schedule>,
-                          print_by<print_schedule>};
 constexpr Field kTrain[] = {
     {"optimizer", one("optimizer"), kOptional, "Default: sgd.",
      custom<read_optimizer, print_optimizer>},
+    {"schedule", kSchedule, kOptional,
+     "How the learning rate changes: phases, or a formula of lr, step and tokens.",
+     custom<read_default_schedule, print_default_schedule>},
     {"groups", many("group"), kOptional,
      "Other settings for some parameters; the first match wins.",
      custom<read_groups, print_groups>},
     {"clip_norm", kAbove0, kOptional, "Clip gradients to this global norm.",
      member<&Strategy::train, &TrainSpec::clip_norm>},
-    {"schedule", one("schedule"), kOptional, "How the learning rate changes.", kRate},
     {"global_batch", integer(1, kMaxBatch), kOptional,
      "Samples a step, over all replicas and microbatches.",
      located<&Strategy::global_batch, &Strategy::global_batch_at>},
@@ -254,9 +412,9 @@ constexpr Object kTrainObjects[] = {
     {"adamw", kAdam},
     {"adagrad", kAdagrad},
     {"onnx_adam", kOnnxAdam},
-    {"group", kGroup},
-    {"schedule", kSchedule},
-    {"cosine", kCosine, checked<check_cosine>},
+    {"group", kGroup, checked<check_group>},
+    single("phase", kPhase),
+    {"decay", kDecay},
 };
 
 }  // namespace

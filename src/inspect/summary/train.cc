@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 
+#include "piper/ir/rate.h"
 #include "role.h"
 
 namespace piper {
@@ -53,16 +54,11 @@ Settings settings_of(const OptimizerOp& optimizer, const Attrs& attrs) {
   return out;
 }
 
+// A rate that stays says its number only.
 Settings rate_of(const Attrs& attrs) {
-  Settings out;
-  for (const auto& [name, value] : attrs.items()) {
-    const std::string text = attr_text(value);
-    if (name == "base") out.insert(out.begin(), {"lr", text});
-    if (name == "warmup" && text != "0") out.emplace_back("warmup", text);
-    if (name == "cosine" && text != "0") out.emplace_back("decay", "cosine");
-    const bool decays = attrs.find("cosine") && attr_text(*attrs.find("cosine")) != "0";
-    if (decays && (name == "total" || name == "min_ratio")) out.emplace_back(name, text);
-  }
+  Settings out{{"lr", number(attrs.real("base"))}};
+  const Result<Rate> rate = Rate::parse(attrs.text("rate"));
+  if (rate && rate->words() != "lr") out.emplace_back("schedule", rate->spelled());
   return out;
 }
 

@@ -76,6 +76,33 @@ std::string setting_text(const std::string& name, const std::string& value) {
   return name == "optimizer" ? value : name + " " + value;
 }
 
+namespace {
+
+// Names all parameters; of names that differ in numbers only, as those of layers do, one with '*'
+// and how many there are.
+std::string names_text(const std::vector<const ParameterSummary*>& parameters) {
+  std::vector<std::pair<std::string, int64_t>> counts;
+  for (const ParameterSummary* parameter : parameters) {
+    std::string name;
+    for (const std::string& part : split_text(parameter->name, '.')) {
+      const bool is_number = !part.empty() && part.find_first_not_of("0123456789") == part.npos;
+      name += (name.empty() ? "" : ".") + (is_number ? "*" : part);
+    }
+    const auto known = std::find_if(counts.begin(), counts.end(),
+                                    [&](const auto& one) { return one.first == name; });
+    if (known == counts.end())
+      counts.emplace_back(std::move(name), 1);
+    else
+      ++known->second;
+  }
+  std::string text;
+  for (const auto& [name, count] : counts)
+    text += (text.empty() ? "" : ", ") + (count > 1 ? fmt::format("{} x {}", count, name) : name);
+  return text;
+}
+
+}  // namespace
+
 std::vector<std::string> train_lines(const Summary& summary) {
   std::string shared;
   for (const auto& [name, value] : summary.train)
@@ -96,6 +123,7 @@ std::vector<std::string> train_lines(const Summary& summary) {
     lines.push_back(fmt::format("{}: {}, {} elements", line,
                                 plural(std::ssize(parameters), "parameter"),
                                 elements_of(parameters)));
+    if (groups.size() > 1) lines.push_back("    " + names_text(parameters));
   }
   std::map<std::string, std::vector<const ParameterSummary*>> layouts;
   for (const ParameterSummary& parameter : summary.parameters)

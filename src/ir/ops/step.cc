@@ -4,6 +4,7 @@
 //   SumSquares{parts?}(x) -> f64[]: of the flat elements; of `parts` runs of ceil(elements / parts)
 //     each, the last ones shorter, the sums of the runs added in order.
 //   NotFinite(norm) -> bool: whether the step is skipped.
+//   LearningRate{base, rate}(step) -> f64[]: the formula `rate` (piper/ir/rate.h) where lr is base.
 //   NextStep(step, skip?) -> step + 1, or step itself.
 //   LossScale(scale f32[]) -> f64[]: what the loss was multiplied with.
 //   NextLossScale{growth, backoff, interval}(scale f32[], good, skip) -> (scale', good'): dynamic
@@ -12,6 +13,7 @@
 //     times `growth`, if that is finite. `good` counts them.
 #include <algorithm>
 
+#include "piper/ir/rate.h"
 #include "rules.h"
 
 namespace piper {
@@ -77,9 +79,8 @@ TypesResult scalars(const OpTypes& use, std::initializer_list<Scalar> inputs,
 
 TypesResult clip_types(const OpTypes& use) { return scalars(use, {{"norm", kNumber}}, {kNumber}); }
 TypesResult rate_types(const OpTypes& use) {
-  const int64_t warmup = use.attrs.integer("warmup"), total = use.attrs.integer("total");
-  if (warmup < 0 || (use.attrs.integer("cosine") != 0 && total <= warmup))
-    return fail("warmup {} of a total of {} steps", warmup, total);
+  PIPER_ASSIGN(const Rate rate, Rate::parse(use.attrs.text("rate")));
+  if (rate.counts_tokens()) return fail("a formula has no word 'tokens'");
   return scalars(use, {{"step", kStep}}, {kNumber});
 }
 TypesResult not_finite_types(const OpTypes& use) {
@@ -139,17 +140,17 @@ std::vector<OpDef> step_ops() {
   OpDef clip = scalar_op("ClipFactor", clip_types,
                          {.inputs = {f64({})}, .attrs = {{"max_norm", 0.75}}, .low = 0.5});
   clip.nonzero = {0};
+  // A warm-up, then a cosine.
   const Attrs warm{{"base", 0.5},
-                   {"warmup", int64_t{4}},
-                   {"cosine", int64_t{1}},
-                   {"total", int64_t{10}},
-                   {"min_ratio", 0.1}};
+                   {"rate",
+                    "lr step 4 < step 1 + 4 / step 10 < 3.141592653589793 step 4 - 6 / * cos 1 + "
+                    "0.9 * 2 / 0.1 + 0.1 ? ? *"}};
   OpDef rate =
       scalar_op("LearningRate", rate_types, {.inputs = {i64({})}, .attrs = warm, .int_high = 20});
   squares.attributes = {{"parts"}};
   clip.attributes = {{"max_norm", kReal}};
   scale.attributes = {{"growth", kReal}, {"backoff", kReal}, {"interval"}};
-  rate.attributes = {{"base", kReal}, {"min_ratio", kReal}, {"warmup"}, {"total"}, {"cosine"}};
+  rate.attributes = {{"base", kReal}, {"rate", kText}};
   return {sum,
           squares,
           norm,

@@ -48,7 +48,7 @@ Result<TrainingUpdate> update_of(const Graph& graph, const Param& param, const N
   const size_t rate = node.inputs.size() - 3;
   if (node.inputs[rate + 1].valid()) return fail("clip_norm cannot be said in training_info");
   const Node& schedule = graph.node(graph.value(node.inputs[rate]).producer);
-  if (schedule.attrs.integer("warmup") != 0 || schedule.attrs.integer("cosine") != 0)
+  if (schedule.attrs.text("rate") != "lr")
     return fail("a schedule of the learning rate cannot be said in training_info");
   out.rate = schedule.attrs.real("base");
   for (const auto& [what, value] : {std::pair("weight_decay", out.norm_coefficient),

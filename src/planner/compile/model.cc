@@ -42,23 +42,20 @@ void explain_parameters(const Strategy& strategy, const Imported& imported, Expl
 
 void explain_training(const Strategy& strategy, const Graph& graph, Explanations& out) {
   const TrainSpec& train = strategy.train;
-  std::vector<bool> taken(graph.params.size());
-  // The last group is that of all others.
-  for (size_t g = 0; g + 1 < train.groups.size() && strategy.has_optimizer; ++g) {
+  const auto groups = groups_of(graph, train.groups);
+  // The last group is that of all others. What no group matches differentiate() refuses.
+  for (size_t g = 0; g + 1 < train.groups.size() && strategy.has_optimizer && groups; ++g) {
     const ParamGroup& group = train.groups[g];
-    const auto glob = Glob::parse(group.match, group.at);
     int64_t count = 0, elements = 0;
-    for (size_t p = 0; glob && p < taken.size(); ++p) {
-      const Param& param = graph.params[p];
-      if (taken[p] || (!glob->match(param.scope) && !glob->match(param.name))) continue;
-      taken[p] = true;
+    for (size_t p = 0; p < graph.params.size(); ++p) {
+      if ((*groups)[p] != &group) continue;
       ++count;
-      elements += num_elements(graph.value(param.value).type.shape);
+      elements += num_elements(graph.value(graph.params[p].value).type.shape);
     }
     out.push_back(
         {group.at,
          "groups",
-         {fmt::format("'{}': {} parameter{}, {} elements, lr {}, weight_decay {}", group.match,
+         {fmt::format("{}: {} parameter{}, {} elements, lr {}, weight_decay {}", describe(group),
                       count, count == 1 ? "" : "s", elements, group.lr, group.weight_decay)}});
   }
   if (!train.loss_scale) return;
@@ -119,6 +116,8 @@ Status use_training(const Imported& imported, Strategy& strategy, Explanations& 
   std::vector<ParamGroup> groups;
   for (const TrainingUpdate& update : updates) {
     ParamGroup group = group_of(update, at);
+    group.rate = train.groups.back().rate;
+    group.rate_at = train.groups.back().rate_at;
     auto same = std::find_if(groups.begin(), groups.end(), [&](const ParamGroup& known) {
       return known.lr == group.lr && known.weight_decay == group.weight_decay &&
              known.optimizer == group.optimizer;

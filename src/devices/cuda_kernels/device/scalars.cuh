@@ -86,24 +86,8 @@ DEVICE double add_in_order(const Pointers<kPointers>& p, const Tensors<kTensors>
 }
 
 // ---- Numbers of one thread ----------------------------------------------------------------------
-struct Schedule {
-  double base, least;  // `least`: the share of the base at the end
-  int64_t warmup, total;
-  bool cosine;
-
-  DEVICE double at(int64_t step) const {
-    const double t = static_cast<double>(step);
-    double rate = base;
-    if (warmup > 0) {
-      const double share = (t + 1) / static_cast<double>(warmup);
-      rate *= share < 1 ? share : 1.0;
-    }
-    if (!cosine || step < warmup) return rate;
-    if (step >= total) return rate * least;
-    const double done = (t - static_cast<double>(warmup)) / static_cast<double>(total - warmup);
-    return rate * (least + (1 - least) * (1 + cos(3.141592653589793 * done)) / 2);
-  }
-};
+// Returns what floor division leaves, as formulas of the learning rate take it.
+DEVICE double floor_remainder(double a, double b) { return a - b * floor(a / b); }
 
 DEVICE double clip_factor(double norm, double max_norm) {
   const double factor = max_norm / (norm + 1e-6);
