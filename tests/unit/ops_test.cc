@@ -220,6 +220,7 @@ const std::map<std::string, std::string> kComparesNames = {
     {"autodiff/saved.cc", "keeps the slope of a Gelu in place of its input"},
     {"autodiff/update.cc", "chooses the op of an optimizer"},
     {"compile/emit.cc", "writes updates as ONNX's optimizers"},
+    {"compile/rate_curve.cc", "plots the learning rates of a plan"},
     {"dag/kept.cc", "casts of parameters, and the number of the step"},
     {"dag/update.cc", "takes the norm apart that clipping and loss scales read"},
     {"collectives/arithmetic.cc", "makes the programs that it runs"},

@@ -4,6 +4,7 @@
 
 #include "piper/inspect/summary.h"
 #include "piper/planner/compile.h"
+#include "rate_curve.h"
 #include "traffic.h"
 
 namespace piper {
@@ -17,8 +18,9 @@ void add_section(const char* heading, const Lines& lines, std::string& text) {
   for (const std::string& line : lines) text += fmt::format("    {}\n", quote_control(line));
 }
 
-void add_train(const Compiled&, const Summary& summary, bool, std::string& text) {
+void add_train(const Compiled& compiled, const Summary& summary, bool, std::string& text) {
   add_section("train", train_lines(summary), text);
+  add_section("learning rate", rate_curves(compiled.set.roles), text);
 }
 
 void add_directives(const Compiled& compiled, const Summary&, bool lines, std::string& text) {
