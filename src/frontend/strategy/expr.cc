@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "expr_tree.h"
-#include "yaml.h"
+#include "piper/base/yaml.h"
 
 namespace piper::expr {
 namespace {

@@ -5,7 +5,7 @@
 #include <array>
 #include <map>
 
-#include "yaml.h"
+#include "piper/base/yaml.h"
 
 namespace piper::order_cells {
 namespace {

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "order_cells.h"
-#include "yaml.h"
+#include "piper/base/yaml.h"
 
 namespace piper {
 namespace {

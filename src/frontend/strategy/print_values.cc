@@ -1,7 +1,7 @@
 // Values as tables have them: members of structs -> YAML on one line.
 #include "members.h"
+#include "piper/base/yaml.h"
 #include "print.h"
-#include "text_checks.h"
 
 namespace piper {
 namespace {

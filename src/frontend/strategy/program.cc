@@ -5,7 +5,7 @@
 #include <array>
 
 #include "foreign_words.h"
-#include "yaml.h"
+#include "piper/base/yaml.h"
 
 namespace piper::program {
 namespace {

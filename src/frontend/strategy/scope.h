@@ -5,8 +5,8 @@
 #include <map>
 #include <set>
 
+#include "piper/base/yaml.h"
 #include "piper/frontend/strategy.h"
-#include "yaml.h"
 
 namespace piper {
 

@@ -31,6 +31,9 @@ inline constexpr int kMaxNodes = 100000;
 
 // An empty file is a kNull node.
 Result<Node> parse_yaml(const std::string& path, const std::string& text);
+// Returns the reason to refuse a plain scalar, or nothing: yes, off, ~, 010, 0x1F, 1_000, 12:30,
+// 2001-12-14, True. It means different things to different YAML versions.
+std::optional<std::string> yaml_surprise(std::string_view plain);
 
 std::string place(const SourceSpan& at);   // "file:line:column"
 std::string shown(std::string_view text);  // quoted, without control characters, not too long

@@ -1,5 +1,5 @@
 // Builds a tree with places from yaml-cpp's events, and refuses what the language leaves out.
-#include "yaml.h"
+#include "piper/base/yaml.h"
 
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/exceptions.h>
@@ -29,7 +29,7 @@ class TreeBuilder : public YAML::EventHandler {
     if (documents_++ > 0) {
       const bool marked = text_.substr(offset(mark)).starts_with("---");
       throw Refused{
-          marked ? fail(span(mark, 3), "a strategy file holds one document; this starts a second")
+          marked ? fail(span(mark, 3), "a file holds one document; this starts a second")
                  : fail(span(mark), "the document ended before this; check the indentation")};
     }
   }

@@ -1,5 +1,4 @@
-// What is refused before the YAML reader sees the text, and plain values that mean different things
-// to different YAML versions.
+// What is refused before the YAML reader sees the text.
 #pragma once
 
 #include "piper/base/base.h"
@@ -22,9 +21,5 @@ class Places {
 
 // Invalid UTF-8, control characters, tabs, lone carriage returns, YAML directives.
 Status check_text(std::string_view text, const Places& places);
-
-// Returns the reason to refuse a plain scalar, or nothing: yes, off, ~, 010, 0x1F, 1_000, 12:30,
-// 2001-12-14, True.
-std::optional<std::string> yaml_surprise(std::string_view plain);
 
 }  // namespace piper::yaml

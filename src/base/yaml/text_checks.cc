@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-#include "yaml.h"
+#include "piper/base/yaml.h"
 
 namespace piper::yaml {
 namespace {
