@@ -36,6 +36,7 @@ Sources (--data, repeatable; together they cover all inputs of the plans):
   FILES[:u8|:u16|:u32|…]      tokens, cut into windows; labels are the next. FILES is a file, a
                               folder or a pattern. The type is that of raw tokens (.bin: u16);
                               .bin with .idx, .npy, safetensors and headers say theirs
+  mix.yaml                    sources of tokens, mixed by weights (formats/data.md)
   NAME=file.npy               samples of one input, along its batch dimension
   file.safetensors            tensors batch/K/INPUT, batches in order of K
 

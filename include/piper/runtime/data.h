@@ -17,6 +17,7 @@ struct InputNeed {
 };
 // Sources (formats/data.md): "FILES[:u16|…][:separator=TOKEN]" of tokens, a file, a folder or a
 // pattern, cut into windows of T+1 tokens (inputs named like ids take [0,T), labels [1,T+1));
+// "mix.yaml" of several such sources, mixed by weights;
 // "NAME=file.npy" rows; "file.safetensors" with batch/K/INPUT in order of K. Several sources
 // together cover all inputs; those of tokens are one list of files.
 struct DataOptions {

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <charconv>
 
+#include "mix_file.h"
 #include "piper/base/digester.h"
-#include "token_set.h"
 
 namespace piper {
 namespace {
@@ -21,8 +21,14 @@ struct ArraySource {
 // What the texts of a job name.
 struct Sources {
   std::vector<ArraySource> arrays;
-  std::vector<std::string> token_names;
+  std::vector<std::string> token_names, mixtures;
   TokenSpec tokens;
+
+  std::vector<std::string> all_tokens() const {
+    std::vector<std::string> all = mixtures;
+    all.insert(all.end(), token_names.begin(), token_names.end());
+    return all;
+  }
 };
 
 // Takes what stands behind the last ':' off, if it says something of tokens.
@@ -76,6 +82,11 @@ Status add_source(const std::string& text, Sources& sources) {
     sources.arrays.push_back({text, std::move(file), text.substr(0, equals)});
     return ok_status();
   }
+  if (text.ends_with(".yaml") || text.ends_with(".yml")) {
+    PIPER_ASSIGN(sources.tokens, read_mix(text));
+    sources.mixtures.push_back(text);
+    return ok_status();
+  }
   PIPER_ASSIGN(TokenFiles files, parse_tokens(text));
   PIPER_ASSIGN(const bool batches, has_batches(files.pattern));
   if (batches) {
@@ -84,10 +95,8 @@ Status add_source(const std::string& text, Sources& sources) {
     return ok_status();
   }
   sources.token_names.push_back(text);
-  if (sources.tokens.sources.empty()) {
-    sources.tokens.sources.emplace_back();
-    sources.tokens.phases = {{0, {1}}};
-  }
+  sources.tokens.sources.resize(1);
+  sources.tokens.phases = {{0, {1}}};
   TokenSourceSpec& tokens = sources.tokens.sources[0];
   tokens.files.push_back(std::move(files));
   tokens.name = join(sources.token_names, " ");
@@ -149,7 +158,7 @@ Result<std::shared_ptr<const TokenSet>> open_tokens_of(const Sources& sources,
       inputs.push_back(static_cast<int>(i));
   if (inputs.empty())
     return fail("no integer input [batch, length] is left for the tokens of {}",
-                join(sources.token_names, ", "));
+                join(sources.all_tokens(), ", "));
   PIPER_ASSIGN(TokenFeeds opened, open_tokens(sources.tokens, needs, inputs, batch, options));
   for (size_t i = 0; i < inputs.size(); ++i)
     feeds[static_cast<size_t>(inputs[i])] = std::move(opened.feeds[i]);
@@ -263,11 +272,14 @@ Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
   for (const InputNeed& need : needs) PIPER_TRY(check_need(need, batch));
   Sources sources;
   for (const std::string& text : options.sources) PIPER_TRY(add_source(text, sources));
+  if (sources.mixtures.size() + (sources.token_names.empty() ? 0 : 1) > 1)
+    return fail("tokens come from one mixture or from files, not from {}",
+                list_with_and(sources.all_tokens()));
   std::vector<std::unique_ptr<Feed>> feeds(needs.size());
   for (const ArraySource& source : sources.arrays)
     PIPER_TRY(open_arrays(source, options, needs, batch, feeds));
   std::shared_ptr<const TokenSet> tokens;
-  if (!sources.token_names.empty()) {
+  if (!sources.all_tokens().empty()) {
     PIPER_ASSIGN(tokens, open_tokens_of(sources, options, needs, batch, feeds));
   }
   for (size_t i = 0; i < needs.size(); ++i)
