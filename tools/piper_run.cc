@@ -33,9 +33,11 @@ constexpr int kInterrupted = 130;
 
 constexpr const char* kFooter = R"(
 Sources (--data, repeatable; together they cover all inputs of the plans):
-  FILES[:u8|:u16|:u32|…]      tokens, cut into windows; labels are the next. FILES is a file, a
+  FILES[:u8|:u16|:u32|…][:separator=TOKEN]
+                              tokens, cut into windows; labels are the next. FILES is a file, a
                               folder or a pattern. The type is that of raw tokens (.bin: u16);
-                              .bin with .idx, .npy, safetensors and headers say theirs
+                              .bin with .idx, .npy, safetensors and headers say theirs. The
+                              separator is the last token of each document
   mix.yaml                    sources of tokens, mixed by weights (formats/data.md)
   NAME=file.npy               samples of one input, along its batch dimension
   file.safetensors            tensors batch/K/INPUT, batches in order of K
