@@ -320,6 +320,28 @@ def data_files():
     write("data", "half_a_token", b"2\1\2\3")
 
 
+def checkpoint_files():
+    def put(name, box):
+        write("checkpoint", name, "b" + (box if isinstance(box, str) else json.dumps({"w": box})))
+
+    most = 2 ** 63 - 1
+    put("as_it_should_be", {"shape": [12], "blocks": [[0, 1, 6, 1]], "range": [0, 6]})
+    put("shape_of_everything", {"shape": [most], "blocks": [], "range": [0, 6]})
+    put("shape_overflows", {"shape": [2 ** 32, 2 ** 32], "blocks": [], "range": [0, 6]})
+    put("shape_of_many_dims", {"shape": [1] * 20000, "blocks": [], "range": [0, 1]})
+    put("range_overflows", {"shape": [12], "blocks": [], "range": [most, most]})
+    put("runs_without_end", {"shape": [2 * 10 ** 12], "blocks": [[0, 10 ** 12, 1, 0]], "range": [0, 10 ** 12]})
+    put("padding_without_end", {"shape": [2 * 10 ** 12], "blocks": [[0, 10 ** 12, 2, 1]], "range": [0, 2 * 10 ** 12]})
+    put("blocks_without_end", {"shape": [12], "blocks": [[0, 1, 12, 0]] * 2000, "range": [0, 6]})
+    put("block_of_nothing", {"shape": [12], "blocks": [[0, 1, 0, 0]], "range": [0, 0]})
+    put("block_beyond", {"shape": [12], "blocks": [[0, 1, 6, most]], "range": [0, 6]})
+    put("nested", '{"w": ' + "[" * 60000 + "]" * 60000 + ', "v": 1}')
+    write("checkpoint", "manifest_nested", 'm{"format": "piper checkpoint", "step": ' + "[" * 60000 + "]" * 60000 + ', "samples": 1}')
+    write("checkpoint", "manifest_cut", 'm{"format": "piper checkpoint", "format_version": 1, "files": [{"na')
+    header = b'{"a":' + b'[' * 60000 + b']' * 60000 + b',"b":1,"c":2,"d":3}'
+    write("checkpoint", "header_nested", b"s" + struct.pack("<Q", len(header)) + header)
+
+
 def kernel_files():
     uses = {
         "rows_of_nothing": "Asinh f64[4,3,1] -> f64[4,3,0]",
@@ -379,4 +401,5 @@ run_files()
 strategy_files()
 plan_files()
 data_files()
+checkpoint_files()
 kernel_files()

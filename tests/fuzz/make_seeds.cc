@@ -6,6 +6,7 @@
 #include <set>
 
 #include "piper/planner/compile.h"
+#include "piper/runtime/checkpoint.h"
 #include "targets.h"
 
 namespace piper::fuzz {
@@ -111,6 +112,17 @@ void add_data(Seeds& seeds) {
   seeds["plan_set"].push_back("p" + tensors);
 }
 
+void add_checkpoints(Seeds& seeds) {
+  Checkpoint about;
+  about.step = 3;
+  about.sources = {{"text", 12}};
+  about.files = {{"rank00000.safetensors", digest(""), 0}};
+  seeds["checkpoint"].push_back("m" + print_checkpoint(about));
+  seeds["checkpoint"].push_back(
+      R"(b{"w": {"shape": [4, 6], "blocks": [[0, 1, 2, 1], [1, 2, 2, 1]], "range": [1, 6]}})");
+  seeds["checkpoint"].push_back(R"(b{"w": {"shape": [6], "blocks": [], "range": [0, 6]}})");
+}
+
 // The order programs inside strategy files: what follows `program: |`.
 void add_strategy(const std::string& text, Seeds& seeds) {
   seeds["strategy"].push_back(text);
@@ -134,6 +146,7 @@ Seeds make_seeds(const std::vector<std::string>& strategies,
     add_plans(path, strategies, seeds);
   }
   add_data(seeds);
+  add_checkpoints(seeds);
   seeds["kernel"] = kernel_seeds();
   return seeds;
 }

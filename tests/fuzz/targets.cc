@@ -22,6 +22,7 @@ std::span<const Target> targets() {
       {"kernel", run_kernel, change_kernel},
       {"run", run_run, change_run},
       {"data", run_data, change_bytes},
+      {"checkpoint", run_checkpoint, change_bytes},
   };
   return kTargets;
 }

@@ -25,6 +25,8 @@ void run_kernel(std::string_view use);     // one use of an op, on the CPU backe
 std::string why_not_run(std::string_view role);  // the error, empty where it ran
 void run_run(std::string_view role);   // the text form of a role for one rank, run for two steps
 void run_data(std::string_view file);  // safetensors, .npy or tokens, its first byte says which
+void run_checkpoint(std::string_view file);  // checkpoint.json, what a header says of parts, or a
+                                             // whole file: its first byte says which
 
 // A changed input that is still a message of its kind, or the input when it is none.
 std::string change_onnx(std::string_view model, std::mt19937& random);

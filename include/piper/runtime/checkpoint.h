@@ -40,6 +40,21 @@ struct CheckpointFile {
   int64_t bytes = 0;
 };
 
+// Says what a state is. Only parameters and buffers are the model's own.
+enum class StateKind : uint8_t { kParameter, kBuffer, kOptimizer, kPrevious };
+inline constexpr size_t kStateKinds = 4;
+const char* name_of(StateKind kind);
+
+struct CheckpointState {
+  std::string name;
+  TensorType type;  // of the whole
+  StateKind kind = StateKind::kParameter;
+  std::vector<std::string> aliases;  // further names of a parameter (ties)
+  bool operator==(const CheckpointState&) const = default;
+};
+// Returns what checkpoints of these plans hold, in the plans' order. Needs all roles of the set.
+std::vector<CheckpointState> states_of(const PlanSet& set);
+
 struct Checkpoint {
   int64_t step = 0;     // so many steps are done
   int64_t samples = 0;  // consumed by them, of the job's order of samples
@@ -49,7 +64,8 @@ struct Checkpoint {
   bool shuffle = true;
   std::string data_digest;
   std::string compiler, set_id, model_digest, strategy_text;  // of the plans
-  int64_t ranks = 0;                                          // that wrote it
+  std::vector<CheckpointState> states;
+  int64_t ranks = 0;  // that wrote it
   std::vector<CheckpointFile> files;
 };
 std::string print_checkpoint(const Checkpoint& checkpoint);  // checkpoint.json, with its own digest
@@ -105,7 +121,7 @@ struct CheckpointOptions {
 class CheckpointReader {
  public:
   // Reads checkpoint.json and the headers of all files; no digests are compared. An error names the
-  // file.
+  // file (kInput: another version wrote it).
   static Result<CheckpointReader> open(Storage& storage, const std::string& folder);
   // Reads the tensors of a safetensors file, such as --save and Hugging Face write, each whole.
   static Result<CheckpointReader> open_tensors(const std::string& file);

@@ -88,13 +88,17 @@ Result<Entry> parse_entry(const SourceSpan& at, const std::string& name, const J
   return entry;
 }
 
+// No header is nested deeper. What is would be copied level by level, and overflow the stack.
+constexpr int kMaxDepth = 8;
+
 Result<std::vector<Entry>> parse_header(const SourceSpan& at, std::string_view text) {
   std::set<std::string> names;
   std::string twice;
   const auto check_name = [&](int depth, Json::parse_event_t event, const Json& key) {
-    if (depth != 1 || event != Json::parse_event_t::key) return true;
-    if (!names.insert(key.get<std::string>()).second) twice = key.get<std::string>();
-    return true;
+    if (depth == 1 && event == Json::parse_event_t::key &&
+        !names.insert(key.get<std::string>()).second)
+      twice = key.get<std::string>();
+    return depth <= kMaxDepth;
   };
   const Json header = Json::parse(text.begin(), text.end(), check_name, false);
   if (header.is_discarded() || !header.is_object())
@@ -158,7 +162,9 @@ Result<std::vector<Entry>> read_entries(const std::string& path) {
 Result<std::map<std::string, std::string>> read_safetensors_metadata(const std::string& path) {
   PIPER_ASSIGN(const Bytes file, map_file(path));
   PIPER_ASSIGN(const HeaderAndData parts, split_file(SourceSpan{path}, file));
-  const Json header = Json::parse(parts.header.begin(), parts.header.end(), nullptr, false);
+  const Json header = Json::parse(
+      parts.header.begin(), parts.header.end(),
+      [](int depth, Json::parse_event_t, const Json&) { return depth <= kMaxDepth; }, false);
   std::map<std::string, std::string> metadata;
   if (!header.is_object() || !header.contains("__metadata__")) return metadata;
   if (!header["__metadata__"].is_object())

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 
 namespace piper {
 namespace {
 
 using Json = nlohmann::ordered_json;
 constexpr int64_t kMostBlocks = 16;
+constexpr int64_t kMostElements = INT64_MAX / 8;  // their bytes can be counted
 
 bool take_number(const Json& json, int64_t least, int64_t& to) {
   if (!json.is_number_unsigned() || json.get<uint64_t>() > uint64_t{INT64_MAX}) return false;
@@ -46,7 +46,8 @@ bool take_held(const Json& json, Held& held) {
   int64_t elements = 1;
   for (const Json& dim : json["shape"]) {
     int64_t size = 0;
-    if (!take_number(dim, 0, size) || __builtin_mul_overflow(elements, size, &elements))
+    if (!take_number(dim, 0, size) || __builtin_mul_overflow(elements, size, &elements) ||
+        elements > kMostElements)
       return false;
     held.whole.shape.push_back(size);
   }
@@ -77,7 +78,7 @@ Result<std::map<std::string, Held>> parse_boxes(std::string_view text, const std
     return fail(SourceSpan{path}, "its header does not say which parts of tensors it holds")
         .with_code(ExitCode::kStorage);
   };
-  const Json json = Json::parse(text.begin(), text.end(), nullptr, false);
+  const Json json = parse_json(text);
   if (!json.is_object()) return bad();
   std::map<std::string, Held> boxes;
   for (const auto& [name, box] : json.items())
@@ -100,6 +101,17 @@ std::vector<ElementRun> runs_of(const Held& held, bool packed) {
 int64_t stored_elements(const Held& held) {
   int64_t elements = 0;
   held.for_each_run([&](const Held::Run& run) { elements += run.count; });
+  return elements;
+}
+
+std::optional<int64_t> count_elements(const Held& held, int64_t& runs) {
+  int64_t elements = 0;
+  for (int64_t at = 0; at < held.count;) {
+    if (--runs < 0) return std::nullopt;
+    const Held::Run run = held.run_at(at);
+    if (run.whole >= 0) elements += run.count;
+    at += run.count;
+  }
   return elements;
 }
 
@@ -130,9 +142,8 @@ class Holding {
     }
   }
 
-  // Whether the rank is the one that writes: each holder has its turn, by a number that follows
-  // from the name.
-  bool writes(const Tensor& tensor, const std::string& name) {
+  // Returns the ranks that hold the same of a state as this one does, ascending.
+  std::vector<int64_t> holders(const Tensor& tensor, const std::string& name) {
     const RoleProgram& own = role_of(rank_);
     std::vector<int64_t> holders;
     for (const int64_t other : peers(axes_of(own, tensor))) {
@@ -141,8 +152,7 @@ class Holding {
       if (found != by_name_[role].end() && is_same(tensor, own, *found->second, set_.roles[role]))
         holders.push_back(other);
     }
-    const uint64_t number = std::stoull(digest(name).substr(0, 15), nullptr, 16);
-    return holders[number % holders.size()] == rank_;
+    return holders;
   }
 
  private:
@@ -196,11 +206,33 @@ class Holding {
 std::vector<bool> states_to_write(const PlanSet& set, int64_t rank) {
   const RoleProgram& role =
       set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(rank)])];
+  struct Stored {
+    int64_t bytes = 0;
+    std::string name;
+    size_t buffer = 0;
+  };
   Holding holding(set, rank);
-  std::vector<bool> writes;
-  for (const Buffer& buffer : role.buffers) {
-    const Tensor& tensor = role.tensor(buffer);
-    writes.push_back(is_stored(tensor) && holding.writes(tensor, names_of_state(role, tensor)[0]));
+  std::map<std::vector<int64_t>, std::vector<Stored>> by_holders;
+  for (size_t b = 0; b < role.buffers.size(); ++b) {
+    const Tensor& tensor = role.tensor(role.buffers[b]);
+    if (!is_stored(tensor)) continue;
+    std::string name = names_of_state(role, tensor)[0];
+    std::vector<int64_t> holders = holding.holders(tensor, name);
+    by_holders[std::move(holders)].push_back({tensor.type.bytes(), std::move(name), b});
+  }
+  std::vector<bool> writes(role.buffers.size(), false);
+  // The largest first, each by the holder with least: all holders know all that they share, and
+  // come to the same.
+  for (auto& [holders, states] : by_holders) {
+    std::sort(states.begin(), states.end(), [](const Stored& a, const Stored& b) {
+      return std::tie(b.bytes, a.name) < std::tie(a.bytes, b.name);
+    });
+    std::vector<int64_t> bytes(holders.size(), 0);
+    for (const Stored& state : states) {
+      const auto least = std::min_element(bytes.begin(), bytes.end());
+      *least += state.bytes;
+      writes[state.buffer] = holders[static_cast<size_t>(least - bytes.begin())] == rank;
+    }
   }
   return writes;
 }

@@ -1,9 +1,21 @@
 // What a file holds of a tensor, as text in its header. Private to the checkpoint room.
 #pragma once
 
+#include <nlohmann/json.hpp>
+
 #include "piper/runtime/checkpoint.h"
 
 namespace piper {
+
+// Parses text of which nothing is believed. What is nested deeper than anything of ours is left
+// out: it would be copied level by level, and overflow the stack.
+inline nlohmann::ordered_json parse_json(std::string_view text) {
+  using Json = nlohmann::ordered_json;
+  constexpr int kMaxDepth = 8;
+  return Json::parse(
+      text.begin(), text.end(),
+      [](int depth, Json::parse_event_t, const Json&) { return depth <= kMaxDepth; }, false);
+}
 
 // Prints the boxes of tensors that a file does not hold whole, by name.
 std::string print_boxes(std::span<const OwnPiece> pieces);
@@ -20,5 +32,9 @@ struct ElementRun {
 };
 // Returns the runs of what is held, ascending in the whole; `packed`: `at` counts without padding.
 std::vector<ElementRun> runs_of(const Held& held, bool packed);
+
+// Returns how many elements are stored, or nothing if what is held has more runs than `runs`, from
+// which its own are taken: a few bytes of a header can claim any number.
+std::optional<int64_t> count_elements(const Held& held, int64_t& runs);
 
 }  // namespace piper

@@ -2,10 +2,11 @@
 // checkpoint, resumes from it or inspects it.
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
-#include "piper/runtime/checkpoint.h"
+#include "boxes.h"
 
 namespace piper {
 namespace {
@@ -33,6 +34,13 @@ Json to_json(const Checkpoint& from) {
   json["set_id"] = from.set_id;
   json["model_digest"] = from.model_digest;
   json["strategy_text"] = from.strategy_text;
+  json["states"] = Json::array();
+  for (const CheckpointState& state : from.states)
+    json["states"].push_back(Json{{"name", state.name},
+                                  {"dtype", info(state.type.dtype).name},
+                                  {"shape", state.type.shape},
+                                  {"kind", name_of(state.kind)},
+                                  {"aliases", state.aliases}});
   json["ranks"] = from.ranks;
   json["files"] = Json::array();
   for (const CheckpointFile& file : from.files)
@@ -41,10 +49,13 @@ Json to_json(const Checkpoint& from) {
   return json;
 }
 
-// A name in the checkpoint's own folder, and no other.
+// Whether a rank's file has this name: no path, and nothing that another program wrote.
 bool is_file_name(const std::string& name) {
-  return !name.empty() && name[0] != '.' && name.find_first_of("/\\") == name.npos &&
-         name.ends_with(".safetensors");
+  constexpr std::string_view kStart = "rank";
+  if (!name.starts_with(kStart)) return false;
+  int64_t rank = -1;
+  std::from_chars(name.data() + kStart.size(), name.data() + name.size(), rank);
+  return rank >= 0 && rank_file_name(rank) == name;
 }
 
 // Takes fields from a JSON object; `good` turns false at the first that is not what it should be.
@@ -70,6 +81,43 @@ struct Taker {
   }
 };
 
+bool take_type(const Json& json, TensorType& type) {
+  std::string dtype;
+  Taker take{json};
+  take.text("dtype", dtype);
+  const auto known = parse_dtype(dtype);
+  if (!known || !json.contains("shape") || !json["shape"].is_array()) return false;
+  type.dtype = *known;
+  for (const Json& dim : json["shape"]) {
+    if (!dim.is_number_unsigned()) return false;
+    type.shape.push_back(dim.get<int64_t>());
+  }
+  return true;
+}
+
+bool take_states(const Json& list, std::vector<CheckpointState>& states) {
+  if (!list.is_array()) return false;
+  for (const Json& each : list) {
+    if (!each.is_object()) return false;
+    CheckpointState& state = states.emplace_back();
+    std::string kind;
+    Taker take{each};
+    take.text("name", state.name);
+    take.text("kind", kind);
+    size_t k = 0;
+    while (k < kStateKinds && name_of(static_cast<StateKind>(k)) != kind) ++k;
+    if (!take.good || k == kStateKinds || !take_type(each, state.type) ||
+        !each.contains("aliases") || !each["aliases"].is_array())
+      return false;
+    state.kind = static_cast<StateKind>(k);
+    for (const Json& alias : each["aliases"]) {
+      if (!alias.is_string()) return false;
+      state.aliases.push_back(alias.get<std::string>());
+    }
+  }
+  return true;
+}
+
 bool take_files(const Json& list, std::vector<CheckpointFile>& files) {
   if (!list.is_array()) return false;
   for (const Json& each : list) {
@@ -81,7 +129,9 @@ bool take_files(const Json& list, std::vector<CheckpointFile>& files) {
     take.number("bytes", file.bytes);
     if (!take.good || !is_file_name(file.name)) return false;
   }
-  return true;
+  return std::adjacent_find(files.begin(), files.end(), [](const auto& a, const auto& b) {
+           return a.name >= b.name;
+         }) == files.end();
 }
 
 bool take_all(const Json& json, Checkpoint& to) {
@@ -94,7 +144,8 @@ bool take_all(const Json& json, Checkpoint& to) {
   take.text("set_id", to.set_id);
   take.text("model_digest", to.model_digest);
   take.text("strategy_text", to.strategy_text);
-  for (const char* key : {"sources", "loss", "data_seed", "shuffle", "files"}) take.find(key);
+  for (const char* key : {"sources", "loss", "data_seed", "shuffle", "states", "files"})
+    take.find(key);
   if (!take.good || !json["sources"].is_object() || !json["data_seed"].is_number_unsigned() ||
       !json["shuffle"].is_boolean())
     return false;
@@ -105,7 +156,7 @@ bool take_all(const Json& json, Checkpoint& to) {
   if (json["loss"].is_number()) to.loss = json["loss"].get<double>();
   to.data_seed = json["data_seed"].get<uint64_t>();
   to.shuffle = json["shuffle"].get<bool>();
-  return take_files(json["files"], to.files);
+  return take_states(json["states"], to.states) && take_files(json["files"], to.files);
 }
 
 }  // namespace
@@ -120,7 +171,7 @@ Result<Checkpoint> parse_checkpoint(std::string_view text, const std::string& pa
   const auto bad = [&](std::string message) {
     return fail(SourceSpan{path}, "{}", message).with_code(ExitCode::kStorage);
   };
-  Json json = Json::parse(text.begin(), text.end(), nullptr, false);
+  const Json json = parse_json(text);
   if (json.is_discarded()) return bad("it is cut short, or no JSON");
   if (!json.is_object() || !json.contains("format") || json["format"] != kFormat)
     return bad("it does not describe a checkpoint");

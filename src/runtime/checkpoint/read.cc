@@ -13,25 +13,32 @@ Error damaged(const std::string& path, std::string what) {
   return fail(SourceSpan{path}, "{}", what).with_code(ExitCode::kStorage);
 }
 
+// Runs that the parts of a file may have beside two for each of its elements: padding has some.
+constexpr int64_t kSpareRuns = int64_t{1} << 22;
+
+Result<std::map<std::string, Held>> boxes_of(const std::string& path) {
+  PIPER_ASSIGN(const auto metadata, read_safetensors_metadata(path));
+  const auto found = metadata.find(kBoxesKey);
+  if (found == metadata.end()) return std::map<std::string, Held>();
+  return parse_boxes(found->second, path);
+}
+
 // Adds the tensors of one file.
 Status add_file(const std::string& path, std::map<std::string, TensorType>& types,
                 std::map<std::string, std::vector<CheckpointReader::Piece>>& pieces) {
   PIPER_ASSIGN(const std::vector<NamedTensor> tensors, read_safetensors(path));
-  PIPER_ASSIGN(const auto metadata, read_safetensors_metadata(path));
-  std::map<std::string, Held> boxes;
-  if (const auto found = metadata.find(kBoxesKey); found != metadata.end()) {
-    PIPER_ASSIGN(boxes, parse_boxes(found->second, path));
-  }
+  PIPER_ASSIGN(const auto boxes, boxes_of(path));
+  int64_t runs = kSpareRuns;
+  for (const NamedTensor& tensor : tensors) runs += 2 * num_elements(tensor.type.shape);
   for (const NamedTensor& tensor : tensors) {
-    Held held{tensor.type, {}, 0, num_elements(tensor.type.shape)};
+    const int64_t elements = num_elements(tensor.type.shape);
+    Held held{tensor.type, {}, 0, elements};
     if (const auto box = boxes.find(tensor.name); box != boxes.end()) {
       held = box->second;
       held.whole.dtype = tensor.type.dtype;
-      if (stored_elements(held) != num_elements(tensor.type.shape))
-        return damaged(path,
-                       fmt::format("'{}' has {} elements, and its part of {} has {}",
-                                   quote_control(tensor.name), num_elements(tensor.type.shape),
-                                   to_string(held.whole), stored_elements(held)));
+      if (count_elements(held, runs) != elements)
+        return damaged(path, fmt::format("the {} elements of '{}' are not those of {}", elements,
+                                         quote_control(tensor.name), to_string(held)));
     }
     const auto [known, is_new] = types.emplace(tensor.name, held.whole);
     if (!is_new && known->second != held.whole)
@@ -41,11 +48,6 @@ Status add_file(const std::string& path, std::map<std::string, TensorType>& type
     pieces[tensor.name].push_back({std::move(held), tensor.data});
   }
   return ok_status();
-}
-
-bool is_float(DType dtype) {
-  return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kF16 ||
-         dtype == DType::kBF16;
 }
 
 double load(DType dtype, const std::byte* at) {
@@ -87,7 +89,8 @@ void convert(DType from, const std::byte* source, DType to, std::byte* target, i
   for (int64_t k = 0; k < count; ++k) store(to, load(from, source + k * in), target + k * out);
 }
 
-// Runs of a tensor's elements that some piece has, ascending in the whole.
+// Runs of a tensor's elements that some piece has, ascending in the whole, no two with the same
+// element: pieces that overlap hold the same there, which piper-checkpoint verifies.
 struct SourceRun {
   int64_t whole = 0, count = 0;
   const std::byte* data = nullptr;
@@ -99,8 +102,15 @@ std::vector<SourceRun> source_runs(const std::vector<CheckpointReader::Piece>& p
   for (const CheckpointReader::Piece& piece : pieces)
     for (const ElementRun& run : runs_of(piece.held, /*packed=*/true))
       runs.push_back({run.whole, run.count, piece.data.data + run.at * size});
-  std::sort(runs.begin(), runs.end(),
-            [](const SourceRun& a, const SourceRun& b) { return a.whole < b.whole; });
+  std::stable_sort(runs.begin(), runs.end(),
+                   [](const SourceRun& a, const SourceRun& b) { return a.whole < b.whole; });
+  int64_t end = 0;
+  for (SourceRun& run : runs) {
+    const int64_t known = std::clamp(end - run.whole, int64_t{0}, run.count);
+    run = {run.whole + known, run.count - known, run.data + known * size};
+    end = std::max(end, run.whole + run.count);
+  }
+  std::erase_if(runs, [](const SourceRun& run) { return run.count == 0; });
   return runs;
 }
 
@@ -170,7 +180,7 @@ Status CheckpointReader::read(const std::string& name, const Held& held, std::by
   const TensorType& stored = found->second;
   const DType from = stored.dtype, wanted = held.whole.dtype;
   if (stored.shape != held.whole.shape ||
-      (from != wanted && (!is_float(from) || !is_float(wanted))))
+      (from != wanted && (!info(from).is_float || !info(wanted).is_float)))
     return bad(fmt::format("it is {}, and {} is wanted", to_string(stored), to_string(held.whole)));
   const std::vector<SourceRun> sources = source_runs(pieces(name), info(from).bytes);
   for (const ElementRun& target : runs_of(held, /*packed=*/false)) {

@@ -334,6 +334,7 @@ Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchS
   about.set_id = set.manifest.set_id;
   about.model_digest = set.manifest.model_digest;
   about.strategy_text = set.manifest.strategy_text;
+  about.states = states_of(set);
   int64_t batch = 0;
   for (const RoleProgram& role : set.roles) batch = std::max(batch, role.batch);
   const int64_t first = start ? start->step : 0, samples = start ? start->samples : 0;

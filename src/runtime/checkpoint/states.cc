@@ -1,0 +1,41 @@
+// Which states the plans of a set have, and what kind each is. Called when a job prepares its
+// checkpoints.
+#include <set>
+
+#include "piper/runtime/checkpoint.h"
+
+namespace piper {
+namespace {
+
+StateKind kind_of(const RoleProgram& role, const Tensor& tensor) {
+  if (tensor.previous_of >= 0) return StateKind::kPrevious;
+  if (!role.original(tensor).param.empty()) return StateKind::kParameter;
+  // What the model brings has an initial value; states of an optimizer are filled.
+  return tensor.init.empty() ? StateKind::kOptimizer : StateKind::kBuffer;
+}
+
+}  // namespace
+
+const char* name_of(StateKind kind) {
+  constexpr const char* kNames[kStateKinds] = {"parameter", "buffer", "optimizer", "previous"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+std::vector<CheckpointState> states_of(const PlanSet& set) {
+  std::vector<CheckpointState> states;
+  std::set<std::string> known;
+  for (const RoleProgram& role : set.roles)
+    for (const Buffer& buffer : role.buffers) {
+      const Tensor& tensor = role.tensor(buffer);
+      if (!is_stored(tensor)) continue;
+      std::string name = names_of_state(role, tensor)[0];
+      if (!known.insert(name).second) continue;
+      const StateKind kind = kind_of(role, tensor);
+      states.push_back({std::move(name), tensor.whole_type(), kind,
+                        kind == StateKind::kParameter ? role.original(tensor).aliases
+                                                      : std::vector<std::string>()});
+    }
+  return states;
+}
+
+}  // namespace piper
