@@ -1,4 +1,4 @@
-"""What piper-run --save writes is loaded by the exporting PyTorch module, by name and strictly, and goes on from there: its loss of
+"""What piper-run --save writes, and what piper-checkpoint exports, is loaded by the exporting PyTorch module, by name and strictly, and goes on from there: its loss of
 the next batch is the one of piper's next step. GPT with tied embeddings, Llama and BERT of the transformers library, trained on two
 stages x two replicas, so that the parameters come from all of them. A model with batch norms, whose running statistics evaluation
 reads; and Mamba, whose convolution is exported with its weight reshaped twice.
@@ -41,6 +41,22 @@ def mamba():
     return Model()
 
 
+def check_exports(bin, folder, module, saved):
+    """What piper-checkpoint exports has the bits of --save: one file under all names, a folder as Hugging Face has it."""
+    from safetensors.torch import load_file, load_model
+
+    def export(*words):
+        subprocess.run([bin / "piper-checkpoint", "export", folder / "checkpoints", *words], check=True, stdout=subprocess.DEVNULL)
+
+    export(folder / "exported.safetensors")
+    export(folder / "exported", "--hf")
+    exported = load_file(folder / "exported.safetensors")
+    module.load_state_dict(exported, strict=True)
+    load_model(module, folder / "exported/model.safetensors", strict=True)
+    same = exported.keys() == saved.keys() and all(exported[name].equal(value) for name, value in saved.items())
+    return same and all(module.state_dict()[name].equal(value) for name, value in saved.items())
+
+
 def check(case, root, bin, folder):
     import torch
     import torch_models as models
@@ -58,7 +74,7 @@ def check(case, root, bin, folder):
         command = [bin / "piper-run", folder / "plans", "--data", folder / "data.safetensors", "--steps", str(steps), *options]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    train(STEPS, "--save", folder / "trained.safetensors")
+    train(STEPS, "--save", folder / "trained.safetensors", "--checkpoint", folder / "checkpoints")
     train(STEPS + 1, "--metrics", folder / "metrics.jsonl")
     wanted = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["loss"]
 
@@ -70,6 +86,8 @@ def check(case, root, bin, folder):
         module.load_state_dict(load_file(folder / "trained.safetensors"), strict=True)
         got = module(**batches[STEPS]).item()
     print(f"{case}: loss {got:.6f} in PyTorch, {wanted:.6f} of piper's step {STEPS}, {untrained:.6f} untrained", flush=True)
+    if not check_exports(bin, folder, module, load_file(folder / "trained.safetensors")):
+        return False
     return abs(got - wanted) <= BOUND * abs(wanted) and abs(untrained - wanted) > 10 * BOUND * abs(wanted)
 
 
@@ -82,11 +100,14 @@ def check_norms(root, bin, folder):
     (folder / "strategy.yaml").write_text("piper: 1\ntrain: {global_batch: 8, optimizer: {sgd: {lr: 0.05, momentum: 0.9}}}\n")
     run = dict(check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     subprocess.run([bin / "piperc", data.with_suffix(".onnx"), folder / "strategy.yaml", "-o", folder / "plans"], **run)
-    subprocess.run([bin / "piper-run", folder / "plans", "--data", data, "--steps", str(steps), "--save", folder / "trained.safetensors"], **run)
+    subprocess.run([bin / "piper-run", folder / "plans", "--data", data, "--steps", str(steps), "--save", folder / "trained.safetensors",
+                    "--checkpoint", folder / "checkpoints"], **run)
     reference, module, fresh = load_file(data), Residual().eval(), Residual().eval()
     batch = [reference["batch/0/x"], reference["batch/0/y"]]
     fresh.load_state_dict({name.removeprefix("after/"): value for name, value in reference.items() if name.startswith("after/")})
     module.load_state_dict(load_file(folder / "trained.safetensors"), strict=True)
+    if not check_exports(bin, folder, Residual(), load_file(folder / "trained.safetensors")):
+        return False
     with torch.no_grad():
         got, wanted, untrained = (m(*batch).item() for m in (module, fresh, Residual().eval()))
     print(f"batch_norm: loss of evaluation {got:.6f}, {wanted:.6f} trained by PyTorch, {untrained:.6f} untrained", flush=True)

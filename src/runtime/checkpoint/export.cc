@@ -1,0 +1,323 @@
+// Parameters for other programs, and from them: safetensors files, one or the shards of a Hugging
+// Face folder. Called by piper-checkpoint.
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <set>
+
+#include "boxes.h"
+#include "piper/base/digester.h"
+#include "piper/runtime/checkpoint_tools.h"
+
+namespace piper {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Metadata = std::vector<std::pair<std::string, std::string>>;
+constexpr int64_t kCopyBlock = int64_t{1} << 24;  // elements that are held at a time
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+constexpr const char* kOnlyFile = "model.safetensors";
+
+Error input_error(std::string text) { return Error{ExitCode::kInput, {}, std::move(text), {}}; }
+
+// A tensor to write, and the name under which the reader has it.
+struct Exported {
+  std::string name, source;
+  TensorType type;
+  const CheckpointReader* from = nullptr;
+};
+
+struct Closer {
+  void operator()(std::FILE* file) const { std::fclose(file); }
+};
+
+// Writes a file, some elements at a time, and returns its digest.
+Result<std::string> stream_tensors(std::span<const Exported> tensors, const Metadata& metadata,
+                                   const std::string& path) {
+  std::vector<NamedTensor> sizes;
+  for (const Exported& one : tensors)
+    sizes.push_back(
+        {one.name, one.type, Bytes{nullptr, nullptr, static_cast<size_t>(one.type.bytes())}});
+  const std::unique_ptr<std::FILE, Closer> file(std::fopen(path.c_str(), "wb"));
+  const auto cannot = [&] {
+    return fail("cannot write '{}': {}", path, std::strerror(errno)).with_code(ExitCode::kStorage);
+  };
+  if (!file) return cannot();
+  Digester digest;
+  const auto put = [&](std::string_view bytes) {
+    digest.add(bytes);
+    return std::fwrite(bytes.data(), 1, bytes.size(), file.get()) == bytes.size();
+  };
+  if (!put(safetensors_header(sizes, metadata))) return cannot();
+  std::vector<std::byte> block;
+  for (const Exported& one : tensors) {
+    const int64_t elements = num_elements(one.type.shape);
+    for (int64_t first = 0; first < elements; first += kCopyBlock) {
+      const Held held{one.type, {}, first, std::min(kCopyBlock, elements - first)};
+      block.resize(static_cast<size_t>(held.count * info(one.type.dtype).bytes));
+      PIPER_TRY(one.from->read(one.source, held, block.data()));
+      if (!put(as_text(block))) return cannot();
+    }
+  }
+  if (std::fflush(file.get()) != 0) return cannot();
+  return digest.digest();
+}
+
+// Writes a file, and reads it back.
+Status write_checked(std::span<const Exported> tensors, const Metadata& metadata,
+                     const std::string& path) {
+  PIPER_ASSIGN(const std::string written, stream_tensors(tensors, metadata, path));
+  PIPER_ASSIGN(const Bytes back, map_file(path));
+  PIPER_ASSIGN(const std::vector<NamedTensor> read, read_safetensors(path));
+  const bool same = std::equal(
+      read.begin(), read.end(), tensors.begin(), tensors.end(),
+      [](const NamedTensor& a, const Exported& b) { return a.name == b.name && a.type == b.type; });
+  if (same && digest(as_text(back.span())) == written) return ok_status();
+  return fail("'{}' was written, and something else was read back", path)
+      .with_code(ExitCode::kStorage);
+}
+
+int64_t bytes_of(std::span<const Exported> tensors) {
+  int64_t bytes = 0;
+  for (const Exported& one : tensors) bytes += one.type.bytes();
+  return bytes;
+}
+
+// ---- What is exported ---------------------------------------------------------------------------
+
+// What is the model's own, and what ties say.
+struct Selection {
+  std::vector<Exported> tensors;
+  std::vector<std::pair<std::string, std::string>> ties;  // a name that is not stored, its tensor
+  int64_t parameters = 0, buffers = 0;
+};
+
+class Selector {
+ public:
+  Selector(const CheckpointReader& reader, const ExportOptions& options)
+      : reader_(reader), options_(options) {}
+
+  Result<Selection> select() {
+    for (const CheckpointState& state : reader_.about().states) {
+      if (state.kind == StateKind::kParameter)
+        ++selection_.parameters;
+      else if (state.kind == StateKind::kBuffer)
+        ++selection_.buffers;
+      else
+        continue;
+      PIPER_TRY(add(state));
+    }
+    if (selection_.tensors.empty())
+      return input_error(
+          fmt::format("{} says of no tensor that it is a parameter", reader_.folder()));
+    if (!options_.strip_prefix.empty() && stripped_ == 0)
+      return input_error(fmt::format("no name begins with '{}': '{}' is one",
+                                     quote_control(options_.strip_prefix),
+                                     quote_control(selection_.tensors[0].name)));
+    return std::move(selection_);
+  }
+
+ private:
+  Status add(const CheckpointState& state) {
+    const auto found = reader_.types().find(state.name);
+    if (found == reader_.types().end() || found->second != state.type)
+      return input_error(fmt::format("{} lacks '{}': piper-checkpoint verify says what is wrong",
+                                     reader_.folder(), quote_control(state.name)));
+    TensorType type = state.type;
+    if (options_.dtype && info(type.dtype).is_float) type.dtype = *options_.dtype;
+    PIPER_ASSIGN(const std::string name, stripped(state.name));
+    selection_.tensors.push_back({name, state.name, type, &reader_});
+    for (const std::string& alias : state.aliases) {
+      PIPER_ASSIGN(const std::string tied, stripped(alias));
+      if (options_.huggingface)
+        selection_.ties.emplace_back(tied, name);
+      else
+        selection_.tensors.push_back({tied, state.name, type, &reader_});
+    }
+    return ok_status();
+  }
+
+  Result<std::string> stripped(const std::string& name) {
+    std::string rest = name;
+    if (!options_.strip_prefix.empty() && name.starts_with(options_.strip_prefix)) {
+      rest = name.substr(options_.strip_prefix.size());
+      ++stripped_;
+    }
+    if (rest.empty() || !names_.insert(rest).second)
+      return input_error(fmt::format("without '{}' the name '{}' is {}",
+                                     quote_control(options_.strip_prefix), quote_control(name),
+                                     rest.empty() ? "empty" : "that of another tensor"));
+    return rest;
+  }
+
+  const CheckpointReader& reader_;
+  const ExportOptions& options_;
+  Selection selection_;
+  std::set<std::string> names_;
+  int64_t stripped_ = 0;
+};
+
+// ---- Shards -------------------------------------------------------------------------------------
+
+// Cuts the list where a shard would be larger than `most`; 0: nowhere.
+std::vector<std::span<const Exported>> cut_shards(std::span<const Exported> tensors, int64_t most) {
+  std::vector<std::span<const Exported>> shards;
+  size_t first = 0;
+  int64_t bytes = 0;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    const int64_t own = tensors[t].type.bytes();
+    if (most > 0 && t > first && bytes + own > most) {
+      shards.push_back(tensors.subspan(first, t - first));
+      first = t;
+      bytes = 0;
+    }
+    bytes += own;
+  }
+  shards.push_back(tensors.subspan(first));
+  return shards;
+}
+
+// Writes shards and their index as Hugging Face does: a single shard has no index.
+Status write_shards(const Selection& selection, int64_t most, const std::string& folder) {
+  const auto shards = cut_shards(selection.tensors, most);
+  const Metadata metadata{{"format", "pt"}};
+  if (shards.size() == 1) return write_checked(shards[0], metadata, folder + "/" + kOnlyFile);
+  Json index;
+  index["metadata"]["total_size"] = bytes_of(selection.tensors);
+  for (size_t s = 0; s < shards.size(); ++s) {
+    const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, shards.size());
+    PIPER_TRY(write_checked(shards[s], metadata, folder + "/" + name));
+    for (const Exported& one : shards[s]) index["weight_map"][one.name] = name;
+  }
+  return write_file(folder + "/" + kIndexFile,
+                    index.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+Status write_folder(const Selection& selection, int64_t most, const std::string& folder) {
+  namespace fs = std::filesystem;
+  std::error_code problem;
+  if (fs::exists(folder, problem) && !fs::is_empty(folder, problem))
+    return input_error(fmt::format("'{}' is there and not empty", folder));
+  const std::string built = fs::path(folder + "/").parent_path().string() + ".partial";
+  fs::remove_all(built, problem);
+  fs::create_directories(built, problem);
+  if (problem)
+    return fail("cannot create '{}': {}", built, problem.message()).with_code(ExitCode::kStorage);
+  Status written = write_shards(selection, most, built);
+  if (written) written = file_storage().publish(built, fs::path(folder + "/").parent_path());
+  fs::remove_all(built, problem);
+  return written;
+}
+
+// A reader finds the file that was there, or the whole of the new one.
+Status write_one(std::span<const Exported> tensors, const Metadata& metadata,
+                 const std::string& file) {
+  const std::string built = file + ".partial";
+  Status written = write_checked(tensors, metadata, built);
+  if (written && std::rename(built.c_str(), file.c_str()) != 0)
+    written =
+        fail("cannot write '{}': {}", file, std::strerror(errno)).with_code(ExitCode::kStorage);
+  std::error_code ignored;
+  std::filesystem::remove(built, ignored);
+  return written;
+}
+
+}  // namespace
+
+Result<std::string> export_checkpoint(const CheckpointReader& reader, const ExportOptions& options,
+                                      const std::string& to) {
+  for (size_t k = 0; k < reader.about().files.size(); ++k)
+    if (Status whole = reader.verify(k); !whole)
+      return std::move(whole).error().with_code(ExitCode::kRefused);
+  PIPER_ASSIGN(const Selection selection, Selector(reader, options).select());
+  PIPER_TRY(options.huggingface ? write_folder(selection, options.shard_bytes, to)
+                                : write_one(selection.tensors, {{"format", "pt"}}, to));
+  std::string text =
+      fmt::format("{}: {} parameters and {} buffers of step {}, {}\n", to, selection.parameters,
+                  selection.buffers, reader.about().step, human_bytes(bytes_of(selection.tensors)));
+  for (const auto& [tied, name] : selection.ties)
+    text += fmt::format("'{}' is '{}' (tied) and stored once\n", quote_control(tied),
+                        quote_control(name));
+  return text;
+}
+
+// ---- Import -------------------------------------------------------------------------------------
+
+namespace {
+
+// Returns by file of a Hugging Face folder the names that its index says it has.
+Result<std::map<std::string, std::set<std::string>>> read_index(const std::string& folder) {
+  std::map<std::string, std::set<std::string>> files;
+  std::error_code ignored;
+  const std::string path = folder + "/" + kIndexFile;
+  if (!std::filesystem::exists(path, ignored)) {
+    files[kOnlyFile];
+    return files;
+  }
+  PIPER_ASSIGN(const Bytes text, map_file(path));
+  const Json index = parse_json(as_text(text.span()));
+  const bool good = index.is_object() && index.contains("weight_map") &&
+                    index["weight_map"].is_object() && !index["weight_map"].empty();
+  if (!good) return fail(SourceSpan{path}, "it has no weight_map");
+  for (const auto& [name, file] : index["weight_map"].items()) {
+    const std::string in = file.is_string() ? file.get<std::string>() : "";
+    if (in.empty() || in.find('/') != in.npos || in.find('\0') != in.npos)
+      return fail(SourceSpan{path}, "'{}' is in no file of this folder", quote_control(name));
+    files[in].insert(name);
+  }
+  return files;
+}
+
+Error no_weights(const std::string& folder) {
+  return fail("'{}' has neither {} nor {}", folder, kIndexFile, kOnlyFile)
+      .with_note(
+          "help: pytorch_model.bin and distributed checkpoints of PyTorch (.distcp) are not "
+          "supported; convert them first, as tools/README.md says under Checkpoints");
+}
+
+}  // namespace
+
+Result<std::string> import_huggingface(const std::string& folder, const std::string& prefix,
+                                       const std::string& file) {
+  PIPER_ASSIGN(const auto files, read_index(folder));
+  std::vector<std::unique_ptr<const CheckpointReader>> readers;
+  std::vector<Exported> tensors;
+  std::set<std::string> names;
+  for (const auto& [name, expected] : files) {
+    const std::string path = folder + "/" + name;
+    std::error_code ignored;
+    if (!std::filesystem::exists(path, ignored) && expected.empty()) return no_weights(folder);
+    PIPER_ASSIGN(CheckpointReader reader, CheckpointReader::open_tensors(path));
+    readers.push_back(std::make_unique<const CheckpointReader>(std::move(reader)));
+    for (const std::string& one : expected)
+      if (!readers.back()->types().contains(one))
+        return fail(SourceSpan{path}, "it lacks '{}', which the index says it has",
+                    quote_control(one));
+    for (const auto& [own, type] : readers.back()->types()) {
+      if (!names.insert(own).second)
+        return fail(SourceSpan{path}, "another file has '{}', too", quote_control(own));
+      tensors.push_back({prefix + own, own, type, readers.back().get()});
+    }
+  }
+  PIPER_TRY(write_one(tensors, {}, file));
+  return fmt::format("{}: {} tensors of {} files, {}\n", file, tensors.size(), files.size(),
+                     human_bytes(bytes_of(tensors)));
+}
+
+Result<int64_t> parse_bytes(const std::string& text) {
+  constexpr std::pair<std::string_view, double> kUnits[] = {
+      {"", 1},     {"B", 1},      {"KB", 1e3},      {"MB", 1e6},
+      {"GB", 1e9}, {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}};
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  for (const auto& [unit, size] : kUnits)
+    if (end != text.c_str() && unit == end && number * size >= 1 && number * size < 1e18)
+      return static_cast<int64_t>(number * size);
+  return fail("'{}' is no size such as 5GB, 500MB or 2GiB", quote_control(text))
+      .with_code(ExitCode::kUsage);
+}
+
+}  // namespace piper

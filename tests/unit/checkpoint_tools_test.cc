@@ -1,0 +1,208 @@
+// piper-checkpoint: what is damaged, what differs, and what other programs get.
+#include "piper/runtime/checkpoint_tools.h"
+
+#include <fstream>
+
+#include "checkpoint_layouts.h"
+#include "folder.h"
+#include "piper/base/data.h"
+#include "shell.h"
+
+namespace piper {
+namespace {
+
+std::pair<int, std::string> program(const std::string& words) {
+  return run_shell(fmt::format("{}/bin/piper-checkpoint {} 2>&1", PIPER_BINARY_DIR, words));
+}
+
+class CheckpointTools : public testing::Test {
+ protected:
+  CheckpointTools() {
+    std::mt19937_64 random(7);
+    states_ = make_states(random, 12);
+    set_ = make_set(random, states_);
+    for (RoleProgram& role : set_.roles)
+      for (Tensor& tensor : role.tensors) change(tensor);
+    write(5);
+  }
+  // One is tied, one a buffer, one of the optimizer.
+  static void change(Tensor& tensor) {
+    if (tensor.name == "layer.0.weight") tensor.aliases = {"head.weight"};
+    if (tensor.name == "layer.3.count") tensor.param.clear();
+    if (tensor.name == "layer.4.weight") tensor.param = tensor.init = "";
+  }
+  void write(int64_t step) {
+    ASSERT_TRUE(save(file_storage(), folder_.path(), set_, states_, at_step(step)));
+  }
+  std::string at(int64_t step) const { return folder_.path() + "/" + checkpoint_name(step); }
+  std::string path(const std::string& name) const { return folder_.path() + "/" + name; }
+  CheckpointReader reader() const { return *open_newest(folder_.path()); }
+
+  // Writes checkpoint.json anew, so that its digest is right.
+  void rewrite(const std::function<void(Checkpoint&)>& change) const {
+    Checkpoint about = reader().about();
+    change(about);
+    std::ofstream(at(5) + "/checkpoint.json", std::ios::binary) << print_checkpoint(about);
+  }
+  std::string damage() const {
+    const auto found = find_damage(at(5));
+    EXPECT_TRUE(found) << print_error(found.error());
+    return found ? join(*found, "\n") : "";
+  }
+
+  const Folder folder_;
+  std::vector<ModelState> states_;
+  PlanSet set_;
+};
+
+TEST_F(CheckpointTools, VerifyFindsWhatLacks) {
+  EXPECT_EQ(damage(), "");
+  rewrite([](Checkpoint& about) { about.files.pop_back(); });
+  EXPECT_NE(damage().find("no file has"), std::string::npos) << damage();
+}
+
+TEST_F(CheckpointTools, VerifyFindsStatesThatNoFileHas) {
+  rewrite([](Checkpoint& about) {
+    about.states.push_back({"more\n", {DType::kF32, {3}}, StateKind::kParameter, {}});
+  });
+  EXPECT_EQ(damage(), "'more\\x0A': no file has it");
+  rewrite([](Checkpoint& about) {
+    about.states.pop_back();
+    about.states[0].type.shape = {77};
+  });
+  EXPECT_NE(damage().find("its files have"), std::string::npos) << damage();
+  rewrite([](Checkpoint& about) { about.states.erase(about.states.begin()); });
+  EXPECT_NE(damage().find("does not name"), std::string::npos) << damage();
+}
+
+TEST_F(CheckpointTools, VerifyComparesPartsThatOverlap) {
+  const TensorType type{DType::kF32, {8}};
+  const std::vector<float> a{0, 1, 2, 3, 4, 5, 6, 7}, b{0, 1, 2, 9, 4, 5, 6, 7};
+  Checkpoint about = at_step(9);
+  about.states = {{"w", type, StateKind::kParameter, {}}};
+  for (const auto* values : {&a, &b}) {
+    about.files.clear();
+    const Held parts[] = {{type, {}, 0, 6}, {type, {}, 2, 6}};
+    for (int64_t rank = 0; rank < 2; ++rank) {
+      const Held& held = parts[rank];
+      const auto* from = (rank == 0 ? a : *values).data() + held.first;
+      const OwnPiece own[] = {{"w", held, reinterpret_cast<const std::byte*>(from), held.count}};
+      const auto file = write_rank_file(file_storage(), at(9), rank, own);
+      ASSERT_TRUE(file);
+      about.files.push_back(*file);
+    }
+    folder_.write(checkpoint_name(9) + "/checkpoint.json", print_checkpoint(about));
+    const auto found = find_damage(at(9));
+    ASSERT_TRUE(found);
+    EXPECT_EQ(join(*found, "\n"),
+              values == &a ? "" : "'w': two files differ in elements from 2 on");
+  }
+}
+
+TEST_F(CheckpointTools, DiffSaysHowFarElementsAre) {
+  const CheckpointReader before = reader();
+  std::memset(states_[1].values.data(), 0, 4);
+  write(6);
+  const auto diff = diff_checkpoints(before, reader());
+  ASSERT_TRUE(diff) << print_error(diff.error());
+  ASSERT_EQ(diff->tensors.size(), 1U);
+  EXPECT_EQ(diff->tensors[0].name, states_[1].name);
+  EXPECT_EQ(diff->tensors[0].differing, 1);
+  EXPECT_EQ(diff->tensors[0].relative, 1);
+  EXPECT_EQ(diff->settings.size(), 2U);  // step and samples
+  EXPECT_EQ(diff->equal, 11);
+  const auto same = diff_checkpoints(before, before);
+  ASSERT_TRUE(same);
+  EXPECT_TRUE(same->same());
+  EXPECT_EQ(print_checkpoint_diff(*same, false), "12 tensors have equal bits, 0 differ\n");
+}
+
+TEST_F(CheckpointTools, AFileHasAllNames) {
+  const std::string file = path("out.safetensors");
+  const auto written = export_checkpoint(reader(), {}, file);
+  ASSERT_TRUE(written) << print_error(written.error());
+  const auto tensors = read_safetensors(file);
+  ASSERT_TRUE(tensors);
+  EXPECT_EQ(tensors->size(), 12U);  // one of the optimizer less, one alias more
+  for (const NamedTensor& tensor : *tensors) {
+    EXPECT_NE(tensor.name, "layer.4.weight");
+    const ModelState& state =
+        state_named(states_, tensor.name == "head.weight" ? "layer.0.weight" : tensor.name);
+    EXPECT_EQ(as_text(tensor.data.span()), as_text(state.values)) << tensor.name;
+  }
+}
+
+TEST_F(CheckpointTools, AFolderIsImportedAgain) {
+  ExportOptions options{true, "layer."};
+  options.shard_bytes = 1000;
+  const std::string out = path("out");
+  const auto written = export_checkpoint(reader(), options, out + "/");
+  ASSERT_TRUE(written) << print_error(written.error());
+  EXPECT_NE(written->find("'head.weight' is '0.weight' (tied) and stored once"), std::string::npos)
+      << *written;
+  EXPECT_TRUE(std::filesystem::exists(out + "/model.safetensors.index.json"));
+  EXPECT_FALSE(export_checkpoint(reader(), options, out)) << "it is not empty";
+  const std::string file = path("back.safetensors");
+  const auto back = import_huggingface(out, "layer.", file);
+  ASSERT_TRUE(back) << print_error(back.error());
+  const auto tensors = read_safetensors(file);
+  ASSERT_TRUE(tensors);
+  EXPECT_EQ(tensors->size(), 11U);
+  for (const NamedTensor& tensor : *tensors)
+    EXPECT_EQ(as_text(tensor.data.span()), as_text(state_named(states_, tensor.name).values));
+  // A shard that lacks is named.
+  for (const auto& shard : std::filesystem::directory_iterator(out))
+    if (shard.path().filename().string().starts_with("model-00001"))
+      std::filesystem::remove(shard.path());
+  EXPECT_FALSE(import_huggingface(out, "", file));
+}
+
+TEST_F(CheckpointTools, ExportRefusesWhatIsNotComplete) {
+  EXPECT_FALSE(export_checkpoint(reader(), {false, "module."}, path("out.safetensors")));
+  const CheckpointReader before = reader();
+  std::ofstream(at(5) + "/rank00000.safetensors", std::ios::binary | std::ios::app) << "x";
+  EXPECT_FALSE(export_checkpoint(before, {}, path("out.safetensors")));
+  write(5);
+  rewrite([](Checkpoint& about) { about.files.pop_back(); });
+  EXPECT_FALSE(export_checkpoint(reader(), {}, path("out.safetensors")));
+  EXPECT_FALSE(export_checkpoint(reader(), {true}, path("out")));
+  EXPECT_FALSE(std::filesystem::exists(path("out.safetensors")));
+  EXPECT_FALSE(std::filesystem::exists(path("out")));
+}
+
+TEST_F(CheckpointTools, SizesHaveUnits) {
+  EXPECT_EQ(*parse_bytes("5GB"), 5'000'000'000);
+  EXPECT_EQ(*parse_bytes("2GiB"), int64_t{2} << 30);
+  EXPECT_EQ(*parse_bytes("1.5KiB"), 1536);
+  EXPECT_EQ(*parse_bytes("7"), 7);
+  for (const char* text : {"", "GB", "0", "-1", "5 GB", "5gb", "nan", "1e99"})
+    EXPECT_FALSE(parse_bytes(text)) << text;
+}
+
+TEST_F(CheckpointTools, TheProgramEndsWithWhatItFound) {
+  const std::string& dir = folder_.path();
+  auto [code, text] = program("inspect --tensors " + dir);
+  EXPECT_EQ(code, 0) << text;
+  EXPECT_NE(text.find("parameter layer.0.weight"), std::string::npos) << text;
+  EXPECT_NE(text.find("also head.weight"), std::string::npos) << text;
+  EXPECT_EQ(program("inspect --json " + dir).first, 0);
+  EXPECT_EQ(program("verify " + dir).first, 0);
+  EXPECT_EQ(program(fmt::format("diff {} {}", dir, at(5))).first, 0);
+  EXPECT_EQ(program(fmt::format("export {} {} --dtype bf16", dir, path("o.safetensors"))).first, 0);
+  EXPECT_EQ(program(fmt::format("diff {} {}", dir, path("o.safetensors"))).first, 1);
+  EXPECT_EQ(program(fmt::format("diff {} /nowhere", dir)).first, 2);
+  EXPECT_EQ(program("verify /nowhere").first, 4);
+  EXPECT_EQ(program("verify --json " + dir).first, 2);
+  EXPECT_EQ(program("burn " + dir).first, 2);
+  EXPECT_EQ(program("diff " + dir).first, 2);
+  EXPECT_EQ(program(fmt::format("import {} {}", dir, path("i.safetensors"))).first, 1);
+  std::tie(code, text) = program("import " + dir + " x.safetensors");
+  EXPECT_NE(text.find("distributed checkpoints of PyTorch"), std::string::npos) << text;
+  rewrite([](Checkpoint& about) { about.files.pop_back(); });
+  EXPECT_EQ(program("verify " + dir).first, 3);
+  std::ofstream(at(5) + "/checkpoint.json") << "{";
+  EXPECT_EQ(program("verify " + dir).first, 4);
+}
+
+}  // namespace
+}  // namespace piper
