@@ -10,7 +10,8 @@ constexpr int64_t kBatch = 2;
 
 std::vector<InputNeed> needs() {
   return {{"ids", {DType::kI64, {kBatch, 4}}, 0, 0, 255},
-          {"labels", {DType::kI32, {kBatch, 4}}, 0, 0, 255, -100}};
+          {"labels", {DType::kI32, {kBatch, 4}}, 0, 0, 255, -100},
+          {"position_ids", {DType::kI64, {kBatch, 4}}}};
 }
 
 // Reads every sample of some steps, first and far ones.
@@ -39,7 +40,17 @@ void run_data(std::string_view input) {
     case 'n': {
       const std::string path = folder.write("rows.npy", rest);
       (void)read_npy(path);
-      return read_all({{"ids=" + path, "labels=" + path}, 1, true});
+      return read_all({{"ids=" + path, "labels=" + path, "position_ids=" + path}, 1, true});
+    }
+    case 'i': {
+      const std::string path = folder.write("indexed.bin", std::string(64, '\3'));
+      folder.write("indexed.idx", rest);
+      return read_all({{path}, 1, true});
+    }
+    case 'm': {
+      folder.write("a.bin", std::string(64, '\3'));
+      folder.write("b.bin", std::string(96, '\4'));
+      return read_all({{folder.write("mix.yaml", rest)}, 1, true});
     }
     default: {
       const std::string path = folder.write("tokens.bin", rest);

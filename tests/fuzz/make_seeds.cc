@@ -103,11 +103,27 @@ void add_data(Seeds& seeds) {
   npy += '\0';
   seeds["data"].push_back("n" + npy + header + numbers);
   for (const char* kind : {"0", "1", "2", "3"}) seeds["data"].push_back(kind + numbers);
+  std::string listed = header;
+  listed.replace(listed.find("<i8"), 3, "<u2").replace(listed.find("(2, 4)"), 6, "(32, )");
+  seeds["data"].push_back("3" + npy + listed + numbers);
+  std::string headed(1024, '\0');
+  headed.replace(0, 12, std::string("\x88\xd8\x34\x01\1\0\0\0\x20\0\0\0", 12));
+  seeds["data"].push_back("3" + headed + numbers);
+  // Two documents of 12 and 20 tokens.
+  seeds["data"].push_back(
+      std::string("iMMIDIDX\0\0\1\0\0\0\0\0\0\0\x08\2\0\0\0\0\0\0\0\3\0\0\0\0\0\0\0", 35) +
+      std::string("\x0c\0\0\0\x14\0\0\0", 8) + std::string(8, '\0') +
+      std::string("\x18\0\0\0\0\0\0\0", 8) + std::string(8, '\0') +
+      std::string("\1\0\0\0\0\0\0\0\2\0\0\0\0\0\0\0", 16));
+  seeds["data"].push_back(
+      "msources:\n  - {name: a, files: a.bin, weight: 0.7, separator: 3, type: u16}\n"
+      "  - {name: b, files: [b.bin], weight: 0.3, mask: [b.bin]}\n"
+      "phases:\n  - {from: 5, weights: {a: 1, b: 2}}\n");
   std::string tensors =
-      R"({"batch/0/ids":{"dtype":"I64","shape":[2,4],"data_offsets":[0,64]},"batch/0/labels":{"dtype":"I32","shape":[2,4],"data_offsets":[64,96]}})";
+      R"({"batch/0/ids":{"dtype":"I64","shape":[2,4],"data_offsets":[0,64]},"batch/0/labels":{"dtype":"I32","shape":[2,4],"data_offsets":[64,96]},"batch/0/position_ids":{"dtype":"I64","shape":[2,4],"data_offsets":[96,160]}})";
   std::string size(8, '\0');
   size[0] = static_cast<char>(tensors.size());
-  tensors = size + tensors + numbers + numbers.substr(0, 32);
+  tensors = size + tensors + numbers + numbers.substr(0, 32) + numbers;
   seeds["data"].push_back("s" + tensors);
   seeds["plan_set"].push_back("p" + tensors);
 }

@@ -1,5 +1,22 @@
 // What inputs take of documents, masks and the ends of epochs.
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
 #include "unit/data_files.h"
+
+namespace {
+std::atomic<int64_t> allocations{0};
+}  // namespace
+
+void* operator new(std::size_t size) {
+  allocations.fetch_add(1);
+  void* const block = std::malloc(size == 0 ? 1 : size);
+  if (block == nullptr) std::abort();
+  return block;
+}
+void operator delete(void* block) noexcept { std::free(block); }
+void operator delete(void* block, std::size_t) noexcept { std::free(block); }
 
 namespace piper {
 namespace {
@@ -154,6 +171,26 @@ TEST_F(DocumentsTest, WhatDoesNotFitIsRefused) {
       refused({file}, {ids(1, 4), labels(1, 4), named("mask", 1, 4)}),
       "t.bin: a token file feeds one or two integer inputs [batch, length]; here are 3: 'ids', "
       "'labels', 'mask'");
+}
+
+TEST_F(DocumentsTest, ReadingAllocatesNothing) {
+  indexed({3, 1, 6, 0, 3});
+  write("b.txt", "xy|z|||xyxyxyxyxyxyx");
+  write("b.mask", std::string(20, '\1'));
+  const std::string mix =
+      write("mix.yaml",
+            "sources:\n"
+            "  - {name: a, files: t.bin, weight: 0.3}\n"
+            "  - {name: b, files: b.txt, type: u8, separator: 124, mask: b.mask, weight: 0.7}\n");
+  const std::vector<InputNeed> needs = {ids(2, 4), ignoring(2, 4), named("positions", 2, 4),
+                                        named("document_ids", 2, 4)};
+  const auto source = open({mix}, needs, 2, true, 3);
+  std::vector<std::byte> to(2 * 4 * 8);
+  const int64_t before = allocations.load();
+  for (int64_t step = 0; step < 20; ++step)
+    for (int input = 0; input < 4; ++input)
+      if (!source->read(step, input, 0, 2, to.data())) std::abort();
+  EXPECT_EQ(allocations.load(), before);
 }
 
 // An index that somebody changes during a run may say anything; it is read within its bounds.
