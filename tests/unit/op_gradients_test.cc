@@ -148,6 +148,7 @@ constexpr std::pair<std::string_view, std::string_view> kNoGradient[] = {
     {"LayerNormGradParams", "a gradient"},
     {"LayerNormGradX", "a gradient"},
     {"LogSoftmaxGrad", "a gradient"},
+    {"Lion", "an update"},
     {"LossScale", "a scalar of the update"},
     {"NextLossScale", "a scalar of the update"},
     {"OnnxAdam", "an update"},

@@ -113,6 +113,23 @@ TEST(Optimizer, AdamAndAdamW) {
                adam(true, {}, constant));
 }
 
+// Algorithm 2 of the paper.
+TEST(Optimizer, Lion) {
+  std::vector<double> w = kStart, m(4, 0.0);
+  for (int t = 0; t < kSteps; ++t) {
+    const std::vector<double> g = gradient_at(t);
+    for (size_t i = 0; i < 4; ++i) {
+      const double c = 0.9 * m[i] + (1 - 0.9) * g[i];
+      w[i] -= 0.05 * ((c > 0 ? 1 : c < 0 ? -1 : 0) + 0.1 * w[i]);
+      m[i] = 0.99 * m[i] + (1 - 0.99) * g[i];
+    }
+  }
+  expect_close(train_line("optimizer=lion lr=0.05 wd=0.1", kSteps), w);
+  // With the decay rates of Adam it trains otherwise.
+  const std::vector<double> other = train_line("optimizer=lion lr=0.05 wd=0.1 beta1=0.1", kSteps);
+  EXPECT_GT(std::fabs(other[3] - w[3]), 1e-3);
+}
+
 // PyTorch's Adagrad, which is that of ai.onnx.preview.training with T from 0.
 TEST(Optimizer, Adagrad) {
   std::vector<double> w = kStart, sum(4, 0.3);

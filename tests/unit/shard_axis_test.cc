@@ -310,7 +310,7 @@ std::map<std::string, int> collectives(const Graph& graph, Pass pass) {
 
 Graph trained(Graph graph) {
   TrainSpec train;
-  train.optimizer.kind = OptimizerKind::kAdamW;
+  train.optimizer.name = "adamw";
   train.groups = {{"**", {}, 1e-3, 0.1}};
   train.clip_norm = 1.0;
   Result<Differentiated> result = differentiate(std::move(graph), train);

@@ -251,7 +251,7 @@ Result<Graph> training_graph(const std::string& path, bool has_loss) {
     PIPER_ASSIGN(graph, add_loss(std::move(graph), kCrossEntropy));
   }
   TrainSpec train;
-  train.optimizer.kind = OptimizerKind::kAdamW;
+  train.optimizer.name = "adamw";
   train.groups = {{"**", {}, 1e-3, 0.1}};
   train.clip_norm = 1.0;
   PIPER_ASSIGN(Differentiated result, differentiate(std::move(graph), train));

@@ -21,11 +21,7 @@ inline TrainSpec parse_train(const std::string& text) {
     const std::string key = word.substr(0, equals);
     std::string value = word.substr(equals + 1);
     if (key == "optimizer") {
-      train.optimizer.kind = value == "sgd"         ? OptimizerKind::kSgd
-                             : value == "adam"      ? OptimizerKind::kAdam
-                             : value == "adagrad"   ? OptimizerKind::kAdagrad
-                             : value == "onnx_adam" ? OptimizerKind::kOnnxAdam
-                                                    : OptimizerKind::kAdamW;
+      train.optimizer.name = value;
       continue;
     }
     if (key == "rate") {
@@ -42,13 +38,13 @@ inline TrainSpec parse_train(const std::string& text) {
     if (key == "lr") group->lr = number;
     if (key == "wd") group->weight_decay = number;
     if (key == "clip") train.clip_norm = number;
-    if (key == "momentum") train.optimizer.momentum = number;
-    if (key == "dampening") train.optimizer.dampening = number;
-    if (key == "nesterov") train.optimizer.nesterov = number != 0;
-    if (key == "eps") train.optimizer.eps = number;
-    if (key == "lr_decay") train.optimizer.lr_decay = number;
-    if (key == "accumulator") train.optimizer.accumulator = number;
-    if (key == "wd_after") train.optimizer.weight_decay_after = number;
+    constexpr std::pair<const char*, const char*> kSettings[] = {
+        {"momentum", "momentum"},   {"dampening", "dampening"},
+        {"eps", "eps"}, {"beta1", "beta1"},             {"lr_decay", "lr_decay"},
+        {"wd_after", "weight_decay_after"}, {"accumulator", "initial_accumulator_value"}};
+    for (const auto& [word, setting] : kSettings)
+      if (key == word) train.optimizer.settings.set(setting, number);
+    if (key == "nesterov") train.optimizer.settings.set("nesterov", int64_t{number != 0});
     if (key == "count") train.optimizer.count = static_cast<int64_t>(number);
   }
   if (train.groups.empty()) train.groups.push_back(defaults);

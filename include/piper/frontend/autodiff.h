@@ -22,15 +22,10 @@
 
 namespace piper {
 
-enum class OptimizerKind { kSgd, kAdam, kAdamW, kAdagrad, kOnnxAdam };  // ops/optimizer.cc
 struct OptimizerSpec {
-  OptimizerKind kind = OptimizerKind::kSgd;
-  double momentum = 0, dampening = 0;             // SGD
-  bool nesterov = false;                          // SGD
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  // Adam, AdamW, Adagrad, ONNX's Adam
-  double lr_decay = 0, accumulator = 0;           // Adagrad; its first accumulator
-  double weight_decay_after = 0;                  // ONNX's Adam
-  int64_t count = 0;                              // updates before step 0: all but Adam and AdamW
+  std::string name = "sgd";  // of the table of optimizers (piper/ir/optimizers.h)
+  Attrs settings;            // by key; what is absent has its default
+  int64_t count = 0;         // updates before step 0, of optimizers that count them
   bool operator==(const OptimizerSpec&) const = default;
 };
 

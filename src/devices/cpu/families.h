@@ -81,9 +81,6 @@ Result<KernelPtr> make_learning_rate(const Use& use);
 Result<KernelPtr> make_next_step(const Use& use);
 Result<KernelPtr> make_next_loss_scale(const Use& use);
 Result<KernelPtr> make_not_finite(const Use& use);
-Result<KernelPtr> make_sgd(const Use& use);
-Result<KernelPtr> make_adagrad(const Use& use);
-Result<KernelPtr> make_adamw(const Use& use);
-Result<KernelPtr> make_onnx_adam(const Use& use);
+Result<KernelPtr> make_update(const Use& use);  // of update_rules(), rows.h
 
 }  // namespace piper::cpu

@@ -4,6 +4,7 @@
 
 #include "blocks.h"
 #include "families.h"
+#include "rows.h"
 #include "piper/devices/cpu.h"
 
 namespace piper::cpu {
@@ -16,8 +17,6 @@ struct Entry {
 
 // By name, so that it can be searched. Pointwise ops have theirs in blocks.cc.
 constexpr std::array kKernels = std::to_array<Entry>({
-    {"Adagrad", make_adagrad},
-    {"AdamW", make_adamw},
     {"Attention", make_attention},
     {"AttentionGrad", make_attention_grad},
     {"AttentionMerge", make_attention_merge},
@@ -58,7 +57,6 @@ constexpr std::array kKernels = std::to_array<Entry>({
     {"NextLossScale", make_next_loss_scale},
     {"NextStep", make_next_step},
     {"NotFinite", make_not_finite},
-    {"OnnxAdam", make_onnx_adam},
     {"Pack", make_pack},
     {"Pad", make_pad},
     {"Random", make_random},
@@ -75,7 +73,6 @@ constexpr std::array kKernels = std::to_array<Entry>({
     {"Rotary", make_rotary},
     {"ScatterElements", make_scatter_elements},
     {"ScatterND", make_scatter_nd},
-    {"Sgd", make_sgd},
     {"Slice", make_slice},
     {"Softmax", make_softmax},
     {"SoftmaxGrad", make_softmax_grad},
@@ -105,6 +102,8 @@ Maker find_kernel(std::string_view op) {
       std::lower_bound(kKernels.begin(), kKernels.end(), op,
                        [](const Entry& e, std::string_view name) { return e.op < name; });
   if (entry != kKernels.end() && entry->op == op) return entry->make;
+  for (const UpdateRule& rule : update_rules())
+    if (rule.op == op) return make_update;
   return block_operands(op) > 0 ? make_pointwise : nullptr;
 }
 
@@ -115,6 +114,7 @@ namespace piper {
 std::vector<std::string> cpu_ops() {
   std::vector<std::string> names = cpu::block_ops();
   for (const cpu::Entry& entry : cpu::kKernels) names.emplace_back(entry.op);
+  for (const cpu::UpdateRule& rule : cpu::update_rules()) names.emplace_back(rule.op);
   std::sort(names.begin(), names.end());
   return names;
 }

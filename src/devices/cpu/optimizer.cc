@@ -100,119 +100,55 @@ Result<KernelPtr> make_next_loss_scale(const Use& use) {
 
 namespace {
 
-Result<KernelPtr> sgd(const Use& use) {
-  const bool buffered = use.present[2];
-  SgdStep s{};
-  s.momentum = use.attrs.real("momentum", 0);
-  s.dampening = use.attrs.real("dampening", 0);
-  s.weight_decay = use.attrs.real("weight_decay", 0);
-  const int64_t nesterov = use.attrs.integer("nesterov", 0);
-  s.nesterov = nesterov != 0;
-  const int64_t before = use.attrs.integer("count", 0);
+double number_of(const Attrs& attrs, const UpdateRule::Number& number) {
+  const AttrValue* value = attrs.find(number.attr);
+  if (!value) return number.otherwise;
+  const auto* integer = std::get_if<int64_t>(value);
+  return integer ? static_cast<double>(*integer) : std::get<double>(*value);
+}
+
+// Operands: p, g, states, rate, clip, step; p', states'.
+Result<KernelPtr> update(const Use& use, size_t at) {
+  const UpdateRule& rule = update_rules()[at];
+  std::vector<double> numbers;
+  for (const UpdateRule::Number& number : rule.numbers)
+    numbers.push_back(number_of(use.attrs, number));
   const int64_t count = num_elements(use.in(0));
+  const auto states = static_cast<size_t>(rule.states);
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    const auto update = [=, run = update_fns<T>().sgd](Pointers p, std::byte*, int64_t begin,
-                                                       int64_t end) {
-      const int64_t first = begin * kUpdateUnit, size = std::min(count, end * kUpdateUnit) - first;
-      SgdStep now = s;
-      now.lr = *input<double>(p, 3);
-      now.gradient_scale = clip_factor(p, 4);
-      now.first = *input<int64_t>(p, 5) + before == 0;
-      run(input<T>(p, 0) + first, input<T>(p, 1) + first,
-          buffered ? input<T>(p, 2) + first : nullptr, output<T>(p, 6) + first,
-          buffered ? output<T>(p, 7) + first : nullptr, size, now);
+    const auto run = [=, fn = update_fn<T>(at)](Pointers p, std::byte*, int64_t begin,
+                                                int64_t end) {
+      const int64_t first = begin * kUpdateUnit;
+      const size_t scalars = 2 + states, out = scalars + 3;
+      UpdateRun<T> part{.param = input<T>(p, 0) + first,
+                        .gradient = input<T>(p, 1) + first,
+                        .param_out = output<T>(p, out) + first,
+                        .n = std::min(count, end * kUpdateUnit) - first};
+      for (size_t s = 0; s < states && p[2 + s]; ++s) {
+        part.states[s] = input<T>(p, 2 + s) + first;
+        part.states_out[s] = output<T>(p, out + 1 + s) + first;
+      }
+      fn(part,
+         {*input<double>(p, scalars), clip_factor(p, scalars + 1), *input<int64_t>(p, scalars + 2)},
+         numbers.data());
     };
-    return make_units_kernel(InPlace::kYes, units_of(count), kUpdateUnit / 3.0, update);
-  });
-}
-
-Result<KernelPtr> onnx_adam(const Use& use) {
-  AdamStep s{};
-  s.keep = s.root_correction = 1;
-  s.beta1 = use.attrs.real("beta1", 0.9);
-  s.beta2 = use.attrs.real("beta2", 0.999);
-  s.eps = use.attrs.real("eps", 1e-6);
-  s.weight_decay = use.attrs.real("weight_decay", 0);
-  s.shrink_after = use.attrs.real("weight_decay_after", 0);
-  const int64_t before = use.attrs.integer("count", 0);
-  const int64_t count = num_elements(use.in(0));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
-    return make_kernel(InPlace::kYes, [=, run = update_fns<T>().adam](Pointers p, std::byte*) {
-      AdamStep now = s;
-      const auto t = static_cast<double>(*input<int64_t>(p, 6) + before);
-      now.gradient_scale = clip_factor(p, 5);
-      now.step_size = *input<double>(p, 4);
-      if (t > 0) now.step_size *= std::sqrt(1 - std::pow(s.beta2, t)) / (1 - std::pow(s.beta1, t));
-      run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), input<T>(p, 3), output<T>(p, 7),
-          output<T>(p, 8), output<T>(p, 9), count, now);
-    });
-  });
-}
-
-Result<KernelPtr> adagrad(const Use& use) {
-  AdagradStep s{};
-  double lr_decay = 0;
-  lr_decay = use.attrs.real("lr_decay", 0);
-  s.eps = use.attrs.real("eps", 1e-6);
-  s.weight_decay = use.attrs.real("weight_decay", 0);
-  const int64_t before = use.attrs.integer("count", 0);
-  const int64_t count = num_elements(use.in(0));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
-    return make_kernel(InPlace::kYes, [=, run = update_fns<T>().adagrad](Pointers p, std::byte*) {
-      AdagradStep now = s;
-      const auto t = static_cast<double>(*input<int64_t>(p, 5) + before);
-      now.gradient_scale = clip_factor(p, 4);
-      now.step_size = *input<double>(p, 3) / (1 + t * lr_decay);
-      run(input<T>(p, 0), input<T>(p, 1), input<T>(p, 2), output<T>(p, 6), output<T>(p, 7), count,
-          now);
-    });
-  });
-}
-
-Result<KernelPtr> adamw(const Use& use) {
-  AdamStep s{};
-  double decay = 0;
-  s.beta1 = use.attrs.real("beta1", 0.9);
-  s.beta2 = use.attrs.real("beta2", 0.999);
-  s.eps = use.attrs.real("eps", 1e-8);
-  decay = use.attrs.real("weight_decay", 0);
-  const int64_t decoupled = use.attrs.integer("decoupled", 1);
-  s.weight_decay = decoupled ? 0 : decay;
-  const int64_t count = num_elements(use.in(0));
-  return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
-    using T = decltype(zero);
-    const auto update = [=, run = update_fns<T>().adam](Pointers p, std::byte*, int64_t begin,
-                                                        int64_t end) {
-      const int64_t first = begin * kUpdateUnit, size = std::min(count, end * kUpdateUnit) - first;
-      AdamStep now = s;
-      const double lr = *input<double>(p, 4);
-      const auto t = static_cast<double>(*input<int64_t>(p, 6)) + 1;
-      now.gradient_scale = clip_factor(p, 5);
-      now.keep = decoupled ? 1 - lr * decay : 1;
-      now.step_size = lr / (1 - std::pow(s.beta1, t));
-      now.root_correction = std::sqrt(1 - std::pow(s.beta2, t));
-      run(input<T>(p, 0) + first, input<T>(p, 1) + first, input<T>(p, 2) + first,
-          input<T>(p, 3) + first, output<T>(p, 7) + first, output<T>(p, 8) + first,
-          output<T>(p, 9) + first, size, now);
-    };
-    return make_units_kernel(InPlace::kYes, units_of(count), kUpdateUnit / 2.0, update);
+    return make_units_kernel(InPlace::kYes, units_of(count), kUpdateUnit / 2.0, run);
   });
 }
 
 // Makes an update with the input `skip` after all others: where it is true nothing changes.
-Result<KernelPtr> skippable(const Use& use, size_t inputs, Maker make) {
-  if (use.inputs.size() != inputs + 1) return make(use);
+Result<KernelPtr> skippable(const Use& use, size_t at) {
+  const size_t inputs = 5 + static_cast<size_t>(update_rules()[at].states);
+  if (use.inputs.size() != inputs + 1) return update(use, at);
   Use plain = use;
   plain.inputs.pop_back();
   plain.present.pop_back();
-  PIPER_ASSIGN(KernelPtr inner, make(plain));
+  PIPER_ASSIGN(KernelPtr inner, update(plain, at));
   const int64_t units = inner->units, grain = inner->grain;
   std::vector<int64_t> bytes;
   for (const TensorType& type : use.outputs) bytes.push_back(type.bytes());
-  const auto update = [=, inner = std::shared_ptr<const Kernel>(std::move(inner))](
+  const auto run = [=, inner = std::shared_ptr<const Kernel>(std::move(inner))](
                           Pointers p, std::byte* scratch, int64_t begin, int64_t end) {
     constexpr size_t kMost = 16;
     std::byte* operands[kMost];
@@ -227,16 +163,18 @@ Result<KernelPtr> skippable(const Use& use, size_t inputs, Maker make) {
       if (to && from != to) std::memcpy(to, from, static_cast<size_t>(bytes[o]));
     }
   };
-  KernelPtr kernel = make_units_kernel(InPlace::kYes, units, 1, update);
+  KernelPtr kernel = make_units_kernel(InPlace::kYes, units, 1, run);
   kernel->grain = grain;
   return kernel;
 }
 
 }  // namespace
 
-Result<KernelPtr> make_sgd(const Use& use) { return skippable(use, 6, sgd); }
-Result<KernelPtr> make_adagrad(const Use& use) { return skippable(use, 6, adagrad); }
-Result<KernelPtr> make_adamw(const Use& use) { return skippable(use, 7, adamw); }
-Result<KernelPtr> make_onnx_adam(const Use& use) { return skippable(use, 7, onnx_adam); }
+Result<KernelPtr> make_update(const Use& use) {
+  const std::span<const UpdateRule> rules = update_rules();
+  for (size_t at = 0; at < rules.size(); ++at)
+    if (rules[at].op == use.op) return skippable(use, at);
+  return fail("'{}' updates no parameter", use.op);
+}
 
 }  // namespace piper::cpu

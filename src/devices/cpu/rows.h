@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
 
 namespace piper::cpu {
 
@@ -63,38 +66,43 @@ struct NormFns {
                  bool inverse);
 };
 
-// Holds one optimizer step's scalars. `gradient_scale` is the clip factor.
-struct SgdStep {
-  double lr, gradient_scale, momentum, dampening, weight_decay;
-  bool nesterov, first;  // first: the buffer starts as the gradient
+// Holds some elements of what an optimizer's op reads and writes; outputs may be the inputs. A
+// state that the op has not is null.
+constexpr int kMostStates = 2;
+template <class T>
+struct UpdateRun {
+  const T *param, *gradient;
+  const T* states[kMostStates];
+  T* param_out;
+  T* states_out[kMostStates];
+  int64_t n;
 };
-struct AdamStep {
-  double step_size;        // lr / (1 - beta1^t)
-  double root_correction;  // sqrt(1 - beta2^t)
-  double gradient_scale, beta1, beta2, eps;
-  double keep;              // what decoupled weight decay leaves of p: 1 - lr × decay
-  double weight_decay;      // added to the gradient; 0 when decoupled
-  double shrink_after = 0;  // the part of the new p that is taken off it
+// Holds a step's numbers. `clip` multiplies the gradient.
+struct UpdateNumbers {
+  double lr, clip;
+  int64_t step;
 };
-struct AdagradStep {
-  double step_size, gradient_scale, eps, weight_decay;
+// Describes an optimizer's op: its states, and its attributes in the order in which `run` takes
+// them, with what they are where they are absent.
+struct UpdateRule {
+  struct Number {
+    std::string_view attr;
+    double otherwise = 0;
+  };
+  std::string_view op;
+  int states;
+  std::vector<Number> numbers;
 };
 template <class T>
-struct UpdateFns {
-  // buffers may be null (no momentum); outputs may be the inputs.
-  void (*sgd)(const T* p, const T* g, const T* buffer, T* p_out, T* buffer_out, int64_t n,
-              const SgdStep& s);
-  void (*adam)(const T* p, const T* g, const T* m, const T* v, T* p_out, T* m_out, T* v_out,
-               int64_t n, const AdamStep& s);
-  void (*adagrad)(const T* p, const T* g, const T* h, T* p_out, T* h_out, int64_t n,
-                  const AdagradStep& s);
-};
+using UpdateFn = void (*)(const UpdateRun<T>& run, const UpdateNumbers& now, const double* numbers);
+
+std::span<const UpdateRule> update_rules();
+template <class T>
+UpdateFn<T> update_fn(size_t rule);  // by position in update_rules()
 
 template <class T>
 SumFns<T> sum_fns();
 template <class T>
 NormFns<T> norm_fns();
-template <class T>
-UpdateFns<T> update_fns();
 
 }  // namespace piper::cpu

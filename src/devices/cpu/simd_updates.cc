@@ -1,4 +1,7 @@
-// Vectorised optimizer steps, compiled once per instruction set. PyTorch's order of operations.
+// Vectorised optimizer steps, compiled once per instruction set, and their table; optimizer.cc
+// calls them. PyTorch's order of operations.
+#include <cmath>
+
 #include "simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -15,73 +18,139 @@ namespace piper::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 template <class T>
-void sgd(const T* p, const T* g, const T* buffer, T* p_out, T* buffer_out, int64_t n,
-         const SgdStep& s) {
+void sgd(const UpdateRun<T>& run, const UpdateNumbers& now, const double* numbers) {
+  const double weight_decay = numbers[2];
+  const bool nesterov = numbers[3] != 0;
+  const bool first = static_cast<double>(now.step) + numbers[4] == 0;  // the gradient as it is
   const hn::ScalableTag<T> d;
-  const auto lr = constant(d, s.lr), scale = constant(d, s.gradient_scale);
-  const auto decay = constant(d, s.weight_decay), momentum = constant(d, s.momentum);
-  const auto fresh = constant(d, 1 - s.dampening);
-  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-    const auto old = load_first(d, p + i, count, T{0});
-    auto step = hn::Mul(load_first(d, g + i, count, T{0}), scale);
-    if (s.weight_decay != 0) step = hn::MulAdd(decay, old, step);
-    if (buffer) {
-      const auto last = load_first(d, buffer + i, count, T{0});
-      const auto next = s.first ? step : hn::MulAdd(momentum, last, hn::Mul(fresh, step));
-      store_first(d, next, buffer_out + i, count);
-      step = s.nesterov ? hn::MulAdd(momentum, next, step) : next;
+  const auto lr = constant(d, now.lr), scale = constant(d, now.clip);
+  const auto decay = constant(d, weight_decay), momentum = constant(d, numbers[0]);
+  const auto fresh = constant(d, 1 - numbers[1]);
+  each_vector(d, run.n, [&](int64_t i, int64_t count) HWY_ATTR {
+    const auto old = load_first(d, run.param + i, count, T{0});
+    auto step = hn::Mul(load_first(d, run.gradient + i, count, T{0}), scale);
+    if (weight_decay != 0) step = hn::MulAdd(decay, old, step);
+    if (run.states[0]) {
+      const auto last = load_first(d, run.states[0] + i, count, T{0});
+      const auto next = first ? step : hn::MulAdd(momentum, last, hn::Mul(fresh, step));
+      store_first(d, next, run.states_out[0] + i, count);
+      step = nesterov ? hn::MulAdd(momentum, next, step) : next;
     }
-    store_first(d, hn::NegMulAdd(lr, step, old), p_out + i, count);
+    store_first(d, hn::NegMulAdd(lr, step, old), run.param_out + i, count);
   });
 }
 
+// Holds the scalars of a step of Adam.
+struct AdamStep {
+  double step_size;        // lr / (1 - beta1^t)
+  double root_correction;  // sqrt(1 - beta2^t)
+  double beta1, beta2, eps;
+  double keep;              // what decoupled weight decay leaves of p: 1 - lr * decay
+  double weight_decay;      // added to the gradient; 0 when decoupled
+  double shrink_after = 0;  // the part of the new p that is taken off it
+};
+
 template <class T>
-void adam(const T* p, const T* g, const T* m, const T* v, T* p_out, T* m_out, T* v_out, int64_t n,
-          const AdamStep& s) {
+void adam(const UpdateRun<T>& run, double gradient_scale, const AdamStep& s) {
   const hn::ScalableTag<T> d;
-  const auto scale = constant(d, s.gradient_scale), shrink = constant(d, 1 - s.keep);
+  const auto scale = constant(d, gradient_scale), shrink = constant(d, 1 - s.keep);
   const auto decay = constant(d, s.weight_decay), eps = constant(d, s.eps);
   const auto beta2 = constant(d, s.beta2), after = constant(d, s.shrink_after);
   const auto fresh1 = constant(d, 1 - s.beta1), fresh2 = constant(d, 1 - s.beta2);
   const auto step_size = constant(d, s.step_size), root = constant(d, 1 / s.root_correction);
-  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-    const auto old = load_first(d, p + i, count, T{0});
-    auto grad = hn::Mul(load_first(d, g + i, count, T{0}), scale);
+  each_vector(d, run.n, [&](int64_t i, int64_t count) HWY_ATTR {
+    const auto old = load_first(d, run.param + i, count, T{0});
+    auto grad = hn::Mul(load_first(d, run.gradient + i, count, T{0}), scale);
     if (s.weight_decay != 0) grad = hn::MulAdd(decay, old, grad);
-    const auto m_old = load_first(d, m + i, count, T{0});
+    const auto m_old = load_first(d, run.states[0] + i, count, T{0});
     const auto m_new = hn::MulAdd(fresh1, hn::Sub(grad, m_old), m_old);
-    const auto v_old = load_first(d, v + i, count, T{0});
+    const auto v_old = load_first(d, run.states[1] + i, count, T{0});
     const auto v_new = hn::MulAdd(beta2, v_old, hn::Mul(hn::Mul(grad, grad), fresh2));
-    store_first(d, m_new, m_out + i, count);
-    store_first(d, v_new, v_out + i, count);
+    store_first(d, m_new, run.states_out[0] + i, count);
+    store_first(d, v_new, run.states_out[1] + i, count);
     const auto below = hn::MulAdd(hn::Sqrt(v_new), root, eps);
     // p is rounded once, and no rounded factor near 1 drifts over the steps.
     const auto less = hn::MulAdd(step_size, hn::Div(m_new, below), hn::Mul(shrink, old));
     auto next = hn::Sub(old, less);
     if (s.shrink_after != 0) next = hn::NegMulAdd(after, next, next);
-    store_first(d, next, p_out + i, count);
+    store_first(d, next, run.param_out + i, count);
   });
 }
 
 template <class T>
-void adagrad(const T* p, const T* g, const T* h, T* p_out, T* h_out, int64_t n,
-             const AdagradStep& s) {
+void adamw(const UpdateRun<T>& run, const UpdateNumbers& now, const double* numbers) {
+  const double decay = numbers[3];
+  const bool decoupled = numbers[4] != 0;
+  const auto t = static_cast<double>(now.step) + 1;
+  AdamStep s{.beta1 = numbers[0], .beta2 = numbers[1], .eps = numbers[2]};
+  s.keep = decoupled ? 1 - now.lr * decay : 1;
+  s.weight_decay = decoupled ? 0 : decay;
+  s.step_size = now.lr / (1 - std::pow(s.beta1, t));
+  s.root_correction = std::sqrt(1 - std::pow(s.beta2, t));
+  adam(run, now.clip, s);
+}
+
+template <class T>
+void onnx_adam(const UpdateRun<T>& run, const UpdateNumbers& now, const double* numbers) {
+  const auto t = static_cast<double>(now.step) + numbers[5];
+  AdamStep s{.step_size = now.lr,
+             .root_correction = 1,
+             .beta1 = numbers[0],
+             .beta2 = numbers[1],
+             .eps = numbers[2],
+             .keep = 1,
+             .weight_decay = numbers[3],
+             .shrink_after = numbers[4]};
+  if (t > 0) s.step_size *= std::sqrt(1 - std::pow(s.beta2, t)) / (1 - std::pow(s.beta1, t));
+  adam(run, now.clip, s);
+}
+
+template <class T>
+void adagrad(const UpdateRun<T>& run, const UpdateNumbers& now, const double* numbers) {
+  const double weight_decay = numbers[2];
+  const auto t = static_cast<double>(now.step) + numbers[3];
   const hn::ScalableTag<T> d;
-  const auto scale = constant(d, s.gradient_scale), eps = constant(d, s.eps);
-  const auto decay = constant(d, s.weight_decay), step_size = constant(d, s.step_size);
-  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
-    const auto old = load_first(d, p + i, count, T{0});
-    auto grad = hn::Mul(load_first(d, g + i, count, T{0}), scale);
-    if (s.weight_decay != 0) grad = hn::MulAdd(decay, old, grad);
-    const auto next = hn::MulAdd(grad, grad, load_first(d, h + i, count, T{0}));
-    store_first(d, next, h_out + i, count);
+  const auto scale = constant(d, now.clip), eps = constant(d, numbers[1]);
+  const auto decay = constant(d, weight_decay);
+  const auto step_size = constant(d, now.lr / (1 + t * numbers[0]));
+  each_vector(d, run.n, [&](int64_t i, int64_t count) HWY_ATTR {
+    const auto old = load_first(d, run.param + i, count, T{0});
+    auto grad = hn::Mul(load_first(d, run.gradient + i, count, T{0}), scale);
+    if (weight_decay != 0) grad = hn::MulAdd(decay, old, grad);
+    const auto next = hn::MulAdd(grad, grad, load_first(d, run.states[0] + i, count, T{0}));
+    store_first(d, next, run.states_out[0] + i, count);
     const auto part = hn::Div(grad, hn::Add(hn::Sqrt(next), eps));
-    store_first(d, hn::NegMulAdd(step_size, part, old), p_out + i, count);
+    store_first(d, hn::NegMulAdd(step_size, part, old), run.param_out + i, count);
   });
 }
 
-UpdateFns<float> UpdatesF32() { return {sgd<float>, adam<float>, adagrad<float>}; }
-UpdateFns<double> UpdatesF64() { return {sgd<double>, adam<double>, adagrad<double>}; }
+template <class T>
+void lion(const UpdateRun<T>& run, const UpdateNumbers& now, const double* numbers) {
+  const hn::ScalableTag<T> d;
+  const auto scale = constant(d, now.clip), lr = constant(d, now.lr);
+  const auto fresh1 = constant(d, 1 - numbers[0]), fresh2 = constant(d, 1 - numbers[1]);
+  const auto shrink = constant(d, now.lr * numbers[2]), zero = hn::Zero(d);
+  each_vector(d, run.n, [&](int64_t i, int64_t count) HWY_ATTR {
+    const auto old = load_first(d, run.param + i, count, T{0});
+    const auto grad = hn::Mul(load_first(d, run.gradient + i, count, T{0}), scale);
+    const auto last = load_first(d, run.states[0] + i, count, T{0});
+    const auto ahead = hn::Sub(grad, last);
+    const auto mixed = hn::MulAdd(fresh1, ahead, last);
+    store_first(d, hn::MulAdd(fresh2, ahead, last), run.states_out[0] + i, count);
+    // The sign of zero is zero; a NaN stays one.
+    const auto sign = hn::IfThenElse(hn::Ne(mixed, zero), hn::CopySign(lr, mixed), zero);
+    const auto step = hn::IfThenElse(hn::IsNaN(mixed), mixed, sign);
+    const auto less = hn::MulAdd(shrink, old, step);
+    store_first(d, hn::Sub(old, less), run.param_out + i, count);
+  });
+}
+
+// In the order of update_rules().
+template <class T>
+constexpr UpdateFn<T> kUpdates[] = {sgd<T>, adamw<T>, onnx_adam<T>, adagrad<T>, lion<T>};
+
+UpdateFn<float> UpdateF32(size_t rule) { return kUpdates<float>[rule]; }
+UpdateFn<double> UpdateF64(size_t rule) { return kUpdates<double>[rule]; }
 
 }  // namespace piper::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -89,16 +158,36 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace piper::cpu {
 
-HWY_EXPORT(UpdatesF32);
-HWY_EXPORT(UpdatesF64);
+HWY_EXPORT(UpdateF32);
+HWY_EXPORT(UpdateF64);
+
+std::span<const UpdateRule> update_rules() {
+  static const std::vector<UpdateRule> kRules = {
+      {"Sgd", 1, {{"momentum"}, {"dampening"}, {"weight_decay"}, {"nesterov"}, {"count"}}},
+      {"AdamW",
+       2,
+       {{"beta1", 0.9}, {"beta2", 0.999}, {"eps", 1e-8}, {"weight_decay"}, {"decoupled", 1}}},
+      {"OnnxAdam",
+       2,
+       {{"beta1", 0.9},
+        {"beta2", 0.999},
+        {"eps", 1e-6},
+        {"weight_decay"},
+        {"weight_decay_after"},
+        {"count"}}},
+      {"Adagrad", 1, {{"lr_decay"}, {"eps", 1e-6}, {"weight_decay"}, {"count"}}},
+      {"Lion", 1, {{"beta1"}, {"beta2"}, {"weight_decay"}}},
+  };
+  return kRules;
+}
 
 template <>
-UpdateFns<float> update_fns() {
-  return HWY_DYNAMIC_DISPATCH(UpdatesF32)();
+UpdateFn<float> update_fn(size_t rule) {
+  return HWY_DYNAMIC_DISPATCH(UpdateF32)(rule);
 }
 template <>
-UpdateFns<double> update_fns() {
-  return HWY_DYNAMIC_DISPATCH(UpdatesF64)();
+UpdateFn<double> update_fn(size_t rule) {
+  return HWY_DYNAMIC_DISPATCH(UpdateF64)(rule);
 }
 
 }  // namespace piper::cpu

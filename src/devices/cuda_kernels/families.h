@@ -44,10 +44,8 @@ Status make_slice(const Use& use, Emitter& emit);
 Status make_transpose(const Use& use, Emitter& emit);
 
 // optimizer.cc defines these.
-Status make_adagrad(const Run& run, Emitter& emit);
-Status make_adamw(const Run& run, Emitter& emit);
-Status make_onnx_adam(const Run& run, Emitter& emit);
-Status make_sgd(const Run& run, Emitter& emit);
+Status make_update(const Run& run, Emitter& emit);
+std::vector<std::string_view> update_ops();  // those that make_update makes
 
 // product.cc defines these.
 Status make_linear(const Use& use, Emitter& emit);

@@ -1,4 +1,4 @@
-// AdamW, OnnxAdam, Sgd, Adagrad: the updates of many parameters as one kernel.
+// Updates of many parameters as one kernel, and the table of optimizers.
 #include <fmt/format.h>
 
 #include "families.h"
@@ -61,20 +61,40 @@ std::string sgd_rule(const Use& use) {
                      use.attrs.integer("nesterov") != 0);
 }
 
+std::string lion_rule(const Use& use) {
+  return fmt::format("{}, {}, {}", real(use, "beta1"), real(use, "beta2"),
+                     real(use, "weight_decay"));
+}
+
+// An optimizer's op, its states, the type of its text, and the value of that.
+struct UpdateRule {
+  std::string_view op;
+  size_t states;
+  std::string_view text;
+  std::string (*numbers)(const Use&);
+};
+constexpr UpdateRule kRules[] = {{"Adagrad", 1, "AdagradRule", adagrad_rule},
+                                 {"AdamW", 2, "AdamRule", adamw_rule},
+                                 {"Lion", 1, "LionRule", lion_rule},
+                                 {"OnnxAdam", 2, "AdamRule", onnx_adam_rule},
+                                 {"Sgd", 1, "SgdRule<true>", sgd_rule}};
+
 }  // namespace
 
-Status make_adagrad(const Run& run, Emitter& emit) {
-  return make_updates(run, 1, "AdagradRule", adagrad_rule, emit);
+std::vector<std::string_view> update_ops() {
+  std::vector<std::string_view> ops;
+  for (const UpdateRule& rule : kRules) ops.push_back(rule.op);
+  return ops;
 }
-Status make_adamw(const Run& run, Emitter& emit) {
-  return make_updates(run, 2, "AdamRule", adamw_rule, emit);
-}
-Status make_onnx_adam(const Run& run, Emitter& emit) {
-  return make_updates(run, 2, "AdamRule", onnx_adam_rule, emit);
-}
-Status make_sgd(const Run& run, Emitter& emit) {
-  const std::string_view rule = run.uses[0].present[2] ? "SgdRule<true>" : "SgdRule<false>";
-  return make_updates(run, 1, rule, sgd_rule, emit);
+
+Status make_update(const Run& run, Emitter& emit) {
+  const Use& first = run.uses[0];
+  for (const UpdateRule& rule : kRules)
+    if (rule.op == first.op) {
+      const std::string_view text = first.present[2] ? rule.text : "SgdRule<false>";
+      return make_updates(run, rule.states, text, rule.numbers, emit);
+    }
+  return fail("'{}' updates no parameter", first.op);
 }
 
 }  // namespace piper::cuda_kernels

@@ -18,8 +18,6 @@ struct Entry {
 
 // By name, so that it can be searched.
 constexpr std::array kMakers = std::to_array<Entry>({
-    {"Adagrad", make_adagrad},
-    {"AdamW", make_adamw},
     {"Attention", make_attention},
     {"AttentionGrad", make_attention_grad},
     {"AttentionMerge", make_attention_merge},
@@ -56,7 +54,6 @@ constexpr std::array kMakers = std::to_array<Entry>({
     {"NextLossScale", make_next_loss_scale},
     {"NextStep", make_next_step},
     {"NotFinite", make_not_finite},
-    {"OnnxAdam", make_onnx_adam},
     {"Pad", make_pad},
     {"Random", make_random},
     {"ReduceExtremeGrad", make_reduce_extreme_grad},
@@ -69,7 +66,6 @@ constexpr std::array kMakers = std::to_array<Entry>({
     {"Rotary", make_rotary},
     {"ScatterElements", make_scatter_elements},
     {"ScatterND", make_scatter_nd},
-    {"Sgd", make_sgd},
     {"Slice", make_slice},
     {"Softmax", make_softmax},
     {"SoftmaxGrad", make_softmax_grad},
@@ -94,6 +90,8 @@ Maker find_maker(std::string_view op) {
   return entry ? entry->make : nullptr;
 }
 RunMaker find_run_maker(std::string_view op) {
+  for (const std::string_view update : update_ops())
+    if (update == op) return make_update;
   const Entry* entry = find_entry(op);
   return entry ? entry->make_run : nullptr;
 }
@@ -105,6 +103,7 @@ namespace piper {
 std::vector<std::string> cuda_ops() {
   std::vector<std::string> names = cuda_kernels::row_ops();
   for (const cuda_kernels::Entry& entry : cuda_kernels::kMakers) names.emplace_back(entry.op);
+  for (const std::string_view op : cuda_kernels::update_ops()) names.emplace_back(op);
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "piper/ir/ops.h"
+#include "piper/ir/optimizers.h"
 #include "piper/ir/rate.h"
 
 namespace piper {
@@ -64,23 +65,22 @@ class Update {
     const ValueId rate = learning_rate(group);
     const TensorType type = graph_.value(param.gradient).type;
     const OptimizerSpec& spec = group.optimizer ? *group.optimizer : train_.optimizer;
+    const OptimizerDef& def = find_optimizer(spec.name);
+    const Attrs settings = with_defaults(def, spec.settings);
     std::vector<ValueId> inputs{param.value, param.gradient}, states;
-    const bool sgd = spec.kind == OptimizerKind::kSgd;
-    if (spec.kind == OptimizerKind::kAdagrad) {
-      states = {add_state(param.name + ".sum", type)};
-      graph_.value(states[0]).fill = spec.accumulator;
-    } else if (!sgd) {
-      states = {add_state(param.name + ".exp_avg", type),
-                add_state(param.name + ".exp_avg_sq", type)};
-    } else if (spec.momentum != 0) {
-      states = {add_state(param.name + ".momentum", type)};
+    const bool has_states = def.states_need.empty() || settings.real(def.states_need) != 0;
+    for (const std::string_view name : def.states) {
+      inputs.emplace_back();
+      if (!has_states) continue;
+      inputs.back() = states.emplace_back(add_state(fmt::format("{}.{}", param.name, name), type));
+      for (const OptimizerSetting& setting : def.settings)
+        if (setting.fills) graph_.value(states.back()).fill = settings.real(setting.key);
     }
-    inputs.insert(inputs.end(), states.begin(), states.end());
-    if (sgd && states.empty()) inputs.emplace_back();
     inputs.insert(inputs.end(), {rate, clip_, count_});
     if (skip_.valid()) inputs.push_back(skip_);
-    const std::vector<ValueId> next = emit(op_of(spec.kind), param.name + ".next", param.scope,
-                                           std::move(inputs), attrs_of(spec, group.weight_decay));
+    const std::vector<ValueId> next =
+        emit(def.op, param.name + ".next", param.scope, std::move(inputs),
+             attrs_of(def, settings, spec.count, group.weight_decay));
     graph_.updates.push_back({param.value, next[0]});
     for (size_t i = 0; i < states.size(); ++i) graph_.updates.push_back({states[i], next[i + 1]});
   }
@@ -139,42 +139,14 @@ class Update {
     return known;
   }
 
-  static std::string_view op_of(OptimizerKind kind) {
-    switch (kind) {
-      case OptimizerKind::kSgd:
-        return "Sgd";
-      case OptimizerKind::kAdagrad:
-        return "Adagrad";
-      case OptimizerKind::kOnnxAdam:
-        return "OnnxAdam";
-      case OptimizerKind::kAdam:
-      case OptimizerKind::kAdamW:
-        break;
-    }
-    return "AdamW";
-  }
-
-  static Attrs attrs_of(const OptimizerSpec& spec, double weight_decay) {
-    Attrs attrs{{"weight_decay", weight_decay}};
-    if (spec.count != 0) attrs.set("count", spec.count);
-    if (spec.kind == OptimizerKind::kSgd) {
-      attrs.set("momentum", spec.momentum);
-      attrs.set("dampening", spec.dampening);
-      attrs.set("nesterov", int64_t{spec.nesterov});
-      return attrs;
-    }
-    attrs.set("eps", spec.eps);
-    if (spec.kind == OptimizerKind::kAdagrad) {
-      attrs.set("lr_decay", spec.lr_decay);
-      return attrs;
-    }
-    attrs.set("beta1", spec.beta1);
-    attrs.set("beta2", spec.beta2);
-    if (spec.kind == OptimizerKind::kOnnxAdam) {
-      attrs.set("weight_decay_after", spec.weight_decay_after);
-    } else {
-      attrs.set("decoupled", int64_t{spec.kind == OptimizerKind::kAdamW});
-    }
+  static Attrs attrs_of(const OptimizerDef& def, const Attrs& settings, int64_t count,
+                        double weight_decay) {
+    Attrs attrs = def.fixed;
+    for (const OptimizerSetting& setting : def.settings)
+      if (setting.key != "lr" && !setting.fills)
+        attrs.set(std::string(setting.key), *settings.find(setting.key));
+    attrs.set("weight_decay", weight_decay);
+    if (count != 0) attrs.set("count", count);
     return attrs;
   }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "members.h"
+#include "piper/ir/optimizers.h"
 #include "piper/ir/rate.h"
 #include "print.h"
 
@@ -21,118 +22,97 @@ Status read_betas(const Field&, const yaml::Entry& entry, const Reading& reading
   const yaml::Node& betas = entry.value;
   if (!betas.is(yaml::Node::Kind::kList) || betas.items.size() != 2)
     return fail(betas.at, "expected a list of two numbers, such as [0.9, 0.999]");
-  OptimizerSpec& spec = chosen.spec;
-  double* const targets[] = {&spec.beta1, &spec.beta2};
   for (size_t i = 0; i < 2; ++i) {
     const yaml::Node& node = betas.items[i];
-    PIPER_ASSIGN(*targets[i], read_real(node, reading.scope));
-    if (*targets[i] < 0 || *targets[i] >= 1)
+    PIPER_ASSIGN(const double beta, read_real(node, reading.scope));
+    if (beta < 0 || beta >= 1)
       return fail(node.at, "a beta must be at least 0 and below 1, not {}", node.text);
+    chosen.spec.settings.set(i == 0 ? "beta1" : "beta2", beta);
   }
   return ok_status();
 }
+Attrs settings_of(const OptimizerSpec& spec) {
+  return with_defaults(find_optimizer(spec.name), spec.settings);
+}
 std::string print_betas(const Field&, const Chosen& chosen) {
-  return fmt::format("[{}, {}]", chosen.spec.beta1, chosen.spec.beta2);
+  const Attrs settings = settings_of(chosen.spec);
+  return fmt::format("[{}, {}]", settings.real("beta1"), settings.real("beta2"));
 }
 
-Status check_sgd(const Fields& map, const Reading&, Chosen& chosen) {
-  const OptimizerSpec& spec = chosen.spec;
-  if (!spec.nesterov || (spec.momentum > 0 && spec.dampening == 0)) return ok_status();
-  return fail(map["nesterov"]->at, "nesterov needs a momentum above 0 and no dampening");
+// Rate and weight decay are the group's.
+Status read_setting(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                    Chosen& chosen) {
+  if (field.form.type == Type::kBool) {
+    bool value = false;
+    PIPER_TRY(read_value(field, entry.value, reading, value));
+    chosen.spec.settings.set(std::string(field.name), int64_t{value});
+    return ok_status();
+  }
+  double value = 0;
+  PIPER_TRY(read_value(field, entry.value, reading, value));
+  if (field.name == "lr")
+    chosen.group.lr = value;
+  else if (field.name == "weight_decay")
+    chosen.group.weight_decay = value;
+  else
+    chosen.spec.settings.set(std::string(field.name), value);
+  return ok_status();
+}
+std::string print_setting(const Field& field, const Chosen& chosen) {
+  if (field.name == "lr") return print_value(field, chosen.group.lr);
+  if (field.name == "weight_decay") return print_value(field, chosen.group.weight_decay);
+  const Attrs settings = settings_of(chosen.spec);
+  if (field.form.type == Type::kBool) return print_value(field, settings.integer(field.name) != 0);
+  return print_value(field, settings.real(field.name));
 }
 
-template <auto Number>
-inline constexpr Member spec = member<&Chosen::spec, Number>;
-template <auto Number>
-inline constexpr Member group = member<&Chosen::group, Number>;
+Status check_settings(const Fields& map, const Reading&, Chosen& chosen) {
+  const auto& need = find_optimizer(chosen.spec.name).need;
+  if (!need || need->holds(settings_of(chosen.spec))) return ok_status();
+  return fail(map[need->key]->at, "{}", need->text);
+}
+
 constexpr Form kAtLeast0 = real(kNotNegative), kAbove0 = real(kPositive), kTo1 = real(kUnit);
-constexpr Field rate(std::string_view doc) {
-  return {"lr", kAtLeast0, kStated, doc, group<&ParamGroup::lr>};
-}
-constexpr Field decay(std::string_view doc) {
-  return {"weight_decay", kAtLeast0, kStated, doc, group<&ParamGroup::weight_decay>};
-}
-constexpr Field eps(std::string_view doc) {
-  return {"eps", kAbove0, kStated, doc, spec<&OptimizerSpec::eps>};
-}
-constexpr Field kBetas = {"betas", kReals, kStated, "Two decay rates. Default [0.9, 0.999].",
-                          custom<read_betas, print_betas>};
 
-constexpr Field kSgd[] = {
-    rate("Learning rate. Default 1e-3."),
-    {"momentum", kAtLeast0, kStated, "Default 0.", spec<&OptimizerSpec::momentum>},
-    {"dampening", kTo1, kStated, "Default 0.", spec<&OptimizerSpec::dampening>},
-    {"nesterov", kBool, kStated, "Default false.", spec<&OptimizerSpec::nesterov>},
-    decay("Default 0."),
-};
-constexpr Field kAdam[] = {
-    rate("Learning rate. Default 1e-3."),
-    kBetas,
-    eps("Default 1e-8."),
-    decay("Default 0 for adam, 1e-2 for adamw."),
-};
-constexpr Field kAdagrad[] = {
-    rate("Learning rate. Default 1e-2."),
-    {"lr_decay", kAtLeast0, kStated, "Divides the rate by 1 + step * lr_decay. Default 0.",
-     spec<&OptimizerSpec::lr_decay>},
-    eps("Default 1e-10."),
-    decay("Default 0."),
-    {"initial_accumulator_value", kAtLeast0, kStated, "Default 0.",
-     spec<&OptimizerSpec::accumulator>},
-};
-constexpr Field kOnnxAdam[] = {
-    rate("Learning rate. Default 1e-3."),
-    kBetas,
-    eps("Joins the root as it is. Default 1e-6."),
-    decay("norm_coefficient. Default 0."),
-    {"weight_decay_after", kTo1, kStated, "norm_coefficient_post. Default 0.",
-     spec<&OptimizerSpec::weight_decay_after>},
-};
+Field field_of(const OptimizerSetting& setting) {
+  if (setting.key == "beta1")
+    return {"betas", kReals, kStated, setting.doc, custom<read_betas, print_betas>};
+  using Written = OptimizerSetting::Form;
+  const Form form = setting.form == Written::kBool     ? kBool
+                    : setting.form == Written::kAbove0 ? kAbove0
+                    : setting.form == Written::kUnit   ? kTo1
+                                                       : kAtLeast0;
+  return {setting.key, form, kStated, setting.doc, custom<read_setting, print_setting>};
+}
 
-struct KnownOptimizer {
-  OptimizerKind kind;
-  Field key;
-  double lr, eps, weight_decay;  // defaults
+// Holds the keys of all optimizers, and those of each.
+struct OptimizerKeys {
+  std::vector<Field> names;
+  std::vector<std::vector<Field>> settings;
 };
-constexpr KnownOptimizer kOptimizers[] = {
-    {OptimizerKind::kSgd,
-     {"sgd", one("sgd"), kOptional, "Stochastic gradient descent."},
-     1e-3,
-     1e-8,
-     0},
-    {OptimizerKind::kAdam,
-     {"adam", one("adam"), kOptional, "Adam; weight decay is added to the gradient."},
-     1e-3,
-     1e-8,
-     0},
-    {OptimizerKind::kAdamW,
-     {"adamw", one("adamw"), kOptional, "Adam with decoupled weight decay."},
-     1e-3,
-     1e-8,
-     1e-2},
-    {OptimizerKind::kAdagrad, {"adagrad", one("adagrad"), kOptional, "Adagrad."}, 1e-2, 1e-10, 0},
-    {OptimizerKind::kOnnxAdam,
-     {"onnx_adam", one("onnx_adam"), kOptional, "Adam as ai.onnx.preview.training defines it."},
-     1e-3,
-     1e-6,
-     0},
-};
-constexpr auto kOptimizer = [] {
-  std::array<Field, std::size(kOptimizers)> keys;
-  for (size_t i = 0; i < keys.size(); ++i) keys[i] = kOptimizers[i].key;
-  return keys;
-}();
+const OptimizerKeys& optimizer_keys() {
+  static const OptimizerKeys made = [] {
+    OptimizerKeys keys;
+    for (const OptimizerDef& def : optimizers()) {
+      keys.names.push_back({def.name, one(def.name), kOptional, def.doc});
+      std::vector<Field>& settings = keys.settings.emplace_back();
+      for (const OptimizerSetting& setting : def.settings)
+        if (setting.key != "beta2") settings.push_back(field_of(setting));
+    }
+    return keys;
+  }();
+  return made;
+}
 
 Status read_optimizer(const Field&, const yaml::Entry& entry, const Reading& reading,
                       Strategy& out) {
   PIPER_ASSIGN(const Fields map, read(entry.value, entry.key.at, "optimizer"));
   const yaml::Entry& given = map.only();
-  const KnownOptimizer& known =
-      *std::find_if(std::begin(kOptimizers), std::end(kOptimizers),
-                    [&](const auto& one) { return one.key.name == given.key.text; });
-  Chosen chosen{{.kind = known.kind, .eps = known.eps},
-                {"**", given.key.at, known.lr, known.weight_decay}};
-  PIPER_TRY(read_map(fields::object(known.key.name), given.value, given.key.at, reading, &chosen));
+  const OptimizerDef& def = find_optimizer(given.key.text);
+  Chosen chosen{{.name = given.key.text},
+                {"**", given.key.at, def.find("lr")->otherwise,
+                 def.find("weight_decay")->otherwise}};
+  PIPER_TRY(read_map(fields::object(def.name), given.value, given.key.at, reading, &chosen));
   out.has_optimizer = true;
   out.train.optimizer = chosen.spec;
   out.train.groups.back() = std::move(chosen.group);
@@ -141,10 +121,8 @@ Status read_optimizer(const Field&, const yaml::Entry& entry, const Reading& rea
 std::string print_optimizer(const Field&, const Strategy& from) {
   if (!from.has_optimizer) return "";
   const Chosen chosen{from.train.optimizer, from.train.groups.back()};
-  for (const auto& [kind, key, lr, eps, decay] : kOptimizers)
-    if (kind == chosen.spec.kind)
-      return fmt::format("{{{}: {}}}", key.name, print_map(fields::object(key.name), &chosen));
-  PIPER_CHECK(false, "an optimizer without a name");
+  const std::string& name = chosen.spec.name;
+  return fmt::format("{{{}: {}}}", name, print_map(fields::object(name), &chosen));
 }
 
 // ---- schedule: phases one after the other, or a formula ----------------------------------------
@@ -404,22 +382,21 @@ constexpr Field kTrain[] = {
      located<&Strategy::microbatch_size, &Strategy::microbatch_size_at>},
     {"seed", integer(0), kOptional, "Seed of random ops. Default 0.", member<&Strategy::seed>},
 };
-constexpr Object kTrainObjects[] = {
-    block("train", kTrain),
-    single("optimizer", kOptimizer),
-    {"sgd", kSgd, checked<check_sgd>},
-    {"adam", kAdam},
-    {"adamw", kAdam},
-    {"adagrad", kAdagrad},
-    {"onnx_adam", kOnnxAdam},
-    {"group", kGroup, checked<check_group>},
-    single("phase", kPhase),
-    {"decay", kDecay},
-};
-
 }  // namespace
 
-std::span<const Object> train_objects() { return kTrainObjects; }
+std::span<const Object> train_objects() {
+  static const std::vector<Object> made = [] {
+    const OptimizerKeys& keys = optimizer_keys();
+    std::vector<Object> objects = {block("train", kTrain), single("optimizer", keys.names)};
+    for (size_t o = 0; o < keys.names.size(); ++o)
+      objects.push_back({keys.names[o].name, keys.settings[o], checked<check_settings>});
+    objects.insert(objects.end(), {{"group", kGroup, checked<check_group>},
+                                   single("phase", kPhase),
+                                   {"decay", kDecay}});
+    return objects;
+  }();
+  return made;
+}
 
 }  // namespace piper::fields
 

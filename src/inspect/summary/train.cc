@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 
+#include "piper/ir/optimizers.h"
 #include "piper/ir/rate.h"
 #include "role.h"
 
@@ -12,20 +13,16 @@ namespace {
 
 std::string number(double value) { return fmt::format("{}", value); }
 
-struct OptimizerOp {
-  const char* op;
-  const char* word;
-  size_t states;  // inputs behind the parameter and its gradient; then comes the rate
-  const char* begins = nullptr;  // what the strategy calls their first value
-};
-constexpr OptimizerOp kOptimizers[] = {{"Sgd", "sgd", 1},
-                                       {"AdamW", "adamw", 2},
-                                       {"OnnxAdam", "onnx_adam", 2},
-                                       {"Adagrad", "adagrad", 1, "initial_accumulator_value"}};
-
-const OptimizerOp* find_optimizer(const std::string& op) {
-  for (const OptimizerOp& known : kOptimizers)
-    if (op == known.op) return &known;
+// Returns the optimizer that a use of an op is of; null where the op is none.
+const OptimizerDef* find_optimizer(const ProgramOp& op) {
+  for (const OptimizerDef& def : optimizers()) {
+    const auto& fixed = def.fixed.items();
+    if (op.op == def.op && std::all_of(fixed.begin(), fixed.end(), [&](const auto& item) {
+          const AttrValue* value = op.attrs.find(item.first);
+          return value && *value == item.second;
+        }))
+      return &def;
+  }
   return nullptr;
 }
 
@@ -37,12 +34,11 @@ std::string attr_text(const AttrValue& value) {
 }
 
 // Returns the settings in the strategy's words.
-Settings settings_of(const OptimizerOp& optimizer, const Attrs& attrs) {
-  Settings out{{"optimizer", optimizer.word}};
+Settings settings_of(const OptimizerDef& optimizer, const Attrs& attrs) {
+  Settings out{{"optimizer", std::string(optimizer.name)}};
   for (const auto& [name, value] : attrs.items()) {
-    if (name == "decoupled") {
-      if (attr_text(value) == "0") out[0].second = "adam";
-    } else if (name == "beta1" || name == "beta2") {
+    if (optimizer.fixed.find(name)) continue;
+    if (name == "beta1" || name == "beta2") {
       if (name == "beta1")
         out.emplace_back("betas",
                          fmt::format("[{}, {}]", attr_text(value),
@@ -93,8 +89,8 @@ class TrainingFinder {
       if (op.op == "ClipFactor") share("clip_norm", op.attrs, "max_norm");
       if (op.op == "LossScale" && !op.inputs.empty()) static_scale(op.inputs[0]);
       if (op.op == "NextLossScale") dynamic_scale(op);
-      const OptimizerOp* optimizer = find_optimizer(op.op);
-      if (optimizer && op.inputs.size() > 2 + optimizer->states) update(*optimizer, op);
+      const OptimizerDef* optimizer = find_optimizer(op);
+      if (optimizer && op.inputs.size() > 2 + optimizer->states.size()) update(*optimizer, op);
     }
   }
 
@@ -153,17 +149,19 @@ class TrainingFinder {
     return nullptr;
   }
 
-  void update(const OptimizerOp& optimizer, const ProgramOp& op) {
+  void update(const OptimizerDef& optimizer, const ProgramOp& op) {
     const Tensor* weight = state_of(buffer_of(op.inputs[0]));
     if (!weight || weight->param.empty()) return;
     Training::Update update{weight->param, settings_of(optimizer, op.attrs), 0};
-    const Settings of_rate = rate(op.inputs[2 + optimizer.states]);
+    const Settings of_rate = rate(op.inputs[2 + optimizer.states.size()]);
     update.settings.insert(update.settings.begin() + 1, of_rate.begin(), of_rate.end());
-    for (size_t s = 2; s < 2 + optimizer.states; ++s)
+    for (size_t s = 2; s < 2 + optimizer.states.size(); ++s)
       if (const int32_t state = buffer_of(op.inputs[s]); state >= 0) {
         add_bytes(role_.tensor(state).type.bytes(), update.state_bytes);
-        if (const Tensor* held = state_of(state); held && optimizer.begins)
-          update.settings.emplace_back(optimizer.begins, number(held->fill));
+        if (const Tensor* held = state_of(state))
+          for (const OptimizerSetting& setting : optimizer.settings)
+            if (setting.fills)
+              update.settings.emplace_back(std::string(setting.key), number(held->fill));
       }
     out_.updates.push_back(std::move(update));
   }

@@ -1,4 +1,5 @@
-// One step of an optimizer on one parameter. The gradient is multiplied by `clip` first.
+// The optimizers: their ops, and what strategies say of them.
+// Each op is one step on one parameter. The gradient is multiplied by `clip` first.
 //   Sgd{momentum, dampening, nesterov, weight_decay, count}(p, g, buf?, lr, clip?, step)
 //     -> (p', buf'?): PyTorch's, and Momentum of ai.onnx.preview.training 1 (alpha = momentum,
 //     beta = 1 - dampening, norm_coefficient = weight_decay). A buffer iff momentum is not 0.
@@ -7,10 +8,16 @@
 //   OnnxAdam{beta1, beta2, eps, weight_decay, weight_decay_after, count}(p, g, m, v, lr, clip?,
 //     step) -> (p', m', v'): Adam of ai.onnx.preview.training 1, where eps joins the root as it is
 //     and p' shrinks by the factor 1 - weight_decay_after.
+//   Lion{beta1, beta2, weight_decay}(p, g, m, lr, clip?, step) -> (p', m'): as Chen et al., Symbolic
+//     Discovery of Optimization Algorithms, 2023, define it, with decoupled weight decay.
 //   Adagrad{lr_decay, eps, weight_decay, count}(p, g, h, lr, clip?, step) -> (p', h'): both's.
 // `count`: the updates of p before step 0 (T of ai.onnx.preview.training). All take one more input,
 // skip?, a bool: where it is true p and the states keep their values. Of a 16-bit p the
 // states are f32. The gradient is of the states' type, or of 16 bits.
+#include "piper/ir/optimizers.h"
+
+#include <algorithm>
+
 #include "rules.h"
 
 namespace piper {
@@ -54,10 +61,11 @@ TypesResult sgd_types(const OpTypes& use) {
   return std::vector<TensorType>{use.inputs[0], state_type(use.inputs[0])};
 }
 
+// Of an optimizer whose one state is always there.
 TypesResult adagrad_types(const OpTypes& use) {
   PIPER_TRY(check_arity(use, 3, 7));
   PIPER_TRY(check_update(use, 1));
-  if (!use.present[2]) return fail("needs an accumulator");
+  if (!use.present[2]) return fail("needs a state");
   return std::vector<TensorType>{use.inputs[0], state_type(use.inputs[0])};
 }
 
@@ -115,6 +123,12 @@ OpSample adagrad_sample(int64_t count, bool clipped) {
   return sample;
 }
 
+OpSample lion_sample(bool clipped) {
+  OpSample sample = sgd_sample(0.9, 0, 0, clipped);
+  sample.attrs = {{"beta1", 0.9}, {"beta2", 0.99}, {"weight_decay", 0.1}};
+  return sample;
+}
+
 OpSample with_skip(OpSample sample) {
   sample.inputs.push_back(boolean({}));
   return sample;
@@ -146,6 +160,12 @@ std::vector<OpDef> optimizer_ops() {
   adagrad.in_place = {{0, 0}, {1, 2}};
   adagrad.samples = {adagrad_sample(0, false), adagrad_sample(3, true),
                      with_skip(adagrad_sample(3, false))};
+  OpDef lion{.name = "Lion", .types = adagrad_types, .loops = optimizer_rule};
+  lion.cost = element_cost<9>;
+  lion.states = 1;
+  lion.in_place = adagrad.in_place;
+  lion.samples = {lion_sample(false), lion_sample(true), with_skip(lion_sample(true))};
+  lion.attributes = {{"beta1", kReal}, {"beta2", kReal}, {"weight_decay", kReal}};
   sgd.attributes = {
       {"momentum", kReal}, {"dampening", kReal}, {"weight_decay", kReal}, {"nesterov"}, {"count"}};
   adam.attributes = {
@@ -157,7 +177,121 @@ std::vector<OpDef> optimizer_ops() {
                           {"weight_decay_after", kReal},
                           {"count"}};
   adagrad.attributes = {{"lr_decay", kReal}, {"eps", kReal}, {"weight_decay", kReal}, {"count"}};
-  return {sgd, adam, onnx_adam, adagrad};
+  return {sgd, adam, onnx_adam, adagrad, lion};
+}
+
+// ---- What strategies say ------------------------------------------------------------------------
+
+namespace {
+
+using Form = OptimizerSetting::Form;
+
+OptimizerSetting rate(double otherwise, std::string_view doc) {
+  return {"lr", Form::kAtLeast0, otherwise, doc};
+}
+OptimizerSetting decay(double otherwise, std::string_view doc) {
+  return {"weight_decay", Form::kAtLeast0, otherwise, doc};
+}
+OptimizerSetting eps(double otherwise, std::string_view doc) {
+  return {"eps", Form::kAbove0, otherwise, doc};
+}
+// Strategies write both as the list `betas`, described once.
+OptimizerSetting beta1(double otherwise, std::string_view doc) {
+  return {"beta1", Form::kBelow1, otherwise, doc};
+}
+OptimizerSetting beta2(double otherwise) { return {"beta2", Form::kBelow1, otherwise, {}}; }
+
+constexpr std::string_view kRateDoc = "Learning rate. Default 1e-3.",
+                           kBetasDoc = "Two decay rates. Default [0.9, 0.999].",
+                           kDefault0 = "Default 0.";
+
+std::vector<OptimizerDef> make_optimizers() {
+  OptimizerDef sgd{.name = "sgd", .doc = "Stochastic gradient descent.", .op = "Sgd"};
+  sgd.settings = {rate(1e-3, kRateDoc),
+                  {"momentum", Form::kAtLeast0, 0, kDefault0},
+                  {"dampening", Form::kUnit, 0, kDefault0},
+                  {"nesterov", Form::kBool, 0, "Default false."},
+                  decay(0, kDefault0)};
+  sgd.states = {"momentum"};
+  sgd.states_need = "momentum";
+  sgd.counts = true;
+  sgd.need = {"nesterov", "nesterov needs a momentum above 0 and no dampening",
+              [](const Attrs& settings) {
+                return settings.integer("nesterov") == 0 ||
+                       (settings.real("momentum") > 0 && settings.real("dampening") == 0);
+              }};
+  OptimizerDef adam{.name = "adam",
+                    .doc = "Adam; weight decay is added to the gradient.",
+                    .op = "AdamW",
+                    .settings = {rate(1e-3, kRateDoc), beta1(0.9, kBetasDoc), beta2(0.999),
+                                 eps(1e-8, "Default 1e-8."), decay(0, kDefault0)},
+                    .states = {"exp_avg", "exp_avg_sq"},
+                    .fixed = {{"decoupled", int64_t{0}}}};
+  OptimizerDef adamw = adam;
+  adamw.name = "adamw", adamw.doc = "Adam with decoupled weight decay.";
+  adamw.settings.back() = decay(1e-2, "Default 1e-2.");
+  adamw.fixed = {{"decoupled", int64_t{1}}};
+  OptimizerDef adagrad{.name = "adagrad", .doc = "Adagrad.", .op = "Adagrad"};
+  adagrad.settings = {
+      rate(1e-2, "Learning rate. Default 1e-2."),
+      {"lr_decay", Form::kAtLeast0, 0, "Divides the rate by 1 + step * lr_decay. Default 0."},
+      eps(1e-10, "Default 1e-10."),
+      decay(0, kDefault0),
+      {"initial_accumulator_value", Form::kAtLeast0, 0, kDefault0, true}};
+  adagrad.states = {"sum"};
+  adagrad.counts = true;
+  OptimizerDef onnx_adam{.name = "onnx_adam",
+                         .doc = "Adam as ai.onnx.preview.training defines it.",
+                         .op = "OnnxAdam",
+                         .settings = {rate(1e-3, kRateDoc),
+                                      beta1(0.9, kBetasDoc),
+                                      beta2(0.999),
+                                      eps(1e-6, "Joins the root as it is. Default 1e-6."),
+                                      decay(0, "norm_coefficient. Default 0."),
+                                      {"weight_decay_after", Form::kUnit, 0,
+                                       "norm_coefficient_post. Default 0."}},
+                         .states = adam.states,
+                         .counts = true};
+  OptimizerDef lion{.name = "lion",
+                    .doc = "Lion; steps by the sign of an average, decoupled weight decay.",
+                    .op = "Lion",
+                    .settings = {rate(1e-4, "Learning rate. Default 1e-4."),
+                                 beta1(0.9, "Two decay rates. Default [0.9, 0.99]."), beta2(0.99),
+                                 decay(0, kDefault0)},
+                    .states = {"exp_avg"}};
+  return {sgd, adam, adamw, adagrad, onnx_adam, lion};
+}
+
+}  // namespace
+
+std::span<const OptimizerDef> optimizers() {
+  static const std::vector<OptimizerDef> made = make_optimizers();
+  return made;
+}
+
+const OptimizerDef& find_optimizer(std::string_view name) {
+  const auto found = std::find_if(optimizers().begin(), optimizers().end(),
+                                  [&](const OptimizerDef& def) { return def.name == name; });
+  PIPER_CHECK(found != optimizers().end(), "there is no optimizer '{}'", name);
+  return *found;
+}
+
+const OptimizerSetting* OptimizerDef::find(std::string_view key) const {
+  for (const OptimizerSetting& setting : settings)
+    if (setting.key == key) return &setting;
+  return nullptr;
+}
+
+Attrs with_defaults(const OptimizerDef& def, const Attrs& given) {
+  Attrs all = given;
+  for (const OptimizerSetting& setting : def.settings) {
+    if (given.find(setting.key)) continue;
+    if (setting.form == Form::kBool)
+      all.set(std::string(setting.key), static_cast<int64_t>(setting.otherwise));
+    else
+      all.set(std::string(setting.key), setting.otherwise);
+  }
+  return all;
 }
 
 }  // namespace piper

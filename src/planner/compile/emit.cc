@@ -42,7 +42,8 @@ Result<TrainingUpdate> update_of(const Graph& graph, const Param& param, const N
     out.decay_factor = attrs.real("lr_decay");
     out.accumulator = graph.value(node.inputs[2]).fill;
   } else {
-    return fail("PyTorch's Adam is no optimizer of ai.onnx.preview.training")
+    return fail("{} is no optimizer of ai.onnx.preview.training",
+                node.op == "AdamW" ? "PyTorch's Adam" : node.op)
         .with_note("help: sgd, adagrad and onnx_adam are");
   }
   const size_t rate = node.inputs.size() - 3;

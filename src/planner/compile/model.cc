@@ -77,23 +77,27 @@ ParamGroup group_of(const TrainingUpdate& update, const SourceSpan& at) {
   group.weight_decay = update.norm_coefficient;
   OptimizerSpec& spec = group.optimizer.emplace();
   spec.count = update.count;
-  spec.eps = update.epsilon;
+  const auto set = [&](std::initializer_list<std::pair<std::string, AttrValue>> settings) {
+    for (const auto& [key, value] : settings) spec.settings.set(key, value);
+  };
   switch (update.kind) {
     case TrainingUpdate::Kind::kAdagrad:
-      spec.kind = OptimizerKind::kAdagrad;
-      spec.lr_decay = update.decay_factor;
-      spec.accumulator = update.accumulator;
+      spec.name = "adagrad";
+      set({{"lr_decay", update.decay_factor},
+           {"initial_accumulator_value", update.accumulator},
+           {"eps", update.epsilon}});
       break;
     case TrainingUpdate::Kind::kAdam:
-      spec.kind = OptimizerKind::kOnnxAdam;
-      spec.beta1 = update.alpha;
-      spec.beta2 = update.beta;
-      spec.weight_decay_after = update.norm_coefficient_post;
+      spec.name = "onnx_adam";
+      set({{"beta1", update.alpha},
+           {"beta2", update.beta},
+           {"eps", update.epsilon},
+           {"weight_decay_after", update.norm_coefficient_post}});
       break;
     case TrainingUpdate::Kind::kMomentum:
-      spec.momentum = update.alpha;
-      spec.dampening = 1 - update.beta;
-      spec.nesterov = update.nesterov;
+      set({{"momentum", update.alpha},
+           {"dampening", 1 - update.beta},
+           {"nesterov", int64_t{update.nesterov}}});
       break;
   }
   return group;

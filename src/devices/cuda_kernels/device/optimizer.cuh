@@ -106,6 +106,29 @@ struct AdagradRule {
   }
 };
 
+struct LionRule {
+  static constexpr int kStates = 1;
+  double beta1, beta2, decay;
+
+  template <class C>
+  struct Now {
+    C scale, rate, shrink, fresh1, fresh2;
+  };
+  template <class C>
+  DEVICE Now<C> now(const StepScalars& s) const {
+    return {C(s.clip), C(s.rate), C(s.rate * decay), C(1 - beta1), C(1 - beta2)};
+  }
+  template <class C>
+  DEVICE static C next(const Now<C>& now, C old, C gradient, C* state) {
+    const C ahead = gradient * now.scale - state[0];
+    const C mixed = add_product(now.fresh1, ahead, state[0]);
+    state[0] = add_product(now.fresh2, ahead, state[0]);
+    // The sign of zero is zero; a NaN stays one.
+    const C step = mixed > C(0) ? now.rate : mixed < C(0) ? -now.rate : mixed;
+    return old - add_product(now.shrink, old, step);
+  }
+};
+
 // Takes the place of the copies' type where a run has no copies.
 struct None {
   None() = default;
