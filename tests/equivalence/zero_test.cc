@@ -41,6 +41,8 @@ void expect_same_training(const std::string& model, const std::string& optimizer
 
 class Zero : public ::testing::TestWithParam<Case> {};
 
+const std::string kAveragedLion =
+    "optimizer: {lion: {lr: 1e-3, weight_decay: 0.1}}, ema: {decay: 0.9}";
 const std::string kClippedSgd = std::string(kSgd) + ", clip_norm: 0.5";
 
 TEST_P(Zero, EqualsOneDeviceBitForBit) {
@@ -53,6 +55,7 @@ TEST_P(Zero, EqualsOneDeviceBitForBit) {
         const Shape2 shape{pp, dp, mb, GetParam().order};
         expect_same_training("mlp", kAdamW, shape, GetParam(), 5, VerifyAgainst::kSingle);
         expect_same_training("mlp", kClippedSgd, shape, GetParam(), 5, VerifyAgainst::kSingle);
+        expect_same_training("mlp", kAveragedLion, shape, GetParam(), 5, VerifyAgainst::kSingle);
       }
 }
 

@@ -182,17 +182,17 @@ TEST(Ops, OperandsThatCommuteMaySwap) {
   EXPECT_GT(ran, 0);
 }
 
-// An update writes the parameter and its states in place.
+// An update writes the parameter, its states and, if it keeps one, the average in place.
 TEST(Ops, UpdatesHaveTheirStates) {
   int updates = 0;
   for (const OpDef* def : all_ops()) {
     if (def->states < 0) continue;
     ++updates;
-    EXPECT_EQ(def->in_place.size(), static_cast<size_t>(1 + def->states)) << def->name;
+    EXPECT_EQ(def->in_place.size(), static_cast<size_t>(2 + def->states)) << def->name;
     for (const auto& [output, input] : def->in_place)
       EXPECT_EQ(input, output == 0 ? 0 : output + 1) << def->name;
   }
-  EXPECT_EQ(updates, 4);
+  EXPECT_EQ(updates, 5);
 }
 
 TEST(Ops, IndicesChooseFromTheFirstInput) {

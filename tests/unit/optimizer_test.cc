@@ -29,7 +29,8 @@ std::vector<double> gradient_at(int step) {
 }
 
 // w after some steps of the graph, with all state carried over.
-std::vector<double> train_line(const std::string& spec, int steps) {
+std::vector<double> train_line(const std::string& spec, int steps,
+                               const std::string& of = "w") {
   const Graph graph = must(differentiate(must(parse_graph(kLine)), parse_train(spec))).graph;
   Values state(graph.values.size());
   for (int step = 0; step < steps; ++step) {
@@ -40,7 +41,7 @@ std::vector<double> train_line(const std::string& spec, int steps) {
     }
   }
   EXPECT_EQ(state[graph.step.index()]->values[0], steps);
-  return state[graph.params[0].value.index()]->values;
+  return state[graph.find_value(of).index()]->values;
 }
 
 void expect_close(const std::vector<double>& actual, const std::vector<double>& expected) {
@@ -113,6 +114,21 @@ TEST(Optimizer, AdamAndAdamW) {
                adam(true, {}, constant));
 }
 
+// a = decay a + (1 - decay) w after each update, from the first w on.
+TEST(Optimizer, AveragesOfParameters) {
+  for (const char* optimizer : {"sgd", "adamw", "adagrad", "lion", "sgd momentum=0.9"}) {
+    const std::string spec = fmt::format("optimizer={} lr=0.05 wd=0.1 eps=1e-6", optimizer);
+    std::vector<double> average = kStart;
+    for (int steps = 1; steps <= kSteps; ++steps) {
+      const std::vector<double> w = train_line(spec, steps);
+      for (size_t i = 0; i < 4; ++i) average[i] = 0.9 * average[i] + 0.1 * w[i];
+    }
+    expect_close(train_line(spec + " ema=0.9", kSteps), train_line(spec, kSteps));
+    expect_close(train_line(spec + " ema=0.9", kSteps, "w.ema"), average);
+    EXPECT_GT(std::fabs(train_line(spec + " ema=0.8", kSteps, "w.ema")[0] - average[0]), 1e-4);
+  }
+}
+
 // Algorithm 2 of the paper.
 TEST(Optimizer, Lion) {
   std::vector<double> w = kStart, m(4, 0.0);
@@ -125,8 +141,8 @@ TEST(Optimizer, Lion) {
     }
   }
   expect_close(train_line("optimizer=lion lr=0.05 wd=0.1", kSteps), w);
-  // With the decay rates of Adam it trains otherwise.
-  const std::vector<double> other = train_line("optimizer=lion lr=0.05 wd=0.1 beta1=0.1", kSteps);
+  // A longer average keeps its sign for longer.
+  const std::vector<double> other = train_line("optimizer=lion lr=0.05 wd=0.1 beta1=0.99", kSteps);
   EXPECT_GT(std::fabs(other[3] - w[3]), 1e-3);
 }
 

@@ -149,6 +149,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
       "inputs:\n  x: {shape: [8, 2], dtype: i64, batch_dim: 0}\n"
       "parameters:\n  - freeze: a\n  - rename: {from: b, to: c}\nloss: {output: loss}\n",
       "train:\n  optimizer: {adamw: {lr: 0.5, betas: [0.9, 0.999], eps: 1e-08, weight_decay: 0}}\n"
+      "  ema: {decay: 0.999}\n"
       "  schedule: \"lr * min(1, (step + 1) / 3)\"\n"
       "  groups:\n    - {match: [\"**/bias\"], lr: 0.5, weight_decay: 0}\n"
       "    - {of: [norms, biases], lr: 0.5, weight_decay: 0, schedule: \"lr\"}\n  clip_norm: 1\n"
@@ -177,6 +178,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
       "weight_decay: 1e-05}}\n  microbatch_size: 2\n",
       "train:\n  optimizer: {adagrad: {lr: 0.01, lr_decay: 0.5, eps: 1e-10, weight_decay: 0, "
       "initial_accumulator_value: 0.25}}\n",
+      "train:\n  optimizer: {lion: {lr: 0.0001, betas: [0.9, 0.99], weight_decay: 0.5}}\n",
       "train:\n  optimizer: {onnx_adam: {lr: 0.001, betas: [0.5, 0.75], eps: 1e-06, "
       "weight_decay: 0, weight_decay_after: 0.125}}\n",
       "train:\n  optimizer: {adam: {lr: 0.001, betas: [0.9, 0.999], eps: 1e-08, "

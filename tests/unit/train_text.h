@@ -37,6 +37,7 @@ inline TrainSpec parse_train(const std::string& text) {
     const double number = std::stod(value);
     if (key == "lr") group->lr = number;
     if (key == "wd") group->weight_decay = number;
+    if (key == "ema") train.ema = number;
     if (key == "clip") train.clip_norm = number;
     constexpr std::pair<const char*, const char*> kSettings[] = {
         {"momentum", "momentum"},   {"dampening", "dampening"},

@@ -74,6 +74,7 @@ struct TrainSpec {
   std::vector<ParamGroup> groups;
   std::optional<double> clip_norm;  // factor min(1, clip / (norm + 1e-6)), PyTorch's
   std::optional<LossScale> loss_scale;
+  std::optional<double> ema;  // the decay of averages of all trained parameters, states NAME.ema
 };
 
 // Requires a forward graph with a scalar float `loss`. Ensures: backward and update nodes as above,

@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "piper/base/base.h"
+#include "piper/ir/ops.h"
 
 namespace piper {
 
@@ -35,6 +35,10 @@ struct OptimizerDef {
 
   const OptimizerSetting* find(std::string_view key) const;  // null when there is none
 };
+
+// Returns how many states a use of an optimizer's op has, with the average of the parameter that
+// the attribute `ema` asks for; the op has `states` >= 0.
+size_t count_states(const OpDef& op, const Attrs& attrs);
 
 std::span<const OptimizerDef> optimizers();
 const OptimizerDef& find_optimizer(std::string_view name);  // requires one of that name

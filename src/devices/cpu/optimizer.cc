@@ -115,23 +115,33 @@ Result<KernelPtr> update(const Use& use, size_t at) {
     numbers.push_back(number_of(use.attrs, number));
   const int64_t count = num_elements(use.in(0));
   const auto states = static_cast<size_t>(rule.states);
+  const bool averages = use.attrs.find("ema") != nullptr;
+  const double decay = use.attrs.real("ema");
   return for_floats(use, use.type(), [&](auto zero) -> Result<KernelPtr> {
     using T = decltype(zero);
-    const auto run = [=, fn = update_fn<T>(at)](Pointers p, std::byte*, int64_t begin,
+    const auto run = [=, fn = update_fn<T>(at), average = average_fn<T>()](Pointers p, std::byte*, int64_t begin,
                                                 int64_t end) {
       const int64_t first = begin * kUpdateUnit;
-      const size_t scalars = 2 + states, out = scalars + 3;
+      const size_t scalars = 2 + states + (averages ? 1 : 0);
+      size_t out = scalars + 3;
       UpdateRun<T> part{.param = input<T>(p, 0) + first,
                         .gradient = input<T>(p, 1) + first,
-                        .param_out = output<T>(p, out) + first,
+                        .param_out = output<T>(p, out++) + first,
                         .n = std::min(count, end * kUpdateUnit) - first};
       for (size_t s = 0; s < states && p[2 + s]; ++s) {
         part.states[s] = input<T>(p, 2 + s) + first;
-        part.states_out[s] = output<T>(p, out + 1 + s) + first;
+        part.states_out[s] = output<T>(p, out++) + first;
+      }
+      const int64_t step = *input<int64_t>(p, scalars + 2);
+      T* const mean = averages ? output<T>(p, out) + first : nullptr;
+      if (averages) {  // before the parameter changes, perhaps in place
+        const T* from = step == 0 ? part.param : input<T>(p, 2 + states) + first;
+        if (from != mean) std::memmove(mean, from, static_cast<size_t>(part.n) * sizeof(T));
       }
       fn(part,
-         {*input<double>(p, scalars), clip_factor(p, scalars + 1), *input<int64_t>(p, scalars + 2)},
+         {*input<double>(p, scalars), clip_factor(p, scalars + 1), step},
          numbers.data());
+      if (averages) average(part.param_out, mean, part.n, decay);
     };
     return make_units_kernel(InPlace::kYes, units_of(count), kUpdateUnit / 2.0, run);
   });
@@ -139,7 +149,8 @@ Result<KernelPtr> update(const Use& use, size_t at) {
 
 // Makes an update with the input `skip` after all others: where it is true nothing changes.
 Result<KernelPtr> skippable(const Use& use, size_t at) {
-  const size_t inputs = 5 + static_cast<size_t>(update_rules()[at].states);
+  const size_t inputs = 5 + static_cast<size_t>(update_rules()[at].states) +
+                        (use.attrs.find("ema") ? 1 : 0);
   if (use.inputs.size() != inputs + 1) return update(use, at);
   Use plain = use;
   plain.inputs.pop_back();
@@ -157,9 +168,12 @@ Result<KernelPtr> skippable(const Use& use, size_t at) {
     if (!p[inputs] || *input<uint8_t>(p, inputs) == 0)
       return inner->run(operands, scratch, begin, end);
     // (p, g, state…) -> (p', state'…); the first thread does it all.
+    size_t read = 0;
     for (size_t o = 0; begin == 0 && o < bytes.size(); ++o) {
-      const std::byte* from = operands[o == 0 ? 0 : o + 1];
+      const std::byte* from = operands[read];
       std::byte* to = operands[inputs + o];
+      read = std::max<size_t>(read + 1, 2);
+      if (!operands[read]) ++read;  // SGD without momentum has its average only
       if (to && from != to) std::memcpy(to, from, static_cast<size_t>(bytes[o]));
     }
   };

@@ -97,6 +97,11 @@ template <class T>
 using UpdateFn = void (*)(const UpdateRun<T>& run, const UpdateNumbers& now, const double* numbers);
 
 std::span<const UpdateRule> update_rules();
+// average += (1 - decay) * (x - average)
+template <class T>
+using AverageFn = void (*)(const T* x, T* average, int64_t n, double decay);
+template <class T>
+AverageFn<T> average_fn();
 template <class T>
 UpdateFn<T> update_fn(size_t rule);  // by position in update_rules()
 

@@ -145,6 +145,19 @@ void lion(const UpdateRun<T>& run, const UpdateNumbers& now, const double* numbe
   });
 }
 
+template <class T>
+void average(const T* x, T* average, int64_t n, double decay) {
+  const hn::ScalableTag<T> d;
+  const auto fresh = constant(d, 1 - decay);
+  each_vector(d, n, [&](int64_t i, int64_t count) HWY_ATTR {
+    const auto old = load_first(d, average + i, count, T{0});
+    const auto ahead = hn::Sub(load_first(d, x + i, count, T{0}), old);
+    store_first(d, hn::MulAdd(fresh, ahead, old), average + i, count);
+  });
+}
+AverageFn<float> AverageF32() { return average<float>; }
+AverageFn<double> AverageF64() { return average<double>; }
+
 // In the order of update_rules().
 template <class T>
 constexpr UpdateFn<T> kUpdates[] = {sgd<T>, adamw<T>, onnx_adam<T>, adagrad<T>, lion<T>};
@@ -160,6 +173,17 @@ namespace piper::cpu {
 
 HWY_EXPORT(UpdateF32);
 HWY_EXPORT(UpdateF64);
+HWY_EXPORT(AverageF32);
+HWY_EXPORT(AverageF64);
+
+template <>
+AverageFn<float> average_fn() {
+  return HWY_DYNAMIC_DISPATCH(AverageF32)();
+}
+template <>
+AverageFn<double> average_fn() {
+  return HWY_DYNAMIC_DISPATCH(AverageF64)();
+}
 
 std::span<const UpdateRule> update_rules() {
   static const std::vector<UpdateRule> kRules = {

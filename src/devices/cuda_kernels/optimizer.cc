@@ -24,7 +24,9 @@ Status make_updates(const Run& run, size_t states, std::string_view rule,
   for (const Use& use : run.uses) {
     counts.push_back(num_elements(use.in(0)));
     blocks.push_back(ceil_div(counts.back(), kElements));
-    rules.push_back(numbers(use));
+    const bool averages = use.attrs.find("ema") != nullptr;
+    rules.push_back(averages ? fmt::format("{{{}}}, {}", numbers(use), real(use, "ema"))
+                             : numbers(use));
   }
   emit.kernel({.family = "optimizer",
                .body = fmt::format("  static constexpr {} tensors{};\n"
@@ -91,8 +93,10 @@ Status make_update(const Run& run, Emitter& emit) {
   const Use& first = run.uses[0];
   for (const UpdateRule& rule : kRules)
     if (rule.op == first.op) {
-      const std::string_view text = first.present[2] ? rule.text : "SgdRule<false>";
-      return make_updates(run, rule.states, text, rule.numbers, emit);
+      const std::string text(first.present[2] ? rule.text : "SgdRule<false>");
+      if (!first.attrs.find("ema")) return make_updates(run, rule.states, text, rule.numbers, emit);
+      return make_updates(run, rule.states + 1, fmt::format("Averaged<{}>", text), rule.numbers,
+                          emit);
     }
   return fail("'{}' updates no parameter", first.op);
 }

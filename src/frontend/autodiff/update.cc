@@ -76,6 +76,7 @@ class Update {
       for (const OptimizerSetting& setting : def.settings)
         if (setting.fills) graph_.value(states.back()).fill = settings.real(setting.key);
     }
+    if (train_.ema) inputs.push_back(states.emplace_back(add_state(param.name + ".ema", type)));
     inputs.insert(inputs.end(), {rate, clip_, count_});
     if (skip_.valid()) inputs.push_back(skip_);
     const std::vector<ValueId> next =
@@ -139,14 +140,15 @@ class Update {
     return known;
   }
 
-  static Attrs attrs_of(const OptimizerDef& def, const Attrs& settings, int64_t count,
-                        double weight_decay) {
+  Attrs attrs_of(const OptimizerDef& def, const Attrs& settings, int64_t count,
+                 double weight_decay) const {
     Attrs attrs = def.fixed;
     for (const OptimizerSetting& setting : def.settings)
       if (setting.key != "lr" && !setting.fills)
         attrs.set(std::string(setting.key), *settings.find(setting.key));
     attrs.set("weight_decay", weight_decay);
     if (count != 0) attrs.set("count", count);
+    if (train_.ema) attrs.set("ema", *train_.ema);
     return attrs;
   }
 

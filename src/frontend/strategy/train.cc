@@ -361,11 +361,25 @@ std::string print_groups(const Field&, const Strategy& from) {
   return text;
 }
 
+// ---- ema: averages of the parameters ------------------------------------------------------------
+
+constexpr Field kEma[] = {
+    {"decay", real({0, 1, true, true}), kRequired,
+     "What each step keeps of the averages, such as 0.999.",
+     member<&Strategy::train, &TrainSpec::ema>},
+};
+
+std::string print_ema(const Field& field, const Strategy& from) {
+  return from.train.ema ? print_inside(field, &from) : "";
+}
+
 // ---- The section --------------------------------------------------------------------------------
 
 constexpr Field kTrain[] = {
     {"optimizer", one("optimizer"), kOptional, "Default: sgd.",
      custom<read_optimizer, print_optimizer>},
+    {"ema", one("ema"), kOptional, "Averages of the parameters over the steps.",
+     {read_inside, print_by<print_ema>}},
     {"schedule", kSchedule, kOptional,
      "How the learning rate changes: phases, or a formula of lr, step and tokens.",
      custom<read_default_schedule, print_default_schedule>},
@@ -392,7 +406,8 @@ std::span<const Object> train_objects() {
       objects.push_back({keys.names[o].name, keys.settings[o], checked<check_settings>});
     objects.insert(objects.end(), {{"group", kGroup, checked<check_group>},
                                    single("phase", kPhase),
-                                   {"decay", kDecay}});
+                                   {"decay", kDecay},
+                                   {"ema", kEma}});
     return objects;
   }();
   return made;

@@ -90,7 +90,7 @@ class TrainingFinder {
       if (op.op == "LossScale" && !op.inputs.empty()) static_scale(op.inputs[0]);
       if (op.op == "NextLossScale") dynamic_scale(op);
       const OptimizerDef* optimizer = find_optimizer(op);
-      if (optimizer && op.inputs.size() > 2 + optimizer->states.size()) update(*optimizer, op);
+      if (optimizer && op.inputs.size() > 2 + count_states(*find_op(op.op), op.attrs)) update(*optimizer, op);
     }
   }
 
@@ -153,9 +153,10 @@ class TrainingFinder {
     const Tensor* weight = state_of(buffer_of(op.inputs[0]));
     if (!weight || weight->param.empty()) return;
     Training::Update update{weight->param, settings_of(optimizer, op.attrs), 0};
-    const Settings of_rate = rate(op.inputs[2 + optimizer.states.size()]);
+    const size_t states = count_states(*find_op(op.op), op.attrs);
+    const Settings of_rate = rate(op.inputs[2 + states]);
     update.settings.insert(update.settings.begin() + 1, of_rate.begin(), of_rate.end());
-    for (size_t s = 2; s < 2 + optimizer.states.size(); ++s)
+    for (size_t s = 2; s < 2 + states; ++s)
       if (const int32_t state = buffer_of(op.inputs[s]); state >= 0) {
         add_bytes(role_.tensor(state).type.bytes(), update.state_bytes);
         if (const Tensor* held = state_of(state))

@@ -12,8 +12,10 @@
 //     Discovery of Optimization Algorithms, 2023, define it, with decoupled weight decay.
 //   Adagrad{lr_decay, eps, weight_decay, count}(p, g, h, lr, clip?, step) -> (p', h'): both's.
 // `count`: the updates of p before step 0 (T of ai.onnx.preview.training). All take one more input,
-// skip?, a bool: where it is true p and the states keep their values. Of a 16-bit p the
-// states are f32. The gradient is of the states' type, or of 16 bits.
+// skip?, a bool: where it is true p and the states keep their values. With the attribute `ema` all
+// have one more state after the others, the average a of p: a' = a + (1 - ema)(p' - a), where a is p
+// if step is 0. Of a 16-bit p the states are f32. The gradient is of the states' type, or of 16
+// bits.
 #include "piper/ir/optimizers.h"
 
 #include <algorithm>
@@ -49,32 +51,34 @@ Status check_update(const OpTypes& use, size_t states) {
   return check_type(use, lr + 2, "step", {DType::kI64, {}});
 }
 
+// Returns the types of (p', state'…), after a check of all operands. An attribute `ema` adds a
+// state, the last.
+TypesResult update_types(const OpTypes& use, size_t states, bool has_states = true) {
+  const AttrValue* ema = use.attrs.find("ema");
+  const size_t all = states + (ema ? 1 : 0);
+  PIPER_TRY(check_arity(use, 2, all + 6));
+  PIPER_TRY(check_update(use, all));
+  for (size_t i = 0; has_states && i < states; ++i)
+    if (!use.present[2 + i]) return fail("needs a state");
+  if (ema && !use.present[1 + all]) return fail("an average needs a state");
+  const double decay = use.attrs.real("ema");
+  if (ema && !(decay > 0 && decay < 1)) return fail("an average with the decay {}", decay);
+  std::vector<TensorType> made((has_states ? states : 0) + (ema ? 2 : 1), state_type(use.inputs[0]));
+  made[0] = use.inputs[0];
+  return made;
+}
+
 TypesResult sgd_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 2, 7));
-  PIPER_TRY(check_update(use, 1));
   const double momentum = use.attrs.real("momentum");
+  PIPER_ASSIGN(std::vector<TensorType> types, update_types(use, 1, momentum != 0));
   if (use.present[2] != (momentum != 0)) {
     return fail("momentum {} {} a momentum buffer", momentum,
                 use.present[2] ? "does not take" : "needs");
   }
-  if (!use.present[2]) return std::vector<TensorType>{use.inputs[0]};
-  return std::vector<TensorType>{use.inputs[0], state_type(use.inputs[0])};
+  return types;
 }
-
-// Of an optimizer whose one state is always there.
-TypesResult adagrad_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 3, 7));
-  PIPER_TRY(check_update(use, 1));
-  if (!use.present[2]) return fail("needs a state");
-  return std::vector<TensorType>{use.inputs[0], state_type(use.inputs[0])};
-}
-
-TypesResult adam_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 4, 8));
-  PIPER_TRY(check_update(use, 2));
-  const TensorType state = state_type(use.inputs[0]);
-  return std::vector<TensorType>{use.inputs[0], state, state};
-}
+TypesResult one_state_types(const OpTypes& use) { return update_types(use, 1); }
+TypesResult adam_types(const OpTypes& use) { return update_types(use, 2); }
 
 // Updates every element of the parameter on its own: the scalars are broadcast.
 LoopRule optimizer_rule(const OpTypes& use) { return pointwise_loops(use, {}); }
@@ -129,6 +133,12 @@ OpSample lion_sample(bool clipped) {
   return sample;
 }
 
+OpSample with_ema(OpSample sample, std::ptrdiff_t states) {
+  sample.inputs.insert(sample.inputs.begin() + 2 + states, f64({4, 3}));
+  sample.attrs.set("ema", 0.75);
+  return sample;
+}
+
 OpSample with_skip(OpSample sample) {
   sample.inputs.push_back(boolean({}));
   return sample;
@@ -140,27 +150,30 @@ std::vector<OpDef> optimizer_ops() {
   OpDef sgd{.name = "Sgd", .types = sgd_types, .loops = optimizer_rule};
   sgd.cost = element_cost<6>;
   sgd.states = 1;
-  sgd.in_place = {{0, 0}, {1, 2}};
+  sgd.in_place = {{0, 0}, {1, 2}, {2, 3}};  // the last is the average
   sgd.samples = {sgd_sample(0, 0, 0, false), sgd_sample(0.9, 0.1, 0, true),
-                 sgd_sample(0.9, 0, 1, false), with_skip(sgd_sample(0.9, 0, 1, true))};
+                 sgd_sample(0.9, 0, 1, false), with_skip(sgd_sample(0.9, 0, 1, true)),
+                 with_ema(sgd_sample(0.9, 0, 0, true), 1)};
   OpDef adam{.name = "AdamW", .types = adam_types, .loops = optimizer_rule};
   adam.cost = element_cost<20>;
   adam.states = 2;
-  adam.in_place = {{0, 0}, {1, 2}, {2, 3}};
-  adam.samples = {adam_sample(1, true), adam_sample(0, false), with_skip(adam_sample(1, false))};
+  adam.in_place = {{0, 0}, {1, 2}, {2, 3}, {3, 4}};
+  adam.samples = {adam_sample(1, true), adam_sample(0, false), with_skip(adam_sample(1, false)),
+                  with_ema(adam_sample(1, true), 2),
+                  with_skip(with_ema(adam_sample(1, true), 2))};
   OpDef onnx_adam{.name = "OnnxAdam", .types = adam_types, .loops = optimizer_rule};
   onnx_adam.cost = element_cost<20>;
   onnx_adam.states = 2;
   onnx_adam.in_place = adam.in_place;
   onnx_adam.samples = {onnx_adam_sample(0, false), onnx_adam_sample(2, true),
                        with_skip(onnx_adam_sample(2, false))};
-  OpDef adagrad{.name = "Adagrad", .types = adagrad_types, .loops = optimizer_rule};
+  OpDef adagrad{.name = "Adagrad", .types = one_state_types, .loops = optimizer_rule};
   adagrad.cost = element_cost<8>;
   adagrad.states = 1;
-  adagrad.in_place = {{0, 0}, {1, 2}};
+  adagrad.in_place = sgd.in_place;
   adagrad.samples = {adagrad_sample(0, false), adagrad_sample(3, true),
                      with_skip(adagrad_sample(3, false))};
-  OpDef lion{.name = "Lion", .types = adagrad_types, .loops = optimizer_rule};
+  OpDef lion{.name = "Lion", .types = one_state_types, .loops = optimizer_rule};
   lion.cost = element_cost<9>;
   lion.states = 1;
   lion.in_place = adagrad.in_place;
@@ -177,29 +190,31 @@ std::vector<OpDef> optimizer_ops() {
                           {"weight_decay_after", kReal},
                           {"count"}};
   adagrad.attributes = {{"lr_decay", kReal}, {"eps", kReal}, {"weight_decay", kReal}, {"count"}};
-  return {sgd, adam, onnx_adam, adagrad, lion};
+  std::vector<OpDef> all = {sgd, adam, onnx_adam, adagrad, lion};
+  for (OpDef& op : all) op.attributes.push_back({"ema", kReal});
+  return all;
 }
 
 // ---- What strategies say ------------------------------------------------------------------------
 
 namespace {
 
-using Form = OptimizerSetting::Form;
+using SettingForm = OptimizerSetting::Form;
 
 OptimizerSetting rate(double otherwise, std::string_view doc) {
-  return {"lr", Form::kAtLeast0, otherwise, doc};
+  return {"lr", SettingForm::kAtLeast0, otherwise, doc};
 }
 OptimizerSetting decay(double otherwise, std::string_view doc) {
-  return {"weight_decay", Form::kAtLeast0, otherwise, doc};
+  return {"weight_decay", SettingForm::kAtLeast0, otherwise, doc};
 }
 OptimizerSetting eps(double otherwise, std::string_view doc) {
-  return {"eps", Form::kAbove0, otherwise, doc};
+  return {"eps", SettingForm::kAbove0, otherwise, doc};
 }
 // Strategies write both as the list `betas`, described once.
 OptimizerSetting beta1(double otherwise, std::string_view doc) {
-  return {"beta1", Form::kBelow1, otherwise, doc};
+  return {"beta1", SettingForm::kBelow1, otherwise, doc};
 }
-OptimizerSetting beta2(double otherwise) { return {"beta2", Form::kBelow1, otherwise, {}}; }
+OptimizerSetting beta2(double otherwise) { return {"beta2", SettingForm::kBelow1, otherwise, {}}; }
 
 constexpr std::string_view kRateDoc = "Learning rate. Default 1e-3.",
                            kBetasDoc = "Two decay rates. Default [0.9, 0.999].",
@@ -208,9 +223,9 @@ constexpr std::string_view kRateDoc = "Learning rate. Default 1e-3.",
 std::vector<OptimizerDef> make_optimizers() {
   OptimizerDef sgd{.name = "sgd", .doc = "Stochastic gradient descent.", .op = "Sgd"};
   sgd.settings = {rate(1e-3, kRateDoc),
-                  {"momentum", Form::kAtLeast0, 0, kDefault0},
-                  {"dampening", Form::kUnit, 0, kDefault0},
-                  {"nesterov", Form::kBool, 0, "Default false."},
+                  {"momentum", SettingForm::kAtLeast0, 0, kDefault0},
+                  {"dampening", SettingForm::kUnit, 0, kDefault0},
+                  {"nesterov", SettingForm::kBool, 0, "Default false."},
                   decay(0, kDefault0)};
   sgd.states = {"momentum"};
   sgd.states_need = "momentum";
@@ -234,10 +249,10 @@ std::vector<OptimizerDef> make_optimizers() {
   OptimizerDef adagrad{.name = "adagrad", .doc = "Adagrad.", .op = "Adagrad"};
   adagrad.settings = {
       rate(1e-2, "Learning rate. Default 1e-2."),
-      {"lr_decay", Form::kAtLeast0, 0, "Divides the rate by 1 + step * lr_decay. Default 0."},
+      {"lr_decay", SettingForm::kAtLeast0, 0, "Divides the rate by 1 + step * lr_decay. Default 0."},
       eps(1e-10, "Default 1e-10."),
       decay(0, kDefault0),
-      {"initial_accumulator_value", Form::kAtLeast0, 0, kDefault0, true}};
+      {"initial_accumulator_value", SettingForm::kAtLeast0, 0, kDefault0, true}};
   adagrad.states = {"sum"};
   adagrad.counts = true;
   OptimizerDef onnx_adam{.name = "onnx_adam",
@@ -248,7 +263,7 @@ std::vector<OptimizerDef> make_optimizers() {
                                       beta2(0.999),
                                       eps(1e-6, "Joins the root as it is. Default 1e-6."),
                                       decay(0, "norm_coefficient. Default 0."),
-                                      {"weight_decay_after", Form::kUnit, 0,
+                                      {"weight_decay_after", SettingForm::kUnit, 0,
                                        "norm_coefficient_post. Default 0."}},
                          .states = adam.states,
                          .counts = true};
@@ -263,6 +278,10 @@ std::vector<OptimizerDef> make_optimizers() {
 }
 
 }  // namespace
+
+size_t count_states(const OpDef& op, const Attrs& attrs) {
+  return static_cast<size_t>(op.states) + (attrs.find("ema") ? 1 : 0);
+}
 
 std::span<const OptimizerDef> optimizers() {
   static const std::vector<OptimizerDef> made = make_optimizers();
@@ -286,7 +305,7 @@ Attrs with_defaults(const OptimizerDef& def, const Attrs& given) {
   Attrs all = given;
   for (const OptimizerSetting& setting : def.settings) {
     if (given.find(setting.key)) continue;
-    if (setting.form == Form::kBool)
+    if (setting.form == SettingForm::kBool)
       all.set(std::string(setting.key), static_cast<int64_t>(setting.otherwise));
     else
       all.set(std::string(setting.key), setting.otherwise);

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "piper/ir/ops.h"
+#include "piper/ir/optimizers.h"
 
 namespace piper {
 namespace {
@@ -86,7 +87,7 @@ class StepScalars::Values {
       std::vector<const Number*> inputs;
       for (const int32_t input : op.inputs) inputs.push_back(input < 0 ? nullptr : &values_[input]);
       if (const OpDef* def = find_op(op.op); def && def->states >= 0) {
-        update(op, static_cast<size_t>(def->states), inputs);
+        update(op, count_states(*def, op.attrs), inputs);
         continue;
       }
       for (const int32_t output : op.outputs) {

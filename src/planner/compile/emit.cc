@@ -46,6 +46,7 @@ Result<TrainingUpdate> update_of(const Graph& graph, const Param& param, const N
                 node.op == "AdamW" ? "PyTorch's Adam" : node.op)
         .with_note("help: sgd, adagrad and onnx_adam are");
   }
+  if (attrs.find("ema")) return fail("ema cannot be said in training_info");
   const size_t rate = node.inputs.size() - 3;
   if (node.inputs[rate + 1].valid()) return fail("clip_norm cannot be said in training_info");
   const Node& schedule = graph.node(graph.value(node.inputs[rate]).producer);

@@ -129,6 +129,32 @@ struct LionRule {
   }
 };
 
+// Keeps an average of the parameters, too: the last state.
+template <class Rule>
+struct Averaged {
+  static constexpr int kStates = Rule::kStates + 1;
+  Rule rule;
+  double decay;
+
+  template <class C>
+  struct Now {
+    typename Rule::template Now<C> rule;
+    C fresh;
+    bool is_first;
+  };
+  template <class C>
+  DEVICE Now<C> now(const StepScalars& s) const {
+    return {rule.template now<C>(s), C(1 - decay), s.step == 0};
+  }
+  template <class C>
+  DEVICE static C next(const Now<C>& now, C old, C gradient, C* state) {
+    const C made = Rule::template next<C>(now.rule, old, gradient, state);
+    const C average = now.is_first ? old : state[Rule::kStates];
+    state[Rule::kStates] = add_product(now.fresh, made - average, average);
+    return made;
+  }
+};
+
 // Takes the place of the copies' type where a run has no copies.
 struct None {
   None() = default;
@@ -214,7 +240,7 @@ DEVICE void update(const Pointers<kPointers>& p, const Tensors<kTensors>& tensor
   all.made = p.template at<P>(at + kInputs) + begin;
   all.copy = copies[tensor] < 0 ? nullptr : p.template at<Q>(copies[tensor]) + begin;
   for (int s = 0; s < kStates; ++s) {
-    all.old_state[s] = p.template at<const C>(at + 2 + s) + begin;
+    all.old_state[s] = p.template at<const C>(at + kScalars - kStates + s) + begin;
     all.made_state[s] = p.template at<C>(at + kInputs + 1 + s) + begin;
   }
   const bool* skip =
