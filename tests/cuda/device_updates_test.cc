@@ -23,6 +23,9 @@ const Update kUpdates[] = {
     {"Sgd", {{"momentum", 0.9}, {"dampening", 0.1}, {"nesterov", int64_t{1}}}, 1},
     {"Sgd", {{"weight_decay", 0.1}}, 1, false},
     {"Adagrad", {{"lr_decay", 0.1}, {"weight_decay", 0.1}}, 1},
+    {"Lion", {{"beta1", 0.9}, {"beta2", 0.99}, {"weight_decay", 0.1}}, 1},
+    {"Lion", {{"beta1", 0.9}, {"beta2", 0.99}, {"ema", 0.75}}, 2},
+    {"AdamW", {{"weight_decay", 0.1}, {"ema", 0.75}}, 3},
 };
 
 struct Scalars {

@@ -20,7 +20,8 @@ constexpr const char* kTrain =
     "  global_batch: 12\n"
     "  optimizer: {adamw: {lr: 2e-3, betas: [0.9, 0.95], weight_decay: 0.1}}\n"
     "  clip_norm: 1.0\n"
-    "  schedule: {warmup: 20}\n";
+    "  ema: {decay: 0.9}\n"
+    "  schedule: [{warmup: 20}]\n";
 
 struct Way {
   const char* name;

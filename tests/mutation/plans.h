@@ -38,7 +38,7 @@ inline std::string random_train(Random& random, size_t batch) {
                "adam: {lr: 1e-3, weight_decay: 0.1}", "adagrad: {lr: 0.1}"});
   std::string text = fmt::format("train: {{optimizer: {{{}}}, global_batch: {}", optimizer, batch);
   if (pick(random, 2)) text += ", clip_norm: 1.0";
-  if (pick(random, 3) == 0) text += ", schedule: {warmup: 3}";
+  if (pick(random, 3) == 0) text += ", schedule: [{warmup: 3}]";
   return text + "}\n";
 }
 inline std::string random_recompute(Random& random, size_t stages) {
