@@ -77,15 +77,15 @@ class ProcessTransport final : public Transport {
  public:
   ProcessTransport(std::unique_ptr<Wire> wire, const TransportOptions& options)
       : peers_(std::move(wire), options.timeout_s),
-        control_(peers_),
-        fabric_(peers_, options.shared_memory) {}
+        fabric_(peers_, options.shared_memory),
+        control_(peers_) {}
   Control& control() override { return control_; }
   Fabric& fabric() override { return fabric_; }
 
  private:
   Peers peers_;
-  ProcessControl control_;
   ProcessFabric fabric_;
+  ProcessControl control_;  // what it tells at the end leaves while the fabric's memory is there
 };
 
 }  // namespace
