@@ -1,6 +1,6 @@
-// Which of its loops an op is cut by, over one mesh axis. It either works on the part that a loop
-// gives it, or on the whole, or passes terms of a sum on. Chosen is, where the op is, what its
-// operands and results have to travel least for.
+// Chooses which of its loops an op is cut by, over one mesh axis. The op works on the part that a
+// loop gives it, or on the whole, or passes terms of a sum on. The choice sends the fewest bytes
+// for operands and results, as far as is known where the op is met.
 #pragma once
 
 #include "axis_state.h"
@@ -11,9 +11,9 @@ namespace piper::axis {
 struct Choice {
   std::optional<LoopCut> cut;
   std::vector<Layout> needs, makes;
-  // Counts states whose layout is not what the strategy says. Only where nothing else is left is
-  // gathered what it cuts, is a product or update cut by what it keeps whole, or made in terms the
-  // gradient of what it cuts.
+  // Counts what goes against the strategy, which only a choice without others may do: a state that
+  // it cuts is gathered, a product or update is cut by a state that it keeps whole, or the gradient
+  // of a state that it cuts is made in terms.
   int against = 0;
   double bytes = 0;
   bool operator<(const Choice& other) const {

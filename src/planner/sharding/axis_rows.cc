@@ -64,53 +64,74 @@ std::optional<std::pair<ValueId, Route>> find_route(const State& state, const No
   return std::pair(state.source_index(node.inputs[picks]), route);
 }
 
-std::optional<Choice> routed_choice(const State& state, const Node& node, const Loops& loops) {
+namespace {
+
+// Describes how an op works on rows that are sent.
+struct RowUse {
+  Layout routed;
+  std::string letters;  // of the rows
+  int64_t rows = 0;
+  std::optional<LoopCut> table;  // the blocks of what it looks up, if it does
+
+  // Returns how an operand lies: its rows are sent, it is in blocks of what is looked up, or whole.
+  // None: the op does not go row by row.
+  std::optional<Layout> layout_of(const Operand& operand) const {
+    const auto blocks = table ? piper::layout_of(operand, *table) : std::nullopt;
+    if (row_letters(operand, rows) == letters) return blocks ? std::nullopt : std::optional(routed);
+    if (has_any(operand, letters)) return std::nullopt;
+    return blocks ? blocks : Layout{};
+  }
+};
+
+std::optional<RowUse> row_use(const State& state, const Node& node, const Loops& loops) {
   const std::optional<Layout> routed = route_of(state, node, loops);
   if (!routed || loops.def->draws >= 0) return std::nullopt;
-  const LoopRule& rule = loops.rule;
-  const auto picks = static_cast<size_t>(rule.picks);
-  const int64_t rows = num_elements(state.type_of(routed->by).shape);
-  Choice choice{lookup_cut(loops, state.cut.ranks)};
-  const bool looks_up = choice.cut && state.source_index(node.inputs[picks]) == routed->by;
+  RowUse use{*routed,
+             {},
+             num_elements(state.type_of(routed->by).shape),
+             lookup_cut(loops, state.cut.ranks)};
+  const auto picks = static_cast<size_t>(loops.rule.picks);
+  if (use.table && state.source_index(node.inputs[picks]) != routed->by) use.table.reset();
   // A stack that goes on further into zeros has others on each rank.
-  if (looks_up && size_of(rule, choice.cut->letter) / state.cut.ranks !=
-                      state.routes.at(routed->by.value).owned)
+  if (use.table && size_of(loops.rule, use.table->letter) / state.cut.ranks !=
+                       state.routes.at(routed->by.value).owned)
     return std::nullopt;
-  if (!looks_up) choice.cut.reset();
-  std::string letters;
-  for (size_t i = 0; i < node.inputs.size() && letters.empty(); ++i)
-    if (node.inputs[i].valid() &&
-        (looks_up ? i == picks : state.layout(node.inputs[i]).kind == kRouted))
-      letters = row_letters(loops.input(i), rows);
-  if (letters.empty() || letters.find_first_of(rule.whole) != std::string::npos)
-    return std::nullopt;
-  // Its rows, blocks of what is looked up, or the whole; nothing: not row by row.
-  const auto layout_here = [&](const Operand& operand) -> std::optional<Layout> {
-    const auto table = looks_up ? layout_of(operand, *choice.cut) : std::optional<Layout>();
-    if (row_letters(operand, rows) == letters) return table ? std::nullopt : std::optional(*routed);
-    if (has_any(operand, letters)) return std::nullopt;
-    return table ? table : Layout{};
-  };
+  for (size_t i = 0; i < node.inputs.size() && use.letters.empty(); ++i)
+    if (const ValueId id = node.inputs[i];
+        id.valid() && (use.table ? i == picks : state.layout(id).kind == kRouted))
+      use.letters = row_letters(loops.input(i), use.rows);
+  const bool passes = use.letters.find_first_of(loops.rule.whole) == std::string::npos;
+  return use.letters.empty() || !passes ? std::nullopt : std::optional(use);
+}
+
+}  // namespace
+
+std::optional<Choice> routed_choice(const State& state, const Node& node, const Loops& loops) {
+  const std::optional<RowUse> use = row_use(state, node, loops);
+  if (!use) return std::nullopt;
+  Choice choice{use->table};
   for (size_t i = 0; i < node.inputs.size(); ++i) {
-    Layout need;
-    const ValueId input = node.inputs[i];
-    if (input.valid() && !(looks_up && i == picks)) {
-      const std::optional<Layout> layout = layout_here(loops.input(i));
+    const ValueId id = node.inputs[i];
+    Layout& need = choice.needs.emplace_back();
+    if (!id.valid()) continue;
+    if (!use->table || i != static_cast<size_t>(loops.rule.picks)) {
+      const std::optional<Layout> layout = use->layout_of(loops.input(i));
       if (!layout) return std::nullopt;
-      const bool is_row = layout->kind == kRouted, is_whole = state.layout(input).kind == kWhole;
+      const bool is_row = layout->kind == kRouted, is_whole = state.layout(id).kind == kWhole;
       // What goes on row by row takes no rows along that stay where they are.
-      if (is_row && !is_whole && !looks_up && state.layout(input) != *routed) return std::nullopt;
-      need = is_row && is_whole ? Layout{} : *layout;
+      if (is_row && !is_whole && !use->table && state.layout(id) != use->routed)
+        return std::nullopt;
+      if (!is_row || !is_whole) need = *layout;
     }
-    if (input.valid()) choice.bytes += state.cost(input, need);
-    choice.needs.push_back(need);
+    choice.bytes += state.cost(id, need);
   }
-  for (size_t o = 0; o < node.outputs.size(); ++o) {
-    const std::optional<Layout> layout = layout_here(loops.output(o));
+  for (ValueId output : node.outputs) {
+    const size_t o = choice.makes.size();
+    const std::optional<Layout> layout = use->layout_of(loops.output(o));
     if (!layout || layout->kind == kWhole) return std::nullopt;
     choice.makes.push_back(*layout);
-    if (const auto& wanted = state.hint(node.outputs[o]); wanted && *wanted != *layout)
-      choice.bytes += state.cost_of(state.type_of(node.outputs[o]), *layout, *wanted);
+    if (const auto& hint = state.hint(output); hint && *hint != *layout)
+      choice.bytes += state.cost_of(state.type_of(output), *layout, *hint);
   }
   return choice;
 }

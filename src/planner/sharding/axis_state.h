@@ -105,7 +105,7 @@ struct State {
   Graph graph;                               // nodes and types as they were; values are added
   std::vector<std::vector<NodeId>> readers;  // by value
   std::vector<ValueState> values;            // those that were there before
-  NodeId visited{0};                         // the op that is cut next; those before it are
+  NodeId visited{0};                         // the op that is being cut; all before it have been
   std::map<Key, ValueId> converted;
   std::map<int32_t, Route> routes;  // by index, before it was given other shapes
 };
