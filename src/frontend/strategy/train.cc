@@ -98,7 +98,9 @@ const OptimizerKeys& optimizer_keys() {
       std::vector<Field>& settings = keys.settings.emplace_back();
       for (const OptimizerSetting& setting : def.settings)
         if (setting.key != "beta2") settings.push_back(field_of(setting));
+      settings.push_back({"states", kText, kUnsupported});  // of 16 bits
     }
+    for (const char* name : {"adafactor", "muon"}) keys.names.push_back({name, kText, kUnsupported});
     return keys;
   }();
   return made;
@@ -402,7 +404,7 @@ std::span<const Object> train_objects() {
   static const std::vector<Object> made = [] {
     const OptimizerKeys& keys = optimizer_keys();
     std::vector<Object> objects = {block("train", kTrain), single("optimizer", keys.names)};
-    for (size_t o = 0; o < keys.names.size(); ++o)
+    for (size_t o = 0; o < keys.settings.size(); ++o)
       objects.push_back({keys.names[o].name, keys.settings[o], checked<check_settings>});
     objects.insert(objects.end(), {{"group", kGroup, checked<check_group>},
                                    single("phase", kPhase),
