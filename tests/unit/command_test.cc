@@ -220,7 +220,7 @@ TEST_F(OverTcp, ARankThatCannotTakePartTellsAllWhy) {
                         std::filesystem::copy_options::recursive);
   const std::pair<std::string, std::string> cases[] = {
       {fmt::format("{} --data {}/here$RANK/data.safetensors", path("plans"), folder_.string()),
-       "cannot read '" + path("here0/data.safetensors")},
+       "no file is named '" + path("here0/data.safetensors")},
       {fmt::format("{}/here$RANK/plans --data {}", folder_.string(), path("data.safetensors")),
        path("here0/plans")},
       {fmt::format("{} --data {} --save {}/here$RANK/a", path("plans"), path("data.safetensors"),
