@@ -162,32 +162,26 @@ CLI::Validator a_count(int64_t least) {
 }
 
 void add_checkpoint_flags(CLI::App& app, Flags& flags) {
-  CLI::Option* const folder =
-      app.add_option(
-             "--checkpoint", flags.checkpoint.folder,
-             "write checkpoints into this folder: at the job's end, when it is interrupted, "
-             "at SIGUSR1, and as --every and --minutes say")
-          ->type_name("DIR");
+  app.add_option("--checkpoint", flags.checkpoint.folder,
+                 "write checkpoints into this folder: at the job's end, when it is interrupted, "
+                 "at SIGUSR1, and as --every and --minutes say")
+      ->type_name("DIR");
   app.add_option("--every", flags.checkpoint.every, "a checkpoint each N steps")
       ->type_name("N")
-      ->check(a_count(1))
-      ->needs(folder);
+      ->check(a_count(1));
   app.add_option("--minutes", flags.checkpoint.minutes,
                  "a checkpoint when so many minutes have passed since the one before")
       ->type_name("M")
-      ->check(between(1e-3, 1e6, "a number of minutes from 0.001 to 1e6"))
-      ->needs(folder);
+      ->check(between(1e-3, 1e6, "a number of minutes from 0.001 to 1e6"));
   app.add_option("--keep", flags.keep,
                  "which checkpoints stay, as last=3,every=5000,best=2: the newest, those of so "
                  "many steps, those of lowest loss (default: all)")
-      ->type_name("RULES")
-      ->needs(folder);
+      ->type_name("RULES");
   app.add_option("--checkpoint-errors", flags.checkpoint_errors,
                  "stop: a checkpoint that cannot be written ends the job, with exit 12; ignore: it "
                  "is named, and training goes on")
       ->check(CLI::IsMember({"stop", "ignore"}))
-      ->capture_default_str()
-      ->needs(folder);
+      ->capture_default_str();
   app.add_option(
          "--time-limit", flags.time_limit,
          "end so that the last step and its checkpoint are done after this time: 90m, 11h30m "
@@ -255,7 +249,14 @@ piper::Status take_checkpoint_flags(Flags& flags) {
     PIPER_ASSIGN(flags.checkpoint.keep, piper::parse_keep(flags.keep));
   }
   flags.checkpoint.goes_on = flags.checkpoint_errors == "ignore";
-  if (!flags.checkpoint.folder.empty()) run.job.checkpoint = flags.checkpoint;
+  const piper::CheckpointOptions& given = flags.checkpoint;
+  if (!given.folder.empty() || !run.out.empty()) {
+    run.job.checkpoint = given;
+  } else if (given.every > 0 || given.minutes > 0 || !flags.keep.empty()) {
+    return piper::fail("--every, --minutes and --keep want to know where checkpoints are written")
+        .with_code(piper::ExitCode::kUsage)
+        .with_note("help: --checkpoint DIR, or --out DIR");
+  }
   return piper::ok_status();
 }
 
@@ -283,6 +284,11 @@ void add_flags(CLI::App& app, Flags& flags) {
          "add a line of JSON for the run, one per step and, on a GPU, two about its memory to "
          "this file")
       ->type_name("FILE.jsonl");
+  app.add_option(
+         "--out", run.out,
+         "write here what a run leaves: metrics.jsonl, events for TensorBoard, metrics.prom "
+         "for Prometheus, strategy.yaml and checkpoints/")
+      ->type_name("DIR");
   CLI::Option* trace =
       app.add_option("--trace", run.trace,
                      "write the times of the last step(s) here, in Chrome's trace form")

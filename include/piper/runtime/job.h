@@ -165,6 +165,7 @@ struct RunOptions {
   DataOptions data;  // its seed is the plan set's unless `seed` says another
   std::optional<uint64_t> seed;
   std::string save, metrics, trace, profile;
+  std::string out;  // a folder for strategy, metrics, TensorBoard's events and checkpoints
   std::string rendezvous;  // HOST:PORT where rank 0 listens; "": as the launcher says, or by MPI
   int64_t log_every = 0;   // 0: chosen by the number of steps
   // Told the plans before they run, by the process that speaks for the job; an error ends it.

@@ -1,12 +1,11 @@
 // Writes and reads checkpoint.json, and compares the settings of two jobs. Called by who writes a
 // checkpoint, resumes from it or inspects it.
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 
 #include "boxes.h"
+#include "piper/base/yaml.h"
 
 namespace piper {
 namespace {
@@ -190,34 +189,34 @@ Result<Checkpoint> parse_checkpoint(std::string_view text, const std::string& pa
 
 namespace {
 
-void flatten(const YAML::Node& node, const std::string& prefix,
+// "[0.9, 0.95]": a value on one line.
+std::string print_value(const yaml::Node& node) {
+  if (node.is(yaml::Node::Kind::kScalar)) return node.text;
+  std::vector<std::string> parts;
+  for (const yaml::Node& item : node.items) parts.push_back(print_value(item));
+  for (const yaml::Entry& entry : node.entries)
+    parts.push_back(entry.key.text + ": " + print_value(entry.value));
+  const std::string inside = join(parts, ", ");
+  return node.is(yaml::Node::Kind::kMap) ? "{" + inside + "}" : "[" + inside + "]";
+}
+
+void flatten(const yaml::Node& node, const std::string& prefix,
              std::map<std::string, std::string>& settings) {
-  if (node.IsMap()) {
-    for (const auto& entry : node)
-      flatten(entry.second,
-              prefix.empty() ? entry.first.Scalar() : prefix + "." + entry.first.Scalar(),
-              settings);
-    return;
-  }
-  if (node.IsSequence() && node.size() > 0 && node[0].IsMap()) {
-    for (size_t k = 0; k < node.size(); ++k)
-      flatten(node[k], fmt::format("{}.{}", prefix, k), settings);
-    return;
-  }
-  YAML::Emitter text;
-  text << YAML::Flow << node;
-  settings[prefix] = text.c_str();
+  const bool is_list = node.is(yaml::Node::Kind::kList) && !node.items.empty() &&
+                       node.items[0].is(yaml::Node::Kind::kMap);
+  for (size_t k = 0; is_list && k < node.items.size(); ++k)
+    flatten(node.items[k], fmt::format("{}.{}", prefix, k), settings);
+  for (const yaml::Entry& entry : node.entries)
+    flatten(entry.value, prefix.empty() ? entry.key.text : prefix + "." + entry.key.text, settings);
+  if (!is_list && !node.is(yaml::Node::Kind::kMap)) settings[prefix] = print_value(node);
 }
 
 // Returns what `train` says, each setting with its path. A text that is no strategy has none.
 std::map<std::string, std::string> settings_of(const std::string& strategy) {
   std::map<std::string, std::string> settings;
-  try {
-    const YAML::Node train = YAML::Load(strategy)["train"];
-    if (train.IsDefined() && train.IsMap()) flatten(train, "", settings);
-  } catch (const YAML::Exception&) {
-    settings.clear();
-  }
+  const auto root = yaml::parse_yaml("strategy", strategy);
+  const yaml::Entry* const train = root ? root->find("train") : nullptr;
+  if (train != nullptr) flatten(train->value, "", settings);
   return settings;
 }
 

@@ -13,6 +13,8 @@
 #include <filesystem>
 #include <system_error>
 
+#include "faults.h"
+
 namespace piper {
 namespace {
 
@@ -62,18 +64,18 @@ RankWriter::~RankWriter() {
   if (thread_.joinable()) thread_.join();
 }
 
-Status RankWriter::begin(const std::string& folder) {
+Status RankWriter::begin(const std::string& folder, int64_t step) {
   if (own_.empty()) return ok_status();
   std::vector<std::pair<int32_t, std::byte*>> copies;
   for (const Own& own : own_) copies.emplace_back(own.buffer, staging_.data() + own.at);
   PIPER_TRY(executor_.copy_out(copies));
   writing_.store(true, std::memory_order_release);
-  Status started = start_thread(thread_, [this, folder] { write(folder); });
+  Status started = start_thread(thread_, [this, folder, step] { write(folder, step); });
   if (!started) writing_.store(false);
   return started;
 }
 
-void RankWriter::write(const std::string& folder) {
+void RankWriter::write(const std::string& folder, int64_t step) {
   std::vector<OwnPiece> pieces;
   for (const Own& own : own_) {
     std::byte* data = staging_.data() + own.at;
@@ -81,7 +83,8 @@ void RankWriter::write(const std::string& folder) {
     pieces.push_back({own.name, own.held, data, stored_elements(own.held)});
   }
   try {
-    written_ = write_rank_file(storage_, folder, rank_, pieces);
+    const Status fault = inject_fault("write", rank_, step);
+    written_ = fault ? write_rank_file(storage_, folder, rank_, pieces) : fault.error();
   } catch (const std::exception& problem) {
     written_ = storage_error(problem.what());
   }
@@ -120,7 +123,7 @@ Result<std::unique_ptr<Checkpointing>> Checkpointing::open(const CheckpointOptio
                             std::memcpy(&more, theirs.data(), sizeof more);
                             bytes += more;
                           }));
-  if (control.rank() == 0) PIPER_TRY(opened->take_folder(bytes, first_step));
+  if (control.rank() == 0) PIPER_TRY(opened->take_folder(bytes));
   return opened;
 }
 
@@ -143,9 +146,8 @@ Status Checkpointing::lock_folder() {
   return ok_status();
 }
 
-// Takes over the folder: no other job writes there, what killed jobs left half done goes, and it
-// holds nothing that is newer than this job's begin.
-Status Checkpointing::take_folder(int64_t bytes, int64_t first_step) {
+// Takes over the folder: no other job writes there, and what killed jobs left half done goes.
+Status Checkpointing::take_folder(int64_t bytes) {
   Storage& storage = *options_.storage;
   const std::string& folder = options_.folder;
   PIPER_TRY(lock_folder());
@@ -155,14 +157,6 @@ Status Checkpointing::take_folder(int64_t bytes, int64_t first_step) {
         (name.starts_with(".step-") && name.ends_with(kPartialEnding)))
       PIPER_TRY(storage.remove(folder + "/" + name));
   PIPER_ASSIGN(const std::vector<int64_t> steps, list_checkpoints(storage, folder));
-  if (!steps.empty() && steps[0] > first_step)
-    return fail(
-               "'{}' has {}, and this job begins at step {}: its checkpoints would be mixed with "
-               "those of another course",
-               folder, checkpoint_name(steps[0]), first_step)
-        .with_code(ExitCode::kUsage)
-        .with_note(fmt::format("help: go on from it with --resume {}, or write to another folder",
-                               folder));
   for (const int64_t step : steps) {
     const std::string path = fmt::format("{}/{}/checkpoint.json", folder, checkpoint_name(step));
     std::optional<double>& loss = losses_[step];
@@ -218,7 +212,8 @@ Status Checkpointing::begin(int64_t done, std::optional<double> loss) {
     options_.count_samples(done, about_);
   }
   PIPER_TRY(executor_.settle());
-  PIPER_TRY(writer_.begin(built_folder()));
+  PIPER_TRY(inject_fault("copy", control_.rank(), done));
+  PIPER_TRY(writer_.begin(built_folder(), done));
   held_s_ = std::chrono::duration<double>(Clock::now() - began_).count();
   phase_ = Phase::kWriting;
   return ok_status();
@@ -281,6 +276,7 @@ Status Checkpointing::gather_files() {
 Status Checkpointing::commit() {
   Storage& storage = *options_.storage;
   const std::string built = built_folder();
+  PIPER_TRY(inject_fault("commit", control_.rank(), step_));
   PIPER_ASSIGN(const std::vector<std::string> there, storage.list(built));
   for (const CheckpointFile& file : about_.files)
     if (!std::binary_search(there.begin(), there.end(), file.name))
@@ -291,6 +287,7 @@ Status Checkpointing::commit() {
   const std::string text = print_checkpoint(about_);
   const std::string_view parts[] = {text};
   PIPER_TRY(storage.write(built + "/checkpoint.json", parts));
+  PIPER_TRY(inject_fault("publish", control_.rank(), step_));
   PIPER_TRY(storage.publish(built, options_.folder + "/" + checkpoint_name(step_)));
   losses_[step_] = about_.loss;
   return remove_surplus();

@@ -16,7 +16,7 @@ class RankWriter {
   int64_t staged_bytes() const { return std::ssize(staging_); }
   int64_t stored_bytes() const { return stored_; }
   // Copies the states and begins to write them below `folder`. Not while one is being written.
-  Status begin(const std::string& folder);
+  Status begin(const std::string& folder, int64_t step);
   bool is_writing() const { return writing_.load(std::memory_order_acquire); }
   // Returns what was written, when it is.
   Result<CheckpointFile> finish();
@@ -28,7 +28,7 @@ class RankWriter {
     Held held;
     int64_t at = 0;  // in the staging memory
   };
-  void write(const std::string& folder);
+  void write(const std::string& folder, int64_t step);
 
   Storage& storage_;
   const int64_t rank_;
@@ -68,7 +68,7 @@ class Checkpointing {
   enum class Phase { kIdle, kWriting, kCommitting };
   Checkpointing(const CheckpointOptions& options, const PlanSet& set, Executor& executor,
                 Control& control, int64_t first_step);
-  Status take_folder(int64_t bytes, int64_t first_step);
+  Status take_folder(int64_t bytes);
   Status lock_folder();
   Status gather_files();
   Status commit();

@@ -15,6 +15,7 @@
 #include "piper/devices/registry.h"
 #include "progress.h"
 #include "resume.h"
+#include "run_folder.h"
 
 namespace piper {
 namespace {
@@ -227,17 +228,11 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
   return prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start);
 }
 
-Result<JobResult> run_ranks(RunOptions& options, Loaded& loaded, Transport* transport) {
+Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Transport* transport) {
   const JobOptions& job = options.job;
   const PlanSet* reference = loaded.reference ? &*loaded.reference : nullptr;
-  if (transport == nullptr) {
-    PIPER_TRY(find_begin(options, loaded, nullptr));
+  if (transport == nullptr)
     return run_job(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(), job);
-  }
-  PIPER_TRY(transport->control().agree({loaded.set.manifest.set_id, loaded.rank, loaded.world,
-                                        loaded.set.directory, kernels_of(job),
-                                        common_flags(options, loaded.data.get())}));
-  PIPER_TRY(find_begin(options, loaded, &transport->control()));
   return run_rank_here(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(),
                        *transport, job);
 }
@@ -256,6 +251,7 @@ class Watch {
                    stderr);
       };
     progress_.emplace(options.job.steps, options.log_every);
+    voice_.note(folder_.open(options, loaded.set));
     if (!options.metrics.empty()) voice_.note(metrics_.open(options.metrics, options, loaded.set));
     options.job.on_step = [this](const StepMetrics& one) { return see(one); };
     options.job.on_memory = [this](const MemoryMetrics& memory) {
@@ -263,12 +259,14 @@ class Watch {
       return ok_status();
     };
   }
+  void close() { voice_.note(folder_.close()); }
 
  private:
   using Clock = std::chrono::steady_clock;
   Status see(const StepMetrics& one) {
     progress_->show(one);
     voice_.note(metrics_.write(print_metrics(one)));
+    voice_.note(folder_.add(one));
     if (Clock::now() - looked_ < std::chrono::seconds(1)) return ok_status();
     looked_ = Clock::now();
     // What was trained so far is kept.
@@ -285,6 +283,7 @@ class Watch {
   std::atomic<bool>* stop_ = nullptr;  // set by a signal, or when data are not what they were
   std::optional<Progress> progress_;
   MetricsFile metrics_;
+  RunFolder folder_;
   Clock::time_point looked_ = Clock::now();
 };
 
@@ -312,9 +311,15 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
                               Voice& voice) {
   const bool speaks = loaded.rank == 0 || !loaded.is_process();
   if (speaks && options.on_plans) PIPER_TRY(options.on_plans(loaded.set));
+  if (transport != nullptr)
+    PIPER_TRY(transport->control().agree({loaded.set.manifest.set_id, loaded.rank, loaded.world,
+                                          loaded.set.directory, kernels_of(options.job),
+                                          common_flags(options, loaded.data.get())}));
   if (speaks) std::fputs(introduce(options, loaded).c_str(), stderr);
+  PIPER_TRY(find_begin(options, loaded, transport == nullptr ? nullptr : &transport->control()));
   Watch watch(options, loaded, voice, speaks);
   PIPER_ASSIGN(const JobResult result, run_ranks(options, loaded, transport));
+  watch.close();
   const auto write = [&] {
     write_results(options, result, loaded.is_process() ? loaded.rank : -1, voice);
     if (loaded.data) voice.note(loaded.data->check());
@@ -375,6 +380,7 @@ Status prepare_profile(RunOptions& options, const PlanSet& set) {
 
 // Checks all that a rank can find wrong without the others.
 Status prepare(RunOptions& options, Loaded& loaded) {
+  RunFolder::complete(options);
   PIPER_ASSIGN(const std::optional<Launch> launch, launched());
   take_launch(launch, options.rendezvous, loaded);
   const bool is_chosen = !options.job.backend.empty();
@@ -384,6 +390,13 @@ Status prepare(RunOptions& options, Loaded& loaded) {
   options.data.seed = options.seed.value_or(loaded.set.manifest.seed);
   PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));
   PIPER_TRY(load_reference(options, loaded));
+  if (!options.out.empty()) {
+    std::error_code problem;
+    fs::create_directories(options.out, problem);
+    if (problem)
+      return fail("cannot create {}: {}", options.out, problem.message())
+          .with_code(ExitCode::kStorage);
+  }
   for (const std::string* path :
        {&options.save, &options.metrics, &options.trace, &options.profile}) {
     PIPER_TRY(check_target(*path));

@@ -138,6 +138,13 @@ Error no_finite_loss(int64_t step, double loss) {
   return error;
 }
 
+Error no_finite_norm(int64_t step, double norm) {
+  return fail("step {}: the norm of the gradients is {}", step + 1, std::abs(norm))
+      .with_code(ExitCode::kNumeric)
+      .with_note(
+          "help: 'precision: {loss_scale: dynamic}' skips steps whose gradients are not finite");
+}
+
 double read_scalar(DType dtype, const std::byte* at) {
   if (dtype == DType::kF64) {
     double value = 0;
@@ -200,8 +207,10 @@ Status Executor::finish_step(int64_t step) {
       state.backend.host_uses(at, kStagedReportBytes, false);
     }
     state.reports[i] = read_scalar(state.type(report.buffer).dtype, at);
-    if (report.name == "loss" && !std::isfinite(state.reports[i]) && !may_skip)
-      return no_finite_loss(step, state.reports[i]);
+    if (may_skip || std::isfinite(state.reports[i])) continue;
+    if (report.name == "loss") return no_finite_loss(step, state.reports[i]);
+    // The update has made such numbers of parameters, and no checkpoint shall keep them.
+    if (report.name == "grad_norm") return no_finite_norm(step, state.reports[i]);
   }
   return ok_status();
 }

@@ -68,12 +68,28 @@ Earlier look_at(const std::string& path) {
   return earlier;
 }
 
+// Removes the lines of steps after this one: the job goes on from there, on another course.
+Status cut_lines(const std::string& path, int64_t step) {
+  std::ifstream file(path, std::ios::binary);
+  std::string kept;
+  bool cuts = false;
+  for (std::string line; std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    const bool beyond = json.is_object() && json.contains("step") &&
+                        json["step"].is_number_integer() && json["step"].get<int64_t>() > step;
+    cuts |= beyond;
+    if (!beyond) kept += line + "\n";
+  }
+  return cuts ? write_file(path, kept) : ok_status();
+}
+
 // Returns the same line for the same run, whenever it runs.
 std::string run_line(int64_t number, const RunOptions& options, const PlanSet& set) {
   nlohmann::ordered_json line;
   line["run"] = number;
   line["plan_set"] = set.manifest.set_id;
   line["ranks"] = set.world();
+  if (options.job.first_step > 0) line["after_step"] = options.job.first_step;
   line["steps"] = options.job.steps;
   line["seed"] = options.data.seed;
   return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
@@ -88,7 +104,9 @@ MetricsFile::~MetricsFile() {
 Status MetricsFile::open(const std::string& path, const RunOptions& options, const PlanSet& set) {
   path_ = path;
   std::error_code ignored;
-  const Earlier earlier = fs::is_regular_file(path, ignored) ? look_at(path) : Earlier();
+  const bool is_there = fs::is_regular_file(path, ignored);
+  if (is_there && options.job.first_step > 0) PIPER_TRY(cut_lines(path, options.job.first_step));
+  const Earlier earlier = is_there ? look_at(path) : Earlier();
   file_ = std::fopen(path.c_str(), "a");
   if (file_ == nullptr) return broken();
   return write((earlier.whole ? "" : "\n") + run_line(earlier.runs + 1, options, set));

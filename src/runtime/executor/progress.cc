@@ -17,6 +17,19 @@ Progress::~Progress() {
   if (open_) std::fputs("\n", stderr);
 }
 
+namespace {
+
+// "3 h 20 min left", of at least a minute; else "".
+std::string print_left(double seconds) {
+  const auto minutes = static_cast<int64_t>(seconds / 60);
+  if (minutes < 1) return "";
+  if (minutes < 60) return fmt::format("  {} min left", minutes);
+  if (minutes < 48 * 60) return fmt::format("  {} h {} min left", minutes / 60, minutes % 60);
+  return fmt::format("  {} d {} h left", minutes / 60 / 24, minutes / 60 % 24);
+}
+
+}  // namespace
+
 std::string print_progress(const StepMetrics& metrics, int64_t steps) {
   std::string text = fmt::format("step {}/{}", metrics.step + 1, steps);
   if (metrics.loss) text += fmt::format("  loss {:.4f}", *metrics.loss);
@@ -24,7 +37,8 @@ std::string print_progress(const StepMetrics& metrics, int64_t steps) {
   if (metrics.learning_rate) text += fmt::format("  lr {:.3g}", *metrics.learning_rate);
   if (metrics.loss_scale) text += fmt::format("  loss scale {:.6g}", *metrics.loss_scale);
   if (metrics.skipped.value_or(0) != 0) text += "  skipped";
-  return text + fmt::format("  {:.1f} ms  {:.0f} tokens/s", metrics.step_ms, metrics.tokens_per_s);
+  text += fmt::format("  {:.1f} ms  {:.0f} tokens/s", metrics.step_ms, metrics.tokens_per_s);
+  return text + print_left(metrics.step_ms / 1e3 * static_cast<double>(steps - metrics.step - 1));
 }
 
 void Progress::show(const StepMetrics& metrics) {

@@ -3,6 +3,8 @@
 
 #include <chrono>
 
+#include "faults.h"
+
 namespace piper {
 namespace {
 
@@ -179,6 +181,7 @@ Status Steps::begin(int64_t step) {
   last_ = step + 1 == run_.options.steps || (stop_ && overlap_);
   drains_ = overlap_ && !last_ && run_.checkpoints != nullptr &&
             run_.checkpoints->is_due(step + 1, save_ ? kSave : 0);
+  PIPER_TRY(inject_fault("step", run_.control.rank(), step + 1));
   if (run_.options.before_step)
     PIPER_TRY(run_.options.before_step(run_.control.rank(), step, run_.executor));
   if (!late_ || step == run_.options.first_step) since_ = Clock::now();
@@ -208,6 +211,7 @@ Status Steps::end(int64_t step, bool last) {
   if (run_.options.verify.against != VerifyAgainst::kNone && step == run_.options.first_step)
     run_.control.set_timeout(
         std::max(run_.options.start_timeout_s, wait_limit(run_.options, took)));
+  PIPER_TRY(inject_fault("after", run_.control.rank(), step + 1));
   const Clock::time_point ended = Clock::now();
   if (!last) stop_ = lacks_data(begun_) || is_out_of_time() || stop_;
   bool save = false;
@@ -252,6 +256,7 @@ Status Steps::save_if_due(bool last) {
 
 Status Steps::run() {
   const int64_t steps = run_.options.steps;
+  PIPER_TRY(inject_fault("load", run_.control.rank(), begun_));
   PIPER_TRY(tell_memory(/*is_loaded=*/true));
   if (overlap_ && begun_ >= steps) return ok_status();
   run_.control.set_timeout(wait_limit(run_.options, 0));
@@ -270,6 +275,7 @@ Status Steps::run() {
   PIPER_TRY(end_until(begun_, true));
   if (!overlap_) PIPER_TRY(run_.executor.run_epilogue(steps));
   PIPER_TRY(save_if_due(/*last=*/true));
+  PIPER_TRY(inject_fault("end", run_.control.rank(), begun_));
   if (run_.options.parameters)
     run_.executor.states();  // what is read of them is there from here on
   return run_.executor.settle();

@@ -256,8 +256,8 @@ void tell_loading(const Start& start, const StartOptions& asked, const Loading& 
   const auto list = [](const std::vector<std::string>& names, const char* what) {
     if (names.empty()) return;
     const size_t shown = std::min(names.size(), kShown);
-    std::string line = fmt::format("{} {}: {}", names.size(), what,
-                                   fmt::join(names.begin(), names.begin() + shown, ", "));
+    std::string line =
+        fmt::format("{} {}: {}", names.size(), what, join(std::span(names).first(shown), ", "));
     if (names.size() > shown) line += fmt::format(" and {} more", names.size() - shown);
     tell_user(quote_control(line));
   };
@@ -315,6 +315,22 @@ Status check_start(const RunOptions& options, const PlanSet& set, const Start& s
 
 // ---- What the job's own checkpoints say ---------------------------------------------------------
 
+namespace {
+
+// New checkpoints are newer than all that the folder holds.
+Status check_folder(const CheckpointOptions& options, int64_t first_step) {
+  PIPER_ASSIGN(const std::vector<int64_t> steps,
+               list_checkpoints(*options.storage, options.folder));
+  if (steps.empty() || steps[0] <= first_step) return ok_status();
+  return usage(fmt::format("'{}' has {}, and this job begins at step {}: its checkpoints would be "
+                           "mixed with those of another course",
+                           options.folder, checkpoint_name(steps[0]), first_step))
+      .with_note(fmt::format("help: go on from it with --resume {}, or write to another folder",
+                             options.folder));
+}
+
+}  // namespace
+
 Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchSource* data,
                            const std::optional<Start>& start) {
   const bool overlap = std::any_of(set.roles.begin(), set.roles.end(),
@@ -326,6 +342,7 @@ Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchS
         fmt::format("the steps of {} overlap: checkpoints of such plans are not supported on a GPU",
                     set.directory));
   if (!options.job.checkpoint) return ok_status();
+  PIPER_TRY(check_folder(*options.job.checkpoint, options.job.first_step));
   Checkpoint& about = options.job.checkpoint->about;
   about.data_seed = options.data.seed;
   about.shuffle = options.data.shuffle;
@@ -340,6 +357,7 @@ Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchS
   const int64_t first = start ? start->step : 0, samples = start ? start->samples : 0;
   options.job.checkpoint->count_samples = [=](int64_t step, Checkpoint& one) {
     one.samples = samples + (step - first) * batch;
+    if (data != nullptr) one.sources = data->consumed(step);
   };
   return ok_status();
 }

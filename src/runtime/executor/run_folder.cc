@@ -1,0 +1,81 @@
+// Writes what a run's folder holds beside metrics and checkpoints. Called by the run's watcher.
+#include "run_folder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::chrono::seconds kBetweenValues{5};
+
+// Names of Megatron's metrics, where it has them.
+std::vector<std::pair<std::string, double>> scalars_of(const StepMetrics& metrics) {
+  std::vector<std::pair<std::string, double>> scalars;
+  const auto add = [&](const char* name, const std::optional<double>& value) {
+    if (value) scalars.emplace_back(name, *value);
+  };
+  add("loss", metrics.loss);
+  add("grad_norm", metrics.grad_norm);
+  add("learning_rate", metrics.learning_rate);
+  add("loss_scale", metrics.loss_scale);
+  add("skipped", metrics.skipped);
+  scalars.emplace_back("tokens_per_second", metrics.tokens_per_s);
+  scalars.emplace_back("step_duration_seconds", metrics.step_ms / 1e3);
+  return scalars;
+}
+
+}  // namespace
+
+void RunFolder::complete(RunOptions& options) {
+  if (options.out.empty()) return;
+  if (options.metrics.empty()) options.metrics = options.out + "/metrics.jsonl";
+  if (!options.job.checkpoint) options.job.checkpoint.emplace();
+  if (options.job.checkpoint->folder.empty())
+    options.job.checkpoint->folder = options.out + "/checkpoints";
+}
+
+Status RunFolder::open(const RunOptions& options, const PlanSet& set) {
+  if (options.out.empty()) return ok_status();
+  folder_ = options.out;
+  steps_ = options.job.steps;
+  int64_t runs = 0;
+  std::error_code problem;
+  for (fs::directory_iterator it(folder_, problem), end; !problem && it != end;
+       it.increment(problem))
+    runs += it->path().filename().string().starts_with("events.out.tfevents.") ? 1 : 0;
+  PIPER_TRY(write_file(folder_ + "/strategy.yaml", set.manifest.strategy_text));
+  return events_.open(folder_, runs + 1, options.job.first_step);
+}
+
+Status RunFolder::add(const StepMetrics& metrics) {
+  if (folder_.empty()) return ok_status();
+  last_ = metrics;
+  PIPER_TRY(events_.add(metrics.step + 1, scalars_of(metrics)));
+  if (std::chrono::steady_clock::now() - written_ < kBetweenValues) return ok_status();
+  return write_values();
+}
+
+Status RunFolder::close() { return folder_.empty() ? ok_status() : write_values(); }
+
+// A text file of Prometheus, for its node exporter to collect.
+Status RunFolder::write_values() {
+  written_ = std::chrono::steady_clock::now();
+  std::string text;
+  const auto add = [&](const std::string& name, double value) {
+    text += fmt::format("# TYPE piper_{0} gauge\npiper_{0} {1}\n", name,
+                        std::isfinite(value) ? fmt::format("{:g}", value)
+                        : std::isnan(value)  ? "NaN"
+                        : value < 0          ? "-Inf"
+                                             : "+Inf");
+  };
+  add("step", static_cast<double>(last_.step + 1));
+  add("steps", static_cast<double>(steps_));
+  add("peak_bytes", static_cast<double>(last_.peak_bytes));
+  for (const auto& [name, value] : scalars_of(last_)) add(name, value);
+  return write_file(folder_ + "/metrics.prom", text);
+}
+
+}  // namespace piper

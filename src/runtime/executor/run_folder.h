@@ -1,0 +1,31 @@
+// The folder of a run, for people and for what watches jobs. Private to the executor room.
+#pragma once
+
+#include "piper/runtime/job.h"
+#include "tensorboard.h"
+
+namespace piper {
+
+// Keeps `--out DIR`: strategy.yaml, TensorBoard's events and metrics.prom. (metrics.jsonl and
+// checkpoints/ are what --metrics and --checkpoint write, which it stands for.)
+class RunFolder {
+ public:
+  // Fills what DIR stands for in the options. To be called before they are read.
+  static void complete(RunOptions& options);
+  // Creates the folder; the plans' strategy is copied there. Nothing to do without --out.
+  Status open(const RunOptions& options, const PlanSet& set);
+  Status add(const StepMetrics& metrics);
+  // Writes the last values for Prometheus.
+  Status close();
+
+ private:
+  Status write_values();
+
+  std::string folder_;
+  TensorBoardFile events_;
+  StepMetrics last_;
+  int64_t steps_ = 0;
+  std::chrono::steady_clock::time_point written_{};
+};
+
+}  // namespace piper

@@ -1,0 +1,32 @@
+// Scalars by step in the files that TensorBoard reads. Private to the executor room.
+#pragma once
+
+#include <cstdio>
+
+#include "piper/base/base.h"
+
+namespace piper {
+
+// Appends records to one events file, each as soon as it is known. A file that cannot be written
+// to costs its records, not the run.
+class TensorBoardFile {
+ public:
+  TensorBoardFile() = default;
+  TensorBoardFile(const TensorBoardFile&) = delete;
+  TensorBoardFile& operator=(const TensorBoardFile&) = delete;
+  ~TensorBoardFile();
+  // Creates the file in `folder`. What earlier files there say of steps from `first_step` on is of
+  // another course: TensorBoard leaves it out. `number`: of the run, which makes the name its own.
+  Status open(const std::string& folder, int64_t number, int64_t first_step);
+  Status add(int64_t step, std::span<const std::pair<std::string, double>> scalars);
+
+ private:
+  Status append(const std::string& event);
+  std::string path_;
+  FILE* file_ = nullptr;
+};
+
+// Returns the checksum of TFRecord files: CRC-32C (Castagnoli), rotated and offset.
+uint32_t masked_crc(std::string_view bytes);
+
+}  // namespace piper
