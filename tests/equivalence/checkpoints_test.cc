@@ -2,6 +2,8 @@
 // the single-device plan that begins with the same checkpoint.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -312,6 +314,110 @@ TEST_F(Checkpoints, KilledJobsEndAsOthersDo) {
   ASSERT_EQ(code, 0) << output;
   EXPECT_GT(kills, 0);
   EXPECT_EQ(read("a"), read("b"));
+}
+
+// Whatever a rank is doing when it is killed, the others end soon, and a resumed job ends as one
+// that nobody killed.
+TEST_F(Checkpoints, EachPointOfAKillIsResumed) {
+  ASSERT_EQ(run("pp2dp2", "--steps 7 --save " + path("b")).first, 0);
+  for (const char* phase : {"load", "step", "after", "copy", "write", "commit", "publish", "end"})
+    for (const int rank : {0, 3}) {
+      if (rank != 0 && (phase == std::string("commit") || phase == std::string("publish")))
+        continue;
+      const int step = phase == std::string("load") ? 0 : phase == std::string("end") ? 7 : 4;
+      const std::string what = fmt::format("kill@{}:{}:{}", rank, step, phase),
+                        folder = path("points-" + what);
+      const std::string command = fmt::format(
+          "PIPER_FAULT={} {}/bin/piper-run {} --data {}:u8 --threads 1 --steps 7 "
+          "--every 2 --checkpoint {} 2>&1",
+          what, PIPER_BINARY_DIR, path("pp2dp2"), path("text.bin"), folder);
+      const auto before = std::chrono::steady_clock::now();
+      const auto [code, output] =
+          run_shell("exec 2>&1; " +
+                    as_processes(4, torch_variables(4, free_port()), "sh -c '" + command + "'"));
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - before;
+      EXPECT_NE(code, 0) << what << output;
+      EXPECT_LE(took.count(), 30) << what;  // the others' patience is no part of it
+      const auto resumed = run("pp2dp2", "--steps 7 --resume-or-start " + folder +
+                                             " --checkpoint " + folder + " --save " + path("a"));
+      ASSERT_EQ(resumed.first, 0) << what << resumed.second;
+      EXPECT_EQ(read("a"), read("b")) << what;
+    }
+}
+
+// ---- What a run leaves --------------------------------------------------------------------------
+
+uint32_t crc_of(std::string_view bytes) {
+  uint32_t crc = ~uint32_t{0};
+  for (const char byte : bytes) {
+    crc ^= static_cast<uint8_t>(byte);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ (crc & 1 ? 0x82f63b78 : 0);
+  }
+  crc = ~crc;
+  return ((crc >> 15) | (crc << 17)) + 0xa282ead8;
+}
+
+// The records of an events file, whose checksums are right.
+std::vector<std::string> records_of(const std::string& file) {
+  std::vector<std::string> records;
+  for (size_t at = 0; at + 16 <= file.size();) {
+    uint64_t size = 0;
+    uint32_t of_size = 0, of_data = 0;
+    std::memcpy(&size, file.data() + at, 8);
+    std::memcpy(&of_size, file.data() + at + 8, 4);
+    EXPECT_EQ(of_size, crc_of(std::string_view(file).substr(at, 8)));
+    records.push_back(file.substr(at + 12, size));
+    std::memcpy(&of_data, file.data() + at + 12 + size, 4);
+    EXPECT_EQ(of_data, crc_of(records.back()));
+    at += size + 16;
+  }
+  return records;
+}
+
+// A resumed run cuts what lies beyond its step, and refuses before it cuts anything.
+TEST_F(Checkpoints, MetricsAreOneSeries) {
+  const std::string out = path("out");
+  ASSERT_EQ(run("ddp2", "--steps 6 --every 2 --out " + out).first, 0);
+  const std::string all = read("out/metrics.jsonl");
+  const auto mixed =
+      run("ddp2", "--steps 8 --out " + out + " --resume " + out + "/checkpoints/step-000000004");
+  EXPECT_EQ(mixed.first, 2) << mixed.second;
+  EXPECT_EQ(read("out/metrics.jsonl"), all);
+  std::filesystem::remove_all(out + "/checkpoints/step-000000006");
+  const auto resumed = run("ddp2", "--steps 8 --out " + out + " --resume " + out + "/checkpoints");
+  ASSERT_EQ(resumed.first, 0) << resumed.second;
+  const std::string series = read("out/metrics.jsonl");
+  for (int step = 1; step <= 8; ++step) {
+    const std::string line = fmt::format("{{\"step\":{},", step);
+    const size_t at = series.find(line);
+    EXPECT_NE(at, std::string::npos) << step;
+    EXPECT_EQ(series.find(line, at + 1), std::string::npos) << step;
+  }
+  EXPECT_NE(read("out/metrics.prom").find("piper_step 8\n"), std::string::npos);
+  EXPECT_EQ(read("out/strategy.yaml").substr(0, 8), "piper: 1");
+  std::vector<size_t> counts;
+  for (const auto& file : std::filesystem::directory_iterator(out))
+    if (file.path().filename().string().starts_with("events.out.tfevents."))
+      counts.push_back(records_of(read("out/" + file.path().filename().string())).size());
+  std::sort(counts.begin(), counts.end());
+  EXPECT_EQ(counts, (std::vector<size_t>{2 + 4, 2 + 6}));  // version, begin, steps
+}
+
+TEST_F(Checkpoints, ATimeLimitEndsWithACheckpoint) {
+  const auto [code, output] =
+      run("ddp2", "--steps 100000 --time-limit 2s --checkpoint " + path("limited"));
+  EXPECT_EQ(code, 130) << output;
+  const auto steps = list_checkpoints(file_storage(), path("limited"));
+  ASSERT_TRUE(steps);
+  EXPECT_EQ(steps->size(), 1u) << output;
+}
+
+TEST_F(Checkpoints, FaultsAreSpelled) {
+  const auto [code, output] =
+      run_shell("PIPER_FAULT=kll@0:0:load " PIPER_BINARY_DIR "/bin/piper-run " + path("one") +
+                " --data " + path("text.bin") + ":u8 2>&1");
+  EXPECT_EQ(code, 2) << output;
+  EXPECT_NE(output.find("did you mean 'kill'?"), std::string::npos) << output;
 }
 
 }  // namespace
