@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "checkpoint_flags.h"
+#include "flag_checks.h"
 #include "piper/base/process.h"
 #include "piper/devices/cuda.h"
 #include "piper/devices/registry.h"
@@ -15,6 +17,9 @@
 #include "version.h"
 
 namespace {
+
+using piper::a_count;
+using piper::between;
 
 // Set by SIGUSR1: a checkpoint is written after the step under way.
 std::atomic<bool> save_requested{false};
@@ -84,9 +89,8 @@ constexpr int64_t kProfileSteps = 13;  // where nobody says how many
 
 struct Flags {
   piper::RunOptions run;
-  piper::CheckpointOptions checkpoint;
-  std::string keep, checkpoint_errors = "stop", time_limit;
-  std::string resume, resume_or_start, branch, init;
+  piper::CheckpointFlags checkpoint;
+  std::vector<std::string> plans;
   std::string verify, helper = "auto", graphs = "on", products, tune;
   double target = 0;
   std::vector<std::string> architectures;  // of --compile-only
@@ -147,122 +151,11 @@ std::optional<piper::Status> do_instead(const Flags& flags) {
   return std::nullopt;
 }
 
-// Checks a range like CLI::Range, which prints its bounds with all 309 digits of the largest
-// double.
-CLI::Validator between(double least, double most, std::string text) {
-  return {[=](const std::string& given) -> std::string {
-            char* end = nullptr;
-            const double value = std::strtod(given.c_str(), &end);
-            return *end == '\0' && value >= least && value <= most ? "" : given + " is not " + text;
-          },
-          ""};
-}
-CLI::Validator a_count(int64_t least) {
-  return between(static_cast<double>(least), 1e15, fmt::format("a whole number from {} on", least));
-}
-
-void add_checkpoint_flags(CLI::App& app, Flags& flags) {
-  app.add_option("--checkpoint", flags.checkpoint.folder,
-                 "write checkpoints into this folder: at the job's end, when it is interrupted, "
-                 "at SIGUSR1, and as --every and --minutes say")
-      ->type_name("DIR");
-  app.add_option("--every", flags.checkpoint.every, "a checkpoint each N steps")
-      ->type_name("N")
-      ->check(a_count(1));
-  app.add_option("--minutes", flags.checkpoint.minutes,
-                 "a checkpoint when so many minutes have passed since the one before")
-      ->type_name("M")
-      ->check(between(1e-3, 1e6, "a number of minutes from 0.001 to 1e6"));
-  app.add_option("--keep", flags.keep,
-                 "which checkpoints stay, as last=3,every=5000,best=2: the newest, those of so "
-                 "many steps, those of lowest loss (default: all)")
-      ->type_name("RULES");
-  app.add_option("--checkpoint-errors", flags.checkpoint_errors,
-                 "stop: a checkpoint that cannot be written ends the job, with exit 12; ignore: it "
-                 "is named, and training goes on")
-      ->check(CLI::IsMember({"stop", "ignore"}))
-      ->capture_default_str();
-  app.add_option(
-         "--time-limit", flags.time_limit,
-         "end so that the last step and its checkpoint are done after this time: 90m, 11h30m "
-         "or seconds; exit 130")
-      ->type_name("TIME");
-  const std::pair<const char*, std::string*> verbs[] = {
-      {"--resume", &flags.resume},
-      {"--resume-or-start", &flags.resume_or_start},
-      {"--branch", &flags.branch},
-      {"--init", &flags.init}};
-  const char* const texts[] = {
-      "go on from the newest undamaged checkpoint of DIR, or from this one, on whatever ranks; "
-      "--steps counts from the beginning",
-      "the same; a folder without one means a start from the beginning",
-      "take parameters and states of a checkpoint, with other data or settings; what is not in it "
-      "begins afresh, and is listed",
-      "take parameters and buffers alone, of a checkpoint or a safetensors file, and begin at step "
-      "0"};
-  std::vector<CLI::Option*> added;
-  for (size_t v = 0; v < std::size(verbs); ++v) {
-    added.push_back(app.add_option(verbs[v].first, *verbs[v].second, texts[v])
-                        ->type_name(v == 3 ? "DIR|FILE" : "DIR"));
-    for (size_t other = 0; other < v; ++other) added[v]->excludes(added[other]);
-  }
-  app.add_option("--accept", flags.run.start.accept,
-                 "settings that may differ from those of the checkpoint: lr, global_batch, data, "
-                 "model, seed, or whatever else is named when they do")
-      ->type_name("NAME,…")
-      ->delimiter(',')
-      ->expected(1)
-      ->take_all();
-}
-
-// Returns the seconds of "90m", "11h30m", "3600" or "45s".
-piper::Result<double> parse_duration(const std::string& text) {
-  double total = 0, number = 0;
-  const char* at = text.c_str();
-  while (*at != '\0') {
-    char* end = nullptr;
-    number = std::strtod(at, &end);
-    const double unit = *end == 'h' ? 3600 : *end == 'm' ? 60 : *end == 's' || *end == '\0' ? 1 : 0;
-    if (end == at || unit == 0 || !(number >= 0) || number > 1e9)
-      return piper::fail("--time-limit: '{}' is no time such as 90m, 11h30m or 3600", text)
-          .with_code(piper::ExitCode::kUsage);
-    total += number * unit;
-    at = *end == '\0' ? end : end + 1;
-  }
-  return total;
-}
-
-// Takes over what the flags say of checkpoints.
-piper::Status take_checkpoint_flags(Flags& flags) {
-  using How = piper::StartOptions::How;
-  piper::RunOptions& run = flags.run;
-  const std::pair<const std::string*, How> verbs[] = {{&flags.resume, How::kResume},
-                                                      {&flags.resume_or_start, How::kResumeOrStart},
-                                                      {&flags.branch, How::kBranch},
-                                                      {&flags.init, How::kInit}};
-  for (const auto& [from, how] : verbs)
-    if (!from->empty()) run.start.how = how, run.start.from = *from;
-  if (!flags.time_limit.empty()) {
-    PIPER_ASSIGN(run.job.time_limit_s, parse_duration(flags.time_limit));
-  }
-  if (!flags.keep.empty()) {
-    PIPER_ASSIGN(flags.checkpoint.keep, piper::parse_keep(flags.keep));
-  }
-  flags.checkpoint.goes_on = flags.checkpoint_errors == "ignore";
-  const piper::CheckpointOptions& given = flags.checkpoint;
-  if (!given.folder.empty() || !run.out.empty()) {
-    run.job.checkpoint = given;
-  } else if (given.every > 0 || given.minutes > 0 || !flags.keep.empty()) {
-    return piper::fail("--every, --minutes and --keep want to know where checkpoints are written")
-        .with_code(piper::ExitCode::kUsage)
-        .with_note("help: --checkpoint DIR, or --out DIR");
-  }
-  return piper::ok_status();
-}
-
 void add_flags(CLI::App& app, Flags& flags) {
   piper::RunOptions& run = flags.run;
-  app.add_option("plan", run.plan, "a directory of plans (all ranks run here), or one rankN.plan")
+  app.add_option("plan", flags.plans,
+                 "a directory of plans (all ranks run here), or one rankN.plan; of several "
+                 "directories, the first one for as many ranks as the launcher has started")
       ->required()
       ->type_name("DIR|RANK.plan");
   app.add_option("--steps", run.job.steps, "training steps")
@@ -414,12 +307,14 @@ int main(int argc, char** argv) {
   app.name("piper-run");
   app.footer(kFooter + std::string(piper::mpi_environment_help()) + kExitCodes);
   add_flags(app, flags);
-  add_checkpoint_flags(app, flags);
+  flags.checkpoint.add(app, flags.run);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& problem) {
     return app.exit(problem) == 0 ? 0 : static_cast<int>(piper::ExitCode::kUsage);
   }
+  flags.run.plan = flags.plans[0];
+  flags.run.other_plans.assign(flags.plans.begin() + 1, flags.plans.end());
   const std::optional<piper::Status> instead = do_instead(flags);
   const piper::Status prepared = instead ? *instead
                                  : flags.products.empty()
@@ -428,7 +323,7 @@ int main(int argc, char** argv) {
   if (!prepared) std::fputs(print_error(prepared.error()).c_str(), stderr);
   if (!prepared || instead)
     return static_cast<int>(prepared ? piper::ExitCode::kOk : prepared.error().code);
-  if (const piper::Status taken = take_checkpoint_flags(flags); !taken) {
+  if (const piper::Status taken = flags.checkpoint.take(flags.run); !taken) {
     std::fputs(print_error(taken.error()).c_str(), stderr);
     return static_cast<int>(taken.error().code);
   }

@@ -110,6 +110,34 @@ TEST_F(NcclProcesses, TrainWhatOneTrains) {
   }
 }
 
+// Checkpoints are copied from devices whose steps are queued ahead, also in the middle of a run.
+TEST_F(NcclProcesses, GoOnFromCheckpointsBitForBit) {
+  for (const auto& [strategy, flags] :
+       {std::pair("ddp", "-D dp=2"), std::pair("zero3", "-D dp=2"),
+        std::pair("1f1b", "-D stages=2 -D dp=1 -D microbatches=3")}) {
+    compile(strategy, flags);
+    std::filesystem::remove_all(at("checkpoints"));
+    const auto start = [&](const std::string& more) {
+      const auto [code, output] = run_shell(
+          "(" + as_processes(2, variables(2) + " FAKE_CUDA_COUNT=1", run("--threads 1 " + more)) +
+          ") 2>&1");
+      EXPECT_EQ(code, 0) << strategy << output;
+      return output;
+    };
+    start("--steps 7 --save " + at("whole"));
+    start("--steps 5 --every 2 --checkpoint " + at("checkpoints"));
+    const std::string resumed =
+        start("--steps 7 --resume " + at("checkpoints") + " --save " + at("rest"));
+    EXPECT_THAT(resumed, testing::HasSubstr("goes on after step 5"));
+    const std::string early =
+        start("--steps 7 --resume " + at("checkpoints/step-000000002") + " --save " + at("early"));
+    const auto read = [&](const char* name) { return *read_text_file(at(name), 1 << 28); };
+    EXPECT_EQ(read("whole"), read("rest")) << strategy;
+    EXPECT_EQ(read("whole"), read("early")) << strategy;
+    expect_no_letters();
+  }
+}
+
 // Both ranks end, and who calls says what.
 TEST_F(NcclProcesses, NameTheCallThatFails) {
   compile("ddp", "-D dp=2");

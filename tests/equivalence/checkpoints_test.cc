@@ -345,6 +345,26 @@ TEST_F(Checkpoints, EachPointOfAKillIsResumed) {
     }
 }
 
+// A job that is started again with fewer processes takes the plans for these.
+TEST_F(Checkpoints, FewerProcessesTakeOtherPlans) {
+  const std::string folder = path("elastic");
+  const auto start = [&](int processes, int steps, const std::string& more) {
+    return run_shell("exec 2>&1; " +
+                     as_processes(processes, torch_variables(processes, free_port()),
+                                  fmt::format("{}/bin/piper-run {} {} --data {}:u8 --threads 1 "
+                                              "--steps {} --resume-or-start {} --checkpoint {} {}",
+                                              PIPER_BINARY_DIR, path("pp2dp2"), path("tp2"),
+                                              path("text.bin"), steps, folder, folder, more)));
+  };
+  const auto four = start(4, 3, ""), two = start(2, 5, "--verify-against single"),
+             three = start(3, 6, "");
+  EXPECT_EQ(four.first, 0) << four.second;
+  EXPECT_EQ(two.first, 0) << two.second;
+  EXPECT_NE(two.second.find("goes on after step 3"), std::string::npos) << two.second;
+  EXPECT_EQ(three.first, 2) << three.second;
+  EXPECT_NE(three.second.find("3 processes were started"), std::string::npos) << three.second;
+}
+
 // ---- What a run leaves --------------------------------------------------------------------------
 
 uint32_t crc_of(std::string_view bytes) {

@@ -161,6 +161,8 @@ struct StartOptions {
 // Holds what the command line of piper-run says.
 struct RunOptions {
   std::string plan;  // a directory of plans, or one rankN.plan
+  // Further directories: of all, the first one counts that is for as many ranks as were launched.
+  std::vector<std::string> other_plans;
   StartOptions start;
   DataOptions data;  // its seed is the plan set's unless `seed` says another
   std::optional<uint64_t> seed;

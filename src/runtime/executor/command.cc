@@ -10,12 +10,10 @@
 #include "cores.h"
 #include "finish.h"
 #include "nvtx.h"
-#include "outputs.h"
 #include "piper/base/process.h"
 #include "piper/devices/registry.h"
-#include "progress.h"
 #include "resume.h"
-#include "run_folder.h"
+#include "watch.h"
 
 namespace piper {
 namespace {
@@ -90,6 +88,24 @@ void take_launch(const std::optional<Launch>& launch, const std::string& rendezv
   loaded.rank = launch->rank;
   loaded.world = launch->world;
   loaded.way = way_of(launch, rendezvous);
+}
+
+// Takes the plans that are for as many ranks as there are: a job that is started again on fewer
+// hosts goes on with other plans.
+Status choose_plans(RunOptions& options, const std::optional<Launch>& launch) {
+  if (options.other_plans.empty()) return ok_status();
+  std::vector<std::string> all{options.plan}, worlds;
+  all.insert(all.end(), options.other_plans.begin(), options.other_plans.end());
+  for (const std::string& directory : all) {
+    PIPER_ASSIGN(const PlanOutline outline, read_plan_outline(directory));
+    const int64_t world = std::ssize(outline.role_of_rank);
+    worlds.push_back(fmt::format("{} ({})", world, directory));
+    if (launch && launch->world != world) continue;
+    options.plan = directory;
+    return ok_status();
+  }
+  return usage(fmt::format("{} processes were started, and the plans are for {} ranks",
+                           launch->world, join(worlds, ", ")));
 }
 
 Status load_plans(const RunOptions& options, const std::optional<Launch>& launch, Loaded& loaded) {
@@ -237,56 +253,6 @@ Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Tra
                        *transport, job);
 }
 
-// Does on rank 0 what follows each step: reports it, and looks whether the run shall go on.
-class Watch {
- public:
-  Watch(RunOptions& options, const Loaded& loaded, Voice& voice, bool speaks)
-      : voice_(voice), loaded_(loaded) {
-    if (!speaks) return;
-    if (options.job.stop == nullptr) options.job.stop = &own_stop_;
-    stop_ = options.job.stop;
-    if (options.job.checkpoint)
-      options.job.checkpoint->note = [](const std::string& line) {
-        std::fputs((isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" + line + "\n" : line + "\n").c_str(),
-                   stderr);
-      };
-    progress_.emplace(options.job.steps, options.log_every);
-    voice_.note(folder_.open(options, loaded.set));
-    if (!options.metrics.empty()) voice_.note(metrics_.open(options.metrics, options, loaded.set));
-    options.job.on_step = [this](const StepMetrics& one) { return see(one); };
-    options.job.on_memory = [this](const MemoryMetrics& memory) {
-      voice_.note(metrics_.write(print_metrics(memory)));
-      return ok_status();
-    };
-  }
-  void close() { voice_.note(folder_.close()); }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  Status see(const StepMetrics& one) {
-    progress_->show(one);
-    voice_.note(metrics_.write(print_metrics(one)));
-    voice_.note(folder_.add(one));
-    if (Clock::now() - looked_ < std::chrono::seconds(1)) return ok_status();
-    looked_ = Clock::now();
-    // What was trained so far is kept.
-    Status same = check_mapped_files();
-    if (same && loaded_.data) same = loaded_.data->check();
-    voice_.note(same);
-    if (!same) stop_->store(true);
-    return ok_status();
-  }
-
-  Voice& voice_;
-  const Loaded& loaded_;
-  std::atomic<bool> own_stop_{false};
-  std::atomic<bool>* stop_ = nullptr;  // set by a signal, or when data are not what they were
-  std::optional<Progress> progress_;
-  MetricsFile metrics_;
-  RunFolder folder_;
-  Clock::time_point looked_ = Clock::now();
-};
-
 // Returns what is said before the first step. (Whoever does not read it hinders nothing.)
 std::string introduce(const RunOptions& options, const Loaded& loaded) {
   const PlanSet& set = loaded.set;
@@ -317,7 +283,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
                                           common_flags(options, loaded.data.get())}));
   if (speaks) std::fputs(introduce(options, loaded).c_str(), stderr);
   PIPER_TRY(find_begin(options, loaded, transport == nullptr ? nullptr : &transport->control()));
-  Watch watch(options, loaded, voice, speaks);
+  Watch watch(options, loaded.set, loaded.data.get(), voice, speaks);
   PIPER_ASSIGN(const JobResult result, run_ranks(options, loaded, transport));
   watch.close();
   const auto write = [&] {
@@ -383,6 +349,7 @@ Status prepare(RunOptions& options, Loaded& loaded) {
   RunFolder::complete(options);
   PIPER_ASSIGN(const std::optional<Launch> launch, launched());
   take_launch(launch, options.rendezvous, loaded);
+  PIPER_TRY(choose_plans(options, launch));
   const bool is_chosen = !options.job.backend.empty();
   if (is_chosen) PIPER_TRY(check_backend(options));
   PIPER_TRY(load_plans(options, launch, loaded));

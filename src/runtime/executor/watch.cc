@@ -1,0 +1,51 @@
+// Reports a run step by step: the line of progress, metrics, the run's folder. Made by run_plans.
+#include "watch.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "piper/base/process.h"
+
+namespace piper {
+namespace {
+
+void print_line(const std::string& line) {
+  const char* const clear = isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";  // of progress
+  std::fputs(fmt::format("{}{}\n", clear, line).c_str(), stderr);
+}
+
+}  // namespace
+
+Watch::Watch(RunOptions& options, const PlanSet& set, const BatchSource* data, Voice& voice,
+             bool speaks)
+    : voice_(voice), data_(data) {
+  if (!speaks) return;
+  if (options.job.stop == nullptr) options.job.stop = &own_stop_;
+  stop_ = options.job.stop;
+  if (options.job.checkpoint) options.job.checkpoint->note = print_line;
+  progress_.emplace(options.job.steps, options.log_every);
+  voice_.note(folder_.open(options, set));
+  if (!options.metrics.empty()) voice_.note(metrics_.open(options.metrics, options, set));
+  options.job.on_step = [this](const StepMetrics& one) { return see(one); };
+  options.job.on_memory = [this](const MemoryMetrics& memory) {
+    voice_.note(metrics_.write(print_metrics(memory)));
+    return ok_status();
+  };
+}
+
+Status Watch::see(const StepMetrics& one) {
+  progress_->show(one);
+  voice_.note(metrics_.write(print_metrics(one)));
+  voice_.note(folder_.add(one));
+  if (Clock::now() - looked_ < std::chrono::seconds(1)) return ok_status();
+  looked_ = Clock::now();
+  // What was trained so far is kept.
+  Status same = check_mapped_files();
+  if (same && data_ != nullptr) same = data_->check();
+  voice_.note(same);
+  if (!same) stop_->store(true);
+  return ok_status();
+}
+
+}  // namespace piper

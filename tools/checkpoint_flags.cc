@@ -1,0 +1,110 @@
+// The flags of piper-run that say when checkpoints are written and with which one a run begins.
+#include "checkpoint_flags.h"
+
+#include <cstdlib>
+
+#include "flag_checks.h"
+
+namespace piper {
+
+void CheckpointFlags::add(CLI::App& app, RunOptions& run) {
+  app.add_option("--checkpoint", options.folder,
+                 "write checkpoints into this folder: at the job's end, when it is interrupted, "
+                 "at SIGUSR1, and as --every and --minutes say")
+      ->type_name("DIR");
+  app.add_option("--every", options.every, "a checkpoint each N steps")
+      ->type_name("N")
+      ->check(a_count(1));
+  app.add_option("--minutes", options.minutes,
+                 "a checkpoint when so many minutes have passed since the one before")
+      ->type_name("M")
+      ->check(between(1e-3, 1e6, "a number of minutes from 0.001 to 1e6"));
+  app.add_option("--keep", keep,
+                 "which checkpoints stay, as last=3,every=5000,best=2: the newest, those of so "
+                 "many steps, those of lowest loss (default: all)")
+      ->type_name("RULES");
+  app.add_option("--checkpoint-errors", checkpoint_errors,
+                 "stop: a checkpoint that cannot be written ends the job, with exit 12; ignore: it "
+                 "is named, and training goes on")
+      ->check(CLI::IsMember({"stop", "ignore"}))
+      ->capture_default_str();
+  app.add_option(
+         "--time-limit", time_limit,
+         "end so that the last step and its checkpoint are done after this time: 90m, 11h30m "
+         "or seconds; exit 130")
+      ->type_name("TIME");
+  const std::pair<const char*, std::string*> verbs[] = {{"--resume", &resume},
+                                                        {"--resume-or-start", &resume_or_start},
+                                                        {"--branch", &branch},
+                                                        {"--init", &init}};
+  const char* const texts[] = {
+      "go on from the newest undamaged checkpoint of DIR, or from this one, on whatever ranks; "
+      "--steps counts from the beginning",
+      "the same; a folder without one means a start from the beginning",
+      "take parameters and states of a checkpoint, with other data or settings; what is not in it "
+      "begins afresh, and is listed",
+      "take parameters and buffers alone, of a checkpoint or a safetensors file, and begin at step "
+      "0"};
+  std::vector<CLI::Option*> added;
+  for (size_t v = 0; v < std::size(verbs); ++v) {
+    added.push_back(app.add_option(verbs[v].first, *verbs[v].second, texts[v])
+                        ->type_name(v == 3 ? "DIR|FILE" : "DIR"));
+    for (size_t other = 0; other < v; ++other) added[v]->excludes(added[other]);
+  }
+  app.add_option("--accept", run.start.accept,
+                 "settings that may differ from those of the checkpoint: lr, global_batch, data, "
+                 "model, seed, or whatever else is named when they do")
+      ->type_name("NAME,…")
+      ->delimiter(',')
+      ->expected(1)
+      ->take_all();
+}
+
+namespace {
+
+// Returns the seconds of "90m", "11h30m", "3600" or "45s".
+Result<double> parse_duration(const std::string& text) {
+  double total = 0, number = 0;
+  const char* at = text.c_str();
+  while (*at != '\0') {
+    char* end = nullptr;
+    number = std::strtod(at, &end);
+    const double unit = *end == 'h' ? 3600 : *end == 'm' ? 60 : *end == 's' || *end == '\0' ? 1 : 0;
+    if (end == at || unit == 0 || !(number >= 0) || number > 1e9)
+      return fail("--time-limit: '{}' is no time such as 90m, 11h30m or 3600", text)
+          .with_code(ExitCode::kUsage);
+    total += number * unit;
+    at = *end == '\0' ? end : end + 1;
+  }
+  return total;
+}
+
+}  // namespace
+
+Status CheckpointFlags::take(RunOptions& run) {
+  using How = StartOptions::How;
+  const std::pair<const std::string*, How> verbs[] = {{&resume, How::kResume},
+                                                      {&resume_or_start, How::kResumeOrStart},
+                                                      {&branch, How::kBranch},
+                                                      {&init, How::kInit}};
+  for (const auto& [from, how] : verbs)
+    if (!from->empty()) run.start.how = how, run.start.from = *from;
+  if (!time_limit.empty()) {
+    PIPER_ASSIGN(run.job.time_limit_s, parse_duration(time_limit));
+  }
+  if (!keep.empty()) {
+    PIPER_ASSIGN(options.keep, parse_keep(keep));
+  }
+  options.goes_on = checkpoint_errors == "ignore";
+  const CheckpointOptions& given = options;
+  if (!given.folder.empty() || !run.out.empty()) {
+    run.job.checkpoint = given;
+  } else if (given.every > 0 || given.minutes > 0 || !keep.empty()) {
+    return fail("--every, --minutes and --keep want to know where checkpoints are written")
+        .with_code(ExitCode::kUsage)
+        .with_note("help: --checkpoint DIR, or --out DIR");
+  }
+  return ok_status();
+}
+
+}  // namespace piper
