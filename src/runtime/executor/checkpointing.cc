@@ -316,6 +316,7 @@ Status Checkpointing::end_commit() {
   Error error = std::move(committed_).error();
   error.message = fmt::format("{} is not written: {}", checkpoint_name(step_), error.message);
   committed_ = ok_status();
+  static_cast<void>(options_.storage->remove(built_folder()));  // what is there takes room
   if (!options_.goes_on)
     return std::move(error).with_note(
         "help: --checkpoint-errors ignore lets training go on without it");
