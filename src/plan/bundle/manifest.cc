@@ -10,6 +10,15 @@ namespace {
 using Json = nlohmann::ordered_json;
 constexpr const char* kFormat = "piper plan set";
 
+// What is nested deeper than any manifest is left out: it would be copied level by level, and
+// overflow the stack.
+Json parse_text(std::string_view text) {
+  constexpr int kMaxDepth = 8;
+  return Json::parse(
+      text.begin(), text.end(),
+      [](int depth, Json::parse_event_t, const Json&) { return depth <= kMaxDepth; }, false);
+}
+
 Json to_json(const Manifest& manifest, bool with_id) {
   Json json = Json::object();
   json["format"] = kFormat;
@@ -107,12 +116,12 @@ std::string print_manifest(const Manifest& manifest) { return dump(to_json(manif
 std::string set_id_of(Manifest manifest) { return digest(dump(to_json(manifest, false))); }
 
 bool is_manifest(std::string_view text) {
-  const Json json = Json::parse(text.begin(), text.end(), nullptr, false);
+  const Json json = parse_text(text);
   return json.is_object() && json.contains("format") && json["format"] == kFormat;
 }
 
 std::optional<Manifest> manifest_outline(std::string_view text) {
-  const Json json = Json::parse(text.begin(), text.end(), nullptr, false);
+  const Json json = parse_text(text);
   Manifest manifest;
   if (!json.is_object() || !fill_tables(json, manifest) || !world_of(manifest.mesh)) return {};
   return manifest;
@@ -122,7 +131,7 @@ Result<Manifest> parse_manifest(std::string_view text, const std::string& path) 
   const auto bad = [&](std::string message) {
     return fail(SourceSpan{path}, "{}", message).with_code(ExitCode::kPlan);
   };
-  const Json json = Json::parse(text.begin(), text.end(), nullptr, false);
+  const Json json = parse_text(text);
   if (json.is_discarded()) return bad("the manifest is truncated or no JSON");
   if (!json.is_object() || !json.contains("format") || json["format"] != kFormat)
     return bad("this is not the manifest of a plan set");
