@@ -30,8 +30,8 @@ void CheckpointFlags::add(CLI::App& app, RunOptions& run) {
       ->capture_default_str();
   app.add_option(
          "--time-limit", time_limit,
-         "end so that the last step and its checkpoint are done after this time: 90m, 11h30m "
-         "or seconds; exit 130")
+         "end early enough that the last step and its checkpoint are done within this time: 90m, "
+         "11h30m or seconds; exit 130")
       ->type_name("TIME");
   const std::pair<const char*, std::string*> verbs[] = {{"--resume", &resume},
                                                         {"--resume-or-start", &resume_or_start},
@@ -62,21 +62,23 @@ void CheckpointFlags::add(CLI::App& app, RunOptions& run) {
 
 namespace {
 
-// Returns the seconds of "90m", "11h30m", "3600" or "45s".
+// Returns the seconds of "90m", "11h30m", "3600" or "45s": only the first number may have no unit.
 Result<double> parse_duration(const std::string& text) {
-  double total = 0, number = 0;
+  double total = 0;
   const char* at = text.c_str();
-  while (*at != '\0') {
+  do {
     char* end = nullptr;
-    number = std::strtod(at, &end);
-    const double unit = *end == 'h' ? 3600 : *end == 'm' ? 60 : *end == 's' || *end == '\0' ? 1 : 0;
+    const double number = std::strtod(at, &end);
+    const bool is_bare = *end == '\0' && at == text.c_str();
+    const double unit = *end == 'h' ? 3600 : *end == 'm' ? 60 : *end == 's' || is_bare ? 1 : 0;
     if (end == at || unit == 0 || !(number >= 0) || number > 1e9)
       return fail("--time-limit: '{}' is no time such as 90m, 11h30m or 3600", text)
           .with_code(ExitCode::kUsage);
     total += number * unit;
     at = *end == '\0' ? end : end + 1;
-  }
-  return total;
+  } while (*at != '\0');
+  if (total > 0) return total;
+  return fail("--time-limit: {} is too short for any step", text).with_code(ExitCode::kUsage);
 }
 
 }  // namespace

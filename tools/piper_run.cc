@@ -295,10 +295,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.set_version_flag("--version", fmt::format("piper-run {}", piper::version()));
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  piper::prepare_process();
+// Not part of main: its frame wants a stack that prepare_process has seen to.
+[[gnu::noinline]] int run(int argc, char** argv) {
   Flags flags;
   flags.run.job.backend.clear();  // what fits the plans
   CLI::App app{
@@ -347,4 +345,11 @@ int main(int argc, char** argv) {
   if (!outcome) return static_cast<int>(outcome.error().code);
   if (outcome->code != piper::ExitCode::kOk) return static_cast<int>(outcome->code);
   return outcome->interrupted ? kInterrupted : 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  piper::prepare_process();
+  return run(argc, argv);
 }

@@ -147,7 +147,7 @@ TEST_F(Checkpoints, EachPairOfStrategiesGoesOn) {
     }
 }
 
-// The control: parameters alone, without the optimizer's states, are another course.
+// The control: parameters alone, without the optimizer's states, are another training.
 TEST_F(Checkpoints, ParametersAloneAreAnotherCourse) {
   const auto resumed =
                  run("ddp2", "--steps 6 --resume " + path(at(kWays[1])) + " --save " + path("a")),
@@ -258,7 +258,7 @@ TEST_F(Checkpoints, FoldersAreGuarded) {
   EXPECT_NE(started.second.find("training starts from the beginning"), std::string::npos);
   const auto mixed = run("ddp2", "--steps 2 --checkpoint " + path(at(kWays[1])));
   EXPECT_EQ(mixed.first, 2) << mixed.second;
-  EXPECT_NE(mixed.second.find("would be mixed with those of another course"), std::string::npos)
+  EXPECT_NE(mixed.second.find("would be mixed with those of another run"), std::string::npos)
       << mixed.second;
 }
 

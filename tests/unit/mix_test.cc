@@ -195,11 +195,11 @@ TEST_F(MixTest, WhatTheFileMayNotSay) {
   EXPECT_EQ(refused(web + "  - {name: code, files: 2.bin, weight: 2, separator: x}\n"),
             "3:54: 'separator' must be a whole number from 0 on, not 'x'");
   EXPECT_EQ(refused(web + "phases:\n  - {from: 0, weights: {web: 1}}\n"),
-            "4:12: a phase must begin behind sample 0, where the one before does");
+            "4:12: a phase must begin after sample 0, where the phase before it begins");
   EXPECT_EQ(refused(web + "phases:\n  - {from: 9, weights: {wab: 1}}\n"),
             "4:25: unknown key 'wab' (did you mean 'web'?); there are web");
   EXPECT_EQ(refused(web + "phases:\n  - {from: 9, weights: {}}\n"),
-            "4:24: the phase says no weight of source 'web'");
+            "4:24: the phase gives no weight for source 'web'");
   EXPECT_EQ(refused(web + "phases:\n  - {from: 9}\n"), "4:5: a phase needs 'weights'");
 }
 

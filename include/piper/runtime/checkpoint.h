@@ -110,8 +110,9 @@ struct CheckpointOptions {
   Checkpoint about;      // all but step, samples, sources, loss and files
   // Returns the samples that steps before `step` have consumed, and the same by source.
   std::function<void(int64_t step, Checkpoint& about)> count_samples;
-  // Told on rank 0 what was written, and errors that do not end the job.
+  // Told on rank 0 what was written, and of errors that do not end the job.
   std::function<void(const std::string& line)> note;
+  std::function<void(const Error&)> on_loss;
   Storage* storage = &file_storage();
 };
 

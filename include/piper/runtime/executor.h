@@ -16,9 +16,8 @@ namespace piper {
 class StateSource {
  public:
   virtual ~StateSource() = default;
-  // Fills what is held of a state (of a constant, where a model's parameter is none of the trained
-  // ones), which `to` has zeros for. `names`: as names_of_state gives them. Returns false where it
-  // has no such value, so that the initial one holds.
+  // Fills what is held of a state, which `to` has zeros for. `names`: as names_of_state gives them.
+  // Returns false where it has no such value, so that the initial one holds.
   virtual Result<bool> fill(const Tensor& tensor, std::span<const std::string> names,
                             const Held& held, std::byte* to) const = 0;
 };

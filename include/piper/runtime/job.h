@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 
 #include "piper/runtime/checkpoint.h"
@@ -67,7 +68,10 @@ struct JobOptions {
   const StateSource* states = nullptr;  // what the ranks' states begin with
   std::optional<CheckpointOptions> checkpoint;
   std::atomic<bool>* save = nullptr;  // set by a signal: a checkpoint is written after the step
-  double time_limit_s = 0;            // the job ends before it has run for so long; 0: no limit
+  // The job ends before so many seconds have passed since it was started; 0: no limit.
+  double time_limit_s = 0;
+  std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
+  std::function<void()> on_loaded;  // called when no rank here reads `states` any more
   int64_t trace_steps = 0;
   int64_t profile_steps = 0;  // the result has a profile of this many last steps
   bool parameters = true;     // whether the result has them: a copy beside the plan's memory
@@ -167,7 +171,7 @@ struct RunOptions {
   DataOptions data;  // its seed is the plan set's unless `seed` says another
   std::optional<uint64_t> seed;
   std::string save, metrics, trace, profile;
-  std::string out;  // a folder for strategy, metrics, TensorBoard's events and checkpoints
+  std::string out;         // a folder for strategy, metrics, TensorBoard's events and checkpoints
   std::string rendezvous;  // HOST:PORT where rank 0 listens; "": as the launcher says, or by MPI
   int64_t log_every = 0;   // 0: chosen by the number of steps
   // Told the plans before they run, by the process that speaks for the job; an error ends it.

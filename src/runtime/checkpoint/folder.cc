@@ -2,6 +2,7 @@
 // looks for the newest.
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
 #include "piper/runtime/checkpoint.h"
 
@@ -63,7 +64,7 @@ std::vector<int64_t> surplus_checkpoints(
   std::vector<std::pair<int64_t, std::optional<double>>> newest(all.begin(), all.end());
   std::sort(newest.begin(), newest.end(), [](auto& a, auto& b) { return a.first > b.first; });
   auto best = newest;
-  std::erase_if(best, [](const auto& one) { return !one.second; });
+  std::erase_if(best, [](const auto& one) { return !one.second || !std::isfinite(*one.second); });
   std::stable_sort(best.begin(), best.end(),
                    [](auto& a, auto& b) { return *a.second < *b.second; });
   best.resize(std::min(best.size(), static_cast<size_t>(keep.best)));

@@ -12,6 +12,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 constexpr const char* kFormat = "piper checkpoint";
+constexpr int64_t kMostCounted = int64_t{1} << 60;  // steps and samples: sums of them are numbers
 
 std::string dump(const Json& json) {
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -137,6 +138,7 @@ bool take_all(const Json& json, Checkpoint& to) {
   Taker take{json};
   take.number("step", to.step);
   take.number("samples", to.samples);
+  take.good = take.good && to.step <= kMostCounted && to.samples <= kMostCounted;
   take.number("ranks", to.ranks);
   take.text("data_digest", to.data_digest);
   take.text("compiler", to.compiler);
@@ -216,7 +218,8 @@ std::map<std::string, std::string> settings_of(const std::string& strategy) {
   std::map<std::string, std::string> settings;
   const auto root = yaml::parse_yaml("strategy", strategy);
   const yaml::Entry* const train = root ? root->find("train") : nullptr;
-  if (train != nullptr) flatten(train->value, "", settings);
+  if (train != nullptr && train->value.is(yaml::Node::Kind::kMap))
+    flatten(train->value, "", settings);
   return settings;
 }
 

@@ -204,7 +204,7 @@ class MixReader {
     MixPhase phase;
     PIPER_ASSIGN(phase.from, read_count(from->value, "'from'"));
     if (phase.from <= spec_.phases.back().from)
-      return fail(from->value.at, "a phase must begin behind sample {}, where the one before does",
+      return fail(from->value.at, "a phase must begin after sample {}, where the phase before it begins",
                   spec_.phases.back().from);
     PIPER_TRY(expect(weights->value, Node::Kind::kMap, "'weights'", "a map of sources"));
     PIPER_TRY(check_keys(weights->value, names_));
@@ -212,7 +212,7 @@ class MixReader {
     for (const std::string& name : names_) {
       const yaml::Entry* const weight = weights->value.find(name);
       if (!weight)
-        return fail(weights->value.at, "the phase says no weight of source {}", yaml::shown(name))
+        return fail(weights->value.at, "the phase gives no weight for source {}", yaml::shown(name))
             .with_note("help: 0 leaves a source out");
       PIPER_ASSIGN(Decimal value, read_weight(weight->value));
       given.push_back(std::move(value));

@@ -14,6 +14,7 @@ enum Word : uint8_t {
   kSave = 2,         // it was told to write a checkpoint
   kStillWrites = 4,  // its part of the checkpoint under way is not written
   kInterrupted = 8,  // it stops before the end that was asked for
+  kNotWritten = 16,  // rank 0: the checkpoint under way failed
 };
 
 class BetweenSteps {

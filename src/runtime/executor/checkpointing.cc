@@ -1,13 +1,9 @@
 // Writes checkpoints while a job goes on. The loop over steps calls it after each step.
 #include "checkpointing.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -18,11 +14,10 @@
 namespace piper {
 namespace {
 
-constexpr const char* kWritingPart = "its part of the checkpoint";
+constexpr const char* kWritingPart = "the other ranks' parts of the checkpoint";
 constexpr const char* kPartialEnding = ".partial";
 constexpr std::chrono::milliseconds kWritingLook{1};
-constexpr std::chrono::milliseconds kLockRetry{100};
-constexpr int kLockRetries = 50;  // of a lock whose job may just be ending
+constexpr double kSlowDisk = 1e8;  // bytes a second, as long as nothing was measured
 
 Error storage_error(std::string text) { return Error{ExitCode::kStorage, {}, std::move(text), {}}; }
 
@@ -71,24 +66,30 @@ Status RankWriter::begin(const std::string& folder, int64_t step) {
   PIPER_TRY(executor_.copy_out(copies));
   writing_.store(true, std::memory_order_release);
   Status started = start_thread(thread_, [this, folder, step] { write(folder, step); });
-  if (!started) writing_.store(false);
-  return started;
+  if (started) return ok_status();
+  writing_.store(false);
+  written_ = std::move(started).error();  // as what the thread would have said
+  return ok_status();
 }
 
 void RankWriter::write(const std::string& folder, int64_t step) {
+  try {
+    const Status fault = inject_fault("write", rank_, step);
+    written_ = fault ? write_pieces(folder) : fault.error();
+  } catch (const std::exception& problem) {
+    written_ = storage_error(problem.what());
+  }
+  writing_.store(false, std::memory_order_release);
+}
+
+Result<CheckpointFile> RankWriter::write_pieces(const std::string& folder) {
   std::vector<OwnPiece> pieces;
   for (const Own& own : own_) {
     std::byte* data = staging_.data() + own.at;
     pack_held(own.held, data, data);
     pieces.push_back({own.name, own.held, data, stored_elements(own.held)});
   }
-  try {
-    const Status fault = inject_fault("write", rank_, step);
-    written_ = fault ? write_rank_file(storage_, folder, rank_, pieces) : fault.error();
-  } catch (const std::exception& problem) {
-    written_ = storage_error(problem.what());
-  }
-  writing_.store(false, std::memory_order_release);
+  return write_rank_file(storage_, folder, rank_, pieces);
 }
 
 Result<CheckpointFile> RankWriter::finish() {
@@ -108,7 +109,6 @@ Checkpointing::Checkpointing(const CheckpointOptions& options, const PlanSet& se
 
 Checkpointing::~Checkpointing() {
   if (committer_.joinable()) committer_.join();
-  if (lock_ >= 0) close(lock_);
 }
 
 Result<std::unique_ptr<Checkpointing>> Checkpointing::open(const CheckpointOptions& options,
@@ -123,34 +123,24 @@ Result<std::unique_ptr<Checkpointing>> Checkpointing::open(const CheckpointOptio
                             std::memcpy(&more, theirs.data(), sizeof more);
                             bytes += more;
                           }));
+  opened->bytes_ = bytes;
+  // A writer of a killed job may still be at work on another host: it writes somewhere else.
+  int64_t& id = opened->id_;
+  if (control.rank() == 0) id = Clock::now().time_since_epoch().count();
+  PIPER_TRY(control.merge(std::as_writable_bytes(std::span(&id, 1)), "load",
+                          [&](std::span<const std::byte> theirs) {
+                            int64_t other = 0;
+                            std::memcpy(&other, theirs.data(), sizeof other);
+                            id = std::max(id, other);
+                          }));
   if (control.rank() == 0) PIPER_TRY(opened->take_folder(bytes));
   return opened;
 }
 
-Status Checkpointing::lock_folder() {
-  const std::string& folder = options_.folder;
-  std::error_code problem;
-  std::filesystem::create_directories(folder, problem);
-  const std::string file = folder + "/.lock";
-  lock_ = problem ? -1 : ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (lock_ < 0)
-    return storage_error(fmt::format("cannot write checkpoints into '{}': {}", folder,
-                                     problem ? problem.message() : std::strerror(errno)));
-  for (int tries = 0; flock(lock_, LOCK_EX | LOCK_NB) != 0; ++tries) {
-    if (errno != EWOULDBLOCK) return ok_status();  // the file system knows no locks
-    if (tries == kLockRetries)
-      return storage_error(
-          fmt::format("another job writes checkpoints into '{}' and is still running", folder));
-    std::this_thread::sleep_for(kLockRetry);
-  }
-  return ok_status();
-}
-
-// Takes over the folder: no other job writes there, and what killed jobs left half done goes.
+// Takes over the folder, which this job has locked: what killed jobs left half done goes.
 Status Checkpointing::take_folder(int64_t bytes) {
   Storage& storage = *options_.storage;
   const std::string& folder = options_.folder;
-  PIPER_TRY(lock_folder());
   PIPER_ASSIGN(const std::vector<std::string> names, storage.list(folder));
   for (const std::string& name : names)
     if (name.starts_with(".removed-") ||
@@ -182,8 +172,8 @@ void Checkpointing::note(const std::string& line) const {
 }
 
 uint8_t Checkpointing::word() const {
-  const bool busy = writer_.is_writing() || committing_.load(std::memory_order_acquire);
-  return busy ? kStillWrites : 0;
+  if (writer_.is_writing() || committing_.load(std::memory_order_acquire)) return kStillWrites;
+  return phase_ == Phase::kCommitting && !committed_ ? kNotWritten : 0;
 }
 
 bool Checkpointing::asks() const {
@@ -196,13 +186,14 @@ bool Checkpointing::is_due(int64_t done, uint8_t words) const {
 }
 
 std::string Checkpointing::built_folder() const {
-  return fmt::format("{}/.{}{}", options_.folder, checkpoint_name(step_), kPartialEnding);
+  return fmt::format("{}/.{}.{:x}{}", options_.folder, checkpoint_name(step_), id_, kPartialEnding);
 }
 
 Status Checkpointing::begin(int64_t done, std::optional<double> loss) {
   if (done == step_) return ok_status();  // it is there, or on its way
-  began_ = Clock::now();
+  const Clock::time_point asked = Clock::now();
   PIPER_TRY(drain());
+  began_ = Clock::now();
   step_ = done;
   if (control_.rank() == 0) {
     about_ = options_.about;
@@ -214,7 +205,7 @@ Status Checkpointing::begin(int64_t done, std::optional<double> loss) {
   PIPER_TRY(executor_.settle());
   PIPER_TRY(inject_fault("copy", control_.rank(), done));
   PIPER_TRY(writer_.begin(built_folder(), done));
-  held_s_ = std::chrono::duration<double>(Clock::now() - began_).count();
+  held_s_ = std::chrono::duration<double>(Clock::now() - asked).count();
   phase_ = Phase::kWriting;
   return ok_status();
 }
@@ -226,6 +217,7 @@ Status Checkpointing::advance(uint8_t words) {
     return gather_files();
   }
   phase_ = Phase::kIdle;
+  if ((words & kNotWritten) != 0) lost_step_ = std::exchange(step_, -1);
   return control_.rank() == 0 ? end_commit() : ok_status();
 }
 
@@ -265,11 +257,17 @@ Status Checkpointing::gather_files() {
             [](const CheckpointFile& a, const CheckpointFile& b) { return a.name < b.name; });
   committing_.store(true, std::memory_order_release);
   Status started = start_thread(committer_, [this] {
-    committed_ = commit();
+    try {
+      committed_ = commit();
+    } catch (const std::exception& problem) {
+      committed_ = storage_error(problem.what());
+    }
     committing_.store(false, std::memory_order_release);
   });
-  if (!started) committing_.store(false);
-  return started;
+  if (started) return ok_status();
+  committing_.store(false);
+  committed_ = std::move(started);
+  return ok_status();
 }
 
 // On rank 0's own thread: all files are written, and are to be found under one name.
@@ -290,10 +288,11 @@ Status Checkpointing::commit() {
   PIPER_TRY(inject_fault("publish", control_.rank(), step_));
   PIPER_TRY(storage.publish(built, options_.folder + "/" + checkpoint_name(step_)));
   losses_[step_] = about_.loss;
-  return remove_surplus();
+  removed_ = remove_surplus();
+  return ok_status();
 }
 
-// What stays is as new as what was just written, which was read back.
+// Older checkpoints go only after the new one was read back.
 Status Checkpointing::remove_surplus() {
   const std::vector<std::pair<int64_t, std::optional<double>>> all(losses_.begin(), losses_.end());
   for (const int64_t step : surplus_checkpoints(options_.keep, all)) {
@@ -311,17 +310,26 @@ Status Checkpointing::end_commit() {
   if (committed_) {
     note(fmt::format("{}: training was held up for {:.1f} ms, written after {:.1f} s",
                      checkpoint_name(step_), held_s_ * 1e3, took));
+    if (!removed_) note("warning: an old checkpoint stays: " + removed_.error().message);
+    removed_ = ok_status();
     return ok_status();
   }
   Error error = std::move(committed_).error();
-  error.message = fmt::format("{} is not written: {}", checkpoint_name(step_), error.message);
+  error.message = fmt::format("{} is not written: {}", checkpoint_name(lost_step_), error.message);
   committed_ = ok_status();
+  step_ = lost_step_;
   static_cast<void>(options_.storage->remove(built_folder()));  // what is there takes room
+  step_ = -1;
   if (!options_.goes_on)
     return std::move(error).with_note(
         "help: --checkpoint-errors ignore lets training go on without it");
-  note("warning: " + error.message);
+  if (options_.on_loss) options_.on_loss(error);
   return ok_status();
+}
+
+double Checkpointing::likely_s() const {
+  const double one = longest_s_ > 0 ? longest_s_ : static_cast<double>(bytes_) / kSlowDisk;
+  return phase_ == Phase::kIdle ? one : 2 * one;
 }
 
 }  // namespace piper

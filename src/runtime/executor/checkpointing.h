@@ -29,6 +29,7 @@ class RankWriter {
     int64_t at = 0;  // in the staging memory
   };
   void write(const std::string& folder, int64_t step);
+  Result<CheckpointFile> write_pieces(const std::string& folder);
 
   Storage& storage_;
   const int64_t rank_;
@@ -61,7 +62,8 @@ class Checkpointing {
   Status begin(int64_t done, std::optional<double> loss);
   // Waits until all is written.
   Status drain();
-  double longest_s() const { return longest_s_; }  // that a checkpoint took, from begin to end
+  // Returns how many seconds a checkpoint may take that begins now: as long as the longest so far.
+  double likely_s() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -69,7 +71,6 @@ class Checkpointing {
   Checkpointing(const CheckpointOptions& options, const PlanSet& set, Executor& executor,
                 Control& control, int64_t first_step);
   Status take_folder(int64_t bytes);
-  Status lock_folder();
   Status gather_files();
   Status commit();
   Status end_commit();
@@ -90,7 +91,10 @@ class Checkpointing {
   std::atomic<bool> committing_{false};
   Status committed_ = ok_status();
   std::map<int64_t, std::optional<double>> losses_;  // rank 0's: of the checkpoints in the folder
-  int lock_ = -1;                                    // rank 0's: no other job writes here
+  Status removed_ = ok_status();
+  int64_t bytes_ = 0;  // of a checkpoint, of all ranks
+  int64_t id_ = 0;     // of the job, in the names of folders that are not whole
+  int64_t lost_step_ = -1;
 };
 
 }  // namespace piper

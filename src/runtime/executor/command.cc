@@ -29,7 +29,8 @@ struct Loaded {
   PlanSet set;
   std::optional<PlanSet> reference;
   std::unique_ptr<BatchSource> data, reference_data;
-  std::optional<Start> start;  // what the states begin with, if not with the plans' values
+  std::optional<Start> start;      // what the states begin with, if not with the plans' values
+  std::optional<FolderLock> lock;  // of the folder of checkpoints, on rank 0
   int64_t rank = 0, world = 1;
   Way way = Way::kThreads;
   std::string rendezvous;  // of kTcp
@@ -70,7 +71,7 @@ Way way_of(const std::optional<Launch>& launch, const std::string& rendezvous) {
 // What a backend leaves that computes nothing says nothing, and one that this machine lacks leaves
 // nothing.
 Status check_backend(const RunOptions& options) {
-  const bool reads = !options.save.empty() || options.job.target_loss ||
+  const bool reads = !options.save.empty() || options.job.target_loss || options.job.checkpoint ||
                      options.job.verify.against != VerifyAgainst::kNone;
   PIPER_ASSIGN(const BackendKind* kind, find_backend(options.job.backend));
   if (kind->available) PIPER_TRY(kind->available());
@@ -100,7 +101,7 @@ Status choose_plans(RunOptions& options, const std::optional<Launch>& launch) {
     PIPER_ASSIGN(const PlanOutline outline, read_plan_outline(directory));
     const int64_t world = std::ssize(outline.role_of_rank);
     worlds.push_back(fmt::format("{} ({})", world, directory));
-    if (launch && launch->world != world) continue;
+    if (launch && launch->world > 1 && launch->world != world) continue;
     options.plan = directory;
     return ok_status();
   }
@@ -219,10 +220,14 @@ std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& 
 
 // Finds the checkpoint that the run begins with, and where in the data that is.
 Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
+  const bool speaks = control == nullptr || control->rank() == 0;
+  if (speaks && options.job.checkpoint) {
+    PIPER_ASSIGN(loaded.lock, FolderLock::take(options.job.checkpoint->folder));
+  }
   PIPER_ASSIGN(loaded.start, find_start(options, control));
   if (loaded.start) {
-    const Start& start = *loaded.start;
-    const bool speaks = control == nullptr || control->rank() == 0;
+    Start& start = *loaded.start;
+    options.job.on_loaded = [&start] { start.reader.reset(); };  // its files may be removed
     PIPER_TRY(
         check_start(options, loaded.set, start, loaded.data ? loaded.data->digest() : "", speaks));
     options.job.first_step = start.step;
@@ -241,7 +246,7 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
       PIPER_ASSIGN(loaded.reference_data, open_inputs(*loaded.reference, options.data));
     }
   }
-  return prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start);
+  return prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start, speaks);
 }
 
 Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Transport* transport) {

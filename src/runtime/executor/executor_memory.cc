@@ -110,10 +110,8 @@ namespace {
 // Fills a buffer with what the source of states has for it, if it has anything.
 Result<bool> fill_from_source(State& state, const Tensor& tensor, std::byte* to) {
   if (state.source.states == nullptr) return false;
-  const bool is_state = tensor.kind == BufferKind::kState;
-  if (!is_state && tensor.init.empty()) return false;
-  const std::vector<std::string> names =
-      is_state ? names_of_state(*state.role, tensor) : std::vector<std::string>{tensor.init};
+  if (tensor.kind != BufferKind::kState) return false;
+  const std::vector<std::string> names = names_of_state(*state.role, tensor);
   const Held held = held_of(*state.role, tensor, state.coordinates);
   std::vector<std::byte> value(static_cast<size_t>(tensor.type.bytes()));
   PIPER_ASSIGN(const bool has, state.source.states->fill(tensor, names, held, value.data()));

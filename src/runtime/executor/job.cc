@@ -176,6 +176,7 @@ class Job {
     PIPER_ASSIGN(auto replicas, open_replicas(options_, control, *executors_[index]));
     PIPER_ASSIGN(auto checkpoints, open_checkpoints(options_, set_, control, *executors_[index]));
     if (rank == 0) PIPER_TRY(open_comparison(cores, between.sums_otherwise()));
+    if (rank == 0 && options_.on_loaded) options_.on_loaded();
     JobResult unused;
     RankRun run{*executors_[index],
                 control,
@@ -250,6 +251,7 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
                                               between.sums_otherwise()));
     PIPER_TRY(comparison->watch(control.rank(), *executor));
   }
+  if (options.on_loaded) options.on_loaded();
   JobResult result;
   RankRun run{*executor,
               control,

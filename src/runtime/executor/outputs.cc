@@ -68,19 +68,28 @@ Earlier look_at(const std::string& path) {
   return earlier;
 }
 
-// Removes the lines of steps after this one: the job goes on from there, on another course.
+// Removes the lines of steps after this one, of the run that is resumed and of those that it
+// resumed: runs before them that began at the beginning are others.
 Status cut_lines(const std::string& path, int64_t step) {
   std::ifstream file(path, std::ios::binary);
-  std::string kept;
-  bool cuts = false;
+  std::vector<std::string> lines;
+  size_t first = 0;  // of the last run that began at the beginning
   for (std::string line; std::getline(file, line);) {
-    const auto json = nlohmann::json::parse(line, nullptr, false);
-    const bool beyond = json.is_object() && json.contains("step") &&
-                        json["step"].is_number_integer() && json["step"].get<int64_t>() > step;
-    cuts |= beyond;
-    if (!beyond) kept += line + "\n";
+    if (line.starts_with("{\"run\":") && line.find("\"after_step\":") == line.npos)
+      first = lines.size();
+    lines.push_back(line + "\n");
   }
-  return cuts ? write_file(path, kept) : ok_status();
+  if (file.bad()) return fail("cannot read {}", path).with_code(ExitCode::kStorage);
+  const auto is_beyond = [&](const std::string& line) {
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    return json.is_object() && json.contains("step") && json["step"].is_number_integer() &&
+           json["step"].get<int64_t>() > step;
+  };
+  const auto kept =
+      std::remove_if(lines.begin() + static_cast<ptrdiff_t>(first), lines.end(), is_beyond);
+  if (kept == lines.end()) return ok_status();
+  lines.erase(kept, lines.end());
+  return write_file(path, join(lines, ""));
 }
 
 // Returns the same line for the same run, whenever it runs.

@@ -82,8 +82,9 @@ Status agree(RankRun& run, bool& stop, bool& save) {
 // other overlaps with (`last`), all meet.
 Status agree_late(RankRun& run, bool& stop, bool& save, bool last) {
   uint8_t words = run.control.rank() == 0 ? word_of(run, stop) : 0;
+  const bool own = stop;
   PIPER_TRY(run.between.spread_late(words, last));
-  stop = (words & kStop) != 0;
+  stop = (words & kStop) != 0 || (last && own);
   save = (words & kSave) != 0;
   return last && run.checkpoints != nullptr ? agree(run, stop, save) : ok_status();
 }
@@ -154,9 +155,8 @@ class Steps {
   bool save_ = false;           // some rank was told to write a checkpoint
   int64_t begun_, ended_;       // so many steps
   std::optional<double> loss_;  // rank 0's: of the last step that ended
-  const Clock::time_point start_ = Clock::now();
-  Clock::time_point since_;  // when the step began, or where they are late, the one before ended
-  double longest_s_ = 0;     // of the steps so far, with what is done between them
+  Clock::time_point since_;     // when the step began, or where they are late, the one before ended
+  double longest_s_ = 0;        // of the steps so far, with what is done between them
   MemoryMetrics memory_;
 };
 
@@ -234,9 +234,10 @@ Status Steps::end_until(int64_t step, bool last) {
 // Rank 0's clock counts: whether another step and a checkpoint would end after the limit.
 bool Steps::is_out_of_time() const {
   if (run_.options.time_limit_s <= 0 || run_.control.rank() != 0) return false;
-  const double written = run_.checkpoints != nullptr ? run_.checkpoints->longest_s() : 0;
-  const double passed = std::chrono::duration<double>(Clock::now() - start_).count();
-  if (passed + longest_s_ + written < run_.options.time_limit_s) return false;
+  const double written = run_.checkpoints != nullptr ? run_.checkpoints->likely_s() : 0;
+  const double passed = std::chrono::duration<double>(Clock::now() - run_.options.started).count();
+  const double next = (late_ ? 2 : 1) * longest_s_;  // one more step is under way where it is late
+  if (passed + next + written < run_.options.time_limit_s) return false;
   return run_.result.interrupted = true;
 }
 

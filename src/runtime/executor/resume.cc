@@ -5,9 +5,15 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <set>
+#include <thread>
+
+#include "holders.h"
 
 namespace piper {
 namespace {
@@ -29,10 +35,10 @@ class CheckpointStates : public StateSource {
                     std::byte* to) const override {
     // What the model brings has an initial value; states of an optimizer are filled.
     if (weights_only_ && tensor.init.empty()) return false;
+    // A version before the last update begins as its parameter does.
+    if (weights_only_ && tensor.previous_of >= 0) names = names.subspan(1);
     for (const std::string& name : names) {
-      const auto found = reader_.types().find(name);
-      if (found == reader_.types().end()) continue;
-      if (tensor.kind == BufferKind::kConstant && found->second != held.whole) continue;
+      if (!reader_.types().contains(name)) continue;
       PIPER_TRY(reader_.read(name, held, to));
       return true;
     }
@@ -63,28 +69,62 @@ Result<std::string> share_choice(Control* control, std::string text) {
   return text;
 }
 
-// Returns whether it holds on all ranks.
-Result<bool> all_agree(Control* control, bool own) {
-  uint8_t bad = own ? 0 : 1;
-  if (control != nullptr)
-    PIPER_TRY(control->merge(
-        std::as_writable_bytes(std::span(&bad, 1)), kChoice,
-        [&](std::span<const std::byte> theirs) { bad |= static_cast<uint8_t>(theirs[0]); }));
-  return bad == 0;
-}
-
 // Opens a checkpoint, and verifies this process's share of its files.
-Result<CheckpointReader> open_verified(Storage& storage, const std::string& folder,
-                                       Control* control) {
+Result<CheckpointReader> open_verified(Storage& storage, const std::string& folder, size_t first,
+                                       size_t step) {
   PIPER_ASSIGN(CheckpointReader reader, CheckpointReader::open(storage, folder));
-  const size_t first = control == nullptr ? 0 : static_cast<size_t>(control->rank()),
-               step = control == nullptr ? 1 : static_cast<size_t>(control->world());
   for (size_t k = first; k < reader.about().files.size(); k += step) PIPER_TRY(reader.verify(k));
   return reader;
 }
 
+// What ranks know of a checkpoint while they verify it.
+struct Verdict {
+  uint64_t digest = 0;  // of what it says of itself; 0: not known
+  bool is_busy = false, is_bad = false;
+  void add(const Verdict& other) {
+    is_busy |= other.is_busy;
+    is_bad |= other.is_bad || (digest != 0 && other.digest != 0 && digest != other.digest);
+    digest = std::max(digest, other.digest);
+  }
+};
+
+// Lets each rank verify its share, however long that takes, and returns whether all is well on all
+// of them. A rank that is heard of no more ends the job meanwhile.
+Result<bool> verify_together(Control& control, const std::string& folder,
+                             std::optional<CheckpointReader>& reader) {
+  std::atomic<bool> done{false};
+  std::optional<Result<CheckpointReader>> opened;
+  std::thread worker([&] {
+    opened = open_verified(file_storage(), folder, static_cast<size_t>(control.rank()),
+                           static_cast<size_t>(control.world()));
+    done.store(true, std::memory_order_release);
+  });
+  Verdict verdict;
+  Status told = ok_status();
+  do {
+    verdict = {};
+    verdict.is_busy = !done.load(std::memory_order_acquire);
+    if (!verdict.is_busy && *opened)
+      verdict.digest = number_of(digest(print_checkpoint((*opened)->about())));
+    verdict.is_bad = !verdict.is_busy && !*opened;
+    told = control.merge(std::as_writable_bytes(std::span(&verdict, 1)), kChoice,
+                         [&](std::span<const std::byte> theirs) {
+                           Verdict other;
+                           std::memcpy(&other, theirs.data(), sizeof other);
+                           verdict.add(other);
+                         });
+    if (told && verdict.is_busy) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  } while (told && verdict.is_busy);
+  worker.join();
+  PIPER_TRY(std::move(told));
+  if (!*opened && opened->error().code == ExitCode::kInput) return opened->error();
+  if (!*opened) warn_user(print_error(opened->error()));
+  if (!verdict.is_bad) reader = *std::move(*opened);
+  return !verdict.is_bad;
+}
+
 // A damaged checkpoint is moved aside where new ones will be written: it would be taken for the
-// newest of another course.
+// newest of another run.
 Status set_aside(const RunOptions& options, Storage& storage, const std::string& folder) {
   const fs::path path(folder);
   std::error_code ignored;
@@ -116,16 +156,27 @@ Result<std::optional<CheckpointReader>> take_newest(const RunOptions& options, C
   Storage& storage = file_storage();
   PIPER_ASSIGN(const std::vector<std::string> folders,
                find_candidates(options.start.from, storage, control));
+  std::vector<std::string> damaged;
   for (const std::string& folder : folders) {
-    Result<CheckpointReader> opened = open_verified(storage, folder, control);
-    // What another version wrote is not damaged.
-    if (!opened && opened.error().code == ExitCode::kInput) return std::move(opened).error();
-    if (!opened) warn_user(print_error(opened.error()));
-    PIPER_ASSIGN(const bool good, all_agree(control, opened.ok()));
-    if (good) return std::optional(*std::move(opened));
-    if (!is_rank_0(control)) continue;
-    warn_user(fmt::format("{} is damaged: the checkpoint before it is taken", folder));
-    PIPER_TRY(set_aside(options, storage, folder));
+    std::optional<CheckpointReader> reader;
+    bool good = false;
+    if (control != nullptr) {
+      PIPER_ASSIGN(good, verify_together(*control, folder, reader));
+    } else {
+      Result<CheckpointReader> opened = open_verified(storage, folder, 0, 1);
+      // What another version wrote is not damaged.
+      if (!opened && opened.error().code == ExitCode::kInput) return std::move(opened).error();
+      if (!opened) warn_user(print_error(opened.error()));
+      if ((good = opened.ok())) reader = *std::move(opened);
+    }
+    if (!good && is_rank_0(control))
+      warn_user(fmt::format("{} is damaged: the checkpoint before it is taken", folder));
+    if (!good) damaged.push_back(folder);
+    if (!good) continue;
+    // Only now: where none can be read, a file system may be missing, and nothing is damaged.
+    for (const std::string& each : damaged)
+      if (is_rank_0(control)) PIPER_TRY(set_aside(options, storage, each));
+    return reader;
   }
   if (folders.empty()) return std::optional<CheckpointReader>();
   return fail("none of the {} checkpoint{} in '{}' can be read", folders.size(),
@@ -180,15 +231,17 @@ struct Loading {
   std::vector<std::string> different;  // of another shape: sentences
 };
 
-// States that follow from the strategy alone: what one needs and the other has not is no loss.
+// Previous versions and loss scales depend on the strategy only: a resumed job may lack those of
+// the checkpoint, or have more.
 bool is_free(const std::string& name) {
-  return name.ends_with(".previous") || name.starts_with("loss_scale");
+  return name.ends_with(".previous") || name == "loss_scale" || name == "loss_scale.good";
 }
 
 void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointReader& reader,
                bool weights_only, std::set<std::string>& used, Loading& loading) {
-  const std::vector<std::string> names = names_of_state(role, tensor);
+  std::vector<std::string> names = names_of_state(role, tensor);
   if (!used.insert(names[0]).second) return;
+  if (weights_only && tensor.previous_of >= 0) names.erase(names.begin());
   const auto has = [&](const std::string& name) { return reader.types().contains(name); };
   const auto found = std::find_if(names.begin(), names.end(), has);
   if (found == names.end() || (weights_only && tensor.init.empty())) {
@@ -213,9 +266,6 @@ Loading compare_states(const PlanSet& set, const CheckpointReader& reader, bool 
   for (const RoleProgram& role : set.roles)
     for (const Tensor& tensor : role.tensors) {
       if (is_stored(tensor)) add_state(role, tensor, reader, weights_only, used, loading);
-      // A parameter that is not trained now.
-      if (tensor.kind == BufferKind::kConstant && reader.types().contains(tensor.init))
-        used.insert(tensor.init);
     }
   for (const auto& [name, type] : reader.types())
     if (!used.contains(name)) loading.ignored.push_back(name);
@@ -323,7 +373,7 @@ Status check_folder(const CheckpointOptions& options, int64_t first_step) {
                list_checkpoints(*options.storage, options.folder));
   if (steps.empty() || steps[0] <= first_step) return ok_status();
   return usage(fmt::format("'{}' has {}, and this job begins at step {}: its checkpoints would be "
-                           "mixed with those of another course",
+                           "mixed with those of another run",
                            options.folder, checkpoint_name(steps[0]), first_step))
       .with_note(fmt::format("help: go on from it with --resume {}, or write to another folder",
                              options.folder));
@@ -332,7 +382,7 @@ Status check_folder(const CheckpointOptions& options, int64_t first_step) {
 }  // namespace
 
 Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchSource* data,
-                           const std::optional<Start>& start) {
+                           const std::optional<Start>& start, bool speaks) {
   const bool overlap = std::any_of(set.roles.begin(), set.roles.end(),
                                    [](const RoleProgram& role) { return role.steps_ahead > 0; });
   // A checkpoint is between an epilogue and a prologue, which move the parity of sections by which
@@ -342,7 +392,7 @@ Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchS
         fmt::format("the steps of {} overlap: checkpoints of such plans are not supported on a GPU",
                     set.directory));
   if (!options.job.checkpoint) return ok_status();
-  PIPER_TRY(check_folder(*options.job.checkpoint, options.job.first_step));
+  if (speaks) PIPER_TRY(check_folder(*options.job.checkpoint, options.job.first_step));
   Checkpoint& about = options.job.checkpoint->about;
   about.data_seed = options.data.seed;
   about.shuffle = options.data.shuffle;

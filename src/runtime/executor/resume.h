@@ -12,6 +12,24 @@ struct Start {
   int64_t step = 0, samples = 0;
 };
 
+// Keeps other jobs from writing checkpoints into a folder, as long as it lives.
+class FolderLock {
+ public:
+  // Creates the folder where there is none. Error (kStorage): another job has it.
+  static Result<FolderLock> take(const std::string& folder);
+  FolderLock(FolderLock&& other) noexcept : file_(std::exchange(other.file_, -1)) {}
+  FolderLock& operator=(FolderLock&& other) noexcept {
+    std::swap(file_, other.file_);
+    return *this;
+  }
+  FolderLock(const FolderLock&) = delete;
+  ~FolderLock();
+
+ private:
+  explicit FolderLock(int file) : file_(file) {}
+  int file_;
+};
+
 // Finds the checkpoint that the options name, if they name one. Collective over `control`, if ranks
 // are processes: each verifies some of the files. A damaged checkpoint is named, and the one before
 // it is taken. Fills about.step and about.samples of where the job begins.
@@ -24,8 +42,9 @@ Status check_start(const RunOptions& options, const PlanSet& set, const Start& s
                    const std::string& data_digest, bool speaks);
 
 // Completes what the options say of checkpoints: what all of them say alike, and from where samples
-// are counted. Error (kUsage): the plans' steps overlap, which is not supported.
+// are counted. Error (kUsage): the plans' steps overlap and run on a GPU, which is not supported;
+// or the folder has a newer checkpoint than the job begins with, which rank 0 (`speaks`) finds.
 Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchSource* data,
-                           const std::optional<Start>& start);
+                           const std::optional<Start>& start, bool speaks);
 
 }  // namespace piper

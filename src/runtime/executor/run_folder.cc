@@ -11,7 +11,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::chrono::seconds kBetweenValues{5};
 
-// Names of Megatron's metrics, where it has them.
+// Names and units as dashboards of other trainers have them.
 std::vector<std::pair<std::string, double>> scalars_of(const StepMetrics& metrics) {
   std::vector<std::pair<std::string, double>> scalars;
   const auto add = [&](const char* name, const std::optional<double>& value) {
@@ -58,7 +58,10 @@ Status RunFolder::add(const StepMetrics& metrics) {
   return write_values();
 }
 
-Status RunFolder::close() { return folder_.empty() ? ok_status() : write_values(); }
+Status RunFolder::close() {
+  const bool has_values = written_ != std::chrono::steady_clock::time_point();
+  return has_values ? write_values() : ok_status();
+}
 
 // A text file of Prometheus, for its node exporter to collect.
 Status RunFolder::write_values() {

@@ -23,7 +23,10 @@ Watch::Watch(RunOptions& options, const PlanSet& set, const BatchSource* data, V
   if (!speaks) return;
   if (options.job.stop == nullptr) options.job.stop = &own_stop_;
   stop_ = options.job.stop;
-  if (options.job.checkpoint) options.job.checkpoint->note = print_line;
+  if (options.job.checkpoint) {
+    options.job.checkpoint->note = print_line;
+    options.job.checkpoint->on_loss = [this](const Error& error) { voice_.note(error); };
+  }
   progress_.emplace(options.job.steps, options.log_every);
   voice_.note(folder_.open(options, set));
   if (!options.metrics.empty()) voice_.note(metrics_.open(options.metrics, options, set));
