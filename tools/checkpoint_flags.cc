@@ -91,6 +91,10 @@ Status CheckpointFlags::take(RunOptions& run) {
                                                       {&init, How::kInit}};
   for (const auto& [from, how] : verbs)
     if (!from->empty()) run.start.how = how, run.start.from = *from;
+  if (!run.start.accept.empty() && (resume + resume_or_start).empty())
+    return fail("--accept names what may differ from a checkpoint that a job resumes")
+        .with_code(ExitCode::kUsage)
+        .with_note("help: --resume DIR, or --resume-or-start DIR");
   if (!time_limit.empty()) {
     PIPER_ASSIGN(run.job.time_limit_s, parse_duration(time_limit));
   }

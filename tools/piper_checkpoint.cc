@@ -139,7 +139,8 @@ int main(int argc, char** argv) {
   CLI::App app(
       "Says what checkpoints hold and whether they are whole, and exchanges parameters.\n\n"
       "  piper-checkpoint inspect DIR                            what there is\n"
-      "  piper-checkpoint verify DIR                             digests, and that nothing is missing\n"
+      "  piper-checkpoint verify DIR                             digests, and that nothing is "
+      "missing\n"
       "  piper-checkpoint diff A B                               settings, and tensors bit by bit\n"
       "  piper-checkpoint export DIR out/ --hf --dtype bf16      for Hugging Face\n"
       "  piper-checkpoint export DIR out.safetensors             parameters and buffers\n"

@@ -272,7 +272,7 @@ def plan_files():
     deep = "[" * 20000
     write("plan_set", "manifest_nested", "m" + deep)
     far = "[" * 100000 + "]" * 100000
-    write("plan_set", "manifest_nested_before_others", f'm{{"format": "piper plan", "files": {far}, "a": 1, "b": 2, "c": 3}}')
+    write("plan_set", "raw_manifest_nested_before_others", f'M{{"format": "piper plan", "files": {far}, "a": 1, "b": 2, "c": 3}}')
     write("plan_set", "manifest_of_numbers", 'm{"format_version": 1e999, "mesh": [["dp", -1e300]]}')
     write("plan_set", "manifest_with_paths", 'm{"files": {"../../etc/passwd": "0", "/etc/passwd": "0"}, "roles": ["../../x"]}')
     write("plan_set", "raw_manifest_cut", 'M{"format": "piper plan')

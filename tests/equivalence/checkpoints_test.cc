@@ -194,6 +194,9 @@ TEST_F(Checkpoints, OtherSettingsAreNamedAndMayBeAccepted) {
       << refused.second;
   EXPECT_EQ(accepted.first, 0) << accepted.second;
   EXPECT_EQ(branched.first, 0) << branched.second;
+  const auto slip = run("slower", resume + " --accept ler");
+  EXPECT_EQ(slip.first, 2) << slip.second;
+  EXPECT_NE(slip.second.find("'ler' is no setting"), std::string::npos) << slip.second;
   const auto seeded = run("ddp2", resume + " --seed 5");
   EXPECT_EQ(seeded.first, 2) << seeded.second;
   EXPECT_NE(seeded.second.find("seed: 0 before, 5 now"), std::string::npos) << seeded.second;
@@ -250,6 +253,10 @@ TEST_F(Checkpoints, ADamagedOneIsNamedAndTheOneBeforeIsTaken) {
 }
 
 TEST_F(Checkpoints, FoldersAreGuarded) {
+  std::filesystem::create_directory(path("nothing"));
+  const auto missing = run("ddp2", "--steps 1 --resume " + path("nowhere"));
+  EXPECT_EQ(missing.first, 2) << missing.second;
+  EXPECT_NE(missing.second.find("does not exist"), std::string::npos) << missing.second;
   const auto empty = run("ddp2", "--steps 1 --resume " + path("nothing"));
   EXPECT_EQ(empty.first, 2) << empty.second;
   EXPECT_NE(empty.second.find("holds no checkpoint"), std::string::npos) << empty.second;
@@ -260,6 +267,25 @@ TEST_F(Checkpoints, FoldersAreGuarded) {
   EXPECT_EQ(mixed.first, 2) << mixed.second;
   EXPECT_NE(mixed.second.find("would be mixed with those of another run"), std::string::npos)
       << mixed.second;
+}
+
+// What was trained is saved also when a checkpoint cannot be written; with `ignore` the job goes on.
+TEST_F(Checkpoints, OneThatFailsLosesNoTraining) {
+  const std::string flags = "--steps 8 --every 2 --checkpoint ";
+  const auto with_fault = [&](const std::string& more) {
+    return run_shell(fmt::format("PIPER_FAULT=disk@1:4:write {}/bin/piper-run {} --data {}:u8 "
+                                 "--threads 1 --save {} {} 2>&1",
+                                 PIPER_BINARY_DIR, path("ddp2"), path("text.bin"), path("saved"),
+                                 more));
+  };
+  const auto stopped = with_fault(flags + path("stopped"));
+  EXPECT_EQ(stopped.first, 12) << stopped.second;
+  EXPECT_NE(stopped.second.find("saved 53 parameters"), std::string::npos) << stopped.second;
+  const auto ignored = with_fault(flags + path("ignored") + " --checkpoint-errors ignore");
+  EXPECT_EQ(ignored.first, 12) << ignored.second;
+  const auto steps = list_checkpoints(file_storage(), path("ignored"));
+  ASSERT_TRUE(steps);
+  EXPECT_EQ(*steps, (std::vector<int64_t>{8, 6, 2}));
 }
 
 TEST_F(Checkpoints, KeepSaysWhichStay) {

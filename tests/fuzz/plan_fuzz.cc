@@ -237,7 +237,9 @@ void run_plan_set(std::string_view input) {
   const char kind = input[0];
   const std::string_view rest = input.substr(1);
   if (kind == 'm') {
-    const Json json = Json::parse(rest.begin(), rest.end(), nullptr, false);
+    // What is nested deep is for 'M': here it would be copied, level by level.
+    const auto is_flat = [](int depth, Json::parse_event_t, const Json&) { return depth <= 8; };
+    const Json json = Json::parse(rest.begin(), rest.end(), is_flat, false);
     set.folder().write("manifest.json", json.is_object() ? with_set_id(json) : std::string(rest));
   } else if (kind == 'M') {
     set.folder().write("manifest.json", rest);

@@ -77,6 +77,8 @@ struct SettingChange {
   std::string setting, before, now;
 };
 std::vector<SettingChange> changed_settings(const std::string& before, const std::string& now);
+// Lists all that a strategy, as dumped, says of training, each with its path.
+std::vector<std::string> setting_names(const std::string& strategy);
 // Whether a name that a user accepts covers a setting: the whole of it, its end or one of its
 // parts.
 bool covers_setting(std::string_view accepted, std::string_view setting);

@@ -220,6 +220,15 @@ std::map<std::string, std::string> settings_of(const std::string& strategy) {
   const yaml::Entry* const train = root ? root->find("train") : nullptr;
   if (train != nullptr && train->value.is(yaml::Node::Kind::kMap))
     flatten(train->value, "", settings);
+  // What else changes what is learned.
+  for (const char* key : {"loss", "weight_versions"})
+    if (const yaml::Entry* const entry = root ? root->find(key) : nullptr)
+      settings[key] = print_value(entry->value);
+  const yaml::Entry* const directives = root ? root->find("directives") : nullptr;
+  for (const yaml::Node& one :
+       directives != nullptr ? directives->value.items : std::vector<yaml::Node>())
+    if (const yaml::Entry* precision = one.find("precision"))
+      settings["precision"] += print_value(precision->value);
   return settings;
 }
 
@@ -236,6 +245,12 @@ std::vector<SettingChange> changed_settings(const std::string& before, const std
   for (const auto& [setting, value] : fresh)
     if (!old.contains(setting)) changes.push_back({setting, "", value});
   return changes;
+}
+
+std::vector<std::string> setting_names(const std::string& strategy) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : settings_of(strategy)) names.push_back(name);
+  return names;
 }
 
 bool covers_setting(std::string_view accepted, std::string_view setting) {

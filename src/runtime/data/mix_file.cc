@@ -204,7 +204,8 @@ class MixReader {
     MixPhase phase;
     PIPER_ASSIGN(phase.from, read_count(from->value, "'from'"));
     if (phase.from <= spec_.phases.back().from)
-      return fail(from->value.at, "a phase must begin after sample {}, where the phase before it begins",
+      return fail(from->value.at,
+                  "a phase must begin after sample {}, where the phase before it begins",
                   spec_.phases.back().from);
     PIPER_TRY(expect(weights->value, Node::Kind::kMap, "'weights'", "a map of sources"));
     PIPER_TRY(check_keys(weights->value, names_));

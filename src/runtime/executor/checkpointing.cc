@@ -134,7 +134,26 @@ Result<std::unique_ptr<Checkpointing>> Checkpointing::open(const CheckpointOptio
                             id = std::max(id, other);
                           }));
   if (control.rank() == 0) PIPER_TRY(opened->take_folder(bytes));
+  PIPER_TRY(opened->check_shared());
   return opened;
+}
+
+// Checks that all ranks write into one folder: rank 0 leaves a file there, which the others find.
+Status Checkpointing::check_shared() {
+  const std::string marker = fmt::format(".job-{:x}", id_), path = options_.folder + "/" + marker;
+  if (control_.rank() == 0) {
+    const std::string_view nothing[] = {""};
+    PIPER_TRY(options_.storage->write(path, nothing));
+  }
+  PIPER_TRY(control_.barrier());
+  PIPER_ASSIGN(const std::vector<std::string> there, options_.storage->list(options_.folder));
+  const bool is_there = std::binary_search(there.begin(), there.end(), marker);
+  PIPER_TRY(is_there ? ok_status()
+                     : storage_error(fmt::format("rank {} does not see in '{}' what rank 0 writes "
+                                                 "there: ranks need a folder that they share",
+                                                 control_.rank(), options_.folder)));
+  PIPER_TRY(control_.barrier());
+  return control_.rank() == 0 ? options_.storage->remove(path) : ok_status();
 }
 
 // Takes over the folder, which this job has locked: what killed jobs left half done goes.
@@ -143,7 +162,7 @@ Status Checkpointing::take_folder(int64_t bytes) {
   const std::string& folder = options_.folder;
   PIPER_ASSIGN(const std::vector<std::string> names, storage.list(folder));
   for (const std::string& name : names)
-    if (name.starts_with(".removed-") ||
+    if (name.starts_with(".removed-") || name.starts_with(".job-") ||
         (name.starts_with(".step-") && name.ends_with(kPartialEnding)))
       PIPER_TRY(storage.remove(folder + "/" + name));
   PIPER_ASSIGN(const std::vector<int64_t> steps, list_checkpoints(storage, folder));
@@ -155,10 +174,16 @@ Status Checkpointing::take_folder(int64_t bytes) {
   }
   std::error_code problem;
   const auto space = std::filesystem::space(folder, problem);
-  if (!problem && space.available < static_cast<uint64_t>(bytes))
-    return storage_error(fmt::format("a checkpoint takes {}, and the disk of '{}' has room for {}",
-                                     human_bytes(bytes), folder,
-                                     human_bytes(static_cast<int64_t>(space.available))));
+  if (!problem && space.available < static_cast<uint64_t>(bytes)) {
+    Error error = storage_error(fmt::format(
+        "a checkpoint takes {}, and the disk of '{}' has room for {}", human_bytes(bytes), folder,
+        human_bytes(static_cast<int64_t>(space.available))));
+    error.notes.push_back(
+        "help: remove old checkpoints, or write to another folder; a new one is written before "
+        "--keep removes any");
+    if (!options_.goes_on || !options_.on_loss) return error;
+    options_.on_loss(error);
+  }
   std::string when;
   if (options_.every > 0) when += fmt::format("every {} steps, ", options_.every);
   if (options_.minutes > 0) when += fmt::format("every {:g} minutes, ", options_.minutes);
@@ -321,9 +346,10 @@ Status Checkpointing::end_commit() {
   static_cast<void>(options_.storage->remove(built_folder()));  // what is there takes room
   step_ = -1;
   if (!options_.goes_on)
-    return std::move(error).with_note(
-        "help: --checkpoint-errors ignore lets training go on without it");
-  if (options_.on_loss) options_.on_loss(error);
+    error.notes.push_back("help: --checkpoint-errors ignore lets training go on without it");
+  if (!options_.on_loss) return error;
+  options_.on_loss(error);
+  has_failed_ = !options_.goes_on;  // the job ends, and what it has trained is saved
   return ok_status();
 }
 

@@ -62,6 +62,8 @@ class Checkpointing {
   Status begin(int64_t done, std::optional<double> loss);
   // Waits until all is written.
   Status drain();
+  // Whether the job is to end because a checkpoint could not be written.
+  bool has_failed() const { return has_failed_; }
   // Returns how many seconds a checkpoint may take that begins now: as long as the longest so far.
   double likely_s() const;
 
@@ -71,6 +73,7 @@ class Checkpointing {
   Checkpointing(const CheckpointOptions& options, const PlanSet& set, Executor& executor,
                 Control& control, int64_t first_step);
   Status take_folder(int64_t bytes);
+  Status check_shared();
   Status gather_files();
   Status commit();
   Status end_commit();
@@ -95,6 +98,7 @@ class Checkpointing {
   int64_t bytes_ = 0;  // of a checkpoint, of all ranks
   int64_t id_ = 0;     // of the job, in the names of folders that are not whole
   int64_t lost_step_ = -1;
+  bool has_failed_ = false;
 };
 
 }  // namespace piper

@@ -12,10 +12,11 @@ namespace piper {
 //
 //   PIPER_FAULT=KIND@RANK:STEP:PHASE[,…]     kill@2:5:write
 //
-// KIND: kill, abort, exit, stop, hang, slow, error, disk, memory, term, int, usr1. PHASE: load, step,
-// after, copy, write, commit, publish, end. STEP counts from 1; of load, copy, write, commit, publish
-// and end it is the number of steps that are done. A rank or step of * is any. Returns the error of
-// `error`, of `disk`, and of a variable that says none of this; the other kinds do what they say.
+// KIND: kill, abort, exit, stop, hang, slow, error, disk, memory, term, int, usr1. PHASE: load,
+// step, after, copy, write, commit, publish, end. STEP counts from 1; of load, copy, write, commit,
+// publish and end it is the number of steps that are done. A rank or step of * is any. Returns the
+// error of `error`, of `disk`, and of a variable that says none of this; the other kinds do what
+// they say.
 Status inject_fault(std::string_view phase, int64_t rank, int64_t step);
 
 }  // namespace piper

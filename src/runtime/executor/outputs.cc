@@ -82,6 +82,7 @@ Status cut_lines(const std::string& path, int64_t step) {
   if (file.bad()) return fail("cannot read {}", path).with_code(ExitCode::kStorage);
   const auto is_beyond = [&](const std::string& line) {
     const auto json = nlohmann::json::parse(line, nullptr, false);
+    if (json.is_discarded()) return true;  // a disk was full
     return json.is_object() && json.contains("step") && json["step"].is_number_integer() &&
            json["step"].get<int64_t>() > step;
   };

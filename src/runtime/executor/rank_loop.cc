@@ -63,6 +63,7 @@ uint8_t word_of(RankRun& run, bool stop) {
   if (is_told_to_stop(options)) word |= kStop | kInterrupted;
   if (run.result.interrupted) word |= kInterrupted;
   if (run.checkpoints == nullptr) return word;
+  if (run.checkpoints->has_failed()) word |= kStop | kInterrupted;
   if (options.save != nullptr && options.save->exchange(false)) word |= kSave;
   if (run.control.rank() == 0 && run.checkpoints->asks()) word |= kSave;
   return word | run.checkpoints->word();

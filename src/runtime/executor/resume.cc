@@ -136,6 +136,12 @@ Status set_aside(const RunOptions& options, Storage& storage, const std::string&
   return ok_status();
 }
 
+// The folder that --out names has its checkpoints in one of their own.
+std::string checkpoints_in(const std::string& from) {
+  std::error_code ignored;
+  return fs::is_directory(from + "/checkpoints", ignored) ? from + "/checkpoints" : from;
+}
+
 // Returns the folders of checkpoints that may be taken, best first, as rank 0 finds them.
 Result<std::vector<std::string>> find_candidates(const std::string& from, Storage& storage,
                                                  Control* control) {
@@ -155,7 +161,7 @@ Result<std::vector<std::string>> find_candidates(const std::string& from, Storag
 Result<std::optional<CheckpointReader>> take_newest(const RunOptions& options, Control* control) {
   Storage& storage = file_storage();
   PIPER_ASSIGN(const std::vector<std::string> folders,
-               find_candidates(options.start.from, storage, control));
+               find_candidates(checkpoints_in(options.start.from), storage, control));
   std::vector<std::string> damaged;
   for (const std::string& folder : folders) {
     std::optional<CheckpointReader> reader;
@@ -191,6 +197,8 @@ Result<std::optional<Start>> find_start(const RunOptions& options, Control* cont
   if (asked.how == How::kFresh) return std::optional<Start>();
   std::error_code ignored;
   std::optional<CheckpointReader> reader;
+  if (asked.how != How::kResumeOrStart && !fs::exists(asked.from, ignored))
+    return usage(fmt::format("'{}' does not exist", asked.from));
   if (asked.how == How::kInit && fs::is_regular_file(asked.from, ignored)) {
     PIPER_ASSIGN(reader, CheckpointReader::open_tensors(asked.from));
   } else {
@@ -204,9 +212,6 @@ Result<std::optional<Start>> find_start(const RunOptions& options, Control* cont
   }
   if (!reader) {
     Error error = usage(fmt::format("'{}' holds no checkpoint", asked.from));
-    if (asked.how == How::kResume)
-      error.notes.push_back(
-          "help: --resume-or-start DIR starts from the beginning where there is none");
     return error;
   }
   std::optional<Start> start(std::in_place);
@@ -330,6 +335,24 @@ std::vector<SettingChange> all_changes(const RunOptions& options, const PlanSet&
   return changes;
 }
 
+// A name that is no setting accepts nothing: it is a slip.
+Status check_accepted(const StartOptions& asked, const std::string& before,
+                      const std::string& now) {
+  std::vector<std::string> known{"model", "data", "seed", "shuffle"};
+  for (const std::string* strategy : {&before, &now})
+    for (std::string& name : setting_names(*strategy)) known.push_back(std::move(name));
+  for (const std::string& name : asked.accept) {
+    const bool covers = std::any_of(known.begin(), known.end(), [&](const std::string& setting) {
+      return covers_setting(name, setting);
+    });
+    if (!covers)
+      return usage(fmt::format("--accept: '{}' is no setting{}", quote_control(name),
+                               did_you_mean(name, known)))
+          .with_note(fmt::format("note: there are {}", join(known, ", ")));
+  }
+  return ok_status();
+}
+
 }  // namespace
 
 Status check_start(const RunOptions& options, const PlanSet& set, const Start& start,
@@ -339,8 +362,9 @@ Status check_start(const RunOptions& options, const PlanSet& set, const Start& s
   PIPER_TRY(check_states(asked, start, loading));
   if (speaks) tell_loading(start, asked, loading);
   if (asked.how == How::kInit) return ok_status();
-  std::vector<SettingChange> changes =
-      all_changes(options, set, start.reader->about(), data_digest);
+  const Checkpoint& about = start.reader->about();
+  std::vector<SettingChange> changes = all_changes(options, set, about, data_digest);
+  PIPER_TRY(check_accepted(asked, about.strategy_text, set.manifest.strategy_text));
   const auto line = [](const SettingChange& one) {
     return fmt::format("{}: {} before, {} now", one.setting,
                        one.before.empty() ? "none" : one.before,
