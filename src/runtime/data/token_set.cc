@@ -36,6 +36,10 @@ Status take_separator(const NamedFile& named, TokenShard& shard) {
     return fail(SourceSpan{named.path},
                 "the index beside the file says where documents end, and so does separator {}",
                 *named.files.separator);
+  const int bits = 8 * static_cast<int>(info(shard.type).bytes);
+  if (bits < 63 && (*named.files.separator >> bits) != 0)
+    return fail(SourceSpan{named.path}, "no token of {} is the separator {}", info(shard.type).name,
+                *named.files.separator);
   shard.separator = named.files.separator;
   return ok_status();
 }

@@ -187,7 +187,8 @@ Status read_raw(const Bytes& data, std::optional<TokenType> type, TokenShard& sh
   const auto width = static_cast<size_t>(info(shard.type).bytes);
   if (data.size % width != 0)
     return fail(SourceSpan{path}, "{} bytes are no whole number of {}-byte tokens", data.size,
-                width);
+                width)
+        .with_note("help: " + path + ":u8 says that each byte is a token; there are :u16 and :u32");
   shard.tokens = static_cast<int64_t>(data.size / width);
   shard.data = data;
   return ok_status();

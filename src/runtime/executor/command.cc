@@ -193,6 +193,7 @@ std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& 
   const auto given = [](const std::string& path) { return path.empty() ? "not given" : "given"; };
   const JobOptions& job = options.job;
   const char* against[] = {"not given", "single", "uncut"};
+  const char* starts[] = {"initial values", "--resume", "--resume-or-start", "--branch", "--init"};
   return {{"--steps", std::to_string(job.steps)},
           {"--seed", std::to_string(options.data.seed)},
           {"--no-shuffle", options.data.shuffle ? "not given" : "given"},
@@ -212,7 +213,7 @@ std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& 
           {"--check-replicas", std::to_string(job.check_replicas)},
           {"--checkpoint", given(job.checkpoint ? job.checkpoint->folder : "")},
           {"--every", std::to_string(job.checkpoint ? job.checkpoint->every : 0)},
-          {"--resume, --branch or --init", std::to_string(static_cast<int>(options.start.how))},
+          {"what it begins with", starts[static_cast<int>(options.start.how)]},
           {"--verify-against", against[static_cast<int>(job.verify.against)]},
           {"--loss-bound", fmt::format("{}", job.verify.loss_bound)},
           {"--param-bound", fmt::format("{}", job.verify.param_bound)}};

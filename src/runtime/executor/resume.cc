@@ -176,7 +176,7 @@ Result<std::optional<CheckpointReader>> take_newest(const RunOptions& options, C
       if ((good = opened.ok())) reader = *std::move(opened);
     }
     if (!good && is_rank_0(control))
-      warn_user(fmt::format("{} is damaged: the checkpoint before it is taken", folder));
+      warn_user(fmt::format("{} is damaged: it is not taken", folder));
     if (!good) damaged.push_back(folder);
     if (!good) continue;
     // Only now: where none can be read, a file system may be missing, and nothing is damaged.
@@ -230,10 +230,11 @@ namespace {
 // Says what becomes of the states of the plans and of the checkpoint's tensors.
 struct Loading {
   int64_t loaded = 0;
-  std::vector<std::string> derived;    // begin as their parameter does
-  std::vector<std::string> fresh;      // begin with the plans' initial values
-  std::vector<std::string> ignored;    // of the checkpoint
-  std::vector<std::string> different;  // of another shape: sentences
+  std::vector<std::string> derived;     // begin as their parameter does
+  std::vector<std::string> fresh;       // begin with the plans' initial values
+  std::vector<std::string> parameters;  // those of them that are parameters or buffers of the model
+  std::vector<std::string> ignored;     // of the checkpoint
+  std::vector<std::string> different;   // of another shape: sentences
 };
 
 // Previous versions and loss scales depend on the strategy only: a resumed job may lack those of
@@ -250,7 +251,8 @@ void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointRe
   const auto has = [&](const std::string& name) { return reader.types().contains(name); };
   const auto found = std::find_if(names.begin(), names.end(), has);
   if (found == names.end() || (weights_only && tensor.init.empty())) {
-    loading.fresh.push_back(names[0]);
+    const bool is_model = !tensor.init.empty() && tensor.previous_of < 0;
+    (is_model ? loading.parameters : loading.fresh).push_back(names[0]);
     return;
   }
   used.insert(names.begin(), names.end());
@@ -281,12 +283,14 @@ void add_names(Error& error, const std::vector<std::string>& names, const char* 
   for (size_t k = 0; k < std::min(names.size(), kShown); ++k)
     error.notes.push_back(fmt::format("'{}' {}", quote_control(names[k]), what));
   if (names.size() > kShown)
-    error.notes.push_back(fmt::format("and {} more {}", names.size() - kShown, what));
+    error.notes.push_back(fmt::format("and {} more", names.size() - kShown));
 }
 
 Status check_states(const StartOptions& asked, const Start& start, const Loading& loading) {
   const bool resumes = asked.how == How::kResume || asked.how == How::kResumeOrStart;
-  std::vector<std::string> fresh = loading.fresh, ignored = loading.ignored;
+  std::vector<std::string> fresh = loading.parameters, ignored = loading.ignored;
+  if (asked.how != How::kInit)  // which takes no states
+    fresh.insert(fresh.end(), loading.fresh.begin(), loading.fresh.end());
   std::erase_if(fresh, is_free);
   std::erase_if(ignored, is_free);
   const bool matches = loading.loaded > 0 && loading.different.empty() &&
@@ -305,7 +309,8 @@ Status check_states(const StartOptions& asked, const Start& start, const Loading
 }
 
 void tell_loading(const Start& start, const StartOptions& asked, const Loading& loading) {
-  std::string text = fmt::format("{}: {} tensors loaded", start.reader->folder(), loading.loaded);
+  std::string text = fmt::format("{}: {} tensors loaded", start.reader->folder(),
+                                 loading.loaded + std::ssize(loading.derived));
   if (asked.how != How::kInit) text += fmt::format(", goes on after step {}", start.step);
   tell_user(text);
   const auto list = [](const std::vector<std::string>& names, const char* what) {
@@ -317,6 +322,7 @@ void tell_loading(const Start& start, const StartOptions& asked, const Loading& 
     tell_user(quote_control(line));
   };
   list(loading.derived, "begin as their parameters do");
+  list(loading.parameters, "parameters or buffers are not there, and keep the values of the plans");
   list(loading.fresh, "begin afresh");
   list(loading.ignored, "of the checkpoint are ignored");
 }
@@ -353,15 +359,9 @@ Status check_accepted(const StartOptions& asked, const std::string& before,
   return ok_status();
 }
 
-}  // namespace
-
-Status check_start(const RunOptions& options, const PlanSet& set, const Start& start,
-                   const std::string& data_digest, bool speaks) {
+Status check_settings(const RunOptions& options, const PlanSet& set, const Start& start,
+                      const std::string& data_digest, bool speaks) {
   const StartOptions& asked = options.start;
-  const Loading loading = compare_states(set, *start.reader, asked.how == How::kInit);
-  PIPER_TRY(check_states(asked, start, loading));
-  if (speaks) tell_loading(start, asked, loading);
-  if (asked.how == How::kInit) return ok_status();
   const Checkpoint& about = start.reader->about();
   std::vector<SettingChange> changes = all_changes(options, set, about, data_digest);
   PIPER_TRY(check_accepted(asked, about.strategy_text, set.manifest.strategy_text));
@@ -385,6 +385,18 @@ Status check_start(const RunOptions& options, const PlanSet& set, const Start& s
   error.notes.push_back(
       "help: --accept NAME,… goes on with the settings of now; --branch accepts all of them");
   return error;
+}
+
+}  // namespace
+
+Status check_start(const RunOptions& options, const PlanSet& set, const Start& start,
+                   const std::string& data_digest, bool speaks) {
+  const StartOptions& asked = options.start;
+  const Loading loading = compare_states(set, *start.reader, asked.how == How::kInit);
+  PIPER_TRY(check_states(asked, start, loading));
+  if (asked.how != How::kInit) PIPER_TRY(check_settings(options, set, start, data_digest, speaks));
+  if (speaks) tell_loading(start, asked, loading);
+  return ok_status();
 }
 
 // ---- What the job's own checkpoints say ---------------------------------------------------------
