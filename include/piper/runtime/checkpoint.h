@@ -71,8 +71,9 @@ struct Checkpoint {
 std::string print_checkpoint(const Checkpoint& checkpoint);  // checkpoint.json, with its own digest
 Result<Checkpoint> parse_checkpoint(std::string_view text, const std::string& path);
 
-// Lists what the `train` sections of two strategies, as dumped, say differently, and the seeds:
-// "optimizer.adamw.lr", the two values. Missing values are "".
+// Lists the settings that change what is learned and differ between two strategies, as dumped:
+// those of `train`, the loss, precision and versions of weights. "optimizer.adamw.lr", the two
+// values. Missing values are "".
 struct SettingChange {
   std::string setting, before, now;
 };
@@ -134,9 +135,9 @@ class CheckpointReader {
   Status verify(size_t index) const;
   // By name: type of the whole tensor.
   const std::map<std::string, TensorType>& types() const { return types_; }
-  // Copies the elements that `held` names to where they are held, as `dtype`; floats are rounded to
-  // nearest where that is narrower. Elements past the end of a dim are left as they are. Error
-  // (kPlan): shapes differ, elements are missing, or types that do not convert.
+  // Copies the elements that `held` names to where they are held, in its type; floats are rounded
+  // to nearest where that is narrower. Elements past the end of a dim are left as they are. Error
+  // (kInput): shapes differ, elements are missing, or types that do not convert.
   Status read(const std::string& name, const Held& held, std::byte* to) const;
 
   struct Piece {  // what one file holds of a tensor: its elements one after the other, no padding

@@ -2,6 +2,7 @@
 #include "piper/base/float16.h"
 
 #include <bit>
+#include <cstring>
 
 namespace piper {
 
@@ -13,6 +14,22 @@ float float_of_half(DType dtype, uint16_t bits) {
   const float value = magnitude < 0x400 ? static_cast<float>(magnitude) * 0x1p-24f
                                         : std::bit_cast<float>((magnitude << 13) + (112u << 23));
   return sign ? -value : value;
+}
+
+double float_at(DType dtype, const std::byte* at) {
+  if (dtype == DType::kF64) {
+    double value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  if (dtype == DType::kF32) {
+    float value = 0;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  }
+  uint16_t half = 0;
+  std::memcpy(&half, at, sizeof half);
+  return float_of_half(dtype, half);
 }
 
 namespace {

@@ -88,7 +88,7 @@ int64_t bytes_of(std::span<const Exported> tensors) {
 
 // ---- What is exported ---------------------------------------------------------------------------
 
-// What is the model's own, and what ties say.
+// Holds the tensors that are the model's own, and their further names.
 struct Selection {
   std::vector<Exported> tensors;
   std::vector<std::pair<std::string, std::string>> ties;  // a name that is not stored, its tensor

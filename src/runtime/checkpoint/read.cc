@@ -50,22 +50,6 @@ Status add_file(const std::string& path, std::map<std::string, TensorType>& type
   return ok_status();
 }
 
-double load(DType dtype, const std::byte* at) {
-  if (dtype == DType::kF64) {
-    double value = 0;
-    std::memcpy(&value, at, sizeof value);
-    return value;
-  }
-  if (dtype == DType::kF32) {
-    float value = 0;
-    std::memcpy(&value, at, sizeof value);
-    return value;
-  }
-  uint16_t half = 0;
-  std::memcpy(&half, at, sizeof half);
-  return float_of_half(dtype, half);
-}
-
 void store(DType dtype, double value, std::byte* at) {
   if (dtype == DType::kF64) {
     std::memcpy(at, &value, sizeof value);
@@ -86,7 +70,7 @@ void convert(DType from, const std::byte* source, DType to, std::byte* target, i
     std::memcpy(target, source, static_cast<size_t>(count * in));
     return;
   }
-  for (int64_t k = 0; k < count; ++k) store(to, load(from, source + k * in), target + k * out);
+  for (int64_t k = 0; k < count; ++k) store(to, float_at(from, source + k * in), target + k * out);
 }
 
 // Runs of a tensor's elements that some piece has, ascending in the whole, no two with the same

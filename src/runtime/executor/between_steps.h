@@ -8,7 +8,7 @@
 
 namespace piper {
 
-// What ranks tell each other after a step, as bits.
+// Says, as bits, what a rank tells the others after a step.
 enum Word : uint8_t {
   kStop = 1,         // it was told to stop, or has reason to
   kSave = 2,         // it was told to write a checkpoint

@@ -210,8 +210,8 @@ bool Checkpointing::is_due(int64_t done, uint8_t words) const {
   return (options_.every > 0 && done % options_.every == 0) || (words & kSave) != 0;
 }
 
-std::string Checkpointing::built_folder() const {
-  return fmt::format("{}/.{}.{:x}{}", options_.folder, checkpoint_name(step_), id_, kPartialEnding);
+std::string Checkpointing::built_folder(int64_t step) const {
+  return fmt::format("{}/.{}.{:x}{}", options_.folder, checkpoint_name(step), id_, kPartialEnding);
 }
 
 Status Checkpointing::begin(int64_t done, std::optional<double> loss) {
@@ -229,7 +229,7 @@ Status Checkpointing::begin(int64_t done, std::optional<double> loss) {
   }
   PIPER_TRY(executor_.settle());
   PIPER_TRY(inject_fault("copy", control_.rank(), done));
-  PIPER_TRY(writer_.begin(built_folder(), done));
+  PIPER_TRY(writer_.begin(built_folder(done), done));
   held_s_ = std::chrono::duration<double>(Clock::now() - asked).count();
   phase_ = Phase::kWriting;
   return ok_status();
@@ -298,7 +298,7 @@ Status Checkpointing::gather_files() {
 // On rank 0's own thread: all files are written, and are to be found under one name.
 Status Checkpointing::commit() {
   Storage& storage = *options_.storage;
-  const std::string built = built_folder();
+  const std::string built = built_folder(step_);
   PIPER_TRY(inject_fault("commit", control_.rank(), step_));
   PIPER_ASSIGN(const std::vector<std::string> there, storage.list(built));
   for (const CheckpointFile& file : about_.files)
@@ -342,9 +342,7 @@ Status Checkpointing::end_commit() {
   Error error = std::move(committed_).error();
   error.message = fmt::format("{} is not written: {}", checkpoint_name(lost_step_), error.message);
   committed_ = ok_status();
-  step_ = lost_step_;
-  static_cast<void>(options_.storage->remove(built_folder()));  // what is there takes room
-  step_ = -1;
+  static_cast<void>(options_.storage->remove(built_folder(lost_step_)));  // it takes room
   if (!options_.goes_on)
     error.notes.push_back("help: --checkpoint-errors ignore lets training go on without it");
   if (!options_.on_loss) return error;

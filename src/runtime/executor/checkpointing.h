@@ -50,7 +50,7 @@ class Checkpointing {
                                                      const PlanSet& set, Executor& executor,
                                                      Control& control, int64_t first_step);
   ~Checkpointing();
-  // What the rank has to say to others after a step: Word bits.
+  // Returns the Word bits that the rank tells the others after a step.
   uint8_t word() const;
   // Goes on with what is under way, given what all ranks said after this step (Word bits).
   Status advance(uint8_t words);
@@ -79,7 +79,7 @@ class Checkpointing {
   Status end_commit();
   Status remove_surplus();
   void note(const std::string& line) const;
-  std::string built_folder() const;
+  std::string built_folder(int64_t step) const;
 
   const CheckpointOptions& options_;
   Executor& executor_;
@@ -95,9 +95,9 @@ class Checkpointing {
   Status committed_ = ok_status();
   std::map<int64_t, std::optional<double>> losses_;  // rank 0's: of the checkpoints in the folder
   Status removed_ = ok_status();
-  int64_t bytes_ = 0;  // of a checkpoint, of all ranks
-  int64_t id_ = 0;     // of the job, in the names of folders that are not whole
-  int64_t lost_step_ = -1;
+  int64_t bytes_ = 0;       // of a checkpoint, of all ranks
+  int64_t id_ = 0;          // of the job, in the names of folders that are not whole
+  int64_t lost_step_ = -1;  // of the last checkpoint that could not be written
   bool has_failed_ = false;
 };
 

@@ -145,9 +145,7 @@ Result<std::unique_ptr<BatchSource>> open_inputs(const PlanSet& set, const DataO
       names.push_back(fmt::format("{} {}", need.name, to_string(need.type)));
     return usage(fmt::format("the plans read {}: say from where with --data", join(names, ", ")));
   }
-  int64_t batch = 0;
-  for (const RoleProgram& role : set.roles) batch = std::max(batch, role.batch);
-  return open_data(options, needs, batch);
+  return open_data(options, needs, batch_of(set));
 }
 
 Status load_reference(const RunOptions& options, Loaded& loaded) {

@@ -25,19 +25,7 @@ const char* oracle_name(VerifyAgainst against) {
 }
 
 double element(DType dtype, const std::byte* data, int64_t index) {
-  if (dtype == DType::kF64) {
-    double value = 0;
-    std::memcpy(&value, data + index * 8, 8);
-    return value;
-  }
-  if (info(dtype).bytes == 2) {
-    uint16_t half = 0;
-    std::memcpy(&half, data + index * 2, 2);
-    return float_of_half(dtype, half);
-  }
-  float value = 0;
-  std::memcpy(&value, data + index * 4, 4);
-  return value;
+  return float_at(dtype, data + index * info(dtype).bytes);
 }
 
 std::string print_value(DType dtype, double value) {

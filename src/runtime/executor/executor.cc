@@ -146,21 +146,7 @@ Error no_finite_norm(int64_t step, double norm) {
 }
 
 double read_scalar(DType dtype, const std::byte* at) {
-  if (dtype == DType::kF64) {
-    double value = 0;
-    std::memcpy(&value, at, sizeof value);
-    return value;
-  }
-  if (dtype == DType::kF32) {
-    float value = 0;
-    std::memcpy(&value, at, sizeof value);
-    return value;
-  }
-  if (info(dtype).bytes == 2) {
-    uint16_t half = 0;
-    std::memcpy(&half, at, sizeof half);
-    return float_of_half(dtype, half);
-  }
+  if (dtype == DType::kF64 || dtype == DType::kF32 || is_half(dtype)) return float_at(dtype, at);
   if (dtype == DType::kBool) return at[0] == std::byte{0} ? 0 : 1;
   return std::nan("");
 }

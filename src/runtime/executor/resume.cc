@@ -59,7 +59,7 @@ void tell_user(const std::string& line) { std::fputs((line + "\n").c_str(), stde
 
 bool is_rank_0(Control* control) { return control == nullptr || control->rank() == 0; }
 
-// Rank 0's text reaches all.
+// Returns rank 0's text on all ranks.
 Result<std::string> share_choice(Control* control, std::string text) {
   if (control == nullptr) return text;
   if (const auto up = control->parent()) {
@@ -136,7 +136,7 @@ Status set_aside(const RunOptions& options, Storage& storage, const std::string&
   return ok_status();
 }
 
-// The folder that --out names has its checkpoints in one of their own.
+// Returns the folder of checkpoints: one that --out names has it inside.
 std::string checkpoints_in(const std::string& from) {
   std::error_code ignored;
   return fs::is_directory(from + "/checkpoints", ignored) ? from + "/checkpoints" : from;
@@ -170,7 +170,7 @@ Result<std::optional<CheckpointReader>> take_newest(const RunOptions& options, C
       PIPER_ASSIGN(good, verify_together(*control, folder, reader));
     } else {
       Result<CheckpointReader> opened = open_verified(storage, folder, 0, 1);
-      // What another version wrote is not damaged.
+      // A checkpoint that another version wrote is not damaged.
       if (!opened && opened.error().code == ExitCode::kInput) return std::move(opened).error();
       if (!opened) warn_user(print_error(opened.error()));
       if ((good = opened.ok())) reader = *std::move(opened);
@@ -417,6 +417,12 @@ Status check_folder(const CheckpointOptions& options, int64_t first_step) {
 
 }  // namespace
 
+int64_t batch_of(const PlanSet& set) {
+  int64_t batch = 0;
+  for (const RoleProgram& role : set.roles) batch = std::max(batch, role.batch);
+  return batch;
+}
+
 Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchSource* data,
                            const std::optional<Start>& start, bool speaks) {
   const bool overlap = std::any_of(set.roles.begin(), set.roles.end(),
@@ -438,8 +444,7 @@ Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchS
   about.model_digest = set.manifest.model_digest;
   about.strategy_text = set.manifest.strategy_text;
   about.states = states_of(set);
-  int64_t batch = 0;
-  for (const RoleProgram& role : set.roles) batch = std::max(batch, role.batch);
+  const int64_t batch = batch_of(set);
   const int64_t first = start ? start->step : 0, samples = start ? start->samples : 0;
   options.job.checkpoint->count_samples = [=](int64_t step, Checkpoint& one) {
     one.samples = samples + (step - first) * batch;

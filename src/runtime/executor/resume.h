@@ -12,6 +12,9 @@ struct Start {
   int64_t step = 0, samples = 0;
 };
 
+// Returns the samples of a global batch.
+int64_t batch_of(const PlanSet& set);
+
 // Keeps other jobs from writing checkpoints into a folder, as long as it lives.
 class FolderLock {
  public:
