@@ -227,7 +227,7 @@ TEST(Picture, WhatWaitsForEverIsNamed) {
   const auto picture = make_picture(set, PictureCosts::kUnits);
   ASSERT_FALSE(picture);
   EXPECT_EQ(picture.error().message,
-            "the schedule cannot be drawn: rank 1 waits for ever in 'recv of 7' (recv)");
+            "the schedule cannot be followed: rank 1 waits for ever in 'recv of 7' (recv)");
   PlanSet alone = set;
   alone.roles[1] = {};
   EXPECT_FALSE(make_picture(alone, PictureCosts::kUnits));

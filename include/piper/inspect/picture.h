@@ -1,27 +1,24 @@
-// Pictures of the schedule that a plan set asks for, from its files only: a small simulation of
-// every device's streams, then text or SVG.
-//
-// A device does one computation at a time, whichever stream it is on, in issue order among those
-// that can begin. The two halves of an overlapped pair begin together and share the device in
-// proportion to their work, so they end together unless one waits: the other then has all of the
-// device. Streams wait for each other only where the plan says so. Messages, collectives, copies
-// and inputs take no time of their own: a receive ends when its send does, a collective when all of
-// its members have come to it.
+// Pictures of the schedule that a plan set asks for, from its files only: a simulation of all ranks
+// (simulate.h), then text or SVG.
 #pragma once
 
 #include <cstdio>
 #include <optional>
 
-#include "piper/plan/bundle.h"
+#include "piper/inspect/simulate.h"
 
 namespace piper {
 
+// Says what the length of a cell is. In FLOPs and units messages, collectives, copies and inputs
+// take no time of their own: a receive ends when its send does, a collective when all of its
+// members have come to it.
 enum class PictureCosts {
-  kFlops,  // what each program runs; what a backward recomputes is part of it
-  kUnits,  // a forward 1, a backward 2, its input part and its weight part 1 each, all else 0
+  kFlops,    // what each program runs; what a backward recomputes is part of it
+  kUnits,    // a forward 1, a backward 2, its input part and its weight part 1 each, all else 0
+  kSeconds,  // of a machine
 };
 
-// Covers what runs without a pause of one task: FLOPs or units, from the picture's start.
+// Covers what runs without a pause of one task, from the picture's start.
 struct PictureCell {
   double start = 0, length = 0;
   double work = 0;                  // less than the length where halves of a pair share the device
@@ -50,7 +47,8 @@ struct Picture {
 
 // Error: a plan that cannot be followed to its end, with the instruction that waits; roles that are
 // not at hand; programs whose FLOPs are unknown.
-Result<Picture> make_picture(const PlanSet& set, PictureCosts costs);
+Result<Picture> make_picture(const PlanSet& set, PictureCosts costs);  // FLOPs or units
+Result<Picture> make_picture(const PlanSet& set, const Machine& machine, PictureCosts costs);
 
 struct PictureText {
   size_t width = 0;  // columns of a line, at least 40; rows that are longer go on below; 0: any

@@ -1,34 +1,39 @@
-// Sharing: how far computations that share a device have come, and when they end.
-#include "sharing.h"
+// How far computations that share a device have come, and when they end.
+#include "device.h"
 
 #include <algorithm>
 #include <limits>
 
 namespace piper::timeline {
 
-double Sharing::weights() const {
+double Device::weights() const {
   double sum = 0;
   for (const Running& one : running_) sum += one.weight;
   return sum;
 }
 
-void Sharing::progress_to(double time) {
+void Device::progress_to(double time) {
   const double all = weights();
-  for (Running& one : running_) one.left -= (time - time_) * one.weight / all;
+  for (Running& one : running_) one.left -= (time - time_) * speed_ * one.weight / all;
   time_ = time;
   ++changes_;
 }
 
-void Sharing::begin(int32_t step, double work, double weight, double time) {
+void Device::begin(int32_t step, double work, double weight, double time) {
   progress_to(time);
   running_.push_back({step, work, weight, time});
 }
 
-double Sharing::end_of(const Running& one, double all) const {
-  return time_ + std::max(one.left, 0.0) * all / one.weight;
+void Device::set_speed(double speed, double time) {
+  progress_to(time);
+  speed_ = speed;
 }
 
-double Sharing::next_end() const {
+double Device::end_of(const Running& one, double all) const {
+  return time_ + std::max(one.left, 0.0) * all / one.weight / speed_;
+}
+
+double Device::next_end() const {
   const double all = weights();
   double first = std::numeric_limits<double>::infinity();
   for (const Running& one : running_) first = std::min(first, end_of(one, all));
@@ -36,7 +41,7 @@ double Sharing::next_end() const {
 }
 
 // Two ends that differ by rounding only are one.
-std::vector<Sharing::Ended> Sharing::end(double time) {
+std::vector<Device::Ended> Device::end(double time) {
   constexpr double kRounding = 1e-12;
   const double all = weights();
   std::vector<Ended> ended;

@@ -1,4 +1,4 @@
-// Computations that share a device, as those of an overlapped pair do. Private to the room.
+// A device that computations share, as those of an overlapped pair do. Private to the room.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 namespace piper::timeline {
 
 // Shares a device among computations. Each progresses by its weight's part of the weights of those
-// that run; the only one runs at full speed.
-class Sharing {
+// that run; the only one has all of it.
+class Device {
  public:
   struct Ended {
     int32_t step = 0;
@@ -20,7 +20,9 @@ class Sharing {
   int32_t changes() const { return changes_; }
   // Times never go back. `work` and `weight` are above 0.
   void begin(int32_t step, double work, double weight, double time);
-  // Returns when the first of them ends, if none begins before. Requires that one runs.
+  // From `time` on all of them run at this speed, above 0; 1 is the usual one.
+  void set_speed(double speed, double time);
+  // Returns when the first of them ends, if nothing changes before. Requires that one runs.
   double next_end() const;
   // Takes out what has ended at `time`, which is that of next_end().
   std::vector<Ended> end(double time);
@@ -37,6 +39,7 @@ class Sharing {
 
   std::vector<Running> running_;
   double time_ = 0;  // at which what is left is so much
+  double speed_ = 1;
   int32_t changes_ = 0;
 };
 

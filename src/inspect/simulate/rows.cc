@@ -1,0 +1,137 @@
+// Makes the rows of a simulation from role programs: steps, lanes, overlapped pairs.
+#include "rows.h"
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+namespace piper {
+
+TaskPass shown_pass(const Instruction& one) {
+  return is_ordered(one.pass) ? one.pass : TaskPass::kU;
+}
+
+namespace timeline {
+namespace {
+
+// The stream on which the compiler puts the second half of an overlapped pair.
+constexpr std::string_view kSecondHalf = "overlap";
+
+bool is_chunk(const Instruction& one) {
+  return one.kind == InstructionKind::kCompute && shown_pass(one) != TaskPass::kU;
+}
+
+bool communicates(InstructionKind kind) {
+  return kind == InstructionKind::kSend || kind == InstructionKind::kRecv || is_collective(kind);
+}
+
+std::set<int32_t> computing_streams(const RoleProgram& role) {
+  std::set<int32_t> streams;
+  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+    for (const Instruction& one : *section)
+      if (one.kind == InstructionKind::kCompute) streams.insert(one.stream);
+  return streams;
+}
+
+class RowMaker {
+ public:
+  RowMaker(Row& row, const Machine& machine)
+      : row_(row), role_(*row.out->role), machine_(machine), computing_(computing_streams(role_)) {}
+
+  void run(const RankCosts& costs, int32_t steps) {
+    const bool streams = machine_.lanes == Machine::Lanes::kStreams;
+    const size_t lanes = streams ? std::max<size_t>(role_.streams.size(), 1)
+                         : machine_.lanes == Machine::Lanes::kThread ? 1
+                                                                     : 2;
+    row_.lanes.resize(lanes);
+    row_.next.resize(lanes);
+    row_.last.assign(lanes, -1);
+    const bool overlap = role_.steps_ahead > 0;
+    if (overlap) add(role_.prologue, costs.prologue, 0);
+    for (int32_t step = 0; step < steps; ++step) add(role_.body, costs.body, step);
+    if (overlap) add(role_.epilogue, costs.epilogue, steps);
+  }
+
+ private:
+  void add(const std::vector<Instruction>& list, const std::vector<StepCost>& costs,
+           int32_t number) {
+    TimedRow& out = *row_.out;
+    const auto section = static_cast<int32_t>(out.sections.size());
+    const auto first = static_cast<int32_t>(out.steps.size());
+    const auto count = static_cast<int32_t>(list.size());
+    out.sections.push_back({first, count});
+    row_.sections.push_back({count});
+    std::vector<int32_t> last_on(std::max<size_t>(role_.streams.size(), 1), -1);
+    double issued = 0;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const auto step = static_cast<int32_t>(out.steps.size());
+      out.steps.push_back({&list[i], number, section, costs[i]});
+      row_.issued.push_back(issued += costs[i].host);
+      StepState& state = row_.steps.emplace_back();
+      state.lane = lane_of(list[i]);
+      int32_t& before = last_on[at(list[i].stream)];
+      if (before >= 0 && row_.steps[at(before)].lane != state.lane) state.before = before;
+      before = step;
+      row_.lanes[at(state.lane)].push_back(step);
+    }
+    find_pairs(first);
+  }
+  int32_t lane_of(const Instruction& one) const {
+    if (machine_.lanes == Machine::Lanes::kStreams) return one.stream;
+    if (machine_.lanes == Machine::Lanes::kThread) return 0;
+    return communicates(one.kind) || !computing_.contains(one.stream);
+  }
+
+  const Instruction& one(int32_t step) const { return *row_.out->steps[at(step)].one; }
+  bool is_second(int32_t step) const {
+    const size_t stream = at(one(step).stream);
+    return stream < role_.streams.size() && role_.streams[stream].name == kSecondHalf;
+  }
+  // The computations of a second half are together, right after those of the first: one task,
+  // or both parts of a backward.
+  void find_pairs(int32_t first) {
+    if (machine_.lanes != Machine::Lanes::kStreams) return;  // a thread does one after the other
+    std::vector<int32_t> chunks;
+    for (auto s = first; at(s) < row_.steps.size(); ++s)
+      if (is_chunk(one(s))) chunks.push_back(s);
+    for (size_t i = 1; i < chunks.size(); ++i) {
+      if (!is_second(chunks[i]) || is_second(chunks[i - 1])) continue;
+      size_t begin = i - 1, end = i;
+      while (begin > 0 && belongs(chunks[begin - 1], chunks[begin])) --begin;
+      while (end < chunks.size() && is_second(chunks[end])) ++end;
+      const auto pair = static_cast<int32_t>(row_.pairs.size());
+      row_.pairs.push_back({{chunks[begin], chunks[i]}});
+      for (size_t c = begin; c < end; ++c) {
+        TimedStep& step = row_.out->steps[at(chunks[c])];
+        row_.steps[at(chunks[c])].pair = pair;
+        step.second = c >= i;
+        row_.pairs.back().work[step.second ? 1 : 0] += step.cost.device;
+      }
+    }
+  }
+  bool belongs(int32_t before, int32_t after) const {
+    const TimedStep &a = row_.out->steps[at(before)], &b = row_.out->steps[at(after)];
+    const auto task = [](const TimedStep& step) {
+      return std::tuple(step.one->pass, step.one->stage, step.one->micro,
+                        step.number + step.one->ahead, std::string_view(step.one->label));
+    };
+    const bool halves = a.one->pass == TaskPass::kBI && b.one->pass == TaskPass::kBW &&
+                        a.one->stage == b.one->stage && a.one->micro == b.one->micro &&
+                        a.number == b.number;
+    return row_.steps[at(before)].pair < 0 && !is_second(before) && (halves || task(a) == task(b));
+  }
+
+  Row& row_;
+  const RoleProgram& role_;
+  const Machine& machine_;
+  const std::set<int32_t> computing_;
+};
+
+}  // namespace
+
+void fill_row(Row& row, const Machine& machine, const RankCosts& costs, int32_t steps) {
+  RowMaker(row, machine).run(costs, steps);
+}
+
+}  // namespace timeline
+}  // namespace piper

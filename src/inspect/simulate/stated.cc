@@ -1,0 +1,93 @@
+// Machines whose times are stated: units for pictures, FLOPs, or a user's own times of passes.
+#include <set>
+#include <tuple>
+
+#include "piper/inspect/simulate.h"
+#include "piper/plan/flops.h"
+
+namespace piper {
+namespace {
+
+// Says what a task takes: its first instruction takes all of it. A task may begin in one section
+// and go on in the next.
+class StatedMachine : public Machine {
+ public:
+  explicit StatedMachine(const StatedCosts& costs) : costs_(costs) {}
+
+  Result<RankCosts> costs_of(const PlanSet& set, int64_t rank) const override {
+    const RoleProgram& role =
+        set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(rank)])];
+    Seen seen;
+    RankCosts result;
+    // A body goes on with what the one before it has begun of its step.
+    for (const Instruction& one : role.body)
+      if (one.ahead > 0) seen.emplace(task_of(one), nullptr);
+    Seen of_body = seen;
+    result.body = costs_in(role.body, of_body);
+    result.epilogue = costs_in(role.epilogue, seen);
+    Seen of_prologue;
+    result.prologue = costs_in(role.prologue, of_prologue);
+    return result;
+  }
+
+ private:
+  using Task = std::tuple<TaskPass, int32_t, int32_t, std::string_view>;
+  using Seen = std::map<Task, const Instruction*>;  // by task that has begun: its first, if known
+  static Task task_of(const Instruction& one) {
+    return {one.pass, one.stage, one.micro, one.label};
+  }
+
+  std::vector<StepCost> costs_in(const std::vector<Instruction>& section, Seen& seen) const {
+    std::vector<StepCost> costs;
+    for (const Instruction& one : section) {
+      StepCost& cost = costs.emplace_back();
+      cost.origin = CostOrigin::kStated;
+      if (one.kind == InstructionKind::kSend) cost.latency = costs_.send;
+      if (one.kind != InstructionKind::kCompute) continue;
+      const auto [at, is_new] = seen.try_emplace(task_of(one), &one);
+      const bool begins_ahead = !is_new && !at->second && one.ahead > 0;
+      if (begins_ahead) at->second = &one;
+      if (is_new || begins_ahead) cost.device = of_pass(one);
+    }
+    return costs;
+  }
+  double of_pass(const Instruction& one) const {
+    if (one.micro < 0 || !is_ordered(one.pass)) return one.pass == TaskPass::kU ? costs_.update : 0;
+    std::array<double, 4> own{costs_.forward, costs_.backward, costs_.input_half,
+                              costs_.weight_half};
+    if (const auto found = costs_.of_stage.find(one.stage); found != costs_.of_stage.end())
+      own = found->second;
+    return one.pass == TaskPass::kF ? own[0]
+                                    : own[one.pass == TaskPass::kB    ? 1
+                                          : one.pass == TaskPass::kBI ? 2
+                                                                      : 3];
+  }
+
+  const StatedCosts costs_;
+};
+
+class FlopsMachine : public Machine {
+ public:
+  Result<RankCosts> costs_of(const PlanSet& set, int64_t rank) const override {
+    const RoleProgram& role =
+        set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(rank)])];
+    PIPER_ASSIGN(const std::vector<double> flops, program_flops(role));
+    const auto in = [&](const std::vector<Instruction>& section) {
+      std::vector<StepCost> costs(section.size());
+      for (size_t i = 0; i < section.size(); ++i)
+        if (section[i].kind == InstructionKind::kCompute)
+          costs[i].device = flops[static_cast<size_t>(section[i].program)];
+      return costs;
+    };
+    return RankCosts{in(role.prologue), in(role.body), in(role.epilogue)};
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Machine> stated_machine(const StatedCosts& costs) {
+  return std::make_unique<StatedMachine>(costs);
+}
+std::unique_ptr<Machine> flops_machine() { return std::make_unique<FlopsMachine>(); }
+
+}  // namespace piper

@@ -1,0 +1,58 @@
+// Messages and collectives under way: who has come to them, and how fast they move over links that
+// several of them share. Private to the room.
+#pragma once
+
+#include <set>
+#include <span>
+
+#include "rows.h"
+
+namespace piper::timeline {
+
+struct Arrival {
+  int32_t row = -1, step = -1;
+  double time = 0;
+};
+
+// A message or a collective. It begins when all have come to it whom it waits for and the one
+// before it on its communicator has ended.
+struct Transfer {
+  double latency = 0, wire = 0;      // the most of its members
+  int32_t needed = 0;                // arrivals; a message that waits for nobody needs its sender
+  std::vector<Arrival> arrivals;     // so far
+  int32_t previous = -1, next = -1;  // on its communicator
+  std::set<int32_t> rows;            // at its ends
+  std::vector<int32_t> ports;        // that it occupies
+  int32_t sender_row = -1, sender_section = -1;  // of messages
+  double start = -1, end = -1;                   // -1: not known yet
+  bool asked = false;                            // its begin is an event, or behind it
+
+  bool is_message() const { return sender_row >= 0; }
+  const Arrival& last() const;  // who came last; the first of several
+};
+
+// What moves at one time shares each of its ports equally, and is as fast as the slowest one.
+class Ports {
+ public:
+  int32_t add();
+  // Returns the transfers whose end has changed; their ends are void with each change.
+  std::vector<int32_t> begin(int32_t transfer, double wire, std::span<const int32_t> ports,
+                             double time);
+  std::vector<int32_t> end(int32_t transfer, double time);
+  double end_of(int32_t transfer) const;
+  int32_t changes(int32_t transfer) const { return moving_[at(transfer)].changes; }
+  void resize(size_t transfers) { moving_.resize(transfers); }
+
+ private:
+  struct Moving {
+    std::vector<int32_t> ports;
+    double left = 0, since = 0, rate = 1;
+    int32_t changes = 0;
+  };
+  std::vector<int32_t> update(std::span<const int32_t> ports, double time);
+
+  std::vector<Moving> moving_;               // by transfer
+  std::vector<std::vector<int32_t>> users_;  // by port: transfers
+};
+
+}  // namespace piper::timeline
