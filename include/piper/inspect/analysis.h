@@ -2,6 +2,8 @@
 // communication is not hidden, the critical path, and how much of it all is known how well.
 #pragma once
 
+#include <span>
+
 #include "piper/inspect/simulate.h"
 
 namespace piper {
@@ -76,7 +78,29 @@ std::unique_ptr<Machine> scaled_machine(const Machine& machine, CostKind kind, d
 // computes nothing at this time, or what it computes; lines of a chain of causes.
 Result<std::vector<std::string>> explain_time(const Timeline& timeline, int64_t rank, double time);
 
-// "all_gather over dp", "send to pp+1"; of others the label of their task.
+// How much longer a step is where costs of a kind are by this share off: with less, with more.
+struct Sensitivity {
+  CostKind kind = CostKind::kPrograms;
+  double less = 0, more = 0;  // shares of the step: 0.05 is 5 % longer
+};
+// Kinds that change nothing are left out.
+Result<std::vector<Sensitivity>> sensitivity(const PlanSet& set, const Machine& machine,
+                                             const StepReport& report, double share);
+
+// What the machine has, for a report. 0: not known.
+struct MachineFacts {
+  std::string name;       // "h100x8.yaml", "stated costs"
+  double memory = 0;      // bytes of a device that plans may use, of the smallest one
+  double peak_flops = 0;  // of all ranks' devices together
+};
+std::string print_report(const PlanSet& set, const StepReport& report, const MachineFacts& facts,
+                         std::span<const Sensitivity> sensitivity);
+std::string report_json(const PlanSet& set, const StepReport& report, const MachineFacts& facts,
+                        std::span<const Sensitivity> sensitivity);
+// Traces for Perfetto and chrome://tracing, in the form of piper-run --trace.
+std::string timeline_trace(const Timeline& timeline);
+
+// "all_gather over dp", "messages over pp"; of others the kind.
 std::string what_of(const RoleProgram& role, const Instruction& one);
 // "1.234 ms".
 std::string human_seconds(double seconds);

@@ -1,6 +1,6 @@
 // What a step takes and why, summed up by what people call it.
 #include <algorithm>
-#include <set>
+#include <cmath>
 
 #include "piper/inspect/analysis.h"
 #include "rows.h"
@@ -32,13 +32,16 @@ class Steady {
     section_ = kSteps - 1 + (overlap ? 1 : 0);
   }
 
-  void run(StepReport& report) {
+  double period() const {
     double end = 0, begin = 0;
     for (const TimedRow& row : timeline_.rows) {
       end = std::max(end, row.sections[at(section_)].end);
       begin = std::max(begin, row.sections[at(section_) - 1].end);
     }
-    report.step = end - begin;
+    return end - begin;
+  }
+  void run(StepReport& report) {
+    report.step = period();
     double busy = 0, ranks = 0;
     for (size_t r = 0; r < timeline_.rows.size(); ++r) {
       add_row(r, report);
@@ -232,6 +235,23 @@ Result<StepReport> report_step(const PlanSet& set, const Machine& machine) {
 
 std::unique_ptr<Machine> scaled_machine(const Machine& machine, CostKind kind, double factor) {
   return std::make_unique<ScaledMachine>(machine, kind, factor);
+}
+
+Result<std::vector<Sensitivity>> sensitivity(const PlanSet& set, const Machine& machine,
+                                             const StepReport& report, double share) {
+  const bool overlap = set.roles[at(set.role_of_rank[0])].steps_ahead > 0;
+  std::vector<Sensitivity> all;
+  for (size_t k = 0; k < kCostKinds.size() && report.step > 0; ++k) {
+    Sensitivity one{static_cast<CostKind>(k)};
+    for (const bool more : {false, true}) {
+      const auto scaled = scaled_machine(machine, one.kind, more ? 1 + share : 1 - share);
+      PIPER_ASSIGN(const Timeline steps, simulate(set, *scaled, kSteps));
+      (more ? one.more : one.less) = Steady(steps, overlap).period() / report.step - 1;
+    }
+    constexpr double kNothing = 5e-5;
+    if (std::max(std::abs(one.less), std::abs(one.more)) > kNothing) all.push_back(one);
+  }
+  return all;
 }
 
 std::string what_of(const RoleProgram& role, const Instruction& one) {

@@ -34,6 +34,7 @@ class StatedMachine : public Machine {
   using Task = std::tuple<TaskPass, int32_t, int32_t, std::string_view>;
   using Seen = std::map<Task, const Instruction*>;  // by task that has begun: its first, if known
   static Task task_of(const Instruction& one) {
+    if (one.pass == TaskPass::kU) return {one.pass, -1, -1, ""};
     return {one.pass, one.stage, one.micro, one.label};
   }
 

@@ -1,0 +1,259 @@
+// Reports of a simulated step: for people and as JSON; traces.
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "piper/inspect/analysis.h"
+#include "piper/plan/flops.h"
+#include "rows.h"
+
+namespace piper {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using timeline::at;
+
+std::string percent(double share) { return fmt::format("{:.1f} %", 100 * share); }
+
+std::string ranks_text(const std::vector<int64_t>& ranks) {
+  if (ranks.size() == 1) return fmt::format("{}", ranks[0]);
+  return fmt::format("{},{}{}", ranks[0], ranks[1],
+                     ranks.size() > 2 ? fmt::format(" +{}", ranks.size() - 2) : "");
+}
+
+int64_t largest_peak(const PlanSet& set) {
+  int64_t peak = 0;
+  for (const RoleProgram& role : set.roles) peak = std::max(peak, role.peak_bytes());
+  return peak;
+}
+
+// FLOPs that all ranks run in a step, recomputation among them. Nothing: some are not known.
+std::optional<double> step_flops(const PlanSet& set) {
+  std::vector<double> of_role;
+  for (const RoleProgram& role : set.roles) {
+    const auto programs = program_flops(role);
+    if (!programs) return {};
+    double sum = 0;
+    for (const Instruction& one : role.body)
+      if (one.kind == InstructionKind::kCompute) sum += (*programs)[at(one.program)];
+    of_role.push_back(sum);
+  }
+  double all = 0;
+  for (const int32_t role : set.role_of_rank) all += of_role[at(role)];
+  return all;
+}
+
+// Lines of "name  value  remark".
+class Lines {
+ public:
+  void add(std::string_view name, const std::string& value, const std::string& remark = {}) {
+    fmt::format_to(std::back_inserter(text_), "{:<12}{:<14}{}", name, value, remark);
+    while (text_.back() == ' ') text_.pop_back();
+    text_ += '\n';
+  }
+  void heading(const std::string& line) { text_ += "\n" + line + "\n"; }
+  void row(const std::string& line) { text_ += "  " + line + "\n"; }
+  std::string text() { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
+void print_head(const PlanSet& set, const StepReport& report, const MachineFacts& facts,
+                Lines& lines) {
+  lines.add("step", human_seconds(report.step),
+            fmt::format("the first {}; one by itself {}, without a barrier between steps {}",
+                        human_seconds(report.first), human_seconds(report.alone),
+                        human_seconds(report.span)));
+  const int64_t batch = set.roles[0].batch;
+  if (report.step > 0)
+    lines.add("samples/s", fmt::format("{:.4g}", static_cast<double>(batch) / report.step));
+  lines.add("bound", human_seconds(report.bound),
+            fmt::format("the busiest device computes so long: no order of its work is shorter; the "
+                        "step is {:.3f} x that",
+                        report.bound > 0 ? report.step / report.bound : 0));
+  lines.add("idle", percent(report.idle), "of all devices' time");
+  const auto flops = step_flops(set);
+  if (flops && facts.peak_flops > 0 && report.step > 0)
+    lines.add("utilisation", percent(*flops / report.step / facts.peak_flops),
+              "of the devices' peak, recomputation counted");
+  const auto peak = static_cast<double>(largest_peak(set));
+  if (facts.memory > 0)
+    lines.add(
+        "memory", human_bytes(largest_peak(set)),
+        peak <= facts.memory
+            ? fmt::format("fits: a device has {}", human_bytes(static_cast<int64_t>(facts.memory)))
+            : fmt::format("does not fit: a device has {}, {} less",
+                          human_bytes(static_cast<int64_t>(facts.memory)),
+                          human_bytes(static_cast<int64_t>(peak - facts.memory))));
+  else
+    lines.add("memory", human_bytes(largest_peak(set)), "of the rank that needs most");
+  std::vector<std::string> origins;
+  for (size_t o = 0; o < kCostOrigins.size(); ++o)
+    if (report.origins[o] > 0)
+      origins.push_back(fmt::format("{} {}", percent(report.origins[o]), kCostOrigins[o]));
+  lines.add("costs", origins.empty() ? "none" : join(origins, ", "));
+}
+
+void print_rows(const StepReport& report, Lines& lines) {
+  constexpr size_t kMost = 32;
+  std::array<bool, kIdleReasons.size()> any{};
+  for (const RowTimes& row : report.rows)
+    for (size_t r = 0; r < any.size(); ++r) any[r] |= row.idle[r] > 5e-4 * report.step;
+  std::string head = fmt::format("{:<12} {:>8}", "rank", "busy");
+  for (size_t r = 0; r < any.size(); ++r)
+    if (any[r]) head += fmt::format("  {:>13}", kIdleReasons[r]);
+  lines.heading("a device computes, or waits for");
+  lines.row(head);
+  for (size_t i = 0; i < std::min(kMost, report.rows.size()); ++i) {
+    const RowTimes& row = report.rows[i];
+    const auto share = [&](double time) {
+      return percent(report.step > 0 ? time / report.step : 0);
+    };
+    std::string line = fmt::format("{:<12} {:>8}", ranks_text(row.ranks), share(row.busy));
+    for (size_t r = 0; r < any.size(); ++r)
+      if (any[r]) line += fmt::format("  {:>13}", share(row.idle[r]));
+    lines.row(line);
+  }
+  if (report.rows.size() > kMost)
+    lines.row(fmt::format("and {} more kinds of ranks", report.rows.size() - kMost));
+}
+
+void print_moved(const StepReport& report, Lines& lines) {
+  if (report.moved.empty()) return;
+  lines.heading(
+      "communication of a step: under way on the rank where it is longest, exposed where it "
+      "computes nothing meanwhile");
+  lines.row(fmt::format("{:<32} {:<14} {:>8} {:>10} {:>10} {:>8}", "what", "stream", "a rank",
+                        "under way", "exposed", "hidden"));
+  for (const MovedKind& kind : report.moved)
+    lines.row(fmt::format("{:<32} {:<14} {:>8.4g} {:>10} {:>10} {:>8}", quote_control(kind.what),
+                          quote_control(kind.stream), kind.count, human_seconds(kind.moving),
+                          human_seconds(kind.exposed),
+                          kind.moving > 0 ? percent(1 - kind.exposed / kind.moving) : "-"));
+}
+
+void print_path(const StepReport& report, Lines& lines) {
+  constexpr size_t kMost = 12;
+  if (report.path.empty()) return;
+  lines.heading("the longest chain of a step");
+  for (size_t i = 0; i < std::min(kMost, report.path.size()); ++i) {
+    const PathKind& kind = report.path[i];
+    lines.row(fmt::format("{:<32} {:>10} {:>8}{}", quote_control(kind.what),
+                          human_seconds(kind.time), percent(kind.time / report.step),
+                          kind.count > 0 ? fmt::format("  in {:.0f}", kind.count) : ""));
+  }
+}
+
+void print_sensitivity(std::span<const Sensitivity> all, Lines& lines) {
+  if (all.empty()) return;
+  lines.heading("if these costs are 10 % less, or more, a step is");
+  for (const Sensitivity& one : all)
+    lines.row(fmt::format("{:<14} {:>+8.1f} % {:>+8.1f} %",
+                          kCostKinds[static_cast<size_t>(one.kind)], 100 * one.less,
+                          100 * one.more));
+}
+
+Json row_json(const RowTimes& row) {
+  Json idle;
+  for (size_t r = 0; r < kIdleReasons.size(); ++r) idle[kIdleReasons[r]] = row.idle[r];
+  return {{"ranks", row.ranks}, {"busy", row.busy}, {"idle", idle}, {"span", row.span}};
+}
+
+std::string dump(const Json& json, int indent) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Json name_json(const char* what, int64_t rank, size_t row, const std::string& name) {
+  return {{"name", what}, {"ph", "M"}, {"pid", rank}, {"tid", row}, {"args", {{"name", name}}}};
+}
+
+}  // namespace
+
+std::string print_report(const PlanSet& set, const StepReport& report, const MachineFacts& facts,
+                         std::span<const Sensitivity> sensitivity) {
+  Lines lines;
+  std::vector<std::string> axes;
+  for (const auto& [name, size] : set.roles[0].mesh)
+    axes.push_back(fmt::format("{} {}", name, size));
+  lines.add("plans", fmt::format("{} ranks ({}) for {}, on {}", set.world(), join(axes, ", "),
+                                 set.roles[0].target, quote_control(facts.name)));
+  print_head(set, report, facts, lines);
+  print_rows(report, lines);
+  print_moved(report, lines);
+  print_path(report, lines);
+  print_sensitivity(sensitivity, lines);
+  return lines.text();
+}
+
+std::string report_json(const PlanSet& set, const StepReport& report, const MachineFacts& facts,
+                        std::span<const Sensitivity> sensitivity) {
+  Json json;
+  json["plan_set"] = set.manifest.set_id;
+  json["ranks"] = set.world();
+  json["machine"] = facts.name;
+  json["step_s"] = report.step;
+  json["first_step_s"] = report.first;
+  json["alone_s"] = report.alone;
+  json["span_s"] = report.span;
+  json["bound_s"] = report.bound;
+  json["idle"] = report.idle;
+  json["samples_per_s"] =
+      report.step > 0 ? Json(static_cast<double>(set.roles[0].batch) / report.step) : Json();
+  json["peak_bytes"] = largest_peak(set);
+  json["memory_bytes"] = facts.memory > 0 ? Json(facts.memory) : Json();
+  const auto flops = step_flops(set);
+  json["utilisation"] = flops && facts.peak_flops > 0 && report.step > 0
+                            ? Json(*flops / report.step / facts.peak_flops)
+                            : Json();
+  for (size_t o = 0; o < kCostOrigins.size(); ++o)
+    json["origins"][kCostOrigins[o]] = report.origins[o];
+  json["rows"] = Json::array();
+  for (const RowTimes& row : report.rows) json["rows"].push_back(row_json(row));
+  json["communication"] = Json::array();
+  for (const MovedKind& kind : report.moved)
+    json["communication"].push_back({{"what", kind.what},
+                                     {"stream", kind.stream},
+                                     {"count", kind.count},
+                                     {"moving_s", kind.moving},
+                                     {"exposed_s", kind.exposed}});
+  json["path"] = Json::array();
+  for (const PathKind& kind : report.path)
+    json["path"].push_back({{"what", kind.what}, {"s", kind.time}, {"count", kind.count}});
+  json["sensitivity"] = Json::array();
+  for (const Sensitivity& one : sensitivity)
+    json["sensitivity"].push_back({{"costs", kCostKinds[static_cast<size_t>(one.kind)]},
+                                   {"less", one.less},
+                                   {"more", one.more}});
+  return dump(json, 2);
+}
+
+std::string timeline_trace(const Timeline& timeline) {
+  Json events = Json::array();
+  for (const TimedRow& row : timeline.rows) {
+    const int64_t rank = row.ranks.front();
+    events.push_back(name_json("process_name", rank, 0, "rank " + ranks_text(row.ranks)));
+    for (size_t s = 0; s < row.role->streams.size(); ++s)
+      events.push_back(name_json("thread_name", rank, s, row.role->streams[s].name));
+    for (size_t s = 0; s < row.steps.size(); ++s) {
+      const TimedStep& step = row.steps[s];
+      const Instruction& one = *step.one;
+      if (step.end <= step.start) continue;
+      Json args = {{"step", step.number + one.ahead + 1},
+                   {"instruction", static_cast<int64_t>(s) - row.sections[at(step.section)].first},
+                   {"cost", kCostOrigins[static_cast<size_t>(step.cost.origin)]}};
+      if (one.stage >= 0) args["stage"] = one.stage;
+      if (one.micro >= 0) args["micro"] = one.micro;
+      events.push_back({{"name", one.label.empty() ? to_string(one.kind) : one.label},
+                        {"cat", to_string(one.kind)},
+                        {"ph", "X"},
+                        {"ts", step.start * 1e6},
+                        {"dur", (step.end - step.start) * 1e6},
+                        {"pid", rank},
+                        {"tid", one.stream},
+                        {"args", args}});
+    }
+  }
+  return dump({{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}}, -1);
+}
+
+}  // namespace piper

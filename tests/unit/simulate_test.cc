@@ -1,0 +1,389 @@
+// The simulation of plan sets: times of published tables, links that are shared, lanes, causes.
+#include "piper/inspect/simulate.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "piper/inspect/analysis.h"
+#include "piper/planner/lower.h"
+#include "unit/chain.h"
+
+namespace piper {
+namespace {
+
+// ---- Plans by hand ------------------------------------------------------------------------------
+
+constexpr auto kSend = InstructionKind::kSend, kRecv = InstructionKind::kRecv,
+               kAllReduce = InstructionKind::kAllReduce, kCopy = InstructionKind::kCopy;
+
+Instruction compute(TaskPass pass, int32_t micro, int32_t stream = 0) {
+  Instruction one;
+  one.pass = pass;
+  one.stage = 0;
+  one.micro = micro;
+  one.stream = stream;
+  one.program = 0;
+  one.label = fmt::format("{} mb={}", static_cast<char>(pass), micro);
+  return one;
+}
+Instruction message(InstructionKind kind, int32_t peer, int32_t communicator, int32_t stream = 0) {
+  Instruction one;
+  one.kind = kind;
+  one.pass = TaskPass::kMove;
+  one.peer = {peer};
+  one.communicator = communicator;
+  one.stream = stream;
+  one.label = fmt::format("{} of {}", to_string(kind), communicator);
+  return one;
+}
+Instruction other(InstructionKind kind, int32_t stream = 0, int32_t communicator = -1) {
+  Instruction one;
+  one.kind = kind;
+  one.pass = TaskPass::kMove;
+  one.stream = stream;
+  one.communicator = communicator;
+  one.group = is_collective(kind) ? 0 : -1;
+  one.label = to_string(kind);
+  return one;
+}
+Instruction behind(Instruction one, std::vector<int32_t> waits) {
+  one.waits = std::move(waits);
+  return one;
+}
+
+PlanSet plans_of(std::vector<std::vector<Instruction>> bodies) {
+  PlanSet set;
+  for (auto& body : bodies) {
+    set.role_of_rank.push_back(static_cast<int32_t>(set.roles.size()));
+    RoleProgram& role = set.roles.emplace_back();
+    role.mesh = {{"pp", static_cast<int64_t>(bodies.size())}};
+    role.streams = {{"compute"}, {"side"}, {"other"}};
+    role.groups = {{"pp", {0}}};
+    role.body = std::move(body);
+  }
+  return set;
+}
+
+// Computations take 1; what moves a latency of 0.5 and 2 on link 0; copies 3; a send holds up 0.25
+// where `calls` says so.
+class PlainMachine : public Machine {
+ public:
+  bool calls = false;
+  double host = 0;
+  Result<RankCosts> costs_of(const PlanSet& set, int64_t rank) const override {
+    const RoleProgram& role =
+        set.roles[static_cast<size_t>(set.role_of_rank[static_cast<size_t>(rank)])];
+    RankCosts costs;
+    for (const Instruction& one : role.body) {
+      StepCost& cost = costs.body.emplace_back();
+      cost.host = host;
+      if (one.kind == InstructionKind::kCompute) cost.device = 1;
+      if (one.kind == kCopy) cost.lane = 3;
+      if (one.kind == kSend && calls) cost.lane = 0.25;
+      if (one.kind == kSend || one.kind == kRecv || is_collective(one.kind)) {
+        cost.latency = 0.5;
+        cost.wire = 2;
+        cost.link = 0;
+      }
+    }
+    return costs;
+  }
+};
+
+// "F mb=0@0-1 send of 0@1-1": what runs when on a rank.
+std::string times_of(const PlanSet& set, const Machine& machine, size_t rank, int32_t steps = 1) {
+  const auto timeline = simulate(set, machine, steps);
+  if (!timeline) return print_error(timeline.error());
+  std::string text;
+  for (const TimedStep& step : timeline->rows[rank].steps)
+    text += fmt::format("{}{}@{:.4g}-{:.4g}", text.empty() ? "" : " ", step.one->label, step.start,
+                        step.end);
+  return text;
+}
+
+TEST(Simulate, MessagesTakeLatencyAndTheirWire) {
+  const PlanSet set =
+      plans_of({{compute(TaskPass::kF, 0), message(kSend, 1, 0), compute(TaskPass::kF, 1)},
+                {message(kRecv, 0, 0), compute(TaskPass::kF, 0)}});
+  PlainMachine machine;
+  EXPECT_EQ(times_of(set, machine, 0), "F mb=0@0-1 send of 0@1-1 F mb=1@1-2");
+  EXPECT_EQ(times_of(set, machine, 1), "recv of 0@1-3.5 F mb=0@3.5-4.5");
+  machine.calls = true;
+  EXPECT_EQ(times_of(set, machine, 0), "F mb=0@0-1 send of 0@1-1.25 F mb=1@1.25-2.25");
+  EXPECT_EQ(times_of(set, machine, 1), "recv of 0@1.25-3.75 F mb=0@3.75-4.75");
+}
+
+// A receiver that comes late finds the message there, or it begins only then.
+TEST(Simulate, MessagesMayWaitForTheirReceiver) {
+  const PlanSet set = plans_of(
+      {{message(kSend, 1, 0)}, {other(kCopy), message(kRecv, 0, 0), compute(TaskPass::kF, 0)}});
+  PlainMachine machine;
+  EXPECT_EQ(times_of(set, machine, 1), "copy@0-3 recv of 0@3-3 F mb=0@3-4");
+  machine.sends_wait = true;
+  EXPECT_EQ(times_of(set, machine, 1), "copy@0-3 recv of 0@3-5.5 F mb=0@5.5-6.5");
+}
+
+// Two messages over one port take twice as long while both are under way.
+TEST(Simulate, LinksAreShared) {
+  const PlanSet set = plans_of({{message(kSend, 1, 0), message(kSend, 2, 1, 1)},
+                                {message(kRecv, 0, 0)},
+                                {message(kRecv, 0, 1)}});
+  const PlainMachine machine;
+  EXPECT_EQ(times_of(set, machine, 1), "recv of 0@0-4.5");
+  EXPECT_EQ(times_of(set, machine, 2), "recv of 1@0-4.5");
+  const PlanSet late =
+      plans_of({{message(kSend, 1, 0), compute(TaskPass::kF, 0, 1), message(kSend, 2, 1, 1)},
+                {message(kRecv, 0, 0)},
+                {message(kRecv, 0, 1)}});
+  // One alone until 1.5, both until 3.5, the other one alone until 4.5.
+  EXPECT_EQ(times_of(late, machine, 1), "recv of 0@0-3.5");
+  EXPECT_EQ(times_of(late, machine, 2), "recv of 1@1-4.5");
+}
+
+// What comes and what goes do not share; operations of one communicator follow each other.
+TEST(Simulate, DirectionsAreApartAndCommunicatorsInOrder) {
+  const PlanSet both = plans_of(
+      {{message(kSend, 1, 0), message(kRecv, 1, 1)}, {message(kSend, 0, 1), message(kRecv, 0, 0)}});
+  const PlainMachine machine;
+  EXPECT_EQ(times_of(both, machine, 0), "send of 0@0-0 recv of 1@0-2.5");
+  const PlanSet two = plans_of(
+      {{message(kSend, 1, 0), message(kSend, 1, 0)}, {message(kRecv, 0, 0), message(kRecv, 0, 0)}});
+  EXPECT_EQ(times_of(two, machine, 1), "recv of 0@0-2.5 recv of 0@2.5-5");
+}
+
+TEST(Simulate, CollectivesBeginWithTheLastMember) {
+  const PlanSet set = plans_of({{other(kAllReduce, 0, 0), compute(TaskPass::kF, 0)},
+                                {compute(TaskPass::kF, 0), other(kAllReduce, 0, 0)}});
+  const PlainMachine machine;
+  EXPECT_EQ(times_of(set, machine, 0), "all_reduce@1-3.5 F mb=0@3.5-4.5");
+  EXPECT_EQ(times_of(set, machine, 1), "F mb=0@0-1 all_reduce@1-3.5");
+}
+
+// While bytes move, computations have a part of the device.
+TEST(Simulate, CommunicationSlowsComputations) {
+  const PlanSet set = plans_of({{other(kAllReduce, 1, 0), compute(TaskPass::kF, 0),
+                                 compute(TaskPass::kF, 1), compute(TaskPass::kF, 2)},
+                                {other(kAllReduce, 1, 0)}});
+  PlainMachine machine;
+  machine.slowed = 0.5;
+  // Bytes move from 0.5 to 2.5.
+  EXPECT_EQ(times_of(set, machine, 0), "all_reduce@0-2.5 F mb=0@0-1.5 F mb=1@1.5-3 F mb=2@3-4");
+}
+
+TEST(Simulate, ThreadsWorkThroughAllStreams) {
+  const PlanSet set = plans_of({{other(kAllReduce, 1, 0), compute(TaskPass::kF, 0), other(kCopy, 2),
+                                 behind(compute(TaskPass::kF, 1), {0, 2})},
+                                {other(kAllReduce, 1, 0)}});
+  PlainMachine machine;
+  EXPECT_EQ(times_of(set, machine, 0), "all_reduce@0-2.5 F mb=0@0-1 copy@0-3 F mb=1@3-4");
+  machine.lanes = Machine::Lanes::kThread;
+  EXPECT_EQ(times_of(set, machine, 0),
+            "all_reduce@0-2.5 F mb=0@2.5-3.5 copy@3.5-6.5 F mb=1@6.5-7.5");
+  machine.lanes = Machine::Lanes::kTwoThreads;
+  EXPECT_EQ(times_of(set, machine, 0), "all_reduce@0-2.5 F mb=0@0-1 copy@2.5-5.5 F mb=1@5.5-6.5");
+}
+
+// The host issues a step while the one before it runs, but no further ahead.
+TEST(Simulate, NothingRunsBeforeItIsIssued) {
+  const PlanSet set = plans_of({{compute(TaskPass::kF, 0), compute(TaskPass::kF, 1)}});
+  PlainMachine machine;
+  machine.host = 3;
+  EXPECT_EQ(times_of(set, machine, 0), "F mb=0@3-4 F mb=1@6-7");
+  machine.host = 0.25;
+  EXPECT_EQ(times_of(set, machine, 0, 3),
+            "F mb=0@0.25-1.25 F mb=1@1.25-2.25 F mb=0@2.25-3.25 F mb=1@3.25-4.25 "
+            "F mb=0@4.25-5.25 F mb=1@5.25-6.25");
+  machine.between_steps = 1;
+  EXPECT_EQ(times_of(set, machine, 0, 2),
+            "F mb=0@0.25-1.25 F mb=1@1.25-2.25 F mb=0@3.25-4.25 F mb=1@4.25-5.25");
+}
+
+// A step ends when what it sent has arrived.
+TEST(Simulate, StepsEndWithTheirMessages) {
+  const PlanSet set = plans_of({{compute(TaskPass::kF, 0), message(kSend, 1, 0)},
+                                {other(kCopy), other(kCopy), message(kRecv, 0, 0)}});
+  PlainMachine machine;
+  EXPECT_EQ(times_of(set, machine, 0, 2),
+            "F mb=0@0-1 send of 0@1-1 F mb=0@3.5-4.5 send of 0@4.5-4.5");
+  machine.sends_wait = true;
+  EXPECT_EQ(times_of(set, machine, 0, 2),
+            "F mb=0@0-1 send of 0@1-1 F mb=0@8.5-9.5 send of 0@9.5-9.5");
+}
+
+TEST(Simulate, WhatWaitsForEverIsNamed) {
+  const PlanSet set = plans_of({{message(kRecv, 1, 7)}, {compute(TaskPass::kF, 0)}});
+  EXPECT_EQ(times_of(set, PlainMachine(), 0).substr(0, 78),
+            "error: the schedule cannot be followed: rank 0 waits for ever in 'recv of 7' (");
+}
+
+// ---- Why devices idle
+// -----------------------------------------------------------------------------
+
+std::string pieces_of(const Timeline& timeline, size_t row) {
+  std::string text;
+  for (const IdlePiece& piece : idle_pieces(timeline, row, 0, timeline.length))
+    text += fmt::format("{}{:.4g}-{:.4g} {}", text.empty() ? "" : ", ", piece.from, piece.to,
+                        kIdleReasons[static_cast<size_t>(piece.reason)]);
+  return text;
+}
+
+TEST(Simulate, IdleTimeHasReasons) {
+  const PlanSet set = plans_of({{compute(TaskPass::kF, 0), other(kCopy), message(kSend, 1, 0)},
+                                {message(kRecv, 0, 0, 1), behind(compute(TaskPass::kF, 0), {0}),
+                                 other(kCopy), compute(TaskPass::kF, 1)}});
+  const PlainMachine machine;
+  const auto timeline = simulate(set, machine, 1);
+  ASSERT_TRUE(timeline);
+  EXPECT_EQ(times_of(set, machine, 1),
+            "recv of 0@4-6.5 F mb=0@6.5-7.5 copy@7.5-10.5 F mb=1@10.5-11.5");
+  EXPECT_EQ(pieces_of(*timeline, 1), "0-4 other ranks, 4-6.5 communication, 7.5-10.5 copies");
+  EXPECT_EQ(pieces_of(*timeline, 0), "1-11.5 no work");
+  const auto why = [&](int64_t rank, double time) {
+    const auto lines = explain_time(*timeline, rank, time);
+    return lines ? join(*lines, "\n") : print_error(lines.error());
+  };
+  EXPECT_EQ(why(1, 7), "rank 1 computes 'F mb=0' from 6.5 s to 7.5 s (guessed)");
+  EXPECT_EQ(
+      why(1, 0.5),
+      "rank 1 computes nothing from 0 us to 4 s: it waits in 'recv of 0' (messages over pp) on "
+      "stream 'side'\n"
+      "  rank 0 comes to 'send of 0' (messages over pp) at 4 s\n"
+      "rank 0 computes 'F mb=0' from 0 us to 1 s (guessed)");
+  EXPECT_EQ(
+      why(1, 5),
+      "rank 1 computes nothing from 4 s to 6.5 s: the bytes of 'recv of 0' (messages over pp) "
+      "are under way on stream 'side'");
+  EXPECT_EQ(why(5, 0), "error: there is no rank 5: the plans are for 2 ranks\n");
+  EXPECT_EQ(why(0, 12), "error: 12 s is not within the 11.5 s that are simulated\n");
+}
+
+// All of a device's time is accounted for, and what is hidden is not exposed.
+TEST(Simulate, ReportsAddUp) {
+  const PlanSet set = plans_of({{compute(TaskPass::kF, 0), other(kAllReduce, 1, 0),
+                                 compute(TaskPass::kF, 1), behind(compute(TaskPass::kB, 1), {1})},
+                                {compute(TaskPass::kF, 0), other(kAllReduce, 1, 0),
+                                 compute(TaskPass::kF, 1), behind(compute(TaskPass::kB, 1), {1})}});
+  PlainMachine machine;
+  machine.between_steps = 0.5;
+  auto report = report_step(set, machine);
+  ASSERT_TRUE(report);
+  // The first F, then 2.5 of the collective beside 1 of the second F, then the B; 0.5 between.
+  // The collective does not wait for the first F, which is on another stream.
+  EXPECT_NEAR(report->step, 4.0, 1e-9);
+  EXPECT_NEAR(report->bound, 3, 1e-9);
+  for (const RowTimes& row : report->rows) {
+    double all = row.busy;
+    for (const double idle : row.idle) all += idle;
+    EXPECT_NEAR(all, report->step, 1e-9);
+  }
+  ASSERT_EQ(report->moved.size(), 1u);
+  EXPECT_EQ(report->moved[0].what, "all_reduce over pp");
+  EXPECT_NEAR(report->moved[0].moving, 2.5, 1e-9);
+  EXPECT_NEAR(report->moved[0].exposed, 0.5, 1e-9);
+  double path = 0;
+  for (const PathKind& kind : report->path) path += kind.time;
+  EXPECT_NEAR(path, report->step, 1e-9);
+  const auto off = sensitivity(set, machine, *report, 0.1);
+  ASSERT_TRUE(off);
+  std::string kinds;
+  for (const Sensitivity& one : *off)
+    kinds += fmt::format("{} {:+.3f} ", kCostKinds[static_cast<size_t>(one.kind)], one.more);
+  EXPECT_EQ(kinds, "computations +0.025 collectives +0.062 host +0.013 ");
+}
+
+// ---- Published tables
+// -------------------------------------------------------------------------------
+
+PlanSet plans_of(const chain::Made& made) {
+  auto lowered = lower(made.dag, made.schedule);
+  EXPECT_TRUE(lowered) << (lowered ? "" : print_error(lowered.error()));
+  PlanSet set;
+  if (!lowered) return set;
+  for (size_t d = 0; d < lowered->roles.size(); ++d)
+    set.role_of_rank.push_back(static_cast<int32_t>(d));
+  set.roles = std::move(lowered->roles);
+  return set;
+}
+
+struct Times {
+  double span = 0, all = 0;
+};
+Times times_of(const char* schedule, int64_t P, int64_t V, int64_t M, const StatedCosts& costs) {
+  const auto made = chain::library(schedule, P, V, M);
+  EXPECT_TRUE(made) << (made ? "" : print_error(made.error()));
+  if (!made) return {};
+  const PlanSet set = plans_of(*made);
+  const auto report = report_step(set, *stated_machine(costs));
+  EXPECT_TRUE(report) << (report ? "" : print_error(report.error()));
+  return report ? Times{report->span, report->alone} : Times{};
+}
+
+// With F = B = W = 1 and messages that take no time.
+TEST(Simulate, UnitsGiveTheClosedForms) {
+  const StatedCosts costs{1, 2, 1, 1, 0, 0, {}};
+  for (const int64_t p : {4, 8, 16}) {
+    const int64_t m = 3 * p;
+    const auto d = [](int64_t value) { return static_cast<double>(value); };
+    EXPECT_NEAR(times_of("1f1b", p, 1, m, costs).span, d(3 * (m + p - 1)), 1e-9);
+    EXPECT_NEAR(times_of("zb-h1", p, 1, m, costs).span, d(3 * m + p - 1), 1e-9);
+    EXPECT_NEAR(times_of("zb-h2", p, 1, m, costs).span, d(3 * m), 1e-9);
+    EXPECT_NEAR(times_of("zb-h2", p, 1, m, costs).all, d(3 * m + p - 1), 1e-9);
+  }
+}
+
+// arXiv 2401.10241, tables 5 and 9: bubble = (S - m(F + B + W)) / S.
+TEST(Simulate, GivesTheZeroBubblePapersTable) {
+  const struct {
+    const char* model;
+    int64_t p, m;
+    double F, B, W, c, one_f_one_b, h1, h2;
+  } rows[] = {
+      {"1.5B", 8, 24, 18.522, 18.086, 9.337, .601, .2431, .1585, .1083},
+      {"6.2B", 8, 24, 29.718, 29.444, 19.927, .527, .2347, .1323, .0698},
+      {"6.2B", 8, 32, 29.802, 29.428, 19.530, .577, .1898, .1045, .0559},
+      {"14.6B", 16, 48, 11.347, 11.248, 8.132, .377, .2552, .1397, .0672},
+      {"28.3B", 32, 96, 10.419, 10.207, 7.715, .408, .2646, .1421, .0641},
+      {"28.3B", 32, 128, 10.408, 10.204, 7.703, .408, .2168, .1106, .0490},
+  };
+  for (const auto& row : rows) {
+    const StatedCosts costs{row.F, row.B + row.W, row.B, row.W, 0, row.c, {}};
+    const double work = static_cast<double>(row.m) * (row.F + row.B + row.W);
+    const auto bubble = [&](const char* schedule) {
+      const double span = times_of(schedule, row.p, 1, row.m, costs).span;
+      return std::round((span - work) / span * 1e4) / 1e4;
+    };
+    EXPECT_DOUBLE_EQ(bubble("1f1b"), row.one_f_one_b) << row.model << " m=" << row.m;
+    EXPECT_DOUBLE_EQ(bubble("zb-h1"), row.h1) << row.model << " m=" << row.m;
+    EXPECT_DOUBLE_EQ(bubble("zb-h2"), row.h2) << row.model << " m=" << row.m;
+  }
+}
+
+// Its table 8, whose times are those of half a stage, in microseconds.
+TEST(Simulate, GivesTheTableOfHalvedStages) {
+  const struct {
+    int64_t p, m;
+    double f, b, w, c, one_f_one_b, h1, h2;
+  } rows[] = {
+      {16, 48, 14407, 14380, 9676, 1610, .2668, .1536, .0823},
+      {16, 64, 14412, 14393, 9688, 1621, .2206, .1198, .0630},
+      {24, 72, 6763, 6969, 5251, 755, .2699, .1439, .0628},
+      {32, 96, 9458, 9748, 7288, 879, .2676, .1429, .0629},
+      {32, 128, 9469, 9744, 7306, 892, .2204, .1111, .0478},
+  };
+  for (const auto& row : rows) {
+    const StatedCosts costs{2 * row.f, 2 * (row.b + row.w), 2 * row.b, 2 * row.w, 0, row.c, {}};
+    const double work = static_cast<double>(2 * row.m) * (row.f + row.b + row.w);
+    const auto bubble = [&](const char* schedule) {
+      const double span = times_of(schedule, row.p, 1, row.m, costs).span;
+      return std::round((span - work) / span * 1e4) / 1e4;
+    };
+    EXPECT_DOUBLE_EQ(bubble("1f1b"), row.one_f_one_b) << row.p << " " << row.m;
+    EXPECT_DOUBLE_EQ(bubble("zb-h1"), row.h1) << row.p << " " << row.m;
+    EXPECT_DOUBLE_EQ(bubble("zb-h2"), row.h2) << row.p << " " << row.m;
+  }
+}
+
+}  // namespace
+}  // namespace piper
