@@ -209,7 +209,8 @@ TEST(Spelling, HasAllThatCanBeSaid) {
       "directives:\n"
       "  - replicate: {over: pp, reduce: {dtype: bf16, sum: fast}}\n"
       "  - order:\n      each: pp\n"
-      "      policy: {prefer: [BI, F, BW], in_flight: 2 * P - r, memory: 2GiB, costs: unit}\n"};
+      "      policy: {prefer: [BI, F, BW], in_flight: 2 * P - r, memory: 2GiB, costs: {F: 18.5, B: "
+      "28, BI: 19, BW: 9, send: 0.6}, goal: span}\n"};
   std::string said;
   for (std::string text : all) {
     said += text;

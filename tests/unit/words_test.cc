@@ -47,6 +47,7 @@ const std::map<std::string, std::string> kUses = {
     {"shard.dim", "directives: [{shard: {match: \"**\", dim: WORD, over: dp}}]"},
     {"shard.order", "directives: [{shard: {input: \"*\", dim: 1, over: dp, order: WORD}}]"},
     {"shard.by", "directives: [{shard: {attention: \"**\", by: WORD, over: dp}}]"},
+    {"policy.goal", "directives: [{order: {each: dp, policy: {prefer: [B, F], goal: WORD}}}]"},
     {"policy.costs", "directives: [{order: {each: dp, policy: {prefer: [B, F], costs: WORD}}}]"},
 };
 

@@ -24,12 +24,19 @@ struct OrderCell {
   SourceSpan at;
 };
 using OrderRows = std::vector<std::vector<OrderCell>>;  // by coordinate
-// policy: {prefer: [B, F, BW], in_flight: "P - r", memory: 2GiB, costs: model}
+// costs: {F: 18, BI: 18, BW: 9, send: 0.6}: times of a microbatch, in any one unit.
+struct PolicyCosts {
+  double forward = 0, backward = 0, input_half = 0, weight_half = 0;
+  double send = 0;  // of a message
+};
+// policy: {prefer: [B, F, BW], in_flight: "P - r", memory: 2GiB, costs: model, goal: end}
 struct Policy {
   std::vector<std::string> prefer;  // passes, the most wanted first
   std::optional<Expr> in_flight;    // chunks whose activations a device holds at most, over r, P, M
   int64_t memory = 0;               // bytes of activations that a device holds at most; 0: any
   bool unit_costs = false;          // a forward and each half of a backward take one unit
+  std::optional<PolicyCosts> costs;  // stated ones
+  bool span = false;  // what counts is how long a device is at work, not the end of all
   SourceSpan at, in_flight_at;
 };
 // Says which letters a pipeline file uses; see below.

@@ -9,6 +9,8 @@ struct ChunkCost {
   double flops = 0;  // of one microbatch
   // Forward chunks: what their region's backward reads of the forward, a microbatch.
   int64_t kept_bytes = 0;
+  // Input halves of backwards: what the weight half reads of the forward and of this, a microbatch.
+  int64_t left_bytes = 0;
 };
 // Returns the costs by chunk. Requires make_dag.
 std::vector<ChunkCost> chunk_costs(const Dag& dag);

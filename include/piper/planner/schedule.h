@@ -57,14 +57,17 @@ struct ListPolicy {
   int64_t memory = 0;              // bytes of activations that a cell holds at most; 0: any
   std::vector<int64_t> time;       // by chunk, of one microbatch
   std::vector<int64_t> held;       // by chunk: bytes that a forward keeps
+  std::vector<int64_t> left;       // by chunk: bytes that an input half leaves for its weight half
   double time_per_byte = 0;        // of messages
-  bool limits_give_way = false;    // rather than fail
-  std::vector<int32_t> turn;       // by task, among those of its chunk; empty: the microbatch
+  int64_t time_per_message = 0;    // besides
+  bool span = false;  // what counts is the longest that a cell is at work, not the end of all
+  bool limits_give_way = false;  // rather than fail
+  std::vector<int32_t> turn;     // by task, among those of its chunk; empty: the microbatch
   SourceSpan at;
 };
-// Returns the order of the computations by cell. A forward leaves room for the chunks that follow
-// it on its cell, so limits that let one microbatch through let all through. Error: limits that do
-// not.
+// Returns the order of the computations by cell: of several orders the best. A forward leaves room
+// for the chunks that follow it on its cell, so limits that let one microbatch through let all
+// through. Error: limits that do not.
 Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const TaskLists& deps,
                                                 const ListPolicy& policy);
 

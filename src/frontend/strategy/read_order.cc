@@ -175,6 +175,43 @@ Status read_limit(const Field&, const yaml::Entry& entry, const Reading& reading
 
 constexpr Word kPasses[] = {{"F"}, {"B"}, {"BI"}, {"BW"}};
 constexpr Word kCosts[] = {word("model", false), word("unit", true)};
+constexpr Word kGoals[] = {word("end", false), word("span", true)};
+constexpr Field kStatedCosts[] = {
+    {"F", real(kPositive), kRequired, "The time of a forward of a microbatch, in any unit.",
+     member<&PolicyCosts::forward>},
+    {"B", real(kPositive), kOptional, "Of a whole backward. Default: BI and BW together.",
+     member<&PolicyCosts::backward>},
+    {"BI", real(kNotNegative), kOptional, "Of the input half of a backward. Default: F.",
+     member<&PolicyCosts::input_half>},
+    {"BW", real(kNotNegative), kOptional, "Of the weight half. Default: F.",
+     member<&PolicyCosts::weight_half>},
+    {"send", real(kNotNegative), kOptional, "Of a message between devices. Default: 0.",
+     member<&PolicyCosts::send>},
+};
+
+Status check_costs(const Fields& map, const Reading&, PolicyCosts& costs) {
+  if (!map["BI"]) costs.input_half = costs.forward;
+  if (!map["BW"]) costs.weight_half = costs.forward;
+  if (!map["B"]) costs.backward = costs.input_half + costs.weight_half;
+  return ok_status();
+}
+
+Status read_costs(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                  Policy& policy) {
+  if (entry.value.is(yaml::Node::Kind::kMap))
+    return read_inside(field, entry, reading, &policy.costs.emplace());
+  PIPER_ASSIGN(const int64_t word, read_word(field, entry.value, reading));
+  policy.unit_costs = word != 0;
+  return ok_status();
+}
+
+std::string print_costs(const Field&, const Policy& policy) {
+  if (const auto& costs = policy.costs)
+    return fmt::format("{{F: {}, B: {}, BI: {}, BW: {}, send: {}}}", costs->forward,
+                       costs->backward, costs->input_half, costs->weight_half, costs->send);
+  return policy.unit_costs ? "unit" : "";
+}
+
 constexpr Field kPolicy[] = {
     {"prefer", some_of(kPasses), kRequired,
      "Passes, the most wanted first: [B, F, BW]; BI or BW split it.", member<&Policy::prefer>},
@@ -183,9 +220,12 @@ constexpr Field kPolicy[] = {
      custom<read_limit, print_member<&Policy::in_flight>>},
     {"memory", kBytes, kOptional, "Bytes of activations that a device holds at most.",
      member<&Policy::memory>},
-    {"costs", one_of(kCosts), kOptional,
-     "Operations and bytes of the model (default), or a unit for each.",
-     member<&Policy::unit_costs>},
+    {"costs", text_or("costs", kCosts), kOptional,
+     "Operations and bytes of the model (default), a unit for each, or stated times.",
+     custom<read_costs, print_costs>},
+    {"goal", one_of(kGoals), kOptional,
+     "What is to be short: until the end of all (default), or span: the work of each device.",
+     member<&Policy::span>},
 };
 
 // ---- Checks -------------------------------------------------------------------------------------
@@ -240,7 +280,8 @@ constexpr Field kOrderKeys[] = {
      child<&Order::policy>},
     {"where", kWhere, kUnsupported},
 };
-constexpr Object kOrderParts[] = {{"policy", kPolicy}};
+constexpr Object kOrderParts[] = {{"policy", kPolicy},
+                                  {"costs", kStatedCosts, checked<check_costs>}};
 
 }  // namespace
 

@@ -19,6 +19,32 @@ std::vector<TaskPass> passes_named(const std::vector<std::string>& names) {
   return passes;
 }
 
+// Returns a stated time in whole numbers, of which a forward takes a million.
+int64_t in_ticks(const PolicyCosts& costs, double time) {
+  return std::llround(time / costs.forward * 1e6);
+}
+
+// Returns what a task of this pass takes.
+int64_t time_of(const Policy& given, TaskPass pass, double flops) {
+  if (given.costs) {
+    const PolicyCosts& costs = *given.costs;
+    switch (pass) {
+      case TaskPass::kF:
+        return in_ticks(costs, costs.forward);
+      case TaskPass::kB:
+        return in_ticks(costs, costs.backward);
+      case TaskPass::kBI:
+        return in_ticks(costs, costs.input_half);
+      case TaskPass::kBW:
+        return in_ticks(costs, costs.weight_half);
+      default:
+        return 0;
+    }
+  }
+  if (given.unit_costs) return pass == TaskPass::kB ? 2 : 1;
+  return std::max<int64_t>(1, std::llround(flops));
+}
+
 Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variables& variables) {
   const Policy& given = *order.policy;
   ListPolicy policy;
@@ -26,14 +52,17 @@ Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variabl
   policy.memory = given.memory;
   policy.at = given.at;
   PIPER_ASSIGN(policy.in_flight, policy_limits(dag, order, variables));
+  policy.span = given.span;
   const std::vector<ChunkCost> costs = chunk_costs(dag);
   for (size_t c = 0; c < costs.size(); ++c) {
-    const int64_t unit = dag.chunks[c].pass == TaskPass::kB ? 2 : 1;
-    policy.time.push_back(given.unit_costs ? unit
-                                           : std::max<int64_t>(1, std::llround(costs[c].flops)));
+    policy.time.push_back(time_of(given, dag.chunks[c].pass, costs[c].flops));
     policy.held.push_back(costs[c].kept_bytes);
+    policy.left.push_back(costs[c].left_bytes);
   }
-  policy.time_per_byte = given.unit_costs ? 0 : kFlopsPerSentByte;
+  if (given.costs)
+    policy.time_per_message = in_ticks(*given.costs, given.costs->send);
+  else if (!given.unit_costs)
+    policy.time_per_byte = kFlopsPerSentByte;
   return policy;
 }
 

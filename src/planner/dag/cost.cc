@@ -23,6 +23,23 @@ bool is_made_forward(const Graph& graph, ValueId id) {
   return value.kind == ValueKind::kNode && graph.node(value.producer).pass == Pass::kF;
 }
 
+// Sums up what weight halves read that a forward or an input half has made.
+void find_left(const Dag& dag, std::vector<ChunkCost>& costs) {
+  std::map<std::tuple<std::vector<int32_t>, int32_t>, int64_t> left;  // by region and cell
+  const auto key = [](const Chunk& chunk) { return std::tuple(chunk.tags, chunk.cell); };
+  for (const Chunk& chunk : dag.chunks) {
+    if (chunk.pass != TaskPass::kBW) continue;
+    const std::set<ValueId> reads(chunk.reads.begin(), chunk.reads.end());
+    int64_t bytes = 0;
+    for (const ValueId id : reads)
+      if (const Value& value = dag.graph.value(id); value.kind == ValueKind::kNode)
+        bytes += value.type.bytes();
+    left[key(chunk)] = std::max(left[key(chunk)], bytes);
+  }
+  for (size_t c = 0; c < costs.size(); ++c)
+    if (dag.chunks[c].pass == TaskPass::kBI) costs[c].left_bytes = left[key(dag.chunks[c])];
+}
+
 }  // namespace
 
 std::vector<ChunkCost> chunk_costs(const Dag& dag) {
@@ -53,6 +70,7 @@ std::vector<ChunkCost> chunk_costs(const Dag& dag) {
       costs[c].kept_bytes = std::max(costs[c].kept_bytes, bytes);
     });
   }
+  find_left(dag, costs);
   return costs;
 }
 

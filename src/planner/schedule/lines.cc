@@ -21,7 +21,7 @@ Lines::Lines(const Dag& dag, const TaskLists& deps, const ListPolicy& policy)
     }
     all[l].end = places.size();
   }
-  measure();
+  measure(policy);
   find_needs(deps, policy);
 }
 
@@ -82,6 +82,7 @@ void Lines::find_needs(const TaskLists& deps, const ListPolicy& policy) {
         int64_t later = delay;
         if (task.kind == InstructionKind::kRecv) {
           const ValueId value = dag_.items[task.writes[0].index()].value;
+          later += policy.time_per_message;
           later += static_cast<int64_t>(policy.time_per_byte *
                                         static_cast<double>(dag_.graph.value(value).type.bytes()));
         }
@@ -111,9 +112,34 @@ void Lines::find_needs(const TaskLists& deps, const ListPolicy& policy) {
   }
 }
 
+// What a forward keeps is freed by its backward: by the input half all but what that leaves for the
+// weight half. `passes`: lines of one region.
+void Lines::free_in(const std::map<TaskPass, size_t>& passes, const ListPolicy& policy) {
+  const Line& forward = all[passes.at(TaskPass::kF)];
+  const auto weights = passes.find(TaskPass::kBW), input = passes.find(TaskPass::kBI);
+  const auto whole = passes.find(TaskPass::kB);
+  const bool in_halves = weights != passes.end();
+  for (size_t n = 0; forward.first + n < forward.end; ++n) {
+    const int64_t held = places[forward.first + n].held;
+    const auto place_in = [&](size_t line) -> LinePlace* {
+      return all[line].first + n < all[line].end ? &places[all[line].first + n] : nullptr;
+    };
+    int64_t left = held;
+    if (in_halves && input != passes.end() && !policy.left.empty())
+      if (LinePlace* place = place_in(input->second)) {
+        left = std::min(held, policy.left[dag_.tasks[place->task.index()].chunk.index()]);
+        place->freed = held - left;
+      }
+    const size_t last = in_halves               ? weights->second
+                        : whole != passes.end() ? whole->second
+                                                : input->second;
+    if (LinePlace* place = place_in(last)) place->freed = left;
+  }
+}
+
 // Measures what forwards hold and what gives it back: the weight part, else the whole or the input
 // part.
-void Lines::measure() {
+void Lines::measure(const ListPolicy& policy) {
   for (const std::vector<size_t>& here : of_cell) {
     std::map<std::vector<int32_t>, std::map<TaskPass, size_t>> regions;  // lines by pass
     for (size_t l : here) regions[dag_.chunks[all[l].chunk].tags][all[l].pass] = l;
@@ -137,6 +163,7 @@ void Lines::measure() {
       int64_t most = 0;
       for (size_t p = forward.first; p < forward.end; ++p) most = std::max(most, places[p].held);
       forward.bytes = bytes += most;
+      free_in(*passes, policy);
     }
   }
 }

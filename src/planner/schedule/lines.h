@@ -1,6 +1,8 @@
 // What list scheduling chooses from. Private to the schedule room.
 #pragma once
 
+#include <map>
+
 #include "dependencies.h"
 
 namespace piper {
@@ -25,8 +27,9 @@ struct LinePlace {
   TaskId task;
   int32_t line = 0;
   int32_t micro = 0;
-  int64_t time = 0;  // that it takes
-  int64_t held = 0;  // forwards: bytes that are kept
+  int64_t time = 0;   // that it takes
+  int64_t held = 0;   // forwards: bytes that are kept
+  int64_t freed = 0;  // parts of backwards: of these, what is not kept any longer
 };
 
 // Says what a task needs, and how long the message takes.
@@ -47,7 +50,8 @@ class Lines {
  private:
   std::vector<std::vector<TaskId>> find_lines(const ListPolicy& policy);
   void find_needs(const TaskLists& deps, const ListPolicy& policy);
-  void measure();
+  void measure(const ListPolicy& policy);
+  void free_in(const std::map<TaskPass, size_t>& passes, const ListPolicy& policy);
 
   const Dag& dag_;
 };

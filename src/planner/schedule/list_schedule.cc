@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <queue>
 
 #include "lines.h"
@@ -16,16 +17,26 @@ constexpr int64_t kNever = std::numeric_limits<int64_t>::max() / 4;
 // that can start first the one that is first in the pattern, within its limits.
 enum class Follow { kNothing, kOrder, kLimits };
 
+// Describes a way to fill a pipeline whose backwards are in halves (arXiv 2401.10241 has both
+// choices).
+struct Filling {
+  // A weight half does not begin where another task can within this share of its time.
+  double wait = 0;
+  // By cell: forwards that may have run before their backwards; empty: any number.
+  std::vector<int64_t> ahead;
+};
 class Lister {
  public:
   Lister(const Dag& dag, const ListPolicy& policy, const Lines& lines, size_t micros,
-         Follow follow = Follow::kNothing, const Pattern* pattern = nullptr)
+         Follow follow = Follow::kNothing, const Pattern* pattern = nullptr,
+         const Filling* filling = nullptr)
       : dag_(dag),
         policy_(policy),
         lines_(lines),
         micros_(micros),
         follow_(follow),
         pattern_(pattern),
+        filling_(filling),
         finish_(lines.places.size(), kNever),
         next_(lines.all.size()),
         ready_(lines.all.size()),
@@ -33,6 +44,8 @@ class Lister {
         clock_(dag.cells.size()),
         in_flight_(dag.cells.size()),
         bytes_(dag.cells.size()),
+        ahead_(dag.cells.size()),
+        first_(dag.cells.size(), kNever),
         version_(dag.cells.size()),
         order_(dag.cells.size()) {}
 
@@ -47,7 +60,19 @@ class Lister {
       take(best);
     }
   }
-  int64_t end() const { return *std::max_element(clock_.begin(), clock_.end()); }
+  // Returns what counts: when all have ended, or how long a cell is at work at most.
+  int64_t length() const {
+    int64_t most = 0;
+    for (size_t cell = 0; cell < clock_.size(); ++cell)
+      most =
+          std::max(most, clock_[cell] - (policy_.span ? std::min(first_[cell], clock_[cell]) : 0));
+    return most;
+  }
+  // Returns when the first task of a line has ended; kNever: it has none.
+  int64_t first_end(size_t line) const {
+    const Line& of = lines_.all[line];
+    return of.first == of.end ? kNever : finish_[of.first];
+  }
 
  private:
   struct Choice {
@@ -63,6 +88,8 @@ class Lister {
     const Line& line = lines_.all[l];
     if (line.pass != TaskPass::kF || line.slots == 0) return false;
     const int64_t chunks = in_flight_[line.cell], bytes = bytes_[line.cell];
+    if (filling_ && !filling_->ahead.empty() && ahead_[line.cell] >= filling_->ahead[line.cell])
+      return true;
     if (follow_ == Follow::kOrder)
       return chunks + 1 > policy_.in_flight[line.cell] ||
              (policy_.memory > 0 && bytes + place_of(l).held > policy_.memory);
@@ -87,7 +114,7 @@ class Lister {
       queue_.push({best.start, cell, version_[cell]});
   }
   Choice best_in(size_t cell, bool ignore_limits) const {
-    Choice best;
+    Choice best, other;  // `other`: of those that are no weight halves
     for (size_t l : lines_.of_cell[cell]) {
       if (follow_ == Follow::kOrder) {
         if (is_done(l)) continue;
@@ -95,10 +122,17 @@ class Lister {
         continue;
       }
       const int64_t start = start_of(l, cell);
-      if (start >= kNever || start > best.start) continue;
-      if (start == best.start && !before(l, best.line)) continue;
-      if (ignore_limits || !blocked(l)) best = {l, start};
+      if (start >= kNever || (!ignore_limits && blocked(l))) continue;
+      const auto is_better = [&](const Choice& than) {
+        return start < than.start || (start == than.start && before(l, than.line));
+      };
+      if (is_better(best)) best = {l, start};
+      if (lines_.all[l].pass != TaskPass::kBW && is_better(other)) other = {l, start};
     }
+    if (filling_ && other.start < kNever && best.line != other.line &&
+        static_cast<double>(other.start - best.start) <
+            filling_->wait * static_cast<double>(place_of(best.line).time))
+      best = other;
     if (follow_ == Follow::kOrder && best.start < kNever) best.start = start_of(best.line, cell);
     return best;
   }
@@ -132,11 +166,18 @@ class Lister {
     const Line& line = lines_.all[choice.line];
     const size_t n = next_[choice.line]++, place = line.first + n;
     finish_[place] = clock_[line.cell] = choice.start + lines_.places[place].time;
+    first_[line.cell] = std::min(first_[line.cell], choice.start);
     if (line.slots > 0) {
       const int64_t sign = line.pass == TaskPass::kF ? 1 : -1;
       in_flight_[line.cell] += sign;
       held_[line.forward] += sign;
-      bytes_[line.cell] += sign * lines_.places[lines_.all[line.forward].first + n].held;
+    }
+    if (line.pass == TaskPass::kF) {
+      bytes_[line.cell] += lines_.places[place].held;
+      ++ahead_[line.cell];
+    } else {
+      bytes_[line.cell] -= lines_.places[place].freed;
+      if (line.pass != TaskPass::kBW) --ahead_[line.cell];
     }
     order_[line.cell].tasks.push_back(lines_.places[place].task);
     find_ready(choice.line);
@@ -177,11 +218,13 @@ class Lister {
   const size_t micros_;  // of each line at most so many tasks
   const Follow follow_;
   const Pattern* pattern_;
+  const Filling* filling_;
   std::vector<int64_t> finish_;
   std::vector<size_t> next_;    // by line: how many of its tasks are taken
   std::vector<int64_t> ready_;  // by line: from when on what its next task needs is there
   std::vector<int64_t> held_;   // by line: chunks of activations of a forward's region
   std::vector<int64_t> clock_, in_flight_, bytes_;  // by cell
+  std::vector<int64_t> ahead_, first_;  // by cell: forwards before their backwards; the first begin
   // The first start of each cell; an entry whose version is not the cell's is out of date.
   using Entry = std::tuple<int64_t, size_t, int32_t>;  // start, cell, version
   std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;
@@ -193,9 +236,65 @@ class Lister {
 struct Try {
   Follow follow = Follow::kNothing;
   const Pattern* pattern = nullptr;
+  std::optional<Filling> filling;
   Result<std::vector<ComputeOrder>> order = std::vector<ComputeOrder>();
-  int64_t end = 0;
+  int64_t length = 0;
 };
+
+// Returns by cell how many forwards fit until the first one's backward comes back, on an empty
+// pipeline. Empty: cells have several regions, or backwards that are not in halves.
+std::vector<double> forwards_of_trip(const Dag& dag, const ListPolicy& policy, const Lines& lines) {
+  Lister alone(dag, policy, lines, 1);
+  if (!alone.run()) return {};
+  std::vector<double> trips;
+  for (const std::vector<size_t>& here : lines.of_cell) {
+    int64_t begin = -1, end = -1, forward = 0;
+    for (const size_t l : here) {
+      const Line& line = lines.all[l];
+      if (alone.first_end(l) >= kNever) continue;
+      const int64_t time = lines.places[line.first].time;
+      if (line.pass == TaskPass::kF) {
+        if (begin >= 0) return {};
+        begin = alone.first_end(l);
+        forward = std::max<int64_t>(time, 1);
+      } else if (line.pass == TaskPass::kBI) {
+        end = alone.first_end(l) - time;
+      }
+    }
+    if (begin < 0 || end < 0) return {};
+    trips.push_back(static_cast<double>(end - begin) / static_cast<double>(forward));
+  }
+  return trips;
+}
+
+// Returns ways to fill the pipeline: as many forwards first as its trip takes, some more, or one
+// for each cell that follows.
+std::vector<Filling> find_fillings(const Dag& dag, const ListPolicy& policy, const Lines& lines) {
+  const bool in_halves = std::any_of(lines.all.begin(), lines.all.end(),
+                                     [](const Line& line) { return line.pass == TaskPass::kBW; });
+  if (!in_halves || policy.limits_give_way) return {};
+  constexpr double kWaits[] = {0, 0.05, 0.2, 0.6, 1};
+  std::vector<Filling> fillings;
+  for (const double wait : kWaits) fillings.push_back({wait, {}});
+  const std::vector<double> trips = forwards_of_trip(dag, policy, lines);
+  if (trips.empty()) return fillings;
+  std::vector<size_t> by_trip(trips.size());
+  for (size_t cell = 0; cell < trips.size(); ++cell) by_trip[cell] = cell;
+  std::stable_sort(by_trip.begin(), by_trip.end(),
+                   [&](size_t a, size_t b) { return trips[a] < trips[b]; });
+  std::vector<int64_t> each(trips.size());
+  for (size_t i = 0; i < by_trip.size(); ++i) each[by_trip[i]] = static_cast<int64_t>(i) + 1;
+  for (const double wait : kWaits) fillings.push_back({wait, each});
+  for (const double factor : {0.9, 1.0, 1.035, 1.12})
+    for (const int64_t more : {1, 4})
+      for (const double wait : {0.0, 0.05, 0.6}) {
+        Filling filling{wait, {}};
+        for (const double trip : trips)
+          filling.ahead.push_back(static_cast<int64_t>(trip * factor) + more);
+        fillings.push_back(std::move(filling));
+      }
+  return fillings;
+}
 
 }  // namespace
 
@@ -204,30 +303,39 @@ Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const TaskLists&
   const Lines lines(dag, deps, policy);
   const auto micros = static_cast<size_t>(dag.micros());
   const auto patterns = policy.limits_give_way ? std::vector<Pattern>() : find_patterns(dag, lines);
-  // What starts, repeats and ends shows on few more microbatches than are in flight.
-  size_t sample = patterns.empty() ? micros : 2;
-  for (const Pattern& pattern : patterns)
-    for (int64_t limit : pattern.limit)
-      sample = std::max(sample, static_cast<size_t>(limit + limit / 2));
+  const std::vector<Filling> fillings = find_fillings(dag, policy, lines);
   std::vector<Try> tries(1);
   for (const Pattern& pattern : patterns)
     for (const Follow follow : {Follow::kOrder, Follow::kLimits}) {
       tries.emplace_back().follow = follow;
       tries.back().pattern = &pattern;
     }
+  for (const Filling& filling : fillings) tries.emplace_back().filling = filling;
+  // What starts, repeats and ends shows on few more microbatches than are in flight.
+  size_t sample = tries.size() == 1 ? micros : 2;
+  for (const Pattern& pattern : patterns)
+    for (int64_t limit : pattern.limit)
+      sample = std::max(sample, static_cast<size_t>(limit + limit / 2));
+  if (!fillings.empty()) sample = std::max(sample, 3 * dag.cells.size());
+  sample = std::min(sample, micros);
+  const auto list = [&](const Try& one, size_t count) {
+    return Lister(dag, policy, lines, count, one.follow, one.pattern,
+                  one.filling ? &*one.filling : nullptr);
+  };
   in_parallel(tries.size(), [&](size_t t) {
-    Lister lister(dag, policy, lines, sample, tries[t].follow, tries[t].pattern);
+    Lister lister = list(tries[t], sample);
     tries[t].order = lister.run();
-    tries[t].end = lister.end();
+    tries[t].length = lister.length();
   });
   size_t first = 0;
   for (size_t t = 1; t < tries.size(); ++t) {
-    const bool holds_more = !tries[t].order || !tries[t - (t + 1) % 2].order;  // than the limits
-    if (!holds_more && tries[0].order && tries[t].end < tries[first].end) first = t;
+    // A pattern's order may hold more than its limits: then neither of its tries counts.
+    const bool holds_more = !tries[t].order || (tries[t].pattern && !tries[t - (t + 1) % 2].order);
+    if (!holds_more && tries[0].order && tries[t].length < tries[first].length) first = t;
   }
   PIPER_ASSIGN(std::vector<ComputeOrder> best, std::move(tries[first].order));
   if (sample >= micros) return best;
-  return Lister(dag, policy, lines, micros, tries[first].follow, tries[first].pattern).run();
+  return list(tries[first], micros).run();
 }
 
 ListPolicy default_policy(const Dag& dag) {
