@@ -151,6 +151,7 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
       dumped = true;
     };
   flags.compile.order = !flags.emit_order.empty();
+  flags.compile.absent_values = flags.dry_run;
   Result<Compiled>& compiled = compiled_or_error.emplace(compile(flags.compile));
   if (!compiled) return report(compiled.error());
   if (!dumped)
@@ -261,7 +262,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--force", flags.force, "replace a directory that holds plans");
   app.add_flag("--dry-run", flags.dry_run,
-               "write nothing; print the explanation, unless --dump or --explain say what");
+               "write nothing; print the explanation, unless --dump or --explain say what. The "
+               "model's values need not be there: a file of external data may be missing");
   CLI::Option* no_oracles =
       app.add_flag("--no-oracles", flags.no_oracles,
                    "leave out the single-device plans for piper-run --verify-against");

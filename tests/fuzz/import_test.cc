@@ -33,6 +33,7 @@ class HostileOnnx : public testing::Test {
   std::string import_bytes(const std::string& bytes) {
     write(model_path(), bytes);
     ImportOptions options;
+    options.absent_values = may_be_absent_;
     options.batch = 2;
     const Result<Imported> result = import_onnx(model_path().string(), options);
     if (result.ok()) return "ok";
@@ -115,6 +116,7 @@ class HostileOnnx : public testing::Test {
     return import_changed([&](onnx::ModelProto& model) {
       onnx::TensorProto& tensor = weight(model);
       tensor.clear_float_data();
+      tensor.set_data_type(type_);
       tensor.set_data_location(onnx::TensorProto::EXTERNAL);
       const std::pair<const char*, std::string> entries[] = {
           {"location", location}, {"offset", offset}, {"length", length}};
@@ -126,6 +128,8 @@ class HostileOnnx : public testing::Test {
     });
   }
   fs::path folder_;
+  bool may_be_absent_ = false;
+  onnx::TensorProto::DataType type_ = onnx::TensorProto::FLOAT;
 };
 
 TEST_F(HostileOnnx, TheModelItselfIsFine) { EXPECT_EQ(import_proto(linear()), "ok"); }
@@ -220,6 +224,26 @@ TEST_F(HostileOnnx, ExternalDataElsewhere) {
   EXPECT_EQ(import_external("."), who + "'.': not a plain relative path");
   fs::create_directories(folder_ / "model" / "sub");
   EXPECT_EQ(import_external("sub"), who + "'sub': not a regular file");
+}
+
+// For plans that nobody trains with: floats may be absent, but neither integers nor what else is
+// wrong with a file.
+TEST_F(HostileOnnx, ExternalDataMayBeAbsent) {
+  may_be_absent_ = true;
+  const std::string who = "initializer 'fc.weight': external data ";
+  EXPECT_EQ(import_external("absent.bin"), "ok");
+  EXPECT_EQ(import_external("../absent.bin"), who + "'../absent.bin': '..' is not allowed");
+  fs::create_symlink(folder_ / "nowhere", folder_ / "model" / "link.bin");
+  EXPECT_EQ(import_external("link.bin"), who + "'link.bin': a symbolic link is not allowed");
+  write(folder_ / "model" / "short.bin", std::string(40, '\0'));
+  EXPECT_EQ(import_external("short.bin"),
+            who + "'short.bin': 48 bytes at offset 0 are more than the file of 40 bytes holds");
+  type_ = onnx::TensorProto::INT64;
+  EXPECT_EQ(
+      import_external("absent.bin", "0", "96"),
+      who +
+          "'absent.bin': the file is not there, and zeros cannot stand for the integers that it "
+          "holds; keep them in the model file");
 }
 
 TEST_F(HostileOnnx, ExternalDataOutOfBounds) {

@@ -80,8 +80,8 @@ struct TrainSpec {
 // Requires a forward graph with a scalar float `loss`. Ensures: backward and update nodes as above,
 // `updates` for every trained parameter, its optimizer state and the step counter; loss, grad_norm,
 // step and Param::gradient set. Errors: an op without gradient on the way, a group that matches
-// nothing, no trainable parameter, a learning rate that is negative or no number. Parameters without gradient are listed in `without_gradient` and
-// left alone.
+// nothing, no trainable parameter, a learning rate that is negative or no number. Parameters
+// without gradient are listed in `without_gradient` and left alone.
 struct Differentiated {
   Graph graph;
   std::vector<std::string> without_gradient;

@@ -25,6 +25,8 @@ struct ImportOptions {
   // under the framework's names and in its orientation. Empty: there is no such file.
   std::string initial_values;
   int64_t max_file_bytes = kMostFileBytes;
+  // Zeros stand for floats whose data file is not there: for plans that nobody trains with.
+  bool absent_values = false;
 };
 
 struct ParamReport {  // for --explain=parameters and --describe

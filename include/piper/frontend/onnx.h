@@ -112,7 +112,8 @@ struct OnnxModel {
   Metadata metadata;                            // of the graph
   std::optional<OnnxAlgorithm> algorithm;       // until training_info is taken out
   std::optional<TrainingInfo> training;         // from then on
-  std::string loss;                             // the loss that training_info names, or ""
+  int64_t absent_bytes = 0;  // of floats whose data file is not there, for which zeros stand
+  std::string loss;          // the loss that training_info names, or ""
   // Some programs remove the newer exporter's metadata about tensors and calls.
   bool lacks_calls = false;
   // The first thing in the file that is not supported in any use. The model can still be described.
@@ -120,8 +121,10 @@ struct OnnxModel {
   SourceSpan at() const { return {path, 0, 0, 1}; }
 };
 
-// Reads and checks a file. Ensures: every name is defined once and before it is used.
-Result<OnnxModel> read_onnx(const std::string& path, int64_t max_file_bytes);
+// Reads and checks a file. `absent_values`: as in ImportOptions. Ensures: every name is defined
+// once and before it is used.
+Result<OnnxModel> read_onnx(const std::string& path, int64_t max_file_bytes,
+                            bool absent_values = false);
 // Fails if a name is defined twice, or not before it is used.
 Status check_defined(const OnnxModel& model);
 // Returns nodes in an order in which each follows what it reads: the file's where that is possible.

@@ -19,6 +19,7 @@ inline constexpr int64_t kLargestSingle = 16384;
 struct CompileOptions {
   std::string model, strategy;
   std::string initial_values;  // as in ImportOptions
+  bool absent_values = false;  // likewise
   std::vector<Definition> defines;
   std::vector<std::string> library;  // folders of strategies: see parse_strategy
   std::string target = "cpu";        // the kind of device: see piper/devices/registry.h

@@ -117,12 +117,18 @@ Result<Imported> import_model(OnnxModel model, const ImportOptions& options) {
 namespace piper {
 
 Result<Imported> import_onnx(const std::string& path, const ImportOptions& options) {
-  PIPER_ASSIGN(onnx_import::OnnxModel model, onnx_import::read_onnx(path, options.max_file_bytes));
+  PIPER_ASSIGN(onnx_import::OnnxModel model,
+               onnx_import::read_onnx(path, options.max_file_bytes, options.absent_values));
+  const int64_t absent = model.absent_bytes;
   if (model.refused) return *std::move(model.refused);
   const Status taken = onnx_import::take_training(model);
   Result<Imported> out = taken ? onnx_import::import_model(std::move(model), options)
                                : Result<Imported>(taken.error());
   if (!out && out.error().at.file.empty()) out.error().at = SourceSpan{path, 0, 0, 1};
+  if (out && absent > 0)
+    out->notes.push_back({"values", fmt::format("{} are not there: zeros stand for them, and these "
+                                                "plans are not for training",
+                                                human_bytes(absent))});
   return out;
 }
 

@@ -84,8 +84,9 @@ bool ExternalData::holds(const Bytes& window) const {
   });
 }
 
-ExternalData::ExternalData(const std::string& model_path)
-    : directory_(std::filesystem::path(model_path).parent_path().string()) {
+ExternalData::ExternalData(const std::string& model_path, bool may_be_absent)
+    : directory_(std::filesystem::path(model_path).parent_path().string()),
+      may_be_absent_(may_be_absent) {
   if (directory_.empty()) directory_.push_back('.');
 }
 
@@ -93,7 +94,6 @@ Result<Bytes> ExternalData::open(const std::string& location) {
   for (const auto& [name, bytes] : open_files_) {
     if (name == location) return bytes;
   }
-  PIPER_TRY(check_location(location));
   // Opens one component after the other, none of which may be a link: nothing outside the folder
   // can be reached, and nothing can change between a check and the opening.
   Handle handle(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -114,7 +114,35 @@ Result<Bytes> ExternalData::open(const std::string& location) {
   return bytes;
 }
 
-Result<Bytes> ExternalData::read(const std::string& location, int64_t offset, int64_t length) {
+bool ExternalData::is_absent(const std::string& location) const {
+  std::error_code error;
+  const auto path = std::filesystem::path(directory_) / location;
+  return may_be_absent_ && std::filesystem::symlink_status(path, error).type() ==
+                               std::filesystem::file_type::not_found;
+}
+
+// Integers say what is computed: zeros in their place would make another model.
+Result<Bytes> ExternalData::zeros(const std::string& location, const TensorType& type) {
+  if (!info(type.dtype).is_float)
+    return refuse(location,
+                  "the file is not there, and zeros cannot stand for the integers that it holds; "
+                  "keep them in the model file");
+  const auto size = static_cast<size_t>(type.bytes());
+  if (size == 0) return Bytes{};
+  // No memory is behind these pages until somebody writes them, which nobody can.
+  void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) return refuse(location, errno);
+  std::shared_ptr<const void> owner(data,
+                                    [size](const void* p) { munmap(const_cast<void*>(p), size); });
+  absent_bytes_ += static_cast<int64_t>(size);
+  open_files_.emplace_back("", Bytes{owner, static_cast<const std::byte*>(data), size});
+  return open_files_.back().second;
+}
+
+Result<Bytes> ExternalData::read(const std::string& location, int64_t offset, int64_t length,
+                                 const TensorType& type) {
+  PIPER_TRY(check_location(location));
+  if (is_absent(location)) return zeros(location, type);
   PIPER_ASSIGN(const Bytes file, open(location));
   const int64_t size = static_cast<int64_t>(file.size);
   if (offset < 0 || offset > size) {

@@ -7,14 +7,22 @@ namespace piper::onnx_import {
 
 class ExternalData {
  public:
-  explicit ExternalData(const std::string& model_path);
-  // Maps `length` bytes from `offset`; below 0: all that follows.
-  Result<Bytes> read(const std::string& location, int64_t offset, int64_t length);
+  // `may_be_absent`: zeros stand for floats whose file is not there.
+  ExternalData(const std::string& model_path, bool may_be_absent);
+  // Maps `length` bytes from `offset`, of a tensor of this type; below 0: all that follows.
+  Result<Bytes> read(const std::string& location, int64_t offset, int64_t length,
+                     const TensorType& type);
+  int64_t absent_bytes() const { return absent_bytes_; }
   bool holds(const Bytes& window) const;  // false: the bytes are a copy
 
  private:
   Result<Bytes> open(const std::string& location);
+  bool is_absent(const std::string& location) const;
+  Result<Bytes> zeros(const std::string& location, const TensorType& type);
+
   std::string directory_;
+  const bool may_be_absent_;
+  int64_t absent_bytes_ = 0;
   std::vector<std::pair<std::string, Bytes>> open_files_;
 };
 

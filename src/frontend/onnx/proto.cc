@@ -305,7 +305,7 @@ Status read_algorithm(onnx::ModelProto& proto, ExternalData& files, OnnxModel& m
   return read_nodes(*info.mutable_algorithm(), files, model);
 }
 
-Status read_model(onnx::ModelProto& proto, OnnxModel& model) {
+Status read_model(onnx::ModelProto& proto, bool absent_values, OnnxModel& model) {
   if (!proto.has_graph()) return fail("the model has no graph");
   PIPER_TRY(inline_functions(proto));
   for (const onnx::OperatorSetIdProto& opset : proto.opset_import()) {
@@ -315,11 +315,12 @@ Status read_model(onnx::ModelProto& proto, OnnxModel& model) {
   model.producer =
       shown(proto.producer_name().empty() ? "an unnamed program"
                                           : proto.producer_name() + " " + proto.producer_version());
-  ExternalData files(model.path);
+  ExternalData files(model.path, absent_values);
   onnx::GraphProto& graph = *proto.mutable_graph();
   PIPER_TRY(read_values(graph, files, model));
   PIPER_TRY(read_nodes(graph, files, model));
   PIPER_TRY(read_algorithm(proto, files, model));
+  model.absent_bytes = files.absent_bytes();
   PIPER_ASSIGN(model.metadata, read_metadata(graph, kGraphMetadata));
   PIPER_TRY(read_value_infos(graph, model));
   if (Status defined = check_defined(model); !defined && !model.refused)
@@ -348,7 +349,7 @@ std::string OnnxNode::label() const {
   return fmt::format("node '{}' ({})", shown(name), shown(kind));
 }
 
-Result<OnnxModel> read_onnx(const std::string& path, int64_t max_file_bytes) {
+Result<OnnxModel> read_onnx(const std::string& path, int64_t max_file_bytes, bool absent_values) {
   OnnxModel model;
   model.path = path;
   auto located = [&](Error error) {
@@ -358,7 +359,8 @@ Result<OnnxModel> read_onnx(const std::string& path, int64_t max_file_bytes) {
   pb::Arena arena;
   const Result<onnx::ModelProto*> proto = parse_model(path, max_file_bytes, arena);
   if (!proto) return located(proto.error());
-  if (Status read = read_model(**proto, model); !read) return located(std::move(read).error());
+  if (Status read = read_model(**proto, absent_values, model); !read)
+    return located(std::move(read).error());
   if (model.refused) model.refused = located(*std::move(model.refused));
   return model;
 }

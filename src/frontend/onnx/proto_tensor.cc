@@ -61,7 +61,8 @@ Bytes typed_data(const onnx::TensorProto& tensor, DType dtype) {
   return {};
 }
 
-Result<Bytes> external_bytes(const onnx::TensorProto& tensor, ExternalData& files) {
+Result<Bytes> external_bytes(const onnx::TensorProto& tensor, const TensorType& type,
+                             ExternalData& files) {
   std::string location;
   int64_t offset = 0, length = -1;
   for (const onnx::StringStringEntryProto& entry : tensor.external_data()) {
@@ -82,12 +83,13 @@ Result<Bytes> external_bytes(const onnx::TensorProto& tensor, ExternalData& file
       return fail("external data has an unknown key '{}'", shown(entry.key()));
     }
   }
-  return files.read(location, offset, length);
+  return files.read(location, offset, length, type);
 }
 
 Result<Bytes> tensor_bytes(onnx::TensorProto& tensor, const TensorType& type, ExternalData& files) {
   if (tensor.has_segment()) return fail("is stored in segments, which is not supported");
-  if (tensor.data_location() == onnx::TensorProto::EXTERNAL) return external_bytes(tensor, files);
+  if (tensor.data_location() == onnx::TensorProto::EXTERNAL)
+    return external_bytes(tensor, type, files);
   if (!tensor.has_raw_data()) return typed_data(tensor, type.dtype);
   const auto owner = std::make_shared<std::string>(std::move(*tensor.mutable_raw_data()));
   return Bytes{owner, reinterpret_cast<const std::byte*>(owner->data()), owner->size()};

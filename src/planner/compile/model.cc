@@ -8,6 +8,7 @@ namespace piper {
 ImportOptions import_options(const Strategy& strategy, const CompileOptions& from) {
   ImportOptions options;
   options.initial_values = from.initial_values;
+  options.absent_values = from.absent_values;
   options.batch = strategy.global_batch;
   options.batch_at = strategy.global_batch_at;
   if (strategy.global_batch == 0 && strategy.microbatch_size > 0 && !strategy.splits.empty()) {
