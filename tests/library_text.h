@@ -9,6 +9,11 @@
 
 namespace piper {
 
+// Returns whether a file of strategies/ is a strategy; the others describe clusters.
+inline bool is_strategy(const std::filesystem::path& file) {
+  return file.extension() == ".yaml" && file.parent_path().filename() != "clusters";
+}
+
 // A strategy file by its keys, each with what stands behind the colon.
 class StrategyText {
  public:

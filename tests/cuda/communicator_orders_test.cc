@@ -16,6 +16,7 @@
 #include <set>
 
 #include "equivalence/jobs.h"
+#include "library_text.h"
 #include "piper/planner/compile.h"
 
 namespace piper {
@@ -302,7 +303,7 @@ std::vector<std::string> all_files() {
   std::vector<std::string> names;
   const std::filesystem::path root = PIPER_SOURCE_DIR "/strategies";
   for (const auto& entry : std::filesystem::recursive_directory_iterator(root))
-    if (entry.path().extension() == ".yaml")
+    if (is_strategy(entry.path()))
       names.push_back(std::filesystem::relative(entry.path(), root).replace_extension().string());
   std::sort(names.begin(), names.end());
   return names;

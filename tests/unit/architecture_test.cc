@@ -117,7 +117,7 @@ std::vector<fs::path> headers_of(const std::string& room) {
 
 // The wings, from the ground up. A room uses rooms of its own wing and of wings on lower levels.
 const std::map<std::string, int> kLevels = {{"base", 0},    {"ir", 1},      {"plan", 2},
-                                            {"inspect", 3}, {"devices", 3}, {"frontend", 4},
+                                            {"devices", 3}, {"inspect", 4}, {"frontend", 4},
                                             {"runtime", 4}, {"planner", 5}};
 
 // ---- What the sources include -------------------------------------------------------------------
@@ -476,12 +476,12 @@ TEST(Architecture, BreachesAreSeen) {
       "#include \"../graph/text.h\"\n"
       "#include \"no_such.h\"\n"
       "#include <vector>\n";
-  EXPECT_EQ(wrong_includes("graph", kRoot / "src/ir/graph", {"base", "graph"}, source),
-            (std::vector<std::string>{
-                "2: piper/planner/lower.h is a door that the room's USES does not open",
-                "3: yaml-cpp/yaml.h belongs to yaml",
-                "4: ../graph/text.h leaves the folder of the room",
-                "5: no_such.h is no header of this room"}));
+  EXPECT_EQ(
+      wrong_includes("graph", kRoot / "src/ir/graph", {"base", "graph"}, source),
+      (std::vector<std::string>{
+          "2: piper/planner/lower.h is a door that the room's USES does not open",
+          "3: yaml-cpp/yaml.h belongs to yaml", "4: ../graph/text.h leaves the folder of the room",
+          "5: no_such.h is no header of this room"}));
   EXPECT_EQ(visible_types("namespace a {\nnamespace {\nstruct B {\n}  // namespace\nclass C;\n"
                           "struct D : E {\n  struct F {\n}  // namespace a\n"),
             (std::vector<std::string>{"a::D"}));

@@ -1,4 +1,5 @@
 // Names of the library in `include`, and the folders in which they are looked for.
+#include "library_text.h"
 #include "unit/strategy_texts.h"
 
 namespace piper {
@@ -61,7 +62,7 @@ TEST_F(Library, LiesBesideTheProgram) {
   int files = 0;
   const std::filesystem::path all = PIPER_SOURCE_DIR "/strategies";
   for (const auto& entry : std::filesystem::recursive_directory_iterator(all)) {
-    if (entry.path().extension() != ".yaml") continue;
+    if (!is_strategy(entry.path())) continue;
     const std::string name = entry.path().lexically_relative(all).replace_extension().string();
     const Result<Strategy> named = parse_strategy("<" + name + ">", {});
     const Result<Strategy> by_path = parse_strategy(entry.path().string(), {});

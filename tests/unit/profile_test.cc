@@ -143,7 +143,7 @@ TEST_P(Profiles, AreWhatATraceOfTheSameStepsComesTo) {
     JobResult result = run(set, options);
     const Json profile = parsed(result.profile);
     EXPECT_EQ(differs(profile, result.traces), "") << result.profile;
-    EXPECT_EQ(profile.at("piper_profile"), 1);
+    EXPECT_EQ(profile.at("piper_profile"), 2);
     EXPECT_EQ(profile.at("first_step"), 4);
     EXPECT_EQ(profile.at("step").at("count"), 10);
     EXPECT_EQ(profile.at("clock"), "host");

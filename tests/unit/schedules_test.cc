@@ -8,6 +8,7 @@
 #include <optional>
 #include <random>
 
+#include "library_text.h"
 #include "piper/inspect/picture.h"
 #include "piper/planner/lower.h"
 #include "seed.h"
@@ -581,7 +582,7 @@ TEST(Schedules, NoneIsNamedInTheCompiler) {
 TEST(Schedules, AreShortPrograms) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(
            std::string(PIPER_SOURCE_DIR) + "/strategies")) {
-    if (entry.path().extension() != ".yaml") continue;
+    if (!is_strategy(entry.path())) continue;
     const auto strategy = parse_strategy(entry.path(), {});
     ASSERT_TRUE(strategy) << print_error(strategy.error());
     for (const Order& order : strategy->orders)

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "golden.h"
+#include "library_text.h"
 #include "piper/ir/optimizers.h"
 #include "seed.h"
 #include "unit/strategy_texts.h"
@@ -492,7 +493,7 @@ TEST(Library, WorksForAnySizes) {
   const std::filesystem::path folder = std::filesystem::path(PIPER_SOURCE_DIR) / "strategies";
   int files = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
-    if (entry.path().extension() != ".yaml") continue;
+    if (!is_strategy(entry.path())) continue;
     ++files;
     const auto defaults = parse_strategy(entry.path().string(), {});
     ASSERT_TRUE(defaults.ok()) << print_error(defaults.error());

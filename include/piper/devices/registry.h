@@ -57,6 +57,13 @@ std::vector<std::string> target_names();
 // Errors (kUsage): there is none of that name that runs plans, or that they are made for.
 Result<const BackendKind*> find_backend(std::string_view name);
 Result<const BackendKind*> find_target(std::string_view name);
+// Holds a role as its target runs it: its instructions, and their programs joined. Requires: the
+// target is one of the table.
+struct TargetRole {
+  RoleProgram role;
+  std::vector<FusedProgram> programs;
+};
+TargetRole for_its_target(const RoleProgram& role);
 // What plans for this target run on here, where nobody says: what they are made for, if this
 // machine has it, else the CPU.
 std::string_view backend_for(std::string_view target);

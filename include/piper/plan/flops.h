@@ -1,16 +1,36 @@
-// FLOPs of plan programs, by the costs of the op table: what pictures and summaries measure with.
+// FLOPs of plan programs, by the costs of the op table, and bytes of instructions: what pictures,
+// summaries, profiles and predictions measure with.
 #pragma once
 
 #include "piper/plan/bundle.h"
 
 namespace piper {
 
-// Returns the FLOPs of one run; a multiply-add counts two, moves count nothing. A fused op counts
-// as its words, what a product takes along as ops after it, so that a program costs the same
-// however it is fused. Error: an op that the table lacks, or operands that its cost cannot be told
-// from.
+// Says what one op of a program computes, fused or not.
+struct OpWork {
+  enum Kind : uint8_t { kElements, kProduct, kAttention, kAttentionGrad } kind = kElements;
+  // By the op table: a multiply-add counts two, moves count nothing.
+  double flops = 0;
+  DType dtype = DType::kF32;  // of the operands, of all but kElements
+  // Products: `count` of [m, k] by [k, n]; of experts those of this rank, which get as many rows
+  // as the others. Attentions: `count` heads of m queries, of which each sees n keys on average,
+  // and of k elements.
+  double count = 0, m = 0, n = 0, k = 0;
+  bool operator==(const OpWork&) const = default;
+};
+// A fused op counts as its words, what a product takes along as ops after it. Error: an op that the
+// table lacks, or operands that its cost cannot be told from.
+Result<OpWork> work_of(const Program& program, const ProgramOp& op);
+
+// Returns the FLOPs of one run, so that a program costs the same however it is fused. Error: as
+// above.
 Result<double> program_flops(const Program& program);
 // Returns the FLOPs by program of the role.
 Result<std::vector<double>> program_flops(const RoleProgram& role);
+
+// Returns the bytes that go through the instruction: of whole tensors where they are cut.
+int64_t bytes_through(const RoleProgram& role, const Instruction& one);
+// Returns the way of what stays on a rank: "device", "host", "device to host", "host to device".
+std::string way_of(const RoleProgram& role, const Instruction& one);
 
 }  // namespace piper

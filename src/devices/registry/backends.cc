@@ -1,6 +1,4 @@
 // The table of kinds of devices.
-#include "piper/devices/registry.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -10,6 +8,7 @@
 #include "piper/devices/cpu.h"
 #include "piper/devices/cuda.h"
 #include "piper/devices/null.h"
+#include "piper/devices/registry.h"
 
 namespace piper {
 namespace {
@@ -112,6 +111,14 @@ Result<const BackendKind*> find_backend(std::string_view name) {
 }
 Result<const BackendKind*> find_target(std::string_view name) {
   return find(name, "target", is_target);
+}
+TargetRole for_its_target(const RoleProgram& role) {
+  const Result<const BackendKind*> target = find_target(role.target);
+  PIPER_CHECK(target.ok(), "a role is made for a target of the table");
+  TargetRole result{(*target)->prepare(role), {}};
+  for (const Program& program : result.role.programs)
+    result.programs.push_back((*target)->join(program));
+  return result;
 }
 std::string_view backend_for(std::string_view target) {
   const auto kind = find_backend(target);

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "library.h"
+#include "piper/base/library.h"
 #include "sections.h"
 
 namespace piper {

@@ -1,4 +1,4 @@
-// Asks the target's kind of device what memory a role needs beside its arena, and how it joins ops.
+// Asks the target's kind of device what memory a role needs beside its arena.
 #include "targets.h"
 
 #include "piper/base/parallel.h"
@@ -38,15 +38,6 @@ void explain_fast_sums(const Strategy& strategy, std::string_view target, Explan
                      {fmt::format("note: {} has no library for sums: over {} they are formed in "
                                   "rank order, with the bits of 'sum: ordered'",
                                   target, one.over)}});
-}
-
-TargetRole for_its_target(const RoleProgram& role) {
-  const Result<const BackendKind*> target = find_target(role.target);
-  PIPER_CHECK(target.ok(), "a role is made for a target of the table");
-  TargetRole result{(*target)->prepare(role), {}};
-  for (const Program& program : result.role.programs)
-    result.programs.push_back((*target)->join(program));
-  return result;
 }
 
 }  // namespace piper

@@ -1,7 +1,6 @@
 // What plans state of the devices that they are made for.
 #pragma once
 
-#include "piper/devices/program.h"
 #include "piper/plan/bundle.h"
 #include "piper/planner/directives.h"
 
@@ -12,12 +11,5 @@ Status state_needs(std::vector<RoleProgram>& roles, std::string_view target);
 
 // Explains what happens to sums that the strategy calls fast. Requires such a target.
 void explain_fast_sums(const Strategy& strategy, std::string_view target, Explanations& out);
-
-// Holds a role as its target runs it: its instructions, and their programs joined.
-struct TargetRole {
-  RoleProgram role;
-  std::vector<FusedProgram> programs;
-};
-TargetRole for_its_target(const RoleProgram& role);
 
 }  // namespace piper

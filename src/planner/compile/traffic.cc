@@ -5,7 +5,7 @@
 #include <map>
 #include <tuple>
 
-#include "targets.h"
+#include "piper/devices/registry.h"
 
 namespace piper {
 namespace {

@@ -9,6 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "piper/devices/registry.h"
+#include "piper/devices/work.h"
+
 namespace piper {
 
 // ---- Times --------------------------------------------------------------------------------------
@@ -82,7 +85,8 @@ std::string encode(const Profile& profile) {
   std::vector<std::string> fields;
   write(fields, profile.entries.size());
   for (const auto& [key, entry] : profile.entries) {
-    fields.insert(fields.end(), {key.name, key.where, entry.label, entry.passes});
+    fields.insert(fields.end(),
+                  {key.name, key.where, entry.label, entry.passes, join(entry.work, ";")});
     for (const int64_t number : {int64_t{key.table}, key.bytes, key.members, int64_t{key.fast}})
       write(fields, number);
     entry.times.write(fields);
@@ -110,6 +114,7 @@ Profile decode_profile(std::string_view text) {
     ProfileEntry entry;
     for (std::string* text : {&key.name, &key.where, &entry.label, &entry.passes})
       *text = next(fields);
+    if (const std::string work = next(fields); !work.empty()) entry.work = split_text(work, ';');
     key.table = static_cast<ProfileKey::Table>(next_whole(fields));
     key.bytes = next_whole(fields);
     key.members = next_whole(fields);
@@ -197,29 +202,8 @@ namespace {
 
 constexpr int64_t kWarmUp = 3;  // steps, where there are more
 
-// Returns what goes through the instruction, of whole tensors where they are cut.
-int64_t bytes_of(const RoleProgram& role, const Instruction& one) {
-  const bool brings_second = info(one.kind).whole == 1 || one.kind == InstructionKind::kOwnPart;
-  const size_t first = brings_second ? 1 : 0, step = takes_pairs(one.kind) ? 2 : 1;
-  const size_t count = takes_index(one.kind)                ? first + 1
-                       : one.kind == InstructionKind::kCopy ? 1
-                                                            : one.args.size();
-  int64_t bytes = 0;
-  for (size_t a = first; a < count; a += step) bytes += role.tensor(one.args[a]).type.bytes();
-  return bytes;
-}
-
 std::string link_of(const Fabric& fabric) {
   return fabric.name() == "local" ? "device" : std::string(fabric.name());
-}
-
-std::string way_of(const RoleProgram& role, const Instruction& one) {
-  const auto place = [&](size_t arg) {
-    return role.tensor(one.args[arg]).host ? "host" : "device";
-  };
-  if (one.kind == InstructionKind::kInput) return "host to device";
-  if (one.kind != InstructionKind::kCopy) return "device";
-  return std::string(place(0)) == place(1) ? place(0) : fmt::format("{} to {}", place(0), place(1));
 }
 
 struct Maker {
@@ -232,7 +216,7 @@ struct Maker {
   ProfileKey key_of(const Instruction& one) const {
     if (one.kind == InstructionKind::kCompute)
       return {ProfileKey::kPrograms, digests[static_cast<size_t>(one.program)], "", 0, 0, false};
-    ProfileKey key{ProfileKey::kLocal, to_string(one.kind), "", bytes_of(role, one), 0, false};
+    ProfileKey key{ProfileKey::kLocal, to_string(one.kind), "", bytes_through(role, one), 0, false};
     if (!is_collective(one.kind) && one.kind != InstructionKind::kSend &&
         one.kind != InstructionKind::kRecv) {
       key.where = way_of(role, one);
@@ -258,13 +242,26 @@ struct Maker {
   }
 };
 
+// Returns by program what it does as the backend runs it; nothing where that is not known.
+std::vector<std::vector<std::string>> works_of(const Maker& make) {
+  std::vector<std::vector<std::string>> works(make.digests.size());
+  const auto kind = find_backend(make.executor.backend().name());
+  if (!kind || !(*kind)->join) return works;
+  for (size_t p = 0; p < works.size(); ++p)
+    if (const auto passes = passes_of((*kind)->join(make.prepared->programs[p])))
+      works[p] = print_passes(*passes);
+  return works;
+}
+
 // Programs that no body runs have no times.
 void list_programs(const Maker& make, Profile& profile) {
+  const std::vector<std::vector<std::string>> works = works_of(make);
   for (size_t p = 0; p < make.digests.size(); ++p) {
     ProfileEntry& entry =
         profile.entries[{ProfileKey::kPrograms, make.digests[p], "", 0, 0, false}];
     const std::string& label = make.role.programs[p].label;
     entry.label = entry.label.empty() ? label : std::min(entry.label, label);
+    entry.work = works[p];
   }
   for (const auto* section : {&make.role.prologue, &make.role.body, &make.role.epilogue})
     for (const Instruction& one : *section)
@@ -368,6 +365,7 @@ Json entry_of(const ProfileKey& key, const ProfileEntry& entry) {
       break;
   }
   add_times(entry.times, made);
+  if (key.table == ProfileKey::kPrograms) made["work"] = entry.work;
   return made;
 }
 
@@ -441,7 +439,7 @@ std::string print_profile(const Profile& profile, const PlanSet& set, const JobO
   Json file, mesh = Json::object(), step;
   for (const auto& [axis, size] : set.manifest.mesh) mesh[axis] = size;
   add_times(times, step);
-  file["piper_profile"] = 1;
+  file["piper_profile"] = 2;
   file["plan_set"] = set.manifest.set_id;
   file["target"] = set.roles[0].target;
   file["device"] = {{"backend", options.backend},

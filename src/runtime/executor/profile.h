@@ -45,7 +45,9 @@ struct ProfileKey {
   auto operator<=>(const ProfileKey&) const = default;
 };
 struct ProfileEntry {
-  std::string label, passes;  // of programs
+  // Of programs; `work` as print_passes has it, where the backend says how it runs them.
+  std::string label, passes;
+  std::vector<std::string> work;
   Times times;
 };
 // Describes the ranks of one role.

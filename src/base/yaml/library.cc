@@ -1,6 +1,6 @@
-// Finds the strategies of the library by name: in folders of -I, of PIPER_STRATEGIES, and beside
-// the program.
-#include "library.h"
+// Finds files of the library by name: in folders of -I, of PIPER_STRATEGIES, and beside the
+// program.
+#include "piper/base/library.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,10 +13,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kEnding = ".yaml";
+constexpr const char* kClusterFolder = "clusters";
 constexpr size_t kMaxListed = 100;     // that an error lists
 constexpr size_t kMaxEntries = 10000;  // of a folder, where what is no library is named as one
 
-std::vector<fs::path> searched(const std::vector<std::string>& folders) {
+std::vector<fs::path> searched(const std::vector<std::string>& folders, LibraryPart part) {
   std::vector<fs::path> all(folders.begin(), folders.end());
   if (const char* more = std::getenv("PIPER_STRATEGIES"))
     for (const std::string& folder : split_text(more, ':'))
@@ -25,24 +26,32 @@ std::vector<fs::path> searched(const std::vector<std::string>& folders) {
   const fs::path program = fs::read_symlink("/proc/self/exe", code);
   if (!code)
     all.push_back((program.parent_path() / "../share/piper/strategies").lexically_normal());
+  if (part == LibraryPart::kClusters)
+    for (fs::path& folder : all) folder /= kClusterFolder;
   return all;
 }
 
 // Returns numerics/bf16.yaml for "<numerics/bf16>". Error: the path leads out of the library.
-Result<fs::path> file_of(std::string_view name, const SourceSpan& from) {
+Result<fs::path> file_of(std::string_view name, const SourceSpan& from, LibraryPart part) {
   const bool is_closed = name.size() > 2 && name.ends_with('>');
   const fs::path path =
       is_closed ? fs::path(name.substr(1, name.size() - 2)).lexically_normal() : fs::path();
   if (!path.has_filename() || path.is_absolute() || path == "." || *path.begin() == "..")
     return fail(from, "'{}' is no name of the library", quote_control(name))
-        .with_note(
-            "help: write '<FOLDER/NAME>', such as '<numerics/bf16>'; './' begins the path of "
-            "a file whose name begins with '<'");
+        .with_note(fmt::format(
+            "help: write {}; './' begins the path of a file whose name begins with '<'",
+            part == LibraryPart::kClusters ? "'<NAME>', such as '<h100x8>'"
+                                           : "'<FOLDER/NAME>', such as '<numerics/bf16>'"));
   return path.extension() == kEnding ? path : fs::path(path.string() + kEnding);
 }
 
-// Returns the names of all strategies in the folders, as an include writes them, sorted.
-std::vector<std::string> names_in(const std::vector<fs::path>& folders) {
+// Returns whether the path, within a folder that is searched for the part, may be one of its files.
+bool is_of(const fs::path& path, LibraryPart part) {
+  return part == LibraryPart::kClusters || *path.begin() != kClusterFolder;
+}
+
+// Returns the names of all files in the folders, as an include writes them, sorted.
+std::vector<std::string> names_in(const std::vector<fs::path>& folders, LibraryPart part) {
   std::set<std::string> names;
   for (const fs::path& folder : folders) {
     std::error_code code;
@@ -50,9 +59,11 @@ std::vector<std::string> names_in(const std::vector<fs::path>& folders) {
     fs::recursive_directory_iterator it(folder, fs::directory_options::skip_permission_denied,
                                         code);
     for (; !code && it != fs::recursive_directory_iterator() && left > 0;
-         it.increment(code), --left)
-      if (it->path().extension() == kEnding)
-        names.insert(it->path().lexically_relative(folder).replace_extension().string());
+         it.increment(code), --left) {
+      const fs::path path = it->path().lexically_relative(folder);
+      if (path.extension() == kEnding && is_of(path, part))
+        names.insert(fs::path(path).replace_extension().string());
+    }
   }
   return {names.begin(), names.end()};
 }
@@ -73,14 +84,16 @@ std::vector<std::string> near_names(const std::string& wanted,
   return near;
 }
 
-Error not_found(const fs::path& file, const std::vector<fs::path>& folders,
-                const SourceSpan& from) {
+Error not_found(const fs::path& file, const std::vector<fs::path>& folders, const SourceSpan& from,
+                LibraryPart part) {
   const std::string wanted = fs::path(file).replace_extension().string();
-  const std::vector<std::string> names = names_in(folders);
+  const std::vector<std::string> names = names_in(folders, part);
   const std::vector<std::string> near = near_names(wanted, names);
   const std::string meant =
       near.empty() ? "" : fmt::format(" (did you mean {}?)", join(near, " or "));
-  Error error = fail(from, "the library has no '<{}>'{}", quote_control(wanted), meant);
+  Error error =
+      fail(from, "the library has no {}'<{}>'{}", part == LibraryPart::kClusters ? "cluster " : "",
+           quote_control(wanted), meant);
   for (const fs::path& folder : folders) {
     std::error_code code;
     error.notes.push_back(
@@ -96,15 +109,16 @@ Error not_found(const fs::path& file, const std::vector<fs::path>& folders,
 }  // namespace
 
 Result<std::string> find_in_library(std::string_view name, const std::vector<std::string>& folders,
-                                    const SourceSpan& from) {
-  PIPER_ASSIGN(const fs::path file, file_of(name, from));
-  const std::vector<fs::path> all = searched(folders);
+                                    const SourceSpan& from, LibraryPart part) {
+  PIPER_ASSIGN(const fs::path file, file_of(name, from, part));
+  const std::vector<fs::path> all = searched(folders, part);
   for (const fs::path& folder : all) {
+    if (!is_of(file, part)) break;
     std::error_code code;
     if (fs::status(folder / file, code).type() != fs::file_type::not_found)
       return (folder / file).string();
   }
-  return not_found(file, all, from);
+  return not_found(file, all, from, part);
 }
 
 }  // namespace piper

@@ -1,0 +1,211 @@
+// Fits rates of programs, messages and copies to a profile.
+#include "fit.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace piper::cluster {
+namespace {
+
+std::vector<double> row_of(const Parts& parts) { return {parts.begin(), parts.end()}; }
+
+}  // namespace
+
+std::vector<double> fit_factors(std::span<const std::vector<double>> rows,
+                                std::span<const double> times, std::span<const double> prior) {
+  constexpr double kPull = 1e-3;  // of the prior, against a whole row
+  constexpr int kRounds = 2000;
+  const size_t n = prior.size();
+  std::vector<double> products(n * n), sides(n), factors(prior.begin(), prior.end());
+  for (size_t i = 0; i < n; ++i) {
+    products[i * n + i] = kPull;
+    sides[i] = kPull * prior[i];
+  }
+  for (size_t r = 0; r < rows.size(); ++r) {
+    if (times[r] <= 0) continue;
+    for (size_t i = 0; i < n; ++i) {
+      sides[i] += rows[r][i] / times[r];
+      for (size_t j = 0; j < n; ++j)
+        products[i * n + j] += rows[r][i] * rows[r][j] / (times[r] * times[r]);
+    }
+  }
+  for (int round = 0; round < kRounds; ++round)
+    for (size_t i = 0; i < n; ++i) {
+      double rest = sides[i];
+      for (size_t j = 0; j < n; ++j)
+        if (j != i) rest -= products[i * n + j] * factors[j];
+      factors[i] = std::max(0.0, rest / products[i * n + i]);
+    }
+  return factors;
+}
+
+// ---- Programs -----------------------------------------------------------------------------------
+
+double ProgramTimes::total_of(const Parts& parts) const {
+  double total = 0;
+  for (size_t p = 0; p < kParts; ++p) total += parts[p] * factors_[p];
+  return total;
+}
+
+Result<ProgramTimes> ProgramTimes::make(const ClusterDevice& device, const MeasuredTimes* profile) {
+  ProgramTimes made;
+  made.device_ = device;
+  if (!profile) return made;
+  std::vector<std::vector<double>> rows;
+  std::vector<double> times;
+  for (const MeasuredTimes::Measured& one : profile->programs) {
+    made.measured_[one.name] = one.median;
+    if (one.work.empty()) continue;
+    PIPER_ASSIGN(const ProgramTime time, time_on(device, one.work, one.name));
+    rows.push_back(row_of(time.parts));
+    times.push_back(one.median);
+    made.near_.push_back({time.parts});
+  }
+  made.factors_ = fit_factors(rows, times, made.factors_);
+  for (size_t r = 0; r < rows.size(); ++r) {
+    Near& near = made.near_[r];
+    near.total = made.total_of(near.parts);
+    near.off = times[r] > 0 && near.total > 0 ? std::log(times[r] / near.total) : 0;
+  }
+  return made;
+}
+
+// The mean of what near programs are off by, nearness as a normal density over the logarithm of the
+// time and its shares (Nadaraya, 1964; Watson, 1964), drawn to none where nothing is near.
+double ProgramTimes::correction(const Parts& parts, double total) const {
+  constexpr double kWidth = 0.25, kNone = 0.2;
+  double weights = kNone, sum = 0;
+  for (const Near& near : near_) {
+    if (near.total <= 0) continue;
+    const double size = 0.1 * std::log(near.total / total);
+    double distance = size * size;
+    for (size_t p = 0; p < kParts; ++p) {
+      const double difference = factors_[p] * (near.parts[p] / near.total - parts[p] / total);
+      distance += difference * difference;
+    }
+    const double weight = std::exp(-distance / (2 * kWidth * kWidth));
+    weights += weight;
+    sum += weight * near.off;
+  }
+  return std::exp(sum / weights);
+}
+
+Result<KnownTime> ProgramTimes::of(const Program& plan, const FusedProgram& runs) const {
+  if (!measured_.empty())
+    if (const auto known = measured_.find(program_digest(plan)); known != measured_.end())
+      return KnownTime{known->second, CostOrigin::kMeasured};
+  PIPER_ASSIGN(const std::vector<PassWork> passes, passes_of(runs));
+  PIPER_ASSIGN(const ProgramTime time, time_on(device_, passes, plan.label));
+  if (near_.empty()) return KnownTime{time.total(), CostOrigin::kGuessed};
+  const double total = total_of(time.parts);
+  if (total <= 0) return KnownTime{time.least, CostOrigin::kInterpolated};
+  return KnownTime{std::max(time.least, total * correction(time.parts, total)),
+                   CostOrigin::kInterpolated};
+}
+
+// ---- Messages and collectives -------------------------------------------------------------------
+
+TransferTimes::TransferTimes(const Cluster& cluster, const Topology& topology,
+                             const MeasuredTimes* profile)
+    : cluster_(cluster), profile_(profile) {
+  if (!profile) return;
+  std::map<std::string, std::pair<std::vector<std::vector<double>>, std::vector<double>>> points;
+  for (const MeasuredTimes::Measured& one : profile->communication) {
+    const InstructionDef* const kind = find_instruction_by_word(one.name);
+    const auto members = static_cast<int64_t>(one.members);
+    if (!kind || kind->kind == InstructionKind::kSend || members < 2 || members > topology.ranks())
+      continue;
+    // The first ranks stand for those that were measured.
+    std::vector<int64_t> ranks;
+    for (int64_t rank = 0; rank < members; ++rank) ranks.push_back(rank);
+    Instruction like;
+    like.kind = kind->kind;
+    like.fast = one.fast;
+    const Way way = plain(topology.spread_of(ranks), cluster.devices[at(topology.device_of(0))],
+                          like, one.bytes);
+    for (const std::string& key : {std::string(), one.name}) {
+      points[key].first.push_back({way.latency, way.wire});
+      points[key].second.push_back(one.least);
+    }
+  }
+  const Line one{1, 1};
+  for (const auto& [kind, table] : points)  // that of all is first
+    lines_[kind] = fit_factors(table.first, table.second, kind.empty() ? one : lines_[""]);
+}
+
+Way TransferTimes::plain(const Spread& spread, const ClusterDevice& device, const Instruction& one,
+                         double bytes) const {
+  return is_collective(one.kind) ? collective_way(cluster_, spread, device, one, bytes)
+                                 : message_way(cluster_, spread, bytes);
+}
+
+TransferTimes::Time TransferTimes::of(const Spread& spread, const ClusterDevice& device,
+                                      const Instruction& one, double bytes) const {
+  Time time{plain(spread, device, one, bytes)};
+  if (!profile_) return time;
+  const std::string word = to_string(one.kind);
+  for (const MeasuredTimes::Measured& known : profile_->communication)
+    if (known.name == word && known.bytes == bytes && known.fast == one.fast &&
+        known.members == static_cast<double>(spread.members)) {
+      const double all = time.way.latency + time.way.wire;
+      const double scale = all > 0 ? known.least / all : 0;
+      time.way.latency = all > 0 ? time.way.latency * scale : known.least;
+      time.way.wire *= scale;
+      time.origin = CostOrigin::kMeasured;
+      return time;
+    }
+  const auto own = lines_.find(word), any = lines_.find("");
+  if (any == lines_.end()) return time;
+  const Line& line = own == lines_.end() ? any->second : own->second;
+  time.way.latency *= line[0];
+  time.way.wire *= line[1];
+  time.origin = CostOrigin::kInterpolated;
+  return time;
+}
+
+// ---- What stays on a rank -----------------------------------------------------------------------
+
+KnownTime TransferTimes::send(double bytes) const {
+  if (!profile_) return {};
+  KnownTime nearest;
+  double distance = 0;
+  for (const MeasuredTimes::Measured& known : profile_->communication) {
+    if (known.name != to_string(InstructionKind::kSend)) continue;
+    const double off = std::abs(std::log((known.bytes + 1) / (bytes + 1)));
+    if (nearest.origin != CostOrigin::kGuessed && off >= distance) continue;
+    nearest = {known.median, off == 0 ? CostOrigin::kMeasured : CostOrigin::kInterpolated};
+    distance = off;
+  }
+  return nearest;
+}
+
+// Between sizes that were measured, and beyond them, the time of a byte is that of the nearest.
+KnownTime TransferTimes::local_of(std::string_view kind, std::string_view where, double bytes,
+                                  double otherwise) const {
+  if (!profile_) return {otherwise, CostOrigin::kGuessed};
+  std::vector<std::vector<double>> rows;
+  std::vector<double> times;
+  for (const MeasuredTimes::Measured& known : profile_->local) {
+    if (known.name != kind || known.where != where) continue;
+    if (known.bytes == bytes) return {known.median, CostOrigin::kMeasured};
+    rows.push_back({1e-6, known.bytes});
+    times.push_back(known.median);
+  }
+  if (rows.empty()) return {otherwise, CostOrigin::kGuessed};
+  const double each = bytes > 0 ? otherwise / bytes : 0;
+  const std::vector<double> line = fit_factors(rows, times, std::vector<double>{0, each});
+  return {line[0] * 1e-6 + line[1] * bytes, CostOrigin::kInterpolated};
+}
+
+KnownTime TransferTimes::local(const ClusterDevice& device, const RoleProgram& role,
+                               const Instruction& one) const {
+  return local_of(to_string(one.kind), way_of(role, one),
+                  static_cast<double>(bytes_through(role, one)), local_time(device, role, one));
+}
+
+KnownTime TransferTimes::prepared(const ClusterDevice& device, double bytes) const {
+  return local_of("prepared", "device", bytes,
+                  device.launch + 2 * bytes / (device.bandwidth * device.of_memory));
+}
+
+}  // namespace piper::cluster

@@ -1,0 +1,214 @@
+// The machine of a cluster: costs of a rank's instructions, by what its device and links take.
+#include <algorithm>
+#include <set>
+
+#include "fit.h"
+#include "piper/base/parallel.h"
+
+namespace piper {
+namespace {
+
+using namespace cluster;  // NOLINT: this room's own
+
+class ClusterMachine : public Machine {
+ public:
+  // Requires: the cluster has a device for each rank.
+  ClusterMachine(const Cluster& cluster, const PlanSet& set, const MeasuredTimes* profile)
+      : cluster_(cluster),
+        profile_(profile ? std::optional(*profile) : std::nullopt),
+        topology_(cluster_, std::max(set.world(), std::min(cluster.size(), kMostOfProfile))),
+        transfers_(cluster_, topology_, profile_ ? &*profile_ : nullptr),
+        places_(topology_.places(set)) {}
+
+  Status prepare(const PlanSet& set) {
+    for (const ClusterDevice& device : cluster_.devices) {
+      PIPER_ASSIGN(programs_.emplace_back(),
+                   ProgramTimes::make(device, profile_ ? &*profile_ : nullptr));
+    }
+    PIPER_ASSIGN(const BackendKind* target,
+                 find_target(cluster_.devices[at(topology_.device_of(0))].target));
+    bool helper = false;
+    for (int64_t rank = 0; rank < set.world(); ++rank) {
+      const ClusterDevice& device = cluster_.devices[at(topology_.device_of(rank))];
+      helper = helper || device.helper;
+      slowed = std::max(slowed, device.slowed);
+      between_steps = std::max(between_steps, device.between_steps);
+      used_.insert({set.role_of_rank[at(rank)], topology_.device_of(rank)});
+    }
+    if (profile_) helper = profile_->helper;
+    const bool streams = target->ranks_streams;
+    lanes = streams ? Lanes::kStreams : helper ? Lanes::kTwoThreads : Lanes::kThread;
+    sends_wait = streams;
+    return time_programs(set);
+  }
+
+  int64_t place_of(const PlanSet&, int64_t rank) const override { return places_[at(rank)]; }
+
+  Result<RankCosts> costs_of(const PlanSet& set, int64_t rank) const override {
+    const int32_t number = set.role_of_rank[at(rank)];
+    const auto known = roles_.find({number, topology_.device_of(rank)});
+    PIPER_CHECK(known != roles_.end(), "the machine is that of another plan set");
+    const Rank of{set.roles[at(number)], known->second,
+                  cluster_.devices[at(topology_.device_of(rank))], rank,
+                  coordinates_of(set.roles[at(number)].mesh, rank)};
+    RankCosts costs;
+    costs.prologue = costs_in(of, of.role.prologue);
+    costs.body = costs_in(of, of.role.body);
+    costs.epilogue = costs_in(of, of.role.epilogue);
+    if (!costs.body.empty()) {
+      StepCost& first = costs.body.front();
+      (of.role.body.front().kind == InstructionKind::kCompute ? first.device : first.lane) +=
+          of.timed.before;
+    }
+    return costs;
+  }
+
+ private:
+  struct TimedRole {
+    std::vector<KnownTime> programs;
+    double before = 0;  // what the backend does in front of a body
+  };
+  struct Rank {
+    const RoleProgram& role;
+    const TimedRole& timed;
+    const ClusterDevice& device;
+    int64_t rank = 0;
+    std::vector<int64_t> own;  // coordinates
+    mutable std::map<std::pair<int32_t, std::vector<int32_t>>, Spread> spreads = {};
+  };
+
+  // ---- Programs ----
+  Status time_programs(const PlanSet& set) {
+    const std::vector<std::pair<int32_t, int32_t>> pairs(used_.begin(), used_.end());
+    std::vector<Result<TimedRole>> timed(pairs.size(), TimedRole{});
+    in_parallel(pairs.size(), [&](size_t p) {
+      timed[p] = time_role(set.roles[at(pairs[p].first)], pairs[p].second);
+    });
+    for (size_t p = 0; p < pairs.size(); ++p) {
+      PIPER_ASSIGN(roles_[pairs[p]], std::move(timed[p]));
+    }
+    return ok_status();
+  }
+  Result<TimedRole> time_role(const RoleProgram& role, int32_t device) const {
+    const TargetRole runs = for_its_target(role);
+    TimedRole timed;
+    for (size_t p = 0; p < role.programs.size(); ++p) {
+      PIPER_ASSIGN(timed.programs.emplace_back(),
+                   programs_[at(device)].of(role.programs[p], runs.programs[p]));
+    }
+    const size_t added = runs.role.body.size() - role.body.size();
+    for (size_t i = 0; i < added; ++i) {
+      const Tensor& made = runs.role.tensor(runs.role.body[i].args.back());
+      timed.before +=
+          transfers_.prepared(cluster_.devices[at(device)], static_cast<double>(made.type.bytes()))
+              .seconds;
+    }
+    return timed;
+  }
+
+  // ---- Instructions ----
+  std::vector<StepCost> costs_in(const Rank& of, const std::vector<Instruction>& section) const {
+    std::vector<StepCost> costs;
+    const double host = profile_ ? profile_->host : of.device.issue;
+    for (const Instruction& one : section) {
+      StepCost& cost = costs.emplace_back(cost_of(of, one));
+      if (lanes == Lanes::kStreams)
+        cost.host = host;
+      else
+        (one.kind == InstructionKind::kCompute ? cost.device : cost.lane) += host;
+    }
+    return costs;
+  }
+  StepCost cost_of(const Rank& of, const Instruction& one) const {
+    StepCost cost;
+    if (one.kind == InstructionKind::kCompute) {
+      const KnownTime& known = of.timed.programs[at(one.program)];
+      cost.device = known.seconds;
+      cost.origin = known.origin;
+      return cost;
+    }
+    const bool is_message =
+        one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRecv;
+    if (!is_message && !is_collective(one.kind)) {
+      const KnownTime known = transfers_.local(of.device, of.role, one);
+      cost.lane = known.seconds;
+      cost.origin = known.origin;
+      return cost;
+    }
+    const auto bytes = static_cast<double>(bytes_through(of.role, one));
+    const Spread& spread = spread_of(of, one);
+    const TransferTimes::Time time = transfers_.of(spread, of.device, one, bytes);
+    cost.origin = time.origin;
+    if (is_message && lanes != Lanes::kStreams && spread.levels.size() == 1)
+      return copied_message(cost, one, time.way, bytes);
+    cost.latency = time.way.latency;
+    cost.wire = time.way.wire;
+    cost.link = time.way.link;
+    return cost;
+  }
+  // The members of its group, or the two ends of a message.
+  const Spread& spread_of(const Rank& of, const Instruction& one) const {
+    const auto [known, is_new] = of.spreads.try_emplace({one.group, one.peer});
+    if (is_new)
+      known->second =
+          one.group < 0
+              ? topology_.spread_of(std::array{of.rank, peer_rank(of.role, one.peer, of.own)})
+              : topology_.spread_of(group_ranks(of.role, of.role.groups[at(one.group)], of.own));
+    return known->second;
+  }
+  // Between threads of one machine the receiver copies, once it has come.
+  StepCost copied_message(StepCost cost, const Instruction& one, const Way& way,
+                          double bytes) const {
+    if (one.kind == InstructionKind::kRecv) {
+      cost.lane = way.latency + way.wire;
+      return cost;
+    }
+    const KnownTime known = transfers_.send(bytes);
+    cost.lane = known.seconds;
+    cost.origin = known.origin;
+    return cost;
+  }
+
+  static constexpr int64_t kMostOfProfile = 4096;  // ranks that a profile may be of
+  const Cluster cluster_;
+  const std::optional<MeasuredTimes> profile_;
+  const Topology topology_;
+  const TransferTimes transfers_;
+  const std::vector<int64_t> places_;
+  std::vector<ProgramTimes> programs_;          // by kind of device
+  std::set<std::pair<int32_t, int32_t>> used_;  // roles on kinds of devices
+  std::map<std::pair<int32_t, int32_t>, TimedRole> roles_;
+};
+
+Status check_target(const Cluster& cluster, const PlanSet& set, const MeasuredTimes* profile) {
+  for (int64_t rank = 0; rank < set.world(); ++rank) {
+    const ClusterDevice& device = cluster.device_of(rank);
+    const std::string& target = set.roles[at(set.role_of_rank[at(rank)])].target;
+    if (device.target != target)
+      return fail(device.at, "the device '{}' runs plans for {}, but these are for {}", device.name,
+                  device.target, quote_control(target))
+          .with_note(fmt::format("help: compile with --target {}, or name another cluster",
+                                 device.target));
+  }
+  const std::string& target = set.roles[at(set.role_of_rank[0])].target;
+  if (profile && profile->target != target)
+    return fail(SourceSpan{profile->path}, "the profile is of plans for {}, but these are for {}",
+                quote_control(profile->target), quote_control(target));
+  return ok_status();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Machine>> cluster_machine(const Cluster& cluster, const PlanSet& set,
+                                                 const MeasuredTimes* profile) {
+  if (set.world() > cluster.size())
+    return fail(cluster.at, "the cluster has {} devices, but the plans are for {} ranks",
+                cluster.size(), set.world())
+        .with_note("help: raise 'count' of the nodes, or name a larger cluster");
+  PIPER_TRY(check_target(cluster, set, profile));
+  auto machine = std::make_unique<ClusterMachine>(cluster, set, profile);
+  PIPER_TRY(machine->prepare(set));
+  return std::unique_ptr<Machine>(std::move(machine));
+}
+
+}  // namespace piper

@@ -1,0 +1,126 @@
+// Reads profiles. JSON is YAML, whose nodes know their places.
+#include <charconv>
+#include <cmath>
+
+#include "piper/base/yaml.h"
+#include "piper/inspect/cluster.h"
+
+namespace piper {
+namespace {
+
+using yaml::Node;
+
+constexpr double kMicro = 1e-6;
+
+class ProfileReader {
+ public:
+  Result<MeasuredTimes> read(const std::string& path, const Node& root) {
+    out_.path = path;
+    const yaml::Entry* const version =
+        root.is(Node::Kind::kMap) ? root.find("piper_profile") : nullptr;
+    if (!version)
+      return fail(SourceSpan{path}, "this is no profile: it has no 'piper_profile'")
+          .with_note("help: 'piper-run PLANS --profile FILE' writes one");
+    if (version->value.text != "2")
+      return fail(version->value.at, "version {} of profiles is not supported",
+                  yaml::shown(version->value.text))
+          .with_note("help: this program reads version 2; 'piper-run PLANS --profile' writes it");
+    PIPER_ASSIGN(out_.target, text_of(root, "target"));
+    PIPER_ASSIGN(const Node* device, map_of(root, "device"));
+    PIPER_ASSIGN(out_.device, text_of(*device, "name"));
+    PIPER_ASSIGN(const double helpers, number_of(*device, "helpers"));
+    out_.helper = helpers > 0;
+    PIPER_ASSIGN(const Node* step, map_of(root, "step"));
+    PIPER_ASSIGN(out_.step, number_of(*step, "median_us", kMicro));
+    PIPER_ASSIGN(const Node* host, map_of(root, "host"));
+    PIPER_ASSIGN(out_.host, number_of(*host, "us_per_instruction", kMicro));
+    PIPER_TRY(read_entries(root, "programs", "program", out_.programs));
+    PIPER_TRY(read_entries(root, "communication", "kind", out_.communication));
+    PIPER_TRY(read_entries(root, "local", "kind", out_.local));
+    return std::move(out_);
+  }
+
+ private:
+  static Result<const Node*> value_of(const Node& map, std::string_view key, Node::Kind kind,
+                                      std::string_view is) {
+    const yaml::Entry* const entry = map.find(key);
+    if (!entry) return fail(map.at, "the profile lacks '{}' here", key);
+    if (!entry->value.is(kind))
+      return fail(entry->value.at, "'{}' must be {}, not {}", key, is, yaml::found(entry->value));
+    return &entry->value;
+  }
+  static Result<const Node*> map_of(const Node& map, std::string_view key) {
+    return value_of(map, key, Node::Kind::kMap, "an object");
+  }
+  static Result<std::string> text_of(const Node& map, std::string_view key) {
+    PIPER_ASSIGN(const Node* node, value_of(map, key, Node::Kind::kScalar, "a text"));
+    return node->text;
+  }
+  static Result<double> number_of(const Node& map, std::string_view key, double unit = 1) {
+    PIPER_ASSIGN(const Node* node, value_of(map, key, Node::Kind::kScalar, "a number"));
+    double number = 0;
+    const char* const end = node->text.data() + node->text.size();
+    const auto [at, problem] = std::from_chars(node->text.data(), end, number);
+    if (problem != std::errc() || at != end || !std::isfinite(number) || number < 0)
+      return fail(node->at, "'{}' must be a number from 0 on, not {}", key, yaml::found(*node));
+    return number * unit;
+  }
+
+  // Entries that never ran are left out.
+  static Status read_entries(const Node& root, const char* table, const char* name,
+                             std::vector<MeasuredTimes::Measured>& to) {
+    PIPER_ASSIGN(const Node* list, value_of(root, table, Node::Kind::kList, "a list"));
+    for (const Node& node : list->items) {
+      if (!node.is(Node::Kind::kMap))
+        return fail(node.at, "an entry of '{}' must be an object, not {}", table,
+                    yaml::found(node));
+      PIPER_ASSIGN(const double count, number_of(node, "count"));
+      if (count == 0) continue;
+      MeasuredTimes::Measured& one = to.emplace_back();
+      one.at = node.at;
+      PIPER_ASSIGN(one.name, text_of(node, name));
+      PIPER_ASSIGN(one.median, number_of(node, "median_us", kMicro));
+      PIPER_ASSIGN(one.least, number_of(node, "min_us", kMicro));
+      if (std::string_view(name) == "program")
+        PIPER_TRY(read_work(node, one));
+      else
+        PIPER_TRY(read_transfer(node, one));
+    }
+    return ok_status();
+  }
+  static Status read_work(const Node& node, MeasuredTimes::Measured& one) {
+    PIPER_ASSIGN(const Node* list, value_of(node, "work", Node::Kind::kList, "a list"));
+    constexpr int64_t kMostPasses = 1 << 20;
+    for (const Node& text : list->items) {
+      const auto pass = parse_pass(text.text);
+      if (!pass || pass->first + std::ssize(one.work) > kMostPasses)
+        return fail(text.at, "{} is not the work of a pass", yaml::found(text))
+            .with_note("help: formats/profile.md says how 'work' is written");
+      one.work.insert(one.work.end(), static_cast<size_t>(pass->first), pass->second);
+    }
+    return ok_status();
+  }
+  static Status read_transfer(const Node& node, MeasuredTimes::Measured& one) {
+    PIPER_ASSIGN(one.bytes, number_of(node, "bytes"));
+    if (node.find("members")) {
+      PIPER_ASSIGN(one.members, number_of(node, "members"));
+      PIPER_ASSIGN(one.where, text_of(node, "link"));
+    } else {
+      PIPER_ASSIGN(one.where, text_of(node, "where"));
+    }
+    if (const yaml::Entry* const sum = node.find("sum")) one.fast = sum->value.text == "fast";
+    return ok_status();
+  }
+
+  MeasuredTimes out_;
+};
+
+}  // namespace
+
+Result<MeasuredTimes> read_profile(const std::string& path) {
+  PIPER_ASSIGN(const std::string text, read_text_file(path, yaml::kMaxBytes));
+  PIPER_ASSIGN(const Node root, yaml::parse_yaml(path, text));
+  return ProfileReader().read(path, root);
+}
+
+}  // namespace piper

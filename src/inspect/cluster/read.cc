@@ -1,0 +1,319 @@
+// Reads cluster files: devices, links, nodes and the levels above them.
+#include <algorithm>
+
+#include "piper/base/library.h"
+#include "piper/devices/registry.h"
+#include "piper/inspect/cluster.h"
+#include "quantity.h"
+
+namespace piper {
+namespace {
+
+using cluster::Quantity;
+using cluster::read_quantity;
+using yaml::Node;
+
+// What a key of a device or link holds.
+template <class T>
+struct QuantityKey {
+  const char* key;
+  double T::*member;
+  Quantity what;
+  enum Needs : uint8_t { kNeeded, kMayLack } needs = kMayLack;
+  bool positive = false;
+};
+using DeviceKey = QuantityKey<ClusterDevice>;
+constexpr DeviceKey kDeviceKeys[] = {
+    {"memory", &ClusterDevice::memory, Quantity::kBytes, DeviceKey::kNeeded, true},
+    {"bandwidth", &ClusterDevice::bandwidth, Quantity::kRate, DeviceKey::kNeeded, true},
+    {"reserve", &ClusterDevice::reserve, Quantity::kBytes},
+    {"vector", &ClusterDevice::vector, Quantity::kFlops},
+    {"cache", &ClusterDevice::cache, Quantity::kBytes},
+    {"cache_bandwidth", &ClusterDevice::cache_bandwidth, Quantity::kRate},
+    {"host_bandwidth", &ClusterDevice::host_bandwidth, Quantity::kRate},
+    {"launch", &ClusterDevice::launch, Quantity::kTime},
+    {"issue", &ClusterDevice::issue, Quantity::kTime},
+    {"between_steps", &ClusterDevice::between_steps, Quantity::kTime},
+    {"processors", &ClusterDevice::processors, Quantity::kNumber, DeviceKey::kMayLack, true},
+    {"ramp", &ClusterDevice::ramp, Quantity::kNumber},
+    {"score", &ClusterDevice::score, Quantity::kNumber},
+    {"attention_ramp", &ClusterDevice::attention_ramp, Quantity::kNumber},
+    {"slowed", &ClusterDevice::slowed, Quantity::kShare},
+};
+constexpr DeviceKey kEfficiencyKeys[] = {
+    {"product", &ClusterDevice::of_products, Quantity::kShare, DeviceKey::kMayLack, true},
+    {"attention", &ClusterDevice::of_attention, Quantity::kShare, DeviceKey::kMayLack, true},
+    {"attention_grad", &ClusterDevice::of_attention_grad, Quantity::kShare, DeviceKey::kMayLack,
+     true},
+    {"memory", &ClusterDevice::of_memory, Quantity::kShare, DeviceKey::kMayLack, true},
+};
+using LinkKey = QuantityKey<ClusterLink>;
+constexpr LinkKey kLinkKeys[] = {
+    {"latency", &ClusterLink::latency, Quantity::kTime, LinkKey::kNeeded},
+    {"bandwidth", &ClusterLink::bandwidth, Quantity::kRate, LinkKey::kNeeded, true},
+};
+
+Status expect(const Node& node, Node::Kind kind, std::string_view what, std::string_view is) {
+  if (node.is(kind)) return ok_status();
+  return fail(node.at, "{} must be {}, not {}", what, is, yaml::found(node));
+}
+Status check_keys(const Node& map, std::string_view what, const std::vector<std::string>& known,
+                  const std::vector<std::string>& needed) {
+  PIPER_TRY(expect(map, Node::Kind::kMap, what, "a map"));
+  for (const yaml::Entry& entry : map.entries)
+    if (std::find(known.begin(), known.end(), entry.key.text) == known.end())
+      return fail(entry.key.at, "unknown key {} of {}{}; there are {}", yaml::shown(entry.key.text),
+                  what, did_you_mean(entry.key.text, known), list_with_and(known));
+  for (const std::string& key : needed)
+    if (!map.find(key)) return fail(map.at, "{} needs '{}'", what, key);
+  return ok_status();
+}
+template <class T, size_t n>
+std::vector<std::string> keys_of(const QuantityKey<T> (&keys)[n],
+                                 std::vector<std::string> more = {}, bool only_needed = false) {
+  for (const QuantityKey<T>& one : keys)
+    if (!only_needed || one.needs == QuantityKey<T>::kNeeded) more.emplace_back(one.key);
+  return more;
+}
+template <class T, size_t n>
+Status read_quantities(const Node& map, const QuantityKey<T> (&keys)[n], T& to) {
+  for (const QuantityKey<T>& one : keys) {
+    const yaml::Entry* const entry = map.find(one.key);
+    if (!entry) continue;
+    PIPER_ASSIGN(to.*one.member, read_quantity(entry->value, one.key, one.what));
+    if (one.positive && to.*one.member <= 0)
+      return fail(entry->value.at, "'{}' must be more than 0", one.key);
+  }
+  return ok_status();
+}
+
+Result<std::string> read_text(const Node& node, std::string_view key) {
+  PIPER_TRY(expect(node, Node::Kind::kScalar, fmt::format("'{}'", key), "a name"));
+  return node.text;
+}
+Result<int64_t> read_count(const Node& node, std::string_view key) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  PIPER_ASSIGN(const double number, read_quantity(node, key, Quantity::kNumber));
+  const auto count = static_cast<int64_t>(std::min(number, static_cast<double>(kMost)));
+  if (count < 1 || static_cast<double>(count) != number)
+    return fail(node.at, "'{}' must be a whole number from 1 on, not {}", key, yaml::found(node));
+  return count;
+}
+
+class ClusterReader {
+ public:
+  Result<Cluster> read(const std::string& path, const Node& root) {
+    out_.path = path;
+    const std::vector<std::string> needed = {"piper_cluster", "devices", "links", "nodes"};
+    std::vector<std::string> known = needed;
+    known.emplace_back("levels");
+    if (root.is(Node::Kind::kNull)) return fail(SourceSpan{path}, "the file is empty");
+    PIPER_TRY(check_keys(root, "a cluster", known, needed));
+    const Node& version = root.find("piper_cluster")->value;
+    if (version.text != "1")
+      return fail(version.at, "version {} of cluster files is not supported",
+                  yaml::shown(version.text))
+          .with_note("help: this program reads version 1");
+    PIPER_TRY(read_devices(root.find("devices")->value));
+    PIPER_TRY(read_links(root.find("links")->value));
+    PIPER_TRY(read_nodes(root.find("nodes")->value));
+    if (const yaml::Entry* const levels = root.find("levels"))
+      PIPER_TRY(read_levels(levels->value));
+    PIPER_TRY(check_connected());
+    return std::move(out_);
+  }
+
+ private:
+  // ---- Devices ----
+  Status read_devices(const Node& map) {
+    PIPER_TRY(expect(map, Node::Kind::kMap, "'devices'", "a map of kinds of devices"));
+    for (const yaml::Entry& entry : map.entries) {
+      PIPER_ASSIGN(out_.devices.emplace_back(), read_device(entry.value, entry.key.text));
+      out_.devices.back().at = entry.key.at;
+      names_.push_back(entry.key.text);
+    }
+    return ok_status();
+  }
+  static Result<ClusterDevice> read_device(const Node& map, const std::string& name) {
+    const std::vector<std::string> more = {"target", "flops", "tiles", "efficiency", "helper"};
+    PIPER_TRY(check_keys(map, fmt::format("the device '{}'", name), keys_of(kDeviceKeys, more),
+                         keys_of(kDeviceKeys, {"target", "flops"}, true)));
+    ClusterDevice device;
+    device.name = name;
+    PIPER_TRY(read_quantities(map, kDeviceKeys, device));
+    const Node& target = map.find("target")->value;
+    PIPER_ASSIGN(device.target, read_text(target, "target"));
+    if (auto found = find_target(device.target); !found) {
+      found.error().at = target.at;
+      return std::move(found).error();
+    }
+    PIPER_TRY(read_flops(map.find("flops")->value, device));
+    if (const yaml::Entry* const shares = map.find("efficiency")) {
+      PIPER_TRY(check_keys(shares->value, "'efficiency'", keys_of(kEfficiencyKeys), {}));
+      PIPER_TRY(read_quantities(shares->value, kEfficiencyKeys, device));
+    }
+    if (const yaml::Entry* const tiles = map.find("tiles"))
+      PIPER_TRY(read_tiles(tiles->value, device));
+    if (const yaml::Entry* const helper = map.find("helper")) {
+      if (helper->value.text != "true" && helper->value.text != "false")
+        return fail(helper->value.at, "'helper' must be true or false, not {}",
+                    yaml::found(helper->value));
+      device.helper = helper->value.text == "true";
+    }
+    if ((device.cache > 0) != (device.cache_bandwidth > 0))
+      return fail(map.at, "the device '{}' needs both of 'cache' and 'cache_bandwidth', or neither",
+                  name);
+    if (device.slowed >= 1) return fail(map.find("slowed")->value.at, "'slowed' must be below 1");
+    if (device.reserve >= device.memory)
+      return fail(map.find("reserve")->value.at, "'reserve' leaves nothing of the memory");
+    return device;
+  }
+  static Status read_flops(const Node& map, ClusterDevice& device) {
+    PIPER_TRY(expect(map, Node::Kind::kMap, "'flops'", "a map such as {bf16: 989 TFLOPS}"));
+    std::vector<std::string> types;
+    for (int d = 0; d < kNumDTypes; ++d)
+      if (info(static_cast<DType>(d)).is_float)
+        types.emplace_back(info(static_cast<DType>(d)).name);
+    PIPER_TRY(check_keys(map, "'flops'", types, {}));
+    for (const yaml::Entry& entry : map.entries) {
+      double& rate = device.flops[static_cast<size_t>(*parse_dtype(entry.key.text))];
+      PIPER_ASSIGN(rate, read_quantity(entry.value, entry.key.text, Quantity::kFlops));
+      if (rate <= 0) return fail(entry.value.at, "'{}' must be more than 0", entry.key.text);
+    }
+    return ok_status();
+  }
+  // "128x256: 0.8"
+  static Status read_tiles(const Node& map, ClusterDevice& device) {
+    PIPER_TRY(expect(map, Node::Kind::kMap, "'tiles'", "a map such as {128x256: 1, 64x64: 0.5}"));
+    device.tiles.clear();
+    for (const yaml::Entry& entry : map.entries) {
+      ClusterDevice::Tile tile;
+      const std::vector<std::string> sides = split_text(entry.key.text, 'x');
+      Node side = entry.key;
+      for (size_t s = 0; s < sides.size() && sides.size() == 2; ++s) {
+        side.text = sides[s];
+        const Result<int64_t> count = read_count(side, "tiles");
+        (s == 0 ? tile.rows : tile.columns) = count ? *count : 0;
+      }
+      if (sides.size() != 2 || std::min(tile.rows, tile.columns) < 1)
+        return fail(entry.key.at, "a tile must be ROWSxCOLUMNS, such as 128x256, not {}",
+                    yaml::shown(entry.key.text));
+      PIPER_ASSIGN(tile.share, read_quantity(entry.value, entry.key.text, Quantity::kShare));
+      if (tile.share <= 0) return fail(entry.value.at, "the share of a tile must be more than 0");
+      device.tiles.push_back(tile);
+    }
+    return device.tiles.empty() ? fail(map.at, "'tiles' must have a tile") : ok_status();
+  }
+
+  // ---- Links, nodes, levels ----
+  Status read_links(const Node& map) {
+    PIPER_TRY(expect(map, Node::Kind::kMap, "'links'", "a map of links"));
+    for (const yaml::Entry& entry : map.entries) {
+      ClusterLink& link = out_.links.emplace_back();
+      link.name = entry.key.text;
+      link.at = entry.key.at;
+      link_names_.push_back(link.name);
+      PIPER_TRY(check_keys(entry.value, fmt::format("the link '{}'", link.name), keys_of(kLinkKeys),
+                           keys_of(kLinkKeys, {}, true)));
+      PIPER_TRY(read_quantities(entry.value, kLinkKeys, link));
+    }
+    return ok_status();
+  }
+  static Result<int32_t> index_of_name(const Node& node, std::string_view key,
+                                       const std::vector<std::string>& names) {
+    PIPER_ASSIGN(const std::string name, read_text(node, key));
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found == names.end())
+      return fail(node.at, "there is no {} {}{}; there are {}", key, yaml::shown(name),
+                  did_you_mean(name, names), names.empty() ? "none" : list_with_and(names));
+    return static_cast<int32_t>(found - names.begin());
+  }
+  Status read_nodes(const Node& given) {
+    out_.at = given.at;
+    const bool is_list = given.is(Node::Kind::kList);
+    for (const Node& node : is_list ? std::span(given.items) : std::span(&given, 1)) {
+      PIPER_TRY(check_keys(node, "a range of nodes", {"count", "device", "devices", "link"},
+                           {"device", "devices", "link"}));
+      Cluster::Nodes& range = out_.nodes.emplace_back();
+      if (const yaml::Entry* const count = node.find("count")) {
+        PIPER_ASSIGN(range.count, read_count(count->value, "count"));
+      }
+      PIPER_ASSIGN(range.devices, read_count(node.find("devices")->value, "devices"));
+      PIPER_ASSIGN(range.device, index_of_name(node.find("device")->value, "device", names_));
+      PIPER_ASSIGN(range.link, index_of_name(node.find("link")->value, "link", link_names_));
+    }
+    if (out_.nodes.empty()) return fail(given.at, "'nodes' must have a range of nodes");
+    if (out_.size() > kMostDevices)
+      return fail(given.at, "{} devices are more than {}", out_.size(), kMostDevices);
+    return ok_status();
+  }
+  int64_t all_nodes() const {
+    int64_t all = 0;
+    for (const Cluster::Nodes& range : out_.nodes) all += range.count;
+    return all;
+  }
+  Status read_levels(const Node& list) {
+    PIPER_TRY(expect(list, Node::Kind::kList, "'levels'", "a list, from the smallest level"));
+    int64_t below = 1;
+    for (const Node& node : list.items) {
+      PIPER_TRY(check_keys(node, "a level", {"name", "nodes", "link"}, {"name", "link"}));
+      Cluster::Level& level = out_.levels.emplace_back();
+      PIPER_ASSIGN(level.name, read_text(node.find("name")->value, "name"));
+      PIPER_ASSIGN(level.link, index_of_name(node.find("link")->value, "link", link_names_));
+      const yaml::Entry* const nodes = node.find("nodes");
+      const bool is_last = &node == &list.items.back();
+      if (!nodes && !is_last)
+        return fail(node.at, "only the last level may lack 'nodes': it has all");
+      level.nodes = all_nodes();
+      if (nodes) {
+        PIPER_ASSIGN(level.nodes, read_count(nodes->value, "nodes"));
+      }
+      if (level.nodes % below != 0 && nodes)
+        return fail(nodes->value.at, "a level of {} nodes cannot be made of levels of {} below it",
+                    level.nodes, below);
+      below = level.nodes;
+      levels_at_ = list.at;
+    }
+    return ok_status();
+  }
+  Status check_connected() {
+    const int64_t joined = out_.levels.empty() ? 1 : out_.levels.back().nodes;
+    if (joined >= all_nodes()) return ok_status();
+    return fail(out_.levels.empty() ? out_.at : levels_at_,
+                "the links join {} of {} nodes: devices of others cannot reach these", joined,
+                all_nodes())
+        .with_note("help: the last of 'levels' has all nodes: - {name: cluster, link: LINK}");
+  }
+
+  static constexpr int64_t kMostDevices = int64_t{1} << 24;
+  Cluster out_;
+  std::vector<std::string> names_, link_names_;
+  SourceSpan levels_at_;
+};
+
+}  // namespace
+
+int64_t Cluster::size() const {
+  int64_t all = 0;
+  for (const Nodes& range : nodes) all += range.count * range.devices;
+  return all;
+}
+const ClusterDevice& Cluster::device_of(int64_t rank) const {
+  for (const Nodes& range : nodes) {
+    if (rank < range.count * range.devices) return devices[static_cast<size_t>(range.device)];
+    rank -= range.count * range.devices;
+  }
+  return devices[static_cast<size_t>(nodes.back().device)];
+}
+
+Result<Cluster> read_cluster(const std::string& name, const std::vector<std::string>& folders) {
+  constexpr int64_t kMostBytes = int64_t{1} << 20;
+  const bool is_name = is_library_name(name);
+  PIPER_ASSIGN(const std::string path,
+               is_name ? find_in_library(name, folders, {}, LibraryPart::kClusters) : name);
+  PIPER_ASSIGN(const std::string text, read_text_file(path, kMostBytes));
+  PIPER_ASSIGN(const Node root, yaml::parse_yaml(path, text));
+  return ClusterReader().read(path, root);
+}
+
+}  // namespace piper

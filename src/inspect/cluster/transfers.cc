@@ -1,0 +1,151 @@
+// Messages and collectives by latency and bandwidth of the links that members share.
+//
+// All-reduces of a library go round a ring, or up and down two trees of which each moves a half
+// (Sanders et al., 2009, Two-tree algorithms for full bandwidth broadcast, reduction and scan);
+// what the executor does itself is an exchange of blocks between all members.
+#include "transfers.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace piper::cluster {
+namespace {
+
+// A link that several levels name is one port of a device, which takes the bytes of all of them.
+class Ports {
+ public:
+  explicit Ports(const Cluster& cluster) : cluster_(cluster), seconds_(cluster.links.size()) {}
+  void add(int32_t link, double bytes) {
+    if (bytes <= 0) return;
+    seconds_[at(link)] += bytes / cluster_.links[at(link)].bandwidth;
+    latency_ = std::max(latency_, cluster_.links[at(link)].latency);
+  }
+  // Returns the slowest of them: all move at one time.
+  Way slowest() const {
+    Way way{latency_};
+    for (size_t l = 0; l < seconds_.size(); ++l)
+      if (seconds_[l] > way.wire) {
+        way.wire = seconds_[l];
+        way.link = static_cast<int32_t>(l);
+      }
+    return way;
+  }
+
+ private:
+  const Cluster& cluster_;
+  std::vector<double> seconds_;
+  double latency_ = 0;
+};
+
+// Each member sends each other one an equal part of `bytes`: of these those to members of the same
+// node by the node's link, those to members of the same greater unit by its link.
+Way exchange(const Cluster& cluster, const Spread& group, double bytes) {
+  Ports ports(cluster);
+  const auto members = static_cast<double>(group.members);
+  int64_t below = 1;
+  for (const Spread::Level& level : group.levels) {
+    ports.add(level.link, bytes * static_cast<double>(level.most - below) / members);
+    below = level.least;
+  }
+  return ports.slowest();
+}
+
+// `bytes` pass each place of a ring. Members of one unit go round in rings of their own, each with
+// the port of another member to leave it.
+Way ring(const Cluster& cluster, const Spread& group, double bytes, double rounds) {
+  Way way;
+  int64_t units = group.members, least = 1;
+  for (const Spread::Level& level : group.levels) {
+    if (units > level.units) {
+      const ClusterLink& link = cluster.links[at(level.link)];
+      const double wire = bytes / (static_cast<double>(least) * link.bandwidth);
+      if (wire > way.wire) {
+        way.wire = wire;
+        way.link = level.link;
+      }
+      way.latency += rounds * static_cast<double>(units - level.units) * link.latency;
+    }
+    units = level.units;
+    least = level.least;
+  }
+  return way;
+}
+
+// Up and down the trees: all of the bytes pass each member in both directions.
+Way trees(const Cluster& cluster, const Spread& group, double bytes) {
+  Way way = ring(cluster, group, 2 * bytes, 0);
+  int64_t units = group.members;
+  for (const Spread::Level& level : group.levels) {
+    const double fan = static_cast<double>(units) / static_cast<double>(level.units);
+    way.latency += 2 * std::ceil(std::log2(fan)) * cluster.links[at(level.link)].latency;
+    units = level.units;
+  }
+  return way;
+}
+
+Way neighbours(const Cluster& cluster, const Spread& group, double bytes) {
+  Ports ports(cluster);
+  int64_t units = group.members;
+  for (const Spread::Level& level : group.levels) {
+    if (units > level.units) ports.add(level.link, bytes);
+    units = level.units;
+  }
+  return ports.slowest();
+}
+
+// What a library adds up itself.
+Way fast_sum(const Cluster& cluster, const Spread& group, InstructionKind kind, double bytes) {
+  const auto members = static_cast<double>(group.members);
+  const double part = bytes * (members - 1) / members;
+  if (kind == InstructionKind::kReduceScatter) return ring(cluster, group, part, 1);
+  const Way a = ring(cluster, group, 2 * part, 2), b = trees(cluster, group, bytes);
+  return a.latency + a.wire <= b.latency + b.wire ? a : b;
+}
+
+}  // namespace
+
+Way message_way(const Cluster& cluster, const Spread& pair, double bytes) {
+  return neighbours(cluster, pair, bytes);
+}
+
+double moved_bytes(InstructionKind kind, double bytes, double members) {
+  const double others = (members - 1) / members;
+  switch (kind) {
+    case InstructionKind::kAllReduce:
+      return 2 * others * bytes;
+    case InstructionKind::kReduceScatter:
+    case InstructionKind::kAllGather:
+    case InstructionKind::kAllToAll:
+      return others * bytes;
+    case InstructionKind::kDispatch:  // of an equal part of all rows, those that others own
+    case InstructionKind::kCombine:
+      return others * bytes / members;
+    default:
+      return bytes;
+  }
+}
+
+Way collective_way(const Cluster& cluster, const Spread& group, const ClusterDevice& device,
+                   const Instruction& one, double bytes) {
+  if (group.members == 1) return {};
+  const InstructionKind kind = one.kind;
+  if (one.fast && info(kind).adds) return fast_sum(cluster, group, kind, bytes);
+  if (kind == InstructionKind::kRotate) return neighbours(cluster, group, bytes);
+  const auto members = static_cast<double>(group.members);
+  const double others = (members - 1) / members;
+  Way way = exchange(cluster, group, moved_bytes(kind, bytes, members) / others);
+  if (kind == InstructionKind::kAllReduce) way.latency *= 2;
+  // Sums read a part of each member and write one.
+  if (info(kind).adds)
+    way.wire += bytes * (1 + 1 / members) / (device.bandwidth * device.of_memory);
+  return way;
+}
+
+double local_time(const ClusterDevice& device, const RoleProgram& role, const Instruction& one) {
+  const auto bytes = static_cast<double>(bytes_through(role, one));
+  const bool crosses = way_of(role, one).find(" to ") != std::string::npos;
+  if (crosses && device.host_bandwidth > 0) return device.launch + bytes / device.host_bandwidth;
+  return device.launch + 2 * bytes / (device.bandwidth * device.of_memory);
+}
+
+}  // namespace piper::cluster

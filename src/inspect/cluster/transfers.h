@@ -1,0 +1,23 @@
+// What messages, collectives and copies take by latencies and bandwidths. Private to the room.
+#pragma once
+
+#include "topology.h"
+
+namespace piper::cluster {
+
+// Holds how long bytes are under way, and on which link.
+struct Way {
+  double latency = 0, wire = 0;
+  int32_t link = -1;
+};
+Way message_way(const Cluster& cluster, const Spread& pair, double bytes);
+// Of collectives; `bytes` as bytes_through gives them. Sums that are not `fast` exchange blocks and
+// add them.
+Way collective_way(const Cluster& cluster, const Spread& group, const ClusterDevice& device,
+                   const Instruction& one, double bytes);
+// Returns the bytes that a member of the group sends or receives, whichever is more.
+double moved_bytes(InstructionKind kind, double bytes, double members);
+// Returns what a copy or another instruction without communication takes.
+double local_time(const ClusterDevice& device, const RoleProgram& role, const Instruction& one);
+
+}  // namespace piper::cluster
