@@ -72,8 +72,10 @@ int64_t slot_of(const RoleProgram& role, const Instruction& one, const Sizes& si
       return sizes.of_stretches(bytes(1), stretches_of(type(1).shape, one), 1);
     case InstructionKind::kCombine:
       return 2 * bytes(0) + 2 * bytes(2) + (sizes.members + 4) * kAlignment;
-    default:
+    case InstructionKind::kRotate:  // from buffer to buffer
       return 0;
+    default:
+      PIPER_CHECK(false, "{} is no collective", to_string(one.kind));
   }
 }
 
@@ -118,17 +120,20 @@ void add_sums(const RoleProgram& role, const Instruction& one, int64_t members, 
     int64_t& most = sums[{one.stream, dtype, one.reduction, members}];
     most = std::max(most, count);
   };
-  if (one.kind == InstructionKind::kAllReduce)
+  if (!info(one.kind).adds) return;
+  if (one.kind == InstructionKind::kAllReduce) {
     for (const int32_t arg : one.args) {
       const TensorType& type = role.tensor(arg).type;
       add(type.dtype, most_reduced(type, members, limit));
     }
-  if (one.kind == InstructionKind::kReduceScatter)
-    for (size_t a = 0; a + 1 < one.args.size(); a += 2) {
-      const TensorType &whole = role.tensor(one.args[a]).type,
-                       &part = role.tensor(one.args[a + 1]).type;
-      add(whole.dtype, most_scattered(part, stretches_of(whole.shape, one), members, limit));
-    }
+    return;
+  }
+  PIPER_CHECK(one.kind == InstructionKind::kReduceScatter, "{} has no sums", to_string(one.kind));
+  for (size_t a = 0; a + 1 < one.args.size(); a += 2) {
+    const TensorType &whole = role.tensor(one.args[a]).type,
+                     &part = role.tensor(one.args[a + 1]).type;
+    add(whole.dtype, most_scattered(part, stretches_of(whole.shape, one), members, limit));
+  }
 }
 
 Rows rows_of(const RoleProgram& role, const Instruction& one, int64_t members) {

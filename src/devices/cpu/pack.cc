@@ -8,6 +8,7 @@
 #include <map>
 
 #include "piper/base/memory.h"
+#include "piper/plan/access.h"
 
 namespace piper::cpu {
 namespace {
@@ -85,11 +86,8 @@ class Packer {
   }
 
   bool is_written(const Instruction& one, size_t a) const {
-    if (one.kind == InstructionKind::kCompute)
-      return role_.programs[at(one.program)].arg_written[a];
-    const bool from_first = takes_pairs(one.kind) || one.kind == InstructionKind::kCopy ||
-                            one.kind == InstructionKind::kRotate;
-    return one.kind != InstructionKind::kSend && (!from_first || a % 2 == 1);
+    if (one.kind != InstructionKind::kCompute) return access_of(one.kind, a).writes;
+    return role_.programs[at(one.program)].arg_written[a];
   }
   // Returns by buffer whether something that may read it comes after one that writes it.
   std::vector<bool> changed_before_read() const {

@@ -143,8 +143,9 @@ Result<KernelPtr> make_reduce(const Use& use) {
     using T = decltype(zero);
     if (use.op == "ReduceSum") return reduce_kernel<T, SumOf<T>>(std::move(loop), count);
     if (use.op == "ReduceMax") return reduce_kernel<T, ExtremeOf<T, true>>(std::move(loop), count);
-    if (use.op == "ReduceProd") return reduce_kernel<T, ProductOf<T>>(std::move(loop), count);
-    return reduce_kernel<T, ExtremeOf<T, false>>(std::move(loop), count);
+    if (use.op == "ReduceMin") return reduce_kernel<T, ExtremeOf<T, false>>(std::move(loop), count);
+    PIPER_CHECK(use.op == "ReduceProd", "no reduction is called '{}'", use.op);
+    return reduce_kernel<T, ProductOf<T>>(std::move(loop), count);
   });
 }
 

@@ -17,8 +17,10 @@ int lt_type(DType dtype) {
       return kLtBF16;
     case DType::kF16:
       return kLtF16;
-    default:
+    case DType::kF32:
       return kLtF32;
+    default:
+      PIPER_CHECK(false, "no product of {}", info(dtype).name);
   }
 }
 

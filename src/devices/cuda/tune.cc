@@ -81,8 +81,10 @@ double bound_of(DType result) {
       return 0x1p-10;
     case DType::kF32:
       return 0x1p-14;
-    default:
+    case DType::kF64:
       return 0x1p-40;
+    default:
+      PIPER_CHECK(false, "no product of {}", info(result).name);
   }
 }
 

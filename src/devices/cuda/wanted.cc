@@ -28,9 +28,14 @@ int64_t extent_of(const DeviceProduct& p, Operand operand) {
       return p.trans_b ? extent(p.n, p.k, p.ldb, p.b_step) : extent(p.k, p.n, p.ldb, p.b_step);
     case kBias:
       return p.n;
-    default:
+    case kC:
+    case kD:
+    case kPre:
       return extent(p.m, p.n, p.ldd, p.d_step);
+    case kOperands:
+      break;
   }
+  PIPER_CHECK(false, "a product has no operand {}", static_cast<int>(operand));
 }
 DType type_of(const DeviceProduct& p, Operand operand) {
   return operand == kA || operand == kB ? p.type : p.result;

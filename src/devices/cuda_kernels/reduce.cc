@@ -169,10 +169,14 @@ GradCut grad_cut(const Shape& x, const Shape& kept) {
 }  // namespace
 
 Status make_reduce(const Use& use, Emitter& emit) {
-  const std::string_view op = use.op == "ReduceSum"   ? "Sum"
-                              : use.op == "ReduceMax" ? "Greatest"
-                              : use.op == "ReduceMin" ? "Least"
-                                                      : "Product";
+  static constexpr std::array<std::pair<std::string_view, std::string_view>, 4> kWords = {
+      {{"ReduceSum", "Sum"},
+       {"ReduceMax", "Greatest"},
+       {"ReduceMin", "Least"},
+       {"ReduceProd", "Product"}}};
+  const auto word = std::ranges::find(kWords, use.op, [](const auto& row) { return row.first; });
+  PIPER_CHECK(word != kWords.end(), "no reduction is called '{}'", use.op);
+  const std::string_view op = word->second;
   if (num_elements(use.out()) == 0) return ok_status();
   Shape kept = use.in(0);
   for (const int64_t axis : use.attrs.integers("axes")) kept[static_cast<size_t>(axis)] = 1;

@@ -23,9 +23,13 @@ const char* colour_of(TaskPass pass) {
       return "\x1b[46;30m";
     case TaskPass::kBW:
       return "\x1b[43;30m";
-    default:
-      return "\x1b[47;30m";
+    case TaskPass::kU:
+    case TaskPass::kPrepare:
+    case TaskPass::kMove:
+    case TaskPass::kNone:
+      break;
   }
+  return "\x1b[47;30m";
 }
 
 // Holds what a column shows: a character, and the pass whose colour it has.

@@ -31,14 +31,26 @@ std::string region_of(const Instruction& one) {
 // Returns what a rank sends of so many bytes that it brings or gets whole. Where an index says
 // which rows travel, as many go to each.
 int64_t sent_of(const RoleProgram& role, const Instruction& one, int64_t bytes) {
-  if (one.kind == InstructionKind::kSend || one.kind == InstructionKind::kRotate) return bytes;
   int64_t members = 1;
   for (int32_t axis : role.groups[index_of(one.group)].axes)
     if (__builtin_mul_overflow(members, role.mesh[index_of(axis)].second, &members))
       members = INT64_MAX;
   int64_t sent = bytes - bytes / std::max<int64_t>(members, 1);
-  if (info(one.kind).args == ArgForm::kInPlace) add_bytes(sent, sent);
-  return sent;
+  switch (one.kind) {
+    case InstructionKind::kRotate:
+      return bytes;
+    case InstructionKind::kAllReduce:  // a reduce-scatter and an all-gather
+      add_bytes(sent, sent);
+      return sent;
+    case InstructionKind::kReduceScatter:
+    case InstructionKind::kAllGather:
+    case InstructionKind::kAllToAll:
+    case InstructionKind::kDispatch:
+    case InstructionKind::kCombine:
+      return sent;
+    default:
+      PIPER_CHECK(false, "{} is no collective", to_string(one.kind));
+  }
 }
 
 class RoleWalk {
@@ -94,8 +106,18 @@ class RoleWalk {
       case InstructionKind::kInput:
         made_[index_of(one.args[0])] = {};
         break;
-      default:
+      case InstructionKind::kPosition:
+        break;
+      case InstructionKind::kAllReduce:
+      case InstructionKind::kReduceScatter:
+      case InstructionKind::kAllGather:
+      case InstructionKind::kAllToAll:
+      case InstructionKind::kRotate:
+      case InstructionKind::kOwnPart:
+      case InstructionKind::kDispatch:
+      case InstructionKind::kCombine:
         collective(one);
+        break;
     }
     issue(one);
   }

@@ -136,16 +136,8 @@ class InstructionCheck {
         return wrong("it does not wait for earlier instructions, in ascending order");
     PIPER_TRY(check_micros());
     PIPER_TRY(check_kind());
-    if (one_.kind == InstructionKind::kCompute) PIPER_TRY(check_compute());
-    if (one_.kind == InstructionKind::kInput) PIPER_TRY(check_input());
-    if (is_message()) PIPER_TRY(check_message());
-    if (takes_pairs(one_.kind))
-      PIPER_TRY(check_pairs());
-    else if (is_collective(one_.kind))
-      PIPER_TRY(check_all_reduce());
+    PIPER_TRY(check_args());
     PIPER_TRY(check_apart());
-    if (one_.kind == InstructionKind::kCopy) PIPER_TRY(check_copy());
-    if (one_.kind == InstructionKind::kPosition) PIPER_TRY(check_position());
     return check_sums();
   }
 
@@ -164,6 +156,33 @@ class InstructionCheck {
   Status needs_args(size_t count) const {
     if (one_.args.size() == count) return ok_status();
     return wrong("it has {} args instead of {}", one_.args.size(), count);
+  }
+
+  Status check_args() const {
+    switch (one_.kind) {
+      case InstructionKind::kCompute:
+        return check_compute();
+      case InstructionKind::kInput:
+        return check_input();
+      case InstructionKind::kSend:
+      case InstructionKind::kRecv:
+        return check_message();
+      case InstructionKind::kAllReduce:
+        return check_all_reduce();
+      case InstructionKind::kReduceScatter:
+      case InstructionKind::kAllGather:
+      case InstructionKind::kAllToAll:
+      case InstructionKind::kRotate:
+      case InstructionKind::kOwnPart:
+      case InstructionKind::kDispatch:
+      case InstructionKind::kCombine:
+        return check_pairs();
+      case InstructionKind::kCopy:
+        return check_copy();
+      case InstructionKind::kPosition:
+        return check_position();
+    }
+    PIPER_CHECK(false, "no instruction is of kind {}", static_cast<int>(one_.kind));
   }
 
   Status check_micros() const {

@@ -78,8 +78,11 @@ class Copies {
         return;
       case InstructionKind::kCompute:
         return compute(place, one);
-      default:  // inputs: values of samples count only as declared contributions
+      case InstructionKind::kInput:  // values of samples count only as declared contributions
+      case InstructionKind::kPosition:
         return;
+      default:
+        PIPER_CHECK(false, "{} is followed with all of its members", to_string(one.kind));
     }
   }
 

@@ -101,9 +101,13 @@ class Follower {
       case InstructionKind::kRecv:
         return sent_.fetch(section_.partner[place.cell][place.index],
                            [&](size_t a, uint64_t symbol) { held(place, args[a]) = symbol; });
-      default:  // copies, and parts of whole values
+      case InstructionKind::kCopy:
+      case InstructionKind::kOwnPart:
         for (size_t a = 0; a + 1 < args.size(); a += 2)
           held(place, args[a + 1]) = held(place, args[a]);
+        return;
+      default:
+        PIPER_CHECK(false, "{} is followed with all of its members", to_string(step.kind));
     }
   }
 
@@ -250,8 +254,26 @@ class Follower {
     }
   }
 
-  // Reductions of sums and all-gathers keep symbols. Where whole values are followed, so do all
-  // collectives along axes over which ranks have parts or terms.
+  // Returns whether a collective of what has one symbol on all members keeps it. `is_sum`: ranks
+  // have terms of it.
+  static bool keeps_symbol(InstructionKind kind, bool is_sum) {
+    switch (kind) {
+      case InstructionKind::kAllGather:
+        return true;
+      case InstructionKind::kAllReduce:
+      case InstructionKind::kReduceScatter:
+        return is_sum;
+      case InstructionKind::kAllToAll:
+      case InstructionKind::kRotate:
+      case InstructionKind::kDispatch:
+      case InstructionKind::kCombine:
+        return false;
+      default:
+        PIPER_CHECK(false, "{} is no collective", to_string(kind));
+    }
+  }
+  // Where whole values are followed, all collectives along axes over which ranks have parts or
+  // terms keep symbols.
   void collective(std::span<const Spot> members) {
     const Instruction& one = section_.at(members[0]);
     const bool pairs = takes_pairs(one.kind);
@@ -262,10 +284,7 @@ class Follower {
       for (const Spot member : members) same = same && read(member) == made;
       const bool parts = whole_ && (axes_of(model_.cells[members[0].cell].role->groups[one.group]) &
                                     model_.followed) != 0;
-      const bool keeps = same && (parts || one.kind == InstructionKind::kAllGather ||
-                                  (one.kind != InstructionKind::kAllToAll &&
-                                   one.kind != InstructionKind::kRotate && !takes_index(one.kind) &&
-                                   sums_.contains(made)));
+      const bool keeps = same && (parts || keeps_symbol(one.kind, sums_.contains(made)));
       if (!keeps) {
         for (const Spot member : members) made = join_symbols(made, read(member));
         made = join_symbols(made, static_cast<uint64_t>(one.kind) + 1);

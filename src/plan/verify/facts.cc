@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "model.h"
+#include "piper/plan/access.h"
 #include "sets.h"
 
 namespace piper {
@@ -130,20 +131,9 @@ Status find_facts(const PlanSet& set, Model& model) {
 }
 
 uint8_t access_of(const RoleFacts& facts, const Step& step, size_t arg) {
-  switch (step.kind) {
-    case InstructionKind::kCompute:
-      return facts.programs[step.program].access[arg];
-    case InstructionKind::kInput:
-    case InstructionKind::kRecv:
-    case InstructionKind::kPosition:
-      return kWrites;
-    case InstructionKind::kSend:
-      return kReads;
-    case InstructionKind::kAllReduce:
-      return kReads | kWrites;
-    default:  // one after the other, or pairs
-      return arg % 2 == 0 ? kReads : kWrites;
-  }
+  if (step.kind == InstructionKind::kCompute) return facts.programs[step.program].access[arg];
+  const ArgAccess access = piper::access_of(step.kind, arg);
+  return static_cast<uint8_t>((access.reads ? kReads : 0) | (access.writes ? kWrites : 0));
 }
 
 bool writes(const RoleFacts& facts, const Step& step, std::span<const int32_t> args,

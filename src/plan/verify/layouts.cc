@@ -173,9 +173,10 @@ class LayoutCheck {
         return receive(place, one);
       case InstructionKind::kOwnPart:
         return collective(section_.members(place));
-      default:  // copies, in pairs of source and destination
-        for (size_t a = 0; a + 1 < one.args.size(); a += 2)
-          put(place, one.args[a + 1], held(place, one.args[a]));
+      case InstructionKind::kCopy:
+        return put(place, one.args[1], held(place, one.args[0]));
+      default:
+        PIPER_CHECK(false, "{} is followed with all of its members", to_string(one.kind));
     }
   }
 
@@ -312,8 +313,10 @@ class LayoutCheck {
       case InstructionKind::kDispatch:
       case InstructionKind::kCombine:
         return routed(place, one, from);
-      default:
+      case InstructionKind::kAllToAll:
         return exchanged(place, one, a, from);
+      default:
+        PIPER_CHECK(false, "{} has no members", to_string(one.kind));
     }
   }
   // After a rotation, blocks and the parts in them come from ranks that are `turn` further away.

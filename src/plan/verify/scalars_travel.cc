@@ -37,8 +37,11 @@ void StepScalars::follow(Spot place, const Instruction& one) {
       return move(place, one);
     case InstructionKind::kOwnPart:
       return forget(place, one.args, 1, 2);
-    default:  // reads samples or positions
+    case InstructionKind::kInput:
+    case InstructionKind::kPosition:
       return forget(place, one.args, 0, 1);
+    default:
+      PIPER_CHECK(false, "{} is followed with all of its members", to_string(one.kind));
   }
 }
 

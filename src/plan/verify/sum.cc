@@ -31,8 +31,10 @@ void SumCheck::step(Spot place, const Instruction& one) {
       for (size_t a = 0; a < one.args.size(); a += 2)
         take_part(place, one.args[a], one.args[a + 1]);
       return;
+    case InstructionKind::kCompute:
+      return compute(place, one);
     default:
-      compute(place, one);
+      PIPER_CHECK(false, "{} is followed with all of its members", to_string(one.kind));
   }
 }
 

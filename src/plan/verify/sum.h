@@ -243,6 +243,7 @@ class SumCheck {
 
   // An all-gather joins shards to the whole value.
   void gather(std::span<const Spot> members);
+  void move(std::span<const Spot> members);
   bool has_own_terms(Spot place, const Content& content, const Content& first);
   void name_next_value(Spot place, int32_t to, Content& content);
   bool is_next_value(Spot place, int32_t to, const Content& content) const;

@@ -13,15 +13,25 @@ void SumCheck::collective(std::span<const Spot> members) {
       return reduce(members, true);
     case InstructionKind::kAllGather:
       return gather(members);
-    default:  // moves blocks or rows between ranks: partial sums are not followed
-      for (Spot member : members) {
-        const Instruction& own = section_.at(member);
-        for (size_t a = 0; a + 1 < own.args.size(); a += 2) {
-          Content content = held(member, own.args[a]);
-          content.foreign = content.is_part();
-          held(member, own.args[a + 1]) = std::move(content);
-        }
-      }
+    case InstructionKind::kAllToAll:
+    case InstructionKind::kRotate:
+    case InstructionKind::kDispatch:
+    case InstructionKind::kCombine:
+      return move(members);
+    default:
+      PIPER_CHECK(false, "{} is no collective", to_string(one.kind));
+  }
+}
+
+// Partial sums whose blocks or rows move between ranks are not followed.
+void SumCheck::move(std::span<const Spot> members) {
+  for (Spot member : members) {
+    const Instruction& own = section_.at(member);
+    for (size_t a = 0; a + 1 < own.args.size(); a += 2) {
+      Content content = held(member, own.args[a]);
+      content.foreign = content.is_part();
+      held(member, own.args[a + 1]) = std::move(content);
+    }
   }
 }
 

@@ -42,14 +42,23 @@ Result<bool> meets(const Condition& condition, int32_t tag, Variables& bound) {
         if (value == tag) return true;
       }
       return false;
-    default:
+    case Kind::kEquals: {
+      PIPER_ASSIGN(const int64_t value, condition.low.evaluate(bound));
+      return tag == value;
+    }
+    case Kind::kCompare: {
+      PIPER_ASSIGN(const int64_t bar, condition.low.evaluate(bound));
+      return compare(tag, condition.compare, bar);
+    }
+    case Kind::kRange: {
+      PIPER_ASSIGN(const int64_t low, condition.low.evaluate(bound));
+      PIPER_ASSIGN(const int64_t high, condition.high.evaluate(bound));
+      return tag >= low && tag < high;
+    }
+    case Kind::kAbsent:
       break;
   }
-  PIPER_ASSIGN(const int64_t low, condition.low.evaluate(bound));
-  if (condition.kind == Kind::kEquals) return tag == low;
-  if (condition.kind == Kind::kCompare) return compare(tag, condition.compare, low);
-  PIPER_ASSIGN(const int64_t high, condition.high.evaluate(bound));
-  return tag >= low && tag < high;
+  PIPER_CHECK(false, "no condition is of kind {}", static_cast<int>(condition.kind));
 }
 
 // What a condition sees: the value of a tag, or whether one of its words holds.

@@ -208,9 +208,19 @@ class CellLowerer {
         return lower_transfer(task, task.writes);
       case InstructionKind::kCopy:
         return lower_copy(task);
-      default:
+      case InstructionKind::kAllReduce:
+      case InstructionKind::kReduceScatter:
+      case InstructionKind::kAllGather:
+      case InstructionKind::kOwnPart:
         return lower_message(task);
+      case InstructionKind::kAllToAll:  // these are collectives between the programs of a task
+      case InstructionKind::kRotate:
+      case InstructionKind::kPosition:
+      case InstructionKind::kDispatch:
+      case InstructionKind::kCombine:
+        break;
     }
+    PIPER_CHECK(false, "no task of the DAG is of kind '{}'", to_string(task.kind));
   }
 
   void lower_input(const Task& task) {

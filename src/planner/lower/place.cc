@@ -7,6 +7,7 @@
 
 #include "at.h"
 #include "piper/base/memory.h"
+#include "piper/plan/access.h"
 
 namespace piper {
 namespace {
@@ -171,20 +172,9 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
 namespace {
 
 bool is_written(const RoleProgram& role, const Instruction& one, size_t arg) {
-  switch (one.kind) {
-    case InstructionKind::kCompute:
-      // Where the steps are laid side by side the programs are elsewhere.
-      return role.programs.empty() || role.programs[at(one.program)].arg_written[arg];
-    case InstructionKind::kSend:
-      return false;
-    case InstructionKind::kInput:
-    case InstructionKind::kRecv:
-    case InstructionKind::kAllReduce:
-    case InstructionKind::kPosition:
-      return true;
-    default:  // pairs
-      return arg % 2 == 1;
-  }
+  if (one.kind != InstructionKind::kCompute) return access_of(one.kind, arg).writes;
+  // Where the steps are laid side by side the programs are elsewhere.
+  return role.programs.empty() || role.programs[at(one.program)].arg_written[arg];
 }
 
 }  // namespace

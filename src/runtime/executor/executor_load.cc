@@ -309,7 +309,19 @@ size_t least_args(InstructionKind kind) {
     case ArgForm::kOwn:
       break;
   }
-  return kind == InstructionKind::kCompute ? 0 : kind == InstructionKind::kCopy ? 2 : 1;
+  switch (kind) {
+    case InstructionKind::kCompute:
+      return 0;
+    case InstructionKind::kInput:
+    case InstructionKind::kSend:
+    case InstructionKind::kRecv:
+    case InstructionKind::kPosition:
+      return 1;
+    case InstructionKind::kCopy:
+      return 2;
+    default:
+      PIPER_CHECK(false, "{} has args of a form of its own", to_string(kind));
+  }
 }
 
 struct Bound {
@@ -379,12 +391,17 @@ Status bind_instruction(State& state, const Instruction& from, Bound& bound, Op&
       return bind_position(state, from, bound, op);
     case InstructionKind::kRotate:
       return bind_turn(state, from, bound, op);
-    default:
-      break;
+    case InstructionKind::kAllReduce:
+      return bind_all_reduce(state, from, op);
+    case InstructionKind::kReduceScatter:
+    case InstructionKind::kAllGather:
+    case InstructionKind::kOwnPart:
+      return bind_shards(state, from, bound.group_sizes, op);
+    case InstructionKind::kDispatch:
+    case InstructionKind::kCombine:
+      return bind_rows(state, from, bound.group_sizes, op);
   }
-  if (info(from.kind).args == ArgForm::kInPlace) return bind_all_reduce(state, from, op);
-  if (takes_index(from.kind)) return bind_rows(state, from, bound.group_sizes, op);
-  return bind_shards(state, from, bound.group_sizes, op);
+  PIPER_CHECK(false, "no instruction is of kind {}", static_cast<int>(from.kind));
 }
 
 Status bind_section(State& state, const char* name, const std::vector<Instruction>& instructions,

@@ -17,9 +17,12 @@ uint32_t colour_of(TaskPass pass) {
       return 0xf9a825;
     case TaskPass::kU:
       return 0x6a1b9a;
-    default:
-      return 0x757575;
+    case TaskPass::kPrepare:
+    case TaskPass::kMove:
+    case TaskPass::kNone:
+      break;
   }
+  return 0x757575;
 }
 
 }  // namespace

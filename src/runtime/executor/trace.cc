@@ -19,9 +19,12 @@ const char* colour_name(TaskPass pass) {
       return "yellow";
     case TaskPass::kU:
       return "rail_response";
-    default:
-      return "grey";
+    case TaskPass::kPrepare:
+    case TaskPass::kMove:
+    case TaskPass::kNone:
+      break;
   }
+  return "grey";
 }
 
 nlohmann::ordered_json name_row(const char* what, int64_t rank, int64_t row,
