@@ -7,6 +7,7 @@
 #include "flag_checks.h"
 #include "piper/base/process.h"
 #include "piper/inspect/analysis.h"
+#include "piper/inspect/cluster.h"
 #include "version.h"
 
 namespace piper {
@@ -14,7 +15,7 @@ namespace {
 
 struct Flags {
   std::string plans, cluster, profile, trace;
-  std::vector<std::string> costs, why;
+  std::vector<std::string> costs, why, library;
   int steps = 1;
   bool json = false, no_sensitivity = false;
 };
@@ -95,11 +96,26 @@ Status explain(const Flags& flags, const Timeline& timeline) {
   return ok_status();
 }
 
+Result<std::unique_ptr<Machine>> make_machine(const Flags& flags, const PlanSet& set,
+                                              MachineFacts& facts) {
+  if (!flags.costs.empty()) {
+    PIPER_ASSIGN(const StatedCosts stated, read_costs(flags.costs));
+    facts.name = "stated costs";
+    return stated_machine(stated);
+  }
+  PIPER_ASSIGN(const Cluster cluster, read_cluster(flags.cluster, flags.library));
+  std::optional<MeasuredTimes> measured;
+  if (!flags.profile.empty()) {
+    PIPER_ASSIGN(measured, read_profile(flags.profile));
+  }
+  facts = facts_of(cluster, set);
+  return cluster_machine(cluster, set, measured ? &*measured : nullptr);
+}
+
 Status run(const Flags& flags) {
   PIPER_ASSIGN(const PlanSet set, read_plan_set(flags.plans));
-  PIPER_ASSIGN(const StatedCosts stated, read_costs(flags.costs));
-  const std::unique_ptr<Machine> machine = stated_machine(stated);
-  const MachineFacts facts{.name = "stated costs"};
+  MachineFacts facts;
+  PIPER_ASSIGN(const std::unique_ptr<Machine> machine, make_machine(flags, set, facts));
   if (!flags.why.empty() || !flags.trace.empty()) {
     PIPER_ASSIGN(const Timeline timeline, simulate(set, *machine, flags.steps));
     if (!flags.trace.empty()) PIPER_TRY(write_file(flags.trace, timeline_trace(timeline)));
@@ -129,9 +145,21 @@ int main(int argc, char** argv) {
   app.footer(piper::kFooter);
   piper::Flags flags;
   app.add_option("PLANS", flags.plans, "the directory that piperc wrote")->required();
-  app.add_option("--costs", flags.costs, "stated times of passes and messages, in milliseconds")
-      ->type_name("NAME=MS,…")
-      ->delimiter(',');
+  CLI::Option* cluster =
+      app.add_option("--cluster", flags.cluster,
+                     "what devices and links there are: a file, or one of the library, as <h100x8>")
+          ->type_name("FILE.yaml");
+  app.add_option("-I", flags.library, "folders that the library's files are looked for in, too")
+      ->type_name("DIR");
+  app.add_option("--profile", flags.profile,
+                 "times that piper-run --profile has measured, of any plans on such devices")
+      ->type_name("FILE.json")
+      ->needs(cluster);
+  CLI::Option* costs =
+      app.add_option("--costs", flags.costs, "stated times of passes and messages, in milliseconds")
+          ->type_name("NAME=MS,…")
+          ->delimiter(',')
+          ->excludes(cluster);
   app.add_option("--why", flags.why,
                  "what a rank does at a time, and what it waits for; in place of the report")
       ->type_name("RANK@MS,…")
@@ -147,6 +175,8 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", fmt::format("piper-sim {}", piper::version()));
   try {
     app.parse(argc, argv);
+    if (cluster->empty() && costs->empty())
+      throw CLI::RequiredError("--cluster FILE or --costs NAME=MS");
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(piper::ExitCode::kUsage);
   }

@@ -5,7 +5,7 @@
 #include <array>
 
 #include "piper/devices/work.h"
-#include "piper/inspect/simulate.h"
+#include "piper/inspect/analysis.h"
 
 namespace piper {
 
@@ -98,5 +98,8 @@ Result<MeasuredTimes> read_profile(const std::string& path);
 // that a device has no rate for.
 Result<std::unique_ptr<Machine>> cluster_machine(const Cluster& cluster, const PlanSet& set,
                                                  const MeasuredTimes* profile = nullptr);
+// Returns what a report says of the devices that the ranks are on: the memory that plans may use of
+// the smallest one, and the peaks of all for the type of most products.
+MachineFacts facts_of(const Cluster& cluster, const PlanSet& set);
 
 }  // namespace piper

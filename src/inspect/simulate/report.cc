@@ -135,6 +135,10 @@ class Steady {
       const TimedStep& one = at_row.steps[at(step)];
       add("(waiting)", one.end, false);
       add(task_of(at_row, one), one.start, true);
+      // A message may have been under way before its receiver came to it.
+      if (one.cause == Cause::kMessage)
+        add(task_of(at_row, one), timeline_.rows[at(one.cause_row)].steps[at(one.cause_step)].end,
+            false);
       if (one.cause == Cause::kHost) add("the host", begin, false);
       if (one.cause == Cause::kSection) {
         step = last_of(row, one.section - 1);

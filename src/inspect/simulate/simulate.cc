@@ -393,12 +393,17 @@ class Engine {
   // Notes why a step began no sooner: by another one that came later, or what was before.
   void blame(const Transfer& transfer, const Arrival& one, const Arrival& last, Cause cause) {
     TimedStep& step = timed(one.row, one.step);
-    if (transfer.start > last.time && transfer.previous >= 0) {
-      const Arrival& before = transfers_[at(transfer.previous)].last();
+    const Transfer* previous = transfer.previous < 0 ? nullptr : &transfers_[at(transfer.previous)];
+    if (previous && transfer.start > std::max(last.time, one.time) &&
+        previous->end >= transfer.start) {
+      // Its receiver has been there until it ended, if it has come.
+      Arrival before = previous->last();
+      for (const Arrival& other : previous->arrivals)
+        if (!is_sender(other)) before = other;
       step.cause = Cause::kOrder;
       step.cause_row = before.row;
       step.cause_step = before.step;
-    } else if (last.time > one.time || cause == Cause::kMessage) {
+    } else if (last.time > one.time || (cause == Cause::kMessage && !machine_.sends_wait)) {
       step.cause = cause;
       step.cause_row = last.row;
       step.cause_step = last.step;
