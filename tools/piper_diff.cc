@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "machine_flags.h"
 #include "piper/base/process.h"
 #include "piper/inspect/diff.h"
 #include "piper/planner/compile.h"
@@ -18,6 +19,7 @@ namespace {
 enum Exit { kSame = 0, kDifferent = 1, kError = 2 };
 
 struct Flags {
+  MachineFlags machine;
   std::string before, after, model;
   std::vector<std::string> defines, library;
   std::vector<std::string> only;  // sections; none: all
@@ -30,11 +32,27 @@ int report(const Error& error) {
   return kError;
 }
 
-Result<Summary> read_set(const std::string& path, const Summary* known) {
+// Simulates a step of the plans, where a machine is given.
+Status add_time(const Flags& flags, const PlanSet& set, Summary& summary) {
+  if (!flags.machine.given()) return ok_status();
+  MachineFacts facts;
+  PIPER_ASSIGN(const std::unique_ptr<Machine> machine,
+               flags.machine.make(set, flags.library, facts));
+  PIPER_ASSIGN(const StepReport report, report_step(set, *machine));
+  summary.manifest.predictions["step_seconds"] = report.step;
+  summary.manifest.predictions["machine_idle"] = report.idle;
+  return ok_status();
+}
+
+Result<Summary> read_set(const Flags& flags, const std::string& path, const Summary* known) {
   if (!std::filesystem::is_directory(path) && std::filesystem::exists(path))
     return fail("'{}' is no directory with plans", quote_control(path))
         .with_note("help: to compare strategies, say of which model: --model MODEL.onnx");
-  return summarise(path, known);
+  if (!flags.machine.given()) return summarise(path, known);
+  PIPER_ASSIGN(const PlanSet set, read_plan_set(path));
+  PIPER_ASSIGN(Summary summary, summarise(path, known));
+  PIPER_TRY(add_time(flags, set, summary));
+  return summary;
 }
 
 Result<Summary> compiled(const Flags& flags, const std::string& strategy) {
@@ -44,16 +62,21 @@ Result<Summary> compiled(const Flags& flags, const std::string& strategy) {
   CompileOptions options{
       .model = flags.model, .strategy = strategy, .library = flags.library, .oracles = false};
   PIPER_ASSIGN(options.defines, parse_definitions(flags.defines));
+  if (flags.machine.given()) {
+    PIPER_ASSIGN(options.target, flags.machine.target(flags.library));
+  }
   PIPER_ASSIGN(const Compiled compiled, compile(options));
-  return summarise(compiled.set);
+  Summary summary = summarise(compiled.set);
+  PIPER_TRY(add_time(flags, compiled.set, summary));
+  return summary;
 }
 
 Result<Diff> compare_sets(const Flags& flags) {
   const bool compiles = !flags.model.empty();
   PIPER_ASSIGN(const Summary before,
-               compiles ? compiled(flags, flags.before) : read_set(flags.before, nullptr));
+               compiles ? compiled(flags, flags.before) : read_set(flags, flags.before, nullptr));
   PIPER_ASSIGN(const Summary after,
-               compiles ? compiled(flags, flags.after) : read_set(flags.after, &before));
+               compiles ? compiled(flags, flags.after) : read_set(flags, flags.after, &before));
   Diff diff = compare(before, after);
   diff.before = flags.before;
   diff.after = flags.after;
@@ -99,7 +122,9 @@ int main(int argc, char** argv) {
       "  piper-diff old/ new/                                    two folders of plans\n"
       "  piper-diff --model model.onnx old.yaml new.yaml -D dp=2 what two strategies make of a "
       "model\n"
-      "  piper-diff old/ new/ --fail-on memory:+5%,order         a gate: fails only for these",
+      "  piper-diff old/ new/ --fail-on memory:+5%,order         a gate: fails only for these\n"
+      "  piper-diff old/ new/ --cluster '<h100x8>' --fail-on time:+5%   by the predicted time of a "
+      "step",
       "piper-diff");
   const std::vector<std::string> sections(diff_sections().begin(), diff_sections().end());
   app.footer("\nSections: " + join(sections, ", ") +
@@ -119,6 +144,7 @@ int main(int argc, char** argv) {
       ->type_name("DIR")
       ->check(CLI::ExistingDirectory)
       ->allow_extra_args(false);
+  flags.machine.add(app, false);
   std::string only, gates;
   app.add_option("--only", only, "compare only these sections")
       ->check([&](const std::string& text) { return take(parse_sections(text), flags.only); })

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "machine_flags.h"
 #include "piper/base/process.h"
 #include "piper/devices/registry.h"
 #include "piper/inspect/picture.h"
@@ -21,6 +22,8 @@ constexpr const char* kDescription =
     "  piperc model.onnx --describe                         what is in it, is it supported?\n"
     "  piperc model.onnx strategy.yaml -o plans/            write plans\n"
     "  piperc model.onnx strategy.yaml --dry-run --explain  what would be done, and does it fit?\n"
+    "  piperc model.onnx strategy.yaml --dry-run --cluster '<h100x8>'  how long does a step take "
+    "there?\n"
     "  piperc model.onnx strategy.yaml -o plans/ -D dp=4    override a value of the strategy's "
     "params";
 constexpr const char* kFooter =
@@ -44,6 +47,7 @@ std::string footer() {
 
 struct Flags {
   CompileOptions compile;
+  MachineFlags machine;
   std::string output, dump;
   ExplainTopics topics;
   std::vector<std::string> defines;
@@ -77,11 +81,12 @@ std::string file_name(const std::string& path) {
 }
 
 // Draws the schedule as text and as an image, where they are asked for.
-Status draw(const Flags& flags, const PlanSet& set) {
+Status draw(const Flags& flags, const PlanSet& set, const Machine* machine) {
   if (!flags.picture && flags.svg.empty()) return ok_status();
   const bool units = flags.costs == "unit";
   PIPER_ASSIGN(const Picture picture,
-               make_picture(set, units ? PictureCosts::kUnits : PictureCosts::kFlops));
+               machine ? make_picture(set, *machine, PictureCosts::kSeconds)
+                       : make_picture(set, units ? PictureCosts::kUnits : PictureCosts::kFlops));
   if (flags.picture) {
     PictureText form = text_for(stdout);
     form.width = flags.width.value_or(form.width);
@@ -91,6 +96,16 @@ Status draw(const Flags& flags, const PlanSet& set) {
   const std::string title =
       fmt::format("{} with {}", file_name(flags.compile.model), file_name(flags.compile.strategy));
   return write_file(flags.svg, draw_svg(picture, title));
+}
+
+// Draws the schedule, and predicts a step where a machine is given.
+Status predict(const Flags& flags, const PlanSet& set) {
+  if (!flags.machine.given()) return draw(flags, set, nullptr);
+  MachineFacts facts;
+  PIPER_ASSIGN(const std::unique_ptr<Machine> machine,
+               flags.machine.make(set, flags.compile.library, facts));
+  PIPER_TRY(draw(flags, set, machine.get()));
+  return flags.dump.empty() ? print_prediction(set, *machine, facts, false, true) : ok_status();
 }
 
 int describe_model(const Flags& flags) {
@@ -167,7 +182,7 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
     const Status emitted = emit_order(flags, std::move(compiled->order));
     if (!emitted) return report(emitted.error());
   }
-  if (const Status drawn = draw(flags, compiled->set); !drawn) return report(drawn.error());
+  if (const Status drawn = predict(flags, compiled->set); !drawn) return report(drawn.error());
   if (flags.output.empty()) return 0;
   const Status written =
       write_plan_set(compiled->set, compiled->single ? &*compiled->single : nullptr,
@@ -253,9 +268,11 @@ int main(int argc, char** argv) {
   app.add_option("--svg", flags.svg, "write the picture as an image")->type_name("FILE.svg");
   app.add_option("--costs", flags.costs,
                  "of --picture and --svg: the FLOPs of what each task runs, recomputation "
-                 "included, or unit: a forward 1, a backward 2, its input and weight parts 1 each")
+                 "included, or unit: a forward 1, a backward 2, its input and weight parts 1 each; "
+                 "with --cluster: seconds")
       ->check(CLI::IsMember({"flops", "unit"}))
       ->capture_default_str();
+  flags.machine.add(app, false);
   app.add_option("--target", flags.compile.target,
                  "the kind of device that the plans are for: its memory is stated in them")
       ->check(CLI::IsMember(piper::target_names()))
@@ -282,6 +299,11 @@ int main(int argc, char** argv) {
     if (!flags.describe && flags.emit.empty() && flags.output.empty() && !flags.dry_run &&
         flags.dump.empty() && flags.emit_order.empty() && !flags.picture && flags.svg.empty())
       throw CLI::RequiredError("-o DIR (or --dry-run)");
+    if (flags.machine.given() && app.count("--target") == 0) {
+      const Result<std::string> target = flags.machine.target(flags.compile.library);
+      if (!target) return report(target.error());
+      flags.compile.target = *target;
+    }
     if (app.count("--costs") > 0 && !flags.picture && flags.svg.empty())
       throw CLI::RequiredError("--costs: --picture or --svg");
   } catch (const CLI::ParseError& e) {

@@ -7,7 +7,7 @@
 
 namespace piper {
 
-enum class DiffUnit : uint8_t { kCount, kBytes, kFlops };
+enum class DiffUnit : uint8_t { kCount, kBytes, kFlops, kSeconds };
 // Nothing: it is not there; a number has the Change's unit.
 using DiffValue = std::variant<std::monostate, double, std::string>;
 

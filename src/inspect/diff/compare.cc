@@ -71,8 +71,8 @@ Result<DiffGate> parse_gate(const std::string& text) {
     return fail("'{}' is no limit: write {}:+5%", quote_control(text), gate.section)
         .with_code(ExitCode::kUsage);
   if (!section->has_measure)
-    return fail("'{}' has no measure to grow: write only {} to fail when it differs",
-                gate.section, gate.section)
+    return fail("'{}' has no measure to grow: write only {} to fail when it differs", gate.section,
+                gate.section)
         .with_code(ExitCode::kUsage);
   gate.percent = percent;
   return gate;

@@ -55,6 +55,8 @@ OffloadSummary offload_of(const RoleSummary* role, const std::string& what) {
   return {what};
 }
 
+std::string share_text(double share) { return fmt::format("{:.1f} %", 100 * share); }
+
 std::string passes_text(const StageSummary& stage) {
   std::set<std::string> passes;
   for (const auto& [pass, digest] : stage.programs) passes.insert(name_of(pass));
@@ -133,15 +135,24 @@ void compare_flops(const SetMatch& match, DiffSection& section) {
   section.summary = measure_text("the busiest device", *section.measure);
 }
 
-// Compares the times that the compiler has simulated; plans of too many instructions say nothing.
+// Compares the times on a machine, where they have been simulated there; else those that the
+// compiler has simulated. Plans of too many instructions say nothing.
 void compare_time(const SetMatch& match, DiffSection& section) {
   const auto &was = match.before.manifest.predictions, &is = match.after.manifest.predictions;
   const auto known = [&](const char* name) { return was.contains(name) && is.contains(name); };
+  if (known("step_seconds") && known("machine_idle")) {
+    add_number(section, "", "a step takes", was.at("step_seconds"), is.at("step_seconds"),
+               DiffUnit::kSeconds);
+    add_text(section, "", "idle", share_text(was.at("machine_idle")),
+             share_text(is.at("machine_idle")));
+    section.measure = {was.at("step_seconds"), is.at("step_seconds"), DiffUnit::kSeconds};
+    section.summary = measure_text("a step takes", *section.measure);
+    return;
+  }
   if (!known("idle") || !known("step_flops")) return;
-  const auto share = [](double idle) { return fmt::format("{:.1f} %", 100 * idle); };
   add_number(section, "", "length of a step", was.at("step_flops"), is.at("step_flops"),
              DiffUnit::kFlops);
-  add_text(section, "", "idle", share(was.at("idle")), share(is.at("idle")));
+  add_text(section, "", "idle", share_text(was.at("idle")), share_text(is.at("idle")));
   section.measure = {was.at("step_flops"), is.at("step_flops"), DiffUnit::kFlops};
   section.summary = measure_text("messages free, a step is as long as", *section.measure);
 }

@@ -9,7 +9,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kVersion = 1;
-constexpr const char* kUnits[] = {"count", "bytes", "flops"};
+constexpr const char* kUnits[] = {"count", "bytes", "flops", "seconds"};
 
 const char* unit_text(DiffUnit unit) { return kUnits[static_cast<size_t>(unit)]; }
 

@@ -47,6 +47,9 @@ std::string value_text(const DiffValue& value, DiffUnit unit) {
   if (!number) return "none";
   if (unit == DiffUnit::kBytes) return human_bytes(static_cast<int64_t>(*number));
   if (unit == DiffUnit::kFlops) return human_flops(*number);
+  if (unit == DiffUnit::kSeconds)
+    return *number >= 1 ? fmt::format("{:.4g} s", *number)
+                        : fmt::format("{:.4g} ms", *number * 1e3);
   return *number == static_cast<double>(static_cast<int64_t>(*number))
              ? fmt::format("{:.0f}", *number)
              : fmt::format("{:.1f}", *number);

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "piper/inspect/analysis.h"
+
 namespace piper {
 namespace {
 
@@ -32,7 +34,7 @@ double usual_length(const Picture& picture) {
     for (const PictureCell& cell : row.cells)
       if (!is_update(cell)) lengths.push_back(cell.work);
   }
-  if (lengths.empty()) return std::max(picture.length, 1.0);
+  if (lengths.empty()) return picture.length > 0 ? picture.length : 1;
   const auto middle = lengths.begin() + static_cast<std::ptrdiff_t>((lengths.size() - 1) / 2);
   std::nth_element(lengths.begin(), middle, lengths.end());
   // A picture does not grow without end where few tasks cost a thousand times what most do.
@@ -52,6 +54,7 @@ std::string ranks_of(const PictureRow& row) {
 std::string amount(const Picture& picture, double length) {
   if (picture.costs == PictureCosts::kUnits)
     return fmt::format("{:.4g} unit{}", length, length == 1 ? "" : "s");
+  if (picture.costs == PictureCosts::kSeconds) return human_seconds(length);
   for (const auto& [size, name] : {std::pair(1e15, "P"), {1e12, "T"}, {1e9, "G"}, {1e6, "M"}})
     if (length >= size) return fmt::format("{:.4g} {}FLOP", length / size, name);
   return fmt::format("{:.4g} kFLOP", length / 1e3);

@@ -144,9 +144,11 @@ class Drawing {
     std::vector<std::string> lines = split_text(legend(picture_), '\n');
     if (!is_in_units())
       lines.push_back(
-          fmt::format("costs: the FLOPs of what a task runs, {} a column; messages, "
-                      "gathers and copies take no time",
-                      amount(picture_, 1 / scale_)));
+          picture_.costs == PictureCosts::kSeconds
+              ? fmt::format("{} a column", amount(picture_, 1 / scale_))
+              : fmt::format("costs: the FLOPs of what a task runs, {} a column; messages, "
+                            "gathers and copies take no time",
+                            amount(picture_, 1 / scale_)));
     if (too_short_ > 0)
       lines.push_back(
           fmt::format("{} pieces of less than half a column are not shown", too_short_));

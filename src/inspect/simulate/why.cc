@@ -16,7 +16,11 @@ std::string label_of(const TimedRow& row, const TimedStep& step) {
   return fmt::format("'{}' ({})", label, what_of(*row.role, *step.one));
 }
 
-std::string rank_of(const TimedRow& row) { return fmt::format("rank {}", row.ranks.front()); }
+// Of ranks that do the same `asked` is named, if it is one of them.
+std::string rank_of(const TimedRow& row, int64_t asked) {
+  const bool is_asked = std::find(row.ranks.begin(), row.ranks.end(), asked) != row.ranks.end();
+  return fmt::format("rank {}", is_asked ? asked : row.ranks.front());
+}
 
 std::string stream_of(const TimedRow& row, const TimedStep& step) {
   const size_t stream = at(step.one->stream);
@@ -26,15 +30,15 @@ std::string stream_of(const TimedRow& row, const TimedStep& step) {
 }
 
 // Says what the step of another row did until then.
-std::string did(const Timeline& timeline, int32_t row, int32_t step) {
+std::string did(const Timeline& timeline, int32_t row, int32_t step, int64_t asked) {
   const TimedRow& of = timeline.rows[at(row)];
   const TimedStep& one = of.steps[at(step)];
-  return fmt::format("{} comes to {} at {}", rank_of(of), label_of(of, one),
+  return fmt::format("{} comes to {} at {}", rank_of(of, asked), label_of(of, one),
                      human_seconds(one.ready));
 }
 
-std::string idle_line(const TimedRow& row, const IdlePiece& piece) {
-  const std::string who = fmt::format("{} computes nothing from {} to {}: ", rank_of(row),
+std::string idle_line(const TimedRow& row, const IdlePiece& piece, int64_t asked) {
+  const std::string who = fmt::format("{} computes nothing from {} to {}: ", rank_of(row, asked),
                                       human_seconds(piece.from), human_seconds(piece.to));
   const TimedStep* step = piece.step < 0 ? nullptr : &row.steps[at(piece.step)];
   switch (piece.reason) {
@@ -84,7 +88,7 @@ Result<std::vector<std::string>> explain_time(const Timeline& timeline, int64_t 
   while (lines.size() < kMostLines) {
     const TimedRow& at_row = timeline.rows[row];
     if (const TimedStep* step = computing_at(at_row, time)) {
-      lines.push_back(fmt::format("{} computes {} from {} to {} ({})", rank_of(at_row),
+      lines.push_back(fmt::format("{} computes {} from {} to {} ({})", rank_of(at_row, rank),
                                   label_of(at_row, *step), human_seconds(step->start),
                                   human_seconds(step->end),
                                   kCostOrigins[static_cast<size_t>(step->cost.origin)]));
@@ -95,15 +99,15 @@ Result<std::vector<std::string>> explain_time(const Timeline& timeline, int64_t 
       return one.from <= time && time < one.to;
     });
     if (piece == pieces.end()) {
-      lines.push_back(fmt::format("{} computes nothing at {}, and never again", rank_of(at_row),
-                                  human_seconds(time)));
+      lines.push_back(fmt::format("{} computes nothing at {}, and never again",
+                                  rank_of(at_row, rank), human_seconds(time)));
       break;
     }
-    lines.push_back(idle_line(at_row, *piece));
+    lines.push_back(idle_line(at_row, *piece, rank));
     // Goes on with what held up the other side at that time.
     if (piece->reason != IdleReason::kOthers || piece->cause_row < 0 || at(piece->cause_row) == row)
       break;
-    lines.push_back("  " + did(timeline, piece->cause_row, piece->cause_step));
+    lines.push_back("  " + did(timeline, piece->cause_row, piece->cause_step, rank));
     row = at(piece->cause_row);
   }
   return lines;

@@ -1,0 +1,111 @@
+// Predictions on the command line: piper-sim, piperc --cluster and the gate of piper-diff say the
+// same, and bad input is named.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "folder.h"
+#include "piper/base/base.h"
+#include "shell.h"
+
+namespace piper {
+namespace {
+
+const std::string kSample = PIPER_SOURCE_DIR "/samples/gpt/";
+
+std::pair<int, std::string> run(const std::string& words) {
+  return run_shell(fmt::format("{}/bin/{} 2>&1", PIPER_BINARY_DIR, words));
+}
+// Plans of the sample for cuda, made once.
+const std::string& plans() {
+  static const Folder folder;
+  static const std::string set = [] {
+    const std::string made = folder.path() + "/plans";
+    const auto [code, text] = run(
+        fmt::format("piperc {0}model.onnx {0}pp2-dp2.yaml --target cuda -o {1}", kSample, made));
+    EXPECT_EQ(code, 0) << text;
+    return made;
+  }();
+  return set;
+}
+double number_behind(const std::string& text, const std::string& key) {
+  const size_t at = text.find(key);
+  EXPECT_NE(at, std::string::npos) << key << " in\n" << text;
+  return at == std::string::npos ? -1 : std::strtod(text.c_str() + at + key.size(), nullptr);
+}
+
+TEST(Predict, ToolsSayTheSame) {
+  const auto [code, text] = run(fmt::format("piper-sim {} --cluster '<h100x8>'", plans()));
+  ASSERT_EQ(code, 0) << text;
+  for (const char* line : {"4 ranks (pp 2, dp 2) for cuda, on h100x8.yaml\n", "fits: a device has ",
+                           "all_reduce over dp", "messages over pp", "the longest chain of a step",
+                           "B stage=1", "computations ", " guessed\n"})
+    EXPECT_NE(text.find(line), std::string::npos) << line << "in\n" << text;
+  const auto compiled = run(fmt::format(
+      "piperc {0}model.onnx {0}pp2-dp2.yaml --dry-run --cluster '<h100x8>' | sed -n '/^plans /,$p'",
+      kSample));
+  EXPECT_EQ(compiled.second, text);
+  const auto json = run(fmt::format("piper-sim {} --cluster '<h100x8>' --json", plans()));
+  EXPECT_NEAR(number_behind(json.second, "\"step_s\": ") * 1e3, number_behind(text, "step  "),
+              1e-3);
+  EXPECT_EQ(json.second,
+            run(fmt::format("piper-sim {} --cluster '<h100x8>' --json", plans())).second);
+}
+
+// A slower device makes steps longer, and the gate says so.
+TEST(Predict, TheGateFailsWhereStepsGetLonger) {
+  const std::string diff = fmt::format(
+      "piper-diff --model {0}model.onnx {0}pp2-dp2.yaml {0}pp2-dp2-tp2.yaml --cluster '<h100x8>'",
+      kSample);
+  EXPECT_EQ(run(diff + " --fail-on time:+1%").first, 1);
+  EXPECT_EQ(run(diff + " --fail-on time:+50%").first, 0);
+  const auto [code, text] = run(diff + " --only time");
+  EXPECT_EQ(code, 1);
+  EXPECT_NE(text.find("time  a step takes "), std::string::npos) << text;
+}
+
+TEST(Predict, WhyNamesTheTaskAndItsRank) {
+  const std::string sim = fmt::format("piper-sim {} --costs F=10,BI=10,BW=10,send=1,U=5", plans());
+  const auto [code, text] = run(sim + " --why 2@0,3@12,1@31");
+  EXPECT_EQ(code, 0) << text;
+  EXPECT_EQ(
+      text,
+      "rank 2 computes nothing from 0 us to 10 ms: it waits in 'recv add_192 mb=0' (messages over "
+      "pp) on stream 'compute'\n"
+      "  rank 0 comes to 'send add_192 mb=0' (messages over pp) at 10 ms\n"
+      "rank 0 computes 'F stage=0 mb=0' from 0 us to 10 ms (stated)\n"
+      "rank 3 computes 'F stage=1 mb=0' from 11 ms to 21 ms (stated)\n"
+      "rank 1 computes nothing from 20 ms to 41 ms: it waits in 'recv d_Add_176 mb=0' (messages "
+      "over pp) on stream 'compute'\n"
+      "  rank 2 comes to 'send d_Add_176 mb=0' (messages over pp) at 41 ms\n"
+      "rank 2 computes 'B stage=1 mb=0' from 21 ms to 41 ms (stated)\n");
+}
+
+TEST(Predict, WhatIsWrongIsNamed) {
+  const struct {
+    std::string words, says;
+    int code;
+  } wrong[] = {
+      {plans(), "--cluster FILE or --costs NAME=MS", 2},
+      {plans() + " --costs Q=1", "--costs: there is no 'Q'; passes are F, B, BI, BW and U", 2},
+      {plans() + " --costs F", "--costs F: '' is not a number of milliseconds from 0 on", 2},
+      {plans() + " --costs F@x=1", "--costs F@x=1: expected a pass and its stage, as F@3=20", 2},
+      {plans() + " --costs F=-1", "'-1' is not a number of milliseconds", 2},
+      {plans() + " --costs F=nan", "'nan' is not a number of milliseconds", 2},
+      {plans() + " --costs F=1 --why 9@0", "there is no rank 9: the plans are for 4 ranks", 2},
+      {plans() + " --costs F=1 --why 0@999", "is not within the ", 2},
+      {plans() + " --costs F=1 --why x", "--why x: expected a rank and milliseconds, as 3@12.5", 2},
+      {plans() + " --cluster '<h100x9>'", "the library has no cluster '<h100x9>'", 1},
+      {plans() + " --cluster '<two-cores>'",
+       "the cluster has 2 devices, but the plans are for 4 ranks", 1},
+      {"nowhere --costs F=1", "nowhere", 4},
+  };
+  for (const auto& one : wrong) {
+    const auto [code, text] = run("piper-sim " + one.words);
+    EXPECT_NE(text.find(one.says), std::string::npos) << one.words << "\n" << text;
+    EXPECT_EQ(code, one.code) << one.words << "\n" << text;
+  }
+}
+
+}  // namespace
+}  // namespace piper

@@ -1,0 +1,119 @@
+// Machines from flags: of a cluster file and a profile, or of stated times.
+#include "machine_flags.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+namespace piper {
+namespace {
+
+// Reads a number that ends the text.
+Result<double> milliseconds(const std::string& text, const std::string& number) {
+  char* end = nullptr;
+  const double value = std::strtod(number.c_str(), &end);
+  if (number.empty() || *end != '\0' || !(value >= 0) || !std::isfinite(value))
+    return fail("--costs {}: '{}' is not a number of milliseconds from 0 on", quote_control(text),
+                quote_control(number))
+        .with_code(ExitCode::kUsage);
+  return value / 1e3;
+}
+
+Result<StatedCosts> read_costs(const std::vector<std::string>& all) {
+  StatedCosts costs{0, 0, 0, 0, 0, 0, {}};
+  constexpr std::array<std::string_view, 4> kPasses = {"F", "B", "BI", "BW"};
+  double* const usual[] = {&costs.forward, &costs.backward, &costs.input_half, &costs.weight_half};
+  std::vector<std::tuple<int32_t, size_t, double>> of_stages;
+  for (const std::string& text : all) {
+    const size_t equals = text.find('='), sign = std::min(text.find('@'), equals);
+    const std::string name = text.substr(0, sign);
+    PIPER_ASSIGN(const double value,
+                 milliseconds(text, equals == text.npos ? "" : text.substr(equals + 1)));
+    const auto pass = std::find(kPasses.begin(), kPasses.end(), name);
+    if (sign < equals) {
+      const std::string stage = text.substr(sign + 1, equals - sign - 1);
+      const bool whole =
+          !stage.empty() && stage.size() < 7 && stage.find_first_not_of("0123456789") == stage.npos;
+      if (!whole || pass == kPasses.end())
+        return fail("--costs {}: expected a pass and its stage, as F@3=20", quote_control(text))
+            .with_code(ExitCode::kUsage);
+      of_stages.emplace_back(std::atoi(stage.c_str()), pass - kPasses.begin(), value);
+    } else if (pass != kPasses.end()) {
+      *usual[pass - kPasses.begin()] = value;
+    } else if (name == "U" || name == "send") {
+      (name == "U" ? costs.update : costs.send) = value;
+    } else {
+      return fail(
+                 "--costs: there is no '{}'; passes are F, B, BI, BW and U, and 'send' is a "
+                 "message",
+                 quote_control(name))
+          .with_code(ExitCode::kUsage);
+    }
+  }
+  if (costs.backward == 0) costs.backward = costs.input_half + costs.weight_half;
+  for (const auto& [stage, pass, value] : of_stages) {
+    const auto own = costs.of_stage.try_emplace(
+        stage,
+        std::array<double, 4>{costs.forward, costs.backward, costs.input_half, costs.weight_half});
+    own.first->second[pass] = value;
+  }
+  return costs;
+}
+
+}  // namespace
+
+void MachineFlags::add(CLI::App& app, bool stated) {
+  CLI::Option* cluster_option =
+      app.add_option(
+             "--cluster", cluster,
+             "predict a step on these devices and links: a file (formats/cluster.md), or one of "
+             "the library, as <h100x8>")
+          ->type_name("FILE.yaml");
+  app.add_option("--profile", profile,
+                 "with times that piper-run --profile has measured there, of any plans")
+      ->type_name("FILE.json")
+      ->needs(cluster_option);
+  if (!stated) return;
+  app.add_option("--costs", costs, "stated times of passes and messages, in milliseconds")
+      ->type_name("NAME=MS,…")
+      ->delimiter(',')
+      ->excludes(cluster_option);
+}
+
+Result<std::string> MachineFlags::target(const std::vector<std::string>& library) const {
+  PIPER_ASSIGN(const Cluster read, read_cluster(cluster, library));
+  return read.device_of(0).target;
+}
+
+Result<std::unique_ptr<Machine>> MachineFlags::make(const PlanSet& set,
+                                                    const std::vector<std::string>& library,
+                                                    MachineFacts& facts) const {
+  if (!costs.empty()) {
+    PIPER_ASSIGN(const StatedCosts stated, read_costs(costs));
+    facts.name = "stated costs";
+    return stated_machine(stated);
+  }
+  PIPER_ASSIGN(const Cluster read, read_cluster(cluster, library));
+  std::optional<MeasuredTimes> measured;
+  if (!profile.empty()) {
+    PIPER_ASSIGN(measured, read_profile(profile));
+  }
+  facts = facts_of(read, set);
+  return cluster_machine(read, set, measured ? &*measured : nullptr);
+}
+
+Status print_prediction(const PlanSet& set, const Machine& machine, const MachineFacts& facts,
+                        bool json, bool off) {
+  PIPER_ASSIGN(const StepReport report, report_step(set, machine));
+  std::vector<Sensitivity> sensitive;
+  if (off) {
+    PIPER_ASSIGN(sensitive, sensitivity(set, machine, report, 0.1));
+  }
+  const std::string text = json ? report_json(set, report, facts, sensitive)
+                                : print_report(set, report, facts, sensitive);
+  std::fputs(text.c_str(), stdout);
+  return ok_status();
+}
+
+}  // namespace piper

@@ -1,0 +1,31 @@
+// The flags that say on which machine a step is predicted.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "piper/inspect/cluster.h"
+
+namespace piper {
+
+struct MachineFlags {
+  std::string cluster, profile;
+  std::vector<std::string> costs;
+
+  // `stated`: also --costs NAME=MS.
+  void add(CLI::App& app, bool stated);
+  bool given() const { return !cluster.empty() || !costs.empty(); }
+  // The kind of device that plans are for which run there: that of the cluster's first.
+  Result<std::string> target(const std::vector<std::string>& library) const;
+  // Returns the machine for these plans, and fills what reports say of it. `library`: folders in
+  // which names of the library are looked for, too. Errors: as read_cluster, read_profile and
+  // cluster_machine; --costs that cannot be read.
+  Result<std::unique_ptr<Machine>> make(const PlanSet& set, const std::vector<std::string>& library,
+                                        MachineFacts& facts) const;
+};
+
+// Prints the prediction of a step: piper-sim's report. `off`: with what happens if costs are 10 %
+// off.
+Status print_prediction(const PlanSet& set, const Machine& machine, const MachineFacts& facts,
+                        bool json, bool off);
+
+}  // namespace piper
