@@ -1,7 +1,7 @@
 # cmake --install BUILD --prefix P, and cpack -G DEB in the build folder. What is installed can be moved as a whole: programs find the library
 # of strategies in ../share/piper, and a build folder has it there, too.
 include(GNUInstallDirs)
-set(programs piperc piper-run piper-verify piper-diff piper-sim piper-checkpoint)
+set(programs piperc piper-run piper-verify piper-diff piper-sim piper-search piper-checkpoint)
 
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/share/piper)
 file(CREATE_LINK ${CMAKE_SOURCE_DIR}/strategies ${CMAKE_BINARY_DIR}/share/piper/strategies SYMBOLIC)
@@ -30,7 +30,7 @@ file(MAKE_DIRECTORY ${links}/doc/piper ${links}/bash-completion/completions)
 foreach(folder strategies formats tools)
   file(CREATE_LINK ../../piper/${folder} ${links}/doc/piper/${folder} SYMBOLIC)
 endforeach()
-foreach(program piper-run piper-verify piper-diff piper-sim piper-checkpoint)
+foreach(program piper-run piper-verify piper-diff piper-sim piper-search piper-checkpoint)
   file(CREATE_LINK piperc ${links}/bash-completion/completions/${program} SYMBOLIC)
 endforeach()
 install(DIRECTORY ${links}/ DESTINATION share)

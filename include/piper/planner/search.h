@@ -1,0 +1,65 @@
+// The search for a strategy: of meshes, schedules and ways to save memory, which the library has,
+// those that take the least time on a cluster.
+//
+// A candidate is an ordinary strategy file: includes of the library over the user's own file.
+// It is compiled, proven and simulated, so what is said of it is what piper-sim says. The search
+// goes from the best of some usual strategies to the best of its neighbours, which differ from it
+// in one choice, until none is better: all choices are tried together, as none is good alone.
+#pragma once
+
+#include "piper/inspect/cluster.h"
+#include "piper/planner/compile.h"
+
+namespace piper {
+
+// What a candidate chooses.
+struct Choice {
+  int64_t pipeline = 1, tensor = 1, replicas = 1;  // ranks along each axis
+  std::string schedule = "1f1b";                   // of the library
+  std::string memory = "ddp";                      // "ddp", "zero1", "zero2", "zero3"
+  int64_t microbatches = 1;
+  bool sequence = false, vocabulary = false, recompute = false;
+  auto operator<=>(const Choice&) const = default;
+};
+// "pipeline 4 (zbv), tensor 2, replicas 8 (zero1), 16 microbatches, recompute".
+std::string describe(const Choice& choice);
+
+struct SearchOptions {
+  CompileOptions compile;  // `strategy`: the user's file, which every candidate includes
+  Cluster cluster;
+  std::optional<MeasuredTimes> profile;
+  int64_t ranks = 0;   // 0: all devices of the cluster
+  double memory = 0;   // bytes of a device that plans may take; 0: as the cluster says
+  int64_t most = 120;  // candidates that are tried
+  // Values that stay: "pipeline", "tensor", "replicas", "schedule", "memory", "microbatches",
+  // "sequence", "vocabulary", "recompute".
+  std::vector<std::pair<std::string, std::string>> fixed;
+  std::string folder;  // where candidates are written while they are tried
+  // Called with each candidate that was tried; may be empty.
+  std::function<void(const struct Tried&, int64_t number)> progress;
+};
+
+struct Tried {
+  Choice choice;
+  std::string text;              // the strategy
+  double step = 0;               // seconds; 0: it was refused
+  double idle = 0, exposed = 0;  // shares of all devices' time, and of a step on the rank with most
+  double peak_bytes = 0, memory = 0;  // the most of a rank, and what a device has
+  std::string refused;                // why
+  bool fits() const { return refused.empty() && (memory <= 0 || peak_bytes <= memory); }
+};
+struct Found {
+  std::vector<Tried>
+      tried;          // best first: those that fit, then those that do not, then refused ones
+  double bound = 0;   // seconds: the model's products at the peak of all devices
+  bool ended = true;  // no neighbour of the best is better; else `most` was reached
+};
+// Errors: nothing can be tried (the model or the user's file is wrong; ranks that the cluster
+// lacks; an unknown fixed name or value).
+Result<Found> search(const SearchOptions& options);
+
+// Returns the strategy file of the best, with what is predicted of it and of the next ones as
+// comments. Requires that one fits.
+std::string print_found(const Found& found, const SearchOptions& options);
+
+}  // namespace piper

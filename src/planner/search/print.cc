@@ -1,0 +1,57 @@
+// What was found, as a strategy file with comments.
+#include <algorithm>
+#include <filesystem>
+
+#include "choices.h"
+
+namespace piper {
+namespace {
+
+std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
+
+std::string row_of(const Tried& tried) {
+  if (!tried.refused.empty()) return "refused  " + describe(tried.choice);
+  return fmt::format("{:>9}  idle {:>4}  exposed {:>4}  {:>9}{}  {}", human_seconds(tried.step),
+                     percent(tried.idle), percent(tried.exposed),
+                     human_bytes(static_cast<int64_t>(tried.peak_bytes)),
+                     tried.fits() ? "" : " (does not fit)", describe(tried.choice));
+}
+
+}  // namespace
+
+std::string describe(const Choice& choice) {
+  std::vector<std::string> words;
+  if (choice.pipeline > 1)
+    words.push_back(fmt::format("pipeline {} ({})", choice.pipeline, choice.schedule));
+  if (choice.tensor > 1)
+    words.push_back(fmt::format("tensor {}{}{}", choice.tensor,
+                                choice.sequence ? " + sequence" : "",
+                                choice.vocabulary ? " + vocabulary" : ""));
+  if (choice.replicas > 1)
+    words.push_back(fmt::format("replicas {} ({})", choice.replicas, choice.memory));
+  words.push_back(
+      fmt::format("{} microbatch{}", choice.microbatches, choice.microbatches == 1 ? "" : "es"));
+  if (choice.recompute) words.push_back("recompute");
+  return join(words, ", ");
+}
+
+std::string print_found(const Found& found, const SearchOptions& options) {
+  constexpr size_t kShown = 5;
+  const Tried& best = found.tried.front();
+  PIPER_CHECK(best.fits(), "there is a strategy to print");
+  std::string text = fmt::format("# Found by piper-search for {} on {}: {}.\n",
+                                 std::filesystem::path(options.compile.model).filename().string(),
+                                 std::filesystem::path(options.cluster.path).filename().string(),
+                                 describe(best.choice));
+  text += fmt::format("# A step is predicted to take {}", human_seconds(best.step));
+  if (found.bound > 0)
+    text += fmt::format("; with all devices at the peak of their products it would take {}",
+                        human_seconds(found.bound));
+  text += fmt::format(".\n# Best of {} tried{}:\n", found.tried.size(),
+                      found.ended ? "; changing one choice makes it no better" : "");
+  for (size_t t = 0; t < std::min(kShown, found.tried.size()); ++t)
+    text += "#   " + row_of(found.tried[t]) + "\n";
+  return text + best.text;
+}
+
+}  // namespace piper

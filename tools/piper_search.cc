@@ -1,0 +1,188 @@
+// piper-search MODEL STRATEGY: the strategy that is predicted to be fastest on a cluster.
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+
+#include "flag_checks.h"
+#include "piper/base/process.h"
+#include "piper/planner/search.h"
+#include "version.h"
+
+namespace piper {
+namespace {
+
+struct Flags {
+  SearchOptions search;
+  std::string cluster, profile, output, memory;
+  std::vector<std::string> defines, fix;
+};
+
+// A folder for candidates beside the result, so that paths of includes hold; it goes at the end.
+class Candidates {
+ public:
+  static Result<std::unique_ptr<Candidates>> make(const std::string& output) {
+    const auto parent = std::filesystem::absolute(output).parent_path();
+    std::string path = (parent / ".piper-search-XXXXXX").string();
+    if (mkdtemp(path.data()) == nullptr)
+      return fail("no folder for candidates can be made in '{}'", quote_control(parent.string()))
+          .with_code(ExitCode::kStorage);
+    return std::unique_ptr<Candidates>(new Candidates(path));
+  }
+  ~Candidates() {
+    std::error_code error;
+    std::filesystem::remove_all(path_, error);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit Candidates(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+void show(const Tried& tried, int64_t number) {
+  if (!tried.refused.empty())
+    fmt::print(stderr, "{:>4}  refused: {}: {}\n", number, describe(tried.choice),
+               quote_control(tried.refused));
+  else
+    fmt::print(stderr, "{:>4}  {:>9}  {:>9}{}  {}\n", number, human_seconds(tried.step),
+               human_bytes(static_cast<int64_t>(tried.peak_bytes)),
+               tried.fits() ? "" : " (does not fit)", describe(tried.choice));
+}
+
+Result<double> bytes_of(const std::string& text) {
+  char* unit = nullptr;
+  const double value = std::strtod(text.c_str(), &unit);
+  const std::string_view name = unit;
+  const double size = name == "GB"    ? 1e9
+                      : name == "GiB" ? 1073741824.0
+                      : name == "MB"  ? 1e6
+                      : name == "MiB" ? 1048576.0
+                                      : 0;
+  if (size == 0 || !(value > 0))
+    return fail("--memory {}: expected a size, as 80GB or 79GiB", quote_control(text))
+        .with_code(ExitCode::kUsage);
+  return value * size;
+}
+
+// Says what is missing where nothing fits: the candidate that needs least.
+Error no_fit(const Found& found) {
+  const Tried& least = found.tried.front();
+  return fail(
+             "no strategy that was tried fits: the one that needs least takes {} a rank, and a "
+             "device has {}",
+             human_bytes(static_cast<int64_t>(least.peak_bytes)),
+             human_bytes(static_cast<int64_t>(least.memory)))
+      .with_code(ExitCode::kRefused)
+      .with_note("it is: " + describe(least.choice))
+      .with_note(
+          "help: more devices, smaller microbatches, 16-bit numerics, or offloading "
+          "(strategies/memory/offload.yaml)");
+}
+
+Status run(Flags& flags) {
+  SearchOptions& options = flags.search;
+  PIPER_ASSIGN(options.compile.defines, parse_definitions(flags.defines));
+  PIPER_ASSIGN(options.cluster, read_cluster(flags.cluster, options.compile.library));
+  options.compile.target = options.cluster.device_of(0).target;
+  options.compile.absent_values = true;
+  if (!flags.profile.empty()) {
+    PIPER_ASSIGN(options.profile, read_profile(flags.profile));
+  }
+  if (!flags.memory.empty()) {
+    PIPER_ASSIGN(options.memory, bytes_of(flags.memory));
+  }
+  for (const std::string& text : flags.fix) {
+    const size_t equals = text.find('=');
+    if (equals == text.npos)
+      return fail("--fix {}: expected NAME=VALUE", quote_control(text)).with_code(ExitCode::kUsage);
+    options.fixed.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+  }
+  PIPER_ASSIGN(const auto candidates, Candidates::make(flags.output));
+  options.folder = candidates->path();
+  options.progress = show;
+  PIPER_ASSIGN(Found found, search(options));
+  if (!found.tried.front().fits()) return no_fit(found);
+  const auto base = std::filesystem::relative(
+      options.compile.strategy, std::filesystem::absolute(flags.output).parent_path());
+  // The result lies one folder above the candidates.
+  const std::string inside =
+      std::filesystem::relative(options.compile.strategy, options.folder).string();
+  std::string& text = found.tried.front().text;
+  text.replace(text.find(inside), inside.size(), base.string());
+  const std::string printed = print_found(found, options);
+  PIPER_TRY(write_file(flags.output, printed));
+  std::fputs(printed.c_str(), stdout);
+  return ok_status();
+}
+
+}  // namespace
+}  // namespace piper
+
+int main(int argc, char** argv) {
+  piper::prepare_process();
+  CLI::App app(
+      "Searches the strategy that is predicted to be fastest on a cluster: mesh, schedule, ZeRO, "
+      "tensor "
+      "parallelism, microbatches and recomputation. Candidates are compiled, proven and simulated; "
+      "the "
+      "result is an ordinary strategy file.\n\n"
+      "  piper-search model.onnx train.yaml --cluster '<h100x8>' -o best.yaml\n"
+      "  piperc model.onnx best.yaml -o plans",
+      "piper-search");
+  app.footer(
+      "\nChoices of --fix: pipeline, tensor, replicas, microbatches (numbers), schedule, memory "
+      "(words), sequence, vocabulary, recompute (yes or no).\n\nexit codes: 0 found, 2 wrong "
+      "usage, 3 "
+      "nothing fits, 1 or 4 the model or the strategy cannot be read, 12 the system refused");
+  piper::Flags flags;
+  piper::SearchOptions& search = flags.search;
+  app.add_option("MODEL", search.compile.model, "ONNX file; its data file need not be there")
+      ->required();
+  app.add_option("STRATEGY", search.compile.strategy,
+                 "what all candidates include: train section, inputs, numerics, and names for "
+                 "tensor parallelism where the library's do not match")
+      ->required();
+  app.add_option("--cluster", flags.cluster,
+                 "the devices: a file (formats/cluster.md), or one of the library, as <h100x8>")
+      ->required()
+      ->type_name("FILE.yaml");
+  app.add_option("-o,--output", flags.output, "the strategy file to write")
+      ->required()
+      ->type_name("FILE.yaml");
+  app.add_option("--profile", flags.profile, "times that piper-run --profile has measured there")
+      ->type_name("FILE.json");
+  app.add_option("--ranks", search.ranks, "how many devices; default: all of the cluster")
+      ->type_name("N")
+      ->check(piper::a_count(1));
+  app.add_option("--memory", flags.memory, "what a rank may take; default: what a device has")
+      ->type_name("SIZE");
+  app.add_option("--fix", flags.fix, "keep a choice, as pipeline=4 or schedule=zbv")
+      ->type_name("NAME=VALUE,…")
+      ->delimiter(',');
+  app.add_option("--most", search.most, "how many candidates are tried")
+      ->type_name("N")
+      ->check(piper::a_count(1))
+      ->capture_default_str();
+  app.add_option("-D", flags.defines, "override a param of the strategy")
+      ->type_name("NAME=VALUE")
+      ->allow_extra_args(false);
+  app.add_option("-I", search.compile.library,
+                 "a folder in which names of the library are looked for first")
+      ->type_name("DIR")
+      ->check(CLI::ExistingDirectory)
+      ->allow_extra_args(false);
+  app.set_version_flag("--version", fmt::format("piper-search {}", piper::version()));
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : static_cast<int>(piper::ExitCode::kUsage);
+  }
+  auto done = piper::run(flags);
+  if (const auto printed = piper::flush_output(); done && !printed) done = printed.error();
+  if (done) return 0;
+  std::fputs(piper::print_error(done.error()).c_str(), stderr);
+  return static_cast<int>(done.error().code);
+}
