@@ -60,8 +60,17 @@ Result<ProgramTimes> ProgramTimes::make(const ClusterDevice& device, const Measu
     rows.push_back(row_of(time.parts));
     times.push_back(one.median);
     made.near_.push_back({time.parts});
+    if (time.least > 0) made.least_ = std::min(made.least_, one.median / time.least);
   }
-  made.factors_ = fit_factors(rows, times, made.factors_);
+  // What the profile does not tell apart is as much faster or slower as all together.
+  std::vector<std::vector<double>> totals;
+  for (const Near& near : made.near_) {
+    double total = 0;
+    for (const double part : near.parts) total += part;
+    totals.push_back({total});
+  }
+  const std::vector<double> all = fit_factors(totals, times, std::vector<double>{1});
+  made.factors_ = fit_factors(rows, times, std::vector<double>(kParts, all[0]));
   for (size_t r = 0; r < rows.size(); ++r) {
     Near& near = made.near_[r];
     near.total = made.total_of(near.parts);
@@ -99,7 +108,7 @@ Result<KnownTime> ProgramTimes::of(const Program& plan, const FusedProgram& runs
   if (near_.empty()) return KnownTime{time.total(), CostOrigin::kGuessed};
   const double total = total_of(time.parts);
   if (total <= 0) return KnownTime{time.least, CostOrigin::kInterpolated};
-  return KnownTime{std::max(time.least, total * correction(time.parts, total)),
+  return KnownTime{std::max(time.least * least_, total * correction(time.parts, total)),
                    CostOrigin::kInterpolated};
 }
 

@@ -37,6 +37,7 @@ class ProgramTimes {
   std::map<std::string, double> measured_;  // by digest
   std::vector<double> factors_ = std::vector<double>(kParts, 1);
   std::vector<Near> near_;
+  double least_ = 1;  // of what full rates give: a device may be faster than its file says
 };
 
 // Times of messages and collectives: measured at this size, else on a line through those of the

@@ -47,9 +47,6 @@ double attention_time(const ClusterDevice& device, const OpWork& work, double pe
   return (work.flops + scores * device.score * (grad ? 2.5 : 1)) * ramp / (peak * share * busy);
 }
 
-// Products are large where they fill the device.
-constexpr double kLarge = 1 << 27;
-
 }  // namespace
 
 double ProgramTime::total() const {
@@ -78,7 +75,7 @@ Result<ProgramTime> time_on(const ClusterDevice& device, std::span<const PassWor
     const bool cached = device.cache > 0 && pass.bytes <= device.cache;
     const double fastest = cached ? device.cache_bandwidth : device.bandwidth;
     double multiplies = 0, flops = 0;
-    Part part = kSmallProducts;
+    Part part = kProducts;
     for (const OpWork& work : pass.products) {
       auto one = product_time(device, work);
       if (!one)
@@ -86,9 +83,7 @@ Result<ProgramTime> time_on(const ClusterDevice& device, std::span<const PassWor
             fmt::format("in the program '{}'", quote_control(label)));
       multiplies += *one;
       flops += work.flops / device.flops[static_cast<size_t>(work.dtype)];
-      part = work.kind != OpWork::kProduct       ? kAttentions
-             : work.flops / work.count >= kLarge ? kLargeProducts
-                                                 : kSmallProducts;
+      if (work.kind != OpWork::kProduct) part = kAttentions;
     }
     const double vector = device.vector > 0 ? pass.flops / device.vector : 0;
     const double moves = pass.bytes / fastest;
