@@ -358,11 +358,11 @@ TEST(Profiles, CollectivesLieOnALine) {
   ASSERT_EQ(costs.size(), 2u);
   const double expected = 10e-6 + 2e6 / 5e9;
   EXPECT_EQ(costs[0].origin, CostOrigin::kInterpolated);
-  EXPECT_NEAR(costs[0].latency + costs[0].wire, expected, 0.02 * expected);
+  EXPECT_NEAR(costs[0].latency + costs[0].wire, expected, 0.05 * expected);
   // Between nodes the bytes are as much slower than the file says as within them.
   const double within = (1e6 / 5e9) / (1e6 / 10e9 + 1.5e6 / 100e9);
   const double stated = 2 * kMegabytes4 / 2 / 1e9 + kMegabytes4 * 1.25 / 100e9;
-  EXPECT_NEAR(costs[1].wire / stated, within, 0.05 * within);
+  EXPECT_NEAR(costs[1].wire / stated, within, 0.15 * within);
 }
 
 TEST(Profiles, AreOfTheSameKindOfDevice) {

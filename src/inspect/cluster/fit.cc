@@ -7,26 +7,30 @@
 namespace piper::cluster {
 namespace {
 
+// Between threads a time of a few microseconds says nothing about bandwidths.
+constexpr double kClockOff = 5e-6;
+
 std::vector<double> row_of(const Parts& parts) { return {parts.begin(), parts.end()}; }
 
 }  // namespace
 
 std::vector<double> fit_factors(std::span<const std::vector<double>> rows,
-                                std::span<const double> times, std::span<const double> prior) {
-  constexpr double kPull = 1e-3;  // of the prior, against a whole row
+                                std::span<const double> times, std::span<const double> prior,
+                                double off) {
+  const double pull = off > 0 ? 2e-2 : 1e-3;  // of the prior, against a whole row
   constexpr int kRounds = 2000;
   const size_t n = prior.size();
   std::vector<double> products(n * n), sides(n), factors(prior.begin(), prior.end());
   for (size_t i = 0; i < n; ++i) {
-    products[i * n + i] = kPull;
-    sides[i] = kPull * prior[i];
+    products[i * n + i] = pull;
+    sides[i] = pull * prior[i];
   }
   for (size_t r = 0; r < rows.size(); ++r) {
     if (times[r] <= 0) continue;
+    const double unit = times[r] + off;
     for (size_t i = 0; i < n; ++i) {
-      sides[i] += rows[r][i] / times[r];
-      for (size_t j = 0; j < n; ++j)
-        products[i * n + j] += rows[r][i] * rows[r][j] / (times[r] * times[r]);
+      sides[i] += rows[r][i] * times[r] / (unit * unit);
+      for (size_t j = 0; j < n; ++j) products[i * n + j] += rows[r][i] * rows[r][j] / (unit * unit);
     }
   }
   for (int round = 0; round < kRounds; ++round)
@@ -139,7 +143,8 @@ TransferTimes::TransferTimes(const Cluster& cluster, const Topology& topology,
   }
   const Line one{1, 1};
   for (const auto& [kind, table] : points)  // that of all is first
-    lines_[kind] = fit_factors(table.first, table.second, kind.empty() ? one : lines_[""]);
+    lines_[kind] =
+        fit_factors(table.first, table.second, kind.empty() ? one : lines_[""], kClockOff);
 }
 
 Way TransferTimes::plain(const Spread& spread, const ClusterDevice& device, const Instruction& one,

@@ -7,10 +7,11 @@
 namespace piper::cluster {
 
 // Returns factors from 0 on by which the columns of `rows`, multiplied and added, come nearest to
-// `times`, relative to each; what they leave open is near `prior` (Lawson and Hanson, 1974, Solving
-// Least Squares Problems: by coordinates).
+// `times`, relative to each and to what a clock is off; what they leave open is near `prior`
+// (Lawson and Hanson, 1974, Solving Least Squares Problems: by coordinates).
 std::vector<double> fit_factors(std::span<const std::vector<double>> rows,
-                                std::span<const double> times, std::span<const double> prior);
+                                std::span<const double> times, std::span<const double> prior,
+                                double off = 0);
 
 // Times with what is known of them.
 struct KnownTime {
