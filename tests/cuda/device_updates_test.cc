@@ -15,6 +15,7 @@ struct Update {
   Attrs attrs;
   size_t states;  // inputs that are states or absent
   bool buffered = true;
+  unsigned halves = 0;  // a bit for each state that is in bf16 where it would be in f32
 };
 const Update kUpdates[] = {
     {"AdamW", {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"weight_decay", 0.1}}, 2},
@@ -26,6 +27,12 @@ const Update kUpdates[] = {
     {"Lion", {{"beta1", 0.9}, {"beta2", 0.99}, {"weight_decay", 0.1}}, 1},
     {"Lion", {{"beta1", 0.9}, {"beta2", 0.99}, {"ema", 0.75}}, 2},
     {"AdamW", {{"weight_decay", 0.1}, {"ema", 0.75}}, 3},
+    {"AdamW", {{"weight_decay", 0.1}}, 2, true, 1},
+    {"AdamW", {{"weight_decay", 0.1}, {"ema", 0.75}}, 3, true, 3},
+    {"Sgd", {{"momentum", 0.9}}, 1, true, 1},
+    {"Muon", {{"scale", 0.5}, {"weight_decay", 0.1}}, 0},
+    {"Muon", {{"scale", 0.5}, {"weight_decay", 0.1}, {"ema", 0.75}}, 1},
+    {"Adafactor", {{"weight_decay", 0.1}}, 0},
 };
 
 struct Scalars {
@@ -38,7 +45,10 @@ constexpr size_t kScalars = 4;
 // The op's operands as arguments, of a parameter and a gradient of these types.
 std::vector<int32_t> add_update(Written& to, const Update& update, const Shape& shape, DType param,
                                 DType gradient, const Scalars& scalars, std::mt19937_64& random) {
-  const DType state = param == DType::kF64 ? param : DType::kF32;
+  const auto state = [&](size_t s) {
+    if (param == DType::kF64) return param;
+    return (update.halves >> s & 1) != 0 ? DType::kBF16 : DType::kF32;
+  };
   std::vector<int32_t> inputs, outputs;
   const auto tensor = [&](DType type, double low) {
     inputs.push_back(to.given({type, shape}, to_bytes(draw({type, shape}, random, low, 1.0, 2))));
@@ -47,7 +57,7 @@ std::vector<int32_t> add_update(Written& to, const Update& update, const Shape& 
   tensor(gradient, -1);
   for (size_t s = 0; s < update.states; ++s)
     if (update.buffered)
-      tensor(state, 0);
+      tensor(state(s), 0);
     else
       inputs.push_back(-1);
   inputs.push_back(to.given({DType::kF64, {}}, scalar(scalars.rate)));
@@ -56,7 +66,7 @@ std::vector<int32_t> add_update(Written& to, const Update& update, const Shape& 
   inputs.push_back(to.given({DType::kBool, {}}, scalar(scalars.skip)));
   outputs.push_back(to.made({param, shape}));
   for (size_t s = 0; s < update.states && update.buffered; ++s)
-    outputs.push_back(to.made({state, shape}));
+    outputs.push_back(to.made({state(s), shape}));
   to.op(update.op, update.attrs, inputs, outputs);
   return outputs;
 }

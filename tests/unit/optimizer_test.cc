@@ -1,6 +1,9 @@
 // Optimizers and learning rates against their definitions in double.
 #include <cmath>
+#include <cstring>
+#include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "evaluate.h"
 #include "piper/ir/ops.h"
@@ -29,8 +32,7 @@ std::vector<double> gradient_at(int step) {
 }
 
 // w after some steps of the graph, with all state carried over.
-std::vector<double> train_line(const std::string& spec, int steps,
-                               const std::string& of = "w") {
+std::vector<double> train_line(const std::string& spec, int steps, const std::string& of = "w") {
   const Graph graph = must(differentiate(must(parse_graph(kLine)), parse_train(spec))).graph;
   Values state(graph.values.size());
   for (int step = 0; step < steps; ++step) {
@@ -126,6 +128,130 @@ TEST(Optimizer, AveragesOfParameters) {
     expect_close(train_line(spec + " ema=0.9", kSteps), train_line(spec, kSteps));
     expect_close(train_line(spec + " ema=0.9", kSteps, "w.ema"), average);
     EXPECT_GT(std::fabs(train_line(spec + " ema=0.8", kSteps, "w.ema")[0] - average[0]), 1e-4);
+  }
+}
+
+// The line above, with a tensor of any shape in place of w.
+Graph graph_of(const Shape& shape, const TrainSpec& train) {
+  std::string dims, axes = "0";
+  for (size_t d = 0; d < shape.size(); ++d) {
+    dims += fmt::format("{}{}", d > 0 ? "," : "", shape[d]);
+    axes += fmt::format(",{}", d + 1);
+  }
+  const std::string text = fmt::format(
+      "graph batch=1 shards=1\ninput %x:f64[1,{0}] batch_dim=0\nstate %w:f64[{0}] = fill 0\n"
+      "%y:f64[1,{0}] = Mul(%x, %w) pass=F\n"
+      "%loss:f64[] = ReduceSum(%y) {{axes=[{1}], keepdims=0}} pass=F\nparam w %w\nloss %loss\n",
+      dims, axes);
+  return must(differentiate(must(parse_graph(text)), train)).graph;
+}
+
+TrainSpec spec_of(const nlohmann::json& of) {
+  TrainSpec train;
+  train.optimizer.name = of["optimizer"];
+  train.groups = {{.match = "**"}};
+  for (const auto& [key, value] : of["settings"].items()) {
+    if (key == "lr") train.groups[0].lr = value;
+    if (key == "weight_decay") train.groups[0].weight_decay = value;
+    if (key == "lr" || key == "weight_decay") continue;
+    if (value.is_string()) train.optimizer.settings.set(key, value.get<std::string>());
+    if (value.is_boolean()) train.optimizer.settings.set(key, int64_t{value.get<bool>()});
+    if (value.is_number_integer()) train.optimizer.settings.set(key, value.get<int64_t>());
+    if (value.is_number_float()) train.optimizer.settings.set(key, value.get<double>());
+  }
+  return train;
+}
+
+// Returns w after each step on the gradients of the case.
+std::vector<std::vector<double>> train_tensor(const nlohmann::json& of, const TrainSpec& train) {
+  const Shape shape(of["shape"].begin(), of["shape"].end());
+  const Graph graph = graph_of(shape, train);
+  Shape one = shape;
+  one.insert(one.begin(), 1);
+  Values state(graph.values.size());
+  state[graph.params[0].value.index()] = Tensor{{DType::kF64, shape}, of["start"]};
+  std::vector<std::vector<double>> after;
+  for (const auto& gradient : of["gradients"]) {
+    state[graph.inputs[0].index()] = Tensor{{DType::kF64, one}, gradient};
+    const Values values = evaluate(graph, state);
+    for (const StateUpdate& update : graph.updates)
+      state[update.state.index()] = values[update.next.index()];
+    after.push_back(state[graph.params[0].value.index()]->values);
+  }
+  return after;
+}
+
+// tests/data/make_optimizers.py records what PyTorch computes.
+TEST(Optimizer, MuonAndAdafactorAreThoseOfPyTorch) {
+  std::ifstream file(PIPER_SOURCE_DIR "/tests/data/optimizers.json");
+  const nlohmann::json cases = nlohmann::json::parse(file);
+  EXPECT_GE(cases.size(), 6u);
+  for (const nlohmann::json& of : cases) {
+    SCOPED_TRACE(of["optimizer"].get<std::string>() + " " + of["settings"].dump());
+    const auto after = train_tensor(of, spec_of(of));
+    for (size_t k = 0; k < after.size(); ++k) expect_close(after[k], of["after"][k]);
+    TrainSpec other = spec_of(of);
+    other.optimizer.settings.set(other.optimizer.name == "muon" ? "momentum" : "beta2_decay",
+                                 other.optimizer.name == "muon" ? 0.5 : -0.1);
+    EXPECT_GT(std::fabs(train_tensor(of, other).back()[0] - after.back()[0]), 1e-6);
+  }
+}
+
+// Experts, of which each is a matrix, beside the kernel of a convolution.
+TEST(Optimizer, StacksAreWhatOpsMultiplyMatrixByMatrix) {
+  const auto is_stack = [](const std::string& lines) -> bool {
+    return stacks_of(must(parse_graph(
+        "graph batch=2 shards=1\ninput %x:f64[2,3,4] batch_dim=0\n" + lines +
+        "%loss:f64[] = ReduceSum(%y) {axes=[0,1,2], keepdims=0} pass=F\nparam w %w\nloss "
+        "%loss\n")))[0];
+  };
+  EXPECT_TRUE(is_stack("state %w:f64[2,4,5] = fill 0.1\n%y:f64[2,3,5] = MatMul(%x, %w) pass=F\n"));
+  EXPECT_FALSE(
+      is_stack("state %w:f64[5,2,2] = fill 0.1\n%flat:f64[5,4] = Reshape(%w) {shape=[5,4]} pass=F\n"
+               "%t:f64[4,5] = Transpose(%flat) {perm=[1,0]} pass=F\n"
+               "%y:f64[2,3,5] = MatMul(%x, %t) pass=F\n"));
+}
+
+double rounded_to_bf16(double value) {
+  const auto narrow = static_cast<float>(value);
+  uint32_t bits = 0;
+  std::memcpy(&bits, &narrow, sizeof bits);
+  bits += 0x7FFF + (bits >> 16 & 1);  // to the nearest, or the even one
+  bits &= 0xFFFF0000;
+  float made = 0;
+  std::memcpy(&made, &bits, sizeof made);
+  return made;
+}
+
+// Moments that are kept in bf16 are rounded after each step, each by its own type.
+TEST(Optimizer, AdamWithMomentsInBf16) {
+  for (const auto& [first, second] :
+       {std::pair{DType::kBF16, DType::kF32}, {DType::kBF16, DType::kBF16}}) {
+    std::string text = kLine;
+    for (size_t at = 0; (at = text.find("f64", at)) != text.npos;) text.replace(at, 3, "f32");
+    TrainSpec train = parse_train("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6");
+    train.optimizer.states = {first, second};
+    const Graph graph = must(differentiate(must(parse_graph(text)), train)).graph;
+    Values state(graph.values.size());
+    std::vector<double> w = kStart, m(4, 0.0), v(4, 0.0);
+    for (int t = 0; t < kSteps; ++t) {
+      const std::vector<double> g = gradient_at(t);
+      state[graph.inputs[0].index()] = Tensor{{DType::kF32, {1, 4}}, g};
+      const Values values = evaluate(graph, state);
+      for (const StateUpdate& update : graph.updates)
+        state[update.state.index()] = values[update.next.index()];
+      for (size_t i = 0; i < 4; ++i) {
+        const double next = 0.9 * m[i] + 0.1 * g[i], square = 0.999 * v[i] + 0.001 * g[i] * g[i];
+        w[i] -= 0.05 * (0.1 * w[i] + next / (1 - std::pow(0.9, t + 1)) /
+                                         (std::sqrt(square / (1 - std::pow(0.999, t + 1))) + 1e-6));
+        m[i] = rounded_to_bf16(next);
+        v[i] = second == DType::kBF16 ? rounded_to_bf16(square) : square;
+      }
+      const std::vector<double>& trained = state[graph.params[0].value.index()]->values;
+      for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(trained[i], w[i], 2e-6) << t << " " << i;
+    }
+    const std::vector<double> exact = train_line("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6", kSteps);
+    EXPECT_GT(std::fabs(exact[0] - w[0]), 1e-5);
   }
 }
 
@@ -250,10 +376,12 @@ TEST(Optimizer, WarmUpAndCosine) {
     const double cosine = (1 + std::cos(std::acos(-1.0) * (t - 2) / (4.0 - 2))) / 2;
     return 0.05 * (0.1 + 0.9 * cosine);
   };
-  expect_close(train_line("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6 "
-                          "rate=lr_step_2_<_step_1_+_2_/_step_4_<_0.1_0.9_1_3.141592653589793_step_2_-_"
-                          "2_/_*_cos_+_*_2_/_+_0.1_?_?_*", kSteps),
-               adam(true, {}, rate));
+  expect_close(
+      train_line("optimizer=adamw lr=0.05 wd=0.1 eps=1e-6 "
+                 "rate=lr_step_2_<_step_1_+_2_/_step_4_<_0.1_0.9_1_3.141592653589793_step_2_-_"
+                 "2_/_*_cos_+_*_2_/_+_0.1_?_?_*",
+                 kSteps),
+      adam(true, {}, rate));
 }
 
 }  // namespace

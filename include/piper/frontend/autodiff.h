@@ -26,13 +26,16 @@ struct OptimizerSpec {
   std::string name = "sgd";  // of the table of optimizers (piper/ir/optimizers.h)
   Attrs settings;            // by key; what is absent has its default
   int64_t count = 0;         // updates before step 0, of optimizers that count them
+  std::vector<DType> states = {};  // in which each is kept, of all or of one by one; empty: f32
   bool operator==(const OptimizerSpec&) const = default;
 };
 
 // What a parameter is: of rank 1 at most; a scale or shift of a norm; added to what others make; a
-// table of rows that are looked up. Embeddings and weights may be several of these, or none.
-enum class ParamKind { kVector, kNorm, kBias, kEmbedding };
-inline constexpr std::string_view kParamKinds[] = {"vectors", "norms", "biases", "embeddings"};
+// table of rows that are looked up; the weight of the product that makes the logits of a
+// cross-entropy. Embeddings and weights may be several of these, or none.
+enum class ParamKind { kVector, kNorm, kBias, kEmbedding, kHead };
+inline constexpr std::string_view kParamKinds[] = {"vectors", "norms", "biases", "embeddings",
+                                                   "heads"};
 
 // A ParamGroup is a group of parameters with common optimizer settings; the first group whose glob
 // matches a parameter's scope or name, and one of whose kinds it is, wins; a last group "**" holds
@@ -50,10 +53,16 @@ struct ParamGroup {
   SourceSpan rate_at = {};
 };
 std::string describe(const ParamGroup& group);  // "'**/bias'", "norms, biases"
+struct TrainSpec;
+// Returns the group's own optimizer, or that of all.
+const OptimizerSpec& optimizer_of(const ParamGroup& group, const TrainSpec& train);
 // Returns by parameter the first group that matches it. Errors: a group that no parameter is left
 // for, a trained parameter without a group.
 Result<std::vector<const ParamGroup*>> groups_of(const Graph& graph,
                                                  const std::vector<ParamGroup>& groups);
+// Returns by parameter whether it has more than two dims, and ops multiply with each of the matrices
+// that the last two make: experts, but no kernels of convolutions.
+std::vector<bool> stacks_of(const Graph& graph);
 // Returns the elements of the first input of integers in a step, or else the samples.
 int64_t tokens_of_step(const Graph& graph);
 

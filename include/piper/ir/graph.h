@@ -123,6 +123,9 @@ bool has_name(const Param& param, const Glob& glob);
 // A state value takes, at the end of the step, the value of `next`.
 struct StateUpdate {
   ValueId state, next;
+  // The parameter beside which an optimizer's state is kept and updated, where `next` is not made by
+  // the op that updates the parameter.
+  ValueId beside = {};
 };
 
 struct Graph {
@@ -200,6 +203,7 @@ Status check_graph(const Graph& graph);
 //   input %x:f32[8,16] batch_dim=0 layout=S0
 //   constant %c:f32[] = [0.5]
 //   state %m:f32[4,4] = fill 0
+//   update %m %m.next %w
 //   %y:f32[8,4] = MatMul(%x, %w) {trans_b=1} pass=F scope=h/0/mlp tags={stage=1} layout=S0
 std::string print_graph(const Graph& graph);
 Result<Graph> parse_graph(std::string_view text);

@@ -226,6 +226,8 @@ struct OpDef {
   // It is an optimizer's update: this many states are between the gradient and the numbers of the
   // step. -1: it is none.
   int states = -1;
+  // Such an op takes the direction that others make of the gradient, in the gradient's place.
+  bool directed = false;
   // It sums a value over all microbatches and replicas of the step (StepSum).
   bool sums_step = false;
   std::vector<OpSample> samples;

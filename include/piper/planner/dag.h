@@ -220,6 +220,7 @@ struct Dag {
   int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
   std::vector<SumRound> rounds;  // of the sums, each once
   std::vector<Part> parts;       // states that are cut, by value
+  std::vector<Part> exchanges;   // within the update: one side is made, and the other is moved there
   std::vector<Copy> copies;      // in canonical parameter order
   // In canonical parameter order, then of copies, the number last; empty: one version of each.
   std::vector<Version> versions;

@@ -145,6 +145,21 @@ void lion(const UpdateRun<T>& run, const UpdateNumbers& now, const double* numbe
   });
 }
 
+// Steps along a direction that is made: the gradient's place holds it, and `clip` is in it.
+template <class T>
+void descend(const UpdateRun<T>& run, const UpdateNumbers& now, const double* numbers) {
+  const hn::ScalableTag<T> d;
+  const bool has_rate = numbers[2] != 0;  // the direction
+  const auto step = constant(d, has_rate ? 1 : now.lr * numbers[1]),
+             shrink = constant(d, now.lr * numbers[0]);
+  each_vector(d, run.n, [&](int64_t i, int64_t count) HWY_ATTR {
+    const auto old = load_first(d, run.param + i, count, T{0});
+    const auto direction = load_first(d, run.gradient + i, count, T{0});
+    const auto less = hn::MulAdd(step, direction, hn::Mul(shrink, old));
+    store_first(d, hn::Sub(old, less), run.param_out + i, count);
+  });
+}
+
 template <class T>
 void average(const T* x, T* average, int64_t n, double decay) {
   const hn::ScalableTag<T> d;
@@ -160,7 +175,8 @@ AverageFn<double> AverageF64() { return average<double>; }
 
 // In the order of update_rules().
 template <class T>
-constexpr UpdateFn<T> kUpdates[] = {sgd<T>, adamw<T>, onnx_adam<T>, adagrad<T>, lion<T>};
+constexpr UpdateFn<T> kUpdates[] = {sgd<T>,  adamw<T>,   onnx_adam<T>, adagrad<T>,
+                                    lion<T>, descend<T>, descend<T>};
 
 UpdateFn<float> UpdateF32(size_t rule) { return kUpdates<float>[rule]; }
 UpdateFn<double> UpdateF64(size_t rule) { return kUpdates<double>[rule]; }
@@ -201,6 +217,8 @@ std::span<const UpdateRule> update_rules() {
         {"count"}}},
       {"Adagrad", 1, {{"lr_decay"}, {"eps", 1e-6}, {"weight_decay"}, {"count"}}},
       {"Lion", 1, {{"beta1"}, {"beta2"}, {"weight_decay"}}},
+      {"Muon", 0, {{"weight_decay"}, {"scale", 1}, {"has_rate"}}},
+      {"Adafactor", 0, {{"weight_decay"}, {"scale", 1}, {"has_rate", 1}}},
   };
   return kRules;
 }

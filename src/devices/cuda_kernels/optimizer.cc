@@ -14,6 +14,14 @@ std::string real(const Use& use, std::string_view name, double otherwise = 0) {
   return literal(use.attrs.real(name, otherwise), DType::kF64);
 }
 
+// Returns a bit for each state that is kept in bf16. All uses of a run are alike.
+unsigned halves_of(const Use& use, size_t states) {
+  unsigned halves = 0;
+  for (size_t s = 0; s < states; ++s)
+    if (use.present[2 + s] && use.type(2 + s) == DType::kBF16) halves |= 1u << s;
+  return halves;
+}
+
 // `rule` is the text's type, `numbers` its value for a use; of the inputs `states` are states or
 // absent.
 Status make_updates(const Run& run, size_t states, std::string_view rule,
@@ -32,11 +40,13 @@ Status make_updates(const Run& run, size_t states, std::string_view rule,
                .body = fmt::format("  static constexpr {} tensors{};\n"
                                    "  static constexpr {} rules[] = {{{{{}}}}};\n"
                                    "  static constexpr int copies[] = {{{}}};\n"
-                                   "  update<{}, {}, {}, {}, {}, {}>(p, tensors, rules, copies);",
+                                   "  update<{}, {}, {}, {}, {}, {}, {}>(p, tensors, rules, "
+                                   "copies);",
                                    tensors_type(run.uses.size()), tensors_text(blocks, counts),
                                    rule, fmt::join(rules, "}, {"), fmt::join(run.copies, ", "),
                                    type_name(first.type()), type_name(first.type(1)),
-                                   run.copy_type ? type_name(*run.copy_type) : "None", states,
+                                   run.copy_type ? type_name(*run.copy_type) : "None",
+                                   halves_of(first, states), states,
                                    first.inputs.size(), kElements),
                .blocks = sum_of(blocks),
                .threads = kThreads});
@@ -68,6 +78,13 @@ std::string lion_rule(const Use& use) {
                      real(use, "weight_decay"));
 }
 
+std::string muon_rule(const Use& use) {
+  return fmt::format("{}, {}, false", real(use, "scale", 1), real(use, "weight_decay"));
+}
+std::string adafactor_rule(const Use& use) {
+  return fmt::format("1.0, {}, true", real(use, "weight_decay"));
+}
+
 // An optimizer's op, its states, the type of its text, and the value of that.
 struct UpdateRule {
   std::string_view op;
@@ -75,9 +92,11 @@ struct UpdateRule {
   std::string_view text;
   std::string (*numbers)(const Use&);
 };
-constexpr UpdateRule kRules[] = {{"Adagrad", 1, "AdagradRule", adagrad_rule},
+constexpr UpdateRule kRules[] = {{"Adafactor", 0, "DirectedRule", adafactor_rule},
+                                 {"Adagrad", 1, "AdagradRule", adagrad_rule},
                                  {"AdamW", 2, "AdamRule", adamw_rule},
                                  {"Lion", 1, "LionRule", lion_rule},
+                                 {"Muon", 0, "DirectedRule", muon_rule},
                                  {"OnnxAdam", 2, "AdamRule", onnx_adam_rule},
                                  {"Sgd", 1, "SgdRule<true>", sgd_rule}};
 
@@ -93,7 +112,8 @@ Status make_update(const Run& run, Emitter& emit) {
   const Use& first = run.uses[0];
   for (const UpdateRule& rule : kRules)
     if (rule.op == first.op) {
-      const std::string text(first.present[2] ? rule.text : "SgdRule<false>");
+      const bool has_buffer = rule.op != "Sgd" || first.present[2];
+      const std::string text(has_buffer ? rule.text : "SgdRule<false>");
       if (!first.attrs.find("ema")) return make_updates(run, rule.states, text, rule.numbers, emit);
       return make_updates(run, rule.states + 1, fmt::format("Averaged<{}>", text), rule.numbers,
                           emit);

@@ -1,8 +1,10 @@
 // Makes a training graph of a forward graph: checks, backward pass, update.
+#include <algorithm>
 #include <cmath>
 
 #include "backward.h"
 #include "piper/frontend/autodiff.h"
+#include "piper/ir/optimizers.h"
 #include "piper/ir/rate.h"
 #include "update.h"
 
@@ -34,6 +36,30 @@ Status check_trainable(const Graph& graph) {
             "help: 'include' under 'parameters' makes parameters of constants; piperc MODEL "
             "--describe lists them");
   return fail("every parameter is frozen: there is nothing to train");
+}
+
+// Checks that optimizers of matrices have no vectors, and that states are no narrower than is done.
+Status check_types(const Graph& graph, const TrainSpec& train,
+                   const std::vector<const ParamGroup*>& groups) {
+  for (size_t p = 0; p < graph.params.size(); ++p) {
+    const Param& param = graph.params[p];
+    if (param.frozen) continue;
+    const OptimizerDef& def = find_optimizer(optimizer_of(*groups[p], train).name);
+    const TensorType& type = graph.value(param.value).type;
+    if (std::ranges::count(optimizer_of(*groups[p], train).states, DType::kBF16) > 0 &&
+        type.dtype == DType::kF64)
+      return fail(groups[p]->at, "states in bf16 of '{}', which is {}", quote_control(param.name),
+                  to_string(type))
+          .with_note("help: only what is trained in f32 or 16 bits has them");
+    if (type.shape.size() >= def.least_rank) continue;
+    return fail(groups[p]->at, "{} updates matrices, and '{}' is {}", def.name,
+                quote_control(param.name), to_string(type))
+        .with_note(
+            "help: give what is no matrix another optimizer: groups: [{of: [vectors, embeddings, "
+            "heads], "
+            "optimizer: {adamw: {lr: 3e-4}}}]");
+  }
+  return ok_status();
 }
 
 // Steps whose rates are tried: the first ones, those around borders, powers of 2.
@@ -68,8 +94,9 @@ Result<Differentiated> differentiate(Graph forward, const TrainSpec& train) {
   PIPER_TRY(check_loss(forward));
   PIPER_TRY(check_trainable(forward));
   PIPER_TRY(check_rates(train.groups, tokens_of_step(forward)));
-  PIPER_ASSIGN(const std::vector<const ParamGroup*> groups,
-               groups_of(forward, train.groups));
+  PIPER_ASSIGN(const std::vector<const ParamGroup*> groups, groups_of(forward, train.groups));
+  PIPER_TRY(check_types(forward, train, groups));
+  const std::vector<bool> stacks = stacks_of(forward);
   PIPER_ASSIGN(BackwardPass backward, append_backward(std::move(forward), train.loss_scale));
   Differentiated result;
   for (size_t i = 0; i < backward.graph.params.size(); ++i) {
@@ -84,7 +111,7 @@ Result<Differentiated> differentiate(Graph forward, const TrainSpec& train) {
     return fail("the loss '{}' depends on no trained parameter",
                 quote_control(backward.graph.value(backward.graph.loss).name));
   }
-  Graph graph = append_update(std::move(backward), train, groups);
+  Graph graph = append_update(std::move(backward), train, groups, stacks);
   graph.outputs.clear();  // what a step reports is loss and grad_norm
   result.graph = without_dead_nodes(std::move(graph), false);
   return result;

@@ -23,6 +23,14 @@ class KindFinder {
     if (kind == ParamKind::kVector) return is_vector;
     return has_use(param.value, kind);
   }
+  bool is_stack(ValueId value) const {
+    const size_t rank = graph_.value(value).type.shape.size();
+    return rank > 2 && std::ranges::any_of(uses_[value.index()], [&](const Use& use) {
+             const auto& [node, input] = use;
+             if (node->op == "Cast" || node->op == "Transpose") return is_stack(node->outputs[0]);
+             return node->op == "MatMul" || node->op == "GroupedMatMul";
+           });
+  }
 
  private:
   struct Use {
@@ -30,20 +38,35 @@ class KindFinder {
     size_t input;
   };
 
+  static bool moves(const Node& node) {
+    const OpDef* def = find_op(node.op);
+    return node.op == "Cast" || node.op == "Expand" ||
+           (def && def->elements != OpDef::Elements::kMade);
+  }
+  // Returns whether a cross-entropy reads the value, perhaps with a bias, or some rows of it.
+  bool are_logits(ValueId value) const {
+    return std::ranges::any_of(uses_[value.index()], [&](const Use& use) {
+      const auto& [node, input] = use;
+      if (node->op.starts_with("CrossEntropy")) return input == 0;
+      return (moves(*node) || node->op == "Add") && are_logits(node->outputs[0]);
+    });
+  }
+
   bool has_use(ValueId value, ParamKind kind) const {
     return std::any_of(uses_[value.index()].begin(), uses_[value.index()].end(),
                        [&](const Use& use) { return is_use(use, value, kind); });
   }
   bool is_use(const Use& use, ValueId value, ParamKind kind) const {
     const auto& [node, input] = use;
-    const OpDef* def = find_op(node->op);
-    const bool passes = node->op == "Cast" || node->op == "Expand" ||
-                        (def && def->elements != OpDef::Elements::kMade);
+    const bool passes = moves(*node);
     if (passes) return input == 0 && has_use(node->outputs[0], kind);
     if (kind == ParamKind::kNorm)
       return input > 0 &&
              (node->op == "LayerNorm" || node->op == "RmsNorm" || node->op == "GroupNorm");
     if (kind == ParamKind::kEmbedding) return input == 0 && node->op == "Gather";
+    if (kind == ParamKind::kHead)
+      return (node->op == "MatMul" || (node->op == "Linear" && input < 2)) &&
+             are_logits(node->outputs[0]);
     return (node->op == "Linear" && input == 2) || (node->op == "Add" && is_row(value));
   }
   // Returns whether it has one dim of more than one element, at most.
@@ -63,8 +86,9 @@ Error unused(const ParamGroup& group, const std::vector<Param>& params, bool mat
   }
   if (!group.kinds.empty())
     return fail(group.at, "no parameter is what the group is of: {}", describe(group))
-        .with_note("help: vectors are of rank 1 at most; norms, biases and embeddings are what "
-                   "ops use so");
+        .with_note(
+            "help: vectors are of rank 1 at most; norms, biases, embeddings and heads are what "
+            "ops use so");
   std::vector<std::string> names;
   for (const Param& param : params) std::ranges::move(paths_of(param), std::back_inserter(names));
   return fail(group.at, "'{}' matches no parameter{}", group.match,
@@ -109,6 +133,17 @@ Result<std::vector<const ParamGroup*>> groups_of(const Graph& graph,
     }
   }
   return result;
+}
+
+std::vector<bool> stacks_of(const Graph& graph) {
+  const KindFinder finder(graph);
+  std::vector<bool> stacks;
+  for (const Param& param : graph.params) stacks.push_back(finder.is_stack(param.value));
+  return stacks;
+}
+
+const OptimizerSpec& optimizer_of(const ParamGroup& group, const TrainSpec& train) {
+  return group.optimizer ? *group.optimizer : train.optimizer;
 }
 
 std::string describe(const ParamGroup& group) {

@@ -61,27 +61,35 @@ class Update {
     count_ = drawn && skip_.valid() ? add_state("updates", {DType::kI64, {}}) : graph_.step;
   }
 
-  void optimize(const Param& param, const ParamGroup& group) {
+  void optimize(const Param& param, const ParamGroup& group, bool is_stack) {
     const ValueId rate = learning_rate(group);
     const TensorType type = graph_.value(param.gradient).type;
-    const OptimizerSpec& spec = group.optimizer ? *group.optimizer : train_.optimizer;
+    const OptimizerSpec& spec = optimizer_of(group, train_);
     const OptimizerDef& def = find_optimizer(spec.name);
     const Attrs settings = with_defaults(def, spec.settings);
     std::vector<ValueId> inputs{param.value, param.gradient}, states;
+    if (def.direction) inputs[1] = direction(param, def, settings, rate, is_stack);
     const bool has_states = def.states_need.empty() || settings.real(def.states_need) != 0;
-    for (const std::string_view name : def.states) {
+    for (size_t s = 0; s < def.states.size(); ++s) {
       inputs.emplace_back();
       if (!has_states) continue;
-      inputs.back() = states.emplace_back(add_state(fmt::format("{}.{}", param.name, name), type));
+      TensorType kept = type;
+      if (!spec.states.empty()) kept.dtype = spec.states[std::min(s, spec.states.size() - 1)];
+      const std::string name = fmt::format("{}.{}", param.name, def.states[s]);
+      inputs.back() = states.emplace_back(add_state(name, std::move(kept)));
       for (const OptimizerSetting& setting : def.settings)
         if (setting.fills) graph_.value(states.back()).fill = settings.real(setting.key);
     }
     if (train_.ema) inputs.push_back(states.emplace_back(add_state(param.name + ".ema", type)));
     inputs.insert(inputs.end(), {rate, clip_, count_});
     if (skip_.valid()) inputs.push_back(skip_);
+    Attrs attrs = attrs_of(def, settings, spec.count, group.weight_decay);
+    if (def.of_shape) {
+      const Attrs more = def.of_shape(settings, graph_.value(param.value).type.shape, is_stack);
+      for (const auto& [name, value] : more.items()) attrs.set(name, value);
+    }
     const std::vector<ValueId> next =
-        emit(def.op, param.name + ".next", param.scope, std::move(inputs),
-             attrs_of(def, settings, spec.count, group.weight_decay));
+        emit(def.op, param.name + ".next", param.scope, std::move(inputs), std::move(attrs));
     graph_.updates.push_back({param.value, next[0]});
     for (size_t i = 0; i < states.size(); ++i) graph_.updates.push_back({states[i], next[i + 1]});
   }
@@ -129,6 +137,22 @@ class Update {
     return graph_.add_value(std::move(value));
   }
 
+  ValueId direction(const Param& param, const OptimizerDef& def, const Attrs& settings,
+                    ValueId rate, bool is_stack) {
+    Builder build(graph_);
+    build.pass = Pass::kU;
+    build.scope = param.scope;
+    build.name_prefix = param.name + ".direction/";
+    const auto state = [&](std::string_view name, TensorType type) {
+      return add_state(fmt::format("{}.{}", param.name, name), std::move(type));
+    };
+    const auto set = [&](ValueId of, ValueId next) {
+      graph_.updates.push_back({of, next, param.value});
+    };
+    return def.direction(build, {param.value, param.gradient, rate, clip_, count_, skip_, settings,
+                                 is_stack, state, set});
+  }
+
   ValueId learning_rate(const ParamGroup& group) {
     ValueId& known = rates_[{group.lr, group.rate}];
     if (known.valid()) return known;
@@ -155,14 +179,14 @@ class Update {
   Graph& graph_;
   const TrainSpec& train_;
   const ValueId loss_scale_;
-  ValueId clip_, skip_, count_;      // factor of the gradients; whether, and how often, it is done
+  ValueId clip_, skip_, count_;  // factor of the gradients; whether, and how often, it is done
   std::map<std::pair<double, std::string>, ValueId> rates_;  // by lr and formula
 };
 
 }  // namespace
 
 Graph append_update(BackwardPass backward, const TrainSpec& train,
-                    const std::vector<const ParamGroup*>& groups) {
+                    const std::vector<const ParamGroup*>& groups, const std::vector<bool>& stacks) {
   Graph graph = std::move(backward.graph);
   Update update(graph, train, backward.loss_scale);
   update.sum_loss();
@@ -174,7 +198,8 @@ Graph append_update(BackwardPass backward, const TrainSpec& train,
   update.norm_and_clip();
   update.add_step();
   for (size_t i = 0; i < graph.params.size(); ++i) {
-    if (graph.params[i].gradient.valid()) update.optimize(graph.params[i], *groups[i]);
+    if (graph.params[i].gradient.valid())
+      update.optimize(Param(graph.params[i]), *groups[i], stacks[i]);
   }
   update.next_step();
   update.next_loss_scale();

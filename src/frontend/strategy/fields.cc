@@ -79,9 +79,13 @@ std::optional<std::string> home_of(std::string_view key, const Object& object) {
   const Object& whole = fields::object("strategy");
   if (find_field(whole, key))
     return fmt::format("help: '{}' begins at the left margin, as 'piper' does", key);
-  if (const std::string help = foreign_help(key); !help.empty()) return help;
+  const bool is_optimizer = find_field(fields::object("optimizer"), object.name) != nullptr;
+  const std::string help = foreign_help(key);
+  if (!help.empty() && !(is_optimizer && help.find("optimizer: {") != help.npos)) return help;
   const auto below = places_below(object, key);
-  if (below.size() == 1) return fmt::format("help: write '{}'", below[0]);
+  // Of several optimizers that have the key the first one shows where it is written.
+  if (below.size() == 1 || (!below.empty() && below[0].starts_with("optimizer: {")))
+    return fmt::format("help: write '{}'", below[0]);
   const Object& directive = fields::object("directive");
   const Field* field = find_field(directive, key);
   if (field && field->presence == Presence::kBeside) {
@@ -183,14 +187,15 @@ const SourceSpan& Fields::key_at(std::string_view name) const {
   return entry->key.at;
 }
 
-Result<Fields> read(const yaml::Node& node, const SourceSpan& at, std::string_view name) {
+Result<Fields> read(const yaml::Node& node, const SourceSpan& at, std::string_view name,
+                    std::string_view key) {
   const Object& kind = object(name);
-  if (!node.is(yaml::Node::Kind::kMap)) return no_map(node, name, kind);
+  if (!node.is(yaml::Node::Kind::kMap)) return no_map(node, key.empty() ? name : key, kind);
   PIPER_TRY(check_keys(node, kind));  // a key that is missing may be one of them
   ErrorList errors;
   for (const Field& field : kind.fields)
     if (field.presence == Presence::kRequired && node.find(field.name) == nullptr)
-      errors.add(fail(at, "'{}' needs the key '{}'", name, field.name));
+      errors.add(fail(at, "'{}' needs the key '{}'", key.empty() ? name : key, field.name));
   PIPER_TRY(errors.status());
   if (kind.single) PIPER_TRY(check_single(node, at, kind));
   return Fields(node, at);

@@ -154,15 +154,17 @@ class Fields {
   const yaml::Node* node_;
   SourceSpan at_;
 };
-// `at` is what names the map in errors: the key above it.
-Result<Fields> read(const yaml::Node& node, const SourceSpan& at, std::string_view object);
+// `at` is what names the map in errors: the key above it, which is `key` unless that is the name of
+// the object.
+Result<Fields> read(const yaml::Node& node, const SourceSpan& at, std::string_view object,
+                    std::string_view key = {});
 // Checks the same of a map that nothing reads, and of the maps in it.
 Status check(const yaml::Node& node, const SourceSpan& at, std::string_view object);
 
 // ---- Whole maps, row by row ---------------------------------------------------------------------
 
 Status read_map(const Object& object, const yaml::Node& node, const SourceSpan& at,
-                const Reading& reading, void* out);
+                const Reading& reading, void* out, std::string_view key = {});
 std::string print_map(const Object& object, const void* from);      // "{a: 1, b: 2}"
 std::string print_entries(const Object& object, const void* from);  // "a: 1, b: 2"
 // Returns a line for each key, each past the end of the one before; lists have lines of their

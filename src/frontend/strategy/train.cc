@@ -2,119 +2,18 @@
 #include <algorithm>
 #include <cmath>
 
+#include "chosen_optimizer.h"
+#include "errors.h"
 #include "members.h"
-#include "piper/ir/optimizers.h"
 #include "piper/ir/rate.h"
 #include "print.h"
 
 namespace piper::fields {
 namespace {
 
-// ---- optimizer ----------------------------------------------------------------------------------
-
-// Holds an optimizer, and what groups inherit.
-struct Chosen {
-  OptimizerSpec spec;
-  ParamGroup group;
-};
-
-Status read_betas(const Field&, const yaml::Entry& entry, const Reading& reading, Chosen& chosen) {
-  const yaml::Node& betas = entry.value;
-  if (!betas.is(yaml::Node::Kind::kList) || betas.items.size() != 2)
-    return fail(betas.at, "expected a list of two numbers, such as [0.9, 0.999]");
-  for (size_t i = 0; i < 2; ++i) {
-    const yaml::Node& node = betas.items[i];
-    PIPER_ASSIGN(const double beta, read_real(node, reading.scope));
-    if (beta < 0 || beta >= 1)
-      return fail(node.at, "a beta must be at least 0 and below 1, not {}", node.text);
-    chosen.spec.settings.set(i == 0 ? "beta1" : "beta2", beta);
-  }
-  return ok_status();
-}
-Attrs settings_of(const OptimizerSpec& spec) {
-  return with_defaults(find_optimizer(spec.name), spec.settings);
-}
-std::string print_betas(const Field&, const Chosen& chosen) {
-  const Attrs settings = settings_of(chosen.spec);
-  return fmt::format("[{}, {}]", settings.real("beta1"), settings.real("beta2"));
-}
-
-// Rate and weight decay are the group's.
-Status read_setting(const Field& field, const yaml::Entry& entry, const Reading& reading,
-                    Chosen& chosen) {
-  if (field.form.type == Type::kBool) {
-    bool value = false;
-    PIPER_TRY(read_value(field, entry.value, reading, value));
-    chosen.spec.settings.set(std::string(field.name), int64_t{value});
-    return ok_status();
-  }
-  double value = 0;
-  PIPER_TRY(read_value(field, entry.value, reading, value));
-  if (field.name == "lr")
-    chosen.group.lr = value;
-  else if (field.name == "weight_decay")
-    chosen.group.weight_decay = value;
-  else
-    chosen.spec.settings.set(std::string(field.name), value);
-  return ok_status();
-}
-std::string print_setting(const Field& field, const Chosen& chosen) {
-  if (field.name == "lr") return print_value(field, chosen.group.lr);
-  if (field.name == "weight_decay") return print_value(field, chosen.group.weight_decay);
-  const Attrs settings = settings_of(chosen.spec);
-  if (field.form.type == Type::kBool) return print_value(field, settings.integer(field.name) != 0);
-  return print_value(field, settings.real(field.name));
-}
-
-Status check_settings(const Fields& map, const Reading&, Chosen& chosen) {
-  const auto& need = find_optimizer(chosen.spec.name).need;
-  if (!need || need->holds(settings_of(chosen.spec))) return ok_status();
-  return fail(map[need->key]->at, "{}", need->text);
-}
-
-constexpr Form kAtLeast0 = real(kNotNegative), kAbove0 = real(kPositive), kTo1 = real(kUnit);
-
-Field field_of(const OptimizerSetting& setting) {
-  if (setting.key == "beta1")
-    return {"betas", kReals, kStated, setting.doc, custom<read_betas, print_betas>};
-  using Written = OptimizerSetting::Form;
-  const Form form = setting.form == Written::kBool     ? kBool
-                    : setting.form == Written::kAbove0 ? kAbove0
-                    : setting.form == Written::kUnit   ? kTo1
-                                                       : kAtLeast0;
-  return {setting.key, form, kStated, setting.doc, custom<read_setting, print_setting>};
-}
-
-// Holds the keys of all optimizers, and those of each.
-struct OptimizerKeys {
-  std::vector<Field> names;
-  std::vector<std::vector<Field>> settings;
-};
-const OptimizerKeys& optimizer_keys() {
-  static const OptimizerKeys made = [] {
-    OptimizerKeys keys;
-    for (const OptimizerDef& def : optimizers()) {
-      keys.names.push_back({def.name, one(def.name), kOptional, def.doc});
-      std::vector<Field>& settings = keys.settings.emplace_back();
-      for (const OptimizerSetting& setting : def.settings)
-        if (setting.key != "beta2") settings.push_back(field_of(setting));
-      settings.push_back({"states", kText, kUnsupported});  // of 16 bits
-    }
-    for (const char* name : {"adafactor", "muon"}) keys.names.push_back({name, kText, kUnsupported});
-    return keys;
-  }();
-  return made;
-}
-
 Status read_optimizer(const Field&, const yaml::Entry& entry, const Reading& reading,
                       Strategy& out) {
-  PIPER_ASSIGN(const Fields map, read(entry.value, entry.key.at, "optimizer"));
-  const yaml::Entry& given = map.only();
-  const OptimizerDef& def = find_optimizer(given.key.text);
-  Chosen chosen{{.name = given.key.text},
-                {"**", given.key.at, def.find("lr")->otherwise,
-                 def.find("weight_decay")->otherwise}};
-  PIPER_TRY(read_map(fields::object(def.name), given.value, given.key.at, reading, &chosen));
+  PIPER_ASSIGN(Chosen chosen, read_chosen(entry, reading));
   out.has_optimizer = true;
   out.train.optimizer = chosen.spec;
   out.train.groups.back() = std::move(chosen.group);
@@ -122,9 +21,7 @@ Status read_optimizer(const Field&, const yaml::Entry& entry, const Reading& rea
 }
 std::string print_optimizer(const Field&, const Strategy& from) {
   if (!from.has_optimizer) return "";
-  const Chosen chosen{from.train.optimizer, from.train.groups.back()};
-  const std::string& name = chosen.spec.name;
-  return fmt::format("{{{}: {}}}", name, print_map(fields::object(name), &chosen));
+  return print_chosen({from.train.optimizer, from.train.groups.back()});
 }
 
 // ---- schedule: phases one after the other, or a formula ----------------------------------------
@@ -198,9 +95,9 @@ class Phases {
     switch (phase.kind) {
       case Phase::Kind::kWarmup:
         rate_ = 1;
-        return before == 0 ? fmt::format("{} 1 + {} /", from, phase.steps)
-                           : fmt::format("{} {} {} 1 + * {} / +", before, 1 - before, from,
-                                         phase.steps);
+        return before == 0
+                   ? fmt::format("{} 1 + {} /", from, phase.steps)
+                   : fmt::format("{} {} {} 1 + * {} / +", before, 1 - before, from, phase.steps);
       case Phase::Kind::kConstant:
         return fmt::format("{}", before);
       case Phase::Kind::kLinear:
@@ -227,12 +124,16 @@ class Phases {
 
 Result<std::string> read_phases(const yaml::Node& list, const Reading& reading) {
   Phases phases;
+  ErrorList errors;
   for (const yaml::Node& item : list.items) {
     Phase phase;
-    PIPER_TRY(read_map(fields::object("phase"), item, item.at, reading, &phase));
-    if (!phases.add(phase))
-      return fail(item.at, "the phase ends after more than {} steps", kMaxSteps);
+    const Status known = read_map(fields::object("phase"), item, item.at, reading, &phase);
+    if (!known)
+      errors.add(known);
+    else if (!phases.add(phase))
+      errors.add(fail(item.at, "the phase ends after more than {} steps", kMaxSteps));
   }
+  PIPER_TRY(errors.status());
   if (list.items.empty()) return fail(list.at, "a schedule without phases");
   return phases.formula();
 }
@@ -290,10 +191,27 @@ std::string print_group_schedule(const Field& field, const GroupEntry& one) {
   return text.empty() ? "\"lr\"" : text;
 }
 
-constexpr Word kKinds[] = {word(kParamKinds[0], ParamKind::kVector),
-                           word(kParamKinds[1], ParamKind::kNorm),
-                           word(kParamKinds[2], ParamKind::kBias),
-                           word(kParamKinds[3], ParamKind::kEmbedding)};
+// An optimizer of its own brings its own rate and weight decay.
+Status read_group_optimizer(const Field&, const yaml::Entry& entry, const Reading& reading,
+                            GroupEntry& one) {
+  PIPER_ASSIGN(const Chosen chosen, read_chosen(entry, reading));
+  one.group.optimizer = chosen.spec;
+  one.group.lr = chosen.group.lr;
+  one.group.weight_decay = chosen.group.weight_decay;
+  return ok_status();
+}
+std::string print_group_optimizer(const Field&, const GroupEntry& one) {
+  return one.group.optimizer ? print_chosen({*one.group.optimizer, one.group}) : "";
+}
+template <double ParamGroup::*kNumber>
+std::string print_inherited(const Field& field, const GroupEntry& one) {
+  return one.group.optimizer ? "" : print_value(field, one.group.*kNumber);
+}
+
+constexpr Word kKinds[] = {
+    word(kParamKinds[0], ParamKind::kVector), word(kParamKinds[1], ParamKind::kNorm),
+    word(kParamKinds[2], ParamKind::kBias), word(kParamKinds[3], ParamKind::kEmbedding),
+    word(kParamKinds[4], ParamKind::kHead)};
 
 Status read_kinds(const Field& field, const yaml::Entry& entry, const Reading& reading,
                   GroupEntry& one) {
@@ -313,6 +231,11 @@ std::string print_kinds(const Field&, const GroupEntry& one) {
 Status check_group(const Fields& map, const Reading&, GroupEntry& one) {
   if (one.match.empty() && one.group.kinds.empty())
     return fail(map.at(), "'group' needs the key 'match' or 'of'");
+  for (const char* key : {"lr", "weight_decay"})
+    if (one.group.optimizer && map[key])
+      return fail(map.key_at(key), "'{}' beside an optimizer of the group's own", key)
+          .with_note(fmt::format("help: write 'optimizer: {{{}: {{{}: …}}}}'",
+                                 one.group.optimizer->name, key));
   return ok_status();
 }
 std::string print_match(const Field& field, const GroupEntry& one) {
@@ -320,14 +243,27 @@ std::string print_match(const Field& field, const GroupEntry& one) {
 }
 
 constexpr Field kGroup[] = {
-    {"match", kPaths, kOptional, "Parameters: patterns over their paths.",
+    {"match",
+     kPaths,
+     kOptional,
+     "Parameters: patterns over their paths.",
      {read_located<&GroupEntry::match, &GroupEntry::at>, print_by<print_match>}},
     {"of", some_of(kKinds), kOptional, "Parameters by what they are: any of these kinds.",
      custom<read_kinds, print_kinds>},
-    {"lr", kAtLeast0, kStated, "Default: the optimizer's.",
-     member<&GroupEntry::group, &ParamGroup::lr>},
-    {"weight_decay", kAtLeast0, kStated, "Default: the optimizer's.",
-     member<&GroupEntry::group, &ParamGroup::weight_decay>},
+    {"optimizer", one("optimizer"), kOptional, "Default: that of all.",
+     custom<read_group_optimizer, print_group_optimizer>},
+    {"lr",
+     kAtLeast0,
+     kStated,
+     "Default: the optimizer's.",
+     {read_member<&GroupEntry::group, &ParamGroup::lr>,
+      print_by<print_inherited<&ParamGroup::lr>>}},
+    {"weight_decay",
+     kAtLeast0,
+     kStated,
+     "Default: the optimizer's.",
+     {read_member<&GroupEntry::group, &ParamGroup::weight_decay>,
+      print_by<print_inherited<&ParamGroup::weight_decay>>}},
     {"schedule", kSchedule, kOptional, "Default: that of all.",
      custom<read_group_schedule, print_group_schedule>},
     kWhen,
@@ -380,7 +316,10 @@ std::string print_ema(const Field& field, const Strategy& from) {
 constexpr Field kTrain[] = {
     {"optimizer", one("optimizer"), kOptional, "Default: sgd.",
      custom<read_optimizer, print_optimizer>},
-    {"ema", one("ema"), kOptional, "Averages of the parameters over the steps.",
+    {"ema",
+     one("ema"),
+     kOptional,
+     "Averages of the parameters over the steps.",
      {read_inside, print_by<print_ema>}},
     {"schedule", kSchedule, kOptional,
      "How the learning rate changes: phases, or a formula of lr, step and tokens.",
@@ -402,10 +341,8 @@ constexpr Field kTrain[] = {
 
 std::span<const Object> train_objects() {
   static const std::vector<Object> made = [] {
-    const OptimizerKeys& keys = optimizer_keys();
-    std::vector<Object> objects = {block("train", kTrain), single("optimizer", keys.names)};
-    for (size_t o = 0; o < keys.settings.size(); ++o)
-      objects.push_back({keys.names[o].name, keys.settings[o], checked<check_settings>});
+    std::vector<Object> objects = {block("train", kTrain)};
+    objects.insert(objects.end(), optimizer_objects().begin(), optimizer_objects().end());
     objects.insert(objects.end(), {{"group", kGroup, checked<check_group>},
                                    single("phase", kPhase),
                                    {"decay", kDecay},

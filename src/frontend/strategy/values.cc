@@ -161,7 +161,8 @@ Status read_value(const Field& field, const yaml::Node& node, const Reading& rea
 
 Status read_inside(const Field& field, const yaml::Entry& entry, const Reading& reading,
                    void* object) {
-  return read_map(fields::object(field.form.object), entry.value, entry.key.at, reading, object);
+  return read_map(fields::object(field.form.object), entry.value, entry.key.at, reading, object,
+                  field.name);
 }
 
 Status read_only_word(const Field& field, const yaml::Entry& entry, const Reading& reading, void*) {
@@ -170,8 +171,8 @@ Status read_only_word(const Field& field, const yaml::Entry& entry, const Readin
 }
 
 Status read_map(const Object& object, const yaml::Node& node, const SourceSpan& at,
-                const Reading& reading, void* out) {
-  PIPER_ASSIGN(const Fields map, read(node, at, object.name));
+                const Reading& reading, void* out, std::string_view key) {
+  PIPER_ASSIGN(const Fields map, read(node, at, object.name, key));
   for (const Field& field : object.fields) {
     const yaml::Entry* entry = node.find(field.name);
     if (entry && field.member.read) PIPER_TRY(field.member.read(field, *entry, reading, out));

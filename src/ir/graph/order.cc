@@ -77,6 +77,7 @@ void renumber_values(Graph& graph, const std::vector<ValueId>& new_id) {
   for (StateUpdate& update : graph.updates) {
     map(update.state);
     map(update.next);
+    map(update.beside);
   }
   for (ValueId& id : graph.inputs) map(id);
   for (ValueId& id : graph.outputs) map(id);

@@ -219,7 +219,8 @@ void Parser::parse_result(LineReader& line, std::string_view word) {
     graph.outputs.push_back(next_value(line));
   } else if (word == "update") {
     const ValueId state = next_value(line);
-    graph.updates.push_back({state, next_value(line)});
+    StateUpdate& update = graph.updates.emplace_back(StateUpdate{state, next_value(line)});
+    if (line.next_is('%')) update.beside = next_value(line);
   } else {
     line.wrong(fmt::format("'{}' does not start a line", word));
   }

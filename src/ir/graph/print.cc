@@ -78,8 +78,10 @@ void print_param(std::string& out, const Graph& graph, const Param& param) {
 
 void print_results(std::string& out, const Graph& graph) {
   for (const StateUpdate& update : graph.updates) {
-    out += fmt::format("update {} {}\n", print_name(graph, update.state),
+    out += fmt::format("update {} {}", print_name(graph, update.state),
                        print_name(graph, update.next));
+    if (update.beside.valid()) out += " " + print_name(graph, update.beside);
+    out += '\n';
   }
   for (ValueId id : graph.outputs) out += fmt::format("output {}\n", print_name(graph, id));
   auto line = [&](const char* word, ValueId id) {

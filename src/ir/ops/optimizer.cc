@@ -1,4 +1,4 @@
-// The optimizers: their ops, and what strategies say of them.
+// The ops of optimizers.
 // Each op is one step on one parameter. The gradient is multiplied by `clip` first.
 //   Sgd{momentum, dampening, nesterov, weight_decay, count}(p, g, buf?, lr, clip?, step)
 //     -> (p', buf'?): PyTorch's, and Momentum of ai.onnx.preview.training 1 (alpha = momentum,
@@ -8,16 +8,18 @@
 //   OnnxAdam{beta1, beta2, eps, weight_decay, weight_decay_after, count}(p, g, m, v, lr, clip?,
 //     step) -> (p', m', v'): Adam of ai.onnx.preview.training 1, where eps joins the root as it is
 //     and p' shrinks by the factor 1 - weight_decay_after.
-//   Lion{beta1, beta2, weight_decay}(p, g, m, lr, clip?, step) -> (p', m'): as Chen et al., Symbolic
-//     Discovery of Optimization Algorithms, 2023, define it, with decoupled weight decay.
+//   Lion{beta1, beta2, weight_decay}(p, g, m, lr, clip?, step) -> (p', m'): as Chen et al. define it
+//     (Symbolic Discovery of Optimization Algorithms, 2023), with decoupled weight decay.
+//   Muon{scale, weight_decay, …}(p, d, lr, clip?, step) -> p': p - lr (scale d + weight_decay p),
+//     d being the direction that ops before it make of the gradient (muon.cc), `clip` included.
+//   Adafactor{weight_decay, …}(p, d, lr, clip?, step) -> p': p - d - lr weight_decay p; the rate is
+//     in d (adafactor.cc).
 //   Adagrad{lr_decay, eps, weight_decay, count}(p, g, h, lr, clip?, step) -> (p', h'): both's.
 // `count`: the updates of p before step 0 (T of ai.onnx.preview.training). All take one more input,
 // skip?, a bool: where it is true p and the states keep their values. With the attribute `ema` all
-// have one more state after the others, the average a of p: a' = a + (1 - ema)(p' - a), where a is p
-// if step is 0. Of a 16-bit p the states are f32. The gradient is of the states' type, or of 16
-// bits.
-#include "piper/ir/optimizers.h"
-
+// have one more state after the others, the average a of p: a' = a + (1 - ema)(p' - a), where a is
+// p if step is 0. Of a 16-bit p the states are f32. Of f32, all but the average may also be bf16.
+// The gradient is of the states' type, or of 16 bits.
 #include <algorithm>
 
 #include "rules.h"
@@ -41,9 +43,12 @@ Status check_update(const OpTypes& use, size_t states) {
   const bool rounded = info(gradient.dtype).is_float && info(gradient.dtype).bytes < 4 &&
                        gradient.shape == use.inputs[0].shape &&
                        state_type(use.inputs[0]).dtype == DType::kF32;
+  const TensorType own = state_type(use.inputs[0]);
   for (size_t i = rounded ? 2 : 1; i < lr; ++i) {
-    if (has_input(use, i))
-      PIPER_TRY(check_type(use, i, "of the parameter", state_type(use.inputs[0])));
+    const bool is_moment = i >= 2 && i < lr - (use.attrs.find("ema") ? 1 : 0);
+    const bool is_half = is_moment && own.dtype == DType::kF32 &&
+                         use.inputs[i] == TensorType{DType::kBF16, own.shape};
+    if (has_input(use, i) && !is_half) PIPER_TRY(check_type(use, i, "of the parameter", own));
   }
   PIPER_TRY(check_type(use, lr, "learning rate", real));
   if (has_input(use, lr + 1)) PIPER_TRY(check_type(use, lr + 1, "clip factor", real));
@@ -63,8 +68,10 @@ TypesResult update_types(const OpTypes& use, size_t states, bool has_states = tr
   if (ema && !use.present[1 + all]) return fail("an average needs a state");
   const double decay = use.attrs.real("ema");
   if (ema && !(decay > 0 && decay < 1)) return fail("an average with the decay {}", decay);
-  std::vector<TensorType> made((has_states ? states : 0) + (ema ? 2 : 1), state_type(use.inputs[0]));
+  std::vector<TensorType> made((has_states ? states : 0) + (ema ? 2 : 1),
+                               state_type(use.inputs[0]));
   made[0] = use.inputs[0];
+  for (size_t i = 0; has_states && i < states; ++i) made[1 + i] = use.inputs[2 + i];
   return made;
 }
 
@@ -77,6 +84,7 @@ TypesResult sgd_types(const OpTypes& use) {
   }
   return types;
 }
+TypesResult no_state_types(const OpTypes& use) { return update_types(use, 0); }
 TypesResult one_state_types(const OpTypes& use) { return update_types(use, 1); }
 TypesResult adam_types(const OpTypes& use) { return update_types(use, 2); }
 
@@ -133,9 +141,33 @@ OpSample lion_sample(bool clipped) {
   return sample;
 }
 
+OpSample directed_sample(bool clipped) {
+  OpSample sample{.inputs = {f64({4, 3}), f64({4, 3}), f64({}), f64({}), i64({})},
+                  .attrs = {{"scale", 0.5}, {"weight_decay", 0.1}},
+                  .low = 0.1,
+                  .high = 1};
+  if (!clipped) sample.absent.push_back(3);
+  return sample;
+}
+
+OpSample relative_sample(bool clipped) {
+  OpSample sample = directed_sample(clipped);
+  sample.attrs = {{"weight_decay", 0.1}};
+  return sample;
+}
+
 OpSample with_ema(OpSample sample, std::ptrdiff_t states) {
   sample.inputs.insert(sample.inputs.begin() + 2 + states, f64({4, 3}));
   sample.attrs.set("ema", 0.75);
+  return sample;
+}
+
+// `moments` says of each state whether it is kept in bf16.
+OpSample with_halves(OpSample sample, std::vector<bool> moments) {
+  for (TensorType& type : sample.inputs)
+    if (type.shape.size() == 2) type.dtype = DType::kF32;
+  for (size_t i = 0; i < moments.size(); ++i)
+    if (moments[i]) sample.inputs[2 + i].dtype = DType::kBF16;
   return sample;
 }
 
@@ -158,9 +190,13 @@ std::vector<OpDef> optimizer_ops() {
   adam.cost = element_cost<20>;
   adam.states = 2;
   adam.in_place = {{0, 0}, {1, 2}, {2, 3}, {3, 4}};
-  adam.samples = {adam_sample(1, true), adam_sample(0, false), with_skip(adam_sample(1, false)),
+  adam.samples = {adam_sample(1, true),
+                  adam_sample(0, false),
+                  with_skip(adam_sample(1, false)),
                   with_ema(adam_sample(1, true), 2),
-                  with_skip(with_ema(adam_sample(1, true), 2))};
+                  with_skip(with_ema(adam_sample(1, true), 2)),
+                  with_halves(adam_sample(1, true), {true, false}),
+                  with_halves(with_ema(adam_sample(0, true), 2), {true, true})};
   OpDef onnx_adam{.name = "OnnxAdam", .types = adam_types, .loops = optimizer_rule};
   onnx_adam.cost = element_cost<20>;
   onnx_adam.states = 2;
@@ -190,126 +226,27 @@ std::vector<OpDef> optimizer_ops() {
                           {"weight_decay_after", kReal},
                           {"count"}};
   adagrad.attributes = {{"lr_decay", kReal}, {"eps", kReal}, {"weight_decay", kReal}, {"count"}};
-  std::vector<OpDef> all = {sgd, adam, onnx_adam, adagrad, lion};
+  OpDef muon{.name = "Muon", .types = no_state_types, .loops = optimizer_rule};
+  muon.cost = element_cost<4>;
+  muon.states = 0;
+  muon.directed = true;
+  muon.in_place = {{0, 0}, {1, 2}};
+  muon.samples = {directed_sample(false), with_skip(directed_sample(true)),
+                  with_ema(directed_sample(true), 0)};
+  muon.attributes = {{"scale", kReal},    {"weight_decay", kReal}, {"momentum", kReal},
+                     {"nesterov"},        {"eps", kReal},          {"ns_steps"},
+                     {"adjust_lr", kText}};
+  OpDef adafactor = muon;
+  adafactor.name = "Adafactor";
+  adafactor.samples = {relative_sample(true), with_skip(relative_sample(false)),
+                       with_ema(relative_sample(true), 0)};
+  adafactor.attributes = {{"weight_decay", kReal},
+                          {"beta2_decay", kReal},
+                          {"eps1", kReal},
+                          {"eps2", kReal},
+                          {"d", kReal}};
+  std::vector<OpDef> all = {sgd, adam, onnx_adam, adagrad, lion, muon, adafactor};
   for (OpDef& op : all) op.attributes.push_back({"ema", kReal});
-  return all;
-}
-
-// ---- What strategies say ------------------------------------------------------------------------
-
-namespace {
-
-using SettingForm = OptimizerSetting::Form;
-
-OptimizerSetting rate(double otherwise, std::string_view doc) {
-  return {"lr", SettingForm::kAtLeast0, otherwise, doc};
-}
-OptimizerSetting decay(double otherwise, std::string_view doc) {
-  return {"weight_decay", SettingForm::kAtLeast0, otherwise, doc};
-}
-OptimizerSetting eps(double otherwise, std::string_view doc) {
-  return {"eps", SettingForm::kAbove0, otherwise, doc};
-}
-// Strategies write both as the list `betas`, described once.
-OptimizerSetting beta1(double otherwise, std::string_view doc) {
-  return {"beta1", SettingForm::kBelow1, otherwise, doc};
-}
-OptimizerSetting beta2(double otherwise) { return {"beta2", SettingForm::kBelow1, otherwise, {}}; }
-
-constexpr std::string_view kRateDoc = "Learning rate. Default 1e-3.",
-                           kBetasDoc = "Two decay rates. Default [0.9, 0.999].",
-                           kDefault0 = "Default 0.";
-
-std::vector<OptimizerDef> make_optimizers() {
-  OptimizerDef sgd{.name = "sgd", .doc = "Stochastic gradient descent.", .op = "Sgd"};
-  sgd.settings = {rate(1e-3, kRateDoc),
-                  {"momentum", SettingForm::kAtLeast0, 0, kDefault0},
-                  {"dampening", SettingForm::kUnit, 0, kDefault0},
-                  {"nesterov", SettingForm::kBool, 0, "Default false."},
-                  decay(0, kDefault0)};
-  sgd.states = {"momentum"};
-  sgd.states_need = "momentum";
-  sgd.counts = true;
-  sgd.need = {"nesterov", "nesterov needs a momentum above 0 and no dampening",
-              [](const Attrs& settings) {
-                return settings.integer("nesterov") == 0 ||
-                       (settings.real("momentum") > 0 && settings.real("dampening") == 0);
-              }};
-  OptimizerDef adam{.name = "adam",
-                    .doc = "Adam; weight decay is added to the gradient.",
-                    .op = "AdamW",
-                    .settings = {rate(1e-3, kRateDoc), beta1(0.9, kBetasDoc), beta2(0.999),
-                                 eps(1e-8, "Default 1e-8."), decay(0, kDefault0)},
-                    .states = {"exp_avg", "exp_avg_sq"},
-                    .fixed = {{"decoupled", int64_t{0}}}};
-  OptimizerDef adamw = adam;
-  adamw.name = "adamw", adamw.doc = "Adam with decoupled weight decay.";
-  adamw.settings.back() = decay(1e-2, "Default 1e-2.");
-  adamw.fixed = {{"decoupled", int64_t{1}}};
-  OptimizerDef adagrad{.name = "adagrad", .doc = "Adagrad.", .op = "Adagrad"};
-  adagrad.settings = {
-      rate(1e-2, "Learning rate. Default 1e-2."),
-      {"lr_decay", SettingForm::kAtLeast0, 0, "Divides the rate by 1 + step * lr_decay. Default 0."},
-      eps(1e-10, "Default 1e-10."),
-      decay(0, kDefault0),
-      {"initial_accumulator_value", SettingForm::kAtLeast0, 0, kDefault0, true}};
-  adagrad.states = {"sum"};
-  adagrad.counts = true;
-  OptimizerDef onnx_adam{.name = "onnx_adam",
-                         .doc = "Adam as ai.onnx.preview.training defines it.",
-                         .op = "OnnxAdam",
-                         .settings = {rate(1e-3, kRateDoc),
-                                      beta1(0.9, kBetasDoc),
-                                      beta2(0.999),
-                                      eps(1e-6, "Joins the root as it is. Default 1e-6."),
-                                      decay(0, "norm_coefficient. Default 0."),
-                                      {"weight_decay_after", SettingForm::kUnit, 0,
-                                       "norm_coefficient_post. Default 0."}},
-                         .states = adam.states,
-                         .counts = true};
-  OptimizerDef lion{.name = "lion",
-                    .doc = "Lion; steps by the sign of an average, decoupled weight decay.",
-                    .op = "Lion",
-                    .settings = {rate(1e-4, "Learning rate. Default 1e-4."),
-                                 beta1(0.9, "Two decay rates. Default [0.9, 0.99]."), beta2(0.99),
-                                 decay(0, kDefault0)},
-                    .states = {"exp_avg"}};
-  return {sgd, adam, adamw, adagrad, onnx_adam, lion};
-}
-
-}  // namespace
-
-size_t count_states(const OpDef& op, const Attrs& attrs) {
-  return static_cast<size_t>(op.states) + (attrs.find("ema") ? 1 : 0);
-}
-
-std::span<const OptimizerDef> optimizers() {
-  static const std::vector<OptimizerDef> made = make_optimizers();
-  return made;
-}
-
-const OptimizerDef& find_optimizer(std::string_view name) {
-  const auto found = std::find_if(optimizers().begin(), optimizers().end(),
-                                  [&](const OptimizerDef& def) { return def.name == name; });
-  PIPER_CHECK(found != optimizers().end(), "there is no optimizer '{}'", name);
-  return *found;
-}
-
-const OptimizerSetting* OptimizerDef::find(std::string_view key) const {
-  for (const OptimizerSetting& setting : settings)
-    if (setting.key == key) return &setting;
-  return nullptr;
-}
-
-Attrs with_defaults(const OptimizerDef& def, const Attrs& given) {
-  Attrs all = given;
-  for (const OptimizerSetting& setting : def.settings) {
-    if (given.find(setting.key)) continue;
-    if (setting.form == SettingForm::kBool)
-      all.set(std::string(setting.key), static_cast<int64_t>(setting.otherwise));
-    else
-      all.set(std::string(setting.key), setting.otherwise);
-  }
   return all;
 }
 

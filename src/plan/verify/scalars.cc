@@ -121,7 +121,8 @@ class StepScalars::Values {
     updated_.insert(param);
     if (argument(op.inputs[0]) != param) return add("{} updates '{}' from something else", shown);
     const Number* gradient = op.inputs.size() > 1 ? inputs[1] : nullptr;
-    if (!gradient || gradient->kind != kGradient || gradient->target != of_.model_.gradient_of[id])
+    const NumberKind wanted = find_op(op.op)->directed ? kDirection : kGradient;
+    if (!gradient || gradient->kind != wanted || gradient->target != of_.model_.gradient_of[id])
       return add("{} updates '{}' with something else than its gradient", shown);
     for (size_t i = 0; i < states && 2 + i < op.inputs.size(); ++i) {
       if (op.inputs[2 + i] < 0) continue;
@@ -173,7 +174,18 @@ class StepScalars::Values {
         of_.model_.targets.size();  // a vector has no more elements than there are sums
     if (auto known = moved(op, program_, terms, most))
       return {.kind = kTerms, .terms = *std::move(known)};
-    return of_.made_by(place_, op, inputs, output);
+    Number made = of_.made_by(place_, op, inputs, output);
+    return made.kind == kNone ? direction(inputs) : made;
+  }
+  // Returns what an op makes of one gradient; nothing where it reads none, or several.
+  static Number direction(std::span<const Number* const> inputs) {
+    Number made;
+    for (const Number* input : inputs) {
+      if (!input || (input->kind != kGradient && input->kind != kDirection)) continue;
+      if (made.kind != kNone && made.target != input->target) return {};
+      made.kind = kDirection, made.target = input->target;
+    }
+    return made;
   }
 
   StepScalars& of_;

@@ -18,6 +18,7 @@ enum class NumberKind : uint8_t {
   kState,         // a scalar state: a counter, or the loss scale
   kMoment,        // an optimizer's state for a parameter
   kGradient,      // a finished gradient
+  kDirection,     // made of one gradient, and perhaps of other values
   kTerms,         // sums of squares of gradients, or the loss
   kNorm,          // norm of the gradients, times the loss scale if there is one
   kUnscaledNorm,  // norm divided by the loss scale
@@ -32,8 +33,9 @@ struct Number {
   NumberKind kind = NumberKind::kNone;
   uint64_t symbol = 0;  // equal for equal numbers, on all devices
   uint64_t of = 0;      // kRate: the symbol of the count of updates
-  int32_t target = -1;  // kGradient: its sum, of which each rank along `cut` has another run
-  Terms terms;          // kTerms
+  int32_t target =
+      -1;       // kGradient, kDirection: its sum, of which each rank along `cut` has another run
+  Terms terms;  // kTerms
   uint32_t cut = 0;
   DType exact = DType::kF64;  // kGradient: a type that represents it exactly
   int32_t step = -1;          // in which it was computed; -1: before all steps
@@ -85,6 +87,8 @@ class StepScalars {
                    const std::string& state, const Number& held);
   bool is_known_as(std::string_view name, int32_t step, const Number& number) const;
   Number reduced(std::span<const Spot> members, size_t arg) const;
+  Number direction_in(Spot place, int32_t buffer) const;
+  Number direction_of(std::span<const Spot> members, size_t arg) const;
   bool holds(Spot place) const;
   void set(Spot place, int32_t buffer, const Number& number);
   void forget(Spot place, std::span<const int32_t> args, size_t first, size_t each);

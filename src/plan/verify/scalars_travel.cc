@@ -36,13 +36,20 @@ void StepScalars::follow(Spot place, const Instruction& one) {
     case InstructionKind::kCopy:
       return move(place, one);
     case InstructionKind::kOwnPart:
-      return forget(place, one.args, 1, 2);
+      for (size_t a = 0; a + 1 < one.args.size(); a += 2)
+        set(place, one.args[a + 1], direction_in(place, one.args[a]));
+      return;
     case InstructionKind::kInput:
     case InstructionKind::kPosition:
       return forget(place, one.args, 0, 1);
     default:
       PIPER_CHECK(false, "{} is followed with all of its members", to_string(one.kind));
   }
+}
+
+Number StepScalars::direction_in(Spot place, int32_t buffer) const {
+  const Number number = number_in(place.cell, buffer);
+  return number.kind == kDirection ? number : Number{};
 }
 
 void StepScalars::move(Spot place, const Instruction& one) {
@@ -62,10 +69,22 @@ void StepScalars::collective(std::span<const Spot> members) {
   const Instruction& one = section_.at(members[0]);
   const bool pairs = takes_pairs(one.kind);
   for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {
-    const Number made = one.kind == InstructionKind::kAllReduce ? reduced(members, a) : Number{};
+    Number made = one.kind == InstructionKind::kAllReduce ? reduced(members, a) : Number{};
+    if (made.kind == kNone) made = direction_of(members, a);
     for (const Spot member : members)
       set(member, section_.at(member).args[pairs ? a + 1 : a], made);
   }
+}
+
+// What all members make of one gradient still is made of that.
+Number StepScalars::direction_of(std::span<const Spot> members, size_t arg) const {
+  Number made;
+  for (Spot member : members) {
+    const Number own = direction_in(member, section_.at(member).args[arg]);
+    if (own.kind == kNone || (made.kind != kNone && own.target != made.target)) return {};
+    made = own;
+  }
+  return made;
 }
 
 Number StepScalars::reduced(std::span<const Spot> members, size_t arg) const {

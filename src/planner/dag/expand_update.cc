@@ -16,7 +16,10 @@ Status Expander::add_update() {
     for (const Version& version : dag_.versions)
       if (index.held[version.previous.index()].count(cell)) keep_newest(version, cell);
     const Reports own = reports_of(reports, cell);
-    add_update_task(update_chunk(dag_, cell, index, own));
+    for (const Chunk& chunk : update_chunks(dag_, cell, index, own)) {
+      add_exchanges(chunk);
+      add_update_task(chunk);
+    }
     if (!cut.empty()) gather_updated(cell, cut);
     dag_.reports.emplace_back();
     for (const auto& [name, value] : own)
@@ -121,6 +124,29 @@ void Expander::gather_updated(int32_t cell, const std::vector<const Part*>& cut)
   }
   for (auto& [over, bucket] : buckets)
     if (bucket.bytes > 0) flush(bucket);
+}
+
+void Expander::add_exchanges(const Chunk& chunk) {
+  std::map<std::pair<bool, std::vector<int32_t>>, Task> tasks;
+  for (const Part& exchange : dag_.exchanges) {
+    const bool gathers = !dag_.graph.value(exchange.param).producer.valid();
+    const ValueId from = gathers ? exchange.value : exchange.param,
+                  to = gathers ? exchange.param : exchange.value;
+    const bool is_read = std::binary_search(chunk.reads.begin(), chunk.reads.end(), to);
+    if (!is_read || find_item(to, -1, chunk.cell).valid()) continue;
+    Task& task = tasks[{gathers, exchange.over}];
+    if (gathers) task.stream = exchange.stream;
+    task.reads.push_back(ensure(from, -1, chunk.cell));
+    task.writes.push_back(new_item(to, -1, chunk.cell));
+  }
+  for (auto& [how, task] : tasks) {
+    const std::string& first = dag_.graph.value(dag_.items[task.reads[0].index()].value).name;
+    task.kind = how.first ? InstructionKind::kAllGather : InstructionKind::kOwnPart;
+    task.cell = chunk.cell, task.group = SmallVector(how.second);
+    task.label = add_label((how.first ? "all_gather " : "own parts of ") +
+                           and_more(first, task.reads.size()));
+    dag_.tasks.push_back(std::move(task));
+  }
 }
 
 ValueId Expander::next_of(ValueId state) const {

@@ -240,6 +240,8 @@ class Expander {
   // Gathers updated parts back into whole parameters, joined into buckets.
   void gather_updated(int32_t cell, const std::vector<const Part*>& cut);
   ValueId next_of(ValueId state) const;
+  // Gathers or cuts what a chunk of the update reads so.
+  void add_exchanges(const Chunk& chunk);
 
   // Returns a chunk of pass U, once for the step; what it writes first.
   ItemId add_update_task(const Chunk& chunk);

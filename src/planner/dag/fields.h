@@ -145,6 +145,7 @@ PIPER_FIELDS(Dag) {
   v("variants", &Dag::variants, kElsewhere);
   v("rounds", &Dag::rounds, kElsewhere);
   v("parts", &Dag::parts, kElsewhere);
+  v("exchanges", &Dag::exchanges, kElsewhere);
   v("copies", &Dag::copies, kElsewhere);
   v("versions", &Dag::versions, kElsewhere);
   v("offloads", &Dag::offloads, kElsewhere);
@@ -165,6 +166,7 @@ void each_table(SomeDag& dag, Visit&& visit) {
   visit("stream", dag.streams);
   visit("round", dag.rounds);
   visit("part", dag.parts);
+  visit("exchange", dag.exchanges);
   visit("copy", dag.copies);
   visit("version", dag.versions);
   visit("sum", dag.sums);

@@ -4,7 +4,10 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "piper/ir/ops.h"
+#include "piper/planner/make_dag.h"
 #include "rounds.h"
+#include "update.h"
 
 namespace piper {
 namespace {
@@ -119,6 +122,20 @@ class Cutter {
         state.type.shape = own;
       }
       graph_.value(update.next).type.shape = own;
+    }
+    if (find_op(graph_.node(optimizer).op)->directed) {
+      const CutUpdate cut{param.value,
+                          part,
+                          param.gradient,
+                          gradient,
+                          optimizer,
+                          like_.gather == Gather::kUpdate && is_read(param.value),
+                          own_shape(graph_.value(param.value).type),
+                          over_,
+                          like_.stream};
+      const TensorType whole = graph_.value(param.gradient).type;
+      for (const ValueId state : cut_direction(dag_, cut))
+        note_part(state, {}, whole, like_.gather);
     }
     std::vector<ValueId>& inputs = graph_.node(optimizer).inputs;
     std::replace(inputs.begin(), inputs.end(), param.value, part);

@@ -77,7 +77,8 @@ void sum_over_axes(Builder& build, const Graph& graph, const std::vector<ValueId
   }
 }
 
-// Returns what the nodes read from outside, ascending.
+}  // namespace
+
 std::vector<ValueId> outside_reads(const Graph& graph, const std::vector<NodeId>& nodes) {
   const std::set<NodeId> inside(nodes.begin(), nodes.end());
   std::vector<ValueId> reads;
@@ -88,8 +89,6 @@ std::vector<ValueId> outside_reads(const Graph& graph, const std::vector<NodeId>
   reads.erase(std::unique(reads.begin(), reads.end()), reads.end());
   return reads;
 }
-
-}  // namespace
 
 Chunk end_chunk(const Dag& dag, int32_t cell, std::string name) {
   return {.pass = TaskPass::kU,
@@ -282,65 +281,15 @@ UpdateIndex::UpdateIndex(const Dag& dag)
       params.push_back({copy});
       continue;
     }
+    if (update.beside.valid()) {
+      params.push_back({update.beside});
+      continue;
+    }
     const UpdateReads reads = reads_of(dag.graph, update.next, param_of);
     params.push_back(reads.params);
     for (ValueId param : reads.params)
       if (held[param.index()].empty()) held[param.index()] = cells_of(dag, reads.sums);
   }
-}
-
-Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const Reports& reports) {
-  const Graph& graph = dag.graph;
-  std::vector<bool> needed(graph.nodes.size());
-  const auto mark = [&](ValueId value, const auto& self) -> void {
-    const NodeId producer = graph.value(value).producer;
-    if (!producer.valid() || needed[producer.index()]) return;
-    const Node& node = graph.node(producer);
-    if (node.pass != Pass::kU || is_step_sum(node)) return;
-    needed[producer.index()] = true;
-    for (ValueId input : node.inputs)
-      if (input.valid()) self(input, self);
-  };
-  Chunk chunk = end_chunk(dag, cell, "U");
-  for (size_t u = 0; u < graph.updates.size(); ++u) {
-    const std::vector<ValueId>& params = index.params[u];
-    if (!std::all_of(params.begin(), params.end(),
-                     [&](ValueId param) { return index.held[param.index()].contains(cell); }))
-      continue;
-    mark(graph.updates[u].next, mark);
-    chunk.writes.push_back(graph.updates[u].next);
-  }
-  for (const auto& [name, value] : reports) {
-    mark(value, mark);
-    const NodeId producer = graph.value(value).producer;
-    if (producer.valid() && needed[producer.index()]) chunk.writes.push_back(value);
-  }
-  std::sort(chunk.writes.begin(), chunk.writes.end());
-  chunk.writes.erase(std::unique(chunk.writes.begin(), chunk.writes.end()), chunk.writes.end());
-
-  // Graph order with three exceptions: nodes added later may come before their readers, a node that
-  // replaces state runs after all that read the old value, and what rounds a next value follows it.
-  std::vector<int> color(graph.nodes.size());
-  const auto visit = [&](NodeId id, const auto& self) -> void {
-    if (!needed[id.index()] || color[id.index()]) return;
-    color[id.index()] = 1;
-    for (ValueId input : graph.node(id).inputs)
-      if (input.valid() && graph.value(input).producer.valid())
-        self(graph.value(input).producer, self);
-    for (ValueId output : graph.node(id).outputs)
-      if (index.state_of[output.index()].valid())
-        for (NodeId reader : index.readers[index.state_of[output.index()].index()])
-          self(reader, self);
-    chunk.nodes.push_back(id);
-    for (ValueId output : graph.node(id).outputs)
-      for (NodeId reader : index.readers[output.index()])
-        if (index.state_of[graph.node(reader).outputs[0].index()].valid() &&
-            graph.node(reader).op == "Cast")
-          self(reader, self);
-  };
-  for (size_t i = 0; i < graph.nodes.size(); ++i) visit(NodeId(i), visit);
-  chunk.reads = outside_reads(graph, chunk.nodes);
-  return chunk;
 }
 
 }  // namespace piper

@@ -7,6 +7,8 @@
 
 namespace piper {
 
+// Returns what the nodes read from outside, ascending.
+std::vector<ValueId> outside_reads(const Graph& graph, const std::vector<NodeId>& nodes);
 Chunk end_chunk(const Dag& dag, int32_t cell, std::string name);  // of pass U, without nodes
 // Makes a chunk of the nodes from `first` on; it writes what the last one makes.
 Chunk chunk_of_new_nodes(const Dag& dag, size_t first, int32_t cell, std::string name);
@@ -49,7 +51,23 @@ struct UpdateIndex {
   // By update: the parameters that it reads, or the copy that it makes.
   std::vector<std::vector<ValueId>> params;
 };
-// Makes the chunk that updates all state that `cell` holds, and computes what reports need.
-Chunk update_chunk(const Dag& dag, int32_t cell, const UpdateIndex& index, const Reports& reports);
+// Makes the chunks that update all state that `cell` holds, and compute what reports need. Between
+// two of them are exchanges, of what the first one makes.
+std::vector<Chunk> update_chunks(const Dag& dag, int32_t cell, const UpdateIndex& index,
+                                 const Reports& reports);
+
+// Cuts, over the axes of a parameter's part, what an optimizer computes before it updates that:
+// element by element on own runs, and on whole tensors between exchanges. Returns the states of
+// which ranks then have their own runs.
+struct CutUpdate {
+  ValueId param, part;              // the parameter, and its part
+  ValueId gradient, gradient_part;  // likewise
+  NodeId optimizer;
+  bool is_kept = false;  // the parameter itself stays, too
+  Shape own;             // of a part
+  std::vector<int32_t> over;
+  int32_t stream = 0;  // of what is gathered
+};
+std::vector<ValueId> cut_direction(Dag& dag, const CutUpdate& cut);
 
 }  // namespace piper

@@ -57,8 +57,8 @@ std::optional<double> least_eps(const PlanSet& set) {
   for (const RoleProgram& role : set.roles)
     for (const Program& program : role.programs)
       for (const ProgramOp& op : program.ops) {
-        const bool divides = op.op == "AdamW" || op.op == "OnnxAdam" || op.op == "Adagrad";
-        if (!divides) continue;
+        const bool updates = op.attrs.find("weight_decay") != nullptr;
+        if (!updates || !op.attrs.find("eps")) continue;
         const double eps = op.attrs.real("eps");
         least = std::min(least.value_or(eps), eps);
       }

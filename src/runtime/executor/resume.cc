@@ -234,6 +234,7 @@ struct Loading {
   std::vector<std::string> fresh;       // begin with the plans' initial values
   std::vector<std::string> parameters;  // those of them that are parameters or buffers of the model
   std::vector<std::string> ignored;     // of the checkpoint
+  std::vector<std::string> converted;   // loaded from another type
   std::vector<std::string> different;   // of another shape: sentences
 };
 
@@ -261,6 +262,9 @@ void add_state(const RoleProgram& role, const Tensor& tensor, const CheckpointRe
     loading.different.push_back(fmt::format("'{}' is {} in the checkpoint and {} in the plans",
                                             quote_control(*found), to_string(stored),
                                             to_string(tensor.whole_type())));
+  if (stored.dtype != tensor.type.dtype)
+    loading.converted.push_back(fmt::format("{} ({} to {})", *found, info(stored.dtype).name,
+                                            info(tensor.type.dtype).name));
   if (tensor.previous_of >= 0 && found != names.begin())
     loading.derived.push_back(names[0]);
   else
@@ -321,6 +325,7 @@ void tell_loading(const Start& start, const StartOptions& asked, const Loading& 
     if (names.size() > shown) line += fmt::format(" and {} more", names.size() - shown);
     tell_user(quote_control(line));
   };
+  list(loading.converted, "are rounded or widened");
   list(loading.derived, "begin as their parameters do");
   list(loading.parameters, "parameters or buffers are not there, and keep the values of the plans");
   list(loading.fresh, "begin afresh");

@@ -129,6 +129,26 @@ struct LionRule {
   }
 };
 
+// Steps along a direction that is made: the gradient's place holds it, and `clip` is in it.
+struct DirectedRule {
+  static constexpr int kStates = 0;
+  double scale, decay;
+  bool has_rate;  // the direction
+
+  template <class C>
+  struct Now {
+    C step, shrink;
+  };
+  template <class C>
+  DEVICE Now<C> now(const StepScalars& s) const {
+    return {C(has_rate ? 1.0 : s.rate * scale), C(s.rate * decay)};
+  }
+  template <class C>
+  DEVICE static C next(const Now<C>& now, C old, C direction, C*) {
+    return old - add_product(now.step, direction, now.shrink * old);
+  }
+};
+
 // Keeps an average of the parameters, too: the last state.
 template <class Rule>
 struct Averaged {
@@ -162,9 +182,9 @@ struct None {
   DEVICE explicit None(C) {}
 };
 
-// Updates one tensor: a parameter of P, its gradient of G, states of what P is computed in, and the
-// parameter rounded to Q, if `copy` is not null.
-template <class P, class G, class Q, int kStates>
+// Updates one tensor: a parameter of P, its gradient of G, states of what P is computed in, or of
+// bf16 where kHalves has their bit, and the parameter rounded to Q, if `copy` is not null.
+template <class P, class G, class Q, int kStates, unsigned kHalves>
 struct Updated {
   typedef computed<P> C;
   static constexpr int kSlots = kStates > 0 ? kStates : 1;
@@ -172,8 +192,29 @@ struct Updated {
   const G* gradient;
   P* made;
   Q* copy;
-  const C* old_state[kSlots];
-  C* made_state[kSlots];
+  const void* old_state[kSlots];
+  void* made_state[kSlots];
+
+  DEVICE static bool is_half(int s) { return (kHalves >> s & 1) != 0; }
+  // Reads and writes pack i of a state.
+  template <int kPack>
+  DEVICE Pack<C, kPack> state(int s, int64_t i) const {
+    if (!is_half(s)) return reinterpret_cast<const Pack<C, kPack>*>(old_state[s])[i];
+    const Pack<bf16, kPack> narrow = reinterpret_cast<const Pack<bf16, kPack>*>(old_state[s])[i];
+    Pack<C, kPack> wide;
+    for (int e = 0; e < kPack; ++e) wide.x[e] = C(narrow.x[e]);
+    return wide;
+  }
+  template <int kPack>
+  DEVICE void set_state(int s, int64_t i, const Pack<C, kPack>& wide) const {
+    if (!is_half(s)) {
+      reinterpret_cast<Pack<C, kPack>*>(made_state[s])[i] = wide;
+      return;
+    }
+    Pack<bf16, kPack> narrow;
+    for (int e = 0; e < kPack; ++e) narrow.x[e] = bf16(wide.x[e]);
+    reinterpret_cast<Pack<bf16, kPack>*>(made_state[s])[i] = narrow;
+  }
 
   DEVICE bool can_pack() const {
     uint64_t all = reinterpret_cast<uint64_t>(old) | reinterpret_cast<uint64_t>(gradient) |
@@ -185,7 +226,7 @@ struct Updated {
   DEVICE void keep(int64_t i) const {
     made[i] = old[i];
     if (copy) copy[i] = Q(C(old[i]));
-    for (int s = 0; s < kStates; ++s) made_state[s][i] = old_state[s][i];
+    for (int s = 0; s < kStates; ++s) set_state<1>(s, i, state<1>(s, i));
   }
   // Pack i. Addresses are counted in packs: of elements, i * kPack, the compiler would make single
   // stores.
@@ -198,25 +239,25 @@ struct Updated {
     Elements p_after;
     Pack<Q, kPack> q;
     States before[kSlots], after[kSlots];
-    for (int s = 0; s < kStates; ++s) before[s] = reinterpret_cast<const States*>(old_state[s])[i];
+    for (int s = 0; s < kStates; ++s) before[s] = state<kPack>(s, i);
     for (int e = 0; e < kPack; ++e) {
-      C state[kSlots];
-      for (int s = 0; s < kStates; ++s) state[s] = before[s].x[e];
-      p_after.x[e] = P(Rule::template next<C>(now, C(p.x[e]), C(g.x[e]), state));
+      C held[kSlots];
+      for (int s = 0; s < kStates; ++s) held[s] = before[s].x[e];
+      p_after.x[e] = P(Rule::template next<C>(now, C(p.x[e]), C(g.x[e]), held));
       q.x[e] = Q(C(p_after.x[e]));
-      for (int s = 0; s < kStates; ++s) after[s].x[e] = state[s];
+      for (int s = 0; s < kStates; ++s) after[s].x[e] = held[s];
     }
     reinterpret_cast<Elements*>(made)[i] = p_after;
     if (copy) reinterpret_cast<Pack<Q, kPack>*>(copy)[i] = q;
-    for (int s = 0; s < kStates; ++s) reinterpret_cast<States*>(made_state[s])[i] = after[s];
+    for (int s = 0; s < kStates; ++s) set_state<kPack>(s, i, after[s]);
   }
 };
 
 // Updates several tensors. Operands of each: p, g, kStateInputs states, rate, clip, step, skip if
 // kInputs has it; p' and the states after it. Operand copies[tensor] is the copy; negative: there
 // is none. A block has kElements elements.
-template <class P, class G, class Q, int kStateInputs, int kInputs, int64_t kElements, class Rule,
-          int kPointers, int kTensors>
+template <class P, class G, class Q, unsigned kHalves, int kStateInputs, int kInputs,
+          int64_t kElements, class Rule, int kPointers, int kTensors>
 DEVICE void update(const Pointers<kPointers>& p, const Tensors<kTensors>& tensors,
                    const Rule* rules, const int* copies) {
   typedef computed<P> C;
@@ -234,14 +275,16 @@ DEVICE void update(const Pointers<kPointers>& p, const Tensors<kTensors>& tensor
   const Now now = shared[0];
   const int64_t begin = (blockIdx.x - tensors.first[tensor]) * kElements;
   const int64_t rest = tensors.count[tensor] - begin, count = rest < kElements ? rest : kElements;
-  Updated<P, G, Q, kStates> all;
+  typedef Updated<P, G, Q, kStates, kHalves> All;
+  All all;
   all.old = p.template at<const P>(at) + begin;
   all.gradient = p.template at<const G>(at + 1) + begin;
   all.made = p.template at<P>(at + kInputs) + begin;
   all.copy = copies[tensor] < 0 ? nullptr : p.template at<Q>(copies[tensor]) + begin;
   for (int s = 0; s < kStates; ++s) {
-    all.old_state[s] = p.template at<const C>(at + kScalars - kStates + s) + begin;
-    all.made_state[s] = p.template at<C>(at + kInputs + 1 + s) + begin;
+    const int64_t bytes = begin * (All::is_half(s) ? 2 : static_cast<int64_t>(sizeof(C)));
+    all.old_state[s] = p.template at<const char>(at + kScalars - kStates + s) + bytes;
+    all.made_state[s] = p.template at<char>(at + kInputs + 1 + s) + bytes;
   }
   const bool* skip =
       kInputs > kScalars + 3 ? p.template at<const bool>(at + kScalars + 3) : nullptr;

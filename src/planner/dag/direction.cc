@@ -1,0 +1,152 @@
+// Where parameters live in parts: which of an optimizer's ops before the update work on own runs of
+// elements, and which on whole tensors.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "piper/ir/ops.h"
+#include "update.h"
+
+namespace piper {
+namespace {
+
+class Direction {
+ public:
+  Direction(Dag& dag, const CutUpdate& cut)
+      : dag_(dag), graph_(dag.graph), cut_(cut), shape_(graph_.value(cut.param).type.shape) {}
+
+  std::vector<ValueId> run() {
+    find_nodes();
+    find_flat();
+    for (NodeId id : nodes_)
+      if (!is_flat_node(id))
+        for (ValueId& input : graph_.node(id).inputs)
+          if (input.valid() && flat_.contains(input)) wanted_.insert(input);
+    for (NodeId id : std::vector(nodes_))
+      if (!is_flat_node(id)) read_whole(id);
+    cut_flat();
+    std::vector<ValueId>& inputs = graph_.node(cut_.optimizer).inputs;
+    if (!flat_.contains(inputs[1])) inputs[1] = own_run(inputs[1]);
+    return states_;
+  }
+
+ private:
+  // Follows the gradient through the update, but not into the norm of all gradients.
+  void find_nodes() {
+    const auto all = readers(graph_);
+    std::set<NodeId> found;
+    std::vector<ValueId> open{cut_.gradient};
+    for (const StateUpdate& update : graph_.updates)
+      if (update.beside == cut_.param) open.push_back(update.state);
+    while (!open.empty()) {
+      const ValueId value = open.back();
+      open.pop_back();
+      for (NodeId id : all[value.index()]) {
+        const Node& node = graph_.node(id);
+        if (node.pass != Pass::kU || node.op == "SumSquares" || id == cut_.optimizer) continue;
+        if (!found.insert(id).second) continue;
+        open.insert(open.end(), node.outputs.begin(), node.outputs.end());
+      }
+    }
+    nodes_.assign(found.begin(), found.end());
+  }
+
+  // What an op makes of runs element by element is a run.
+  void find_flat() {
+    flat_ = {cut_.gradient};
+    if (!cut_.is_kept) flat_.insert(cut_.param);
+    for (const StateUpdate& update : graph_.updates)
+      if (update.beside == cut_.param && graph_.value(update.state).type.shape == shape_)
+        states_.push_back(update.state);
+    flat_.insert(states_.begin(), states_.end());
+    for (NodeId id : nodes_) {
+      const Node& node = graph_.node(id);
+      const OpDef* def = find_op(node.op);
+      const bool each = def->pointwise && node.outputs.size() == 1 &&
+                        graph_.value(node.outputs[0]).type.shape == shape_;
+      const auto fits = [&](ValueId input) {
+        return !input.valid() || flat_.contains(input) || graph_.value(input).type.shape.empty();
+      };
+      if (each && std::all_of(node.inputs.begin(), node.inputs.end(), fits))
+        flat_.insert(node.outputs[0]);
+    }
+  }
+  bool is_flat_node(NodeId id) const { return flat_.contains(graph_.node(id).outputs[0]); }
+
+  void read_whole(NodeId id) {
+    std::vector<ValueId> inputs = graph_.node(id).inputs;
+    for (ValueId& input : inputs)
+      if (input.valid() && flat_.contains(input)) input = whole(input);
+    graph_.node(id).inputs = inputs;
+  }
+
+  // Returns the whole of a run: what is gathered, or is made of such.
+  ValueId whole(ValueId run) {
+    if (const auto known = whole_.find(run); known != whole_.end()) return known->second;
+    const Value value = graph_.value(run);
+    const bool is_made = value.kind == ValueKind::kNode && run != cut_.gradient;
+    if (is_made) {
+      Node node = graph_.node(value.producer);
+      const auto is_there = [&](ValueId input) {
+        return !input.valid() || !flat_.contains(input) || wanted_.contains(input);
+      };
+      if (std::all_of(node.inputs.begin(), node.inputs.end(), is_there)) {
+        for (ValueId& input : node.inputs)
+          if (input.valid() && flat_.contains(input)) input = whole(input);
+        node.outputs.clear();
+        node.name += ".whole";
+        const NodeId copy = graph_.add_node(std::move(node), std::vector{value.type});
+        const ValueId made = graph_.node(copy).outputs[0];
+        graph_.value(made).over = value.over;
+        return whole_[run] = made;
+      }
+    }
+    const ValueId to =
+        graph_.add_value({.name = value.name + ".whole", .type = value.type, .over = value.over});
+    exchange(run_of(run), to);
+    return whole_[run] = to;
+  }
+  ValueId run_of(ValueId value) const {
+    if (value == cut_.param) return cut_.part;
+    return value == cut_.gradient ? cut_.gradient_part : value;
+  }
+
+  void cut_flat() {
+    for (const ValueId state : states_) graph_.value(state).type.shape = cut_.own;
+    for (NodeId id : nodes_) {
+      if (!is_flat_node(id)) continue;
+      Node& node = graph_.node(id);
+      for (ValueId& input : node.inputs) input = run_of(input);
+      graph_.value(node.outputs[0]).type.shape = cut_.own;
+    }
+  }
+  void exchange(ValueId run, ValueId whole) {
+    dag_.exchanges.push_back(
+        {run, whole, graph_.value(whole).type, cut_.over, Gather::kUpdate, cut_.stream});
+  }
+  ValueId own_run(ValueId whole) {
+    const Value& value = graph_.value(whole);
+    const ValueId to = graph_.add_value(
+        {.name = value.name + ".part", .type = {value.type.dtype, cut_.own}, .over = value.over});
+    exchange(to, whole);
+    return to;
+  }
+
+  Dag& dag_;
+  Graph& graph_;
+  const CutUpdate& cut_;
+  const Shape shape_;          // of the whole parameter
+  std::vector<NodeId> nodes_;  // that depend on the gradient or on states, in graph order
+  std::set<ValueId> flat_;     // of which runs can be made
+  std::set<ValueId> wanted_;   // of these, those that whole tensors are made of
+  std::vector<ValueId> states_;
+  std::map<ValueId, ValueId> whole_;  // by run
+};
+
+}  // namespace
+
+std::vector<ValueId> cut_direction(Dag& dag, const CutUpdate& cut) {
+  return Direction(dag, cut).run();
+}
+
+}  // namespace piper

@@ -1,0 +1,133 @@
+// Optimizers that take matrices as wholes (Muon, Adafactor) under strategies that cut these: the
+// model trains as on one device.
+#include "equivalence/jobs.h"
+
+namespace piper {
+namespace {
+
+using namespace jobs;
+
+constexpr int64_t kSteps = 5;
+
+const std::string kMuon =
+    "optimizer: {muon: {lr: 0.02, adjust_lr: match_rms_adamw}}, clip_norm: 1.0, groups: [{of: "
+    "[vectors, embeddings], optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}}]";
+const std::string kAdafactor =
+    "optimizer: {adafactor: {lr: 0.05, weight_decay: 0.1, eps1: 1e-6}}, clip_norm: 1.0";
+
+const std::string kNarrow =
+    "optimizer: {adamw: {lr: 3e-3, eps: 1e-6, states: [bf16, f32]}}, ema: {decay: 0.9}";
+
+constexpr const char* kGptTensor =
+    "  - shard: {match: \"**/qkv/*\", dim: 0, over: tp}\n"
+    "  - shard: {match: \"**/proj/weight\", dim: 1, over: tp}\n"
+    "  - shard: {match: \"**/fc/*\", dim: 0, over: tp}\n"
+    "  - shard: {match: \"**/fc_out/weight\", dim: 1, over: tp}\n";
+// Rows of a vocabulary that the ranks do not divide.
+constexpr const char* kRows = "  - shard: {match: \"**/wte/*\", dim: 0, over: tp, pad: true}\n";
+constexpr const char* kExperts =
+    "  - shard: {input: \"*\", dim: 0, over: tp}\n"
+    "  - shard: {match: [\"**/w_in\", \"**/w_out\"], dim: 0, over: tp}\n";
+
+struct Case {
+  const char* name;
+  int pp = 1, dp = 1, tp = 1;
+  const char* states = "";  // what `shard` of replicate lists
+  const char* tensors = "";
+  const char* model = "gpt-deep";
+};
+
+std::string text_of(const Case& c, const std::string& train, bool wide) {
+  const std::string stages =
+      c.pp == 1 ? "" : fmt::format("annotate:\n  - balance: {{tag: stage, into: {}}}\n", c.pp);
+  std::string text = fmt::format(
+      "piper: 1\n{}mesh: {{pp: {}, dp: {}, tp: {}}}\ntrain: {{global_batch: 8, "
+      "{}}}\n{}directives:\n",
+      wide ? "include: <numerics/f64>\n" : "", c.pp, c.dp, c.tp, train, stages);
+  if (c.pp > 1 || c.dp > 1) text += "  - split: {dim: batch, into: 2, as: mb}\n";
+  if (c.pp > 1) text += "  - place: {on: {pp: stage}}\n";
+  if (c.dp > 1) text += fmt::format("  - replicate: {{over: dp{}}}\n", c.states);
+  text += c.tensors;
+  if (text.ends_with("directives:\n")) text.resize(text.size() - std::size("directives:"));
+  return text;
+}
+
+Result<Compiled> compile_case(const Case& c, const std::string& train, bool wide) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = model_path(c.model, "model.onnx");
+  options.strategy = folder.write("s.yaml", text_of(c, train, wide));
+  return compile(options);
+}
+
+class Optimizers : public ::testing::TestWithParam<Case> {};
+
+bool has_models() { return std::filesystem::exists(model_path("gpt-deep", "model.onnx")); }
+
+TEST_P(Optimizers, TrainAsOnOneDevice) {
+  if (!has_models()) GTEST_SKIP() << "no models in " << models_folder();
+  const Case& c = GetParam();
+  for (const std::string& train : {kMuon, kAdafactor, kNarrow}) {
+    const bool wide = c.tp > 1;           // where sums differ by rounding
+    if (wide && train == kNarrow) break;  // it has no states in f64
+    const auto compiled = compile_case(c, train, wide);
+    ASSERT_TRUE(compiled) << train << "\n" << print_error(compiled.error());
+    const auto one = compile_case({.name = "one", .model = c.model}, train, wide);
+    ASSERT_TRUE(one) << print_error(one.error());
+    if (wide) {
+      const auto all = jobs::train(compiled->set, c.model, kSteps),
+                 single = jobs::train(one->set, c.model, kSteps);
+      ASSERT_TRUE(all && single);
+      EXPECT_LT(largest_difference(*all, *single), 1e-9) << train;
+      continue;
+    }
+    const auto data = open_batches(compiled->set, c.model),
+               reference_data = open_batches(*compiled->single, c.model);
+    ASSERT_TRUE(data && reference_data);
+    JobOptions options;
+    options.steps = kSteps;
+    options.threads = 1;
+    options.verify.against = VerifyAgainst::kSingle;
+    const auto job =
+        run_job(compiled->set, data->get(), &*compiled->single, reference_data->get(), options);
+    EXPECT_TRUE(job) << train << "\n" << print_error(job.error());
+    expect_same_when_queued(compiled->set, c.model, c.name);
+  }
+}
+
+constexpr const char* kZero1 = ", shard: [optimizer]";
+constexpr const char* kZero2 = ", shard: [optimizer, gradients], bucket: 1KiB";
+constexpr const char* kZero3 = ", shard: [optimizer, gradients, parameters]";
+
+INSTANTIATE_TEST_SUITE_P(
+    Strategies, Optimizers,
+    ::testing::Values(Case{"pp", 2}, Case{"dp", 1, 2}, Case{"zero1", 1, 2, 1, kZero1},
+                      Case{"zero2", 1, 4, 1, kZero2}, Case{"zero3", 1, 2, 1, kZero3},
+                      Case{"pp_zero3", 2, 2, 1, kZero3}, Case{"tp", 1, 1, 2, "", kGptTensor},
+                      Case{"tp3_rows", 1, 1, 3, "", kRows}, Case{"pp_tp", 2, 1, 2, "", kGptTensor},
+                      Case{"zero1_tp", 1, 2, 2, kZero1, kGptTensor},
+                      Case{"zero3_tp", 1, 2, 2, kZero3, kGptTensor},
+                      Case{"experts", 1, 1, 2, "", kExperts, "moe-gshard"}),
+    [](const auto& info) { return info.param.name; });
+
+// The comparison sees another momentum, or another second moment.
+TEST(OptimizersControl, OtherSettingsDiffer) {
+  if (!has_models()) GTEST_SKIP() << "no models in " << models_folder();
+  const auto trained = [](const std::string& train) {
+    const auto compiled = compile_case({.name = "one"}, train, true);
+    EXPECT_TRUE(compiled) << print_error(compiled.error());
+    auto result = jobs::train(compiled->set, "gpt-deep", kSteps);
+    EXPECT_TRUE(result) << print_error(result.error());
+    return *std::move(result);
+  };
+  for (const auto& [train, other] : {std::pair{kMuon, "muon: {momentum: 0.9, "},
+                                     {kAdafactor, "adafactor: {beta2_decay: -0.7, "}}) {
+    std::string changed = train;
+    const std::string_view name(other, std::string_view(other).find('{') + 1);
+    changed.replace(changed.find(name), name.size(), other);
+    EXPECT_GT(largest_difference(trained(changed), trained(train)), 1e-5) << changed;
+  }
+}
+
+}  // namespace
+}  // namespace piper
