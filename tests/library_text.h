@@ -9,9 +9,11 @@
 
 namespace piper {
 
-// Returns whether a file of strategies/ is a strategy; the others describe clusters.
+// Returns whether a file of strategies/ is a strategy; the others describe clusters, and what is
+// searched.
 inline bool is_strategy(const std::filesystem::path& file) {
-  return file.extension() == ".yaml" && file.parent_path().filename() != "clusters";
+  const auto folder = file.parent_path().filename();
+  return file.extension() == ".yaml" && folder != "clusters" && folder != "spaces";
 }
 
 // A strategy file by its keys, each with what stands behind the colon.

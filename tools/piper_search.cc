@@ -16,7 +16,7 @@ namespace {
 
 struct Flags {
   SearchOptions search;
-  std::string cluster, profile, output, memory;
+  std::string cluster, profile, output, memory, space = "<usual>";
   std::vector<std::string> defines, fix;
 };
 
@@ -86,6 +86,7 @@ Status run(Flags& flags) {
   SearchOptions& options = flags.search;
   PIPER_ASSIGN(options.compile.defines, parse_definitions(flags.defines));
   PIPER_ASSIGN(options.cluster, read_cluster(flags.cluster, options.compile.library));
+  PIPER_ASSIGN(options.space, read_space(flags.space, options.compile.library));
   options.compile.target = options.cluster.device_of(0).target;
   options.compile.absent_values = true;
   if (!flags.profile.empty()) {
@@ -159,6 +160,10 @@ int main(int argc, char** argv) {
       ->check(piper::a_count(1));
   app.add_option("--memory", flags.memory, "what a rank may take; default: what a device has")
       ->type_name("SIZE");
+  app.add_option("--space", flags.space,
+                 "what is tried: a file like strategies/spaces/usual.yaml, or one of the library")
+      ->type_name("FILE.yaml")
+      ->capture_default_str();
   app.add_option("--fix", flags.fix, "keep a choice, as pipeline=4 or schedule=zbv")
       ->type_name("NAME=VALUE,…")
       ->delimiter(',');

@@ -25,6 +25,9 @@ class SearchTest : public ::testing::Test {
     auto cluster = read_cluster(PIPER_SOURCE_DIR "/strategies/clusters/h100x8.yaml");
     EXPECT_TRUE(cluster) << (cluster ? "" : print_error(cluster.error()));
     if (cluster) options.cluster = *std::move(cluster);
+    auto space = read_space(PIPER_SOURCE_DIR "/strategies/spaces/usual.yaml");
+    EXPECT_TRUE(space) << (space ? "" : print_error(space.error()));
+    if (space) options.space = *std::move(space);
     options.ranks = ranks;
     options.folder = folder_.path() + "/candidates";
     std::filesystem::create_directories(options.folder);
@@ -81,7 +84,7 @@ TEST_F(SearchTest, WhatIsFixedStays) {
   const Found of = found(options(4, "schedule=zbv,tensor=1"));
   ASSERT_FALSE(of.tried.empty());
   for (const Tried& one : of.tried) {
-    EXPECT_EQ(one.choice.schedule, "zbv");
+    EXPECT_EQ(one.choice.schedule, "schedules/zbv");
     EXPECT_EQ(one.choice.tensor, 1);
   }
   const auto message = [&](const std::string& fixed) {
@@ -93,7 +96,8 @@ TEST_F(SearchTest, WhatIsFixedStays) {
       "--fix: there is no choice 'colour'; there are pipeline, tensor, replicas, microbatches, "
       "schedule, memory, sequence, vocabulary, recompute");
   EXPECT_EQ(message("schedule=2f2b"),
-            "--fix schedule=2f2b: expected 1f1b, interleaved-1f1b, zb-h1, zbv, dualpipev");
+            "--fix schedule=2f2b: expected schedules/1f1b, schedules/interleaved-1f1b, "
+            "schedules/zb-h1, schedules/zbv, schedules/dualpipev");
   EXPECT_EQ(message("pipeline=0"), "--fix pipeline=0: expected a whole number from 1 on");
   EXPECT_EQ(message("pipeline=3"),
             "no mesh of 4 ranks has what --fix asks for, with a batch of 16 samples");
@@ -101,6 +105,26 @@ TEST_F(SearchTest, WhatIsFixedStays) {
   const auto none = search(many);
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().message, "the cluster has 8 devices, but 64 ranks are asked for");
+}
+
+TEST_F(SearchTest, SpacesAreChecked) {
+  const auto message = [&](const std::string& text) {
+    const auto space = read_space(folder_.write("space.yaml", text));
+    return space ? "ok" : space.error().message;
+  };
+  const std::string lists = "piper_space: 1\nschedules: [a]\nmemory: [b, c]\n";
+  EXPECT_EQ(message(lists + "begin: [{pipeline: 2, tensor: node, memory: c}]\n"), "ok");
+  EXPECT_EQ(message("schedules: [a]\n"),
+            "the file must say 'piper_space: 1', the version of its format");
+  EXPECT_EQ(message(lists), "the space needs 'begin', a list of beginnings");
+  EXPECT_EQ(message("piper_space: 1\nschedules: a\n"),
+            "'schedules' must be a list of names of the library, not 'a'");
+  EXPECT_EQ(message(lists + "begin: [{memory: d}]\n"),
+            "'memory' is 'd', which the list above has not");
+  EXPECT_EQ(message(lists + "begin: [{pipeline: 0}]\n"),
+            "'pipeline' must be a whole number from 1 on, not '0'");
+  EXPECT_EQ(message(lists + "begin: [{depth: 2}]\n"),
+            "unknown key 'depth' of a beginning; there are pipeline, tensor, schedule, memory");
 }
 
 TEST_F(SearchTest, TheSameTwiceAndAsMuchAsIsAllowed) {

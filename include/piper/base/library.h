@@ -7,15 +7,15 @@
 namespace piper {
 
 // A part of the library: strategies fill all of it but the folders of the other parts.
-enum class LibraryPart : uint8_t { kStrategies, kClusters };
+enum class LibraryPart : uint8_t { kStrategies, kClusters, kSpaces };
 
 // Where a name is asked for, all else is the path of a file.
 inline bool is_library_name(std::string_view text) { return text.starts_with('<'); }
 
 // Returns the path of the file that `name` ("<numerics/bf16>") stands for: in the first of these
 // folders that has it: `folders`, those of PIPER_STRATEGIES, and share/piper/strategies beside the
-// folder of this program. Clusters are in `clusters` of each. Errors, at `from`: what is no name,
-// and a name that no folder has, with the nearest ones.
+// folder of this program. Clusters are in `clusters` of each, spaces of a search in `spaces`.
+// Errors, at `from`: what is no name, and a name that no folder has, with the nearest ones.
 Result<std::string> find_in_library(std::string_view name, const std::vector<std::string>& folders,
                                     const SourceSpan& from,
                                     LibraryPart part = LibraryPart::kStrategies);

@@ -13,20 +13,34 @@
 namespace piper {
 
 // What a candidate chooses.
-struct Choice {
+struct SearchChoice {
   int64_t pipeline = 1, tensor = 1, replicas = 1;  // ranks along each axis
-  std::string schedule = "1f1b";                   // of the library
-  std::string memory = "ddp";                      // "ddp", "zero1", "zero2", "zero3"
+  std::string schedule, memory;                    // names of the library
   int64_t microbatches = 1;
   bool sequence = false, vocabulary = false, recompute = false;
-  auto operator<=>(const Choice&) const = default;
+  auto operator<=>(const SearchChoice&) const = default;
 };
-// "pipeline 4 (zbv), tensor 2, replicas 8 (zero1), 16 microbatches, recompute".
-std::string describe(const Choice& choice);
+// "pipeline 4 (NAME), tensor 2, replicas 8 (NAME), 16 microbatches, recompute".
+std::string describe(const SearchChoice& choice);
+
+// What is tried, as a file says it (strategies/spaces).
+struct SearchSpace {
+  std::string path;
+  std::vector<std::string> schedules, memory;  // the first: of one stage, of one replica
+  struct Begin {
+    int64_t pipeline = 1, tensor = 1;  // tensor 0: the devices of a node
+    std::string schedule, memory;
+  };
+  std::vector<Begin> begin;
+};
+// Reads a file, or one of the library: "<usual>". Errors are located.
+Result<SearchSpace> read_space(const std::string& name,
+                               const std::vector<std::string>& folders = {});
 
 struct SearchOptions {
   CompileOptions compile;  // `strategy`: the user's file, which every candidate includes
   Cluster cluster;
+  SearchSpace space;
   std::optional<MeasuredTimes> profile;
   int64_t ranks = 0;   // 0: all devices of the cluster
   double memory = 0;   // bytes of a device that plans may take; 0: as the cluster says
@@ -40,7 +54,7 @@ struct SearchOptions {
 };
 
 struct Tried {
-  Choice choice;
+  SearchChoice choice;
   std::string text;              // the strategy
   double step = 0;               // seconds; 0: it was refused
   double idle = 0, exposed = 0;  // shares of all devices' time, and of a step on the rank with most

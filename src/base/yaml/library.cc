@@ -13,7 +13,14 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kEnding = ".yaml";
-constexpr const char* kClusterFolder = "clusters";
+// By part: its folder, what an error calls one of it, and an example.
+struct PartNames {
+  const char *folder, *noun, *example;
+};
+constexpr PartNames kParts[] = {{"", "", "'<FOLDER/NAME>', such as '<numerics/bf16>'"},
+                                {"clusters", "cluster ", "'<NAME>', such as '<h100x8>'"},
+                                {"spaces", "space ", "'<NAME>', such as '<usual>'"}};
+const PartNames& names_of(LibraryPart part) { return kParts[static_cast<size_t>(part)]; }
 constexpr size_t kMaxListed = 100;     // that an error lists
 constexpr size_t kMaxEntries = 10000;  // of a folder, where what is no library is named as one
 
@@ -26,8 +33,8 @@ std::vector<fs::path> searched(const std::vector<std::string>& folders, LibraryP
   const fs::path program = fs::read_symlink("/proc/self/exe", code);
   if (!code)
     all.push_back((program.parent_path() / "../share/piper/strategies").lexically_normal());
-  if (part == LibraryPart::kClusters)
-    for (fs::path& folder : all) folder /= kClusterFolder;
+  if (part != LibraryPart::kStrategies)
+    for (fs::path& folder : all) folder /= names_of(part).folder;
   return all;
 }
 
@@ -38,16 +45,18 @@ Result<fs::path> file_of(std::string_view name, const SourceSpan& from, LibraryP
       is_closed ? fs::path(name.substr(1, name.size() - 2)).lexically_normal() : fs::path();
   if (!path.has_filename() || path.is_absolute() || path == "." || *path.begin() == "..")
     return fail(from, "'{}' is no name of the library", quote_control(name))
-        .with_note(fmt::format(
-            "help: write {}; './' begins the path of a file whose name begins with '<'",
-            part == LibraryPart::kClusters ? "'<NAME>', such as '<h100x8>'"
-                                           : "'<FOLDER/NAME>', such as '<numerics/bf16>'"));
+        .with_note(
+            fmt::format("help: write {}; './' begins the path of a file whose name begins with '<'",
+                        names_of(part).example));
   return path.extension() == kEnding ? path : fs::path(path.string() + kEnding);
 }
 
 // Returns whether the path, within a folder that is searched for the part, may be one of its files.
 bool is_of(const fs::path& path, LibraryPart part) {
-  return part == LibraryPart::kClusters || *path.begin() != kClusterFolder;
+  if (part != LibraryPart::kStrategies) return true;
+  return std::none_of(std::begin(kParts), std::end(kParts), [&](const PartNames& other) {
+    return path.begin()->string() == other.folder;
+  });
 }
 
 // Returns the names of all files in the folders, as an include writes them, sorted.
@@ -91,9 +100,8 @@ Error not_found(const fs::path& file, const std::vector<fs::path>& folders, cons
   const std::vector<std::string> near = near_names(wanted, names);
   const std::string meant =
       near.empty() ? "" : fmt::format(" (did you mean {}?)", join(near, " or "));
-  Error error =
-      fail(from, "the library has no {}'<{}>'{}", part == LibraryPart::kClusters ? "cluster " : "",
-           quote_control(wanted), meant);
+  Error error = fail(from, "the library has no {}'<{}>'{}", names_of(part).noun,
+                     quote_control(wanted), meant);
   for (const fs::path& folder : folders) {
     std::error_code code;
     error.notes.push_back(

@@ -16,97 +16,92 @@ std::vector<int64_t> prime_factors(int64_t number) {
   return factors;
 }
 
-bool is_possible(const Choice& choice, int64_t batch) {
-  if (choice.pipeline == 1 && choice.schedule != "1f1b") return false;
-  if (choice.replicas == 1 && choice.memory != "ddp") return false;
+bool is_possible(const SearchSpace& space, const SearchChoice& choice, int64_t batch) {
+  if (choice.pipeline == 1 && choice.schedule != space.schedules.front()) return false;
+  if (choice.replicas == 1 && choice.memory != space.memory.front()) return false;
   if (choice.tensor == 1 && (choice.sequence || choice.vocabulary)) return false;
   return batch <= 0 || batch % (choice.replicas * choice.microbatches) == 0;
 }
 
-void settle(Choice& choice) {
-  if (choice.pipeline == 1) choice.schedule = "1f1b";
-  if (choice.replicas == 1) choice.memory = "ddp";
+void settle(const SearchSpace& space, SearchChoice& choice) {
+  if (choice.pipeline == 1) choice.schedule = space.schedules.front();
+  if (choice.replicas == 1) choice.memory = space.memory.front();
   if (choice.tensor == 1) choice.sequence = choice.vocabulary = false;
 }
 
-std::vector<Choice> neighbours(const Choice& of) {
-  std::vector<Choice> all;
-  const auto add = [&](Choice choice) {
-    settle(choice);
+std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoice& of) {
+  std::vector<SearchChoice> all;
+  const auto add = [&](SearchChoice choice) {
+    settle(space, choice);
     if (choice != of) all.push_back(std::move(choice));
   };
-  constexpr int64_t Choice::*kAxes[] = {&Choice::pipeline, &Choice::tensor, &Choice::replicas};
+  constexpr int64_t SearchChoice::*kAxes[] = {&SearchChoice::pipeline, &SearchChoice::tensor,
+                                              &SearchChoice::replicas};
   for (const auto from : kAxes)
     for (const auto to : kAxes) {
       int64_t last = 0;
       for (const int64_t factor : prime_factors(of.*from)) {
         if (from == to || std::exchange(last, factor) == factor) continue;
-        Choice choice = of;
+        SearchChoice choice = of;
         choice.*from /= factor;
         choice.*to *= factor;
         add(choice);
         // With as many microbatches for each replica and stage as before.
-        if (to == &Choice::replicas && choice.microbatches % factor == 0) {
+        if (to == &SearchChoice::replicas && choice.microbatches % factor == 0) {
           choice.microbatches /= factor;
           add(choice);
-        } else if (from == &Choice::replicas) {
+        } else if (from == &SearchChoice::replicas) {
           choice.microbatches *= factor;
           add(choice);
         }
       }
     }
   for (const int64_t times : {2, 4}) {
-    Choice more = of, less = of;
+    SearchChoice more = of, less = of;
     more.microbatches *= times;
     add(more);
     if (of.microbatches % times != 0) continue;
     less.microbatches /= times;
     add(less);
   }
-  for (const std::string_view schedule : kSchedules) {
-    Choice choice = of;
+  for (const std::string& schedule : space.schedules) {
+    SearchChoice choice = of;
     choice.schedule = schedule;
     add(choice);
   }
-  for (const std::string_view memory : kMemory) {
-    Choice choice = of;
+  for (const std::string& memory : space.memory) {
+    SearchChoice choice = of;
     choice.memory = memory;
     add(choice);
   }
-  for (const auto flag : {&Choice::sequence, &Choice::vocabulary, &Choice::recompute}) {
-    Choice choice = of;
+  for (const auto flag :
+       {&SearchChoice::sequence, &SearchChoice::vocabulary, &SearchChoice::recompute}) {
+    SearchChoice choice = of;
     choice.*flag = !(choice.*flag);
     add(choice);
   }
   return all;
 }
 
-std::vector<Choice> usual_ones(int64_t ranks, int64_t of_node) {
-  std::vector<Choice> all;
-  const auto add = [&](int64_t pipeline, int64_t tensor, const char* schedule, const char* memory,
-                       bool recompute) {
-    if (pipeline > ranks || ranks % (pipeline * tensor) != 0) return;
-    Choice choice{pipeline, tensor,     ranks / (pipeline * tensor),
-                  schedule, memory,     pipeline > 1 ? 4 * pipeline : 1,
-                  false,    tensor > 1, recompute};
-    settle(choice);
-    if (std::find(all.begin(), all.end(), choice) == all.end()) all.push_back(std::move(choice));
-  };
-  for (const bool recompute : {false, true}) {
-    add(1, 1, "1f1b", "ddp", recompute);
-    add(1, 1, "1f1b", "zero3", recompute);
-    add(1, std::min(ranks, of_node), "1f1b", "zero1", recompute);
-    for (const int64_t pipeline : {2, 4, 8}) {
-      add(pipeline, 1, "1f1b", "zero1", recompute);
-      add(pipeline, 1, "zbv", "zero1", recompute);
-      add(pipeline, std::min(ranks / pipeline, of_node), "interleaved-1f1b", "zero1", recompute);
+std::vector<SearchChoice> beginnings(const SearchSpace& space, int64_t ranks, int64_t of_node) {
+  std::vector<SearchChoice> all;
+  for (const bool recompute : {false, true})
+    for (const SearchSpace::Begin& begin : space.begin) {
+      if (ranks % begin.pipeline != 0) continue;
+      const int64_t tensor =
+          begin.tensor > 0 ? begin.tensor : std::min(ranks / begin.pipeline, of_node);
+      if (ranks % (begin.pipeline * tensor) != 0) continue;
+      SearchChoice choice{begin.pipeline, tensor,       ranks / (begin.pipeline * tensor),
+                          begin.schedule, begin.memory, begin.pipeline > 1 ? 4 * begin.pipeline : 1,
+                          false,          tensor > 1,   recompute};
+      settle(space, choice);
+      if (std::find(all.begin(), all.end(), choice) == all.end()) all.push_back(std::move(choice));
     }
-  }
   return all;
 }
 
-std::string text_of(const Choice& choice, const std::string& base) {
-  std::string includes = fmt::format("<schedules/{}>, <memory/{}>", choice.schedule, choice.memory);
+std::string text_of(const SearchChoice& choice, const std::string& base) {
+  std::string includes = fmt::format("<{}>, <{}>", choice.schedule, choice.memory);
   if (choice.tensor > 1) includes += choice.sequence ? ", <tensor/sequence>" : ", <tensor/tensor>";
   if (choice.vocabulary) includes += ", <tensor/vocabulary>";
   if (choice.recompute) includes += ", <memory/recompute>";

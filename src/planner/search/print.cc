@@ -19,16 +19,17 @@ std::string row_of(const Tried& tried) {
 
 }  // namespace
 
-std::string describe(const Choice& choice) {
+std::string describe(const SearchChoice& choice) {
+  const auto last = [](const std::string& name) { return name.substr(name.rfind('/') + 1); };
   std::vector<std::string> words;
   if (choice.pipeline > 1)
-    words.push_back(fmt::format("pipeline {} ({})", choice.pipeline, choice.schedule));
+    words.push_back(fmt::format("pipeline {} ({})", choice.pipeline, last(choice.schedule)));
   if (choice.tensor > 1)
     words.push_back(fmt::format("tensor {}{}{}", choice.tensor,
                                 choice.sequence ? " + sequence" : "",
                                 choice.vocabulary ? " + vocabulary" : ""));
   if (choice.replicas > 1)
-    words.push_back(fmt::format("replicas {} ({})", choice.replicas, choice.memory));
+    words.push_back(fmt::format("replicas {} ({})", choice.replicas, last(choice.memory)));
   words.push_back(
       fmt::format("{} microbatch{}", choice.microbatches, choice.microbatches == 1 ? "" : "es"));
   if (choice.recompute) words.push_back("recompute");

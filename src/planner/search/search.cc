@@ -8,6 +8,7 @@
 #include <set>
 
 #include "choices.h"
+#include "piper/frontend/strategy.h"
 #include "piper/plan/flops.h"
 
 namespace piper {
@@ -18,24 +19,19 @@ using namespace choices;  // NOLINT: this room's own
 // Names a choice for --fix, and sets it.
 struct Knob {
   std::string_view name;
-  int64_t Choice::*number = nullptr;
-  std::string Choice::*word = nullptr;
-  bool Choice::*flag = nullptr;
+  int64_t SearchChoice::*number = nullptr;
+  std::string SearchChoice::*word = nullptr;
+  bool SearchChoice::*flag = nullptr;
 };
-constexpr Knob kKnobs[] = {{"pipeline", &Choice::pipeline},
-                           {"tensor", &Choice::tensor},
-                           {"replicas", &Choice::replicas},
-                           {"microbatches", &Choice::microbatches},
-                           {"schedule", nullptr, &Choice::schedule},
-                           {"memory", nullptr, &Choice::memory},
-                           {"sequence", nullptr, nullptr, &Choice::sequence},
-                           {"vocabulary", nullptr, nullptr, &Choice::vocabulary},
-                           {"recompute", nullptr, nullptr, &Choice::recompute}};
-
-template <class List>
-bool has(const List& list, std::string_view value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
+constexpr Knob kKnobs[] = {{"pipeline", &SearchChoice::pipeline},
+                           {"tensor", &SearchChoice::tensor},
+                           {"replicas", &SearchChoice::replicas},
+                           {"microbatches", &SearchChoice::microbatches},
+                           {"schedule", nullptr, &SearchChoice::schedule},
+                           {"memory", nullptr, &SearchChoice::memory},
+                           {"sequence", nullptr, nullptr, &SearchChoice::sequence},
+                           {"vocabulary", nullptr, nullptr, &SearchChoice::vocabulary},
+                           {"recompute", nullptr, nullptr, &SearchChoice::recompute}};
 
 class Search {
  public:
@@ -49,10 +45,11 @@ class Search {
           .with_code(ExitCode::kUsage);
     PIPER_TRY(read_fixed());
     PIPER_TRY(read_batch());
-    for (const Choice& start : usual_ones(ranks_, options_.cluster.nodes.front().devices))
+    for (const SearchChoice& start :
+         beginnings(options_.space, ranks_, options_.cluster.nodes.front().devices))
       try_one(fixed(start));
     if (tried_.empty())
-      for (const Choice& start : all_meshes()) try_one(fixed(start));
+      for (const SearchChoice& start : all_meshes()) try_one(fixed(start));
     PIPER_TRY(check_start());
     climb();
     return found();
@@ -87,12 +84,14 @@ class Search {
         return wrong("a whole number from 1 on");
       values_.*knob.number = number;
     } else if (knob.word) {
-      const bool schedule = knob.word == &Choice::schedule;
-      if (schedule ? !has(kSchedules, value) : !has(kMemory, value))
-        return wrong(
-            schedule ? join(std::vector<std::string>(kSchedules.begin(), kSchedules.end()), ", ")
-                     : join(std::vector<std::string>(kMemory.begin(), kMemory.end()), ", "));
-      values_.*knob.word = value;
+      const bool schedule = knob.word == &SearchChoice::schedule;
+      const auto& known = schedule ? options_.space.schedules : options_.space.memory;
+      // A name may stand without its folder.
+      const auto named = std::find_if(known.begin(), known.end(), [&](const std::string& name) {
+        return name == value || name.substr(name.rfind('/') + 1) == value;
+      });
+      if (named == known.end()) return wrong(join(known, ", "));
+      values_.*knob.word = *named;
     } else {
       if (value != "yes" && value != "no") return wrong("yes or no");
       values_.*knob.flag = value == "yes";
@@ -100,7 +99,7 @@ class Search {
     knobs_.push_back(&knob);
     return ok_status();
   }
-  bool keeps(const Choice& choice) const {
+  bool keeps(const SearchChoice& choice) const {
     return std::all_of(knobs_.begin(), knobs_.end(), [&](const Knob* knob) {
       if (knob->number) return choice.*knob->number == values_.*knob->number;
       if (knob->word) return choice.*knob->word == values_.*knob->word;
@@ -108,7 +107,7 @@ class Search {
     });
   }
   // Returns the choice with the values that stay; others of the mesh give way.
-  Choice fixed(Choice choice) const {
+  SearchChoice fixed(SearchChoice choice) const {
     for (const Knob* knob : knobs_) {
       if (knob->number) choice.*knob->number = values_.*knob->number;
       if (knob->word) choice.*knob->word = values_.*knob->word;
@@ -116,14 +115,16 @@ class Search {
     }
     return choice;
   }
-  std::vector<Choice> all_meshes() const {
-    std::vector<Choice> all;
+  std::vector<SearchChoice> all_meshes() const {
+    std::vector<SearchChoice> all;
     for (int64_t pipeline = 1; pipeline <= ranks_; ++pipeline)
       for (int64_t tensor = 1; ranks_ % pipeline == 0 && tensor <= ranks_ / pipeline; ++tensor) {
         if (ranks_ / pipeline % tensor != 0) continue;
-        Choice choice{
+        SearchChoice choice{
             .pipeline = pipeline, .tensor = tensor, .replicas = ranks_ / pipeline / tensor};
-        choice.memory = choice.replicas > 1 ? "zero1" : "ddp";
+        choice.schedule = options_.space.schedules.front();
+        choice.memory = options_.space.memory.front();
+        choice = fixed(choice);
         for (choice.microbatches = 1; choice.microbatches <= 64; choice.microbatches *= 2)
           if (keeps(choice)) all.push_back(choice);
       }
@@ -139,12 +140,12 @@ class Search {
   }
 
   // ---- Candidates ----
-  bool may_try(const Choice& choice) const {
+  bool may_try(const SearchChoice& choice) const {
     return choice.pipeline * choice.tensor * choice.replicas == ranks_ && keeps(choice) &&
-           is_possible(choice, batch_) && !known_.contains(choice) &&
+           is_possible(options_.space, choice, batch_) && !known_.contains(choice) &&
            std::ssize(tried_) < options_.most;
   }
-  void try_one(const Choice& choice) {
+  void try_one(const SearchChoice& choice) {
     if (!may_try(choice)) return;
     known_[choice] = tried_.size();
     Tried& tried = tried_.emplace_back();
@@ -227,7 +228,7 @@ class Search {
                      [&](size_t a, size_t b) { return is_better(tried_[a], tried_[b]); });
     std::set<std::pair<int64_t, int64_t>> meshes;
     for (const size_t start : order) {
-      const Choice& choice = tried_[start].choice;
+      const SearchChoice& choice = tried_[start].choice;
       if (meshes.size() == kStarts) break;
       if (!meshes.insert({choice.pipeline, choice.tensor}).second) continue;
       climb_from(start);
@@ -236,7 +237,7 @@ class Search {
   void climb_from(size_t at) {
     for (;;) {
       size_t best = at;
-      for (const Choice& next : neighbours(Choice(tried_[at].choice))) {
+      for (const SearchChoice& next : neighbours(options_.space, SearchChoice(tried_[at].choice))) {
         try_one(next);
         const auto known = known_.find(next);
         if (known != known_.end() && is_better(tried_[known->second], tried_[best]))
@@ -257,9 +258,9 @@ class Search {
 
   const SearchOptions& options_;
   int64_t ranks_ = 0, batch_ = 0;
-  Choice values_;  // of what stays
+  SearchChoice values_;  // of what stays
   std::vector<const Knob*> knobs_;
-  std::map<Choice, size_t> known_;
+  std::map<SearchChoice, size_t> known_;
   std::vector<Tried> tried_;
   std::optional<Error> refusal_;
   double bound_ = 0;

@@ -1,0 +1,100 @@
+// Spaces of a search: the file that lists schedules, ways to save memory, and beginnings.
+#include <algorithm>
+#include <charconv>
+
+#include "choices.h"
+#include "piper/base/library.h"
+#include "piper/base/yaml.h"
+
+namespace piper {
+namespace {
+
+using yaml::Node;
+
+Status check_keys(const Node& map, std::string_view what, const std::vector<std::string>& known) {
+  if (!map.is(Node::Kind::kMap))
+    return fail(map.at, "{} must be a map, not {}", what, yaml::found(map));
+  for (const yaml::Entry& entry : map.entries)
+    if (std::find(known.begin(), known.end(), entry.key.text) == known.end())
+      return fail(entry.key.at, "unknown key {} of {}{}; there are {}", yaml::shown(entry.key.text),
+                  what, did_you_mean(entry.key.text, known), join(known, ", "));
+  return ok_status();
+}
+
+Result<std::vector<std::string>> read_names(const Node& root, std::string_view key) {
+  const yaml::Entry* entry = root.find(key);
+  if (!entry) return fail(root.at, "the space needs '{}'", key);
+  if (!entry->value.is(Node::Kind::kList) || entry->value.items.empty())
+    return fail(entry->value.at, "'{}' must be a list of names of the library, not {}", key,
+                yaml::found(entry->value));
+  std::vector<std::string> names;
+  for (const Node& item : entry->value.items) {
+    if (!item.is(Node::Kind::kScalar))
+      return fail(item.at, "'{}' has {} in place of a name", key, yaml::found(item));
+    names.push_back(item.text);
+  }
+  return names;
+}
+
+Result<int64_t> read_count(const Node& node, std::string_view key) {
+  int64_t count = 0;
+  const char* end = node.text.data() + node.text.size();
+  const auto read = std::from_chars(node.text.data(), end, count);
+  constexpr int64_t kMost = 1 << 20;
+  if (!node.is(Node::Kind::kScalar) || read.ec != std::errc() || read.ptr != end || count < 1 ||
+      count > kMost)
+    return fail(node.at, "'{}' must be a whole number from 1 on, not {}", key, yaml::found(node));
+  return count;
+}
+
+Result<SearchSpace::Begin> read_begin(const Node& node, const SearchSpace& space) {
+  PIPER_TRY(check_keys(node, "a beginning", {"pipeline", "tensor", "schedule", "memory"}));
+  SearchSpace::Begin begin{1, 1, space.schedules.front(), space.memory.front()};
+  for (const yaml::Entry& entry : node.entries) {
+    const std::string& key = entry.key.text;
+    if (key == "tensor" && entry.value.text == "node") {
+      begin.tensor = 0;
+    } else if (key == "pipeline" || key == "tensor") {
+      PIPER_ASSIGN((key == "tensor" ? begin.tensor : begin.pipeline), read_count(entry.value, key));
+    } else {
+      const auto& known = key == "schedule" ? space.schedules : space.memory;
+      if (std::find(known.begin(), known.end(), entry.value.text) == known.end())
+        return fail(entry.value.at, "'{}' is {}, which the list above has not{}", key,
+                    yaml::found(entry.value), did_you_mean(entry.value.text, known));
+      (key == "schedule" ? begin.schedule : begin.memory) = entry.value.text;
+    }
+  }
+  return begin;
+}
+
+Result<SearchSpace> read_root(const Node& root, const std::string& path) {
+  PIPER_TRY(check_keys(root, "the space", {"piper_space", "schedules", "memory", "begin"}));
+  const yaml::Entry* version = root.find("piper_space");
+  if (!version || version->value.text != "1")
+    return fail(version ? version->value.at : root.at,
+                "the file must say 'piper_space: 1', the version of its format");
+  SearchSpace space{.path = path};
+  PIPER_ASSIGN(space.schedules, read_names(root, "schedules"));
+  PIPER_ASSIGN(space.memory, read_names(root, "memory"));
+  const yaml::Entry* begin = root.find("begin");
+  if (!begin || !begin->value.is(Node::Kind::kList) || begin->value.items.empty())
+    return fail(begin ? begin->value.at : root.at, "the space needs 'begin', a list of beginnings");
+  for (const Node& item : begin->value.items) {
+    PIPER_ASSIGN(space.begin.emplace_back(), read_begin(item, space));
+  }
+  return space;
+}
+
+}  // namespace
+
+Result<SearchSpace> read_space(const std::string& name, const std::vector<std::string>& folders) {
+  std::string path = name;
+  if (is_library_name(name)) {
+    PIPER_ASSIGN(path, find_in_library(name, folders, SourceSpan{}, LibraryPart::kSpaces));
+  }
+  PIPER_ASSIGN(const std::string text, read_text_file(path, yaml::kMaxBytes));
+  PIPER_ASSIGN(const yaml::Node root, yaml::parse_yaml(path, text));
+  return read_root(root, path);
+}
+
+}  // namespace piper
