@@ -7,14 +7,15 @@
 #include "flag_checks.h"
 #include "machine_flags.h"
 #include "piper/base/process.h"
+#include "piper/inspect/html.h"
 #include "version.h"
 
 namespace piper {
 namespace {
 
 struct Flags {
-  std::string plans, trace;
-  std::vector<std::string> why, library;
+  std::string plans, trace, html;
+  std::vector<std::string> why, library, measured;
   MachineFlags machine;
   int steps = 1;
   bool json = false, no_sensitivity = false;
@@ -44,14 +45,23 @@ Status explain(const Flags& flags, const Timeline& timeline) {
   return ok_status();
 }
 
+Status write_page(const Flags& flags, const MachineFacts& facts, const Timeline& timeline) {
+  const std::string title =
+      fmt::format("{}: {} ranks on {}", flags.plans, timeline.row_of_rank.size(), facts.name);
+  if (flags.measured.empty()) return write_file(flags.html, draw_html(timeline, title));
+  PIPER_ASSIGN(const Measured measured, read_measured(timeline, flags.measured));
+  return write_file(flags.html, draw_html(timeline, title, &measured));
+}
+
 Status run(const Flags& flags) {
   PIPER_ASSIGN(const PlanSet set, read_plan_set(flags.plans));
   MachineFacts facts;
   PIPER_ASSIGN(const std::unique_ptr<Machine> machine,
                flags.machine.make(set, flags.library, facts));
-  if (!flags.why.empty() || !flags.trace.empty()) {
+  if (!flags.why.empty() || !flags.trace.empty() || !flags.html.empty()) {
     PIPER_ASSIGN(const Timeline timeline, simulate(set, *machine, flags.steps));
     if (!flags.trace.empty()) PIPER_TRY(write_file(flags.trace, timeline_trace(timeline)));
+    if (!flags.html.empty()) PIPER_TRY(write_page(flags, facts, timeline));
     PIPER_TRY(explain(flags, timeline));
     if (!flags.why.empty()) return ok_status();
   }
@@ -80,11 +90,22 @@ int main(int argc, char** argv) {
                  "what a rank does at a time, and what it waits for; in place of the report")
       ->type_name("RANK@MS,…")
       ->delimiter(',');
-  app.add_option("--steps", flags.steps, "of --why and --trace: how many steps are simulated")
+  app.add_option("--steps", flags.steps,
+                 "of --why, --trace and --html: how many steps are simulated")
       ->check(piper::between(1, 1000, "from 1 to 1000"))
       ->capture_default_str();
   app.add_option("--trace", flags.trace, "write what runs when, for Perfetto")
       ->type_name("FILE.json");
+  auto* html =
+      app.add_option("--html", flags.html,
+                     "write a page that shows what runs when and why devices idle, for a browser")
+          ->type_name("FILE.html");
+  app.add_option("--measured", flags.measured,
+                 "of --html: show beneath it what 'piper-run --trace' has measured of these plans; "
+                 "of ranks as processes, all their files")
+      ->type_name("TRACE.json,…")
+      ->delimiter(',')
+      ->needs(html);
   app.add_flag("--no-sensitivity", flags.no_sensitivity,
                "leave out what happens if costs are 10 % off, which simulates ten times more");
   app.add_flag("--json", flags.json, "print one JSON object");

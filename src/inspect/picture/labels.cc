@@ -42,6 +42,23 @@ double usual_length(const Picture& picture) {
   return std::max(*middle, picture.length / (kTimes * static_cast<double>(most)));
 }
 
+std::string escape_markup(std::string_view text) {
+  std::string out;
+  for (const char c : quote_control(text)) {
+    if (c == '&')
+      out += "&amp;";
+    else if (c == '<')
+      out += "&lt;";
+    else if (c == '>')
+      out += "&gt;";
+    else if (c == '"')
+      out += "&quot;";
+    else
+      out += c;
+  }
+  return out;
+}
+
 std::string ranks_of(const PictureRow& row) {
   std::string text;
   for (size_t i = 0; i < row.ranks.size(); ++i) {

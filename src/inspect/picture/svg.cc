@@ -11,23 +11,6 @@ constexpr double kRow = 26, kCell = 22, kTop = 78, kLegendGap = 92;
 constexpr double kFont = 12, kPerFont = 0.6, kLetter = kFont * kPerFont, kSmallest = 5;
 constexpr size_t kBehindRanks = 11;  // " idle 100 %"
 
-std::string escape(std::string_view text) {
-  std::string out;
-  for (const char c : quote_control(text)) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else if (c == '"')
-      out += "&quot;";
-    else
-      out += c;
-  }
-  return out;
-}
-
 constexpr const char* kStyle =
     "<style>\n"
     "text { font: 12px monospace; fill: #222; }\n"
@@ -56,9 +39,9 @@ class Image {
     add("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
         "viewBox=\"0 0 {0:.0f} {1:.0f}\">\n",
         width, height);
-    add("<title>{}</title>\n", escape(title_));
+    add("<title>{}</title>\n", escape_markup(title_));
     svg_ += kStyle;
-    add("<text class=\"title\" x=\"10\" y=\"24\">{}</text>\n", escape(title_));
+    add("<text class=\"title\" x=\"10\" y=\"24\">{}</text>\n", escape_markup(title_));
     draw_legend();
     for (size_t r = 0; r < picture_.rows.size(); ++r)
       draw_row(picture_.rows[r], kTop + kRow * static_cast<double>(r));
@@ -95,7 +78,7 @@ class Image {
     const double height = cell.paired ? kCell / 2 : kCell, x = left_ + cell.start * scale_,
                  width = cell.length * scale_;
     if (cell.second) y += height;
-    add("<g><title>{}{}: {}{}, from {}</title>", escape(cell.task),
+    add("<g><title>{}{}: {}{}, from {}</title>", escape_markup(cell.task),
         cell.step > 0 ? " of the next step" : "", amount(picture_, cell.work),
         cell.paired ? " beside another" : "", amount(picture_, cell.start));
     add("<rect class=\"cell {}{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\"/>",
@@ -122,7 +105,7 @@ class Image {
       add("<text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n", left_ + time * scale_, y + 14,
           amount(picture_, time));
     }
-    add("<text x=\"10\" y=\"{:.1f}\">{}</text>\n", y + 34, escape(legend(picture_)));
+    add("<text x=\"10\" y=\"{:.1f}\">{}</text>\n", y + 34, escape_markup(legend(picture_)));
   }
 
   const Picture& picture_;
