@@ -189,7 +189,8 @@ const std::vector<Foreign>& foreign_headers() {
       {"hwy/", {"cpu"}},
       {"mpi.h", {"transport"}},
       {"CLI/", {"tools"}},
-      {"nlohmann/", {"base", "bundle", "params", "simulate", "diff", "executor", "checkpoint"}},
+      {"nlohmann/",
+       {"base", "bundle", "params", "simulate", "picture", "diff", "executor", "checkpoint"}},
       {"xxhash.h", {"base"}},
   };
   return table;

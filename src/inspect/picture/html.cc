@@ -9,6 +9,7 @@
 #include "labels.h"
 #include "page.h"
 #include "piper/inspect/analysis.h"
+#include "piper/plan/flops.h"
 
 namespace piper {
 namespace {
@@ -44,20 +45,6 @@ Shade shade_of(const Instruction& one) {
     default:
       return Shade::kU;
   }
-}
-
-// Returns what goes through the instruction, of whole tensors where they are cut.
-int64_t bytes_moved(const RoleProgram& role, const Instruction& one) {
-  if (one.kind == InstructionKind::kCompute) return 0;
-  const bool brings_second = info(one.kind).whole == 1 || one.kind == InstructionKind::kOwnPart;
-  const size_t first = brings_second ? 1 : 0, step = takes_pairs(one.kind) ? 2 : 1;
-  const size_t count = takes_index(one.kind)                ? first + 1
-                       : one.kind == InstructionKind::kCopy ? 1
-                                                            : one.args.size();
-  int64_t bytes = 0;
-  for (size_t a = first; a < std::min(count, one.args.size()); a += step)
-    bytes += role.tensor(one.args[a]).type.bytes();
-  return bytes;
 }
 
 // The places of texts in a list of them.
@@ -149,7 +136,7 @@ class Page {
         patterns_.add(one.label.empty() ? to_string(one.kind) : one.label, column("text.numbers")));
     const bool computes = one.kind == InstructionKind::kCompute;
     column("what").push_back(computes ? -1 : names_.add(what_of(role, one)));
-    column("bytes").push_back(bytes_moved(role, one));
+    column("bytes").push_back(computes ? 0 : bytes_through(role, one));
     column("peer").push_back(one.peer.empty() ? -1 : peer_of(one.peer));
   }
   int64_t peer_of(const std::vector<int32_t>& peer) {

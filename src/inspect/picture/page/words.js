@@ -12,8 +12,8 @@ function amount(bytes) {
   for (; bytes >= 1024 && unit < 4; ++unit) bytes /= 1024;
   return `${Number(bytes.toPrecision(4))} ${units[unit]}`;
 }
-const percent = (share) => `${(100 * share).toFixed(1)} %`;
-const signed = (share) => `${share < 0 ? '\u2212' : '+'}${Math.abs(100 * share).toFixed(1)} %`;
+const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
+const signed = (share) => `${share < 0 ? '\u2212' : '+'}${Math.abs(100 * share).toFixed(1)}\u00a0%`;
 
 function ranksText(ranks) {
   if (ranks.length === 1) return `rank ${ranks[0]}`;
