@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "folder.h"
 #include "piper/inspect/analysis.h"
 #include "piper/planner/lower.h"
+#include "seed.h"
 #include "unit/chain.h"
 
 namespace piper {
@@ -168,8 +170,9 @@ void expect_all(const Timeline& timeline) {
       ASSERT_NEAR(static_cast<double>(length.at(gap)) * tick, piece.to - piece.from, 2 * tick);
       ASSERT_EQ(reason.at(gap), static_cast<int64_t>(piece.reason));
       ASSERT_EQ(in.at(gap), piece.step < 0 ? -1 : firsts[r] + piece.step);
-      if (piece.cause_row >= 0)
-        ASSERT_EQ(cause.at(gap), firsts[static_cast<size_t>(piece.cause_row)] + piece.cause_step);
+      const bool caused = piece.cause_row >= 0 && piece.cause_step >= 0;
+      ASSERT_EQ(cause.at(gap),
+                caused ? firsts[static_cast<size_t>(piece.cause_row)] + piece.cause_step : -1);
       ++gap;
     }
   }
@@ -353,6 +356,32 @@ TEST(Html, TracesAreNotBelieved) {
             std::string(":1:1000001: error: is not JSON from here on").substr(0, 41));
   EXPECT_EQ(event(time + "\"pid\":0,\"tid\":0,\"args\":{\"step\":1}").substr(0, 83),
             ": error: is of other plans: no event is an instruction of these; rank 0 ran 'n', an");
+}
+
+// Whatever a trace says, it is refused or drawn as what it says.
+TEST(Html, ChangedTracesAreRefusedOrShown) {
+  const uint64_t seed = given_seed().value_or(20'26);
+  SCOPED_TRACE(fmt::format("PIPER_SEED={}", seed));
+  std::mt19937 random(static_cast<uint32_t>(seed));
+  const Timeline timeline = timeline_of(library_plans("1f1b", 2, 1, 2));
+  const std::string trace = timeline_trace(timeline);
+  const Folder folder;
+  int shown = 0, refused = 0;
+  for (int n = given_count().value_or(400); n > 0; --n) {
+    std::string text = trace;
+    for (uint32_t edits = random() % 3 + 1; edits > 0; --edits) {
+      const size_t at = random() % text.size();
+      if (random() % 3 == 0)
+        text.erase(at, random() % 8);
+      else
+        text[at] = "0129-+.eE:[]{},\"\\ \xff"[random() % 19];
+    }
+    const auto measured = read_measured(timeline, {folder.write("t.json", text)});
+    (measured ? shown : refused) += 1;
+    if (measured) (void)decode(draw_html(timeline, "t", &*measured));
+  }
+  EXPECT_GT(shown, 0);
+  EXPECT_GT(refused, 0);
 }
 
 TEST(Html, TwoTracesOfOneRankAreRefused) {
