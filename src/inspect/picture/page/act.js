@@ -13,15 +13,15 @@ function redraw() {
   });
 }
 function resize() {
-  const box = byId('view').getBoundingClientRect(), dense = window.devicePixelRatio || 1, first = view.width === 0;
+  const box = byId('view').getBoundingClientRect(), dense = window.devicePixelRatio || 1, top = view.top;
   Object.assign(view, {width: Math.max(box.width, kGutter + 40), height: box.height});
   for (const each of [canvas, marks]) {
     each.width = Math.round(view.width * dense);
     each.height = Math.round(view.height * dense);
     each.getContext('2d').setTransform(dense, 0, 0, dense, 0, 0);
   }
-  if (first) fitRows();
-  scrollTo(view.top);
+  if (view.fits) fitRows();
+  scrollTo(top);
   draw();  // at once: a canvas of another size is empty
 }
 
@@ -45,10 +45,12 @@ function scrollTo(top) {
 function heighten(by) {
   const middle = (view.top + (view.height - kTop) / 2) / Math.max(view.bottom, 1);
   view.unit = Math.min(Math.max(view.unit + by, 5), 48);
+  view.fits = false;
   layOut();
   scrollTo(middle * view.bottom - (view.height - kTop) / 2);
 }
 function fit() {
+  view.fits = true;
   fitRows();
   show(-0.005 * whole, 1.005 * whole);
 }

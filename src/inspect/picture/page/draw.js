@@ -4,7 +4,7 @@
 const kGutter = 172, kOverview = 34, kTop = kOverview + 24, kFont = '11px system-ui, sans-serif', kLetter = 6.3;
 const canvas = document.getElementById('steps'), marks = document.getElementById('marks');
 const ink = canvas.getContext('2d'), pen = marks.getContext('2d');
-const view = {from: 0, to: 1, top: 0, unit: 14, width: 0, height: 0, bottom: 0, places: []};
+const view = {from: 0, to: 1, top: 0, unit: 14, width: 0, height: 0, bottom: 0, fits: true, places: []};
 const colours = {shade: [], reason: []};
 // Which instructions stand out: null, or a byte of each.
 let lit = null, hovered = null, chosen = null, chain = [], dragged = null;
@@ -25,7 +25,7 @@ const timeAt = (x) => view.from + (x - kGutter) / scale();
 // ---- Where rows and lanes are, from the top of all rows ----
 const laneHeight = (computes) => computes ? view.unit : Math.max(2, Math.round(view.unit * 0.55));
 function layOut() {
-  let y = 0;
+  let y = 6;
   const gapBelow = Math.max(2, Math.round(view.unit * 0.45));
   view.places = rows.map((row, r) => {
     const place = {row, r, y, lanes: []};
