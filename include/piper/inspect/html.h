@@ -8,7 +8,7 @@
 
 namespace piper {
 
-// An instruction as a run has timed it. Times are in seconds.
+// Describes an instruction as a run has timed it. Times are in seconds.
 struct MeasuredStep {
   std::string label;
   InstructionKind kind = InstructionKind::kCompute;

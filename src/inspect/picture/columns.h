@@ -15,7 +15,7 @@ namespace piper {
 class Columns {
  public:
   void add(const char* name, std::span<const int64_t> numbers, bool differences = false);
-  // [name, first byte, numbers, 1 of differences] of each.
+  // Lists each column as [its name, its first byte, how many numbers, 1 for differences].
   const nlohmann::ordered_json& list() const { return list_; }
   std::string base64() const;
 

@@ -16,7 +16,7 @@ namespace {
 
 using Head = nlohmann::ordered_json;
 
-// Of the steps of a row, and of what a lane shows, by colour.
+// Says by which colour a step is drawn.
 enum class Shade : uint8_t { kF, kB, kBI, kBW, kU, kMessage, kCollective, kLocal };
 constexpr std::array<const char*, 8> kShades = {"forward", "backward", "its input",  "its weight",
                                                 "update",  "message",  "collective", "copy"};
@@ -47,7 +47,7 @@ Shade shade_of(const Instruction& one) {
   }
 }
 
-// The places of texts in a list of them.
+// Numbers texts, each once.
 class Names {
  public:
   int64_t add(const std::string& name) {
@@ -201,7 +201,7 @@ class Page {
     differences("step.start").push_back(start);
     column("step.length").push_back(length);
     column("step.waited").push_back(start - ticks(step.ready));
-    // What it takes by itself, less what it took: nothing else had the device or the link.
+    // Says how much longer it took than by itself, with the device or the link for it alone.
     column("step.shared")
         .push_back(length - ticks(cost.device + cost.lane + cost.latency + cost.wire));
     column("step.flags")
@@ -227,7 +227,7 @@ class Page {
   int64_t global(int32_t row, int32_t step) const {
     return firsts_[static_cast<size_t>(row)] + step;
   }
-  // What comes before or after its own number; 0: none.
+  // Returns how far before `own` the other is; 0: there is none.
   static int64_t behind(int64_t own, int64_t other) { return other < 0 ? 0 : own - other; }
 
   void add_gaps(size_t r) {
@@ -288,7 +288,7 @@ class Page {
       at = close + 2;
     }
   }
-  // JSON, in which no text can end the element that holds it.
+  // Returns JSON in which no text can end the element that holds it.
   std::string head_text() const {
     std::string text;
     for (const char c : head_.dump(-1, ' ', false, Head::error_handler_t::replace))

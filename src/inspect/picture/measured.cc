@@ -13,7 +13,7 @@ namespace {
 
 using TraceJson = nlohmann::json;
 
-// A place in a text that says after each character how far it has got.
+// Walks over a text, and says after each character how far it has got.
 class Followed {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -36,7 +36,7 @@ class Followed {
   const char** reached_;
 };
 
-// What an event of a trace says. Numbers that are not there are not numbers.
+// Holds what an event of a trace says. Numbers that are missing are NaN.
 struct Event {
   const char* at = nullptr;  // its place in the text
   std::string name, cat, phase;
