@@ -104,7 +104,7 @@ class TraceReader : public nlohmann::json_sax<TraceJson> {
     return true;
   }
   bool start_object(std::size_t) override {
-    if (in_list_ && depth_ == kList) event_ = {.at = reached_ - 1};
+    if (in_list_ && depth_ == kList) (event_ = Event()).at = reached_ - 1;
     ++depth_;
     return true;
   }
