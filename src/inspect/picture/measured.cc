@@ -122,10 +122,8 @@ class TraceReader : public nlohmann::json_sax<TraceJson> {
     if (depth_ == kRoot) in_list_ = false;
     return true;
   }
-  bool parse_error(std::size_t, const std::string& token, const TraceJson::exception&) override {
-    constexpr size_t kMost = 40;
-    error_ = fail(place(reached_), "is not JSON from here on: '{}'",
-                  quote_control(std::string_view(token).substr(0, kMost)));
+  bool parse_error(std::size_t, const std::string&, const TraceJson::exception&) override {
+    error_ = fail(place(std::max(text_.data(), reached_ - 1)), "is not JSON from here on");
     return false;
   }
 
