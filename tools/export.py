@@ -16,23 +16,28 @@ import importlib.util
 import inspect
 import pathlib
 import sys
+from contextlib import nullcontext
 
 import torch
 from exporter.check import compare_with_pytorch
 from exporter.errors import NotExported
 from exporter.model import Export
 from exporter.programs import find_programs
+from exporter.weightless import without_values
 
 OPSET = 20
 
 
-def export(module, args=(), path="model.onnx", kwargs=None, *, training=None, batch="auto", opset=OPSET, check=True, programs=None, log=print):
+def export(module, args=(), path="model.onnx", kwargs=None, *, training=None, batch="auto", opset=OPSET, weights=True, check=True, programs=None,
+           log=print):
     """Writes `path`, and `path`.data for large models, and returns what the file says of the parameters.
 
     args, kwargs  an example batch of at least two samples, as the module takes it
     training      True or False: the module's mode while it is traced; None: the mode that it is in
     batch         "auto": the first dim of all inputs of which the first is as long as that of the first input is the batch, and left open;
                   None: nothing is left open; {"x": 0, "mask": None}: by input, which dim is
+    weights       False: the parameters' values are not written, and need not be there: the module may be on the device "meta", but for its
+                  buffers. Such a file is for piperc --dry-run; nothing is compared
     check         train one step by Piper and compare (what draws random numbers is compared with its dropout off)
     programs      the folder of piperc and piper-run; None: that of PIPER_BIN, of the tree around this file, or of PATH
     """
@@ -41,11 +46,12 @@ def export(module, args=(), path="model.onnx", kwargs=None, *, training=None, ba
     try:
         if training is not None:
             module.train(training)
-        tools = find_programs(programs) if check else None
-        job = Export(module, tuple(args), kwargs, batch, opset)
-        listed = job.write(pathlib.Path(path))
+        tools = find_programs(programs) if check and weights else None
+        with nullcontext(module) if weights else without_values(module):
+            job = Export(module, tuple(args), kwargs, batch, opset, weights)
+            listed = job.write(pathlib.Path(path))
         log(job.summary(path, listed))
-        if check:
+        if tools:
             log(compare_with_pytorch(job, pathlib.Path(path), tools))
         return listed
     finally:
@@ -80,13 +86,14 @@ def main():
     parser.add_argument("--training", action=argparse.BooleanOptionalAction, default=None, help="the module's mode (default: the one that it is in)")
     parser.add_argument("--fixed-batch", action="store_true", help="leave no dim open")
     parser.add_argument("--opset", type=int, default=OPSET, help=f"default: {OPSET}")
+    parser.add_argument("--no-weights", action="store_true", help="write no values of parameters: for piperc --dry-run")
     parser.add_argument("--no-check", action="store_true", help="do not train a step of it")
     parser.add_argument("--programs", metavar="FOLDER", help="of piperc and piper-run")
     asked = parser.parse_args()
     try:
         module, args, kwargs = load(asked.what)
         export(module, args, asked.output, kwargs, training=asked.training, batch=None if asked.fixed_batch else "auto", opset=asked.opset,
-               check=not asked.no_check, programs=asked.programs)
+               weights=not asked.no_weights, check=not asked.no_check, programs=asked.programs)
     except NotExported as error:
         sys.exit(f"error: {error}")
 

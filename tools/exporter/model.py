@@ -13,13 +13,14 @@ from .decompositions import complex_by_parts, detach_what_has_no_gradient, drop_
 from .errors import NotExported, depends_on_values, first_line
 from .kept import Kept
 from .watching import Asked, Backwards, Watch, experts_in_batches, parameters_stay, quietly, untold, unvalidated
+from .weightless import leave_out
 
 PARAMETERS, SIGNATURE = "piper.parameters", "pkg.torch.export.ExportedProgram.graph_signature"
 
 
 class Export:
-    def __init__(self, module, args, kwargs, batch, opset):
-        self.module, self.args, self.kwargs, self.opset = module, args, kwargs, opset
+    def __init__(self, module, args, kwargs, batch, opset, weights=True):
+        self.module, self.args, self.kwargs, self.opset, self.weights = module, args, kwargs, opset, weights
         self.inputs = flat_inputs(module, args, kwargs)
         self.dims = choose_batch(self.inputs, batch)
         self.size = size_of_batch(self.inputs, self.dims)
@@ -160,6 +161,10 @@ class Export:
         listed = self.listed()
         self.describe(written.model, told, listed)
         with quietly():
+            if not self.weights:
+                leave_out(written.model, listed, path)
+                onnxscript.ir.save(written.model, str(path))
+                return listed
             written.save(str(path), external_data=sum(value.nbytes for value in self.module.parameters()) > 2**20)
         return listed
 
@@ -232,6 +237,8 @@ class Export:
             lines.append(f"  {self.detached} results of torch.no_grad() stop gradients")
         if self.fixed:
             lines.append(f"  the batch stays {self.size}: the module does not take another ({self.fixed})")
+        if not self.weights:
+            lines.append("  without their values, for piperc --dry-run; not compared with PyTorch")
         if self.loss is None:
             lines.append("  forward returns no single scalar: name its loss in the strategy")
         return "\n".join(lines)

@@ -6,6 +6,7 @@ import sys
 import warnings
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -90,6 +91,8 @@ class Asked(TorchFunctionMode):
 
 def memory_of(tensor):
     """Of which views have parts."""
+    if isinstance(tensor, FakeTensor):
+        return tensor.untyped_storage()._cdata
     try:
         return tensor.untyped_storage().data_ptr() or id(tensor)
     except (NotImplementedError, RuntimeError):  # of a tensor that has none
