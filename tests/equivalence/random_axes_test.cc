@@ -367,7 +367,7 @@ TEST(RandomAxes, MasksOfZerosAreMissed) {
 }
 
 TEST(RandomAxes, TrainAsOneDeviceDoes) {
-  const int wanted = given_count().value_or(kSanitized ? 30 : 300);
+  const int wanted = given_count().value_or(kSanitized ? 30 : 150);
   const uint64_t first = given_seed().value_or(1);
   int ran = 0, refused = 0, with_collectives = 0, with_turns = 0, with_zeros = 0;
   double worst = 0;

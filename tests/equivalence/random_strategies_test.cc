@@ -218,7 +218,7 @@ Tried try_one(uint64_t seed) {
 }
 
 TEST(RandomStrategies, EqualOneDevice) {
-  const int wanted = given_count().value_or(kSanitized ? 40 : 500);
+  const int wanted = given_count().value_or(kSanitized ? 40 : 250);
   int ran = 0, refused = 0, cuts = 0;
   double worst = 0;
   std::vector<double> differences;

@@ -58,14 +58,14 @@ void accept_right_plans(MakeStrategy strategy, int wanted) {
 }
 
 TEST(RightPlans, AreAcceptedAndEndAlikeUnderEveryOrder) {
-  accept_right_plans(random_strategy, given_count().value_or(kSanitized ? 100 : 400));
+  accept_right_plans(random_strategy, given_count().value_or(kSanitized ? 100 : 200));
 }
 TEST(RightPlans, WithTwoVersionsAreAcceptedToo) {
-  accept_right_plans(overlapping_strategy, kSanitized ? 10 : 100);
+  accept_right_plans(overlapping_strategy, kSanitized ? 10 : 50);
 }
 
 TEST(RightPlans, WithRunningStatisticsAreAcceptedToo) {
-  accept_right_plans(uncut_strategy, kSanitized ? 10 : 50);
+  accept_right_plans(uncut_strategy, kSanitized ? 10 : 25);
 }
 
 TEST(RightPlans, ThatDrawRandomNumbersAreAcceptedToo) {
@@ -138,8 +138,8 @@ void catch_mutants(MakeStrategy strategy, std::span<const Mutation> mutations, i
 }
 
 TEST(Mutants, AreCaughtWhenTheyEndOtherwise) {
-  catch_mutants(random_strategy, mutations(), kSanitized ? 4 : 24, kSanitized ? 1 : 4,
-                kSanitized ? 20 : 1000);
+  catch_mutants(random_strategy, mutations(), kSanitized ? 4 : 12, kSanitized ? 1 : 4,
+                kSanitized ? 20 : 500);
 }
 TEST(Mutants, OfJoinedMessagesAreCaughtToo) {
   std::vector<Mutation> all = mutations();
@@ -152,8 +152,8 @@ TEST(Mutants, OfTwoVersionsAreCaughtToo) {
   std::vector<Mutation> all = mutations();
   const auto more = version_mutations();
   for (int k = 0; k < 3; ++k) all.insert(all.end(), more.begin(), more.end());
-  catch_mutants(overlapping_strategy, all, kSanitized ? 2 : 10, kSanitized ? 1 : 3,
-                kSanitized ? 10 : 500);
+  catch_mutants(overlapping_strategy, all, kSanitized ? 2 : 5, kSanitized ? 1 : 3,
+                kSanitized ? 10 : 250);
 }
 TEST(Mutants, OfCopiesAreCaughtToo) {
   catch_mutants(copying_strategy, copy_mutations(), kSanitized ? 10 : 30, kSanitized ? 2 : 5,
@@ -163,7 +163,7 @@ TEST(Mutants, OfRandomNumbersAreCaughtToo) {
   std::vector<Mutation> all = mutations();
   const auto more = agreement_mutations();
   for (int k = 0; k < 3; ++k) all.insert(all.end(), more.begin(), more.end());
-  catch_mutants(drawing_strategy, all, kSanitized ? 1 : 4, 1, kSanitized ? 5 : 60);
+  catch_mutants(drawing_strategy, all, kSanitized ? 1 : 2, 1, kSanitized ? 5 : 30);
 }
 TEST(Mutants, OfRunningStatisticsAreCaughtToo) {
   // Which of two values of one type an op takes shows only beside another microbatch.
@@ -180,7 +180,7 @@ TEST(Mutants, OfBlocksAreCaughtToo) {
   std::vector<Mutation> all = mutations();
   const auto more = block_mutations();
   for (int k = 0; k < 4; ++k) all.insert(all.end(), more.begin(), more.end());
-  catch_mutants(blocks_strategy, all, kSanitized ? 1 : 8, kSanitized ? 1 : 2, kSanitized ? 5 : 200);
+  catch_mutants(blocks_strategy, all, kSanitized ? 1 : 4, kSanitized ? 1 : 2, kSanitized ? 5 : 100);
 }
 
 TEST(Mutants, OfRowsAreCaughtToo) {
