@@ -1,7 +1,7 @@
 // Says what is shown: times, ranks, facts of steps and gaps.
 
 function seconds(ticks) {
-  const time = ticks * head.tick, size = Math.abs(time);
+  const time = ticks * head.tick, size = Math.abs(time) * (1 + 1e-9);  // a second is no 1000 ms
   if (size === 0) return '0 s';
   const [factor, unit] = size >= 1 ? [1, 's'] : size >= 1e-3 ? [1e3, 'ms'] : size >= 1e-6 ? [1e6, '\u00b5s'] : [1e9, 'ns'];
   return `${Number((time * factor).toPrecision(4))} ${unit}`;
