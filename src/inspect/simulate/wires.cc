@@ -11,11 +11,6 @@ const Arrival& Transfer::last() const {
                            [](const auto& a, const auto& b) { return a.time < b.time; });
 }
 
-int32_t Ports::add() {
-  users_.emplace_back();
-  return static_cast<int32_t>(users_.size()) - 1;
-}
-
 std::vector<int32_t> Ports::update(std::span<const int32_t> ports, double time) {
   std::set<int32_t> changed;
   for (const int32_t port : ports) changed.insert(users_[at(port)].begin(), users_[at(port)].end());

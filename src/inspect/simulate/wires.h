@@ -34,14 +34,13 @@ struct Transfer {
 // What moves at one time shares each of its ports equally, and is as fast as the slowest one.
 class Ports {
  public:
-  int32_t add();
+  Ports(size_t ports, size_t transfers) : moving_(transfers), users_(ports) {}
   // Returns the transfers whose end has changed; their ends are void with each change.
   std::vector<int32_t> begin(int32_t transfer, double wire, std::span<const int32_t> ports,
                              double time);
   std::vector<int32_t> end(int32_t transfer, double time);
   double end_of(int32_t transfer) const;
   int32_t changes(int32_t transfer) const { return moving_[at(transfer)].changes; }
-  void resize(size_t transfers) { moving_.resize(transfers); }
 
  private:
   struct Moving {
@@ -54,5 +53,16 @@ class Ports {
   std::vector<Moving> moving_;               // by transfer
   std::vector<std::vector<int32_t>> users_;  // by port: transfers
 };
+
+// The rows of a plan set, with all transfers between them.
+struct Matched {
+  std::vector<Row> rows;  // of the timeline's
+  std::vector<Transfer> transfers;
+  size_t ports = 0;
+};
+// Makes the rows of a timeline without times. Errors: as simulate(), but for plans that wait for
+// ever.
+Status match_rows(const PlanSet& set, const Machine& machine, int32_t steps, Timeline& out,
+                  Matched& all);
 
 }  // namespace piper::timeline
