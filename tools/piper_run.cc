@@ -166,6 +166,23 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->type_name("SOURCE")
       ->expected(1)
       ->take_all();
+  app.add_option("--eval-data", run.evaluation,
+                 "evaluate on this source, too; NAME=SOURCE for several sets. The plans need "
+                 "'piperc --eval'. The first set's loss says which checkpoints are best")
+      ->type_name("[NAME=]SOURCE")
+      ->expected(1)
+      ->take_all();
+  app.add_option("--eval-every", run.job.evaluate_every,
+                 "evaluate each N steps, and at the end (default: with each checkpoint of --every)")
+      ->type_name("N")
+      ->check(a_count(1));
+  app.add_option("--eval-batches", run.evaluation_batches,
+                 "of each set take the first K batches (default: all whole ones)")
+      ->type_name("K")
+      ->check(a_count(1));
+  app.add_flag(
+      "--eval-only", run.evaluate_only,
+      "train nothing: evaluate the plans' initial values, or what --resume or --init read");
   app.add_option("--seed", run.seed, "seed of the shuffling (default: the strategy's)")
       ->type_name("N")
       ->check(between(0, 0x1p64 - 0x1p11, "a whole number from 0 on"));

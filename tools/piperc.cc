@@ -281,6 +281,9 @@ int main(int argc, char** argv) {
   app.add_flag("--dry-run", flags.dry_run,
                "write nothing; print the explanation, unless --dump or --explain say what. The "
                "model's values need not be there: a file of external data may be missing");
+  app.add_flag("--eval", flags.compile.evaluation,
+               "plans can also evaluate: the forward pass alone, without dropout and with running "
+               "statistics, for piper-run --eval-data");
   CLI::Option* no_oracles =
       app.add_flag("--no-oracles", flags.no_oracles,
                    "leave out the single-device plans for piper-run --verify-against");

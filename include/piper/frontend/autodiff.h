@@ -97,6 +97,13 @@ struct Differentiated {
 };
 Result<Differentiated> differentiate(Graph forward, const TrainSpec& train);
 
+// Makes of a forward graph what is computed when the model is evaluated: no dropout, noise at its
+// mean, and in place of statistics of the batch the running ones, whose next values are what they
+// are. Sets
+// Graph::weight where the loss is divided by one number of the batch's inputs. Error: a choice by
+// random numbers that is no dropout.
+Result<Graph> evaluated(Graph forward);
+
 // Where a Gelu's input is read by its gradient only, the forward pass makes what that multiplies
 // with (GeluAndSlope) beside the result, and the backward pass keeps it in place of the input.
 // Values stay the same; those of 16 bits would not.

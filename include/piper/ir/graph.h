@@ -139,6 +139,9 @@ struct Graph {
   // Scalar: before autodiff the model's; after it, the StepSum of the whole batch.
   ValueId loss;
   ValueId grad_norm;  // after autodiff: f64 scalar, before clipping
+  // Of evaluation, where the loss is a mean over labels: the scalar by which its sum is divided;
+  // after autodiff the StepSum of that.
+  ValueId weight;
   // i64 scalar state, 0 in the first step: after autodiff, or where an op reads it.
   ValueId step;
   // After sharding: input i64 [samples], the samples' numbers in the global batch, where an op

@@ -15,7 +15,7 @@
 
 namespace piper {
 
-inline constexpr int kPlanFormatVersion = 13;
+inline constexpr int kPlanFormatVersion = 14;
 
 struct RankHeader {
   int32_t rank = 0;

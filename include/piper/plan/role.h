@@ -164,7 +164,11 @@ struct RoleProgram {
   std::vector<SumTarget> sum_targets;
   // Each in issue order; running it one by one is legal.
   std::vector<Instruction> prologue, body, epilogue;
+  // The forward pass alone, of one batch, which writes no state: it may run wherever a step may
+  // begin that no other overlaps with. Empty: the plan cannot evaluate.
+  std::vector<Instruction> evaluation;
   std::vector<Report> reports;
+  std::vector<Report> evaluation_reports;  // "loss" and, where it is no mean over samples, "weight"
   // 1: steps overlap. The prologue begins the first step, a body finishes one and begins the next,
   // and the epilogue, instead of a body, finishes the last. What a section sends is received in the
   // same section of the other rank.
@@ -185,6 +189,13 @@ struct RoleProgram {
   int64_t packed_bytes = 0;
   int64_t transport_bytes = 0;
   int64_t scratch_bytes = 0;
+  // Return all sections, those that are empty, too.
+  std::array<const std::vector<Instruction>*, 4> sections() const {
+    return {&prologue, &body, &epilogue, &evaluation};
+  }
+  std::array<std::vector<Instruction>*, 4> sections() {
+    return {&prologue, &body, &epilogue, &evaluation};
+  }
   const Tensor& tensor(const Buffer& buffer) const {
     return tensors[static_cast<size_t>(buffer.tensor)];
   }

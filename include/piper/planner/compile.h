@@ -23,6 +23,7 @@ struct CompileOptions {
   std::vector<Definition> defines;
   std::vector<std::string> library;  // folders of strategies: see parse_strategy
   std::string target = "cpu";        // the kind of device: see piper/devices/registry.h
+  bool evaluation = false;           // also RoleProgram::evaluation
   bool oracles = true;  // also the single-device plans that --verify-against runs beside
   // `single` plays all replicas one after the other: where there are several and it would have more
   // instructions than this, it plays the first only; 0: never.

@@ -32,4 +32,9 @@ struct Lowered {
 // the target takes beside the arenas is not stated yet.
 Result<Lowered> lower(const Dag& dag, const Schedule& schedule);
 
+// Adds to the roles of a step those of its forward pass alone (forward_only), which were lowered by
+// themselves: RoleProgram::evaluation. They share what is kept, and the arena. Error (kRefused): a
+// state that both have, and in different forms.
+Status add_evaluation(Lowered& step, Lowered evaluation);
+
 }  // namespace piper

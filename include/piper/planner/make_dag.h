@@ -29,6 +29,10 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec);
 // `like`: when and how parameters are put together; for Gather::kUpdate they stay, too.
 void cut_states(Dag& dag, const std::vector<Param>& params, const Part& like);
 
+// Keeps of a Dag of chunks what the loss and its weight need: the forward pass, where it is placed,
+// with parameters as they are kept. Nothing is updated. Requires one version of the weights.
+Dag forward_only(Dag dag);
+
 // Requires that cells and every chunk's cell are set. Ensures items and tasks in a topological
 // order.
 Result<Dag> expand_tasks(Dag dag);

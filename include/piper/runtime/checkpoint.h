@@ -60,6 +60,7 @@ struct Checkpoint {
   int64_t samples = 0;  // consumed by them, of the job's order of samples
   std::vector<std::pair<std::string, int64_t>> sources;  // the same by source of data
   std::optional<double> loss;                            // of the last step
+  std::optional<double> evaluation_loss;                 // if the job evaluated after that step
   uint64_t data_seed = 0;
   bool shuffle = true;
   std::string data_digest;
@@ -95,7 +96,7 @@ Result<std::vector<int64_t>> list_checkpoints(Storage& storage, const std::strin
 struct Keep {
   int64_t last = 0;   // this many of the newest; 0: all
   int64_t every = 0;  // those whose step this divides
-  int64_t best = 0;   // this many of the lowest loss
+  int64_t best = 0;   // this many of the lowest loss: of an evaluation, in jobs that evaluate
 };
 // Parses "last=3,every=5000,best=2".
 Result<Keep> parse_keep(std::string_view text);
@@ -109,8 +110,9 @@ struct CheckpointOptions {
   int64_t every = 0;   // steps; 0: at the job's end only
   double minutes = 0;  // since the one before; 0: never for that reason
   Keep keep;
-  bool goes_on = false;  // an error costs the checkpoint, not the job
-  Checkpoint about;      // all but step, samples, sources, loss and files
+  bool by_evaluation = false;  // Keep::best means Checkpoint::evaluation_loss
+  bool goes_on = false;        // an error costs the checkpoint, not the job
+  Checkpoint about;            // all but step, samples, sources, loss and files
   // Returns the samples that steps before `step` have consumed, and the same by source.
   std::function<void(int64_t step, Checkpoint& about)> count_samples;
   // Told on rank 0 what was written, and of errors that do not end the job.

@@ -62,6 +62,12 @@ struct TraceEvent {
   double issue_us = 0;
 };
 
+// The result of an evaluation of one batch, of ranks that report it.
+struct Evaluated {
+  std::optional<double> loss;
+  std::optional<double> weight;  // by which the loss is a mean; nothing: the batch's samples
+};
+
 // Runs one rank: its state and its instructions, bound to memory, kernels and routes at load. Used
 // from one thread. A step neither allocates nor locks, and does nothing per instruction but the
 // instruction. On an asynchronous backend data are read one section ahead by a thread of the rank's
@@ -92,6 +98,9 @@ class Executor {
   Status finish_step(int64_t step);
   // Runs the epilogue where steps do not overlap; an asynchronous backend only queues it.
   Status run_epilogue(int64_t step);
+  // Runs the forward pass on batch `batch` of other data, between two steps that do not overlap.
+  // Changes no state. Requires a plan that can evaluate.
+  Result<Evaluated> evaluate(const BatchSource& data, int64_t batch);
   // Waits until all that was queued is done; then parameters and states may be read.
   Status settle();
 

@@ -20,6 +20,21 @@ struct StepMetrics {
   int64_t peak_bytes = 0;  // the largest that a rank's plan states
 };
 
+// The loss over a set of data that is not trained on: of all its batches, each counted by its
+// weight.
+struct EvaluationMetrics {
+  int64_t step = 0;  // so many steps were done
+  std::string set;
+  double loss = 0;
+  int64_t batches = 0;
+  double ms = 0;
+};
+struct EvaluationSet {
+  std::string name;
+  const BatchSource* data = nullptr;
+  int64_t batches = 0;  // so many of them, from the first on
+};
+
 // Measures the memory of the device of rank 0, where its backend has memory of its own.
 struct MemoryMetrics {
   int64_t stated_bytes = 0;  // by the rank's plan
@@ -71,6 +86,12 @@ struct JobOptions {
   // The job ends before so many seconds have passed since it was started; 0: no limit.
   double time_limit_s = 0;
   std::chrono::steady_clock::time_point started = std::chrono::steady_clock::now();
+  // What is evaluated each `evaluate_every` steps (0: never for that) and at the job's end, unless
+  // it was interrupted. The first set's loss is the one by which checkpoints are best. Needs plans
+  // that can evaluate.
+  std::vector<EvaluationSet> evaluation;
+  int64_t evaluate_every = 0;
+  std::function<void(const EvaluationMetrics&)> on_evaluation;  // on rank 0
   std::function<void()> on_loaded;  // called when no rank here reads `states` any more
   int64_t trace_steps = 0;
   int64_t profile_steps = 0;  // the result has a profile of this many last steps
@@ -108,6 +129,7 @@ struct RankTrace {
 
 struct JobResult {
   std::vector<StepMetrics> steps;  // rank 0's
+  std::vector<EvaluationMetrics> evaluations;
   // By name, aliases included, if they were asked for; of rank 0 only where ranks are processes.
   std::vector<NamedTensor> parameters;
   std::vector<RankTrace> traces;
@@ -144,7 +166,8 @@ Status load_ranks(PlanSet set,
 std::string print_trace(std::span<const RankTrace> traces);
 // {"step":1,"loss":2.5,…} on one line: steps count from 1.
 std::string print_metrics(const StepMetrics& metrics);
-std::string print_metrics(const MemoryMetrics& metrics);  // {"memory":{"stated_bytes":…,…}}
+std::string print_metrics(const EvaluationMetrics& metrics);  // {"evaluation":"valid","step":…}
+std::string print_metrics(const MemoryMetrics& metrics);      // {"memory":{"stated_bytes":…,…}}
 
 // Says with what a run begins.
 struct StartOptions {
@@ -170,6 +193,11 @@ struct RunOptions {
   StartOptions start;
   DataOptions data;  // its seed is the plan set's unless `seed` says another
   std::optional<uint64_t> seed;
+  // Data to evaluate on: SOURCE, or NAME=SOURCE, which may be repeated for several sources of one
+  // set; the first so many batches of each set (0: all).
+  std::vector<std::string> evaluation;
+  int64_t evaluation_batches = 0;
+  bool evaluate_only = false;  // trains nothing
   std::string save, metrics, trace, profile;
   std::string out;         // a folder for strategy, metrics, TensorBoard's events and checkpoints
   std::string rendezvous;  // HOST:PORT where rank 0 listens; "": as the launcher says, or by MPI

@@ -7,7 +7,7 @@ namespace piper {
 
 std::vector<int64_t> workspaces_of(const RoleProgram& role, std::span<const int64_t> by_program) {
   std::vector<int64_t> most(role.streams.size());
-  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* section : role.sections())
     for (const Instruction& one : *section) {
       if (one.kind != InstructionKind::kCompute) continue;
       int64_t& bytes = most[static_cast<size_t>(one.stream)];
@@ -32,7 +32,7 @@ bool has_groups(const RoleProgram& role) {
 }
 
 bool has_fast_sums(const RoleProgram& role) {
-  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* section : role.sections())
     for (const Instruction& one : *section)
       if (one.fast) return true;
   return false;

@@ -94,7 +94,7 @@ int64_t connect_scratch_bytes(const RoleProgram& role) {
 
 std::vector<int64_t> device_fabric_bytes(const RoleProgram& role, int64_t limit) {
   std::vector<int64_t> most(role.streams.size());
-  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* section : role.sections())
     for (const Instruction& one : *section) {
       if (!is_collective(one.kind) || one.group < 0) continue;
       const Sizes sizes{members_of(role, one), limit};
@@ -155,7 +155,7 @@ std::vector<FabricProgram> device_fabric_programs(const RoleProgram& role, int64
   std::vector<FabricProgram> programs;
   Sums sums;
   std::set<std::tuple<int32_t, InstructionKind, int64_t, int64_t, int64_t, int64_t, bool>> known;
-  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* section : role.sections())
     for (const Instruction& one : *section) {
       if (!is_collective(one.kind) || one.group < 0) continue;
       const int64_t members = members_of(role, one);

@@ -65,6 +65,9 @@ class Packer {
 
   void run() {
     const std::vector<bool> changed = changed_before_read();
+    for (const Instruction& one : role_.evaluation)  // it comes between two bodies
+      if (one.program >= 0)
+        std::fill(forms_[at(one.program)].begin(), forms_[at(one.program)].end(), Form::kOther);
     each_arg([&](Instruction& one, size_t a, Form& form) {
       if (!is_packable(role_.tensor(one.args[a])) || changed[at(one.args[a])]) form = Form::kOther;
     });

@@ -60,7 +60,7 @@ constexpr const char* kState = "ncclCommGetAsyncError";
 // Returns the communicators whose sums the plan leaves to the library.
 std::set<int32_t> communicators_that_add(const RoleProgram& role) {
   std::set<int32_t> found;
-  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* section : role.sections())
     for (const Instruction& one : *section)
       if (one.fast && one.communicator >= 0) found.insert(one.communicator);
   return found;

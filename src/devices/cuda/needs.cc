@@ -5,9 +5,9 @@
 #include <numeric>
 
 #include "libraries.h"
-#include "piper/devices/cuda.h"
-#include "piper/devices/collectives.h"
 #include "piper/base/memory.h"
+#include "piper/devices/collectives.h"
+#include "piper/devices/cuda.h"
 #include "product.h"
 
 namespace piper {
@@ -57,7 +57,7 @@ Result<Needs> cuda_needs(const RoleProgram& role) {
     literals += align_up(std::ssize(made.literals));
   }
   std::vector<bool> multiplies(role.streams.size());
-  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* section : role.sections())
     for (const Instruction& each : *section)
       if (each.kind == InstructionKind::kCompute && has_products[static_cast<size_t>(each.program)])
         multiplies[static_cast<size_t>(each.stream)] = true;

@@ -40,7 +40,7 @@ class RowAligner {
 
   template <class Visit>
   void for_each_instruction(Visit visit) const {
-    for (const auto* section : {&role_.prologue, &role_.body, &role_.epilogue})
+    for (const auto* section : role_.sections())
       for (const Instruction& each : *section) visit(each);
   }
   int32_t tensor_of(int32_t buffer) const { return role_.buffers[at(buffer)].tensor; }
@@ -54,7 +54,8 @@ class RowAligner {
                 info(tensor.type.dtype).bytes == 2 && aligned_pitch(tensor.type) > 0 &&
                 tensor.type.shape.back() >= kLeastColumns;
     }
-    for (const Report& report : role_.reports) may_[at(tensor_of(report.buffer))] = false;
+    for (const auto* reports : {&role_.reports, &role_.evaluation_reports})
+      for (const Report& report : *reports) may_[at(tensor_of(report.buffer))] = false;
     for_each_instruction([&](const Instruction& each) {
       if (each.kind == InstructionKind::kCompute) return;
       for (const int32_t arg : each.args) may_[at(tensor_of(arg))] = false;

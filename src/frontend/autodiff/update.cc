@@ -24,6 +24,8 @@ class Update {
       cast.pass = Pass::kF, cast.scope = last.scope, cast.tags = last.tags;
     }
     graph_.loss = emit("StepSum", "step_loss", "", {graph_.loss})[0];
+    if (graph_.weight.valid())
+      graph_.weight = emit("StepSum", "step_weight", "", {graph_.weight})[0];
   }
 
   void sum_gradient(Param& param, const std::vector<ParamContribution>& uses) {

@@ -174,7 +174,7 @@ Status check_graph(const Graph& graph) {
   for (ValueId id : graph.outputs) {
     if (!exists(graph, id)) return fail("an output of the graph does not exist");
   }
-  for (ValueId id : {graph.loss, graph.grad_norm, graph.step, graph.sample}) {
+  for (ValueId id : {graph.loss, graph.grad_norm, graph.weight, graph.step, graph.sample}) {
     if (id.valid() && !exists(graph, id)) return fail("a result of the graph does not exist");
   }
   return ok_status();

@@ -34,6 +34,7 @@ std::vector<ValueId> roots_of(const Graph& graph, bool keep_outputs) {
   std::vector<ValueId> roots = graph.inputs;
   roots.push_back(graph.loss);
   roots.push_back(graph.grad_norm);
+  roots.push_back(graph.weight);
   roots.push_back(graph.step);
   roots.push_back(graph.sample);
   if (keep_outputs) roots.insert(roots.end(), graph.outputs.begin(), graph.outputs.end());
@@ -84,6 +85,7 @@ void renumber_values(Graph& graph, const std::vector<ValueId>& new_id) {
   std::erase_if(graph.outputs, [](ValueId id) { return !id.valid(); });
   map(graph.loss);
   map(graph.grad_norm);
+  map(graph.weight);
   map(graph.step);
   map(graph.sample);
 }

@@ -209,6 +209,7 @@ void Parser::parse_param(LineReader& line) {
 void Parser::parse_result(LineReader& line, std::string_view word) {
   const std::pair<std::string_view, ValueId*> results[] = {{"loss", &graph.loss},
                                                            {"grad_norm", &graph.grad_norm},
+                                                           {"weight", &graph.weight},
                                                            {"step", &graph.step},
                                                            {"sample", &graph.sample}};
   const auto result = std::find_if(std::begin(results), std::end(results),

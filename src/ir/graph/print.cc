@@ -89,6 +89,7 @@ void print_results(std::string& out, const Graph& graph) {
   };
   line("loss", graph.loss);
   line("grad_norm", graph.grad_norm);
+  line("weight", graph.weight);
   line("step", graph.step);
   line("sample", graph.sample);
 }

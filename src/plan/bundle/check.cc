@@ -112,7 +112,7 @@ struct Forms {
 Status check_ahead(const RoleProgram& role) {
   if (role.steps_ahead != 0 && role.steps_ahead != 1)
     return bad("steps overlap by {}, not by 0 or 1", role.steps_ahead);
-  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* list : role.sections())
     for (const Instruction& one : *list)
       if (one.ahead > (list == &role.body ? role.steps_ahead : 0))
         return bad("instruction '{}' is {} steps ahead", quote_control(one.label), one.ahead);
@@ -420,6 +420,16 @@ class InstructionCheck {
   const Instruction& one_;
 };
 
+Status check_report(const RoleProgram& role, const Report& report) {
+  if (role.tensor(report.buffer).host)
+    return bad("report '{}' is of a buffer on the host", quote_control(report.name));
+  const TensorType& type = role.tensor(report.buffer).type;
+  const bool number = info(type.dtype).is_float || type.dtype == DType::kBool;
+  if (num_elements(type.shape) == 1 && number) return ok_status();
+  return bad("report '{}' is {}, not one float or bool", quote_control(report.name),
+             to_string(type));
+}
+
 }  // namespace
 
 Status check_role(const RoleProgram& role) {
@@ -433,19 +443,14 @@ Status check_role(const RoleProgram& role) {
       return bad("program {} '{}': {}", p, quote_control(role.programs[p].label),
                  checked.error().message);
   const Forms forms(role);
-  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* list : role.sections())
     for (size_t i = 0; i < list->size(); ++i)
       PIPER_TRY(InstructionCheck(role, forms, *list, i).run());
   PIPER_TRY(check_ahead(role));
-  for (const Report& report : role.reports) {
-    if (role.tensor(report.buffer).host)
-      return bad("report '{}' is of a buffer on the host", quote_control(report.name));
-    const TensorType& type = role.tensor(report.buffer).type;
-    const bool number = info(type.dtype).is_float || type.dtype == DType::kBool;
-    if (num_elements(type.shape) != 1 || !number)
-      return bad("report '{}' is {}, not one float or bool", quote_control(report.name),
-                 to_string(type));
-  }
+  for (const auto* reports : {&role.reports, &role.evaluation_reports})
+    for (const Report& report : *reports) PIPER_TRY(check_report(role, report));
+  if (role.evaluation.empty() != role.evaluation_reports.empty())
+    return bad("an evaluation reports something, and nothing else does");
   return check_sizes(role);
 }
 

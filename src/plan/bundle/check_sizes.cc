@@ -11,7 +11,7 @@ namespace {
 
 template <class Visit>
 void for_each_instruction(const RoleProgram& role, Visit visit) {
-  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* list : role.sections())
     for (const Instruction& one : *list) visit(one);
 }
 
@@ -20,7 +20,8 @@ Status check_uses(const RoleProgram& role) {
   for_each_instruction(role, [&](const Instruction& one) {
     for (int32_t arg : one.args) used[arg] = true;
   });
-  for (const Report& report : role.reports) used[report.buffer] = true;
+  for (const auto* reports : {&role.reports, &role.evaluation_reports})
+    for (const Report& report : *reports) used[report.buffer] = true;
   for (size_t b = 0; b < used.size(); ++b)
     if (!used[b] && role.tensor(static_cast<int32_t>(b)).kind == BufferKind::kStep)
       return bad("buffer {} '{}' is used by no instruction", b,

@@ -253,7 +253,9 @@ PIPER_FIELDS(RoleProgram) {
   v("prologue", &R::prologue, kOwnLines);
   v("body", &R::body, kOwnLines);
   v("epilogue", &R::epilogue, kOwnLines);
+  v("evaluation", &R::evaluation, kOwnLines);
   v("reports", &R::reports, kOwnLines);
+  v("evaluation_reports", &R::evaluation_reports, kOwnLines);
   v("steps_ahead", &R::steps_ahead);
   v("batch", &R::batch);
   v("arena_bytes", &R::arena_bytes, kPlain.as("arena"));

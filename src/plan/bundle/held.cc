@@ -108,8 +108,9 @@ std::vector<std::string> names_of_state(const RoleProgram& role, const Tensor& t
 }
 
 int64_t staging_of(const RoleProgram& role) {
-  int64_t bytes = 2 * kStagedReportBytes * std::ssize(role.reports);
-  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+  int64_t bytes = 2 * kStagedReportBytes *
+                  std::max(std::ssize(role.reports), std::ssize(role.evaluation_reports));
+  for (const auto* section : role.sections())
     for (const Instruction& one : *section) {
       const bool input = one.kind == InstructionKind::kInput;
       if (!input && one.kind != InstructionKind::kPosition) continue;
@@ -124,7 +125,7 @@ bool cuts_dims(const RoleProgram& role) {
   for (const Tensor& tensor : role.tensors)
     for (const TensorCut& cut : tensor.cuts)
       if (ranks_on(cut.axis) > 1) return true;
-  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* list : role.sections())
     for (const Instruction& one : *list) {
       if (one.dim < 0) continue;
       for (int32_t axis : role.groups[static_cast<size_t>(one.group)].axes)

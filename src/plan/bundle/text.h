@@ -21,12 +21,14 @@ void each_table(Role& role, Visit&& visit) {
   visit("input", role.inputs, false);
   visit("sum", role.sum_targets, true);
   visit("report", role.reports, false);
+  visit("evaluation_report", role.evaluation_reports, false);
 }
 template <class Role, class Visit>
 void each_section(Role& role, Visit&& visit) {
   visit("prologue", role.prologue);
   visit("body", role.body);
   visit("epilogue", role.epilogue);
+  visit("evaluation", role.evaluation);
 }
 // Visits what lines below an instruction declare.
 template <class One, class Visit>

@@ -117,7 +117,7 @@ void check_communicators(const Model& model, Findings& findings) {
                    model.who(0));
       continue;
     }
-    for (const auto* list : {&cell.role->prologue, &cell.role->body, &cell.role->epilogue})
+    for (const auto* list : cell.role->sections())
       for (const Instruction& one : *list) {
         if (one.peer.empty()) continue;
         const Communicator& of = all[one.communicator];

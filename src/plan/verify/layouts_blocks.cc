@@ -7,7 +7,7 @@ namespace {
 
 template <class Visit>
 void for_each_instruction(const RoleProgram& role, const Visit& visit) {
-  for (const auto* list : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* list : role.sections())
     for (const Instruction& one : *list) visit(one);
 }
 // Returns whether the instruction cuts a flat run from a value of the step that is no parameter,

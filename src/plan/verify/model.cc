@@ -9,6 +9,7 @@
 #include "piper/base/parallel.h"
 #include "single.h"
 #include "values.h"
+#include "views.h"
 
 namespace piper {
 namespace {
@@ -290,14 +291,13 @@ void take_sums(Model& model, const Effects& one_device) {
     if (const auto sum = sums.find(symbol); sum != sums.end())
       model.norm_order.push_back(sum->second);
   for (const Effects::Reported& one : one_device.reported)
-    if (const auto sum = sums.find(one.symbol); one.name == "loss" && sum != sums.end())
-      model.loss = sum->second;
+    if (const auto sum = sums.find(one.symbol); is_shown_sum(one.name) && sum != sums.end())
+      model.shown.emplace(one.name, sum->second);
 }
 
-}  // namespace
-
-Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_device) {
+Result<VerifyReport> verify_steps(const PlanSet& set, const PlanSet* one_device, bool trains) {
   PIPER_ASSIGN(Model model, make_model(set));
+  model.trains = trains;
   const bool overlap = model.cells[0].role->steps_ahead > 0;
   std::unique_ptr<Single> single;
   if (one_device) {
@@ -333,6 +333,53 @@ Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_devi
         {1}, findings, report);
   for (size_t s = 0; s < run.size(); ++s)
     if (runs[s]) check_run(model, run[s], single.get(), findings, report);
+  return report;
+}
+
+// Joins what was found of the evaluation with what was found of the steps.
+void add_evaluation(VerifyReport evaluation, VerifyReport& report) {
+  report.instructions += evaluation.instructions;
+  report.transfers += evaluation.transfers;
+  report.collectives += evaluation.collectives;
+  report.sums += evaluation.sums;
+  for (Finding& finding : evaluation.findings)
+    report.findings.push_back({std::move(finding.rule), "evaluation: " + finding.text});
+}
+
+// Says of roles that evaluate what the rules read of the two plans that these are taken apart into
+// cannot say.
+void check_whole(const PlanSet& set, VerifyReport& report) {
+  Findings findings(report);
+  for (const RoleProgram& role : set.roles) {
+    if (role.evaluation.empty())
+      findings.add("structure", "some ranks have an evaluation, and others have none");
+    if (const int64_t taken = staging_of(role); role.staging_bytes != taken)
+      findings.add("memory",
+                   "{} bytes are stated to stage what the host brings; inputs, positions and "
+                   "reports of steps and evaluation take {}",
+                   role.staging_bytes, taken);
+  }
+}
+
+}  // namespace
+
+Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* one_device) {
+  if (!evaluates(set)) return verify_steps(set, one_device, true);
+  PIPER_TRY(check_shared(set));
+  const bool compares = one_device != nullptr && evaluates(*one_device);
+  if (compares) PIPER_TRY(check_shared(*one_device));
+  std::optional<PlanSet> single_steps, single_evaluation;
+  if (one_device != nullptr) single_steps = steps_of(*one_device);
+  if (compares) single_evaluation = evaluation_of(*one_device);
+  PIPER_ASSIGN(VerifyReport report,
+               verify_steps(steps_of(set), single_steps ? &*single_steps : nullptr, true));
+  check_whole(set, report);
+  PIPER_ASSIGN(
+      VerifyReport evaluation,
+      verify_steps(evaluation_of(set), single_evaluation ? &*single_evaluation : nullptr, false));
+  add_evaluation(std::move(evaluation), report);
+  if (one_device != nullptr && !compares)
+    report.findings.push_back({"single", "there is an evaluation, and one device has none"});
   return report;
 }
 

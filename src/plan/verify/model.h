@@ -100,11 +100,14 @@ struct Model {
   std::vector<bool> is_gradient;     // by sum
   std::vector<int32_t> uses;         // by sum: the largest number that a role states
   std::vector<int32_t> norm_order;   // gradients, in the order in which one device sums squares
-  int32_t loss = -1;                 // the sum that one device reports as loss; -1: not known
+  std::map<std::string, int32_t> shown;  // sums that one device reports, by report; if known
+  bool trains = true;                    // false: of an evaluation, in which no state changes
 
   std::string who(int32_t cell) const;  // "rank 2", "ranks 2 and 3 more"
 };
 Result<Model> make_model(const PlanSet& set);
+// Returns whether a report of this name shows a sum over the step as it is.
+inline bool is_shown_sum(std::string_view report) { return report == "loss" || report == "weight"; }
 
 // Holds facts of an instruction that the rules often ask, kept close together in memory.
 struct Step {

@@ -102,13 +102,14 @@ Number StepScalars::reduced(std::span<const Spot> members, size_t arg) const {
   return sum;
 }
 
-// Returns whether a number is what a report of this name must be. The loss is one sum over the
+// Returns whether a number is what a report of this name must be. Loss and weight are sums over the
 // step, and the norm is the one by which gradients are clipped.
 bool StepScalars::is_known_as(std::string_view name, int32_t step, const Number& number) const {
   if (number.kind != kNone && number.step >= 0 && number.step != step) return false;
-  if (name == "loss") {
+  if (is_shown_sum(name)) {
     const Term sum = number.kind == kTerms && number.terms.size() == 1 ? number.terms[0] : Term();
-    const bool other = model_.loss >= 0 && sum.target != model_.loss;
+    const auto shown = model_.shown.find(std::string(name));
+    const bool other = shown != model_.shown.end() && sum.target != shown->second;
     return sum.target >= 0 && !model_.is_gradient[sum.target] && !other && sum.times == 1;
   }
   if (name == "grad_norm") {

@@ -43,6 +43,9 @@ void check_writes(const Model& model, std::span<const Section> sections, int32_t
         used[b] = true;
         if (!(access_of(facts, step, a) & kWrites)) continue;
         written[b] = true;
+        if (!model.trains && facts.buffers[b].kind == BufferKind::kState)
+          findings.add("structure", "{} writes the state '{}'", name_of(model, section, {cell, i}),
+                       quote_control(role.name(b)));
         const int32_t before = std::exchange(writer[b], i);
         if (facts.buffers[b].kind == BufferKind::kConstant)
           findings.add("structure", "{} writes the constant '{}'",
@@ -57,7 +60,7 @@ void check_writes(const Model& model, std::span<const Section> sections, int32_t
     }
   }
   for (int32_t b : facts.kept) {
-    if (facts.buffers[b].kind != BufferKind::kState) continue;
+    if (facts.buffers[b].kind != BufferKind::kState || !model.trains) continue;
     const char* why = !used[b]                                    ? "is used by nothing"
                       : !written[b] && facts.buffers[b].param < 0 ? "never changes"
                                                                   : nullptr;

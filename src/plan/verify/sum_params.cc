@@ -116,7 +116,7 @@ void SumCheck::check_end(int32_t c) {
     const int32_t param = facts.param;
     const Tensor& tensor = own.tensor(b);
     const Content& content = held_[c][b];
-    if (tensor.previous_of >= 0 &&
+    if (model_.trains && tensor.previous_of >= 0 &&
         (content.version != section_.training_steps() - 1 ||
          content.param != model_.cells[c].facts->buffers[tensor.previous_of].param))
       findings_.add("sum",

@@ -163,10 +163,18 @@ struct Making {
   Steps& steps;
   Compiled& compiled;
   const Variables& variables;
-  Summing& summing;          // set by the strategy's plan, for the reference plans
+  Summing& summing;         // set by the strategy's plan, for the reference plans
+  const Graph* evaluation;  // the step of the model as it is evaluated; null: none is asked for
+  Summing& of_evaluation;   // as `summing`
+  // Of the step, by states that nothing trains: how axes cut them, which is the same in the
+  // evaluation.
+  std::map<std::string, std::vector<AxisLayout>>& lie;
+  bool evaluates = false;    // it makes the forward pass alone, of a step that is made already
   Explanations unsaid = {};  // of reference plans: not shown
 
   bool is_oracle() const { return target != Target::kStrategy; }
+  // The schedule is the strategy's: that of a forward pass is the list scheduler's.
+  bool has_order() const { return !is_oracle() && !evaluates; }
   bool is_single() const { return target == Target::kSingle || target == Target::kFirst; }
   Explanations& explain() { return is_oracle() ? unsaid : compiled.explanations; }
 };
@@ -176,7 +184,7 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   spec.microbatches = cut.microbatches;
   if (making.is_oracle() && making.target != Target::kFirst) spec.replicas_in_turn = cut.replicas;
   if (making.target != Target::kFirst) spec.rounds = cut.rounds;
-  spec.weight_versions = making.strategy.weight_versions;
+  spec.weight_versions = making.evaluates ? 1 : making.strategy.weight_versions;
   for (SumRound& round : spec.rounds)
     if (making.is_oracle()) round.axes.clear();  // it has no mesh
   if (making.is_single()) spec.group_of = making.summing.group_of;
@@ -189,11 +197,33 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   return spec;
 }
 
+// What is kept lies in an evaluation as it does in the step, where others read it.
+void seed_kept(const Graph& graph, const Making& of_evaluation, AxisCut& cut) {
+  for (const Param& param : graph.params) {
+    const auto lies = of_evaluation.lie.find(param.name);
+    const bool is_seeded =
+        std::any_of(cut.seeds.begin(), cut.seeds.end(),
+                    [&](const ShardSeed& seed) { return seed.value == param.value; });
+    if (lies == of_evaluation.lie.end() || is_seeded) continue;
+    ShardSeed seed{.value = param.value, .at = cut.seeds.front().at};
+    for (const AxisLayout& one : lies->second)
+      if (one.axis == cut.axis)
+        seed.dim = one.layout.dim, seed.outer = one.layout.outer, seed.zigzag = one.layout.mirrored;
+    cut.seeds.push_back(std::move(seed));
+  }
+}
+
+void note_kept(const Graph& graph, Making& of_step) {
+  for (const Param& param : graph.params)
+    if (!param.gradient.valid()) of_step.lie[param.name] = graph.value(param.value).over;
+}
+
 // Cuts over one axis after the other: what one cuts is what those before it left to a rank.
 Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
   PIPER_ASSIGN(const std::vector<AxisCut> cuts,
                apply_shard(graph, making.strategy, of_batch, making.explain()));
-  for (const AxisCut& cut : cuts) {
+  for (AxisCut cut : cuts) {
+    if (making.evaluates) seed_kept(graph, making, cut);
     PIPER_ASSIGN(ShardedGraph made, shard_axis(graph, cut));
     for (const std::string& note : notes_of(graph, made, cut)) {
       making.explain().push_back({cut.seeds.front().at, "shard", {"note: " + note}});
@@ -202,6 +232,7 @@ Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
     explain_axis(made, cut, making.strategy, making.explain(), making.compiled.layouts);
     graph = std::move(made.graph);
   }
+  if (!making.evaluates) note_kept(graph, making);
   const std::vector<std::string> lines = layouts_of(graph, cuts);
   making.compiled.layouts.insert(making.compiled.layouts.begin(), lines.begin(), lines.end());
   return graph;
@@ -241,14 +272,15 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
     return round_once(std::move(graph));
   };
   PIPER_ASSIGN(Graph graph, making.steps.run("sharding", shard_all, print_graph));
-  if (!making.is_oracle()) {
+  if (making.has_order()) {
     PIPER_ASSIGN(Recomputed recomputed,
                  apply_recompute(std::move(graph), strategy.recomputes, making.variables,
                                  cut.microbatches, explain));
     graph = std::move(recomputed.graph);
     spec.variants = std::move(recomputed.variants);
   }
-  Result<Dag> made = make_dag(rename_in_backward(keep_slopes(std::move(graph))), spec);
+  if (!making.evaluates) graph = rename_in_backward(keep_slopes(std::move(graph)));
+  Result<Dag> made = make_dag(std::move(graph), spec);
   if (!made) return with_rules(std::move(made).error(), strategy, spec.region_tags);
   PIPER_ASSIGN(Dag dag, std::move(made));
   if (making.is_oracle()) return dag;
@@ -281,11 +313,12 @@ Result<std::vector<ComputeOrder>> order_tasks(const Scheduled& made, Making& mak
   if (making.is_single())
     return list_schedule(made.dag, made.deps, policy_like(made.dag, making.summing));
   PIPER_ASSIGN(auto order,
-               choose_order(made.dag, made.deps, making.is_oracle() ? nullptr : &making.strategy,
+               choose_order(made.dag, made.deps, making.has_order() ? &making.strategy : nullptr,
                             making.variables, making.explain()));
   if (making.is_oracle()) return order;
   std::vector<std::string> lines;
   find_sum_orders(made.dag, order, making.summing, lines);
+  if (making.evaluates) return order;
   for (std::string& line : lines) making.explain().back().lines.push_back(std::move(line));
   return order;
 }
@@ -299,7 +332,7 @@ Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
     return order_tasks(made, making);
   };
   PIPER_ASSIGN(made.order, making.steps.run("order", choose));
-  if (!making.is_oracle() && !strategy.fuses.empty()) {
+  if (making.has_order() && !strategy.fuses.empty()) {
     const auto fuse = [&] {
       return fused_messages(std::move(made.dag), made.order, strategy, making.variables, explain);
     };
@@ -311,12 +344,12 @@ Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
   };
   const auto print = [&](const Schedule& s) { return print_schedule(made.dag, s); };
   PIPER_ASSIGN(made.schedule, making.steps.run("schedule", schedule, print));
-  if (!making.is_oracle() && made.schedule.nearer > 0)
+  if (making.has_order() && made.schedule.nearer > 0)
     explain.push_back({strategy.prefetches.front().at,
                        "prefetch",
                        {fmt::format("{} of them are nearer to their use, after their sends",
                                     made.schedule.nearer)}});
-  if (making.is_oracle()) return made;
+  if (!making.has_order()) return made;
   explain_idle(made.dag, made.deps, made.schedule, strategy, explain);
   if (!made.dag.versions.empty() && made.schedule.body.empty())
     explain.push_back({strategy.weight_versions_at,
@@ -354,6 +387,32 @@ Status explain_plans(const Lowered& lowered, Making& making) {
   return ok_status();
 }
 
+// The forward pass alone, on the places of the step, with its own order. What there is to explain
+// was explained of the step.
+Result<Lowered> lower_evaluation(const Cut& cut, const Making& of_step) {
+  Compiled unsaid;
+  Making making{.target = of_step.target,
+                .options = of_step.options,
+                .strategy = of_step.strategy,
+                .steps = of_step.steps,
+                .compiled = unsaid,
+                .variables = of_step.variables,
+                .summing = of_step.of_evaluation,
+                .evaluation = nullptr,
+                .of_evaluation = of_step.of_evaluation,
+                .lie = of_step.lie,
+                .evaluates = true};
+  const bool was_quiet = std::exchange(of_step.steps.quiet, true);
+  PIPER_ASSIGN(Dag dag, make_chunks(*of_step.evaluation, cut, making));
+  PIPER_ASSIGN(dag, expand_tasks(forward_only(std::move(dag))));
+  // In whatever order: a receive is there when its send is issued.
+  for (Task& task : dag.tasks)
+    if (task.kind == InstructionKind::kRecv) task.distance = kEarliest;
+  PIPER_ASSIGN(const Scheduled scheduled, schedule_tasks(std::move(dag), making));
+  of_step.steps.quiet = was_quiet;
+  return located(lower(scheduled.dag, scheduled.schedule), of_step.strategy);
+}
+
 Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   const CompileOptions& options = making.options;
   const Strategy& strategy = making.strategy;
@@ -367,6 +426,10 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   }
   const auto to_plans = [&]() -> Result<Lowered> {
     PIPER_ASSIGN(Lowered made, located(lower(scheduled.dag, scheduled.schedule), strategy));
+    if (making.evaluation != nullptr) {
+      PIPER_ASSIGN(Lowered forward, lower_evaluation(cut, making));
+      PIPER_TRY(add_evaluation(made, std::move(forward)));
+    }
     PIPER_TRY(state_needs(made.roles, options.target));
     return made;
   };
@@ -432,6 +495,10 @@ Result<Compiled> compile(const CompileOptions& options) {
   };
   PIPER_ASSIGN(graph, steps.run("precision", cast, print_graph));
   explain_training(strategy, graph, compiled.explanations);
+  std::optional<Graph> evaluation;
+  if (options.evaluation) {
+    PIPER_ASSIGN(evaluation, evaluation_step(graph, strategy, compiled.explanations));
+  }
   const auto derive = [&] { return differentiate(std::move(graph), strategy.train); };
   PIPER_ASSIGN(Differentiated step, steps.run("autodiff", derive, [](const Differentiated& d) {
     return print_graph(d.graph);
@@ -443,10 +510,12 @@ Result<Compiled> compile(const CompileOptions& options) {
 
   PIPER_ASSIGN(cut, couple_replicas(step.graph, strategy, std::move(cut), compiled.explanations));
 
-  Summing summing;
+  Summing summing, of_evaluation;
+  std::map<std::string, std::vector<AxisLayout>> lie;
   const auto plans_of = [&](Target target) {
     return make_plans(step.graph, cut,
-                      {target, options, strategy, steps, compiled, variables, summing});
+                      {target, options, strategy, steps, compiled, variables, summing,
+                       evaluation ? &*evaluation : nullptr, of_evaluation, lie});
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));
   explain_fast_sums(strategy, options.target, compiled.explanations);

@@ -3,6 +3,9 @@
 
 #include <algorithm>
 
+#include "piper/frontend/autodiff.h"
+#include "piper/frontend/patterns.h"
+
 namespace piper {
 
 ImportOptions import_options(const Strategy& strategy, const CompileOptions& from) {
@@ -138,6 +141,19 @@ Status use_training(const Imported& imported, Strategy& strategy, Explanations& 
   groups.push_back(std::move(train.groups.back()));
   train.groups = std::move(groups);
   return ok_status();
+}
+
+Result<Graph> evaluation_step(Graph forward, const Strategy& strategy, Explanations& out) {
+  PIPER_ASSIGN(forward, evaluated(std::move(forward)));
+  const std::string by =
+      forward.weight.valid()
+          ? fmt::format("'{}'", quote_control(forward.value(forward.weight).name))
+          : "their samples";
+  out.push_back(
+      {SourceSpan{strategy.path}, "evaluation", {"a batch counts in the loss of a set by " + by}});
+  PIPER_ASSIGN(Differentiated step, differentiate(std::move(forward), strategy.train));
+  PIPER_ASSIGN(Recognised found, recognise(std::move(step.graph)));
+  return accumulate_in_halves(std::move(found.graph), strategy.precisions);
 }
 
 Result<Graph> with_loss(Graph graph, const Strategy& strategy) {

@@ -11,6 +11,9 @@ void explain_parameters(const Strategy& strategy, const Imported& imported, Expl
 void explain_training(const Strategy& strategy, const Graph& graph, Explanations& out);
 // Takes the optimizers of the model's training_info, unless the strategy has one.
 Status use_training(const Imported& imported, Strategy& strategy, Explanations& out);
+// Returns the step of the model as it is evaluated: see `evaluated`. Explains by what batches
+// count.
+Result<Graph> evaluation_step(Graph forward, const Strategy& strategy, Explanations& out);
 // Returns the loss that the strategy names, or the file's sole scalar.
 Result<Graph> with_loss(Graph graph, const Strategy& strategy);
 

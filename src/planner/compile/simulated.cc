@@ -45,7 +45,7 @@ std::set<std::string> take_apart(RoleProgram& role) {
     apart[stream] = static_cast<int32_t>(role.streams.size());
     role.streams.push_back(role.streams[static_cast<size_t>(stream)]);
   }
-  for (auto* section : {&role.prologue, &role.body, &role.epilogue})
+  for (auto* section : role.sections())
     for (Instruction& one : *section)
       if (const auto found = apart.find(one.stream);
           found != apart.end() && counts(one) && second.contains(work_of(one)))

@@ -17,6 +17,7 @@ Status Expander::add_update() {
       if (index.held[version.previous.index()].count(cell)) keep_newest(version, cell);
     const Reports own = reports_of(reports, cell);
     for (const Chunk& chunk : update_chunks(dag_, cell, index, own)) {
+      if (chunk.nodes.empty()) continue;
       add_exchanges(chunk);
       add_update_task(chunk);
     }

@@ -145,7 +145,9 @@ ScalarVector scalar_vector(Dag& dag) {
   }
   const auto squares = static_cast<int64_t>(scalars.sources.size());
   scalars.sources.push_back(graph.loss);
-  scalars.shared = graph.add_value({.name = "step_scalars", .type = {DType::kF64, {squares + 1}}});
+  if (graph.weight.valid()) scalars.sources.push_back(graph.weight);
+  const int64_t count = std::ssize(scalars.sources);
+  scalars.shared = graph.add_value({.name = "step_scalars", .type = {DType::kF64, {count}}});
 
   Builder build = update_builder(graph, "step_scalars/");
   if (whole_norm.valid()) {
@@ -160,6 +162,9 @@ ScalarVector scalar_vector(Dag& dag) {
     if (graph.grad_norm == whole_norm) graph.grad_norm = norm;
   }
   graph.loss = build.reshape(element(build, scalars.shared, static_cast<size_t>(squares)), {});
+  if (graph.weight.valid())
+    graph.weight =
+        build.reshape(element(build, scalars.shared, static_cast<size_t>(squares) + 1), {});
   return scalars;
 }
 
@@ -167,9 +172,9 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
                    int32_t cell) {
   Graph& graph = dag.graph;
   Builder build = update_builder(graph, fmt::format("step_scalars/{}/", cell));
-  const size_t first = graph.nodes.size(), loss = scalars.squares.size();
-  std::vector<ValueId> squares(loss), parts;
-  for (size_t i = 0; i < loss; ++i)
+  const size_t first = graph.nodes.size(), gradients = scalars.squares.size();
+  std::vector<ValueId> squares(gradients), parts;
+  for (size_t i = 0; i < gradients; ++i)
     if (here[i]) squares[i] = build.op1("SumSquares", {scalars.sources[i]}, scalars.squares[i]);
   sum_over_axes(build, graph, scalars.sources, squares);
   int64_t zeros = 0;  // of sources elsewhere, one after another
@@ -178,13 +183,13 @@ Chunk scalar_chunk(Dag& dag, const ScalarVector& scalars, const std::vector<bool
       parts.push_back(build.expand(build.reshape(build.scalar(0, DType::kF64), {1}), {zeros}));
     zeros = 0;
   };
-  for (size_t i = 0; i <= loss; ++i) {
+  for (size_t i = 0; i < scalars.sources.size(); ++i) {
     if (!here[i]) {
       ++zeros;
       continue;
     }
     add_zeros();
-    ValueId number = i < loss ? squares[i] : scalars.sources[loss];
+    ValueId number = i < gradients ? squares[i] : scalars.sources[i];
     if (build.type(number).dtype != DType::kF64) number = build.cast(number, DType::kF64);
     parts.push_back(build.reshape(number, {1}));
   }
@@ -204,6 +209,7 @@ Reports report_values(const Dag& dag) {
   const Graph& graph = dag.graph;
   Reports reports{{"loss", graph.loss}};
   if (graph.grad_norm.valid()) reports.emplace_back("grad_norm", graph.grad_norm);
+  if (graph.weight.valid()) reports.emplace_back("weight", graph.weight);
   const auto report = [&](const char* name, const auto& is_it) {
     const auto node = std::find_if(graph.nodes.begin(), graph.nodes.end(), is_it);
     if (node != graph.nodes.end()) reports.emplace_back(name, node->outputs[0]);

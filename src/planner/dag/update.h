@@ -20,13 +20,14 @@ Chunk chunk_of_new_nodes(const Dag& dag, size_t first, int32_t cell, std::string
 void square_by_runs(Dag& dag);
 
 // Describes scalars that every cell needs and one cell knows: squares of the gradients in canonical
-// parameter order, then the loss.
+// parameter order, then the loss and, of an evaluation, its weight.
 struct ScalarVector {
-  std::vector<ValueId> sources;  // gradients, or the own parts of them, then the loss
+  std::vector<ValueId> sources;  // gradients, or the own parts of them, then loss and weight
   std::vector<Attrs> squares;    // by gradient: how its squares are summed
   ValueId shared;                // f64[sources]: after the sum over cells
 };
-// Adds the nodes that take norm and loss from the shared vector, and lets the graph read those.
+// Adds the nodes that take norm, loss and weight from the shared vector, and lets the graph read
+// those.
 ScalarVector scalar_vector(Dag& dag);
 // Returns the chunk in which `cell` writes its part of the vector; `here[i]`: this cell contributes
 // source i, else zero.

@@ -161,7 +161,8 @@ class CellLowerer {
     const ValueId newest = places_.newest_of[value.index()];
     return newest.valid() ? newest : value;
   }
-  // Who keeps a copy keeps the parameter, or its own part of it.
+  // Who keeps a copy keeps the parameter, or its own part of it. (A forward pass by itself does not
+  // name it: see evaluation.cc.)
   void name_masters() {
     std::vector<int32_t> buffer(role_.tensors.size());  // by tensor
     for (size_t b = 0; b < role_.buffers.size(); ++b)
@@ -173,7 +174,8 @@ class CellLowerer {
       if (dag_.graph.value(part.value).kind == ValueKind::kState && part.param.valid())
         kept[part.param] = tensor_of_[part.value.index()];
     for (const auto& [copy, master] : copies_)
-      role_.tensors[at(copy)].copy_of = buffer[at(kept.at(master))];
+      if (const auto known = kept.find(master); known != kept.end() && known->second >= 0)
+        role_.tensors[at(copy)].copy_of = buffer[at(known->second)];
   }
 
   // ---- Instructions ----

@@ -43,7 +43,7 @@ std::vector<Message> find_messages(const std::vector<RoleProgram>& roles) {
 template <class Visit>
 void for_each_instruction(std::vector<RoleProgram>& roles, Visit visit) {
   for (RoleProgram& role : roles)
-    for (auto* section : {&role.prologue, &role.body, &role.epilogue})
+    for (auto* section : role.sections())
       for (Instruction& one : *section) visit(role, one);
 }
 

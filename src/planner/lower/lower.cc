@@ -135,8 +135,7 @@ Result<Lowered> lower(const Dag& dag, const Schedule& schedule) {
       place_buffers(role, held[c], cells[c].overlaps, cells[c].pool);
       wait_for_memory(role, held[c]);
     }
-    for (auto* section : {&role.prologue, &role.body, &role.epilogue})
-      drop_implied_waits(*section, role.streams.size());
+    for (auto* section : role.sections()) drop_implied_waits(*section, role.streams.size());
   });
   add_tensors(dag, places, lowered);
   return lowered;

@@ -245,6 +245,7 @@ void Rewriter::end_step() {
   for (Param& param : graph.params) finish(param.gradient, state_.layout(param.value));
   finish(graph.loss, {});
   finish(graph.grad_norm, {});
+  finish(graph.weight, {});
   for (size_t c = before; c < conversions_.size(); ++c) conversions_[c].reader = {};
 }
 

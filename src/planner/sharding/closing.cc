@@ -25,7 +25,7 @@ std::vector<bool> makers_of(const Graph& graph, std::vector<ValueId> open) {
 }  // namespace
 
 std::vector<bool> find_closing(const Graph& graph) {
-  std::vector<ValueId> of_states, of_step{graph.loss};
+  std::vector<ValueId> of_states, of_step{graph.loss, graph.weight};
   for (const StateUpdate& update : graph.updates) of_states.push_back(update.next);
   for (const Param& param : graph.params) of_step.push_back(param.gradient);
   for (const Node& node : graph.nodes)

@@ -41,6 +41,7 @@ int64_t bytes_of_files(const Checkpoint& about) {
 std::string head_text(const std::string& folder, const Checkpoint& about) {
   std::string text = fmt::format("{}\n  step {}, {} samples", folder, about.step, about.samples);
   if (about.loss) text += fmt::format(", loss {:.6g}", *about.loss);
+  if (about.evaluation_loss) text += fmt::format(", {:.6g} when evaluated", *about.evaluation_loss);
   text += fmt::format("\n  {} in {} files, written by {} ranks\n",
                       human_bytes(bytes_of_files(about)), about.files.size(), about.ranks);
   for (const auto& [source, samples] : about.sources)

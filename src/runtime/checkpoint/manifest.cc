@@ -27,6 +27,8 @@ Json to_json(const Checkpoint& from) {
   json["sources"] = Json::object();
   for (const auto& [name, samples] : from.sources) json["sources"][name] = samples;
   json["loss"] = from.loss && std::isfinite(*from.loss) ? Json(*from.loss) : Json(nullptr);
+  if (from.evaluation_loss && std::isfinite(*from.evaluation_loss))
+    json["evaluation_loss"] = *from.evaluation_loss;
   json["data_seed"] = from.data_seed;
   json["shuffle"] = from.shuffle;
   json["data_digest"] = from.data_digest;
@@ -155,6 +157,10 @@ bool take_all(const Json& json, Checkpoint& to) {
     to.sources.emplace_back(name, samples.get<int64_t>());
   }
   if (json["loss"].is_number()) to.loss = json["loss"].get<double>();
+  if (const auto found = json.find("evaluation_loss"); found != json.end()) {
+    if (!found->is_number()) return false;
+    to.evaluation_loss = found->get<double>();
+  }
   to.data_seed = json["data_seed"].get<uint64_t>();
   to.shuffle = json["shuffle"].get<bool>();
   return take_states(json["states"], to.states) && take_files(json["files"], to.files);

@@ -170,7 +170,7 @@ Status Checkpointing::take_folder(int64_t bytes) {
     const std::string path = fmt::format("{}/{}/checkpoint.json", folder, checkpoint_name(step));
     std::optional<double>& loss = losses_[step];
     if (const auto text = storage.read(path))
-      if (const auto about = parse_checkpoint(as_text(text->span()), path)) loss = about->loss;
+      if (const auto about = parse_checkpoint(as_text(text->span()), path)) loss = ranked(*about);
   }
   std::error_code problem;
   const auto space = std::filesystem::space(folder, problem);
@@ -214,7 +214,8 @@ std::string Checkpointing::built_folder(int64_t step) const {
   return fmt::format("{}/.{}.{:x}{}", options_.folder, checkpoint_name(step), id_, kPartialEnding);
 }
 
-Status Checkpointing::begin(int64_t done, std::optional<double> loss) {
+Status Checkpointing::begin(int64_t done, std::optional<double> loss,
+                            std::optional<double> evaluation_loss) {
   if (done == step_) return ok_status();  // it is there, or on its way
   const Clock::time_point asked = Clock::now();
   PIPER_TRY(drain());
@@ -224,6 +225,7 @@ Status Checkpointing::begin(int64_t done, std::optional<double> loss) {
     about_ = options_.about;
     about_.step = done;
     about_.loss = loss;
+    about_.evaluation_loss = evaluation_loss;
     about_.ranks = control_.world();
     options_.count_samples(done, about_);
   }
@@ -312,7 +314,7 @@ Status Checkpointing::commit() {
   PIPER_TRY(storage.write(built + "/checkpoint.json", parts));
   PIPER_TRY(inject_fault("publish", control_.rank(), step_));
   PIPER_TRY(storage.publish(built, options_.folder + "/" + checkpoint_name(step_)));
-  losses_[step_] = about_.loss;
+  losses_[step_] = ranked(about_);
   removed_ = remove_surplus();
   return ok_status();
 }

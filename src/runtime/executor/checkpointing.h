@@ -59,7 +59,7 @@ class Checkpointing {
   // Whether rank 0's clock asks for one.
   bool asks() const;
   // Copies all states; first waits until the checkpoint before this one is written.
-  Status begin(int64_t done, std::optional<double> loss);
+  Status begin(int64_t done, std::optional<double> loss, std::optional<double> evaluation_loss);
   // Waits until all is written.
   Status drain();
   // Whether the job is to end because a checkpoint could not be written.
@@ -78,6 +78,10 @@ class Checkpointing {
   Status commit();
   Status end_commit();
   Status remove_surplus();
+  // Returns the loss by which checkpoints are best.
+  std::optional<double> ranked(const Checkpoint& about) const {
+    return options_.by_evaluation ? about.evaluation_loss : about.loss;
+  }
   void note(const std::string& line) const;
   std::string built_folder(int64_t step) const;
 

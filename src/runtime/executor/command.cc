@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "cores.h"
+#include "evaluation.h"
 #include "finish.h"
 #include "nvtx.h"
 #include "piper/base/process.h"
@@ -29,6 +30,7 @@ struct Loaded {
   PlanSet set;
   std::optional<PlanSet> reference;
   std::unique_ptr<BatchSource> data, reference_data;
+  std::vector<std::unique_ptr<BatchSource>> evaluation;
   std::optional<Start> start;      // what the states begin with, if not with the plans' values
   std::optional<FolderLock> lock;  // of the folder of checkpoints, on rank 0
   int64_t rank = 0, world = 1;
@@ -185,6 +187,15 @@ bool asks_for_more(const PlanSet& set) {
   return false;
 }
 
+// "valid: 12 batches of digest …".
+std::string print_sets(const JobOptions& job) {
+  std::vector<std::string> sets;
+  for (const EvaluationSet& set : job.evaluation)
+    sets.push_back(
+        fmt::format("{}: {} batches of digest {}", set.name, set.batches, set.data->digest()));
+  return sets.empty() ? "not given" : join(sets, ", ");
+}
+
 // What must be the same on all ranks, or they would not train one model or wait for each other.
 std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& options,
                                                               const BatchSource* data) {
@@ -200,6 +211,9 @@ std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& 
           {"--timeout", job.timeout_s ? fmt::format("{}", *job.timeout_s) : "not given"},
           {"--start-timeout", fmt::format("{}", job.start_timeout_s)},
           {"--data", data == nullptr ? "not read" : "of digest " + data->digest()},
+          {"--eval-data", print_sets(job)},
+          {"--eval-every", std::to_string(job.evaluate_every)},
+          {"--eval-only", options.evaluate_only ? "given" : "not given"},
           {"--save", given(options.save)},
           {"--metrics", given(options.metrics)},
           {"--graphs", job.graphs ? "on" : "off"},
@@ -231,7 +245,8 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
         check_start(options, loaded.set, start, loaded.data ? loaded.data->digest() : "", speaks));
     options.job.first_step = start.step;
     options.job.states = start.states.get();
-    if (speaks && start.step >= options.job.steps)
+    if (options.evaluate_only) options.job.steps = start.step;
+    if (speaks && start.step >= options.job.steps && !options.evaluate_only)
       std::fputs(fmt::format("{} steps are done: nothing is left of --steps {}\n", start.step,
                              options.job.steps)
                      .c_str(),
@@ -348,6 +363,37 @@ Status prepare_profile(RunOptions& options, const PlanSet& set) {
   return ok_status();
 }
 
+// Says when a job evaluates, and what checkpoints have of it.
+Status prepare_evaluation(RunOptions& options, const PlanSet& set) {
+  JobOptions& job = options.job;
+  if (job.evaluation.empty()) return ok_status();
+  const bool overlap = set.roles[0].steps_ahead > 0;
+  if (overlap && job.backend == "cuda")
+    return usage(
+        fmt::format("the steps of {} overlap: evaluations of such plans are not supported "
+                    "on a GPU",
+                    set.directory));
+  if (options.evaluate_only) {
+    job.steps = 0;
+    job.checkpoint.reset();
+    // What is read of a checkpoint is its parameters: nothing is trained, whatever the settings.
+    if (options.start.how == StartOptions::How::kResume)
+      options.start.how = StartOptions::How::kBranch;
+    if (options.data.sources.empty()) options.data.sources = sources_of_first_set(options, set);
+    return ok_status();
+  }
+  if (!job.checkpoint) return ok_status();
+  const int64_t every = job.checkpoint->every;
+  if (job.evaluate_every == 0) job.evaluate_every = every;
+  job.checkpoint->by_evaluation = true;
+  if (job.checkpoint->keep.best == 0 || every == 0 || every % job.evaluate_every == 0)
+    return ok_status();
+  return usage(fmt::format("--keep best means the loss of evaluations, which checkpoints each {} "
+                           "steps do not have: they are each {} steps",
+                           every, job.evaluate_every))
+      .with_note("help: let --every be a multiple of --eval-every");
+}
+
 // Checks all that a rank can find wrong without the others.
 Status prepare(RunOptions& options, Loaded& loaded) {
   RunFolder::complete(options);
@@ -359,6 +405,8 @@ Status prepare(RunOptions& options, Loaded& loaded) {
   PIPER_TRY(load_plans(options, launch, loaded));
   if (!is_chosen) options.job.backend = backend_for(loaded.set.roles[0].target);
   options.data.seed = options.seed.value_or(loaded.set.manifest.seed);
+  PIPER_TRY(open_evaluation(options, loaded.set, loaded.evaluation));
+  PIPER_TRY(prepare_evaluation(options, loaded.set));
   PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));
   PIPER_TRY(load_reference(options, loaded));
   if (!options.out.empty()) {

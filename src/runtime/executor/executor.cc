@@ -158,6 +158,16 @@ double read_scalar(DType dtype, const std::byte* at) {
   return std::nan("");
 }
 
+// Reads the report at position i of its section.
+double read_report(State& state, const Report& report, size_t i, size_t parity) {
+  const std::byte* at = state.at(report.buffer);
+  if (state.backend.is_asynchronous()) {
+    at = state.queues.reports[parity] + kStagedReportBytes * static_cast<int64_t>(i);
+    state.backend.host_uses(at, kStagedReportBytes, false);
+  }
+  return read_scalar(state.type(report.buffer).dtype, at);
+}
+
 }  // namespace
 
 Executor::Executor(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -194,18 +204,30 @@ Status Executor::finish_step(int64_t step) {
   const bool may_skip = report("skipped").has_value();
   for (size_t i = 0; i < state.reports.size(); ++i) {
     const Report& report = state.role->reports[i];
-    const std::byte* at = state.at(report.buffer);
-    if (state.backend.is_asynchronous()) {
-      at = state.queues.reports[parity] + kStagedReportBytes * static_cast<int64_t>(i);
-      state.backend.host_uses(at, kStagedReportBytes, false);
-    }
-    state.reports[i] = read_scalar(state.type(report.buffer).dtype, at);
+    state.reports[i] = read_report(state, report, i, parity);
     if (may_skip || std::isfinite(state.reports[i])) continue;
     if (report.name == "loss") return no_finite_loss(step, state.reports[i]);
     // The update has made such numbers of parameters, and no checkpoint shall keep them.
     if (report.name == "grad_norm") return no_finite_norm(step, state.reports[i]);
   }
   return ok_status();
+}
+
+Result<Evaluated> Executor::evaluate(const BatchSource& data, int64_t batch) {
+  State& state = *state_;
+  state.evaluated = &data;
+  Status ran = start_section(state, state.evaluation, batch, true);
+  if (ran && state.backend.is_asynchronous())
+    ran = wait_for(state, state.queues.reported[batch % 2], batch);
+  if (!ran) return std::move(ran).error();
+  skip_section(state);
+  Evaluated result;
+  const std::vector<Report>& all = state.role->evaluation_reports;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const double value = read_report(state, all[i], i, static_cast<size_t>(batch % 2));
+    (all[i].name == "loss" ? result.loss : result.weight) = value;
+  }
+  return result;
 }
 
 Status Executor::settle() {

@@ -79,7 +79,7 @@ Status bind_input(State& state, const Instruction& from, Op& op) {
 // Returns how many messages of a section the communicator carries: what may be under way at once.
 int64_t messages_on(const RoleProgram& role, int32_t communicator) {
   int64_t most = 1;
-  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* section : role.sections())
     most = std::max<int64_t>(
         most, std::count_if(section->begin(), section->end(), [&](const Instruction& one) {
           return one.kind == InstructionKind::kSend && one.communicator == communicator;
@@ -427,7 +427,7 @@ Status bind_section(State& state, const char* name, const std::vector<Instructio
 
 Status prepare_collectives(State& state) {
   return state.fabric.prepare([&]() -> Status {
-    for (const BoundSection* section : {&state.prologue, &state.body, &state.epilogue})
+    for (const BoundSection* section : state.all_sections())
       for (const Op& op : section->ops) {
         if (!is_collective(op.kind)) continue;
         if (Status prepared = run_op(state, op); !prepared) {
@@ -506,7 +506,8 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(start_helper(*state));
   Bound bound;
   PIPER_TRY(load_programs(*state, bound));
-  size_t instructions = role.prologue.size() + role.body.size() + role.epilogue.size();
+  size_t instructions = 0;
+  for (const auto* section : role.sections()) instructions += section->size();
   state->labels.reserve(instructions);
   state->pieces.reserve(instructions);
   state->shards.reserve(instructions);
@@ -515,6 +516,7 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(bind_section(*state, "prologue", role.prologue, bound, state->prologue));
   PIPER_TRY(bind_section(*state, nullptr, role.body, bound, state->body));
   PIPER_TRY(bind_section(*state, "epilogue", role.epilogue, bound, state->epilogue));
+  PIPER_TRY(bind_section(*state, "evaluation", role.evaluation, bound, state->evaluation));
   PIPER_TRY(prepare_collectives(*state));
   PIPER_TRY(stage_inputs(*state));
   if (backend.keeps_times() && source.trace_steps > 0) PIPER_TRY(prepare_times(*state));

@@ -56,7 +56,7 @@ struct LineOp {
 };
 
 struct BoundSection {
-  const char* name = nullptr;  // "prologue", "epilogue"; null for the body
+  const char* name = nullptr;  // "prologue", "epilogue", "evaluation"; null for the body
   const std::vector<Instruction>* instructions = nullptr;
   std::vector<Op> ops;
   std::vector<Queued> queued;     // by instruction, where the backend is asynchronous
@@ -110,8 +110,9 @@ struct Executor::State {
   std::byte* host = nullptr;           // the host's arena
   int64_t staged = 0;                  // bytes beside it
   std::vector<std::byte*> workspaces;  // by stream
-  BoundSection prologue, body, epilogue;
-  std::vector<std::string> labels;  // never resized after load: others read them
+  BoundSection prologue, body, epilogue, evaluation;
+  const BatchSource* evaluated = nullptr;  // the data of the evaluation under way
+  std::vector<std::string> labels;         // never resized after load: others read them
   std::vector<std::vector<Piece>> pieces;
   std::vector<std::vector<Shard>> shards;
   std::vector<std::vector<Exchange>> exchanges;
@@ -141,6 +142,13 @@ struct Executor::State {
   }
   std::byte* at(int32_t buffer) const { return at(role->buffers[static_cast<size_t>(buffer)]); }
   const TensorType& type(int32_t buffer) const { return role->tensor(buffer).type; }
+  std::array<BoundSection*, 4> all_sections() { return {&prologue, &body, &epilogue, &evaluation}; }
+  const std::vector<Report>& reports_of(const BoundSection& section) const {
+    return &section == &evaluation ? role->evaluation_reports : role->reports;
+  }
+  const BatchSource* data_of(const BoundSection& section) const {
+    return &section == &evaluation ? evaluated : source.data;
+  }
 };
 
 // Allocates arenas and workspaces at load, then writes initial values and constants.
@@ -153,6 +161,9 @@ Status fill_buffers(Executor::State& state);
 // Queues a section on an asynchronous backend, after the one before; `reports`: that of a step.
 Status queue_section(Executor::State& state, const BoundSection& section, int64_t step,
                      bool reports);
+// Counts a section that does nothing, so that others keep the parity by which data are staged for
+// them.
+void skip_section(Executor::State& state);
 // The host waits until the event is complete, as long as it waits for another rank.
 Status wait_for(Executor::State& state, int32_t event, int64_t step);
 // Runs the instructions of an op in order; returns when they are done.

@@ -20,7 +20,7 @@ struct Fault {
 
 const std::vector<std::string> kKinds = {"kill",  "abort", "exit",   "stop", "hang", "slow",
                                          "error", "disk",  "memory", "term", "int",  "usr1"};
-const std::vector<std::string> kPhases = {"load",  "step",   "after",   "copy",
+const std::vector<std::string> kPhases = {"load",  "step",   "after",   "evaluate", "copy",
                                           "write", "commit", "publish", "end"};
 
 Result<int64_t> parse_place(const std::string& text) {

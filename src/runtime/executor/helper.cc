@@ -15,7 +15,7 @@ bool communicates(InstructionKind kind) {
 
 std::set<int32_t> computing_streams(const RoleProgram& role) {
   std::set<int32_t> streams;
-  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* section : role.sections())
     for (const Instruction& one : *section)
       if (one.kind == InstructionKind::kCompute) streams.insert(one.stream);
   return streams;
@@ -25,7 +25,7 @@ std::set<int32_t> computing_streams(const RoleProgram& role) {
 
 bool can_overlap(const RoleProgram& role) {
   const std::set<int32_t> computing = computing_streams(role);
-  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
+  for (const auto* section : role.sections())
     for (const Instruction& one : *section)
       if (communicates(one.kind) && !computing.contains(one.stream)) return true;
   return false;

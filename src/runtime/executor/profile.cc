@@ -263,7 +263,7 @@ void list_programs(const Maker& make, Profile& profile) {
     entry.label = entry.label.empty() ? label : std::min(entry.label, label);
     entry.work = works[p];
   }
-  for (const auto* section : {&make.role.prologue, &make.role.body, &make.role.epilogue})
+  for (const auto* section : make.role.sections())
     for (const Instruction& one : *section)
       if (one.kind == InstructionKind::kCompute) {
         std::string& passes = profile.entries[make.key_of(one)].passes;

@@ -41,6 +41,12 @@ std::string print_progress(const StepMetrics& metrics, int64_t steps) {
   return text + print_left(metrics.step_ms / 1e3 * static_cast<double>(steps - metrics.step - 1));
 }
 
+std::string print_evaluation(const EvaluationMetrics& metrics) {
+  return fmt::format("after step {}: {} loss {:.4f}  {} batches  {:.1f} ms a batch", metrics.step,
+                     quote_control(metrics.set), metrics.loss, metrics.batches,
+                     metrics.ms / static_cast<double>(std::max<int64_t>(metrics.batches, 1)));
+}
+
 void Progress::show(const StepMetrics& metrics) {
   bool last = metrics.step + 1 == steps_;
   if (!terminal_) {

@@ -23,6 +23,7 @@ class Progress {
   double last_ms_ = -1e9;  // when a line was written
 };
 
+std::string print_evaluation(const EvaluationMetrics& metrics);
 std::string print_progress(const StepMetrics& metrics, int64_t steps);
 
 }  // namespace piper

@@ -67,7 +67,7 @@ void begin_section(State& state) {
 }
 
 // Stream 0 has all that others have done, and what is reported goes to the host after it.
-void end_section(State& state, int64_t step, bool reports) {
+void end_section(State& state, const BoundSection& section, int64_t step, bool reports) {
   Backend& backend = state.backend;
   Queues& queues = state.queues;
   for (size_t s = 1; s < queues.all.size(); ++s) {
@@ -75,8 +75,9 @@ void end_section(State& state, int64_t step, bool reports) {
     backend.wait(queues.joins[s], queues.all[0]);
   }
   const auto parity = static_cast<size_t>(step % 2);
-  for (size_t i = 0; reports && i < state.role->reports.size(); ++i) {
-    const int32_t buffer = state.role->reports[i].buffer;
+  const std::vector<Report>& all = state.reports_of(section);
+  for (size_t i = 0; reports && i < all.size(); ++i) {
+    const int32_t buffer = all[i].buffer;
     backend.copy(queues.reports[parity] + kStagedReportBytes * static_cast<int64_t>(i),
                  state.at(buffer), state.type(buffer).bytes(), queues.all[0]);
   }
@@ -110,7 +111,7 @@ Status queue_all(State& state, const BoundSection& section, int64_t step, bool r
   }
   state.activity.store("the end of its step", std::memory_order_release);
   PIPER_TRY(wait_sends(state, step));
-  end_section(state, step, reports);
+  end_section(state, section, step, reports);
   if (!times) return ok_status();
   times->step = step;
   backend.record(times->end, state.queues.all[0]);
@@ -197,7 +198,8 @@ Status prepare_queues(State& state) {
   }
   queues.all = queues.streams;
   PIPER_ASSIGN(queues.begun, state.backend.add_event());
-  const int64_t bytes = kStagedReportBytes * std::ssize(state.role->reports);
+  const int64_t bytes = kStagedReportBytes * std::max(std::ssize(state.role->reports),
+                                                      std::ssize(state.role->evaluation_reports));
   for (size_t parity = 0; parity < 2; ++parity) {
     PIPER_ASSIGN(queues.ended[parity], state.backend.add_event());
     PIPER_ASSIGN(queues.reported[parity], state.backend.add_event());
@@ -269,6 +271,12 @@ Status queue_section(State& state, const BoundSection& section, int64_t step, bo
   if (reports) state.backend.record(queues.reported[step % 2], queues.all[0]);
   state.backend.record(queues.ended[state.sections % 2], queues.all[0]);
   return follow_up(state, section, step);
+}
+
+void skip_section(State& state) {
+  if (state.backend.is_asynchronous())
+    state.backend.record(state.queues.ended[state.sections % 2], state.queues.all[0]);
+  ++state.sections;
 }
 
 }  // namespace piper

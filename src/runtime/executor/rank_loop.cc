@@ -3,6 +3,7 @@
 
 #include <chrono>
 
+#include "evaluation.h"
 #include "faults.h"
 
 namespace piper {
@@ -142,7 +143,15 @@ class Steps {
   Status begin(int64_t step);
   Status end(int64_t step, bool last);
   Status end_until(int64_t step, bool last);
-  Status save_if_due(bool last);
+  bool is_save_due(int64_t done) const {
+    return run_.checkpoints != nullptr && run_.checkpoints->is_due(done, save_ ? kSave : 0);
+  }
+  bool is_evaluation_due(int64_t done) const {
+    const int64_t every = run_.options.evaluate_every;
+    return !run_.options.evaluation.empty() && every > 0 && done % every == 0;
+  }
+  Status rest_if_due(bool last);
+  Status evaluate(bool last);
   bool lacks_data(int64_t step);
   bool is_out_of_time() const;
   Status tell_memory(bool is_loaded);
@@ -152,12 +161,14 @@ class Steps {
   const bool overlap_;
   const bool late_;  // a step is queued before the one that runs is asked for its results
   bool stop_ = false, last_ = false;
-  bool drains_ = false;         // the step ends before the next one begins: a checkpoint is due
-  bool save_ = false;           // some rank was told to write a checkpoint
-  int64_t begun_, ended_;       // so many steps
-  std::optional<double> loss_;  // rank 0's: of the last step that ended
-  Clock::time_point since_;     // when the step began, or where they are late, the one before ended
-  double longest_s_ = 0;        // of the steps so far, with what is done between them
+  bool drains_ = false;  // the step ends before the next one begins: something is due between them
+  bool save_ = false;    // some rank was told to write a checkpoint
+  int64_t begun_, ended_;                  // so many steps
+  std::optional<double> loss_;             // rank 0's: of the last step that ended
+  int64_t evaluated_ = -1;                 // after so many steps the last time
+  std::optional<double> evaluation_loss_;  // rank 0's: of the first set, then
+  Clock::time_point since_;  // when the step began, or where they are late, the one before ended
+  double longest_s_ = 0;     // of the steps so far, with what is done between them
   MemoryMetrics memory_;
 };
 
@@ -180,8 +191,7 @@ Status Steps::tell_memory(bool is_loaded) {
 Status Steps::begin(int64_t step) {
   // A step that has begun is finished.
   last_ = step + 1 == run_.options.steps || (stop_ && overlap_);
-  drains_ = overlap_ && !last_ && run_.checkpoints != nullptr &&
-            run_.checkpoints->is_due(step + 1, save_ ? kSave : 0);
+  drains_ = overlap_ && !last_ && (is_save_due(step + 1) || is_evaluation_due(step + 1));
   PIPER_TRY(inject_fault("step", run_.control.rank(), step + 1));
   if (run_.options.before_step)
     PIPER_TRY(run_.options.before_step(run_.control.rank(), step, run_.executor));
@@ -242,26 +252,59 @@ bool Steps::is_out_of_time() const {
   return run_.result.interrupted = true;
 }
 
-// Writes a checkpoint of the steps that have begun, which are all asked for their results first.
-Status Steps::save_if_due(bool last) {
-  if (run_.checkpoints == nullptr) return ok_status();
-  const bool due =
-      last || (overlap_ ? drains_ : run_.checkpoints->is_due(begun_, save_ ? kSave : 0));
-  if (!due) return ok_status();
+// Does what is to be done when all steps that have begun are asked for their results: evaluates,
+// then writes a checkpoint, which says what was found.
+Status Steps::rest_if_due(bool last) {
+  const bool rests = last || !overlap_ || drains_;
+  const auto saves = [&] {
+    return rests && run_.checkpoints != nullptr && (last || is_save_due(begun_));
+  };
+  const bool evaluates = rests && !run_.options.evaluation.empty() && evaluated_ != begun_ &&
+                         (last || is_evaluation_due(begun_));
+  if (!saves() && !evaluates) return ok_status();
   PIPER_TRY(end_until(begun_, last || drains_));
-  save_ = false;
-  PIPER_TRY(run_.checkpoints->begin(begun_, loss_));
-  // Where steps overlap, ranks do not meet again before the next checkpoint.
-  if (last || overlap_) PIPER_TRY(run_.checkpoints->drain());
+  if (evaluates) PIPER_TRY(evaluate(last));
+  if (saves()) {  // which a signal may have asked for meanwhile
+    save_ = false;
+    PIPER_TRY(run_.checkpoints->begin(
+        begun_, loss_, evaluated_ == begun_ ? evaluation_loss_ : std::optional<double>()));
+    // Where steps overlap, ranks do not meet again before the next checkpoint.
+    if (last || overlap_) PIPER_TRY(run_.checkpoints->drain());
+  }
   return last || !overlap_ ? ok_status() : run_.executor.run_prologue(begun_);
+}
+
+// An interrupted job does not evaluate at its end, and breaks off what it evaluates.
+Status Steps::evaluate(bool last) {
+  const auto goes_on = [&]() -> Result<bool> {
+    if (is_out_of_time()) stop_ = true;
+    bool save = false;
+    PIPER_TRY(agree(run_, stop_, save));
+    save_ |= save;
+    return !run_.result.interrupted;
+  };
+  if (last) {
+    PIPER_ASSIGN(const bool goes, goes_on());
+    if (!goes) return ok_status();
+  }
+  // Of the first batch nobody knows how long it takes.
+  if (evaluated_ < 0)
+    run_.control.set_timeout(
+        std::max(run_.options.start_timeout_s, wait_limit(run_.options, longest_s_)));
+  evaluated_ = begun_;
+  PIPER_TRY(evaluate_sets(run_, begun_, goes_on, evaluation_loss_));
+  run_.control.set_timeout(wait_limit(run_.options, longest_s_));
+  if (late_) since_ = Clock::now();
+  return ok_status();
 }
 
 Status Steps::run() {
   const int64_t steps = run_.options.steps;
   PIPER_TRY(inject_fault("load", run_.control.rank(), begun_));
   PIPER_TRY(tell_memory(/*is_loaded=*/true));
-  if (overlap_ && begun_ >= steps) return ok_status();
   run_.control.set_timeout(wait_limit(run_.options, 0));
+  if (overlap_ && begun_ >= steps)
+    return run_.options.evaluation.empty() ? ok_status() : rest_if_due(/*last=*/true);
   if (run_.checkpoints != nullptr) PIPER_TRY(agree(run_, stop_, save_));  // signals during load
   last_ = stop_;
   PIPER_TRY(run_.executor.run_prologue(begun_));
@@ -271,12 +314,12 @@ Status Steps::run() {
     if (!late_) PIPER_TRY(end_until(begun_, last_ || drains_));
     if (late_) PIPER_TRY(end_until(begun_ - 1, false));
     last_ = last_ || (stop_ && !overlap_);
-    if (!last_) PIPER_TRY(save_if_due(/*last=*/false));
+    if (!last_) PIPER_TRY(rest_if_due(/*last=*/false));
     last_ = last_ || (stop_ && !overlap_);
   }
   PIPER_TRY(end_until(begun_, true));
   if (!overlap_) PIPER_TRY(run_.executor.run_epilogue(steps));
-  PIPER_TRY(save_if_due(/*last=*/true));
+  PIPER_TRY(rest_if_due(/*last=*/true));
   PIPER_TRY(inject_fault("end", run_.control.rank(), begun_));
   if (run_.options.parameters)
     run_.executor.states();  // what is read of them is there from here on

@@ -58,7 +58,7 @@ Result<std::unique_ptr<Reader>> Reader::start(State& state, bool has_thread) {
 
 void Reader::begin(const BoundSection& section, int64_t step, size_t parity) {
   if (worker_) worker_->finish();
-  order_ = {&section, step, parity};
+  order_ = {&section, step, parity, state_.data_of(section)};
   for (const Staged& one : section.staged)
     if (reads_data(section.ops[static_cast<size_t>(one.op)]))
       state_.backend.host_uses(one.at[parity], one.bytes, true);
@@ -69,7 +69,8 @@ void Reader::begin(const BoundSection& section, int64_t step, size_t parity) {
 }
 
 Status Reader::take(const BoundSection& section, int64_t step, size_t parity) {
-  if (order_ != Order{&section, step, parity}) begin(section, step, parity);
+  if (order_ != Order{&section, step, parity, state_.data_of(section)})
+    begin(section, step, parity);
   if (worker_) worker_->finish();
   return status_;
 }
@@ -79,8 +80,8 @@ void Reader::read() {
   for (const Staged& one : order_.section->staged) {
     const Op& op = order_.section->ops[static_cast<size_t>(one.op)];
     if (!reads_data(op) || !status_) continue;
-    Status read = state_.source.data->read(order_.step + op.ahead, op.handle, op.size, op.count,
-                                           one.at[order_.parity]);
+    Status read = order_.data->read(order_.step + op.ahead, op.handle, op.size, op.count,
+                                    one.at[order_.parity]);
     if (!read) status_ = located(op, order_.step, std::move(read).error());
   }
 }
@@ -88,7 +89,7 @@ void Reader::read() {
 Status stage_inputs(State& state) {
   const bool has_thread = state.helper || state.backend.is_asynchronous();
   bool needs_reader = false;
-  for (BoundSection* section : {&state.prologue, &state.body, &state.epilogue}) {
+  for (BoundSection* section : state.all_sections()) {
     for (size_t i = 0; i < section->ops.size(); ++i) {
       const Op& op = section->ops[i];
       const bool is_brought =
@@ -111,7 +112,8 @@ Status take_inputs(State& state, const BoundSection& section, int64_t step) {
 
 void read_ahead(State& state, const BoundSection& section, int64_t step) {
   const bool has_thread = state.helper || state.backend.is_asynchronous();
-  if (!has_thread || &section == &state.epilogue || !reads_data(state.body)) return;
+  const bool goes_on = &section == &state.prologue || &section == &state.body;
+  if (!has_thread || !goes_on || !reads_data(state.body)) return;
   const int64_t next = &section == &state.prologue ? step : step + 1;
   state.reader->begin(state.body, next, static_cast<size_t>((state.sections + 1) % 2));
 }

@@ -23,6 +23,7 @@ class Reader {
     const BoundSection* section = nullptr;
     int64_t step = 0;
     size_t parity = 0;
+    const BatchSource* data = nullptr;
     bool operator==(const Order&) const = default;
   };
   explicit Reader(Executor::State& state) : state_(state) {}

@@ -58,6 +58,14 @@ Status RunFolder::add(const StepMetrics& metrics) {
   return write_values();
 }
 
+Status RunFolder::add(const EvaluationMetrics& metrics) {
+  if (folder_.empty()) return ok_status();
+  evaluated_[metrics.set] = metrics;
+  const std::pair<std::string, double> scalar{"evaluation_loss/" + metrics.set, metrics.loss};
+  PIPER_TRY(events_.add(metrics.step, std::span(&scalar, 1)));
+  return write_values();
+}
+
 Status RunFolder::close() {
   const bool has_values = written_ != std::chrono::steady_clock::time_point();
   return has_values ? write_values() : ok_status();
@@ -67,17 +75,22 @@ Status RunFolder::close() {
 Status RunFolder::write_values() {
   written_ = std::chrono::steady_clock::now();
   std::string text;
+  const auto number = [](double value) {
+    return std::isfinite(value) ? fmt::format("{:g}", value)
+           : std::isnan(value)  ? "NaN"
+           : value < 0          ? "-Inf"
+                                : "+Inf";
+  };
   const auto add = [&](const std::string& name, double value) {
-    text += fmt::format("# TYPE piper_{0} gauge\npiper_{0} {1}\n", name,
-                        std::isfinite(value) ? fmt::format("{:g}", value)
-                        : std::isnan(value)  ? "NaN"
-                        : value < 0          ? "-Inf"
-                                             : "+Inf");
+    text += fmt::format("# TYPE piper_{0} gauge\npiper_{0} {1}\n", name, number(value));
   };
   add("step", static_cast<double>(last_.step + 1));
   add("steps", static_cast<double>(steps_));
   add("peak_bytes", static_cast<double>(last_.peak_bytes));
   for (const auto& [name, value] : scalars_of(last_)) add(name, value);
+  if (!evaluated_.empty()) text += "# TYPE piper_evaluation_loss gauge\n";
+  for (const auto& [set, metrics] : evaluated_)
+    text += fmt::format("piper_evaluation_loss{{set=\"{}\"}} {}\n", set, number(metrics.loss));
   return write_file(folder_ + "/metrics.prom", text);
 }
 

@@ -15,6 +15,7 @@ class RunFolder {
   // Creates the folder; the plans' strategy is copied there. Nothing to do without --out.
   Status open(const RunOptions& options, const PlanSet& set);
   Status add(const StepMetrics& metrics);
+  Status add(const EvaluationMetrics& metrics);
   // Writes the last values for Prometheus.
   Status close();
 
@@ -24,6 +25,7 @@ class RunFolder {
   std::string folder_;
   TensorBoardFile events_;
   StepMetrics last_;
+  std::map<std::string, EvaluationMetrics> evaluated_;  // by set: the last
   int64_t steps_ = 0;
   std::chrono::steady_clock::time_point written_{};
 };

@@ -89,6 +89,16 @@ std::string print_metrics(const StepMetrics& metrics) {
   return line.dump() + "\n";
 }
 
+std::string print_metrics(const EvaluationMetrics& metrics) {
+  nlohmann::ordered_json line;
+  line["evaluation"] = metrics.set;
+  line["step"] = metrics.step;
+  line["loss"] = metrics.loss;
+  line["batches"] = metrics.batches;
+  line["ms"] = metrics.ms;
+  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
 std::string print_metrics(const MemoryMetrics& metrics) {
   nlohmann::ordered_json memory;
   memory["stated_bytes"] = metrics.stated_bytes;

@@ -31,6 +31,11 @@ Watch::Watch(RunOptions& options, const PlanSet& set, const BatchSource* data, V
   voice_.note(folder_.open(options, set));
   if (!options.metrics.empty()) voice_.note(metrics_.open(options.metrics, options, set));
   options.job.on_step = [this](const StepMetrics& one) { return see(one); };
+  options.job.on_evaluation = [this](const EvaluationMetrics& one) {
+    print_line(print_evaluation(one));
+    voice_.note(metrics_.write(print_metrics(one)));
+    voice_.note(folder_.add(one));
+  };
   options.job.on_memory = [this](const MemoryMetrics& memory) {
     voice_.note(metrics_.write(print_metrics(memory)));
     return ok_status();

@@ -1,0 +1,184 @@
+// Makes of a forward graph what is computed when the model is evaluated: nothing is drawn at
+// random, and running statistics stand for those of the batch.
+#include <algorithm>
+
+#include "piper/frontend/autodiff.h"
+#include "piper/ir/ops.h"
+
+namespace piper {
+namespace {
+
+class Evaluation {
+ public:
+  explicit Evaluation(Graph& graph) : graph_(graph), build_(graph), readers_(readers(graph)) {}
+
+  Status run() {
+    for (const StateUpdate& update : graph_.updates) use_statistics(update.state, update.next);
+    build_.pass = Pass::kU;
+    for (StateUpdate& update : graph_.updates)  // by which others know that it has one
+      update.next =
+          build_.mul(update.state, build_.scalar(1, graph_.value(update.state).type.dtype));
+    build_.pass = Pass::kF;
+    const size_t nodes = graph_.nodes.size();
+    for (size_t n = 0; n < nodes; ++n) {
+      if (graph_.nodes[n].op == "Dropout")
+        read_instead(graph_.nodes[n].outputs[0], graph_.nodes[n].inputs[0]);
+      if (graph_.nodes[n].op == "Random") PIPER_TRY(draw_nothing(NodeId(n)));
+    }
+    find_weight(graph_.loss);
+    if (weights_.size() == 1) graph_.weight = weights_[0];
+    return ok_status();
+  }
+
+ private:
+  const Node* producer(ValueId id) const {
+    const NodeId node = graph_.value(id).producer;
+    return node.valid() ? &graph_.node(node) : nullptr;
+  }
+  bool is_constant(ValueId id) const { return graph_.value(id).kind == ValueKind::kConstant; }
+
+  void read_instead(ValueId from, ValueId to) {
+    for (Node& node : graph_.nodes) std::replace(node.inputs.begin(), node.inputs.end(), from, to);
+    std::replace(graph_.outputs.begin(), graph_.outputs.end(), from, to);
+    if (graph_.loss == from) graph_.loss = to;
+  }
+
+  // Visits the sums over the step that the next value of a state is made of.
+  void use_statistics(ValueId state, ValueId next) {
+    const Node* node = producer(next);
+    if (node == nullptr || node->pass != Pass::kU) return;
+    if (is_step_sum(*node)) return use_statistic(state, node->inputs[0]);
+    for (const ValueId input : std::vector(node->inputs))
+      if (input.valid()) use_statistics(state, input);
+  }
+
+  // `now` is what the state follows: a statistic of the batch in the state's shape, perhaps times a
+  // number, and perhaps with the state's own share. Where the model uses that statistic, too, it
+  // uses the state when it is evaluated.
+  void use_statistic(ValueId state, ValueId now) {
+    ValueId at = now;
+    while (at.valid() && readers_[at.index()].size() < 2) at = made_of(state, at);
+    if (!at.valid() || at == state) return;
+    const Value& statistic = graph_.value(at);
+    const TensorType type = statistic.type;
+    if (statistic.kind != ValueKind::kNode ||
+        num_elements(type.shape) != num_elements(graph_.value(state).type.shape))
+      return;
+    build_like(graph_.node(statistic.producer), "/running_");
+    ValueId running = state;
+    if (graph_.value(state).type.dtype != type.dtype) running = build_.cast(running, type.dtype);
+    read_instead(at, build_.reshape(running, type.shape));
+  }
+  // Returns what a value is a multiple, another shape or another type of; invalid: nothing.
+  ValueId made_of(ValueId state, ValueId id) const {
+    const Node* node = producer(id);
+    if (node == nullptr) return {};
+    if (node->op == "Reshape" || node->op == "Cast") return node->inputs[0];
+    if (node->op != "Mul" && node->op != "Add") return {};
+    for (const size_t other : {0, 1}) {
+      const ValueId operand = node->inputs[other];
+      if (node->op == "Mul" ? is_constant(operand) : is_share(state, operand))
+        return node->inputs[1 - other];
+    }
+    return {};
+  }
+  bool is_share(ValueId state, ValueId id) const {
+    const Node* node = producer(id);
+    return id == state ||
+           (node != nullptr && node->op == "Mul" &&
+            std::find(node->inputs.begin(), node->inputs.end(), state) != node->inputs.end());
+  }
+
+  // Noise has no effect at its mean. That of a choice by a probability is the probability itself;
+  // other choices have none.
+  Status draw_nothing(NodeId id) {
+    const ValueId drawn = graph_.node(id).outputs[0];
+    for (const NodeId by : readers_[drawn.index()]) {
+      if (choose_nothing(drawn, by)) continue;
+      const Node& reader = graph_.node(by);
+      const OpDef* def = find_op(reader.op);
+      if (def != nullptr && def->gradient != nullptr && reader.op != "Log") continue;
+      return fail("not supported: an evaluation of a model in which {} '{}'{} reads random numbers",
+                  reader.op, quote_control(reader.name),
+                  reader.scope.empty() ? "" : fmt::format(" of {}", reader.scope))
+          .with_note("help: compile without --eval, or export a model that draws only in dropout");
+    }
+    const Node node = graph_.node(id);
+    const bool is_normal = node.attrs.text("distribution") == "normal";
+    const double mean = node.attrs.real("shift") + (is_normal ? 0 : node.attrs.real("scale") / 2);
+    const TensorType type = graph_.value(drawn).type;
+    build_like(node, "/mean_");
+    read_instead(drawn, build_.expand(build_.scalar(mean, type.dtype), type.shape));
+    return ok_status();
+  }
+  // Returns whether the node compares the numbers with probabilities, and what reads that does so
+  // as numbers, which are then these.
+  bool choose_nothing(ValueId drawn, NodeId by) {
+    const Node node = graph_.node(by);
+    if (node.op != "Less" || node.inputs[0] != drawn) return false;
+    const std::vector<NodeId>& casts = readers_[node.outputs[0].index()];
+    const auto is_number = [&](NodeId cast) {
+      const Node& reader = graph_.node(cast);
+      return reader.op == "Cast" && info(graph_.value(reader.outputs[0]).type.dtype).is_float;
+    };
+    if (!std::all_of(casts.begin(), casts.end(), is_number)) return false;
+    build_like(node, "/mean_");
+    for (const NodeId cast : casts) {
+      const ValueId chosen = graph_.node(cast).outputs[0];
+      const TensorType type = graph_.value(chosen).type;
+      ValueId mean = node.inputs[1];
+      if (graph_.value(mean).type.dtype != type.dtype) mean = build_.cast(mean, type.dtype);
+      read_instead(chosen, build_.expand(mean, type.shape));
+    }
+    return true;
+  }
+  void build_like(const Node& node, const char* name) {
+    build_.scope = node.scope, build_.tags = node.tags;
+    build_.name_prefix = node.name + name;
+  }
+
+  // Finds the numbers of labels, or of their weights, by which sums over the batch are divided.
+  void find_weight(ValueId id) {
+    const Node* node = producer(id);
+    if (node == nullptr) return;
+    if (node->op == "Cast" || node->op == "Reshape" || node->op == "Neg")
+      return find_weight(node->inputs[0]);
+    if (node->op == "Add" || node->op == "Sub" || node->op == "Mul")
+      for (const ValueId input : node->inputs) find_weight(input);
+    if (node->op != "Div" || num_elements(graph_.value(node->inputs[1]).type.shape) != 1) return;
+    if (!is_of_data(node->inputs[1])) return find_weight(node->inputs[0]);
+    if (std::find(weights_.begin(), weights_.end(), node->inputs[1]) == weights_.end())
+      weights_.push_back(node->inputs[1]);
+  }
+  // Returns whether a value is made of inputs, and of nothing that is kept.
+  bool is_of_data(ValueId id) const {
+    std::vector<ValueId> open{id};
+    bool has_input = false;
+    for (size_t i = 0; i < open.size(); ++i) {
+      const Value& value = graph_.value(open[i]);
+      if (value.kind == ValueKind::kState) return false;
+      has_input = has_input || value.kind == ValueKind::kInput;
+      if (!value.producer.valid()) continue;
+      for (const ValueId input : graph_.node(value.producer).inputs)
+        if (input.valid() && std::find(open.begin(), open.end(), input) == open.end())
+          open.push_back(input);
+    }
+    return has_input;
+  }
+
+  Graph& graph_;
+  Builder build_;
+  const std::vector<std::vector<NodeId>> readers_;  // as it is trained
+  std::vector<ValueId> weights_;
+};
+
+}  // namespace
+
+Result<Graph> evaluated(Graph forward) {
+  if (!forward.loss.valid()) return forward;  // differentiate says it
+  PIPER_TRY(Evaluation(forward).run());
+  PIPER_ASSIGN(forward, in_topological_order(std::move(forward)));
+  return without_dead_nodes(std::move(forward), true);
+}
+
+}  // namespace piper

@@ -1,0 +1,21 @@
+// Evaluates a job's sets between two steps. Private to the executor room.
+#pragma once
+
+#include "rank_loop.h"
+
+namespace piper {
+
+// Opens the sets that the options name, for these plans. `keep` owns their data.
+Status open_evaluation(RunOptions& options, const PlanSet& set,
+                       std::vector<std::unique_ptr<BatchSource>>& keep);
+
+// Returns the sources of the first set: where nothing is trained, inputs are read from there.
+std::vector<std::string> sources_of_first_set(const RunOptions& options, const PlanSet& set);
+
+// Evaluates all sets after `done` steps. All ranks call it. `goes_on` is called between batches, by
+// all ranks; where it says no, the set under way and those after it have no result. Rank 0 gets the
+// first set's loss.
+Status evaluate_sets(RankRun& run, int64_t done, const std::function<Result<bool>()>& goes_on,
+                     std::optional<double>& loss);
+
+}  // namespace piper

@@ -1,0 +1,461 @@
+// Evaluations: every strategy finds the loss that the plan for one device finds and that PyTorch
+// finds, and trains on as if it had not looked.
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "equivalence/jobs.h"
+#include "piper/base/memory.h"
+#include "piper/plan/verify.h"
+#include "piper/runtime/checkpoint.h"
+#include "shell.h"
+
+namespace piper {
+namespace {
+
+using namespace jobs;
+
+constexpr const char* kFolder = PIPER_SOURCE_DIR "/tests/data/evaluation/";
+constexpr const char* kTrain =
+    "train: {global_batch: 8, optimizer: {adamw: {lr: 1e-2}}, clip_norm: 1.0}\n";
+
+std::string file_of(const char* name) { return std::string(kFolder) + name; }
+
+struct Strategy {
+  const char* name;
+  const char* text;
+  bool same_sums = true;  // as the single-device plan forms them
+};
+constexpr Strategy kStrategies[] = {
+    {"one", ""},
+    {"microbatches", "include: <ddp>\nparams: {dp: 1, microbatches: 4}\n"},
+    {"ddp", "include: <ddp>\nparams: {dp: 2}\n"},
+    {"zero1", "include: <zero1>\nparams: {dp: 4}\n"},
+    {"zero3", "include: <zero3>\nparams: {dp: 2}\n"},
+    {"pipeline", "include: <1f1b>\nparams: {stages: 2, microbatches: 4}\n"},
+    {"zbv", "include: <zbv>\nparams: {stages: 2, microbatches: 4}\n"},
+    {"dualpipe", "include: <dualpipe>\nparams: {stages: 2, microbatches: 4}\n"},
+    {"pipeline_ddp", "include: <1f1b>\nparams: {stages: 2, dp: 2, microbatches: 2}\n"},
+    {"two_versions", "include: <pipedream-2bw>\nparams: {stages: 2, microbatches: 2}\n"},
+    {"recompute",
+     "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\ndirectives:\n  - recompute: {where: "
+     "{stage: 0}}\n"},
+    {"vocabulary",
+     "mesh: {tp: 3}\ndirectives:\n  - shard: {match: table/*, dim: 0, over: tp, pad: true}\n",
+     false},
+    {"columns", "mesh: {tp: 2}\ndirectives:\n  - shard: {match: \"h/*/up/*\", dim: 0, over: tp}\n",
+     false}};
+
+Compiled compile_here(const std::string& text, const std::string& model = file_of("model.onnx"),
+                      const char* train = kTrain) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = model;
+  options.strategy = folder.write("strategy.yaml", "piper: 1\n" + text + train);
+  options.library = {PIPER_SOURCE_DIR "/strategies"};
+  options.evaluation = true;
+  auto compiled = compile(options);
+  EXPECT_TRUE(compiled) << text << print_error(compiled.error());
+  return compiled ? *std::move(compiled) : Compiled();
+}
+
+struct Outcome {
+  Trained trained;
+  std::vector<double> losses;  // of the evaluations
+};
+Outcome run(const PlanSet& set, int64_t steps, int64_t every, const std::string& valid,
+            const std::string& training = file_of("training.safetensors")) {
+  Outcome result;
+  const auto data = open_file(set, training), held_out = open_file(set, valid);
+  EXPECT_TRUE(data && held_out) << (data ? "" : print_error(data.error()));
+  if (!data || !held_out) return result;
+  JobOptions options;
+  options.steps = steps;
+  options.threads = 1;
+  if (every > 0) options.evaluation = {{"valid", held_out->get(), (*held_out)->steps()}};
+  options.evaluate_every = every;
+  auto job = run_job(set, data->get(), nullptr, nullptr, options);
+  EXPECT_TRUE(job) << print_error(job.error());
+  if (!job) return result;
+  for (const EvaluationMetrics& one : job->evaluations) result.losses.push_back(one.loss);
+  result.trained = trained_by(*std::move(job));
+  return result;
+}
+
+double reference(const char* name, size_t at = 0) {
+  const auto tensors = read_safetensors(file_of("valid.safetensors"));
+  EXPECT_TRUE(tensors);
+  for (const NamedTensor& tensor : *tensors)
+    if (tensor.name == name) return reinterpret_cast<const double*>(tensor.data.data)[at];
+  ADD_FAILURE() << name;
+  return NAN;
+}
+
+class EveryStrategy : public ::testing::TestWithParam<Strategy> {};
+
+// Before the first step it is PyTorch's loss, and after each step that of the plan for one device.
+// Losses of steps and what is trained have the bits of a job that does not evaluate.
+TEST_P(EveryStrategy, EvaluatesAsOneDeviceAndPyTorch) {
+  const Compiled compiled = compile_here(GetParam().text);
+  ASSERT_TRUE(compiled.single);
+  const std::string valid = file_of("valid.safetensors");
+  const Outcome first = run(compiled.set, 0, 1, valid);
+  ASSERT_EQ(first.losses.size(), 1u);
+  EXPECT_NEAR(first.losses[0], reference("loss"), 1e-6);
+  const Outcome own = run(compiled.set, 4, 1, valid), single = run(*compiled.single, 4, 1, valid),
+                without = run(compiled.set, 4, 0, valid);
+  ASSERT_EQ(own.losses.size(), 4u);
+  ASSERT_EQ(single.losses.size(), 4u);
+  for (size_t k = 0; k < 4; ++k) {
+    if (GetParam().same_sums) {
+      EXPECT_EQ(own.losses[k], single.losses[k]) << k;
+    }
+    EXPECT_NEAR(own.losses[k], single.losses[k], 1e-4) << k;
+  }
+  EXPECT_NE(own.losses[0], own.losses[3]);  // it is learned from
+  expect_equal_bits(own.trained, without.trained, GetParam().name);
+}
+
+INSTANTIATE_TEST_SUITE_P(Evaluation, EveryStrategy, ::testing::ValuesIn(kStrategies),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// The loss of a set is of all its labels: neither a mean of the losses of its batches, nor of steps
+// in training, in which dropout draws and norms take the batch's own statistics.
+TEST(Evaluation, IsNoMeanOfBatchesAndNoStepOfTraining) {
+  const Compiled compiled = compile_here("");
+  ASSERT_TRUE(compiled.single);
+  double mean = 0;
+  for (size_t k = 0; k < 3; ++k) mean += reference("losses", k) / 3;
+  EXPECT_GT(std::abs(mean - reference("loss")), 1e-3);
+  const std::string valid = file_of("valid.safetensors");
+  const Outcome trained = run(compiled.set, 1, 0, valid, valid);
+  ASSERT_EQ(trained.trained.losses.size(), 1u);
+  EXPECT_GT(std::abs(trained.trained.losses[0] - reference("losses", 0)), 1e-3);
+}
+
+// Noise on embeddings, whole samples that skip a block, dropout of attention: none is drawn, so
+// that an evaluation has one value, whatever the step.
+TEST(Evaluation, DrawsNothing) {
+  const Folder folder;
+  const std::string model = PIPER_SOURCE_DIR "/tests/data/dropout/dynamo.onnx";
+  const std::string valid = file_of("valid.safetensors");
+  std::optional<double> first;
+  for (const char* text : {"", "include: <ddp>\nparams: {dp: 2}\n",
+                           "include: <1f1b>\nparams: {stages: 2, microbatches: "
+                           "2}\n",
+                           "include: <zero3>\nparams: {dp: 2, microbatches: 2}\n"}) {
+    const Compiled compiled =
+        compile_here(text, model, "train: {global_batch: 8, optimizer: {sgd: {lr: 0}}}\n");
+    ASSERT_TRUE(compiled.single);
+    const Outcome own = run(compiled.set, 3, 1, valid), single = run(*compiled.single, 1, 1, valid);
+    ASSERT_EQ(own.losses.size(), 3u);
+    EXPECT_EQ(own.losses[0], own.losses[2]) << text;
+    EXPECT_EQ(own.losses[0], single.losses[0]) << text;
+    EXPECT_NE(own.trained.losses[0], own.trained.losses[2]);  // training draws
+    if (!first) first = own.losses[0];
+    EXPECT_NEAR(own.losses[0], *first, 1e-6) << text;
+  }
+}
+
+// Models of PyTorch's exporter, whose later samples have fewer labels: before the first step an
+// evaluation of the first batch is the loss of that step.
+TEST(Evaluation, ExportedModelsAreEvaluatedAsTheyAre) {
+  for (const char* model : {"gpt-deep", "llama-hf", "bert-hf", "moe-gshard"}) {
+    const std::string path = model_path(model, "reference.json");
+    const auto text = read_text_file(path, 1 << 24);
+    if (!text) GTEST_SKIP() << path;
+    for (const char* order : {"1f1b", "zero3"}) {
+      const Folder folder;
+      CompileOptions options;
+      options.evaluation = true;
+      options.library = {PIPER_SOURCE_DIR "/strategies"};
+      const std::string dp = std::string(order) == "1f1b" ? "stages: 2, microbatches: 2" : "dp: 2";
+      auto compiled =
+          compile_text(model, fmt::format("piper: 1\ninclude: <{}>\nparams: {{{}}}\n", order, dp),
+                       kAdamW, options);
+      ASSERT_TRUE(compiled) << model << print_error(compiled.error());
+      const auto data = open_batches(compiled->set, model);
+      ASSERT_TRUE(data) << print_error(data.error());
+      JobOptions job;
+      job.steps = 1;
+      job.threads = 1;
+      job.evaluation = {{"valid", data->get(), 1}};
+      std::vector<double> losses;
+      job.steps = 0;
+      auto before = run_job(compiled->set, data->get(), nullptr, nullptr, job);
+      ASSERT_TRUE(before) << print_error(before.error());
+      ASSERT_EQ(before->evaluations.size(), 1u);
+      job.steps = 1;
+      auto trained = run_job(compiled->set, data->get(), nullptr, nullptr, job);
+      ASSERT_TRUE(trained) << print_error(trained.error());
+      EXPECT_NEAR(before->evaluations[0].loss, trained->steps[0].loss.value_or(NAN), 1e-6)
+          << model << " " << order;
+    }
+  }
+}
+
+// ---- Plans --------------------------------------------------------------------------------------
+
+// What the verifier must not miss: an evaluation that writes a state, one whose memory is that of a
+// state, one that adds a batch twice, and one that shows another sum.
+TEST(Evaluation, WrongPlansAreRefused) {
+  const Compiled compiled = compile_here("include: <1f1b>\nparams: {stages: 2, microbatches: 4}\n");
+  ASSERT_TRUE(compiled.single);
+  const auto verify = [&](const PlanSet& set) {
+    const auto report = verify_plan_set(set, &*compiled.single);
+    EXPECT_TRUE(report) << print_error(report.error());
+    return report ? report->findings : std::vector<Finding>();
+  };
+  EXPECT_TRUE(verify(compiled.set).empty());
+  const auto expect_refused = [&](const PlanSet& set, const char* rule) {
+    const auto findings = verify(set);
+    const bool found = std::any_of(findings.begin(), findings.end(), [&](const Finding& one) {
+      return one.rule == rule && one.text.starts_with("evaluation: ");
+    });
+    EXPECT_TRUE(found) << rule << (findings.empty() ? "" : ", not " + findings[0].text);
+  };
+  const auto find = [](RoleProgram& role, auto fits) {
+    return std::find_if(role.evaluation.begin(), role.evaluation.end(), fits);
+  };
+  {  // the update of the step's number, behind the evaluation
+    PlanSet set = compiled.set;
+    RoleProgram& role = set.roles[0];
+    const auto update =
+        std::find_if(role.body.rbegin(), role.body.rend(), [&](const Instruction& one) {
+          return one.kind == InstructionKind::kCompute && one.pass == TaskPass::kU &&
+                 std::any_of(one.args.begin(), one.args.end(), [&](int32_t arg) {
+                   return role.tensor(arg).kind == BufferKind::kState;
+                 });
+        });
+    ASSERT_NE(update, role.body.rend());
+    Instruction copy = *update;
+    copy.waits.clear(), copy.sum_reads.clear(), copy.combines.clear(), copy.contributions.clear();
+    role.evaluation.push_back(copy);
+    expect_refused(set, "structure");
+  }
+  {  // a value in the place of a parameter
+    PlanSet set = compiled.set;
+    RoleProgram& role = set.roles[0];
+    const auto compute = find(role, [&](const Instruction& one) {
+      return one.kind == InstructionKind::kCompute && one.pass == TaskPass::kF;
+    });
+    ASSERT_NE(compute, role.evaluation.end());
+    for (const int32_t arg : compute->args)
+      if (role.tensor(arg).kind == BufferKind::kStep)
+        role.buffers[static_cast<size_t>(arg)].offset = 0;
+    role.arena_bytes = 0;
+    for (const Buffer& buffer : role.buffers)
+      role.arena_bytes = std::max(role.arena_bytes,
+                                  align_up(buffer.offset + role.tensor(buffer).type.bytes()));
+    expect_refused(set, "memory");
+  }
+  {  // the samples of another microbatch
+    PlanSet set = compiled.set;
+    for (RoleProgram& role : set.roles) {
+      const auto sum = find(role, [](const Instruction& one) {
+        return !one.contributions.empty() && one.micro == 1;
+      });
+      if (sum != role.evaluation.end()) sum->samples.first = 0;
+    }
+    expect_refused(set, "sum");
+  }
+  {  // the weight as the loss
+    PlanSet set = compiled.set;
+    for (RoleProgram& role : set.roles)
+      std::swap(role.evaluation_reports[0].buffer, role.evaluation_reports[1].buffer);
+    expect_refused(set, "update");
+  }
+  {  // a rank that does not take part
+    PlanSet set = compiled.set;
+    set.roles[0].evaluation.clear(), set.roles[0].evaluation_reports.clear();
+    EXPECT_FALSE(verify_plan_set(set, &*compiled.single) &&
+                 verify_plan_set(set, &*compiled.single)->findings.empty());
+  }
+}
+
+TEST(Evaluation, PlansWithoutAskingHaveNone) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = file_of("model.onnx");
+  options.strategy = folder.write("strategy.yaml", std::string("piper: 1\n") + kTrain);
+  const auto compiled = compile(options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  for (const RoleProgram& role : compiled->set.roles) EXPECT_TRUE(role.evaluation.empty());
+}
+
+// ---- Jobs ---------------------------------------------------------------------------------------
+
+class Jobs : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = std::make_unique<Folder>();
+    folder_->write(
+        "strategy.yaml",
+        std::string("piper: 1\ninclude: <1f1b>\nparams: {stages: 2, microbatches: 2}\n") +
+            "train: {global_batch: 8, optimizer: {adamw: {lr: 3e-2}}}\n");
+    const auto [code, output] =
+        run_shell(fmt::format("{}/bin/piperc {} {} -o {} --eval 2>&1", PIPER_BINARY_DIR,
+                              file_of("model.onnx"), path("strategy.yaml"), path("plans")));
+    ASSERT_EQ(code, 0) << output;
+  }
+  static void TearDownTestSuite() { folder_.reset(); }
+  static std::string path(const std::string& name) { return folder_->path() + "/" + name; }
+  static std::pair<int, std::string> run(const std::string& flags, const std::string& before = "") {
+    return run_shell(fmt::format("{} {}/bin/piper-run {} --data {} --threads 1 {} 2>&1", before,
+                                 PIPER_BINARY_DIR, path("plans"), file_of("training.safetensors"),
+                                 flags));
+  }
+  static void expect_runs(const std::string& flags) {
+    const auto [code, output] = run(flags);
+    EXPECT_EQ(code, 0) << flags << "\n" << output;
+  }
+  static std::string valid() { return "--eval-data " + file_of("valid.safetensors"); }
+  static std::string read(const std::string& name) {
+    const auto text = read_text_file(path(name), 1 << 28);
+    EXPECT_TRUE(text) << name;
+    return text ? *text : "";
+  }
+  // The losses of evaluations in a file of metrics, by step.
+  static std::map<int64_t, double> losses(const std::string& name,
+                                          const std::string& set = "valid") {
+    std::map<int64_t, double> found;
+    for (const std::string& line : split_text(read(name), '\n')) {
+      if (line.empty()) continue;
+      const auto json = nlohmann::json::parse(line);
+      if (json.contains("evaluation") && json["evaluation"] == set)
+        found[json["step"]] = json["loss"];
+    }
+    return found;
+  }
+  static std::vector<int64_t> checkpoints(const std::string& name) {
+    const auto steps = list_checkpoints(file_storage(), path(name));
+    EXPECT_TRUE(steps);
+    return steps ? *steps : std::vector<int64_t>();
+  }
+
+  static std::unique_ptr<Folder> folder_;
+};
+std::unique_ptr<Folder> Jobs::folder_;
+
+TEST_F(Jobs, GoOnBitForBit) {
+  expect_runs("--steps 6 --save " + path("plain.safetensors"));
+  expect_runs("--steps 6 --eval-every 2 " + valid() + " --metrics " + path("whole.jsonl") +
+              " --save " + path("whole.safetensors"));
+  EXPECT_EQ(read("plain.safetensors"), read("whole.safetensors"));
+  EXPECT_EQ(losses("whole.jsonl").size(), 3u);
+  expect_runs("--steps 3 --eval-every 2 " + valid() + " --checkpoint " + path("parts") +
+              " --metrics " + path("parts.jsonl"));
+  expect_runs("--steps 6 --eval-every 2 " + valid() + " --resume " + path("parts") + " --metrics " +
+              path("parts.jsonl") + " --save " + path("parts.safetensors"));
+  EXPECT_EQ(read("plain.safetensors"), read("parts.safetensors"));
+  auto in_parts = losses("parts.jsonl");
+  EXPECT_EQ(in_parts.erase(3), 1u);  // the end of the first job
+  EXPECT_EQ(in_parts, losses("whole.jsonl"));
+  // What was trained, evaluated by itself.
+  for (const char* how : {"--resume", "--init"}) {
+    expect_runs(fmt::format("--eval-only {} {} {} --metrics {}", valid(), how, path("parts"),
+                            path(std::string(how) + ".jsonl")));
+    const auto only = losses(std::string(how) + ".jsonl");
+    ASSERT_EQ(only.size(), 1u) << how;
+    EXPECT_EQ(only.begin()->second, in_parts.at(in_parts.rbegin()->first)) << how;
+  }
+}
+
+// The training loss is lowest at the end, that of evaluation is not.
+TEST_F(Jobs, KeepTheCheckpointOfLowestLoss) {
+  const auto [code, output] = run(fmt::format(
+      "--steps 6 {} --eval-every 1 --out {} --every 1 --keep best=2", valid(), path("out")));
+  ASSERT_EQ(code, 0) << output;
+  const auto all = losses("out/metrics.jsonl");
+  ASSERT_EQ(all.size(), 6u);
+  std::vector<std::pair<double, int64_t>> order;
+  for (const auto& [step, loss] : all) order.emplace_back(loss, step);
+  std::sort(order.begin(), order.end());
+  EXPECT_NE(order[0].second, 6);  // or the rule shows nothing
+  std::vector<int64_t> want{6, order[0].second, order[1].second};
+  std::sort(want.rbegin(), want.rend());
+  want.erase(std::unique(want.begin(), want.end()), want.end());
+  EXPECT_EQ(checkpoints("out/checkpoints"), want);
+  EXPECT_NE(read("out/metrics.prom").find("piper_evaluation_loss{set=\"valid\"} "),
+            std::string::npos);
+  EXPECT_NE(output.find("after step 6: valid loss "), std::string::npos) << output;
+  const auto [refused, why] = run(fmt::format(
+      "--steps 6 {} --eval-every 4 --checkpoint {} --every 2 --keep best=2", valid(), path("no")));
+  EXPECT_EQ(refused, 1);
+  EXPECT_NE(why.find("let --every be a multiple of --eval-every"), std::string::npos) << why;
+}
+
+// Rows that fill no batch are left out; sets have names, and several sources.
+TEST_F(Jobs, EvaluateSeveralSets) {
+  const auto write = [&](const char* name, int64_t rows, int64_t shift) {
+    std::string header =
+        fmt::format("{{'descr': '<i8', 'fortran_order': False, 'shape': ({}, 6), }}", rows);
+    header.resize((header.size() + 10 + 63) / 64 * 64 - 11, ' ');
+    header += '\n';
+    std::string bytes("\x93NUMPY\x01\x00", 8);
+    bytes += static_cast<char>(header.size() & 255);
+    bytes += static_cast<char>(header.size() >> 8);
+    bytes += header;
+    for (int64_t i = 0; i < rows * 6; ++i) {
+      const int64_t number = (i * i * 7 + i / 6 + shift) % 24;
+      bytes.append(reinterpret_cast<const char*>(&number), sizeof number);
+    }
+    return folder_->write(name, bytes);
+  };
+  const std::string ids = write("ids.npy", 20, 0), labels = write("labels.npy", 20, 1),
+                    few_ids = write("few_ids.npy", 16, 0), few = write("few.npy", 16, 1);
+  const auto set = [](const char* name, const std::string& a, const std::string& b) {
+    return fmt::format("--eval-data {0}=input_ids={1} --eval-data {0}=labels={2} ", name, a, b);
+  };
+  expect_runs("--steps 1 " + set("all", ids, labels) + set("whole", few_ids, few) + valid() +
+              " --metrics " + path("sets.jsonl"));
+  EXPECT_EQ(losses("sets.jsonl").size(), 1u);
+  EXPECT_EQ(losses("sets.jsonl", "all"), losses("sets.jsonl", "whole"));
+  EXPECT_NE(losses("sets.jsonl", "all"), losses("sets.jsonl"));
+  expect_runs("--steps 1 --eval-batches 1 " + valid() + " --metrics " + path("one.jsonl"));
+  EXPECT_NE(losses("one.jsonl"), losses("sets.jsonl"));
+  const std::pair<std::string, const char*> wrong[] = {
+      {set("small", write("a.npy", 7, 0), write("b.npy", 7, 0)),
+       "less than one batch of 8 samples"},
+      {"--eval-data missing.bin", "--eval-data 'valid': "},
+      {"--eval-every 2", "--eval-data SOURCE"}};
+  for (const auto& [flags, text] : wrong) {
+    const auto [code, output] = run(flags);
+    EXPECT_EQ(code, 1) << output;
+    EXPECT_NE(output.find(text), std::string::npos) << output;
+  }
+}
+
+// A signal breaks off an evaluation, which then says nothing; SIGUSR1 asks for a checkpoint.
+TEST_F(Jobs, HearSignalsWhileTheyEvaluate) {
+  const std::string flags = "--steps 6 --eval-every 2 " + valid() + " --checkpoint ";
+  const auto [stopped, output] =
+      run(flags + path("stopped") + " --metrics " + path("stopped.jsonl"),
+          "PIPER_FAULT=term@0:4:evaluate");
+  EXPECT_EQ(stopped, 130) << output;
+  EXPECT_EQ(checkpoints("stopped"), std::vector<int64_t>{4});
+  const auto found = losses("stopped.jsonl");
+  EXPECT_EQ(found.size(), 1u);
+  EXPECT_TRUE(found.contains(2));
+  const auto [code, text] = run(flags + path("asked") + " --metrics " + path("asked.jsonl"),
+                                "PIPER_FAULT=usr1@0:2:evaluate");
+  EXPECT_EQ(code, 0) << text;
+  EXPECT_EQ(checkpoints("asked"), (std::vector<int64_t>{6, 2}));
+  EXPECT_EQ(losses("asked.jsonl").size(), 3u);
+}
+
+// Ranks that are processes find the same, and go on alike.
+TEST_F(Jobs, ProcessesEvaluate) {
+  const auto metrics = [&](const char* name) { return " --metrics " + path(name); };
+  const std::string flags = "--steps 4 --eval-every 2 " + valid();
+  expect_runs(flags + metrics("threads.jsonl"));
+  const std::string command =
+      fmt::format("{}/bin/piper-run {} --data {} --threads 1 {}", PIPER_BINARY_DIR, path("plans"),
+                  file_of("training.safetensors"), flags + metrics("processes.jsonl"));
+  const auto [code, output] =
+      run_shell(as_processes(2, torch_variables(2, free_port()), command) + " 2>&1");
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_EQ(losses("threads.jsonl"), losses("processes.jsonl"));
+}
+
+}  // namespace
+}  // namespace piper
