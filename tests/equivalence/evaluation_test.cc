@@ -170,6 +170,35 @@ TEST(Evaluation, DrawsNothing) {
   }
 }
 
+// On devices that only queue, in orders that seeds draw.
+TEST(Evaluation, QueuedInAnyOrder) {
+  for (const char* text : {"include: <zero3>\nparams: {dp: 2, microbatches: 2}\n",
+                           "include: <dualpipe>\nparams: {stages: 2, microbatches: 4}\n"}) {
+    const Compiled compiled = compile_here(text, model_with(With::kNoise));
+    const auto data = open_file(compiled.set, file_of("training.safetensors")),
+               valid = open_file(compiled.set, file_of("valid.safetensors"));
+    ASSERT_TRUE(data && valid);
+    std::vector<double> want;
+    for (uint64_t seed = 1; seed <= 20; ++seed) {
+      const auto world = make_sim_world(compiled.set.world(), seed);
+      const auto job = run_simulated(compiled.set, data->get(), *world, 2, valid->get());
+      ASSERT_TRUE(job) << text << "seed " << seed << "\n" << print_error(job.error());
+      std::vector<double> losses;
+      for (const EvaluationMetrics& one : job->evaluations) losses.push_back(one.loss);
+      ASSERT_EQ(losses.size(), 3u);
+      if (want.empty()) want = losses;
+      EXPECT_EQ(losses, want) << "seed " << seed;
+    }
+    JobOptions options;
+    options.steps = 2;
+    options.threads = 1;
+    options.evaluation = {{"first", valid->get(), 1}};
+    const auto threads = run_job(compiled.set, data->get(), nullptr, nullptr, options);
+    ASSERT_TRUE(threads) << print_error(threads.error());
+    EXPECT_DOUBLE_EQ(threads->evaluations.at(0).loss, want[0]) << text;
+  }
+}
+
 // Models of PyTorch's exporter, whose later samples have fewer labels: before the first step an
 // evaluation of the first batch is the loss of that step.
 TEST(Evaluation, ExportedModelsAreEvaluatedAsTheyAre) {

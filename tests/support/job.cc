@@ -15,7 +15,7 @@ std::optional<double> reported(std::span<const std::unique_ptr<Executor>> execut
 }  // namespace
 
 Result<JobResult> run_simulated(const PlanSet& set, const BatchSource* data, SimWorld& world,
-                                int64_t steps) {
+                                int64_t steps, const BatchSource* evaluation) {
   std::vector<std::unique_ptr<Executor>> executors;
   for (int64_t rank = 0; rank < set.world(); ++rank) {
     const RankSource source{&set, rank, data};
@@ -39,6 +39,14 @@ Result<JobResult> run_simulated(const PlanSet& set, const BatchSource* data, Sim
     metrics.step = step - 1;
     metrics.loss = reported(executors, "loss");
     metrics.grad_norm = reported(executors, "grad_norm");
+  }
+  for (int64_t batch = 0; evaluation != nullptr && batch < evaluation->steps(); ++batch) {
+    PIPER_TRY(each([&](Executor& one) { return one.start_evaluation(*evaluation, batch); }));
+    for (const auto& one : executors) {
+      PIPER_ASSIGN(const Evaluated made, one->finish_evaluation(batch));
+      if (one == executors.front())
+        result.evaluations.push_back({steps, "", made.loss.value_or(0), 1});
+    }
   }
   const bool overlap = executors[0]->role().steps_ahead > 0;
   if (!overlap) PIPER_TRY(each([&](Executor& one) { return one.run_epilogue(steps); }));

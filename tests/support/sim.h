@@ -28,8 +28,9 @@ class SimWorld {
 };
 std::unique_ptr<SimWorld> make_sim_world(int64_t world, uint64_t seed);
 
-// A job on such a world, the hosts taking turns on this thread: losses, norms and parameters.
+// A job on such a world, the hosts taking turns on this thread: losses, norms and parameters; and
+// after the steps the loss of each batch of `evaluation`.
 Result<JobResult> run_simulated(const PlanSet& set, const BatchSource* data, SimWorld& world,
-                                int64_t steps);
+                                int64_t steps, const BatchSource* evaluation = nullptr);
 
 }  // namespace piper

@@ -100,7 +100,9 @@ class Executor {
   Status run_epilogue(int64_t step);
   // Runs the forward pass on batch `batch` of other data, between two steps that do not overlap.
   // Changes no state. Requires a plan that can evaluate.
-  Result<Evaluated> evaluate(const BatchSource& data, int64_t batch);
+  Status start_evaluation(const BatchSource& data, int64_t batch);
+  // Waits for what it reports, before the next one starts.
+  Result<Evaluated> finish_evaluation(int64_t batch);
   // Waits until all that was queued is done; then parameters and states may be read.
   Status settle();
 

@@ -55,7 +55,9 @@ Status evaluate_set(RankRun& run, const EvaluationSet& set, int64_t done,
                     const std::function<Result<bool>()>& goes_on, std::optional<Mean>& mean) {
   mean.emplace();
   for (int64_t batch = 0; batch < set.batches; ++batch) {
-    Result<Evaluated> made = run.executor.evaluate(*set.data, batch);
+    Status started = run.executor.start_evaluation(*set.data, batch);
+    Result<Evaluated> made = started ? run.executor.finish_evaluation(batch)
+                                     : Result<Evaluated>(std::move(started).error());
     if (!made) {
       Error error = std::move(made).error();
       error.message = fmt::format("evaluating '{}': {}", quote_control(set.name), error.message);

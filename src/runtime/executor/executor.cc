@@ -213,20 +213,23 @@ Status Executor::finish_step(int64_t step) {
   return ok_status();
 }
 
-Result<Evaluated> Executor::evaluate(const BatchSource& data, int64_t batch) {
+Status Executor::start_evaluation(const BatchSource& data, int64_t batch) {
   State& state = *state_;
   state.evaluated = &data;
-  Status ran = start_section(state, state.evaluation, batch, true);
-  if (ran && state.backend.is_asynchronous())
-    ran = wait_for(state, state.queues.reported[batch % 2], batch);
-  if (!ran) return std::move(ran).error();
+  PIPER_TRY(start_section(state, state.evaluation, batch, true));
   skip_section(state);
+  return ok_status();
+}
+
+Result<Evaluated> Executor::finish_evaluation(int64_t batch) {
+  State& state = *state_;
+  const auto parity = static_cast<size_t>(batch % 2);
+  if (state.backend.is_asynchronous())
+    PIPER_TRY(wait_for(state, state.queues.reported[parity], batch));
   Evaluated result;
   const std::vector<Report>& all = state.role->evaluation_reports;
-  for (size_t i = 0; i < all.size(); ++i) {
-    const double value = read_report(state, all[i], i, static_cast<size_t>(batch % 2));
-    (all[i].name == "loss" ? result.loss : result.weight) = value;
-  }
+  for (size_t i = 0; i < all.size(); ++i)
+    (all[i].name == "loss" ? result.loss : result.weight) = read_report(state, all[i], i, parity);
   return result;
 }
 
