@@ -91,7 +91,7 @@ Dag forward_only(Dag dag) {
   Graph& graph = dag.graph;
   const std::vector<bool> needed =
       needed_for(graph, {graph.loss, graph.weight}, [](NodeId) { return false; });
-  graph.updates.clear();
+  graph.updates.clear(), dag.exchanges.clear();
   graph.grad_norm = {};
   for (Param& param : graph.params) param.gradient = {};
   for (Chunk& chunk : dag.chunks) drop_unused(graph, needed, chunk);
