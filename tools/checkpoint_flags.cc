@@ -28,6 +28,11 @@ void CheckpointFlags::add(CLI::App& app, RunOptions& run) {
                  "is named, and training goes on")
       ->check(CLI::IsMember({"stop", "ignore"}))
       ->capture_default_str();
+  app.add_option("--max-restarts-without-step", options.most_restarts,
+                 "a job that was started again so often without a new checkpoint is refused, with "
+                 "exit 11 (default: it may be, any number of times)")
+      ->type_name("N")
+      ->check(a_count(1));
   app.add_option(
          "--time-limit", time_limit,
          "end early enough that the last step and its checkpoint are done within this time: 90m, "
@@ -105,8 +110,10 @@ Status CheckpointFlags::take(RunOptions& run) {
   const CheckpointOptions& given = options;
   if (!given.folder.empty() || !run.out.empty()) {
     run.job.checkpoint = given;
-  } else if (given.every > 0 || given.minutes > 0 || !keep.empty()) {
-    return fail("--every, --minutes and --keep want to know where checkpoints are written")
+  } else if (given.every > 0 || given.minutes > 0 || !keep.empty() || given.most_restarts > 0) {
+    return fail(
+               "--every, --minutes, --keep and --max-restarts-without-step want to know where "
+               "checkpoints are written")
         .with_code(ExitCode::kUsage)
         .with_note("help: --checkpoint DIR, or --out DIR");
   }

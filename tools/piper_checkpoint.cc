@@ -15,7 +15,7 @@ enum Exit { kGood = 0, kDifferent = 1, kDiffError = 2 };
 
 struct Flags {
   std::string verb, from, to, prefix, added, dtype, shard = "5GB";
-  bool tensors = false, json = false, huggingface = false;
+  bool tensors = false, json = false, huggingface = false, force = false;
 };
 
 void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
@@ -57,6 +57,7 @@ Result<int> diff(const Flags& flags) {
 Result<int> export_parameters(const Flags& flags) {
   ExportOptions options{flags.huggingface, flags.prefix};
   if (!flags.dtype.empty()) options.dtype = parse_dtype(flags.dtype);
+  options.replace = flags.force;
   PIPER_ASSIGN(options.shard_bytes, parse_bytes(flags.shard));
   PIPER_ASSIGN(const CheckpointReader reader, open_newest(flags.from));
   PIPER_ASSIGN(const std::string text, export_checkpoint(reader, options, flags.to));
@@ -65,7 +66,8 @@ Result<int> export_parameters(const Flags& flags) {
 }
 
 Result<int> import_parameters(const Flags& flags) {
-  PIPER_ASSIGN(const std::string text, import_huggingface(flags.from, flags.added, flags.to));
+  PIPER_ASSIGN(const std::string text,
+               import_huggingface(flags.from, flags.added, flags.to, flags.force));
   print(text);
   return kGood;
 }
@@ -82,8 +84,11 @@ const std::vector<Verb>& verbs() {
       {"inspect", false, inspect, {"--tensors", "--json"}},
       {"verify", false, verify, {}},
       {"diff", true, diff, {"--json"}},
-      {"export", true, export_parameters, {"--hf", "--strip-prefix", "--dtype", "--shard-size"}},
-      {"import", true, import_parameters, {"--add-prefix"}},
+      {"export",
+       true,
+       export_parameters,
+       {"--hf", "--strip-prefix", "--dtype", "--shard-size", "--force"}},
+      {"import", true, import_parameters, {"--add-prefix", "--force"}},
   };
   return kVerbs;
 }
@@ -110,6 +115,7 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--shard-size", flags.shard, "export --hf: of a file, at most")
       ->type_name("SIZE")
       ->capture_default_str();
+  app.add_flag("--force", flags.force, "export, import: write over a file that is there");
   app.add_option("--add-prefix", flags.added, "import: before all names")->type_name("TEXT");
   app.set_version_flag("--version", fmt::format("piper-checkpoint {}", version()));
 }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "checkpoint_flags.h"
+#include "fault_flags.h"
 #include "flag_checks.h"
 #include "piper/base/process.h"
 #include "piper/devices/cuda.h"
@@ -73,11 +74,18 @@ Exit codes:
    4  plan files are corrupt, of another version or of another compilation
   10  a rank failed or did not answer in time; starting again is sensible (mpirun itself says 137,
       139 or 1 for a process that was killed, or that ended in the middle)
-  11  the loss is not finite, a comparison failed or the target was missed; starting again is not
+  11  loss or gradients are not finite, a comparison failed or the target was missed; starting
+      again is not
   12  the disk or the operating system refused; a run that lost only metrics, trace, profile or
       report went on to its end and has saved what it trained
  130  interrupted (SIGINT, SIGTERM, SIGHUP; of several processes rank 0): ended after the step under way,
       results written
+
+To see how a job ends and goes on, PIPER_FAULT=KIND@RANK:STEP:PHASE lets a rank fail, such as
+kill@2:5:step or nan@*:3:backward:
+  KIND   kill abort segv exit stop hang slow lag error throw disk memory term int hup usr1; within a
+         step also nan and flip (of one bit), which spoil what was computed
+  PHASE  load step after copy write commit publish end; within a step forward backward update
 
 All processes of a job are given the same flags; paths, --threads and --helper-thread may differ.
 Of several processes, signal that of rank 0: mpirun gives its processes one second before it kills
@@ -90,6 +98,7 @@ constexpr int64_t kProfileSteps = 13;  // where nobody says how many
 struct Flags {
   piper::RunOptions run;
   piper::CheckpointFlags checkpoint;
+  piper::FaultFlags faults;
   std::vector<std::string> plans;
   std::string verify, helper = "auto", graphs = "on", products, tune;
   double target = 0;
@@ -312,7 +321,7 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.set_version_flag("--version", fmt::format("piper-run {}", piper::version()));
 }
 
-// Not part of main: its frame wants a stack that prepare_process has seen to.
+// This is not part of main: its frame wants a stack that prepare_process has seen to.
 [[gnu::noinline]] int run(int argc, char** argv) {
   Flags flags;
   flags.run.job.backend.clear();  // what fits the plans
@@ -323,6 +332,7 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.footer(kFooter + std::string(piper::mpi_environment_help()) + kExitCodes);
   add_flags(app, flags);
   flags.checkpoint.add(app, flags.run);
+  flags.faults.add(app, flags.run);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& problem) {
@@ -342,6 +352,7 @@ void add_flags(CLI::App& app, Flags& flags) {
     std::fputs(print_error(taken.error()).c_str(), stderr);
     return static_cast<int>(taken.error().code);
   }
+  flags.faults.take(flags.run);
   flags.run.data.shuffle = !flags.no_shuffle;
   if (!flags.run.profile.empty() && app.count("--steps") == 0) flags.run.job.steps = kProfileSteps;
   if (flags.verify == "single") flags.run.job.verify.against = piper::VerifyAgainst::kSingle;

@@ -9,21 +9,10 @@
 #include <filesystem>
 #include <fstream>
 
-#include "folder.h"
-#include "piper/base/data.h"
-#include "piper/runtime/checkpoint.h"
-#include "shell.h"
+#include "sample_jobs.h"
 
 namespace piper {
 namespace {
-
-constexpr const char* kTrain =
-    "train:\n"
-    "  global_batch: 12\n"
-    "  optimizer: {adamw: {lr: 2e-3, betas: [0.9, 0.95], weight_decay: 0.1}}\n"
-    "  clip_norm: 1.0\n"
-    "  ema: {decay: 0.9}\n"
-    "  schedule: [{warmup: 20}]\n";
 
 struct Way {
   const char* name;
@@ -42,67 +31,18 @@ constexpr Way kWays[] = {
      "mesh: {tp: 3}\ndirectives:\n  - shard: {match: \"**/wte/*\", dim: 0, over: tp, pad: true}\n",
      false}};
 
-class Checkpoints : public ::testing::Test {
+class Checkpoints : public SampleJobs {
  protected:
   static void SetUpTestSuite() {
-    folder_ = std::make_unique<Folder>();
-    std::ofstream text(path("text.bin"), std::ios::binary);
-    uint32_t state = 1;
-    for (int i = 0; i < 200000; ++i) {
-      state = state * 1664525 + 1013904223;
-      text.put(static_cast<char>("abcdefgh"[state >> 29]));
-    }
-    text.close();
+    SampleJobs::SetUpTestSuite();
     for (const Way& way : kWays) {
       compile(way.name, way.text);
       const auto [code, output] = run(way.name, "--steps 3 --checkpoint " + path(at(way)));
       ASSERT_EQ(code, 0) << way.name << output;
     }
   }
-  static void TearDownTestSuite() { folder_.reset(); }
-
-  static std::string path(const std::string& name) { return folder_->path() + "/" + name; }
   static std::string at(const Way& way) { return std::string("checkpoint-") + way.name; }
-  static void compile(const std::string& name, const std::string& text,
-                      const std::string& train = kTrain) {
-    std::ofstream(path(name + ".yaml")) << "piper: 1\n" << text << train;
-    const auto [code, output] = run_shell(
-        fmt::format("{}/bin/piperc {}/samples/gpt/model.onnx {} -o {} --force 2>&1",
-                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path(name + ".yaml"), path(name)));
-    ASSERT_EQ(code, 0) << output;
-  }
-  static std::pair<int, std::string> run(const std::string& plans, const std::string& flags) {
-    return run_shell(fmt::format("{}/bin/piper-run {} --data {}:u8 --threads 1 {} 2>&1",
-                                 PIPER_BINARY_DIR, path(plans), path("text.bin"), flags));
-  }
-  static std::string read(const std::string& name) {
-    const auto bytes = read_text_file(path(name), 1 << 28);
-    EXPECT_TRUE(bytes) << name;
-    return bytes ? *bytes : "";
-  }
-  // All tensors of the newest checkpoint, whole, as bytes by name.
-  static std::map<std::string, std::string> tensors_of(const std::string& folder) {
-    std::map<std::string, std::string> tensors;
-    const auto steps = list_checkpoints(file_storage(), path(folder));
-    EXPECT_TRUE(steps && !steps->empty()) << folder;
-    if (!steps || steps->empty()) return tensors;
-    const auto reader = CheckpointReader::open(
-        file_storage(), path(folder) + "/" + checkpoint_name(steps->front()));
-    EXPECT_TRUE(reader) << print_error(reader.error());
-    if (!reader) return tensors;
-    for (const auto& [name, type] : reader->types()) {
-      std::string bytes(static_cast<size_t>(type.bytes()), '\0');
-      const Held whole{type, {}, 0, num_elements(type.shape)};
-      const Status got = reader->read(name, whole, reinterpret_cast<std::byte*>(bytes.data()));
-      EXPECT_TRUE(got) << print_error(got.error());
-      tensors[name] = std::move(bytes);
-    }
-    return tensors;
-  }
-
-  static std::unique_ptr<Folder> folder_;
 };
-std::unique_ptr<Folder> Checkpoints::folder_;
 
 // Where sums are formed in the order of the single-device plan, its bits; else nearly its values.
 void expect_alike(const std::map<std::string, std::string>& ours,
@@ -269,14 +209,15 @@ TEST_F(Checkpoints, FoldersAreGuarded) {
       << mixed.second;
 }
 
-// What was trained is saved also when a checkpoint cannot be written; with `ignore` the job goes on.
+// What was trained is saved also when a checkpoint cannot be written; with `ignore` the job goes
+// on.
 TEST_F(Checkpoints, OneThatFailsLosesNoTraining) {
   const std::string flags = "--steps 8 --every 2 --checkpoint ";
   const auto with_fault = [&](const std::string& more) {
-    return run_shell(fmt::format("PIPER_FAULT=disk@1:4:write {}/bin/piper-run {} --data {}:u8 "
-                                 "--threads 1 --save {} {} 2>&1",
-                                 PIPER_BINARY_DIR, path("ddp2"), path("text.bin"), path("saved"),
-                                 more));
+    return run_shell(
+        fmt::format("PIPER_FAULT=disk@1:4:write {}/bin/piper-run {} --data {}:u8 "
+                    "--threads 1 --save {} {} 2>&1",
+                    PIPER_BINARY_DIR, path("ddp2"), path("text.bin"), path("saved"), more));
   };
   const auto stopped = with_fault(flags + path("stopped"));
   EXPECT_EQ(stopped.first, 12) << stopped.second;
@@ -310,8 +251,8 @@ TEST_F(Checkpoints, SignalsToAnyRankSave) {
       "break; sleep 0.1; done; kill -USR1 $(cat {}/pid3); for i in $(seq 600); do ls {} | grep -q "
       "step- && break; sleep 0.1; done; ls {}; kill -TERM $(cat {}/pid3); wait $J; echo code $?; "
       "cat {}/told.txt",
-      as_processes(4, torch_variables(4, free_port()), command, folder_->path()), folder_->path(),
-      folder_->path(), folder_->path(), folder, folder, folder_->path(), folder_->path());
+      as_processes(4, torch_variables(4, free_port()), command, folder()), folder(), folder(),
+      folder(), folder, folder, folder(), folder());
   const auto [code, output] = run_shell(script);
   EXPECT_NE(output.find("code 130"), std::string::npos) << output;
   const auto steps = list_checkpoints(file_storage(), folder);

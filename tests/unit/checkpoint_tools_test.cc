@@ -143,7 +143,7 @@ TEST_F(CheckpointTools, AFolderIsImportedAgain) {
   EXPECT_TRUE(std::filesystem::exists(out + "/model.safetensors.index.json"));
   EXPECT_FALSE(export_checkpoint(reader(), options, out)) << "it is not empty";
   const std::string file = path("back.safetensors");
-  const auto back = import_huggingface(out, "layer.", file);
+  const auto back = import_huggingface(out, "layer.", file, false);
   ASSERT_TRUE(back) << print_error(back.error());
   const auto tensors = read_safetensors(file);
   ASSERT_TRUE(tensors);
@@ -154,7 +154,7 @@ TEST_F(CheckpointTools, AFolderIsImportedAgain) {
   for (const auto& shard : std::filesystem::directory_iterator(out))
     if (shard.path().filename().string().starts_with("model-00001"))
       std::filesystem::remove(shard.path());
-  EXPECT_FALSE(import_huggingface(out, "", file));
+  EXPECT_FALSE(import_huggingface(out, "", file, true));
 }
 
 TEST_F(CheckpointTools, ExportRefusesWhatIsNotComplete) {

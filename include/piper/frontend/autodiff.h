@@ -83,8 +83,13 @@ struct TrainSpec {
   std::vector<ParamGroup> groups;
   std::optional<double> clip_norm;  // factor min(1, clip / (norm + 1e-6)), PyTorch's
   std::optional<LossScale> loss_scale;
-  std::optional<double> ema;  // the decay of averages of all trained parameters, states NAME.ema
+  bool skip_nonfinite = false;  // as clip_norm and loss_scale do: see skips_nonfinite
+  std::optional<double> ema;    // the decay of averages of all trained parameters, states NAME.ema
 };
+
+// Returns whether a step whose gradients have no finite norm changes no parameter and no optimizer
+// state: wherever updates wait for the norm.
+bool skips_nonfinite(const TrainSpec& train);
 
 // Requires a forward graph with a scalar float `loss`. Ensures: backward and update nodes as above,
 // `updates` for every trained parameter, its optimizer state and the step counter; loss, grad_norm,

@@ -14,7 +14,7 @@
 
 namespace piper {
 
-inline constexpr int kCheckpointFormatVersion = 1;
+inline constexpr int kCheckpointFormatVersion = 2;
 
 // ---- Where checkpoints live ---------------------------------------------------------------------
 
@@ -64,7 +64,8 @@ struct Checkpoint {
   uint64_t data_seed = 0;
   bool shuffle = true;
   std::string data_digest;
-  std::string compiler, set_id, model_digest, strategy_text;  // of the plans
+  std::vector<std::pair<std::string, std::string>> data_files;  // paths and digests
+  std::string compiler, set_id, model_digest, strategy_text;    // of the plans
   std::vector<CheckpointState> states;
   int64_t ranks = 0;  // that wrote it
   std::vector<CheckpointFile> files;
@@ -111,8 +112,11 @@ struct CheckpointOptions {
   double minutes = 0;  // since the one before; 0: never for that reason
   Keep keep;
   bool by_evaluation = false;  // Keep::best means Checkpoint::evaluation_loss
-  bool goes_on = false;        // an error costs the checkpoint, not the job
-  Checkpoint about;            // all but step, samples, sources, loss and files
+  // So often a job may be started in this folder without a new checkpoint there, before it is
+  // refused; 0: any number of times.
+  int64_t most_restarts = 0;
+  bool goes_on = false;  // an error costs the checkpoint, not the job
+  Checkpoint about;      // all but step, samples, sources, loss and files
   // Returns the samples that steps before `step` have consumed, and the same by source.
   std::function<void(int64_t step, Checkpoint& about)> count_samples;
   // Told on rank 0 what was written, and of errors that do not end the job.

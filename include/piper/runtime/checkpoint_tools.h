@@ -50,6 +50,7 @@ struct ExportOptions {
   std::string strip_prefix;    // of all names
   std::optional<DType> dtype;  // of floats; else each keeps its own
   int64_t shard_bytes = 0;     // at most, but for a tensor that is larger
+  bool replace = false;        // a file that is there
 };
 // Writes parameters and buffers of the model to a folder that is not there or empty, or to a file,
 // reads them back, and returns what was written, as lines for the user. Tied parameters: a file
@@ -58,9 +59,9 @@ struct ExportOptions {
 Result<std::string> export_checkpoint(const CheckpointReader& reader, const ExportOptions& options,
                                       const std::string& to);
 // Writes the tensors of a Hugging Face folder (model.safetensors, or shards and their index) to one
-// file, for piper-run --init, with `prefix` before each name.
+// file, for piper-run --init, with `prefix` before each name. `replace`: even if it is there.
 Result<std::string> import_huggingface(const std::string& folder, const std::string& prefix,
-                                       const std::string& file);
+                                       const std::string& file, bool replace);
 // Parses "5GB", "500MB", "2GiB" or a number of bytes.
 Result<int64_t> parse_bytes(const std::string& text);
 

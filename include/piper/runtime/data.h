@@ -50,6 +50,11 @@ class BatchSource {
   // the size and 1,024 blocks of 64 KiB, evenly spread; of many token files, fewer of each. Equal
   // where all ranks read the same, under whatever paths.
   virtual std::string digest() const { return {}; }
+  // Returns the digest of each file by its path.
+  virtual std::vector<std::pair<std::string, std::string>> contents() const { return {}; }
+  // Lets step `first_step` begin with sample `first_sample` (DataOptions). Before any read. Error:
+  // no batch begins there.
+  virtual Status begin_at(int64_t /*first_step*/, int64_t /*first_sample*/) { return ok_status(); }
   // Fails (kStorage) for a file which somebody has cut, or written to since it was opened, even
   // where its times were set back. Files that were replaced by others are as they were.
   virtual Status check() const { return ok_status(); }

@@ -22,6 +22,8 @@ class StateSource {
                             const Held& held, std::byte* to) const = 0;
 };
 
+class Recorder;
+
 // Lists what an executor is made of; all of it outlives the executor.
 struct RankSource {
   const PlanSet* set = nullptr;  // role programs and initial values
@@ -38,6 +40,10 @@ struct RankSource {
   // On a backend that can: a body is queued as one, from the second on, where the fabrics of all
   // ranks can and no times are kept.
   bool graphs = true;
+  // Each so many steps forward and backward run twice before the update, and must give the same
+  // bits; 0: never.
+  int64_t replay = 0;
+  std::string recording;  // a folder for what the rank did last, if it fails; "": none is written
 };
 // Returns whether RankSource::helper would have anything to overlap on a rank of this role.
 bool can_overlap(const RoleProgram& role);
@@ -82,8 +88,7 @@ class Executor {
   ~Executor();
   Status run_prologue(int64_t step);
   // Runs the body (in the last step the epilogue, where steps overlap) with wait_sends, and then
-  // the reports. An error names rank, step and instruction; a loss that is not finite is one, too
-  // (ExitCode::kNumeric), unless the plan skips such steps.
+  // reads the reports. An error names rank, step and instruction.
   Status run_step(int64_t step, bool last = false) {
     PIPER_TRY(start_step(step, last));
     return finish_step(step);
@@ -105,11 +110,19 @@ class Executor {
   Result<Evaluated> finish_evaluation(int64_t batch);
   // Waits until all that was queued is done; then parameters and states may be read.
   Status settle();
+  // Gives all states that are one number what they had before the last step, which the plan has
+  // skipped: counters of random draws and loss scales change in such a step, too. Not on an
+  // asynchronous backend.
+  void undo_numbers();
+  // Fills all states again, after settle(). The steps after it take data of so many steps later
+  // than their number says (`left_out`). A prologue comes next.
+  Status reload(const StateSource& states, int64_t left_out);
 
   const RoleProgram& role() const;
   std::shared_ptr<const RoleProgram> prepared() const;  // what the backend runs of it
   const Backend& backend() const;
   const Fabric& fabric() const;
+  Recorder& recorder() const;  // what it did last, and how long that took
   bool is_asynchronous() const;
   std::span<const double> reports() const;  // after a step, by RoleProgram::reports
   std::optional<double> report(std::string_view name) const;

@@ -12,12 +12,30 @@
 
 namespace piper {
 
+// Names a rank that takes significantly longer than others with the same work, by what it measured
+// of itself. Waiting for others is no part of it.
+struct SlowRank {
+  int64_t rank = 0;
+  const char* in = "";    // "F", "B", "U", "data"
+  double factor = 1;      // of the median of the others
+  double ms = 0;          // in a step
+  bool is_alone = false;  // no other rank has the same work: of its own best time before
+  bool operator==(const SlowRank&) const = default;
+};
+
 struct StepMetrics {
   int64_t step = 0;  // from 0; people see it from 1
   std::optional<double> loss, grad_norm, learning_rate;
   std::optional<double> skipped, loss_scale;  // 1: the gradients were not finite, nothing changed
+  std::optional<int64_t> steps_skipped;       // by this job so far; none where plans skip none
   double tokens_per_s = 0, step_ms = 0;
   int64_t peak_bytes = 0;  // the largest that a rank's plan states
+  // Model FLOPs of the step by what the devices could do in its time; none if nobody knows that.
+  std::optional<double> mfu;
+  // After each 20 steps, of these: what ranks spent on average in a step, by kind ("F",
+  // "communication", …), in milliseconds; and who is slow.
+  std::vector<std::pair<const char*, double>> spent_ms;
+  std::vector<SlowRank> slow;
 };
 
 // The loss over a set of data that is not trained on: of all its batches, each counted by its
@@ -55,6 +73,16 @@ enum class VerifyAgainst {
 // to do and a core is left, see `cores_of`.
 enum class HelperThread { kAuto, kOn, kOff };
 
+// Says what becomes of a job when the loss or the norm of the gradients is not finite. Where plans
+// scale the loss, skipped steps are no reason to end: the scale is lowered.
+enum class OnNan {
+  kStop,      // it ends with the state before that step, if the plan makes no such update
+  kSkip,      // it goes on without that update
+  kRollBack,  // it goes on from the newest checkpoint, without the data since then
+};
+// So many steps in a row are skipped before a job ends in any case.
+inline constexpr int64_t kMostSkippedInARow = 100;
+
 struct VerifyOptions {
   VerifyAgainst against = VerifyAgainst::kNone;
   double loss_bound = 1e-4;  // |difference| ÷ max(|reference|, 0.05)
@@ -79,8 +107,19 @@ struct JobOptions {
   // them; else an error (kNumeric) names the parameter or state and the rank that differs. 0:
   // never.
   int64_t check_replicas = 0;
+  OnNan on_nan = OnNan::kStop;
+  int64_t most_rollbacks = 3;
+  // Called on rank 0 when the job has gone back from a step that is not finite (from 0) to where
+  // so many steps are done.
+  std::function<Status(int64_t step, int64_t done)> on_rollback;
+  int64_t replay = 0;      // RankSource::replay
   int64_t first_step = 0;  // so many steps were done before this job: `steps` counts them
   const StateSource* states = nullptr;  // what the ranks' states begin with
+  // Whether steps say their MFU: of what a rank's device can do, in FLOPs a second; 0: measured, on
+  // a backend of the host.
+  bool mfu = false;
+  double peak_flops = 0;
+  std::string recording;  // RankSource::recording
   std::optional<CheckpointOptions> checkpoint;
   std::atomic<bool>* save = nullptr;  // set by a signal: a checkpoint is written after the step
   // The job ends before so many seconds have passed since it was started; 0: no limit.
@@ -137,6 +176,9 @@ struct JobResult {
   // What print_profile says; of rank 0 only. Empty: not asked for, or no step was timed.
   std::string profile;
   bool interrupted = false, reached_target = false;
+  // Why the job ended early with its training saved: a step was not finite. On all ranks; the
+  // message is rank 0's.
+  std::optional<Error> ended_by;
   int64_t compared_parameters = 0;  // by --verify-against, in every step
   bool bitwise = false;             // how; else within bounds
   double worst_loss_error = 0, worst_param_error = 0;

@@ -42,9 +42,9 @@ class Update {
           emit("SumSquares", param.name + ".grad_squares", param.scope, {param.gradient})[0]);
     }
     graph_.grad_norm = emit("GlobalNorm", "grad_norm", "", std::move(squares))[0];
+    if (skips_nonfinite(train_)) skip_ = emit("NotFinite", "skipped", "", {graph_.grad_norm})[0];
     ValueId scale;
     if (loss_scale_.valid()) {
-      skip_ = emit("NotFinite", "skipped", "", {graph_.grad_norm})[0];
       scale = emit("LossScale", "step_loss_scale", "", {loss_scale_})[0];
       graph_.grad_norm = emit("Div", "grad_norm_unscaled", "", {graph_.grad_norm, scale})[0];
     }
@@ -186,6 +186,10 @@ class Update {
 };
 
 }  // namespace
+
+bool skips_nonfinite(const TrainSpec& train) {
+  return train.skip_nonfinite || train.clip_norm || train.loss_scale;
+}
 
 Graph append_update(BackwardPass backward, const TrainSpec& train,
                     const std::vector<const ParamGroup*>& groups, const std::vector<bool>& stacks) {

@@ -47,6 +47,9 @@ StepScalars::StepScalars(const Model& model, const Section& section, Findings& f
                          KnownOf known_of)
     : model_(model), section_(section), findings_(findings), known_of_(std::move(known_of)) {
   for (const Cell& cell : model.cells) {
+    for (const Program& program : cell.role->programs)
+      scales_ |= std::ranges::any_of(program.ops,
+                                     [](const ProgramOp& op) { return op.op == "LossScale"; });
     Held& held = held_.emplace_back();
     auto& kinds = kinds_.emplace_back(cell.facts->buffers.size());
     for (int32_t b : cell.facts->kept) {
@@ -334,8 +337,8 @@ void StepScalars::check_update(Spot place, const std::string& shown, size_t stat
   const bool wrong_rate =
       kind(at) != kRate || kind(at + 2) != kState || inputs[at]->of != inputs[at + 2]->symbol;
   const bool wrong_factor =
-      skips ? kind(at + 1) != kFactor : given(at + 1) && kind(at + 1) != kClip;
-  const bool wrong_skip = skips && kind(at + 3) != kSkip;
+      scales_ ? kind(at + 1) != kFactor : given(at + 1) && kind(at + 1) != kClip;
+  const bool wrong_skip = (skips || scales_) && kind(at + 3) != kSkip;
   if (wrong_rate || wrong_factor || wrong_skip)
     return findings_.add("update", "{} updates '{}' with something else for the {}", name(place),
                          shown,

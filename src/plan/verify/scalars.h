@@ -103,6 +103,7 @@ class StepScalars {
   std::vector<std::vector<NumberKind>> kinds_;  // kinds of held_, by cell and buffer
   Mail<Number> sent_;                           // of messages that carry numbers
   std::unordered_map<const Program*, bool> concerned_;
+  bool scales_ = false;  // some program reads a loss scale: gradients are divided by it
 
   // By training step and name: where the first such number was found, and its symbol.
   using Firsts = std::map<std::pair<int32_t, std::string_view>, std::pair<std::string, uint64_t>>;

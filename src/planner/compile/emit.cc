@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "model.h"
+#include "piper/ir/optimizers.h"
 
 namespace piper {
 namespace {
@@ -47,8 +48,9 @@ Result<TrainingUpdate> update_of(const Graph& graph, const Param& param, const N
         .with_note("help: sgd, adagrad and onnx_adam are");
   }
   if (attrs.find("ema")) return fail("ema cannot be said in training_info");
-  const size_t rate = node.inputs.size() - 3;
+  const size_t rate = 2 + count_states(*find_op(node.op), attrs), skip = rate + 3;
   if (node.inputs[rate + 1].valid()) return fail("clip_norm cannot be said in training_info");
+  if (skip < node.inputs.size()) return fail("skip_nonfinite cannot be said in training_info");
   const Node& schedule = graph.node(graph.value(node.inputs[rate]).producer);
   if (schedule.attrs.text("rate") != "lr")
     return fail("a schedule of the learning rate cannot be said in training_info");

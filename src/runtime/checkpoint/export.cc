@@ -212,6 +212,12 @@ Status write_folder(const Selection& selection, int64_t most, const std::string&
   return written;
 }
 
+Status check_new(const std::string& file, bool replace) {
+  std::error_code ignored;
+  if (replace || !std::filesystem::exists(file, ignored)) return ok_status();
+  return input_error(fmt::format("'{}' is there", file)).with_note("help: --force writes over it");
+}
+
 // A reader finds the file that was there, or the whole of the new one.
 Status write_one(std::span<const Exported> tensors, const Metadata& metadata,
                  const std::string& file) {
@@ -229,6 +235,7 @@ Status write_one(std::span<const Exported> tensors, const Metadata& metadata,
 
 Result<std::string> export_checkpoint(const CheckpointReader& reader, const ExportOptions& options,
                                       const std::string& to) {
+  if (!options.huggingface) PIPER_TRY(check_new(to, options.replace));
   for (size_t k = 0; k < reader.about().files.size(); ++k)
     if (Status whole = reader.verify(k); !whole)
       return std::move(whole).error().with_code(ExitCode::kRefused);
@@ -281,7 +288,8 @@ Error no_weights(const std::string& folder) {
 }  // namespace
 
 Result<std::string> import_huggingface(const std::string& folder, const std::string& prefix,
-                                       const std::string& file) {
+                                       const std::string& file, bool replace) {
+  PIPER_TRY(check_new(file, replace));
   PIPER_ASSIGN(const auto files, read_index(folder));
   std::vector<std::unique_ptr<const CheckpointReader>> readers;
   std::vector<Exported> tensors;

@@ -32,6 +32,8 @@ Json to_json(const Checkpoint& from) {
   json["data_seed"] = from.data_seed;
   json["shuffle"] = from.shuffle;
   json["data_digest"] = from.data_digest;
+  json["data_files"] = Json::object();
+  for (const auto& [path, content] : from.data_files) json["data_files"][path] = content;
   json["compiler"] = from.compiler;
   json["set_id"] = from.set_id;
   json["model_digest"] = from.model_digest;
@@ -147,14 +149,19 @@ bool take_all(const Json& json, Checkpoint& to) {
   take.text("set_id", to.set_id);
   take.text("model_digest", to.model_digest);
   take.text("strategy_text", to.strategy_text);
-  for (const char* key : {"sources", "loss", "data_seed", "shuffle", "states", "files"})
+  for (const char* key :
+       {"sources", "data_files", "loss", "data_seed", "shuffle", "states", "files"})
     take.find(key);
-  if (!take.good || !json["sources"].is_object() || !json["data_seed"].is_number_unsigned() ||
-      !json["shuffle"].is_boolean())
+  if (!take.good || !json["sources"].is_object() || !json["data_files"].is_object() ||
+      !json["data_seed"].is_number_unsigned() || !json["shuffle"].is_boolean())
     return false;
   for (const auto& [name, samples] : json["sources"].items()) {
     if (!samples.is_number_unsigned()) return false;
     to.sources.emplace_back(name, samples.get<int64_t>());
+  }
+  for (const auto& [path, content] : json["data_files"].items()) {
+    if (!content.is_string()) return false;
+    to.data_files.emplace_back(path, content.get<std::string>());
   }
   if (json["loss"].is_number()) to.loss = json["loss"].get<double>();
   if (const auto found = json.find("evaluation_loss"); found != json.end()) {

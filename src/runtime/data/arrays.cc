@@ -149,13 +149,8 @@ Result<std::unique_ptr<Feed>> open_rows(const DataFile& file, const InputNeed& n
 
 Result<std::vector<std::unique_ptr<Feed>>> open_batches(const DataFile& file,
                                                         std::span<const InputNeed> needs,
-                                                        int64_t batch, const DataOptions& options) {
+                                                        int64_t batch) {
   const SourceSpan at{file.path()};
-  if (options.first_sample % batch != 0)
-    return fail(at,
-                "the file holds whole batches of {} samples; the job cannot go on within one, at "
-                "sample {}",
-                batch, options.first_sample);
   PIPER_ASSIGN(std::vector<NamedTensor> tensors, read_safetensors(file.path()));
   std::vector<std::vector<std::pair<int64_t, NamedTensor>>> found(needs.size());
   for (NamedTensor& tensor : tensors)

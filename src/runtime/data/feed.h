@@ -73,7 +73,7 @@ Result<std::unique_ptr<Feed>> open_rows(const DataFile& file, const InputNeed& n
 // Opens the feeds of batches; null where the file has no batch of that input.
 Result<std::vector<std::unique_ptr<Feed>>> open_batches(const DataFile& file,
                                                         std::span<const InputNeed> needs,
-                                                        int64_t batch, const DataOptions& options);
+                                                        int64_t batch);
 
 // "[0, 255]" or "[0, 255] or -100"; the legal integers of an input.
 std::string print_range(const InputNeed& need);

@@ -125,7 +125,7 @@ Status open_arrays(const ArraySource& source, const DataOptions& options,
   const std::vector<std::string> names = names_of(needs);
   std::vector<std::unique_ptr<Feed>> opened(needs.size());
   if (source.input.empty()) {
-    PIPER_ASSIGN(opened, open_batches(source.file, needs, batch, options));
+    PIPER_ASSIGN(opened, open_batches(source.file, needs, batch));
     if (std::none_of(opened.begin(), opened.end(),
                      [](const auto& feed) { return feed != nullptr; }))
       return fail(at, "the file has no tensor batch/0/{}", join(names, " or batch/0/"));
@@ -245,6 +245,26 @@ class Batches final : public BatchSource {
     if (tokens_) digester.add(tokens_->print_content());
     return digester.digest().substr(0, 16);
   }
+  std::vector<std::pair<std::string, std::string>> contents() const override {
+    std::vector<std::pair<std::string, std::string>> all;
+    for (const ArraySource& source : arrays_)
+      all.emplace_back(source.file.path(), source.file.content());
+    if (tokens_) tokens_->add_contents(all);
+    return all;
+  }
+  Status begin_at(int64_t first_step, int64_t first_sample) override {
+    if (first_step < 0 || first_sample < 0)
+      return fail("data cannot begin with step {} at sample {}", first_step, first_sample);
+    for (const ArraySource& source : arrays_)
+      if (source.input.empty() && first_sample % pace_.batch != 0)
+        return fail(SourceSpan{source.file.path()},
+                    "the file holds whole batches of {} samples; the job cannot go on within one, "
+                    "at sample {}",
+                    pace_.batch, first_sample);
+    pace_.first_step = first_step;
+    pace_.first_sample = first_sample;
+    return ok_status();
+  }
   Status check() const override {
     PIPER_TRY(check_losses());
     for (const ArraySource& source : arrays_) PIPER_TRY(source.file.check());
@@ -266,9 +286,6 @@ Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
                                                std::span<const InputNeed> needs, int64_t batch) {
   watch_for_losses();
   if (batch <= 0) return fail("a batch of {} samples cannot be read", batch);
-  const Pace pace{batch, options.first_step, options.first_sample};
-  if (pace.first_step < 0 || pace.first_sample < 0)
-    return fail("data cannot begin with step {} at sample {}", pace.first_step, pace.first_sample);
   for (const InputNeed& need : needs) PIPER_TRY(check_need(need, batch));
   Sources sources;
   for (const std::string& text : options.sources) PIPER_TRY(add_source(text, sources));
@@ -288,9 +305,11 @@ Result<std::unique_ptr<BatchSource>> open_data(const DataOptions& options,
           .with_note("help: give --data TOKENS.bin, --data " + needs[i].name +
                      "=FILE.npy or --data FILE.safetensors");
   PIPER_ASSIGN(const int64_t samples, count_samples(needs, feeds));
-  return std::unique_ptr<BatchSource>(
+  std::unique_ptr<BatchSource> opened =
       std::make_unique<Batches>(std::move(feeds), std::move(tokens), std::move(sources.arrays),
-                                samples, tokens_per_step(needs, batch), pace));
+                                samples, tokens_per_step(needs, batch), Pace{batch});
+  PIPER_TRY(opened->begin_at(options.first_step, options.first_sample));
+  return opened;
 }
 
 }  // namespace piper

@@ -70,6 +70,27 @@ uint64_t seed_of(uint64_t seed, const std::string& name) {
   return seed ^ std::stoull(digest(name).substr(0, 16), nullptr, 16);
 }
 
+// Says where a separator does not occur, among the first tokens of each file: a slip would make one
+// document of a whole file. "": it does, or there is none.
+std::string missing_separator(std::span<const TokenShard> shards) {
+  constexpr int64_t kLooked = int64_t{1} << 22;
+  std::vector<std::string> without;
+  int64_t looked = 0, token = 0;
+  for (const TokenShard& shard : shards) {
+    if (!shard.separator) continue;
+    token = *shard.separator;
+    const int64_t count = std::min(shard.tokens, kLooked);
+    int64_t at = 0;
+    while (at < count && shard.token(at) != token) ++at;
+    if (at < count) continue;
+    without.push_back(shard.file.path());
+    looked = std::max(looked, count);
+  }
+  if (without.empty()) return "";
+  return fmt::format("\nwarning: the separator {} is not among the first {} tokens of {}", token,
+                     looked, list_some(without));
+}
+
 }  // namespace
 
 DocumentWalk::DocumentWalk(const TokenShard& shard, int64_t from) : shard_(shard) {
@@ -204,13 +225,22 @@ std::string TokenSet::describe(const Source& source, int64_t length) {
                   tokens, documents > 0 ? fmt::format(" in {}", plural(documents, "document")) : "",
                   plural(source.windows, "window"), length);
   if (!too_short.empty()) text += fmt::format("; too short for a window: {}", list_some(too_short));
-  return text + "\n";
+  return text + missing_separator(source.shards) + "\n";
 }
 
 std::string TokenSet::describe() const {
   std::string text;
   for (const Source& source : sources_) text += describe(source, length_);
   return text;
+}
+
+void TokenSet::add_contents(std::vector<std::pair<std::string, std::string>>& all) const {
+  const auto add = [&](const DataFile& file) { all.emplace_back(file.path(), file.content()); };
+  for (const TokenShard* shard : shards_) {
+    add(shard->file);
+    if (shard->index) add(shard->index->file());
+    if (shard->mask_file) add(*shard->mask_file);
+  }
 }
 
 void TokenSet::add_content(const Source& source, std::string& text) {

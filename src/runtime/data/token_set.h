@@ -51,7 +51,9 @@ class TokenSet {
   std::vector<std::pair<std::string, int64_t>> consumed(int64_t samples) const;
   const std::vector<const TokenShard*>& shards() const { return shards_; }
 
-  std::string describe() const;       // a line for each source
+  std::string describe() const;  // a line for each source
+  // Adds the digest of each file by its path.
+  void add_contents(std::vector<std::pair<std::string, std::string>>& all) const;
   std::string print_content() const;  // what makes the samples, without paths
   Status check() const;               // that no file was written to
 

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <limits>
 
+#include "peak.h"
+
 namespace piper {
 namespace {
 
@@ -41,13 +43,18 @@ bool adds_otherwise(const RoleProgram& role) {
 
 }  // namespace
 
-Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& executor) {
+Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& executor, double peak) {
   BetweenSteps opened;
   opened.control_ = &control;
   Facts& facts = opened.facts_;
   facts.peak_bytes = executor.role().peak_bytes();
   facts.taken_bytes = executor.backend().taken().device;
   facts.sums_otherwise = adds_otherwise(executor.role()) ? 1 : 0;
+  if (peak > 0) {
+    PIPER_ASSIGN(const double flops, model_flops(executor.role()));
+    facts.step_flops = static_cast<int64_t>(flops);
+    facts.peak_flops = static_cast<int64_t>(peak);
+  }
   for (int k = 0; k < kValues; ++k)
     facts.source[k] = reports(executor.role(), kNames[k]) ? control.rank() : control.world();
   PIPER_TRY(control.merge(as_bytes(facts), "load", [&](std::span<const std::byte> bytes) {
@@ -56,6 +63,8 @@ Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& execut
     for (int k = 0; k < kValues; ++k) facts.source[k] = std::min(facts.source[k], theirs.source[k]);
     facts.peak_bytes = std::max(facts.peak_bytes, theirs.peak_bytes);
     facts.taken_bytes = std::max(facts.taken_bytes, theirs.taken_bytes);
+    facts.step_flops += theirs.step_flops;
+    facts.peak_flops += theirs.peak_flops;
     facts.sums_otherwise = std::max(facts.sums_otherwise, theirs.sums_otherwise);
   }));
   for (const int64_t source : facts.source)
@@ -64,6 +73,11 @@ Result<BetweenSteps> BetweenSteps::open(Control& control, const Executor& execut
   opened.speakers_.erase(std::unique(opened.speakers_.begin(), opened.speakers_.end()),
                          opened.speakers_.end());
   return opened;
+}
+
+std::optional<double> BetweenSteps::mfu(double seconds) const {
+  if (facts_.peak_flops == 0 || seconds <= 0) return std::nullopt;
+  return static_cast<double>(facts_.step_flops) / static_cast<double>(facts_.peak_flops) / seconds;
 }
 
 Status BetweenSteps::collect(const Executor& executor, StepMetrics& metrics) {

@@ -15,13 +15,16 @@ enum Word : uint8_t {
   kStillWrites = 4,  // its part of the checkpoint under way is not written
   kInterrupted = 8,  // it stops before the end that was asked for
   kNotWritten = 16,  // rank 0: the checkpoint under way failed
+  kSkipped = 32,     // rank 0: the norm of the gradients is not finite, and no update was made
+  kNotFinite = 64,   // rank 0: a loss or norm is not finite, and the update was made
 };
 
 class BetweenSteps {
  public:
   // Opens what ranks do between steps. Collective. The executors are loaded when it returns, on all
   // ranks.
-  static Result<BetweenSteps> open(Control& control, const Executor& executor);
+  // `peak`: what the rank's device can do, in FLOPs a second; 0: nobody knows.
+  static Result<BetweenSteps> open(Control& control, const Executor& executor, double peak);
   // After a step. On rank 0: fills loss, grad_norm and learning_rate of `metrics` from the lowest
   // rank that reports each.
   Status collect(const Executor& executor, StepMetrics& metrics);
@@ -34,16 +37,23 @@ class BetweenSteps {
   Status spread_late(uint8_t& words, bool last);
   int64_t peak_bytes() const { return facts_.peak_bytes; }
   int64_t taken_bytes() const { return facts_.taken_bytes; }
+  // Returns the model FLOPs of a step by what all devices could do in this time; nothing where
+  // nobody knows that.
+  std::optional<double> mfu(double seconds) const;
   // Returns whether some rank forms sums in another order than one device.
   bool sums_otherwise() const { return facts_.sums_otherwise != 0; }
+  // Return whether the plans skip steps whose gradients are not finite, and scale the loss.
+  bool can_skip() const { return facts_.source[kSkippedValue] < control_->world(); }
+  bool scales_loss() const { return facts_.source[kScaleValue] < control_->world(); }
 
  private:
-  static constexpr int kValues = 5;
+  static constexpr int kValues = 5, kSkippedValue = 3, kScaleValue = 4;
   struct Facts {                   // of all ranks
     int64_t source[kValues] = {};  // the lowest that reports a value; the world's size: none
     int64_t peak_bytes = 0;        // the largest of any
     int64_t taken_bytes = 0;       // of the device, after load: the most of any
     int64_t sums_otherwise = 0;
+    int64_t step_flops = 0, peak_flops = 0;  // of all together
   };
   Control* control_ = nullptr;
   Facts facts_;

@@ -227,7 +227,7 @@ Status Checkpointing::begin(int64_t done, std::optional<double> loss,
     about_.loss = loss;
     about_.evaluation_loss = evaluation_loss;
     about_.ranks = control_.world();
-    options_.count_samples(done, about_);
+    options_.count_samples(done + left_out_, about_);
   }
   PIPER_TRY(executor_.settle());
   PIPER_TRY(inject_fault("copy", control_.rank(), done));
@@ -235,6 +235,12 @@ Status Checkpointing::begin(int64_t done, std::optional<double> loss,
   held_s_ = std::chrono::duration<double>(Clock::now() - asked).count();
   phase_ = Phase::kWriting;
   return ok_status();
+}
+
+void Checkpointing::go_back(int64_t done, int64_t left_out) {
+  step_ = done;
+  left_out_ = left_out;
+  losses_.erase(losses_.upper_bound(done), losses_.end());  // they were damaged, and set aside
 }
 
 Status Checkpointing::advance(uint8_t words) {

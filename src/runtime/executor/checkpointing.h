@@ -60,6 +60,9 @@ class Checkpointing {
   bool asks() const;
   // Copies all states; first waits until the checkpoint before this one is written.
   Status begin(int64_t done, std::optional<double> loss, std::optional<double> evaluation_loss);
+  // The job goes on from a checkpoint of this folder, which has so many steps, and has left out so
+  // many steps of data since it was started. After drain().
+  void go_back(int64_t done, int64_t left_out);
   // Waits until all is written.
   Status drain();
   // Whether the job is to end because a checkpoint could not be written.
@@ -99,6 +102,7 @@ class Checkpointing {
   Status committed_ = ok_status();
   std::map<int64_t, std::optional<double>> losses_;  // rank 0's: of the checkpoints in the folder
   Status removed_ = ok_status();
+  int64_t left_out_ = 0;    // steps of data
   int64_t bytes_ = 0;       // of a checkpoint, of all ranks
   int64_t id_ = 0;          // of the job, in the names of folders that are not whole
   int64_t lost_step_ = -1;  // of the last checkpoint that could not be written

@@ -10,9 +10,11 @@
 #include "cores.h"
 #include "evaluation.h"
 #include "finish.h"
+#include "nonfinite.h"
 #include "nvtx.h"
 #include "piper/base/process.h"
 #include "piper/devices/registry.h"
+#include "recorder.h"
 #include "resume.h"
 #include "watch.h"
 
@@ -222,6 +224,8 @@ std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& 
           {"--profile", given(options.profile)},
           {"--log-every", std::to_string(options.log_every)},
           {"--target-loss", job.target_loss ? fmt::format("{}", *job.target_loss) : "not given"},
+          {"--on-nan", std::to_string(static_cast<int>(job.on_nan))},
+          {"--replay", std::to_string(job.replay)},
           {"--check-replicas", std::to_string(job.check_replicas)},
           {"--checkpoint", given(job.checkpoint ? job.checkpoint->folder : "")},
           {"--every", std::to_string(job.checkpoint ? job.checkpoint->every : 0)},
@@ -241,8 +245,7 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
   if (loaded.start) {
     Start& start = *loaded.start;
     options.job.on_loaded = [&start] { start.reader.reset(); };  // its files may be removed
-    PIPER_TRY(
-        check_start(options, loaded.set, start, loaded.data ? loaded.data->digest() : "", speaks));
+    PIPER_TRY(check_start(options, loaded.set, start, loaded.data.get(), speaks));
     options.job.first_step = start.step;
     options.job.states = start.states.get();
     if (options.evaluate_only) options.job.steps = start.step;
@@ -251,14 +254,8 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
                              options.job.steps)
                      .c_str(),
                  stderr);
-    options.data.first_step = start.step;
-    options.data.first_sample = start.samples;
-    if (loaded.data) {
-      PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));
-    }
-    if (loaded.reference_data) {
-      PIPER_ASSIGN(loaded.reference_data, open_inputs(*loaded.reference, options.data));
-    }
+    for (BatchSource* source : {loaded.data.get(), loaded.reference_data.get()})
+      if (source != nullptr) PIPER_TRY(source->begin_at(start.step, start.samples));
   }
   return prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start, speaks);
 }
@@ -302,9 +299,13 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
                                           common_flags(options, loaded.data.get())}));
   if (speaks) std::fputs(introduce(options, loaded).c_str(), stderr);
   PIPER_TRY(find_begin(options, loaded, transport == nullptr ? nullptr : &transport->control()));
+  std::optional<Watchman> watchman;
+  if (!options.job.recording.empty()) watchman.emplace();
   Watch watch(options, loaded.set, loaded.data.get(), voice, speaks);
   PIPER_ASSIGN(const JobResult result, run_ranks(options, loaded, transport));
   watch.close();
+  if (result.ended_by && speaks) voice.note(*result.ended_by);
+  if (options.job.checkpoint && speaks && !result.ended_by) forget_starts(*options.job.checkpoint);
   const auto write = [&] {
     write_results(options, result, loaded.is_process() ? loaded.rank : -1, voice);
     if (loaded.data) voice.note(loaded.data->check());
@@ -313,7 +314,8 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
     write();
   else
     PIPER_TRY(finish_together(transport->control(), end_timeout(options.job), write));
-  return RunOutcome{result.interrupted, voice.code()};
+  const ExitCode code = result.ended_by ? result.ended_by->code : ExitCode::kOk;
+  return RunOutcome{result.interrupted, voice.code() != ExitCode::kOk ? voice.code() : code};
 }
 
 Result<std::unique_ptr<Transport>> open_transport(const RunOptions& options, const Loaded& loaded) {
@@ -409,6 +411,7 @@ Status prepare(RunOptions& options, Loaded& loaded) {
   PIPER_TRY(prepare_evaluation(options, loaded.set));
   PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));
   PIPER_TRY(load_reference(options, loaded));
+  PIPER_TRY(check_on_nan(options, loaded.set));
   if (!options.out.empty()) {
     std::error_code problem;
     fs::create_directories(options.out, problem);
@@ -432,6 +435,7 @@ Result<RunOutcome> run_here(RunOptions& options, Voice& voice) {
     return std::move(ready).error();
   }
   options.job.parameters = !options.save.empty();
+  options.job.mfu = true;
   options.job.on_error = [&](const Error& error) { voice.tell(error); };
   options.job.on_loss = [&](const Error& error) { voice.note(error); };
   return loaded.is_process() ? run_process(options, loaded, voice)

@@ -8,6 +8,7 @@
 #include "helper.h"
 #include "piper/base/float16.h"
 #include "reader.h"
+#include "replay.h"
 
 namespace piper {
 namespace {
@@ -17,7 +18,12 @@ using State = Executor::State;
 }  // namespace
 
 State::State(const RankSource& from, Backend& on, Control& with, Fabric& over)
-    : source(from), backend(on), control(with), fabric(over), activity(with.activity()) {}
+    : source(from),
+      backend(on),
+      control(with),
+      fabric(over),
+      activity(with.activity()),
+      recorder(from.rank, with.seat(), from.recording) {}
 State::~State() = default;
 
 double now_us() {
@@ -73,6 +79,35 @@ Error located(const Op& op, int64_t step, Error error) {
   return error;
 }
 
+Status find_fault(State& state, int64_t step) {
+  PIPER_ASSIGN(const auto found, find_fault_inside(state.source.rank, step + 1));
+  state.fault_at = -1;
+  if (!found) return ok_status();
+  if (state.backend.is_asynchronous())
+    return fail("PIPER_FAULT: {} is not supported on a GPU", found->phase)
+        .with_code(ExitCode::kUsage);
+  const std::vector<Instruction>& body = state.role->body;
+  for (size_t i = 0; i < body.size(); ++i) {
+    const TaskPass pass = body[i].pass;
+    const bool fits = found->phase == "forward"    ? pass == TaskPass::kF
+                      : found->phase == "backward" ? is_backward(pass)
+                                                   : pass == TaskPass::kU;
+    if (fits && body[i].kind == InstructionKind::kCompute) state.fault_at = static_cast<int64_t>(i);
+  }
+  state.fault = *found;
+  return ok_status();
+}
+
+Status do_fault(State& state) {
+  const Instruction& one = state.role->body[static_cast<size_t>(std::exchange(state.fault_at, -1))];
+  std::vector<SpoiledValues> made;
+  const Program& program = state.role->programs[static_cast<size_t>(one.program)];
+  for (size_t k = 0; k < one.args.size(); ++k)
+    if (program.arg_written[k] && state.role->tensor(one.args[k]).kind == BufferKind::kStep)
+      made.push_back({state.type(one.args[k]), state.at(one.args[k])});
+  return do_fault_inside(state.fault, made);
+}
+
 Status wait_sends(State& state, int64_t step) {
   Status status = state.fabric.wait_sends();
   if (status) return status;
@@ -92,9 +127,11 @@ namespace {
 template <bool kTraced, bool kShown>
 Status run_section(State& state, const BoundSection& section, int64_t step) {
   TraceEvent* event = kTraced ? next_trace(state, section) : nullptr;
-  double before = kTraced ? now_us() : 0;
+  Recorder::Line& line = state.recorder.lines[0];
+  double before = now_us();
   for (const Op& op : section.ops) {
     state.activity.store(op.label, std::memory_order_release);
+    line.note(op.label, step, before);
     const auto number = static_cast<size_t>(&op - section.ops.data());
     const NvtxScope range = kShown ? range_of(state, section, number) : NvtxScope();
     double start = kTraced ? now_us() : 0;
@@ -103,16 +140,34 @@ Status run_section(State& state, const BoundSection& section, int64_t step) {
     } else if (Status status = run_op(state, op); !status) {
       return located(op, step, std::move(status).error());
     }
-    if constexpr (kTraced) {
-      const double end = now_us();
+    if (state.fault_at == static_cast<int64_t>(number)) [[unlikely]]
+      PIPER_TRY(do_fault(state));
+    const double end = now_us();
+    line.spend(op.spent, end - before);
+    if constexpr (kTraced)
       *event++ = {step, static_cast<int32_t>(number), start, end, start - before};
-      before = end;
-    }
+    before = end;
   }
   return ok_status();
 }
 
+// Runs the body of a step whose first part has run before: the same instructions, one by one.
+Status run_again(State& state, const BoundSection& section, int64_t step) {
+  for (size_t i = 0; i < section.ops.size(); ++i) {
+    const Op& op = section.ops[i];
+    if (state.replay->is_end(i)) PIPER_TRY(state.replay->compare(step));
+    state.activity.store(op.label, std::memory_order_release);
+    state.recorder.lines[0].note(op.label, step, now_us());
+    if (Status status = run_op(state, op); !status)
+      return located(op, step, std::move(status).error());
+    if (state.fault_at == static_cast<int64_t>(i)) PIPER_TRY(do_fault(state));
+    if (state.replay->compares()) state.replay->note(i);
+  }
+  return state.replay->compares() ? state.replay->compare(step) : ok_status();
+}
+
 Status run_instructions(State& state, const BoundSection& section, int64_t step) {
+  if (state.replay && state.replay->compares()) return run_again(state, section, step);
   if (!section.lines[0].empty()) return state.helper->run(section, step);
   const bool traced = state.source.trace_steps > 0 && &section == &state.body;
   const bool shown = state.tool != nullptr;
@@ -125,31 +180,16 @@ Status run_instructions(State& state, const BoundSection& section, int64_t step)
 
 Status start_section(State& state, const BoundSection& section, int64_t step, bool is_step) {
   if (state.backend.is_asynchronous()) return queue_section(state, section, step, is_step);
+  const double began = now_us();
   PIPER_TRY(take_inputs(state, section, step));
+  state.recorder.lines[0].spend(Spent::kData, now_us() - began);
+  if (is_step && state.replay && state.replay->is_due(step))
+    PIPER_TRY(state.replay->run_first(step));
   if (state.reader) read_ahead(state, section, step);
   PIPER_TRY(run_instructions(state, section, step));
   ++state.sections;
   state.activity.store("the end of its step", std::memory_order_release);
   return wait_sends(state, step);
-}
-
-Error no_finite_loss(int64_t step, double loss) {
-  const bool no_number = std::isnan(loss);  // of either sign
-  Error error = fail("step {}: the loss is {}", step + 1,
-                     no_number ? std::numeric_limits<double>::quiet_NaN() : loss)
-                    .with_code(ExitCode::kNumeric);
-  if (no_number && step == 0)
-    error.notes.push_back(
-        "help: data that has such numbers makes it one, a logarithm or root of a negative number, "
-        "and 0/0, as a mean over labels is where a batch ignores all of them");
-  return error;
-}
-
-Error no_finite_norm(int64_t step, double norm) {
-  return fail("step {}: the norm of the gradients is {}", step + 1, std::abs(norm))
-      .with_code(ExitCode::kNumeric)
-      .with_note(
-          "help: 'precision: {loss_scale: dynamic}' skips steps whose gradients are not finite");
 }
 
 double read_scalar(DType dtype, const std::byte* at) {
@@ -187,6 +227,10 @@ Status Executor::start_step(int64_t step, bool last) {
   State& state = *state_;
   const bool ends = last && state.role->steps_ahead > 0;
   state.begun = step;
+  state.recorder.set_patience(state.control.timeout());
+  PIPER_TRY(find_fault(state, step));
+  for (auto& [buffer, before] : state.numbers)
+    std::memcpy(before.data(), state.at(buffer), static_cast<size_t>(state.type(buffer).bytes()));
   const NvtxScope range =
       state.tool ? NvtxScope(*state.tool, Nvtx::numbered(state.step_range, step + 1)) : NvtxScope();
   return start_section(state, ends ? state.epilogue : state.body, step, true);
@@ -201,14 +245,9 @@ Status Executor::finish_step(int64_t step) {
     PIPER_TRY(wait_for(state, state.queues.reported[parity], step));
     read_times(state, step);
   }
-  const bool may_skip = report("skipped").has_value();
   for (size_t i = 0; i < state.reports.size(); ++i) {
     const Report& report = state.role->reports[i];
     state.reports[i] = read_report(state, report, i, parity);
-    if (may_skip || std::isfinite(state.reports[i])) continue;
-    if (report.name == "loss") return no_finite_loss(step, state.reports[i]);
-    // The update has made such numbers of parameters, and no checkpoint shall keep them.
-    if (report.name == "grad_norm") return no_finite_norm(step, state.reports[i]);
   }
   return ok_status();
 }
@@ -233,6 +272,18 @@ Result<Evaluated> Executor::finish_evaluation(int64_t batch) {
   return result;
 }
 
+void Executor::undo_numbers() {
+  for (const auto& [buffer, before] : state_->numbers)
+    std::memcpy(state_->at(buffer), before.data(),
+                static_cast<size_t>(state_->type(buffer).bytes()));
+}
+
+Status Executor::reload(const StateSource& states, int64_t left_out) {
+  if (state_->reader) state_->reader->forget();
+  state_->left_out = left_out;
+  return refill_states(*state_, states);
+}
+
 Status Executor::settle() {
   State& state = *state_;
   if (!is_asynchronous() || state.sections == 0) return ok_status();
@@ -244,6 +295,7 @@ const RoleProgram& Executor::role() const { return *state_->plan; }
 std::shared_ptr<const RoleProgram> Executor::prepared() const { return state_->role; }
 const Backend& Executor::backend() const { return state_->backend; }
 const Fabric& Executor::fabric() const { return state_->fabric; }
+Recorder& Executor::recorder() const { return state_->recorder; }
 bool Executor::is_asynchronous() const { return state_->backend.is_asynchronous(); }
 std::span<const double> Executor::reports() const { return state_->reports; }
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "executor_state.h"
+#include "replay.h"
 
 namespace piper {
 namespace {
@@ -418,6 +418,7 @@ Status bind_section(State& state, const char* name, const std::vector<Instructio
         fmt::format("{}instruction{} ({}{}{})", name ? fmt::format("{}, ", name) : "", number,
                     to_string(from.kind), from.label.empty() ? "" : " ", from.label));
     section.ops[i].label = state.labels.back().c_str();
+    section.ops[i].spent = spent_on(from);
     if (state.tool) section.ranges.push_back(range_for(*state.tool, from));
     PIPER_TRY(bind_instruction(state, from, bound, section.ops[i]));
   }
@@ -525,6 +526,10 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   for (size_t s = 0; s < state->queues.all.size(); ++s) {
     PIPER_ASSIGN(const int32_t event, backend.add_event());
     state->queues.joins.push_back(event);
+  }
+  list_numbers(*state);
+  if (source.replay > 0) {
+    PIPER_ASSIGN(state->replay, Replay::open(*state, source.replay));
   }
   state->reports.resize(role.reports.size());
   state->trace.resize(role.body.size() * static_cast<size_t>(source.trace_steps));

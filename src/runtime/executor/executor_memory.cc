@@ -108,13 +108,14 @@ Status copy_out(Executor::State& state, std::span<const std::pair<int32_t, std::
 namespace {
 
 // Fills a buffer with what the source of states has for it, if it has anything.
-Result<bool> fill_from_source(State& state, const Tensor& tensor, std::byte* to) {
-  if (state.source.states == nullptr) return false;
+Result<bool> fill_from_source(State& state, const StateSource* from, const Tensor& tensor,
+                              std::byte* to) {
+  if (from == nullptr) return false;
   if (tensor.kind != BufferKind::kState) return false;
   const std::vector<std::string> names = names_of_state(*state.role, tensor);
   const Held held = held_of(*state.role, tensor, state.coordinates);
   std::vector<std::byte> value(static_cast<size_t>(tensor.type.bytes()));
-  PIPER_ASSIGN(const bool has, state.source.states->fill(tensor, names, held, value.data()));
+  PIPER_ASSIGN(const bool has, from->fill(tensor, names, held, value.data()));
   if (!has) return false;
   state.backend.copy(to, value.data(), std::ssize(value));
   PIPER_TRY(finish_copies(state));
@@ -130,7 +131,7 @@ Status fill_buffers(Executor::State& state) {
     const Tensor& tensor = state.role->tensor(buffer);
     if (tensor.kind == BufferKind::kStep) continue;
     std::byte* to = state.at(buffer);
-    PIPER_ASSIGN(const bool is_filled, fill_from_source(state, tensor, to));
+    PIPER_ASSIGN(const bool is_filled, fill_from_source(state, state.source.states, tensor, to));
     if (is_filled) continue;
     if (tensor.init.empty()) {
       if (tensor.fill != 0) state.backend.fill(to, tensor.type, tensor.fill);
@@ -156,6 +157,27 @@ Status fill_buffers(Executor::State& state) {
     PIPER_TRY(finish_copies(state));  // the value may leave memory
   }
   return ok_status();
+}
+
+Status refill_states(Executor::State& state, const StateSource& from) {
+  for (const Buffer& buffer : state.role->buffers) {
+    const Tensor& tensor = state.role->tensor(buffer);
+    if (tensor.kind != BufferKind::kState) continue;
+    PIPER_ASSIGN(const bool has, fill_from_source(state, &from, tensor, state.at(buffer)));
+    if (!has)
+      return fail("rank {}: the checkpoint has nothing for '{}'", state.source.rank,
+                  state.role->name(buffer));
+  }
+  return ok_status();
+}
+
+void list_numbers(Executor::State& state) {
+  if (state.backend.is_asynchronous()) return;
+  for (size_t b = 0; b < state.role->buffers.size(); ++b) {
+    const Tensor& tensor = state.role->tensor(state.role->buffers[b]);
+    if (tensor.kind == BufferKind::kState && tensor.type.shape.empty())
+      state.numbers.push_back({static_cast<int32_t>(b), {}});
+  }
 }
 
 }  // namespace piper

@@ -1,16 +1,20 @@
 // What an executor is once loaded: flat instructions, everything resolved.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <map>
 
+#include "faults.h"
 #include "nvtx.h"
 #include "piper/runtime/executor.h"
+#include "recorder.h"
 
 namespace piper {
 
 class Helper;
 class Reader;
+class Replay;
 
 // Holds what the host writes, by parity of the section: data, or numbers that are always the same.
 struct Staged {
@@ -22,6 +26,7 @@ struct Staged {
 // Holds one instruction, ready to run.
 struct Op {  // a cache line: a step is a walk over these
   InstructionKind kind = InstructionKind::kCompute;
+  Spent spent = Spent::kOther;
   int32_t handle = -1;                       // binding, route, group or input
   int32_t member = 0;                        // kOwnPart: the own position
   int32_t ahead = 0;                         // steps ahead of the one under way
@@ -101,6 +106,7 @@ struct Executor::State {
   Control& control;
   Fabric& fabric;
   std::atomic<const char*>& activity;
+  Recorder recorder;
   const char* queued_last = "an initial value";  // on an asynchronous backend: the label
   std::shared_ptr<const RoleProgram> role;       // as the backend has prepared it
   const RoleProgram* plan = nullptr;
@@ -125,7 +131,15 @@ struct Executor::State {
   Queues queues;
   const Nvtx* tool = nullptr;  // null: nobody listens
   NvtxRange step_range;
-  int64_t begun = -1;    // step
+  int64_t begun = -1;              // step
+  int64_t left_out = 0;            // steps of data
+  std::unique_ptr<Replay> replay;  // null: no step runs twice
+  // PIPER_FAULT within the step under way: behind this instruction of the body; -1: none.
+  int64_t fault_at = -1;
+  FaultInside fault;
+  // States that are one number, with what they held before the step under way; of a backend that
+  // is not asynchronous.
+  std::vector<std::pair<int32_t, std::array<std::byte, 8>>> numbers;
   int64_t sections = 0;  // begun so far, where the host stages something
   // The last `trace_steps` steps, as a ring of whole steps.
   std::vector<TraceEvent> trace;
@@ -158,6 +172,8 @@ Result<std::byte*> allocate_stage(Executor::State& state, int64_t bytes);
 // `bytes`: by stream. Error (kPlan): the plan, which is for this backend, states less.
 Status allocate_workspaces(Executor::State& state, std::span<const int64_t> bytes);
 Status fill_buffers(Executor::State& state);
+Status refill_states(Executor::State& state, const StateSource& from);
+void list_numbers(Executor::State& state);
 // Queues a section on an asynchronous backend, after the one before; `reports`: that of a step.
 Status queue_section(Executor::State& state, const BoundSection& section, int64_t step,
                      bool reports);
@@ -206,6 +222,9 @@ NvtxRange range_for(const Nvtx& tool, const Instruction& one);
 inline NvtxScope range_of(const Executor::State& state, const BoundSection& section, size_t op) {
   return section.ranges.empty() ? NvtxScope() : NvtxScope(*state.tool, section.ranges[op]);
 }
+// Finds what PIPER_FAULT wants within the step that begins, and does it.
+Status find_fault(Executor::State& state, int64_t step);
+Status do_fault(Executor::State& state);
 Error located(const Op& op, int64_t step, Error error);
 
 }  // namespace piper

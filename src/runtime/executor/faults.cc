@@ -7,7 +7,10 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
+#include <limits>
 #include <new>
+#include <stdexcept>
 #include <thread>
 
 namespace piper {
@@ -18,10 +21,17 @@ struct Fault {
   int64_t rank = -1, step = -1;  // -1: any
 };
 
-const std::vector<std::string> kKinds = {"kill",  "abort", "exit",   "stop", "hang", "slow",
-                                         "error", "disk",  "memory", "term", "int",  "usr1"};
-const std::vector<std::string> kPhases = {"load",  "step",   "after",   "evaluate", "copy",
-                                          "write", "commit", "publish", "end"};
+const std::vector<std::string> kKinds = {"kill", "abort", "segv",  "exit", "stop",   "hang",
+                                         "slow", "error", "throw", "disk", "memory", "term",
+                                         "int",  "hup",   "usr1",  "nan",  "flip"};
+const std::vector<std::string> kInside = {"forward", "backward", "update"};
+const std::vector<std::string> kPhases = {"load",   "step",   "forward",  "backward",
+                                          "update", "after",  "evaluate", "copy",
+                                          "write",  "commit", "publish",  "end"};
+
+bool is_in(const std::vector<std::string>& words, const std::string& word) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
 
 Result<int64_t> parse_place(const std::string& text) {
   if (text == "*") return -1;
@@ -33,7 +43,7 @@ Result<int64_t> parse_place(const std::string& text) {
 }
 
 Status check_word(const std::string& word, const std::vector<std::string>& known) {
-  if (std::find(known.begin(), known.end(), word) != known.end()) return ok_status();
+  if (is_in(known, word)) return ok_status();
   return fail("PIPER_FAULT: '{}' is none of {}{}", word, join(known, ", "),
               did_you_mean(word, known))
       .with_code(ExitCode::kUsage);
@@ -53,6 +63,10 @@ Result<std::vector<Fault>> parse_faults(const char* text) {
     fault.kind = one.substr(0, at), fault.phase = places[2];
     PIPER_TRY(check_word(fault.kind, kKinds));
     PIPER_TRY(check_word(fault.phase, kPhases));
+    if ((fault.kind == "nan" || fault.kind == "flip") && !is_in(kInside, fault.phase))
+      return fail("PIPER_FAULT: {} spoils what {} have made, not '{}'", fault.kind,
+                  join(kInside, ", "), fault.phase)
+          .with_code(ExitCode::kUsage);
     PIPER_ASSIGN(fault.rank, parse_place(places[0]));
     PIPER_ASSIGN(fault.step, parse_place(places[1]));
   }
@@ -68,21 +82,64 @@ Status happen(const std::string& kind) {
   const auto sleep = [](int seconds) {
     std::this_thread::sleep_for(std::chrono::seconds(seconds));
   };
-  const std::pair<const char*, int> signals[] = {{"kill", SIGKILL}, {"abort", SIGABRT},
-                                                 {"stop", SIGSTOP}, {"term", SIGTERM},
-                                                 {"int", SIGINT},   {"usr1", SIGUSR1}};
+  const std::pair<const char*, int> signals[] = {
+      {"kill", SIGKILL}, {"abort", SIGABRT}, {"stop", SIGSTOP}, {"term", SIGTERM},
+      {"int", SIGINT},   {"usr1", SIGUSR1},  {"segv", SIGSEGV}, {"hup", SIGHUP}};
   for (const auto& [name, number] : signals)
     if (kind == name) ::kill(getpid(), number);
   if (kind == "exit") _exit(1);
+  if (kind == "throw") throw std::runtime_error("it throws as asked (PIPER_FAULT)");
   if (kind == "memory") throw std::bad_alloc();
   if (kind == "slow") sleep(3);
+  if (kind == "lag") std::this_thread::sleep_for(std::chrono::milliseconds(40));
   while (kind == "hang") sleep(1);
   if (kind == "disk") return fail("no space is left (PIPER_FAULT)").with_code(ExitCode::kStorage);
   if (kind == "error") return fail("it fails as asked (PIPER_FAULT)").with_code(ExitCode::kPeer);
   return ok_status();
 }
 
+// Makes a floating-point number a NaN, or turns the highest bit of its fraction.
+void spoil(std::string_view kind, DType dtype, std::byte* at) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto fraction = dtype == DType::kF64   ? 51
+                        : dtype == DType::kF32 ? 22
+                        : dtype == DType::kF16 ? 9
+                                               : 6;
+  if (kind == "flip") {
+    at[fraction / 8] ^= std::byte{1} << (fraction % 8);
+  } else if (dtype == DType::kF64) {
+    std::memcpy(at, &nan, sizeof nan);
+  } else if (dtype == DType::kF32) {
+    const auto narrow = static_cast<float>(nan);
+    std::memcpy(at, &narrow, sizeof narrow);
+  } else {
+    at[0] = at[1] = std::byte{0x7f};  // of both 16-bit formats
+  }
+}
+
 }  // namespace
+
+Result<std::optional<FaultInside>> find_fault_inside(int64_t rank, int64_t step) {
+  const auto& faults = all_faults();
+  if (!faults) return faults.error();
+  for (const Fault& fault : *faults)
+    if (is_in(kInside, fault.phase) && (fault.rank < 0 || fault.rank == rank) &&
+        (fault.step < 0 || fault.step == step))
+      return std::optional(FaultInside{fault.phase, fault.kind});
+  return std::optional<FaultInside>();
+}
+
+Status do_fault_inside(const FaultInside& fault, std::span<const SpoiledValues> values) {
+  if (fault.kind != "nan" && fault.kind != "flip") return happen(fault.kind);
+  for (const SpoiledValues& one : values) {
+    const int64_t size = info(one.type.dtype).bytes, count = num_elements(one.type.shape);
+    if (!info(one.type.dtype).is_float || count == 0) continue;
+    if (fault.kind == "flip")
+      return spoil(fault.kind, one.type.dtype, one.data + count / 2 * size), ok_status();
+    for (int64_t i = 0; i < count; ++i) spoil(fault.kind, one.type.dtype, one.data + i * size);
+  }
+  return ok_status();
+}
 
 Status inject_fault(std::string_view phase, int64_t rank, int64_t step) {
   const auto& faults = all_faults();

@@ -2,6 +2,8 @@
 // executor room.
 #pragma once
 
+#include <optional>
+#include <span>
 #include <string_view>
 
 #include "piper/base/base.h"
@@ -12,11 +14,24 @@ namespace piper {
 //
 //   PIPER_FAULT=KIND@RANK:STEP:PHASE[,…]     kill@2:5:write
 //
-// KIND: kill, abort, exit, stop, hang, slow, error, disk, memory, term, int, usr1. PHASE: load,
-// step, after, copy, write, commit, publish, end. STEP counts from 1; of load, copy, write, commit,
-// publish and end it is the number of steps that are done. A rank or step of * is any. Returns the
-// error of `error`, of `disk`, and of a variable that says none of this; the other kinds do what
-// they say.
+// KIND: kill, abort, segv, exit, stop, hang, slow, lag, error, throw, disk, memory, term, int, hup,
+// usr1, nan, flip. PHASE: load, step, forward, backward, update, after, copy, write, commit,
+// publish, end. STEP counts from 1; of load, copy, write, commit, publish and end it is the number
+// of steps that are done. A rank or step of * is any. Returns the error of `error`, of `disk`, and
+// of a variable that says none of this; the other kinds do what they say.
 Status inject_fault(std::string_view phase, int64_t rank, int64_t step);
+
+// Finds the fault of forward, backward or update, which are within a step: behind the instruction
+// that these name on this rank. Once for each step.
+struct FaultInside {
+  std::string phase, kind;
+};
+Result<std::optional<FaultInside>> find_fault_inside(int64_t rank, int64_t step);
+// Does it; `values` are those that the instruction has made, of which nan and flip spoil some.
+struct SpoiledValues {
+  TensorType type;
+  std::byte* data = nullptr;
+};
+Status do_fault_inside(const FaultInside& fault, std::span<const SpoiledValues> values);
 
 }  // namespace piper

@@ -98,24 +98,31 @@ Status Helper::run(const BoundSection& section, int64_t step) {
 // Returns early, without an error of its own, where the other line has one.
 Status Helper::run_line(size_t line) {
   int32_t done = 0;
-  double before = trace_ != nullptr ? now_us() : 0;
+  Recorder::Line& recorded = state_.recorder.lines[line];
+  double before = now_us();
   for (const LineOp& at : section_->lines[line]) {
     if (at.after > 0 && !wait_for_other(line, at.after)) return ok_status();
-    if (at.after > 0 && trace_ != nullptr) before = now_us();
+    if (at.after > 0) before = now_us();
     const Op& op = section_->ops[static_cast<size_t>(at.op)];
     // The thread that others may be waiting for says what the rank is doing.
     if (line == kHelps) state_.activity.store(op.label, std::memory_order_release);
+    recorded.note(op.label, step_, before);
     const NvtxScope range = range_of(state_, *section_, static_cast<size_t>(at.op));
     const double start = trace_ != nullptr ? now_us() : 0;
     if (Status status = run_op(state_, op); !status) {
       publish(line, kFailed);
       return located(op, step_, std::move(status).error());
     }
-    if (trace_ != nullptr) {
-      const double end = now_us();
-      trace_[at.op] = {step_, at.op, start, end, start - before};
-      before = end;
+    if (state_.fault_at == at.op) [[unlikely]] {
+      if (Status status = do_fault(state_); !status) {
+        publish(line, kFailed);
+        return status;
+      }
     }
+    const double end = now_us();
+    recorded.spend(op.spent, end - before);
+    if (trace_ != nullptr) trace_[at.op] = {step_, at.op, start, end, start - before};
+    before = end;
     ++done;
     if (at.is_awaited) publish(line, done);
   }

@@ -10,9 +10,11 @@
 
 #include "cores.h"
 #include "finish.h"
+#include "peak.h"
 #include "piper/devices/cpu.h"
 #include "profile.h"
 #include "rank_loop.h"
+#include "recorder.h"
 
 namespace piper {
 namespace {
@@ -32,7 +34,9 @@ RankSource source_of(const PlanSet& set, int64_t rank, const BatchSource* data,
           std::max(options.trace_steps, options.profile_steps),
           cores.helper,
           cores.helper_core,
-          options.graphs};
+          options.graphs,
+          options.replay,
+          options.recording};
 }
 
 Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Control& control,
@@ -155,6 +159,7 @@ class Job {
     changed_.wait(lock, [&] { return all() || first_error_; });
     const std::chrono::duration<double> grace(options_.grace_s);
     if (all() || changed_.wait_for(lock, grace, all)) return;
+    Watchman::write_all("the job ends, and this rank does not come back");
     if (!options_.on_error) std::fputs(print_error(*first_error_).c_str(), stderr);
     std::fflush(stderr);
     _exit(static_cast<int>(first_error_->code));
@@ -167,12 +172,13 @@ class Job {
         {set_.manifest.set_id, rank, set_.world(), set_.directory, kernels_of(options_)}));
     size_t index = static_cast<size_t>(rank);
     const Cores cores = cores_of(options_, can_overlap(set_), rank, set_.world());
+    PIPER_ASSIGN(const double peak, peak_of(options_, cores));
     PIPER_ASSIGN(backends_[index], backend_of(options_, cores));
     PIPER_ASSIGN(Fabric * fabric,
                  choose_fabric(set_, *backends_[index], transport, local_, fabrics_[index]));
     PIPER_ASSIGN(executors_[index], Executor::load(source_of(set_, rank, data_, options_, cores),
                                                    *backends_[index], control, *fabric));
-    PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executors_[index]));
+    PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executors_[index], peak));
     PIPER_ASSIGN(auto replicas, open_replicas(options_, control, *executors_[index]));
     PIPER_ASSIGN(auto checkpoints, open_checkpoints(options_, set_, control, *executors_[index]));
     if (rank == 0) PIPER_TRY(open_comparison(cores, between.sums_otherwise()));
@@ -183,6 +189,7 @@ class Job {
                 *fabric,
                 between,
                 options_,
+                set_.role_of_rank[index],
                 data_ != nullptr ? data_->tokens_per_step() : executors_[index]->role().batch,
                 rank == 0 ? comparison_.get() : nullptr,
                 false,
@@ -239,9 +246,10 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
                                Control& control, const JobOptions& options, const Cores& cores,
                                Backend& backend, Fabric& fabric,
                                std::unique_ptr<Executor>& executor) {
+  PIPER_ASSIGN(const double peak, peak_of(options, cores));
   PIPER_ASSIGN(executor, Executor::load(source_of(set, control.rank(), data, options, cores),
                                         backend, control, fabric));
-  PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executor));
+  PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executor, peak));
   PIPER_ASSIGN(auto replicas, open_replicas(options, control, *executor));
   PIPER_ASSIGN(auto checkpoints, open_checkpoints(options, set, control, *executor));
   // Every process runs the oracle for its own parameters: then nothing but the loss has to travel.
@@ -258,6 +266,7 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
               fabric,
               between,
               options,
+              set.role_of_rank[static_cast<size_t>(control.rank())],
               data != nullptr ? data->tokens_per_step() : executor->role().batch,
               comparison.get(),
               comparison != nullptr,

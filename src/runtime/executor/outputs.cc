@@ -115,11 +115,22 @@ Status MetricsFile::open(const std::string& path, const RunOptions& options, con
   path_ = path;
   std::error_code ignored;
   const bool is_there = fs::is_regular_file(path, ignored);
-  if (is_there && options.job.first_step > 0) PIPER_TRY(cut_lines(path, options.job.first_step));
+  // A job that is started again before its first checkpoint is still the same one.
+  if (is_there &&
+      (options.job.first_step > 0 || options.start.how == StartOptions::How::kResumeOrStart))
+    PIPER_TRY(cut_lines(path, options.job.first_step));
   const Earlier earlier = is_there ? look_at(path) : Earlier();
   file_ = std::fopen(path.c_str(), "a");
   if (file_ == nullptr) return broken();
   return write((earlier.whole ? "" : "\n") + run_line(earlier.runs + 1, options, set));
+}
+
+Status MetricsFile::go_back(int64_t step) {
+  if (file_ == nullptr) return ok_status();
+  std::fclose(std::exchange(file_, nullptr));
+  if (fs::is_regular_file(path_)) PIPER_TRY(cut_lines(path_, step));
+  file_ = std::fopen(path_.c_str(), "a");
+  return file_ != nullptr ? ok_status() : broken();
 }
 
 Status MetricsFile::write(const std::string& line) {

@@ -38,6 +38,8 @@ class MetricsFile {
   ~MetricsFile();
   // Begins with a line about the run.
   Status open(const std::string& path, const RunOptions& options, const PlanSet& set);
+  // Removes the lines of steps after this one: the job goes on from there.
+  Status go_back(int64_t step);
   Status write(const std::string& line);  // after an error: nothing, and no further error
 
  private:

@@ -37,7 +37,10 @@ std::string print_progress(const StepMetrics& metrics, int64_t steps) {
   if (metrics.learning_rate) text += fmt::format("  lr {:.3g}", *metrics.learning_rate);
   if (metrics.loss_scale) text += fmt::format("  loss scale {:.6g}", *metrics.loss_scale);
   if (metrics.skipped.value_or(0) != 0) text += "  skipped";
+  if (const int64_t all = metrics.steps_skipped.value_or(0); all > 0)
+    text += fmt::format("  ({} of this job)", all);
   text += fmt::format("  {:.1f} ms  {:.0f} tokens/s", metrics.step_ms, metrics.tokens_per_s);
+  if (metrics.mfu) text += fmt::format("  MFU {:.1f} %", *metrics.mfu * 100);
   return text + print_left(metrics.step_ms / 1e3 * static_cast<double>(steps - metrics.step - 1));
 }
 
@@ -45,6 +48,11 @@ std::string print_evaluation(const EvaluationMetrics& metrics) {
   return fmt::format("after step {}: {} loss {:.4f}  {} batches  {:.1f} ms a batch", metrics.step,
                      quote_control(metrics.set), metrics.loss, metrics.batches,
                      metrics.ms / static_cast<double>(std::max<int64_t>(metrics.batches, 1)));
+}
+
+std::string print_slow(const SlowRank& one) {
+  return fmt::format("rank {} takes {:.1f} x {} in {}: {:.1f} ms a step", one.rank, one.factor,
+                     one.is_alone ? "its best time" : "the others", one.in, one.ms);
 }
 
 void Progress::show(const StepMetrics& metrics) {

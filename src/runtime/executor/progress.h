@@ -24,6 +24,8 @@ class Progress {
 };
 
 std::string print_evaluation(const EvaluationMetrics& metrics);
+std::string print_slow(
+    const SlowRank& one);  // "rank 3 takes 1.4 x the others in F: 31.2 ms a step"
 std::string print_progress(const StepMetrics& metrics, int64_t steps);
 
 }  // namespace piper

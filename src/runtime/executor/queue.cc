@@ -94,6 +94,7 @@ Status queue_all(State& state, const BoundSection& section, int64_t step, bool r
     const Queued& queued = section.queued[i];
     state.activity.store(op.label, std::memory_order_release);
     state.queued_last = op.label;
+    state.recorder.lines[0].note(op.label, step, now_us());
     const NvtxScope range = range_of(state, section, i);
     double from = times ? now_us() : 0;
     for (const int32_t event : queued.waits) backend.wait(event, queued.stream);
@@ -171,6 +172,7 @@ Status queue_body(State& state, int64_t step) {
     if (!queues.keeps_graphs) return queue_all(state, state.body, step, true);
   }
   state.queued_last = "the graph of its step";
+  state.recorder.lines[0].note(state.queued_last, step, now_us());
   state.backend.launch_graph(queues.graphs[step % 2], queues.all[0]);
   return ok_status();
 }

@@ -5,6 +5,9 @@
 
 #include "evaluation.h"
 #include "faults.h"
+#include "nonfinite.h"
+#include "recorder.h"
+#include "slow_ranks.h"
 
 namespace piper {
 namespace {
@@ -25,6 +28,12 @@ bool target_reached(const JobOptions& options, std::span<const StepMetrics> step
 bool is_told_to_stop(const JobOptions& options) {
   return options.stop != nullptr && options.stop->load();
 }
+
+// Holds what a rank knows after a step beside its results.
+struct Heard {
+  bool stop = false, save = false;
+  uint8_t words = 0;  // Word bits, of all ranks
+};
 
 // Does rank 0's part between two steps: results, the caller's callback, whether to stop.
 Status finish_step(RankRun& run, const StepMetrics& metrics, bool& stop) {
@@ -71,27 +80,27 @@ uint8_t word_of(RankRun& run, bool stop) {
 }
 
 // Lets all ranks know what any of them says, and goes on with the checkpoint under way.
-Status agree(RankRun& run, bool& stop, bool& save) {
-  uint8_t words = word_of(run, stop);
+Status agree(RankRun& run, uint8_t own, Heard& heard) {
+  uint8_t words = word_of(run, heard.stop) | own;
   PIPER_TRY(run.between.agree(words));
   run.result.interrupted = (words & kInterrupted) != 0;
-  stop = (words & kStop) != 0;
-  save = (words & kSave) != 0;
+  heard = {(words & kStop) != 0, (words & kSave) != 0, words};
   return run.checkpoints != nullptr ? run.checkpoints->advance(words) : ok_status();
 }
 
 // The same where steps overlap: only rank 0 is heard, and some steps later. After a step that no
 // other overlaps with (`last`), all meet.
-Status agree_late(RankRun& run, bool& stop, bool& save, bool last) {
-  uint8_t words = run.control.rank() == 0 ? word_of(run, stop) : 0;
-  const bool own = stop;
+Status agree_late(RankRun& run, Heard& heard, bool last) {
+  uint8_t words = run.control.rank() == 0 ? word_of(run, heard.stop) : 0;
+  const bool own = heard.stop;
   PIPER_TRY(run.between.spread_late(words, last));
-  stop = (words & kStop) != 0 || (last && own);
-  save = (words & kSave) != 0;
-  return last && run.checkpoints != nullptr ? agree(run, stop, save) : ok_status();
+  heard.stop = (words & kStop) != 0 || (last && own);
+  heard.save = (words & kSave) != 0;
+  return last && run.checkpoints != nullptr ? agree(run, 0, heard) : ok_status();
 }
 
-Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool& save, bool last) {
+Status meet_between_steps(RankRun& run, const NonFinite& guard, StepMetrics& metrics, Heard& heard,
+                          bool last) {
   PIPER_TRY(run.between.collect(run.executor, metrics));
   if (run.options.verify.against != VerifyAgainst::kNone) {
     PIPER_TRY(run.control.barrier());  // nobody writes while somebody compares
@@ -102,13 +111,17 @@ Status meet_between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool& 
   if (run.replicas != nullptr &&
       (done % run.options.check_replicas == 0 || done == run.options.steps))
     PIPER_TRY(run.replicas->check(metrics.step));
-  if (run.control.rank() == 0) PIPER_TRY(finish_step(run, metrics, stop));
-  return meets(run) ? agree(run, stop, save) : agree_late(run, stop, save, last);
+  if (const auto before = guard.skipped())
+    metrics.steps_skipped = *before + (metrics.skipped.value_or(0) != 0 ? 1 : 0);
+  if (run.control.rank() == 0) PIPER_TRY(finish_step(run, metrics, heard.stop));
+  if (!meets(run)) return agree_late(run, heard, last);
+  return agree(run, run.control.rank() == 0 ? guard.words(metrics) : 0, heard);
 }
 
-Status between_steps(RankRun& run, StepMetrics& metrics, bool& stop, bool& save, bool last) {
+Status between_steps(RankRun& run, const NonFinite& guard, StepMetrics& metrics, Heard& heard,
+                     bool last) {
   run.control.activity().store("the end of its step", std::memory_order_release);
-  Status status = meet_between_steps(run, metrics, stop, save, last);
+  Status status = meet_between_steps(run, guard, metrics, heard, last);
   if (!status && status.error().code == ExitCode::kPeer) {
     Error error = std::move(status).error();
     error.message = fmt::format("after step {}: {}", metrics.step + 1, error.message);
@@ -133,16 +146,25 @@ class Steps {
       : run_(run),
         overlap_(run.executor.role().steps_ahead > 0),
         late_(run.executor.is_asynchronous() && !compares(run)),
+        guard_(run.options, run.between, !overlap_ && !late_),
         begun_(run.options.first_step),
-        ended_(begun_) {}
+        ended_(begun_) {
+    // Only ranks that all meet between steps can compare their times, which a device keeps for
+    // itself.
+    if (meets(run) && !run.executor.is_asynchronous() && run.control.world() > 1)
+      slow_.emplace(run.control, run.executor.recorder(), run.role);
+  }
 
   Status run();
 
  private:
   using Clock = std::chrono::steady_clock;
+  Status run_steps();
   Status begin(int64_t step);
   Status end(int64_t step, bool last);
   Status end_until(int64_t step, bool last);
+  Status judge(const StepMetrics& metrics, uint8_t words);
+  Status go_back(const StepMetrics& metrics);
   bool is_save_due(int64_t done) const {
     return run_.checkpoints != nullptr && run_.checkpoints->is_due(done, save_ ? kSave : 0);
   }
@@ -160,10 +182,14 @@ class Steps {
   RankRun& run_;
   const bool overlap_;
   const bool late_;  // a step is queued before the one that runs is asked for its results
+  NonFinite guard_;
+  std::optional<SlowRanks> slow_;
   bool stop_ = false, last_ = false;
   bool drains_ = false;  // the step ends before the next one begins: something is due between them
   bool save_ = false;    // some rank was told to write a checkpoint
   int64_t begun_, ended_;                  // so many steps
+  bool counts_none_ = false;               // the step that ended last: it was not finite
+  int64_t left_out_ = 0;                   // steps of data
   std::optional<double> loss_;             // rank 0's: of the last step that ended
   int64_t evaluated_ = -1;                 // after so many steps the last time
   std::optional<double> evaluation_loss_;  // rank 0's: of the first set, then
@@ -189,6 +215,7 @@ Status Steps::tell_memory(bool is_loaded) {
 }
 
 Status Steps::begin(int64_t step) {
+  counts_none_ = false;
   // A step that has begun is finished.
   last_ = step + 1 == run_.options.steps || (stop_ && overlap_);
   drains_ = overlap_ && !last_ && (is_save_due(step + 1) || is_evaluation_due(step + 1));
@@ -211,6 +238,7 @@ bool Steps::lacks_data(int64_t step) {
 
 Status Steps::end(int64_t step, bool last) {
   PIPER_TRY(run_.executor.finish_step(step));
+  if (overlap_) PIPER_TRY(guard_.check_alone(run_.executor, step));
   if (compares(run_)) PIPER_TRY(run_.executor.settle());
   const double took = seconds();
   StepMetrics metrics;
@@ -218,17 +246,21 @@ Status Steps::end(int64_t step, bool last) {
   metrics.step_ms = took * 1e3;
   metrics.tokens_per_s = static_cast<double>(run_.tokens_per_step) / took;
   metrics.peak_bytes = run_.between.peak_bytes();
+  metrics.mfu = run_.between.mfu(took);
   // The oracle's first step takes as long as it takes.
   if (run_.options.verify.against != VerifyAgainst::kNone && step == run_.options.first_step)
     run_.control.set_timeout(
         std::max(run_.options.start_timeout_s, wait_limit(run_.options, took)));
+  if (slow_) PIPER_TRY(slow_->end_step(metrics));
   PIPER_TRY(inject_fault("after", run_.control.rank(), step + 1));
   const Clock::time_point ended = Clock::now();
   if (!last) stop_ = lacks_data(begun_) || is_out_of_time() || stop_;
-  bool save = false;
-  PIPER_TRY(between_steps(run_, metrics, stop_, save, last));
-  save_ |= save;
-  loss_ = metrics.loss;
+  Heard heard{stop_};
+  PIPER_TRY(between_steps(run_, guard_, metrics, heard, last));
+  stop_ = heard.stop;
+  save_ |= heard.save;
+  if (!overlap_) PIPER_TRY(judge(metrics, heard.words));
+  if (!counts_none_) loss_ = metrics.loss;
   if (step == run_.options.first_step + 1) PIPER_TRY(tell_memory(/*is_loaded=*/false));
   longest_s_ = std::max(longest_s_, seconds());
   if (late_) since_ = ended;
@@ -236,9 +268,50 @@ Status Steps::end(int64_t step, bool last) {
   return ok_status();
 }
 
+// Decides what becomes of the job after a step, which may be that it counts as none.
+Status Steps::judge(const StepMetrics& metrics, uint8_t words) {
+  using Verdict = NonFinite::Verdict;
+  const Verdict verdict = guard_.judge(words);
+  if (verdict == Verdict::kGoOn) return ok_status();
+  if (verdict == Verdict::kRollBack) return go_back(metrics);
+  const Error error = guard_.error(metrics, verdict);
+  if (verdict == Verdict::kFail) {
+    if (run_.control.rank() == 0) return error;
+    return run_.control.barrier();  // rank 0 says what is wrong
+  }
+  run_.executor.undo_numbers();
+  run_.result.ended_by = error;
+  if (run_.control.rank() == 0) run_.result.steps.pop_back();
+  begun_ = ended_ = metrics.step;
+  counts_none_ = stop_ = run_.result.interrupted = true;
+  return ok_status();
+}
+
+// Goes on from the newest checkpoint.
+Status Steps::go_back(const StepMetrics& metrics) {
+  PIPER_TRY(run_.checkpoints->drain());
+  PIPER_ASSIGN(const int64_t done,
+               roll_back(run_.options, run_.control, run_.executor, metrics.step, left_out_));
+  run_.checkpoints->go_back(done, left_out_);
+  begun_ = ended_ = done;
+  counts_none_ = true;
+  last_ = false;
+  evaluated_ = -1;
+  loss_.reset();
+  if (run_.control.rank() == 0) {
+    std::vector<StepMetrics>& steps = run_.result.steps;
+    std::erase_if(steps, [&](const StepMetrics& one) { return one.step >= done; });
+    if (run_.options.on_rollback) PIPER_TRY(run_.options.on_rollback(metrics.step, done));
+  }
+  return run_.executor.run_prologue(done);
+}
+
 // Asks for the results of all steps before this one.
 Status Steps::end_until(int64_t step, bool last) {
-  for (; ended_ < step; ++ended_) PIPER_TRY(end(ended_, last && ended_ + 1 == step));
+  while (ended_ < step && !counts_none_) {
+    PIPER_TRY(end(ended_, last && ended_ + 1 == step));
+    if (!counts_none_) ++ended_;
+  }
   return ok_status();
 }
 
@@ -277,10 +350,10 @@ Status Steps::rest_if_due(bool last) {
 // An interrupted job does not evaluate at its end, and breaks off what it evaluates.
 Status Steps::evaluate(bool last) {
   const auto goes_on = [&]() -> Result<bool> {
-    if (is_out_of_time()) stop_ = true;
-    bool save = false;
-    PIPER_TRY(agree(run_, stop_, save));
-    save_ |= save;
+    Heard heard{is_out_of_time() || stop_};
+    PIPER_TRY(agree(run_, 0, heard));
+    stop_ = heard.stop;
+    save_ |= heard.save;
     return !run_.result.interrupted;
   };
   if (last) {
@@ -298,17 +371,8 @@ Status Steps::evaluate(bool last) {
   return ok_status();
 }
 
-Status Steps::run() {
-  const int64_t steps = run_.options.steps;
-  PIPER_TRY(inject_fault("load", run_.control.rank(), begun_));
-  PIPER_TRY(tell_memory(/*is_loaded=*/true));
-  run_.control.set_timeout(wait_limit(run_.options, 0));
-  if (overlap_ && begun_ >= steps)
-    return run_.options.evaluation.empty() ? ok_status() : rest_if_due(/*last=*/true);
-  if (run_.checkpoints != nullptr) PIPER_TRY(agree(run_, stop_, save_));  // signals during load
-  last_ = stop_;
-  PIPER_TRY(run_.executor.run_prologue(begun_));
-  while (begun_ < steps && !last_) {
+Status Steps::run_steps() {
+  while (begun_ < run_.options.steps && !last_) {
     PIPER_TRY(begin(begun_));
     ++begun_;
     if (!late_) PIPER_TRY(end_until(begun_, last_ || drains_));
@@ -317,7 +381,25 @@ Status Steps::run() {
     if (!last_) PIPER_TRY(rest_if_due(/*last=*/false));
     last_ = last_ || (stop_ && !overlap_);
   }
-  PIPER_TRY(end_until(begun_, true));
+  return ok_status();
+}
+
+Status Steps::run() {
+  const int64_t steps = run_.options.steps;
+  PIPER_TRY(inject_fault("load", run_.control.rank(), begun_));
+  PIPER_TRY(tell_memory(/*is_loaded=*/true));
+  run_.control.set_timeout(wait_limit(run_.options, 0));
+  if (overlap_ && begun_ >= steps)
+    return run_.options.evaluation.empty() ? ok_status() : rest_if_due(/*last=*/true);
+  Heard heard;
+  if (run_.checkpoints != nullptr) PIPER_TRY(agree(run_, 0, heard));  // signals during load
+  last_ = stop_ = heard.stop;
+  save_ = heard.save;
+  PIPER_TRY(run_.executor.run_prologue(begun_));
+  do {
+    PIPER_TRY(run_steps());
+    PIPER_TRY(end_until(begun_, true));
+  } while (begun_ < steps && !last_);  // the last one may have sent the job back
   if (!overlap_) PIPER_TRY(run_.executor.run_epilogue(steps));
   PIPER_TRY(rest_if_due(/*last=*/true));
   PIPER_TRY(inject_fault("end", run_.control.rank(), begun_));
@@ -329,9 +411,23 @@ Status Steps::run() {
 }  // namespace
 
 Status run_rank(RankRun& run) {
-  Status status = Steps(run).run();
-  if (!status) run.fabric.abort();  // what is queued may wait for others for ever
-  return status;
+  Recorder& recorder = run.executor.recorder();
+  try {
+    Status status = Steps(run).run();
+    recorder.set_patience(0);  // it is not looked at any more
+    if (status) return status;
+    run.fabric.abort();  // what is queued may wait for others for ever
+    Error error = std::move(status).error();
+    recorder.write(error.message.c_str(), Recorder::Stack::kNone);
+    if (*recorder.path() != '\0')
+      error.notes.push_back(
+          fmt::format("what rank {} did last is in {}", run.control.rank(), recorder.path()));
+    return error;
+  } catch (const std::exception& problem) {
+    recorder.set_patience(0);
+    recorder.write(problem.what(), Recorder::Stack::kNone);
+    throw;
+  }
 }
 
 }  // namespace piper

@@ -14,6 +14,7 @@ struct RankRun {
   Fabric& fabric;
   BetweenSteps& between;
   const JobOptions& options;
+  int64_t role = 0;  // of the rank: others with the same do the same work
   int64_t tokens_per_step = 0;
   Comparison* comparison = nullptr;  // where this rank compares
   bool apart = false;                // every rank compares its own parameters

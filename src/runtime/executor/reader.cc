@@ -75,12 +75,19 @@ Status Reader::take(const BoundSection& section, int64_t step, size_t parity) {
   return status_;
 }
 
+void Reader::forget() {
+  if (worker_) worker_->finish();
+  order_ = {};
+}
+
 void Reader::read() {
   status_ = ok_status();
   for (const Staged& one : order_.section->staged) {
     const Op& op = order_.section->ops[static_cast<size_t>(one.op)];
     if (!reads_data(op) || !status_) continue;
-    Status read = order_.data->read(order_.step + op.ahead, op.handle, op.size, op.count,
+    // Steps of training data may have been left out.
+    const int64_t later = order_.data == state_.source.data ? state_.left_out : 0;
+    Status read = order_.data->read(order_.step + later + op.ahead, op.handle, op.size, op.count,
                                     one.at[order_.parity]);
     if (!read) status_ = located(op, order_.step, std::move(read).error());
   }

@@ -16,6 +16,8 @@ class Reader {
   // Waits until that is done; reads it now if nothing or something else was begun. The error is
   // that of the first instruction that has one.
   Status take(const BoundSection& section, int64_t step, size_t parity);
+  // What was begun is waited for and not taken.
+  void forget();
 
  private:
   // Says who asks, and for what.

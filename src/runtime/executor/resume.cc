@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cinttypes>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -332,15 +333,42 @@ void tell_loading(const Start& start, const StartOptions& asked, const Loading& 
   list(loading.ignored, "of the checkpoint are ignored");
 }
 
+// Says which files have another content than before: " (FILE has another content)". A file that was
+// only moved has not.
+std::string changed_files(const std::vector<std::pair<std::string, std::string>>& before,
+                          const std::vector<std::pair<std::string, std::string>>& now) {
+  std::map<std::string, std::string> old(before.begin(), before.end());
+  std::set<std::string> contents, here;
+  for (const auto& [path, content] : before) contents.insert(content);
+  for (const auto& [path, content] : now) here.insert(content);
+  std::vector<std::string> said;
+  for (const auto& [path, content] : now) {
+    const auto found = old.find(path);
+    if (found != old.end() && found->second != content)
+      said.push_back(path + " has another content");
+    if (found == old.end() && !contents.contains(content)) said.push_back(path + " is new");
+    if (found != old.end()) old.erase(found);
+  }
+  for (const auto& [path, content] : old)
+    if (!here.contains(content)) said.push_back(path + " is not there any more");
+  if (said.empty()) said.emplace_back("the same files, in another form or order");
+  const size_t more = said.size() - std::min(said.size(), kShown);
+  return fmt::format(" ({}{})", join(std::span(said).first(said.size() - more), ", "),
+                     more > 0 ? fmt::format(" and {} more", more) : "");
+}
+
 std::vector<SettingChange> all_changes(const RunOptions& options, const PlanSet& set,
-                                       const Checkpoint& about, const std::string& data_digest) {
+                                       const Checkpoint& about, const BatchSource* data) {
   std::vector<SettingChange> changes =
       changed_settings(about.strategy_text, set.manifest.strategy_text);
   const auto add = [&](std::string name, std::string before, std::string now) {
     if (before != now) changes.push_back({std::move(name), std::move(before), std::move(now)});
   };
   add("model", about.model_digest, set.manifest.model_digest);
-  add("data", about.data_digest, data_digest);
+  const std::string now = data == nullptr ? "" : data->digest();
+  add("data", about.data_digest, now);
+  if (about.data_digest != now && data != nullptr)
+    changes.back().now += changed_files(about.data_files, data->contents());
   add("seed", std::to_string(about.data_seed), std::to_string(options.data.seed));
   add("shuffle", about.shuffle ? "on" : "off", options.data.shuffle ? "on" : "off");
   return changes;
@@ -365,10 +393,10 @@ Status check_accepted(const StartOptions& asked, const std::string& before,
 }
 
 Status check_settings(const RunOptions& options, const PlanSet& set, const Start& start,
-                      const std::string& data_digest, bool speaks) {
+                      const BatchSource* data, bool speaks) {
   const StartOptions& asked = options.start;
   const Checkpoint& about = start.reader->about();
-  std::vector<SettingChange> changes = all_changes(options, set, about, data_digest);
+  std::vector<SettingChange> changes = all_changes(options, set, about, data);
   PIPER_TRY(check_accepted(asked, about.strategy_text, set.manifest.strategy_text));
   const auto line = [](const SettingChange& one) {
     return fmt::format("{}: {} before, {} now", one.setting,
@@ -395,11 +423,11 @@ Status check_settings(const RunOptions& options, const PlanSet& set, const Start
 }  // namespace
 
 Status check_start(const RunOptions& options, const PlanSet& set, const Start& start,
-                   const std::string& data_digest, bool speaks) {
+                   const BatchSource* data, bool speaks) {
   const StartOptions& asked = options.start;
   const Loading loading = compare_states(set, *start.reader, asked.how == How::kInit);
   PIPER_TRY(check_states(asked, start, loading));
-  if (asked.how != How::kInit) PIPER_TRY(check_settings(options, set, start, data_digest, speaks));
+  if (asked.how != How::kInit) PIPER_TRY(check_settings(options, set, start, data, speaks));
   if (speaks) tell_loading(start, asked, loading);
   return ok_status();
 }
@@ -420,7 +448,33 @@ Status check_folder(const CheckpointOptions& options, int64_t first_step) {
                              options.folder));
 }
 
+constexpr const char* kStarts = "/.starts";
+
+// Counts the starts since the newest checkpoint: a job that fails always in the same way would be
+// started again for ever.
+Status count_start(const CheckpointOptions& options, int64_t first_step) {
+  if (options.most_restarts == 0) return ok_status();
+  const std::string file = options.folder + kStarts;
+  int64_t step = -1, starts = 0;
+  if (const auto text = options.storage->read(file))
+    std::sscanf(std::string(as_text(text->span())).c_str(), "%" SCNd64 " %" SCNd64, &step, &starts);
+  starts = step == first_step ? starts + 1 : 1;
+  if (starts > options.most_restarts + 1)
+    return fail("this job was started {} times after step {} without a new checkpoint in '{}'",
+                starts - 1, first_step, options.folder)
+        .with_code(ExitCode::kNumeric)
+        .with_note(fmt::format("help: look for what ended it each time; then remove {}", file));
+  const std::string line = fmt::format("{} {}\n", first_step, starts);
+  const std::string_view parts[] = {line};
+  return options.storage->write(file, parts);
+}
+
 }  // namespace
+
+void forget_starts(const CheckpointOptions& options) {
+  if (options.most_restarts == 0) return;
+  static_cast<void>(options.storage->remove(options.folder + kStarts));
+}
 
 int64_t batch_of(const PlanSet& set) {
   int64_t batch = 0;
@@ -440,10 +494,12 @@ Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchS
                     set.directory));
   if (!options.job.checkpoint) return ok_status();
   if (speaks) PIPER_TRY(check_folder(*options.job.checkpoint, options.job.first_step));
+  if (speaks) PIPER_TRY(count_start(*options.job.checkpoint, options.job.first_step));
   Checkpoint& about = options.job.checkpoint->about;
   about.data_seed = options.data.seed;
   about.shuffle = options.data.shuffle;
   about.data_digest = data == nullptr ? "" : data->digest();
+  if (data != nullptr) about.data_files = data->contents();
   about.compiler = set.manifest.compiler;
   about.set_id = set.manifest.set_id;
   about.model_digest = set.manifest.model_digest;

@@ -42,12 +42,16 @@ Result<std::optional<Start>> find_start(const RunOptions& options, Control* cont
 // differ, and nobody has accepted it; all differences are named. `speaks`: what is loaded, fresh
 // and ignored is listed on stderr.
 Status check_start(const RunOptions& options, const PlanSet& set, const Start& start,
-                   const std::string& data_digest, bool speaks);
+                   const BatchSource* data, bool speaks);
 
 // Completes what the options say of checkpoints: what all of them say alike, and from where samples
-// are counted. Error (kUsage): the plans' steps overlap and run on a GPU, which is not supported;
+// are counted. Error (kNumeric): it was started too often without a new checkpoint. Error (kUsage):
+// the plans' steps overlap and run on a GPU, which is not supported;
 // or the folder has a newer checkpoint than the job begins with, which rank 0 (`speaks`) finds.
 Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchSource* data,
                            const std::optional<Start>& start, bool speaks);
+
+// A job has ended without an error: its starts count no more.
+void forget_starts(const CheckpointOptions& options);
 
 }  // namespace piper

@@ -22,6 +22,11 @@ std::vector<std::pair<std::string, double>> scalars_of(const StepMetrics& metric
   add("learning_rate", metrics.learning_rate);
   add("loss_scale", metrics.loss_scale);
   add("skipped", metrics.skipped);
+  if (metrics.steps_skipped)
+    scalars.emplace_back("steps_skipped", static_cast<double>(*metrics.steps_skipped));
+  add("mfu", metrics.mfu);
+  for (const auto& [kind, ms] : metrics.spent_ms)
+    scalars.emplace_back(fmt::format("spent_ms/{}", kind), ms);
   scalars.emplace_back("tokens_per_second", metrics.tokens_per_s);
   scalars.emplace_back("step_duration_seconds", metrics.step_ms / 1e3);
   return scalars;
@@ -32,6 +37,7 @@ std::vector<std::pair<std::string, double>> scalars_of(const StepMetrics& metric
 void RunFolder::complete(RunOptions& options) {
   if (options.out.empty()) return;
   if (options.metrics.empty()) options.metrics = options.out + "/metrics.jsonl";
+  options.job.recording = options.out + "/flight";
   if (!options.job.checkpoint) options.job.checkpoint.emplace();
   if (options.job.checkpoint->folder.empty())
     options.job.checkpoint->folder = options.out + "/checkpoints";
@@ -41,13 +47,18 @@ Status RunFolder::open(const RunOptions& options, const PlanSet& set) {
   if (options.out.empty()) return ok_status();
   folder_ = options.out;
   steps_ = options.job.steps;
+  PIPER_TRY(write_file(folder_ + "/strategy.yaml", set.manifest.strategy_text));
+  return go_back(options.job.first_step);
+}
+
+Status RunFolder::go_back(int64_t step) {
+  if (folder_.empty()) return ok_status();
   int64_t runs = 0;
   std::error_code problem;
   for (fs::directory_iterator it(folder_, problem), end; !problem && it != end;
        it.increment(problem))
     runs += it->path().filename().string().starts_with("events.out.tfevents.") ? 1 : 0;
-  PIPER_TRY(write_file(folder_ + "/strategy.yaml", set.manifest.strategy_text));
-  return events_.open(folder_, runs + 1, options.job.first_step);
+  return events_.open(folder_, runs + 1, step);
 }
 
 Status RunFolder::add(const StepMetrics& metrics) {
@@ -87,7 +98,8 @@ Status RunFolder::write_values() {
   add("step", static_cast<double>(last_.step + 1));
   add("steps", static_cast<double>(steps_));
   add("peak_bytes", static_cast<double>(last_.peak_bytes));
-  for (const auto& [name, value] : scalars_of(last_)) add(name, value);
+  for (const auto& [name, value] : scalars_of(last_))
+    if (name.find('/') == name.npos) add(name, value);
   if (!evaluated_.empty()) text += "# TYPE piper_evaluation_loss gauge\n";
   for (const auto& [set, metrics] : evaluated_)
     text += fmt::format("piper_evaluation_loss{{set=\"{}\"}} {}\n", set, number(metrics.loss));

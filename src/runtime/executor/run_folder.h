@@ -16,6 +16,8 @@ class RunFolder {
   Status open(const RunOptions& options, const PlanSet& set);
   Status add(const StepMetrics& metrics);
   Status add(const EvaluationMetrics& metrics);
+  // The job goes on after this step: a further file of events says so.
+  Status go_back(int64_t step);
   // Writes the last values for Prometheus.
   Status close();
 

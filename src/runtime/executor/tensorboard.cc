@@ -72,6 +72,7 @@ TensorBoardFile::~TensorBoardFile() {
 }
 
 Status TensorBoardFile::open(const std::string& folder, int64_t number, int64_t first_step) {
+  if (file_ != nullptr) std::fclose(file_);
   path_ = fmt::format("{}/events.out.tfevents.{:010}.piper.{}", folder, std::time(nullptr), number);
   file_ = std::fopen(path_.c_str(), "ab");
   if (file_ == nullptr)

@@ -15,8 +15,9 @@ class TensorBoardFile {
   TensorBoardFile(const TensorBoardFile&) = delete;
   TensorBoardFile& operator=(const TensorBoardFile&) = delete;
   ~TensorBoardFile();
-  // Creates the file in `folder`. TensorBoard leaves out what earlier files there say of steps
-  // after `first_step`. `number`: of the run, which makes the name its own.
+  // Creates the file in `folder`, in place of the one before. TensorBoard leaves out what earlier
+  // files there say of steps after `first_step`. `number`: of the run, which makes the name its
+  // own.
   Status open(const std::string& folder, int64_t number, int64_t first_step);
   Status add(int64_t step, std::span<const std::pair<std::string, double>> scalars);
 

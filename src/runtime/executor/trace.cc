@@ -83,9 +83,15 @@ std::string print_metrics(const StepMetrics& metrics) {
   line["learning_rate"] = number(metrics.learning_rate);
   if (metrics.loss_scale) line["loss_scale"] = *metrics.loss_scale;
   if (metrics.skipped) line["skipped"] = *metrics.skipped != 0;
+  if (metrics.steps_skipped) line["steps_skipped"] = *metrics.steps_skipped;
   line["tokens_per_s"] = metrics.tokens_per_s;
   line["step_ms"] = metrics.step_ms;
   line["peak_bytes"] = metrics.peak_bytes;
+  if (metrics.mfu) line["mfu"] = *metrics.mfu;
+  for (const auto& [kind, ms] : metrics.spent_ms) line["spent_ms"][kind] = ms;
+  for (const SlowRank& one : metrics.slow)
+    line["slow"].push_back(
+        {{"rank", one.rank}, {"in", one.in}, {"factor", one.factor}, {"ms", one.ms}});
   return line.dump() + "\n";
 }
 

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "piper/base/process.h"
@@ -36,14 +37,37 @@ Watch::Watch(RunOptions& options, const PlanSet& set, const BatchSource* data, V
     voice_.note(metrics_.write(print_metrics(one)));
     voice_.note(folder_.add(one));
   };
+  options.job.on_rollback = [this](int64_t step, int64_t done) { return go_back(step, done); };
   options.job.on_memory = [this](const MemoryMetrics& memory) {
     voice_.note(metrics_.write(print_metrics(memory)));
     return ok_status();
   };
 }
 
+Status Watch::go_back(int64_t step, int64_t done) {
+  print_line(
+      fmt::format("step {} is not finite: the job goes on from the checkpoint after step {}, "
+                  "without the data in between",
+                  step + 1, done));
+  voice_.note(metrics_.go_back(done));
+  voice_.note(folder_.go_back(done));
+  return ok_status();
+}
+
+// Says it once, as long as the same ranks are slow in the same.
+void Watch::name_slow(const std::vector<SlowRank>& slow) {
+  const auto is_same = [](const SlowRank& a, const SlowRank& b) {
+    return a.rank == b.rank && std::string_view(a.in) == b.in;
+  };
+  for (const SlowRank& one : slow)
+    if (std::ranges::none_of(slow_, [&](const SlowRank& known) { return is_same(one, known); }))
+      print_line(print_slow(one));
+  slow_ = slow;
+}
+
 Status Watch::see(const StepMetrics& one) {
   progress_->show(one);
+  if (!one.spent_ms.empty()) name_slow(one.slow);
   voice_.note(metrics_.write(print_metrics(one)));
   voice_.note(folder_.add(one));
   if (Clock::now() - looked_ < std::chrono::seconds(1)) return ok_status();

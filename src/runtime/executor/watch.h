@@ -19,6 +19,8 @@ class Watch {
  private:
   using Clock = std::chrono::steady_clock;
   Status see(const StepMetrics& one);
+  void name_slow(const std::vector<SlowRank>& slow);
+  Status go_back(int64_t step, int64_t done);
 
   Voice& voice_;
   const BatchSource* const data_;
@@ -27,6 +29,7 @@ class Watch {
   std::optional<Progress> progress_;
   MetricsFile metrics_;
   RunFolder folder_;
+  std::vector<SlowRank> slow_;  // what was said last
   Clock::time_point looked_ = Clock::now();
 };
 

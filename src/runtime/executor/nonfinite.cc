@@ -1,0 +1,135 @@
+// Decides what becomes of a job whose loss or gradients are not finite.
+#include "nonfinite.h"
+
+#include <cmath>
+
+#include "resume.h"
+
+namespace piper {
+namespace {
+
+bool is_bad(const std::optional<double>& value) { return value && !std::isfinite(*value); }
+
+// NaN has a sign, which says nothing.
+double without_sign(double value) { return std::isnan(value) ? std::abs(value) : value; }
+
+Error numeric_of(const StepMetrics& metrics) {
+  const bool loss = is_bad(metrics.loss);
+  Error error =
+      fail("step {}: the {} is {}", metrics.step + 1, loss ? "loss" : "norm of the gradients",
+           without_sign(loss ? *metrics.loss : metrics.grad_norm.value_or(NAN)))
+          .with_code(ExitCode::kNumeric);
+  if (loss && std::isnan(*metrics.loss) && metrics.step == 0)
+    error.notes.push_back(
+        "help: data that has such numbers makes it one, a logarithm or root of a negative number, "
+        "and 0/0, as a mean over labels is where a batch ignores all of them");
+  return error;
+}
+
+}  // namespace
+
+uint8_t NonFinite::words(const StepMetrics& metrics) const {
+  if (metrics.skipped.value_or(0) != 0) return kSkipped;
+  if (between_.scales_loss()) return 0;  // a loss in f16 may be too large
+  return is_bad(metrics.loss) || is_bad(metrics.grad_norm) ? kNotFinite : 0;
+}
+
+NonFinite::Verdict NonFinite::judge(uint8_t words) {
+  const bool skipped = (words & kSkipped) != 0;
+  if (skipped) ++skipped_, ++in_a_row_;
+  if (!skipped && (words & kNotFinite) == 0) in_a_row_ = 0;
+  if ((words & (kSkipped | kNotFinite)) == 0) return Verdict::kGoOn;
+  if (skipped && may_skip() && in_a_row_ < kMostSkippedInARow) return Verdict::kGoOn;
+  if (options_.on_nan == OnNan::kRollBack && rollbacks_ < options_.most_rollbacks) {
+    ++rollbacks_;
+    return Verdict::kRollBack;
+  }
+  return skipped && can_stand_still_ ? Verdict::kKeep : Verdict::kFail;
+}
+
+Error NonFinite::error(const StepMetrics& metrics, Verdict verdict) const {
+  Error error = numeric_of(metrics);
+  if (verdict == Verdict::kKeep)
+    error.notes.push_back(fmt::format(
+        "no rank has made this update: what is saved is the state after step {}", metrics.step));
+  if (in_a_row_ >= kMostSkippedInARow)
+    error.notes.push_back(fmt::format("{} steps in a row were skipped", in_a_row_));
+  if (options_.on_nan == OnNan::kRollBack && rollbacks_ >= options_.most_rollbacks)
+    error.notes.push_back(
+        fmt::format("the job has gone back {} times (--most-rollbacks)", rollbacks_));
+  if (!between_.can_skip())
+    error.notes.push_back(
+        "the update was made, and is not saved. help: 'train: {skip_nonfinite: true}' or clip_norm "
+        "keeps such updates from being made");
+  else if (verdict != Verdict::kKeep)
+    error.notes.push_back("nothing is saved of the steps after the newest checkpoint");
+  if (options_.on_nan == OnNan::kStop && !between_.scales_loss())
+    error.notes.push_back(
+        "help: --on-nan skip goes on without such updates, --on-nan rollback from a checkpoint");
+  return error;
+}
+
+Status NonFinite::check_alone(const Executor& executor, int64_t step) {
+  StepMetrics metrics;
+  metrics.step = step;
+  metrics.loss = executor.report("loss");
+  metrics.grad_norm = executor.report("grad_norm");
+  metrics.skipped = executor.report("skipped");
+  const uint8_t said = words(metrics);
+  if (said == 0 || (said == kSkipped && may_skip())) return ok_status();
+  return error(metrics, Verdict::kFail);
+}
+
+std::optional<int64_t> NonFinite::skipped() const {
+  return between_.can_skip() ? std::optional(skipped_) : std::nullopt;
+}
+
+Status check_on_nan(const RunOptions& options, const PlanSet& set) {
+  const JobOptions& job = options.job;
+  const auto usage = [](std::string text) {
+    return Error{ExitCode::kUsage, {}, "--on-nan " + std::move(text), {}};
+  };
+  const auto skips = [](const RoleProgram& role) {
+    return std::ranges::any_of(role.reports,
+                               [](const Report& one) { return one.name == "skipped"; });
+  };
+  if (job.on_nan == OnNan::kSkip && std::ranges::none_of(set.roles, skips))
+    return usage("skip: the updates of these plans do not wait for the norm of the gradients")
+        .with_note("help: 'train: {skip_nonfinite: true}' or clip_norm in the strategy");
+  if (job.on_nan != OnNan::kRollBack) return ok_status();
+  if (!job.checkpoint)
+    return usage("rollback wants to know where checkpoints are written")
+        .with_note("help: --checkpoint DIR, or --out DIR, with --every N");
+  if (std::ranges::any_of(set.roles, [](const RoleProgram& role) { return role.steps_ahead > 0; }))
+    return usage("rollback is not supported where steps overlap (weight_versions: 2)");
+  if (job.verify.against != VerifyAgainst::kNone)
+    return usage(
+        "rollback and --verify-against do not go together: what is compared with would "
+        "have to go back, too");
+  return ok_status();
+}
+
+Result<int64_t> roll_back(const JobOptions& options, Control& control, Executor& executor,
+                          int64_t step, int64_t& left_out) {
+  RunOptions asked;
+  asked.start.how = StartOptions::How::kResume;
+  asked.start.from = options.checkpoint->folder;
+  asked.job.checkpoint = options.checkpoint;
+  PIPER_TRY(executor.settle());
+  const Result<std::optional<Start>> start = find_start(asked, &control);
+  if (!start || !*start || (*start)->step < options.first_step) {
+    Error error =
+        fail("step {} is not finite, and '{}' holds no checkpoint of this job to go back to",
+             step + 1, options.checkpoint->folder)
+            .with_code(ExitCode::kNumeric);
+    if (!start) error.notes.push_back(start.error().message);
+    return error;
+  }
+  left_out += step + 1 - (*start)->step;
+  PIPER_TRY(executor.reload(*(*start)->states, left_out));
+  PIPER_TRY(executor.settle());
+  PIPER_TRY(control.barrier());  // its files may be removed from here on
+  return (*start)->step;
+}
+
+}  // namespace piper

@@ -1,0 +1,50 @@
+// Steps whose loss or gradients are not finite: what becomes of the job. Private to the executor
+// room.
+#pragma once
+
+#include "between_steps.h"
+
+namespace piper {
+
+// Judges each step, on all ranks alike.
+class NonFinite {
+ public:
+  // `can_stand_still`: a step is judged before the next one begins, so that its state can be kept.
+  NonFinite(const JobOptions& options, const BetweenSteps& between, bool can_stand_still)
+      : options_(options), between_(between), can_stand_still_(can_stand_still) {}
+  enum class Verdict {
+    kGoOn,
+    kKeep,      // the job ends with the state before the step
+    kRollBack,  // it goes on from the newest checkpoint
+    kFail,      // it ends, and keeps nothing
+  };
+  // Returns the Word bits that rank 0 tells the others of a step.
+  uint8_t words(const StepMetrics& metrics) const;
+  // Judges the step by what rank 0 has told of it.
+  Verdict judge(uint8_t words);
+  // Says what is wrong with the step that was judged last, and what becomes of it.
+  Error error(const StepMetrics& metrics, Verdict verdict) const;
+  // Returns the error of a step that no rank waits for the others with: steps overlap. By what the
+  // rank itself reports.
+  Status check_alone(const Executor& executor, int64_t step);
+  std::optional<int64_t> skipped() const;
+  int64_t rollbacks() const { return rollbacks_; }
+
+ private:
+  bool may_skip() const { return between_.scales_loss() || options_.on_nan == OnNan::kSkip; }
+
+  const JobOptions& options_;
+  const BetweenSteps& between_;
+  const bool can_stand_still_;
+  int64_t skipped_ = 0, in_a_row_ = 0, rollbacks_ = 0;
+};
+
+// Checks that the plans can do what is asked for. Error (kUsage): they cannot.
+Status check_on_nan(const RunOptions& options, const PlanSet& set);
+
+// Has the rank go on from the newest checkpoint that is whole, and from the data after `step`.
+// Collective; everything of the job so far has ended. Returns how many steps are done.
+Result<int64_t> roll_back(const JobOptions& options, Control& control, Executor& executor,
+                          int64_t step, int64_t& left_out);
+
+}  // namespace piper

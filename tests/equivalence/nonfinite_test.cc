@@ -1,0 +1,119 @@
+// Gradients that are not finite: no rank makes the update, what is saved is the state of the step
+// before, and the job ends, goes on or goes back as it was asked to.
+#include <gtest/gtest.h>
+
+#include "sample_jobs.h"
+
+namespace piper {
+namespace {
+
+struct Way {
+  const char* name;
+  const char* text;
+  const char* fault;  // of one rank, in the fourth step
+};
+constexpr Way kWays[] = {
+    {"ddp", "include: <ddp>\nparams: {dp: 2}\n", "nan@1:4:backward"},
+    {"zero3", "include: <zero3>\nparams: {dp: 3}\n", "nan@2:4:backward"},
+    {"pp", "include: <1f1b>\nparams: {stages: 2, dp: 2, microbatches: 3}\n", "nan@3:4:forward"},
+    {"zb", "include: <zbv>\nparams: {stages: 2, microbatches: 4}\n", "nan@0:4:backward"},
+    {"tp", "include: <tensor/tensor>\nparams: {tp: 2}\n", "nan@1:4:forward"}};
+
+class NonFinite : public SampleJobs {};
+
+// What one rank makes of its values ends the job on all, which saves what it had before the step.
+TEST_F(NonFinite, TheStateOfTheStepBeforeIsSaved) {
+  for (const Way& way : kWays) {
+    compile(way.name, way.text);
+    const std::string stopped = std::string("stopped-") + way.name,
+                      before = std::string("before-") + way.name,
+                      after = std::string("after-") + way.name;
+    const auto [code, output] = run(
+        way.name, "--steps 6 --checkpoint " + path(stopped) + " --save " + path("a"), way.fault);
+    EXPECT_EQ(code, 11) << way.name << output;
+    EXPECT_NE(output.find("what is saved is the state after step 3"), std::string::npos) << output;
+    ASSERT_EQ(
+        run(way.name, "--steps 3 --checkpoint " + path(before) + " --save " + path("b")).first, 0);
+    ASSERT_EQ(run(way.name, "--steps 4 --checkpoint " + path(after)).first, 0);
+    EXPECT_TRUE(tensors_of(stopped) == tensors_of(before)) << way.name;
+    EXPECT_FALSE(tensors_of(stopped) == tensors_of(after)) << way.name;
+    EXPECT_TRUE(read("a") == read("b")) << way.name;
+    // What goes on from there, without the fault, is the job that had none.
+    ASSERT_EQ(run(way.name, "--steps 6 --resume " + path(stopped) + " --save " + path("a")).first,
+              0);
+    ASSERT_EQ(run(way.name, "--steps 6 --save " + path("b")).first, 0);
+    EXPECT_TRUE(read("a") == read("b")) << way.name;
+  }
+}
+
+// The same as processes: all end with the same code.
+TEST_F(NonFinite, ProcessesEndTogether) {
+  compile("pp", kWays[2].text);
+  const auto [code, output] =
+      run_shell("exec 2>&1; " +
+                as_processes(4, "PIPER_FAULT=nan@3:2:backward " + torch_variables(4, free_port()),
+                             command("pp", "--steps 6 --checkpoint " + path("processes"))));
+  EXPECT_EQ(code, 11) << output;
+  ASSERT_EQ(run("pp", "--steps 1 --checkpoint " + path("one")).first, 0);
+  EXPECT_TRUE(tensors_of("processes") == tensors_of("one")) << output;
+}
+
+// A skipped step changes nothing, and counts as no update; it is counted beside them.
+TEST_F(NonFinite, ASkippedStepLeavesEverythingAsItWas) {
+  for (const Way& way : kWays) {
+    compile(way.name, way.text);
+    const std::string folder = std::string("skipped-") + way.name;
+    const auto [code, output] = run(way.name,
+                                    "--steps 4 --on-nan skip --checkpoint " + path(folder) +
+                                        " --metrics " + path(folder + ".jsonl"),
+                                    way.fault);
+    EXPECT_EQ(code, 0) << way.name << output;
+    EXPECT_NE(read(folder + ".jsonl").find("\"skipped\":true,\"steps_skipped\":1"),
+              std::string::npos);
+    const std::string before = std::string("three-") + way.name;
+    ASSERT_EQ(run(way.name, "--steps 3 --checkpoint " + path(before)).first, 0);
+    EXPECT_TRUE(tensors_of(folder) == tensors_of(before)) << way.name;
+  }
+}
+
+// The job goes back to the checkpoint after step 2, and trains on what comes after step 4.
+TEST_F(NonFinite, AJobGoesBackAndLeavesOutTheData) {
+  for (const Way& way : {kWays[1], kWays[2], kWays[4]}) {
+    compile(way.name, way.text);
+    const std::string folder = std::string("back-") + way.name;
+    const std::string flags = "--every 2 --on-nan rollback --metrics " + path(folder + ".jsonl");
+    const auto [code, output] =
+        run(way.name, "--steps 6 --checkpoint " + path(folder) + " " + flags, way.fault);
+    ASSERT_EQ(code, 11) << way.name << output;  // step 4 fails whenever it comes: three times
+    EXPECT_NE(output.find("the job has gone back 3 times"), std::string::npos) << output;
+    // 2 steps; 2 + 2 + 2 left out; step 3 of the last attempt, saved as the state before step 4.
+    const auto reader = CheckpointReader::open(file_storage(), path(folder) + "/step-000000003");
+    ASSERT_TRUE(reader) << print_error(reader.error());
+    EXPECT_EQ(reader->about().samples, 12 * (2 + 2 + 2 + 2 + 1));
+    const std::string lines = read(folder + ".jsonl");
+    EXPECT_EQ(lines.find("{\"step\":3,"), lines.rfind("{\"step\":3,"));
+  }
+}
+
+// Plans whose updates do not wait for the norm say so; skip_nonfinite lets them wait.
+TEST_F(NonFinite, PlansWithoutANormSaySo) {
+  const std::string train = "train: {global_batch: 12, optimizer: {sgd: {lr: 0.01}}";
+  compile("free", kWays[0].text, train + "}\n");
+  compile("waits", kWays[0].text, train + ", skip_nonfinite: true}\n");
+  const auto refused = run("free", "--steps 6 --on-nan skip");
+  EXPECT_EQ(refused.first, 2) << refused.second;
+  EXPECT_NE(refused.second.find("skip_nonfinite"), std::string::npos) << refused.second;
+  const auto spoilt = run("free", "--steps 6 --checkpoint " + path("free-at"), kWays[0].fault);
+  EXPECT_EQ(spoilt.first, 11) << spoilt.second;
+  EXPECT_NE(spoilt.second.find("the update was made, and is not saved"), std::string::npos)
+      << spoilt.second;
+  const auto steps = list_checkpoints(file_storage(), path("free-at"));
+  EXPECT_TRUE(steps && steps->empty());
+  const auto waits = run("waits", "--steps 4 --on-nan skip --save " + path("a"), kWays[0].fault);
+  EXPECT_EQ(waits.first, 0) << waits.second;
+  ASSERT_EQ(run("free", "--steps 3 --save " + path("b")).first, 0);
+  EXPECT_TRUE(read("a") == read("b"));
+}
+
+}  // namespace
+}  // namespace piper

@@ -1,0 +1,89 @@
+// Jobs that are started again: how often, with which metrics, and with data that have changed.
+#include <gtest/gtest.h>
+
+#include "sample_jobs.h"
+
+namespace piper {
+namespace {
+
+class Restarts : public SampleJobs {
+ protected:
+  static void SetUpTestSuite() {
+    SampleJobs::SetUpTestSuite();
+    compile("ddp", "include: <ddp>\nparams: {dp: 2}\n");
+  }
+};
+
+// Three starts after step 2 end in the same way; the fourth is refused, until somebody has looked.
+TEST_F(Restarts, WithoutANewStepTheyEnd) {
+  const std::string folder = path("restarts");
+  const std::string flags = "--steps 6 --every 2 --max-restarts-without-step 2 --checkpoint " +
+                            folder + " --resume-or-start " + folder;
+  for (int start = 0; start < 4; ++start) {  // the first one makes two steps
+    const auto [code, output] = run("ddp", flags, "error@1:4:step");
+    EXPECT_EQ(code, 10) << start << output;
+  }
+  const auto refused = run("ddp", flags);
+  EXPECT_EQ(refused.first, 11) << refused.second;
+  EXPECT_NE(refused.second.find("was started 3 times after step 2 without a new checkpoint"),
+            std::string::npos)
+      << refused.second;
+  std::filesystem::remove(folder + "/.starts");
+  const auto good = run("ddp", flags);
+  EXPECT_EQ(good.first, 0) << good.second;
+  EXPECT_FALSE(std::filesystem::exists(folder + "/.starts"));
+}
+
+// A job that is started again before its first checkpoint leaves one series.
+TEST_F(Restarts, MetricsBeforeTheFirstCheckpointAreOneSeries) {
+  const std::string out = path("early"),
+                    flags = "--steps 5 --out " + out + " --resume-or-start " + out;
+  EXPECT_NE(run("ddp", flags, "error@1:4:step").first, 0);
+  ASSERT_EQ(run("ddp", flags).first, 0);
+  const std::string lines = read("early/metrics.jsonl");
+  for (int step = 1; step <= 5; ++step) {
+    const std::string line = fmt::format("{{\"step\":{},", step);
+    EXPECT_NE(lines.find(line), std::string::npos) << lines;
+    EXPECT_EQ(lines.find(line), lines.rfind(line)) << lines;
+  }
+}
+
+TEST_F(Restarts, ChangedDataAreNamedByFile) {
+  const auto train = [&](const std::string& data, const std::string& flags) {
+    return run_shell(fmt::format("{}/bin/piper-run {} {} --threads 1 {} 2>&1", PIPER_BINARY_DIR,
+                                 path("ddp"), data, flags));
+  };
+  std::string text = read("text.bin");
+  const auto write = [&](const std::string& name) {
+    std::ofstream(path(name), std::ios::binary) << text;
+    return "--data " + path(name) + ":u8 ";
+  };
+  const std::string both = write("one.bin") + write("two.bin");
+  ASSERT_EQ(train(both, "--steps 2 --checkpoint " + path("data")).first, 0);
+  const std::string resume = "--steps 3 --resume " + path("data");
+  std::filesystem::rename(path("one.bin"), path("moved.bin"));  // which is no change
+  const std::string moved =
+      "--data " + path("moved.bin") + ":u8 --data " + path("two.bin") + ":u8 ";
+  EXPECT_EQ(train(moved, resume).first, 0);
+  text[77] = 'h' + 'a' - text[77];
+  write("two.bin");
+  const auto [code, output] = train(moved, resume);
+  EXPECT_EQ(code, 2) << output;
+  EXPECT_NE(output.find(path("two.bin") + " has another content)"), std::string::npos) << output;
+}
+
+// A separator that separates nothing is a slip.
+TEST_F(Restarts, SeparatorsThatDoNotOccurAreSaid) {
+  const auto with = [&](const char* separator) {
+    return run_shell(fmt::format("{}/bin/piper-run {} --data {}:u8:separator={} --steps 0 2>&1",
+                                 PIPER_BINARY_DIR, path("ddp"), path("text.bin"), separator))
+        .second;
+  };
+  EXPECT_NE(with("7").find("warning: the separator 7 is not among the first 200000 tokens of"),
+            std::string::npos)
+      << with("7");
+  EXPECT_EQ(with("97").find("warning"), std::string::npos) << with("97");
+}
+
+}  // namespace
+}  // namespace piper

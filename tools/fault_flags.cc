@@ -1,0 +1,40 @@
+// The flags of piper-run that say what a job does of faults that it finds in itself.
+#include "fault_flags.h"
+
+#include "flag_checks.h"
+
+namespace piper {
+
+void FaultFlags::add(CLI::App& app, RunOptions& run) {
+  app.add_option(
+         "--on-nan", on_nan,
+         "when loss or gradients are not finite. stop: end with exit 11, and save the state "
+         "before that step; skip: go on without its update; rollback: go on from the newest "
+         "checkpoint, without the data since then. Updates that can be left out are those of "
+         "strategies with clip_norm, loss_scale or skip_nonfinite")
+      ->check(CLI::IsMember({"stop", "skip", "rollback"}))
+      ->capture_default_str();
+  app.add_option("--most-rollbacks", run.job.most_rollbacks,
+                 "so often a job goes back before it stops")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(a_count(1));
+  app.add_option("--replay", run.job.replay,
+                 "every N steps, run forward and backward twice before the update and compare all "
+                 "that they compute, bit for bit: finds devices that compute wrong; a difference "
+                 "ends the job with exit 11")
+      ->type_name("N")
+      ->check(a_count(1));
+  app.add_option("--peak", run.job.peak_flops,
+                 "what a rank's device can do, in FLOPs a second, such as 989e12: steps say their "
+                 "MFU by it (default: measured on CPUs; not said on GPUs)")
+      ->type_name("FLOPS")
+      ->check(between(1e6, 1e18, "a number from 1e6 to 1e18"));
+}
+
+void FaultFlags::take(RunOptions& run) const {
+  if (on_nan == "skip") run.job.on_nan = OnNan::kSkip;
+  if (on_nan == "rollback") run.job.on_nan = OnNan::kRollBack;
+}
+
+}  // namespace piper
