@@ -60,7 +60,7 @@ std::optional<ValueId> Rewriter::convert_source(ValueId id, const Layout& to, No
   if (!source) return std::nullopt;
   const Value value = state_.graph.value(id);
   const Node& node = state_.graph.node(value.producer);
-  const Loops loops = loops_of(state_.graph, node);
+  const Loops& loops = state_.loops(node);
   const ValueId from = fetch(node.inputs[0], *source, reader);
   const Shape shape = state_.local(value.type.shape, to);
   Node near = state_.graph.node(state_.converted_at(id, reader));

@@ -33,7 +33,7 @@ int count_refusals(const State& state, ValueId from, const Layout& layout,
     for (NodeId reader : state.readers[value.index()]) {
       const Node& node = state.graph.node(reader);
       if (node.pass != Pass::kF) continue;
-      const Loops loops = loops_of(state.graph, node);
+      const Loops& loops = state.loops(node);
       for (size_t i = 0; i < node.inputs.size(); ++i) {
         if (node.inputs[i] != value) continue;
         if (outers) note_outers(loops, i, here, *outers);
@@ -90,7 +90,7 @@ Layout predicted_layout(const State& state, ValueId id) {
   const Value& value = state.graph.value(id);
   if (value.kind != ValueKind::kNode || value.producer < state.visited) return state.layout(id);
   const Node& node = state.graph.node(value.producer);
-  const Loops loops = loops_of(state.graph, node);
+  const Loops& loops = state.loops(node);
   if (!only_moves(loops, node)) return {};
   const Layout source = predicted_layout(state, node.inputs[0]);
   if (source.kind != kCut) return {};
@@ -127,7 +127,7 @@ std::vector<std::pair<ValueId, Layout>> hints_from(const State& state, ValueId a
     const Value& made = state.graph.value(value);
     if (made.kind != ValueKind::kNode) continue;
     const Node& node = state.graph.node(made.producer);
-    const Loops loops = loops_of(state.graph, node);
+    const Loops& loops = state.loops(node);
     const Operand output = loops.output(static_cast<size_t>(made.output_index));
     const auto cut = legal_cut(loops, output, here, state.cut.ranks);
     if (!cut || sums_into(output)) continue;
@@ -144,7 +144,7 @@ std::optional<Layout> preferred_layout(const State& state, ValueId value, int fu
   const int64_t ranks = state.cut.ranks;
   for (NodeId reader : state.readers[value.index()]) {
     const Node& node = state.graph.node(reader);
-    const Loops loops = loops_of(state.graph, node);
+    const Loops& loops = state.loops(node);
     std::optional<LoopCut> cut;
     const bool moves = only_moves(loops, node),
                is_same = further > 0 && node.outputs.size() == 1 && !loops.is_product() &&

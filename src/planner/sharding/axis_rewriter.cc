@@ -46,7 +46,7 @@ void Rewriter::rewrite(NodeId id, const Choice& choice) {
       const Shape shape = state_.type_of(input).shape;
       input = add(beside(near, "Reshape", {input}, {{"shape", shape}}), choice.needs[i]);
     }
-  if (choice.cut) place_first(made, loops_of(state_.graph, node).rule, *choice.cut);
+  if (choice.cut) place_first(made, state_.loops(node).rule, *choice.cut);
   if (choice.cut && find_op(node.op)->draws >= 0) place_draw(made, choice.makes[0]);
   append(std::move(made), id);
   record_layouts(id, choice);

@@ -80,9 +80,18 @@ Region region_of(const Node& node) {
 }
 
 State::State(Graph whole, const AxisCut& axis)
-    : cut(axis), graph(std::move(whole)), readers(piper::readers(graph)) {
+    : cut(axis),
+      graph(std::move(whole)),
+      readers(piper::readers(graph)),
+      loops_(graph.nodes.size()) {
   values.resize(graph.values.size());
   for (size_t i = 0; i < values.size(); ++i) values[i].current = ValueId(i);
+}
+
+const Loops& State::loops(const Node& node) const {
+  std::unique_ptr<Loops>& known = loops_.at(static_cast<size_t>(&node - graph.nodes.data()));
+  if (!known) known = std::make_unique<Loops>(loops_of(graph, node));
+  return *known;
 }
 
 bool State::adds_up(ValueId id) const {
@@ -160,7 +169,7 @@ std::optional<Layout> State::layout_of_source(ValueId id, const Layout& to) cons
   const Value& value = graph.value(id);
   if (value.kind != ValueKind::kNode || at(id).fixed) return std::nullopt;
   const Node& node = graph.node(value.producer);
-  const Loops loops = loops_of(graph, node);
+  const Loops& loops = this->loops(node);
   if (!only_moves(loops, node) && !widens(*this, node)) return std::nullopt;
   if (to.kind == kRouted)
     return passes_rows(loops, num_elements(type_of(to.by).shape)) ? std::optional(to)

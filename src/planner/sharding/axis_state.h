@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 
 #include "letters.h"
 #include "piper/planner/sharding.h"
@@ -59,6 +60,8 @@ struct Route {
 struct State {
   State(Graph whole, const AxisCut& axis);
 
+  // Returns the loops of one of the graph's nodes, which are found once: hints ask for them often.
+  const Loops& loops(const Node& node) const;
   const TensorType& type_of(ValueId id) const { return graph.value(id).type; }
   ValueState& at(ValueId id) { return values[id.index()]; }
   const ValueState& at(ValueId id) const { return values[id.index()]; }
@@ -108,6 +111,9 @@ struct State {
   NodeId visited{0};                         // the op that is being cut; all before it have been
   std::map<Key, ValueId> converted;
   std::map<int32_t, Route> routes;  // by index, before it was given other shapes
+
+ private:
+  mutable std::vector<std::unique_ptr<Loops>> loops_;  // by node
 };
 
 }  // namespace piper::axis

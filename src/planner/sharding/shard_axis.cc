@@ -21,7 +21,7 @@ bool gathers(const State& state, const Node& node, const Loops& loops, const Cho
 Status visit(Rewriter& rewriter, NodeId id, std::vector<NodeId>& gathered) {
   const State& state = rewriter.state();
   const Node& node = state.graph.node(id);
-  const Loops loops = loops_of(state.graph, node);
+  const Loops& loops = state.loops(node);
   rewriter.begin(id);
   if (const AttentionCut* how = attention_of(state.cut, node))
     return lower_attention(rewriter, id, loops, *how);
