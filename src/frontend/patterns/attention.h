@@ -124,6 +124,7 @@ class ScoreReader {
   bool is_hidden_by(const MaskStep& step, const MaskStep& hidden) const;
   bool hides_alike(const MaskStep& step, const MaskStep& hidden) const;
   const std::vector<double>* elements_of(ValueId id);
+  std::optional<int64_t> counted(const MaskStep& step) const;
   bool read_constant(const MaskStep& step, Scores& scores);
 
   const Graph& graph_;

@@ -170,8 +170,38 @@ const std::vector<double>* ScoreReader::elements_of(ValueId id) {
   return last_elements_ ? &*last_elements_ : nullptr;
 }
 
+// Returns which key each query with its number added sees last, where a comparison of numbers that
+// count queries and keys says so: constants of few elements in place of one for each score.
+std::optional<int64_t> ScoreReader::counted(const MaskStep& step) const {
+  const Node* node = match_.producer(step.value);
+  if (!node || node->op != "GreaterOrEqual" || step.kind != MaskStep::kKeep || step.inverted ||
+      step.number > kVeryLow || shape(step.value) != Shape{queries_, keys_} ||
+      shape(node->inputs[0]) != Shape{queries_, 1})
+    return std::nullopt;
+  const auto apart = cut(step.run, {extent_of(step.run) / (queries_ * keys_), queries_, keys_});
+  const auto counts = [&](const Modes& modes, int64_t stride) {
+    return modes.empty() || (modes.size() == 1 && modes[0].stride == stride);
+  };
+  if (!apart || !is_repeated((*apart)[0]) || !counts((*apart)[1], keys_) || !counts((*apart)[2], 1))
+    return std::nullopt;
+  const auto last = match_.elements(node->inputs[0]), key = match_.elements(node->inputs[1]);
+  if (!last || !key || key->size() != static_cast<size_t>(keys_)) return std::nullopt;
+  const auto rises = [](const std::vector<double>& all) {
+    for (size_t i = 1; i < all.size(); ++i)
+      if (all[i] != all[i - 1] + 1) return false;
+    return true;
+  };
+  if (!rises(*last) || !rises(*key)) return std::nullopt;
+  return static_cast<int64_t>(last->front() - key->front());
+}
+
 // Returns a constant condition or term that hides no key, or those after each query's.
 bool ScoreReader::read_constant(const MaskStep& step, Scores& scores) {
+  if (const auto offset = counted(step); offset && *offset >= 0) {
+    if (*offset >= keys_ - 1) return true;  // it hides none
+    scores.offset = scores.causal ? std::min(scores.offset, *offset) : *offset;
+    return scores.causal = true;
+  }
   const std::vector<double>* elements = elements_of(step.value);
   if (!elements || (step.kind == MaskStep::kKeep && step.number > kVeryLow)) return false;
   const auto apart = cut(step.run, {extent_of(step.run) / (queries_ * keys_), queries_, keys_});

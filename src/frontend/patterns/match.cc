@@ -75,6 +75,7 @@ std::optional<std::vector<double>> Matcher::elements(ValueId id) const {
   if (value.type.dtype == DType::kF32) return numbers<float>(value);
   if (value.type.dtype == DType::kF64) return numbers<double>(value);
   if (value.type.dtype == DType::kBool) return numbers<uint8_t>(value);
+  if (value.type.dtype == DType::kI64) return numbers<int64_t>(value);
   if (info(value.type.dtype).is_float) return halves(value);
   return std::nullopt;
 }

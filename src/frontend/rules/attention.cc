@@ -1,6 +1,7 @@
 // Attention of opset 23, written out in matrix products and a softmax.
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "heads.h"
 
@@ -29,6 +30,15 @@ Result<Val> repeat_heads(RuleContext& c, const Val& x, int64_t heads) {
 
 Result<Val> causal_mask(RuleContext& c, int64_t queries, int64_t keys, int64_t past,
                         int64_t window) {
+  if (window ==
+      0) {  // as a comparison: of long texts the mask itself would be the largest constant
+    std::vector<int64_t> last(static_cast<size_t>(queries));
+    std::iota(last.begin(), last.end(), past);
+    PIPER_ASSIGN(const Val rows, c.reshape(integers_val(last), {queries, 1}));
+    PIPER_ASSIGN(const Val columns, c.emit.count_to(keys));
+    return graph_val(c.emit.graph(), c.emit.build().op1("GreaterOrEqual", {c.emit.id_of(rows),
+                                                                           c.emit.id_of(columns)}));
+  }
   if (queries * keys > (1 << 28)) return c.error("its mask is too large");
   PIPER_TRY(c.emit.take_room({DType::kBool, {queries, keys}}));
   std::vector<uint8_t> mask(static_cast<size_t>(queries * keys));
