@@ -58,7 +58,7 @@ class Models(unittest.TestCase):
     def test_patterns_are_recognised_and_names_kept(self):
         for model, sizes in TINY.items():
             with self.subTest(model):
-                self.generate(model, *sizes.split(), "--weights")
+                self.generate(model, *sizes.split())
                 said = " ".join(self.call(BIN / "piperc", "model.onnx", "--describe").split())
                 self.assertIn(RECOGNISED[model], said)
                 self.assertNotIn("no attention:", said)
@@ -102,6 +102,7 @@ class Models(unittest.TestCase):
         self.write(ONE)
         said = self.call(BIN / "piperc", "model.onnx", "strategy.yaml", "-o", "plans", fails=True)
         self.assertIn("model.onnx.data", said)
+        self.assertIn("--dry-run", said)
         self.assertFalse((self.folder / "plans").exists())
 
     def test_strategies_compile(self):
@@ -113,6 +114,13 @@ class Models(unittest.TestCase):
                 family = next(name for name in TINY if name[:3] == strategy.stem[:3])
                 self.generate(strategy.stem, *TINY[family].split())
                 said = self.call(BIN / "piperc", "model.onnx", strategy, "--dry-run", *(part for word in words for part in word))
+                self.assertRegex(said, r"(?m)^pp=1|^all ")
+
+    def test_whole_models_compile(self):
+        for strategy in sorted(MODELS.glob("*.yaml")):
+            with self.subTest(strategy.stem):
+                self.generate(strategy.stem)
+                said = self.call(BIN / "piperc", "model.onnx", strategy, "--dry-run")
                 self.assertRegex(said, r"(?m)^pp=1|^all ")
 
     def test_sizes_that_do_not_fit_are_named(self):

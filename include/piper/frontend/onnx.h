@@ -42,6 +42,7 @@ struct OnnxTensor {
   bool mapped = false;                   // a window of a file: may be released
   std::vector<std::string> folded_from;  // initializers: names that the exporter computed it from
   Narrow narrow = {};
+  bool absent = false;  // the data file is not there: nothing may read the zeros that `data` is
 };
 
 struct OnnxAttr {

@@ -142,7 +142,7 @@ std::vector<SupportedOperator> supported_operators() {
 }
 
 Result<Survey> survey_onnx(const std::string& path, int64_t max_file_bytes) {
-  PIPER_ASSIGN(onnx_import::OnnxModel model, onnx_import::read_onnx(path, max_file_bytes));
+  PIPER_ASSIGN(onnx_import::OnnxModel model, onnx_import::read_onnx(path, max_file_bytes, true));
   if (!model.refused)
     if (Status taken = onnx_import::take_training(model); !taken)
       model.refused = std::move(taken).error();

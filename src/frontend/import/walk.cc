@@ -82,6 +82,7 @@ void Importer::add_params() {
 
 void Importer::add_constants() {
   for (const OnnxTensor& tensor : model_.initializers) {
+    if (tensor.absent) continue;
     Val val = constant_val(tensor.type.dtype, tensor.type.shape, tensor.data);
     val.narrow = tensor.narrow;
     values_.emplace(tensor.name, std::move(val));
@@ -102,7 +103,13 @@ Result<Val> Importer::input_of(size_t n, size_t i) {
                                     });
   if (use != recovery_.uses.end() && use->node == n && use->input == i) return param_at_use(*use);
   const std::string& name = model_.nodes[n].inputs[i];
-  return name.empty() ? Val() : values_.at(name);
+  if (name.empty()) return Val();
+  if (const auto known = values_.find(name); known != values_.end()) return known->second;
+  return fail("it computes with '{}', which is no parameter and whose data file is not there",
+              quote_control(name))
+      .with_note(
+          "help: what follows from such a number cannot be known: keep it in the model file, "
+          "as tools/export.py does with weights=False");
 }
 
 Result<Vals> Importer::inputs_of(size_t n) {

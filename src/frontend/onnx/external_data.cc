@@ -39,7 +39,10 @@ Error refuse(const std::string& location, std::string_view why) {
 }
 
 Error refuse(const std::string& location, int problem) {
-  return refuse(location, std::strerror(problem)).with_code(code_of_system(problem));
+  Error error = refuse(location, std::strerror(problem)).with_code(code_of_system(problem));
+  if (problem != ENOENT) return error;
+  return std::move(error).with_note(
+      "help: put the file beside the model; 'piperc --dry-run' says what would be done without it");
 }
 
 Status check_location(const std::string& location) {
@@ -83,6 +86,8 @@ bool ExternalData::holds(const Bytes& window) const {
     return window.size > 0 && window.owner == file.second.owner;
   });
 }
+
+bool ExternalData::is_absent(const Bytes& bytes) const { return zeros_.count(bytes.data) > 0; }
 
 ExternalData::ExternalData(const std::string& model_path, bool may_be_absent)
     : directory_(std::filesystem::path(model_path).parent_path().string()),
@@ -135,8 +140,8 @@ Result<Bytes> ExternalData::zeros(const std::string& location, const TensorType&
   std::shared_ptr<const void> owner(data,
                                     [size](const void* p) { munmap(const_cast<void*>(p), size); });
   absent_bytes_ += static_cast<int64_t>(size);
-  open_files_.emplace_back("", Bytes{owner, static_cast<const std::byte*>(data), size});
-  return open_files_.back().second;
+  zeros_.insert(data);
+  return Bytes{owner, static_cast<const std::byte*>(data), size};
 }
 
 Result<Bytes> ExternalData::read(const std::string& location, int64_t offset, int64_t length,

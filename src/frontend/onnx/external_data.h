@@ -1,6 +1,8 @@
 // The data files beside a model. Only this class opens them, by relative paths without links.
 #pragma once
 
+#include <set>
+
 #include "piper/base/base.h"
 
 namespace piper::onnx_import {
@@ -13,7 +15,8 @@ class ExternalData {
   Result<Bytes> read(const std::string& location, int64_t offset, int64_t length,
                      const TensorType& type);
   int64_t absent_bytes() const { return absent_bytes_; }
-  bool holds(const Bytes& window) const;  // false: the bytes are a copy
+  bool holds(const Bytes& window) const;     // false: the bytes are a copy
+  bool is_absent(const Bytes& bytes) const;  // they are zeros, since their file is not there
 
  private:
   Result<Bytes> open(const std::string& location);
@@ -24,6 +27,7 @@ class ExternalData {
   const bool may_be_absent_;
   int64_t absent_bytes_ = 0;
   std::vector<std::pair<std::string, Bytes>> open_files_;
+  std::set<const void*> zeros_;
 };
 
 }  // namespace piper::onnx_import

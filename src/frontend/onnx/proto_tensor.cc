@@ -223,7 +223,11 @@ Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor
   PIPER_ASSIGN(TensorType type, tensor_type(who, tensor));
   const bool has_raw = tensor.has_raw_data();
   Result<Bytes> data = tensor_bytes(tensor, type, files);
-  if (!data) return fail("{}: {}", who, data.error().message).with_code(data.error().code);
+  if (!data) {
+    Error error = std::move(data).error();
+    error.message = fmt::format("{}: {}", who, error.message);
+    return error;
+  }
   const Narrow narrow = narrow_of_code(tensor.data_type());
   if (narrow.bits > 0) {
     const bool is_typed = !has_raw && tensor.data_location() != onnx::TensorProto::EXTERNAL;
@@ -239,8 +243,9 @@ Result<OnnxTensor> read_tensor(const std::string& who, onnx::TensorProto& tensor
   if (type.dtype == DType::kBool) {
     if (Status bools = check_bools(*data); !bools) return fail("{} {}", who, bools.error().message);
   }
-  const bool mapped = files.holds(*data);
-  return OnnxTensor{tensor.name(), std::move(type), *std::move(data), mapped, {}, narrow};
+  const bool mapped = files.holds(*data), absent = files.is_absent(*data);
+  return OnnxTensor{tensor.name(), std::move(type), *std::move(data), mapped && !absent, {},
+                    narrow,        absent};
 }
 
 }  // namespace piper::onnx_import

@@ -48,6 +48,10 @@ struct Claims {
 // Finds parameters by the list in the file, or by its training_info, and with the buffers that
 // forward changes.
 Result<Claims> claims_by_list(const OnnxModel& model, std::span<const ChangedBuffer> changed);
+// Finds parameters under their own names alone, in a file without a list whose values are not
+// there: nothing is told by contents.
+Result<Claims> claims_without_values(const OnnxModel& model,
+                                     std::span<const SignatureInput> signature);
 // Finds parameters by the exported program's signature and calls.
 Result<Claims> claims_by_calls(OnnxModel& model, std::vector<std::string>& scopes,
                                const std::vector<SignatureInput>& signature,

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "claims.h"
+#include "modules.h"
 
 namespace piper::onnx_import {
 namespace {
@@ -162,6 +163,19 @@ Result<Claims> claims_by_list(const OnnxModel& model, std::span<const ChangedBuf
       if (names.insert(update.parameter).second) claims.order.push_back(update.parameter);
   PIPER_TRY(claim_uses(model, by_name, text.empty() ? "training_info" : "list", claims));
   find_lost(list, claims);
+  return claims;
+}
+
+Result<Claims> claims_without_values(const OnnxModel& model,
+                                     std::span<const SignatureInput> signature) {
+  Claims claims;
+  claims.listed = true;
+  for (const SignatureInput& input : signature)
+    if (input.kind == "PARAMETER") claims.order.push_back(input.target);
+  if (claims.order.empty())
+    for (const OnnxTensor& tensor : model.initializers)
+      if (tensor.absent && !is_anonymous(model, tensor.name)) claims.order.push_back(tensor.name);
+  PIPER_TRY(claim_uses(model, {}, "kept name", claims));
   return claims;
 }
 

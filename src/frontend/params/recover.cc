@@ -85,6 +85,7 @@ Status Assembly::check_equal(const Claim& claim, const RecoveredParam& param) co
       claim.initializer < 0
           ? Bytes::zeros(static_cast<size_t>(claim.type.bytes()))
           : oriented(model_.initializers[static_cast<size_t>(claim.initializer)], claim);
+  if (data.data && data.data == param.data.data && claim.type == param.type) return ok_status();
   const Bytes other = param.data.made();
   const bool equal =
       claim.type == param.type &&
@@ -240,9 +241,10 @@ Result<Recovery> recover_params(OnnxModel& model, std::vector<std::string>& scop
   const bool has_parameters =
       std::any_of(signature.begin(), signature.end(),
                   [](const SignatureInput& s) { return s.kind == "PARAMETER"; });
-  Result<Claims> claims = lists_parameters(model) ? claims_by_list(model, changed)
-                          : has_parameters        ? claims_by_calls(model, scopes, signature, prior)
-                                                  : claims_by_names(model, scopes, prior);
+  Result<Claims> claims = lists_parameters(model)  ? claims_by_list(model, changed)
+                          : model.absent_bytes > 0 ? claims_without_values(model, signature)
+                          : has_parameters ? claims_by_calls(model, scopes, signature, prior)
+                                           : claims_by_names(model, scopes, prior);
   if (!claims) return std::move(claims).error();
   Assembly assembly(model, *claims);
   PIPER_TRY(assembly.run());

@@ -30,6 +30,7 @@ class Description {
 
   Result<Described> run() {
     PIPER_TRY(bind_dims());
+    import_.absent_values = true;
     const Result<Imported> imported = import_onnx(options_.model, import_);
     head();
     inputs(imported);
