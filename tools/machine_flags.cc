@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <set>
 
 namespace piper {
 namespace {
@@ -61,6 +62,28 @@ Result<StatedCosts> read_costs(const std::vector<std::string>& all) {
   return costs;
 }
 
+// Costs of what the plans have not would be left out in silence.
+Status check_costs(const std::vector<std::string>& all, const PlanSet& set) {
+  std::set<std::string> known = {"send", "U"}, given;
+  for (const RoleProgram& role : set.roles)
+    for (const Instruction& one : role.body)
+      if (one.kind == InstructionKind::kCompute && is_ordered(one.pass)) {
+        known.insert(name_of(one.pass));
+        known.insert(fmt::format("{}@{}", name_of(one.pass), one.stage));
+      }
+  if (known.contains("B")) known.insert({"BI", "BW"});  // a whole backward takes both
+  for (const std::string& text : all) {
+    const std::string name = text.substr(0, text.find('='));
+    if (!known.contains(name))
+      return fail("--costs {}: the plans have no '{}'{}", quote_control(text), quote_control(name),
+                  name == "B" ? "; their backwards are in halves, BI and BW" : "")
+          .with_code(ExitCode::kUsage);
+    if (!given.insert(name).second)
+      return fail("--costs: '{}' is given twice", quote_control(name)).with_code(ExitCode::kUsage);
+  }
+  return ok_status();
+}
+
 }  // namespace
 
 void MachineFlags::add(CLI::App& app, bool stated) {
@@ -91,6 +114,7 @@ Result<std::unique_ptr<Machine>> MachineFlags::make(const PlanSet& set,
                                                     MachineFacts& facts) const {
   if (!costs.empty()) {
     PIPER_ASSIGN(const StatedCosts stated, read_costs(costs));
+    PIPER_TRY(check_costs(costs, set));
     facts.name = "stated costs";
     return stated_machine(stated);
   }

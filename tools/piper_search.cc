@@ -18,15 +18,17 @@ struct Flags {
   SearchOptions search;
   std::string cluster, profile, output, memory, space = "<usual>";
   std::vector<std::string> defines, fix;
+  bool force = false;
 };
 
-// A folder for candidates beside the result, so that paths of includes hold; it goes at the end.
+// A folder for candidates, which goes at the end.
 class Candidates {
  public:
-  static Result<std::unique_ptr<Candidates>> make(const std::string& output) {
-    const auto parent = std::filesystem::absolute(output).parent_path();
-    std::string path = (parent / ".piper-search-XXXXXX").string();
-    if (mkdtemp(path.data()) == nullptr)
+  static Result<std::unique_ptr<Candidates>> make() {
+    std::error_code code;
+    const auto parent = std::filesystem::temp_directory_path(code);
+    std::string path = (parent / "piper-search-XXXXXX").string();
+    if (code || mkdtemp(path.data()) == nullptr)
       return fail("no folder for candidates can be made in '{}'", quote_control(parent.string()))
           .with_code(ExitCode::kStorage);
     return std::unique_ptr<Candidates>(new Candidates(path));
@@ -82,8 +84,30 @@ Error no_fit(const Found& found) {
           "(strategies/memory/offload.yaml)");
 }
 
+// The result replaces an earlier one, and nothing else.
+Status check_output(const Flags& flags) {
+  std::error_code code;
+  if (!std::filesystem::exists(flags.output, code)) return ok_status();
+  const auto is_file = [&](const std::string& other) {
+    std::error_code error;
+    return !other.empty() && std::filesystem::equivalent(flags.output, other, error);
+  };
+  for (const std::string& input : {flags.search.compile.model, flags.search.compile.strategy,
+                                   flags.cluster, flags.profile, flags.space})
+    if (is_file(input))
+      return fail("-o {}: this file is read, and would be replaced", quote_control(flags.output))
+          .with_code(ExitCode::kUsage);
+  PIPER_ASSIGN(const std::string text, read_text_file(flags.output, int64_t{1} << 20));
+  if (flags.force || text.starts_with(kFoundLine)) return ok_status();
+  return fail("-o {}: there is a file that piper-search has not written",
+              quote_control(flags.output))
+      .with_code(ExitCode::kUsage)
+      .with_note("help: --force replaces it");
+}
+
 Status run(Flags& flags) {
   SearchOptions& options = flags.search;
+  PIPER_TRY(check_output(flags));
   PIPER_ASSIGN(options.compile.defines, parse_definitions(flags.defines));
   PIPER_ASSIGN(options.cluster, read_cluster(flags.cluster, options.compile.library));
   PIPER_ASSIGN(options.space, read_space(flags.space, options.compile.library));
@@ -101,7 +125,7 @@ Status run(Flags& flags) {
       return fail("--fix {}: expected NAME=VALUE", quote_control(text)).with_code(ExitCode::kUsage);
     options.fixed.emplace_back(text.substr(0, equals), text.substr(equals + 1));
   }
-  PIPER_ASSIGN(const auto candidates, Candidates::make(flags.output));
+  PIPER_ASSIGN(const auto candidates, Candidates::make());
   options.folder = candidates->path();
   options.progress = show;
   PIPER_ASSIGN(Found found, search(options));
@@ -153,6 +177,7 @@ int main(int argc, char** argv) {
   app.add_option("-o,--output", flags.output, "the strategy file to write")
       ->required()
       ->type_name("FILE.yaml");
+  app.add_flag("--force", flags.force, "replace a file that piper-search has not written");
   app.add_option("--profile", flags.profile, "times that piper-run --profile has measured there")
       ->type_name("FILE.json");
   app.add_option("--ranks", search.ranks, "how many devices; default: all of the cluster")

@@ -35,7 +35,8 @@ Status explain(const Flags& flags, const Timeline& timeline) {
     const double rank = std::strtod(text.c_str(), &end);
     const double time = sign == text.npos ? -1 : std::strtod(text.c_str() + sign + 1, &unit);
     if (sign == text.npos || end != text.c_str() + sign || rank != std::floor(rank) ||
-        !(time >= 0) || (*unit != '\0' && std::string_view(unit) != "ms"))
+        !(time >= 0) || !std::isfinite(time) || unit == text.c_str() + sign + 1 ||
+        (*unit != '\0' && std::string_view(unit) != "ms"))
       return fail("--why {}: expected a rank and milliseconds, as 3@12.5", quote_control(text))
           .with_code(ExitCode::kUsage);
     PIPER_ASSIGN(const std::vector<std::string> lines,
@@ -112,6 +113,11 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", fmt::format("piper-sim {}", piper::version()));
   try {
     app.parse(argc, argv);
+    const bool shows = !flags.why.empty() || !flags.trace.empty() || !flags.html.empty();
+    if (app.count("--steps") > 0 && !shows)
+      throw CLI::RequiredError("--steps: --why, --trace or --html");
+    if (flags.json && !flags.why.empty())
+      throw CLI::ValidationError("--json", "--why prints sentences");
     if (!flags.machine.given()) throw CLI::RequiredError("--cluster FILE or --costs NAME=MS");
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(piper::ExitCode::kUsage);

@@ -15,7 +15,7 @@ struct Way {
 };
 constexpr Way kWays[] = {
     {"ddp", "include: <ddp>\nparams: {dp: 2}\n", "flip@1:{}:forward", "rank 1"},
-    {"zero3", "include: <zero3>\nparams: {dp: 3}\n", "flip@2:{}:backward", "rank 2"},
+    {"zero3", "include: <zero3>\nparams: {dp: 3}\n", "flip@2:{}:forward", "rank 2"},
     {"pp", "include: <1f1b>\nparams: {stages: 2, dp: 2, microbatches: 3}\n", "flip@3:{}:backward",
      "rank 3"},
     {"zb", "include: <zbv>\nparams: {stages: 2, microbatches: 4}\n", "flip@0:{}:forward", "rank 0"},
@@ -54,7 +54,8 @@ TEST_F(Replay, ProcessesAgree) {
   EXPECT_EQ(good.first, 0) << good.second;
   ASSERT_EQ(run("pp", "--steps 4 --save " + path("threads")).first, 0);
   EXPECT_TRUE(read("processes") == read("threads"));
-  EXPECT_EQ(bad.first, 11) << bad.second;
+  // A launcher's exit code is that of the rank which ends first, and only one has found it.
+  EXPECT_TRUE(bad.first == 11 || bad.first == 10) << bad.second;
   EXPECT_NE(bad.second.find("step 2, rank 1, instruction"), std::string::npos) << bad.second;
 }
 

@@ -88,6 +88,11 @@ TEST(Predict, WhatIsWrongIsNamed) {
   } wrong[] = {
       {plans(), "--cluster FILE or --costs NAME=MS", 2},
       {plans() + " --costs Q=1", "--costs: there is no 'Q'; passes are F, B, BI, BW and U", 2},
+      {plans() + " --costs F=1,F=2", "--costs: 'F' is given twice", 2},
+      {plans() + " --costs F@7=1", "--costs F@7=1: the plans have no 'F@7'", 2},
+      {plans() + " --costs F=1 --why 0@", "--why 0@: expected a rank and milliseconds", 2},
+      {plans() + " --costs F=1 --steps 3", "--steps: --why, --trace or --html", 2},
+      {plans() + " --costs F=1 --why 0@0 --json", "--why prints sentences", 2},
       {plans() + " --costs F", "--costs F: '' is not a number of milliseconds from 0 on", 2},
       {plans() + " --costs F@x=1", "--costs F@x=1: expected a pass and its stage, as F@3=20", 2},
       {plans() + " --costs F=-1", "'-1' is not a number of milliseconds", 2},

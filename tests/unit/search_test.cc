@@ -98,6 +98,7 @@ TEST_F(SearchTest, WhatIsFixedStays) {
   EXPECT_EQ(message("schedule=2f2b"),
             "--fix schedule=2f2b: expected schedules/1f1b, schedules/interleaved-1f1b, "
             "schedules/zb-h1, schedules/zbv, schedules/dualpipev");
+  EXPECT_EQ(message("pipeline=2,pipeline=4"), "--fix: 'pipeline' is given twice");
   EXPECT_EQ(message("pipeline=0"), "--fix pipeline=0: expected a whole number from 1 on");
   EXPECT_EQ(message("pipeline=3"),
             "no mesh of 4 ranks has what --fix asks for, with a batch of 16 samples");
@@ -149,6 +150,16 @@ TEST_F(SearchTest, TheResultIsAStrategy) {
   std::tie(code, text) = shell(fmt::format(
       "piperc {} best.yaml -o plans && {}/bin/piper-verify plans", kModel, PIPER_BINARY_DIR));
   EXPECT_EQ(code, 0) << text;
+  for (const char* output : {"train.yaml", "notes.txt"}) {
+    folder_.write("notes.txt", "mine");
+    std::tie(code, text) = shell(fmt::format(
+        "piper-search {} train.yaml --cluster '<two-cores>' -o {} --most 2", kModel, output));
+    EXPECT_EQ(code, 2) << text;
+    EXPECT_NE(text.find(*output == 't' ? "this file is read, and would be replaced"
+                                       : "there is a file that piper-search has not written"),
+              text.npos)
+        << text;
+  }
   std::tie(code, text) =
       shell(fmt::format("piper-search {} train.yaml --cluster '<h100x8>' -o no.yaml --memory 1MB "
                         "--most 5",

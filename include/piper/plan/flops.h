@@ -28,6 +28,11 @@ Result<double> program_flops(const Program& program);
 // Returns the FLOPs by program of the role.
 Result<std::vector<double>> program_flops(const RoleProgram& role);
 
+// Returns the FLOPs of the model that a rank computes in a step: of forwards, and twice as many for
+// backwards (Chowdhery et al., PaLM, 2022, appendix B). What runs again for a backward is no part
+// of it.
+Result<double> model_flops(const RoleProgram& role);
+
 // Returns the bytes that go through the instruction: of whole tensors where they are cut.
 int64_t bytes_through(const RoleProgram& role, const Instruction& one);
 // Returns the way of what stays on a rank: "device", "host", "device to host", "host to device".

@@ -72,6 +72,8 @@ struct Found {
 // lacks; an unknown fixed name or value).
 Result<Found> search(const SearchOptions& options);
 
+// With what a result begins.
+inline constexpr std::string_view kFoundLine = "# Found by piper-search ";
 // Returns the strategy file of the best, with what is predicted of it and of the next ones as
 // comments. Requires that one fits.
 std::string print_found(const Found& found, const SearchOptions& options);

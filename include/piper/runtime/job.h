@@ -8,58 +8,16 @@
 
 #include "piper/runtime/checkpoint.h"
 #include "piper/runtime/executor.h"
+#include "piper/runtime/metrics.h"
 #include "piper/runtime/transport.h"
 
 namespace piper {
 
-// Names a rank that takes significantly longer than others with the same work, by what it measured
-// of itself. Waiting for others is no part of it.
-struct SlowRank {
-  int64_t rank = 0;
-  const char* in = "";    // "F", "B", "U", "data"
-  double factor = 1;      // of the median of the others
-  double ms = 0;          // in a step
-  bool is_alone = false;  // no other rank has the same work: of its own best time before
-  bool operator==(const SlowRank&) const = default;
-};
-
-struct StepMetrics {
-  int64_t step = 0;  // from 0; people see it from 1
-  std::optional<double> loss, grad_norm, learning_rate;
-  std::optional<double> skipped, loss_scale;  // 1: the gradients were not finite, nothing changed
-  std::optional<int64_t> steps_skipped;       // by this job so far; none where plans skip none
-  double tokens_per_s = 0, step_ms = 0;
-  int64_t peak_bytes = 0;  // the largest that a rank's plan states
-  // Model FLOPs of the step by what the devices could do in its time; none if nobody knows that.
-  std::optional<double> mfu;
-  // After each 20 steps, of these: what ranks spent on average in a step, by kind ("F",
-  // "communication", …), in milliseconds; and who is slow.
-  std::vector<std::pair<const char*, double>> spent_ms;
-  std::vector<SlowRank> slow;
-};
-
-// The loss over a set of data that is not trained on: of all its batches, each counted by its
-// weight.
-struct EvaluationMetrics {
-  int64_t step = 0;  // so many steps were done
-  std::string set;
-  double loss = 0;
-  int64_t batches = 0;
-  double ms = 0;
-};
+// A set of data that a job evaluates on.
 struct EvaluationSet {
   std::string name;
   const BatchSource* data = nullptr;
   int64_t batches = 0;  // so many of them, from the first on
-};
-
-// Measures the memory of the device of rank 0, where its backend has memory of its own.
-struct MemoryMetrics {
-  int64_t stated_bytes = 0;  // by the rank's plan
-  int64_t taken_bytes = 0;   // by its backend, in whole pages
-  // Free as the driver reports it, whoever has the rest; none after step 2 before that is done.
-  int64_t free_after_load = 0;
-  std::optional<int64_t> free_after_step_2;
 };
 
 enum class VerifyAgainst {

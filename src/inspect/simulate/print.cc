@@ -26,16 +26,13 @@ int64_t largest_peak(const PlanSet& set) {
   return peak;
 }
 
-// FLOPs that all ranks run in a step, recomputation among them. Nothing: some are not known.
+// FLOPs of the model in a step, on all ranks. Nothing: some are not known.
 std::optional<double> step_flops(const PlanSet& set) {
   std::vector<double> of_role;
   for (const RoleProgram& role : set.roles) {
-    const auto programs = program_flops(role);
-    if (!programs) return {};
-    double sum = 0;
-    for (const Instruction& one : role.body)
-      if (one.kind == InstructionKind::kCompute) sum += (*programs)[at(one.program)];
-    of_role.push_back(sum);
+    const auto flops = model_flops(role);
+    if (!flops) return {};
+    of_role.push_back(*flops);
   }
   double all = 0;
   for (const int32_t role : set.role_of_rank) all += of_role[at(role)];
@@ -60,10 +57,11 @@ class Lines {
 
 void print_head(const PlanSet& set, const StepReport& report, const MachineFacts& facts,
                 Lines& lines) {
-  lines.add("step", human_seconds(report.step),
-            fmt::format("the first {}; one by itself {}, without a barrier between steps {}",
-                        human_seconds(report.first), human_seconds(report.alone),
-                        human_seconds(report.span)));
+  lines.add(
+      "step", human_seconds(report.step),
+      fmt::format("the first {}; one by itself {}, of which a device is at work for at most {}",
+                  human_seconds(report.first), human_seconds(report.alone),
+                  human_seconds(report.span)));
   const int64_t batch = set.roles[0].batch;
   if (report.step > 0)
     lines.add("samples/s", fmt::format("{:.4g}", static_cast<double>(batch) / report.step));
@@ -74,8 +72,8 @@ void print_head(const PlanSet& set, const StepReport& report, const MachineFacts
   lines.add("idle", percent(report.idle), "of all devices' time");
   const auto flops = step_flops(set);
   if (flops && facts.peak_flops > 0 && report.step > 0)
-    lines.add("utilisation", percent(*flops / report.step / facts.peak_flops),
-              "of the devices' peak, recomputation counted");
+    lines.add("mfu", percent(*flops / report.step / facts.peak_flops),
+              "of the devices' peak is the model's own work, without what runs again");
   const auto peak = static_cast<double>(largest_peak(set));
   if (facts.memory > 0)
     lines.add(
@@ -202,9 +200,9 @@ std::string report_json(const PlanSet& set, const StepReport& report, const Mach
   json["peak_bytes"] = largest_peak(set);
   json["memory_bytes"] = facts.memory > 0 ? Json(facts.memory) : Json();
   const auto flops = step_flops(set);
-  json["utilisation"] = flops && facts.peak_flops > 0 && report.step > 0
-                            ? Json(*flops / report.step / facts.peak_flops)
-                            : Json();
+  json["mfu"] = flops && facts.peak_flops > 0 && report.step > 0
+                    ? Json(*flops / report.step / facts.peak_flops)
+                    : Json();
   for (size_t o = 0; o < kCostOrigins.size(); ++o)
     json["origins"][kCostOrigins[o]] = report.origins[o];
   json["rows"] = Json::array();

@@ -222,4 +222,13 @@ std::string way_of(const RoleProgram& role, const Instruction& one) {
   return std::string(place(0)) == place(1) ? place(0) : fmt::format("{} to {}", place(0), place(1));
 }
 
+Result<double> model_flops(const RoleProgram& role) {
+  PIPER_ASSIGN(const std::vector<double> by_program, program_flops(role));
+  double forward = 0;
+  for (const Instruction& one : role.body)
+    if (one.kind == InstructionKind::kCompute && one.pass == TaskPass::kF)
+      forward += by_program[static_cast<size_t>(one.program)];
+  return 3 * forward;
+}
+
 }  // namespace piper

@@ -10,7 +10,8 @@ namespace {
 std::string percent(double share) { return fmt::format("{:.0f} %", 100 * share); }
 
 std::string row_of(const Tried& tried) {
-  if (!tried.refused.empty()) return "refused  " + describe(tried.choice);
+  if (!tried.refused.empty())
+    return fmt::format("refused  {}: {}", describe(tried.choice), quote_control(tried.refused));
   return fmt::format("{:>9}  idle {:>4}  exposed {:>4}  {:>9}{}  {}", human_seconds(tried.step),
                      percent(tried.idle), percent(tried.exposed),
                      human_bytes(static_cast<int64_t>(tried.peak_bytes)),
@@ -40,7 +41,7 @@ std::string print_found(const Found& found, const SearchOptions& options) {
   constexpr size_t kShown = 5;
   const Tried& best = found.tried.front();
   PIPER_CHECK(best.fits(), "there is a strategy to print");
-  std::string text = fmt::format("# Found by piper-search for {} on {}: {}.\n",
+  std::string text = fmt::format("{}for {} on {}: {}.\n", kFoundLine,
                                  std::filesystem::path(options.compile.model).filename().string(),
                                  std::filesystem::path(options.cluster.path).filename().string(),
                                  describe(best.choice));

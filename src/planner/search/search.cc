@@ -96,6 +96,8 @@ class Search {
       if (value != "yes" && value != "no") return wrong("yes or no");
       values_.*knob.flag = value == "yes";
     }
+    if (std::find(knobs_.begin(), knobs_.end(), &knob) != knobs_.end())
+      return fail("--fix: '{}' is given twice", knob.name).with_code(ExitCode::kUsage);
     knobs_.push_back(&knob);
     return ok_status();
   }
@@ -152,7 +154,6 @@ class Search {
     tried.choice = choice;
     if (Status done = evaluate(tried); !done) {
       tried.refused = done.error().message;
-      for (const std::string& note : done.error().notes) tried.refused += "; " + note;
       if (!refusal_) refusal_ = std::move(done).error();
     }
     if (options_.progress) options_.progress(tried, std::ssize(tried_));
@@ -178,7 +179,9 @@ class Search {
           report.step > 0 ? row.idle[static_cast<size_t>(IdleReason::kMoving)] / report.step : 0);
     for (const RoleProgram& role : compiled.set.roles)
       tried.peak_bytes = std::max(tried.peak_bytes, static_cast<double>(role.peak_bytes()));
-    tried.memory = options_.memory > 0 ? options_.memory : facts.memory;
+    tried.memory = options_.memory > 0 && facts.memory > 0 ? std::min(options_.memory, facts.memory)
+                   : options_.memory > 0                   ? options_.memory
+                                                           : facts.memory;
     if (!tried.choice.recompute && facts.peak_flops > 0) {
       PIPER_ASSIGN(const double flops, flops_of(compiled.set));
       const double bound = flops / facts.peak_flops;
@@ -208,8 +211,13 @@ class Search {
           .with_code(ExitCode::kUsage);
     const bool any = std::any_of(tried_.begin(), tried_.end(),
                                  [](const Tried& one) { return one.refused.empty(); });
-    if (!any) return *refusal_;
-    return ok_status();
+    if (any) return ok_status();
+    Error error = *refusal_;
+    error.notes.push_back(
+        fmt::format("none of the {} candidates that the search begins with can be "
+                    "compiled; this is what is wrong with the first: {}",
+                    tried_.size(), describe(tried_.front().choice)));
+    return error;
   }
 
   // Fitting ones are before others; these are better the less they lack.

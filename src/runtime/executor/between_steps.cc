@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "peak.h"
+#include "piper/plan/flops.h"
 
 namespace piper {
 namespace {

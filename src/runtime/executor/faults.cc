@@ -21,9 +21,9 @@ struct Fault {
   int64_t rank = -1, step = -1;  // -1: any
 };
 
-const std::vector<std::string> kKinds = {"kill", "abort", "segv",  "exit", "stop",   "hang",
-                                         "slow", "error", "throw", "disk", "memory", "term",
-                                         "int",  "hup",   "usr1",  "nan",  "flip"};
+const std::vector<std::string> kKinds = {"kill", "abort", "segv",  "exit",  "stop", "hang",
+                                         "lag",  "slow",  "error", "throw", "disk", "memory",
+                                         "term", "int",   "hup",   "usr1",  "nan",  "flip"};
 const std::vector<std::string> kInside = {"forward", "backward", "update"};
 const std::vector<std::string> kPhases = {"load",   "step",   "forward",  "backward",
                                           "update", "after",  "evaluate", "copy",

@@ -52,13 +52,4 @@ Result<double> peak_of(const JobOptions& options, const Cores& cores) {
   return 2.0 * kExtent * kExtent * kExtent / least_s;
 }
 
-Result<double> model_flops(const RoleProgram& role) {
-  PIPER_ASSIGN(const std::vector<double> by_program, program_flops(role));
-  double forward = 0;
-  for (const Instruction& one : role.body)
-    if (one.kind == InstructionKind::kCompute && one.pass == TaskPass::kF)
-      forward += by_program[static_cast<size_t>(one.program)];
-  return 3 * forward;
-}
-
 }  // namespace piper
