@@ -243,7 +243,8 @@ TEST(Evaluation, ExportedModelsAreEvaluatedAsTheyAre) {
 // What the verifier must not miss: an evaluation that writes a state, one whose memory is that of a
 // state, one that adds a batch twice, and one that shows another sum.
 TEST(Evaluation, WrongPlansAreRefused) {
-  const Compiled compiled = compile_here("include: <1f1b>\nparams: {stages: 2, microbatches: 1}\n");
+  const Compiled compiled = compile_here("include: <1f1b>\nparams: {stages: 2, microbatches: 4}\n",
+                                         model_with(With::kNoise));
   ASSERT_TRUE(compiled.single);
   const auto verify = [&](const PlanSet& set) {
     const auto report = verify_plan_set(set, &*compiled.single);
@@ -335,11 +336,11 @@ class Jobs : public ::testing::Test {
     folder_ = std::make_unique<Folder>();
     folder_->write(
         "strategy.yaml",
-        std::string("piper: 1\ninclude: <1f1b>\nparams: {stages: 2, microbatches: 1}\n") +
+        std::string("piper: 1\ninclude: <1f1b>\nparams: {stages: 2, microbatches: 2}\n") +
             "train: {global_batch: 8, optimizer: {adamw: {lr: 3e-2}}}\n");
     const auto [code, output] =
         run_shell(fmt::format("{}/bin/piperc {} {} -o {} --eval 2>&1", PIPER_BINARY_DIR,
-                              file_of("model.onnx"), path("strategy.yaml"), path("plans")));
+                              model_with(With::kNoise), path("strategy.yaml"), path("plans")));
     ASSERT_EQ(code, 0) << output;
   }
   static void TearDownTestSuite() { folder_.reset(); }
