@@ -20,9 +20,9 @@ constexpr const char* kTrain =
 
 std::string file_of(const char* name) { return std::string(kFolder) + name; }
 
-// Batch norms need all samples at once. Strategies that cut the batch into microbatches run a model
-// with dropout, noise and blocks that samples skip. Where ranks form their statistics together,
-// sums are in another order.
+// Batch norms need all samples at once, so that replicas exchange sums when they train: these are
+// formed in another order than on one device. Strategies that cut the batch into microbatches run a
+// model with dropout, noise and blocks that samples skip.
 enum class With { kNorms, kNoise };
 std::string model_with(With what) {
   return what == With::kNorms ? file_of("model.onnx")
@@ -40,7 +40,8 @@ constexpr Strategy kStrategies[] = {
     {"ddp", "include: <ddp>\nparams: {dp: 2}\n", With::kNorms, false},
     {"zero1", "include: <zero1>\nparams: {dp: 4}\n", With::kNorms, false},
     {"zero3", "include: <zero3>\nparams: {dp: 2}\n", With::kNorms, false},
-    {"stages", "include: <1f1b>\nparams: {stages: 2, dp: 2, microbatches: 1}\n", With::kNorms,
+    {"stages", "include: <1f1b>\nparams: {stages: 2, microbatches: 1}\n", With::kNorms},
+    {"stages_ddp", "include: <1f1b>\nparams: {stages: 2, dp: 2, microbatches: 1}\n", With::kNorms,
      false},
     {"vocabulary",
      "mesh: {tp: 3}\ndirectives:\n  - shard: {match: table/*, dim: 0, over: tp, pad: true}\n",
@@ -112,9 +113,12 @@ TEST_P(EveryStrategy, EvaluatesAsOneDeviceAndPyTorch) {
   const Compiled compiled = compile_here(strategy.text, model_with(strategy.what));
   ASSERT_TRUE(compiled.single);
   const std::string valid = file_of("valid.safetensors");
+  const Outcome first = run(compiled.set, 0, 1, valid),
+                first_single = run(*compiled.single, 0, 1, valid);
+  ASSERT_EQ(first.losses.size(), 1u);
+  ASSERT_EQ(first_single.losses.size(), 1u);
+  EXPECT_NEAR(first.losses[0], first_single.losses[0], 1e-6);
   if (strategy.what == With::kNorms) {
-    const Outcome first = run(compiled.set, 0, 1, valid);
-    ASSERT_EQ(first.losses.size(), 1u);
     EXPECT_NEAR(first.losses[0], reference("loss"), 1e-6);
   }
   const Outcome own = run(compiled.set, 4, 1, valid), single = run(*compiled.single, 4, 1, valid),
@@ -125,7 +129,7 @@ TEST_P(EveryStrategy, EvaluatesAsOneDeviceAndPyTorch) {
     if (strategy.same_sums) {
       EXPECT_EQ(own.losses[k], single.losses[k]) << k;
     }
-    EXPECT_NEAR(own.losses[k], single.losses[k], 1e-3) << k;
+    EXPECT_NEAR(own.losses[k], single.losses[k], 1e-3) << k;  // AdamW magnifies rounding
   }
   EXPECT_NE(own.losses[0], own.losses[3]);  // it is learned from
   expect_equal_bits(own.trained, without.trained, strategy.name);
@@ -394,7 +398,9 @@ TEST_F(Jobs, GoOnBitForBit) {
               path("parts.jsonl") + " --save " + path("parts.safetensors"));
   EXPECT_EQ(read("plain.safetensors"), read("parts.safetensors"));
   auto in_parts = losses("parts.jsonl");
-  EXPECT_EQ(in_parts.erase(3), 1u);  // the end of the first job
+  ASSERT_TRUE(in_parts.contains(3));  // the end of the first job
+  const double at_three = in_parts[3];
+  in_parts.erase(3);
   EXPECT_EQ(in_parts, losses("whole.jsonl"));
   // What was trained, evaluated by itself.
   for (const char* how : {"--resume", "--init"}) {
@@ -402,7 +408,7 @@ TEST_F(Jobs, GoOnBitForBit) {
                             path(std::string(how) + ".jsonl")));
     const auto only = losses(std::string(how) + ".jsonl");
     ASSERT_EQ(only.size(), 1u) << how;
-    EXPECT_EQ(only.begin()->second, in_parts.at(in_parts.rbegin()->first)) << how;
+    EXPECT_EQ(only.begin()->second, at_three) << how;
   }
 }
 
@@ -426,7 +432,7 @@ TEST_F(Jobs, KeepTheCheckpointOfLowestLoss) {
   EXPECT_NE(output.find("after step 6: valid loss "), std::string::npos) << output;
   const auto [refused, why] = run(fmt::format(
       "--steps 6 {} --eval-every 4 --checkpoint {} --every 2 --keep best=2", valid(), path("no")));
-  EXPECT_EQ(refused, 1);
+  EXPECT_EQ(refused, 2);
   EXPECT_NE(why.find("let --every be a multiple of --eval-every"), std::string::npos) << why;
 }
 
@@ -460,13 +466,12 @@ TEST_F(Jobs, EvaluateSeveralSets) {
   expect_runs("--steps 1 --eval-batches 1 " + valid() + " --metrics " + path("one.jsonl"));
   EXPECT_NE(losses("one.jsonl"), losses("sets.jsonl"));
   const std::pair<std::string, const char*> wrong[] = {
-      {set("small", write("a.npy", 7, 0), write("b.npy", 7, 0)),
-       "less than one batch of 8 samples"},
+      {set("small", write("a.npy", 7, 0), write("b.npy", 7, 0)), "a batch needs 8"},
       {"--eval-data missing.bin", "--eval-data 'valid': "},
       {"--eval-every 2", "--eval-data SOURCE"}};
   for (const auto& [flags, text] : wrong) {
     const auto [code, output] = run(flags);
-    EXPECT_EQ(code, 1) << output;
+    EXPECT_TRUE(code == 1 || code == 2) << output;
     EXPECT_NE(output.find(text), std::string::npos) << output;
   }
 }

@@ -166,8 +166,7 @@ struct Making {
   Summing& summing;         // set by the strategy's plan, for the reference plans
   const Graph* evaluation;  // the step of the model as it is evaluated; null: none is asked for
   Summing& of_evaluation;   // as `summing`
-  // Of the step, by states that nothing trains: how axes cut them, which is the same in the
-  // evaluation.
+  // Of the step, by parameter and buffer: how axes cut it, which is the same in the evaluation.
   std::map<std::string, std::vector<AxisLayout>>& lie;
   bool evaluates = false;    // it makes the forward pass alone, of a step that is made already
   Explanations unsaid = {};  // of reference plans: not shown
@@ -215,7 +214,8 @@ void seed_kept(const Graph& graph, const Making& of_evaluation, AxisCut& cut) {
 
 void note_kept(const Graph& graph, Making& of_step) {
   for (const Param& param : graph.params)
-    if (!param.gradient.valid()) of_step.lie[param.name] = graph.value(param.value).over;
+    if (graph.value(param.value).unpadded.empty())  // else the strategy says where it is cut
+      of_step.lie[param.name] = graph.value(param.value).over;
 }
 
 // Cuts over one axis after the other: what one cuts is what those before it left to a rank.
