@@ -86,7 +86,7 @@ Status happen(const std::string& kind) {
       {"kill", SIGKILL}, {"abort", SIGABRT}, {"stop", SIGSTOP}, {"term", SIGTERM},
       {"int", SIGINT},   {"usr1", SIGUSR1},  {"segv", SIGSEGV}, {"hup", SIGHUP}};
   for (const auto& [name, number] : signals)
-    if (kind == name) ::kill(getpid(), number);
+    if (kind == name) std::raise(number);  // heard before it goes on
   if (kind == "exit") _exit(1);
   if (kind == "throw") throw std::runtime_error("it throws as asked (PIPER_FAULT)");
   if (kind == "memory") throw std::bad_alloc();
