@@ -283,7 +283,8 @@ TEST(Traffic, OfAStepIsThatOfItsFormulas) {
       const auto parameters = static_cast<int64_t>(summary.parameters.size());
       by_cut.push_back(memory_traffic(compiled->set)[0]);
       const MemoryTraffic& traffic = by_cut.back();
-      constexpr int64_t kNumbersOfAnUpdate = 3 * 8, kF64 = 8;
+      // Among them whether gradients are finite.
+      constexpr int64_t kNumbersOfAnUpdate = 3 * 8 + 1, kF64 = 8;
       EXPECT_EQ(moved(traffic, TaskPass::kU, "AdamW"),
                 7 * 4 * elements + kNumbersOfAnUpdate * parameters);
       EXPECT_EQ(moved(traffic, TaskPass::kU, "SumSquares"), 4 * elements + kF64 * parameters);
