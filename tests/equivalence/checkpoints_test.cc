@@ -242,20 +242,20 @@ TEST_F(Checkpoints, KeepSaysWhichStay) {
 
 // SIGUSR1 saves and goes on, SIGTERM saves and ends; of four processes it is the last that is told.
 TEST_F(Checkpoints, SignalsToAnyRankSave) {
-  const std::string folder = path("told");
+  const std::string told = path("told");
   const std::string command = fmt::format(
       "{}/bin/piper-run {} --data {}:u8 --threads 1 --checkpoint {} --steps 100000 --log-every 100",
-      PIPER_BINARY_DIR, path("pp2dp2"), path("text.bin"), folder);
+      PIPER_BINARY_DIR, path("pp2dp2"), path("text.bin"), told);
   const std::string script = fmt::format(
       "({}) > {}/told.txt 2>&1 & J=$!; for i in $(seq 600); do grep -q 'step 1/' {}/told.txt && "
       "break; sleep 0.1; done; kill -USR1 $(cat {}/pid3); for i in $(seq 600); do ls {} | grep -q "
       "step- && break; sleep 0.1; done; ls {}; kill -TERM $(cat {}/pid3); wait $J; echo code $?; "
       "cat {}/told.txt",
       as_processes(4, torch_variables(4, free_port()), command, folder()), folder(), folder(),
-      folder(), folder, folder, folder(), folder());
+      folder(), told, told, folder(), folder());
   const auto [code, output] = run_shell(script);
   EXPECT_NE(output.find("code 130"), std::string::npos) << output;
-  const auto steps = list_checkpoints(file_storage(), folder);
+  const auto steps = list_checkpoints(file_storage(), told);
   ASSERT_TRUE(steps);
   EXPECT_EQ(steps->size(), 2u) << output;
 }
