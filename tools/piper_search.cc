@@ -189,7 +189,7 @@ int main(int argc, char** argv) {
                  "what is tried: a file like strategies/spaces/usual.yaml, or one of the library")
       ->type_name("FILE.yaml")
       ->capture_default_str();
-  app.add_option("--fix", flags.fix, "keep a choice, as pipeline=4 or schedule=zbv")
+  app.add_option("--fix", flags.fix, "keep a choice, as pipeline=4 or schedule=NAME")
       ->type_name("NAME=VALUE,…")
       ->delimiter(',');
   app.add_option("--most", search.most, "how many candidates are tried")

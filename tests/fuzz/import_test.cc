@@ -213,7 +213,10 @@ TEST_F(HostileOnnx, ExternalDataElsewhere) {
   EXPECT_EQ(import_external(absolute), who + "'" + absolute + "': an absolute path is not allowed");
   EXPECT_EQ(import_external(""), who + "'': the location is empty");
   EXPECT_EQ(import_external("./w.bin"), who + "'./w.bin': not a plain relative path");
-  EXPECT_EQ(import_external("absent.bin"), who + "'absent.bin': No such file or directory");
+  EXPECT_EQ(import_external("absent.bin"),
+            who +
+                "'absent.bin': No such file or directory\nhelp: put the file beside the model; "
+                "'piperc --dry-run' says what would be done without it");
   fs::create_symlink(folder_ / "secret.bin", folder_ / "model" / "link.bin");
   EXPECT_EQ(import_external("link.bin"), who + "'link.bin': a symbolic link is not allowed");
   fs::create_directory_symlink(folder_, folder_ / "model" / "up");

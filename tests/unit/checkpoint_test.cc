@@ -566,7 +566,7 @@ TEST(Checkpoint, AManifestOfHostileJsonIsRefused) {
     ASSERT_FALSE(parsed) << text.substr(0, 100);
     EXPECT_EQ(parsed.error().code, ExitCode::kStorage);
   }
-  const auto other = parse_checkpoint(changed("\"format_version\": 1", "\"format_version\": 2"),
+  const auto other = parse_checkpoint(changed("\"format_version\": 2", "\"format_version\": 3"),
                                       "checkpoint.json");
   ASSERT_FALSE(other);
   EXPECT_EQ(other.error().code, ExitCode::kInput);

@@ -216,6 +216,8 @@ TEST(Ops, IndicesChooseFromTheFirstInput) {
 // compare names or to list them is left to files whose work is those very ops.
 const std::map<std::string, std::string> kComparesNames = {
     {"autodiff/backward.cc", "takes the rounding of gradients off: Casts, and that of products"},
+    {"autodiff/evaluate.cc", "leaves out what is drawn, and the statistics of a batch"},
+    {"executor/peak.cc", "makes the product that it times"},
     {"autodiff/groups.cc", "what parameters are is by the ops that use them"},
     {"autodiff/saved.cc", "keeps the slope of a Gelu in place of its input"},
     {"compile/emit.cc", "writes updates as ONNX's optimizers"},

@@ -515,7 +515,7 @@ PlanSet with_adam(PlanSet reference, double eps) {
   program.values[5] = {DType::kI64, {}};
   ProgramOp op;
   op.op = "AdamW";
-  op.attrs = {{"eps", eps}};
+  op.attrs = {{"eps", eps}, {"weight_decay", 0.0}};
   op.inputs = {0, 1, 2, 3, 4, -1, 5};
   op.outputs = {6, 7, 8};
   program.ops = {op};

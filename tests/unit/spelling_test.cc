@@ -148,11 +148,13 @@ TEST(Spelling, HasAllThatCanBeSaid) {
       "loss: {cross_entropy: {logits: \"lo.g\", labels: labels, ignore_index: -1}}\n",
       "inputs:\n  x: {shape: [8, 2], dtype: i64, batch_dim: 0}\n"
       "parameters:\n  - freeze: a\n  - rename: {from: b, to: c}\nloss: {output: loss}\n",
-      "train:\n  optimizer: {adamw: {lr: 0.5, betas: [0.9, 0.999], eps: 1e-08, weight_decay: 0}}\n"
+      "train:\n  optimizer: {adamw: {lr: 0.5, betas: [0.9, 0.999], eps: 1e-08, weight_decay: 0, "
+      "states: [bf16, f32]}}\n"
       "  ema: {decay: 0.999}\n"
       "  schedule: \"lr * min(1, (step + 1) / 3)\"\n"
       "  groups:\n    - {match: [\"**/bias\"], lr: 0.5, weight_decay: 0}\n"
-      "    - {of: [norms, biases], lr: 0.5, weight_decay: 0, schedule: \"lr\"}\n  clip_norm: 1\n"
+      "    - {of: [norms, biases], lr: 0.5, weight_decay: 0, schedule: \"lr\"}\n  clip_norm: 1\n  "
+      "skip_nonfinite: true\n"
       "  global_batch: 16\n"
       "  seed: 7\n",
       "annotate:\n  - balance: {tag: stage, into: 8}\n"
@@ -175,14 +177,20 @@ TEST(Spelling, HasAllThatCanBeSaid) {
       "  - {bce_with_logits: {logits: a, target: b, pos_weight: 3}}\n"
       "  - {kl: {output: a, target: b, log_target: true, reduction: batchmean}}\n",
       "train:\n  optimizer: {sgd: {lr: 0.1, momentum: 0.9, dampening: 0, nesterov: true, "
-      "weight_decay: 1e-05}}\n  microbatch_size: 2\n",
+      "weight_decay: 1e-05, states: [bf16]}}\n  microbatch_size: 2\n",
       "train:\n  optimizer: {adagrad: {lr: 0.01, lr_decay: 0.5, eps: 1e-10, weight_decay: 0, "
-      "initial_accumulator_value: 0.25}}\n",
-      "train:\n  optimizer: {lion: {lr: 0.0001, betas: [0.9, 0.99], weight_decay: 0.5}}\n",
+      "initial_accumulator_value: 0.25, states: [bf16]}}\n",
+      "train:\n  optimizer: {lion: {lr: 0.0001, betas: [0.9, 0.99], weight_decay: 0.5, states: "
+      "[bf16]}}\n",
       "train:\n  optimizer: {onnx_adam: {lr: 0.001, betas: [0.5, 0.75], eps: 1e-06, "
-      "weight_decay: 0, weight_decay_after: 0.125}}\n",
-      "train:\n  optimizer: {adam: {lr: 0.001, betas: [0.9, 0.999], eps: 1e-08, "
+      "weight_decay: 0, weight_decay_after: 0.125, states: [bf16]}}\n",
+      "train:\n  optimizer: {muon: {lr: 0.02, momentum: 0.95, nesterov: true, ns_steps: 4, "
+      "adjust_lr: match_rms_adamw, eps: 1e-07, weight_decay: 0.1}}\n",
+      "train:\n  optimizer: {adafactor: {lr: 0.01, beta2_decay: -0.8, eps1: 0.5, eps2: 0.001, d: "
+      "1, "
       "weight_decay: 0}}\n",
+      "train:\n  optimizer: {adam: {lr: 0.001, betas: [0.9, 0.999], eps: 1e-08, "
+      "weight_decay: 0, states: [bf16]}}\n",
       stages +
           "directives:\n"
           "  - precision: {compute: f16, match: \"h/**\", where: {stage: 0}, accumulate: f16, "

@@ -47,6 +47,13 @@ const std::map<std::string, std::string> kUses = {
     {"shard.dim", "directives: [{shard: {match: \"**\", dim: WORD, over: dp}}]"},
     {"shard.order", "directives: [{shard: {input: \"*\", dim: 1, over: dp, order: WORD}}]"},
     {"shard.by", "directives: [{shard: {attention: \"**\", by: WORD, over: dp}}]"},
+    {"adagrad.states", "train: {optimizer: {adagrad: {states: [WORD]}}}"},
+    {"adam.states", "train: {optimizer: {adam: {states: [WORD]}}}"},
+    {"adamw.states", "train: {optimizer: {adamw: {states: [WORD]}}}"},
+    {"lion.states", "train: {optimizer: {lion: {states: [WORD]}}}"},
+    {"onnx_adam.states", "train: {optimizer: {onnx_adam: {states: [WORD]}}}"},
+    {"sgd.states", "train: {optimizer: {sgd: {momentum: 0.9, states: [WORD]}}}"},
+    {"muon.adjust_lr", "train: {optimizer: {muon: {adjust_lr: WORD}}}"},
     {"policy.goal", "directives: [{order: {each: dp, policy: {prefer: [B, F], goal: WORD}}}]"},
     {"policy.costs", "directives: [{order: {each: dp, policy: {prefer: [B, F], costs: WORD}}}]"},
 };
