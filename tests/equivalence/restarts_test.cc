@@ -17,9 +17,11 @@ class Restarts : public SampleJobs {
 // Three starts after step 2 end in the same way; the fourth is refused, until somebody has looked.
 TEST_F(Restarts, WithoutANewStepTheyEnd) {
   const std::string folder = path("restarts");
-  const std::string flags = "--steps 6 --every 2 --max-restarts-without-step 2 --checkpoint " +
-                            folder + " --resume-or-start " + folder;
-  for (int start = 0; start < 4; ++start) {  // the first one makes two steps
+  const std::string flags = " --every 2 --max-restarts-without-step 2 --checkpoint " + folder +
+                            " --resume-or-start " + folder + " --steps 6",
+                    two = "--steps 2 --every 2 --checkpoint " + folder;
+  ASSERT_EQ(run("ddp", two).first, 0);
+  for (int start = 1; start < 4; ++start) {
     const auto [code, output] = run("ddp", flags, "error@1:4:step");
     EXPECT_EQ(code, 10) << start << output;
   }
