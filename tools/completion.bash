@@ -16,4 +16,4 @@ _piper() {
     mapfile -t COMPREPLY < <(compgen -W "$(sed -nE 's/^  (-[^ {]+).*/\1/p' <<<"$help" | tr ',' ' ')" -- "$word")
   fi
 }
-complete -o default -F _piper piperc piper-run piper-verify piper-diff piper-checkpoint
+complete -o default -F _piper piperc piper-run piper-verify piper-diff piper-sim piper-search piper-checkpoint

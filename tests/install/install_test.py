@@ -5,7 +5,7 @@
 import os, pathlib, re, shutil, subprocess, sys, tempfile, unittest
 
 SOURCE, BUILD = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
-PROGRAMS = "piperc", "piper-run", "piper-verify", "piper-diff", "piper-checkpoint"
+PROGRAMS = "piperc", "piper-run", "piper-verify", "piper-diff", "piper-sim", "piper-search", "piper-checkpoint"
 STRATEGY = """piper: 1
 include: [<schedules/$schedule>, <memory/zero1>]
 params: {schedule: 1f1b, stages: 2, dp: 2, microbatches: 4}

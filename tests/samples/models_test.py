@@ -1,6 +1,6 @@
 """samples/models: the files are read as they are meant, train as one device does, and compile without their weights.
 
-  models_test.py ROOT BIN    77 where no python here has onnx; one that PYTHON names serves
+  models_test.py ROOT BIN    77 where no python here has numpy and onnx; one that PYTHON names serves
 """
 import pathlib
 import re
@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "tests/torch"))
 sys.dont_write_bytecode = True
 from own_process import find_python  # noqa: E402
 
-find_python(ROOT, ["onnx"])
+find_python(ROOT, ["numpy", "onnx"])
 MODELS = ROOT / "samples/models"
 SMALL = "--layers 4 --hidden 32 --tokens 8 --vocab 64"
 TINY = {
