@@ -132,7 +132,7 @@ Status run(Flags& flags) {
   if (!found.tried.front().fits()) return no_fit(found);
   const auto base = std::filesystem::relative(
       options.compile.strategy, std::filesystem::absolute(flags.output).parent_path());
-  // The result lies one folder above the candidates.
+  // Candidates include the user's file by another path than the result does.
   const std::string inside =
       std::filesystem::relative(options.compile.strategy, options.folder).string();
   std::string& text = found.tried.front().text;

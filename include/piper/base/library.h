@@ -9,7 +9,7 @@ namespace piper {
 // A part of the library: strategies fill all of it but the folders of the other parts.
 enum class LibraryPart : uint8_t { kStrategies, kClusters, kSpaces };
 
-// Where a name is asked for, all else is the path of a file.
+// Returns whether this is a name of the library; all other texts are paths of files.
 inline bool is_library_name(std::string_view text) { return text.starts_with('<'); }
 
 // Returns the path of the file that `name` ("<numerics/bf16>") stands for: in the first of these

@@ -46,7 +46,7 @@ struct RowTimes {
   std::array<double, 7> idle{};  // by IdleReason
   double span = 0;               // of one step by itself: its last end - its first begin
 };
-// A piece of the longest chain of instructions that wait for each other.
+// Describes a piece of the longest chain of instructions that wait for each other.
 struct PathKind {
   std::string what;  // "F stage=1", "all_gather over dp", "the host"
   double time = 0, count = 0;
@@ -66,7 +66,7 @@ struct StepReport {
 // Errors: as simulate().
 Result<StepReport> report_step(const PlanSet& set, const Machine& machine);
 
-// Kinds of costs that a prediction may be wrong about.
+// Names kinds of costs that a prediction may be wrong about.
 enum class CostKind : uint8_t { kPrograms, kMessages, kCollectives, kCopies, kHost };
 inline constexpr std::array<const char*, 5> kCostKinds = {"computations", "messages", "collectives",
                                                           "copies", "host"};
@@ -87,7 +87,7 @@ struct Sensitivity {
 Result<std::vector<Sensitivity>> sensitivity(const PlanSet& set, const Machine& machine,
                                              const StepReport& report, double share);
 
-// What the machine has, for a report. 0: not known.
+// Says what the machine has, for a report. 0: not known.
 struct MachineFacts {
   std::string name;       // "h100x8.yaml", "stated costs"
   double memory = 0;      // bytes of a device that plans may use, of the smallest one
@@ -97,7 +97,7 @@ std::string print_report(const PlanSet& set, const StepReport& report, const Mac
                          std::span<const Sensitivity> sensitivity);
 std::string report_json(const PlanSet& set, const StepReport& report, const MachineFacts& facts,
                         std::span<const Sensitivity> sensitivity);
-// Traces for Perfetto and chrome://tracing, in the form of piper-run --trace.
+// Prints a trace for Perfetto and chrome://tracing, in the form of piper-run --trace.
 std::string timeline_trace(const Timeline& timeline);
 
 // "all_gather over dp", "messages over pp"; of others the kind.

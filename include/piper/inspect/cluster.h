@@ -9,8 +9,8 @@
 
 namespace piper {
 
-// A kind of device. Rates are per second, times in seconds, sizes in bytes; a rate of 0 is not
-// stated.
+// Describes a kind of device. Rates are per second, times in seconds, sizes in bytes; a rate of 0
+// is not stated.
 struct ClusterDevice {
   std::string name;
   std::string target;                         // the kind of device of plans for it
@@ -78,7 +78,7 @@ struct MeasuredTimes {
   double step = 0;  // the median
   double host = 0;  // of each instruction
   bool helper = false;
-  // What ran; of programs `work` is as print_passes has it.
+  // Says what ran; of programs `work` is as print_passes has it.
   struct Measured {
     std::string name;   // a digest, or the kind of instruction
     std::string where;  // the link, or between what

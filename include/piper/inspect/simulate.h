@@ -38,7 +38,7 @@ struct StepCost {
   CostOrigin origin = CostOrigin::kGuessed;
   bool operator==(const StepCost&) const = default;
 };
-// Of a rank: by instruction of each section.
+// Holds a rank's costs, by instruction of each section.
 struct RankCosts {
   std::vector<StepCost> prologue, body, epilogue;
 };
@@ -65,8 +65,8 @@ class Machine {
   double between_steps = 0;
 };
 
-// A machine on which each forward, backward, half of a backward and update of a microbatch takes
-// what is stated, and nothing else takes time.
+// Describes a machine on which each forward, backward, half of a backward and update of a
+// microbatch takes what is stated, and nothing else takes time.
 struct StatedCosts {
   double forward = 1, backward = 2, input_half = 1, weight_half = 1, update = 0;
   double send = 0;  // from the end of a send to its receiver
@@ -91,7 +91,7 @@ enum class Cause : uint8_t {
   kOrder,    // the operation before it on its communicator
 };
 
-// An instruction as a row ran it.
+// Describes an instruction as a row ran it.
 struct TimedStep {
   const Instruction* one = nullptr;
   int32_t number = 0;   // of the training step, from 0

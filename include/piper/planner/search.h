@@ -12,7 +12,7 @@
 
 namespace piper {
 
-// What a candidate chooses.
+// Holds what a candidate chooses.
 struct SearchChoice {
   int64_t pipeline = 1, tensor = 1, replicas = 1;  // ranks along each axis
   std::string schedule, memory;                    // names of the library
@@ -23,7 +23,7 @@ struct SearchChoice {
 // "pipeline 4 (NAME), tensor 2, replicas 8 (NAME), 16 microbatches, recompute".
 std::string describe(const SearchChoice& choice);
 
-// What is tried, as a file says it (strategies/spaces).
+// Says what is tried, as a file has it (strategies/spaces).
 struct SearchSpace {
   std::string path;
   std::vector<std::string> schedules, memory;  // the first: of one stage, of one replica

@@ -13,14 +13,14 @@ std::vector<double> fit_factors(std::span<const std::vector<double>> rows,
                                 std::span<const double> times, std::span<const double> prior,
                                 double off = 0);
 
-// Times with what is known of them.
+// Holds times with what is known of them.
 struct KnownTime {
   double seconds = 0;
   CostOrigin origin = CostOrigin::kGuessed;
 };
 
-// Times of programs: measured, else the device's with the factors of what was measured, nearer to
-// those programs that spend their time alike.
+// Gives times of programs: measured, else the device's with the factors of what was measured,
+// nearer to those programs that spend their time alike.
 class ProgramTimes {
  public:
   static Result<ProgramTimes> make(const ClusterDevice& device, const MeasuredTimes* profile);
@@ -41,8 +41,8 @@ class ProgramTimes {
   double least_ = 1;  // of what full rates give: a device may be faster than its file says
 };
 
-// Times of messages and collectives: measured at this size, else on a line through those of the
-// kind, else of all kinds.
+// Gives times of messages and collectives: measured at this size, else on a line through those of
+// the kind, else of all kinds.
 class TransferTimes {
  public:
   TransferTimes(const Cluster& cluster, const Topology& topology, const MeasuredTimes* profile);
@@ -52,11 +52,11 @@ class TransferTimes {
   };
   Time of(const Spread& spread, const ClusterDevice& device, const Instruction& one,
           double bytes) const;
-  // What the call of a send, or a copy, an input or the like takes.
+  // Returns what the call of a send, or a copy, an input or the like takes.
   KnownTime send(double bytes) const;
   KnownTime local(const ClusterDevice& device, const RoleProgram& role,
                   const Instruction& one) const;
-  // What a backend does in front of a body for a value of so many bytes.
+  // Returns what a backend does in front of a body for a value of so many bytes.
   KnownTime prepared(const ClusterDevice& device, double bytes) const;
 
  private:

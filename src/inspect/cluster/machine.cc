@@ -146,7 +146,7 @@ class ClusterMachine : public Machine {
     cost.link = time.way.link;
     return cost;
   }
-  // The members of its group, or the two ends of a message.
+  // Returns the members of its group, or the two ends of a message.
   const Spread& spread_of(const Rank& of, const Instruction& one) const {
     const auto [known, is_new] = of.spreads.try_emplace({one.group, one.peer});
     if (is_new)

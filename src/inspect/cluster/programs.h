@@ -6,8 +6,8 @@
 
 namespace piper::cluster {
 
-// Times of a program by what they are spent on: a cluster file says what each is, and a profile by
-// what factor it is off.
+// Holds times of a program by what they are spent on: a cluster file says what each is, and a
+// profile by what factor it is off.
 enum Part : uint8_t { kProducts, kAttentions, kCached, kMemory, kPasses };
 inline constexpr size_t kParts = 5;
 using Parts = std::array<double, kParts>;

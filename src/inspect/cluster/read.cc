@@ -13,7 +13,7 @@ using cluster::Quantity;
 using cluster::read_quantity;
 using yaml::Node;
 
-// What a key of a device or link holds.
+// Says what a key of a device or link holds.
 template <class T>
 struct QuantityKey {
   const char* key;

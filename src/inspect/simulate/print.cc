@@ -26,7 +26,7 @@ int64_t largest_peak(const PlanSet& set) {
   return peak;
 }
 
-// FLOPs of the model in a step, on all ranks. Nothing: some are not known.
+// Returns the FLOPs of the model in a step, on all ranks. Nothing: some are not known.
 std::optional<double> step_flops(const PlanSet& set) {
   std::vector<double> of_role;
   for (const RoleProgram& role : set.roles) {

@@ -182,7 +182,7 @@ void add_alone(const Timeline& timeline, StepReport& report) {
   }
 }
 
-// Another machine, of which costs of one kind are larger or smaller.
+// Stands for a machine, of which costs of one kind are larger or smaller.
 class ScaledMachine : public Machine {
  public:
   ScaledMachine(const Machine& machine, CostKind kind, double factor)

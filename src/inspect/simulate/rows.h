@@ -8,7 +8,7 @@ namespace piper::timeline {
 
 inline size_t at(int64_t index) { return static_cast<size_t>(index); }
 
-// What the engine knows of a step beside its times.
+// Holds what the engine knows of a step beside its times.
 struct StepState {
   int32_t lane = 0;
   int32_t before = -1;    // the step before it on its stream, where that is on another lane

@@ -14,8 +14,8 @@ struct Arrival {
   double time = 0;
 };
 
-// A message or a collective. It begins when all have come to it whom it waits for and the one
-// before it on its communicator has ended.
+// Describes a message or a collective. It begins when all have come to it whom it waits for and the
+// one before it on its communicator has ended.
 struct Transfer {
   double latency = 0, wire = 0;      // the most of its members
   int32_t needed = 0;                // arrivals; a message that waits for nobody needs its sender
@@ -54,7 +54,7 @@ class Ports {
   std::vector<std::vector<int32_t>> users_;  // by port: transfers
 };
 
-// The rows of a plan set, with all transfers between them.
+// Holds the rows of a plan set, with all transfers between them.
 struct Matched {
   std::vector<Row> rows;  // of the timeline's
   std::vector<Transfer> transfers;

@@ -189,7 +189,7 @@ class Search {
     }
     return ok_status();
   }
-  // FLOPs of a step on all ranks.
+  // Returns the FLOPs of a step on all ranks.
   static Result<double> flops_of(const PlanSet& set) {
     std::vector<double> of_role;
     for (const RoleProgram& role : set.roles) {
