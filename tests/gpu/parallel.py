@@ -61,14 +61,14 @@ def free_port():
         return one.getsockname()[1]
 
 
-def processes(session, name, plans, world, extra=(), kill=None, limit_s=60):
+def processes(session, name, plans, world, extra=(), kill=None, limit_s=60, fault=None, codes=None):
     """Runs a process for each rank, all on one device, which NCCL allows where it takes them for different hosts. `kill`: ends the last
-    rank after so many seconds; the others are to end with 10 and its name."""
+    rank after so many seconds; the others are to end with 10 and its name. `fault` is PIPER_FAULT; `codes` are how the ranks are to end."""
     port, start, children = free_port(), time.monotonic(), []
     for rank in range(world):
         env = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                "NCCL_HOSTID": str(rank), "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_P2P_DISABLE": "1",
-               "NCCL_SHM_DISABLE": "1", "NCCL_DEBUG": "WARN"}
+               "NCCL_SHM_DISABLE": "1", "NCCL_DEBUG": "WARN", **({"PIPER_FAULT": fault} if fault else {})}
         words = [session.build / "bin/piper-run", plans, "--backend", "cuda", "--data", session.text(), *extra]
         children.append(session.start(words, env))
     killed = start
@@ -81,14 +81,14 @@ def processes(session, name, plans, world, extra=(), kill=None, limit_s=60):
     finally:
         for child in children:
             session.kill(child)
-    codes, output = [code for code, _ in done], "".join(text for _, text in done)
-    session.write_log(f"{name}: {codes}", output)
-    wanted = [0] * world if kill is None else [10] * (world - 1) + [-signal.SIGKILL]
+    ended, output = [code for code, _ in done], "".join(text for _, text in done)
+    session.write_log(f"{name}: {ended}", output)
+    wanted = codes or ([0] * world if kill is None else [10] * (world - 1) + [-signal.SIGKILL])
     facts = {"seconds": round(time.monotonic() - start, 1)}
     if kill is not None:
         facts["ended_after_s"] = round(time.monotonic() - killed, 1)
         facts["names_it"] = f"rank {world - 1}" in done[0][1]
-    return session.note(name, codes == wanted and facts.get("names_it", True), codes=str(codes), **facts, output=output[-4000:])
+    return session.note(name, ended == wanted and facts.get("names_it", True), codes=str(ended), **facts, output=output[-4000:])
 
 
 def nccl(session, name, world=2):

@@ -126,6 +126,34 @@ def compare(session, name, batch, all_of_ours, theirs):
     session.note(title, facts["ratio"] >= aim if right else None, **facts)
 
 
+VARIANTS = {"whole": "", "in-4-microbatches": "  - split: {dim: batch, into: 4, as: mb}", "recomputed": "  - recompute: {}"}
+
+
+def predict(session, batch=64):
+    """GPT-2 in several ways beside what piper-sim says of them: by the data sheet's figures, and by what the first of them took."""
+    folder = session.model("gpt2", batch)
+    if folder is None:
+        return
+    first, errors = None, {"guessed": [], "measured": []}
+    for name, directive in VARIANTS.items():
+        strategy = session.strategy(f"gpt2-{name}", f"{(folder / 'bf16.yaml').read_text()}{directive}\n")
+        plans = session.compile(f"plans-gpt2-{name}", folder / "model.onnx", strategy, "--no-oracles")
+        made = plans and ours(session, f"gpt2-{name}", plans, 12, "--graphs", "on")
+        if not made:
+            continue
+        profile(session, f"gpt2-{name}", plans)
+        first = first or session.kept / f"profile-gpt2-{name}.json"
+        said = {}
+        for way, flags in {"guessed": (), "measured": ("--profile", first)}.items():
+            words = [session.build / "bin/piper-sim", plans, "--cluster", ROOT / "strategies/clusters/h100x8.yaml", "--json", *flags]
+            code, output = session.run(words, 30)
+            if code == 0:
+                said[way] = round(json.loads(output[output.index("{"):])["step_s"] * 1e3, 2)
+                errors[way].append(abs(said[way] / made["ms"] - 1))
+        session.note(f"gpt2 {name}: predicted", len(said) == 2, ms=made["ms"], **said)
+    session.note("predictions", all(errors.values()), **{f"{way}_worst": f"{max(each, default=1):.1%}" for way, each in errors.items()})
+
+
 def host(session):
     """The host's time an instruction, in a model so small that the device waits for the host."""
     plans = correctness.plans_of_sample(session, "bf16")

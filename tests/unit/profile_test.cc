@@ -51,7 +51,7 @@ ByName times_of(const std::vector<RankTrace>& traces, int64_t first_step, bool o
     for (const TraceEvent& event : trace.events) {
       if (event.step + 1 < first_step) continue;
       const Instruction& one = trace.role->body[static_cast<size_t>(event.instruction)];
-      const bool computes = one.kind == InstructionKind::kCompute && !of_host;
+      const bool computes = one.kind == InstructionKind::kCompute;
       times[computes ? program_digest(trace.role->programs[static_cast<size_t>(one.program)])
                      : to_string(one.kind)]
           .push_back(of_host ? event.issue_us : event.end_us - event.start_us);
@@ -113,10 +113,18 @@ std::string differs(const Json& profile, const std::vector<RankTrace>& traces) {
                          others[name].second, times.size(), total);
   }
   ByName host = times_of(traces, first, true);
-  for (const Json& entry : profile.at("host").at("kinds"))
-    if (const std::string what = differs(entry, host.extract(entry.at("kind")).mapped());
-        !what.empty())
+  double least = 0, count = 0;  // what all take if each takes the least time of its kind
+  for (const Json& entry : profile.at("host").at("kinds")) {
+    const std::string name = entry.at(entry.contains("program") ? "program" : "kind");
+    const std::vector<double> times = host.extract(name).mapped();
+    if (const std::string what = differs(entry, times); !what.empty())
       return "host: " + entry.dump() + ": " + what;
+    least += times.front() * static_cast<double>(times.size());
+    count += static_cast<double>(times.size());
+  }
+  const double each = profile.at("host").at("us_per_instruction");
+  if (std::abs(each - least / count) > 1e-3)
+    return fmt::format("host: {} µs an instruction, not {}", each, least / count);
   return host.empty() ? "" : "host: no " + host.begin()->first;
 }
 

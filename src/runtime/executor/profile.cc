@@ -312,7 +312,12 @@ Profile make_profile(const Executor& executor, int64_t rank, const Cores& cores,
     const Instruction& one = make.prepared->body[i];
     const ProfileKey key =
         i < added ? make.key_of_added(one) : make.key_of(make.role.body[i - added]);
-    const ProfileKey host{ProfileKey::kHost, to_string(one.kind), "", 0, 0, false};
+    const ProfileKey host{ProfileKey::kHost,
+                          to_string(one.kind),
+                          key.table == ProfileKey::kPrograms ? key.name : "",
+                          0,
+                          0,
+                          false};
     targets.emplace_back(&profile.entries[key], &profile.entries[host].times);
   }
   for (const TraceEvent& event : events) {
@@ -362,6 +367,7 @@ Json entry_of(const ProfileKey& key, const ProfileEntry& entry) {
       break;
     case ProfileKey::kHost:
       made = {{"kind", key.name}};
+      if (!key.where.empty()) made["program"] = key.where;
       break;
   }
   add_times(entry.times, made);
@@ -380,13 +386,15 @@ Json table_of(const Profile& profile, ProfileKey::Table table) {
   return made;
 }
 
+// The least time of each kind counts: where the device is behind, its queue fills up and then holds
+// the host back, which is no work of the host.
 Json host_of(const Profile& profile) {
   int64_t count = 0;
   double total = 0;
   for (const auto& [key, entry] : profile.entries)
-    if (key.table == ProfileKey::kHost) {
+    if (key.table == ProfileKey::kHost && entry.times.count() > 0) {
       count += entry.times.count();
-      total += entry.times.total();
+      total += entry.times.least() * static_cast<double>(entry.times.count());
     }
   const double each = count > 0 ? total / static_cast<double>(count) : 0;
   return {{"us_per_instruction", rounded(each)}, {"kinds", table_of(profile, ProfileKey::kHost)}};

@@ -39,7 +39,7 @@ class Times {
 struct ProfileKey {
   enum Table : uint8_t { kPrograms, kCommunication, kLocal, kHost } table = kPrograms;
   std::string name;   // the digest of a program; else the kind of instruction
-  std::string where;  // kCommunication: the link; kLocal: between what
+  std::string where;  // kCommunication: the link; kLocal: between what; kHost: the program's digest
   int64_t bytes = 0, members = 0;
   bool fast = false;
   auto operator<=>(const ProfileKey&) const = default;
