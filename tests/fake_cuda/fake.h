@@ -129,6 +129,8 @@ struct CuGraphExec : fake::Object {
   const char* kind() const override { return "executable graph"; }
   std::shared_ptr<const std::vector<CuGraph::Node>> nodes;
   std::vector<std::pair<NcclComm*, int64_t>> calls;
+  int queued = 0;                         // launches that have not begun
+  std::shared_ptr<fake::Point> launched;  // the last one that has; null: none
 };
 // Multiprocessors, from the first one on.
 struct CuPart {

@@ -199,6 +199,11 @@ Status compile_on_host(const Program& program) {
 Result<std::vector<Bytes>> run_on_host(const Program& program, std::span<const Bytes> arguments,
                                        const Order& order) {
   PIPER_ASSIGN(const DeviceProgram made, device_program(program));
+  return run_on_host(made, arguments, order);
+}
+
+Result<std::vector<Bytes>> run_on_host(const DeviceProgram& made, std::span<const Bytes> arguments,
+                                       const Order& order) {
   std::unique_ptr<Module> kernels;
   if (!made.source.empty()) {
     PIPER_ASSIGN(const std::string library, compile_for_host(made.source, kFolder));

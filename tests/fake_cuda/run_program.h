@@ -12,6 +12,8 @@ namespace piper::emulator {
 // would forgive by luck: see grid.h.
 Result<std::vector<Bytes>> run_on_host(const Program& program, std::span<const Bytes> arguments,
                                        const Order& order = {});
+Result<std::vector<Bytes>> run_on_host(const DeviceProgram& made, std::span<const Bytes> arguments,
+                                       const Order& order = {});
 // Its kernels compiled, so that running it begins at once: for several threads.
 Status compile_on_host(const Program& program);
 

@@ -316,13 +316,20 @@ int cuGraphLaunch(CuGraphExec* graph, CuStream* stream) {
   if (stream->capture) return kCaptureUnsupported;
   State& state = call.state;
   state.expect(*graph);
+  ++graph->queued;
   return state.begin(call.name, stream, [&state, graph]() -> Result<std::shared_ptr<Point>> {
-    return state.launch(*graph);
+    --graph->queued;
+    return graph->launched = state.launch(*graph);
   });
 }
+// Waits while the graph runs, as the driver does (seen with 580.159 on an H200).
 int cuGraphExecDestroy(CuGraphExec* graph) {
   FAKE_RELEASE(cuGraphExecDestroy);
   FAKE_CHECK(graph);
+  call.state.run_until([&] {
+    return (graph->queued == 0 && (!graph->launched || graph->launched->is_done)) ||
+           call.state.failure() != kOk;
+  });
   graph->is_alive = false;
   return call.code;
 }

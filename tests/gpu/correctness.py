@@ -6,6 +6,7 @@ import re
 from session import ROOT, losses
 
 SAMPLE = ROOT / "samples/gpt/model.onnx"
+LOSSES = {"gpt-logits": "loss: {cross_entropy: {logits: logits, labels: labels}}"}  # of models whose graphs have none
 BOUNDS = {"f32": 1e-4, "bf16": 2e-2}  # of losses beside the CPU's, relative
 
 
@@ -66,6 +67,7 @@ def models(session, steps=5):
         for numerics in ("f32",) if session.dry else ("f32", "bf16"):
             compute = "" if numerics == "f32" else f"directives:\n  - precision: {{compute: {numerics}}}\n"
             strategy = session.strategy(f"model-{numerics}", f"""piper: 1
+{LOSSES.get(folder.name, "")}
 train: {{optimizer: {{adamw: {{lr: 1e-3, eps: 1e-6}}}}, clip_norm: 1.0, global_batch: 8}}
 {compute}""")
             name = f"{folder.name}-{numerics}"

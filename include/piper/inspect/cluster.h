@@ -75,8 +75,8 @@ Result<Cluster> read_cluster(const std::string& name, const std::vector<std::str
 // Holds what `piper-run --profile` has measured (formats/profile.md), in seconds.
 struct MeasuredTimes {
   std::string path, target, device;
-  double step = 0;  // the median
-  double host = 0;  // of each instruction
+  double step = 0;             // the median
+  std::optional<double> host;  // of each instruction; nothing: devices were behind all the time
   bool helper = false;
   // Says what ran; of programs `work` is as print_passes has it.
   struct Measured {

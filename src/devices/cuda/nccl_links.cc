@@ -78,8 +78,8 @@ class NcclLinks final : public Links {
         adding_(communicators_that_add(source.role)),
         most_blocks_(blocks_of(listed_, device.facts().multiprocessors).most) {}
   ~NcclLinks() override {
-    device_.end_graphs();
     device_.enter();
+    if (!is_broken_) device_.end_graphs();
     if (is_broken_ || !finalize_all()) {
       abort_all();
       return;
@@ -206,11 +206,14 @@ class NcclLinks final : public Links {
 
   // Aborts all in one group: NCCL then tells the kernels of all to end before it waits for any. An
   // abort outside of a group waits for its communicator's streams at once, and there a kernel of
-  // another communicator may wait for a peer that is gone.
+  // another communicator may wait for a peer that is gone. Graphs end in between: the driver waits
+  // for a graph that runs, which such a kernel holds up until it is told, and at the group's end
+  // NCCL waits until no graph has its kernels.
   void abort_all() {
     nccl_.ncclGroupStart();
     for (const Joined& each : communicators_)
       if (each.handle) nccl_.ncclCommAbort(each.handle);
+    device_.end_graphs();
     nccl_.ncclGroupEnd();
   }
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "families.h"
+#include "product_parts.h"
 
 namespace piper::cuda_kernels {
 namespace {
@@ -51,125 +51,6 @@ std::vector<BatchDim> batch_of(const Use& use, const DeviceProduct& product) {
   return dims;
 }
 
-DeviceOperand moved(DeviceOperand operand, int64_t bytes) {
-  if (operand.kind != DeviceOperand::kAbsent) operand.offset += bytes;
-  return operand;
-}
-
-// ---- Parts --------------------------------------------------------------------------------------
-// The library's fast kernels read and write runs of 16 bytes, so they take an extent along which
-// elements adjoin only if it is a whole number of runs. Of others, 50,257 classes for one, the last
-// few elements are a product of their own, which takes little time; along k a kernel of ours adds
-// it.
-
-constexpr int64_t kRun = 8;            // elements of 16 bits
-constexpr int64_t kLeastExtent = 256;  // below, nothing is gained
-constexpr int32_t kFinishThreads = 256;
-constexpr int64_t kRowsOfTile = 128;  // of the library
-
-using Operands = std::array<DeviceOperand, 6>;  // as DeviceProduct has them
-enum : size_t { kOfA, kOfB, kOfC, kOfBias, kOfD, kOfPre };
-
-// Returns how many elements of the extent the fast kernels take; all of it if nothing is gained.
-int64_t whole_runs(int64_t extent, bool adjoins) {
-  return !adjoins || extent < kLeastExtent ? extent : extent / kRun * kRun;
-}
-
-bool has_aligned_rows(const DeviceProduct& p) { return (p.lda | p.ldb | p.ldd) % kRun == 0; }
-
-// Returns the part of a product that makes `count` rows (of D and A) or columns (of D and B) from
-// `first` on.
-struct PartOf {
-  const DeviceProduct& product;
-  const Operands& at;
-  int64_t type_bytes() const { return info(product.type).bytes; }
-  int64_t result_bytes() const { return info(product.result).bytes; }
-
-  std::pair<DeviceProduct, Operands> rows(int64_t first, int64_t count) const {
-    DeviceProduct part = product;
-    Operands to = at;
-    part.m = count;
-    to[kOfA] = moved(at[kOfA], first * (product.trans_a ? 1 : product.lda) * type_bytes());
-    for (const size_t d : {kOfC, kOfD, kOfPre})
-      to[d] = moved(at[d], first * product.ldd * result_bytes());
-    return {part, to};
-  }
-  std::pair<DeviceProduct, Operands> columns(int64_t first, int64_t count) const {
-    DeviceProduct part = product;
-    Operands to = at;
-    part.n = count;
-    to[kOfB] = moved(at[kOfB], first * (product.trans_b ? product.ldb : 1) * type_bytes());
-    for (const size_t d : {kOfC, kOfBias, kOfD, kOfPre})
-      to[d] = moved(at[d], first * result_bytes());
-    return {part, to};
-  }
-};
-
-// Computes D := sums, `pitch` elements from row to row, + what the last `tail` elements of k give.
-void add_tail(const DeviceProduct& p, int64_t tail, int64_t pitch, const DeviceOperand& sums,
-              const Operands& at, Emitter& emit) {
-  const int64_t first = p.k - tail, bytes = info(p.type).bytes, count = p.m * p.n;
-  const int64_t a_step = p.trans_a ? p.lda : 1, b_step = p.trans_b ? 1 : p.ldb;
-  int64_t pack = 4;
-  while (p.n % pack != 0) pack /= 2;
-  emit.kernel({.family = "product",
-               .body = fmt::format("  add_tail<{0}, {1}, {2}, {3}, {4}, {5}, {6}LL, {7}LL, {8}LL, "
-                                   "{9}LL, {10}LL>(p.at<const float>(0), "
-                                   "p.at<const {0}>(1), p.at<const {0}>(2), p.at<{1}>(3), {11}LL);",
-                                   type_name(p.type), type_name(p.result), pack, tail, p.trans_a,
-                                   p.trans_b, p.n, p.lda, p.ldb, p.ldd, pitch, count),
-               .blocks = ceil_div(count, pack * kFinishThreads),
-               .threads = kFinishThreads,
-               .operands = {sums, moved(at[kOfA], first * a_step * bytes),
-                            moved(at[kOfB], first * b_step * bytes), at[kOfD]}});
-}
-
-// Makes the sums over all of k but the last few elements in f32, then adds these: for all rows at
-// once if the sums have room. SmallVector and equal parts leave few tiles without work.
-void make_with_tail(const DeviceProduct& product, int64_t whole, const Operands& at,
-                    Emitter& emit) {
-  const bool in_place = product.result == DType::kF32;
-  constexpr int64_t kMostBytes = int64_t{256} << 20;
-  const int64_t row_of_sums = product.n * info(DType::kF32).bytes;
-  const int64_t parts = in_place ? 1 : ceil_div(product.m * row_of_sums, kMostBytes);
-  const int64_t most =
-      std::min(product.m, ceil_div(ceil_div(product.m, parts), kRowsOfTile) * kRowsOfTile);
-  const DeviceOperand scratch = in_place ? DeviceOperand{} : emit.scratch(most * row_of_sums);
-  for (int64_t first = 0; first < product.m; first += most) {
-    auto [part, to] = PartOf{product, at}.rows(first, std::min(most, product.m - first));
-    const DeviceOperand sums = in_place ? to[kOfD] : scratch;
-    DeviceProduct head = part;
-    head.k = whole;
-    head.result = DType::kF32;
-    if (!in_place) head.ldd = part.n;
-    emit.product(head, {to[kOfA], to[kOfB], {}, {}, sums, {}});
-    add_tail(part, part.k - whole, head.ldd, sums, to, emit);
-  }
-}
-
-// Emits a product in as many parts as its extents need.
-void make_parts(const DeviceProduct& product, const Operands& at, Emitter& emit) {
-  const auto whole = [&] { emit.product(product, {at.begin(), at.end()}); };
-  const bool is_16_bit = product.type == DType::kBF16 || product.type == DType::kF16;
-  if (!is_16_bit || product.batch != 1 || !has_aligned_rows(product)) return whole();
-  const int64_t m = whole_runs(product.m, product.trans_a), n = whole_runs(product.n, true),
-                k = whole_runs(product.k, !product.trans_a || product.trans_b);
-  const PartOf part{product, at};
-  const auto in_two = [&](auto part_of, int64_t first, int64_t rest) {
-    const auto [head, to_head] = (part.*part_of)(0, first);
-    make_parts(head, to_head, emit);
-    const auto [tail, to_tail] = (part.*part_of)(first, rest);
-    emit.product(tail, {to_tail.begin(), to_tail.end()});
-  };
-  if (n < product.n) return in_two(&PartOf::columns, n, product.n - n);
-  if (m < product.m) return in_two(&PartOf::rows, m, product.m - m);
-  const auto is_absent = [&](size_t operand) { return at[operand].kind == DeviceOperand::kAbsent; };
-  const bool is_sum_alone =
-      is_absent(kOfC) && is_absent(kOfBias) && product.activation == DeviceProduct::kNone;
-  if (k < product.k && is_sum_alone) return make_with_tail(product, k, at, emit);
-  whole();
-}
-
 // Makes one product for each place in `dims`; operands are A, B, C, D.
 void make_products(const Use& use, const DeviceProduct& product, std::span<const BatchDim> dims,
                    std::array<DeviceOperand, 4> at, Emitter& emit) {
@@ -202,6 +83,7 @@ DeviceProduct product_of(const Use& use, const Emitter& emit, size_t result, boo
 
 // ---- Linear -------------------------------------------------------------------------------------
 constexpr size_t kX = 0, kW = 1, kBias = 2, kY = 3, kPre = 4;
+constexpr int32_t kFinishThreads = 256;
 // Of f32 sums that are finished by a kernel of ours: what a device keeps in its cache meanwhile.
 constexpr int64_t kSumBytes = int64_t{32} << 20;
 
@@ -217,7 +99,8 @@ bool is_aligned(const DeviceOperand& operand) { return operand.offset % 16 == 0;
 // approximates; what it keeps of the sums has rows of whole 16 bytes.
 bool is_for_library(const Linear& linear, const Emitter& emit) {
   const DeviceProduct& product = linear.product;
-  if (product.type == DType::kF64 || product.k == 0 || !is_aligned(emit.operand(kBias)))
+  if (product.type == DType::kF64 || product.k == 0 || is_far_along_k(product) ||
+      !is_aligned(emit.operand(kBias)))
     return false;
   if (!linear.is_activated) return true;
   return linear.activation == "gelu_tanh" && product.type != DType::kF32 && product.n % 8 == 0 &&
@@ -270,12 +153,14 @@ void make_in_two(const Linear& linear, Emitter& emit) {
     if (k == 0)
       emit.zero(sums, here * row_of_sums);
     else
-      emit.product(product, {moved(emit.operand(kX), first * product.lda * bytes),
-                             emit.operand(kW),
-                             {},
-                             {},
-                             sums,
-                             {}});
+      make_within(product,
+                  {moved(emit.operand(kX), first * product.lda * bytes),
+                   emit.operand(kW),
+                   {},
+                   {},
+                   sums,
+                   {}},
+                  emit);
     finish(linear, here, {sums, emit.operand(kBias), y, pre}, emit);
   }
 }

@@ -109,7 +109,7 @@ class ClusterMachine : public Machine {
   // ---- Instructions ----
   std::vector<StepCost> costs_in(const Rank& of, const std::vector<Instruction>& section) const {
     std::vector<StepCost> costs;
-    const double host = profile_ ? profile_->host : of.device.issue;
+    const double host = profile_ && profile_->host ? *profile_->host : of.device.issue;
     for (const Instruction& one : section) {
       StepCost& cost = costs.emplace_back(cost_of(of, one));
       if (lanes == Lanes::kStreams)

@@ -33,7 +33,10 @@ class ProfileReader {
     PIPER_ASSIGN(const Node* step, map_of(root, "step"));
     PIPER_ASSIGN(out_.step, number_of(*step, "median_us", kMicro));
     PIPER_ASSIGN(const Node* host, map_of(root, "host"));
-    PIPER_ASSIGN(out_.host, number_of(*host, "us_per_instruction", kMicro));
+    if (host->find("us_per_instruction")) {
+      PIPER_ASSIGN(const double each, number_of(*host, "us_per_instruction", kMicro));
+      out_.host = each;
+    }
     PIPER_TRY(read_entries(root, "programs", "program", out_.programs));
     PIPER_TRY(read_entries(root, "communication", "kind", out_.communication));
     PIPER_TRY(read_entries(root, "local", "kind", out_.local));

@@ -386,9 +386,19 @@ Json table_of(const Profile& profile, ProfileKey::Table table) {
   return made;
 }
 
-// The least time of each kind counts: where the device is behind, its queue fills up and then holds
-// the host back, which is no work of the host.
-Json host_of(const Profile& profile) {
+// Returns the share of the steps' time in which devices run programs: 0 where hosts run them.
+double share_at_work(const Profile& profile, const Times& steps) {
+  double ranks = 0, programs = 0;
+  for (const auto& [digest, role] : profile.roles) ranks += static_cast<double>(role.ranks);
+  for (const auto& [key, entry] : profile.entries)
+    if (key.table == ProfileKey::kPrograms) programs += entry.times.total();
+  return profile.has_device_times ? programs / (ranks * steps.total()) : 0;
+}
+
+// What the host takes is not known where devices are at work all the time: their queue fills up,
+// and then holds the host back. Elsewhere the least time of each kind counts.
+Json host_of(const Profile& profile, const Times& steps) {
+  constexpr double kBusy = 0.9;
   int64_t count = 0;
   double total = 0;
   for (const auto& [key, entry] : profile.entries)
@@ -397,7 +407,10 @@ Json host_of(const Profile& profile) {
       total += entry.times.least() * static_cast<double>(entry.times.count());
     }
   const double each = count > 0 ? total / static_cast<double>(count) : 0;
-  return {{"us_per_instruction", rounded(each)}, {"kinds", table_of(profile, ProfileKey::kHost)}};
+  Json made;
+  if (share_at_work(profile, steps) < kBusy) made["us_per_instruction"] = rounded(each);
+  made["kinds"] = table_of(profile, ProfileKey::kHost);
+  return made;
 }
 
 Json roles_of(const Profile& profile) {
@@ -461,7 +474,7 @@ std::string print_profile(const Profile& profile, const PlanSet& set, const JobO
   file["first_step"] = profile.first_step + 1;
   file["step"] = std::move(step);
   file["tokens_per_s"] = rounded(tokens * 1e6 / times.quantile(0.5));
-  file["host"] = host_of(profile);
+  file["host"] = host_of(profile, times);
   file["roles"] = roles_of(profile);
   file["programs"] = table_of(profile, ProfileKey::kPrograms);
   file["communication"] = table_of(profile, ProfileKey::kCommunication);

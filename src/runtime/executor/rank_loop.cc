@@ -185,10 +185,8 @@ class Steps {
   NonFinite guard_;
   std::optional<SlowRanks> slow_;
   bool stop_ = false, last_ = false;
-  // The step ends before the next one begins: something is due between them, or the step is timed
-  // with an empty queue at its begin.
-  bool drains_ = false;
-  bool save_ = false;                      // some rank was told to write a checkpoint
+  bool drains_ = false;  // the step ends before the next one begins: something is due between them
+  bool save_ = false;    // some rank was told to write a checkpoint
   int64_t begun_, ended_;                  // so many steps
   bool counts_none_ = false;               // the step that ended last: it was not finite
   int64_t left_out_ = 0;                   // steps of data
@@ -220,9 +218,7 @@ Status Steps::begin(int64_t step) {
   counts_none_ = false;
   // A step that has begun is finished.
   last_ = step + 1 == run_.options.steps || (stop_ && overlap_);
-  drains_ =
-      overlap_ && !last_ &&
-      (is_save_due(step + 1) || is_evaluation_due(step + 1) || run_.options.profile_steps > 0);
+  drains_ = overlap_ && !last_ && (is_save_due(step + 1) || is_evaluation_due(step + 1));
   PIPER_TRY(inject_fault("step", run_.control.rank(), step + 1));
   if (run_.options.before_step)
     PIPER_TRY(run_.options.before_step(run_.control.rank(), step, run_.executor));

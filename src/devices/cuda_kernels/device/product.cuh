@@ -53,6 +53,17 @@ DEVICE void finish_sums(const computed<T>* sums, const T* bias, T* y, T* pre, in
   reinterpret_cast<Elements*>(y)[i] = made;
 }
 
+// Rounds `count` sums, and adds c to them: matrices of kRows rows, which are kLdd elements apart in c
+// and d, and from matrix to matrix kStep.
+template <class R, bool kAdds, int64_t kColumns, int64_t kRows, int64_t kLdd, int64_t kStep>
+DEVICE void round_sums(const float* sums, const R* c, R* d, int64_t count) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  const int64_t row = i / kColumns;
+  const int64_t at = row / kRows * kStep + row % kRows * kLdd + i % kColumns;
+  d[at] = R(kAdds ? sums[i] + static_cast<float>(c[at]) : sums[i]);
+}
+
 // Computes d = sum + what the last kTail elements of k give: a [rows, kTail] · b [kTail, kColumns],
 // either of which may be transposed. Rows are so many elements apart. A thread has kPack of the
 // `count` elements of d, of one row.
