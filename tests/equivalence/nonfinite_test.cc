@@ -95,6 +95,22 @@ TEST_F(NonFinite, AJobGoesBackAndLeavesOutTheData) {
   }
 }
 
+// Under tensor parallelism all ranks have some gradients alike, and each forms the norm from its
+// own copy: a copy that one rank has spoilt ends the job on all, or sends it back.
+TEST_F(NonFinite, ACopyThatOneRankHasSpoiltIsSeen) {
+  compile("tp", kWays[4].text);
+  for (const int rank : {0, 1}) {
+    const std::string fault = fmt::format("nan@{}:4:backward", rank),
+                      folder = fmt::format("copy-{}", rank);
+    const auto [code, output] =
+        run("tp", "--steps 6 --every 2 --checkpoint " + path(folder), fault);
+    EXPECT_EQ(code, 11) << output;
+    const auto steps = list_checkpoints(file_storage(), path(folder));
+    ASSERT_TRUE(steps) << output;
+    EXPECT_LE(steps->front(), 3) << output;  // nothing of the fourth step is saved
+  }
+}
+
 // Plans whose updates do not wait for the norm say so; skip_nonfinite lets them wait.
 TEST_F(NonFinite, PlansWithoutANormSaySo) {
   const std::string train = "train: {global_batch: 12, optimizer: {sgd: {lr: 0.01}}";

@@ -15,8 +15,9 @@ enum Word : uint8_t {
   kStillWrites = 4,  // its part of the checkpoint under way is not written
   kInterrupted = 8,  // it stops before the end that was asked for
   kNotWritten = 16,  // rank 0: the checkpoint under way failed
-  kSkipped = 32,     // rank 0: the norm of the gradients is not finite, and no update was made
-  kNotFinite = 64,   // rank 0: a loss or norm is not finite, and the update was made
+  kSkipped = 32,     // the norm of the gradients is not finite, and the rank made no update
+  kNotFinite = 64,   // a loss or norm is not finite, and the rank made the update
+  kUpdated = 128,    // of plans that can skip an update: the rank made it
 };
 
 class BetweenSteps {

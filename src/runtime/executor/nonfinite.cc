@@ -15,6 +15,11 @@ double without_sign(double value) { return std::isnan(value) ? std::abs(value) :
 
 Error numeric_of(const StepMetrics& metrics) {
   const bool loss = is_bad(metrics.loss);
+  if (!loss && !is_bad(metrics.grad_norm))
+    return fail("step {}: a loss or the norm of the gradients is not finite on a rank other than 0",
+                metrics.step + 1)
+        .with_code(ExitCode::kNumeric)
+        .with_note("help: --check-replicas 1 names what differs between ranks that hold the same");
   Error error =
       fail("step {}: the {} is {}", metrics.step + 1, loss ? "loss" : "norm of the gradients",
            without_sign(loss ? *metrics.loss : metrics.grad_norm.value_or(NAN)))
@@ -26,25 +31,37 @@ Error numeric_of(const StepMetrics& metrics) {
   return error;
 }
 
+StepMetrics reported_by(const Executor& executor) {
+  StepMetrics metrics;
+  metrics.loss = executor.report("loss");
+  metrics.grad_norm = executor.report("grad_norm");
+  metrics.skipped = executor.report("skipped");
+  return metrics;
+}
+
 }  // namespace
 
 uint8_t NonFinite::words(const StepMetrics& metrics) const {
   if (metrics.skipped.value_or(0) != 0) return kSkipped;
-  if (between_.scales_loss()) return 0;  // a loss in f16 may be too large
-  return is_bad(metrics.loss) || is_bad(metrics.grad_norm) ? kNotFinite : 0;
+  const uint8_t updated = metrics.skipped ? kUpdated : 0;
+  if (between_.scales_loss()) return updated;  // a loss in f16 may be too large
+  return (is_bad(metrics.loss) || is_bad(metrics.grad_norm) ? kNotFinite : 0) | updated;
 }
+
+uint8_t NonFinite::words(const Executor& executor) const { return words(reported_by(executor)); }
 
 NonFinite::Verdict NonFinite::judge(uint8_t words) {
   const bool skipped = (words & kSkipped) != 0;
+  disagrees_ = skipped && (words & kUpdated) != 0;
   if (skipped) ++skipped_, ++in_a_row_;
   if (!skipped && (words & kNotFinite) == 0) in_a_row_ = 0;
   if ((words & (kSkipped | kNotFinite)) == 0) return Verdict::kGoOn;
-  if (skipped && may_skip() && in_a_row_ < kMostSkippedInARow) return Verdict::kGoOn;
+  if (skipped && !disagrees_ && may_skip() && in_a_row_ < kMostSkippedInARow) return Verdict::kGoOn;
   if (options_.on_nan == OnNan::kRollBack && rollbacks_ < options_.most_rollbacks) {
     ++rollbacks_;
     return Verdict::kRollBack;
   }
-  return skipped && can_stand_still_ ? Verdict::kKeep : Verdict::kFail;
+  return skipped && !disagrees_ && can_stand_still_ ? Verdict::kKeep : Verdict::kFail;
 }
 
 Error NonFinite::error(const StepMetrics& metrics, Verdict verdict) const {
@@ -52,6 +69,10 @@ Error NonFinite::error(const StepMetrics& metrics, Verdict verdict) const {
   if (verdict == Verdict::kKeep)
     error.notes.push_back(fmt::format(
         "no rank has made this update: what is saved is the state after step {}", metrics.step));
+  if (disagrees_)
+    error.notes.push_back(
+        "some ranks have made the update and others have not, though all of them have this norm "
+        "alike: nothing of this step is saved");
   if (in_a_row_ >= kMostSkippedInARow)
     error.notes.push_back(fmt::format("{} steps in a row were skipped", in_a_row_));
   if (options_.on_nan == OnNan::kRollBack && rollbacks_ >= options_.most_rollbacks)
@@ -61,7 +82,7 @@ Error NonFinite::error(const StepMetrics& metrics, Verdict verdict) const {
     error.notes.push_back(
         "the update was made, and is not saved. help: 'train: {skip_nonfinite: true}' or clip_norm "
         "keeps such updates from being made");
-  else if (verdict != Verdict::kKeep)
+  else if (verdict != Verdict::kKeep && !disagrees_)
     error.notes.push_back("nothing is saved of the steps after the newest checkpoint");
   if (options_.on_nan == OnNan::kStop && !between_.scales_loss())
     error.notes.push_back(
@@ -70,13 +91,10 @@ Error NonFinite::error(const StepMetrics& metrics, Verdict verdict) const {
 }
 
 Status NonFinite::check_alone(const Executor& executor, int64_t step) {
-  StepMetrics metrics;
+  StepMetrics metrics = reported_by(executor);
   metrics.step = step;
-  metrics.loss = executor.report("loss");
-  metrics.grad_norm = executor.report("grad_norm");
-  metrics.skipped = executor.report("skipped");
   const uint8_t said = words(metrics);
-  if (said == 0 || (said == kSkipped && may_skip())) return ok_status();
+  if ((said & (kSkipped | kNotFinite)) == 0 || (said == kSkipped && may_skip())) return ok_status();
   return error(metrics, Verdict::kFail);
 }
 

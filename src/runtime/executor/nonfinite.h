@@ -18,9 +18,12 @@ class NonFinite {
     kRollBack,  // it goes on from the newest checkpoint
     kFail,      // it ends, and keeps nothing
   };
-  // Returns the Word bits that rank 0 tells the others of a step.
+  // Returns the Word bits that a rank tells the others of a step: rank 0 by what it has collected,
+  // others by their own reports. What all have alike, such as a norm under tensor parallelism, may
+  // be spoilt in one rank's copy only.
   uint8_t words(const StepMetrics& metrics) const;
-  // Judges the step by what rank 0 has told of it.
+  uint8_t words(const Executor& executor) const;
+  // Judges the step by what all ranks have told of it.
   Verdict judge(uint8_t words);
   // Says what is wrong with the step that was judged last, and what becomes of it.
   Error error(const StepMetrics& metrics, Verdict verdict) const;
@@ -37,6 +40,7 @@ class NonFinite {
   const BetweenSteps& between_;
   const bool can_stand_still_;
   int64_t skipped_ = 0, in_a_row_ = 0, rollbacks_ = 0;
+  bool disagrees_ = false;  // in the step that was judged last, some ranks made the update
 };
 
 // Checks that the plans can do what is asked for. Error (kUsage): they cannot.
