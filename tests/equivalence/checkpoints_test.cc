@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "sample_jobs.h"
 
@@ -284,32 +285,44 @@ TEST_F(Checkpoints, KilledJobsEndAsOthersDo) {
 }
 
 // Whatever a rank is doing when it is killed, the others end soon, and a resumed job ends as one
-// that nobody killed.
-TEST_F(Checkpoints, EachPointOfAKillIsResumed) {
-  ASSERT_EQ(run("pp2dp2", "--steps 7 --save " + path("b")).first, 0);
-  for (const char* phase : {"load", "step", "after", "copy", "write", "commit", "publish", "end"})
-    for (const int rank : {0, 3}) {
-      if (rank != 0 && (phase == std::string("commit") || phase == std::string("publish")))
-        continue;
-      const int step = phase == std::string("load") ? 0 : phase == std::string("end") ? 7 : 4;
-      const std::string what = fmt::format("kill@{}:{}:{}", rank, step, phase),
-                        folder = path("points-" + what);
-      const std::string command = fmt::format(
-          "PIPER_FAULT={} {}/bin/piper-run {} --data {}:u8 --threads 1 --steps 7 "
-          "--every 2 --checkpoint {} 2>&1",
-          what, PIPER_BINARY_DIR, path("pp2dp2"), path("text.bin"), folder);
-      const auto before = std::chrono::steady_clock::now();
-      const auto [code, output] =
-          run_shell("exec 2>&1; " +
-                    as_processes(4, torch_variables(4, free_port()), "sh -c '" + command + "'"));
-      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - before;
-      EXPECT_NE(code, 0) << what << output;
-      EXPECT_LE(took.count(), 30) << what;  // the others' patience is no part of it
-      const auto resumed = run("pp2dp2", "--steps 7 --resume-or-start " + folder +
-                                             " --checkpoint " + folder + " --save " + path("a"));
-      ASSERT_EQ(resumed.first, 0) << what << resumed.second;
-      EXPECT_EQ(read("a"), read("b")) << what;
-    }
+// that nobody killed. `launch`: starts a command as four processes.
+class KillPoints : public Checkpoints {
+ protected:
+  static void expect_resumed(const std::string& name,
+                             const std::function<std::string(const std::string& command)>& launch) {
+    ASSERT_EQ(run("pp2dp2", "--steps 7 --save " + path("b")).first, 0);
+    for (const std::string phase :
+         {"load", "step", "after", "copy", "write", "commit", "publish", "end"})
+      for (const int rank : {0, 3}) {
+        if (rank != 0 && (phase == "commit" || phase == "publish")) continue;
+        const int step = phase == "load" ? 0 : phase == "end" ? 7 : 4;
+        const std::string what = fmt::format("kill@{}:{}:{}", rank, step, phase),
+                          folder = path(name + "-points-" + what);
+        const std::string killed =
+            fmt::format("env PIPER_FAULT={} {}", what,
+                        command("pp2dp2", "--steps 7 --every 2 --checkpoint " + folder));
+        const auto before = std::chrono::steady_clock::now();
+        const auto [code, output] = run_shell("exec 2>&1; " + launch(killed));
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - before;
+        EXPECT_NE(code, 0) << what << output;
+        EXPECT_LE(took.count(), 30) << what;  // the others' patience is no part of it
+        const auto resumed = run("pp2dp2", "--steps 7 --resume-or-start " + folder +
+                                               " --checkpoint " + folder + " --save " + path("a"));
+        ASSERT_EQ(resumed.first, 0) << what << resumed.second;
+        EXPECT_EQ(read("a"), read("b")) << what;
+      }
+  }
+};
+
+TEST_F(KillPoints, OverTcp) {
+  expect_resumed("tcp", [](const std::string& command) {
+    return as_processes(4, torch_variables(4, free_port()), command);
+  });
+}
+
+TEST_F(KillPoints, OverMpi) {
+  expect_resumed("mpi",
+                 [](const std::string& command) { return kMpi + ("mpirun -n 4 " + command); });
 }
 
 // A job that is started again with fewer processes takes the plans for these.
