@@ -96,8 +96,10 @@ Status CheckpointFlags::take(RunOptions& run) {
                                                       {&init, How::kInit}};
   for (const auto& [from, how] : verbs)
     if (!from->empty()) run.start.how = how, run.start.from = *from;
-  if (!run.start.accept.empty() && (resume + resume_or_start).empty())
-    return fail("--accept names what may differ from a checkpoint that a job resumes")
+  if (!run.start.accept.empty() && (resume + resume_or_start + run.switch_to).empty())
+    return fail(
+               "--accept names what may differ from a checkpoint that a job resumes, or between "
+               "plans that it switches to")
         .with_code(ExitCode::kUsage)
         .with_note("help: --resume DIR, or --resume-or-start DIR");
   if (!time_limit.empty()) {

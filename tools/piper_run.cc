@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <atomic>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -100,7 +101,7 @@ struct Flags {
   piper::CheckpointFlags checkpoint;
   piper::FaultFlags faults;
   std::vector<std::string> plans;
-  std::string verify, helper = "auto", graphs = "on", products, tune;
+  std::string verify, helper = "auto", graphs = "on", products, tune, switch_to;
   double target = 0;
   std::vector<std::string> architectures;  // of --compile-only
   bool no_shuffle = false, picture = false;
@@ -160,11 +161,27 @@ std::optional<piper::Status> do_instead(const Flags& flags) {
   return std::nullopt;
 }
 
+// Takes "DIR@STEP" apart.
+piper::Status take_switch(Flags& flags) {
+  if (flags.switch_to.empty()) return piper::ok_status();
+  const size_t at = flags.switch_to.rfind('@');
+  const std::string step = at == std::string::npos ? "" : flags.switch_to.substr(at + 1);
+  int64_t& number = flags.run.switch_step;
+  const auto read = std::from_chars(step.data(), step.data() + step.size(), number);
+  flags.run.switch_to = flags.switch_to.substr(0, at);
+  if (!step.empty() && read.ec == std::errc() && read.ptr == step.data() + step.size() &&
+      !flags.run.switch_to.empty())
+    return piper::ok_status();
+  return piper::fail("--switch {}: expected DIR@STEP, such as plans2@1000", flags.switch_to)
+      .with_code(piper::ExitCode::kUsage);
+}
+
 void add_flags(CLI::App& app, Flags& flags) {
   piper::RunOptions& run = flags.run;
   app.add_option("plan", flags.plans,
                  "a directory of plans (all ranks run here), or one rankN.plan; of several "
-                 "directories, the first one for as many ranks as the launcher has started")
+                 "directories, and of those in a folder that piperc --tolerate wrote, the first "
+                 "one for as many ranks as the launcher has started")
       ->required()
       ->type_name("DIR|RANK.plan");
   app.add_option("--steps", run.job.steps, "training steps")
@@ -175,6 +192,12 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->type_name("SOURCE")
       ->expected(1)
       ->take_all();
+  app.add_option("--switch", flags.switch_to,
+                 "after STEP steps, go on under these plans, which are for as many ranks: what "
+                 "ranks hold moves between them in memory, and the result is that of a job that "
+                 "ends there with a checkpoint and resumes under them; --accept says which "
+                 "settings may differ")
+      ->type_name("DIR@STEP");
   app.add_option("--eval-data", run.evaluation,
                  "evaluate on this source, too; NAME=SOURCE for several sets. The plans need "
                  "'piperc --eval'. The first set's loss says which checkpoints are best")
@@ -348,7 +371,9 @@ void add_flags(CLI::App& app, Flags& flags) {
   if (!prepared) std::fputs(print_error(prepared.error()).c_str(), stderr);
   if (!prepared || instead)
     return static_cast<int>(prepared ? piper::ExitCode::kOk : prepared.error().code);
-  if (const piper::Status taken = flags.checkpoint.take(flags.run); !taken) {
+  piper::Status taken = take_switch(flags);
+  if (taken) taken = flags.checkpoint.take(flags.run);
+  if (!taken) {
     std::fputs(print_error(taken.error()).c_str(), stderr);
     return static_cast<int>(taken.error().code);
   }

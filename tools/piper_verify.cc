@@ -7,6 +7,7 @@
 #include "piper/devices/cpu.h"
 #include "piper/devices/registry.h"
 #include "piper/plan/verify.h"
+#include "piper/plan/worlds.h"
 #include "version.h"
 
 namespace piper {
@@ -160,6 +161,42 @@ Result<bool> verify(const std::string& directory, bool json, bool is_oracle) {
   return proved;
 }
 
+// Returns whether all of a folder are proved: a plan set, or one for each number of ranks.
+Result<bool> verify_folder(const std::string& directory, bool json) {
+  PIPER_ASSIGN(const std::optional<Worlds> worlds, read_worlds(directory));
+  if (!worlds) return verify(directory, json, false);
+  bool proved = true;
+  for (const Worlds::Set& set : worlds->sets) {
+    PIPER_ASSIGN(const bool one, verify(directory + "/" + set.folder, json, false));
+    proved = proved && one;
+  }
+  return proved;
+}
+
+// Returns whether a job may switch from one plan set to the other: each rank gets what it is to
+// hold.
+Result<bool> verify_switch(const std::string& directory, const std::string& to, bool json) {
+  PIPER_ASSIGN(const PlanSet before, read_plan_set(directory));
+  PIPER_ASSIGN(const PlanSet after, read_plan_set(to));
+  PIPER_ASSIGN(const StateTransfer transfer, plan_transfer(before, after));
+  const std::vector<Finding> findings = verify_transfer(transfer, before, after);
+  for (const Finding& finding : findings)
+    if (!json) fmt::print("{} -> {}: {}: {}\n", directory, to, finding.rule, finding.text);
+  if (json)
+    fmt::print(
+        "{{\"from\":\"{}\",\"to\":\"{}\",\"moved_bytes\":{},\"least_bytes\":{},"
+        "\"kept_bytes\":{},\"findings\":{}}}\n",
+        escape(directory), escape(to), transfer.moved_bytes, transfer.least_bytes,
+        transfer.kept_bytes, findings.size());
+  else if (findings.empty())
+    fmt::print(
+        "{} -> {}: ok: {} states, each element comes once to whom holds it; {} bytes move "
+        "between ranks (the least is {}), {} stay\n",
+        directory, to, transfer.states.size(), transfer.moved_bytes, transfer.least_bytes,
+        transfer.kept_bytes);
+  return findings.empty();
+}
+
 }  // namespace
 }  // namespace piper
 
@@ -171,9 +208,13 @@ int main(int argc, char** argv) {
   app.footer(
       "exit codes: 0 proved, 2 wrong usage, 3 refused (findings are printed), 4 the plans cannot "
       "be read, 12 the system refused");
-  std::string directory;
+  std::string directory, to;
   bool json = false;
   app.add_option("DIR", directory, "the directory that piperc wrote")->required();
+  app.add_option("--switch", to,
+                 "also prove that a job may switch to these plans (piper-run --switch): each rank "
+                 "gets what it is to hold")
+      ->type_name("DIR");
   app.add_flag("--json", json, "one JSON object per plan set");
   app.set_version_flag("--version", fmt::format("piper-verify {}", piper::version()));
   try {
@@ -181,7 +222,11 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : static_cast<int>(piper::ExitCode::kUsage);
   }
-  auto proved = piper::verify(directory, json, false);
+  auto proved = piper::verify_folder(directory, json);
+  if (proved && !to.empty()) {
+    const auto switched = piper::verify_switch(directory, to, json);
+    proved = switched ? piper::Result<bool>(*proved && *switched) : switched;
+  }
   if (const auto printed = piper::flush_output(); proved && !printed) proved = printed.error();
   if (!proved) {
     std::fputs(piper::print_error(proved.error()).c_str(), stderr);

@@ -11,6 +11,7 @@
 #include "piper/devices/registry.h"
 #include "piper/inspect/picture.h"
 #include "piper/planner/compile.h"
+#include "tolerate.h"
 #include "version.h"
 
 namespace {
@@ -55,6 +56,7 @@ struct Flags {
   std::string emit, emit_order, order_form = "compute";
   std::string svg, costs = "flops";
   std::optional<size_t> width;
+  int64_t tolerate = 0;
   bool picture = false;
   bool describe = false;
   bool force = false, dry_run = false, timings = false, no_oracles = false, oracles = false;
@@ -184,6 +186,11 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   }
   if (const Status drawn = predict(flags, compiled->set); !drawn) return report(drawn.error());
   if (flags.output.empty()) return 0;
+  if (flags.tolerate > 0) {
+    const Status written =
+        write_tolerant(flags.compile, *compiled, flags.tolerate, flags.output, flags.force);
+    return written ? 0 : report(written.error());
+  }
   const Status written =
       write_plan_set(compiled->set, compiled->single ? &*compiled->single : nullptr,
                      compiled->uncut ? &*compiled->uncut : nullptr, flags.output, {flags.force});
@@ -206,9 +213,18 @@ int main(int argc, char** argv) {
   app.add_option("strategy", flags.compile.strategy,
                  "strategy file, or a name of the library: '<ddp>'")
       ->type_name("STRATEGY.yaml");
-  app.add_option("-o,--output", flags.output,
-                 "directory to write; must be new, or with --force hold plans")
-      ->type_name("DIR");
+  CLI::Option* output =
+      app.add_option("-o,--output", flags.output,
+                     "directory to write; must be new, or with --force hold plans")
+          ->type_name("DIR");
+  CLI::Option* tolerate =
+      app.add_option(
+             "--tolerate", flags.tolerate,
+             "write plans for up to K replicas fewer, too: DIR gets world-N for each number "
+             "of ranks, and piper-run DIR takes the set for as many as were launched")
+          ->type_name("K")
+          ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+          ->needs(output);
   app.add_option("--emit-onnx-training", flags.emit,
                  "write the model with the strategy's loss and optimizer as ONNX's training_info")
       ->type_name("FILE.onnx");
@@ -280,7 +296,8 @@ int main(int argc, char** argv) {
   app.add_flag("--force", flags.force, "replace a directory that holds plans");
   app.add_flag("--dry-run", flags.dry_run,
                "write nothing; print the explanation, unless --dump or --explain say what. The "
-               "model's values need not be there: a file of external data may be missing");
+               "model's values need not be there: a file of external data may be missing")
+      ->excludes(tolerate);
   app.add_flag("--eval", flags.compile.evaluation,
                "plans can also evaluate: the forward pass alone, without dropout and with running "
                "statistics, for piper-run --eval-data");

@@ -138,6 +138,32 @@ TEST_F(NcclProcesses, GoOnFromCheckpointsBitForBit) {
   }
 }
 
+// States move by way of hosts when a job goes on under other plans, and new communicators are made.
+TEST_F(NcclProcesses, SwitchToOtherPlansBitForBit) {
+  compile("1f1b", "-D stages=2 -D dp=1 -D microbatches=3");
+  std::filesystem::rename(at("plans"), at("others"));
+  compile("zero3", "-D dp=2");
+  const auto start = [&](const std::string& more) {
+    const auto [code, output] = run_shell(
+        "(" + as_processes(2, variables(2) + " FAKE_CUDA_COUNT=1", run("--threads 1 " + more)) +
+        ") 2>&1");
+    EXPECT_EQ(code, 0) << output;
+    return output;
+  };
+  start("--steps 3 --checkpoint " + at("checkpoints"));
+  const std::string ours =
+      start("--steps 6 --switch " + at("others") + "@3 --save " + at("switched"));
+  EXPECT_THAT(ours, testing::HasSubstr("bytes moved between ranks"));
+  start("--steps 6 --save " + at("unswitched"));
+  std::filesystem::remove_all(at("plans"));
+  std::filesystem::rename(at("others"), at("plans"));
+  start("--steps 6 --resume " + at("checkpoints") + " --save " + at("resumed"));
+  const auto read = [&](const char* name) { return *read_text_file(at(name), 1 << 28); };
+  EXPECT_EQ(read("switched"), read("resumed"));
+  EXPECT_NE(read("switched"), read("unswitched"));
+  expect_no_letters();
+}
+
 // Both ranks end, and who calls says what.
 TEST_F(NcclProcesses, NameTheCallThatFails) {
   compile("ddp", "-D dp=2");

@@ -46,6 +46,7 @@
 #pragma once
 
 #include "piper/plan/bundle.h"
+#include "piper/plan/transfer.h"
 
 namespace piper {
 
@@ -65,5 +66,10 @@ struct VerifyReport {
 // is compared. An error only if a set is not one at all (roles of different meshes, ranks without
 // role).
 Result<VerifyReport> verify_plan_set(const PlanSet& set, const PlanSet* single = nullptr);
+
+// Verifies (rule `switch`) that a transfer gives each rank each element of each state that it is to
+// hold under `to` and that ranks hold under `from`, once, from a rank that holds it.
+std::vector<Finding> verify_transfer(const StateTransfer& transfer, const PlanSet& from,
+                                     const PlanSet& to);
 
 }  // namespace piper

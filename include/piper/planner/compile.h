@@ -22,9 +22,12 @@ struct CompileOptions {
   bool absent_values = false;  // likewise
   std::vector<Definition> defines;
   std::vector<std::string> library;  // folders of strategies: see parse_strategy
-  std::string target = "cpu";        // the kind of device: see piper/devices/registry.h
-  bool evaluation = false;           // also RoleProgram::evaluation
-  bool oracles = true;  // also the single-device plans that --verify-against runs beside
+  // Sizes of mesh axes in place of the strategy's. What the strategy computes from the size that it
+  // gives stays: the batch and its microbatches.
+  std::vector<std::pair<std::string, int64_t>> axis_sizes;
+  std::string target = "cpu";  // the kind of device: see piper/devices/registry.h
+  bool evaluation = false;     // also RoleProgram::evaluation
+  bool oracles = true;         // also the single-device plans that --verify-against runs beside
   // `single` plays all replicas one after the other: where there are several and it would have more
   // instructions than this, it plays the first only; 0: never.
   int64_t largest_single = 0;

@@ -135,6 +135,14 @@ class CheckpointReader {
   static Result<CheckpointReader> open(Storage& storage, const std::string& folder);
   // Reads the tensors of a safetensors file, such as --save and Hugging Face write, each whole.
   static Result<CheckpointReader> open_tensors(const std::string& file);
+  struct Piece {  // what one file holds of a tensor: its elements one after the other, no padding
+    Held held;
+    Bytes data;
+  };
+  using Pieces = std::map<std::string, std::vector<Piece>>;
+  // Serves what is in memory, as if it had been read. `name` stands for the folder in messages.
+  static CheckpointReader of_memory(std::string name, Checkpoint about,
+                                    std::map<std::string, TensorType> types, Pieces pieces);
   const Checkpoint& about() const { return about_; }
   const std::string& folder() const { return folder_; }
   // Compares size and digest of file `index` with what the checkpoint says.
@@ -146,10 +154,6 @@ class CheckpointReader {
   // (kInput): shapes differ, elements are missing, or types that do not convert.
   Status read(const std::string& name, const Held& held, std::byte* to) const;
 
-  struct Piece {  // what one file holds of a tensor: its elements one after the other, no padding
-    Held held;
-    Bytes data;
-  };
   const std::vector<Piece>& pieces(const std::string& name) const { return pieces_.at(name); }
 
  private:
@@ -157,7 +161,7 @@ class CheckpointReader {
   std::string folder_;
   Checkpoint about_;
   std::map<std::string, TensorType> types_;
-  std::map<std::string, std::vector<Piece>> pieces_;
+  Pieces pieces_;
 };
 
 // ---- Writing ------------------------------------------------------------------------------------

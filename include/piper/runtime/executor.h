@@ -20,6 +20,8 @@ class StateSource {
   // Returns false where it has no such value, so that the initial one holds.
   virtual Result<bool> fill(const Tensor& tensor, std::span<const std::string> names,
                             const Held& held, std::byte* to) const = 0;
+  // Returns what serves this rank, where ranks are served by what is their own.
+  virtual const StateSource& of_rank(int64_t) const { return *this; }
 };
 
 class Recorder;

@@ -90,6 +90,10 @@ struct JobOptions {
   int64_t evaluate_every = 0;
   std::function<void(const EvaluationMetrics&)> on_evaluation;  // on rank 0
   std::function<void()> on_loaded;  // called when no rank here reads `states` any more
+  // The job goes on with other plans after these steps. Called by every rank then, unless the job
+  // has ended before; collective. What is done at a job's end is not done, but that a checkpoint is
+  // written.
+  std::function<Status(Executor& executor, Transport& transport)> on_end;
   int64_t trace_steps = 0;
   int64_t profile_steps = 0;  // the result has a profile of this many last steps
   bool parameters = true;     // whether the result has them: a copy beside the plan's memory
@@ -134,6 +138,8 @@ struct JobResult {
   // What print_profile says; of rank 0 only. Empty: not asked for, or no step was timed.
   std::string profile;
   bool interrupted = false, reached_target = false;
+  bool goes_on = false;  // JobOptions::on_end was called, on all ranks
+  int64_t left_out = 0;  // steps of data that were taken and not trained on
   // Why the job ended early with its training saved: a step was not finite. On all ranks; the
   // message is rank 0's.
   std::optional<Error> ended_by;
@@ -188,8 +194,12 @@ struct StartOptions {
 // Holds what the command line of piper-run says.
 struct RunOptions {
   std::string plan;  // a directory of plans, or one rankN.plan
-  // Further directories: of all, the first one counts that is for as many ranks as were launched.
+  // Further directories: of all, and of those in folders of several worlds, the first one counts
+  // that is for as many ranks as were launched.
   std::vector<std::string> other_plans;
+  // After so many steps the job goes on under these plans, a directory; "": it does not.
+  std::string switch_to;
+  int64_t switch_step = 0;
   StartOptions start;
   DataOptions data;  // its seed is the plan set's unless `seed` says another
   std::optional<uint64_t> seed;

@@ -23,7 +23,11 @@ Result<Manifest> read_manifest(const std::string& directory) {
   const std::string path = directory + "/manifest.json";
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored))
-    return bad_at(directory, "this is no plan set: it has no manifest.json");
+    return bad_at(directory, "{}",
+                  std::filesystem::exists(directory + "/worlds.json", ignored)
+                      ? "it has plan sets for several numbers of ranks: name one of them, such as "
+                        "DIR/world-8"
+                      : "this is no plan set: it has no manifest.json");
   PIPER_ASSIGN(const std::string text, as_plan_error(read_text_file(path, int64_t{64} << 20)));
   return parse_manifest(text, path);
 }

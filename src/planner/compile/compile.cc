@@ -35,6 +35,16 @@ Result<Graph> find_patterns(Graph graph, Steps& steps, Compiled& compiled) {
   return std::move(found.graph);
 }
 
+// A param that has an axis's name has its size, too: expressions cannot tell them apart.
+void resize_axes(const CompileOptions& options, Strategy& strategy) {
+  for (const auto& [name, size] : options.axis_sizes) {
+    for (MeshAxis& axis : strategy.mesh)
+      if (axis.name == name) axis.size = size;
+    for (auto& [param, value] : strategy.params)
+      if (param == name) value = size;
+  }
+}
+
 // Returns what expressions of the strategy may name everywhere.
 Variables scope_of(const Strategy& strategy, const Cut& cut) {
   Variables variables = strategy.params;
@@ -466,8 +476,10 @@ std::span<const std::string_view> dump_steps() { return kSteps; }
 Result<Compiled> compile(const CompileOptions& options) {
   Compiled compiled;
   Steps steps(options, compiled);
-  const auto read_strategy = [&] {
-    return parse_strategy(options.strategy, options.defines, options.library);
+  const auto read_strategy = [&]() -> Result<Strategy> {
+    PIPER_ASSIGN(Strategy read, parse_strategy(options.strategy, options.defines, options.library));
+    resize_axes(options, read);
+    return read;
   };
   PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy, print_strategy));
   const auto read_model = [&] {

@@ -25,7 +25,7 @@ Result<std::map<std::string, Held>> boxes_of(const std::string& path) {
 
 // Adds the tensors of one file.
 Status add_file(const std::string& path, std::map<std::string, TensorType>& types,
-                std::map<std::string, std::vector<CheckpointReader::Piece>>& pieces) {
+                CheckpointReader::Pieces& pieces) {
   PIPER_ASSIGN(const std::vector<NamedTensor> tensors, read_safetensors(path));
   PIPER_ASSIGN(const auto boxes, boxes_of(path));
   int64_t runs = kSpareRuns;
@@ -139,6 +139,17 @@ Result<CheckpointReader> CheckpointReader::open_tensors(const std::string& file)
   CheckpointReader reader;
   reader.folder_ = file;
   PIPER_TRY(add_file(file, reader.types_, reader.pieces_));
+  return reader;
+}
+
+CheckpointReader CheckpointReader::of_memory(std::string name, Checkpoint about,
+                                             std::map<std::string, TensorType> types,
+                                             Pieces pieces) {
+  CheckpointReader reader;
+  reader.folder_ = std::move(name);
+  reader.about_ = std::move(about);
+  reader.types_ = std::move(types);
+  reader.pieces_ = std::move(pieces);
   return reader;
 }
 

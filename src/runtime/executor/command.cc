@@ -1,179 +1,20 @@
-// piper-run after its flags: which ranks run here, over which transport, with which data; and what
-// comes out.
+// piper-run after its flags: over which transport ranks run, from where on, and what comes out.
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 
 #include "cores.h"
 #include "evaluation.h"
 #include "finish.h"
-#include "nonfinite.h"
+#include "loaded.h"
 #include "nvtx.h"
 #include "piper/base/process.h"
 #include "piper/devices/registry.h"
 #include "recorder.h"
-#include "resume.h"
 #include "watch.h"
 
 namespace piper {
 namespace {
-
-namespace fs = std::filesystem;
-
-Error usage(std::string text) { return Error{ExitCode::kUsage, {}, std::move(text), {}}; }
-
-enum class Way { kThreads, kMpi, kTcp };
-
-// Holds the plans that run, and says where.
-struct Loaded {
-  PlanSet set;
-  std::optional<PlanSet> reference;
-  std::unique_ptr<BatchSource> data, reference_data;
-  std::vector<std::unique_ptr<BatchSource>> evaluation;
-  std::optional<Start> start;      // what the states begin with, if not with the plans' values
-  std::optional<FolderLock> lock;  // of the folder of checkpoints, on rank 0
-  int64_t rank = 0, world = 1;
-  Way way = Way::kThreads;
-  std::string rendezvous;  // of kTcp
-  bool is_process() const { return way != Way::kThreads; }
-};
-
-Status check_launch(const Loaded& loaded, const std::string& plan,
-                    const std::optional<Launch>& launch) {
-  const int64_t world = loaded.world;
-  const std::string advice =
-      fmt::format("help: mpirun -n {} piper-run {}", world, loaded.set.directory);
-  if (launch && launch->world != world && (loaded.is_process() || launch->world > 1)) {
-    return usage(fmt::format("{} is for {} rank{}, but {} process{} started", plan, world,
-                             world == 1 ? "" : "s", launch->world,
-                             launch->world == 1 ? " was" : "es were"))
-        .with_note(advice);
-  }
-  if (loaded.way == Way::kTcp && loaded.rendezvous.empty()) {
-    return usage(fmt::format("the launcher says that this is rank {} of {}, but not where rank 0 "
-                             "listens",
-                             loaded.rank, world))
-        .with_note("help: set MASTER_ADDR and MASTER_PORT, or give --rendezvous HOST:PORT");
-  }
-  if (loaded.is_process() && !launch && loaded.rendezvous.empty()) {
-    return usage(fmt::format("{} is one of {} ranks, and no launcher started this process", plan,
-                             world))
-        .with_note("help: give the directory to run all ranks here, or start one process per rank:")
-        .with_note(advice);
-  }
-  return ok_status();
-}
-
-// Returns how this rank meets the others: as its launcher has it, or where --rendezvous says.
-Way way_of(const std::optional<Launch>& launch, const std::string& rendezvous) {
-  return rendezvous.empty() && (!launch || launch->mpi) ? Way::kMpi : Way::kTcp;
-}
-
-// What a backend leaves that computes nothing says nothing, and one that this machine lacks leaves
-// nothing.
-Status check_backend(const RunOptions& options) {
-  const bool reads = !options.save.empty() || options.job.target_loss || options.job.checkpoint ||
-                     options.job.verify.against != VerifyAgainst::kNone;
-  PIPER_ASSIGN(const BackendKind* kind, find_backend(options.job.backend));
-  if (kind->available) PIPER_TRY(kind->available());
-  if (kind->computes || !reads) return ok_status();
-  return usage(fmt::format(
-      "the {} backend computes nothing: there is nothing to save, to compare or to wait for",
-      kind->name));
-}
-
-// Decides which process of a job this one is: the launcher says so, whatever the plan says.
-void take_launch(const std::optional<Launch>& launch, const std::string& rendezvous,
-                 Loaded& loaded) {
-  loaded.rendezvous = !rendezvous.empty() ? rendezvous : launch ? launch->rendezvous : "";
-  if (!launch || launch->world < 2) return;
-  loaded.rank = launch->rank;
-  loaded.world = launch->world;
-  loaded.way = way_of(launch, rendezvous);
-}
-
-// Takes the plans that are for as many ranks as there are: a job that is started again on fewer
-// hosts goes on with other plans.
-Status choose_plans(RunOptions& options, const std::optional<Launch>& launch) {
-  if (options.other_plans.empty()) return ok_status();
-  std::vector<std::string> all{options.plan}, worlds;
-  all.insert(all.end(), options.other_plans.begin(), options.other_plans.end());
-  for (const std::string& directory : all) {
-    PIPER_ASSIGN(const PlanOutline outline, read_plan_outline(directory));
-    const int64_t world = std::ssize(outline.role_of_rank);
-    worlds.push_back(fmt::format("{} ({})", world, directory));
-    if (launch && launch->world > 1 && launch->world != world) continue;
-    options.plan = directory;
-    return ok_status();
-  }
-  return usage(fmt::format("{} processes were started, and the plans are for {} ranks",
-                           launch->world, join(worlds, ", ")));
-}
-
-Status load_plans(const RunOptions& options, const std::optional<Launch>& launch, Loaded& loaded) {
-  bool several = loaded.is_process();
-  std::error_code ignored;
-  if (fs::is_directory(options.plan, ignored)) {
-    PIPER_ASSIGN(loaded.set, read_plan_set(options.plan));
-    if (!options.rendezvous.empty() && !launch && loaded.set.world() > 1)
-      return usage("--rendezvous wants to know which rank this is")
-          .with_note("help: give one rankN.plan, or set RANK and WORLD_SIZE");
-  } else {
-    PIPER_ASSIGN(RankPlan plan, read_rank_plan(options.plan));
-    // Where all roles are at hand, the inputs of all are known, too: a source for another role's
-    // input is no mistake.
-    auto whole = read_plan_set(plan.set.directory);
-    loaded.set = whole ? *std::move(whole) : std::move(plan.set);
-    loaded.rank = plan.header.rank;
-    several = (launch && launch->mpi) || loaded.set.world() > 1;
-  }
-  loaded.world = loaded.set.world();
-  if (several) loaded.way = way_of(launch, options.rendezvous);
-  if (Status fits = check_launch(loaded, options.plan, launch); !fits) {
-    loaded.way = Way::kThreads;  // there is no job of others to be told
-    return fits;
-  }
-  return load_params(loaded.set);
-}
-
-// Returns the inputs that this process reads, from the given sources.
-Result<std::unique_ptr<BatchSource>> open_inputs(const PlanSet& set, const DataOptions& options) {
-  PIPER_ASSIGN(std::vector<InputNeed> needs, data_needs(set));
-  if (needs.empty()) return std::unique_ptr<BatchSource>();
-  if (options.sources.empty()) {
-    std::vector<std::string> names;
-    for (const InputNeed& need : needs)
-      names.push_back(fmt::format("{} {}", need.name, to_string(need.type)));
-    return usage(fmt::format("the plans read {}: say from where with --data", join(names, ", ")));
-  }
-  return open_data(options, needs, batch_of(set));
-}
-
-Status load_reference(const RunOptions& options, Loaded& loaded) {
-  if (options.job.verify.against == VerifyAgainst::kNone) return ok_status();
-  bool single = options.job.verify.against == VerifyAgainst::kSingle;
-  fs::path directory = fs::path(loaded.set.directory) / (single ? "single" : "uncut");
-  std::error_code ignored;
-  if (!fs::is_directory(directory, ignored))
-    return usage(
-        fmt::format("{} does not exist: the plans were written without it", directory.string()));
-  const auto& predicted = loaded.set.manifest.predictions;
-  if (const auto all = predicted.find("single_instructions"); single && all != predicted.end())
-    return usage(
-               fmt::format("{} plays only the first replica, which is no training to compare with",
-                           directory.string()))
-        .with_note(
-            fmt::format("for all replicas it would have about {:.0f} instructions", all->second))
-        .with_note(
-            "help: compile with 'piperc --oracles', or compare with '--verify-against uncut'");
-  PIPER_ASSIGN(loaded.reference, read_plan_set(directory.string()));
-  PIPER_TRY(load_params(*loaded.reference));
-  PIPER_ASSIGN(loaded.reference_data, open_inputs(*loaded.reference, options.data));
-  return ok_status();
-}
 
 // Returns what a rank keeps on the host at most.
 int64_t most_on_host(const PlanSet& set) {
@@ -205,34 +46,61 @@ std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& 
   const JobOptions& job = options.job;
   const char* against[] = {"not given", "single", "uncut"};
   const char* starts[] = {"initial values", "--resume", "--resume-or-start", "--branch", "--init"};
-  return {{"--steps", std::to_string(job.steps)},
-          {"--seed", std::to_string(options.data.seed)},
-          {"--no-shuffle", options.data.shuffle ? "not given" : "given"},
-          {"--no-fuse", job.fuse ? "not given" : "given"},
-          {"--backend", job.backend},
-          {"--timeout", job.timeout_s ? fmt::format("{}", *job.timeout_s) : "not given"},
-          {"--start-timeout", fmt::format("{}", job.start_timeout_s)},
-          {"--data", data == nullptr ? "not read" : "of digest " + data->digest()},
-          {"--eval-data", print_sets(job)},
-          {"--eval-every", std::to_string(job.evaluate_every)},
-          {"--eval-only", options.evaluate_only ? "given" : "not given"},
-          {"--save", given(options.save)},
-          {"--metrics", given(options.metrics)},
-          {"--graphs", job.graphs ? "on" : "off"},
-          {"--trace", given(options.trace)},
-          {"--trace-steps", std::to_string(job.trace_steps)},
-          {"--profile", given(options.profile)},
-          {"--log-every", std::to_string(options.log_every)},
-          {"--target-loss", job.target_loss ? fmt::format("{}", *job.target_loss) : "not given"},
-          {"--on-nan", std::to_string(static_cast<int>(job.on_nan))},
-          {"--replay", std::to_string(job.replay)},
-          {"--check-replicas", std::to_string(job.check_replicas)},
-          {"--checkpoint", given(job.checkpoint ? job.checkpoint->folder : "")},
-          {"--every", std::to_string(job.checkpoint ? job.checkpoint->every : 0)},
-          {"what it begins with", starts[static_cast<int>(options.start.how)]},
-          {"--verify-against", against[static_cast<int>(job.verify.against)]},
-          {"--loss-bound", fmt::format("{}", job.verify.loss_bound)},
-          {"--param-bound", fmt::format("{}", job.verify.param_bound)}};
+  return {
+      {"--steps", std::to_string(job.steps)},
+      {"--seed", std::to_string(options.data.seed)},
+      {"--no-shuffle", options.data.shuffle ? "not given" : "given"},
+      {"--no-fuse", job.fuse ? "not given" : "given"},
+      {"--backend", job.backend},
+      {"--timeout", job.timeout_s ? fmt::format("{}", *job.timeout_s) : "not given"},
+      {"--start-timeout", fmt::format("{}", job.start_timeout_s)},
+      {"--data", data == nullptr ? "not read" : "of digest " + data->digest()},
+      {"--eval-data", print_sets(job)},
+      {"--eval-every", std::to_string(job.evaluate_every)},
+      {"--eval-only", options.evaluate_only ? "given" : "not given"},
+      {"--save", given(options.save)},
+      {"--metrics", given(options.metrics)},
+      {"--graphs", job.graphs ? "on" : "off"},
+      {"--trace", given(options.trace)},
+      {"--trace-steps", std::to_string(job.trace_steps)},
+      {"--profile", given(options.profile)},
+      {"--log-every", std::to_string(options.log_every)},
+      {"--target-loss", job.target_loss ? fmt::format("{}", *job.target_loss) : "not given"},
+      {"--on-nan", std::to_string(static_cast<int>(job.on_nan))},
+      {"--replay", std::to_string(job.replay)},
+      {"--check-replicas", std::to_string(job.check_replicas)},
+      {"--switch", options.switch_to.empty() ? "not given" : std::to_string(options.switch_step)},
+      {"--checkpoint", given(job.checkpoint ? job.checkpoint->folder : "")},
+      {"--every", std::to_string(job.checkpoint ? job.checkpoint->every : 0)},
+      {"what it begins with", starts[static_cast<int>(options.start.how)]},
+      {"--verify-against", against[static_cast<int>(job.verify.against)]},
+      {"--loss-bound", fmt::format("{}", job.verify.loss_bound)},
+      {"--param-bound", fmt::format("{}", job.verify.param_bound)}};
+}
+
+// The checkpoint is of the time after the switch: the job goes on under the later plans.
+void switch_at_once(RunOptions& options, Loaded& loaded) {
+  const std::shared_ptr<Later> later = std::move(loaded.later);
+  loaded.set = std::move(later->loaded.set);
+  loaded.data = std::move(later->loaded.data);
+  loaded.evaluation = std::move(later->loaded.evaluation);
+  options.job.evaluation = std::move(later->options.job.evaluation);
+}
+
+// Plans the switch, and checks that it goes on with the same training.
+Status prepare_switch(const RunOptions& options, Loaded& loaded, bool speaks) {
+  Later& later = *loaded.later;
+  PIPER_ASSIGN(later.switching,
+               Switching::plan(loaded.set, later.loaded.set, end_timeout(options.job)));
+  Start running;
+  running.is_running = true;
+  running.step = options.switch_step;
+  Checkpoint about;
+  describe_job(options, loaded.set, loaded.data.get(), about);
+  running.reader = std::make_unique<const CheckpointReader>(CheckpointReader::of_memory(
+      loaded.set.directory, std::move(about), held_states(loaded.set), {}));
+  later.options.start.how = StartOptions::How::kResume;
+  return check_start(later.options, later.loaded.set, running, later.loaded.data.get(), speaks);
 }
 
 // Finds the checkpoint that the run begins with, and where in the data that is.
@@ -242,6 +110,8 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
     PIPER_ASSIGN(loaded.lock, FolderLock::take(options.job.checkpoint->folder));
   }
   PIPER_ASSIGN(loaded.start, find_start(options, control));
+  if (loaded.later && loaded.start && loaded.start->step >= options.switch_step)
+    switch_at_once(options, loaded);
   if (loaded.start) {
     Start& start = *loaded.start;
     options.job.on_loaded = [&start] { start.reader.reset(); };  // its files may be removed
@@ -257,6 +127,7 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
     for (BatchSource* source : {loaded.data.get(), loaded.reference_data.get()})
       if (source != nullptr) PIPER_TRY(source->begin_at(start.step, start.samples));
   }
+  if (loaded.later) PIPER_TRY(prepare_switch(options, loaded, speaks));
   return prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start, speaks);
 }
 
@@ -267,6 +138,48 @@ Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Tra
     return run_job(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(), job);
   return run_rank_here(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(),
                        *transport, job);
+}
+
+// Runs the steps after the switch, with the states that have moved.
+Result<JobResult> run_later(const RunOptions& options, Loaded& loaded, JobResult first,
+                            Transport* transport, bool speaks) {
+  Later& later = *loaded.later;
+  if (speaks) std::fputs((later.switching->print(options.switch_step) + "\n").c_str(), stderr);
+  const int64_t begun = loaded.start ? loaded.start->step : 0;
+  std::optional<Start> start(std::in_place);
+  start->step = options.switch_step;
+  start->samples = (loaded.start ? loaded.start->samples : 0) +
+                   (start->step - begun + first.left_out) * batch_of(loaded.set);
+  if (later.loaded.data) PIPER_TRY(later.loaded.data->begin_at(start->step, start->samples));
+  std::vector<EvaluationSet> evaluation = std::move(later.options.job.evaluation);
+  later.options.job = options.job;  // with those who are told of steps
+  JobOptions& job = later.options.job;
+  job.evaluation = std::move(evaluation);
+  job.first_step = start->step;
+  job.states = later.switching.get();
+  job.on_end = nullptr;
+  job.on_loaded = [&later] { later.switching->forget(); };
+  PIPER_TRY(prepare_checkpoints(later.options, later.loaded.set, later.loaded.data.get(), start,
+                                /*speaks=*/false));
+  PIPER_ASSIGN(JobResult result, run_ranks(later.options, later.loaded, transport));
+  result.steps.insert(result.steps.begin(), first.steps.begin(), first.steps.end());
+  result.evaluations.insert(result.evaluations.begin(), first.evaluations.begin(),
+                            first.evaluations.end());
+  return result;
+}
+
+// Runs all steps, under one set of plans or under two.
+Result<JobResult> run_steps(const RunOptions& options, Loaded& loaded, Transport* transport,
+                            bool speaks) {
+  if (!loaded.later) return run_ranks(options, loaded, transport);
+  RunOptions first = options;
+  first.job.steps = options.switch_step;
+  first.job.on_end = [&](Executor& executor, Transport& over) {
+    return loaded.later->switching->move(executor, over);
+  };
+  PIPER_ASSIGN(JobResult result, run_ranks(first, loaded, transport));
+  if (!result.goes_on) return result;
+  return run_later(options, loaded, std::move(result), transport, speaks);
 }
 
 // Returns what is said before the first step. (Whoever does not read it hinders nothing.)
@@ -302,7 +215,7 @@ Result<RunOutcome> run_loaded(RunOptions& options, Loaded& loaded, Transport* tr
   std::optional<Watchman> watchman;
   if (!options.job.recording.empty()) watchman.emplace();
   Watch watch(options, loaded.set, loaded.data.get(), voice, speaks);
-  PIPER_ASSIGN(const JobResult result, run_ranks(options, loaded, transport));
+  PIPER_ASSIGN(const JobResult result, run_steps(options, loaded, transport, speaks));
   watch.close();
   if (result.ended_by && speaks) voice.note(*result.ended_by);
   if (options.job.checkpoint && speaks && !result.ended_by) forget_starts(*options.job.checkpoint);
@@ -347,84 +260,6 @@ void tell_others(const RunOptions& options, const Loaded& loaded, const Error& w
                                 .source = options.plan,
                                 .failure = why}));
   (*transport)->control().abort(why);
-}
-
-// Of so many steps at most, the last ones, times are kept.
-constexpr int64_t kMostProfiled = 100;
-
-Status prepare_profile(RunOptions& options, const PlanSet& set) {
-  if (options.profile.empty()) return ok_status();
-  int64_t least = 1;  // a step that is a body
-  for (const RoleProgram& role : set.roles) least = std::max<int64_t>(least, 1 + role.steps_ahead);
-  if (options.job.steps < least)
-    return usage(fmt::format("--profile has nothing to time in {} steps", options.job.steps))
-        .with_note(fmt::format("help: --steps {} or more; the first three are not counted, if "
-                               "there are others",
-                               least));
-  options.job.profile_steps = std::min(options.job.steps, kMostProfiled);
-  return ok_status();
-}
-
-// Says when a job evaluates, and what checkpoints have of it.
-Status prepare_evaluation(RunOptions& options, const PlanSet& set) {
-  JobOptions& job = options.job;
-  if (job.evaluation.empty()) return ok_status();
-  const bool overlap = set.roles[0].steps_ahead > 0;
-  if (overlap && job.backend == "cuda")
-    return usage(
-        fmt::format("the steps of {} overlap: evaluations of such plans are not supported "
-                    "on a GPU",
-                    set.directory));
-  if (options.evaluate_only) {
-    job.steps = 0;
-    job.checkpoint.reset();
-    // What is read of a checkpoint is its parameters: nothing is trained, whatever the settings.
-    if (options.start.how == StartOptions::How::kResume)
-      options.start.how = StartOptions::How::kBranch;
-    if (options.data.sources.empty()) options.data.sources = sources_of_first_set(options, set);
-    return ok_status();
-  }
-  if (!job.checkpoint) return ok_status();
-  const int64_t every = job.checkpoint->every;
-  if (job.evaluate_every == 0) job.evaluate_every = every;
-  job.checkpoint->by_evaluation = true;
-  if (job.checkpoint->keep.best == 0 || every == 0 || every % job.evaluate_every == 0)
-    return ok_status();
-  return usage(fmt::format("--keep best means the loss of evaluations, which checkpoints each {} "
-                           "steps do not have: they are each {} steps",
-                           every, job.evaluate_every))
-      .with_note("help: let --every be a multiple of --eval-every");
-}
-
-// Checks all that a rank can find wrong without the others.
-Status prepare(RunOptions& options, Loaded& loaded) {
-  RunFolder::complete(options);
-  PIPER_ASSIGN(const std::optional<Launch> launch, launched());
-  take_launch(launch, options.rendezvous, loaded);
-  PIPER_TRY(choose_plans(options, launch));
-  const bool is_chosen = !options.job.backend.empty();
-  if (is_chosen) PIPER_TRY(check_backend(options));
-  PIPER_TRY(load_plans(options, launch, loaded));
-  if (!is_chosen) options.job.backend = backend_for(loaded.set.roles[0].target);
-  options.data.seed = options.seed.value_or(loaded.set.manifest.seed);
-  PIPER_TRY(open_evaluation(options, loaded.set, loaded.evaluation));
-  PIPER_TRY(prepare_evaluation(options, loaded.set));
-  PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));
-  PIPER_TRY(load_reference(options, loaded));
-  PIPER_TRY(check_on_nan(options, loaded.set));
-  if (!options.out.empty()) {
-    std::error_code problem;
-    fs::create_directories(options.out, problem);
-    if (problem)
-      return fail("cannot create {}: {}", options.out, problem.message())
-          .with_code(ExitCode::kStorage);
-  }
-  for (const std::string* path :
-       {&options.save, &options.metrics, &options.trace, &options.profile}) {
-    PIPER_TRY(check_target(*path));
-  }
-  if (!options.trace.empty() && options.job.trace_steps == 0) options.job.trace_steps = 1;
-  return prepare_profile(options, loaded.set);
 }
 
 Result<RunOutcome> run_here(RunOptions& options, Voice& voice) {

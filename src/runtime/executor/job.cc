@@ -30,7 +30,7 @@ RankSource source_of(const PlanSet& set, int64_t rank, const BatchSource* data,
   return {&set,
           rank,
           data,
-          options.states,
+          options.states == nullptr ? nullptr : &options.states->of_rank(rank),
           std::max(options.trace_steps, options.profile_steps),
           cores.helper,
           cores.helper_core,
@@ -106,6 +106,7 @@ class Job {
     if (first_error_) return *std::move(first_error_);
     std::vector<const Executor*> executors;
     for (const auto& executor : executors_) executors.push_back(executor.get());
+    if (result_.goes_on) return std::move(result_);
     if (options_.parameters) result_.parameters = collect_parameters(executors);
     for (int64_t rank = 0; options_.trace_steps > 0 && rank < set_.world(); ++rank) {
       result_.traces.push_back(trace_of(*executors[static_cast<size_t>(rank)], rank, options_));
@@ -198,6 +199,7 @@ class Job {
                 rank == 0 ? result_ : unused};
     run.result.taken_bytes = between.taken_bytes();
     PIPER_TRY(run_rank(run));
+    if (run.result.goes_on) PIPER_TRY(options_.on_end(*executors_[index], transport));
     if (rank == 0 && comparison_) comparison_->report(result_);
     return ok_status();
   }
@@ -275,6 +277,7 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
               result};
   result.taken_bytes = between.taken_bytes();
   PIPER_TRY(run_rank(run));
+  if (result.goes_on) return result;
   if (options.parameters) {
     control.set_timeout(end_timeout(options));
     PIPER_ASSIGN(result.parameters, gather_parameters(*executor, control));
@@ -309,6 +312,8 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
   std::unique_ptr<Executor> executor;
   Result<JobResult> result = load_and_run(set, data, reference, reference_data, control, options,
                                           cores, *device, *fabric, executor);
+  if (result && result->goes_on)
+    if (Status ended = options.on_end(*executor, transport); !ended) result = ended.error();
   // An asynchronous fabric may wait at its end for what other ranks have queued, so they are told
   // first. The user is told before them, since their end may end this process, too.
   if (!result && fabric->is_asynchronous()) {

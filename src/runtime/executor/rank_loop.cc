@@ -115,7 +115,8 @@ Status meet_between_steps(RankRun& run, const NonFinite& guard, StepMetrics& met
     metrics.steps_skipped = *before + (metrics.skipped.value_or(0) != 0 ? 1 : 0);
   if (run.control.rank() == 0) PIPER_TRY(finish_step(run, metrics, heard.stop));
   if (!meets(run)) return agree_late(run, heard, last);
-  return agree(run, run.control.rank() == 0 ? guard.words(metrics) : 0, heard);
+  return agree(run, run.control.rank() == 0 ? guard.words(metrics) : guard.words(run.executor),
+               heard);
 }
 
 Status between_steps(RankRun& run, const NonFinite& guard, StepMetrics& metrics, Heard& heard,
@@ -172,6 +173,8 @@ class Steps {
     const int64_t every = run_.options.evaluate_every;
     return !run_.options.evaluation.empty() && every > 0 && done % every == 0;
   }
+  // Returns whether the job goes on with other plans after the steps that have begun.
+  bool goes_on() const { return run_.options.on_end && begun_ == run_.options.steps && !stop_; }
   Status rest_if_due(bool last);
   Status evaluate(bool last);
   bool lacks_data(int64_t step);
@@ -333,7 +336,7 @@ Status Steps::rest_if_due(bool last) {
     return rests && run_.checkpoints != nullptr && (last || is_save_due(begun_));
   };
   const bool evaluates = rests && !run_.options.evaluation.empty() && evaluated_ != begun_ &&
-                         (last || is_evaluation_due(begun_));
+                         ((last && !goes_on()) || is_evaluation_due(begun_));
   if (!saves() && !evaluates) return ok_status();
   PIPER_TRY(end_until(begun_, last || drains_));
   if (evaluates) PIPER_TRY(evaluate(last));
@@ -402,8 +405,10 @@ Status Steps::run() {
   } while (begun_ < steps && !last_);  // the last one may have sent the job back
   if (!overlap_) PIPER_TRY(run_.executor.run_epilogue(steps));
   PIPER_TRY(rest_if_due(/*last=*/true));
-  PIPER_TRY(inject_fault("end", run_.control.rank(), begun_));
-  if (run_.options.parameters)
+  run_.result.goes_on = goes_on();
+  run_.result.left_out = left_out_;
+  if (!run_.result.goes_on) PIPER_TRY(inject_fault("end", run_.control.rank(), begun_));
+  if (run_.options.parameters && !run_.result.goes_on)
     run_.executor.states();  // what is read of them is there from here on
   return run_.executor.settle();
 }

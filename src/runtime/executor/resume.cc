@@ -24,33 +24,6 @@ using How = StartOptions::How;
 constexpr const char* kChoice = "the choice of a checkpoint";
 constexpr size_t kShown = 8;  // of what differs
 
-Error usage(std::string text) { return Error{ExitCode::kUsage, {}, std::move(text), {}}; }
-
-// Serves a checkpoint's tensors to ranks that load.
-class CheckpointStates : public StateSource {
- public:
-  CheckpointStates(const CheckpointReader& reader, bool weights_only)
-      : reader_(reader), weights_only_(weights_only) {}
-
-  Result<bool> fill(const Tensor& tensor, std::span<const std::string> names, const Held& held,
-                    std::byte* to) const override {
-    // What the model brings has an initial value; states of an optimizer are filled.
-    if (weights_only_ && tensor.init.empty()) return false;
-    // A version before the last update begins as its parameter does.
-    if (weights_only_ && tensor.previous_of >= 0) names = names.subspan(1);
-    for (const std::string& name : names) {
-      if (!reader_.types().contains(name)) continue;
-      PIPER_TRY(reader_.read(name, held, to));
-      return true;
-    }
-    return false;
-  }
-
- private:
-  const CheckpointReader& reader_;
-  const bool weights_only_;
-};
-
 // ---- Which checkpoint ---------------------------------------------------------------------------
 
 void warn_user(const std::string& line) {
@@ -193,6 +166,20 @@ Result<std::optional<CheckpointReader>> take_newest(const RunOptions& options, C
 
 }  // namespace
 
+Result<bool> CheckpointStates::fill(const Tensor& tensor, std::span<const std::string> names,
+                                    const Held& held, std::byte* to) const {
+  // What the model brings has an initial value; states of an optimizer are filled.
+  if (weights_only_ && tensor.init.empty()) return false;
+  // A version before the last update begins as its parameter does.
+  if (weights_only_ && tensor.previous_of >= 0) names = names.subspan(1);
+  for (const std::string& name : names) {
+    if (!reader_.types().contains(name)) continue;
+    PIPER_TRY(reader_.read(name, held, to));
+    return true;
+  }
+  return false;
+}
+
 Result<std::optional<Start>> find_start(const RunOptions& options, Control* control) {
   const StartOptions& asked = options.start;
   if (asked.how == How::kFresh) return std::optional<Start>();
@@ -284,14 +271,16 @@ Loading compare_states(const PlanSet& set, const CheckpointReader& reader, bool 
   return loading;
 }
 
-void add_names(Error& error, const std::vector<std::string>& names, const char* what) {
+void add_names(Error& error, const std::vector<std::string>& names, const std::string& what) {
   for (size_t k = 0; k < std::min(names.size(), kShown); ++k)
     error.notes.push_back(fmt::format("'{}' {}", quote_control(names[k]), what));
   if (names.size() > kShown)
     error.notes.push_back(fmt::format("and {} more", names.size() - kShown));
 }
 
-Status check_states(const StartOptions& asked, const Start& start, const Loading& loading) {
+// `now`: the directory of the plans that go on.
+Status check_states(const StartOptions& asked, const Start& start, const Loading& loading,
+                    const std::string& now) {
   const bool resumes = asked.how == How::kResume || asked.how == How::kResumeOrStart;
   std::vector<std::string> fresh = loading.parameters, ignored = loading.ignored;
   if (asked.how != How::kInit)  // which takes no states
@@ -301,22 +290,30 @@ Status check_states(const StartOptions& asked, const Start& start, const Loading
   const bool matches = loading.loaded > 0 && loading.different.empty() &&
                        (!resumes || (fresh.empty() && ignored.empty()));
   if (matches) return ok_status();
-  Error error =
-      usage(fmt::format("{} is no checkpoint of what these plans train", start.reader->folder()));
+  const std::string& folder = start.reader->folder();
+  Error error = usage(start.is_running
+                          ? fmt::format("--switch: {} trains something else than {}", folder, now)
+                          : fmt::format("{} is no checkpoint of what these plans train", folder));
+  const char* const before = start.is_running ? "the plans before" : "the checkpoint";
   for (size_t k = 0; k < std::min(loading.different.size(), kShown); ++k)
     error.notes.push_back(loading.different[k]);
-  add_names(error, fresh, "is not in the checkpoint");
-  add_names(error, ignored, "is in the checkpoint, and the plans have no such state");
-  if (resumes && loading.different.empty() && loading.loaded > 0)
+  add_names(error, fresh, fmt::format("is not in {}", before));
+  add_names(error, ignored, fmt::format("is in {}, and the plans have no such state", before));
+  if (resumes && !start.is_running && loading.different.empty() && loading.loaded > 0)
     error.notes.push_back(
         "help: --branch goes on with what both have and begins the rest afresh, which it lists");
   return error;
 }
 
 void tell_loading(const Start& start, const StartOptions& asked, const Loading& loading) {
-  std::string text = fmt::format("{}: {} tensors loaded", start.reader->folder(),
-                                 loading.loaded + std::ssize(loading.derived));
-  if (asked.how != How::kInit) text += fmt::format(", goes on after step {}", start.step);
+  const int64_t count = loading.loaded + std::ssize(loading.derived);
+  std::string text = fmt::format("{}: {} tensors ", start.reader->folder(), count);
+  if (start.is_running)
+    text += fmt::format("go on under other plans after step {}", start.step);
+  else
+    text += "loaded";
+  if (!start.is_running && asked.how != How::kInit)
+    text += fmt::format(", goes on after step {}", start.step);
   tell_user(text);
   const auto list = [](const std::vector<std::string>& names, const char* what) {
     if (names.empty()) return;
@@ -415,8 +412,10 @@ Status check_settings(const RunOptions& options, const PlanSet& set, const Start
   if (refused.empty()) return ok_status();
   Error error = usage(fmt::format("{} was trained with other settings", start.reader->folder()));
   error.notes = refused;
-  error.notes.push_back(
-      "help: --accept NAME,… goes on with the settings of now; --branch accepts all of them");
+  error.notes.push_back(start.is_running
+                            ? "help: --accept NAME,… switches to the settings of the new plans"
+                            : "help: --accept NAME,… goes on with the settings of now; --branch "
+                              "accepts all of them");
   return error;
 }
 
@@ -426,7 +425,7 @@ Status check_start(const RunOptions& options, const PlanSet& set, const Start& s
                    const BatchSource* data, bool speaks) {
   const StartOptions& asked = options.start;
   const Loading loading = compare_states(set, *start.reader, asked.how == How::kInit);
-  PIPER_TRY(check_states(asked, start, loading));
+  PIPER_TRY(check_states(asked, start, loading, set.directory));
   if (asked.how != How::kInit) PIPER_TRY(check_settings(options, set, start, data, speaks));
   if (speaks) tell_loading(start, asked, loading);
   return ok_status();
@@ -495,7 +494,18 @@ Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchS
   if (!options.job.checkpoint) return ok_status();
   if (speaks) PIPER_TRY(check_folder(*options.job.checkpoint, options.job.first_step));
   if (speaks) PIPER_TRY(count_start(*options.job.checkpoint, options.job.first_step));
-  Checkpoint& about = options.job.checkpoint->about;
+  describe_job(options, set, data, options.job.checkpoint->about);
+  const int64_t batch = batch_of(set);
+  const int64_t first = start ? start->step : 0, samples = start ? start->samples : 0;
+  options.job.checkpoint->count_samples = [=](int64_t step, Checkpoint& one) {
+    one.samples = samples + (step - first) * batch;
+    if (data != nullptr) one.sources = data->consumed(step);
+  };
+  return ok_status();
+}
+
+void describe_job(const RunOptions& options, const PlanSet& set, const BatchSource* data,
+                  Checkpoint& about) {
   about.data_seed = options.data.seed;
   about.shuffle = options.data.shuffle;
   about.data_digest = data == nullptr ? "" : data->digest();
@@ -505,13 +515,6 @@ Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchS
   about.model_digest = set.manifest.model_digest;
   about.strategy_text = set.manifest.strategy_text;
   about.states = states_of(set);
-  const int64_t batch = batch_of(set);
-  const int64_t first = start ? start->step : 0, samples = start ? start->samples : 0;
-  options.job.checkpoint->count_samples = [=](int64_t step, Checkpoint& one) {
-    one.samples = samples + (step - first) * batch;
-    if (data != nullptr) one.sources = data->consumed(step);
-  };
-  return ok_status();
 }
 
 }  // namespace piper

@@ -5,11 +5,27 @@
 
 namespace piper {
 
+inline Error usage(std::string text) { return Error{ExitCode::kUsage, {}, std::move(text), {}}; }
+
 // Holds a checkpoint that is verified, and what the ranks begin with.
 struct Start {
   std::unique_ptr<const CheckpointReader> reader;
   std::unique_ptr<StateSource> states;
   int64_t step = 0, samples = 0;
+  bool is_running = false;  // not a checkpoint: the job itself, under the plans before these
+};
+
+// Serves a checkpoint's tensors to ranks that load.
+class CheckpointStates : public StateSource {
+ public:
+  CheckpointStates(const CheckpointReader& reader, bool weights_only)
+      : reader_(reader), weights_only_(weights_only) {}
+  Result<bool> fill(const Tensor& tensor, std::span<const std::string> names, const Held& held,
+                    std::byte* to) const override;
+
+ private:
+  const CheckpointReader& reader_;
+  const bool weights_only_;
 };
 
 // Returns the samples of a global batch.
@@ -50,6 +66,10 @@ Status check_start(const RunOptions& options, const PlanSet& set, const Start& s
 // or the folder has a newer checkpoint than the job begins with, which rank 0 (`speaks`) finds.
 Status prepare_checkpoints(RunOptions& options, const PlanSet& set, const BatchSource* data,
                            const std::optional<Start>& start, bool speaks);
+
+// Says what is the same in all checkpoints of a job under these plans.
+void describe_job(const RunOptions& options, const PlanSet& set, const BatchSource* data,
+                  Checkpoint& about);
 
 // A job has ended without an error: its starts count no more.
 void forget_starts(const CheckpointOptions& options);

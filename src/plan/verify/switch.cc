@@ -1,0 +1,139 @@
+// Proves that a transfer of states gives each rank what it is to hold. Shares no code with what
+// plans transfers.
+#include <algorithm>
+
+#include "piper/plan/verify.h"
+
+namespace piper {
+namespace {
+
+using Spans = std::vector<std::pair<int64_t, int64_t>>;  // elements [first, second)
+constexpr size_t kMostSwitchFindings = 20;
+
+Spans in_one(Spans spans) {
+  std::sort(spans.begin(), spans.end());
+  Spans out;
+  for (const auto& [first, end] : spans) {
+    if (!out.empty() && first <= out.back().second)
+      out.back().second = std::max(out.back().second, end);
+    else if (end > first)
+      out.emplace_back(first, end);
+  }
+  return out;
+}
+
+bool is_within(const Spans& all, int64_t first, int64_t end) {
+  auto next = std::upper_bound(all.begin(), all.end(), std::pair(first, INT64_MAX));
+  return next != all.begin() && (--next)->first <= first && end <= next->second;
+}
+
+class SwitchProof {
+ public:
+  SwitchProof(const StateTransfer& transfer, const PlanSet& from, const PlanSet& to)
+      : transfer_(transfer) {
+    const auto known = held_states(from);
+    for (size_t s = 0; s < transfer.states.size(); ++s) {
+      const auto& [name, whole] = transfer.states[s];
+      numbers_[name] = static_cast<int32_t>(s);
+      const auto found = known.find(name);
+      if (found == known.end() || found->second != whole)
+        find("'{}' is no {} before", name, to_string(whole));
+    }
+    add(from, before_, [&](const RoleProgram& role, const Tensor& tensor) {
+      return is_stored(tensor) ? std::optional(names_of_state(role, tensor)[0]) : std::nullopt;
+    });
+    add(to, after_, [&](const RoleProgram& role, const Tensor& tensor) {
+      return name_held(known, names_of_state(role, tensor));
+    });
+  }
+
+  std::vector<Finding> prove() {
+    std::map<Place, Spans> given;
+    for (const StateTransfer::Move& move : transfer_.moves) {
+      if (move.state < 0 || move.state >= std::ssize(transfer_.states)) {
+        find("a move of state {} of {}", move.state, transfer_.states.size());
+        continue;
+      }
+      const Spans& source = before_[{move.from, move.state}];
+      for (const StateTransfer::Run& run : move.runs) {
+        if (!is_within(source, run.first, run.end()))
+          find("rank {} is to give elements [{}, {}) of '{}' to rank {}, and does not hold them",
+               move.from, run.first, run.end(), name(move.state), move.to);
+        given[{move.to, move.state}].emplace_back(run.first, run.end());
+      }
+    }
+    for (auto& [place, spans] : given) compare(place, spans);
+    for (const auto& [place, wanted] : after_)
+      if (!given.contains(place) && !wanted.empty()) compare(place, {});
+    return std::move(findings_);
+  }
+
+ private:
+  using Place = std::pair<int64_t, int32_t>;  // rank, state
+
+  template <class NameOf>
+  void add(const PlanSet& set, std::map<Place, Spans>& to, NameOf name_of) {
+    for (int64_t rank = 0; rank < set.world(); ++rank) {
+      const auto index = static_cast<size_t>(set.role_of_rank[static_cast<size_t>(rank)]);
+      const RoleProgram& role = set.roles[index];
+      for (const Buffer& buffer : role.buffers) {
+        const Tensor& tensor = role.tensor(buffer);
+        if (tensor.kind != BufferKind::kState) continue;
+        const std::optional<std::string> name = name_of(role, tensor);
+        if (!name) continue;
+        const auto number = numbers_.find(*name);
+        if (number == numbers_.end()) {
+          if (&to == &after_) find("'{}' of rank {} is left out", *name, rank);
+          continue;
+        }
+        Spans& spans = to[{rank, number->second}];
+        held_of(role, tensor, coordinates_of(role.mesh, rank))
+            .for_each_run([&](const Held::Run& run) {
+              spans.emplace_back(run.whole, run.whole + run.count);
+            });
+      }
+    }
+    for (auto& [place, spans] : to) spans = in_one(std::move(spans));
+  }
+
+  // Each element that the rank is to hold comes once, and no other.
+  void compare(const Place& place, Spans spans) {
+    std::sort(spans.begin(), spans.end());
+    for (size_t k = 1; k < spans.size(); ++k)
+      if (spans[k].first < spans[k - 1].second)
+        find("element {} of '{}' comes to rank {} twice", spans[k].first, name(place.second),
+             place.first);
+    const auto wanted = after_.find(place);
+    const Spans all = in_one(std::move(spans)),
+                expected = wanted == after_.end() ? Spans() : wanted->second;
+    if (all == expected) return;
+    const auto differ = std::ranges::mismatch(all, expected);
+    const int64_t at = std::min(differ.in1 == all.end() ? INT64_MAX : differ.in1->first,
+                                differ.in2 == expected.end() ? INT64_MAX : differ.in2->first);
+    find("what comes to rank {} of '{}' is not what it is to hold, from element {} on", place.first,
+         name(place.second), at);
+  }
+
+  const std::string& name(int32_t state) const {
+    return transfer_.states[static_cast<size_t>(state)].name;
+  }
+  template <class... Args>
+  void find(fmt::format_string<Args...> text, Args&&... args) {
+    if (findings_.size() < kMostSwitchFindings)
+      findings_.push_back({"switch", fmt::format(text, std::forward<Args>(args)...)});
+  }
+
+  const StateTransfer& transfer_;
+  std::map<std::string, int32_t> numbers_;
+  std::map<Place, Spans> before_, after_;
+  std::vector<Finding> findings_;
+};
+
+}  // namespace
+
+std::vector<Finding> verify_transfer(const StateTransfer& transfer, const PlanSet& from,
+                                     const PlanSet& to) {
+  return SwitchProof(transfer, from, to).prove();
+}
+
+}  // namespace piper

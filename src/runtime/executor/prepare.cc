@@ -1,0 +1,261 @@
+// Loads plans and opens data, and checks the command line against them. Called by run_plans before
+// a rank meets the others.
+#include <filesystem>
+
+#include "choose_plans.h"
+#include "evaluation.h"
+#include "loaded.h"
+#include "nonfinite.h"
+#include "outputs.h"
+#include "piper/devices/registry.h"
+#include "run_folder.h"
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+
+Status check_launch(const Loaded& loaded, const std::string& plan,
+                    const std::optional<Launch>& launch) {
+  const int64_t world = loaded.world;
+  const std::string advice =
+      fmt::format("help: mpirun -n {} piper-run {}", world, loaded.set.directory);
+  if (launch && launch->world != world && (loaded.is_process() || launch->world > 1)) {
+    return usage(fmt::format("{} is for {} rank{}, but {} process{} started", plan, world,
+                             world == 1 ? "" : "s", launch->world,
+                             launch->world == 1 ? " was" : "es were"))
+        .with_note(advice);
+  }
+  if (loaded.way == Way::kTcp && loaded.rendezvous.empty()) {
+    return usage(fmt::format("the launcher says that this is rank {} of {}, but not where rank 0 "
+                             "listens",
+                             loaded.rank, world))
+        .with_note("help: set MASTER_ADDR and MASTER_PORT, or give --rendezvous HOST:PORT");
+  }
+  if (loaded.is_process() && !launch && loaded.rendezvous.empty()) {
+    return usage(fmt::format("{} is one of {} ranks, and no launcher started this process", plan,
+                             world))
+        .with_note("help: give the directory to run all ranks here, or start one process per rank:")
+        .with_note(advice);
+  }
+  return ok_status();
+}
+
+// Returns how this rank meets the others: as its launcher has it, or where --rendezvous says.
+Way way_of(const std::optional<Launch>& launch, const std::string& rendezvous) {
+  return rendezvous.empty() && (!launch || launch->mpi) ? Way::kMpi : Way::kTcp;
+}
+
+// What a backend leaves that computes nothing says nothing, and one that this machine lacks leaves
+// nothing.
+Status check_backend(const RunOptions& options) {
+  const bool reads = !options.save.empty() || options.job.target_loss || options.job.checkpoint ||
+                     options.job.verify.against != VerifyAgainst::kNone;
+  PIPER_ASSIGN(const BackendKind* kind, find_backend(options.job.backend));
+  if (kind->available) PIPER_TRY(kind->available());
+  if (kind->computes || !reads) return ok_status();
+  return usage(fmt::format(
+      "the {} backend computes nothing: there is nothing to save, to compare or to wait for",
+      kind->name));
+}
+
+// Decides which process of a job this one is: the launcher says so, whatever the plan says.
+void take_launch(const std::optional<Launch>& launch, const std::string& rendezvous,
+                 Loaded& loaded) {
+  loaded.rendezvous = !rendezvous.empty() ? rendezvous : launch ? launch->rendezvous : "";
+  if (!launch || launch->world < 2) return;
+  loaded.rank = launch->rank;
+  loaded.world = launch->world;
+  loaded.way = way_of(launch, rendezvous);
+}
+
+Status load_plans(const RunOptions& options, const std::optional<Launch>& launch, Loaded& loaded) {
+  bool several = loaded.is_process();
+  std::error_code ignored;
+  if (fs::is_directory(options.plan, ignored)) {
+    PIPER_ASSIGN(loaded.set, read_plan_set(options.plan));
+    if (!options.rendezvous.empty() && !launch && loaded.set.world() > 1)
+      return usage("--rendezvous wants to know which rank this is")
+          .with_note("help: give one rankN.plan, or set RANK and WORLD_SIZE");
+  } else {
+    PIPER_ASSIGN(RankPlan plan, read_rank_plan(options.plan));
+    // Where all roles are at hand, the inputs of all are known, too: a source for another role's
+    // input is no mistake.
+    auto whole = read_plan_set(plan.set.directory);
+    loaded.set = whole ? *std::move(whole) : std::move(plan.set);
+    loaded.rank = plan.header.rank;
+    several = (launch && launch->mpi) || loaded.set.world() > 1;
+  }
+  loaded.world = loaded.set.world();
+  if (several) loaded.way = way_of(launch, options.rendezvous);
+  if (Status fits = check_launch(loaded, options.plan, launch); !fits) {
+    loaded.way = Way::kThreads;  // there is no job of others to be told
+    return fits;
+  }
+  return load_params(loaded.set);
+}
+
+// Returns the inputs that this process reads, from the given sources.
+Result<std::unique_ptr<BatchSource>> open_inputs(const PlanSet& set, const DataOptions& options) {
+  PIPER_ASSIGN(std::vector<InputNeed> needs, data_needs(set));
+  if (needs.empty()) return std::unique_ptr<BatchSource>();
+  if (options.sources.empty()) {
+    std::vector<std::string> names;
+    for (const InputNeed& need : needs)
+      names.push_back(fmt::format("{} {}", need.name, to_string(need.type)));
+    return usage(fmt::format("the plans read {}: say from where with --data", join(names, ", ")));
+  }
+  return open_data(options, needs, batch_of(set));
+}
+
+Status load_reference(const RunOptions& options, Loaded& loaded) {
+  if (options.job.verify.against == VerifyAgainst::kNone) return ok_status();
+  bool single = options.job.verify.against == VerifyAgainst::kSingle;
+  fs::path directory = fs::path(loaded.set.directory) / (single ? "single" : "uncut");
+  std::error_code ignored;
+  if (!fs::is_directory(directory, ignored))
+    return usage(
+        fmt::format("{} does not exist: the plans were written without it", directory.string()));
+  const auto& predicted = loaded.set.manifest.predictions;
+  if (const auto all = predicted.find("single_instructions"); single && all != predicted.end())
+    return usage(
+               fmt::format("{} plays only the first replica, which is no training to compare with",
+                           directory.string()))
+        .with_note(
+            fmt::format("for all replicas it would have about {:.0f} instructions", all->second))
+        .with_note(
+            "help: compile with 'piperc --oracles', or compare with '--verify-against uncut'");
+  PIPER_ASSIGN(loaded.reference, read_plan_set(directory.string()));
+  PIPER_TRY(load_params(*loaded.reference));
+  PIPER_ASSIGN(loaded.reference_data, open_inputs(*loaded.reference, options.data));
+  return ok_status();
+}
+
+// Of so many steps at most, the last ones, times are kept.
+constexpr int64_t kMostProfiled = 100;
+
+Status prepare_profile(RunOptions& options, const PlanSet& set) {
+  if (options.profile.empty()) return ok_status();
+  int64_t least = 1;  // a step that is a body
+  for (const RoleProgram& role : set.roles) least = std::max<int64_t>(least, 1 + role.steps_ahead);
+  if (options.job.steps < least)
+    return usage(fmt::format("--profile has nothing to time in {} steps", options.job.steps))
+        .with_note(fmt::format("help: --steps {} or more; the first three are not counted, if "
+                               "there are others",
+                               least));
+  options.job.profile_steps = std::min(options.job.steps, kMostProfiled);
+  return ok_status();
+}
+
+// Says when a job evaluates, and what checkpoints have of it.
+Status prepare_evaluation(RunOptions& options, const PlanSet& set) {
+  JobOptions& job = options.job;
+  if (job.evaluation.empty()) return ok_status();
+  const bool overlap = set.roles[0].steps_ahead > 0;
+  if (overlap && job.backend == "cuda")
+    return usage(
+        fmt::format("the steps of {} overlap: evaluations of such plans are not supported "
+                    "on a GPU",
+                    set.directory));
+  if (options.evaluate_only) {
+    job.steps = 0;
+    job.checkpoint.reset();
+    // What is read of a checkpoint is its parameters: nothing is trained, whatever the settings.
+    if (options.start.how == StartOptions::How::kResume)
+      options.start.how = StartOptions::How::kBranch;
+    if (options.data.sources.empty()) options.data.sources = sources_of_first_set(options, set);
+    return ok_status();
+  }
+  if (!job.checkpoint) return ok_status();
+  const int64_t every = job.checkpoint->every;
+  if (job.evaluate_every == 0) job.evaluate_every = every;
+  job.checkpoint->by_evaluation = true;
+  if (job.checkpoint->keep.best == 0 || every == 0 || every % job.evaluate_every == 0)
+    return ok_status();
+  return usage(fmt::format("--keep best means the loss of evaluations, which checkpoints each {} "
+                           "steps do not have: they are each {} steps",
+                           every, job.evaluate_every))
+      .with_note("help: let --every be a multiple of --eval-every");
+}
+
+// Opens what the plans read, in their order.
+Status open_sources(RunOptions& options, Loaded& loaded) {
+  PIPER_TRY(open_evaluation(options, loaded.set, loaded.evaluation));
+  PIPER_TRY(prepare_evaluation(options, loaded.set));
+  PIPER_ASSIGN(loaded.data, open_inputs(loaded.set, options.data));
+  return ok_status();
+}
+
+Status check_switch(const RunOptions& options, const PlanSet& set, const PlanSet& later) {
+  const JobOptions& job = options.job;
+  if (options.switch_step < 1 || options.switch_step >= job.steps)
+    return usage(
+        fmt::format("--switch {}@{}: the job has {} steps, and goes on under other plans "
+                    "after one of them that is not the last",
+                    options.switch_to, options.switch_step, job.steps));
+  if (job.verify.against != VerifyAgainst::kNone)
+    return usage(
+               "--switch and --verify-against do not go together: what is compared with would "
+               "have to switch, too")
+        .with_note("help: end the job with a checkpoint, and compare what --resume goes on with");
+  const std::string &before = set.roles[0].target, &now = later.roles[0].target;
+  if (before == now) return ok_status();
+  return usage(fmt::format("--switch: {} is for the target {}, and {} for {}", set.directory,
+                           before, later.directory, now));
+}
+
+// Loads the plans that the job switches to, and what they read.
+Status load_later(const RunOptions& options, Loaded& loaded) {
+  if (options.switch_to.empty()) return ok_status();
+  std::error_code ignored;
+  if (!fs::is_directory(options.plan, ignored))
+    return usage(
+               fmt::format("--switch wants to know what all ranks hold, and {} is the plan of one",
+                           options.plan))
+        .with_note("help: give the directory; the launcher says which rank this is");
+  loaded.later = std::make_shared<Later>();
+  Later& later = *loaded.later;
+  later.options = options;
+  later.options.plan = options.switch_to;
+  later.loaded.rank = loaded.rank;
+  later.loaded.world = loaded.world;
+  later.loaded.way = loaded.way;
+  PIPER_ASSIGN(later.loaded.set, read_plan_set(options.switch_to));
+  PIPER_TRY(check_switch(options, loaded.set, later.loaded.set));
+  PIPER_TRY(load_params(later.loaded.set));
+  return open_sources(later.options, later.loaded);
+}
+
+}  // namespace
+
+Status prepare(RunOptions& options, Loaded& loaded) {
+  RunFolder::complete(options);
+  PIPER_ASSIGN(const std::optional<Launch> launch, launched());
+  take_launch(launch, options.rendezvous, loaded);
+  PIPER_TRY(choose_plans(options, launch));
+  const bool is_chosen = !options.job.backend.empty();
+  if (is_chosen) PIPER_TRY(check_backend(options));
+  PIPER_TRY(load_plans(options, launch, loaded));
+  if (!is_chosen) options.job.backend = backend_for(loaded.set.roles[0].target);
+  options.data.seed = options.seed.value_or(loaded.set.manifest.seed);
+  PIPER_TRY(load_later(options, loaded));
+  PIPER_TRY(open_sources(options, loaded));
+  PIPER_TRY(load_reference(options, loaded));
+  for (const PlanSet* set : {&loaded.set, loaded.later ? &loaded.later->loaded.set : nullptr})
+    if (set != nullptr) PIPER_TRY(check_on_nan(options, *set));
+  if (!options.out.empty()) {
+    std::error_code problem;
+    fs::create_directories(options.out, problem);
+    if (problem)
+      return fail("cannot create {}: {}", options.out, problem.message())
+          .with_code(ExitCode::kStorage);
+  }
+  for (const std::string* path :
+       {&options.save, &options.metrics, &options.trace, &options.profile}) {
+    PIPER_TRY(check_target(*path));
+  }
+  if (!options.trace.empty() && options.job.trace_steps == 0) options.job.trace_steps = 1;
+  return prepare_profile(options, loaded.set);
+}
+
+}  // namespace piper

@@ -1,0 +1,318 @@
+// Jobs that go on under other plans in the middle: each ordered pair of ten strategies ends as a
+// job that saves there, stops and resumes under the other plans. And what proves a transfer.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "piper/plan/verify.h"
+#include "sample_jobs.h"
+
+namespace piper {
+namespace {
+
+struct Way {
+  const char* name;
+  const char* text;
+};
+// All of them for four ranks.
+constexpr Way kWays[] = {
+    {"ddp4", "include: <ddp>\nparams: {dp: 4}\n"},
+    {"zero1x4", "include: <zero1>\nparams: {dp: 4}\n"},
+    {"zero3x4", "include: <zero3>\nparams: {dp: 4}\n"},
+    {"pp4", "include: <1f1b>\nparams: {stages: 4, microbatches: 4}\n"},
+    {"pp2dp2", "include: <1f1b>\nparams: {stages: 2, dp: 2, microbatches: 3}\n"},
+    {"zbv2dp2", "include: <zbv>\nparams: {stages: 2, dp: 2, microbatches: 3}\n"},
+    {"tp4", "include: <tensor/tensor>\nparams: {tp: 4}\n"},
+    {"tp2dp2", "include: [<tensor/tensor>, <memory/zero1>]\nparams: {tp: 2, dp: 2}\n"},
+    {"cp4", "include: <context/ring>\nparams: {cp: 4}\n"},
+    {"vocabulary4",
+     "mesh: {tp: 4}\ndirectives:\n  - shard: {match: \"**/wte/*\", dim: 0, over: tp, pad: "
+     "true}\n"}};
+
+// What rank 0 says of the transfer.
+struct Said {
+  int64_t moved = -1, least = -1, kept = -1;
+};
+Said said_of(const std::string& output) {
+  Said said;
+  const size_t at = output.find("bytes moved between ranks");
+  if (at == std::string::npos) return said;
+  double ms = 0;
+  const size_t begin = output.rfind(": ", at) + 2;
+  std::sscanf(output.c_str() + begin,
+              "%ld bytes moved between ranks in %lf ms (the least is %ld), %ld", &said.moved, &ms,
+              &said.least, &said.kept);
+  return said;
+}
+
+class Switch : public SampleJobs {
+ protected:
+  static void SetUpTestSuite() {
+    SampleJobs::SetUpTestSuite();
+    for (const Way& way : kWays) compile(way.name, way.text);
+  }
+  // Writes a checkpoint after three steps.
+  static void save(const std::string& name) {
+    const auto [code, output] = run(name, "--steps 3 --checkpoint " + path("at-" + name));
+    ASSERT_EQ(code, 0) << name << output;
+  }
+  static PlanSet plans(const std::string& name) {
+    auto set = read_plan_set(path(name));
+    EXPECT_TRUE(set) << print_error(set.error());
+    return *std::move(set);
+  }
+  static std::string switched(const std::string& to, int step) {
+    return fmt::format(" --switch {}@{} ", path(to), step);
+  }
+  // The lines of a metrics file without what differs from run to run.
+  static std::string losses(const std::string& file) {
+    std::string all;
+    const std::string text = read(file);
+    for (size_t at = 0; (at = text.find("{\"step\":", at)) != std::string::npos; ++at)
+      all += text.substr(at, text.find(",\"tokens_per_s\"", at) - at) + "\n";
+    return all;
+  }
+};
+
+class SwitchPairs : public Switch, public ::testing::WithParamInterface<Way> {};
+
+TEST_P(SwitchPairs, EndAsAJobThatResumes) {
+  const Way& from = GetParam();
+  save(from.name);
+  int moving = 0;
+  for (const Way& to : kWays) {
+    const std::string what = fmt::format("{} -> {}", from.name, to.name);
+    for (const char* folder : {"ours", "theirs"}) std::filesystem::remove_all(path(folder));
+    const auto ours =
+        run(from.name, "--steps 5 --checkpoint " + path("ours") + switched(to.name, 3));
+    const auto theirs =
+        run(to.name, fmt::format("--steps 5 --checkpoint {} --resume {}", path("theirs"),
+                                 path(std::string("at-") + from.name)));
+    ASSERT_EQ(ours.first, 0) << what << ours.second;
+    ASSERT_EQ(theirs.first, 0) << what << theirs.second;
+    EXPECT_TRUE(tensors_of("ours") == tensors_of("theirs")) << what;
+    const Said said = said_of(ours.second);
+    EXPECT_EQ(said.moved, said.least) << what << ours.second;
+    EXPECT_GT(said.kept, 0) << what << ours.second;
+    EXPECT_TRUE(said.moved == 0 || from.name != std::string(to.name)) << ours.second;
+    moving += said.moved > 0 ? 1 : 0;
+  }
+  // What each rank holds whole is there already.
+  const std::string name = from.name;
+  EXPECT_EQ(moving > 0, name != "ddp4" && name != "cp4");
+}
+INSTANTIATE_TEST_SUITE_P(, SwitchPairs, ::testing::ValuesIn(kWays),
+                         [](const auto& each) { return std::string(each.param.name); });
+
+// The control: a job that does not switch, one that switches elsewhere and one that begins the
+// optimizer afresh end otherwise; a loss after the switch tells it.
+TEST_F(Switch, OtherCoursesEndOtherwise) {
+  const auto ended = [&](const std::string& plans, const std::string& flags) {
+    std::filesystem::remove(path("m.jsonl"));
+    const auto [code, output] = run(plans, flags + " --metrics " + path("m.jsonl"));
+    EXPECT_EQ(code, 0) << output;
+    return losses("m.jsonl");
+  };
+  save("tp4");
+  const std::string ours = ended("tp4", "--steps 6" + switched("pp2dp2", 3)),
+                    same = ended("tp4", "--steps 6" + switched("pp2dp2", 3));
+  EXPECT_EQ(std::ranges::count(ours, '\n'), 6);
+  EXPECT_EQ(ours, same);
+  EXPECT_NE(ours, ended("tp4", "--steps 6"));
+  EXPECT_NE(ours, ended("tp4", "--steps 6" + switched("pp2dp2", 1)));
+  const std::string afresh =
+      ended("pp2dp2", "--steps 3 --init " + path("at-tp4") + "/step-000000003");
+  EXPECT_EQ(afresh.find(ours.substr(ours.find("{\"step\":5"))), std::string::npos);
+}
+
+// Ranks as processes exchange over their own transport.
+TEST_F(Switch, ProcessesEndAsThreadsDo) {
+  for (const auto& [from, to] : {std::pair("zero3x4", "pp2dp2"), std::pair("tp4", "zero1x4"),
+                                 std::pair("pp4", "vocabulary4")}) {
+    const std::string flags = "--steps 5" + switched(to, 2);
+    ASSERT_EQ(run(from, flags + "--save " + path("threads")).first, 0);
+    const auto tcp =
+        run_shell("exec 2>&1; " + as_processes(4, torch_variables(4, free_port()),
+                                               command(from, flags + "--save " + path("tcp"))));
+    const auto mpi = run_shell(std::string(kMpi) + "exec 2>&1; mpirun -n 4 " +
+                               command(from, flags + "--save " + path("mpi")));
+    EXPECT_EQ(tcp.first, 0) << from << tcp.second;
+    EXPECT_EQ(mpi.first, 0) << from << mpi.second;
+    EXPECT_EQ(read("threads"), read("tcp")) << from;
+    EXPECT_EQ(read("threads"), read("mpi")) << from;
+    EXPECT_NE(said_of(tcp.second).moved, -1) << tcp.second;
+  }
+}
+
+// Scaled losses, two versions of weights and parameters in 16 bits move, too.
+TEST_F(Switch, NumericsAndVersionsMove) {
+  const std::pair<const char*, const char*> more[] = {
+      {"bf16-zero1", "include: [<zero1>, <numerics/bf16>]\nparams: {dp: 4}\n"},
+      {"bf16-pp", "include: [<1f1b>, <numerics/bf16>]\nparams: {stages: 4, microbatches: 4}\n"},
+      {"f16-zero3", "include: [<zero3>, <numerics/f16>]\nparams: {dp: 4}\n"},
+      {"f16-ddp", "include: [<ddp>, <numerics/f16>]\nparams: {dp: 4}\n"},
+      {"versions4", "include: <pipedream-2bw>\nparams: {stages: 4, microbatches: 4}\n"},
+      {"versions2", "include: <pipedream-2bw>\nparams: {stages: 2, dp: 2, microbatches: 3}\n"}};
+  for (const auto& [name, text] : more) compile(name, text);
+  for (const auto& [from, to] :
+       {std::pair("bf16-zero1", "bf16-pp"), std::pair("bf16-pp", "bf16-zero1"),
+        std::pair("f16-zero3", "f16-ddp"), std::pair("f16-ddp", "f16-zero3"),
+        std::pair("versions4", "versions2"), std::pair("versions2", "versions4")}) {
+    const std::string what = fmt::format("{} -> {}", from, to), folder = path("cut-" + what);
+    const auto part = run(from, "--steps 3 --checkpoint '" + folder + "'"),
+               rest = run(to, "--steps 6 --resume '" + folder + "' --save " + path("theirs")),
+               ours = run(from, "--steps 6" + switched(to, 3) + "--save " + path("ours"));
+    for (const auto& one : {part, rest, ours}) ASSERT_EQ(one.first, 0) << what << one.second;
+    EXPECT_EQ(read("ours"), read("theirs")) << what;
+    EXPECT_GE(said_of(ours.second).moved, said_of(ours.second).least) << what;
+  }
+  // Another precision is another setting.
+  const auto refused = run("bf16-zero1", "--steps 6" + switched("ddp4", 3)),
+             accepted = run("bf16-zero1", "--steps 6 --accept precision" + switched("ddp4", 3));
+  EXPECT_EQ(refused.first, 2) << refused.second;
+  EXPECT_NE(refused.second.find("was trained with other settings"), std::string::npos)
+      << refused.second;
+  EXPECT_EQ(accepted.first, 0) << accepted.second;
+}
+
+// Experts that are looked up lie with their ranks, or whole on each.
+TEST_F(Switch, ExpertsMove) {
+  std::ofstream tokens(path("tokens.bin"), std::ios::binary);
+  for (int i = 0; i < 4000; ++i) tokens.put(static_cast<char>(i * i % 11));
+  tokens.close();
+  const auto make = [&](const std::string& name, const std::string& text) {
+    std::ofstream(path(name + ".yaml")) << "piper: 1\n"
+                                        << text << "train: {optimizer: {adamw: {lr: 1e-2}}}\n";
+    const auto [code, output] = run_shell(
+        fmt::format("{}/bin/piperc {}/tests/data/experts/looked_up.onnx {} -o {} 2>&1",
+                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path(name + ".yaml"), path(name)));
+    ASSERT_EQ(code, 0) << output;
+  };
+  make("ep2", "include: [<experts/experts>, <memory/ddp>]\nparams: {ep: 2}\n");
+  make("dp2", "include: <ddp>\nparams: {dp: 2}\n");
+  const auto train = [&](const std::string& plans, const std::string& flags) {
+    return run_shell(fmt::format("{}/bin/piper-run {} --data {}:u8 --threads 1 {} 2>&1",
+                                 PIPER_BINARY_DIR, path(plans), path("tokens.bin"), flags));
+  };
+  for (const auto& [from, to] : {std::pair("ep2", "dp2"), std::pair("dp2", "ep2")}) {
+    const std::string folder = path(std::string("experts-") + from);
+    const auto part = train(from, "--steps 3 --checkpoint " + folder),
+               rest = train(to, "--steps 6 --resume " + folder + " --save " + path("theirs")),
+               ours = train(from, "--steps 6" + switched(to, 3) + "--save " + path("ours"));
+    for (const auto& one : {part, rest, ours}) ASSERT_EQ(one.first, 0) << from << one.second;
+    EXPECT_EQ(read("ours"), read("theirs")) << from;
+    const Said said = said_of(ours.second);
+    EXPECT_EQ(said.moved, said.least) << ours.second;
+    EXPECT_EQ(said.moved > 0, from == std::string("ep2")) << ours.second;
+  }
+}
+
+// Killed before or after the switch, the same command goes on and ends as one that nobody killed.
+TEST_F(Switch, KilledJobsGoOn) {
+  const std::string common = "--steps 6" + switched("zero3x4", 3);
+  ASSERT_EQ(run("pp2dp2", common + "--save " + path("b")).first, 0);
+  for (const int step : {3, 4, 5}) {
+    const std::string folder = fmt::format("{}-{}", path("killed"), step),
+                      flags = common + fmt::format("--every 1 --checkpoint {} --resume-or-start {}",
+                                                   folder, folder);
+    const auto killed = run("pp2dp2", flags, fmt::format("kill@1:{}:after", step));
+    EXPECT_NE(killed.first, 0) << killed.second;
+    const auto resumed = run("pp2dp2", flags + " --save " + path("a"));
+    EXPECT_EQ(resumed.first, 0) << resumed.second;
+    EXPECT_NE(resumed.second.find("goes on after step"), std::string::npos) << resumed.second;
+    EXPECT_EQ(read("a"), read("b")) << step;
+  }
+}
+
+// The data go on at the next sample, whatever the batches, and evaluations go on under the plans.
+TEST_F(Switch, AnotherBatchGoesOnAtTheNextSample) {
+  std::string larger = kTrain;
+  larger.replace(larger.find("12"), 2, "24");
+  compile("larger", kWays[0].text, larger);
+  const auto [code, output] = run("pp4", "--steps 5 --accept global_batch --checkpoint " +
+                                             path("grown") + switched("larger", 3));
+  ASSERT_EQ(code, 0) << output;
+  const auto reader = CheckpointReader::open(file_storage(), path("grown/step-000000005"));
+  ASSERT_TRUE(reader) << print_error(reader.error());
+  EXPECT_EQ(reader->about().samples, 3 * 12 + 2 * 24);
+}
+
+TEST_F(Switch, WhatCannotBeIsSaid) {
+  compile("ddp2", "include: <ddp>\nparams: {dp: 2}\n");
+  compile("sgd", kWays[0].text,
+          "train: {global_batch: 12, optimizer: {sgd: {lr: 0.01, momentum: 0.9}}}\n");
+  std::ofstream(path("other.yaml")) << "piper: 1\ninclude: <ddp>\nparams: {dp: 4}\n"
+                                       "train: {optimizer: {adamw: {lr: 1e-2}}}\n";
+  ASSERT_EQ(
+      run_shell(fmt::format("{}/bin/piperc {}/tests/data/experts/looked_up.onnx {} -o {} 2>&1",
+                            PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("other.yaml"), path("other")))
+          .first,
+      0);
+  const auto refuse = [&](const std::string& flags, const std::string& why) {
+    const auto [code, output] = run("ddp4", "--steps 5 " + flags);
+    EXPECT_NE(code, 0) << flags;
+    EXPECT_NE(output.find(why), std::string::npos) << flags << output;
+  };
+  refuse(switched("ddp2", 3), "is for 4 ranks and " + path("ddp2") + " for 2");
+  refuse(switched("pp4", 5), "the job has 5 steps");
+  refuse(switched("pp4", 0), "the job has 5 steps");
+  refuse("--switch " + path("pp4"), "expected DIR@STEP");
+  refuse("--switch " + path("pp4") + "@3x", "expected DIR@STEP");
+  refuse(switched("nowhere", 3), "nowhere");
+  refuse(switched("sgd", 3), "trains something else than");
+  refuse(switched("other", 3), "");
+  refuse(switched("pp4", 3) + "--verify-against single", "do not go together");
+}
+
+// ---- The proof ----------------------------------------------------------------------------------
+
+TEST_F(Switch, TransfersAreProvedAndWrongOnesAreNot) {
+  for (const auto& [from, to] : {std::pair("zero3x4", "tp2dp2"), std::pair("tp4", "pp2dp2"),
+                                 std::pair("vocabulary4", "zero1x4")}) {
+    const PlanSet before = plans(from), after = plans(to);
+    const auto transfer = plan_transfer(before, after);
+    ASSERT_TRUE(transfer) << print_error(transfer.error());
+    EXPECT_TRUE(verify_transfer(*transfer, before, after).empty());
+    EXPECT_FALSE(verify_transfer(*transfer, after, before).empty()) << from;
+    const auto found = [&](const char* what, const auto& change) {
+      for (size_t m = 0; m < transfer->moves.size(); m += 131) {
+        StateTransfer wrong = *transfer;
+        change(wrong, m);
+        EXPECT_FALSE(verify_transfer(wrong, before, after).empty())
+            << from << " -> " << to << ", move " << m << ": " << what;
+      }
+    };
+    found("left out", [](StateTransfer& t, size_t m) {
+      t.moves.erase(t.moves.begin() + static_cast<ptrdiff_t>(m));
+    });
+    found("twice", [](StateTransfer& t, size_t m) { t.moves.push_back(t.moves[m]); });
+    found("shorter", [](StateTransfer& t, size_t m) { --t.moves[m].runs.back().count; });
+    found("longer", [](StateTransfer& t, size_t m) { ++t.moves[m].runs.back().count; });
+    found("elsewhere", [](StateTransfer& t, size_t m) { ++t.moves[m].runs.front().first; });
+    found("to another",
+          [](StateTransfer& t, size_t m) { t.moves[m].to = (t.moves[m].to + 1) % 4; });
+    found("of no state", [](StateTransfer& t, size_t m) { t.moves[m].state = 1 << 20; });
+  }
+  // From a rank that does not hold it.
+  const PlanSet before = plans("zero3x4"), after = plans("ddp4");
+  auto transfer = plan_transfer(before, after);
+  ASSERT_TRUE(transfer);
+  for (StateTransfer::Move& move : transfer->moves)
+    if (move.from != move.to) {
+      move.from = move.to;
+      break;
+    }
+  const std::vector<Finding> findings = verify_transfer(*transfer, before, after);
+  ASSERT_FALSE(findings.empty());
+  EXPECT_NE(findings[0].text.find("does not hold them"), std::string::npos) << findings[0].text;
+}
+
+TEST_F(Switch, PiperVerifyProvesIt) {
+  const auto [code, output] = run_shell(fmt::format(
+      "{}/bin/piper-verify {} --switch {} 2>&1", PIPER_BINARY_DIR, path("zero3x4"), path("tp4")));
+  EXPECT_EQ(code, 0) << output;
+  EXPECT_NE(output.find("each element comes once"), std::string::npos) << output;
+}
+
+}  // namespace
+}  // namespace piper

@@ -1,0 +1,134 @@
+// Plans for fewer ranks beside those for all: a job that loses ranks is started again on those that
+// are left, takes the plans for them, and trains as their single-device plan does.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "piper/base/float16.h"
+#include "piper/plan/worlds.h"
+#include "sample_jobs.h"
+
+namespace piper {
+namespace {
+
+class Tolerate : public SampleJobs {
+ protected:
+  static std::pair<int, std::string> piperc(const std::string& name, const std::string& text,
+                                            const std::string& flags) {
+    std::ofstream(path(name + ".yaml")) << "piper: 1\n" << text << kTrain;
+    return run_shell(fmt::format("{}/bin/piperc {}/samples/gpt/model.onnx {} -o {} {} 2>&1",
+                                 PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path(name + ".yaml"),
+                                 path(name), flags));
+  }
+  static std::pair<int, std::string> start(int processes, const std::string& plans,
+                                           const std::string& flags,
+                                           const std::string& fault = "") {
+    return run_shell(
+        "exec 2>&1; export PIPER_FAULT=" + fault + "; " +
+        as_processes(processes, torch_variables(processes, free_port()), command(plans, flags)));
+  }
+};
+
+constexpr const char* kPipeline = "include: <1f1b>\nparams: {stages: 2, dp: 3, microbatches: 2}\n";
+
+TEST_F(Tolerate, AJobGoesOnWithFewerAndFewerRanks) {
+  const auto [code, output] = piperc("plans", kPipeline, "--tolerate 2");
+  ASSERT_EQ(code, 0) << output;
+  const auto worlds = read_worlds(path("plans"));
+  ASSERT_TRUE(worlds && *worlds) << output;
+  std::vector<int64_t> ranks;
+  for (const Worlds::Set& set : (*worlds)->sets) ranks.push_back(set.ranks);
+  EXPECT_EQ(ranks, (std::vector<int64_t>{6, 4, 2}));
+  const std::string folder = path("job"),
+                    flags = fmt::format("--every 1 --checkpoint {} --resume-or-start {} ", folder,
+                                        folder);
+  const auto six = start(6, "plans", flags + "--steps 9", "kill@5:4:step"),
+             four = start(4, "plans", flags + "--steps 5 --verify-against single"),
+             two = start(2, "plans",
+                         flags + "--steps 7 --verify-against single --save " + path("saved"));
+  EXPECT_NE(six.first, 0) << six.second;
+  EXPECT_EQ(four.first, 0) << four.second;
+  EXPECT_EQ(two.first, 0) << two.second;
+  EXPECT_NE(four.second.find("goes on after step "), std::string::npos) << four.second;
+  EXPECT_NE(two.second.find("goes on after step 5"), std::string::npos) << two.second;
+  for (const auto& one : {four, two})
+    EXPECT_NE(one.second.find("equal to the single-device plan bit for bit"), std::string::npos)
+        << one.second;
+
+  // A job on six ranks that nobody kills comes to nearly the same; one without its data does not.
+  const auto whole = run("plans", "--steps 7 --save " + path("whole")),
+             other = run("plans", "--steps 7 --seed 5 --save " + path("other"));
+  ASSERT_EQ(whole.first, 0) << whole.second;
+  ASSERT_EQ(other.first, 0) << other.second;
+  const auto difference = [&](const std::string& file) {
+    const auto ours = read_safetensors(path("saved")), theirs = read_safetensors(path(file));
+    EXPECT_TRUE(ours && theirs);
+    double most = 0;
+    for (size_t t = 0; t < ours->size(); ++t)
+      for (int64_t k = 0; k < num_elements((*ours)[t].type.shape); ++k)
+        most = std::max(most, std::abs(float_at(DType::kF32, (*ours)[t].data.data + 4 * k) -
+                                       float_at(DType::kF32, (*theirs)[t].data.data + 4 * k)));
+    return most;
+  };
+  EXPECT_LT(difference("whole"), 2e-4);
+  EXPECT_GT(difference("other"), 1e-3);
+}
+
+TEST_F(Tolerate, NoPlansForSoManyAreListed) {
+  ASSERT_EQ(piperc("listed", kPipeline, "--tolerate 1").first, 0);
+  const auto three = start(3, "listed", "--steps 2");
+  EXPECT_EQ(three.first, 2) << three.second;
+  EXPECT_NE(three.second.find(
+                fmt::format("the plans are for 6 ({0}/world-6), 4 ({0}/world-4)", path("listed"))),
+            std::string::npos)
+      << three.second;
+}
+
+// Twelve samples in three microbatches on three replicas cannot be; on two they can.
+TEST_F(Tolerate, WhatCannotBeMadeIsSaid) {
+  const std::string text = "include: <1f1b>\nparams: {stages: 2, dp: 4, microbatches: 3}\n";
+  const auto one = piperc("gap", text, "--tolerate 1 --no-oracles");
+  EXPECT_EQ(one.first, 1) << one.second;
+  EXPECT_NE(one.second.find("no plans for fewer replicas can be made"), std::string::npos)
+      << one.second;
+  const auto two = piperc("gap", text, "--tolerate 2 --force --no-oracles");
+  EXPECT_EQ(two.first, 0) << two.second;
+  EXPECT_NE(two.second.find("6 ranks (dp 3): not made"), std::string::npos) << two.second;
+  const auto six = start(6, "gap", "--steps 2");
+  EXPECT_EQ(six.first, 2) << six.second;
+  EXPECT_NE(six.second.find("has none for 6"), std::string::npos) << six.second;
+  const auto verified =
+      run_shell(fmt::format("{}/bin/piper-verify {} 2>&1", PIPER_BINARY_DIR, path("gap")));
+  EXPECT_EQ(verified.first, 0) << verified.second;
+  EXPECT_NE(verified.second.find("world-4: ok"), std::string::npos) << verified.second;
+}
+
+TEST_F(Tolerate, BadInput) {
+  const auto none = piperc("none", "include: <1f1b>\nparams: {stages: 2, microbatches: 4}\n",
+                           "--tolerate 1"),
+             all = piperc("all", kPipeline, "--tolerate 3");
+  EXPECT_EQ(none.first, 2) << none.second;
+  EXPECT_NE(none.second.find("replica"), std::string::npos) << none.second;
+  EXPECT_EQ(all.first, 2) << all.second;
+  EXPECT_NE(all.second.find("--tolerate 2 at most"), std::string::npos) << all.second;
+  std::filesystem::create_directory(path("mine"));
+  std::ofstream(path("mine/thesis.txt")) << "text";
+  const auto mine = piperc("mine", kPipeline, "--tolerate 1 --force");
+  EXPECT_EQ(mine.first, 1) << mine.second;
+  EXPECT_NE(mine.second.find("thesis.txt"), std::string::npos) << mine.second;
+  EXPECT_EQ(read("mine/thesis.txt"), "text");
+  std::filesystem::create_directory(path("broken"));
+  for (const char* index :
+       {"", "[]", "{\"format\":\"piper worlds\",\"format_version\":9}",
+        "{\"format\":\"piper worlds\",\"format_version\":1,\"sets\":[{\"ranks\":2,\"folder\":"
+        "\"../../etc\"}],\"missing\":[]}",
+        "{\"format\":\"piper worlds\",\"format_version\":1,\"sets\":[],\"missing\":[]}"}) {
+    std::ofstream(path("broken/worlds.json")) << index;
+    const auto worlds = read_worlds(path("broken"));
+    EXPECT_TRUE(!worlds && worlds.error().code == ExitCode::kPlan) << index;
+  }
+}
+
+}  // namespace
+}  // namespace piper
