@@ -187,4 +187,20 @@ Kept keep_least(const Graph& graph, const std::vector<int32_t>& tags,
   return Keeper(graph, tags, may_repeat).run();
 }
 
+void put_copies_in_order(Graph& graph, size_t count) {
+  std::vector<NodeId> order;
+  std::vector<bool> placed(graph.nodes.size());
+  const auto place = [&](const auto& self, size_t n) -> void {
+    placed[n] = true;
+    for (ValueId input : graph.nodes[n].inputs)
+      if (const NodeId from = input.valid() ? graph.value(input).producer : NodeId();
+          from.valid() && from.index() >= count && !placed[from.index()])
+        self(self, from.index());
+    order.emplace_back(n);
+  };
+  for (size_t n = 0; n < placed.size(); ++n)
+    if (!placed[n]) place(place, n);
+  graph.put_in_order(order);
+}
+
 }  // namespace piper

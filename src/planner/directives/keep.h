@@ -19,4 +19,8 @@ Kept keep_least(const Graph& graph, const std::vector<int32_t>& tags,
 // Returns the FLOPs that repeating the op takes, per byte of its results.
 double intensity_of(const Graph& graph, const Node& node);
 
+// Puts each node from `count` on just before the first other one that reads it: what is made again
+// is there for a short time, and what else the backward pass could begin with waits for its turn.
+void put_copies_in_order(Graph& graph, size_t count);
+
 }  // namespace piper

@@ -66,8 +66,8 @@ class Recomputer {
     if (variants_.size() > 1)
       lines.push_back("chunks that differ by microbatch are not fused, and no weights are packed");
     Variants made = describe();
-    PIPER_ASSIGN(Graph graph, in_topological_order(std::move(graph_)));
-    return Recomputed{std::move(graph), std::move(made)};
+    put_copies_in_order(graph_, count_);
+    return Recomputed{std::move(graph_), std::move(made)};
   }
 
  private:
