@@ -77,6 +77,17 @@ class RandomStrategy {
           "\"*\"}}\n";
     return text;
   }
+  // A region of ops in parts, or nothing.
+  std::string parts() {
+    if (pick(random_, 2)) return "";
+    std::string scope = model_.scopes()[pick(random_, model_.scopes().size())];
+    std::replace(scope.begin(), scope.end(), '.', '/');
+    return fmt::format("  - split: {{scope: \"{}\", dim: {}, into: {}}}\n{}", scope,
+                       pick(random_, 3), 2 + pick(random_, 2),
+                       pick(random_, 2) ? "  - stream: {where: {kind: [all_reduce, all_gather], "
+                                          "mb: \"*\"}, name: of_parts}\n"
+                                        : "");
+  }
 
  private:
   std::string mesh() {
@@ -157,6 +168,7 @@ struct Tried {
   double apart = 0;
   bool turns = false;  // keys come by in turn
   bool zeros = false;  // behind states
+  bool parts = false;  // in turn on each rank
 };
 
 // Of a step, over the axes that shard uses.
@@ -183,8 +195,16 @@ Tried try_one(uint64_t seed) {
   RandomStrategy strategy(random, model);
   const std::string plain = strategy.text();
   std::string text = plain + strategy.communication();
-  options.strategy = folder.write("strategy.yaml", text);
+  const std::string parts = strategy.parts();
+  options.strategy = folder.write("strategy.yaml", text + parts);
   auto compiled = compile(options);
+  const bool in_parts = compiled.ok() && !parts.empty();
+  if (!compiled && !parts.empty()) {  // a region that mixes the dim, or has none such
+    EXPECT_GT(compiled.error().at.line, 0) << seed << "\n"
+                                           << text << parts << print_error(compiled.error());
+    options.strategy = folder.write("strategy.yaml", text);
+    compiled = compile(options);
+  }
   const auto says = [&](const char* words) {
     return !compiled && compiled.error().message.find(words) != std::string::npos;
   };
@@ -192,7 +212,7 @@ Tried try_one(uint64_t seed) {
     options.strategy = folder.write("strategy.yaml", text = plain);
     compiled = compile(options);
   }
-  const std::string what = fmt::format("seed {}\n{}", seed, text);
+  const std::string what = fmt::format("seed {}\n{}{}", seed, text, in_parts ? parts : "");
   if (!compiled) {
     const std::string error = print_error(compiled.error());
     EXPECT_GT(compiled.error().at.line, 0) << what << error;  // not a plan that was refused
@@ -218,7 +238,7 @@ Tried try_one(uint64_t seed) {
     return std::any_of(each.cuts.begin(), each.cuts.end(),
                        [](const TensorCut& cut) { return cut.block > 0; });
   });
-  return {false, collectives_of(compiled->set), apart, turns, zeros};
+  return {false, collectives_of(compiled->set), apart, turns, zeros, in_parts};
 }
 
 // Right plans in which blocks are hard to follow.
@@ -369,7 +389,7 @@ TEST(RandomAxes, MasksOfZerosAreMissed) {
 TEST(RandomAxes, TrainAsOneDeviceDoes) {
   const int wanted = given_count().value_or(kSanitized ? 30 : 150);
   const uint64_t first = given_seed().value_or(1);
-  int ran = 0, refused = 0, with_collectives = 0, with_turns = 0, with_zeros = 0;
+  int ran = 0, refused = 0, with_collectives = 0, with_turns = 0, with_zeros = 0, with_parts = 0;
   double worst = 0;
   // What is seldom drawn is drawn for until there is enough of it.
   const auto is_enough = [&] {
@@ -381,12 +401,14 @@ TEST(RandomAxes, TrainAsOneDeviceDoes) {
     with_collectives += tried.collectives > 0;
     with_turns += tried.turns;
     with_zeros += tried.zeros;
+    with_parts += tried.parts;
     worst = std::max(worst, tried.apart);
   }
   std::printf(
       "seeds from %lu: %d ran, %d of them with collectives, %d with keys in turn, %d with zeros, "
-      "%d were refused; at most %.1e\n",
-      first, ran, with_collectives, with_turns, with_zeros, refused, worst);
+      "%d with parts, %d were refused; at most %.1e\n",
+      first, ran, with_collectives, with_turns, with_zeros, with_parts, refused, worst);
+  EXPECT_GT(with_parts, ran / 20);
   EXPECT_LT(refused, ran / 5);
   EXPECT_GT(with_collectives, ran / 2);
   EXPECT_TRUE(is_enough());

@@ -34,10 +34,18 @@ struct Annotate {
 };
 
 // ---- directives (phases are fixed; their order in the file has no meaning) ----------------------
-struct Split {  // - split: {dim: batch, into: $microbatches, as: mb}
+// Cuts the batch into microbatches, or a region of ops into parts that run one after the other:
+// - split: {dim: batch, into: $microbatches, as: mb}
+// - split: {scope: "h/{layer}/mlp/**", dim: 1, into: 4, as: part}
+struct Split {
+  std::vector<Glob> scope;     // of ops; empty: the batch is split
+  std::vector<Glob> tensor;    // parameters that are cut; empty: what the region reads first
+  std::optional<int64_t> dim;  // of these, from the end if negative; none: batch
   int64_t into = 1;
   std::string as = "mb";
-  SourceSpan at;
+  std::string within;  // a mesh axis, in each of whose blocks of the dim a part has its share
+  SourceSpan at, scope_at, tensor_at, dim_at, within_at;
+  bool of_batch() const { return scope.empty(); }
 };
 // - place: {where: {stage: s}, tags: {dir: "mb >= M/2"}, on: {pp: "dir ? P-1-s : s"}}
 struct Place {
@@ -189,6 +197,12 @@ struct Strategy {
   std::vector<FuseRule> fuses;
   std::vector<OffloadRule> offloads;
   std::vector<Order> orders;
+
+  const Split* batch_split() const {  // null: the batch is not split
+    for (const Split& split : splits)
+      if (split.of_batch()) return &split;
+    return nullptr;
+  }
 };
 
 struct Definition {  // -D name=value

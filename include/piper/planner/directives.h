@@ -83,6 +83,11 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
 Result<Cut> couple_replicas(const Graph& step, const Strategy& strategy, Cut cut,
                             Explanations& out);
 
+// Cuts the regions that `split` directives name into parts, one directive after the other. Requires
+// a graph whose batch is cut. Errors: nothing matches, ops of two splits, a dim that the region's
+// tensors have not or that does not divide, and those of cut_in_parts.
+Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& out);
+
 // Returns what `shard` directives and coupled replicas ask for: a cut for each axis that they name,
 // in the order of the mesh. Requires a graph whose batch is cut. Errors: nothing matches, a dim
 // that the tensor has not, a tensor that two directives cut over one axis.

@@ -8,6 +8,8 @@
 // n shards.
 #pragma once
 
+#include <span>
+
 #include "piper/ir/graph.h"
 
 namespace piper {
@@ -89,5 +91,41 @@ bool can_be_padded(const Graph& graph, const AxisCut& cut, const ShardSeed& seed
 // the next axis. Error: a seed that does not divide and cannot be padded, naming tensor, dim, ranks
 // and line; attention whose tokens or heads are not as its line says.
 Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& cut);
+
+// Says how regions of ops are cut into parts that one device runs in turn.
+struct PartCut {
+  std::string name;  // of the tag that gets the number of the part
+  int64_t into = 1;
+  int64_t outer =
+      0;  // equal blocks of which each part has its share; 0: as readers take a dim apart
+  std::vector<int32_t> region;  // by node: which it is in; -1: none
+  // What is cut of what a region reads.
+  struct Seed {
+    int32_t region = 0;
+    ValueId value;
+    int dim = 0;
+  };
+  std::vector<Seed> seeds;
+  SourceSpan at, dim_at;
+};
+
+struct Parts {
+  Graph graph;
+  int64_t ops = 0;     // of the graph as it was, that run part by part
+  int64_t joined = 0;  // values that are put together after the last part
+  int64_t summed = 0;  // values that are added up over the parts
+};
+
+// Cuts regions as shard_axis cuts a graph over an axis, whose ranks one device plays in turn: ops
+// of a region work on the part that a loop of theirs gives them, and what others read is put
+// together, or added up in the order of the parts. Ops that run in parts have the tag `name`.
+// Requires a graph whose batch is cut, and no axis yet. Error: a dim that does not divide; an op of
+// the region that needs all of what is cut, naming both.
+Result<Parts> cut_in_parts(Graph graph, const PartCut& cut);
+
+// Puts the parts of each region one after the other, so that each frees its memory for the next;
+// but where their collectives let others run meanwhile, all parts up to these. `names`: of the tags
+// that parts have.
+Graph order_parts(Graph graph, std::span<const std::string> names);
 
 }  // namespace piper

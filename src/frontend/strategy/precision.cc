@@ -57,8 +57,8 @@ Status check_precision(const Fields& map, const Reading& reading, Precision& pre
       if (map[key])
         return fail(map.key_at(key), "'{}' beside 'compute: f64', which is for the whole model",
                     key);
-  const auto& splits = reading.strategy.splits;
-  const std::string micro = splits.empty() ? "pass" : splits.front().as;
+  const Split* split = reading.strategy.batch_split();
+  const std::string micro = split ? split->as : "pass";
   PIPER_TRY(check_where_of_ops(precision.where, "precision", {"pass", micro}));
   for (const Precision& other : reading.strategy.precisions)
     if (precision.loss_scale && other.loss_scale)

@@ -104,7 +104,7 @@ Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out
 Status share_precision(Strategy& out);
 // Returns what split calls the microbatch, which is before all directives that ask.
 inline std::string micro_name(const Strategy& strategy) {
-  return strategy.splits.empty() ? "mb" : strategy.splits.front().as;
+  return strategy.batch_split() ? strategy.batch_split()->as : "mb";
 }
 // Error: conditions of `directive`, which chooses ops, on what ops do not have.
 Status check_where_of_ops(const Where& where, std::string_view directive,

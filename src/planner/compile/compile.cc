@@ -81,6 +81,13 @@ Result<Graph> annotated(Graph graph, const Strategy& strategy, const Variables& 
   return clone_data_ops(std::move(graph), tags, strategy.annotate.at, explain);
 }
 
+std::vector<std::string> part_names(const Strategy& strategy) {
+  std::vector<std::string> names;
+  for (const Split& split : strategy.splits)
+    if (!split.of_batch()) names.push_back(split.as);
+  return names;
+}
+
 Result<bool> splits_backward(const Strategy& strategy) {
   for (const Order& order : strategy.orders) {
     PIPER_ASSIGN(const auto passes, passes_named(order));
@@ -276,9 +283,13 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   const auto shard = [&] { return shard_batch(step, {cut.replicas, cut.microbatches, cut.at}); };
   const auto shard_all = [&]() -> Result<Graph> {
     PIPER_ASSIGN(Graph graph, shard());
+    if (making.target != Target::kUncut) {
+      PIPER_ASSIGN(graph, apply_parts(std::move(graph), strategy, explain));
+    }
     if (!making.is_oracle()) {
       PIPER_ASSIGN(graph, shard_axes(std::move(graph), cut, making));
     }
+    graph = order_parts(std::move(graph), part_names(strategy));
     return round_once(std::move(graph));
   };
   PIPER_ASSIGN(Graph graph, making.steps.run("sharding", shard_all, print_graph));

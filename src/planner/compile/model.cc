@@ -14,8 +14,8 @@ ImportOptions import_options(const Strategy& strategy, const CompileOptions& fro
   options.absent_values = from.absent_values;
   options.batch = strategy.global_batch;
   options.batch_at = strategy.global_batch_at;
-  if (strategy.global_batch == 0 && strategy.microbatch_size > 0 && !strategy.splits.empty()) {
-    options.batch = strategy.microbatch_size * strategy.splits.front().into;
+  if (strategy.global_batch == 0 && strategy.microbatch_size > 0 && strategy.batch_split()) {
+    options.batch = strategy.microbatch_size * strategy.batch_split()->into;
     options.batch_at = strategy.microbatch_size_at;
     for (const Replicate& replicate : strategy.replicates)
       for (const MeshAxis& axis : strategy.mesh)

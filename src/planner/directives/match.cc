@@ -160,7 +160,7 @@ Result<const std::vector<bool>*> TaskMatcher::named_by(const Condition& conditio
 
 TaskMatcher::TaskMatcher(const Dag& dag, const Strategy& strategy)
     : dag_(dag),
-      micro_(strategy.splits.empty() ? "mb" : strategy.splits.front().as),
+      micro_(strategy.batch_split() ? strategy.batch_split()->as : "mb"),
       view_of_(dag.tasks.size(), -1) {
   add({TaskPass::kMove, std::vector<int32_t>(dag.region_tags.size(), kNoTag)});
   look_at_writers(writers(dag));

@@ -22,11 +22,11 @@ constexpr int64_t kMaxMicrobatches = 4096;
 
 Result<int64_t> count_microbatches(const Strategy& strategy, int64_t per_replica) {
   int64_t count = 1;
-  if (!strategy.splits.empty()) {
-    const Split& split = strategy.splits.front();
-    count = split.into;
+  const Split* split = strategy.batch_split();
+  if (split) {
+    count = split->into;
     if (count < 1 || per_replica % count != 0)
-      return fail(split.at, "split: {} samples a replica cannot be cut into {} equal microbatches",
+      return fail(split->at, "split: {} samples a replica cannot be cut into {} equal microbatches",
                   per_replica, count)
           .with_note(fmt::format("help: the nearest legal number is {}",
                                  nearest_divisors(per_replica, count)));
@@ -39,14 +39,14 @@ Result<int64_t> count_microbatches(const Strategy& strategy, int64_t per_replica
                   per_replica, size)
           .with_note(fmt::format("help: the nearest legal size is {}",
                                  nearest_divisors(per_replica, size)));
-    if (!strategy.splits.empty() && per_replica / size != count)
+    if (split && per_replica / size != count)
       return fail(strategy.microbatch_size_at,
                   "train: microbatch_size {} means {} microbatches, but split says {}", size,
                   per_replica / size, count);
     count = per_replica / size;
   }
   if (count > kMaxMicrobatches)
-    return fail(strategy.splits.empty() ? strategy.microbatch_size_at : strategy.splits.front().at,
+    return fail(split ? split->at : strategy.microbatch_size_at,
                 "split: {} microbatches are more than {}, the most that a plan may have", count,
                 kMaxMicrobatches)
         .with_note("help: microbatches of more samples, or a smaller batch");
@@ -131,10 +131,8 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
     if (dag_axis.replicated) cut.replicas *= axis.size;
     cut.mesh.push_back(std::move(dag_axis));
   }
-  if (strategy.splits.size() > 1)
-    return fail(strategy.splits[1].at, "split: the batch is already split at line {}",
-                strategy.splits[0].at.line);
-  cut.at = !strategy.splits.empty()       ? strategy.splits.front().at
+  const Split* split = strategy.batch_split();
+  cut.at = split                          ? split->at
            : strategy.microbatch_size > 0 ? strategy.microbatch_size_at
            : !strategy.replicates.empty() ? strategy.replicates.front().at
                                           : SourceSpan{strategy.path};
@@ -149,7 +147,7 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
                                      (batch / cut.replicas + 1) * cut.replicas));
   PIPER_ASSIGN(cut.rounds, sum_rounds(strategy, cut));
   PIPER_ASSIGN(cut.microbatches, count_microbatches(strategy, batch / cut.replicas));
-  if (!strategy.splits.empty() || cut.microbatches > 1)
+  if (split || cut.microbatches > 1)
     out.push_back(
         {cut.at,
          "split",

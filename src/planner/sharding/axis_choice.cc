@@ -45,7 +45,8 @@ std::optional<Choice> gradient_choice(const State& state, const Node& node) {
 // A sum over the step ends them, unless its result is kept in blocks.
 std::optional<Choice> terms_choice(const State& state, const Node& node, const Loops& loops) {
   const bool ends = is_step_sum(node);
-  if (ends && state.is_hinted_cut(node.outputs[0])) return std::nullopt;
+  if ((ends && state.is_hinted_cut(node.outputs[0])) || joins_parts(state.graph, node))
+    return std::nullopt;
   std::vector<int> terms;
   for (size_t i = 0; i < node.inputs.size(); ++i)
     if (node.inputs[i].valid() && state.layout(node.inputs[i]).kind == kTerms)

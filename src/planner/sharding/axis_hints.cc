@@ -146,7 +146,7 @@ std::optional<Layout> preferred_layout(const State& state, ValueId value, int fu
     const Node& node = state.graph.node(reader);
     const Loops& loops = state.loops(node);
     std::optional<LoopCut> cut;
-    const bool moves = only_moves(loops, node),
+    const bool moves = only_moves(loops, node) || joins_parts(state.graph, node),
                is_same = further > 0 && node.outputs.size() == 1 && !loops.is_product() &&
                          state.type_of(node.outputs[0]).shape == state.type_of(value).shape;
     const auto after = moves || is_same ? preferred_layout(state, node.outputs[0], further - !moves)

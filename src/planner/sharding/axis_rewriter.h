@@ -15,6 +15,8 @@ class Rewriter {
 
   // Cuts a tensor as the strategy says. Error: it does not divide.
   Status seed(const ShardSeed& seed);
+  // Gives all readers of what a node will make another layout.
+  void fix(ValueId at, const Layout& layout) { state_.at(at).fixed = layout; }
   // Says that a value needs a layout in the end.
   void hint(ValueId at, const Layout& layout);
   void begin(NodeId id) { state_.visited = id; }

@@ -1,6 +1,10 @@
 // What choices and the rewriter of an axis ask about ops, values and conversions.
 #include "axis_state.h"
 
+#include <algorithm>
+
+#include "parts.h"
+
 namespace piper::axis {
 namespace {
 
@@ -63,6 +67,15 @@ bool only_moves(const Loops& loops, const Node& node) {
          loops.rule.linear == std::vector<std::vector<int>>{{0}} &&
          loops.types.inputs[0].bytes() == loops.types.outputs[0].bytes() &&
          loops.def->cost(loops.types).flops == 0;
+}
+
+bool joins_parts(const Graph& graph, const Node& node) {
+  const int tag = graph.tag_index(kRegionOfParts);
+  if (tag < 0 || node.op != "Concat" || graph.tag(node, tag) != kNoTag) return false;
+  return std::ranges::all_of(node.inputs, [&](ValueId id) {
+    const NodeId maker = graph.value(id).producer;
+    return maker.valid() && graph.tag(graph.node(maker), tag) != kNoTag;
+  });
 }
 
 std::string row_letters(const Operand& operand, int64_t rows) {

@@ -30,6 +30,9 @@ std::optional<LoopCut> legal_cut(const Loops& loops, const Operand& operand, con
                                  int64_t ranks);
 // Returns whether the result has the elements of one value in another shape or order.
 bool only_moves(const Loops& loops, const Node& node);
+// Returns whether the op puts parts together that one device has made in turn: their sums travel
+// part by part, beside the work of the next.
+bool joins_parts(const Graph& graph, const Node& node);
 // Returns the letters of the leading dims that count so many rows; empty: dims and rows do not line
 // up.
 std::string row_letters(const Operand& operand, int64_t rows);

@@ -1,0 +1,241 @@
+// The directive `split` of a region of ops: which ops run in parts, and what of their operands is
+// cut.
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "match.h"
+#include "piper/ir/ops.h"
+
+namespace piper {
+namespace {
+
+constexpr int32_t kOutside = -1;
+
+// Finds the regions of a directive: ops whose scope a pattern matches, one region for each of its
+// captures, and ops without a scope that work on what a region makes.
+class PartFinder {
+ public:
+  PartFinder(const Graph& graph, const Split& split, int32_t first)
+      : graph_(graph), split_(split), first_(first) {}
+
+  Result<PartCut> find(const std::vector<MeshAxis>& mesh) {
+    PIPER_TRY(find_regions());
+    for (const MeshAxis& axis : mesh)
+      if (axis.name == split_.within) cut_.outer = axis.size;
+    cut_.name = split_.as;
+    cut_.into = split_.into;
+    cut_.at = split_.at;
+    cut_.dim_at = split_.dim_at;
+    PIPER_TRY(split_.tensor.empty() ? find_read() : find_parameters());
+    return std::move(cut_);
+  }
+  size_t count() const { return ids_.size(); }
+  const std::set<std::string>& tensors() const { return tensors_; }
+
+ private:
+  // Casts of parameters are theirs, wherever they are read.
+  bool is_of_state(const Node& node) const {
+    return node.op == "Cast" && graph_.value(node.inputs[0]).kind == ValueKind::kState;
+  }
+
+  Status find_regions() {
+    std::vector<std::string> scopes;
+    cut_.region.assign(graph_.nodes.size(), kOutside);
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      if (node.pass == Pass::kU || is_step_sum(node) || is_of_state(node)) continue;
+      cut_.region[n] = node.scope.empty() ? joined(node) : matched(node);
+      if (node.pass == Pass::kF && !node.scope.empty()) scopes.push_back(node.scope);
+    }
+    for (const auto& [captures, in] : ids_)
+      for (const bool backward : {false, true}) join_between(in, backward);
+    if (!ids_.empty()) return ok_status();
+    const std::string& wanted = split_.scope.front().pattern();
+    Error error = fail(split_.scope_at, "split: no op's scope matches '{}'{}",
+                       quote_control(wanted), did_you_mean(wanted, scopes));
+    error = with_deeper(std::move(error), split_.scope.front(), scopes);
+    error.notes.push_back("help: `piperc MODEL --describe` lists modules");
+    return error;
+  }
+  int32_t matched(const Node& node) {
+    for (const Glob& glob : split_.scope) {
+      const auto match = glob.match(node.scope);
+      if (!match) continue;
+      std::vector<int64_t> captures;
+      for (const auto& [name, value] : match->captures) captures.push_back(value);
+      const auto next = first_ + static_cast<int32_t>(ids_.size());
+      return ids_.try_emplace(std::move(captures), next).first->second;
+    }
+    return kOutside;
+  }
+  int32_t joined(const Node& node) const {
+    for (ValueId input : node.inputs)
+      if (input.valid() && graph_.value(input).kind == ValueKind::kNode)
+        if (const int32_t in = cut_.region[graph_.value(input).producer.index()]; in != kOutside)
+          return in;
+    return kOutside;
+  }
+
+  // Ops between two of a region are in it, too: a part goes through from end to end.
+  void join_between(int32_t in, bool backward) {
+    std::vector<size_t> range;  // from the first op of the region to its last one
+    size_t last = 0;
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const Node& node = graph_.nodes[n];
+      if (is_backward(node) != backward || node.pass == Pass::kU || is_step_sum(node)) continue;
+      if (range.empty() && cut_.region[n] != in) continue;
+      range.push_back(n);
+      if (cut_.region[n] == in) last = range.size();
+    }
+    range.resize(last);
+    std::set<ValueId> after, before;  // made of what the region makes; what it is made of
+    std::vector<bool> follows(last);
+    const auto any = [](const std::vector<ValueId>& ids, const std::set<ValueId>& of) {
+      return std::ranges::any_of(ids, [&](ValueId id) { return of.contains(id); });
+    };
+    for (size_t i = 0; i < last; ++i) {
+      const Node& node = graph_.nodes[range[i]];
+      follows[i] = any(node.inputs, after);
+      if (follows[i] || cut_.region[range[i]] == in)
+        after.insert(node.outputs.begin(), node.outputs.end());
+    }
+    for (size_t i = last; i-- > 0;) {
+      const Node& node = graph_.nodes[range[i]];
+      const bool leads = any(node.outputs, before);
+      if (!leads && cut_.region[range[i]] != in) continue;
+      before.insert(node.inputs.begin(), node.inputs.end());
+      if (follows[i] && cut_.region[range[i]] == kOutside) cut_.region[range[i]] = in;
+    }
+  }
+
+  Status add(int32_t in, ValueId id, const SourceSpan& at) {
+    const Value& value = graph_.value(id);
+    const auto rank = static_cast<int64_t>(value.type.shape.size());
+    const int64_t dim = *split_.dim < 0 ? *split_.dim + rank : *split_.dim;
+    const std::string type = to_string(value.type);
+    if (dim < 0 || dim >= rank)
+      return fail(split_.dim_at, "split: '{}' ({}) has no dim {}", quote_control(value.name), type,
+                  *split_.dim)
+          .with_note(fmt::format("it is what the scope at line {} reads", at.line));
+    const int64_t extent = value.type.shape[static_cast<size_t>(dim)];
+    const int64_t blocks = std::max<int64_t>(cut_.outer, 1);
+    if (extent % (split_.into * blocks) != 0)
+      return fail(split_.at, "split: dim {} of '{}' ({}) cannot be cut into {} equal parts{}", dim,
+                  quote_control(value.name), type, split_.into,
+                  blocks > 1 ? fmt::format(" of each of {} blocks", blocks) : "")
+          .with_note(fmt::format("the dim is given at line {}", split_.dim_at.line))
+          .with_note(fmt::format("help: a divisor of {}{}", extent,
+                                 dim == 0 ? ", what a microbatch has on each replica" : ""));
+    cut_.seeds.push_back({in, id, static_cast<int>(dim)});
+    tensors_.insert(fmt::format("dim {} of {}", dim, type));
+    return ok_status();
+  }
+
+  // What a region reads first of what others make is cut.
+  Status find_read() {
+    std::set<int32_t> known;
+    for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+      const int32_t in = cut_.region[n];
+      if (in == kOutside || graph_.nodes[n].pass != Pass::kF || known.contains(in)) continue;
+      for (ValueId input : graph_.nodes[n].inputs) {
+        if (!input.valid() || known.contains(in) || !is_made_outside(input, in)) continue;
+        known.insert(in);
+        PIPER_TRY(add(in, input, split_.scope_at));
+      }
+    }
+    if (!known.empty()) return ok_status();
+    return fail(split_.scope_at, "split: '{}' reads nothing that other ops make",
+                quote_control(split_.scope.front().pattern()))
+        .with_note("help: 'tensor' names what is cut of its parameters");
+  }
+  bool is_made_outside(ValueId id, int32_t in) const {
+    const Value& value = graph_.value(id);
+    if (value.kind == ValueKind::kInput) return true;
+    if (value.kind != ValueKind::kNode || value.type.shape.empty()) return false;
+    const NodeId producer = value.producer;
+    return cut_.region[producer.index()] != in && !is_of_state(graph_.node(producer));
+  }
+
+  Status find_parameters() {
+    std::vector<std::string> all;
+    std::set<std::pair<int32_t, ValueId>> known;
+    for (const Param& param : graph_.params) {
+      std::ranges::move(paths_of(param), std::back_inserter(all));
+      if (std::none_of(split_.tensor.begin(), split_.tensor.end(),
+                       [&](const Glob& glob) { return has_name(param, glob); }))
+        continue;
+      for (size_t n = 0; n < graph_.nodes.size(); ++n) {
+        if (cut_.region[n] == kOutside || graph_.nodes[n].pass != Pass::kF) continue;
+        for (ValueId input : graph_.nodes[n].inputs)
+          if (input.valid() && source_of(input) == param.value &&
+              known.emplace(cut_.region[n], input).second)
+            PIPER_TRY(add(cut_.region[n], input, split_.tensor_at));
+      }
+    }
+    if (!cut_.seeds.empty()) return ok_status();
+    const std::string& wanted = split_.tensor.front().pattern();
+    return fail(split_.tensor_at, "split: no parameter that the scope reads matches '{}'{}",
+                quote_control(wanted), did_you_mean(wanted, all))
+        .with_note(fmt::format("the scope is given at line {}", split_.scope_at.line));
+  }
+  ValueId source_of(ValueId id) const {
+    const Value& value = graph_.value(id);
+    const bool is_cast = value.kind == ValueKind::kNode && is_of_state(graph_.node(value.producer));
+    return is_cast ? graph_.node(value.producer).inputs[0] : id;
+  }
+
+  const Graph& graph_;
+  const Split& split_;
+  const int32_t first_;  // the number of the first region
+  PartCut cut_;
+  std::map<std::vector<int64_t>, int32_t> ids_;  // by captures
+  std::set<std::string> tensors_;
+};
+
+// An op is in parts of one split only.
+Status check_once(const Graph& graph, const Strategy& strategy, const Split& split,
+                  const PartCut& cut) {
+  for (const Split& other : strategy.splits) {
+    if (&other == &split) return ok_status();
+    const int tag = other.of_batch() ? -1 : graph.tag_index(other.as);
+    for (size_t n = 0; tag >= 0 && n < graph.nodes.size(); ++n) {
+      const Node& node = graph.nodes[n];
+      if (cut.region[n] == kOutside || graph.tag(node, tag) == kNoTag) continue;
+      return fail(split.at, "split: {} '{}'{} is in parts already", node.op,
+                  quote_control(node.name),
+                  node.scope.empty() ? "" : fmt::format(" of {}", quote_control(node.scope)))
+          .with_note(fmt::format("by the split at line {}", other.at.line))
+          .with_note("help: scopes that share no op");
+    }
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& out) {
+  int32_t first = 0;
+  for (const Split& split : strategy.splits) {
+    if (split.of_batch()) continue;
+    PartFinder finder(step, split, first);
+    PIPER_ASSIGN(const PartCut cut, finder.find(strategy.mesh));
+    PIPER_TRY(check_once(step, strategy, split, cut));
+    first += static_cast<int32_t>(finder.count());
+    std::vector<std::string> lines{fmt::format(
+        "{} region{} in {} parts each, by {}", finder.count(), finder.count() == 1 ? "" : "s",
+        split.into, join(std::vector(finder.tensors().begin(), finder.tensors().end()), " or "))};
+    if (split.into > 1) {
+      PIPER_ASSIGN(Parts made, cut_in_parts(std::move(step), cut));
+      lines.push_back(
+          fmt::format("{} ops run part by part; after the last part {} values are put "
+                      "together, and {} are sums over the parts",
+                      made.ops, made.joined, made.summed));
+      step = std::move(made.graph);
+    }
+    out.push_back({split.at, "split", std::move(lines)});
+  }
+  return step;
+}
+
+}  // namespace piper

@@ -1,0 +1,210 @@
+// Regions of ops that run in parts on one device: they train as uncut ones do, keep less memory,
+// and what mixes all of a dim is refused.
+#include <gmock/gmock.h>
+
+#include "equivalence/jobs.h"
+#include "piper/inspect/summary.h"
+#include "piper/plan/verify.h"
+
+namespace piper {
+namespace {
+
+using namespace jobs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+#define NEED_MODELS()                                            \
+  if (!std::filesystem::exists(model_path("gpt", "model.onnx"))) \
+  GTEST_SKIP() << "no models in " << models_folder()
+
+const std::string kBatch = "  - split: {dim: batch, into: 2}\n";
+// Tokens of two products and what is between them (ALST); of the loss; hidden units of the same
+// products (nnScaler's co-shard); heads; samples of whole blocks (Domino); columns of one product.
+const std::string kTokens =
+    R"(  - split: {scope: ["**/h/{layer}/fc", "**/h/{layer}/fc_out"], dim: 1, into: 4}
+)";
+const std::string kLoss = R"(  - split: {scope: "**/lm_head", dim: 1, into: 4}
+)";
+const std::string kUnits =
+    R"(  - split: {scope: ["**/h/{layer}/fc", "**/h/{layer}/fc_out"], tensor: "**/fc/*", dim: 0, into: 4}
+)";
+const std::string kSamplesInTurn = R"(  - split: {scope: "**/h/{layer}/**", dim: 0, into: 2}
+)";
+const std::string kColumns =
+    R"(  - split: {scope: "**/h/{layer}/fc_out", tensor: "**/fc_out/*", dim: 0, into: 2}
+)";
+const std::string kAgain = R"(  - recompute: {where: {part: "*"}}
+)";
+const std::string kTensor = R"(  - shard: {match: "**/qkv/*", dim: 0, over: tp}
+  - shard: {match: "**/proj/weight", dim: 1, over: tp}
+  - shard: {match: "**/fc/*", dim: 0, over: tp}
+  - shard: {match: "**/fc_out/weight", dim: 1, over: tp}
+)";
+
+struct Case {
+  std::string name, directives, mesh = "{}", include = "";
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+};
+
+Result<Compiled> compile_parts(const Case& c, bool wide) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = model_path("gpt-deep", "model.onnx");
+  options.strategy = folder.write(
+      "strategy.yaml",
+      fmt::format("piper: 1\n{}mesh: {}\ntrain: {{global_batch: 8, {}}}\ndirectives:\n{}{}",
+                  c.include, c.mesh, kAdamW, wide ? "  - precision: {compute: f64}\n" : "",
+                  c.directives));
+  return compile(options);
+}
+
+class Parts : public ::testing::TestWithParam<Case> {};
+
+// The single-device plan runs the same parts, so bits are the same where no axis cuts tensors.
+TEST_P(Parts, TrainAsOneDeviceDoes) {
+  NEED_MODELS();
+  const Case& c = GetParam();
+  const bool axes = c.mesh.find("tp") != c.mesh.npos;
+  for (const bool wide : {true, false}) {
+    SCOPED_TRACE(wide ? "f64" : "f32");
+    const Result<Compiled> compiled = compile_parts(c, wide);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const Result<VerifyReport> report = verify_plan_set(compiled->set, &*compiled->single);
+    ASSERT_TRUE(report) << print_error(report.error());
+    for (const Finding& finding : report->findings)
+      ADD_FAILURE() << finding.rule << " " << finding.text;
+    const Result<Trained> uncut = train(*compiled->uncut, "gpt-deep", 4),
+                          single = train(*compiled->single, "gpt-deep", 4),
+                          spread = train(compiled->set, "gpt-deep", 4);
+    ASSERT_TRUE(uncut && single && spread);
+    EXPECT_LT(largest_difference(*spread, *uncut), wide ? 1e-12 : 3e-4);
+    for (size_t k = 0; k < uncut->losses.size(); ++k)
+      EXPECT_NEAR(spread->losses[k], uncut->losses[k], wide ? 1e-12 : 1e-5) << "step " << k;
+    if (!axes) expect_equal_bits(*spread, *single, "single device");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Parts,
+    ::testing::Values(Case{"tokens", kBatch + kTokens}, Case{"loss", kBatch + kLoss},
+                      Case{"loss_again", kBatch + kLoss + kAgain}, Case{"units", kBatch + kUnits},
+                      Case{"units_again", kUnits + kAgain}, Case{"samples", kSamplesInTurn},
+                      Case{"columns", kBatch + kColumns},
+                      Case{"two", kBatch + kTokens +
+                                      R"(  - split: {scope: "**/lm_head", dim: 1, into: 2, as: rows}
+)"},
+                      Case{"tokens_dp", kBatch + kTokens + "  - replicate: {over: dp}\n",
+                           "{dp: 2}"},
+                      Case{"tokens_tp", kTokens + kTensor, "{tp: 2}"},
+                      Case{"units_tp", kUnits + kTensor, "{tp: 2}"},
+                      Case{"samples_tp", kSamplesInTurn + kTensor, "{tp: 2}"},
+                      Case{"columns_tp", kColumns + kTensor, "{tp: 2}"}),
+    [](const auto& info) { return info.param.name; });
+
+// What a part does must differ from another's: without its own tokens training diverges.
+TEST(PartsControl, OtherNumbersDiverge) {
+  NEED_MODELS();
+  const Result<Compiled> compiled = compile_parts({"", kBatch + kTokens}, false);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  PlanSet wrong = compiled->set;
+  size_t changed = 0;
+  for (RoleProgram& role : wrong.roles)
+    for (Program& program : role.programs)
+      for (ProgramOp& op : program.ops) {
+        std::vector<int64_t> starts = op.attrs.integers("starts"), ends = op.attrs.integers("ends");
+        if (op.op != "Slice" || starts.size() < 2 || starts[1] == 0) continue;
+        ends[1] -= starts[1], starts[1] = 0;  // the first part again
+        op.attrs.set("starts", starts), op.attrs.set("ends", ends);
+        ++changed;
+      }
+  ASSERT_GT(changed, 0U);
+  const Result<VerifyReport> report = verify_plan_set(wrong, &*compiled->single);
+  ASSERT_TRUE(report) << print_error(report.error());
+  EXPECT_FALSE(report->findings.empty());
+  const Result<Trained> single = train(*compiled->single, "gpt-deep", 2),
+                        other = train(wrong, "gpt-deep", 2);
+  ASSERT_TRUE(single && other);
+  EXPECT_GT(largest_difference(*other, *single), 1e-3);
+}
+
+// A wrong part in a plan is found, wherever it is: one used twice in a sum or a concatenation, or
+// not at all.
+TEST(PartsControl, WrongPartsAreFound) {
+  NEED_MODELS();
+  for (const std::string& directives : {kBatch + kTokens, kBatch + kUnits}) {
+    const Result<Compiled> compiled = compile_parts({"", directives}, false);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    size_t tried = 0;
+    for (size_t r = 0; r < compiled->set.roles.size(); ++r)
+      for (size_t p = 0; p < compiled->set.roles[r].programs.size(); ++p) {
+        const Program& program = compiled->set.roles[r].programs[p];
+        for (size_t o = 0; o < program.ops.size(); ++o) {
+          const ProgramOp& op = program.ops[o];
+          if (op.op != "Concat" || op.inputs.size() != 4) continue;
+          PlanSet wrong = compiled->set;
+          std::vector<int32_t>& inputs = wrong.roles[r].programs[p].ops[o].inputs;
+          inputs[tried % 3 + 1] = inputs[0];
+          ++tried;
+          const Result<VerifyReport> report = verify_plan_set(wrong, &*compiled->single);
+          EXPECT_TRUE(!report || !report->findings.empty()) << "op " << o;
+        }
+      }
+    EXPECT_GT(tried, 0U);
+  }
+}
+
+int64_t step_bytes(const Compiled& compiled) {
+  int64_t bytes = 0;
+  for (const RoleSummary& role : summarise(compiled.set).roles)
+    bytes += role.step_bytes + role.workspace_bytes;
+  return bytes;
+}
+
+// The logits of one part at a time, if each part runs again; and hidden units likewise.
+TEST(PartsOfRegions, SaveMemory) {
+  NEED_MODELS();
+  for (const std::string& split : {kLoss, kTokens}) {
+    const Result<Compiled> whole = compile_parts({"", kBatch}, false),
+                           parts = compile_parts({"", kBatch + split + kAgain}, false);
+    ASSERT_TRUE(whole && parts);
+    EXPECT_LT(step_bytes(*parts), step_bytes(*whole)) << split;
+  }
+}
+
+TEST(PartsOfRegions, RefuseWhatMixesADim) {
+  NEED_MODELS();
+  const std::pair<std::string, std::string> wrong[] = {
+      {R"(  - split: {scope: ["**/h/{layer}/qkv", "**/h/{layer}/proj"], dim: 1, into: 4}
+)",
+       "Attention"},
+      {R"(  - split: {scope: ["**/h/{layer}/ln_2", "**/h/{layer}/fc"], dim: 2, into: 4}
+)",
+       "LayerNorm"},
+  };
+  for (const auto& [directive, op] : wrong) {
+    const Result<Compiled> compiled = compile_parts({"", directive}, false);
+    ASSERT_FALSE(compiled) << op;
+    const std::string text = print_error(compiled.error());
+    EXPECT_THAT(text, AllOf(HasSubstr("needs all of"), HasSubstr(op), HasSubstr(":5:5"))) << text;
+  }
+  const std::pair<std::string, std::string> refused[] = {
+      {R"(  - split: {scope: "**/fcs", dim: 1, into: 4})", "no op's scope matches '**/fcs'"},
+      {R"(  - split: {scope: "**/h/{layer}/fc", dim: 3, into: 4})", "has no dim 3"},
+      {R"(  - split: {scope: "**/h/{layer}/fc", dim: 1, into: 5})",
+       "cannot be cut into 5 equal parts"},
+      {R"(  - split: {scope: "**/h/{layer}/fc", tensor: "**/proj/*", dim: 0, into: 2})",
+       "no parameter that the scope reads matches"},
+      {R"(  - split: {scope: "**/fc", dim: batch, into: 2})", "'dim: batch' beside 'scope'"},
+      {R"(  - split: {dim: 1, into: 2})", "dim 1 of what?"},
+      {kTokens + R"(  - split: {scope: "**/h/{layer}/fc", dim: 1, into: 2, as: other})",
+       "is in parts already"},
+  };
+  for (const auto& [directive, message] : refused) {
+    const Result<Compiled> compiled = compile_parts({"", directive + "\n"}, false);
+    ASSERT_FALSE(compiled) << message;
+    EXPECT_THAT(print_error(compiled.error()), HasSubstr(message));
+  }
+}
+
+}  // namespace
+}  // namespace piper
