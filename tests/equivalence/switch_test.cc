@@ -237,6 +237,38 @@ TEST_F(Switch, AnotherBatchGoesOnAtTheNextSample) {
   EXPECT_EQ(reader->about().samples, 3 * 12 + 2 * 24);
 }
 
+// The data that are evaluated on are read by either plans in their own order, and at the switch
+// nothing is evaluated that would not be without it.
+TEST_F(Switch, EvaluationsGoOn) {
+  for (const Way& way : {kWays[2], kWays[4]}) {
+    const std::string made = path(std::string("eval-") + way.name);
+    std::ofstream(path("eval.yaml")) << "piper: 1\n" << way.text << kTrain;
+    ASSERT_EQ(run_shell(fmt::format("{}/bin/piperc {}/samples/gpt/model.onnx {} --eval -o {} 2>&1",
+                                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("eval.yaml"), made))
+                  .first,
+              0);
+  }
+  const std::string common =
+      fmt::format("--eval-data {}:u8 --eval-batches 2 --eval-every 2 ", path("text.bin"));
+  const auto losses_of = [](const std::string& output) {
+    std::vector<std::string> found;
+    for (size_t at = 0; (at = output.find(": valid loss ", at)) != std::string::npos; ++at)
+      found.push_back(output.substr(at - 12, output.find("  ", at) - at + 12));
+    return found;
+  };
+  const auto part = run("eval-pp2dp2", common + "--steps 4 --checkpoint " + path("eval-at")),
+             rest = run("eval-zero3x4", common + "--steps 6 --resume " + path("eval-at")),
+             ours = run("eval-pp2dp2", common + "--steps 6" + switched("eval-zero3x4", 4)),
+             odd = run("eval-pp2dp2", common + "--steps 6" + switched("eval-zero3x4", 3));
+  for (const auto& one : {part, rest, ours, odd}) ASSERT_EQ(one.first, 0) << one.second;
+  std::vector<std::string> theirs = losses_of(part.second);
+  const std::vector<std::string> more = losses_of(rest.second);
+  theirs.insert(theirs.end(), more.begin(), more.end());
+  EXPECT_EQ(theirs.size(), 3u) << part.second << rest.second;
+  EXPECT_EQ(losses_of(ours.second), theirs);
+  EXPECT_EQ(losses_of(odd.second).size(), 3u) << odd.second;
+}
+
 TEST_F(Switch, WhatCannotBeIsSaid) {
   compile("ddp2", "include: <ddp>\nparams: {dp: 2}\n");
   compile("sgd", kWays[0].text,
