@@ -41,6 +41,12 @@ const std::string kTensor = R"(  - shard: {match: "**/qkv/*", dim: 0, over: tp}
   - shard: {match: "**/fc_out/weight", dim: 1, over: tp}
 )";
 
+// Tokens in blocks between the norms, of each of which a part has its share (AsyncTP).
+const std::string kPieces =
+    R"(  - split: {scope: ["**/h/{layer}/fc", "**/h/{layer}/fc_out"], dim: 1, into: 4, within: tp}
+  - shard: {scope: "**/ln_*", dim: 1, over: tp}
+)";
+
 struct Case {
   std::string name, directives, mesh = "{}", include = "";
   friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
@@ -98,6 +104,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"tokens_tp", kTokens + kTensor, "{tp: 2}"},
                       Case{"units_tp", kUnits + kTensor, "{tp: 2}"},
                       Case{"samples_tp", kSamplesInTurn + kTensor, "{tp: 2}"},
+                      Case{"pieces_tp", kPieces + kTensor, "{tp: 2}"},
                       Case{"columns_tp", kColumns + kTensor, "{tp: 2}"}),
     [](const auto& info) { return info.param.name; });
 
@@ -150,6 +157,36 @@ TEST(PartsControl, WrongPartsAreFound) {
         }
       }
     EXPECT_GT(tried, 0U);
+  }
+}
+
+// Messages of a kind over tp in a step, and their bytes.
+std::pair<int64_t, int64_t> sent(const Compiled& compiled, InstructionKind kind) {
+  std::pair<int64_t, int64_t> all;
+  for (const TrafficSummary& each : summarise(compiled.set).roles[0].traffic)
+    if (each.kind == kind && each.over == "tp" && each.dtype == DType::kF32)
+      all.first += each.messages, all.second += each.bytes;
+  return all;
+}
+
+// Each part sends its own share: more messages, and no byte more.
+TEST(PartsOfRegions, SendTheirSharesByThemselves) {
+  NEED_MODELS();
+  const auto whole = compile_parts({"", kTensor, "{tp: 2}"}, false),
+             halves = compile_parts({"", kSamplesInTurn + kTensor, "{tp: 2}"}, false);
+  ASSERT_TRUE(whole && halves);
+  const auto once = sent(*whole, InstructionKind::kAllReduce),
+             twice = sent(*halves, InstructionKind::kAllReduce);
+  EXPECT_EQ(twice.first, 2 * once.first);
+  EXPECT_EQ(twice.second, once.second);
+  const std::string norms = "  - shard: {scope: \"**/ln_*\", dim: 1, over: tp}\n";
+  const auto blocks = compile_parts({"", norms + kTensor, "{tp: 2}"}, false),
+             pieces = compile_parts({"", kPieces + kTensor, "{tp: 2}"}, false);
+  ASSERT_TRUE(blocks && pieces);
+  for (const InstructionKind kind :
+       {InstructionKind::kAllGather, InstructionKind::kReduceScatter}) {
+    EXPECT_GT(sent(*pieces, kind).first, sent(*blocks, kind).first);
+    EXPECT_EQ(sent(*pieces, kind).second, sent(*blocks, kind).second) << to_string(kind);
   }
 }
 

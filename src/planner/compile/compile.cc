@@ -289,8 +289,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
     if (!making.is_oracle()) {
       PIPER_ASSIGN(graph, shard_axes(std::move(graph), cut, making));
     }
-    graph = order_parts(std::move(graph), part_names(strategy));
-    return round_once(std::move(graph));
+    return order_parts(round_once(std::move(graph)), part_names(strategy));
   };
   PIPER_ASSIGN(Graph graph, making.steps.run("sharding", shard_all, print_graph));
   if (making.has_order()) {
