@@ -52,6 +52,25 @@ TEST(Predict, ToolsSayTheSame) {
             run(fmt::format("piper-sim {} --cluster '<h100x8>' --json", plans())).second);
 }
 
+// A computation does not take the place in memory of gradients that are still being summed: it
+// would wait for them.
+TEST(Predict, ReduceScattersAreBehindComputations) {
+  const Folder folder;
+  const std::string strategy =
+      folder.write("strategy.yaml",
+                   "piper: 1\ninclude: [<memory/zero3>]\nparams: {dp: 4, bucket_kib: 64}\n"
+                   "train: {optimizer: {adamw: {lr: 1e-3}}, global_batch: 32}\n");
+  const auto [code, text] = run(fmt::format(
+      "piperc {}model.onnx {} --dry-run --target cuda --cluster '<h100x8>'", kSample, strategy));
+  ASSERT_EQ(code, 0) << text;
+  const size_t line = text.find("  reduce_scatter over dp ");
+  ASSERT_NE(line, std::string::npos) << text;
+  const size_t end = text.find(" %\n", line);
+  ASSERT_NE(end, std::string::npos) << text;
+  const size_t number = text.rfind(' ', end - 1);
+  EXPECT_GT(std::strtod(text.c_str() + number, nullptr), 50) << text.substr(line, 200);
+}
+
 // A slower device makes steps longer, and the gate says so.
 TEST(Predict, TheGateFailsWhereStepsGetLonger) {
   const std::string diff = fmt::format(

@@ -149,6 +149,27 @@ void place_others(RoleProgram& role, const std::vector<Block>& blocks, int64_t c
   }
 }
 
+namespace {
+
+// Returns, by instruction, until when its arguments keep their memory. Those of a collective keep
+// it through the next computation of another stream: a value of that one in their place would make
+// it wait for a collective that it does not need, such as the reduce-scatter of the gradients
+// before it.
+std::vector<int64_t> kept_until(const RoleProgram& role, const std::vector<int64_t>& held_until) {
+  std::vector<int64_t> until(role.body.size());
+  int64_t next = -1;  // computation
+  for (auto i = std::ssize(role.body) - 1; i >= 0; --i) {
+    const Instruction& one = role.body[at(i)];
+    until[at(i)] = std::max(i, held_until[at(i)]);
+    if (is_collective(one.kind) && next >= 0 && role.body[at(next)].stream != one.stream)
+      until[at(i)] = std::max(until[at(i)], next);
+    if (one.kind == InstructionKind::kCompute) next = i;
+  }
+  return until;
+}
+
+}  // namespace
+
 // Step buffers live from the first instruction that names them to the last; see send_lifetimes.h
 // for sends.
 void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
@@ -156,12 +177,13 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
   const auto n = static_cast<int64_t>(role.body.size());
   std::vector<Block> blocks = place_kept(role, pool);
   for (Block& block : blocks) block.first = n, block.last = -1;
+  const std::vector<int64_t> until = kept_until(role, held_until);
   for (int64_t i = 0; i < n; ++i) {
     const Instruction& instruction = role.body[at(i)];
     for (int32_t arg : instruction.args) {
       Block& block = blocks[at(arg)];
       block.first = std::min(block.first, i);
-      block.last = std::max({block.last, i, held_until[at(i)]});
+      block.last = std::max(block.last, until[at(i)]);
     }
   }
   for (const Report& report : role.reports) blocks[at(report.buffer)].last = n;
