@@ -1,5 +1,7 @@
 // Rotary positions as exporters write them.
 
+#include <map>
+
 #include "match.h"
 #include "piper/ir/ops.h"
 
@@ -88,7 +90,13 @@ class RotaryFinder {
            starts.back() == which * all.back() / 2;
   }
 
+  // All layers read the same tables.
   bool repeats(ValueId table) const {
+    const auto [known, is_new] = repeats_.try_emplace(table);
+    if (is_new) known->second = is_repetition(table);
+    return known->second;
+  }
+  bool is_repetition(ValueId table) const {
     const int64_t n = shape(table).back();
     if (n % 2 != 0) return false;
     if (const auto elements = match_.elements(table)) {
@@ -112,6 +120,7 @@ class RotaryFinder {
 
   const Graph& graph_;
   const Matcher match_;
+  mutable std::map<ValueId, bool> repeats_;
 };
 
 // Returns a value under another shape of the same elements: of a constant, a constant.

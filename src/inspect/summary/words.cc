@@ -162,7 +162,7 @@ std::vector<std::string> order_lines(const Summary& summary) {
 
 std::vector<std::string> memory_lines(const Summary& summary) {
   constexpr const char* kRow =
-      "{:<14}{:>6}{:>7}{:>8}{:>12}{:>14}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}";
+      "{:<14}{:>6}{:>7}{:>8}{:>12} {:>13}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}";
   std::vector<std::string> lines{fmt::format(kRow, "device", "ranks", "ops", "params", "elements",
                                              "FLOPs", "weights", "optimizer", "step", "workspace",
                                              "other", "peak")};
