@@ -412,6 +412,17 @@ TEST(Simulate, PoliciesFindOrdersAsGoodAsThePapers) {
           ASSERT_LE(bytes, policy.memory);
         }
       }
+      // What no order is below: the work of the last stage behind the way to it; or that without
+      // weight halves, and the way back.
+      const double others = static_cast<double>(row.p - 1), m = static_cast<double>(row.m);
+      const double way = others * (row.F + row.c),
+                   back = m * (row.F + row.B) + others * (row.B + row.c) + row.W;
+      const OrderLength span = length_of(made->dag, deps, policy, *orders);
+      EXPECT_NEAR(static_cast<double>(span.bound) * 1e-6, work, 1e-3);
+      policy.span = false;
+      const OrderLength length = length_of(made->dag, deps, policy, *orders);
+      EXPECT_NEAR(static_cast<double>(length.bound) * 1e-6, way + std::max(work, back), 1e-3);
+      EXPECT_GE(length.length, length.bound);
       chain::Made ordered{made->dag, *std::move(orders), {}};
       auto schedule = make_schedule(ordered.dag, deps, ordered.compute);
       ASSERT_TRUE(schedule) << print_error(schedule.error());
@@ -420,6 +431,7 @@ TEST(Simulate, PoliciesFindOrdersAsGoodAsThePapers) {
           report_step(plans_of(ordered), *stated_machine({row.F, 0, row.B, row.W, 0, row.c, {}}));
       ASSERT_TRUE(report) << print_error(report.error());
       const double bubble = std::round((report->span - work) / report->span * 1e4) / 1e4;
+      EXPECT_NEAR(static_cast<double>(span.length) * 1e-6, report->span, 1e-3);
       const double papers = times == 1 ? row.one : row.two;
       EXPECT_LE(bubble, papers) << row.model << " m=" << row.m << " " << times << "p";
       lower += bubble < papers;

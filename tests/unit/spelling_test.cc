@@ -218,7 +218,8 @@ TEST(Spelling, HasAllThatCanBeSaid) {
       "  - replicate: {over: pp, reduce: {dtype: bf16, sum: fast}}\n"
       "  - order:\n      each: pp\n"
       "      policy: {prefer: [BI, F, BW], in_flight: 2 * P - r, memory: 2GiB, costs: {F: 18.5, B: "
-      "28, BI: 19, BW: 9, send: 0.6}, goal: span}\n"};
+      "28, BI: 19, BW: 9, send: 0.6, stages: [{stage: 0, F: 20, B: 31, BI: 20, BW: 11}, "
+      "{stage: 1, F: 21, B: 31, BI: 20, BW: 11}]}, goal: span}\n"};
   std::string said;
   for (std::string text : all) {
     said += text;

@@ -25,9 +25,16 @@ struct OrderCell {
 };
 using OrderRows = std::vector<std::vector<OrderCell>>;  // by coordinate
 // costs: {F: 18, BI: 18, BW: 9, send: 0.6}: times of a microbatch, in any one unit.
-struct PolicyCosts {
+struct PassTimes {
   double forward = 0, backward = 0, input_half = 0, weight_half = 0;
-  double send = 0;  // of a message
+};
+struct StageTimes : PassTimes {
+  int64_t stage = 0;
+  SourceSpan at;
+};
+struct PolicyCosts : PassTimes {
+  double send = 0;                 // of a message
+  std::vector<StageTimes> stages;  // that take other times
 };
 // policy: {prefer: [B, F, BW], in_flight: "P - r", memory: 2GiB, costs: model, goal: end}
 struct Policy {

@@ -71,6 +71,16 @@ struct ListPolicy {
 Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const TaskLists& deps,
                                                 const ListPolicy& policy);
 
+// Says how long a step takes in this order, by the policy's times and what it wants to be short,
+// and what no order of these computations is below, whatever memory it takes: what `cell` computes,
+// after the shortest way to its first task and before the shortest one from its last.
+struct OrderLength {
+  int64_t length = 0, bound = 0;
+  size_t cell = 0;
+};
+OrderLength length_of(const Dag& dag, const TaskLists& deps, const ListPolicy& policy,
+                      const std::vector<ComputeOrder>& orders);
+
 // Returns the policy without an order: a backward before a forward, a forward counts as much as
 // half a backward, and at most as many microbatches in flight as there are cells from this one on.
 ListPolicy default_policy(const Dag& dag);

@@ -176,25 +176,69 @@ Status read_limit(const Field&, const yaml::Entry& entry, const Reading& reading
 constexpr Word kPasses[] = {{"F"}, {"B"}, {"BI"}, {"BW"}};
 constexpr Word kCosts[] = {word("model", false), word("unit", true)};
 constexpr Word kGoals[] = {word("end", false), word("span", true)};
-constexpr Field kStatedCosts[] = {
-    {"F", real(kPositive), kRequired, "The time of a forward of a microbatch, in any unit.",
-     member<&PolicyCosts::forward>},
-    {"B", real(kPositive), kOptional, "Of a whole backward. Default: BI and BW together.",
-     member<&PolicyCosts::backward>},
-    {"BI", real(kNotNegative), kOptional, "Of the input half of a backward. Default: F.",
-     member<&PolicyCosts::input_half>},
-    {"BW", real(kNotNegative), kOptional, "Of the weight half. Default: F.",
-     member<&PolicyCosts::weight_half>},
-    {"send", real(kNotNegative), kOptional, "Of a message between devices. Default: 0.",
-     member<&PolicyCosts::send>},
-};
-
-Status check_costs(const Fields& map, const Reading&, PolicyCosts& costs) {
-  if (!map["BI"]) costs.input_half = costs.forward;
-  if (!map["BW"]) costs.weight_half = costs.forward;
-  if (!map["B"]) costs.backward = costs.input_half + costs.weight_half;
+// What BI and BW are not said to take a forward does, and a whole backward takes both.
+Status check_times(const Fields& map, PassTimes& times) {
+  if (!map["BI"]) times.input_half = times.forward;
+  if (!map["BW"]) times.weight_half = times.forward;
+  if (!map["B"]) times.backward = times.input_half + times.weight_half;
   return ok_status();
 }
+Status check_costs(const Fields& map, const Reading&, PolicyCosts& costs) {
+  return check_times(map, costs);
+}
+Status check_stage(const Fields& map, const Reading&, StageTimes& times) {
+  times.at = map.at();
+  return check_times(map, times);
+}
+
+Status read_stages(const Field&, const yaml::Entry& entry, const Reading& reading,
+                   PolicyCosts& costs) {
+  if (!entry.value.is(yaml::Node::Kind::kList)) return no_list(entry.value, "a list of stages");
+  for (const yaml::Node& item : entry.value.items) {
+    StageTimes times;
+    PIPER_TRY(read_map(fields::object("stage_costs"), item, item.at, reading, &times));
+    for (const StageTimes& before : costs.stages)
+      if (before.stage == times.stage)
+        return fail(item.at, "the times of stage {} are given twice", times.stage)
+            .with_note(fmt::format("first at {}", yaml::place(before.at)));
+    costs.stages.push_back(times);
+  }
+  return ok_status();
+}
+std::string print_times(const PassTimes& times) {
+  return fmt::format("F: {}, B: {}, BI: {}, BW: {}", times.forward, times.backward,
+                     times.input_half, times.weight_half);
+}
+
+template <class Times>
+constexpr std::array<Field, 4> pass_fields() {
+  return {{{"F", real(kPositive), kRequired, "The time of a forward of a microbatch, in any unit.",
+            member<&Times::forward>},
+           {"B", real(kPositive), kOptional, "Of a whole backward. Default: BI and BW together.",
+            member<&Times::backward>},
+           {"BI", real(kNotNegative), kOptional, "Of the input half of a backward. Default: F.",
+            member<&Times::input_half>},
+           {"BW", real(kNotNegative), kOptional, "Of the weight half. Default: F.",
+            member<&Times::weight_half>}}};
+}
+constexpr auto kPassTimes = pass_fields<PolicyCosts>();
+constexpr auto kTimesOfStage = pass_fields<StageTimes>();
+constexpr Field kStageCosts[] = {
+    {"stage", integer(0), kRequired, "Which one.", member<&StageTimes::stage>},
+    kTimesOfStage[0],
+    kTimesOfStage[1],
+    kTimesOfStage[2],
+    kTimesOfStage[3]};
+constexpr Field kStatedCosts[] = {
+    kPassTimes[0],
+    kPassTimes[1],
+    kPassTimes[2],
+    kPassTimes[3],
+    {"send", real(kNotNegative), kOptional, "Of a message between devices. Default: 0.",
+     member<&PolicyCosts::send>},
+    {"stages", many("stage_costs"), kOptional, "Stages that take other times.",
+     custom<read_stages>},
+};
 
 Status read_costs(const Field& field, const yaml::Entry& entry, const Reading& reading,
                   Policy& policy) {
@@ -206,10 +250,12 @@ Status read_costs(const Field& field, const yaml::Entry& entry, const Reading& r
 }
 
 std::string print_costs(const Field&, const Policy& policy) {
-  if (const auto& costs = policy.costs)
-    return fmt::format("{{F: {}, B: {}, BI: {}, BW: {}, send: {}}}", costs->forward,
-                       costs->backward, costs->input_half, costs->weight_half, costs->send);
-  return policy.unit_costs ? "unit" : "";
+  if (!policy.costs) return policy.unit_costs ? "unit" : "";
+  std::string text = fmt::format("{{{}, send: {}", print_times(*policy.costs), policy.costs->send);
+  for (const StageTimes& times : policy.costs->stages)
+    text += fmt::format("{}{{stage: {}, {}}}", text.back() == '}' ? ", " : ", stages: [",
+                        times.stage, print_times(times));
+  return text + (policy.costs->stages.empty() ? "}" : "]}");
 }
 
 constexpr Field kPolicy[] = {
@@ -281,7 +327,8 @@ constexpr Field kOrderKeys[] = {
     {"where", kWhere, kUnsupported},
 };
 constexpr Object kOrderParts[] = {{"policy", kPolicy},
-                                  {"costs", kStatedCosts, checked<check_costs>}};
+                                  {"costs", kStatedCosts, checked<check_costs>},
+                                  {"stage_costs", kStageCosts, checked<check_stage>}};
 
 }  // namespace
 

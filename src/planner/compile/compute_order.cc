@@ -24,25 +24,51 @@ int64_t in_ticks(const PolicyCosts& costs, double time) {
   return std::llround(time / costs.forward * 1e6);
 }
 
-// Returns what a task of this pass takes.
-int64_t time_of(const Policy& given, TaskPass pass, double flops) {
-  if (given.costs) {
-    const PolicyCosts& costs = *given.costs;
-    switch (pass) {
-      case TaskPass::kF:
-        return in_ticks(costs, costs.forward);
-      case TaskPass::kB:
-        return in_ticks(costs, costs.backward);
-      case TaskPass::kBI:
-        return in_ticks(costs, costs.input_half);
-      case TaskPass::kBW:
-        return in_ticks(costs, costs.weight_half);
-      default:
-        return 0;
-    }
+// Returns the stage of a chunk; -1: it has none.
+int64_t stage_of(const Dag& dag, const Chunk& chunk) {
+  for (size_t t = 0; t < dag.region_tags.size(); ++t)
+    if (dag.region_tags[t] == "stage") return chunk.tags[t];
+  return -1;
+}
+
+int64_t stated_time(const PolicyCosts& costs, int64_t stage, TaskPass pass) {
+  const PassTimes* times = &costs;
+  for (const StageTimes& other : costs.stages)
+    if (other.stage == stage) times = &other;
+  switch (pass) {
+    case TaskPass::kF:
+      return in_ticks(costs, times->forward);
+    case TaskPass::kB:
+      return in_ticks(costs, times->backward);
+    case TaskPass::kBI:
+      return in_ticks(costs, times->input_half);
+    case TaskPass::kBW:
+      return in_ticks(costs, times->weight_half);
+    default:
+      return 0;
   }
-  if (given.unit_costs) return pass == TaskPass::kB ? 2 : 1;
+}
+
+// Returns what a task of this chunk takes.
+int64_t time_of(const Policy& given, const Dag& dag, const Chunk& chunk, double flops) {
+  if (given.costs) return stated_time(*given.costs, stage_of(dag, chunk), chunk.pass);
+  if (given.unit_costs) return chunk.pass == TaskPass::kB ? 2 : 1;
   return std::max<int64_t>(1, std::llround(flops));
+}
+
+Status check_stages(const Dag& dag, const PolicyCosts& costs) {
+  for (const StageTimes& times : costs.stages) {
+    int64_t last = -1;
+    bool is_there = false;
+    for (const Chunk& chunk : dag.chunks) {
+      last = std::max(last, stage_of(dag, chunk));
+      is_there = is_there || stage_of(dag, chunk) == times.stage;
+    }
+    if (!is_there)
+      return fail(times.at, "there is no stage {}{}", times.stage,
+                  last < 0 ? "" : fmt::format("; there are 0 to {}", last));
+  }
+  return ok_status();
 }
 
 Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variables& variables) {
@@ -53,9 +79,10 @@ Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variabl
   policy.at = given.at;
   PIPER_ASSIGN(policy.in_flight, policy_limits(dag, order, variables));
   policy.span = given.span;
+  if (given.costs) PIPER_TRY(check_stages(dag, *given.costs));
   const std::vector<ChunkCost> costs = chunk_costs(dag);
   for (size_t c = 0; c < costs.size(); ++c) {
-    policy.time.push_back(time_of(given, dag.chunks[c].pass, costs[c].flops));
+    policy.time.push_back(time_of(given, dag, dag.chunks[c], costs[c].flops));
     policy.held.push_back(costs[c].kept_bytes);
     policy.left.push_back(costs[c].left_bytes);
   }
@@ -82,10 +109,31 @@ std::string list_tasks(const Dag& dag, const ComputeOrder& order) {
   return order.tasks.size() > kShown ? text + " …" : text;
 }
 
+std::string place_of(const Dag& dag, size_t cell) {
+  std::string where;
+  for (size_t a = 0; a < dag.mesh.size(); ++a)
+    if (dag.mesh[a].placed)
+      where +=
+          fmt::format("{}{}={}", where.empty() ? "" : " ", dag.mesh[a].name, dag.cells[cell][a]);
+  return where;
+}
+
+// "within 3.2 % of the bound: …".
+std::string gap(const Dag& dag, const ListPolicy& policy, const OrderLength& length) {
+  const double over =
+      length.bound > 0 ? static_cast<double>(length.length) / static_cast<double>(length.bound) - 1
+                       : 0;
+  const std::string where = place_of(dag, length.cell);
+  return fmt::format(
+      "by these costs within {:.1f} % of the bound: {} computes so long{}", over * 100,
+      where.empty() ? "the device" : where,
+      policy.span ? "" : ", after what leads to its first task and before what follows its last");
+}
+
 // Returns what the policy came to on each cell.
 Explanation report(const Dag& dag, const ListPolicy& policy,
-                   const std::vector<ComputeOrder>& orders) {
-  Explanation out{policy.at, "policy", {}};
+                   const std::vector<ComputeOrder>& orders, const OrderLength& length) {
+  Explanation out{policy.at, "policy", {gap(dag, policy, length)}};
   // By region, cell and variant.
   std::map<std::tuple<std::vector<int32_t>, int32_t, int32_t>, int64_t> of_region;
   for (size_t c = 0; c < dag.chunks.size(); ++c) {
@@ -109,11 +157,7 @@ Explanation report(const Dag& dag, const ListPolicy& policy,
       most = std::max(most, chunks);
       most_bytes = std::max(most_bytes, bytes);
     }
-    std::string where;
-    for (size_t a = 0; a < dag.mesh.size(); ++a)
-      if (dag.mesh[a].placed)
-        where +=
-            fmt::format("{}{}={}", where.empty() ? "" : " ", dag.mesh[a].name, dag.cells[cell][a]);
+    const std::string where = place_of(dag, cell);
     out.lines.push_back(fmt::format("{}: {} tasks, at most {} chunk{} in flight, {} kept", where,
                                     orders[cell].tasks.size(), most, most == 1 ? "" : "s",
                                     human_bytes(most_bytes)));
@@ -132,7 +176,7 @@ Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& 
   if (!order.policy) return apply_order(dag, strategy->orders, variables, explain);
   PIPER_ASSIGN(const ListPolicy policy, make_policy(dag, order, variables));
   PIPER_ASSIGN(auto orders, list_schedule(dag, deps, policy));
-  explain.push_back(report(dag, policy, orders));
+  explain.push_back(report(dag, policy, orders, length_of(dag, deps, policy, orders)));
   return orders;
 }
 
