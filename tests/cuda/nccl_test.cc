@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 
 #include "at_once.h"
 #include "folder.h"
@@ -144,6 +145,32 @@ TEST_F(Nccl, FastSumsConnectBeforeTheFirstStep) {
   const auto& all = compiled->set.roles[0].communicators;
   EXPECT_EQ(made, 2 * std::ranges::count_if(all, [](const auto& each) { return !each.is_pair(); }));
   EXPECT_STREQ(std::getenv("NCCL_RUNTIME_CONNECT"), "0");
+}
+
+// Parameters in parts are gathered by the library, which is connected for that before the first
+// step.
+TEST_F(Nccl, PartsAreGatheredByTheLibrary) {
+  const auto compiled = compile_mlp("zero3", {{"dp", "2"}, {"microbatches", "2"}}, "");
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const auto gathers = [] {
+    return of_fake<int64_t(const char*)>("fake_cuda_calls")("ncclAllGather");
+  };
+  const int64_t before = gathers();
+  std::atomic<int64_t> made = -1;
+  JobOptions options = options_of();
+  options.before_step = [&](int64_t rank, int64_t step, const Executor&) {
+    if (rank == 0 && step == 0) made = gathers() - before;
+    return ok_status();
+  };
+  const Numbers data(*data_needs(compiled->set));
+  for (const auto& rank : run_over_nccl(compiled->set, data, options, kTimeout))
+    ASSERT_TRUE(rank) << print_error(rank.error());
+  std::set<int32_t> communicators;
+  for (const Instruction& one : compiled->set.roles[0].body)
+    if (one.kind == InstructionKind::kAllGather) communicators.insert(one.communicator);
+  ASSERT_FALSE(communicators.empty());
+  EXPECT_EQ(made, 2 * std::ssize(communicators));
+  EXPECT_GT(gathers() - before, made);
 }
 
 // What the plan says is kept; of the rest all that a rank may have under way at once get even

@@ -26,7 +26,7 @@ namespace {
 constexpr int kNcclOk = 0, kNcclInvalid = 4;
 
 struct Operation {
-  enum Kind { kSend, kReceive, kAllReduce, kReduceScatter, kReduce } kind = kSend;
+  enum Kind { kSend, kReceive, kAllReduce, kReduceScatter, kReduce, kAllGather } kind = kSend;
   const char* from = nullptr;
   char* to = nullptr;
   size_t count = 0;
@@ -45,7 +45,8 @@ struct Operation {
   size_t bytes() const { return count * size(); }
   // What both sides of a letter must say.
   std::string says() const {
-    constexpr const char* kNames[] = {"", "", "all-reduce", "reduce-scatter", "reduce"};
+    constexpr const char* kNames[] = {"",       "",          "all-reduce", "reduce-scatter",
+                                      "reduce", "all-gather"};
     const char* const where = in_graph ? " in a graph" : "";
     if (kind <= kReceive) return fmt::format("{} bytes{}", bytes(), where);
     return fmt::format("{} of {} of type {} by {} to {}{}", kNames[kind], count, type, how, peer,
@@ -132,6 +133,18 @@ Status take(State& state, UnderWay& all, const Incoming& each, const std::string
   return ok_status();
 }
 
+// Puts down what each member has brought, by rank.
+Status lay_out(State& state, UnderWay& all, size_t number) {
+  const Operation& one = all.operations[number];
+  all.terms[{number, one.comm->rank}] = std::string(one.from, one.bytes());
+  const size_t members = static_cast<size_t>(one.comm->size);
+  PIPER_TRY(touch(state, one.to, members * one.bytes(), emulator::Access::kWrite));
+  for (int rank = 0; rank < one.comm->size; ++rank)
+    std::memcpy(one.to + static_cast<size_t>(rank) * one.bytes(), all.terms[{number, rank}].data(),
+                one.bytes());
+  return ok_status();
+}
+
 // Whether it has come further.
 Result<bool> go_on(State& state, UnderWay& all) {
   Letters& letters = Letters::get();
@@ -152,7 +165,8 @@ Result<bool> go_on(State& state, UnderWay& all) {
   if (now > 0) return now < left;
   for (size_t n = 0; n < all.operations.size(); ++n)
     if (all.operations[n].kind > Operation::kReceive && all.operations[n].gets())
-      PIPER_TRY(sum_up(state, all, n));
+      PIPER_TRY(all.operations[n].kind == Operation::kAllGather ? lay_out(state, all, n)
+                                                                : sum_up(state, all, n));
   all.over->is_done = true;
   return true;
 }
@@ -298,7 +312,7 @@ int add(Call& call, Operation one) {
   const bool is_sum = one.kind > Operation::kReceive;
   const bool adds =
       one.type == kNcclF64 || one.type == kNcclF32 || one.type == kNcclBF16 || one.type == kNcclF16;
-  if ((is_sum && !adds) || one.peer >= one.comm->size ||
+  if ((is_sum && !adds && one.kind != Operation::kAllGather) || one.peer >= one.comm->size ||
       (!is_sum && (one.peer < 0 || one.peer == one.comm->rank)))
     return kNcclInvalid;
   group.push_back(one);
@@ -540,6 +554,11 @@ int ncclReduceScatter(const void* from, void* to, size_t each, int type, int how
                       CuStream* stream) {
   FAKE_CALL(ncclReduceScatter);
   return add(call, sum_of(Operation::kReduceScatter, from, to, each, type, how, comm, stream));
+}
+int ncclAllGather(const void* from, void* to, size_t each, int type, NcclComm* comm,
+                  CuStream* stream) {
+  FAKE_CALL(ncclAllGather);
+  return add(call, sum_of(Operation::kAllGather, from, to, each, type, 0, comm, stream));
 }
 int ncclReduce(const void* from, void* to, size_t count, int type, int how, int root,
                NcclComm* comm, CuStream* stream) {

@@ -33,6 +33,12 @@ class Links {
     int64_t count = 0;
     int64_t member = kAll;  // position
   };
+  // Describes what all members get: `bytes` of each, in the order of their positions.
+  struct Gather {
+    const std::byte* from = nullptr;
+    std::byte* to = nullptr;
+    int64_t bytes = 0;
+  };
   virtual ~Links() = default;
   virtual std::string_view name() const = 0;
 
@@ -64,6 +70,9 @@ class Links {
   // Returns whether the library adds up itself, in an order of its own; and that, all at once.
   virtual bool adds() const { return false; }
   virtual Status add_up(int32_t /*group*/, std::span<const Sum>) { return ok_status(); }
+  // Returns whether the library gathers itself, by whatever way is short; and that, all at once.
+  virtual bool gathers() const { return false; }
+  virtual Status gather(int32_t /*group*/, std::span<const Gather>) { return ok_status(); }
   virtual Status poll() { return ok_status(); }
   virtual void abort() {}
 };

@@ -158,7 +158,7 @@ class DeviceFabric final : public Fabric {
     if (!prepared || !prepared->call.is(collective)) {
       auto fresh = std::make_unique<Prepared>(Prepared{Call(collective), {}});
       arithmetic_.use(seated.stream);
-      Preparer preparer{seated, slots_, arithmetic_, links_->adds()};
+      Preparer preparer{seated, slots_, arithmetic_, links_->adds(), links_->gathers()};
       PIPER_ASSIGN(fresh->stages, preparer.prepare(fresh->call.collective()));
       prepared = std::move(fresh);
     }
@@ -191,6 +191,9 @@ class DeviceFabric final : public Fabric {
           break;
         case Stage::kAdd:
           PIPER_TRY(links_->add_up(seated.link, stage.sums));
+          break;
+        case Stage::kGather:
+          PIPER_TRY(links_->gather(seated.link, stage.gathers));
           break;
         case Stage::kFill:
           backend_.fill(stage.to, stage.type, 0, seated.stream);

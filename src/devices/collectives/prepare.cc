@@ -28,6 +28,12 @@ Stage sum_stage(std::optional<Links::Sum> sum = {}) {
   if (sum) stage.sums.push_back(*sum);
   return stage;
 }
+Stage gather_stage(std::optional<Links::Gather> gather = {}) {
+  Stage stage;
+  stage.kind = Stage::kGather;
+  if (gather) stage.gathers.push_back(*gather);
+  return stage;
+}
 Stage zero_stage(std::byte* to, DType dtype, int64_t count) {
   Stage stage;
   stage.kind = Stage::kFill;
@@ -274,9 +280,11 @@ Status gather_blocks(const Preparer& with, const Shard& shard, Stages& stages) {
     const int64_t last = std::min(first + most, shard.stretches),
                   bytes = (last - first) * run * size;
     PIPER_ASSIGN(std::byte* const packed, with.slots.at_least(group.stream, members * bytes));
+    std::byte* const own = shard.part + first * run * size;
     Stage bring;
-    for (int64_t k = 0; k < members; ++k) {
-      add_block(bring.outgoing, k, shard.part + first * run * size, bytes);
+    if (with.gathers) bring = gather_stage(Links::Gather{own, packed, bytes});
+    for (int64_t k = 0; k < members && !with.gathers; ++k) {
+      add_block(bring.outgoing, k, own, bytes);
       add_block(bring.incoming, k, packed + k * bytes, bytes);
     }
     stages.push_back(std::move(bring));
@@ -372,12 +380,18 @@ Result<Stages> Preparer::reduce_scatter(std::span<const Shard> shards, bool fast
 
 Result<Stages> Preparer::all_gather(std::span<const Shard> shards) {
   Stages stages(1);  // all flat ones at once
+  Stage even = gather_stage();
   for (const Shard& shard : shards) {
-    if (shard.stretches == 1)
+    const bool is_even = shard.count > 0 && shard.count == group.size() * shard.part_count;
+    if (shard.stretches == 1 && gathers && is_even)
+      even.gathers.push_back({shard.part, shard.whole, shard.part_count * info(shard.dtype).bytes});
+    else if (shard.stretches == 1)
       gather_flat(group, shard, stages[0]);
     else if (shard.count > 0)
       PIPER_TRY(gather_blocks(*this, shard, stages));
   }
+  if (stages[0].outgoing.empty() && stages[0].incoming.empty()) stages.erase(stages.begin());
+  if (!even.gathers.empty()) stages.insert(stages.begin(), std::move(even));
   return stages;
 }
 

@@ -8,10 +8,11 @@
 namespace piper::device_fabric {
 
 struct Stage {
-  enum Kind : uint8_t { kExchange, kMove, kLaunch, kFill, kAdd } kind = kExchange;
+  enum Kind : uint8_t { kExchange, kMove, kLaunch, kFill, kAdd, kGather } kind = kExchange;
   std::vector<Links::Block> outgoing, incoming;  // kExchange
   StridedMove move;                              // kMove
   std::vector<Links::Sum> sums;                  // kAdd
+  std::vector<Links::Gather> gathers;            // kGather
   int32_t binding = -1;                          // kLaunch
   std::byte* to = nullptr;                       // kFill: zeros
   TensorType type;
@@ -94,7 +95,8 @@ struct Preparer {
   const Seated& group;
   Slots& slots;
   Arithmetic& arithmetic;
-  bool adds = false;  // the links do, where a sum is fast
+  bool adds = false;     // the links do, where a sum is fast
+  bool gathers = false;  // the links do, where all members have as much
 
   Result<Stages> prepare(const Collective& collective);
 

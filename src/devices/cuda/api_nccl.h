@@ -6,28 +6,29 @@
 #define PIPER_NCCL_HANDLES(F) F(NcclComm, ncclComm)
 
 // (function, result, arguments)
-#define PIPER_NCCL(F)                                                                          \
-  F(ncclGetVersion, int, (int*))                                                               \
-  F(ncclGetErrorString, const char*, (int))                                                    \
-  F(ncclGetLastError, const char*, (NcclComm*))                                                \
-  F(ncclGetUniqueId, int, (NcclId*))                                                           \
-  F(ncclCommInitRankConfig, int, (NcclComm**, int size, NcclId, int rank, NcclConfig*))        \
-  F(ncclCommGetAsyncError, int, (NcclComm*, int*))                                             \
-  F(ncclCommFinalize, int, (NcclComm*))                                                        \
-  F(ncclCommDestroy, int, (NcclComm*))                                                         \
-  F(ncclCommAbort, int, (NcclComm*))                                                           \
-  F(ncclGroupStart, int, ())                                                                   \
-  F(ncclGroupEnd, int, ())                                                                     \
-  F(ncclSend, int, (const void*, size_t count, int type, int peer, NcclComm*, CuStream*))      \
-  F(ncclRecv, int, (void*, size_t count, int type, int peer, NcclComm*, CuStream*))            \
-  F(ncclAllReduce, int,                                                                        \
-    (const void* from, void* to, size_t count, int type, int operation, NcclComm*, CuStream*)) \
-  F(ncclReduceScatter, int,                                                                    \
-    (const void* from, void* to, size_t each, int type, int operation, NcclComm*, CuStream*))  \
-  F(ncclReduce, int,                                                                           \
-    (const void* from, void* to, size_t count, int type, int operation, int root, NcclComm*,   \
-     CuStream*))                                                                               \
-  F(ncclCommRegister, int, (NcclComm*, void* at, size_t bytes, void** registered))             \
+#define PIPER_NCCL(F)                                                                              \
+  F(ncclGetVersion, int, (int*))                                                                   \
+  F(ncclGetErrorString, const char*, (int))                                                        \
+  F(ncclGetLastError, const char*, (NcclComm*))                                                    \
+  F(ncclGetUniqueId, int, (NcclId*))                                                               \
+  F(ncclCommInitRankConfig, int, (NcclComm**, int size, NcclId, int rank, NcclConfig*))            \
+  F(ncclCommGetAsyncError, int, (NcclComm*, int*))                                                 \
+  F(ncclCommFinalize, int, (NcclComm*))                                                            \
+  F(ncclCommDestroy, int, (NcclComm*))                                                             \
+  F(ncclCommAbort, int, (NcclComm*))                                                               \
+  F(ncclGroupStart, int, ())                                                                       \
+  F(ncclGroupEnd, int, ())                                                                         \
+  F(ncclSend, int, (const void*, size_t count, int type, int peer, NcclComm*, CuStream*))          \
+  F(ncclRecv, int, (void*, size_t count, int type, int peer, NcclComm*, CuStream*))                \
+  F(ncclAllReduce, int,                                                                            \
+    (const void* from, void* to, size_t count, int type, int operation, NcclComm*, CuStream*))     \
+  F(ncclReduceScatter, int,                                                                        \
+    (const void* from, void* to, size_t each, int type, int operation, NcclComm*, CuStream*))      \
+  F(ncclAllGather, int, (const void* from, void* to, size_t each, int type, NcclComm*, CuStream*)) \
+  F(ncclReduce, int,                                                                               \
+    (const void* from, void* to, size_t count, int type, int operation, int root, NcclComm*,       \
+     CuStream*))                                                                                   \
+  F(ncclCommRegister, int, (NcclComm*, void* at, size_t bytes, void** registered))                 \
   F(ncclCommDeregister, int, (NcclComm*, void* registered))
 
 // NCCL has these from 2.27 on, for memory that all members register together.

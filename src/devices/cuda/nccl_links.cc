@@ -57,12 +57,16 @@ constexpr int kMostChannels = 32;
 constexpr int kMostOfPair = 8;  // blocks that bring two devices to the speed of what connects them
 constexpr const char* kState = "ncclCommGetAsyncError";
 
-// Returns the communicators whose sums the plan leaves to the library.
-std::set<int32_t> communicators_that_add(const RoleProgram& role) {
+// Tells the sums that the plan leaves to the library, and what gathers the parts of all members.
+bool adds(const Instruction& one) { return one.fast; }
+bool gathers(const Instruction& one) {
+  return one.kind == InstructionKind::kAllGather || one.kind == InstructionKind::kDispatch;
+}
+std::set<int32_t> communicators_of(const RoleProgram& role, bool (*does)(const Instruction&)) {
   std::set<int32_t> found;
   for (const auto* section : role.sections())
     for (const Instruction& one : *section)
-      if (one.fast && one.communicator >= 0) found.insert(one.communicator);
+      if (does(one) && one.communicator >= 0) found.insert(one.communicator);
   return found;
 }
 
@@ -75,7 +79,8 @@ class NcclLinks final : public Links {
         device_(device),
         control_(source.control),
         listed_(source.role.communicators),
-        adding_(communicators_that_add(source.role)),
+        adding_(communicators_of(source.role, cuda::adds)),
+        gathering_(communicators_of(source.role, cuda::gathers)),
         most_blocks_(blocks_of(listed_, device.facts().multiprocessors).most) {}
   ~NcclLinks() override {
     device_.enter();
@@ -114,7 +119,7 @@ class NcclLinks final : public Links {
   Result<int32_t> add_group(std::span<const int64_t> ranks, int32_t communicator,
                             int32_t stream) override {
     PIPER_ASSIGN(const int32_t group, open(ranks, communicator, stream));
-    if (ranks.size() > 1) PIPER_TRY(connect_group(group, adding_.contains(communicator)));
+    if (ranks.size() > 1) PIPER_TRY(connect_group(group, communicator));
     return group;
   }
 
@@ -165,6 +170,18 @@ class NcclLinks final : public Links {
       int code = 0;
       for (const Sum& sum : sums)
         if (!failed(code)) code = add_up(on, sum);
+      return code;
+    });
+  }
+
+  bool gathers() const override { return true; }
+  Status gather(int32_t group, std::span<const Gather> gathers) override {
+    return together("ncclAllGather", group, [&](const Joined& on) {
+      int code = 0;
+      for (const Gather& each : gathers)
+        if (!failed(code))
+          code = nccl_.ncclAllGather(each.from, each.to, static_cast<size_t>(each.bytes), kNcclInt8,
+                                     on.handle, stream_of(on));
       return code;
     });
   }
@@ -365,9 +382,10 @@ class NcclLinks final : public Links {
     return wait_for_stream(communicators_[static_cast<size_t>(number)]);
   }
 
-  // Sends a byte from each member to each other one. Where the library adds up, it adds a number of
-  // each, too; what larger sums need was connected with the communicator (make_nccl_links).
-  Status connect_group(int32_t number, bool adds_up) {
+  // Sends a byte from each member to each other one. Where the library adds up, or gathers, it does
+  // so with a number or byte of each, too; what larger ones need was connected with the
+  // communicator (make_nccl_links).
+  Status connect_group(int32_t number, int32_t communicator) {
     constexpr size_t kResult = 8, kBytes = 16;  // in the scratch, behind the number that is added
     const Joined& on = communicators_[static_cast<size_t>(number)];
     PIPER_CHECK(scratch_.size() >= kBytes + on.ranks.size(),
@@ -379,9 +397,13 @@ class NcclLinks final : public Links {
       incoming.push_back({static_cast<int64_t>(k), scratch_.data() + kBytes + k, 1});
     }
     PIPER_TRY(exchange(number, outgoing, incoming));
-    if (adds_up) {
+    if (adding_.contains(communicator)) {
       const Sum one{scratch_.data(), scratch_.data() + kResult, DType::kF32, Reduction::kSum, 1};
       PIPER_TRY(add_up(number, {&one, 1}));
+    }
+    if (gathering_.contains(communicator)) {
+      const Gather one{scratch_.data(), scratch_.data() + kBytes, 1};
+      PIPER_TRY(gather(number, {&one, 1}));
     }
     return wait_for_stream(on);
   }
@@ -439,6 +461,7 @@ class NcclLinks final : public Links {
   Control& control_;
   const std::vector<Communicator>& listed_;  // by the plan
   const std::set<int32_t> adding_;           // of those: on which the library adds up
+  const std::set<int32_t> gathering_;        // … and on which it gathers
   const std::vector<int> most_blocks_;       // of those
   std::span<std::byte> scratch_;             // lent
   int32_t event_ = -1;                       // of wait_for_stream; -1: not made yet
@@ -513,10 +536,10 @@ BlocksOf blocks_of(std::span<const Communicator> all, int multiprocessors) {
 Result<std::unique_ptr<Links>> make_nccl_links(
     Device& device, const FabricSource& source,
     const std::function<void(const std::string&)>& note) {
-  // NCCL chooses the algorithm of a sum by its size and would connect members when it first uses
-  // one; told so before a process makes its first communicator, it connects them for all algorithms
-  // when it makes a communicator.
-  if (has_fast_sums(source.role)) setenv("NCCL_RUNTIME_CONNECT", "0", 0);
+  // NCCL chooses the algorithm of a collective by its size and would connect members when it first
+  // uses one; told so before a process makes its first communicator, it connects them for all
+  // algorithms when it makes a communicator.
+  if (has_groups(source.role)) setenv("NCCL_RUNTIME_CONNECT", "0", 0);
   PIPER_ASSIGN(const Opened<Nccl>* const nccl, opened<Nccl>());
   int version = 0;
   nccl->functions.ncclGetVersion(&version);
