@@ -69,11 +69,9 @@ levels: [{name: all, link: x}]
 }
 
 TEST(Cluster, TheLibraryHasSome) {
-  const std::map<std::string, int64_t> sizes = {{"h100x8", 8},
-                                                {"h100x2048", 2048},
-                                                {"gb200-rack", 72},
-                                                {"a100-h100-mixed", 16},
-                                                {"two-cores", 2}};
+  const std::map<std::string, int64_t> sizes = {
+      {"h100x8", 8},      {"h100x2048", 2048},     {"h100x2048-eager", 2048},
+      {"gb200-rack", 72}, {"a100-h100-mixed", 16}, {"two-cores", 2}};
   for (const auto& [name, size] : sizes) {
     const auto cluster = read_cluster("<" + name + ">");
     ASSERT_TRUE(cluster) << print_error(cluster.error());
@@ -196,6 +194,19 @@ TEST(Transfers, FastSumsGoRoundRings) {
   EXPECT_DOUBLE_EQ(costs.at(0).latency, 2 * (2 * 1e-6 + 4e-6));
 }
 
+// Where a library gathers, three quarters go round a ring over the ports of both devices of a node;
+// elsewhere each sends its quarter to both of the other node by its own.
+TEST(Transfers, LibrariesGatherByARing) {
+  const std::string gather = "  0 all_gather args=[2,0] dim=0 group=0 communicator=0\n";
+  const Cluster cluster = read_text(kTwoByTwo);
+  EXPECT_DOUBLE_EQ(costs_of(cluster, set_of(1, 4, gather)).at(0).wire, 0.75 * kMegabytes4 / 2e9);
+  std::string text = kTwoByTwo;
+  text.replace(text.find("cuda"), 4, "cpu");
+  PlanSet set = set_of(1, 4, gather);
+  set.roles[0].target = "cpu";
+  EXPECT_DOUBLE_EQ(costs_of(read_text(text), set).at(0).wire, 0.5 * kMegabytes4 / 1e9);
+}
+
 TEST(Transfers, CopiesToTheHostTakeItsLink) {
   const Cluster cluster = read_text(kTwoByTwo);
   const StepCost copy = costs_of(cluster, set_of(2, 2, "  0 copy args=[0,1]\n")).at(0);
@@ -221,6 +232,29 @@ TEST(Programs, ProductsGoInWavesOfTiles) {
   cluster.devices[0].flops[0] = 1e15;
   EXPECT_NEAR(costs_of(cluster, set).at(0).device,
               4.0 * (128 * 64 + 64 * 32 + 128 * 32) / 1e9 + 1e-6, 1e-12);
+}
+
+// Ops that share a pass move what it reads and makes. With per_op each is a pass of its own, and no
+// faster than the host launches it.
+TEST(Programs, OpsMayBePassesOfTheirOwn) {
+  Cluster cluster = read_text(kTwoByTwo);
+  const PlanSet set = set_of(2, 2, "  0 compute program=0 args=[3,3] pass=\"F\"\n",
+                             "program 0 label=\"F\" args=2\n  value 0 f32[128,64] read\n"
+                             "  value 1 f32[128,64] written\n  value 2 f32[128,64]\n"
+                             "  op Exp in=[0] out=[2]\n  op Tanh in=[2] out=[1]\n");
+  const double bytes = 4.0 * 128 * 64;
+  EXPECT_NEAR(costs_of(cluster, set).at(0).device, 2 * bytes / 100e9 + 1e-6, 1e-12);
+  cluster.devices[0].per_op = 1e-9;
+  EXPECT_NEAR(costs_of(cluster, set).at(0).device, 2 * (2 * bytes / 100e9 + 1e-6), 1e-12);
+  cluster.devices[0].per_op = 1e-3;
+  EXPECT_NEAR(costs_of(cluster, set).at(0).device, 2e-3, 1e-12);
+  MeasuredTimes profile;
+  profile.target = "cuda";
+  const auto machine = cluster_machine(cluster, set, &profile);
+  ASSERT_FALSE(machine);
+  EXPECT_EQ(machine.error().message,
+            "the device 'd' runs op by op ('per_op'), but the profile is of programs whose ops "
+            "share passes");
 }
 
 TEST(Programs, ADeviceNeedsRatesOfTheirTypes) {

@@ -68,6 +68,9 @@ struct FuseCounts {
 struct FuseOptions {
   // Whether kernels of products and of norms' gradients can take ops along (`then`).
   bool finishes_products = true;
+  // Whether ops share passes at all: without, each op that is no view moves all that it reads and
+  // makes, as in frameworks that run ops one by one.
+  bool shares_passes = true;
 };
 
 // Returns the program rewritten; what was done is added to `counts`. Arguments keep their numbers

@@ -14,6 +14,7 @@ namespace piper {
 struct ClusterDevice {
   std::string name;
   std::string target;                         // the kind of device of plans for it
+  bool has_library = false;                   // of it: a library adds up and gathers
   std::array<double, kNumDTypes> flops = {};  // the most of products, by the type of operands
   double vector = 0;                          // FLOPs of all else; 0: only its bytes count
   double memory = 0, reserve = 0;             // what there is; of it what no plan may take
@@ -23,6 +24,7 @@ struct ClusterDevice {
   double launch = 0;                          // of each pass
   double issue = 0;                           // of the host, for each instruction
   double between_steps = 0;
+  double per_op = 0;  // of the host, where each op is a pass of its own; 0: ops share passes
   // Products are cut into tiles of rows x columns, which so many processors work through in waves.
   // A tile has a share of a processor's rate, and begins and ends in the time of `ramp` terms.
   struct Tile {

@@ -67,8 +67,8 @@ FusedProgram fuse(Program from, FuseCounts& counts, const FuseOptions& options) 
   drop_dead(program);
   make_views(program, counts);
   make_columns(program, counts);
-  if (options.finishes_products) finish_products(program, counts);
-  make_groups(program, counts);
+  if (options.shares_passes && options.finishes_products) finish_products(program, counts);
+  if (options.shares_passes) make_groups(program, counts);
   drop_unused(program);
   return program;
 }

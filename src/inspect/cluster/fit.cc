@@ -103,10 +103,21 @@ double ProgramTimes::correction(const Parts& parts, double total) const {
   return std::exp(sum / weights);
 }
 
+// The host launches ops while the device runs those before them: what takes longer counts.
+Result<KnownTime> ProgramTimes::op_by_op(const Program& plan) const {
+  FuseCounts counts;
+  PIPER_ASSIGN(const std::vector<PassWork> passes,
+               passes_of(fuse(plan, counts, {.shares_passes = false})));
+  PIPER_ASSIGN(const ProgramTime time, time_on(device_, passes, plan.label));
+  const double host = device_.per_op * static_cast<double>(passes.size());
+  return KnownTime{std::max(time.total(), host), CostOrigin::kGuessed};
+}
+
 Result<KnownTime> ProgramTimes::of(const Program& plan, const FusedProgram& runs) const {
   if (!measured_.empty())
     if (const auto known = measured_.find(program_digest(plan)); known != measured_.end())
       return KnownTime{known->second, CostOrigin::kMeasured};
+  if (device_.per_op > 0) return op_by_op(plan);
   PIPER_ASSIGN(const std::vector<PassWork> passes, passes_of(runs));
   PIPER_ASSIGN(const ProgramTime time, time_on(device_, passes, plan.label));
   if (near_.empty()) return KnownTime{time.total(), CostOrigin::kGuessed};

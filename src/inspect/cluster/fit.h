@@ -31,6 +31,7 @@ class ProgramTimes {
     Parts parts = {};
     double total = 0, off = 0;  // the logarithm of measured by fitted
   };
+  Result<KnownTime> op_by_op(const Program& plan) const;
   double total_of(const Parts& parts) const;
   double correction(const Parts& parts, double total) const;
 

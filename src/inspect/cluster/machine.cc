@@ -190,6 +190,13 @@ Status check_target(const Cluster& cluster, const PlanSet& set, const MeasuredTi
           .with_note(fmt::format("help: compile with --target {}, or name another cluster",
                                  device.target));
   }
+  for (const ClusterDevice& device : cluster.devices)
+    if (profile && device.per_op > 0)
+      return fail(device.at,
+                  "the device '{}' runs op by op ('per_op'), but the profile is of programs whose "
+                  "ops share passes",
+                  device.name)
+          .with_note("help: leave out the profile, or 'per_op'");
   const std::string& target = set.roles[at(set.role_of_rank[0])].target;
   if (profile && profile->target != target)
     return fail(SourceSpan{profile->path}, "the profile is of plans for {}, but these are for {}",

@@ -34,6 +34,7 @@ constexpr DeviceKey kDeviceKeys[] = {
     {"launch", &ClusterDevice::launch, Quantity::kTime},
     {"issue", &ClusterDevice::issue, Quantity::kTime},
     {"between_steps", &ClusterDevice::between_steps, Quantity::kTime},
+    {"per_op", &ClusterDevice::per_op, Quantity::kTime, DeviceKey::kMayLack, true},
     {"processors", &ClusterDevice::processors, Quantity::kNumber, DeviceKey::kMayLack, true},
     {"ramp", &ClusterDevice::ramp, Quantity::kNumber},
     {"score", &ClusterDevice::score, Quantity::kNumber},
@@ -143,10 +144,12 @@ class ClusterReader {
     PIPER_TRY(read_quantities(map, kDeviceKeys, device));
     const Node& target = map.find("target")->value;
     PIPER_ASSIGN(device.target, read_text(target, "target"));
-    if (auto found = find_target(device.target); !found) {
-      found.error().at = target.at;
-      return std::move(found).error();
+    auto kind = find_target(device.target);
+    if (!kind) {
+      kind.error().at = target.at;
+      return std::move(kind).error();
     }
+    device.has_library = (*kind)->sums_fast;
     PIPER_TRY(read_flops(map.find("flops")->value, device));
     if (const yaml::Entry* const shares = map.find("efficiency")) {
       PIPER_TRY(check_keys(shares->value, "'efficiency'", keys_of(kEfficiencyKeys), {}));

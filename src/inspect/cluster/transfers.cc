@@ -133,6 +133,9 @@ Way collective_way(const Cluster& cluster, const Spread& group, const ClusterDev
   if (kind == InstructionKind::kRotate) return neighbours(cluster, group, bytes);
   const auto members = static_cast<double>(group.members);
   const double others = (members - 1) / members;
+  // Where a library adds up it gathers, too, by a ring as that of a reduce-scatter.
+  if (kind == InstructionKind::kAllGather && device.has_library)
+    return ring(cluster, group, moved_bytes(kind, bytes, members), 1);
   Way way = exchange(cluster, group, moved_bytes(kind, bytes, members) / others);
   if (kind == InstructionKind::kAllReduce) way.latency *= 2;
   // Sums read a part of each member and write one.

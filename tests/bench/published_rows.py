@@ -1,0 +1,120 @@
+"""Steps of training that others have published, as rows for tests/bench/published: model, strategy and cluster as their sources say, and the
+tokens that a GPU took in a second. A table has one source and one kind of software, and all its rows one cluster file."""
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Row:
+    name: str
+    model: list        # arguments of samples/models/generate
+    include: list      # strategy files
+    params: dict
+    train: dict
+    gpus: int
+    tokens: int        # of a sequence
+    measured: float    # tokens a second and GPU
+    directives: list = field(default_factory=list)
+    quick: bool = False  # compiled by the test, too
+
+
+@dataclass
+class Table:
+    name: str
+    source: str
+    cluster: str
+    rows: list = field(default_factory=list)
+
+
+ADAMW = {"adamw": {"lr": 3e-4}}
+BF16_SUMS = [{"precision": {"compute": "bf16", "reduce": "bf16"}}]  # FSDP's mixed precision "PURE"
+
+
+def replicas(*shard, **reduce):
+    """Replicas whose gradients NCCL adds up, in an order of its own."""
+    gather = {"gather": {"when": "per_pass", "prefetch": 1}} if "parameters" in shard else {}
+    return [{"name": "replicate", "replicate": {"over": "dp", "bucket": "25MiB", **({"shard": list(shard)} if shard else {}), **gather,
+                                                "reduce": {"sum": "fast", **reduce}}}]
+
+
+FSDP = replicas("optimizer", "gradients", "parameters", when="per_microbatch")
+ZERO1 = replicas("optimizer")
+ZERO2 = replicas("optimizer", "gradients")
+
+
+def again(layers, *ops):
+    """Each layer keeps its inputs alone, or does without what the ops make."""
+    return [{"recompute": {"match": layers, **({"ops": list(ops)} if ops else {})}}]
+
+
+def mpt():
+    """FSDP of PyTorch 2 by its eager mode. Columns: layers, width, heads, then of each row tokens, GPUs, sequences of a GPU at once, how often,
+    recomputation, tokens a second and GPU. Models have no biases and no table of positions; ours have, which are no work."""
+    sizes = {"760m": (24, 1536, 12), "1b": (24, 2048, 16), "3b": (32, 2560, 20), "7b": (32, 4096, 32), "13b": (40, 5120, 40), "30b": (48, 7168, 56),
+             "70b": (80, 8192, 64)}
+    rows = [("760m", 1024, 8, 48, 2, 0, 78581), ("760m", 2048, 8, 24, 2, 0, 63147), ("760m", 4096, 8, 12, 2, 0, 55459),
+            ("760m", 2048, 32, 24, 1, 0, 67971), ("1b", 512, 8, 56, 4, 0, 52275), ("1b", 2048, 8, 14, 1, 0, 45455), ("1b", 8192, 8, 3, 4, 0, 29157),
+            ("1b", 2048, 16, 20, 1, 0, 46037), ("1b", 2048, 64, 20, 1, 0, 44402), ("3b", 1024, 8, 20, 6, 0, 27046), ("3b", 4096, 8, 5, 6, 0, 20964),
+            ("3b", 2048, 64, 6, 3, 0, 22525), ("7b", 1024, 8, 64, 2, 1, 10203), ("7b", 2048, 8, 6, 1, 0, 10643), ("7b", 8192, 8, 8, 2, 1, 6935),
+            ("13b", 2048, 8, 2, 1, 0, 4792), ("13b", 2048, 64, 2, 1, 0, 4800), ("13b", 4096, 8, 10, 3, 1, 4717), ("30b", 2048, 32, 14, 3, 1, 2308),
+            ("70b", 2048, 64, 8, 4, 1, 1039)]
+    table = Table("MPT", "mosaicml/llm-foundry, scripts/train/benchmarking/README.md, H100 80GB BF16", "<h100x2048-eager>")
+    for size, tokens, gpus, micro, rounds, recompute, measured in rows:
+        layers, width, heads = sizes[size]
+        table.rows.append(Row(f"{size}, {tokens} tokens, {gpus} GPUs",
+                              ["gpt2", "--layers", layers, "--hidden", width, "--heads", heads, "--tokens", tokens, "--vocab", 50368],
+                              ["memory/zero3"], {"dp": gpus},
+                              {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": micro, "global_batch": micro * rounds * gpus},
+                              gpus, tokens, measured, FSDP + BF16_SUMS + again("transformer/h/{layer}/**") * recompute, size == "1b" and gpus == 8))
+    return table
+
+
+def nanotron():
+    """Pipelines, tensor parallelism with cut sequences and ZeRO-1 by PyTorch's eager mode; 4.19 million tokens a step."""
+    rows = [(4, 2, 1, 8, 33.2), (2, 4, 1, 8, 27.8), (1, 4, 2, 8, 25.9), (2, 1, 4, 2, 23.4), (1, 2, 4, 4, 22.2), (1, 8, 1, 8, 20.0), (1, 1, 8, 4, 18.0),
+            (2, 2, 2, 1, 11.2), (1, 8, 1, 32, 5.7)]
+    table = Table("nanotron", "huggingface.co/nanotron/old_bench, llama-1B/8_GPUS; sizes from huggingface/bench_cluster, create_configs.py",
+                  "<h100x2048-eager>")
+    for dp, tp, pp, micro, measured in rows:
+        table.rows.append(Row(f"dp {dp}, tp {tp}, pp {pp}, {micro} at once",
+                              ["llama3-8b", "--layers", 24, "--hidden", 2048, "--heads", 32, "--kv-heads", 32, "--inner", 4096, "--tokens", 4096,
+                               "--vocab", 50264],
+                              ["schedules/1f1b", "memory/zero1", "tensor/sequence", "tensor/vocabulary", "numerics/bf16"],
+                              {"dp": dp, "tp": tp, "stages": pp, "microbatches": 1024 // dp // micro},
+                              {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": micro}, 8, 4096, measured * 1e3, ZERO1, micro == 8))
+    return table
+
+
+def titan():
+    """FSDP with compiled programs, and with tensor parallelism; H100 of 2.4 TB/s and at most 500 W, so that these rows are slower than ours."""
+    table = Table("TorchTitan", "pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, bf16", "<h100x2048>")
+    for gpus, measured in [(8, 6667), (128, 6514)]:
+        table.rows.append(Row(f"Llama 8B, {gpus} GPUs", ["llama3-8b"], ["memory/zero3", "numerics/bf16"], {"dp": gpus},
+                              {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": 2, "global_batch": 2 * gpus}, gpus, 8192, measured,
+                              FSDP + again("model/layers/{layer}/mlp/up_proj/**") + again("model/layers/{layer}/self_attn/o_proj/**"), gpus == 8))
+    table.rows.append(Row("Llama 70B, 256 GPUs, tp 8", ["llama3-70b"], ["meshes/fsdp-tp", "tensor/vocabulary", "numerics/bf16"],
+                          {"dp": 32, "tp": 8, "stages": 1, "microbatches": 1},
+                          {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": 16}, 256, 8192, 597, FSDP + again("model/layers/{layer}/**")))
+    return table
+
+
+def large():
+    """Interleaved pipelines with tensor parallelism by libraries of fused kernels. Utilisation is published; Llama's is 6 FLOPs for each parameter
+    and 12 for each score of the whole square; Megatron's row has the parallelism of its paper's largest models (Narayanan et al., 2021)."""
+    table = Table("large", "Grattafiori et al., 2024, table 4; NVIDIA/Megatron-LM, README, strong scaling; karpathy/llm.c, run_gpt2_1558M.sh", "<h100x2048>")
+    llama = 6 * 405.9e9 + 12 * 126 * 16384 * 8192
+    for gpus, micro, tflops in [(8192, 32, 430), (16384, 16, 400)]:
+        table.rows.append(Row(f"Llama 405B, {gpus} GPUs", ["llama3-405b"],
+                              ["schedules/interleaved-1f1b", "memory/zero2", "tensor/sequence", "tensor/vocabulary", "numerics/bf16"],
+                              {"stages": 16, "chunks": 8, "tp": 8, "dp": gpus // 128, "microbatches": micro},
+                              {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": 1}, gpus, 8192, tflops * 1e12 / llama, ZERO2))
+    gpt = 6 * 177e9 + 12 * 96 * 12288 * 4096
+    table.rows.append(Row("GPT-3 175B, 4608 GPUs", ["gpt3-175b", "--tokens", 4096, "--vocab", 131072],
+                          ["schedules/interleaved-1f1b", "memory/zero1", "tensor/sequence", "tensor/vocabulary", "numerics/bf16"],
+                          {"stages": 12, "chunks": 8, "tp": 8, "dp": 48, "microbatches": 24, "out": -1, "in": 0},
+                          {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": 1}, 4608, 4096, 0.42 * 989e12 / gpt, ZERO1))
+    table.rows.append(Row("GPT-2 1558M, 8 GPUs", ["gpt2-xl"], ["memory/zero1", "numerics/bf16"], {"dp": 8},
+                          {"optimizer": ADAMW, "clip_norm": 1.0, "microbatch_size": 16, "global_batch": 1024}, 8, 1024, 46800, ZERO1, True))
+    return table
+
+
+TABLES = [mpt(), nanotron(), titan(), large()]
