@@ -64,13 +64,22 @@ class PartOrder {
       const Node& node = graph_.nodes[n];
       Place place{n, 0, 0, n};
       const int32_t in = graph_.tag(node, region_);
-      if (in != kNoTag && part_of(node) != kNoTag) {
+      if (is_in_part(n)) {
         place.anchor = anchors.try_emplace({in, is_backward(node)}, n).first->second;
         place.part = part_of(node);
         place.level = level_of(node, in);
       }
       places_.push_back(place);
     }
+    // What a region reads, as casts of weights, is made before its first op.
+    for (size_t n = places_.size(); n-- > 0;)
+      for (ValueId input : graph_.nodes[n].inputs)
+        if (const NodeId from = producer(input); from.valid() && !is_in_part(from.index()))
+          if (Place& place = places_[from.index()]; places_[n].anchor < place.anchor)
+            place = {places_[n].anchor, 0, -1, place.index};
+  }
+  bool is_in_part(size_t n) const {
+    return graph_.tag(graph_.nodes[n], region_) != kNoTag && part_of(graph_.nodes[n]) != kNoTag;
   }
   // Returns how many collectives of the region are before a node, one after the other.
   int32_t level_of(const Node& node, int32_t in) const {
