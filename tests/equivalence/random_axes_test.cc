@@ -22,7 +22,9 @@ struct Axis {
 
 class RandomStrategy {
  public:
-  RandomStrategy(Random& random, const RandomBlocks& model) : random_(random), model_(model) {
+  // `products`: tokens may be cut over two axes.
+  RandomStrategy(Random& random, const RandomBlocks& model, bool products = false)
+      : random_(random), model_(model), products_(products) {
     static const std::vector<std::vector<size_t>> kSizes = {{2}, {2},    {3},    {4},       {4},
                                                             {5}, {2, 2}, {2, 3}, {2, 2, 2}, {2, 4}};
     size_t left = 8;
@@ -51,7 +53,11 @@ class RandomStrategy {
       text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
                           one_of<const char*>(random_, {"64B", "25MiB"}), states());
     size_t in_turn = pick(random_, 4);  // the first axis, where that is 0 and it divides
-    for (const Axis& axis : shards_) {
+    size_t first = 0;
+    if (products_ && shards_.size() > 1 && model_.attends() &&
+        model_.tokens() % (shards_[0].size * shards_[1].size) == 0)
+      text += attention_over_two(shards_[0], shards_[1]), first = 2, ++in_turn;
+    for (const Axis& axis : std::span(shards_).subspan(first)) {
       const bool turns = in_turn++ == 0 && model_.attends() && model_.tokens() % axis.size == 0;
       const size_t count = turns ? 0 : 1 + pick(random_, 5);
       for (size_t k = 0; k < count; ++k) text += directive(axis);
@@ -120,6 +126,19 @@ class RandomStrategy {
         axis.name, one_of<const char*>(random_, {"ring", "ring", "gather", "heads"}),
         zigzag ? ", order: zigzag" : "");
   }
+  // Tokens in blocks of blocks, which meet along one axis after the other.
+  std::string attention_over_two(const Axis& a, const Axis& b) {
+    for (const std::string& input : model_.inputs()) named_.insert("input: " + input);
+    const bool zigzag = model_.tokens() % (2 * a.size * b.size) == 0 && pick(random_, 2);
+    const auto by = [&] { return one_of<const char*>(random_, {"ring", "gather", "heads"}); };
+    const char *first = by(), *second = by();
+    return fmt::format(
+        "  - shard: {{input: \"*\", dim: 1, over: [{0}, {1}]{4}}}\n"
+        "  - shard: {{match: \"**\", dim: none, over: [{0}, {1}]}}\n"
+        "  - shard: {{attention: \"**\", by: {2}, over: {0}}}\n"
+        "  - shard: {{attention: \"**\", by: {3}, over: {1}}}\n",
+        a.name, b.name, first, second, zigzag ? ", order: zigzag" : "");
+  }
   // Of a tensor that no directive of this axis has named, or an input that none has, at a dim that
   // divides, or of hidden values, which go on into zeros.
   std::string directive(const Axis& axis) {
@@ -155,6 +174,7 @@ class RandomStrategy {
   Random& random_;
   const RandomBlocks& model_;
   std::vector<Axis> shards_;
+  bool products_ = false;
   size_t pp_ = 1, dp_ = 1;
   std::set<std::string> named_;
   std::map<std::string, Shape> left_;
@@ -166,9 +186,10 @@ struct Tried {
   bool refused = false;
   int64_t collectives = 0;
   double apart = 0;
-  bool turns = false;  // keys come by in turn
-  bool zeros = false;  // behind states
-  bool parts = false;  // in turn on each rank
+  bool turns = false;    // keys come by in turn
+  bool zeros = false;    // behind states
+  bool parts = false;    // in turn on each rank
+  bool product = false;  // tokens over two axes
 };
 
 // Of a step, over the axes that shard uses.
@@ -192,7 +213,7 @@ Tried try_one(uint64_t seed) {
   const RandomBlocks model = model_of(seed, random);
   CompileOptions options;
   options.model = folder.write("model.onnx", model.bytes());
-  RandomStrategy strategy(random, model);
+  RandomStrategy strategy(random, model, seed % 4 == 0);
   const std::string plain = strategy.text();
   std::string text = plain + strategy.communication();
   const std::string parts = strategy.parts();
@@ -238,7 +259,8 @@ Tried try_one(uint64_t seed) {
     return std::any_of(each.cuts.begin(), each.cuts.end(),
                        [](const TensorCut& cut) { return cut.block > 0; });
   });
-  return {false, collectives_of(compiled->set), apart, turns, zeros, in_parts};
+  const bool product = text.find("dim: 1, over: [") != text.npos;
+  return {false, collectives_of(compiled->set), apart, turns, zeros, in_parts, product};
 }
 
 // Right plans in which blocks are hard to follow.
@@ -389,11 +411,13 @@ TEST(RandomAxes, MasksOfZerosAreMissed) {
 TEST(RandomAxes, TrainAsOneDeviceDoes) {
   const int wanted = given_count().value_or(kSanitized ? 30 : 150);
   const uint64_t first = given_seed().value_or(1);
-  int ran = 0, refused = 0, with_collectives = 0, with_turns = 0, with_zeros = 0, with_parts = 0;
+  int ran = 0, refused = 0, with_collectives = 0, with_turns = 0, with_zeros = 0, with_parts = 0,
+      products = 0;
   double worst = 0;
   // What is seldom drawn is drawn for until there is enough of it.
   const auto is_enough = [&] {
-    return ran >= wanted && with_turns > wanted / 60 && with_zeros >= wanted / 150;
+    return ran >= wanted && with_turns > wanted / 60 && with_zeros >= wanted / 150 &&
+           products >= wanted / 75;
   };
   for (uint64_t seed = first; !is_enough() && ran < 2 * wanted && !HasFailure(); ++seed) {
     const Tried tried = try_one(seed);
@@ -402,12 +426,13 @@ TEST(RandomAxes, TrainAsOneDeviceDoes) {
     with_turns += tried.turns;
     with_zeros += tried.zeros;
     with_parts += tried.parts;
+    products += tried.product;
     worst = std::max(worst, tried.apart);
   }
   std::printf(
       "seeds from %lu: %d ran, %d of them with collectives, %d with keys in turn, %d with zeros, "
-      "%d with parts, %d were refused; at most %.1e\n",
-      first, ran, with_collectives, with_turns, with_zeros, with_parts, refused, worst);
+      "%d with parts, %d with tokens over two axes, %d were refused; at most %.1e\n",
+      first, ran, with_collectives, with_turns, with_zeros, with_parts, products, refused, worst);
   EXPECT_GT(with_parts, ran / 20);
   EXPECT_LT(refused, ran / 5);
   EXPECT_GT(with_collectives, ran / 2);

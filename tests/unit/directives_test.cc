@@ -107,6 +107,43 @@ loss %loss
             "further ones");
 }
 
+// A module that is called three times, each time by the same ops; another one is called once.
+TEST(Directives, CallsOfAModuleAreCounted) {
+  std::string text =
+      "graph batch=4 shards=1\ninput %x:f32[4,4] batch_dim=0\nstate %w:f32[4,4] = fill 1\n";
+  std::string from = "x";
+  const auto add = [&](const std::string& name, const char* op, const std::string& scope) {
+    text += fmt::format("%{}:f32[4,4] = {}(%{}{}) scope={}\n", name, op, from,
+                        std::string_view(op) == "MatMul" ? ", %w" : "", scope);
+    from = name;
+  };
+  add("begin", "MatMul", "in");
+  for (int call = 0; call < 3; ++call) {
+    add(fmt::format("a{}", call), "MatMul", "block/fc");
+    add(fmt::format("b{}", call), "Relu", "block/act");
+    add(fmt::format("c{}", call), "Relu", "block/act");
+  }
+  text += fmt::format(
+      "%loss:f32[] = ReduceSum(%{}) {{axes=[0,1], keepdims=0}}\noutput %loss\nloss %loss\n", from);
+  auto graph = parse_graph(text);
+  ASSERT_TRUE(graph) << print_error(graph.error());
+  Annotate annotate;
+  const auto rule = [&](const char* match, const char* tag, const char* value) {
+    annotate.rules.push_back(
+        AnnotateRule{*Glob::parse(match, {}), {}, {{tag, *Expr::parse(value, {})}}, {}});
+  };
+  rule("block/**", "stage", "call * 2 / calls + calls * 10");
+  rule("in", "stage", "call * 100 + calls");
+  Explanations out;
+  const auto tagged = apply_annotate(*std::move(graph), annotate, {}, out);
+  ASSERT_TRUE(tagged) << print_error(tagged.error());
+  std::vector<int32_t> stages;
+  for (const Node& node : tagged->nodes) stages.push_back(tagged->tag(node, 0));
+  stages.pop_back();  // the loss joins by dataflow
+  EXPECT_EQ(stages, (std::vector<int32_t>{1, 30, 30, 30, 30, 30, 30, 31, 31, 31}));
+  EXPECT_EQ(out[0].lines[0], "'block/**' matched 9 ops of 3 calls: stage = 30..31 (2 values)");
+}
+
 // ---- The budget of recompute
 // A random dataflow: forward ops in any order of size, and backward ops that read some of the
 // values.

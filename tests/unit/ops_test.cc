@@ -246,6 +246,7 @@ const std::map<std::string, std::string> kComparesNames = {
     {"sharding/axis_state.cc", "casts of sums that are not whole, and other shapes of a value"},
     {"sharding/parts.cc", "which collective a conversion is"},
     {"sharding/propagate.cc", "what is all zeros is a Fill"},
+    {"sharding/shard_axis.cc", "own blocks of inputs are cut again by later axes"},
     {"sharding/shard_batch.cc", "makes a sum, or a cast of one"},
     {"sharding/unroll.cc", "what each collective is over parts on one device"},
     {"summary/train.cc", "the words of optimizers for people"},

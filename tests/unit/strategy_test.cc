@@ -245,16 +245,17 @@ TEST(Strategy, ReadsConditions) {
   const Where& where = strategy.places[0].where;
   ASSERT_EQ(where.size(), 9u);
   using Kind = Condition::Kind;
-  const std::vector<Kind> kinds = {Kind::kBind,    Kind::kEquals, Kind::kAny,
-                                   Kind::kAbsent,  Kind::kRange,  Kind::kSet,
-                                   Kind::kCompare, Kind::kEquals, Kind::kSet};
+  const std::vector<Kind> kinds = {Kind::kBind,    Kind::kSet, Kind::kAny,
+                                   Kind::kAbsent,  Kind::kSet, Kind::kSet,
+                                   Kind::kCompare, Kind::kSet, Kind::kSet};
   for (size_t i = 0; i < kinds.size(); ++i) EXPECT_EQ(where[i].kind, kinds[i]) << where[i].tag;
   EXPECT_EQ(where[0].bind, "s");
-  EXPECT_EQ(*where[1].low.evaluate({{"s", 3}}), 7);
-  EXPECT_EQ(*where[4].low.evaluate({}), 4);
-  EXPECT_EQ(*where[4].high.evaluate({}), 8);
+  EXPECT_EQ(*where[1].set[0].low.evaluate({{"s", 3}}), 7);
+  EXPECT_FALSE(where[1].set[0].high);
+  EXPECT_EQ(*where[4].set[0].low.evaluate({}), 4);
+  EXPECT_EQ(*where[4].set[0].high->evaluate({}), 8);
   ASSERT_EQ(where[5].set.size(), 2u);
-  EXPECT_EQ(*where[5].set[1].evaluate({}), 3);
+  EXPECT_EQ(*where[5].set[1].low.evaluate({}), 3);
   EXPECT_EQ(where[6].compare, "<=");
   EXPECT_EQ(*where[6].low.evaluate({}), 4);
   EXPECT_EQ(where[8].words, (std::vector<std::string>{"F", "BI"}));
@@ -275,7 +276,7 @@ TEST(Strategy, ReadsDirectives) {
       "  - split: {dim: batch, into: 8, as: micro}\n"
       "  - order: {each: pp, program: \"repeat M: F; repeat M: B\"}\n");
   ASSERT_EQ(strategy.replicates.size(), 2u);
-  EXPECT_EQ(strategy.replicates[0].over, "dp");
+  EXPECT_EQ(strategy.replicates[0].over, Axes{"dp"});
   EXPECT_EQ(strategy.replicates[0].bucket_bytes, int64_t{25} << 20);
   EXPECT_EQ(strategy.replicates[0].stream, "grads");
   EXPECT_EQ(strategy.replicates[0].at.line, 4);

@@ -97,6 +97,37 @@ TEST(Globs, CapturesTakeWholeNumbers) {
   EXPECT_EQ(glob("a.{x}.{y}").capture_names(), (std::vector<std::string>{"x", "y"}));
 }
 
+TEST(Globs, SetsTakeNumbersOrWords) {
+  using Captures = std::vector<std::pair<std::string, int64_t>>;
+  struct Case {
+    const char* pattern;
+    std::vector<const char*> yes, no;
+  };
+  const Case cases[] = {
+      {"h/{2..6}/**", {"h/2", "h/6/mlp", "h/04/x"}, {"h/1", "h/7", "h/12", "h/26", "h/x"}},
+      {"h/{0, 3..4,9}", {"h/0", "h/3", "h/4", "h/9"}, {"h/1", "h/39", "h/90"}},
+      {"h{5}x", {"h5x", "h05x"}, {"h55x", "hx"}},
+      {"**/{q,k}_proj/*", {"q_proj/w", "a/k_proj/w"}, {"v_proj/w", "qk_proj/w", "q/k_proj/w/x"}},
+      {"{a,ab}c", {"ac", "abc"}, {"abbc", "bc"}},
+      {"{a,ab}{bc,c}", {"abc", "abbc", "ac"}, {"abcc"}},
+      {"a, b/*", {"a", "b/x"}, {"a, b/x", "b"}},
+      {"**, !h/{0..2}/**, !**/bias", {"h/3/w", "wte"}, {"h/0", "h/2/w", "h/3/bias", "h.3.bias"}},
+      {"!a/**", {"", "b", "b/a"}, {"a", "a/b"}},
+  };
+  for (const Case& c : cases) {
+    for (const char* path : c.yes)
+      EXPECT_TRUE(glob(c.pattern).match(path)) << c.pattern << " " << path;
+    for (const char* path : c.no)
+      EXPECT_FALSE(glob(c.pattern).match(path)) << c.pattern << " " << path;
+  }
+  const Glob layers = glob("h/{layer:2..6}/**, g/{layer}, !h/4");
+  EXPECT_EQ(layers.match("h/5/mlp")->captures, (Captures{{"layer", 5}}));
+  EXPECT_EQ(layers.match("g/44")->captures, (Captures{{"layer", 44}}));
+  EXPECT_FALSE(layers.match("h/4") || layers.match("h/7"));
+  EXPECT_EQ(layers.capture_names(), std::vector<std::string>{"layer"});
+  EXPECT_TRUE(glob("h/{2..6}").capture_names().empty());
+}
+
 TEST(Globs, WrongPatternsAreErrors) {
   const SourceSpan at = {"s.yaml", 4, 2, 1};
   const std::pair<const char*, const char*> cases[] = {
@@ -105,10 +136,17 @@ TEST(Globs, WrongPatternsAreErrors) {
       {"h/", "the pattern 'h/' must not begin or end with '/'"},
       {"fc**", "'**' must be alone between slashes in the pattern 'fc**'"},
       {"a/***", "'**' must be alone between slashes in the pattern 'a/***'"},
-      {"h/{", "a capture in the pattern 'h/{' must be a name in braces"},
-      {"h/}", "a capture in the pattern 'h/}' must be a name in braces"},
-      {"h/{}", "a capture in the pattern 'h/{}' must be a name in braces"},
-      {"h/{a,b}", "a capture in the pattern 'h/{a,b}' must be a name in braces"},
+      {"h/{", "braces in the pattern 'h/{' must hold a name, numbers or words"},
+      {"h/}", "braces in the pattern 'h/}' must hold a name, numbers or words"},
+      {"h/{}", "braces in the pattern 'h/{}' must hold a name, numbers or words"},
+      {"h/{6..2}", "braces in the pattern 'h/{6..2}' must hold a name, numbers or words"},
+      {"h/{2..}", "braces in the pattern 'h/{2..}' must hold a name, numbers or words"},
+      {"h/{a,}", "braces in the pattern 'h/{a,}' must hold a name, numbers or words"},
+      {"h/{l:a,b}", "braces in the pattern 'h/{l:a,b}' must hold a name, numbers or words"},
+      {"h/{a*,b}", "braces in the pattern 'h/{a*,b}' must hold a name, numbers or words"},
+      {"a,", "a pattern must not be empty"},
+      {"!!a", "the pattern '!a' begins with more than one '!'"},
+      {"1{2..3}", "the capture '{2..3}' in the pattern '1{2..3}' is next to other digits"},
       {"{i}/{i}", "the pattern '{i}/{i}' captures 'i' twice"},
       {"{i}{j}", "the capture '{j}' in the pattern '{i}{j}' is next to other digits"},
       {"a2{i}", "the capture '{i}' in the pattern 'a2{i}' is next to other digits"},

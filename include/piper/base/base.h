@@ -229,9 +229,9 @@ std::string human_bytes(int64_t bytes);  // "1.5 MiB"
 // Returns the text with control characters as \xNN, for printing foreign names.
 std::string quote_control(std::string_view text);
 
-// Matches globs over '/'-separated paths: '*' one segment or part of one, '**' any number of
-// segments, '?' one character, '{name}' a whole integer segment (or integer part of one) that is
-// captured. Matching takes time linear in pattern × text.
+// Matches globs over '/'-separated paths: '*' in a segment, '**' any segments, '?' a character,
+// '{name}' an integer to capture, '{2..6}' and '{a,b}' one of these; in lists 'a, b, !c' those with
+// '!' take out of the others, or of everything. Takes time linear in pattern × text.
 struct GlobMatch {
   std::vector<std::pair<std::string, int64_t>> captures;  // in order of the pattern
 };

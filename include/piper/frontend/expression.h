@@ -36,11 +36,17 @@ class Expr {
 // ---- where: a conjunction over tags, pass and kind ----------------------------------------------
 struct Condition {
   std::string tag;  // a tag name, "mb", "pass" or "kind"
-  enum class Kind { kEquals, kAny, kAbsent, kRange, kSet, kCompare, kBind } kind = Kind::kEquals;
-  Expr low, high;         // kEquals: low; kRange: low..high, high excluded; kCompare: low
-  std::string compare;    // "<" "<=" ">" ">=" "!="
-  std::vector<Expr> set;  // kSet
-  // tag == "pass": "F", "B", "BI", "BW", "U"; tag == "kind": of task_kinds().
+  enum class Kind { kAny, kAbsent, kSet, kCompare, kBind, kHolds } kind = Kind::kSet;
+  struct Values {
+    Expr low;
+    std::optional<Expr> high;  // low..high, high excluded; nothing: low alone
+  };
+  std::vector<Values> set;  // kSet
+  bool but = false;         // kSet: all values but these
+  Expr low;                 // kCompare: with what; kHolds: is not 0, over the tag itself
+  std::string compare;      // "<" "<=" ">" ">=" "!="
+  // tag == "pass": "F", "B", "BI", "BW", "U"; tag == "kind": of task_kinds(); tag == "value": one
+  // pattern.
   std::vector<std::string> words;
   std::string bind;  // kBind: `stage: s` binds s
   SourceSpan at;

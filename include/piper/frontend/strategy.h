@@ -18,7 +18,9 @@ namespace piper {
 // ---- annotate -----------------------------------------------------------------------------------
 struct AnnotateRule {
   Glob match;
-  // Expressions over captures, params and <capture>s = number of values seen ("layers").
+  std::vector<std::pair<std::string, SourceSpan>> ops;  // names of the op table; empty: all
+  // Expressions over params, captures, <capture>s = number of values seen ("layers"), `call`, the
+  // number of the call of what is matched, and `calls`.
   std::vector<std::pair<std::string, Expr>> tags;
   SourceSpan at;
 };
@@ -34,18 +36,20 @@ struct Annotate {
 };
 
 // ---- directives (phases are fixed; their order in the file has no meaning) ----------------------
+// Names mesh axes whose ranks are counted together, the first axis outermost: `over: [pod, dp]`.
+using Axes = std::vector<std::string>;
 // Cuts the batch into microbatches, or a region of ops into parts that run one after the other:
 // - split: {dim: batch, into: $microbatches, as: mb}
 // - split: {scope: "h/{layer}/mlp/**", dim: 1, into: 4, as: part}
 struct Split {
-  std::vector<Glob> scope;     // of ops; empty: the batch is split
-  std::vector<Glob> tensor;    // parameters that are cut; empty: what the region reads first
+  std::optional<Glob> scope;   // of ops; nothing: the batch is split
+  std::optional<Glob> tensor;  // parameters that are cut; nothing: what the region reads first
   std::optional<int64_t> dim;  // of these, from the end if negative; none: batch
   int64_t into = 1;
   std::string as = "mb";
   std::string within;  // a mesh axis, in each of whose blocks of the dim a part has its share
   SourceSpan at, scope_at, tensor_at, dim_at, within_at;
-  bool of_batch() const { return scope.empty(); }
+  bool of_batch() const { return !scope; }
 };
 // - place: {where: {stage: s}, tags: {dir: "mb >= M/2"}, on: {pp: "dir ? P-1-s : s"}}
 struct Place {
@@ -59,7 +63,7 @@ struct Place {
 };
 // - replicate: {over: dp, bucket: 25MiB, stream: grads, shard: [optimizer]}
 struct Replicate {
-  std::string over;
+  Axes over;
   int64_t bucket_bytes = 0;  // 0: one message a parameter
   std::string stream = "reduce";
   // What is cut over the axis: nothing, optimizer state, also gradients, also parameters.
@@ -79,8 +83,8 @@ struct Replicate {
 // Moves tasks to a stream, and says what the stream is.
 // - stream: {where: {kind: all_reduce}, name: grads, priority: high, sms: 20}
 struct StreamRule {
-  std::optional<Where> where;  // nothing: no task moves
-  std::string name;
+  std::optional<Where> where;       // nothing: no task moves
+  std::string name;                 // "tp{s}": a stream for each value of the variable s of `where`
   std::optional<int32_t> priority;  // higher goes first; low is -1, high 1
   std::optional<int64_t> sms;       // multiprocessors at most
   SourceSpan at, name_at;
@@ -88,11 +92,9 @@ struct StreamRule {
 // Says when what tasks read from elsewhere is issued.
 struct Prefetch {  // - prefetch: {where: {kind: recv}, distance: 2}
   Where where;
-  // Compute tasks ahead of the first that reads it: 0 is just before it (lazy).
-  int32_t distance = 0;
-  // A receive when its send is issued, an input at the start of the step.
-  static constexpr int32_t kEager = -1;
-  bool eager() const { return distance == kEager; }
+  // Compute tasks ahead of the first that reads it, over the variables of `where`: 0 is just before
+  // it (lazy). Nothing: a receive when its send is issued, an input at the start of the step.
+  std::optional<Expr> distance;
   SourceSpan at;
 };
 // Messages between the same devices become one.
@@ -116,20 +118,24 @@ struct OffloadRule {
   SourceSpan at;
 };
 // Names tensors that are cut over a mesh axis; the layouts of all others follow.
-struct ShardRule {              // - shard: {match: "**/qkv/weight", dim: 0, over: tp}
-  std::vector<Glob> match;      // parameters, by path
-  std::vector<Glob> input;      // or data inputs
-  std::vector<Glob> scope;      // or what modules make for others, by scope
-  std::vector<Glob> sends;      // or what stages send one another, by scope: flat parts
-  std::vector<Glob> attention;  // or how attention over tokens in blocks is done, by scope
+struct ShardRule {                // - shard: {match: "**/qkv/weight", dim: 0, over: tp}
+  std::optional<Glob> match;      // parameters, by path
+  std::optional<Glob> input;      // or data inputs
+  std::optional<Glob> scope;      // or what modules make for others, by scope
+  std::optional<Glob> sends;      // or what stages send one another, by scope: flat parts
+  std::optional<Glob> attention;  // or how attention over tokens in blocks is done, by scope
   enum class By : uint8_t { kGather, kHeads, kRing };
   std::optional<By> by;        // of attention
   std::optional<int64_t> dim;  // from the end if negative; none: every rank holds all of it
   bool pad = false;            // with zeros behind the dim, where it does not divide
   bool zigzag = false;         // of input: of twice as many blocks one from each end
-  std::string over;            // a mesh axis
+  Axes over;                   // of two the first has the longer blocks
+  // When a rule over several axes has become one for each: those before its own, and whether the
+  // first of them has two blocks a rank (join_axes).
+  Axes within;
+  bool within_zigzag = false;
   SourceSpan at, of_at, dim_at, over_at;
-  bool has_dim() const { return sends.empty() && attention.empty(); }
+  bool has_dim() const { return !sends && !attention; }
 };
 // Lists forward ops that run again in the backward pass, so that what they make need not be kept
 // until then.

@@ -55,7 +55,7 @@ struct ShardSeed {
 // et al., 2023); or its queries, and keys and values of each rank in turn (Liu et al., 2023).
 enum class AttentionBy { kGather, kHeads, kRing };
 struct AttentionCut {
-  std::vector<Glob> scope;
+  Glob scope;
   AttentionBy by = AttentionBy::kGather;
   SourceSpan at;
 };

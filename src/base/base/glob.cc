@@ -1,6 +1,7 @@
-// Globs over '/'-separated paths, with captures.
+// Globs over '/'-separated paths, with captures, sets and lists.
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 #include "piper/base/base.h"
 
@@ -11,7 +12,8 @@ enum class Kind {
   kChar,        // this character
   kAnyChar,     // '?': one character, not '/'
   kStar,        // '*': any characters, not '/'
-  kCapture,     // '{name}': a whole run of digits
+  kCapture,     // '{name}', '{2..6}', '{name:2..6}': a whole run of digits
+  kWords,       // '{a,b}': one of these
   kDeepAfter,   // '/**': nothing, or '/' and anything (only '/' or the end follows in the pattern)
   kDeepBefore,  // '**/' at the start: nothing, or anything up to and with a '/'
   kDeepAll,     // '**' alone, or behind '**/'
@@ -20,7 +22,9 @@ enum class Kind {
 struct Token {
   Kind kind = Kind::kChar;
   char character = 0;
-  std::string_view name = {};
+  std::string_view name = {};                            // of a capture that has one
+  std::vector<std::pair<int64_t, int64_t>> ranges = {};  // of a capture, both ends in it; none: any
+  std::vector<std::string_view> words = {};
 };
 
 constexpr size_t kMostDigits = 18;  // what surely fits an int64_t
@@ -34,6 +38,66 @@ bool is_word(std::string_view text) {
   });
 }
 
+// Returns the pieces between separators that are not in braces, without blanks around them.
+std::vector<std::string_view> pieces_of(std::string_view text, char separator) {
+  std::vector<std::string_view> pieces;
+  size_t begin = 0;
+  int depth = 0;
+  for (size_t p = 0; p <= text.size(); ++p) {
+    if (p < text.size() && text[p] == '{') ++depth;
+    if (p < text.size() && text[p] == '}') --depth;
+    if (p < text.size() && (text[p] != separator || depth > 0)) continue;
+    std::string_view piece = text.substr(begin, p - begin);
+    while (piece.starts_with(' ')) piece.remove_prefix(1);
+    while (piece.ends_with(' ')) piece.remove_suffix(1);
+    pieces.push_back(piece);
+    begin = p + 1;
+  }
+  return pieces;
+}
+
+bool takes_out(std::string_view piece) { return piece.starts_with('!'); }
+
+std::optional<int64_t> read_number(std::string_view text) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && !text.empty() && is_digit(text[0]) ? std::optional(value) : std::nullopt;
+}
+
+// Reads "3" and "2..6".
+std::optional<std::pair<int64_t, int64_t>> read_range(std::string_view text) {
+  const size_t dots = text.find("..");
+  const auto low = read_number(text.substr(0, dots));
+  const auto high = dots == text.npos ? low : read_number(text.substr(dots + 2));
+  return low && high && *low <= *high ? std::optional(std::pair(*low, *high)) : std::nullopt;
+}
+
+// Reads what is in braces: a name, integers, a name with integers, or words; nothing: none of them.
+std::optional<Token> read_braces(std::string_view inside) {
+  Token token{Kind::kCapture};
+  if (is_word(inside)) {
+    token.name = inside;
+    return token;
+  }
+  std::string_view set = inside;
+  if (const size_t colon = inside.find(':'); colon != inside.npos) {
+    token.name = inside.substr(0, colon);
+    set = inside.substr(colon + 1);
+    if (!is_word(token.name)) return std::nullopt;
+  }
+  const std::vector<std::string_view> items = pieces_of(set, ',');
+  for (const std::string_view item : items)
+    if (const auto range = read_range(item)) token.ranges.push_back(*range);
+  if (token.ranges.size() == items.size()) return token;
+  const bool words = std::all_of(items.begin(), items.end(), [](std::string_view item) {
+    return !item.empty() && item.find_first_of("{*?!:") == item.npos &&
+           item.find("..") == item.npos;
+  });
+  if (!words || !token.name.empty() || items.size() < 2) return std::nullopt;
+  return Token{.kind = Kind::kWords, .words = items};
+}
+
 // Reads '**' at `at`, or the '/**' there; moves `at` past it.
 Token deep_token(std::string_view pattern, size_t& at) {
   if (pattern[at] == '/') {
@@ -45,7 +109,7 @@ Token deep_token(std::string_view pattern, size_t& at) {
   return {alone ? Kind::kDeepAll : Kind::kDeepBefore};
 }
 
-// The pattern has passed Glob::parse.
+// Reads one pattern of a list, which has passed Glob::parse.
 std::vector<Token> tokens_of(std::string_view pattern) {
   std::vector<Token> tokens;
   for (size_t at = 0; at < pattern.size();) {
@@ -56,7 +120,7 @@ std::vector<Token> tokens_of(std::string_view pattern) {
     }
     if (rest[0] == '{') {
       const size_t end = rest.find('}');
-      tokens.push_back({Kind::kCapture, 0, rest.substr(1, end - 1)});
+      tokens.push_back(*read_braces(rest.substr(1, end - 1)));
       at += end + 1;
       continue;
     }
@@ -86,11 +150,8 @@ class Matcher {
     for (size_t t = 0; t < tokens_.size(); ++t) {
       size_t end = p;
       while (!(can_take(t, p, end) && at(t + 1, end))) ++end;
-      if (tokens_[t].kind == Kind::kCapture) {
-        int64_t value = 0;
-        std::from_chars(path_.data() + p, path_.data() + end, value);
-        match.captures.emplace_back(tokens_[t].name, value);
-      }
+      if (tokens_[t].kind == Kind::kCapture && !tokens_[t].name.empty())
+        match.captures.emplace_back(tokens_[t].name, *read_number(path_.substr(p, end - p)));
       p = end;
     }
     return match;
@@ -108,6 +169,16 @@ class Matcher {
     return end - place <= kMostDigits ? end : place;
   }
 
+  // Returns whether path_[begin, end) is a whole number, one of those that the token takes.
+  bool is_taken(const Token& token, size_t begin, size_t end) const {
+    if (begin == end || digits_end(begin) != end) return false;
+    const int64_t value = *read_number(path_.substr(begin, end - begin));
+    return token.ranges.empty() ||
+           std::any_of(token.ranges.begin(), token.ranges.end(), [&](const auto& range) {
+             return value >= range.first && value <= range.second;
+           });
+  }
+
   // Returns whether the token may take path_[begin, end), not looking at what follows.
   bool can_take(size_t t, size_t begin, size_t end) const {
     const std::string_view part = path_.substr(begin, end - begin);
@@ -119,7 +190,10 @@ class Matcher {
       case Kind::kStar:
         return part.find('/') == std::string_view::npos;
       case Kind::kCapture:
-        return !part.empty() && digits_end(begin) == end;
+        return is_taken(tokens_[t], begin, end);
+      case Kind::kWords:
+        return std::find(tokens_[t].words.begin(), tokens_[t].words.end(), part) !=
+               tokens_[t].words.end();
       case Kind::kDeepAfter:
         return part.empty() || part[0] == '/';
       case Kind::kDeepBefore:
@@ -147,9 +221,13 @@ class Matcher {
           break;
         case Kind::kCapture: {
           const size_t end = digits_end(p);
-          at(t, p) = end > p && at(t + 1, end);
+          at(t, p) = is_taken(tokens_[t], p, end) && at(t + 1, end);
           break;
         }
+        case Kind::kWords:
+          for (const std::string_view word : tokens_[t].words)
+            if (path_.substr(p).starts_with(word) && at(t + 1, p + word.size())) at(t, p) = 1;
+          break;
         case Kind::kDeepAfter:
           at(t, p) = here || (c == '/' && later);
           later = later || here;
@@ -182,22 +260,28 @@ Status check_stars(std::string_view pattern, const SourceSpan& at) {
   return ok_status();
 }
 
+Error no_braces(std::string_view pattern, const SourceSpan& at) {
+  return fail(at, "braces in the pattern '{}' must hold a name, numbers or words", pattern)
+      .with_note(
+          "help: 'h/{layer}/**' captures a number, 'h/{0,2..6}/**' takes these (6, too), "
+          "'h/{layer:2..6}/**' does both, '{wq,wk}' takes one of these words");
+}
+
 Status check_captures(std::string_view pattern, const SourceSpan& at) {
   std::vector<std::string_view> names;
   for (size_t p = 0; (p = pattern.find_first_of("{}", p)) != std::string_view::npos;) {
     const size_t end = pattern.find('}', p);
     const bool closed = pattern[p] == '{' && end != std::string_view::npos;
-    const std::string_view name = closed ? pattern.substr(p + 1, end - p - 1) : std::string_view();
-    if (!is_word(name))
-      return fail(at, "a capture in the pattern '{}' must be a name in braces", pattern)
-          .with_note("help: for example 'h/{layer}/**'");
-    if (std::find(names.begin(), names.end(), name) != names.end())
-      return fail(at, "the pattern '{}' captures '{}' twice", pattern, name);
-    names.push_back(name);
+    const auto token = closed ? read_braces(pattern.substr(p + 1, end - p - 1)) : std::nullopt;
+    if (!token) return no_braces(pattern, at);
+    const std::string_view inside = pattern.substr(p, end + 1 - p);
+    if (!token->name.empty() && std::find(names.begin(), names.end(), token->name) != names.end())
+      return fail(at, "the pattern '{}' captures '{}' twice", pattern, token->name);
+    names.push_back(token->name);
     const char before = p > 0 ? pattern[p - 1] : '/';
     const char behind = end + 1 < pattern.size() ? pattern[end + 1] : '/';
-    if (is_digit(before) || is_digit(behind) || before == '}')
-      return fail(at, "the capture '{{{}}}' in the pattern '{}' is next to other digits", name,
+    if (token->kind == Kind::kCapture && (is_digit(before) || is_digit(behind) || before == '}'))
+      return fail(at, "the capture '{}' in the pattern '{}' is next to other digits", inside,
                   pattern)
           .with_note("a capture takes a whole number, so nothing could match");
     p = end + 1;
@@ -205,31 +289,59 @@ Status check_captures(std::string_view pattern, const SourceSpan& at) {
   return ok_status();
 }
 
-}  // namespace
-
-Result<Glob> Glob::parse(std::string_view pattern, SourceSpan at) {
+Status check_one(std::string_view pattern, const SourceSpan& at) {
   if (pattern.empty()) return fail(at, "a pattern must not be empty");
   if (pattern.starts_with('/') || pattern.ends_with('/'))
     return fail(at, "the pattern '{}' must not begin or end with '/'", pattern)
         .with_note("scope paths have no slash at either end, for example 'h/0/mlp/fc1'");
+  if (takes_out(pattern))
+    return fail(at, "the pattern '{}' begins with more than one '!'", pattern);
   PIPER_TRY(check_stars(pattern, at));
-  PIPER_TRY(check_captures(pattern, at));
-  Glob glob;
-  glob.pattern_ = pattern;
-  return glob;
+  return check_captures(pattern, at);
 }
 
-std::optional<GlobMatch> Glob::match(std::string_view path) const {
-  const std::vector<Token> tokens = tokens_of(pattern_);
+std::optional<GlobMatch> match_one(std::string_view pattern, std::string_view path) {
+  const std::vector<Token> tokens = tokens_of(pattern);
   const Matcher matcher(tokens, path);
   if (!matcher.matches()) return std::nullopt;
   return matcher.captures();
 }
 
+}  // namespace
+
+Result<Glob> Glob::parse(std::string_view pattern, SourceSpan at) {
+  Glob glob;
+  for (const std::string_view piece : pieces_of(pattern, ',')) {
+    PIPER_TRY(check_one(takes_out(piece) ? piece.substr(1) : piece, at));
+    glob.pattern_ += fmt::format("{}{}", glob.pattern_.empty() ? "" : ", ", piece);
+  }
+  return glob;
+}
+
+// What is taken out by its path is so by its name, too: "h.0.bias" is "h/0/bias".
+std::optional<GlobMatch> Glob::match(std::string_view path) const {
+  std::string dots_as_slashes(path);
+  std::replace(dots_as_slashes.begin(), dots_as_slashes.end(), '.', '/');
+  std::optional<GlobMatch> found;
+  bool only_out = true;
+  for (const std::string_view piece : pieces_of(pattern_, ',')) {
+    if (takes_out(piece)) {
+      const std::string_view out = piece.substr(1);
+      if (match_one(out, path) || match_one(out, dots_as_slashes)) return std::nullopt;
+      continue;
+    }
+    only_out = false;
+    if (!found) found = match_one(piece, path);
+  }
+  return only_out ? GlobMatch() : found;
+}
+
 std::vector<std::string> Glob::capture_names() const {
   std::vector<std::string> names;
-  for (const Token& token : tokens_of(pattern_))
-    if (token.kind == Kind::kCapture) names.emplace_back(token.name);
+  for (const std::string_view piece : pieces_of(pattern_, ','))
+    for (const Token& token : takes_out(piece) ? std::vector<Token>() : tokens_of(piece))
+      if (!token.name.empty() && std::find(names.begin(), names.end(), token.name) == names.end())
+        names.emplace_back(token.name);
   return names;
 }
 

@@ -15,6 +15,16 @@ bool matches(const Glob& glob, const std::string& name) {
   return glob.match(scope_of_name(name)) || glob.match(name);
 }
 
+// Returns whether it matches a parameter of these names; one that is taken out takes it out.
+bool matches_any(const Glob& glob, const std::vector<std::string>& names) {
+  const auto matched = [](const Glob& by) {
+    return [&by](const std::string& name) { return matches(by, name); };
+  };
+  if (std::none_of(names.begin(), names.end(), matched(glob))) return false;
+  const Result<Glob> left = Glob::parse("**, " + glob.pattern(), {});
+  return !left || std::all_of(names.begin(), names.end(), matched(*left));
+}
+
 std::vector<std::string> names_of(const RecoveredParam& param) {
   std::vector<std::string> names{param.name};
   names.insert(names.end(), param.aliases.begin(), param.aliases.end());
@@ -204,9 +214,7 @@ Status Rules::find_params(size_t r, const Glob& glob) {
     if (thaws && !param.frozen) continue;
     const std::vector<std::string> names = names_of(param);
     all.insert(all.end(), names.begin(), names.end());
-    if (std::none_of(names.begin(), names.end(),
-                     [&](const std::string& name) { return matches(glob, name); }))
-      continue;
+    if (!matches_any(glob, names)) continue;
     PIPER_TRY(claim(r, param.name));
     param.frozen = !thaws && (param.frozen || rules_[r].kind == ParamRule::Kind::kFreeze);
     if (rules_[r].kind == ParamRule::Kind::kExclude) excluded_.insert(p);

@@ -23,7 +23,9 @@ Result<AnnotateRule> read_rule(const Fields& map, const Scope& scope) {
   AnnotateRule out;
   out.at = map["match"]->at;
   PIPER_ASSIGN(out.match, read_glob(*map["match"], scope));
-  std::vector<std::string> captures;
+  if (const yaml::Node* ops = map["ops"])
+    PIPER_TRY(fields::read_value(fields::Field{.name = "ops"}, *ops, {scope}, out.ops));
+  std::vector<std::string> captures{"call", "calls"};
   for (const std::string& name : out.match.capture_names()) {
     captures.push_back(name);
     captures.push_back(name + "s");
@@ -62,7 +64,8 @@ Status read_rules(const yaml::Node& list, const Scope& scope, Annotate& out) {
     PIPER_ASSIGN(const Fields map, fields::read(item, item.at, "rule"));
     const bool balance = map["balance"] != nullptr;
     const bool match = map["match"] != nullptr && map["tags"] != nullptr;
-    const bool mixed = balance && (map["match"] != nullptr || map["tags"] != nullptr);
+    const bool mixed =
+        balance && (map["match"] != nullptr || map["tags"] != nullptr || map["ops"] != nullptr);
     if (mixed || (!balance && !match)) {
       return fail(item.at, "a rule has either 'match' and 'tags', or 'balance'");
     }
@@ -111,7 +114,8 @@ constexpr Field kBalance[] = {
     {"into", kCount, kRequired, "Number of parts.", member<&BalanceRule::into>},
 };
 constexpr Field kRule[] = {
-    {"match", kGlob, kOptional, "A pattern over scope paths; {name} captures an integer."},
+    {"match", kPaths, kOptional, "A pattern over scope paths; {name} captures an integer."},
+    {"ops", kPaths, kOptional, "Names of ops. Default: all."},
     {"tags", kCounts, kOptional, "Tags and their values."},
     {"balance", one("balance"), kOptional, "A contiguous cut by cost, for any model."},
     kWhen,

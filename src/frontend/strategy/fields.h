@@ -17,7 +17,7 @@ enum class Type {
   kText,
   kName,  // an identifier
   kAxis,  // of the mesh
-  kGlob,
+  kAxes,  // an axis, or a list of them
   kBytes,
   kIntegers,
   kReals,
@@ -70,7 +70,7 @@ struct Form {
   RealRange reals = {};
 };
 inline constexpr Form kInteger{Type::kInteger}, kReal{Type::kReal}, kBool{Type::kBool},
-    kText{Type::kText}, kName{Type::kName}, kAxis{Type::kAxis}, kGlob{Type::kGlob},
+    kText{Type::kText}, kName{Type::kName}, kAxis{Type::kAxis}, kAxes{Type::kAxes},
     kBytes{Type::kBytes}, kIntegers{Type::kIntegers}, kReals{Type::kReals},
     kProgram{Type::kProgram}, kCounts{Type::kCounts}, kParams{Type::kParams}, kTexts{Type::kTexts},
     kPaths{Type::kPaths}, kWhere{Type::kWhere}, kWhereTask{Type::kWhereTask};

@@ -18,7 +18,6 @@ Status read_value(const Field&, const yaml::Node&, const Reading&, bool&);
 Status read_value(const Field&, const yaml::Node&, const Reading&, std::string&);
 Status read_value(const Field&, const yaml::Node&, const Reading&, std::vector<std::string>&);
 Status read_value(const Field&, const yaml::Node&, const Reading&, Glob&);
-Status read_value(const Field&, const yaml::Node&, const Reading&, std::vector<Glob>&);
 Status read_value(const Field&, const yaml::Node&, const Reading&, NamesAt&);
 Status read_value(const Field&, const yaml::Node&, const Reading&, Where&);
 
@@ -29,7 +28,6 @@ std::string print_value(const Field&, const std::string&);
 std::string print_value(const Field&, const std::vector<std::string>&);
 std::string print_value(const Field&, const std::vector<int64_t>&);
 std::string print_value(const Field&, const Glob&);
-std::string print_value(const Field&, const std::vector<Glob>&);
 std::string print_value(const Field&, const NamesAt&);
 std::string print_value(const Field&, const Where&);
 std::string print_value(const Field&, const Expr&);

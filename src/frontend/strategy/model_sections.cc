@@ -187,7 +187,7 @@ Status read_rule(const Field& field, const yaml::Entry& entry, const Reading& re
       (field.form.type == Type::kOne || entry.value.is(yaml::Node::Kind::kMap)))
     return read_inside(field, entry, reading, &rule);
   Field pattern = field;
-  pattern.form = kGlob;
+  pattern.form = kPaths;
   return kMatch.read(pattern, entry, reading, &rule);
 }
 template <Kind kind>
@@ -217,9 +217,9 @@ constexpr Field kParameter[] = {
     {"include", text_or("include"), kOptional,
      "Float constants of the model that are parameters: a pattern, or what they are.",
      rule<Kind::kInclude>},
-    {"exclude", kGlob, kOptional, "Parameters that are constants.", rule<Kind::kExclude>},
-    {"freeze", kGlob, kOptional, "Parameters that keep their values.", rule<Kind::kFreeze>},
-    {"thaw", kGlob, kOptional, "Parameters that the importer freezes and that are trained.",
+    {"exclude", kPaths, kOptional, "Parameters that are constants.", rule<Kind::kExclude>},
+    {"freeze", kPaths, kOptional, "Parameters that keep their values.", rule<Kind::kFreeze>},
+    {"thaw", kPaths, kOptional, "Parameters that the importer freezes and that are trained.",
      rule<Kind::kThaw>},
     {"rename", one("rename"), kOptional, "New names for parameters.", rule<Kind::kRename>},
     {"tie", kPaths, kOptional, "Names of one tensor; the first is its own.",
@@ -229,17 +229,17 @@ constexpr Field kParameter[] = {
     kWhen,
 };
 constexpr Field kIncluded[] = {
-    {"match", kGlob, kRequired, "A pattern over names of constants.", kMatch},
+    {"match", kPaths, kRequired, "A pattern over names of constants.", kMatch},
     {"as", kText, kRequired, "The parameter that they are.", kTo},
     {"transposed", kBool, kOptional, "The file has the transpose of it. Default false.",
      member<&ParamRule::transposed>},
 };
 constexpr Field kRename[] = {
-    {"from", kGlob, kRequired, "A pattern over paths of parameters.", kMatch},
+    {"from", kPaths, kRequired, "A pattern over paths of parameters.", kMatch},
     {"to", kText, kRequired, "The new path; {name} and ** are what the pattern found.", kTo},
 };
 constexpr Field kStored[] = {
-    {"match", kGlob, kRequired, "A pattern over paths of parameters.", kMatch},
+    {"match", kPaths, kRequired, "A pattern over paths of parameters.", kMatch},
     {"plus", kReal, kRequired, "What the file has added to their values.",
      member<&ParamRule::plus>},
 };

@@ -16,7 +16,7 @@ constexpr Word kWhat[] = {word("activations", false), word("optimizer", true)};
 constexpr Form kTasks = integer(0, 1 << 20);
 constexpr Field kOffloadKeys[] = {
     {"what", one_of(kWhat), kRequired, "What leaves.", member<&OffloadRule::optimizer>},
-    {"match", kGlob, kOptional, "Activations by the scope path of the op that makes them.",
+    {"match", kPaths, kOptional, "Activations by the scope path of the op that makes them.",
      member<&OffloadRule::match>},
     {"where", kWhere, kOptional, "Activations by the task that keeps them. Default: all.",
      member<&OffloadRule::where>},

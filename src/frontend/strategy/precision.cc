@@ -76,7 +76,7 @@ constexpr Word kDynamic[] = {{"dynamic"}};
 constexpr Field kPrecisionKeys[] = {
     {"compute", one_of(kTypes), kRequired, "Type of products and attention; f64: of all.",
      member<&Precision::compute>},
-    {"match", kGlob, kOptional, "Ops by scope path. Default: all.", member<&Precision::match>},
+    {"match", kPaths, kOptional, "Ops by scope path. Default: all.", member<&Precision::match>},
     {"where", kWhere, kOptional, "Ops by their tags. Default: all.", member<&Precision::where>},
     {"keep", kPaths, kOptional, "Names of further ops that compute in f32.",
      member<&Precision::keep>},

@@ -76,7 +76,11 @@ class StrategyPrinter {
     const auto& given = std::get<AnnotateRule>(rule);
     Map tags;
     for (const auto& [tag, value] : given.tags) tags.add(tag, print_expr(value));
-    return Map().add("match", print_text(given.match.pattern())).add("tags", tags.text()).text();
+    Map map;
+    map.add("match", print_patterns(given.match.pattern()));
+    const auto name = [](const auto& op) { return print_text(op.first); };
+    if (!given.ops.empty()) map.add("ops", print_list(given.ops, name));
+    return map.add("tags", tags.text()).text();
   }
 
   void directives() {

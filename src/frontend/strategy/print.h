@@ -15,6 +15,8 @@ std::string in_quotes(std::string_view text);
 std::string print_key(std::string_view text);
 std::string print_text(std::string_view text);  // where params are inserted
 std::string print_expr(const Expr& value);
+// Prints what read_glob joined: a list, or its only pattern.
+std::string print_patterns(const std::string& joined);
 // {a: 1, b: 2}
 class Map {
  public:
@@ -32,6 +34,11 @@ std::string print_list(const Items& items, Print print) {
   std::vector<std::string> texts;
   for (const auto& item : items) texts.push_back(print(item));
   return fmt::format("[{}]", join(texts, ", "));
+}
+// Prints one item without brackets.
+template <class Items, class Print>
+std::string print_one_or_list(const Items& items, Print print) {
+  return items.size() == 1 ? print(items.front()) : print_list(items, print);
 }
 
 }  // namespace piper

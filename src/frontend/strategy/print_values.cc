@@ -1,4 +1,6 @@
 // Values as tables have them: members of structs -> YAML on one line.
+#include <utility>
+
 #include "members.h"
 #include "piper/base/yaml.h"
 #include "print.h"
@@ -21,18 +23,23 @@ std::string print_bytes(int64_t value) {
 
 std::string print_condition(const Condition& one) {
   using Kind = Condition::Kind;
-  const bool in_words = !one.words.empty();
+  if (one.tag == "value" && !one.words.empty()) return print_patterns(one.words.front());
   switch (one.kind) {
-    case Kind::kEquals:
-      return in_words ? print_text(one.words.front()) : print_expr(one.low);
     case Kind::kAny:
       return "\"*\"";
     case Kind::kAbsent:
       return "absent";
-    case Kind::kRange:
-      return in_quotes(fmt::format("{}..{}", one.low.spelled(), one.high.spelled()));
     case Kind::kSet:
-      return in_words ? print_list(one.words, print_text) : print_list(one.set, print_expr);
+      if (!one.words.empty()) return print_one_or_list(one.words, print_text);
+      return print_one_or_list(one.set, [&](const Condition::Values& values) {
+        const std::string low = values.low.spelled();
+        if (values.high)
+          return in_quotes(
+              fmt::format("{}{}..{}", one.but ? "!" : "", low, values.high->spelled()));
+        return one.but ? in_quotes("!" + low) : print_expr(values.low);
+      });
+    case Kind::kHolds:
+      return in_quotes(one.low.spelled());
     case Kind::kCompare:
       return in_quotes(one.compare + one.low.spelled());
     case Kind::kBind:
@@ -63,6 +70,22 @@ std::string print_text(std::string_view text) {
   return print_word(out);
 }
 
+std::string print_patterns(const std::string& joined) {
+  std::vector<std::string> patterns;
+  int depth = 0;
+  std::string one;
+  for (const char c : joined) {
+    depth += (c == '{') - (c == '}');
+    if (c == ',' && depth == 0) {
+      patterns.push_back(std::exchange(one, ""));
+    } else if (c != ' ' || !one.empty()) {
+      one += c;
+    }
+  }
+  patterns.push_back(one);
+  return print_one_or_list(patterns, print_text);
+}
+
 std::string print_expr(const Expr& value) {
   const std::string text = value.spelled();
   const bool is_number = text.find_first_not_of("0123456789") == text.npos;
@@ -84,17 +107,17 @@ std::string print_value(const Field& field, bool value) {
   if (field.form.type == Type::kWord) return print_value(field, int64_t{value});
   return value ? "true" : "false";
 }
-std::string print_value(const Field&, const std::string& value) { return print_text(value); }
-std::string print_value(const Field&, const std::vector<std::string>& value) {
+std::string print_value(const Field& field, const std::string& value) {
+  return field.form.type == Type::kPaths ? print_patterns(value) : print_text(value);
+}
+std::string print_value(const Field& field, const std::vector<std::string>& value) {
+  if (field.form.type == Type::kAxes) return print_one_or_list(value, print_text);
   return print_list(value, print_text);
 }
 std::string print_value(const Field&, const std::vector<int64_t>& value) {
   return print_list(value, [](int64_t one) { return std::to_string(one); });
 }
-std::string print_value(const Field&, const Glob& value) { return print_text(value.pattern()); }
-std::string print_value(const Field&, const std::vector<Glob>& value) {
-  return print_list(value, [](const Glob& glob) { return print_text(glob.pattern()); });
-}
+std::string print_value(const Field&, const Glob& value) { return print_patterns(value.pattern()); }
 std::string print_value(const Field&, const NamesAt& value) {
   return print_list(value, [](const auto& name) { return print_text(name.first); });
 }

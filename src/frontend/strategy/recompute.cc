@@ -15,7 +15,7 @@ Status check_recompute(const Fields& map, const Reading& reading, Recompute& rec
 }
 
 constexpr Field kRecomputeKeys[] = {
-    {"match", kGlob, kOptional,
+    {"match", kPaths, kOptional,
      "Ops by scope path; {name} captures make a group each. Default: all.",
      member<&Recompute::match>},
     {"where", kWhere, kOptional, "Ops by their tags. Default: all.", member<&Recompute::where>},

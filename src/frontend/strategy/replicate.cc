@@ -1,4 +1,6 @@
 // Reads the directive `replicate`, for the table in directives.h.
+#include <algorithm>
+
 #include "directives.h"
 #include "foreign_words.h"
 
@@ -70,8 +72,10 @@ Status check_reduce(const Fields& map, const Reading&, Replicate& out) {
 
 Status check_replicate(const Fields& map, const Reading& reading, Replicate& out) {
   for (const Replicate& other : reading.strategy.replicates) {
-    if (other.over != out.over) continue;
-    return fail(out.over_at, "two directives replicate over '{}'", other.over)
+    const auto both =
+        std::find_first_of(out.over.begin(), out.over.end(), other.over.begin(), other.over.end());
+    if (both == out.over.end()) continue;
+    return fail(out.over_at, "two directives replicate over '{}'", *both)
         .with_note(fmt::format("first at {}", yaml::place(other.at)));
   }
   if (map["persist"] && !out.shard_optimizer)
@@ -117,7 +121,8 @@ constexpr Field kReduce[] = {
     {"stream", kName, kOptional, "Stream of the reductions. Default reduce.", {kStreamOfSums.read}},
 };
 constexpr Field kReplicateKeys[] = {
-    {"over", kAxis, kRequired, "A mesh axis.", located<&Replicate::over, &Replicate::over_at>},
+    {"over", kAxes, kRequired, "A mesh axis, or several as one.",
+     located<&Replicate::over, &Replicate::over_at>},
     {"bucket", kBytes, kOptional,
      "Gradients and parameters travel in messages of at least this size.",
      member<&Replicate::bucket_bytes>},

@@ -82,7 +82,6 @@ std::string type_of(const fields::Form& form) {
     case Type::kText:
     case Type::kName:
     case Type::kAxis:
-    case Type::kGlob:
     case Type::kProgram:
       return text;
     case Type::kIntegers:
@@ -102,6 +101,7 @@ std::string type_of(const fields::Form& form) {
     case Type::kTexts:
       return list_of(text);
     case Type::kPaths:
+    case Type::kAxes:
       return either(text, list_of(text));
     case Type::kTextOrOne:
       return either(form.words.empty() ? text : word_of(form), reference(form.object));

@@ -194,9 +194,18 @@ Status check_word(const yaml::Node& node, const Scope& scope,
 }
 
 Result<Glob> read_glob(const yaml::Node& node, const Scope& scope) {
-  if (!node.is(yaml::Node::Kind::kScalar)) return wrong_type(node, "a pattern");
-  PIPER_ASSIGN(const std::string text, read_text(node, scope));
-  return Glob::parse(text, node.at);
+  if (node.is(yaml::Node::Kind::kMap)) return wrong_type(node, "a list of patterns");
+  std::span<const yaml::Node> items(&node, 1);
+  if (node.is(yaml::Node::Kind::kList)) items = node.items;
+  if (items.empty()) return fail(node.at, "the list of patterns is empty");
+  std::vector<std::string> patterns;
+  for (const yaml::Node& item : items) {
+    if (!item.is(yaml::Node::Kind::kScalar)) return wrong_type(item, "a pattern");
+    PIPER_ASSIGN(const std::string text, read_text(item, scope));
+    PIPER_ASSIGN(const Glob one, Glob::parse(text, item.at));
+    patterns.push_back(one.pattern());
+  }
+  return Glob::parse(join(patterns, ", "), node.at);
 }
 
 Result<Expr> read_expression_part(const yaml::Node& node, size_t offset, std::string_view text,

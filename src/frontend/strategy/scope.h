@@ -51,6 +51,7 @@ Result<std::string> read_name(const yaml::Node& node, const Scope& scope);  // a
 // Error: what is neither an integer nor one of a few words.
 Status check_word(const yaml::Node& node, const Scope& scope,
                   const std::vector<std::string>& words);
+// Reads a pattern, or a list of them.
 Result<Glob> read_glob(const yaml::Node& node, const Scope& scope);
 Result<int64_t> read_integer(const yaml::Node& node, const Scope& scope, IntegerRange range = {});
 Result<double> read_real(const yaml::Node& node, const Scope& scope);

@@ -111,6 +111,8 @@ Status check_where_of_ops(const Where& where, std::string_view directive,
                           std::initializer_list<std::string_view> not_by);
 Status read_directives(const std::vector<Sections::Item>& entries, const Scope& scope,
                        Strategy& out);
+// Returns what values beside the conditions may name: what these bind, and M.
+std::vector<std::string> variables_of(const Where& where);
 Result<Where> read_where(const yaml::Node& node, const Scope& scope, const Names& names);
 
 }  // namespace piper

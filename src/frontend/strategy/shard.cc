@@ -43,18 +43,17 @@ Status check_choice(const Fields& map, ShardRule& shard) {
 Status check_shard(const Fields& map, const Reading&, ShardRule& shard) {
   PIPER_TRY(check_choice(map, shard));
   if (!map["dim"] && shard.has_dim()) return fail(map.at(), "'shard' needs the key 'dim'");
-  if (map["dim"] && !shard.attention.empty())
+  if (map["dim"] && shard.attention)
     return fail(shard.dim_at,
                 "shard: 'dim' beside 'attention', which has the tokens that inputs give it");
-  if (map["dim"] && !shard.sends.empty())
+  if (map["dim"] && shard.sends)
     return fail(shard.dim_at, "shard: 'dim' beside 'sends', whose parts are runs of the elements");
-  if (!shard.by && !shard.attention.empty())
+  if (!shard.by && shard.attention)
     return fail(map.at(), "'shard' of attention needs the key 'by'");
-  if (shard.by && shard.attention.empty())
-    return fail(map.key_at("by"), "shard: 'by' is for attention");
-  if (shard.pad && (!shard.dim || shard.match.empty()))
+  if (shard.by && !shard.attention) return fail(map.key_at("by"), "shard: 'by' is for attention");
+  if (shard.pad && (!shard.dim || !shard.match))
     return fail(map.key_at("pad"), "shard: 'pad' is for dims of parameters");
-  if (shard.zigzag && (!shard.dim || shard.input.empty()))
+  if (shard.zigzag && (!shard.dim || !shard.input))
     return fail(map.key_at("order"), "shard: 'order' is for dims of inputs")
         .with_note("help: what is made of these has their layout");
   return ok_status();
@@ -94,7 +93,8 @@ constexpr Field kShardKeys[] = {
      "ranks the one so many from each end, so that causal attention is as much work on each rank. "
      "Default contiguous.",
      member<&ShardRule::zigzag>},
-    {"over", kAxis, kRequired, "A mesh axis.", located<&ShardRule::over, &ShardRule::over_at>},
+    {"over", kAxes, kRequired, "A mesh axis, or several as one.",
+     located<&ShardRule::over, &ShardRule::over_at>},
 };
 
 }  // namespace

@@ -1,8 +1,32 @@
 // Reads the directive `stream`, for the table in directives.h.
+#include <algorithm>
+
 #include "directives.h"
+#include "expr_tree.h"
 
 namespace piper::fields {
 namespace {
+
+// Reads a name in which variables of `where` stand in braces.
+Status read_stream_name(const Field&, const yaml::Entry& entry, const Reading& reading,
+                        StreamRule& rule) {
+  rule.name_at = entry.value.at;
+  PIPER_ASSIGN(rule.name, read_text(entry.value, reading.scope));
+  const std::vector<std::string> known = variables_of(rule.where.value_or(Where{}));
+  std::string plain = rule.name;
+  for (size_t open = plain.find('{'); open != plain.npos; open = plain.find('{')) {
+    const size_t close = plain.find('}', open);
+    const std::string name = close == plain.npos ? "" : plain.substr(open + 1, close - open - 1);
+    if (std::find(known.begin() + 1, known.end(), name) == known.end())
+      return fail(rule.name_at, "'where' binds no variable '{}'{}", quote_control(name),
+                  did_you_mean(name, known))
+          .with_note("help: {where: {stage: s}, name: \"tp{s}\"} has a stream for each stage");
+    plain.replace(open, close + 1 - open, "_");
+  }
+  if (expr::is_identifier(plain)) return ok_status();
+  return fail(rule.name_at, "expected a name of letters, digits and '_', found {}",
+              yaml::shown(rule.name));
+}
 
 Status check_stream(const Fields& map, const Reading& reading, StreamRule& rule) {
   if (rule.name == "overlap")
@@ -27,7 +51,8 @@ constexpr Word kPriorities[] = {{"low", -1}, {"high", 1}};
 constexpr Field kStreamKeys[] = {
     {"where", kWhereTask, kOptional, "Which tasks. Default: none; the stream is there already.",
      member<&StreamRule::where>},
-    {"name", kName, kRequired, "The stream.", located<&StreamRule::name, &StreamRule::name_at>},
+    {"name", kName, kRequired, "The stream; {s} stands for the variable s of 'where'.",
+     custom<read_stream_name, print_member<&StreamRule::name>>},
     {"priority", integer_or(kPriorities, {-100, 100}), kOptional,
      "low, high or an integer; higher goes first. Default 0.", member<&StreamRule::priority>},
     {"sms", integer(1, 1024), kOptional, "Multiprocessors that its work takes at most.",

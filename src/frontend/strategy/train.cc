@@ -173,10 +173,10 @@ std::string print_default_schedule(const Field& field, const Strategy& from) {
 
 // ---- groups: what they do not say is the optimizer's --------------------------------------------
 
-// Holds one entry: a group for each of its patterns.
+// Holds one entry.
 struct GroupEntry {
   ParamGroup group;
-  std::vector<Glob> match = {};
+  std::optional<Glob> match = {};
   SourceSpan at = {};
   bool own_schedule = false;  // when it is printed
 };
@@ -220,7 +220,7 @@ Status read_kinds(const Field& field, const yaml::Entry& entry, const Reading& r
   for (const std::string& name : names)
     for (const Word& known : kKinds)
       if (known.name == name) one.group.kinds.push_back(static_cast<ParamKind>(known.value));
-  if (one.match.empty()) one.at = entry.value.at;
+  if (!one.match) one.at = entry.value.at;
   return ok_status();
 }
 std::string print_kinds(const Field&, const GroupEntry& one) {
@@ -229,7 +229,7 @@ std::string print_kinds(const Field&, const GroupEntry& one) {
 }
 
 Status check_group(const Fields& map, const Reading&, GroupEntry& one) {
-  if (one.match.empty() && one.group.kinds.empty())
+  if (!one.match && one.group.kinds.empty())
     return fail(map.at(), "'group' needs the key 'match' or 'of'");
   for (const char* key : {"lr", "weight_decay"})
     if (one.group.optimizer && map[key])
@@ -276,13 +276,8 @@ Status read_groups(const Field&, const yaml::Entry& entry, const Reading& readin
     GroupEntry one{.group = groups.back()};
     PIPER_TRY(read_map(fields::object("group"), item, item.at, reading, &one));
     one.group.at = one.at;
-    if (one.match.empty()) {
-      PIPER_ASSIGN(one.match.emplace_back(), Glob::parse("**", one.at));
-    }
-    for (const Glob& pattern : one.match) {
-      one.group.match = pattern.pattern();
-      groups.insert(groups.end() - 1, one.group);
-    }
+    one.group.match = one.match ? one.match->pattern() : "**";
+    groups.insert(groups.end() - 1, one.group);
   }
   return ok_status();
 }
@@ -293,7 +288,7 @@ std::string print_groups(const Field&, const Strategy& from) {
     if (!groups[g].names.empty()) continue;  // the model's own
     const Result<Glob> pattern = Glob::parse(groups[g].match, groups[g].at);
     PIPER_CHECK(pattern.ok(), "'{}' was read as a pattern", groups[g].match);
-    const GroupEntry one{groups[g], {*pattern}, {}, groups[g].rate != groups.back().rate};
+    const GroupEntry one{groups[g], *pattern, {}, groups[g].rate != groups.back().rate};
     text += "\n    - " + print_map(fields::object("group"), &one);
   }
   return text;

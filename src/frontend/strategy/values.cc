@@ -95,7 +95,7 @@ Status read_value(const Field& field, const yaml::Node& node, const Reading& rea
       PIPER_ASSIGN(out, read_name(node, reading.scope));
       return ok_status();
     }
-    case Type::kGlob: {
+    case Type::kPaths: {
       PIPER_ASSIGN(const Glob glob, read_glob(node, reading.scope));
       out = glob.pattern();
       return ok_status();
@@ -103,21 +103,22 @@ Status read_value(const Field& field, const yaml::Node& node, const Reading& rea
     default: {
       if (field.form.type == Type::kAxis && node.is(yaml::Node::Kind::kList))
         return fail(node.at, "not supported: '{}' with several mesh axes, expected the name of one",
-                    field.name)
-            .with_note("help: a directive for each axis, or one axis of all their ranks");
+                    field.name);
       PIPER_ASSIGN(out, read_text(node, reading.scope));
       return field.form.type == Type::kAxis ? check_axis(out, node.at, reading.names) : ok_status();
     }
   }
 }
 
-// Reads a list of words, each of which may appear once.
+// Reads a list of words or axes, each of which may appear once.
 Status read_value(const Field& field, const yaml::Node& node, const Reading& reading,
                   std::vector<std::string>& out) {
   PIPER_ASSIGN(const auto items, items_of(node, field.name));
+  const bool axes = field.form.type == Type::kAxes;
   for (const yaml::Node& item : items) {
-    PIPER_TRY(read_word(field, item, reading));
+    if (!axes) PIPER_TRY(read_word(field, item, reading));
     PIPER_ASSIGN(std::string name, read_text(item, reading.scope));
+    if (axes) PIPER_TRY(check_axis(name, item.at, reading.names));
     if (std::find(out.begin(), out.end(), name) != out.end())
       return fail(item.at, "'{}' is given twice", name);
     out.push_back(std::move(name));
@@ -127,16 +128,6 @@ Status read_value(const Field& field, const yaml::Node& node, const Reading& rea
 
 Status read_value(const Field&, const yaml::Node& node, const Reading& reading, Glob& out) {
   PIPER_ASSIGN(out, read_glob(node, reading.scope));
-  return ok_status();
-}
-
-Status read_value(const Field&, const yaml::Node& node, const Reading& reading,
-                  std::vector<Glob>& out) {
-  PIPER_ASSIGN(const auto items, items_of(node, "patterns"));
-  for (const yaml::Node& item : items) {
-    PIPER_ASSIGN(Glob glob, read_glob(item, reading.scope));
-    out.push_back(std::move(glob));
-  }
   return ok_status();
 }
 

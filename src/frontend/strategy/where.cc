@@ -1,6 +1,7 @@
 // where: conditions on tags, pass, kind and value.
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "expr_tree.h"
 #include "piper/plan/instruction.h"
@@ -33,9 +34,15 @@ const Words& words_of(std::string_view tag) {
   return tag == "pass" ? kPasses : kKinds;
 }
 
+// A whole backward has both halves.
+bool overlaps(std::string_view a, std::string_view b) {
+  return a == b || (a.starts_with('B') && b.starts_with('B') && (a == "B" || b == "B"));
+}
+
 Status add_word(const yaml::Node& node, const Words& words, const Scope& scope, Condition& out) {
   if (!node.is(yaml::Node::Kind::kScalar)) return wrong_type(node, fmt::format("a {}", words.one));
   PIPER_ASSIGN(std::string word, read_text(node, scope));
+  if (out.but && word.starts_with('!')) word.erase(0, 1);
   if (!contains(words.words, word))
     return fail(node.at, "unknown {} {}{}", words.one, yaml::shown(word),
                 did_you_mean(word, words.words))
@@ -44,58 +51,98 @@ Status add_word(const yaml::Node& node, const Words& words, const Scope& scope, 
   return ok_status();
 }
 
+// Returns whether '!' is before all of the items; of one alone, "!=3" is a comparison.
+Result<bool> takes_out(std::span<const yaml::Node> items) {
+  const auto is_out = [](const yaml::Node& item) {
+    return item.is(yaml::Node::Kind::kScalar) && item.text.starts_with('!') &&
+           !item.text.starts_with("!=");
+  };
+  const auto odd = std::find_if(items.begin(), items.end(), [&](const yaml::Node& item) {
+    return is_out(item) != is_out(items.front());
+  });
+  if (odd == items.end()) return is_out(items.front());
+  return fail(odd->at, "'!' is before all that a set takes out, or before none")
+      .with_note("help: [\"!1\", \"!3\"] is all but 1 and 3");
+}
+
+Result<std::span<const yaml::Node>> items_of(const yaml::Node& node, std::string_view what) {
+  if (!node.is(yaml::Node::Kind::kList)) return std::span(&node, 1);
+  if (node.items.empty()) return fail(node.at, "the set{} is empty", what);
+  return std::span(node.items);
+}
+
 Status read_words(const yaml::Node& node, const Scope& scope, Condition& out) {
   const Words& words = words_of(out.tag);
   if (node.is(yaml::Node::Kind::kScalar) && node.text == "*") {
     out.kind = Kind::kAny;
     return ok_status();
   }
-  out.kind = Kind::kSet;
-  if (!node.is(yaml::Node::Kind::kList)) {
-    out.kind = Kind::kEquals;
-    return add_word(node, words, scope, out);
-  }
-  if (node.items.empty()) return fail(node.at, "the set of {} is empty", words.many);
-  for (const yaml::Node& item : node.items) PIPER_TRY(add_word(item, words, scope, out));
+  PIPER_ASSIGN(const auto items, items_of(node, fmt::format(" of {}", words.many)));
+  PIPER_ASSIGN(out.but, takes_out(items));
+  for (const yaml::Node& item : items) PIPER_TRY(add_word(item, words, scope, out));
+  if (!std::exchange(out.but, false)) return ok_status();
+  std::vector<std::string> left;
+  for (const std::string& word : words.words)
+    if (std::none_of(out.words.begin(), out.words.end(),
+                     [&](const std::string& not_this) { return overlaps(word, not_this); }))
+      left.push_back(word);
+  out.words = std::move(left);
   return ok_status();
 }
 
 // Reads patterns over names: one, or a list.
 Status read_names(const yaml::Node& node, const Scope& scope, Condition& out) {
-  std::vector<const yaml::Node*> items{&node};
-  if (node.is(yaml::Node::Kind::kList)) {
-    if (node.items.empty()) return fail(node.at, "the set of values is empty");
-    items.clear();
-    for (const yaml::Node& item : node.items) items.push_back(&item);
+  PIPER_ASSIGN(const Glob names, read_glob(node, scope));
+  PIPER_ASSIGN(const auto items, items_of(node, " of values"));
+  if (std::all_of(items.begin(), items.end(),
+                  [](const yaml::Node& item) { return item.text.starts_with('!'); }))
+    return fail(node.at, "not supported: a 'value' that only takes out")
+        .with_note("help: [\"model/**\", \"!model/wte/*\"] names what is left, too");
+  out.words.push_back(names.pattern());
+  return ok_status();
+}
+
+// Reads "3", "s + 1" or "0..4", and each of these after '!' where `but` says so.
+Status add_values(const yaml::Node& node, const Scope& scope, std::span<const std::string> bound,
+                  Condition& out) {
+  if (!node.is(yaml::Node::Kind::kScalar)) return wrong_type(node, "an integer or a..b");
+  PIPER_ASSIGN(const yaml::Node texts, with_texts(node, scope));
+  const std::string_view text = texts.text;
+  const size_t begin = out.but ? 1 : 0, dots = text.find("..");
+  const auto part = [&](size_t from, size_t end) {
+    return read_expression_part(texts, from, text.substr(from, end - from), scope, bound);
+  };
+  Condition::Values values;
+  PIPER_ASSIGN(values.low, part(begin, std::min(dots, text.size())));
+  if (dots != text.npos) {
+    PIPER_ASSIGN(values.high, part(dots + 2, text.size()));
   }
-  out.kind = Kind::kSet;
-  for (const yaml::Node* item : items) {
-    if (!item->is(yaml::Node::Kind::kScalar)) return wrong_type(*item, "a pattern over names");
-    PIPER_ASSIGN(std::string name, read_text(*item, scope));
-    PIPER_TRY(Glob::parse(name, item->at));
-    out.words.push_back(std::move(name));
-  }
+  out.set.push_back(std::move(values));
   return ok_status();
 }
 
 Status read_set(const yaml::Node& node, const Scope& scope, std::span<const std::string> bound,
                 Condition& out) {
-  out.kind = Kind::kSet;
-  if (node.items.empty()) return fail(node.at, "the set is empty");
-  for (const yaml::Node& item : node.items) {
-    PIPER_ASSIGN(Expr value, read_expression(item, scope, bound));
-    out.set.push_back(std::move(value));
-  }
+  PIPER_ASSIGN(const auto items, items_of(node, ""));
+  PIPER_ASSIGN(out.but, takes_out(items));
+  for (const yaml::Node& item : items) PIPER_TRY(add_values(item, scope, bound, out));
   return ok_status();
 }
 
-Status read_range(const yaml::Node& node, size_t dots, const Scope& scope,
-                  std::span<const std::string> bound, Condition& out) {
-  out.kind = Kind::kRange;
-  const std::string_view text = node.text;
-  PIPER_ASSIGN(out.low, read_expression_part(node, 0, text.substr(0, dots), scope, bound));
-  PIPER_ASSIGN(out.high, read_expression_part(node, dots + 2, text.substr(dots + 2), scope, bound));
-  return ok_status();
+// Reads "mb % 2 == 0" of mb: what holds of the tag itself.
+Result<bool> read_predicate(const yaml::Node& node, const Scope& scope,
+                            std::span<const std::string> bound, Condition& out) {
+  const auto tree = expr::parse(node.text, node.at);
+  const bool names_tag =
+      tree && std::any_of(tree->nodes.begin(), tree->nodes.end(), [&](auto& one) {
+        return one.op == expr::Op::kName && tree->name(one) == out.tag;
+      });
+  if (!names_tag || contains(scope.integer_names(), out.tag)) return false;
+  std::vector<std::string> names(bound.begin(), bound.end());
+  names.push_back(out.tag);
+  out.kind = Kind::kHolds;
+  PIPER_ASSIGN(out.low, read_expression(node, scope, names));
+  return true;
 }
 
 // "<3", ">= s", "!=0"; false when it is no comparison.
@@ -118,7 +165,9 @@ Status read_scalar(const yaml::Node& given, const Scope& scope, std::span<const 
                    Condition& out) {
   if (!given.is(yaml::Node::Kind::kScalar) || given.style == yaml::Node::Style::kBlock) {
     return wrong_type(given, "a condition")
-        .with_note("help: a value, a variable, \"*\", absent, a..b, [a, b] or \"<3\"");
+        .with_note(
+            "help: a value, a variable, \"*\", absent, a..b, [a, b], \"!a\", \"<3\" or an "
+            "expression over the tag");
   }
   PIPER_ASSIGN(yaml::Node node, with_texts(given, scope));
   // A lone word of a param is no variable.
@@ -129,9 +178,6 @@ Status read_scalar(const yaml::Node& given, const Scope& scope, std::span<const 
   }
   PIPER_ASSIGN(const bool compared, read_comparison(node, scope, bound, out));
   if (compared) return ok_status();
-  if (const size_t dots = node.text.find(".."); dots != std::string::npos) {
-    return read_range(node, dots, scope, bound, out);
-  }
   const std::vector<std::string> known = scope.integer_names();
   const bool is_new = expr::is_identifier(node.text) && !contains(known, node.text) &&
                       std::find(bound.begin(), bound.end(), node.text) == bound.end();
@@ -145,9 +191,8 @@ Status read_scalar(const yaml::Node& given, const Scope& scope, std::span<const 
       return ok_status();
     }
   }
-  out.kind = Kind::kEquals;
-  PIPER_ASSIGN(out.low, read_expression(node, scope, bound));
-  return ok_status();
+  PIPER_ASSIGN(const bool holds, read_predicate(node, scope, bound, out));
+  return holds ? ok_status() : read_set(node, scope, bound, out);
 }
 
 Status check_tag(const yaml::Node& key, const Names& names) {
@@ -193,6 +238,13 @@ Result<Where> read_where(const yaml::Node& node, const Scope& scope, const Names
     out.push_back(std::move(condition));
   }
   return out;
+}
+
+std::vector<std::string> variables_of(const Where& where) {
+  std::vector<std::string> names{"M"};
+  for (const Condition& condition : where)
+    if (condition.kind == Kind::kBind) names.push_back(condition.bind);
+  return names;
 }
 
 Status check_where_of_ops(const Where& where, std::string_view directive,

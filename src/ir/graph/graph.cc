@@ -176,11 +176,17 @@ std::vector<std::string> paths_of(const Param& param) {
   return paths;
 }
 
+// A list that takes one of its names out takes the parameter out.
 bool has_name(const Param& param, const Glob& glob) {
-  const auto is_matched = [&](const std::string& name) { return glob.match(name).has_value(); };
-  const std::vector<std::string> paths = paths_of(param);
-  return is_matched(param.name) || std::any_of(paths.begin(), paths.end(), is_matched) ||
-         std::any_of(param.aliases.begin(), param.aliases.end(), is_matched);
+  std::vector<std::string> names = paths_of(param);
+  names.push_back(param.name);
+  names.insert(names.end(), param.aliases.begin(), param.aliases.end());
+  const auto any = [&](const Glob& one) {
+    return [&](const std::string& name) { return one.match(name).has_value(); };
+  };
+  if (std::none_of(names.begin(), names.end(), any(glob))) return false;
+  const Result<Glob> left = Glob::parse("**, " + glob.pattern(), {});
+  return !left || std::all_of(names.begin(), names.end(), any(*left));
 }
 
 }  // namespace piper

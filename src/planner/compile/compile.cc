@@ -492,6 +492,7 @@ Result<Compiled> compile(const CompileOptions& options) {
     return read;
   };
   PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy, print_strategy));
+  PIPER_ASSIGN(strategy, join_axes(std::move(strategy), compiled.explanations));
   const auto read_model = [&] {
     return import_onnx(options.model, import_options(strategy, options));
   };

@@ -19,7 +19,7 @@ ImportOptions import_options(const Strategy& strategy, const CompileOptions& fro
     options.batch_at = strategy.microbatch_size_at;
     for (const Replicate& replicate : strategy.replicates)
       for (const MeshAxis& axis : strategy.mesh)
-        if (axis.name == replicate.over) options.batch *= axis.size;
+        if (replicate.over == Axes{axis.name}) options.batch *= axis.size;
   }
   options.inputs = strategy.inputs;
   options.dims = strategy.dims;

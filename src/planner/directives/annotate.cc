@@ -24,20 +24,93 @@ Variables capture_counts(const std::vector<Match>& matches) {
   return counts;
 }
 
+// Numbers the calls of what is matched. Ops with equal captures are of one thing; where their
+// scopes and names are one sequence again and again, it is called so many times.
+struct Calls {
+  std::vector<int64_t> number;  // by match
+  std::vector<int64_t> count;
+};
+Calls calls_of(const Graph& graph, const std::vector<Match>& matches) {
+  Calls calls{std::vector<int64_t>(matches.size()), std::vector<int64_t>(matches.size(), 1)};
+  std::map<std::vector<std::pair<std::string, int64_t>>, std::vector<size_t>> things;
+  for (size_t m = 0; m < matches.size(); ++m) things[matches[m].captures.captures].push_back(m);
+  const auto alike = [&](size_t a, size_t b) {
+    const Node &one = graph.node(matches[a].node), &other = graph.node(matches[b].node);
+    return one.scope == other.scope && one.op == other.op;
+  };
+  for (const auto& [captures, ops] : things) {
+    size_t period = 1;
+    const auto repeats = [&] {
+      for (size_t i = period; i < ops.size(); ++i)
+        if (!alike(ops[i], ops[i - period])) return false;
+      return ops.size() % period == 0;
+    };
+    while (!repeats()) ++period;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      calls.number[ops[i]] = static_cast<int64_t>(i / period);
+      calls.count[ops[i]] = static_cast<int64_t>(ops.size() / period);
+    }
+  }
+  return calls;
+}
+
+// Error: an op that the forward pass does not have.
+Status check_ops(const Graph& graph, const AnnotateRule& rule) {
+  for (const auto& [op, at] : rule.ops) {
+    std::set<std::string> names;
+    bool found = false;
+    for (const Node& node : graph.nodes) {
+      names.insert(node.op);
+      found = found || stands_for(graph, node, op);
+    }
+    const std::vector<std::string> all(names.begin(), names.end());
+    if (!found)
+      return fail(at, "annotate: the model has no op '{}'{}", quote_control(op),
+                  did_you_mean(op, all))
+          .with_note("it has " + join(all, ", "));
+  }
+  return ok_status();
+}
+
+std::vector<Match> find_matches(const Graph& graph, const AnnotateRule& rule) {
+  std::vector<Match> matches;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const Node& node = graph.nodes[i];
+    const bool named =
+        rule.ops.empty() || std::any_of(rule.ops.begin(), rule.ops.end(), [&](const auto& op) {
+          return stands_for(graph, node, op.first);
+        });
+    if (!named) continue;
+    if (auto match = rule.match.match(node.scope)) matches.push_back({NodeId(i), *match});
+  }
+  return matches;
+}
+
+bool names_call(const Expr& expr) {
+  const std::vector<std::string> names = expr.names();
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name == "call" || name == "calls"; });
+}
+
 Result<Graph> apply_rule(Graph graph, const AnnotateRule& rule, const Variables& variables,
                          Explanation& report) {
-  std::vector<Match> matches;
-  for (size_t i = 0; i < graph.nodes.size(); ++i)
-    if (auto match = rule.match.match(graph.nodes[i].scope)) matches.push_back({NodeId(i), *match});
+  PIPER_TRY(check_ops(graph, rule));
+  const std::vector<Match> matches = find_matches(graph, rule);
   if (matches.empty())
     return no_ops(graph, "annotate: matches no forward op", rule.at, rule.match, {});
   const Variables counts = capture_counts(matches);
   for (const auto& [tag, expr] : rule.tags) {
+    const Calls calls = names_call(expr) ? calls_of(graph, matches) : Calls();
     const int index = graph.add_tag(tag);
     std::set<int64_t> values;
-    for (const Match& match : matches) {
+    for (size_t m = 0; m < matches.size(); ++m) {
+      const Match& match = matches[m];
       Variables scope = match.captures.captures;
       scope.insert(scope.end(), counts.begin(), counts.end());
+      if (!calls.number.empty()) {
+        scope.emplace_back("call", calls.number[m]);
+        scope.emplace_back("calls", calls.count[m]);
+      }
       scope.insert(scope.end(), variables.begin(), variables.end());
       PIPER_ASSIGN(const int64_t value, expr.evaluate(scope));
       if (value < 0 || value > INT32_MAX)
@@ -46,9 +119,12 @@ Result<Graph> apply_rule(Graph graph, const AnnotateRule& rule, const Variables&
       graph.set_tag(graph.node(match.node), index, static_cast<int32_t>(value));
       values.insert(value);
     }
-    report.lines.push_back(fmt::format("'{}' matched {} ops: {} = {}..{} ({} values)",
-                                       rule.match.pattern(), matches.size(), tag, *values.begin(),
-                                       *values.rbegin(), values.size()));
+    const int64_t most =
+        calls.count.empty() ? 0 : *std::max_element(calls.count.begin(), calls.count.end());
+    report.lines.push_back(fmt::format("'{}' matched {} ops{}: {} = {}..{} ({} values)",
+                                       rule.match.pattern(), matches.size(),
+                                       most > 0 ? fmt::format(" of {} calls", most) : "", tag,
+                                       *values.begin(), *values.rbegin(), values.size()));
   }
   return graph;
 }

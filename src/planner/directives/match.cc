@@ -5,6 +5,8 @@
 #include <set>
 #include <variant>
 
+#include "piper/ir/ops.h"
+
 namespace piper {
 namespace {
 
@@ -26,6 +28,17 @@ bool compare(int64_t a, const std::string& op, int64_t b) {
   return a != b;
 }
 
+Result<bool> is_in(const std::vector<Condition::Values>& set, int32_t tag, const Variables& bound) {
+  for (const Condition::Values& values : set) {
+    PIPER_ASSIGN(const int64_t low, values.low.evaluate(bound));
+    if (!values.high && tag == low) return true;
+    if (!values.high) continue;
+    PIPER_ASSIGN(const int64_t high, values.high->evaluate(bound));
+    if (tag >= low && tag < high) return true;
+  }
+  return false;
+}
+
 Result<bool> meets(const Condition& condition, int32_t tag, Variables& bound) {
   using Kind = Condition::Kind;
   if (condition.kind == Kind::kAbsent) return tag == kNoTag;
@@ -36,24 +49,19 @@ Result<bool> meets(const Condition& condition, int32_t tag, Variables& bound) {
     case Kind::kBind:
       bound.emplace(bound.begin(), condition.bind, tag);
       return true;
-    case Kind::kSet:
-      for (const Expr& expr : condition.set) {
-        PIPER_ASSIGN(const int64_t value, expr.evaluate(bound));
-        if (value == tag) return true;
-      }
-      return false;
-    case Kind::kEquals: {
-      PIPER_ASSIGN(const int64_t value, condition.low.evaluate(bound));
-      return tag == value;
+    case Kind::kSet: {
+      PIPER_ASSIGN(const bool in, is_in(condition.set, tag, bound));
+      return in != condition.but;
+    }
+    case Kind::kHolds: {
+      Variables with_tag = bound;
+      with_tag.emplace(with_tag.begin(), condition.tag, tag);
+      PIPER_ASSIGN(const int64_t value, condition.low.evaluate(with_tag));
+      return value != 0;
     }
     case Kind::kCompare: {
       PIPER_ASSIGN(const int64_t bar, condition.low.evaluate(bound));
       return compare(tag, condition.compare, bar);
-    }
-    case Kind::kRange: {
-      PIPER_ASSIGN(const int64_t low, condition.low.evaluate(bound));
-      PIPER_ASSIGN(const int64_t high, condition.high.evaluate(bound));
-      return tag >= low && tag < high;
     }
     case Kind::kAbsent:
       break;
@@ -91,6 +99,15 @@ bool matches_any(const Glob& match, std::span<const std::string> scopes) {
 }
 
 }  // namespace
+
+bool stands_for(const Graph& graph, const Node& node, std::string_view op) {
+  if (node.op == op) return true;
+  const OpDef* def = find_op(node.op);
+  if (!def->apart) return false;
+  const OpDef::Steps apart = def->apart(use_of(graph, node));
+  return std::any_of(apart.steps.begin(), apart.steps.end(),
+                     [&](const OpDef::Step& step) { return step.op == op; });
+}
 
 Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node,
                                             const Where& where, const Variables& variables,
@@ -216,32 +233,35 @@ void TaskMatcher::look_at_readers() {
 }
 
 Result<bool> TaskMatcher::matches(TaskId id, const Where& where, const Variables& variables) const {
+  PIPER_ASSIGN(const auto met, bound(id, where, variables));
+  return met.has_value();
+}
+
+Result<std::optional<Variables>> TaskMatcher::bound(TaskId id, const Where& where,
+                                                    const Variables& variables) const {
   const Task& task = dag_.tasks[id.index()];
   const View& view = views_[static_cast<size_t>(view_of_[id.index()])];
   const std::vector<std::string>& tags = dag_.region_tags;
-  PIPER_ASSIGN(
-      const auto bound, match(where, variables, [&](const Condition& condition) -> Result<Seen> {
-        if (condition.tag == "pass") return Seen(has_pass(condition, view.pass));
-        if (condition.tag == "kind")
-          return Seen(condition.kind == Condition::Kind::kAny ||
-                      std::count(condition.words.begin(), condition.words.end(),
-                                 std::string(to_string(task.kind))) > 0);
-        const auto tag = std::find(tags.begin(), tags.end(), condition.tag);
-        if (tag != tags.end()) return Seen(view.tags[static_cast<size_t>(tag - tags.begin())]);
-        if (condition.tag == "value") {
-          PIPER_ASSIGN(const std::vector<bool>* named, named_by(condition));
-          return Seen(carries(dag_, task, *named));
-        }
-        if (condition.tag == micro_)
-          return Seen(task.micro < 0 ? kNoTag
-                                     : static_cast<int32_t>(task.micro % dag_.microbatches));
-        std::vector<std::string> known = tags;
-        known.insert(known.end(), {micro_, "pass", "kind", "value"});
-        return fail(condition.at, "where: tasks have no tag '{}'{}", condition.tag,
-                    did_you_mean(condition.tag, known))
-            .with_note(fmt::format("they are told apart by {}", join(known, ", ")));
-      }));
-  return bound.has_value();
+  return match(where, variables, [&](const Condition& condition) -> Result<Seen> {
+    if (condition.tag == "pass") return Seen(has_pass(condition, view.pass));
+    if (condition.tag == "kind")
+      return Seen(condition.kind == Condition::Kind::kAny ||
+                  std::count(condition.words.begin(), condition.words.end(),
+                             std::string(to_string(task.kind))) > 0);
+    const auto tag = std::find(tags.begin(), tags.end(), condition.tag);
+    if (tag != tags.end()) return Seen(view.tags[static_cast<size_t>(tag - tags.begin())]);
+    if (condition.tag == "value") {
+      PIPER_ASSIGN(const std::vector<bool>* named, named_by(condition));
+      return Seen(carries(dag_, task, *named));
+    }
+    if (condition.tag == micro_)
+      return Seen(task.micro < 0 ? kNoTag : static_cast<int32_t>(task.micro % dag_.microbatches));
+    std::vector<std::string> known = tags;
+    known.insert(known.end(), {micro_, "pass", "kind", "value"});
+    return fail(condition.at, "where: tasks have no tag '{}'{}", condition.tag,
+                did_you_mean(condition.tag, known))
+        .with_note(fmt::format("they are told apart by {}", join(known, ", ")));
+  });
 }
 
 Result<std::vector<TaskId>> TaskMatcher::find(const Where& where,
@@ -301,6 +321,10 @@ Result<int32_t> find_axis(const Dag& dag, const std::string& name, const SourceS
   const auto found = std::find(names.begin(), names.end(), name);
   if (found != names.end()) return static_cast<int32_t>(found - names.begin());
   return fail(at, "{}: the mesh has no axis '{}'{}", directive, name, did_you_mean(name, names));
+}
+
+std::string one_rank(std::string_view axis) {
+  return fmt::format("nothing: axis '{}' has one rank", axis);
 }
 
 std::string of_one_rank(const Dag& dag) {
@@ -368,8 +392,10 @@ Error no_ops(const Graph& graph, std::string_view what, const SourceSpan& at,
     if (node.pass == Pass::kF && !node.scope.empty()) all.insert(node.scope);
   const std::vector<std::string> scopes(all.begin(), all.end());
   const bool is_matched = !match || matches_any(*match, scopes);
-  Error error = fail(is_matched && !where.empty() ? where.front().at : at, "{}{}", what,
-                     is_matched ? std::string() : did_you_mean(match->pattern(), scopes));
+  Error error = fail(
+      is_matched && !where.empty() ? where.front().at : at, "{}{}", what,
+      is_matched ? std::string()
+                 : did_you_mean(match->pattern().substr(0, match->pattern().find(", ")), scopes));
   if (!is_matched) {
     error.notes.push_back(
         fmt::format("no op's scope matches '{}'; there are {}", match->pattern(),

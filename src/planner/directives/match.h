@@ -16,6 +16,8 @@ struct MicroTag {
 // By node: no parameter reaches it and it is no matrix product. It is cheaper to repeat than to
 // send, so that it goes where it is read (clone.cc).
 std::vector<bool> data_ops(const Graph& graph);
+// Returns whether a node is an op of this name, or stands for several of which one is.
+bool stands_for(const Graph& graph, const Node& node, std::string_view op);
 // Returns the latest region of the producers of a node's inputs that carry the tag; kNoTag if none
 // does (annotate.cc).
 int32_t latest_producer(const Graph& graph, const Node& node, int tag);
@@ -36,6 +38,9 @@ class TaskMatcher {
   // Microbatches are called as split calls them. Requires tasks.
   TaskMatcher(const Dag& dag, const Strategy& strategy);
   Result<bool> matches(TaskId task, const Where& where, const Variables& variables) const;
+  // Returns variables with what the conditions bind, if the task meets all of them.
+  Result<std::optional<Variables>> bound(TaskId task, const Where& where,
+                                         const Variables& variables) const;
   // Equal for tasks of equal pass and tags.
   int32_t view(TaskId task) const { return view_of_[task.index()]; }
   // Returns all that match.
@@ -70,6 +75,8 @@ class TaskMatcher {
 // Returns the mesh axis of this name.
 Result<int32_t> find_axis(const Dag& dag, const std::string& name, const SourceSpan& at,
                           std::string_view directive);
+// "nothing: axis 'dp' has one rank", of a directive over it.
+std::string one_rank(std::string_view axis);
 // "nothing: axes 'dp', 'tp' have one rank each", so that no message goes along them; empty: there
 // are none such.
 std::string of_one_rank(const Dag& dag);

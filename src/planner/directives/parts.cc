@@ -27,7 +27,7 @@ class PartFinder {
     cut_.into = split_.into;
     cut_.at = split_.at;
     cut_.dim_at = split_.dim_at;
-    PIPER_TRY(split_.tensor.empty() ? find_read() : find_parameters());
+    PIPER_TRY(!split_.tensor ? find_read() : find_parameters());
     return std::move(cut_);
   }
   size_t count() const { return ids_.size(); }
@@ -51,23 +51,20 @@ class PartFinder {
     for (const auto& [captures, in] : ids_)
       for (const bool backward : {false, true}) join_between(in, backward);
     if (!ids_.empty()) return ok_status();
-    const std::string& wanted = split_.scope.front().pattern();
+    const std::string& wanted = split_.scope->pattern();
     Error error = fail(split_.scope_at, "split: no op's scope matches '{}'{}",
                        quote_control(wanted), did_you_mean(wanted, scopes));
-    error = with_deeper(std::move(error), split_.scope.front(), scopes);
+    error = with_deeper(std::move(error), *split_.scope, scopes);
     error.notes.push_back("help: `piperc MODEL --describe` lists modules");
     return error;
   }
   int32_t matched(const Node& node) {
-    for (const Glob& glob : split_.scope) {
-      const auto match = glob.match(node.scope);
-      if (!match) continue;
-      std::vector<int64_t> captures;
-      for (const auto& [name, value] : match->captures) captures.push_back(value);
-      const auto next = first_ + static_cast<int32_t>(ids_.size());
-      return ids_.try_emplace(std::move(captures), next).first->second;
-    }
-    return kOutside;
+    const auto match = split_.scope->match(node.scope);
+    if (!match) return kOutside;
+    std::vector<int64_t> captures;
+    for (const auto& [name, value] : match->captures) captures.push_back(value);
+    const auto next = first_ + static_cast<int32_t>(ids_.size());
+    return ids_.try_emplace(std::move(captures), next).first->second;
   }
   int32_t joined(const Node& node) const {
     for (ValueId input : node.inputs)
@@ -146,7 +143,7 @@ class PartFinder {
     }
     if (!known.empty()) return ok_status();
     return fail(split_.scope_at, "split: '{}' reads nothing that other ops make",
-                quote_control(split_.scope.front().pattern()))
+                quote_control(split_.scope->pattern()))
         .with_note("help: 'tensor' names what is cut of its parameters");
   }
   bool is_made_outside(ValueId id, int32_t in) const {
@@ -162,9 +159,7 @@ class PartFinder {
     std::set<std::pair<int32_t, ValueId>> known;
     for (const Param& param : graph_.params) {
       std::ranges::move(paths_of(param), std::back_inserter(all));
-      if (std::none_of(split_.tensor.begin(), split_.tensor.end(),
-                       [&](const Glob& glob) { return has_name(param, glob); }))
-        continue;
+      if (!has_name(param, *split_.tensor)) continue;
       for (size_t n = 0; n < graph_.nodes.size(); ++n) {
         if (cut_.region[n] == kOutside || graph_.nodes[n].pass != Pass::kF) continue;
         for (ValueId input : graph_.nodes[n].inputs)
@@ -174,7 +169,7 @@ class PartFinder {
       }
     }
     if (!cut_.seeds.empty()) return ok_status();
-    const std::string& wanted = split_.tensor.front().pattern();
+    const std::string& wanted = split_.tensor->pattern();
     return fail(split_.tensor_at, "split: no parameter that the scope reads matches '{}'{}",
                 quote_control(wanted), did_you_mean(wanted, all))
         .with_note(fmt::format("the scope is given at line {}", split_.scope_at.line));

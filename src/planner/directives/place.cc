@@ -51,9 +51,12 @@ bool depends_on(const Place& place, const std::string& name) {
     const auto names = expr.names();
     return std::find(names.begin(), names.end(), name) != names.end();
   };
+  const auto values_read = [&](const Condition::Values& values) {
+    return reads(values.low) || (values.high && reads(*values.high));
+  };
   for (const Condition& condition : place.where)
-    if (condition.tag == name || reads(condition.low) || reads(condition.high) ||
-        std::any_of(condition.set.begin(), condition.set.end(), reads))
+    if (condition.tag == name || reads(condition.low) ||
+        std::any_of(condition.set.begin(), condition.set.end(), values_read))
       return true;
   const auto value_reads = [&](const auto& entry) { return reads(entry.second); };
   return std::any_of(place.tags.begin(), place.tags.end(), value_reads) ||

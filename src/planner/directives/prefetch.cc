@@ -1,6 +1,7 @@
 // The directive `prefetch`: how far ahead of their use receives, inputs and gathers are issued.
 #include <algorithm>
 #include <map>
+#include <tuple>
 
 #include "match.h"
 
@@ -26,13 +27,26 @@ const char* unit_of(const Dag& dag, const Task& task) {
   if (gathers_parameters(dag, task)) return "message";
   return task.within.valid() ? "program" : "compute task";
 }
-std::string print_distance(const Prefetch& prefetch, const std::string& unit) {
-  if (prefetch.eager()) return "as early as possible";
-  if (prefetch.distance == 0)
+std::string print_distance(int32_t distance, const std::string& unit) {
+  if (distance == kEarliest) return "as early as possible";
+  if (distance == 0)
     return fmt::format("just before the first {} that reads it",
                        unit == "program" ? "program" : "task");
-  return fmt::format("{} {}{} ahead of the first that reads it", prefetch.distance, unit,
-                     prefetch.distance == 1 ? "" : "s");
+  return fmt::format("{} {}{} ahead of the first that reads it", distance, unit,
+                     distance == 1 ? "" : "s");
+}
+
+// Returns the distance of one task, over what its conditions bind.
+Result<int32_t> distance_of(const Prefetch& prefetch, const TaskMatcher& matcher, TaskId id,
+                            const Variables& variables) {
+  if (!prefetch.distance) return kEarliest;
+  constexpr int64_t kMost = 1 << 20;
+  PIPER_ASSIGN(const auto bound, matcher.bound(id, prefetch.where, variables));
+  PIPER_ASSIGN(const int64_t distance, prefetch.distance->evaluate(*bound));
+  if (distance < 0 || distance > kMost)
+    return fail(prefetch.distance->at(), "prefetch: the distance becomes {}; it is from 0 to {}",
+                distance, kMost);
+  return static_cast<int32_t>(distance);
 }
 
 // Receives, inputs, and gathers of what is there already.
@@ -74,7 +88,8 @@ Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& v
   for (const Prefetch& prefetch : strategy.prefetches) {
     PIPER_TRY(check_kinds(prefetch));
     PIPER_ASSIGN(const std::vector<TaskId> found, matcher.find(prefetch.where, variables));
-    std::map<std::pair<std::string, std::string>, int64_t> counts;  // by kind and unit
+    std::map<std::tuple<std::string, std::string, int32_t>, int64_t>
+        counts;  // kind, unit, distance
     for (TaskId id : found) {
       Task& task = dag.tasks[id.index()];
       if (!waits_to_be_needed(dag, task)) continue;
@@ -82,17 +97,19 @@ Result<Dag> apply_prefetch(Dag dag, const Strategy& strategy, const Variables& v
         return fail(prefetch.at, "prefetch: '{}' has a distance already", print_label(dag, task))
             .with_note("from " + place_of(other->at));
       claimed_by[id.index()] = &prefetch;
-      task.distance = prefetch.eager() ? kEarliest : prefetch.distance;
-      ++counts[{to_string(task.kind), unit_of(dag, task)}];
+      PIPER_ASSIGN(task.distance, distance_of(prefetch, matcher, id, variables));
+      ++counts[{to_string(task.kind), unit_of(dag, task), task.distance}];
     }
     const std::string excuse = matcher.excuse(prefetch.where);
     if (counts.empty() && excuse.empty())
       return matcher.nothing(prefetch.where, prefetch.at, "prefetch");
     Explanation report{prefetch.at, "prefetch", {}};
     if (counts.empty()) report.lines.push_back(excuse);
-    for (const auto& [what, count] : counts)
-      report.lines.push_back(fmt::format("{} {}{}: {}", count, what.first, count == 1 ? "" : "s",
-                                         print_distance(prefetch, what.second)));
+    for (const auto& [what, count] : counts) {
+      const auto& [kind, unit, distance] = what;
+      report.lines.push_back(fmt::format("{} {}{}: {}", count, kind, count == 1 ? "" : "s",
+                                         print_distance(distance, unit)));
+    }
     out.push_back(std::move(report));
   }
   if (strategy.streams.empty()) return dag;

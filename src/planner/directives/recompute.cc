@@ -149,23 +149,15 @@ class Recomputer {
           "the forward pass has {}", join(std::vector<std::string>(ops.begin(), ops.end()), ", ")));
     return error;
   }
-  // An op that stands for others is each of them.
-  bool is(const Node& node, std::string_view name) const {
-    if (node.op == name) return true;
-    const OpDef* def = find_op(node.op);
-    if (!def->apart) return false;
-    const OpDef::Steps apart = def->apart(use_of(graph_, node));
-    return std::any_of(apart.steps.begin(), apart.steps.end(),
-                       [&](const OpDef::Step& step) { return step.op == name; });
-  }
   Result<std::optional<Group>> group_for(size_t d, const Node& node, int32_t micro) const {
     const Recompute& recompute = recomputes_[d];
     Group group{d, {}, graph_.tags_of(node)};
     // What is summed over the step is there once for all microbatches.
     if (node.pass != Pass::kF || is_step_sum(node)) return std::optional<Group>();
-    const bool named =
-        recompute.ops.empty() || std::any_of(recompute.ops.begin(), recompute.ops.end(),
-                                             [&](const auto& op) { return is(node, op.first); });
+    const bool named = recompute.ops.empty() ||
+                       std::any_of(recompute.ops.begin(), recompute.ops.end(), [&](const auto& op) {
+                         return stands_for(graph_, node, op.first);
+                       });
     if (!named) return std::optional<Group>();
     if (recompute.match) {
       const auto match = recompute.match->match(node.scope);

@@ -25,7 +25,7 @@ std::string messages(const Replicate& replicate) {
 }
 
 // ", in bf16 (3.4 KiB)": where gradients do not travel as they are.
-std::string travelling(const Dag& dag, const Replicate& replicate, int64_t ranks, int64_t least) {
+std::string travelling(const Dag& dag, const Replicate& replicate, int64_t least) {
   int64_t bytes = 0;
   bool rounded = false;
   for (const Param& param : dag.graph.params) {
@@ -34,7 +34,7 @@ std::string travelling(const Dag& dag, const Replicate& replicate, int64_t ranks
     rounded = rounded || (replicate.dtype && *replicate.dtype != type.dtype);
     bytes += num_elements(type.shape) * info(replicate.dtype.value_or(type.dtype)).bytes;
   }
-  if (!rounded || ranks == 1) return "";
+  if (!rounded) return "";
   return fmt::format(", in {} ({})", info(*replicate.dtype).name, human_bytes(bytes));
 }
 
@@ -104,8 +104,8 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
   std::vector<std::string> lines;
   const std::string each = replicate.reduce == Replicate::When::kMicrobatch ? "microbatch" : "step";
   lines.push_back(fmt::format("{} are reduce-scattered over {} once a {}{}, {}, on stream '{}'{}",
-                              trained.print("gradients"), replicate.over, each,
-                              travelling(dag, replicate, ranks, replicate.persist_bytes),
+                              trained.print("gradients"), replicate.over.front(), each,
+                              travelling(dag, replicate, replicate.persist_bytes),
                               messages(replicate), replicate.stream, order_of(replicate)));
   const auto further = explain_further(dag, ranks, replicate.persist_bytes);
   lines.insert(lines.end(), further.begin(), further.end());
@@ -117,9 +117,8 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
       "each of {} ranks updates its part, with its part of the optimizer's states", ranks));
   const Gathered gathered = gathered_of(dag);
   if (!replicate.shard_parameters) {
-    const Sums& updated = ranks == 1 ? trained : gathered.updated;
     lines.push_back(fmt::format("{} are gathered once a step, after the update, on stream '{}'{}",
-                                updated.print("parameters"), replicate.gather_stream,
+                                gathered.updated.print("parameters"), replicate.gather_stream,
                                 gathered.halves));
   } else {
     const char* when[] = {"for each pass", "for each microbatch", "once a step"};
@@ -162,13 +161,12 @@ bool has_parts(const Dag& dag, const Param& param, int32_t axis) {
          });
 }
 
-// Decides which parameters are cut, and where their parts travel. An axis of one rank cuts nothing.
+// Decides which parameters are cut, and where their parts travel.
 void cut_over(Dag& dag, const Replicate& replicate, int32_t axis) {
   Part like{.over = {axis}, .gather = static_cast<Gather>(replicate.gather)};
   if (!replicate.shard_parameters) like.gather = Gather::kUpdate;
   like.stream = stream_of(dag, replicate.gather_stream);
   like.distance = static_cast<int32_t>(replicate.prefetch);
-  if (dag.mesh[static_cast<size_t>(axis)].size == 1) return;
   std::vector<Param> cut;
   for (const Param& param : dag.graph.params)
     if (dag.graph.value(param.value).type.bytes() >= replicate.persist_bytes &&
@@ -200,8 +198,12 @@ Result<Cut> couple_replicas(const Graph& step, const Strategy& strategy, Cut cut
 Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, Explanations& out) {
   for (const Replicate& replicate : replicates) {
     PIPER_ASSIGN(const int32_t axis,
-                 find_axis(dag, replicate.over, replicate.over_at, "replicate"));
+                 find_axis(dag, replicate.over.front(), replicate.over_at, "replicate"));
     const int64_t ranks = dag.mesh[static_cast<size_t>(axis)].size;
+    if (ranks == 1) {
+      out.push_back({replicate.at, "replicate", {one_rank(replicate.over.front())}});
+      continue;
+    }
     dag.bucket_bytes = std::max(dag.bucket_bytes, replicate.bucket_bytes);
     const int32_t stream = stream_of(dag, replicate.stream);
     for (SumRound& round : dag.rounds)
@@ -215,10 +217,10 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, E
       Sums sums;
       for (const Param& param : dag.graph.params)
         if (param.gradient.valid()) sums.add(dag.graph.value(param.gradient).type.bytes());
-      report.lines.push_back(
-          fmt::format("{} are summed over {} once a step{}, {}, on stream '{}'{}",
-                      sums.print("gradients"), replicate.over, travelling(dag, replicate, ranks, 0),
-                      messages(replicate), replicate.stream, order_of(replicate)));
+      report.lines.push_back(fmt::format(
+          "{} are summed over {} once a step{}, {}, on stream '{}'{}", sums.print("gradients"),
+          replicate.over.front(), travelling(dag, replicate, 0), messages(replicate),
+          replicate.stream, order_of(replicate)));
     }
     out.push_back(std::move(report));
   }

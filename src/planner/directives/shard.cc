@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "match.h"
 #include "piper/ir/ops.h"
@@ -9,19 +10,14 @@
 namespace piper {
 namespace {
 
-bool is_any(const std::vector<Glob>& globs, const std::string& path) {
-  return std::any_of(globs.begin(), globs.end(),
-                     [&](const Glob& glob) { return glob.match(path).has_value(); });
-}
-
 class Seeds {
  public:
   Seeds(const Graph& graph, const ShardRule& shard) : graph_(graph), shard_(shard) {}
 
   Result<std::vector<ShardSeed>> find() {
-    if (!shard_.match.empty()) {
+    if (shard_.match) {
       PIPER_TRY(find_parameters());
-    } else if (!shard_.scope.empty()) {
+    } else if (shard_.scope) {
       PIPER_TRY(find_made());
     } else {
       PIPER_TRY(find_input());
@@ -35,17 +31,17 @@ class Seeds {
     for (const Node& node : graph_.nodes) {
       if (node.op != "Attention") continue;
       all.push_back(node.scope);
-      if (!is_any(shard_.attention, node.scope)) continue;
+      if (!shard_.attention->match(node.scope)) continue;
       seeds_.push_back({node.outputs[0]});
       for (const AttentionCut& other : cut.attention)
-        if (is_any(other.scope, node.scope))
+        if (other.scope.match(node.scope))
           return fail(shard_.at, "shard: two directives say how attention in {} is done over '{}'",
                       quote_control(node.scope), cut.name)
               .with_note(fmt::format("the other one is at line {}", other.at.line));
     }
     if (all.empty()) return no_attention(cut.name);
-    PIPER_TRY(nothing("attention", shard_.attention, all));
-    return AttentionCut{shard_.attention, way().by, shard_.at};
+    PIPER_TRY(nothing("attention", *shard_.attention, all));
+    return AttentionCut{*shard_.attention, way().by, shard_.at};
   }
   size_t count() const { return seeds_.size(); }
   struct Way {
@@ -63,11 +59,10 @@ class Seeds {
     std::vector<std::string> all;
     for (const Param& param : graph_.params) {
       std::ranges::move(paths_of(param), std::back_inserter(all));
-      if (std::any_of(shard_.match.begin(), shard_.match.end(),
-                      [&](const Glob& glob) { return has_name(param, glob); }))
+      if (has_name(param, *shard_.match))
         PIPER_TRY(add(param.value, fmt::format("parameter '{}'", quote_control(param.name))));
     }
-    return nothing("parameter", shard_.match, all);
+    return nothing("parameter", *shard_.match, all);
   }
 
   Status find_input() {
@@ -76,16 +71,18 @@ class Seeds {
     for (ValueId id : graph_.inputs) {
       if (id == graph_.sample) continue;  // no input of the model
       const std::string& name = all.emplace_back(graph_.value(id).name);
-      if (!is_any(shard_.input, name)) continue;
+      if (!shard_.input->match(name)) continue;
       if (!is_named(name) && extent > 0 && extent_at(id) != extent) continue;
       PIPER_TRY(add(id, fmt::format("input '{}'", quote_control(name))));
     }
-    return nothing("input", shard_.input, all);
+    return nothing("input", *shard_.input, all);
   }
 
   bool is_named(const std::string& input) const {
-    return std::any_of(shard_.input.begin(), shard_.input.end(),
-                       [&](const Glob& glob) { return glob.pattern() == input; });
+    const std::vector<std::string> patterns = split_text(shard_.input->pattern(), ',');
+    return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+      return pattern == input || pattern == " " + input;
+    });
   }
   // Returns the extent of the input's dim that is to be cut; 0: it has none.
   int64_t extent_at(ValueId id) const {
@@ -101,7 +98,7 @@ class Seeds {
     bool told = false;
     for (ValueId id : graph_.inputs) {
       const Value& value = graph_.value(id);
-      if (!shard_.dim || id == graph_.sample || !is_any(shard_.input, value.name)) continue;
+      if (!shard_.dim || id == graph_.sample || !shard_.input->match(value.name)) continue;
       if (value.batch_dim >= 0 && value.batch_dim == *shard_.dim) return extent_at(id);
       const bool tells = extent_at(id) > 1 && !info(value.type.dtype).is_float;
       if (extent <= 1 || (tells && !told)) extent = extent_at(id);
@@ -119,7 +116,7 @@ class Seeds {
       if (node.pass != Pass::kF) continue;
       if (!node.scope.empty() && (all.empty() || all.back() != node.scope))
         all.push_back(node.scope);
-      inside[i] = is_any(shard_.scope, node.scope);
+      inside[i] = shard_.scope->match(node.scope).has_value();
     }
     const auto all_readers = readers(graph_);
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
@@ -134,15 +131,15 @@ class Seeds {
       }
     if (seeds_.empty() && std::find(inside.begin(), inside.end(), true) != inside.end())
       return fail(shard_.of_at, "shard: nothing reads what '{}' makes",
-                  quote_control(shard_.scope.front().pattern()))
+                  quote_control(shard_.scope->pattern()))
           .with_note("help: 'scope' names modules whose results other modules read");
-    return nothing("module", shard_.scope, all);
+    return nothing("module", *shard_.scope, all);
   }
 
   Error no_attention(std::string_view axis) const {
     return fail(shard_.of_at,
                 "shard: no attention of the model is recognised, so '{}' matches none",
-                quote_control(shard_.attention.front().pattern()))
+                quote_control(shard_.attention->pattern()))
         .with_note(
             "`piperc MODEL --describe` says which softmaxes of products it has, and what of "
             "each did not fit")
@@ -152,20 +149,16 @@ class Seeds {
                                axis));
   }
 
-  Status nothing(std::string_view what, const std::vector<Glob>& globs,
+  Status nothing(std::string_view what, const Glob& wanted,
                  const std::vector<std::string>& all) const {
     if (!seeds_.empty()) return ok_status();
-    const std::string& wanted = globs.front().pattern();
-    const size_t others = globs.size() - 1;
-    Error error = fail(shard_.of_at, "shard: no {} matches '{}'{}{}", what, quote_control(wanted),
-                       others == 0   ? ""
-                       : others == 1 ? " or the other pattern"
-                                     : fmt::format(" or the other {} patterns", others),
-                       did_you_mean(wanted, all));
+    const std::string& pattern = wanted.pattern();
+    Error error = fail(shard_.of_at, "shard: no {} matches '{}'{}", what, quote_control(pattern),
+                       did_you_mean(pattern.substr(0, pattern.find(", ")), all));
     if (all.empty()) error.notes.push_back(fmt::format("the model has no {}", what));
     if (!all.empty() && all.size() <= 8)
       error.notes.push_back(fmt::format("there are {}", join(all, ", ")));
-    error = with_deeper(std::move(error), globs.front(), all);
+    error = with_deeper(std::move(error), wanted, all);
     error.notes.push_back("help: `piperc MODEL --describe` lists parameters, inputs and modules");
     return error;
   }
@@ -222,11 +215,14 @@ Status check_divides(const Graph& graph, std::span<const AxisCut> before, const 
       notes.push_back(fmt::format("it is cut over '{}' at line {}", axis.name, other.at.line));
       // Of an input a rank loads its own samples, all of each, and takes its own block once.
       const Value& value = graph.value(seed.value);
-      if (value.kind == ValueKind::kInput && value.batch_dim != seed.dim)
+      const bool together = other.at.line == seed.at.line && other.at.file == seed.at.file;
+      if (value.kind == ValueKind::kInput && value.batch_dim != seed.dim && !together)
         return fail(seed.at, "not supported: dim {} of input '{}' in blocks over two axes",
                     seed.dim, quote_control(graph.value(seed.value).name))
             .with_note(notes.back())
-            .with_note("help: one axis of all their ranks");
+            .with_note(fmt::format("help: one line says which of them has the longer blocks: "
+                                   "`over: [{}, {}]`",
+                                   axis.name, cut.name));
       parts *= axis.ranks * (other.zigzag ? 2 : 1);
       over = fmt::format("'{}' and {}", axis.name, over);
     }
@@ -290,6 +286,32 @@ void add_samples(const Graph& step, const SourceSpan& at, AxisCut& cut) {
   for (const Param& param : step.params) cut.seeds.push_back({param.value, -1, at});
 }
 
+// Of a dim that is cut over several axes the first has the longer blocks. Where an axis after this
+// one cuts into longer blocks, this one cuts each of these.
+void set_stretches(const Graph& step, const Strategy& strategy, std::span<AxisCut> cuts) {
+  for (size_t c = 0; c < cuts.size(); ++c)
+    for (const ShardRule& rule : strategy.shards) {
+      if (rule.over.front() != cuts[c].name || rule.within.empty() || rule.match) continue;
+      int64_t outer = 1;
+      for (size_t later = c + 1; later < cuts.size(); ++later)
+        for (size_t a = 0; a < rule.within.size(); ++a)
+          if (rule.within[a] == cuts[later].name)
+            outer *= cuts[later].ranks * (a == 0 && rule.within_zigzag ? 2 : 1);
+      for (ShardSeed& seed : cuts[c].seeds) {
+        const bool of_rule = seed.at.line == rule.at.line && seed.at.file == rule.at.file;
+        const Value& value = step.value(seed.value);
+        const bool samples = value.kind == ValueKind::kInput && value.batch_dim == seed.dim;
+        if (of_rule && !samples && outer > 1) seed.outer = outer;
+      }
+    }
+}
+
+// Heads are exchanged before keys come by in turn, so that these come once.
+bool exchanges_heads(const AxisCut& cut) {
+  return std::any_of(cut.attention.begin(), cut.attention.end(),
+                     [](const AttentionCut& one) { return one.by == AttentionBy::kHeads; });
+}
+
 // Returns the last dim at which it cuts an input; -1: none.
 int last_input_dim(const Graph& step, const AxisCut& cut) {
   int last = -1;
@@ -315,21 +337,24 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
     const MeshAxis& axis = strategy.mesh[a];
     AxisCut cut{static_cast<int32_t>(a), axis.name, axis.size, {}};
     for (const Replicate& replicate : strategy.replicates)
-      if (replicate.over == axis.name && of_batch.mesh[a].is_coupled())
+      if (replicate.over.front() == axis.name && of_batch.mesh[a].is_coupled())
         add_samples(step, replicate.at, cut);
     for (const ShardRule& shard : strategy.shards) {
-      if (shard.over != axis.name || !shard.sends.empty()) continue;
-      if (!shard.attention.empty()) {
+      if (shard.over.front() != axis.name || shard.sends) continue;
+      if (axis.size == 1) {
+        out.push_back({shard.at, "shard", {one_rank(axis.name)}});
+        continue;
+      }
+      if (shard.attention) {
         PIPER_TRY(add_attention(step, shard, cut, out));
         continue;
       }
       PIPER_ASSIGN(std::vector<ShardSeed> seeds, Seeds(step, shard).find());
       out.push_back({shard.at,
                      "shard",
-                     {fmt::format("{} over {}: {} tensor{}{}",
+                     {fmt::format("{} over {}: {} tensor{}",
                                   shard.dim ? fmt::format("dim {}", *shard.dim) : "all", axis.name,
-                                  seeds.size(), seeds.size() == 1 ? "" : "s",
-                                  axis.size == 1 ? ", which its one rank has whole" : "")}});
+                                  seeds.size(), seeds.size() == 1 ? "" : "s")}});
       PIPER_TRY(add_seeds(step, cut, std::move(seeds)));
     }
     if (cut.seeds.empty() && !cut.attention.empty() && cut.ranks > 1)
@@ -342,9 +367,10 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
   // whole, not in what comes by in turn; what inputs begin with all ops after them have, and
   // tokens are mixed by fewer ops than samples are by lookups.
   std::stable_sort(cuts.begin(), cuts.end(), [&](const AxisCut& a, const AxisCut& b) {
-    return std::pair(adds_zeros(step, a), last_input_dim(step, a)) >
-           std::pair(adds_zeros(step, b), last_input_dim(step, b));
+    return std::tuple(adds_zeros(step, a), last_input_dim(step, a), exchanges_heads(a)) >
+           std::tuple(adds_zeros(step, b), last_input_dim(step, b), exchanges_heads(b));
   });
+  set_stretches(step, strategy, cuts);
   add_zeros(cuts);
   for (size_t c = 0; c < cuts.size(); ++c)
     for (const ShardSeed& seed : cuts[c].seeds)
@@ -379,21 +405,25 @@ bool can_be_sliced(const Dag& dag, const Value& value, int32_t axis) {
 Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanations& out) {
   std::vector<bool> sent;
   for (const ShardRule& shard : shards) {
-    if (shard.sends.empty()) continue;
+    if (!shard.sends) continue;
     if (sent.empty()) sent = sent_values(dag);
     dag.sliced.resize(dag.graph.values.size());
-    const auto named = std::find_if(dag.mesh.begin(), dag.mesh.end(),
-                                    [&](const DagAxis& axis) { return axis.name == shard.over; });
+    const auto named = std::find_if(dag.mesh.begin(), dag.mesh.end(), [&](const DagAxis& axis) {
+      return axis.name == shard.over.front();
+    });
+    if (named->size == 1) {
+      out.push_back({shard.at, "shard", {one_rank(named->name)}});
+      continue;
+    }
     const auto axis = static_cast<int32_t>(named - dag.mesh.begin());
     int64_t count = 0, bytes = 0, alike = 0;
     for (size_t v = 0; v < dag.sliced.size(); ++v) {
       const Value& value = dag.graph.values[v];
       if (!sent[v] || !can_be_sliced(dag, value, axis)) continue;
       ++alike;
-      if (!is_any(shard.sends, dag.graph.node(value.producer).scope)) continue;
+      if (!shard.sends->match(dag.graph.node(value.producer).scope)) continue;
       ++count;
       bytes += value.type.bytes();
-      if (named->size == 1) continue;
       std::vector<int32_t>& axes = dag.sliced[v];
       const auto at = std::lower_bound(axes.begin(), axes.end(), axis);
       if (at == axes.end() || *at != axis) axes.insert(at, axis);
@@ -401,11 +431,11 @@ Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanati
     const bool is_sent = std::find(sent.begin(), sent.end(), true) != sent.end();
     if (count == 0 && (is_sent || of_one_rank(dag).empty()))
       return fail(shard.of_at, "shard: no message between stages matches '{}'",
-                  quote_control(shard.sends.front().pattern()))
+                  quote_control(shard.sends->pattern()))
           .with_note(fmt::format("of {} values that stages send, ranks along '{}' hold {} alike",
-                                 std::count(sent.begin(), sent.end(), true), shard.over, alike))
+                                 std::count(sent.begin(), sent.end(), true), named->name, alike))
           .with_note("help: `--explain=comm` lists the messages");
-    if (count == 0 || named->size == 1) {
+    if (count == 0) {
       out.push_back({shard.at, "shard", {of_one_rank(dag)}});
       continue;
     }
@@ -414,7 +444,8 @@ Result<Dag> apply_sends(Dag dag, const std::vector<ShardRule>& shards, Explanati
          "shard",
          {fmt::format("{} value{} ({}) a microbatch sent in {} parts, each by one rank of "
                       "{}, and put together on arrival",
-                      count, count == 1 ? "" : "s", human_bytes(bytes), named->size, shard.over)}});
+                      count, count == 1 ? "" : "s", human_bytes(bytes), named->size,
+                      named->name)}});
   }
   return dag;
 }
@@ -425,7 +456,7 @@ bool has_replicas(const Strategy& strategy) {
   return std::any_of(strategy.mesh.begin(), strategy.mesh.end(), [&](const MeshAxis& axis) {
     return axis.size > 1 &&
            std::any_of(strategy.replicates.begin(), strategy.replicates.end(),
-                       [&](const Replicate& one) { return one.over == axis.name; });
+                       [&](const Replicate& one) { return one.over.front() == axis.name; });
   });
 }
 

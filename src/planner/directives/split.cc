@@ -61,7 +61,7 @@ Result<std::vector<SumRound>> sum_rounds(const Strategy& strategy, const Cut& cu
   int64_t stride = 1;
   for (size_t a = cut.mesh.size(); a-- > 0;)
     for (const Replicate& replicate : strategy.replicates) {
-      if (replicate.over != cut.mesh[a].name) continue;
+      if (replicate.over.front() != cut.mesh[a].name) continue;
       if (replicate.shard_optimizer && first)
         return fail(replicate.shard_at, "not supported: states that are cut over two axes")
             .with_note(fmt::format("the other one is at line {}", first->at.line))
@@ -102,8 +102,9 @@ Error unused_axis(const Strategy& strategy, const MeshAxis& axis) {
 
 Status check_sharded(const Strategy& strategy, const DagAxis& axis) {
   if (!axis.sharded || (!axis.placed && !axis.replicated)) return ok_status();
-  const auto shard = std::find_if(strategy.shards.begin(), strategy.shards.end(),
-                                  [&](const ShardRule& each) { return each.over == axis.name; });
+  const auto shard =
+      std::find_if(strategy.shards.begin(), strategy.shards.end(),
+                   [&](const ShardRule& each) { return each.over.front() == axis.name; });
   return fail(shard->over_at, "not supported: shard over axis '{}', which {} uses", axis.name,
               axis.placed ? "place" : "replicate")
       .with_note("help: an axis of its own");
@@ -118,10 +119,11 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
     dag_axis.name = axis.name;
     dag_axis.size = axis.size;
     for (const Replicate& replicate : strategy.replicates)
-      dag_axis.replicated |= replicate.over == axis.name;
+      dag_axis.replicated |= replicate.over.front() == axis.name;
     for (const Place& place : strategy.places)
       for (const auto& [name, expr] : place.on) dag_axis.placed |= name == axis.name;
-    for (const ShardRule& shard : strategy.shards) dag_axis.sharded |= shard.over == axis.name;
+    for (const ShardRule& shard : strategy.shards)
+      dag_axis.sharded |= shard.over.front() == axis.name;
     if (dag_axis.placed && dag_axis.replicated)
       return fail(strategy.replicates.front().over_at,
                   "replicate: axis '{}' is already used by place", axis.name);

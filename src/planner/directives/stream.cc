@@ -19,46 +19,69 @@ class Assigner {
   Assigner(Dag& dag, const Strategy& strategy, const Variables& variables)
       : dag_(dag), variables_(variables), matcher_(dag, strategy), claimed_by_(dag.tasks.size()) {
     for (const Replicate& replicate : strategy.replicates) {
-      if (replicate.stream_at) named_[stream_of(dag_, replicate.stream)] = *replicate.stream_at;
-      if (replicate.gather_stream_at)
+      if (replicate.stream_at && is_there(replicate.stream))
+        named_[stream_of(dag_, replicate.stream)] = *replicate.stream_at;
+      if (replicate.gather_stream_at && is_there(replicate.gather_stream))
         named_[stream_of(dag_, replicate.gather_stream)] = *replicate.gather_stream_at;
     }
   }
 
   Result<Explanation> apply(const StreamRule& rule) {
     Explanation report{rule.at, "stream", {}};
-    std::map<std::string, int64_t> counts;
-    const int32_t stream = stream_of(dag_, rule.name);
+    std::map<int32_t, Counts> counts;  // by stream
     excuse_ = "for what others put there";
-    if (rule.where) PIPER_TRY(move_tasks(rule, stream, counts));
-    TaskStream& own = dag_.streams[static_cast<size_t>(stream)];
-    own.priority = rule.priority.value_or(own.priority);
-    own.sms = rule.sms.value_or(own.sms);
-    std::string text;
-    for (const auto& [kind, count] : counts)
-      text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, kind);
-    report.lines.push_back(
-        fmt::format("'{}'{}: {}", rule.name, property_text(own), text.empty() ? excuse_ : text));
+    if (rule.where) PIPER_TRY(move_tasks(rule, counts));
+    if (counts.empty() && is_there(rule.name)) counts[stream_of(dag_, rule.name)];
+    for (const auto& [stream, kinds] : counts) {
+      TaskStream& own = dag_.streams[static_cast<size_t>(stream)];
+      own.priority = rule.priority.value_or(own.priority);
+      own.sms = rule.sms.value_or(own.sms);
+      std::string text;
+      for (const auto& [kind, count] : kinds)
+        text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, kind);
+      report.lines.push_back(
+          fmt::format("'{}'{}: {}", own.name, property_text(own), text.empty() ? excuse_ : text));
+    }
+    if (counts.empty())
+      report.lines.push_back(
+          fmt::format("'{}': {}", rule.name, rule.where ? excuse_ : of_one_rank(dag_)));
     return report;
   }
 
  private:
-  Status move_tasks(const StreamRule& rule, int32_t stream,
-                    std::map<std::string, int64_t>& counts) {
+  using Counts = std::map<std::string, int64_t>;  // by kind
+
+  // A stream that nothing runs on is none.
+  bool is_there(const std::string& name) const {
+    return std::any_of(dag_.streams.begin(), dag_.streams.end(),
+                       [&](const TaskStream& stream) { return stream.name == name; });
+  }
+
+  // Returns the stream of one task, in whose name what its conditions bind has its value.
+  Result<int32_t> stream_for(const StreamRule& rule, TaskId id) {
+    std::string name = rule.name;
+    if (name.find('{') == name.npos) return stream_of(dag_, name);
+    PIPER_ASSIGN(const auto bound, matcher_.bound(id, *rule.where, variables_));
+    for (const auto& [variable, value] : *bound) {
+      const std::string key = "{" + variable + "}";
+      for (size_t at = name.find(key); at != name.npos; at = name.find(key))
+        name.replace(at, key.size(), std::to_string(value));
+    }
+    return stream_of(dag_, name);
+  }
+
+  Status move_tasks(const StreamRule& rule, std::map<int32_t, Counts>& counts) {
     PIPER_ASSIGN(const std::vector<TaskId> found, matcher_.find(*rule.where, variables_));
     if (found.empty()) {
       excuse_ = matcher_.excuse(*rule.where);
       return excuse_.empty() ? Status(matcher_.nothing(*rule.where, rule.at, "stream"))
                              : ok_status();
     }
-    const bool moves = std::any_of(found.begin(), found.end(), [&](TaskId id) {
-      return dag_.tasks[id.index()].stream != stream;
-    });
-    if (!moves && !rule.priority && !rule.sms)
-      return fail(rule.name_at, "stream: all of these run on '{}' without this entry", rule.name)
-          .with_note("help: leave it out, or name another stream");
+    bool moves = false;
     for (TaskId id : found) {
+      PIPER_ASSIGN(const int32_t stream, stream_for(rule, id));
       Task& task = dag_.tasks[id.index()];
+      moves = moves || task.stream != stream;
       if (const StreamRule* other = claimed_by_[id.index()])
         return twice(rule, print_label(dag_, task), other->at);
       claimed_by_[id.index()] = &rule;
@@ -66,9 +89,11 @@ class Assigner {
       if (named != named_.end() && task.stream != stream && !task.chunk.valid())
         return twice(rule, print_label(dag_, task), named->second);
       task.stream = stream;
-      ++counts[to_string(task.kind)];
+      ++counts[stream][to_string(task.kind)];
     }
-    return ok_status();
+    if (moves || rule.priority || rule.sms) return ok_status();
+    return fail(rule.name_at, "stream: all of these run on '{}' without this entry", rule.name)
+        .with_note("help: leave it out, or name another stream");
   }
   Error twice(const StreamRule& rule, const std::string& label, const SourceSpan& other) {
     return fail(rule.at, "stream: '{}' has a stream already", label)
@@ -101,7 +126,12 @@ Result<Dag> apply_streams(Dag dag, const Strategy& strategy, const Variables& va
         });
     std::vector<std::string> names;
     for (const TaskStream& stream : known) names.push_back(stream.name);
-    if (!moved && std::find(names.begin(), names.end(), rule.name) == names.end())
+    const bool excused = std::any_of(
+        strategy.replicates.begin(), strategy.replicates.end(), [&](const Replicate& one) {
+          return !of_one_rank(dag).empty() &&
+                 (one.stream == rule.name || one.gather_stream == rule.name);
+        });
+    if (!moved && !excused && std::find(names.begin(), names.end(), rule.name) == names.end())
       return fail(rule.name_at, "stream: nothing runs on '{}'{}", rule.name,
                   did_you_mean(rule.name, names))
           .with_note(fmt::format("the streams are {}", join(names, ", ")));

@@ -210,9 +210,7 @@ class Ring {
 const AttentionCut* attention_of(const AxisCut& cut, const Node& node) {
   if (!is_attention(node)) return nullptr;
   for (const AttentionCut& how : cut.attention)
-    if (std::any_of(how.scope.begin(), how.scope.end(),
-                    [&](const Glob& glob) { return glob.match(node.scope).has_value(); }))
-      return &how;
+    if (how.scope.match(node.scope)) return &how;
   return nullptr;
 }
 

@@ -1,4 +1,6 @@
 // Cuts a graph over one mesh axis: chooses a layout for each node and inserts collectives.
+#include <algorithm>
+
 #include "axis_rewriter.h"
 #include "pad.h"
 
@@ -52,10 +54,34 @@ void hint_gradients(Rewriter& rewriter) {
       rewriter.hint(param.gradient, layout);
 }
 
+// A rank loads its samples of an input whole, and takes its block of another dim over one axis
+// after the other: what it has over those before is what this one cuts.
+void cut_blocks(const Graph& graph, AxisCut& cut) {
+  std::vector<ShardSeed> seeds;
+  for (const ShardSeed& seed : cut.seeds) {
+    const size_t before = seeds.size();
+    const Value& value = graph.value(seed.value);
+    const bool is_loaded = value.kind == ValueKind::kInput && value.batch_dim != seed.dim;
+    std::vector<ValueId> from{seed.value};
+    for (size_t i = 0; i < from.size() && is_loaded; ++i)
+      for (const Node& node : graph.nodes)
+        if (node.op == "OwnBlock" && node.inputs[0] == from[i] &&
+            node.attrs.integer("dim") == seed.dim) {
+          if (i > 0) std::erase_if(seeds, [&](auto& one) { return one.value == from[i]; });
+          from.push_back(node.outputs[0]);
+          seeds.push_back(seed);
+          seeds.back().value = node.outputs[0];
+        }
+    if (seeds.size() == before) seeds.push_back(seed);
+  }
+  cut.seeds = std::move(seeds);
+}
+
 }  // namespace
 
 Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& how) {
   AxisCut cut = how;
+  cut_blocks(graph, cut);
   PIPER_ASSIGN(graph, pad(std::move(graph), cut));
   std::vector<NodeId> gathered = find_gathered(graph, cut);
   if (!gathered.empty()) graph = taken_apart(std::move(graph), gathered);

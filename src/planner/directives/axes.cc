@@ -1,0 +1,143 @@
+// Products of mesh axes, as `over: [pod, dp]` writes them. Axes that are named together only are
+// one axis of all their ranks, and nothing after this knows of them. A tensor that is cut over axes
+// which also have uses of their own is cut over one after the other.
+#include <algorithm>
+
+#include "match.h"
+
+namespace piper {
+namespace {
+
+// Points at one directive's `over`.
+struct Over {
+  Axes* axes = nullptr;
+  SourceSpan at, over_at;
+  const char* directive = "";
+};
+
+std::vector<Over> overs_of(Strategy& strategy) {
+  std::vector<Over> all;
+  for (Replicate& one : strategy.replicates)
+    all.push_back({&one.over, one.at, one.over_at, "replicate"});
+  for (ShardRule& one : strategy.shards) all.push_back({&one.over, one.at, one.over_at, "shard"});
+  return all;
+}
+
+int64_t size_of(const Strategy& strategy, const std::string& name) {
+  const auto axis = std::find_if(strategy.mesh.begin(), strategy.mesh.end(),
+                                 [&](const MeshAxis& one) { return one.name == name; });
+  return axis == strategy.mesh.end() ? 1 : axis->size;
+}
+
+bool contains(const Axes& axes, const std::string& name) {
+  return std::find(axes.begin(), axes.end(), name) != axes.end();
+}
+
+// Axes of one rank make no difference to a product.
+void drop_single(const Strategy& strategy, Over& over, Explanations& out) {
+  if (over.axes->size() == 1) return;
+  Axes left;
+  for (const std::string& name : *over.axes)
+    if (size_of(strategy, name) > 1) left.push_back(name);
+  if (left.size() == over.axes->size()) return;
+  if (left.empty()) left.push_back(over.axes->front());
+  out.push_back({over.at,
+                 over.directive,
+                 {fmt::format("over {} alone: the other axes of [{}] have one rank each",
+                              join(left, ", "), join(*over.axes, ", "))}});
+  *over.axes = std::move(left);
+}
+
+// Returns what keeps the axes from being one, in words with its place; empty: nothing.
+std::string apart(Strategy& strategy, const Axes& axes) {
+  for (const Over& other : overs_of(strategy))
+    for (const std::string& name : *other.axes)
+      if (*other.axes != axes && contains(axes, name))
+        return fmt::format("line {} names '{}' without the others", other.over_at.line, name);
+  for (const Place& place : strategy.places)
+    for (const auto& [name, coordinate] : place.on)
+      if (contains(axes, name))
+        return fmt::format("'place' at line {} names '{}'", place.at.line, name);
+  for (const Order& order : strategy.orders)
+    if (contains(axes, order.each))
+      return fmt::format("'order' at line {} names '{}'", order.at.line, order.each);
+  const auto first = std::find_if(strategy.mesh.begin(), strategy.mesh.end(),
+                                  [&](const MeshAxis& one) { return one.name == axes.front(); });
+  for (size_t a = 0; a < axes.size(); ++a) {
+    const bool there = std::distance(first, strategy.mesh.end()) > static_cast<ptrdiff_t>(a);
+    if (!there || (first + static_cast<ptrdiff_t>(a))->name != axes[a])
+      return "the mesh does not have them side by side in this order";
+  }
+  return "";
+}
+
+// Makes one axis of them, with the ranks that they have together.
+void make_one(Strategy& strategy, const Axes axes) {
+  std::string name = join(axes, "_");
+  while (std::any_of(strategy.mesh.begin(), strategy.mesh.end(),
+                     [&](const MeshAxis& one) { return one.name == name; }))
+    name += "_";
+  for (Over& over : overs_of(strategy))
+    if (*over.axes == axes) *over.axes = {name};
+  std::vector<MeshAxis> mesh;
+  for (const MeshAxis& one : strategy.mesh) {
+    if (!contains(axes, one.name)) {
+      mesh.push_back(one);
+    } else if (one.name == axes.front()) {
+      mesh.push_back({name, one.size, one.at});
+    } else {
+      mesh.back().size *= one.size;
+    }
+  }
+  strategy.mesh = std::move(mesh);
+}
+
+// Returns a rule for each axis of one that cuts over several.
+std::vector<ShardRule> one_by_one(const ShardRule& rule) {
+  std::vector<ShardRule> rules;
+  for (size_t a = 0; a < rule.over.size(); ++a) {
+    ShardRule& one = rules.emplace_back(rule);
+    one.over = {rule.over[a]};
+    one.within.assign(rule.over.begin(), rule.over.begin() + static_cast<ptrdiff_t>(a));
+    one.zigzag = rule.zigzag && a == 0;
+    one.within_zigzag = rule.zigzag && a > 0;
+  }
+  return rules;
+}
+
+}  // namespace
+
+Result<Strategy> join_axes(Strategy strategy, Explanations& out) {
+  for (Over& over : overs_of(strategy)) drop_single(strategy, over, out);
+  for (const Over& over : overs_of(strategy)) {
+    const Axes axes = *over.axes;
+    if (axes.size() == 1) continue;
+    const std::string why = apart(strategy, axes);
+    if (!why.empty() && std::string_view(over.directive) == "replicate")
+      return fail(over.over_at, "not supported: replicas over [{}], which are no axis together",
+                  join(axes, ", "))
+          .with_note(why)
+          .with_note(
+              "help: axes of replicas are side by side in the mesh and named together; a "
+              "'replicate' for each of them sums along one after the other");
+    if (!why.empty()) continue;
+    make_one(strategy, axes);
+    out.push_back({over.at,
+                   over.directive,
+                   {fmt::format("{} are one axis '{}' of {} ranks", join(axes, ", "),
+                                over.axes->front(), size_of(strategy, over.axes->front()))}});
+  }
+  std::vector<ShardRule> rules;
+  for (const ShardRule& rule : strategy.shards) {
+    if (rule.attention && rule.over.size() > 1)
+      return fail(rule.over_at, "not supported: attention over [{}], which are no axis together",
+                  join(rule.over, ", "))
+          .with_note(apart(strategy, rule.over))
+          .with_note("help: a line for each axis, one by heads and one by ring perhaps");
+    std::ranges::move(one_by_one(rule), std::back_inserter(rules));
+  }
+  strategy.shards = std::move(rules);
+  return strategy;
+}
+
+}  // namespace piper

@@ -1,0 +1,225 @@
+// Products of mesh axes, as `over: [a, b]` writes them: five steps of real exports are those of one
+// device. Axes that are named together only train with the bits of one axis; what is cut over axes
+// with uses of their own is right to the last digits; plans with one collective over another axis
+// are refused, and train another model.
+#include "communicators.h"
+#include "equivalence/jobs.h"
+#include "piper/plan/verify.h"
+
+namespace piper {
+namespace {
+
+using namespace jobs;
+
+#define NEED_MODELS()                                            \
+  if (!std::filesystem::exists(model_path("gpt", "model.onnx"))) \
+  GTEST_SKIP() << "no models in " << models_folder()
+
+struct Case {
+  std::string name, model, mesh, directives;
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+};
+
+Result<Compiled> compile_case(const Case& c, bool wide = true) {
+  const Folder folder;
+  CompileOptions options;
+  options.model = model_path(c.model, "model.onnx");
+  options.strategy = folder.write(
+      "strategy.yaml",
+      fmt::format("piper: 1\nmesh: {}\ntrain: {{global_batch: 8, {}}}\ndirectives:\n{}{}", c.mesh,
+                  kAdamW, wide ? "  - precision: {compute: f64}\n" : "", c.directives));
+  return compile(options);
+}
+
+// Tokens over two axes, whose attention exchanges heads along one and keys along the other
+// (USP; Fang and Zhao, 2024, arXiv 2405.07719).
+std::string usp(const std::string& axes, const std::string& order) {
+  return fmt::format(
+      "  - shard: {{input: \"*\", dim: 1, over: [{0}], order: {1}}}\n"
+      "  - shard: {{match: \"**\", dim: none, over: [{0}]}}\n"
+      "  - shard: {{attention: \"**\", by: heads, over: u}}\n"
+      "  - shard: {{attention: \"**\", by: ring, over: ring}}\n",
+      axes, order);
+}
+const std::string kTensor = R"(  - shard: {match: "**/q_proj/weight", dim: 0, over: [a, b]}
+  - shard: {match: "**/k_proj/weight", dim: 0, over: a}
+  - shard: {match: "**/v_proj/weight", dim: 0, over: a}
+  - shard: {match: "**/{gate,up}_proj/weight", dim: 0, over: [b, a]}
+  - shard: {match: "**/down_proj/weight", dim: 1, over: [b, a]}
+)";
+
+std::vector<Case> cases() {
+  return {{"usp", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "contiguous")},
+          {"usp_zigzag", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "zigzag")},
+          {"usp_heads_outside", "llama-hf", "{ring: 2, u: 2}", usp("u, ring", "contiguous")},
+          {"usp_other_mesh", "gpt-deep", "{u: 2, ring: 2}", usp("ring, u", "contiguous")},
+          {"usp_zero3", "gpt-deep", "{dp: 2, ring: 2, u: 2}",
+           usp("ring, u", "zigzag") +
+               "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n"},
+          {"gather_and_ring", "llama-hf", "{g: 2, ring: 2}",
+           "  - shard: {input: \"*\", dim: 1, over: [ring, g]}\n"
+           "  - shard: {match: \"**\", dim: none, over: [ring, g]}\n"
+           "  - shard: {attention: \"**\", by: gather, over: g}\n"
+           "  - shard: {attention: \"**\", by: ring, over: ring}\n"},
+          {"weights", "llama-hf", "{a: 2, b: 2}", kTensor},
+          {"samples_and_experts", "moe-gshard", "{dp: 2, ep: 2}",
+           "  - shard: {input: \"*\", dim: 0, over: [dp, ep]}\n"
+           "  - shard: {match: [\"**/w_in\", \"**/w_out\"], dim: 0, over: ep}\n"},
+          {"experts_over_nodes", "moe-gshard", "{node: 2, ep: 2}",
+           "  - shard: {input: \"*\", dim: 0, over: [node, ep]}\n"
+           "  - shard: {match: [\"**/w_in\", \"**/w_out\"], dim: 0, over: [node, ep]}\n"}};
+}
+
+class AxisViews : public ::testing::TestWithParam<Case> {};
+
+TEST_P(AxisViews, TrainAsOneDeviceDoes) {
+  NEED_MODELS();
+  const Case& c = GetParam();
+  const Result<Compiled> compiled = compile_case(c);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const Result<Trained> uncut = train(*compiled->uncut, c.model, 5);
+  ASSERT_TRUE(uncut) << print_error(uncut.error());
+  const Result<Trained> spread = train(compiled->set, c.model, 5);
+  ASSERT_TRUE(spread) << print_error(spread.error());
+  for (size_t k = 0; k < uncut->losses.size(); ++k) {
+    EXPECT_NEAR(spread->losses[k], uncut->losses[k], 1e-12) << "step " << k;
+    EXPECT_NEAR(spread->norms[k], uncut->norms[k], 1e-11) << "step " << k;
+  }
+  EXPECT_LT(largest_difference(*spread, *uncut), 1e-12);
+  expect_same_when_queued(compiled->set, c.model, c.name);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, AxisViews, ::testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// Axes that are named together only are the axis of all their ranks: the same bits, one message.
+TEST(AxisViews, AxesNamedTogetherAreOneAxis) {
+  NEED_MODELS();
+  const std::pair<const char*, const char*> kUses[] = {
+      {"gpt-deep", "  - replicate: {over: OVER, bucket: 1KiB}\n"},
+      {"gpt-deep", "  - replicate: {over: OVER, shard: [optimizer, gradients, parameters]}\n"},
+      {"llama-hf",
+       "  - shard: {match: \"**/{q,k,v,gate,up}_proj/weight\", dim: 0, over: OVER}\n"
+       "  - shard: {match: \"**/{o,down}_proj/weight\", dim: 1, over: OVER}\n"}};
+  for (const auto& [model, directives] : kUses) {
+    const auto over = [&](const std::string& axes) {
+      std::string text = directives;
+      for (size_t at = 0; (at = text.find("OVER")) != text.npos;) text.replace(at, 4, axes);
+      return text;
+    };
+    const bool four = std::string(model) == "gpt-deep";
+    const Result<Compiled> two = compile_case(
+                               {"", model, four ? "{pod: 2, dp: 2}" : "{pod: 2, dp: 1}",
+                                over("[pod, dp]")},
+                               false),
+                           one = compile_case({"", model, four ? "{dp: 4}" : "{dp: 2}", over("dp")},
+                                              false);
+    ASSERT_TRUE(two) << print_error(two.error());
+    ASSERT_TRUE(one) << print_error(one.error());
+    EXPECT_EQ(two->set.roles[0].body.size(), one->set.roles[0].body.size());
+    const Result<Trained> a = train(two->set, model, 5), b = train(one->set, model, 5);
+    ASSERT_TRUE(a) << print_error(a.error());
+    ASSERT_TRUE(b) << print_error(b.error());
+    expect_equal_bits(*a, *b, directives);
+  }
+}
+
+// The verifier refuses every plan in which one collective is over the other axis; of a few the
+// numbers show it, too.
+TEST(AxisViews, EachCollectiveIsOverItsAxis) {
+  NEED_MODELS();
+  const Case c{"", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "zigzag")};
+  const Result<Compiled> right = compile_case(c);
+  ASSERT_TRUE(right) << print_error(right.error());
+  const Result<Trained> uncut = train(*right->uncut, c.model, 2);
+  ASSERT_TRUE(uncut) << print_error(uncut.error());
+  const RoleProgram& role = right->set.roles[0];
+  size_t changed = 0, trained = 0;
+  for (size_t i = 0; i < role.body.size(); ++i) {
+    const Instruction& was = role.body[i];
+    const bool meets =
+        was.group >= 0 && role.groups[static_cast<size_t>(was.group)].axes.size() == 1;
+    if (!meets) continue;
+    PlanSet wrong = right->set;
+    RoleProgram& of = wrong.roles[0];
+    const int32_t axis = of.groups[static_cast<size_t>(was.group)].axes[0];
+    of.groups.push_back({of.mesh[static_cast<size_t>(1 - axis)].first, {1 - axis}});
+    of.body[i].group = static_cast<int32_t>(of.groups.size()) - 1;
+    give_communicators(wrong);
+    const Result<VerifyReport> report = verify_plan_set(wrong, nullptr);
+    EXPECT_TRUE(!report || !report->findings.empty()) << i << " " << was.label;
+    if (++changed % 40 != 0) continue;
+    const Result<Trained> ran = train(wrong, c.model, 2);
+    if (!ran) continue;  // not to be run at all
+    ++trained;
+    EXPECT_GT(largest_difference(*ran, *uncut), 1e-9) << i << " " << was.label;
+  }
+  EXPECT_GT(changed, 40U);
+  EXPECT_GT(trained, 0U);
+}
+
+// A strategy for a whole mesh, on one device: the plan is that of no directive over the mesh, and
+// each of them says so.
+TEST(AxisViews, AxesOfOneRankChangeNothing) {
+  NEED_MODELS();
+  const std::string split = "  - split: {dim: batch, into: 2}\n";
+  const char* const kOver[] = {
+      "replicate: {over: dp, shard: [optimizer, gradients, parameters], bucket: 1KiB, reduce: "
+      "{stream: r}, gather: {stream: g, prefetch: 2}}",
+      "replicate: {over: [pod, dp], shard: [optimizer], persist: 1KiB}",
+      "shard: {match: \"**/qkv/*\", dim: 0, over: tp}",
+      "shard: {match: \"**/qkv/*\", dim: 0, over: [tp, cp]}",
+      "shard: {scope: \"**/ln_*\", dim: 1, over: tp}",
+      "shard: {match: \"**/wte/*\", dim: 0, over: tp, pad: true}",
+      "shard: {input: \"*\", dim: 1, over: cp, order: zigzag}",
+      "shard: {attention: \"**\", by: ring, over: cp}",
+      "shard: {sends: \"**\", over: tp}",
+      "stream: {where: {kind: rotate}, name: ring, priority: high}",
+      "stream: {where: {kind: all_reduce, pass: B, mb: m}, name: \"tp{m}\", sms: 20}",
+      "prefetch: {where: {kind: all_gather}, distance: 2}",
+      "fuse: {where: {kind: reduce_scatter}, microbatches: 2}"};
+  const std::string mesh = "{pod: 1, dp: 1, tp: 1, cp: 1}";
+  const Result<Compiled> without = compile_case({"", "gpt-deep", mesh, split}, false);
+  ASSERT_TRUE(without) << print_error(without.error());
+  for (const std::string directive : kOver) {
+    const Result<Compiled> with =
+        compile_case({"", "gpt-deep", mesh, split + "  - " + directive + "\n"}, false);
+    ASSERT_TRUE(with) << directive << print_error(with.error());
+    ASSERT_EQ(with->set.roles.size(), 1U);
+    EXPECT_EQ(print_plan(with->set.roles[0]), print_plan(without->set.roles[0])) << directive;
+    const bool said = std::any_of(
+        with->explanations.begin(), with->explanations.end(), [&](const Explanation& one) {
+          return std::any_of(one.lines.begin(), one.lines.end(), [&](const std::string& line) {
+            return one.directive == directive.substr(0, directive.find(':')) &&
+                   (line.find("has one rank") != line.npos ||
+                    line.find("have one rank each") != line.npos);
+          });
+        });
+    EXPECT_TRUE(said) << directive;
+  }
+}
+
+std::string refusal(const std::string& mesh, const std::string& directives) {
+  const Result<Compiled> compiled = compile_case({"", "llama-hf", mesh, directives});
+  return compiled ? "" : print_error(compiled.error());
+}
+
+TEST(AxisViews, WhatIsNoProductIsRefused) {
+  NEED_MODELS();
+  const auto says = [](const std::string& text, const char* words) {
+    return text.find(words) != text.npos ? "" : text;
+  };
+  EXPECT_EQ(says(refusal("{a: 2, x: 2, b: 2}",
+                         "  - replicate: {over: [a, b]}\n  - replicate: {over: x}\n"),
+                 "6:23: error: not supported: replicas over [a, b], which are no axis together"),
+            "");
+  EXPECT_EQ(says(refusal("{a: 2, b: 2}",
+                         "  - shard: {input: \"*\", dim: 1, over: [a, b]}\n"
+                         "  - shard: {attention: \"**\", by: ring, over: [a, b]}\n"
+                         "  - shard: {match: \"**/wte/*\", dim: 0, over: a}\n"),
+                 "not supported: attention over [a, b], which are no axis together"),
+            "");
+}
+
+}  // namespace
+}  // namespace piper
