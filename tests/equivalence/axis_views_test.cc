@@ -51,7 +51,6 @@ const std::string kTensor = R"(  - shard: {match: "**/q_proj/weight", dim: 0, ov
 std::vector<Case> cases() {
   return {{"usp", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "contiguous")},
           {"usp_zigzag", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "zigzag")},
-          {"usp_heads_outside", "llama-hf", "{ring: 2, u: 2}", usp("u, ring", "contiguous")},
           {"usp_other_mesh", "gpt-deep", "{u: 2, ring: 2}", usp("ring, u", "contiguous")},
           {"usp_zero3", "gpt-deep", "{dp: 2, ring: 2, u: 2}",
            usp("ring, u", "zigzag") +
@@ -219,6 +218,10 @@ TEST(AxisViews, WhatIsNoProductIsRefused) {
                          "  - shard: {match: \"**/wte/*\", dim: 0, over: a}\n"),
                  "not supported: attention over [a, b], which are no axis together"),
             "");
+  EXPECT_EQ(
+      says(refusal("{ring: 2, u: 2}", usp("u, ring", "contiguous")),
+           "error: not supported: heads exchanged over 'u', which has longer blocks than 'ring'"),
+      "");
 }
 
 }  // namespace

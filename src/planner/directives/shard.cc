@@ -286,12 +286,25 @@ void add_samples(const Graph& step, const SourceSpan& at, AxisCut& cut) {
   for (const Param& param : step.params) cut.seeds.push_back({param.value, -1, at});
 }
 
+// Heads are exchanged before keys come by in turn, so that these come once.
+bool exchanges_heads(const AxisCut& cut) {
+  return std::any_of(cut.attention.begin(), cut.attention.end(),
+                     [](const AttentionCut& one) { return one.by == AttentionBy::kHeads; });
+}
+
 // Of a dim that is cut over several axes the first has the longer blocks. Where an axis after this
 // one cuts into longer blocks, this one cuts each of these.
-void set_stretches(const Graph& step, const Strategy& strategy, std::span<AxisCut> cuts) {
+Status set_stretches(const Graph& step, const Strategy& strategy, std::span<AxisCut> cuts) {
   for (size_t c = 0; c < cuts.size(); ++c)
     for (const ShardRule& rule : strategy.shards) {
       if (rule.over.front() != cuts[c].name || rule.within.empty() || rule.match) continue;
+      for (const AxisCut& before : cuts.first(c))
+        if (exchanges_heads(before) &&
+            std::find(rule.within.begin(), rule.within.end(), before.name) != rule.within.end())
+          return fail(rule.over_at,
+                      "not supported: heads exchanged over '{}', which has longer blocks than '{}'",
+                      before.name, cuts[c].name)
+              .with_note(fmt::format("help: `over: [{}, {}]`", cuts[c].name, before.name));
       int64_t outer = 1;
       for (size_t later = c + 1; later < cuts.size(); ++later)
         for (size_t a = 0; a < rule.within.size(); ++a)
@@ -304,12 +317,7 @@ void set_stretches(const Graph& step, const Strategy& strategy, std::span<AxisCu
         if (of_rule && !samples && outer > 1) seed.outer = outer;
       }
     }
-}
-
-// Heads are exchanged before keys come by in turn, so that these come once.
-bool exchanges_heads(const AxisCut& cut) {
-  return std::any_of(cut.attention.begin(), cut.attention.end(),
-                     [](const AttentionCut& one) { return one.by == AttentionBy::kHeads; });
+  return ok_status();
 }
 
 // Returns the last dim at which it cuts an input; -1: none.
@@ -370,7 +378,7 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
     return std::tuple(adds_zeros(step, a), last_input_dim(step, a), exchanges_heads(a)) >
            std::tuple(adds_zeros(step, b), last_input_dim(step, b), exchanges_heads(b));
   });
-  set_stretches(step, strategy, cuts);
+  PIPER_TRY(set_stretches(step, strategy, cuts));
   add_zeros(cuts);
   for (size_t c = 0; c < cuts.size(); ++c)
     for (const ShardSeed& seed : cuts[c].seeds)
