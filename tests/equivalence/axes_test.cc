@@ -957,7 +957,7 @@ std::vector<Case> cases() {
   library("heads2_llama", "llama-hf", "context/heads", "cp: 2");
   library("ring2_gpt2", "gpt2-hf", "context/ring", "cp: 2");
   library("ring4_llama", "llama-hf", "context/ring", "cp: 4");
-  library("usp4_llama", "llama-hf", "context/usp", "cp: 4, heads: 2");
+  library("usp4_llama", "llama-hf", "context/usp", "cp: 2, heads: 2");
   library("usp2_gpt2", "gpt2-hf", "context/usp", "cp: 2");
   library("experts2_moe", "moe-gshard", "experts/experts", "ep: 2");
   // A mask of the data, which hides keys.

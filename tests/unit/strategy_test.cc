@@ -167,9 +167,9 @@ TEST(Strategy, ReadsTrain) {
   const std::string listed = "{match: [\"**/bias\", \"**/norm/*\"], weight_decay: 0}";
   const TrainSpec several =
       parsed("piper: 1\ntrain: {optimizer: {sgd: {lr: 1}}, groups: [" + listed + "]}\n").train;
-  ASSERT_EQ(several.groups.size(), 3u);
-  EXPECT_EQ(several.groups[1].match, "**/norm/*");
-  EXPECT_EQ(several.groups[1].weight_decay, 0);
+  ASSERT_EQ(several.groups.size(), 2u);
+  EXPECT_EQ(several.groups[0].match, "**/bias, **/norm/*");
+  EXPECT_EQ(several.groups[0].weight_decay, 0);
   EXPECT_EQ(train.groups[2].match, "**");
   EXPECT_EQ(train.groups[2].lr, 3e-4);
   EXPECT_EQ(strategy.global_batch, 8);
