@@ -29,7 +29,7 @@ train:
   optimizer: {adamw: {lr: 0.0003, betas: [0.9, 0.999], eps: 1e-08, weight_decay: 0.01}}
   schedule: "lr * (step < 3 ? (step + 1) / 3 : step < 10 ? 0 + 1 * (1 + cos(3.141592653589793 * ((step - 3) / 7))) / 2 : 0)"
   groups:
-    - {match: ["**/bias"], lr: 0.0003, weight_decay: 0}
+    - {match: "**/bias", lr: 0.0003, weight_decay: 0}
   clip_norm: 1
   global_batch: 16
   seed: 7
@@ -46,7 +46,7 @@ directives:
   - offload: {what: activations, min: 512B, distance: 2}
   - stream: {where: {kind: [send, recv]}, name: tx, priority: 1}
   - prefetch: {where: {kind: recv}, distance: eager}
-  - fuse: {where: {kind: send, value: ["h/*"]}, bucket: 1KiB}
+  - fuse: {where: {kind: send, value: "h/*"}, bucket: 1KiB}
   - order:
       each: pp
       program: |
@@ -202,10 +202,10 @@ TEST(Spelling, HasAllThatCanBeSaid) {
           "  - replicate: {over: pp, stream: r2, shard: [optimizer, gradients, parameters], "
           "persist: 1KiB, gather: {prefetch: 2, when: per_step, stream: g2}}\n"
           "  - shard: {match: [\"**/w\", \"**/v\"], dim: -1, pad: true, over: pp}\n"
-          "  - shard: {input: [tokens], dim: none, over: pp}\n"
-          "  - shard: {scope: [\"h/*\"], dim: 1, over: pp}\n"
-          "  - shard: {sends: [\"h/*\"], over: pp}\n"
-          "  - shard: {attention: [\"h/*\"], by: ring, over: pp}\n"
+          "  - shard: {input: tokens, dim: none, over: pp}\n"
+          "  - shard: {scope: \"h/*\", dim: 1, over: pp}\n"
+          "  - shard: {sends: \"h/*\", over: pp}\n"
+          "  - shard: {attention: \"h/*\", by: ring, over: pp}\n"
           "  - offload: {what: optimizer, in_flight: 3}\n"
           "  - offload: {what: activations, match: \"h/**\", where: {stage: \"!=1\"}}\n"
           "  - stream: {where: {pass: [B, BW]}, name: w, priority: -1, sms: 8}\n"

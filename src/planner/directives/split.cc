@@ -118,12 +118,13 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
     DagAxis dag_axis;
     dag_axis.name = axis.name;
     dag_axis.size = axis.size;
+    // Directives over an axis of one rank do nothing.
     for (const Replicate& replicate : strategy.replicates)
-      dag_axis.replicated |= replicate.over.front() == axis.name;
+      dag_axis.replicated |= replicate.over.front() == axis.name && axis.size > 1;
     for (const Place& place : strategy.places)
       for (const auto& [name, expr] : place.on) dag_axis.placed |= name == axis.name;
     for (const ShardRule& shard : strategy.shards)
-      dag_axis.sharded |= shard.over.front() == axis.name;
+      dag_axis.sharded |= shard.over.front() == axis.name && axis.size > 1;
     if (dag_axis.placed && dag_axis.replicated)
       return fail(strategy.replicates.front().over_at,
                   "replicate: axis '{}' is already used by place", axis.name);
