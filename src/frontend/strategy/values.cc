@@ -113,8 +113,8 @@ Status read_value(const Field& field, const yaml::Node& node, const Reading& rea
 // Reads a list of words or axes, each of which may appear once.
 Status read_value(const Field& field, const yaml::Node& node, const Reading& reading,
                   std::vector<std::string>& out) {
-  PIPER_ASSIGN(const auto items, items_of(node, field.name));
   const bool axes = field.form.type == Type::kAxes;
+  PIPER_ASSIGN(const auto items, items_of(node, axes ? "mesh axes" : field.name));
   for (const yaml::Node& item : items) {
     if (!axes) PIPER_TRY(read_word(field, item, reading));
     PIPER_ASSIGN(std::string name, read_text(item, reading.scope));

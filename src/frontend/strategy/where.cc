@@ -109,10 +109,15 @@ Status add_values(const yaml::Node& node, const Scope& scope, std::span<const st
   PIPER_ASSIGN(const yaml::Node texts, with_texts(node, scope));
   const std::string_view text = texts.text;
   const size_t begin = out.but ? 1 : 0, dots = text.find("..");
+  Condition::Values values;
+  if (dots == text.npos && !out.but) {
+    PIPER_ASSIGN(values.low, read_expression(node, scope, bound));
+    out.set.push_back(std::move(values));
+    return ok_status();
+  }
   const auto part = [&](size_t from, size_t end) {
     return read_expression_part(texts, from, text.substr(from, end - from), scope, bound);
   };
-  Condition::Values values;
   PIPER_ASSIGN(values.low, part(begin, std::min(dots, text.size())));
   if (dots != text.npos) {
     PIPER_ASSIGN(values.high, part(dots + 2, text.size()));
