@@ -152,7 +152,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
       "states: [bf16, f32]}}\n"
       "  ema: {decay: 0.999}\n"
       "  schedule: \"lr * min(1, (step + 1) / 3)\"\n"
-      "  groups:\n    - {match: [\"**/bias\"], lr: 0.5, weight_decay: 0}\n"
+      "  groups:\n    - {match: \"**/bias\", lr: 0.5, weight_decay: 0}\n"
       "    - {of: [norms, biases], lr: 0.5, weight_decay: 0, schedule: \"lr\"}\n  clip_norm: 1\n  "
       "skip_nonfinite: true\n"
       "  global_batch: 16\n"
