@@ -54,6 +54,9 @@ std::string apart(Strategy& strategy, const Axes& axes) {
     for (const std::string& name : *other.axes)
       if (*other.axes != axes && contains(axes, name))
         return fmt::format("line {} names '{}' without the others", other.over_at.line, name);
+  for (const Split& split : strategy.splits)
+    if (contains(axes, split.within))
+      return fmt::format("'split' at line {} names '{}'", split.within_at.line, split.within);
   for (const Place& place : strategy.places)
     for (const auto& [name, coordinate] : place.on)
       if (contains(axes, name))
