@@ -11,8 +11,9 @@ namespace {
 // names.
 Result<MeshAxis> axis_of_replicas(const Strategy& strategy) {
   for (const MeshAxis& axis : strategy.mesh)
-    if (std::ranges::any_of(strategy.replicates,
-                            [&](const Replicate& one) { return one.over == axis.name; }))
+    if (std::ranges::any_of(strategy.replicates, [&](const Replicate& one) {
+          return std::ranges::count(one.over, axis.name) > 0;
+        }))
       return axis;
   return fail(SourceSpan{strategy.path},
               "--tolerate: the strategy has no replicas that could be fewer")
