@@ -132,6 +132,7 @@ class RandomStrategy {
     const bool zigzag = model_.tokens() % (2 * a.size * b.size) == 0 && pick(random_, 2);
     const auto by = [&] { return one_of<const char*>(random_, {"ring", "gather", "heads"}); };
     const char *first = by(), *second = by();
+    while (*first == 'r' && *second == 'r') second = by();  // not supported
     return fmt::format(
         "  - shard: {{input: \"*\", dim: 1, over: [{0}, {1}]{4}}}\n"
         "  - shard: {{match: \"**\", dim: none, over: [{0}, {1}]}}\n"

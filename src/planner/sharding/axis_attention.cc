@@ -69,6 +69,14 @@ Error no_tokens(const Rewriter& rewriter, const Node& node, const AttentionCut& 
   return error;
 }
 
+// Returns whether an axis before has keys that come by in turn.
+bool is_turn_of_another(const State& state, const Node& node) {
+  const std::vector<NodeId>& readers = state.readers[node.outputs[0].index()];
+  return std::any_of(readers.begin(), readers.end(), [&](NodeId reader) {
+    return state.graph.node(reader).op == "AttentionMerge";
+  });
+}
+
 // What attention makes has tokens in blocks again for all others; its gradient has it as it was.
 void lower_by_heads(Rewriter& rewriter, NodeId id, const Choice& choice, const Layout& tokens) {
   rewriter.rewrite(id, choice);
@@ -236,6 +244,13 @@ Status lower_attention(Rewriter& rewriter, NodeId id, const Loops& loops, const 
     return refusal(state, node, how,
                    fmt::format("has {} {}, which {} ranks of '{}' do not divide", extent,
                                in_turn ? "keys" : "heads of keys", ranks, state.cut.name));
+  if (in_turn && is_turn_of_another(state, node)) {
+    Error error = refusal(state, node, how,
+                          "has keys that come by in turn over another axis already: a ring over "
+                          "two axes is not supported");
+    error.notes.emplace_back("help: `by: gather` or `by: heads` over one of them");
+    return error;
+  }
   if (in_turn && node.outputs.size() > 3 && state.type_of(node.inputs[mask_of(node)]).shape[2] == 1)
     return refusal(state, node, how,
                    "trains a mask that all queries share, which is not done by ring");
