@@ -286,10 +286,18 @@ void add_samples(const Graph& step, const SourceSpan& at, AxisCut& cut) {
   for (const Param& param : step.params) cut.seeds.push_back({param.value, -1, at});
 }
 
-// Heads are exchanged before keys come by in turn, so that these come once.
-bool exchanges_heads(const AxisCut& cut) {
+bool attends_by(const AxisCut& cut, AttentionBy by) {
   return std::any_of(cut.attention.begin(), cut.attention.end(),
-                     [](const AttentionCut& one) { return one.by == AttentionBy::kHeads; });
+                     [&](const AttentionCut& one) { return one.by == by; });
+}
+// Heads are exchanged before keys come by in turn, so that these come once.
+bool exchanges_heads(const AxisCut& cut) { return attends_by(cut, AttentionBy::kHeads); }
+
+// The keys of a ring over shorter blocks are no stretch of all, which nothing proves right.
+Error ring_of_short_blocks(const ShardRule& rule, const AxisCut& ring, const AxisCut& longer) {
+  return fail(rule.over_at, "not supported: a ring over '{}', which has shorter blocks than '{}'",
+              ring.name, longer.name)
+      .with_note(fmt::format("help: `over: [{}, {}]`", ring.name, longer.name));
 }
 
 // Of a dim that is cut over several axes the first has the longer blocks. Where an axis after this
@@ -308,8 +316,11 @@ Status set_stretches(const Graph& step, const Strategy& strategy, std::span<Axis
       int64_t outer = 1;
       for (size_t later = c + 1; later < cuts.size(); ++later)
         for (size_t a = 0; a < rule.within.size(); ++a)
-          if (rule.within[a] == cuts[later].name)
+          if (rule.within[a] == cuts[later].name) {
+            if (attends_by(cuts[c], AttentionBy::kRing))
+              return ring_of_short_blocks(rule, cuts[c], cuts[later]);
             outer *= cuts[later].ranks * (a == 0 && rule.within_zigzag ? 2 : 1);
+          }
       for (ShardSeed& seed : cuts[c].seeds) {
         const bool of_rule = seed.at.line == rule.at.line && seed.at.file == rule.at.file;
         const Value& value = step.value(seed.value);
