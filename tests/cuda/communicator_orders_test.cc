@@ -332,6 +332,7 @@ Result<Compiled> compile_file(const std::string& name, int stages) {
   if (is_half(name)) include("schedules/1f1b");
   if (is_half(name) && (!has_memory || name.ends_with("recompute") || name.ends_with("offload")))
     include("memory/ddp");
+  if (name.ends_with("async-tp")) include("tensor/sequence");
   include(name);
   std::string params;
   const auto define = [&](const char* param, int value) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
@@ -63,6 +64,9 @@ inline Result<Compiled> compile_mlp(const MlpJob& job) {
 // By rank. Where one fails the others are told; they wait so many seconds for each other.
 inline std::vector<Result<JobResult>> run_over_nccl(const PlanSet& set, const BatchSource& data,
                                                     const JobOptions& options, double timeout_s) {
+  // A process of one rank sets this variable while no other thread reads any. Here ranks are
+  // threads, one of which would set it while others read.
+  setenv("NCCL_RUNTIME_CONNECT", "0", 0);
   const auto world = make_inproc_world(set.world(), TransportOptions{timeout_s});
   std::vector<Result<JobResult>> results(static_cast<size_t>(set.world()),
                                          Result<JobResult>(fail("it did not run")));
