@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -122,28 +123,41 @@ INSTANTIATE_TEST_SUITE_P(
         Job{"crossed_pipelines", "chimera", {{"stages", "2"}, {"dp", "1"}, {"microbatches", "4"}}}),
     [](const auto& info) { return info.param.name; });
 
-// A sum of one number connects what adds before the first step, and the process has told NCCL to
-// open all the ways of larger ones with their communicators.
+// Counts a job's calls of a function of the faked library, by all ranks: before the first step of
+// any, for which they wait for each other, and in all.
+struct Calls {
+  int64_t connecting = -1, all = 0;
+};
+Calls calls_of(const char* name, const PlanSet& set) {
+  const auto now = [&] { return of_fake<int64_t(const char*)>("fake_cuda_calls")(name); };
+  const int64_t before = now();
+  Calls calls;
+  std::barrier meet(static_cast<ptrdiff_t>(set.world()));
+  JobOptions options = options_of();
+  options.before_step = [&](int64_t rank, int64_t step, const Executor&) {
+    if (step > 0) return ok_status();
+    meet.arrive_and_wait();
+    if (rank == 0) calls.connecting = now() - before;
+    meet.arrive_and_wait();
+    return ok_status();
+  };
+  const Numbers data(*data_needs(set));
+  for (const auto& rank : run_over_nccl(set, data, options, kTimeout))
+    EXPECT_TRUE(rank) << print_error(rank.error());
+  calls.all = now() - before;
+  return calls;
+}
+
+// A sum of one number connects what adds before the first step.
 TEST_F(Nccl, FastSumsConnectBeforeTheFirstStep) {
   const auto compiled = compile_mlp(
       "ddp", {{"dp", "2"}},
       "directives:\n  - name: replicate\n    replicate: {over: dp, reduce: {sum: fast}}\n");
   ASSERT_TRUE(compiled) << print_error(compiled.error());
-  const auto sums = [] {
-    return of_fake<int64_t(const char*)>("fake_cuda_calls")("ncclAllReduce");
-  };
-  const int64_t before = sums();
-  std::atomic<int64_t> made = -1;
-  JobOptions options = options_of();
-  options.before_step = [&](int64_t rank, int64_t step, const Executor&) {
-    if (rank == 0 && step == 0) made = sums() - before;
-    return ok_status();
-  };
-  const Numbers data(*data_needs(compiled->set));
-  for (const auto& rank : run_over_nccl(compiled->set, data, options, kTimeout))
-    ASSERT_TRUE(rank) << print_error(rank.error());
+  const Calls sums = calls_of("ncclAllReduce", compiled->set);
   const auto& all = compiled->set.roles[0].communicators;
-  EXPECT_EQ(made, 2 * std::ranges::count_if(all, [](const auto& each) { return !each.is_pair(); }));
+  EXPECT_EQ(sums.connecting,
+            2 * std::ranges::count_if(all, [](const auto& each) { return !each.is_pair(); }));
 }
 
 // Parameters in parts are gathered by the library, which is connected for that before the first
@@ -151,25 +165,13 @@ TEST_F(Nccl, FastSumsConnectBeforeTheFirstStep) {
 TEST_F(Nccl, PartsAreGatheredByTheLibrary) {
   const auto compiled = compile_mlp("zero3", {{"dp", "2"}, {"microbatches", "2"}}, "");
   ASSERT_TRUE(compiled) << print_error(compiled.error());
-  const auto gathers = [] {
-    return of_fake<int64_t(const char*)>("fake_cuda_calls")("ncclAllGather");
-  };
-  const int64_t before = gathers();
-  std::atomic<int64_t> made = -1;
-  JobOptions options = options_of();
-  options.before_step = [&](int64_t rank, int64_t step, const Executor&) {
-    if (rank == 0 && step == 0) made = gathers() - before;
-    return ok_status();
-  };
-  const Numbers data(*data_needs(compiled->set));
-  for (const auto& rank : run_over_nccl(compiled->set, data, options, kTimeout))
-    ASSERT_TRUE(rank) << print_error(rank.error());
+  const Calls gathers = calls_of("ncclAllGather", compiled->set);
   std::set<int32_t> communicators;
   for (const Instruction& one : compiled->set.roles[0].body)
     if (one.kind == InstructionKind::kAllGather) communicators.insert(one.communicator);
   ASSERT_FALSE(communicators.empty());
-  EXPECT_GE(made, 2 * std::ssize(communicators));  // the other rank may be in its first step
-  EXPECT_GT(gathers() - before, made);
+  EXPECT_EQ(gathers.connecting, 2 * std::ssize(communicators));
+  EXPECT_GT(gathers.all, gathers.connecting);
 }
 
 // What the plan says is kept; of the rest all that a rank may have under way at once get even

@@ -53,6 +53,13 @@ Status read_value(const Field& field, const yaml::Node& node, const Reading& rea
   out = std::move(value);
   return ok_status();
 }
+// Reads the dim that a directive cuts: an integer, or the first word of a list, which means none.
+template <const auto& kWords, class Cut>
+Status read_dim_or(const Field& field, const yaml::Entry& entry, const Reading& reading, Cut& cut) {
+  PIPER_ASSIGN(const yaml::Node dim, with_texts(entry.value, reading.scope));
+  cut.dim_at = dim.at;
+  return dim.text == kWords[0].name ? ok_status() : read_value(field, dim, reading, cut.dim);
+}
 template <Numeric V>
 std::string print_value(const Field& field, V value) {
   return print_value(field, static_cast<int64_t>(value));

@@ -8,12 +8,6 @@ namespace {
 
 constexpr Word kNone[] = {{"none"}};
 
-Status read_dim(const Field& field, const yaml::Entry& entry, const Reading& reading,
-                ShardRule& shard) {
-  PIPER_ASSIGN(const yaml::Node dim, with_texts(entry.value, reading.scope));
-  shard.dim_at = dim.at;
-  return dim.text == "none" ? ok_status() : read_value(field, dim, reading, shard.dim);
-}
 std::string print_dim(const Field& field, const ShardRule& shard) {
   if (!shard.has_dim()) return "";
   return shard.dim ? print_value(field, *shard.dim) : "none";
@@ -84,7 +78,7 @@ constexpr Field kShardKeys[] = {
      member<&ShardRule::by>},
     {"dim", integer_or(kNone, {-64, 63}), kOptional,
      "Which dim is cut, from the end if negative; none: every rank holds all of it.",
-     custom<read_dim, print_dim>},
+     custom<read_dim_or<kNone, ShardRule>, print_dim>},
     {"pad", kBool, kOptional,
      "Where the axis does not divide the dim: zeros after it, which never count. Default false.",
      member<&ShardRule::pad>},

@@ -10,12 +10,6 @@ namespace {
 
 constexpr Word kBatch[] = {{"batch"}};
 
-Status read_split_dim(const Field& field, const yaml::Entry& entry, const Reading& reading,
-                      Split& split) {
-  PIPER_ASSIGN(const yaml::Node dim, with_texts(entry.value, reading.scope));
-  split.dim_at = dim.at;
-  return dim.text == "batch" ? ok_status() : read_value(field, dim, reading, split.dim);
-}
 std::string print_split_dim(const Field& field, const Split& split) {
   return split.dim ? print_value(field, *split.dim) : "batch";
 }
@@ -90,7 +84,7 @@ constexpr Field kSplitKeys[] = {
      member<&Split::tensor>},
     {"dim", integer_or(kBatch, {-64, 63}), kRequired,
      "What to cut: batch, or, of a region, a dim, from the end if negative.",
-     custom<read_split_dim, print_split_dim>},
+     custom<read_dim_or<kBatch, Split>, print_split_dim>},
     {"into", kCount, kRequired, "Number of microbatches, or parts.", member<&Split::into>},
     {"within", kAxis, kOptional,
      "A mesh axis that cuts the dim, too: a part has its share of each rank's block.",

@@ -293,11 +293,11 @@ bool attends_by(const AxisCut& cut, AttentionBy by) {
 // Heads are exchanged before keys come by in turn, so that these come once.
 bool exchanges_heads(const AxisCut& cut) { return attends_by(cut, AttentionBy::kHeads); }
 
-// The keys of a ring over shorter blocks are no stretch of all, which nothing proves right.
-Error ring_of_short_blocks(const ShardRule& rule, const AxisCut& ring, const AxisCut& longer) {
-  return fail(rule.over_at, "not supported: a ring over '{}', which has shorter blocks than '{}'",
-              ring.name, longer.name)
-      .with_note(fmt::format("help: `over: [{}, {}]`", ring.name, longer.name));
+// `longer` is to be the axis with the longer blocks.
+Error wrong_way(const ShardRule& rule, const AxisCut& longer, const AxisCut& shorter,
+                const std::string& what) {
+  return fail(rule.over_at, "not supported: {}", what)
+      .with_note(fmt::format("help: `over: [{}, {}]`", longer.name, shorter.name));
 }
 
 // Of a dim that is cut over several axes the first has the longer blocks. Where an axis after this
@@ -306,21 +306,27 @@ Status set_stretches(const Graph& step, const Strategy& strategy, std::span<Axis
   for (size_t c = 0; c < cuts.size(); ++c)
     for (const ShardRule& rule : strategy.shards) {
       if (rule.over.front() != cuts[c].name || rule.within.empty() || rule.match) continue;
+      const AxisCut& cut = cuts[c];
+      const auto is_longer = [&](const AxisCut& other) {
+        return std::find(rule.within.begin(), rule.within.end(), other.name) != rule.within.end();
+      };
       for (const AxisCut& before : cuts.first(c))
-        if (exchanges_heads(before) &&
-            std::find(rule.within.begin(), rule.within.end(), before.name) != rule.within.end())
-          return fail(rule.over_at,
-                      "not supported: heads exchanged over '{}', which has longer blocks than '{}'",
-                      before.name, cuts[c].name)
-              .with_note(fmt::format("help: `over: [{}, {}]`", cuts[c].name, before.name));
+        if (exchanges_heads(before) && is_longer(before))
+          return wrong_way(
+              rule, cut, before,
+              fmt::format("heads exchanged over '{}', which has longer blocks than '{}'",
+                          before.name, cut.name));
+      // The keys of a ring over shorter blocks are no stretch of all, which nothing proves right.
+      for (const AxisCut& later : cuts.subspan(c + 1))
+        if (attends_by(cut, AttentionBy::kRing) && is_longer(later))
+          return wrong_way(rule, cut, later,
+                           fmt::format("a ring over '{}', which has shorter blocks than '{}'",
+                                       cut.name, later.name));
       int64_t outer = 1;
       for (size_t later = c + 1; later < cuts.size(); ++later)
         for (size_t a = 0; a < rule.within.size(); ++a)
-          if (rule.within[a] == cuts[later].name) {
-            if (attends_by(cuts[c], AttentionBy::kRing))
-              return ring_of_short_blocks(rule, cuts[c], cuts[later]);
+          if (rule.within[a] == cuts[later].name)
             outer *= cuts[later].ranks * (a == 0 && rule.within_zigzag ? 2 : 1);
-          }
       for (ShardSeed& seed : cuts[c].seeds) {
         const bool of_rule = seed.at.line == rule.at.line && seed.at.file == rule.at.file;
         const Value& value = step.value(seed.value);
