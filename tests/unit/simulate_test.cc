@@ -412,8 +412,8 @@ TEST(Simulate, PoliciesFindOrdersAsGoodAsThePapers) {
           ASSERT_LE(bytes, policy.memory);
         }
       }
-      // What no order is below: the work of the last stage behind the way to it; or that without
-      // weight halves, and the way back.
+      // No order is shorter than the work of the last stage behind the way to it, nor than that
+      // without weight halves and the way back.
       const double others = static_cast<double>(row.p - 1), m = static_cast<double>(row.m);
       const double way = others * (row.F + row.c),
                    back = m * (row.F + row.B) + others * (row.B + row.c) + row.W;

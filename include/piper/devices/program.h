@@ -68,7 +68,7 @@ struct FuseCounts {
 struct FuseOptions {
   // Whether kernels of products and of norms' gradients can take ops along (`then`).
   bool finishes_products = true;
-  // Whether ops share passes at all: without, each op that is no view moves all that it reads and
+  // Says whether ops share passes. If not, each op that is no view moves all that it reads and
   // makes, as in frameworks that run ops one by one.
   bool shares_passes = true;
 };

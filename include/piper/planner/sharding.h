@@ -99,7 +99,7 @@ struct PartCut {
   int64_t outer =
       0;  // equal blocks of which each part has its share; 0: as readers take a dim apart
   std::vector<int32_t> region;  // by node: which it is in; -1: none
-  // What is cut of what a region reads.
+  // Names a value that a region reads, and the dim at which it is cut.
   struct Seed {
     int32_t region = 0;
     ValueId value;

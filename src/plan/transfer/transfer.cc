@@ -57,7 +57,7 @@ int64_t count(const Runs& runs) {
   return elements;
 }
 
-// What a number of ranks hold alike of a state.
+// Holds the elements of a state that several ranks have alike.
 struct Share {
   Runs runs;
   std::vector<int64_t> ranks;
@@ -87,7 +87,7 @@ void add_share(Shares& shares, const Held& held, int64_t rank) {
   if (ranks.empty() || ranks.back() != rank) ranks.push_back(rank);
 }
 
-// What a rank needs of a state, in one or in several types.
+// Holds the elements of a state that a rank needs, in one type or in several.
 struct Need {
   Runs runs;
   int64_t bytes = 0;  // of the widest type of an element

@@ -129,7 +129,7 @@ class PartFinder {
     return ok_status();
   }
 
-  // What a region reads first of what others make is cut.
+  // Cuts the first value that each region reads and does not make.
   Status find_read() {
     std::set<int32_t> known;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {

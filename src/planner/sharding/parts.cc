@@ -49,7 +49,7 @@ class Doors {
     return std::move(graph_);
   }
 
-  // By what the door makes: an entry, or -1 where it is an exit.
+  // Returns doors by what they make: the number of an entry, or -1 for an exit.
   const std::map<ValueId, int32_t>& doors() const { return doors_; }
   const Entry& entry(int32_t e) const { return entries_[static_cast<size_t>(e)]; }
 
@@ -68,7 +68,7 @@ class Doors {
            !value.type.shape.empty();
   }
 
-  // What is cut enters by a door, and so do gradients of what has left by one.
+  // Finds where tensors that are cut come in, and gradients of those that have left.
   void find_entries() {
     entries_at_.resize(graph_.nodes.size());
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
@@ -215,12 +215,13 @@ class PartCutter {
     if (const auto known = of_seed_.find(entry.seed); known != of_seed_.end()) return known->second;
     const int dim = cut_.seeds[static_cast<size_t>(entry.seed)].dim;
     PIPER_ASSIGN(const Layout layout,
-                 layout_of_seed(rewriter_.state(), {.value = door, .dim = dim, .at = cut_.at, .outer = cut_.outer}));
+                 layout_of_seed(rewriter_.state(),
+                                {.value = door, .dim = dim, .at = cut_.at, .outer = cut_.outer}));
     return of_seed_[entry.seed] = layout;
   }
 
-  // What parts work on must not be put together within the region, nor must a part go on after a
-  // sum over all of them: the next op would need all parts of the one before. Numbers may be sums.
+  // Refuses regions in which parts are put together, or go on after a sum over all of them: the
+  // next op would need all parts of the one before. Numbers may be sums.
   Status check(const ShardedGraph& made) const {
     const Graph& graph = made.graph;
     std::map<ValueId, const Conversion*> sums[2];  // of pass F, and of others

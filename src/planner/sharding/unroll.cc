@@ -91,7 +91,7 @@ class Unroller {
   }
   void put(Node node) { append(graph_, nodes_, std::move(node)); }
 
-  // What no part changes runs once.
+  // Adds an op that works on the same in all parts, so that it runs once.
   void add_whole(Node node) {
     for (ValueId& input : node.inputs) input = of(input, 0);
     put(without_part(std::move(node)));
@@ -150,7 +150,7 @@ class Unroller {
     return to;
   }
 
-  // Where a part begins is known now.
+  // Makes a constant of the place where a part begins: the number of the part is known now.
   void number(const Node& node) {
     const int64_t size = node.attrs.integer("size"), outer = node.attrs.integer("outer", 0);
     PIPER_CHECK(node.attrs.integer("turn") == 0 && node.attrs.integer("mirrored") == 0);

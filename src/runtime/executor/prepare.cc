@@ -131,7 +131,7 @@ Status load_reference(const RunOptions& options, Loaded& loaded) {
   return ok_status();
 }
 
-// Of so many steps at most, the last ones, times are kept.
+// Times are kept of so many of the last steps at most.
 constexpr int64_t kMostProfiled = 100;
 
 Status prepare_profile(RunOptions& options, const PlanSet& set) {

@@ -27,7 +27,7 @@ class Switching : public StateSource {
   std::string print(int64_t step) const;
 
  private:
-  // What a rank has after the transfer.
+  // Holds the states that a rank has after the transfer.
   struct Moved {
     std::unique_ptr<CheckpointReader> reader;
     std::unique_ptr<CheckpointStates> states;
