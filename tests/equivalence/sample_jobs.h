@@ -1,4 +1,4 @@
-// Jobs of piper-run that train the sample model under several strategies, in a folder of the test.
+// Jobs of piper-run that train a small model under several strategies, in a folder of the test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ class SampleJobs : public ::testing::Test {
                       const std::string& train = kTrain) {
     std::ofstream(path(name + ".yaml")) << "piper: 1\n" << text << train;
     const auto [code, output] = run_shell(
-        fmt::format("{}/bin/piperc {}/samples/gpt/model.onnx {} -o {} --force 2>&1",
+        fmt::format("{}/bin/piperc {}/tests/data/small_gpt/model.onnx {} -o {} --force 2>&1",
                     PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path(name + ".yaml"), path(name)));
     ASSERT_EQ(code, 0) << output;
   }

@@ -243,7 +243,7 @@ TEST_F(Switch, EvaluationsGoOn) {
   for (const Way& way : {kWays[2], kWays[4]}) {
     const std::string made = path(std::string("eval-") + way.name);
     std::ofstream(path("eval.yaml")) << "piper: 1\n" << way.text << kTrain;
-    ASSERT_EQ(run_shell(fmt::format("{}/bin/piperc {}/samples/gpt/model.onnx {} --eval -o {} 2>&1",
+    ASSERT_EQ(run_shell(fmt::format("{}/bin/piperc {}/tests/data/small_gpt/model.onnx {} --eval -o {} 2>&1",
                                     PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("eval.yaml"), made))
                   .first,
               0);

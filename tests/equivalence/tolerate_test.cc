@@ -17,7 +17,7 @@ class Tolerate : public SampleJobs {
   static std::pair<int, std::string> piperc(const std::string& name, const std::string& text,
                                             const std::string& flags) {
     std::ofstream(path(name + ".yaml")) << "piper: 1\n" << text << kTrain;
-    return run_shell(fmt::format("{}/bin/piperc {}/samples/gpt/model.onnx {} -o {} {} 2>&1",
+    return run_shell(fmt::format("{}/bin/piperc {}/tests/data/small_gpt/model.onnx {} -o {} {} 2>&1",
                                  PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path(name + ".yaml"),
                                  path(name), flags));
   }
