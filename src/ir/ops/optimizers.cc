@@ -30,61 +30,76 @@ constexpr std::string_view kRateDoc = "Learning rate. Default 1e-3.",
                            kBetasDoc = "Two decay rates. Default [0.9, 0.999].",
                            kDefault0 = "Default 0.";
 
-std::vector<OptimizerDef> make_optimizers() {
-  OptimizerDef sgd{.name = "sgd", .doc = "Stochastic gradient descent.", .op = "Sgd"};
-  sgd.settings = {rate(1e-3, kRateDoc),
+OptimizerDef sgd() {
+  OptimizerDef def{.name = "sgd", .doc = "Stochastic gradient descent.", .op = "Sgd"};
+  def.settings = {rate(1e-3, kRateDoc),
                   {"momentum", SettingForm::kAtLeast0, 0, kDefault0},
                   {"dampening", SettingForm::kUnit, 0, kDefault0},
                   {"nesterov", SettingForm::kBool, 0, "Default false."},
                   decay(0, kDefault0)};
-  sgd.states = {"momentum"};
-  sgd.states_need = "momentum";
-  sgd.counts = true;
-  sgd.need = {"nesterov", "nesterov needs a momentum above 0 and no dampening",
+  def.states = {"momentum"};
+  def.states_need = "momentum";
+  def.counts = true;
+  def.need = {"nesterov", "nesterov needs a momentum above 0 and no dampening",
               [](const Attrs& settings) {
                 return settings.integer("nesterov") == 0 ||
                        (settings.real("momentum") > 0 && settings.real("dampening") == 0);
               }};
-  OptimizerDef adam{.name = "adam",
-                    .doc = "Adam; weight decay is added to the gradient.",
-                    .op = "AdamW",
-                    .settings = {rate(1e-3, kRateDoc), beta1(0.9, kBetasDoc), beta2(0.999),
-                                 eps(1e-8, "Default 1e-8."), decay(0, kDefault0)},
-                    .states = {"exp_avg", "exp_avg_sq"},
-                    .fixed = {{"decoupled", int64_t{0}}}};
-  OptimizerDef adamw = adam;
-  adamw.name = "adamw", adamw.doc = "Adam with decoupled weight decay.";
-  adamw.settings.back() = decay(1e-2, "Default 1e-2.");
-  adamw.fixed = {{"decoupled", int64_t{1}}};
-  OptimizerDef adagrad{.name = "adagrad", .doc = "Adagrad.", .op = "Adagrad"};
-  adagrad.settings = {rate(1e-2, "Learning rate. Default 1e-2."),
-                      {"lr_decay", SettingForm::kAtLeast0, 0,
-                       "Divides the rate by 1 + step * lr_decay. Default 0."},
-                      eps(1e-10, "Default 1e-10."),
-                      decay(0, kDefault0),
-                      {"initial_accumulator_value", SettingForm::kAtLeast0, 0, kDefault0, true}};
-  adagrad.states = {"sum"};
-  adagrad.counts = true;
-  OptimizerDef onnx_adam{.name = "onnx_adam",
-                         .doc = "Adam as ai.onnx.preview.training defines it.",
-                         .op = "OnnxAdam",
-                         .settings = {rate(1e-3, kRateDoc),
-                                      beta1(0.9, kBetasDoc),
-                                      beta2(0.999),
-                                      eps(1e-6, "Joins the root as it is. Default 1e-6."),
-                                      decay(0, "norm_coefficient. Default 0."),
-                                      {"weight_decay_after", SettingForm::kUnit, 0,
-                                       "norm_coefficient_post. Default 0."}},
-                         .states = adam.states,
-                         .counts = true};
-  OptimizerDef lion{.name = "lion",
-                    .doc = "Lion; steps by the sign of an average, decoupled weight decay.",
-                    .op = "Lion",
-                    .settings = {rate(1e-4, "Learning rate. Default 1e-4."),
-                                 beta1(0.9, "Two decay rates. Default [0.9, 0.99]."), beta2(0.99),
-                                 decay(0, kDefault0)},
-                    .states = {"exp_avg"}};
-  OptimizerDef muon{
+  return def;
+}
+OptimizerDef adam() {
+  return {.name = "adam",
+          .doc = "Adam; weight decay is added to the gradient.",
+          .op = "AdamW",
+          .settings = {rate(1e-3, kRateDoc), beta1(0.9, kBetasDoc), beta2(0.999),
+                       eps(1e-8, "Default 1e-8."), decay(0, kDefault0)},
+          .states = {"exp_avg", "exp_avg_sq"},
+          .fixed = {{"decoupled", int64_t{0}}}};
+}
+OptimizerDef adamw() {
+  OptimizerDef def = adam();
+  def.name = "adamw", def.doc = "Adam with decoupled weight decay.";
+  def.settings.back() = decay(1e-2, "Default 1e-2.");
+  def.fixed = {{"decoupled", int64_t{1}}};
+  return def;
+}
+OptimizerDef adagrad() {
+  OptimizerDef def{.name = "adagrad", .doc = "Adagrad.", .op = "Adagrad"};
+  def.settings = {rate(1e-2, "Learning rate. Default 1e-2."),
+                  {"lr_decay", SettingForm::kAtLeast0, 0,
+                   "Divides the rate by 1 + step * lr_decay. Default 0."},
+                  eps(1e-10, "Default 1e-10."),
+                  decay(0, kDefault0),
+                  {"initial_accumulator_value", SettingForm::kAtLeast0, 0, kDefault0, true}};
+  def.states = {"sum"};
+  def.counts = true;
+  return def;
+}
+OptimizerDef onnx_adam() {
+  return {.name = "onnx_adam",
+          .doc = "Adam as ai.onnx.preview.training defines it.",
+          .op = "OnnxAdam",
+          .settings = {rate(1e-3, kRateDoc),
+                       beta1(0.9, kBetasDoc),
+                       beta2(0.999),
+                       eps(1e-6, "Joins the root as it is. Default 1e-6."),
+                       decay(0, "norm_coefficient. Default 0."),
+                       {"weight_decay_after", SettingForm::kUnit, 0,
+                        "norm_coefficient_post. Default 0."}},
+          .states = {"exp_avg", "exp_avg_sq"},
+          .counts = true};
+}
+OptimizerDef lion() {
+  return {.name = "lion",
+          .doc = "Lion; steps by the sign of an average, decoupled weight decay.",
+          .op = "Lion",
+          .settings = {rate(1e-4, "Learning rate. Default 1e-4."),
+                       beta1(0.9, "Two decay rates. Default [0.9, 0.99]."), beta2(0.99),
+                       decay(0, kDefault0)},
+          .states = {"exp_avg"}};
+}
+OptimizerDef muon() {
+  OptimizerDef def{
       .name = "muon",
       .doc = "Muon; steps by the nearest semi-orthogonal matrix, decoupled weight decay.",
       .op = "Muon",
@@ -101,10 +116,13 @@ std::vector<OptimizerDef> make_optimizers() {
                     {"original", "match_rms_adamw"}},
                    eps(1e-7, "The least norm that a matrix is divided by. Default 1e-7."),
                    decay(0.1, "Default 0.1.")}};
-  muon.direction = muon_direction;
-  muon.least_rank = 2;
-  muon.of_shape = muon_scale;
-  OptimizerDef adafactor{
+  def.direction = muon_direction;
+  def.least_rank = 2;
+  def.of_shape = muon_scale;
+  return def;
+}
+OptimizerDef adafactor() {
+  OptimizerDef def{
       .name = "adafactor",
       .doc = "Adafactor, which keeps means of the second moment over rows and columns.",
       .op = "Adafactor",
@@ -119,8 +137,8 @@ std::vector<OptimizerDef> make_optimizers() {
           {"d", SettingForm::kAbove0, 1,
            "Root mean square above which steps are scaled down. Default 1."},
           decay(0, kDefault0)}};
-  adafactor.direction = adafactor_direction;
-  return {sgd, adam, adamw, adagrad, onnx_adam, lion, muon, adafactor};
+  def.direction = adafactor_direction;
+  return def;
 }
 
 }  // namespace
@@ -130,7 +148,8 @@ size_t count_states(const OpDef& op, const Attrs& attrs) {
 }
 
 std::span<const OptimizerDef> optimizers() {
-  static const std::vector<OptimizerDef> made = make_optimizers();
+  static const std::vector<OptimizerDef> made{sgd(),       adam(), adamw(), adagrad(),
+                                              onnx_adam(), lion(), muon(),  adafactor()};
   return made;
 }
 
