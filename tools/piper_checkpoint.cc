@@ -15,7 +15,7 @@ enum Exit { kGood = 0, kDifferent = 1, kDiffError = 2 };
 
 struct Flags {
   std::string verb, from, to, prefix, added, dtype, shard = "5GB";
-  bool tensors = false, json = false, huggingface = false, force = false;
+  bool tensors = false, json = false, huggingface = false, dcp = false, force = false;
 };
 
 void print(const std::string& text) { std::fputs(text.c_str(), stdout); }
@@ -65,9 +65,9 @@ Result<int> export_parameters(const Flags& flags) {
   return kGood;
 }
 
-Result<int> import_parameters(const Flags& flags) {
-  PIPER_ASSIGN(const std::string text,
-               import_huggingface(flags.from, flags.added, flags.to, flags.force));
+Result<int> import_tensors(const Flags& flags) {
+  const CheckpointImport options{flags.dcp, flags.prefix, flags.added, flags.force};
+  PIPER_ASSIGN(const std::string text, import_parameters(flags.from, options, flags.to));
   print(text);
   return kGood;
 }
@@ -88,7 +88,7 @@ const std::vector<Verb>& verbs() {
        true,
        export_parameters,
        {"--hf", "--strip-prefix", "--dtype", "--shard-size", "--force"}},
-      {"import", true, import_parameters, {"--add-prefix", "--force"}},
+      {"import", true, import_tensors, {"--dcp", "--strip-prefix", "--add-prefix", "--force"}},
   };
   return kVerbs;
 }
@@ -108,7 +108,13 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_flag("--json", flags.json, "inspect, diff: an object for each checkpoint");
   app.add_flag("--hf", flags.huggingface,
                "export: a folder as Hugging Face has it, of shards and their index");
-  app.add_option("--strip-prefix", flags.prefix, "export: names without this, as model.")
+  app.add_flag(
+      "--dcp", flags.dcp,
+      "import: from a folder that torch.distributed.checkpoint wrote (default: from one of "
+      "Hugging Face)");
+  app.add_option("--strip-prefix", flags.prefix,
+                 "export: names without this, as model.; import: only tensors whose names begin "
+                 "with it")
       ->type_name("TEXT");
   app.add_option("--dtype", flags.dtype, "export: of all floats (default: as they are)")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "f64"}));
@@ -150,7 +156,8 @@ int main(int argc, char** argv) {
       "  piper-checkpoint diff A B                               settings, and tensors bit by bit\n"
       "  piper-checkpoint export DIR out/ --hf --dtype bf16      for Hugging Face\n"
       "  piper-checkpoint export DIR out.safetensors             parameters and buffers\n"
-      "  piper-checkpoint import llama/ init.safetensors         for piper-run --init",
+      "  piper-checkpoint import llama/ init.safetensors         for piper-run --init\n"
+      "  piper-checkpoint import --dcp step-1000/ init.safetensors --strip-prefix model.",
       "piper-checkpoint");
   app.footer(
       "\nExit codes: 0 good, 1 what was asked for cannot be done, 2 wrong usage, 3 damaged (verify "

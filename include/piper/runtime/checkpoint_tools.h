@@ -58,10 +58,16 @@ struct ExportOptions {
 // collide.
 Result<std::string> export_checkpoint(const CheckpointReader& reader, const ExportOptions& options,
                                       const std::string& to);
-// Writes the tensors of a Hugging Face folder (model.safetensors, or shards and their index) to one
-// file, for piper-run --init, with `prefix` before each name. `replace`: even if it is there.
-Result<std::string> import_huggingface(const std::string& folder, const std::string& prefix,
-                                       const std::string& file, bool replace);
+struct CheckpointImport {
+  bool is_dcp = false;       // torch.distributed.checkpoint's folder, else one of Hugging Face
+  std::string strip_prefix;  // only tensors whose names begin with it are taken, without it
+  std::string add_prefix;    // before each name
+  bool replace = false;      // a file that is there
+};
+// Writes the tensors of a folder (model.safetensors or shards and their index; .metadata and what
+// it names) to one file for piper-run --init, and returns what was written and what was left out.
+Result<std::string> import_parameters(const std::string& folder, const CheckpointImport& options,
+                                      const std::string& file);
 // Parses "5GB", "500MB", "2GiB" or a number of bytes.
 Result<int64_t> parse_bytes(const std::string& text);
 

@@ -1,5 +1,5 @@
-// Parameters for other programs, and from them: safetensors files, one or the shards of a Hugging
-// Face folder. Called by piper-checkpoint.
+// Parameters for other programs: safetensors files, one or the shards of a Hugging Face folder.
+// Called by piper-checkpoint.
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -9,6 +9,7 @@
 #include <set>
 
 #include "boxes.h"
+#include "files.h"
 #include "piper/base/digester.h"
 #include "piper/runtime/checkpoint_tools.h"
 
@@ -18,8 +19,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 constexpr int64_t kCopyBlock = int64_t{1} << 24;  // elements that are held at a time
-constexpr const char* kIndexFile = "model.safetensors.index.json";
-constexpr const char* kOnlyFile = "model.safetensors";
 
 Error input_error(std::string text) { return Error{ExitCode::kInput, {}, std::move(text), {}}; }
 
@@ -30,6 +29,14 @@ struct Exported {
   const CheckpointReader* from = nullptr;
 };
 
+std::vector<NamedTensor> sizes_of(std::span<const Exported> tensors) {
+  std::vector<NamedTensor> sizes;
+  for (const Exported& one : tensors)
+    sizes.push_back(
+        {one.name, one.type, Bytes{nullptr, nullptr, static_cast<size_t>(one.type.bytes())}});
+  return sizes;
+}
+
 struct Closer {
   void operator()(std::FILE* file) const { std::fclose(file); }
 };
@@ -37,10 +44,6 @@ struct Closer {
 // Writes a file, some elements at a time, and returns its digest.
 Result<std::string> stream_tensors(std::span<const Exported> tensors, const Metadata& metadata,
                                    const std::string& path) {
-  std::vector<NamedTensor> sizes;
-  for (const Exported& one : tensors)
-    sizes.push_back(
-        {one.name, one.type, Bytes{nullptr, nullptr, static_cast<size_t>(one.type.bytes())}});
   const std::unique_ptr<std::FILE, Closer> file(std::fopen(path.c_str(), "wb"));
   const auto cannot = [&] {
     return fail("cannot write '{}': {}", path, std::strerror(errno)).with_code(ExitCode::kStorage);
@@ -51,7 +54,7 @@ Result<std::string> stream_tensors(std::span<const Exported> tensors, const Meta
     digest.add(bytes);
     return std::fwrite(bytes.data(), 1, bytes.size(), file.get()) == bytes.size();
   };
-  if (!put(safetensors_header(sizes, metadata))) return cannot();
+  if (!put(safetensors_header(sizes_of(tensors), metadata))) return cannot();
   std::vector<std::byte> block;
   for (const Exported& one : tensors) {
     const int64_t elements = num_elements(one.type.shape);
@@ -66,18 +69,12 @@ Result<std::string> stream_tensors(std::span<const Exported> tensors, const Meta
   return digest.digest();
 }
 
-// Writes a file, and reads it back.
-Status write_checked(std::span<const Exported> tensors, const Metadata& metadata,
-                     const std::string& path) {
-  PIPER_ASSIGN(const std::string written, stream_tensors(tensors, metadata, path));
-  PIPER_ASSIGN(const Bytes back, map_file(path));
-  PIPER_ASSIGN(const std::vector<NamedTensor> read, read_safetensors(path));
-  const bool same = std::equal(
-      read.begin(), read.end(), tensors.begin(), tensors.end(),
-      [](const NamedTensor& a, const Exported& b) { return a.name == b.name && a.type == b.type; });
-  if (same && digest(as_text(back.span())) == written) return ok_status();
-  return fail("'{}' was written, and something else was read back", path)
-      .with_code(ExitCode::kStorage);
+Status write_tensors(std::span<const Exported> tensors, const Metadata& metadata,
+                     const std::string& file) {
+  const std::vector<NamedTensor> sizes = sizes_of(tensors);
+  return write_checked(file, sizes, [&](const std::string& path) {
+    return stream_tensors(tensors, metadata, path);
+  });
 }
 
 int64_t bytes_of(std::span<const Exported> tensors) {
@@ -184,12 +181,12 @@ std::vector<std::span<const Exported>> cut_shards(std::span<const Exported> tens
 Status write_shards(const Selection& selection, int64_t most, const std::string& folder) {
   const auto shards = cut_shards(selection.tensors, most);
   const Metadata metadata{{"format", "pt"}};
-  if (shards.size() == 1) return write_checked(shards[0], metadata, folder + "/" + kOnlyFile);
+  if (shards.size() == 1) return write_tensors(shards[0], metadata, folder + "/" + kOnlyFile);
   Json index;
   index["metadata"]["total_size"] = bytes_of(selection.tensors);
   for (size_t s = 0; s < shards.size(); ++s) {
     const std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", s + 1, shards.size());
-    PIPER_TRY(write_checked(shards[s], metadata, folder + "/" + name));
+    PIPER_TRY(write_tensors(shards[s], metadata, folder + "/" + name));
     for (const Exported& one : shards[s]) index["weight_map"][one.name] = name;
   }
   return write_file(folder + "/" + kIndexFile,
@@ -212,25 +209,6 @@ Status write_folder(const Selection& selection, int64_t most, const std::string&
   return written;
 }
 
-Status check_new(const std::string& file, bool replace) {
-  std::error_code ignored;
-  if (replace || !std::filesystem::exists(file, ignored)) return ok_status();
-  return input_error(fmt::format("'{}' is there", file)).with_note("help: --force writes over it");
-}
-
-// A reader finds the file that was there, or the whole of the new one.
-Status write_one(std::span<const Exported> tensors, const Metadata& metadata,
-                 const std::string& file) {
-  const std::string built = file + ".partial";
-  Status written = write_checked(tensors, metadata, built);
-  if (written && std::rename(built.c_str(), file.c_str()) != 0)
-    written =
-        fail("cannot write '{}': {}", file, std::strerror(errno)).with_code(ExitCode::kStorage);
-  std::error_code ignored;
-  std::filesystem::remove(built, ignored);
-  return written;
-}
-
 }  // namespace
 
 Result<std::string> export_checkpoint(const CheckpointReader& reader, const ExportOptions& options,
@@ -241,7 +219,7 @@ Result<std::string> export_checkpoint(const CheckpointReader& reader, const Expo
       return std::move(whole).error().with_code(ExitCode::kRefused);
   PIPER_ASSIGN(const Selection selection, Selector(reader, options).select());
   PIPER_TRY(options.huggingface ? write_folder(selection, options.shard_bytes, to)
-                                : write_one(selection.tensors, {{"format", "pt"}}, to));
+                                : write_tensors(selection.tensors, {{"format", "pt"}}, to));
   std::string text =
       fmt::format("{}: {} parameters and {} buffers of step {}, {}\n", to, selection.parameters,
                   selection.buffers, reader.about().step, human_bytes(bytes_of(selection.tensors)));
@@ -249,70 +227,6 @@ Result<std::string> export_checkpoint(const CheckpointReader& reader, const Expo
     text += fmt::format("'{}' is '{}' (tied) and stored once\n", quote_control(tied),
                         quote_control(name));
   return text;
-}
-
-// ---- Import -------------------------------------------------------------------------------------
-
-namespace {
-
-// Returns by file of a Hugging Face folder the names that its index says it has.
-Result<std::map<std::string, std::set<std::string>>> read_index(const std::string& folder) {
-  std::map<std::string, std::set<std::string>> files;
-  std::error_code ignored;
-  const std::string path = folder + "/" + kIndexFile;
-  if (!std::filesystem::exists(path, ignored)) {
-    files[kOnlyFile];
-    return files;
-  }
-  PIPER_ASSIGN(const Bytes text, map_file(path));
-  const Json index = parse_json(as_text(text.span()));
-  const bool good = index.is_object() && index.contains("weight_map") &&
-                    index["weight_map"].is_object() && !index["weight_map"].empty();
-  if (!good) return fail(SourceSpan{path}, "it has no weight_map");
-  for (const auto& [name, file] : index["weight_map"].items()) {
-    const std::string in = file.is_string() ? file.get<std::string>() : "";
-    if (in.empty() || in.find('/') != in.npos || in.find('\0') != in.npos)
-      return fail(SourceSpan{path}, "'{}' is in no file of this folder", quote_control(name));
-    files[in].insert(name);
-  }
-  return files;
-}
-
-Error no_weights(const std::string& folder) {
-  return fail("'{}' has neither {} nor {}", folder, kIndexFile, kOnlyFile)
-      .with_note(
-          "help: pytorch_model.bin and distributed checkpoints of PyTorch (.distcp) are not "
-          "supported; convert them first, as tools/README.md says under Checkpoints");
-}
-
-}  // namespace
-
-Result<std::string> import_huggingface(const std::string& folder, const std::string& prefix,
-                                       const std::string& file, bool replace) {
-  PIPER_TRY(check_new(file, replace));
-  PIPER_ASSIGN(const auto files, read_index(folder));
-  std::vector<std::unique_ptr<const CheckpointReader>> readers;
-  std::vector<Exported> tensors;
-  std::set<std::string> names;
-  for (const auto& [name, expected] : files) {
-    const std::string path = folder + "/" + name;
-    std::error_code ignored;
-    if (!std::filesystem::exists(path, ignored) && expected.empty()) return no_weights(folder);
-    PIPER_ASSIGN(CheckpointReader reader, CheckpointReader::open_tensors(path));
-    readers.push_back(std::make_unique<const CheckpointReader>(std::move(reader)));
-    for (const std::string& one : expected)
-      if (!readers.back()->types().contains(one))
-        return fail(SourceSpan{path}, "it lacks '{}', which the index says it has",
-                    quote_control(one));
-    for (const auto& [own, type] : readers.back()->types()) {
-      if (!names.insert(own).second)
-        return fail(SourceSpan{path}, "another file has '{}', too", quote_control(own));
-      tensors.push_back({prefix + own, own, type, readers.back().get()});
-    }
-  }
-  PIPER_TRY(write_one(tensors, {}, file));
-  return fmt::format("{}: {} tensors of {} files, {}\n", file, tensors.size(), files.size(),
-                     human_bytes(bytes_of(tensors)));
 }
 
 Result<int64_t> parse_bytes(const std::string& text) {

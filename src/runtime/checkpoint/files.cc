@@ -1,0 +1,46 @@
+// Writes files of tensors for other programs, so that readers find a whole one.
+#include "files.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+
+#include "piper/base/digester.h"
+
+namespace piper {
+
+Status check_new(const std::string& file, bool replace) {
+  std::error_code ignored;
+  if (replace || !std::filesystem::exists(file, ignored)) return ok_status();
+  return fail("'{}' is there", file)
+      .with_code(ExitCode::kInput)
+      .with_note("help: --force writes over it");
+}
+
+Status write_checked(const std::string& file, std::span<const NamedTensor> expected,
+                     const std::function<Result<std::string>(const std::string&)>& write) {
+  const std::string built = file + ".partial";
+  const auto write_and_compare = [&]() -> Status {
+    PIPER_ASSIGN(const std::string written, write(built));
+    PIPER_ASSIGN(const Bytes back, map_file(built));
+    PIPER_ASSIGN(const std::vector<NamedTensor> read, read_safetensors(built));
+    const bool same = std::equal(read.begin(), read.end(), expected.begin(), expected.end(),
+                                 [](const NamedTensor& a, const NamedTensor& b) {
+                                   return a.name == b.name && a.type == b.type;
+                                 });
+    if (same && digest(as_text(back.span())) == written) return ok_status();
+    return fail("'{}' was written, and something else was read back", built)
+        .with_code(ExitCode::kStorage);
+  };
+  Status written = write_and_compare();
+  if (written && std::rename(built.c_str(), file.c_str()) != 0)
+    written =
+        fail("cannot write '{}': {}", file, std::strerror(errno)).with_code(ExitCode::kStorage);
+  std::error_code ignored;
+  std::filesystem::remove(built, ignored);
+  return written;
+}
+
+}  // namespace piper
