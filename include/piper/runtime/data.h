@@ -15,8 +15,9 @@ struct InputNeed {
   int64_t low = 0, high = -1;
   int64_t ignore = INT64_MIN;
 };
-// Sources (formats/data.md): "FILES[:u16|…][:separator=TOKEN]" of tokens, a file, a folder or a
-// pattern, cut into windows of T+1 tokens (inputs named like ids take [0,T), labels [1,T+1));
+// Sources (formats/data.md): "FILES[:u16|…][:separator=TOKEN][:pack]" of tokens, a file, a folder or
+// a pattern, cut into windows of T+1 tokens (inputs named like ids take [0,T), labels [1,T+1)) or
+// packed into sequences of whole documents;
 // "mix.yaml" of several such sources, mixed by weights;
 // "NAME=file.npy" rows; "file.safetensors" with batch/K/INPUT in order of K. Several sources
 // together cover all inputs; those of tokens are one list of files.

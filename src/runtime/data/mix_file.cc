@@ -146,7 +146,7 @@ class MixReader {
 
   Status read_source(const Node& map, bool needs_weight) {
     PIPER_TRY(expect(map, Node::Kind::kMap, "a source", "a map"));
-    PIPER_TRY(check_keys(map, {"name", "files", "weight", "type", "separator", "mask"}));
+    PIPER_TRY(check_keys(map, {"name", "files", "weight", "type", "separator", "mask", "pack"}));
     for (const char* const key : {"name", "files", "weight"})
       if (!map.find(key) && (needs_weight || std::string_view(key) != "weight"))
         return fail(map.at, "a source needs '{}'", key);
@@ -160,7 +160,7 @@ class MixReader {
     PIPER_TRY(read_form(map, files));
     PIPER_ASSIGN(const auto patterns, read_files(map.find("files")->value, "'files'", folder_));
     for (const std::string& pattern : patterns)
-      source.files.push_back({pattern, files.type, files.separator});
+      source.files.push_back({pattern, files.type, files.separator, files.pack});
     if (const yaml::Entry* const mask = map.find("mask")) {
       PIPER_ASSIGN(source.masks, read_files(mask->value, "'mask'", folder_));
     }
@@ -183,6 +183,12 @@ class MixReader {
     }
     if (const yaml::Entry* const separator = map.find("separator")) {
       PIPER_ASSIGN(files.separator, read_count(separator->value, "'separator'"));
+    }
+    if (const yaml::Entry* const pack = map.find("pack")) {
+      const std::string& text = pack->value.text;
+      if (pack->value.kind != Node::Kind::kScalar || (text != "true" && text != "false"))
+        return fail(pack->value.at, "'pack' is true or false, not {}", yaml::found(pack->value));
+      files.pack = text == "true";
     }
     return ok_status();
   }

@@ -46,6 +46,8 @@ Result<bool> take_suffix(const std::string& whole, TokenFiles& files) {
     if (error != std::errc() || at != end || token < 0 || files.separator)
       return fail("data source '{}' needs one token as its separator: FILE:separator=50256", whole);
     files.separator = token;
+  } else if (suffix == "pack" && !files.pack) {
+    files.pack = true;
   } else {
     return false;
   }

@@ -54,6 +54,22 @@ Status take_mask(const std::string& path, size_t compared, TokenShard& shard) {
   return ok_status();
 }
 
+Status pack_documents(int64_t length, TokenShard& shard) {
+  const std::string& path = shard.file.path();
+  if (!shard.has_documents())
+    return fail(SourceSpan{path}, "documents are to be packed, and nothing says where they end")
+        .with_note("help: --data " + path + ":separator=TOKEN:pack");
+  if (length > INT32_MAX)
+    return fail(SourceSpan{path}, "sequences of {} tokens cannot be packed", length);
+  std::vector<std::pair<int64_t, int64_t>> documents;
+  PIPER_TRY(read_mapped(shard.file, [&] {
+    documents = shard.list_documents();
+    return ok_status();
+  }));
+  shard.packing = Packing::pack(documents, length);
+  return ok_status();
+}
+
 std::string list_some(const std::vector<std::string>& names) {
   constexpr size_t kMost = 5;
   if (names.size() <= kMost) return list_with_and(names);
@@ -115,12 +131,19 @@ Result<TokenSet::Source> TokenSet::open_source(const TokenSourceSpec& spec, int6
   if (!masks.empty() && masks.size() != named.size())
     return fail(spec.at, "source '{}' has {} files and {} masks", spec.name, named.size(),
                 masks.size());
+  for (const NamedFile& file : named)
+    if (file.files.pack != named[0].files.pack)
+      return fail(SourceSpan{file.path}, "source '{}' packs some of its files and not others",
+                  spec.name);
   for (size_t i = 0; i < named.size(); ++i) {
     PIPER_ASSIGN(TokenShard shard, open_shard(named[i].path, named[i].files.type, compared));
     PIPER_TRY(take_separator(named[i], shard));
     if (!masks.empty()) PIPER_TRY(take_mask(masks[i].path, compared, shard));
+    if (named[i].files.pack) PIPER_TRY(pack_documents(length, shard));
     shard.first_window = source.windows;
-    shard.windows = shard.tokens == 0 ? 0 : (shard.tokens - 1) / length;
+    shard.windows = shard.packing       ? shard.packing->sequences()
+                    : shard.tokens == 0 ? 0
+                                        : (shard.tokens - 1) / length;
     source.windows += shard.windows;
     (shard.windows > 0 ? source.shards : source.short_ones).push_back(std::move(shard));
   }
@@ -187,7 +210,8 @@ TokenSet::Window TokenSet::window(int64_t sample) const {
       source.shards.begin(), source.shards.end(), row,
       [](int64_t value, const TokenShard& shard) { return value < shard.first_window; });
   const TokenShard& shard = *(behind - 1);
-  return {&shard, (row - shard.first_window) * length_};
+  const int64_t own = row - shard.first_window;
+  return {&shard, own * length_, own};
 }
 
 int64_t TokenSet::windows() const {
@@ -211,19 +235,27 @@ std::vector<std::pair<std::string, int64_t>> TokenSet::consumed(int64_t samples)
 
 std::string TokenSet::describe(const Source& source, int64_t length) {
   std::vector<std::string> forms, too_short;
-  int64_t tokens = 0, documents = 0;
+  int64_t tokens = 0, documents = 0, filled = 0, left_out = 0;
   for (const TokenShard& shard : source.shards) {
     const std::string form = fmt::format("{} of {}", shard.form, info(shard.type).name);
     if (std::find(forms.begin(), forms.end(), form) == forms.end()) forms.push_back(form);
     tokens += shard.tokens;
     if (shard.index) documents += shard.index->documents();
+    if (shard.packing) filled += shard.packing->filled();
+    if (shard.packing) left_out += shard.packing->left_out();
   }
   for (const TokenShard& shard : source.short_ones) too_short.push_back(shard.file.path());
-  std::string text =
-      fmt::format("{}: {} ({}), {} tokens{}, {} of {} + 1", source.name,
-                  plural(static_cast<int64_t>(source.shards.size()), "file"), join(forms, ", "),
-                  tokens, documents > 0 ? fmt::format(" in {}", plural(documents, "document")) : "",
-                  plural(source.windows, "window"), length);
+  const bool packs = source.shards[0].packing.has_value();
+  std::string text = fmt::format(
+      "{}: {} ({}), {} tokens{}, {} of {}{}", source.name,
+      plural(static_cast<int64_t>(source.shards.size()), "file"), join(forms, ", "), tokens,
+      documents > 0 ? fmt::format(" in {}", plural(documents, "document")) : "",
+      plural(source.windows, packs ? "packed sequence" : "window"), length, packs ? "" : " + 1");
+  if (packs) {
+    const double all = static_cast<double>(source.windows) * static_cast<double>(length);
+    text += fmt::format(", {:.1f} % padding", 100 - 100 * static_cast<double>(filled) / all);
+  }
+  if (left_out > 0) text += fmt::format("; {} of one token left out", plural(left_out, "document"));
   if (!too_short.empty()) text += fmt::format("; too short for a window: {}", list_some(too_short));
   return text + missing_separator(source.shards) + "\n";
 }
@@ -249,6 +281,7 @@ void TokenSet::add_content(const Source& source, std::string& text) {
                         shard.separator.value_or(-1), shard.file.content());
     if (shard.index) text += ' ' + shard.index->file().content();
     if (shard.mask_file) text += " mask " + shard.mask_file->content();
+    if (shard.packing) text += " packed";
     text += '\n';
   }
 }

@@ -12,6 +12,7 @@ struct TokenFiles {
   std::string pattern;
   std::optional<TokenType> type;
   std::optional<int64_t> separator;  // the last token of each document
+  bool pack = false;                 // samples are whole documents
 };
 struct TokenSourceSpec {
   std::string name;
@@ -37,12 +38,14 @@ class DocumentWalk {
 
 class TokenSet {
  public:
-  // Each file is cut into windows of length + 1 tokens, at stride `length`; none crosses its end.
+  // Each file is cut into windows of length + 1 tokens, at stride `length`, or its documents are
+  // packed into sequences of that length; none crosses its end.
   static Result<std::shared_ptr<const TokenSet>> open(const TokenSpec& spec, int64_t length,
                                                       const DataOptions& options);
   struct Window {
     const TokenShard* shard = nullptr;
-    int64_t start = 0;
+    int64_t start = 0;     // its first token
+    int64_t sequence = 0;  // of TokenShard::packing instead, if there is one
   };
   Window window(int64_t sample) const;
   Extent extent() const { return {samples_, shuffle_, sources_.size() > 1}; }

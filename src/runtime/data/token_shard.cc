@@ -1,6 +1,7 @@
 // Recognises the forms of token files and checks them.
 #include "token_shard.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <filesystem>
@@ -229,6 +230,29 @@ bool TokenShard::is_masked(int64_t i) const {
   if (!mask_file) return false;
   const MappedRead reading(mask_file->path());
   return load_at<uint8_t>(mask.data, i) == 0;
+}
+
+std::vector<std::pair<int64_t, int64_t>> TokenShard::list_documents() const {
+  std::vector<std::pair<int64_t, int64_t>> documents;
+  const auto add = [&](int64_t begin, int64_t end) {
+    if (end > begin) documents.emplace_back(begin, end - begin);
+  };
+  int64_t begin = 0;
+  if (index) {
+    for (int64_t d = 1; d < index->documents(); ++d) {
+      const int64_t next = std::min(index->begin(d), tokens);
+      add(begin, next);
+      begin = std::max(begin, next);
+    }
+  } else {
+    for (int64_t i = 0; i < tokens; ++i)
+      if (token(i) == *separator) {
+        add(begin, i + 1);
+        begin = i + 1;
+      }
+  }
+  add(begin, tokens);
+  return documents;
 }
 
 int64_t TokenShard::token(int64_t i) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "files.h"
+#include "pack.h"
 
 namespace piper {
 
@@ -44,11 +45,14 @@ struct TokenShard {
   std::optional<DocumentIndex> index;
   std::optional<int64_t> separator;  // the last token of each document
   std::optional<DataFile> mask_file;
-  Bytes mask;  // a byte for each token, or nothing
+  Bytes mask;                      // a byte for each token, or nothing
+  std::optional<Packing> packing;  // whose sequences are the windows
   int64_t first_window = 0, windows = 0;
 
   int64_t token(int64_t i) const;
   bool has_documents() const { return index || separator; }
+  // Returns the first token of each document and how many it has. Requires has_documents.
+  std::vector<std::pair<int64_t, int64_t>> list_documents() const;
   bool is_masked(int64_t i) const;  // the mask says that this token is not to be learned
 };
 

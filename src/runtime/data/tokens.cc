@@ -23,6 +23,8 @@ class TokenFeed final : public Feed {
       const TokenSet::Window window = set_->window(cut.sample + i);
       std::byte* const row = to + i * length * info(need_.type.dtype).bytes;
       PIPER_TRY(read_mapped(window.shard->file, [&] {
+        if (window.shard->packing)
+          return copy_packed(window, {cut.sample, 1, cut.step, cut.first + i}, row);
         return take_ == Take::kIds || take_ == Take::kLabels
                    ? copy_tokens(window, {cut.sample, 1, cut.step, cut.first + i}, row)
                    : count_documents(window, row);
@@ -46,11 +48,43 @@ class TokenFeed final : public Feed {
         store(to, t, need_.ignore);
         continue;
       }
-      if (token < 0 || (need_.low <= need_.high && (token < need_.low || token > need_.high)))
-        return outside(shard, token, first + t, cut);
+      if (!is_legal(token)) return outside(shard, token, first + t, cut);
       store(to, t, token);
     }
     return ok_status();
+  }
+  // Segments stand one behind the other, then padding, which is no document of the others': its
+  // ids are the least legal one, and no label of it is learned.
+  Status copy_packed(const TokenSet::Window& window, const SampleCut& cut, std::byte* to) const {
+    const TokenShard& shard = *window.shard;
+    const int64_t length = need_.type.shape[1];
+    int64_t t = 0, document = 0;
+    for (const PackedPart& segment : shard.packing->sequence(window.sequence)) {
+      for (int64_t k = 0; k < segment.count; ++k, ++t) {
+        if (take_ == Take::kPositions || take_ == Take::kDocuments) {
+          store(to, t, take_ == Take::kPositions ? k : document);
+          continue;
+        }
+        const int64_t at = segment.start + k + (take_ == Take::kLabels ? 1 : 0);
+        const int64_t token = shard.token(at);
+        if (take_ == Take::kLabels && shard.is_masked(at))
+          store(to, t, need_.ignore);
+        else if (is_legal(token))
+          store(to, t, token);
+        else
+          return outside(shard, token, at, cut);
+      }
+      ++document;
+    }
+    const int64_t padding = take_ == Take::kLabels      ? need_.ignore
+                            : take_ == Take::kDocuments ? document
+                            : need_.low <= need_.high   ? need_.low
+                                                        : 0;
+    for (int64_t k = 0; t < length; ++k, ++t) store(to, t, take_ == Take::kPositions ? k : padding);
+    return ok_status();
+  }
+  bool is_legal(int64_t token) const {
+    return token >= 0 && (need_.low > need_.high || (token >= need_.low && token <= need_.high));
   }
   Status count_documents(const TokenSet::Window& window, std::byte* to) const {
     const TokenShard& shard = *window.shard;
@@ -154,6 +188,11 @@ Status check_documents(const TokenSet& set, std::span<const InputNeed> needs,
     if (shard->mask_file && !ignores)
       return fail(SourceSpan{shard->mask_file->path()},
                   "a mask needs labels with a value that the loss ignores; the model has none");
+    if (shard->packing && !ignores)
+      return fail(
+          SourceSpan{shard->file.path()},
+          "packed sequences end with padding, which needs labels with a value that the loss "
+          "ignores; the model has none");
     if (shard->separator && !ignores && !takes_any)
       return fail(SourceSpan{shard->file.path()},
                   "no input takes what separator {} says: none is named position_ids, positions, "
@@ -186,8 +225,10 @@ Result<TokenFeeds> open_tokens(const TokenSpec& spec, std::span<const InputNeed>
   const auto takes = find_takes(needs, inputs);
   if (!takes) return at_file(takes.error(), *set);
   if (set->windows() < batch)
-    return fail(at, "{} tokens make {} windows of {} + 1; a batch needs {}", set->tokens(),
-                set->windows(), length, batch);
+    return fail(at, "{} tokens make {} {} of {}; a batch needs {}", set->tokens(), set->windows(),
+                set->shards()[0]->packing ? "packed sequences" : "windows",
+                set->shards()[0]->packing ? std::to_string(length) : fmt::format("{} + 1", length),
+                batch);
   if (Status fits = check_documents(*set, needs, inputs, *takes); !fits)
     return at_file(fits.error(), *set);
   TokenFeeds opened{set, {}};
