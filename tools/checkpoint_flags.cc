@@ -96,7 +96,7 @@ Status CheckpointFlags::take(RunOptions& run) {
                                                       {&init, How::kInit}};
   for (const auto& [from, how] : verbs)
     if (!from->empty()) run.start.how = how, run.start.from = *from;
-  if (!run.start.accept.empty() && (resume + resume_or_start + run.switch_to).empty())
+  if (!run.start.accept.empty() && (resume + resume_or_start).empty() && run.switches.empty())
     return fail(
                "--accept names what may differ from a checkpoint that a job resumes, or between "
                "plans that it switches to")

@@ -40,11 +40,12 @@ constexpr int kInterrupted = 130;
 
 constexpr const char* kFooter = R"(
 Sources (--data, repeatable; together they cover all inputs of the plans):
-  FILES[:u8|:u16|:u32|…][:separator=TOKEN]
+  FILES[:u8|:u16|:u32|…][:separator=TOKEN][:pack]
                               tokens, cut into windows; labels are the next. FILES is a file, a
                               folder or a pattern. The type is that of raw tokens (.bin: u16);
                               .bin with .idx, .npy, safetensors and headers say theirs. The
-                              separator is the last token of each document
+                              separator is the last token of each document; pack puts whole
+                              documents into each sequence
   mix.yaml                    sources of tokens, mixed by weights (formats/data.md)
   NAME=file.npy               samples of one input, along its batch dimension
   file.safetensors            tensors batch/K/INPUT, batches in order of K
@@ -101,7 +102,8 @@ struct Flags {
   piper::CheckpointFlags checkpoint;
   piper::FaultFlags faults;
   std::vector<std::string> plans;
-  std::string verify, helper = "auto", graphs = "on", products, tune, switch_to;
+  std::string verify, helper = "auto", graphs = "on", products, tune;
+  std::vector<std::string> switches;
   double target = 0;
   std::vector<std::string> architectures;  // of --compile-only
   bool no_shuffle = false, picture = false;
@@ -161,19 +163,20 @@ std::optional<piper::Status> do_instead(const Flags& flags) {
   return std::nullopt;
 }
 
-// Takes "DIR@STEP" apart.
-piper::Status take_switch(Flags& flags) {
-  if (flags.switch_to.empty()) return piper::ok_status();
-  const size_t at = flags.switch_to.rfind('@');
-  const std::string step = at == std::string::npos ? "" : flags.switch_to.substr(at + 1);
-  int64_t& number = flags.run.switch_step;
-  const auto read = std::from_chars(step.data(), step.data() + step.size(), number);
-  flags.run.switch_to = flags.switch_to.substr(0, at);
-  if (!step.empty() && read.ec == std::errc() && read.ptr == step.data() + step.size() &&
-      !flags.run.switch_to.empty())
-    return piper::ok_status();
-  return piper::fail("--switch {}: expected DIR@STEP, such as plans2@1000", flags.switch_to)
-      .with_code(piper::ExitCode::kUsage);
+// Takes each "DIR@STEP" apart.
+piper::Status take_switches(Flags& flags) {
+  for (const std::string& text : flags.switches) {
+    const size_t at = text.rfind('@');
+    const std::string step = at == std::string::npos ? "" : text.substr(at + 1);
+    piper::RunOptions::Switch one{text.substr(0, at)};
+    const auto read = std::from_chars(step.data(), step.data() + step.size(), one.step);
+    if (step.empty() || read.ec != std::errc() || read.ptr != step.data() + step.size() ||
+        one.plans.empty())
+      return piper::fail("--switch {}: expected DIR@STEP, such as plans2@1000", text)
+          .with_code(piper::ExitCode::kUsage);
+    flags.run.switches.push_back(std::move(one));
+  }
+  return piper::ok_status();
 }
 
 void add_flags(CLI::App& app, Flags& flags) {
@@ -192,12 +195,14 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->type_name("SOURCE")
       ->expected(1)
       ->take_all();
-  app.add_option("--switch", flags.switch_to,
+  app.add_option("--switch", flags.switches,
                  "after STEP steps, go on under these plans, which are for as many ranks: what "
                  "ranks hold moves between them in memory, and the result is that of a job that "
                  "ends there with a checkpoint and resumes under them; --accept says which "
-                 "settings may differ")
-      ->type_name("DIR@STEP");
+                 "settings may differ. Repeatable, in rising order of steps")
+      ->type_name("DIR@STEP")
+      ->expected(1)
+      ->take_all();
   app.add_option("--eval-data", run.evaluation,
                  "evaluate on this source, too; NAME=SOURCE for several sets. The plans need "
                  "'piperc --eval'. The first set's loss says which checkpoints are best")
@@ -215,6 +220,10 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_flag(
       "--eval-only", run.evaluate_only,
       "train nothing: evaluate the plans' initial values, or what --resume or --init read");
+  app.add_flag("--eval-ema", run.evaluate_averages,
+               "with --eval-only: evaluate the averages of the parameters ('ema' in the strategy) "
+               "that the checkpoint has")
+      ->needs("--eval-only");
   app.add_option("--seed", run.seed, "seed of the shuffling (default: the strategy's)")
       ->type_name("N")
       ->check(between(0, 0x1p64 - 0x1p11, "a whole number from 0 on"));
@@ -371,7 +380,7 @@ void add_flags(CLI::App& app, Flags& flags) {
   if (!prepared) std::fputs(print_error(prepared.error()).c_str(), stderr);
   if (!prepared || instead)
     return static_cast<int>(prepared ? piper::ExitCode::kOk : prepared.error().code);
-  piper::Status taken = take_switch(flags);
+  piper::Status taken = take_switches(flags);
   if (taken) taken = flags.checkpoint.take(flags.run);
   if (!taken) {
     std::fputs(print_error(taken.error()).c_str(), stderr);

@@ -226,6 +226,38 @@ TEST_F(CudaJob, RanksOnSeveralDevicesTrainWhatOneTrains) {
 }
 
 // Also where there is no device: it does not run on the CPU as if nothing had been asked for.
+// The step behind one that is not finite is queued before that is known: both end, and what is
+// saved is what a job that skips the first one has after the second.
+TEST_F(CudaJob, AStepThatIsNotFiniteLeavesWhatCanBeSaved) {
+  std::fstream x(at("x.npy"), std::ios::binary | std::ios::in | std::ios::out);
+  const float nan = NAN;
+  x.seekp(-(64 - 40) * 16 * static_cast<std::streamoff>(sizeof nan),
+          std::ios::end);  // row 40 of 64
+  x.write(reinterpret_cast<const char*>(&nan), sizeof nan);
+  x.close();
+  const auto run = [&](const std::string& flags, const char* save) {
+    return run_shell(fmt::format(
+        "env XDG_CACHE_HOME={0} PIPER_CUDA_PATH={1}/all timeout 300 {2}/bin/piper-run {0}/plans "
+        "--data x={0}/x.npy --data y={0}/y.npy --no-shuffle --save {0}/{3} {4} 2>&1",
+        folder_.path(), PIPER_FAKE_CUDA, PIPER_BINARY_DIR, save, flags));
+  };
+  const std::string kept = at("kept");
+  const auto stopped = run("--steps 6 --on-nan stop --checkpoint " + kept, "stopped");
+  EXPECT_EQ(stopped.first, static_cast<int>(ExitCode::kNumeric)) << stopped.second;
+  EXPECT_NE(stopped.second.find("step 3: the "), std::string::npos) << stopped.second;
+  EXPECT_NE(stopped.second.find("step 4 was queued before that was known"), std::string::npos)
+      << stopped.second;
+  for (const auto& [steps, save] :
+       {std::pair(3, "three"), std::pair(4, "four"), std::pair(6, "six")})
+    ASSERT_EQ(run(fmt::format("--steps {} --on-nan skip", steps), save).first, 0);
+  EXPECT_EQ(bits("stopped"), bits("four"));
+  EXPECT_NE(bits("stopped"), bits("three"));
+  EXPECT_NE(bits("stopped"), bits("six"));
+  const auto resumed = run("--steps 6 --on-nan skip --resume " + kept, "resumed");
+  EXPECT_EQ(resumed.first, 0) << resumed.second;
+  EXPECT_EQ(bits("resumed"), bits("six"));
+}
+
 TEST_F(CudaJob, AMisspeltSwitchIsAnError) {
   for (const char* folder : {PIPER_FAKE_CUDA "/all", "/nowhere"}) {
     const auto [code, output] =

@@ -412,6 +412,57 @@ TEST_F(Jobs, GoOnBitForBit) {
   }
 }
 
+// What --eval-ema finds is what an evaluation finds of a file with the averages in the parameters'
+// place, under strategies that hold parameters and averages alike and otherwise.
+TEST_F(Jobs, AveragesAreEvaluated) {
+  const auto at = [&](const std::string& plans, const std::string& flags) {
+    std::filesystem::remove(path("ema.jsonl"));
+    const auto [code, output] = run_shell(fmt::format(
+        "{}/bin/piper-run {} --data {} --threads 1 {} --metrics {} 2>&1", PIPER_BINARY_DIR,
+        path(plans), file_of("training.safetensors"), flags, path("ema.jsonl")));
+    EXPECT_EQ(code, 0) << output;
+    const auto found = losses("ema.jsonl");
+    return found.empty() ? NAN : found.rbegin()->second;
+  };
+  const std::string kept = path("averaged"), evaluate = "--eval-only " + valid();
+  for (const auto& [name, text] :
+       {std::pair("ema-stages", "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\n"),
+        std::pair("ema-zero1", "include: <zero1>\nparams: {dp: 2}\n")}) {
+    folder_->write(std::string(name) + ".yaml",
+                   fmt::format("piper: 1\n{}train: {{global_batch: 8, optimizer: {{adamw: {{lr: "
+                               "3e-2}}}}, ema: {{decay: 0.7}}}}\n",
+                               text));
+    const auto [code, output] = run_shell(
+        fmt::format("{}/bin/piperc {} {} -o {} --eval 2>&1", PIPER_BINARY_DIR,
+                    model_with(With::kNoise), path(std::string(name) + ".yaml"), path(name)));
+    ASSERT_EQ(code, 0) << output;
+  }
+  at("ema-zero1", "--steps 5 --checkpoint " + kept);
+  const auto reader = CheckpointReader::open(file_storage(), kept + "/step-000000005");
+  ASSERT_TRUE(reader) << print_error(reader.error());
+  std::vector<NamedTensor> averages;
+  for (const auto& [name, type] : reader->types()) {
+    if (!name.ends_with(".ema")) continue;
+    std::vector<std::byte> bytes(static_cast<size_t>(type.bytes()));
+    ASSERT_TRUE(reader->read(name, {type, {}, 0, num_elements(type.shape)}, bytes.data()));
+    averages.push_back(
+        {name.substr(0, name.size() - 4), type, Bytes::copy_of(bytes.data(), bytes.size())});
+  }
+  ASSERT_FALSE(averages.empty());
+  ASSERT_TRUE(write_safetensors(path("averages.safetensors"), averages));
+  for (const char* plans : {"ema-zero1", "ema-stages"}) {
+    const double ours = at(plans, evaluate + " --eval-ema --resume " + kept);
+    EXPECT_EQ(ours, at(plans, evaluate + " --init " + path("averages.safetensors"))) << plans;
+    EXPECT_NE(ours, at(plans, evaluate + " --resume " + kept)) << plans;
+  }
+  expect_runs("--steps 2 --checkpoint " + path("no-averages"));
+  const auto none = run(evaluate + " --eval-ema --resume " + path("no-averages"));
+  EXPECT_EQ(none.first, 2);
+  EXPECT_NE(none.second.find("holds no averages of parameters"), std::string::npos) << none.second;
+  EXPECT_EQ(run("--steps 2 --eval-ema").first, 2);
+  EXPECT_EQ(run(evaluate + " --eval-ema").first, 2);
+}
+
 // The training loss is lowest at the end, that of evaluation is not.
 TEST_F(Jobs, KeepTheCheckpointOfLowestLoss) {
   const auto [code, output] = run(fmt::format(

@@ -224,6 +224,44 @@ TEST_F(Switch, KilledJobsGoOn) {
   }
 }
 
+// A list of switches is as many jobs that each end with a checkpoint; killed between them, the same
+// command goes on.
+TEST_F(Switch, SeveralInOneJob) {
+  const std::string list =
+      switched("pp2dp2", 2) + switched("zero3x4", 4) + switched("tp4", 5) + switched("ddp4", 6);
+  const auto ours = run("ddp4", "--steps 8" + list + "--save " + path("ours"));
+  ASSERT_EQ(ours.first, 0) << ours.second;
+  const std::string folder = path("chain");
+  ASSERT_EQ(run("ddp4", "--steps 2 --checkpoint " + folder).first, 0);
+  const auto go_on = [&](const std::string& plans, int steps) {
+    const auto [code, output] =
+        run(plans, fmt::format("--steps {} --checkpoint {} --resume {} --save {}", steps, folder,
+                               folder, path("theirs")));
+    EXPECT_EQ(code, 0) << output;
+  };
+  go_on("pp2dp2", 4);
+  go_on("zero3x4", 5);
+  go_on("tp4", 6);
+  EXPECT_NE(read("ours"), read("theirs"));
+  go_on("ddp4", 8);
+  EXPECT_EQ(read("ours"), read("theirs"));
+  for (const int step : {1, 4, 5, 7}) {
+    const std::string kept = fmt::format("{}-{}", path("listed"), step),
+                      flags =
+                          fmt::format("--steps 8 {} --every 1 --checkpoint {} --resume-or-start {}",
+                                      list, kept, kept);
+    EXPECT_NE(run("ddp4", flags, fmt::format("kill@1:{}:after", step)).first, 0);
+    const auto resumed = run("ddp4", flags + " --save " + path("theirs"));
+    EXPECT_EQ(resumed.first, 0) << resumed.second;
+    EXPECT_EQ(read("ours"), read("theirs")) << step;
+  }
+  const auto early = run("ddp4", "--steps 8" + switched("pp4", 4) + switched("tp4", 4));
+  EXPECT_EQ(early.first, 2);
+  EXPECT_NE(early.second.find("the switch before it is after step 4, which is not earlier"),
+            std::string::npos)
+      << early.second;
+}
+
 // The data go on at the next sample, whatever the batches, and evaluations go on under the plans.
 TEST_F(Switch, AnotherBatchGoesOnAtTheNextSample) {
   std::string larger = kTrain;
@@ -235,6 +273,12 @@ TEST_F(Switch, AnotherBatchGoesOnAtTheNextSample) {
   const auto reader = CheckpointReader::open(file_storage(), path("grown/step-000000005"));
   ASSERT_TRUE(reader) << print_error(reader.error());
   EXPECT_EQ(reader->about().samples, 3 * 12 + 2 * 24);
+  const auto twice = run("pp4", "--steps 6 --accept global_batch --checkpoint " + path("twice") +
+                                    switched("larger", 3) + switched("pp2dp2", 5));
+  ASSERT_EQ(twice.first, 0) << twice.second;
+  const auto later = CheckpointReader::open(file_storage(), path("twice/step-000000006"));
+  ASSERT_TRUE(later) << print_error(later.error());
+  EXPECT_EQ(later->about().samples, 3 * 12 + 2 * 24 + 12);
 }
 
 // The data that are evaluated on are read by either plans in their own order, and at the switch

@@ -197,9 +197,12 @@ struct RunOptions {
   // Further directories: of all, and of those in folders of several worlds, the first one counts
   // that is for as many ranks as were launched.
   std::vector<std::string> other_plans;
-  // After so many steps the job goes on under these plans, a directory; "": it does not.
-  std::string switch_to;
-  int64_t switch_step = 0;
+  // After so many steps the job goes on under these plans, a directory. In rising order of steps.
+  struct Switch {
+    std::string plans;
+    int64_t step = 0;
+  };
+  std::vector<Switch> switches;
   StartOptions start;
   DataOptions data;  // its seed is the plan set's unless `seed` says another
   std::optional<uint64_t> seed;
@@ -208,6 +211,9 @@ struct RunOptions {
   std::vector<std::string> evaluation;
   int64_t evaluation_batches = 0;
   bool evaluate_only = false;  // trains nothing
+  // What is evaluated are the averages that the checkpoint has of parameters, not themselves.
+  // Requires evaluate_only.
+  bool evaluate_averages = false;
   std::string save, metrics, trace, profile;
   std::string out;         // a folder for strategy, metrics, TensorBoard's events and checkpoints
   std::string rendezvous;  // HOST:PORT where rank 0 listens; "": as the launcher says, or by MPI

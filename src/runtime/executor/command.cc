@@ -39,6 +39,12 @@ std::string print_sets(const JobOptions& job) {
   return sets.empty() ? "not given" : join(sets, ", ");
 }
 
+std::string print_switches(const RunOptions& options) {
+  std::vector<std::string> steps;
+  for (const RunOptions::Switch& one : options.switches) steps.push_back(std::to_string(one.step));
+  return steps.empty() ? "not given" : join(steps, ", ");
+}
+
 // What must be the same on all ranks, or they would not train one model or wait for each other.
 std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& options,
                                                               const BatchSource* data) {
@@ -46,36 +52,35 @@ std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& 
   const JobOptions& job = options.job;
   const char* against[] = {"not given", "single", "uncut"};
   const char* starts[] = {"initial values", "--resume", "--resume-or-start", "--branch", "--init"};
-  return {
-      {"--steps", std::to_string(job.steps)},
-      {"--seed", std::to_string(options.data.seed)},
-      {"--no-shuffle", options.data.shuffle ? "not given" : "given"},
-      {"--no-fuse", job.fuse ? "not given" : "given"},
-      {"--backend", job.backend},
-      {"--timeout", job.timeout_s ? fmt::format("{}", *job.timeout_s) : "not given"},
-      {"--start-timeout", fmt::format("{}", job.start_timeout_s)},
-      {"--data", data == nullptr ? "not read" : "of digest " + data->digest()},
-      {"--eval-data", print_sets(job)},
-      {"--eval-every", std::to_string(job.evaluate_every)},
-      {"--eval-only", options.evaluate_only ? "given" : "not given"},
-      {"--save", given(options.save)},
-      {"--metrics", given(options.metrics)},
-      {"--graphs", job.graphs ? "on" : "off"},
-      {"--trace", given(options.trace)},
-      {"--trace-steps", std::to_string(job.trace_steps)},
-      {"--profile", given(options.profile)},
-      {"--log-every", std::to_string(options.log_every)},
-      {"--target-loss", job.target_loss ? fmt::format("{}", *job.target_loss) : "not given"},
-      {"--on-nan", std::to_string(static_cast<int>(job.on_nan))},
-      {"--replay", std::to_string(job.replay)},
-      {"--check-replicas", std::to_string(job.check_replicas)},
-      {"--switch", options.switch_to.empty() ? "not given" : std::to_string(options.switch_step)},
-      {"--checkpoint", given(job.checkpoint ? job.checkpoint->folder : "")},
-      {"--every", std::to_string(job.checkpoint ? job.checkpoint->every : 0)},
-      {"what it begins with", starts[static_cast<int>(options.start.how)]},
-      {"--verify-against", against[static_cast<int>(job.verify.against)]},
-      {"--loss-bound", fmt::format("{}", job.verify.loss_bound)},
-      {"--param-bound", fmt::format("{}", job.verify.param_bound)}};
+  return {{"--steps", std::to_string(job.steps)},
+          {"--seed", std::to_string(options.data.seed)},
+          {"--no-shuffle", options.data.shuffle ? "not given" : "given"},
+          {"--no-fuse", job.fuse ? "not given" : "given"},
+          {"--backend", job.backend},
+          {"--timeout", job.timeout_s ? fmt::format("{}", *job.timeout_s) : "not given"},
+          {"--start-timeout", fmt::format("{}", job.start_timeout_s)},
+          {"--data", data == nullptr ? "not read" : "of digest " + data->digest()},
+          {"--eval-data", print_sets(job)},
+          {"--eval-every", std::to_string(job.evaluate_every)},
+          {"--eval-only", options.evaluate_only ? "given" : "not given"},
+          {"--save", given(options.save)},
+          {"--metrics", given(options.metrics)},
+          {"--graphs", job.graphs ? "on" : "off"},
+          {"--trace", given(options.trace)},
+          {"--trace-steps", std::to_string(job.trace_steps)},
+          {"--profile", given(options.profile)},
+          {"--log-every", std::to_string(options.log_every)},
+          {"--target-loss", job.target_loss ? fmt::format("{}", *job.target_loss) : "not given"},
+          {"--on-nan", std::to_string(static_cast<int>(job.on_nan))},
+          {"--replay", std::to_string(job.replay)},
+          {"--check-replicas", std::to_string(job.check_replicas)},
+          {"--switch", print_switches(options)},
+          {"--checkpoint", given(job.checkpoint ? job.checkpoint->folder : "")},
+          {"--every", std::to_string(job.checkpoint ? job.checkpoint->every : 0)},
+          {"what it begins with", starts[static_cast<int>(options.start.how)]},
+          {"--verify-against", against[static_cast<int>(job.verify.against)]},
+          {"--loss-bound", fmt::format("{}", job.verify.loss_bound)},
+          {"--param-bound", fmt::format("{}", job.verify.param_bound)}};
 }
 
 // The checkpoint is of the time after the switch: the job goes on under the later plans.
@@ -84,23 +89,27 @@ void switch_at_once(RunOptions& options, Loaded& loaded) {
   loaded.set = std::move(later->loaded.set);
   loaded.data = std::move(later->loaded.data);
   loaded.evaluation = std::move(later->loaded.evaluation);
+  loaded.later = std::move(later->loaded.later);
   options.job.evaluation = std::move(later->options.job.evaluation);
+  options.switches.erase(options.switches.begin());
 }
 
-// Plans the switch, and checks that it goes on with the same training.
-Status prepare_switch(const RunOptions& options, Loaded& loaded, bool speaks) {
+// Plans the switches, and checks that each goes on with the same training.
+Status prepare_switches(const RunOptions& options, Loaded& loaded, bool speaks) {
+  if (!loaded.later) return ok_status();
   Later& later = *loaded.later;
   PIPER_ASSIGN(later.switching,
                Switching::plan(loaded.set, later.loaded.set, end_timeout(options.job)));
   Start running;
   running.is_running = true;
-  running.step = options.switch_step;
+  running.step = options.switches[0].step;
   Checkpoint about;
   describe_job(options, loaded.set, loaded.data.get(), about);
   running.reader = std::make_unique<const CheckpointReader>(CheckpointReader::of_memory(
       loaded.set.directory, std::move(about), held_states(loaded.set), {}));
   later.options.start.how = StartOptions::How::kResume;
-  return check_start(later.options, later.loaded.set, running, later.loaded.data.get(), speaks);
+  PIPER_TRY(check_start(later.options, later.loaded.set, running, later.loaded.data.get(), speaks));
+  return prepare_switches(later.options, later.loaded, speaks);
 }
 
 // Finds the checkpoint that the run begins with, and where in the data that is.
@@ -110,7 +119,7 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
     PIPER_ASSIGN(loaded.lock, FolderLock::take(options.job.checkpoint->folder));
   }
   PIPER_ASSIGN(loaded.start, find_start(options, control));
-  if (loaded.later && loaded.start && loaded.start->step >= options.switch_step)
+  while (loaded.later && loaded.start && loaded.start->step >= options.switches[0].step)
     switch_at_once(options, loaded);
   if (loaded.start) {
     Start& start = *loaded.start;
@@ -127,7 +136,7 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
     for (BatchSource* source : {loaded.data.get(), loaded.reference_data.get()})
       if (source != nullptr) PIPER_TRY(source->begin_at(start.step, start.samples));
   }
-  if (loaded.later) PIPER_TRY(prepare_switch(options, loaded, speaks));
+  PIPER_TRY(prepare_switches(options, loaded, speaks));
   return prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start, speaks);
 }
 
@@ -140,14 +149,19 @@ Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Tra
                        *transport, job);
 }
 
-// Runs the steps after the switch, with the states that have moved.
+Result<JobResult> run_steps(const RunOptions& options, Loaded& loaded, Transport* transport,
+                            bool speaks);
+
+// Runs the steps after the next switch, with the states that have moved.
 Result<JobResult> run_later(const RunOptions& options, Loaded& loaded, JobResult first,
                             Transport* transport, bool speaks) {
   Later& later = *loaded.later;
-  if (speaks) std::fputs((later.switching->print(options.switch_step) + "\n").c_str(), stderr);
+  const int64_t step = options.switches[0].step;
+  if (speaks) std::fputs((later.switching->print(step) + "\n").c_str(), stderr);
   const int64_t begun = loaded.start ? loaded.start->step : 0;
-  std::optional<Start> start(std::in_place);
-  start->step = options.switch_step;
+  std::optional<Start>& start = later.loaded.start;
+  start.emplace();
+  start->step = step;
   start->samples = (loaded.start ? loaded.start->samples : 0) +
                    (start->step - begun + first.left_out) * batch_of(loaded.set);
   if (later.loaded.data) PIPER_TRY(later.loaded.data->begin_at(start->step, start->samples));
@@ -161,19 +175,19 @@ Result<JobResult> run_later(const RunOptions& options, Loaded& loaded, JobResult
   job.on_loaded = [&later] { later.switching->forget(); };
   PIPER_TRY(prepare_checkpoints(later.options, later.loaded.set, later.loaded.data.get(), start,
                                 /*speaks=*/false));
-  PIPER_ASSIGN(JobResult result, run_ranks(later.options, later.loaded, transport));
+  PIPER_ASSIGN(JobResult result, run_steps(later.options, later.loaded, transport, speaks));
   result.steps.insert(result.steps.begin(), first.steps.begin(), first.steps.end());
   result.evaluations.insert(result.evaluations.begin(), first.evaluations.begin(),
                             first.evaluations.end());
   return result;
 }
 
-// Runs all steps, under one set of plans or under two.
+// Runs all steps, under one set of plans after the other.
 Result<JobResult> run_steps(const RunOptions& options, Loaded& loaded, Transport* transport,
                             bool speaks) {
   if (!loaded.later) return run_ranks(options, loaded, transport);
   RunOptions first = options;
-  first.job.steps = options.switch_step;
+  first.job.steps = options.switches[0].step;
   first.job.on_end = [&](Executor& executor, Transport& over) {
     return loaded.later->switching->move(executor, over);
   };

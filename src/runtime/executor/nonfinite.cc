@@ -61,12 +61,17 @@ NonFinite::Verdict NonFinite::judge(uint8_t words) {
     ++rollbacks_;
     return Verdict::kRollBack;
   }
-  return skipped && !disagrees_ && can_stand_still_ ? Verdict::kKeep : Verdict::kFail;
+  return skipped && !disagrees_ && can_keep_ ? Verdict::kKeep : Verdict::kFail;
 }
 
 Error NonFinite::error(const StepMetrics& metrics, Verdict verdict) const {
   Error error = numeric_of(metrics);
-  if (verdict == Verdict::kKeep)
+  if (verdict == Verdict::kKeep && is_late_ && metrics.step + 1 < options_.steps)
+    error.notes.push_back(fmt::format(
+        "no rank has made this update; step {} was queued before that was known, and what is saved "
+        "is the state after it",
+        metrics.step + 2));
+  else if (verdict == Verdict::kKeep)
     error.notes.push_back(fmt::format(
         "no rank has made this update: what is saved is the state after step {}", metrics.step));
   if (disagrees_)

@@ -9,12 +9,13 @@ namespace piper {
 // Judges each step, on all ranks alike.
 class NonFinite {
  public:
-  // `can_stand_still`: a step is judged before the next one begins, so that its state can be kept.
-  NonFinite(const JobOptions& options, const BetweenSteps& between, bool can_stand_still)
-      : options_(options), between_(between), can_stand_still_(can_stand_still) {}
+  // `can_keep`: steps do not overlap, so that there is a state without the step. `is_late`: the
+  // next step is queued before this one is judged.
+  NonFinite(const JobOptions& options, const BetweenSteps& between, bool can_keep, bool is_late)
+      : options_(options), between_(between), can_keep_(can_keep), is_late_(is_late) {}
   enum class Verdict {
     kGoOn,
-    kKeep,      // the job ends with the state before the step
+    kKeep,      // the job ends with the state before the step, and with the step that is queued
     kRollBack,  // it goes on from the newest checkpoint
     kFail,      // it ends, and keeps nothing
   };
@@ -38,7 +39,7 @@ class NonFinite {
 
   const JobOptions& options_;
   const BetweenSteps& between_;
-  const bool can_stand_still_;
+  const bool can_keep_, is_late_;
   int64_t skipped_ = 0, in_a_row_ = 0, rollbacks_ = 0;
   bool disagrees_ = false;  // in the step that was judged last, some ranks made the update
 };

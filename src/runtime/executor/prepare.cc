@@ -157,6 +157,9 @@ Status prepare_evaluation(RunOptions& options, const PlanSet& set) {
         fmt::format("the steps of {} overlap: evaluations of such plans are not supported "
                     "on a GPU",
                     set.directory));
+  if (options.evaluate_averages && options.start.how == StartOptions::How::kFresh)
+    return usage("--eval-ema wants to know where averages are")
+        .with_note("help: --resume DIR, or --init DIR");
   if (options.evaluate_only) {
     job.steps = 0;
     job.checkpoint.reset();
@@ -186,13 +189,21 @@ Status open_sources(RunOptions& options, Loaded& loaded) {
   return ok_status();
 }
 
-Status check_switch(const RunOptions& options, const PlanSet& set, const PlanSet& later) {
+// `before_step`: of the switch before, or 0.
+Status check_switch(const RunOptions& options, int64_t before_step, const PlanSet& set,
+                    const PlanSet& later) {
   const JobOptions& job = options.job;
-  if (options.switch_step < 1 || options.switch_step >= job.steps)
+  const RunOptions::Switch& next = options.switches[0];
+  if (next.step < 1 || next.step >= job.steps)
     return usage(
         fmt::format("--switch {}@{}: the job has {} steps, and goes on under other plans "
                     "after one of them that is not the last",
-                    options.switch_to, options.switch_step, job.steps));
+                    next.plans, next.step, job.steps));
+  if (next.step <= before_step)
+    return usage(
+        fmt::format("--switch {}@{}: the switch before it is after step {}, which is not "
+                    "earlier",
+                    next.plans, next.step, before_step));
   if (job.verify.against != VerifyAgainst::kNone)
     return usage(
                "--switch and --verify-against do not go together: what is compared with would "
@@ -204,9 +215,10 @@ Status check_switch(const RunOptions& options, const PlanSet& set, const PlanSet
                            before, later.directory, now));
 }
 
-// Loads the plans that the job switches to, and what they read.
-Status load_later(const RunOptions& options, Loaded& loaded) {
-  if (options.switch_to.empty()) return ok_status();
+// Loads the plans that the job switches to, one after the other, and what they read.
+Status load_later(const RunOptions& options, Loaded& loaded, int64_t before_step = 0) {
+  if (options.switches.empty()) return ok_status();
+  const RunOptions::Switch next = options.switches[0];
   std::error_code ignored;
   if (!fs::is_directory(options.plan, ignored))
     return usage(
@@ -216,14 +228,16 @@ Status load_later(const RunOptions& options, Loaded& loaded) {
   loaded.later = std::make_shared<Later>();
   Later& later = *loaded.later;
   later.options = options;
-  later.options.plan = options.switch_to;
+  later.options.plan = next.plans;
+  later.options.switches.erase(later.options.switches.begin());
   later.loaded.rank = loaded.rank;
   later.loaded.world = loaded.world;
   later.loaded.way = loaded.way;
-  PIPER_ASSIGN(later.loaded.set, read_plan_set(options.switch_to));
-  PIPER_TRY(check_switch(options, loaded.set, later.loaded.set));
+  PIPER_ASSIGN(later.loaded.set, read_plan_set(next.plans));
+  PIPER_TRY(check_switch(options, before_step, loaded.set, later.loaded.set));
   PIPER_TRY(load_params(later.loaded.set));
-  return open_sources(later.options, later.loaded);
+  PIPER_TRY(open_sources(later.options, later.loaded));
+  return load_later(later.options, later.loaded, next.step);
 }
 
 }  // namespace
@@ -241,8 +255,9 @@ Status prepare(RunOptions& options, Loaded& loaded) {
   PIPER_TRY(load_later(options, loaded));
   PIPER_TRY(open_sources(options, loaded));
   PIPER_TRY(load_reference(options, loaded));
-  for (const PlanSet* set : {&loaded.set, loaded.later ? &loaded.later->loaded.set : nullptr})
-    if (set != nullptr) PIPER_TRY(check_on_nan(options, *set));
+  for (const Loaded* one = &loaded; one != nullptr;
+       one = one->later ? &one->later->loaded : nullptr)
+    PIPER_TRY(check_on_nan(options, one->set));
   if (!options.out.empty()) {
     std::error_code problem;
     fs::create_directories(options.out, problem);

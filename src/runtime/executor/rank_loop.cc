@@ -147,7 +147,7 @@ class Steps {
       : run_(run),
         overlap_(run.executor.role().steps_ahead > 0),
         late_(run.executor.is_asynchronous() && !compares(run)),
-        guard_(run.options, run.between, !overlap_ && !late_),
+        guard_(run.options, run.between, !overlap_, late_),
         begun_(run.options.first_step),
         ended_(begun_) {
     // Only ranks that all meet between steps can compare their times, which a device keeps for
@@ -282,11 +282,13 @@ Status Steps::judge(const StepMetrics& metrics, uint8_t words) {
     if (run_.control.rank() == 0) return error;
     return run_.control.barrier();  // rank 0 says what is wrong
   }
+  if (!run_.result.ended_by) run_.result.ended_by = error;
+  stop_ = run_.result.interrupted = true;
+  if (late_) return ok_status();  // the step that is queued already ends, too
   run_.executor.undo_numbers();
-  run_.result.ended_by = error;
   if (run_.control.rank() == 0) run_.result.steps.pop_back();
   begun_ = ended_ = metrics.step;
-  counts_none_ = stop_ = run_.result.interrupted = true;
+  counts_none_ = true;
   return ok_status();
 }
 

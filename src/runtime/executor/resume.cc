@@ -23,6 +23,7 @@ namespace fs = std::filesystem;
 using How = StartOptions::How;
 constexpr const char* kChoice = "the choice of a checkpoint";
 constexpr size_t kShown = 8;  // of what differs
+const std::string kAverage = ".ema";
 
 // ---- Which checkpoint ---------------------------------------------------------------------------
 
@@ -164,6 +165,17 @@ Result<std::optional<CheckpointReader>> take_newest(const RunOptions& options, C
       .with_code(ExitCode::kStorage);
 }
 
+Status check_averages(const CheckpointReader& reader, bool speaks) {
+  const int64_t count = std::ranges::count_if(
+      reader.types(), [](const auto& state) { return state.first.ends_with(kAverage); });
+  if (count == 0)
+    return usage(fmt::format("--eval-ema: '{}' holds no averages of parameters", reader.folder()))
+        .with_note(
+            "help: checkpoints of jobs whose strategy says 'train: {ema: {decay: 0.999}}' do");
+  if (speaks) tell_user(fmt::format("{} parameters are evaluated at their averages", count));
+  return ok_status();
+}
+
 }  // namespace
 
 Result<bool> CheckpointStates::fill(const Tensor& tensor, std::span<const std::string> names,
@@ -172,7 +184,10 @@ Result<bool> CheckpointStates::fill(const Tensor& tensor, std::span<const std::s
   if (weights_only_ && tensor.init.empty()) return false;
   // A version before the last update begins as its parameter does.
   if (weights_only_ && tensor.previous_of >= 0) names = names.subspan(1);
-  for (const std::string& name : names) {
+  for (const std::string& own : names) {
+    const bool is_averaged =
+        averages_ && !tensor.param.empty() && reader_.types().contains(own + kAverage);
+    const std::string name = is_averaged ? own + kAverage : own;
     if (!reader_.types().contains(name)) continue;
     PIPER_TRY(reader_.read(name, held, to));
     return true;
@@ -204,7 +219,10 @@ Result<std::optional<Start>> find_start(const RunOptions& options, Control* cont
   }
   std::optional<Start> start(std::in_place);
   start->reader = std::make_unique<const CheckpointReader>(*std::move(reader));
-  start->states = std::make_unique<CheckpointStates>(*start->reader, asked.how == How::kInit);
+  const bool averages = options.evaluate_averages;
+  start->states =
+      std::make_unique<CheckpointStates>(*start->reader, asked.how == How::kInit, averages);
+  if (averages) PIPER_TRY(check_averages(*start->reader, is_rank_0(control)));
   if (asked.how != How::kInit) start->step = start->reader->about().step;
   if (asked.how == How::kResume || asked.how == How::kResumeOrStart)
     start->samples = start->reader->about().samples;

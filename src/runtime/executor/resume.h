@@ -18,14 +18,15 @@ struct Start {
 // Serves a checkpoint's tensors to ranks that load.
 class CheckpointStates : public StateSource {
  public:
-  CheckpointStates(const CheckpointReader& reader, bool weights_only)
-      : reader_(reader), weights_only_(weights_only) {}
+  // `averages`: parameters begin with their averages, where the checkpoint has some.
+  CheckpointStates(const CheckpointReader& reader, bool weights_only, bool averages = false)
+      : reader_(reader), weights_only_(weights_only), averages_(averages) {}
   Result<bool> fill(const Tensor& tensor, std::span<const std::string> names, const Held& held,
                     std::byte* to) const override;
 
  private:
   const CheckpointReader& reader_;
-  const bool weights_only_;
+  const bool weights_only_, averages_;
 };
 
 // Returns the samples of a global batch.
