@@ -15,7 +15,7 @@ struct Way {
 };
 constexpr Way kWays[] = {
     {"ddp", "include: <ddp>\nparams: {dp: 2}\n", "flip@1:{}:forward", "rank 1"},
-    {"zero3", "include: <zero3>\nparams: {dp: 3}\n", "flip@2:{}:forward", "rank 2"},
+    {"zero3", "include: <zero3>\nparams: {dp: 3}\n", "flip@2:{}:backward", "rank 2"},
     {"pp", "include: <1f1b>\nparams: {stages: 2, dp: 2, microbatches: 3}\n", "flip@3:{}:backward",
      "rank 3"},
     {"zb", "include: <zbv>\nparams: {stages: 2, microbatches: 4}\n", "flip@0:{}:forward", "rank 0"},

@@ -117,6 +117,20 @@ void spoil(std::string_view kind, DType dtype, std::byte* at) {
   }
 }
 
+// Returns the element whose bit is turned: the first from the middle on that is not 0, or else from
+// the begin on. Of 0 the highest bit of the fraction makes a number as small as 6e-39, which is
+// lost in the next sum: the gradient of an embedding has such rows, of tokens that no sample had.
+int64_t flipped(const SpoiledValues& values, int64_t count) {
+  const int64_t size = info(values.type.dtype).bytes;
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t i = (count / 2 + k) % count;
+    if (std::any_of(values.data + i * size, values.data + (i + 1) * size,
+                    [](std::byte one) { return one != std::byte{0}; }))
+      return i;
+  }
+  return count / 2;
+}
+
 }  // namespace
 
 Result<std::optional<FaultInside>> find_fault_inside(int64_t rank, int64_t step) {
@@ -135,7 +149,7 @@ Status do_fault_inside(const FaultInside& fault, std::span<const SpoiledValues> 
     const int64_t size = info(one.type.dtype).bytes, count = num_elements(one.type.shape);
     if (!info(one.type.dtype).is_float || count == 0) continue;
     if (fault.kind == "flip")
-      return spoil(fault.kind, one.type.dtype, one.data + count / 2 * size), ok_status();
+      return spoil(fault.kind, one.type.dtype, one.data + flipped(one, count) * size), ok_status();
     for (int64_t i = 0; i < count; ++i) spoil(fault.kind, one.type.dtype, one.data + i * size);
   }
   return ok_status();
