@@ -34,13 +34,14 @@ class RandomStrategy {
       left /= size;
     }
     if (left >= 2 && pick(random, 2)) dp_ = 2, left /= 2;
+    if (left >= 2 && dp_ > 1 && pick(random, 3) == 0) outer_ = 2, left /= 2;
     if (left >= 2 && pick(random, 2)) pp_ = 2;
     if (shards_.size() > 1 && pick(random, 2)) std::swap(shards_[0], shards_[1]);
   }
 
   std::string text() {
     const size_t microbatches = 1 + pick(random_, 3);
-    const size_t batch = dp_ * microbatches * (1 + pick(random_, 2));
+    const size_t batch = outer_ * dp_ * microbatches * (1 + pick(random_, 2));
     std::string text = fmt::format("piper: 1\nmesh: {{{}}}\n", mesh());
     text += fmt::format(
         "train: {{global_batch: {}, optimizer: {{{}}}{}}}\n", batch,
@@ -53,6 +54,13 @@ class RandomStrategy {
     if (dp_ > 1)
       text += fmt::format("  - replicate: {{over: dp, bucket: {}{}}}\n",
                           one_of<const char*>(random_, {"64B", "25MiB"}), states());
+    if (outer_ > 1)
+      text += fmt::format("  - replicate: {{over: outer{}}}\n",
+                          pick(random_, 4) ? ", shard: [optimizer]" : "");
+    if (dp_ > 1 && pick(random_, 4) == 0)
+      text += fmt::format("  - replicate: {{over: dp, match: \"{}\"{}}}\n",
+                          model_.parameters()[pick(random_, model_.parameters().size())].name,
+                          states());
     size_t in_turn = pick(random_, 4);  // the first axis, where that is 0 and it divides
     size_t first = 0;
     if (products_ && shards_.size() > 1 && model_.attends() &&
@@ -99,6 +107,7 @@ class RandomStrategy {
  private:
   std::string mesh() {
     std::vector<std::string> axes{fmt::format("pp: {}", pp_), fmt::format("dp: {}", dp_)};
+    if (outer_ > 1) axes.insert(axes.begin() + static_cast<int64_t>(pick(random_, 3)), "outer: 2");
     for (const Axis& axis : shards_)
       axes.insert(axes.begin() + static_cast<int64_t>(pick(random_, axes.size() + 1)),
                   fmt::format("{}: {}", axis.name, axis.size));
@@ -178,7 +187,7 @@ class RandomStrategy {
   const RandomBlocks& model_;
   std::vector<Axis> shards_;
   bool products_ = false;
-  size_t pp_ = 1, dp_ = 1;
+  size_t pp_ = 1, dp_ = 1, outer_ = 1;  // outer: a second axis of replicas
   std::set<std::string> named_;
   std::map<std::string, Shape> left_;
 };

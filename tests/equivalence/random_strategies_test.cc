@@ -110,11 +110,11 @@ std::string composed_strategy(mutation::Random& random) {
     mb = 2 * pp;
   }
   const std::string memory =
-      one_of<const char*>(random, {"ddp", "ddp", "zero1", "zero2", "zero3", "hsdp"});
-  const size_t nodes = memory == "hsdp" ? 1 + pick(random, 2) : 1;
+      one_of<const char*>(random, {"ddp", "ddp", "zero1", "zero2", "zero3", "hsdp", "hpz"});
+  const size_t nodes = memory[0] == 'h' ? 1 + pick(random, 2) : 1;
   std::string params = fmt::format("stages: {}, microbatches: {}, recompute: {}", pp, mb,
                                    pick(random, 3) == 0 ? 1 : 0);
-  params += memory == "hsdp" ? fmt::format(", nodes: {}, gpus: {}", nodes, dp)
+  params += memory[0] == 'h' ? fmt::format(", nodes: {}, gpus: {}", nodes, dp)
                              : fmt::format(", dp: {}", dp);
   // The order of sums, so that bits can be compared.
   if (schedule == "looped-bfs") params += ", ascending: 1";

@@ -107,5 +107,51 @@ TEST(Streams, EarlyInputsAreInTheArena) {
   EXPECT_LT(ahead->set.roles[0].arena_bytes, early->set.roles[0].arena_bytes);
 }
 
+// '&&' gives the collectives of each half of a pair a stream of their own: the same results, and no
+// note that one half waits for those of the other.
+TEST(Streams, OfEachHalfOfAPairEndAlike) {
+  const auto made = [](const char* sign) {
+    std::string text = jobs::library_text("schedules/dualpipev");
+    for (size_t at = 0; (at = text.find(" & ", at)) != text.npos; at += 4)
+      text.replace(at, 3, fmt::format(" {} ", sign));
+    text +=
+        "  - shard: {match: \"model/0/*\", dim: 0, over: tp}\n"
+        "  - shard: {match: \"model/2/*\", dim: 0, over: tp}\n"
+        "  - stream: {where: {kind: [all_reduce, all_gather, reduce_scatter], mb: \"*\"}, "
+        "name: tp}\n";
+    const size_t mesh = text.find("mesh: {pp: $stages}");
+    EXPECT_NE(mesh, text.npos);
+    text.replace(
+        mesh, 19,
+        "mesh: {pp: $stages, tp: 2}\ntrain: {global_batch: 8, optimizer: {sgd: {lr: 0.1}}}");
+    const Folder folder;
+    CompileOptions options;
+    options.model = PIPER_SOURCE_DIR "/tests/data/mlp.onnx";
+    options.strategy = folder.write("strategy.yaml", text);
+    options.defines = {{"stages", "2"}, {"microbatches", "4"}};
+    options.oracles = false;
+    return compile(options);
+  };
+  const auto shared = made("&"), apart = made("&&");
+  ASSERT_TRUE(shared) << print_error(shared.error());
+  ASSERT_TRUE(apart) << print_error(apart.error());
+  const auto on = [](const PlanSet& set, std::string_view name) {
+    int64_t count = 0;
+    for (const RoleProgram& role : set.roles)
+      for (const Instruction& one : role.body)
+        count += role.streams[static_cast<size_t>(one.stream)].name == name;
+    return count;
+  };
+  EXPECT_EQ(on(shared->set, "tp.second"), 0);
+  EXPECT_GT(on(apart->set, "tp.second"), 0);
+  EXPECT_EQ(on(apart->set, "tp") + on(apart->set, "tp.second"), on(shared->set, "tp"));
+  const mutation::Outcome want = run(shared->set, 0);
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    const mutation::Outcome got = run(apart->set, seed);
+    EXPECT_EQ(got.fault, "");
+    EXPECT_EQ(got.symbols, want.symbols);
+  }
+}
+
 }  // namespace
 }  // namespace piper

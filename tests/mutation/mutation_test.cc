@@ -75,6 +75,9 @@ TEST(RightPlans, ThatDrawRandomNumbersAreAcceptedToo) {
 TEST(RightPlans, WithBlocksOfWeightsAreAcceptedToo) {
   accept_right_plans(blocks_strategy, kSanitized ? 5 : 60);
 }
+TEST(RightPlans, OfStatesOverSeveralAxesAreAccepted) {
+  accept_right_plans(nested_strategy, kSanitized ? 3 : 15);
+}
 TEST(RightPlans, OfTurnsAreAccepted) { accept_right_plans(turns_strategy, kSanitized ? 1 : 6); }
 TEST(RightPlans, OfRowsAreAccepted) { accept_right_plans(rows_strategy, kSanitized ? 3 : 30); }
 
@@ -174,6 +177,13 @@ TEST(Mutants, OfRunningStatisticsAreCaughtToo) {
   });
   catch_mutants(uncut_strategy, known, kSanitized ? 2 : 8, kSanitized ? 1 : 3,
                 kSanitized ? 10 : 150);
+}
+
+TEST(Mutants, OfStatesOverOtherAxesAreCaughtToo) {
+  std::vector<Mutation> all = mutations();
+  const auto more = state_mutations();
+  for (int k = 0; k < 8; ++k) all.insert(all.end(), more.begin(), more.end());
+  catch_mutants(nested_strategy, all, kSanitized ? 1 : 5, kSanitized ? 1 : 2, kSanitized ? 5 : 150);
 }
 
 TEST(Mutants, OfBlocksAreCaughtToo) {

@@ -36,6 +36,9 @@ std::span<const Mutation> exchange_mutations();
 // Those of what plans do, which the plan for one device tells.
 std::span<const Mutation> doing_mutations();
 
+// Those of states that are cut over axes of replicas.
+std::span<const Mutation> state_mutations();
+
 // Those that take elements from other dims, which shapes alone tell.
 std::span<const Mutation> view_mutations();
 

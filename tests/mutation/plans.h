@@ -178,6 +178,28 @@ inline std::string random_strategy(Random& random, size_t microbatches) {
   return text + random_precision(random) + random_streams(random, pp) +
          random_fuse(random, pp, dp) + random_order(random);
 }
+// States over an axis and then again over another; entries for some parameters.
+inline std::string nested_strategy(Random& random, size_t microbatches) {
+  const size_t pp = 1 + pick(random, 2), mb = microbatches + pick(random, 2);
+  std::string text = fmt::format("piper: 1\nmesh: {{pp: {}, {}}}\n", pp,
+                                 pick(random, 2) ? "node: 2, gpu: 2" : "gpu: 2, node: 2");
+  text += random_train(random, 4 * mb * (1 + pick(random, 2)));
+  text += fmt::format(
+      "annotate:\n  - balance: {{tag: stage, into: {}}}\n"
+      "directives:\n  - split: {{dim: batch, into: {}}}\n"
+      "  - place: {{where: {{stage: s}}, on: {{pp: s}}}}\n"
+      "  - replicate: {{over: gpu, bucket: {}, shard: [optimizer, gradients, parameters]{}}}\n"
+      "  - replicate: {{over: node, shard: [optimizer{}]{}}}\n",
+      pp, mb, one_of<const char*>(random, {"64B", "25MiB"}),
+      one_of<const char*>(random, {"", ", gather: {when: per_step}", ", persist: 64B"}),
+      one_of<const char*>(random, {"", ", gradients"}),
+      one_of<const char*>(random, {"", ", reduce: {dtype: bf16}"}));
+  if (pick(random, 3) == 0)
+    text += "  - replicate: {over: [MESH], where: {stage: 0}, shard: [optimizer]}\n";
+  if (const size_t at = text.find("MESH"); at != text.npos)
+    text.replace(at, 4, text.find("node: 2, gpu") != text.npos ? "node, gpu" : "gpu, node");
+  return text + random_order(random);
+}
 inline std::string joining_strategy(Random& random, size_t microbatches) {
   while (true) {
     std::string text = random_strategy(random, microbatches);

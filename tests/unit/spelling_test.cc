@@ -200,8 +200,9 @@ TEST(Spelling, HasAllThatCanBeSaid) {
           "  - recompute: {where: {stage: absent}, ops: [Gelu, Tanh]}\n"
           "  - recompute: {budget: 64MiB}\n"
           "  - place: {where: {stage: s, part: \"*\"}, tags: {dir: \"mb % 2\"}, on: {pp: dir}}\n"
-          "  - replicate: {over: pp, stream: r2, shard: [optimizer, gradients, parameters], "
-          "persist: 1KiB, gather: {prefetch: 2, when: per_step, stream: g2}}\n"
+          "  - replicate: {over: pp, match: \"h/**\", where: {stage: 0}, stream: r2, shard: "
+          "[optimizer, gradients, parameters], persist: 1KiB, gather: {prefetch: 2, when: "
+          "per_step, stream: g2, dtype: bf16, lossy: true}}\n"
           "  - shard: {match: [\"**/w\", \"**/v\"], dim: -1, pad: true, over: pp}\n"
           "  - shard: {input: tokens, dim: none, over: pp}\n"
           "  - shard: {scope: \"h/*\", dim: 1, over: pp}\n"
@@ -214,7 +215,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
           "  - prefetch: {where: {kind: input}, distance: 3}\n"
           "  - fuse: {where: {kind: send}, microbatches: 2}\n"
           "  - order:\n      each: pp\n      lists:\n"
-          "        - \"0F0 0F1&0B0 0BI1 0BW1\"\n        - \"1F0 1B0 1F1 1B1\"\n",
+          "        - \"0F0 0F1&&0B0 0BI1 0BW1\"\n        - \"1F0 1B0 1F1 1B1\"\n",
       "directives:\n"
       "  - replicate: {over: pp, reduce: {dtype: bf16, sum: fast}}\n"
       "  - order:\n      each: pp\n"

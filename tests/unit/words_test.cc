@@ -29,6 +29,8 @@ const std::map<std::string, std::string> kUses = {
      "directives: [{replicate: {over: dp, shard: [optimizer, gradients, parameters], gather: "
      "{when: "
      "WORD}}}]"},
+    {"gather.dtype",
+     "directives: [{replicate: {over: dp, shard: [optimizer], gather: {dtype: WORD}}}]"},
     {"reduce.when",
      "directives: [{replicate: {over: dp, shard: [optimizer, gradients], reduce: {when: WORD}}}]"},
     {"reduce.dtype", "directives: [{replicate: {over: dp, reduce: {dtype: WORD}}}]"},

@@ -13,15 +13,17 @@ struct OrderItem {
   std::vector<std::pair<std::string, int64_t>> tags;  // F[chunk=0, mb=3]
   bool optional = false;                              // F?
   bool paired = false;                                // & with the next item
-  SourceSpan at, pair_at;                             // pair_at: the '&'
+  bool apart = false;      // &&: collectives of the next one have streams of their own
+  SourceSpan at, pair_at;  // pair_at: the '&'
 };
 // Holds one cell of an explicit list or of a pipeline file.
 struct OrderCell {
   // "F" "B" "BI" "BW"; in files also the kinds of communication, "SEND_F" …
   std::string type;
   int64_t stage = -1, micro = -1;  // -1: not said
-  bool paired = false;             // overlaps the next cell
+  bool paired = false;             // overlaps the next cell: '&'
   SourceSpan at;
+  bool apart = false;  // '&&'
 };
 using OrderRows = std::vector<std::vector<OrderCell>>;  // by coordinate
 // costs: {F: 18, BI: 18, BW: 9, send: 0.6}: times of a microbatch, in any one unit.

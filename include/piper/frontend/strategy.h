@@ -64,6 +64,12 @@ struct Place {
 // - replicate: {over: dp, bucket: 25MiB, stream: grads, shard: [optimizer]}
 struct Replicate {
   Axes over;
+  std::optional<Glob> match;  // over paths of the parameters that it speaks of; nothing: all others
+  Where where;                // over tags of the ops that read them
+  bool is_of_some() const { return match || !where.empty(); }
+  bool is_over(const std::string& axis) const {
+    return std::find(over.begin(), over.end(), axis) != over.end();
+  }
   int64_t bucket_bytes = 0;  // 0: one message a parameter
   std::string stream = "reduce";
   // What is cut over the axis: nothing, optimizer state, also gradients, also parameters.
@@ -73,12 +79,14 @@ struct Replicate {
   When gather = When::kPass;  // how often whole parameters are put together
   int64_t prefetch = 1;       // buckets gathered ahead
   std::string gather_stream = "gather";
+  std::optional<DType> gather_dtype;  // in which parameters travel; nothing: as they are read
+  bool lossy = false;                 // and may be rounded for it
   std::optional<SourceSpan> stream_at, gather_stream_at;  // where they are given
   When reduce = When::kStep;
   std::optional<DType> dtype;  // in which gradients travel; nothing: as they are added up
   enum class Order { kOrdered, kFast };
   Order sum = Order::kOrdered;  // how what replicas have is added up
-  SourceSpan at, over_at, shard_at, dtype_at;
+  SourceSpan at, over_at, shard_at, dtype_at, gather_dtype_at;
 };
 // Moves tasks to a stream, and says what the stream is.
 // - stream: {where: {kind: all_reduce}, name: grads, priority: high, sms: 20}

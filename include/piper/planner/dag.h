@@ -15,8 +15,8 @@
 #include <algorithm>
 
 #include "piper/base/small_vector.h"
-#include "piper/ir/graph.h"
 #include "piper/plan/instruction.h"
+#include "piper/planner/sums.h"
 
 namespace piper {
 
@@ -96,59 +96,6 @@ struct Task {
   SmallVector<NodeId> nodes;
 };
 
-// A SumRound is one message that reduces the terms of a sum, in rank order. Each of `size`
-// replicas, whose numbers differ by multiples of `stride`, has a term; ranks of further mesh axes
-// may have terms of the same sum.
-struct SumRound {
-  int64_t size = 1, stride = 1;  // of replicas
-  std::vector<int32_t> axes;     // of the mesh, ascending: theirs and the further ones
-  int32_t stream = 0;
-  // Terms are rounded to this type before they travel, and so is their sum; nothing: they travel as
-  // they are added up.
-  std::optional<DType> dtype = {};
-  bool fast = false;  // added up by the device's own library, not in rank order
-  bool operator==(const SumRound&) const = default;
-};
-
-// A Sum is one StepSum: its contributions by use, and how it is finished.
-struct Sum {
-  ValueId value;              // output of the StepSum
-  std::vector<ValueId> uses;  // contributions
-  std::string name;
-  std::vector<int32_t> rounds = {};  // of Dag::rounds, in order
-  ValueId part = {};                 // the first round leaves this own run of it; else it is whole
-  bool each_micro = false;           // which it does in every microbatch
-};
-
-// Says when a whole parameter is gathered from its parts: for each pass that reads it, for each
-// microbatch, once a step; or after each update, and it stays whole.
-enum class Gather : uint8_t { kPass, kMicrobatch, kStep, kUpdate };
-inline constexpr const char* kGatherNames[] = {"pass", "microbatch", "step", "update"};
-
-// A Part is a value of which each rank of some mesh axes holds a run of the flat elements, zeros
-// after the end: of an axis of replicas, and of those over which the gradient has terms.
-struct Part {
-  ValueId value;  // the own run
-  ValueId param;  // the whole parameter, or its previous version, when it is a part of one
-  TensorType whole;
-  std::vector<int32_t> over = {};  // ascending
-  Gather gather = Gather::kPass;
-  int32_t stream = 0, distance = 0;  // of the task that gathers it
-};
-
-// A Copy is a trained parameter as microbatches read it, rounded to 16 bits: a state that the
-// update writes.
-struct Copy {
-  ValueId master, copy;
-};
-
-// A Version pairs two versions of a trained parameter, of its copy, or of the step's number where
-// random ops read it: microbatches read the one before the last update.
-struct Version {
-  ValueId newest;    // the parameter or its copy; the number of the next step
-  ValueId previous;  // takes the newest's value just before that is updated
-};
-
 // A TaskStream is a queue of a device. A backend that cannot use priority or a limit of SMs runs it
 // as any other.
 struct TaskStream {
@@ -220,8 +167,8 @@ struct Dag {
   int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
   std::vector<SumRound> rounds;  // of the sums, each once
   std::vector<Part> parts;       // states that are cut, by value
-  std::vector<Part> exchanges;   // within the update: one side is made, and the other is moved there
-  std::vector<Copy> copies;      // in canonical parameter order
+  std::vector<Part> exchanges;  // within the update: one side is made, and the other is moved there
+  std::vector<Copy> copies;     // in canonical parameter order
   // In canonical parameter order, then of copies, the number last; empty: one version of each.
   std::vector<Version> versions;
   std::vector<Offload> offloads;

@@ -76,8 +76,12 @@ Result<Strategy> join_axes(Strategy strategy, Explanations& out);
 struct Cut {
   std::vector<DagAxis> mesh;
   int64_t microbatches = 1, replicas = 1;
-  std::vector<SumRound> rounds;  // over replicas
-  SourceSpan at;                 // of the split, or else the replicate directive
+  SourceSpan at;  // of the split, or else the replicate directive
+  // By parameter: the `replicate` entries that speak of it, by position, in the order in which its
+  // gradient is summed: those that cut its states come first.
+  std::map<std::string, std::vector<size_t>> lines_of;
+  std::map<std::string, std::vector<SumRound>> rounds_of;  // likewise
+  std::vector<SumRound> rounds;                            // of all other sums
 };
 Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& out);
 // Cuts replicas of a differentiated graph whose ops need samples of each other: their axes then cut
@@ -86,6 +90,16 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
 // samples are there.
 Result<Cut> couple_replicas(const Graph& step, const Strategy& strategy, Cut cut,
                             Explanations& out);
+// Chooses which `replicate` entries speak of each parameter of a differentiated graph, and in which
+// order its gradient is summed. Errors: an entry that speaks of none, two that speak of one
+// parameter over one axis, or cut it over one axis after the other.
+Result<Cut> choose_replicas(const Graph& step, const Strategy& strategy, const Variables& variables,
+                            Cut cut);
+
+// Rounds parameters where `replicate` gathers them in 16 bits and the model reads them in f32.
+// Error: that is not said to be lossy.
+Result<Graph> round_gathered(Graph step, const Strategy& strategy, const Cut& cut,
+                             Explanations& out);
 
 // Cuts the regions that `split` directives name into parts, one directive after the other. Requires
 // a graph whose batch is cut. Errors: nothing matches, ops of two splits, a dim that the region's
@@ -117,13 +131,17 @@ Result<Dag> apply_place(Dag dag, const std::vector<Place>& places, const Variabl
                         Explanations& out);
 
 // Adds gradient reductions: bucket size and stream; and cuts what is sharded over the replicas.
-Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, Explanations& out);
+Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, const Cut& cut,
+                            Explanations& out);
 
 // Returns the compute order per cell that the order directive asks for; empty when there is none,
 // or a policy. Requires tasks. Errors: an item that finds no task, or names a tag value that the
 // device has not; tasks that no item takes; anything after U.
 Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<Order>& orders,
                                               const Variables& variables, Explanations& out);
+// Gives the collectives within the second halves of pairs ('&&') streams of their own, where
+// entries of `stream` have given them one, and says so.
+void give_streams(Dag& dag, const std::vector<ComputeOrder>& order, Explanations& out);
 
 // Chooses what is in host memory. Requires tasks. Errors: nothing matches, what two entries
 // claim.

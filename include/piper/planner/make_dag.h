@@ -2,6 +2,8 @@
 // in several rooms is here, too.
 #pragma once
 
+#include <map>
+
 #include "piper/planner/dag.h"
 
 namespace piper {
@@ -10,7 +12,8 @@ struct DagSpec {
   std::vector<DagAxis> mesh;
   std::vector<std::string> region_tags;
   int64_t microbatches = 1, replicas_in_turn = 1;
-  std::vector<SumRound> rounds;  // over replicas, as gradients go through them
+  std::vector<SumRound> rounds;                            // over replicas, as sums go through them
+  std::map<std::string, std::vector<SumRound>> rounds_of;  // by parameter: as its gradient does
   bool split_backward = false;
   std::vector<int32_t> group_of;  // of another plan: sums are formed as there
   int64_t weight_versions = 1;    // or 2: see Version
@@ -24,10 +27,17 @@ struct DagSpec {
 // circle, naming the ops.
 Result<Dag> make_dag(Graph graph, const DagSpec& spec);
 
-// Cuts the states of these parameters over like.over, which their gradients' first rounds go over,
-// and over the further axes of these sums: the optimizers work on parts, and so do their sums end.
-// `like`: when and how parameters are put together; for Gather::kUpdate they stay, too.
-void cut_states(Dag& dag, const std::vector<Param>& params, const Part& like);
+// Says how the states of a parameter are cut: over the axes of the first level, which its
+// gradient's first round goes over, and of the further axes of that sum; and each run again over
+// those of the next level. Of each: when and how the parameter is put together. If the first one's
+// is Gather::kUpdate, microbatches read it whole; else they gather the runs of the first level.
+struct StateCut {
+  Param param;
+  std::vector<Part> levels;
+  bool each_micro = false;  // gradients go through the first round in every microbatch
+};
+// The optimizers then work on the runs of the last level, and so do their sums end.
+void cut_states(Dag& dag, const std::vector<StateCut>& cuts);
 
 // Keeps of a Dag of chunks what the loss and its weight need: the forward pass, where it is placed,
 // with parameters as they are kept. Nothing is updated. Requires one version of the weights.
@@ -45,6 +55,7 @@ struct Overlap {
 struct ComputeOrder {
   std::vector<TaskId> tasks;
   std::vector<Overlap> overlaps;  // ascending: positions in `tasks`, or in `body` if there is one
+  std::vector<int32_t> apart;     // of these, whose halves' collectives have streams of their own
   std::vector<int32_t> wholes;  // ascending: positions of a BI that its BW follows as one backward
   // The first so many run while the step before is under way. `body`, unless empty: positions in
   // `tasks` in the order in which a steady step runs them, those of the next step between its own.

@@ -53,7 +53,7 @@ class Runner {
       if (items_.size() >= kMaxItems) {
         return fail(item.at, "the order program makes more than {} items", kMaxItems);
       }
-      OrderItem out{item.pass, {}, item.optional, item.paired, item.at, item.pair_at};
+      OrderItem out{item.pass, {}, item.optional, item.paired, item.apart, item.at, item.pair_at};
       for (const auto& [tag, tree] : item.tags) {
         PIPER_ASSIGN(const int64_t number, value(tree));
         out.tags.emplace_back(tag, number);
@@ -122,7 +122,7 @@ Result<std::vector<OrderItem>> row_items(const Order& order, const Variables& va
               "no row for a coordinate");
   std::vector<OrderItem> items;
   for (const OrderCell& cell : order.rows[static_cast<size_t>(r->second)]) {
-    OrderItem item{cell.type, {}, false, cell.paired, cell.at, cell.at};
+    OrderItem item{cell.type, {}, false, cell.paired, cell.apart, cell.at, cell.at};
     if (cell.stage >= 0) item.tags.emplace_back("stage", cell.stage);
     item.tags.emplace_back(order.micro, cell.micro);
     items.push_back(std::move(item));

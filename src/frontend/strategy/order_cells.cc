@@ -68,7 +68,8 @@ Result<std::vector<OrderCell>> parse_list(const std::string& text, const SourceS
       if (out.empty() || open) return fail(here, "'&' must be between two tasks");
       if (joined) return fail(here, "a pair has two tasks; this would be the third");
       open = out.back().paired = true;
-      ++begin;
+      out.back().apart = begin + 1 < text.size() && text[begin + 1] == '&';
+      begin += out.back().apart ? 2 : 1;
       continue;
     }
     const size_t end = std::min(text.find_first_of(" &\n", begin), text.size());

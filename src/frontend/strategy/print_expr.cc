@@ -128,7 +128,10 @@ class ProgramPrinter {
         tags.push_back(fmt::format("{}={}", tag, spelled(value)));
       if (!line.empty()) line += ' ';
       line += item.pass + (tags.empty() ? "" : fmt::format("[{}]", join(tags, ", "))) +
-              (item.optional ? "?" : "") + (item.paired ? " &" : "");
+              (item.optional ? "?" : "") +
+              (item.apart    ? " &&"
+               : item.paired ? " &"
+                             : "");
     }
     return line;
   }

@@ -248,8 +248,10 @@ class Parser {
         if (after_pair)
           return fail(here(piece, offset, 1), "a pair has two items; this would be the third");
         next.paired = true;
-        next.pair_at = here(piece, offset, 1);
-        offset = skip(piece, offset + 1);
+        next.apart = offset + 1 < piece.text.size() && piece.text[offset + 1] == '&';
+        const size_t sign = next.apart ? 2 : 1;
+        next.pair_at = here(piece, offset, sign);
+        offset = skip(piece, offset + sign);
         if (offset >= piece.text.size()) return expected(piece, offset, "an item after '&'");
       }
       after_pair = next.paired;

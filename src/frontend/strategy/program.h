@@ -10,8 +10,8 @@ namespace piper::program {
 struct Item {
   std::string pass;
   std::vector<std::pair<std::string, expr::Tree>> tags;
-  bool optional = false, paired = false;
-  SourceSpan at, pair_at;  // pair_at: the '&' behind it
+  bool optional = false, paired = false, apart = false;  // apart: '&&'
+  SourceSpan at, pair_at;                                // pair_at: the '&' behind it
 };
 struct Statement {
   enum class Kind { kItems, kRepeat, kFor, kIf, kLet };

@@ -140,7 +140,7 @@ std::string print_lists(const Field&, const Order& order) {
     std::string cells;
     for (const OrderCell& cell : row) {
       if (!cells.empty() && cells.back() != '&') cells += ' ';
-      cells += order_cells::name(cell) + (cell.paired ? "&" : "");
+      cells += order_cells::name(cell) + (cell.apart ? "&&" : cell.paired ? "&" : "");
     }
     text += "\n        - " + in_quotes(cells);
   }

@@ -44,6 +44,23 @@ std::string print_dtype(const Field& field, const Replicate& replicate) {
   return replicate.dtype_at.file.empty() ? "" : print_value(field, replicate.dtype);
 }
 
+// Types of which a block of elements has a scale.
+constexpr std::string_view kScaled[] = {"int8", "i8", "fp8", "f8", "e4m3", "e5m2", "int4"};
+
+Status read_gather_dtype(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                         Replicate& out) {
+  out.gather_dtype_at = entry.value.at;
+  if (std::ranges::count(kScaled, std::string_view(entry.value.text)) > 0)
+    return fail(entry.value.at,
+                "not supported: parameters that travel in {}, in blocks with scales",
+                quote_control(entry.value.text))
+        .with_note("help: bf16 or f16");
+  return read_value(field, entry.value, reading, out.gather_dtype);
+}
+std::string print_gather_dtype(const Field& field, const Replicate& from) {
+  return from.gather_dtype ? print_value(field, from.gather_dtype) : "";
+}
+
 // How parameters are gathered is said of those that are sharded.
 template <auto Value>
 std::string print_gather(const Field& field, const Replicate& replicate) {
@@ -60,6 +77,8 @@ Status check_gather(const Fields& map, const Reading&, Replicate& out) {
     if (map[key] && !out.shard_parameters)
       return fail(map.key_at(key), "'{}' needs parameters that are sharded", key)
           .with_note("help: write 'shard: [optimizer, gradients, parameters]'");
+  if (map["lossy"] && !map["dtype"])
+    return fail(map.key_at("lossy"), "'lossy' without 'dtype' allows nothing");
   return ok_status();
 }
 
@@ -71,12 +90,16 @@ Status check_reduce(const Fields& map, const Reading&, Replicate& out) {
 }
 
 Status check_replicate(const Fields& map, const Reading& reading, Replicate& out) {
+  PIPER_TRY(check_where_of_ops(out.where, "replicate", {"pass"}));
   for (const Replicate& other : reading.strategy.replicates) {
+    // Lines that name parameters are compared by what they name (replicas.cc).
+    if (out.is_of_some() || other.is_of_some()) continue;
     const auto both =
         std::find_first_of(out.over.begin(), out.over.end(), other.over.begin(), other.over.end());
     if (both == out.over.end()) continue;
     return fail(out.over_at, "two directives replicate over '{}'", *both)
-        .with_note(fmt::format("first at {}", yaml::place(other.at)));
+        .with_note(fmt::format("first at {}", yaml::place(other.at)))
+        .with_note("help: 'match' or 'where' says which parameters a line speaks of");
   }
   if (map["persist"] && !out.shard_optimizer)
     return fail(map["persist"]->at, "'persist' without 'shard' changes nothing");
@@ -101,6 +124,8 @@ constexpr Member kStreamOfSums = located<&Replicate::stream, &Replicate::stream_
 constexpr Member kDtype = {read_located<&Replicate::dtype, &Replicate::dtype_at>,
                            print_by<print_dtype>};
 
+constexpr Word kTravellingTypes[] = {word("bf16", DType::kBF16), word("f16", DType::kF16)};
+
 constexpr Field kGather[] = {
     {"prefetch", integer(0, 1024), kOptional, "Buckets gathered ahead of their use. Default 1.",
      kGathers<&Replicate::prefetch>},
@@ -108,6 +133,12 @@ constexpr Field kGather[] = {
      kGathers<&Replicate::gather>},
     {"stream", kName, kOptional, "Stream of the gathers. Default gather.",
      located<&Replicate::gather_stream, &Replicate::gather_stream_at>},
+    {"dtype", one_of(kTravellingTypes), kOptional,
+     "Type in which parameters travel. Default: the one in which they are read.",
+     custom<read_gather_dtype, print_gather_dtype>},
+    {"lossy", kBool, kOptional,
+     "Parameters that are read in f32 may be rounded to that type for it. Default false.",
+     member<&Replicate::lossy>},
 };
 constexpr Field kReduce[] = {
     {"when", one_of(kReduceWhen), kOptional, "How often. Default per_step.",
@@ -123,6 +154,10 @@ constexpr Field kReduce[] = {
 constexpr Field kReplicateKeys[] = {
     {"over", kAxes, kRequired, "A mesh axis, or several as one.",
      located<&Replicate::over, &Replicate::over_at>},
+    {"match", kPaths, kOptional, "Parameters: patterns over their paths. Default: all others.",
+     member<&Replicate::match>},
+    {"where", kWhere, kOptional, "Parameters by the tags of the ops that read them.",
+     member<&Replicate::where>},
     {"bucket", kBytes, kOptional,
      "Gradients and parameters travel in messages of at least this size.",
      member<&Replicate::bucket_bytes>},
@@ -135,7 +170,6 @@ constexpr Field kReplicateKeys[] = {
      member<&Replicate::persist_bytes>},
     {"gather", one("gather"), kOptional, "How whole parameters are put together.", inside},
     {"reduce", one("reduce"), kOptional, "How gradients are summed.", inside},
-    {"where", kWhere, kUnsupported},
 };
 constexpr Object kReplicateParts[] = {{"gather", kGather, checked<check_gather>},
                                       {"reduce", kReduce, checked<check_reduce>}};

@@ -27,9 +27,8 @@ Status check_names(const RoleProgram& role) {
                role.streams.size());
   for (size_t g = 0; g < role.groups.size(); ++g) {
     const std::vector<int32_t>& axes = role.groups[g].axes;
-    for (size_t i = 0; i < axes.size(); ++i)
-      if (i > 0 && axes[i - 1] >= axes[i])
-        return bad("group {} does not name ascending mesh axes", g);
+    if (std::set(axes.begin(), axes.end()).size() != axes.size())
+      return bad("group {} names a mesh axis twice", g);
   }
   for (const SumTarget& target : role.sum_targets)
     if (target.uses < 1)
@@ -207,6 +206,8 @@ class InstructionCheck {
     const bool position = one_.kind == InstructionKind::kPosition;
     if ((is_collective(one_.kind) || takes_pairs(one_.kind) || position) != (one_.group >= 0))
       return wrong("a collective, and nothing else, has a group");
+    if (one_.group >= 0 && !std::ranges::is_sorted(role_.groups[one_.group].axes))
+      return wrong("its group does not name ascending mesh axes");
     if (is_message() ? one_.peer.size() != role_.mesh.size() : !one_.peer.empty())
       return wrong("a send or receive, and nothing else, has a peer coordinate per axis");
     PIPER_TRY(check_communicator());

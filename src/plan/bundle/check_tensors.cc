@@ -105,8 +105,17 @@ Status check_version(const RoleProgram& role, const Tensor& tensor, size_t b) {
   return bad("buffer {} '{}' is the previous version of no parameter or step", b, named(role, b));
 }
 
-// Checks a parameter in 16 bits: cut alike, or whole where the parameter is a part; or gathered
-// from such parts.
+// Returns whether the parameter is the same run as the copy, or a run of it.
+bool cuts_less(const RoleProgram& role, const Tensor& copy, const Tensor& master) {
+  if (copy.part_of < 0) return true;
+  if (master.part_of < 0) return false;
+  const std::vector<int32_t>&its = role.groups[copy.part_of].axes,
+        &all = role.groups[master.part_of].axes;
+  return its.size() <= all.size() && std::equal(its.begin(), its.end(), all.begin());
+}
+
+// Checks a parameter in 16 bits: cut alike, or by fewer axes where the parameter is a part; or
+// gathered from such parts.
 Status check_copy(const RoleProgram& role, const Tensor& tensor, size_t b) {
   if (tensor.copy_of == -1) return ok_status();
   const auto fits = [&] {
@@ -117,7 +126,7 @@ Status check_copy(const RoleProgram& role, const Tensor& tensor, size_t b) {
       return false;
     if (tensor.kind == BufferKind::kStep) return tensor.param == master.param;
     return tensor.kind == BufferKind::kState && tensor.param.empty() && tensor.previous_of < 0 &&
-           (tensor.part_of < 0 || tensor.part_of == master.part_of) && tensor.cuts == master.cuts &&
+           cuts_less(role, tensor, master) && tensor.cuts == master.cuts &&
            tensor.whole_type().shape == master.whole_type().shape;
   };
   if (fits()) return ok_status();

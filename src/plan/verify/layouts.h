@@ -84,12 +84,15 @@ struct Lies {
            run == other.run && turn == other.turn && (kind != kRows || index == other.index) &&
            owned == other.owned && (outside & other.inside) == 0 && (inside & other.outside) == 0;
   }
-  // Returns whether they have a reading in common.
+  // Returns whether they have a reading in common. Of flat runs of flat runs, one may know more of
+  // the axes: rule sum compares all, in their order.
   bool fits(const Lies& other) const {
     for (const Lies& one : readings())
-      for (const Lies& its : other.readings())
+      for (Lies its : other.readings()) {
+        if ((one.run & its.run) != 0 && one.dims == 0 && its.dims == 0) its.run = one.run;
         if (one.same_stretches(its) && (kind != kCut || run != 0 || (one.dims & its.dims) != 0))
           return true;
+      }
     return false;
   }
   bool operator==(const Lies&) const = default;

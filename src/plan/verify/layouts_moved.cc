@@ -127,10 +127,11 @@ Lies MovedLayout::own_blocks(int32_t dim, int64_t outer, bool mirrored) const {
 }
 
 Lies MovedLayout::in_runs(const Lies& from) {
-  if (from.run != 0 || from.turn != Lies::Turn() || from.kind == Lies::kRows)
+  const bool again = from.run != 0 && (one_.micro >= 0 || (from.run & over_) != 0);
+  if (again || from.turn != Lies::Turn() || from.kind == Lies::kRows)
     return wrong("cannot cut into flat runs", a_, from);
   Lies made = from;
-  if (from.kind == Lies::kCut) made.dims = 0, made.run = over_;
+  if (from.kind == Lies::kCut) made.dims = 0, made.run |= over_;
   const Shape& all = shape(a_);
   for (size_t d = 0; from.kind == Lies::kWhole && d < all.size() && d < 32; ++d)
     if (from.dims >> d & 1) made.add_reading({Lies::kCut, 0, over_, elements_of(all, d)});
@@ -140,10 +141,12 @@ Lies MovedLayout::in_runs(const Lies& from) {
 Lies MovedLayout::gathered(const Lies& from) {
   if (one_.dim >= 0) return joined(from);
   if (!along_axis() && from.kind != Lies::kCut) return from;
-  if (from.kind != Lies::kCut || from.run != over_)
-    return wrong("cannot join as flat runs", a_, from);
+  // Runs of runs of states are joined one after the other; rule sum knows in which order.
+  const bool joins = one_.micro >= 0 ? from.run == over_ : (from.run & over_) == over_;
+  if (from.kind != Lies::kCut || !joins) return wrong("cannot join as flat runs", a_, from);
   if (along_axis()) return {Lies::kWhole};
   Lies made = from;
+  if (made.run = from.run & ~over_; made.run != 0) return made;
   made.dims = dims_of(shape(a_ + 1), from.outer, false), made.run = 0;
   return made;
 }

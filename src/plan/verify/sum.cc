@@ -48,7 +48,7 @@ void SumCheck::receive(Spot place, const Instruction& one) {
   for (size_t axis = 0; axis < from.size(); ++axis)
     if (from[axis] != to[axis]) apart |= uint32_t{1} << axis;
   sent_.fetch(send, [&](size_t a, Content&& what) {
-    if ((what.cut & apart) != 0) what.scramble();
+    if ((what.cut.mask() & apart) != 0) what.scramble();
     held(place, one.args[a]) = std::move(what);
   });
 }
@@ -95,6 +95,9 @@ void SumCheck::compute(Spot place, const Instruction& one) {
       result.updated_by = static_cast<int32_t>(updates_.size());
       updates_.push_back(place);
     }
+    // A state of an optimizer is no parameter, whatever it was computed from.
+    const BufferFacts& buffer = facts(place).buffers[one.args[arg]];
+    if (buffer.kind == BufferKind::kState && buffer.param < 0) result.of_param = Content::kSeveral;
     result.version = static_cast<int16_t>(section_.training_step(place) + 1);
   }
   round_copies(place, one, program);
@@ -179,7 +182,9 @@ void SumCheck::find_results(Spot place, const Instruction& one, const ProgramFac
         result.of_param = result.of_param == Content::kNone || result.of_param == flow.param
                               ? flow.param
                               : Content::kSeveral;
-      result.cut |= flow.cut;
+      if (flow.cut.any())
+        result.cut =
+            result.cut.any() && result.cut != flow.cut ? result.cut.then(flow.cut) : flow.cut;
       result.from = sets_.unite(result.from, flow.from);
       result.finished = sets_.unite(result.finished, flow.finished);
     }
@@ -233,9 +238,9 @@ void SumCheck::contribute(Spot place, const Instruction& one, const ProgramFacts
       // The old content is moved, as it is replaced below: a copy for each microbatch would cost
       // time that grows with the square of their number.
       sum = part.accumulates ? std::move(held(place, one.args[part.arg])) : Content{};
-      if (part.accumulates && (!sum.is_part() || sum.cut != 0)) sum.foreign = true;
+      if (part.accumulates && (!sum.is_part() || sum.cut.any())) sum.foreign = true;
       sum.from = IdSets::kEmpty;
-      sum.cut = 0;
+      sum.cut = {};
     }
     add_run(sum.runs_of(sum_of(place, part.target), part.use),
             samples_.run(samples(place, one.samples)));

@@ -22,12 +22,59 @@ struct SumPart {
   bool operator==(const SumPart&) const = default;
 };
 
+// Names mesh axes along which each rank holds another run of the elements, in the order in which
+// the runs follow one another: those of the last axis are side by side.
+class RunAxes {
+ public:
+  RunAxes() = default;
+  explicit RunAxes(const Group& group) {
+    for (const int32_t axis : group.axes) add(static_cast<uint64_t>(axis) + 1);
+  }
+  bool any() const { return code_ != 0; }
+  uint32_t mask() const {
+    uint32_t axes = 0;
+    if (code_ == kMany) return ~axes;
+    for (uint64_t rest = code_; rest != 0; rest >>= kBits)
+      axes |= uint32_t{1} << ((rest & kOne) - 1);
+    return axes;
+  }
+  // Returns the axes of the runs of such runs.
+  RunAxes then(const RunAxes& last) const {
+    RunAxes all = *this;
+    for (uint64_t shift = kMost; shift > 0; shift -= kBits)
+      if (const uint64_t axis = last.code_ >> (shift - kBits) & kOne; axis != 0) all.add(axis);
+    return last.code_ == kMany && any() ? many() : all;
+  }
+  // Returns the axes of the runs whose runs are over `last`; nothing: it has others.
+  std::optional<RunAxes> without(const RunAxes& last) const {
+    if (*this == last) return RunAxes();
+    uint64_t bits = 0;
+    while (bits < kMost && last.code_ >> bits != 0) bits += kBits;
+    if (code_ == kMany || bits == 0 || bits >= kMost || ((code_ ^ last.code_) << (64 - bits)) != 0)
+      return std::nullopt;
+    RunAxes rest;
+    rest.code_ = code_ >> bits;
+    return rest;
+  }
+  bool operator==(const RunAxes&) const = default;
+
+ private:
+  static constexpr uint64_t kBits = 6, kOne = 63, kMost = 60, kMany = ~uint64_t{0};
+  static RunAxes many() {
+    RunAxes all;
+    all.code_ = kMany;
+    return all;
+  }
+  // More axes than fit are told from none, and from fewer.
+  void add(uint64_t axis) { code_ = code_ >> (kMost - kBits) != 0 ? kMany : code_ << kBits | axis; }
+  uint64_t code_ = 0;  // axis + 1 of each, the last one lowest
+};
+
 // Says what a buffer holds: parts of sums, a parameter, or another value with what it was computed
 // from.
 struct Content {
   std::vector<SumPart> parts;  // ascending by target and use
-  // Mesh axes along which each rank holds another run of the elements; none: it holds all of them.
-  uint32_t cut = 0;
+  RunAxes cut;                 // none: each rank holds all elements
   // If it is no partial sum: the samples that it was computed from, a set of ids in
   // SumCheck::sets_.
   int32_t from = IdSets::kEmpty;
@@ -77,7 +124,7 @@ class SumCheck {
         report_(report),
         scalars_(model, section, findings, [this](Spot place, int32_t buffer) {
           const Content& content = held(place, buffer);
-          return StepScalars::Known{content.param, content.cut};
+          return StepScalars::Known{content.param, content.cut.mask()};
         }) {
     for (const Cell& cell : model.cells) {
       held_.emplace_back(cell.role->buffers.size());
@@ -87,7 +134,7 @@ class SumCheck {
         if (facts.kind != BufferKind::kState) continue;
         const Tensor& tensor = cell.role->tensor(cell.role->buffers[b]);
         held_.back()[b].param = facts.param;
-        if (tensor.part_of >= 0) held_.back()[b].cut = axes_of(cell.role->groups[tensor.part_of]);
+        if (tensor.part_of >= 0) held_.back()[b].cut = RunAxes(cell.role->groups[tensor.part_of]);
         if (tensor.previous_of < 0) continue;
         held_.back()[b].param = cell.facts->buffers[tensor.previous_of].param;
         held_.back()[b].version = -1;
@@ -229,6 +276,10 @@ class SumCheck {
 
   // ---- Collectives ----
   void collective(std::span<const Spot> members);
+  const Group& group(Spot place) const { return role(place).groups[section_.at(place).group]; }
+  // Returns whether the runs of all members are together what they are runs of: then runs of runs
+  // are runs of the whole.
+  bool fill(Spot place, int32_t whole, int32_t part) const;
   uint32_t axes(Spot place) const { return axes_of(role(place).groups[section_.at(place).group]); }
   // Sums over all ranks of the group: those of the member cells, and in each cell the ranks along
   // the free axes of the group.
@@ -265,7 +316,7 @@ class SumCheck {
   std::vector<Spot> updates_;  // by id
   // Says for the current instruction, by argument, what the argument brings to the results.
   struct Flow {
-    uint32_t cut = 0;
+    RunAxes cut;
     int32_t from = IdSets::kEmpty, finished = IdSets::kEmpty;
     int32_t sum = -1;  // the finished sum as which it is read; -1: none
     int32_t param = -1;

@@ -54,10 +54,13 @@ void SumCheck::reduce(std::span<const Spot> members, bool scatter) {
     for (SumPart& part : sum.parts)
       for (SampleRun& run : part.runs) run = summed_over(over, run);
     // A sum over ranks that hold different shards mixes elements.
-    const bool mixes = (sum.cut & over) != 0, in_runs = section_.at(members[0]).dim < 0;
-    if (mixes || (scatter && sum.cut != 0)) sum.foreign = sum.foreign || sum.is_part();
-    if (mixes) sum.cut = 0;
-    if (scatter && in_runs) sum.cut = over;
+    const bool mixes = (sum.cut.mask() & over) != 0, in_runs = section_.at(members[0]).dim < 0;
+    const std::vector<int32_t>& own = section_.at(members[0]).args;
+    const bool fits =
+        !scatter || !sum.cut.any() || (in_runs && fill(members[0], own[a], own[a + 1]));
+    if (mixes || !fits) sum.foreign = sum.foreign || sum.is_part();
+    if (mixes) sum.cut = {};
+    if (scatter && in_runs) sum.cut = sum.cut.then(RunAxes(group(members[0])));
     for (Spot member : members) held(member, section_.at(member).args[scatter ? a + 1 : a]) = sum;
   }
 }
@@ -111,13 +114,16 @@ void SumCheck::gather(std::span<const Spot> members) {
   const bool in_runs = section_.at(members[0]).dim < 0;
   for (size_t a = 0; a < args; a += 2) {
     const Content first = held(members[0], section_.at(members[0]).args[a]);
+    const std::vector<int32_t>& own = section_.at(members[0]).args;
+    const std::optional<RunAxes> left = first.cut.without(RunAxes(group(members[0])));
+    const bool joins = !in_runs || (left && (!left->any() || fill(members[0], own[a + 1], own[a])));
     int32_t from = IdSets::kEmpty;
     for (Spot member : members)
       from = sets_.unite(
           from, known_to_all(axes(member), held(member, section_.at(member).args[a]).from));
     const bool alike = std::all_of(members.begin(), members.end(), [&](Spot member) {
       const Content& other = held(member, section_.at(member).args[a]);
-      return other.cut == (in_runs ? axes(member) : first.cut) && other.param == first.param &&
+      return joins && other.cut == first.cut && other.param == first.param &&
              other.of_param == first.of_param && (other.updated_by < 0) == (first.updated_by < 0);
     });
     for (Spot member : members) {
@@ -126,7 +132,7 @@ void SumCheck::gather(std::span<const Spot> members) {
       if (!alike) content.scramble();
       content.foreign =
           content.foreign || (!alike && in_runs) || has_own_terms(member, content, first);
-      if (in_runs) content.cut = 0;
+      if (in_runs) content.cut = alike ? *left : RunAxes();
       content.from = from;
       name_next_value(member, to, content);
       check_gathered(member, to, content);
@@ -149,7 +155,7 @@ bool SumCheck::is_next_value(Spot place, int32_t to, const Content& content) con
   const BufferFacts& buffer = facts(place).buffers[to];
   const int32_t step = section_.training_step(place);
   if (buffer.kind != BufferKind::kState || buffer.param < 0 || is_copy(buffer.param) ||
-      !trained(place.cell, buffer.param) || content.is_part() || content.cut != 0 ||
+      !trained(place.cell, buffer.param) || content.is_part() || content.cut.any() ||
       content.version != step + 1 || held_[place.cell][to].version != step)
     return false;
   const int32_t sum = model_.gradient_of[buffer.param] + step * sum_names();
@@ -170,11 +176,22 @@ void SumCheck::check_gathered(Spot place, int32_t to, const Content& content) {
                   param_name(buffer.param));
 }
 
+bool SumCheck::fill(Spot place, int32_t whole, int32_t part) const {
+  int64_t members = 1;
+  for (const int32_t axis : group(place).axes) members *= model_.mesh[axis].second;
+  const auto elements = [&](int32_t buffer) {
+    return num_elements(role(place).tensor(buffer).type.shape);
+  };
+  return elements(part) * members == elements(whole);
+}
+
 void SumCheck::take_part(Spot place, int32_t from, int32_t to) {
   Content content = held(place, from);
   const bool in_runs = section_.at(place).dim < 0;
-  if (in_runs && content.cut != 0) content.scramble();
-  if (in_runs) content.cut = axes(place);
+  const bool again = in_runs && content.cut.any();
+  if (again && ((content.cut.mask() & axes(place)) != 0 || !fill(place, from, to)))
+    content.scramble();
+  if (in_runs) content.cut = content.cut.then(RunAxes(group(place)));
   name_next_value(place, to, content);
   held(place, to) = std::move(content);
 }

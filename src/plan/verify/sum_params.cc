@@ -21,7 +21,7 @@ void SumCheck::check_parameters_read(Spot place, const Instruction& one,
     else if (content.version != wanted)
       findings_.add("sum", "{} computes with parameter '{}' as it is before step {}, not step {}",
                     name(place), param_name(content.param), content.version, wanted);
-    if (content.cut != 0)
+    if (content.cut.any())
       findings_.add("sum", "{} computes with parameter '{}', of which {} holds only a part",
                     name(place), param_name(content.param), buffer_name(place, one.args[a]));
   }
@@ -74,7 +74,7 @@ void SumCheck::check_update(Spot place, const Instruction& one, const Content& r
     return num_elements(role(place).tensor(one.args[a]).type.shape);
   };
   for (int32_t a : sources) {
-    if (flows_[a].cut == 0) continue;
+    if (!flows_[a].cut.any()) continue;
     if (flows_[a].cut != before.cut || elements(a) != elements(arg))
       findings_.add("sum", "{} updates parameter '{}' with {}, which differs between ranks",
                     name(place), shown, buffer_name(place, one.args[a]));
@@ -132,7 +132,7 @@ void SumCheck::check_end(int32_t c) {
     if (trained(c, param) && content.version != section_.training_steps())
       findings_.add("sum", "nothing updates parameter '{}' on {}", param_name(param),
                     model_.who(c));
-    const uint32_t kept = tensor.part_of < 0 ? 0 : axes_of(own.groups[tensor.part_of]);
+    const RunAxes kept = tensor.part_of < 0 ? RunAxes() : RunAxes(own.groups[tensor.part_of]);
     if (content.cut != kept)
       findings_.add("sum",
                     "parameter '{}' on {} is cut in another way at the end of the step than at "

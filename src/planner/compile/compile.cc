@@ -199,10 +199,14 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   DagSpec spec;
   spec.microbatches = cut.microbatches;
   if (making.is_oracle() && making.target != Target::kFirst) spec.replicas_in_turn = cut.replicas;
-  if (making.target != Target::kFirst) spec.rounds = cut.rounds;
+  if (making.target != Target::kFirst) spec.rounds = cut.rounds, spec.rounds_of = cut.rounds_of;
   spec.weight_versions = making.evaluates ? 1 : making.strategy.weight_versions;
-  for (SumRound& round : spec.rounds)
-    if (making.is_oracle()) round.axes.clear();  // it has no mesh
+  const auto leave_mesh = [&](std::vector<SumRound>& rounds) {
+    for (SumRound& round : rounds)
+      if (making.is_oracle()) round.axes.clear();  // it has no mesh
+  };
+  leave_mesh(spec.rounds);
+  for (auto& [param, rounds] : spec.rounds_of) leave_mesh(rounds);
   if (making.is_single()) spec.group_of = making.summing.group_of;
   const bool like_strategy =
       making.is_single() && !making.summing.orders.empty();  // chunk by chunk
@@ -275,7 +279,7 @@ Error with_rules(Error error, const Strategy& strategy, const std::vector<std::s
 Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   if (making.target == Target::kUncut) {
     cut.microbatches = cut.replicas = 1;
-    cut.rounds.clear();
+    cut.rounds.clear(), cut.rounds_of.clear();
   }
   const Strategy& strategy = making.strategy;
   Explanations& explain = making.explain();
@@ -307,7 +311,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   explain_copies(dag, explain);
   explain_versions(dag, strategy, explain);
   PIPER_ASSIGN(dag, apply_place(std::move(dag), strategy.places, making.variables, explain));
-  PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, explain));
+  PIPER_ASSIGN(dag, apply_replicate(std::move(dag), strategy.replicates, cut, explain));
   PIPER_ASSIGN(dag, apply_sends(std::move(dag), strategy.shards, explain));
   making.summing.group_of = dag.group_of;
   making.summing.region_tags = spec.region_tags;
@@ -352,6 +356,7 @@ Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
     return order_tasks(made, making);
   };
   PIPER_ASSIGN(made.order, making.steps.run("order", choose));
+  if (making.has_order()) give_streams(made.dag, made.order, explain);
   if (making.has_order() && !strategy.fuses.empty()) {
     const auto fuse = [&] {
       return fused_messages(std::move(made.dag), made.order, strategy, making.variables, explain);
@@ -532,6 +537,12 @@ Result<Compiled> compile(const CompileOptions& options) {
     compiled.notes.push_back({name, "gets no gradient and is not trained"});
 
   PIPER_ASSIGN(cut, couple_replicas(step.graph, strategy, std::move(cut), compiled.explanations));
+  PIPER_ASSIGN(cut, choose_replicas(step.graph, strategy, variables, std::move(cut)));
+  PIPER_ASSIGN(step.graph,
+               round_gathered(std::move(step.graph), strategy, cut, compiled.explanations));
+  if (Explanations unsaid; evaluation) {
+    PIPER_ASSIGN(evaluation, round_gathered(*std::move(evaluation), strategy, cut, unsaid));
+  }
 
   Summing summing, of_evaluation;
   std::map<std::string, std::vector<AxisLayout>> lie;

@@ -17,9 +17,10 @@ ImportOptions import_options(const Strategy& strategy, const CompileOptions& fro
   if (strategy.global_batch == 0 && strategy.microbatch_size > 0 && strategy.batch_split()) {
     options.batch = strategy.microbatch_size * strategy.batch_split()->into;
     options.batch_at = strategy.microbatch_size_at;
-    for (const Replicate& replicate : strategy.replicates)
-      for (const MeshAxis& axis : strategy.mesh)
-        if (replicate.over == Axes{axis.name}) options.batch *= axis.size;
+    for (const MeshAxis& axis : strategy.mesh)
+      if (std::ranges::any_of(strategy.replicates,
+                              [&](const Replicate& one) { return one.is_over(axis.name); }))
+        options.batch *= axis.size;
   }
   options.inputs = strategy.inputs;
   options.dims = strategy.dims;

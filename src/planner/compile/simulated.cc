@@ -81,7 +81,8 @@ std::optional<Note> explain_pairs(const PlanSet& set, const Picture& with, const
           {rule.at,
            "stream",
            {fmt::format("note: '{}' {}", rule.name, text),
-            "help: another 'stream' entry for those of one half, which 'where' tells by pass, mb "
+            "help: '&&' in place of '&' gives those of each half a stream of their own, or another "
+            "'stream' entry those of one half, which 'where' tells by pass, mb "
             "or a tag"}});
       break;
     }

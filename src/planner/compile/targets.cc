@@ -37,7 +37,7 @@ void explain_fast_sums(const Strategy& strategy, std::string_view target, Explan
                      "replicate",
                      {fmt::format("note: {} has no library for sums: over {} they are formed in "
                                   "rank order, with the bits of 'sum: ordered'",
-                                  target, one.over.front())}});
+                                  target, join(one.over, ", "))}});
 }
 
 }  // namespace piper

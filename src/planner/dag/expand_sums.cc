@@ -44,7 +44,7 @@ void Expander::index_sums() {
         if (of_chunk.empty() || of_chunk.back().sum != made.sum || of_chunk.back().use != made.use)
           of_chunk.push_back(made);
       }
-      const ValueId like = sum.each_micro ? sum.part : sum.uses[u];
+      const ValueId like = sum.each_micro ? sum.run_after(0) : sum.uses[u];
       std::vector<ItemId> parts;
       for (int64_t r = 0; r < dag_.replicas_in_turn; ++r) {
         std::string name = fmt::format("{}.use{}", sum.name, u);
@@ -115,7 +115,7 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
                                      const std::vector<ItemId>& totals, size_t r) {
   const Sum& first = sum(sums[0]);
   const DType type = type_in(sums[0], r);
-  const bool last = r + 1 == first.rounds.size(), scatter = r == 0 && first.part.valid();
+  const bool last = r + 1 == first.rounds.size(), scatter = r < first.cut_rounds();
   const std::vector<ItemId> from = in_type(sums, totals, type, fmt::format(".rounded{}", r));
   Task reduce{.kind = scatter ? InstructionKind::kReduceScatter : InstructionKind::kAllReduce,
               .cell = dag_.items[totals[0].index()].cell,
@@ -124,7 +124,7 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
               .fast = round(sums[0], r).fast,
               .reads = SmallVector(from)};
   for (size_t i = 0; i < sums.size(); ++i) {
-    ValueId value = result_of(sums[i]);
+    ValueId value = scatter ? sum(sums[i]).run_after(r) : result_of(sums[i]);
     if (!last || type != own_type(sums[i]))
       value = pseudo_value(fmt::format("{}.level{}", sum(sums[i]).name, r),
                            {type, dag_.graph.value(value).type.shape});
@@ -182,7 +182,8 @@ void Expander::finish_late_sums() {
       std::vector<ItemId> totals;
       int64_t bytes = 0;
     };
-    std::map<std::vector<int32_t>, Bucket> buckets;  // by further axes
+    std::map<std::pair<std::vector<int32_t>, std::vector<int32_t>>, Bucket>
+        buckets;  // by further axes and rounds
     const auto flush = [&](Bucket& bucket) {
       if (!bucket.sums.empty()) finish_sums(bucket.sums, bucket.totals);
       bucket = {};
@@ -191,10 +192,11 @@ void Expander::finish_late_sums() {
       const ItemId total = totals[static_cast<size_t>(s)];
       const Item& item = dag_.items[total.index()];
       if (static_cast<size_t>(item.cell) != cell / 2 || cut != sum(s).part.valid()) continue;
-      Bucket& bucket = buckets[further_axes(dag_, sum(s))];
-      const bool joins = bucket.sums.empty() || (own_type(bucket.sums[0]) == own_type(s) &&
-                                                 sum(bucket.sums[0]).rounds == sum(s).rounds &&
-                                                 region_of(bucket.sums.back()) == region_of(s));
+      Bucket& bucket = buckets[{further_axes(dag_, sum(s)), sum(s).rounds}];
+      const bool joins =
+          bucket.sums.empty() || (own_type(bucket.sums[0]) == own_type(s) &&
+                                  sum(bucket.sums[0]).cut_rounds() == sum(s).cut_rounds() &&
+                                  region_of(bucket.sums.back()) == region_of(s));
       if (!joins) flush(bucket);
       bucket.sums.push_back(s);
       bucket.totals.push_back(total);

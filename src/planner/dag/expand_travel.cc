@@ -82,7 +82,7 @@ Expander::Reduced& Expander::reduced(int32_t s, int32_t use) {
   const Sum& of = sum(s);
   const std::string name = fmt::format("{}.use{}", of.name, use);
   const TensorType whole = dag_.graph.value(of.uses[static_cast<size_t>(use)]).type;
-  const TensorType part = dag_.graph.value(of.part).type;
+  const TensorType part = dag_.graph.value(of.run_after(0)).type;
   const DType type = type_in(s, 0);
   values.whole = pseudo_value(name + ".whole", whole);
   values.travels = cast(values.whole, type, name + ".travels");
@@ -113,7 +113,7 @@ void Expander::reduce_contributions(TaskId id) {
   for (const Accumulate& a : made) {
     bucket.push_back(a);
     bytes += travelling_bytes(a.sum, dag_.graph.value(a.contribution).type);
-    const bool joins = &a != &made.back() && round(a.sum, 0).axes == round((&a + 1)->sum, 0).axes;
+    const bool joins = &a != &made.back() && sum(a.sum).rounds[0] == sum((&a + 1)->sum).rounds[0];
     if (bytes < dag_.bucket_bytes && joins) continue;
     reduce_bucket(task, bucket);
     bucket.clear();

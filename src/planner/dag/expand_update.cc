@@ -76,39 +76,48 @@ std::vector<const Part*> Expander::cut_in_step(int32_t cell, const UpdateIndex& 
 }
 
 void Expander::add_own_parts(int32_t cell, const std::vector<const Part*>& cut) {
-  std::map<std::vector<int32_t>, Task> tasks;
+  std::map<std::vector<int32_t>, Task> tasks;  // by all axes: a run before the runs of it
   for (const Part* part : cut) {
     if (is_copy(part->param)) {  // it is made anew
       new_item(part->value, -1, cell);
       continue;
     }
-    Task& task = tasks[part->over];
-    task.reads.push_back(ensure(part->param, -1, cell));
+    Task& task = tasks[part->all_over()];
+    task.group = SmallVector(part->over);
+    task.reads.push_back(ensure(part->cut_of(), -1, cell));
     task.writes.push_back(new_item(part->value, -1, cell));
   }
   for (auto& [over, task] : tasks) {
-    task.kind = InstructionKind::kOwnPart, task.cell = cell, task.group = SmallVector(over);
+    task.kind = InstructionKind::kOwnPart, task.cell = cell;
     task.label = add_label(fmt::format("own parts of {} parameters", task.reads.size()));
     dag_.tasks.push_back(std::move(task));
   }
 }
 
-void Expander::gather_updated(int32_t cell, const std::vector<const Part*>& cut) {
+// Runs of runs are put together first: what they make is read by the next gathers.
+void Expander::gather_updated(int32_t cell, std::vector<const Part*> cut) {
   struct Bucket {
     Task gather;
     int64_t bytes = 0;
     std::string first;
   };
-  std::map<std::vector<int32_t>, Bucket> buckets;  // by axes
+  std::map<std::vector<int32_t>, Bucket> buckets;  // by all axes
+  std::unordered_map<int32_t, ItemId> made;        // by run that was put together
   const auto flush = [&](Bucket& bucket) {
+    if (bucket.bytes == 0) return;
     bucket.gather.label =
         add_label("all_gather " + and_more(bucket.first, bucket.gather.reads.size()));
     dag_.tasks.push_back(std::move(bucket.gather));
     bucket.bytes = 0;
   };
+  std::ranges::stable_sort(
+      cut, [](const Part* a, const Part* b) { return a->above.size() > b->above.size(); });
+  size_t depth = cut.front()->above.size();
   for (const Part* part : cut) {
-    const Value& whole = dag_.graph.value(part->param);
-    Bucket& bucket = buckets[part->over];
+    if (std::exchange(depth, part->above.size()) != part->above.size())
+      for (auto& [over, bucket] : buckets) flush(bucket);
+    const Value& whole = dag_.graph.value(part->cut_of());
+    Bucket& bucket = buckets[part->all_over()];
     if (bucket.bytes == 0) {
       bucket.gather = {.kind = InstructionKind::kAllGather,
                        .cell = cell,
@@ -118,13 +127,16 @@ void Expander::gather_updated(int32_t cell, const std::vector<const Part*>& cut)
     }
     const TensorType type = whole.type;
     const ValueId gathered = pseudo_value(whole.name + ".gathered", type);
-    bucket.gather.reads.push_back(find_item(next_of(part->value), -1, cell));
-    bucket.gather.writes.push_back(new_item(gathered, -1, cell, ensure(part->param, -1, cell)));
+    const auto known = made.find(part->value.value);
+    bucket.gather.reads.push_back(known == made.end() ? find_item(next_of(part->value), -1, cell)
+                                                      : known->second);
+    const ItemId to = new_item(gathered, -1, cell, ensure(part->cut_of(), -1, cell));
+    made[part->cut_of().value] = to;
+    bucket.gather.writes.push_back(to);
     bucket.bytes += std::max<int64_t>(type.bytes(), 1);
     if (bucket.bytes >= dag_.bucket_bytes) flush(bucket);
   }
-  for (auto& [over, bucket] : buckets)
-    if (bucket.bytes > 0) flush(bucket);
+  for (auto& [over, bucket] : buckets) flush(bucket);
 }
 
 void Expander::add_exchanges(const Chunk& chunk) {

@@ -238,7 +238,7 @@ class Expander {
   std::vector<const Part*> cut_in_step(int32_t cell, const UpdateIndex& index) const;
   void add_own_parts(int32_t cell, const std::vector<const Part*>& cut);
   // Gathers updated parts back into whole parameters, joined into buckets.
-  void gather_updated(int32_t cell, const std::vector<const Part*>& cut);
+  void gather_updated(int32_t cell, std::vector<const Part*> cut);
   ValueId next_of(ValueId state) const;
   // Gathers or cuts what a chunk of the update reads so.
   void add_exchanges(const Chunk& chunk);

@@ -29,6 +29,8 @@ PIPER_FIELDS(SumRound) {
   v("stream", &SumRound::stream);
   v("dtype", &SumRound::dtype);
   v("fast", &SumRound::fast);
+  v("line", &SumRound::line, kElsewhere);
+  v("cuts", &SumRound::cuts);
 }
 
 PIPER_FIELDS(Variants) {
@@ -45,6 +47,8 @@ PIPER_FIELDS(Part) {
   v("gather", &Part::gather);
   v("stream", &Part::stream);
   v("distance", &Part::distance);
+  v("within", &Part::within);
+  v("above", &Part::above);
 }
 
 PIPER_FIELDS(Copy) {
@@ -63,6 +67,7 @@ PIPER_FIELDS(Sum) {
   v("uses", &Sum::uses);
   v("rounds", &Sum::rounds);
   v("part", &Sum::part);
+  v("larger", &Sum::larger);
   v("each_micro", &Sum::each_micro);
 }
 

@@ -358,14 +358,20 @@ std::vector<SumRound> rounds_of(const Dag& dag, const std::vector<SumRound>& of_
 }
 
 // Only gradients are rounded, or added up in another order than that of ranks.
-void add_sums(Dag& dag, const std::vector<SumRound>& of_replicas) {
-  std::set<ValueId> gradients;
-  for (const Param& param : dag.graph.params) gradients.insert(param.gradient);
+void add_sums(Dag& dag, const DagSpec& spec) {
+  std::map<ValueId, const std::vector<SumRound>*> gradients;
+  for (const Param& param : dag.graph.params) {
+    const auto own = spec.rounds_of.find(param.name);
+    gradients[param.gradient] = own == spec.rounds_of.end() ? &spec.rounds : &own->second;
+  }
   for (const Node& node : dag.graph.nodes) {
     if (!is_step_sum(node)) continue;
     const ValueId value = node.outputs[0];
     const DType own = dag.graph.value(value).type.dtype;
-    std::vector<SumRound> rounds = rounds_of(dag, of_replicas, axes_of(dag.graph, node));
+    const auto own_rounds = gradients.find(value);
+    std::vector<SumRound> rounds =
+        rounds_of(dag, own_rounds == gradients.end() ? spec.rounds : *own_rounds->second,
+                  axes_of(dag.graph, node));
     for (SumRound& round : rounds) {
       if (round.dtype == own || !gradients.contains(value)) round.dtype.reset();
       round.fast = round.fast && gradients.contains(value);
@@ -395,7 +401,7 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   }
   make_chunks(dag);
   PIPER_TRY(order_chunks(dag));
-  add_sums(dag, spec.rounds);
+  add_sums(dag, spec);
   dag.cells.push_back(std::vector<int32_t>(dag.mesh.size(), -1));
   return dag;
 }

@@ -14,7 +14,7 @@ namespace {
 
 class Cutter {
  public:
-  Cutter(Dag& dag, const Part& like) : dag_(dag), graph_(dag.graph), like_(like) {
+  explicit Cutter(Dag& dag) : dag_(dag), graph_(dag.graph) {
     for (const Version& version : dag.versions)
       previous_.emplace(version.newest.value, version.previous);
     for (const Chunk& chunk : dag.chunks)
@@ -24,19 +24,21 @@ class Cutter {
       optimizer_.emplace(update.state.value, graph_.value(update.next).producer);
   }
 
-  void cut(const Param& param) {
+  void cut(const StateCut& how) {
+    const Param& param = how.param;
+    levels_ = how.levels;
     const auto known = sums_.find(param.gradient.value);
     Sum* const sum = known == sums_.end() ? nullptr : known->second;
     const std::vector<int32_t> further = sum ? further_axes(dag_, *sum) : std::vector<int32_t>();
-    SumRound round{.axes = like_.over};
+    SumRound round{.axes = levels_[0].over};
     add_axes(round, further);
-    over_ = round.axes;
-    // Of what microbatches read in 16 bits only, the copy stays whole.
-    const bool stays = like_.gather == Gather::kUpdate && is_read(param.value);
-    const ValueId part = cut_versions(param.name, param.value, stays);
+    levels_[0].over = round.axes;
+    if (!sum) levels_.resize(1);  // what is not trained is updated by nobody
+    const ValueId part = cut_versions(param.name, param.value, is_read(param.value));
     PIPER_CHECK(sum || !param.gradient.valid(), "no sum is the gradient of '{}'", param.name);
     if (!sum) return;
-    sum->part = gradient_part(param, further);
+    cut_gradient(param, *sum, further);
+    sum->each_micro = how.each_micro;
     leave_parts(*sum, further);
     cut_update(param, part, sum->part);
     for (const Copy& copy : dag_.copies)
@@ -44,13 +46,31 @@ class Cutter {
   }
 
  private:
-  Shape own_shape(const TensorType& whole) const {
-    int64_t ranks = 1;
-    for (int32_t axis : over_) ranks *= dag_.mesh[static_cast<size_t>(axis)].size;
-    return {(num_elements(whole.shape) + ranks - 1) / ranks};
+  // Returns whether microbatches read parameters whole, as the update leaves them.
+  bool stays() const { return levels_[0].gather == Gather::kUpdate; }
+  // Returns the shape of a run of the first levels. Those of the last level follow one another.
+  Shape run_shape(const TensorType& whole, size_t levels) const {
+    int64_t all = 1, larger = 1;
+    for (size_t l = 0; l < levels_.size(); ++l)
+      for (const int32_t axis : levels_[l].over) {
+        const int64_t size = dag_.mesh[static_cast<size_t>(axis)].size;
+        all *= size;
+        if (l >= levels) larger *= size;
+      }
+    return {(num_elements(whole.shape) + all - 1) / all * larger};
   }
-  void note_part(ValueId value, ValueId param, const TensorType& whole, Gather gather) {
-    dag_.parts.push_back({value, param, whole, over_, gather, like_.stream, like_.distance});
+  Shape own_shape(const TensorType& whole) const { return run_shape(whole, levels_.size()); }
+  Part part_of(size_t level, ValueId value, ValueId param, const TensorType& whole) const {
+    Part part = levels_[level];
+    part.value = value, part.param = param, part.whole = whole;
+    for (size_t l = 0; l < level; ++l)
+      part.above.insert(part.above.end(), levels_[l].over.begin(), levels_[l].over.end());
+    return part;
+  }
+  // Notes that a value is the own run of a parameter, by the last level at once.
+  void note_run(ValueId value, ValueId param, const TensorType& whole, Gather gather) {
+    dag_.parts.push_back(part_of(levels_.size() - 1, value, param, whole));
+    dag_.parts.back().gather = gather;
   }
   // Returns whether a microbatch reads the value, in either version.
   bool is_read(ValueId value) const {
@@ -58,43 +78,69 @@ class Cutter {
     return read_.contains(value.value) ||
            (previous != previous_.end() && read_.contains(previous->second.value));
   }
-  ValueId cut_versions(const std::string& name, ValueId whole, bool stays) {
-    const ValueId part = add_part(name, whole, stays);
+  // Returns what the update writes of a parameter or copy: its own run by the last level.
+  ValueId cut_versions(const std::string& name, ValueId whole, bool read) {
+    if (!read) {  // of what microbatches read in 16 bits only, the copy is gathered
+      const TensorType type = graph_.value(whole).type;
+      const ValueId run = add_run(name, whole, levels_.size(), ValueKind::kState);
+      note_run(run, whole, type, stays() ? Gather::kStep : levels_[0].gather);
+      return run;
+    }
+    ValueId run = whole;
+    std::string its = name;
+    for (size_t l = 0; l < levels_.size(); ++l, its += ".part") {
+      const bool kept = l == 0 && !stays();
+      run = add_part(its, run, whole, l + 1, kept ? ValueKind::kState : ValueKind::kNode);
+    }
     const auto previous = previous_.find(whole.value);
-    if (!stays && previous != previous_.end())
-      add_part(graph_.value(previous->second).name, previous->second, stays);
-    return part;
+    if (!stays() && previous != previous_.end())
+      add_part(graph_.value(previous->second).name, previous->second, previous->second, 1,
+               ValueKind::kState);
+    return run;
   }
   void cut_copy(ValueId copy) {
-    const bool stays = like_.gather == Gather::kUpdate;
     const Shape own = own_shape(graph_.value(copy).type);
-    const ValueId part = cut_versions(graph_.value(copy).name, copy, stays);
+    const ValueId part = cut_versions(graph_.value(copy).name, copy, true);
     for (StateUpdate& update : graph_.updates) {
       if (update.state != copy) continue;
       update.state = part;
       graph_.value(update.next).type.shape = own;
     }
   }
-  // Adds the part of a parameter or copy, or of the version that microbatches read.
-  ValueId add_part(const std::string& name, ValueId whole, bool stays) {
+  ValueId add_run(const std::string& name, ValueId whole, size_t levels, ValueKind kind) {
     const TensorType type = graph_.value(whole).type;
-    const ValueId id = graph_.add_value({.name = name + ".part",
-                                         .type = {type.dtype, own_shape(type)},
-                                         .kind = stays ? ValueKind::kNode : ValueKind::kState,
-                                         .fill = graph_.value(whole).fill});
-    // A parameter of which the copy stays whole is itself never gathered: nothing asks when.
-    const bool gathered = stays || like_.gather != Gather::kUpdate;
-    note_part(id, whole, type, gathered ? like_.gather : Gather::kStep);
+    return graph_.add_value({.name = name + ".part",
+                             .type = {type.dtype, run_shape(type, levels)},
+                             .kind = kind,
+                             .fill = graph_.value(whole).fill});
+  }
+  // Adds the run by the last of so many levels, of `larger`: the parameter, copy or version that
+  // microbatches read, or a run of that.
+  ValueId add_part(const std::string& name, ValueId larger, ValueId whole, size_t levels,
+                   ValueKind kind) {
+    const TensorType type = graph_.value(whole).type;
+    const ValueId id = add_run(name, whole, levels, kind);
+    Part part = part_of(levels - 1, id, whole, type);
+    if (levels > 1) part.within = larger, part.gather = Gather::kUpdate;
+    dag_.parts.push_back(std::move(part));
     return id;
   }
-  ValueId gradient_part(const Param& param, const std::vector<int32_t>& further) {
-    const Value& whole = graph_.value(param.gradient);
-    Value part{.name = param.name + ".grad.part",
-               .type = {whole.type.dtype, own_shape(whole.type)}};
-    for (int32_t axis : like_.over) part.over.push_back({axis, {LayoutKind::kSharded, 0}});
-    part.over.insert(part.over.end(), whole.over.begin(), whole.over.end());
-    for (int32_t axis : further) part.over.push_back({axis, {LayoutKind::kSharded, 0}});
-    return graph_.add_value(std::move(part));
+  // The first rounds of a gradient leave runs, each of the one before.
+  void cut_gradient(const Param& param, Sum& sum, const std::vector<int32_t>& further) {
+    const Value whole = graph_.value(param.gradient);
+    std::string name = param.name + ".grad";
+    for (size_t levels = 1; levels <= levels_.size(); ++levels) {
+      name += ".part";
+      Value part{.name = name, .type = {whole.type.dtype, run_shape(whole.type, levels)}};
+      for (size_t l = levels; l-- > 0;)
+        for (int32_t axis : levels_[l].over)
+          if (l > 0 || !std::binary_search(further.begin(), further.end(), axis))
+            part.over.push_back({axis, {LayoutKind::kSharded, 0}});
+      part.over.insert(part.over.end(), whole.over.begin(), whole.over.end());
+      for (int32_t axis : further) part.over.push_back({axis, {LayoutKind::kSharded, 0}});
+      sum.part = graph_.add_value(std::move(part));
+      if (levels < levels_.size()) sum.larger.push_back(sum.part);
+    }
   }
   // The further axes come first, not last.
   void leave_parts(Sum& sum, const std::vector<int32_t>& further) {
@@ -118,24 +164,26 @@ class Cutter {
       if (update.state == param.value) {
         update.state = part;
       } else {
-        note_part(update.state, {}, state.type, like_.gather);
+        note_run(update.state, {}, state.type, levels_[0].gather);
         state.type.shape = own;
       }
       graph_.value(update.next).type.shape = own;
     }
     if (find_op(graph_.node(optimizer).op)->directed) {
+      PIPER_CHECK(levels_.size() == 1, "the direction of '{}' is cut over several levels",
+                  param.name);
       const CutUpdate cut{param.value,
                           part,
                           param.gradient,
                           gradient,
                           optimizer,
-                          like_.gather == Gather::kUpdate && is_read(param.value),
+                          stays() && is_read(param.value),
                           own_shape(graph_.value(param.value).type),
-                          over_,
-                          like_.stream};
+                          levels_[0].over,
+                          levels_[0].stream};
       const TensorType whole = graph_.value(param.gradient).type;
       for (const ValueId state : cut_direction(dag_, cut))
-        note_part(state, {}, whole, like_.gather);
+        note_run(state, {}, whole, levels_[0].gather);
     }
     std::vector<ValueId>& inputs = graph_.node(optimizer).inputs;
     std::replace(inputs.begin(), inputs.end(), param.value, part);
@@ -144,8 +192,7 @@ class Cutter {
 
   Dag& dag_;
   Graph& graph_;
-  const Part& like_;
-  std::vector<int32_t> over_;                      // of the parameter under way
+  std::vector<Part> levels_;                       // of the parameter under way
   std::unordered_map<int32_t, ValueId> previous_;  // by newest
   std::unordered_set<int32_t> read_;               // by microbatches
   std::unordered_map<int32_t, Sum*> sums_;         // by value
@@ -174,9 +221,9 @@ std::vector<int32_t> further_axes(const Dag& dag, const Sum& sum) {
   return all.axes;
 }
 
-void cut_states(Dag& dag, const std::vector<Param>& params, const Part& like) {
-  Cutter cutter(dag, like);
-  for (const Param& param : params) cutter.cut(param);
+void cut_states(Dag& dag, const std::vector<StateCut>& cuts) {
+  Cutter cutter(dag);
+  for (const StateCut& cut : cuts) cutter.cut(cut);
 }
 
 }  // namespace piper

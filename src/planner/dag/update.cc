@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 
 #include "piper/ir/ops.h"
 
@@ -43,6 +44,18 @@ ValueId put_together_of(const Graph& graph, ValueId value) {
   while (graph.node(graph.value(value).producer).op == "AllGather")
     value = graph.node(graph.value(value).producer).inputs[0];
   return value;
+}
+
+// Returns into how many runs the first rounds of a sum cut it, or would: the first one, and those
+// after it that do.
+int64_t runs_of(const Dag& dag, const Sum& sum, size_t rounds) {
+  int64_t runs = 1;
+  for (size_t r = 0; r < rounds; ++r) {
+    const SumRound& round = dag.rounds[static_cast<size_t>(sum.rounds[r])];
+    if (r > 0 && !round.cuts) break;
+    runs *= round.size;
+  }
+  return runs;
 }
 
 // Returns the mesh axes that cut a value.
@@ -112,16 +125,18 @@ void square_by_runs(Dag& dag) {
   std::map<ValueId, const Sum*> sums;
   for (const Sum& sum : dag.sums) sums.emplace(sum.value, &sum);
   std::vector<ValueId> squares = norm->inputs, sources;
+  const auto sum_of = [&](ValueId number) {
+    return sums.at(put_together_of(graph, squares_of(graph, number).inputs[0]));
+  };
+  int64_t runs = 1;  // of each gradient, so that all are added up alike
+  for (const ValueId number : squares)
+    runs = std::lcm(runs, runs_of(dag, *sum_of(number), sum_of(number)->rounds.size()));
   for (ValueId& number : squares) {
     Node& node = squares_of(graph, number);
-    const Sum& sum = *sums.at(put_together_of(graph, node.inputs[0]));
-    node.inputs[0] = sum.value;
-    const int64_t runs =
-        sum.rounds.empty() ? 1 : dag.rounds[static_cast<size_t>(sum.rounds[0])].size;
-    if (sum.part.valid())
-      node.inputs[0] = sum.part;
-    else if (runs > 1)
-      node.attrs.set("parts", runs);
+    const Sum& sum = *sum_of(number);
+    node.inputs[0] = sum.part.valid() ? sum.part : sum.value;
+    const int64_t own = runs / runs_of(dag, sum, sum.cut_rounds());
+    if (own > 1) node.attrs.set("parts", own);
     sources.push_back(node.inputs[0]);
     number = node.outputs[0];
   }

@@ -48,11 +48,13 @@ void drop_single(const Strategy& strategy, Over& over, Explanations& out) {
   *over.axes = std::move(left);
 }
 
-// Returns what keeps the axes from being one, in words with its place; empty: nothing.
-std::string apart(Strategy& strategy, const Axes& axes) {
+// Returns what keeps the axes from being one, in words with its place; empty: nothing. For replicas
+// other entries of `replicate` do not.
+std::string apart(Strategy& strategy, const Axes& axes, bool of_replicas = false) {
   for (const Over& other : overs_of(strategy))
     for (const std::string& name : *other.axes)
-      if (*other.axes != axes && contains(axes, name))
+      if (*other.axes != axes && contains(axes, name) &&
+          !(of_replicas && std::string_view(other.directive) == "replicate"))
         return fmt::format("line {} names '{}' without the others", other.over_at.line, name);
   for (const Split& split : strategy.splits)
     if (contains(axes, split.within))
@@ -116,10 +118,11 @@ Result<Strategy> join_axes(Strategy strategy, Explanations& out) {
     const Axes axes = *over.axes;
     if (axes.size() == 1) continue;
     const std::string why = apart(strategy, axes);
-    if (!why.empty() && std::string_view(over.directive) == "replicate")
+    const bool of_replicas = std::string_view(over.directive) == "replicate";
+    if (!why.empty() && of_replicas && !apart(strategy, axes, true).empty())
       return fail(over.over_at, "not supported: replicas over [{}], which are no axis together",
                   join(axes, ", "))
-          .with_note(why)
+          .with_note(apart(strategy, axes, true))
           .with_note(
               "help: axes of replicas are side by side in the mesh and named together; a "
               "'replicate' for each of them sums along one after the other");

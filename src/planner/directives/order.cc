@@ -110,6 +110,7 @@ class CellOrder {
         out_.body.push_back(static_cast<int32_t>(t));
       const auto end = static_cast<int32_t>(out_.body.size());
       if (i > 0 && items[i - 1].paired && first_of_pair < before && before < end) {
+        if (items[i - 1].apart) out_.apart.push_back(static_cast<int32_t>(out_.overlaps.size()));
         out_.overlaps.push_back({first_of_pair, before, end});
         out_.pair_at.push_back(place(items[i - 1].pair_at));
       }
@@ -274,6 +275,40 @@ Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<
   }
   out.push_back(std::move(report));
   return result;
+}
+
+void give_streams(Dag& dag, const std::vector<ComputeOrder>& order, Explanations& out) {
+  std::vector<bool> second(dag.tasks.size());  // a computation of such a half
+  bool any = false;
+  for (const ComputeOrder& cell : order)
+    for (const int32_t at : cell.apart) {
+      const Overlap& pair = cell.overlaps[static_cast<size_t>(at)];
+      for (int32_t p = pair.second; p < pair.end; ++p) {
+        const int32_t task = cell.body.empty() ? p : cell.body[static_cast<size_t>(p)];
+        second[cell.tasks[static_cast<size_t>(task)].index()] = any = true;
+      }
+    }
+  if (!any) return;
+  std::map<int32_t, std::pair<int32_t, int64_t>> beside;  // by stream: the other, what is on it
+  for (Task& task : dag.tasks) {
+    if (!task.within.valid() || task.stream == 0 || !second[task.within.index()]) continue;
+    const auto [known, is_new] = beside.try_emplace(task.stream);
+    if (is_new) {
+      const TaskStream like = dag.streams[static_cast<size_t>(task.stream)];
+      known->second.first = stream_of(dag, like.name + ".second");
+      TaskStream& made = dag.streams[static_cast<size_t>(known->second.first)];
+      made.priority = like.priority, made.sms = like.sms;
+    }
+    task.stream = known->second.first;
+    ++known->second.second;
+  }
+  std::vector<std::string>& lines = out.back().lines;
+  for (const auto& [stream, other] : beside)
+    lines.push_back(fmt::format("'&&': {} collectives of second halves are on '{}', not '{}'",
+                                other.second, dag.streams[static_cast<size_t>(other.first)].name,
+                                dag.streams[static_cast<size_t>(stream)].name));
+  if (beside.empty())
+    lines.push_back("note: '&&' pairs halves without collectives on a stream: '&' says the same");
 }
 
 }  // namespace piper

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "match.h"
+#include "piper/ir/ops.h"
 
 namespace piper {
 namespace {
@@ -24,11 +25,20 @@ std::string messages(const Replicate& replicate) {
   return fmt::format("in messages of at least {}", human_bytes(replicate.bucket_bytes));
 }
 
+// The parameters that an entry speaks of, which cuts them first, or again.
+struct Spoken {
+  std::vector<Param> params;
+  std::set<ValueId> values;
+  std::string above;    // the axes over which their gradients are cut already; empty: none
+  bool is_last = true;  // no other entry cuts what this one leaves
+};
+
 // ", in bf16 (3.4 KiB)": where gradients do not travel as they are.
-std::string travelling(const Dag& dag, const Replicate& replicate, int64_t least) {
+std::string travelling(const Dag& dag, const Spoken& spoken, const Replicate& replicate,
+                       int64_t least) {
   int64_t bytes = 0;
   bool rounded = false;
-  for (const Param& param : dag.graph.params) {
+  for (const Param& param : spoken.params) {
     if (!param.gradient.valid() || dag.graph.value(param.value).type.bytes() < least) continue;
     const TensorType& type = dag.graph.value(param.gradient).type;
     rounded = rounded || (replicate.dtype && *replicate.dtype != type.dtype);
@@ -44,11 +54,12 @@ const char* order_of(const Replicate& replicate) {
 }
 
 // Gradients that are cut over further axes, for they are terms of a sum over these.
-std::vector<std::string> explain_further(const Dag& dag, int64_t over, int64_t least) {
+std::vector<std::string> explain_further(const Dag& dag, const Spoken& spoken, int64_t over,
+                                         int64_t least) {
   std::map<ValueId, std::vector<int32_t>> axes_of;  // by gradient
   for (const Sum& sum : dag.sums) axes_of[sum.value] = further_axes(dag, sum);
   std::map<std::vector<int32_t>, Sums> further;
-  for (const Param& param : dag.graph.params) {
+  for (const Param& param : spoken.params) {
     const int64_t bytes = dag.graph.value(param.value).type.bytes();
     const auto axes = axes_of.find(param.gradient);
     if (axes != axes_of.end() && !axes->second.empty() && bytes >= least)
@@ -74,14 +85,15 @@ struct Gathered {
   Sums updated;
   std::string halves;
 };
-Gathered gathered_of(const Dag& dag) {
+Gathered gathered_of(const Dag& dag, const Spoken& spoken) {
   std::map<ValueId, ValueId> master_of;
   for (const Copy& copy : dag.copies) master_of[copy.copy] = copy.master;
   std::set<ValueId> masters, halves;
   Gathered gathered;
   for (const Part& part : dag.parts) {
-    if (!part.param.valid()) continue;
+    if (!part.param.valid() || part.within.valid()) continue;
     const auto master = master_of.find(part.param);
+    if (!spoken.values.contains(master == master_of.end() ? part.param : master->second)) continue;
     if (master != master_of.end()) halves.insert(master->second);
     if (part.gather != Gather::kUpdate) continue;
     masters.insert(master == master_of.end() ? part.param : master->second);
@@ -93,9 +105,10 @@ Gathered gathered_of(const Dag& dag) {
 }
 
 // Returns what a directive that cuts states does to the parameters, in words.
-std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate, int64_t ranks) {
+std::vector<std::string> explain_cut(const Dag& dag, const Spoken& spoken,
+                                     const Replicate& replicate, int64_t ranks) {
   Sums cut, whole, trained;
-  for (const Param& param : dag.graph.params) {
+  for (const Param& param : spoken.params) {
     const int64_t bytes = dag.graph.value(param.value).type.bytes();
     const bool stays = bytes < replicate.persist_bytes;
     (stays ? whole : cut).add(bytes);
@@ -104,18 +117,19 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
   std::vector<std::string> lines;
   const std::string each = replicate.reduce == Replicate::When::kMicrobatch ? "microbatch" : "step";
   lines.push_back(fmt::format("{} are reduce-scattered over {} once a {}{}, {}, on stream '{}'{}",
-                              trained.print("gradients"), replicate.over.front(), each,
-                              travelling(dag, replicate, replicate.persist_bytes),
+                              trained.print("gradients"), join(replicate.over, ", "), each,
+                              travelling(dag, spoken, replicate, replicate.persist_bytes),
                               messages(replicate), replicate.stream, order_of(replicate)));
-  const auto further = explain_further(dag, ranks, replicate.persist_bytes);
+  const auto further = explain_further(dag, spoken, ranks, replicate.persist_bytes);
   lines.insert(lines.end(), further.begin(), further.end());
   if (replicate.reduce == Replicate::When::kMicrobatch && dag.microbatches > 1)
     lines.push_back(
         "note: the single-device plan adds the same numbers in another order, microbatches before "
         "replicas, and differs by rounding: compare with the uncut one");
-  lines.push_back(fmt::format(
-      "each of {} ranks updates its part, with its part of the optimizer's states", ranks));
-  const Gathered gathered = gathered_of(dag);
+  if (spoken.is_last)
+    lines.push_back(fmt::format(
+        "each of {} ranks updates its part, with its part of the optimizer's states", ranks));
+  const Gathered gathered = gathered_of(dag, spoken);
   if (!replicate.shard_parameters) {
     lines.push_back(fmt::format("{} are gathered once a step, after the update, on stream '{}'{}",
                                 gathered.updated.print("parameters"), replicate.gather_stream,
@@ -134,9 +148,32 @@ std::vector<std::string> explain_cut(const Dag& dag, const Replicate& replicate,
   return lines;
 }
 
-Status check_persist(const Dag& dag, const Replicate& replicate) {
+// Says how an entry cuts again what another one has cut.
+std::vector<std::string> explain_nested(const Spoken& spoken, const Replicate& replicate,
+                                        const Dag& dag, int64_t ranks) {
+  Sums trained;
+  for (const Param& param : spoken.params)
+    if (param.gradient.valid()) trained.add(dag.graph.value(param.value).type.bytes());
+  const std::string over = join(replicate.over, ", ");
+  std::vector<std::string> lines{
+      fmt::format("{}, cut over {}, are reduce-scattered over {} once a step{}, {}, on stream "
+                  "'{}'{}",
+                  trained.print("gradients"), spoken.above, over,
+                  travelling(dag, spoken, replicate, 0), messages(replicate), replicate.stream,
+                  order_of(replicate)),
+      fmt::format("each of {} ranks with the same part over {} updates its part of that, with "
+                  "its part of the optimizer's states",
+                  ranks, spoken.above),
+      fmt::format("parts of parameters are gathered over {} once a step, after the update, on "
+                  "stream '{}'",
+                  over, replicate.gather_stream)};
+  if (!spoken.is_last) lines.erase(lines.begin() + 1);
+  return lines;
+}
+
+Status check_persist(const Dag& dag, const Spoken& spoken, const Replicate& replicate) {
   int64_t largest = 0;
-  for (const Param& param : dag.graph.params)
+  for (const Param& param : spoken.params)
     largest = std::max(largest, dag.graph.value(param.value).type.bytes());
   if (largest >= replicate.persist_bytes) return ok_status();
   return fail(replicate.at, "replicate: 'persist' leaves no parameter to cut")
@@ -161,65 +198,136 @@ bool has_parts(const Dag& dag, const Param& param, int32_t axis) {
          });
 }
 
-// Decides which parameters are cut, and where their parts travel.
-void cut_over(Dag& dag, const Replicate& replicate, int32_t axis) {
-  Part like{.over = {axis}, .gather = static_cast<Gather>(replicate.gather)};
-  if (!replicate.shard_parameters) like.gather = Gather::kUpdate;
-  like.stream = stream_of(dag, replicate.gather_stream);
-  like.distance = static_cast<int32_t>(replicate.prefetch);
-  std::vector<Param> cut;
-  for (const Param& param : dag.graph.params)
-    if (dag.graph.value(param.value).type.bytes() >= replicate.persist_bytes &&
-        (param.gradient.valid() || replicate.shard_parameters) && has_parts(dag, param, axis))
-      cut.push_back(param);
-  cut_states(dag, cut, like);
-  for (Sum& sum : dag.sums)
-    sum.each_micro = sum.part.valid() && replicate.reduce == Replicate::When::kMicrobatch;
+std::vector<int32_t> axes_of(const Dag& dag, const Replicate& replicate) {
+  std::vector<int32_t> axes;
+  for (size_t a = 0; a < dag.mesh.size(); ++a)
+    if (replicate.is_over(dag.mesh[a].name) && dag.mesh[a].size > 1)
+      axes.push_back(static_cast<int32_t>(a));
+  return axes;
+}
+
+// Returns over which axes a parameter and its states are cut, and where the parts travel: by the
+// entries that speak of it, in their order. No levels: it stays whole.
+StateCut cut_of(Dag& dag, const Param& param, const std::vector<size_t>& lines,
+                const std::vector<Replicate>& replicates) {
+  StateCut cut{.param = param};
+  for (const size_t line : lines) {
+    const Replicate& one = replicates[line];
+    const std::vector<int32_t> axes = axes_of(dag, one);
+    if (axes.empty()) continue;
+    const bool cuts =
+        one.shard_optimizer && (param.gradient.valid() || one.shard_parameters) &&
+        dag.graph.value(param.value).type.bytes() >= one.persist_bytes &&
+        std::ranges::all_of(axes, [&](int32_t axis) { return has_parts(dag, param, axis); });
+    if (!cuts) break;
+    Part level{.over = axes, .gather = static_cast<Gather>(one.gather)};
+    if (!one.shard_parameters) level.gather = Gather::kUpdate;
+    level.stream = stream_of(dag, one.gather_stream);
+    level.distance = static_cast<int32_t>(one.prefetch);
+    if (cut.levels.empty()) cut.each_micro = one.reduce == Replicate::When::kMicrobatch;
+    cut.levels.push_back(std::move(level));
+  }
+  return cut;
+}
+
+// Muon and Adafactor look at whole tensors, which they gather over one level.
+Status check_levels(const Dag& dag, const StateCut& cut, const Replicate& second) {
+  for (const StateUpdate& update : dag.graph.updates) {
+    if (update.state != cut.param.value) continue;
+    const std::string& op = dag.graph.node(dag.graph.value(update.next).producer).op;
+    if (find_op(op)->directed)
+      return fail(second.shard_at,
+                  "not supported: states of '{}' that are cut over one axis and then over [{}], "
+                  "with "
+                  "an optimizer that looks at whole tensors ({})",
+                  quote_control(cut.param.name), join(second.over, ", "), op)
+          .with_note("help: cut them over one axis, or over both in one entry: 'over: [a, b]'");
+  }
+  return ok_status();
+}
+
+Status cut_all(Dag& dag, const std::vector<Replicate>& replicates, const Cut& from) {
+  std::vector<StateCut> cuts;
+  for (const Param& param : dag.graph.params) {
+    const std::vector<size_t>& lines = from.lines_of.at(param.name);
+    StateCut cut = cut_of(dag, param, lines, replicates);
+    if (cut.levels.empty()) continue;
+    if (cut.levels.size() > 1) {
+      const auto second = std::ranges::find_if(lines.begin() + 1, lines.end(), [&](size_t line) {
+        return !axes_of(dag, replicates[line]).empty();
+      });
+      PIPER_TRY(check_levels(dag, cut, replicates[*second]));
+    }
+    cuts.push_back(std::move(cut));
+  }
+  cut_states(dag, cuts);
+  return ok_status();
+}
+
+// Returns what a line speaks of.
+Spoken spoken_of(const Dag& dag, const std::vector<Replicate>& replicates, size_t line,
+                 const Cut& cut) {
+  Spoken spoken;
+  Axes above;
+  for (const Param& param : dag.graph.params) {
+    const std::vector<size_t>& lines = cut.lines_of.at(param.name);
+    const auto own = std::ranges::find(lines, line);
+    if (own == lines.end()) continue;
+    spoken.params.push_back(param);
+    spoken.values.insert(param.value);
+    const auto cuts = [&](size_t other) {
+      return replicates[other].shard_optimizer && !axes_of(dag, replicates[other]).empty();
+    };
+    for (auto before = lines.begin(); before != own; ++before)
+      for (const std::string& axis : replicates[*before].over)
+        if (cuts(*before) && std::ranges::count(above, axis) == 0) above.push_back(axis);
+    spoken.is_last = spoken.is_last && std::none_of(own + 1, lines.end(), cuts);
+  }
+  spoken.above = join(above, ", ");
+  return spoken;
 }
 
 }  // namespace
 
-Result<Cut> couple_replicas(const Graph& step, const Strategy& strategy, Cut cut,
+Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, const Cut& cut,
                             Explanations& out) {
-  Status cuttable = check_batch(step, {cut.replicas, cut.microbatches, cut.at});
-  if (cuttable) return cut;
-  if (cut.microbatches > 1) return std::move(cuttable).error();
-  for (DagAxis& axis : cut.mesh) axis.sharded |= axis.replicated;
-  for (SumRound& round : cut.rounds) round.size = 1;  // of one graph
-  cut.replicas = 1;
-  out.push_back({strategy.replicates.front().at,
-                 "replicate",
-                 {"the ranks run one step together, each on its block of the samples, and exchange "
-                  "inside it what samples need of each other",
-                  "note: " + cuttable.error().message}});
-  return cut;
-}
-
-Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, Explanations& out) {
-  for (const Replicate& replicate : replicates) {
-    PIPER_ASSIGN(const int32_t axis,
-                 find_axis(dag, replicate.over.front(), replicate.over_at, "replicate"));
-    const int64_t ranks = dag.mesh[static_cast<size_t>(axis)].size;
-    if (ranks == 1) {
-      out.push_back({replicate.at, "replicate", {one_rank(replicate.over.front())}});
-      continue;
-    }
+  std::vector<Spoken> spoken;
+  for (size_t line = 0; line < replicates.size(); ++line) {
+    const Replicate& replicate = replicates[line];
+    spoken.push_back(spoken_of(dag, replicates, line, cut));
+    for (const std::string& axis : replicate.over)
+      PIPER_TRY(find_axis(dag, axis, replicate.over_at, "replicate"));
+    if (axes_of(dag, replicate).empty()) continue;
     dag.bucket_bytes = std::max(dag.bucket_bytes, replicate.bucket_bytes);
     const int32_t stream = stream_of(dag, replicate.stream);
     for (SumRound& round : dag.rounds)
-      if (std::binary_search(round.axes.begin(), round.axes.end(), axis)) round.stream = stream;
+      if (round.line == static_cast<int32_t>(line)) round.stream = stream;
+    if (!replicate.shard_optimizer || spoken[line].params.empty()) continue;
+    PIPER_TRY(check_persist(dag, spoken[line], replicate));
+    stream_of(dag, replicate.gather_stream);
+  }
+  PIPER_TRY(cut_all(dag, replicates, cut));
+  for (size_t line = 0; line < replicates.size(); ++line) {
+    const Replicate& replicate = replicates[line];
+    const Spoken& of = spoken[line];
     Explanation report{replicate.at, "replicate", {}};
-    if (replicate.shard_optimizer) {
-      PIPER_TRY(check_persist(dag, replicate));
-      cut_over(dag, replicate, axis);
-      report.lines = explain_cut(dag, replicate, ranks);
+    int64_t ranks = 1;
+    for (const int32_t axis : axes_of(dag, replicate))
+      ranks *= dag.mesh[static_cast<size_t>(axis)].size;
+    if (ranks == 1) {
+      report.lines = {one_rank(replicate.over.front())};
+    } else if (of.params.empty()) {
+      report.lines = {"nothing: other entries speak of all parameters"};
+    } else if (replicate.shard_optimizer) {
+      report.lines = of.above.empty() ? explain_cut(dag, of, replicate, ranks)
+                                      : explain_nested(of, replicate, dag, ranks);
     } else {
       Sums sums;
-      for (const Param& param : dag.graph.params)
+      for (const Param& param : of.params)
         if (param.gradient.valid()) sums.add(dag.graph.value(param.gradient).type.bytes());
       report.lines.push_back(fmt::format(
           "{} are summed over {} once a step{}, {}, on stream '{}'{}", sums.print("gradients"),
-          replicate.over.front(), travelling(dag, replicate, 0), messages(replicate),
+          join(replicate.over, ", "), travelling(dag, of, replicate, 0), messages(replicate),
           replicate.stream, order_of(replicate)));
     }
     out.push_back(std::move(report));

@@ -362,7 +362,7 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
     const MeshAxis& axis = strategy.mesh[a];
     AxisCut cut{static_cast<int32_t>(a), axis.name, axis.size, {}};
     for (const Replicate& replicate : strategy.replicates)
-      if (replicate.over.front() == axis.name && of_batch.mesh[a].is_coupled())
+      if (replicate.is_over(axis.name) && of_batch.mesh[a].is_coupled())
         add_samples(step, replicate.at, cut);
     for (const ShardRule& shard : strategy.shards) {
       if (shard.over.front() != axis.name || shard.sends) continue;
@@ -481,7 +481,7 @@ bool has_replicas(const Strategy& strategy) {
   return std::any_of(strategy.mesh.begin(), strategy.mesh.end(), [&](const MeshAxis& axis) {
     return axis.size > 1 &&
            std::any_of(strategy.replicates.begin(), strategy.replicates.end(),
-                       [&](const Replicate& one) { return one.over.front() == axis.name; });
+                       [&](const Replicate& one) { return one.is_over(axis.name); });
   });
 }
 

@@ -53,34 +53,6 @@ Result<int64_t> count_microbatches(const Strategy& strategy, int64_t per_replica
   return count;
 }
 
-// Returns the rounds of sums. A second directive nests: replicas are summed first where states are
-// cut, then along the other axes, the last one first.
-Result<std::vector<SumRound>> sum_rounds(const Strategy& strategy, const Cut& cut) {
-  std::vector<SumRound> rounds;
-  const Replicate* first = nullptr;  // that cuts states
-  int64_t stride = 1;
-  for (size_t a = cut.mesh.size(); a-- > 0;)
-    for (const Replicate& replicate : strategy.replicates) {
-      if (replicate.over.front() != cut.mesh[a].name) continue;
-      if (replicate.shard_optimizer && first)
-        return fail(replicate.shard_at, "not supported: states that are cut over two axes")
-            .with_note(fmt::format("the other one is at line {}", first->at.line))
-            .with_note("help: one mesh axis for all of their ranks, or 'shard' for one of them");
-      if (replicate.shard_optimizer) first = &replicate;
-      const int64_t size = cut.mesh[a].size;
-      if (size > 1)
-        rounds.insert(replicate.shard_optimizer ? rounds.begin() : rounds.end(),
-                      {size,
-                       stride,
-                       {static_cast<int32_t>(a)},
-                       0,
-                       replicate.dtype,
-                       replicate.sum == Replicate::Order::kFast});
-      stride *= size;
-    }
-  return rounds;
-}
-
 // Returns a tag that no 'place' puts anywhere; empty: there is none.
 std::string tag_to_place(const Strategy& strategy) {
   if (!strategy.places.empty() || strategy.annotate.rules.empty()) return "";
@@ -120,7 +92,7 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
     dag_axis.size = axis.size;
     // Directives over an axis of one rank do nothing.
     for (const Replicate& replicate : strategy.replicates)
-      dag_axis.replicated |= replicate.over.front() == axis.name && axis.size > 1;
+      dag_axis.replicated |= replicate.is_over(axis.name) && axis.size > 1;
     for (const Place& place : strategy.places)
       for (const auto& [name, expr] : place.on) dag_axis.placed |= name == axis.name;
     for (const ShardRule& shard : strategy.shards)
@@ -148,7 +120,6 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
                        : fmt::format("help: the nearest legal batches are {} and {}",
                                      batch / cut.replicas * cut.replicas,
                                      (batch / cut.replicas + 1) * cut.replicas));
-  PIPER_ASSIGN(cut.rounds, sum_rounds(strategy, cut));
   PIPER_ASSIGN(cut.microbatches, count_microbatches(strategy, batch / cut.replicas));
   if (split || cut.microbatches > 1)
     out.push_back(

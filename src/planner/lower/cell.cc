@@ -146,7 +146,7 @@ class CellLowerer {
     tensor.fill = previous ? dag_.graph.value(state).fill : initial.fill;
     if (initial.data.size > 0) tensor.init = initial.name;
     const TensorType& held = part ? part->whole : initial.type;
-    if (part) tensor.part_of = group_of(part->over);
+    if (part) tensor.part_of = group_of(part->all_over());
     if (part || !initial.over.empty()) tensor.whole = uncut(dag_, initial, held).shape;
     tensor.cuts = cuts_of(dag_, initial, held.shape, tensor.whole);
     if (previous) return;  // it is not what is saved

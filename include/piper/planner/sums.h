@@ -1,0 +1,81 @@
+// Sums over a step, and the states that are cut over the ranks which have their terms: part of the
+// Dag.
+#pragma once
+
+#include "piper/ir/graph.h"
+
+namespace piper {
+
+// A SumRound is one message that reduces the terms of a sum, in rank order. Each of `size`
+// replicas, whose numbers differ by multiples of `stride`, has a term; ranks of further mesh axes
+// may have terms of the same sum.
+struct SumRound {
+  int64_t size = 1, stride = 1;  // of replicas
+  std::vector<int32_t> axes;     // of the mesh, ascending: theirs and the further ones
+  int32_t stream = 0;
+  // Terms are rounded to this type before they travel, and so is their sum; nothing: they travel as
+  // they are added up.
+  std::optional<DType> dtype = {};
+  bool fast = false;  // added up by the device's own library, not in rank order
+  int32_t line = -1;  // which `replicate` entry it is of; -1: of none
+  // Not the first one, and it cuts what those before it leave, as the first one may do.
+  bool cuts = false;
+  bool operator==(const SumRound&) const = default;
+};
+
+// A Sum is one StepSum: its contributions by use, and how it is finished.
+struct Sum {
+  ValueId value;              // output of the StepSum
+  std::vector<ValueId> uses;  // contributions
+  std::string name;
+  std::vector<int32_t> rounds = {};  // of Dag::rounds, in order
+  // If it is cut: the own run that the last of its first rounds leaves, and the runs that those
+  // before that leave, each a run of the one before.
+  ValueId part = {};
+  std::vector<ValueId> larger = {};
+  bool each_micro = false;  // the first round is in every microbatch
+  size_t cut_rounds() const { return part.valid() ? larger.size() + 1 : 0; }
+  ValueId run_after(size_t round) const { return round < larger.size() ? larger[round] : part; }
+};
+
+// Says when a whole parameter is gathered from its parts: for each pass that reads it, for each
+// microbatch, once a step; or after each update, and it stays whole.
+enum class Gather : uint8_t { kPass, kMicrobatch, kStep, kUpdate };
+inline constexpr const char* kGatherNames[] = {"pass", "microbatch", "step", "update"};
+
+// A Part is a value of which each rank of some mesh axes holds a run of the flat elements, zeros
+// after the end: of an axis of replicas, and of those over which the gradient has terms.
+struct Part {
+  ValueId value;  // the own run
+  ValueId param;  // the whole parameter, or its previous version, when it is a part of one
+  TensorType whole;
+  std::vector<int32_t> over = {};  // ascending
+  Gather gather = Gather::kPass;
+  int32_t stream = 0, distance = 0;  // of the task that gathers it
+  // It is a run of a run, which lies over these axes: of a value (none: of a state by itself).
+  ValueId within = {};
+  std::vector<int32_t> above = {};
+  // Returns what it is cut of, and the axes over which ranks have runs of the whole, in the order
+  // in which these follow one another.
+  ValueId cut_of() const { return within.valid() ? within : param; }
+  std::vector<int32_t> all_over() const {
+    std::vector<int32_t> all = above;
+    all.insert(all.end(), over.begin(), over.end());
+    return all;
+  }
+};
+
+// A Copy is a trained parameter as microbatches read it, rounded to 16 bits: a state that the
+// update writes.
+struct Copy {
+  ValueId master, copy;
+};
+
+// A Version pairs two versions of a trained parameter, of its copy, or of the step's number where
+// random ops read it: microbatches read the one before the last update.
+struct Version {
+  ValueId newest;    // the parameter or its copy; the number of the next step
+  ValueId previous;  // takes the newest's value just before that is updated
+};
+
+}  // namespace piper
