@@ -6,6 +6,7 @@
 #include "piper/base/process.h"
 #include "piper/devices/cpu.h"
 #include "piper/devices/registry.h"
+#include "piper/plan/flops.h"
 #include "piper/plan/verify.h"
 #include "piper/plan/worlds.h"
 #include "version.h"
@@ -25,12 +26,6 @@ std::string escape(std::string_view text) {
       out += c;
   }
   return out;
-}
-
-int64_t largest_peak(const PlanSet& set) {
-  int64_t peak = 0;
-  for (const RoleProgram& role : set.roles) peak = std::max(peak, role.peak_bytes());
-  return peak;
 }
 
 bool has_oracle(const PlanSet& set, const char* oracle) {

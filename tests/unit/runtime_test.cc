@@ -14,6 +14,7 @@
 #include "piper/base/data.h"
 #include "piper/devices/cpu.h"
 #include "piper/devices/null.h"
+#include "piper/plan/lanes.h"
 #include "piper/runtime/job.h"
 #include "sanitizer.h"
 #include "unit/runtime_plans.h"
@@ -226,9 +227,9 @@ TEST(Helper, ARankComputesWhileItWaitsForAMessage) {
 }
 
 TEST(Helper, IsThereOnlyForStreamsThatDoNotCompute) {
-  EXPECT_TRUE(can_overlap(meanwhile().roles[0]));
-  EXPECT_FALSE(can_overlap(pipeline(2).roles[0]));
-  EXPECT_FALSE(can_overlap(replicas(2).roles[0]));
+  EXPECT_TRUE(TwoThreads(meanwhile().roles[0]).overlaps());
+  EXPECT_FALSE(TwoThreads(pipeline(2).roles[0]).overlaps());
+  EXPECT_FALSE(TwoThreads(replicas(2).roles[0]).overlaps());
 }
 
 // Data that end before `last`.

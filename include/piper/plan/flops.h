@@ -33,6 +33,14 @@ Result<std::vector<double>> program_flops(const RoleProgram& role);
 // of it.
 Result<double> model_flops(const RoleProgram& role);
 
+// Returns the sum over all ranks of what `of_role` finds for the role of each, by one of the above.
+Result<double> flops_of_ranks(const PlanSet& set, Result<double> (*of_role)(const RoleProgram&));
+// Returns the FLOPs that the computations of a step run, whatever they are for.
+Result<double> run_flops(const RoleProgram& role);
+
+// Returns the bytes of the rank that needs most.
+int64_t largest_peak(const PlanSet& set);
+
 // Returns the bytes that go through the instruction: of whole tensors where they are cut.
 int64_t bytes_through(const RoleProgram& role, const Instruction& one);
 // Returns the way of what stays on a rank: "device", "host", "device to host", "host to device".

@@ -47,9 +47,6 @@ struct RankSource {
   int64_t replay = 0;
   std::string recording;  // a folder for what the rank did last, if it fails; "": none is written
 };
-// Returns whether RankSource::helper would have anything to overlap on a rank of this role.
-bool can_overlap(const RoleProgram& role);
-
 // Views a trained parameter as a rank holds it.
 struct ParameterView {
   std::string name;

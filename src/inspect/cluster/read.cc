@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "piper/base/library.h"
+#include "piper/base/maps.h"
 #include "piper/devices/registry.h"
 #include "piper/inspect/cluster.h"
 #include "quantity.h"
@@ -11,7 +12,9 @@ namespace {
 
 using cluster::Quantity;
 using cluster::read_quantity;
+using yaml::check_keys;
 using yaml::Node;
+using yaml::read_count;
 
 // Says what a key of a device or link holds.
 template <class T>
@@ -58,17 +61,6 @@ Status expect(const Node& node, Node::Kind kind, std::string_view what, std::str
   if (node.is(kind)) return ok_status();
   return fail(node.at, "{} must be {}, not {}", what, is, yaml::found(node));
 }
-Status check_keys(const Node& map, std::string_view what, const std::vector<std::string>& known,
-                  const std::vector<std::string>& needed) {
-  PIPER_TRY(expect(map, Node::Kind::kMap, what, "a map"));
-  for (const yaml::Entry& entry : map.entries)
-    if (std::find(known.begin(), known.end(), entry.key.text) == known.end())
-      return fail(entry.key.at, "unknown key {} of {}{}; there are {}", yaml::shown(entry.key.text),
-                  what, did_you_mean(entry.key.text, known), list_with_and(known));
-  for (const std::string& key : needed)
-    if (!map.find(key)) return fail(map.at, "{} needs '{}'", what, key);
-  return ok_status();
-}
 template <class T, size_t n>
 std::vector<std::string> keys_of(const QuantityKey<T> (&keys)[n],
                                  std::vector<std::string> more = {}, bool only_needed = false) {
@@ -92,15 +84,6 @@ Result<std::string> read_text(const Node& node, std::string_view key) {
   PIPER_TRY(expect(node, Node::Kind::kScalar, fmt::format("'{}'", key), "a name"));
   return node.text;
 }
-Result<int64_t> read_count(const Node& node, std::string_view key) {
-  constexpr int64_t kMost = int64_t{1} << 30;
-  PIPER_ASSIGN(const double number, read_quantity(node, key, Quantity::kNumber));
-  const auto count = static_cast<int64_t>(std::min(number, static_cast<double>(kMost)));
-  if (count < 1 || static_cast<double>(count) != number)
-    return fail(node.at, "'{}' must be a whole number from 1 on, not {}", key, yaml::found(node));
-  return count;
-}
-
 class ClusterReader {
  public:
   Result<Cluster> read(const std::string& path, const Node& root) {

@@ -20,25 +20,6 @@ std::string ranks_text(const std::vector<int64_t>& ranks) {
                      ranks.size() > 2 ? fmt::format(" +{}", ranks.size() - 2) : "");
 }
 
-int64_t largest_peak(const PlanSet& set) {
-  int64_t peak = 0;
-  for (const RoleProgram& role : set.roles) peak = std::max(peak, role.peak_bytes());
-  return peak;
-}
-
-// Returns the FLOPs of the model in a step, on all ranks. Nothing: some are not known.
-std::optional<double> step_flops(const PlanSet& set) {
-  std::vector<double> of_role;
-  for (const RoleProgram& role : set.roles) {
-    const auto flops = model_flops(role);
-    if (!flops) return {};
-    of_role.push_back(*flops);
-  }
-  double all = 0;
-  for (const int32_t role : set.role_of_rank) all += of_role[at(role)];
-  return all;
-}
-
 // Lines of "name  value  remark".
 class Lines {
  public:
@@ -70,7 +51,7 @@ void print_head(const PlanSet& set, const StepReport& report, const MachineFacts
                         "step is {:.3f} x that",
                         report.bound > 0 ? report.step / report.bound : 0));
   lines.add("idle", percent(report.idle), "of all devices' time");
-  const auto flops = step_flops(set);
+  const auto flops = flops_of_ranks(set, model_flops);
   if (flops && facts.peak_flops > 0 && report.step > 0)
     lines.add("mfu", percent(*flops / report.step / facts.peak_flops),
               "of the devices' peak is the model's own work, without what runs again");
@@ -90,6 +71,7 @@ void print_head(const PlanSet& set, const StepReport& report, const MachineFacts
     if (report.origins[o] > 0)
       origins.push_back(fmt::format("{} {}", percent(report.origins[o]), kCostOrigins[o]));
   lines.add("costs", origins.empty() ? "none" : join(origins, ", "));
+  for (const std::string& note : facts.notes) lines.add("note", note);
 }
 
 void print_rows(const StepReport& report, Lines& lines) {
@@ -189,6 +171,7 @@ std::string report_json(const PlanSet& set, const StepReport& report, const Mach
   json["plan_set"] = set.manifest.set_id;
   json["ranks"] = set.world();
   json["machine"] = facts.name;
+  json["notes"] = facts.notes;
   json["step_s"] = report.step;
   json["first_step_s"] = report.first;
   json["alone_s"] = report.alone;
@@ -199,7 +182,7 @@ std::string report_json(const PlanSet& set, const StepReport& report, const Mach
       report.step > 0 ? Json(static_cast<double>(set.roles[0].batch) / report.step) : Json();
   json["peak_bytes"] = largest_peak(set);
   json["memory_bytes"] = facts.memory > 0 ? Json(facts.memory) : Json();
-  const auto flops = step_flops(set);
+  const auto flops = flops_of_ranks(set, model_flops);
   json["mfu"] = flops && facts.peak_flops > 0 && report.step > 0
                     ? Json(*flops / report.step / facts.peak_flops)
                     : Json();

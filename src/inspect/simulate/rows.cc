@@ -2,8 +2,9 @@
 #include "rows.h"
 
 #include <algorithm>
-#include <set>
 #include <tuple>
+
+#include "piper/plan/lanes.h"
 
 namespace piper {
 
@@ -21,22 +22,10 @@ bool is_chunk(const Instruction& one) {
   return one.kind == InstructionKind::kCompute && shown_pass(one) != TaskPass::kU;
 }
 
-bool communicates(InstructionKind kind) {
-  return kind == InstructionKind::kSend || kind == InstructionKind::kRecv || is_collective(kind);
-}
-
-std::set<int32_t> computing_streams(const RoleProgram& role) {
-  std::set<int32_t> streams;
-  for (const auto* section : {&role.prologue, &role.body, &role.epilogue})
-    for (const Instruction& one : *section)
-      if (one.kind == InstructionKind::kCompute) streams.insert(one.stream);
-  return streams;
-}
-
 class RowMaker {
  public:
   RowMaker(Row& row, const Machine& machine)
-      : row_(row), role_(*row.out->role), machine_(machine), computing_(computing_streams(role_)) {}
+      : row_(row), role_(*row.out->role), machine_(machine), threads_(role_) {}
 
   void run(const RankCosts& costs, int32_t steps) {
     const bool streams = machine_.lanes == Machine::Lanes::kStreams;
@@ -79,7 +68,7 @@ class RowMaker {
   int32_t lane_of(const Instruction& one) const {
     if (machine_.lanes == Machine::Lanes::kStreams) return one.stream;
     if (machine_.lanes == Machine::Lanes::kThread) return 0;
-    return communicates(one.kind) || !computing_.contains(one.stream);
+    return threads_.of(one);
   }
 
   const Instruction& one(int32_t step) const { return *row_.out->steps[at(step)].one; }
@@ -124,7 +113,7 @@ class RowMaker {
   Row& row_;
   const RoleProgram& role_;
   const Machine& machine_;
-  const std::set<int32_t> computing_;
+  const TwoThreads threads_;
 };
 
 }  // namespace

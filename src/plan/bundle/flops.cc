@@ -231,4 +231,28 @@ Result<double> model_flops(const RoleProgram& role) {
   return 3 * forward;
 }
 
+Result<double> run_flops(const RoleProgram& role) {
+  PIPER_ASSIGN(const std::vector<double> by_program, program_flops(role));
+  double all = 0;
+  for (const Instruction& one : role.body)
+    if (one.kind == InstructionKind::kCompute) all += by_program[static_cast<size_t>(one.program)];
+  return all;
+}
+
+Result<double> flops_of_ranks(const PlanSet& set, Result<double> (*of_role)(const RoleProgram&)) {
+  std::vector<double> flops;
+  for (const RoleProgram& role : set.roles) {
+    PIPER_ASSIGN(flops.emplace_back(), of_role(role));
+  }
+  double all = 0;
+  for (const int32_t role : set.role_of_rank) all += flops[static_cast<size_t>(role)];
+  return all;
+}
+
+int64_t largest_peak(const PlanSet& set) {
+  int64_t peak = 0;
+  for (const RoleProgram& role : set.roles) peak = std::max(peak, role.peak_bytes());
+  return peak;
+}
+
 }  // namespace piper

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 
+#include "piper/plan/flops.h"
 #include "piper/plan/verify.h"
 
 namespace piper {
@@ -51,10 +52,7 @@ PlanSet make_plan_set(const Dag& dag, Lowered lowered) {
     set.role_of_rank.push_back(role_of_cell[static_cast<size_t>(cell)]);
   set.tensor_types = std::move(lowered.tensor_types);
   set.tensors = std::move(lowered.tensors);
-  double peak = 0;
-  for (const RoleProgram& role : set.roles)
-    peak = std::max(peak, static_cast<double>(role.peak_bytes()));
-  set.manifest.predictions["peak_bytes"] = peak;
+  set.manifest.predictions["peak_bytes"] = static_cast<double>(largest_peak(set));
   return set;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "piper/devices/registry.h"
+#include "piper/plan/lanes.h"
 
 namespace piper {
 namespace {
@@ -32,8 +33,9 @@ bool has_helper(const JobOptions& options, bool can_overlap, int64_t share) {
 }  // namespace
 
 bool can_overlap(const PlanSet& set) {
-  return set.world() > 1 && std::any_of(set.roles.begin(), set.roles.end(),
-                                        [](const auto& role) { return can_overlap(role); });
+  return set.world() > 1 && std::any_of(set.roles.begin(), set.roles.end(), [](const auto& role) {
+           return TwoThreads(role).overlaps();
+         });
 }
 
 Cores cores_of(const JobOptions& options, bool can_overlap, int64_t place, int64_t ranks_here) {

@@ -4,36 +4,14 @@
 #include <algorithm>
 #include <exception>
 #include <map>
-#include <set>
+
+#include "piper/plan/lanes.h"
 
 namespace piper {
-namespace {
-
-bool communicates(InstructionKind kind) {
-  return kind == InstructionKind::kSend || kind == InstructionKind::kRecv || is_collective(kind);
-}
-
-std::set<int32_t> computing_streams(const RoleProgram& role) {
-  std::set<int32_t> streams;
-  for (const auto* section : role.sections())
-    for (const Instruction& one : *section)
-      if (one.kind == InstructionKind::kCompute) streams.insert(one.stream);
-  return streams;
-}
-
-}  // namespace
-
-bool can_overlap(const RoleProgram& role) {
-  const std::set<int32_t> computing = computing_streams(role);
-  for (const auto* section : role.sections())
-    for (const Instruction& one : *section)
-      if (communicates(one.kind) && !computing.contains(one.stream)) return true;
-  return false;
-}
 
 Status start_helper(Executor::State& state) {
   const bool can_help = state.source.helper && !state.backend.is_asynchronous() &&
-                        state.source.set->world() > 1 && can_overlap(*state.role);
+                        state.source.set->world() > 1 && TwoThreads(*state.role).overlaps();
   if (!can_help) return ok_status();
   PIPER_ASSIGN(state.helper, Helper::start(state));
   return ok_status();
@@ -42,7 +20,7 @@ Status start_helper(Executor::State& state) {
 void draw_lines(const Executor::State& state, BoundSection& section) {
   if (!state.helper) return;
   const std::vector<Instruction>& all = *section.instructions;
-  const std::set<int32_t> computing = computing_streams(*state.role);
+  const TwoThreads threads(*state.role);
   struct Place {
     size_t line = 0;
     int32_t number = 0;  // from 1
@@ -52,7 +30,7 @@ void draw_lines(const Executor::State& state, BoundSection& section) {
   int32_t known[2] = {};              // by line: how far the other one is by then
   for (size_t i = 0; i < all.size(); ++i) {
     const Instruction& one = all[i];
-    const size_t line = communicates(one.kind) || !computing.contains(one.stream);
+    const size_t line = threads.of(one);
     LineOp made{static_cast<int32_t>(i)};
     const auto behind = [&](size_t before) {
       if (places[before].line == line || places[before].number <= known[line]) return;
