@@ -1,7 +1,10 @@
 // What list scheduling chooses from. Private to the schedule room.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <map>
+#include <optional>
 
 #include "dependencies.h"
 
@@ -66,5 +69,40 @@ struct Pattern {
 // Returns patterns in which the busiest cell never waits; nothing where microbatches run on
 // different cells.
 std::vector<Pattern> find_patterns(const Dag& dag, const Lines& lines);
+
+// Describes a pipeline that goes down its cells and back up again: by cell from the top down, the
+// lines of forwards, input halves and weight halves, each in the order in which a microbatch comes
+// to them.
+struct VShape {
+  static constexpr size_t kNoLine = static_cast<size_t>(-1);  // of weights: it has none
+  std::vector<size_t> cells;
+  std::vector<std::array<std::array<size_t, 2>, 3>> lines;
+};
+// Nothing: the pipeline has another shape.
+std::optional<VShape> find_v(const Dag& dag, const Lines& lines);
+
+// Says which tasks may wait for a weight half that begins before they can.
+struct VRules {
+  bool forwards_wait = true, backwards_wait = true;
+};
+// The length of the shortest order so far of those that are tried at the same time. A try that
+// becomes longer is never taken, so it does not matter when it is given up.
+struct Shortest {
+  std::atomic<int64_t> length = INT64_MAX;
+  void note(int64_t other) {
+    int64_t known = length;
+    while (other < known && !length.compare_exchange_weak(known, other)) continue;
+  }
+};
+// Returns the time of each cell's first so many tasks of each line.
+std::vector<int64_t> work_of_cells(const Lines& lines, size_t micros);
+
+struct TimedOrder {
+  std::vector<ComputeOrder> order;
+  int64_t length = 0;
+};
+// Orders so many microbatches. Nothing: the limits do not let this order through.
+std::optional<TimedOrder> order_v(const ListPolicy& policy, const Lines& lines, const VShape& v,
+                                  size_t micros, const VRules& rules, Shortest* shortest = nullptr);
 
 }  // namespace piper

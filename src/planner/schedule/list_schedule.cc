@@ -29,7 +29,7 @@ class Lister {
  public:
   Lister(const Dag& dag, const ListPolicy& policy, const Lines& lines, size_t micros,
          Follow follow = Follow::kNothing, const Pattern* pattern = nullptr,
-         const Filling* filling = nullptr)
+         const Filling* filling = nullptr, const Shortest* shortest = nullptr)
       : dag_(dag),
         policy_(policy),
         lines_(lines),
@@ -37,6 +37,8 @@ class Lister {
         follow_(follow),
         pattern_(pattern),
         filling_(filling),
+        shortest_(shortest),
+        left_(work_of_cells(lines, micros)),
         finish_(lines.places.size(), kNever),
         next_(lines.all.size()),
         ready_(lines.all.size()),
@@ -58,14 +60,17 @@ class Lister {
       const Line& line = lines_.all[best.line];
       if (blocked(best.line) && !policy_.limits_give_way) return too_tight(line.cell);
       take(best);
+      if (shortest_ && least_length(line.cell) > shortest_->length) {
+        is_given_up_ = true;
+        return std::vector<ComputeOrder>();
+      }
     }
   }
   // Returns what counts: when all have ended, or how long a cell is at work at most.
   int64_t length() const {
+    if (is_given_up_) return kNever;
     int64_t most = 0;
-    for (size_t cell = 0; cell < clock_.size(); ++cell)
-      most =
-          std::max(most, clock_[cell] - (policy_.span ? std::min(first_[cell], clock_[cell]) : 0));
+    for (size_t cell = 0; cell < clock_.size(); ++cell) most = std::max(most, least_length(cell));
     return most;
   }
   // Returns when the first task of a line has ended; kNever: it has none.
@@ -80,6 +85,11 @@ class Lister {
     int64_t start = kNever;  // that: nothing
   };
 
+  // Returns how long it is at least, by what the cell has still to do.
+  int64_t least_length(size_t cell) const {
+    const int64_t begin = policy_.span ? std::min(first_[cell], clock_[cell]) : 0;
+    return clock_[cell] + left_[cell] - begin;
+  }
   // Returns the place of the next task.
   const LinePlace& place_of(size_t l) const {
     return lines_.places[lines_.all[l].first + next_[l]];
@@ -166,6 +176,7 @@ class Lister {
     const Line& line = lines_.all[choice.line];
     const size_t n = next_[choice.line]++, place = line.first + n;
     finish_[place] = clock_[line.cell] = choice.start + lines_.places[place].time;
+    left_[line.cell] -= lines_.places[place].time;
     first_[line.cell] = std::min(first_[line.cell], choice.start);
     if (line.slots > 0) {
       const int64_t sign = line.pass == TaskPass::kF ? 1 : -1;
@@ -219,6 +230,9 @@ class Lister {
   const Follow follow_;
   const Pattern* pattern_;
   const Filling* filling_;
+  const Shortest* shortest_;
+  bool is_given_up_ = false;
+  std::vector<int64_t> left_;  // by cell: the time of what it has still to do
   std::vector<int64_t> finish_;
   std::vector<size_t> next_;    // by line: how many of its tasks are taken
   std::vector<int64_t> ready_;  // by line: from when on what its next task needs is there
@@ -237,6 +251,7 @@ struct Try {
   Follow follow = Follow::kNothing;
   const Pattern* pattern = nullptr;
   std::optional<Filling> filling;
+  std::optional<VRules> v;
   Result<std::vector<ComputeOrder>> order = std::vector<ComputeOrder>();
   int64_t length = 0;
 };
@@ -296,67 +311,81 @@ std::vector<Filling> find_fillings(const Dag& dag, const ListPolicy& policy, con
   return fillings;
 }
 
+// Holds the orders that are tried of a pipeline.
+class Trials {
+ public:
+  Trials(const Dag& dag, const ListPolicy& policy, const Lines& lines)
+      : dag_(dag), policy_(policy), lines_(lines), v_(find_v(dag, lines)), tries_(1) {
+    if (!policy.limits_give_way) patterns_ = find_patterns(dag, lines);
+    for (const Pattern& pattern : patterns_)
+      for (const Follow follow : {Follow::kOrder, Follow::kLimits}) {
+        tries_.emplace_back().follow = follow;
+        tries_.back().pattern = &pattern;
+      }
+    for (Filling& filling : find_fillings(dag, policy, lines))
+      tries_.emplace_back().filling = std::move(filling);
+    for (const VRules& rules : {VRules{true, true}, {true, false}, {false, true}, {false, false}})
+      if (v_ && !policy.limits_give_way) tries_.emplace_back().v = rules;
+  }
+
+  Result<std::vector<ComputeOrder>> best() {
+    const auto micros = static_cast<size_t>(dag_.micros());
+    const size_t sample = tries_.size() == 1 ? micros : std::min(micros, sample_size());
+    Shortest shortest;
+    in_parallel(tries_.size(), [&](size_t t) { run(tries_[t], sample, &shortest); });
+    size_t first = 0;
+    for (size_t t = 1; t < tries_.size(); ++t) {
+      const Try& one = tries_[t];
+      // A pattern's order may hold more than its limits: then neither of its tries counts.
+      const bool holds_more = !one.order || (one.pattern && !tries_[t - (t + 1) % 2].order);
+      if (!holds_more && tries_[0].order && one.length < tries_[first].length) first = t;
+    }
+    if (sample < micros && tries_[first].order) run(tries_[first], micros);
+    return std::move(tries_[first].order);
+  }
+
+ private:
+  // What starts, repeats and ends shows on few more microbatches than are in flight.
+  size_t sample_size() const {
+    size_t sample = 2;
+    for (const Pattern& pattern : patterns_)
+      for (const int64_t limit : pattern.limit)
+        sample = std::max(sample, static_cast<size_t>(limit + limit / 2));
+    const bool fills = tries_.back().filling || tries_.back().v;
+    return fills ? std::max(sample, 3 * dag_.cells.size()) : sample;
+  }
+  // Gives up what becomes longer than another one; but the first one says whether the limits let
+  // anything through, and a pattern's own order whether the pattern obeys them.
+  void run(Try& one, size_t micros, Shortest* shortest = nullptr) const {
+    const bool must_end = &one == tries_.data() || one.follow == Follow::kOrder;
+    if (one.v) {
+      std::optional<TimedOrder> made = order_v(policy_, lines_, *v_, micros, *one.v, shortest);
+      one.length = made ? made->length : 0;
+      one.order = made ? Result(std::move(made->order)) : fail("the limits do not let it");
+      return;
+    }
+    Lister lister(dag_, policy_, lines_, micros, one.follow, one.pattern,
+                  one.filling ? &*one.filling : nullptr, must_end ? nullptr : shortest);
+    one.order = lister.run();
+    one.length = lister.length();
+    const bool counts = one.order && !one.pattern;
+    if (shortest && counts) shortest->note(one.length);
+  }
+
+  const Dag& dag_;
+  const ListPolicy& policy_;
+  const Lines& lines_;
+  const std::optional<VShape> v_;
+  std::vector<Pattern> patterns_;
+  std::vector<Try> tries_;
+};
+
 }  // namespace
 
 Result<std::vector<ComputeOrder>> list_schedule(const Dag& dag, const TaskLists& deps,
                                                 const ListPolicy& policy) {
   const Lines lines(dag, deps, policy);
-  const auto micros = static_cast<size_t>(dag.micros());
-  const auto patterns = policy.limits_give_way ? std::vector<Pattern>() : find_patterns(dag, lines);
-  const std::vector<Filling> fillings = find_fillings(dag, policy, lines);
-  std::vector<Try> tries(1);
-  for (const Pattern& pattern : patterns)
-    for (const Follow follow : {Follow::kOrder, Follow::kLimits}) {
-      tries.emplace_back().follow = follow;
-      tries.back().pattern = &pattern;
-    }
-  for (const Filling& filling : fillings) tries.emplace_back().filling = filling;
-  // What starts, repeats and ends shows on few more microbatches than are in flight.
-  size_t sample = tries.size() == 1 ? micros : 2;
-  for (const Pattern& pattern : patterns)
-    for (int64_t limit : pattern.limit)
-      sample = std::max(sample, static_cast<size_t>(limit + limit / 2));
-  if (!fillings.empty()) sample = std::max(sample, 3 * dag.cells.size());
-  sample = std::min(sample, micros);
-  const auto list = [&](const Try& one, size_t count) {
-    return Lister(dag, policy, lines, count, one.follow, one.pattern,
-                  one.filling ? &*one.filling : nullptr);
-  };
-  in_parallel(tries.size(), [&](size_t t) {
-    Lister lister = list(tries[t], sample);
-    tries[t].order = lister.run();
-    tries[t].length = lister.length();
-  });
-  size_t first = 0;
-  for (size_t t = 1; t < tries.size(); ++t) {
-    // A pattern's order may hold more than its limits: then neither of its tries counts.
-    const bool holds_more = !tries[t].order || (tries[t].pattern && !tries[t - (t + 1) % 2].order);
-    if (!holds_more && tries[0].order && tries[t].length < tries[first].length) first = t;
-  }
-  PIPER_ASSIGN(std::vector<ComputeOrder> best, std::move(tries[first].order));
-  if (sample >= micros) return best;
-  return list(tries[first], micros).run();
-}
-
-ListPolicy default_policy(const Dag& dag) {
-  ListPolicy policy;
-  policy.prefer = {TaskPass::kB, TaskPass::kBI, TaskPass::kF, TaskPass::kBW};
-  policy.limits_give_way = true;
-  std::vector<int64_t> chunks(dag.cells.size());
-  std::vector<size_t> cells;  // by first use
-  for (const Chunk& chunk : dag.chunks) {
-    policy.time.push_back(chunk.pass == TaskPass::kB ? 2 : 1);
-    const auto cell = static_cast<size_t>(chunk.cell);
-    if (chunk.pass == TaskPass::kF && (chunk.variants.empty() || chunk.variants.front() == 0))
-      ++chunks[cell];
-    const bool ordered = chunk.pass != TaskPass::kPrepare && chunk.pass != TaskPass::kU;
-    if (ordered && std::find(cells.begin(), cells.end(), cell) == cells.end())
-      cells.push_back(cell);
-  }
-  policy.in_flight.assign(dag.cells.size(), kNever);
-  for (size_t i = 0; i < cells.size(); ++i)
-    policy.in_flight[cells[i]] = chunks[cells[i]] * static_cast<int64_t>(cells.size() - i);
-  return policy;
+  return Trials(dag, policy, lines).best();
 }
 
 }  // namespace piper
