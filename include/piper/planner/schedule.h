@@ -108,13 +108,4 @@ std::vector<JoinedMessages> join_messages(Dag& dag, std::vector<ComputeOrder>& c
 Result<Schedule> make_schedule(const Dag& dag, const TaskLists& deps,
                                const std::vector<ComputeOrder>& compute);
 
-// A Queue says what a device works through in order, each task waiting there for what it needs.
-enum class Queue {
-  kIssue,   // all that it is given, as the CPU executor does
-  kStream,  // what is on one stream
-};
-// Returns the share of the step in which devices compute nothing: a forward and each half of a
-// backward take a unit of time, everything else none. Requires steps that do not overlap.
-double idle_share(const Dag& dag, const TaskLists& deps, const Schedule& schedule, Queue queue);
-
 }  // namespace piper

@@ -375,7 +375,6 @@ Result<Scheduled> schedule_tasks(Dag dag, Making& making) {
                        {fmt::format("{} of them are nearer to their use, after their sends",
                                     made.schedule.nearer)}});
   if (!making.has_order()) return made;
-  explain_idle(made.dag, made.deps, made.schedule, strategy, explain);
   if (!made.dag.versions.empty() && made.schedule.body.empty())
     explain.push_back({strategy.weight_versions_at,
                        "weight_versions",
@@ -462,6 +461,9 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   PIPER_TRY(explain_plans(lowered, making));
   PlanSet set = make_plan_set(scheduled.dag, std::move(lowered));
   set.manifest.seed = strategy.seed;
+  if (making.has_order())
+    explain_idle(scheduled.dag, scheduled.deps, scheduled.schedule, set, strategy,
+                 making.explain());
   // Of the first replica sums are not those of the batch.
   if (making.target != Target::kFirst && (making.is_oracle() || !options.oracles))
     PIPER_TRY(steps.run("verify", [&] { return check_plans(set, nullptr); }));
@@ -510,6 +512,7 @@ Result<Compiled> compile(const CompileOptions& options) {
   compiled.constants = std::move(imported.constants);
   compiled.separated = std::move(imported.separated);
   compiled.notes = std::move(imported.notes);
+  warn_without_modules(strategy, imported.graph, compiled.warnings);
   PIPER_ASSIGN(Graph graph, with_loss(std::move(imported.graph), strategy));
   PIPER_ASSIGN(graph, find_patterns(std::move(graph), steps, compiled));
   PIPER_ASSIGN(Cut cut, apply_split(strategy, graph.batch, compiled.explanations));

@@ -9,9 +9,10 @@
 
 namespace piper {
 
-// Says by how much `prefetch` and `stream` make the order idle for longer, on devices that wait for
-// each message in its place: nothing where they do not. Leaves the Dag as it is.
-void explain_idle(Dag& dag, const TaskLists& deps, const Schedule& schedule,
+// Says by how much `prefetch` and `stream` make devices idle for longer than where each message is
+// received just before its first reader: nothing where they do not. `set` is what became of the
+// schedule. Leaves the Dag as it is.
+void explain_idle(Dag& dag, const TaskLists& deps, const Schedule& schedule, const PlanSet& set,
                   const Strategy& strategy, Explanations& explain);
 
 // Returns the simulation of a step; none of plans of very many instructions.

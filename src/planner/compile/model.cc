@@ -45,6 +45,20 @@ void explain_parameters(const Strategy& strategy, const Imported& imported, Expl
   }
 }
 
+void warn_without_modules(const Strategy& strategy, const Graph& graph,
+                          std::vector<std::string>& warnings) {
+  std::vector<std::string> what;
+  if (!strategy.recomputes.empty()) what.emplace_back("recomputes all of a stage at once");
+  if (std::ranges::any_of(strategy.replicates, &Replicate::shard_parameters))
+    what.emplace_back("gathers all parameters of a stage at once");
+  const auto is_named = [](const Node& node) { return !node.scope.empty(); };
+  if (what.empty() || std::ranges::any_of(graph.nodes, is_named)) return;
+  warnings.push_back(fmt::format(
+      "the model names no modules, so it is one layer to this strategy, which {}; models of "
+      "tools/export.py name them",
+      list_with_and(what)));
+}
+
 void explain_training(const Strategy& strategy, const Graph& graph, Explanations& out) {
   const TrainSpec& train = strategy.train;
   const auto groups = groups_of(graph, train.groups);

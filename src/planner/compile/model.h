@@ -7,6 +7,9 @@ namespace piper {
 
 ImportOptions import_options(const Strategy& strategy, const CompileOptions& from);
 void explain_parameters(const Strategy& strategy, const Imported& imported, Explanations& out);
+// Says where a model without module names is one layer to what works layer by layer.
+void warn_without_modules(const Strategy& strategy, const Graph& graph,
+                          std::vector<std::string>& warnings);
 // Explains groups of parameters and the scale of the loss.
 void explain_training(const Strategy& strategy, const Graph& graph, Explanations& out);
 // Takes the optimizers of the model's training_info, unless the strategy has one.
