@@ -36,7 +36,10 @@ class HostileOnnx : public testing::Test {
     options.absent_values = may_be_absent_;
     options.batch = 2;
     const Result<Imported> result = import_onnx(model_path().string(), options);
-    if (result.ok()) return "ok";
+    if (result.ok()) {
+      printed_ = print_graph(result->graph);
+      return "ok";
+    }
     EXPECT_EQ(result.error().at.file, model_path().string());
     EXPECT_EQ(result.error().code, ExitCode::kInput);
     std::string out = result.error().message;
@@ -129,6 +132,7 @@ class HostileOnnx : public testing::Test {
   }
   fs::path folder_;
   bool may_be_absent_ = false;
+  std::string printed_;  // of the last model that was imported
   onnx::TensorProto::DataType type_ = onnx::TensorProto::FLOAT;
 };
 
@@ -235,6 +239,7 @@ TEST_F(HostileOnnx, ExternalDataMayBeAbsent) {
   may_be_absent_ = true;
   const std::string who = "initializer 'fc.weight': external data ";
   EXPECT_EQ(import_external("absent.bin"), "ok");
+  EXPECT_NE(printed_.find(" = digest:absent"), printed_.npos) << printed_;
   EXPECT_EQ(import_external("../absent.bin"), who + "'../absent.bin': '..' is not allowed");
   fs::create_symlink(folder_ / "nowhere", folder_ / "model" / "link.bin");
   EXPECT_EQ(import_external("link.bin"), who + "'link.bin': a symbolic link is not allowed");

@@ -38,6 +38,7 @@ struct RecoveredParam {
   std::string evidence, initializer;
   TensorType type;
   Bytes data;  // empty: zeros
+  bool absent = false;  // the data file is not there: zeros stand for what is not known
   bool frozen = false;
   bool running = false;  // a running statistic, which the model updates itself
 };

@@ -100,6 +100,8 @@ class Emitter {
   std::map<ValueId, Kept> kept_;
   int64_t largest_, left_;  // bytes of one constant, and of all that are still to be made
   std::vector<std::pair<std::string, ValueId>> constants_;  // by content, sorted
+  // Of these the large ones, by where their elements are, which the graph keeps.
+  std::map<std::tuple<const std::byte*, const std::byte*, DType, Shape>, ValueId> large_;
 };
 
 class RuleContext {

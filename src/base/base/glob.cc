@@ -300,7 +300,16 @@ Status check_one(std::string_view pattern, const SourceSpan& at) {
   return check_captures(pattern, at);
 }
 
+// Returns whether the path ends as the pattern does behind its last wildcard: most do not.
+bool may_match(std::string_view pattern, std::string_view path) {
+  const size_t last = pattern.find_last_of("*?{}");
+  std::string_view tail = last == std::string_view::npos ? pattern : pattern.substr(last + 1);
+  if (last != std::string_view::npos && tail.starts_with('/')) tail.remove_prefix(1);  // of "**/"
+  return path.ends_with(tail);
+}
+
 std::optional<GlobMatch> match_one(std::string_view pattern, std::string_view path) {
+  if (!may_match(pattern, path)) return std::nullopt;
   const std::vector<Token> tokens = tokens_of(pattern);
   const Matcher matcher(tokens, path);
   if (!matcher.matches()) return std::nullopt;

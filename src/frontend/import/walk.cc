@@ -68,6 +68,7 @@ void Importer::add_params() {
     value.type = param.type;
     value.kind = ValueKind::kState;
     value.data = param.data;
+    if (param.absent) value.data_digest = "absent";  // nothing reads the zeros in `data`
     const ValueId id = graph_.add_value(std::move(value));
     names_.emplace_back(id, param.name);
     graph_.params.push_back({.name = param.name,

@@ -114,7 +114,9 @@ Status Assembly::add_use(const Claim& claim) {
     if (given != claims_.given.end()) {
       param.data = given->second.data;
     } else if (claim.initializer >= 0) {
-      param.data = oriented(model_.initializers[static_cast<size_t>(claim.initializer)], claim);
+      const OnnxTensor& tensor = model_.initializers[static_cast<size_t>(claim.initializer)];
+      param.data = oriented(tensor, claim);
+      param.absent = tensor.absent;
     }
   } else {
     if (!claim.copy) PIPER_TRY(check_equal(claim, param));

@@ -10,6 +10,7 @@ namespace piper::onnx_import {
 namespace {
 
 constexpr int64_t kMaxElements = int64_t{1} << 48;  // far beyond any memory
+constexpr size_t kLarge = size_t{1} << 16;          // to be read each time that it is used
 
 bool all_constant(const Vals& inputs) {
   return std::all_of(inputs.begin(), inputs.end(),
@@ -95,6 +96,8 @@ ValueId Emitter::id_of(const Val& val) {
   if (!val.present()) return {};
   if (!val.is_constant()) return val.id;
   const TensorType type{val.dtype, val.stored};
+  const std::tuple place(val.data.data, val.exact.data, type.dtype, type.shape);
+  if (const auto known = large_.find(place); known != large_.end()) return known->second;
   std::string key = content_key(type, val.data);
   key += as_text(val.exact.span());
   const auto at =
@@ -104,6 +107,7 @@ ValueId Emitter::id_of(const Val& val) {
   const ValueId id = graph().add_constant("constant", type, val.data);
   graph().value(id).exact = val.exact;
   constants_.insert(at, {std::move(key), id});
+  if (val.data.data != nullptr && val.data.size >= kLarge) large_.emplace(place, id);
   return id;
 }
 

@@ -43,9 +43,9 @@ std::vector<std::pair<ValueId, Layout>> hints_from(const State& state, ValueId a
                                                    const Layout& layout);
 
 // Returns how a reader wants a sum or product that meets there what is cut already: a gradient
-// beside the value that it is multiplied with. Up to `further` ops of one shape, as the addition of
-// a bias, may be between.
-std::optional<Layout> preferred_layout(const State& state, ValueId value, int further = 3);
+// beside the value that it is multiplied with. Up to three ops of one shape, as the addition of a
+// bias, may be between.
+std::optional<Layout> preferred_layout(const State& state, ValueId value);
 
 // ---- Rows that an index sends (axis_rows.cc) ----------------------------------------------------
 

@@ -98,6 +98,48 @@ Layout predicted_layout(const State& state, ValueId id) {
   return cut ? layout_of(loops.output(0), *cut).value_or(Layout{}) : Layout{};
 }
 
+// Follows a value to its readers, and what these make to its own, for the layout that they prefer.
+// Ways that part, as at a residual, meet again: each value is looked at once.
+class Preferences {
+ public:
+  explicit Preferences(const State& state) : state_(state) {}
+
+  // `further`: so many ops that do not only move elements may be on the way.
+  std::optional<Layout> of(ValueId value, int further) {
+    const std::pair key(value.value, further);
+    if (const auto known = known_.find(key); known != known_.end()) return known->second;
+    return known_[key] = find(value, further);
+  }
+
+ private:
+  std::optional<Layout> find(ValueId value, int further) {
+    const int64_t ranks = state_.cut.ranks;
+    // A number, as the norm of all gradients, has no parts, and may have thousands of readers.
+    if (num_elements(state_.type_of(value).shape) < ranks) return std::nullopt;
+    for (NodeId reader : state_.readers[value.index()]) {
+      const Node& node = state_.graph.node(reader);
+      const Loops& loops = state_.loops(node);
+      std::optional<LoopCut> cut;
+      const bool moves = only_moves(loops, node) || joins_parts(state_.graph, node),
+                 is_same = further > 0 && node.outputs.size() == 1 && !loops.is_product() &&
+                           state_.type_of(node.outputs[0]).shape == state_.type_of(value).shape;
+      const auto after = moves || is_same ? of(node.outputs[0], further - !moves) : std::nullopt;
+      if (after) cut = cut_of(loops.output(0), *after, ranks);
+      for (size_t i = 0; i < node.inputs.size() && !cut; ++i)
+        if (const Layout layout = predicted_layout(state_, node.inputs[i]); layout.kind == kCut)
+          cut = cut_of(loops.input(i), layout, ranks);
+      if (!cut || !is_legal(loops, *cut)) continue;
+      for (size_t i = 0; i < node.inputs.size(); ++i)
+        if (node.inputs[i] == value)
+          if (const auto layout = layout_of(loops.input(i), *cut)) return layout;
+    }
+    return std::nullopt;
+  }
+
+  const State& state_;
+  std::map<std::pair<int32_t, int>, std::optional<Layout>> known_;
+};
+
 }  // namespace
 
 Result<Layout> layout_of_seed(const State& state, const ShardSeed& seed) {
@@ -140,27 +182,8 @@ std::vector<std::pair<ValueId, Layout>> hints_from(const State& state, ValueId a
   return hints;
 }
 
-std::optional<Layout> preferred_layout(const State& state, ValueId value, int further) {
-  const int64_t ranks = state.cut.ranks;
-  for (NodeId reader : state.readers[value.index()]) {
-    const Node& node = state.graph.node(reader);
-    const Loops& loops = state.loops(node);
-    std::optional<LoopCut> cut;
-    const bool moves = only_moves(loops, node) || joins_parts(state.graph, node),
-               is_same = further > 0 && node.outputs.size() == 1 && !loops.is_product() &&
-                         state.type_of(node.outputs[0]).shape == state.type_of(value).shape;
-    const auto after = moves || is_same ? preferred_layout(state, node.outputs[0], further - !moves)
-                                        : std::nullopt;
-    if (after) cut = cut_of(loops.output(0), *after, ranks);
-    for (size_t i = 0; i < node.inputs.size() && !cut; ++i)
-      if (const Layout layout = predicted_layout(state, node.inputs[i]); layout.kind == kCut)
-        cut = cut_of(loops.input(i), layout, ranks);
-    if (!cut || !is_legal(loops, *cut)) continue;
-    for (size_t i = 0; i < node.inputs.size(); ++i)
-      if (node.inputs[i] == value)
-        if (const auto layout = layout_of(loops.input(i), *cut)) return layout;
-  }
-  return std::nullopt;
+std::optional<Layout> preferred_layout(const State& state, ValueId value) {
+  return Preferences(state).of(value, 3);
 }
 
 }  // namespace piper::axis
