@@ -123,8 +123,9 @@ Result<std::unique_ptr<Machine>> MachineFlags::make(const PlanSet& set,
   if (!profile.empty()) {
     PIPER_ASSIGN(measured, read_profile(profile));
   }
-  facts = facts_of(read, set);
-  return cluster_machine(read, set, measured ? &*measured : nullptr);
+  const MeasuredTimes* const times = measured ? &*measured : nullptr;
+  facts = facts_of(read, set, times);
+  return cluster_machine(read, set, times);
 }
 
 Status print_prediction(const PlanSet& set, const Machine& machine, const MachineFacts& facts,

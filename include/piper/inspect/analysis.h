@@ -89,9 +89,10 @@ Result<std::vector<Sensitivity>> sensitivity(const PlanSet& set, const Machine& 
 
 // Says what the machine has, for a report. 0: not known.
 struct MachineFacts {
-  std::string name;       // "h100x8.yaml", "stated costs"
-  double memory = 0;      // bytes of a device that plans may use, of the smallest one
-  double peak_flops = 0;  // of all ranks' devices together
+  std::string name;                // "h100x8.yaml", "stated costs"
+  double memory = 0;               // bytes of a device that plans may use, of the smallest one
+  double peak_flops = 0;           // of all ranks' devices together
+  std::vector<std::string> notes;  // what does not fit together, for people
 };
 std::string print_report(const PlanSet& set, const StepReport& report, const MachineFacts& facts,
                          std::span<const Sensitivity> sensitivity);

@@ -101,7 +101,9 @@ Result<MeasuredTimes> read_profile(const std::string& path);
 Result<std::unique_ptr<Machine>> cluster_machine(const Cluster& cluster, const PlanSet& set,
                                                  const MeasuredTimes* profile = nullptr);
 // Returns what a report says of the devices that the ranks are on: the memory that plans may use of
-// the smallest one, and the peaks of all for the type of most products.
-MachineFacts facts_of(const Cluster& cluster, const PlanSet& set);
+// the smallest one, and the peaks of all for the type of most products; and whether programs of the
+// profile run faster than these peaks allow.
+MachineFacts facts_of(const Cluster& cluster, const PlanSet& set,
+                      const MeasuredTimes* profile = nullptr);
 
 }  // namespace piper

@@ -84,11 +84,29 @@ class ProfileReader {
       PIPER_ASSIGN(one.name, text_of(node, name));
       PIPER_ASSIGN(one.median, number_of(node, "median_us", kMicro));
       PIPER_ASSIGN(one.least, number_of(node, "min_us", kMicro));
-      if (std::string_view(name) == "program")
+      if (one.least > one.median)
+        return fail(node.find("min_us")->value.at, "'min_us' is more than 'median_us'");
+      if (std::string_view(name) == "program") {
+        PIPER_TRY(check_program(node, one.name, to));
         PIPER_TRY(read_work(node, one));
-      else
+      } else {
         PIPER_TRY(read_transfer(node, one));
+      }
     }
+    return ok_status();
+  }
+  // `known`: programs up to this one.
+  static Status check_program(const Node& node, const std::string& name,
+                              const std::vector<MeasuredTimes::Measured>& known) {
+    constexpr size_t kDigits = 32;
+    const SourceSpan& at = node.find("program")->value.at;
+    if (name.size() != kDigits || name.find_first_not_of("0123456789abcdef") != name.npos)
+      return fail(at, "'program' must be a digest of {} hexadecimal digits, not {}", kDigits,
+                  yaml::shown(name));
+    for (size_t k = 0; k + 1 < known.size(); ++k)
+      if (known[k].name == name)
+        return fail(at, "the program {} is there twice", name)
+            .with_note(fmt::format("the other one is at line {}", known[k].at.line));
     return ok_status();
   }
   static Status read_work(const Node& node, MeasuredTimes::Measured& one) {
@@ -105,8 +123,14 @@ class ProfileReader {
   }
   static Status read_transfer(const Node& node, MeasuredTimes::Measured& one) {
     PIPER_ASSIGN(one.bytes, number_of(node, "bytes"));
-    if (node.find("members")) {
+    if (!find_instruction_by_word(one.name) && one.name != "prepared")
+      return fail(node.find("kind")->value.at, "there is no kind of instruction {}",
+                  yaml::shown(one.name));
+    if (const yaml::Entry* const members = node.find("members")) {
       PIPER_ASSIGN(one.members, number_of(node, "members"));
+      if (one.members < 2 || one.members != std::floor(one.members))
+        return fail(members->value.at, "'members' must be a whole number from 2 on, not {}",
+                    yaml::found(members->value));
       PIPER_ASSIGN(one.where, text_of(node, "link"));
     } else {
       PIPER_ASSIGN(one.where, text_of(node, "where"));
