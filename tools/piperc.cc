@@ -11,6 +11,7 @@
 #include "piper/devices/registry.h"
 #include "piper/inspect/picture.h"
 #include "piper/planner/compile.h"
+#include "rampup.h"
 #include "tolerate.h"
 #include "version.h"
 
@@ -186,6 +187,14 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   }
   if (const Status drawn = predict(flags, compiled->set); !drawn) return report(drawn.error());
   if (flags.output.empty()) return 0;
+  if (!compiled->rampup.empty() && flags.tolerate > 0)
+    return report(
+        fail(compiled->rampup[0].at, "--tolerate and a strategy with 'rampup' do not go together")
+            .with_code(ExitCode::kUsage));
+  if (!compiled->rampup.empty()) {
+    const Status written = write_stages_of(flags.compile, *compiled, flags.output, flags.force);
+    return written ? 0 : report(written.error());
+  }
   if (flags.tolerate > 0) {
     const Status written =
         write_tolerant(flags.compile, *compiled, flags.tolerate, flags.output, flags.force);

@@ -281,14 +281,92 @@ TEST_F(Switch, AnotherBatchGoesOnAtTheNextSample) {
   EXPECT_EQ(later->about().samples, 3 * 12 + 2 * 24 + 12);
 }
 
+constexpr const char* kAdam = "optimizer: {adamw: {lr: 0.01}}";
+constexpr const char* kPipes = "include: <1f1b>\nparams: {stages: 2, dp: 2, microbatches: 2}\n";
+
+// A batch that grows by a list in the strategy is as many plans, and switches between them.
+TEST_F(Switch, ABatchGrowsByTheStrategy) {
+  const char* const stages =
+      "global_batch: 24, rampup: [{steps: 2, global_batch: 8}, {steps: 3, global_batch: 12}]";
+  compile("grows", kPipes, fmt::format("train: {{{}, {}}}\n", kAdam, stages));
+  for (const int batch : {8, 12, 24})
+    compile(fmt::format("b{}", batch), kPipes,
+            fmt::format("train: {{{}, global_batch: {}}}\n", kAdam, batch));
+  const std::string common = "--steps 7 --every 1 --checkpoint ";
+  const auto ours = run("grows", common + path("grew") + " --save " + path("ours")),
+             theirs = run("b8", "--steps 7 --accept global_batch" + switched("b12", 2) +
+                                    switched("b24", 5) + "--save " + path("theirs")),
+             other = run("b8", "--steps 7 --save " + path("alone"));
+  for (const auto& one : {ours, theirs, other}) ASSERT_EQ(one.first, 0) << one.second;
+  EXPECT_EQ(read("ours"), read("theirs"));
+  EXPECT_NE(read("ours"), read("alone"));
+  const auto reader = CheckpointReader::open(file_storage(), path("grew/step-000000007"));
+  ASSERT_TRUE(reader) << print_error(reader.error());
+  EXPECT_EQ(reader->about().samples, 2 * 8 + 3 * 12 + 2 * 24);
+  for (const int step : {2, 4, 6}) {
+    const std::string kept = fmt::format("{}-{}", path("growing"), step),
+                      flags = common + kept + " --resume-or-start " + kept;
+    EXPECT_NE(run("grows", flags, fmt::format("kill@1:{}:after", step)).first, 0);
+    const auto resumed = run("grows", flags + " --save " + path("resumed"));
+    EXPECT_EQ(resumed.first, 0) << resumed.second;
+    EXPECT_EQ(read("ours"), read("resumed")) << step;
+  }
+  EXPECT_EQ(run("grows", "--steps 2").first, 0);
+  const auto refused = run("grows", "--steps 7" + switched("b24", 6));
+  EXPECT_EQ(refused.first, 2);
+  EXPECT_NE(refused.second.find("has a stage for each batch"), std::string::npos) << refused.second;
+}
+
+// Formulas of the learning rate count the tokens that each stage has taken; 32 a sample.
+TEST_F(Switch, RatesCountTheTokensOfABatchThatGrows) {
+  compile(
+      "counts", kPipes,
+      fmt::format("train: {{{}, schedule: \"lr * max(1 - tokens / 16384, 0)\", global_batch: 24, "
+                  "rampup: [{{steps: 2, global_batch: 8}}, {{steps: 3, global_batch: 12}}]}}\n",
+                  kAdam));
+  std::filesystem::remove(path("m.jsonl"));
+  const auto [code, output] = run("counts", "--steps 7 --metrics " + path("m.jsonl"));
+  ASSERT_EQ(code, 0) << output;
+  const std::string text = read("m.jsonl");
+  const int before[] = {0, 8, 16, 28, 40, 52, 76};  // samples
+  size_t at = 0;
+  for (const int samples : before) {
+    const std::string key = "\"learning_rate\":";
+    at = text.find(key, at);
+    ASSERT_NE(at, text.npos) << text;
+    at += key.size();
+    EXPECT_NEAR(std::strtod(text.c_str() + at, nullptr), 0.01 * (1 - samples * 32 / 16384.0), 1e-8)
+        << samples;
+  }
+  const auto [explained, lines] =
+      run_shell(fmt::format("{0}/bin/piperc {1}/samples/gpt/model.onnx {2} --dry-run --explain=train 2>&1",
+                            PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("counts.yaml")));
+  EXPECT_EQ(explained, 0) << lines;
+  for (const char* line :
+       {"steps 1 to 2: 8 samples each, 16 in all by then",
+        "steps 3 to 5: 12 samples each, 52 in all by then", "from step 6 on: 24"})
+    EXPECT_NE(lines.find(line), std::string::npos) << lines;
+  std::ofstream(path("bad.yaml")) << "piper: 1\ntrain: {rampup: [{steps: 2, global_batch: 8}]}\n";
+  const auto [bad, why] =
+      run_shell(fmt::format("{0}/bin/piperc {1}/samples/gpt/model.onnx {2} --dry-run 2>&1", PIPER_BINARY_DIR,
+                            PIPER_SOURCE_DIR, path("bad.yaml")));
+  EXPECT_NE(bad, 0);
+  EXPECT_NE(
+      why.find("bad.yaml:2:9: error: 'rampup' says how the batch grows to global_batch, which "
+               "is not given"),
+      std::string::npos)
+      << why;
+}
+
 // The data that are evaluated on are read by either plans in their own order, and at the switch
 // nothing is evaluated that would not be without it.
 TEST_F(Switch, EvaluationsGoOn) {
   for (const Way& way : {kWays[2], kWays[4]}) {
     const std::string made = path(std::string("eval-") + way.name);
     std::ofstream(path("eval.yaml")) << "piper: 1\n" << way.text << kTrain;
-    ASSERT_EQ(run_shell(fmt::format("{}/bin/piperc {}/tests/data/small_gpt/model.onnx {} --eval -o {} 2>&1",
-                                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("eval.yaml"), made))
+    ASSERT_EQ(run_shell(fmt::format(
+                            "{}/bin/piperc {}/tests/data/small_gpt/model.onnx {} --eval -o {} 2>&1",
+                            PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("eval.yaml"), made))
                   .first,
               0);
   }

@@ -156,6 +156,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
       "    - {of: [norms, biases], lr: 0.5, weight_decay: 0, schedule: \"lr\"}\n  clip_norm: 1\n  "
       "skip_nonfinite: true\n"
       "  global_batch: 16\n"
+      "  rampup:\n    - {steps: 3, global_batch: 4}\n    - {steps: 2, global_batch: 8}\n"
       "  seed: 7\n",
       "annotate:\n  - balance: {tag: stage, into: 8}\n"
       "directives:\n  - precision: {compute: bf16, keep: [Gelu], loss_scale: {static: 8}}\n"

@@ -25,6 +25,8 @@ struct CompileOptions {
   // Sizes of mesh axes in place of the strategy's. What the strategy computes from the size that it
   // gives stays: the batch and its microbatches.
   std::vector<std::pair<std::string, int64_t>> axis_sizes;
+  // Makes plans for this stage of the strategy's 'rampup'; nothing: for the steps behind it.
+  std::optional<size_t> stage;
   std::string target = "cpu";  // the kind of device: see piper/devices/registry.h
   bool evaluation = false;     // also RoleProgram::evaluation
   bool oracles = true;         // also the single-device plans that --verify-against runs beside
@@ -45,6 +47,7 @@ std::span<const std::string_view> dump_steps();
 struct Compiled {
   PlanSet set;
   std::optional<PlanSet> single, uncut;
+  std::vector<RampStage> rampup;      // of the strategy
   std::vector<std::string> warnings;  // for those who do not ask for explanations, too
   Explanations explanations;
   std::vector<ParamReport> parameters;  // and what else the importer reports

@@ -50,6 +50,8 @@ constexpr Row kRows[] = {
      "per_gpu_batch_size local_batch_size mbs",
      "'train: {microbatch_size: 1}'"},
     {"batch_size batch train_batch_size global_batch_size gbs", "'train: {global_batch: 8}'"},
+    {"rampup_batch_size batch_size_rampup batch_rampup batch_size_schedule batch_warmup",
+     "'train: {global_batch: 256, rampup: [{steps: 100, global_batch: 64}]}'"},
     {"bf16 bfloat16 fp16 f16 float16 half fp32 fp8 amp autocast mixed_precision precision_plugin "
      "torch_dtype param_dtype reduce_dtype mp_policy",
      "'- precision: {compute: bf16}' under 'directives'"},

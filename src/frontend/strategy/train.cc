@@ -306,6 +306,31 @@ std::string print_ema(const Field& field, const Strategy& from) {
   return from.train.ema ? print_inside(field, &from) : "";
 }
 
+// ---- rampup: the batch of the first steps ------------------------------------------------------
+
+constexpr Field kStage[] = {
+    {"steps", kSteps, kRequired, "How many steps it has.", member<&RampStage::steps>},
+    {"global_batch", integer(1, kMaxBatch), kRequired, "Samples of each of them.",
+     located<&RampStage::global_batch, &RampStage::at>},
+};
+
+Status read_rampup(const Field&, const yaml::Entry& entry, const Reading& reading, Strategy& out) {
+  if (!entry.value.is(yaml::Node::Kind::kList)) return no_list(entry.value, "a list of stages");
+  out.rampup_at = entry.key.at;
+  for (const yaml::Node& item : entry.value.items) {
+    RampStage stage;
+    PIPER_TRY(read_map(fields::object("stage"), item, item.at, reading, &stage));
+    out.rampup.push_back(std::move(stage));
+  }
+  return ok_status();
+}
+std::string print_rampup(const Field&, const Strategy& from) {
+  std::string text;
+  for (const RampStage& stage : from.rampup)
+    text += "\n    - " + print_map(fields::object("stage"), &stage);
+  return text;
+}
+
 // ---- The section --------------------------------------------------------------------------------
 
 constexpr Field kTrain[] = {
@@ -330,6 +355,9 @@ constexpr Field kTrain[] = {
     {"global_batch", integer(1, kMaxBatch), kOptional,
      "Samples a step, over all replicas and microbatches.",
      located<&Strategy::global_batch, &Strategy::global_batch_at>},
+    {"rampup", many("stage"), kOptional,
+     "Smaller batches of the first steps, one stage after the other; then global_batch holds.",
+     custom<read_rampup, print_rampup>},
     {"microbatch_size", integer(1, kMaxBatch), kOptional,
      "Samples of one microbatch on one replica.",
      located<&Strategy::microbatch_size, &Strategy::microbatch_size_at>},
@@ -344,6 +372,7 @@ std::span<const Object> train_objects() {
     objects.insert(objects.end(), {{"group", kGroup, checked<check_group>},
                                    single("phase", kPhase),
                                    {"decay", kDecay},
+                                   {"stage", kStage},
                                    {"ema", kEma}});
     return objects;
   }();
@@ -357,7 +386,11 @@ namespace piper {
 Status read_train(const yaml::Entry* entry, const Scope& scope, Strategy& out) {
   out.train.groups = {{"**", entry ? entry->key.at : SourceSpan{out.path}}};
   if (!entry) return ok_status();
-  return fields::read_map(fields::object("train"), entry->value, entry->key.at, {scope}, &out);
+  PIPER_TRY(fields::read_map(fields::object("train"), entry->value, entry->key.at, {scope}, &out));
+  if (out.rampup.empty() || out.global_batch > 0) return ok_status();
+  return fail(out.rampup_at,
+              "'rampup' says how the batch grows to global_batch, which is not given")
+      .with_note("help: train: {global_batch: 256, rampup: [{steps: 100, global_batch: 64}]}");
 }
 
 }  // namespace piper

@@ -14,6 +14,7 @@
 #include "piper/planner/lower.h"
 #include "piper/planner/sharding.h"
 #include "plan_set.h"
+#include "rampup.h"
 #include "steps.h"
 #include "sum_order.h"
 #include "targets.h"
@@ -499,6 +500,7 @@ Result<Compiled> compile(const CompileOptions& options) {
     return read;
   };
   PIPER_ASSIGN(Strategy strategy, steps.run("strategy", read_strategy, print_strategy));
+  compiled.rampup = strategy.rampup;
   PIPER_ASSIGN(strategy, join_axes(std::move(strategy), compiled.explanations));
   const auto read_model = [&] {
     return import_onnx(options.model, import_options(strategy, options));
@@ -530,7 +532,9 @@ Result<Compiled> compile(const CompileOptions& options) {
   if (options.evaluation) {
     PIPER_ASSIGN(evaluation, evaluation_step(graph, strategy, compiled.explanations));
   }
-  const auto derive = [&] { return differentiate(std::move(graph), strategy.train); };
+  Strategy trained = strategy;
+  PIPER_TRY(count_tokens(graph, options, trained));
+  const auto derive = [&] { return differentiate(std::move(graph), trained.train); };
   PIPER_ASSIGN(Differentiated step, steps.run("autodiff", derive, [](const Differentiated& d) {
     return print_graph(d.graph);
   }));

@@ -4,6 +4,7 @@
 
 #include "piper/inspect/summary.h"
 #include "piper/planner/compile.h"
+#include "rampup.h"
 #include "rate_curve.h"
 #include "traffic.h"
 
@@ -20,6 +21,7 @@ void add_section(const char* heading, const Lines& lines, std::string& text) {
 
 void add_train(const Compiled& compiled, const Summary& summary, bool, std::string& text) {
   add_section("train", train_lines(summary), text);
+  add_section("batch", rampup_lines(compiled), text);
   add_section("learning rate", rate_curves(compiled.set.roles), text);
 }
 

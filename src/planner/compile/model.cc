@@ -12,8 +12,8 @@ ImportOptions import_options(const Strategy& strategy, const CompileOptions& fro
   ImportOptions options;
   options.initial_values = from.initial_values;
   options.absent_values = from.absent_values;
-  options.batch = strategy.global_batch;
-  options.batch_at = strategy.global_batch_at;
+  options.batch = from.stage ? strategy.rampup[*from.stage].global_batch : strategy.global_batch;
+  options.batch_at = from.stage ? strategy.rampup[*from.stage].at : strategy.global_batch_at;
   if (strategy.global_batch == 0 && strategy.microbatch_size > 0 && strategy.batch_split()) {
     options.batch = strategy.microbatch_size * strategy.batch_split()->into;
     options.batch_at = strategy.microbatch_size_at;

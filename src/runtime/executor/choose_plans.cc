@@ -27,7 +27,32 @@ Result<std::vector<std::string>> list_plans(const RunOptions& options,
 
 }  // namespace
 
+namespace {
+
+// Takes the stages of a job whose batch grows: it switches from one to the next.
+Status take_stages(RunOptions& options) {
+  PIPER_ASSIGN(const std::vector<PlanStage> stages, read_stages(options.plan));
+  if (stages.empty()) return ok_status();
+  if (!options.switches.empty() || !options.other_plans.empty())
+    return fail(
+               "{} has a stage for each batch of a job: --switch and further plans do not go "
+               "together with it",
+               options.plan)
+        .with_code(ExitCode::kUsage)
+        .with_note(fmt::format("help: {}/{} and the others are plans by themselves", options.plan,
+                               stages[0].folder));
+  const std::string directory = options.plan;
+  options.plan = directory + "/" + stages[0].folder;
+  for (const PlanStage& stage : std::span(stages).subspan(1))
+    if (stage.first_step < options.job.steps && !options.evaluate_only)
+      options.switches.push_back({directory + "/" + stage.folder, stage.first_step});
+  return ok_status();
+}
+
+}  // namespace
+
 Status choose_plans(RunOptions& options, const std::optional<Launch>& launch) {
+  PIPER_TRY(take_stages(options));
   std::vector<std::string> missing, worlds;
   PIPER_ASSIGN(const std::vector<std::string> all, list_plans(options, missing));
   if (all.size() == 1 && missing.empty()) {
