@@ -181,8 +181,7 @@ struct LeftOut {
   std::string what, why;  // "recompute", "its 'when' is 0"
 };
 
-// A stage of a batch that grows: so many steps of so many samples each.
-struct RampStage {
+struct RampStage {  // of a batch that grows
   int64_t steps = 0, global_batch = 0;
   SourceSpan at;
 };
@@ -194,9 +193,8 @@ struct Strategy {
   std::vector<MeshAxis> mesh;  // row-major ranks; empty: one device
   // 0: not given. What one does not divide is refused by apply_split, naming the nearest numbers.
   int64_t global_batch = 0, microbatch_size = 0;
-  SourceSpan global_batch_at, microbatch_size_at;
+  SourceSpan global_batch_at, microbatch_size_at, rampup_at;
   std::vector<RampStage> rampup;  // the first steps of a job, before global_batch holds
-  SourceSpan rampup_at;
   std::vector<InputBinding> inputs;
   std::vector<std::pair<std::string, int64_t>> dims;
   std::vector<ParamRule> parameters;
