@@ -283,8 +283,9 @@ bool is_not_read(std::string_view field) {
   constexpr std::string_view kEnds[] = {" label",  " pass", " stage", " micro",
                                         " micros", " fast", " sms",   " priority"};
   constexpr std::string_view kAll[] = {
-      "role target",       "role table",           "role workspace_bytes", "role packed_bytes",
-      "role streams name", "role transport_bytes", "role scratch_bytes",   "role groups name"};
+      "role target",        "role table",        "role workspace_bytes",
+      "role packed_bytes",  "role streams name", "role transport_bytes",
+      "role scratch_bytes", "role groups name",  "role mesh name"};
   return field.starts_with("role programs work") ||
          std::find(std::begin(kAll), std::end(kAll), field) != std::end(kAll) ||
          std::any_of(std::begin(kEnds), std::end(kEnds),
@@ -296,7 +297,7 @@ using OfFields = std::map<std::string, std::pair<bool, std::string>>;
 
 // Every field, or one of so many.
 void change_fields(MakeStrategy strategy, size_t one_of, OfFields& fields) {
-  constexpr int kTries = 4;
+  const int many = one_of == 1 ? 16 : 4;  // places of names and of lists in any order mean nothing
   Random random(seed());
   std::optional<Made> made;
   while (!made || !made->compiled) made = make_plan(random, 1, strategy, true);
@@ -306,7 +307,7 @@ void change_fields(MakeStrategy strategy, size_t one_of, OfFields& fields) {
   for (const auto& [field, places] : fields_of(set.roles[r])) {
     if (pick(random, one_of) != 0) continue;
     auto& [refused, accepted] = fields[field];
-    const int tries = is_not_read(field) ? 1 : kTries;
+    const int tries = is_not_read(field) ? 1 : many;
     for (int i = 0; i < tries && !refused && (accepted.empty() || tries > 1); ++i) {
       PlanSet mutant = set;
       const auto what = change_field(mutant.roles[r], places[pick(random, places.size())], random);
