@@ -16,7 +16,7 @@ namespace {
 
 struct Flags {
   SearchOptions search;
-  std::string cluster, profile, output, memory, space = "<usual>";
+  std::string cluster, profile, output, memory, sweep, space = "<usual>";
   std::vector<std::string> defines, fix;
   bool force = false;
 };
@@ -105,9 +105,19 @@ Status check_output(const Flags& flags) {
       .with_note("help: --force replaces it");
 }
 
+// Tries the user's file alone.
+Status run_sweep(const Flags& flags, const SearchOptions& options) {
+  PIPER_ASSIGN(const std::vector<SweptParam> params, read_sweep(flags.sweep));
+  PIPER_ASSIGN(const std::vector<Swept> rows, sweep(options, params));
+  std::fputs(print_sweep(rows).c_str(), stdout);
+  return ok_status();
+}
+
 Status run(Flags& flags) {
   SearchOptions& options = flags.search;
-  PIPER_TRY(check_output(flags));
+  if (flags.output.empty() && flags.sweep.empty())
+    return fail("-o is required: the strategy file to write").with_code(ExitCode::kUsage);
+  if (flags.sweep.empty()) PIPER_TRY(check_output(flags));
   PIPER_ASSIGN(options.compile.defines, parse_definitions(flags.defines));
   PIPER_ASSIGN(options.cluster, read_cluster(flags.cluster, options.compile.library));
   PIPER_ASSIGN(options.space, read_space(flags.space, options.compile.library));
@@ -128,6 +138,7 @@ Status run(Flags& flags) {
   PIPER_ASSIGN(const auto candidates, Candidates::make());
   options.folder = candidates->path();
   options.progress = show;
+  if (!flags.sweep.empty()) return run_sweep(flags, options);
   PIPER_ASSIGN(Found found, search(options));
   if (!found.tried.front().fits()) return no_fit(found);
   const auto base = std::filesystem::relative(
@@ -150,16 +161,21 @@ int main(int argc, char** argv) {
   piper::prepare_process();
   CLI::App app(
       "Searches the strategy that is predicted to be fastest on a cluster: mesh, schedule, ZeRO, "
-      "tensor "
-      "parallelism, microbatches and recomputation. Candidates are compiled, proven and simulated; "
+      "tensor, context and expert "
+      "parallelism, microbatches, recomputation and offloading. Candidates are compiled, proven "
+      "and simulated; "
       "the "
       "result is an ordinary strategy file.\n\n"
       "  piper-search model.onnx train.yaml --cluster '<h100x8>' -o best.yaml\n"
-      "  piperc model.onnx best.yaml -o plans",
+      "  piperc model.onnx best.yaml -o plans\n\n"
+      "A table over params of one strategy, as FILE.yaml lists them "
+      "(piper_sweep: 1, params: {stages: [1, 2, 4], microbatches: [8, 16]}):\n\n"
+      "  piper-search model.onnx mine.yaml --cluster '<h100x8>' --sweep FILE.yaml",
       "piper-search");
   app.footer(
-      "\nChoices of --fix: pipeline, tensor, replicas, microbatches (numbers), schedule, memory "
-      "(words), sequence, vocabulary, recompute (yes or no).\n\nexit codes: 0 found, 2 wrong "
+      "\nChoices of --fix: pipeline, tensor, replicas, context, experts, microbatches (numbers), "
+      "schedule, memory (words), sequence, vocabulary, recompute, offload (yes or no).\n\nexit "
+      "codes: 0 found, 2 wrong "
       "usage, 3 "
       "nothing fits, 1 or 4 the model or the strategy cannot be read, 12 the system refused");
   piper::Flags flags;
@@ -174,9 +190,18 @@ int main(int argc, char** argv) {
                  "the devices: a file (formats/cluster.md), or one of the library, as <h100x8>")
       ->required()
       ->type_name("FILE.yaml");
-  app.add_option("-o,--output", flags.output, "the strategy file to write")
-      ->required()
+  app.add_option("-o,--output", flags.output, "the strategy file to write; needed but for --sweep")
       ->type_name("FILE.yaml");
+  app.add_option("--sweep", flags.sweep,
+                 "in place of a search: a table of what STRATEGY comes to for each combination of "
+                 "values of its params, which the file lists")
+      ->type_name("FILE.yaml")
+      ->excludes("--output");
+  app.add_option(
+         "--cache", search.kept,
+         "a folder in which to keep what candidates come to, by digests of the program, "
+         "model, strategy, cluster and profile: what was tried before is not compiled again")
+      ->type_name("DIR");
   app.add_flag("--force", flags.force, "replace a file that piper-search has not written");
   app.add_option("--profile", flags.profile, "times that piper-run --profile has measured there")
       ->type_name("FILE.json");

@@ -44,7 +44,7 @@ class SearchTest : public ::testing::Test {
   Folder folder_;
 };
 
-constexpr char kFew[] = "sequence=no,vocabulary=no,recompute=no";
+constexpr char kFew[] = "sequence=no,vocabulary=no,recompute=no,context=1,experts=1,offload=no";
 
 TEST_F(SearchTest, IsAsGoodAsTryingAll) {
   for (const double memory : {0.0, 120e6}) {
@@ -93,8 +93,8 @@ TEST_F(SearchTest, WhatIsFixedStays) {
   };
   EXPECT_EQ(
       message("colour=red"),
-      "--fix: there is no choice 'colour'; there are pipeline, tensor, replicas, microbatches, "
-      "schedule, memory, sequence, vocabulary, recompute");
+      "--fix: there is no choice 'colour'; there are pipeline, tensor, replicas, context, experts, "
+      "microbatches, schedule, memory, sequence, vocabulary, recompute, offload");
   EXPECT_EQ(message("schedule=2f2b"),
             "--fix schedule=2f2b: expected schedules/1f1b, schedules/interleaved-1f1b, "
             "schedules/zb-h1, schedules/zbv, schedules/dualpipev");
@@ -106,6 +106,27 @@ TEST_F(SearchTest, WhatIsFixedStays) {
   const auto none = search(many);
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().message, "the cluster has 8 devices, but 64 ranks are asked for");
+}
+
+// Contexts in parts are found where they are all that may change, and trained; the sample has no
+// experts, which is noticed, and not tried for ever.
+TEST_F(SearchTest, ContextsAndOffloadingAreTried) {
+  const Found of = found(options(2, "pipeline=1,replicas=1,tensor=1,context=2"));
+  ASSERT_TRUE(of.tried.front().fits());
+  for (const char* way : {"context/ring", "context/heads"})
+    EXPECT_TRUE(std::ranges::any_of(of.tried, [&](const Tried& one) {
+      return one.refused.empty() && one.choice.attention == way;
+    })) << way;
+  const Found staged =
+      found(options(4, "pipeline=4,schedule=1f1b,microbatches=16,tensor=1,context=1,experts=1"));
+  EXPECT_TRUE(std::ranges::any_of(
+      staged.tried, [](const Tried& one) { return one.refused.empty() && one.choice.offload; }));
+  const Found all = found(options(4, "pipeline=1,tensor=1,memory=ddp,context=1,offload=no"));
+  EXPECT_TRUE(all.ended);
+  const auto with_experts =
+      std::ranges::count_if(all.tried, [](const Tried& one) { return one.choice.experts > 1; });
+  EXPECT_GE(with_experts, 1);
+  EXPECT_LE(with_experts, 2);
 }
 
 TEST_F(SearchTest, SpacesAreChecked) {
@@ -125,7 +146,7 @@ TEST_F(SearchTest, SpacesAreChecked) {
   EXPECT_EQ(message(lists + "begin: [{pipeline: 0}]\n"),
             "'pipeline' must be a whole number from 1 on, not '0'");
   EXPECT_EQ(message(lists + "begin: [{depth: 2}]\n"),
-            "unknown key 'depth' of a beginning; there are pipeline, tensor, schedule, memory");
+            "unknown key 'depth' of a beginning; there are pipeline, tensor, schedule and memory");
 }
 
 TEST_F(SearchTest, TheSameTwiceAndAsMuchAsIsAllowed) {
@@ -135,6 +156,95 @@ TEST_F(SearchTest, TheSameTwiceAndAsMuchAsIsAllowed) {
   EXPECT_EQ(first.tried.size(), 9u);
   EXPECT_FALSE(first.ended);
   EXPECT_EQ(print_found(first, one), print_found(second, one));
+}
+
+std::vector<std::filesystem::path> files_of(const std::string& folder) {
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    files.push_back(entry.path());
+  return files;
+}
+
+// What is kept is what is used, unless something that it depends on has changed.
+TEST_F(SearchTest, WhatCandidatesCameToIsKept) {
+  SearchOptions one = options(2);
+  one.most = 6;
+  const std::string without = print_found(found(one), one);
+  one.kept = folder_.path() + "/kept";
+  EXPECT_EQ(print_found(found(one), one), without);
+  const auto files = files_of(one.kept);
+  EXPECT_EQ(files.size(), 6u);
+  EXPECT_EQ(print_found(found(one), one), without);
+  EXPECT_EQ(files_of(one.kept).size(), 6u);
+  // All are marked: a search that compiled one again would not say so of it.
+  for (const auto& file : files) {
+    std::string text = *read_text_file(file.string(), 1 << 16);
+    const size_t at = text.find("step ");
+    ASSERT_NE(at, text.npos);
+    text.replace(at, text.find('\n', at) - at, "step 0x1p+3");
+    ASSERT_TRUE(write_file(file.string(), text));
+  }
+  for (const Tried& tried : found(one).tried) EXPECT_EQ(tried.step, 8);
+  // Another strategy, another cluster, another model, damage: computed.
+  SearchOptions other = one;
+  other.compile.strategy = folder_.write(
+      "other.yaml", "piper: 1\ntrain: {global_batch: 16, optimizer: {adamw: {lr: 2e-3}}}\n");
+  SearchOptions slower = one;
+  std::string cluster = *read_text_file(one.cluster.path, 1 << 20);
+  slower.cluster = *read_cluster(folder_.write("slower.yaml", cluster + "# slower\n"));
+  SearchOptions copy = one;
+  const std::string beside = folder_.path() + "/copy";  // of the data, which have another time
+  std::filesystem::create_directories(beside);
+  copy.compile.model = beside + "/model.onnx";
+  for (const char* file : {"", ".data"})
+    std::filesystem::copy_file(kModel + file, copy.compile.model + file);
+  for (const SearchOptions& each : {other, slower, copy})
+    for (const Tried& tried : found(each).tried) EXPECT_LT(tried.step, 8);
+  for (const auto& file : files) ASSERT_TRUE(write_file(file.string(), "piper-search 1\nstep 0x"));
+  EXPECT_EQ(print_found(found(one), one), without);
+}
+
+TEST_F(SearchTest, SweepsAreTables) {
+  SearchOptions one = options(2);
+  one.compile.strategy =
+      folder_.write("mine.yaml",
+                    "piper: 1\ninclude: <1f1b>\nparams: {stages: 1, microbatches: 4, dp: 1}\n"
+                    "train: {global_batch: 16, optimizer: {adamw: {lr: 1e-3}}}\n");
+  const auto rows = [&](const std::string& params) {
+    const auto swept = read_sweep(folder_.write("sweep.yaml", params));
+    return swept ? sweep(one, *swept) : swept.error();
+  };
+  const auto made = rows("piper_sweep: 1\nparams: {stages: [1, 2], microbatches: [4, 8, 5]}\n");
+  ASSERT_TRUE(made) << print_error(made.error());
+  ASSERT_EQ(made->size(), 6u);
+  const std::vector<std::string> table = split_text(print_sweep(*made), '\n');
+  ASSERT_EQ(table.size(), 8u);
+  EXPECT_TRUE(table[0].starts_with("stages  microbatches")) << table[0];
+  constexpr const char* kMicrobatches[] = {"4", "8", "5"};
+  size_t fastest = 0, refused = 0;
+  for (size_t r = 0; r < 6; ++r) {
+    const Swept& row = (*made)[r];
+    EXPECT_EQ(row.values[0].value, r < 3 ? "1" : "2");
+    EXPECT_EQ(row.values[1].value, kMicrobatches[r % 3]);
+    EXPECT_EQ(row.tried.refused.empty(), r % 3 != 2) << table[r + 1];
+    fastest += table[r + 1].ends_with("fastest");
+    refused += table[r + 1].find("refused: ") != table[r + 1].npos;
+  }
+  EXPECT_EQ(fastest, 1u);
+  EXPECT_EQ(refused, 2u);
+  EXPECT_GT((*made)[3].tried.idle, (*made)[4].tried.idle);  // more microbatches, less idle time
+
+  const auto message = [&](const std::string& text) {
+    const auto none = rows(text);
+    return none ? "made" : fmt::format("{}: {}", none.error().at.line, none.error().message);
+  };
+  EXPECT_EQ(message("piper_sweep: 1\nparams: {stagse: [1]}\n"),
+            "2: no param is called 'stagse' (did you mean 'stages'?)");
+  EXPECT_EQ(message("piper_sweep: 2\nparams: {stages: [1]}\n"),
+            "1: version '2' of sweeps is not supported");
+  EXPECT_EQ(message("piper_sweep: 1\nparams: {stages: 4}\n"),
+            "2: 'stages' must be a list of values such as [1, 2, 4], not '4'");
+  EXPECT_EQ(message("piper_sweep: 1\n"), "1: a sweep needs 'params'");
 }
 
 TEST_F(SearchTest, TheResultIsAStrategy) {

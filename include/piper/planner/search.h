@@ -18,6 +18,10 @@ struct SearchChoice {
   std::string schedule, memory;                    // names of the library
   int64_t microbatches = 1;
   bool sequence = false, vocabulary = false, recompute = false;
+  int64_t context = 1, experts = 1;  // ranks along each axis
+  std::string attention;             // how contexts in parts attend: a name of the library
+  bool offload = false;
+  int64_t ranks() const { return pipeline * tensor * replicas * context * experts; }
   auto operator<=>(const SearchChoice&) const = default;
 };
 // "pipeline 4 (NAME), tensor 2, replicas 8 (NAME), 16 microbatches, recompute".
@@ -27,6 +31,8 @@ std::string describe(const SearchChoice& choice);
 struct SearchSpace {
   std::string path;
   std::vector<std::string> schedules, memory;  // the first: of one stage, of one replica
+  std::vector<std::string> context;            // ways to cut contexts; empty: none is tried
+  std::string experts, offload;                // "": none
   struct Begin {
     int64_t pipeline = 1, tensor = 1;  // tensor 0: the devices of a node
     std::string schedule, memory;
@@ -44,11 +50,13 @@ struct SearchOptions {
   std::optional<MeasuredTimes> profile;
   int64_t ranks = 0;   // 0: all devices of the cluster
   double memory = 0;   // bytes of a device that plans may take; 0: as the cluster says
-  int64_t most = 120;  // candidates that are tried
-  // Values that stay: "pipeline", "tensor", "replicas", "schedule", "memory", "microbatches",
-  // "sequence", "vocabulary", "recompute".
+  int64_t most = 160;  // candidates that are tried
+  // Values that stay, as piper-search --help lists them.
   std::vector<std::pair<std::string, std::string>> fixed;
   std::string folder;  // where candidates are written while they are tried
+  // A folder in which it is kept what candidates came to, by digests of all that it depends on, so
+  // that a later search need not compile them again; "": none.
+  std::string kept;
   // Called with each candidate that was tried; may be empty.
   std::function<void(const struct Tried&, int64_t number)> progress;
 };
@@ -71,6 +79,26 @@ struct Found {
 // Errors: nothing can be tried (the model or the user's file is wrong; ranks that the cluster
 // lacks; an unknown fixed name or value).
 Result<Found> search(const SearchOptions& options);
+
+// Lists params of the user's file, and the values of each, as a file has them:
+//   piper_sweep: 1
+//   params: {stages: [1, 2, 4], microbatches: [8, 16]}
+struct SweptParam {
+  std::string name;
+  std::vector<std::string> values;
+  SourceSpan at;
+};
+Result<std::vector<SweptParam>> read_sweep(const std::string& path);
+struct Swept {
+  std::vector<Definition> values;
+  Tried tried;  // without a choice
+};
+// Tries the user's file as it is, for each combination of values, the last param's changing first.
+// Error: a param that it does not have.
+Result<std::vector<Swept>> sweep(const SearchOptions& options,
+                                 const std::vector<SweptParam>& params);
+// Prints a table of them.
+std::string print_sweep(const std::vector<Swept>& rows);
 
 // With what a result begins.
 inline constexpr std::string_view kFoundLine = "# Found by piper-search ";

@@ -2,6 +2,7 @@
 #include "choices.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace piper::choices {
 
@@ -20,13 +21,22 @@ bool is_possible(const SearchSpace& space, const SearchChoice& choice, int64_t b
   if (choice.pipeline == 1 && choice.schedule != space.schedules.front()) return false;
   if (choice.replicas == 1 && choice.memory != space.memory.front()) return false;
   if (choice.tensor == 1 && (choice.sequence || choice.vocabulary)) return false;
-  return batch <= 0 || batch % (choice.replicas * choice.microbatches) == 0;
+  if ((choice.context > 1) == choice.attention.empty()) return false;
+  if (choice.experts > 1 && space.experts.empty()) return false;
+  // One stage needs again at once what it keeps.
+  if (choice.offload && (space.offload.empty() || choice.pipeline == 1)) return false;
+  // Experts have samples of their own, too.
+  return batch <= 0 || batch % (choice.replicas * choice.experts * choice.microbatches) == 0;
 }
 
 void settle(const SearchSpace& space, SearchChoice& choice) {
   if (choice.pipeline == 1) choice.schedule = space.schedules.front();
+  if (choice.pipeline == 1) choice.offload = false;
   if (choice.replicas == 1) choice.memory = space.memory.front();
   if (choice.tensor == 1) choice.sequence = choice.vocabulary = false;
+  if (choice.context == 1) choice.attention.clear();
+  if (choice.context > 1 && choice.attention.empty() && !space.context.empty())
+    choice.attention = space.context.front();
 }
 
 std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoice& of) {
@@ -36,7 +46,8 @@ std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoic
     if (choice != of) all.push_back(std::move(choice));
   };
   constexpr int64_t SearchChoice::*kAxes[] = {&SearchChoice::pipeline, &SearchChoice::tensor,
-                                              &SearchChoice::replicas};
+                                              &SearchChoice::replicas, &SearchChoice::context,
+                                              &SearchChoice::experts};
   for (const auto from : kAxes)
     for (const auto to : kAxes) {
       int64_t last = 0;
@@ -74,8 +85,13 @@ std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoic
     choice.memory = memory;
     add(choice);
   }
-  for (const auto flag :
-       {&SearchChoice::sequence, &SearchChoice::vocabulary, &SearchChoice::recompute}) {
+  for (const std::string& attention : space.context) {
+    SearchChoice choice = of;
+    choice.attention = attention;
+    add(choice);
+  }
+  for (const auto flag : {&SearchChoice::sequence, &SearchChoice::vocabulary,
+                          &SearchChoice::recompute, &SearchChoice::offload}) {
     SearchChoice choice = of;
     choice.*flag = !(choice.*flag);
     add(choice);
@@ -91,24 +107,43 @@ std::vector<SearchChoice> beginnings(const SearchSpace& space, int64_t ranks, in
       const int64_t tensor =
           begin.tensor > 0 ? begin.tensor : std::min(ranks / begin.pipeline, of_node);
       if (ranks % (begin.pipeline * tensor) != 0) continue;
-      SearchChoice choice{begin.pipeline, tensor,       ranks / (begin.pipeline * tensor),
-                          begin.schedule, begin.memory, begin.pipeline > 1 ? 4 * begin.pipeline : 1,
-                          false,          tensor > 1,   recompute};
+      SearchChoice choice{.pipeline = begin.pipeline,
+                          .tensor = tensor,
+                          .replicas = ranks / (begin.pipeline * tensor),
+                          .schedule = begin.schedule,
+                          .memory = begin.memory,
+                          .microbatches = begin.pipeline > 1 ? 4 * begin.pipeline : 1,
+                          .vocabulary = tensor > 1,
+                          .recompute = recompute,
+                          .attention = {}};
       settle(space, choice);
       if (std::find(all.begin(), all.end(), choice) == all.end()) all.push_back(std::move(choice));
     }
   return all;
 }
 
-std::string text_of(const SearchChoice& choice, const std::string& base) {
-  std::string includes = fmt::format("<{}>, <{}>", choice.schedule, choice.memory);
-  if (choice.tensor > 1) includes += choice.sequence ? ", <tensor/sequence>" : ", <tensor/tensor>";
-  if (choice.vocabulary) includes += ", <tensor/vocabulary>";
-  if (choice.recompute) includes += ", <memory/recompute>";
+std::vector<std::string> names_of(const SearchSpace& space, const SearchChoice& choice) {
+  std::vector<std::string> names;
+  if (choice.experts > 1) names.push_back(space.experts);
+  if (choice.context > 1) names.push_back(choice.attention);
+  return names;
+}
+
+std::string text_of(const SearchSpace& space, const SearchChoice& choice, const std::string& base) {
+  std::vector<std::string> names = {choice.schedule, choice.memory};
+  std::ranges::move(names_of(space, choice), std::back_inserter(names));
+  if (choice.tensor > 1) names.emplace_back(choice.sequence ? "tensor/sequence" : "tensor/tensor");
+  if (choice.vocabulary) names.emplace_back("tensor/vocabulary");
+  if (choice.recompute) names.emplace_back("memory/recompute");
+  if (choice.offload) names.push_back(space.offload);
+  std::string includes = base;
+  for (const std::string& name : names) includes += fmt::format(", <{}>", name);
   std::string params = fmt::format("stages: {}, microbatches: {}, dp: {}", choice.pipeline,
                                    choice.microbatches, choice.replicas);
-  if (choice.tensor > 1) params += fmt::format(", tp: {}", choice.tensor);
-  return fmt::format("piper: 1\ninclude: [{}, {}]\nparams: {{{}}}\n", base, includes, params);
+  for (const auto& [name, ranks] :
+       {std::pair("ep", choice.experts), {"cp", choice.context}, {"tp", choice.tensor}})
+    if (ranks > 1) params += fmt::format(", {}: {}", name, ranks);
+  return fmt::format("piper: 1\ninclude: [{}]\nparams: {{{}}}\n", includes, params);
 }
 
 }  // namespace piper::choices

@@ -13,7 +13,10 @@ void settle(const SearchSpace& space, SearchChoice& choice);
 std::vector<SearchChoice> neighbours(const SearchSpace& space, const SearchChoice& of);
 // Returns what the space begins with. `of_node`: devices of a node.
 std::vector<SearchChoice> beginnings(const SearchSpace& space, int64_t ranks, int64_t of_node);
+// Returns the names of the library that the choice includes, and for which a model may have
+// nothing.
+std::vector<std::string> names_of(const SearchSpace& space, const SearchChoice& choice);
 // Returns the strategy file; `base` is the path of the user's.
-std::string text_of(const SearchChoice& choice, const std::string& base);
+std::string text_of(const SearchSpace& space, const SearchChoice& choice, const std::string& base);
 
 }  // namespace piper::choices

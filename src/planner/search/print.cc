@@ -29,11 +29,15 @@ std::string describe(const SearchChoice& choice) {
     words.push_back(fmt::format("tensor {}{}{}", choice.tensor,
                                 choice.sequence ? " + sequence" : "",
                                 choice.vocabulary ? " + vocabulary" : ""));
+  if (choice.context > 1)
+    words.push_back(fmt::format("context {} ({})", choice.context, last(choice.attention)));
+  if (choice.experts > 1) words.push_back(fmt::format("experts {}", choice.experts));
   if (choice.replicas > 1)
     words.push_back(fmt::format("replicas {} ({})", choice.replicas, last(choice.memory)));
   words.push_back(
       fmt::format("{} microbatch{}", choice.microbatches, choice.microbatches == 1 ? "" : "es"));
   if (choice.recompute) words.push_back("recompute");
+  if (choice.offload) words.push_back("offload");
   return join(words, ", ");
 }
 

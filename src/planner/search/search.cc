@@ -1,4 +1,4 @@
-// The search: candidates are compiled, proven and simulated, each once.
+// The search: which candidates are tried.
 #include "piper/planner/search.h"
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 #include <set>
 
 #include "choices.h"
+#include "evaluate.h"
 #include "piper/frontend/strategy.h"
-#include "piper/plan/flops.h"
 
 namespace piper {
 namespace {
@@ -26,16 +26,20 @@ struct Knob {
 constexpr Knob kKnobs[] = {{"pipeline", &SearchChoice::pipeline},
                            {"tensor", &SearchChoice::tensor},
                            {"replicas", &SearchChoice::replicas},
+                           {"context", &SearchChoice::context},
+                           {"experts", &SearchChoice::experts},
                            {"microbatches", &SearchChoice::microbatches},
                            {"schedule", nullptr, &SearchChoice::schedule},
                            {"memory", nullptr, &SearchChoice::memory},
                            {"sequence", nullptr, nullptr, &SearchChoice::sequence},
                            {"vocabulary", nullptr, nullptr, &SearchChoice::vocabulary},
-                           {"recompute", nullptr, nullptr, &SearchChoice::recompute}};
+                           {"recompute", nullptr, nullptr, &SearchChoice::recompute},
+                           {"offload", nullptr, nullptr, &SearchChoice::offload}};
 
 class Search {
  public:
-  explicit Search(const SearchOptions& options) : options_(options) {}
+  Search(const SearchOptions& options, Evaluator evaluator)
+      : options_(options), evaluator_(std::move(evaluator)) {}
 
   Result<Found> run() {
     ranks_ = options_.ranks > 0 ? options_.ranks : options_.cluster.size();
@@ -115,15 +119,18 @@ class Search {
       if (knob->word) choice.*knob->word = values_.*knob->word;
       if (knob->flag) choice.*knob->flag = values_.*knob->flag;
     }
+    settle(options_.space, choice);
     return choice;
   }
   std::vector<SearchChoice> all_meshes() const {
     std::vector<SearchChoice> all;
-    for (int64_t pipeline = 1; pipeline <= ranks_; ++pipeline)
-      for (int64_t tensor = 1; ranks_ % pipeline == 0 && tensor <= ranks_ / pipeline; ++tensor) {
-        if (ranks_ / pipeline % tensor != 0) continue;
+    const SearchChoice stays = fixed({});
+    const int64_t ranks = ranks_ / (stays.context * stays.experts);
+    for (int64_t pipeline = 1; pipeline <= ranks; ++pipeline)
+      for (int64_t tensor = 1; ranks % pipeline == 0 && tensor <= ranks / pipeline; ++tensor) {
+        if (ranks / pipeline % tensor != 0) continue;
         SearchChoice choice{
-            .pipeline = pipeline, .tensor = tensor, .replicas = ranks_ / pipeline / tensor};
+            .pipeline = pipeline, .tensor = tensor, .replicas = ranks / pipeline / tensor};
         choice.schedule = options_.space.schedules.front();
         choice.memory = options_.space.memory.front();
         choice = fixed(choice);
@@ -143,9 +150,25 @@ class Search {
 
   // ---- Candidates ----
   bool may_try(const SearchChoice& choice) const {
-    return choice.pipeline * choice.tensor * choice.replicas == ranks_ && keeps(choice) &&
+    return choice.ranks() == ranks_ && keeps(choice) &&
            is_possible(options_.space, choice, batch_) && !known_.contains(choice) &&
-           std::ssize(tried_) < options_.most;
+           may_work(choice) && std::ssize(tried_) < options_.most;
+  }
+  // What the model has nothing for, as experts, is refused each time: it is left after the second.
+  bool may_work(const SearchChoice& choice) const {
+    return std::ranges::none_of(names_of(options_.space, choice), [&](const std::string& name) {
+      const auto found = refused_.find(name);
+      return found != refused_.end() && found->second >= kRefusals;
+    });
+  }
+  void note_refusal(const Tried& tried) {
+    for (const std::string& name : names_of(options_.space, tried.choice)) {
+      int64_t& count = refused_[name];
+      if (tried.refused.empty())
+        count = kWorks;
+      else
+        ++count;
+    }
   }
   void try_one(const SearchChoice& choice) {
     if (!may_try(choice)) return;
@@ -156,53 +179,18 @@ class Search {
       tried.refused = done.error().message;
       if (!refusal_) refusal_ = std::move(done).error();
     }
+    note_refusal(tried);
     if (options_.progress) options_.progress(tried, std::ssize(tried_));
   }
   Status evaluate(Tried& tried) {
     const auto base = std::filesystem::relative(options_.compile.strategy, options_.folder);
-    tried.text = text_of(tried.choice, base.string());
-    CompileOptions options = options_.compile;
-    options.strategy = options_.folder + "/candidate.yaml";
-    options.oracles = false;
-    PIPER_TRY(write_file(options.strategy, tried.text));
-    PIPER_ASSIGN(const Compiled compiled, compile(options));
-    PIPER_ASSIGN(const std::unique_ptr<Machine> machine,
-                 cluster_machine(options_.cluster, compiled.set,
-                                 options_.profile ? &*options_.profile : nullptr));
-    PIPER_ASSIGN(const StepReport report, report_step(compiled.set, *machine));
-    const MachineFacts facts = facts_of(options_.cluster, compiled.set);
-    tried.step = report.step;
-    tried.idle = report.idle;
-    for (const RowTimes& row : report.rows)
-      tried.exposed = std::max(
-          tried.exposed,
-          report.step > 0 ? row.idle[static_cast<size_t>(IdleReason::kMoving)] / report.step : 0);
-    for (const RoleProgram& role : compiled.set.roles)
-      tried.peak_bytes = std::max(tried.peak_bytes, static_cast<double>(role.peak_bytes()));
-    tried.memory = options_.memory > 0 && facts.memory > 0 ? std::min(options_.memory, facts.memory)
-                   : options_.memory > 0                   ? options_.memory
-                                                           : facts.memory;
-    if (!tried.choice.recompute && facts.peak_flops > 0) {
-      PIPER_ASSIGN(const double flops, flops_of(compiled.set));
-      const double bound = flops / facts.peak_flops;
-      bound_ = bound_ > 0 ? std::min(bound_, bound) : bound;
-    }
+    tried.text = text_of(options_.space, tried.choice, base.string());
+    // The first refusal may be the answer, with all that there is to say of it.
+    PIPER_ASSIGN(const Outcome outcome, evaluator_.run(tried.text, refusal_.has_value()));
+    take(outcome, options_, tried);
+    if (!tried.choice.recompute && outcome.products > 0)
+      bound_ = bound_ > 0 ? std::min(bound_, outcome.products) : outcome.products;
     return ok_status();
-  }
-  // Returns the FLOPs of a step on all ranks.
-  static Result<double> flops_of(const PlanSet& set) {
-    std::vector<double> of_role;
-    for (const RoleProgram& role : set.roles) {
-      PIPER_ASSIGN(const std::vector<double> programs, program_flops(role));
-      double sum = 0;
-      for (const Instruction& one : role.body)
-        if (one.kind == InstructionKind::kCompute)
-          sum += programs[static_cast<size_t>(one.program)];
-      of_role.push_back(sum);
-    }
-    double all = 0;
-    for (const int32_t role : set.role_of_rank) all += of_role[static_cast<size_t>(role)];
-    return all;
   }
   Status check_start() const {
     if (tried_.empty())
@@ -265,17 +253,23 @@ class Search {
   }
 
   const SearchOptions& options_;
+  const Evaluator evaluator_;
   int64_t ranks_ = 0, batch_ = 0;
   SearchChoice values_;  // of what stays
   std::vector<const Knob*> knobs_;
   std::map<SearchChoice, size_t> known_;
   std::vector<Tried> tried_;
   std::optional<Error> refusal_;
+  static constexpr int64_t kRefusals = 2, kWorks = -(int64_t{1} << 40);
+  std::map<std::string, int64_t> refused_;  // by name of the library: how often; never that often
   double bound_ = 0;
 };
 
 }  // namespace
 
-Result<Found> search(const SearchOptions& options) { return Search(options).run(); }
+Result<Found> search(const SearchOptions& options) {
+  PIPER_ASSIGN(Evaluator evaluator, Evaluator::make(options));
+  return Search(options, std::move(evaluator)).run();
+}
 
 }  // namespace piper

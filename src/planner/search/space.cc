@@ -1,25 +1,16 @@
 // Spaces of a search: the file that lists schedules, ways to save memory, and beginnings.
 #include <algorithm>
-#include <charconv>
 
 #include "choices.h"
 #include "piper/base/library.h"
-#include "piper/base/yaml.h"
+#include "piper/base/maps.h"
 
 namespace piper {
 namespace {
 
+using yaml::check_keys;
 using yaml::Node;
-
-Status check_keys(const Node& map, std::string_view what, const std::vector<std::string>& known) {
-  if (!map.is(Node::Kind::kMap))
-    return fail(map.at, "{} must be a map, not {}", what, yaml::found(map));
-  for (const yaml::Entry& entry : map.entries)
-    if (std::find(known.begin(), known.end(), entry.key.text) == known.end())
-      return fail(entry.key.at, "unknown key {} of {}{}; there are {}", yaml::shown(entry.key.text),
-                  what, did_you_mean(entry.key.text, known), join(known, ", "));
-  return ok_status();
-}
+using yaml::read_count;
 
 Result<std::vector<std::string>> read_names(const Node& root, std::string_view key) {
   const yaml::Entry* entry = root.find(key);
@@ -34,17 +25,6 @@ Result<std::vector<std::string>> read_names(const Node& root, std::string_view k
     names.push_back(item.text);
   }
   return names;
-}
-
-Result<int64_t> read_count(const Node& node, std::string_view key) {
-  int64_t count = 0;
-  const char* end = node.text.data() + node.text.size();
-  const auto read = std::from_chars(node.text.data(), end, count);
-  constexpr int64_t kMost = 1 << 20;
-  if (!node.is(Node::Kind::kScalar) || read.ec != std::errc() || read.ptr != end || count < 1 ||
-      count > kMost)
-    return fail(node.at, "'{}' must be a whole number from 1 on, not {}", key, yaml::found(node));
-  return count;
 }
 
 Result<SearchSpace::Begin> read_begin(const Node& node, const SearchSpace& space) {
@@ -68,7 +48,9 @@ Result<SearchSpace::Begin> read_begin(const Node& node, const SearchSpace& space
 }
 
 Result<SearchSpace> read_root(const Node& root, const std::string& path) {
-  PIPER_TRY(check_keys(root, "the space", {"piper_space", "schedules", "memory", "begin"}));
+  PIPER_TRY(
+      check_keys(root, "the space",
+                 {"piper_space", "schedules", "memory", "context", "experts", "offload", "begin"}));
   const yaml::Entry* version = root.find("piper_space");
   if (!version || version->value.text != "1")
     return fail(version ? version->value.at : root.at,
@@ -76,6 +58,17 @@ Result<SearchSpace> read_root(const Node& root, const std::string& path) {
   SearchSpace space{.path = path};
   PIPER_ASSIGN(space.schedules, read_names(root, "schedules"));
   PIPER_ASSIGN(space.memory, read_names(root, "memory"));
+  if (root.find("context")) {
+    PIPER_ASSIGN(space.context, read_names(root, "context"));
+  }
+  for (const auto& [key, name] :
+       {std::pair("experts", &space.experts), {"offload", &space.offload}})
+    if (const yaml::Entry* entry = root.find(key)) {
+      if (!entry->value.is(Node::Kind::kScalar))
+        return fail(entry->value.at, "'{}' must be a name of the library, not {}", key,
+                    yaml::found(entry->value));
+      *name = entry->value.text;
+    }
   const yaml::Entry* begin = root.find("begin");
   if (!begin || !begin->value.is(Node::Kind::kList) || begin->value.items.empty())
     return fail(begin ? begin->value.at : root.at, "the space needs 'begin', a list of beginnings");
