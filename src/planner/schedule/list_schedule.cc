@@ -332,7 +332,9 @@ class Trials {
     const auto micros = static_cast<size_t>(dag_.micros());
     const size_t sample = tries_.size() == 1 ? micros : std::min(micros, sample_size());
     Shortest shortest;
-    in_parallel(tries_.size(), [&](size_t t) { run(tries_[t], sample, &shortest); });
+    // The last ones are best where there are any: others are given up sooner beside them.
+    in_parallel(tries_.size(),
+                [&](size_t t) { run(tries_[tries_.size() - 1 - t], sample, &shortest); });
     size_t first = 0;
     for (size_t t = 1; t < tries_.size(); ++t) {
       const Try& one = tries_[t];
