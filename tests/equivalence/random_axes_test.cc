@@ -202,6 +202,7 @@ struct Tried {
   bool zeros = false;    // behind states
   bool parts = false;    // in turn on each rank
   bool product = false;  // tokens over two axes
+  bool chunks = false;   // of tokens, in order
 };
 
 // Of a step, over the axes that shard uses.
@@ -214,9 +215,16 @@ int64_t collectives_of(const PlanSet& set) {
   return count;
 }
 
+bool is_in_order(uint64_t seed) { return seed % 5 == 3; }
+
 RandomBlocks model_of(uint64_t seed, Random& random) {
   const bool grouped = pick(random, 4) == 0;
-  return RandomBlocks(seed, grouped, pick(random, 3) == 0, seed % 3 == 0);
+  return RandomBlocks(seed, grouped, pick(random, 3) == 0, seed % 3 == 0, is_in_order(seed));
+}
+
+std::string chunks_of(const RandomBlocks& model, uint64_t seed) {
+  return fmt::format("  - split: {{dim: tokens, into: {}{}}}\n", model.tokens() > 4 ? 4 : 2,
+                     seed % 2 == 0 ? ", by: cost" : "");
 }
 
 Tried try_one(uint64_t seed) {
@@ -228,7 +236,7 @@ Tried try_one(uint64_t seed) {
   RandomStrategy strategy(random, model, seed % 4 == 0);
   const std::string plain = strategy.text();
   std::string text = plain + strategy.communication();
-  const std::string parts = strategy.parts();
+  const std::string parts = is_in_order(seed) ? chunks_of(model, seed) : strategy.parts();
   options.strategy = folder.write("strategy.yaml", text + parts);
   auto compiled = compile(options);
   const bool in_parts = compiled.ok() && !parts.empty();
@@ -272,7 +280,8 @@ Tried try_one(uint64_t seed) {
                        [](const TensorCut& cut) { return cut.block > 0; });
   });
   const bool product = text.find("dim: 1, over: [") != text.npos;
-  return {false, collectives_of(compiled->set), apart, turns, zeros, in_parts, product};
+  return {false,   collectives_of(compiled->set), apart, turns, zeros, in_parts,
+          product, in_parts && is_in_order(seed)};
 }
 
 // Right plans in which blocks are hard to follow.
@@ -424,7 +433,7 @@ TEST(RandomAxes, TrainAsOneDeviceDoes) {
   const int wanted = given_count().value_or(kSanitized ? 30 : 150);
   const uint64_t first = given_seed().value_or(1);
   int ran = 0, refused = 0, with_collectives = 0, with_turns = 0, with_zeros = 0, with_parts = 0,
-      products = 0;
+      with_chunks = 0, products = 0;
   double worst = 0;
   // What is seldom drawn is drawn for until there is enough of it.
   const auto is_enough = [&] {
@@ -438,13 +447,17 @@ TEST(RandomAxes, TrainAsOneDeviceDoes) {
     with_turns += tried.turns;
     with_zeros += tried.zeros;
     with_parts += tried.parts;
+    with_chunks += tried.chunks;
     products += tried.product;
     worst = std::max(worst, tried.apart);
   }
   std::printf(
       "seeds from %lu: %d ran, %d of them with collectives, %d with keys in turn, %d with zeros, "
-      "%d with parts, %d with tokens over two axes, %d were refused; at most %.1e\n",
-      first, ran, with_collectives, with_turns, with_zeros, with_parts, products, refused, worst);
+      "%d with parts, %d with chunks of tokens, %d with tokens over two axes, %d were refused; at "
+      "most %.1e\n",
+      first, ran, with_collectives, with_turns, with_zeros, with_parts, with_chunks, products,
+      refused, worst);
+  EXPECT_GT(with_chunks, 0);
   EXPECT_GT(with_parts, ran / 20);
   EXPECT_LT(refused, ran / 5);
   EXPECT_GT(with_collectives, ran / 2);

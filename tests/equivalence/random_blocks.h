@@ -2,6 +2,7 @@
 // others. Every dim but the batch can be cut in several ways.
 #pragma once
 
+#include <limits>
 #include <set>
 
 #include "equivalence/numbers.h"
@@ -16,9 +17,10 @@ class RandomBlocks : public ModelMaker {
 
   // `grouped`: heads may share their keys and values; `rare`: there are layers that transformers
   // seldom have; `mixed`: parameters are combined before they are used, and factors of dims change
-  // places.
-  explicit RandomBlocks(uint64_t seed, bool grouped = false, bool rare = false, bool mixed = false)
-      : ModelMaker(seed), grouped_(grouped), rare_(rare), mixed_(mixed) {
+  // places. `causal`: tokens attend to earlier ones.
+  explicit RandomBlocks(uint64_t seed, bool grouped = false, bool rare = false, bool mixed = false,
+                        bool causal = false)
+      : ModelMaker(seed), grouped_(grouped), rare_(rare), mixed_(mixed), causal_(causal) {
     tokens_ = 4 * (1 + below(3));
     scope_ = "block.0";
     start();
@@ -201,12 +203,21 @@ class RandomBlocks : public ModelMaker {
     const std::string scores = made("MatMul", {split(q, {0, 2, 1, 3}), split(k, {0, 2, 3, 1})});
     const std::string scaled =
         made("Mul", {scores, scalar(onnx::TensorProto::FLOAT, below(2) ? 0.3f : 0.5f)});
-    const std::string read =
-        made("MatMul", {along("Softmax", {scaled}, -1), split(u, {0, 2, 1, 3})});
+    const std::string seen = causal_ ? made("Add", {scaled, hides_later()}) : scaled;
+    const std::string read = made("MatMul", {along("Softmax", {seen}, -1), split(u, {0, 2, 1, 3})});
     attention_.insert(read);
     const std::string joined = shaped(turned(read, {0, 2, 1, 3}), {-1, tokens_, width});
     const Live out = linear({joined, width}, v.width);
     keep(made("Add", {v.name, out.name}), v.width);
+  }
+  std::string hides_later() {
+    onnx::TensorProto& mask = *graph_.add_initializer();
+    mask.set_name(fmt::format("c{}", graph_.initializer_size()));
+    mask.set_data_type(onnx::TensorProto::FLOAT);
+    for (const int64_t dim : {int64_t{1}, int64_t{1}, tokens_, tokens_}) mask.add_dims(dim);
+    for (int64_t i = 0; i < tokens_ * tokens_; ++i)
+      mask.add_float_data(i % tokens_ <= i / tokens_ ? 0 : -std::numeric_limits<float>::infinity());
+    return mask.name();
   }
   // Two of four experts for each token, whose matrices are looked up.
   void mix(const Live& v) {
@@ -361,7 +372,7 @@ class RandomBlocks : public ModelMaker {
       if (used.count(input.name())) inputs_.push_back(input.name());
   }
 
-  bool grouped_ = false, rare_ = false, mixed_ = false;
+  bool grouped_ = false, rare_ = false, mixed_ = false, causal_ = false;
   int64_t tokens_ = 0;
   bool attends_ = false;             // in what the loss depends on
   std::set<std::string> attention_;  // what it makes

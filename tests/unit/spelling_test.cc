@@ -161,6 +161,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
       "annotate:\n  - balance: {tag: stage, into: 8}\n"
       "directives:\n  - precision: {compute: bf16, keep: [Gelu], loss_scale: {static: 8}}\n"
       "  - split: {dim: batch, into: 4, as: mb}\n"
+      "  - split: {dim: tokens, into: 2, sizes: [5, 3], as: seq}\n"
       "  - split: {scope: \"b/**\", tensor: \"b/w\", dim: 1, into: 2, within: pp, as: piece}\n"
       "  - replicate: {over: pp, bucket: 25MiB, shard: [optimizer, gradients], reduce: {when: "
       "per_microbatch}}\n"

@@ -24,6 +24,7 @@ const std::map<std::string, std::string> kUses = {
      "loss: {bce_with_logits: {logits: a, target: b, reduction: WORD}}"},
     {"kl.reduction", "loss: {kl: {output: a, target: b, reduction: WORD}}"},
     {"split.dim", "directives: [{split: {dim: WORD, into: 2}}]"},
+    {"split.by", "directives: [{split: {dim: tokens, into: 2, by: WORD}}]"},
     {"replicate.shard", "directives: [{replicate: {over: dp, shard: [WORD]}}]"},
     {"gather.when",
      "directives: [{replicate: {over: dp, shard: [optimizer, gradients, parameters], gather: "

@@ -12,6 +12,7 @@
 #include "piper/frontend/expression.h"
 #include "piper/frontend/model.h"
 #include "piper/frontend/order.h"
+#include "piper/frontend/split.h"
 
 namespace piper {
 
@@ -38,19 +39,6 @@ struct Annotate {
 // ---- directives (phases are fixed; their order in the file has no meaning) ----------------------
 // Names mesh axes whose ranks are counted together, the first axis outermost: `over: [pod, dp]`.
 using Axes = std::vector<std::string>;
-// Cuts the batch into microbatches, or a region of ops into parts that run one after the other:
-// - split: {dim: batch, into: $microbatches, as: mb}
-// - split: {scope: "h/{layer}/mlp/**", dim: 1, into: 4, as: part}
-struct Split {
-  std::optional<Glob> scope;   // of ops; nothing: the batch is split
-  std::optional<Glob> tensor;  // parameters that are cut; nothing: what the region reads first
-  std::optional<int64_t> dim;  // of these, from the end if negative; none: batch
-  int64_t into = 1;
-  std::string as = "mb";
-  std::string within;  // a mesh axis, in each of whose blocks of the dim a part has its share
-  SourceSpan at, scope_at, tensor_at, dim_at, within_at;
-  bool of_batch() const { return !scope; }
-};
 // - place: {where: {stage: s}, tags: {dir: "mb >= M/2"}, on: {pp: "dir ? P-1-s : s"}}
 struct Place {
   Where where;
@@ -221,6 +209,11 @@ struct Strategy {
   const Split* batch_split() const {  // null: the batch is not split
     for (const Split& split : splits)
       if (split.of_batch()) return &split;
+    return nullptr;
+  }
+  const Split* token_split() const {  // null: samples are not split
+    for (const Split& split : splits)
+      if (split.of_tokens) return &split;
     return nullptr;
   }
 };

@@ -106,6 +106,11 @@ Result<Graph> round_gathered(Graph step, const Strategy& strategy, const Cut& cu
 // tensors have not or that does not divide, and those of cut_in_parts.
 Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& out);
 
+// Cuts tokens into chunks that are tasks of their own, where a `split` says so. Requires a graph
+// whose batch is cut. Errors: no input has tokens, or a number of them that does not divide; parts,
+// places by chunk, or attention by ring, beside it; and those of cut_tokens.
+Result<Graph> apply_tokens(Graph step, const Strategy& strategy, Explanations& out);
+
 // Returns what `shard` directives and coupled replicas ask for: a cut for each axis that they name,
 // in the order of the mesh. Requires a graph whose batch is cut. Errors: nothing matches, a dim
 // that the tensor has not, a tensor that two directives cut over one axis.

@@ -92,7 +92,7 @@ bool can_be_padded(const Graph& graph, const AxisCut& cut, const ShardSeed& seed
 // and line; attention whose tokens or heads are not as its line says.
 Result<ShardedGraph> shard_axis(Graph graph, const AxisCut& cut);
 
-// Says how regions of ops are cut into parts that one device runs in turn.
+// Says how regions of ops, or a step, are cut into parts that one device runs in turn.
 struct PartCut {
   std::string name;  // of the tag that gets the number of the part
   int64_t into = 1;
@@ -106,14 +106,17 @@ struct PartCut {
     int dim = 0;
   };
   std::vector<Seed> seeds;
+  bool in_order = false;       // chunks of tokens: see cut_tokens
+  std::vector<int64_t> sizes;  // of these; empty: equal
   SourceSpan at, dim_at;
 };
 
 struct Parts {
   Graph graph;
-  int64_t ops = 0;     // of the graph as it was, that run part by part
-  int64_t joined = 0;  // values that are put together after the last part
-  int64_t summed = 0;  // values that are added up over the parts
+  int64_t ops = 0;      // of the graph as it was, that run part by part
+  int64_t joined = 0;   // values that are put together after the last part
+  int64_t summed = 0;   // values that are added up over the parts
+  int64_t carried = 0;  // values of which a chunk of tokens reads those of the chunks before
 };
 
 // Cuts regions as shard_axis cuts a graph over an axis, whose ranks one device plays in turn: ops
@@ -122,6 +125,17 @@ struct Parts {
 // Requires a graph whose batch is cut, and no axis yet. Error: a dim that does not divide; an op of
 // the region that needs all of what is cut, naming both.
 Result<Parts> cut_in_parts(Graph graph, const PartCut& cut);
+
+// Cuts the step into chunks of tokens, in their order. It is the same axis in time as that of
+// parts, but its cells are tasks of their own, which orders name: ops that work on a chunk have the
+// tag `name` with its number, and so have those that work on what several chunks make. The forward
+// goes through chunks in order, the backward in reverse. What a chunk needs of those before is
+// carried as any value is that one task makes and another reads: causal attention reads the keys
+// and values of all chunks up to its own; later chunks' terms of the gradients of these go back
+// with the backward; so do sums of the step. Requires a graph whose batch is cut, and no axis yet,
+// and that the seeds are inputs of region 0. Error: a dim that does not divide; an op that mixes
+// tokens in another way, naming both.
+Result<Parts> cut_tokens(Graph graph, const PartCut& cut);
 
 // Puts the parts of each region one after the other, so that each frees its memory for the next;
 // but where their collectives let others run meanwhile, all parts up to these. `names`: of the tags

@@ -28,6 +28,7 @@ struct Sum {
   ValueId value;              // output of the StepSum
   std::vector<ValueId> uses;  // contributions
   std::string name;
+  std::vector<int32_t> into = {};    // by use: that whose accumulator it adds to; empty: its own
   std::vector<int32_t> rounds = {};  // of Dag::rounds, in order
   // If it is cut: the own run that the last of its first rounds leaves, and the runs that those
   // before that leave, each a run of the one before.

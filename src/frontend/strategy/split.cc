@@ -6,26 +6,62 @@
 namespace piper::fields {
 namespace {
 
-// ---- dim: the batch, or one of the dims of what a region reads ----------------------------------
+// ---- dim: the batch, tokens, or one of the dims of what a region reads --------------------------
 
-constexpr Word kBatch[] = {{"batch"}};
+constexpr Word kNamedDims[] = {{"batch"}, {"tokens"}};
+
+Status read_split_dim(const Field& field, const yaml::Entry& entry, const Reading& reading,
+                      Split& split) {
+  PIPER_ASSIGN(const yaml::Node dim, with_texts(entry.value, reading.scope));
+  split.of_tokens = dim.text == kNamedDims[1].name;
+  split.dim_at = dim.at;
+  return split.of_tokens ? ok_status()
+                         : read_dim_or<kNamedDims, Split>(field, entry, reading, split);
+}
 
 std::string print_split_dim(const Field& field, const Split& split) {
-  return split.dim ? print_value(field, *split.dim) : "batch";
+  if (split.of_tokens) return std::string(kNamedDims[1].name);
+  return split.dim ? print_value(field, *split.dim) : std::string(kNamedDims[0].name);
 }
+
+// ---- sizes --------------------------------------------------------------------------------------
+
+Status read_sizes(const Field&, const yaml::Entry& entry, const Reading& reading, Split& split) {
+  split.sizes_at = entry.value.at;
+  if (!entry.value.is(yaml::Node::Kind::kList))
+    return wrong_type(entry.value, "a list of integers");
+  for (const yaml::Node& size : entry.value.items) {
+    PIPER_ASSIGN(split.sizes.emplace_back(), read_integer(size, reading.scope, kCount.integers));
+  }
+  return ok_status();
+}
+std::string print_sizes(const Field&, const Split& split) {
+  std::string text;
+  for (const int64_t size : split.sizes)
+    text += fmt::format("{}{}", text.empty() ? "[" : ", ", size);
+  return text.empty() ? "" : text + "]";
+}
+constexpr Word kEqual[] = {word("tokens", Split::By::kTokens), word("cost", Split::By::kCost)};
 
 // ---- Checks -------------------------------------------------------------------------------------
 
-// The name of a microbatch or part is beside tags, params and axes in expressions.
+struct Named {
+  const char *what, *as;
+};
+// Returns what a split makes, and what it is called by default.
+Named made_by(const Split& split) {
+  if (split.of_tokens) return {"chunk of tokens", "seq"};
+  return split.of_batch() ? Named{"microbatch", "mb"} : Named{"part", "part"};
+}
+
+// The name of what a split makes is beside tags, params and axes in expressions.
 Status check_part_name(const SourceSpan& at, const Split& split, const Reading& reading) {
   const Scope& scope = reading.scope;
   const std::vector<std::string>& tags = reading.names.tags;
   const std::string& name = split.as;
   const auto taken = [&](std::string_view by) {
-    return fail(at, "the {} must not be called '{}', as {}",
-                split.of_batch() ? "microbatch" : "part", name, by)
-        .with_note(fmt::format("help: leave 'as' out; it is called {} then",
-                               split.of_batch() ? "mb" : "part"));
+    return fail(at, "the {} must not be called '{}', as {}", made_by(split).what, name, by)
+        .with_note(fmt::format("help: leave 'as' out; it is called {} then", made_by(split).as));
   };
   if (name == "mb" && split.of_batch()) return ok_status();
   for (const char* own : {"pass", "kind", "value", "chunk", "step", "r", "P", "M", "min", "max"})
@@ -34,13 +70,14 @@ Status check_part_name(const SourceSpan& at, const Split& split, const Reading& 
     return taken(name == "mb" ? "the microbatch is" : "a tag of 'annotate' is");
   if (scope.has_integer(name) || scope.text(name)) return taken("a param or mesh axis is");
   for (const Split& other : reading.strategy.splits)
-    if (other.as == name && other.of_batch() != split.of_batch())
+    if (other.as == name && (!other.of_region() || !split.of_region()))
       return fail(at, "'{}' is the name of another split", name)
           .with_note(fmt::format("at {}", yaml::place(other.at)));
   return ok_status();
 }
 
-Status check_of_batch(const Fields& map, const Reading& reading, const Split& split) {
+// Of the batch, or of tokens.
+Status check_of_samples(const Fields& map, const Reading& reading, const Split& split) {
   for (const char* key : {"tensor", "within"})
     if (map[key])
       return fail(map.key_at(key), "split: '{}' without 'scope', the ops that are cut", key)
@@ -51,22 +88,39 @@ Status check_of_batch(const Fields& map, const Reading& reading, const Split& sp
         .with_note(
             "help: `scope: \"h/{layer}/mlp/**\"` names its ops; `dim: batch` makes "
             "microbatches");
-  if (const Split* other = reading.strategy.batch_split())
-    return fail(split.at, "the batch is split twice")
+  if (const Split* other =
+          split.of_tokens ? reading.strategy.token_split() : reading.strategy.batch_split())
+    return fail(split.at, "{} split twice", split.of_tokens ? "tokens are" : "the batch is")
         .with_note(fmt::format("first at {}", yaml::place(other->at)));
   return ok_status();
 }
 
+Status check_sizes(const Fields& map, const Split& split) {
+  for (const char* key : {"sizes", "by"})
+    if (map[key] && !split.of_tokens)
+      return fail(map.key_at(key), "split: '{}' is for chunks of tokens", key)
+          .with_note("help: `dim: tokens`");
+  if (map["sizes"] && map["by"])
+    return fail(map.key_at("by"), "split: 'by' beside 'sizes', which say how many tokens each has");
+  if (map["sizes"] && std::ssize(split.sizes) != split.into)
+    return fail(split.sizes_at, "split: {} sizes of {} chunks", split.sizes.size(), split.into);
+  return ok_status();
+}
+
 Status check_split(const Fields& map, const Reading& reading, Split& split) {
-  if (split.of_batch()) {
-    PIPER_TRY(check_of_batch(map, reading, split));
+  PIPER_TRY(check_sizes(map, split));
+  if (!map["as"]) split.as = made_by(split).as;
+  if (!split.of_region()) {
+    PIPER_TRY(check_of_samples(map, reading, split));
   } else {
     split.scope_at = map["scope"]->at;
     if (map["tensor"]) split.tensor_at = map["tensor"]->at;
-    if (!map["as"]) split.as = "part";
     if (!split.dim)
-      return fail(split.dim_at, "split: 'dim: batch' beside 'scope'")
-          .with_note("help: 'dim' is the number of a dim there: samples are dim 0 of most values");
+      return fail(split.dim_at, "split: 'dim: {}' beside 'scope'",
+                  kNamedDims[split.of_tokens ? 1 : 0].name)
+          .with_note(
+              "help: 'dim' is the number of a dim there: of most values samples are dim 0, and "
+              "tokens dim 1");
   }
   return map["as"] || !split.of_batch()
              ? check_part_name(map["as"] ? map["as"]->at : split.at, split, reading)
@@ -82,22 +136,34 @@ constexpr Field kSplitKeys[] = {
      "Parameters of the region that are cut: patterns over their paths. Default: what the region "
      "reads first is.",
      member<&Split::tensor>},
-    {"dim", integer_or(kBatch, {-64, 63}), kRequired,
-     "What to cut: batch, or, of a region, a dim, from the end if negative.",
-     custom<read_dim_or<kBatch, Split>, print_split_dim>},
-    {"into", kCount, kRequired, "Number of microbatches, or parts.", member<&Split::into>},
+    {"dim", integer_or(kNamedDims, {-64, 63}), kRequired,
+     "What to cut: batch; tokens, of each sample; or, of a region, a dim, from the end if "
+     "negative.",
+     custom<read_split_dim, print_split_dim>},
+    {"into", kCount, kRequired, "Number of microbatches, chunks of tokens, or parts.",
+     member<&Split::into>},
+    {"sizes", kIntegers, kOptional,
+     "How many tokens each chunk of them has. Default: all alike, or as 'by' says.",
+     custom<read_sizes, print_sizes>},
+    {"by", one_of(kEqual), kOptional,
+     "What chunks of tokens have alike: tokens; or cost, so that later ones, whose tokens see "
+     "more, "
+     "have fewer. Default tokens.",
+     member<&Split::by>},
     {"within", kAxis, kOptional,
      "A mesh axis that cuts the dim, too: a part has its share of each rank's block.",
      located<&Split::within, &Split::within_at>},
     {"as", kName, kStated,
-     "Name of the microbatch coordinate, default mb; or of the tag that parts have, default part.",
+     "Name of the microbatch coordinate, default mb; of the tag that chunks of tokens have, "
+     "default "
+     "seq; or of that of parts, default part.",
      member<&Split::as>},
 };
 
 }  // namespace
 
-const Directive kSplit =
-    directive<&Strategy::splits>({"split", kSplitKeys, checked<check_split>},
-                                 "Cut the batch into microbatches, or ops into parts.");
+const Directive kSplit = directive<&Strategy::splits>(
+    {"split", kSplitKeys, checked<check_split>},
+    "Cut the batch into microbatches, tokens into chunks, or ops into parts.");
 
 }  // namespace piper::fields

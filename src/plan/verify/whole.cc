@@ -203,10 +203,10 @@ WholeRun::Made WholeRun::make_exact(const Use& use) {
   types.outputs = *made;
   if (def->apart)
     if (auto steps = apart(*def, types, use)) return *std::move(steps);
-  // Positions along several axes that cut a dim are added.
+  // Positions along several axes that cut a dim are added, also to where one device begins.
   const auto is_position = [](const Operand& one) { return one.symbol == position_symbol(); };
-  if (use.op == "Add" && std::all_of(use.inputs.begin(), use.inputs.end(), is_position))
-    return {position_symbol()};
+  if (use.op == "Add" && std::any_of(use.inputs.begin(), use.inputs.end(), is_position))
+    return {use.inputs[is_position(use.inputs[0]) ? 1 : 0].symbol};
   std::vector<bool> counts = types.present;
   const std::vector<bool> firsts = firsts_of(*def, types);
   for (size_t i = 0; i < counts.size(); ++i)

@@ -85,7 +85,7 @@ Result<Graph> annotated(Graph graph, const Strategy& strategy, const Variables& 
 std::vector<std::string> part_names(const Strategy& strategy) {
   std::vector<std::string> names;
   for (const Split& split : strategy.splits)
-    if (!split.of_batch()) names.push_back(split.as);
+    if (split.of_region()) names.push_back(split.as);
   return names;
 }
 
@@ -211,8 +211,13 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   if (making.is_single()) spec.group_of = making.summing.group_of;
   const bool like_strategy =
       making.is_single() && !making.summing.orders.empty();  // chunk by chunk
-  if (making.is_oracle() && !like_strategy) return spec;
+  const Split* const tokens = making.strategy.token_split();
+  if (making.is_oracle() && !like_strategy) {  // chunks of tokens add to sums one after the other
+    if (making.is_single() && tokens) spec.region_tags = {tokens->as};
+    return spec;
+  }
   PIPER_ASSIGN(spec.region_tags, region_tags(making.strategy, step));
+  if (tokens) spec.region_tags.push_back(tokens->as);
   PIPER_ASSIGN(spec.split_backward, splits_backward(making.strategy));
   if (!making.is_oracle()) spec.mesh = cut.mesh;
   return spec;
@@ -289,6 +294,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   const auto shard_all = [&]() -> Result<Graph> {
     PIPER_ASSIGN(Graph graph, shard());
     if (making.target != Target::kUncut) {
+      PIPER_ASSIGN(graph, apply_tokens(std::move(graph), strategy, explain));
       PIPER_ASSIGN(graph, apply_parts(std::move(graph), strategy, explain));
     }
     if (!making.is_oracle()) {
@@ -316,6 +322,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   PIPER_ASSIGN(dag, apply_sends(std::move(dag), strategy.shards, explain));
   making.summing.group_of = dag.group_of;
   making.summing.region_tags = spec.region_tags;
+  if (const Split* tokens = strategy.token_split()) making.summing.tokens = tokens->as;
   return dag;
 }
 
@@ -447,6 +454,8 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   PIPER_ASSIGN(dag, steps.run("dag", to_tasks, print_dag));
   PIPER_ASSIGN(Scheduled scheduled, schedule_tasks(std::move(dag), making));
   if (!making.is_oracle() && options.order) {
+    if (const Split* tokens = strategy.token_split())
+      return fail(tokens->at, "not supported: an order file of chunks of tokens");
     PIPER_ASSIGN(making.compiled.order, order_rows(scheduled.dag, scheduled.schedule.compute));
   }
   const auto to_plans = [&]() -> Result<Lowered> {

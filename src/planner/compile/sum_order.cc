@@ -29,10 +29,38 @@ std::string list(const std::vector<int32_t>& micros) {
   return micros.size() > kShown ? text + " …" : text;
 }
 
+// Returns the name of a chunk whose sums do not get all chunks of tokens of one microbatch, the last
+// one first, and then those of the next; empty: there is none.
+std::string alternates(const Dag& dag, const std::vector<ComputeOrder>& compute,
+                       const std::string& tokens) {
+  const auto at = std::ranges::find(dag.region_tags, tokens) - dag.region_tags.begin();
+  using Turn = std::tuple<int32_t, int32_t>;  // microbatch, and chunks of tokens from the last on
+  std::map<std::pair<TaskPass, std::vector<int32_t>>, std::map<int32_t, Turn>> last;  // by group
+  for (const ComputeOrder& order : compute)
+    for (TaskId id : order.tasks) {
+      const Task& task = dag.tasks[id.index()];
+      const Chunk& chunk = dag.chunks[task.chunk.index()];
+      if (task.accumulates.empty() || !is_backward(chunk.pass)) continue;
+      std::vector<int32_t> tags = chunk.tags;
+      const Turn turn{task.micro, -tags[static_cast<size_t>(at)]};
+      tags.erase(tags.begin() + at);
+      const auto [before, is_first] =
+          last[{chunk.pass, tags}].try_emplace(dag.group_of_micro(task.micro), turn);
+      if (!is_first && std::exchange(before->second, turn) > turn) return chunk.name;
+    }
+  return "";
+}
+
 }  // namespace
 
 void find_sum_orders(const Dag& dag, const std::vector<ComputeOrder>& compute, Summing& summing,
                      std::vector<std::string>& lines) {
+  if (!summing.tokens.empty())
+    if (const std::string name = alternates(dag, compute, summing.tokens); !name.empty())
+      lines.push_back(fmt::format(
+          "'{}' adds chunks of tokens of several microbatches in turn: the single-device plan adds "
+          "microbatch by microbatch, and differs by rounding",
+          name));
   std::map<Key, std::string> names;
   for (const ComputeOrder& order : compute)
     for (TaskId id : order.tasks) {

@@ -13,12 +13,14 @@ namespace piper {
 struct Summing {
   std::vector<int32_t> group_of;         // see Dag
   std::vector<std::string> region_tags;  // of the chunks below
+  std::string tokens;                    // of these, that of chunks of tokens; empty: none
   // By pass and tags of a chunk its microbatches in the order in which it adds them. Empty: each
   // sum adds its microbatches in ascending order, in each group of them.
   std::map<std::pair<TaskPass, std::vector<int32_t>>, std::vector<int32_t>> orders;
 };
 
-// Sets `orders`, and says in `lines` where they do not ascend.
+// Sets `orders`, and says in `lines` where they do not ascend, and where chunks of tokens of several
+// microbatches alternate in one sum.
 void find_sum_orders(const Dag& dag, const std::vector<ComputeOrder>& compute, Summing& summing,
                      std::vector<std::string>& lines);
 

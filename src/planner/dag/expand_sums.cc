@@ -45,8 +45,10 @@ void Expander::index_sums() {
           of_chunk.push_back(made);
       }
       const ValueId like = sum.each_micro ? sum.run_after(0) : sum.uses[u];
+      const size_t own = accumulator_of(static_cast<int32_t>(s), u);
       std::vector<ItemId> parts;
-      for (int64_t r = 0; r < dag_.replicas_in_turn; ++r) {
+      if (own != u) parts = sums_[s].parts[own * groups_ + g];
+      for (int64_t r = 0; own == u && r < dag_.replicas_in_turn; ++r) {
         std::string name = fmt::format("{}.use{}", sum.name, u);
         if (groups_ > 1) name += fmt::format(".group{}", g);
         if (dag_.replicas_in_turn > 1) name += fmt::format(".replica{}", r);
@@ -84,6 +86,7 @@ ItemId Expander::sum_parts(int32_t s) {
   for (size_t r = 0; r < static_cast<size_t>(dag_.replicas_in_turn); ++r) {
     totals.push_back(state.parts[0][r]);
     for (size_t p = 1; p < state.parts.size(); ++p) {
+      if (accumulator_of(s, p / groups_) != p / groups_) continue;
       const ItemId part = state.parts[p][r];
       totals[r] = add_parts(s, move_to(totals[r], dag_.items[part.index()].cell), part);
     }

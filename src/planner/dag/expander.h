@@ -74,6 +74,10 @@ class Expander {
   const SumRound& round(int32_t s, size_t r) const {
     return dag_.rounds[static_cast<size_t>(sum(s).rounds[r])];
   }
+  // Returns the use in whose accumulator another one of the sum is added up.
+  size_t accumulator_of(int32_t s, size_t use) const {
+    return sum(s).into.empty() ? use : static_cast<size_t>(sum(s).into[use]);
+  }
   // Returns the value in which a sum is finished.
   ValueId result_of(int32_t s) const { return sum(s).part.valid() ? sum(s).part : sum(s).value; }
 

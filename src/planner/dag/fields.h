@@ -65,6 +65,7 @@ PIPER_FIELDS(Sum) {
   v("name", &Sum::name, kWord);
   v("value", &Sum::value);
   v("uses", &Sum::uses);
+  v("into", &Sum::into);
   v("rounds", &Sum::rounds);
   v("part", &Sum::part);
   v("larger", &Sum::larger);

@@ -377,6 +377,8 @@ void add_sums(Dag& dag, const DagSpec& spec) {
       round.fast = round.fast && gradients.contains(value);
     }
     Sum& sum = dag.sums.emplace_back(value, node.inputs, dag.graph.value(value).name);
+    for (const int64_t use : node.attrs.integers("into"))
+      sum.into.push_back(static_cast<int32_t>(use));
     for (SumRound& round : rounds) sum.rounds.push_back(round_of(dag, std::move(round)));
   }
 }

@@ -28,7 +28,7 @@ class CellOrder {
       : dag_(dag),
         order_(order),
         where_(fmt::format("{}={}", order.each, coordinate)),
-        pool_(dag, cell, tasks, order.micro) {}
+        pool_(dag, cell, tasks, order.micro, order.tokens) {}
 
   Result<ComputeOrder> run(const std::vector<OrderItem>& items) {
     items_ = items;

@@ -16,6 +16,11 @@ std::string list(const std::set<int64_t>& values) {
   return text;
 }
 
+ptrdiff_t place_of_tag(const Dag& dag, const std::string& tag) {
+  const auto at = std::find(dag.region_tags.begin(), dag.region_tags.end(), tag);
+  return at == dag.region_tags.end() ? -1 : at - dag.region_tags.begin();
+}
+
 }  // namespace
 
 std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag) {
@@ -29,31 +34,39 @@ std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag) {
 }
 
 OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& tasks,
-                     const std::string& micro_tag)
-    : dag_(dag), micro_tag_(micro_tag) {
+                     const std::string& micro_tag, const std::string& tokens_tag)
+    : dag_(dag), micro_tag_(micro_tag), tokens_(place_of_tag(dag, tokens_tag)) {
   for (const Chunk& chunk : dag.chunks) {
-    const bool known = std::find(regions_.begin(), regions_.end(), chunk.tags) != regions_.end();
-    if (chunk.cell == cell && chunk.pass == TaskPass::kF && !known) regions_.push_back(chunk.tags);
+    std::vector<int32_t> stage = stage_of(chunk);
+    const bool known = std::find(regions_.begin(), regions_.end(), stage) != regions_.end();
+    if (chunk.cell == cell && chunk.pass == TaskPass::kF && !known)
+      regions_.push_back(std::move(stage));
   }
   std::map<std::vector<int32_t>, int32_t> local;
   for (size_t i = 0; i < regions_.size(); ++i) local[regions_[i]] = static_cast<int32_t>(i);
   for (TaskId id : tasks) {
-    const auto it = local.find(dag_.chunks[dag_.tasks[id.index()].chunk.index()].tags);
+    const auto it = local.find(stage_of(dag_.chunks[dag_.tasks[id.index()].chunk.index()]));
     entries_.push_back({id, it == local.end() ? -1 : it->second});
   }
   std::stable_sort(entries_.begin(), entries_.end(),
                    [&](const Entry& a, const Entry& b) { return task(a).micro < task(b).micro; });
-  std::map<std::pair<int32_t, int32_t>, size_t> weights;  // chunk, microbatch
+  std::map<std::tuple<int32_t, int32_t, int32_t>, size_t> weights;  // stage, tokens, microbatch
   for (size_t i = 0; i < entries_.size(); ++i)
     if (task(entries_[i]).pass == TaskPass::kBW)
-      weights[{entries_[i].chunk, task(entries_[i]).micro}] = i;
+      weights[{entries_[i].chunk, tokens_of(entries_[i]), task(entries_[i]).micro}] = i;
   for (Entry& entry : entries_) {
     if (task(entry).pass != TaskPass::kBI) continue;
-    const auto weight = weights.find({entry.chunk, task(entry).micro});
+    const auto weight = weights.find({entry.chunk, tokens_of(entry), task(entry).micro});
     if (weight == weights.end()) continue;
     entry.partner = static_cast<int32_t>(weight->second);
     entries_[weight->second].alone = false;
   }
+}
+
+std::vector<int32_t> OrderPool::stage_of(const Chunk& chunk) const {
+  std::vector<int32_t> tags = chunk.tags;
+  if (tokens_ >= 0) tags.erase(tags.begin() + tokens_);
+  return tags;
 }
 
 // Where BI and BW are tasks, B is a BI with its BW, or the one of them that there is.
@@ -145,16 +158,17 @@ Result<Taken> OrderPool::take(const OrderItem& item, int32_t number) {
 
 std::string OrderPool::short_name(TaskId id, const std::string& pass) const {
   const Task& task = dag_.tasks[id.index()];
-  std::string stage;
+  const Chunk& chunk = dag_.chunks[task.chunk.index()];
+  std::string stage, tokens;
   if (regions_.size() > 1) {
-    const Chunk& chunk = dag_.chunks[task.chunk.index()];
-    const auto tag = std::find(dag_.region_tags.begin(), dag_.region_tags.end(), "stage");
-    const auto local = std::find(regions_.begin(), regions_.end(), chunk.tags);
-    stage = std::to_string(tag == dag_.region_tags.end()
-                               ? static_cast<int32_t>(local - regions_.begin())
-                               : chunk.tags[static_cast<size_t>(tag - dag_.region_tags.begin())]);
+    const ptrdiff_t tag = place_of_tag(dag_, "stage");
+    const auto local = std::find(regions_.begin(), regions_.end(), stage_of(chunk));
+    stage = std::to_string(tag < 0 ? static_cast<int32_t>(local - regions_.begin())
+                                   : chunk.tags[static_cast<size_t>(tag)]);
   }
-  return fmt::format("{}{}{}", stage, pass.empty() ? name_of(task.pass) : pass, task.micro);
+  if (tokens_ >= 0) tokens = fmt::format(".{}", chunk.tags[static_cast<size_t>(tokens_)]);
+  return fmt::format("{}{}{}{}", stage, pass.empty() ? name_of(task.pass) : pass, task.micro,
+                     tokens);
 }
 
 bool OrderPool::has_none(const OrderItem& item) {

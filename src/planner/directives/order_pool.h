@@ -17,14 +17,15 @@ class OrderPool {
  public:
   // `tasks`: the ordered compute tasks of the cell.
   OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& tasks,
-            const std::string& micro_tag);
+            const std::string& micro_tag, const std::string& tokens_tag);
 
   // Returns the next of what matches, by microbatch, then in dataflow order; empty when none is
   // left. `number` is the item's, for later errors. Errors: a tag or a tag's value that no task of
   // the cell has.
   Result<Taken> take(const OrderItem& item, int32_t number);
 
-  // "F3", with the stage before it when the cell has several: "1F3"; `pass` instead of its own.
+  // "F3", with the stage before it when the cell has several: "1F3", and a chunk of tokens after
+  // it: "F3.0"; `pass` instead of its own.
   std::string short_name(TaskId task, const std::string& pass = "") const;
   // Returns whether no task matches, taken or not: a stage whose backward has nothing to compute.
   bool has_none(const OrderItem& item);
@@ -59,7 +60,15 @@ class OrderPool {
   const Task& task(const Entry& entry) const { return dag_.tasks[entry.task.index()]; }
 
   const Dag& dag_;
+  // Returns the tags of a chunk that tell stages apart.
+  std::vector<int32_t> stage_of(const Chunk& chunk) const;
+  int32_t tokens_of(const Entry& entry) const {
+    return tokens_ < 0 ? kNoTag
+                       : dag_.chunks[task(entry).chunk.index()].tags[static_cast<size_t>(tokens_)];
+  }
+
   const std::string micro_tag_;
+  const ptrdiff_t tokens_;                     // among the region's tags; -1: none
   std::vector<std::vector<int32_t>> regions_;  // local stage index -> tag values
   std::vector<Entry> entries_;
   std::map<Key, Queues> queues_;

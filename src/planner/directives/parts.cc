@@ -193,7 +193,7 @@ Status check_once(const Graph& graph, const Strategy& strategy, const Split& spl
                   const PartCut& cut) {
   for (const Split& other : strategy.splits) {
     if (&other == &split) return ok_status();
-    const int tag = other.of_batch() ? -1 : graph.tag_index(other.as);
+    const int tag = other.of_region() ? graph.tag_index(other.as) : -1;
     for (size_t n = 0; tag >= 0 && n < graph.nodes.size(); ++n) {
       const Node& node = graph.nodes[n];
       if (cut.region[n] == kOutside || graph.tag(node, tag) == kNoTag) continue;
@@ -212,7 +212,7 @@ Status check_once(const Graph& graph, const Strategy& strategy, const Split& spl
 Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& out) {
   int32_t first = 0;
   for (const Split& split : strategy.splits) {
-    if (split.of_batch()) continue;
+    if (!split.of_region()) continue;
     PartFinder finder(step, split, first);
     PIPER_ASSIGN(const PartCut cut, finder.find(strategy.mesh));
     PIPER_TRY(check_once(step, strategy, split, cut));

@@ -213,6 +213,35 @@ class Ring {
   Node placed_;  // the op on converted operands
 };
 
+// Queries of one chunk see keys of the same sequence that come no later.
+Status check_in_order(const State& state, const Node& node, const SourceSpan& at) {
+  const auto tokens = [&](size_t input) {
+    return state.type_of(node.inputs[input])
+        .shape[node.attrs.integers("tokens_first")[input] != 0 ? 1 : 2];
+  };
+  const size_t mask = mask_of(node);
+  const auto has = [&](size_t input) {
+    return node.inputs.size() > input && node.inputs[input].valid();
+  };
+  std::string why;
+  if (node.attrs.integer("causal") == 0)
+    why = "is not causal: its tokens see later ones, of chunks that come later";
+  else if (has(mask + 1) || tokens(0) != tokens(1))
+    why = "has other numbers of queries and keys";
+  else if (state.layout(node.inputs[1]).kind != kCut || state.layout(node.inputs[2]).kind != kCut)
+    why = "has keys or values that are not in chunks";
+  else if (has(mask) && state.type_of(node.inputs[mask]).shape[3] != 1)
+    why = "has a mask over its keys, which is not supported";
+  else
+    return ok_status();
+  std::vector<std::string> types;
+  for (size_t i = 0; i < 3; ++i) types.push_back(to_string(state.type_of(node.inputs[i])));
+  return fail(at, "split: {} '{}' of {} {}", node.op, quote_control(node.name),
+              quote_control(node.scope), why)
+      .with_note("its queries, keys and values are " + join(types, ", "))
+      .with_note("help: `shard: {input: \"*\", dim: 1, over: …}` cuts tokens over devices instead");
+}
+
 }  // namespace
 
 const AttentionCut* attention_of(const AxisCut& cut, const Node& node) {
@@ -258,6 +287,32 @@ Status lower_attention(Rewriter& rewriter, NodeId id, const Loops& loops, const 
     Ring(rewriter, id, loops, choice(*queries), keys).lower();
   else
     lower_by_heads(rewriter, id, choice(heads), *layout_of(loops.output(0), *queries));
+  return ok_status();
+}
+
+Status lower_in_order(Rewriter& rewriter, NodeId id, const Loops& loops, const SourceSpan& at) {
+  const State& state = rewriter.state();
+  const Node& node = state.graph.node(id);
+  const Layout& q = state.layout(node.inputs[0]);
+  const auto queries =
+      q.kind == kCut ? legal_cut(loops, loops.input(0), q, state.cut.ranks) : std::nullopt;
+  const bool in_chunks = queries && queries->letter == letters(loops, node, 0, true)[0];
+  const bool others = std::any_of(node.inputs.begin() + 1, node.inputs.begin() + 3,
+                                  [&](ValueId id) { return state.layout(id).kind == kCut; });
+  if (!in_chunks || !others) {
+    rewriter.prepare(node, loops);
+    rewriter.rewrite(id, choose(state, node, loops));
+    return ok_status();
+  }
+  PIPER_TRY(check_in_order(state, node, at));
+  LoopCut keys = *queries;
+  keys.letter = letters(loops, node, 1, true)[0];
+  for (const size_t i :
+       {1, 2}) {  // what is read of other chunks is keys, not what they are made of
+    rewriter.fix(node.inputs[i], state.layout(node.inputs[i]));
+    if (is_gradient(node)) rewriter.fix(node.outputs[i], *layout_of(loops.output(i), keys));
+  }
+  rewriter.rewrite(id, loop_choice(state, node, loops, queries));
   return ok_status();
 }
 

@@ -95,4 +95,9 @@ const AttentionCut* attention_of(const AxisCut& cut, const Node& node);
 // ranks do not divide its heads or keys.
 Status lower_attention(Rewriter& rewriter, NodeId id, const Loops& loops, const AttentionCut& how);
 
+// Adds attention, or its gradient, over chunks of tokens that come in order: each has its queries,
+// and its own terms of the gradients of keys and values are sums over the chunks. Error: it is not
+// causal, naming the split at `at`.
+Status lower_in_order(Rewriter& rewriter, NodeId id, const Loops& loops, const SourceSpan& at);
+
 }  // namespace piper::axis

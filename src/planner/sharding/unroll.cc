@@ -17,8 +17,15 @@ class Unroller {
         count_(static_cast<size_t>(cut.into)),
         part_tag_(graph_.add_tag(cut.name)),
         region_tag_(graph_.add_tag(kRegionOfParts)) {
-    for (const Value& value : graph_.values) differs_.push_back(layout_in(value) != nullptr);
+    for (const Value& value : graph_.values) {
+      differs_.push_back(layout_in(value) != nullptr);
+      even_.push_back(value.type);
+    }
+    unit_ = std::accumulate(cut.sizes.begin(), cut.sizes.end(), int64_t{0}) / cut.into;
     of_.resize(graph_.values.size());
+    for (const Node& node : graph_.nodes)
+      if (cut.in_order && reads_in_order(graph_, node))
+        in_order_.insert({node.inputs[1], node.inputs[2]});
   }
 
   Parts run() {
@@ -29,7 +36,7 @@ class Unroller {
     for (Value& value : graph_.values)
       std::erase_if(value.over, [](const AxisLayout& over) { return over.axis == kAxisInTime; });
     end_step();
-    return {without_dead_nodes(std::move(graph_), true), ops_, joined_, summed_};
+    return {without_dead_nodes(std::move(graph_), true), ops_, joined_, summed_, carried_};
   }
 
  private:
@@ -60,18 +67,67 @@ class Unroller {
       Node part = of_part(node, p);
       for (ValueId& input : part.inputs) input = of(input, p);
       for (ValueId& output : part.outputs) output = of(output, p);
+      if (!cut_.sizes.empty()) give_attrs(node, part, p);
+      if (cut_.in_order) own_attention(part);
       put(std::move(part));
     }
+  }
+  // ---- Parts of different sizes: the cut made all alike ----
+
+  // Returns what a part has of a dim of which it would have so much if all were alike.
+  int64_t share(int64_t alike, size_t part) const {
+    return cut_.sizes.empty() ? alike : alike / unit_ * cut_.sizes[part];
+  }
+  int64_t before(int64_t alike, size_t part) const {
+    int64_t first = 0;
+    for (size_t p = 0; p < part; ++p) first += share(alike, p);
+    return first;
+  }
+  const TensorType& alike(ValueId id) const {
+    return id.index() < even_.size() ? even_[id.index()] : graph_.value(id).type;
+  }
+  void give_attrs(const Node& node, Node& part, size_t p) {
+    const OpDef* def = find_op(node.op);
+    if (!def->localise) return;
+    OpTypes use{.attrs = node.attrs};
+    for (ValueId id : node.inputs) use.inputs.push_back(id.valid() ? alike(id) : TensorType());
+    std::vector<Shape> shapes;
+    for (size_t o = 0; o < node.outputs.size(); ++o) {
+      use.outputs.push_back(alike(node.outputs[o]));
+      shapes.push_back(graph_.value(of(node.outputs[o], p)).type.shape);
+    }
+    part.attrs = def->localise(use, shapes);
+    if (const auto* whole = node.attrs.find("whole")) part.attrs.set("whole", *whole);
+  }
+  // Attention of a part in order is an op of its own, whose first number is known. With the keys of
+  // the parts up to this one come gradients of as many.
+  void own_attention(Node& part) {
+    if (part.op != "Attention" && part.op != "AttentionGrad") return;
+    Attrs attrs;
+    for (const auto& [name, value] : part.attrs.items())
+      if (name != "whole") attrs.set(name, value);
+    part.attrs = std::move(attrs);
+    if (part.op == "Attention") return;
+    const Result<std::vector<TensorType>> types = find_op(part.op)->types(use_of(graph_, part));
+    PIPER_CHECK(types.ok(), "{} '{}': {}", part.op, part.name, types.error().message);
+    for (size_t o = 0; o < part.outputs.size(); ++o)
+      if (part.outputs[o].valid()) graph_.value(part.outputs[o]).type = (*types)[o];
   }
 
   // The value itself is the first part; the others are like it.
   void name_parts(ValueId id) {
     if (!id.valid()) return;
     std::vector<ValueId> parts{id};
+    const AxisLayout* const in = layout_in(graph_.value(id));
+    const int dim = in && in->layout.kind == LayoutKind::kSharded ? in->layout.dim : -1;
     for (size_t p = 1; p < count_; ++p) {
       Value part = graph_.value(id);
       part.name = fmt::format("{}/{}.{}", part.name, cut_.name, p);
       parts.push_back(graph_.add_value(std::move(part)));
+    }
+    for (size_t p = 0; p < count_ && dim >= 0; ++p) {
+      int64_t& extent = graph_.value(parts[p]).type.shape[static_cast<size_t>(dim)];
+      extent = share(extent, p);
     }
     set_parts(id, std::move(parts));
   }
@@ -102,16 +158,26 @@ class Unroller {
       parts.push_back(of(node.inputs[0], p));
     set_parts(node.outputs[0], std::move(parts));
   }
-  // Terms of a contribution to a sum over the step are added up before.
+  // Terms of a contribution to a sum over the step are added up before. But chunks of tokens each
+  // add theirs of a gradient to one accumulator, as microbatches do: none is kept for the next.
   void add_to_step(Node node) {
-    for (ValueId& input : node.inputs) {
-      if (!differs(input)) {
-        input = of(input, 0);
-        continue;
+    const std::vector<ValueId> contributions = std::exchange(node.inputs, {});
+    std::vector<int64_t> into;  // by input: the one whose accumulator it adds to
+    for (ValueId input : contributions) {
+      const auto first = static_cast<int64_t>(node.inputs.size());
+      const Node* const maker =
+          differs(input) ? &nodes_[graph_.value(of(input, 0)).producer.index()] : nullptr;
+      if (!maker) {
+        node.inputs.push_back(of(input, 0));
+      } else if (cut_.in_order && is_backward(*maker)) {
+        for (size_t p = count_; p-- > 0;) node.inputs.push_back(of(input, p));
+      } else {
+        const Node near = nodes_[graph_.value(of(input, count_ - 1)).producer.index()];
+        node.inputs.push_back(sum(near, input, {}));
       }
-      const Node maker = nodes_[graph_.value(of(input, count_ - 1)).producer.index()];
-      input = sum(maker, input, {});
+      into.resize(node.inputs.size(), first);
     }
+    if (node.inputs.size() > contributions.size()) node.attrs.set("into", std::move(into));
     put(without_part(std::move(node)));
   }
 
@@ -121,6 +187,9 @@ class Unroller {
     const ValueId from = node.inputs.empty() ? ValueId() : node.inputs[0], to = node.outputs[0];
     if (node.op == "OwnFirst") return number(node);
     if (node.op == "OwnBlock") return slice(node, of(from, 0), to, "");
+    if (cut_.in_order && node.op == "AllGather" && is_read_in_order(to))
+      return gather(node, from, to);
+    if (cut_.in_order && node.op == "ReduceScatter") return carry_back(node, from, to);
     if (node.op == "AllGather") return set_parts(to, {join(node, from, to)});
     if (node.op == "AllReduce" || node.op == "AllReduceMax")
       return set_parts(to, {sum(node, from, to)});
@@ -158,7 +227,7 @@ class Unroller {
     for (size_t p = 0; p < count_; ++p) {
       std::vector<int64_t> firsts;
       for (int64_t o = 0; o < std::max<int64_t>(outer, 1); ++o)
-        firsts.push_back((o * cut_.into + static_cast<int64_t>(p)) * size);
+        firsts.push_back(o * cut_.into * size + before(size, p));
       const TensorType type = graph_.value(node.outputs[0]).type;
       parts.push_back(
           graph_.add_constant(fmt::format("{}.{}", node.name, p), type,
@@ -179,7 +248,6 @@ class Unroller {
 
   void slice(const Node& node, ValueId whole, ValueId to, const std::string& which) {
     const Blocks blocks = blocks_of(node, which);
-    const Shape own = graph_.value(to).type.shape;
     Shape shape = graph_.value(whole).type.shape;
     size_t dim = blocks.dim;
     if (blocks.outer > 1) {
@@ -192,8 +260,8 @@ class Unroller {
     const std::vector<ValueId> made = of_[to.index()];
     for (size_t p = 0; p < count_; ++p) {
       std::vector<int64_t> starts(shape.size()), ends = shape, steps(shape.size(), 1);
-      starts[dim] = shape[dim] / cut_.into * static_cast<int64_t>(p);
-      ends[dim] = starts[dim] + shape[dim] / cut_.into;
+      starts[dim] = before(shape[dim] / cut_.into, p);
+      ends[dim] = before(shape[dim] / cut_.into, p + 1);
       const Attrs attrs{{"starts", starts}, {"ends", ends}, {"steps", steps}};
       const int part = static_cast<int>(p);
       if (blocks.outer == 1) {
@@ -201,6 +269,7 @@ class Unroller {
         continue;
       }
       const ValueId block = emit(node, "Slice", {whole}, attrs, {}, part);
+      const Shape own = graph_.value(made[p]).type.shape;
       emit(node, "Reshape", {block}, {{"shape", own}}, made[p], part);
     }
   }
@@ -209,34 +278,84 @@ class Unroller {
     ++joined_;
     const Blocks blocks = blocks_of(node, "");
     std::vector<ValueId> parts;
-    Shape shape = graph_.value(from).type.shape;
     const auto dim = static_cast<int64_t>(blocks.dim);
-    if (blocks.outer > 1) {
-      shape[blocks.dim] /= blocks.outer;
-      shape.insert(shape.begin() + dim, blocks.outer);
-    }
     for (size_t p = 0; p < count_; ++p) {
       const ValueId part = of(from, p);
+      Shape shape = graph_.value(part).type.shape;
+      if (blocks.outer > 1) {
+        shape[blocks.dim] /= blocks.outer;
+        shape.insert(shape.begin() + dim, blocks.outer);
+      }
       parts.push_back(blocks.outer == 1 ? part
                                         : emit(node, "Reshape", {part}, {{"shape", shape}}, {},
                                                static_cast<int>(p)));
     }
     if (blocks.outer == 1) return emit(node, "Concat", parts, {{"axis", dim}}, to, -1);
     const ValueId all = emit(node, "Concat", parts, {{"axis", dim + 1}}, {}, -1);
-    Shape whole = graph_.value(from).type.shape;
+    Shape whole = alike(from).shape;
     whole[blocks.dim] *= cut_.into;
     return emit(node, "Reshape", {all}, {{"shape", whole}}, to, -1);
   }
 
-  // Adds up what parts have, in their order.
+  // Adds up what parts have, in the order in which they run.
   ValueId sum(const Node& near, ValueId from, ValueId to) {
     ++summed_;
     const char* op = near.op == "AllReduceMax" ? "Max" : "Add";
-    ValueId all = of(from, 0);
-    for (size_t p = 1; p < count_; ++p)
-      all = emit(near, op, {all, of(from, p)}, {}, p + 1 == count_ ? to : ValueId(),
-                 static_cast<int>(p));
+    const bool in_reverse = cut_.in_order && is_backward(near);
+    ValueId all;
+    for (size_t i = 0; i < count_; ++i) {
+      const size_t p = in_reverse ? count_ - 1 - i : i;
+      all = i == 0 ? of(from, p)
+                   : emit(near, op, {all, of(from, p)}, {}, i + 1 == count_ ? to : ValueId(),
+                          static_cast<int>(p));
+    }
     return all;
+  }
+
+  // ---- Tokens in order ----
+
+  bool is_read_in_order(ValueId id) const { return in_order_.contains(id); }
+
+  // A part reads the keys of the parts up to its own.
+  void gather(const Node& node, ValueId from, ValueId to) {
+    ++carried_;
+    const Blocks blocks = blocks_of(node, "");
+    PIPER_CHECK(blocks.outer == 1, "'{}' has tokens beside another dim", node.name);
+    std::vector<ValueId> before, parts;
+    for (size_t p = 0; p < count_; ++p) {
+      before.push_back(of(from, p));
+      parts.push_back(p == 0 ? before[0]
+                             : emit(node, "Concat", before,
+                                    {{"axis", static_cast<int64_t>(blocks.dim)}}, {},
+                                    static_cast<int>(p)));
+    }
+    set_parts(to, std::move(parts));
+  }
+
+  // Terms of the gradients of keys come from the last part on: each adds its own, keeps those of
+  // its keys, and hands those of earlier keys on.
+  void carry_back(const Node& node, ValueId from, ValueId to) {
+    const Blocks blocks = blocks_of(node, "");
+    PIPER_CHECK(blocks.outer == 1, "'{}' has tokens beside another dim", node.name);
+    name_parts(to);
+    const std::vector<ValueId> made = of_[to.index()];
+    ValueId carried;
+    for (size_t p = count_; p-- > 0;) {
+      const int part = static_cast<int>(p);
+      const ValueId own = of(from, p);
+      if (p == 0) return static_cast<void>(emit(node, "Add", {carried, own}, {}, made[0], part));
+      const ValueId all = carried.valid() ? emit(node, "Add", {carried, own}, {}, {}, part) : own;
+      const int64_t keys = graph_.value(all).type.shape[blocks.dim],
+                    first = keys - graph_.value(made[p]).type.shape[blocks.dim];
+      emit(node, "Slice", {all}, stretch(all, blocks.dim, first, keys), made[p], part);
+      carried = emit(node, "Slice", {all}, stretch(all, blocks.dim, 0, first), {}, part);
+    }
+  }
+  Attrs stretch(ValueId of, size_t dim, int64_t first, int64_t end) const {
+    const Shape& shape = graph_.value(of).type.shape;
+    std::vector<int64_t> starts(shape.size()), ends = shape, steps(shape.size(), 1);
+    starts[dim] = first, ends[dim] = end;
+    return {{"starts", starts}, {"ends", ends}, {"steps", steps}};
   }
 
   void end_step() {
@@ -258,11 +377,14 @@ class Unroller {
   const std::set<ValueId>& doors_;
   const size_t count_;
   const int part_tag_, region_tag_;
-  std::vector<bool> differs_;  // by value: it is not the same for all parts
+  int64_t unit_ = 0;              // tokens of each part, if all were alike
+  std::vector<TensorType> even_;  // by value: its type then
+  std::vector<bool> differs_;     // by value: it is not the same for all parts
   std::vector<std::vector<ValueId>>
       of_;  // by value: what has become of it, by part or of the whole
   std::vector<Node> nodes_;
-  int64_t ops_ = 0, joined_ = 0, summed_ = 0;
+  std::set<ValueId> in_order_;  // keys and values of causal attention
+  int64_t ops_ = 0, joined_ = 0, summed_ = 0, carried_ = 0;
 };
 
 }  // namespace

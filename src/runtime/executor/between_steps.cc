@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <map>
 
 #include "peak.h"
 #include "piper/plan/flops.h"
@@ -26,6 +27,22 @@ std::span<std::byte> as_bytes(T& value) {
   return std::as_writable_bytes(std::span(&value, 1));
 }
 
+// Returns whether uses of a parameter add to one buffer in another order than all of one
+// microbatch, and then those of the next, as one device does.
+bool alternates(const RoleProgram& role) {
+  std::map<int32_t, std::pair<int32_t, int32_t>> last;  // by buffer: microbatch and use
+  for (const Instruction& one : role.body)
+    for (const Contribution& part : one.contributions) {
+      const std::pair turn(one.micro, part.use);
+      const auto [before, is_first] =
+          last.try_emplace(one.args[static_cast<size_t>(part.arg)], turn);
+      if (is_first) continue;
+      if (before->second.second != part.use && before->second > turn) return true;
+      before->second = turn;
+    }
+  return false;
+}
+
 // Returns whether sums are formed within ops where dims are cut; or gradients over ranks in each
 // microbatch, before those of other microbatches, or of a parameter's other uses, are added.
 bool adds_otherwise(const RoleProgram& role) {
@@ -34,7 +51,7 @@ bool adds_otherwise(const RoleProgram& role) {
   const auto has_ranks = [&](int32_t axis) {
     return role.mesh[static_cast<size_t>(axis)].second > 1;
   };
-  return cuts_dims(role) ||
+  return cuts_dims(role) || alternates(role) ||
          std::any_of(role.body.begin(), role.body.end(), [&](const Instruction& one) {
            if (!info(one.kind).adds || one.micro < (reused ? 0 : 1)) return false;
            const auto& axes = role.groups[static_cast<size_t>(one.group)].axes;

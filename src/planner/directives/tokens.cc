@@ -1,0 +1,155 @@
+// The directive `split` of tokens: which inputs have them, and how many a chunk gets.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "piper/ir/ops.h"
+#include "piper/planner/directives.h"
+
+namespace piper {
+namespace {
+
+std::string join_numbers(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (const int64_t number : numbers)
+    text += fmt::format("{}{}", text.empty() ? "" : ", ", number);
+  return text;
+}
+
+// Inputs of a transformer are numbers of tokens, [samples, tokens], or [samples, tokens, features].
+constexpr int kTokenDim = 1;
+
+int64_t tokens_of(const Value& input) {
+  const Shape& shape = input.type.shape;
+  const bool has_tokens =
+      shape.size() == 3 || (shape.size() == 2 && !info(input.type.dtype).is_float);
+  return input.batch_dim == 0 && has_tokens ? shape[kTokenDim] : 0;
+}
+
+// Returns how many tokens a sample has: as the first input of integers has, or else the first that
+// has any.
+Result<int64_t> count_tokens(const Graph& step, const Split& split) {
+  int64_t tokens = 0;
+  bool told = false;
+  std::vector<std::string> types;
+  for (ValueId id : step.inputs) {
+    if (id == step.sample) continue;
+    const Value& input = step.value(id);
+    types.push_back(fmt::format("'{}' is {}", quote_control(input.name), to_string(input.type)));
+    const int64_t here = tokens_of(input);
+    const bool tells = here > 1 && !info(input.type.dtype).is_float;
+    if (told || here <= 1 || (tokens > 0 && !tells)) continue;
+    tokens = here, told = tells;
+  }
+  if (tokens > 0) return tokens;
+  return fail(split.dim_at,
+              "split: no input has tokens: integers [samples, tokens], or [samples, tokens, …]")
+      .with_note(join(types, ", "));
+}
+
+// Returns sizes of chunks that take equally long: of the forward, a token's products are alike, and
+// its attention grows with what is before it.
+std::vector<int64_t> sizes_by_cost(const Graph& step, int64_t tokens, int64_t chunks) {
+  double products = 0, attention = 0;
+  for (const Node& node : step.nodes) {
+    const OpDef* def = find_op(node.op);
+    if (node.pass != Pass::kF || !def || !def->cost) continue;
+    const bool grows = node.op == "Attention" && node.attrs.integer("causal") != 0;
+    (grows ? attention : products) += def->cost(use_of(step, node)).flops;
+  }
+  // The first x of all tokens cost products · x + attention · x². Whole numbers of `grain` fit
+  // tiles of kernels.
+  int64_t grain = 128;
+  while (grain > 1 && tokens < 8 * chunks * grain) grain /= 2;
+  std::vector<int64_t> sizes;
+  int64_t end = 0;
+  for (int64_t c = 1; c <= chunks; ++c) {
+    const double cost =
+        (products + attention) * static_cast<double>(c) / static_cast<double>(chunks);
+    const double x =
+        attention > 0
+            ? (std::sqrt(products * products + 4 * attention * cost) - products) / (2 * attention)
+            : cost / std::max(products, 1.0);
+    const auto wanted = static_cast<int64_t>(std::llround(x * static_cast<double>(tokens / grain)));
+    const int64_t most = tokens - (chunks - c) * grain;  // the others have some, too
+    const int64_t next = c == chunks ? most : std::min(most, std::max(end + grain, wanted * grain));
+    sizes.push_back(next - end);
+    end = next;
+  }
+  return sizes;
+}
+
+// Returns sizes that are not all alike; empty: they are.
+Result<std::vector<int64_t>> sizes_of(const Graph& step, const Split& split, int64_t tokens) {
+  std::vector<int64_t> sizes = split.sizes;
+  if (split.by == Split::By::kCost) sizes = sizes_by_cost(step, tokens, split.into);
+  const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  if (!sizes.empty() && all != tokens)
+    return fail(split.sizes_at, "split: chunks of {} tokens are {} in all, but a sample has {}",
+                join_numbers(sizes), all, tokens);
+  const bool alike = std::ranges::all_of(sizes, [&](int64_t size) { return size == sizes[0]; });
+  return alike ? std::vector<int64_t>() : sizes;
+}
+
+Status check_beside(const Strategy& strategy, const Split& split) {
+  for (const Split& other : strategy.splits)
+    if (other.of_region())
+      return fail(split.at, "not supported: chunks of tokens beside regions in parts")
+          .with_note(fmt::format("the other split is at line {}", other.at.line))
+          .with_note("help: one of the two");
+  for (const ShardRule& shard : strategy.shards)
+    if (shard.by == ShardRule::By::kRing)
+      return fail(shard.at, "not supported: attention by ring beside chunks of tokens")
+          .with_note(fmt::format("tokens are split at line {}", split.at.line))
+          .with_note("help: `by: gather` or `by: heads`");
+  for (const Place& place : strategy.places) {
+    bool names = std::ranges::any_of(place.where, [&](const auto& c) { return c.tag == split.as; });
+    for (const auto* expressions : {&place.tags, &place.on})
+      for (const auto& [name, value] : *expressions)
+        names = names || std::ranges::count(value.names(), split.as) > 0;
+    if (names)
+      return fail(place.at,
+                  "not supported: chunks of one sample on several devices: 'place' names "
+                  "'{}'",
+                  split.as)
+          .with_note(fmt::format("tokens are split at line {}", split.at.line));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Result<Graph> apply_tokens(Graph step, const Strategy& strategy, Explanations& out) {
+  const Split* split = strategy.token_split();
+  if (!split) return step;
+  PIPER_TRY(check_beside(strategy, *split));
+  PIPER_ASSIGN(const int64_t tokens, count_tokens(step, *split));
+  if (tokens % split->into != 0)
+    return fail(split->at, "split: {} tokens a sample cannot be cut into {} chunks", tokens,
+                split->into)
+        .with_note(
+            fmt::format("help: a divisor of {}, also for chunks of different sizes", tokens));
+  PartCut cut{.name = split->as, .into = split->into};
+  PIPER_ASSIGN(cut.sizes, sizes_of(step, *split, tokens));
+  std::vector<std::string> lines{fmt::format(
+      "{} chunks of {} tokens, tasks of their own with the tag '{}'", split->into,
+      cut.sizes.empty() ? std::to_string(tokens / split->into) : join_numbers(cut.sizes),
+      split->as)};
+  cut.in_order = true;
+  cut.at = split->at, cut.dim_at = split->dim_at;
+  for (ValueId id : step.inputs)
+    if (id != step.sample && tokens_of(step.value(id)) == tokens)
+      cut.seeds.push_back({0, id, kTokenDim});
+  if (split->into > 1) {
+    PIPER_ASSIGN(Parts made, cut_tokens(std::move(step), cut));
+    lines.push_back(fmt::format(
+        "{} ops run chunk by chunk; {} keys and values, forward and backward, are read of the "
+        "chunks before, and {} values are sums over the chunks",
+        made.ops, made.carried, made.summed));
+    step = std::move(made.graph);
+  }
+  out.push_back({split->at, "split", std::move(lines)});
+  return step;
+}
+
+}  // namespace piper
