@@ -221,6 +221,12 @@ const Entries kEntries[] = {
      "  - replicate: {over: node, match: \"**/weight\", shard: [optimizer], gather: {dtype: f16, "
      "lossy: true}}\n"
      "  - replicate: {over: gpu, shard: [optimizer, gradients]}\n"},
+    {"on_the_host", "dp: 4",
+     "  - replicate: {over: dp}\n  - offload: {what: parameters, distance: 2}\n"},
+    {"parts_on_the_host", "node: 2, gpu: 2",
+     "  - precision: {compute: bf16}\n  - offload: {what: parameters}\n"
+     "  - offload: {what: optimizer}\n  - replicate: {over: node, shard: [optimizer]}\n"
+     "  - replicate: {over: gpu, shard: [optimizer, gradients, parameters]}\n"},
     {"halves", "node: 2, gpu: 2",
      "  - precision: {compute: bf16}\n"
      "  - replicate: {over: node, shard: [optimizer, gradients]}\n"

@@ -103,7 +103,8 @@ struct FuseRule {  // - fuse: {where: {kind: send}, bucket: 25MiB}
 // Says what is in host memory while it is not needed.
 // - offload: {what: activations, match: "h/{layer}/**", where: {stage: 0}, distance: 2}
 struct OffloadRule {
-  bool optimizer = false;     // what: optimizer
+  enum class What { kActivations, kOptimizer, kParameters };
+  What what = What::kActivations;
   std::optional<Glob> match;  // over scopes of the ops that make the values
   Where where;                // over tags and microbatch of the tasks that keep them
   // Compute tasks ahead of its use at which a value comes back; updates for states.

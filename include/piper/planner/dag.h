@@ -106,7 +106,8 @@ struct TaskStream {
 
 // An Offload names what is kept in host memory while it is not needed.
 struct Offload {
-  bool optimizer = false;     // the optimizer's states; else `items`
+  // The optimizer's states; parameters; else `items`.
+  bool optimizer = false, parameters = false;
   std::vector<ItemId> items;  // kept from forward to backward
   int32_t distance = 1;       // comes back so many compute instructions ahead of its use
   int32_t in_flight = 1;      // leaves while so many following ones compute

@@ -4,18 +4,24 @@
 namespace piper::fields {
 namespace {
 
+using What = OffloadRule::What;
+
 Status check_offload(const Fields& map, const Reading&, OffloadRule& rule) {
   for (const char* key : {"match", "where", "min"})
-    if (rule.optimizer && map[key])
+    if (rule.what != What::kActivations && map[key])
       return fail(map.key_at(key), "'{}' chooses among activations", key)
-          .with_note("the optimizer's states go together");
+          .with_note(fmt::format("{} go together", rule.what == What::kOptimizer
+                                                       ? "the optimizer's states"
+                                                       : "parameters"));
   return ok_status();
 }
 
-constexpr Word kWhat[] = {word("activations", false), word("optimizer", true)};
+constexpr Word kWhat[] = {word("activations", What::kActivations),
+                          word("optimizer", What::kOptimizer),
+                          word("parameters", What::kParameters)};
 constexpr Form kTasks = integer(0, 1 << 20);
 constexpr Field kOffloadKeys[] = {
-    {"what", one_of(kWhat), kRequired, "What leaves.", member<&OffloadRule::optimizer>},
+    {"what", one_of(kWhat), kRequired, "What leaves.", member<&OffloadRule::what>},
     {"match", kPaths, kOptional, "Activations by the scope path of the op that makes them.",
      member<&OffloadRule::match>},
     {"where", kWhere, kOptional, "Activations by the task that keeps them. Default: all.",

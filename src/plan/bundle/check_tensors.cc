@@ -122,7 +122,7 @@ Status check_copy(const RoleProgram& role, const Tensor& tensor, size_t b) {
     const Tensor& master = role.tensor(tensor.copy_of);
     const bool half = tensor.type.dtype == DType::kBF16 || tensor.type.dtype == DType::kF16;
     if (master.kind != BufferKind::kState || master.param.empty() ||
-        master.type.dtype != DType::kF32 || !half || tensor.host)
+        master.type.dtype != DType::kF32 || !half)
       return false;
     if (tensor.kind == BufferKind::kStep) return tensor.param == master.param;
     return tensor.kind == BufferKind::kState && tensor.param.empty() && tensor.previous_of < 0 &&
@@ -134,8 +134,10 @@ Status check_copy(const RoleProgram& role, const Tensor& tensor, size_t b) {
 }
 
 Status check_tensor(const RoleProgram& role, const Tensor& tensor, size_t b) {
-  if (tensor.host && (tensor.kind == BufferKind::kConstant || !tensor.param.empty()))
-    return bad("buffer {} '{}' on the host is a constant or a parameter", b, named(role, b));
+  const bool gathered = tensor.kind == BufferKind::kStep && !tensor.param.empty();
+  if (tensor.host && (tensor.kind == BufferKind::kConstant || gathered))
+    return bad("buffer {} '{}' on the host is a constant or a gathered parameter", b,
+               named(role, b));
   if (tensor.kind == BufferKind::kStep && (!tensor.init.empty() || tensor.fill != 0))
     return bad("step buffer {} '{}' has an initial value", b, named(role, b));
   if (!tensor.init.empty() && tensor.fill != 0)

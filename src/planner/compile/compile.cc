@@ -539,6 +539,9 @@ Result<Compiled> compile(const CompileOptions& options) {
   explain_training(strategy, graph, compiled.explanations);
   std::optional<Graph> evaluation;
   if (options.evaluation) {
+    for (const OffloadRule& rule : strategy.offloads)
+      if (rule.what == OffloadRule::What::kParameters)
+        return fail(rule.at, "not supported: --eval with parameters that are on the host");
     PIPER_ASSIGN(evaluation, evaluation_step(graph, strategy, compiled.explanations));
   }
   Strategy trained = strategy;

@@ -130,6 +130,7 @@ PIPER_FIELDS(Task) {
 
 PIPER_FIELDS(Offload) {
   v("optimizer", &Offload::optimizer);
+  v("parameters", &Offload::parameters);
   v("distance", &Offload::distance);
   v("in_flight", &Offload::in_flight);
   v("out", &Offload::out_stream);

@@ -1,11 +1,14 @@
 // The directive `offload`: values that are on the host between forward and backward.
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "match.h"
 
 namespace piper {
 namespace {
+
+using What = OffloadRule::What;
 
 // Lists by item the tasks of its cell that use it.
 struct Uses {
@@ -43,17 +46,18 @@ class Chooser {
   }
 
   Result<Offload> choose(const OffloadRule& rule) {
-    Offload offload{.optimizer = rule.optimizer,
+    Offload offload{.optimizer = rule.what == What::kOptimizer,
+                    .parameters = rule.what == What::kParameters,
                     .distance = rule.distance,
                     .in_flight = rule.in_flight,
                     .out_stream = stream_of(dag_, "offload"),
                     .in_stream = stream_of(dag_, "load")};
-    if (rule.optimizer) {
-      if (optimizer_)
-        return fail(rule.at, "offload: the optimizer's states are claimed already")
-            .with_note("from " + place_of(optimizer_->at));
-      optimizer_ = &rule;
-      return offload;
+    if (rule.what != What::kActivations) {
+      const OffloadRule* const known = std::exchange(states_[rule.what], &rule);
+      if (!known) return offload;
+      return fail(rule.at, "offload: {} are claimed already",
+                  offload.optimizer ? "the optimizer's states" : "parameters")
+          .with_note("from " + place_of(known->at));
     }
     for (size_t i = 0; i < dag_.items.size(); ++i) {
       PIPER_ASSIGN(const bool met, matches(ItemId(i), rule));
@@ -93,7 +97,7 @@ class Chooser {
   TaskMatcher matcher_;
   std::vector<Uses> uses_;
   std::vector<const OffloadRule*> claimed_by_;  // by item
-  const OffloadRule* optimizer_ = nullptr;
+  std::map<OffloadRule::What, const OffloadRule*> states_;
   std::set<int32_t> shared_;  // items whose memory others use
 };
 
@@ -104,6 +108,9 @@ Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& va
   Chooser chooser(dag, strategy, variables);
   std::vector<Offload> offloads;
   for (const OffloadRule& rule : strategy.offloads) {
+    if (rule.what == What::kParameters && !dag.versions.empty())
+      return fail(rule.at, "not supported: two versions of parameters that are on the host")
+          .with_note("help: 'what: optimizer', or weight_versions: 1");
     PIPER_ASSIGN(Offload offload, chooser.choose(rule));
     offloads.push_back(std::move(offload));
   }
@@ -114,10 +121,17 @@ Result<Dag> apply_offload(Dag dag, const Strategy& strategy, const Variables& va
 Result<Explanation> explain_offload(const OffloadRule& rule, int64_t values, int64_t bytes,
                                     int64_t stay) {
   Explanation report{rule.at, "offload", {}};
-  const char* what = rule.optimizer ? "states of the optimizer" : "values kept for the backward";
+  if (rule.what == What::kParameters) {
+    report.lines.push_back(
+        fmt::format("{} parameters ({}) live on the host, and come back for each use", values,
+                    human_bytes(bytes)));
+    return report;
+  }
+  const bool optimizer = rule.what == What::kOptimizer;
+  const char* what = optimizer ? "states of the optimizer" : "values kept for the backward";
   if (values == 0)
     return fail(rule.at, "offload: none of {} {} can leave", stay, what)
-        .with_note(rule.optimizer
+        .with_note(optimizer
                        ? "the optimizer has no states, or each is used by several instructions"
                        : fmt::format("the next use of each comes within {} compute tasks: "
                                      "'in_flight' {} for it to leave, 'distance' {} to come back",
@@ -125,12 +139,12 @@ Result<Explanation> explain_offload(const OffloadRule& rule, int64_t values, int
                                      rule.distance));
   report.lines.push_back(fmt::format(
       "{} {} ({}) {}: {} copies to the host and {} back a step", values, what, human_bytes(bytes),
-      rule.optimizer ? "live on the host" : "leave for the host", values, values));
+      optimizer ? "live on the host" : "leave for the host", values, values));
   if (stay > 0)
     report.lines.push_back(
         fmt::format("{} stay{}", stay,
-                    rule.optimizer ? ", for several instructions use them or they are scalars"
-                                   : ", for their next use comes too soon"));
+                    optimizer ? ", for several instructions use them or they are scalars"
+                              : ", for their next use comes too soon"));
   return report;
 }
 

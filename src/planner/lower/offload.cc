@@ -25,7 +25,9 @@ class Copier {
 
   std::vector<int32_t> run(const std::vector<std::vector<int32_t>>& buffers) {
     for (size_t o = 0; o < dag_.offloads.size(); ++o) {
-      if (dag_.offloads[o].optimizer)
+      if (dag_.offloads[o].parameters)
+        move_parameters(dag_.offloads[o], plan_.counts[o]);
+      else if (dag_.offloads[o].optimizer)
         move_states(dag_.offloads[o], plan_.counts[o]);
       else
         for (int32_t buffer : buffers[o]) move_kept(buffer, dag_.offloads[o], plan_.counts[o]);
@@ -62,6 +64,7 @@ class Copier {
         last = &one.label;
       }
       task_of_.push_back(static_cast<int64_t>(starts_.size()) - 1);
+      if (one.kind == InstructionKind::kCompute) programs_.push_back(static_cast<int64_t>(i));
     }
   }
   static bool is_task(const Instruction& one) {
@@ -160,6 +163,60 @@ class Copier {
       }
   }
 
+  // ---- Parameters ----
+  // Keeps parameters, or this rank's parts of them, on the host, and brings them for each use: of
+  // programs that follow one another once. The update's use is the last; what it leaves goes back.
+  void move_parameters(const Offload& offload, OffloadCount& count) {
+    const auto is_kept = [](const Tensor& tensor) {
+      return tensor.kind == BufferKind::kState && (!tensor.param.empty() || tensor.copy_of >= 0);
+    };
+    for (size_t b = 0; b < accesses_.size(); ++b) {
+      if (!is_kept(role_.tensor(role_.buffers[b])) || accesses_[b].empty()) continue;
+      const auto buffer = static_cast<int32_t>(b);
+      role_.tensor(buffer).host = true;
+      std::vector<int64_t> visit;
+      for (const int64_t use : accesses_[b]) {
+        const bool follows = visit.empty() || updates(visit.back(), buffer) ||
+                             (!updates(use, buffer) &&
+                              program_at(use) - program_at(visit.back()) <= offload.distance);
+        if (!follows) bring(buffer, std::exchange(visit, {}), offload);
+        visit.push_back(use);
+      }
+      bring(buffer, visit, offload);
+      ++count.values;
+      count.bytes += role_.tensor(buffer).type.bytes();
+    }
+  }
+  // Returns how many programs run before an instruction.
+  int64_t program_at(int64_t i) const {
+    return std::lower_bound(programs_.begin(), programs_.end(), i) - programs_.begin();
+  }
+  // Returns whether an instruction belongs to the update of a parameter.
+  bool updates(int64_t i, int32_t buffer) const {
+    const Instruction& one = role_.body[at(i)];
+    if (one.kind == InstructionKind::kAllGather)
+      for (size_t a = 1; a < one.args.size(); a += 2)
+        if (one.args[a] == buffer) return true;
+    return one.kind == InstructionKind::kOwnPart ||
+           (one.kind == InstructionKind::kCompute && one.pass == TaskPass::kU);
+  }
+  void bring(int32_t buffer, const std::vector<int64_t>& visit, const Offload& offload) {
+    const int32_t here = add_buffer(buffer, ".here");
+    for (const int64_t use : visit)
+      for (int32_t& arg : role_.body[at(use)].args)
+        if (arg == buffer) arg = here;
+    const Instruction& first = role_.body[at(visit.front())];
+    const int64_t last = std::ssize(programs_) - 1,
+                  program = program_at(visit.front()) - offload.distance;
+    const int64_t ahead = last < 0 ? 0 : programs_[at(std::clamp<int64_t>(program, 0, last))];
+    copy(buffer, here, std::min(ahead, visit.front()), -1, offload, -1, first);
+    const bool changed = std::ranges::any_of(
+        visit, [&](int64_t use) { return updates(use, here) || updates(use, buffer); });
+    if (changed)
+      copy(here, buffer, visit.back() + 1, static_cast<int64_t>(task_of_.size()), offload, -1,
+           first);
+  }
+
   // ---- Copies ----
   int32_t add_buffer(int32_t like, const char* suffix) {
     const auto [from, micro, offset] = role_.buffers[at(like)];
@@ -198,6 +255,7 @@ class Copier {
   const std::vector<Overlap>& overlaps_;
   OffloadPlan& plan_;
   std::vector<int64_t> starts_, task_of_;       // first instructions of tasks; by instruction
+  std::vector<int64_t> programs_;               // positions of computations
   std::vector<std::vector<int64_t>> accesses_;  // by buffer: instructions, ascending
   std::vector<Copy> copies_;
   std::map<std::pair<int32_t, std::string_view>, int32_t> tensors_;  // by what they are copies of
