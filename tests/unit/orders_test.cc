@@ -212,7 +212,7 @@ TEST(Lists, ExplainWhatIsWrong) {
   EXPECT_EQ(
       error("      lists: [F0 D0, F0 B0]\n"),
       "strategy.yaml:9:18: 'D0' is no task | help: a task is a pass and a microbatch, F0, B0, "
-      "BI0 or BW0, after the stage where a device has several: 2F0; & joins two that overlap: "
+      "BI0, BW0 or R0, after the stage where a device has several: 2F0; & joins two that overlap: "
       "0F3&2B1");
   EXPECT_EQ(error("      csv: order.csv\n"),
             "order.csv:2:1: order: no task of this device has stage=2 | its tasks have stage 1");

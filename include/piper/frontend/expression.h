@@ -45,8 +45,8 @@ struct Condition {
   bool but = false;         // kSet: all values but these
   Expr low;                 // kCompare: with what; kHolds: is not 0, over the tag itself
   std::string compare;      // "<" "<=" ">" ">=" "!="
-  // tag == "pass": "F", "B", "BI", "BW", "U"; tag == "kind": of task_kinds(); tag == "value": one
-  // pattern.
+  // tag == "pass": "F", "R", "B", "BI", "BW", "U"; tag == "kind": of task_kinds(); tag == "value":
+  // one pattern.
   std::vector<std::string> words;
   std::string bind;  // kBind: `stage: s` binds s
   SourceSpan at;

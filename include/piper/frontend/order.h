@@ -71,6 +71,9 @@ Result<std::vector<OrderItem>> expand_order(const Order& order, const Variables&
 // splits the backward.
 Result<std::vector<std::string>> passes_named(const Order& order);
 Result<std::vector<std::string>> tags_named(const Order& order);
+// Returns whether the program names updates of some stages, as U[stage=3], and not just the end of
+// the step.
+Result<bool> names_updates(const Order& order);
 
 // ---- PyTorch's pipeline files -------------------------------------------------------------------
 // Holds a row a device, cells "<stage><TYPE><microbatch>". Two dialects: until PyTorch 2.5 B was

@@ -17,6 +17,7 @@ enum class TaskPass : char {
   kB = 'B',        // a whole backward
   kBI = 'I',       // its input-gradient part, where an order names the parts
   kBW = 'W',       // its weight-gradient part
+  kR = 'R',        // forward ops that run again for a backward, where an order names them
   kU = 'U',        // sums, clipping and updates
 };
 
@@ -24,13 +25,14 @@ struct TaskPassName {
   TaskPass pass;
   const char* name;  // in strategies and labels
 };
-inline constexpr std::array<TaskPassName, 8> kTaskPasses = {{{TaskPass::kNone, " "},
+inline constexpr std::array<TaskPassName, 9> kTaskPasses = {{{TaskPass::kNone, " "},
                                                              {TaskPass::kMove, "-"},
                                                              {TaskPass::kPrepare, "P"},
                                                              {TaskPass::kF, "F"},
                                                              {TaskPass::kB, "B"},
                                                              {TaskPass::kBI, "BI"},
                                                              {TaskPass::kBW, "BW"},
+                                                             {TaskPass::kR, "R"},
                                                              {TaskPass::kU, "U"}}};
 constexpr const char* name_of(TaskPass pass) {
   return std::ranges::find(kTaskPasses, pass, &TaskPassName::pass)->name;
@@ -40,8 +42,10 @@ constexpr std::optional<TaskPass> find_task_pass(std::string_view name) {
   return row == kTaskPasses.end() ? std::nullopt : std::optional(row->pass);
 }
 
+// What runs again for a backward belongs to it.
 constexpr bool is_backward(TaskPass pass) {
-  return pass == TaskPass::kB || pass == TaskPass::kBI || pass == TaskPass::kBW;
+  return pass == TaskPass::kB || pass == TaskPass::kBI || pass == TaskPass::kBW ||
+         pass == TaskPass::kR;
 }
 // Returns whether an order names its tasks, which each microbatch has.
 constexpr bool is_ordered(TaskPass pass) { return pass == TaskPass::kF || is_backward(pass); }

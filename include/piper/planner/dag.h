@@ -49,7 +49,7 @@ struct Item {
   int32_t sum = -1;  // holds the finished sum Dag::sums[sum]
 };
 
-// A Combine is a compute task's sum of parts: `into` holds afterwards what the `from` items held.
+// A Combine is a compute task's sum of parts: `into` then holds what the `from` items held.
 struct Combine {
   int32_t sum = 0;
   ItemId into;
@@ -86,12 +86,12 @@ struct Task {
   int32_t label = -1;          // index of Dag::labels, without the microbatch: see print_label
   SmallVector<int32_t> group;  // collectives: mesh axes
   bool fast = false;           // kAllReduce, kReduceScatter: see SumRound
+  ChunkId region;  // updates and reductions that an order may name: a chunk of their region
   SmallVector<ItemId> reads, writes;  // kCompute: parallel to the chunk's reads and writes
   SmallVector<Accumulate> accumulates;
   SmallVector<Combine> combines;
-  // A collective among the nodes of a compute task is a task within that, which runs it: `nodes` of
-  // its chunk, on the stream of the computation unless it has one of its own (not 0). Its distance
-  // counts programs of the computation.
+  // A collective among the nodes of a compute task runs within that: `nodes` of its chunk, on a
+  // stream of its own unless that is 0. Its distance counts programs of the computation.
   TaskId within;
   SmallVector<NodeId> nodes;
 };
@@ -164,7 +164,8 @@ struct Dag {
   // The replicas whose samples one device runs one after the other. More than 1 only in a reference
   // plan, where the device runs those of all replicas.
   int64_t replicas_in_turn = 1;
-  bool split_backward = false;   // BI and BW are tasks of their own
+  // An order names BI and BW, R, updates of regions, or reductions.
+  bool split_backward = false, split_recompute = false, split_update = false, split_sums = false;
   int64_t bucket_bytes = 0;      // gradient reductions join into messages of at least this size
   std::vector<SumRound> rounds;  // of the sums, each once
   std::vector<Part> parts;       // states that are cut, by value
@@ -173,8 +174,7 @@ struct Dag {
   // In canonical parameter order, then of copies, the number last; empty: one version of each.
   std::vector<Version> versions;
   std::vector<Offload> offloads;
-  // By value: mesh axes whose ranks hold it alike and send a run of its elements each. Ascending;
-  // may be shorter than the values.
+  // By value, of the first ones: axes whose ranks hold it alike and send a run each; ascending.
   std::vector<std::vector<int32_t>> sliced;
   // Coordinates by mesh axis; -1 on axes that are not placed.
   std::vector<std::vector<int32_t>> cells;

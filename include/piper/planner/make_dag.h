@@ -14,7 +14,8 @@ struct DagSpec {
   int64_t microbatches = 1, replicas_in_turn = 1;
   std::vector<SumRound> rounds;                            // over replicas, as sums go through them
   std::map<std::string, std::vector<SumRound>> rounds_of;  // by parameter: as its gradient does
-  bool split_backward = false;
+  // See Dag.
+  bool split_backward = false, split_recompute = false, split_update = false, split_sums = false;
   std::vector<int32_t> group_of;  // of another plan: sums are formed as there
   int64_t weight_versions = 1;    // or 2: see Version
   Variants variants;

@@ -165,12 +165,22 @@ Result<std::vector<std::string>> passes_named(const Order& order) {
   std::vector<const program::Item*> items;
   collect_items(program, items);
   std::vector<std::string> out;
-  for (const char* pass : {"F", "B", "BI", "BW", "U"}) {
+  for (const char* pass : {"F", "R", "B", "BI", "BW", "S", "U"}) {
     const bool named = std::any_of(items.begin(), items.end(),
                                    [&](const program::Item* item) { return item->pass == pass; });
     if (named) out.emplace_back(pass);
   }
   return out;
+}
+
+Result<bool> names_updates(const Order& order) {
+  if (order.program.empty()) return false;
+  PIPER_ASSIGN(const program::Program program, program::parse(order));
+  std::vector<const program::Item*> items;
+  collect_items(program, items);
+  return std::any_of(items.begin(), items.end(), [](const program::Item* item) {
+    return item->pass == "U" && !item->tags.empty();
+  });
 }
 
 Result<std::vector<std::string>> tags_named(const Order& order) {

@@ -10,7 +10,7 @@
 namespace piper::order_cells {
 namespace {
 
-constexpr std::array<std::string_view, 4> kPasses = {"F", "B", "BI", "BW"};
+constexpr std::array<std::string_view, 5> kPasses = {"F", "R", "B", "BI", "BW"};
 constexpr int64_t kMostDigits = 9;
 
 // Returns the digits at the start of `text`; -1 where there are none.
@@ -37,7 +37,8 @@ Result<OrderCell> parse_cell(std::string_view text, const SourceSpan& at) {
   if (known && cell.micro >= 0 && text.empty()) return cell;
   return fail(at, "{} is no task", yaml::shown(whole))
       .with_note(
-          "help: a task is a pass and a microbatch, F0, B0, BI0 or BW0, after the stage where a "
+          "help: a task is a pass and a microbatch, F0, B0, BI0, BW0 or R0, after the stage where "
+          "a "
           "device has several: 2F0; & joins two that overlap: 0F3&2B1");
 }
 

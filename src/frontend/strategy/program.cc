@@ -11,7 +11,7 @@ namespace piper::program {
 namespace {
 
 constexpr int kMaxNesting = 64;
-constexpr std::array<std::string_view, 5> kPasses = {"F", "B", "BI", "BW", "U"};
+constexpr std::array<std::string_view, 7> kPasses = {"F", "R", "B", "BI", "BW", "S", "U"};
 constexpr std::array<std::string_view, 5> kKeywords = {"repeat", "for", "if", "else", "let"};
 
 // What other languages write, and what is written here instead.
@@ -287,7 +287,6 @@ class Parser {
     if (const std::string_view help = foreign_word(name); !help.empty())
       return fail(at, "unknown item {}", yaml::shown(name))
           .with_note(fmt::format("help: {}", help));
-    if (name == "R") return fail(at, "the item 'R' (recompute) is not supported");
     std::vector<std::string> known(kPasses.begin(), kPasses.end());
     known.insert(known.end(), kKeywords.begin(), kKeywords.end());
     const size_t digits = std::min(name.find_first_of("0123456789"), name.size());
@@ -301,7 +300,7 @@ class Parser {
                                  pass, micro));
     return fail(at, "unknown item {}{}", yaml::shown(name), did_you_mean(name, known))
         .with_note(
-            "the items are F, B, BI, BW and U; 'repeat', 'for', 'if', 'else' and 'let' "
+            "the items are F, R, B, BI, BW, S and U; 'repeat', 'for', 'if', 'else' and 'let' "
             "begin statements");
   }
 

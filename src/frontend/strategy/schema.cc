@@ -62,7 +62,7 @@ std::string where() {
   return fmt::format(
       R"("type": "object", "properties": {{{}, {}, {}}}, "additionalProperties": {{{}}})",
       key("pass", "F forward, B backward, BI and BW its halves, U update; one or a list.",
-          enum_of(Words{"F", "B", "BI", "BW", "U", "*"})),
+          enum_of(Words{"F", "R", "B", "BI", "BW", "U", "*"})),
       key("kind", "What a task is; one or a list.", enum_of(kinds)),
       key("value", "Names of values or parameters that a task handles; a pattern or a list.",
           R"("type": "string")"),

@@ -22,7 +22,7 @@ struct Words {
   std::vector<std::string> words;
 };
 const Words& words_of(std::string_view tag) {
-  static const Words kPasses = {"pass", "passes", {"F", "B", "BI", "BW", "U"}};
+  static const Words kPasses = {"pass", "passes", {"F", "R", "B", "BI", "BW", "U"}};
   static const Words kKinds = {
       "kind", "kinds of tasks", [] {
         std::vector<std::string> words;

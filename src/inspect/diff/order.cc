@@ -88,7 +88,8 @@ std::string around(const RoleSummary& role, size_t place, bool with_stages) {
 
 std::string counts_text(const RoleSummary& role) {
   std::string text;
-  for (const TaskPass pass : {TaskPass::kF, TaskPass::kB, TaskPass::kBI, TaskPass::kBW}) {
+  for (const TaskPass pass :
+       {TaskPass::kF, TaskPass::kR, TaskPass::kB, TaskPass::kBI, TaskPass::kBW}) {
     const auto count = std::count_if(role.order.begin(), role.order.end(),
                                      [&](const OrderedTask& item) { return item.pass == pass; });
     if (count > 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, name_of(pass));

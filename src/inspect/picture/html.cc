@@ -17,9 +17,10 @@ namespace {
 using Head = nlohmann::ordered_json;
 
 // Says by which colour a step is drawn.
-enum class Shade : uint8_t { kF, kB, kBI, kBW, kU, kMessage, kCollective, kLocal };
-constexpr std::array<const char*, 8> kShades = {"forward", "backward", "its input",  "its weight",
-                                                "update",  "message",  "collective", "copy"};
+enum class Shade : uint8_t { kF, kB, kBI, kBW, kU, kMessage, kCollective, kLocal, kR };
+constexpr std::array<const char*, 9> kShades = {"forward",    "backward", "its input",
+                                                "its weight", "update",   "message",
+                                                "collective", "copy",     "again"};
 // By Cause, what a step waited for last.
 constexpr std::array<const char*, 10> kCauses = {
     "nothing: it is the first",     "what was before it on its stream",
@@ -42,6 +43,8 @@ Shade shade_of(const Instruction& one) {
       return Shade::kBI;
     case TaskPass::kBW:
       return Shade::kBW;
+    case TaskPass::kR:
+      return Shade::kR;
     default:
       return Shade::kU;
   }

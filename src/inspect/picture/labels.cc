@@ -81,6 +81,8 @@ std::string legend(const Picture& picture) {
   const bool units = picture.costs == PictureCosts::kUnits;
   std::string text = units ? "F forward 1, B backward 2 (I its input part 1, W its weight part 1)"
                            : "F forward, B backward (I its input part, W its weight part)";
+  if (any_cell(picture, [](const PictureCell& cell) { return cell.pass == TaskPass::kR; }))
+    text += units ? ", R again 1" : ", R again";
   if (!units && any_cell(picture, is_update)) text += ", U update";
   if (any_cell(picture, [](const PictureCell& cell) { return cell.paired; })) text += ", & overlap";
   text += fmt::format(", .. idle {:.0f} %", picture.idle * 100);

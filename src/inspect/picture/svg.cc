@@ -15,7 +15,8 @@ constexpr const char* kStyle =
     "<style>\n"
     "text { font: 12px monospace; fill: #222; }\n"
     ".title { font: bold 15px sans-serif; }\n"
-    ".F { fill: #7fb2ff; } .B { fill: #86d19a; } .I { fill: #6fd0d0; } .W { fill: #f0c75e; }\n"
+    ".F { fill: #7fb2ff; } .B { fill: #86d19a; } .I { fill: #6fd0d0; } .W { fill: #f0c75e; } .R { "
+    "fill: #f0a08a; }\n"
     ".U { fill: #c4c4c4; } .idle { fill: #f4f4f4; }\n"
     ".cell { stroke: #fff; stroke-width: 1; } .later { stroke: #222; }\n"
     "</style>\n";

@@ -23,6 +23,8 @@ const char* colour_of(TaskPass pass) {
       return "\x1b[46;30m";
     case TaskPass::kBW:
       return "\x1b[43;30m";
+    case TaskPass::kR:
+      return "\x1b[45;97m";
     case TaskPass::kU:
     case TaskPass::kPrepare:
     case TaskPass::kMove:

@@ -58,6 +58,7 @@ class StatedMachine : public Machine {
                               costs_.weight_half};
     if (const auto found = costs_.of_stage.find(one.stage); found != costs_.of_stage.end())
       own = found->second;
+    if (one.pass == TaskPass::kR) return own[0];
     return one.pass == TaskPass::kF ? own[0]
                                     : own[one.pass == TaskPass::kB    ? 1
                                           : one.pass == TaskPass::kBI ? 2

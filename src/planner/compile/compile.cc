@@ -89,13 +89,18 @@ std::vector<std::string> part_names(const Strategy& strategy) {
   return names;
 }
 
-Result<bool> splits_backward(const Strategy& strategy) {
+// Says which passes are tasks of their own: what an order names.
+Status split_passes(const Strategy& strategy, DagSpec& spec) {
   for (const Order& order : strategy.orders) {
+    PIPER_ASSIGN(spec.split_update, names_updates(order));
     PIPER_ASSIGN(const auto passes, passes_named(order));
-    for (const std::string& pass : passes)
-      if (pass == "BI" || pass == "BW") return true;
+    for (const std::string& pass : passes) {
+      spec.split_backward = spec.split_backward || pass == "BI" || pass == "BW";
+      spec.split_recompute = spec.split_recompute || pass == "R";
+      spec.split_sums = spec.split_sums || pass == "S";
+    }
   }
-  return false;
+  return ok_status();
 }
 
 // Gives an error of a step that knows tasks but not the strategy the place of the order directive,
@@ -218,7 +223,9 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   }
   PIPER_ASSIGN(spec.region_tags, region_tags(making.strategy, step));
   if (tokens) spec.region_tags.push_back(tokens->as);
-  PIPER_ASSIGN(spec.split_backward, splits_backward(making.strategy));
+  PIPER_TRY(split_passes(making.strategy, spec));
+  spec.split_update = spec.split_update && making.has_order();
+  spec.split_sums = spec.split_sums && making.has_order();
   if (!making.is_oracle()) spec.mesh = cut.mesh;
   return spec;
 }

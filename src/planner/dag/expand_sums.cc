@@ -115,7 +115,7 @@ ItemId Expander::sum_parts(int32_t s) {
 }
 
 std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
-                                     const std::vector<ItemId>& totals, size_t r) {
+                                     const std::vector<ItemId>& totals, size_t r, ChunkId region) {
   const Sum& first = sum(sums[0]);
   const DType type = type_in(sums[0], r);
   const bool last = r + 1 == first.rounds.size(), scatter = r < first.cut_rounds();
@@ -126,6 +126,7 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
               .group = SmallVector(round(sums[0], r).axes),
               .fast = round(sums[0], r).fast,
               .reads = SmallVector(from)};
+  if (r == 0) reduce.region = region;
   for (size_t i = 0; i < sums.size(); ++i) {
     ValueId value = scatter ? sum(sums[i]).run_after(r) : result_of(sums[i]);
     if (!last || type != own_type(sums[i]))
@@ -140,11 +141,12 @@ std::vector<ItemId> Expander::reduce(const std::vector<int32_t>& sums,
   return done;
 }
 
-void Expander::finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals) {
+void Expander::finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals,
+                           ChunkId region) {
   const int32_t cell = dag_.items[totals[0].index()].cell;
   const size_t rounds = dag_.replicas_in_turn > 1 ? 0 : sum(sums[0]).rounds.size();
   for (size_t r = sum(sums[0]).each_micro ? 1 : 0; r < rounds; ++r)
-    totals = reduce(sums, totals, r);
+    totals = reduce(sums, totals, r, region);
   totals = in_type(sums, totals, own_type(sums[0]), ".finished");
   for (size_t i = 0; i < sums.size(); ++i) {
     SumState& state = sums_[static_cast<size_t>(sums[i])];
@@ -172,9 +174,20 @@ void Expander::finish_late_sums() {
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
     return std::pair(last_made(a), a) < std::pair(last_made(b), b);
   });
-  const auto region_of = [&](int32_t s) {
+  const auto chunk_of = [&](int32_t s) {
     const int32_t chunk = chunk_of_[slot(NodeId(static_cast<size_t>(last_made(s))), 0)];
-    return chunk < 0 ? std::vector<int32_t>() : dag_.chunks[static_cast<size_t>(chunk)].tags;
+    return chunk < 0 ? ChunkId() : ChunkId(static_cast<size_t>(chunk));
+  };
+  const auto region_of = [&](int32_t s) {
+    const ChunkId chunk = chunk_of(s);
+    return chunk.valid() ? dag_.chunks[chunk.index()].tags : std::vector<int32_t>();
+  };
+  // None of a loss, and of what several cells have added to, which the last one sums over replicas.
+  const auto named = [&](int32_t s, int32_t cell) {
+    const ChunkId id = dag_.split_sums ? chunk_of(s) : ChunkId();
+    if (!id.valid()) return id;
+    const Chunk& chunk = dag_.chunks[id.index()];
+    return is_backward(chunk.pass) && chunk.cell == cell ? id : ChunkId();
   };
   std::vector<ItemId> totals(sums_.size());
   for (int32_t s : order) totals[static_cast<size_t>(s)] = sum_parts(s);
@@ -188,7 +201,9 @@ void Expander::finish_late_sums() {
     std::map<std::pair<std::vector<int32_t>, std::vector<int32_t>>, Bucket>
         buckets;  // by further axes and rounds
     const auto flush = [&](Bucket& bucket) {
-      if (!bucket.sums.empty()) finish_sums(bucket.sums, bucket.totals);
+      if (!bucket.sums.empty())
+        finish_sums(bucket.sums, bucket.totals,
+                    named(bucket.sums.back(), static_cast<int32_t>(cell / 2)));
       bucket = {};
     };
     for (int32_t s : order) {

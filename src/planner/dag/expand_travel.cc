@@ -131,7 +131,8 @@ void Expander::reduce_bucket(const Task& of, const std::vector<Accumulate>& buck
               .stream = first.stream,
               .label = add_label("reduce_scatter " + what),
               .group = SmallVector(first.axes),
-              .fast = first.fast};
+              .fast = first.fast,
+              .region = dag_.split_sums ? of.chunk : ChunkId()};
   Task join = end_task(joining_chunk(bucket, of.cell), "add " + what);
   join.micro = of.micro;
   for (const Accumulate& a : bucket) {

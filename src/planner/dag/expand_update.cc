@@ -16,7 +16,7 @@ Status Expander::add_update() {
     for (const Version& version : dag_.versions)
       if (index.held[version.previous.index()].count(cell)) keep_newest(version, cell);
     const Reports own = reports_of(reports, cell);
-    for (const Chunk& chunk : update_chunks(dag_, cell, index, own)) {
+    for (const Chunk& chunk : update_chunks(dag_, cell, index, UpdateRegions(dag_), own)) {
       if (chunk.nodes.empty()) continue;
       add_exchanges(chunk);
       add_update_task(chunk);
@@ -101,8 +101,10 @@ void Expander::gather_updated(int32_t cell, std::vector<const Part*> cut) {
     int64_t bytes = 0;
     std::string first;
   };
-  std::map<std::vector<int32_t>, Bucket> buckets;  // by all axes
-  std::unordered_map<int32_t, ItemId> made;        // by run that was put together
+  const UpdateRegions regions(dag_);
+  // By all axes and, where updates are tasks of regions, these.
+  std::map<std::pair<std::vector<int32_t>, std::optional<size_t>>, Bucket> buckets;
+  std::unordered_map<int32_t, ItemId> made;  // by run that was put together
   const auto flush = [&](Bucket& bucket) {
     if (bucket.bytes == 0) return;
     bucket.gather.label =
@@ -115,14 +117,16 @@ void Expander::gather_updated(int32_t cell, std::vector<const Part*> cut) {
   size_t depth = cut.front()->above.size();
   for (const Part* part : cut) {
     if (std::exchange(depth, part->above.size()) != part->above.size())
-      for (auto& [over, bucket] : buckets) flush(bucket);
+      for (auto& [key, bucket] : buckets) flush(bucket);
     const Value& whole = dag_.graph.value(part->cut_of());
-    Bucket& bucket = buckets[part->all_over()];
+    const auto region = regions.of_param(part->param);
+    Bucket& bucket = buckets[{part->all_over(), region}];
     if (bucket.bytes == 0) {
       bucket.gather = {.kind = InstructionKind::kAllGather,
                        .cell = cell,
                        .stream = part->stream,
-                       .group = SmallVector(part->over)};
+                       .group = SmallVector(part->over),
+                       .region = region ? regions.chunk(*region) : ChunkId()};
       bucket.first = whole.name;
     }
     const TensorType type = whole.type;
@@ -136,7 +140,7 @@ void Expander::gather_updated(int32_t cell, std::vector<const Part*> cut) {
     bucket.bytes += std::max<int64_t>(type.bytes(), 1);
     if (bucket.bytes >= dag_.bucket_bytes) flush(bucket);
   }
-  for (auto& [over, bucket] : buckets) flush(bucket);
+  for (auto& [key, bucket] : buckets) flush(bucket);
 }
 
 void Expander::add_exchanges(const Chunk& chunk) {
@@ -170,6 +174,9 @@ ValueId Expander::next_of(ValueId state) const {
 
 ItemId Expander::add_update_task(const Chunk& chunk) {
   Task task = end_task(add_chunk(chunk), chunk.name);
+  if (dag_.split_update &&
+      std::any_of(chunk.tags.begin(), chunk.tags.end(), [](int32_t tag) { return tag != kNoTag; }))
+    task.region = task.chunk;
   for (ValueId value : chunk.reads) task.reads.push_back(ensure(value, -1, chunk.cell));
   for (ValueId value : chunk.writes) {
     ItemId alias;
@@ -190,7 +197,13 @@ void Expander::share_scalars() {
     std::vector<bool> here;
     for (ValueId source : scalars.sources)
       here.push_back(sums_[static_cast<size_t>(sum_of_value_.at(source.value))].home == cell);
-    own.push_back(add_update_task(scalar_chunk(dag_, scalars, here, cell)));
+    const Chunk whole = scalar_chunk(dag_, scalars, here, cell);
+    ItemId made;
+    for (const Chunk& chunk : UpdateRegions(dag_).taken_apart(dag_, whole)) {
+      made = add_update_task(chunk);
+      dag_.tasks.back().region = {};  // not the update itself, which may need the norm of all
+    }
+    own.push_back(made);
   }
   gathers_scalars_ = !dag_.versions.empty() && !update_reads(scalars.shared);
   if (gathers_scalars_) return gather_scalars(scalars, own);

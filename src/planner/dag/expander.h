@@ -178,10 +178,12 @@ class Expander {
 
   // Reduces round `r` of several sums, as one message.
   std::vector<ItemId> reduce(const std::vector<int32_t>& sums, const std::vector<ItemId>& totals,
-                             size_t r);
+                             size_t r, ChunkId region);
 
-  // Finishes several sums of one cell, with one message a round: theirs are alike.
-  void finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals);
+  // Finishes several sums of one cell, with one message a round: theirs are alike. `region`: a
+  // chunk of the one whose gradients they are, where an order may name it.
+  void finish_sums(const std::vector<int32_t>& sums, std::vector<ItemId> totals,
+                   ChunkId region = {});
 
   void finish_sum(int32_t s);
 

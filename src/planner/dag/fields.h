@@ -120,6 +120,7 @@ PIPER_FIELDS(Task) {
   v("distance", &Task::distance);
   v("group", &Task::group);
   v("fast", &Task::fast);
+  v("region", &Task::region);
   v("reads", &Task::reads);
   v("writes", &Task::writes);
   v("within", &Task::within);
@@ -142,6 +143,9 @@ PIPER_FIELDS(Dag) {
   v("replicas_in_turn", &Dag::replicas_in_turn);
   v("microbatches", &Dag::microbatches);
   v("split_backward", &Dag::split_backward);
+  v("split_recompute", &Dag::split_recompute);
+  v("split_update", &Dag::split_update);
+  v("split_sums", &Dag::split_sums);
   v("groups", &Dag::group_of);
   v("bucket", &Dag::bucket_bytes);
   v("tags", &Dag::region_tags);

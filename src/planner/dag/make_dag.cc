@@ -51,14 +51,18 @@ std::vector<int32_t> levels_of_sums(const Graph& graph) {
   return levels;
 }
 
-TaskPass pass_of(const Node& node, bool split_backward) {
+TaskPass pass_of(const Dag& dag, const Node& node) {
+  const bool again = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId output) {
+    return output.valid() && dag.variants.is_copy(output);
+  });
+  if (again && dag.split_recompute) return TaskPass::kR;
   switch (node.pass) {
     case Pass::kF:
       return TaskPass::kF;
     case Pass::kBI:
-      return split_backward ? TaskPass::kBI : TaskPass::kB;
+      return dag.split_backward ? TaskPass::kBI : TaskPass::kB;
     case Pass::kBW:
-      return split_backward ? TaskPass::kBW : TaskPass::kB;
+      return dag.split_backward ? TaskPass::kBW : TaskPass::kB;
     case Pass::kU:
       return TaskPass::kU;
   }
@@ -121,7 +125,7 @@ std::vector<Chunk> group_nodes(const Dag& dag, int32_t variant) {
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     for (const auto& [of, marks] : needed_early)
       if (marks[i]) add(i, {TaskPass::kPrepare, of.first, of.second});
-    if (needed[i]) add(i, {pass_of(graph.nodes[i], dag.split_backward), 0, tags_of(NodeId(i))});
+    if (needed[i]) add(i, {pass_of(dag, graph.nodes[i]), 0, tags_of(NodeId(i))});
   }
   return chunks;
 }
@@ -393,6 +397,9 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   dag.microbatches = spec.microbatches;
   dag.replicas_in_turn = spec.replicas_in_turn;
   dag.split_backward = spec.split_backward;
+  dag.split_recompute = spec.split_recompute;
+  dag.split_update = spec.split_update;
+  dag.split_sums = spec.split_sums;
   dag.group_of = spec.group_of;
   dag.variants = spec.variants;
 

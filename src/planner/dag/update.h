@@ -1,6 +1,8 @@
 // The end of a step as chunks: which cell computes what of clipping, optimizer and reports.
 #pragma once
 
+#include <map>
+#include <optional>
 #include <set>
 
 #include "piper/planner/dag.h"
@@ -52,10 +54,39 @@ struct UpdateIndex {
   // By update: the parameters that it reads, or the copy that it makes.
   std::vector<std::vector<ValueId>> params;
 };
-// Makes the chunks that update all state that `cell` holds, and compute what reports need. Between
-// two of them are exchanges, of what the first one makes.
+// Finds the region that parameters belong to, where updates are tasks of regions: that of the only
+// chunks which read them.
+class UpdateRegions {
+ public:
+  explicit UpdateRegions(const Dag& dag);
+  size_t size() const { return tags_.size(); }
+  const std::vector<int32_t>& tags(size_t region) const { return tags_[region]; }
+  ChunkId chunk(size_t region) const { return chunks_[region]; }  // one of the region's
+  // Of a parameter or its copy, and of a gradient or its part; none where several regions read it.
+  std::optional<size_t> of_param(ValueId param) const { return find(of_param_, param); }
+  std::optional<size_t> of_gradient(ValueId sum) const { return find(of_gradient_, sum); }
+  // Returns the region of the only gradients that a node reads.
+  std::optional<size_t> of_reads(const Node& node) const;
+  // Takes the nodes that read gradients of one region only out of a chunk of the update: by region,
+  // what is left last. What a node reads is in its own chunk or in those before it.
+  std::vector<Chunk> taken_apart(const Dag& dag, Chunk chunk) const;
+
+ private:
+  using Table = std::map<ValueId, std::optional<size_t>>;
+  static std::optional<size_t> find(const Table& table, ValueId value) {
+    const auto known = table.find(value);
+    return known == table.end() ? std::nullopt : known->second;
+  }
+  std::vector<std::vector<int32_t>> tags_;
+  std::vector<ChunkId> chunks_;
+  Table of_param_, of_gradient_;
+};
+
+// Makes the chunks that update all state that `cell` holds, and compute what reports need: what
+// regions share, each region's, the rest. Between two of them are exchanges, of what the first one
+// makes.
 std::vector<Chunk> update_chunks(const Dag& dag, int32_t cell, const UpdateIndex& index,
-                                 const Reports& reports);
+                                 const UpdateRegions& regions, const Reports& reports);
 
 // Cuts, over the axes of a parameter's part, what an optimizer computes before it updates that:
 // element by element on own runs, and on whole tensors between exchanges. Returns the states of

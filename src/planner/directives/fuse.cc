@@ -103,7 +103,7 @@ class Finder {
       const bool received = dag_.tasks[met.index()].kind == InstructionKind::kRecv;
       const TaskId id = received ? TaskId(met.index() - 1) : met;
       const Task& task = dag_.tasks[id.index()];
-      if (!can_join(task) || claimed_by_[id.index()] == &rule) continue;
+      if (!can_join(task) || task.region.valid() || claimed_by_[id.index()] == &rule) continue;
       if (const FuseRule* other = claimed_by_[id.index()])
         return fail(rule.at, "fuse: '{}' is joined already", print_label(dag_, task))
             .with_note("from " + place_of(other->at));

@@ -33,6 +33,8 @@ class CellOrder {
   Result<ComputeOrder> run(const std::vector<OrderItem>& items) {
     items_ = items;
     std::vector<bool> ahead;
+    for (size_t i = 0; i + 1 < items.size(); ++i)
+      if (items[i].paired) PIPER_TRY(check_pair(items[i], items[i + 1]));
     for (const OrderItem& item : items) {
       PIPER_ASSIGN(const bool next, reaches_ahead(item));
       ahead.push_back(next);
@@ -40,6 +42,9 @@ class CellOrder {
     PIPER_TRY(take_all(items, ahead));
     if (std::find(ahead.begin(), ahead.end(), true) == ahead.end()) out_.body.clear();
     PIPER_TRY(check_left(items.size()));
+    const std::vector<TaskId> updates = pool_.left();  // that no item names: they close the step
+    out_.tasks.insert(out_.tasks.end(), updates.begin(), updates.end());
+    out_.named_at.resize(out_.tasks.size(), updates.empty() ? 0 : place(order_.at));
     return std::move(out_);
   }
 
@@ -129,7 +134,8 @@ class CellOrder {
   }
 
   Status take(const OrderItem& item, int32_t number) {
-    if (item.pass == "U") {  // it closes the step whether it is named or not
+    PIPER_TRY(check_update(item));
+    if (item.pass == "U" && item.tags.empty()) {  // it closes the step whether it is named or not
       if (update_ && !item.optional)
         return fail(item.at, "order: on {} 'U' is named twice", where_)
             .with_code(ExitCode::kRefused)
@@ -142,27 +148,72 @@ class CellOrder {
       if (item.optional) return ok_status();
       // What the model has not is no mistake of the program: a sum's backward may be no op at all.
       if (item.pass != "F" && pool_.has_none(item)) {
+        if (item.pass == "R" && nothing_runs_again()) return no_recompute(item);
         OrderItem of_all = item;
         std::erase_if(of_all.tags, [&](const auto& tag) { return tag.first == order_.micro; });
         absent_.insert(item_text(of_all));
         return ok_status();
       }
-      return fail(item.at, "order: on {} no task is left for '{}' (item {} of the program)", where_,
-                  item_text(item), number)
-          .with_code(ExitCode::kRefused)
-          .with_note(pool_.why_none(item))
-          .with_note("help: count the items, or write '" + item_text(item) +
-                     "?' to take one only if any is left");
+      Error error = fail(item.at, "order: on {} no task is left for '{}' (item {} of the program)",
+                         where_, item_text(item), number)
+                        .with_code(ExitCode::kRefused)
+                        .with_note(pool_.why_none(item));
+      if (item.pass == "R") error.notes.push_back(why_again(item));
+      return std::move(error).with_note("help: count the items, or write '" + item_text(item) +
+                                        "?' to take one only if any is left");
     }
     if (update_) {
       return fail(item.at, "order: on {} '{}' comes after 'U'", where_, item_text(item))
           .with_code(ExitCode::kRefused)
           .with_note("the update needs the gradients of all microbatches: 'U' is the last item");
     }
-    if (taken.size() > 1) out_.wholes.push_back(static_cast<int32_t>(out_.tasks.size()));
+    const bool again = dag_.tasks[taken.front().index()].pass == TaskPass::kR;
+    if (item.pass == "B" && taken.size() > (again ? 2 : 1))
+      out_.wholes.push_back(static_cast<int32_t>(out_.tasks.size()) + (again ? 1 : 0));
     out_.tasks.insert(out_.tasks.end(), taken.begin(), taken.end());
     out_.named_at.resize(out_.tasks.size(), place(item.at));
     return ok_status();
+  }
+  // An update is of the whole step, and what of it comes early is of this one.
+  Status check_update(const OrderItem& item) const {
+    if (item.pass != "S" && (item.pass != "U" || item.tags.empty())) return ok_status();
+    for (const auto& [tag, value] : item.tags)
+      if (tag == order_.micro && item.pass == "U")
+        return fail(item.at, "order: '{}': an update is of all microbatches", item_text(item))
+            .with_code(ExitCode::kRefused)
+            .with_note("help: 'U[stage=1]' or 'U[chunk=0]' is that of a stage");
+    if (dag_.versions.empty()) return ok_status();
+    return fail(item.at, "not supported: '{}' where parameters have two versions", item_text(item))
+        .with_code(ExitCode::kRefused)
+        .with_note("what is of the whole step has no place between two steps that overlap");
+  }
+  static Status check_pair(const OrderItem& first, const OrderItem& second) {
+    for (const OrderItem* item : {&first, &second})
+      if (item->pass == "S" || item->pass == "U")
+        return fail(first.pair_at, "order: '{}' is no half of a pair: '&' joins F, R and backwards",
+                    item_text(*item))
+            .with_code(ExitCode::kRefused);
+    return ok_status();
+  }
+  bool nothing_runs_again() const {
+    return std::none_of(dag_.chunks.begin(), dag_.chunks.end(),
+                        [](const Chunk& chunk) { return chunk.pass == TaskPass::kR; });
+  }
+  static Error no_recompute(const OrderItem& item) {
+    return fail(item.at, "order: '{}' is what runs again for a backward, and nothing does",
+                item_text(item))
+        .with_code(ExitCode::kRefused)
+        .with_note("help: '- recompute: {match: \"h/{layer}/**\"}' chooses what runs again; '" +
+                   item_text(item) + "?' takes nothing where there is nothing");
+  }
+  std::string why_again(const OrderItem& item) {
+    const int32_t taker = pool_.last_taker(item);
+    if (taker < 1) return "a backward comes after its R";
+    const OrderItem& by = items_[static_cast<size_t>(taker) - 1];
+    return fmt::format(
+        "'{}' (line {}) took it: a backward runs its R itself unless the item 'R' "
+        "comes before",
+        item_text(by), by.at.line > 0 ? by.at.line : order_.at.line);
   }
   // Items of one place in the program share an entry. A text of -D has no lines.
   int32_t place(const SourceSpan& named) {
@@ -173,7 +224,8 @@ class CellOrder {
   }
 
   Status check_left(size_t items) const {
-    const std::vector<TaskId> left = pool_.left();
+    std::vector<TaskId> left = pool_.left();
+    std::erase_if(left, [&](TaskId id) { return dag_.tasks[id.index()].pass == TaskPass::kU; });
     if (left.empty()) return ok_status();
     std::string names;
     for (size_t i = 0; i < left.size() && i < 3; ++i)

@@ -20,6 +20,7 @@ ptrdiff_t place_of_tag(const Dag& dag, const std::string& tag) {
   const auto at = std::find(dag.region_tags.begin(), dag.region_tags.end(), tag);
   return at == dag.region_tags.end() ? -1 : at - dag.region_tags.begin();
 }
+bool is_half_or_whole(TaskPass pass) { return is_backward(pass) && pass != TaskPass::kR; }
 
 }  // namespace
 
@@ -27,7 +28,8 @@ std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag) {
   std::vector<std::vector<TaskId>> tasks(dag.cells.size());
   for (size_t t = 0; t < dag.tasks.size(); ++t) {
     const Task& task = dag.tasks[t];
-    if (task.kind == InstructionKind::kCompute && is_ordered(task.pass))
+    const bool named = task.region.valid() && task.kind != InstructionKind::kAllGather;
+    if (named || (task.kind == InstructionKind::kCompute && is_ordered(task.pass)))
       tasks[static_cast<size_t>(task.cell)].push_back(TaskId(t));
   }
   return tasks;
@@ -45,16 +47,23 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
   std::map<std::vector<int32_t>, int32_t> local;
   for (size_t i = 0; i < regions_.size(); ++i) local[regions_[i]] = static_cast<int32_t>(i);
   for (TaskId id : tasks) {
-    const auto it = local.find(stage_of(dag_.chunks[dag_.tasks[id.index()].chunk.index()]));
+    const auto it = local.find(stage_of(chunk_of(dag_.tasks[id.index()])));
     entries_.push_back({id, it == local.end() ? -1 : it->second});
   }
   std::stable_sort(entries_.begin(), entries_.end(),
                    [&](const Entry& a, const Entry& b) { return task(a).micro < task(b).micro; });
-  std::map<std::tuple<int32_t, int32_t, int32_t>, size_t> weights;  // stage, tokens, microbatch
-  for (size_t i = 0; i < entries_.size(); ++i)
-    if (task(entries_[i]).pass == TaskPass::kBW)
-      weights[{entries_[i].chunk, tokens_of(entries_[i]), task(entries_[i]).micro}] = i;
+  // By stage, tokens and microbatch.
+  std::map<std::tuple<int32_t, int32_t, int32_t>, size_t> weights, repeats;
+  const auto key = [&](const Entry& e) { return std::tuple(e.chunk, tokens_of(e), task(e).micro); };
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const TaskPass pass = task(entries_[i]).pass;
+    if (pass == TaskPass::kBW || pass == TaskPass::kR)
+      (pass == TaskPass::kR ? repeats : weights)[key(entries_[i])] = i;
+  }
   for (Entry& entry : entries_) {
+    const auto again = repeats.find(key(entry));
+    if (is_half_or_whole(task(entry).pass) && again != repeats.end())
+      entry.again = static_cast<int32_t>(again->second);
     if (task(entry).pass != TaskPass::kBI) continue;
     const auto weight = weights.find({entry.chunk, tokens_of(entry), task(entry).micro});
     if (weight == weights.end()) continue;
@@ -72,8 +81,8 @@ std::vector<int32_t> OrderPool::stage_of(const Chunk& chunk) const {
 // Where BI and BW are tasks, B is a BI with its BW, or the one of them that there is.
 bool OrderPool::has_pass(const Entry& entry, const std::string& pass) const {
   const TaskPass is = task(entry).pass;
-  if (pass == "B") return is_backward(is) && (is != TaskPass::kBW || entry.alone);
-  return pass == name_of(is);
+  if (pass == "B") return is_half_or_whole(is) && (is != TaskPass::kBW || entry.alone);
+  return pass == name_of_item(task(entry));
 }
 
 bool OrderPool::is_taken(const Entry& entry, const std::string& pass) const {
@@ -83,11 +92,10 @@ bool OrderPool::is_taken(const Entry& entry, const std::string& pass) const {
 }
 
 int64_t OrderPool::value_of(const Entry& entry, const std::string& tag) const {
-  if (tag == micro_tag_) return task(entry).micro;
+  if (tag == micro_tag_) return task(entry).micro;  // -1 of an update
   if (tag == "chunk") return entry.chunk;
   const auto it = std::find(dag_.region_tags.begin(), dag_.region_tags.end(), tag);
-  return dag_.chunks[task(entry).chunk.index()]
-      .tags[static_cast<size_t>(it - dag_.region_tags.begin())];
+  return chunk_of(task(entry)).tags[static_cast<size_t>(it - dag_.region_tags.begin())];
 }
 
 Status OrderPool::check_tag(const std::string& tag, const OrderItem& item) const {
@@ -102,7 +110,8 @@ Status OrderPool::check_tag(const std::string& tag, const OrderItem& item) const
 Status OrderPool::check_values(const OrderItem& item) const {
   for (const auto& [tag, wanted] : item.tags) {
     std::set<int64_t> there;
-    for (const Entry& entry : entries_) there.insert(value_of(entry, tag));
+    for (const Entry& entry : entries_)
+      if (tag != micro_tag_ || task(entry).micro >= 0) there.insert(value_of(entry, tag));
     if (there.count(wanted) > 0) continue;
     Error error = fail(item.at, "order: no task of this device has {}={}", tag, wanted)
                       .with_note(fmt::format("its tasks have {} {}", tag, list(there)))
@@ -147,18 +156,28 @@ Result<Taken> OrderPool::take(const OrderItem& item, int32_t number) {
   if (queue->next == queue->entries.size()) return Taken{};
   Entry& entry = entries_[static_cast<size_t>(queue->entries[queue->next])];
   entry.taken_by = number;
-  Taken taken{entry.task};
+  Taken taken;
+  if (entry.again >= 0) {
+    Entry& again = entries_[static_cast<size_t>(entry.again)];
+    if (again.taken_by < 0) taken.push_back(again.task), again.taken_by = number;
+  }
+  taken.push_back(entry.task);
   if (item.pass == "B" && entry.partner >= 0) {
     Entry& weight = entries_[static_cast<size_t>(entry.partner)];
     weight.taken_by = number;
     taken.push_back(weight.task);
   }
+  if (item.pass != "U" && item.pass != "S") return taken;
+  for (Entry& other : entries_)
+    if (other.taken_by < 0 && has_pass(other, item.pass) && other.chunk == entry.chunk &&
+        task(other).micro == task(entry).micro)
+      other.taken_by = number, taken.push_back(other.task);
   return taken;
 }
 
 std::string OrderPool::short_name(TaskId id, const std::string& pass) const {
   const Task& task = dag_.tasks[id.index()];
-  const Chunk& chunk = dag_.chunks[task.chunk.index()];
+  const Chunk& chunk = chunk_of(task);
   std::string stage, tokens;
   if (regions_.size() > 1) {
     const ptrdiff_t tag = place_of_tag(dag_, "stage");
@@ -167,8 +186,8 @@ std::string OrderPool::short_name(TaskId id, const std::string& pass) const {
                                    : chunk.tags[static_cast<size_t>(tag)]);
   }
   if (tokens_ >= 0) tokens = fmt::format(".{}", chunk.tags[static_cast<size_t>(tokens_)]);
-  return fmt::format("{}{}{}{}", stage, pass.empty() ? name_of(task.pass) : pass, task.micro,
-                     tokens);
+  return fmt::format("{}{}{}{}", stage, pass.empty() ? name_of_item(task) : pass,
+                     task.micro < 0 ? "" : std::to_string(task.micro), tokens);
 }
 
 bool OrderPool::has_none(const OrderItem& item) {
@@ -176,36 +195,43 @@ bool OrderPool::has_none(const OrderItem& item) {
   return queue && (*queue)->entries.empty();
 }
 
-std::string OrderPool::why_none(const OrderItem& item) {
-  const auto queue = queue_of(item);
-  if (!queue || (*queue)->entries.empty()) return "the device has no such task";
+int32_t OrderPool::last_taker(const OrderItem& item) {
   int32_t last = -1;
+  const auto queue = queue_of(item);
+  if (!queue) return last;
   for (int32_t entry : (*queue)->entries) {
     const Entry& one = entries_[static_cast<size_t>(entry)];
     last = std::max(last, one.taken_by);
     if (one.partner >= 0)
       last = std::max(last, entries_[static_cast<size_t>(one.partner)].taken_by);
   }
-  const size_t count = (*queue)->entries.size();
-  return fmt::format("the device has {} of them, and item {} took the last", count, last);
+  return last;
+}
+
+std::string OrderPool::why_none(const OrderItem& item) {
+  const auto queue = queue_of(item);
+  if (!queue || (*queue)->entries.empty()) return "the device has no such task";
+  return fmt::format("the device has {} of them, and item {} took the last",
+                     (*queue)->entries.size(), last_taker(item));
 }
 
 std::vector<TaskId> OrderPool::left() const {
   std::vector<TaskId> left;
-  for (const Entry& entry : entries_)
-    if (entry.taken_by < 0) left.push_back(entry.task);
+  for (const bool update : {false, true})
+    for (const Entry& entry : entries_)
+      if (entry.taken_by < 0 && (task(entry).pass == TaskPass::kU) == update)
+        left.push_back(entry.task);
   return left;
 }
 
 std::string OrderPool::count_passes(bool taken) const {
   std::vector<std::string> counts;
-  for (const TaskPass pass : {TaskPass::kF, TaskPass::kB, TaskPass::kBI, TaskPass::kBW}) {
-    const auto all = std::count_if(entries_.begin(), entries_.end(),
-                                   [&](const Entry& e) { return task(e).pass == pass; });
-    const auto some = std::count_if(entries_.begin(), entries_.end(), [&](const Entry& e) {
-      return task(e).pass == pass && e.taken_by >= 0;
-    });
-    if (all > 0) counts.push_back(fmt::format("{} {}", taken ? some : all, name_of(pass)));
+  for (const std::string_view pass : {"F", "R", "B", "BI", "BW", "S"}) {
+    const auto is = [&](const Entry& e) { return name_of_item(task(e)) == pass; };
+    const auto all = std::count_if(entries_.begin(), entries_.end(), is);
+    const auto some = std::count_if(entries_.begin(), entries_.end(),
+                                    [&](const Entry& e) { return is(e) && e.taken_by >= 0; });
+    if (all > 0) counts.push_back(fmt::format("{} {}", taken ? some : all, pass));
   }
   return join(counts, ", ");
 }

@@ -7,10 +7,11 @@
 
 namespace piper {
 
-// What an item takes: a task; two for a whole backward whose parts are tasks of their own.
+// What an item takes: a task; two for a whole backward whose parts are tasks of their own; before
+// them, what runs again for it; all that updates a region, or adds up its gradients.
 using Taken = std::vector<TaskId>;
 
-// Returns by cell its F, B, BI and BW tasks.
+// Returns by cell its F, R, B, BI and BW tasks, and the updates and reductions of regions.
 std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag);
 
 class OrderPool {
@@ -20,8 +21,8 @@ class OrderPool {
             const std::string& micro_tag, const std::string& tokens_tag);
 
   // Returns the next of what matches, by microbatch, then in dataflow order; empty when none is
-  // left. `number` is the item's, for later errors. Errors: a tag or a tag's value that no task of
-  // the cell has.
+  // left. A backward takes what runs again for it, too, where no item has. `number` is the item's,
+  // for later errors. Errors: a tag or a tag's value that no task of the cell has.
   Result<Taken> take(const OrderItem& item, int32_t number);
 
   // "F3", with the stage before it when the cell has several: "1F3", and a chunk of tokens after
@@ -31,7 +32,9 @@ class OrderPool {
   bool has_none(const OrderItem& item);
   // Returns why take() found nothing: how many tasks match and which item took the last of them.
   std::string why_none(const OrderItem& item);
-  // Returns the tasks that no item has taken.
+  // Returns the number of the item that took the last of what matches.
+  int32_t last_taker(const OrderItem& item);
+  // Returns the tasks that no item has taken, updates last.
   std::vector<TaskId> left() const;
   // "8 F, 8 BI and 6 BW": of all tasks, or of those taken.
   std::string count_passes(bool taken) const;
@@ -41,6 +44,7 @@ class OrderPool {
     TaskId task;
     int32_t chunk = -1;    // local index of the region
     int32_t partner = -1;  // of a BI: the entry of its BW
+    int32_t again = -1;    // of a backward: the entry of its R
     int32_t taken_by = -1;
     bool alone = true;  // a BW without a BI
   };
@@ -58,13 +62,19 @@ class OrderPool {
   Status check_values(const OrderItem& item) const;
   Result<Queue*> queue_of(const OrderItem& item);
   const Task& task(const Entry& entry) const { return dag_.tasks[entry.task.index()]; }
+  const Chunk& chunk_of(const Task& task) const {
+    return dag_.chunks[(task.region.valid() ? task.region : task.chunk).index()];
+  }
+  // Returns the item that takes the task.
+  static std::string_view name_of_item(const Task& task) {
+    return task.kind == InstructionKind::kCompute ? name_of(task.pass) : "S";
+  }
 
   const Dag& dag_;
   // Returns the tags of a chunk that tell stages apart.
   std::vector<int32_t> stage_of(const Chunk& chunk) const;
   int32_t tokens_of(const Entry& entry) const {
-    return tokens_ < 0 ? kNoTag
-                       : dag_.chunks[task(entry).chunk.index()].tags[static_cast<size_t>(tokens_)];
+    return tokens_ < 0 ? kNoTag : chunk_of(task(entry)).tags[static_cast<size_t>(tokens_)];
   }
 
   const std::string micro_tag_;

@@ -122,6 +122,11 @@ Result<OrderRows> order_rows(const Dag& dag, const std::vector<ComputeOrder>& co
                                     [](const DagAxis& axis) { return axis.placed; });
   if (placed != 1)
     return fail("an order is written by the coordinates of one axis, but {} are placed", placed);
+  if (std::any_of(dag.chunks.begin(), dag.chunks.end(),
+                  [](const Chunk& chunk) { return chunk.pass == TaskPass::kR; }) ||
+      dag.split_update || dag.split_sums)
+    return fail("not supported: an order file of an order that names R, S or updates of stages")
+        .with_note("such files have no words for these");
   std::map<int32_t, int32_t> cell_of;  // by stage
   for (const Chunk& chunk : dag.chunks) {
     if (chunk.pass != TaskPass::kF) continue;

@@ -423,7 +423,11 @@ class CellLowerer {
   }
 
   void move_communication(const std::vector<TaskId>& order) {
-    follow(order, raise_reductions(role_, dag_, overlaps_));
+    std::vector<bool> stays(role_.body.size());
+    for (TaskId id : order)
+      if (const Task& task = dag_.tasks[id.index()]; task.region.valid() && info(task.kind).adds)
+        stays[at(places_.instruction[id.index()])] = true;
+    follow(order, raise_reductions(role_, dag_, overlaps_, stays));
     if (gathered_.empty()) return;
     follow(order, insert_gathers(role_, gathered_, dag_, pool_slots_));
   }

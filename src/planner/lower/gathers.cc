@@ -251,7 +251,8 @@ std::vector<int64_t> ends_of_overlaps(const std::vector<Overlap>& overlaps, size
 }  // namespace
 
 std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
-                                      const std::vector<Overlap>& overlaps) {
+                                      const std::vector<Overlap>& overlaps,
+                                      const std::vector<bool>& stays) {
   // Each instruction's place: after another, in order. Nothing enters or leaves an overlap.
   std::vector<std::pair<int64_t, int64_t>> order;
   std::vector<int64_t> last(role.buffers.size(), -1);  // by buffer: behind what its last use stands
@@ -259,7 +260,8 @@ std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
   for (size_t i = 0; i < role.body.size(); ++i) {
     const Instruction& one = role.body[i];
     int64_t behind = static_cast<int64_t>(i);
-    if (ends[i] < 0 && rises(role, one, dag)) {
+    const bool is_placed = i < stays.size() && stays[i];
+    if (ends[i] < 0 && !is_placed && rises(role, one, dag)) {
       behind = -1;
       for (int32_t arg : one.args) behind = std::max(behind, last[at(arg)]);
       if (behind >= 0) behind = std::max(behind, ends[at(behind)]);

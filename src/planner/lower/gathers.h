@@ -21,9 +21,11 @@ struct Slot {
 };
 
 // Both change role.body only (insert_gathers may add buffers) and give by old position the new
-// one. `pool`: what is gathered for each pass is there.
+// one. `stays`, of the first instructions: those that an order has placed. `pool`: what is gathered
+// for each pass is there.
 std::vector<int32_t> raise_reductions(RoleProgram& role, const Dag& dag,
-                                      const std::vector<Overlap>& overlaps);
+                                      const std::vector<Overlap>& overlaps,
+                                      const std::vector<bool>& stays = {});
 // Inserts gathers without waits: they are added later.
 std::vector<int32_t> insert_gathers(RoleProgram& role, const std::vector<GatheredBuffer>& gathered,
                                     const Dag& dag, std::vector<Slot>& pool);

@@ -8,8 +8,9 @@
 namespace piper {
 
 bool is_ordered(const Task& task) {
+  if (info(task.kind).adds) return task.region.valid();
   return task.kind == InstructionKind::kCompute && task.pass != TaskPass::kPrepare &&
-         task.pass != TaskPass::kU;
+         (task.pass != TaskPass::kU || task.region.valid());
 }
 
 bool is_peer_reduction(const Dag& dag, const Task& task) {
@@ -28,13 +29,28 @@ bool rounds_sums(const Dag& dag, const Task& task) {
          });
 }
 
+namespace {
+
+// Returns whether the task squares the gradients of one region, for the norm.
+bool squares_region(const Dag& dag, const Task& task) {
+  if (!dag.split_update || task.pass != TaskPass::kU || task.micro >= 0 || task.region.valid() ||
+      !task.chunk.valid())
+    return false;
+  const std::vector<int32_t>& tags = dag.chunks[task.chunk.index()].tags;
+  return std::any_of(tags.begin(), tags.end(), [](int32_t tag) { return tag != kNoTag; });
+}
+
+}  // namespace
+
 bool runs_by_itself(const Dag& dag, const Task& task) {
   const bool joins = task.pass == TaskPass::kU && task.micro >= 0;  // what a reduction has left
   const bool for_send = task.kind == InstructionKind::kOwnPart && task.micro >= 0;
   if (task.within.valid()) return true;
+  const bool follows_update = task.region.valid() && task.kind == InstructionKind::kAllGather;
   const bool with_send = task.kind == InstructionKind::kRecv && task.distance == kEarliest;
-  return task.kind == InstructionKind::kSend || is_peer_reduction(dag, task) || joins || for_send ||
-         with_send || adds_parts(task) || rounds_sums(dag, task);
+  return task.kind == InstructionKind::kSend ||
+         (is_peer_reduction(dag, task) && !task.region.valid()) || joins || for_send || with_send ||
+         follows_update || squares_region(dag, task) || adds_parts(task) || rounds_sums(dag, task);
 }
 
 bool adds_parts(const Task& task) {

@@ -16,8 +16,9 @@ bool is_peer_reduction(const Dag& dag, const Task& task);
 bool rounds_sums(const Dag& dag, const Task& task);
 
 // Returns what is issued as soon as it can: sends, those reductions, what they have left and what
-// is rounded for them, sums of parts, receives that are posted with their sends, and what a
-// computation runs, after it.
+// is rounded for them, squares of the gradients of a region, sums of parts, receives that are
+// posted with their sends, gathers of what the update of a region has made, and what a computation
+// runs, after it.
 bool runs_by_itself(const Dag& dag, const Task& task);
 
 // Adds to a sum of the whole step what another cell has of it.

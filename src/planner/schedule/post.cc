@@ -39,7 +39,7 @@ int64_t post_in_cell(const Dag& dag, const std::vector<int32_t>& sent_at,
     const Task& task = dag.tasks[order[i].index()];
     const auto at = static_cast<int64_t>(i);
     places.push_back({at, true, at});
-    if (is_ordered(task)) computes.push_back(at);
+    if (task.kind == InstructionKind::kCompute && is_ordered(task)) computes.push_back(at);
     if (is_posted(task)) {
       const auto ahead = static_cast<size_t>(task.distance);
       const int64_t wanted = ahead > computes.size() ? 0 : computes[computes.size() - ahead];

@@ -45,7 +45,8 @@ class Issuer {
       const Task& task = dag_.tasks[t];
       const bool early = task.pass == TaskPass::kPrepare ||
                          (task.micro < 0 && task.kind != InstructionKind::kInput);
-      if (early && needed[t] && !issued_[t] && can_issue(TaskId(t))) issue_with_needs(TaskId(t));
+      if (early && needed[t] && !issued_[t] && !briefs_[t].ordered && can_issue(TaskId(t)))
+        issue_with_needs(TaskId(t));
     }
     for (bool progress = true; progress;) {
       progress = false;
@@ -107,7 +108,7 @@ class Issuer {
   std::vector<bool> needed_by_ordered() const {
     std::vector<bool> needed(dag_.tasks.size());
     for (size_t t = dag_.tasks.size(); t-- > 0;)
-      if (needed[t] || briefs_[t].ordered)
+      if (needed[t] || (briefs_[t].ordered && !dag_.tasks[t].region.valid()))
         for (TaskId d : deps_[t]) needed[d.index()] = true;
     return needed;
   }
@@ -260,6 +261,33 @@ class Issuer {
     }
     return {};
   }
+  // Returns the update of the cycle that comes before a gradient which it needs, or which the norm
+  // of all gradients needs.
+  std::optional<Error> early_update(const std::vector<ComputeOrder>& compute,
+                                    const std::vector<Wait>& circle) const {
+    for (const Wait& wait : circle) {
+      const Task &update = dag_.tasks[wait.head.index()], &block = dag_.tasks[wait.block.index()];
+      if (!update.region.valid() || block.accumulates.empty()) continue;
+      const SourceSpan* at = place_in(compute[static_cast<size_t>(update.cell)], wait.head);
+      const SourceSpan* behind = place_in(compute[static_cast<size_t>(block.cell)], wait.block);
+      const Accumulate& first = block.accumulates[0];
+      const NodeId made_by = dag_.graph.value(first.contribution).producer;
+      Error error = fail(at ? *at : SourceSpan(),
+                         "the order cannot run: {} comes before '{}', "
+                         "which {} adds to in {}{}",
+                         where(wait.head), dag_.sums[static_cast<size_t>(first.sum)].name,
+                         made_by.valid() ? dag_.graph.node(made_by).op : "an op", where(wait.block),
+                         behind ? fmt::format(" (line {})", behind->line) : "")
+                        .with_code(ExitCode::kRefused);
+      const bool own =
+          dag_.chunks[update.region.index()].tags == dag_.chunks[block.chunk.index()].tags;
+      return std::move(error).with_note(
+          own ? "help: what a stage adds up or updates comes after its last backward"
+              : "with clip_norm, loss_scale or skip_nonfinite an update needs the norm of all "
+                "gradients; without, only those of its stage");
+    }
+    return std::nullopt;
+  }
   // Returns a pair of tasks of the cycle, though they have no order between them.
   std::optional<Error> pair_in(const std::vector<ComputeOrder>& compute,
                                const std::vector<Wait>& circle) const {
@@ -296,9 +324,11 @@ class Issuer {
       const std::vector<Wait> circle = shortest_circle(waits, cell);
       if (!circle.empty() && (best.empty() || circle.size() < best.size())) best = circle;
     }
-    Error error = pair_in(compute, best)
-                      .value_or(fail("the order cannot run: its tasks wait for each other")
-                                    .with_code(ExitCode::kRefused));
+    Error error =
+        early_update(compute, best)
+            .value_or(pair_in(compute, best)
+                          .value_or(fail("the order cannot run: its tasks wait for each other")
+                                        .with_code(ExitCode::kRefused)));
     for (const Wait& wait : best) {
       const auto cell = static_cast<size_t>(dag_.tasks[wait.head.index()].cell);
       const SourceSpan* at = place_in(compute[cell], wait.head);

@@ -15,6 +15,8 @@ uint32_t colour_of(TaskPass pass) {
       return 0x00838f;
     case TaskPass::kBW:
       return 0xf9a825;
+    case TaskPass::kR:
+      return 0xad1457;
     case TaskPass::kU:
       return 0x6a1b9a;
     case TaskPass::kPrepare:

@@ -17,6 +17,8 @@ const char* colour_name(TaskPass pass) {
       return "rail_animation";
     case TaskPass::kBW:
       return "yellow";
+    case TaskPass::kR:
+      return "thread_state_runnable";
     case TaskPass::kU:
       return "rail_response";
     case TaskPass::kPrepare:

@@ -1,0 +1,285 @@
+// Items of an order beside forwards and backwards: what runs again, and the updates of stages. They
+// train as one device does, bit for bit, keep less memory or wait less, and are refused before what
+// they need.
+#include <gmock/gmock.h>
+
+#include "equivalence/jobs.h"
+#include "piper/plan/verify.h"
+
+namespace piper {
+namespace {
+
+using namespace jobs;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+#define NEED_MODELS()                                             \
+  if (!std::filesystem::exists(model_path(kModel, "model.onnx"))) \
+  GTEST_SKIP() << "no models in " << models_folder()
+
+constexpr const char* kModel = "gpt-deep";
+constexpr int64_t kSteps = kSanitized ? 1 : 4;
+const std::string kAdam = "optimizer: {adamw: {lr: 3e-3, weight_decay: 0.1}}, ema: {decay: 0.9}";
+
+struct Case {
+  std::string name, include, params, program, train = kAdam, more = "";
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
+};
+
+const std::string kEarly =
+    "repeat min(M, P-r-1): F\n"
+    "        repeat M - min(M, P-r-1): F R B\n"
+    "        repeat min(M, P-r-1): R B\n";
+
+std::string text_of(const Case& c) {
+  std::string text = fmt::format(
+      "piper: 1\ninclude: [{}]\nparams: {{{}}}\ntrain: {{global_batch: 8, {}}}\ndirectives:\n",
+      c.include, c.params, c.train);
+  text += c.more;
+  if (!c.program.empty())
+    text += "  - name: order\n    order:\n      each: pp\n      program: |\n        " + c.program;
+  return text;
+}
+
+Result<Compiled> compile_case(const Case& c, bool oracles = true) {
+  const Folder folder;
+  CompileOptions options;
+  options.library = {PIPER_SOURCE_DIR "/strategies"};
+  options.model = model_path(kModel, "model.onnx");
+  options.strategy = folder.write("strategy.yaml", text_of(c));
+  options.oracles = oracles;
+  return compile(options);
+}
+
+class Items : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Items, TrainAsOneDeviceDoes) {
+  NEED_MODELS();
+  const Result<Compiled> compiled = compile_case(GetParam());
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const Result<VerifyReport> report = verify_plan_set(compiled->set, &*compiled->single);
+  ASSERT_TRUE(report) << print_error(report.error());
+  for (const Finding& finding : report->findings)
+    ADD_FAILURE() << finding.rule << " " << finding.text;
+  const Result<Trained> single = train(*compiled->single, kModel, kSteps),
+                        spread = train(compiled->set, kModel, kSteps);
+  ASSERT_TRUE(single && spread);
+  // Sums over replicas in every microbatch add the same numbers in another order.
+  if (GetParam().params.find("per_microbatch") == std::string::npos)
+    expect_equal_bits(*spread, *single, "single device");
+  else
+    EXPECT_LT(largest_difference(*spread, *single), 3e-4);
+  expect_same_when_queued(compiled->set, kModel, GetParam().name);
+}
+
+const std::string kHalves =
+    "repeat min(M, P-r-1): F\n"
+    "        for k in 0..M:\n"
+    "          F? R BI\n"
+    "          if k >= r: BW\n"
+    "        repeat min(M, r): BW\n";
+const std::string kChunks =
+    "repeat M: F[chunk=0]\n"
+    "        repeat M: F[chunk=1]\n"
+    "        repeat M: B[chunk=1]\n"
+    "        U[chunk=1]\n"
+    "        repeat M: B[chunk=0]\n"
+    "        U[chunk=0]\n";
+// The front's gradients are added up first, the others after all backwards.
+const std::string kSums =
+    "repeat M: F[chunk=0]\n"
+    "        repeat M: F[chunk=1]\n"
+    "        repeat M: B[chunk=1]\n"
+    "        repeat M: B[chunk=0]\n"
+    "        S[chunk=0] S[chunk=1]\n";
+// Of stages that are all on one device, the last first.
+const std::string kBackToFront =
+    "for s in 0..8: F[stage=s]\n"
+    "        for s in 0..8: B[stage=7-s] U[stage=7-s]\n";
+const std::string kOne = "<schedules/interleaved-1f1b>", kAgain = "<memory/recompute>";
+
+INSTANTIATE_TEST_SUITE_P(
+    All, Items,
+    ::testing::Values(
+        Case{"again", "<schedules/1f1b>, " + kAgain, "stages: 4, microbatches: 8", kEarly},
+        Case{"again_zero3", "<schedules/1f1b>, <memory/zero3>, " + kAgain,
+             "stages: 2, dp: 2, microbatches: 4", kEarly},
+        Case{"again_in_halves", "<schedules/1f1b>, " + kAgain, "stages: 4, microbatches: 8",
+             kHalves},
+        // A backward runs itself what no item has named before.
+        Case{"again_of_some", "<schedules/1f1b>, " + kAgain, "stages: 2, microbatches: 4",
+             "repeat M: F\n        R[mb=2]\n        repeat M: B\n"},
+        Case{"again_by_microbatch", "<schedules/1f1b>", "stages: 2, microbatches: 4",
+             "repeat M: F\n        repeat M: R? B\n", kAdam,
+             "  - recompute: {where: {stage: s, mb: \"<=s\"}}\n"},
+        Case{"again_both_ways", "<schedules/dualpipe>, " + kAgain, "stages: 2, microbatches: 4",
+             "repeat M: F\n        repeat M: R\n        repeat M: B\n"},
+        Case{"again_in_a_pair", "<schedules/1f1b>, " + kAgain, "stages: 1, microbatches: 4",
+             "F\n        repeat M-1: F & B\n        R B\n"},
+        Case{"updates", kOne, "stages: 2, chunks: 2, microbatches: 4", kChunks},
+        Case{"updates_sgd", kOne + ", <memory/ddp>", "stages: 2, chunks: 2, dp: 2, microbatches: 2",
+             kChunks, kSgd},
+        Case{"updates_zero1", kOne + ", <memory/zero1>",
+             "stages: 2, chunks: 2, dp: 2, microbatches: 2", kChunks},
+        Case{"updates_zero3", kOne + ", <memory/zero3>",
+             "stages: 2, chunks: 2, dp: 2, microbatches: 2", kChunks},
+        Case{"updates_bf16", kOne + ", <memory/zero1>, <numerics/bf16>",
+             "stages: 2, chunks: 2, dp: 2, microbatches: 2", kChunks},
+        Case{"updates_muon", kOne + ", <memory/zero1>",
+             "stages: 1, chunks: 2, dp: 2, microbatches: 2", kChunks,
+             "optimizer: {muon: {lr: 2e-3}}, groups: [{of: [vectors, embeddings, heads], "
+             "optimizer: {adamw: {lr: 3e-4}}}]"},
+        Case{"updates_after_the_norm", kOne, "stages: 2, chunks: 2, microbatches: 4",
+             "repeat M: F[chunk=0]\n        repeat M: F[chunk=1]\n        repeat M: B[chunk=1]\n"
+             "        repeat M: B[chunk=0]\n        U[chunk=0] U[chunk=1]\n",
+             kAdamW},
+        Case{"sums", kOne + ", <memory/ddp>", "stages: 2, chunks: 2, dp: 2, microbatches: 2", kSums,
+             kAdamW},
+        Case{"sums_and_updates", kOne + ", <memory/zero1>",
+             "stages: 2, chunks: 2, dp: 2, microbatches: 2", kSums + "        U[chunk=0]\n"},
+        Case{"sums_each_microbatch", "<schedules/1f1b>, <memory/zero2>",
+             "stages: 2, dp: 2, microbatches: 4, reduce: per_microbatch, bucket_kib: 16",
+             "repeat M: F\n        B\n        repeat M-1: B S\n        S\n", kAdamW},
+        Case{"updates_and_again", kOne + ", " + kAgain, "stages: 1, chunks: 8, microbatches: 1",
+             kBackToFront}),
+    [](const auto& info) { return info.param.name; });
+
+// The bytes of the arena in which gradients lie at some time of the step.
+int64_t gradient_bytes(const PlanSet& set) {
+  const RoleProgram& role = set.roles[0];
+  std::vector<std::pair<int64_t, int64_t>> places;
+  for (const Buffer& buffer : role.buffers)
+    if (const Tensor& tensor = role.tensor(buffer); tensor.name.find(".grad") != tensor.name.npos)
+      places.emplace_back(buffer.offset, buffer.offset + tensor.type.bytes());
+  std::sort(places.begin(), places.end());
+  int64_t bytes = 0, end = 0;
+  for (const auto& [from, to] : places) {
+    bytes += std::max<int64_t>(0, to - std::max(from, end));
+    end = std::max(end, to);
+  }
+  return bytes;
+}
+
+// Gradients of one stage at a time (LOMO): each is gone before the next is made.
+TEST(Updates, FreeTheGradientsOfAStage) {
+  NEED_MODELS();
+  Case c{"", kOne, "stages: 1, chunks: 8, microbatches: 1", kBackToFront, kSgd};
+  const auto early = compile_case(c, false);
+  ASSERT_TRUE(early) << print_error(early.error());
+  c.program = "for s in 0..8: F[stage=s]\n        for s in 0..8: B[stage=7-s]\n";
+  const auto late = compile_case(c, false);
+  ASSERT_TRUE(late) << print_error(late.error());
+  EXPECT_LT(gradient_bytes(early->set), gradient_bytes(late->set) / 2);
+}
+
+// While the gradient is under way, a stage runs again what its backward needs (Mario).
+TEST(Again, WaitsForNoGradient) {
+  NEED_MODELS();
+  const auto compiled = compile_case(
+      {"", "<schedules/1f1b>, " + kAgain, "stages: 2, microbatches: 4", kEarly}, false);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  size_t before = 0;
+  const std::vector<Instruction>& body = compiled->set.roles[0].body;
+  for (size_t i = 0; i + 1 < body.size(); ++i)
+    if (body[i].pass == TaskPass::kR && body[i].micro == 0)
+      for (size_t k = i + 1; k < body.size(); ++k)
+        before += body[k].kind == InstructionKind::kRecv && body[k].micro == 0;
+  EXPECT_GT(before, 0u);
+}
+
+// Reductions are where the order names them.
+TEST(Sums, AreWhereTheOrderSays) {
+  NEED_MODELS();
+  for (const bool named : {false, true}) {
+    Case c{"", kOne + ", <memory/ddp>", "stages: 1, chunks: 2, dp: 2, microbatches: 2", kSums};
+    if (!named) c.program = c.program.substr(0, c.program.find("        S["));
+    const auto compiled = compile_case(c, false);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    const std::vector<Instruction>& body = compiled->set.roles[0].body;
+    const auto reduces = std::find_if(body.begin(), body.end(), [](const Instruction& one) {
+      return one.kind == InstructionKind::kAllReduce &&
+             (one.label.find(".grad") != one.label.npos ||
+              one.label.find("more") != one.label.npos);
+    });
+    const bool before = std::any_of(
+        reduces, body.end(), [](const Instruction& one) { return one.pass == TaskPass::kB; });
+    ASSERT_NE(reduces, body.end());
+    EXPECT_EQ(before, !named);
+  }
+}
+
+TEST(Items, AreRefusedBeforeWhatTheyNeed) {
+  NEED_MODELS();
+  const auto refused = [](const Case& c) {
+    const auto compiled = compile_case(c, false);
+    return compiled ? std::string("compiled") : print_error(compiled.error());
+  };
+  const std::string again = "<schedules/1f1b>, " + kAgain, four = "stages: 2, microbatches: 4";
+  EXPECT_THAT(refused({"", again, four, "repeat M: F B\n        R\n"}),
+              AllOf(HasSubstr("strategy.yaml:11:9"), HasSubstr("no task is left for 'R'"),
+                    HasSubstr("'B' (line 10) took it")));
+  EXPECT_THAT(refused({"", "<schedules/1f1b>", four, "repeat M: F R B\n"}),
+              AllOf(HasSubstr("runs again for a backward, and nothing does"), HasSubstr("R?")));
+  const std::string chunks = "stages: 1, chunks: 2, microbatches: 2";
+  const std::string first =
+      "repeat M: F[chunk=0] F[chunk=1]\n        B[chunk=1]\n        U[chunk=1]\n"
+      "        B[chunk=1]\n        repeat M: B[chunk=0]\n";
+  EXPECT_THAT(refused({"", kOne, chunks, first}),
+              AllOf(HasSubstr("strategy.yaml:12:9"), HasSubstr(".grad'"), HasSubstr("adds to in"),
+                    HasSubstr("'B stage=1 mb=1' (line 13)"), HasSubstr("last backward")));
+  EXPECT_THAT(refused({"", kOne, chunks, kChunks, kAdamW}),
+              AllOf(HasSubstr("strategy.yaml:13:9"), HasSubstr("'B stage=0 mb=0' (line 14)"),
+                    HasSubstr("clip_norm")));
+  EXPECT_THAT(refused({"", kOne, chunks, "U[mb=0]\n"}), HasSubstr("of all microbatches"));
+  EXPECT_THAT(
+      refused({"", kOne + ", <memory/ddp>", chunks + ", dp: 2",
+               "S[chunk=0]\n        " + kSums.substr(0, kSums.find("        S[")) +
+                   "        S[chunk=1]\n"}),
+      AllOf(HasSubstr("strategy.yaml:10:9"), HasSubstr("comes before"), HasSubstr("(line 14)")));
+  EXPECT_THAT(refused({"", kOne + ", <memory/ddp>", chunks + ", dp: 2",
+                       kSums.substr(0, kSums.find(" S[chunk=1]")) + "\n"}),
+              AllOf(HasSubstr("leaves"), HasSubstr("all_reduce")));
+  EXPECT_THAT(refused({"", kOne, chunks, "F & U[chunk=0]\n"}), HasSubstr("no half of a pair"));
+  EXPECT_THAT(refused({"", "<schedules/pipedream-2bw>", "stages: 2, microbatches: 2",
+                       "repeat M: F B\n        U[chunk=0]\n"}),
+              HasSubstr("two versions"));
+}
+
+// The comparison and the verifier see what runs again otherwise, and an update that comes early.
+TEST(Items, AnotherOneIsSeen) {
+  NEED_MODELS();
+  auto again =
+      compile_case({"", "<schedules/1f1b>, " + kAgain, "stages: 2, microbatches: 4", kEarly}, true);
+  ASSERT_TRUE(again) << print_error(again.error());
+  const auto right = train(again->set, kModel, kSteps);
+  int changed = 0;
+  for (RoleProgram& role : again->set.roles)
+    for (Program& program : role.programs)
+      for (ProgramOp& op : program.ops)
+        if (program.label.starts_with("R") && op.op == "LayerNorm")
+          op.attrs.set("epsilon", 0.1), ++changed;
+  ASSERT_GT(changed, 0);
+  const auto wrong = train(again->set, kModel, kSteps);
+  ASSERT_TRUE(right && wrong);
+  EXPECT_NE(right->losses, wrong->losses);
+  const auto report = verify_plan_set(again->set, &*again->single);
+  ASSERT_TRUE(report) << print_error(report.error());
+  EXPECT_FALSE(report->findings.empty());
+
+  auto early = compile_case({"", kOne, "stages: 1, chunks: 2, microbatches: 2", kChunks}, true);
+  ASSERT_TRUE(early) << print_error(early.error());
+  std::vector<Instruction>& body = early->set.roles[0].body;
+  const auto update = std::find_if(body.begin(), body.end(), [](const Instruction& one) {
+    return one.pass == TaskPass::kU && one.stage == 1 && one.kind == InstructionKind::kCompute;
+  });
+  const auto backward = std::find_if(body.begin(), body.end(), [](const Instruction& one) {
+    return one.pass == TaskPass::kB && one.micro == 1;
+  });
+  ASSERT_LT(backward, update);
+  std::rotate(backward, update, update + 1);
+  const auto moved = verify_plan_set(early->set, &*early->single);
+  EXPECT_TRUE(!moved || !moved->findings.empty());
+}
+
+}  // namespace
+}  // namespace piper
