@@ -155,9 +155,11 @@ TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {
        {std::pair(false, Gather::kUpdate), {true, Gather::kUpdate}, {true, Gather::kStep}}) {
     auto dag = make_dag(*sharded, dag_spec);
     ASSERT_TRUE(dag) << print_error(dag.error());
-    if (shard)
-      cut_states(*dag, dag->graph.params,
-                 {.over = {0}, .gather = gather, .stream = 0, .distance = 2});
+    std::vector<StateCut> cuts;
+    for (const Param& param : dag->graph.params)
+      if (shard)
+        cuts.push_back({param, {{.over = {0}, .gather = gather, .stream = 0, .distance = 2}}});
+    cut_states(*dag, cuts);
     for (Sum& sum : dag->sums) sum.each_micro = sum.part.valid() && gather == Gather::kStep;
     dag = expand_tasks(std::move(*dag));
     ASSERT_TRUE(dag) << print_error(dag.error());
