@@ -67,6 +67,28 @@ TEST_P(DiffOf, SaysThisAndNothingElse) {
 INSTANTIATE_TEST_SUITE_P(, DiffOf, testing::ValuesIn(kCases),
                          [](const auto& test) { return std::string(test.param.name); });
 
+// Plans that can evaluate are others than those that cannot, and than those that evaluate more.
+TEST(DiffEvaluation, IsOfTheTraining) {
+  const Folder folder;
+  const auto evaluating = [&](const std::string& text) {
+    const auto compiled = compile({.model = source("samples/gpt/model.onnx"),
+                                   .strategy = folder.write("strategy.yaml", text),
+                                   .evaluation = true,
+                                   .oracles = false});
+    EXPECT_TRUE(compiled) << print_error(compiled.error());
+    return compiled ? summarise(compiled->set) : Summary();
+  };
+  const Summary with = evaluating(kStrategy);
+  Diff diff = compare(base(), with);
+  EXPECT_EQ(names_of(diff), "train") << print_diff(diff, false);
+  EXPECT_THAT(print_diff(diff, false), HasSubstr("evaluation  none → "));
+  EXPECT_THAT(print_diff(diff, false), HasSubstr("FLOP a batch over all ranks"));
+  Diff more =
+      compare(with, evaluating(replaced(kStrategy, "global_batch: 16", "global_batch: 32")));
+  EXPECT_THAT(print_diff(more, false), HasSubstr("evaluation"));
+  EXPECT_TRUE(compare(with, evaluating(kStrategy)).sections.empty());
+}
+
 TEST(DiffTarget, AndItsTableOfAlgorithmsAreNamed) {
   Summary other = base();
   for (RoleSummary& role : other.roles) role.table = "0123456789abcdef";

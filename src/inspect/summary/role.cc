@@ -426,10 +426,25 @@ int64_t RoleSummary::ops() const {
   return sum;
 }
 
+namespace {
+
+std::optional<double> flops_of_evaluation(const RoleProgram& role,
+                                          const std::vector<double>& flops) {
+  if (role.evaluation.empty()) return {};
+  double sum = 0;
+  for (const Instruction& one : role.evaluation)
+    if (one.kind == InstructionKind::kCompute) sum += flops[index_of(one.program)];
+  return sum;
+}
+
+}  // namespace
+
 Result<RoleSummary> summarise_role(const RoleProgram& role) {
   PIPER_ASSIGN(std::vector<double> flops, program_flops(role));
+  const std::optional<double> evaluation = flops_of_evaluation(role, flops);
   RoleSummary summary = RoleWalk(role, std::move(flops)).run();
   Training training = find_training(role);
+  summary.evaluation_flops = evaluation;
   summary.target = role.target;
   summary.table = role.table;
   count_memory(role, summary);

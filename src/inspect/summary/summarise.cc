@@ -116,6 +116,16 @@ void add_train(Summary& summary) {
   }
   summary.train.insert(summary.train.begin() + std::min<ptrdiff_t>(1, std::ssize(summary.train)),
                        {"microbatches", std::to_string(micros.size())});
+  double evaluation = 0;
+  bool evaluates = false;
+  for (const DeviceSummary& device : summary.devices) {
+    const std::optional<double>& flops = summary.role(device).evaluation_flops;
+    evaluates |= flops.has_value();
+    evaluation += flops.value_or(0) * static_cast<double>(device.ranks);
+  }
+  if (evaluates)
+    summary.train.emplace_back("evaluation",
+                               fmt::format("{} a batch over all ranks", human_flops(evaluation)));
   if (two_versions) summary.train.emplace_back("weight_versions", "2");
   for (const auto& [name, text] : inputs) summary.train.emplace_back("input " + name, text);
   summary.train.emplace_back("seed", std::to_string(summary.manifest.seed));
