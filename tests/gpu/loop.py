@@ -69,8 +69,10 @@ def not_finite(session):
                      choice, "--metrics", metrics]
             if session.check(f"not finite, {choice}, {backend}", words, 60, expect=code, again=False) is not None:
                 skipped[backend] = [line["skipped"] for line in lines_of(metrics)]
-        session.note(f"not finite, {choice}: the CPU's steps are skipped", skipped.get("cuda") == skipped.get("cpu") and any(skipped["cuda"]),
-                     steps=str(skipped))
+        ours, theirs = skipped.get("cuda", []), skipped.get("cpu", [])
+        if choice == "stop":  # a device ends behind the step that it has queued, which is not taken either
+            theirs = theirs + theirs[-1:]
+        session.note(f"not finite, {choice}: the CPU's steps are skipped", ours == theirs and any(ours), steps=str(skipped))
 
 
 def element_types(session):
