@@ -5,11 +5,19 @@ namespace piper {
 
 namespace {
 
-// Returns whether the instruction cuts a flat run from a value of the step that is no parameter.
-bool takes_run(const RoleProgram& role, const Instruction& one) {
+template <class Visit>
+void for_each_instruction(const RoleProgram& role, const Visit& visit) {
+  for (const auto* list : role.sections())
+    for (const Instruction& one : *list) visit(one);
+}
+// Returns whether the instruction cuts a flat run from a value of the step that is no parameter,
+// and something uses that run.
+bool takes_run(const RoleProgram& role, const Instruction& one, const std::vector<int32_t>& uses) {
   const Tensor& whole = role.tensor(one.args[0]);
+  bool used = false;
+  for (size_t a = 1; a < one.args.size(); a += 2) used = used || uses[one.args[a]] > 1;
   return one.kind == InstructionKind::kOwnPart && whole.kind == BufferKind::kStep &&
-         whole.param.empty();
+         whole.param.empty() && used;
 }
 
 }  // namespace
@@ -19,11 +27,15 @@ uint32_t find_followed_axes(const PlanSet& set) {
   for (const RoleProgram& role : set.roles) {
     for (const Tensor& tensor : role.tensors)
       for (const TensorCut& cut : tensor.cuts) axes |= uint32_t{1} << cut.axis;
-    for (const auto* list : role.sections())
-      for (const Instruction& one : *list)
-        if (one.group >= 0 && (one.dim >= 0 || one.kind == InstructionKind::kRotate ||
-                               one.reduction == Reduction::kMax || takes_run(role, one)))
-          axes |= axes_of(role.groups[one.group]);
+    std::vector<int32_t> uses(role.buffers.size());
+    for_each_instruction(role, [&](const Instruction& one) {
+      for (const int32_t arg : one.args) ++uses[arg];
+    });
+    for_each_instruction(role, [&](const Instruction& one) {
+      if (one.group >= 0 && (one.dim >= 0 || one.kind == InstructionKind::kRotate ||
+                             one.reduction == Reduction::kMax || takes_run(role, one, uses)))
+        axes |= axes_of(role.groups[one.group]);
+    });
   }
   for (size_t axis = 0; axis < set.roles[0].mesh.size(); ++axis)
     if (set.roles[0].mesh[axis].second == 1) axes &= ~(uint32_t{1} << axis);
