@@ -157,6 +157,16 @@ void add_halves(std::vector<Case>& cases) {
                    {"schedules/gpipe", "memory/zero1", "memory/offload"},
                    "stages: 2, dp: 2, microbatches: 2, what: optimizer"});
 }
+// Entries of replicas that cut again what another one leaves, and that speak of some parameters.
+void add_entries(std::vector<Case>& cases) {
+  const std::string params = "stages: 1, microbatches: 2, bucket_kib: 1, ";
+  for (const auto& [file, sizes] : {std::pair("hpz", "nodes: 2, gpus: 2"),
+                                    {"by-state", "racks: 2, nodes: 1, gpus: 2"},
+                                    {"by-parameter", "dp: 2"}})
+    cases.push_back({identifier(std::string("entries_") + file),
+                     {"schedules/1f1b", std::string("memory/") + file},
+                     params + sizes});
+}
 // Up to eight devices: of schedules that have a stage for each layer, some; given a seed, all.
 void add_wide(std::vector<Case>& cases) {
   constexpr const char *kAlways[] = {"chimera", "dualpipe"},
@@ -233,6 +243,7 @@ std::vector<Case> all_cases() {
   std::vector<Case> cases;
   add_complete(cases);
   add_halves(cases);
+  add_entries(cases);
   add_wide(cases);
   add_axes(cases);
   add_numerics(cases);

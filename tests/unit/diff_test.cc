@@ -80,7 +80,7 @@ TEST(DiffEvaluation, IsOfTheTraining) {
   };
   const Summary with = evaluating(kStrategy);
   Diff diff = compare(base(), with);
-  EXPECT_EQ(names_of(diff), "train") << print_diff(diff, false);
+  EXPECT_EQ(names_of(diff), "train memory") << print_diff(diff, false);
   EXPECT_THAT(print_diff(diff, false), HasSubstr("evaluation  none → "));
   EXPECT_THAT(print_diff(diff, false), HasSubstr("FLOP a batch over all ranks"));
   Diff more =

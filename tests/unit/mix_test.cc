@@ -175,7 +175,7 @@ TEST_F(MixTest, WhatTheFileMayNotSay) {
             "3:1: unknown key 'phase' (did you mean 'phases'?); there are sources and phases");
   EXPECT_EQ(refused("sources:\n  - {name: web, files: 1.bin, wieght: 1}\n"),
             "2:31: unknown key 'wieght' (did you mean 'weight'?); there are name, files, weight, "
-            "type, separator and mask");
+            "type, separator, mask and pack");
   EXPECT_EQ(refused(web + "  - {name: code, files: 2.bin}\n"), "3:5: a source needs 'weight'");
   EXPECT_EQ(refused(web + "  - {name: web, files: 2.bin, weight: 2}\n"),
             "3:12: two sources are named 'web'");

@@ -5,12 +5,11 @@
 // makes:
 //
 //   forward of chunk p     y_p := Attention(q_p, k_0 … k_p), causal
-//   backward, last first   d_p := t_p + what chunk p+1 handed on; dk_p := the last block of d_p,
-//   and
-//                          the others are handed on to chunk p-1
+//   backward, last first   d_p := t_p + what chunk p+1 handed on
+//                          dk_p := the last block of d_p; the others are handed on to chunk p-1
 //
-// (Li et al., 2021; Sun et al., 2024.) Sums of the step, as gradients of weights
-// and the loss, add the chunks up in the order in which they run.
+// (Li et al., 2021; Sun et al., 2024.) Sums of the step, as gradients of weights and the loss, add
+// the chunks up in the order in which they run.
 #include <algorithm>
 #include <map>
 
