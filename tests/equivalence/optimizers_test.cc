@@ -17,6 +17,8 @@ const std::string kAdafactor =
 
 const std::string kNarrow =
     "optimizer: {adamw: {lr: 3e-3, eps: 1e-6, states: [bf16, f32]}}, ema: {decay: 0.9}";
+// Its average is the only state.
+const std::string kAveraged = "optimizer: {sgd: {lr: 0.05}}, ema: {decay: 0.9}";
 
 constexpr const char* kGptTensor =
     "  - shard: {match: \"**/qkv/*\", dim: 0, over: tp}\n"
@@ -28,6 +30,9 @@ constexpr const char* kRows = "  - shard: {match: \"**/wte/*\", dim: 0, over: tp
 constexpr const char* kExperts =
     "  - shard: {input: \"*\", dim: 0, over: tp}\n"
     "  - shard: {match: [\"**/w_in\", \"**/w_out\"], dim: 0, over: tp}\n";
+// Some parameters' states are cut, the others' are whole.
+constexpr const char* kSome =
+    ", match: \"**/qkv/*\", shard: [optimizer]}\n  - replicate: {over: dp";
 
 struct Case {
   const char* name;
@@ -67,7 +72,7 @@ bool has_models() { return std::filesystem::exists(model_path("gpt-deep", "model
 TEST_P(Optimizers, TrainAsOnOneDevice) {
   if (!has_models()) GTEST_SKIP() << "no models in " << models_folder();
   const Case& c = GetParam();
-  for (const std::string& train : {kMuon, kAdafactor, kNarrow}) {
+  for (const std::string& train : {kMuon, kAdafactor, kAveraged, kNarrow}) {
     const bool wide = c.tp > 1;           // where sums differ by rounding
     if (wide && train == kNarrow) break;  // it has no states in f64
     const auto compiled = compile_case(c, train, wide);
@@ -102,9 +107,10 @@ constexpr const char* kZero3 = ", shard: [optimizer, gradients, parameters]";
 INSTANTIATE_TEST_SUITE_P(
     Strategies, Optimizers,
     ::testing::Values(Case{"pp", 2}, Case{"dp", 1, 2}, Case{"zero1", 1, 2, 1, kZero1},
-                      Case{"zero2", 1, 4, 1, kZero2}, Case{"zero3", 1, 2, 1, kZero3},
-                      Case{"pp_zero3", 2, 2, 1, kZero3}, Case{"tp", 1, 1, 2, "", kGptTensor},
-                      Case{"tp3_rows", 1, 1, 3, "", kRows}, Case{"pp_tp", 2, 1, 2, "", kGptTensor},
+                      Case{"zero1_of_some", 1, 2, 1, kSome}, Case{"zero2", 1, 4, 1, kZero2},
+                      Case{"zero3", 1, 2, 1, kZero3}, Case{"pp_zero3", 2, 2, 1, kZero3},
+                      Case{"tp", 1, 1, 2, "", kGptTensor}, Case{"tp3_rows", 1, 1, 3, "", kRows},
+                      Case{"pp_tp", 2, 1, 2, "", kGptTensor},
                       Case{"zero1_tp", 1, 2, 2, kZero1, kGptTensor},
                       Case{"zero3_tp", 1, 2, 2, kZero3, kGptTensor},
                       Case{"experts", 1, 1, 2, "", kExperts, "moe-gshard"}),

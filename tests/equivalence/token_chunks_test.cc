@@ -43,6 +43,15 @@ const std::string kHalves = R"(  - place: {where: {stage: s}, on: {pp: s}}
         repeat M*4:   BW
 )";
 
+// Items that say no chunk take those of the backward that comes first.
+const std::string kInTurn = R"(  - place: {where: {stage: s}, on: {pp: s}}
+  - order:
+      each: pp
+      program: |
+        repeat M*4: F
+        repeat M*4: R BI BW
+)";
+
 struct Case {
   std::string name, directives, mesh = "{}", include = "", model = "gpt-deep";
   friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
@@ -119,6 +128,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"llama", kBatch + "  - split: {dim: tokens, into: 2, sizes: [20, 12]}\n", "{}", "",
              "llama-hf"},
         Case{"routed", kBatch + kChunks, "{}", "", "qwen3-moe-hf"},
+        Case{"in_turn", kBatch + kChunks + kAgain + kInTurn, "{pp: 2}", kStages},
         Case{"halves", kBatch + kChunks + kHalves, "{pp: 2}", kStages}),
     [](const auto& info) { return info.param.name; });
 

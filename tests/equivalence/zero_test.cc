@@ -221,6 +221,12 @@ const Entries kEntries[] = {
      "  - replicate: {over: node, match: \"**/weight\", shard: [optimizer], gather: {dtype: f16, "
      "lossy: true}}\n"
      "  - replicate: {over: gpu, shard: [optimizer, gradients]}\n"},
+    {"some_over_two_axes", "node: 2, gpu: 2",
+     "  - replicate: {over: node, match: \"model/0/*\", shard: [optimizer]}\n"
+     "  - replicate: {over: gpu, match: \"model/0/*\", shard: [optimizer]}\n"},
+    {"some_beside_the_host", "dp: 2",
+     "  - replicate: {over: dp, match: \"model/0/*\", shard: [optimizer]}\n"
+     "  - offload: {what: parameters}\n"},
     {"on_the_host", "dp: 4",
      "  - replicate: {over: dp}\n  - offload: {what: parameters, distance: 2}\n"},
     {"parts_on_the_host", "node: 2, gpu: 2",

@@ -127,10 +127,11 @@ class StepScalars::Values {
     const NumberKind wanted = find_op(op.op)->directed ? kDirection : kGradient;
     if (!gradient || gradient->kind != wanted || gradient->target != of_.model_.gradient_of[id])
       return add("{} updates '{}' with something else than its gradient", shown);
+    size_t made = 1;  // outputs, of the states that are there
     for (size_t i = 0; i < states && 2 + i < op.inputs.size(); ++i) {
       if (op.inputs[2 + i] < 0) continue;
       const int32_t state = argument(op.inputs[2 + i]);
-      if (state < 0 || op.outputs.size() < 2 + i || argument(op.outputs[1 + i]) != state)
+      if (state < 0 || op.outputs.size() <= made || argument(op.outputs[made++]) != state)
         return add("{} updates '{}' with a state that it does not write", shown);
       of_.check_state(place_, shown, id, i, buffer_name(state), *inputs[2 + i]);
       ++values_[state].version;
@@ -150,8 +151,7 @@ class StepScalars::Values {
       const int32_t target = of_.model_.cells[place_.cell].facts->targets[read.target];
       Number number;
       number.target = target;
-      // Rule layout follows the others.
-      number.cut = of_.known_of_(place_, one_.args[arg]).cut & ~of_.model_.followed;
+      number.cut = of_.known_of_(place_, one_.args[arg]).cut;
       number.kind = of_.model_.is_gradient[target] ? kGradient : kTerms;
       number.exact = program_.values[arg].dtype;
       if (number.kind == kTerms) {
@@ -247,7 +247,8 @@ void StepScalars::check_state(Spot place, const std::string& shown, int32_t para
 // runs as the attribute `parts` says.
 Number StepScalars::squares_of(const ProgramOp& op, const Number& gradient) const {
   Term term{.target = gradient.target, .runs = std::max<int64_t>(op.attrs.integer("parts"), 1)};
-  term.cut = gradient.cut;
+  term.cut = gradient.cut & ~model_.followed;
+  term.followed = gradient.cut & model_.followed;
   for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
     if (term.cut >> axis & 1) term.runs *= model_.mesh[axis].second;
   return {.kind = kTerms, .terms = {term}};
@@ -263,11 +264,36 @@ Number StepScalars::norm_of(Spot place, std::span<const Number* const> inputs) {
     }
     all.insert(all.end(), input->terms.begin(), input->terms.end());
   }
+  count_followed(all);
   if (const std::string wrong = wrong_squares(all); !wrong.empty()) {
     findings_.add("update", "{} takes a norm in which {}", name(place), wrong);
     return {};
   }
   return {.kind = kNorm, .symbol = join_symbols(symbol_of("GlobalNorm"), symbol_of(all))};
+}
+
+// Counts runs along axes that rule layout follows, too, if only then all gradients are in equally
+// many: such an axis may be one of replicas, along which something else is cut into runs as well.
+void StepScalars::count_followed(Terms& terms) const {
+  uint32_t all = 0;
+  for (const Term& term : terms) all |= term.followed;
+  const auto runs_with = [&](const Term& term, uint32_t axes) {
+    int64_t runs = term.runs;
+    for (size_t axis = 0; axis < model_.mesh.size(); ++axis)
+      if ((term.followed & axes) >> axis & 1) runs *= model_.mesh[axis].second;
+    return runs;
+  };
+  for (uint32_t axes = 0;; axes = (axes - all) & all) {  // subsets, from none to all
+    int64_t runs = 0;
+    const bool alike = std::ranges::all_of(terms, [&](const Term& term) {
+      if (term.is_zero()) return true;
+      runs = runs == 0 ? runs_with(term, axes) : runs;
+      return runs_with(term, axes) == runs;
+    });
+    if (alike)
+      for (Term& term : terms) term.runs = runs_with(term, axes);
+    if (alike || axes == all) return;
+  }
 }
 
 std::string StepScalars::wrong_squares(const Terms& terms) const {

@@ -93,6 +93,7 @@ class StepScalars {
   void set(Spot place, int32_t buffer, const Number& number);
   void forget(Spot place, std::span<const int32_t> args, size_t first, size_t each);
   // Returns how the squares differ from those of all gradients; empty: they do not.
+  void count_followed(Terms& terms) const;
   std::string wrong_squares(const Terms& terms) const;
 
   const Model& model_;

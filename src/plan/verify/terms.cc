@@ -26,7 +26,8 @@ std::optional<Terms> rounded(const Terms& input, DType to) {
 
 Term added(const Term& a, const Term& b) {
   if (a.is_zero() || b.is_zero()) return a.is_zero() ? b : a;
-  if (a.target != b.target || a.runs != b.runs || a.cut != b.cut) return {.target = Term::kOther};
+  if (a.target != b.target || a.runs != b.runs || a.cut != b.cut || a.followed != b.followed)
+    return {.target = Term::kOther};
   Term both = a;
   both.exact = DType::kF64;  // the type in which such numbers are added
   both.times = std::min(a.times + b.times, kMostTimes);

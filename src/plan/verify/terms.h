@@ -13,6 +13,7 @@ struct Term {
   int32_t target = kZero;
   int64_t runs = 1;           // into how many runs the elements are split before squares are summed
   uint32_t cut = 0;           // mesh axes along which each rank has squares of another run
+  uint32_t followed = 0;      // the same, of axes that rule layout follows; in no sum of this rule
   int64_t times = 1;          // how often it was added
   DType exact = DType::kF64;  // a type that represents it exactly: casts to smaller types change it
   bool is_zero() const { return target == kZero; }

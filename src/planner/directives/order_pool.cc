@@ -55,6 +55,7 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
   // By stage, tokens and microbatch.
   std::map<std::tuple<int32_t, int32_t, int32_t>, size_t> weights, repeats;
   const auto key = [&](const Entry& e) { return std::tuple(e.chunk, tokens_of(e), task(e).micro); };
+  if (tokens_ >= 0) sort_like_backwards();
   for (size_t i = 0; i < entries_.size(); ++i) {
     const TaskPass pass = task(entries_[i]).pass;
     if (pass == TaskPass::kBW || pass == TaskPass::kR)
@@ -70,6 +71,25 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
     entry.partner = static_cast<int32_t>(weight->second);
     entries_[weight->second].alone = false;
   }
+}
+
+// Chunks of tokens go backwards from the last one; weight halves and what runs again do as the
+// backwards that they belong to, though none of them needs another.
+void OrderPool::sort_like_backwards() {
+  std::map<std::tuple<int32_t, int32_t, int32_t>, size_t> backwards;
+  const auto key = [&](const Entry& e) { return std::tuple(e.chunk, tokens_of(e), task(e).micro); };
+  for (size_t i = 0; i < entries_.size(); ++i)
+    if (const TaskPass pass = task(entries_[i]).pass; pass == TaskPass::kB || pass == TaskPass::kBI)
+      backwards[key(entries_[i])] = i;
+  std::vector<std::pair<size_t, Entry>> placed;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const TaskPass pass = task(entries_[i]).pass;
+    const auto own = backwards.find(key(entries_[i]));
+    const bool follows = pass == TaskPass::kBW || pass == TaskPass::kR;
+    placed.emplace_back(follows && own != backwards.end() ? own->second : i, entries_[i]);
+  }
+  std::ranges::stable_sort(placed, {}, [](const auto& entry) { return entry.first; });
+  std::ranges::transform(placed, entries_.begin(), [](const auto& entry) { return entry.second; });
 }
 
 std::vector<int32_t> OrderPool::stage_of(const Chunk& chunk) const {

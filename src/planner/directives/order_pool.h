@@ -72,6 +72,7 @@ class OrderPool {
 
   const Dag& dag_;
   // Returns the tags of a chunk that tell stages apart.
+  void sort_like_backwards();
   std::vector<int32_t> stage_of(const Chunk& chunk) const;
   int32_t tokens_of(const Entry& entry) const {
     return tokens_ < 0 ? kNoTag : chunk_of(task(entry)).tags[static_cast<size_t>(tokens_)];
