@@ -308,9 +308,11 @@ std::vector<std::string> all_files() {
   std::sort(names.begin(), names.end());
   return names;
 }
+// Says nothing of where its stages are.
 bool is_half(const std::string& name) {
   return name.find('/') != std::string::npos && !name.starts_with("meshes") &&
-         !name.starts_with("schedules");
+         !name.starts_with("schedules") &&
+         jobs::library_text(name).find("place:") == std::string::npos;
 }
 
 // Not the sample, where a file is for other models; of 8 samples.
