@@ -338,9 +338,9 @@ TEST_F(Switch, RatesCountTheTokensOfABatchThatGrows) {
     EXPECT_NEAR(std::strtod(text.c_str() + at, nullptr), 0.01 * (1 - samples * 32 / 16384.0), 1e-8)
         << samples;
   }
-  const auto [explained, lines] =
-      run_shell(fmt::format("{0}/bin/piperc {1}/samples/gpt/model.onnx {2} --dry-run --explain=train 2>&1",
-                            PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("counts.yaml")));
+  const auto [explained, lines] = run_shell(
+      fmt::format("{0}/bin/piperc {1}/samples/gpt/model.onnx {2} --dry-run --explain=train 2>&1",
+                  PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("counts.yaml")));
   EXPECT_EQ(explained, 0) << lines;
   for (const char* line :
        {"steps 1 to 2: 8 samples each, 16 in all by then",
@@ -348,8 +348,8 @@ TEST_F(Switch, RatesCountTheTokensOfABatchThatGrows) {
     EXPECT_NE(lines.find(line), std::string::npos) << lines;
   std::ofstream(path("bad.yaml")) << "piper: 1\ntrain: {rampup: [{steps: 2, global_batch: 8}]}\n";
   const auto [bad, why] =
-      run_shell(fmt::format("{0}/bin/piperc {1}/samples/gpt/model.onnx {2} --dry-run 2>&1", PIPER_BINARY_DIR,
-                            PIPER_SOURCE_DIR, path("bad.yaml")));
+      run_shell(fmt::format("{0}/bin/piperc {1}/samples/gpt/model.onnx {2} --dry-run 2>&1",
+                            PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("bad.yaml")));
   EXPECT_NE(bad, 0);
   EXPECT_NE(
       why.find("bad.yaml:2:9: error: 'rampup' says how the batch grows to global_batch, which "
@@ -381,14 +381,17 @@ TEST_F(Switch, EvaluationsGoOn) {
   const auto part = run("eval-pp2dp2", common + "--steps 4 --checkpoint " + path("eval-at")),
              rest = run("eval-zero3x4", common + "--steps 6 --resume " + path("eval-at")),
              ours = run("eval-pp2dp2", common + "--steps 6" + switched("eval-zero3x4", 4)),
-             odd = run("eval-pp2dp2", common + "--steps 6" + switched("eval-zero3x4", 3));
-  for (const auto& one : {part, rest, ours, odd}) ASSERT_EQ(one.first, 0) << one.second;
+             odd = run("eval-pp2dp2", common + "--steps 6" + switched("eval-zero3x4", 3)),
+             twice = run("eval-pp2dp2", common + "--steps 6" + switched("eval-zero3x4", 2) +
+                                            switched("eval-pp2dp2", 3));
+  for (const auto& one : {part, rest, ours, odd, twice}) ASSERT_EQ(one.first, 0) << one.second;
   std::vector<std::string> theirs = losses_of(part.second);
   const std::vector<std::string> more = losses_of(rest.second);
   theirs.insert(theirs.end(), more.begin(), more.end());
   EXPECT_EQ(theirs.size(), 3u) << part.second << rest.second;
   EXPECT_EQ(losses_of(ours.second), theirs);
   EXPECT_EQ(losses_of(odd.second).size(), 3u) << odd.second;
+  EXPECT_EQ(losses_of(twice.second).size(), 3u) << twice.second;
 }
 
 TEST_F(Switch, WhatCannotBeIsSaid) {

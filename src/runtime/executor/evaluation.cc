@@ -78,6 +78,7 @@ Status evaluate_set(RankRun& run, const EvaluationSet& set, int64_t done,
 Status open_evaluation(RunOptions& options, const PlanSet& set,
                        std::vector<std::unique_ptr<BatchSource>>& keep) {
   JobOptions& job = options.job;
+  job.evaluation.clear();  // of the plans that these follow
   if (options.evaluation.empty()) {
     if (!options.evaluate_only && job.evaluate_every == 0 && options.evaluation_batches == 0)
       return ok_status();
