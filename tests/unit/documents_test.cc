@@ -17,6 +17,7 @@ void* operator new(std::size_t size) {
   if (block == nullptr) std::abort();
   return block;
 }
+void* operator new(std::size_t size, const std::nothrow_t&) noexcept { return operator new(size); }
 void operator delete(void* block) noexcept { std::free(block); }
 void operator delete(void* block, std::size_t) noexcept { std::free(block); }
 
