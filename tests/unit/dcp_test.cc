@@ -41,7 +41,7 @@ class Dcp : public testing::Test {
     EXPECT_FALSE(imported);
     return imported ? "" : folder_.print(imported.error());
   }
-  // What the metadata say instead of what they said, of the same length.
+  // Replaces a text of the metadata by another one of the same length.
   std::string refusal_with(const std::string& old, const std::string& other) const {
     std::string bytes = *read_text_file(kData + "/checkpoint/.metadata", 1 << 20);
     const size_t found = bytes.find(old);

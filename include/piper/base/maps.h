@@ -1,4 +1,4 @@
-// What readers of YAML files ask of maps and numbers.
+// Readers of YAML files check the keys of maps and read counts with these.
 #pragma once
 
 #include "piper/base/yaml.h"

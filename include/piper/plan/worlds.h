@@ -35,7 +35,7 @@ std::string world_folder(int64_t ranks);  // "world-8"
 // nothing but such sets. It has no index from here on until write_worlds.
 Status make_room_for_worlds(const std::string& directory, bool force);
 
-// The stages of a job, in their order:
+// Describes a stage of a job whose batch grows. A folder has them in their order:
 //
 //   DIR/stages.json        written last
 //   DIR/stage-0/, …        a plan set each

@@ -92,7 +92,7 @@ Status check_reduce(const Fields& map, const Reading&, Replicate& out) {
 Status check_replicate(const Fields& map, const Reading& reading, Replicate& out) {
   PIPER_TRY(check_where_of_ops(out.where, "replicate", {"pass"}));
   for (const Replicate& other : reading.strategy.replicates) {
-    // Lines that name parameters are compared by what they name (replicas.cc).
+    // Entries that name parameters are compared by what they name (replicas.cc).
     if (out.is_of_some() || other.is_of_some()) continue;
     const auto both =
         std::find_first_of(out.over.begin(), out.over.end(), other.over.begin(), other.over.end());

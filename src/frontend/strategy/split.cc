@@ -76,7 +76,7 @@ Status check_part_name(const SourceSpan& at, const Split& split, const Reading& 
   return ok_status();
 }
 
-// Of the batch, or of tokens.
+// Checks an entry that splits the batch or tokens, and so has no keys of regions.
 Status check_of_samples(const Fields& map, const Reading& reading, const Split& split) {
   for (const char* key : {"tensor", "within"})
     if (map[key])

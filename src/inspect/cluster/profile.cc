@@ -95,7 +95,7 @@ class ProfileReader {
     }
     return ok_status();
   }
-  // `known`: programs up to this one.
+  // Checks a program beside those before it in the file, which are `known`.
   static Status check_program(const Node& node, const std::string& name,
                               const std::vector<MeasuredTimes::Measured>& known) {
     constexpr size_t kDigits = 32;

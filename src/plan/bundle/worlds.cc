@@ -30,6 +30,18 @@ std::optional<int64_t> number_of_folder(std::string_view name, std::string_view 
   return ranks;
 }
 
+// Returns the index in the file; nothing: there is no file. What is no JSON is discarded().
+Result<std::optional<WorldsJson>> read_index(const std::string& path) {
+  std::error_code ignored;
+  if (!fs::exists(path, ignored)) return std::optional<WorldsJson>();
+  PIPER_ASSIGN(const std::string text, read_text_file(path, int64_t{1} << 20));
+  constexpr int kMaxDepth = 4;
+  return std::optional(WorldsJson::parse(
+      text.begin(), text.end(),
+      [](int depth, WorldsJson::parse_event_t, const WorldsJson&) { return depth <= kMaxDepth; },
+      false));
+}
+
 bool take_ranks(const WorldsJson& json, int64_t& ranks) {
   if (!json.is_object() || !json.contains("ranks") || !json["ranks"].is_number_unsigned())
     return false;
@@ -65,14 +77,9 @@ std::string world_folder(int64_t ranks) { return fmt::format("{}{}", kWorldPrefi
 
 Result<std::optional<Worlds>> read_worlds(const std::string& directory) {
   const std::string path = directory + "/" + kWorldsFile;
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) return std::optional<Worlds>();
-  PIPER_ASSIGN(const std::string text, read_text_file(path, int64_t{1} << 20));
-  constexpr int kMaxDepth = 4;
-  const WorldsJson json = WorldsJson::parse(
-      text.begin(), text.end(),
-      [](int depth, WorldsJson::parse_event_t, const WorldsJson&) { return depth <= kMaxDepth; },
-      false);
+  PIPER_ASSIGN(const std::optional<WorldsJson> index, read_index(path));
+  if (!index) return std::optional<Worlds>();
+  const WorldsJson& json = *index;
   const bool known = json.is_object() && json.value("format", WorldsJson()) == kWorldsFormat;
   if (known && json.value("format_version", WorldsJson()) != kWorldsVersion)
     return fail(SourceSpan{path}, "it is of another version than {}", kWorldsVersion)
@@ -101,7 +108,8 @@ Status write_worlds(const Worlds& worlds, const std::string& directory) {
 
 namespace {
 
-// `index`: the file that says what the folders are; `flag`: what writes them.
+// Fails where the folder holds what is not ours. `index` is the file that says what the folders
+// are, `flag` what writes them.
 Status make_room_for_sets(const std::string& directory, bool force, std::string_view prefix,
                           const std::string& index, const char* flag) {
   std::error_code problem;
@@ -139,14 +147,9 @@ std::string stage_folder(size_t stage) { return fmt::format("{}{}", kStagePrefix
 
 Result<std::vector<PlanStage>> read_stages(const std::string& directory) {
   const std::string path = directory + "/" + kStagesFile;
-  std::error_code ignored;
-  if (!fs::exists(path, ignored)) return std::vector<PlanStage>();
-  PIPER_ASSIGN(const std::string text, read_text_file(path, int64_t{1} << 20));
-  constexpr int kMaxDepth = 4;
-  const WorldsJson json = WorldsJson::parse(
-      text.begin(), text.end(),
-      [](int depth, WorldsJson::parse_event_t, const WorldsJson&) { return depth <= kMaxDepth; },
-      false);
+  PIPER_ASSIGN(const std::optional<WorldsJson> index, read_index(path));
+  if (!index) return std::vector<PlanStage>();
+  const WorldsJson& json = *index;
   const auto bad = [&] {
     return fail(SourceSpan{path}, "it is no index of stages that piperc wrote")
         .with_code(ExitCode::kPlan)

@@ -65,7 +65,7 @@ class RunAxes {
     all.code_ = kMany;
     return all;
   }
-  // More axes than fit are told from none, and from fewer.
+  // Appends an axis. Lists of more axes than fit all have the code kMany, as no shorter one has.
   void add(uint64_t axis) { code_ = code_ >> (kMost - kBits) != 0 ? kMany : code_ << kBits | axis; }
   uint64_t code_ = 0;  // axis + 1 of each, the last one lowest
 };

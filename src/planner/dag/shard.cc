@@ -125,7 +125,7 @@ class Cutter {
     dag_.parts.push_back(std::move(part));
     return id;
   }
-  // The first rounds of a gradient leave runs, each of the one before.
+  // Lets the first rounds of a gradient leave runs, each of what the round before has left.
   void cut_gradient(const Param& param, Sum& sum, const std::vector<int32_t>& further) {
     const Value whole = graph_.value(param.gradient);
     std::string name = param.name + ".grad";

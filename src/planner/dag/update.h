@@ -62,7 +62,8 @@ class UpdateRegions {
   size_t size() const { return tags_.size(); }
   const std::vector<int32_t>& tags(size_t region) const { return tags_[region]; }
   ChunkId chunk(size_t region) const { return chunks_[region]; }  // one of the region's
-  // Of a parameter or its copy, and of a gradient or its part; none where several regions read it.
+  // Return the region that reads a parameter or its copy, or whose parameter a gradient or its part
+  // is of; none where several regions read it.
   std::optional<size_t> of_param(ValueId param) const { return find(of_param_, param); }
   std::optional<size_t> of_gradient(ValueId sum) const { return find(of_gradient_, sum); }
   // Returns the region of the only gradients that a node reads.

@@ -27,7 +27,8 @@ class UpdateNodes {
     }
   }
 
-  // Notes who needs the value: a number, the same for all that is to run together.
+  // Marks what the value is made of as needed by `who`, a number that all nodes to run together
+  // share.
   void need(ValueId value, size_t who) {
     if (const auto exchange = from_.find(value); exchange != from_.end()) value = exchange->second;
     const NodeId producer = graph_.value(value).producer;

@@ -52,21 +52,19 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
   }
   std::stable_sort(entries_.begin(), entries_.end(),
                    [&](const Entry& a, const Entry& b) { return task(a).micro < task(b).micro; });
-  // By stage, tokens and microbatch.
-  std::map<std::tuple<int32_t, int32_t, int32_t>, size_t> weights, repeats;
-  const auto key = [&](const Entry& e) { return std::tuple(e.chunk, tokens_of(e), task(e).micro); };
+  std::map<Unit, size_t> weights, repeats;
   if (tokens_ >= 0) sort_like_backwards();
   for (size_t i = 0; i < entries_.size(); ++i) {
     const TaskPass pass = task(entries_[i]).pass;
     if (pass == TaskPass::kBW || pass == TaskPass::kR)
-      (pass == TaskPass::kR ? repeats : weights)[key(entries_[i])] = i;
+      (pass == TaskPass::kR ? repeats : weights)[unit_of(entries_[i])] = i;
   }
   for (Entry& entry : entries_) {
-    const auto again = repeats.find(key(entry));
+    const auto again = repeats.find(unit_of(entry));
     if (is_half_or_whole(task(entry).pass) && again != repeats.end())
       entry.again = static_cast<int32_t>(again->second);
     if (task(entry).pass != TaskPass::kBI) continue;
-    const auto weight = weights.find({entry.chunk, tokens_of(entry), task(entry).micro});
+    const auto weight = weights.find(unit_of(entry));
     if (weight == weights.end()) continue;
     entry.partner = static_cast<int32_t>(weight->second);
     entries_[weight->second].alone = false;
@@ -76,15 +74,14 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
 // Chunks of tokens go backwards from the last one; weight halves and what runs again do as the
 // backwards that they belong to, though none of them needs another.
 void OrderPool::sort_like_backwards() {
-  std::map<std::tuple<int32_t, int32_t, int32_t>, size_t> backwards;
-  const auto key = [&](const Entry& e) { return std::tuple(e.chunk, tokens_of(e), task(e).micro); };
+  std::map<Unit, size_t> backwards;
   for (size_t i = 0; i < entries_.size(); ++i)
     if (const TaskPass pass = task(entries_[i]).pass; pass == TaskPass::kB || pass == TaskPass::kBI)
-      backwards[key(entries_[i])] = i;
+      backwards[unit_of(entries_[i])] = i;
   std::vector<std::pair<size_t, Entry>> placed;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const TaskPass pass = task(entries_[i]).pass;
-    const auto own = backwards.find(key(entries_[i]));
+    const auto own = backwards.find(unit_of(entries_[i]));
     const bool follows = pass == TaskPass::kBW || pass == TaskPass::kR;
     placed.emplace_back(follows && own != backwards.end() ? own->second : i, entries_[i]);
   }

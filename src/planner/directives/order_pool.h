@@ -71,11 +71,16 @@ class OrderPool {
   }
 
   const Dag& dag_;
-  // Returns the tags of a chunk that tell stages apart.
   void sort_like_backwards();
+  // Returns the tags of a chunk that tell stages apart.
   std::vector<int32_t> stage_of(const Chunk& chunk) const;
   int32_t tokens_of(const Entry& entry) const {
     return tokens_ < 0 ? kNoTag : chunk_of(task(entry)).tags[static_cast<size_t>(tokens_)];
+  }
+  // A stage, chunk of tokens and microbatch, of which each pass has one task.
+  using Unit = std::tuple<int32_t, int32_t, int32_t>;
+  Unit unit_of(const Entry& entry) const {
+    return {entry.chunk, tokens_of(entry), task(entry).micro};
   }
 
   const std::string micro_tag_;

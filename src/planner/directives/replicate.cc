@@ -25,7 +25,7 @@ std::string messages(const Replicate& replicate) {
   return fmt::format("in messages of at least {}", human_bytes(replicate.bucket_bytes));
 }
 
-// The parameters that an entry speaks of, which cuts them first, or again.
+// Lists the parameters that an entry speaks of, and says whether it cuts them first or again.
 struct Spoken {
   std::vector<Param> params;
   std::set<ValueId> values;

@@ -85,8 +85,8 @@ std::optional<VShape> find_v(const Dag& dag, const Lines& lines);
 struct VRules {
   bool forwards_wait = true, backwards_wait = true;
 };
-// The length of the shortest order so far of those that are tried at the same time. A try that
-// becomes longer is never taken, so it does not matter when it is given up.
+// Holds the length of the shortest order so far of those that are tried at the same time. A try
+// that becomes longer is never taken, so it does not matter when it is given up.
 struct Shortest {
   std::atomic<int64_t> length = INT64_MAX;
   void note(int64_t other) {

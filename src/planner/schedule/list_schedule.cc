@@ -347,7 +347,7 @@ class Trials {
   }
 
  private:
-  // What starts, repeats and ends shows on few more microbatches than are in flight.
+  // A few microbatches more than are in flight show how an order starts, repeats and ends.
   size_t sample_size() const {
     size_t sample = 2;
     for (const Pattern& pattern : patterns_)

@@ -20,7 +20,8 @@ class Evaluator {
  public:
   // Error: a file that cannot be read, a folder that cannot be made.
   static Result<Evaluator> make(const SearchOptions& options);
-  // `more`: values of params beside those of the options. Error: it is refused. A refusal that was
+  // Compiles and simulates a strategy, with `more` values of params beside those of the options.
+  // Error: it is refused. A refusal that was
   // kept has no more than its message.
   Result<Outcome> run(const std::string& text, bool may_be_kept_refusal,
                       const std::vector<Definition>& more = {}) const;

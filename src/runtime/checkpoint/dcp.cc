@@ -16,13 +16,13 @@ constexpr size_t kMaxMetadata = size_t{1} << 28;
 constexpr size_t kMaxChunks = size_t{1} << 16;  // of a tensor: each two are compared
 constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata.";
 
-// A box of a tensor, and its elements.
+// Describes a box of a tensor and its elements.
 struct Chunk {
   Shape offsets;
   TorchTensor tensor;  // of the box's sizes
 };
 
-// Where an archive lies.
+// Says in which file an archive is, and from which byte on.
 struct Place {
   std::string file;
   int64_t at = 0, bytes = 0;

@@ -11,7 +11,7 @@
 namespace piper {
 namespace {
 
-// The storages of PyTorch by name, with the type of their elements.
+// Lists the storages of PyTorch by name, with the type of their elements.
 struct StorageType {
   std::string_view storage, dtype;
   int bytes;
@@ -173,7 +173,7 @@ class TorchArchive {
 
 // ---- The tensor ---------------------------------------------------------------------------------
 
-// What a pickle says of a tensor.
+// Holds what a pickle says of a tensor.
 struct Described {
   const StorageType* type = nullptr;
   std::string key;  // of the storage

@@ -5,7 +5,7 @@
 
 namespace piper {
 
-// A tensor as a file has it: elements by strides.
+// Describes a tensor as a file has it, with elements by strides.
 struct TorchTensor {
   std::string dtype;  // as PyTorch calls it: "float32"
   Shape sizes, strides;

@@ -7,7 +7,8 @@
 
 namespace piper {
 
-// A document, or a part of one: `count` tokens from `start` on are ids, those one further labels.
+// Describes a document or a part of one: `count` tokens from `start` on are ids, and those one
+// further are labels.
 struct PackedPart {
   int64_t start = 0;
   int32_t count = 0;

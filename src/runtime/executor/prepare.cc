@@ -189,7 +189,7 @@ Status open_sources(RunOptions& options, Loaded& loaded) {
   return ok_status();
 }
 
-// `before_step`: of the switch before, or 0.
+// Checks one switch; `before_step` is the step of the switch before it, or 0.
 Status check_switch(const RunOptions& options, int64_t before_step, const PlanSet& set,
                     const PlanSet& later) {
   const JobOptions& job = options.job;
