@@ -186,8 +186,7 @@ void expect_all_within_bounds(const Gathered& texts, size_t step) {
 
 TEST(GoldenTexts, OfKnownModelsAreWithinBounds) {
   if (!Nvrtc::find()) GTEST_SKIP() << "no NVRTC";
-  if (!std::filesystem::exists(model_path("gpt2-hf", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("gpt2-hf");
   Gathered texts;
   gather_models(texts);
   expect_all_within_bounds(texts, 16);

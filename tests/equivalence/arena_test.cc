@@ -152,8 +152,7 @@ std::string difference(const RoleProgram& role, const Watched& backend) {
 class Arena : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(Arena, IsWhatThePlanStates) {
-  if (!std::filesystem::exists(model_path(kModel, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL(kModel);
   const std::string text = library_text(GetParam());
   CompileOptions options;
   options.oracles = false;
@@ -172,8 +171,7 @@ TEST_P(Arena, IsWhatThePlanStates) {
 
 // Memory that nobody uses and memory that no buffer names are seen.
 TEST(ArenaControl, DifferencesAreSeen) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   CompileOptions options;
   options.oracles = false;
   auto compiled = compile_text("mlp", library_text("1f1b"), kAdamW, options);

@@ -109,8 +109,7 @@ void expect_trains_uncut(const std::string& model, const std::string& strategy,
 TEST_P(AxesProducts, TrainAsOneDeviceDoes) {
   std::optional<Trained> uncut;  // the same for all
   for (const Product& product : products(GetParam())) {
-    if (!std::filesystem::exists(model_path(product.model, "model.onnx")))
-      GTEST_SKIP() << "no models in " << models_folder();
+    NEED_MODEL(product.model);
     SCOPED_TRACE(product.name());
     expect_trains_uncut(product.model, product.strategy(), uncut);
   }
@@ -128,8 +127,7 @@ INSTANTIATE_TEST_SUITE_P(Models, AxesProducts,
 
 // The complete files of several axes.
 TEST(AxesProducts, CompleteFilesTrainAsOneDeviceDoes) {
-  if (!std::filesystem::exists(model_path("gpt", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("gpt");
   struct File {
     const char *name, *model, *params;
   };

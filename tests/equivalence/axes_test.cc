@@ -11,17 +11,9 @@ namespace {
 
 using namespace jobs;
 
-#define NEED_MODELS()                                            \
-  if (!std::filesystem::exists(model_path("gpt", "model.onnx"))) \
-  GTEST_SKIP() << "no models in " << models_folder()
-
 // What a user writes to cut a model's tensors; one directive a line.
 const std::map<std::string, std::string> kTensor = {
-    {"gpt-deep", R"(  - shard: {match: "**/qkv/*", dim: 0, over: tp}
-  - shard: {match: "**/proj/weight", dim: 1, over: tp}
-  - shard: {match: "**/fc/*", dim: 0, over: tp}
-  - shard: {match: "**/fc_out/weight", dim: 1, over: tp}
-)"},
+    {"gpt-deep", jobs::kGptTensor},
     {"llama-hf", R"(  - shard: {match: "**/q_proj/weight", dim: 0, over: tp}
   - shard: {match: "**/k_proj/weight", dim: 0, over: tp}
   - shard: {match: "**/v_proj/weight", dim: 0, over: tp}
@@ -103,7 +95,7 @@ Result<Compiled> compile_case(const Case& c, const std::string& train, bool wide
 class Axes : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Axes, TrainAsOneDeviceDoes) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Case& c = GetParam();
   for (const bool wide : {true, false}) {
     SCOPED_TRACE(wide ? "f64" : "f32");
@@ -148,7 +140,7 @@ std::map<InstructionKind, std::pair<int64_t, int64_t>> traffic(const Case& c,
 // 2022: each is a gather and a scatter, and what products read is gathered again for the gradients
 // of their weights.
 TEST(Axes, SendWhatTheirFormulasSay) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const std::pair<std::string, int64_t> models[] = {{"gpt-deep", 8}, {"llama-hf", 4}};
   for (const auto& [model, layers] : models)
     for (const int64_t tp : {2, 4}) {
@@ -187,7 +179,7 @@ TEST(Axes, SendWhatTheirFormulasSay) {
 
 // Between stages each rank of the axis sends its part of what all of them hold.
 TEST(Axes, MessagesInPartsBringTheSameBits) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const std::string more[] = {
       "", "  - prefetch: {where: {kind: recv}, distance: 1}\n",
       "  - fuse: {where: {kind: send}, microbatches: 2}\n",
@@ -246,7 +238,7 @@ int64_t count_collectives(const RoleProgram& role) {
 // computation run beside products that do not need them, come ahead of their use, or share a
 // message, and change no bit.
 TEST(Axes, CollectivesMoveAndKeepTheirBits) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   struct Moved {
     const char* mesh;
     std::string shard, also;
@@ -293,7 +285,7 @@ TEST(Axes, CollectivesMoveAndKeepTheirBits) {
 
 // The first that needs a collective on a stream waits for it; the verifier knows if not.
 TEST(Axes, CollectivesOnStreamsAreWaitedFor) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Case c{"", "gpt-deep", "{tp: 2}",
                kTensor.at("gpt-deep") + "  - stream: {where: {kind: all_reduce}, name: tp}\n"};
   const Result<Compiled> right = compile_case(c, kSgd, false);
@@ -314,7 +306,7 @@ TEST(Axes, CollectivesOnStreamsAreWaitedFor) {
 // Jacobs et al., 2023 (DeepSpeed Ulysses): q, k, v and the result of attention change from tokens
 // to heads or back, and their gradients the other way, each a message of 1/cp of the tensor.
 TEST(Axes, HeadsForTokensAreExchanged) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   struct Model {
     std::string name;
     int64_t layers, widths;  // of a layer, each way
@@ -333,7 +325,7 @@ TEST(Axes, HeadsForTokensAreExchanged) {
 // Liu et al., 2023 (Ring Attention): blocks of keys and values go to the next rank n-1 times each
 // way, and their gradients go with them and home.
 TEST(Axes, KeysAndValuesGoRound) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   struct Model {
     std::string name;
     int64_t layers, width;
@@ -351,7 +343,7 @@ TEST(Axes, KeysAndValuesGoRound) {
 // Lepikhin et al., 2020 (GShard): what each sample sends to each expert's slots goes there and
 // back, and its gradient; what is dense is summed once a step.
 TEST(Axes, TokensGoToTheirExpertsAndBack) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const int64_t layers = 4, samples = 8, experts = 4, slots = 24, width = 32;
   for (const int64_t ep : {2, 4}) {
     const auto sent = traffic({"", "moe-gshard", fmt::format("{{ep: {}}}", ep), kExperts}, "ep");
@@ -365,7 +357,7 @@ TEST(Axes, TokensGoToTheirExpertsAndBack) {
 // Of experts that are looked up each token's row goes to each of its experts and back, and so do
 // gradients; of the numbers by which they go all ranks have all.
 TEST(Axes, RowsGoToTheirExpertsAndBack) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const int64_t layers = 4, rows = 8 * 32 * 2, width = 32;
   for (const int64_t ep : {2, 4}) {
     const Case c{"", "qwen3-moe-hf", fmt::format("{{ep: {}}}", ep), kSamples + kLookups};
@@ -387,7 +379,7 @@ TEST(Axes, RowsGoToTheirExpertsAndBack) {
 // and their gradients scattered; all gradients are summed up once a step, but those of positions,
 // each rank's own, whose table is gathered.
 TEST(Axes, KeysAndValuesAreGathered) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   struct Model {
     std::string name;
     int64_t layers, width, parameters, positions;
@@ -408,7 +400,7 @@ TEST(Axes, KeysAndValuesAreGathered) {
 // replica's messages are of the parameters that its stage and its part of the layers keep
 // (Rajbhandari et al., 2020: one gather of each for a use, one sum scattered).
 TEST(Axes, SendWhatTheirFormulasSayBesideOthers) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const int64_t layers = 4, width = 32, tokens = 8 / 2 * 32,
                 bytes = tokens * width * 4;                               // a rank's
   const int64_t cut = 12 * width * width + 7 * width, whole = 6 * width;  // of a layer
@@ -454,7 +446,7 @@ TEST(Axes, SendWhatTheirFormulasSayBesideOthers) {
 
 // What is written of padded states is what the model has; who reads it starts alike.
 TEST(Axes, PaddedStatesAreStoredAsTheyAre) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   for (const char* model : {"gpt-deep", "llama-hf"}) {
     const Case c{"", model, "{tp: 3}", with_zeros(kTensor.at(model) + kRows.at(model))};
     const Result<Compiled> made = compile_case(c, kAdamW, true);
@@ -478,7 +470,7 @@ TEST(Axes, PaddedStatesAreStoredAsTheyAre) {
 
 // Four heads over three ranks are six, and no more is sent than by four ranks.
 TEST(Axes, WhatGoesOnIntoZerosIsReported) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Case c{"", "gpt-deep", "{tp: 3}", with_zeros(kTensor.at("gpt-deep"))};
   const auto [messages, bytes] = traffic(c).at(InstructionKind::kAllReduce);
   EXPECT_EQ(messages, 32);
@@ -496,7 +488,7 @@ TEST(Axes, WhatGoesOnIntoZerosIsReported) {
 
 // Experts are put in relation to one another: what helps is another number of ranks.
 TEST(Axes, ExpertsThatDoNotDivideAreRefused) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const auto refusal = [](const std::string& model, const std::string& directives) {
     const Result<Compiled> made = compile_case({"", model, "{ep: 3}", directives}, kSgd, false);
     std::string text = made ? "" : print_error(made.error());
@@ -585,7 +577,7 @@ double apart(const Trained& a, const Trained& b) {
 
 // The verifier refuses every plan that has one collective wrong; of a few the numbers show it, too.
 TEST(Axes, EachCollectiveCounts) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const std::string replicas = "  - replicate: {over: dp}\n", gpt = kTensor.at("gpt-deep");
   for (const Case& c : {Case{"", "gpt-deep", "", gpt + replicas},
                         Case{"", "gpt-deep", "", gpt + kSequence.at("gpt-deep") + replicas},
@@ -617,7 +609,7 @@ TEST(Axes, EachCollectiveCounts) {
 
 // Each turn of the keys, and each number that says whose they are.
 TEST(Axes, EachTurnCounts) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Case c{"", "gpt-deep", "{dp: 2, cp: 4}", kRing + "  - replicate: {over: dp}\n"};
   const Result<Compiled> right = compile_case(c, kAdamW, true);
   ASSERT_TRUE(right) << print_error(right.error());
@@ -653,7 +645,7 @@ TEST(Axes, EachTurnCounts) {
 
 // Every second stretch from its end: of each own block, exchange and number where tokens begin.
 TEST(Axes, EachMirroredStretchCounts) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   for (const std::string& how : {kZigzag, kZigzagHeads, kZigzagRing}) {
     const Case c{"", "gpt-deep", "{cp: 4}", how};
     const Result<Compiled> right = compile_case(c, kAdamW, true);
@@ -684,7 +676,7 @@ TEST(Axes, EachMirroredStretchCounts) {
 }
 
 TEST(Axes, AttentionIsReported) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Result<Compiled> made = compile_case({"", "llama-hf", "{cp: 2}", kRing}, kSgd, false);
   ASSERT_TRUE(made) << print_error(made.error());
   std::vector<std::string> lines;
@@ -695,7 +687,7 @@ TEST(Axes, AttentionIsReported) {
 
 // Where tokens or heads do not lie so, both places are named.
 TEST(Axes, AttentionThatCannotBeDoneSoIsRefused) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const auto refusal = [](const std::string& mesh, const std::string& directives) {
     const Result<Compiled> made = compile_case({"", "llama-hf", mesh, directives}, kSgd, false);
     std::string text = made ? "" : print_error(made.error());
@@ -732,7 +724,7 @@ TEST(Axes, AttentionThatCannotBeDoneSoIsRefused) {
 
 // Rows that go elsewhere, or by other numbers, are refused, and a few train otherwise.
 TEST(Axes, EachRowCounts) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Case c{"", "qwen3-moe-hf", "{dp: 2, ep: 2, alone: 1}",
                kSamples + kLookups + "  - replicate: {over: dp}\n"};
   const Result<Compiled> right = compile_case(c, kAdamW, true);

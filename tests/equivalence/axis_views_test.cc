@@ -11,10 +11,6 @@ namespace {
 
 using namespace jobs;
 
-#define NEED_MODELS()                                            \
-  if (!std::filesystem::exists(model_path("gpt", "model.onnx"))) \
-  GTEST_SKIP() << "no models in " << models_folder()
-
 struct Case {
   std::string name, model, mesh, directives;
   friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
@@ -72,7 +68,7 @@ std::vector<Case> cases() {
 class AxisViews : public ::testing::TestWithParam<Case> {};
 
 TEST_P(AxisViews, TrainAsOneDeviceDoes) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Case& c = GetParam();
   const Result<Compiled> compiled = compile_case(c);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
@@ -93,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(Models, AxisViews, ::testing::ValuesIn(cases()),
 
 // Axes that are named together only are the axis of all their ranks: the same bits, one message.
 TEST(AxisViews, AxesNamedTogetherAreOneAxis) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const std::pair<const char*, const char*> kUses[] = {
       {"gpt-deep", "  - replicate: {over: OVER, bucket: 1KiB}\n"},
       {"gpt-deep", "  - replicate: {over: OVER, shard: [optimizer, gradients, parameters]}\n"},
@@ -126,7 +122,7 @@ TEST(AxisViews, AxesNamedTogetherAreOneAxis) {
 // The verifier refuses every plan in which one collective is over the other axis; of a few the
 // numbers show it, too.
 TEST(AxisViews, EachCollectiveIsOverItsAxis) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Case c{"", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "zigzag")};
   const Result<Compiled> right = compile_case(c);
   ASSERT_TRUE(right) << print_error(right.error());
@@ -160,7 +156,7 @@ TEST(AxisViews, EachCollectiveIsOverItsAxis) {
 // A strategy for a whole mesh, on one device: the plan is that of no directive over the mesh, and
 // each of them says so.
 TEST(AxisViews, AxesOfOneRankChangeNothing) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const std::string split = "  - split: {dim: batch, into: 2}\n";
   const char* const kOver[] = {
       "replicate: {over: dp, shard: [optimizer, gradients, parameters], bucket: 1KiB, reduce: "
@@ -204,7 +200,7 @@ std::string refusal(const std::string& mesh, const std::string& directives) {
 }
 
 TEST(AxisViews, WhatIsNoProductIsRefused) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const auto says = [](const std::string& text, const char* words) {
     return text.find(words) != text.npos ? "" : text;
   };

@@ -13,10 +13,6 @@ constexpr int64_t kSteps = 3;
 constexpr double kLossBound = 1e-6, kParamBound = 5e-6;
 const char* const kModel = "gpt-deep";
 
-#define NEED_MODELS()                                             \
-  if (!std::filesystem::exists(model_path(kModel, "model.onnx"))) \
-  GTEST_SKIP() << "no models in " << models_folder()
-
 // Whether two runs differ beyond the bounds of equal training. A run that fails (a loss that is not
 // finite) differs.
 bool differs(const Trained& want, const Result<Trained>& got) {
@@ -86,7 +82,7 @@ PlanSet without(PlanSet set, const Cut& cut) {
 }
 
 TEST(Controls, EveryCommunicationIsNeeded) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   const auto compiled = compile_model(kModel, strategy_text(kModel, kSgd), {2, 2, 2, "1f1b"});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const auto whole = train(compiled->set, kModel, kSteps);
@@ -113,7 +109,7 @@ bool equals_single(const PlanSet& set, const PlanSet& single) {
 
 // Stages on two devices: they exchange parts of sums, and sums.
 TEST(Controls, EveryMessageBetweenCopiesIsNeeded) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   const std::string train = std::string(kSgd) + ", clip_norm: 0.1";
   const auto compiled =
       compile_model(kModel, strategy_text(kModel, train), {2, 1, 4, "dualpipe"}, true);
@@ -134,7 +130,7 @@ TEST(Controls, EveryMessageBetweenCopiesIsNeeded) {
 // Each place with its own part of the sum alone, as if there were no exchange: far from the uncut
 // plan, and not by rounding.
 TEST(Controls, TheSumOverTwoPlacesIsNeeded) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   const auto compiled = compile_model(kModel, strategy_text(kModel, kSgd), {2, 1, 4, "chimera"});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const auto whole = train(compiled->set, kModel, kSteps);
@@ -163,7 +159,7 @@ Result<Trained> train_changed(const PlanSet& set, const std::string& op, Change 
 }
 
 TEST(Controls, LabelCountMatters) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   const auto compiled = compile_model(kModel, strategy_text(kModel, kSgd), {2, 2, 2, "1f1b"});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const auto whole = train(compiled->set, kModel, kSteps);
@@ -175,7 +171,7 @@ TEST(Controls, LabelCountMatters) {
 }
 
 TEST(Controls, ClipFactorMatters) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   const std::string clipped =
       std::string(kSgd) + ", clip_norm: 0.1";  // below every norm of these steps
   const auto compiled = compile_model(kModel, strategy_text(kModel, clipped), {2, 2, 2, "1f1b"});

@@ -64,8 +64,7 @@ class Double : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Double, EqualsTheReferenceToItsStorage) {
   const std::string model = GetParam();
-  if (!std::filesystem::exists(model_path(model, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL(model);
   const bool is_small = model == "mlp" || model == "two-tower";
   if (kSanitized && !is_small) GTEST_SKIP() << "slow under sanitizers";
   for (const auto& [name, optimizer] : {std::pair{"sgd", kSgd}, std::pair{"adamw", kAdamW}}) {
@@ -82,8 +81,7 @@ TEST_P(Double, EqualsTheReferenceToItsStorage) {
 
 // What f32 hides is seen: a learning rate that is one part in 400,000 off.
 TEST(DoubleControl, SeesASmallError) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   const Trained wrong =
       train_in_f64("mlp", "optimizer: {sgd: {lr: 0.02000005, momentum: 0.9}}", {1, 1, 1}, 20);
   const Error error = error_of("mlp", "sgd", wrong);

@@ -107,8 +107,7 @@ std::vector<Shape2> shapes_of(const std::string& model) {
 
 TEST_P(Equivalence, TrainsAsTheReference) {
   const std::string model = std::get<0>(GetParam());
-  if (!std::filesystem::exists(model_path(model, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL(model);
   const Optimizer optimizers[] = {{"sgd", kSgd, 1e-6, 5e-6}, {"adamw", kAdamW, 1e-4, 3e-4}};
   Optimizer optimizer = optimizers[std::get<1>(GetParam())];
   if (is_bf16(model)) {
@@ -135,8 +134,7 @@ TEST_P(Equivalence, TrainsAsTheReference) {
 // Weights of 16 bits that are computed with in 32 are within the bound under either optimizer.
 TEST(Bf16, TrainsInFullPrecisionWithinItsBound) {
   const std::string model = "gpt-bf16";
-  if (!std::filesystem::exists(model_path(model, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL(model);
   const auto json = reference_json(model);
   const auto tensors = reference_tensors(model);
   for (const auto& [name, train_text] : {std::pair{"sgd", kSgd}, {"adamw", kAdamW}})
@@ -154,8 +152,7 @@ TEST(Bf16, TrainsInFullPrecisionWithinItsBound) {
 
 TEST_P(Equivalence, EqualsTheSingleDevicePlan) {
   const std::string model = std::get<0>(GetParam());
-  if (!std::filesystem::exists(model_path(model, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL(model);
   const char* train_text = std::get<1>(GetParam()) == 0 ? kSgd : kAdamW;
   auto compiled = compile_model(model, text_of(model, train_text), {2, 2, 4, "1f1b"}, true);
   ASSERT_TRUE(compiled) << print_error(compiled.error());

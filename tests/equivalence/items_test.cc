@@ -13,10 +13,6 @@ using namespace jobs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-#define NEED_MODELS()                                             \
-  if (!std::filesystem::exists(model_path(kModel, "model.onnx"))) \
-  GTEST_SKIP() << "no models in " << models_folder()
-
 constexpr const char* kModel = "gpt-deep";
 constexpr int64_t kSteps = kSanitized ? 1 : 4;
 const std::string kAdam = "optimizer: {adamw: {lr: 3e-3, weight_decay: 0.1}}, ema: {decay: 0.9}";
@@ -54,7 +50,7 @@ Result<Compiled> compile_case(const Case& c, bool oracles = true) {
 class Items : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Items, TrainAsOneDeviceDoes) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   const Result<Compiled> compiled = compile_case(GetParam());
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const Result<VerifyReport> report = verify_plan_set(compiled->set, &*compiled->single);
@@ -162,7 +158,7 @@ int64_t gradient_bytes(const PlanSet& set) {
 
 // Gradients of one stage at a time (LOMO): each is gone before the next is made.
 TEST(Updates, FreeTheGradientsOfAStage) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   Case c{"", kOne, "stages: 1, chunks: 8, microbatches: 1", kBackToFront, kSgd};
   const auto early = compile_case(c, false);
   ASSERT_TRUE(early) << print_error(early.error());
@@ -174,7 +170,7 @@ TEST(Updates, FreeTheGradientsOfAStage) {
 
 // While the gradient is under way, a stage runs again what its backward needs (Mario).
 TEST(Again, WaitsForNoGradient) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   const auto compiled = compile_case(
       {"", "<schedules/1f1b>, " + kAgain, "stages: 2, microbatches: 4", kEarly}, false);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
@@ -189,7 +185,7 @@ TEST(Again, WaitsForNoGradient) {
 
 // Reductions are where the order names them.
 TEST(Sums, AreWhereTheOrderSays) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   for (const bool named : {false, true}) {
     Case c{"", kOne + ", <memory/ddp>", "stages: 1, chunks: 2, dp: 2, microbatches: 2", kSums};
     if (!named) c.program = c.program.substr(0, c.program.find("        S["));
@@ -209,7 +205,7 @@ TEST(Sums, AreWhereTheOrderSays) {
 }
 
 TEST(Items, AreRefusedBeforeWhatTheyNeed) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   const auto refused = [](const Case& c) {
     const auto compiled = compile_case(c, false);
     return compiled ? std::string("compiled") : print_error(compiled.error());
@@ -247,7 +243,7 @@ TEST(Items, AreRefusedBeforeWhatTheyNeed) {
 
 // The comparison and the verifier see what runs again otherwise, and an update that comes early.
 TEST(Items, AnotherOneIsSeen) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   auto again =
       compile_case({"", "<schedules/1f1b>, " + kAgain, "stages: 2, microbatches: 4", kEarly}, true);
   ASSERT_TRUE(again) << print_error(again.error());

@@ -56,6 +56,18 @@ Result<std::unique_ptr<BatchSource>> open_batches(const PlanSet& set, const std:
 // Writes batches as a file for open_file: values by name, the first dim the samples.
 std::string write_batches(const Folder& folder, const nlohmann::json& batches, int64_t samples = 8);
 
+// Skips the test where the folder of models does not have this one.
+#define NEED_MODEL(name)                                                       \
+  if (!std::filesystem::exists(::piper::jobs::model_path(name, "model.onnx"))) \
+  GTEST_SKIP() << "no models in " << ::piper::jobs::models_folder()
+
+// Cuts the layers of the GPTs among the models over the axis tp.
+inline constexpr const char* kGptTensor = R"(  - shard: {match: "**/qkv/*", dim: 0, over: tp}
+  - shard: {match: "**/proj/weight", dim: 1, over: tp}
+  - shard: {match: "**/fc/*", dim: 0, over: tp}
+  - shard: {match: "**/fc_out/weight", dim: 1, over: tp}
+)";
+
 struct Trained {
   std::vector<double> losses, norms;
   std::map<std::string, NamedTensor> parameters;

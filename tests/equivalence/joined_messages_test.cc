@@ -12,10 +12,6 @@ using namespace jobs;
 constexpr int64_t kSteps = 3;
 const char* const kModel = "gpt-deep";
 
-#define NEED_MODELS()                                             \
-  if (!std::filesystem::exists(model_path(kModel, "model.onnx"))) \
-  GTEST_SKIP() << "no models in " << models_folder()
-
 struct Case {
   const char* name;
   const char* order;  // a file of strategies/
@@ -118,7 +114,7 @@ size_t count_messages(const PlanSet& set) {
 class Joined : public ::testing::TestWithParam<Case> {};
 
 TEST_P(Joined, TrainsWithTheSameBits) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   for (const std::string& train_text : {std::string(kAdamW), std::string(kSgd)}) {
     if (kSanitized && train_text == kSgd) continue;
     const auto apart = compile_case(GetParam(), train_text, "");
@@ -139,7 +135,7 @@ INSTANTIATE_TEST_SUITE_P(Schedules, Joined, testing::ValuesIn(kCases),
 
 // Under another transport, too: sends and receives of several tensors, joined reductions.
 TEST(JoinedProcesses, SaveTheSameBytesAsThreads) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   for (const char* name :
        {"chimera", "one_f_one_b_pairs", "several_values", "two_versions_in_16_bits"}) {
     SCOPED_TRACE(name);
@@ -153,7 +149,7 @@ TEST(JoinedProcesses, SaveTheSameBytesAsThreads) {
 
 // What is received in the wrong order of a message's tensors changes the training.
 TEST(JoinedControl, TheOrderOfTheTensorsMatters) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   const auto compiled = compile_case(kCases[0], kSgd, kCases[0].fuses);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const auto want = train(compiled->set, kModel, kSteps);

@@ -13,10 +13,6 @@ using jobs::Shape2;
 constexpr int64_t kSteps = 5;
 constexpr const char* kModel = "gpt-deep";
 
-#define NEED_MODELS()                                                   \
-  if (!std::filesystem::exists(jobs::model_path(kModel, "model.onnx"))) \
-  GTEST_SKIP() << "no models in " << jobs::models_folder()
-
 Result<Compiled> compile_with(const std::string& directives, const Shape2& shape,
                               bool oracles = false) {
   std::string text = jobs::strategy_text(kModel, jobs::kAdamW);
@@ -33,7 +29,7 @@ struct Case {
 class Offload : public testing::TestWithParam<Case> {};
 
 TEST_P(Offload, SavesMemoryAndKeepsEveryBit) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   const Case& c = GetParam();
   const auto plain = compile_with("", c.shape, true), moved = compile_with(c.directives, c.shape);
   ASSERT_TRUE(plain) << print_error(plain.error());
@@ -71,7 +67,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(OffloadZero, WorksOnParts) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   std::string text = jobs::strategy_text(kModel, jobs::kAdamW);
   for (const char* file : {"zero1", "zero3"}) {
     const Shape2 shape{1, 2, 2, file};
@@ -107,7 +103,7 @@ int64_t alive_at_backward(const RoleProgram& role) {
 // All forwards come first: without the copies the values of eight microbatches lie on the device
 // then, with them those of one.
 TEST(OffloadMemory, TheArenaLosesWhatTheDirectiveMoves) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   const Shape2 shape{1, 1, 8, "gpipe"};
   const auto plain = compile_with("", shape);
   const auto moved =
@@ -140,7 +136,7 @@ void erase(std::vector<Instruction>& body, int32_t index) {
 // A value that does not come back, or of which the host keeps what it had: the verifier says so,
 // and the bits differ.
 TEST(OffloadControls, ACopyLeftOutIsCaught) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   for (const char* what : {"activations", "optimizer"})
     for (const bool back : {false, true}) {
       auto compiled = compile_with(fmt::format("  - offload: {{what: {}}}\n", what), {4, 1, 4});

@@ -20,11 +20,6 @@ const std::string kNarrow =
 // Its average is the only state.
 const std::string kAveraged = "optimizer: {sgd: {lr: 0.05}}, ema: {decay: 0.9}";
 
-constexpr const char* kGptTensor =
-    "  - shard: {match: \"**/qkv/*\", dim: 0, over: tp}\n"
-    "  - shard: {match: \"**/proj/weight\", dim: 1, over: tp}\n"
-    "  - shard: {match: \"**/fc/*\", dim: 0, over: tp}\n"
-    "  - shard: {match: \"**/fc_out/weight\", dim: 1, over: tp}\n";
 // Rows of a vocabulary that the ranks do not divide.
 constexpr const char* kRows = "  - shard: {match: \"**/wte/*\", dim: 0, over: tp, pad: true}\n";
 constexpr const char* kExperts =

@@ -13,10 +13,6 @@ using namespace jobs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-#define NEED_MODELS()                                            \
-  if (!std::filesystem::exists(model_path("gpt", "model.onnx"))) \
-  GTEST_SKIP() << "no models in " << models_folder()
-
 const std::string kBatch = "  - split: {dim: batch, into: 2}\n";
 // Tokens of two products and what is between them (ALST); of the loss; hidden units of the same
 // products (nnScaler's co-shard); heads; samples of whole blocks (Domino); columns of one product.
@@ -34,11 +30,6 @@ const std::string kColumns =
     R"(  - split: {scope: "**/h/{layer}/fc_out", tensor: "**/fc_out/*", dim: 0, into: 2}
 )";
 const std::string kAgain = R"(  - recompute: {where: {part: "*"}}
-)";
-const std::string kTensor = R"(  - shard: {match: "**/qkv/*", dim: 0, over: tp}
-  - shard: {match: "**/proj/weight", dim: 1, over: tp}
-  - shard: {match: "**/fc/*", dim: 0, over: tp}
-  - shard: {match: "**/fc_out/weight", dim: 1, over: tp}
 )";
 
 // Tokens in blocks between the norms, of each of which a part has its share (AsyncTP).
@@ -68,7 +59,7 @@ class Parts : public ::testing::TestWithParam<Case> {};
 
 // The single-device plan runs the same parts, so bits are the same where no axis cuts tensors.
 TEST_P(Parts, TrainAsOneDeviceDoes) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Case& c = GetParam();
   const bool axes = c.mesh.find("tp") != c.mesh.npos;
   for (const bool wide : {true, false}) {
@@ -101,16 +92,16 @@ INSTANTIATE_TEST_SUITE_P(
 )"},
                       Case{"tokens_dp", kBatch + kTokens + "  - replicate: {over: dp}\n",
                            "{dp: 2}"},
-                      Case{"tokens_tp", kTokens + kTensor, "{tp: 2}"},
-                      Case{"units_tp", kUnits + kTensor, "{tp: 2}"},
-                      Case{"samples_tp", kSamplesInTurn + kTensor, "{tp: 2}"},
-                      Case{"pieces_tp", kPieces + kTensor, "{tp: 2}"},
-                      Case{"columns_tp", kColumns + kTensor, "{tp: 2}"}),
+                      Case{"tokens_tp", kTokens + kGptTensor, "{tp: 2}"},
+                      Case{"units_tp", kUnits + kGptTensor, "{tp: 2}"},
+                      Case{"samples_tp", kSamplesInTurn + kGptTensor, "{tp: 2}"},
+                      Case{"pieces_tp", kPieces + kGptTensor, "{tp: 2}"},
+                      Case{"columns_tp", kColumns + kGptTensor, "{tp: 2}"}),
     [](const auto& info) { return info.param.name; });
 
 // What a part does must differ from another's: without its own tokens training diverges.
 TEST(PartsControl, OtherNumbersDiverge) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Result<Compiled> compiled = compile_parts({"", kBatch + kTokens}, false);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   PlanSet wrong = compiled->set;
@@ -137,7 +128,7 @@ TEST(PartsControl, OtherNumbersDiverge) {
 // A wrong part in a plan is found, wherever it is: one used twice in a sum or a concatenation, or
 // not at all.
 TEST(PartsControl, WrongPartsAreFound) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   for (const std::string& directives : {kBatch + kTokens, kBatch + kUnits}) {
     const Result<Compiled> compiled = compile_parts({"", directives}, false);
     ASSERT_TRUE(compiled) << print_error(compiled.error());
@@ -171,17 +162,17 @@ std::pair<int64_t, int64_t> sent(const Compiled& compiled, InstructionKind kind)
 
 // Each part sends its own share: more messages, and no byte more.
 TEST(PartsOfRegions, SendTheirSharesByThemselves) {
-  NEED_MODELS();
-  const auto whole = compile_parts({"", kTensor, "{tp: 2}"}, false),
-             halves = compile_parts({"", kSamplesInTurn + kTensor, "{tp: 2}"}, false);
+  NEED_MODEL("gpt");
+  const auto whole = compile_parts({"", kGptTensor, "{tp: 2}"}, false),
+             halves = compile_parts({"", kSamplesInTurn + kGptTensor, "{tp: 2}"}, false);
   ASSERT_TRUE(whole && halves);
   const auto once = sent(*whole, InstructionKind::kAllReduce),
              twice = sent(*halves, InstructionKind::kAllReduce);
   EXPECT_EQ(twice.first, 2 * once.first);
   EXPECT_EQ(twice.second, once.second);
   const std::string norms = "  - shard: {scope: \"**/ln_*\", dim: 1, over: tp}\n";
-  const auto blocks = compile_parts({"", norms + kTensor, "{tp: 2}"}, false),
-             pieces = compile_parts({"", kPieces + kTensor, "{tp: 2}"}, false);
+  const auto blocks = compile_parts({"", norms + kGptTensor, "{tp: 2}"}, false),
+             pieces = compile_parts({"", kPieces + kGptTensor, "{tp: 2}"}, false);
   ASSERT_TRUE(blocks && pieces);
   for (const InstructionKind kind :
        {InstructionKind::kAllGather, InstructionKind::kReduceScatter}) {
@@ -199,7 +190,7 @@ int64_t step_bytes(const Compiled& compiled) {
 
 // The logits of one part at a time, if each part runs again; and hidden units likewise.
 TEST(PartsOfRegions, SaveMemory) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   for (const std::string& split : {kLoss, kTokens}) {
     const Result<Compiled> whole = compile_parts({"", kBatch}, false),
                            parts = compile_parts({"", kBatch + split + kAgain}, false);
@@ -209,7 +200,7 @@ TEST(PartsOfRegions, SaveMemory) {
 }
 
 TEST(PartsOfRegions, RefuseWhatMixesADim) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const std::pair<std::string, std::string> wrong[] = {
       {R"(  - split: {scope: ["**/h/{layer}/qkv", "**/h/{layer}/proj"], dim: 1, into: 4}
 )",

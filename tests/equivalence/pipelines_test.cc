@@ -81,16 +81,14 @@ class Pipelines : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Pipelines, EqualTheSingleDevicePlan) {
   const std::string model = GetParam();
-  if (!std::filesystem::exists(model_path(model, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL(model);
   for (const Pipeline& pipeline : pipelines()) expect_equal(model, pipeline);
 }
 
 // An order that we wrote as a file and read again makes the same programs.
 TEST(PipelineFiles, EqualTheirOwnFiles) {
   const std::string model = kSanitized ? "gpt-deep" : "gpt";
-  if (!std::filesystem::exists(model_path(model, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL(model);
   for (const Pipeline& pipeline : {Pipeline{"interleaved-1f1b", 2, 1, 4}, Pipeline{"zbv", 2, 1, 4},
                                    Pipeline{"dualpipev", 2, 1, 4}}) {
     const Folder folder;
@@ -180,8 +178,7 @@ class UnorderedSums : public ::testing::TestWithParam<Unordered> {};
 
 TEST_P(UnorderedSums, EqualTheirSingleDevicePlan) {
   const Unordered& one = GetParam();
-  if (!std::filesystem::exists(model_path(one.model, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL(one.model);
   const auto compiled = compile_text(one.model, unordered_text(one, one.order), kAdamW, {});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const Status equal = compare(*compiled, *compiled->single, one.model);

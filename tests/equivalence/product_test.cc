@@ -27,10 +27,6 @@ namespace {
 
 using namespace jobs;
 
-#define NEED_MODELS()                                             \
-  if (!std::filesystem::exists(model_path(kModel, "model.onnx"))) \
-  GTEST_SKIP() << "no models in " << models_folder()
-
 constexpr const char* kModel = "gpt-deep";
 constexpr int64_t kLayers = 8, kRanks = 8, kSamples = 8;
 constexpr int64_t kSteps = kSanitized ? 1 : 5;
@@ -278,7 +274,7 @@ Ran run_cell(const Cell& cell) {
 
 class Product : public ::testing::TestWithParam<Row> {
  protected:
-  void SetUp() override { NEED_MODELS(); }
+  void SetUp() override { NEED_MODEL(kModel); }
 };
 
 TEST_P(Product, TrainsAsOneDevice) {
@@ -369,7 +365,7 @@ const char* const kMemories[] = {"ddp", "zero1", "zero2", "zero3", "hsdp"};
 
 // With two stages and four microbatches every schedule has every memory.
 TEST(Halves, EveryScheduleHasEveryMemory) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   for (const std::string& schedule : library_files("/schedules"))
     for (const char* memory : kMemories)
       for (const bool recompute : {false, true}) {
@@ -385,7 +381,7 @@ TEST(Halves, EveryScheduleHasEveryMemory) {
 
 // What a schedule does not have is refused at a line of its file, in one error.
 TEST(Halves, WhatDoesNotFitIsRefusedAtALine) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   std::set<std::string> refused;
   for (const std::string& schedule : library_files("/schedules"))
     for (const char* memory : kMemories) {
@@ -402,7 +398,7 @@ TEST(Halves, WhatDoesNotFitIsRefusedAtALine) {
 }
 
 TEST(Halves, TrainAsOneDevice) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   for (const Halves& of : {Halves{"zbv", "zero3", true, 2, 4, 8},
                            {"1f1b", "zero2", false, 2, 4, 8},
                            {"dualpipe", "hsdp", true, 2, 4, 8, 1},
@@ -436,7 +432,7 @@ TEST(ProductTable, CoversTheLibrary) {
 // Sums in another order are seen by the comparison of bits and lie within the bounds; other losses
 // and other values are seen by the bounds.
 TEST(ProductControl, ComparisonsCanFail) {
-  NEED_MODELS();
+  NEED_MODEL(kModel);
   Oracles oracles;
   const Ran last_first = run_cell({{.file = "looped-bfs", .chunks = 2}, 1, 2});
   const Ran each = run_cell({{.file = "1f1b"}, 2, 2, 2, true});

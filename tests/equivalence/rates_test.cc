@@ -48,14 +48,12 @@ JobResult trained_with(const std::string& schedule, int pp, int dp, int tp) {
 }
 
 TEST(Rates, AreThoseOfTheFormulaUnderEveryStrategy) {
-  if (!std::filesystem::exists(model_path("gpt-deep", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("gpt-deep");
   const std::string schedule = "[{warmup: 2}, {constant: 2}, {cosine: {steps: 3, to: 0.1}}]";
   const auto expected = [](double t) {
     if (t < 2) return kLr * ((t + 1) / 2);
     if (t < 4) return kLr;
-    return kLr *
-           (t < 7 ? 0.1 + 0.9 * (1 + std::cos(3.141592653589793 * ((t - 4) / 3))) / 2 : 0.1);
+    return kLr * (t < 7 ? 0.1 + 0.9 * (1 + std::cos(3.141592653589793 * ((t - 4) / 3))) / 2 : 0.1);
   };
   const Trained one = trained_by(trained_with(schedule, 1, 1, 1));
   for (const auto& [pp, dp, tp] : {std::array{1, 1, 1}, {2, 1, 1}, {2, 2, 1}, {1, 2, 2}}) {

@@ -45,8 +45,7 @@ class Reduce : public ::testing::TestWithParam<Case> {};
 const std::string kClippedSgd = std::string(kSgd) + ", clip_norm: 0.5";
 
 TEST_P(Reduce, EqualsOneDeviceBitForBit) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   const bool nested = std::string_view(GetParam().order) == "hsdp";
   for (const char* type : {"bf16", "f16"})
     for (const int64_t dp : {2, 4})
@@ -67,8 +66,7 @@ TEST_P(Reduce, EqualsOneDeviceBitForBit) {
 // With tied embeddings, which two stages hold, and products in 16 bits.
 TEST_P(Reduce, TiedWeightsToo) {
   const std::string model = kSanitized ? "gpt-unoptimized" : "gpt";
-  if (!std::filesystem::exists(model_path(model, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL(model);
   const bool nested = std::string_view(GetParam().order) == "hsdp";
   const Compiled one = compiled_in(model, text_in(model, kAdamW, "bf16", "bf16"),
                                    {2, nested ? 0 : 2, 2, GetParam().order}, GetParam().more);
@@ -89,8 +87,7 @@ INSTANTIATE_TEST_SUITE_P(
 // Each microbatch's sums are rounded, too: other bits than the plan of the same cut has, which is
 // within bounds of it, but for a single microbatch, where the bits are the same.
 TEST(ReduceEachMicrobatch, RoundsEverySum) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   const std::vector<Definition> each{{"reduce", "per_microbatch"}, {"bucket_kib", "1"}};
   for (const char* order : {"zero2", "zero3"}) {
     const std::string text = text_in("mlp", kClippedSgd, "bf16");
@@ -122,8 +119,7 @@ Compiled compiled_with(const std::string& reduce) {
 
 // A CPU has no library that forms sums faster: it says so, and the bits are those of sums in order.
 TEST(FastSums, AreSumsInOrderOnACpu) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   for (const std::string shard : {"", "shard: [optimizer, gradients], "}) {
     const Compiled fast = compiled_with(shard + "reduce: {sum: fast}"),
                    ordered = compiled_with(shard + "reduce: {sum: ordered}");
@@ -148,8 +144,7 @@ TEST(FastSums, AreSumsInOrderOnACpu) {
 }
 
 TEST(ReduceNested, EachAxisHasItsType) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   const Folder folder;
   std::optional<Compiled> before;
   for (const char* types : {"f32 bf16", "bf16 f32", "bf16 bf16"}) {
@@ -176,8 +171,7 @@ TEST(ReduceNested, EachAxisHasItsType) {
 
 // Gradients that are added up in 16 bits, and travel so or wider.
 TEST(Accumulate, EqualsOneDeviceBitForBit) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   const auto text = [](const char* types) {
     return strategy_text("mlp", kAdamW) +
            fmt::format("directives: [{{precision: {{compute: f32, {}}}}}]\n", types);
@@ -210,8 +204,7 @@ TEST(Accumulate, EqualsOneDeviceBitForBit) {
 
 // Halves of the backward, groups of microbatches by device, and parameters gathered once a step.
 TEST(Accumulate, UnderOtherSchedulesToo) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   const std::string text =
       strategy_text("mlp", kAdamW) +
       "directives: [{precision: {compute: bf16, accumulate: bf16, loss_scale: dynamic}}]\n";
@@ -230,8 +223,7 @@ TEST(Accumulate, UnderOtherSchedulesToo) {
 // With tied embeddings: two uses, on two stages.
 TEST(Accumulate, TiedWeightsToo) {
   const std::string model = "gpt-unoptimized";
-  if (!std::filesystem::exists(model_path(model, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL(model);
   const std::string text =
       strategy_text(model, kAdamW) +
       "directives: [{precision: {compute: bf16, accumulate: bf16, reduce: bf16}}]\n";
@@ -244,8 +236,7 @@ TEST(Accumulate, TiedWeightsToo) {
 
 // What each type gives is not what another gives, though near it.
 TEST(ReduceControl, TypesDiffer) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   const Shape2 shape{1, 2, 2, "1f1b"};
   std::vector<Compiled> all;
   for (const char* type : {"f32", "bf16", "f16"})

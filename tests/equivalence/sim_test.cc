@@ -42,8 +42,7 @@ Result<Compiled> compile_on(const std::string& file, const Shape2& shape,
 class Simulated : public testing::TestWithParam<std::string> {};
 
 TEST_P(Simulated, GivesTheBitsOfTheCpu) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   int64_t runs = 0;
   for (const Shape2& shape : {Shape2{2, 2, 4}, Shape2{1, 4, 2}, Shape2{4, 1, 4}})
     for (const std::string& streams : kStreams) {
@@ -124,8 +123,7 @@ struct LateJob {
 class LateReports : public testing::Test {
  protected:
   void SetUp() override {
-    if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-      GTEST_SKIP() << "no models in " << models_folder();
+    NEED_MODEL("mlp");
     auto compiled = compile_model("mlp", strategy_text("mlp", kAdamW), {1, 1, 2});
     ASSERT_TRUE(compiled) << print_error(compiled.error());
     job_.set = std::move(compiled->set);
@@ -233,8 +231,7 @@ TEST_F(LateReports, AreReadBeforeTheNextStepButOne) {
 // Every wait of a plan left out: the proof from the plan alone and a run of it say the same. What
 // neither misses follows from what other ranks wait for.
 TEST_P(Simulated, AndTheVerifierMissTheSameWaits) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   int64_t waits = 0, missed = 0;
   const auto leave_out = [&](PlanSet& set, Instruction& one, size_t w) {
     const std::vector<int32_t> all = one.waits;
@@ -470,8 +467,7 @@ const Planted kPlanted[] = {
 
 // What the host brings to a device lies in memory that the plan states.
 TEST(SimulatedStaging, IsWithinWhatThePlanStates) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   auto compiled = compile_on("1f1b", {2, 1, 4}, kOffload);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const int64_t stated = compiled->set.roles[0].staging_bytes--;
@@ -487,8 +483,7 @@ TEST(SimulatedStaging, IsWithinWhatThePlanStates) {
 class SimulatedFaults : public testing::TestWithParam<Planted> {};
 
 TEST_P(SimulatedFaults, AreNamedInEveryOrder) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   const Planted& planted = GetParam();
   const std::string_view file = planted.file;
   const auto compiled = file == "1f1b"    ? compile_on("1f1b", {2, 2, 4}, kStreams[2])

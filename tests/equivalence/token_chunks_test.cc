@@ -13,17 +13,8 @@ using namespace jobs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-#define NEED_MODELS()                                            \
-  if (!std::filesystem::exists(model_path("gpt", "model.onnx"))) \
-  GTEST_SKIP() << "no models in " << models_folder()
-
 const std::string kBatch = "  - split: {dim: batch, into: 2}\n";
 const std::string kChunks = "  - split: {dim: tokens, into: 4}\n";
-const std::string kTensor = R"(  - shard: {match: "**/qkv/*", dim: 0, over: tp}
-  - shard: {match: "**/proj/weight", dim: 1, over: tp}
-  - shard: {match: "**/fc/*", dim: 0, over: tp}
-  - shard: {match: "**/fc_out/weight", dim: 1, over: tp}
-)";
 const std::string kSequence = "  - shard: {scope: \"**/ln_*\", dim: 1, over: tp}\n";
 const std::string kContext = R"(  - shard: {input: "*", dim: 1, over: cp}
   - shard: {match: "**", dim: none, over: cp}
@@ -83,7 +74,7 @@ class TokenChunks : public ::testing::TestWithParam<Case> {};
 // The single-device plan works through the same chunks, so bits are the same where no axis cuts
 // tensors.
 TEST_P(TokenChunks, TrainAsOneDeviceDoes) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Case& c = GetParam();
   const bool axes = c.mesh.find("tp") != c.mesh.npos || c.mesh.find("cp") != c.mesh.npos;
   for (const bool wide : {true, false}) {
@@ -110,11 +101,11 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{"alone", kChunks}, Case{"batch", kBatch + kChunks},
         Case{"again", kBatch + kChunks + kAgain},
-        Case{"sequence", kChunks + kTensor + kSequence, "{tp: 2}"},
+        Case{"sequence", kChunks + kGptTensor + kSequence, "{tp: 2}"},
         Case{"context", kChunks + kContext, "{cp: 2}"},
         Case{"heads", kChunks + kContext + "  - shard: {attention: \"**\", by: heads, over: cp}\n",
              "{cp: 2}"},
-        Case{"tensor", kBatch + kChunks + kTensor, "{tp: 2}"},
+        Case{"tensor", kBatch + kChunks + kGptTensor, "{tp: 2}"},
         Case{"replicas",
              kChunks + "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n",
              "{dp: 2}"},
@@ -124,7 +115,8 @@ INSTANTIATE_TEST_SUITE_P(
         pipeline("terapipe", "terapipe", ""),
         Case{"sizes",
              kBatch + "  - split: {dim: tokens, into: 4, sizes: [13, 9, 7, 3]}\n" + kAgain},
-        Case{"by_cost", "  - split: {dim: tokens, into: 4, by: cost}\n" + kTensor, "{tp: 2}"},
+        Case{"by_cost", std::string("  - split: {dim: tokens, into: 4, by: cost}\n") + kGptTensor,
+             "{tp: 2}"},
         Case{"llama", kBatch + "  - split: {dim: tokens, into: 2, sizes: [20, 12]}\n", "{}", "",
              "llama-hf"},
         Case{"routed", kBatch + kChunks, "{}", "", "qwen3-moe-hf"},
@@ -141,7 +133,7 @@ bool is_found(const PlanSet& wrong, const Compiled& compiled) {
 
 // Carried keys that are dropped, so that a chunk sees its own in their place, diverge.
 TEST(TokenChunksControl, DroppedKeysDiverge) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Result<Compiled> compiled = compile_chunks({"", kBatch + kChunks});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   PlanSet wrong = compiled->set;
@@ -164,7 +156,7 @@ TEST(TokenChunksControl, DroppedKeysDiverge) {
 // Each value that one task of a device hands to another: another one of its type in its place is
 // found, as is one that is not made yet.
 TEST(TokenChunksControl, WrongCarriedValuesAreFound) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Result<Compiled> compiled = compile_chunks(pipeline("", "seq1f1b", ""));
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const PlanSet& set = compiled->set;
@@ -198,7 +190,7 @@ TEST(TokenChunksControl, WrongCarriedValuesAreFound) {
 // Of tokens that ranks have blocks of, within a chunk: where one begins is not where its chunk
 // does.
 TEST(TokenChunksControl, WrongPositionsAreFound) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Result<Compiled> compiled = compile_chunks({"", kChunks + kContext, "{cp: 2}"});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const PlanSet& set = compiled->set;
@@ -224,7 +216,7 @@ TEST(TokenChunksControl, WrongPositionsAreFound) {
 
 // A chunk that runs before the one whose keys it reads.
 TEST(TokenChunksControl, EarlyChunksAreFound) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Result<Compiled> compiled = compile_chunks({"", kBatch + kChunks});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   const std::vector<Instruction>& body = compiled->set.roles[0].body;
@@ -257,7 +249,7 @@ int64_t step_bytes(const Compiled& compiled) {
 
 // The first of four stages holds four samples, or seven chunks of which a sample has four.
 TEST(TokenChunksOfSamples, KeepLessThanWholeSamples) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const auto of = [](const std::string& schedule, const std::string& more) {
     return compile_chunks(
         {"", "", "{}",
@@ -270,7 +262,7 @@ TEST(TokenChunksOfSamples, KeepLessThanWholeSamples) {
 }
 
 TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const auto refused = [](Case c, const std::string& message) {
     const Result<Compiled> compiled = compile_chunks(c);
     ASSERT_FALSE(compiled) << message;

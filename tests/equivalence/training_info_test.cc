@@ -169,8 +169,7 @@ TEST(TrainingInfo, ExportsThatAreWrittenTrainBitForBit) {
   const std::string optimizer = with_optimizer("sgd: {lr: 0.02, momentum: 0.9}");
   for (const std::string model :
        {"bert-hf", "gpt2-hf", "gpt-logits", "gpt-parallel", "gpt-ts17", "llama-hf", "vit-hf"}) {
-    if (!std::filesystem::exists(model_path(model, "model.onnx")))
-      GTEST_SKIP() << "no models in " << models_folder();
+    NEED_MODEL(model);
     if (kSanitized && model != "bert-hf") continue;
     const std::string file = model_path(model, "model.onnx");
     std::string text = optimizer;

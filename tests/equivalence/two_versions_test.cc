@@ -264,8 +264,7 @@ TEST_P(Models, EqualTheSingleDeviceWithStatesCut) {
 // Gradients are summed over replicas as soon as they are finished, also where the next step has
 // begun: while layers before are still in their backward.
 TEST(TwoVersionsReductions, StandWhereTheirGradientsAreFinished) {
-  if (!std::filesystem::exists(model_path("gpt-deep", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("gpt-deep");
   const auto compiled = compile_cut("gpt-deep", kSgd, "[optimizer]", {2, 2, 4});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   for (const RoleProgram& role : compiled->set.roles) {

@@ -51,12 +51,8 @@ Result<PlanSet> plans_of(const std::string& order, int64_t dp,
   return std::move(compiled.set);
 }
 
-#define NEED_MODELS()                                            \
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx"))) \
-  GTEST_SKIP() << "no models in " << models_folder()
-
 TEST(ZeroMemory, IsTheClosedForm) {
-  NEED_MODELS();
+  NEED_MODEL("mlp");
   for (const int64_t dp : {2, 4}) {
     const auto plain = plans_of("1f1b", dp);
     ASSERT_TRUE(plain) << print_error(plain.error());
@@ -89,7 +85,7 @@ TEST(ZeroMemory, IsTheClosedForm) {
 // What a rank gathers and scatters in a step, by the formulas of strategies/README.md: what is left
 // in the pool between a forward and its backward is gathered once.
 TEST(ZeroMemory, SendsWhatItsFormulasSay) {
-  NEED_MODELS();
+  NEED_MODEL("mlp");
   const auto sent_by = [](const char* when, int64_t dp, int64_t microbatches) {
     const std::vector<Definition> more{{"gather", when}, {"bucket_kib", "1"}};
     const auto compiled = compile_model("gpt-deep", strategy_text("gpt-deep", kSgd),
@@ -218,8 +214,7 @@ void expect_closed_form(const std::string& model, int64_t dp, int64_t prefetch) 
 // replicas, prefetch + 1 gathered buckets, and the activations. With two replicas and Adam that is
 // twice the bytes of the parameters.
 TEST(ZeroMemory, OfTheWholeArenaIsTheClosedForm) {
-  if (!std::filesystem::exists(model_path("gpt", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("gpt");
   for (const char* model : {"gpt-deep", "gpt"})
     for (const int64_t dp : {2, 4})
       for (const int64_t prefetch : {0, 1, 2}) expect_closed_form(model, dp, prefetch);
@@ -241,7 +236,7 @@ Result<PlanSet> two_versions(const std::string& model, int64_t pp, int64_t dp,
 
 // The numbers of a step, of which nothing grows with the replicas: one for each gradient.
 TEST(ZeroMemory, OfTheNormDoesNotGrow) {
-  NEED_MODELS();
+  NEED_MODEL("mlp");
   for (const char* file : {"zero1", "zero3"}) {
     const auto numbers = [&](int64_t dp) {
       int64_t elements = 0;
@@ -260,7 +255,7 @@ TEST(ZeroMemory, OfTheNormDoesNotGrow) {
 // Each replica has its parts of both versions, of the gradients and of the optimizer's states: 20
 // bytes a parameter cut over the replicas. Both versions take the same prefetch + 1 slots.
 TEST(ZeroMemory, OfTwoVersionsIsTheClosedForm) {
-  NEED_MODELS();
+  NEED_MODEL("mlp");
   for (const char* model : {"mlp", "gpt-deep"})
     for (const auto& [pp, dp, prefetch] :
          {std::tuple{1, 2, 0}, {1, 4, 1}, {2, 2, 0}, {2, 2, 1}, {4, 2, 1}}) {
@@ -346,7 +341,7 @@ struct Mutation {
 };
 
 TEST(ZeroVerify, SeesWhatGoesWrongWithParts) {
-  NEED_MODELS();
+  NEED_MODEL("mlp");
   using Kind = InstructionKind;
   const Mutation mutations[] = {
       {"a gather before the update", "zero1",

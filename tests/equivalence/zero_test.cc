@@ -46,8 +46,7 @@ const std::string kAveragedLion =
 const std::string kClippedSgd = std::string(kSgd) + ", clip_norm: 0.5";
 
 TEST_P(Zero, EqualsOneDeviceBitForBit) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   for (const int64_t dp : {2, 4})
     for (const int64_t pp : {1, 2})
       for (const int64_t mb : {int64_t{1}, 8 / dp}) {
@@ -61,8 +60,7 @@ TEST_P(Zero, EqualsOneDeviceBitForBit) {
 
 // With tied embeddings, which two stages hold.
 TEST_P(Zero, TiedWeightsToo) {
-  if (!std::filesystem::exists(model_path("gpt", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("gpt");
   const int64_t steps = kSanitized ? 1 : 5;
   const Shape2 two{2, 2, 2, GetParam().order}, four{1, 4, 2, GetParam().order};
   expect_same_training("gpt", kAdamW, two, GetParam(), steps, VerifyAgainst::kSingle);
@@ -91,8 +89,7 @@ INSTANTIATE_TEST_SUITE_P(Library, Zero,
 
 // The schedule makes no difference; overlapped passes and split backwards included.
 TEST(ZeroSchedules, EqualOneDeviceBitForBit) {
-  if (!std::filesystem::exists(model_path("gpt-deep", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("gpt-deep");
   for (const char* file :
        {"interleaved-1f1b", "zb-h1", "zbv", "dualpipev", "dualpipe", "chimera"}) {
     const Folder folder;
@@ -123,8 +120,7 @@ TEST(ZeroSchedules, EqualOneDeviceBitForBit) {
 
 // What is saved is whole, under the names that plans without parts save.
 TEST(ZeroSave, PutsPartsTogether) {
-  if (!std::filesystem::exists(model_path("gpt", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("gpt");
   std::vector<Trained> trained;
   for (const char* order : {"1f1b", "zero3"}) {
     const auto compiled = compile_model("gpt", strategy_text("gpt", kAdamW), {2, 2, 2, order});
@@ -145,8 +141,7 @@ TEST(ZeroSave, PutsPartsTogether) {
 // the uncut plan, and of the plan with the same cut, but not its bits. With one microbatch there is
 // no other order.
 TEST(ZeroEachMicrobatch, DiffersByRoundingAlone) {
-  if (!std::filesystem::exists(model_path("gpt", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("gpt");
   for (const char* order : {"zero2", "zero3"}) {
     const Case of{order, order, {{"reduce", "per_microbatch"}, {"bucket_kib", "1"}}};
     const Shape2 one{2, 2, 1, order}, many{2, 2, 4, order};
@@ -167,8 +162,7 @@ TEST(ZeroEachMicrobatch, DiffersByRoundingAlone) {
 
 // States cut inside a node, whole copies between nodes: sums nest.
 TEST(ZeroNested, EqualsOneDeviceBitForBit) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   const Case of{"hsdp", "hsdp", {{"nodes", "2"}, {"gpus", "2"}, {"bucket_kib", "1"}}};
   for (const int64_t pp : {1, 2})
     expect_same_training("mlp", kAdamW, {pp, 0, 2, "hsdp"}, of, 5, VerifyAgainst::kSingle);
@@ -250,27 +244,29 @@ std::string text_of(const Entries& of, int64_t pp) {
       pp, of.mesh, of.text, of.microbatches);
 }
 
+// Trains the plans and compares each step with the plan for one device.
+Result<JobResult> train_beside_single(const Compiled& compiled, const char* model, int64_t steps) {
+  PIPER_ASSIGN(const auto data, open_batches(compiled.set, model));
+  PIPER_ASSIGN(const auto reference_data, open_batches(*compiled.single, model));
+  JobOptions job;
+  job.steps = steps;
+  job.threads = 1;
+  job.verify.against = VerifyAgainst::kSingle;
+  return run_job(compiled.set, data.get(), &*compiled.single, reference_data.get(), job);
+}
+
 class ZeroEntries : public ::testing::TestWithParam<Entries> {};
 
 // Also with a norm of all gradients, whose squares are added in f64 by other runs.
 TEST_P(ZeroEntries, EqualOneDeviceBitForBit) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   for (const int64_t pp : {1, 2})
     for (const std::string& train : {kAveragedLion, std::string(kAdamW)}) {
       CompileOptions options;
       options.oracles = true;
       const auto compiled = compile_text("mlp", text_of(GetParam(), pp), train, options);
       ASSERT_TRUE(compiled) << print_error(compiled.error());
-      const auto data = open_batches(compiled->set, "mlp"),
-                 reference_data = open_batches(*compiled->single, "mlp");
-      ASSERT_TRUE(data && reference_data);
-      JobOptions job;
-      job.steps = 5;
-      job.threads = 1;
-      job.verify.against = VerifyAgainst::kSingle;
-      const auto result =
-          run_job(compiled->set, data->get(), &*compiled->single, reference_data->get(), job);
+      const auto result = train_beside_single(*compiled, "mlp", 5);
       EXPECT_TRUE(result) << print_error(result.error());
       EXPECT_TRUE(result && result->bitwise);
     }
@@ -282,8 +278,7 @@ INSTANTIATE_TEST_SUITE_P(Replicate, ZeroEntries, ::testing::ValuesIn(kEntries),
 // What these comparisons could not see would be no proof: sums that nest the other way, and
 // parameters that travel rounded, end with other bits.
 TEST(ZeroEntriesControl, OtherSumsAndRoundedParametersAreSeen) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   const auto trained = [](const Entries& of) {
     CompileOptions options;
     options.oracles = false;
@@ -315,8 +310,7 @@ TEST(ZeroEntriesControl, OtherSumsAndRoundedParametersAreSeen) {
 
 // Each parameter is gathered as far ahead as its own task says.
 TEST(ZeroPrefetch, IsOfEachParameter) {
-  if (!std::filesystem::exists(model_path("mlp", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("mlp");
   CompileOptions options;
   options.oracles = true;
   const auto compiled =
@@ -343,22 +337,13 @@ TEST(ZeroPrefetch, IsOfEachParameter) {
   EXPECT_EQ(ahead, (std::set<std::string>{"model.4.bias", "model.4.weight"}));
   EXPECT_EQ(beside, (std::set<std::string>{"model.0.bias", "model.0.weight", "model.2.bias",
                                            "model.2.weight"}));
-  const auto data = open_batches(compiled->set, "mlp");
-  const auto reference_data = open_batches(*compiled->single, "mlp");
-  ASSERT_TRUE(data && reference_data);
-  JobOptions job;
-  job.steps = 3;
-  job.threads = 1;
-  job.verify.against = VerifyAgainst::kSingle;
-  const auto result =
-      run_job(compiled->set, data->get(), &*compiled->single, reference_data->get(), job);
+  const auto result = train_beside_single(*compiled, "mlp", 3);
   EXPECT_TRUE(result) << print_error(result.error());
 }
 
 // Parameters below a size stay whole; all others are cut.
 TEST(ZeroPersist, KeepsSmallParametersWholeAndEveryBit) {
-  if (!std::filesystem::exists(model_path("gpt", "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL("gpt");
   constexpr int64_t kBytes = 2048;
   CompileOptions options;
   options.oracles = true;

@@ -9,10 +9,6 @@ namespace {
 
 using namespace jobs;
 
-#define NEED_MODELS()                                            \
-  if (!std::filesystem::exists(model_path("gpt", "model.onnx"))) \
-  GTEST_SKIP() << "no models in " << models_folder()
-
 std::map<std::string, std::string> files_of(const std::string& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
@@ -24,7 +20,7 @@ std::map<std::string, std::string> files_of(const std::string& folder) {
 }
 
 TEST(Compile, SameInputsGiveTheSameBytes) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Folder folder;
   std::string text = strategy_text("gpt", kAdamW);
   text.replace(text.find("ORDER"), 5, "1f1b");
@@ -85,7 +81,7 @@ TEST(Compile, SpellingsAndNamesAreNoPartOfASet) {
 }
 
 TEST(Compile, PlansReadBackAndPrintTheSame) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const auto compiled =
       compile_model("gpt-deep", strategy_text("gpt-deep", kAdamW), {4, 2, 4, "1f1b"});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
@@ -102,7 +98,7 @@ TEST(Compile, PlansReadBackAndPrintTheSame) {
 }
 
 TEST(Compile, PlansStateTheTableOfTheirTarget) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const auto compiled = compile_model("mlp", strategy_text("mlp", kAdamW), {1, 2, 2, "1f1b"});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   for (const RoleProgram& role : compiled->set.roles) EXPECT_EQ(role.table, cpu_products().digest);
@@ -110,7 +106,7 @@ TEST(Compile, PlansStateTheTableOfTheirTarget) {
 
 // Ops that run as one are another way to the same bits, and so are more threads.
 TEST(Compile, JoinedOpsAndThreadsTrainLikeOpsOneByOne) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const std::string model = kSanitized ? "mlp" : "gpt";
   std::vector<Trained> ways;
   const std::vector<std::pair<bool, int>> runs = {{true, 1}, {false, 1}, {true, 3}};
@@ -132,7 +128,7 @@ TEST(Compile, JoinedOpsAndThreadsTrainLikeOpsOneByOne) {
 }
 
 TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   ImportOptions options;
   options.batch = 8;
   auto imported = import_onnx(model_path("two-tower", "model.onnx"), options);
@@ -187,7 +183,7 @@ TEST(Compile, GraphAndDagReadBackAndPrintTheSame) {
 
 // Peers share a program: nothing but the ranks' small files grows with the replicas.
 TEST(Compile, RolesDoNotGrowWithReplicas) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   std::string text = strategy_text("gpt-deep", kSgd);
   text.replace(text.find("global_batch: 8"), 15, "global_batch: 4096");
   const auto two = compile_model("gpt-deep", text, {2, 2, 4, "1f1b"});
@@ -203,7 +199,7 @@ TEST(Compile, RolesDoNotGrowWithReplicas) {
 
 // More than two replicas on one device: the oracle's chain of sums.
 TEST(Compile, OraclePlaysManyReplicas) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const auto compiled =
       compile_model("gpt-deep", strategy_text("gpt-deep", kSgd), {2, 4, 2, "1f1b"}, true);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
@@ -216,7 +212,7 @@ TEST(Compile, OraclePlaysManyReplicas) {
 
 // Layers of one shape share their programs, whatever the depth of the model.
 TEST(Compile, EqualLayersAreCompiledOnce) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const auto compiled =
       compile_model("gpt-deep", strategy_text("gpt-deep", kSgd), {1, 1, 4, "1f1b"});
   ASSERT_TRUE(compiled) << print_error(compiled.error());
@@ -379,7 +375,7 @@ std::vector<std::string> explained(const Compiled& compiled, std::string_view wh
 }
 
 TEST(Compile, ExplainsWhatTrainingIsAskedFor) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Folder folder;
   CompileOptions options;
   options.model = model_path("gpt-deep", "model.onnx");
@@ -427,7 +423,7 @@ struct BadStrategy {
 class Refused : public ::testing::TestWithParam<BadStrategy> {};
 
 TEST_P(Refused, SaysWhy) {
-  NEED_MODELS();
+  NEED_MODEL("gpt");
   const Folder folder;
   std::string text =
       "piper: 1\nmesh: {pp: 2, dp: 2}\ntrain: {global_batch: 8, optimizer: {sgd: {lr: "

@@ -110,8 +110,7 @@ bool same_bits(const NamedTensor& a, const NamedTensor& b) {
 // Frozen parameters keep their bits, and the others train as if those were constants of the model.
 TEST(Parameters, FrozenOnesKeepTheirBitsAndTheOthersTrainAsBesideConstants) {
   const std::string model = "gpt-unoptimized";
-  if (!std::filesystem::exists(model_path(model, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL(model);
   const std::string text = strategy_text(model, kAdamW);
   const Shape2 shape{2, 2, 2, "1f1b"};
   const std::string pattern = "\"model/h/{i}/qkv/*\"";
@@ -144,8 +143,7 @@ TEST(Parameters, FrozenOnesKeepTheirBitsAndTheOthersTrainAsBesideConstants) {
 // A constant of the file, included, moves; and it is saved under its name.
 TEST(Parameters, IncludedConstantsAreTrained) {
   const std::string model = "llama-hf";
-  if (!std::filesystem::exists(model_path(model, "model.onnx")))
-    GTEST_SKIP() << "no models in " << models_folder();
+  NEED_MODEL(model);
   const auto compiled =
       compile_model(model, strategy_text(model, kSgd) + "parameters: [{include: unsqueeze_14}]\n",
                     {1, 1, 2, "1f1b"});
