@@ -29,8 +29,8 @@ void CheckpointFlags::add(CLI::App& app, RunOptions& run) {
       ->check(CLI::IsMember({"stop", "ignore"}))
       ->capture_default_str();
   app.add_option("--max-restarts-without-step", options.most_restarts,
-                 "a job that was started again so often without a new checkpoint is refused, with "
-                 "exit 11 (default: it may be, any number of times)")
+                 "refuse a job that was restarted N times without a new checkpoint, with exit 11 "
+                 "(default: no limit)")
       ->type_name("N")
       ->check(a_count(1));
   app.add_option(
@@ -43,12 +43,12 @@ void CheckpointFlags::add(CLI::App& app, RunOptions& run) {
                                                         {"--branch", &branch},
                                                         {"--init", &init}};
   const char* const texts[] = {
-      "go on from the newest undamaged checkpoint of DIR, or from this one, on whatever ranks; "
-      "--steps counts from the beginning",
-      "the same; a folder without one means a start from the beginning",
-      "take parameters and states of a checkpoint, with other data or settings; what is not in it "
-      "begins afresh, and is listed",
-      "take parameters and buffers alone, of a checkpoint or a safetensors file, and begin at step "
+      "resume from the newest undamaged checkpoint in DIR, or from DIR if it is one, on any number "
+      "of ranks; --steps counts from the beginning",
+      "the same, but start at step 0 if DIR has no checkpoint",
+      "load parameters and states of a checkpoint, with other data or settings; states that it "
+      "lacks get their initial values, and are listed",
+      "load only parameters and buffers, of a checkpoint or a safetensors file, and begin at step "
       "0"};
   std::vector<CLI::Option*> added;
   for (size_t v = 0; v < std::size(verbs); ++v) {
@@ -58,7 +58,7 @@ void CheckpointFlags::add(CLI::App& app, RunOptions& run) {
   }
   app.add_option("--accept", run.start.accept,
                  "settings that may differ from those of the checkpoint: lr, global_batch, data, "
-                 "model, seed, or whatever else is named when they do")
+                 "model, seed, or others that an error names")
       ->type_name("NAME,…")
       ->delimiter(',')
       ->expected(1)
@@ -114,8 +114,8 @@ Status CheckpointFlags::take(RunOptions& run) {
     run.job.checkpoint = given;
   } else if (given.every > 0 || given.minutes > 0 || !keep.empty() || given.most_restarts > 0) {
     return fail(
-               "--every, --minutes, --keep and --max-restarts-without-step want to know where "
-               "checkpoints are written")
+               "--every, --minutes, --keep and --max-restarts-without-step need a folder for "
+               "checkpoints")
         .with_code(ExitCode::kUsage)
         .with_note("help: --checkpoint DIR, or --out DIR");
   }

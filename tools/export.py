@@ -81,14 +81,14 @@ def load(text):
 def main():
     parser = argparse.ArgumentParser(prog="export.py", description=__doc__.splitlines()[0], epilog="FUNCTION returns (module, args): args is a tuple "
                                      "of an example batch, or a dict where forward takes keywords.")
-    parser.add_argument("what", metavar="FILE.py:FUNCTION")
-    parser.add_argument("-o", "--output", default="model.onnx", metavar="FILE")
-    parser.add_argument("--training", action=argparse.BooleanOptionalAction, default=None, help="the module's mode (default: the one that it is in)")
-    parser.add_argument("--fixed-batch", action="store_true", help="leave no dim open")
+    parser.add_argument("what", metavar="FILE.py:FUNCTION", help="a function that makes the module and an example batch")
+    parser.add_argument("-o", "--output", default="model.onnx", metavar="FILE", help="file to write (default: model.onnx)")
+    parser.add_argument("--training", action=argparse.BooleanOptionalAction, default=None, help="export in training or evaluation mode (default: the module's own mode)")
+    parser.add_argument("--fixed-batch", action="store_true", help="keep the example's batch size instead of a dynamic batch")
     parser.add_argument("--opset", type=int, default=OPSET, help=f"default: {OPSET}")
-    parser.add_argument("--no-weights", action="store_true", help="write no values of parameters: for piperc --dry-run")
-    parser.add_argument("--no-check", action="store_true", help="do not train a step of it")
-    parser.add_argument("--programs", metavar="FOLDER", help="of piperc and piper-run")
+    parser.add_argument("--no-weights", action="store_true", help="write no parameter values; piperc --dry-run needs none")
+    parser.add_argument("--no-check", action="store_true", help="do not compare a training step with PyTorch")
+    parser.add_argument("--programs", metavar="FOLDER", help="folder of piperc and piper-run")
     asked = parser.parse_args()
     try:
         module, args, kwargs = load(asked.what)

@@ -15,7 +15,7 @@ void FaultFlags::add(CLI::App& app, RunOptions& run) {
       ->check(CLI::IsMember({"stop", "skip", "rollback"}))
       ->capture_default_str();
   app.add_option("--most-rollbacks", run.job.most_rollbacks,
-                 "so often a job goes back before it stops")
+                 "how many times a job rolls back before it stops")
       ->type_name("N")
       ->capture_default_str()
       ->check(a_count(1));
@@ -26,8 +26,8 @@ void FaultFlags::add(CLI::App& app, RunOptions& run) {
       ->type_name("N")
       ->check(a_count(1));
   app.add_option("--peak", run.job.peak_flops,
-                 "what a rank's device can do, in FLOPs a second, such as 989e12: steps say their "
-                 "MFU by it (default: measured on CPUs; not said on GPUs)")
+                 "peak FLOPs per second of a rank's device, such as 989e12, for the MFU of steps "
+                 "(default: measured on CPUs; none on GPUs)")
       ->type_name("FLOPS")
       ->check(between(1e6, 1e18, "a number from 1e6 to 1e18"));
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "flag_checks.h"
 #include "piper/base/process.h"
 #include "piper/runtime/checkpoint_tools.h"
 #include "version.h"
@@ -100,29 +101,35 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->required()
       ->check(CLI::IsMember(names));
   app.add_option("FROM", flags.from,
-                 "a checkpoint, or a folder of checkpoints: inspect and verify take all of it, "
-                 "diff and export the newest; of diff also a safetensors file; of import a folder")
+                 "a checkpoint, or a folder of checkpoints, of which inspect and verify take all, "
+                 "diff and export the newest. For diff it may be a safetensors file; for import it "
+                 "is a folder of another program")
       ->required();
-  app.add_option("TO", flags.to, "of diff the other one; of export and import what is written");
-  app.add_flag("--tensors", flags.tensors, "inspect: each state, and which parts files have");
-  app.add_flag("--json", flags.json, "inspect, diff: an object for each checkpoint");
+  app.add_option(
+      "TO", flags.to,
+      "for diff the other checkpoint; for export and import the file or folder to write");
+  app.add_flag("--tensors", flags.tensors,
+               "inspect: list each state, and which parts of it the files hold");
+  app.add_flag("--json", flags.json, "inspect, diff: print a JSON object for each checkpoint");
   app.add_flag("--hf", flags.huggingface,
-               "export: a folder as Hugging Face has it, of shards and their index");
-  app.add_flag(
-      "--dcp", flags.dcp,
-      "import: from a folder that torch.distributed.checkpoint wrote (default: from one of "
-      "Hugging Face)");
+               "export: write a Hugging Face folder of shards and their index");
+  app.add_flag("--dcp", flags.dcp,
+               "import: read a folder that torch.distributed.checkpoint wrote (default: a Hugging "
+               "Face folder)");
   app.add_option("--strip-prefix", flags.prefix,
-                 "export: names without this, as model.; import: only tensors whose names begin "
-                 "with it")
+                 "export: remove this prefix of names, as model.; import: take only tensors with "
+                 "this prefix, and remove it")
       ->type_name("TEXT");
-  app.add_option("--dtype", flags.dtype, "export: of all floats (default: as they are)")
+  app.add_option("--dtype", flags.dtype,
+                 "export: convert all floats to this type (default: keep their types)")
       ->check(CLI::IsMember({"f32", "bf16", "f16", "f64"}));
-  app.add_option("--shard-size", flags.shard, "export --hf: of a file, at most")
+  app.add_option("--shard-size", flags.shard, "export --hf: largest size of a file")
       ->type_name("SIZE")
       ->capture_default_str();
-  app.add_flag("--force", flags.force, "export, import: write over a file that is there");
-  app.add_option("--add-prefix", flags.added, "import: before all names")->type_name("TEXT");
+  app.add_flag("--force", flags.force, "export, import: overwrite an existing file");
+  app.add_option("--add-prefix", flags.added, "import: add this prefix to all names")
+      ->type_name("TEXT");
+  suggest_flags(app);
   app.set_version_flag("--version", fmt::format("piper-checkpoint {}", version()));
 }
 

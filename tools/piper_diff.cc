@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "flag_checks.h"
 #include "machine_flags.h"
 #include "piper/base/process.h"
 #include "piper/inspect/diff.h"
@@ -137,10 +138,9 @@ int main(int argc, char** argv) {
   app.add_option("-D", flags.defines, "override a param of both strategies")
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false);
-  app.add_option(
-         "-I", flags.library,
-         "a folder in which names of the library, as in 'include: <ddp>', are looked for before "
-         "those of the variable PIPER_STRATEGIES (DIR:DIR:…) and the library of this program")
+  app.add_option("-I", flags.library,
+                 "a folder to search for names such as '<ddp>', before the folders of the variable "
+                 "PIPER_STRATEGIES (DIR:DIR:…) and the library of this program")
       ->type_name("DIR")
       ->check(CLI::ExistingDirectory)
       ->allow_extra_args(false);
@@ -158,6 +158,7 @@ int main(int argc, char** argv) {
       app.add_flag("--markdown", flags.markdown, "for a comment: folded sections, at most 60 kB");
   app.add_flag("--json", flags.json, "one object, of the form that formats/diff.md describes")
       ->excludes(markdown);
+  suggest_flags(app);
   app.set_version_flag("--version", fmt::format("piper-diff {}", version()));
   try {
     app.parse(argc, argv);

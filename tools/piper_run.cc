@@ -63,35 +63,35 @@ One process per rank, which a launcher starts (without MPI they find each other 
 Open MPI wants: )";
 
 constexpr const char* kExitCodes = R"(
-Rank 0 listens for the others where MASTER_ADDR and MASTER_PORT say (one port further where
+Rank 0 listens for the others where MASTER_ADDR and MASTER_PORT say (one port further if
 torchrun's agent listens there), else, under Slurm, on the first node of the step at a port from
-20000 to 31999 that follows from the numbers of job and step; --rendezvous says another place.
+20000 to 31999 that is computed from the numbers of job and step; --rendezvous overrides it.
 
-A tool that NVTX_INJECTION64_PATH names (nsys sets it) is told of steps and of the tasks in them.
+A profiler that NVTX_INJECTION64_PATH names (nsys sets it) gets NVTX ranges of steps and their tasks.
 
 Exit codes:
    0  done
    1  the data or flags are wrong, or ask for what is not supported
    2  the command line itself is wrong
    4  plan files are corrupt, of another version or of another compilation
-  10  a rank failed or did not answer in time; starting again is sensible (mpirun itself says 137,
+  10  a rank failed or did not answer in time: restart the job (mpirun itself says 137,
       139 or 1 for a process that was killed, or that ended in the middle)
-  11  loss or gradients are not finite, a comparison failed or the target was missed; starting
-      again is not
-  12  the disk or the operating system refused; a run that lost only metrics, trace, profile or
+  11  loss or gradients are not finite, a comparison failed or the target was missed: find
+      the cause before you restart
+  12  the disk or the operating system refused a file, memory or a thread; a run that lost only metrics, trace, profile or
       report went on to its end and has saved what it trained
  130  interrupted (SIGINT, SIGTERM, SIGHUP; of several processes rank 0): ended after the step under way,
       results written
 
-To see how a job ends and goes on, PIPER_FAULT=KIND@RANK:STEP:PHASE lets a rank fail, such as
+To test how a job fails and resumes, PIPER_FAULT=KIND@RANK:STEP:PHASE injects a fault, such as
 kill@2:5:step or nan@*:3:backward:
   KIND   kill abort segv exit stop hang slow lag error throw disk memory term int hup usr1; within a
-         step also nan and flip (of one bit), which spoil what was computed
+         step also nan and flip (of one bit), which corrupt a result
   PHASE  load step after copy write commit publish end; within a step forward backward update
 
-All processes of a job are given the same flags; paths, --threads and --helper-thread may differ.
+All processes of a job need the same flags; paths, --threads and --helper-thread may differ.
 Of several processes, signal that of rank 0: mpirun gives its processes one second before it kills
-them. With longer steps, say how many seconds S it shall wait before and after it passes a signal on:
+them. If steps are longer, set the seconds S that it waits before and after it passes a signal on:
   mpirun --mca odls_base_sigkill_timeout S ...
 )";
 
@@ -250,19 +250,18 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->check(a_count(1))
       ->needs(trace);
   app.add_option("--profile", run.profile,
-                 "write what programs, messages and collectives took here, of the last 100 steps "
-                 "at most (formats/profile.md); sets --steps to 13, if nothing does: 3 to warm up")
+                 "write the times of programs, messages and collectives in the last 100 steps at "
+                 "most (formats/profile.md); without --steps it runs 13 steps, of which 3 warm up")
       ->type_name("FILE.json");
   const auto seconds = between(1e-3, 1e9, "a number of seconds from 0.001 to 1e9");
   app.add_option("--timeout", run.job.timeout_s,
-                 "seconds a rank waits for another before the job ends, at least; it waits five "
-                 "times the longest step so far (default: 10, in the first step --start-timeout)")
+                 "seconds that a rank waits for another before the job ends; at least five times "
+                 "the longest step so far (default: 10, in the first step --start-timeout)")
       ->type_name("SECONDS")
       ->check(seconds);
   app.add_option(
          "--start-timeout", run.job.start_timeout_s,
-         "seconds for all ranks to start and to load; and for one that is heard of no more while "
-         "others save")
+         "seconds for all ranks to start and to load, and for a silent rank while others save")
       ->type_name("SECONDS")
       ->capture_default_str()
       ->check(seconds);
@@ -273,69 +272,67 @@ void add_flags(CLI::App& app, Flags& flags) {
       ->check(a_count(1));
   CLI::Option* verify =
       app.add_option("--verify-against", flags.verify,
-                     "run the plan DIR/single (equal bits; within bounds where plans cut more than "
-                     "the batch) or DIR/uncut (within bounds) beside the job and compare the loss "
-                     "and all parameters after each step")
+                     "also run the plan DIR/single or DIR/uncut, and compare the loss and all "
+                     "parameters after each step: with single bit for bit, or within bounds if "
+                     "plans cut more than the batch; with uncut within bounds")
           ->check(CLI::IsMember({"single", "uncut"}));
   for (const auto& [name, bound] : {std::pair("--loss-bound", &run.job.verify.loss_bound),
                                     std::pair("--param-bound", &run.job.verify.param_bound)})
-    app.add_option(name, *bound, "of --verify-against, where it compares within bounds")
+    app.add_option(name, *bound, "bound of --verify-against, if it compares within bounds")
         ->type_name("X")
         ->capture_default_str()
         ->check(between(0, 1e30, "a number from 0 on"))
         ->needs(verify);
   app.add_option("--target-loss", flags.target,
-                 "stop when the mean loss of the last 20 steps is at most this; never reached: "
-                 "exit 11")
+                 "stop when the mean loss of the last 20 steps is at most X; if it is not reached, "
+                 "the job ends with exit 11")
       ->type_name("X")
       ->check(between(-1e30, 1e30, "a number"));
   app.add_option("--rendezvous", run.rendezvous,
                  "where rank 0 listens for the others over TCP (default: as the launcher says)")
       ->type_name("HOST:PORT");
   app.add_option("--backend", run.job.backend,
-                 "what computes (default: what the plans are made for, where this machine has it, "
-                 "else cpu); null: nothing, to time the rest")
+                 "what computes (default: the plans' target if this machine has it, else cpu); "
+                 "null computes nothing, to time the rest")
       ->check(CLI::IsMember(piper::backend_names()));
-  app.add_option(
-         "--graphs", flags.graphs,
-         "on: a GPU is given a whole step at once, from the second on, where its rank is a "
-         "process of its own or the only one and no times are kept (--trace, --profile); off: NCCL "
-         "starts a thread for each message and collective, of 30 to 60 us of the host")
+  app.add_option("--graphs", flags.graphs,
+                 "on: from the second step on, a GPU runs a step as one CUDA graph, if its rank is "
+                 "a process of its own or the only one and neither --trace nor --profile is given; "
+                 "off: the host issues each op by itself")
       ->capture_default_str()
       ->check(CLI::IsMember({"on", "off"}));
   app.add_flag("!--no-fuse", run.job.fuse,
-               "run every op on its own, with the same bits: to look for a fault");
-  app.add_option("--threads", run.job.threads, "threads per rank (default: the cores, shared out)")
+               "run every op by itself, with equal results, to find a fault");
+  app.add_option("--threads", run.job.threads,
+                 "threads per rank (default: the cores, divided among the ranks)")
       ->type_name("N")
       ->check(between(1, 1024, "a whole number from 1 to 1024"));
-  app.add_option("--helper-thread", flags.helper,
-                 "on: a thread of each rank communicates while the others compute, and one reads "
-                 "data a step ahead, where the plan has streams for it; auto: where each rank has "
-                 "a core for it")
+  app.add_option(
+         "--helper-thread", flags.helper,
+         "on: one thread of each rank communicates while the others compute, if the plan has "
+         "streams for it, and one reads data a step ahead; auto: on if each rank has a core for it")
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "on", "off"}));
-  app.add_option("--log-every", run.log_every,
-                 "steps between lines where there is no terminal (default: about 20 lines in all)")
+  app.add_option(
+         "--log-every", run.log_every,
+         "steps between lines if the output is not a terminal (default: about 20 lines in all)")
       ->type_name("N")
       ->check(a_count(1));
 
   app.add_option("--products", flags.products,
-                 "which algorithms of cuBLASLt products take on a GPU: a table that --tune wrote "
-                 "(default: the one that is built in)")
+                 "table of cuBLASLt algorithms for matrix products on a GPU, which --tune wrote "
+                 "(default: the built-in table)")
       ->type_name("FILE")
       ->envname("PIPER_CUDA_PRODUCTS");
   CLI::Option* const tune =
-      app.add_option(
-             "--tune", flags.tune,
-             "train nothing: measure which algorithms the products of the plans, a directory, "
-             "take least time with on the GPU that is here, and write them into this table, "
-             "beside what it has for others")
+      app.add_option("--tune", flags.tune,
+                     "train nothing: measure on this GPU which cuBLASLt algorithms are fastest for "
+                     "the matrix products of the plans, a directory, and add them to this table")
           ->type_name("FILE");
   app.add_option("--compile-only", flags.architectures,
                  "train nothing: compile the kernels of the plans, a directory, for GPUs of these "
-                 "architectures, which need not be here, into $XDG_CACHE_HOME/piper or "
-                 "~/.cache/piper: copied to another machine, it spares runs with the same version "
-                 "of NVRTC the compiling")
+                 "architectures into $XDG_CACHE_HOME/piper or ~/.cache/piper. No GPU is needed; "
+                 "copy the folder to a machine with the same version of NVRTC")
       ->type_name("sm_90[,…]")
       ->delimiter(',')
       ->excludes(tune)
@@ -347,9 +344,10 @@ void add_flags(CLI::App& app, Flags& flags) {
         std::fputs(to_string(piper::find_cuda()).c_str(), stdout);
         throw CLI::Success();
       },
-      "say which NVIDIA devices and libraries are found here, and why not");
+      "print which NVIDIA devices and libraries are found, and why others are not");
   app.add_flag("--picture", flags.picture,
                "draw the schedule before the run, as piperc --picture does");
+  piper::suggest_flags(app);
   app.set_version_flag("--version", fmt::format("piper-run {}", piper::version()));
 }
 

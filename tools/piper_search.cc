@@ -190,17 +190,17 @@ int main(int argc, char** argv) {
                  "the devices: a file (formats/cluster.md), or one of the library, as <h100x8>")
       ->required()
       ->type_name("FILE.yaml");
-  app.add_option("-o,--output", flags.output, "the strategy file to write; needed but for --sweep")
+  app.add_option("-o,--output", flags.output,
+                 "the strategy file to write; required unless --sweep is given")
       ->type_name("FILE.yaml");
   app.add_option("--sweep", flags.sweep,
-                 "in place of a search: a table of what STRATEGY comes to for each combination of "
-                 "values of its params, which the file lists")
+                 "no search: print a table of the prediction for each combination of the values "
+                 "that FILE.yaml lists for params of STRATEGY")
       ->type_name("FILE.yaml")
       ->excludes("--output");
-  app.add_option(
-         "--cache", search.kept,
-         "a folder in which to keep what candidates come to, by digests of the program, "
-         "model, strategy, cluster and profile: what was tried before is not compiled again")
+  app.add_option("--cache", search.kept,
+                 "a folder that keeps results of candidates, by digests of the program, model, "
+                 "strategy, cluster and profile, so that they are not compiled again")
       ->type_name("DIR");
   app.add_flag("--force", flags.force, "replace a file that piper-search has not written");
   app.add_option("--profile", flags.profile, "times that piper-run --profile has measured there")
@@ -208,27 +208,29 @@ int main(int argc, char** argv) {
   app.add_option("--ranks", search.ranks, "how many devices; default: all of the cluster")
       ->type_name("N")
       ->check(piper::a_count(1));
-  app.add_option("--memory", flags.memory, "what a rank may take; default: what a device has")
+  app.add_option("--memory", flags.memory,
+                 "limit on the memory of a rank, as 80GB; default: what a device has")
       ->type_name("SIZE");
-  app.add_option("--space", flags.space,
-                 "what is tried: a file like strategies/spaces/usual.yaml, or one of the library")
+  app.add_option(
+         "--space", flags.space,
+         "the choices to try: a file like strategies/spaces/usual.yaml, or one of the library")
       ->type_name("FILE.yaml")
       ->capture_default_str();
-  app.add_option("--fix", flags.fix, "keep a choice, as pipeline=4 or schedule=NAME")
+  app.add_option("--fix", flags.fix, "fix a choice, as pipeline=4 or schedule=zbv")
       ->type_name("NAME=VALUE,…")
       ->delimiter(',');
-  app.add_option("--most", search.most, "how many candidates are tried")
+  app.add_option("--most", search.most, "how many candidates to try at most")
       ->type_name("N")
       ->check(piper::a_count(1))
       ->capture_default_str();
   app.add_option("-D", flags.defines, "override a param of the strategy")
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false);
-  app.add_option("-I", search.compile.library,
-                 "a folder in which names of the library are looked for first")
+  app.add_option("-I", search.compile.library, "a folder to search first for names of the library")
       ->type_name("DIR")
       ->check(CLI::ExistingDirectory)
       ->allow_extra_args(false);
+  piper::suggest_flags(app);
   app.set_version_flag("--version", fmt::format("piper-search {}", piper::version()));
   try {
     app.parse(argc, argv);

@@ -25,8 +25,9 @@ constexpr const char* kFooter =
     "\nCosts: of a cluster file (formats/cluster.md), of a profile (piper-run --profile), or "
     "stated:\n"
     "  --costs F=18,BI=18,BW=9,send=0.6     milliseconds of a microbatch; F@3=20 is stage 3's\n"
-    "\nexit codes: 0 done, 2 wrong usage, 4 the plans cannot be read or followed, 12 the system "
-    "refused";
+    "\nExit codes: 0 done, 1 the cluster, the profile or the costs do not fit the plans, 2 wrong "
+    "usage, 4 the plans cannot be read or followed, 12 the system "
+    "refused a file or memory";
 
 Status explain(const Flags& flags, const Timeline& timeline) {
   for (const std::string& text : flags.why) {
@@ -82,17 +83,16 @@ int main(int argc, char** argv) {
   piper::Flags flags;
   app.add_option("PLANS", flags.plans, "the directory that piperc wrote")->required();
   flags.machine.add(app, true);
-  app.add_option("-I", flags.library,
-                 "a folder in which clusters of the library are looked for first")
+  app.add_option("-I", flags.library, "a folder to search first for clusters of the library")
       ->type_name("DIR")
       ->check(CLI::ExistingDirectory)
       ->allow_extra_args(false);
   app.add_option("--why", flags.why,
-                 "what a rank does at a time, and what it waits for; in place of the report")
+                 "say what a rank does at this time of a step, and what it waits for, instead of "
+                 "the report")
       ->type_name("RANK@MS,…")
       ->delimiter(',');
-  app.add_option("--steps", flags.steps,
-                 "of --why, --trace and --html: how many steps are simulated")
+  app.add_option("--steps", flags.steps, "how many steps --why, --trace and --html simulate")
       ->check(piper::between(1, 1000, "from 1 to 1000"))
       ->capture_default_str();
   app.add_option("--trace", flags.trace, "write what runs when, for Perfetto")
@@ -102,14 +102,15 @@ int main(int argc, char** argv) {
                      "write a page that shows what runs when and why devices idle, for a browser")
           ->type_name("FILE.html");
   app.add_option("--measured", flags.measured,
-                 "of --html: show beneath it what 'piper-run --trace' has measured of these plans; "
-                 "of ranks as processes, all their files")
+                 "for --html: traces of these plans by 'piper-run --trace', drawn beneath the "
+                 "prediction; one file for each process")
       ->type_name("TRACE.json,…")
       ->delimiter(',')
       ->needs(html);
   app.add_flag("--no-sensitivity", flags.no_sensitivity,
-               "leave out what happens if costs are 10 % off, which simulates ten times more");
+               "leave out the effect of costs that are 10 % off, which takes ten more simulations");
   app.add_flag("--json", flags.json, "print one JSON object");
+  piper::suggest_flags(app);
   app.set_version_flag("--version", fmt::format("piper-sim {}", piper::version()));
   try {
     app.parse(argc, argv);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "flag_checks.h"
 #include "piper/base/process.h"
 #include "piper/devices/cpu.h"
 #include "piper/devices/registry.h"
@@ -201,8 +202,8 @@ int main(int argc, char** argv) {
       "Proves a plan set right from its files only: communication, order, memory and sums.",
       "piper-verify");
   app.footer(
-      "exit codes: 0 proved, 2 wrong usage, 3 refused (findings are printed), 4 the plans cannot "
-      "be read, 12 the system refused");
+      "Exit codes: 0 proved, 2 wrong usage, 3 refused (findings are printed), 4 the plans cannot "
+      "be read, 12 the system refused a file or memory");
   std::string directory, to;
   bool json = false;
   app.add_option("DIR", directory, "the directory that piperc wrote")->required();
@@ -211,6 +212,7 @@ int main(int argc, char** argv) {
                  "gets what it is to hold")
       ->type_name("DIR");
   app.add_flag("--json", json, "one JSON object per plan set");
+  piper::suggest_flags(app);
   app.set_version_flag("--version", fmt::format("piper-verify {}", piper::version()));
   try {
     app.parse(argc, argv);

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "flag_checks.h"
 #include "machine_flags.h"
 #include "piper/base/process.h"
 #include "piper/devices/registry.h"
@@ -224,13 +225,13 @@ int main(int argc, char** argv) {
       ->type_name("STRATEGY.yaml");
   CLI::Option* output =
       app.add_option("-o,--output", flags.output,
-                     "directory to write; must be new, or with --force hold plans")
+                     "directory to write; it must be new, or hold plans that --force replaces")
           ->type_name("DIR");
   CLI::Option* tolerate =
-      app.add_option(
-             "--tolerate", flags.tolerate,
-             "write plans for up to K replicas fewer, too: DIR gets world-N for each number "
-             "of ranks, and piper-run DIR takes the set for as many as were launched")
+      app.add_option("--tolerate", flags.tolerate,
+                     "also write plans for 1 to K replicas fewer: DIR gets a folder world-N for "
+                     "each number of ranks, and piper-run DIR takes the one for the number of "
+                     "ranks that the launcher started")
           ->type_name("K")
           ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
           ->needs(output);
@@ -242,38 +243,36 @@ int main(int argc, char** argv) {
              "--emit-order", flags.emit_order,
              "write each device's order as a PyTorch pipeline file, which 'order: {csv: …}' reads")
           ->type_name("FILE.csv");
-  app.add_option(
-         "--order-form", flags.order_form,
-         "of --emit-order: computations only, or with sends and receives; -old: the letters "
-         "of PyTorch 2.5")
+  app.add_option("--order-form", flags.order_form,
+                 "form of --emit-order: compute has computations only, comms also sends and "
+                 "receives; -old uses the letters of PyTorch 2.5")
       ->check(CLI::IsMember({"compute", "comms", "compute-old", "comms-old"}))
       ->needs(emit_order);
-  CLI::Option* describe =
-      app.add_flag("--describe", flags.describe,
-                   "print what the model is and what of it is not supported; needs no strategy");
+  CLI::Option* describe = app.add_flag("--describe", flags.describe,
+                                       "print the model's inputs, parameters, layers and costs, "
+                                       "and what is not supported; needs no strategy");
   app.add_option("--dim", flags.dims, "with --describe: the size of a dynamic dim")
       ->type_name("NAME=N")
       ->allow_extra_args(false)
       ->needs(describe);
   app.add_option("--init", flags.compile.initial_values,
-                 "what the parameters begin with, instead of the model's values: a module's "
-                 "state_dict, under its names and in its orientation")
+                 "initial values of the parameters, instead of the model's: a module's state_dict, "
+                 "with its names and in its orientation")
       ->type_name("FILE.safetensors")
       ->excludes(describe);
   app.add_option("-D", flags.defines, "override one of the strategy's params")
       ->type_name("NAME=VALUE")
       ->allow_extra_args(false);
-  app.add_option(
-         "-I", flags.compile.library,
-         "a folder in which names of the library, as in 'include: <ddp>', are looked for before "
-         "those of the variable PIPER_STRATEGIES (DIR:DIR:…) and the library of this program")
+  app.add_option("-I", flags.compile.library,
+                 "a folder to search for names such as '<ddp>', before the folders of the variable "
+                 "PIPER_STRATEGIES (DIR:DIR:…) and the library of this program")
       ->type_name("DIR")
       ->check(CLI::ExistingDirectory)
       ->allow_extra_args(false);
   std::string topics;
   app.add_flag("--explain{summary}", topics,
                "print what was found and done; =TOPIC,… of " + explain_topics() +
-                   "; on stderr where --dump has stdout")
+                   "; on stderr if --dump is given, too")
       ->check([&](const std::string& text) { return read_topics(text, flags.topics); });
   std::vector<std::string> steps(dump_steps().begin(), dump_steps().end());
   CLI::Option* dump =
@@ -281,45 +280,44 @@ int main(int argc, char** argv) {
           ->check(CLI::IsMember(steps))
           ->type_name("STEP");
   CLI::Option* picture = app.add_flag("--picture", flags.picture,
-                                      "draw the schedule, as far as the terminal is wide, then "
-                                      "below: what each device does when, and how long it is idle")
+                                      "draw what each device does when, and how long it is idle; "
+                                      "lines wrap at the terminal's width")
                              ->excludes(dump);
   app.add_option("--width", flags.width,
-                 "of --picture: columns of a line; 0: as many as it takes, as where there is no "
-                 "terminal")
+                 "columns of a line of --picture; 0: no limit (default: the terminal's width)")
       ->type_name("N")
       ->check(CLI::Range(size_t{0}, size_t{1000000}))
       ->needs(picture);
   app.add_option("--svg", flags.svg, "write the picture as an image")->type_name("FILE.svg");
-  app.add_option("--costs", flags.costs,
-                 "of --picture and --svg: the FLOPs of what each task runs, recomputation "
-                 "included, or unit: a forward 1, a backward 2, its input and weight parts 1 each; "
-                 "with --cluster: seconds")
+  app.add_option(
+         "--costs", flags.costs,
+         "times in --picture and --svg. flops: the FLOPs of each task, with recomputation; unit: a "
+         "forward 1, a backward 2, its input and weight parts 1 each. With --cluster: seconds")
       ->check(CLI::IsMember({"flops", "unit"}))
       ->capture_default_str();
   flags.machine.add(app, false);
   app.add_option("--target", flags.compile.target,
-                 "the kind of device that the plans are for: its memory is stated in them")
+                 "the kind of device that the plans are for; they state the memory that it needs")
       ->check(CLI::IsMember(piper::target_names()))
       ->capture_default_str();
   app.add_flag("--force", flags.force, "replace a directory that holds plans");
   app.add_flag("--dry-run", flags.dry_run,
-               "write nothing; print the explanation, unless --dump or --explain say what. The "
-               "model's values need not be there: a file of external data may be missing")
+               "write nothing; print the explanation unless --dump or --explain select other "
+               "output. The file of the model's external data may be missing")
       ->excludes(tolerate);
   app.add_flag("--eval", flags.compile.evaluation,
-               "plans can also evaluate: the forward pass alone, without dropout and with running "
-               "statistics, for piper-run --eval-data");
+               "write plans that can also run the forward pass alone, without dropout and with "
+               "running statistics, for piper-run --eval-data");
   CLI::Option* no_oracles =
       app.add_flag("--no-oracles", flags.no_oracles,
-                   "leave out the single-device plans for piper-run --verify-against");
-  app.add_flag(
-         "--oracles", flags.oracles,
-         fmt::format("let them play all replicas; without this, 'single' plays only the first "
-                     "where all together have more than {} instructions",
-                     kLargestSingle))
+                   "do not write the single-device plans for piper-run --verify-against");
+  app.add_flag("--oracles", flags.oracles,
+               fmt::format("the single-device plan runs all replicas; without this, only the first "
+                           "if all together have more than {} instructions",
+                           kLargestSingle))
       ->excludes(no_oracles);
   app.add_flag("--timings", flags.timings, "print how long each step took");
+  suggest_flags(app);
   app.set_version_flag("--version", fmt::format("piperc {}", version()));
   try {
     app.parse(argc, argv);

@@ -201,6 +201,9 @@ TEST_F(Checkpoints, FoldersAreGuarded) {
   const auto empty = run("ddp2", "--steps 1 --resume " + path("nothing"));
   EXPECT_EQ(empty.first, 2) << empty.second;
   EXPECT_NE(empty.second.find("holds no checkpoint"), std::string::npos) << empty.second;
+  const auto file = run("ddp2", "--steps 1 --resume " + path("ddp2/manifest.json"));
+  EXPECT_EQ(file.first, 2) << file.second;
+  EXPECT_NE(file.second.find("is a file, not a checkpoint"), std::string::npos) << file.second;
   const auto started = run("ddp2", "--steps 1 --resume-or-start " + path("nothing"));
   EXPECT_EQ(started.first, 0) << started.second;
   EXPECT_NE(started.second.find("training starts from the beginning"), std::string::npos);

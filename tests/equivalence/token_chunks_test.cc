@@ -276,7 +276,7 @@ TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {
   refused({"", kChunks + "  - split: {dim: tokens, into: 2, as: more}\n"},
           "tokens are split twice");
   refused({"", kChunks + "  - split: {scope: \"**/fc\", dim: 1, into: 2}\n"},
-          "chunks of tokens beside regions in parts");
+          "a split of tokens together with a split by scope");
   refused({"", "  - split: {scope: \"**/fc\", dim: tokens, into: 2}\n"},
           "'dim: tokens' beside 'scope'");
   refused({"", "  - split: {dim: tokens, into: 2, sizes: [16, 15]}\n"}, "are 31 in all");
@@ -286,7 +286,7 @@ TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {
   refused({"", "  - split: {dim: batch, into: 2, by: cost}\n"}, "'by' is for chunks of tokens");
   refused(
       {"", kChunks + kContext + "  - shard: {attention: \"**\", by: ring, over: cp}\n", "{cp: 2}"},
-      "attention by ring beside chunks of tokens");
+      "ring attention together with a split of tokens");
   refused(
       {"", kChunks + "  - place: {where: {stage: s, seq: k}, on: {pp: s}}\n", "{pp: 2}", kStages},
       "chunks of one sample on several devices");

@@ -315,8 +315,8 @@ TEST_F(Command, SaysWhyASingleDevicePlanIsNoTraining) {
       spawn("", fmt::format("{} {} {}", path("large"), path("data.safetensors"), path("a")));
   EXPECT_EQ(code, static_cast<int>(ExitCode::kUsage));
   EXPECT_EQ(output,
-            fmt::format("error: {} plays only the first replica, which is no training to compare "
-                        "with\n"
+            fmt::format("error: {} plays only the first replica, so the job cannot be compared "
+                        "with it\n"
                         "  = note: for all replicas it would have about 70000 instructions\n"
                         "  = help: compile with 'piperc --oracles', or compare with "
                         "'--verify-against uncut'\n",
@@ -877,7 +877,7 @@ TEST_F(Command, ALauncherThatDoesNotSayWhereRank0ListensIsRefused) {
   EXPECT_EQ(alone, "ok");
   options.rendezvous = "127.0.0.1:1";
   EXPECT_EQ(refused(options),
-            "2: error: --rendezvous wants to know which rank this is\n"
+            "2: error: --rendezvous does not say which rank this process is\n"
             "  = help: give one rankN.plan, or set RANK and WORLD_SIZE\n");
   options.plan = path("plans/rank1.plan");
   options.rendezvous = "nowhere";

@@ -86,8 +86,8 @@ TEST_F(DataTest, SafetensorsFaults) {
     EXPECT_EQ(message(read_safetensors(safetensors(each.header, each.data))),
               "made.safetensors: " + std::string(each.message));
   EXPECT_EQ(message(read_safetensors(write("huge.safetensors", std::string(8, '\xff') + "{}"))),
-            "huge.safetensors: the header's length 18446744073709551615 is above the limit of "
-            "100000000 bytes");
+            "huge.safetensors: no safetensors file: its first 8 bytes give a header of "
+            "18446744073709551615 bytes, above the limit of 100000000");
 }
 
 // ---- .npy ---------------------------------------------------------------------------------------

@@ -398,6 +398,7 @@ TEST(DiffProgram, BadInputIsSaidAndExitsWithTwo) {
       {strategy + " " + wrong + model, "wrong.yaml:"},
       {set + " " + set + " -D dp=2", "--model MODEL.onnx"},
       {set + " " + set + " --only memry", "did you mean 'memory'"},
+      {set + " " + set + " --fial-on=memory", "did you mean '--fail-on'"},
       {set + " " + set + " --only ''", "there is no section ''"},
       {set + " " + set + " --fail-on ''", "there is no section ''"},
       {set + " " + set + " --only order --fail-on memory", "--only leaves out memory"},

@@ -127,7 +127,10 @@ Result<HeaderAndData> split_file(const SourceSpan& at, const Bytes& file) {
   if (file.size < 8) return fail(at, "{} bytes are too few for a safetensors file", file.size);
   for (int i = 7; i >= 0; --i) header = header << 8 | static_cast<uint8_t>(file.data[i]);
   if (header > kMaxHeader)
-    return fail(at, "the header's length {} is above the limit of {} bytes", header, kMaxHeader);
+    return fail(
+        at,
+        "no safetensors file: its first 8 bytes give a header of {} bytes, above the limit of {}",
+        header, kMaxHeader);
   if (header > file.size - 8)
     return fail(at, "the header of {} bytes does not fit in a file of {} bytes", header, file.size);
   return HeaderAndData{as_text(file.span()).substr(8, header),

@@ -151,7 +151,8 @@ const OptimizerKeys& optimizer_keys() {
         if (setting.key != "beta2") settings.push_back(field_of(setting, keys.words));
       if (!def.states.empty())
         settings.push_back({"states", some_of(kStateTypes), kOptional,
-                            "In which type states are kept: one for all, or for each. Default f32.",
+                            "Type in which the optimizer's states are stored: one for all, or a "
+                            "list. Default f32.",
                             custom<read_states, print_states>});
     }
     return keys;

@@ -132,7 +132,7 @@ constexpr Object block(std::string_view name, std::span<const Field> fields,
 }
 // The entries of lists have it.
 inline constexpr Field kWhen = {"when", kBool, kBeside,
-                                "Whether the entry counts, over params and mesh axes. Default 1."};
+                                "An expression; if it is 0, the entry is left out. Default 1."};
 const Object& object(std::string_view name);
 std::span<const Object> objects();        // all of them
 std::span<const Object> model_objects();  // of the sections that are about the model

@@ -7,9 +7,10 @@ namespace {
 constexpr Field kFuseKeys[] = {
     {"where", kWhereTask, kRequired, "Which messages: tags, pass, kind, value.",
      member<&FuseRule::where>},
-    {"bucket", kBytes, kOptional, "They join into messages of at least this size. Default: all.",
+    {"bucket", kBytes, kOptional, "Least size of a joined message. Default: join all.",
      member<&FuseRule::bucket_bytes>},
-    {"microbatches", kCount, kOptional, "So many of them share a message. Default 1.",
+    {"microbatches", kCount, kOptional,
+     "Number of neighbouring microbatches that share a message. Default 1.",
      member<&FuseRule::microbatches>},
 };
 

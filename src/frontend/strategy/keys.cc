@@ -15,7 +15,7 @@ constexpr Field kStrategy[] = {
      "<numerics/bf16>; $name inserts a param of it."},
     {"params", kParams, kOptional,
      "Named integers, numbers and texts; piperc -D name=value overrides them."},
-    {"require", many("requirement"), kOptional, "What the params must be, and why."},
+    {"require", many("requirement"), kOptional, "Conditions on the params, with an error message."},
     {"mesh", kCounts, kOptional, "Device axes and their sizes; ranks are row-major."},
     {"inputs",
      {.type = Type::kNamed, .object = "input"},
@@ -36,7 +36,7 @@ constexpr Field kStrategy[] = {
 };
 constexpr Field kRequirement[] = {
     {"that", kInteger, kRequired, "An expression over params and mesh axes that must not be 0."},
-    {"why", kText, kRequired, "What is said where it is 0."},
+    {"why", kText, kRequired, "The error message if it is 0."},
     kWhen,
 };
 constexpr Object kFileObjects[] = {{"strategy", kStrategy}, {"requirement", kRequirement}};
@@ -47,8 +47,8 @@ std::vector<Field> directive_keys() {
     keys.push_back({one->keys.name, fields::one(one->keys.name), kOptional, one->doc});
   keys.push_back(
       {"drop", kPaths, kOptional, "Leave out directives of included files, by their names."});
-  keys.push_back(
-      {"name", kText, kBeside, "What a file that includes this one overrides or drops it by."});
+  keys.push_back({"name", kText, kBeside,
+                  "Name by which an including file overrides or drops this directive."});
   keys.push_back(kWhen);
   return keys;
 }

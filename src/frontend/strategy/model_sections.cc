@@ -222,25 +222,25 @@ constexpr Field kParameter[] = {
     {"thaw", kPaths, kOptional, "Parameters that the importer freezes and that are trained.",
      rule<Kind::kThaw>},
     {"rename", one("rename"), kOptional, "New names for parameters.", rule<Kind::kRename>},
-    {"tie", kPaths, kOptional, "Names of one tensor; the first is its own.",
+    {"tie", kPaths, kOptional, "Names of one tensor; the first is the parameter's name.",
      custom<read_tie, print_member<&ParamRule::names>>},
-    {"stored", one("stored"), kOptional, "What the file has in place of parameters.",
+    {"stored", one("stored"), kOptional, "Parameters that the file stores plus a number.",
      rule<Kind::kStored>},
     kWhen,
 };
 constexpr Field kIncluded[] = {
     {"match", kPaths, kRequired, "A pattern over names of constants.", kMatch},
-    {"as", kText, kRequired, "The parameter that they are.", kTo},
+    {"as", kText, kRequired, "Path of the parameter that the matching constants become.", kTo},
     {"transposed", kBool, kOptional, "The file has the transpose of it. Default false.",
      member<&ParamRule::transposed>},
 };
 constexpr Field kRename[] = {
     {"from", kPaths, kRequired, "A pattern over paths of parameters.", kMatch},
-    {"to", kText, kRequired, "The new path; {name} and ** are what the pattern found.", kTo},
+    {"to", kText, kRequired, "The new path; {name} and ** insert what the pattern matched.", kTo},
 };
 constexpr Field kStored[] = {
     {"match", kPaths, kRequired, "A pattern over paths of parameters.", kMatch},
-    {"plus", kReal, kRequired, "What the file has added to their values.",
+    {"plus", kReal, kRequired, "The number that the file's values have more than the parameter.",
      member<&ParamRule::plus>},
 };
 
@@ -279,8 +279,9 @@ constexpr Field kLoss[] = {
                                   "Cross-entropy of logits, over labels."),
     loss_row<Loss::kMse>("mse", one("mse"), "The squared error."),
     loss_row<Loss::kL1>("l1", one("l1"), "The absolute error."),
-    loss_row<Loss::kSmoothL1>("smooth_l1", one("smooth_l1"),
-                              "The squared error over 2 beta below beta, then the absolute."),
+    loss_row<Loss::kSmoothL1>(
+        "smooth_l1", one("smooth_l1"),
+        "The squared error over 2 beta below beta, above it the absolute error."),
     loss_row<Loss::kHuber>("huber", one("huber"),
                            "Half the squared error below delta, then delta times the absolute."),
     loss_row<Loss::kBce>("bce", one("bce"), "Binary cross-entropy of probabilities."),
@@ -299,39 +300,44 @@ constexpr Word kKlReductions[] = {word("mean", Reduction::kMean),
                                   word("sum", Reduction::kSum)};
 constexpr Field kOutput = {"output", kText, kRequired, "A value of the model.", kOfOutput};
 constexpr Field kTarget = {"target", kText, kRequired,
-                           "What it should be: an input, made where the model has none.",
+                           "The target: an input, which is added if the model has none.",
                            kOfTarget};
 constexpr Field kReduction = {"reduction", one_of(kReductions), kOptional,
-                              "Over all elements. Default mean.", member<&LossTerm::reduction>};
+                              "mean or sum over all elements. Default mean.",
+                              member<&LossTerm::reduction>};
 constexpr Field kCrossEntropy[] = {
     {"logits", kText, kRequired, "A value of the model, [..., classes].", kOfOutput},
-    {"labels", kText, kRequired, "An input of class numbers, made where the model has none.",
+    {"labels", kText, kRequired, "An input of class numbers; it is added if the model has none.",
      kOfTarget},
-    {"dim", kInteger, kOptional, "Which dim of the logits is the classes. Default -1, the last.",
-     member<&LossTerm::dim>},
-    {"ignore_index", kInteger, kStated, "The label that does not count. Default -100.",
+    {"dim", kInteger, kOptional,
+     "The dim of the logits that holds the classes. Default -1, the last.", member<&LossTerm::dim>},
+    {"ignore_index", kInteger, kStated, "The label that the loss ignores. Default -100.",
      member<&LossTerm::ignore_index>},
-    {"label_smoothing", real(kUnit), kOptional, "The share that all classes get. Default 0.",
+    {"label_smoothing", real(kUnit), kOptional,
+     "The share of the target that all classes get equally. Default 0.",
      member<&LossTerm::label_smoothing>},
-    {"reduction", one_of(kReductions), kOptional, "Over all labels that count. Default mean.",
+    {"reduction", one_of(kReductions), kOptional,
+     "mean or sum over all labels that are not ignored. Default mean.",
      member<&LossTerm::reduction>},
 };
 constexpr Field kElementwise[] = {kOutput, kTarget, kReduction};
-constexpr Field kSmoothL1[] = {kOutput,
-                               kTarget,
-                               {"beta", real(kPositive), kOptional,
-                                "Where the square ends. Default 1.", member<&LossTerm::beta>},
-                               kReduction};
-constexpr Field kHuber[] = {kOutput,
-                            kTarget,
-                            {"delta", real(kPositive), kOptional,
-                             "Where the square ends. Default 1.", member<&LossTerm::beta>},
-                            kReduction};
+constexpr Field kSmoothL1[] = {
+    kOutput,
+    kTarget,
+    {"beta", real(kPositive), kOptional, "The error above which the loss is linear. Default 1.",
+     member<&LossTerm::beta>},
+    kReduction};
+constexpr Field kHuber[] = {
+    kOutput,
+    kTarget,
+    {"delta", real(kPositive), kOptional, "The error above which the loss is linear. Default 1.",
+     member<&LossTerm::beta>},
+    kReduction};
 constexpr Field kBceWithLogits[] = {
     {"logits", kText, kRequired, "A value of the model.", kOfOutput},
     kTarget,
-    {"pos_weight", real(kNotNegative), kOptional, "Factor of what is 1 in the target. Default 1.",
-     member<&LossTerm::pos_weight>},
+    {"pos_weight", real(kNotNegative), kOptional,
+     "Factor of the loss where the target is 1. Default 1.", member<&LossTerm::pos_weight>},
     kReduction};
 constexpr Field kKl[] = {
     kOutput,
@@ -339,7 +345,7 @@ constexpr Field kKl[] = {
     {"log_target", kBool, kOptional, "Whether the target is log-probabilities. Default false.",
      member<&LossTerm::log_target>},
     {"reduction", one_of(kKlReductions), kOptional,
-     "Over all elements; batchmean: the sum, by samples. Default mean.",
+     "mean or sum over all elements; batchmean: the sum over the number of samples. Default mean.",
      member<&LossTerm::reduction>}};
 
 constexpr Object kModelObjects[] = {

@@ -21,18 +21,19 @@ constexpr Word kWhat[] = {word("activations", What::kActivations),
                           word("parameters", What::kParameters)};
 constexpr Form kTasks = integer(0, 1 << 20);
 constexpr Field kOffloadKeys[] = {
-    {"what", one_of(kWhat), kRequired, "What leaves.", member<&OffloadRule::what>},
+    {"what", one_of(kWhat), kRequired, "What is moved to host memory.", member<&OffloadRule::what>},
     {"match", kPaths, kOptional, "Activations by the scope path of the op that makes them.",
      member<&OffloadRule::match>},
     {"where", kWhere, kOptional, "Activations by the task that keeps them. Default: all.",
      member<&OffloadRule::where>},
-    {"min", kBytes, kOptional, "Smaller activations stay. Default 0.",
+    {"min", kBytes, kOptional, "Activations smaller than this stay. Default 0.",
      member<&OffloadRule::min_bytes>},
     {"distance", kTasks, kOptional,
-     "Compute tasks (of states: updates) ahead of its use at which a value comes back. Default 1.",
+     "How many compute tasks (for states: updates) before its use a value returns. Default 1.",
      member<&OffloadRule::distance>},
     {"in_flight", kTasks, kOptional,
-     "Compute tasks (of states: updates) that may run while a value leaves. Default 1.",
+     "How many compute tasks (for states: updates) may run while a value is copied to the host. "
+     "Default 1.",
      member<&OffloadRule::in_flight>},
 };
 

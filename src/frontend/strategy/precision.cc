@@ -9,13 +9,13 @@ namespace {
 constexpr double kMost = 3e38;
 constexpr RealRange kScale{0, kMost, true, true};
 constexpr Field kLossScale[] = {
-    {"static", real(kScale), kOptional, "A scale that stays.", member<&LossScale::init>},
-    {"init_scale", real(kScale), kOptional, "Of the first step. Default 65536.",
+    {"static", real(kScale), kOptional, "A constant scale.", member<&LossScale::init>},
+    {"init_scale", real(kScale), kOptional, "The scale of the first step. Default 65536.",
      member<&LossScale::init>},
     {"growth_factor", real({1, kMost, true, true}), kOptional,
-     "After growth_interval good steps. Default 2.", member<&LossScale::growth>},
+     "Factor after growth_interval steps without a skip. Default 2.", member<&LossScale::growth>},
     {"backoff_factor", real({0, 1, true, true}), kOptional,
-     "After a step that was skipped. Default 0.5.", member<&LossScale::backoff>},
+     "Factor after a skipped step. Default 0.5.", member<&LossScale::backoff>},
     {"growth_interval", integer(1, int64_t{1} << 53), kOptional, "Default 2000.",
      member<&LossScale::interval>},
 };
@@ -82,10 +82,12 @@ constexpr Field kPrecisionKeys[] = {
      member<&Precision::keep>},
     {"accumulate", one_of(kGradientTypes), kOptional, "Type in which gradients are added up.",
      located<&Precision::accumulate, &Precision::accumulate_at>},
-    {"reduce", one_of(kGradientTypes), kOptional, "Type in which gradients travel, over all axes.",
+    {"reduce", one_of(kGradientTypes), kOptional,
+     "Type in which gradients are sent, over all axes.",
      located<&Precision::reduce, &Precision::reduce_at>},
     {"master", one_of(kMasters), kOptional,
-     "none: 16-bit parameters stay as they are. Default f32.", member<&Precision::masters>},
+     "none: parameters that are stored in 16 bits stay so. Default f32.",
+     member<&Precision::masters>},
     {"loss_scale", text_or("loss_scale", kDynamic), kOptional,
      "dynamic, or its settings. Default: none.", custom<read_scale, print_scale>},
 };

@@ -212,19 +212,20 @@ std::string print_times(const PassTimes& times) {
 
 template <class Times>
 constexpr std::array<Field, 4> pass_fields() {
-  return {{{"F", real(kPositive), kRequired, "The time of a forward of a microbatch, in any unit.",
-            member<&Times::forward>},
-           {"B", real(kPositive), kOptional, "Of a whole backward. Default: BI and BW together.",
-            member<&Times::backward>},
-           {"BI", real(kNotNegative), kOptional, "Of the input half of a backward. Default: F.",
-            member<&Times::input_half>},
-           {"BW", real(kNotNegative), kOptional, "Of the weight half. Default: F.",
-            member<&Times::weight_half>}}};
+  return {
+      {{"F", real(kPositive), kRequired, "The time of a forward of a microbatch, in any unit.",
+        member<&Times::forward>},
+       {"B", real(kPositive), kOptional,
+        "The time of a whole backward. Default: BI and BW together.", member<&Times::backward>},
+       {"BI", real(kNotNegative), kOptional,
+        "The time of the input part of a backward. Default: F.", member<&Times::input_half>},
+       {"BW", real(kNotNegative), kOptional,
+        "The time of the weight part of a backward. Default: F.", member<&Times::weight_half>}}};
 }
 constexpr auto kPassTimes = pass_fields<PolicyCosts>();
 constexpr auto kTimesOfStage = pass_fields<StageTimes>();
 constexpr Field kStageCosts[] = {
-    {"stage", integer(0), kRequired, "Which one.", member<&StageTimes::stage>},
+    {"stage", integer(0), kRequired, "Number of the stage.", member<&StageTimes::stage>},
     kTimesOfStage[0],
     kTimesOfStage[1],
     kTimesOfStage[2],
@@ -234,10 +235,9 @@ constexpr Field kStatedCosts[] = {
     kPassTimes[1],
     kPassTimes[2],
     kPassTimes[3],
-    {"send", real(kNotNegative), kOptional, "Of a message between devices. Default: 0.",
+    {"send", real(kNotNegative), kOptional, "The time of a message between devices. Default: 0.",
      member<&PolicyCosts::send>},
-    {"stages", many("stage_costs"), kOptional, "Stages that take other times.",
-     custom<read_stages>},
+    {"stages", many("stage_costs"), kOptional, "Stages with other times.", custom<read_stages>},
 };
 
 Status read_costs(const Field& field, const yaml::Entry& entry, const Reading& reading,
@@ -260,17 +260,20 @@ std::string print_costs(const Field&, const Policy& policy) {
 
 constexpr Field kPolicy[] = {
     {"prefer", some_of(kPasses), kRequired,
-     "Passes, the most wanted first: [B, F, BW]; BI or BW split it.", member<&Policy::prefer>},
+     "Passes in order of preference: [B, F, BW]; naming BI or BW splits the backward.",
+     member<&Policy::prefer>},
     {"in_flight", kInteger, kOptional,
-     "Chunks whose activations a device holds at most, over r, P, M.",
+     "Limit on the chunks whose activations a device holds; an expression over r, P, M.",
      custom<read_limit, print_member<&Policy::in_flight>>},
-    {"memory", kBytes, kOptional, "Bytes of activations that a device holds at most.",
+    {"memory", kBytes, kOptional, "Limit on the bytes of activations that a device holds.",
      member<&Policy::memory>},
     {"costs", text_or("costs", kCosts), kOptional,
-     "Operations and bytes of the model (default), a unit for each, or stated times.",
+     "model: operations and bytes of the model (default); unit: one unit for each part; or a map "
+     "of times.",
      custom<read_costs, print_costs>},
     {"goal", one_of(kGoals), kOptional,
-     "What is to be short: until the end of all (default), or span: the work of each device.",
+     "What to minimize: end, the time until all devices have ended (default); span, the longest "
+     "time that a device is at work.",
      member<&Policy::span>},
 };
 
@@ -321,7 +324,8 @@ constexpr Field kOrderKeys[] = {
      kOptional,
      "Letters of the csv: old (B, W, BW) or new (I, W, B).",
      {read_member<&Order::dialect>}},
-    {"csv", kText, kOptional, "A PyTorch pipeline file, relative to this file; a row a coordinate.",
+    {"csv", kText, kOptional,
+     "A PyTorch pipeline file, relative to this file, with a row for each coordinate.",
      custom<read_csv>},
     {"policy", one("policy"), kOptional, "List scheduling over the cost model.",
      child<&Order::policy>},

@@ -21,7 +21,7 @@ constexpr Field kRecomputeKeys[] = {
     {"where", kWhere, kOptional, "Ops by their tags. Default: all.", member<&Recompute::where>},
     {"ops", kPaths, kOptional, "Names of ops. Default: all.", member<&Recompute::ops>},
     {"budget", kBytes, kOptional,
-     "What a microbatch may keep in each region; the compiler chooses the ops.",
+     "Bytes that a microbatch may keep in each region; the compiler chooses the ops.",
      member<&Recompute::budget_bytes>},
 };
 

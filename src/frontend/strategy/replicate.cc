@@ -134,17 +134,16 @@ constexpr Field kGather[] = {
     {"stream", kName, kOptional, "Stream of the gathers. Default gather.",
      located<&Replicate::gather_stream, &Replicate::gather_stream_at>},
     {"dtype", one_of(kTravellingTypes), kOptional,
-     "Type in which parameters travel. Default: the one in which they are read.",
+     "Type in which parameters are sent. Default: the one in which they are read.",
      custom<read_gather_dtype, print_gather_dtype>},
-    {"lossy", kBool, kOptional,
-     "Parameters that are read in f32 may be rounded to that type for it. Default false.",
+    {"lossy", kBool, kOptional, "Allow rounding of parameters that are read in f32. Default false.",
      member<&Replicate::lossy>},
 };
 constexpr Field kReduce[] = {
     {"when", one_of(kReduceWhen), kOptional, "How often. Default per_step.",
      member<&Replicate::reduce>},
     {"dtype", one_of(kGradientTypes), kOptional,
-     "Type in which gradients travel. Default: the one they are added up in.", kDtype},
+     "Type in which gradients are sent. Default: the one in which they are added up.", kDtype},
     {"sum", one_of(kSumOrders), kOptional,
      "How they are added up: ordered (default) in rank order, with the same bits everywhere; fast "
      "by the device's own library.",
@@ -168,7 +167,7 @@ constexpr Field kReplicateKeys[] = {
      custom<read_shard, print_shard>},
     {"persist", kBytes, kOptional, "Parameters smaller than this stay whole. Default 0.",
      member<&Replicate::persist_bytes>},
-    {"gather", one("gather"), kOptional, "How whole parameters are put together.", inside},
+    {"gather", one("gather"), kOptional, "How parameters are gathered.", inside},
     {"reduce", one("reduce"), kOptional, "How gradients are summed.", inside},
 };
 constexpr Object kReplicateParts[] = {{"gather", kGather, checked<check_gather>},

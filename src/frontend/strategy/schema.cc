@@ -61,10 +61,13 @@ std::string where() {
   kinds.push_back("*");
   return fmt::format(
       R"("type": "object", "properties": {{{}, {}, {}}}, "additionalProperties": {{{}}})",
-      key("pass", "F forward, B backward, BI and BW its halves, U update; one or a list.",
+      key("pass",
+          "F forward, B backward, BI its input part, BW its weight part, U update; one or a list.",
           enum_of(Words{"F", "R", "B", "BI", "BW", "U", "*"})),
-      key("kind", "What a task is; one or a list.", enum_of(kinds)),
-      key("value", "Names of values or parameters that a task handles; a pattern or a list.",
+      key("kind", "Kind of task: compute, input, send, recv or a collective; one or a list.",
+          enum_of(kinds)),
+      key("value",
+          "Names of values or parameters that a task reads or writes; a pattern or a list.",
           R"("type": "string")"),
       kCondition);
 }

@@ -61,31 +61,31 @@ constexpr Word kOrders[] = {word("contiguous", false), word("zigzag", true)};
 constexpr Field kShardKeys[] = {
     {"match", kPaths, kOptional, "Parameters: patterns over their paths.",
      member<&ShardRule::match>},
-    {"input", kPaths, kOptional, "Or data inputs: patterns over their names.",
+    {"input", kPaths, kOptional, "Instead of match: data inputs, by patterns over their names.",
      member<&ShardRule::input>},
-    {"scope", kPaths, kOptional, "Or what modules make for others: patterns over scope paths.",
+    {"scope", kPaths, kOptional,
+     "Instead of match: outputs of modules, by patterns over scope paths.",
      member<&ShardRule::scope>},
     {"sends", kPaths, kOptional,
-     "Or what stages send one another, in parts that are put together on arrival: patterns over "
-     "scope paths.",
+     "Instead of match: what stages send to each other, in parts that are gathered on arrival; "
+     "patterns over scope paths.",
      member<&ShardRule::sends>},
     {"attention", kPaths, kOptional,
-     "Or attention over tokens that are cut over the axis: patterns over scope paths.",
+     "Instead of match: attention whose tokens are cut over the axis; patterns over scope paths.",
      member<&ShardRule::attention>},
     {"by", one_of(kWays), kOptional,
-     "How it is done: keys and values of all tokens gathered, all tokens of the rank's heads, or "
-     "the keys and values of each rank in turn.",
+     "gather: gather the keys and values of all tokens; heads: exchange tokens for heads; ring: "
+     "pass keys and values from rank to rank.",
      member<&ShardRule::by>},
     {"dim", integer_or(kNone, {-64, 63}), kOptional,
-     "Which dim is cut, from the end if negative; none: every rank holds all of it.",
+     "The dim to cut, counted from the end if negative; none: every rank holds the whole tensor.",
      custom<read_dim_or<kNone, ShardRule>, print_dim>},
     {"pad", kBool, kOptional,
-     "Where the axis does not divide the dim: zeros after it, which never count. Default false.",
+     "Pad the dim with zeros if the axis does not divide it; they never count. Default false.",
      member<&ShardRule::pad>},
     {"order", one_of(kOrders), kOptional,
-     "Of an input, what a rank has of the dim: one block, or, zigzag, of twice as many blocks as "
-     "ranks the one so many from each end, so that causal attention is as much work on each rank. "
-     "Default contiguous.",
+     "How an input's dim is cut: contiguous, one block a rank; zigzag, two blocks a rank, one from "
+     "each end, so that causal attention is equal work on all ranks. Default contiguous.",
      member<&ShardRule::zigzag>},
     {"over", kAxes, kRequired, "A mesh axis, or several as one.",
      located<&ShardRule::over, &ShardRule::over_at>},

@@ -143,15 +143,14 @@ constexpr Field kSplitKeys[] = {
     {"into", kCount, kRequired, "Number of microbatches, chunks of tokens, or parts.",
      member<&Split::into>},
     {"sizes", kIntegers, kOptional,
-     "How many tokens each chunk of them has. Default: all alike, or as 'by' says.",
+     "Number of tokens of each chunk. Default: all equal, or as 'by' says.",
      custom<read_sizes, print_sizes>},
     {"by", one_of(kEqual), kOptional,
-     "What chunks of tokens have alike: tokens; or cost, so that later ones, whose tokens see "
-     "more, "
-     "have fewer. Default tokens.",
+     "What chunks of tokens have in common: tokens, the same number; cost, the same time, so that "
+     "later chunks are shorter. Default tokens.",
      member<&Split::by>},
     {"within", kAxis, kOptional,
-     "A mesh axis that cuts the dim, too: a part has its share of each rank's block.",
+     "A mesh axis that also cuts the dim: a part has its share of each rank's block.",
      located<&Split::within, &Split::within_at>},
     {"as", kName, kStated,
      "Name of the microbatch coordinate, default mb; of the tag that chunks of tokens have, "

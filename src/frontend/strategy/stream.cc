@@ -49,13 +49,14 @@ Status check_stream(const Fields& map, const Reading& reading, StreamRule& rule)
 
 constexpr Word kPriorities[] = {{"low", -1}, {"high", 1}};
 constexpr Field kStreamKeys[] = {
-    {"where", kWhereTask, kOptional, "Which tasks. Default: none; the stream is there already.",
+    {"where", kWhereTask, kOptional,
+     "Which tasks. Default: none; the entry only sets priority or sms of a stream.",
      member<&StreamRule::where>},
     {"name", kName, kRequired, "The stream; {s} stands for the variable s of 'where'.",
      custom<read_stream_name, print_member<&StreamRule::name>>},
     {"priority", integer_or(kPriorities, {-100, 100}), kOptional,
      "low, high or an integer; higher goes first. Default 0.", member<&StreamRule::priority>},
-    {"sms", integer(1, 1024), kOptional, "Multiprocessors that its work takes at most.",
+    {"sms", integer(1, 1024), kOptional, "Limit on the multiprocessors that its work uses.",
      member<&StreamRule::sms>},
 };
 

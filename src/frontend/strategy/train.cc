@@ -50,19 +50,22 @@ Status read_decay(const Field& field, const yaml::Entry& entry, const Reading& r
 
 constexpr Form kSteps = integer(1, kMaxSteps);
 constexpr Field kDecay[] = {
-    {"steps", kSteps, kRequired, "How long it takes.", member<&Phase::steps>},
-    {"to", kAtLeast0, kStated, "Where it ends, as a part of the learning rate. Default 0.",
-     member<&Phase::to>},
+    {"steps", kSteps, kRequired, "Number of steps.", member<&Phase::steps>},
+    {"to", kAtLeast0, kStated,
+     "The rate at its end, as a fraction of the learning rate. Default 0.", member<&Phase::to>},
 };
 constexpr Field kPhase[] = {
     {"warmup", kSteps, kOptional,
-     "Steps of a linear rise to the learning rate, from where the phase before ends or 0.",
+     "Number of steps of a linear rise to the learning rate, from the end of the phase before, or "
+     "from 0.",
      custom<read_steps<Phase::Kind::kWarmup>>},
     {"constant", kSteps, kOptional, "Steps at which the rate stays.",
      custom<read_steps<Phase::Kind::kConstant>>},
-    {"linear", one("decay"), kOptional, "A straight line from where the phase before ends.",
+    {"linear", one("decay"), kOptional,
+     "Linear decay from the rate at which the phase before ends.",
      custom<read_decay<Phase::Kind::kLinear>>},
-    {"cosine", one("decay"), kOptional, "Half a wave from where the phase before ends.",
+    {"cosine", one("decay"), kOptional,
+     "Cosine decay from the rate at which the phase before ends.",
      custom<read_decay<Phase::Kind::kCosine>>},
     {"inverse_sqrt", kSteps, kOptional,
      "Steps of a decay by sqrt(s / (step + 1)), s being the steps before the phase.",
@@ -248,9 +251,9 @@ constexpr Field kGroup[] = {
      kOptional,
      "Parameters: patterns over their paths.",
      {read_located<&GroupEntry::match, &GroupEntry::at>, print_by<print_match>}},
-    {"of", some_of(kKinds), kOptional, "Parameters by what they are: any of these kinds.",
+    {"of", some_of(kKinds), kOptional, "Parameters by kind: any of those in the list.",
      custom<read_kinds, print_kinds>},
-    {"optimizer", one("optimizer"), kOptional, "Default: that of all.",
+    {"optimizer", one("optimizer"), kOptional, "Default: that of train.",
      custom<read_group_optimizer, print_group_optimizer>},
     {"lr",
      kAtLeast0,
@@ -264,7 +267,7 @@ constexpr Field kGroup[] = {
      "Default: the optimizer's.",
      {read_member<&GroupEntry::group, &ParamGroup::weight_decay>,
       print_by<print_inherited<&ParamGroup::weight_decay>>}},
-    {"schedule", kSchedule, kOptional, "Default: that of all.",
+    {"schedule", kSchedule, kOptional, "Default: that of train.",
      custom<read_group_schedule, print_group_schedule>},
     kWhen,
 };
@@ -298,7 +301,7 @@ std::string print_groups(const Field&, const Strategy& from) {
 
 constexpr Field kEma[] = {
     {"decay", real({0, 1, true, true}), kRequired,
-     "What each step keeps of the averages, such as 0.999.",
+     "Factor of the average in each step, such as 0.999.",
      member<&Strategy::train, &TrainSpec::ema>},
 };
 
@@ -309,8 +312,8 @@ std::string print_ema(const Field& field, const Strategy& from) {
 // ---- rampup: the batch of the first steps ------------------------------------------------------
 
 constexpr Field kStage[] = {
-    {"steps", kSteps, kRequired, "How many steps it has.", member<&RampStage::steps>},
-    {"global_batch", integer(1, kMaxBatch), kRequired, "Samples of each of them.",
+    {"steps", kSteps, kRequired, "Number of steps of this stage.", member<&RampStage::steps>},
+    {"global_batch", integer(1, kMaxBatch), kRequired, "Samples of each step of this stage.",
      located<&RampStage::global_batch, &RampStage::at>},
 };
 
@@ -345,18 +348,19 @@ constexpr Field kTrain[] = {
      "How the learning rate changes: phases, or a formula of lr, step and tokens.",
      custom<read_default_schedule, print_default_schedule>},
     {"groups", many("group"), kOptional,
-     "Other settings for some parameters; the first match wins.",
+     "Other settings for some parameters; the first matching group applies.",
      custom<read_groups, print_groups>},
     {"clip_norm", kAbove0, kOptional, "Clip gradients to this global norm.",
      member<&Strategy::train, &TrainSpec::clip_norm>},
     {"skip_nonfinite", kBool, kOptional,
-     "No update is made of gradients that are not finite, as with clip_norm. Default false.",
+     "Skip the update if a gradient is not finite, as with clip_norm. Default false.",
      member<&Strategy::train, &TrainSpec::skip_nonfinite>},
     {"global_batch", integer(1, kMaxBatch), kOptional,
      "Samples a step, over all replicas and microbatches.",
      located<&Strategy::global_batch, &Strategy::global_batch_at>},
     {"rampup", many("stage"), kOptional,
-     "Smaller batches of the first steps, one stage after the other; then global_batch holds.",
+     "Smaller batches for the first steps, one stage after the other; global_batch applies after "
+     "them.",
      custom<read_rampup, print_rampup>},
     {"microbatch_size", integer(1, kMaxBatch), kOptional,
      "Samples of one microbatch on one replica.",

@@ -27,7 +27,8 @@ Result<Manifest> read_manifest(const std::string& directory) {
                   std::filesystem::exists(directory + "/worlds.json", ignored)
                       ? "it has plan sets for several numbers of ranks: name one of them, such as "
                         "DIR/world-8"
-                      : "this is no plan set: it has no manifest.json");
+                      : "this is no plan set: it has no manifest.json; expected a folder that "
+                        "piperc -o wrote");
   PIPER_ASSIGN(const std::string text, as_plan_error(read_text_file(path, int64_t{64} << 20)));
   return parse_manifest(text, path);
 }

@@ -143,7 +143,8 @@ Result<Graph> apply_balance(Graph graph, const BalanceRule& balance, Explanation
   const Sums sums = sums_of(graph);
   if (balance.into < 1 || regions > sums.work.back())
     return fail(balance.at, "balance: cannot cut {} ops into {} regions", sums.work.back(),
-                balance.into);
+                balance.into)
+        .with_note(fmt::format("help: 'into' must be from 1 to {}", sums.work.back()));
   std::vector<size_t> cuts = best_cuts(sums, cut_points(sums.crossing, true), regions);
   if (cuts.empty()) cuts = best_cuts(sums, cut_points(sums.crossing, false), regions);
   const int tag = graph.add_tag(balance.tag);

@@ -289,7 +289,8 @@ Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,
     PIPER_ASSIGN(limits[cell],
                  order.policy->in_flight->evaluate(scope_of(dag, cell, axis, variables)));
     if (limits[cell] < 1)
-      return fail(order.policy->in_flight_at, "policy: in_flight is {} on {}={}", limits[cell],
+      return fail(order.policy->in_flight_at,
+                  "policy: in_flight is {} on {}={}, but must be at least 1", limits[cell],
                   order.each, dag.cells[cell][axis]);
   }
   return limits;

@@ -122,7 +122,7 @@ class PartFinder {
                   quote_control(value.name), type, split_.into,
                   blocks > 1 ? fmt::format(" of each of {} blocks", blocks) : "")
           .with_note(fmt::format("the dim is given at line {}", split_.dim_at.line))
-          .with_note(fmt::format("help: a divisor of {}{}", extent,
+          .with_note(fmt::format("help: 'into' must divide {}{}", extent,
                                  dim == 0 ? ", what a microbatch has on each replica" : ""));
     cut_.seeds.push_back({in, id, static_cast<int>(dim)});
     tensors_.insert(fmt::format("dim {} of {}", dim, type));

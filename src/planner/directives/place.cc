@@ -162,7 +162,11 @@ class Placer {
       bound.pop_back();
       if (coordinate < 0 || coordinate >= dag_.mesh[axis].size)
         return fail(at, "place: '{}' goes to {}={}{}, but the axis has coordinates 0 to {}", name,
-                    dag_.mesh[axis].name, coordinate, of(micro), dag_.mesh[axis].size - 1);
+                    dag_.mesh[axis].name, coordinate, of(micro), dag_.mesh[axis].size - 1)
+            .with_note(fmt::format(
+                "help: make the axis larger in 'mesh', or place several stages on a device, such "
+                "as 'on: {{{}: s % P}}'",
+                dag_.mesh[axis].name));
       if (spot.by[axis])
         return fail(
             place.at, "place: '{}' is already placed on {}={}{} by the directive at line {}", name,

@@ -114,7 +114,8 @@ class Recomputer {
       if (find_op(op)) continue;
       std::vector<std::string> names;
       for (const OpDef* def : all_ops()) names.emplace_back(def->name);
-      return fail(at, "recompute: unknown op '{}'{}", op, did_you_mean(op, names));
+      return fail(at, "recompute: unknown op '{}'{}", op, did_you_mean(op, names))
+          .with_note("help: `piperc MODEL --describe` lists the ops of a model");
     }
     int64_t matched = 0;
     for (Variant& variant : variants_)

@@ -79,7 +79,7 @@ Status check_sharded(const Strategy& strategy, const DagAxis& axis) {
                    [&](const ShardRule& each) { return each.over.front() == axis.name; });
   return fail(shard->over_at, "not supported: shard over axis '{}', which {} uses", axis.name,
               axis.placed ? "place" : "replicate")
-      .with_note("help: an axis of its own");
+      .with_note("help: add another axis to 'mesh' for shard");
 }
 
 }  // namespace

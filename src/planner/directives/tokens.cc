@@ -94,14 +94,14 @@ Result<std::vector<int64_t>> sizes_of(const Graph& step, const Split& split, int
 Status check_beside(const Strategy& strategy, const Split& split) {
   for (const Split& other : strategy.splits)
     if (other.of_region())
-      return fail(split.at, "not supported: chunks of tokens beside regions in parts")
+      return fail(split.at, "not supported: a split of tokens together with a split by scope")
           .with_note(fmt::format("the other split is at line {}", other.at.line))
-          .with_note("help: one of the two");
+          .with_note("help: remove one of the two");
   for (const ShardRule& shard : strategy.shards)
     if (shard.by == ShardRule::By::kRing)
-      return fail(shard.at, "not supported: attention by ring beside chunks of tokens")
+      return fail(shard.at, "not supported: ring attention together with a split of tokens")
           .with_note(fmt::format("tokens are split at line {}", split.at.line))
-          .with_note("help: `by: gather` or `by: heads`");
+          .with_note("help: write `by: gather` or `by: heads`");
   for (const Place& place : strategy.places) {
     bool names = std::ranges::any_of(place.where, [&](const auto& c) { return c.tag == split.as; });
     for (const auto* expressions : {&place.tags, &place.on})
@@ -128,7 +128,7 @@ Result<Graph> apply_tokens(Graph step, const Strategy& strategy, Explanations& o
     return fail(split->at, "split: {} tokens a sample cannot be cut into {} chunks", tokens,
                 split->into)
         .with_note(
-            fmt::format("help: a divisor of {}, also for chunks of different sizes", tokens));
+            fmt::format("help: 'into' must divide {}, also for chunks of different sizes", tokens));
   PartCut cut{.name = split->as, .into = split->into};
   PIPER_ASSIGN(cut.sizes, sizes_of(step, *split, tokens));
   std::vector<std::string> lines{fmt::format(

@@ -71,8 +71,11 @@ Error nothing_found(const std::string& text) {
   const size_t shown = std::min(names.size(), kMost);
   std::string has = join(std::span(names).first(shown), ", ");
   if (names.size() > shown) has += fmt::format(" and {} others", names.size() - shown);
-  return std::move(error).with_note(fmt::format("{} has {}", folder.empty() ? "." : folder.string(),
-                                                names.empty() ? "no files" : has));
+  error.notes.push_back(fmt::format("{} has {}", folder.empty() ? "." : folder.string(),
+                                    names.empty() ? "no files" : has));
+  if (text.find(':') != std::string::npos)
+    error.notes.push_back("help: a type of raw tokens is :u8, :i8, :u16, :i16, :u32, :i32 or :i64");
+  return error;
 }
 
 }  // namespace

@@ -158,9 +158,15 @@ Result<std::shared_ptr<const TokenSet>> open_tokens_of(const Sources& sources,
     if (!feeds[i] && is_integer(needs[i]) && needs[i].type.shape.size() == 2 &&
         needs[i].batch_dim == 0)
       inputs.push_back(static_cast<int>(i));
-  if (inputs.empty())
+  if (inputs.empty()) {
+    std::vector<std::string> all;
+    for (const InputNeed& need : needs)
+      all.push_back(fmt::format("{} {}", need.name, to_string(need.type)));
     return fail("no integer input [batch, length] is left for the tokens of {}",
-                join(sources.all_tokens(), ", "));
+                join(sources.all_tokens(), ", "))
+        .with_note(fmt::format("the plans read {}", join(all, ", ")))
+        .with_note("help: NAME=FILE.npy names the input that a file is for");
+  }
   PIPER_ASSIGN(TokenFeeds opened, open_tokens(sources.tokens, needs, inputs, batch, options));
   for (size_t i = 0; i < inputs.size(); ++i)
     feeds[static_cast<size_t>(inputs[i])] = std::move(opened.feeds[i]);

@@ -82,7 +82,7 @@ Status open_evaluation(RunOptions& options, const PlanSet& set,
   if (options.evaluation.empty()) {
     if (!options.evaluate_only && job.evaluate_every == 0 && options.evaluation_batches == 0)
       return ok_status();
-    return evaluation_usage("--eval-only, --eval-every and --eval-batches want to know on what")
+    return evaluation_usage("--eval-only, --eval-every and --eval-batches need a set to evaluate")
         .with_note("help: --eval-data SOURCE, or --eval-data NAME=SOURCE for several sets");
   }
   for (const RoleProgram& role : set.roles)

@@ -121,7 +121,7 @@ Status check_on_nan(const RunOptions& options, const PlanSet& set) {
         .with_note("help: 'train: {skip_nonfinite: true}' or clip_norm in the strategy");
   if (job.on_nan != OnNan::kRollBack) return ok_status();
   if (!job.checkpoint)
-    return usage("rollback wants to know where checkpoints are written")
+    return usage("rollback needs a folder for checkpoints")
         .with_note("help: --checkpoint DIR, or --out DIR, with --every N");
   if (std::ranges::any_of(set.roles, [](const RoleProgram& role) { return role.steps_ahead > 0; }))
     return usage("rollback is not supported where steps overlap (weight_versions: 2)");

@@ -75,7 +75,7 @@ Status load_plans(const RunOptions& options, const std::optional<Launch>& launch
   if (fs::is_directory(options.plan, ignored)) {
     PIPER_ASSIGN(loaded.set, read_plan_set(options.plan));
     if (!options.rendezvous.empty() && !launch && loaded.set.world() > 1)
-      return usage("--rendezvous wants to know which rank this is")
+      return usage("--rendezvous does not say which rank this process is")
           .with_note("help: give one rankN.plan, or set RANK and WORLD_SIZE");
   } else {
     PIPER_ASSIGN(RankPlan plan, read_rank_plan(options.plan));
@@ -114,12 +114,13 @@ Status load_reference(const RunOptions& options, Loaded& loaded) {
   fs::path directory = fs::path(loaded.set.directory) / (single ? "single" : "uncut");
   std::error_code ignored;
   if (!fs::is_directory(directory, ignored))
-    return usage(
-        fmt::format("{} does not exist: the plans were written without it", directory.string()));
+    return usage(fmt::format("{} does not exist: the plans were written without it",
+                             directory.string()))
+        .with_note("help: compile without --no-oracles");
   const auto& predicted = loaded.set.manifest.predictions;
   if (const auto all = predicted.find("single_instructions"); single && all != predicted.end())
     return usage(
-               fmt::format("{} plays only the first replica, which is no training to compare with",
+               fmt::format("{} plays only the first replica, so the job cannot be compared with it",
                            directory.string()))
         .with_note(
             fmt::format("for all replicas it would have about {:.0f} instructions", all->second))
@@ -158,7 +159,7 @@ Status prepare_evaluation(RunOptions& options, const PlanSet& set) {
                     "on a GPU",
                     set.directory));
   if (options.evaluate_averages && options.start.how == StartOptions::How::kFresh)
-    return usage("--eval-ema wants to know where averages are")
+    return usage("--eval-ema needs a checkpoint that holds averages")
         .with_note("help: --resume DIR, or --init DIR");
   if (options.evaluate_only) {
     job.steps = 0;
@@ -196,8 +197,7 @@ Status check_switch(const RunOptions& options, int64_t before_step, const PlanSe
   const RunOptions::Switch& next = options.switches[0];
   if (next.step < 1 || next.step >= job.steps)
     return usage(
-        fmt::format("--switch {}@{}: the job has {} steps, and goes on under other plans "
-                    "after one of them that is not the last",
+        fmt::format("--switch {}@{}: the step must be at least 1, and less than the {} of --steps",
                     next.plans, next.step, job.steps));
   if (next.step <= before_step)
     return usage(
@@ -222,7 +222,7 @@ Status load_later(const RunOptions& options, Loaded& loaded, int64_t before_step
   std::error_code ignored;
   if (!fs::is_directory(options.plan, ignored))
     return usage(
-               fmt::format("--switch wants to know what all ranks hold, and {} is the plan of one",
+               fmt::format("--switch needs the plans of all ranks, but {} is the plan of one rank",
                            options.plan))
         .with_note("help: give the directory; the launcher says which rank this is");
   loaded.later = std::make_shared<Later>();

@@ -201,7 +201,13 @@ Result<std::optional<Start>> find_start(const RunOptions& options, Control* cont
   std::error_code ignored;
   std::optional<CheckpointReader> reader;
   if (asked.how != How::kResumeOrStart && !fs::exists(asked.from, ignored))
-    return usage(fmt::format("'{}' does not exist", asked.from));
+    return usage(fmt::format("'{}' does not exist", asked.from))
+        .with_note(
+            "help: expected a checkpoint, or a folder of checkpoints that --checkpoint wrote");
+  if (asked.how != How::kInit && fs::is_regular_file(asked.from, ignored))
+    return usage(fmt::format("'{}' is a file, not a checkpoint or a folder of checkpoints",
+                             asked.from))
+        .with_note("help: --init takes the parameters of a safetensors file");
   if (asked.how == How::kInit && fs::is_regular_file(asked.from, ignored)) {
     PIPER_ASSIGN(reader, CheckpointReader::open_tensors(asked.from));
   } else {
@@ -214,8 +220,8 @@ Result<std::optional<Start>> find_start(const RunOptions& options, Control* cont
     return std::optional<Start>();
   }
   if (!reader) {
-    Error error = usage(fmt::format("'{}' holds no checkpoint", asked.from));
-    return error;
+    return usage(fmt::format("'{}' holds no checkpoint", asked.from))
+        .with_note("help: --resume-or-start begins at step 0 if there is none");
   }
   std::optional<Start> start(std::in_place);
   start->reader = std::make_unique<const CheckpointReader>(*std::move(reader));
