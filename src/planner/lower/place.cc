@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "at.h"
@@ -168,6 +169,78 @@ std::vector<int64_t> kept_until(const RoleProgram& role, const std::vector<int64
   return until;
 }
 
+// Returns, by instruction of a collective, the first one of another stream that begins when it is
+// known to be complete; the end of the body where none waits.
+std::vector<int64_t> known_complete(const RoleProgram& role) {
+  std::vector<int64_t> known(role.body.size(), std::ssize(role.body));
+  std::vector<std::vector<size_t>> open(role.streams.size());  // by stream, in order
+  std::vector<size_t> closed(role.streams.size());             // so many of them
+  for (size_t i = 0; i < role.body.size(); ++i) {
+    for (int32_t wait : role.body[i].waits) {
+      const auto stream = at(role.body[at(wait)].stream);
+      for (size_t& next = closed[stream];
+           next < open[stream].size() && open[stream][next] <= at(wait); ++next)
+        known[open[stream][next]] = static_cast<int64_t>(i);
+    }
+    if (is_collective(role.body[i].kind)) open[at(role.body[i].stream)].push_back(i);
+  }
+  return known;
+}
+
+// Lets what a collective used last keep its memory until the collective is known to be complete,
+// while no more than `most` bytes are alive at once: what took its place would wait for it, and
+// with that, in a pipeline, all stages behind. Returns whether it has changed a block.
+bool keep_until_complete(const RoleProgram& role, const std::vector<int64_t>& known,
+                         std::vector<int64_t> alive, int64_t most, std::vector<Block>& blocks) {
+  std::vector<int64_t> last(blocks.size(), -1);  // by buffer: the last instruction that names it
+  for (int64_t i = 0; i < std::ssize(role.body); ++i)
+    for (int32_t arg : role.body[at(i)].args) last[at(arg)] = i;
+  bool any = false;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    if (blocks[b].offset >= 0 || last[b] < 0 || !is_collective(role.body[at(last[b])].kind))
+      continue;
+    const int64_t bytes = align_up(blocks[b].bytes);
+    for (int64_t& end = blocks[b].last; end + 1 < known[at(last[b])]; ++end, any = true) {
+      if (alive[at(end + 1)] + bytes > most) break;
+      alive[at(end + 1)] += bytes;
+    }
+  }
+  return any;
+}
+
+// Returns the bytes that are alive at each position.
+std::vector<int64_t> alive_at(const RoleProgram& role, const std::vector<Block>& blocks) {
+  std::vector<int64_t> alive(role.body.size() + 2);
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    if (blocks[b].offset >= 0 || blocks[b].last < 0 || role.tensor(role.buffers[b]).host) continue;
+    alive[at(blocks[b].first)] += align_up(blocks[b].bytes);
+    alive[at(blocks[b].last + 1)] -= align_up(blocks[b].bytes);
+  }
+  std::partial_sum(alive.begin(), alive.end(), alive.begin());
+  return alive;
+}
+
+// Places the others so that as few as possible wait for collectives, in at most a hundredth more
+// memory than they need at least: blocks that live longer leave gaps that others do not fill, so
+// they may not live longer where most of the memory is in use.
+void place_beside_collectives(RoleProgram& role, const std::vector<Block>& blocks) {
+  place_others(role, blocks, kNoCircle);
+  if (is_on_one_stream(role)) return;
+  const std::vector<int64_t> known = known_complete(role), alive = alive_at(role, blocks);
+  const int64_t peak = *std::max_element(alive.begin(), alive.end());
+  const std::vector<Buffer> least = role.buffers;
+  const int64_t bytes = role.arena_bytes, host_bytes = role.host_bytes;
+  for (int64_t eighths = 8; eighths >= 4; --eighths) {
+    std::vector<Block> longer = blocks;
+    if (!keep_until_complete(role, known, alive, peak / 8 * eighths, longer)) break;
+    place_others(role, longer, kNoCircle);
+    if (role.arena_bytes <= bytes + bytes / 100) return;
+  }
+  role.buffers = least;
+  role.arena_bytes = bytes;
+  role.host_bytes = host_bytes;
+}
+
 }  // namespace
 
 // Step buffers live from the first instruction that names them to the last; see send_lifetimes.h
@@ -188,7 +261,7 @@ void place_buffers(RoleProgram& role, const std::vector<int64_t>& held_until,
   }
   for (const Report& report : role.reports) blocks[at(report.buffer)].last = n;
   stretch(blocks, overlaps);
-  place_others(role, blocks, kNoCircle);
+  place_beside_collectives(role, blocks);
 }
 
 namespace {

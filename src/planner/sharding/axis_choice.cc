@@ -42,7 +42,9 @@ std::optional<Choice> gradient_choice(const State& state, const Node& node) {
 
 // Terms of a sum stay so where several become one, and where an op moves or scales one: it costs
 // nothing later. (Where else an op is linear, its results would be sums as well, and more bytes.)
-// A sum over the step ends them, unless its result is kept in blocks.
+// A sum over the step ends them, unless its result is kept in blocks. Where a reader before has had
+// one of several terms added up, as a norm has its residual, so are the others: the residual would
+// stay as large as the whole on every rank, and be sent so beside what the norm reads.
 std::optional<Choice> terms_choice(const State& state, const Node& node, const Loops& loops) {
   const bool ends = is_step_sum(node);
   if ((ends && state.is_hinted_cut(node.outputs[0])) || joins_parts(state.graph, node))
@@ -52,6 +54,11 @@ std::optional<Choice> terms_choice(const State& state, const Node& node, const L
     if (node.inputs[i].valid() && state.layout(node.inputs[i]).kind == kTerms)
       terms.push_back(static_cast<int>(i));
   if (terms.empty() || !std::ranges::count(loops.rule.linear, terms)) return std::nullopt;
+  const auto is_added_up = [&](int input) {
+    const ValueId id = node.inputs[static_cast<size_t>(input)];
+    return state.is_there(id, state.hint(id).value_or(Layout{}), state.visited);
+  };
+  if (terms.size() > 1 && std::ranges::any_of(terms, is_added_up)) return std::nullopt;
   const auto elements = [&](ValueId id) { return num_elements(state.type_of(id).shape); };
   const bool moves =
       node.outputs.size() == 1 &&
