@@ -177,6 +177,28 @@ TEST(Axes, SendWhatTheirFormulasSay) {
     }
 }
 
+// What a norm reads is the residual's sum over the axis, and so is what is added to it: a stage
+// sends that alone, and not the terms of it beside.
+TEST(Axes, ResidualsAreSentOnce) {
+  NEED_MODEL("gpt");
+  for (const std::string& sequence : {std::string(), kSequence.at("gpt-deep")}) {
+    SCOPED_TRACE(sequence);
+    const Case c{"", "gpt-deep", "{tp: 2}",
+                 kTensor.at("gpt-deep") + kRows.at("gpt-deep") + sequence,
+                 fmt::format("include: [{}/strategies/schedules/1f1b.yaml]\n"
+                             "params: {{stages: 2, microbatches: 4}}\n",
+                             PIPER_SOURCE_DIR)};
+    const Result<Compiled> compiled = compile_case(c, kAdamW, false);
+    ASSERT_TRUE(compiled) << print_error(compiled.error());
+    int64_t messages = 0, bytes = 0;
+    for (const TrafficSummary& each : summarise(compiled->set).roles[0].traffic)
+      if (each.kind == InstructionKind::kSend && each.of == "activations")
+        messages += each.messages, bytes += each.bytes;
+    EXPECT_EQ(messages, 4);
+    EXPECT_EQ(bytes, 8 * 32 * 32 * 4 / (sequence.empty() ? 1 : 2));
+  }
+}
+
 // Between stages each rank of the axis sends its part of what all of them hold.
 TEST(Axes, MessagesInPartsBringTheSameBits) {
   NEED_MODEL("gpt");
