@@ -57,7 +57,11 @@ constexpr Strategy kStrategies[] = {
     {"recompute",
      "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\ndirectives:\n  - recompute: {where: "
      "{stage: 0}}\n"},
-    {"halves", "include: <zero3>\nparams: {dp: 2}\ndirectives:\n  - precision: {compute: bf16}\n"}};
+    {"halves", "include: <zero3>\nparams: {dp: 2}\ndirectives:\n  - precision: {compute: bf16}\n"},
+    // A step gathers the version before; the evaluation the newest.
+    {"halves_of_two_versions",
+     "include: <zero3>\nparams: {dp: 2}\nweight_versions: 2\ndirectives:\n"
+     "  - precision: {compute: bf16}\n"}};
 
 Compiled compile_here(const std::string& text, const std::string& model = file_of("model.onnx"),
                       const char* train = kTrain) {

@@ -89,6 +89,14 @@ class Joiner {
     });
     return known == role_.tensors.end() ? nullptr : &*known;
   }
+  // Returns what a step gathers of the same parameter in the same type.
+  const Tensor* find_gathered(const Tensor& like) const {
+    const auto known = std::find_if(role_.tensors.begin(), role_.tensors.end(), [&](auto& each) {
+      return each.param == like.param && each.kind == like.kind &&
+             each.type.dtype == like.type.dtype;
+    });
+    return known == role_.tensors.end() ? nullptr : &*known;
+  }
   int32_t buffer_of(const Tensor& tensor) const {
     const auto number = static_cast<int32_t>(&tensor - role_.tensors.data());
     return static_cast<int32_t>(
@@ -147,8 +155,9 @@ class Joiner {
           tensors.try_emplace(buffer.tensor, static_cast<int32_t>(role_.tensors.size()));
       if (is_new) {
         Tensor tensor = from_.tensor(buffer);
-        // A gathered copy says of which parameter: the step keeps that.
-        const Tensor* like = tensor.param.empty() ? nullptr : find_tensor(tensor);
+        // A gathered copy says of which parameter: the step keeps that. Where it has two versions,
+        // its own copy has another name.
+        const Tensor* like = tensor.param.empty() ? nullptr : find_gathered(tensor);
         if (like != nullptr)
           tensor.copy_of = like->copy_of;
         else if (tensor.copy_of >= 0)

@@ -191,27 +191,35 @@ class Copier {
   int64_t program_at(int64_t i) const {
     return std::lower_bound(programs_.begin(), programs_.end(), i) - programs_.begin();
   }
-  // Returns whether an instruction belongs to the update of a parameter.
-  bool updates(int64_t i, int32_t buffer) const {
+  // Returns whether an instruction brings a parameter whole after its update.
+  bool gathers(int64_t i, int32_t buffer) const {
     const Instruction& one = role_.body[at(i)];
     if (one.kind == InstructionKind::kAllGather)
       for (size_t a = 1; a < one.args.size(); a += 2)
         if (one.args[a] == buffer) return true;
-    return one.kind == InstructionKind::kOwnPart ||
+    return false;
+  }
+  // Returns whether an instruction belongs to the update of a parameter. One that takes the rank's
+  // own part only reads it, and may come long before: where updates are within the backward, other
+  // tasks read the parameter in between.
+  bool updates(int64_t i, int32_t buffer) const {
+    const Instruction& one = role_.body[at(i)];
+    return gathers(i, buffer) ||
            (one.kind == InstructionKind::kCompute && one.pass == TaskPass::kU);
   }
   void bring(int32_t buffer, const std::vector<int64_t>& visit, const Offload& offload) {
+    const Instruction& first = role_.body[at(visit.front())];
+    const bool is_overwritten = gathers(visit.front(), buffer);
+    const bool changed =
+        std::ranges::any_of(visit, [&](int64_t use) { return updates(use, buffer); });
     const int32_t here = add_buffer(buffer, ".here");
     for (const int64_t use : visit)
       for (int32_t& arg : role_.body[at(use)].args)
         if (arg == buffer) arg = here;
-    const Instruction& first = role_.body[at(visit.front())];
     const int64_t last = std::ssize(programs_) - 1,
                   program = program_at(visit.front()) - offload.distance;
     const int64_t ahead = last < 0 ? 0 : programs_[at(std::clamp<int64_t>(program, 0, last))];
-    copy(buffer, here, std::min(ahead, visit.front()), -1, offload, -1, first);
-    const bool changed = std::ranges::any_of(
-        visit, [&](int64_t use) { return updates(use, here) || updates(use, buffer); });
+    if (!is_overwritten) copy(buffer, here, std::min(ahead, visit.front()), -1, offload, -1, first);
     if (changed)
       copy(here, buffer, visit.back() + 1, static_cast<int64_t>(task_of_.size()), offload, -1,
            first);
