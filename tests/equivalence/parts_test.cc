@@ -38,6 +38,11 @@ const std::string kPieces =
   - shard: {scope: "**/ln_*", dim: 1, over: tp}
 )";
 
+// Runs of states are cut once more from runs.
+const std::string kNested = R"(  - replicate: {over: node, shard: [optimizer]}
+  - replicate: {over: gpu, shard: [optimizer, gradients]}
+)";
+
 struct Case {
   std::string name, directives, mesh = "{}", include = "";
   friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
@@ -92,6 +97,7 @@ INSTANTIATE_TEST_SUITE_P(
 )"},
                       Case{"tokens_dp", kBatch + kTokens + "  - replicate: {over: dp}\n",
                            "{dp: 2}"},
+                      Case{"samples_nested", kSamplesInTurn + kNested, "{node: 2, gpu: 2}"},
                       Case{"tokens_tp", kTokens + kGptTensor, "{tp: 2}"},
                       Case{"units_tp", kUnits + kGptTensor, "{tp: 2}"},
                       Case{"samples_tp", kSamplesInTurn + kGptTensor, "{tp: 2}"},

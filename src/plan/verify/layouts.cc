@@ -154,7 +154,7 @@ void LayoutCheck::compute(Spot place, const Instruction& one) {
   auto after = std::find_if(known.begin(), known.end(),
                             [&](const auto& each) { return each.first == args; });
   if (after == known.end()) {
-    known.emplace_back(args, follow_layouts(program, args, axis_, ranks_));
+    known.emplace_back(args, follow_layouts(program, args, {axis_, ranks_, has_samples_}));
     after = std::prev(known.end());
   }
   const LiesAfter& made = after->second;

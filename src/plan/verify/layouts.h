@@ -154,9 +154,14 @@ struct LiesAfter {
   std::vector<Lies> values;  // arguments first
   std::string wrong;         // the first op that cannot take its operands, and why; empty: none
 };
-// Returns the layouts of a program's values from those of its arguments, over an axis of `ranks`
-// ranks.
-LiesAfter follow_layouts(const Program& program, std::span<const Lies> args, int32_t axis,
-                         int64_t ranks);
+// Is a mesh axis over which layouts are followed.
+struct AxisOfLayouts {
+  int32_t index = 0;
+  int64_t ranks = 1;
+  bool has_samples = false;  // its ranks read different samples
+};
+// Returns the layouts of a program's values from those of its arguments, over an axis.
+LiesAfter follow_layouts(const Program& program, std::span<const Lies> args,
+                         const AxisOfLayouts& axis);
 
 }  // namespace piper

@@ -10,14 +10,26 @@ void for_each_instruction(const RoleProgram& role, const Visit& visit) {
   for (const auto* list : role.sections())
     for (const Instruction& one : *list) visit(one);
 }
+// Marks the runs that are cut from parameters, and the runs of these.
+std::vector<bool> runs_of_parameters(const RoleProgram& role) {
+  std::vector<bool> marked(role.buffers.size());
+  for_each_instruction(role, [&](const Instruction& one) {
+    if (one.kind != InstructionKind::kOwnPart) return;
+    for (size_t a = 0; a + 1 < one.args.size(); a += 2)
+      marked[one.args[a + 1]] =
+          marked[one.args[a + 1]] || marked[one.args[a]] || !role.tensor(one.args[a]).param.empty();
+  });
+  return marked;
+}
 // Returns whether the instruction cuts a flat run from a value of the step that is no parameter,
-// and something uses that run.
-bool takes_run(const RoleProgram& role, const Instruction& one, const std::vector<int32_t>& uses) {
+// nor a run of one, and something uses that run.
+bool takes_run(const RoleProgram& role, const Instruction& one, const std::vector<int32_t>& uses,
+               const std::vector<bool>& of_parameters) {
   const Tensor& whole = role.tensor(one.args[0]);
   bool used = false;
   for (size_t a = 1; a < one.args.size(); a += 2) used = used || uses[one.args[a]] > 1;
   return one.kind == InstructionKind::kOwnPart && whole.kind == BufferKind::kStep &&
-         whole.param.empty() && used;
+         whole.param.empty() && !of_parameters[one.args[0]] && used;
 }
 
 }  // namespace
@@ -27,13 +39,15 @@ uint32_t find_followed_axes(const PlanSet& set) {
   for (const RoleProgram& role : set.roles) {
     for (const Tensor& tensor : role.tensors)
       for (const TensorCut& cut : tensor.cuts) axes |= uint32_t{1} << cut.axis;
+    const std::vector<bool> of_parameters = runs_of_parameters(role);
     std::vector<int32_t> uses(role.buffers.size());
     for_each_instruction(role, [&](const Instruction& one) {
       for (const int32_t arg : one.args) ++uses[arg];
     });
     for_each_instruction(role, [&](const Instruction& one) {
-      if (one.group >= 0 && (one.dim >= 0 || one.kind == InstructionKind::kRotate ||
-                             one.reduction == Reduction::kMax || takes_run(role, one, uses)))
+      if (one.group >= 0 &&
+          (one.dim >= 0 || one.kind == InstructionKind::kRotate ||
+           one.reduction == Reduction::kMax || takes_run(role, one, uses, of_parameters)))
         axes |= axes_of(role.groups[one.group]);
     });
   }

@@ -7,8 +7,8 @@ namespace {
 
 class Walk {
  public:
-  Walk(const Program& program, std::span<const Lies> args, int32_t axis, int64_t ranks)
-      : program_(program), axis_(axis), ops_(ranks) {
+  Walk(const Program& program, std::span<const Lies> args, const AxisOfLayouts& axis)
+      : program_(program), axis_(axis), ops_(axis.ranks) {
     for (size_t a = 0; a < args.size(); ++a)
       held_.push_back(program.arg_read[a] ? args[a] : Lies{});
     held_.resize(program.values.size());
@@ -74,6 +74,7 @@ class Walk {
     if (op.op == "Reshape" && shown_.size() == 1) return {in_shape(op)};
     if (op.op == "Transpose" && op.attrs.find("blocks")) return moved_blocks(op);
     if (op.op == "MatMul") return product_of(op);
+    if (auto made = some_samples(op)) return {*std::move(made)};
     if (op.op == "SumSquares") return plainly(op, without(op.attrs, {"parts"}), op.inputs.size());
     return plainly(op, op.attrs, op.inputs.size());
   }
@@ -85,13 +86,35 @@ class Walk {
     const Lies from = reshaped(shown_[0].lies, shown_[0].type.shape, to);
     const std::vector<int64_t> said = op.attrs.integers("blocks");
     for (size_t i = 0; i + 1 < said.size(); i += 2) {
-      if (said[i] != axis_) continue;
+      if (said[i] != axis_.index) continue;
       const Lies made = cut_at(from, to, said[i + 1]);
       if (made.kind == Lies::kUnknown && from.kind != Lies::kUnknown)
         refuse(fmt::format("which has no blocks at dim {}", said[i + 1]));
       return made;
     }
     return from;
+  }
+
+  // Some of the samples that each rank has, or the parts of a split put together again. As a whole
+  // it is a cut of the samples of each rank at the same places; which samples these are, and that
+  // each counts once, other rules check.
+  std::optional<Lies> some_samples(const ProgramOp& op) const {
+    if (!axis_.has_samples || (op.op != "Slice" && op.op != "Concat")) return std::nullopt;
+    const Shape& to = type(op.outputs[0]).shape;
+    std::optional<size_t> dim;
+    for (const LaidOut& one : shown_)
+      for (size_t d = 0; d < to.size(); ++d) {
+        if (one.type.shape[d] == to[d]) continue;
+        if (dim.value_or(d) != d) return std::nullopt;
+        dim = d;
+      }
+    if (!dim) return std::nullopt;
+    Lies made = blocks_of(to, *dim, 1);
+    for (const LaidOut& one : shown_) {
+      if (!one.lies.fits(blocks_of(one.type.shape, *dim, 1))) return std::nullopt;
+      made.outside |= one.lies.outside, made.inside |= one.lies.inside;
+    }
+    return made;
   }
 
   // After a dim of one element has moved, an axis that was outside may be inside, so both are
@@ -115,7 +138,7 @@ class Walk {
   }
 
   const Program& program_;
-  const int32_t axis_;
+  const AxisOfLayouts& axis_;
   OpLayouts ops_;
   std::vector<Lies> held_;      // by value
   std::vector<LaidOut> shown_;  // operands of the current op
@@ -124,9 +147,9 @@ class Walk {
 
 }  // namespace
 
-LiesAfter follow_layouts(const Program& program, std::span<const Lies> args, int32_t axis,
-                         int64_t ranks) {
-  return Walk(program, args, axis, ranks).run();
+LiesAfter follow_layouts(const Program& program, std::span<const Lies> args,
+                         const AxisOfLayouts& axis) {
+  return Walk(program, args, axis).run();
 }
 
 }  // namespace piper
