@@ -44,25 +44,60 @@ const std::string kTensor = R"(  - shard: {match: "**/q_proj/weight", dim: 0, ov
   - shard: {match: "**/down_proj/weight", dim: 1, over: [b, a]}
 )";
 
+// Layers of the first stages are cut over the replicas' ranks, too.
+std::string by_stage(const std::string& schedule, const std::string& memory, int wide) {
+  return fmt::format(
+      "  - shard: {{match: [\"**/qkv/*\", \"**/{{q,k,v}}_proj/*\", \"**/fc/*\"], dim: 0, over: dp, "
+      "where: {{stage: \"<{3}\"}}}}\n"
+      "  - shard: {{match: [\"**/proj/weight\", \"**/fc_out/weight\", \"**/o_proj/weight\"], dim: "
+      "1, "
+      "over: dp, where: {{stage: \"<{3}\"}}}}\n"
+      "include: [{0}/schedules/{1}.yaml, {0}/memory/{2}.yaml, {0}/memory/recompute.yaml, "
+      "{0}/tensor/tensor.yaml]\n"
+      "params: {{stages: 2, dp: 2, tp: 2, microbatches: 4}}\n",
+      std::string(PIPER_SOURCE_DIR) + "/strategies", schedule, memory, wide);
+}
+// Two layers over both axes, two over one of them and with replicas over the other.
+const std::string kDegrees = R"(  - shard: {match: "**/h/{0,1}/**/{qkv,fc}/*", dim: 0, over: [a, b]}
+  - shard: {match: "**/h/{0,1}/**/{proj,fc_out}/weight", dim: 1, over: [a, b]}
+  - shard: {match: "**/h/{2,3}/**/{qkv,fc}/*", dim: 0, over: a}
+  - shard: {match: "**/h/{2,3}/**/{proj,fc_out}/weight", dim: 1, over: a}
+  - replicate: {over: b, match: "**/h/{2,3}/**", shard: [optimizer, gradients, parameters]}
+)";
+
 std::vector<Case> cases() {
-  return {{"usp", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "contiguous")},
-          {"usp_zigzag", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "zigzag")},
-          {"usp_other_mesh", "gpt-deep", "{u: 2, ring: 2}", usp("ring, u", "contiguous")},
-          {"usp_zero3", "gpt-deep", "{dp: 2, ring: 2, u: 2}",
-           usp("ring, u", "zigzag") +
-               "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n"},
-          {"gather_and_ring", "llama-hf", "{g: 2, ring: 2}",
-           "  - shard: {input: \"*\", dim: 1, over: [ring, g]}\n"
-           "  - shard: {match: \"**\", dim: none, over: [ring, g]}\n"
-           "  - shard: {attention: \"**\", by: gather, over: g}\n"
-           "  - shard: {attention: \"**\", by: ring, over: ring}\n"},
-          {"weights", "llama-hf", "{a: 2, b: 2}", kTensor},
-          {"samples_and_experts", "moe-gshard", "{dp: 2, ep: 2}",
-           "  - shard: {input: \"*\", dim: 0, over: [dp, ep]}\n"
-           "  - shard: {match: [\"**/w_in\", \"**/w_out\"], dim: 0, over: ep}\n"},
-          {"experts_over_nodes", "moe-gshard", "{node: 2, ep: 2}",
-           "  - shard: {input: \"*\", dim: 0, over: [node, ep]}\n"
-           "  - shard: {match: [\"**/w_in\", \"**/w_out\"], dim: 0, over: [node, ep]}\n"}};
+  return {
+      {"usp", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "contiguous")},
+      {"usp_zigzag", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "zigzag")},
+      {"usp_other_mesh", "gpt-deep", "{u: 2, ring: 2}", usp("ring, u", "contiguous")},
+      {"usp_zero3", "gpt-deep", "{dp: 2, ring: 2, u: 2}",
+       usp("ring, u", "zigzag") +
+           "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n"},
+      {"gather_and_ring", "llama-hf", "{g: 2, ring: 2}",
+       "  - shard: {input: \"*\", dim: 1, over: [ring, g]}\n"
+       "  - shard: {match: \"**\", dim: none, over: [ring, g]}\n"
+       "  - shard: {attention: \"**\", by: gather, over: g}\n"
+       "  - shard: {attention: \"**\", by: ring, over: ring}\n"},
+      {"weights", "llama-hf", "{a: 2, b: 2}", kTensor},
+      {"degrees", "gpt-deep", "{a: 2, b: 2}", kDegrees},
+      {"degrees_by_stage", "gpt-deep", "{pp: 2, dp: 2, tp: 2}", by_stage("1f1b", "zero1", 1)},
+      {"degrees_by_chunk", "gpt-deep", "{pp: 2, dp: 2, tp: 2}",
+       by_stage("interleaved-1f1b", "zero3", 3)},
+      {"degrees_by_stage_llama", "llama-hf", "{pp: 2, tp: 2, dp: 2}", by_stage("zb-h1", "ddp", 1)},
+      {"states_over_tokens", "gpt-deep", "{cp: 2}",
+       "  - shard: {input: \"*\", dim: 1, over: cp, order: zigzag}\n"
+       "  - shard: {match: \"**\", dim: none, over: cp}\n"
+       "  - shard: {attention: \"**\", by: ring, over: cp}\n"
+       "  - replicate: {over: cp, shard: [optimizer, gradients, parameters]}\n"},
+      {"experts_over_replicas", "moe-gshard", "{dp: 4}",
+       "  - replicate: {over: dp, shard: [optimizer]}\n"
+       "  - shard: {match: [\"**/w_in\", \"**/w_out\"], dim: 0, over: dp}\n"},
+      {"samples_and_experts", "moe-gshard", "{dp: 2, ep: 2}",
+       "  - shard: {input: \"*\", dim: 0, over: [dp, ep]}\n"
+       "  - shard: {match: [\"**/w_in\", \"**/w_out\"], dim: 0, over: ep}\n"},
+      {"experts_over_nodes", "moe-gshard", "{node: 2, ep: 2}",
+       "  - shard: {input: \"*\", dim: 0, over: [node, ep]}\n"
+       "  - shard: {match: [\"**/w_in\", \"**/w_out\"], dim: 0, over: [node, ep]}\n"}};
 }
 
 class AxisViews : public ::testing::TestWithParam<Case> {};
@@ -121,9 +156,11 @@ TEST(AxisViews, AxesNamedTogetherAreOneAxis) {
 
 // The verifier refuses every plan in which one collective is over the other axis; of a few the
 // numbers show it, too.
-TEST(AxisViews, EachCollectiveIsOverItsAxis) {
+class OneAxis : public ::testing::TestWithParam<Case> {};
+
+TEST_P(OneAxis, EachCollectiveIsOverItsAxis) {
   NEED_MODEL("gpt");
-  const Case c{"", "llama-hf", "{ring: 2, u: 2}", usp("ring, u", "zigzag")};
+  const Case& c = GetParam();
   const Result<Compiled> right = compile_case(c);
   ASSERT_TRUE(right) << print_error(right.error());
   const Result<Trained> uncut = train(*right->uncut, c.model, 2);
@@ -194,6 +231,12 @@ TEST(AxisViews, AxesOfOneRankChangeNothing) {
   }
 }
 
+INSTANTIATE_TEST_SUITE_P(AxisViews, OneAxis,
+                         ::testing::Values(Case{"usp", "llama-hf", "{ring: 2, u: 2}",
+                                                usp("ring, u", "zigzag")},
+                                           Case{"degrees", "gpt-deep", "{a: 2, b: 2}", kDegrees}),
+                         [](const auto& info) { return info.param.name; });
+
 std::string refusal(const std::string& mesh, const std::string& directives) {
   const Result<Compiled> compiled = compile_case({"", "llama-hf", mesh, directives});
   return compiled ? "" : print_error(compiled.error());
@@ -213,6 +256,18 @@ TEST(AxisViews, WhatIsNoProductIsRefused) {
                          "  - shard: {attention: \"**\", by: ring, over: [a, b]}\n"
                          "  - shard: {match: \"**/wte/*\", dim: 0, over: a}\n"),
                  "not supported: attention over [a, b], which are no axis together"),
+            "");
+  EXPECT_EQ(says(refusal("{pp: 2, a: 2}",
+                         "  - place: {where: {stage: s}, on: {pp: s}}\n"
+                         "  - shard: {match: \"**/q_proj/weight\", dim: 0, over: a, where: "
+                         "{stage: 7}}\nannotate:\n  - balance: {tag: stage, into: 2}\n"),
+                 "error: shard: no parameter that matches '**/q_proj/weight' is read only where "
+                 "'where' says"),
+            "");
+  EXPECT_EQ(says(refusal("{a: 2}",
+                         "  - shard: {input: \"*\", dim: 0, over: a, where: {stage: 0}}\n"
+                         "annotate:\n  - balance: {tag: stage, into: 2}\n"),
+                 "error: shard: 'where' is for 'match' and 'scope'"),
             "");
   EXPECT_EQ(
       says(refusal("{ring: 2, u: 2}", usp("u, ring", "contiguous")),

@@ -22,26 +22,32 @@ struct Axis {
 
 class RandomStrategy {
  public:
-  // `products`: tokens may be cut over two axes.
-  RandomStrategy(Random& random, const RandomBlocks& model, bool products = false)
-      : random_(random), model_(model), products_(products) {
+  // What else may be said. kProducts: tokens may be cut over two axes. kReplicas: an axis of
+  // `shard` has replicas, too. kShares: two ranks have shares of the samples of a microbatch.
+  enum Also : uint8_t { kNothing, kProducts, kReplicas, kShares };
+  RandomStrategy(Random& random, const RandomBlocks& model, Also also = kNothing)
+      : random_(random), model_(model), also_(also) {
     static const std::vector<std::vector<size_t>> kSizes = {{2}, {2},    {3},    {4},       {4},
                                                             {5}, {2, 2}, {2, 3}, {2, 2, 2}, {2, 4}};
     size_t left = 8;
     const size_t drawn = pick(random, kSizes.size());
-    for (size_t size : products ? std::vector<size_t>{2, 2} : kSizes[drawn]) {
+    for (size_t size : also == kProducts ? std::vector<size_t>{2, 2}
+                       : also == kShares ? std::vector<size_t>{2}
+                                         : kSizes[drawn]) {
       shards_.push_back({fmt::format("a{}", shards_.size()), size});
       left /= size;
     }
     if (left >= 2 && pick(random, 2)) dp_ = 2, left /= 2;
     if (left >= 2 && dp_ > 1 && pick(random, 3) == 0) outer_ = 2, left /= 2;
-    if (left >= 2 && pick(random, 2)) pp_ = 2;
+    if (left >= 2 && pick(random, 2)) pp_ = 2, left /= 2;
+    if (also == kShares && left < 2) also_ = kNothing;
     if (shards_.size() > 1 && pick(random, 2)) std::swap(shards_[0], shards_[1]);
   }
 
   std::string text() {
     const size_t microbatches = 1 + pick(random_, 3);
-    const size_t batch = outer_ * dp_ * microbatches * (1 + pick(random_, 2));
+    const size_t samples = also_ == kReplicas ? shards_[0].size : also_ == kShares ? 4 : 1;
+    const size_t batch = outer_ * dp_ * microbatches * samples * (1 + pick(random_, 2));
     std::string text = fmt::format("piper: 1\nmesh: {{{}}}\n", mesh());
     text += fmt::format(
         "train: {{global_batch: {}, optimizer: {{{}}}{}}}\n", batch,
@@ -63,7 +69,7 @@ class RandomStrategy {
                           states());
     size_t in_turn = pick(random_, 4);  // the first axis, where that is 0 and it divides
     size_t first = 0;
-    if (products_ && shards_.size() > 1 && model_.attends() &&
+    if (also_ == kProducts && shards_.size() > 1 && model_.attends() &&
         model_.tokens() % (shards_[0].size * shards_[1].size) == 0)
       text += attention_over_two(shards_[0], shards_[1]), first = 2, ++in_turn;
     for (const Axis& axis : std::span(shards_).subspan(first)) {
@@ -73,7 +79,15 @@ class RandomStrategy {
       if (turns) text += attention(axis);
     }
     if (pick(random_, 3) == 0) text += "  - recompute: {}\n";
-    return text + mutation::random_order(random_);
+    text += mutation::random_order(random_);
+    if (also_ == kReplicas)
+      text += fmt::format("  - replicate: {{over: {}{}}}\n", shards_[0].name, states());
+    if (also_ == kShares)
+      text += fmt::format(
+          "  - split: {{dim: samples, into: 2{}}}\n"
+          "  - place: {{where: {{share: k}}, on: {{sh: k}}}}\n",
+          batch / outer_ / dp_ / microbatches == 4 ? ", sizes: [3, 1]" : "");
+    return text;
   }
   // Where and when collectives within computations run, and which are one.
   std::string communication() {
@@ -107,6 +121,7 @@ class RandomStrategy {
  private:
   std::string mesh() {
     std::vector<std::string> axes{fmt::format("pp: {}", pp_), fmt::format("dp: {}", dp_)};
+    if (also_ == kShares) axes.emplace_back("sh: 2");
     if (outer_ > 1) axes.insert(axes.begin() + static_cast<int64_t>(pick(random_, 3)), "outer: 2");
     for (const Axis& axis : shards_)
       axes.insert(axes.begin() + static_cast<int64_t>(pick(random_, axes.size() + 1)),
@@ -186,7 +201,7 @@ class RandomStrategy {
   Random& random_;
   const RandomBlocks& model_;
   std::vector<Axis> shards_;
-  bool products_ = false;
+  Also also_ = kNothing;
   size_t pp_ = 1, dp_ = 1, outer_ = 1;  // outer: a second axis of replicas
   std::set<std::string> named_;
   std::map<std::string, Shape> left_;
@@ -203,6 +218,7 @@ struct Tried {
   bool parts = false;    // in turn on each rank
   bool product = false;  // tokens over two axes
   bool chunks = false;   // of tokens, in order
+  bool replicas = false, shares = false;
 };
 
 // Of a step, over the axes that shard uses.
@@ -233,7 +249,11 @@ Tried try_one(uint64_t seed) {
   const RandomBlocks model = model_of(seed, random);
   CompileOptions options;
   options.model = folder.write("model.onnx", model.bytes());
-  RandomStrategy strategy(random, model, seed % 4 == 0);
+  const auto also = seed % 4 == 0    ? RandomStrategy::kProducts
+                    : seed % 11 == 6 ? RandomStrategy::kReplicas
+                    : seed % 11 == 3 ? RandomStrategy::kShares
+                                     : RandomStrategy::kNothing;
+  RandomStrategy strategy(random, model, also);
   const std::string plain = strategy.text();
   std::string text = plain + strategy.communication();
   const std::string parts = is_in_order(seed) ? chunks_of(model, seed) : strategy.parts();
@@ -280,8 +300,16 @@ Tried try_one(uint64_t seed) {
                        [](const TensorCut& cut) { return cut.block > 0; });
   });
   const bool product = text.find("dim: 1, over: [") != text.npos;
-  return {false,   collectives_of(compiled->set), apart, turns, zeros, in_parts,
-          product, in_parts && is_in_order(seed)};
+  return {false,
+          collectives_of(compiled->set),
+          apart,
+          turns,
+          zeros,
+          in_parts,
+          product,
+          in_parts && is_in_order(seed),
+          also == RandomStrategy::kReplicas,
+          text.find("dim: samples") != text.npos};
 }
 
 // Right plans in which blocks are hard to follow.
@@ -433,7 +461,7 @@ TEST(RandomAxes, TrainAsOneDeviceDoes) {
   const int wanted = given_count().value_or(kSanitized ? 30 : 150);
   const uint64_t first = given_seed().value_or(1);
   int ran = 0, refused = 0, with_collectives = 0, with_turns = 0, with_zeros = 0, with_parts = 0,
-      with_chunks = 0, products = 0;
+      with_chunks = 0, products = 0, with_replicas = 0, with_shares = 0;
   double worst = 0;
   // What is seldom drawn is drawn for until there is enough of it.
   const auto is_enough = [&] {
@@ -449,14 +477,19 @@ TEST(RandomAxes, TrainAsOneDeviceDoes) {
     with_parts += tried.parts;
     with_chunks += tried.chunks;
     products += tried.product;
+    with_replicas += tried.replicas;
+    with_shares += tried.shares;
     worst = std::max(worst, tried.apart);
   }
   std::printf(
       "seeds from %lu: %d ran, %d of them with collectives, %d with keys in turn, %d with zeros, "
-      "%d with parts, %d with chunks of tokens, %d with tokens over two axes, %d were refused; at "
-      "most %.1e\n",
+      "%d with parts, %d with chunks of tokens, %d with tokens over two axes, %d with replicas "
+      "over "
+      "what is cut, %d with shares of samples, %d were refused; at most %.1e\n",
       first, ran, with_collectives, with_turns, with_zeros, with_parts, with_chunks, products,
-      refused, worst);
+      with_replicas, with_shares, refused, worst);
+  EXPECT_GT(with_replicas, 0);
+  EXPECT_GT(with_shares, 0);
   EXPECT_GT(with_chunks, 0);
   EXPECT_GT(with_parts, ran / 20);
   EXPECT_LT(refused, ran / 5);

@@ -1,5 +1,6 @@
-// Chunks of tokens that are tasks of their own: they train as whole samples do, keep less memory,
-// and what mixes tokens is refused.
+// Chunks of tokens and shares of samples that are tasks of their own: they train as whole samples
+// and microbatches do, chunks keep less memory, shares are on devices of their own, and what mixes
+// tokens or samples is refused.
 #include <gmock/gmock.h>
 
 #include "equivalence/jobs.h"
@@ -41,6 +42,25 @@ const std::string kInTurn = R"(  - place: {where: {stage: s}, on: {pp: s}}
       program: |
         repeat M*4: F
         repeat M*4: R BI BW
+)";
+
+// Of four samples of a microbatch one device has three, the other one.
+const std::string kShares = kBatch + "  - split: {dim: samples, into: 2, sizes: [3, 1]}\n";
+const std::string kTwoRanks = "  - place: {where: {share: k}, on: {q: k}}\n";
+// A stage on one rank beside one on two; a pipeline of two replicas.
+const std::string kNarrowThenWide =
+    "  - place: {where: {stage: 0}, on: {q: 0}}\n"
+    "  - place: {where: {stage: 1, share: k}, on: {q: 1 + k}}\n";
+const std::string kWideThenNarrow =
+    "  - place: {where: {stage: 0, share: k}, on: {q: k}}\n"
+    "  - place: {where: {stage: 1}, on: {q: 2}}\n";
+const std::string kBothAxes = R"(  - place: {where: {stage: s, share: k}, on: {pp: s, q: k}}
+  - order:
+      each: pp
+      program: |
+        repeat min(M, P-r-1):      F
+        repeat M - min(M, P-r-1):  F B
+        repeat min(M, P-r-1):      B
 )";
 
 struct Case {
@@ -112,7 +132,19 @@ INSTANTIATE_TEST_SUITE_P(
         pipeline("seq1f1b", "seq1f1b", ""),
         pipeline("seq1f1b_dp", "seq1f1b", "  - replicate: {over: dp}\n", "{dp: 2}",
                  ", token_chunks: 2"),
-        pipeline("terapipe", "terapipe", ""),
+        pipeline("terapipe", "terapipe", ""), Case{"shares_in_turn", kShares},
+        Case{"shares", kShares + kTwoRanks, "{q: 2}"},
+        Case{"shares_narrow", kShares + kNarrowThenWide, "{q: 3}", kStages, "bert-hf"},
+        Case{"shares_wide", kShares + kWideThenNarrow + kAgain, "{q: 3}", kStages},
+        Case{"shares_1f1b", kShares + kBothAxes + "  - recompute: {}\n", "{pp: 2, q: 2}", kStages,
+             "llama-hf"},
+        Case{"shares_tensor",
+             kShares + kTwoRanks + kGptTensor + "  - replicate: {over: dp, shard: [optimizer]}\n",
+             "{q: 2, dp: 1, tp: 2}"},
+        Case{"shares_zero3",
+             "  - split: {dim: samples, into: 2, sizes: [3, 1]}\n" + kTwoRanks +
+                 "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n",
+             "{q: 2, dp: 2}"},
         Case{"sizes",
              kBatch + "  - split: {dim: tokens, into: 4, sizes: [13, 9, 7, 3]}\n" + kAgain},
         Case{"by_cost", std::string("  - split: {dim: tokens, into: 4, by: cost}\n") + kGptTensor,
@@ -240,6 +272,36 @@ TEST(TokenChunksControl, EarlyChunksAreFound) {
   EXPECT_GT(tried, 4U);
 }
 
+// A share that takes other samples than its own: the plan is refused beside the single-device plan.
+// It trains another model, unless it only counts labels and both samples have as many.
+TEST(TokenChunksControl, SamplesOfAnotherShareAreFound) {
+  NEED_MODEL("gpt");
+  const Result<Compiled> compiled = compile_chunks({"", kShares + kTwoRanks, "{q: 2}"}, true);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const Result<Trained> uncut = train(*compiled->uncut, "gpt-deep", 2);
+  ASSERT_TRUE(uncut) << print_error(uncut.error());
+  size_t tried = 0, others = 0;
+  for (size_t r = 0; r < compiled->set.roles.size(); ++r)
+    for (size_t p = 0; p < compiled->set.roles[r].programs.size(); ++p)
+      for (size_t o = 0; o < compiled->set.roles[r].programs[p].ops.size(); ++o) {
+        PlanSet wrong = compiled->set;
+        ProgramOp& slice = wrong.roles[r].programs[p].ops[o];
+        std::vector<int64_t> starts{3, 0}, ends{4, 32};
+        if (slice.op != "Slice" || slice.attrs.integers("starts") != starts ||
+            slice.attrs.integers("ends") != ends)
+          continue;
+        slice.attrs.set("starts", std::vector<int64_t>{2, 0});
+        slice.attrs.set("ends", std::vector<int64_t>{3, 32});
+        ++tried;
+        EXPECT_TRUE(is_found(wrong, *compiled)) << slice.op;
+        const Result<Trained> ran = train(wrong, "gpt-deep", 2);
+        ASSERT_TRUE(ran) << print_error(ran.error());
+        others += largest_difference(*ran, *uncut) > 1e-6;
+      }
+  EXPECT_GE(others, 2U);
+  EXPECT_LE(tried, 2 * others);
+}
+
 int64_t step_bytes(const Compiled& compiled) {
   int64_t most = 0;
   for (const RoleSummary& role : summarise(compiled.set).roles)
@@ -287,6 +349,16 @@ TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {
   refused(
       {"", kChunks + kContext + "  - shard: {attention: \"**\", by: ring, over: cp}\n", "{cp: 2}"},
       "ring attention together with a split of tokens");
+  refused({"", "  - split: {dim: samples, into: 3}\n"},
+          "8 samples a microbatch cannot be cut into 3 shares");
+  refused({"", "  - split: {dim: samples, into: 2, sizes: [3, 4]}\n"},
+          "shares of 3, 4 samples are 7 in all, but a microbatch has 8");
+  refused({"", "  - split: {dim: samples, into: 2, by: cost}\n"}, "'by' is for chunks of tokens");
+  refused({"", kShares + kChunks}, "not supported: chunks of tokens beside shares of samples");
+  refused({"", kShares + "  - split: {dim: samples, into: 2, as: more}\n"},
+          "samples are split twice");
+  refused({"", kShares + "  - replicate: {over: q}\n" + kTwoRanks, "{q: 2}"},
+          "axis 'q' is already used by place");
   refused(
       {"", kChunks + "  - place: {where: {stage: s, seq: k}, on: {pp: s}}\n", "{pp: 2}", kStages},
       "chunks of one sample on several devices");

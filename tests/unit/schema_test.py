@@ -44,7 +44,7 @@ WRONG = [
     ("piper: 1\nparameters: [{tie: [a, b], freeze: a, when: n > 1}]", "parameters/0", "is valid under each of"),
     ("piper: 1\ndirectives: [{split: {dim: batch}}]", "directives/0/split", "'into' is a required property"),
     ("piper: 1\ndirectives: [{split: {dim: [1], into: 2}}]", "directives/0/split/dim",
-     "is not one of ['batch', 'tokens']"),
+     "is not one of ['batch', 'tokens', 'samples']"),
     ("piper: 1\ndirectives: [{replicate: {over: dp, gather: {when: per_day}}}]",
      "directives/0/replicate/gather/when", "is not one of ['per_pass'"),
     ("piper: 1\ndirectives: [{replicate: {over: dp, shard: [weights]}}]",

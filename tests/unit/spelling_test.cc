@@ -207,7 +207,7 @@ TEST(Spelling, HasAllThatCanBeSaid) {
           "per_step, stream: g2, dtype: bf16, lossy: true}}\n"
           "  - shard: {match: [\"**/w\", \"**/v\"], dim: -1, pad: true, over: pp}\n"
           "  - shard: {input: tokens, dim: none, over: pp}\n"
-          "  - shard: {scope: \"h/*\", dim: 1, over: pp}\n"
+          "  - shard: {scope: \"h/*\", where: {stage: 0}, dim: 1, over: pp}\n"
           "  - shard: {sends: \"h/*\", over: pp}\n"
           "  - shard: {attention: \"h/*\", by: ring, over: pp}\n"
           "  - offload: {what: optimizer, in_flight: 3}\n"

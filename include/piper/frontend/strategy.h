@@ -126,7 +126,9 @@ struct ShardRule {                // - shard: {match: "**/qkv/weight", dim: 0, o
   std::optional<int64_t> dim;  // from the end if negative; none: every rank holds all of it
   bool pad = false;            // with zeros behind the dim, where it does not divide
   bool zigzag = false;         // of input: of twice as many blocks one from each end
-  Axes over;                   // of two the first has the longer blocks
+  // Over tags: of the ops that read a parameter, or of those that make what others read.
+  Where where;
+  Axes over;  // of two the first has the longer blocks
   // When a rule over several axes has become one for each: those before its own, and whether the
   // first of them has two blocks a rank (join_axes).
   Axes within;
@@ -212,9 +214,9 @@ struct Strategy {
       if (split.of_batch()) return &split;
     return nullptr;
   }
-  const Split* token_split() const {  // null: samples are not split
+  const Split* chunk_split() const {  // null: neither tokens nor samples are split
     for (const Split& split : splits)
-      if (split.of_tokens) return &split;
+      if (split.of_chunks()) return &split;
     return nullptr;
   }
 };

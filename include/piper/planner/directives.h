@@ -106,16 +106,18 @@ Result<Graph> round_gathered(Graph step, const Strategy& strategy, const Cut& cu
 // tensors have not or that does not divide, and those of cut_in_parts.
 Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& out);
 
-// Cuts tokens into chunks that are tasks of their own, where a `split` says so. Requires a graph
-// whose batch is cut. Errors: no input has tokens, or a number of them that does not divide; parts,
-// places by chunk, or attention by ring, beside it; and those of cut_tokens.
-Result<Graph> apply_tokens(Graph step, const Strategy& strategy, Explanations& out);
+// Cuts tokens into chunks, or samples into shares, that are tasks of their own, where a `split`
+// says so. Requires a graph whose batch is cut. Errors: no input has tokens, or a number of them
+// that does not divide; parts, places by chunk, or attention by ring, beside it; and those of
+// cut_chunks.
+Result<Graph> apply_chunks(Graph step, const Strategy& strategy, Explanations& out);
 
 // Returns what `shard` directives and coupled replicas ask for: a cut for each axis that they name,
 // in the order of the mesh. Requires a graph whose batch is cut. Errors: nothing matches, a dim
 // that the tensor has not, a tensor that two directives cut over one axis.
 Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
-                                         const Cut& cut, Explanations& out);
+                                         const Cut& cut, const Variables& variables,
+                                         Explanations& out);
 // Applies the `shard` entries about sends: of a value that all ranks of an axis hold alike, each
 // rank sends its part to the next stage, which gathers it. Requires chunks that have their places.
 // Error: no value that is sent and held alike matches.

@@ -106,7 +106,8 @@ struct PartCut {
     int dim = 0;
   };
   std::vector<Seed> seeds;
-  bool in_order = false;       // chunks of tokens: see cut_tokens
+  bool in_order = false;       // chunks of tokens, or shares of samples: see cut_chunks
+  bool of_samples = false;     // shares, each of which may be on a device of its own
   std::vector<int64_t> sizes;  // of these; empty: equal
   SourceSpan at, dim_at;
 };
@@ -132,10 +133,11 @@ Result<Parts> cut_in_parts(Graph graph, const PartCut& cut);
 // goes through chunks in order, the backward in reverse. What a chunk needs of those before is
 // carried as any value is that one task makes and another reads: causal attention reads the keys
 // and values of all chunks up to its own; later chunks' terms of the gradients of these go back
-// with the backward; so do sums of the step. Requires a graph whose batch is cut, and no axis yet,
-// and that the seeds are inputs of region 0. Error: a dim that does not divide; an op that mixes
-// tokens in another way, naming both.
-Result<Parts> cut_tokens(Graph graph, const PartCut& cut);
+// with the backward; so do sums of the step. Shares of samples are such chunks that need nothing of
+// one another; sums of the step have a term for each. Requires a graph whose batch is cut, and no
+// axis yet, and that the seeds are inputs of region 0. Error: a dim that does not divide; an op
+// that mixes tokens in another way, naming both.
+Result<Parts> cut_chunks(Graph graph, const PartCut& cut);
 
 // Puts the parts of each region one after the other, so that each frees its memory for the next;
 // but where their collectives let others run meanwhile, all parts up to these. `names`: of the tags

@@ -36,6 +36,10 @@ Status check_choice(const Fields& map, ShardRule& shard) {
 // are, everything else in blocks of a dim.
 Status check_shard(const Fields& map, const Reading&, ShardRule& shard) {
   PIPER_TRY(check_choice(map, shard));
+  PIPER_TRY(check_where_of_ops(shard.where, "shard", {"pass"}));
+  if (map["where"] && !shard.match && !shard.scope)
+    return fail(map.key_at("where"), "shard: 'where' is for 'match' and 'scope'")
+        .with_note("help: it chooses by the tags of ops that read a parameter, or make a result");
   if (!map["dim"] && shard.has_dim()) return fail(map.at(), "'shard' needs the key 'dim'");
   if (map["dim"] && shard.attention)
     return fail(shard.dim_at,
@@ -70,6 +74,9 @@ constexpr Field kShardKeys[] = {
      "Instead of match: what stages send to each other, in parts that are gathered on arrival; "
      "patterns over scope paths.",
      member<&ShardRule::sends>},
+    {"where", kWhere, kOptional,
+     "Of the parameters or results, by the tags of all ops that read or make them. Default: all.",
+     member<&ShardRule::where>},
     {"attention", kPaths, kOptional,
      "Instead of match: attention whose tokens are cut over the axis; patterns over scope paths.",
      member<&ShardRule::attention>},

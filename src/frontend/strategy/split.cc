@@ -6,22 +6,25 @@
 namespace piper::fields {
 namespace {
 
-// ---- dim: the batch, tokens, or one of the dims of what a region reads --------------------------
+// ---- dim: the batch, tokens, samples, or one of the dims of what a region reads -----------------
 
-constexpr Word kNamedDims[] = {{"batch"}, {"tokens"}};
+constexpr Word kNamedDims[] = {{"batch"}, {"tokens"}, {"samples"}};
 
 Status read_split_dim(const Field& field, const yaml::Entry& entry, const Reading& reading,
                       Split& split) {
   PIPER_ASSIGN(const yaml::Node dim, with_texts(entry.value, reading.scope));
   split.of_tokens = dim.text == kNamedDims[1].name;
+  split.of_samples = dim.text == kNamedDims[2].name;
   split.dim_at = dim.at;
-  return split.of_tokens ? ok_status()
-                         : read_dim_or<kNamedDims, Split>(field, entry, reading, split);
+  return split.of_chunks() ? ok_status()
+                           : read_dim_or<kNamedDims, Split>(field, entry, reading, split);
 }
 
+std::string_view named_dim(const Split& split) {
+  return kNamedDims[split.of_tokens ? 1 : split.of_samples ? 2 : 0].name;
+}
 std::string print_split_dim(const Field& field, const Split& split) {
-  if (split.of_tokens) return std::string(kNamedDims[1].name);
-  return split.dim ? print_value(field, *split.dim) : std::string(kNamedDims[0].name);
+  return split.dim ? print_value(field, *split.dim) : std::string(named_dim(split));
 }
 
 // ---- sizes --------------------------------------------------------------------------------------
@@ -51,6 +54,7 @@ struct Named {
 // Returns what a split makes, and what it is called by default.
 Named made_by(const Split& split) {
   if (split.of_tokens) return {"chunk of tokens", "seq"};
+  if (split.of_samples) return {"share of samples", "share"};
   return split.of_batch() ? Named{"microbatch", "mb"} : Named{"part", "part"};
 }
 
@@ -89,21 +93,30 @@ Status check_of_samples(const Fields& map, const Reading& reading, const Split& 
             "help: `scope: \"h/{layer}/mlp/**\"` names its ops; `dim: batch` makes "
             "microbatches");
   if (const Split* other =
-          split.of_tokens ? reading.strategy.token_split() : reading.strategy.batch_split())
-    return fail(split.at, "{} split twice", split.of_tokens ? "tokens are" : "the batch is")
-        .with_note(fmt::format("first at {}", yaml::place(other->at)));
+          split.of_chunks() ? reading.strategy.chunk_split() : reading.strategy.batch_split()) {
+    const bool alike = other->of_tokens == split.of_tokens;
+    const char* const what = split.of_tokens    ? "tokens are"
+                             : split.of_samples ? "samples are"
+                                                : "the batch is";
+    return (alike ? fail(split.at, "{} split twice", what)
+                  : fail(split.at, "not supported: chunks of tokens beside shares of samples"))
+        .with_note(fmt::format("{} at {}", alike ? "first" : "the other", yaml::place(other->at)));
+  }
   return ok_status();
 }
 
 Status check_sizes(const Fields& map, const Split& split) {
-  for (const char* key : {"sizes", "by"})
-    if (map[key] && !split.of_tokens)
-      return fail(map.key_at(key), "split: '{}' is for chunks of tokens", key)
-          .with_note("help: `dim: tokens`");
+  if (map["by"] && !split.of_tokens)
+    return fail(map.key_at("by"), "split: 'by' is for chunks of tokens")
+        .with_note("help: `dim: tokens`");
+  if (map["sizes"] && !split.of_chunks())
+    return fail(map.key_at("sizes"), "split: 'sizes' is for chunks of tokens and shares of samples")
+        .with_note("help: `dim: tokens`, or `dim: samples`");
   if (map["sizes"] && map["by"])
     return fail(map.key_at("by"), "split: 'by' beside 'sizes', which say how many tokens each has");
   if (map["sizes"] && std::ssize(split.sizes) != split.into)
-    return fail(split.sizes_at, "split: {} sizes of {} chunks", split.sizes.size(), split.into);
+    return fail(split.sizes_at, "split: {} sizes of {} {}", split.sizes.size(), split.into,
+                split.of_tokens ? "chunks" : "shares");
   return ok_status();
 }
 
@@ -116,8 +129,7 @@ Status check_split(const Fields& map, const Reading& reading, Split& split) {
     split.scope_at = map["scope"]->at;
     if (map["tensor"]) split.tensor_at = map["tensor"]->at;
     if (!split.dim)
-      return fail(split.dim_at, "split: 'dim: {}' beside 'scope'",
-                  kNamedDims[split.of_tokens ? 1 : 0].name)
+      return fail(split.dim_at, "split: 'dim: {}' beside 'scope'", named_dim(split))
           .with_note(
               "help: 'dim' is the number of a dim there: of most values samples are dim 0, and "
               "tokens dim 1");
@@ -137,13 +149,15 @@ constexpr Field kSplitKeys[] = {
      "reads first is.",
      member<&Split::tensor>},
     {"dim", integer_or(kNamedDims, {-64, 63}), kRequired,
-     "What to cut: batch; tokens, of each sample; or, of a region, a dim, from the end if "
-     "negative.",
+     "What to cut: batch; tokens, of each sample; samples, of each microbatch; or, of a region, a "
+     "dim, from the end if negative.",
      custom<read_split_dim, print_split_dim>},
-    {"into", kCount, kRequired, "Number of microbatches, chunks of tokens, or parts.",
+    {"into", kCount, kRequired,
+     "Number of microbatches, chunks of tokens, shares of samples, or parts.",
      member<&Split::into>},
     {"sizes", kIntegers, kOptional,
-     "Number of tokens of each chunk. Default: all equal, or as 'by' says.",
+     "Number of tokens of each chunk, or of samples of each share. Default: all equal, or as 'by' "
+     "says.",
      custom<read_sizes, print_sizes>},
     {"by", one_of(kEqual), kOptional,
      "What chunks of tokens have in common: tokens, the same number; cost, the same time, so that "
@@ -154,8 +168,7 @@ constexpr Field kSplitKeys[] = {
      located<&Split::within, &Split::within_at>},
     {"as", kName, kStated,
      "Name of the microbatch coordinate, default mb; of the tag that chunks of tokens have, "
-     "default "
-     "seq; or of that of parts, default part.",
+     "default seq; of that of shares, default share; or of that of parts, default part.",
      member<&Split::as>},
 };
 
@@ -163,6 +176,6 @@ constexpr Field kSplitKeys[] = {
 
 const Directive kSplit = directive<&Strategy::splits>(
     {"split", kSplitKeys, checked<check_split>},
-    "Cut the batch into microbatches, tokens into chunks, or ops into parts.");
+    "Cut the batch into microbatches, tokens into chunks, samples into shares, or ops into parts.");
 
 }  // namespace piper::fields

@@ -216,13 +216,13 @@ Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making)
   if (making.is_single()) spec.group_of = making.summing.group_of;
   const bool like_strategy =
       making.is_single() && !making.summing.orders.empty();  // chunk by chunk
-  const Split* const tokens = making.strategy.token_split();
-  if (making.is_oracle() && !like_strategy) {  // chunks of tokens add to sums one after the other
-    if (making.is_single() && tokens) spec.region_tags = {tokens->as};
+  const Split* const chunks = making.strategy.chunk_split();
+  if (making.is_oracle() && !like_strategy) {  // chunks add to sums one after the other
+    if (making.is_single() && chunks) spec.region_tags = {chunks->as};
     return spec;
   }
   PIPER_ASSIGN(spec.region_tags, region_tags(making.strategy, step));
-  if (tokens) spec.region_tags.push_back(tokens->as);
+  if (chunks) spec.region_tags.push_back(chunks->as);
   PIPER_TRY(split_passes(making.strategy, spec));
   spec.split_update = spec.split_update && making.has_order();
   spec.split_sums = spec.split_sums && making.has_order();
@@ -255,7 +255,7 @@ void note_kept(const Graph& graph, Making& of_step) {
 // Cuts over one axis after the other: what one cuts is what those before it left to a rank.
 Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
   PIPER_ASSIGN(const std::vector<AxisCut> cuts,
-               apply_shard(graph, making.strategy, of_batch, making.explain()));
+               apply_shard(graph, making.strategy, of_batch, making.variables, making.explain()));
   for (AxisCut cut : cuts) {
     if (making.evaluates) seed_kept(graph, making, cut);
     PIPER_ASSIGN(ShardedGraph made, shard_axis(graph, cut));
@@ -301,7 +301,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   const auto shard_all = [&]() -> Result<Graph> {
     PIPER_ASSIGN(Graph graph, shard());
     if (making.target != Target::kUncut) {
-      PIPER_ASSIGN(graph, apply_tokens(std::move(graph), strategy, explain));
+      PIPER_ASSIGN(graph, apply_chunks(std::move(graph), strategy, explain));
       PIPER_ASSIGN(graph, apply_parts(std::move(graph), strategy, explain));
     }
     if (!making.is_oracle()) {
@@ -329,7 +329,8 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   PIPER_ASSIGN(dag, apply_sends(std::move(dag), strategy.shards, explain));
   making.summing.group_of = dag.group_of;
   making.summing.region_tags = spec.region_tags;
-  if (const Split* tokens = strategy.token_split()) making.summing.tokens = tokens->as;
+  if (const Split* chunks = strategy.chunk_split(); chunks && chunks->of_tokens)
+    making.summing.tokens = chunks->as;
   return dag;
 }
 
@@ -461,8 +462,9 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
   PIPER_ASSIGN(dag, steps.run("dag", to_tasks, print_dag));
   PIPER_ASSIGN(Scheduled scheduled, schedule_tasks(std::move(dag), making));
   if (!making.is_oracle() && options.order) {
-    if (const Split* tokens = strategy.token_split())
-      return fail(tokens->at, "not supported: an order file of chunks of tokens");
+    if (const Split* chunks = strategy.chunk_split())
+      return fail(chunks->at,
+                  "not supported: an order file of chunks of tokens or shares of samples");
     PIPER_ASSIGN(making.compiled.order, order_rows(scheduled.dag, scheduled.schedule.compute));
   }
   const auto to_plans = [&]() -> Result<Lowered> {

@@ -120,6 +120,20 @@ Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node
   });
 }
 
+Result<bool> is_read_where(const Graph& graph, const std::vector<NodeId>& readers,
+                           const Where& where, const Variables& variables) {
+  if (where.empty()) return true;
+  bool read = false;
+  for (const NodeId id : readers) {
+    const Node& node = graph.node(id);
+    if (node.pass != Pass::kF) continue;
+    PIPER_ASSIGN(const auto met, match_node(graph, node, where, variables));
+    if (!met) return false;
+    read = true;
+  }
+  return read;
+}
+
 Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk, const Where& where,
                                              const Variables& variables, const MicroTag& micro) {
   return match(where, variables, [&](const Condition& condition) -> Result<Seen> {

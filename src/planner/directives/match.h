@@ -30,6 +30,10 @@ Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk,
 Result<std::optional<Variables>> match_node(const Graph& graph, const Node& node,
                                             const Where& where, const Variables& variables,
                                             const MicroTag& micro = {});
+// Returns whether some forward op is among the readers of a value, and all of these meet the
+// conditions; of none, that is so.
+Result<bool> is_read_where(const Graph& graph, const std::vector<NodeId>& readers,
+                           const Where& where, const Variables& variables);
 // Where-conditions against tasks. A computation has the pass and tags of its chunk; a send, receive
 // or reduction those of the tasks that make what it moves, an input or gathered parameter those of
 // its readers, as far as all of them agree; a collective within a computation those of that.

@@ -46,7 +46,7 @@ class Chooser {
     int64_t stride = 1;
     for (size_t a = cut_.mesh.size(); a-- > 0;) {
       stride_[a] = stride;
-      if (cut_.mesh[a].replicated) stride *= cut_.mesh[a].size;
+      if (cut_.mesh[a].replicated && !cut_.mesh[a].is_coupled()) stride *= cut_.mesh[a].size;
     }
   }
 
@@ -66,7 +66,8 @@ class Chooser {
       for (size_t p = 0; p < graph_.params.size(); ++p) {
         const Param& param = graph_.params[p];
         if (one.match && !has_name(param, *one.match)) continue;
-        PIPER_ASSIGN(const bool met, is_read_where(all[param.value.index()], one.where));
+        PIPER_ASSIGN(const bool met,
+                     is_read_where(graph_, all[param.value.index()], one.where, variables_));
         if (!met) continue;
         matches = true;
         for (const size_t other : named_[p])
@@ -76,20 +77,6 @@ class Chooser {
       if (!matches) return no_parameter(one);
     }
     return ok_status();
-  }
-
-  // Returns whether all forward ops that read a parameter meet the conditions.
-  Result<bool> is_read_where(const std::vector<NodeId>& by, const Where& where) const {
-    if (where.empty()) return true;
-    bool read = false;
-    for (const NodeId id : by) {
-      const Node& node = graph_.node(id);
-      if (node.pass != Pass::kF) continue;
-      PIPER_ASSIGN(const auto met, match_node(graph_, node, where, variables_));
-      if (!met) return false;
-      read = true;
-    }
-    return read;
   }
 
   static Error twice(const Param& param, const Replicate& first, const Replicate& second) {

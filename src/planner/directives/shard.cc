@@ -12,7 +12,8 @@ namespace {
 
 class Seeds {
  public:
-  Seeds(const Graph& graph, const ShardRule& shard) : graph_(graph), shard_(shard) {}
+  Seeds(const Graph& graph, const ShardRule& shard, const Variables& variables)
+      : graph_(graph), shard_(shard), variables_(variables) {}
 
   Result<std::vector<ShardSeed>> find() {
     if (shard_.match) {
@@ -57,11 +58,19 @@ class Seeds {
  private:
   Status find_parameters() {
     std::vector<std::string> all;
+    const auto by = readers(graph_);
+    bool any = false;
     for (const Param& param : graph_.params) {
       std::ranges::move(paths_of(param), std::back_inserter(all));
-      if (has_name(param, *shard_.match))
+      if (!has_name(param, *shard_.match)) continue;
+      any = true;
+      PIPER_ASSIGN(const bool met,
+                   is_read_where(graph_, by[param.value.index()], shard_.where, variables_));
+      if (met)
         PIPER_TRY(add(param.value, fmt::format("parameter '{}'", quote_control(param.name))));
     }
+    if (any && seeds_.empty())
+      return none_where(*shard_.match, "no parameter that matches '{}' is read only");
     return nothing("parameter", *shard_.match, all);
   }
 
@@ -111,13 +120,19 @@ class Seeds {
   Status find_made() {
     std::vector<bool> inside(graph_.nodes.size());
     std::vector<std::string> all;
+    bool any = false;
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       const Node& node = graph_.nodes[i];
       if (node.pass != Pass::kF) continue;
       if (!node.scope.empty() && (all.empty() || all.back() != node.scope))
         all.push_back(node.scope);
-      inside[i] = shard_.scope->match(node.scope).has_value();
+      if (!shard_.scope->match(node.scope)) continue;
+      any = true;
+      PIPER_ASSIGN(const auto met, match_node(graph_, node, shard_.where, variables_));
+      inside[i] = met.has_value();
     }
+    const bool none = std::find(inside.begin(), inside.end(), true) == inside.end();
+    if (any && none) return none_where(*shard_.scope, "no op of '{}' is");
     const auto all_readers = readers(graph_);
     for (size_t i = 0; i < graph_.nodes.size(); ++i)
       for (ValueId output : graph_.nodes[i].outputs) {
@@ -129,11 +144,17 @@ class Seeds {
           PIPER_TRY(add(output, fmt::format("'{}' of {}", quote_control(graph_.value(output).name),
                                             graph_.nodes[i].scope)));
       }
-    if (seeds_.empty() && std::find(inside.begin(), inside.end(), true) != inside.end())
+    if (seeds_.empty() && !none)
       return fail(shard_.of_at, "shard: nothing reads what '{}' makes",
                   quote_control(shard_.scope->pattern()))
           .with_note("help: 'scope' names modules whose results other modules read");
     return nothing("module", *shard_.scope, all);
+  }
+
+  Error none_where(const Glob& wanted, fmt::format_string<std::string> what) const {
+    return fail(shard_.where.front().at, "shard: {} where 'where' says",
+                fmt::format(what, quote_control(wanted.pattern())))
+        .with_note("help: `piperc MODEL STRATEGY --dump annotate` lists the tags of ops");
   }
 
   Error no_attention(std::string_view axis) const {
@@ -180,6 +201,7 @@ class Seeds {
 
   const Graph& graph_;
   const ShardRule& shard_;
+  const Variables& variables_;
   std::vector<ShardSeed> seeds_;
 };
 
@@ -266,8 +288,9 @@ Status add_seeds(const Graph& graph, AxisCut& cut, std::vector<ShardSeed> seeds)
   return ok_status();
 }
 
-Status add_attention(const Graph& step, const ShardRule& shard, AxisCut& cut, Explanations& out) {
-  Seeds found(step, shard);
+Status add_attention(const Graph& step, const ShardRule& shard, const Variables& variables,
+                     AxisCut& cut, Explanations& out) {
+  Seeds found(step, shard, variables);
   PIPER_ASSIGN(AttentionCut attention, found.find_attention(cut));
   cut.attention.push_back(std::move(attention));
   out.push_back({shard.at,
@@ -277,13 +300,37 @@ Status add_attention(const Graph& step, const ShardRule& shard, AxisCut& cut, Ex
   return ok_status();
 }
 
-// Cuts the samples of coupled replicas into blocks, and keeps whole all that lives from step to
-// step.
-void add_samples(const Graph& step, const SourceSpan& at, AxisCut& cut) {
+// Cuts the samples of coupled replicas into blocks, and keeps whole what lives from step to step:
+// all of it, or, where rules of `shard` cut over the axis, too, what entries of `replicate` name.
+// What rules name is as they say.
+void add_samples(const Graph& step, const Strategy& strategy, const Cut& of_batch, AxisCut& cut,
+                 Explanations& out) {
+  const auto over = std::ranges::find_if(
+      strategy.replicates, [&](const Replicate& one) { return one.is_over(cut.name); });
+  const auto rule = std::ranges::find_if(
+      strategy.shards, [&](const ShardRule& each) { return each.over.front() == cut.name; });
+  const bool has_rules = rule != strategy.shards.end();
+  const auto is_named = [&](const Param& param) {
+    return std::ranges::any_of(of_batch.lines_of.at(param.name), [&](size_t line) {
+      const Replicate& one = strategy.replicates[line];
+      return one.is_of_some() && one.is_over(cut.name);
+    });
+  };
+  const std::vector<ShardSeed> by_rules = cut.seeds;
+  const auto add = [&](ValueId value, int dim) {
+    if (std::ranges::none_of(by_rules, [&](const ShardSeed& one) { return one.value == value; }))
+      cut.seeds.push_back({value, dim, over->at});
+  };
   for (ValueId input : step.inputs)
-    if (const int dim = step.value(input).batch_dim; dim >= 0)
-      cut.seeds.push_back({input, dim, at});
-  for (const Param& param : step.params) cut.seeds.push_back({param.value, -1, at});
+    if (const int dim = step.value(input).batch_dim; dim >= 0) add(input, dim);
+  for (const Param& param : step.params)
+    if (!has_rules || is_named(param)) add(param.value, -1);
+  if (has_rules)
+    out.push_back({over->at,
+                   "replicate",
+                   {fmt::format("over {}, which 'shard' at line {} cuts, too: its ranks run one "
+                                "graph, each on its block of the samples of a microbatch",
+                                cut.name, rule->at.line)}});
 }
 
 bool attends_by(const AxisCut& cut, AttentionBy by) {
@@ -356,14 +403,12 @@ bool adds_zeros(const Graph& step, const AxisCut& cut) {
 }  // namespace
 
 Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& strategy,
-                                         const Cut& of_batch, Explanations& out) {
+                                         const Cut& of_batch, const Variables& variables,
+                                         Explanations& out) {
   std::vector<AxisCut> cuts;
   for (size_t a = 0; a < strategy.mesh.size(); ++a) {
     const MeshAxis& axis = strategy.mesh[a];
     AxisCut cut{static_cast<int32_t>(a), axis.name, axis.size, {}};
-    for (const Replicate& replicate : strategy.replicates)
-      if (replicate.is_over(axis.name) && of_batch.mesh[a].is_coupled())
-        add_samples(step, replicate.at, cut);
     for (const ShardRule& shard : strategy.shards) {
       if (shard.over.front() != axis.name || shard.sends) continue;
       if (axis.size == 1) {
@@ -371,10 +416,10 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
         continue;
       }
       if (shard.attention) {
-        PIPER_TRY(add_attention(step, shard, cut, out));
+        PIPER_TRY(add_attention(step, shard, variables, cut, out));
         continue;
       }
-      PIPER_ASSIGN(std::vector<ShardSeed> seeds, Seeds(step, shard).find());
+      PIPER_ASSIGN(std::vector<ShardSeed> seeds, Seeds(step, shard, variables).find());
       out.push_back({shard.at,
                      "shard",
                      {fmt::format("{} over {}: {} tensor{}",
@@ -382,6 +427,7 @@ Result<std::vector<AxisCut>> apply_shard(const Graph& step, const Strategy& stra
                                   seeds.size(), seeds.size() == 1 ? "" : "s")}});
       PIPER_TRY(add_seeds(step, cut, std::move(seeds)));
     }
+    if (of_batch.mesh[a].is_coupled()) add_samples(step, strategy, of_batch, cut, out);
     if (cut.seeds.empty() && !cut.attention.empty() && cut.ranks > 1)
       return fail(cut.attention.front().at, "shard: nothing is cut over '{}'", cut.name)
           .with_note(fmt::format("help: `shard: {{input: \"*\", dim: 1, over: {}}}` cuts tokens",

@@ -73,12 +73,11 @@ Error unused_axis(const Strategy& strategy, const MeshAxis& axis) {
 }
 
 Status check_sharded(const Strategy& strategy, const DagAxis& axis) {
-  if (!axis.sharded || (!axis.placed && !axis.replicated)) return ok_status();
+  if (!axis.sharded || !axis.placed) return ok_status();
   const auto shard =
       std::find_if(strategy.shards.begin(), strategy.shards.end(),
                    [&](const ShardRule& each) { return each.over.front() == axis.name; });
-  return fail(shard->over_at, "not supported: shard over axis '{}', which {} uses", axis.name,
-              axis.placed ? "place" : "replicate")
+  return fail(shard->over_at, "not supported: shard over axis '{}', which place uses", axis.name)
       .with_note("help: add another axis to 'mesh' for shard");
 }
 
@@ -103,7 +102,7 @@ Result<Cut> apply_split(const Strategy& strategy, int64_t batch, Explanations& o
     PIPER_TRY(check_sharded(strategy, dag_axis));
     if (!dag_axis.placed && !dag_axis.replicated && !dag_axis.sharded && axis.size > 1)
       return unused_axis(strategy, axis);
-    if (dag_axis.replicated) cut.replicas *= axis.size;
+    if (dag_axis.replicated && !dag_axis.is_coupled()) cut.replicas *= axis.size;
     cut.mesh.push_back(std::move(dag_axis));
   }
   const Split* split = strategy.batch_split();

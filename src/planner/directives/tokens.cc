@@ -1,4 +1,5 @@
-// The directive `split` of tokens: which inputs have them, and how many a chunk gets.
+// The directive `split` of tokens and of samples: which inputs have them, and how many a chunk or a
+// share gets.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -85,8 +86,10 @@ Result<std::vector<int64_t>> sizes_of(const Graph& step, const Split& split, int
   if (split.by == Split::By::kCost) sizes = sizes_by_cost(step, tokens, split.into);
   const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   if (!sizes.empty() && all != tokens)
-    return fail(split.sizes_at, "split: chunks of {} tokens are {} in all, but a sample has {}",
-                join_numbers(sizes), all, tokens);
+    return fail(split.sizes_at, "split: {} of {} {} are {} in all, but a {} has {}",
+                split.of_tokens ? "chunks" : "shares", join_numbers(sizes),
+                split.of_tokens ? "tokens" : "samples", all,
+                split.of_tokens ? "sample" : "microbatch", tokens);
   const bool alike = std::ranges::all_of(sizes, [&](int64_t size) { return size == sizes[0]; });
   return alike ? std::vector<int64_t>() : sizes;
 }
@@ -94,9 +97,11 @@ Result<std::vector<int64_t>> sizes_of(const Graph& step, const Split& split, int
 Status check_beside(const Strategy& strategy, const Split& split) {
   for (const Split& other : strategy.splits)
     if (other.of_region())
-      return fail(split.at, "not supported: a split of tokens together with a split by scope")
+      return fail(split.at, "not supported: a split of {} together with a split by scope",
+                  split.of_tokens ? "tokens" : "samples")
           .with_note(fmt::format("the other split is at line {}", other.at.line))
           .with_note("help: remove one of the two");
+  if (split.of_samples) return ok_status();
   for (const ShardRule& shard : strategy.shards)
     if (shard.by == ShardRule::By::kRing)
       return fail(shard.at, "not supported: ring attention together with a split of tokens")
@@ -117,36 +122,74 @@ Status check_beside(const Strategy& strategy, const Split& split) {
   return ok_status();
 }
 
+// Returns how many samples a microbatch has for a replica; 0: no input has any.
+int64_t count_samples(const Graph& step) {
+  for (ValueId id : step.inputs)
+    if (const Value& input = step.value(id); id != step.sample && input.batch_dim >= 0)
+      return input.type.shape[static_cast<size_t>(input.batch_dim)];
+  return 0;
+}
+
+// Seeds the inputs that have tokens, or samples.
+void seed_inputs(const Graph& step, const Split& split, int64_t tokens, PartCut& cut) {
+  for (ValueId id : step.inputs) {
+    const Value& input = step.value(id);
+    if (id == step.sample) continue;
+    if (split.of_tokens && tokens_of(input) == tokens) cut.seeds.push_back({0, id, kTokenDim});
+    if (split.of_samples && input.batch_dim >= 0) cut.seeds.push_back({0, id, input.batch_dim});
+  }
+}
+
+// A single share is one, too: so a sweep over their number places all alike.
+void tag_only_share(Graph& step, const std::string& name) {
+  const int tag = step.add_tag(name);
+  for (Node& node : step.nodes)
+    if (node.pass != Pass::kU && !is_step_sum(node)) step.set_tag(node, tag, 0);
+}
+
+std::string explain_chunks(const Parts& made, const Split& split) {
+  if (split.of_samples)
+    return fmt::format("{} ops run share by share, and {} values are sums over the shares",
+                       made.ops, made.summed);
+  return fmt::format(
+      "{} ops run chunk by chunk; {} keys and values, forward and backward, are read of the "
+      "chunks before, and {} values are sums over the chunks",
+      made.ops, made.carried, made.summed);
+}
+
 }  // namespace
 
-Result<Graph> apply_tokens(Graph step, const Strategy& strategy, Explanations& out) {
-  const Split* split = strategy.token_split();
+Result<Graph> apply_chunks(Graph step, const Strategy& strategy, Explanations& out) {
+  const Split* split = strategy.chunk_split();
   if (!split) return step;
   PIPER_TRY(check_beside(strategy, *split));
-  PIPER_ASSIGN(const int64_t tokens, count_tokens(step, *split));
+  int64_t tokens = count_samples(step);
+  if (split->of_tokens) {
+    PIPER_ASSIGN(tokens, count_tokens(step, *split));
+  }
+  const char *const chunks = split->of_tokens ? "chunks" : "shares", *const what = split->of_tokens
+                                                                                       ? "tokens"
+                                                                                       : "samples";
   if (tokens % split->into != 0)
-    return fail(split->at, "split: {} tokens a sample cannot be cut into {} chunks", tokens,
-                split->into)
-        .with_note(
-            fmt::format("help: 'into' must divide {}, also for chunks of different sizes", tokens));
+    return fail(split->at, "split: {} {} a {} cannot be cut into {} {}", tokens, what,
+                split->of_tokens ? "sample" : "microbatch", split->into, chunks)
+        .with_note(fmt::format("help: 'into' must divide {}, also for {} of different sizes",
+                               tokens, chunks));
   PartCut cut{.name = split->as, .into = split->into};
   PIPER_ASSIGN(cut.sizes, sizes_of(step, *split, tokens));
   std::vector<std::string> lines{fmt::format(
-      "{} chunks of {} tokens, tasks of their own with the tag '{}'", split->into,
-      cut.sizes.empty() ? std::to_string(tokens / split->into) : join_numbers(cut.sizes),
+      "{} {} of {} {}, tasks of their own with the tag '{}'", split->into, chunks,
+      cut.sizes.empty() ? std::to_string(tokens / split->into) : join_numbers(cut.sizes), what,
       split->as)};
-  cut.in_order = true;
+  cut.in_order = true, cut.of_samples = split->of_samples;
   cut.at = split->at, cut.dim_at = split->dim_at;
-  for (ValueId id : step.inputs)
-    if (id != step.sample && tokens_of(step.value(id)) == tokens)
-      cut.seeds.push_back({0, id, kTokenDim});
+  seed_inputs(step, *split, tokens, cut);
   if (split->into > 1) {
-    PIPER_ASSIGN(Parts made, cut_tokens(std::move(step), cut));
-    lines.push_back(fmt::format(
-        "{} ops run chunk by chunk; {} keys and values, forward and backward, are read of the "
-        "chunks before, and {} values are sums over the chunks",
-        made.ops, made.carried, made.summed));
+    PIPER_ASSIGN(Parts made, cut_chunks(std::move(step), cut));
+    lines.push_back(explain_chunks(made, *split));
     step = std::move(made.graph);
+  } else if (split->of_samples) {
+    tag_only_share(step, split->as);
   }
   out.push_back({split->at, "split", std::move(lines)});
   return step;

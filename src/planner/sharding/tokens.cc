@@ -1,5 +1,5 @@
-// Cuts a step into chunks of tokens in order: the axis in time over all ops, whose cells become
-// tasks.
+// Cuts a step into chunks of tokens in order, or into shares of samples: the axis in time over all
+// ops, whose cells become tasks.
 //
 // With keys k_0 … k_p of the chunks so far, and t_p the terms of their gradients that chunk p
 // makes:
@@ -130,28 +130,33 @@ class TokenCutter {
   }
 
   Error draws_in_chunks(const Node& node) const {
-    return fail(cut_.at, "not supported: chunks of different sizes, where {} '{}'{} draws numbers",
-                node.op, quote_control(node.name),
+    const char* const what = cut_.of_samples ? "shares" : "chunks";
+    return fail(cut_.at, "not supported: {} of different sizes, where {} '{}'{} draws numbers",
+                what, node.op, quote_control(node.name),
                 node.scope.empty() ? "" : fmt::format(" of {}", quote_control(node.scope)))
-        .with_note("help: chunks of one size");
+        .with_note(fmt::format("help: {} of one size", what));
   }
   Error needs_all(const Graph& graph, const Node& how, const Node& reader) const {
     const Value& value = graph.value(how.inputs[0]);
     const bool sums =
         how.op == "AllReduce" || how.op == "AllReduceMax" || how.op == "ReduceScatter";
     return fail(cut_.at,
-                "split: {} '{}'{} mixes tokens: it needs all of '{}' ({}){}, of which a chunk has "
-                "{}",
+                "split: {} '{}'{} mixes {}: it needs all of '{}' ({}){}, of which a {} has {}",
                 reader.op, quote_control(reader.name),
                 reader.scope.empty() ? "" : fmt::format(" of {}", quote_control(reader.scope)),
-                quote_control(value.name), to_string(graph.value(how.outputs[0]).type),
+                cut_.of_samples ? "samples" : "tokens", quote_control(value.name),
+                to_string(graph.value(how.outputs[0]).type),
                 is_backward(reader) ? ", a gradient or what is kept for it" : "",
+                cut_.of_samples ? "share" : "chunk",
                 sums ? std::string("one term of a sum")
                      : fmt::format("only some of dim {}", how.attrs.integer("dim")))
-        .with_note(sums ? "a statistic over all tokens is not one over a chunk of them"
-                        : "only causal attention may read what other chunks make")
-        .with_note(
-            "help: `shard: {input: \"*\", dim: 1, over: …}` cuts tokens over devices instead");
+        .with_note(cut_.of_samples
+                       ? "nothing but sums over the step may read what several shares make"
+                   : sums ? "a statistic over all tokens is not one over a chunk of them"
+                          : "only causal attention may read what other chunks make")
+        .with_note(fmt::format("help: `shard: {{input: \"*\", dim: {}, over: …}}` cuts {} over "
+                               "devices instead",
+                               cut_.of_samples ? 0 : 1, cut_.of_samples ? "samples" : "tokens"));
   }
 
   const PartCut& cut_;
@@ -173,7 +178,7 @@ bool reads_in_order(const Graph& graph, const Node& node) {
          differs_in_time(graph, node.inputs[0]);
 }
 
-Result<Parts> cut_tokens(Graph graph, const PartCut& cut) {
+Result<Parts> cut_chunks(Graph graph, const PartCut& cut) {
   return TokenCutter(std::move(graph), cut).run();
 }
 

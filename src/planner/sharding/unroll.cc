@@ -160,6 +160,7 @@ class Unroller {
   }
   // Terms of a contribution to a sum over the step are added up before. But chunks of tokens each
   // add theirs of a gradient to one accumulator, as microbatches do: none is kept for the next.
+  // Shares of samples, which may be on several devices, have one each.
   void add_to_step(Node node) {
     const std::vector<ValueId> contributions = std::exchange(node.inputs, {});
     std::vector<int64_t> into;  // by input: the one whose accumulator it adds to
@@ -169,6 +170,10 @@ class Unroller {
           differs(input) ? &nodes_[graph_.value(of(input, 0)).producer.index()] : nullptr;
       if (!maker) {
         node.inputs.push_back(of(input, 0));
+      } else if (cut_.of_samples) {
+        for (size_t p = 0; p < count_; ++p) node.inputs.push_back(of(input, p));
+        into.resize(node.inputs.size());
+        std::iota(into.begin() + first, into.end(), first);
       } else if (cut_.in_order && is_backward(*maker)) {
         for (size_t p = count_; p-- > 0;) node.inputs.push_back(of(input, p));
       } else {
