@@ -293,6 +293,23 @@ TEST(Simulate, ReportsAddUp) {
   EXPECT_EQ(kinds, "computations +0.025 collectives +0.062 host +0.013 ");
 }
 
+// An evaluation is simulated by itself, and is no part of a step.
+TEST(Simulate, EvaluationsAreApart) {
+  PlanSet set = plans_of({{compute(TaskPass::kF, 0), compute(TaskPass::kB, 0)},
+                          {compute(TaskPass::kF, 0), compute(TaskPass::kB, 0)}});
+  const PlainMachine machine;
+  const auto without = report_step(set, machine);
+  ASSERT_TRUE(without);
+  EXPECT_EQ(without->evaluation, 0);
+  for (RoleProgram& role : set.roles)
+    role.evaluation = {compute(TaskPass::kF, 0), other(kAllReduce, 1, 0),
+                       behind(compute(TaskPass::kF, 1), {1})};
+  const auto report = report_step(set, machine);
+  ASSERT_TRUE(report);
+  EXPECT_NEAR(report->evaluation, 3.5, 1e-9);  // the second F waits for the collective's 2.5
+  EXPECT_EQ(report->step, without->step);
+}
+
 // ---- Published tables
 // -------------------------------------------------------------------------------
 

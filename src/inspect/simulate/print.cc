@@ -46,6 +46,10 @@ void print_head(const PlanSet& set, const StepReport& report, const MachineFacts
   const int64_t batch = set.roles[0].batch;
   if (report.step > 0)
     lines.add("samples/s", fmt::format("{:.4g}", static_cast<double>(batch) / report.step));
+  if (report.evaluation > 0)
+    lines.add("evaluation", human_seconds(report.evaluation),
+              fmt::format("a batch of --eval-data: as long as {:.2f} steps",
+                          report.step > 0 ? report.evaluation / report.step : 0));
   lines.add("bound", human_seconds(report.bound),
             fmt::format("the busiest device computes so long: no order of its work is shorter; the "
                         "step is {:.3f} x that",
@@ -175,6 +179,7 @@ std::string report_json(const PlanSet& set, const StepReport& report, const Mach
   json["step_s"] = report.step;
   json["first_step_s"] = report.first;
   json["alone_s"] = report.alone;
+  if (report.evaluation > 0) json["evaluation_s"] = report.evaluation;
   json["span_s"] = report.span;
   json["bound_s"] = report.bound;
   json["idle"] = report.idle;

@@ -182,6 +182,21 @@ void add_alone(const Timeline& timeline, StepReport& report) {
   }
 }
 
+// Returns how long the plans evaluate a batch, whose sections are then all that there is to run; 0:
+// they cannot.
+Result<double> evaluation_time(const PlanSet& set, const Machine& machine) {
+  const auto evaluates = [](const RoleProgram& role) { return !role.evaluation.empty(); };
+  if (std::none_of(set.roles.begin(), set.roles.end(), evaluates)) return 0.0;
+  PlanSet evaluation = set;
+  for (RoleProgram& role : evaluation.roles) {
+    role.body = std::move(role.evaluation);
+    role.prologue.clear(), role.epilogue.clear(), role.evaluation.clear();
+    role.steps_ahead = 0;
+  }
+  PIPER_ASSIGN(const Timeline timeline, simulate(evaluation, machine, 1));
+  return timeline.length;
+}
+
 // Stands for a machine, of which costs of one kind are larger or smaller.
 class ScaledMachine : public Machine {
  public:
@@ -234,6 +249,7 @@ Result<StepReport> report_step(const PlanSet& set, const Machine& machine) {
     report.first = std::max(report.first, row.sections[overlap ? 1 : 0].end);
   PIPER_ASSIGN(const Timeline alone, simulate(set, machine, 1));
   add_alone(alone, report);
+  PIPER_ASSIGN(report.evaluation, evaluation_time(set, machine));
   return report;
 }
 
