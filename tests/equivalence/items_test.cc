@@ -18,7 +18,7 @@ constexpr int64_t kSteps = kSanitized ? 1 : 4;
 const std::string kAdam = "optimizer: {adamw: {lr: 3e-3, weight_decay: 0.1}}, ema: {decay: 0.9}";
 
 struct Case {
-  std::string name, include, params, program, train = kAdam, more = "";
+  std::string name, include, params, program, train = kAdam, more = "", mesh = "{}";
   friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 };
 
@@ -29,8 +29,9 @@ const std::string kEarly =
 
 std::string text_of(const Case& c) {
   std::string text = fmt::format(
-      "piper: 1\ninclude: [{}]\nparams: {{{}}}\ntrain: {{global_batch: 8, {}}}\ndirectives:\n",
-      c.include, c.params, c.train);
+      "piper: 1\ninclude: [{}]\nparams: {{{}}}\nmesh: {}\n"
+      "train: {{global_batch: 8, {}}}\ndirectives:\n",
+      c.include, c.params, c.mesh, c.train);
   text += c.more;
   if (!c.program.empty())
     text += "  - name: order\n    order:\n      each: pp\n      program: |\n        " + c.program;
@@ -61,7 +62,7 @@ TEST_P(Items, TrainAsOneDeviceDoes) {
                         spread = train(compiled->set, kModel, kSteps);
   ASSERT_TRUE(single && spread);
   // Sums over replicas in every microbatch add the same numbers in another order.
-  if (GetParam().params.find("per_microbatch") == std::string::npos)
+  if ((GetParam().params + GetParam().more).find("per_microbatch") == std::string::npos)
     expect_equal_bits(*spread, *single, "single device");
   else
     EXPECT_LT(largest_difference(*spread, *single), 3e-4);
@@ -117,6 +118,10 @@ INSTANTIATE_TEST_SUITE_P(
              kChunks, kSgd},
         Case{"updates_zero1", kOne + ", <memory/zero1>",
              "stages: 2, chunks: 2, dp: 2, microbatches: 2", kChunks},
+        // The own parts are taken long before the parameters are read for the last time.
+        Case{"updates_of_what_is_on_the_host", kOne + ", <memory/zero1>",
+             "stages: 1, chunks: 2, dp: 2, microbatches: 1", kChunks, kAdam,
+             "  - offload: {what: parameters, distance: 2}\n"},
         Case{"updates_zero3", kOne + ", <memory/zero3>",
              "stages: 2, chunks: 2, dp: 2, microbatches: 2", kChunks},
         Case{"updates_bf16", kOne + ", <memory/zero1>, <numerics/bf16>",
@@ -136,6 +141,18 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"sums_each_microbatch", "<schedules/1f1b>, <memory/zero2>",
              "stages: 2, dp: 2, microbatches: 4, reduce: per_microbatch, bucket_kib: 16",
              "repeat M: F\n        B\n        repeat M-1: B S\n        S\n", kAdamW},
+        // A microbatch's chunks of tokens have messages of their own, from the last one on.
+        Case{"sums_each_chunk_of_tokens", "<tokens/seq1f1b>, <memory/zero2>",
+             "stages: 1, dp: 2, microbatches: 2, token_chunks: 2, reduce: per_microbatch, "
+             "bucket_kib: 16",
+             "repeat M: F F B S B S\n", kAdamW},
+        // What is reduced once a step comes after what each microbatch reduces.
+        Case{"sums_of_both_kinds", "<schedules/1f1b>", "stages: 1, microbatches: 2",
+             "repeat M: F B S\n        S\n", kAdamW,
+             "  - replicate: {over: dp, match: \"**/h/**\", bucket: 16KiB, shard: [optimizer, "
+             "gradients], reduce: {when: per_microbatch}}\n"
+             "  - replicate: {over: dp, bucket: 16KiB}\n",
+             "{dp: 2}"},
         Case{"updates_and_again", kOne + ", " + kAgain, "stages: 1, chunks: 8, microbatches: 1",
              kBackToFront}),
     [](const auto& info) { return info.param.name; });

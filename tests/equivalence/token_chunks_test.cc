@@ -147,7 +147,8 @@ INSTANTIATE_TEST_SUITE_P(
              "{q: 2, dp: 2}"},
         Case{"sizes",
              kBatch + "  - split: {dim: tokens, into: 4, sizes: [13, 9, 7, 3]}\n" + kAgain},
-        Case{"by_cost", std::string("  - split: {dim: tokens, into: 4, by: cost}\n") + kGptTensor,
+        Case{"by_cost",
+             std::string("  - split: {dim: tokens, into: 4, by: cost}\n") + kGptTensor + kSequence,
              "{tp: 2}"},
         Case{"llama", kBatch + "  - split: {dim: tokens, into: 2, sizes: [20, 12]}\n", "{}", "",
              "llama-hf"},
@@ -321,6 +322,16 @@ TEST(TokenChunksOfSamples, KeepLessThanWholeSamples) {
                          chunks = of("tokens/seq1f1b", ", token_chunks: 4");
   ASSERT_TRUE(whole && chunks);
   EXPECT_LT(step_bytes(*chunks), step_bytes(*whole));
+}
+
+TEST(TokenChunksOfSamples, SayThatOneChunkCutsNothing) {
+  NEED_MODEL("gpt");
+  const Result<Compiled> compiled = compile_chunks({"", "  - split: {dim: tokens, into: 1}\n"});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  std::string text;
+  for (const Explanation& each : compiled->explanations)
+    for (const std::string& line : each.lines) text += line + "\n";
+  EXPECT_THAT(text, HasSubstr("nothing is cut"));
 }
 
 TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {

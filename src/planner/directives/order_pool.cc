@@ -50,8 +50,10 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
     const auto it = local.find(stage_of(chunk_of(dag_.tasks[id.index()])));
     entries_.push_back({id, it == local.end() ? -1 : it->second});
   }
-  std::stable_sort(entries_.begin(), entries_.end(),
-                   [&](const Entry& a, const Entry& b) { return task(a).micro < task(b).micro; });
+  // What belongs to the whole step comes after what belongs to a microbatch.
+  std::ranges::stable_sort(entries_, {}, [&](const Entry& each) {
+    return std::pair(task(each).micro < 0, task(each).micro);
+  });
   std::map<Unit, size_t> weights, repeats;
   if (tokens_ >= 0) sort_like_backwards();
   for (size_t i = 0; i < entries_.size(); ++i) {
@@ -71,8 +73,8 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
   }
 }
 
-// Chunks of tokens go backwards from the last one; weight halves and what runs again do as the
-// backwards that they belong to, though none of them needs another.
+// Chunks of tokens go backwards from the last one; weight halves, what runs again and messages do
+// as the backwards that they belong to, though none of them needs another.
 void OrderPool::sort_like_backwards() {
   std::map<Unit, size_t> backwards;
   for (size_t i = 0; i < entries_.size(); ++i)
@@ -82,7 +84,8 @@ void OrderPool::sort_like_backwards() {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const TaskPass pass = task(entries_[i]).pass;
     const auto own = backwards.find(unit_of(entries_[i]));
-    const bool follows = pass == TaskPass::kBW || pass == TaskPass::kR;
+    const bool follows =
+        pass == TaskPass::kBW || pass == TaskPass::kR || name_of_item(task(entries_[i])) == "S";
     placed.emplace_back(follows && own != backwards.end() ? own->second : i, entries_[i]);
   }
   std::ranges::stable_sort(placed, {}, [](const auto& entry) { return entry.first; });
@@ -186,8 +189,7 @@ Result<Taken> OrderPool::take(const OrderItem& item, int32_t number) {
   }
   if (item.pass != "U" && item.pass != "S") return taken;
   for (Entry& other : entries_)
-    if (other.taken_by < 0 && has_pass(other, item.pass) && other.chunk == entry.chunk &&
-        task(other).micro == task(entry).micro)
+    if (other.taken_by < 0 && has_pass(other, item.pass) && unit_of(other) == unit_of(entry))
       other.taken_by = number, taken.push_back(other.task);
   return taken;
 }
@@ -228,8 +230,10 @@ int32_t OrderPool::last_taker(const OrderItem& item) {
 std::string OrderPool::why_none(const OrderItem& item) {
   const auto queue = queue_of(item);
   if (!queue || (*queue)->entries.empty()) return "the device has no such task";
-  return fmt::format("the device has {} of them, and item {} took the last",
-                     (*queue)->entries.size(), last_taker(item));
+  std::vector<const Entry*> all;
+  for (int32_t entry : (*queue)->entries) all.push_back(&entries_[static_cast<size_t>(entry)]);
+  return fmt::format("the device has {} of them, and item {} took the last", count_items(all),
+                     last_taker(item));
 }
 
 std::vector<TaskId> OrderPool::left() const {
@@ -241,14 +245,27 @@ std::vector<TaskId> OrderPool::left() const {
   return left;
 }
 
+// An item takes a whole update, or all messages of a chunk and microbatch: these count once.
+size_t OrderPool::count_items(const std::vector<const Entry*>& entries) const {
+  size_t count = 0;
+  std::set<std::pair<std::string_view, Unit>> joined;
+  for (const Entry* each : entries) {
+    const std::string_view name = name_of_item(task(*each));
+    if ((name != "U" && name != "S") || joined.emplace(name, unit_of(*each)).second) ++count;
+  }
+  return count;
+}
+
 std::string OrderPool::count_passes(bool taken) const {
   std::vector<std::string> counts;
   for (const std::string_view pass : {"F", "R", "B", "BI", "BW", "S"}) {
-    const auto is = [&](const Entry& e) { return name_of_item(task(e)) == pass; };
-    const auto all = std::count_if(entries_.begin(), entries_.end(), is);
-    const auto some = std::count_if(entries_.begin(), entries_.end(),
-                                    [&](const Entry& e) { return is(e) && e.taken_by >= 0; });
-    if (all > 0) counts.push_back(fmt::format("{} {}", taken ? some : all, pass));
+    std::vector<const Entry*> all, some;
+    for (const Entry& each : entries_) {
+      if (name_of_item(task(each)) != pass) continue;
+      all.push_back(&each);
+      if (each.taken_by >= 0) some.push_back(&each);
+    }
+    if (!all.empty()) counts.push_back(fmt::format("{} {}", count_items(taken ? some : all), pass));
   }
   return join(counts, ", ");
 }

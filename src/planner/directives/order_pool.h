@@ -83,6 +83,8 @@ class OrderPool {
     return {entry.chunk, tokens_of(entry), task(entry).micro};
   }
 
+  size_t count_items(const std::vector<const Entry*>& entries) const;
+
   const std::string micro_tag_;
   const ptrdiff_t tokens_;                     // among the region's tags; -1: none
   std::vector<std::vector<int32_t>> regions_;  // local stage index -> tag values

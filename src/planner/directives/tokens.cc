@@ -49,8 +49,9 @@ Result<int64_t> count_tokens(const Graph& step, const Split& split) {
 }
 
 // Returns sizes of chunks that take equally long: of the forward, a token's products are alike, and
-// its attention grows with what is before it.
-std::vector<int64_t> sizes_by_cost(const Graph& step, int64_t tokens, int64_t chunks) {
+// its attention grows with what is before it. All are multiples of `unit`.
+std::vector<int64_t> sizes_by_cost(const Graph& step, int64_t tokens, int64_t chunks,
+                                   int64_t unit) {
   double products = 0, attention = 0;
   for (const Node& node : step.nodes) {
     const OpDef* def = find_op(node.op);
@@ -60,8 +61,9 @@ std::vector<int64_t> sizes_by_cost(const Graph& step, int64_t tokens, int64_t ch
   }
   // The first x of all tokens cost products · x + attention · x². Whole numbers of `grain` fit
   // tiles of kernels.
-  int64_t grain = 128;
-  while (grain > 1 && tokens < 8 * chunks * grain) grain /= 2;
+  int64_t tile = 128;
+  while (tile > 1 && tokens < 8 * chunks * tile) tile /= 2;
+  const int64_t both = std::lcm(tile, unit), grain = tokens < 8 * chunks * both ? unit : both;
   std::vector<int64_t> sizes;
   int64_t end = 0;
   for (int64_t c = 1; c <= chunks; ++c) {
@@ -80,10 +82,23 @@ std::vector<int64_t> sizes_by_cost(const Graph& step, int64_t tokens, int64_t ch
   return sizes;
 }
 
+// Returns how many parts the axes of 'shard' may cut a chunk's tokens into. 1: not even chunks of
+// one size can be cut so.
+int64_t parts_of_chunk(const Strategy& strategy, const Split& split, int64_t tokens) {
+  int64_t parts = 1;
+  for (const MeshAxis& axis : strategy.mesh)
+    if (std::ranges::any_of(strategy.shards,
+                            [&](const ShardRule& each) { return each.over.front() == axis.name; }))
+      parts *= axis.size;
+  return tokens % (parts * split.into) == 0 ? parts : 1;
+}
+
 // Returns sizes that are not all alike; empty: they are.
-Result<std::vector<int64_t>> sizes_of(const Graph& step, const Split& split, int64_t tokens) {
+Result<std::vector<int64_t>> sizes_of(const Graph& step, const Strategy& strategy,
+                                      const Split& split, int64_t tokens) {
   std::vector<int64_t> sizes = split.sizes;
-  if (split.by == Split::By::kCost) sizes = sizes_by_cost(step, tokens, split.into);
+  if (split.by == Split::By::kCost)
+    sizes = sizes_by_cost(step, tokens, split.into, parts_of_chunk(strategy, split, tokens));
   const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   if (!sizes.empty() && all != tokens)
     return fail(split.sizes_at, "split: {} of {} {} are {} in all, but a {} has {}",
@@ -176,11 +191,12 @@ Result<Graph> apply_chunks(Graph step, const Strategy& strategy, Explanations& o
         .with_note(fmt::format("help: 'into' must divide {}, also for {} of different sizes",
                                tokens, chunks));
   PartCut cut{.name = split->as, .into = split->into};
-  PIPER_ASSIGN(cut.sizes, sizes_of(step, *split, tokens));
+  PIPER_ASSIGN(cut.sizes, sizes_of(step, strategy, *split, tokens));
   std::vector<std::string> lines{fmt::format(
       "{} {} of {} {}, tasks of their own with the tag '{}'", split->into, chunks,
       cut.sizes.empty() ? std::to_string(tokens / split->into) : join_numbers(cut.sizes), what,
       split->as)};
+  if (split->of_tokens && split->into == 1) lines = {"one chunk of all tokens: nothing is cut"};
   cut.in_order = true, cut.of_samples = split->of_samples;
   cut.at = split->at, cut.dim_at = split->dim_at;
   seed_inputs(step, *split, tokens, cut);
