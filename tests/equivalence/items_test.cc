@@ -18,7 +18,7 @@ constexpr int64_t kSteps = kSanitized ? 1 : 4;
 const std::string kAdam = "optimizer: {adamw: {lr: 3e-3, weight_decay: 0.1}}, ema: {decay: 0.9}";
 
 struct Case {
-  std::string name, include, params, program, train = kAdam, more = "", mesh = "{}";
+  std::string name, include, params, program, train = kAdam, more = "", mesh = "";
   friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.name; }
 };
 
@@ -28,10 +28,9 @@ const std::string kEarly =
     "        repeat min(M, P-r-1): R B\n";
 
 std::string text_of(const Case& c) {
-  std::string text = fmt::format(
-      "piper: 1\ninclude: [{}]\nparams: {{{}}}\nmesh: {}\n"
-      "train: {{global_batch: 8, {}}}\ndirectives:\n",
-      c.include, c.params, c.mesh, c.train);
+  std::string text =
+      fmt::format("piper: 1\ninclude: [{}]\nparams: {{{}}}\n{}", c.include, c.params, c.mesh);
+  text += fmt::format("train: {{global_batch: 8, {}}}\ndirectives:\n", c.train);
   text += c.more;
   if (!c.program.empty())
     text += "  - name: order\n    order:\n      each: pp\n      program: |\n        " + c.program;
