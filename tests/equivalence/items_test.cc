@@ -151,7 +151,7 @@ INSTANTIATE_TEST_SUITE_P(
              "  - replicate: {over: dp, match: \"**/h/**\", bucket: 16KiB, shard: [optimizer, "
              "gradients], reduce: {when: per_microbatch}}\n"
              "  - replicate: {over: dp, bucket: 16KiB}\n",
-             "{dp: 2}"},
+             "mesh: {dp: 2}\n"},
         Case{"updates_and_again", kOne + ", " + kAgain, "stages: 1, chunks: 8, microbatches: 1",
              kBackToFront}),
     [](const auto& info) { return info.param.name; });
