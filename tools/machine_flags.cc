@@ -87,11 +87,14 @@ Status check_costs(const std::vector<std::string>& all, const PlanSet& set) {
 }  // namespace
 
 void MachineFlags::add(CLI::App& app, bool stated) {
+  const std::string chooses =
+      stated ? "" : "; stages, orders and recomputation are chosen by their costs";
   CLI::Option* cluster_option =
       app.add_option(
              "--cluster", cluster,
              "predict a step on these devices and links: a file (formats/cluster.md), or one of "
-             "the library, as <h100x8>")
+             "the library, as <h100x8>" +
+                 chooses)
           ->type_name("FILE.yaml");
   app.add_option("--profile", profile,
                  "with times that piper-run --profile has measured there, of any plans")
@@ -107,6 +110,17 @@ void MachineFlags::add(CLI::App& app, bool stated) {
 Result<std::string> MachineFlags::target(const std::vector<std::string>& library) const {
   PIPER_ASSIGN(const Cluster read, read_cluster(cluster, library));
   return read.device_of(0).target;
+}
+
+Result<std::shared_ptr<const DeviceCosts>> MachineFlags::devices(
+    const std::vector<std::string>& library) const {
+  if (cluster.empty()) return std::shared_ptr<const DeviceCosts>();
+  PIPER_ASSIGN(const Cluster read, read_cluster(cluster, library));
+  std::optional<MeasuredTimes> measured;
+  if (!profile.empty()) {
+    PIPER_ASSIGN(measured, read_profile(profile));
+  }
+  return cluster_costs(read, measured ? &*measured : nullptr);
 }
 
 Result<std::unique_ptr<Machine>> MachineFlags::make(const PlanSet& set,

@@ -16,6 +16,9 @@ struct MachineFlags {
   bool given() const { return !cluster.empty() || !costs.empty(); }
   // The kind of device that plans are for which run there: that of the cluster's first.
   Result<std::string> target(const std::vector<std::string>& library) const;
+  // Returns what ops and messages take on the cluster, for the compiler; null: none is named.
+  // Errors: as read_cluster and read_profile.
+  Result<std::shared_ptr<const DeviceCosts>> devices(const std::vector<std::string>& library) const;
   // Returns the machine for these plans, and fills what reports say of it. `library`: folders in
   // which names of the library are looked for, too. Errors: as read_cluster, read_profile and
   // cluster_machine; --costs that cannot be read.

@@ -65,6 +65,7 @@ Result<Summary> compiled(const Flags& flags, const std::string& strategy) {
   PIPER_ASSIGN(options.defines, parse_definitions(flags.defines));
   if (flags.machine.given()) {
     PIPER_ASSIGN(options.target, flags.machine.target(flags.library));
+    PIPER_ASSIGN(options.devices, flags.machine.devices(flags.library));
   }
   PIPER_ASSIGN(const Compiled compiled, compile(options));
   Summary summary = summarise(compiled.set);

@@ -171,6 +171,9 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
     };
   flags.compile.order = !flags.emit_order.empty();
   flags.compile.absent_values = flags.dry_run;
+  auto devices = flags.machine.devices(flags.compile.library);
+  if (!devices) return report(devices.error());
+  flags.compile.devices = *std::move(devices);
   Result<Compiled>& compiled = compiled_or_error.emplace(compile(flags.compile));
   if (!compiled) return report(compiled.error());
   if (!dumped)

@@ -8,6 +8,7 @@
 #include "piper/frontend/autodiff.h"
 #include "piper/planner/compile.h"
 #include "piper/planner/directives.h"
+#include "piper/planner/job_costs.h"
 #include "piper/planner/schedule.h"
 #include "piper/planner/sharding.h"
 
@@ -63,7 +64,8 @@ inline Result<Made> schedule(const Strategy& strategy, Graph forward) {
   Made made;
   PIPER_ASSIGN(made.dag, expand_tasks(std::move(dag)));
   const TaskLists deps = find_dependencies(made.dag);
-  PIPER_ASSIGN(made.compute, choose_order(made.dag, deps, &strategy, variables, explain));
+  PIPER_ASSIGN(made.compute, choose_order(made.dag, deps, &strategy, variables,
+                                          JobCosts(nullptr, strategy, cut, variables), explain));
   PIPER_ASSIGN(made.schedule, make_schedule(made.dag, deps, made.compute));
   return made;
 }

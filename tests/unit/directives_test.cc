@@ -2,10 +2,12 @@
 #include "piper/planner/directives.h"
 
 #include <random>
+#include <set>
 
 #include "equivalence/jobs.h"
 #include "golden.h"
 #include "piper/inspect/summary.h"
+#include "piper/planner/job_costs.h"
 
 namespace piper {
 namespace {
@@ -27,6 +29,12 @@ void expect_same_plans(const CompileOptions& options, const PlanSet& plans,
   EXPECT_EQ(again->set.role_of_rank, plans.role_of_rank) << what << text;
   EXPECT_EQ(again->set.manifest.seed, plans.manifest.seed) << what << text;
   EXPECT_EQ(again->set.manifest.strategy_digest, plans.manifest.strategy_digest) << what << text;
+}
+
+// Those of a job on devices of which nothing is known.
+JobCosts unknown_costs() {
+  static const Strategy kStrategy;
+  return JobCosts(nullptr, kStrategy, {}, {});
 }
 
 golden::Section compile_case(const golden::Case& c) {
@@ -135,7 +143,7 @@ TEST(Directives, CallsOfAModuleAreCounted) {
   rule("block/**", "stage", "call * 2 / calls + calls * 10");
   rule("in", "stage", "call * 100 + calls");
   Explanations out;
-  const auto tagged = apply_annotate(*std::move(graph), annotate, {}, out);
+  const auto tagged = apply_annotate(*std::move(graph), annotate, {}, unknown_costs(), out);
   ASSERT_TRUE(tagged) << print_error(tagged.error());
   std::vector<int32_t> stages;
   for (const Node& node : tagged->nodes) stages.push_back(tagged->tag(node, 0));
@@ -210,11 +218,52 @@ TEST(Directives, ABudgetIsMetWithTheFewestBytes) {
       Recompute recompute;
       recompute.budget_bytes = budget;
       Explanations explanations;
-      const auto again = apply_recompute(graph, {recompute}, {}, 1, explanations);
+      const auto again = apply_recompute(graph, {recompute}, {}, 1, unknown_costs(), explanations);
       ASSERT_EQ(again.ok(), budget == fewest) << text;
       if (!again) continue;
       ASSERT_TRUE(check_graph(again->graph)) << text;
     }
+  }
+}
+
+// One device, on which one op is dear.
+class OneDearOp : public DeviceCosts {
+ public:
+  explicit OneDearOp(std::string op) : op_(std::move(op)) {}
+  Status check_world(int64_t) const override { return ok_status(); }
+  int32_t kind_of(int64_t) const override { return 0; }
+  std::string name_of(int32_t) const override { return "device"; }
+  double memory_of(int32_t) const override { return 0; }
+  Result<double> seconds_of(int32_t, const Program& op) const override {
+    return op.ops[0].op == op_ ? 1.0 : 0.1;
+  }
+  double message_seconds(int64_t, int64_t, double) const override { return 0; }
+
+ private:
+  const std::string op_;
+};
+
+TEST(Directives, ABudgetRepeatsWhatIsCheapOnTheDevice) {
+  std::string text = "graph batch=4 shards=1\ninput %x:f32[4] batch_dim=0\n";
+  const std::vector<std::string> ops = {"Tanh", "Exp", "Neg"};
+  for (const std::string& op : ops) text += fmt::format("%{0}:f32[4] = {0}(%x)\n", op);
+  for (const std::string& op : ops) text += fmt::format("%d{0}:f32[4] = {0}(%{0}) pass=BI\n", op);
+  const auto graph = parse_graph(text);
+  ASSERT_TRUE(graph) << print_error(graph.error());
+  const Strategy strategy;
+  Recompute recompute;
+  recompute.budget_bytes = 2 * 16;  // of x, and of one more
+  for (const std::string& dear : ops) {
+    const OneDearOp device(dear);
+    Explanations out;
+    const auto made =
+        apply_recompute(*graph, {recompute}, {}, 1, JobCosts(&device, strategy, {}, {}), out);
+    ASSERT_TRUE(made) << print_error(made.error());
+    std::multiset<std::string> again;
+    for (const Node& node : made->graph.nodes)
+      if (is_backward(node) && node.inputs[0] == made->graph.inputs[0]) again.insert(node.op);
+    EXPECT_EQ(again.size(), 2u) << print_graph(made->graph);
+    EXPECT_EQ(again.count(dear), 0u) << print_graph(made->graph);
   }
 }
 

@@ -80,6 +80,97 @@ TEST_F(SearchTest, IsAsGoodAsTryingAll) {
   }
 }
 
+// ---- Stages on devices that are not alike -------------------------------------------------------
+
+// Two devices, of which the second is `times` as fast and has `memory`.
+Cluster uneven(const Folder& folder, double times, const std::string& memory) {
+  const std::string text = fmt::format(
+      "piper_cluster: 1\ndevices:\n"
+      "  first: {{target: cpu, flops: {{f32: 100 GFLOPS}}, memory: 8 GB, bandwidth: 20 GB/s}}\n"
+      "  second: {{target: cpu, flops: {{f32: {} GFLOPS}}, memory: {}, bandwidth: {} GB/s}}\n"
+      "links: {{wire: {{latency: 1 us, bandwidth: 50 GB/s}}}}\n"
+      "nodes: [{{device: first, devices: 1, link: wire}},\n"
+      "        {{device: second, devices: 1, link: wire}}]\n"
+      "levels: [{{name: all, link: wire}}]\n",
+      100 * times, memory, 20 * times);
+  auto cluster = read_cluster(folder.write("uneven.yaml", text));
+  EXPECT_TRUE(cluster) << (cluster ? "" : print_error(cluster.error()));
+  return cluster ? *std::move(cluster) : Cluster{};
+}
+
+struct Cut2 {
+  double step = 0;                    // seconds, as predicted on the cluster
+  std::vector<double> flops, states;  // by rank: what it computes, and bytes that stay
+};
+// Compiles a pipeline of two stages that `balance` cuts; by the cluster's costs, or without.
+Cut2 cut_in_two(const Folder& folder, const Cluster& cluster, const std::string& by,
+                bool by_cluster) {
+  CompileOptions options;
+  options.model = kModel;
+  options.oracles = false;
+  options.strategy = folder.write(
+      "pipeline.yaml",
+      fmt::format("piper: 1\nmesh: {{pp: 2}}\n"
+                  "train: {{global_batch: 16, optimizer: {{adamw: {{lr: 1e-3}}}}}}\n"
+                  "annotate: [{{balance: {{tag: stage, into: 2{}}}}}]\ndirectives:\n"
+                  "  - split: {{dim: batch, into: 16}}\n"
+                  "  - place: {{where: {{stage: s}}, on: {{pp: s}}}}\n"
+                  "  - order: {{each: pp, policy: {{prefer: [B, F], in_flight: P - r}}}}\n",
+                  by.empty() ? "" : ", by: " + by));
+  if (by_cluster) {
+    auto costs = cluster_costs(cluster);
+    EXPECT_TRUE(costs);
+    options.devices = *std::move(costs);
+  }
+  const auto compiled = compile(options);
+  EXPECT_TRUE(compiled) << (compiled ? "" : print_error(compiled.error()));
+  if (!compiled) return {};
+  const auto machine = cluster_machine(cluster, compiled->set);
+  const auto report = report_step(compiled->set, **machine);
+  EXPECT_TRUE(report);
+  Cut2 made{report->step, {}, {}};
+  for (const int32_t role : compiled->set.role_of_rank) {
+    const RoleProgram& of = compiled->set.roles[static_cast<size_t>(role)];
+    made.flops.push_back(*run_flops(of));
+    double& bytes = made.states.emplace_back();
+    for (const Buffer& buffer : of.buffers)
+      if (of.tensor(buffer).kind == BufferKind::kState)
+        bytes += static_cast<double>(of.tensor(buffer).type.bytes());
+  }
+  return made;
+}
+
+TEST_F(SearchTest, AStageOnADeviceThatIsHalfAsFastGetsHalfTheWork) {
+  const Cluster half = uneven(folder_, 0.5, "8 GB"), twice = uneven(folder_, 2, "8 GB");
+  const Cut2 equal = cut_in_two(folder_, half, "", false);
+  const Cut2 slow = cut_in_two(folder_, half, "", true),
+             fast = cut_in_two(folder_, twice, "", true);
+  ASSERT_EQ(equal.flops.size(), 2u);
+  EXPECT_NEAR(equal.flops[1] / equal.flops[0], 1, 0.35);
+  EXPECT_NEAR(slow.flops[1] / slow.flops[0], 0.5, 0.2);
+  EXPECT_NEAR(fast.flops[1] / fast.flops[0], 2, 0.8);
+  EXPECT_GT(equal.step / slow.step, 1.2);
+  // Where devices are alike, a cluster does not make it worse.
+  const Cluster alike = uneven(folder_, 1, "8 GB");
+  EXPECT_LE(cut_in_two(folder_, alike, "", true).step,
+            1.02 * cut_in_two(folder_, alike, "", false).step);
+}
+
+TEST_F(SearchTest, AStageOnADeviceWithLessMemoryHoldsLess) {
+  const Cluster half = uneven(folder_, 1, "4 GB"), alike = uneven(folder_, 1, "8 GB");
+  const auto second = [](const Cut2& cut) {
+    return cut.states[1] / (cut.states[0] + cut.states[1]);
+  };
+  for (const char* by : {"memory", "weights"}) {
+    const double of_half = second(cut_in_two(folder_, half, by, true));
+    const double of_alike = second(cut_in_two(folder_, alike, by, true));
+    EXPECT_LT(of_half, of_alike - 0.05) << by;
+    EXPECT_NEAR(of_alike, second(cut_in_two(folder_, alike, by, false)), 1e-9) << by;
+  }
+  // The loads differ: by weights both have the same, by time the last has the head, too.
+  EXPECT_NEAR(second(cut_in_two(folder_, alike, "weights", false)), 0.5, 0.15);
+}
+
 TEST_F(SearchTest, WhatIsFixedStays) {
   const Found of = found(options(4, "schedule=zbv,tensor=1"));
   ASSERT_FALSE(of.tried.empty());

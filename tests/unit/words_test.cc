@@ -23,6 +23,7 @@ const std::map<std::string, std::string> kUses = {
     {"bce_with_logits.reduction",
      "loss: {bce_with_logits: {logits: a, target: b, reduction: WORD}}"},
     {"kl.reduction", "loss: {kl: {output: a, target: b, reduction: WORD}}"},
+    {"balance.by", "annotate: [{balance: {tag: stage, into: 2, by: WORD}}]"},
     {"split.dim", "directives: [{split: {dim: WORD, into: 2}}]"},
     {"split.by", "directives: [{split: {dim: tokens, into: 2, by: WORD}}]"},
     {"replicate.shard", "directives: [{replicate: {over: dp, shard: [WORD]}}]"},

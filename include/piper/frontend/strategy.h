@@ -26,8 +26,10 @@ struct AnnotateRule {
   SourceSpan at;
 };
 struct BalanceRule {  // annotate: - balance: {tag: stage, into: $stages}
+  enum class By : uint8_t { kTime, kMemory, kWeights };
   std::string tag;
   int64_t into = 1;
+  By by = By::kTime;
   SourceSpan at;
 };
 struct Annotate {

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <array>
+#include <memory>
 
+#include "piper/devices/device_costs.h"
 #include "piper/devices/work.h"
 #include "piper/inspect/analysis.h"
 
@@ -100,6 +102,9 @@ Result<MeasuredTimes> read_profile(const std::string& path);
 // that a device has no rate for.
 Result<std::unique_ptr<Machine>> cluster_machine(const Cluster& cluster, const PlanSet& set,
                                                  const MeasuredTimes* profile = nullptr);
+// Returns what single ops and messages take there, for steps of the compiler: by the same costs.
+Result<std::shared_ptr<const DeviceCosts>> cluster_costs(const Cluster& cluster,
+                                                         const MeasuredTimes* profile = nullptr);
 // Returns what a report says of the devices that the ranks are on: the memory that plans may use of
 // the smallest one, and the peaks of all for the type of most products; and whether programs of the
 // profile run faster than these peaks allow.

@@ -3,7 +3,9 @@
 
 #include <any>
 #include <functional>
+#include <memory>
 
+#include "piper/devices/device_costs.h"
 #include "piper/frontend/import.h"
 #include "piper/frontend/strategy.h"
 #include "piper/plan/bundle.h"
@@ -27,6 +29,9 @@ struct CompileOptions {
   std::vector<std::pair<std::string, int64_t>> axis_sizes;
   // Makes plans for this stage of the strategy's 'rampup'; nothing: for the steps behind it.
   std::optional<size_t> stage;
+  // What ops and messages take on the devices that the plans are for: `balance`, `policy` and
+  // budgets of `recompute` choose by it. Null: they count FLOPs and bytes.
+  std::shared_ptr<const DeviceCosts> devices = {};
   std::string target = "cpu";  // the kind of device: see piper/devices/registry.h
   bool evaluation = false;     // also RoleProgram::evaluation
   bool oracles = true;         // also the single-device plans that --verify-against runs beside
@@ -105,7 +110,7 @@ std::vector<MemoryTraffic> memory_traffic(const PlanSet& set);
 // a policy or, like none (null), nothing. Requires tasks.
 Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& deps,
                                                const Strategy* strategy, const Variables& variables,
-                                               Explanations& explain);
+                                               const JobCosts& costs, Explanations& explain);
 
 // Writes the model with the strategy's loss and optimizer as ONNX's own training_info. Refused:
 // what that cannot say (AdamW, clipping, schedules).

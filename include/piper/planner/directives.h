@@ -21,11 +21,14 @@ struct Explanation {
 };
 using Explanations = std::vector<Explanation>;
 
+// What ops take on the devices of the job: piper/planner/job_costs.h.
+class JobCosts;
+
 // Tags the forward graph. Rules match scope paths; ops that no rule matches join by dataflow: the
 // latest region of their producers, else the earliest of their consumers (strict: an error).
 // Requires a forward graph. Ensures that every op has every tag that some rule sets.
 Result<Graph> apply_annotate(Graph forward, const Annotate& annotate, const Variables& variables,
-                             Explanations& out);
+                             const JobCosts& costs, Explanations& out);
 
 // Ops on data only (no parameter reaches them, no matrix product) go to the regions of `tags` that
 // read them, one copy each: a mask is computed in every stage, not sent down the pipeline. Values
@@ -34,9 +37,12 @@ Result<Graph> clone_data_ops(Graph forward, std::span<const std::string> tags, c
                              Explanations& out);
 
 // Returns a contiguous cut of the ops, in graph order, into `into` regions: minimises the largest
-// region's cost, in matrix FLOPs of the forward plus what its boundary values cost to send
-// (kFlopsPerSentByte).
-Result<Graph> apply_balance(Graph forward, const BalanceRule& balance, Explanations& out);
+// region's cost, on the slowest of the devices that `place` gives it. By time: seconds of the
+// forward and of the messages at its boundaries, or, where no devices are known, FLOPs, of which
+// each byte of a message counts kFlopsPerSentByte. By memory and weights: bytes, as shares of the
+// memory where devices are known.
+Result<Graph> apply_balance(Graph forward, const BalanceRule& balance, const JobCosts& costs,
+                            Explanations& out);
 
 // Casts, so that the chosen forward ops compute in the types of mixed precision (Micikevicius et
 // al., 2018): MatMul and Attention in the low type; norms, softmax, losses, sums, powers and
@@ -55,18 +61,19 @@ Result<Graph> accumulate_in_halves(Graph step, const std::vector<Precision>& pre
 // A Recomputation lists forward ops that the backward pass runs again, just before it first needs
 // what they make. Ops that share a directive, captures and region form a group: what it takes from
 // outside is kept, and what it hands to other forward ops; with `ops`, nothing that a chosen op
-// makes is kept. With a budget the least is kept that the cheapest ops suffice for: a minimum cut
-// of the region's dataflow. Bits do not change. Where conditions name the microbatch, the graph has
-// copies of all that some microbatch makes again, and the variants say which are made. Requires a
-// sharded graph. Errors: nothing matches, an unknown op, an op chosen twice, nothing that the
-// backward pass reads, a budget that is too small.
+// makes is kept. With a budget the least is kept that the cheapest ops suffice for (the least
+// time, or FLOPs where no devices are known, for each byte): a minimum cut of the region's
+// dataflow. Bits do not change. Where conditions name the microbatch, the graph has copies of all
+// that some microbatch makes again, and the variants say which are made. Requires a sharded graph.
+// Errors: nothing matches, an unknown op, an op chosen twice, nothing that the backward pass reads,
+// a budget that is too small.
 struct Recomputed {
   Graph graph;
   Variants variants;
 };
 Result<Recomputed> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
                                    const Variables& variables, int64_t microbatches,
-                                   Explanations& out);
+                                   const JobCosts& costs, Explanations& out);
 
 // Makes one mesh axis of those that directives name together only, and a rule of `shard` for each
 // axis of one that cuts over several. Ensures that each `over` names one axis.

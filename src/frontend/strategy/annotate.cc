@@ -109,9 +109,15 @@ Status check_balance(const Fields& map, const Reading&, BalanceRule& rule) {
   return check_tag_name(map["tag"]->at, rule.tag);
 }
 
+constexpr Word kBalanceBy[] = {word("time", BalanceRule::By::kTime),
+                               word("memory", BalanceRule::By::kMemory),
+                               word("weights", BalanceRule::By::kWeights)};
 constexpr Field kBalance[] = {
     {"tag", kText, kRequired, "The tag to set.", member<&BalanceRule::tag>},
     {"into", kCount, kRequired, "Number of parts.", member<&BalanceRule::into>},
+    {"by", one_of(kBalanceBy), kOptional,
+     "What parts have alike: time, memory, or bytes of weights. Default time.",
+     member<&BalanceRule::by>},
 };
 constexpr Field kRule[] = {
     {"match", kPaths, kOptional, "A pattern over scope paths; {name} captures an integer."},

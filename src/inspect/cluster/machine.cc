@@ -208,10 +208,7 @@ Status check_target(const Cluster& cluster, const PlanSet& set, const MeasuredTi
 
 Result<std::unique_ptr<Machine>> cluster_machine(const Cluster& cluster, const PlanSet& set,
                                                  const MeasuredTimes* profile) {
-  if (set.world() > cluster.size())
-    return fail(cluster.at, "the cluster has {} devices, but the plans are for {} ranks",
-                cluster.size(), set.world())
-        .with_note("help: raise 'count' of the nodes, or name a larger cluster");
+  PIPER_TRY(has_devices(cluster, set.world()));
   PIPER_TRY(check_target(cluster, set, profile));
   auto machine = std::make_unique<ClusterMachine>(cluster, set, profile);
   PIPER_TRY(machine->prepare(set));

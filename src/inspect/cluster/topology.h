@@ -22,6 +22,9 @@ struct Spread {
   auto operator<=>(const Spread&) const = default;
 };
 
+// Error: the cluster has fewer devices.
+Status has_devices(const Cluster& cluster, int64_t ranks);
+
 class Topology {
  public:
   // Requires: the cluster has so many devices.

@@ -11,6 +11,7 @@
 #include "piper/frontend/autodiff.h"
 #include "piper/frontend/patterns.h"
 #include "piper/plan/verify.h"
+#include "piper/planner/job_costs.h"
 #include "piper/planner/lower.h"
 #include "piper/planner/sharding.h"
 #include "plan_set.h"
@@ -54,6 +55,12 @@ Variables scope_of(const Strategy& strategy, const Cut& cut) {
   return variables;
 }
 
+Status check_devices(const CompileOptions& options, const Cut& cut) {
+  int64_t world = 1;
+  for (const DagAxis& axis : cut.mesh) world *= axis.size;
+  return options.devices ? options.devices->check_world(world) : ok_status();
+}
+
 // Returns the tags that tell regions apart: all of the graph's that some place or order directive
 // names.
 Result<std::vector<std::string>> region_tags(const Strategy& strategy, const Graph& graph) {
@@ -76,8 +83,9 @@ Result<std::vector<std::string>> region_tags(const Strategy& strategy, const Gra
 }
 
 Result<Graph> annotated(Graph graph, const Strategy& strategy, const Variables& variables,
-                        Explanations& explain) {
-  PIPER_ASSIGN(graph, apply_annotate(std::move(graph), strategy.annotate, variables, explain));
+                        const JobCosts& costs, Explanations& explain) {
+  PIPER_ASSIGN(graph,
+               apply_annotate(std::move(graph), strategy.annotate, variables, costs, explain));
   PIPER_ASSIGN(const std::vector<std::string> tags, region_tags(strategy, graph));
   return clone_data_ops(std::move(graph), tags, strategy.annotate.at, explain);
 }
@@ -186,6 +194,7 @@ struct Making {
   Steps& steps;
   Compiled& compiled;
   const Variables& variables;
+  const JobCosts& costs;
   Summing& summing;         // set by the strategy's plan, for the reference plans
   const Graph* evaluation;  // the step of the model as it is evaluated; null: none is asked for
   Summing& of_evaluation;   // as `summing`
@@ -313,7 +322,7 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   if (making.has_order()) {
     PIPER_ASSIGN(Recomputed recomputed,
                  apply_recompute(std::move(graph), strategy.recomputes, making.variables,
-                                 cut.microbatches, explain));
+                                 cut.microbatches, making.costs, explain));
     graph = std::move(recomputed.graph);
     spec.variants = std::move(recomputed.variants);
   }
@@ -354,7 +363,7 @@ Result<std::vector<ComputeOrder>> order_tasks(const Scheduled& made, Making& mak
     return list_schedule(made.dag, made.deps, policy_like(made.dag, making.summing));
   PIPER_ASSIGN(auto order,
                choose_order(made.dag, made.deps, making.has_order() ? &making.strategy : nullptr,
-                            making.variables, making.explain()));
+                            making.variables, making.costs, making.explain()));
   if (making.is_oracle()) return order;
   std::vector<std::string> lines;
   find_sum_orders(made.dag, order, making.summing, lines);
@@ -437,6 +446,7 @@ Result<Lowered> lower_evaluation(const Cut& cut, const Making& of_step) {
                 .steps = of_step.steps,
                 .compiled = unsaid,
                 .variables = of_step.variables,
+                .costs = of_step.costs,
                 .summing = of_step.of_evaluation,
                 .evaluation = nullptr,
                 .of_evaluation = of_step.of_evaluation,
@@ -537,8 +547,10 @@ Result<Compiled> compile(const CompileOptions& options) {
   PIPER_ASSIGN(graph, find_patterns(std::move(graph), steps, compiled));
   PIPER_ASSIGN(Cut cut, apply_split(strategy, graph.batch, compiled.explanations));
   const Variables variables = scope_of(strategy, cut);
+  PIPER_TRY(check_devices(options, cut));
+  const JobCosts costs(options.devices.get(), strategy, cut, variables);
   const auto annotate = [&] {
-    return annotated(std::move(graph), strategy, variables, compiled.explanations);
+    return annotated(std::move(graph), strategy, variables, costs, compiled.explanations);
   };
   PIPER_ASSIGN(graph, steps.run("annotate", annotate, print_graph));
   const auto cast = [&] {
@@ -576,7 +588,7 @@ Result<Compiled> compile(const CompileOptions& options) {
   std::map<std::string, std::vector<AxisLayout>> lie;
   const auto plans_of = [&](Target target) {
     return make_plans(step.graph, cut,
-                      {target, options, strategy, steps, compiled, variables, summing,
+                      {target, options, strategy, steps, compiled, variables, costs, summing,
                        evaluation ? &*evaluation : nullptr, of_evaluation, lie});
   };
   PIPER_ASSIGN(compiled.set, plans_of(Target::kStrategy));

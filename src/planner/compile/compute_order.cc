@@ -5,6 +5,7 @@
 
 #include "piper/planner/compile.h"
 #include "piper/planner/cost.h"
+#include "piper/planner/job_costs.h"
 
 namespace piper {
 namespace {
@@ -49,6 +50,44 @@ int64_t stated_time(const PolicyCosts& costs, int64_t stage, TaskPass pass) {
   }
 }
 
+// Returns a time on devices in whole numbers: of 10 picoseconds.
+constexpr double kTicksPerSecond = 1e11;
+
+// Returns by chunk what one of its tasks takes on the slowest of its devices.
+Result<std::vector<double>> times_on(const Dag& dag, const JobCosts& costs) {
+  std::vector<double> times;
+  for (const Chunk& chunk : dag.chunks) {
+    const std::vector<int32_t> kinds =
+        costs.kinds_at(dag.cells[static_cast<size_t>(std::max(chunk.cell, 0))]);
+    double most = 0;
+    for (const int32_t kind : kinds) {
+      double sum = 0;
+      for (NodeId id : chunk.nodes) {
+        PIPER_ASSIGN(const double one, costs.seconds(dag.graph, dag.graph.node(id), kind));
+        sum += one;
+      }
+      most = std::max(most, sum);
+    }
+    times.push_back(most * kTicksPerSecond);
+  }
+  return times;
+}
+
+// Returns the most that a message between neighbouring cells takes: at all, and for each byte.
+std::pair<double, double> message_times(const Dag& dag, const JobCosts& costs) {
+  constexpr double kBytes = 1 << 20;
+  std::pair<double, double> most{0, 0};
+  for (size_t cell = 0; cell < dag.cells.size() && dag.cells.size() > 1; ++cell) {
+    const int64_t from = costs.first_rank(dag.cells[cell]);
+    const int64_t to = costs.first_rank(dag.cells[(cell + 1) % dag.cells.size()]);
+    const double latency = costs.devices()->message_seconds(from, to, 0);
+    const double whole = costs.devices()->message_seconds(from, to, kBytes);
+    most.first = std::max(most.first, latency * kTicksPerSecond);
+    most.second = std::max(most.second, (whole - latency) / kBytes * kTicksPerSecond);
+  }
+  return most;
+}
+
 // Returns what a task of this chunk takes.
 int64_t time_of(const Policy& given, const Dag& dag, const Chunk& chunk, double flops) {
   if (given.costs) return stated_time(*given.costs, stage_of(dag, chunk), chunk.pass);
@@ -71,7 +110,8 @@ Status check_stages(const Dag& dag, const PolicyCosts& costs) {
   return ok_status();
 }
 
-Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variables& variables) {
+Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variables& variables,
+                               const JobCosts& by) {
   const Policy& given = *order.policy;
   ListPolicy policy;
   policy.prefer = passes_named(given.prefer);
@@ -81,14 +121,24 @@ Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variabl
   policy.span = given.span;
   if (given.costs) PIPER_TRY(check_stages(dag, *given.costs));
   const std::vector<ChunkCost> costs = chunk_costs(dag);
+  const bool on_devices = by.devices() && !given.costs && !given.unit_costs;
+  std::vector<double> times;
+  if (on_devices) {
+    PIPER_ASSIGN(times, times_on(dag, by));
+  }
   for (size_t c = 0; c < costs.size(); ++c) {
-    policy.time.push_back(time_of(given, dag, dag.chunks[c], costs[c].flops));
+    policy.time.push_back(
+        time_of(given, dag, dag.chunks[c], on_devices ? times[c] : costs[c].flops));
     policy.held.push_back(costs[c].kept_bytes);
     policy.left.push_back(costs[c].left_bytes);
   }
   if (given.costs)
     policy.time_per_message = in_ticks(*given.costs, given.costs->send);
-  else if (!given.unit_costs)
+  else if (on_devices) {
+    const auto [each, of_byte] = message_times(dag, by);
+    policy.time_per_message = std::llround(each);
+    policy.time_per_byte = of_byte;
+  } else if (!given.unit_costs)
     policy.time_per_byte = kFlopsPerSentByte;
   return policy;
 }
@@ -170,11 +220,11 @@ Explanation report(const Dag& dag, const ListPolicy& policy,
 
 Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& deps,
                                                const Strategy* strategy, const Variables& variables,
-                                               Explanations& explain) {
+                                               const JobCosts& costs, Explanations& explain) {
   if (!strategy || strategy->orders.empty()) return list_schedule(dag, deps, default_policy(dag));
   const Order& order = strategy->orders.front();
   if (!order.policy) return apply_order(dag, strategy->orders, variables, explain);
-  PIPER_ASSIGN(const ListPolicy policy, make_policy(dag, order, variables));
+  PIPER_ASSIGN(const ListPolicy policy, make_policy(dag, order, variables, costs));
   PIPER_ASSIGN(auto orders, list_schedule(dag, deps, policy));
   explain.push_back(report(dag, policy, orders, length_of(dag, deps, policy, orders)));
   return orders;

@@ -195,10 +195,10 @@ Error not_reached(const Graph& graph, const Annotate& annotate, size_t tag, cons
 }  // namespace
 
 Result<Graph> apply_annotate(Graph graph, const Annotate& annotate, const Variables& variables,
-                             Explanations& out) {
+                             const JobCosts& costs, Explanations& out) {
   for (const auto& rule : annotate.rules) {
     if (const auto* balance = std::get_if<BalanceRule>(&rule)) {
-      PIPER_ASSIGN(graph, apply_balance(std::move(graph), *balance, out));
+      PIPER_ASSIGN(graph, apply_balance(std::move(graph), *balance, costs, out));
       continue;
     }
     const auto& annotate_rule = std::get<AnnotateRule>(rule);

@@ -7,6 +7,7 @@
 #include "keep.h"
 #include "match.h"
 #include "piper/ir/ops.h"
+#include "piper/planner/job_costs.h"
 
 namespace piper {
 namespace {
@@ -31,11 +32,12 @@ struct Variant {
 class Recomputer {
  public:
   Recomputer(Graph graph, const std::vector<Recompute>& recomputes, const Variables& variables,
-             int64_t microbatches)
+             int64_t microbatches, const JobCosts& costs)
       : graph_(std::move(graph)),
         count_(graph_.nodes.size()),
         recomputes_(recomputes),
         variables_(variables),
+        costs_(costs),
         microbatches_(static_cast<int32_t>(microbatches)) {}
 
   Result<Recomputed> run(Explanations& out) {
@@ -171,16 +173,29 @@ class Recomputer {
   }
 
   // ---- What is kept ----
+  // Returns what it takes to make the op's results again, for each of their bytes.
+  Result<double> price_of(const Node& node, const std::vector<int32_t>& kinds) const {
+    if (!costs_.devices()) return intensity_of(graph_, node);
+    double bytes = 1;
+    for (ValueId output : node.outputs)
+      if (output.valid()) bytes += static_cast<double>(graph_.value(output).type.bytes());
+    PIPER_ASSIGN(const double seconds, costs_.seconds(graph_, node, kinds));
+    return seconds / bytes;
+  }
   // Allows more and more ops to be repeated, the cheapest first, until what is left to keep fits.
   Status fit(size_t g) {
     const Recompute& recompute = recomputes_[groups_[g].directive];
     const auto with = std::find_if(variants_.begin(), variants_.end(), [&](const Variant& v) {
       return std::count(v.group.begin(), v.group.end(), static_cast<int32_t>(g)) > 0;
     });
+    std::vector<int32_t> kinds;
+    if (costs_.devices()) kinds = costs_.kinds_at(costs_.place_of(graph_, groups_[g].tags));
     std::vector<std::pair<double, size_t>> ops;
-    for (size_t i = 0; i < count_; ++i)
-      if (with->group[i] == static_cast<int32_t>(g))
-        ops.emplace_back(intensity_of(graph_, graph_.nodes[i]), i);
+    for (size_t i = 0; i < count_; ++i) {
+      if (with->group[i] != static_cast<int32_t>(g)) continue;
+      PIPER_ASSIGN(const double each, price_of(graph_.nodes[i], kinds));
+      ops.emplace_back(each, i);
+    }
     std::sort(ops.begin(), ops.end());
     const auto kept_with = [&](size_t count) {
       std::vector<bool> may_repeat(graph_.nodes.size());
@@ -380,6 +395,7 @@ class Recomputer {
   const size_t count_;  // of nodes, without copies
   const std::vector<Recompute>& recomputes_;
   const Variables& variables_;
+  const JobCosts& costs_;
   const int32_t microbatches_;
   std::vector<Variant> variants_;
   std::vector<Group> groups_;
@@ -394,9 +410,9 @@ class Recomputer {
 
 Result<Recomputed> apply_recompute(Graph step, const std::vector<Recompute>& recomputes,
                                    const Variables& variables, int64_t microbatches,
-                                   Explanations& out) {
+                                   const JobCosts& costs, Explanations& out) {
   if (recomputes.empty()) return Recomputed{std::move(step), {}};
-  return Recomputer(std::move(step), recomputes, variables, microbatches).run(out);
+  return Recomputer(std::move(step), recomputes, variables, microbatches, costs).run(out);
 }
 
 }  // namespace piper

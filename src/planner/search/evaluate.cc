@@ -89,6 +89,8 @@ void take(const Outcome& outcome, const SearchOptions& options, Tried& tried) {
 
 Result<Evaluator> Evaluator::make(const SearchOptions& options) {
   Evaluator made(options);
+  PIPER_ASSIGN(made.devices_,
+               cluster_costs(options.cluster, options.profile ? &*options.profile : nullptr));
   if (options.kept.empty()) return made;
   std::error_code code;
   std::filesystem::create_directories(options.kept, code);
@@ -113,6 +115,7 @@ Result<Outcome> Evaluator::run(const std::string& text, bool may_be_kept_refusal
   options.defines.insert(options.defines.end(), more.begin(), more.end());
   options.strategy = options_.folder + "/candidate.yaml";
   options.oracles = false;
+  options.devices = devices_;
   PIPER_TRY(write_file(options.strategy, text));
   if (inputs_.empty()) return compute(options);
   // What includes and -D come to, so that names of files do not count.

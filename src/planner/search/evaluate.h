@@ -31,6 +31,7 @@ class Evaluator {
   Result<Outcome> compute(const CompileOptions& options) const;
 
   const SearchOptions& options_;
+  std::shared_ptr<const DeviceCosts> devices_;  // of the cluster
   std::string inputs_;  // digests of all that outcomes depend on beside the strategy; "": not kept
 };
 

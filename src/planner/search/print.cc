@@ -57,6 +57,8 @@ std::string print_found(const Found& found, const SearchOptions& options) {
                       found.ended ? "; changing one choice makes it no better" : "");
   for (size_t t = 0; t < std::min(kShown, found.tried.size()); ++t)
     text += "#   " + row_of(found.tried[t]) + "\n";
+  if (best.choice.pipeline > 1)
+    text += "# Stages are cut by what their ops take there: compile it with the same --cluster.\n";
   return text + best.text;
 }
 

@@ -1,0 +1,127 @@
+// Costs by the places of a strategy: which devices run a region, and what its ops take there.
+#include "piper/planner/job_costs.h"
+
+#include <algorithm>
+
+#include "match.h"
+#include "piper/ir/ops.h"
+
+namespace piper {
+namespace {
+
+int64_t world_of(const Cut& cut) {
+  int64_t world = 1;
+  for (const DagAxis& axis : cut.mesh) world *= axis.size;
+  return world;
+}
+
+// Gives the axes that one `place` names their coordinates, if it holds for the node.
+Status place_by(const Place& place, const Graph& graph, const Node& node, const Cut& cut,
+                const Variables& variables, Variables& tags, std::vector<int32_t>& coordinates) {
+  PIPER_ASSIGN(auto bound, match_node(graph, node, place.where, variables, {place.micro, 0}));
+  if (!bound) return ok_status();
+  bound->insert(bound->end(), tags.begin(), tags.end());
+  bound->emplace_back(place.micro, 0);
+  for (const auto& [tag, value] : place.tags) {
+    PIPER_ASSIGN(const int64_t given, value.evaluate(*bound));
+    tags.emplace_back(tag, given);
+    bound->emplace_back(tag, given);
+  }
+  for (const auto& [name, value] : place.on)
+    for (size_t a = 0; a < cut.mesh.size(); ++a) {
+      if (cut.mesh[a].name != name) continue;
+      bound->emplace_back("P", cut.mesh[a].size);
+      PIPER_ASSIGN(const int64_t at, value.evaluate(*bound));
+      bound->pop_back();
+      if (at >= 0 && at < cut.mesh[a].size) coordinates[a] = static_cast<int32_t>(at);
+    }
+  return ok_status();
+}
+
+// Returns a program of the op alone, whose results are arguments.
+Program program_of(const Graph& graph, const Node& node, std::optional<DType> floats) {
+  Program program;
+  program.label = node.op;
+  ProgramOp op{node.op, node.attrs, {}, {}};
+  const auto add = [&](ValueId id, bool written, std::vector<int32_t>& ids) {
+    ids.push_back(id.valid() ? program.num_args : -1);
+    if (!id.valid()) return;
+    TensorType type = graph.value(id).type;
+    if (floats && type.dtype == DType::kF32) type.dtype = *floats;
+    program.values.push_back(std::move(type));
+    program.arg_written.push_back(written);
+    program.arg_read.push_back(!written);
+    ++program.num_args;
+  };
+  for (ValueId input : node.inputs) add(input, false, op.inputs);
+  for (ValueId output : node.outputs) add(output, true, op.outputs);
+  program.ops.push_back(std::move(op));
+  return program;
+}
+
+}  // namespace
+
+JobCosts::JobCosts(const DeviceCosts* devices, const Strategy& strategy, const Cut& cut,
+                   const Variables& variables)
+    : devices_(devices), strategy_(strategy), cut_(cut), variables_(variables) {
+  for (int64_t rank = 0; devices_ && rank < world_of(cut); ++rank)
+    kind_of_.push_back(devices_->kind_of(rank));
+  for (const int32_t kind : kind_of_) alike_ = alike_ && kind == kind_of_.front();
+}
+
+std::vector<int32_t> JobCosts::place_of(const Graph& graph,
+                                        const std::vector<int32_t>& tags) const {
+  std::vector<int32_t> coordinates(cut_.mesh.size(), -1);
+  Node node;
+  Variables known;
+  for (size_t t = 0; t < tags.size(); ++t) {
+    node.tags.push_back(tags[t]);
+    if (tags[t] != kNoTag) known.emplace_back(graph.tag_names[t], tags[t]);
+  }
+  for (const Place& place : strategy_.places)
+    (void)place_by(place, graph, node, cut_, variables_, known, coordinates);
+  return coordinates;
+}
+
+int64_t JobCosts::first_rank(const std::vector<int32_t>& coordinates) const {
+  int64_t rank = 0;
+  for (size_t a = 0; a < cut_.mesh.size(); ++a)
+    rank = rank * cut_.mesh[a].size + std::max(coordinates[a], 0);
+  return rank;
+}
+
+std::vector<int32_t> JobCosts::kinds_at(const std::vector<int32_t>& coordinates) const {
+  if (alike_) return {kind_of_.begin(), kind_of_.begin() + (kind_of_.empty() ? 0 : 1)};
+  std::vector<int32_t> kinds;
+  for (size_t rank = 0; rank < kind_of_.size(); ++rank) {
+    bool is_there = true;
+    auto rest = static_cast<int64_t>(rank);
+    for (size_t a = cut_.mesh.size(); a-- > 0; rest /= cut_.mesh[a].size)
+      is_there = is_there && (coordinates[a] < 0 || rest % cut_.mesh[a].size == coordinates[a]);
+    if (is_there && std::find(kinds.begin(), kinds.end(), kind_of_[rank]) == kinds.end())
+      kinds.push_back(kind_of_[rank]);
+  }
+  return kinds;
+}
+
+Result<double> JobCosts::seconds(const Graph& graph, const Node& node, int32_t kind,
+                                 std::optional<DType> products) const {
+  const OpDef* def = find_op(node.op);
+  if (!def || !def->cost) return 0.0;
+  const Cost cost = def->cost(use_of(graph, node));
+  if (cost.flops <= 0) return 0.0;
+  return devices_->seconds_of(
+      kind, program_of(graph, node, cost.is_matmul ? products : std::optional<DType>()));
+}
+
+Result<double> JobCosts::seconds(const Graph& graph, const Node& node,
+                                 const std::vector<int32_t>& kinds) const {
+  double most = 0;
+  for (const int32_t kind : kinds) {
+    PIPER_ASSIGN(const double one, seconds(graph, node, kind));
+    most = std::max(most, one);
+  }
+  return most;
+}
+
+}  // namespace piper

@@ -1,0 +1,217 @@
+// The loads of regions: by time, by memory, by weights.
+#include "loads.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+
+#include "match.h"
+#include "piper/ir/optimizers.h"
+#include "piper/planner/cost.h"
+
+namespace piper {
+namespace {
+
+double node_flops(const Graph& graph, const Node& node) {
+  const OpDef* def = find_op(node.op);
+  if (!def || !def->cost) return 0;
+  return def->cost(use_of(graph, node)).flops;
+}
+
+// Returns what regions share: ops that the loss comes from, or what else the model gives out. Those
+// on data only go where they are read, and what only a buffer's next value comes from is no
+// region's own.
+std::vector<bool> find_work(const Graph& graph) {
+  std::vector<bool> work = data_ops(graph), read(graph.values.size());
+  work.flip();
+  for (ValueId output : graph.outputs) read[output.index()] = true;
+  if (graph.loss.valid()) read[graph.loss.index()] = true;
+  for (size_t i = graph.nodes.size(); i-- > 0;) {
+    const Node& node = graph.nodes[i];
+    const bool used = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId output) {
+      return output.valid() && read[output.index()];
+    });
+    for (ValueId input : node.inputs)
+      if (used && input.valid()) read[input.index()] = true;
+    work[i] = work[i] && used;
+  }
+  return work;
+}
+
+// Returns bytes of values that work makes before position p and reads at or after it; p = 0 …
+// nodes. Inputs, state and constants are at hand everywhere.
+std::vector<double> crossing_bytes(const Graph& graph, const std::vector<bool>& work) {
+  std::vector<double> change(graph.nodes.size() + 2);
+  const auto all_readers = readers(graph);
+  for (size_t v = 0; v < graph.values.size(); ++v) {
+    const Value& value = graph.values[v];
+    const auto last = std::find_if(all_readers[v].rbegin(), all_readers[v].rend(),
+                                   [&](NodeId reader) { return work[reader.index()]; });
+    if (!value.producer.valid() || !work[value.producer.index()] || last == all_readers[v].rend())
+      continue;
+    change[value.producer.index() + 1] += static_cast<double>(value.type.bytes());
+    change[last->index() + 1] -= static_cast<double>(value.type.bytes());
+  }
+  for (size_t p = 1; p < change.size(); ++p) change[p] += change[p - 1];
+  change.resize(graph.nodes.size() + 1);
+  return change;
+}
+
+// Returns the type in which `precision` has the products of the node's module computed. Which
+// regions it speaks of is not known yet.
+std::optional<DType> type_of_products(const Strategy& strategy, const Node& node) {
+  for (const Precision& precision : strategy.precisions)
+    if (!precision.match || precision.match->match(node.scope)) return precision.compute;
+  return std::nullopt;
+}
+
+// Returns how many times a parameter's bytes training keeps: itself, its gradient and the states of
+// the optimizer.
+double copies_in_training(const Strategy& strategy) {
+  return 2.0 + static_cast<double>(find_optimizer(strategy.train.optimizer.name).states.size());
+}
+
+}  // namespace
+
+Result<Loads> Loads::make(const Graph& graph, const BalanceRule& balance, const JobCosts& costs) {
+  Loads loads;
+  const std::vector<bool> work = find_work(graph);
+  loads.by_ = balance.by;
+  loads.crossing_ = crossing_bytes(graph, work);
+  loads.work_ = {0};
+  for (const bool one : work) loads.work_.push_back(loads.work_.back() + one);
+  loads.place(balance, costs);
+  if (balance.by != BalanceRule::By::kTime) {
+    loads.count_bytes(graph, balance, costs);
+    return loads;
+  }
+  PIPER_TRY(loads.count_time(graph, costs));
+  return loads;
+}
+
+// Says for each region where it is: what there is of memory, and how far its neighbour.
+void Loads::place(const BalanceRule& balance, const JobCosts& costs) {
+  constexpr double kBytes = 1 << 20;
+  regions_.resize(static_cast<size_t>(std::clamp<int64_t>(balance.into, 0, std::ssize(work_))));
+  messages_.resize(regions_.size() + 1);
+  if (!costs.devices()) return;
+  const DeviceCosts& devices = *costs.devices();
+  Graph tagged;
+  const auto tag = static_cast<size_t>(tagged.add_tag(balance.tag));
+  int64_t before = 0;
+  for (size_t r = 0; r < regions_.size(); ++r) {
+    std::vector<int32_t> tags(tag + 1, kNoTag);
+    tags[tag] = static_cast<int32_t>(r);
+    const std::vector<int32_t> at = costs.place_of(tagged, tags);
+    Region& region = regions_[r];
+    region.measures.clear();
+    double memory = 0;
+    for (const int32_t kind : costs.kinds_at(at)) {
+      const auto known = std::find(kinds_.begin(), kinds_.end(), kind);
+      region.measures.push_back(static_cast<size_t>(known - kinds_.begin()));
+      if (known == kinds_.end()) kinds_.push_back(kind);
+      const double has = devices.memory_of(kind);
+      memory = memory > 0 && has > 0 ? std::min(memory, has) : std::max(memory, has);
+      region.name += (region.name.empty() ? "" : ", ") + devices.name_of(kind);
+    }
+    if (memory > 0) region.unit = 1 / memory;
+    const int64_t here = costs.first_rank(at);
+    if (r > 0 && here != before) {
+      const double latency = devices.message_seconds(before, here, 0);
+      messages_[r] = {latency, (devices.message_seconds(before, here, kBytes) - latency) / kBytes};
+    }
+    before = here;
+  }
+}
+
+Status Loads::count_time(const Graph& graph, const JobCosts& costs) {
+  measures_.assign(std::max<size_t>(kinds_.size(), 1), {0});
+  for (size_t m = 0; m < measures_.size(); ++m)
+    for (size_t i = 0; i < graph.nodes.size(); ++i) {
+      const Node& node = graph.nodes[i];
+      double each = 0;
+      if (is_work(i) && !costs.devices()) each = node_flops(graph, node);
+      if (is_work(i) && costs.devices()) {
+        PIPER_ASSIGN(
+            each, costs.seconds(graph, node, kinds_[m], type_of_products(costs.strategy(), node)));
+      }
+      measures_[m].push_back(measures_[m].back() + each);
+    }
+  return ok_status();
+}
+
+// A region holds what its ops make for as many microbatches as the regions from it on, as where
+// forwards and backwards take turns (Narayanan et al., Efficient Large-Scale Language Model
+// Training on GPU Clusters, 2021).
+void Loads::count_bytes(const Graph& graph, const BalanceRule& balance, const JobCosts& costs) {
+  const bool in_training = balance.by == BalanceRule::By::kMemory;
+  const double copies = in_training ? copies_in_training(costs.strategy()) : 1;
+  const auto all_readers = readers(graph);
+  std::vector<double> own(graph.nodes.size());
+  for (const Param& param : graph.params) {
+    Shared one{copies * static_cast<double>(graph.value(param.value).type.bytes()), {}};
+    for (NodeId reader : all_readers[param.value.index()])
+      if (is_work(reader.index())) one.readers.push_back(reader.index());
+    if (one.readers.empty()) continue;
+    std::sort(one.readers.begin(), one.readers.end());
+    own[one.readers.front()] += one.bytes;
+    if (one.readers.size() > 1) shared_.push_back(std::move(one));
+  }
+  measures_ = {{0}};
+  made_ = {0};
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    double made = 0;
+    for (ValueId output : graph.nodes[i].outputs)
+      if (in_training && is_work(i) && output.valid() &&
+          info(graph.value(output).type.dtype).is_float)
+        made += static_cast<double>(graph.value(output).type.bytes());
+    measures_[0].push_back(measures_[0].back() + own[i]);
+    made_.push_back(made_.back() + made);
+  }
+  const int64_t microbatches = costs.cut().microbatches;
+  const auto cuts = static_cast<double>(microbatches * costs.cut().replicas);
+  for (size_t r = 0; r < regions_.size(); ++r) {
+    regions_[r].measures = {0};
+    const auto in_flight = std::min(microbatches, static_cast<int64_t>(regions_.size() - r));
+    regions_[r].held = static_cast<double>(in_flight) / cuts;
+  }
+}
+
+double Loads::own(size_t r, size_t a, size_t b) const {
+  const Region& region = regions_[r];
+  double most = 0;
+  for (const size_t m : region.measures) most = std::max(most, measures_[m][b] - measures_[m][a]);
+  if (by_ == BalanceRule::By::kTime) return most;
+  for (const Shared& one : shared_) {
+    const auto first = std::lower_bound(one.readers.begin(), one.readers.end(), a);
+    if (one.readers.front() < a && first != one.readers.end() && *first < b) most += one.bytes;
+  }
+  return (most + region.held * (made_[b] - made_[a])) * region.unit;
+}
+
+double Loads::sent(size_t r, size_t p) const {
+  if (by_ != BalanceRule::By::kTime || crossing_[p] <= 0) return 0;
+  if (kinds_.empty()) return kFlopsPerSentByte * crossing_[p];
+  return messages_[r].latency + messages_[r].of_byte * crossing_[p];
+}
+
+double Loads::all(size_t r, size_t a, size_t b) const {
+  if (work_between(a, b) == 0) return std::numeric_limits<double>::infinity();
+  return own(r, a, b) + (sent(r, a) + sent(r + 1, b));
+}
+
+std::string Loads::describe(size_t r, size_t a, size_t b) const {
+  const Region& region = regions_[r];
+  const std::string on = region.name.empty() ? "" : " of " + region.name;
+  if (by_ != BalanceRule::By::kTime)
+    return fmt::format(
+        "{}{}", human_bytes(static_cast<int64_t>(own(r, a, b) / region.unit)),
+        region.unit == 1 ? "" : fmt::format(", {:.1f} % of the memory{}", 100 * own(r, a, b), on));
+  if (!kinds_.empty())
+    return fmt::format("{:.3g} ms of the forward{}", 1e3 * own(r, a, b),
+                       region.name.empty() ? "" : " on " + region.name);
+  const double whole = measures_[0].back();
+  return fmt::format("{:.1f} % of the forward FLOPs", whole > 0 ? 100 * own(r, a, b) / whole : 0);
+}
+
+}  // namespace piper
