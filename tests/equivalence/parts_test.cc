@@ -42,6 +42,38 @@ const std::string kPieces =
 const std::string kNested = R"(  - replicate: {over: node, shard: [optimizer]}
   - replicate: {over: gpu, shard: [optimizer, gradients]}
 )";
+// Orders that name parts: each part of the loss backward right after its forward; parts of layers
+// one by one, where two microbatches meet as well; halves of whole blocks in pairs.
+const std::string kTwoStages = "annotate:\n  - balance: {tag: stage, into: 2}\n";
+const std::string kOnStages = R"(  - place: {where: {stage: s}, on: {pp: s}}
+  - order:
+      each: pp
+      program: |
+)";
+const std::string kOneDevice = R"(  - place: {on: {pp: 0}}
+  - order:
+      each: pp
+      program: |
+)";
+const std::string kLossInTurn = kLoss + kOnStages + R"(        if r == 0:
+          F F B B
+        else:
+          repeat M:
+            for p in 0..4: F[part=p] B[part=p]
+)";
+const std::string kLossInHalves = kLoss + kOnStages + R"(        if r == 0:
+          F F BI BI BW BW
+        else:
+          repeat M:
+            for p in 0..4: F[part=p] BI[part=p]
+            BW
+)";
+const std::string kPartByPart = kTokens + kOneDevice + R"(        for l in 0..8:
+          for p in 0..4: F[part=p, mb=0]
+        F[part=0] F[part=1] & B[part=0] F
+        B
+        B
+)";
 
 struct Case {
   std::string name, directives, mesh = "{}", include = "";
@@ -88,27 +120,44 @@ TEST_P(Parts, TrainAsOneDeviceDoes) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, Parts,
-    ::testing::Values(Case{"tokens", kBatch + kTokens}, Case{"loss", kBatch + kLoss},
-                      Case{"loss_again", kBatch + kLoss + kAgain}, Case{"units", kBatch + kUnits},
-                      Case{"units_again", kUnits + kAgain}, Case{"samples", kSamplesInTurn},
-                      Case{"columns", kBatch + kColumns},
-                      Case{"two", kBatch + kTokens +
-                                      R"(  - split: {scope: "**/lm_head", dim: 1, into: 2, as: rows}
+    ::testing::Values(
+        Case{"tokens", kBatch + kTokens}, Case{"loss", kBatch + kLoss},
+        Case{"loss_again", kBatch + kLoss + kAgain}, Case{"units", kBatch + kUnits},
+        Case{"units_again", kUnits + kAgain}, Case{"samples", kSamplesInTurn},
+        Case{"columns", kBatch + kColumns},
+        Case{"two", kBatch + kTokens +
+                        R"(  - split: {scope: "**/lm_head", dim: 1, into: 2, as: rows}
 )"},
-                      Case{"tokens_dp", kBatch + kTokens + "  - replicate: {over: dp}\n",
-                           "{dp: 2}"},
-                      Case{"samples_nested", kSamplesInTurn + kNested, "{node: 2, gpu: 2}"},
-                      Case{"tokens_tp", kTokens + kGptTensor, "{tp: 2}"},
-                      Case{"units_tp", kUnits + kGptTensor, "{tp: 2}"},
-                      Case{"samples_tp", kSamplesInTurn + kGptTensor, "{tp: 2}"},
-                      Case{"pieces_tp", kPieces + kGptTensor, "{tp: 2}"},
-                      Case{"columns_tp", kColumns + kGptTensor, "{tp: 2}"}),
+        Case{"tokens_dp", kBatch + kTokens + "  - replicate: {over: dp}\n", "{dp: 2}"},
+        Case{"samples_nested", kSamplesInTurn + kNested, "{node: 2, gpu: 2}"},
+        Case{"tokens_tp", kTokens + kGptTensor, "{tp: 2}"},
+        Case{"units_tp", kUnits + kGptTensor, "{tp: 2}"},
+        Case{"samples_tp", kSamplesInTurn + kGptTensor, "{tp: 2}"},
+        Case{"pieces_tp", kPieces + kGptTensor, "{tp: 2}"},
+        Case{"columns_tp", kColumns + kGptTensor, "{tp: 2}"},
+        Case{"again_in_some", kBatch + kTokens +
+                                  R"(  - recompute: {where: {part: "<2"}}
+)"},
+        Case{"streams_tp",
+             kSamplesInTurn + kGptTensor +
+                 R"(  - stream: {where: {kind: all_reduce, part: p}, name: "half{p}"}
+)",
+             "{tp: 2}"},
+        Case{"loss_in_turn", kBatch + kLossInTurn, "{pp: 2}", kTwoStages},
+        Case{"loss_in_turn_again", kBatch + kAgain + kLossInTurn, "{pp: 2}", kTwoStages},
+        Case{"loss_in_turn_dp",
+             kBatch + kLossInTurn +
+                 "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n",
+             "{pp: 2, dp: 2}", kTwoStages},
+        Case{"loss_in_halves", kBatch + kLossInHalves, "{pp: 2}", kTwoStages},
+        Case{"part_by_part", kBatch + kPartByPart, "{pp: 1}"},
+        Case{"part_by_part_again", kBatch + kAgain + kPartByPart, "{pp: 1}"},
+        Case{"part_by_part_tp", kBatch + kPartByPart + kGptTensor, "{pp: 1, tp: 2}"}),
     [](const auto& info) { return info.param.name; });
 
 // What a part does must differ from another's: without its own tokens training diverges.
-TEST(PartsControl, OtherNumbersDiverge) {
-  NEED_MODEL("gpt");
-  const Result<Compiled> compiled = compile_parts({"", kBatch + kTokens}, false);
+void expect_divergence(const Case& c) {
+  const Result<Compiled> compiled = compile_parts(c, false);
   ASSERT_TRUE(compiled) << print_error(compiled.error());
   PlanSet wrong = compiled->set;
   size_t changed = 0;
@@ -129,6 +178,12 @@ TEST(PartsControl, OtherNumbersDiverge) {
                         other = train(wrong, "gpt-deep", 2);
   ASSERT_TRUE(single && other);
   EXPECT_GT(largest_difference(*other, *single), 1e-3);
+}
+
+TEST(PartsControl, OtherNumbersDiverge) {
+  NEED_MODEL("gpt");
+  expect_divergence({"", kBatch + kTokens});
+  expect_divergence({"", kBatch + kPartByPart, "{pp: 1}"});
 }
 
 // A wrong part in a plan is found, wherever it is: one used twice in a sum or a concatenation, or
@@ -203,6 +258,73 @@ TEST(PartsOfRegions, SaveMemory) {
     ASSERT_TRUE(whole && parts);
     EXPECT_LT(step_bytes(*parts), step_bytes(*whole)) << split;
   }
+}
+
+// One part of the loss forward and backward at a time keeps fewer logits, and makes none again.
+TEST(PartsOfRegions, InTurnSaveMemory) {
+  NEED_MODEL("gpt");
+  const auto bytes = [](const std::string& directives) {
+    const auto compiled = compile_parts({"", kBatch + directives, "{pp: 2}", kTwoStages}, false);
+    EXPECT_TRUE(compiled) << print_error(compiled.error());
+    return compiled ? step_bytes(*compiled) : 0;
+  };
+  const std::string after = kOnStages + "        repeat M: F\n        repeat M: B\n";
+  const std::string alternating =
+      kOnStages + "        if r == 0:\n          F F B B\n        else:\n          F B F B\n";
+  EXPECT_LT(bytes(kLossInTurn), bytes(kLoss + alternating));
+  EXPECT_LT(bytes(kLoss + alternating), bytes(kLoss + after));
+}
+
+// Sums of each half of the samples travel on a stream of their own.
+TEST(PartsOfRegions, HaveStreamsOfTheirOwn) {
+  NEED_MODEL("gpt");
+  const auto compiled =
+      compile_parts({"",
+                     kSamplesInTurn + kGptTensor +
+                         "  - stream: {where: {kind: all_reduce, part: 1}, name: second}\n",
+                     "{tp: 2}"},
+                    false);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const RoleProgram& role = compiled->set.roles[0];
+  std::map<std::string, int64_t> sums;  // by stream
+  for (const Instruction& each : role.body)
+    if (each.kind == InstructionKind::kAllReduce)
+      ++sums[role.streams[static_cast<size_t>(each.stream)].name];
+  EXPECT_EQ(sums["second"], 32);  // of 8 layers, 2 each way
+}
+
+TEST(PartsOfRegions, RefuseWrongOrders) {
+  NEED_MODEL("gpt");
+  const std::string head = kBatch + kLoss + kOneDevice;
+  const std::pair<std::string, std::string> refused[] = {
+      {head + "        repeat M: F[part=4] B\n", "no task of this device has part=4"},
+      {head + "        repeat M: F[parts=0] B\n",
+       "tasks have no tag 'parts' (did you mean 'part'?)"},
+      {head + "        repeat M: F[part=0] B\n", "the program leaves 6 of 22 tasks out"},
+      {head + "        repeat M: F B[part=1] B[part=0] B\n", "the order cannot run"},
+      {head + "        repeat M: F[part=0] F B\n        S\n",
+       "not supported: 'S' in an order that names parts: 'part'"},
+      {head + "        repeat M: F[part=0] F R? B\n",
+       "not supported: 'R' in an order that names parts: 'part'"},
+      {kBatch + kLoss + "  - stream: {where: {kind: compute, part: 1}, name: other}\n",
+       "stream: matches nothing"},
+  };
+  for (const auto& [directives, message] : refused) {
+    const Result<Compiled> compiled = compile_parts({"", directives, "{pp: 1}"}, false);
+    ASSERT_FALSE(compiled) << message;
+    const std::string text = print_error(compiled.error());
+    EXPECT_THAT(text, AllOf(HasSubstr(message), HasSubstr("strategy.yaml:"))) << text;
+  }
+}
+
+// An order that names parts goes with one part as well, as a sweep may ask for.
+TEST(PartsOfRegions, MayBeOne) {
+  NEED_MODEL("gpt");
+  std::string one = kBatch + kLossInTurn;
+  for (size_t at; (at = one.find("into: 4")) != one.npos;) one.replace(at, 7, "into: 1");
+  one.replace(one.find("0..4"), 4, "0..1");
+  const Result<Compiled> compiled = compile_parts({"", one, "{pp: 2}", kTwoStages}, false);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
 }
 
 TEST(PartsOfRegions, RefuseWhatMixesADim) {

@@ -62,7 +62,6 @@ struct Order {
   SourceSpan at;
   Variables bound;           // params and mesh sizes; expand_order's own variables come first
   std::string micro = "mb";  // what split calls the microbatch
-  std::string tokens;        // and a chunk of tokens; empty: samples are not split
 };
 // Returns the items of `order` at coordinate r of its axis; variables: r, P (axis size), M
 // (microbatches); at most 2^18 items.

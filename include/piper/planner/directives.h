@@ -113,6 +113,10 @@ Result<Graph> round_gathered(Graph step, const Strategy& strategy, const Cut& cu
 // tensors have not or that does not divide, and those of cut_in_parts.
 Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& out);
 
+// Returns the parts of regions, by the names of their tags, that an order names: they are tasks of
+// their own. Errors: beside items of updates, reductions or what runs again; places by part.
+Result<std::vector<std::string>> parts_in_orders(const Strategy& strategy);
+
 // Cuts tokens into chunks, or samples into shares, that are tasks of their own, where a `split`
 // says so. Requires a graph whose batch is cut. Errors: no input has tokens, or a number of them
 // that does not divide; parts, places by chunk, or attention by ring, beside it; and those of
@@ -151,7 +155,7 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, c
 // Returns the compute order per cell that the order directive asks for; empty when there is none,
 // or a policy. Requires tasks. Errors: an item that finds no task, or names a tag value that the
 // device has not; tasks that no item takes; anything after U.
-Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<Order>& orders,
+Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const Strategy& strategy,
                                               const Variables& variables, Explanations& out);
 // Gives the collectives within the second halves of pairs ('&&') streams of their own, where
 // entries of `stream` have given them one, and says so.

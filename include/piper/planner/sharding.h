@@ -144,4 +144,13 @@ Result<Parts> cut_chunks(Graph graph, const PartCut& cut);
 // that parts have.
 Graph order_parts(Graph graph, std::span<const std::string> names);
 
+// The tag that number_spans sets.
+inline constexpr const char* kSpanOfParts = "parts.span";
+// Numbers the spans of each region of tasks, forward and backward apart: what is in no part and
+// before the first parts is 0, these are 1, what is between them and further ones is 2, and so on.
+// So parts can be tasks: of a region of tasks no span reads what a later one makes. `names`: of the
+// tags that parts have; `regions`: tags that tell regions of tasks apart.
+Graph number_spans(Graph graph, std::span<const std::string> names,
+                   std::span<const std::string> regions);
+
 }  // namespace piper

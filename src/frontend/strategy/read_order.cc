@@ -307,7 +307,6 @@ Status check_order(const Fields& map, const Reading& reading, Order& order) {
                 "'order' has exactly one of the keys program, lists, csv, policy");
   order.bound = reading.scope.integers;
   order.micro = micro_name(reading.strategy);
-  if (const Split* chunks = reading.strategy.chunk_split()) order.tokens = chunks->as;
   if (order.rows.empty() && !map["lists"]) return ok_status();
   return check_row_count(reading, order, map.key_at(forms[0]));
 }

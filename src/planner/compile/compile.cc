@@ -297,6 +297,18 @@ Error with_rules(Error error, const Strategy& strategy, const std::vector<std::s
   return error;
 }
 
+// Parts that an order names are tasks. The reference plan runs the same, each stage in one.
+Result<Graph> with_parts_as_tasks(Graph graph, const Strategy& strategy, DagSpec& spec,
+                                  Summing& summing) {
+  PIPER_ASSIGN(std::vector<std::string> parts, parts_in_orders(strategy));
+  if (parts.empty()) return graph;
+  graph = number_spans(std::move(graph), parts, spec.region_tags);
+  parts.emplace_back(kSpanOfParts);
+  summing.finer = parts.size();
+  std::ranges::move(parts, std::back_inserter(spec.region_tags));
+  return graph;
+}
+
 // Makes chunks and places them.
 Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
   if (making.target == Target::kUncut) {
@@ -327,6 +339,9 @@ Result<Dag> make_chunks(const Graph& step, Cut cut, Making& making) {
     spec.variants = std::move(recomputed.variants);
   }
   if (!making.evaluates) graph = rename_in_backward(keep_slopes(std::move(graph)));
+  if (making.has_order()) {
+    PIPER_ASSIGN(graph, with_parts_as_tasks(std::move(graph), strategy, spec, making.summing));
+  }
   Result<Dag> made = make_dag(std::move(graph), spec);
   if (!made) return with_rules(std::move(made).error(), strategy, spec.region_tags);
   PIPER_ASSIGN(Dag dag, std::move(made));
@@ -475,6 +490,8 @@ Result<PlanSet> make_plans(const Graph& step, const Cut& cut, Making making) {
     if (const Split* chunks = strategy.chunk_split())
       return fail(chunks->at,
                   "not supported: an order file of chunks of tokens or shares of samples");
+    if (making.summing.finer > 0)
+      return fail(strategy.orders[0].at, "not supported: an order file of parts of regions");
     PIPER_ASSIGN(making.compiled.order, order_rows(scheduled.dag, scheduled.schedule.compute));
   }
   const auto to_plans = [&]() -> Result<Lowered> {

@@ -223,7 +223,7 @@ Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& 
                                                const JobCosts& costs, Explanations& explain) {
   if (!strategy || strategy->orders.empty()) return list_schedule(dag, deps, default_policy(dag));
   const Order& order = strategy->orders.front();
-  if (!order.policy) return apply_order(dag, strategy->orders, variables, explain);
+  if (!order.policy) return apply_order(dag, *strategy, variables, explain);
   PIPER_ASSIGN(const ListPolicy policy, make_policy(dag, order, variables, costs));
   PIPER_ASSIGN(auto orders, list_schedule(dag, deps, policy));
   explain.push_back(report(dag, policy, orders, length_of(dag, deps, policy, orders)));

@@ -29,8 +29,8 @@ std::string list(const std::vector<int32_t>& micros) {
   return micros.size() > kShown ? text + " …" : text;
 }
 
-// Returns the name of a chunk whose sums do not get all chunks of tokens of one microbatch, the last
-// one first, and then those of the next; empty: there is none.
+// Returns the name of a chunk whose sums do not get all chunks of tokens of one microbatch, the
+// last one first, and then those of the next; empty: there is none.
 std::string alternates(const Dag& dag, const std::vector<ComputeOrder>& compute,
                        const std::string& tokens) {
   const auto at = std::ranges::find(dag.region_tags, tokens) - dag.region_tags.begin();
@@ -49,6 +49,23 @@ std::string alternates(const Dag& dag, const std::vector<ComputeOrder>& compute,
       if (!is_first && std::exchange(before->second, turn) > turn) return chunk.name;
     }
   return "";
+}
+
+// Leaves one order for each stage, as the single-device plan has it.
+void join_finer(Summing& summing, std::vector<std::string>& lines) {
+  bool differ = false;
+  std::map<Key, std::vector<int32_t>> joined;
+  for (auto& [key, micros] : summing.orders) {
+    Key stage = key;
+    stage.second.resize(key.second.size() - summing.finer);
+    const auto [known, is_new] = joined.try_emplace(std::move(stage), micros);
+    differ = differ || known->second != micros;
+  }
+  summing.orders = std::move(joined);
+  if (differ)
+    lines.push_back(
+        "parts of a stage add microbatches in different orders: the single-device plan adds all in "
+        "one, and differs by rounding");
 }
 
 }  // namespace
@@ -78,6 +95,7 @@ void find_sum_orders(const Dag& dag, const std::vector<ComputeOrder>& compute, S
     if (count++ == 0) first = fmt::format("'{}' adds{}", names[key], list(micros));
   }
   if (count == 0) return summing.orders.clear();
+  if (summing.finer > 0) join_finer(summing, lines);
   lines.push_back(fmt::format("sums are not formed in microbatch order: {}{}", first,
                               count > 1 ? fmt::format(", and {} more", count - 1) : ""));
   lines.push_back(

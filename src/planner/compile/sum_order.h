@@ -13,14 +13,15 @@ namespace piper {
 struct Summing {
   std::vector<int32_t> group_of;         // see Dag
   std::vector<std::string> region_tags;  // of the chunks below
-  std::string tokens;                    // of these, that of chunks of tokens; empty: none
+  size_t finer = 0;    // of these, the last ones: the single-device plan has none of them
+  std::string tokens;  // of these, that of chunks of tokens; empty: none
   // By pass and tags of a chunk its microbatches in the order in which it adds them. Empty: each
   // sum adds its microbatches in ascending order, in each group of them.
   std::map<std::pair<TaskPass, std::vector<int32_t>>, std::vector<int32_t>> orders;
 };
 
-// Sets `orders`, and says in `lines` where they do not ascend, and where chunks of tokens of several
-// microbatches alternate in one sum.
+// Sets `orders`, and says in `lines` where they do not ascend, where chunks of tokens of several
+// microbatches alternate in one sum, and where parts of a stage add in different orders.
 void find_sum_orders(const Dag& dag, const std::vector<ComputeOrder>& compute, Summing& summing,
                      std::vector<std::string>& lines);
 

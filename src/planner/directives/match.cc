@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "piper/ir/ops.h"
+#include "piper/planner/sharding.h"
 
 namespace piper {
 namespace {
@@ -100,6 +101,12 @@ bool matches_any(const Glob& match, std::span<const std::string> scopes) {
 
 }  // namespace
 
+std::vector<std::string> tags_to_name(const Dag& dag) {
+  std::vector<std::string> names = dag.region_tags;
+  std::erase(names, kSpanOfParts);
+  return names;
+}
+
 bool stands_for(const Graph& graph, const Node& node, std::string_view op) {
   if (node.op == op) return true;
   const OpDef* def = find_op(node.op);
@@ -192,8 +199,13 @@ Result<const std::vector<bool>*> TaskMatcher::named_by(const Condition& conditio
 TaskMatcher::TaskMatcher(const Dag& dag, const Strategy& strategy)
     : dag_(dag),
       micro_(strategy.batch_split() ? strategy.batch_split()->as : "mb"),
+      tags_(dag.region_tags),
       view_of_(dag.tasks.size(), -1) {
-  add({TaskPass::kMove, std::vector<int32_t>(dag.region_tags.size(), kNoTag)});
+  for (const Split& split : strategy.splits)
+    if (split.of_region() && dag.graph.tag_index(split.as) >= 0 &&
+        !std::ranges::count(tags_, split.as))
+      tags_.push_back(split.as);
+  add({TaskPass::kMove, std::vector<int32_t>(tags_.size(), kNoTag)});
   look_at_writers(writers(dag));
   look_at_readers();
 }
@@ -216,15 +228,31 @@ int32_t TaskMatcher::agreed(int32_t a, int32_t b) {
   return add(both);
 }
 
+int32_t TaskMatcher::view_within(const Task& task) {
+  View view = views_[static_cast<size_t>(view_of_[task.within.index()])];
+  for (size_t t = dag_.region_tags.size(); t < tags_.size(); ++t) {
+    const int tag = dag_.graph.tag_index(tags_[t]);
+    const auto part = [&](NodeId id) { return dag_.graph.tag(dag_.graph.node(id), tag); };
+    view.tags[t] = part(task.nodes[0]);
+    for (NodeId id : task.nodes)
+      if (part(id) != view.tags[t]) view.tags[t] = kNoTag;
+  }
+  return add(view);
+}
+
 void TaskMatcher::look_at_writers(const std::vector<std::vector<TaskId>>& writers) {
   std::vector<int32_t> of_chunk;
-  for (const Chunk& chunk : dag_.chunks) of_chunk.push_back(add({chunk.pass, chunk.tags}));
+  for (const Chunk& chunk : dag_.chunks) {
+    View view{chunk.pass, chunk.tags};
+    view.tags.resize(tags_.size(), kNoTag);
+    of_chunk.push_back(add(view));
+  }
   for (size_t t = 0; t < dag_.tasks.size(); ++t)
     if (dag_.tasks[t].chunk.valid()) view_of_[t] = of_chunk[dag_.tasks[t].chunk.index()];
   for (size_t t = 0; t < dag_.tasks.size(); ++t) {
     const Task& task = dag_.tasks[t];
     if (task.kind == InstructionKind::kRecv) view_of_[t] = view_of_[t - 1];  // its send's
-    if (task.within.valid()) view_of_[t] = view_of_[task.within.index()];
+    if (task.within.valid()) view_of_[t] = view_within(task);
     if (task.chunk.valid()) continue;
     for (ItemId item : task.reads)
       for (TaskId writer : writers[item.index()])
@@ -255,7 +283,7 @@ Result<std::optional<Variables>> TaskMatcher::bound(TaskId id, const Where& wher
                                                     const Variables& variables) const {
   const Task& task = dag_.tasks[id.index()];
   const View& view = views_[static_cast<size_t>(view_of_[id.index()])];
-  const std::vector<std::string>& tags = dag_.region_tags;
+  const std::vector<std::string>& tags = tags_;
   return match(where, variables, [&](const Condition& condition) -> Result<Seen> {
     if (condition.tag == "pass") return Seen(has_pass(condition, view.pass));
     if (condition.tag == "kind")
@@ -271,6 +299,7 @@ Result<std::optional<Variables>> TaskMatcher::bound(TaskId id, const Where& wher
     if (condition.tag == micro_)
       return Seen(task.micro < 0 ? kNoTag : static_cast<int32_t>(task.micro % dag_.microbatches));
     std::vector<std::string> known = tags;
+    std::erase(known, kSpanOfParts);
     known.insert(known.end(), {micro_, "pass", "kind", "value"});
     return fail(condition.at, "where: tasks have no tag '{}'{}", condition.tag,
                 did_you_mean(condition.tag, known))
@@ -378,6 +407,7 @@ Error with_regions(Error error, const Dag& dag) {
     for (int32_t value = 0; value < *values.rbegin(); ++value)
       if (values.count(value) == 0) missing.push_back(value);
     const std::string& tag = dag.region_tags[t];
+    if (tag == kSpanOfParts) continue;
     error.notes.push_back(fmt::format("'{}' is {}", tag, ranges({values.begin(), values.end()})));
     if (!missing.empty())
       error.notes.push_back(fmt::format("no op of the model has '{}' {}: 'annotate' left it empty",
@@ -436,6 +466,7 @@ Error no_match(const Dag& dag, const Where& where, const SourceSpan& at,
     std::set<int32_t> values;
     for (const Chunk& chunk : dag.chunks)
       if (chunk.tags[t] != kNoTag) values.insert(chunk.tags[t]);
+    if (dag.region_tags[t] == kSpanOfParts) continue;
     std::string list;
     for (int32_t value : values) list += fmt::format("{}{}", list.empty() ? "" : ", ", value);
     error.notes.push_back(fmt::format("tag '{}' has the values {}", dag.region_tags[t], list));

@@ -21,6 +21,8 @@ bool stands_for(const Graph& graph, const Node& node, std::string_view op);
 // Returns the latest region of the producers of a node's inputs that carry the tag; kNoTag if none
 // does (annotate.cc).
 int32_t latest_producer(const Graph& graph, const Node& node, int tag);
+// Returns the tags of tasks that a strategy may name.
+std::vector<std::string> tags_to_name(const Dag& dag);
 // Returns variables with what the conditions bind, if the chunk meets all of them for this
 // microbatch.
 Result<std::optional<Variables>> match_chunk(const Dag& dag, const Chunk& chunk, const Where& where,
@@ -36,7 +38,8 @@ Result<bool> is_read_where(const Graph& graph, const std::vector<NodeId>& reader
                            const Where& where, const Variables& variables);
 // Where-conditions against tasks. A computation has the pass and tags of its chunk; a send, receive
 // or reduction those of the tasks that make what it moves, an input or gathered parameter those of
-// its readers, as far as all of them agree; a collective within a computation those of that.
+// its readers, as far as all of them agree; a collective within a computation those of that, and
+// the part of a region that its ops are.
 class TaskMatcher {
  public:
   // Microbatches are called as split calls them. Requires tasks.
@@ -67,13 +70,15 @@ class TaskMatcher {
   Result<const std::vector<bool>*> named_by(const Condition& condition) const;
   int32_t add(const View& view);
   int32_t agreed(int32_t a, int32_t b);
+  int32_t view_within(const Task& task);
   void look_at_writers(const std::vector<std::vector<TaskId>>& writers);
   void look_at_readers();
 
   const Dag& dag_;
   std::string micro_;
-  std::vector<View> views_;       // distinct ones; the first has nothing
-  std::vector<int32_t> view_of_;  // by task
+  std::vector<std::string> tags_;  // of views: those of regions, then parts that are no tasks
+  std::vector<View> views_;        // distinct ones; the first has nothing
+  std::vector<int32_t> view_of_;   // by task
   mutable std::map<const Condition*, std::vector<bool>> named_;  // what named_by has answered
 };
 // Returns the mesh axis of this name.

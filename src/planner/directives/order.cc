@@ -23,12 +23,15 @@ std::string item_text(const OrderItem& item) {
 // Matches one coordinate's items with the tasks of one cell.
 class CellOrder {
  public:
-  CellOrder(const Dag& dag, const Order& order, int32_t cell, int64_t coordinate,
+  CellOrder(const Dag& dag, const Strategy& strategy, int32_t cell, int64_t coordinate,
             const std::vector<TaskId>& tasks)
       : dag_(dag),
-        order_(order),
-        where_(fmt::format("{}={}", order.each, coordinate)),
-        pool_(dag, cell, tasks, order.micro, order.tokens) {}
+        order_(strategy.orders.front()),
+        where_(fmt::format("{}={}", order_.each, coordinate)),
+        pool_(dag, cell, tasks, strategy) {
+    for (const Split& split : strategy.splits)
+      if (split.of_region() && split.into == 1) uncut_.insert(split.as);
+  }
 
   Result<ComputeOrder> run(const std::vector<OrderItem>& items) {
     items_ = items;
@@ -101,7 +104,9 @@ class CellOrder {
         if (ahead[i] != next) continue;
         PIPER_TRY(check_between_steps(items, i, next));
         OrderItem item = items[i];
-        std::erase_if(item.tags, [](const auto& tag) { return tag.first == "step"; });
+        std::erase_if(item.tags, [&](const auto& tag) {
+          return tag.first == "step" || (tag.second == 0 && uncut_.contains(tag.first));
+        });
         tasks[i].first = out_.tasks.size();
         PIPER_TRY(take(item, static_cast<int32_t>(i) + 1));
         tasks[i].second = out_.tasks.size();
@@ -167,9 +172,10 @@ class CellOrder {
           .with_code(ExitCode::kRefused)
           .with_note("the update needs the gradients of all microbatches: 'U' is the last item");
     }
-    const bool again = dag_.tasks[taken.front().index()].pass == TaskPass::kR;
-    if (item.pass == "B" && taken.size() > (again ? 2 : 1))
-      out_.wholes.push_back(static_cast<int32_t>(out_.tasks.size()) + (again ? 1 : 0));
+    for (size_t t = 0; item.pass == "B" && t + 1 < taken.size(); ++t)
+      if (dag_.tasks[taken[t].index()].pass == TaskPass::kBI &&
+          dag_.tasks[taken[t + 1].index()].pass == TaskPass::kBW)
+        out_.wholes.push_back(static_cast<int32_t>(out_.tasks.size() + t));
     out_.tasks.insert(out_.tasks.end(), taken.begin(), taken.end());
     out_.named_at.resize(out_.tasks.size(), place(item.at));
     return ok_status();
@@ -257,6 +263,7 @@ class CellOrder {
   std::map<std::pair<int, int>, size_t> place_of_;  // by line and column
   ComputeOrder out_;
   std::set<std::string> absent_;
+  std::set<std::string> uncut_;  // parts of regions that have one: no tag of tasks
   bool update_ = false;
 };
 
@@ -296,8 +303,9 @@ Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,
   return limits;
 }
 
-Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<Order>& orders,
+Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const Strategy& strategy,
                                               const Variables& variables, Explanations& out) {
+  const std::vector<Order>& orders = strategy.orders;
   std::vector<ComputeOrder> result;
   if (orders.empty()) return result;
   if (orders.size() > 1)
@@ -311,7 +319,7 @@ Result<std::vector<ComputeOrder>> apply_order(const Dag& dag, const std::vector<
     const int64_t r = dag.cells[cell][axis];
     PIPER_ASSIGN(const std::vector<OrderItem> items,
                  expand_order(order, scope_of(dag, cell, axis, variables)));
-    CellOrder taker(dag, order, static_cast<int32_t>(cell), r, tasks[cell]);
+    CellOrder taker(dag, strategy, static_cast<int32_t>(cell), r, tasks[cell]);
     PIPER_ASSIGN(ComputeOrder compute, taker.run(items));
     lines[cell].push_back(taker.text(compute));
     for (const std::string& item : taker.absent())

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "match.h"
+#include "piper/planner/sharding.h"
 
 namespace piper {
 namespace {
@@ -36,8 +37,18 @@ std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag) {
 }
 
 OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& tasks,
-                     const std::string& micro_tag, const std::string& tokens_tag)
-    : dag_(dag), micro_tag_(micro_tag), tokens_(place_of_tag(dag, tokens_tag)) {
+                     const Strategy& strategy)
+    : dag_(dag),
+      micro_tag_(strategy.batch_split() ? strategy.batch_split()->as : "mb"),
+      spans_(place_of_tag(dag, kSpanOfParts)) {
+  for (const Split& split : strategy.splits) {
+    const ptrdiff_t tag = split.of_batch() ? -1 : place_of_tag(dag, split.as);
+    if (tag >= 0) within_.push_back(tag);
+    if (tag < 0 && split.of_region()) parts_.push_back(split.as);
+    if (split.of_chunks()) tokens_ = tag;
+  }
+  if (spans_ >= 0) within_.push_back(spans_);
+  std::ranges::sort(within_);
   for (const Chunk& chunk : dag.chunks) {
     std::vector<int32_t> stage = stage_of(chunk);
     const bool known = std::find(regions_.begin(), regions_.end(), stage) != regions_.end();
@@ -94,8 +105,22 @@ void OrderPool::sort_like_backwards() {
 
 std::vector<int32_t> OrderPool::stage_of(const Chunk& chunk) const {
   std::vector<int32_t> tags = chunk.tags;
-  if (tokens_ >= 0) tags.erase(tags.begin() + tokens_);
+  for (size_t w = within_.size(); w-- > 0;) tags.erase(tags.begin() + within_[w]);
   return tags;
+}
+
+OrderPool::Unit OrderPool::unit_of(const Entry& entry) const {
+  std::vector<int32_t> within;
+  for (const ptrdiff_t tag : within_) within.push_back(tag_of(entry, tag));
+  return {entry.chunk, std::move(within), task(entry).micro};
+}
+
+int32_t OrderPool::part_of(const Task& task) const {
+  for (const ptrdiff_t tag : within_)
+    if (const int32_t part = chunk_of(task).tags[static_cast<size_t>(tag)];
+        tag != spans_ && part != kNoTag)
+      return part;
+  return kNoTag;
 }
 
 // Where BI and BW are tasks, B is a BI with its BW, or the one of them that there is.
@@ -119,7 +144,8 @@ int64_t OrderPool::value_of(const Entry& entry, const std::string& tag) const {
 }
 
 Status OrderPool::check_tag(const std::string& tag, const OrderItem& item) const {
-  std::vector<std::string> names = dag_.region_tags;
+  std::vector<std::string> names = tags_to_name(dag_);
+  names.insert(names.end(), parts_.begin(), parts_.end());
   names.insert(names.end(), {micro_tag_, "chunk"});
   if (std::find(names.begin(), names.end(), tag) != names.end()) return ok_status();
   return fail(item.at, "order: tasks have no tag '{}'{}", tag, did_you_mean(tag, names))
@@ -131,11 +157,15 @@ Status OrderPool::check_values(const OrderItem& item) const {
   for (const auto& [tag, wanted] : item.tags) {
     std::set<int64_t> there;
     for (const Entry& entry : entries_)
-      if (tag != micro_tag_ || task(entry).micro >= 0) there.insert(value_of(entry, tag));
+      if (const int64_t value = value_of(entry, tag);
+          value != kNoTag && (tag != micro_tag_ || value >= 0))
+        there.insert(value);
     if (there.count(wanted) > 0) continue;
-    Error error = fail(item.at, "order: no task of this device has {}={}", tag, wanted)
-                      .with_note(fmt::format("its tasks have {} {}", tag, list(there)))
-                      .with_code(ExitCode::kRefused);
+    Error error =
+        fail(item.at, "order: no task of this device has {}={}", tag, wanted)
+            .with_note(there.empty() ? fmt::format("none of its tasks has a {}", tag)
+                                     : fmt::format("its tasks have {} {}", tag, list(there)))
+            .with_code(ExitCode::kRefused);
     if (tag == "chunk") error = with_regions(std::move(error), dag_);
     if (tag == micro_tag_ && wanted >= dag_.microbatches)
       error.notes.push_back(fmt::format(
@@ -174,9 +204,39 @@ Result<Taken> OrderPool::take(const OrderItem& item, int32_t number) {
          is_taken(entries_[static_cast<size_t>(queue->entries[queue->next])], item.pass))
     ++queue->next;
   if (queue->next == queue->entries.size()) return Taken{};
-  Entry& entry = entries_[static_cast<size_t>(queue->entries[queue->next])];
-  entry.taken_by = number;
   Taken taken;
+  for (const size_t entry : taken_with(static_cast<size_t>(queue->entries[queue->next]), item))
+    take_one(entries_[entry], item, number, taken);
+  return taken;
+}
+
+std::vector<size_t> OrderPool::taken_with(size_t entry, const OrderItem& item) const {
+  const Entry& next = entries_[entry];
+  if (spans_ < 0 || task(next).micro < 0) return {entry};
+  const bool names_part = std::ranges::any_of(item.tags, [&](const auto& tag) {
+    return std::ranges::count(within_, place_of_tag(dag_, tag.first)) > 0;
+  });
+  const auto [first, end] = std::ranges::equal_range(
+      entries_, task(next).micro, {}, [&](const Entry& each) { return task(each).micro; });
+  std::vector<size_t> left, taken;
+  bool is_last = true;
+  for (auto each = first; each != end; ++each) {
+    if (each->chunk != next.chunk || !has_pass(*each, item.pass) || is_taken(*each, item.pass))
+      continue;
+    left.push_back(static_cast<size_t>(each - entries_.begin()));
+    is_last = is_last && (left.back() == entry || part_of(task(*each)) == kNoTag);
+  }
+  for (const size_t each : left) {
+    const bool before = tag_of(entries_[each], spans_) < tag_of(next, spans_);
+    if (!names_part || each == entry ||
+        (part_of(task(entries_[each])) == kNoTag && (before || is_last)))
+      taken.push_back(each);
+  }
+  return taken;
+}
+
+void OrderPool::take_one(Entry& entry, const OrderItem& item, int32_t number, Taken& taken) {
+  entry.taken_by = number;
   if (entry.again >= 0) {
     Entry& again = entries_[static_cast<size_t>(entry.again)];
     if (again.taken_by < 0) taken.push_back(again.task), again.taken_by = number;
@@ -187,26 +247,25 @@ Result<Taken> OrderPool::take(const OrderItem& item, int32_t number) {
     weight.taken_by = number;
     taken.push_back(weight.task);
   }
-  if (item.pass != "U" && item.pass != "S") return taken;
+  if (item.pass != "U" && item.pass != "S") return;
   for (Entry& other : entries_)
     if (other.taken_by < 0 && has_pass(other, item.pass) && unit_of(other) == unit_of(entry))
       other.taken_by = number, taken.push_back(other.task);
-  return taken;
 }
 
 std::string OrderPool::short_name(TaskId id, const std::string& pass) const {
   const Task& task = dag_.tasks[id.index()];
   const Chunk& chunk = chunk_of(task);
-  std::string stage, tokens;
+  std::string stage, part;
   if (regions_.size() > 1) {
     const ptrdiff_t tag = place_of_tag(dag_, "stage");
     const auto local = std::find(regions_.begin(), regions_.end(), stage_of(chunk));
     stage = std::to_string(tag < 0 ? static_cast<int32_t>(local - regions_.begin())
                                    : chunk.tags[static_cast<size_t>(tag)]);
   }
-  if (tokens_ >= 0) tokens = fmt::format(".{}", chunk.tags[static_cast<size_t>(tokens_)]);
+  if (const int32_t number = part_of(task); number != kNoTag) part = fmt::format(".{}", number);
   return fmt::format("{}{}{}{}", stage, pass.empty() ? name_of_item(task) : pass,
-                     task.micro < 0 ? "" : std::to_string(task.micro), tokens);
+                     task.micro < 0 ? "" : std::to_string(task.micro), part);
 }
 
 bool OrderPool::has_none(const OrderItem& item) {

@@ -18,11 +18,14 @@ class OrderPool {
  public:
   // `tasks`: the ordered compute tasks of the cell.
   OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& tasks,
-            const std::string& micro_tag, const std::string& tokens_tag);
+            const Strategy& strategy);
 
   // Returns the next of what matches, by microbatch, then in dataflow order; empty when none is
-  // left. A backward takes what runs again for it, too, where no item has. `number` is the item's,
-  // for later errors. Errors: a tag or a tag's value that no task of the cell has.
+  // left. A backward takes what runs again for it, too, where no item has. Where parts are tasks,
+  // an item that names none takes all that its pass has left of a stage and microbatch; one that
+  // does takes with the part what is before it in no part, and with the last part what is after it.
+  // `number` is the item's, for later errors. Errors: a tag or a tag's value that no task of the
+  // cell has.
   Result<Taken> take(const OrderItem& item, int32_t number);
 
   // "F3", with the stage before it when the cell has several: "1F3", and a chunk of tokens after
@@ -58,6 +61,9 @@ class OrderPool {
   bool has_pass(const Entry& entry, const std::string& pass) const;
   bool is_taken(const Entry& entry, const std::string& pass) const;
   int64_t value_of(const Entry& entry, const std::string& tag) const;
+  // Returns what an item takes whose next task is that of the entry.
+  std::vector<size_t> taken_with(size_t entry, const OrderItem& item) const;
+  void take_one(Entry& entry, const OrderItem& item, int32_t number, Taken& taken);
   Status check_tag(const std::string& tag, const OrderItem& item) const;
   Status check_values(const OrderItem& item) const;
   Result<Queue*> queue_of(const OrderItem& item);
@@ -74,19 +80,23 @@ class OrderPool {
   void sort_like_backwards();
   // Returns the tags of a chunk that tell stages apart.
   std::vector<int32_t> stage_of(const Chunk& chunk) const;
-  int32_t tokens_of(const Entry& entry) const {
-    return tokens_ < 0 ? kNoTag : chunk_of(task(entry)).tags[static_cast<size_t>(tokens_)];
+  int32_t tag_of(const Entry& entry, ptrdiff_t tag) const {
+    return chunk_of(task(entry)).tags[static_cast<size_t>(tag)];
   }
-  // A stage, chunk of tokens and microbatch, of which each pass has one task.
-  using Unit = std::tuple<int32_t, int32_t, int32_t>;
-  Unit unit_of(const Entry& entry) const {
-    return {entry.chunk, tokens_of(entry), task(entry).micro};
-  }
+  // Returns the part that a task is, or its chunk of tokens; kNoTag: neither.
+  int32_t part_of(const Task& task) const;
+  // A stage, chunk of tokens or span and part, and microbatch, of which each pass has one task.
+  using Unit = std::tuple<int32_t, std::vector<int32_t>, int32_t>;
+  Unit unit_of(const Entry& entry) const;
 
   size_t count_items(const std::vector<const Entry*>& entries) const;
 
   const std::string micro_tag_;
-  const ptrdiff_t tokens_;                     // among the region's tags; -1: none
+  // Among the region's tags, those that do not tell stages apart, ascending: of chunks of tokens,
+  // of parts, and of spans.
+  std::vector<ptrdiff_t> within_;
+  std::vector<std::string> parts_;             // tags of parts that no item names
+  ptrdiff_t tokens_ = -1, spans_ = -1;         // of these; -1: none
   std::vector<std::vector<int32_t>> regions_;  // local stage index -> tag values
   std::vector<Entry> entries_;
   std::map<Key, Queues> queues_;

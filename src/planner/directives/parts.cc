@@ -209,6 +209,34 @@ Status check_once(const Graph& graph, const Strategy& strategy, const Split& spl
 
 }  // namespace
 
+Result<std::vector<std::string>> parts_in_orders(const Strategy& strategy) {
+  std::vector<std::string> parts;
+  for (const Order& order : strategy.orders) {
+    PIPER_ASSIGN(const auto named, tags_named(order));
+    PIPER_ASSIGN(const auto passes, passes_named(order));
+    PIPER_ASSIGN(const bool updates, names_updates(order));
+    for (const Split& split : strategy.splits) {
+      if (!split.of_region() || split.into == 1 || !std::ranges::count(named, split.as)) continue;
+      parts.push_back(split.as);
+      for (const std::string pass : {"R", "S", "U"})
+        if (pass == "U" ? updates : std::ranges::count(passes, pass) > 0)
+          return fail(order.at, "not supported: '{}' in an order that names parts: '{}'", pass,
+                      split.as)
+              .with_note(fmt::format("the region is split at line {}", split.at.line))
+              .with_note(
+                  "help: without it a backward takes its R itself, and sums and updates "
+                  "come when their gradients are final");
+    }
+  }
+  for (const Place& place : strategy.places)
+    for (const Condition& condition : place.where)
+      if (std::ranges::count(parts, condition.tag) > 0)
+        return fail(condition.at,
+                    "not supported: parts of a region on several devices: 'place' names '{}'",
+                    condition.tag);
+  return parts;
+}
+
 Result<Graph> apply_parts(Graph step, const Strategy& strategy, Explanations& out) {
   int32_t first = 0;
   for (const Split& split : strategy.splits) {
