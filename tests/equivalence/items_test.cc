@@ -152,7 +152,8 @@ INSTANTIATE_TEST_SUITE_P(
              "gradients], reduce: {when: per_microbatch}}\n"
              "  - replicate: {over: dp, bucket: 16KiB}\n",
              "mesh: {dp: 2}\n"},
-        Case{"loss_in_turn", "<items/loss-in-turn>", "stages: 2, microbatches: 4, parts: 4", ""},
+        Case{"loss_in_turn", "<items/loss-in-turn>", "stages: 2, microbatches: 4, parts: 4", "",
+             kAdam, "  - recompute: {where: {part: 0}}\n"},
         Case{"updates_and_again", kOne + ", " + kAgain, "stages: 1, chunks: 8, microbatches: 1",
              kBackToFront}),
     [](const auto& info) { return info.param.name; });
