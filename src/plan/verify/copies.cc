@@ -4,17 +4,17 @@
 #include <algorithm>
 #include <map>
 
-#include "mail.h"
 #include "model.h"
 #include "values.h"
+#include "walk.h"
 
 namespace piper {
 namespace {
 
-class Copies {
+class Copies : public BufferWalk<uint64_t> {
  public:
   Copies(const Model& model, const Section& section, Findings& findings)
-      : model_(model), section_(section), findings_(findings) {}
+      : BufferWalk(section), model_(model), findings_(findings) {}
 
   void run() {
     find_holders();
@@ -26,12 +26,16 @@ class Copies {
       held_.emplace_back(cell.facts->buffers.size());
       for (int32_t b : cell.facts->kept) held_.back()[b] = initial(cell.role->tensor(b));
     }
-    for (Spot place : section_.order) step(place);
+    for (Spot place : section_.order) follow(place);
     compare();
   }
 
  private:
   const RoleProgram& role(int32_t cell) const { return *model_.cells[cell].role; }
+  uint64_t get(Spot place, int32_t buffer) override { return held_[place.cell][buffer]; }
+  void put(Spot place, int32_t buffer, uint64_t symbol) override {
+    held_[place.cell][buffer] = symbol;
+  }
   uint64_t& held(Spot place, size_t arg) { return held_[place.cell][section_.at(place).args[arg]]; }
 
   // Finds cells that keep a trained parameter that another cell also keeps.
@@ -55,38 +59,12 @@ class Copies {
     return symbol_of(text);
   }
 
-  void step(Spot place) {
+  // Values of samples count only as declared contributions.
+  void compute(Spot place) override {
     const Step& step = section_.step(place);
-    if (step.kind == InstructionKind::kCompute && !step.sums &&
-        (step.micro >= 0 || !holds_copy_[place.cell]))
+    if (!step.sums && (step.micro >= 0 || !holds_copy_[place.cell]))
       return set_written(place, step);
     const Instruction& one = section_.at(place);
-    if (is_collective(one.kind)) return collective(section_.members(place));
-    switch (one.kind) {
-      case InstructionKind::kSend:
-        for (size_t a = 0; a < one.args.size(); ++a) sent_.post(place, held(place, a));
-        return;
-      case InstructionKind::kRecv:
-        return sent_.fetch(section_.partner[place.cell][place.index],
-                           [&](size_t a, uint64_t what) { held(place, a) = what; });
-      case InstructionKind::kCopy:
-        held(place, 1) = held(place, 0);
-        return;
-      case InstructionKind::kOwnPart:
-        for (size_t a = 0; a < one.args.size(); a += 2)
-          held(place, a + 1) = over(place, held(place, a));
-        return;
-      case InstructionKind::kCompute:
-        return compute(place, one);
-      case InstructionKind::kInput:  // values of samples count only as declared contributions
-      case InstructionKind::kPosition:
-        return;
-      default:
-        PIPER_CHECK(false, "{} is followed with all of its members", to_string(one.kind));
-    }
-  }
-
-  void compute(Spot place, const Instruction& one) {
     sums_.clear();
     for (const SumCombine& combine : one.combines) {
       uint64_t sum = 0;
@@ -110,7 +88,7 @@ class Copies {
     if (one.micro < 0 && holds_copy_[place.cell])
       evaluate(place, one);
     else
-      set_written(place, section_.step(place));
+      set_written(place, step);
     for (const auto& [arg, symbol] : sums_) held(place, static_cast<size_t>(arg)) = symbol;
   }
   uint64_t contribution(Spot place, const Instruction& one, const Contribution& part) const {
@@ -144,22 +122,17 @@ class Copies {
   }
 
   // Returns the symbol after a collective over the group: equal for equal operands and axes.
-  uint64_t over(Spot place, uint64_t symbol) const {
-    const Instruction& one = section_.at(place);
-    symbol = join_symbols(symbol, static_cast<uint64_t>(one.kind));
-    for (int32_t axis : role(place.cell).groups[one.group].axes)
-      symbol = join_symbols(symbol, static_cast<uint64_t>(axis));
-    return symbol;
+  void collective(std::span<const Spot> members) override {
+    join(members, [&](size_t a) { return joined(members, a); });
   }
-  void collective(std::span<const Spot> members) {
+  uint64_t joined(std::span<const Spot> members, size_t a) {
     const Instruction& one = section_.at(members[0]);
-    const bool pairs = takes_pairs(one.kind);
-    for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {
-      uint64_t all = 0;
-      for (Spot member : members) all = join_symbols(all, held(member, a));
-      all = over(members[0], all);
-      for (Spot member : members) held(member, pairs ? a + 1 : a) = all;
-    }
+    uint64_t all = 0;
+    for (Spot member : members) all = join_symbols(all, held(member, a));
+    all = join_symbols(all, static_cast<uint64_t>(one.kind));
+    for (int32_t axis : role(members[0].cell).groups[one.group].axes)
+      all = join_symbols(all, static_cast<uint64_t>(axis));
+    return all;
   }
 
   void compare() {
@@ -179,13 +152,11 @@ class Copies {
   }
 
   const Model& model_;
-  const Section& section_;
   Findings& findings_;
   Values values_;
-  std::vector<bool> holds_copy_;             // by cell
-  std::vector<uint64_t> target_;             // by sum: the symbol of its name
-  std::vector<std::vector<uint64_t>> held_;  // by cell and buffer
-  Mail<uint64_t> sent_;
+  std::vector<bool> holds_copy_;                    // by cell
+  std::vector<uint64_t> target_;                    // by sum: the symbol of its name
+  std::vector<std::vector<uint64_t>> held_;         // by cell and buffer
   std::vector<std::pair<int32_t, uint64_t>> sums_;  // sums of the current instruction, by argument
 };
 

@@ -1,18 +1,18 @@
 // Follows a plan and records its effects as symbols of values.
 #include "effects.h"
 
-#include "mail.h"
 #include "values.h"
+#include "walk.h"
 
 namespace piper {
 namespace {
 
-class Follower {
+class EffectsWalk : public BufferWalk<uint64_t> {
  public:
-  Follower(const Model& model, const Section& section, bool whole, const Effects* known,
-           const LayoutsFound* layouts)
-      : model_(model),
-        section_(section),
+  EffectsWalk(const Model& model, const Section& section, bool whole, const Effects* known,
+              const LayoutsFound* layouts)
+      : BufferWalk(section),
+        model_(model),
         whole_(whole),
         known_(known),
         layouts_(layouts),
@@ -30,10 +30,7 @@ class Follower {
   Effects run(int32_t steps) {
     for (first_step_ = 0; first_step_ < steps; ++first_step_) {
       for (const Spot place : section_.order) {
-        if (is_collective(section_.step(place).kind))
-          collective(section_.members(place));
-        else
-          visit(place);
+        follow(place);
         if (section_.parts.size() == 1) continue;
         for (const Spot member : section_.members(place))
           if (section_.ends_step(member))
@@ -46,6 +43,8 @@ class Follower {
   }
 
  private:
+  uint64_t get(Spot place, int32_t buffer) override { return held(place, buffer); }
+  void put(Spot place, int32_t buffer, uint64_t symbol) override { held(place, buffer) = symbol; }
   uint64_t& held(Spot place, int32_t buffer) { return effects_.held[place.cell][buffer]; }
   const RoleFacts& facts(Spot place) const { return *model_.cells[place.cell].facts; }
   void cut_along(int64_t ranks) {
@@ -83,35 +82,7 @@ class Follower {
       effects_.reported.push_back({step, cell, one.name, effects_.held[cell][one.buffer]});
   }
 
-  void visit(Spot place) {
-    const Step& step = section_.step(place);
-    const auto args = section_.args_of(place.cell, step);
-    switch (step.kind) {
-      case InstructionKind::kCompute:
-        return compute(place, step, args);
-      case InstructionKind::kInput:
-        held(place, args[0]) = input(place, args[0]);
-        return;
-      case InstructionKind::kPosition:
-        held(place, args[0]) = position(place);
-        return;
-      case InstructionKind::kSend:
-        for (const int32_t arg : args) sent_.post(place, held(place, arg));
-        return;
-      case InstructionKind::kRecv:
-        return sent_.fetch(section_.partner[place.cell][place.index],
-                           [&](size_t a, uint64_t symbol) { held(place, args[a]) = symbol; });
-      case InstructionKind::kCopy:
-      case InstructionKind::kOwnPart:
-        for (size_t a = 0; a + 1 < args.size(); a += 2)
-          held(place, args[a + 1]) = held(place, args[a]);
-        return;
-      default:
-        PIPER_CHECK(false, "{} is followed with all of its members", to_string(step.kind));
-    }
-  }
-
-  uint64_t position(Spot place) const {
+  uint64_t position(Spot place) override {
     if (whole_) return position_symbol();
     const Instruction& one = section_.at(place);
     uint64_t symbol = join_symbols(symbol_of("position"), static_cast<uint64_t>(one.outer));
@@ -121,15 +92,17 @@ class Follower {
     return symbol;
   }
 
-  uint64_t input(Spot place, int32_t buffer) const {
+  uint64_t input(Spot place) override {
     const Instruction& one = section_.at(place);
-    const TensorType& type = model_.cells[place.cell].role->tensor(buffer).type;
+    const TensorType& type = model_.cells[place.cell].role->tensor(one.args[0]).type;
     return join_symbols(
         join_symbols(symbol_of("input"), symbol_of(one.input)),
         join_symbols(symbol_of(to_string(type)), static_cast<uint64_t>(step_of(place))));
   }
 
-  void compute(Spot place, const Step& step, std::span<const int32_t> args) {
+  void compute(Spot place) override {
+    const Step& step = section_.step(place);
+    const auto args = section_.args_of(place.cell, step);
     const Instruction& one = section_.at(place);
     const ProgramFacts& program = facts(place).programs[step.program];
     before_.assign(args.size(), 0);
@@ -257,46 +230,32 @@ class Follower {
   // Returns whether a collective of what has one symbol on all members keeps it. `is_sum`: ranks
   // have terms of it.
   static bool keeps_symbol(InstructionKind kind, bool is_sum) {
-    switch (kind) {
-      case InstructionKind::kAllGather:
-        return true;
-      case InstructionKind::kAllReduce:
-      case InstructionKind::kReduceScatter:
-        return is_sum;
-      case InstructionKind::kAllToAll:
-      case InstructionKind::kRotate:
-      case InstructionKind::kDispatch:
-      case InstructionKind::kCombine:
-        return false;
-      default:
-        PIPER_CHECK(false, "{} is no collective", to_string(kind));
-    }
+    if (info(kind).adds) return is_sum;
+    return kind == InstructionKind::kAllGather || kind == InstructionKind::kOwnPart;
   }
   // Where whole values are followed, all collectives along axes over which ranks have parts or
   // terms keep symbols.
-  void collective(std::span<const Spot> members) {
+  void collective(std::span<const Spot> members) override {
+    join(members, [&](size_t a) { return joined(members, a); });
+  }
+  uint64_t joined(std::span<const Spot> members, size_t a) {
     const Instruction& one = section_.at(members[0]);
-    const bool pairs = takes_pairs(one.kind);
-    for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {
-      const auto read = [&](Spot member) { return held(member, section_.at(member).args[a]); };
-      uint64_t made = read(members[0]);
-      bool same = true;
-      for (const Spot member : members) same = same && read(member) == made;
-      const bool parts = whole_ && (axes_of(model_.cells[members[0].cell].role->groups[one.group]) &
-                                    model_.followed) != 0;
-      const bool keeps = same && (parts || keeps_symbol(one.kind, sums_.contains(made)));
-      if (!keeps) {
-        for (const Spot member : members) made = join_symbols(made, read(member));
-        made = join_symbols(made, static_cast<uint64_t>(one.kind) + 1);
-        if (takes_index(one.kind)) made = join_symbols(made, held(members[0], one.args[2]));
-      }
-      if (parts && one.kind == InstructionKind::kRotate) made = values_.in_turn(made);
-      for (const Spot member : members)
-        held(member, section_.at(member).args[pairs ? a + 1 : a]) = made;
+    const auto read = [&](Spot member) { return held(member, section_.at(member).args[a]); };
+    uint64_t made = read(members[0]);
+    bool same = true;
+    for (const Spot member : members) same = same && read(member) == made;
+    const bool parts = whole_ && (axes_of(model_.cells[members[0].cell].role->groups[one.group]) &
+                                  model_.followed) != 0;
+    const bool keeps = same && (parts || keeps_symbol(one.kind, sums_.contains(made)));
+    if (!keeps) {
+      for (const Spot member : members) made = join_symbols(made, read(member));
+      made = join_symbols(made, static_cast<uint64_t>(one.kind) + 1);
+      if (takes_index(one.kind)) made = join_symbols(made, held(members[0], one.args[2]));
     }
+    if (parts && one.kind == InstructionKind::kRotate) made = values_.in_turn(made);
+    return made;
   }
   const Model& model_;
-  const Section& section_;
   const bool whole_;
   const Effects* known_;
   const LayoutsFound* layouts_;
@@ -342,7 +301,7 @@ void check_untouched(const Model& model, const Section& section, Findings& findi
 
 Effects follow(const Model& model, const Section& section, int32_t steps, bool whole,
                const Effects* known, const LayoutsFound* layouts) {
-  return Follower(model, section, whole, known, layouts).run(steps);
+  return EffectsWalk(model, section, whole, known, layouts).run(steps);
 }
 
 }  // namespace piper

@@ -7,16 +7,16 @@
 
 #include "layouts.h"
 #include "layouts_integers.h"
-#include "mail.h"
+#include "walk.h"
 
 namespace piper {
 
-class LayoutCheck {
+class LayoutCheck : public BufferWalk<Lies> {
  public:
   LayoutCheck(const Model& model, const Section& section, int32_t axis, Findings& findings,
               const std::vector<LayoutCheck>& all)
-      : model_(model),
-        section_(section),
+      : BufferWalk(section),
+        model_(model),
         axis_(axis),
         ranks_(model.mesh[static_cast<size_t>(axis)].second),
         findings_(findings),
@@ -82,30 +82,28 @@ class LayoutCheck {
   const RoleProgram& role(Spot place) const { return *model_.cells[place.cell].role; }
   Lies& held(Spot place, int32_t buffer) { return held_[place.cell][buffer]; }
 
-  void step(Spot place, const Instruction& one);
-  void put(Spot place, int32_t buffer, Lies lies);
+  Lies get(Spot place, int32_t buffer) override { return held(place, buffer); }
+  void put(Spot place, int32_t buffer, Lies lies) override;
   // Gives integers without a number a new one: those that one instruction computes are equal on all
   // ranks of the axis, and may differ from those of all other instructions.
   void name_integers(Spot place, int32_t buffer, Lies& lies);
   // Returns the layout of a position in a group: it differs between ranks of this axis if the group
   // is along it, and is followed only where the group has no other axis.
-  Lies position(Spot place, const Instruction& one);
+  Lies position(Spot place) override;
   // Returns the layout of an input: blocks of samples if the range of samples moves with the axis,
   // else whole. A single sample number is where the rank's block of samples begins.
-  Lies read(Spot place, const Instruction& one);
-  void compute(Spot place, const Instruction& one);
-  void receive(Spot place, const Instruction& one);
-
-  void collective(std::span<const Spot> members);
+  Lies input(Spot place) override;
+  void compute(Spot place) override;
+  Lies arrived(Spot place, Spot send, size_t a, Lies&& lies) override;
+  void collective(std::span<const Spot> members) override;
   // Returns the layout of an argument that all members share; reports members that differ.
-  Lies common(std::span<const Spot> members, size_t a);
+  Lies joined(std::span<const Spot> members, size_t a);
   // What one member makes of its arg.
   Lies moved(Spot member, size_t a, const Lies& from);
 
   void check_reports(int32_t cell);
 
   const Model& model_;
-  const Section& section_;
   const int32_t axis_;
   const int64_t ranks_;
   Findings& findings_;
@@ -113,7 +111,6 @@ class LayoutCheck {
   bool has_samples_ = false;             // ranks of the axis read different samples
   bool quiet_ = false;                   // while readings are tried, errors are not reported
   std::vector<std::vector<Lies>> held_;  // by cell and buffer
-  Mail<Lies> sent_;
   Integers integers_;
   std::map<int32_t, int64_t> stretches_;  // see stretches_of()
   // By program: layouts of arguments that were met, and the layouts of all values with these.

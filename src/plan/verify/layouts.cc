@@ -21,10 +21,7 @@ void LayoutCheck::begin() {
 }
 
 void LayoutCheck::visit(Spot place) {
-  if (is_collective(section_.step(place).kind))
-    collective(section_.members(place));
-  else
-    step(place, at(place));
+  follow(place);
   for (const Spot member : section_.members(place))
     if (section_.ends_step(member)) check_reports(member.cell);
 }
@@ -91,35 +88,15 @@ int32_t LayoutCheck::number_of(Spot place, const std::vector<int64_t>& what) {
   return integers_.number_of(std::move(of));
 }
 
-void LayoutCheck::step(Spot place, const Instruction& one) {
-  switch (one.kind) {
-    case InstructionKind::kCompute:
-      return compute(place, one);
-    case InstructionKind::kInput:
-      return put(place, one.args[0], read(place, one));
-    case InstructionKind::kPosition:
-      return put(place, one.args[0], position(place, one));
-    case InstructionKind::kSend:
-      for (const int32_t arg : one.args) sent_.post(place, held(place, arg));
-      return;
-    case InstructionKind::kRecv:
-      return receive(place, one);
-    case InstructionKind::kOwnPart:
-      return collective(section_.members(place));
-    case InstructionKind::kCopy:
-      return put(place, one.args[1], held(place, one.args[0]));
-    default:
-      PIPER_CHECK(false, "{} is followed with all of its members", to_string(one.kind));
-  }
-}
-
-Lies LayoutCheck::position(Spot place, const Instruction& one) {
+Lies LayoutCheck::position(Spot place) {
+  const Instruction& one = at(place);
   if (!of_axis(group_axes(place))) return {Lies::kWhole};
   if (!is_alone(place)) return {Lies::kUnknown};
   return {.kind = Lies::kFirst, .outer = one.outer, .turn = {one.turn}, .mirrored = one.mirrored};
 }
 
-Lies LayoutCheck::read(Spot place, const Instruction& one) {
+Lies LayoutCheck::input(Spot place) {
+  const Instruction& one = at(place);
   const int64_t stride = one.samples.stride[static_cast<size_t>(axis_)];
   if (stride == 0) return {Lies::kWhole};
   has_samples_ = true;
@@ -132,7 +109,8 @@ Lies LayoutCheck::read(Spot place, const Instruction& one) {
   return blocks_of(shape(place, one.args[0]), static_cast<size_t>(dim), 1);
 }
 
-void LayoutCheck::compute(Spot place, const Instruction& one) {
+void LayoutCheck::compute(Spot place) {
+  const Instruction& one = at(place);
   const Program& program = role(place).programs[one.program];
   std::vector<Lies> args;
   // Integers are numbered anew in the order of the arguments, so that all uses of the program
@@ -171,35 +149,30 @@ void LayoutCheck::compute(Spot place, const Instruction& one) {
   }
 }
 
-void LayoutCheck::receive(Spot place, const Instruction& one) {
-  const Spot send = section_.partner[place.cell][place.index];
+Lies LayoutCheck::arrived(Spot place, Spot send, size_t a, Lies&& lies) {
   const auto axis = static_cast<size_t>(axis_);
   const bool apart =
       model_.cells[send.cell].coordinates[axis] != model_.cells[place.cell].coordinates[axis] ||
-      one.peer[axis] >= 0;
-  sent_.fetch(send, [&](size_t a, Lies lies) {
-    const int32_t to = one.args[a];
-    if (apart && lies.fits({Lies::kWhole})) lies = {Lies::kWhole};
-    if (apart && lies.kind != Lies::kWhole && lies.kind != Lies::kUnknown) {
-      add(place, "receives from another rank of the axis what is not whole: {}",
-          shown(place, to, lies));
-      lies = {Lies::kUnknown};
-    }
-    const Shape &sent = shape(send, at(send).args[a]), &own = shape(place, to);
-    put(place, to, sent == own ? lies : reshaped(lies, sent, own));
-  });
+      at(place).peer[axis] >= 0;
+  const int32_t to = at(place).args[a];
+  if (apart && lies.fits({Lies::kWhole})) lies = {Lies::kWhole};
+  if (apart && lies.kind != Lies::kWhole && lies.kind != Lies::kUnknown) {
+    add(place, "receives from another rank of the axis what is not whole: {}",
+        shown(place, to, lies));
+    lies = {Lies::kUnknown};
+  }
+  const Shape &sent = shape(send, at(send).args[a]), &own = shape(place, to);
+  return sent == own ? std::move(lies) : reshaped(lies, sent, own);
 }
 
 // ---- Collectives --------------------------------------------------------------------------------
 
 void LayoutCheck::collective(std::span<const Spot> members) {
-  const Instruction& one = at(members[0]);
-  const bool pairs = takes_pairs(one.kind);
-  for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {
-    const Lies from = common(members, a);
+  for_each_moved(at(members[0]), [&](size_t read, size_t written) {
+    const Lies from = joined(members, read);
     for (const Spot member : members)
-      put(member, at(member).args[pairs ? a + 1 : a], moved(member, a, from));
-  }
+      put(member, at(member).args[written], moved(member, read, from));
+  });
 }
 
 // Tries each reading and joins the results. Reports an error only if no reading can be moved: that
@@ -218,7 +191,7 @@ Lies LayoutCheck::moved(Spot member, size_t a, const Lies& from) {
   return made;
 }
 
-Lies LayoutCheck::common(std::span<const Spot> members, size_t a) {
+Lies LayoutCheck::joined(std::span<const Spot> members, size_t a) {
   const Lies from = given(members[0], at(members[0]).args[a]);
   for (const Spot member : members) {
     const int32_t buffer = at(member).args[a];

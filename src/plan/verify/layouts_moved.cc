@@ -49,19 +49,14 @@ Lies MovedLayout::wrong(const char* does, size_t arg, const Lies& lies) {
 // ---- Blocks -------------------------------------------------------------------------------------
 
 std::optional<Blocks> MovedLayout::blocks_joined() const {
-  const bool joins = one_.kind == InstructionKind::kAllGather ||
-                     one_.kind == InstructionKind::kAllToAll ||
-                     one_.kind == InstructionKind::kDispatch;
+  const bool joins = info(one_.kind).whole == 1 || one_.kind == InstructionKind::kAllToAll;
   if (!joins || one_.dim < 0) return std::nullopt;
   return blocks_at(shape(a_), one_.dim, one_.outer, one_.mirrored);
 }
 std::optional<Blocks> MovedLayout::blocks_cut() const {
   if (one_.kind == InstructionKind::kAllToAll)
     return blocks_at(together(), one_.to_dim, one_.to_outer, one_.to_mirrored);
-  const bool cuts = one_.kind == InstructionKind::kReduceScatter ||
-                    one_.kind == InstructionKind::kOwnPart ||
-                    one_.kind == InstructionKind::kCombine;
-  if (!cuts || one_.dim < 0) return std::nullopt;
+  if (info(one_.kind).whole != 0 || one_.dim < 0) return std::nullopt;
   return blocks_at(shape(a_), one_.dim, one_.outer, one_.mirrored);
 }
 Blocks MovedLayout::blocks_at(const Shape& all, int32_t dim, int64_t outer, bool mirrored) const {

@@ -45,7 +45,7 @@ bool is_of_step(std::string_view op) {
 
 StepScalars::StepScalars(const Model& model, const Section& section, Findings& findings,
                          KnownOf known_of)
-    : model_(model), section_(section), findings_(findings), known_of_(std::move(known_of)) {
+    : BufferWalk(section), model_(model), findings_(findings), known_of_(std::move(known_of)) {
   for (const Cell& cell : model.cells) {
     for (const Program& program : cell.role->programs)
       scales_ |= std::ranges::any_of(program.ops,
@@ -107,7 +107,7 @@ class StepScalars::Values {
       for (size_t i = 0; i < op.outputs.size(); ++i) values_[op.outputs[i]] = std::move(made[i]);
     }
     for (size_t a = 0; a < one_.args.size(); ++a)
-      if (program_.arg_written[a]) of_.set(place_, one_.args[a], values_[a]);
+      if (program_.arg_written[a]) of_.put(place_, one_.args[a], values_[a]);
   }
 
  private:
@@ -223,10 +223,11 @@ bool StepScalars::concerns(Spot place, const Instruction& one) {
   });
 }
 
-void StepScalars::compute(Spot place, const Instruction& one) {
+void StepScalars::compute(Spot place) {
+  const Instruction& one = section_.at(place);
   if (concerns(place, one)) return Values(*this, place, one).run();
   for (const int32_t arg : model_.cells[place.cell].facts->programs[one.program].written)
-    set(place, one.args[arg], {});
+    put(place, one.args[arg], {});
 }
 
 void StepScalars::check_state(Spot place, const std::string& shown, int32_t param, size_t number,

@@ -7,8 +7,8 @@
 #include <map>
 #include <unordered_map>
 
-#include "mail.h"
 #include "terms.h"
+#include "walk.h"
 
 namespace piper {
 
@@ -42,7 +42,7 @@ struct Number {
   int32_t version = 0;        // kMoment: the number of updates so far
 };
 
-class StepScalars {
+class StepScalars : public BufferWalk<Number> {
  public:
   // Says what rule sum knows of a buffer: which parameter it is, and over which axes it is sharded.
   struct Known {
@@ -51,11 +51,6 @@ class StepScalars {
   };
   using KnownOf = std::function<Known(Spot place, int32_t buffer)>;
   StepScalars(const Model& model, const Section& section, Findings& findings, KnownOf known_of);
-
-  // Follows an instruction, of whatever pass: its results are numbers of the step only if its ops
-  // and operands show that.
-  void follow(Spot place, const Instruction& one);
-  void collective(std::span<const Spot> members);
 
   // Returns the number that a buffer holds.
   Number number_in(int32_t cell, int32_t buffer) const {
@@ -72,9 +67,14 @@ class StepScalars {
   const RoleProgram& role(Spot place) const { return *model_.cells[place.cell].role; }
   std::string name(Spot place) const { return name_of(model_, section_, place); }
 
+  Number get(Spot place, int32_t buffer) override { return number_in(place.cell, buffer); }
+  void put(Spot place, int32_t buffer, Number number) override;
   bool concerns(Spot place, const Instruction& one);
-  void compute(Spot place, const Instruction& one);
-  void move(Spot place, const Instruction& one);  // a send, receive or copy
+  // Follows a program of whatever pass: its results are numbers of the step only if its ops and
+  // operands show that.
+  void compute(Spot place) override;
+  void collective(std::span<const Spot> members) override;
+  Number joined(std::span<const Spot> members, size_t a) const;
   Number squares_of(const ProgramOp& op, const Number& gradient) const;
   Number norm_of(Spot place, std::span<const Number* const> inputs);
   Number made_by(Spot place, const ProgramOp& op, std::span<const Number* const> inputs,
@@ -90,19 +90,15 @@ class StepScalars {
   Number direction_in(Spot place, int32_t buffer) const;
   Number direction_of(std::span<const Spot> members, size_t arg) const;
   bool holds(Spot place) const;
-  void set(Spot place, int32_t buffer, const Number& number);
-  void forget(Spot place, std::span<const int32_t> args, size_t first, size_t each);
   // Returns how the squares differ from those of all gradients; empty: they do not.
   void count_followed(Terms& terms) const;
   std::string wrong_squares(const Terms& terms) const;
 
   const Model& model_;
-  const Section& section_;
   Findings& findings_;
   const KnownOf known_of_;
   std::vector<Held> held_;                      // by cell
   std::vector<std::vector<NumberKind>> kinds_;  // kinds of held_, by cell and buffer
-  Mail<Number> sent_;                           // of messages that carry numbers
   std::unordered_map<const Program*, bool> concerned_;
   bool scales_ = false;  // some program reads a loss scale: gradients are divided by it
 

@@ -7,18 +7,14 @@ namespace piper {
 
 using enum NumberKind;
 
-void StepScalars::set(Spot place, int32_t buffer, const Number& number) {
+void StepScalars::put(Spot place, int32_t buffer, Number number) {
   const bool is_number = number.kind != kNone && number.kind != kGradient;
   NumberKind& kind = kinds_[place.cell][buffer];
   if (is_number)
-    held_[place.cell][buffer] = number;
+    held_[place.cell][buffer] = std::move(number);
   else if (kind != kNone)
     held_[place.cell].erase(buffer);
-  kind = is_number ? number.kind : kNone;
-}
-
-void StepScalars::forget(Spot place, std::span<const int32_t> args, size_t first, size_t each) {
-  for (size_t a = first; a < args.size(); a += each) set(place, args[a], {});
+  kind = is_number ? held_[place.cell][buffer].kind : kNone;
 }
 
 bool StepScalars::holds(Spot place) const {
@@ -27,53 +23,20 @@ bool StepScalars::holds(Spot place) const {
                      [&](int32_t arg) { return kinds_[place.cell][arg] != kNone; });
 }
 
-void StepScalars::follow(Spot place, const Instruction& one) {
-  switch (one.kind) {
-    case InstructionKind::kCompute:
-      return compute(place, one);
-    case InstructionKind::kSend:
-    case InstructionKind::kRecv:
-    case InstructionKind::kCopy:
-      return move(place, one);
-    case InstructionKind::kOwnPart:
-      for (size_t a = 0; a + 1 < one.args.size(); a += 2)
-        set(place, one.args[a + 1], direction_in(place, one.args[a]));
-      return;
-    case InstructionKind::kInput:
-    case InstructionKind::kPosition:
-      return forget(place, one.args, 0, 1);
-    default:
-      PIPER_CHECK(false, "{} is followed with all of its members", to_string(one.kind));
-  }
-}
-
 Number StepScalars::direction_in(Spot place, int32_t buffer) const {
   const Number number = number_in(place.cell, buffer);
   return number.kind == kDirection ? number : Number{};
 }
 
-void StepScalars::move(Spot place, const Instruction& one) {
-  const auto get = [&](int32_t buffer) { return number_in(place.cell, buffer); };
-  if (one.kind == InstructionKind::kCopy) return set(place, one.args[1], get(one.args[0]));
-  const bool sends = one.kind == InstructionKind::kSend;
-  if (sends && !holds(place)) return;
-  for (int32_t arg : one.args) sends ? sent_.post(place, get(arg)) : set(place, arg, {});
-  if (!sends)
-    sent_.fetch(section_.partner[place.cell][place.index],
-                [&](size_t a, const Number& number) { set(place, one.args[a], number); });
+void StepScalars::collective(std::span<const Spot> members) {
+  if (std::any_of(members.begin(), members.end(), [&](Spot member) { return holds(member); }))
+    join(members, [&](size_t a) { return joined(members, a); });
 }
 
-void StepScalars::collective(std::span<const Spot> members) {
-  if (std::none_of(members.begin(), members.end(), [&](Spot member) { return holds(member); }))
-    return;
-  const Instruction& one = section_.at(members[0]);
-  const bool pairs = takes_pairs(one.kind);
-  for (size_t a = 0; a + pairs < one.args.size(); a += pairs ? 2 : 1) {
-    Number made = one.kind == InstructionKind::kAllReduce ? reduced(members, a) : Number{};
-    if (made.kind == kNone) made = direction_of(members, a);
-    for (const Spot member : members)
-      set(member, section_.at(member).args[pairs ? a + 1 : a], made);
-  }
+Number StepScalars::joined(std::span<const Spot> members, size_t a) const {
+  const bool reduces = section_.at(members[0]).kind == InstructionKind::kAllReduce;
+  const Number sum = reduces ? reduced(members, a) : Number{};
+  return sum.kind == kNone ? direction_of(members, a) : sum;
 }
 
 // What all members make of one gradient still is made of that.

@@ -3,54 +3,27 @@
 
 namespace piper {
 
-void SumCheck::step(Spot place, const Instruction& one) {
-  switch (one.kind) {
-    case InstructionKind::kInput: {
-      Content content;
-      const auto& inputs = role(place).inputs;
-      const auto input = std::find_if(inputs.begin(), inputs.end(), [&](const DataInput& each) {
-        return each.name == one.input;
-      });
-      const bool numbers = input == inputs.end();  // sample numbers
-      if (numbers || input->batch_dim >= 0)
-        content.from = sets_.single(samples(place, one.samples));
-      held(place, one.args[0]) = std::move(content);
-      return;
-    }
-    case InstructionKind::kPosition:
-      held(place, one.args[0]) = {};
-      return;
-    case InstructionKind::kSend:
-      for (int32_t arg : one.args) sent_.post(place, held(place, arg));
-      return;
-    case InstructionKind::kRecv:
-      return receive(place, one);
-    case InstructionKind::kCopy:
-      return copy(place, one);
-    case InstructionKind::kOwnPart:
-      for (size_t a = 0; a < one.args.size(); a += 2)
-        take_part(place, one.args[a], one.args[a + 1]);
-      return;
-    case InstructionKind::kCompute:
-      return compute(place, one);
-    default:
-      PIPER_CHECK(false, "{} is followed with all of its members", to_string(one.kind));
-  }
+Content SumCheck::input(Spot place) {
+  const Instruction& one = section_.at(place);
+  Content content;
+  const auto& inputs = role(place).inputs;
+  const auto input = std::find_if(inputs.begin(), inputs.end(),
+                                  [&](const DataInput& each) { return each.name == one.input; });
+  const bool numbers = input == inputs.end();  // sample numbers
+  if (numbers || input->batch_dim >= 0) content.from = sets_.single(samples(place, one.samples));
+  return content;
 }
 
 // A value that is sharded over an axis must come from a rank with the same coordinate there: others
 // have other elements.
-void SumCheck::receive(Spot place, const Instruction& one) {
-  const Spot send = section_.partner[place.cell][place.index];
+Content SumCheck::arrived(Spot place, Spot send, size_t, Content&& content) {
   const std::vector<int64_t>&from = model_.cells[send.cell].coordinates,
         &to = model_.cells[place.cell].coordinates;
   uint32_t apart = 0;
   for (size_t axis = 0; axis < from.size(); ++axis)
     if (from[axis] != to[axis]) apart |= uint32_t{1} << axis;
-  sent_.fetch(send, [&](size_t a, Content&& what) {
-    if ((what.cut.mask() & apart) != 0) what.scramble();
-    held(place, one.args[a]) = std::move(what);
-  });
+  if ((content.cut.mask() & apart) != 0) content.scramble();
+  return std::move(content);
 }
 
 int32_t SumCheck::samples(Spot place, const SampleRange& in_step) {
@@ -68,7 +41,8 @@ int32_t SumCheck::samples(Spot place, const SampleRange& in_step) {
              last_samples_.range, model_.cells[place.cell].coordinates, model_.free_axis));
 }
 
-void SumCheck::compute(Spot place, const Instruction& one) {
+void SumCheck::compute(Spot place) {
+  const Instruction& one = section_.at(place);
   const ProgramFacts& program = facts(place).programs[one.program];
   for (const SumRead& read : one.sum_reads) {
     ++report_.sums;

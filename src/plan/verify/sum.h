@@ -7,11 +7,11 @@
 #include <map>
 #include <unordered_map>
 
-#include "mail.h"
 #include "model.h"
 #include "samples.h"
 #include "scalars.h"
 #include "sets.h"
+#include "walk.h"
 
 namespace piper {
 
@@ -115,11 +115,11 @@ struct Content {
   }
 };
 
-class SumCheck {
+class SumCheck : public BufferWalk<Content> {
  public:
   SumCheck(const Model& model, const Section& section, Findings& findings, VerifyReport& report)
-      : model_(model),
-        section_(section),
+      : BufferWalk(section),
+        model_(model),
         findings_(findings),
         report_(report),
         scalars_(model, section, findings, [this](Spot place, int32_t buffer) {
@@ -150,13 +150,8 @@ class SumCheck {
     for (size_t i = 0; i < section_.order.size(); ++i) {
       const Spot place = section_.order[i];
       if (i + kAhead < section_.order.size()) fetch(section_.order[i + kAhead]);
-      const Step& one = section_.step(place);
-      if (is_collective(one.kind)) {
-        collective(section_.members(place));
-      } else {
-        scalars_.follow(place, section_.at(place));
-        step(place, section_.at(place));
-      }
+      scalars_.follow(place);
+      follow(place);
       if (section_.parts.size() == 1) continue;
       for (Spot member : section_.members(place))
         if (section_.ends_step(member))
@@ -212,15 +207,19 @@ class SumCheck {
            held(place, buffer).version <= section_.training_step(place);
   }
 
-  void step(Spot place, const Instruction& one);
-  void receive(Spot place, const Instruction& one);
+  Content get(Spot place, int32_t buffer) override { return held(place, buffer); }
+  void put(Spot place, int32_t buffer, Content content) override {
+    held(place, buffer) = std::move(content);
+  }
+  Content input(Spot place) override;
+  Content arrived(Spot place, Spot send, size_t a, Content&& content) override;
   int32_t samples(Spot place, const SampleRange& range);
   std::string print(int32_t samples) const {
     return print_samples(samples_.set_of(samples_.run(samples)), model_.mesh);
   }
 
   // ---- Compute ----
-  void compute(Spot place, const Instruction& one);
+  void compute(Spot place) override;
   // Fills flows_. Returns the samples that the results depend on: those of all arguments that the
   // program reads, except declared partial sums.
   int32_t find_sources(Spot place, const Instruction& one, const ProgramFacts& program);
@@ -253,7 +252,7 @@ class SumCheck {
   void check_number_read(Spot place, int32_t buffer);
 
   // Checks copies of the newest version to the previous one, which come before the update.
-  void copy(Spot place, const Instruction& one);
+  Content copied(Spot place) override;
 
   // Returns the version of a parameter that computations on samples must read: that before this
   // step or, with two versions of weights, before the last one.
@@ -275,15 +274,15 @@ class SumCheck {
   void check_end(int32_t c);
 
   // ---- Collectives ----
-  void collective(std::span<const Spot> members);
+  void collective(std::span<const Spot> members) override;
+  // Returns the sum over all ranks of the group: those of the member cells, and in each cell the
+  // ranks along the free axes of the group.
+  Content reduced(std::span<const Spot> members, size_t a, size_t written);
   const Group& group(Spot place) const { return role(place).groups[section_.at(place).group]; }
   // Returns whether the runs of all members are together what they are runs of: then runs of runs
   // are runs of the whole.
   bool fill(Spot place, int32_t whole, int32_t part) const;
   uint32_t axes(Spot place) const { return axes_of(role(place).groups[section_.at(place).group]); }
-  // Sums over all ranks of the group: those of the member cells, and in each cell the ranks along
-  // the free axes of the group.
-  void reduce(std::span<const Spot> members, bool scatter);
   void check_added(Spot place, size_t arg, uint32_t over);
 
   // Returns the samples after a sum over `axes`. Along an axis that rule layout follows, ranks may
@@ -293,22 +292,20 @@ class SumCheck {
   int32_t known_to_all(uint32_t axes, int32_t sets);
 
   // An all-gather joins shards to the whole value.
-  void gather(std::span<const Spot> members);
-  void move(std::span<const Spot> members);
+  void gather(std::span<const Spot> members, size_t a);
+  Content moved(Spot place, int32_t from);
   bool has_own_terms(Spot place, const Content& content, const Content& first);
   void name_next_value(Spot place, int32_t to, Content& content);
   bool is_next_value(Spot place, int32_t to, const Content& content) const;
   void check_gathered(Spot place, int32_t to, const Content& content);
 
-  void take_part(Spot place, int32_t from, int32_t to);
+  Content part_of(Spot place, int32_t from, int32_t to);
 
   const Model& model_;
-  const Section& section_;
   Findings& findings_;
   VerifyReport& report_;
   StepScalars scalars_;
   std::vector<std::vector<Content>> held_;  // by cell and buffer
-  Mail<Content> sent_;
   bool two_versions_ = false;               // of every trained parameter
   std::vector<std::vector<bool>> numbers_;  // by cell and buffer: a version of the step's number
   SampleTable samples_;

@@ -4,65 +4,55 @@
 namespace piper {
 
 void SumCheck::collective(std::span<const Spot> members) {
-  scalars_.collective(members);
-  const Instruction& one = section_.at(members[0]);
-  switch (one.kind) {
-    case InstructionKind::kAllReduce:
-      return reduce(members, false);
-    case InstructionKind::kReduceScatter:
-      return reduce(members, true);
-    case InstructionKind::kAllGather:
-      return gather(members);
-    case InstructionKind::kAllToAll:
-    case InstructionKind::kRotate:
-    case InstructionKind::kDispatch:
-    case InstructionKind::kCombine:
-      return move(members);
-    default:
-      PIPER_CHECK(false, "{} is no collective", to_string(one.kind));
-  }
+  const InstructionKind kind = section_.at(members[0]).kind;
+  for_each_moved(section_.at(members[0]), [&](size_t read, size_t written) {
+    if (kind == InstructionKind::kAllGather) return gather(members, read);
+    std::optional<Content> sum;
+    if (info(kind).adds) sum = reduced(members, read, written);
+    for (const Spot member : members) {
+      const std::vector<int32_t>& args = section_.at(member).args;
+      const bool own = kind == InstructionKind::kOwnPart;
+      put(member, args[written],
+          sum   ? *sum
+          : own ? part_of(member, args[read], args[written])
+                : moved(member, args[read]));
+    }
+  });
 }
 
 // Partial sums whose blocks or rows move between ranks are not followed.
-void SumCheck::move(std::span<const Spot> members) {
-  for (Spot member : members) {
-    const Instruction& own = section_.at(member);
-    for (size_t a = 0; a + 1 < own.args.size(); a += 2) {
-      Content content = held(member, own.args[a]);
-      content.foreign = content.is_part();
-      held(member, own.args[a + 1]) = std::move(content);
-    }
-  }
+Content SumCheck::moved(Spot place, int32_t from) {
+  Content content = held(place, from);
+  content.foreign = content.is_part();
+  return content;
 }
 
-void SumCheck::reduce(std::span<const Spot> members, bool scatter) {
-  const size_t args = section_.at(members[0]).args.size();
+Content SumCheck::reduced(std::span<const Spot> members, size_t a, size_t written) {
+  const bool scatters = written != a;
   const uint32_t over = axes(members[0]);
-  for (size_t a = 0; a < args; a += scatter ? 2 : 1) {
-    Content sum;
-    bool some_part = false, all_part = true;
-    for (Spot member : members) {
-      const Content& content = held(member, section_.at(member).args[a]);
-      some_part = some_part || content.is_part();
-      all_part = all_part && content.is_part();
-      sum.add(content);
-      sum.finished = sets_.unite(sum.finished, content.finished);
-      sum.from = sets_.unite(sum.from, known_to_all(over, content.from));
-    }
-    if (!some_part && sum.from != IdSets::kEmpty) check_added(members[0], a, over);
-    sum.foreign = sum.foreign || (some_part && !all_part);
-    for (SumPart& part : sum.parts)
-      for (SampleRun& run : part.runs) run = summed_over(over, run);
-    // A sum over ranks that hold different shards mixes elements.
-    const bool mixes = (sum.cut.mask() & over) != 0, in_runs = section_.at(members[0]).dim < 0;
-    const std::vector<int32_t>& own = section_.at(members[0]).args;
-    const bool fits =
-        !scatter || !sum.cut.any() || (in_runs && fill(members[0], own[a], own[a + 1]));
-    if (mixes || !fits) sum.foreign = sum.foreign || sum.is_part();
-    if (mixes) sum.cut = {};
-    if (scatter && in_runs) sum.cut = sum.cut.then(RunAxes(group(members[0])));
-    for (Spot member : members) held(member, section_.at(member).args[scatter ? a + 1 : a]) = sum;
+  Content sum;
+  bool some_part = false, all_part = true;
+  for (Spot member : members) {
+    const Content& content = held(member, section_.at(member).args[a]);
+    some_part = some_part || content.is_part();
+    all_part = all_part && content.is_part();
+    sum.add(content);
+    sum.finished = sets_.unite(sum.finished, content.finished);
+    sum.from = sets_.unite(sum.from, known_to_all(over, content.from));
   }
+  if (!some_part && sum.from != IdSets::kEmpty) check_added(members[0], a, over);
+  sum.foreign = sum.foreign || (some_part && !all_part);
+  for (SumPart& part : sum.parts)
+    for (SampleRun& run : part.runs) run = summed_over(over, run);
+  // A sum over ranks that hold different shards mixes elements.
+  const bool mixes = (sum.cut.mask() & over) != 0, in_runs = section_.at(members[0]).dim < 0;
+  const std::vector<int32_t>& own = section_.at(members[0]).args;
+  const bool fits =
+      !scatters || !sum.cut.any() || (in_runs && fill(members[0], own[a], own[written]));
+  if (mixes || !fits) sum.foreign = sum.foreign || sum.is_part();
+  if (mixes) sum.cut = {};
+  if (scatters && in_runs) sum.cut = sum.cut.then(RunAxes(group(members[0])));
+  return sum;
 }
 
 // A value that is no partial sum of the step may be summed only over axes that rule layout follows,
@@ -109,35 +99,32 @@ bool SumCheck::has_own_terms(Spot place, const Content& content, const Content& 
   return false;
 }
 
-void SumCheck::gather(std::span<const Spot> members) {
-  const size_t args = section_.at(members[0]).args.size();
+void SumCheck::gather(std::span<const Spot> members, size_t a) {
   const bool in_runs = section_.at(members[0]).dim < 0;
-  for (size_t a = 0; a < args; a += 2) {
-    const Content first = held(members[0], section_.at(members[0]).args[a]);
-    const std::vector<int32_t>& own = section_.at(members[0]).args;
-    const std::optional<RunAxes> left = first.cut.without(RunAxes(group(members[0])));
-    const bool joins = !in_runs || (left && (!left->any() || fill(members[0], own[a + 1], own[a])));
-    int32_t from = IdSets::kEmpty;
-    for (Spot member : members)
-      from = sets_.unite(
-          from, known_to_all(axes(member), held(member, section_.at(member).args[a]).from));
-    const bool alike = std::all_of(members.begin(), members.end(), [&](Spot member) {
-      const Content& other = held(member, section_.at(member).args[a]);
-      return joins && other.cut == first.cut && other.param == first.param &&
-             other.of_param == first.of_param && (other.updated_by < 0) == (first.updated_by < 0);
-    });
-    for (Spot member : members) {
-      const int32_t to = section_.at(member).args[a + 1];
-      Content content = held(member, section_.at(member).args[a]);
-      if (!alike) content.scramble();
-      content.foreign =
-          content.foreign || (!alike && in_runs) || has_own_terms(member, content, first);
-      if (in_runs) content.cut = alike ? *left : RunAxes();
-      content.from = from;
-      name_next_value(member, to, content);
-      check_gathered(member, to, content);
-      held(member, to) = std::move(content);
-    }
+  const Content first = held(members[0], section_.at(members[0]).args[a]);
+  const std::vector<int32_t>& own = section_.at(members[0]).args;
+  const std::optional<RunAxes> left = first.cut.without(RunAxes(group(members[0])));
+  const bool joins = !in_runs || (left && (!left->any() || fill(members[0], own[a + 1], own[a])));
+  int32_t from = IdSets::kEmpty;
+  for (Spot member : members)
+    from = sets_.unite(from,
+                       known_to_all(axes(member), held(member, section_.at(member).args[a]).from));
+  const bool alike = std::all_of(members.begin(), members.end(), [&](Spot member) {
+    const Content& other = held(member, section_.at(member).args[a]);
+    return joins && other.cut == first.cut && other.param == first.param &&
+           other.of_param == first.of_param && (other.updated_by < 0) == (first.updated_by < 0);
+  });
+  for (Spot member : members) {
+    const int32_t to = section_.at(member).args[a + 1];
+    Content content = held(member, section_.at(member).args[a]);
+    if (!alike) content.scramble();
+    content.foreign =
+        content.foreign || (!alike && in_runs) || has_own_terms(member, content, first);
+    if (in_runs) content.cut = alike ? *left : RunAxes();
+    content.from = from;
+    name_next_value(member, to, content);
+    check_gathered(member, to, content);
+    held(member, to) = std::move(content);
   }
 }
 
@@ -185,7 +172,7 @@ bool SumCheck::fill(Spot place, int32_t whole, int32_t part) const {
   return elements(part) * members == elements(whole);
 }
 
-void SumCheck::take_part(Spot place, int32_t from, int32_t to) {
+Content SumCheck::part_of(Spot place, int32_t from, int32_t to) {
   Content content = held(place, from);
   const bool in_runs = section_.at(place).dim < 0;
   const bool again = in_runs && content.cut.any();
@@ -193,7 +180,7 @@ void SumCheck::take_part(Spot place, int32_t from, int32_t to) {
     content.scramble();
   if (in_runs) content.cut = content.cut.then(RunAxes(group(place)));
   name_next_value(place, to, content);
-  held(place, to) = std::move(content);
+  return content;
 }
 
 }  // namespace piper

@@ -34,14 +34,15 @@ void SumCheck::check_number_read(Spot place, int32_t buffer) {
                   buffer_name(place, buffer), section_.training_step(place));
 }
 
-void SumCheck::copy(Spot place, const Instruction& one) {
+Content SumCheck::copied(Spot place) {
+  const Instruction& one = section_.at(place);
   const Content& from = held(place, one.args[0]);
   const Tensor& to = role(place).tensor(one.args[1]);
   if (to.previous_of >= 0 &&
       (one.args[0] != to.previous_of || from.version != section_.training_step(place)))
     findings_.add("sum", "{} copies {} to {}, which must get the newest version before its update",
                   name(place), buffer_name(place, one.args[0]), buffer_name(place, one.args[1]));
-  held(place, one.args[1]) = Content(from);
+  return from;
 }
 
 void SumCheck::check_update(Spot place, const Instruction& one, const Content& result, int32_t arg,
