@@ -327,66 +327,6 @@ Status order_chunks(Dag& dag) {
   return ok_status();
 }
 
-// All contributions to a sum are terms over the same axes.
-std::vector<int32_t> axes_of(const Graph& graph, const Node& sum) {
-  const auto axes_of_use = [&](ValueId use) {
-    std::vector<int32_t> axes;
-    for (const AxisLayout& lies : graph.value(use).over)
-      if (lies.layout.kind == LayoutKind::kPartial) axes.push_back(lies.axis);
-    std::sort(axes.begin(), axes.end());
-    return axes;
-  };
-  std::vector<int32_t> axes = axes_of_use(sum.inputs[0]);
-  for (ValueId use : sum.inputs)
-    PIPER_CHECK(axes_of_use(use) == axes, "contributions to '{}' lie differently", sum.name);
-  return axes;
-}
-
-// Returns the rounds of all replicas, the last one also over further axes of which contributions
-// are terms. Coupled replicas have terms of some sums and the whole of others.
-std::vector<SumRound> rounds_of(const Dag& dag, const std::vector<SumRound>& of_replicas,
-                                std::vector<int32_t> terms) {
-  std::vector<SumRound> rounds;
-  for (SumRound round : of_replicas) {
-    std::erase_if(round.axes, [&](int32_t axis) {
-      return dag.mesh[static_cast<size_t>(axis)].is_coupled() &&
-             !std::binary_search(terms.begin(), terms.end(), axis);
-    });
-    for (int32_t axis : round.axes) std::erase(terms, axis);
-    if (round.size > 1 || !round.axes.empty()) rounds.push_back(std::move(round));
-  }
-  if (terms.empty()) return rounds;
-  if (rounds.empty()) rounds.emplace_back();
-  add_axes(rounds.back(), terms);
-  return rounds;
-}
-
-// Only gradients are rounded, or added up in another order than that of ranks.
-void add_sums(Dag& dag, const DagSpec& spec) {
-  std::map<ValueId, const std::vector<SumRound>*> gradients;
-  for (const Param& param : dag.graph.params) {
-    const auto own = spec.rounds_of.find(param.name);
-    gradients[param.gradient] = own == spec.rounds_of.end() ? &spec.rounds : &own->second;
-  }
-  for (const Node& node : dag.graph.nodes) {
-    if (!is_step_sum(node)) continue;
-    const ValueId value = node.outputs[0];
-    const DType own = dag.graph.value(value).type.dtype;
-    const auto own_rounds = gradients.find(value);
-    std::vector<SumRound> rounds =
-        rounds_of(dag, own_rounds == gradients.end() ? spec.rounds : *own_rounds->second,
-                  axes_of(dag.graph, node));
-    for (SumRound& round : rounds) {
-      if (round.dtype == own || !gradients.contains(value)) round.dtype.reset();
-      round.fast = round.fast && gradients.contains(value);
-    }
-    Sum& sum = dag.sums.emplace_back(value, node.inputs, dag.graph.value(value).name);
-    for (const int64_t use : node.attrs.integers("into"))
-      sum.into.push_back(static_cast<int32_t>(use));
-    for (SumRound& round : rounds) sum.rounds.push_back(round_of(dag, std::move(round)));
-  }
-}
-
 }  // namespace
 
 Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
@@ -413,51 +353,6 @@ Result<Dag> make_dag(Graph graph, const DagSpec& spec) {
   add_sums(dag, spec);
   dag.cells.push_back(std::vector<int32_t>(dag.mesh.size(), -1));
   return dag;
-}
-
-TensorType uncut(const Dag& dag, const Value& value, TensorType held) {
-  for (const AxisLayout& lies : value.over)
-    if (lies.layout.kind == LayoutKind::kSharded)
-      held.shape[static_cast<size_t>(lies.layout.dim)] *=
-          dag.mesh[static_cast<size_t>(lies.axis)].size;
-  for (size_t d = 0; d < value.unpadded.size(); ++d)
-    if (value.unpadded[d] > 0) held.shape[d] = value.unpadded[d];
-  return held;
-}
-
-bool gathers_parameters(const Dag& dag, const Task& task) {
-  return task.kind == InstructionKind::kAllGather && !task.within.valid() &&
-         dag.graph.value(dag.items[task.writes[0].index()].value).kind == ValueKind::kState;
-}
-
-std::string_view layer_of(std::string_view scope) {
-  size_t begin = 0;
-  while (begin < scope.size()) {
-    const size_t end = std::min(scope.find('/', begin), scope.size());
-    const std::string_view part = scope.substr(begin, end - begin);
-    if (!part.empty() && part.find_first_not_of("0123456789") == part.npos)
-      return scope.substr(0, end);
-    begin = end + 1;
-  }
-  return scope;
-}
-
-int32_t stream_of(Dag& dag, const std::string& name) {
-  const auto known = std::find_if(dag.streams.begin(), dag.streams.end(),
-                                  [&](const TaskStream& stream) { return stream.name == name; });
-  if (known != dag.streams.end()) return static_cast<int32_t>(known - dag.streams.begin());
-  dag.streams.push_back({name});
-  return static_cast<int32_t>(dag.streams.size() - 1);
-}
-
-std::vector<std::vector<TaskId>> writers(const Dag& dag) {
-  std::vector<std::vector<TaskId>> result(dag.items.size());
-  for (size_t t = 0; t < dag.tasks.size(); ++t) {
-    for (ItemId item : dag.tasks[t].writes) result[item.index()].push_back(TaskId(t));
-    for (const Accumulate& a : dag.tasks[t].accumulates)
-      result[a.into.index()].push_back(TaskId(t));
-  }
-  return result;
 }
 
 }  // namespace piper

@@ -1,10 +1,13 @@
 // From which checkpoint a job goes on, and with what of it. Private to the executor room.
 #pragma once
 
+#include <cstdio>
+
 #include "piper/runtime/job.h"
 
 namespace piper {
 
+inline void tell_user(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
 inline Error usage(std::string text) { return Error{ExitCode::kUsage, {}, std::move(text), {}}; }
 
 // Holds a checkpoint that is verified, and what the ranks begin with.

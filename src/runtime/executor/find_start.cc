@@ -1,0 +1,224 @@
+// Finds the checkpoint that a run begins with: the newest one that is whole, or the one asked for.
+// Called before the ranks load.
+#include <atomic>
+#include <cstdio>
+#include <filesystem>
+#include <thread>
+
+#include "resume.h"
+
+namespace piper {
+namespace {
+
+namespace fs = std::filesystem;
+using How = StartOptions::How;
+constexpr const char* kChoice = "the choice of a checkpoint";
+const std::string kAverage = ".ema";
+
+void warn_user(const std::string& line) {
+  std::fputs(fmt::format("warning: {}\n", line).c_str(), stderr);
+}
+bool is_rank_0(Control* control) { return control == nullptr || control->rank() == 0; }
+
+// Returns rank 0's text on all ranks.
+Result<std::string> share_choice(Control* control, std::string text) {
+  if (control == nullptr) return text;
+  if (const auto up = control->parent()) {
+    PIPER_ASSIGN(text, hear_text(*control, *up, kChoice));
+  }
+  for (const int64_t child : control->children()) PIPER_TRY(tell_text(*control, child, text));
+  return text;
+}
+
+// Opens a checkpoint, and verifies this process's share of its files.
+Result<CheckpointReader> open_verified(Storage& storage, const std::string& folder, size_t first,
+                                       size_t step) {
+  PIPER_ASSIGN(CheckpointReader reader, CheckpointReader::open(storage, folder));
+  for (size_t k = first; k < reader.about().files.size(); k += step) PIPER_TRY(reader.verify(k));
+  return reader;
+}
+
+// What ranks know of a checkpoint while they verify it.
+struct Verdict {
+  uint64_t digest = 0;  // of what it says of itself; 0: not known
+  bool is_busy = false, is_bad = false;
+  void add(const Verdict& other) {
+    is_busy |= other.is_busy;
+    is_bad |= other.is_bad || (digest != 0 && other.digest != 0 && digest != other.digest);
+    digest = std::max(digest, other.digest);
+  }
+};
+
+// Lets each rank verify its share, however long that takes, and returns whether all is well on all
+// of them. A rank that is heard of no more ends the job meanwhile.
+Result<bool> verify_together(Control& control, const std::string& folder,
+                             std::optional<CheckpointReader>& reader) {
+  std::atomic<bool> done{false};
+  std::optional<Result<CheckpointReader>> opened;
+  std::thread worker([&] {
+    opened = open_verified(file_storage(), folder, static_cast<size_t>(control.rank()),
+                           static_cast<size_t>(control.world()));
+    done.store(true, std::memory_order_release);
+  });
+  Verdict verdict;
+  Status told = ok_status();
+  do {
+    verdict = {};
+    verdict.is_busy = !done.load(std::memory_order_acquire);
+    if (!verdict.is_busy && *opened)
+      verdict.digest = number_of(digest(print_checkpoint((*opened)->about())));
+    verdict.is_bad = !verdict.is_busy && !*opened;
+    told = control.merge(std::as_writable_bytes(std::span(&verdict, 1)), kChoice,
+                         [&](std::span<const std::byte> theirs) {
+                           Verdict other;
+                           std::memcpy(&other, theirs.data(), sizeof other);
+                           verdict.add(other);
+                         });
+    if (told && verdict.is_busy) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  } while (told && verdict.is_busy);
+  worker.join();
+  PIPER_TRY(std::move(told));
+  if (!*opened && opened->error().code == ExitCode::kInput) return opened->error();
+  if (!*opened) warn_user(print_error(opened->error()));
+  if (!verdict.is_bad) reader = *std::move(*opened);
+  return !verdict.is_bad;
+}
+
+// A damaged checkpoint is moved aside where new ones will be written: it would be taken for the
+// newest of another run.
+Status set_aside(const RunOptions& options, Storage& storage, const std::string& folder) {
+  const fs::path path(folder);
+  std::error_code ignored;
+  const auto& written = options.job.checkpoint;
+  if (!written || !fs::equivalent(path.parent_path(), written->folder, ignored)) return ok_status();
+  const std::string aside = (path.parent_path() / ("damaged-" + path.filename().string())).string();
+  PIPER_TRY(storage.publish(folder, aside));
+  warn_user(fmt::format("it is kept as {}", aside));
+  return ok_status();
+}
+
+// Returns the folder of checkpoints: one that --out names has it inside.
+std::string checkpoints_in(const std::string& from) {
+  std::error_code ignored;
+  return fs::is_directory(from + "/checkpoints", ignored) ? from + "/checkpoints" : from;
+}
+
+// Returns the folders of checkpoints that may be taken, best first, as rank 0 finds them.
+Result<std::vector<std::string>> find_candidates(const std::string& from, Storage& storage,
+                                                 Control* control) {
+  std::vector<std::string> folders;
+  std::error_code ignored;
+  if (!is_rank_0(control)) {
+  } else if (fs::exists(from + "/checkpoint.json", ignored)) {
+    folders.push_back(from);
+  } else {
+    PIPER_ASSIGN(const std::vector<int64_t> steps, list_checkpoints(storage, from));
+    for (const int64_t step : steps) folders.push_back(from + "/" + checkpoint_name(step));
+  }
+  PIPER_ASSIGN(const std::string shared, share_choice(control, pack(folders)));
+  return unpack(shared);
+}
+
+Result<std::optional<CheckpointReader>> take_newest(const RunOptions& options, Control* control) {
+  Storage& storage = file_storage();
+  PIPER_ASSIGN(const std::vector<std::string> folders,
+               find_candidates(checkpoints_in(options.start.from), storage, control));
+  std::vector<std::string> damaged;
+  for (const std::string& folder : folders) {
+    std::optional<CheckpointReader> reader;
+    bool good = false;
+    if (control != nullptr) {
+      PIPER_ASSIGN(good, verify_together(*control, folder, reader));
+    } else {
+      Result<CheckpointReader> opened = open_verified(storage, folder, 0, 1);
+      // A checkpoint that another version wrote is not damaged.
+      if (!opened && opened.error().code == ExitCode::kInput) return std::move(opened).error();
+      if (!opened) warn_user(print_error(opened.error()));
+      if ((good = opened.ok())) reader = *std::move(opened);
+    }
+    if (!good && is_rank_0(control))
+      warn_user(fmt::format("{} is damaged: it is not taken", folder));
+    if (!good) damaged.push_back(folder);
+    if (!good) continue;
+    // Only now: where none can be read, a file system may be missing, and nothing is damaged.
+    for (const std::string& each : damaged)
+      if (is_rank_0(control)) PIPER_TRY(set_aside(options, storage, each));
+    return reader;
+  }
+  if (folders.empty()) return std::optional<CheckpointReader>();
+  return fail("none of the {} checkpoint{} in '{}' can be read", folders.size(),
+              folders.size() == 1 ? "" : "s", options.start.from)
+      .with_code(ExitCode::kStorage);
+}
+
+Status check_averages(const CheckpointReader& reader, bool speaks) {
+  const int64_t count = std::ranges::count_if(
+      reader.types(), [](const auto& state) { return state.first.ends_with(kAverage); });
+  if (count == 0)
+    return usage(fmt::format("--eval-ema: '{}' holds no averages of parameters", reader.folder()))
+        .with_note(
+            "help: checkpoints of jobs whose strategy says 'train: {ema: {decay: 0.999}}' do");
+  if (speaks) tell_user(fmt::format("{} parameters are evaluated at their averages", count));
+  return ok_status();
+}
+
+}  // namespace
+
+Result<bool> CheckpointStates::fill(const Tensor& tensor, std::span<const std::string> names,
+                                    const Held& held, std::byte* to) const {
+  // What the model brings has an initial value; states of an optimizer are filled.
+  if (weights_only_ && tensor.init.empty()) return false;
+  // A version before the last update begins as its parameter does.
+  if (weights_only_ && tensor.previous_of >= 0) names = names.subspan(1);
+  for (const std::string& own : names) {
+    const bool is_averaged =
+        averages_ && !tensor.param.empty() && reader_.types().contains(own + kAverage);
+    const std::string name = is_averaged ? own + kAverage : own;
+    if (!reader_.types().contains(name)) continue;
+    PIPER_TRY(reader_.read(name, held, to));
+    return true;
+  }
+  return false;
+}
+
+Result<std::optional<Start>> find_start(const RunOptions& options, Control* control) {
+  const StartOptions& asked = options.start;
+  if (asked.how == How::kFresh) return std::optional<Start>();
+  std::error_code ignored;
+  std::optional<CheckpointReader> reader;
+  if (asked.how != How::kResumeOrStart && !fs::exists(asked.from, ignored))
+    return usage(fmt::format("'{}' does not exist", asked.from))
+        .with_note(
+            "help: expected a checkpoint, or a folder of checkpoints that --checkpoint wrote");
+  if (asked.how != How::kInit && fs::is_regular_file(asked.from, ignored))
+    return usage(fmt::format("'{}' is a file, not a checkpoint or a folder of checkpoints",
+                             asked.from))
+        .with_note("help: --init takes the parameters of a safetensors file");
+  if (asked.how == How::kInit && fs::is_regular_file(asked.from, ignored)) {
+    PIPER_ASSIGN(reader, CheckpointReader::open_tensors(asked.from));
+  } else {
+    PIPER_ASSIGN(reader, take_newest(options, control));
+  }
+  if (!reader && asked.how == How::kResumeOrStart) {
+    if (is_rank_0(control))
+      tell_user(
+          fmt::format("'{}' holds no checkpoint: training starts from the beginning", asked.from));
+    return std::optional<Start>();
+  }
+  if (!reader) {
+    return usage(fmt::format("'{}' holds no checkpoint", asked.from))
+        .with_note("help: --resume-or-start begins at step 0 if there is none");
+  }
+  std::optional<Start> start(std::in_place);
+  start->reader = std::make_unique<const CheckpointReader>(*std::move(reader));
+  const bool averages = options.evaluate_averages;
+  start->states =
+      std::make_unique<CheckpointStates>(*start->reader, asked.how == How::kInit, averages);
+  if (averages) PIPER_TRY(check_averages(*start->reader, is_rank_0(control)));
+  if (asked.how != How::kInit) start->step = start->reader->about().step;
+  if (asked.how == How::kResume || asked.how == How::kResumeOrStart)
+    start->samples = start->reader->about().samples;
+  return start;
+}
+
+}  // namespace piper
