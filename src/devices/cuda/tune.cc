@@ -4,11 +4,10 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <random>
 
 #include "compile.h"
-#include "piper/base/float16.h"
 #include "piper/devices/cuda.h"
+#include "tune_operands.h"
 #include "wanted.h"
 
 namespace piper {
@@ -24,69 +23,6 @@ constexpr double kTurnMs = 1;      // at least, of as many calls as that takes
 constexpr int kMostCalls = 100;    // in a turn
 constexpr double kWorthIt = 0.98;  // of the time of the first one
 constexpr int64_t kMostBlocks = 256;
-
-int64_t bytes_of(const DeviceProduct& p, Operand operand) {
-  return extent_of(p, operand) * info(type_of(p, operand)).bytes;
-}
-
-// ---- Where they lie -----------------------------------------------------------------------------
-
-// Places operands beside each other, and what a product makes three times: by the first algorithm,
-// by another, and by that again. Negative: absent.
-struct Layout {
-  std::array<int64_t, kOperands> at{};
-  std::array<std::array<int64_t, 2>, 3> made{};  // D and pre
-  int64_t bytes = 0;
-
-  explicit Layout(const Wanted& wanted) {
-    const auto place = [&](Operand operand) -> int64_t {
-      if (!wanted.is_present[operand]) return -1;
-      const int64_t begin =
-          (bytes + kOperandAlignment - 1) / kOperandAlignment * kOperandAlignment +
-          wanted.offset[operand];
-      bytes = begin + bytes_of(wanted.product, operand);
-      return begin;
-    };
-    for (const Operand each : {kA, kB, kC, kBias}) at[each] = place(each);
-    for (auto& each : made) each = {place(kD), place(kPre)};
-  }
-};
-
-// Returns numbers of [-1, 1), of which a product's operands are made by repeating them.
-std::vector<std::byte> draw_block(DType type, uint32_t seed) {
-  constexpr size_t kCount = 1000003;  // no line of a matrix is a divisor
-  std::mt19937 random(seed);
-  std::vector<float> numbers(kCount);
-  for (float& x : numbers) x = std::ldexp(static_cast<float>(random() >> 8), -23) - 1;
-  std::vector<std::byte> block(kCount * static_cast<size_t>(info(type).bytes));
-  if (type == DType::kF64)
-    for (size_t i = 0; i < kCount; ++i) {
-      const double x = numbers[i];
-      std::memcpy(block.data() + i * sizeof x, &x, sizeof x);
-    }
-  else if (type == DType::kF32)
-    std::memcpy(block.data(), numbers.data(), block.size());
-  else
-    round_to_halves(type, numbers.data(), block.data(), static_cast<int64_t>(kCount));
-  return block;
-}
-
-// Returns what may be between two orders of summing, over the largest result: the last bit of 16,
-// and of f32 less than operands that are rounded to TF32 leave.
-double bound_of(DType result) {
-  switch (result) {
-    case DType::kBF16:
-      return 0x1p-7;
-    case DType::kF16:
-      return 0x1p-10;
-    case DType::kF32:
-      return 0x1p-14;
-    case DType::kF64:
-      return 0x1p-40;
-    default:
-      PIPER_CHECK(false, "no product of {}", info(result).name);
-  }
-}
 
 // ---- Measuring ----------------------------------------------------------------------------------
 
@@ -152,7 +88,7 @@ class Tuner {
   int32_t from_ = 0, to_ = 0;  // events
   std::byte *arena_ = nullptr, *scratch_ = nullptr;
   Difference* found_ = nullptr;  // of threads, on the device
-  std::optional<Layout> layout_;
+  std::optional<OperandPlaces> layout_;
   std::vector<Candidate> candidates_;
   int32_t reference_ = -1;  // binding of the first that runs
 };
@@ -188,7 +124,7 @@ Status Tuner::load_kernels() {
 }
 
 Status Tuner::begin(std::vector<Wanted>& wanted) {
-  const auto bytes_of = [](const Wanted& one) { return Layout(one).bytes; };
+  const auto bytes_of = [](const Wanted& one) { return OperandPlaces(one).bytes; };
   while (!wanted.empty()) {
     const auto largest = std::max_element(
         wanted.begin(), wanted.end(),

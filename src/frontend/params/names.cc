@@ -2,12 +2,11 @@
 // kept its name is the parameter of that name. An anonymous one is what the exporter computed: of a
 // parameter that the file has too, if the values say so; of one that the node reading it tells; or
 // of something that nobody can tell, and then the strategy has to say what it is.
-#include "names.h"
-
 #include <algorithm>
 #include <limits>
 #include <set>
 
+#include "name_recovery.h"
 #include "piper/frontend/onnx.h"
 
 namespace piper::onnx_import {
@@ -27,67 +26,7 @@ bool is_bound(std::string_view op, size_t input) {
   return (op == "Clip" && input >= 1) || (op == "Pad" && input == 2);
 }
 
-class NameBasedRecovery {
- public:
-  NameBasedRecovery(const OnnxModel& model, const std::vector<std::string>& scopes,
-                    const PriorKnowledge& prior, std::map<std::string, std::string> copies)
-      : model_(model),
-        prior_(prior),
-        copies_(std::move(copies)),
-        readers_(model, scopes),
-        modules_(model, scopes),
-        sources_(model, prior),
-        exported_(model.producer.starts_with("pytorch")) {}
-  Result<Claims> run();
-  // Returns scopes by node, as the modules are called.
-  std::vector<std::string> paths() const;
-
- private:
-  struct Named {  // an anonymous tensor whose readers tell what it is
-    int initializer;
-    Place place;
-    Role role;
-  };
-  const OnnxTensor& tensor(int i) const { return model_.initializers[static_cast<size_t>(i)]; }
-  const OnnxNode& node(const Place& place) const { return model_.nodes[place.node]; }
-  void add(int initializer, const Place& place, std::string name, TensorType type,
-           Derivation derivation, std::string evidence);
-  void claim(int initializer, const std::vector<Place>& places);
-  void claim_kept(int initializer, const std::vector<Place>& places);
-  bool may_be_fused(const Place& place) const;
-  bool is_number(const OnnxTensor& tensor) const;
-  void claim_anonymous(int initializer, const std::vector<Place>& places);
-  bool claim_tied(int initializer, const std::vector<Place>& places,
-                  const std::optional<Role>& role);
-  bool is_mixed_with(const Place& place, const std::string& name) const;
-  bool claim_computed(int initializer, const std::vector<Place>& places, bool lost,
-                      std::string& why);
-  void claim_named();
-  bool name_again(Named& named);
-  bool tell_norm(Named& named, int64_t steps);
-  void leave_named();
-  void leave_shared();
-  void leave(int initializer, const Place& place, std::string_view why);
-  void doubt(int initializer, std::string why);
-  std::string doubt_of(int initializer, const std::vector<Place>& places) const;
-  std::string merged_with(int initializer, const std::vector<Place>& places) const;
-  void report_metadata();
-  std::string other_name(int initializer, const Place& place) const;
-  void alias(const std::string& other, const std::string& name);
-  void report_padding();
-  void report_copies();
-  void report_scopes();
-
-  const OnnxModel& model_;
-  const PriorKnowledge& prior_;
-  const std::map<std::string, std::string> copies_;
-  const Readers readers_;
-  const ModulePaths modules_;
-  const Sources sources_;
-  const bool exported_;  // by PyTorch: what kept a name is a parameter or a buffer
-  std::vector<Named> named_;
-  Claims claims_;
-};
+}  // namespace
 
 void NameBasedRecovery::add(int initializer, const Place& place, std::string name, TensorType type,
                             Derivation derivation, std::string evidence) {
@@ -347,6 +286,8 @@ void NameBasedRecovery::leave_named() {
   named_ = std::move(told);
 }
 
+namespace {
+
 // Returns the parameter's type and the way from it to what the file has.
 std::pair<TensorType, Derivation> undone(const Role& role, TensorType type) {
   const Shape file = type.shape;
@@ -361,6 +302,8 @@ std::pair<TensorType, Derivation> undone(const Role& role, TensorType type) {
   type.shape = Shape(file.rbegin(), file.rend());
   return {type, transposition(type.shape)};
 }
+
+}  // namespace
 
 // A factor of ones beside a parameter may have made a tensor of its values, and is in no other.
 void NameBasedRecovery::leave_shared() {
@@ -388,71 +331,6 @@ void NameBasedRecovery::claim_named() {
   }
 }
 
-// ---- What the user should know ------------------------------------------------------------------
-
-// Returns whether a row of a table is zeros, as that of a padding index is.
-bool has_zero_row(const OnnxTensor& table) {
-  if (table.type.shape.size() != 2 || table.data.size == 0) return false;
-  const size_t row = table.data.size / static_cast<size_t>(table.type.shape[0]);
-  const std::string zeros(row, '\0');
-  for (size_t at = 0; at < table.data.size; at += row)
-    if (as_text(table.data.span()).substr(at, row) == zeros) return true;
-  return false;
-}
-
-void NameBasedRecovery::report_padding() {
-  std::set<std::string> padded;
-  for (const Claim& claim : claims_.list)
-    if (model_.nodes[claim.node].op == "Gather" && claim.input == 0 &&
-        has_zero_row(tensor(claim.initializer)))
-      padded.insert(claim.name);
-  for (const std::string& name : padded)
-    claims_.notes.push_back(
-        {name,
-         "has a row of zeros: if that is a padding row (padding_idx), which the file does not say, "
-         "it is trained here and not in PyTorch; a file of dynamo=True says it"});
-}
-
-// Reports weights that were merged though their modules have names of their own.
-void NameBasedRecovery::report_copies() {
-  std::map<std::string, std::set<std::string>> by_content;
-  for (const Named& named : named_) {
-    const OnnxTensor& lost = tensor(named.initializer);
-    const auto copy = copies_.find(lost.name);
-    if (is_telling(lost))
-      by_content[copy == copies_.end() ? lost.name : copy->second].insert(named.role.name);
-  }
-  for (const auto& [content, names] : by_content) {
-    const std::vector<std::string> list(names.begin(), names.end());
-    if (list.size() < 2) continue;
-    claims_.notes.push_back(
-        {fmt::format("[{}]", join(list, ", ")),
-         "equal at first and trained apart, as copies are; where they are one tensor, 'tie: [NAME, "
-         "OTHER]' under 'parameters' says so"});
-  }
-}
-
-// One step is the transpose that a Linear needs; more may have been of a weight_norm.
-void NameBasedRecovery::report_scopes() {
-  constexpr const char* kUnsaid =
-      "whether its module computes it (weight_norm, w * scale), as one of dynamo=True or without "
-      "constant folding does, and --init with the values that it was exported with";
-  std::map<std::string, bool> told;  // by name: by the scope alone
-  for (const Named& named : named_) {
-    const bool by_scope = named.role.evidence == "scope";
-    const bool many = readers_.most_steps(tensor(named.initializer).name) > 1;
-    if (named.role.form != Role::Form::kNorm && (by_scope || many))
-      told[named.role.name] = told[named.role.name] || by_scope;
-  }
-  for (const bool by_scope : {false, true})
-    for (const auto& [name, scope] : told)
-      if (scope == by_scope)
-        claims_.notes.push_back(
-            {name, fmt::format("{}taken as it stands in the file, which {} {}",
-                               scope ? "named by the scope of the node that reads it and " : "",
-                               scope ? "says neither its name nor" : "does not say", kUnsaid)});
-}
-
 // ---- All of them --------------------------------------------------------------------------------
 
 void NameBasedRecovery::claim(int initializer, const std::vector<Place>& places) {
@@ -467,15 +345,6 @@ void NameBasedRecovery::claim(int initializer, const std::vector<Place>& places)
   // Of other programs a scalar is a literal unless it bears the name of a module's parameter.
   const bool literal = one.type.shape.empty() && one.name.find('.') == std::string::npos;
   if (exported_ || !literal) claim_kept(initializer, places);
-}
-
-void NameBasedRecovery::report_metadata() {
-  if (model_.lacks_calls)
-    claims_.notes.push_back(
-        {"",
-         "the metadata of the exporter was removed from the file: what detach(), the smoothing of "
-         "labels, the dropout of an attention and batch norms that train have only there is not "
-         "seen, and a tensor is a parameter by its name"});
 }
 
 Result<Claims> NameBasedRecovery::run() {
@@ -500,6 +369,8 @@ std::vector<std::string> NameBasedRecovery::paths() const {
   for (const std::string& scope : readers_.scopes) out.push_back(scope_of_name(modules_.of(scope)));
   return out;
 }
+
+namespace {
 
 bool is_without_calls(const OnnxModel& model) {
   const bool named = std::any_of(model.nodes.begin(), model.nodes.end(),

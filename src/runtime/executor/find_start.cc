@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "holders.h"
 #include "resume.h"
 
 namespace piper {
