@@ -7,115 +7,11 @@
 #include <map>
 
 #include "piper/base/float16.h"
+#include "rows_form.h"
 #include "rows_layout.h"
 
 namespace piper::cuda_kernels {
 namespace {
-
-// Says where an operand is read for a row.
-struct Form {
-  bool is_row = false;     // an element for each column; else one
-  std::string row_offset;  // of its first element, as a sum: " + at.row * 768LL"
-};
-
-struct Operand {
-  int32_t value = -1;
-  DeviceOperand place;
-  TensorType type;
-  char kind = ' ';  // of RowOp::inputs and outputs; of an expression, a blank
-  Form form = {};
-};
-struct PassOp {
-  Use use;
-  std::vector<Operand> inputs, outputs;
-  Extents extents;
-  const RowOp* row_op = nullptr;  // null: an expression
-};
-
-// ---- Where operands lie in the matrix of the pass -----------------------------------------------
-
-Form form_in_rows(bool is_row, int64_t width, int64_t pitch) {
-  const bool is_column = !is_row || width == 1;
-  return {is_row, is_column ? std::string(" + at.row") : fmt::format(" + at.row * {}LL", pitch)};
-}
-// Returns the form of an operand of an op that goes over these rows, in a pass over rows of
-// `width`. One of an expression is a whole matrix, one element for each row, one element for all,
-// or one row for all.
-Form form_of(const Operand& operand, const Extents& extents, int64_t width) {
-  const bool is_row = extents.width == width;
-  const int64_t pitch = operand.place.pitch > 0 ? operand.place.pitch : width;
-  if (operand.kind == 'x') return form_in_rows(is_row, width, pitch);
-  if (operand.kind == 'c') return form_in_rows(false, width, pitch);
-  if (operand.kind != ' ') return {is_row, ""};
-  const Shape& shape = operand.type.shape;
-  const int64_t count = num_elements(shape);
-  if (count == extents.rows * extents.width) return form_in_rows(is_row, width, pitch);
-  if (count == extents.rows && !shape.empty() && shape.back() == 1)
-    return form_in_rows(false, width, pitch);
-  return count == 1 ? Form{} : Form{is_row, ""};
-}
-
-// Returns what an operand, broadcast to a shape, has by dim of that: elements from one to the next.
-std::vector<int64_t> strides_in(const Operand& operand, const Shape& to) {
-  const Shape& from = operand.type.shape;
-  std::vector<int64_t> strides(to.size());
-  int64_t step = 1;
-  for (size_t d = from.size(); d-- > 0;) {
-    if (from[d] != 1) strides[d + to.size() - from.size()] = step;
-    step *= d + 1 == from.size() ? pitch_of(operand.place, from) : from[d];
-  }
-  return strides;
-}
-
-// Holds dims of a loop, outermost first, and what each operand has by dim.
-struct Loop {
-  Shape extents;
-  std::vector<std::vector<int64_t>> strides;  // by operand
-};
-// Neighbouring dims that all operands go through without a gap are one.
-Loop loop_of(const Shape& shape, const std::vector<Operand*>& operands) {
-  std::vector<std::vector<int64_t>> all;
-  for (const Operand* operand : operands) all.push_back(strides_in(*operand, shape));
-  Loop loop{{}, std::vector<std::vector<int64_t>>(operands.size())};
-  for (size_t d = 0; d < shape.size(); ++d) {
-    if (shape[d] == 1) continue;
-    bool joins = !loop.extents.empty();
-    for (size_t k = 0; k < operands.size() && joins; ++k)
-      joins = loop.strides[k].back() == all[k][d] * shape[d];
-    if (joins)
-      loop.extents.back() *= shape[d];
-    else
-      loop.extents.push_back(shape[d]);
-    for (size_t k = 0; k < operands.size(); ++k) {
-      loop.strides[k].resize(loop.extents.size());
-      loop.strides[k].back() = all[k][d];
-    }
-  }
-  if (!loop.extents.empty()) return loop;
-  return {{1}, std::vector<std::vector<int64_t>>(operands.size(), {0})};
-}
-
-// Folds the forms of an expression, whose operands are broadcast in whatever way: the last dim of
-// its loop is the row.
-void fold(PassOp& op) {
-  std::vector<Operand*> operands;
-  for (auto* list : {&op.inputs, &op.outputs})
-    for (Operand& operand : *list) operands.push_back(&operand);
-  const auto [extents, strides] = loop_of(op.use.out(), operands);
-  const size_t last = extents.size() - 1;
-  op.extents = {extent(extents, 0, last), extents[last]};
-  for (size_t k = 0; k < operands.size(); ++k) {
-    Form& form = operands[k]->form = {strides[k][last] != 0, ""};
-    int64_t inner = 1;
-    for (size_t d = last; d-- > 0; inner *= extents[d]) {
-      if (strides[k][d] == 0) continue;
-      form.row_offset += " + at.row";
-      if (inner > 1) form.row_offset += fmt::format(" / {}LL", inner);
-      if (d > 0) form.row_offset += fmt::format(" % {}LL", extents[d]);
-      form.row_offset += fmt::format(" * {}LL", strides[k][d]);
-    }
-  }
-}
 
 // ---- The text -----------------------------------------------------------------------------------
 
@@ -131,7 +27,7 @@ class Pass {
     std::string name;
     DType type = DType::kF32;  // of the sum, before it is rounded
     bool is_row = false;
-    Operand output;
+    RowOperand output;
   };
   struct Known {  // a value that the threads have
     std::string name;
@@ -141,9 +37,9 @@ class Pass {
 
   void find_extents();
   PassShape shape_of() const;
-  int64_t lanes_of(const Operand& operand) const;
+  int64_t lanes_of(const RowOperand& operand) const;
   int64_t kept() const;
-  int64_t piece_of(const Operand& operand) const;
+  int64_t piece_of(const RowOperand& operand) const;
   Status write_expression(const PassOp& op);
   void write_row_op(const PassOp& op);
   void write_sum_parts(Emitter& emit, const std::vector<DeviceOperand>& parts) const;
@@ -153,13 +49,13 @@ class Pass {
     body_ += "    " + fmt::format(format, std::forward<Args>(args)...) + "\n";
   }
   size_t index_of(const DeviceOperand& place);
-  std::string pointer(const Operand& operand, bool is_const);
+  std::string pointer(const RowOperand& operand, bool is_const);
   std::string next_name() { return fmt::format("v{}", names_++); }
-  const Known& read(const Operand& input);
-  const Known& declare(const Operand& output);
-  std::optional<std::string> immediate(const Operand& input) const;
-  void store(const Operand& output, const Known& known);
-  std::pair<int32_t, int64_t> key_of(const Operand& operand) const;
+  const Known& read(const RowOperand& input);
+  const Known& declare(const RowOperand& output);
+  std::optional<std::string> immediate(const RowOperand& input) const;
+  void store(const RowOperand& output, const Known& known);
+  std::pair<int32_t, int64_t> key_of(const RowOperand& operand) const;
 
   const FusedProgram& program_;
   std::vector<PassOp> ops_;
@@ -174,7 +70,7 @@ class Pass {
 };
 
 // Returns which bytes an operand is: its base, and from where on.
-std::pair<int32_t, int64_t> Pass::key_of(const Operand& operand) const {
+std::pair<int32_t, int64_t> Pass::key_of(const RowOperand& operand) const {
   for (const ProgramView& view : program_.views)
     if (view.value == operand.value) return {view.base, view.offset};
   return {operand.value, 0};
@@ -186,13 +82,13 @@ size_t Pass::index_of(const DeviceOperand& place) {
   return static_cast<size_t>(at - places_.begin());
 }
 
-std::string Pass::pointer(const Operand& operand, bool is_const) {
+std::string Pass::pointer(const RowOperand& operand, bool is_const) {
   return fmt::format("p.at<{}{}>({}){}", is_const ? "const " : "", type_name(operand.type.dtype),
                      index_of(operand.place), operand.form.row_offset);
 }
 
 // Returns a literal of one element.
-std::optional<std::string> Pass::immediate(const Operand& input) const {
+std::optional<std::string> Pass::immediate(const RowOperand& input) const {
   if (input.place.kind != DeviceOperand::kLiteral || num_elements(input.type.shape) != 1) return {};
   const auto [base, offset] = key_of(input);
   for (const auto& [value, bytes] : program_.literals) {
@@ -224,7 +120,7 @@ std::optional<std::string> Pass::immediate(const Operand& input) const {
 }
 
 // What the threads have of an input, which is loaded where they do not have it yet.
-const Pass::Known& Pass::read(const Operand& input) {
+const Pass::Known& Pass::read(const RowOperand& input) {
   const Key key(key_of(input), input.form.row_offset);
   const Known known{next_name(), input.type.dtype, input.form.is_row};
   const std::string_view type = type_name(known.type);
@@ -245,13 +141,13 @@ const Pass::Known& Pass::read(const Operand& input) {
   return known_.insert_or_assign(key, known).first->second;
 }
 
-const Pass::Known& Pass::declare(const Operand& output) {
+const Pass::Known& Pass::declare(const RowOperand& output) {
   const Known known{next_name(), output.type.dtype, output.form.is_row};
   line("{} {}{};", type_name(known.type), known.name, known.is_row ? "[At::kCount]" : "");
   return known_.insert_or_assign(Key(key_of(output), output.form.row_offset), known).first->second;
 }
 
-void Pass::store(const Operand& output, const Known& known) {
+void Pass::store(const RowOperand& output, const Known& known) {
   if (output.place.kind == DeviceOperand::kAbsent) return;
   const std::string function =
       known.is_row ? fmt::format("store<{}>", piece_of(output)) : "store_one";
@@ -261,8 +157,8 @@ void Pass::store(const Operand& output, const Known& known) {
 Status Pass::write_expression(const PassOp& op) {
   PIPER_ASSIGN(const Expression expression, expression_of(op.use));
   std::vector<Known> inputs, outputs;
-  for (const Operand& input : op.inputs) inputs.push_back(read(input));
-  for (const Operand& output : op.outputs) outputs.push_back(declare(output));
+  for (const RowOperand& input : op.inputs) inputs.push_back(read(input));
+  for (const RowOperand& output : op.outputs) outputs.push_back(declare(output));
   const bool is_row = !outputs.empty() && outputs[0].is_row;
   line("{}{{", is_row ? "EACH(i, At::kCount) " : "");
   for (size_t s = 0; s < expression.steps.size(); ++s) {
@@ -298,7 +194,7 @@ void Pass::write_row_op(const PassOp& op) {
                 : ", " + read(op.inputs[i]).name;
   }
   std::vector<Known> made;
-  for (const Operand& output : op.outputs) {
+  for (const RowOperand& output : op.outputs) {
     if (row_op.sums()) {
       sums_.push_back({fmt::format("sum{}", sums_.size()), compute_type(output.type.dtype),
                        output.form.is_row, output});
@@ -333,7 +229,7 @@ void Pass::find_extents() {
                     (op.extents.width == extents_.width || op.extents.width == 1),
                 "a pass over different rows");
     for (auto* operands : {&op.inputs, &op.outputs})
-      for (Operand& operand : *operands)
+      for (RowOperand& operand : *operands)
         operand.form = form_of(operand, op.extents, extents_.width);
   }
 }
@@ -342,7 +238,7 @@ constexpr int64_t kMostLanes = 8;
 
 // Returns how many elements side by side the operand can be moved in: a power of 2 that its rows,
 // or their pitch, and its place allow.
-int64_t Pass::lanes_of(const Operand& operand) const {
+int64_t Pass::lanes_of(const RowOperand& operand) const {
   if (!operand.form.is_row || operand.place.kind == DeviceOperand::kAbsent) return kMostLanes;
   const int64_t bytes = info(operand.type.dtype).bytes;
   const int64_t pitch = operand.place.pitch > 0 ? operand.place.pitch : extents_.width;
@@ -353,7 +249,7 @@ int64_t Pass::lanes_of(const Operand& operand) const {
 }
 
 // Returns how many it is moved in, of those that a thread has side by side.
-int64_t Pass::piece_of(const Operand& operand) const {
+int64_t Pass::piece_of(const RowOperand& operand) const {
   return std::min(layout_.lanes, lanes_of(operand));
 }
 
@@ -363,7 +259,7 @@ int64_t Pass::kept() const {
   int64_t sums = 0, most = 0;
   for (size_t o = 0; o < ops_.size(); ++o)
     for (const auto* operands : {&ops_[o].inputs, &ops_[o].outputs})
-      for (const Operand& operand : *operands) {
+      for (const RowOperand& operand : *operands) {
         if (!operand.form.is_row || operand.kind == 'w') continue;  // which is there for a moment
         if (operand.kind == 's')
           ++sums;
@@ -384,7 +280,7 @@ PassShape Pass::shape_of() const {
   for (const PassOp& op : ops_) {
     if (op.row_op) (op.row_op->sums() ? shape.sums_rows : shape.keeps_row) = true;
     for (const auto* operands : {&op.inputs, &op.outputs})
-      for (const Operand& operand : *operands) {
+      for (const RowOperand& operand : *operands) {
         if (operand.place.kind == DeviceOperand::kAbsent || !operand.form.is_row) continue;
         shape.lanes = std::min(shape.lanes, lanes_of(operand));
         least_bytes = std::min<int64_t>(least_bytes, info(operand.type.dtype).bytes);
@@ -463,7 +359,7 @@ PassOp pass_op(const FusedProgram& program, const ProgramOp& op, size_t& operand
   PassOp made{use_of(program, op), {}, {}, {}, nullptr};
   made.row_op = find_row_op(made.use);
   made.extents = extents_of(made.use).value();
-  const auto add = [&](std::vector<Operand>& to, int32_t value, const TensorType& type,
+  const auto add = [&](std::vector<RowOperand>& to, int32_t value, const TensorType& type,
                        std::string_view kinds) {
     const char kind = to.size() < kinds.size() ? kinds[to.size()] : ' ';
     to.push_back({value, emit.operand(operand++), type, kind});
@@ -486,7 +382,7 @@ Status make_pass(const FusedProgram& program, size_t first, size_t last, Emitter
     const PassOp& op = ops.back();
     if (op.extents.rows * op.extents.width > 0) continue;
     if (op.row_op && op.row_op->sums())  // of nothing
-      for (const Operand& sum : op.outputs)
+      for (const RowOperand& sum : op.outputs)
         if (sum.place.kind != DeviceOperand::kAbsent) emit.zero(sum.place, sum.type.bytes());
     ops.pop_back();
   }
