@@ -2,12 +2,10 @@
 #include "cell.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
 #include <unordered_map>
 
-#include "at.h"
-#include "place.h"
+#include "cell_buffers.h"
 
 namespace piper {
 namespace {
@@ -47,7 +45,6 @@ class CellLowerer {
       role_.streams.push_back({"overlap"});
     }
     reserve(order);
-    tensor_of_.assign(dag_.graph.values.size(), -1);
     std::vector<int32_t>& start = starts_;
     size_t pair = 0;
     for (size_t i = 0; i < order.size(); ++i) {
@@ -62,7 +59,7 @@ class CellLowerer {
       overlaps_.push_back({start[at(o.first)], start[at(o.second)], start[at(o.end)]});
     for (const auto& [name, item] : dag_.reports[at(cell_)])
       role_.reports.push_back({name, buffer_of(item)});
-    name_masters();
+    buffers_.name_masters();
     find_offloaded();
     if (!steps_overlap) {
       move_communication(order);
@@ -72,8 +69,9 @@ class CellLowerer {
     for (const LeavingCopy& copy : offload_plan_.leaving)
       if (copy.until < static_cast<int32_t>(role_.body.size())) wait_for(copy.until, copy.copy);
     for (const Overlap& o : overlaps_) fork_and_join(o);
-    return {std::move(role_),        std::move(overlaps_),   std::move(starts_),
-            std::move(gathered_),    std::move(pool_slots_), std::move(offloaded_),
+    return {std::move(role_),        std::move(overlaps_),
+            std::move(starts_),      std::move(buffers_.gathered),
+            std::move(pool_slots_),  std::move(offloaded_),
             std::move(offload_plan_)};
   }
 
@@ -89,94 +87,7 @@ class CellLowerer {
     role_.buffers.reserve(buffers);
   }
 
-  // ---- Buffers ----
-  // Adds a buffer. `micro`: negative for what exists once.
-  int32_t add_buffer(ValueId id, int32_t micro) {
-    int32_t& tensor = tensor_of_[id.index()];
-    if (tensor < 0) {
-      tensor = static_cast<int32_t>(role_.tensors.size());
-      const Value& value = dag_.graph.value(id);
-      role_.tensors.push_back({.name = value.name, .type = value.type});
-    }
-    role_.buffers.push_back({tensor, std::max(micro, -1)});
-    return static_cast<int32_t>(role_.buffers.size() - 1);
-  }
-  int32_t buffer_of(ItemId id) {
-    const ItemId item = root_of(dag_, id);
-    int32_t& known = places_.buffer[item.index()];
-    if (known < 0) known = new_buffer(item);
-    return known;
-  }
-  int32_t new_buffer(ItemId id) {
-    if (const auto gather = places_.gather_of.find(id.value); gather != places_.gather_of.end())
-      return add_gathered(id, gather->second);
-    const Item& item = dag_.items[id.index()];
-    const Value& value = dag_.graph.value(item.value);
-    const int32_t index = add_buffer(item.value, item.micro);
-    if (value.kind == ValueKind::kState) {
-      describe_state(item.value, role_.tensor(index));
-    } else if (value.kind == ValueKind::kConstant) {
-      role_.tensor(index).kind = BufferKind::kConstant;
-      role_.tensor(index).init = value.name;
-    }
-    return index;
-  }
-  int32_t add_gathered(ItemId id, TaskId by) {
-    const ValueId own = dag_.items[id.index()].value;
-    const int32_t whole = add_buffer(own, -1);
-    const ValueId newest = newest_of(own), master = places_.master_of[newest.index()];
-    if (master.valid()) copies_.emplace_back(role_.buffers[at(whole)].tensor, master);
-    role_.tensor(whole).param = places_.param[(master.valid() ? master : newest).index()]->name;
-    const Task& gather = dag_.tasks[by.index()];
-    const ItemId* const own_write = std::find(gather.writes.begin(), gather.writes.end(), id);
-    const ItemId part = gather.reads[at(own_write - gather.writes.begin())];
-    const Gather when = places_.part[dag_.items[part.index()].value.index()]->gather;
-    gathered_.push_back({whole, buffer_of(part), group_of(gather.group), by, when});
-    return whole;
-  }
-
-  void describe_state(ValueId state, Tensor& tensor) {
-    const Part* part = places_.part[state.index()];
-    // A part starts as its run of the whole, a copy as its parameter.
-    const bool previous = places_.newest_of[state.index()].valid();
-    const ValueId whole = newest_of(part && part->param.valid() ? part->param : state);
-    const ValueId master = places_.master_of[whole.index()];
-    const Value& initial = dag_.graph.value(master.valid() ? master : whole);
-    tensor.kind = BufferKind::kState;
-    tensor.fill = previous ? dag_.graph.value(state).fill : initial.fill;
-    if (initial.data.size > 0) tensor.init = initial.name;
-    const TensorType& held = part ? part->whole : initial.type;
-    if (part) tensor.part_of = group_of(part->all_over());
-    if (part || !initial.over.empty()) tensor.whole = uncut(dag_, initial, held).shape;
-    tensor.cuts = cuts_of(dag_, initial, held.shape, tensor.whole);
-    if (previous) return;  // it is not what is saved
-    if (master.valid()) copies_.emplace_back(tensor_of_[state.index()], master);
-    if (const Param* param = places_.param[whole.index()]) {
-      tensor.param = param->name;
-      tensor.aliases = param->aliases;
-    }
-  }
-
-  ValueId newest_of(ValueId value) const {
-    const ValueId newest = places_.newest_of[value.index()];
-    return newest.valid() ? newest : value;
-  }
-  // Who keeps a copy keeps the parameter, or its own part of it. (A forward pass by itself does not
-  // name it: see evaluation.cc.)
-  void name_masters() {
-    std::vector<int32_t> buffer(role_.tensors.size());  // by tensor
-    for (size_t b = 0; b < role_.buffers.size(); ++b)
-      buffer[at(role_.buffers[b].tensor)] = static_cast<int32_t>(b);
-    std::map<ValueId, int32_t> kept;  // by parameter: its tensor
-    for (const Param& param : dag_.graph.params)
-      kept[param.value] = tensor_of_[param.value.index()];
-    for (const Part& part : dag_.parts)
-      if (dag_.graph.value(part.value).kind == ValueKind::kState && part.param.valid())
-        kept[part.param] = tensor_of_[part.value.index()];
-    for (const auto& [copy, master] : copies_)
-      if (const auto known = kept.find(master); known != kept.end() && known->second >= 0)
-        role_.tensors[at(copy)].copy_of = buffer[at(known->second)];
-  }
+  int32_t buffer_of(ItemId id) { return buffers_.of(id); }
 
   // ---- Instructions ----
   Instruction& add_instruction(InstructionKind kind, const Task& task) {
@@ -248,17 +159,6 @@ class CellLowerer {
     instruction.communicator = task.kind == InstructionKind::kSend ? number : number - 1;
   }
 
-  int32_t group_of(const std::vector<int32_t>& axes) {
-    for (size_t g = 0; g < role_.groups.size(); ++g)
-      if (role_.groups[g].axes == axes) return static_cast<int32_t>(g);
-    Group group;
-    group.axes = axes;
-    for (int32_t axis : axes)
-      group.name += (group.name.empty() ? "" : "+") + dag_.mesh[at(axis)].name;
-    role_.groups.push_back(std::move(group));
-    return static_cast<int32_t>(role_.groups.size() - 1);
-  }
-
   // Sums are formed in place.
   void lower_message(const Task& task) {
     const InstructionKind kind = task.kind;
@@ -267,7 +167,7 @@ class CellLowerer {
       args.push_back(buffer_of(task.reads[i]));
       if (takes_pairs(kind)) args.push_back(buffer_of(task.writes[i]));
     }
-    const int32_t group = group_of(task.group);
+    const int32_t group = buffers_.group_of(task.group);
     Instruction& instruction = add_instruction(kind, task);
     instruction.args = std::move(args);
     instruction.group = group;
@@ -287,7 +187,7 @@ class CellLowerer {
     const ChunkPrograms& programs = *places_.programs[at(&task - dag_.tasks.data())];
     std::vector<int32_t> inner;  // one buffer per value passed between segments
     inner.reserve(programs.inner.size());
-    for (ValueId value : programs.inner) inner.push_back(add_buffer(value, task.micro));
+    for (ValueId value : programs.inner) inner.push_back(buffers_.add(value, task.micro));
     SumsRead sums;
     for (ItemId item : task.reads)
       if (const int32_t sum = dag_.items[item.index()].sum; sum >= 0)
@@ -321,7 +221,7 @@ class CellLowerer {
   void lower_collective(const Task& task, const ChunkCollective& collective,
                         std::vector<int32_t> args) {
     const Node& node = dag_.graph.node(collective.nodes[0]);
-    const int32_t group = group_of({static_cast<int32_t>(node.attrs.integer("over"))});
+    const int32_t group = buffers_.group_of({static_cast<int32_t>(node.attrs.integer("over"))});
     if (node.op == "OwnFirst") {
       Instruction& one = add_instruction(InstructionKind::kPosition, task);
       one.pass = TaskPass::kMove;
@@ -428,8 +328,8 @@ class CellLowerer {
       if (const Task& task = dag_.tasks[id.index()]; task.region.valid() && info(task.kind).adds)
         stays[at(places_.instruction[id.index()])] = true;
     follow(order, raise_reductions(role_, dag_, overlaps_, stays));
-    if (gathered_.empty()) return;
-    follow(order, insert_gathers(role_, gathered_, dag_, pool_slots_));
+    if (buffers_.gathered.empty()) return;
+    follow(order, insert_gathers(role_, buffers_.gathered, dag_, pool_slots_));
   }
   void find_offloaded() {
     offloaded_.resize(dag_.offloads.size());
@@ -476,17 +376,15 @@ class CellLowerer {
   Places& places_;
   int32_t cell_;
   RoleProgram role_;
+  CellBuffers buffers_{dag_, places_, role_};
   int32_t second_stream_ = 0;
   bool is_second_ = false;         // the task being lowered is one of an overlap's second
   std::vector<Overlap> overlaps_;  // by instruction
   std::vector<int32_t> starts_;    // by task in order: its first instruction, and the end
-  std::vector<GatheredBuffer> gathered_;
   std::vector<Slot> pool_slots_;
   OffloadPlan offload_plan_;
-  std::vector<std::vector<int32_t>> offloaded_;      // buffers, by Dag::offloads
-  std::vector<int32_t> tensor_of_;                   // by value
-  std::vector<std::pair<int32_t, ValueId>> copies_;  // tensors, and the parameters that they round
-  std::unordered_map<int32_t, int32_t> programs_;    // by pooled program
+  std::vector<std::vector<int32_t>> offloaded_;    // buffers, by Dag::offloads
+  std::unordered_map<int32_t, int32_t> programs_;  // by pooled program
 };
 
 }  // namespace
