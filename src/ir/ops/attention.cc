@@ -1,8 +1,7 @@
 // Attention: every query's weighted mean of the values, weights softmax(scores) over the keys.
 //   Attention(q, k, v, mask?, first?, first_key?) -> (y, lse)
 //   AttentionGrad(q, k, v, y, lse, dy, mask?, first?, first_key?) -> (dq, dk, dv[, dmask])
-//   AttentionMerge(y, lse, y', lse') -> (y, lse): of some keys and of others, what it is of all
-// Attributes of the first two:
+// Attributes of both:
 //   tokens_first  for q, k, v and y: 1 where the dims are [batch, tokens, heads, width], 0 where
 //                 they are [batch, heads, tokens, width]
 //   scale         of the scores q·k
@@ -22,9 +21,8 @@
 // the sums: it makes the weights again and never stores all of them (Dao et al., 2022,
 // FlashAttention). It is the largest number where no key is seen. With y and lse of all keys, what
 // the backward op makes of some of them are terms of dq, and dk and dv of those (Liu et al., 2023,
-// Ring Attention). Parts have the weights exp(lse) of exp(lse) + exp(lse'); `tokens_first` of a
-// merge is that of y. With hidden_score, y is of `parts` times as many keys as y': of a query all
-// of whose scores are hidden, lse does not tell how many there are.
+// Ring Attention). AttentionMerge (attention_merge.cc) makes of parts what it is
+// of all keys.
 
 #include <limits>
 #include <numeric>
@@ -300,37 +298,6 @@ LoopRule attention_grad_rule(const OpTypes& use) {
   return l.build.rule;
 }
 
-// ---- Merge ------------------------------------------------------------------------------------
-
-TypesResult merged_types(const OpTypes& use) {
-  PIPER_TRY(check_arity(use, 4, 4));
-  PIPER_TRY(check_float(use, 0));
-  const TensorType &y = use.inputs[0], &lse = use.inputs[1];
-  if (y.shape.size() != 4) return fail("parts of four dims, but {}", operands(use));
-  const int64_t tokens_first = use.attrs.integer("tokens_first");
-  if (tokens_first != 0 && tokens_first != 1)
-    return fail("tokens_first is {}, not 0 or 1", tokens_first);
-  Shape rows{y.shape[0], y.shape[1], y.shape[2]};
-  if (tokens_first == 1) std::swap(rows[1], rows[2]);
-  const DType dtype = y.dtype == DType::kF64 ? DType::kF64 : DType::kF32;
-  PIPER_TRY(check_type(use, 1, "lse", {dtype, std::move(rows)}));
-  PIPER_TRY(check_type(use, 2, "y", y));
-  PIPER_TRY(check_type(use, 3, "lse", lse));
-  return std::vector<TensorType>{y, lse};
-}
-
-LoopRule merge_rule(const OpTypes& use) {
-  LoopBuilder build;
-  const Dims y = build.letters(use.inputs[0].shape);
-  Dims lse(y.begin(), y.end() - 1);
-  if (use.attrs.integer("tokens_first") != 0) std::swap(lse[1], lse[2]);
-  build.mark_whole(y[3][0]);  // lse is of all of it
-  build.rule.inputs = {y, lse, y, lse};
-  build.rule.outputs = {y, lse};
-  build.rule.merges = true;
-  return std::move(build.rule);
-}
-
 // Counts the scores that products compute; causal uses skip the keys that a query does not see.
 double scores_computed(const OpTypes& use, const AttentionSizes& s) {
   const auto all = static_cast<double>(s.batch * s.heads) * static_cast<double>(s.queries) *
@@ -404,13 +371,6 @@ OpAttribute offset() {
   return {"offset", kInteger,
           [](const OpDef&, const OpTypes& use) { return use.attrs.integer("causal") != 0; }};
 }
-// Returns an attribute of a merge, which is read only where all keys of a query may be hidden.
-OpAttribute parts() {
-  return {"parts", kInteger, [](const OpDef&, const OpTypes& use) {
-            return use.attrs.find("hidden_score") != nullptr;
-          }};
-}
-
 }  // namespace
 
 std::vector<OpDef> attention_ops() {
@@ -423,19 +383,6 @@ std::vector<OpDef> attention_ops() {
   def.nonzero = {1};
   OpDef grad{.name = "AttentionGrad", .types = attention_grad_types, .loops = attention_grad_rule};
   grad.cost = grad_cost;
-  OpDef merge{.name = "AttentionMerge", .types = merged_types, .loops = merge_rule};
-  merge.cost = element_cost<4>;
-  merge.in_place = {{0, 0}, {1, 1}};
-  merge.nonzero = {1};
-  for (const int64_t tokens_first : {0, 1}) {
-    const TensorType y = f64({2, 3, 4, 5}),
-                     lse = f64(tokens_first ? Shape{2, 4, 3} : Shape{2, 3, 4});
-    merge.samples.push_back(
-        {.inputs = {y, lse, y, lse}, .attrs = {{"tokens_first", tokens_first}}});
-    merge.samples.push_back(
-        {.inputs = {y, lse, y, lse},
-         .attrs = {{"tokens_first", tokens_first}, {"parts", int64_t{3}}, {"hidden_score", -1.0}}});
-  }
   for (const Sample& use : uses()) {
     def.samples.push_back(sample_of(use, false));
     grad.samples.push_back(sample_of(use, true));
@@ -458,8 +405,7 @@ std::vector<OpDef> attention_ops() {
                      keys<6>(),
                      whole_of_parts(),
                      {"mask_grad"}};
-  merge.attributes = {{"tokens_first"}, parts(), {"hidden_score", kReal}};
-  return {def, grad, merge};
+  return {def, grad};
 }
 
 }  // namespace piper

@@ -13,14 +13,18 @@ struct Table {
 
 Table make_table() {
   Table table;
-  for (auto family :
-       {unary_ops,         binary_ops,     compare_ops, cast_ops,       matmul_ops,
-        linear_ops,        transpose_ops,  reshape_ops, expand_ops,     slice_ops,
-        concat_ops,        pad_ops,        gather_ops,  gather_nd_ops,  gather_elements_ops,
-        grouped_ops,       top_k_ops,      window_ops,  fill_ops,       random_ops,
-        scan_ops,          reduce_ops,     softmax_ops, layer_norm_ops, attention_ops,
-        rms_norm_ops,      group_norm_ops, rotary_ops,  silu_ops,       gelu_ops,
-        cross_entropy_ops, collective_ops, step_ops,    optimizer_ops}) {
+  for (auto family : {unary_ops,      binary_ops,          compare_ops,
+                      cast_ops,       matmul_ops,          linear_ops,
+                      transpose_ops,  reshape_ops,         expand_ops,
+                      slice_ops,      concat_ops,          pad_ops,
+                      gather_ops,     gather_nd_ops,       gather_elements_ops,
+                      grouped_ops,    top_k_ops,           window_ops,
+                      fill_ops,       random_ops,          scan_ops,
+                      reduce_ops,     softmax_ops,         layer_norm_ops,
+                      attention_ops,  attention_merge_ops, rms_norm_ops,
+                      group_norm_ops, rotary_ops,          silu_ops,
+                      gelu_ops,       cross_entropy_ops,   collective_ops,
+                      step_ops,       optimizer_ops}) {
     for (OpDef& def : family()) table.defs.push_back(std::move(def));
   }
   for (const OpDef& def : table.defs) table.by_name.push_back(&def);

@@ -34,6 +34,7 @@ std::vector<OpDef> layer_norm_ops();
 std::vector<OpDef> rms_norm_ops();
 std::vector<OpDef> group_norm_ops();
 std::vector<OpDef> attention_ops();
+std::vector<OpDef> attention_merge_ops();
 std::vector<OpDef> rotary_ops();
 std::vector<OpDef> silu_ops();
 std::vector<OpDef> gelu_ops();
