@@ -9,6 +9,7 @@
 #include <unordered_set>
 
 #include "inputs.h"
+#include "narrow.h"
 #include "refusals.h"
 
 namespace piper::onnx_import {
@@ -196,56 +197,6 @@ Status Importer::decide(size_t n) {
   if (!condition.is_constant() || num_elements(condition.shape) != 1)
     return context.error("is not supported where its condition depends on the data");
   taken_.push_back({node.outputs[0], read_number(condition.data, condition.dtype, 0) != 0});
-  return ok_status();
-}
-
-// Integers of 2 to 16 bits are held in i32: ops that move or choose them keep that, what casts them
-// says itself what it makes, and arithmetic would have to wrap around.
-Status pass_narrow(const RuleContext& c, Vals& results) {
-  constexpr std::string_view kKeep[] = {"Clip",
-                                        "Concat",
-                                        "DepthToSpace",
-                                        "Expand",
-                                        "Flatten",
-                                        "Gather",
-                                        "GatherElements",
-                                        "GatherND",
-                                        "Identity",
-                                        "Max",
-                                        "MaxPool",
-                                        "Min",
-                                        "Pad",
-                                        "ReduceMax",
-                                        "ReduceMin",
-                                        "Reshape",
-                                        "Resize",
-                                        "ReverseSequence",
-                                        "ScatterElements",
-                                        "ScatterND",
-                                        "Slice",
-                                        "SpaceToDepth",
-                                        "Split",
-                                        "Squeeze",
-                                        "Tile",
-                                        "TopK",
-                                        "Transpose",
-                                        "Unsqueeze",
-                                        "Where"};
-  constexpr std::string_view kOwn[] = {"Cast", "CastLike", "Constant", "DequantizeLinear",
-                                       "QuantizeLinear"};
-  const auto has = [&](const auto& list) {
-    return std::find(std::begin(list), std::end(list), c.node.op) != std::end(list);
-  };
-  Narrow narrow;
-  for (size_t i = 0; i < c.num_inputs(); ++i)
-    if (c.in(i).narrow.bits > 0) narrow = c.in(i).narrow;
-  if (narrow.bits == 0 || has(kOwn)) return ok_status();
-  for (Val& result : results) {
-    if (result.dtype != DType::kI32 || !result.present()) continue;
-    if (!has(kKeep))
-      return c.error("is not supported of integers of {} bits: cast them before", narrow.bits);
-    result.narrow = narrow;
-  }
   return ok_status();
 }
 

@@ -1,0 +1,12 @@
+// Integers of fewer bits than the ops of Piper have. Private to the import room.
+#pragma once
+
+#include "piper/frontend/rules.h"
+
+namespace piper::onnx_import {
+
+// Integers of 2 to 16 bits are held in i32: ops that move or choose them keep that, what casts them
+// says itself what it makes, and arithmetic would have to wrap around.
+Status pass_narrow(const RuleContext& c, Vals& results);
+
+}  // namespace piper::onnx_import
