@@ -272,6 +272,14 @@ void where(const std::byte* const* in, const bool* step, std::byte* out, int64_t
     r[i] = c[i * by_c] ? (by_a ? a[i] : a0) : (by_b ? b[i] : b0);
   }
 }
+// Returns the vectorised one; null when there is none.
+BlockFn find_simd_block(std::string_view op, std::string_view option, DType type) {
+  if (type != DType::kF32 && type != DType::kF64) return nullptr;
+  for (const SimdBlock& block : simd_blocks())
+    if (block.op == op && block.option == option)
+      return type == DType::kF64 ? block.f64 : block.f32;
+  return nullptr;
+}
 BlockFn where_of(DType type) {
   switch (info(type).bytes) {
     case 1:
@@ -297,42 +305,25 @@ BlockFn is_nan_of(DType type) {
   if (!info(type).is_float) return nullptr;
   return for_dtype(type, [](auto zero) -> BlockFn { return is_nan<decltype(zero)>; });
 }
-BlockFn none_of(DType) { return nullptr; }
 
 enum class Kind { kArithmetic, kToBool };
 struct Row {
   std::string_view op;
   size_t operands;
   Kind kind;
-  BlockFn (*plain)(DType);  // for what find_simd_block does not have
+  BlockFn (*plain)(DType);  // for what simd_blocks() do not have
 };
 constexpr std::array kRows = std::to_array<Row>({
     {"Abs", 1, Kind::kArithmetic, integer_unary_of<Abs>},
-    {"Acos", 1, Kind::kArithmetic, none_of},
-    {"Acosh", 1, Kind::kArithmetic, none_of},
     {"Add", 2, Kind::kArithmetic, integer_binary_of<Add>},
     {"And", 2, Kind::kToBool, logic_of<And>},
-    {"Asin", 1, Kind::kArithmetic, none_of},
-    {"Asinh", 1, Kind::kArithmetic, none_of},
-    {"Atan", 1, Kind::kArithmetic, none_of},
-    {"Atanh", 1, Kind::kArithmetic, none_of},
-    {"Ceil", 1, Kind::kArithmetic, none_of},
-    {"Cos", 1, Kind::kArithmetic, none_of},
-    {"Cosh", 1, Kind::kArithmetic, none_of},
-    {"Detach", 1, Kind::kArithmetic, none_of},
     {"Div", 2, Kind::kArithmetic, integer_binary_of<Div>},
     {"Equal", 2, Kind::kToBool, compare_of<Equal>},
-    {"Erf", 1, Kind::kArithmetic, none_of},
-    {"Exp", 1, Kind::kArithmetic, none_of},
-    {"Floor", 1, Kind::kArithmetic, none_of},
-    {"Gelu", 1, Kind::kArithmetic, none_of},
-    {"GeluGrad", 2, Kind::kArithmetic, none_of},
     {"Greater", 2, Kind::kToBool, compare_of<Greater>},
     {"GreaterOrEqual", 2, Kind::kToBool, compare_of<GreaterOrEqual>},
     {"IsNaN", 1, Kind::kToBool, is_nan_of},
     {"Less", 2, Kind::kToBool, compare_of<Less>},
     {"LessOrEqual", 2, Kind::kToBool, compare_of<LessOrEqual>},
-    {"Log", 1, Kind::kArithmetic, none_of},
     {"Max", 2, Kind::kArithmetic, integer_binary_of<Max>},
     {"Min", 2, Kind::kArithmetic, integer_binary_of<Min>},
     {"Mod", 2, Kind::kArithmetic, integer_binary_of<Mod>},
@@ -341,21 +332,9 @@ constexpr std::array kRows = std::to_array<Row>({
     {"Not", 1, Kind::kToBool, not_of},
     {"Or", 2, Kind::kToBool, logic_of<Or>},
     {"Pow", 2, Kind::kArithmetic, integer_binary_of<Pow>},
-    {"Reciprocal", 1, Kind::kArithmetic, none_of},
     {"Relu", 1, Kind::kArithmetic, integer_unary_of<Relu>},
-    {"Round", 1, Kind::kArithmetic, none_of},
-    {"Sigmoid", 1, Kind::kArithmetic, none_of},
     {"Sign", 1, Kind::kArithmetic, integer_unary_of<Sign>},
-    {"Silu", 1, Kind::kArithmetic, none_of},
-    {"SiluGrad", 2, Kind::kArithmetic, none_of},
-    {"Sin", 1, Kind::kArithmetic, none_of},
-    {"Sinh", 1, Kind::kArithmetic, none_of},
-    {"Softplus", 1, Kind::kArithmetic, none_of},
-    {"Sqrt", 1, Kind::kArithmetic, none_of},
     {"Sub", 2, Kind::kArithmetic, integer_binary_of<Sub>},
-    {"SwiGlu", 2, Kind::kArithmetic, none_of},
-    {"Tan", 1, Kind::kArithmetic, none_of},
-    {"Tanh", 1, Kind::kArithmetic, none_of},
     {"Xor", 2, Kind::kToBool, logic_of<Xor>},
 });
 
@@ -370,13 +349,16 @@ const Row* find_row(std::string_view op) {
 size_t block_operands(std::string_view op) {
   if (op == "Where") return 3;
   if (op == "Cast") return 1;
-  const Row* row = find_row(op);
-  return row ? row->operands : 0;
+  if (const Row* row = find_row(op)) return row->operands;
+  const auto known = std::ranges::find(simd_blocks(), op, &SimdBlock::op);
+  return known == simd_blocks().end() ? 0 : known->operands;
 }
 
 std::vector<std::string> block_ops() {
   std::vector<std::string> ops = {"Cast", "Where"};
   for (const Row& row : kRows) ops.emplace_back(row.op);
+  for (const SimdBlock& block : simd_blocks())
+    if (std::ranges::find(ops, block.op) == ops.end()) ops.emplace_back(block.op);
   return ops;
 }
 
@@ -400,12 +382,12 @@ Result<Block> find_block(std::string_view op, std::string_view option,
     if (operands[0] != DType::kBool) return fail("a condition of {}", info(operands[0]).name);
     return Block{where_of(type), type};
   }
-  const Row& row = *find_row(op);
+  const Row* row = find_row(op);
   BlockFn run = find_simd_block(op, option, type);
   if (!run && op == "Mod" && option == "fmod") run = integer_binary_of<Fmod>(type);
-  if (!run) run = row.plain(type);
+  if (!run && row) run = row->plain(type);
   if (!run) return fail("not supported on {}", info(type).name);
-  return Block{run, row.kind == Kind::kToBool ? DType::kBool : type};
+  return Block{run, row && row->kind == Kind::kToBool ? DType::kBool : type};
 }
 
 }  // namespace piper::cpu

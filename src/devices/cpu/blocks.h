@@ -2,6 +2,8 @@
 // that fusing changes no bit.
 #pragma once
 
+#include <span>
+
 #include "piper/base/base.h"
 
 namespace piper::cpu {
@@ -26,9 +28,13 @@ std::vector<std::string> block_ops();  // all that have some
 Result<Block> find_block(std::string_view op, std::string_view option,
                          std::span<const DType> operands);
 
-// Returns the vectorised ones: float and double arithmetic, and Where by the size of f32 and f64;
-// null when `op` is none of them.
-BlockFn find_simd_block(std::string_view op, std::string_view option, DType type);
+// Describes a vectorised one: float and double arithmetic, and Where by the size of f32 and f64.
+struct SimdBlock {
+  std::string_view op, option;
+  size_t operands;
+  BlockFn f32, f64;
+};
+std::span<const SimdBlock> simd_blocks();
 // y[i] = Gelu(x[i]), slope[i] = what GeluGrad multiplies with, for i < n; either may be x.
 using SlopeFn = void (*)(const std::byte* x, std::byte* y, std::byte* slope, int64_t n);
 // `type`: f32 or f64.

@@ -339,17 +339,13 @@ struct SwiGlu {
 
 // ---- The table -----------------------------------------------------------------------
 
-struct Entry {
-  std::string_view op, option;
-  BlockFn f32, f64;
-};
 #define PIPER_ROW1(NAME) \
-  { #NAME, "", unary < NAME, float>, unary < NAME, double> }
+  { #NAME, "", 1, unary < NAME, float>, unary < NAME, double> }
 #define PIPER_ROW2(NAME) \
-  { #NAME, "", binary < NAME, float>, binary < NAME, double> }
+  { #NAME, "", 2, binary < NAME, float>, binary < NAME, double> }
 
-BlockFn Find(std::string_view op, std::string_view option, bool f64) {
-  static constexpr Entry kEntries[] = {
+std::span<const SimdBlock> List() {
+  static constexpr SimdBlock kBlocks[] = {
       PIPER_ROW1(Detach),
       PIPER_ROW1(Neg),
       PIPER_ROW1(Abs),
@@ -388,17 +384,16 @@ BlockFn Find(std::string_view op, std::string_view option, bool f64) {
       PIPER_ROW2(Min),
       PIPER_ROW2(Mod),
       PIPER_ROW2(Pow),
-      {"Where", "", where<uint32_t>, where<uint64_t>},
-      {"Mod", "fmod", binary<Fmod, float>, binary<Fmod, double>},
-      {"Gelu", "none", unary<Gelu<ExactGelu>, float>, unary<Gelu<ExactGelu>, double>},
-      {"Gelu", "tanh", unary<Gelu<TanhGelu>, float>, unary<Gelu<TanhGelu>, double>},
-      {"GeluGrad", "none", binary<GeluGrad<ExactGelu>, float>, binary<GeluGrad<ExactGelu>, double>},
-      {"GeluGrad", "tanh", binary<GeluGrad<TanhGelu>, float>, binary<GeluGrad<TanhGelu>, double>},
+      {"Where", "", 3, where<uint32_t>, where<uint64_t>},
+      {"Mod", "fmod", 2, binary<Fmod, float>, binary<Fmod, double>},
+      {"Gelu", "none", 1, unary<Gelu<ExactGelu>, float>, unary<Gelu<ExactGelu>, double>},
+      {"Gelu", "tanh", 1, unary<Gelu<TanhGelu>, float>, unary<Gelu<TanhGelu>, double>},
+      {"GeluGrad", "none", 2, binary<GeluGrad<ExactGelu>, float>,
+       binary<GeluGrad<ExactGelu>, double>},
+      {"GeluGrad", "tanh", 2, binary<GeluGrad<TanhGelu>, float>,
+       binary<GeluGrad<TanhGelu>, double>},
   };
-  for (const Entry& entry : kEntries) {
-    if (entry.op == op && entry.option == option) return f64 ? entry.f64 : entry.f32;
-  }
-  return nullptr;
+  return kBlocks;
 }
 
 }  // namespace piper::cpu::HWY_NAMESPACE
@@ -407,14 +402,11 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace piper::cpu {
 
-HWY_EXPORT(Find);
+HWY_EXPORT(List);
 HWY_EXPORT(FindCast);
 HWY_EXPORT(FindSlope);
 
-BlockFn find_simd_block(std::string_view op, std::string_view option, DType type) {
-  if (type != DType::kF32 && type != DType::kF64) return nullptr;
-  return HWY_DYNAMIC_DISPATCH(Find)(op, option, type == DType::kF64);
-}
+std::span<const SimdBlock> simd_blocks() { return HWY_DYNAMIC_DISPATCH(List)(); }
 
 SlopeFn find_gelu_and_slope(std::string_view option, DType type) {
   return HWY_DYNAMIC_DISPATCH(FindSlope)(option, type);
