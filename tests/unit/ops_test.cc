@@ -254,6 +254,7 @@ const std::map<std::string, std::string> kComparesNames = {
     {"sharding/unroll.cc", "what each collective is over parts on one device"},
     {"summary/train.cc", "the words of optimizers for people"},
     {"verify/facts.cc", "what rounds a copy"},
+    {"verify/layouts_cut.cc", "the gradient of attention's mask is terms of a sum"},
     {"verify/layouts_ops.cc", "layouts of ops that move elements"},
     {"verify/layouts_program.cc",
      "layouts of ops that move elements, of products and of attention"},

@@ -5,6 +5,8 @@
 #include <array>
 #include <charconv>
 
+#include "piper/ir/ops.h"
+
 namespace piper::cuda_kernels {
 namespace {
 
@@ -14,30 +16,14 @@ struct Word {
   std::string_view function;
   bool makes_bool = false;
 };
+// Lists words whose function is not the op's name in small letters ("silu_grad"), or makes
+// booleans.
 constexpr std::array kWords = std::to_array<Word>({
-    {"Abs", 1, "abs"},
-    {"Acos", 1, "acos"},
-    {"Acosh", 1, "acosh"},
-    {"Add", 2, "add"},
     {"And", 2, "both", true},
-    {"Asin", 1, "asin"},
-    {"Asinh", 1, "asinh"},
-    {"Atan", 1, "atan"},
-    {"Atanh", 1, "atanh"},
     {"Cast", 1, "cast"},
-    {"Ceil", 1, "ceil"},
-    {"Cos", 1, "cos"},
-    {"Cosh", 1, "cosh"},
-    {"Detach", 1, "detach"},
-    {"Div", 2, "div"},
     {"Equal", 2, "equal", true},
-    {"Erf", 1, "erf"},
-    {"Exp", 1, "exp"},
-    {"Floor", 1, "floor"},
-    {"Gelu", 1, "gelu"},
     {"Gelu:none", 1, "gelu"},
     {"Gelu:tanh", 1, "gelu_tanh"},
-    {"GeluGrad", 2, "gelu_grad"},
     {"GeluGrad:none", 2, "gelu_grad"},
     {"GeluGrad:tanh", 2, "gelu_tanh_grad"},
     {"GeluSlope:none", 1, "gelu_slope"},
@@ -47,39 +33,38 @@ constexpr std::array kWords = std::to_array<Word>({
     {"IsNaN", 1, "is_nan", true},
     {"Less", 2, "less", true},
     {"LessOrEqual", 2, "less_or_equal", true},
-    {"Log", 1, "log"},
-    {"Max", 2, "max"},
-    {"Min", 2, "min"},
-    {"Mod", 2, "mod"},
     {"Mod:fmod", 2, "rem"},
-    {"Mul", 2, "mul"},
-    {"Neg", 1, "neg"},
     {"Not", 1, "negated", true},
     {"Or", 2, "either", true},
-    {"Pow", 2, "pow"},
-    {"Reciprocal", 1, "reciprocal"},
-    {"Relu", 1, "relu"},
-    {"Round", 1, "round"},
-    {"Sigmoid", 1, "sigmoid"},
-    {"Sign", 1, "sign"},
-    {"Silu", 1, "silu"},
-    {"SiluGrad", 2, "silu_grad"},
-    {"Sin", 1, "sin"},
-    {"Sinh", 1, "sinh"},
-    {"Softplus", 1, "softplus"},
-    {"Sqrt", 1, "sqrt"},
-    {"Sub", 2, "sub"},
     {"SwiGlu", 2, "swiglu"},
-    {"Tan", 1, "tan"},
-    {"Tanh", 1, "tanh"},
-    {"Where", 3, "where"},
     {"Xor", 2, "one_of", true},
 });
 
-const Word* find_word(std::string_view name) {
-  const auto* word = std::find_if(kWords.begin(), kWords.end(),
-                                  [&](const Word& each) { return each.name == name; });
-  return word == kWords.end() ? nullptr : word;
+// Describes a call of a word's function.
+struct WordCall {
+  std::string function;
+  size_t operands = 0;
+  bool makes_bool = false;
+};
+
+// Returns the op's name in small letters, its words with _ between them.
+std::string small_letters(std::string_view name) {
+  std::string out;
+  for (const char c : name) {
+    const bool is_capital = c >= 'A' && c <= 'Z';
+    if (is_capital && !out.empty()) out += '_';
+    out += static_cast<char>(is_capital ? c - 'A' + 'a' : c);
+  }
+  return out;
+}
+
+std::optional<WordCall> find_word(std::string_view name) {
+  const auto* word = std::ranges::find(kWords, name, &Word::name);
+  if (word != kWords.end())
+    return WordCall{std::string(word->function), word->operands, word->makes_bool};
+  const OpDef* def = find_op(name);
+  if (!def || !def->pointwise) return std::nullopt;
+  return WordCall{small_letters(name), def->samples.front().inputs.size()};
 }
 
 // Returns the op itself, as an expression: its operands, then its word.
@@ -133,9 +118,9 @@ class Reader {
 
   bool take_word(const std::string& token) {
     const bool is_cast = token.starts_with("Cast:");
-    const Word* word = find_word(is_cast ? "Cast" : std::string_view(token));
+    const std::optional<WordCall> word = find_word(is_cast ? "Cast" : std::string_view(token));
     if (!word || stack_.size() < word->operands) return false;
-    ExpressionStep step{.function = fmt::format("word::{}", word->function), .operands = {}};
+    ExpressionStep step{.function = "word::" + word->function, .operands = {}};
     step.type = word->makes_bool ? DType::kBool : stack_.back().type;
     if (is_cast) {
       const std::optional<DType> to = parse_dtype(token.substr(token.find(':') + 1));
@@ -159,15 +144,15 @@ class Reader {
 }  // namespace
 
 bool is_expression(std::string_view op) {
-  return op == kFusedOp || op == "GeluAndSlope" || find_word(op) != nullptr;
+  return op == kFusedOp || op == "GeluAndSlope" || find_word(op).has_value();
 }
 
 Result<Expression> expression_of(const Use& use) { return Reader(use).read(text_of(use)); }
 
 std::vector<std::string> expression_ops() {
   std::vector<std::string> names{"GeluAndSlope"};
-  for (const Word& word : kWords)
-    if (word.name.find(':') == std::string_view::npos) names.emplace_back(word.name);
+  for (const OpDef* def : all_ops())
+    if (def->pointwise) names.emplace_back(def->name);
   return names;
 }
 
