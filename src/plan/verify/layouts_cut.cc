@@ -51,7 +51,7 @@ std::pair<uint32_t, uint32_t> OpLayouts::beside_all(const Use& use) {
 
 OpLayouts::Made OpLayouts::by_cut(const Use& use, const Cut& cut) {
   const LoopRule& rule = use.rule;
-  if (is_whole(rule, cut.letter)) return std::nullopt;
+  if (needs_whole(rule, cut.letter)) return std::nullopt;
   for (size_t i = 0; i < use.inputs.size(); ++i)
     if (use.inputs[i].present && !takes(use, i, cut)) return std::nullopt;
   Lies::Turn turn;
@@ -139,7 +139,7 @@ bool OpLayouts::begins(const Use& use, size_t input, const Cut& cut, int64_t bef
   if (first.kind != Lies::kFirst || first.turn.before != before || first.mirrored != cut.mirrored ||
       num_elements(use.inputs[input].type.shape) != cut.outer)
     return false;
-  const int64_t size = size_of(use.rule, cut.letter), own = first.outer * cut.outer;
+  const int64_t size = loop_size(use.rule, cut.letter), own = first.outer * cut.outer;
   const int64_t whole = use.types.attrs.integer("whole", -1);
   // If no operand has the letter, there may be axes outside and inside that are not seen here.
   const auto any = [&](const auto& is) {

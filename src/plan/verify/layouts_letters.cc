@@ -3,11 +3,11 @@
 
 namespace piper {
 
-bool is_whole(const LoopRule& rule, char letter) {
+bool needs_whole(const LoopRule& rule, char letter) {
   return rule.whole.find(letter) != std::string::npos;
 }
 
-int64_t size_of(const LoopRule& rule, char letter) {
+int64_t loop_size(const LoopRule& rule, char letter) {
   for (const auto& [known, size] : rule.sizes)
     if (known == letter) return size;
   return 1;
@@ -18,10 +18,10 @@ std::vector<int64_t> extents_of(const LoopRule& rule, const LoopRule::Dim& dim, 
   int64_t product = 1;
   std::optional<size_t> open;
   for (size_t i = 0; i < dim.size(); ++i) {
-    const bool whole = is_whole(rule, dim[i]);
+    const bool whole = needs_whole(rule, dim[i]);
     if (whole && open) return {};
     if (whole) open = i;
-    extents.push_back(whole ? 1 : size_of(rule, dim[i]));
+    extents.push_back(whole ? 1 : loop_size(rule, dim[i]));
     product *= extents.back();
   }
   if (open && product > 0) extents[*open] = extent / product;

@@ -91,7 +91,7 @@ OpLayouts::Made OpLayouts::keep_whole(std::string_view op, const Attrs& attrs,
         if (std::count(rule.inputs[i][d].begin(), rule.inputs[i][d].end(), letter) > 0 &&
             !(inputs[i].lies.dims >> d & 1))
           return true;
-    return is_whole(rule, letter);
+    return needs_whole(rule, letter);
   };
   for (size_t o = 0; o < made.size(); ++o)
     for (size_t d = 0; d < rule.outputs[o].size() && d < 32; ++d) {
@@ -226,9 +226,9 @@ OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
                        [&](char letter) { return occurrences(dims, letter) > 0; });
   };
   if (letters.empty() || std::any_of(letters.begin(), letters.end(),
-                                     [&](char letter) { return is_whole(rule, letter); }))
+                                     [&](char letter) { return needs_whole(rule, letter); }))
     return refuse("which does not compute each row by itself");
-  const int64_t owned = looks_up ? size_of(rule, cut.letter) : routed.owned;
+  const int64_t owned = looks_up ? loop_size(rule, cut.letter) : routed.owned;
   // Other axes may cut what the rank owns along this axis further.
   const bool begins_here = looks_up && routed.owned % owned == 0 && begins(use, first, cut, 0) &&
                            use.inputs[first].lies.outer == routed.owned;
@@ -260,7 +260,7 @@ OpLayouts::Made OpLayouts::send_rows(const Use& use, size_t from) {
 // not depend on the element.
 OpLayouts::Made OpLayouts::cut_runs(const Use& use, size_t from) {
   const Dims& dims = use.rule.inputs[from];
-  if (dims.size() != 1 || dims[0].size() != 1 || is_whole(use.rule, dims[0][0]))
+  if (dims.size() != 1 || dims[0].size() != 1 || needs_whole(use.rule, dims[0][0]))
     return refuse("which does not compute each element by itself");
   const char letter = dims[0][0];
   for (size_t i = 0; i < use.inputs.size(); ++i) {

@@ -16,8 +16,8 @@ struct LaidOut {  // an operand; absent: kUnset with an empty type
 using Dims = std::vector<LoopRule::Dim>;
 
 // Returns whether the op needs the whole loop of a letter, and else its size.
-bool is_whole(const LoopRule& rule, char letter);
-int64_t size_of(const LoopRule& rule, char letter);
+bool needs_whole(const LoopRule& rule, char letter);
+int64_t loop_size(const LoopRule& rule, char letter);
 // Returns the extent of each letter of the dim. A letter that must be whole has the extent that the
 // others leave; empty if there are two such letters.
 std::vector<int64_t> extents_of(const LoopRule& rule, const LoopRule::Dim& dim, int64_t extent);
