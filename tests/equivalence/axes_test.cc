@@ -191,12 +191,36 @@ TEST(Axes, ResidualsAreSentOnce) {
     const Result<Compiled> compiled = compile_case(c, kAdamW, false);
     ASSERT_TRUE(compiled) << print_error(compiled.error());
     int64_t messages = 0, bytes = 0;
-    for (const TrafficSummary& each : summarise(compiled->set).roles[0].traffic)
+    const Summary summary = summarise(compiled->set);
+    for (const TrafficSummary& each : summary.roles[0].traffic)
       if (each.kind == InstructionKind::kSend && each.of == "activations")
         messages += each.messages, bytes += each.bytes;
     EXPECT_EQ(messages, 4);
     EXPECT_EQ(bytes, 8 * 32 * 32 * 4 / (sequence.empty() ? 1 : 2));
   }
+}
+
+// Memory of gradients that are being reduced is not taken for the backward of other stages, which
+// would wait for the reduction, and the stages before them with it.
+TEST(Axes, BackwardsDoNotWaitForReductionsOfOtherStages) {
+  NEED_MODEL("gpt");
+  const Case c{
+      "", "gpt-deep", "{tp: 2}", kTensor.at("gpt-deep"),
+      fmt::format("include: [{0}/schedules/interleaved-1f1b.yaml, {0}/memory/zero2.yaml]\n"
+                  "params: {{stages: 4, chunks: 2, dp: 2, microbatches: 4, bucket_kib: 8}}\n",
+                  PIPER_SOURCE_DIR "/strategies")};
+  const Result<Compiled> compiled = compile_case(c, kAdamW, false);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  int reductions = 0;
+  for (const RoleProgram& role : compiled->set.roles)
+    for (const Instruction& one : role.body) {
+      reductions += one.kind == InstructionKind::kReduceScatter;
+      if (one.kind != InstructionKind::kRecv && !one.label.starts_with("B stage=")) continue;
+      for (int32_t wait : one.waits)
+        EXPECT_NE(role.body[static_cast<size_t>(wait)].kind, InstructionKind::kReduceScatter)
+            << one.label;
+    }
+  EXPECT_GT(reductions, 16);
 }
 
 // Between stages each rank of the axis sends its part of what all of them hold.
