@@ -216,7 +216,7 @@ int main(int argc, char** argv) {
          "the choices to try: a file like strategies/spaces/usual.yaml, or one of the library")
       ->type_name("FILE.yaml")
       ->capture_default_str();
-  app.add_option("--fix", flags.fix, "fix a choice, as pipeline=4 or schedule=zbv")
+  app.add_option("--fix", flags.fix, "fix a choice, as pipeline=4 or tensor=2")
       ->type_name("NAME=VALUE,…")
       ->delimiter(',');
   app.add_option("--most", search.most, "how many candidates to try at most")

@@ -268,14 +268,14 @@ TEST_F(Checkpoints, SignalsToAnyRankSave) {
 // nobody killed.
 TEST_F(Checkpoints, KilledJobsEndAsOthersDo) {
   const std::string folder = path("killed");
-  const std::string flags = "--steps 30 --every 2 --keep last=2 --checkpoint " + folder +
+  const std::string flags = "--steps 60 --every 2 --keep last=2 --checkpoint " + folder +
                             " --resume-or-start " + folder + " --save " + path("a");
-  ASSERT_EQ(run("zero3x3", "--steps 30 --save " + path("b")).first, 0);
+  ASSERT_EQ(run("zero3x3", "--steps 60 --save " + path("b")).first, 0);
   int kills = 0;
   for (int attempt = 0; attempt < 40; ++attempt) {
-    const std::string command =
-        fmt::format("timeout -s KILL 0.{} {}/bin/piper-run {} --data {}:u8 --threads 1 {} 2>&1",
-                    3 + attempt % 6, PIPER_BINARY_DIR, path("zero3x3"), path("text.bin"), flags);
+    const std::string command = fmt::format(
+        "timeout -s KILL 0.{:02} {}/bin/piper-run {} --data {}:u8 --threads 1 {} 2>&1",
+        8 + attempt % 8 * 6, PIPER_BINARY_DIR, path("zero3x3"), path("text.bin"), flags);
     const auto [code, output] = run_shell(command);
     if (code == 0) break;
     ++kills;

@@ -411,8 +411,8 @@ TEST_F(Switch, WhatCannotBeIsSaid) {
     EXPECT_NE(output.find(why), std::string::npos) << flags << output;
   };
   refuse(switched("ddp2", 3), "is for 4 ranks and " + path("ddp2") + " for 2");
-  refuse(switched("pp4", 5), "the job has 5 steps");
-  refuse(switched("pp4", 0), "the job has 5 steps");
+  refuse(switched("pp4", 5), "less than the 5 of --steps");
+  refuse(switched("pp4", 0), "less than the 5 of --steps");
   refuse("--switch " + path("pp4"), "expected DIR@STEP");
   refuse("--switch " + path("pp4") + "@3x", "expected DIR@STEP");
   refuse(switched("nowhere", 3), "nowhere");

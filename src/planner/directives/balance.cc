@@ -37,35 +37,61 @@ double fair_cost(const Loads& loads, const std::vector<size_t>& points, size_t r
   return begin + 1 == points.size() ? most : never;
 }
 
-// Finds the smallest possible largest cost by dynamic programming over (regions, cut point).
-// Nothing where some region would have no work.
-std::vector<size_t> best_cuts(const Loads& loads, const std::vector<size_t>& points,
-                              size_t regions) {
-  const size_t n = points.size();
-  const double never = std::numeric_limits<double>::infinity();
-  std::vector<std::vector<double>> best(regions + 1, std::vector<double>(n, never));
-  std::vector<std::vector<size_t>> from(regions + 1, std::vector<size_t>(n));
-  best[0][0] = 0;
-  const double bound = fair_cost(loads, points, regions);
-  for (size_t r = 1; r <= regions; ++r)
-    for (size_t b = r; b < n; ++b)
-      for (size_t a = b; a-- > r - 1;) {
-        // The last region only grows from here on. Of equal cuts the first counts.
-        if (loads.own(r - 1, points[a], points[b]) > std::min(best[r][b], bound)) break;
-        const double value = std::max(best[r - 1][a], loads.all(r - 1, points[a], points[b]));
-        if (value != never && value <= best[r][b]) {
-          best[r][b] = value;
-          from[r][b] = a;
-        }
-      }
-  std::vector<size_t> cuts;
-  for (size_t r = regions, b = n - 1; r > 0 && best[regions][n - 1] != never; --r) {
-    b = from[r][b];
-    cuts.push_back(points[b]);
+// Cuts into regions by dynamic programming over (regions, cut point).
+class Cuts {
+ public:
+  Cuts(const Loads& loads, const std::vector<size_t>& points, size_t regions)
+      : loads_(loads), points_(points), regions_(regions) {}
+
+  // Returns the first op of each region: with the smallest possible largest cost, of those with
+  // the fewest bytes between regions, of those with the smaller costs before, of those the first.
+  // A region that costs less than the largest would not end sooner, but send more. Nothing where
+  // some region would have no work.
+  std::vector<size_t> best() {
+    const double largest = find(fair_cost(loads_, points_, regions_), false);
+    if (largest == kNever) return {};
+    find(largest, true);
+    std::vector<size_t> cuts;
+    for (size_t r = regions_, b = points_.size() - 1; r > 0; --r) {
+      b = from_[r][b];
+      cuts.push_back(points_[b]);
+    }
+    std::reverse(cuts.begin(), cuts.end());
+    return cuts;
   }
-  std::reverse(cuts.begin(), cuts.end());
-  return cuts;  // first node of each region
-}
+
+ private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+  using Value = std::pair<double, double>;  // bytes, where they count; the largest cost
+
+  // Finds the best cuts whose regions cost no more than `bound` each. Returns the largest cost.
+  double find(double bound, bool count_bytes) {
+    const size_t n = points_.size();
+    std::vector<std::vector<Value>> best(regions_ + 1, std::vector<Value>(n, {kNever, kNever}));
+    from_.assign(regions_ + 1, std::vector<size_t>(n));
+    best[0][0] = {0, 0};
+    for (size_t r = 1; r <= regions_; ++r)
+      for (size_t b = r; b < n; ++b)
+        for (size_t a = b; a-- > r - 1;) {
+          // The last region only grows from here on.
+          const double own = loads_.own(r - 1, points_[a], points_[b]);
+          if (own > bound || (!count_bytes && own > best[r][b].second)) break;
+          const double all = loads_.all(r - 1, points_[a], points_[b]);
+          if (all > bound || best[r - 1][a].second == kNever) continue;
+          const double bytes = count_bytes && a > 0 ? loads_.crossing(points_[a]) : 0;
+          const Value value{best[r - 1][a].first + bytes, std::max(best[r - 1][a].second, all)};
+          if (value > best[r][b]) continue;
+          best[r][b] = value;
+          from_[r][b] = a;
+        }
+    return best[regions_][n - 1].second;
+  }
+
+  const Loads& loads_;
+  const std::vector<size_t>& points_;
+  size_t regions_;
+  std::vector<std::vector<size_t>> from_;  // by regions and cut point: where the last one begins
+};
 
 }  // namespace
 
@@ -77,8 +103,11 @@ Result<Graph> apply_balance(Graph graph, const BalanceRule& balance, const JobCo
   if (balance.into < 1 || regions > work)
     return fail(balance.at, "balance: cannot cut {} ops into {} regions", work, balance.into)
         .with_note(fmt::format("help: 'into' must be from 1 to {}", work));
-  std::vector<size_t> cuts = best_cuts(loads, cut_points(loads.crossings(), true), regions);
-  if (cuts.empty()) cuts = best_cuts(loads, cut_points(loads.crossings(), false), regions);
+  std::vector<size_t> cuts;
+  for (const bool minima : {true, false}) {
+    const std::vector<size_t> points = cut_points(loads.crossings(), minima);
+    if (cuts.empty()) cuts = Cuts(loads, points, regions).best();
+  }
   const int tag = graph.add_tag(balance.tag);
   const auto scope_of = [&](size_t node) {
     const std::string& scope = graph.nodes[node].scope;
