@@ -3,21 +3,17 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "idle.h"
+#include "making.h"
 #include "model.h"
 #include "piper/base/parallel.h"
 #include "piper/frontend/autodiff.h"
 #include "piper/frontend/patterns.h"
 #include "piper/plan/verify.h"
-#include "piper/planner/job_costs.h"
-#include "piper/planner/lower.h"
 #include "piper/planner/sharding.h"
 #include "plan_set.h"
 #include "rampup.h"
-#include "steps.h"
-#include "sum_order.h"
 #include "targets.h"
 
 namespace piper {
@@ -61,182 +57,12 @@ Status check_devices(const CompileOptions& options, const Cut& cut) {
   return options.devices ? options.devices->check_world(world) : ok_status();
 }
 
-// Returns the tags that tell regions apart: all of the graph's that some place or order directive
-// names.
-Result<std::vector<std::string>> region_tags(const Strategy& strategy, const Graph& graph) {
-  std::vector<std::string> tags;
-  const auto add = [&](const std::string& tag) {
-    if (graph.tag_index(tag) >= 0 && std::find(tags.begin(), tags.end(), tag) == tags.end())
-      tags.push_back(tag);
-  };
-  for (const Place& place : strategy.places) {
-    for (const Condition& condition : place.where) add(condition.tag);
-    for (const auto* expressions : {&place.tags, &place.on})
-      for (const auto& [name, value] : *expressions)
-        for (const std::string& tag : value.names()) add(tag);
-  }
-  for (const Order& order : strategy.orders) {
-    PIPER_ASSIGN(const auto named, tags_named(order));
-    for (const std::string& tag : named) add(tag);
-  }
-  return tags;
-}
-
 Result<Graph> annotated(Graph graph, const Strategy& strategy, const Variables& variables,
                         const JobCosts& costs, Explanations& explain) {
   PIPER_ASSIGN(graph,
                apply_annotate(std::move(graph), strategy.annotate, variables, costs, explain));
   PIPER_ASSIGN(const std::vector<std::string> tags, region_tags(strategy, graph));
   return clone_data_ops(std::move(graph), tags, strategy.annotate.at, explain);
-}
-
-std::vector<std::string> part_names(const Strategy& strategy) {
-  std::vector<std::string> names;
-  for (const Split& split : strategy.splits)
-    if (split.of_region()) names.push_back(split.as);
-  return names;
-}
-
-// Says which passes are tasks of their own: what an order names.
-Status split_passes(const Strategy& strategy, DagSpec& spec) {
-  for (const Order& order : strategy.orders) {
-    PIPER_ASSIGN(spec.split_update, names_updates(order));
-    PIPER_ASSIGN(const auto passes, passes_named(order));
-    for (const std::string& pass : passes) {
-      spec.split_backward = spec.split_backward || pass == "BI" || pass == "BW";
-      spec.split_recompute = spec.split_recompute || pass == "R";
-      spec.split_sums = spec.split_sums || pass == "S";
-    }
-  }
-  return ok_status();
-}
-
-// Gives an error of a step that knows tasks but not the strategy the place of the order directive,
-// where it has none.
-template <class T>
-Result<T> located(Result<T> made, const Strategy& strategy) {
-  if (!made && made.error().at.line == 0 && !strategy.orders.empty())
-    made.error().at = strategy.orders.front().at;
-  return made;
-}
-
-void explain_copies(const Dag& dag, Explanations& explain) {
-  const auto last = std::find_if(explain.rbegin(), explain.rend(), [](const Explanation& each) {
-    return each.directive == "precision";
-  });
-  if (dag.copies.empty() || last == explain.rend()) return;
-  std::set<ValueId> masters;
-  int64_t bytes = 0;
-  for (const Copy& copy : dag.copies) {
-    masters.insert(copy.master);
-    bytes += dag.graph.value(copy.copy).type.bytes();
-  }
-  last->lines.push_back(fmt::format(
-      "{} parameters are kept in 16 bits, too, {} more: the update rounds them, no pass",
-      masters.size(), human_bytes(bytes)));
-}
-
-void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& explain) {
-  if (dag.versions.empty()) return;
-  std::map<ValueId, ValueId> master_of;
-  for (const Copy& copy : dag.copies) master_of[copy.copy] = copy.master;
-  std::set<ValueId> kept;
-  int64_t bytes = 0;
-  for (const Version& version : dag.versions)
-    if (dag.graph.value(version.newest).type.dtype != DType::kI64) {  // no number of the step
-      kept.insert(master_of.try_emplace(version.newest, version.newest).first->second);
-      bytes += dag.graph.value(version.newest).type.bytes();
-    }
-  explain.push_back({strategy.weight_versions_at,
-                     "weight_versions",
-                     {fmt::format("{} parameters are kept twice, {} more; gradients are taken at "
-                                  "the weights before the last update",
-                                  kept.size(), human_bytes(bytes))}});
-}
-
-// Counts what one round of joining did, for what is left from the round before.
-void count_joined(const Fused& fused, const std::vector<JoinedMessages>& joined,
-                  std::vector<FuseCount>& counts) {
-  for (size_t g = 0; g < joined.size(); ++g) {
-    FuseCount& count = counts[fused.rule[g]];
-    if (joined[g].messages == 0) continue;
-    count.left -= static_cast<int64_t>(fused.groups[g].size()) - joined[g].messages;
-    count.apart += joined[g].messages - 1;
-    if (count.example.empty()) count.example = joined[g].apart;
-  }
-}
-
-// Joins messages as far as the order allows it: those of a microbatch, then those of several.
-Result<Dag> fused_messages(Dag dag, std::vector<ComputeOrder>& order, const Strategy& strategy,
-                           const Variables& variables, Explanations& explain) {
-  PIPER_ASSIGN(const Fused fused, apply_fuse(dag, strategy, variables));
-  std::vector<FuseCount> counts(strategy.fuses.size());
-  for (size_t r = 0; r < counts.size(); ++r) counts[r].left = fused.matched[r];
-  count_joined(fused, join_messages(dag, order, fused.groups), counts);
-  PIPER_ASSIGN(const Fused shared, fuse_microbatches(dag, strategy, variables));
-  if (!shared.groups.empty())
-    count_joined(shared, join_messages(dag, order, shared.groups), counts);
-  explain_fuse(dag, strategy, fused, counts, explain);
-  return dag;
-}
-
-// Says which plan to make: the strategy's, or one of the reference plans (`oracles` in the code),
-// which run on one device. kSingle runs the microbatches of all replicas one after the other,
-// kUncut the batch as a whole. kFirst runs the first replica's microbatches only, which is enough
-// to prove the strategy's plans by.
-enum class Target { kStrategy, kSingle, kFirst, kUncut };
-
-// Is passed through the steps from the differentiated graph to plans.
-struct Making {
-  Target target;
-  const CompileOptions& options;
-  const Strategy& strategy;
-  Steps& steps;
-  Compiled& compiled;
-  const Variables& variables;
-  const JobCosts& costs;
-  Summing& summing;         // set by the strategy's plan, for the reference plans
-  const Graph* evaluation;  // the step of the model as it is evaluated; null: none is asked for
-  Summing& of_evaluation;   // as `summing`
-  // Of the step, by parameter and buffer: how axes cut it, which is the same in the evaluation.
-  std::map<std::string, std::vector<AxisLayout>>& lie;
-  bool evaluates = false;    // it makes the forward pass alone, of a step that is made already
-  Explanations unsaid = {};  // of reference plans: not shown
-
-  bool is_oracle() const { return target != Target::kStrategy; }
-  // The schedule is the strategy's: that of a forward pass is the list scheduler's.
-  bool has_order() const { return !is_oracle() && !evaluates; }
-  bool is_single() const { return target == Target::kSingle || target == Target::kFirst; }
-  Explanations& explain() { return is_oracle() ? unsaid : compiled.explanations; }
-};
-
-Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making) {
-  DagSpec spec;
-  spec.microbatches = cut.microbatches;
-  if (making.is_oracle() && making.target != Target::kFirst) spec.replicas_in_turn = cut.replicas;
-  if (making.target != Target::kFirst) spec.rounds = cut.rounds, spec.rounds_of = cut.rounds_of;
-  spec.weight_versions = making.evaluates ? 1 : making.strategy.weight_versions;
-  const auto leave_mesh = [&](std::vector<SumRound>& rounds) {
-    for (SumRound& round : rounds)
-      if (making.is_oracle()) round.axes.clear();  // it has no mesh
-  };
-  leave_mesh(spec.rounds);
-  for (auto& [param, rounds] : spec.rounds_of) leave_mesh(rounds);
-  if (making.is_single()) spec.group_of = making.summing.group_of;
-  const bool like_strategy =
-      making.is_single() && !making.summing.orders.empty();  // chunk by chunk
-  const Split* const chunks = making.strategy.chunk_split();
-  if (making.is_oracle() && !like_strategy) {  // chunks add to sums one after the other
-    if (making.is_single() && chunks) spec.region_tags = {chunks->as};
-    return spec;
-  }
-  PIPER_ASSIGN(spec.region_tags, region_tags(making.strategy, step));
-  if (chunks) spec.region_tags.push_back(chunks->as);
-  PIPER_TRY(split_passes(making.strategy, spec));
-  spec.split_update = spec.split_update && making.has_order();
-  spec.split_sums = spec.split_sums && making.has_order();
-  if (!making.is_oracle()) spec.mesh = cut.mesh;
-  return spec;
 }
 
 // What is kept lies in an evaluation as it does in the step, where others read it.
@@ -279,22 +105,6 @@ Result<Graph> shard_axes(Graph graph, const Cut& of_batch, Making& making) {
   const std::vector<std::string> lines = layouts_of(graph, cuts);
   making.compiled.layouts.insert(making.compiled.layouts.begin(), lines.begin(), lines.end());
   return graph;
-}
-
-// Gives an error about regions the places of the rules that set their tags.
-Error with_rules(Error error, const Strategy& strategy, const std::vector<std::string>& tags) {
-  if (error.at.line != 0) return error;
-  error.at = strategy.annotate.at;
-  const auto note = [&](const std::string& tag, const SourceSpan& at) {
-    if (std::find(tags.begin(), tags.end(), tag) != tags.end())
-      error.notes.push_back(fmt::format("'{}' is set at line {}", tag, at.line));
-  };
-  for (const auto& rule : strategy.annotate.rules) {
-    if (const auto* balance = std::get_if<BalanceRule>(&rule)) note(balance->tag, balance->at);
-    if (const auto* annotate = std::get_if<AnnotateRule>(&rule))
-      for (const auto& [tag, value] : annotate->tags) note(tag, annotate->at);
-  }
-  return error;
 }
 
 // Parts that an order names are tasks. The reference plan runs the same, each stage in one.
@@ -428,27 +238,6 @@ std::string print_roles(const Lowered& lowered) {
   std::string text;
   for (const RoleProgram& role : lowered.roles) text += print_plan(role);
   return text;
-}
-
-// Explains the plans of the strategy.
-Status explain_plans(const Lowered& lowered, Making& making) {
-  if (making.is_oracle()) return ok_status();
-  if (lowered.twice.values > 0)
-    making.explain().push_back(
-        {making.strategy.weight_versions_at,
-         "weight_versions",
-         {fmt::format("{} values of a step have two buffers, {} more: the next step begins them "
-                      "before this one has done with them",
-                      lowered.twice.values, human_bytes(lowered.twice.bytes))}});
-  for (size_t o = 0; o < lowered.offloads.size(); ++o) {
-    const OffloadCount& count = lowered.offloads[o];
-    PIPER_ASSIGN(Explanation report, explain_offload(making.strategy.offloads[o], count.values,
-                                                     count.bytes, count.stay));
-    making.explain().push_back(std::move(report));
-  }
-  for (const RoleProgram& role : lowered.roles)
-    making.compiled.instructions += static_cast<int64_t>(role.body.size());
-  return ok_status();
 }
 
 // The forward pass alone, on the places of the step, with its own order. What there is to explain

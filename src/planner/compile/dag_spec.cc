@@ -1,0 +1,96 @@
+// What the DAG of a step is made with, of what the strategy says.
+#include <algorithm>
+
+#include "making.h"
+
+namespace piper {
+
+Result<std::vector<std::string>> region_tags(const Strategy& strategy, const Graph& graph) {
+  std::vector<std::string> tags;
+  const auto add = [&](const std::string& tag) {
+    if (graph.tag_index(tag) >= 0 && std::find(tags.begin(), tags.end(), tag) == tags.end())
+      tags.push_back(tag);
+  };
+  for (const Place& place : strategy.places) {
+    for (const Condition& condition : place.where) add(condition.tag);
+    for (const auto* expressions : {&place.tags, &place.on})
+      for (const auto& [name, value] : *expressions)
+        for (const std::string& tag : value.names()) add(tag);
+  }
+  for (const Order& order : strategy.orders) {
+    PIPER_ASSIGN(const auto named, tags_named(order));
+    for (const std::string& tag : named) add(tag);
+  }
+  return tags;
+}
+
+std::vector<std::string> part_names(const Strategy& strategy) {
+  std::vector<std::string> names;
+  for (const Split& split : strategy.splits)
+    if (split.of_region()) names.push_back(split.as);
+  return names;
+}
+
+namespace {
+
+// Says which passes are tasks of their own: what an order names.
+Status split_passes(const Strategy& strategy, DagSpec& spec) {
+  for (const Order& order : strategy.orders) {
+    PIPER_ASSIGN(spec.split_update, names_updates(order));
+    PIPER_ASSIGN(const auto passes, passes_named(order));
+    for (const std::string& pass : passes) {
+      spec.split_backward = spec.split_backward || pass == "BI" || pass == "BW";
+      spec.split_recompute = spec.split_recompute || pass == "R";
+      spec.split_sums = spec.split_sums || pass == "S";
+    }
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+Result<DagSpec> spec_of(const Graph& step, const Cut& cut, const Making& making) {
+  DagSpec spec;
+  spec.microbatches = cut.microbatches;
+  if (making.is_oracle() && making.target != Target::kFirst) spec.replicas_in_turn = cut.replicas;
+  if (making.target != Target::kFirst) spec.rounds = cut.rounds, spec.rounds_of = cut.rounds_of;
+  spec.weight_versions = making.evaluates ? 1 : making.strategy.weight_versions;
+  const auto leave_mesh = [&](std::vector<SumRound>& rounds) {
+    for (SumRound& round : rounds)
+      if (making.is_oracle()) round.axes.clear();  // it has no mesh
+  };
+  leave_mesh(spec.rounds);
+  for (auto& [param, rounds] : spec.rounds_of) leave_mesh(rounds);
+  if (making.is_single()) spec.group_of = making.summing.group_of;
+  const bool like_strategy =
+      making.is_single() && !making.summing.orders.empty();  // chunk by chunk
+  const Split* const chunks = making.strategy.chunk_split();
+  if (making.is_oracle() && !like_strategy) {  // chunks add to sums one after the other
+    if (making.is_single() && chunks) spec.region_tags = {chunks->as};
+    return spec;
+  }
+  PIPER_ASSIGN(spec.region_tags, region_tags(making.strategy, step));
+  if (chunks) spec.region_tags.push_back(chunks->as);
+  PIPER_TRY(split_passes(making.strategy, spec));
+  spec.split_update = spec.split_update && making.has_order();
+  spec.split_sums = spec.split_sums && making.has_order();
+  if (!making.is_oracle()) spec.mesh = cut.mesh;
+  return spec;
+}
+
+Error with_rules(Error error, const Strategy& strategy, const std::vector<std::string>& tags) {
+  if (error.at.line != 0) return error;
+  error.at = strategy.annotate.at;
+  const auto note = [&](const std::string& tag, const SourceSpan& at) {
+    if (std::find(tags.begin(), tags.end(), tag) != tags.end())
+      error.notes.push_back(fmt::format("'{}' is set at line {}", tag, at.line));
+  };
+  for (const auto& rule : strategy.annotate.rules) {
+    if (const auto* balance = std::get_if<BalanceRule>(&rule)) note(balance->tag, balance->at);
+    if (const auto* annotate = std::get_if<AnnotateRule>(&rule))
+      for (const auto& [tag, value] : annotate->tags) note(tag, annotate->at);
+  }
+  return error;
+}
+
+}  // namespace piper

@@ -1,0 +1,63 @@
+// Explains what only the DAG or the plans tell: memory of copies and versions, values on the host.
+#include <map>
+#include <set>
+
+#include "making.h"
+
+namespace piper {
+
+void explain_copies(const Dag& dag, Explanations& explain) {
+  const auto last = std::find_if(explain.rbegin(), explain.rend(), [](const Explanation& each) {
+    return each.directive == "precision";
+  });
+  if (dag.copies.empty() || last == explain.rend()) return;
+  std::set<ValueId> masters;
+  int64_t bytes = 0;
+  for (const Copy& copy : dag.copies) {
+    masters.insert(copy.master);
+    bytes += dag.graph.value(copy.copy).type.bytes();
+  }
+  last->lines.push_back(fmt::format(
+      "{} parameters are kept in 16 bits, too, {} more: the update rounds them, no pass",
+      masters.size(), human_bytes(bytes)));
+}
+
+void explain_versions(const Dag& dag, const Strategy& strategy, Explanations& explain) {
+  if (dag.versions.empty()) return;
+  std::map<ValueId, ValueId> master_of;
+  for (const Copy& copy : dag.copies) master_of[copy.copy] = copy.master;
+  std::set<ValueId> kept;
+  int64_t bytes = 0;
+  for (const Version& version : dag.versions)
+    if (dag.graph.value(version.newest).type.dtype != DType::kI64) {  // no number of the step
+      kept.insert(master_of.try_emplace(version.newest, version.newest).first->second);
+      bytes += dag.graph.value(version.newest).type.bytes();
+    }
+  explain.push_back({strategy.weight_versions_at,
+                     "weight_versions",
+                     {fmt::format("{} parameters are kept twice, {} more; gradients are taken at "
+                                  "the weights before the last update",
+                                  kept.size(), human_bytes(bytes))}});
+}
+
+Status explain_plans(const Lowered& lowered, Making& making) {
+  if (making.is_oracle()) return ok_status();
+  if (lowered.twice.values > 0)
+    making.explain().push_back(
+        {making.strategy.weight_versions_at,
+         "weight_versions",
+         {fmt::format("{} values of a step have two buffers, {} more: the next step begins them "
+                      "before this one has done with them",
+                      lowered.twice.values, human_bytes(lowered.twice.bytes))}});
+  for (size_t o = 0; o < lowered.offloads.size(); ++o) {
+    const OffloadCount& count = lowered.offloads[o];
+    PIPER_ASSIGN(Explanation report, explain_offload(making.strategy.offloads[o], count.values,
+                                                     count.bytes, count.stay));
+    making.explain().push_back(std::move(report));
+  }
+  for (const RoleProgram& role : lowered.roles)
+    making.compiled.instructions += static_cast<int64_t>(role.body.size());
+  return ok_status();
+}
+
+}  // namespace piper
