@@ -230,9 +230,9 @@ void place_beside_collectives(RoleProgram& role, const std::vector<Block>& block
   const int64_t peak = *std::max_element(alive.begin(), alive.end());
   const std::vector<Buffer> least = role.buffers;
   const int64_t bytes = role.arena_bytes, host_bytes = role.host_bytes;
-  for (int64_t eighths = 8; eighths >= 4; --eighths) {
+  for (const int64_t quarters : {4, 3, 2}) {
     std::vector<Block> longer = blocks;
-    if (!keep_until_complete(role, known, alive, peak / 8 * eighths, longer)) break;
+    if (!keep_until_complete(role, known, alive, peak / 4 * quarters, longer)) break;
     place_others(role, longer, kNoCircle);
     if (role.arena_bytes <= bytes + bytes / 100) return;
   }
