@@ -12,7 +12,7 @@ namespace {
 // Far beyond any memory: rows of experts that are looked up for each token of a large batch are in
 // the file, but recognised as an op that does without them.
 constexpr int64_t kMaxElements = int64_t{1} << 53;
-constexpr size_t kLarge = size_t{1} << 16;          // to be read each time that it is used
+constexpr size_t kLarge = size_t{1} << 16;  // to be read each time that it is used
 
 bool all_constant(const Vals& inputs) {
   return std::all_of(inputs.begin(), inputs.end(),
