@@ -177,8 +177,8 @@ TEST(Axes, SendWhatTheirFormulasSay) {
     }
 }
 
-// What a norm reads is the residual's sum over the axis, and so is what is added to it: a stage
-// sends that alone, and not the terms of it beside.
+// A norm reads the residual after its terms were added up over the axis, and the next addition
+// takes the same value: a stage sends it alone, without the terms.
 TEST(Axes, ResidualsAreSentOnce) {
   NEED_MODEL("gpt");
   for (const std::string& sequence : {std::string(), kSequence.at("gpt-deep")}) {

@@ -44,7 +44,7 @@ const std::string kInTurn = R"(  - place: {where: {stage: s}, on: {pp: s}}
         repeat M*4: R BI BW
 )";
 
-// Of four samples of a microbatch one device has three, the other one.
+// One device has three of the four samples of a microbatch, the other has one.
 const std::string kShares = kBatch + "  - split: {dim: samples, into: 2, sizes: [3, 1]}\n";
 const std::string kTwoRanks = "  - place: {where: {share: k}, on: {q: k}}\n";
 // A stage on one rank beside one on two; a pipeline of two replicas.

@@ -150,7 +150,7 @@ TEST_F(SearchTest, AStageOnADeviceThatIsHalfAsFastGetsHalfTheWork) {
   EXPECT_NEAR(slow.flops[1] / slow.flops[0], 0.5, 0.2);
   EXPECT_NEAR(fast.flops[1] / fast.flops[0], 2, 0.8);
   EXPECT_GT(equal.step / slow.step, 1.2);
-  // Where devices are alike, a cluster does not make it worse.
+  // A cluster of equal devices does not make the search's result worse.
   const Cluster alike = uneven(folder_, 1, "8 GB");
   EXPECT_LE(cut_in_two(folder_, alike, "", true).step,
             1.02 * cut_in_two(folder_, alike, "", false).step);

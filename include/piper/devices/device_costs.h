@@ -1,5 +1,5 @@
-// What ops and messages take on the devices of a job, for steps of the compiler that choose by it:
-// a room that knows a machine says so to them.
+// The costs of ops and messages on the devices of a job. Steps of the compiler choose by them; a
+// room that knows a machine implements them.
 #pragma once
 
 #include "piper/plan/bundle.h"

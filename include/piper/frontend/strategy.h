@@ -216,6 +216,7 @@ struct Strategy {
       if (split.of_batch()) return &split;
     return nullptr;
   }
+  std::string micro_name() const { return batch_split() ? batch_split()->as : "mb"; }
   const Split* chunk_split() const {  // null: neither tokens nor samples are split
     for (const Split& split : splits)
       if (split.of_chunks()) return &split;

@@ -12,6 +12,8 @@ struct ArgAccess {
 
 // Returns what an instruction does to the arg at this position. Of kCompute its program says it.
 inline ArgAccess access_of(InstructionKind kind, size_t arg) {
+  if (info(kind).args == ArgForm::kInPlace) return {true, true};
+  if (takes_pairs(kind) || kind == InstructionKind::kCopy) return {arg % 2 == 0, arg % 2 == 1};
   switch (kind) {
     case InstructionKind::kSend:
       return {true, false};
@@ -19,18 +21,7 @@ inline ArgAccess access_of(InstructionKind kind, size_t arg) {
     case InstructionKind::kRecv:
     case InstructionKind::kPosition:
       return {false, true};
-    case InstructionKind::kAllReduce:
-      return {true, true};
-    case InstructionKind::kCopy:  // two, or pairs and an index
-    case InstructionKind::kReduceScatter:
-    case InstructionKind::kAllGather:
-    case InstructionKind::kAllToAll:
-    case InstructionKind::kRotate:
-    case InstructionKind::kOwnPart:
-    case InstructionKind::kDispatch:
-    case InstructionKind::kCombine:
-      return {arg % 2 == 0, arg % 2 == 1};
-    case InstructionKind::kCompute:
+    default:
       break;
   }
   PIPER_CHECK(false, "a program says what kind {} does to its args", static_cast<int>(kind));

@@ -141,6 +141,11 @@ inline constexpr bool takes_index(InstructionKind kind) {
 inline constexpr bool takes_pairs(InstructionKind kind) {
   return info(kind).args == ArgForm::kPairs || takes_index(kind);
 }
+// Returns whether it moves elements between its args as its group says: a collective, or a rank's
+// own part of a value.
+inline constexpr bool moves_by_group(InstructionKind kind) {
+  return info(kind).args != ArgForm::kOwn;
+}
 // Returns the row whose `op` or `maximum_op` this is; null: the op is computed.
 const InstructionDef* find_instruction(std::string_view op);
 // The row whose `word` this is; null: there is none.

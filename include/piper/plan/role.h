@@ -219,6 +219,7 @@ struct RoleProgram {
   bool operator==(const RoleProgram&) const = default;
 };
 
+int64_t ranks_of(const Mesh& mesh);
 // These return the coordinates of a rank in a row-major mesh, and the rank at coordinates.
 std::vector<int64_t> coordinates_of(const Mesh& mesh, int64_t rank);
 int64_t rank_of(const Mesh& mesh, const std::vector<int64_t>& coordinates);

@@ -29,8 +29,8 @@ struct CompileOptions {
   std::vector<std::pair<std::string, int64_t>> axis_sizes;
   // Makes plans for this stage of the strategy's 'rampup'; nothing: for the steps behind it.
   std::optional<size_t> stage;
-  // What ops and messages take on the devices that the plans are for: `balance`, `policy` and
-  // budgets of `recompute` choose by it. Null: they count FLOPs and bytes.
+  // The costs of ops and messages on the devices that the plans are for: `balance`, `policy` and
+  // budgets of `recompute` choose by them. Null: they count FLOPs and bytes.
   std::shared_ptr<const DeviceCosts> devices = {};
   std::string target = "cpu";  // the kind of device: see piper/devices/registry.h
   bool evaluation = false;     // also RoleProgram::evaluation

@@ -5,6 +5,9 @@
 
 namespace piper {
 
+// Returns the FLOPs of an op; 0: it has no cost, or the graph's ops do not know it.
+double flops_of(const Graph& graph, const Node& node);
+
 struct ChunkCost {
   double flops = 0;  // of one microbatch
   // Forward chunks: what their region's backward reads of the forward, a microbatch.

@@ -15,7 +15,7 @@
 #include <algorithm>
 
 #include "piper/base/small_vector.h"
-#include "piper/plan/instruction.h"
+#include "piper/plan/role.h"
 #include "piper/planner/sums.h"
 
 namespace piper {
@@ -150,6 +150,8 @@ struct DagAxis {
   // has a block.
   bool is_coupled() const { return replicated && sharded; }
 };
+// Returns the mesh as plans have it.
+Mesh mesh_of(const std::vector<DagAxis>& axes);
 
 struct Dag {
   Graph graph;  // sharded; expand_tasks adds the nodes that sum

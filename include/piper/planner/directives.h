@@ -21,7 +21,7 @@ struct Explanation {
 };
 using Explanations = std::vector<Explanation>;
 
-// What ops take on the devices of the job: piper/planner/job_costs.h.
+// It knows the costs of ops on the devices of the job: piper/planner/job_costs.h.
 class JobCosts;
 
 // Tags the forward graph. Rules match scope paths; ops that no rule matches join by dataflow: the

@@ -1,10 +1,14 @@
-// What ops, regions and messages take on the devices that a strategy places them on.
+// The costs of ops, regions and messages on the devices that a strategy places them on.
 #pragma once
 
 #include "piper/devices/device_costs.h"
 #include "piper/planner/directives.h"
 
 namespace piper {
+
+struct MessageTime {
+  double latency = 0, of_byte = 0;  // seconds
+};
 
 class JobCosts {
  public:
@@ -21,23 +25,27 @@ class JobCosts {
   std::vector<int32_t> place_of(const Graph& graph, const std::vector<int32_t>& tags) const;
   // Returns the kinds of devices that have these coordinates, each once.
   std::vector<int32_t> kinds_at(const std::vector<int32_t>& coordinates) const;
-  // Returns the first rank that has them.
-  int64_t first_rank(const std::vector<int32_t>& coordinates) const;
+  // Returns what a message takes from the first rank with these coordinates to the first with
+  // those; nothing where it is the same one. Requires devices.
+  MessageTime message(const std::vector<int32_t>& from, const std::vector<int32_t>& to) const;
 
   // Returns what an op takes, by itself, on the kind of device. Ops that only move elements take
   // nothing: others read these where they are. `products`: the type of floats in products that are
   // in f32; nothing: as they are.
   Result<double> seconds(const Graph& graph, const Node& node, int32_t kind,
                          std::optional<DType> products = {}) const;
-  // On the slowest of some kinds.
+  // Returns the same of the slowest of some kinds.
   Result<double> seconds(const Graph& graph, const Node& node,
                          const std::vector<int32_t>& kinds) const;
 
  private:
+  int64_t first_rank(const std::vector<int32_t>& coordinates) const;
+
   const DeviceCosts* devices_;
   const Strategy& strategy_;
   const Cut cut_;
   const Variables variables_;
+  const Mesh mesh_;
   std::vector<int32_t> kind_of_;  // by rank
   bool alike_ = true;             // all of them are
 };

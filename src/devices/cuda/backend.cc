@@ -1,4 +1,4 @@
-// What the backend of NVIDIA's devices queues, and what it is made of.
+// The backend of NVIDIA's devices: its parts, and the work that it queues.
 #include <cstring>
 
 #include "compile.h"

@@ -1,4 +1,4 @@
-// How many blocks the kernels of each communicator have, so that all that run at once find room.
+// Chooses how many blocks the kernels of each communicator have, so that all that run at once fit.
 #include <map>
 
 #include "nccl_links.h"
@@ -39,8 +39,8 @@ Shares shares_of(const std::map<int64_t, Queue>& queues, int64_t multiprocessors
 }  // namespace
 
 BlocksOf blocks_of(std::span<const Communicator> all, int multiprocessors) {
-  // By place of a mesh, its queues, of which each runs one kernel at a time. What is sent leaves on
-  // a queue of its own.
+  // These are the queues of each place of a mesh. A queue runs one kernel at a time, and sends have
+  // a queue of their own.
   std::map<std::vector<int32_t>, std::map<int64_t, Queue>> places;
   const auto use = [](std::map<int64_t, Queue>& queues, int64_t queue, const Communicator& user) {
     const auto [known, is_new] = queues.try_emplace(queue, Queue{user.sms, !user.is_pair()});

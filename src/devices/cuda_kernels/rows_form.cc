@@ -1,4 +1,4 @@
-// Where the operands of a pass over rows lie in its matrix.
+// Finds where the operands of a pass over rows lie in its matrix.
 #include "rows_form.h"
 
 namespace piper::cuda_kernels {

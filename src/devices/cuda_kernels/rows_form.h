@@ -1,4 +1,5 @@
-// Where the operands of a pass over rows lie in its matrix. Private to the cuda_kernels room.
+// The form of a pass over rows: where its operands lie in its matrix. Private to the cuda_kernels
+// room.
 #pragma once
 
 #include "rows.h"

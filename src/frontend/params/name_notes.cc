@@ -1,4 +1,4 @@
-// What the user should know of parameters that were found by names.
+// Notes for the user about parameters that were found by their names.
 #include <set>
 
 #include "name_recovery.h"

@@ -47,7 +47,7 @@ Status read_on(const Field&, const yaml::Entry& entry, const Reading& reading, P
 }
 
 Status check_place(const Fields&, const Reading& reading, Place& place) {
-  place.micro = micro_name(reading.strategy);
+  place.micro = reading.strategy.micro_name();
   return ok_status();
 }
 

@@ -306,7 +306,7 @@ Status check_order(const Fields& map, const Reading& reading, Order& order) {
     return fail(forms.empty() ? map.at() : map.key_at(forms[1]),
                 "'order' has exactly one of the keys program, lists, csv, policy");
   order.bound = reading.scope.integers;
-  order.micro = micro_name(reading.strategy);
+  order.micro = reading.strategy.micro_name();
   if (order.rows.empty() && !map["lists"]) return ok_status();
   return check_row_count(reading, order, map.key_at(forms[0]));
 }

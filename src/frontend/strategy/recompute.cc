@@ -10,7 +10,7 @@ Status check_recompute(const Fields& map, const Reading& reading, Recompute& rec
     if (map["budget"] && map[key])
       return fail(map.key_at(key), "recompute: '{}' beside 'budget', which chooses the ops itself",
                   key);
-  recompute.micro = micro_name(reading.strategy);
+  recompute.micro = reading.strategy.micro_name();
   return ok_status();
 }
 

@@ -102,10 +102,6 @@ Status read_annotate(const yaml::Entry& entry, const Scope& scope, Annotate& out
 
 // Shares what precision directives say of all gradients and of the loss: one type each, one scale.
 Status share_precision(Strategy& out);
-// Returns what split calls the microbatch, which is before all directives that ask.
-inline std::string micro_name(const Strategy& strategy) {
-  return strategy.batch_split() ? strategy.batch_split()->as : "mb";
-}
 // Error: conditions of `directive`, which chooses ops, on what ops do not have.
 Status check_where_of_ops(const Where& where, std::string_view directive,
                           std::initializer_list<std::string_view> not_by);

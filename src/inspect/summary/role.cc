@@ -108,14 +108,7 @@ class RoleWalk {
         break;
       case InstructionKind::kPosition:
         break;
-      case InstructionKind::kAllReduce:
-      case InstructionKind::kReduceScatter:
-      case InstructionKind::kAllGather:
-      case InstructionKind::kAllToAll:
-      case InstructionKind::kRotate:
-      case InstructionKind::kOwnPart:
-      case InstructionKind::kDispatch:
-      case InstructionKind::kCombine:
+      default:
         collective(one);
         break;
     }

@@ -174,11 +174,7 @@ Status summarise_file(const PlanOutline& outline, size_t r, const Summary* known
 
 }  // namespace
 
-int64_t Summary::ranks() const {
-  int64_t ranks = 1;
-  for (const auto& [name, size] : mesh) ranks *= size;
-  return ranks;
-}
+int64_t Summary::ranks() const { return ranks_of(mesh); }
 
 Summary summarise(const PlanSet& set) {
   std::vector<RoleSummary> roles;

@@ -1,4 +1,4 @@
-// What an instruction must be before anything walks it: of each kind, that its args fit.
+// Checks each instruction before anything walks it: that its args fit its kind.
 #include "check_instruction.h"
 
 #include <algorithm>
@@ -49,6 +49,8 @@ class InstructionCheck {
   }
 
   Status check_args() const {
+    if (info(one_.kind).args == ArgForm::kInPlace) return check_all_reduce();
+    if (takes_pairs(one_.kind)) return check_pairs();
     switch (one_.kind) {
       case InstructionKind::kCompute:
         return check_compute();
@@ -57,20 +59,12 @@ class InstructionCheck {
       case InstructionKind::kSend:
       case InstructionKind::kRecv:
         return check_message();
-      case InstructionKind::kAllReduce:
-        return check_all_reduce();
-      case InstructionKind::kReduceScatter:
-      case InstructionKind::kAllGather:
-      case InstructionKind::kAllToAll:
-      case InstructionKind::kRotate:
-      case InstructionKind::kOwnPart:
-      case InstructionKind::kDispatch:
-      case InstructionKind::kCombine:
-        return check_pairs();
       case InstructionKind::kCopy:
         return check_copy();
       case InstructionKind::kPosition:
         return check_position();
+      default:
+        break;
     }
     PIPER_CHECK(false, "no instruction is of kind {}", static_cast<int>(one_.kind));
   }

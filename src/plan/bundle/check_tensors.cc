@@ -14,10 +14,9 @@ int64_t members_of(const RoleProgram& role, int32_t group) {
 }
 
 bool is_part(const RoleProgram& role, int64_t own, int64_t whole, int64_t members) {
-  int64_t together = 0, ranks = 1;
-  for (const auto& [axis, size] : role.mesh) ranks *= size;
+  int64_t together = 0;
   return !__builtin_mul_overflow(own, members, &together) && together >= whole &&
-         together - whole < ranks;
+         together - whole < ranks_of(role.mesh);
 }
 
 bool cut_dim(Shape& shape, int64_t dim, int64_t outer, int64_t parts) {

@@ -5,6 +5,12 @@
 
 namespace piper {
 
+int64_t ranks_of(const Mesh& mesh) {
+  int64_t ranks = 1;
+  for (const auto& [name, size] : mesh) ranks *= size;
+  return ranks;
+}
+
 std::vector<int64_t> coordinates_of(const Mesh& mesh, int64_t rank) {
   std::vector<int64_t> coordinates(mesh.size());
   for (size_t a = mesh.size(); a-- > 0;) {

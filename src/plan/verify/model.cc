@@ -52,8 +52,7 @@ Result<Model> make_model(const PlanSet& set) {
   if (model.mesh.size() > kMaxAxes)
     return fail("a mesh of {} axes is not supported: at most {}", model.mesh.size(), kMaxAxes)
         .with_code(ExitCode::kPlan);
-  int64_t world = 1;
-  for (const auto& [name, size] : model.mesh) world *= size;
+  const int64_t world = ranks_of(model.mesh);
   if (world != set.world())
     return fail("the mesh has {} ranks, the plan set {}", world, set.world())
         .with_code(ExitCode::kPlan);

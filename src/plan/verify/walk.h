@@ -50,6 +50,7 @@ class BufferWalk {
   void follow(Spot place) {
     const Step& step = section_.step(place);
     const auto args = section_.args_of(place.cell, step);
+    if (moves_by_group(step.kind)) return collective(section_.members(place));
     switch (step.kind) {
       case InstructionKind::kCompute:
         return compute(place);
@@ -68,15 +69,8 @@ class BufferWalk {
       }
       case InstructionKind::kCopy:
         return put(place, args[1], copied(place));
-      case InstructionKind::kAllReduce:
-      case InstructionKind::kReduceScatter:
-      case InstructionKind::kAllGather:
-      case InstructionKind::kAllToAll:
-      case InstructionKind::kRotate:
-      case InstructionKind::kOwnPart:
-      case InstructionKind::kDispatch:
-      case InstructionKind::kCombine:
-        return collective(section_.members(place));
+      default:
+        PIPER_CHECK(false, "no instruction is of kind {}", static_cast<int>(step.kind));
     }
   }
 

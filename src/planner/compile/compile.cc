@@ -52,9 +52,7 @@ Variables scope_of(const Strategy& strategy, const Cut& cut) {
 }
 
 Status check_devices(const CompileOptions& options, const Cut& cut) {
-  int64_t world = 1;
-  for (const DagAxis& axis : cut.mesh) world *= axis.size;
-  return options.devices ? options.devices->check_world(world) : ok_status();
+  return options.devices ? options.devices->check_world(ranks_of(mesh_of(cut.mesh))) : ok_status();
 }
 
 Result<Graph> annotated(Graph graph, const Strategy& strategy, const Variables& variables,

@@ -73,17 +73,14 @@ Result<std::vector<double>> times_on(const Dag& dag, const JobCosts& costs) {
   return times;
 }
 
-// Returns the most that a message between neighbouring cells takes: at all, and for each byte.
-std::pair<double, double> message_times(const Dag& dag, const JobCosts& costs) {
-  constexpr double kBytes = 1 << 20;
-  std::pair<double, double> most{0, 0};
+// Returns the most that a message between neighbouring cells takes, in such numbers.
+MessageTime slowest_message(const Dag& dag, const JobCosts& costs) {
+  MessageTime most;
   for (size_t cell = 0; cell < dag.cells.size() && dag.cells.size() > 1; ++cell) {
-    const int64_t from = costs.first_rank(dag.cells[cell]);
-    const int64_t to = costs.first_rank(dag.cells[(cell + 1) % dag.cells.size()]);
-    const double latency = costs.devices()->message_seconds(from, to, 0);
-    const double whole = costs.devices()->message_seconds(from, to, kBytes);
-    most.first = std::max(most.first, latency * kTicksPerSecond);
-    most.second = std::max(most.second, (whole - latency) / kBytes * kTicksPerSecond);
+    const MessageTime one =
+        costs.message(dag.cells[cell], dag.cells[(cell + 1) % dag.cells.size()]);
+    most.latency = std::max(most.latency, one.latency * kTicksPerSecond);
+    most.of_byte = std::max(most.of_byte, one.of_byte * kTicksPerSecond);
   }
   return most;
 }
@@ -135,9 +132,9 @@ Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variabl
   if (given.costs)
     policy.time_per_message = in_ticks(*given.costs, given.costs->send);
   else if (on_devices) {
-    const auto [each, of_byte] = message_times(dag, by);
-    policy.time_per_message = std::llround(each);
-    policy.time_per_byte = of_byte;
+    const MessageTime message = slowest_message(dag, by);
+    policy.time_per_message = std::llround(message.latency);
+    policy.time_per_byte = message.of_byte;
   } else if (!given.unit_costs)
     policy.time_per_byte = kFlopsPerSentByte;
   return policy;

@@ -1,4 +1,4 @@
-// What the DAG of a step is made with, of what the strategy says.
+// Collects from the strategy what make_dag needs to build the DAG of a step.
 #include <algorithm>
 
 #include "making.h"

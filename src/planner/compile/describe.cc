@@ -8,6 +8,7 @@
 #include "piper/frontend/patterns.h"
 #include "piper/ir/ops.h"
 #include "piper/planner/compile.h"
+#include "piper/planner/cost.h"
 
 namespace piper {
 namespace {
@@ -210,8 +211,7 @@ void Description::costs(const Imported& imported) {
   double flops = 0;
   for (const Node& node : recognised->graph.nodes) {
     ++ops[node.op];
-    if (const OpDef* def = find_op(node.op); def && def->cost)
-      flops += def->cost(use_of(recognised->graph, node)).flops;
+    flops += flops_of(recognised->graph, node);
   }
   counts("ops", {ops.begin(), ops.end()});
   if (recognised->counts.empty()) {
@@ -260,8 +260,7 @@ void Description::step_costs(Graph graph) {
         kept.insert(id);
     }
     for (const ValueId id : node.outputs) of_inputs[id.index()] = depends;
-    if (const OpDef* def = backward ? find_op(node.op) : nullptr; def && def->cost)
-      flops += def->cost(use_of(step, node)).flops;
+    if (backward) flops += flops_of(step, node);
   }
   double bytes = 0;
   for (const ValueId id : kept) bytes += static_cast<double>(step.value(id).type.bytes());

@@ -1,4 +1,5 @@
-// From the differentiated graph to plans: what the steps share. Private to the compile room.
+// The state that the steps from the differentiated graph to plans share. Private to the compile
+// room.
 #pragma once
 
 #include <map>
@@ -29,7 +30,7 @@ struct Making {
   Summing& summing;         // set by the strategy's plan, for the reference plans
   const Graph* evaluation;  // the step of the model as it is evaluated; null: none is asked for
   Summing& of_evaluation;   // as `summing`
-  // Of the step, by parameter and buffer: how axes cut it, which is the same in the evaluation.
+  // How axes cut each parameter and buffer of the step; an evaluation cuts them alike.
   std::map<std::string, std::vector<AxisLayout>>& lie;
   bool evaluates = false;    // it makes the forward pass alone, of a step that is made already
   Explanations unsaid = {};  // of reference plans: not shown

@@ -22,16 +22,13 @@ std::string cell_name(const Dag& dag, size_t cell) {
 std::vector<int32_t> cells_of_ranks(const Dag& dag) {
   std::map<std::vector<int32_t>, int32_t> cell_of;
   for (size_t c = 0; c < dag.cells.size(); ++c) cell_of[dag.cells[c]] = static_cast<int32_t>(c);
-  int64_t world = 1;
-  for (const DagAxis& axis : dag.mesh) world *= axis.size;
+  const Mesh mesh = mesh_of(dag.mesh);
   std::vector<int32_t> result;
   std::vector<int32_t> key(dag.mesh.size(), -1);
-  for (int64_t rank = 0; rank < world; ++rank) {
-    int64_t rest = rank;
-    for (size_t a = dag.mesh.size(); a-- > 0;) {
-      key[a] = dag.mesh[a].placed ? static_cast<int32_t>(rest % dag.mesh[a].size) : -1;
-      rest /= dag.mesh[a].size;
-    }
+  for (int64_t rank = 0; rank < ranks_of(mesh); ++rank) {
+    const std::vector<int64_t> at = coordinates_of(mesh, rank);
+    for (size_t a = 0; a < key.size(); ++a)
+      if (dag.mesh[a].placed) key[a] = static_cast<int32_t>(at[a]);
     result.push_back(cell_of.at(key));
   }
   return result;
@@ -41,7 +38,7 @@ std::vector<int32_t> cells_of_ranks(const Dag& dag) {
 
 PlanSet make_plan_set(const Dag& dag, Lowered lowered) {
   PlanSet set;
-  for (const DagAxis& axis : dag.mesh) set.manifest.mesh.emplace_back(axis.name, axis.size);
+  set.manifest.mesh = mesh_of(dag.mesh);
   std::vector<int32_t> role_of_cell;
   for (RoleProgram& role : lowered.roles) {
     const auto known = std::find(set.roles.begin(), set.roles.end(), role);

@@ -8,13 +8,17 @@
 #include "piper/ir/ops.h"
 
 namespace piper {
+
+double flops_of(const Graph& graph, const Node& node) {
+  const OpDef* def = find_op(node.op);
+  return def && def->cost ? def->cost(use_of(graph, node)).flops : 0;
+}
+
 namespace {
 
 double flops_of(const Graph& graph, const Chunk& chunk) {
   double flops = 0;
-  for (NodeId id : chunk.nodes)
-    if (const OpDef* def = find_op(graph.node(id).op); def && def->cost)
-      flops += def->cost(use_of(graph, graph.node(id))).flops;
+  for (NodeId id : chunk.nodes) flops += flops_of(graph, graph.node(id));
   return flops;
 }
 

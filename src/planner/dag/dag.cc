@@ -1,9 +1,15 @@
-// What many steps of the planner ask of tasks and values.
+// Answers what many steps of the planner ask of axes, tasks and values.
 #include <algorithm>
 
 #include "piper/planner/make_dag.h"
 
 namespace piper {
+
+Mesh mesh_of(const std::vector<DagAxis>& axes) {
+  Mesh mesh;
+  for (const DagAxis& axis : axes) mesh.emplace_back(axis.name, axis.size);
+  return mesh;
+}
 
 TensorType uncut(const Dag& dag, const Value& value, TensorType held) {
   for (const AxisLayout& lies : value.over)

@@ -9,12 +9,6 @@
 namespace piper {
 namespace {
 
-int64_t world_of(const Cut& cut) {
-  int64_t world = 1;
-  for (const DagAxis& axis : cut.mesh) world *= axis.size;
-  return world;
-}
-
 // Gives the axes that one `place` names their coordinates, if it holds for the node.
 Status place_by(const Place& place, const Graph& graph, const Node& node, const Cut& cut,
                 const Variables& variables, Variables& tags, std::vector<int32_t>& coordinates) {
@@ -63,8 +57,12 @@ Program program_of(const Graph& graph, const Node& node, std::optional<DType> fl
 
 JobCosts::JobCosts(const DeviceCosts* devices, const Strategy& strategy, const Cut& cut,
                    const Variables& variables)
-    : devices_(devices), strategy_(strategy), cut_(cut), variables_(variables) {
-  for (int64_t rank = 0; devices_ && rank < world_of(cut); ++rank)
+    : devices_(devices),
+      strategy_(strategy),
+      cut_(cut),
+      variables_(variables),
+      mesh_(mesh_of(cut.mesh)) {
+  for (int64_t rank = 0; devices_ && rank < ranks_of(mesh_); ++rank)
     kind_of_.push_back(devices_->kind_of(rank));
   for (const int32_t kind : kind_of_) alike_ = alike_ && kind == kind_of_.front();
 }
@@ -84,20 +82,28 @@ std::vector<int32_t> JobCosts::place_of(const Graph& graph,
 }
 
 int64_t JobCosts::first_rank(const std::vector<int32_t>& coordinates) const {
-  int64_t rank = 0;
-  for (size_t a = 0; a < cut_.mesh.size(); ++a)
-    rank = rank * cut_.mesh[a].size + std::max(coordinates[a], 0);
-  return rank;
+  std::vector<int64_t> at;
+  for (const int32_t coordinate : coordinates) at.push_back(std::max(coordinate, 0));
+  return rank_of(mesh_, at);
+}
+
+MessageTime JobCosts::message(const std::vector<int32_t>& from,
+                              const std::vector<int32_t>& to) const {
+  constexpr double kBytes = 1 << 20;
+  const int64_t sender = first_rank(from), receiver = first_rank(to);
+  if (sender == receiver) return {};
+  const double latency = devices_->message_seconds(sender, receiver, 0);
+  return {latency, (devices_->message_seconds(sender, receiver, kBytes) - latency) / kBytes};
 }
 
 std::vector<int32_t> JobCosts::kinds_at(const std::vector<int32_t>& coordinates) const {
   if (alike_) return {kind_of_.begin(), kind_of_.begin() + (kind_of_.empty() ? 0 : 1)};
   std::vector<int32_t> kinds;
   for (size_t rank = 0; rank < kind_of_.size(); ++rank) {
-    bool is_there = true;
-    auto rest = static_cast<int64_t>(rank);
-    for (size_t a = cut_.mesh.size(); a-- > 0; rest /= cut_.mesh[a].size)
-      is_there = is_there && (coordinates[a] < 0 || rest % cut_.mesh[a].size == coordinates[a]);
+    const std::vector<int64_t> at = coordinates_of(mesh_, static_cast<int64_t>(rank));
+    const bool is_there = std::ranges::equal(
+        coordinates, at,
+        [](int32_t wanted, int64_t coordinate) { return wanted < 0 || wanted == coordinate; });
     if (is_there && std::find(kinds.begin(), kinds.end(), kind_of_[rank]) == kinds.end())
       kinds.push_back(kind_of_[rank]);
   }

@@ -12,12 +12,6 @@
 namespace piper {
 namespace {
 
-double node_flops(const Graph& graph, const Node& node) {
-  const OpDef* def = find_op(node.op);
-  if (!def || !def->cost) return 0;
-  return def->cost(use_of(graph, node)).flops;
-}
-
 // Returns what regions share: ops that the loss comes from, or what else the model gives out. Those
 // on data only go where they are read, and what only a buffer's next value comes from is no
 // region's own.
@@ -91,18 +85,17 @@ Result<Loads> Loads::make(const Graph& graph, const BalanceRule& balance, const 
 
 // Says for each region where it is: what there is of memory, and how far its neighbour.
 void Loads::place(const BalanceRule& balance, const JobCosts& costs) {
-  constexpr double kBytes = 1 << 20;
   regions_.resize(static_cast<size_t>(std::clamp<int64_t>(balance.into, 0, std::ssize(work_))));
   messages_.resize(regions_.size() + 1);
   if (!costs.devices()) return;
   const DeviceCosts& devices = *costs.devices();
   Graph tagged;
   const auto tag = static_cast<size_t>(tagged.add_tag(balance.tag));
-  int64_t before = 0;
+  std::vector<int32_t> before;
   for (size_t r = 0; r < regions_.size(); ++r) {
     std::vector<int32_t> tags(tag + 1, kNoTag);
     tags[tag] = static_cast<int32_t>(r);
-    const std::vector<int32_t> at = costs.place_of(tagged, tags);
+    std::vector<int32_t> at = costs.place_of(tagged, tags);
     Region& region = regions_[r];
     region.measures.clear();
     double memory = 0;
@@ -115,12 +108,8 @@ void Loads::place(const BalanceRule& balance, const JobCosts& costs) {
       region.name += (region.name.empty() ? "" : ", ") + devices.name_of(kind);
     }
     if (memory > 0) region.unit = 1 / memory;
-    const int64_t here = costs.first_rank(at);
-    if (r > 0 && here != before) {
-      const double latency = devices.message_seconds(before, here, 0);
-      messages_[r] = {latency, (devices.message_seconds(before, here, kBytes) - latency) / kBytes};
-    }
-    before = here;
+    if (r > 0) messages_[r] = costs.message(before, at);
+    before = std::move(at);
   }
 }
 
@@ -130,7 +119,7 @@ Status Loads::count_time(const Graph& graph, const JobCosts& costs) {
     for (size_t i = 0; i < graph.nodes.size(); ++i) {
       const Node& node = graph.nodes[i];
       double each = 0;
-      if (is_work(i) && !costs.devices()) each = node_flops(graph, node);
+      if (is_work(i) && !costs.devices()) each = flops_of(graph, node);
       if (is_work(i) && costs.devices()) {
         PIPER_ASSIGN(
             each, costs.seconds(graph, node, kinds_[m], type_of_products(costs.strategy(), node)));

@@ -1,4 +1,4 @@
-// What regions of contiguous ops cost, as `balance` compares them. Private to the room.
+// The costs of regions of contiguous ops, as `balance` compares them. Private to the room.
 #pragma once
 
 #include "piper/planner/job_costs.h"
@@ -37,9 +37,6 @@ class Loads {
     double bytes = 0;
     std::vector<size_t> readers;
   };
-  struct Message {  // over the boundary before a region
-    double latency = 0, of_byte = 0;
-  };
   Status count_time(const Graph& graph, const JobCosts& costs);
   void count_bytes(const Graph& graph, const BalanceRule& balance, const JobCosts& costs);
   void place(const BalanceRule& balance, const JobCosts& costs);
@@ -51,7 +48,7 @@ class Loads {
   std::vector<std::vector<double>> measures_;  // sums up to each position
   std::vector<double> crossing_, made_;        // made: bytes that ops make, likewise
   std::vector<Shared> shared_;
-  std::vector<Message> messages_;
+  std::vector<MessageTime> messages_;  // over the boundary before each region
   std::vector<size_t> work_;
 };
 

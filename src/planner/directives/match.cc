@@ -198,7 +198,7 @@ Result<const std::vector<bool>*> TaskMatcher::named_by(const Condition& conditio
 
 TaskMatcher::TaskMatcher(const Dag& dag, const Strategy& strategy)
     : dag_(dag),
-      micro_(strategy.batch_split() ? strategy.batch_split()->as : "mb"),
+      micro_(strategy.micro_name()),
       tags_(dag.region_tags),
       view_of_(dag.tasks.size(), -1) {
   for (const Split& split : strategy.splits)

@@ -38,9 +38,7 @@ std::vector<std::vector<TaskId>> ordered_tasks(const Dag& dag) {
 
 OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& tasks,
                      const Strategy& strategy)
-    : dag_(dag),
-      micro_tag_(strategy.batch_split() ? strategy.batch_split()->as : "mb"),
-      spans_(place_of_tag(dag, kSpanOfParts)) {
+    : dag_(dag), micro_tag_(strategy.micro_name()), spans_(place_of_tag(dag, kSpanOfParts)) {
   for (const Split& split : strategy.splits) {
     const ptrdiff_t tag = split.of_batch() ? -1 : place_of_tag(dag, split.as);
     if (tag >= 0) within_.push_back(tag);

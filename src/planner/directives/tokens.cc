@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "piper/ir/ops.h"
+#include "piper/planner/cost.h"
 #include "piper/planner/directives.h"
 
 namespace piper {
@@ -54,10 +55,9 @@ std::vector<int64_t> sizes_by_cost(const Graph& step, int64_t tokens, int64_t ch
                                    int64_t unit) {
   double products = 0, attention = 0;
   for (const Node& node : step.nodes) {
-    const OpDef* def = find_op(node.op);
-    if (node.pass != Pass::kF || !def || !def->cost) continue;
+    if (node.pass != Pass::kF) continue;
     const bool grows = node.op == "Attention" && node.attrs.integer("causal") != 0;
-    (grows ? attention : products) += def->cost(use_of(step, node)).flops;
+    (grows ? attention : products) += flops_of(step, node);
   }
   // The first x of all tokens cost products · x + attention · x². Whole numbers of `grain` fit
   // tiles of kernels.
@@ -93,6 +93,15 @@ int64_t parts_of_chunk(const Strategy& strategy, const Split& split, int64_t tok
   return tokens % (parts * split.into) == 0 ? parts : 1;
 }
 
+// Says in words what a split makes, of what, and of what this is cut.
+struct Words {
+  const char *pieces, *what, *whole;
+};
+Words words_of(const Split& split) {
+  return split.of_tokens ? Words{"chunks", "tokens", "sample"}
+                         : Words{"shares", "samples", "microbatch"};
+}
+
 // Returns sizes that are not all alike; empty: they are.
 Result<std::vector<int64_t>> sizes_of(const Graph& step, const Strategy& strategy,
                                       const Split& split, int64_t tokens) {
@@ -100,11 +109,10 @@ Result<std::vector<int64_t>> sizes_of(const Graph& step, const Strategy& strateg
   if (split.by == Split::By::kCost)
     sizes = sizes_by_cost(step, tokens, split.into, parts_of_chunk(strategy, split, tokens));
   const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  const auto [pieces, what, whole] = words_of(split);
   if (!sizes.empty() && all != tokens)
-    return fail(split.sizes_at, "split: {} of {} {} are {} in all, but a {} has {}",
-                split.of_tokens ? "chunks" : "shares", join_numbers(sizes),
-                split.of_tokens ? "tokens" : "samples", all,
-                split.of_tokens ? "sample" : "microbatch", tokens);
+    return fail(split.sizes_at, "split: {} of {} {} are {} in all, but a {} has {}", pieces,
+                join_numbers(sizes), what, all, whole, tokens);
   const bool alike = std::ranges::all_of(sizes, [&](int64_t size) { return size == sizes[0]; });
   return alike ? std::vector<int64_t>() : sizes;
 }
@@ -113,7 +121,7 @@ Status check_beside(const Strategy& strategy, const Split& split) {
   for (const Split& other : strategy.splits)
     if (other.of_region())
       return fail(split.at, "not supported: a split of {} together with a split by scope",
-                  split.of_tokens ? "tokens" : "samples")
+                  words_of(split).what)
           .with_note(fmt::format("the other split is at line {}", other.at.line))
           .with_note("help: remove one of the two");
   if (split.of_samples) return ok_status();
@@ -182,12 +190,10 @@ Result<Graph> apply_chunks(Graph step, const Strategy& strategy, Explanations& o
   if (split->of_tokens) {
     PIPER_ASSIGN(tokens, count_tokens(step, *split));
   }
-  const char *const chunks = split->of_tokens ? "chunks" : "shares", *const what = split->of_tokens
-                                                                                       ? "tokens"
-                                                                                       : "samples";
+  const auto [chunks, what, whole] = words_of(*split);
   if (tokens % split->into != 0)
-    return fail(split->at, "split: {} {} a {} cannot be cut into {} {}", tokens, what,
-                split->of_tokens ? "sample" : "microbatch", split->into, chunks)
+    return fail(split->at, "split: {} {} a {} cannot be cut into {} {}", tokens, what, whole,
+                split->into, chunks)
         .with_note(fmt::format("help: 'into' must divide {}, also for {} of different sizes",
                                tokens, chunks));
   PartCut cut{.name = split->as, .into = split->into};

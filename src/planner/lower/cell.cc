@@ -34,7 +34,7 @@ class CellLowerer {
   // `steps_overlap`: what it makes is decomposed by task, so no instruction moves.
   LoweredCell run(const std::vector<TaskId>& order, const std::vector<Overlap>& overlaps,
                   bool steps_overlap) {
-    for (const DagAxis& axis : dag_.mesh) role_.mesh.emplace_back(axis.name, axis.size);
+    role_.mesh = mesh_of(dag_.mesh);
     for (const TaskStream& stream : dag_.streams)
       role_.streams.push_back({stream.name, stream.priority, stream.sms});
     for (const Sum& sum : dag_.sums)

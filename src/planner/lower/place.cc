@@ -169,8 +169,9 @@ std::vector<int64_t> kept_until(const RoleProgram& role, const std::vector<int64
   return until;
 }
 
-// Returns, by instruction of a collective, the first one of another stream that begins when it is
-// known to be complete; the end of the body where none waits.
+// Returns, by buffer that a collective uses last, the first instruction of another stream that
+// begins when this collective is known to be complete; the end of the body where none waits; 0 for
+// others.
 std::vector<int64_t> known_complete(const RoleProgram& role) {
   std::vector<int64_t> known(role.body.size(), std::ssize(role.body));
   std::vector<std::vector<size_t>> open(role.streams.size());  // by stream, in order
@@ -184,23 +185,23 @@ std::vector<int64_t> known_complete(const RoleProgram& role) {
     }
     if (is_collective(role.body[i].kind)) open[at(role.body[i].stream)].push_back(i);
   }
-  return known;
+  std::vector<int64_t> by_buffer(role.buffers.size());
+  for (size_t i = 0; i < role.body.size(); ++i)
+    for (int32_t arg : role.body[i].args)
+      by_buffer[at(arg)] = is_collective(role.body[i].kind) ? known[i] : 0;
+  return by_buffer;
 }
 
 // Lets what a collective used last keep its memory until the collective is known to be complete,
 // while no more than `most` bytes are alive at once: what took its place would wait for it, and
 // with that, in a pipeline, all stages behind. Returns whether it has changed a block.
-bool keep_until_complete(const RoleProgram& role, const std::vector<int64_t>& known,
-                         std::vector<int64_t> alive, int64_t most, std::vector<Block>& blocks) {
-  std::vector<int64_t> last(blocks.size(), -1);  // by buffer: the last instruction that names it
-  for (int64_t i = 0; i < std::ssize(role.body); ++i)
-    for (int32_t arg : role.body[at(i)].args) last[at(arg)] = i;
+bool keep_until_complete(const std::vector<int64_t>& known, std::vector<int64_t> alive,
+                         int64_t most, std::vector<Block>& blocks) {
   bool any = false;
   for (size_t b = 0; b < blocks.size(); ++b) {
-    if (blocks[b].offset >= 0 || last[b] < 0 || !is_collective(role.body[at(last[b])].kind))
-      continue;
+    if (blocks[b].offset >= 0) continue;
     const int64_t bytes = align_up(blocks[b].bytes);
-    for (int64_t& end = blocks[b].last; end + 1 < known[at(last[b])]; ++end, any = true) {
+    for (int64_t& end = blocks[b].last; end + 1 < known[b]; ++end, any = true) {
       if (alive[at(end + 1)] + bytes > most) break;
       alive[at(end + 1)] += bytes;
     }
@@ -232,7 +233,7 @@ void place_beside_collectives(RoleProgram& role, const std::vector<Block>& block
   const int64_t bytes = role.arena_bytes, host_bytes = role.host_bytes;
   for (const int64_t quarters : {4, 3, 2}) {
     std::vector<Block> longer = blocks;
-    if (!keep_until_complete(role, known, alive, peak / 4 * quarters, longer)) break;
+    if (!keep_until_complete(known, alive, peak / 4 * quarters, longer)) break;
     place_others(role, longer, kNoCircle);
     if (role.arena_bytes <= bytes + bytes / 100) return;
   }

@@ -52,7 +52,7 @@ class SpanFinder {
   }
   int32_t distance(const Node& a, const Node& b) const { return is_in_part(a) != is_in_part(b); }
 
-  // What only later spans of its region read is made there: a cast, or an op that runs again.
+  // Moves an op that only later spans of its region read, as a cast, to the first of these.
   void delay() {
     constexpr int32_t kNever = std::numeric_limits<int32_t>::max();
     std::vector<int32_t> latest(spans_.size(), kNever);

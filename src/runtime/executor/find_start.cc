@@ -39,7 +39,7 @@ Result<CheckpointReader> open_verified(Storage& storage, const std::string& fold
   return reader;
 }
 
-// What ranks know of a checkpoint while they verify it.
+// The result of verifying a checkpoint, which ranks share while they do so.
 struct Verdict {
   uint64_t digest = 0;  // of what it says of itself; 0: not known
   bool is_busy = false, is_bad = false;
@@ -167,7 +167,7 @@ Status check_averages(const CheckpointReader& reader, bool speaks) {
 
 Result<bool> CheckpointStates::fill(const Tensor& tensor, std::span<const std::string> names,
                                     const Held& held, std::byte* to) const {
-  // What the model brings has an initial value; states of an optimizer are filled.
+  // A tensor of the model has an initial value; states of an optimizer are filled.
   if (weights_only_ && tensor.init.empty()) return false;
   // A version before the last update begins as its parameter does.
   if (weights_only_ && tensor.previous_of >= 0) names = names.subspan(1);

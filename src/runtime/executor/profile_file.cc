@@ -73,7 +73,7 @@ double share_at_work(const Profile& profile, const Times& steps) {
   return profile.has_device_times ? programs / (ranks * steps.total()) : 0;
 }
 
-// What the host takes is not known where devices are at work all the time: their queue fills up,
+// The host's own time is not known where devices are at work all the time: their queue fills up,
 // and then holds the host back. Elsewhere the least time of each kind counts.
 Json host_of(const Profile& profile, const Times& steps) {
   constexpr double kBusy = 0.9;
