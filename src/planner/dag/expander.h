@@ -6,6 +6,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "piper/plan/instruction.h"
 #include "update.h"
 
 namespace piper {
