@@ -105,6 +105,22 @@ TEST(FuseBits, RandomProgramsComputeTheSameFusedAndNot) {
   EXPECT_GT(moved, 10u);
 }
 
+// Of two numbers that one pass makes, the first may be stored over what the second reads.
+TEST(FuseBits, ANumberIsReadBeforeAnotherIsStoredOverIt) {
+  const TensorType one = f32({}), six = f32({6});
+  const Program plain = program_of(
+      {six, one, six, one, one, one, six}, 3, {2},
+      {{"ReduceSum", {{"axes", std::vector{int64_t{0}}}, {"keepdims", int64_t{0}}}, {0}, {3}},
+       {"Tanh", {}, {1}, {4}},
+       {"Mul", {}, {3, 4}, {5}},
+       {"Mul", {}, {0, 4}, {6}},
+       {"Add", {}, {6, 5}, {2}}});
+  FuseCounts counts;
+  const FusedProgram fused = fuse(plain, counts);
+  const std::vector<std::vector<float>> args{{1, 2, 3, 4, 5, 6}, {0.5F}, std::vector<float>(6)};
+  EXPECT_EQ(run(fused, args), run(plain, args)) << text_of(fused);
+}
+
 // Products with rows, columns and depths on both sides of every cut; sums and products behind them.
 TEST(FuseBits, FinishedProductsAreTheSame) {
   std::mt19937 random(7);

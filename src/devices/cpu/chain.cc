@@ -68,8 +68,7 @@ void place_slots(const Chain& chain, Layout& layout) {
   layout.input_slot.assign(layout.inputs, -1);
   for (size_t i = 0; i < layout.inputs; ++i) {
     const bool copied = layout.form[i] == Form::kPeriod || layout.form[i] == Form::kColumn;
-    if (copied || (layout.late[i] && layout.form[i] == Form::kStream))
-      layout.input_slot[i] = slots.take();
+    if (copied || layout.late[i]) layout.input_slot[i] = slots.take();
   }
   layout.step_slot.assign(chain.size(), -1);
   for (size_t s = 0; s < chain.size(); ++s) {
@@ -192,12 +191,15 @@ class ChainKernel {
   // `first` is the block's first element in the outputs.
   void run_block(Block& of, Pointers p, int64_t first, int64_t n, std::byte* scratch) const {
     const Pointers out = p + layout_.inputs;
-    // What is still to be read when an output has been stored over it is kept aside.
+    // What is still to be read when an output has been stored over it is kept aside. That may be
+    // one element for all, too, where there is one in all.
     for (size_t k = 0; k < layout_.inputs; ++k) {
-      if (!layout_.late[k] || layout_.form[k] != Form::kStream) continue;
+      const bool lies = layout_.form[k] == Form::kStream || layout_.form[k] == Form::kOne;
+      if (!layout_.late[k] || !lies) continue;
       if (std::find(out, out + layout_.outputs, p[k]) == out + layout_.outputs) continue;
       std::byte* kept = slot(scratch, layout_.input_slot[k]);
-      std::memcpy(kept, of.in[k], static_cast<size_t>(n * layout_.input_bytes[k]));
+      const int64_t count = of.step[k] ? n : 1;
+      std::memcpy(kept, of.in[k], static_cast<size_t>(count * layout_.input_bytes[k]));
       of.in[k] = kept;
     }
     for (size_t s = 0; s < chain_.size(); ++s) {
