@@ -89,6 +89,9 @@ std::vector<Case> cases() {
        "  - shard: {match: \"**\", dim: none, over: cp}\n"
        "  - shard: {attention: \"**\", by: ring, over: cp}\n"
        "  - replicate: {over: cp, shard: [optimizer, gradients, parameters]}\n"},
+      {"classes_behind_the_end", "vit-hf", "{dp: 4}",
+       "  - replicate: {over: dp, shard: [optimizer]}\n"
+       "  - shard: {match: \"**/classifier/*\", dim: 0, over: dp, pad: true}\n"},
       {"experts_over_replicas", "moe-gshard", "{dp: 4}",
        "  - replicate: {over: dp, shard: [optimizer]}\n"
        "  - shard: {match: [\"**/w_in\", \"**/w_out\"], dim: 0, over: dp}\n"},

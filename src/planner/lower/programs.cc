@@ -173,6 +173,19 @@ class SegmentBuilder {
     return dims;
   }
 
+  // How much there is in all of a dim tells an op that works on a part of it; what has been put
+  // together again, to ops for which a part was foreseen, it tells nothing.
+  Attrs attrs_of(const Node& node) const {
+    const OpDef* def = find_op(node.op);
+    const auto whole = std::ranges::find(def->attributes, "whole", &OpAttribute::name);
+    const bool is_read = whole != def->attributes.end() &&
+                         (!whole->is_read || whole->is_read(*def, use_of(graph_, node)));
+    Attrs attrs;
+    for (const auto& [name, value] : node.attrs.items())
+      if (name != "whole" || is_read) attrs.set(name, value);
+    return attrs;
+  }
+
   void add_node(const Node& node) {
     count(node);
     std::vector<int32_t> inputs, outputs;
@@ -181,7 +194,7 @@ class SegmentBuilder {
       int32_t sum, into, from;  // slots
     };
     std::vector<Later> later;
-    Attrs attrs = node.attrs;
+    Attrs attrs = attrs_of(node);
     for (ValueId output : node.outputs) {
       const std::vector<int32_t> sums = sums_of(output);
       const bool stays = sums.empty() || of_.read.contains(output.value);
