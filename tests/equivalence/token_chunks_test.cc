@@ -20,6 +20,10 @@ const std::string kSequence = "  - shard: {scope: \"**/ln_*\", dim: 1, over: tp}
 const std::string kContext = R"(  - shard: {input: "*", dim: 1, over: cp}
   - shard: {match: "**", dim: none, over: cp}
 )";
+const std::string kTwoChunks = "  - split: {dim: tokens, into: 2}\n";
+const std::string kZigzag = R"(  - shard: {input: "*", dim: 1, over: cp, order: zigzag}
+  - shard: {match: "**", dim: none, over: cp}
+)";
 const std::string kAgain = "  - recompute: {match: \"**/h/{layer}/**\"}\n";
 
 // Backwards in halves; each device keeps weight halves back, so that those of chunks of both
@@ -61,6 +65,20 @@ const std::string kBothAxes = R"(  - place: {where: {stage: s, share: k}, on: {p
         repeat min(M, P-r-1):      F
         repeat M - min(M, P-r-1):  F B
         repeat min(M, P-r-1):      B
+)";
+
+// A pipeline of the library, each of whose devices has both shares; and what names them, backwards
+// in the order of the forwards.
+const std::string kOneF1b = "include: <schedules/1f1b>\nparams: {stages: 2, microbatches: 2}\n";
+const std::string kUnequal = "  - split: {dim: samples, into: 2, sizes: [3, 1]}\n";
+const std::string kOneByOne = R"(  - name: order
+    order:
+      each: pp
+      program: |
+        for i in 0..M:
+          F[mb=i, share=1] F[mb=i, share=0]
+        for i in 0..M:
+          B[mb=i, share=0] B[mb=i, share=1]
 )";
 
 struct Case {
@@ -125,6 +143,10 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"context", kChunks + kContext, "{cp: 2}"},
         Case{"heads", kChunks + kContext + "  - shard: {attention: \"**\", by: heads, over: cp}\n",
              "{cp: 2}"},
+        Case{"heads_of_two",
+             kTwoChunks + kContext + "  - shard: {attention: \"**\", by: heads, over: cp}\n",
+             "{cp: 2}"},
+        Case{"zigzag", kBatch + kTwoChunks + kZigzag, "{cp: 2}"},
         Case{"tensor", kBatch + kChunks + kGptTensor, "{tp: 2}"},
         Case{"replicas",
              kChunks + "  - replicate: {over: dp, shard: [optimizer, gradients, parameters]}\n",
@@ -134,6 +156,8 @@ INSTANTIATE_TEST_SUITE_P(
                  ", token_chunks: 2"),
         pipeline("terapipe", "terapipe", ""), Case{"shares_in_turn", kShares},
         Case{"shares", kShares + kTwoRanks, "{q: 2}"},
+        Case{"shares_in_a_pipeline", kUnequal, "{}", kOneF1b},
+        Case{"shares_one_by_one", kUnequal + kOneByOne, "{}", kOneF1b},
         Case{"shares_narrow", kShares + kNarrowThenWide, "{q: 3}", kStages, "bert-hf"},
         Case{"shares_wide", kShares + kWideThenNarrow + kAgain, "{q: 3}", kStages},
         Case{"shares_1f1b", kShares + kBothAxes + "  - recompute: {}\n", "{pp: 2, q: 2}", kStages,
@@ -332,6 +356,32 @@ TEST(TokenChunksOfSamples, SayThatOneChunkCutsNothing) {
   for (const Explanation& each : compiled->explanations)
     for (const std::string& line : each.lines) text += line + "\n";
   EXPECT_THAT(text, HasSubstr("nothing is cut"));
+}
+
+// Two chunks of a causal attention leave each rank its tokens, as four do.
+TEST(TokenChunks, EachRankHasItsTokensOfEachChunk) {
+  NEED_MODEL("gpt");
+  const Result<Compiled> compiled = compile_chunks({"", kTwoChunks + kContext, "{cp: 2}"});
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  int64_t rows = 0;  // of products of the forward
+  for (const RoleProgram& role : compiled->set.roles)
+    for (const Program& program : role.programs)
+      for (const ProgramOp& op : program.ops)
+        if (op.op == "LayerNorm")
+          rows = std::max(rows, program.values[static_cast<size_t>(op.inputs[0])].shape[1]);
+  EXPECT_EQ(rows, 8);  // of 32 tokens in two chunks over two ranks
+}
+
+// All gradients of a stage are an S, of whichever chunk its terms are put together last.
+TEST(TokenChunks, AStageHasOneS) {
+  NEED_MODEL("gpt");
+  const Result<Compiled> compiled =
+      compile_chunks({"", kBatch + kTwoChunks + R"(  - replicate: {over: dp}
+  - place: {where: {stage: s}, on: {pp: s}}
+  - order: {each: pp, program: "repeat 2*M: F; repeat 2*M: B; S"}
+)",
+                      "{pp: 2, dp: 2}", kStages});
+  EXPECT_TRUE(compiled) << print_error(compiled.error());
 }
 
 TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {

@@ -306,11 +306,14 @@ WholeRun::Made WholeRun::named(const OpDef* def, const Use& use, const std::vect
     values_.rows.try_emplace(symbol, Values::Row{value, value, 0});
   }
   LoopRule rule = def && def->loops ? def->loops(types) : LoopRule();
+  // Where a part begins are as many numbers as it has stretches, which rule layout compares.
+  const std::vector<bool> firsts = def ? firsts_of(*def, types) : std::vector<bool>(inputs.size());
   std::vector<Part> parts;
   for (size_t i = 0; i < inputs.size(); ++i)
-    parts.push_back(counts[i] ? Part{inputs[i].type->shape, inputs[i].cuts,
-                                     row_dims(rule, swapped ? inputs.size() - 1 - i : i)}
-                              : Part());
+    parts.push_back(counts[i] && !firsts[i]
+                        ? Part{inputs[i].type->shape, inputs[i].cuts,
+                               row_dims(rule, swapped ? inputs.size() - 1 - i : i)}
+                        : Part());
   if (commutes && inputs[0].symbol == inputs[1].symbol)  // in whichever order
     of_shapes(symbol, symbol, {parts[1], parts[0]});
   std::string letters;

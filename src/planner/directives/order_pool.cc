@@ -41,9 +41,10 @@ OrderPool::OrderPool(const Dag& dag, int32_t cell, const std::vector<TaskId>& ta
     : dag_(dag), micro_tag_(strategy.micro_name()), spans_(place_of_tag(dag, kSpanOfParts)) {
   for (const Split& split : strategy.splits) {
     const ptrdiff_t tag = split.of_batch() ? -1 : place_of_tag(dag, split.as);
-    if (tag >= 0) within_.push_back(tag);
+    if (tag >= 0 && !std::ranges::count(within_, tag)) within_.push_back(tag);
     if (tag < 0 && split.of_region()) parts_.push_back(split.as);
-    if (split.of_chunks()) tokens_ = tag;
+    if (split.of_tokens) tokens_ = tag;
+    if (split.of_samples) shares_ = tag;
   }
   if (spans_ >= 0) within_.push_back(spans_);
   std::ranges::sort(within_);
@@ -204,16 +205,17 @@ Result<Taken> OrderPool::take(const OrderItem& item, int32_t number) {
   if (queue->next == queue->entries.size()) return Taken{};
   Taken taken;
   for (const size_t entry : taken_with(static_cast<size_t>(queue->entries[queue->next]), item))
-    take_one(entries_[entry], item, number, taken);
+    if (entries_[entry].taken_by < 0) take_one(entries_[entry], item, number, taken);
   return taken;
 }
 
 std::vector<size_t> OrderPool::taken_with(size_t entry, const OrderItem& item) const {
   const Entry& next = entries_[entry];
-  if (spans_ < 0 || task(next).micro < 0) return {entry};
   const bool names_part = std::ranges::any_of(item.tags, [&](const auto& tag) {
     return std::ranges::count(within_, place_of_tag(dag_, tag.first)) > 0;
   });
+  const bool takes_shares = shares_ >= 0 && !names_part;
+  if ((spans_ < 0 && !takes_shares) || task(next).micro < 0) return {entry};
   const auto [first, end] = std::ranges::equal_range(
       entries_, task(next).micro, {}, [&](const Entry& each) { return task(each).micro; });
   std::vector<size_t> left, taken;
@@ -224,6 +226,7 @@ std::vector<size_t> OrderPool::taken_with(size_t entry, const OrderItem& item) c
     left.push_back(static_cast<size_t>(each - entries_.begin()));
     is_last = is_last && (left.back() == entry || part_of(task(*each)) == kNoTag);
   }
+  if (takes_shares) return left;
   for (const size_t each : left) {
     const bool before = tag_of(entries_[each], spans_) < tag_of(next, spans_);
     if (!names_part || each == entry ||

@@ -21,9 +21,10 @@ class OrderPool {
             const Strategy& strategy);
 
   // Returns the next of what matches, by microbatch, then in dataflow order; empty when none is
-  // left. A backward takes what runs again for it, too, where no item has. Where parts are tasks,
-  // an item that names none takes all that its pass has left of a stage and microbatch; one that
-  // does takes with the part what is before it in no part, and with the last part what is after it.
+  // left. A backward takes what runs again for it, too, where no item has. Where parts or shares of
+  // samples are tasks, an item that names none takes all that its pass has left of a stage and
+  // microbatch; one that names a part takes with it what is before it in no part, and with the last
+  // part what is after it.
   // `number` is the item's, for later errors. Errors: a tag or a tag's value that no task of the
   // cell has.
   Result<Taken> take(const OrderItem& item, int32_t number);
@@ -93,11 +94,11 @@ class OrderPool {
 
   const std::string micro_tag_;
   // Among the region's tags, those that do not tell stages apart, ascending: of chunks of tokens,
-  // of parts, and of spans.
+  // of shares of samples, of parts, and of spans.
   std::vector<ptrdiff_t> within_;
-  std::vector<std::string> parts_;             // tags of parts that no item names
-  ptrdiff_t tokens_ = -1, spans_ = -1;         // of these; -1: none
-  std::vector<std::vector<int32_t>> regions_;  // local stage index -> tag values
+  std::vector<std::string> parts_;                    // tags of parts that no item names
+  ptrdiff_t tokens_ = -1, shares_ = -1, spans_ = -1;  // of these; -1: none
+  std::vector<std::vector<int32_t>> regions_;         // local stage index -> tag values
   std::vector<Entry> entries_;
   std::map<Key, Queues> queues_;
   Queue none_;

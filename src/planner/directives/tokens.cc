@@ -86,10 +86,12 @@ std::vector<int64_t> sizes_by_cost(const Graph& step, int64_t tokens, int64_t ch
 // one size can be cut so.
 int64_t parts_of_chunk(const Strategy& strategy, const Split& split, int64_t tokens) {
   int64_t parts = 1;
-  for (const MeshAxis& axis : strategy.mesh)
-    if (std::ranges::any_of(strategy.shards,
-                            [&](const ShardRule& each) { return each.over.front() == axis.name; }))
-      parts *= axis.size;
+  for (const MeshAxis& axis : strategy.mesh) {
+    const auto is_over = [&](const ShardRule& each) { return each.over.front() == axis.name; };
+    const auto in_two = [&](const ShardRule& each) { return is_over(each) && each.zigzag; };
+    if (axis.size == 1 || std::ranges::none_of(strategy.shards, is_over)) continue;
+    parts *= axis.size * (std::ranges::any_of(strategy.shards, in_two) ? 2 : 1);
+  }
   return tokens % (parts * split.into) == 0 ? parts : 1;
 }
 
@@ -110,9 +112,23 @@ Result<std::vector<int64_t>> sizes_of(const Graph& step, const Strategy& strateg
     sizes = sizes_by_cost(step, tokens, split.into, parts_of_chunk(strategy, split, tokens));
   const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   const auto [pieces, what, whole] = words_of(split);
-  if (!sizes.empty() && all != tokens)
+  // In a stage of 'rampup' shares are to one another as they are in the whole batch.
+  const bool grows = split.of_samples && !strategy.rampup.empty();
+  const int64_t wanted = grows ? tokens * strategy.global_batch / step.batch : tokens;
+  if (!sizes.empty() && all != wanted)
     return fail(split.sizes_at, "split: {} of {} {} are {} in all, but a {} has {}", pieces,
-                join_numbers(sizes), what, all, whole, tokens);
+                join_numbers(sizes), what, all, whole, wanted);
+  for (int64_t& size : sizes) {
+    if (size * tokens % wanted != 0)
+      return fail(split.sizes_at,
+                  "split: shares of {} of {} samples are no whole samples of the {} that a "
+                  "microbatch has while the batch is {}",
+                  join_numbers(split.sizes), wanted, tokens, step.batch)
+          .with_note(fmt::format("'rampup' at line {} begins with smaller batches",
+                                 strategy.rampup_at.line))
+          .with_note("help: batches of 'rampup' of which each share has whole samples");
+    size = size * tokens / wanted;
+  }
   const bool alike = std::ranges::all_of(sizes, [&](int64_t size) { return size == sizes[0]; });
   return alike ? std::vector<int64_t>() : sizes;
 }

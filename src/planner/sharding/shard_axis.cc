@@ -1,5 +1,7 @@
 // Cuts a graph over one mesh axis: chooses a layout for each node and inserts collectives.
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "axis_rewriter.h"
 #include "pad.h"
@@ -54,8 +56,29 @@ void hint_gradients(Rewriter& rewriter) {
       rewriter.hint(param.gradient, layout);
 }
 
+// Returns what chunks of tokens take of an input, which one after the other are all of it; empty:
+// it is in no chunks.
+std::vector<ValueId> chunks_of(const Graph& graph, ValueId input, size_t dim) {
+  const Shape& shape = graph.value(input).type.shape;
+  std::map<int64_t, int64_t> ends;  // by start
+  std::vector<ValueId> chunks;
+  for (const Node& node : graph.nodes) {
+    if (node.op != "Slice" || node.inputs[0] != input) continue;
+    Shape own = graph.value(node.outputs[0]).type.shape;
+    const int64_t start = node.attrs.integers("starts")[dim], end = start + own[dim];
+    own[dim] = shape[dim];
+    if (own != shape || ends.try_emplace(start, end).first->second != end) return {};
+    chunks.push_back(node.outputs[0]);
+  }
+  int64_t end = 0;
+  for (const auto& [first, last] : ends)
+    if (std::exchange(end, last) != first) return {};
+  return end == shape[dim] && ends.size() > 1 ? chunks : std::vector<ValueId>();
+}
+
 // A rank loads its samples of an input whole, and takes its block of another dim over one axis
-// after the other: what it has over those before is what this one cuts.
+// after the other: what it has over those before is what this one cuts, of each chunk of tokens by
+// itself.
 void cut_blocks(const Graph& graph, AxisCut& cut) {
   std::vector<ShardSeed> seeds;
   for (const ShardSeed& seed : cut.seeds) {
@@ -63,6 +86,12 @@ void cut_blocks(const Graph& graph, AxisCut& cut) {
     const Value& value = graph.value(seed.value);
     const bool is_loaded = value.kind == ValueKind::kInput && value.batch_dim != seed.dim;
     std::vector<ValueId> from{seed.value};
+    if (is_loaded && seed.dim >= 0)
+      for (const ValueId chunk : chunks_of(graph, seed.value, static_cast<size_t>(seed.dim))) {
+        from.push_back(chunk);
+        seeds.push_back(seed);
+        seeds.back().value = chunk;
+      }
     for (size_t i = 0; i < from.size() && is_loaded; ++i)
       for (const Node& node : graph.nodes)
         if (node.op == "OwnBlock" && node.inputs[0] == from[i] &&

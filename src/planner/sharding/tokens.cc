@@ -12,6 +12,7 @@
 // the chunks up in the order in which they run.
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "axis_rewriter.h"
 #include "parts.h"
@@ -38,6 +39,9 @@ class TokenCutter {
     ShardedGraph made = rewriter_.finish();
     PIPER_TRY(check(made.graph));
     Parts parts = unroll(std::move(made.graph), cut_, {});
+    if (cut_.of_samples) {
+      PIPER_ASSIGN(parts.graph, copied_into_shares(std::move(parts.graph)));
+    }
     give_all_a_chunk(parts.graph);
     return parts;
   }
@@ -110,6 +114,54 @@ class TokenCutter {
     }
     return any_keys ? other : nullptr;
   }
+  // What works on no share, as a cast of a weight or the factor of the loss, is in each share that
+  // reads it, so that none waits for another.
+  Result<Graph> copied_into_shares(Graph graph) const {
+    const int tag = graph.tag_index(cut_.name);
+    const auto all_readers = readers(graph);
+    const size_t count = graph.nodes.size();
+    std::vector<bool> is_free(count);
+    for (size_t n = 0; n < count; ++n) {
+      const Node& node = graph.nodes[n];
+      is_free[n] = node.pass != Pass::kU && !is_step_sum(node) && graph.tag(node, tag) == kNoTag &&
+                   std::ranges::all_of(node.inputs, [&](ValueId input) {
+                     const NodeId from = input.valid() ? graph.value(input).producer : NodeId();
+                     return !from.valid() || is_step_sum(graph.node(from)) || is_free[from.index()];
+                   });
+    }
+    std::vector<std::set<int32_t>> shares(count);  // by op: those that read what it makes
+    for (size_t n = count; n-- > 0;)
+      for (size_t o = 0; is_free[n] && o < graph.nodes[n].outputs.size(); ++o)
+        for (NodeId reader : all_readers[graph.nodes[n].outputs[o].index()])
+          if (const int32_t share = graph.tag(graph.node(reader), tag); share != kNoTag)
+            shares[n].insert(share);
+          else if (is_free[reader.index()])
+            shares[n].insert(shares[reader.index()].begin(), shares[reader.index()].end());
+    std::map<std::pair<ValueId, int32_t>, ValueId> copies;
+    const auto put = [&](Node& node, int32_t share) {
+      graph.set_tag(node, tag, share);
+      for (ValueId& input : node.inputs)
+        if (const auto copy = copies.find({input, share}); copy != copies.end())
+          input = copy->second;
+    };
+    for (size_t n = 0; n < count; ++n) {
+      const int32_t own = graph.tag(graph.nodes[n], tag);
+      if (own != kNoTag) put(graph.nodes[n], own);
+      const Node whole = graph.nodes[n];
+      for (auto share = shares[n].rbegin(); share != shares[n].rend(); ++share) {
+        if (*share == *shares[n].begin()) {
+          put(graph.nodes[n], *share);
+          continue;
+        }
+        Node copy = whole;
+        put(copy, *share);
+        const NodeId made = graph.add_copy(std::move(copy));
+        for (size_t o = 0; o < whole.outputs.size(); ++o)
+          copies[{whole.outputs[o], *share}] = graph.node(made).outputs[o];
+      }
+    }
+    return in_topological_order(std::move(graph));
+  }
   // What works on results of several chunks runs with the one that runs last, and what works on
   // none with the one that runs first.
   void give_all_a_chunk(Graph& graph) const {
@@ -140,23 +192,33 @@ class TokenCutter {
     const Value& value = graph.value(how.inputs[0]);
     const bool sums =
         how.op == "AllReduce" || how.op == "AllReduceMax" || how.op == "ReduceScatter";
-    return fail(cut_.at,
-                "split: {} '{}'{} mixes {}: it needs all of '{}' ({}){}, of which a {} has {}",
-                reader.op, quote_control(reader.name),
-                reader.scope.empty() ? "" : fmt::format(" of {}", quote_control(reader.scope)),
-                cut_.of_samples ? "samples" : "tokens", quote_control(value.name),
-                to_string(graph.value(how.outputs[0]).type),
-                is_backward(reader) ? ", a gradient or what is kept for it" : "",
-                cut_.of_samples ? "share" : "chunk",
-                sums ? std::string("one term of a sum")
-                     : fmt::format("only some of dim {}", how.attrs.integer("dim")))
-        .with_note(cut_.of_samples
-                       ? "nothing but sums over the step may read what several shares make"
-                   : sums ? "a statistic over all tokens is not one over a chunk of them"
-                          : "only causal attention may read what other chunks make")
-        .with_note(fmt::format("help: `shard: {{input: \"*\", dim: {}, over: …}}` cuts {} over "
-                               "devices instead",
-                               cut_.of_samples ? 0 : 1, cut_.of_samples ? "samples" : "tokens"));
+    Error error =
+        fail(cut_.at,
+             "split: {} '{}'{} mixes {}: it needs all of '{}' ({}){}, of which a {} has {}",
+             reader.op, quote_control(reader.name),
+             reader.scope.empty() ? "" : fmt::format(" of {}", quote_control(reader.scope)),
+             cut_.of_samples ? "samples" : "tokens", quote_control(value.name),
+             to_string(graph.value(how.outputs[0]).type),
+             is_backward(reader) ? ", a gradient or what is kept for it" : "",
+             cut_.of_samples ? "share" : "chunk",
+             sums ? std::string("one term of a sum")
+                  : fmt::format("only some of dim {}", how.attrs.integer("dim")))
+            .with_note(cut_.of_samples
+                           ? "nothing but sums over the step may read what several shares make"
+                       : sums ? "a statistic over all tokens is not one over a chunk of them"
+                              : "only causal attention may read what other chunks make");
+    const auto is_softmax = [&](const Node& node) {
+      return node.op == "Softmax" && node.scope == reader.scope;
+    };
+    if (!cut_.of_samples && std::ranges::any_of(graph.nodes, is_softmax))
+      error.notes.push_back(
+          fmt::format("the softmax of products in {} is not recognised as an attention, as none "
+                      "with dropout of "
+                      "its weights is: `piperc MODEL --describe` says what does not fit",
+                      quote_control(reader.scope)));
+    return std::move(error).with_note(fmt::format(
+        "help: `shard: {{input: \"*\", dim: {}, over: …}}` cuts {} over devices instead",
+        cut_.of_samples ? 0 : 1, cut_.of_samples ? "samples" : "tokens"));
   }
 
   const PartCut& cut_;

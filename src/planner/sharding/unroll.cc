@@ -63,7 +63,9 @@ class Unroller {
     if (!in_parts) return add_whole(node);
     ++ops_;
     for (ValueId output : node.outputs) name_parts(output);
-    for (size_t p = 0; p < count_; ++p) {
+    const bool in_reverse = cut_.in_order && !cut_.of_samples && is_backward(node);
+    for (size_t i = 0; i < count_; ++i) {  // in the order in which they run
+      const size_t p = in_reverse ? count_ - 1 - i : i;
       Node part = of_part(node, p);
       for (ValueId& input : part.inputs) input = of(input, p);
       for (ValueId& output : part.outputs) output = of(output, p);
