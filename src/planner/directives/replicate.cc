@@ -31,6 +31,8 @@ struct Spoken {
   std::set<ValueId> values;
   std::string above;    // the axes over which their gradients are cut already; empty: none
   bool is_last = true;  // no other entry cuts what this one leaves
+  bool is_of_any =
+      false;  // also of parameters that `shard` cuts over its axes, which it leaves out
 };
 
 // ", in bf16 (3.4 KiB)": where gradients do not travel as they are.
@@ -185,6 +187,10 @@ Status check_persist(const Dag& dag, const Spoken& spoken, const Replicate& repl
 // terms of a gradient. Coupled ranks may have all of it; and what forward makes of a buffer is
 // whole.
 bool has_parts(const Dag& dag, const Param& param, int32_t axis) {
+  if (std::ranges::any_of(dag.graph.value(param.value).over, [&](const AxisLayout& lies) {
+        return lies.axis == axis && lies.layout.kind == LayoutKind::kSharded;
+      }))
+    return false;
   if (!param.gradient.valid())
     return std::none_of(dag.graph.updates.begin(), dag.graph.updates.end(),
                         [&](const StateUpdate& update) { return update.state == param.value; });
@@ -273,6 +279,10 @@ Spoken spoken_of(const Dag& dag, const std::vector<Replicate>& replicates, size_
     const std::vector<size_t>& lines = cut.lines_of.at(param.name);
     const auto own = std::ranges::find(lines, line);
     if (own == lines.end()) continue;
+    spoken.is_of_any = true;
+    const std::vector<int32_t> axes = axes_of(dag, replicates[line]);
+    const auto sums = [&](int32_t axis) { return has_parts(dag, param, axis); };
+    if (param.gradient.valid() && !axes.empty() && std::ranges::none_of(axes, sums)) continue;
     spoken.params.push_back(param);
     spoken.values.insert(param.value);
     const auto cuts = [&](size_t other) {
@@ -302,6 +312,11 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, c
     const int32_t stream = stream_of(dag, replicate.stream);
     for (SumRound& round : dag.rounds)
       if (round.line == static_cast<int32_t>(line)) round.stream = stream;
+    if (replicate.is_of_some() && spoken[line].is_of_any && spoken[line].params.empty())
+      return fail(replicate.at, "replicate: no gradient that it names is summed over {}",
+                  join(replicate.over, ", "))
+          .with_note("'shard' cuts these parameters over it, so that each rank has its own part")
+          .with_note("help: leave one of the two out, or let them name different parameters");
     if (!replicate.shard_optimizer || spoken[line].params.empty()) continue;
     PIPER_TRY(check_persist(dag, spoken[line], replicate));
     stream_of(dag, replicate.gather_stream);
@@ -317,7 +332,8 @@ Result<Dag> apply_replicate(Dag dag, const std::vector<Replicate>& replicates, c
     if (ranks == 1) {
       report.lines = {one_rank(replicate.over.front())};
     } else if (of.params.empty()) {
-      report.lines = {"nothing: other entries speak of all parameters"};
+      report.lines = {of.is_of_any ? "nothing: `shard` cuts all parameters over it"
+                                   : "nothing: other entries speak of all parameters"};
     } else if (replicate.shard_optimizer) {
       report.lines = of.above.empty() ? explain_cut(dag, of, replicate, ranks)
                                       : explain_nested(of, replicate, dag, ranks);

@@ -211,7 +211,10 @@ std::string help_divide(const Graph& graph, const AxisCut& cut, const ShardSeed&
   const Value& value = graph.value(seed.value);
   const int64_t extent = value.type.shape[static_cast<size_t>(seed.dim)];
   if (seed.dim == value.batch_dim)
-    return fmt::format("help: a replica has {} samples of each microbatch", extent);
+    return fmt::format(
+        "help: a microbatch has {} sample{}, of which each rank of '{}' has a block: a multiple of "
+        "{} can be cut",
+        extent, extent == 1 ? "" : "s", cut.name, parts);
   if (value.kind == ValueKind::kState && can_be_padded(graph, cut, seed, parts))
     return "help: `pad: true` adds zeros after it that never count";
   if (seed.zigzag && extent % (parts / 2) == 0)
@@ -317,9 +320,10 @@ void add_samples(const Graph& step, const Strategy& strategy, const Cut& of_batc
     });
   };
   const std::vector<ShardSeed> by_rules = cut.seeds;
+  const SourceSpan& at = has_rules ? rule->at : over->at;
   const auto add = [&](ValueId value, int dim) {
     if (std::ranges::none_of(by_rules, [&](const ShardSeed& one) { return one.value == value; }))
-      cut.seeds.push_back({value, dim, over->at});
+      cut.seeds.push_back({value, dim, at});
   };
   for (ValueId input : step.inputs)
     if (const int dim = step.value(input).batch_dim; dim >= 0) add(input, dim);
