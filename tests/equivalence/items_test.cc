@@ -253,6 +253,12 @@ TEST(Items, AreRefusedBeforeWhatTheyNeed) {
   EXPECT_THAT(refused({"", kOne + ", <memory/ddp>", chunks + ", dp: 2",
                        kSums.substr(0, kSums.find(" S[chunk=1]")) + "\n"}),
               AllOf(HasSubstr("leaves"), HasSubstr("all_reduce")));
+  EXPECT_THAT(
+      refused({"", kOne + ", <memory/ddp>", chunks + ", dp: 2",
+               "repeat 2*M: F\n        repeat 2*M: B\n        S[chunk=0]\n"
+               "        U[chunk=0]\n        S[chunk=1]\n",
+               kAdamW}),
+      AllOf(HasSubstr("strategy.yaml:13:9"), HasSubstr("(line 14)"), HasSubstr("clip_norm")));
   EXPECT_THAT(refused({"", kOne, chunks, "F & U[chunk=0]\n"}), HasSubstr("no half of a pair"));
   EXPECT_THAT(refused({"", "<schedules/pipedream-2bw>", "stages: 2, microbatches: 2",
                        "repeat M: F B\n        U[chunk=0]\n"}),

@@ -204,8 +204,9 @@ struct FuseCount {
 void explain_fuse(const Dag& dag, const Strategy& strategy, const Fused& fused,
                   const std::vector<FuseCount>& counts, Explanations& out);
 
-// Returns the limit of each cell that the order's policy gives.
-Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,
+// Returns the limit of each cell that the order's policy gives: in tasks, of which a stage has one
+// for each chunk of tokens, or share of samples, of a microbatch.
+Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Strategy& strategy,
                                            const Variables& variables);
 
 // The cells of a compute order by device, for lists and files: stages by the tag `stage`. Error: no

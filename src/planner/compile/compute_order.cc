@@ -107,14 +107,14 @@ Status check_stages(const Dag& dag, const PolicyCosts& costs) {
   return ok_status();
 }
 
-Result<ListPolicy> make_policy(const Dag& dag, const Order& order, const Variables& variables,
+Result<ListPolicy> make_policy(const Dag& dag, const Strategy& strategy, const Variables& variables,
                                const JobCosts& by) {
-  const Policy& given = *order.policy;
+  const Policy& given = *strategy.orders.front().policy;
   ListPolicy policy;
   policy.prefer = passes_named(given.prefer);
   policy.memory = given.memory;
   policy.at = given.at;
-  PIPER_ASSIGN(policy.in_flight, policy_limits(dag, order, variables));
+  PIPER_ASSIGN(policy.in_flight, policy_limits(dag, strategy, variables));
   policy.span = given.span;
   if (given.costs) PIPER_TRY(check_stages(dag, *given.costs));
   const std::vector<ChunkCost> costs = chunk_costs(dag);
@@ -219,9 +219,8 @@ Result<std::vector<ComputeOrder>> choose_order(const Dag& dag, const TaskLists& 
                                                const Strategy* strategy, const Variables& variables,
                                                const JobCosts& costs, Explanations& explain) {
   if (!strategy || strategy->orders.empty()) return list_schedule(dag, deps, default_policy(dag));
-  const Order& order = strategy->orders.front();
-  if (!order.policy) return apply_order(dag, *strategy, variables, explain);
-  PIPER_ASSIGN(const ListPolicy policy, make_policy(dag, order, variables, costs));
+  if (!strategy->orders.front().policy) return apply_order(dag, *strategy, variables, explain);
+  PIPER_ASSIGN(const ListPolicy policy, make_policy(dag, *strategy, variables, costs));
   PIPER_ASSIGN(auto orders, list_schedule(dag, deps, policy));
   explain.push_back(report(dag, policy, orders, length_of(dag, deps, policy, orders)));
   return orders;

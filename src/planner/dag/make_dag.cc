@@ -72,8 +72,9 @@ TaskPass pass_of(const Dag& dag, const Node& node) {
 std::string chunk_name(const Dag& dag, const Chunk& chunk) {
   std::string name = chunk.pass == TaskPass::kPrepare ? "count" : name_of(chunk.pass);
   if (chunk.level > 0) name += fmt::format(" {}", chunk.level + 1);
-  for (size_t t = 0; t < chunk.tags.size(); ++t)
-    if (chunk.tags[t] != kNoTag) name += fmt::format(" {}={}", dag.region_tags[t], chunk.tags[t]);
+  for (size_t t = 0; t < chunk.tags.size(); ++t)  // none of the compiler's own, which have a dot
+    if (chunk.tags[t] != kNoTag && dag.region_tags[t].find('.') == std::string::npos)
+      name += fmt::format(" {}={}", dag.region_tags[t], chunk.tags[t]);
   return name;
 }
 

@@ -286,10 +286,34 @@ Variables scope_of(const Dag& dag, size_t cell, size_t axis, const Variables& va
   return scope;
 }
 
+// Returns by cell how many tasks the forward of a stage has for a microbatch: its chunks of tokens,
+// or the shares of samples that are there.
+std::vector<int64_t> tasks_of_microbatch(const Dag& dag, const Strategy& strategy) {
+  std::vector<int64_t> most(dag.cells.size(), 1);
+  const Split* const split = strategy.chunk_split();
+  const auto tag = std::ranges::find(dag.region_tags, split ? split->as : "");
+  if (tag == dag.region_tags.end()) return most;
+  std::map<std::pair<int32_t, std::vector<int32_t>>, std::set<int32_t>> values;  // by cell, stage
+  for (const Chunk& chunk : dag.chunks) {
+    if (chunk.pass != TaskPass::kF) continue;
+    std::vector<int32_t> stage = chunk.tags;
+    const int32_t value =
+        std::exchange(stage[static_cast<size_t>(tag - dag.region_tags.begin())], kNoTag);
+    values[{chunk.cell, std::move(stage)}].insert(value);
+  }
+  for (const auto& [of, found] : values) {
+    int64_t& known = most[static_cast<size_t>(of.first)];
+    known = std::max(known, std::ssize(found));
+  }
+  return most;
+}
+
 }  // namespace
 
-Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,
+Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Strategy& strategy,
                                            const Variables& variables) {
+  const Order& order = strategy.orders.front();
+  const std::vector<int64_t> tasks = tasks_of_microbatch(dag, strategy);
   PIPER_ASSIGN(const size_t axis, axis_of(dag, order));
   std::vector<int64_t> limits(dag.cells.size(), std::numeric_limits<int64_t>::max() / 4);
   for (size_t cell = 0; cell < dag.cells.size() && order.policy->in_flight; ++cell) {
@@ -299,6 +323,8 @@ Result<std::vector<int64_t>> policy_limits(const Dag& dag, const Order& order,
       return fail(order.policy->in_flight_at,
                   "policy: in_flight is {} on {}={}, but must be at least 1", limits[cell],
                   order.each, dag.cells[cell][axis]);
+    limits[cell] =
+        std::min(limits[cell], std::numeric_limits<int64_t>::max() / 4 / tasks[cell]) * tasks[cell];
   }
   return limits;
 }

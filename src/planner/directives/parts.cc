@@ -217,7 +217,7 @@ Result<std::vector<std::string>> parts_in_orders(const Strategy& strategy) {
     PIPER_ASSIGN(const bool updates, names_updates(order));
     for (const Split& split : strategy.splits) {
       if (!split.of_region() || split.into == 1 || !std::ranges::count(named, split.as)) continue;
-      parts.push_back(split.as);
+      if (!std::ranges::count(parts, split.as)) parts.push_back(split.as);
       for (const std::string pass : {"R", "S", "U"})
         if (pass == "U" ? updates : std::ranges::count(passes, pass) > 0)
           return fail(order.at, "not supported: '{}' in an order that names parts: '{}'", pass,

@@ -214,8 +214,8 @@ class Lister {
     const char* many = chunks == 1 ? "" : "s";
     if (policy_.in_flight[cell] < chunks)
       error.notes.push_back(
-          fmt::format("one microbatch holds {} chunk{} there, and in_flight is {}", chunks, many,
-                      policy_.in_flight[cell]));
+          fmt::format("one microbatch holds {} chunk{} there, and in_flight allows {}", chunks,
+                      many, policy_.in_flight[cell]));
     if (policy_.memory > 0)
       error.notes.push_back(
           fmt::format("one microbatch's {} chunk{} there keep{} {} bytes, and memory is {}", chunks,

@@ -267,20 +267,25 @@ class Issuer {
                                     const std::vector<Wait>& circle) const {
     for (const Wait& wait : circle) {
       const Task &update = dag_.tasks[wait.head.index()], &block = dag_.tasks[wait.block.index()];
-      if (!update.region.valid() || block.accumulates.empty()) continue;
+      const bool is_sum = info(block.kind).adds && block.region.valid();  // an S
+      if (!update.region.valid() || (block.accumulates.empty() && !is_sum)) continue;
       const SourceSpan* at = place_in(compute[static_cast<size_t>(update.cell)], wait.head);
       const SourceSpan* behind = place_in(compute[static_cast<size_t>(block.cell)], wait.block);
-      const Accumulate& first = block.accumulates[0];
-      const NodeId made_by = dag_.graph.value(first.contribution).producer;
-      Error error = fail(at ? *at : SourceSpan(),
-                         "the order cannot run: {} comes before '{}', "
-                         "which {} adds to in {}{}",
-                         where(wait.head), dag_.sums[static_cast<size_t>(first.sum)].name,
-                         made_by.valid() ? dag_.graph.node(made_by).op : "an op", where(wait.block),
-                         behind ? fmt::format(" (line {})", behind->line) : "")
+      const std::string there =
+          where(wait.block) + (behind ? fmt::format(" (line {})", behind->line) : "");
+      std::string what = there;
+      if (!is_sum) {
+        const Accumulate& first = block.accumulates[0];
+        const NodeId made_by = dag_.graph.value(first.contribution).producer;
+        what = fmt::format("'{}', which {} adds to in {}",
+                           dag_.sums[static_cast<size_t>(first.sum)].name,
+                           made_by.valid() ? dag_.graph.node(made_by).op : "an op", there);
+      }
+      Error error = fail(at ? *at : SourceSpan(), "the order cannot run: {} comes before {}",
+                         where(wait.head), what)
                         .with_code(ExitCode::kRefused);
-      const bool own =
-          dag_.chunks[update.region.index()].tags == dag_.chunks[block.chunk.index()].tags;
+      const ChunkId of = is_sum ? block.region : block.chunk;
+      const bool own = dag_.chunks[update.region.index()].tags == dag_.chunks[of.index()].tags;
       return std::move(error).with_note(
           own ? "help: what a stage adds up or updates comes after its last backward"
               : "with clip_norm, loss_scale or skip_nonfinite an update needs the norm of all "
@@ -317,6 +322,22 @@ class Issuer {
                            dag_.region_tags[t], there[t], here[t]);
     return "";
   }
+  // Says of a task that waits for another chunk or part of its stage and microbatch that these have
+  // an order.
+  std::string against_turns(const Wait& wait) const {
+    const Task &head = dag_.tasks[wait.head.index()], &block = dag_.tasks[wait.block.index()];
+    const bool alike = head.pass == block.pass && head.micro == block.micro &&
+                       head.cell == block.cell && head.chunk.valid() && block.chunk.valid();
+    if (!alike) return "";
+    const auto& here = dag_.chunks[head.chunk.index()].tags;
+    const auto& there = dag_.chunks[block.chunk.index()].tags;
+    const auto differ = std::ranges::mismatch(here, there);
+    if (differ.in1 == here.end() || *differ.in1 == kNoTag || *differ.in2 == kNoTag) return "";
+    const auto t = static_cast<size_t>(differ.in1 - here.begin());
+    if (!std::equal(differ.in1 + 1, here.end(), differ.in2 + 1)) return "";
+    return fmt::format("{0} of {1} {2} comes after that of {1} {3}, whose results it needs",
+                       name_of(head.pass), dag_.region_tags[t], here[t], there[t]);
+  }
   Error deadlock(const std::vector<ComputeOrder>& compute) const {
     const auto waits = find_waits(compute);
     std::vector<Wait> best;
@@ -337,11 +358,13 @@ class Issuer {
                                         at ? fmt::format(" (line {})", at->line) : "",
                                         where(wait.block)));
     }
-    for (const Wait& wait : best)
-      if (const std::string note = against_dataflow(wait); !note.empty()) {
-        error.notes.push_back(note);
-        break;
-      }
+    for (const Wait& wait : best) {
+      std::string note = against_turns(wait);
+      if (note.empty()) note = against_dataflow(wait);
+      if (note.empty()) continue;
+      error.notes.push_back(note);
+      break;
+    }
     return error;
   }
 
