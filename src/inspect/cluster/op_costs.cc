@@ -71,7 +71,9 @@ Status cluster::has_devices(const Cluster& cluster, int64_t ranks) {
   if (ranks > cluster.size())
     return fail(cluster.at, "the cluster has {} devices, but the plans are for {} ranks",
                 cluster.size(), ranks)
-        .with_note("help: raise 'count' of the nodes, or name a larger cluster");
+        .with_note(
+            "help: more 'devices' in its nodes, or a larger 'count' of these; or name another "
+            "cluster");
   return ok_status();
 }
 
