@@ -155,4 +155,31 @@ Status print_prediction(const PlanSet& set, const Machine& machine, const Machin
   return ok_status();
 }
 
+Status print_rampup(std::span<const PlanSet* const> stages, std::span<const int64_t> first_steps,
+                    const MachineFlags& flags, const std::vector<std::string>& library, bool json) {
+  double all = 0;
+  std::vector<std::string> lines;
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    const PlanSet& set = *stages[stage];
+    MachineFacts facts;
+    PIPER_ASSIGN(const std::unique_ptr<Machine> machine, flags.make(set, library, facts));
+    PIPER_ASSIGN(const StepReport report, report_step(set, *machine));
+    const int64_t begin = first_steps[stage], steps = first_steps[stage + 1] - begin;
+    const double seconds = report.first + static_cast<double>(steps - 1) * report.step;
+    all += seconds;
+    lines.push_back(
+        json ? fmt::format("{{\"first_step\":{},\"steps\":{},\"step_seconds\":{},\"seconds\":{}}}",
+                           begin, steps, report.step, seconds)
+             : fmt::format("  steps {} to {}: {} samples, {:.4g} ms a step, {:.4g} s in all\n",
+                           begin + 1, begin + steps, set.roles[0].batch, report.step * 1e3,
+                           seconds));
+  }
+  if (json)
+    fmt::print("{{\"rampup_seconds\":{},\"stages\":[{}]}}\n", all, join(lines, ","));
+  else
+    fmt::print("\nramp-up     {:.4g} s      the first {} steps, whose batches are smaller\n{}", all,
+               first_steps[stages.size()], join(lines, ""));
+  return ok_status();
+}
+
 }  // namespace piper

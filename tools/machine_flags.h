@@ -30,5 +30,9 @@ struct MachineFlags {
 // off.
 Status print_prediction(const PlanSet& set, const Machine& machine, const MachineFacts& facts,
                         bool json, bool off);
+// Prints what the steps of a batch that grows take in all: of `stages`, each until the next one
+// begins. `first_steps`: of these, and then of what follows them.
+Status print_rampup(std::span<const PlanSet* const> stages, std::span<const int64_t> first_steps,
+                    const MachineFlags& flags, const std::vector<std::string>& library, bool json);
 
 }  // namespace piper

@@ -11,7 +11,7 @@
 #include "machine_flags.h"
 #include "piper/base/process.h"
 #include "piper/inspect/diff.h"
-#include "piper/planner/compile.h"
+#include "rampup.h"
 #include "version.h"
 
 namespace piper {
@@ -56,7 +56,13 @@ Result<Summary> read_set(const Flags& flags, const std::string& path, const Summ
   return summary;
 }
 
-Result<Summary> compiled(const Flags& flags, const std::string& strategy) {
+// Holds one of the sets that are compared: the only one, or that of a folder or of a stage.
+struct Side {
+  std::string name;  // "" for the only one, else "world-8", "stage-0"
+  Summary summary;
+};
+
+Result<std::vector<Side>> compiled(const Flags& flags, const std::string& strategy) {
   if (std::filesystem::is_directory(strategy))
     return fail("'{}' is a directory, no strategy", quote_control(strategy))
         .with_note("help: folders of plans are compared without --model");
@@ -67,22 +73,58 @@ Result<Summary> compiled(const Flags& flags, const std::string& strategy) {
     PIPER_ASSIGN(options.target, flags.machine.target(flags.library));
     PIPER_ASSIGN(options.devices, flags.machine.devices(flags.library));
   }
-  PIPER_ASSIGN(const Compiled compiled, compile(options));
-  Summary summary = summarise(compiled.set);
-  PIPER_TRY(add_time(flags, compiled.set, summary));
-  return summary;
+  PIPER_ASSIGN(const Compiled last, compile(options));
+  PIPER_ASSIGN(const std::vector<Compiled> stages, compile_stages(options, last));
+  std::vector<Side> sides;
+  const auto add = [&](const Compiled& one, bool alone) {
+    sides.push_back({alone ? "" : fmt::format("stage-{}", sides.size()), summarise(one.set)});
+    return add_time(flags, one.set, sides.back().summary);
+  };
+  for (const Compiled& stage : stages) PIPER_TRY(add(stage, false));
+  PIPER_TRY(add(last, stages.empty()));
+  return sides;
 }
 
-Result<Diff> compare_sets(const Flags& flags) {
+Result<std::vector<Side>> read_sets(const Flags& flags, const std::string& path,
+                                    const std::vector<Side>* known) {
+  PIPER_ASSIGN(const PlanFolder folder, read_plan_folder(path));
+  std::vector<Side> sides;
+  for (const PlanFolder::Set& set : folder.sets) {
+    const std::string name = folder.kind == PlanFolder::Kind::kOne ? "" : name_in_folder(set);
+    const Summary* other = nullptr;
+    for (size_t k = 0; known != nullptr && k < known->size(); ++k)
+      if ((*known)[k].name == name) other = &(*known)[k].summary;
+    PIPER_ASSIGN(Summary summary, read_set(flags, set.directory, other));
+    sides.push_back({name, std::move(summary)});
+  }
+  return sides;
+}
+
+// Compares the sets of one name; both sides have the same names.
+Result<std::vector<Diff>> compare_sets(const Flags& flags) {
   const bool compiles = !flags.model.empty();
-  PIPER_ASSIGN(const Summary before,
-               compiles ? compiled(flags, flags.before) : read_set(flags, flags.before, nullptr));
-  PIPER_ASSIGN(const Summary after,
-               compiles ? compiled(flags, flags.after) : read_set(flags, flags.after, &before));
-  Diff diff = compare(before, after);
-  diff.before = flags.before;
-  diff.after = flags.after;
-  return diff;
+  PIPER_ASSIGN(const std::vector<Side> before,
+               compiles ? compiled(flags, flags.before) : read_sets(flags, flags.before, nullptr));
+  PIPER_ASSIGN(const std::vector<Side> after,
+               compiles ? compiled(flags, flags.after) : read_sets(flags, flags.after, &before));
+  const auto names = [](const std::vector<Side>& sides) {
+    std::vector<std::string> all;
+    for (const Side& one : sides) all.push_back(one.name.empty() ? "one plan set" : one.name);
+    return join(all, ", ");
+  };
+  if (names(before) != names(after))
+    return fail("'{}' has {}, and '{}' has {}: there is not one to compare with each other",
+                flags.before, names(before), flags.after, names(after))
+        .with_note(compiles ? "help: give both the same 'rampup', or compare them without it"
+                            : "help: name one of each, such as DIR/stage-0");
+  std::vector<Diff> diffs;
+  for (size_t k = 0; k < before.size(); ++k) {
+    Diff& diff = diffs.emplace_back(compare(before[k].summary, after[k].summary));
+    const std::string below = before[k].name.empty() ? "" : "/" + before[k].name;
+    diff.before = flags.before + below;
+    diff.after = flags.after + below;
+  }
+  return diffs;
 }
 
 bool wants_colour() {
@@ -99,17 +141,22 @@ std::string take(Result<T> read, T& out) {
 }
 
 int run(const Flags& flags) {
-  auto diff = compare_sets(flags);
-  if (!diff) return report(diff.error());
-  apply_gates(flags.gates, *diff);
-  if (!flags.only.empty()) keep_sections(*diff, flags.only);
-  const std::string text = flags.json       ? print_diff_json(*diff)
-                           : flags.markdown ? print_diff_markdown(*diff)
-                                            : print_diff(*diff, wants_colour());
-  std::fputs(text.c_str(), stdout);
+  auto diffs = compare_sets(flags);
+  if (!diffs) return report(diffs.error());
+  bool same = true, passes = true;
+  for (Diff& diff : *diffs) {
+    apply_gates(flags.gates, diff);
+    if (!flags.only.empty()) keep_sections(diff, flags.only);
+    const std::string text = flags.json       ? print_diff_json(diff)
+                             : flags.markdown ? print_diff_markdown(diff)
+                                              : print_diff(diff, wants_colour());
+    if (&diff != diffs->data() && !flags.json) std::fputs("\n", stdout);
+    std::fputs(text.c_str(), stdout);
+    same = same && diff.same();
+    passes = passes && diff.failed.empty();
+  }
   if (const Status printed = flush_output(); !printed) return report(printed.error());
-  if (!flags.gates.empty()) return diff->failed.empty() ? kSame : kDifferent;
-  return diff->same() ? kSame : kDifferent;
+  return (flags.gates.empty() ? same : passes) ? kSame : kDifferent;
 }
 
 }  // namespace
@@ -157,7 +204,9 @@ int main(int argc, char** argv) {
       ->type_name("SECTION[:+N%],…");
   CLI::Option* markdown =
       app.add_flag("--markdown", flags.markdown, "for a comment: folded sections, at most 60 kB");
-  app.add_flag("--json", flags.json, "one object, of the form that formats/diff.md describes")
+  app.add_flag(
+         "--json", flags.json,
+         "one object, of the form that formats/diff.md describes; of several plan sets, one each")
       ->excludes(markdown);
   suggest_flags(app);
   app.set_version_flag("--version", fmt::format("piper-diff {}", version()));

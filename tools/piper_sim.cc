@@ -8,6 +8,7 @@
 #include "machine_flags.h"
 #include "piper/base/process.h"
 #include "piper/inspect/html.h"
+#include "piper/plan/worlds.h"
 #include "version.h"
 
 namespace piper {
@@ -19,6 +20,7 @@ struct Flags {
   MachineFlags machine;
   int steps = 1;
   bool json = false, no_sensitivity = false;
+  bool shows() const { return !why.empty() || !trace.empty() || !html.empty(); }
 };
 
 constexpr const char* kFooter =
@@ -55,12 +57,12 @@ Status write_page(const Flags& flags, const MachineFacts& facts, const Timeline&
   return write_file(flags.html, draw_html(timeline, title, &measured));
 }
 
-Status run(const Flags& flags) {
-  PIPER_ASSIGN(const PlanSet set, read_plan_set(flags.plans));
+// Prints, writes and explains what is asked for of one set.
+Status run_one(const Flags& flags, const PlanSet& set) {
   MachineFacts facts;
   PIPER_ASSIGN(const std::unique_ptr<Machine> machine,
                flags.machine.make(set, flags.library, facts));
-  if (!flags.why.empty() || !flags.trace.empty() || !flags.html.empty()) {
+  if (flags.shows()) {
     PIPER_ASSIGN(const Timeline timeline, simulate(set, *machine, flags.steps));
     if (!flags.trace.empty()) PIPER_TRY(write_file(flags.trace, timeline_trace(timeline)));
     if (!flags.html.empty()) PIPER_TRY(write_page(flags, facts, timeline));
@@ -68,6 +70,27 @@ Status run(const Flags& flags) {
     if (!flags.why.empty()) return ok_status();
   }
   return print_prediction(set, *machine, facts, flags.json, !flags.no_sensitivity);
+}
+
+// Reports each plan set of a folder, and what the steps of a batch that grows take.
+Status run(const Flags& flags) {
+  PIPER_ASSIGN(const PlanFolder folder, read_plan_folder(flags.plans));
+  if (folder.sets.size() == 1 || flags.shows()) {  // one that is not named is refused by the reader
+    PIPER_ASSIGN(const PlanSet set, read_plan_set(flags.plans));
+    return run_one(flags, set);
+  }
+  std::vector<PlanSet> sets;
+  std::vector<int64_t> first_steps;
+  for (const PlanFolder::Set& one : folder.sets) {
+    PIPER_ASSIGN(sets.emplace_back(), read_plan_set(one.directory));
+    first_steps.push_back(one.first_step);
+    if (!flags.json) fmt::print("{}{}\n", sets.size() == 1 ? "" : "\n", one.directory);
+    PIPER_TRY(run_one(flags, sets.back()));
+  }
+  if (folder.kind != PlanFolder::Kind::kStages) return ok_status();
+  std::vector<const PlanSet*> before;
+  for (const PlanSet& set : std::span(sets).first(sets.size() - 1)) before.push_back(&set);
+  return print_rampup(before, first_steps, flags.machine, flags.library, flags.json);
 }
 
 }  // namespace
@@ -81,7 +104,9 @@ int main(int argc, char** argv) {
       "piper-sim");
   app.footer(piper::kFooter);
   piper::Flags flags;
-  app.add_option("PLANS", flags.plans, "the directory that piperc wrote")->required();
+  app.add_option("PLANS", flags.plans,
+                 "the directory that piperc wrote; of several plan sets, each is predicted")
+      ->required();
   flags.machine.add(app, true);
   app.add_option("-I", flags.library, "a folder to search first for clusters of the library")
       ->type_name("DIR")
@@ -109,13 +134,12 @@ int main(int argc, char** argv) {
       ->needs(html);
   app.add_flag("--no-sensitivity", flags.no_sensitivity,
                "leave out the effect of costs that are 10 % off, which takes ten more simulations");
-  app.add_flag("--json", flags.json, "print one JSON object");
+  app.add_flag("--json", flags.json, "print one JSON object; of several plan sets, one each");
   piper::suggest_flags(app);
   app.set_version_flag("--version", fmt::format("piper-sim {}", piper::version()));
   try {
     app.parse(argc, argv);
-    const bool shows = !flags.why.empty() || !flags.trace.empty() || !flags.html.empty();
-    if (app.count("--steps") > 0 && !shows)
+    if (app.count("--steps") > 0 && !flags.shows())
       throw CLI::RequiredError("--steps: --why, --trace or --html");
     if (flags.json && !flags.why.empty())
       throw CLI::ValidationError("--json", "--why prints sentences");

@@ -157,18 +157,6 @@ Result<bool> verify(const std::string& directory, bool json, bool is_oracle) {
   return proved;
 }
 
-// Returns whether all of a folder are proved: a plan set, or one for each number of ranks.
-Result<bool> verify_folder(const std::string& directory, bool json) {
-  PIPER_ASSIGN(const std::optional<Worlds> worlds, read_worlds(directory));
-  if (!worlds) return verify(directory, json, false);
-  bool proved = true;
-  for (const Worlds::Set& set : worlds->sets) {
-    PIPER_ASSIGN(const bool one, verify(directory + "/" + set.folder, json, false));
-    proved = proved && one;
-  }
-  return proved;
-}
-
 // Returns whether a job may switch from one plan set to the other: each rank gets what it is to
 // hold.
 Result<bool> verify_switch(const std::string& directory, const std::string& to, bool json) {
@@ -191,6 +179,24 @@ Result<bool> verify_switch(const std::string& directory, const std::string& to, 
         directory, to, transfer.states.size(), transfer.moved_bytes, transfer.least_bytes,
         transfer.kept_bytes);
   return findings.empty();
+}
+
+// Returns whether all of a folder are proved: a plan set; one for each number of ranks; or one for
+// each stage, and the ways from one to the next.
+Result<bool> verify_folder(const std::string& directory, bool json) {
+  PIPER_ASSIGN(const PlanFolder folder, read_plan_folder(directory));
+  bool proved = true;
+  for (const PlanFolder::Set& set : folder.sets) {
+    PIPER_ASSIGN(const bool one, verify(set.directory, json, false));
+    proved = proved && one;
+  }
+  if (folder.kind != PlanFolder::Kind::kStages) return proved;
+  for (size_t k = 1; k < folder.sets.size(); ++k) {
+    PIPER_ASSIGN(const bool one,
+                 verify_switch(folder.sets[k - 1].directory, folder.sets[k].directory, json));
+    proved = proved && one;
+  }
+  return proved;
 }
 
 }  // namespace

@@ -150,6 +150,35 @@ Status emit_order(const Flags& flags, OrderRows rows) {
   return write_file(flags.emit_order, print_order_csv(rows, dialect));
 }
 
+// Draws, predicts and writes: the plans, or those of all stages, or for several numbers of ranks.
+Status make_all(const Flags& flags, const Compiled& compiled) {
+  if (!compiled.rampup.empty() && flags.tolerate > 0)
+    return fail(compiled.rampup[0].at, "--tolerate and a strategy with 'rampup' do not go together")
+        .with_code(ExitCode::kUsage);
+  std::vector<Compiled> stages;
+  if (flags.dry_run || !flags.output.empty()) {
+    PIPER_ASSIGN(stages, compile_stages(flags.compile, compiled));
+  }
+  PIPER_TRY(predict(flags, compiled.set));
+  if (flags.machine.given() && flags.dump.empty() && !stages.empty()) {
+    std::vector<const PlanSet*> sets;
+    for (const Compiled& stage : stages) sets.push_back(&stage.set);
+    PIPER_TRY(print_rampup(sets, first_steps_of(compiled), flags.machine, flags.compile.library,
+                           /*json=*/false));
+  }
+  if (flags.output.empty()) return ok_status();
+  const WriteOptions options{flags.force};
+  if (flags.tolerate > 0)
+    return write_tolerant(flags.compile, compiled, flags.tolerate, flags.output, flags.force);
+  if (stages.empty())
+    return write_plan_set(compiled.set, compiled.single ? &*compiled.single : nullptr,
+                          compiled.uncut ? &*compiled.uncut : nullptr, flags.output, options);
+  std::vector<SetWithOracles> sets;
+  for (const Compiled& stage : stages) sets.push_back(with_oracles(stage));
+  sets.push_back(with_oracles(compiled));
+  return write_stages(sets, first_steps_of(compiled), flags.output, options);
+}
+
 int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
   if (flags.describe) return describe_model(flags);
   auto defines = parse_definitions(flags.defines);
@@ -189,25 +218,9 @@ int run(Flags& flags, std::optional<Result<Compiled>>& compiled_or_error) {
     const Status emitted = emit_order(flags, std::move(compiled->order));
     if (!emitted) return report(emitted.error());
   }
-  if (const Status drawn = predict(flags, compiled->set); !drawn) return report(drawn.error());
+  const Status made = make_all(flags, *compiled);
+  if (!made) return report(made.error());
   if (flags.output.empty()) return 0;
-  if (!compiled->rampup.empty() && flags.tolerate > 0)
-    return report(
-        fail(compiled->rampup[0].at, "--tolerate and a strategy with 'rampup' do not go together")
-            .with_code(ExitCode::kUsage));
-  if (!compiled->rampup.empty()) {
-    const Status written = write_stages_of(flags.compile, *compiled, flags.output, flags.force);
-    return written ? 0 : report(written.error());
-  }
-  if (flags.tolerate > 0) {
-    const Status written =
-        write_tolerant(flags.compile, *compiled, flags.tolerate, flags.output, flags.force);
-    return written ? 0 : report(written.error());
-  }
-  const Status written =
-      write_plan_set(compiled->set, compiled->single ? &*compiled->single : nullptr,
-                     compiled->uncut ? &*compiled->uncut : nullptr, flags.output, {flags.force});
-  if (!written) return report(written.error());
   if (isatty(2))
     fmt::print(stderr, "{}: {} plans, {} role programs, at most {} a rank\n", flags.output,
                compiled->set.world(), compiled->set.roles.size(),

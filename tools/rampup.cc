@@ -1,38 +1,32 @@
-// Compiles a strategy for each stage of its 'rampup'. Called by piperc.
+// Compiles a strategy for each stage of its 'rampup'. Called by piperc and piper-diff.
 #include "rampup.h"
 
-#include "piper/plan/worlds.h"
-
 namespace piper {
-namespace {
 
-Status write_stage(const Compiled& compiled, const std::string& directory, bool force,
-                   int64_t first_step, std::vector<PlanStage>& stages) {
-  const std::string folder = stage_folder(stages.size());
-  PIPER_TRY(write_plan_set(compiled.set, compiled.single ? &*compiled.single : nullptr,
-                           compiled.uncut ? &*compiled.uncut : nullptr, directory + "/" + folder,
-                           {force}));
-  stages.push_back({first_step, folder});
-  return ok_status();
-}
-
-}  // namespace
-
-Status write_stages_of(const CompileOptions& options, const Compiled& compiled,
-                       const std::string& directory, bool force) {
-  PIPER_TRY(make_room_for_stages(directory, force));
-  std::vector<PlanStage> stages;
-  int64_t first = 0;
-  for (size_t k = 0; k < compiled.rampup.size(); ++k) {
+Result<std::vector<Compiled>> compile_stages(const CompileOptions& options, const Compiled& last) {
+  std::vector<Compiled> stages;
+  for (size_t k = 0; k < last.rampup.size(); ++k) {
     CompileOptions one = options;
     one.dump = nullptr;
+    one.order = false;
     one.stage = k;
-    PIPER_ASSIGN(const Compiled made, compile(one));
-    PIPER_TRY(write_stage(made, directory, force, first, stages));
-    first += compiled.rampup[k].steps;
+    Result<Compiled> made = compile(one);
+    if (!made) {
+      const RampStage& stage = last.rampup[k];
+      Error error = std::move(made).error();
+      error.notes.push_back(fmt::format("this is the stage of 'rampup' in line {}, with {} samples",
+                                        stage.at.line, stage.global_batch));
+      return error;
+    }
+    stages.push_back(*std::move(made));
   }
-  PIPER_TRY(write_stage(compiled, directory, force, first, stages));
-  return write_stages(stages, directory);
+  return stages;
+}
+
+std::vector<int64_t> first_steps_of(const Compiled& last) {
+  std::vector<int64_t> first{0};
+  for (const RampStage& stage : last.rampup) first.push_back(first.back() + stage.steps);
+  return first;
 }
 
 }  // namespace piper

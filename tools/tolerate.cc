@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "rampup.h"
+
 namespace piper {
 namespace {
 
@@ -21,18 +23,7 @@ Result<MeshAxis> axis_of_replicas(const Strategy& strategy) {
       .with_code(ExitCode::kUsage);
 }
 
-Status write_one(const Compiled& compiled, const std::string& directory, bool force,
-                 Worlds& worlds) {
-  const int64_t ranks = compiled.set.world();
-  const std::string folder = world_folder(ranks);
-  PIPER_TRY(write_plan_set(compiled.set, compiled.single ? &*compiled.single : nullptr,
-                           compiled.uncut ? &*compiled.uncut : nullptr, directory + "/" + folder,
-                           {force}));
-  worlds.sets.push_back({ranks, folder});
-  return ok_status();
-}
-
-// "--tolerate: 6 ranks (dp 3): global_batch 8 is …".
+// "6 ranks (dp 3): not made: global_batch 8 is …".
 void tell(const MeshAxis& axis, int64_t size, int64_t ranks, const std::string& what) {
   fmt::print(stderr, "{} rank{} ({} {}): {}\n", ranks, ranks == 1 ? "" : "s", axis.name, size,
              quote_control(what));
@@ -51,29 +42,28 @@ Status write_tolerant(const CompileOptions& options, const Compiled& compiled, i
         .with_note(axis.size > 1 ? fmt::format("help: --tolerate {} at most", axis.size - 1)
                                  : "help: a larger axis, such as with -D")
         .with_code(ExitCode::kUsage);
-  PIPER_TRY(make_room_for_worlds(directory, force));
-  Worlds worlds;
-  PIPER_TRY(write_one(compiled, directory, force, worlds));
+  std::vector<Compiled> fewer;
+  std::vector<PlanFolder::Missing> missing;
   const int64_t apart = compiled.set.world() / axis.size;  // ranks of a replica
-  tell(axis, axis.size, compiled.set.world(), worlds.sets.back().folder);
+  tell(axis, axis.size, compiled.set.world(), "made");
   for (int64_t size = axis.size - 1; size >= axis.size - lost; --size) {
     CompileOptions smaller = options;
     smaller.dump = nullptr;
     smaller.axis_sizes = {{axis.name, size}};
-    const Result<Compiled> made = compile(smaller);
-    if (made) {
-      PIPER_TRY(write_one(*made, directory, force, worlds));
-    } else {
-      if (made.error().code == ExitCode::kRefused) return made.error();
-      worlds.missing.push_back({size * apart, made.error().message});
-    }
-    tell(axis, size, size * apart,
-         made ? worlds.sets.back().folder : "not made: " + worlds.missing.back().why);
+    Result<Compiled> made = compile(smaller);
+    if (!made && made.error().code == ExitCode::kRefused) return made.error();
+    tell(axis, size, size * apart, made ? "made" : "not made: " + made.error().message);
+    if (made)
+      fewer.push_back(*std::move(made));
+    else
+      missing.push_back({size * apart, made.error().message});
   }
-  if (worlds.sets.size() < 2)
+  if (fewer.empty())
     return fail(axis.at, "--tolerate {}: no plans for fewer replicas can be made", lost)
         .with_note("help: a batch and microbatches that fewer replicas divide, or a larger number");
-  return write_worlds(worlds, directory);
+  std::vector<SetWithOracles> sets{with_oracles(compiled)};
+  for (const Compiled& one : fewer) sets.push_back(with_oracles(one));
+  return write_worlds(sets, missing, directory, {force});
 }
 
 }  // namespace piper

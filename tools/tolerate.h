@@ -1,7 +1,6 @@
 // What --tolerate of piperc does: plan sets for fewer ranks, beside those for all.
 #pragma once
 
-#include "piper/plan/worlds.h"
 #include "piper/planner/compile.h"
 
 namespace piper {

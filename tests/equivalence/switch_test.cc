@@ -314,7 +314,7 @@ TEST_F(Switch, ABatchGrowsByTheStrategy) {
   EXPECT_EQ(run("grows", "--steps 2").first, 0);
   const auto refused = run("grows", "--steps 7" + switched("b24", 6));
   EXPECT_EQ(refused.first, 2);
-  EXPECT_NE(refused.second.find("has a stage for each batch"), std::string::npos) << refused.second;
+  EXPECT_NE(refused.second.find("--switch and further plans do not go together with it"), std::string::npos) << refused.second;
 }
 
 // Formulas of the learning rate count the tokens that each stage has taken; 32 a sample.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "piper/base/float16.h"
 #include "piper/plan/worlds.h"
@@ -17,9 +18,9 @@ class Tolerate : public SampleJobs {
   static std::pair<int, std::string> piperc(const std::string& name, const std::string& text,
                                             const std::string& flags) {
     std::ofstream(path(name + ".yaml")) << "piper: 1\n" << text << kTrain;
-    return run_shell(fmt::format("{}/bin/piperc {}/tests/data/small_gpt/model.onnx {} -o {} {} 2>&1",
-                                 PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path(name + ".yaml"),
-                                 path(name), flags));
+    return run_shell(
+        fmt::format("{}/bin/piperc {}/tests/data/small_gpt/model.onnx {} -o {} {} 2>&1",
+                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path(name + ".yaml"), path(name), flags));
   }
   static std::pair<int, std::string> start(int processes, const std::string& plans,
                                            const std::string& flags,
@@ -35,10 +36,10 @@ constexpr const char* kPipeline = "include: <1f1b>\nparams: {stages: 2, dp: 3, m
 TEST_F(Tolerate, AJobGoesOnWithFewerAndFewerRanks) {
   const auto [code, output] = piperc("plans", kPipeline, "--tolerate 2");
   ASSERT_EQ(code, 0) << output;
-  const auto worlds = read_worlds(path("plans"));
-  ASSERT_TRUE(worlds && *worlds) << output;
+  const auto worlds = read_plan_folder(path("plans"));
+  ASSERT_TRUE(worlds) << output;
   std::vector<int64_t> ranks;
-  for (const Worlds::Set& set : (*worlds)->sets) ranks.push_back(set.ranks);
+  for (const PlanFolder::Set& set : worlds->sets) ranks.push_back(set.ranks);
   EXPECT_EQ(ranks, (std::vector<int64_t>{6, 4, 2}));
   const std::string folder = path("job"),
                     flags = fmt::format("--every 1 --checkpoint {} --resume-or-start {} ", folder,
@@ -102,6 +103,103 @@ TEST_F(Tolerate, WhatCannotBeMadeIsSaid) {
       run_shell(fmt::format("{}/bin/piper-verify {} 2>&1", PIPER_BINARY_DIR, path("gap")));
   EXPECT_EQ(verified.first, 0) << verified.second;
   EXPECT_NE(verified.second.find("world-4: ok"), std::string::npos) << verified.second;
+  const auto simulated = run_shell(fmt::format(
+      "{}/bin/piper-sim {} --costs F=1,B=2 --no-sensitivity 2>&1", PIPER_BINARY_DIR, path("gap")));
+  EXPECT_EQ(simulated.first, 0) << simulated.second;
+  EXPECT_NE(simulated.second.find("world-4\nplans       4 ranks"), std::string::npos)
+      << simulated.second;
+  EXPECT_EQ(simulated.second.find("ramp-up"), std::string::npos) << simulated.second;
+  const auto alone = run_shell(fmt::format("{}/bin/piper-sim {} --costs F=1,B=2 --why 0@1 2>&1",
+                                           PIPER_BINARY_DIR, path("gap")));
+  EXPECT_NE(alone.first, 0);
+  EXPECT_NE(alone.second.find("it has 2 plan sets: name one of them, "), std::string::npos)
+      << alone.second;
+}
+
+// Plans of any kind replace plans of any kind, whole, and nothing else.
+TEST_F(Tolerate, FoldersOfAllKindsReplaceEachOther) {
+  const std::string text = "include: <ddp>\nparams: {dp: 2}\n";
+  const auto write_growing = [&](int batch) {
+    std::ofstream(path("grows.yaml"))
+        << "piper: 1\n"
+        << text << "train: {optimizer: {sgd: {lr: 0.1}}, global_batch: 12, rampup: [{steps: 2, "
+        << "global_batch: " << batch << "}]}\n";
+  };
+  const auto stages = [&](int batch, const std::string& flags) {
+    write_growing(batch);
+    return run_shell(fmt::format(
+        "{}/bin/piperc {}/tests/data/small_gpt/model.onnx {} -o {} --no-oracles {} 2>&1",
+        PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("grows.yaml"), path("kinds"), flags));
+  };
+  const auto holds = [&] {
+    std::set<std::string> names;
+    for (const auto& one : std::filesystem::directory_iterator(path("kinds")))
+      names.insert(one.path().filename().string());
+    return names;
+  };
+  const std::string no_oracles = "--no-oracles ";
+  for (int turn = 0; turn < 2; ++turn) {
+    EXPECT_EQ(piperc("kinds", text, no_oracles + "--force").first, 0);
+    EXPECT_TRUE(holds().contains("manifest.json"));
+    const auto kept = stages(4, "");
+    EXPECT_EQ(kept.first, 1) << kept.second;
+    EXPECT_NE(kept.second.find("--force"), std::string::npos) << kept.second;
+    const auto made = stages(4, "--force");
+    EXPECT_EQ(made.first, 0) << made.second;
+    EXPECT_EQ(holds(), (std::set<std::string>{"stages.json", "stage-0", "stage-1"}));
+    // A stage that cannot be made leaves all as it was.
+    const auto bad = stages(5, "--force");
+    EXPECT_EQ(bad.first, 1) << bad.second;
+    EXPECT_NE(bad.second.find("this is the stage of 'rampup' in line 4, with 5 samples"),
+              std::string::npos)
+        << bad.second;
+    EXPECT_EQ(holds().size(), 3u);
+    EXPECT_EQ(piperc("kinds", text, no_oracles + "--tolerate 1").first, 1);
+    EXPECT_EQ(piperc("kinds", text, no_oracles + "--tolerate 1 --force").first, 0);
+    EXPECT_EQ(holds(), (std::set<std::string>{"worlds.json", "world-2", "world-1"}));
+  }
+  std::ofstream(path("kinds/world-1/thesis.txt")) << "text";
+  EXPECT_EQ(stages(4, "--force").first, 1);
+  EXPECT_EQ(holds(), (std::set<std::string>{"worlds.json", "world-2", "world-1"}));
+  std::filesystem::remove(path("kinds/world-1/thesis.txt"));
+  ASSERT_EQ(stages(4, "--force").first, 0);
+  // Each stage is proved, predicted and compared, and so are the ways between them.
+  const auto tool = [&](const std::string& what) {
+    return run_shell(fmt::format("cd {}; {}/bin/{} 2>&1", folder(), PIPER_BINARY_DIR, what));
+  };
+  const auto verified = tool("piper-verify kinds"),
+             simulated = tool("piper-sim kinds --costs F=1,B=2,U=1 --no-sensitivity"),
+             same = tool("piper-diff kinds kinds"), other = tool("piper-diff kinds kinds/stage-0");
+  EXPECT_EQ(verified.first, 0) << verified.second;
+  for (const char* line :
+       {"kinds/stage-0: ok", "kinds/stage-1: ok", "kinds/stage-0 -> kinds/stage-1: ok: "})
+    EXPECT_NE(verified.second.find(line), std::string::npos) << verified.second;
+  EXPECT_EQ(simulated.first, 0) << simulated.second;
+  EXPECT_NE(simulated.second.find("ramp-up     0.008 s      the first 2 steps"), std::string::npos)
+      << simulated.second;
+  EXPECT_EQ(same.first, 0) << same.second;
+  EXPECT_NE(same.second.find("kinds/stage-1 → kinds/stage-1"), std::string::npos) << same.second;
+  EXPECT_EQ(other.first, 2) << other.second;
+  EXPECT_NE(other.second.find("'kinds' has stage-0, stage-1, and 'kinds/stage-0' has one plan set"),
+            std::string::npos)
+      << other.second;
+  const std::string strategies =
+      fmt::format("--model {}/tests/data/small_gpt/model.onnx grows.yaml ", PIPER_SOURCE_DIR);
+  const auto compiled = tool("piper-diff " + strategies + "grows.yaml");
+  EXPECT_EQ(compiled.first, 0) << compiled.second;
+  EXPECT_NE(compiled.second.find("grows.yaml/stage-0 → "), std::string::npos) << compiled.second;
+  // What --verify-against compares is one plan set.
+  const auto refused = run("kinds", "--steps 4 --verify-against single");
+  EXPECT_EQ(refused.first, 2) << refused.second;
+  EXPECT_NE(refused.second.find("compares the steps of one of them"), std::string::npos)
+      << refused.second;
+  write_growing(5);
+  const auto dry =
+      tool(fmt::format("piperc {}/tests/data/small_gpt/model.onnx grows.yaml "
+                       "--dry-run",
+                       PIPER_SOURCE_DIR));
+  EXPECT_EQ(dry.first, 1) << dry.second;
+  EXPECT_NE(dry.second.find("this is the stage of 'rampup'"), std::string::npos) << dry.second;
 }
 
 TEST_F(Tolerate, BadInput) {
@@ -125,7 +223,7 @@ TEST_F(Tolerate, BadInput) {
         "\"../../etc\"}],\"missing\":[]}",
         "{\"format\":\"piper worlds\",\"format_version\":1,\"sets\":[],\"missing\":[]}"}) {
     std::ofstream(path("broken/worlds.json")) << index;
-    const auto worlds = read_worlds(path("broken"));
+    const auto worlds = read_plan_folder(path("broken"));
     EXPECT_TRUE(!worlds && worlds.error().code == ExitCode::kPlan) << index;
   }
 }

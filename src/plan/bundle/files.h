@@ -1,7 +1,9 @@
 // What a plan set's files are made of. Private to the bundle room.
 #pragma once
 
-#include "piper/plan/bundle.h"
+#include <functional>
+
+#include "piper/plan/worlds.h"
 
 namespace piper {
 
@@ -70,5 +72,17 @@ Status check_sizes(const RoleProgram& role);
 inline constexpr const char* kInitFile = "params/init.safetensors";
 std::string role_file(const std::string& digest);
 std::string rank_file(int64_t rank);
+
+// Writes a set below a directory that is there.
+Status write_all(const SetWithOracles& sets, const std::string& directory);
+// Puts what `fill` writes to a new directory in the place of `directory`, in one step. What is
+// there has to be nothing but plan sets, and is replaced with `options.force` alone.
+Status replace_plans(const std::string& directory, const WriteOptions& options,
+                     const std::function<Status(const std::string& built)>& fill);
+// Returns the names of an index of several sets and of their folders that a directory has.
+struct SeveralSets {
+  std::vector<std::string> indices, folders;
+};
+SeveralSets several_sets_in(const std::string& directory);
 
 }  // namespace piper

@@ -22,13 +22,17 @@ Result<T> as_plan_error(Result<T> result) {
 Result<Manifest> read_manifest(const std::string& directory) {
   const std::string path = directory + "/manifest.json";
   std::error_code ignored;
-  if (!std::filesystem::exists(path, ignored))
-    return bad_at(directory, "{}",
-                  std::filesystem::exists(directory + "/worlds.json", ignored)
-                      ? "it has plan sets for several numbers of ranks: name one of them, such as "
-                        "DIR/world-8"
-                      : "this is no plan set: it has no manifest.json; expected a folder that "
-                        "piperc -o wrote");
+  if (!std::filesystem::exists(path, ignored)) {
+    PIPER_ASSIGN(const PlanFolder folder, read_plan_folder(directory));
+    if (folder.kind == PlanFolder::Kind::kOne)
+      return bad_at(directory, "{}",
+                    "this is no plan set: it has no manifest.json; expected a folder that piperc "
+                    "-o wrote");
+    std::vector<std::string> names;
+    for (const PlanFolder::Set& set : folder.sets) names.push_back(set.directory);
+    return bad_at(directory, "it has {} plan sets: name one of them, {}", names.size(),
+                  join(names, ", "));
+  }
   PIPER_ASSIGN(const std::string text, as_plan_error(read_text_file(path, int64_t{64} << 20)));
   return parse_manifest(text, path);
 }

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <set>
 
 #include "files.h"
 #include "piper/base/data.h"
@@ -105,14 +106,16 @@ Result<std::string> write_params(std::span<const PlanSet* const> sets,
   return write_safetensors_part(path, tensors);
 }
 
-Status write_all(const PlanSet& set, const PlanSet* single, const PlanSet* uncut,
-                 const std::string& directory) {
-  std::vector<const PlanSet*> sets{&set};
-  for (const PlanSet* oracle : {single, uncut})
-    if (oracle) sets.push_back(oracle);
-  PIPER_ASSIGN(const std::string params, write_params(sets, directory));
+}  // namespace
+
+Status write_all(const SetWithOracles& sets, const std::string& directory) {
+  std::vector<const PlanSet*> all{sets.set};
+  for (const PlanSet* oracle : {sets.single, sets.uncut})
+    if (oracle) all.push_back(oracle);
+  PIPER_ASSIGN(const std::string params, write_params(all, directory));
   std::map<std::string, std::string> files{{kInitFile, params}};
-  const std::pair<const char*, const PlanSet*> oracles[] = {{"single", single}, {"uncut", uncut}};
+  const std::pair<const char*, const PlanSet*> oracles[] = {{"single", sets.single},
+                                                            {"uncut", sets.uncut}};
   for (const auto& [name, oracle] : oracles) {
     if (!oracle) continue;
     const std::string below = directory + "/" + name;
@@ -120,9 +123,11 @@ Status write_all(const PlanSet& set, const PlanSet* single, const PlanSet* uncut
                  write_roles(*oracle, below, {{"../" + std::string(kInitFile), params}}));
     files[std::string(name) + "/manifest.json"] = manifest;
   }
-  PIPER_ASSIGN(const std::string ignored, write_roles(set, directory, std::move(files)));
+  PIPER_ASSIGN(const std::string ignored, write_roles(*sets.set, directory, std::move(files)));
   return ok_status();
 }
+
+namespace {
 
 // Lists all files that a set's manifest, of whatever version, accounts for, relative to its
 // directory; the manifest itself comes last.
@@ -157,6 +162,9 @@ Result<std::vector<std::string>> check_replaceable(const std::string& directory,
   if (problem) return storage(directory, "read", problem.value());
   std::sort(found.begin(), found.end());
   list_set(directory, "", own);
+  const SeveralSets several = several_sets_in(directory);
+  own.insert(own.end(), several.indices.begin(), several.indices.end());
+  for (const std::string& folder : several.folders) list_set(directory, folder + "/", own);
   std::vector<std::string> sorted = own;
   std::sort(sorted.begin(), sorted.end());
   for (const std::string& name : found)
@@ -172,10 +180,15 @@ Result<std::vector<std::string>> check_replaceable(const std::string& directory,
 // Deletes the named files and then the directories that this leaves empty.
 void remove_set(const std::string& directory, const std::vector<std::string>& files) {
   std::error_code ignored;
-  for (const std::string& name : files) fs::remove(directory + "/" + name, ignored);
-  for (const char* below :
-       {"params", "roles", "single/roles", "single", "uncut/roles", "uncut", ""})
-    fs::remove(directory + "/" + below, ignored);  // fails, as it should, where something is left
+  std::set<fs::path, std::greater<>> folders{directory};  // those below others first
+  for (const std::string& name : files) {
+    const fs::path file = fs::path(directory) / name;
+    fs::remove(file, ignored);
+    for (fs::path above = file.parent_path(); above != directory; above = above.parent_path())
+      folders.insert(above);
+  }
+  // It fails, as it should, where something is left.
+  for (const fs::path& folder : folders) fs::remove(folder, ignored);
 }
 
 Status exchange(const std::string& built, const std::string& target,
@@ -204,8 +217,8 @@ Status exchange(const std::string& built, const std::string& target,
 
 }  // namespace
 
-Status write_plan_set(const PlanSet& set, const PlanSet* single, const PlanSet* uncut,
-                      const std::string& directory, const WriteOptions& options) {
+Status replace_plans(const std::string& directory, const WriteOptions& options,
+                     const std::function<Status(const std::string& built)>& fill) {
   std::error_code problem;
   fs::path target = fs::weakly_canonical(fs::absolute(directory, problem), problem);
   if (problem || directory.empty()) return fail("cannot write to '{}'", directory);
@@ -218,10 +231,17 @@ Status write_plan_set(const PlanSet& set, const PlanSet* single, const PlanSet* 
   std::string built = target.string() + ".XXXXXX";
   if (!mkdtemp(built.data())) return storage(built, "create", errno);
   fs::permissions(built, fs::perms(0755), problem);
-  Status done = write_all(set, single, uncut, built);
+  Status done = fill(built);
   if (done) done = exchange(built, target.string(), old);
   if (!done) fs::remove_all(built, problem);
   return done;
+}
+
+Status write_plan_set(const PlanSet& set, const PlanSet* single, const PlanSet* uncut,
+                      const std::string& directory, const WriteOptions& options) {
+  return replace_plans(directory, options, [&](const std::string& built) {
+    return write_all({&set, single, uncut}, built);
+  });
 }
 
 }  // namespace piper

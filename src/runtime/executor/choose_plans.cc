@@ -14,38 +14,33 @@ Result<std::vector<std::string>> list_plans(const RunOptions& options,
   std::vector<std::string> given{options.plan};
   given.insert(given.end(), options.other_plans.begin(), options.other_plans.end());
   for (const std::string& directory : given) {
-    PIPER_ASSIGN(const std::optional<Worlds> worlds, read_worlds(directory));
-    if (!worlds) all.push_back(directory);
-    if (!worlds) continue;
-    for (const Worlds::Set& set : worlds->sets) all.push_back(directory + "/" + set.folder);
-    for (const Worlds::Missing& one : worlds->missing)
+    PIPER_ASSIGN(const PlanFolder folder, read_plan_folder(directory));
+    for (const PlanFolder::Set& set : folder.sets) all.push_back(set.directory);
+    for (const PlanFolder::Missing& one : folder.missing)
       missing.push_back(
           fmt::format("{} has none for {}: {}", directory, one.ranks, quote_control(one.why)));
   }
   return all;
 }
 
-}  // namespace
-
-namespace {
-
 // Takes the stages of a job whose batch grows: it switches from one to the next.
 Status take_stages(RunOptions& options) {
-  PIPER_ASSIGN(const std::vector<PlanStage> stages, read_stages(options.plan));
-  if (stages.empty()) return ok_status();
-  if (!options.switches.empty() || !options.other_plans.empty())
-    return fail(
-               "{} has a stage for each batch of a job: --switch and further plans do not go "
-               "together with it",
-               options.plan)
+  PIPER_ASSIGN(const PlanFolder folder, read_plan_folder(options.plan));
+  if (folder.kind != PlanFolder::Kind::kStages) return ok_status();
+  const auto refuse = [&](const char* what) {
+    return fail("{} has plans for each stage of a batch that grows: {}", options.plan, what)
         .with_code(ExitCode::kUsage)
-        .with_note(fmt::format("help: {}/{} and the others are plans by themselves", options.plan,
-                               stages[0].folder));
-  const std::string directory = options.plan;
-  options.plan = directory + "/" + stages[0].folder;
-  for (const PlanStage& stage : std::span(stages).subspan(1))
+        .with_note(fmt::format("help: {} and the others are plans by themselves",
+                               folder.sets[0].directory));
+  };
+  if (!options.switches.empty() || !options.other_plans.empty())
+    return refuse("--switch and further plans do not go together with it");
+  options.plan = folder.sets[0].directory;
+  for (const PlanFolder::Set& stage : std::span(folder.sets).subspan(1))
     if (stage.first_step < options.job.steps && !options.evaluate_only)
-      options.switches.push_back({directory + "/" + stage.folder, stage.first_step});
+      options.switches.push_back({stage.directory, stage.first_step});
+  if (!options.switches.empty() && options.job.verify.against != VerifyAgainst::kNone)
+    return refuse("--verify-against compares the steps of one of them");
   return ok_status();
 }
 
