@@ -221,9 +221,9 @@ void add_flags(CLI::App& app, Flags& flags) {
       "--eval-only", run.evaluate_only,
       "train nothing: evaluate the plans' initial values, or what --resume or --init read");
   app.add_flag("--eval-ema", run.evaluate_averages,
-               "with --eval-only: evaluate the averages of the parameters ('ema' in the strategy) "
-               "that the checkpoint has")
-      ->needs("--eval-only");
+               "evaluate the averages of the parameters ('ema' in the strategy); with --eval-only "
+               "those that the checkpoint has")
+      ->needs("--eval-data");
   app.add_option("--seed", run.seed, "seed of the shuffling (default: the strategy's)")
       ->type_name("N")
       ->check(between(0, 0x1p64 - 0x1p11, "a whole number from 0 on"));

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -223,6 +224,47 @@ TEST_F(CudaJob, RanksOnSeveralDevicesTrainWhatOneTrains) {
     EXPECT_THAT(said, testing::HasSubstr("equal to the single-device plan bit for bit"));
     EXPECT_THAT(said, testing::Not(testing::HasSubstr("fake cuda: 0 calls"))) << variables;
   }
+}
+
+// A device that takes longer than others is named, by the times of some steps, which train the same
+// bits; and a step's MFU is of what NVIDIA publishes of the device.
+TEST_F(CudaJob, SlowDevicesAreNamed) {
+  std::ofstream(at("ranks.yaml")) << fmt::format(
+      "piper: 1\ninclude: {}/strategies/ddp.yaml\ntrain:\n  global_batch: 24\n"
+      "  optimizer: {{adamw: {{lr: 1e-2}}}}\n",
+      PIPER_SOURCE_DIR);
+  const auto [code, output] = run_shell(
+      fmt::format("{0}/bin/piperc {1}/tests/data/mlp.onnx {2}/ranks.yaml -D dp=2 --target cuda "
+                  "-o {2}/plans --force --no-oracles 2>&1",
+                  PIPER_BINARY_DIR, PIPER_SOURCE_DIR, folder_.path()));
+  ASSERT_EQ(code, 0) << output;
+  const auto run = [&](const char* slow, const std::string& flags) {
+    const std::string metrics = at("metrics.jsonl");
+    std::filesystem::remove(metrics);
+    const auto [ended, said] = run_shell(fmt::format(
+        "env XDG_CACHE_HOME={0} PIPER_CUDA_PATH={1}/all FAKE_CUDA_DEVICES=2 FAKE_CUDA_SLOW={2} "
+        "timeout 300 {3}/bin/piper-run {0}/plans --data x={0}/x.npy --data y={0}/y.npy --metrics "
+        "{4} {5} 2>&1",
+        folder_.path(), PIPER_FAKE_CUDA, slow, PIPER_BINARY_DIR, metrics, flags));
+    EXPECT_EQ(ended, 0) << said;
+    return said + bits("metrics.jsonl");
+  };
+  const std::string named = run("1", "--steps 200 --save " + at("slow.safetensors"));
+  EXPECT_THAT(named, testing::HasSubstr("rank 1 takes "));
+  EXPECT_THAT(named, testing::ContainsRegex("\"spent_ms\":.\"F\":[0-9.]+,\"B\":[0-9.]+,\"U\":"));
+  EXPECT_THAT(run("7", "--steps 200 --save " + at("equal.safetensors")),
+              testing::Not(testing::HasSubstr(" takes ")));
+  EXPECT_EQ(bits("slow.safetensors"), bits("equal.safetensors"));
+  const auto mfu_times_ms = [&](const std::string& flags) {
+    const std::string lines = run("7", "--steps 3 " + flags);
+    const auto number = [&](const std::string& key) {
+      const size_t found = lines.rfind("\"" + key + "\":");
+      return found == lines.npos ? NAN : std::strtod(&lines[found + key.size() + 3], nullptr);
+    };
+    return number("mfu") * number("step_ms");
+  };
+  // 132 multiprocessors of capability 9.0 at 1.83 GHz, f32.
+  EXPECT_NEAR(mfu_times_ms("") / mfu_times_ms("--peak 61.84e12"), 1, 1e-2);
 }
 
 // Also where there is no device: it does not run on the CPU as if nothing had been asked for.

@@ -431,7 +431,9 @@ TEST_F(Jobs, AveragesAreEvaluated) {
   const std::string kept = path("averaged"), evaluate = "--eval-only " + valid();
   for (const auto& [name, text] :
        {std::pair("ema-stages", "include: <1f1b>\nparams: {stages: 2, microbatches: 2}\n"),
-        std::pair("ema-zero1", "include: <zero1>\nparams: {dp: 2}\n")}) {
+        std::pair("ema-zero1", "include: <zero1>\nparams: {dp: 2}\n"),
+        std::pair("ema-zero3", "include: <zero3>\nparams: {dp: 2}\n"),
+        std::pair("ema-bf16", "include: [<zero1>, <numerics/bf16>]\nparams: {dp: 2}\n")}) {
     folder_->write(std::string(name) + ".yaml",
                    fmt::format("piper: 1\n{}train: {{global_batch: 8, optimizer: {{adamw: {{lr: "
                                "3e-2}}}}, ema: {{decay: 0.7}}}}\n",
@@ -441,7 +443,15 @@ TEST_F(Jobs, AveragesAreEvaluated) {
                     model_with(With::kNoise), path(std::string(name) + ".yaml"), path(name)));
     ASSERT_EQ(code, 0) << output;
   }
-  at("ema-zero1", "--steps 5 --checkpoint " + kept);
+  // In the middle of a job they change nothing that it trains.
+  at("ema-zero1", "--steps 5 --checkpoint " + kept + " --save " + path("alone.safetensors"));
+  const auto in_jobs = [&](const std::string& plans, const std::string& flags) {
+    return at(plans, "--steps 5 --eval-every 1 " + valid() + flags + " --save " +
+                         path(plans + ".safetensors"));
+  };
+  const double in_job = in_jobs("ema-zero1", " --eval-ema");
+  EXPECT_EQ(read("ema-zero1.safetensors"), read("alone.safetensors"));
+  EXPECT_NE(in_job, in_jobs("ema-zero1", ""));
   const auto reader = CheckpointReader::open(file_storage(), kept + "/step-000000005");
   ASSERT_TRUE(reader) << print_error(reader.error());
   std::vector<NamedTensor> averages;
@@ -458,12 +468,26 @@ TEST_F(Jobs, AveragesAreEvaluated) {
     const double ours = at(plans, evaluate + " --eval-ema --resume " + kept);
     EXPECT_EQ(ours, at(plans, evaluate + " --init " + path("averages.safetensors"))) << plans;
     EXPECT_NE(ours, at(plans, evaluate + " --resume " + kept)) << plans;
+    if (plans == std::string("ema-zero1")) {
+      EXPECT_EQ(ours, in_job);
+    }
+  }
+  // Each rank of several processes takes what the others hold, where 16-bit copies are used, too.
+  for (const char* plans : {"ema-bf16", "ema-zero3"}) {
+    const std::string folder = path(std::string(plans) + "-kept");
+    const double alone = in_jobs(plans, " --eval-ema --every 5 --checkpoint " + folder);
+    EXPECT_EQ(alone, at(plans, evaluate + " --eval-ema --resume " + folder)) << plans;
+    EXPECT_NE(alone, at(plans, evaluate + " --resume " + folder)) << plans;
   }
   expect_runs("--steps 2 --checkpoint " + path("no-averages"));
   const auto none = run(evaluate + " --eval-ema --resume " + path("no-averages"));
   EXPECT_EQ(none.first, 2);
   EXPECT_NE(none.second.find("holds no averages of parameters"), std::string::npos) << none.second;
   EXPECT_EQ(run("--steps 2 --eval-ema").first, 2);
+  const auto keeps_none = run("--steps 2 --eval-ema --eval-every 1 " + valid());
+  EXPECT_EQ(keeps_none.first, 2);
+  EXPECT_NE(keeps_none.second.find("keep no averages of parameters"), std::string::npos)
+      << keeps_none.second;
   EXPECT_EQ(run(evaluate + " --eval-ema").first, 2);
 }
 

@@ -83,7 +83,8 @@ int cuDeviceTotalMem_v2(size_t* bytes, int device) {
 }
 int cuDeviceGetAttribute(int* value, int attribute, int device) {
   FAKE_CALL(cuDeviceGetAttribute);
-  const std::map<int, int> known = {{kMultiprocessors, 132},
+  const std::map<int, int> known = {{kClockKilohertz, 1830000},
+                                    {kMultiprocessors, 132},
                                     {kMajor, capability() / 10},
                                     {kMinor, capability() % 10},
                                     {kMostShared, 227 << 10},

@@ -46,6 +46,16 @@ std::string to_string(const CudaMachine& machine);
 // for.
 Status cuda_available();
 
+// Says what products can reach.
+struct CudaPeak {
+  int64_t devices = 0;  // of this machine
+  double flops = 0;     // a second, of one of them; 0: not known
+};
+// Returns the peak of products of this type on a device, modulo as many as there are: its clock, as
+// the driver names it, times its multiprocessors, times what NVIDIA publishes for one of its
+// compute capability, without sparsity.
+CudaPeak cuda_peak(int64_t device, DType dtype);
+
 struct CudaOptions {
   int64_t device = 0;  // modulo as many as there are
   // A table of algorithms for products, of the form that src/devices/cuda/products_cuda.txt says;

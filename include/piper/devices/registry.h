@@ -15,6 +15,7 @@ struct BackendOptions {
   std::vector<int> cores;  // by thread; empty: not pinned
   bool fuse = true;        // false: every op on its own, with the same bits
   int64_t place = 0;       // of the rank among those that share the machine's devices
+  int64_t ranks = 1;       // so many share them, as threads of this process
   // Whether the rank is the only one of its process, so that what a launcher says of the process is
   // said of the rank.
   bool is_process = false;
@@ -42,6 +43,10 @@ struct BackendKind {
   std::string (*note)() = nullptr;
   // The digest of the table by which it chooses algorithms (RoleProgram::table); null: it has none.
   std::string (*table)() = nullptr;
+  // Returns how many FLOPs a second the rank's device can do in products of this type, of which
+  // ranks that share it have equal parts; 0: not known. Null: it is measured, on a backend of the
+  // host.
+  double (*peak)(const BackendOptions& options, DType dtype) = nullptr;
 
   // Of kinds that plans are made for; null for others. What a role takes beside its arenas, and how
   // a role and a program of it run.

@@ -46,6 +46,9 @@ struct RankSource {
   // bits; 0: never.
   int64_t replay = 0;
   std::string recording;  // a folder for what the rank did last, if it fails; "": none is written
+  // On an asynchronous backend that keeps times, each so many steps the body is queued op by op, to
+  // know how long its instructions take; 0: never.
+  int64_t time_every = 0;
 };
 // Views a trained parameter as a rank holds it.
 struct ParameterView {
@@ -123,6 +126,8 @@ class Executor {
   const Fabric& fabric() const;
   Recorder& recorder() const;  // what it did last, and how long that took
   bool is_asynchronous() const;
+  // Returns whether it knows how long the instructions of this step took, when it has finished.
+  bool knows_times(int64_t step) const;
   std::span<const double> reports() const;  // after a step, by RoleProgram::reports
   std::optional<double> report(std::string_view name) const;
   std::vector<ParameterView> parameters() const;
@@ -131,6 +136,7 @@ class Executor {
   std::vector<ParameterView> states() const;
   // Copies whole buffers (positions in RoleProgram::buffers) to the host, after settle().
   Status copy_out(std::span<const std::pair<int32_t, std::byte*>> copies);
+  Status copy_in(std::span<const std::pair<int32_t, const std::byte*>> copies);  // and back
   std::span<const std::byte> buffer(
       std::string_view name) const;       // empty when there is none: for tests
   std::vector<TraceEvent> trace() const;  // oldest first

@@ -89,6 +89,9 @@ struct JobOptions {
   std::vector<EvaluationSet> evaluation;
   int64_t evaluate_every = 0;
   std::function<void(const EvaluationMetrics&)> on_evaluation;  // on rank 0
+  // Called by every rank between two steps, before it evaluates (`begins`) and after it;
+  // collective. What it changes of states before it puts back after.
+  std::function<Status(Executor& executor, Transport& transport, bool begins)> around_evaluation;
   std::function<void()> on_loaded;  // called when no rank here reads `states` any more
   // The job goes on with other plans after these steps. Called by every rank then, unless the job
   // has ended before; collective. What is done at a job's end is not done, but that a checkpoint is
@@ -211,8 +214,8 @@ struct RunOptions {
   std::vector<std::string> evaluation;
   int64_t evaluation_batches = 0;
   bool evaluate_only = false;  // trains nothing
-  // What is evaluated are the averages that the checkpoint has of parameters, not themselves.
-  // Requires evaluate_only.
+  // What is evaluated are the averages of parameters, not themselves: those that ranks hold, or
+  // with evaluate_only those that the checkpoint has.
   bool evaluate_averages = false;
   std::string save, metrics, trace, profile;
   std::string out;         // a folder for strategy, metrics, TensorBoard's events and checkpoints

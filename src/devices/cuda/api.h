@@ -181,6 +181,7 @@
   F(kErrorOutOfMemory, 2, CUDA_ERROR_OUT_OF_MEMORY)                                     \
   F(kErrorNotReady, 600, CUDA_ERROR_NOT_READY)                                          \
   F(kErrorInvalidResource, 915, CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION)              \
+  F(kClockKilohertz, 13, CU_DEVICE_ATTRIBUTE_CLOCK_RATE)                                \
   F(kMultiprocessors, 16, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)                     \
   F(kMajor, 75, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)                           \
   F(kMinor, 76, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)                           \

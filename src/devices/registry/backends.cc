@@ -47,6 +47,15 @@ Result<std::unique_ptr<Backend>> make_cuda(const BackendOptions& options) {
   return make_cuda_backend({device_number(options), "", note});
 }
 
+double peak_of_cuda(const BackendOptions& options, DType dtype) {
+  const int64_t number = device_number(options);
+  const CudaPeak peak = cuda_peak(number, dtype);
+  if (peak.devices == 0) return 0;
+  const int64_t own = number % peak.devices;
+  const int64_t sharing = (std::max<int64_t>(options.ranks, 1) - 1 - own) / peak.devices + 1;
+  return peak.flops / static_cast<double>(options.is_process ? 1 : std::max<int64_t>(sharing, 1));
+}
+
 constexpr std::array kKinds = {
     BackendKind{.name = "cpu",
                 .make = make_cpu,
@@ -63,6 +72,7 @@ constexpr std::array kKinds = {
                 .sums_fast = true,
                 .kernels = cuda_versions,
                 .table = cuda_table,
+                .peak = peak_of_cuda,
                 .needs = cuda_needs,
                 .prepare = prepared_for_cuda,
                 .join = joined_for_cuda},

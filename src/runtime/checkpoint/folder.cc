@@ -45,11 +45,12 @@ Result<Keep> parse_keep(std::string_view text) {
                                     [&](const auto& one) { return one.first == name; });
     const auto value =
         sign == part.npos ? std::nullopt : whole_number(std::string_view(part).substr(sign + 1));
-    if (found == std::end(known) || !value || *value < 1) {
+    const bool is_again = found != std::end(known) && *found->second > 0;
+    if (found == std::end(known) || !value || *value < 1 || is_again) {
       const std::vector<std::string> names{"last", "every", "best"};
       return fail(
-                 "'{}' does not say what to keep: expected last=N, every=N or best=N, N from 1 "
-                 "on{}",
+                 "'{}' does not say what to keep: expected last=N, every=N or best=N, each once, N "
+                 "from 1 on{}",
                  part, did_you_mean(name, names))
           .with_code(ExitCode::kUsage);
     }

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "averages.h"
 #include "cores.h"
 #include "evaluation.h"
 #include "finish.h"
@@ -63,6 +64,7 @@ std::vector<std::pair<std::string, std::string>> common_flags(const RunOptions& 
           {"--eval-data", print_sets(job)},
           {"--eval-every", std::to_string(job.evaluate_every)},
           {"--eval-only", options.evaluate_only ? "given" : "not given"},
+          {"--eval-ema", options.evaluate_averages ? "given" : "not given"},
           {"--save", given(options.save)},
           {"--metrics", given(options.metrics)},
           {"--graphs", job.graphs ? "on" : "off"},
@@ -140,8 +142,22 @@ Status find_begin(RunOptions& options, Loaded& loaded, Control* control) {
   return prepare_checkpoints(options, loaded.set, loaded.data.get(), loaded.start, speaks);
 }
 
+// Returns what the job does, with the averages that it evaluates by, if it does so.
+Result<JobOptions> with_averages(const RunOptions& options, const Loaded& loaded) {
+  JobOptions job = options.job;
+  job.around_evaluation = nullptr;  // of the plans that these follow
+  if (!options.evaluate_averages || options.evaluate_only) return job;
+  PIPER_ASSIGN(std::shared_ptr<Averages> averages,
+               Averages::plan(loaded.set, end_timeout(options.job)));
+  job.around_evaluation = [averages](Executor& executor, Transport& over, bool begins) {
+    return begins ? averages->begin(executor, over)
+                  : averages->end(executor, over.control().rank());
+  };
+  return job;
+}
+
 Result<JobResult> run_ranks(const RunOptions& options, const Loaded& loaded, Transport* transport) {
-  const JobOptions& job = options.job;
+  PIPER_ASSIGN(const JobOptions job, with_averages(options, loaded));
   const PlanSet* reference = loaded.reference ? &*loaded.reference : nullptr;
   if (transport == nullptr)
     return run_job(loaded.set, loaded.data.get(), reference, loaded.reference_data.get(), job);
@@ -201,6 +217,8 @@ std::string introduce(const RunOptions& options, const Loaded& loaded) {
   const PlanSet& set = loaded.set;
   std::string text = print_cores(options.job, set) + "\n";
   if (loaded.data) text += loaded.data->describe();
+  if (options.evaluate_averages && !options.evaluate_only)
+    text += fmt::format("evaluations are of the averages of {} parameters\n", count_averages(set));
   if (options.job.helper == HelperThread::kOn && !can_overlap(set))
     text += "no helper has anything to do: all that communicates is on streams that compute\n";
   if (const int64_t host = most_on_host(set); host > 0)

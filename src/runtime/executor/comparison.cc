@@ -71,7 +71,12 @@ Error numeric(std::string text) { return Error{ExitCode::kNumeric, {}, std::move
 
 Result<std::unique_ptr<Backend>> make_backend(const JobOptions& options, const Cores& cores) {
   PIPER_ASSIGN(const BackendKind* kind, find_backend(options.backend));
-  return kind->make({cores.threads, cores.pinned, options.fuse, cores.place, cores.is_process});
+  return kind->make({.threads = cores.threads,
+                     .cores = cores.pinned,
+                     .fuse = options.fuse,
+                     .place = cores.place,
+                     .ranks = cores.ranks,
+                     .is_process = cores.is_process});
 }
 
 Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
@@ -90,7 +95,7 @@ Result<std::unique_ptr<Comparison>> Comparison::open(const PlanSet& reference,
   comparison->world_ = make_inproc_world(1, TransportOptions{});
   Cores cores = cores_of(options, false, 0, 1);
   cores.pinned.clear();  // the ranks have the cores
-  cores.place = of_rank.place, cores.is_process = of_rank.is_process;
+  cores.place = of_rank.place, cores.ranks = of_rank.ranks, cores.is_process = of_rank.is_process;
   PIPER_ASSIGN(comparison->backend_, make_backend(options, cores));
   RankSource source;
   source.set = &reference;

@@ -44,6 +44,7 @@ Cores cores_of(const JobOptions& options, bool can_overlap, int64_t place, int64
   const int64_t share = count / std::max<int64_t>(ranks_here, 1);
   Cores cores;
   cores.place = place;
+  cores.ranks = ranks_here;
   cores.helper = has_helper(options, can_overlap, share);
   cores.threads = options.threads > 0
                       ? options.threads

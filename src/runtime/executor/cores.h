@@ -11,6 +11,7 @@ struct Cores {
   bool helper = false;      // a thread that communicates, see RankSource::helper
   int helper_core = -1;     // where it is pinned
   int64_t place = 0;        // of the rank among those here
+  int64_t ranks = 1;        // so many are here
   bool is_process = false;  // BackendOptions::is_process
 };
 

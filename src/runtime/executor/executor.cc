@@ -297,6 +297,9 @@ const Backend& Executor::backend() const { return state_->backend; }
 const Fabric& Executor::fabric() const { return state_->fabric; }
 Recorder& Executor::recorder() const { return state_->recorder; }
 bool Executor::is_asynchronous() const { return state_->backend.is_asynchronous(); }
+bool Executor::knows_times(int64_t step) const {
+  return !is_asynchronous() || state_->is_timed(step);
+}
 std::span<const double> Executor::reports() const { return state_->reports; }
 
 std::optional<double> Executor::report(std::string_view name) const {
@@ -333,6 +336,10 @@ std::vector<ParameterView> Executor::states() const {
 
 Status Executor::copy_out(std::span<const std::pair<int32_t, std::byte*>> copies) {
   return piper::copy_out(*state_, copies);
+}
+
+Status Executor::copy_in(std::span<const std::pair<int32_t, const std::byte*>> copies) {
+  return piper::copy_in(*state_, copies);
 }
 
 std::span<const std::byte> Executor::buffer(std::string_view name) const {

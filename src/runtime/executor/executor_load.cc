@@ -520,7 +520,8 @@ Result<std::unique_ptr<Executor>> Executor::load(const RankSource& source, Backe
   PIPER_TRY(bind_section(*state, "evaluation", role.evaluation, bound, state->evaluation));
   PIPER_TRY(prepare_collectives(*state));
   PIPER_TRY(stage_inputs(*state));
-  if (backend.keeps_times() && source.trace_steps > 0) PIPER_TRY(prepare_times(*state));
+  if (backend.keeps_times() && (source.trace_steps > 0 || source.time_every > 0))
+    PIPER_TRY(prepare_times(*state));
   if (source.graphs && source.trace_steps == 0 && backend.can_capture())
     PIPER_TRY(prepare_graphs(*state));
   for (size_t s = 0; s < state->queues.all.size(); ++s) {

@@ -105,6 +105,13 @@ Status copy_out(Executor::State& state, std::span<const std::pair<int32_t, std::
   return finish_copies(state);
 }
 
+Status copy_in(Executor::State& state,
+               std::span<const std::pair<int32_t, const std::byte*>> copies) {
+  for (const auto& [buffer, from] : copies)
+    state.backend.copy(state.at(buffer), from, state.type(buffer).bytes());
+  return finish_copies(state);
+}
+
 namespace {
 
 // Fills a buffer with what the source of states has for it, if it has anything.

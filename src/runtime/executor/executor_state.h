@@ -89,7 +89,7 @@ struct Queues {
   int32_t reported[2] = {-1, -1};  // by parity of the step: its reports are on the host
   std::byte* reports[2] = {};      // the same: these, kStagedReportBytes each
   std::map<int32_t, int32_t> stream_of_route;
-  TimedBody times[2];  // by parity of the step, where a trace is kept
+  TimedBody times[2];  // by parity of the step, where times are kept
   int32_t begun = -1;  // event: what stands before a section is complete
   // Of the body: by parity of the step, which is that of the section or always the other one; -1:
   // none yet. None are kept where some rank cannot.
@@ -160,6 +160,11 @@ struct Executor::State {
   const std::vector<Report>& reports_of(const BoundSection& section) const {
     return &section == &evaluation ? role->evaluation_reports : role->reports;
   }
+  // On an asynchronous backend: the body of this step is queued op by op, between events.
+  bool is_timed(int64_t step) const {
+    const int64_t every = source.trace_steps > 0 ? 1 : source.time_every;
+    return queues.times[0].begin >= 0 && every > 0 && (step + 1) % every == 0;
+  }
   const BatchSource* data_of(const BoundSection& section) const {
     return &section == &evaluation ? evaluated : source.data;
   }
@@ -202,6 +207,8 @@ const std::byte* readable(Executor::State& state, const Buffer& buffer);
 Status refresh_mirrors(Executor::State& state);
 // Copies buffers to the host, when all that was queued is done.
 Status copy_out(Executor::State& state, std::span<const std::pair<int32_t, std::byte*>> copies);
+Status copy_in(Executor::State& state,
+               std::span<const std::pair<int32_t, const std::byte*>> copies);
 // Starts the helper at load, where there is one, and decides what it does of each section.
 Status start_helper(Executor::State& state);
 void draw_lines(const Executor::State& state, BoundSection& section);

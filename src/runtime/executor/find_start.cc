@@ -14,7 +14,6 @@ namespace {
 namespace fs = std::filesystem;
 using How = StartOptions::How;
 constexpr const char* kChoice = "the choice of a checkpoint";
-const std::string kAverage = ".ema";
 
 void warn_user(const std::string& line) {
   std::fputs(fmt::format("warning: {}\n", line).c_str(), stderr);
@@ -163,6 +162,19 @@ Status check_averages(const CheckpointReader& reader, bool speaks) {
   return ok_status();
 }
 
+// Says what to do about a folder without a checkpoint.
+std::string help_without_checkpoint(const StartOptions& asked) {
+  if (asked.how == How::kResume) return "help: --resume-or-start begins at step 0 if there is none";
+  std::error_code ignored;
+  for (const char* file : {"model.safetensors", "model.safetensors.index.json"})
+    if (asked.how == How::kInit && fs::exists(asked.from + "/" + file, ignored))
+      return fmt::format(
+          "help: it looks like a folder of Hugging Face: 'piper-checkpoint import {} "
+          "FILE.safetensors' makes a file of it for --init",
+          asked.from);
+  return "help: expected a checkpoint, or a folder of checkpoints that --checkpoint wrote";
+}
+
 }  // namespace
 
 Result<bool> CheckpointStates::fill(const Tensor& tensor, std::span<const std::string> names,
@@ -172,8 +184,8 @@ Result<bool> CheckpointStates::fill(const Tensor& tensor, std::span<const std::s
   // A version before the last update begins as its parameter does.
   if (weights_only_ && tensor.previous_of >= 0) names = names.subspan(1);
   for (const std::string& own : names) {
-    const bool is_averaged =
-        averages_ && !tensor.param.empty() && reader_.types().contains(own + kAverage);
+    // A copy in 16 bits has its parameter's names, and so its average.
+    const bool is_averaged = averages_ && reader_.types().contains(own + kAverage);
     const std::string name = is_averaged ? own + kAverage : own;
     if (!reader_.types().contains(name)) continue;
     PIPER_TRY(reader_.read(name, held, to));
@@ -206,13 +218,12 @@ Result<std::optional<Start>> find_start(const RunOptions& options, Control* cont
           fmt::format("'{}' holds no checkpoint: training starts from the beginning", asked.from));
     return std::optional<Start>();
   }
-  if (!reader) {
+  if (!reader)
     return usage(fmt::format("'{}' holds no checkpoint", asked.from))
-        .with_note("help: --resume-or-start begins at step 0 if there is none");
-  }
+        .with_note(help_without_checkpoint(asked));
   std::optional<Start> start(std::in_place);
   start->reader = std::make_unique<const CheckpointReader>(*std::move(reader));
-  const bool averages = options.evaluate_averages;
+  const bool averages = options.evaluate_averages && options.evaluate_only;
   start->states =
       std::make_unique<CheckpointStates>(*start->reader, asked.how == How::kInit, averages);
   if (averages) PIPER_TRY(check_averages(*start->reader, is_rank_0(control)));

@@ -25,6 +25,8 @@ Result<std::unique_ptr<Backend>> backend_of(const JobOptions& options, const Cor
   return make_backend(options, cores);
 }
 
+constexpr int64_t kTimedOnDevices = 10;  // each so many steps; SlowRanks judges them
+
 RankSource source_of(const PlanSet& set, int64_t rank, const BatchSource* data,
                      const JobOptions& options, const Cores& cores) {
   return {&set,
@@ -36,7 +38,8 @@ RankSource source_of(const PlanSet& set, int64_t rank, const BatchSource* data,
           cores.helper_core,
           options.graphs,
           options.replay,
-          options.recording};
+          options.recording,
+          set.world() > 1 ? kTimedOnDevices : 0};
 }
 
 Result<std::unique_ptr<Replicas>> open_replicas(const JobOptions& options, Control& control,
@@ -173,7 +176,9 @@ class Job {
         {set_.manifest.set_id, rank, set_.world(), set_.directory, kernels_of(options_)}));
     size_t index = static_cast<size_t>(rank);
     const Cores cores = cores_of(options_, can_overlap(set_), rank, set_.world());
-    PIPER_ASSIGN(const double peak, peak_of(options_, cores));
+    PIPER_ASSIGN(
+        const double peak,
+        peak_of(options_, cores, set_.roles[static_cast<size_t>(set_.role_of_rank[index])]));
     PIPER_ASSIGN(backends_[index], backend_of(options_, cores));
     PIPER_ASSIGN(Fabric * fabric,
                  choose_fabric(set_, *backends_[index], transport, local_, fabrics_[index]));
@@ -187,6 +192,7 @@ class Job {
     JobResult unused;
     RankRun run{*executors_[index],
                 control,
+                transport,
                 *fabric,
                 between,
                 options_,
@@ -245,10 +251,12 @@ namespace {
 // Loads what the rank executes into `executor`, and runs it.
 Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
                                const PlanSet* reference, const BatchSource* reference_data,
-                               Control& control, const JobOptions& options, const Cores& cores,
+                               Transport& transport, const JobOptions& options, const Cores& cores,
                                Backend& backend, Fabric& fabric,
                                std::unique_ptr<Executor>& executor) {
-  PIPER_ASSIGN(const double peak, peak_of(options, cores));
+  Control& control = transport.control();
+  const auto role = static_cast<size_t>(set.role_of_rank[static_cast<size_t>(control.rank())]);
+  PIPER_ASSIGN(const double peak, peak_of(options, cores, set.roles[role]));
   PIPER_ASSIGN(executor, Executor::load(source_of(set, control.rank(), data, options, cores),
                                         backend, control, fabric));
   PIPER_ASSIGN(BetweenSteps between, BetweenSteps::open(control, *executor, peak));
@@ -265,6 +273,7 @@ Result<JobResult> load_and_run(const PlanSet& set, const BatchSource* data,
   JobResult result;
   RankRun run{*executor,
               control,
+              transport,
               fabric,
               between,
               options,
@@ -310,7 +319,7 @@ Result<JobResult> run_rank_here(const PlanSet& set, const BatchSource* data,
   std::unique_ptr<Fabric> own;
   PIPER_ASSIGN(Fabric * fabric, choose_fabric(set, *device, transport, {}, own));
   std::unique_ptr<Executor> executor;
-  Result<JobResult> result = load_and_run(set, data, reference, reference_data, control, options,
+  Result<JobResult> result = load_and_run(set, data, reference, reference_data, transport, options,
                                           cores, *device, *fabric, executor);
   if (result && result->goes_on)
     if (Status ended = options.on_end(*executor, transport); !ended) result = ended.error();

@@ -2,6 +2,7 @@
 // a rank meets the others.
 #include <filesystem>
 
+#include "averages.h"
 #include "choose_plans.h"
 #include "evaluation.h"
 #include "loaded.h"
@@ -158,10 +159,14 @@ Status prepare_evaluation(RunOptions& options, const PlanSet& set) {
         fmt::format("the steps of {} overlap: evaluations of such plans are not supported "
                     "on a GPU",
                     set.directory));
-  if (options.evaluate_averages && options.start.how == StartOptions::How::kFresh)
-    return usage("--eval-ema needs a checkpoint that holds averages")
-        .with_note("help: --resume DIR, or --init DIR");
+  if (options.evaluate_averages && !options.evaluate_only && count_averages(set) == 0)
+    return usage(fmt::format("--eval-ema: the plans in {} keep no averages of parameters",
+                             set.directory))
+        .with_note("help: 'train: {ema: {decay: 0.999}}' in the strategy");
   if (options.evaluate_only) {
+    if (options.evaluate_averages && options.start.how == StartOptions::How::kFresh)
+      return usage("--eval-ema with --eval-only needs a checkpoint that holds averages")
+          .with_note("help: --resume DIR, or --init DIR");
     job.steps = 0;
     job.checkpoint.reset();
     // What is read of a checkpoint is its parameters: nothing is trained, whatever the settings.

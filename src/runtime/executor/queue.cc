@@ -83,10 +83,10 @@ void end_section(State& state, const BoundSection& section, int64_t step, bool r
   }
 }
 
-Status queue_all(State& state, const BoundSection& section, int64_t step, bool reports) {
+Status queue_all(State& state, const BoundSection& section, int64_t step, bool reports,
+                 bool is_timed) {
   Backend& backend = state.backend;
-  TimedBody* times = &section == &state.body ? &state.queues.times[step % 2] : nullptr;
-  if (times && times->begin < 0) times = nullptr;
+  TimedBody* times = is_timed ? &state.queues.times[step % 2] : nullptr;
   if (times) backend.record(times->begin, state.queues.all[0]);
   begin_section(state);
   for (size_t i = 0; i < section.ops.size(); ++i) {
@@ -138,7 +138,7 @@ Result<bool> capture_body(State& state, int64_t step) {
     made = state.backend.begin_capture(queues.all[0]);
     if (!made) break;
     state.sections = sections + ahead;
-    Status queued = queue_all(state, state.body, step + ahead, true);
+    Status queued = queue_all(state, state.body, step + ahead, true, /*is_timed=*/false);
     state.sections = sections;
     Result<int32_t> graph = state.backend.end_capture(queues.all[0]);
     if (!queued) {
@@ -166,10 +166,12 @@ Result<bool> capture_body(State& state, int64_t step) {
 // The first body is queued op by op: libraries load on first use what no graph may, and connect.
 Status queue_body(State& state, int64_t step) {
   Queues& queues = state.queues;
-  if (!std::exchange(queues.has_warmed_up, true)) return queue_all(state, state.body, step, true);
+  const bool is_timed = state.is_timed(step);
+  if (!std::exchange(queues.has_warmed_up, true) || is_timed)
+    return queue_all(state, state.body, step, true, is_timed);
   if (queues.graphs[0] < 0) {
     PIPER_ASSIGN(queues.keeps_graphs, capture_body(state, step));
-    if (!queues.keeps_graphs) return queue_all(state, state.body, step, true);
+    if (!queues.keeps_graphs) return queue_all(state, state.body, step, true, false);
   }
   state.queued_last = "the graph of its step";
   state.recorder.lines[0].note(state.queued_last, step, now_us());
@@ -249,6 +251,11 @@ void read_times(State& state, int64_t step) {
   TimedBody& times = state.queues.times[step % 2];
   if (times.step != step) return;
   times.step = -1;
+  for (size_t i = 0; i < times.instructions.size(); ++i)
+    state.recorder.lines[0].spend(
+        state.body.ops[i].spent,
+        state.backend.microseconds(times.instructions[i].first, times.instructions[i].second));
+  if (state.source.trace_steps == 0) return;
   const double began = now_us() - state.backend.microseconds(times.begin, times.end);
   const auto at = [&](int32_t event) {
     return began + state.backend.microseconds(times.begin, event);
@@ -268,8 +275,10 @@ Status prepare_graphs(State& state) {
 Status queue_section(State& state, const BoundSection& section, int64_t step, bool reports) {
   Queues& queues = state.queues;
   PIPER_TRY(take_inputs(state, section, step));
-  const bool is_kept = queues.keeps_graphs && &section == &state.body && reports;
-  PIPER_TRY(is_kept ? queue_body(state, step) : queue_all(state, section, step, reports));
+  const bool is_body = &section == &state.body;
+  PIPER_TRY(queues.keeps_graphs && is_body && reports
+                ? queue_body(state, step)
+                : queue_all(state, section, step, reports, is_body && state.is_timed(step)));
   if (reports) state.backend.record(queues.reported[step % 2], queues.all[0]);
   state.backend.record(queues.ended[state.sections % 2], queues.all[0]);
   return follow_up(state, section, step);

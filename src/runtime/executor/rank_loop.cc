@@ -150,9 +150,8 @@ class Steps {
         guard_(run.options, run.between, !overlap_, late_),
         begun_(run.options.first_step),
         ended_(begun_) {
-    // Only ranks that all meet between steps can compare their times, which a device keeps for
-    // itself.
-    if (meets(run) && !run.executor.is_asynchronous() && run.control.world() > 1)
+    // Only ranks that all meet between steps can compare their times.
+    if (meets(run) && run.control.world() > 1)
       slow_.emplace(run.control, run.executor.recorder(), run.role);
   }
 
@@ -190,11 +189,12 @@ class Steps {
   bool stop_ = false, last_ = false;
   bool drains_ = false;  // the step ends before the next one begins: something is due between them
   bool save_ = false;    // some rank was told to write a checkpoint
-  int64_t begun_, ended_;                  // so many steps
-  bool counts_none_ = false;               // the step that ended last: it was not finite
-  int64_t left_out_ = 0;                   // steps of data
-  std::optional<double> loss_;             // rank 0's: of the last step that ended
-  int64_t evaluated_ = -1;                 // after so many steps the last time
+  int64_t begun_, ended_;       // so many steps
+  bool counts_none_ = false;    // the step that ended last: it was not finite
+  int64_t left_out_ = 0;        // steps of data
+  std::optional<double> loss_;  // rank 0's: of the last step that ended
+  int64_t evaluated_ = -1;      // after so many steps the last time
+  bool has_evaluated_ = false;
   std::optional<double> evaluation_loss_;  // rank 0's: of the first set, then
   Clock::time_point since_;  // when the step began, or where they are late, the one before ended
   double longest_s_ = 0;     // of the steps so far, with what is done between them
@@ -254,7 +254,7 @@ Status Steps::end(int64_t step, bool last) {
   if (run_.options.verify.against != VerifyAgainst::kNone && step == run_.options.first_step)
     run_.control.set_timeout(
         std::max(run_.options.start_timeout_s, wait_limit(run_.options, took)));
-  if (slow_) PIPER_TRY(slow_->end_step(metrics));
+  if (slow_ && run_.executor.knows_times(step)) PIPER_TRY(slow_->end_step(metrics));
   PIPER_TRY(inject_fault("after", run_.control.rank(), step + 1));
   const Clock::time_point ended = Clock::now();
   if (!last) stop_ = lacks_data(begun_) || is_out_of_time() || stop_;
@@ -365,12 +365,20 @@ Status Steps::evaluate(bool last) {
     PIPER_ASSIGN(const bool goes, goes_on());
     if (!goes) return ok_status();
   }
+  evaluated_ = begun_;
+  const auto around = [&](bool begins) -> Status {
+    if (!run_.options.around_evaluation) return ok_status();
+    PIPER_TRY(run_.executor.settle());
+    return run_.options.around_evaluation(run_.executor, run_.transport, begins);
+  };
+  const bool is_first = std::exchange(has_evaluated_, true);
+  PIPER_TRY(around(true));
   // Of the first batch nobody knows how long it takes.
-  if (evaluated_ < 0)
+  if (is_first)
     run_.control.set_timeout(
         std::max(run_.options.start_timeout_s, wait_limit(run_.options, longest_s_)));
-  evaluated_ = begun_;
   PIPER_TRY(evaluate_sets(run_, begun_, goes_on, evaluation_loss_));
+  PIPER_TRY(around(false));
   run_.control.set_timeout(wait_limit(run_.options, longest_s_));
   if (late_) since_ = Clock::now();
   return ok_status();

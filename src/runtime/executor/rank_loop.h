@@ -11,7 +11,8 @@ namespace piper {
 struct RankRun {
   Executor& executor;
   Control& control;
-  Fabric& fabric;
+  Transport& transport;
+  Fabric& fabric;  // that of the transport, or of the backend
   BetweenSteps& between;
   const JobOptions& options;
   int64_t role = 0;  // of the rank: others with the same do the same work

@@ -8,6 +8,8 @@
 namespace piper {
 
 inline void tell_user(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
+// A state with this behind its parameter's name is the parameter's average.
+inline constexpr const char* kAverage = ".ema";
 inline Error usage(std::string text) { return Error{ExitCode::kUsage, {}, std::move(text), {}}; }
 
 // Holds a checkpoint that is verified, and what the ranks begin with.

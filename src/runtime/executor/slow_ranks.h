@@ -34,13 +34,14 @@ class SlowJudge {
 // Takes a rank through its part of it.
 class SlowRanks {
  public:
-  static constexpr int64_t kInterval = 20;  // steps
+  static constexpr int64_t kInterval = 20;  // steps whose times are known
   SlowRanks(Control& control, const Recorder& recorder, int64_t role)
       : control_(control), recorder_(recorder) {
     own_.rank = control.rank();
     own_.role = role;
   }
-  // Counts a step that has ended. After each interval all ranks meet, and rank 0 fills `metrics`.
+  // Counts a step that has ended, and whose times are known: of all ranks or of none. After each
+  // interval all ranks meet, and rank 0 fills `metrics`.
   Status end_step(StepMetrics& metrics);
 
  private:
