@@ -457,6 +457,59 @@ TEST(Simulate, PoliciesFindOrdersAsGoodAsThePapers) {
   EXPECT_GE(lower, 3);
 }
 
+// Orders within tighter limits are tried, too, since a choice that is best at the moment may be
+// worse in the end.
+TEST(Simulate, MoreMemoryNeverMakesAnOrderLonger) {
+  const struct {
+    const char* schedule;
+    int64_t p, v, m, f, b, w, c;
+    bool span;
+  } rows[] = {{"zbv", 8, 2, 24, 10, 14, 5, 0, true},
+              {"zbv", 4, 2, 12, 18, 13, 9, 1, false},
+              {"zb-h1", 6, 1, 12, 10, 11, 7, 2, true}};
+  for (const auto& row : rows) {
+    auto made = chain::library(row.schedule, row.p, row.v, row.m);
+    ASSERT_TRUE(made) << print_error(made.error());
+    const TaskLists deps = find_dependencies(made->dag);
+    ListPolicy policy;
+    policy.prefer = {TaskPass::kB, TaskPass::kBI, TaskPass::kF, TaskPass::kBW};
+    policy.span = row.span;
+    policy.time_per_message = row.c;
+    constexpr int64_t kKept = 100;
+    for (const Chunk& chunk : made->dag.chunks) {
+      policy.time.push_back(chunk.pass == TaskPass::kF    ? row.f
+                            : chunk.pass == TaskPass::kB  ? row.b + row.w
+                            : chunk.pass == TaskPass::kBI ? row.b
+                            : chunk.pass == TaskPass::kBW ? row.w
+                                                          : 0);
+      policy.held.push_back(chunk.pass == TaskPass::kF ? kKept : 0);
+      policy.left.push_back(chunk.pass == TaskPass::kBI ? kKept / 3 : 0);
+    }
+    const auto length = [&](int64_t chunks, int64_t bytes) {
+      policy.in_flight.assign(made->dag.cells.size(), chunks);
+      policy.memory = bytes;
+      const auto orders = list_schedule(made->dag, deps, policy);
+      EXPECT_TRUE(orders) << (orders ? "" : print_error(orders.error()));
+      return orders ? length_of(made->dag, deps, policy, *orders).length : 0;
+    };
+    constexpr int64_t kAny = 1 << 30;
+    const int64_t whole = length(kAny, 0), least = row.v;
+    for (int64_t before = INT64_MAX, k = least; k <= 2 * row.v * row.p + 2; ++k) {
+      const int64_t now = length(k, 0);
+      EXPECT_LE(now, before) << row.schedule << " with " << k << " chunks";
+      EXPECT_LE(whole, now);
+      before = now;
+    }
+    for (int64_t before = INT64_MAX, bytes = least * kKept; bytes <= 2 * row.v * row.p * kKept;
+         bytes += kKept / 4) {
+      const int64_t now = length(kAny, bytes);
+      EXPECT_LE(now, before) << row.schedule << " with " << bytes << " bytes";
+      EXPECT_LE(whole, now);
+      before = now;
+    }
+  }
+}
+
 // The paper's ZB-V column, of two chunks a device that lie as a V; times of a chunk, in
 // microseconds, and the memory of 1F1B.
 TEST(Simulate, PoliciesFindVsAsGoodAsThePapers) {

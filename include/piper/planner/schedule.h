@@ -49,8 +49,8 @@ struct Schedule {
 
 // A ListPolicy says how list_schedule chooses. Each cell takes the task that can start first; of
 // several, the pass that `prefer` names first, then the lower microbatch, then the later stage.
-// Besides, orders that repeat a pattern, within the same limits: what ends first is taken. The
-// tasks of one chunk and pass run in microbatch order, or in that of `turn`.
+// Besides, orders that repeat a pattern, and orders within tighter limits: what ends first is taken.
+// The tasks of one chunk and pass run in microbatch order, or in that of `turn`.
 struct ListPolicy {
   std::vector<TaskPass> prefer;    // passes; those that are not named come last
   std::vector<int64_t> in_flight;  // by cell: chunks whose activations are held at most

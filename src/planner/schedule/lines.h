@@ -1,6 +1,7 @@
 // What list scheduling chooses from. Private to the schedule room.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <map>
@@ -97,12 +98,52 @@ struct Shortest {
 // Returns the time of each cell's first so many tasks of each line.
 std::vector<int64_t> work_of_cells(const Lines& lines, size_t micros);
 
+// Says what limits were compared with when forwards were let through: the most of it.
+struct Used {
+  int64_t chunks = 0, bytes = 0;
+  void note(int64_t more_chunks, int64_t more_bytes) {
+    chunks = std::max(chunks, more_chunks);
+    bytes = std::max(bytes, more_bytes);
+  }
+};
+// Goes through the limits of a policy and those that are tighter. An order within tighter limits is
+// one within wider ones, and a choice that is best at the moment may be worse in the end. So if all
+// of them are tried (stride 1), more memory never makes an order longer.
+class TighterLimits {
+ public:
+  // Every `stride`th of the tighter limits is tried.
+  TighterLimits(const ListPolicy& policy, const Lines& lines, int64_t stride);
+  // Returns the policy with the limits to try.
+  const ListPolicy& policy() const { return now_; }
+  // Returns whether an order that used so much goes beyond them.
+  bool exclude(const Used& used) const;
+  // Goes to the next limits under which orders differ from those that used so much. False: there
+  // are none that let a microbatch through.
+  bool tighten(const Used& used);
+
+ private:
+  int64_t level(int64_t step) const { return need_ + (step * chunk_ + kSteps - 1) / kSteps; }
+  // Takes the greatest level of memory that is less; where there is none, memory is not tightened
+  // any more.
+  void set_memory(int64_t below, int64_t stride);
+
+  static constexpr int64_t kSteps = 2;  // of memory, for each chunk
+  const ListPolicy& wide_;
+  const int64_t stride_;
+  ListPolicy now_;
+  int64_t room_ = 0, need_ = 0;                // that one microbatch needs: chunks and bytes
+  int64_t chunk_ = 0;                          // bytes of the smallest
+  std::optional<Used> of_wide_;                // under the policy's own limits
+  bool by_chunks_ = false, by_bytes_ = false;  // what is tightened
+};
+
 struct TimedOrder {
   std::vector<ComputeOrder> order;
   int64_t length = 0;
 };
 // Orders so many microbatches. Nothing: the limits do not let this order through.
 std::optional<TimedOrder> order_v(const ListPolicy& policy, const Lines& lines, const VShape& v,
-                                  size_t micros, const VRules& rules, Shortest* shortest = nullptr);
+                                  size_t micros, const VRules& rules, Used& used,
+                                  Shortest* shortest = nullptr);
 
 }  // namespace piper

@@ -1,259 +1,26 @@
-// List scheduling: simulates the cells and lets each take what can start first.
+// List scheduling: the orders that are tried of a pipeline, of which the best is taken.
 #include <algorithm>
-#include <functional>
-#include <limits>
 #include <optional>
-#include <queue>
 
-#include "lines.h"
+#include "lister.h"
 #include "piper/base/parallel.h"
 
 namespace piper {
 namespace {
 
-constexpr int64_t kNever = std::numeric_limits<int64_t>::max() / 4;
-
-// Says how closely a simulation follows a pattern: it takes the tasks in its order; or of those
-// that can start first the one that is first in the pattern, within its limits.
-enum class Follow { kNothing, kOrder, kLimits };
-
-// Describes a way to fill a pipeline whose backwards are in halves (arXiv 2401.10241 has both
-// choices).
-struct Filling {
-  // A weight half does not begin where another task can within this share of its time.
-  double wait = 0;
-  // By cell: forwards that may have run before their backwards; empty: any number.
-  std::vector<int64_t> ahead;
-};
-class Lister {
- public:
-  Lister(const Dag& dag, const ListPolicy& policy, const Lines& lines, size_t micros,
-         Follow follow = Follow::kNothing, const Pattern* pattern = nullptr,
-         const Filling* filling = nullptr, const Shortest* shortest = nullptr)
-      : dag_(dag),
-        policy_(policy),
-        lines_(lines),
-        micros_(micros),
-        follow_(follow),
-        pattern_(pattern),
-        filling_(filling),
-        shortest_(shortest),
-        left_(work_of_cells(lines, micros)),
-        finish_(lines.places.size(), kNever),
-        next_(lines.all.size()),
-        ready_(lines.all.size()),
-        held_(lines.all.size()),
-        clock_(dag.cells.size()),
-        in_flight_(dag.cells.size()),
-        bytes_(dag.cells.size()),
-        ahead_(dag.cells.size()),
-        first_(dag.cells.size(), kNever),
-        version_(dag.cells.size()),
-        order_(dag.cells.size()) {}
-
-  Result<std::vector<ComputeOrder>> run() {
-    for (size_t l = 0; l < ready_.size(); ++l) find_ready(l);
-    for (size_t cell = 0; cell < clock_.size(); ++cell) look_at(cell);
-    for (;;) {
-      const Choice best = next();
-      if (best.start == kNever) return std::move(order_);
-      const Line& line = lines_.all[best.line];
-      if (blocked(best.line) && !policy_.limits_give_way) return too_tight(line.cell);
-      take(best);
-      if (shortest_ && least_length(line.cell) > shortest_->length) {
-        is_given_up_ = true;
-        return std::vector<ComputeOrder>();
-      }
-    }
-  }
-  // Returns what counts: when all have ended, or how long a cell is at work at most.
-  int64_t length() const {
-    if (is_given_up_) return kNever;
-    int64_t most = 0;
-    for (size_t cell = 0; cell < clock_.size(); ++cell) most = std::max(most, least_length(cell));
-    return most;
-  }
-  // Returns when the first task of a line has ended; kNever: it has none.
-  int64_t first_end(size_t line) const {
-    const Line& of = lines_.all[line];
-    return of.first == of.end ? kNever : finish_[of.first];
-  }
-
- private:
-  struct Choice {
-    size_t line = 0;
-    int64_t start = kNever;  // that: nothing
-  };
-
-  // Returns how long it is at least, by what the cell has still to do.
-  int64_t least_length(size_t cell) const {
-    const int64_t begin = policy_.span ? std::min(first_[cell], clock_[cell]) : 0;
-    return clock_[cell] + left_[cell] - begin;
-  }
-  // Returns the place of the next task.
-  const LinePlace& place_of(size_t l) const {
-    return lines_.places[lines_.all[l].first + next_[l]];
-  }
-  bool blocked(size_t l) const {
-    const Line& line = lines_.all[l];
-    if (line.pass != TaskPass::kF || line.slots == 0) return false;
-    const int64_t chunks = in_flight_[line.cell], bytes = bytes_[line.cell];
-    if (filling_ && !filling_->ahead.empty() && ahead_[line.cell] >= filling_->ahead[line.cell])
-      return true;
-    if (follow_ == Follow::kOrder)
-      return chunks + 1 > policy_.in_flight[line.cell] ||
-             (policy_.memory > 0 && bytes + place_of(l).held > policy_.memory);
-    if (follow_ == Follow::kLimits && held_[l] >= pattern_->limit[l]) return true;
-    return chunks + line.room > policy_.in_flight[line.cell] ||
-           (policy_.memory > 0 && bytes + line.bytes > policy_.memory);
-  }
-
-  // Returns what starts first; of several the first cell's.
-  Choice next() {
-    for (; !queue_.empty(); queue_.pop()) {
-      const auto& [start, cell, version] = queue_.top();
-      if (version == version_[cell]) return best_in(cell, false);
-    }
-    for (size_t cell = 0; cell < clock_.size(); ++cell)
-      if (const Choice best = best_in(cell, true); best.start < kNever) return best;
-    return {};
-  }
-  void look_at(size_t cell) {
-    ++version_[cell];
-    if (const Choice best = best_in(cell, false); best.start < kNever)
-      queue_.push({best.start, cell, version_[cell]});
-  }
-  Choice best_in(size_t cell, bool ignore_limits) const {
-    Choice best, other;  // `other`: of those that are no weight halves
-    for (size_t l : lines_.of_cell[cell]) {
-      if (follow_ == Follow::kOrder) {
-        if (is_done(l)) continue;
-        if (best.start == kNever || time_in_pattern(l) < time_in_pattern(best.line)) best = {l, 0};
-        continue;
-      }
-      const int64_t start = start_of(l, cell);
-      if (start >= kNever || (!ignore_limits && blocked(l))) continue;
-      const auto is_better = [&](const Choice& than) {
-        return start < than.start || (start == than.start && before(l, than.line));
-      };
-      if (is_better(best)) best = {l, start};
-      if (lines_.all[l].pass != TaskPass::kBW && is_better(other)) other = {l, start};
-    }
-    if (filling_ && other.start < kNever && best.line != other.line &&
-        static_cast<double>(other.start - best.start) <
-            filling_->wait * static_cast<double>(place_of(best.line).time))
-      best = other;
-    if (follow_ == Follow::kOrder && best.start < kNever) best.start = start_of(best.line, cell);
-    return best;
-  }
-  bool is_done(size_t l) const {
-    return lines_.all[l].first + next_[l] == lines_.all[l].end || next_[l] == micros_;
-  }
-  // Returns when it can start. kNever: something that it needs has no time yet, or it is done.
-  int64_t start_of(size_t l, size_t cell) const { return std::max(clock_[cell], ready_[l]); }
-  // Returns whether that changed.
-  bool find_ready(size_t l) {
-    int64_t start = is_done(l) ? kNever : 0;
-    if (start == 0)
-      for (const Need& need : lines_.needs[lines_.all[l].first + next_[l]])
-        start = std::max(start,
-                         std::min(kNever, finish_[static_cast<size_t>(need.place)] + need.delay));
-    return std::exchange(ready_[l], start) != start;
-  }
-  int64_t time_in_pattern(size_t l) const {
-    return pattern_->start[l] + static_cast<int64_t>(next_[l]) * pattern_->period;
-  }
-  bool before(size_t l, size_t m) const {
-    if (follow_ != Follow::kNothing && time_in_pattern(l) != time_in_pattern(m))
-      return time_in_pattern(l) < time_in_pattern(m);
-    const Line &a = lines_.all[l], &b = lines_.all[m];
-    if (a.rank != b.rank) return a.rank < b.rank;
-    const int32_t micro_a = place_of(l).micro, micro_b = place_of(m).micro;
-    return micro_a != micro_b ? micro_a < micro_b : a.chunk > b.chunk;
-  }
-
-  void take(const Choice& choice) {
-    const Line& line = lines_.all[choice.line];
-    const size_t n = next_[choice.line]++, place = line.first + n;
-    finish_[place] = clock_[line.cell] = choice.start + lines_.places[place].time;
-    left_[line.cell] -= lines_.places[place].time;
-    first_[line.cell] = std::min(first_[line.cell], choice.start);
-    if (line.slots > 0) {
-      const int64_t sign = line.pass == TaskPass::kF ? 1 : -1;
-      in_flight_[line.cell] += sign;
-      held_[line.forward] += sign;
-    }
-    if (line.pass == TaskPass::kF) {
-      bytes_[line.cell] += lines_.places[place].held;
-      ++ahead_[line.cell];
-    } else {
-      bytes_[line.cell] -= lines_.places[place].freed;
-      if (line.pass != TaskPass::kBW) --ahead_[line.cell];
-    }
-    order_[line.cell].tasks.push_back(lines_.places[place].task);
-    find_ready(choice.line);
-    // A cell for which nothing changed has its right place in the queue.
-    for (size_t l : line.readers)
-      if (find_ready(l) && lines_.all[l].cell != line.cell) look_at(lines_.all[l].cell);
-    look_at(line.cell);
-  }
-
-  Error too_tight(size_t cell) const {
-    int64_t chunks = 0, bytes = 0;
-    for (size_t l : lines_.of_cell[cell])
-      if (const Line& line = lines_.all[l]; line.pass == TaskPass::kF) {
-        chunks = std::max(chunks, line.room);
-        bytes = std::max(bytes, line.bytes);
-      }
-    std::string where;
-    for (size_t a = 0; a < dag_.mesh.size(); ++a)
-      if (dag_.mesh[a].placed)
-        where += fmt::format(" {}={}", dag_.mesh[a].name, dag_.cells[cell][a]);
-    Error error = fail(policy_.at, "policy: the limits let no microbatch through on{}", where)
-                      .with_code(ExitCode::kRefused);
-    const char* many = chunks == 1 ? "" : "s";
-    if (policy_.in_flight[cell] < chunks)
-      error.notes.push_back(
-          fmt::format("one microbatch holds {} chunk{} there, and in_flight allows {}", chunks,
-                      many, policy_.in_flight[cell]));
-    if (policy_.memory > 0)
-      error.notes.push_back(
-          fmt::format("one microbatch's {} chunk{} there keep{} {} bytes, and memory is {}", chunks,
-                      many, chunks == 1 ? "s" : "", bytes, policy_.memory));
-    return error;
-  }
-
-  const Dag& dag_;
-  const ListPolicy& policy_;
-  const Lines& lines_;
-  const size_t micros_;  // of each line at most so many tasks
-  const Follow follow_;
-  const Pattern* pattern_;
-  const Filling* filling_;
-  const Shortest* shortest_;
-  bool is_given_up_ = false;
-  std::vector<int64_t> left_;  // by cell: the time of what it has still to do
-  std::vector<int64_t> finish_;
-  std::vector<size_t> next_;    // by line: how many of its tasks are taken
-  std::vector<int64_t> ready_;  // by line: from when on what its next task needs is there
-  std::vector<int64_t> held_;   // by line: chunks of activations of a forward's region
-  std::vector<int64_t> clock_, in_flight_, bytes_;  // by cell
-  std::vector<int64_t> ahead_, first_;  // by cell: forwards before their backwards; the first begin
-  // The first start of each cell; an entry whose version is not the cell's is out of date.
-  using Entry = std::tuple<int64_t, size_t, int32_t>;  // start, cell, version
-  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;
-  std::vector<int32_t> version_;
-  std::vector<ComputeOrder> order_;
-};
-
-// Holds a simulation and its result.
-struct Try {
+// Says how an order is made.
+struct OrderRule {
   Follow follow = Follow::kNothing;
   const Pattern* pattern = nullptr;
   std::optional<Filling> filling;
   std::optional<VRules> v;
+};
+// Holds a simulation and its result.
+struct Try {
+  OrderRule rule;
   Result<std::vector<ComputeOrder>> order = std::vector<ComputeOrder>();
   int64_t length = 0;
+  Used used;
 };
 
 // Returns by cell how many forwards fit until the first one's backward comes back, on an empty
@@ -319,58 +86,102 @@ class Trials {
     if (!policy.limits_give_way) patterns_ = find_patterns(dag, lines);
     for (const Pattern& pattern : patterns_)
       for (const Follow follow : {Follow::kOrder, Follow::kLimits}) {
-        tries_.emplace_back().follow = follow;
-        tries_.back().pattern = &pattern;
+        tries_.emplace_back().rule.follow = follow;
+        tries_.back().rule.pattern = &pattern;
       }
     for (Filling& filling : find_fillings(dag, policy, lines))
-      tries_.emplace_back().filling = std::move(filling);
+      tries_.emplace_back().rule.filling = std::move(filling);
     for (const VRules& rules : {VRules{true, true}, {true, false}, {false, true}, {false, false}})
-      if (v_ && !policy.limits_give_way) tries_.emplace_back().v = rules;
+      if (v_ && !policy.limits_give_way) tries_.emplace_back().rule.v = rules;
   }
 
   Result<std::vector<ComputeOrder>> best() {
-    const auto micros = static_cast<size_t>(dag_.micros());
-    const size_t sample = tries_.size() == 1 ? micros : std::min(micros, sample_size());
+    if (policy_.limits_give_way) {
+      run(tries_[0], policy_, micros());
+      return std::move(tries_[0].order);
+    }
+    const size_t sample = std::min(micros(), sample_size());
+    const std::vector<int64_t> work = work_of_cells(lines_, sample);
+    const int64_t bound = *std::max_element(work.begin(), work.end());
     Shortest shortest;
-    // The last ones are best where there are any: others are given up sooner beside them.
-    in_parallel(tries_.size(),
-                [&](size_t t) { run(tries_[tries_.size() - 1 - t], sample, &shortest); });
+    TighterLimits limits(policy_, lines_, stride(sample));
+    Try best;
+    ListPolicy limits_of_best;
+    for (bool first = true;; first = false) {
+      // The last ones are best where there are any: others are given up sooner beside them.
+      in_parallel(tries_.size(), [&](size_t t) {
+        Try& one = tries_[tries_.size() - 1 - t];
+        if (first || limits.exclude(one.used)) run(one, limits.policy(), sample, &shortest, first);
+      });
+      if (first && !tries_[0].order) return std::move(tries_[0].order);
+      Try& one = shortest_try();
+      if (one.order && (first || one.length < best.length)) {
+        best = std::move(one);
+        one.rule = best.rule;
+        limits_of_best = limits.policy();
+      }
+      if (best.length <= bound || !limits.tighten(used())) break;
+    }
+    if (sample < micros()) run(best, limits_of_best, micros());
+    return std::move(best.order);
+  }
+
+ private:
+  size_t micros() const { return static_cast<size_t>(dag_.micros()); }
+  // Of large pipelines, a few microbatches more than are in flight show how an order starts,
+  // repeats and ends.
+  size_t sample_size() const {
+    constexpr size_t kLarge = 1 << 18;  // tasks that are simulated
+    if (tries_.size() == 1 || lines_.places.size() * tries_.size() <= kLarge) return micros();
+    size_t sample = 3 * dag_.cells.size();
+    for (const Pattern& pattern : patterns_)
+      for (const int64_t limit : pattern.limit)
+        sample = std::max(sample, static_cast<size_t>(limit + limit / 2));
+    return sample;
+  }
+  // Few of the tighter limits are tried where a pipeline is large.
+  int64_t stride(size_t sample) const {
+    constexpr size_t kMost = 1 << 23;  // tasks that are simulated, about
+    const auto forwards = static_cast<size_t>(
+        std::count_if(lines_.all.begin(), lines_.all.end(),
+                      [](const Line& line) { return line.pass == TaskPass::kF; }));
+    return static_cast<int64_t>(1 +
+                                2 * forwards * sample * lines_.all.size() * tries_.size() / kMost);
+  }
+  Try& shortest_try() {
     size_t first = 0;
     for (size_t t = 1; t < tries_.size(); ++t) {
       const Try& one = tries_[t];
       // A pattern's order may hold more than its limits: then neither of its tries counts.
-      const bool holds_more = !one.order || (one.pattern && !tries_[t - (t + 1) % 2].order);
-      if (!holds_more && tries_[0].order && one.length < tries_[first].length) first = t;
+      const bool holds_more = !one.order || (one.rule.pattern && !tries_[t - (t + 1) % 2].order);
+      if (!holds_more && one.length < tries_[first].length) first = t;
     }
-    if (sample < micros && tries_[first].order) run(tries_[first], micros);
-    return std::move(tries_[first].order);
+    return tries_[first];
   }
-
- private:
-  // A few microbatches more than are in flight show how an order starts, repeats and ends.
-  size_t sample_size() const {
-    size_t sample = 2;
-    for (const Pattern& pattern : patterns_)
-      for (const int64_t limit : pattern.limit)
-        sample = std::max(sample, static_cast<size_t>(limit + limit / 2));
-    const bool fills = tries_.back().filling || tries_.back().v;
-    return fills ? std::max(sample, 3 * dag_.cells.size()) : sample;
+  Used used() const {
+    Used all;
+    for (const Try& one : tries_) all.note(one.used.chunks, one.used.bytes);
+    return all;
   }
   // Gives up what becomes longer than another one; but the first one says whether the limits let
-  // anything through, and a pattern's own order whether the pattern obeys them.
-  void run(Try& one, size_t micros, Shortest* shortest = nullptr) const {
-    const bool must_end = &one == tries_.data() || one.follow == Follow::kOrder;
-    if (one.v) {
-      std::optional<TimedOrder> made = order_v(policy_, lines_, *v_, micros, *one.v, shortest);
+  // anything through, if it is asked, and a pattern's own order whether the pattern obeys them.
+  void run(Try& one, const ListPolicy& limits, size_t micros, Shortest* shortest = nullptr,
+           bool asks = true) const {
+    const OrderRule& rule = one.rule;
+    if (rule.v) {
+      std::optional<TimedOrder> made =
+          order_v(limits, lines_, *v_, micros, *rule.v, one.used, shortest);
       one.length = made ? made->length : 0;
       one.order = made ? Result(std::move(made->order)) : fail("the limits do not let it");
       return;
     }
-    Lister lister(dag_, policy_, lines_, micros, one.follow, one.pattern,
-                  one.filling ? &*one.filling : nullptr, must_end ? nullptr : shortest);
+    const bool must_end = (asks && &one == tries_.data()) || rule.follow == Follow::kOrder;
+    Lister lister(dag_, limits, lines_, micros, rule.follow, rule.pattern,
+                  rule.filling ? &*rule.filling : nullptr, must_end ? nullptr : shortest);
     one.order = lister.run();
     one.length = lister.length();
-    const bool counts = one.order && !one.pattern;
+    one.used = lister.used();
+    const bool counts = one.order && !rule.pattern;
     if (shortest && counts) shortest->note(one.length);
   }
 

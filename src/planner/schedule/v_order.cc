@@ -116,6 +116,7 @@ class VLister {
     for (const Cell& cell : all_) idle.push_back(cell.idle);
     return idle;
   }
+  const Used& used() const { return used_; }
   int64_t length() const {
     int64_t most = 0;
     for (const Cell& cell : all_)
@@ -170,10 +171,13 @@ class VLister {
   bool can_come(Pass pass, size_t turn, size_t at) const {
     return !is_done(pass, turn, at) && ready(next_place(pass, turn, at)) >= 0;
   }
-  bool fits(size_t at, int64_t more, int64_t bytes) const {
-    const Cell& cell = all_[at];
-    return cell.chunks + more <= policy_.in_flight[v_.cells[at]] &&
-           (policy_.memory <= 0 || cell.bytes + bytes <= policy_.memory);
+  bool fits(size_t at, int64_t more, int64_t bytes) {
+    const int64_t chunks = all_[at].chunks + more, all_bytes = all_[at].bytes + bytes;
+    if (chunks > policy_.in_flight[v_.cells[at]] ||
+        (policy_.memory > 0 && all_bytes > policy_.memory))
+      return false;
+    used_.note(chunks, all_bytes);
+    return true;
   }
 
   bool put(Pass pass, size_t turn, size_t at) {
@@ -301,17 +305,22 @@ class VLister {
   std::vector<int64_t> end_;         // by place; -1: it has not run
   std::vector<Cell> all_;            // from the top down
   int64_t most_ = 0;                 // idle time of a cell
+  Used used_;
 };
 
 }  // namespace
 
 std::optional<TimedOrder> order_v(const ListPolicy& policy, const Lines& lines, const VShape& v,
-                                  size_t micros, const VRules& rules, Shortest* shortest) {
+                                  size_t micros, const VRules& rules, Used& used,
+                                  Shortest* shortest) {
   std::optional<TimedOrder> best;
+  used = {};
   // Cells that have idled less than the worst one have time to let tasks wait.
   for (std::vector<int64_t> idle;;) {
     VLister lister(policy, lines, v, micros, rules, idle, shortest);
-    if (!lister.run() || (best && lister.length() >= best->length)) return best;
+    const bool runs = lister.run();
+    used.note(lister.used().chunks, lister.used().bytes);
+    if (!runs || (best && lister.length() >= best->length)) return best;
     idle = lister.idle();
     const int64_t length = lister.length();
     best = {std::move(lister).orders(), length};
