@@ -8,7 +8,9 @@ namespace piper {
 using enum NumberKind;
 
 void StepScalars::put(Spot place, int32_t buffer, Number number) {
-  const bool is_number = number.kind != kNone && number.kind != kGradient;
+  // A gradient in a value of its own, as one that is cast, is what is made of it.
+  if (number.kind == kGradient) number.kind = kDirection;
+  const bool is_number = number.kind != kNone;
   NumberKind& kind = kinds_[place.cell][buffer];
   if (is_number)
     held_[place.cell][buffer] = std::move(number);

@@ -52,13 +52,6 @@ std::vector<bool> firsts_of(const OpDef& def, const OpTypes& types) {
   return firsts;
 }
 
-// Returns the shape with leading dims joined to one, so that it has at most `dims`.
-Shape with_dims(const Shape& shape, size_t dims) {
-  Shape made = shape;
-  while (made.size() > dims) made[1] *= made[0], made.erase(made.begin());
-  return made;
-}
-
 // Returns the number of leading dims over which an op only iterates: these may be joined to one.
 size_t row_dims(const LoopRule& rule, size_t input) {
   if (input >= rule.inputs.size()) return 0;
@@ -72,6 +65,12 @@ size_t row_dims(const LoopRule& rule, size_t input) {
 }
 
 }  // namespace
+
+Shape with_dims(const Shape& shape, size_t dims) {
+  Shape made = shape;
+  while (made.size() > std::max<size_t>(dims, 1)) made[1] *= made[0], made.erase(made.begin());
+  return made;
+}
 
 WholeRun::WholeRun(Values& values, const Program& program, std::span<const uint64_t> args,
                    std::span<const int32_t> sums, const CutDims* cuts)

@@ -6,6 +6,9 @@
 
 namespace piper {
 
+// Returns the shape with leading dims joined to one, so that it has at most `dims`, or one.
+Shape with_dims(const Shape& shape, size_t dims);
+
 // Follows a program on parts as if it ran on the whole values. Rule layout proves which part of a
 // value each rank has, or that it has a term of it, so an op on parts gives the part of what it
 // gives on whole values. Symbols leave out extents, numbers of parts, and all else that differs

@@ -153,6 +153,10 @@ std::string WholeRun::letters_that_go_on(const LoopRule& rule, const Use& use, u
   const auto input = [&](size_t i) -> const Operand& {
     return use.inputs[swapped ? use.inputs.size() - 1 - i : i];
   };
+  // On one device rows may be in several dims that a rank has joined.
+  const auto in_dims_of = [](const Shape& whole, const Shape& own) {
+    return with_dims(whole, own.size());
+  };
   std::string here, equal;
   bool any = false;
   for (const std::vector<Shape>& whole : known->second) {
@@ -160,18 +164,21 @@ std::string WholeRun::letters_that_go_on(const LoopRule& rule, const Use& use, u
         !whole.empty() &&
         whole.size() <= use.inputs.size();  // operands that tell where a part begins come last
     for (size_t i = 0; fits && i < whole.size(); ++i)
-      fits = whole[i].empty() || may_be_part(input(i).type->shape, whole[i]);
+      fits = whole[i].empty() ||
+             may_be_part(input(i).type->shape, in_dims_of(whole[i], input(i).type->shape));
     for (size_t i = 0; fits && i < whole.size(); ++i)
       if (!whole[i].empty())
         note_letters(rule.inputs[swapped ? use.inputs.size() - 1 - i : i], input(i).cuts,
-                     input(i).type->shape, whole[i], doubtful, here, equal);
+                     input(i).type->shape, in_dims_of(whole[i], input(i).type->shape), doubtful,
+                     here, equal);
     any = any || fits;
   }
   for (size_t o = 0; o < rule.outputs.size() && rule.outputs.size() == 1; ++o)
     if (const auto made = values_.whole_shapes->made.find(symbol);
         made != values_.whole_shapes->made.end())
-      for (const Shape& whole : made->second)
-        if (may_be_part(use.outputs[o].shape, whole)) {
+      for (const Shape& as_made : made->second)
+        if (const Shape whole = in_dims_of(as_made, use.outputs[o].shape);
+            may_be_part(use.outputs[o].shape, whole)) {
           note_letters(rule.outputs[o], use.cuts, use.outputs[o].shape, whole, doubtful, here,
                        equal);
           any = true;
