@@ -220,6 +220,24 @@ TEST(Accumulate, UnderOtherSchedulesToo) {
   }
 }
 
+// Optimizers that look at whole tensors compute their direction in f32.
+TEST(Accumulate, WhereDirectionsAreOfWholeTensors) {
+  NEED_MODEL("mlp");
+  const char* const optimizers[] = {
+      "optimizer: {adafactor: {}}, clip_norm: 1.0",
+      "optimizer: {muon: {}}, groups: [{of: [vectors], optimizer: {adamw: {}}}]"};
+  for (const char* optimizer : optimizers)
+    for (const char* order : {"1f1b", "zero2"}) {
+      const Compiled one = compiled_in("mlp",
+                                       strategy_text("mlp", optimizer) +
+                                           "directives: [{precision: {compute: f32, accumulate: "
+                                           "bf16}}]\n",
+                                       {2, 2, 2, order});
+      const Status same = same_training("mlp", one.set, *one.single, 3);
+      EXPECT_TRUE(same) << optimizer << " " << order << "\n" << print_error(same.error());
+    }
+}
+
 // With tied embeddings: two uses, on two stages.
 TEST(Accumulate, TiedWeightsToo) {
   const std::string model = "gpt-unoptimized";

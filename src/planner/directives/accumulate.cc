@@ -1,9 +1,34 @@
 // precision: gradients that are added up in 16 bits.
 #include <algorithm>
 
+#include "piper/ir/ops.h"
 #include "piper/planner/directives.h"
 
 namespace piper {
+namespace {
+
+// Lets ops that take no 16-bit gradient, as those of an optimizer's direction, read what it is in
+// f32.
+void widen_where_needed(Graph& step, const Param& param, const std::vector<NodeId>& readers) {
+  ValueId wide;
+  for (const NodeId reader : readers) {
+    if (find_op(step.node(reader).op)->types(use_of(step, step.node(reader)))) continue;
+    if (!wide.valid()) {
+      const Value& gradient = step.value(param.gradient);
+      const TensorType type{DType::kF32, gradient.type.shape};
+      Node cast{.op = "Cast",
+                .name = gradient.name + ".f32",
+                .scope = step.node(reader).scope,
+                .attrs = {{"to", std::string(info(type.dtype).name)}},
+                .inputs = {param.gradient},
+                .pass = Pass::kU};
+      wide = step.node(step.add_node(std::move(cast), std::span(&type, 1))).outputs[0];
+    }
+    std::ranges::replace(step.node(reader).inputs, param.gradient, wide);
+  }
+}
+
+}  // namespace
 
 Result<Graph> accumulate_in_halves(Graph step, const std::vector<Precision>& precisions) {
   const auto said = std::find_if(precisions.begin(), precisions.end(), [](const Precision& one) {
@@ -11,6 +36,7 @@ Result<Graph> accumulate_in_halves(Graph step, const std::vector<Precision>& pre
   });
   if (said == precisions.end()) return step;
   const DType dtype = *said->accumulate;
+  const auto all_readers = readers(step);
   for (const Param& param : step.params) {
     if (!param.gradient.valid()) continue;
     if (step.value(param.gradient).type.dtype == DType::kF64)
@@ -34,6 +60,7 @@ Result<Graph> accumulate_in_halves(Graph step, const std::vector<Precision>& pre
     }
     step.node(sum).inputs = std::move(contributions);
     step.value(param.gradient).type.dtype = dtype;
+    widen_where_needed(step, param, all_readers[param.gradient.index()]);
   }
   return in_topological_order(std::move(step));
 }
