@@ -125,6 +125,21 @@ TEST_P(AxisViews, TrainAsOneDeviceDoes) {
 INSTANTIATE_TEST_SUITE_P(Models, AxisViews, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
 
+// Classes that are padded are proven in 16 bits, too, where one device has rows in more dims.
+TEST(AxisViews, ClassesIn16BitsAreProven) {
+  NEED_MODEL("gpt");
+  const Result<Compiled> compiled =
+      compile_case({"", "gpt-deep", "{tp: 3}",
+                    "  - precision: {compute: bf16}\n"
+                    "  - shard: {match: \"**/wte/*\", dim: 0, over: tp, pad: true}\n"},
+                   false);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const Result<VerifyReport> report = verify_plan_set(compiled->set, &*compiled->single);
+  ASSERT_TRUE(report) << print_error(report.error());
+  for (const Finding& finding : report->findings)
+    ADD_FAILURE() << finding.rule << " " << finding.text;
+}
+
 // Axes that are named together only are the axis of all their ranks: the same bits, one message.
 TEST(AxisViews, AxesNamedTogetherAreOneAxis) {
   NEED_MODEL("gpt");

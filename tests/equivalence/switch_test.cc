@@ -358,6 +358,26 @@ TEST_F(Switch, RatesCountTheTokensOfABatchThatGrows) {
       << why;
 }
 
+// Shares of samples are to one another in each stage as they are in the whole batch.
+TEST_F(Switch, SharesGrowWithTheBatch) {
+  const auto of = [&](const char* sizes) {
+    std::ofstream(path("shares.yaml"))
+        << "piper: 1\ntrain: {global_batch: 8, rampup: [{steps: 1, global_batch: 4}]}\n"
+        << "directives: [{split: {dim: samples, into: 2, sizes: " << sizes << "}}]\n";
+    return run_shell(
+        fmt::format("{0}/bin/piperc {1}/samples/gpt/model.onnx {2} -o {3} --force 2>&1",
+                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, path("shares.yaml"), path("shares")));
+  };
+  const auto [code, text] = of("[6, 2]");
+  EXPECT_EQ(code, 0) << text;
+  const auto [bad, why] = of("[7, 1]");
+  EXPECT_EQ(bad, 1);
+  EXPECT_NE(why.find("shares.yaml:3:53: error: split: shares of 7, 1 of 8 samples are no whole "
+                     "samples of the 4 that a microbatch has"),
+            std::string::npos)
+      << why;
+}
+
 // The data that are evaluated on are read by either plans in their own order, and at the switch
 // nothing is evaluated that would not be without it.
 TEST_F(Switch, EvaluationsGoOn) {
