@@ -2,6 +2,8 @@
 // device. Axes that are named together only train with the bits of one axis; what is cut over axes
 // with uses of their own is right to the last digits; plans with one collective over another axis
 // are refused, and train another model.
+#include <gmock/gmock.h>
+
 #include "communicators.h"
 #include "equivalence/jobs.h"
 #include "piper/plan/verify.h"
@@ -124,6 +126,23 @@ TEST_P(AxisViews, TrainAsOneDeviceDoes) {
 
 INSTANTIATE_TEST_SUITE_P(Models, AxisViews, ::testing::ValuesIn(cases()),
                          [](const auto& info) { return info.param.name; });
+
+// An axis with two uses: what `shard` cuts is no parameter of replicas, and needs samples for all.
+TEST(AxisViews, AnEntryForReplicasNamesWhatIsLeft) {
+  NEED_MODEL("gpt");
+  const auto refused = [](const std::string& directives) {
+    const Result<Compiled> compiled = compile_case({"", "gpt-deep", "{dp: 2}", directives}, false);
+    return compiled ? std::string("compiled") : print_error(compiled.error());
+  };
+  const std::string cut = "  - shard: {match: \"**/fc/*\", dim: 0, over: dp}\n",
+                    all = "  - replicate: {over: dp}\n";
+  EXPECT_THAT(refused("  - replicate: {over: dp, match: \"**/fc/*\"}\n" + all + cut),
+              ::testing::AllOf(::testing::HasSubstr("strategy.yaml:5:5"),
+                               ::testing::HasSubstr("no gradient that it names is summed")));
+  EXPECT_THAT(refused("  - split: {dim: batch, into: 8}\n" + all + cut),
+              ::testing::AllOf(::testing::HasSubstr("strategy.yaml:7:5"),
+                               ::testing::HasSubstr("a microbatch has 1 sample")));
+}
 
 // Classes that are padded are proven in 16 bits, too, where one device has rows in more dims.
 TEST(AxisViews, ClassesIn16BitsAreProven) {

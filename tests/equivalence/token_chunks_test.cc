@@ -384,6 +384,19 @@ TEST(TokenChunks, AStageHasOneS) {
   EXPECT_TRUE(compiled) << print_error(compiled.error());
 }
 
+// A limit of microbatches lets all chunks, or shares, of so many through.
+TEST(TokenChunks, CountAsPartsOfAMicrobatchInFlight) {
+  NEED_MODEL("gpt");
+  for (const std::string& cut : {kBatch + kTwoChunks, kShares}) {
+    const Result<Compiled> compiled =
+        compile_chunks({"", cut + R"(  - place: {where: {stage: s}, on: {pp: s}}
+  - order: {each: pp, policy: {prefer: [B, F], in_flight: 1}}
+)",
+                        "{pp: 2}", kStages});
+    EXPECT_TRUE(compiled) << cut << print_error(compiled.error());
+  }
+}
+
 TEST(TokenChunksOfSamples, RefuseWhatMixesTokens) {
   NEED_MODEL("gpt");
   const auto refused = [](Case c, const std::string& message) {
