@@ -267,6 +267,34 @@ TEST_F(CudaJob, SlowDevicesAreNamed) {
   EXPECT_NEAR(mfu_times_ms("") / mfu_times_ms("--peak 61.84e12"), 1, 1e-2);
 }
 
+// Averages of parameters are evaluated as on the CPU, and training is as without them.
+TEST_F(CudaJob, AveragesAreEvaluated) {
+  std::ofstream(at("ranks.yaml")) << fmt::format(
+      "piper: 1\ninclude: {}/strategies/zero1.yaml\ntrain:\n  global_batch: 12\n"
+      "  optimizer: {{adamw: {{lr: 1e-2}}}}\n  ema: {{decay: 0.5}}\n",
+      PIPER_SOURCE_DIR);
+  const auto [code, output] = run_shell(
+      fmt::format("{0}/bin/piperc {1}/tests/data/mlp.onnx {2}/ranks.yaml -D dp=2 --target cuda "
+                  "--eval -o {2}/plans --force --no-oracles 2>&1",
+                  PIPER_BINARY_DIR, PIPER_SOURCE_DIR, folder_.path()));
+  ASSERT_EQ(code, 0) << output;
+  const auto loss = [](const std::string& said) {
+    const std::string words = "after step 6: valid loss ";
+    const size_t found = said.find(words);
+    return found == said.npos ? NAN : std::strtod(&said[found + words.size()], nullptr);
+  };
+  const std::string flags =
+      fmt::format("--eval-every 3 --eval-data x={0} --eval-data y={1} ", at("x.npy"), at("y.npy"));
+  const auto [ended, said] = train("", flags + "--eval-ema --backend cpu", "cpu.safetensors");
+  ASSERT_EQ(ended, 0) << said;
+  const std::string devices = "FAKE_CUDA_DEVICES=2";
+  const double ours = loss(on_device(devices, flags + "--eval-ema", "averaged.safetensors")),
+               other = loss(on_device(devices, flags, "plain.safetensors"));
+  EXPECT_NEAR(ours, loss(said), 1e-4);
+  EXPECT_GT(std::abs(ours - other), 1e-3);
+  EXPECT_EQ(bits("averaged.safetensors"), bits("plain.safetensors"));
+}
+
 // Also where there is no device: it does not run on the CPU as if nothing had been asked for.
 // The step behind one that is not finite is queued before that is known: both end, and what is
 // saved is what a job that skips the first one has after the second.

@@ -14,6 +14,10 @@ const std::string kMuon =
     "[vectors, embeddings], optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}}]";
 const std::string kAdafactor =
     "optimizer: {adafactor: {lr: 0.05, weight_decay: 0.1, eps1: 1e-6}}, clip_norm: 1.0";
+// Lion takes signs, and a bias of keys has a gradient of nothing but rounding: not under Lion.
+const std::string kLion =
+    "optimizer: {lion: {lr: 1e-3, weight_decay: 0.1}}, clip_norm: 1.0, groups: [{of: vectors, "
+    "optimizer: {adamw: {lr: 3e-3, eps: 1e-6}}}]";
 
 const std::string kNarrow =
     "optimizer: {adamw: {lr: 3e-3, eps: 1e-6, states: [bf16, f32]}}, ema: {decay: 0.9}";
@@ -67,7 +71,7 @@ bool has_models() { return std::filesystem::exists(model_path("gpt-deep", "model
 TEST_P(Optimizers, TrainAsOnOneDevice) {
   if (!has_models()) GTEST_SKIP() << "no models in " << models_folder();
   const Case& c = GetParam();
-  for (const std::string& train : {kMuon, kAdafactor, kAveraged, kNarrow}) {
+  for (const std::string& train : {kMuon, kAdafactor, kLion, kAveraged, kNarrow}) {
     const bool wide = c.tp > 1;           // where sums differ by rounding
     if (wide && train == kNarrow) break;  // it has no states in f64
     const auto compiled = compile_case(c, train, wide);
