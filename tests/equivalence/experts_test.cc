@@ -71,7 +71,7 @@ struct Case {
   int microbatches = 1;
 };
 
-Result<Compiled> compile_case(const Case& of, const Folder& folder) {
+Result<Compiled> compile_case(const Case& of, const Folder& folder, const std::string& more = "") {
   CompileOptions options;
   options.model = folder.write("model.onnx", Experts(of.experts, of.top, of.of_inputs).bytes());
   std::string text = fmt::format(
@@ -80,6 +80,7 @@ Result<Compiled> compile_case(const Case& of, const Folder& folder) {
       "{}}}\n",
       of.mesh, of.microbatches);
   for (const char* shard : of.shards) text += fmt::format("  - shard: {{{}}}\n", shard);
+  text += more;
   options.strategy = folder.write("strategy.yaml", text);
   return compile(options);
 }
@@ -143,6 +144,24 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"one-row", 4, 1, true, "{a: 4, b: 2}", {kDownB, kLastB, kWidthB, kTokensA}, 4},
         Case{"more-ranks-than-experts", 3, 2, false, "{a: 2, b: 4}", {kUpZeros, kUpZerosB}}),
     [](const auto& info) { return jobs::identifier(info.param.name); });
+
+// Rows that are kept go with the choice of experts by which they were sent, whatever else is made
+// again.
+TEST(ExpertsAgain, KeptRowsGoWithTheirChoice) {
+  const Case samples{"again", 4, 2, false, "{a: 2}", {kUpA, kDownA, kSamplesA}};
+  std::set<int64_t> kept;
+  for (const int64_t bytes : {1400, 1800, 2200, 2600, 3000, 3400, 3800, 4600}) {
+    const Folder folder;
+    const auto compiled =
+        compile_case(samples, folder, fmt::format("  - recompute: {{budget: {}}}\n", bytes));
+    ASSERT_TRUE(compiled) << bytes << ": " << print_error(compiled.error());
+    kept.insert(compiled->set.roles[0].arena_bytes);
+    const jobs::Trained got = train_on_numbers(compiled->set, samples.name),
+                        want = train_on_numbers(*compiled->uncut, samples.name);
+    EXPECT_LT(jobs::largest_difference(got, want), 1e-12) << bytes;
+  }
+  EXPECT_GT(kept.size(), 2U);
+}
 
 // Whatever moves values along the other axis, or in other blocks, is found from the plans.
 TEST(ExpertsControl, OtherAxesAndOtherBlocksAreRefused) {

@@ -373,6 +373,25 @@ TEST(TokenChunks, EachRankHasItsTokensOfEachChunk) {
 }
 
 // All gradients of a stage are an S, of whichever chunk its terms are put together last.
+// The keys of all chunks of one sample look like those of several samples.
+TEST(TokenChunks, ARankMayHaveOneSample) {
+  NEED_MODEL("gpt");
+  const Folder folder;
+  CompileOptions options;
+  options.model = model_path("gpt-deep", "model.onnx");
+  options.strategy = folder.write("strategy.yaml",
+                                  "piper: 1\nmesh: {dp: 2}\ntrain: {global_batch: 8, optimizer: "
+                                  "{adafactor: {}}}\ndirectives:\n  - split: {dim: batch, into: "
+                                  "4}\n  - replicate: {over: dp, shard: [optimizer]}\n" +
+                                      kTwoChunks);
+  const Result<Compiled> compiled = compile(options);
+  ASSERT_TRUE(compiled) << print_error(compiled.error());
+  const Result<Trained> single = train(*compiled->single, "gpt-deep", 3),
+                        spread = train(compiled->set, "gpt-deep", 3);
+  ASSERT_TRUE(single && spread);
+  expect_equal_bits(*spread, *single, "single device");
+}
+
 TEST(TokenChunks, AStageHasOneS) {
   NEED_MODEL("gpt");
   const Result<Compiled> compiled =

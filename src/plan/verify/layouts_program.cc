@@ -114,7 +114,22 @@ class Walk {
       if (!one.lies.fits(blocks_of(one.type.shape, *dim, 1))) return std::nullopt;
       made.outside |= one.lies.outside, made.inside |= one.lies.inside;
     }
+    for (const Lies& reading : shown_[0].lies.readings())
+      made.add_reading(cut_before(reading, *dim));
     return made;
+  }
+  // Where a rank has one sample, tokens that are put together look like samples that are. So a cut
+  // of a dim before that dim is a reading, too. kUnknown: not of all operands.
+  Lies cut_before(Lies lies, size_t dim) const {
+    lies.dims &= (uint32_t{1} << dim) - 1;
+    for (const LaidOut& one : shown_) {
+      uint32_t dims = 0;
+      for (const Lies& its : one.lies.readings())
+        if (its.same_stretches(lies)) dims |= its.dims;
+      lies.dims &= dims;
+    }
+    if (lies.kind != Lies::kCut || lies.dims == 0) lies.kind = Lies::kUnknown;
+    return renewed(std::move(lies));
   }
 
   // After a dim of one element has moved, an axis that was outside may be inside, so both are

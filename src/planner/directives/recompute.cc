@@ -182,6 +182,17 @@ class Recomputer {
     PIPER_ASSIGN(const double seconds, costs_.seconds(graph_, node, kinds));
     return seconds / bytes;
   }
+  // Returns whether the op makes integers of floats, as the choice of experts does. What is looked
+  // up by them may be kept, and goes with the same choice alone.
+  bool chooses(const Node& node) const {
+    const auto is_float = [&](ValueId id) {
+      return id.valid() && info(graph_.value(id).type.dtype).is_float;
+    };
+    return std::ranges::any_of(node.inputs, is_float) &&
+           std::ranges::any_of(node.outputs, [&](ValueId id) {
+             return id.valid() && !is_float(id) && graph_.value(id).type.dtype != DType::kBool;
+           });
+  }
   // Allows more and more ops to be repeated, the cheapest first, until what is left to keep fits.
   Status fit(size_t g) {
     const Recompute& recompute = recomputes_[groups_[g].directive];
@@ -192,7 +203,7 @@ class Recomputer {
     if (costs_.devices()) kinds = costs_.kinds_at(costs_.place_of(graph_, groups_[g].tags));
     std::vector<std::pair<double, size_t>> ops;
     for (size_t i = 0; i < count_; ++i) {
-      if (with->group[i] != static_cast<int32_t>(g)) continue;
+      if (with->group[i] != static_cast<int32_t>(g) || chooses(graph_.nodes[i])) continue;
       PIPER_ASSIGN(const double each, price_of(graph_.nodes[i], kinds));
       ops.emplace_back(each, i);
     }
