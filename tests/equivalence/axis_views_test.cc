@@ -94,6 +94,11 @@ std::vector<Case> cases() {
       {"classes_behind_the_end", "vit-hf", "{dp: 4}",
        "  - replicate: {over: dp, shard: [optimizer]}\n"
        "  - shard: {match: \"**/classifier/*\", dim: 0, over: dp, pad: true}\n"},
+      {"padded_heads_in_a_ring", "gpt-deep", "{tp: 3, cp: 4}",
+       "  - shard: {match: \"**/qkv/*\", dim: 0, over: tp, pad: true}\n"
+       "  - shard: {input: \"*\", dim: 1, over: cp}\n"
+       "  - shard: {match: \"**\", dim: none, over: cp}\n"
+       "  - shard: {attention: \"**\", by: ring, over: cp}\n"},
       {"experts_over_replicas", "moe-gshard", "{dp: 4}",
        "  - replicate: {over: dp, shard: [optimizer]}\n"
        "  - shard: {match: [\"**/w_in\", \"**/w_out\"], dim: 0, over: dp}\n"},

@@ -267,10 +267,18 @@ class Padding {
           skipped && !(has_letter && std::count(nonzero.begin(), nonzero.end(), o));
       if (is_none || (!skipped && makes_zeros(node, loops, place.letter, o))) continue;
       if (!has_letter) return refuse(node, node.inputs[0], mark);
-      if (graph_.value(node.outputs[o]).type.dtype != DType::kBool)
+      if (graph_.value(node.outputs[o]).type.dtype != DType::kBool && !is_merged(node.outputs[o]))
         found_.nonzero.insert(node.outputs[o].value);
     }
     return ok_status();
+  }
+
+  // Returns whether only merges of partial attentions read it. They weigh zeros, whatever the
+  // weights, and what they give gets zeros.
+  bool is_merged(ValueId id) {
+    const std::vector<NodeId>& by = readers_[id.index()];
+    return !by.empty() &&
+           std::ranges::all_of(by, [&](NodeId reader) { return loops_at(reader).rule.merges; });
   }
 
   // Others are drawn as if there were no zeros.
@@ -293,7 +301,9 @@ class Padding {
       if (!node.inputs[i].valid()) continue;
       const Value& value = graph_.value(node.inputs[i]);
       const bool has_letter = occurrences(loops.input(i), letter) > 0;
-      const bool is_number = value.type.dtype != DType::kBool;
+      const bool tells_place = std::ranges::any_of(
+          loops.rule.firsts, [&](const auto& first) { return std::cmp_equal(first.second, i); });
+      const bool is_number = value.type.dtype != DType::kBool && !tells_place;
       numbers += is_number, reads += has_letter;
       if (is_number && (has_letter || is_zero(value))) zeros.push_back(static_cast<int>(i));
     }
