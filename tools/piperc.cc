@@ -170,12 +170,12 @@ Status make_all(const Flags& flags, const Compiled& compiled) {
   const WriteOptions options{flags.force};
   if (flags.tolerate > 0)
     return write_tolerant(flags.compile, compiled, flags.tolerate, flags.output, flags.force);
+  const SetWithOracles last = with_oracles(compiled);
   if (stages.empty())
-    return write_plan_set(compiled.set, compiled.single ? &*compiled.single : nullptr,
-                          compiled.uncut ? &*compiled.uncut : nullptr, flags.output, options);
+    return write_plan_set(*last.set, last.single, last.uncut, flags.output, options);
   std::vector<SetWithOracles> sets;
   for (const Compiled& stage : stages) sets.push_back(with_oracles(stage));
-  sets.push_back(with_oracles(compiled));
+  sets.push_back(last);
   return write_stages(sets, first_steps_of(compiled), flags.output, options);
 }
 

@@ -36,6 +36,19 @@ class CudaJob : public testing::Test {
         PIPER_BINARY_DIR, PIPER_SOURCE_DIR, folder_.path()));
     ASSERT_EQ(code, 0) << output;
   }
+  // Puts plans for several ranks in the place of those for one. `more`: of the strategy, behind its
+  // optimizer.
+  void compile_ranks(const char* strategy, const std::string& more, const char* flags) {
+    std::ofstream(at("ranks.yaml")) << fmt::format(
+        "piper: 1\ninclude: {}/strategies/{}.yaml\ntrain:\n  global_batch: 24\n"
+        "  optimizer: {{adamw: {{lr: 1e-2}}}}\n{}",
+        PIPER_SOURCE_DIR, strategy, more);
+    const auto [code, output] = run_shell(
+        fmt::format("{0}/bin/piperc {1}/tests/data/mlp.onnx {2}/ranks.yaml {3} --target cuda -o "
+                    "{2}/plans --force 2>&1",
+                    PIPER_BINARY_DIR, PIPER_SOURCE_DIR, folder_.path(), flags));
+    ASSERT_EQ(code, 0) << output;
+  }
   std::string at(const char* name) const { return std::string(folder_.path()) + "/" + name; }
   // Its exit code and what it said on both outputs.
   std::pair<int, std::string> train(const std::string& variables, const std::string& flags,
@@ -170,16 +183,8 @@ struct Parallel {
 class CudaRanks : public CudaJob, public testing::WithParamInterface<Parallel> {};
 
 TEST_P(CudaRanks, TrainWhatOneTrains) {
-  std::ofstream(at("ranks.yaml")) << fmt::format(
-      "piper: 1\ninclude: {}/strategies/{}.yaml\ntrain:\n  global_batch: 24\n"
-      "  optimizer: {{adamw: {{lr: 1e-2}}}}\n  clip_norm: 1.0\n{}",
-      PIPER_SOURCE_DIR, GetParam().strategy, GetParam().directives);
-  const auto [code, output] =
-      run_shell(fmt::format("{0}/bin/piperc {1}/tests/data/mlp.onnx {2}/ranks.yaml {3} --target "
-                            "cuda -o {2}/plans --force "
-                            "2>&1",
-                            PIPER_BINARY_DIR, PIPER_SOURCE_DIR, folder_.path(), GetParam().flags));
-  ASSERT_EQ(code, 0) << output;
+  const std::string more = std::string("  clip_norm: 1.0\n") + GetParam().directives;
+  ASSERT_NO_FATAL_FAILURE(compile_ranks(GetParam().strategy, more, GetParam().flags));
   for (int seed = 1; seed <= 3; ++seed) {
     const std::string said =
         on_device(fmt::format("FAKE_CUDA_SEED={} FAKE_CUDA_CHECK={}", seed, seed == 1),
@@ -206,15 +211,8 @@ INSTANTIATE_TEST_SUITE_P(
 // Ranks with a device each copy from each other's, whether the devices reach each other or not, and
 // whether their memory is mapped or not.
 TEST_F(CudaJob, RanksOnSeveralDevicesTrainWhatOneTrains) {
-  std::ofstream(at("ranks.yaml")) << fmt::format(
-      "piper: 1\ninclude: {}/strategies/1f1b.yaml\ntrain:\n  global_batch: 24\n"
-      "  optimizer: {{adamw: {{lr: 1e-2}}}}\n  clip_norm: 1.0\n",
-      PIPER_SOURCE_DIR);
-  const auto [code, output] = run_shell(
-      fmt::format("{0}/bin/piperc {1}/tests/data/mlp.onnx {2}/ranks.yaml -D stages=2 -D dp=2 "
-                  "-D microbatches=3 --target cuda -o {2}/plans --force 2>&1",
-                  PIPER_BINARY_DIR, PIPER_SOURCE_DIR, folder_.path()));
-  ASSERT_EQ(code, 0) << output;
+  ASSERT_NO_FATAL_FAILURE(
+      compile_ranks("1f1b", "  clip_norm: 1.0\n", "-D stages=2 -D dp=2 -D microbatches=3"));
   for (const char* variables :
        {"FAKE_CUDA_PEERS=1", "FAKE_CUDA_PEERS=0", "FAKE_CUDA_PEERS=1 PIPER_CUDA_WITHOUT=vmm",
         "FAKE_CUDA_PEERS=0 PIPER_CUDA_WITHOUT=vmm"}) {
@@ -229,15 +227,7 @@ TEST_F(CudaJob, RanksOnSeveralDevicesTrainWhatOneTrains) {
 // A device that takes longer than others is named, by the times of some steps, which train the same
 // bits; and a step's MFU is of what NVIDIA publishes of the device.
 TEST_F(CudaJob, SlowDevicesAreNamed) {
-  std::ofstream(at("ranks.yaml")) << fmt::format(
-      "piper: 1\ninclude: {}/strategies/ddp.yaml\ntrain:\n  global_batch: 24\n"
-      "  optimizer: {{adamw: {{lr: 1e-2}}}}\n",
-      PIPER_SOURCE_DIR);
-  const auto [code, output] = run_shell(
-      fmt::format("{0}/bin/piperc {1}/tests/data/mlp.onnx {2}/ranks.yaml -D dp=2 --target cuda "
-                  "-o {2}/plans --force --no-oracles 2>&1",
-                  PIPER_BINARY_DIR, PIPER_SOURCE_DIR, folder_.path()));
-  ASSERT_EQ(code, 0) << output;
+  ASSERT_NO_FATAL_FAILURE(compile_ranks("ddp", "", "-D dp=2 --no-oracles"));
   const auto run = [&](const char* slow, const std::string& flags) {
     const std::string metrics = at("metrics.jsonl");
     std::filesystem::remove(metrics);

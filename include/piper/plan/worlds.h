@@ -34,10 +34,10 @@ struct PlanFolder {
 // Returns what the indices of the folder say, of which nothing is believed. What has none is kOne,
 // whatever else it is.
 Result<PlanFolder> read_plan_folder(const std::string& directory);
-// The last part of a set's directory: "world-8", "stage-0".
+// Returns the last part of a set's directory: "world-8", "stage-0".
 std::string name_in_folder(const PlanFolder::Set& set);
 
-// A set with those for one device that it is compared with, which may be null.
+// Views a plan set and the oracles for one device that it is compared with, which may be null.
 struct SetWithOracles {
   const PlanSet* set = nullptr;
   const PlanSet* single = nullptr;

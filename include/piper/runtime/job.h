@@ -214,8 +214,8 @@ struct RunOptions {
   std::vector<std::string> evaluation;
   int64_t evaluation_batches = 0;
   bool evaluate_only = false;  // trains nothing
-  // What is evaluated are the averages of parameters, not themselves: those that ranks hold, or
-  // with evaluate_only those that the checkpoint has.
+  // Evaluations take the averages of parameters in their place: those that ranks hold, or with
+  // evaluate_only those that the checkpoint has.
   bool evaluate_averages = false;
   std::string save, metrics, trace, profile;
   std::string out;         // a folder for strategy, metrics, TensorBoard's events and checkpoints

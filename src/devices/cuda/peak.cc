@@ -10,13 +10,13 @@ namespace {
 
 using namespace cuda;  // NOLINT: this room's own
 
-// FLOPs of a multiprocessor in a cycle. Tensor cores of 16 and 64 bits: "NVIDIA A100 Tensor Core
-// GPU Architecture" (2020), table 1 (312, 19.5 TFLOPS by 108 at 1.41 GHz); "NVIDIA H100 Tensor Core
-// GPU Architecture" (2022), table 1 (989.4 by 132 at 1.83 GHz, 66.9 at 1.98 GHz); "NVIDIA Blackwell
-// Architecture Technical Brief" (2024, 2.25 PFLOPS by 148 at 1.85 GHz). f32 is not rounded to TF32,
-// so it has the rate of multiply-adds in the CUDA C++ Programming Guide's table "Throughput of
-// Native Arithmetic Instructions". Capabilities 8.6 and 8.9 are not here: products of one have
-// twice the rate of others.
+// Holds FLOPs of a multiprocessor in a cycle. Tensor cores of 16 and 64 bits: "NVIDIA A100 Tensor
+// Core GPU Architecture" (2020), table 1 (312, 19.5 TFLOPS by 108 at 1.41 GHz); "NVIDIA H100 Tensor
+// Core GPU Architecture" (2022), table 1 (989.4 by 132 at 1.83 GHz, 66.9 at 1.98 GHz); "NVIDIA
+// Blackwell Architecture Technical Brief" (2024, 2.25 PFLOPS by 148 at 1.85 GHz). f32 is not
+// rounded to TF32, so it has the rate of multiply-adds in the CUDA C++ Programming Guide's table
+// "Throughput of Native Arithmetic Instructions". Capabilities 8.6 and 8.9 are not here: products
+// of one have twice the rate of others.
 struct PeakRow {
   int major, minor;
   double half, single, double_;  // 0: not published

@@ -84,7 +84,7 @@ bool take_stages(const WorldsJson& json, const std::string& directory, PlanFolde
   return !out.sets.empty();
 }
 
-// One kind of folder with several sets.
+// Describes one kind of folder with several sets.
 struct KindOfFolder {
   const char* file;
   std::string_view prefix;

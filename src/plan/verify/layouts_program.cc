@@ -118,8 +118,9 @@ class Walk {
       made.add_reading(cut_before(reading, *dim));
     return made;
   }
-  // Where a rank has one sample, tokens that are put together look like samples that are. So a cut
-  // of a dim before that dim is a reading, too. kUnknown: not of all operands.
+  // Returns the reading in which a dim before `dim` is the cut one: if a rank has one sample,
+  // tokens that are put together look like samples that are. kUnknown: it is not one of all
+  // operands.
   Lies cut_before(Lies lies, size_t dim) const {
     lies.dims &= (uint32_t{1} << dim) - 1;
     for (const LaidOut& one : shown_) {

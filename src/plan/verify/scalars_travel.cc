@@ -8,7 +8,7 @@ namespace piper {
 using enum NumberKind;
 
 void StepScalars::put(Spot place, int32_t buffer, Number number) {
-  // A gradient in a value of its own, as one that is cast, is what is made of it.
+  // What is made of a gradient, as by a cast, has a value of its own and counts as a direction.
   if (number.kind == kGradient) number.kind = kDirection;
   const bool is_number = number.kind != kNone;
   NumberKind& kind = kinds_[place.cell][buffer];

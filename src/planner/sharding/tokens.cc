@@ -114,8 +114,8 @@ class TokenCutter {
     }
     return any_keys ? other : nullptr;
   }
-  // What works on no share, as a cast of a weight or the factor of the loss, is in each share that
-  // reads it, so that none waits for another.
+  // Ops that work on no share, such as the cast of a weight, are copied into each share that reads
+  // what they make, so that no share waits for another.
   Result<Graph> copied_into_shares(Graph graph) const {
     const int tag = graph.tag_index(cut_.name);
     const auto all_readers = readers(graph);

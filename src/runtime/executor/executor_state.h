@@ -160,7 +160,7 @@ struct Executor::State {
   const std::vector<Report>& reports_of(const BoundSection& section) const {
     return &section == &evaluation ? role->evaluation_reports : role->reports;
   }
-  // On an asynchronous backend: the body of this step is queued op by op, between events.
+  // Returns whether an asynchronous backend gets the body of this step op by op, between events.
   bool is_timed(int64_t step) const {
     const int64_t every = source.trace_steps > 0 ? 1 : source.time_every;
     return queues.times[0].begin >= 0 && every > 0 && (step + 1) % every == 0;

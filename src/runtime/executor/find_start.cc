@@ -38,7 +38,7 @@ Result<CheckpointReader> open_verified(Storage& storage, const std::string& fold
   return reader;
 }
 
-// The result of verifying a checkpoint, which ranks share while they do so.
+// Holds the result of verifying a checkpoint, which ranks share while they do so.
 struct Verdict {
   uint64_t digest = 0;  // of what it says of itself; 0: not known
   bool is_busy = false, is_bad = false;

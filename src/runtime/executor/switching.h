@@ -29,13 +29,13 @@ class Switching : public StateSource {
   std::string print(int64_t step) const;
 
  private:
-  // Memory that is not filled before it is written.
+  // Owns memory that is not filled before it is written.
   struct HostBytes {
     std::shared_ptr<std::byte[]> data;
     int64_t size = 0;
     static HostBytes of(int64_t size);
   };
-  // A state as a rank has held it, on the host, and where its elements are there.
+  // Holds a copy on the host of a state that a rank holds, and says where its elements are there.
   struct HeldState {
     int64_t size = 0;             // of an element
     std::vector<Held::Run> runs;  // ascending in the whole
